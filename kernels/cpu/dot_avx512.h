@@ -1,0 +1,51 @@
+/* What the AVX-512 levels share: `vpdpbusd` adds to each lane four products of unsigned and signed bytes. */
+#include <immintrin.h>
+
+#define TILE_ROWS 16
+#define BLOCK_TOKENS 12
+#define GEMM_TILES 2 /* of BLOCK_TOKENS tokens: 24 sums stay in registers */
+#define MAX_TILES 4 /* of fewer */
+
+INLINE __m512i four_of(const void *x) {
+    int32_t four;
+    memcpy(&four, x, sizeof four);
+    return _mm512_set1_epi32(four);
+}
+
+/*
+ * acc[token · acc_pitch + row] = Σ codes · x for `tokens` tokens and `tiles` neighbouring tiles, both constants; tiles of
+ * one group of columns are `pitch` bytes from those of the next. Codes have `bits` bits, 2 or 4; x holds four activations
+ * of each token for each plane. A plane is shifted down once and used by every token.
+ */
+INLINE void plane_tiles(
+    const uint8_t *w, int64_t pitch, const int tiles, int64_t groups, const int32_t *x, const int tokens, int32_t *acc,
+    const int acc_pitch, const int bits) {
+    const __m512i mask = _mm512_set1_epi8((char)((1 << bits) - 1));
+    __m512i sum[MAX_TILES][BLOCK_TOKENS];
+    for (int t = 0; t < tiles; t++)
+        for (int m = 0; m < tokens; m++) sum[t][m] = _mm512_setzero_si512();
+    for (int64_t g = 0; g < groups; g++, w += pitch) {
+        __m512i codes[MAX_TILES];
+        for (int t = 0; t < tiles; t++) {
+            codes[t] = _mm512_loadu_si512(w + 64 * t);
+            _mm_prefetch(w + 64 * t + 16384, _MM_HINT_T1);
+        }
+        for (int p = 0; p < 8 / bits; p++, x += tokens) {
+            __m512i plane[MAX_TILES];
+            for (int t = 0; t < tiles; t++) plane[t] = _mm512_and_si512(_mm512_srli_epi32(codes[t], bits * p), mask);
+            for (int m = 0; m < tokens; m++) {
+                const __m512i y = four_of(x + m);
+                for (int t = 0; t < tiles; t++) sum[t][m] = _mm512_dpbusd_epi32(sum[t][m], plane[t], y);
+            }
+        }
+    }
+    for (int t = 0; t < tiles; t++)
+        for (int m = 0; m < tokens; m++) _mm512_storeu_si512(acc + m * acc_pitch + 16 * t, sum[t][m]);
+}
+
+/* What the arithmetic gives at best, for probe.h. */
+#define PEAK_PATHS 16
+#define PEAK_PRODUCTS 64
+#define PEAK_REGISTER "+v"
+typedef __m512i peak_t;
+INLINE peak_t peak_step(peak_t sum) { return _mm512_dpbusd_epi32(sum, _mm512_set1_epi8(2), _mm512_set1_epi8(3)); }

@@ -1,0 +1,71 @@
+/* Which levels this processor and operating system run. */
+#include "level.h"
+
+#include <string.h>
+
+#if defined(__x86_64__)
+#include <cpuid.h>
+
+static unsigned word(unsigned leaf, unsigned subleaf, int which) {
+    unsigned out[4] = {0};
+    if (!__get_cpuid_count(leaf, subleaf, &out[0], &out[1], &out[2], &out[3])) return 0;
+    return out[which];
+}
+
+/* Registers that the operating system saves, as XCR0 tells; none where it does not use XSAVE. */
+static unsigned saved_registers(void) {
+    if (!(word(1, 0, 2) & bit_OSXSAVE)) return 0;
+    unsigned low, high;
+    __asm__ volatile("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
+    return low;
+}
+
+static bool has_avx2(void) {
+    const unsigned leaf1 = bit_FMA | bit_F16C | bit_AVX, leaf7 = bit_AVX2 | bit_BMI | bit_BMI2;
+    const bool registers = (saved_registers() & 0x06) == 0x06; /* xmm, ymm */
+    return registers && (word(1, 0, 2) & leaf1) == leaf1 && (word(7, 0, 1) & leaf7) == leaf7;
+}
+
+static bool has_avx512(void) {
+    const unsigned ebx = bit_AVX512F | bit_AVX512BW | bit_AVX512VL | bit_AVX512DQ | bit_AVX512CD;
+    const bool registers = (saved_registers() & 0xe6) == 0xe6; /* and mask registers, zmm */
+    return has_avx2() && registers && (word(7, 0, 1) & ebx) == ebx && (word(7, 0, 2) & bit_AVX512VNNI);
+}
+
+bool level_runs(const level_t *level) {
+    if (level == &level_vbmi_avx512) return has_avx512() && (word(7, 0, 2) & bit_AVX512VBMI);
+    if (level == &level_avx512) return has_avx512();
+    if (level == &level_vnni_avx2) return has_avx2() && (word(7, 1, 0) & 1u << 4);
+    if (level == &level_avx2) return has_avx2();
+    return level == &level_scalar;
+}
+
+#elif defined(__aarch64__)
+
+#if defined(__linux__)
+#include <sys/auxv.h>
+static bool has_dot_product(void) { return getauxval(AT_HWCAP) & 1u << 20; } /* HWCAP_ASIMDDP */
+#elif defined(__APPLE__)
+#include <sys/sysctl.h>
+static bool has_dot_product(void) {
+    int value = 0;
+    size_t size = sizeof value;
+    return sysctlbyname("hw.optional.arm.FEAT_DotProd", &value, &size, NULL, 0) == 0 && value;
+}
+#elif defined(_WIN32)
+#define WIN32_LEAN_AND_MEAN
+#include <windows.h>
+static bool has_dot_product(void) { return IsProcessorFeaturePresent(43); } /* PF_ARM_V82_DP_INSTRUCTIONS_AVAILABLE */
+#else
+static bool has_dot_product(void) { return false; }
+#endif
+
+bool level_runs(const level_t *level) {
+    return level == &level_scalar || (level == &level_neon && has_dot_product());
+}
+
+#else
+
+bool level_runs(const level_t *level) { return level == &level_scalar; }
+
+#endif

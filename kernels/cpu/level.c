@@ -1,0 +1,69 @@
+/*
+ * Every operation, for the instruction set this file is compiled with. LEVEL names it (build.toml); one file an operation.
+ */
+#include "level.h"
+#include "vec.h"
+
+#define JOIN_(a, b) a##b
+#define JOIN(a, b) JOIN_(a, b)
+#define TEXT_(a) #a
+#define TEXT(a) TEXT_(a)
+
+#if defined(__AVX512VBMI__)
+#define DEVICE "avx512"
+#include "tile_vbmi.h"
+#elif defined(__AVX512VNNI__)
+#define DEVICE "avx512"
+#include "tile_avx512.h"
+#elif defined(__AVX2__)
+#define DEVICE "avx2"
+#include "tile_avx2.h"
+#elif defined(__ARM_FEATURE_DOTPROD)
+#define DEVICE "neon"
+#include "tile_neon.h"
+#else
+#define DEVICE "scalar"
+#include "tile_portable.h"
+#endif
+
+#include "attention.h"
+#include "dense_matmul.h"
+#include "embed.h"
+#include "glu_norm_quant.h"
+#include "head_sample.h"
+#include "norm_quant.h"
+#include "norm_rows.h"
+#include "probe.h"
+#include "quantize.h"
+#include "rope_append.h"
+#include "sample.h"
+#include "ternary_matmul.h"
+
+#define OPERATION(name, need) {#name "_" TEXT(LEVEL), name, need, NULL}
+#define STREAMING(name) {#name "_" TEXT(LEVEL), name, name##_need, name##_begins}
+
+const level_t JOIN(level_, LEVEL) = {
+    .name = TEXT(LEVEL),
+    .device = DEVICE,
+    .packed_bytes = packed_bytes,
+    .pack = pack,
+    .head_bytes = head_bytes,
+    .head_pack_scratch = head_pack_scratch,
+    .head_pack = head_pack,
+    .probe_read = probe_read,
+    .probe_int8 = probe_int8,
+    .operations =
+        {
+            [OP_EMBED] = OPERATION(embed, NULL),
+            [OP_NORM_QUANT] = OPERATION(norm_quant, norm_quant_need),
+            [OP_TERNARY_MATMUL] = STREAMING(ternary_matmul),
+            [OP_ROPE_APPEND] = OPERATION(rope_append, NULL),
+            [OP_ATTENTION] = OPERATION(attention, attention_need),
+            [OP_GLU_NORM_QUANT] = OPERATION(glu_norm_quant, glu_norm_quant_need),
+            [OP_NORM_ROWS] = OPERATION(norm_rows, NULL),
+            [OP_DENSE_MATMUL] = OPERATION(dense_matmul, NULL),
+            [OP_SAMPLE] = OPERATION(sample, sample_need),
+            [OP_QUANTIZE] = OPERATION(quantize, quantize_need),
+            [OP_HEAD_SAMPLE] = STREAMING(head_sample),
+        },
+};

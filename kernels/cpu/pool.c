@@ -1,0 +1,195 @@
+/*
+ * Threads wait by spinning for some microseconds, since the next job or barrier mostly comes at once, and then park, so
+ * that an idle or oversubscribed machine loses nothing to them. After a fork the child has none of the threads: the pool
+ * notices by the process id and starts its own.
+ */
+#include "pool.h"
+
+#include <stdlib.h>
+
+#define SPINS 1500 /* some tens of microseconds: longer than a barrier takes, shorter than a time slice */
+#define CACHE_LINE 128 /* two lines, as x86 prefetches them in pairs */
+
+/* What is taken of a thread's share: 16 bits of the phase it belongs to, then 24 bits each of items taken from the back
+ * and from the front. Counts of an earlier phase count as none, so nothing has to be reset. */
+typedef struct {
+    _Alignas(CACHE_LINE) _Atomic uint64_t taken;
+} share_t;
+
+struct pool {
+    _Alignas(CACHE_LINE) atomic_uint jobs; /* changes when there is a job */
+    job_t job;
+    void *argument;
+    bool stop;
+    _Alignas(CACHE_LINE) atomic_uint phase; /* changes when the last thread reaches a barrier */
+    _Alignas(CACHE_LINE) atomic_int arrived;
+    _Alignas(CACHE_LINE) atomic_int parked;
+    mutex_t park;
+    condition_t unpark;
+    mutex_t running;
+    process_id_t process; /* whose threads these are; 0 before the first job */
+    int wanted, threads;
+    thread_t *handles;
+    share_t *shares;
+    struct member {
+        struct pool *pool;
+        int thread;
+        unsigned seen;
+    } *members;
+};
+
+/* Wait until `*word` is no longer `old`. */
+static void wait_change(pool_t *pool, atomic_uint *word, unsigned old, stretch_t *soon) {
+    for (int spin = 0; spin < SPINS;) {
+        if (atomic_load_explicit(word, memory_order_acquire) != old) return;
+        if (soon && soon->next < soon->end) {
+            __builtin_prefetch(soon->next, 0, 2);
+            soon->next += 64;
+        } else {
+            cpu_relax();
+            spin++;
+        }
+    }
+    mutex_lock(&pool->park);
+    atomic_fetch_add(&pool->parked, 1);
+    while (atomic_load(word) == old) condition_wait(&pool->unpark, &pool->park);
+    atomic_fetch_sub(&pool->parked, 1);
+    mutex_unlock(&pool->park);
+}
+
+/* Change `*word` and wake those who parked over it. The order of store and load, here and above, loses no one. */
+static void change(pool_t *pool, atomic_uint *word) {
+    atomic_fetch_add(word, 1);
+    if (atomic_load(&pool->parked) == 0) return;
+    mutex_lock(&pool->park);
+    condition_wake_all(&pool->unpark);
+    mutex_unlock(&pool->park);
+}
+
+static void work(void *raw) {
+    struct member *member = raw;
+    pool_t *pool = member->pool;
+    for (;;) {
+        wait_change(pool, &pool->jobs, member->seen, NULL);
+        member->seen = atomic_load(&pool->jobs);
+        if (pool->stop) return;
+        pool->job(pool->argument, member->thread);
+        pool_barrier(pool);
+    }
+}
+
+static void start(pool_t *pool) {
+    mutex_init(&pool->park);
+    condition_init(&pool->unpark);
+    atomic_store(&pool->parked, 0);
+    atomic_store(&pool->arrived, 0);
+    pool->process = process_id();
+    pool->threads = 1;
+    unsigned seen = atomic_load(&pool->jobs);
+    for (int i = 1; i < pool->wanted; i++) {
+        pool->members[i] = (struct member){pool, i, seen};
+        if (!thread_start(&pool->handles[i], work, &pool->members[i])) break; /* fewer threads are slower, not wrong */
+        pool->threads = i + 1;
+    }
+}
+
+static void release(pool_t *pool) {
+    free(pool->handles);
+    free(pool->members);
+    if (pool->shares) pages_free(pool->shares, (size_t)pool->wanted * sizeof *pool->shares);
+    pages_free(pool, sizeof *pool);
+}
+
+pool_t *pool_new(int threads) {
+    pool_t *pool = pages_alloc(sizeof *pool);
+    if (!pool) return NULL;
+    pool->wanted = threads;
+    pool->threads = threads;
+    pool->handles = calloc((size_t)threads, sizeof *pool->handles);
+    pool->members = calloc((size_t)threads, sizeof *pool->members);
+    pool->shares = pages_alloc((size_t)threads * sizeof *pool->shares);
+    mutex_init(&pool->running);
+    if (pool->handles && pool->members && pool->shares) return pool;
+    release(pool);
+    return NULL;
+}
+
+void pool_delete(pool_t *pool) {
+    if (pool->process == process_id()) { /* not in a forked child, which has no such threads to join */
+        pool->stop = true;
+        change(pool, &pool->jobs);
+        for (int i = 1; i < pool->threads; i++) thread_join(pool->handles[i]);
+    }
+    release(pool);
+}
+
+void pool_run(pool_t *pool, job_t job, void *argument) {
+    /* A thread of the parent may have held the lock at the fork; the child starts with a new one. */
+    if (pool->process && pool->process != process_id()) mutex_init(&pool->running);
+    mutex_lock(&pool->running);
+    if (pool->process != process_id()) start(pool);
+    pool->job = job;
+    pool->argument = argument;
+    if (pool->threads > 1) change(pool, &pool->jobs);
+    job(argument, 0);
+    pool_barrier(pool);
+    mutex_unlock(&pool->running);
+}
+
+int pool_threads(const pool_t *pool) { return pool->threads; }
+
+void pool_barrier(pool_t *pool) { pool_barrier_fetching(pool, NULL); }
+
+void pool_barrier_fetching(pool_t *pool, stretch_t *soon) {
+    unsigned phase = atomic_load(&pool->phase);
+    if (pool->threads == 1) {
+        atomic_store_explicit(&pool->phase, phase + 1, memory_order_relaxed);
+        return;
+    }
+    if (atomic_fetch_add(&pool->arrived, 1) == pool->threads - 1) {
+        atomic_store_explicit(&pool->arrived, 0, memory_order_relaxed);
+        change(pool, &pool->phase);
+    } else {
+        wait_change(pool, &pool->phase, phase, soon);
+    }
+}
+
+/* Take an item of a share of `size`, or -1. Finding none leaves the phase in the word of one's own share: so no word is
+ * ever 65,536 phases old, when it would be mistaken for this one's. */
+static int64_t take(share_t *share, uint64_t phase, int64_t size, bool back) {
+    uint64_t old = atomic_load_explicit(&share->taken, memory_order_relaxed);
+    for (;;) {
+        const uint64_t now = old >> 48 == phase ? old : phase << 48;
+        const int64_t from_front = now & 0xffffff, from_back = now >> 24 & 0xffffff;
+        const bool none = from_front + from_back >= size;
+        if (none && (back || now == old)) return -1;
+        const uint64_t then = none ? now : now + (back ? (uint64_t)1 << 24 : 1);
+        if (!atomic_compare_exchange_weak_explicit(
+                &share->taken, &old, then, memory_order_relaxed, memory_order_relaxed))
+            continue;
+        if (none) return -1;
+        return back ? size - 1 - from_back : from_front;
+    }
+}
+
+int64_t pool_share(const pool_t *pool, int thread, int64_t total) {
+    return (total * thread + pool->threads - 1) / pool->threads;
+}
+
+int64_t pool_take(pool_t *pool, int thread, int64_t total) {
+    const int threads = pool->threads;
+    const uint64_t phase = atomic_load_explicit(&pool->phase, memory_order_relaxed) & 0xffff;
+    int64_t begin = pool_share(pool, thread, total), size = pool_share(pool, thread + 1, total) - begin;
+    int64_t item = take(&pool->shares[thread], phase, size, false);
+    if (item >= 0) return begin + item;
+    if (total <= threads) return -1; /* an item each at most: nothing to help with */
+    /* Of many threads, ask some near and some far, not all. */
+    for (int step = 1; step < threads; step += 1 + step / 4) {
+        const int other = (thread + step) % threads;
+        begin = pool_share(pool, other, total);
+        size = pool_share(pool, other + 1, total) - begin;
+        item = take(&pool->shares[other], phase, size, true);
+        if (item >= 0) return begin + item;
+    }
+    return -1;
+}

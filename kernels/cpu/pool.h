@@ -1,0 +1,43 @@
+/* A team of threads that runs one job at a time: every thread enters it, and they meet at barriers inside. */
+#ifndef BN_POOL_H
+#define BN_POOL_H
+
+#include <stdatomic.h>
+
+#include "platform.h"
+
+typedef struct pool pool_t;
+typedef void (*job_t)(void *argument, int thread);
+
+/* Threads are started by the first run, not here. NULL without memory. */
+pool_t *pool_new(int threads);
+void pool_delete(pool_t *pool);
+
+/* Run `job(argument, thread)` on each thread, the caller being thread 0, and return when all are done. Callers queue. */
+void pool_run(pool_t *pool, job_t job, void *argument);
+
+/* Threads of the running job. */
+int pool_threads(const pool_t *pool);
+
+/* Inside a job: wait until every thread is here. What they wrote before is seen by all after it. */
+void pool_barrier(pool_t *pool);
+
+/* Memory that a thread will read soon. */
+typedef struct {
+    const uint8_t *next, *end;
+} stretch_t;
+
+/* The same, and fetch a stretch into the cache while waiting; `next` moves on. */
+void pool_barrier_fetching(pool_t *pool, stretch_t *soon);
+
+/*
+ * Inside a job: one of the items 0 … total - 1, each handed out once between two barriers, or -1 when there is none left.
+ * A thread walks its own share front to back, as prefetching likes it, and then helps others with the ends of theirs, so
+ * that one held up by something else does not hold up the rest. Each call until the barrier names the same total.
+ */
+int64_t pool_take(pool_t *pool, int thread, int64_t total);
+
+/* The first item of a thread's share. */
+int64_t pool_share(const pool_t *pool, int thread, int64_t total);
+
+#endif

@@ -1,0 +1,164 @@
+/*
+ * A compiled program, as bitnet/core/cpu/native.py builds it (its ctypes structures mirror these, field by field).
+ *
+ * Rows of a matrix begin on a multiple of 64 bytes; the padding between `columns` and `stride` is zero and stays so.
+ */
+#ifndef BN_PROGRAM_H
+#define BN_PROGRAM_H
+
+#include <stdint.h>
+
+typedef struct {
+    void *data;
+    int32_t columns, stride; /* in elements */
+} matrix_t;
+
+enum op_kind {
+    OP_EMBED,
+    OP_NORM_QUANT,
+    OP_TERNARY_MATMUL,
+    OP_ROPE_APPEND,
+    OP_ATTENTION,
+    OP_GLU_NORM_QUANT,
+    OP_NORM_ROWS,
+    OP_DENSE_MATMUL,
+    OP_SAMPLE,
+    OP_QUANTIZE,
+    OP_HEAD_SAMPLE,
+    OP_KINDS
+};
+
+typedef struct {
+    const void *table; /* [V, D] */
+    int32_t half, pad;
+    matrix_t out;
+} embed_op_t;
+
+typedef struct {
+    matrix_t x;
+    const float *weight; /* or NULL */
+    float eps;
+    int32_t pad;
+    matrix_t out;
+    float *scale;
+} norm_quant_op_t;
+
+/* One of the matrices stacked along N, repacked by the level's `pack`. */
+typedef struct {
+    const uint8_t *codes;
+    int32_t rows;
+    float scale;
+} ternary_part_t;
+
+typedef struct {
+    matrix_t x;
+    const float *scale;
+    const ternary_part_t *parts;
+    int32_t part_count, add;
+    matrix_t out;
+} ternary_matmul_op_t;
+
+/* One layer of the cache. Keys stand transposed, so that a vector is one element of neighbouring positions:
+ * k[block][kv head][element][position], v[block][kv head][position][element], with the strides of kv_t. */
+typedef struct {
+    void *k, *v;
+} kv_layer_t;
+
+typedef struct {
+    matrix_t qkv;
+    kv_layer_t layer;
+    const float *cosine, *sine; /* [positions, head_dim / 2] */
+    int32_t heads, kv_heads, head_dim, interleaved;
+} rope_append_op_t;
+
+typedef struct {
+    matrix_t qkv, out;
+    kv_layer_t layer;
+    int32_t heads, kv_heads, head_dim, pad;
+} attention_op_t;
+
+typedef struct {
+    matrix_t gate_up;
+    const float *weight; /* or NULL */
+    float eps;
+    int32_t silu; /* else squared ReLU */
+    matrix_t out;
+    float *scale;
+} glu_norm_quant_op_t;
+
+typedef struct {
+    matrix_t x;
+    const float *weight;
+    float eps;
+    int32_t pad;
+    matrix_t out;
+} norm_rows_op_t;
+
+typedef struct {
+    matrix_t x;
+    const void *weight; /* [N, K] */
+    int32_t half, pad;
+    matrix_t out;
+} dense_matmul_op_t;
+
+typedef struct {
+    matrix_t logits;
+    int32_t *out;
+} sample_op_t;
+
+typedef struct {
+    matrix_t x;
+    int32_t rows, pad;
+    matrix_t codes;
+    float *scale;
+} quantize_op_t;
+
+/* A dense_matmul and the sample that takes its logits, in one: head_layout.h describes the compact weights. */
+typedef struct {
+    const struct op *dense, *sample;
+    const uint8_t *codes;
+    const float *step, *chunk_step, *column, *offset; /* [N], [N / 64], [K], [K] */
+} head_sample_op_t;
+
+typedef struct op {
+    int32_t kind, pad;
+    union {
+        embed_op_t embed;
+        norm_quant_op_t norm_quant;
+        ternary_matmul_op_t ternary_matmul;
+        rope_append_op_t rope_append;
+        attention_op_t attention;
+        glu_norm_quant_op_t glu_norm_quant;
+        norm_rows_op_t norm_rows;
+        dense_matmul_op_t dense_matmul;
+        sample_op_t sample;
+        quantize_op_t quantize;
+        head_sample_op_t head_sample;
+    };
+} op_t;
+
+/* Strides of the cache, in elements: of a position among keys and of an element row among values. */
+typedef struct {
+    int32_t half, block_size, k_stride, v_stride;
+} kv_t;
+
+typedef struct {
+    int32_t max_tokens, max_seqs, max_rows, max_blocks;
+} limits_t;
+
+/* Word offsets in the step buffer: bitnet.core.hal.step.StepLayout. */
+typedef struct {
+    int32_t words;
+    int32_t tokens, token_seq, seq_begin, seq_len, rows;
+    int32_t temperature, top_k, top_p, min_p, seed_lo, seed_hi, block_table;
+} step_layout_t;
+
+typedef struct {
+    const op_t *ops;
+    int32_t op_count, pad;
+    kv_t kv;
+    limits_t limits;
+    step_layout_t step;
+} program_t;
+
+#endif

@@ -1,0 +1,63 @@
+/* rope_append: rotary embedding of q, in place, and of k; k and v into the paged cache. */
+
+/* One head: from[d] rotated to to[d], which may be the same. */
+static void rotate(const float *from, float *to, const float *cosine, const float *sine, int d, int interleaved) {
+    const int half = d / 2;
+    if (interleaved) {
+        for (int i = 0; i < half; i++) {
+            float a = from[2 * i], b = from[2 * i + 1];
+            to[2 * i] = a * cosine[i] - b * sine[i];
+            to[2 * i + 1] = b * cosine[i] + a * sine[i];
+        }
+        return;
+    }
+    for (int i = 0; i < half; i += VL) {
+        int n = half - i < VL ? half - i : VL;
+        vf a = v_load_part(from + i, n), b = v_load_part(from + half + i, n);
+        vf c = v_load_part(cosine + i, n), s = v_load_part(sine + i, n);
+        v_store_part(to + i, a * c - b * s, n);
+        v_store_part(to + half + i, b * c + a * s, n);
+    }
+}
+
+/* to[i · stride] = from[i] in the cache's type. */
+static void append(const kv_t *kv, void *cache, int64_t at, int64_t stride, const float *from, int d) {
+    for (int i = 0; i < d; i += VL) {
+        const int n = d - i < VL ? d - i : VL;
+        const vf a = v_load_part(from + i, n);
+        if (kv->half) {
+            half_t *to = (half_t *)cache + at + i * stride;
+            const vs h = v_to_half(a);
+            if (stride == 1)
+                memcpy(to, &h, (size_t)n * sizeof *to);
+            else
+                for (int j = 0; j < n; j++) to[j * stride] = h[j];
+        } else {
+            float *to = (float *)cache + at + i * stride;
+            for (int j = 0; j < n; j++) to[j * stride] = a[j];
+        }
+    }
+}
+
+/* A key/value head and its query heads, of one token. */
+static void rope_append(run_t *run, const op_t *op, int thread) {
+    const rope_append_op_t *o = &op->rope_append;
+    const kv_t *kv = &run->program.kv;
+    const step_t *step = &run->step;
+    const int d = o->head_dim, ratio = o->heads / o->kv_heads;
+    const int64_t k_head = (int64_t)d * kv->k_stride, v_head = (int64_t)kv->block_size * kv->v_stride;
+    const int64_t items = (int64_t)step->tokens * o->kv_heads;
+    for (int64_t item; (item = pool_take(run->pool, thread, items)) >= 0;) {
+        const int32_t m = (int32_t)(item / o->kv_heads), g = (int32_t)(item % o->kv_heads);
+        const int32_t p = token_position(step, m);
+        const int32_t *table = step->block_table + (int64_t)step->token_seq[m] * run->program.limits.max_blocks;
+        const int64_t head = table[p / kv->block_size] * (int64_t)o->kv_heads + g, place = p % kv->block_size;
+        const float *cosine = o->cosine + (int64_t)p * (d / 2), *sine = o->sine + (int64_t)p * (d / 2);
+        float *row = (float *)o->qkv.data + (int64_t)m * o->qkv.stride;
+        for (int h = g * ratio; h < (g + 1) * ratio; h++) rotate(row + h * d, row + h * d, cosine, sine, d, o->interleaved);
+        float *k = row + (o->heads + g) * d, *v = k + o->kv_heads * d;
+        rotate(k, k, cosine, sine, d, o->interleaved);
+        append(kv, o->layer.k, head * k_head + place, kv->k_stride, k, d);
+        append(kv, o->layer.v, head * v_head + place * kv->v_stride, 1, v, d);
+    }
+}

@@ -1,0 +1,130 @@
+/*
+ * Ternary micro-kernels for AVX-512 with VNNI and VBMI: five weights a byte, 1.6 bits a weight.
+ *
+ * Which byte stands for which five digits t0 … t4 is chosen so that look-ups in 64 bytes (`vpermb`, one operation where
+ * `vpermi2b` takes three) take it apart. With u the upper and l the lower six bits of the byte,
+ *     t4 = FIFTH[u]    and    t0 + 4 t1 + 16 t2 + 64 t3 = UPPER[u] + LOWER[l] mod 256.
+ * Write a byte as (h, m, l): two bits, four bits, two bits. Where h and l are below 3, h is t4, l is t0, and m is one of 16
+ * of the 27 triples t1 t2 t3: 144 of the 243 combinations. h = 3 gives each m another triple and t4, and l = 3 makes of
+ * each m another triple and t0; a search over these choices found the remaining 99. `vpermb` looks at the lower six bits
+ * of an index only, so that neither l nor what a 16-bit shift leaves above u has to be masked off.
+ */
+#include "dot_avx512.h"
+
+#define GROUP_COLUMNS 20
+#define BASE 3
+#define PANEL_TILES 3
+
+static const _Alignas(64) uint8_t FIFTH[64] = {
+    0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1,
+    2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 1, 2, 1, 2, 0, 1, 2, 0, 0, 2, 0, 1, 2, 0, 1, 0,
+};
+static const _Alignas(64) uint8_t UPPER[64] = {
+    100, 68, 72, 84, 152, 104, 132, 88, 64, 144, 168, 4, 164, 0, 96, 24, 100, 68, 72, 84, 152, 104, 132, 88,
+    64, 144, 168, 4, 164, 0, 96, 24, 100, 68, 72, 84, 152, 104, 132, 88, 64, 144, 168, 4, 164, 0, 96, 24,
+    20, 20, 136, 36, 32, 32, 32, 20, 136, 136, 148, 148, 148, 36, 36, 80,
+};
+static const _Alignas(64) uint8_t LOWER[64] = {
+    0, 1, 2, 61, 0, 1, 2, 61, 0, 1, 2, 202, 0, 1, 2, 46, 0, 1, 2, 120, 0, 1, 2, 169, 0, 1, 2, 28, 0, 1, 2, 74,
+    0, 1, 2, 64, 0, 1, 2, 152, 0, 1, 2, 129, 0, 1, 2, 38, 0, 1, 2, 100, 0, 1, 2, 9, 0, 1, 2, 170, 0, 1, 2, 56,
+};
+
+/* The byte of each number t0 + 3 t1 + 9 t2 + 27 t3 + 81 t4, for packing. */
+typedef struct {
+    uint8_t byte[243];
+} encoding_t;
+
+INLINE encoding_t encoding(void) {
+    encoding_t made;
+    for (int byte = 0; byte < 256; byte++) {
+        const uint8_t four = (uint8_t)(UPPER[byte >> 2] + LOWER[byte & 63]);
+        int number = FIFTH[byte >> 2], valid = 1;
+        for (int i = 3; i >= 0; i--) {
+            valid &= (four >> 2 * i & 3) < 3;
+            number = 3 * number + (four >> 2 * i & 3);
+        }
+        if (valid) made.byte[number] = (uint8_t)byte;
+    }
+    return made;
+}
+
+INLINE uint32_t encode_lane(const encoding_t *made, uint32_t numbers) {
+    uint32_t lane = 0;
+    for (int j = 0; j < 4; j++) lane |= (uint32_t)made->byte[numbers >> 8 * j & 0xff] << 8 * j;
+    return lane;
+}
+
+typedef struct {
+    __m512i fifth, upper, lower;
+} tables_t;
+
+INLINE tables_t tables(void) {
+    return (tables_t){_mm512_load_si512(FIFTH), _mm512_load_si512(UPPER), _mm512_load_si512(LOWER)};
+}
+
+/* The first four digits of every byte, two bits each, and in *fifth the last. */
+INLINE __m512i digits_of(__m512i bytes, tables_t table, __m512i *fifth) {
+    const __m512i upper = _mm512_srli_epi16(bytes, 2);
+    *fifth = _mm512_permutexvar_epi8(upper, table.fifth);
+    return _mm512_add_epi8(_mm512_permutexvar_epi8(upper, table.upper), _mm512_permutexvar_epi8(bytes, table.lower));
+}
+
+/*
+ * acc[16 tiles] = Σ codes · x over a panel, for one token; `tiles` is a constant.
+ *
+ * The four planes stay where they are in the byte, so each costs one mask and no shift: they weigh 1, 4, 16 and 64 and are
+ * summed apart. The greatest, 2 · 64 · 128 · K / 5 for K = 131,072, is below 2^29.
+ */
+INLINE void gemv_tiles(const uint8_t *w, const int tiles, int64_t groups, const int8_t *x, int32_t *acc) {
+    const tables_t table = tables();
+    __m512i sum[PANEL_TILES][4];
+    for (int t = 0; t < tiles; t++)
+        for (int p = 0; p < 4; p++) sum[t][p] = _mm512_setzero_si512();
+    for (int64_t g = 0; g < groups; g++, x += GROUP_COLUMNS) {
+        __m512i y[5];
+        for (int p = 0; p < 5; p++) y[p] = four_of(x + 4 * p);
+        for (int t = 0; t < tiles; t++, w += 64) {
+            __m512i fifth;
+            const __m512i digits = digits_of(_mm512_loadu_si512(w), table, &fifth);
+            _mm_prefetch(w + 8192, _MM_HINT_T1);
+            for (int p = 0; p < 4; p++) {
+                const __m512i plane = _mm512_and_si512(digits, _mm512_set1_epi8((char)(3 << 2 * p)));
+                sum[t][p] = _mm512_dpbusd_epi32(sum[t][p], plane, y[p]);
+            }
+            sum[t][0] = _mm512_dpbusd_epi32(sum[t][0], fifth, y[4]);
+        }
+    }
+    for (int t = 0; t < tiles; t++) {
+        __m512i all = _mm512_add_epi32(sum[t][0], _mm512_srai_epi32(sum[t][1], 2));
+        all = _mm512_add_epi32(all, _mm512_srai_epi32(sum[t][2], 4));
+        _mm512_storeu_si512(acc + 16 * t, _mm512_add_epi32(all, _mm512_srai_epi32(sum[t][3], 6)));
+    }
+}
+
+/* As `plane_tiles`: every plane is brought down to 0, 1, 2 once, and used by all tokens. */
+INLINE void gemm_tiles(
+    const uint8_t *w, int64_t pitch, const int tiles, int64_t groups, const int32_t *x, const int tokens, int32_t *acc) {
+    const __m512i mask = _mm512_set1_epi8(3);
+    const tables_t table = tables();
+    __m512i sum[GEMM_TILES][BLOCK_TOKENS];
+    for (int t = 0; t < tiles; t++)
+        for (int m = 0; m < tokens; m++) sum[t][m] = _mm512_setzero_si512();
+    for (int64_t g = 0; g < groups; g++, w += pitch) {
+        __m512i digits[GEMM_TILES], fifth[GEMM_TILES];
+        for (int t = 0; t < tiles; t++) {
+            digits[t] = digits_of(_mm512_loadu_si512(w + 64 * t), table, &fifth[t]);
+            _mm_prefetch(w + 64 * t + 8192, _MM_HINT_T1);
+        }
+        for (int p = 0; p < 5; p++, x += tokens) {
+            __m512i plane[GEMM_TILES];
+            for (int t = 0; t < tiles; t++)
+                plane[t] = p == 4 ? fifth[t] : _mm512_and_si512(_mm512_srli_epi32(digits[t], 2 * p), mask);
+            for (int m = 0; m < tokens; m++) {
+                const __m512i y = four_of(x + m);
+                for (int t = 0; t < tiles; t++) sum[t][m] = _mm512_dpbusd_epi32(sum[t][m], plane[t], y);
+            }
+        }
+    }
+    for (int t = 0; t < tiles; t++)
+        for (int m = 0; m < tokens; m++) _mm512_storeu_si512(acc + m * PANEL_TILES * TILE_ROWS + 16 * t, sum[t][m]);
+}
