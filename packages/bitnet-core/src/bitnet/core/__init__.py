@@ -1,0 +1,90 @@
+"""Run 1.58-bit language models on whatever processor this machine has.
+
+::
+
+    from bitnet.core import load_model
+
+    with load_model() as model:
+        print(model.generate("What is 17 + 25?").text)
+
+Names are imported when they are first used: ``import bitnet.core`` alone opens no driver and starts no thread.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from bitnet.core.api import CompletionStream, Model, load_model
+    from bitnet.core.arrays import Quantized, TernaryMatrix, quantize, ternary_matmul
+    from bitnet.core.engine import Chunk, Completion
+    from bitnet.core.errors import (
+        BitNetError,
+        ContextFullError,
+        DeviceError,
+        DeviceLostError,
+        DeviceUnavailableError,
+        InvalidInputError,
+        KernelCompileError,
+        ModelFileError,
+        OutOfMemoryError,
+        ReceiptError,
+    )
+    from bitnet.core.registry import BackendReport, list_devices
+    from bitnet.core.select import Selection, select_device
+
+    __version__: str
+
+__all__ = [
+    "BackendReport",
+    "BitNetError",
+    "Chunk",
+    "Completion",
+    "CompletionStream",
+    "ContextFullError",
+    "DeviceError",
+    "DeviceLostError",
+    "DeviceUnavailableError",
+    "InvalidInputError",
+    "KernelCompileError",
+    "Model",
+    "ModelFileError",
+    "OutOfMemoryError",
+    "Quantized",
+    "ReceiptError",
+    "Selection",
+    "TernaryMatrix",
+    "__version__",
+    "list_devices",
+    "load_model",
+    "quantize",
+    "select_device",
+    "ternary_matmul",
+]
+
+_HOMES = {
+    "api": ("CompletionStream", "Model", "load_model"),
+    "arrays": ("Quantized", "TernaryMatrix", "quantize", "ternary_matmul"),
+    "engine": ("Chunk", "Completion"),
+    "registry": ("BackendReport", "list_devices"),
+    "select": ("Selection", "select_device"),
+}
+_MODULE_OF = {name: module for module, names in _HOMES.items() for name in names}
+
+
+def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        from bitnet.core.system import core_version
+
+        value: Any = core_version()
+    elif name in __all__:
+        value = getattr(import_module(f"bitnet.core.{_MODULE_OF.get(name, 'errors')}"), name)
+    else:
+        raise AttributeError(f"module 'bitnet.core' has no attribute {name!r}")
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

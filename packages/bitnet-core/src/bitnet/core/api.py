@@ -1,0 +1,354 @@
+"""The Python API: load a model and generate with it.
+
+::
+
+    from bitnet.core import load_model
+
+    with load_model() as model:                     # the demo model, on the best device there is
+        print(model.generate("What is 17 + 25?").text)
+        for chunk in model.chat_stream([{"role": "user", "content": "Tell me a story."}]):
+            print(chunk.text, end="", flush=True)
+"""
+
+from __future__ import annotations
+
+import os
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from bitnet.core.engine import Chunk, Completion, Engine, GenerationOptions
+from bitnet.core.engine.perplexity import Perplexity, running_perplexity
+from bitnet.core.engine.setup import STEP_TOKENS, open_engine
+from bitnet.core.engine.worker import Ticket, Worker
+from bitnet.core.errors import InvalidInputError
+from bitnet.core.hal import Device, DeviceInfo, Executable
+from bitnet.core.model.default import default_model_path
+from bitnet.core.model.file import ModelFile, open_model
+from bitnet.core.model.program import kv_bytes
+from bitnet.core.select import Selection, select_device
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from bitnet.core.chat import ChatTemplate
+    from bitnet.core.engine.options import OptionArguments
+    from bitnet.core.gguf.ternary import I2SLayout
+    from bitnet.core.model.config import ModelConfig
+    from bitnet.core.model.program import KVDtype
+    from bitnet.core.tokenizer import Tokenizer
+
+Messages = Sequence[Mapping[str, str]]
+"""A conversation: ``{"role": "user", "content": "…"}``, oldest first."""
+
+
+def load_model(
+    path: str | Path | None = None,
+    *,
+    device: str | Device | None = None,
+    context: int | None = None,
+    kv_dtype: KVDtype = "f16",
+    max_seqs: int = 8,
+    step_tokens: int = STEP_TOKENS,
+    threads: int | None = None,
+    i2s_layout: I2SLayout = "official",
+) -> Model:
+    """Load a GGUF model onto a device.
+
+    Args:
+        path: The file; None: the demo model that comes with bitnet.
+        device: ``auto``, ``gpu``, a backend (``cuda``), a device (``cuda:0``, ``cpu:avx2``); None: ``BITNET_DEVICE``,
+            else the best there is. Or an open device, which stays open when the model is closed.
+        context: Tokens a prompt and its continuation may have together; None: the model's own, at most 4096.
+        kv_dtype: Type of the KV cache.
+        max_seqs: Generations that run at the same time; more wait their turn. The cache holds a full context for
+            each if a quarter of the device's free memory allows it.
+        step_tokens: Tokens that a step computes together at most; a longer prompt takes several steps.
+        threads: CPU threads, where ``device`` is not open yet; None: ``BITNET_THREADS``, else one a physical core.
+        i2s_layout: How the file's I2_S tensors are laid out (``bitnet inspect`` tells).
+
+    Raises:
+        ModelFileError: The file is not a model bitnet can run.
+        DeviceUnavailableError: The device cannot be had.
+        OutOfMemoryError, DeviceError: The model does not fit the device, or the device failed.
+        InvalidInputError: An argument is out of its range.
+    """
+    file = open_model(default_model_path() if path is None else path, i2s_layout=i2s_layout)
+    selection = None
+    if device is None or isinstance(device, str):
+        selection = select_device(device)
+        with _thread_count(threads):
+            opened = selection.open()
+    else:
+        opened = device
+    try:
+        engine, executable = open_engine(
+            file, opened, context=context, kv_dtype=kv_dtype, max_seqs=max_seqs, step_tokens=step_tokens
+        )
+    except BaseException:
+        if selection is not None:
+            opened.close()
+        raise
+    return Model(file, opened, engine, executable, selection)
+
+
+class Model:
+    """A model on a device; :func:`load_model` makes one. Its methods may be called from many threads.
+
+    Calls made at the same time run as one batch. A call that is interrupted, or a stream that is closed or dropped,
+    ends its generation. After a device has failed, every call raises the error it failed with.
+
+    Attributes:
+        config: Shape of the model.
+        tokenizer: Text to token ids and back.
+        chat_template: How conversations are written for this model; None where it has none.
+        path: The model file.
+        context: Tokens a prompt and its continuation may have together.
+        selection: How the device was chosen; None where it was given open.
+    """
+
+    def __init__(
+        self, file: ModelFile, device: Device, engine: Engine, executable: Executable, selection: Selection | None
+    ) -> None:
+        self._file, self._device, self._executable = file, device, executable
+        self._worker = Worker(engine)
+        self.selection = selection
+        self.context = engine.context
+        # Also runs when the model is dropped, and at exit: the thread must be gone before the interpreter is.
+        owned = device if selection is not None else None
+        self._finalizer = weakref.finalize(self, _close, self._worker, executable, owned)
+
+    @property
+    def config(self) -> ModelConfig:
+        return self._file.config
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        return self._file.tokenizer
+
+    @property
+    def chat_template(self) -> ChatTemplate | None:
+        return self._file.chat_template
+
+    @property
+    def path(self) -> Path:
+        return self._file.path
+
+    @property
+    def device(self) -> DeviceInfo:
+        return self._device.info
+
+    @property
+    def cache_bytes(self) -> int:
+        """Bytes of the KV cache; a device whose memory is the host's commits them as they are used."""
+        return kv_bytes(self._worker.engine.kv)
+
+    @property
+    def weight_bytes(self) -> int | None:
+        """Bytes of weights that the device reads in a decode step; None where it does not tell."""
+        return getattr(self._executable, "weight_bytes", None)
+
+    @property
+    def position_bytes(self) -> int:
+        """Bytes of the KV cache that a position takes, and that a decode step reads of each it attends to."""
+        kv = self._worker.engine.kv
+        return self.cache_bytes // (kv.num_blocks * kv.block_size)
+
+    @property
+    def kernels(self) -> tuple[str, ...]:
+        """Names of the kernels launched so far, as the device recorded them."""
+        return self._executable.kernels
+
+    def generate(self, prompt: str | Sequence[int], **options: Unpack[OptionArguments]) -> Completion:
+        """Continue a prompt.
+
+        Args:
+            prompt: Text, in which special tokens are recognised, or token ids, taken as they are.
+            options: As :class:`~bitnet.core.engine.GenerationOptions` has them: ``max_tokens``, ``temperature``, ….
+
+        Raises:
+            ContextFullError: The prompt leaves no room for a token.
+            InvalidInputError: The prompt is empty, or an option is out of its range.
+            DeviceError: The device failed.
+        """
+        return self._complete([self._submit(self._tokens(prompt), options)])[0]
+
+    def stream(self, prompt: str | Sequence[int], **options: Unpack[OptionArguments]) -> CompletionStream:
+        """Continue a prompt, chunk by chunk; arguments and errors as for :meth:`generate`."""
+        return CompletionStream(self, self._submit(self._tokens(prompt), options))
+
+    def chat(self, messages: Messages, **options: Unpack[OptionArguments]) -> Completion:
+        """The model's answer to a conversation; arguments and errors as for :meth:`generate`.
+
+        Raises:
+            InvalidInputError: The model has no chat template, or the template refuses the messages.
+        """
+        return self._complete([self._submit(self._render(messages), options)])[0]
+
+    def chat_stream(self, messages: Messages, **options: Unpack[OptionArguments]) -> CompletionStream:
+        """The model's answer to a conversation, chunk by chunk; errors as for :meth:`chat`."""
+        return CompletionStream(self, self._submit(self._render(messages), options))
+
+    def generate_batch(
+        self, prompts: Sequence[str | Sequence[int]], *, n: int = 1, **options: Unpack[OptionArguments]
+    ) -> list[Completion]:
+        """``n`` continuations of each prompt, ``max_seqs`` of them at a time: those of the first prompt, then the next.
+
+        Each is what :meth:`generate` would give; of several for one prompt, the first has the seed that was given.
+        """
+        return self._complete([self._submit(self._tokens(prompt), options, n) for prompt in prompts])
+
+    def score(self, text: str | Sequence[int], *, start: int = 1) -> npt.NDArray[np.float64]:
+        """Natural log-probabilities of the tokens from index ``start`` on, each given all before it.
+
+        Returns:
+            ``float64[len(tokens) - start]``.
+
+        Raises:
+            ContextFullError: There are more tokens than the context holds.
+            InvalidInputError: ``start`` is not in ``1 … len(tokens) - 1``, or a token is not in the vocabulary.
+        """
+        return self._score(self._tokens(text), start)
+
+    def perplexity(self, text: str | Sequence[int], *, context: int = 512) -> Iterator[Perplexity]:
+        """The perplexity of a text after each chunk of ``context`` tokens; the last one is the result.
+
+        Raises:
+            ContextFullError: ``context`` is longer than the model's.
+            InvalidInputError: The text is shorter than one chunk.
+        """
+        tokens = self._tokens(text)
+        bos = tokens[0] if tokens and tokens[0] == self.tokenizer.bos_id else None
+        return running_perplexity(self._score, tokens, context=context, bos=bos)
+
+    def receipt(self, completion: Completion) -> dict[str, Any]:
+        """What computed a completion of this model, for :func:`bitnet.core.receipt.write`; hashes the model's file."""
+        from bitnet.core import receipt
+
+        return receipt.build(
+            file=self._file,
+            device=self.device,
+            selection=self.selection,
+            kernels=self.kernels,
+            completion=completion,
+        )
+
+    def close(self) -> None:
+        """End all that runs and free the device. Closing twice is allowed."""
+        self._finalizer()
+
+    def __enter__(self) -> Model:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _tokens(self, prompt: str | Sequence[int]) -> list[int]:
+        if isinstance(prompt, str):
+            return self.tokenizer.encode(prompt, add_special=True, parse_special=True)
+        return [int(token) for token in prompt]
+
+    def _render(self, messages: Messages) -> list[int]:
+        template = self.chat_template
+        if template is None:
+            raise InvalidInputError(
+                f"{self.config.name} has no chat template.", hint="Write the prompt yourself and call generate()."
+            )
+        text = template.render(messages, add_generation_prompt=True)
+        return self.tokenizer.encode(text, add_special=False, parse_special=True)
+
+    def _submit(self, tokens: Sequence[int], options: Mapping[str, Any], n: int = 1) -> Ticket:
+        return self._worker.submit(self._worker.engine.prepare(tokens, GenerationOptions(**options), n))
+
+    def _score(self, tokens: Sequence[int], start: int) -> npt.NDArray[np.float64]:
+        ticket = self._worker.submit([self._worker.engine.prepare_score(tokens, start)])
+        try:
+            (update,) = ticket
+        finally:
+            ticket.cancel()
+        assert isinstance(update.result, np.ndarray)
+        return update.result
+
+    @staticmethod
+    def _complete(tickets: Sequence[Ticket]) -> list[Completion]:
+        """The completions of tickets, in order; all are cancelled where waiting for one is cut short."""
+        done: list[Completion] = []
+        try:
+            for ticket in tickets:
+                found = {u.sequence: u.result for u in ticket if isinstance(u.result, Completion)}
+                done += [found[number] for number in sorted(found)]
+        finally:
+            for ticket in tickets:
+                ticket.cancel()
+        return done
+
+
+class CompletionStream(Iterator[Chunk]):
+    """Chunks of one generation, as they come. Closing or dropping it ends the generation.
+
+    Attributes:
+        completion: The whole result, once the last chunk has been taken, or the stream was closed.
+    """
+
+    def __init__(self, model: Model, ticket: Ticket) -> None:
+        self._model = model  # which would be closed if nobody held it
+        self._ticket = ticket
+        self._updates = iter(ticket)
+        self.completion: Completion | None = None
+
+    def __next__(self) -> Chunk:
+        update = next(self._updates)
+        if isinstance(update.result, Completion):
+            self.completion = update.result
+        assert update.chunk is not None
+        return update.chunk
+
+    def close(self) -> None:
+        """End the generation where it is; ``completion`` then holds what there is of it."""
+        self._ticket.cancel()
+        self._updates = iter(self._ticket)  # an interrupt while waiting has ended the one before
+        for _ in self:
+            pass
+
+    def __enter__(self) -> CompletionStream:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        self._ticket.cancel()
+
+
+@contextmanager
+def _thread_count(threads: int | None) -> Iterator[None]:
+    """Set ``BITNET_THREADS``, which a CPU device reads when it is opened, for as long as that takes."""
+    if threads is None:
+        yield
+        return
+    before = os.environ.get("BITNET_THREADS")
+    os.environ["BITNET_THREADS"] = str(threads)
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["BITNET_THREADS"]
+        else:
+            os.environ["BITNET_THREADS"] = before
+
+
+def _close(worker: Worker, executable: Executable, device: Device | None) -> None:
+    worker.close()
+    executable.close()
+    if device is not None:
+        device.close()

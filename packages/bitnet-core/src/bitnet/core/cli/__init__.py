@@ -1,0 +1,75 @@
+"""The ``bitnet`` command.
+
+``bitnet --help`` imports every module here, so each imports what it works with inside its functions.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+
+import click
+from click.shell_completion import shell_complete
+
+from bitnet.core.cli.app import cli
+from bitnet.core.cli.completion import COMPLETE_VAR
+from bitnet.core.errors import BitNetError
+
+__all__ = ["main"]
+
+
+INTERRUPTED = 130
+OUTPUT_CLOSED = 141
+
+
+def main(args: Sequence[str] | None = None) -> int:
+    """Run the command line; returns the exit status, explained in ``bitnet --help``."""
+    _use_utf8()
+    try:
+        if instruction := os.environ.get(COMPLETE_VAR):
+            return shell_complete(cli, {}, "bitnet", COMPLETE_VAR, instruction)
+        with cli.make_context("bitnet", list(sys.argv[1:] if args is None else args)) as ctx:
+            cli.invoke(ctx)
+        sys.stdout.flush()
+        return 0
+    except click.exceptions.Exit as done:
+        return done.exit_code
+    except BitNetError as error:
+        return _fail(error.message.partition("\n")[0], error.hint, error.exit_code)
+    except click.UsageError as error:
+        path = error.ctx.command_path if error.ctx is not None else "bitnet"
+        return _fail(error.format_message(), f"Try '{path} --help'.", error.exit_code)
+    except (click.Abort, KeyboardInterrupt):
+        click.echo(err=True)
+        return INTERRUPTED
+    except OSError as error:
+        if error.errno == errno.EPIPE:
+            # Whoever read our output has gone, and the interpreter would complain when it flushes at its end.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return OUTPUT_CLOSED
+        where = "" if error.filename is None else f"{error.filename}: "
+        return _fail(f"{where}{error.strerror or error}", None, 1)
+    except Exception as error:
+        return _fail(f"{type(error).__name__}: {error}", "This is a bug; BITNET_LOG=debug shows where it is.", 1)
+
+
+def _fail(message: str, hint: str | None, status: int) -> int:
+    """One line on stderr, and the traceback before it where the log level asks for everything."""
+    if os.environ.get("BITNET_LOG", "").lower() == "debug":
+        traceback.print_exc()
+    text = message if message.endswith((".", "!", "?")) else f"{message}."
+    if hint:
+        text += f" {hint}"
+    click.echo(f"bitnet: error: {' '.join(text.splitlines())}", err=True)
+    return status
+
+
+def _use_utf8() -> None:
+    """Models write in every script: do not let a terminal's or a pipe's narrow encoding end the answer."""
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            encoding = stream.encoding if "PYTHONIOENCODING" in os.environ else "utf-8"
+            stream.reconfigure(encoding=encoding, errors="replace")

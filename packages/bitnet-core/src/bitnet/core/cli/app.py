@@ -1,0 +1,83 @@
+"""The group of commands, and what ``bitnet --help`` says beside their names."""
+
+from __future__ import annotations
+
+import click
+
+from bitnet.core import log
+from bitnet.core.cli.bench import bench
+from bitnet.core.cli.cache import cache
+from bitnet.core.cli.chat import chat
+from bitnet.core.cli.completion import completion
+from bitnet.core.cli.convert import convert
+from bitnet.core.cli.devices import devices
+from bitnet.core.cli.evaluate import evaluate, perplexity
+from bitnet.core.cli.inspect import inspect
+from bitnet.core.cli.receipt import receipt
+from bitnet.core.cli.run import run
+from bitnet.core.env import VARIABLES
+
+EXIT_CODES = {
+    0: "done",
+    1: "any other error",
+    2: "wrong use: an option, an argument or an input that does not fit",
+    3: "the device that was asked for cannot be had",
+    4: "a model file cannot be read",
+    5: "a device failed while it was in use",
+    6: "a receipt does not hold",
+    130: "interrupted (Ctrl-C)",
+    141: "the reader of the output went away",
+}
+
+
+class Commands(click.Group):
+    """Commands in the order given; the help ends in environment variables and exit codes."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(self.commands)
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Environment"):
+            formatter.write_dl([(f"{v.name}={v.values}", v.meaning) for v in VARIABLES], col_max=20)
+        with formatter.section("Exit codes"):
+            formatter.write_dl([(str(code), meaning) for code, meaning in EXIT_CODES.items()])
+
+
+def _print_version(ctx: click.Context, param: click.Parameter, value: bool) -> None:
+    if value:
+        from bitnet.core import __version__
+
+        click.echo(f"bitnet {__version__}")
+        ctx.exit()
+
+
+@click.group(cls=Commands, invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]})
+@click.option("--version", is_flag=True, expose_value=False, is_eager=True, callback=_print_version, help="Show it.")
+@click.pass_context
+def cli(ctx: click.Context) -> None:
+    """Run 1.58-bit language models on whatever processor this machine has.
+
+    \b
+    bitnet run "What is 17 + 25?"
+    bitnet chat -m model.gguf
+    bitnet devices
+    """
+    log.setup()
+    if ctx.invoked_subcommand is None:
+        click.echo(ctx.get_help())
+
+
+for _command in (
+    run,
+    chat,
+    devices,
+    bench,
+    inspect,
+    convert,
+    perplexity,
+    evaluate,
+    receipt,
+    cache,
+    completion,
+):
+    cli.add_command(_command)

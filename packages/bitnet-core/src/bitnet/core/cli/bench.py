@@ -1,0 +1,215 @@
+"""``bitnet bench``: how fast a model is here, and how fast this machine could be."""
+
+from __future__ import annotations
+
+import os
+from contextlib import closing
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from bitnet.core.cli.console import print_json, progress, scaled, size
+from bitnet.core.cli.options import (
+    THREADS_DEFAULT,
+    device_option,
+    i2s_layout_option,
+    json_option,
+    kv_dtype_option,
+    load,
+    model_file_option,
+    strict_option,
+    verbose_option,
+)
+
+if TYPE_CHECKING:
+    from bitnet.core.api import Model
+    from bitnet.core.bench import Limits, Measurement
+
+
+def _numbers(ctx: click.Context, param: click.Parameter, text: str | None) -> list[int]:
+    """``512`` or ``128,512``."""
+    try:
+        return [] if text is None else [int(part) for part in text.split(",")]
+    except ValueError:
+        raise click.BadParameter(f"{text!r} is no list of numbers such as 128,512.", ctx, param) from None
+
+
+@click.command()
+@model_file_option
+@click.option(
+    "-p",
+    "--n-prompt",
+    metavar="N,...",
+    callback=_numbers,
+    default="512",
+    show_default=True,
+    help="Prompt lengths to measure prefill with; 0: none.",
+)
+@click.option(
+    "-n",
+    "--n-gen",
+    metavar="N,...",
+    callback=_numbers,
+    default="128",
+    show_default=True,
+    help="Numbers of tokens to measure decode with; 0: none.",
+)
+@click.option(
+    "-d",
+    "--n-depth",
+    metavar="N,...",
+    callback=_numbers,
+    default="0",
+    show_default=True,
+    help="Tokens that are in the cache before.",
+)
+@click.option(
+    "-np",
+    "--parallel",
+    metavar="N,...",
+    callback=_numbers,
+    default="1",
+    show_default=True,
+    help="Sequences decoded at the same time.",
+)
+@click.option(
+    "-r",
+    "--repetitions",
+    metavar="N",
+    type=int,
+    default=5,
+    show_default=True,
+    help="Times each is measured, after one that does not count.",
+)
+@click.option(
+    "-b",
+    "--batch-size",
+    metavar="N",
+    type=int,
+    default=512,
+    show_default=True,
+    help="Tokens of a prompt that are computed together.",
+)
+@click.option(
+    "-t",
+    "--threads",
+    metavar="N,...",
+    callback=_numbers,
+    help=f"CPU threads.  {THREADS_DEFAULT}",
+)
+@click.option(
+    "--plot",
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    help="Draw what was measured, as PNG or SVG by the file's ending.",
+)
+@device_option
+@strict_option
+@kv_dtype_option
+@i2s_layout_option
+@verbose_option
+@json_option
+def bench(
+    model: Path | None,
+    device: str | None,
+    n_prompt: list[int],
+    n_gen: list[int],
+    n_depth: list[int],
+    parallel: list[int],
+    repetitions: int,
+    batch_size: int,
+    threads: list[int],
+    plot: Path | None,
+    as_json: bool,
+    **params: Any,
+) -> None:
+    """Measure prefill and decode in tokens per second.
+
+    On a CPU also what the machine could do with that number of threads, measured in the same run: how fast it reads
+    memory, which bounds decode, and how fast it multiplies int8, which bounds prefill.
+
+    \b
+    bitnet bench -m model.gguf
+    bitnet bench -m model.gguf -p 0 -n 64 -d 512,4096 -t 1,2
+    bitnet bench -m model.gguf --plot speed.svg
+    """
+    from bitnet.core import select_device
+    from bitnet.core.bench import Workload, device_limits, measure
+    from bitnet.core.cli.bench_plot import check_plot, write_plot
+
+    tests = [Workload("prefill", p, depth) for depth in n_depth for p in n_prompt if p]
+    tests += [Workload("decode", n, depth, s) for depth in n_depth for s in parallel for n in n_gen if n]
+    if not tests:
+        raise click.UsageError("there is nothing to measure: -p and -n are both 0.")
+    if plot is not None:
+        check_plot(plot)
+    context, most = max(test.context for test in tests), max(test.parallel for test in tests)
+    results: list[Measurement] = []
+    for count in threads or [0]:
+        if count:
+            os.environ["BITNET_THREADS"] = str(count)
+        with closing(select_device(device).open()) as opened:
+            limits = device_limits(opened)
+            sizes = {"context": context, "max_seqs": most, "step_tokens": batch_size}
+            with load({"model": model, **params}, device=opened, **sizes) as loaded:
+                if not as_json:
+                    click.echo(_header(loaded, limits))
+                for test in tests:
+                    with progress(test.name) as update:
+                        result = measure(loaded, test, repeats=repetitions, limits=limits, progress=update)
+                    results.append(result)
+                    if not as_json:
+                        click.echo(_line(result))
+                document = {"model": str(loaded.path), "name": loaded.config.name, "device": loaded.device.name}
+                title, device_title = _titles(loaded)
+    if as_json:
+        print_json({**document, "results": [_document(result) for result in results]})
+    if plot is not None:  # last: where it cannot be written, the numbers are not lost
+        write_plot(plot, title, device_title, results)
+
+
+def _titles(model: Model) -> tuple[str, str]:
+    """The model with its size, and the device."""
+    device = model.device
+    return f"{model.config.name} ({size(model.path.stat().st_size)})", f"{device.name}, {device.description}"
+
+
+def _header(model: Model, limits: Limits | None) -> str:
+    lines = [" on ".join(_titles(model))]
+    if limits is not None:
+        threads = f"{limits.threads} thread{'' if limits.threads == 1 else 's'}"
+        lines.append(f"{threads}: reads {size(limits.read)}/s, int8 products at {scaled(limits.int8)}MAC/s")
+    return "\n".join([*lines, f"{'test':<20}{'tokens/s':>10}  {'±':>8}   reached"])
+
+
+def _line(result: Measurement) -> str:
+    reached = []
+    if result.test.kind == "prefill":
+        reached.append(f"{scaled(result.int8)}MAC/s")
+        limit = "the int8 peak"
+    elif result.bytes_per_step is not None and result.read is not None:
+        reached += [f"{size(result.bytes_per_step)} a step", f"{size(result.read)}/s"]
+        limit = "the read bandwidth"
+    if result.fraction is not None:
+        reached.append("from the caches, not memory" if result.in_cache else f"{result.fraction:.1%} of {limit}")
+    return f"{result.test.name:<20}{result.mean:>10.2f}  {result.deviation:>8.2f}   {', '.join(reached)}"
+
+
+def _document(result: Measurement) -> dict[str, Any]:
+    test, limits = result.test, result.limits
+    return {
+        "test": test.name,
+        **asdict(test),
+        "threads": limits and limits.threads,
+        "samples": list(result.samples),
+        "tokens_per_second": result.mean,
+        "deviation": result.deviation,
+        "bytes_per_step": result.bytes_per_step,
+        "read_bytes_per_second": result.read,
+        "read_bandwidth": limits and limits.read,
+        "int8_products_per_second": result.int8,
+        "int8_peak": limits and limits.int8,
+        "fraction": result.fraction,
+    }

@@ -1,0 +1,150 @@
+"""``bitnet chat``: a conversation at the terminal."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from bitnet.core.cli.console import note
+from bitnet.core.cli.options import context_option, load, model_options, sampling, sampling_options, system_option
+from bitnet.core.cli.run import summary
+from bitnet.core.errors import ContextFullError, InvalidInputError
+
+if TYPE_CHECKING:
+    from bitnet.core.api import Model
+
+HELP = """\
+/help     this text
+/reset    begin a new conversation
+/exit     leave, as Ctrl-D does
+Ctrl-C stops an answer. A line that ends in \\ goes on in the next one."""
+
+
+@click.command()
+@system_option
+@model_options
+@context_option
+@sampling_options
+def chat(system: str | None, **params: Any) -> None:
+    """Talk with a model; /help in the conversation says how.
+
+    Where the context is full, the oldest exchange is forgotten, and the answer says so.
+    """
+    with load(params, max_seqs=1) as model:
+        if model.chat_template is None:
+            raise InvalidInputError(f"{model.config.name} has no chat template.", hint="Use 'bitnet run --raw'.")
+        conversation = Conversation(model, system, sampling(params))
+        with _history():
+            if sys.stdin.isatty():
+                note(f"{model.config.name} on {model.device.name}; /help for help.")
+            while (line := _ask()) is not None:
+                if line == "/exit":
+                    break
+                if line == "/help":
+                    note(HELP)
+                elif line == "/reset":
+                    conversation.reset()
+                elif line.startswith("/") and " " not in line:
+                    note(f"there is no {line}; /help lists what there is.")
+                elif line.strip():
+                    conversation.say(line)
+
+
+Exchange = list[dict[str, str]]
+"""A message and its answer."""
+
+
+class Conversation:
+    """What was said so far, kept short enough to leave a quarter of the context for the next answer."""
+
+    def __init__(self, model: Model, system: str | None, options: Any) -> None:
+        self._model, self._options = model, options
+        self._system = [] if system is None else [{"role": "system", "content": system}]
+        self._exchanges: list[Exchange] = []
+
+    def reset(self) -> None:
+        self._exchanges.clear()
+
+    def say(self, text: str) -> None:
+        """Print the answer to a message. An interrupt ends it, and what there is of it is kept."""
+        exchanges = [*self._exchanges, [{"role": "user", "content": text}]]
+        while len(exchanges) > 1 and self._length(exchanges) > self._model.context * 3 // 4:
+            del exchanges[0]
+        try:
+            stream = self._model.chat_stream(self._messages(exchanges), **self._options)
+        except ContextFullError as error:
+            note(str(error))
+            return
+        if forgotten := len(self._exchanges) + 1 - len(exchanges):
+            what = "your first message is" if forgotten == 1 else f"your first {forgotten} messages are"
+            note(f"[the context is full: {what} forgotten]")
+        self._exchanges = exchanges
+        with stream:
+            try:
+                for chunk in stream:
+                    sys.stdout.write(chunk.text)
+                    sys.stdout.flush()
+            except KeyboardInterrupt:
+                stream.close()
+        click.echo()
+        completion = stream.completion
+        assert completion is not None
+        self._exchanges[-1].append({"role": "assistant", "content": completion.text})
+        note(summary(self._model, completion))
+
+    def _messages(self, exchanges: list[Exchange]) -> list[dict[str, str]]:
+        return [*self._system, *(message for exchange in exchanges for message in exchange)]
+
+    def _length(self, exchanges: list[Exchange]) -> int:
+        template = self._model.chat_template
+        assert template is not None
+        prompt = template.render(self._messages(exchanges))
+        return len(self._model.tokenizer.encode(prompt, add_special=False, parse_special=True))
+
+
+def _ask() -> str | None:
+    """What the person typed; None at the end of the input."""
+    prompts = ("> ", "… ") if sys.stdin.isatty() and sys.stdout.isatty() else ("", "")
+    lines: list[str] = []
+    while True:
+        try:
+            line = input(prompts[bool(lines)])
+        except EOFError:
+            return "\n".join(lines) if lines else None
+        except KeyboardInterrupt:
+            note("\nCtrl-D or /exit leaves.")
+            lines.clear()
+            continue
+        lines.append(line.removesuffix("\\"))
+        if not line.endswith("\\"):
+            return "\n".join(lines)
+
+
+@contextmanager
+def _history() -> Iterator[None]:
+    """Line editing, and the lines of earlier conversations, where Python has readline and a person types."""
+    if not sys.stdin.isatty():
+        yield
+        return
+    try:
+        import readline
+    except ImportError:  # Windows, whose console edits lines itself
+        yield
+        return
+    from bitnet.core.cache import cache_folder
+
+    path = cache_folder() / "chat_history"
+    with suppress(OSError):
+        readline.read_history_file(path)
+    readline.set_history_length(1000)
+    try:
+        yield
+    finally:
+        with suppress(OSError):
+            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            path.touch(mode=0o600)
+            readline.write_history_file(path)

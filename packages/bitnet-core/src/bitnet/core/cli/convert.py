@@ -1,0 +1,34 @@
+"""``bitnet convert``: models of other formats to GGUF."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from bitnet.core.cli.console import progress, size
+from bitnet.core.cli.options import i2s_layout_option, verbose_option
+from bitnet.core.errors import InvalidInputError
+
+
+@click.command()
+@click.argument("source", type=click.Path(path_type=Path))
+@click.argument("target", type=click.Path(path_type=Path))
+@click.option("--force", is_flag=True, help="Replace TARGET where it is there already.")
+@i2s_layout_option
+@verbose_option
+def convert(source: Path, target: Path, force: bool, i2s_layout: str) -> None:
+    """Convert a model to a GGUF file with I2_S weights.
+
+    SOURCE is a folder from Hugging Face (packed or master weights), or a GGUF file with another ternary encoding.
+
+    \b
+    bitnet convert bitnet-b1.58-2B-4T/ 2b4t.gguf
+    """
+    from bitnet.core.model.convert import convert_model
+
+    if target.exists() and not force:
+        raise InvalidInputError(f"{target} is there already.", hint="Name another file, or give --force.")
+    with progress("converting") as update:
+        convert_model(source, target, i2s_layout=i2s_layout, progress=update)  # type: ignore[arg-type]
+    click.echo(f"{target}: {size(target.stat().st_size)}")

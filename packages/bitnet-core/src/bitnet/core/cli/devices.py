@@ -1,0 +1,150 @@
+"""``bitnet devices``: what is here, and whether it works, found out by running a kernel on each device."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from bitnet.core.cli.console import print_json, seconds, size
+from bitnet.core.cli.options import json_option, verbose_option
+from bitnet.core.errors import DeviceError, DeviceUnavailableError
+
+if TYPE_CHECKING:
+    from bitnet.core.hal import DeviceInfo
+    from bitnet.core.registry import BackendReport
+
+
+@click.command()
+@verbose_option
+@json_option
+def devices(as_json: bool) -> None:
+    """List every backend and device, and run a kernel on each.
+
+    A backend that cannot be used says why, and what to do about it. Each device multiplies a random ternary matrix and
+    must give exactly what numpy does. Ends with status 5 where one does not.
+    """
+    from bitnet.core.registry import list_devices
+    from bitnet.core.select import select_device
+
+    reports = list_devices()
+    proofs = {info.name: prove(info) for report in reports for info in report.probe.devices}
+    selection, unavailable = None, None
+    try:
+        selection = select_device()
+    except DeviceUnavailableError as error:
+        unavailable = error
+    if as_json:
+        print_json(
+            {
+                "selected": selection and selection.info.name,
+                "summary": selection and selection.summary,
+                "backends": [_backend_document(report, proofs) for report in reports],
+            }
+        )
+    else:
+        click.echo("\n".join(line for report in reports for line in _backend_lines(report, proofs)))
+        if selection is not None:
+            click.echo(f"\n{selection.summary}")
+    if unavailable is not None:
+        raise unavailable
+    if not all(proof.passed for proof in proofs.values()):
+        raise click.exceptions.Exit(DeviceError.exit_code)
+
+
+@dataclass(frozen=True, slots=True)
+class Proof:
+    """Whether a device computes: ``error`` says what it did instead; ``time`` in seconds, opening included."""
+
+    passed: bool
+    time: float
+    error: str = ""
+
+
+def prove(info: DeviceInfo) -> Proof:
+    """Multiply a fresh random ternary matrix on a device, and compare with exact integers."""
+    import numpy as np
+
+    from bitnet.core.arrays import TernaryMatrix
+    from bitnet.core.registry import open_device
+
+    rng = np.random.default_rng()
+    x = rng.integers(-128, 128, (5, 384), np.int8)
+    codes = rng.integers(-1, 2, (48, 384), np.int8)
+    exact = x.astype(np.int64) @ codes.T.astype(np.int64)
+    begin = time.perf_counter()
+    error = ""
+    try:
+        device = open_device(info)
+        try:
+            with TernaryMatrix(codes, device=device, rows=len(x)) as matrix:
+                wrong = np.count_nonzero(matrix(x) != exact)
+        finally:
+            device.close()
+        if wrong:
+            error = f"{wrong} of {exact.size} products are wrong"
+    except Exception as failure:  # whatever a device does, the others are still to be tried
+        error = " ".join(str(failure).split()) or type(failure).__name__
+    return Proof(not error, time.perf_counter() - begin, error)
+
+
+def _backend_document(report: BackendReport, proofs: dict[str, Proof]) -> dict[str, Any]:
+    probe = report.probe
+    return {
+        "name": report.name,
+        "distribution": report.distribution,
+        "version": report.version,
+        "status": probe.status.value,
+        "reason": probe.reason,
+        "hint": probe.hint,
+        "versions": dict(probe.versions),
+        "tried": dict(probe.tried),
+        "devices": [_device_document(info, proofs[info.name]) for info in probe.devices],
+    }
+
+
+def _device_document(info: DeviceInfo, proof: Proof) -> dict[str, Any]:
+    return {
+        "name": info.name,
+        "id": info.id,
+        "description": info.description,
+        "vendor": info.vendor,
+        "type": info.type.value,
+        "memory": info.memory,
+        "driver_version": info.driver_version,
+        "features": list(info.features),
+        "details": dict(info.details),
+        "proof": {"passed": proof.passed, "seconds": proof.time, "error": proof.error},
+    }
+
+
+def _backend_lines(report: BackendReport, proofs: dict[str, Proof]) -> list[str]:
+    probe = report.probe
+    origin = f"{report.distribution} {report.version}".strip() or "not installed"
+    versions = ", ".join(f"{name} {version}" for name, version in probe.versions.items())
+    lines = [f"{report.name:<12} {probe.status.value:<16} {origin}{f' ({versions})' if versions else ''}"]
+    lines += [f"  {text}" for text in (probe.reason, probe.hint and f"Hint: {probe.hint}") if text]
+    if not probe.devices:
+        lines += [f"  tried {library}: {message or 'opened'}" for library, message in probe.tried.items()]
+    for info in probe.devices:
+        lines += _device_lines(info, proofs[info.name])
+    return lines
+
+
+def _device_lines(info: DeviceInfo, proof: Proof) -> list[str]:
+    verdict = "pass" if proof.passed else "FAIL"
+    facts = [info.description, info.type.value]
+    if info.memory:
+        facts.append(size(info.memory))
+    if info.driver_version:
+        facts.append(f"driver {info.driver_version}")
+    if info.features:
+        facts.append(" ".join(info.features))
+    lines = [f"  {info.name:<14} {verdict} {seconds(proof.time):>8}   {', '.join(facts)}"]
+    if proof.error:
+        lines.append(f"  {'':<14} {proof.error}")
+    if note := info.details.get("note"):
+        lines.append(f"  {'':<14} {note}")
+    return lines

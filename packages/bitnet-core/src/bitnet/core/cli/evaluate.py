@@ -1,0 +1,81 @@
+"""``bitnet perplexity`` and ``bitnet eval``: how good a model is, measured."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import click
+
+from bitnet.core.cli.console import print_json, progress, read_text
+from bitnet.core.cli.options import json_option, load, model_options
+
+CHUNK = 512
+
+
+@click.command()
+@click.option(
+    "-f",
+    "--file",
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    required=True,
+    help="The text; '-' is standard input.",
+)
+@click.option(
+    "-c",
+    "--context",
+    metavar="N",
+    type=int,
+    help="Tokens of a chunk; the second half of each is scored.  [default: 512, or the model's context if less]",
+)
+@model_options
+@json_option
+def perplexity(file: Path, as_json: bool, **params: Any) -> None:
+    """Measure the perplexity of a text, as llama-perplexity does.
+
+    \b
+    bitnet perplexity -m model.gguf -f wiki.test.raw
+    """
+    text = read_text(None if str(file) == "-" else file)
+    with load(params, max_seqs=1) as model:
+        tokens = model.tokenizer.encode(text, parse_special=False)
+        chunk = params["context"] or min(CHUNK, model.context)
+        with progress("perplexity") as update:
+            for result in model.perplexity(tokens, context=chunk):
+                update(result.chunks, len(tokens) // chunk)
+        if as_json:
+            print_json({"model": str(model.path), "device": model.device.name, **dataclasses.asdict(result)})
+        else:
+            click.echo(f"perplexity {result.value:.4f} ± {result.error:.4f} ({result.tokens} tokens scored)")
+
+
+@click.group("eval", no_args_is_help=False)
+def evaluate() -> None:
+    """Ask a model questions whose answers are known."""
+
+
+@evaluate.command()
+@click.option(
+    "-n", "--problems", metavar="N", type=int, default=500, show_default=True, help="Problems of each category."
+)
+@click.option("-s", "--seed", metavar="N", type=int, default=0, show_default=True, help="Which problems are drawn.")
+@click.option("--parallel", metavar="N", type=int, default=16, show_default=True, help="Problems asked at a time.")
+@model_options
+@json_option
+def demo(problems: int, seed: int, parallel: int, as_json: bool, **params: Any) -> None:
+    """Ask the demo model problems that it was not trained on, and count the right answers.
+
+    Ends with status 1 where it gets fewer right than is claimed of it.
+    """
+    from bitnet.core import demo_eval
+
+    with load(params, max_seqs=parallel) as model, progress("problems") as update:
+        report = demo_eval.run(model, problems=problems, seed=seed, progress=update)
+    if as_json:
+        print_json(report.to_json())
+    else:
+        click.echo(f"{report.model} on {report.device}, seed {report.seed}\n{report.table()}")
+    if not report.passed:
+        raise click.exceptions.Exit(1)

@@ -1,0 +1,135 @@
+"""``bitnet inspect``: what is in a model file, and what is odd about it."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from bitnet.core.cli.console import note, print_json, progress, size
+from bitnet.core.cli.options import i2s_layout_option, json_option, verbose_option
+from bitnet.core.errors import BitNetError
+
+if TYPE_CHECKING:
+    from bitnet.core.gguf import GGUFFile
+    from bitnet.core.model.config import ModelConfig
+    from bitnet.core.model.inspect import TensorReport
+
+MOST_WARNINGS = 5
+MOST_ELEMENTS = 16
+"""Elements of an array that are shown; of a longer one, the first few and how many there are."""
+
+
+@click.command()
+@click.argument("file", required=False, type=click.Path(path_type=Path))
+@i2s_layout_option
+@verbose_option
+@json_option
+def inspect(file: Path | None, i2s_layout: str, as_json: bool) -> None:
+    """Show a GGUF file's metadata and tensors, with the shares of -1, 0 and +1 in ternary ones.
+
+    Warns where these speak against the file, or against the layout that I2_S tensors are taken to have. Without FILE,
+    the model in this package is shown. Ends with status 4 where bitnet cannot run it.
+    """
+    from bitnet.core.gguf import GGUFFile
+    from bitnet.core.model.default import default_model_path
+    from bitnet.core.model.file import open_model
+    from bitnet.core.model.inspect import inspect_tensors
+
+    gguf = GGUFFile(file or default_model_path())
+    with progress("tensors") as update:
+        reports = []
+        for report in inspect_tensors(gguf, i2s_layout):  # type: ignore[arg-type]
+            reports.append(report)
+            update(len(reports), len(gguf.tensors))
+    config, unfit = None, None
+    try:
+        model = open_model(gguf.path, i2s_layout=i2s_layout)  # type: ignore[arg-type]
+        config = model.config
+        _ = model.tokenizer, model.chat_template
+    except BitNetError as error:
+        unfit = error
+    if as_json:
+        print_json(_document(gguf, config, reports))
+    else:
+        click.echo("\n".join(_lines(gguf, config, reports)))
+        warnings = [f"{report.info.name}: {warning}" for report in reports for warning in report.warnings]
+        for warning in warnings[:MOST_WARNINGS]:
+            note(f"bitnet: warning: {warning}")
+        if len(warnings) > MOST_WARNINGS:
+            note(f"bitnet: warning: {len(warnings) - MOST_WARNINGS} more of these; --json has them all.")
+    if unfit is not None:
+        raise unfit
+
+
+def _document(gguf: GGUFFile, config: ModelConfig | None, reports: list[TensorReport]) -> dict[str, Any]:
+    return {
+        "path": str(gguf.path),
+        "size": gguf.size,
+        "version": gguf.version,
+        "model": config and {k: v for k, v in asdict(config).items() if k != "rope_freq_factors"},
+        "metadata": {key: _plain(value) for key, value in gguf.metadata.items()},
+        "tensors": [
+            {
+                "name": report.info.name,
+                "type": report.info.type.name,
+                "shape": list(report.info.shape),
+                "offset": report.info.offset,
+                "bytes": report.info.nbytes,
+                "statistics": report.statistics and asdict(report.statistics),
+                "warnings": list(report.warnings),
+            }
+            for report in reports
+        ],
+    }
+
+
+def _python(value: Any) -> Any:
+    """A number or an array of numpy's as Python's own."""
+    return value.tolist() if hasattr(value, "tolist") else value
+
+
+def _plain(value: Any) -> Any:
+    """A value for JSON; of a long array only its beginning."""
+    values = _python(value)
+    if not isinstance(values, list):
+        return values
+    if len(values) > MOST_ELEMENTS:
+        return {"count": len(values), "first": [_plain(v) for v in values[:3]]}
+    return [_plain(v) for v in values]
+
+
+def _lines(gguf: GGUFFile, config: ModelConfig | None, reports: list[TensorReport]) -> list[str]:
+    lines = [f"{gguf.path}: {size(gguf.size)}, GGUF version {gguf.version}"]
+    if config is not None:
+        traits: list[str] = [config.activation]
+        traits += ["sub-norms"] if config.sub_norms else []
+        traits += ["tied embeddings"] if config.tied_embeddings else []
+        lines.append(
+            f"{config.name} ({config.architecture}): {config.layers} layers, {config.hidden_size} wide, "
+            f"{config.heads} heads of {config.head_dim} over {config.kv_heads} KV heads, FFN {config.ffn_size}, "
+            f"vocabulary {config.vocab_size}, context {config.context_length}, {', '.join(traits)}"
+        )
+    lines += ["", f"{len(gguf.metadata)} metadata keys"]
+    lines += [f"  {key:<44} {_short(value)}" for key, value in gguf.metadata.items()]
+    lines += ["", f"{len(reports)} tensors {'-1':>53} {'0':>7} {'+1':>7} {'scale':>9}"]
+    for report in reports:
+        info, codes = report.info, report.statistics
+        line = f"  {info.name:<28} {info.type.name:<6} {'x'.join(map(str, info.shape)):>14} {size(info.nbytes):>8}"
+        if codes is not None:
+            line += f" {codes.minus:>7.1%} {codes.zero:>7.1%} {codes.plus:>7.1%} {codes.scale:>9.4g}"
+        lines.append(line)
+    return lines
+
+
+def _short(value: Any) -> str:
+    """A value in a few words."""
+    if isinstance(value, str):
+        return repr(value if len(value) <= 60 else f"{value[:57]}...")
+    values = _python(value)
+    if not isinstance(values, list):
+        return f"{value}"
+    shown = ", ".join(map(_short, values[:3]))
+    return f"[{shown}{f', … {len(values)} in all' if len(values) > 3 else ''}]"

@@ -1,0 +1,218 @@
+"""Options that several commands share, under the names that users of llama.cpp and Hugging Face tools know."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+import click
+from click.shell_completion import CompletionItem
+
+if TYPE_CHECKING:
+    from bitnet.core.api import Model
+    from bitnet.core.engine.options import OptionArguments
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def _complete_device(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """The devices that are here."""
+    from bitnet.core.registry import list_devices
+
+    names = {"auto": "the best there is", "gpu": "the best GPU"}
+    for report in list_devices():
+        if report.probe.devices:
+            names[report.name] = f"the best device of {report.name}"
+            names |= {d.name: d.description for d in report.probe.devices}
+    return [CompletionItem(name, help=text) for name, text in names.items() if name.startswith(incomplete)]
+
+
+def _complete_model(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """GGUF files where one matches, else what the shell would offer."""
+    folder, start = os.path.split(incomplete)
+    typed = incomplete.removesuffix(start)
+    names = sorted(p.name for p in Path(folder or ".").glob("*.gguf") if p.name.startswith(start))
+    return [CompletionItem(typed + name) for name in names] or [CompletionItem(incomplete, type="file")]
+
+
+def utf8_text(ctx: click.Context, param: click.Parameter, value: Any) -> Any:
+    """Text from the command line, which is UTF-8 also where the locale says that it is ASCII."""
+    if isinstance(value, tuple):
+        return tuple(utf8_text(ctx, param, text) for text in value)
+    try:
+        return value.encode("utf-8", "strict").decode() if isinstance(value, str) else value
+    except UnicodeEncodeError:  # surrogates that stand for the bytes
+        try:
+            return os.fsencode(value).decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise click.BadParameter(f"it is not UTF-8 (at byte {error.start}).", ctx, param) from None
+
+
+def _together(*options: Callable[[F], F]) -> Callable[[F], F]:
+    def decorate(function: F) -> F:
+        for option in reversed(options):
+            function = option(function)
+        return function
+
+    return decorate
+
+
+def _more_verbose(ctx: click.Context, param: click.Parameter, count: int) -> None:
+    if count:
+        from bitnet.core import log
+
+        log.setup("info" if count == 1 else "debug")
+
+
+def _strict(ctx: click.Context, param: click.Parameter, value: bool) -> None:
+    if value:
+        os.environ["BITNET_STRICT_MODE"] = "1"
+
+
+verbose_option = click.option(
+    "-v",
+    "--verbose",
+    count=True,
+    expose_value=False,
+    is_eager=True,
+    callback=_more_verbose,
+    help="Say on stderr what happens; twice: everything.",
+)
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
+model_file_option = click.option(
+    "-m",
+    "--model",
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    shell_complete=_complete_model,
+    help="GGUF model.  [default: the small one in this package]",
+)
+i2s_layout_option = click.option(
+    "--i2s-layout",
+    type=click.Choice(["official", "arm", "columns"]),
+    default="official",
+    show_default=True,
+    help="How an I2_S file is packed; 'bitnet inspect' warns where it looks like another.",
+)
+device_option = click.option(
+    "--device",
+    metavar="DEVICE",
+    shell_complete=_complete_device,
+    help="auto, gpu, a backend (cuda), a device (cuda:1, a UUID) or a CPU level (cpu:avx2).  "
+    "[default: BITNET_DEVICE, else auto]",
+)
+strict_option = click.option(
+    "--strict",
+    is_flag=True,
+    expose_value=False,
+    is_eager=True,
+    callback=_strict,
+    help="A device that was named and is missing is an error, as with BITNET_STRICT_MODE=1.",
+)
+THREADS_DEFAULT = "[default: BITNET_THREADS, else one for each physical core]"
+context_option = click.option(
+    "-c",
+    "--context",
+    metavar="N",
+    type=int,
+    help="Tokens that prompt and answer may have together.  [default: the model's own, at most 4096]",
+)
+system_option = click.option(
+    "--system", metavar="TEXT", callback=utf8_text, help="System message, for models whose chat template has one."
+)
+kv_dtype_option = click.option(
+    "--kv-dtype", type=click.Choice(["f16", "f32"]), default="f16", show_default=True, help="Type of the KV cache."
+)
+model_options = _together(
+    model_file_option,
+    device_option,
+    strict_option,
+    click.option("-t", "--threads", metavar="N", type=click.IntRange(min=1), help=f"CPU threads.  {THREADS_DEFAULT}"),
+    kv_dtype_option,
+    i2s_layout_option,
+    verbose_option,
+)
+sampling_options = _together(
+    click.option(
+        "-n",
+        "--max-tokens",
+        "--n-predict",
+        metavar="N",
+        type=int,
+        default=512,
+        show_default=True,
+        help="Tokens to generate at most; -1: until the context is full.",
+    ),
+    click.option(
+        "--temperature",
+        "--temp",
+        metavar="T",
+        type=float,
+        default=0.0,
+        show_default=True,
+        help="0 always takes the likeliest token; higher is more varied.",
+    ),
+    click.option(
+        "--top-k",
+        metavar="K",
+        type=int,
+        default=0,
+        show_default=True,
+        help="Sample from the K likeliest tokens only (0: off).",
+    ),
+    click.option(
+        "--top-p",
+        metavar="P",
+        type=float,
+        default=1.0,
+        show_default=True,
+        help="Sample from the fewest tokens that have this probability together (1: off).",
+    ),
+    click.option(
+        "--min-p",
+        metavar="P",
+        type=float,
+        default=0.0,
+        show_default=True,
+        help="Sample from tokens at least this likely, relative to the likeliest (0: off).",
+    ),
+    click.option(
+        "--repetition-penalty",
+        "--repeat-penalty",
+        metavar="R",
+        type=float,
+        default=1.0,
+        show_default=True,
+        help="Make tokens that were there before less likely (1: off).",
+    ),
+    click.option(
+        "-s", "--seed", metavar="N", type=int, help="Of the random choices; -1: another each time.  [default: -1]"
+    ),
+    click.option(
+        "--stop",
+        metavar="TEXT",
+        multiple=True,
+        callback=utf8_text,
+        help="End the answer before this text; may be repeated.",
+    ),
+)
+
+
+def load(params: dict[str, Any], **more: Any) -> Model:
+    """The model of :data:`model_options`; what is left in ``params`` is not looked at."""
+    from bitnet.core.api import load_model
+    from bitnet.core.cli.console import compile_progress
+
+    names = ("device", "context", "threads", "kv_dtype", "i2s_layout")
+    with compile_progress():
+        return load_model(params["model"], **{name: params[name] for name in names if name in params} | more)
+
+
+def sampling(params: dict[str, Any]) -> OptionArguments:
+    """The arguments of ``generate`` from :data:`sampling_options`."""
+    names = ("max_tokens", "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "seed", "stop")
+    options = {name: params[name] for name in names}
+    options |= {name: None for name in ("max_tokens", "seed") if options[name] == -1}
+    return cast("OptionArguments", options)

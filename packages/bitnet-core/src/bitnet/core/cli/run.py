@@ -1,0 +1,193 @@
+"""``bitnet run``: one prompt, one answer."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from bitnet.core.cli.console import note, print_json, read_text, seconds
+from bitnet.core.cli.options import (
+    context_option,
+    json_option,
+    load,
+    model_options,
+    sampling,
+    sampling_options,
+    system_option,
+    utf8_text,
+)
+from bitnet.core.errors import InvalidInputError
+
+if TYPE_CHECKING:
+    from bitnet.core.api import CompletionStream, Model
+    from bitnet.core.engine import Completion
+
+
+@click.command()
+@click.argument("prompt", required=False, callback=utf8_text)
+@click.option(
+    "-p", "--prompt", "prompt_option", metavar="TEXT", callback=utf8_text, help="The prompt, instead of the argument."
+)
+@click.option(
+    "-f", "--file", "prompt_file", metavar="FILE", type=click.Path(path_type=Path), help="Read the prompt from a file."
+)
+@system_option
+@click.option("--raw", is_flag=True, help="Continue the prompt as it is, without the model's chat template.")
+@model_options
+@context_option
+@sampling_options
+@click.option(
+    "--logprobs", metavar="N", type=int, help="Log-probability of each token, and of the N likeliest in its place."
+)
+@click.option(
+    "--receipt", metavar="FILE", type=click.Path(path_type=Path), help="Write down what computed this answer, as JSON."
+)
+@json_option
+def run(
+    prompt: str | None,
+    prompt_option: str | None,
+    prompt_file: Path | None,
+    system: str | None,
+    raw: bool,
+    logprobs: int | None,
+    receipt: Path | None,
+    as_json: bool,
+    **params: Any,
+) -> None:
+    """Answer one prompt, and write the answer as it comes.
+
+    The prompt is the argument, or comes from --file, or from standard input ("-", or a pipe). The model's chat template
+    is applied where it has one.
+
+    \b
+    bitnet run "What is 17 + 25?"
+    bitnet run -m model.gguf --temp 0.7 --top-p 0.9 -n 200 "Tell me a story."
+    git diff | bitnet run -m model.gguf --system "Summarise this change."
+    """
+    text = _prompt(prompt, prompt_option, prompt_file)
+    if raw and system is not None:
+        raise click.UsageError("--system needs the chat template that --raw leaves out.")
+    with load(params, max_seqs=1) as model:
+        options = sampling(params)
+        options["logprobs"] = logprobs
+        with _begin(model, text, system, raw, options) as stream:
+            completion = _write(stream, quiet=as_json)
+        if as_json:
+            print_json(_document(model, completion))
+        else:
+            if completion.logprobs is not None:
+                _print_logprobs(model, completion)
+            note(summary(model, completion))
+        if receipt is not None:  # last: where it cannot be written, the answer is not lost
+            _save(receipt, model, completion)
+
+
+def _prompt(argument: str | None, option: str | None, file: Path | None) -> str:
+    if sum(source is not None for source in (argument, option, file)) > 1:
+        raise click.UsageError("give the prompt once: as the argument, with --prompt, or with --file.")
+    text = argument if argument is not None else option
+    if text is None and file is None and sys.stdin.isatty():
+        raise click.UsageError("there is no prompt.")
+    if text is None or text == "-":
+        # Files and pipes end in a newline that nobody means.
+        text = read_text(None if file is None or str(file) == "-" else file).removesuffix("\n").removesuffix("\r")
+    if not text:
+        raise InvalidInputError("the prompt is empty.")
+    return text
+
+
+def _begin(model: Model, text: str, system: str | None, raw: bool, options: Any) -> CompletionStream:
+    if raw or model.chat_template is None:
+        if system is not None:
+            raise InvalidInputError(f"{model.config.name} has no chat template, so --system has no place.")
+        return model.stream(text, **options)
+    messages = [{"role": "user", "content": text}]
+    if system is not None:
+        messages.insert(0, {"role": "system", "content": system})
+    return model.chat_stream(messages, **options)
+
+
+def _write(stream: CompletionStream, *, quiet: bool) -> Completion:
+    for chunk in stream:
+        if not quiet:
+            sys.stdout.write(chunk.text)
+            sys.stdout.flush()
+    if not quiet:
+        click.echo()
+    assert stream.completion is not None
+    return stream.completion
+
+
+def _save(path: Path, model: Model, completion: Completion) -> None:
+    from bitnet.core.receipt import write
+
+    write(path, model.receipt(completion))
+
+
+def _document(model: Model, completion: Completion) -> dict[str, Any]:
+    timings = completion.timings
+    logprobs = None
+    if completion.logprobs is not None:
+        logprobs = [
+            {
+                "token": entry.token,
+                "text": _token_text(model, entry.token),
+                "logprob": entry.logprob,
+                "top": [{"token": t, "text": _token_text(model, t), "logprob": p} for t, p in entry.top],
+            }
+            for entry in completion.logprobs
+        ]
+    return {
+        "model": str(model.path),
+        "device": model.device.name,
+        "text": completion.text,
+        "tokens": list(completion.tokens),
+        "finish_reason": completion.finish_reason,
+        "stop_reason": completion.stop_reason,
+        "seed": completion.seed,
+        "logprobs": logprobs,
+        "timings": {
+            "prompt_tokens": timings.prompt_tokens,
+            "cached_tokens": timings.cached_tokens,
+            "generated_tokens": len(completion.tokens),
+            "first_token_s": timings.first_token,
+            "total_s": timings.total,
+            "prefill_tokens_per_second": timings.prefill_tokens_per_second,
+            "decode_tokens_per_second": timings.decode_tokens_per_second,
+        },
+    }
+
+
+def _print_logprobs(model: Model, completion: Completion) -> None:
+    for entry in completion.logprobs or ():
+        parts = [(entry.token, entry.logprob), *entry.top]
+        texts = [f"{_token_text(model, t)!r} {p:.4f}".replace(r"\\", "\\") for t, p in parts]
+        note(f"{texts[0]:<24} {'  '.join(texts[1:])}".rstrip())
+
+
+def summary(model: Model, completion: Completion) -> str:
+    """How fast it went, in one line."""
+    timings = completion.timings
+    parts = [f"prompt {_rate(timings.prompt_tokens, timings.prefill_tokens_per_second)}"]
+    if timings.cached_tokens:
+        parts[0] += f", {timings.cached_tokens} of them from the cache"
+    if timings.first_token is not None:
+        parts.append(f"first token {seconds(timings.first_token)}")
+    parts.append(f"answer {_rate(len(completion.tokens), timings.decode_tokens_per_second)}")
+    if completion.finish_reason != "stop":
+        ends = {"length": "ended by --max-tokens", "context": "ended by the full context", "cancelled": "interrupted"}
+        parts.append(ends[completion.finish_reason])
+    return f"[{model.device.name}: {' · '.join(parts)}]"
+
+
+def _rate(tokens: int, per_second: float | None) -> str:
+    text = f"{tokens} token{'' if tokens == 1 else 's'}"
+    return text if per_second is None else f"{text} at {per_second:.1f}/s"
+
+
+def _token_text(model: Model, token: int) -> str:
+    """What a token stands for; of bytes that are only a part of a character, their numbers."""
+    return model.tokenizer.token_bytes(token).decode("utf-8", "backslashreplace")

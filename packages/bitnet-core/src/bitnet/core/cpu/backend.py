@@ -1,0 +1,92 @@
+"""The CPU backend: one device for each instruction-set level this processor runs, and numpy as the last resort."""
+
+from __future__ import annotations
+
+import logging
+import platform
+
+import numpy as np
+
+from bitnet.core import log, system
+from bitnet.core.cpu import native
+from bitnet.core.cpu.device import CpuDevice, device_of
+from bitnet.core.cpu.native import OpKind
+from bitnet.core.cpu.threads import thread_count
+from bitnet.core.errors import DeviceError, InvalidInputError
+from bitnet.core.hal import HAL_API, Device, DeviceInfo, DeviceType, ProbeResult, ProbeStatus
+from bitnet.core.reference import NUMPY_INFO, ReferenceDevice
+
+_FEATURES = {
+    "vbmi_avx512": ("int8-dot", "byte-permute", "f16"),
+    "avx512": ("int8-dot", "f16"),
+    "vnni_avx2": ("int8-dot", "f16"),
+    "avx2": ("f16",),
+    "neon": ("int8-dot", "f16"),
+    "scalar": (),
+}
+"""What a level has in hardware: dot products of int8, conversion of f16."""
+
+
+class CpuBackend:
+    """Implements :class:`bitnet.core.hal.Backend`."""
+
+    name = "cpu"
+    hal_api = HAL_API
+
+    def probe(self) -> ProbeResult:
+        library = native.library()
+        best: dict[str, str] = {}
+        for level in native.levels(library.handle):
+            best.setdefault(device_of(level), level)
+        devices = [self._info(device, level) for device, level in best.items()]
+        reason = hint = ""
+        if not devices:
+            reason = "the native library is not there: models run on numpy, a hundred times slower"
+            if library.failure != "missing":
+                reason = f"the native library does not load ({library.tried[str(native.PATH)]}): models run on numpy"
+            hint = "pip install --force-reinstall bitnet-core; in a source checkout, uv sync builds it"
+        return ProbeResult(
+            ProbeStatus.OK, [*devices, NUMPY_INFO], reason, hint, library.tried, {"numpy": np.__version__}
+        )
+
+    def open(self, info: DeviceInfo) -> Device:
+        if info.index == NUMPY_INFO.index:
+            if reason := self.probe().reason:
+                log.once(logging.WARNING, f"cpu: {reason}.")
+            return ReferenceDevice(info)
+        library = native.library().handle
+        if library is None:
+            raise DeviceError("the native library is not there.", device=info.name)
+        return CpuDevice(info, library)
+
+    def kernels(self) -> frozenset[str]:
+        names = (kind.name.lower() for kind in OpKind)
+        return frozenset(f"{name}_{level}" for name in names for level in (*native.LEVELS, "numpy"))
+
+    def _info(self, device: str, level: str) -> DeviceInfo:
+        try:
+            threads = thread_count()
+        except InvalidInputError:  # BITNET_THREADS; open() will say so
+            threads = 0
+        return DeviceInfo(
+            backend=self.name,
+            index=device,
+            id=f"cpu:{device}",
+            description=system.cpu_model(),
+            vendor=_vendor(system.cpu_model()),
+            type=DeviceType.CPU,
+            memory=system.memory_total(),
+            features=_FEATURES[level],
+            details={"level": level, "threads": str(threads), "architecture": platform.machine()},
+        )
+
+
+def _vendor(model: str) -> str:
+    """The maker, where the processor's name tells it."""
+    for vendor in ("Intel", "AMD", "Apple", "Ampere", "Qualcomm"):
+        if vendor.lower() in model.lower():
+            return vendor
+    return ""
+
+
+BACKEND = CpuBackend()

@@ -1,0 +1,176 @@
+"""The CPU as a device: a whole step runs in one native call, on the device's own thread pool."""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+import weakref
+from typing import Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+
+from bitnet.core import system
+from bitnet.core.cpu import native
+from bitnet.core.cpu.lowering import Lowering, NativeDevice
+from bitnet.core.cpu.threads import thread_count
+from bitnet.core.errors import DeviceError, OutOfMemoryError
+from bitnet.core.hal import DeviceInfo, MemoryInfo, Program, Step
+from bitnet.core.hal.check import StepCheck, TensorCheck, check_program
+
+
+class CpuDevice:
+    """A level of this processor.
+
+    Args:
+        library: The native library, open.
+        level: One of :func:`bitnet.core.cpu.native.levels`; the best of the device's name where None.
+        threads: Where None, as :func:`~bitnet.core.cpu.threads.thread_count` says.
+
+    Raises:
+        DeviceError: This processor does not run that level.
+        InvalidInputError: ``BITNET_THREADS`` is not a number of threads.
+    """
+
+    lowering: ClassVar[type[Lowering]] = Lowering
+
+    def __init__(
+        self, info: DeviceInfo, library: ctypes.CDLL, *, level: str | None = None, threads: int | None = None
+    ) -> None:
+        self._info, self.library = info, library
+        runnable = native.levels(library)
+        wanted = [name for name in runnable if name == level or (level is None and device_of(name) == info.index)]
+        if not wanted:
+            raise DeviceError(
+                f"this processor does not run {level or info.index}; it runs {', '.join(runnable) or 'none'}.",
+                device=info.name,
+            )
+        self.level = wanted[0]
+        self.level_handle = runnable[self.level]
+        self.threads = threads or thread_count()
+        self.pool = library.bitnet_pool_new(self.threads)
+        if not self.pool:
+            raise OutOfMemoryError("no memory for a thread pool.", device=info.name)
+        self._delete_pool = weakref.finalize(self, library.bitnet_pool_delete, self.pool)
+        self._open: weakref.WeakSet[CpuExecutable] = weakref.WeakSet()
+        self._lock = threading.Lock()
+        self._closed = False
+
+    @property
+    def info(self) -> DeviceInfo:
+        return self._info
+
+    def compile(self, program: Program) -> CpuExecutable:
+        if self._closed:
+            raise DeviceError("the device is closed.", device=self.info.name)
+        check_program(program)
+        executable = CpuExecutable(self, program)
+        with self._lock:
+            self._open.add(executable)
+        return executable
+
+    def memory(self) -> MemoryInfo:
+        with self._lock:
+            used = sum(executable.used for executable in self._open)
+        return MemoryInfo(system.memory_total(), 0, used)
+
+    def close(self) -> None:
+        with self._lock:
+            self._closed = True
+            executables = list(self._open)
+        for executable in executables:
+            executable.close()
+        self._delete_pool()
+
+
+class CpuExecutable:
+    """A program on the CPU; :meth:`CpuDevice.compile` makes it.
+
+    Where a program samples from a head that nothing else reads, a run computes only the logits that could be chosen
+    (``kernels/cpu/head_sample.h``); reading the logits computes them all. A caller that has read them once will
+    probably do so again: then the next run computes them at once.
+    """
+
+    def __init__(self, device: CpuDevice, program: Program) -> None:
+        self._device = device  # keeps the pool
+        self._name = program.name
+        self._check = StepCheck(program)
+        self._tensors = TensorCheck(program)
+        self._lock = threading.Lock()
+        self._kernels: tuple[str, ...] = ()
+        self._logits_due = False  # the tensor holds approximate ones
+        self._logits_read = False  # since the last run
+        self._library = library = device.library
+        parts = NativeDevice(device.info.name, library, device.level_handle, device.pool, device.threads)
+        self._lowering = device.lowering(program, parts)
+        self._handle = library.bitnet_executable_new(parts.level, parts.pool, parts.threads, self._lowering.program)
+        if not self._handle:
+            self._lowering.close()
+            raise OutOfMemoryError("no memory for the kernels' scratch space.", device=device.info.name)
+        self._delete = weakref.finalize(self, library.bitnet_executable_delete, self._handle)
+        self.used = self._lowering.used + library.bitnet_executable_bytes(self._handle)
+        self.weight_bytes = self._lowering.weight_bytes  # for ``bitnet bench``
+
+    @property
+    def kernels(self) -> tuple[str, ...]:
+        with self._lock:
+            self._record_kernels()
+            return self._kernels
+
+    def run(self, step: Step, count: int = 1) -> npt.NDArray[np.int32]:
+        with self._lock:
+            self._usable()
+            self._check(step, count)
+            tokens = np.zeros((count, step.rows if self._check.samples else 0), np.int32)
+            exact = self._logits_read
+            self._library.bitnet_executable_run(self._handle, step.data.ctypes.data, count, tokens.ctypes.data, exact)
+            self._logits_due, self._logits_read = self._lowering.head is not None and not exact, False
+            return tokens
+
+    def write(self, name: str, array: npt.NDArray[Any]) -> None:
+        with self._lock:
+            self._usable()
+            self._tensors.write(name, array)
+            if (head := self._lowering.head) is not None and name in head:
+                self._compute_logits()
+            self._lowering.arrays[name][: len(array)] = array
+
+    def read(self, name: str, rows: int | None = None) -> npt.NDArray[Any]:
+        with self._lock:
+            self._usable()
+            self._tensors.read(name, rows)
+            if (head := self._lowering.head) is not None and name == head.logits:
+                self._compute_logits()
+                self._logits_read = True
+            return np.array(self._lowering.arrays[name][:rows], order="C")
+
+    def close(self) -> None:
+        with self._lock:
+            if not self._delete.alive:
+                return
+            self._record_kernels()
+            self._delete()
+            self._lowering.close()
+            self.used = 0
+
+    def _record_kernels(self) -> None:
+        if not self._delete.alive:
+            return
+        library, names = self._library, list(self._kernels)
+        while name := library.bitnet_executable_kernel(self._handle, len(names)):
+            names.append(name.decode())
+        self._kernels = tuple(names)
+
+    def _compute_logits(self) -> None:
+        if self._logits_due:
+            self._library.bitnet_executable_logits(self._handle)
+            self._logits_due = False
+
+    def _usable(self) -> None:
+        if not self._delete.alive:
+            raise DeviceError(f"the executable of {self._name!r} is closed.", device=self._device.info.name)
+
+
+def device_of(level: str) -> str:
+    """The device that runs a level: ``avx2`` of ``vnni_avx2``."""
+    return level.rpartition("_")[2]

@@ -1,0 +1,321 @@
+"""A program as the native library takes it: weights repacked, tensors and cache laid out, operations as structures."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from bitnet.core.cpu import native
+from bitnet.core.cpu.memory import Arena, aligned, view
+from bitnet.core.cpu.native import OpKind
+from bitnet.core.errors import InvalidInputError, OutOfMemoryError
+from bitnet.core.hal import (
+    Attention,
+    DenseMatmul,
+    DenseWeight,
+    Embed,
+    GluNormQuant,
+    NormQuant,
+    NormRows,
+    Op,
+    Program,
+    RopeAppend,
+    Sample,
+    StepLayout,
+    TernaryMatmul,
+    TernaryWeight,
+)
+from bitnet.core.hal.program import NUMPY_DTYPES
+
+COPIED = 1 << 20
+"""Bytes up to which a dense weight is copied; a larger one stays where it is mapped."""
+HEAD_CHUNK = 64
+"""Rows of a head of which the greatest step is kept: ``HEAD_CHUNK`` of ``kernels/cpu/head_layout.h``."""
+LANES = 16
+"""Positions and elements of the cache are padded to this: the widest vector of f32."""
+
+
+class TernaryMatrix(NamedTuple):
+    """A repacked ternary matrix: its address, rows and scale."""
+
+    codes: int
+    rows: int
+    scale: float
+
+
+def _head_of(program: Program) -> Head | None:
+    """The head, where the program ends in a dense product and the sampling of it, and nothing else reads its logits."""
+    if len(program.ops) < 2:
+        return None
+    *before, dense, sample = program.ops
+    if not isinstance(dense, DenseMatmul) or not isinstance(sample, Sample) or sample.logits != dense.out:
+        return None
+    if any(dense.out in (getattr(op, field) for field in op.__slots__) for op in before):
+        return None
+    return Head(dense.x, dense.out)
+
+
+def padded(n: int) -> int:
+    return -(-n // LANES) * LANES
+
+
+class NativeDevice(NamedTuple):
+    """What of a device its executables use."""
+
+    name: str
+    library: ctypes.CDLL
+    level: native.Handle
+    pool: native.Handle
+    threads: int
+
+
+class Head(NamedTuple):
+    """A head that is sampled from compact weights: where its exact logits would stand, and what from."""
+
+    x: str
+    logits: str
+
+
+class Lowering:
+    """Everything an executable holds.
+
+    Attributes:
+        head: The matrix whose logits only the program's sampling needs, if there is one.
+        arrays: The activation tensors by name, as views; rows are padded to whole cache lines in memory.
+        program: What the native library runs. It points into the arenas and to ``self``, which must outlive it.
+        used: Bytes of weights, cache and activations; weights that stay in their mapped file are not among them.
+
+    Raises:
+        OutOfMemoryError: The weights, the cache or the activations do not fit.
+        InvalidInputError: A weight does not load as it was declared.
+    """
+
+    def __init__(self, program: Program, native_device: NativeDevice) -> None:
+        self._source, self._native = program, native_device
+        self._library = native_device.library
+        self.arrays: dict[str, npt.NDArray[Any]] = {}
+        self.head = _head_of(program)
+        self._arenas: list[Arena] = []
+        self._kept: list[object] = []  # what native structures point to and Python must not drop
+        try:
+            self._lay_out_cache()
+            self._lay_out_tensors()
+            self._load_weights()
+            lowered = self._lower()
+            ops = (native.Op * len(lowered))(*lowered)
+            self.program = self._program(self._keep(ops), len(ops))
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def used(self) -> int:
+        return sum(arena.size for arena in self._arenas)
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of weights read in a step of one token: all that the operations name, but of tables a row."""
+        size = 0
+        for op in self._source.ops:
+            if isinstance(op, TernaryMatmul):
+                size += sum(self._packed_bytes(self._source.weights[name].shape) for name in op.weights)
+            elif isinstance(op, NormQuant | GluNormQuant | NormRows | DenseMatmul) and op.weight is not None:
+                size += self._dense_bytes(op.weight)
+        return size
+
+    def _dense_bytes(self, name: str) -> int:
+        weight = self._source.weights[name]
+        assert isinstance(weight, DenseWeight)
+        return int(np.prod(weight.shape)) * NUMPY_DTYPES[weight.dtype].itemsize
+
+    def close(self) -> None:
+        """Free all memory."""
+        self.arrays.clear()
+        for arena in self._arenas:
+            arena.close()
+        self._arenas.clear()
+        self._kept.clear()
+
+    def _arena(self, size: int, what: str) -> Arena:
+        arena = Arena(self._library, size, device=self._native.name, what=what)
+        self._arenas.append(arena)
+        return arena
+
+    def _keep(self, structures: ctypes.Array[Any]) -> int:
+        """The address of structures that live as long as the executable."""
+        self._kept.append(structures)
+        return ctypes.addressof(structures)
+
+    def _copy(self, address: int, array: npt.NDArray[Any]) -> None:
+        ctypes.memmove(address, array.ctypes.data, array.nbytes)
+
+    def _view(self, address: int, shape: tuple[int, ...], dtype: np.dtype[Any], row_stride: int) -> npt.NDArray[Any]:
+        return view(address, shape, dtype, row_stride)
+
+    def _lay_out_cache(self) -> None:
+        kv = self._source.kv
+        self._kv = native.KV()
+        self._layers: list[native.KVLayer] = []
+        if kv is None:
+            return
+        self._kv = native.KV(kv.dtype == "f16", kv.block_size, padded(kv.block_size), padded(kv.head_dim))
+        heads = kv.num_blocks * kv.kv_heads * NUMPY_DTYPES[kv.dtype].itemsize
+        keys = aligned(heads * kv.head_dim * self._kv.k_stride)
+        values = aligned(heads * kv.block_size * self._kv.v_stride)
+        arena = self._arena(kv.layers * (keys + values), "the KV cache")
+        self._layers = [native.KVLayer(arena.take(keys), arena.take(values)) for _ in range(kv.layers)]
+
+    def _lay_out_tensors(self) -> None:
+        limits = self._source.limits
+        most = {"M": limits.max_tokens, "R": limits.max_rows}
+        plan = []
+        for name, spec in self._source.tensors.items():
+            shape = tuple(most[n] if isinstance(n, str) else n for n in spec.shape)
+            if len(shape) > 2:
+                raise InvalidInputError(f"tensor {name!r} has {len(shape)} dimensions; the CPU takes one or two.")
+            dtype = NUMPY_DTYPES[spec.dtype]
+            row = aligned(shape[1] * dtype.itemsize) if len(shape) == 2 else dtype.itemsize
+            plan.append((name, shape, dtype, row))
+        arena = self._arena(sum(aligned(shape[0] * row) for _, shape, _, row in plan), "the activations")
+        self._matrices: dict[str, native.Matrix] = {}
+        for name, shape, dtype, row in plan:
+            address = arena.take(shape[0] * row)
+            self.arrays[name] = self._view(address, shape, dtype, row)
+            self._matrices[name] = native.Matrix(address, shape[-1], row // dtype.itemsize)
+
+    def _load_weights(self) -> None:
+        self._dense: dict[str, int] = {}
+        self._ternary: dict[str, TernaryMatrix] = {}
+        weights = self._source.weights
+        used = dict.fromkeys(name for op in self._source.ops if isinstance(op, TernaryMatmul) for name in op.weights)
+        packed = {name: self._packed_bytes(weights[name].shape) for name in used}
+        copied = {
+            name: int(np.prod(weight.shape)) * NUMPY_DTYPES[weight.dtype].itemsize
+            for name, weight in weights.items()
+            if isinstance(weight, DenseWeight)
+        }
+        copied = {name: size for name, size in copied.items() if size <= COPIED}
+        arena = self._arena(sum(map(aligned, (*packed.values(), *copied.values()))), "the weights")
+        for name in used:
+            weight = weights[name]
+            assert isinstance(weight, TernaryWeight)
+            self._ternary[name] = self._pack(name, weight, arena.take(packed[name]))
+        for name, weight in weights.items():
+            if isinstance(weight, DenseWeight):
+                self._dense[name] = self._place(weight, arena.take(copied[name]) if name in copied else None)
+
+    def _packed_bytes(self, shape: tuple[int, ...]) -> int:
+        size: int = self._library.bitnet_packed_bytes(self._native.level, *shape)
+        return size
+
+    def _pack(self, name: str, weight: TernaryWeight, address: int) -> TernaryMatrix:
+        data = weight.load()
+        rows, columns = weight.shape
+        shape = rows, -(-columns // 128) * 32
+        if data.codes.shape != shape or data.codes.dtype != np.uint8:
+            found = f"{data.codes.dtype}{list(data.codes.shape)}"
+            raise InvalidInputError(f"weight {name!r} loads as {found}; uint8{list(shape)} was declared.")
+        codes = np.ascontiguousarray(data.codes)
+        self._library.bitnet_pack(self._native.level, self._native.pool, codes.ctypes.data, address, rows, columns)
+        scale = data.scale
+        del data, codes  # before their pages are released
+        weight.release()
+        return TernaryMatrix(address, rows, scale)
+
+    def _place(self, weight: DenseWeight, address: int | None) -> int:
+        """The address of a dense weight: copied to ``address``, or where it is."""
+        array = np.ascontiguousarray(weight.load(), NUMPY_DTYPES[weight.dtype]).reshape(weight.shape)
+        if address is None:
+            self._kept.append(array)
+            return array.ctypes.data
+        self._copy(address, array)
+        del array
+        weight.release()
+        return address
+
+    def _program(self, ops: int, count: int) -> native.NativeProgram:
+        limits, layout = self._source.limits, StepLayout(self._source.limits)
+        names = [field[0] for field in native.NativeStepLayout._fields_[1:]]
+        return native.NativeProgram(
+            ops,
+            count,
+            0,
+            self._kv,
+            native.NativeLimits(limits.max_tokens, limits.max_seqs, limits.max_rows, limits.max_blocks),
+            native.NativeStepLayout(layout.words, *(layout.offsets[name] for name in names)),
+        )
+
+    def _lower(self) -> list[native.Op]:
+        """The operations as structures, a dense product and the sampling of it in one."""
+        ops = list(self._source.ops)
+        if self.head is None:
+            return [self._op(op) for op in ops]
+        return [*(self._op(op) for op in ops[:-2]), self._head_op(self.head, ops[-2], ops[-1])]
+
+    def _head_op(self, head: Head, dense: Op, sample: Op) -> native.Op:
+        assert isinstance(dense, DenseMatmul)
+        exact = (native.Op * 2)(self._op(dense), self._op(sample))
+        where = self._keep(exact)
+        library, (name, _, level, pool, threads) = self._library, self._native
+        rows, columns = self.arrays[head.logits].shape[1], self.arrays[head.x].shape[1]
+        codes = library.bitnet_head_bytes(level, rows, columns)
+        sizes = codes, 4 * rows, 4 * -(-rows // HEAD_CHUNK), 4 * columns, 4 * columns
+        arena = self._arena(sum(map(aligned, sizes)), "the compact head")
+        compact = native.HeadSampleOp(where, where + ctypes.sizeof(native.Op), *map(arena.take, sizes))
+        if not library.bitnet_head_pack(level, pool, threads, exact[0].dense_matmul, compact):
+            raise OutOfMemoryError("no memory to pack the head.", device=name)
+        self._source.weights[dense.weight].release()  # most of its pages are not read again
+        return native.Op(OpKind.HEAD_SAMPLE, head_sample=compact)
+
+    def _half(self, weight: str) -> bool:
+        dense = self._source.weights[weight]
+        return isinstance(dense, DenseWeight) and dense.dtype == "f16"
+
+    def _op(self, op: Op) -> native.Op:
+        matrix, dense = self._matrices, self._dense
+
+        def address(tensor: str) -> int:
+            data: int = matrix[tensor].data
+            return data
+
+        if isinstance(op, Embed):
+            embed = native.EmbedOp(dense[op.table], self._half(op.table), 0, matrix[op.out])
+            return native.Op(OpKind.EMBED, embed=embed)
+        if isinstance(op, NormQuant):
+            weight = None if op.weight is None else dense[op.weight]
+            norm = native.NormQuantOp(matrix[op.x], weight, op.eps, 0, matrix[op.out], address(op.scale))
+            return native.Op(OpKind.NORM_QUANT, norm_quant=norm)
+        if isinstance(op, TernaryMatmul):
+            parts = (native.TernaryPart * len(op.weights))(
+                *(native.TernaryPart(*self._ternary[name]) for name in op.weights)
+            )
+            where, count = self._keep(parts), len(parts)
+            product = native.TernaryMatmulOp(matrix[op.x], address(op.scale), where, count, op.add, matrix[op.out])
+            return native.Op(OpKind.TERNARY_MATMUL, ternary_matmul=product)
+        if isinstance(op, RopeAppend):
+            shape = op.heads, op.kv_heads, op.head_dim, op.style == "interleaved"
+            rope = native.RopeAppendOp(matrix[op.qkv], self._layers[op.layer], dense[op.cos], dense[op.sin], *shape)
+            return native.Op(OpKind.ROPE_APPEND, rope_append=rope)
+        if isinstance(op, Attention):
+            shape3 = op.heads, op.kv_heads, op.head_dim
+            attention = native.AttentionOp(matrix[op.qkv], matrix[op.out], self._layers[op.layer], *shape3)
+            return native.Op(OpKind.ATTENTION, attention=attention)
+        if isinstance(op, GluNormQuant):
+            weight = None if op.weight is None else dense[op.weight]
+            silu = op.activation == "silu"
+            glu = native.GluNormQuantOp(matrix[op.gate_up], weight, op.eps, silu, matrix[op.out], address(op.scale))
+            return native.Op(OpKind.GLU_NORM_QUANT, glu_norm_quant=glu)
+        if isinstance(op, NormRows):
+            rows = native.NormRowsOp(matrix[op.x], dense[op.weight], op.eps, 0, matrix[op.out])
+            return native.Op(OpKind.NORM_ROWS, norm_rows=rows)
+        if isinstance(op, DenseMatmul):
+            head = native.DenseMatmulOp(matrix[op.x], dense[op.weight], self._half(op.weight), 0, matrix[op.out])
+            return native.Op(OpKind.DENSE_MATMUL, dense_matmul=head)
+        if isinstance(op, Sample):
+            return native.Op(OpKind.SAMPLE, sample=native.SampleOp(matrix[op.logits], address(op.out)))
+        count = len(self.arrays[op.x])
+        quantize = native.QuantizeOp(matrix[op.x], count, 0, matrix[op.codes], address(op.scale))
+        return native.Op(OpKind.QUANTIZE, quantize=quantize)

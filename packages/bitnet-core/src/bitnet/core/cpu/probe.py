@@ -1,0 +1,59 @@
+"""What this machine gives at best: the rooflines that measured speeds are held against.
+
+Both are measured on a device's own threads, with its own instructions, as the kernels use them. The best of several
+short runs is kept: what else runs on the machine only ever takes away.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import time
+from collections.abc import Callable
+
+from bitnet.core.cpu.device import CpuDevice
+from bitnet.core.cpu.memory import Arena
+
+READ_BYTES = 512 << 20
+"""More than any cache holds of it, so that it is memory that is measured."""
+_TURNS = 200_000
+
+
+def read_bandwidth(device: CpuDevice, *, repeats: int = 8, size: int = READ_BYTES) -> float:
+    """Bytes a second that the device's threads read from memory, on huge pages where the system grants them.
+
+    Raises:
+        OutOfMemoryError: There is no memory for the buffer of ``size`` bytes.
+    """
+    arena = Arena(device.library, size, device=device.info.name, what="measuring the read bandwidth")
+    address = arena.take(size)
+    ctypes.memset(address, 1, size)  # pages that were never written share one page of zeros
+    try:
+        seconds = _best(
+            lambda: device.library.bitnet_probe_read(device.level_handle, device.pool, address, size), repeats
+        )
+    finally:
+        arena.close()
+    return size / seconds
+
+
+def int8_peak(device: CpuDevice, *, repeats: int = 8) -> float:
+    """int8 multiply-adds a second that the device's threads do in registers, with the level's best instruction."""
+    products = 0
+
+    def run() -> None:
+        nonlocal products
+        products = device.library.bitnet_probe_int8(device.level_handle, device.pool, _TURNS)
+
+    seconds = _best(run, repeats)
+    return products / seconds
+
+
+def _best(run: Callable[[], object], repeats: int) -> float:
+    """Seconds of the fastest run, after one that does not count."""
+    run()
+    times = []
+    for _ in range(repeats):
+        begin = time.perf_counter()
+        run()
+        times.append(time.perf_counter() - begin)
+    return min(times)

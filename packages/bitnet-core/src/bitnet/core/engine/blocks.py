@@ -1,0 +1,125 @@
+"""The paged KV cache's books: which blocks are whose, and which finished ones can be used again.
+
+A full block is known by a digest of its tokens and of the block before it, so a chain of digests names a prefix
+wherever it appears. A block that nobody uses keeps its content, and can be shared again, until its memory is needed:
+the one unused for longest goes first.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Sequence
+
+import numpy as np
+
+
+class BlockPool:
+    """Counts the references to each of ``size`` blocks and remembers the contents of full ones."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self._references = [0] * size
+        self._digests: list[bytes | None] = [None] * size
+        self._by_digest: dict[bytes, int] = {}
+        # Lowest first, so that memory which a device commits on first touch stays uncommitted for as long as it can.
+        self._empty = list(range(size - 1, -1, -1))
+        self._idle: OrderedDict[int, None] = OrderedDict()
+
+    @property
+    def available(self) -> int:
+        """Blocks that :meth:`allocate` can give, idle ones with content included."""
+        return len(self._empty) + len(self._idle)
+
+    def allocate(self) -> int:
+        """A block with one reference and no content. The caller has looked at :attr:`available`."""
+        if self._empty:
+            block = self._empty.pop()
+        else:
+            block, _ = self._idle.popitem(last=False)
+            digest = self._digests[block]
+            assert digest is not None
+            del self._by_digest[digest]
+            self._digests[block] = None
+        self._references[block] = 1
+        return block
+
+    def find(self, digest: bytes) -> int | None:
+        """The block that holds the content named by ``digest``."""
+        return self._by_digest.get(digest)
+
+    def share(self, block: int) -> None:
+        """Add a reference to a block with content."""
+        self._idle.pop(block, None)
+        self._references[block] += 1
+
+    def name(self, block: int, digest: bytes) -> None:
+        """Record what a full block holds. Of two blocks with the same content only the first can be found."""
+        if self._by_digest.setdefault(digest, block) == block:
+            self._digests[block] = digest
+
+    def release(self, blocks: Iterable[int]) -> None:
+        """Drop one reference to each; of those now idle, the first in order is the first to be reused."""
+        for block in blocks:
+            if self._references[block] < 1:
+                raise AssertionError(f"KV block {block} is released more often than it was taken")
+            self._references[block] -= 1
+            if self._references[block] == 0:
+                if self._digests[block] is None:
+                    self._empty.append(block)
+                else:
+                    self._idle[block] = None
+
+
+class BlockTable:
+    """The blocks of one sequence, in order of position."""
+
+    def __init__(self, pool: BlockPool, block_size: int) -> None:
+        self._pool, self._block_size = pool, block_size
+        self._digests: list[bytes] = []
+        self.blocks: list[int] = []
+
+    def reuse(self, tokens: Sequence[int], most: int) -> int:
+        """Share the longest known prefix of ``tokens`` in whole blocks, ``most`` positions at most; its length."""
+        assert not self.blocks
+        for digest in self._chain(tokens[:most]):
+            block = self._pool.find(digest)
+            if block is None:
+                break
+            self._pool.share(block)
+            self.blocks.append(block)
+            self._digests.append(digest)
+        return len(self.blocks) * self._block_size
+
+    def missing(self, length: int) -> int:
+        """Blocks to be added before the table holds ``length`` positions."""
+        return max(0, -(-length // self._block_size) - len(self.blocks))
+
+    def reserve(self, length: int) -> bool:
+        """Add blocks until ``length`` positions fit; False, and nothing changed, where there are too few."""
+        missing = self.missing(length)
+        if missing > self._pool.available:
+            return False
+        self.blocks += [self._pool.allocate() for _ in range(missing)]
+        return True
+
+    def record(self, tokens: Sequence[int], length: int) -> None:
+        """Name the blocks that are full once the first ``length`` tokens are in the cache."""
+        if length // self._block_size > len(self._digests):
+            for digest in self._chain(tokens[:length]):
+                self._pool.name(self.blocks[len(self._digests)], digest)
+                self._digests.append(digest)
+
+    def release(self) -> None:
+        """Give every block back, last first: the end of a sequence is the least likely to be shared."""
+        self._pool.release(reversed(self.blocks))
+        self.blocks, self._digests = [], []
+
+    def _chain(self, tokens: Sequence[int]) -> Iterator[bytes]:
+        """Digests of the full blocks of ``tokens`` after those already known."""
+        size, known = self._block_size, len(self._digests)
+        digest = self._digests[-1] if known else b""
+        for end in range((known + 1) * size, len(tokens) + 1, size):
+            content = np.asarray(tokens[end - size : end], np.int32).tobytes()
+            digest = hashlib.blake2b(digest + content, digest_size=16).digest()
+            yield digest

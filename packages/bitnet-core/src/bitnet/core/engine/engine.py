@@ -1,0 +1,221 @@
+"""The engine: requests in, steps of the device, tokens out."""
+
+from __future__ import annotations
+
+import itertools
+import secrets
+import time
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
+
+import numpy as np
+import numpy.typing as npt
+
+from bitnet.core.engine.options import GenerationOptions
+from bitnet.core.engine.results import Update
+from bitnet.core.engine.sampling import sibling_seed
+from bitnet.core.engine.scheduler import Plan, Scheduler
+from bitnet.core.engine.sequence import Generation, Scoring, Sequence, TextStream
+from bitnet.core.errors import ContextFullError, DeviceError, InvalidInputError
+from bitnet.core.hal import GREEDY, Executable, KVSpec, Limits, SequenceStep, Step, StepLayout
+
+BURST_SECONDS = 0.016
+"""How long tokens may be kept on the device before the host sees them: below what a reader notices."""
+
+MAX_REPEAT = 16
+"""Tokens a step at most: what is generated past a stop rule is thrown away."""
+
+
+class Engine:
+    """Runs many sequences through one executable. Not thread-safe but for the ``prepare`` methods.
+
+    Args:
+        executable: Of a program as :func:`bitnet.core.model.program.build_program` makes it.
+        limits, kv: Of that program.
+        context: Tokens a sequence may have.
+        eos: Ids that end a generation.
+        text: Makes the decoder of a sequence's text.
+        device: The device's name, for errors.
+    """
+
+    def __init__(
+        self,
+        executable: Executable,
+        *,
+        limits: Limits,
+        kv: KVSpec,
+        context: int,
+        vocab_size: int,
+        eos: frozenset[int],
+        text: Callable[[], TextStream],
+        device: str,
+    ) -> None:
+        if context > limits.max_blocks * kv.block_size or limits.max_blocks > kv.num_blocks:
+            raise InvalidInputError(f"a context of {context} does not fit {limits} and {kv.num_blocks} KV blocks.")
+        if limits.max_seqs > min(limits.max_tokens, limits.max_rows):
+            raise InvalidInputError(f"each sequence of a step needs a token and a row: {limits}.")
+        self.context, self.kv = context, kv
+        self._executable, self._layout, self._block_size = executable, StepLayout(limits), kv.block_size
+        self._vocab_size, self._eos, self._text, self._device = vocab_size, eos, text, device
+        self._scheduler = Scheduler(limits, kv.num_blocks, kv.block_size)
+        self._numbers = itertools.count()
+        self._siblings: dict[Sequence, tuple[Sequence, ...]] = {}
+        self._token_seconds = BURST_SECONDS
+        self._failure: BaseException | None = None
+
+    @property
+    def busy(self) -> bool:
+        """Whether :meth:`step` has something to do."""
+        return bool(self._scheduler.sequences)
+
+    def prepare(self, prompt: Seq[int], options: GenerationOptions, n: int = 1) -> tuple[Generation, ...]:
+        """``n`` continuations of ``prompt``, checked but not begun: hand them to :meth:`add`.
+
+        Raises:
+            ContextFullError: The prompt leaves no room for a token.
+            InvalidInputError: The prompt is empty, or a token id is not in the vocabulary.
+        """
+        self._check_tokens("the prompt", prompt)
+        if n < 1:
+            raise InvalidInputError(f"n is {n}; it must be an integer ≥ 1.")
+        if len(prompt) >= self.context:
+            raise ContextFullError(
+                f"the prompt has {len(prompt)} tokens; the context holds {self.context}, at least one of them new.",
+                hint="Shorten the prompt, or load the model with a longer context.",
+            )
+        for name, ids in (("stop_tokens", options.stop_tokens), ("logit_bias", options.logit_bias or ())):
+            if ids:
+                self._check_tokens(name, tuple(ids))
+        seed = options.seed
+        if seed is None:
+            seed = 0 if options.temperature == 0 else secrets.randbits(63)
+        stop = frozenset(options.stop_tokens) | (frozenset() if options.ignore_eos else self._eos)
+        return tuple(
+            Generation(
+                next(self._numbers),
+                prompt,
+                options,
+                stop_tokens=stop,
+                context=self.context,
+                seed=sibling_seed(seed, i),
+                text=self._text(),
+            )
+            for i in range(n)
+        )
+
+    def prepare_score(self, tokens: Seq[int], start: int = 1) -> Scoring:
+        """The scoring of ``tokens[start:]``, each given all before it; hand it to :meth:`add`.
+
+        Raises:
+            ContextFullError: There are more tokens than the context holds.
+            InvalidInputError: A token id is not in the vocabulary, or ``start`` not in ``1 … len(tokens) - 1``.
+        """
+        self._check_tokens("the text", tokens)
+        if len(tokens) > self.context:
+            raise ContextFullError(
+                f"{len(tokens)} tokens are to be scored; the context holds {self.context}.",
+                hint="Score fewer at a time, or load the model with a longer context.",
+            )
+        if not 1 <= start < len(tokens):
+            raise InvalidInputError(f"start is {start}; it must be in 1 … {len(tokens) - 1}.")
+        return Scoring(next(self._numbers), tokens, start)
+
+    def add(self, sequences: Seq[Sequence]) -> None:
+        """Queue prepared sequences of one prompt. All but the first wait for its prompt, to share its cache.
+
+        Raises:
+            BitNetError: The engine failed earlier; this is the error it failed with.
+        """
+        if self._failure is not None:
+            raise self._failure
+        first, *others = sequences
+        self._scheduler.add([first])
+        if others:
+            self._siblings[first] = tuple(others)
+
+    def step(self) -> list[Update]:
+        """Run one step and say what is new. Where this raises, the engine is unusable and its sequences are lost.
+
+        Raises:
+            DeviceError: The device failed.
+        """
+        if self._failure is not None:
+            raise self._failure
+        try:
+            began = time.perf_counter()
+            repeat = max(1, min(MAX_REPEAT, int(BURST_SECONDS / self._token_seconds)))
+            plan = self._scheduler.plan(repeat)
+            if plan is None:
+                return []
+            updates = self._run(plan)
+            if all(item.count == 1 for item in plan.work):
+                self._token_seconds = (time.perf_counter() - began) / plan.repeat
+            return updates
+        except BaseException as error:
+            self._failure = error
+            raise
+
+    def cancel(self, sequence: Sequence) -> Update | None:
+        """End a sequence where it is; None where it has ended already."""
+        if sequence.finished:
+            return None
+        for first, others in self._siblings.items():
+            if sequence in others:  # not queued yet
+                self._siblings[first] = tuple(s for s in others if s is not sequence)
+                return sequence.end("cancelled")
+        self._scheduler.remove(sequence)
+        self._release_siblings(sequence)
+        return sequence.end("cancelled")
+
+    def _run(self, plan: Plan) -> list[Update]:
+        wanted = any(item.rows and item.sequence.needs_logits for item in plan.work)
+        step = Step(
+            self._layout,
+            [
+                SequenceStep(
+                    tokens=item.sequence.tokens[item.start : item.start + item.count],
+                    length=item.start + item.count,
+                    blocks=item.sequence.table.blocks if item.sequence.table else (),
+                    rows=item.rows,
+                    sampling=GREEDY if item.sequence.needs_logits else item.sequence.sampling,
+                )
+                for item in plan.work
+            ],
+            block_size=self._block_size,
+            logits=wanted,
+        )
+        tokens = self._executable.run(step, plan.repeat)
+        if tokens.size and not 0 <= tokens.min() <= tokens.max() < self._vocab_size:
+            raise DeviceError(f"it sampled a token outside of the vocabulary: {tokens.tolist()}.", device=self._device)
+        logits = self._executable.read("logits", step.rows) if wanted else None
+        return self._deliver(plan, tokens, logits)
+
+    def _deliver(
+        self, plan: Plan, tokens: npt.NDArray[np.int32], logits: npt.NDArray[np.float32] | None
+    ) -> list[Update]:
+        updates = []
+        row = 0
+        for item in plan.work:
+            if not item.rows:
+                continue
+            sequence, rows = item.sequence, slice(row, row + len(item.rows))
+            row = rows.stop
+            seen = logits[rows] if logits is not None and sequence.needs_logits else None
+            update = sequence.accept(tokens[:, rows.start].tolist(), seen)
+            sequence.computed += plan.repeat - 1  # of a repeated step, every token but the last was fed as well
+            self._release_siblings(sequence)
+            if sequence.finished:
+                self._scheduler.remove(sequence)
+            if update is not None:
+                updates.append(update)
+        return updates
+
+    def _release_siblings(self, first: Sequence) -> None:
+        self._scheduler.add(self._siblings.pop(first, ()), first=True)
+
+    def _check_tokens(self, what: str, tokens: Seq[int]) -> None:
+        if not len(tokens):
+            raise InvalidInputError(f"{what} has no tokens.")
+        wrong = next((t for t in tokens if not 0 <= t < self._vocab_size), None)
+        if wrong is not None:
+            raise InvalidInputError(f"{what} has token {wrong}; the vocabulary is 0 … {self._vocab_size - 1}.")

@@ -1,0 +1,101 @@
+"""What a caller asks of a generation."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from math import isfinite
+from typing import TypedDict
+
+from bitnet.core.errors import InvalidInputError
+from bitnet.core.hal import SamplingParams
+
+MAX_LOGPROBS = 1000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerationOptions:
+    """How to generate. Every default switches its feature off; the default is greedy.
+
+    Attributes:
+        max_tokens: Tokens to generate at most; None: until the context is full.
+        min_tokens: No end-of-sequence or stop token is chosen before this many tokens.
+        temperature: 0 is greedy; logits are divided by it.
+        top_k: Sample from the k most likely tokens only (0: off).
+        top_p: Sample from the smallest set of most likely tokens that has this probability (1: off).
+        min_p: Sample from tokens at least this likely, relative to the likeliest (0: off).
+        repetition_penalty: Divides positive and multiplies negative logits of tokens in prompt and output (Keskar et
+            al. 2019; 1: off).
+        presence_penalty: Subtracted from the logit of each token in the output (0: off).
+        frequency_penalty: Subtracted once for each time a token is in the output (0: off).
+        logit_bias: Added to the logits of these token ids; ``-inf`` forbids one.
+        seed: The same seed, prompt and options give the same tokens. None: a random one, told in the completion.
+        stop: Strings that end the generation; they are not part of its text.
+        stop_tokens: Token ids that end the generation, besides the model's own.
+        ignore_eos: Go on after the model's end-of-sequence tokens (for benchmarks).
+        logprobs: Log-probabilities of each token and of this many likeliest ones, from the model's logits as they are.
+
+    Raises:
+        InvalidInputError: A value is out of its range.
+    """
+
+    max_tokens: int | None = 512
+    min_tokens: int = 0
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: Mapping[int, float] | None = None
+    seed: int | None = None
+    stop: str | Sequence[str] = ()
+    stop_tokens: Collection[int] = ()
+    ignore_eos: bool = False
+    logprobs: int | None = None
+
+    def __post_init__(self) -> None:
+        SamplingParams(self.temperature, self.top_k, self.top_p, self.min_p, self.seed or 0)
+        for name, good, wanted in (
+            ("max_tokens", self.max_tokens is None or self.max_tokens >= 1, "an integer ≥ 1, or None"),
+            ("min_tokens", self.min_tokens >= 0, "an integer ≥ 0"),
+            ("repetition_penalty", 0 < self.repetition_penalty < float("inf"), "a number > 0 (1: off)"),
+            ("presence_penalty", isfinite(self.presence_penalty), "a finite number (0: off)"),
+            ("frequency_penalty", isfinite(self.frequency_penalty), "a finite number (0: off)"),
+            ("logit_bias", all(b < float("inf") for b in (self.logit_bias or {}).values()), "numbers below infinity"),
+            ("stop", all(isinstance(s, str) and s for s in self.stop_strings), "a string or strings, none empty"),
+            ("logprobs", self.logprobs is None or 0 <= self.logprobs <= MAX_LOGPROBS, f"in 0 … {MAX_LOGPROBS}"),
+        ):
+            if not good:
+                raise InvalidInputError(f"{name} is {getattr(self, name)!r}; it must be {wanted}.")
+
+    @property
+    def stop_strings(self) -> tuple[str, ...]:
+        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+
+    @property
+    def changes_logits(self) -> bool:
+        """Whether tokens are chosen from other logits than the model's own."""
+        neutral = self.repetition_penalty == 1 and self.presence_penalty == self.frequency_penalty == 0
+        return not neutral or bool(self.logit_bias)
+
+
+class OptionArguments(TypedDict, total=False):
+    """The fields of :class:`GenerationOptions` as keyword arguments."""
+
+    max_tokens: int | None
+    min_tokens: int
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    repetition_penalty: float
+    presence_penalty: float
+    frequency_penalty: float
+    logit_bias: Mapping[int, float] | None
+    seed: int | None
+    stop: str | Sequence[str]
+    stop_tokens: Collection[int]
+    ignore_eos: bool
+    logprobs: int | None

@@ -1,0 +1,108 @@
+"""What the engine hands back."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from bitnet.core.engine.sampling import TokenLogprob
+
+FinishReason: TypeAlias = Literal["stop", "length", "context", "cancelled"]
+"""Why a generation ended: a stop token or string, ``max_tokens``, a full context, or its caller."""
+
+
+@dataclass(frozen=True, slots=True)
+class Timings:
+    """When what happened, in seconds since the request was submitted.
+
+    Attributes:
+        prompt_tokens: Tokens in the prompt.
+        cached_tokens: Of those, how many were in the KV cache already, from an earlier request.
+        started: When the prompt's first step began: the time spent waiting for a place.
+        token_times: When each generated token was there, a stop token included.
+        total: When the generation ended.
+    """
+
+    prompt_tokens: int
+    cached_tokens: int
+    started: float
+    token_times: tuple[float, ...]
+    total: float
+
+    @property
+    def first_token(self) -> float | None:
+        """Seconds to the first token (TTFT), waiting included."""
+        return self.token_times[0] if self.token_times else None
+
+    @property
+    def prefill_tokens_per_second(self) -> float | None:
+        """Prompt tokens computed (not cached) per second up to the first token."""
+        if not self.token_times or self.token_times[0] <= self.started:
+            return None
+        return (self.prompt_tokens - self.cached_tokens) / (self.token_times[0] - self.started)
+
+    @property
+    def decode_tokens_per_second(self) -> float | None:
+        """Tokens per second after the first one."""
+        times = self.token_times
+        return (len(times) - 1) / (times[-1] - times[0]) if len(times) > 1 and times[-1] > times[0] else None
+
+    @property
+    def inter_token(self) -> tuple[float, ...]:
+        """Seconds between each token and the one before (ITL); tokens of one multi-token step come together."""
+        return tuple(b - a for a, b in zip(self.token_times, self.token_times[1:], strict=False))
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """A finished generation.
+
+    Attributes:
+        text: What was generated, without the stop string that ended it.
+        tokens: The ids generated, without the stop token that ended it; a stop string's own tokens are among them.
+        finish_reason: ``stop``, ``length`` (``max_tokens``), ``context`` (full) or ``cancelled``.
+        stop_reason: The token id or string that stopped it.
+        logprobs: One for each of ``tokens``, where they were asked for.
+        seed: What the same tokens can be drawn with again.
+    """
+
+    text: str
+    tokens: tuple[int, ...]
+    finish_reason: FinishReason
+    stop_reason: int | str | None
+    logprobs: tuple[TokenLogprob, ...] | None
+    prompt_tokens: tuple[int, ...]
+    seed: int
+    timings: Timings
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """A piece of a generation, as it is streamed: whole characters, never any part of a stop string.
+
+    Attributes:
+        text: New text; may be empty where a token completes no character, or could begin a stop string.
+        tokens: New token ids; their text may come with a later chunk.
+        logprobs: One for each of ``tokens``, where they were asked for.
+        finish_reason: Set on the last chunk.
+    """
+
+    text: str
+    tokens: tuple[int, ...]
+    logprobs: tuple[TokenLogprob, ...] | None
+    finish_reason: FinishReason | None
+
+
+@dataclass(frozen=True, slots=True)
+class Update:
+    """News of one sequence: a chunk of a generation, and, with the last, its result.
+
+    ``result`` is the :class:`Completion` of a generation, or the log-probabilities ``float64[n]`` of a scoring.
+    """
+
+    sequence: int
+    chunk: Chunk | None = None
+    result: Completion | npt.NDArray[np.float64] | None = None

@@ -1,0 +1,169 @@
+"""Continuous batching: which tokens of which sequences make up the next step.
+
+Rules, in order:
+
+1. Every sequence that needs one more position, a decoding one, gets it. Where the cache is full, the sequence that came
+   in last gives its blocks back and waits at the head of the queue, to be computed again; what is still in the cache
+   then is found there, like any prefix.
+2. Waiting sequences come in, first come first served, while there is a place in the batch and their whole prompt fits
+   the cache, with a block to spare for each that runs. So prefill never runs out of blocks.
+3. What is left of the token budget goes to prompts in chunks, in fair shares: a short prompt does not wait for a long
+   one. While sequences decode, prompts get a quarter of the budget at most, which bounds the time between two tokens.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from bitnet.core.engine.blocks import BlockPool, BlockTable
+from bitnet.core.engine.sequence import Sequence
+from bitnet.core.hal import Limits
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """One sequence's part of a step: ``count`` tokens from position ``start`` on, and the logits that are wanted."""
+
+    sequence: Sequence
+    start: int
+    count: int
+    rows: range
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A step; ``repeat`` is for how many tokens it runs on the device before the host looks."""
+
+    work: tuple[Work, ...]
+    repeat: int
+
+
+def fair_shares(wanted: list[int], budget: int) -> list[int]:
+    """Split ``budget`` evenly, what one does not want going to the others."""
+    shares = [0] * len(wanted)
+    order = sorted(range(len(wanted)), key=wanted.__getitem__)
+    for done, i in enumerate(order):
+        shares[i] = min(wanted[i], budget // (len(order) - done))
+        budget -= shares[i]
+    return shares
+
+
+class Scheduler:
+    """Holds the sequences that wait and run, and the books of the KV cache."""
+
+    def __init__(self, limits: Limits, num_blocks: int, block_size: int) -> None:
+        self._limits, self._block_size = limits, block_size
+        self._prefill_beside_decode = max(1, limits.max_tokens // 4)
+        self._waiting: deque[Sequence] = deque()
+        self._running: list[Sequence] = []  # in the order they came in
+        self.pool = BlockPool(num_blocks)
+
+    @property
+    def sequences(self) -> tuple[Sequence, ...]:
+        """All that run or wait."""
+        return (*self._running, *self._waiting)
+
+    def add(self, sequences: Iterable[Sequence], *, first: bool = False) -> None:
+        """Queue sequences, at the head of the queue where ``first``."""
+        if first:
+            self._waiting.extendleft(reversed(list(sequences)))
+        else:
+            self._waiting.extend(sequences)
+
+    def remove(self, sequence: Sequence) -> None:
+        """Forget a sequence that has ended; what it computed can still be shared."""
+        if sequence in self._running:
+            self._running.remove(sequence)
+            self._leave_cache(sequence)
+        else:
+            self._waiting.remove(sequence)
+
+    def plan(self, max_repeat: int = 1) -> Plan | None:
+        """The next step, its tokens already counted as computed; None where there is nothing to do.
+
+        Args:
+            max_repeat: Tokens a sequence may be given before the host looks, where all of them just decode.
+        """
+        work = [Work(s, s.computed, 1, range(1)) for s in self._decoding()]
+        repeat = 1
+        if work and len(work) == len(self._running) and not self._waiting:
+            repeat = self._repeat(work, max_repeat)
+        self._admit()
+        work += self._prefill(work)
+        for item in work:
+            item.sequence.computed += item.count
+            self._table(item.sequence).record(item.sequence.tokens, item.sequence.computed)
+        return Plan(tuple(work), repeat) if work else None
+
+    def _decoding(self) -> list[Sequence]:
+        """Sequences that need one more position, each with a block for it."""
+        ready = []
+        for sequence in tuple(self._running):
+            if sequence not in self._running or sequence.target - sequence.computed != 1:
+                continue
+            while not self._table(sequence).reserve(sequence.computed + 1):
+                last = self._running.pop()
+                self._leave_cache(last)
+                self._waiting.appendleft(last)
+                if last is sequence:
+                    break
+            else:
+                ready.append(sequence)
+        return ready
+
+    def _repeat(self, work: list[Work], most: int) -> int:
+        """Tokens for which a step of decoding sequences can run by itself."""
+        if any(item.sequence.needs_logits for item in work):
+            return 1
+        repeat = min(most, *(item.sequence.steps_left for item in work))
+        tables = [(self._table(item.sequence), item.start + repeat) for item in work]
+        if sum(table.missing(length) for table, length in tables) > self.pool.available:
+            return 1
+        for table, length in tables:
+            table.reserve(length)
+        return repeat
+
+    def _admit(self) -> None:
+        while self._waiting and len(self._running) < self._limits.max_seqs:
+            sequence = self._waiting[0]
+            table = BlockTable(self.pool, self._block_size)
+            cached = table.reuse(sequence.tokens, sequence.first_row)
+            if table.missing(sequence.target + 1) + len(self._running) > self.pool.available and self._running:
+                table.release()
+                return
+            table.reserve(sequence.target)
+            sequence.table, sequence.computed = table, cached
+            sequence.started(cached)
+            self._running.append(self._waiting.popleft())
+
+    def _prefill(self, decoding: list[Work]) -> list[Work]:
+        planned = {id(item.sequence) for item in decoding}
+        prompts = [s for s in self._running if id(s) not in planned]
+        budget = self._limits.max_tokens - len(decoding)
+        if decoding:
+            budget = min(budget, self._prefill_beside_decode)
+        shares = fair_shares([s.target - s.computed for s in prompts], budget)
+        rows = self._limits.max_rows - len(decoding)
+        work = []
+        for i, (sequence, share) in enumerate(zip(prompts, shares, strict=True)):
+            spare = rows - (len(prompts) - i - 1)  # leave a row for each that comes after
+            before_rows = max(0, sequence.first_row - sequence.computed)
+            count = min(share, before_rows + spare)
+            if count > 0:
+                wanted = range(before_rows, count)
+                rows -= len(wanted)
+                work.append(Work(sequence, sequence.computed, count, wanted))
+        return work
+
+    def _leave_cache(self, sequence: Sequence) -> None:
+        table = self._table(sequence)
+        table.record(sequence.tokens, sequence.computed)
+        table.release()
+        sequence.table, sequence.computed = None, 0
+
+    @staticmethod
+    def _table(sequence: Sequence) -> BlockTable:
+        assert sequence.table is not None
+        return sequence.table

@@ -1,0 +1,259 @@
+"""Sequences: what is being generated or scored, and how far it is."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from bitnet.core.engine.blocks import BlockTable
+from bitnet.core.engine.options import GenerationOptions
+from bitnet.core.engine.results import Chunk, Completion, FinishReason, Timings, Update
+from bitnet.core.engine.sampling import TokenLogprob, adjusted_logits, logsumexp, sample, token_logprob
+from bitnet.core.engine.stop import StopMatcher
+from bitnet.core.hal import GREEDY, SamplingParams
+
+F32 = npt.NDArray[np.float32]
+
+
+class TextStream(Protocol):
+    """Token ids to text, never half a character: ``bitnet.core.tokenizer.StreamDecoder``."""
+
+    def push(self, token: int) -> str: ...
+
+    def flush(self) -> str: ...
+
+
+class Sequence:
+    """Tokens that move through the model together with others' and keep their place in the cache.
+
+    Attributes:
+        tokens: The prompt, and what was generated.
+        computed: Positions in the cache; the scheduler moves it.
+        table: Blocks of the cache; the scheduler fills it.
+        scheduled: Whether a step of it has run.
+    """
+
+    def __init__(self, number: int, tokens: Seq[int]) -> None:
+        self.number = number
+        self.tokens = list(tokens)
+        self.computed = 0
+        self.table: BlockTable | None = None
+        self.finished = False
+
+    @property
+    def target(self) -> int:
+        """Positions that must be in the cache before there is something new to compute."""
+        raise NotImplementedError
+
+    @property
+    def first_row(self) -> int:
+        """The first position whose logits are wanted."""
+        raise NotImplementedError
+
+    @property
+    def needs_logits(self) -> bool:
+        """Whether the host must see the logits, so that the sequence cannot take part in a multi-token step."""
+        raise NotImplementedError
+
+    @property
+    def sampling(self) -> SamplingParams:
+        """How the device draws this sequence's next token."""
+        return GREEDY
+
+    @property
+    def steps_left(self) -> int:
+        """Tokens that it can still be given."""
+        return 1
+
+    def started(self, cached: int) -> None:
+        """The first step is about to run; ``cached`` positions were there already."""
+
+    def accept(self, sampled: Seq[int], logits: F32 | None) -> Update | None:
+        """Take what a step gave: the tokens drawn on the device, or where logits are needed ``logits[rows, V]``."""
+        raise NotImplementedError
+
+    def end(self, reason: FinishReason) -> Update:
+        """End it here."""
+        raise NotImplementedError
+
+
+class Generation(Sequence):
+    """A prompt that is being continued.
+
+    Args:
+        stop_tokens: Ids that end it.
+        context: Tokens that prompt and output may have together.
+        seed: Of this completion.
+        clock: Seconds; the origin does not matter.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        prompt: Seq[int],
+        options: GenerationOptions,
+        *,
+        stop_tokens: frozenset[int],
+        context: int,
+        seed: int,
+        text: TextStream,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        super().__init__(number, prompt)
+        self._prompt = tuple(prompt)
+        self._options, self._stop_tokens, self._text = options, stop_tokens, text
+        self._params = SamplingParams(options.temperature, options.top_k, options.top_p, options.min_p, seed)
+        room = context - len(prompt)
+        self._most = room if options.max_tokens is None else min(options.max_tokens, room)
+        self._at_most: FinishReason = "length" if self._most == options.max_tokens else "context"
+        self._stopper = StopMatcher(options.stop_strings)
+        self._stop_reason: int | str | None = None
+        self._counts: Counter[int] = Counter()
+        self._logprobs: list[TokenLogprob] = []
+        self._pieces: list[str] = []
+        self._clock, self._submitted = clock, clock()
+        self._started: float | None = None
+        self._cached = 0
+        self._times: list[float] = []
+
+    @property
+    def _generated(self) -> int:
+        return len(self.tokens) - len(self._prompt)
+
+    @property
+    def target(self) -> int:
+        return len(self.tokens)
+
+    @property
+    def first_row(self) -> int:
+        return len(self.tokens) - 1
+
+    @property
+    def _must_go_on(self) -> bool:
+        return self._generated < self._options.min_tokens
+
+    @property
+    def needs_logits(self) -> bool:
+        return self._options.changes_logits or self._options.logprobs is not None or self._must_go_on
+
+    @property
+    def sampling(self) -> SamplingParams:
+        return self._params
+
+    @property
+    def steps_left(self) -> int:
+        return self._most - self._generated
+
+    def started(self, cached: int) -> None:
+        if self._started is None:
+            self._started, self._cached = self._clock() - self._submitted, cached
+
+    def accept(self, sampled: Seq[int], logits: F32 | None) -> Update:
+        now = self._clock() - self._submitted
+        before, texts = self._generated, []
+        reason: FinishReason | None = None
+        for token in sampled if logits is None else [self._choose(logits[0])]:
+            self._times.append(now)
+            if token in self._stop_tokens:
+                self._stop_reason, reason = token, "stop"
+                break
+            if logits is not None and self._options.logprobs is not None:
+                self._logprobs.append(token_logprob(logits[0], token, self._options.logprobs))
+            self.tokens.append(token)
+            self._counts[token] += 1
+            texts.append(self._stopper.push(self._text.push(token)))
+            if self._stopper.matched is not None:
+                self._stop_reason, reason = self._stopper.matched, "stop"
+            elif self._generated >= self._most:
+                reason = self._at_most
+            if reason is not None:
+                break
+        return self._update(before, texts, reason)
+
+    def end(self, reason: FinishReason) -> Update:
+        return self._update(self._generated, [], reason)
+
+    def _choose(self, logits: F32) -> int:
+        forbidden = tuple(self._stop_tokens) if self._must_go_on else ()
+        logits = adjusted_logits(logits, self._options, prompt=self._prompt, counts=self._counts, forbidden=forbidden)
+        return sample(logits, self._params, len(self.tokens) - 1)
+
+    def _update(self, before: int, texts: list[str], reason: FinishReason | None) -> Update:
+        """A chunk of the tokens after the first ``before`` and of ``texts``; all of the result if it has ended."""
+        if reason is not None:
+            texts.append(self._stopper.push(self._text.flush()))
+            if self._stopper.matched is not None and self._stop_reason is None:
+                self._stop_reason, reason = self._stopper.matched, "stop"
+            texts.append(self._stopper.flush())
+        text = "".join(texts)
+        self._pieces.append(text)
+        asked = self._options.logprobs is not None
+        chunk = Chunk(
+            text,
+            tuple(self.tokens[len(self._prompt) + before :]),
+            tuple(self._logprobs[before:]) if asked else None,
+            reason,
+        )
+        if reason is None:
+            return Update(self.number, chunk)
+        self.finished = True
+        total = self._clock() - self._submitted
+        timings = Timings(
+            prompt_tokens=len(self._prompt),
+            cached_tokens=self._cached,
+            started=total if self._started is None else self._started,
+            token_times=tuple(self._times),
+            total=total,
+        )
+        completion = Completion(
+            text="".join(self._pieces),
+            tokens=tuple(self.tokens[len(self._prompt) :]),
+            finish_reason=reason,
+            stop_reason=self._stop_reason,
+            logprobs=tuple(self._logprobs) if asked else None,
+            prompt_tokens=self._prompt,
+            seed=self._params.seed,
+            timings=timings,
+        )
+        return Update(self.number, chunk, completion)
+
+
+class Scoring(Sequence):
+    """Tokens whose log-probabilities are wanted, each given those before it, from index ``start`` on."""
+
+    def __init__(self, number: int, tokens: Seq[int], start: int) -> None:
+        super().__init__(number, tokens)
+        self._start = start
+        self._scores: list[npt.NDArray[np.float64]] = []
+        self._scored = 0
+
+    @property
+    def target(self) -> int:
+        return len(self.tokens) - 1
+
+    @property
+    def first_row(self) -> int:
+        return self._start - 1 + self._scored
+
+    @property
+    def needs_logits(self) -> bool:
+        return True
+
+    def accept(self, sampled: Seq[int], logits: F32 | None) -> Update | None:
+        assert logits is not None
+        first = self._start + self._scored
+        wanted = np.asarray(self.tokens[first : first + len(logits)])
+        chosen = logits[np.arange(len(wanted)), wanted]
+        self._scores.append(chosen - logsumexp(logits))
+        self._scored += len(wanted)
+        return self.end("length") if self.first_row == self.target else None
+
+    def end(self, reason: FinishReason) -> Update:
+        self.finished = True
+        return Update(self.number, result=np.concatenate([*self._scores, np.empty(0)]))

@@ -1,0 +1,81 @@
+"""From a model file and an open device to an engine: how large the steps and the cache are."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from bitnet.core.engine.engine import Engine
+from bitnet.core.errors import InvalidInputError
+from bitnet.core.hal import Device, Executable, KVSpec, Limits
+from bitnet.core.model.program import BLOCK_SIZE, KVDtype, build_program, kv_bytes
+from bitnet.core.tokenizer import StreamDecoder
+
+if TYPE_CHECKING:
+    from bitnet.core.model.config import ModelConfig
+    from bitnet.core.model.file import ModelFile
+
+DEFAULT_CONTEXT = 4096
+STEP_TOKENS = 512
+"""Tokens of a step: enough to keep a matrix product busy; activations cost about 0.1 MB a token in a 2B model."""
+MAX_STEP_TOKENS = 65_536
+STEP_ROWS = 32
+"""Rows of logits of a step, where text is scored; each takes a vocabulary of floats."""
+UNKNOWN_MEMORY = 4 << 30
+"""What a device that does not know its memory is taken to have free."""
+
+
+def cache_blocks(config: ModelConfig, *, context: int, max_seqs: int, kv_dtype: KVDtype, free: int) -> int:
+    """Blocks of the KV cache: a full context for each sequence, if a quarter of the memory left over holds that.
+
+    There is always one full context: a single sequence never has to wait for memory that others hold.
+    """
+    one = -(-context // BLOCK_SIZE)
+    block = KVSpec(config.layers, config.kv_heads, config.head_dim, 1, BLOCK_SIZE, kv_dtype)
+    affordable = free // 4 // kv_bytes(block)
+    return max(one, min(one * max_seqs, affordable))
+
+
+def open_engine(
+    file: ModelFile, device: Device, *, context: int | None, kv_dtype: KVDtype, max_seqs: int, step_tokens: int
+) -> tuple[Engine, Executable]:
+    """Compile a model for a device.
+
+    Raises:
+        InvalidInputError: ``context``, ``max_seqs`` or ``step_tokens`` is out of range.
+        OutOfMemoryError, KernelCompileError: The device cannot take the model.
+    """
+    config = file.config
+    if context is None:
+        context = min(config.context_length, DEFAULT_CONTEXT)
+    if not 2 <= context <= config.context_length:
+        raise InvalidInputError(f"context is {context}; {config.name} takes 2 … {config.context_length} tokens.")
+    if not 1 <= step_tokens <= MAX_STEP_TOKENS:
+        raise InvalidInputError(f"step_tokens is {step_tokens}; it must be in 1 … {MAX_STEP_TOKENS}.")
+    if not 1 <= max_seqs <= step_tokens:
+        raise InvalidInputError(f"max_seqs is {max_seqs}; it must be in 1 … {step_tokens} (step_tokens).")
+    if kv_dtype not in ("f16", "f32"):
+        raise InvalidInputError(f"kv_dtype is {kv_dtype!r}; it must be f16 or f32.")
+    limits = Limits(
+        max_tokens=step_tokens,
+        max_seqs=max_seqs,
+        max_rows=max(max_seqs, min(STEP_ROWS, step_tokens)),
+        max_blocks=-(-context // BLOCK_SIZE),
+    )
+    memory = device.memory()
+    free = (memory.free or (memory.total or UNKNOWN_MEMORY) - memory.used) - file.size
+    blocks = cache_blocks(config, context=context, max_seqs=max_seqs, kv_dtype=kv_dtype, free=max(0, free))
+    program = build_program(config, file.weights, limits=limits, num_blocks=blocks, kv_dtype=kv_dtype)
+    assert program.kv is not None
+    tokenizer = file.tokenizer
+    executable = device.compile(program)
+    engine = Engine(
+        executable,
+        limits=limits,
+        kv=program.kv,
+        context=context,
+        vocab_size=config.vocab_size,
+        eos=tokenizer.eos_ids,
+        text=lambda: StreamDecoder(tokenizer),
+        device=device.info.name,
+    )
+    return engine, executable

@@ -1,0 +1,40 @@
+"""Stop strings in a stream of text: found across the borders of pieces, never shown, nothing else held back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+class StopMatcher:
+    """Passes text on, except for the longest end of it that could still become a stop string."""
+
+    def __init__(self, stop: Sequence[str]) -> None:
+        self._stop = tuple(stop)
+        self._held = ""
+        self.matched: str | None = None
+        """The stop string that was found; text after it is dropped."""
+
+    def push(self, text: str) -> str:
+        """Text that may be shown now. Of several stop strings the one complete first counts, then the longest."""
+        if self.matched is not None:
+            return ""
+        text = self._held + text
+        found = [(at, stop) for stop in self._stop if (at := text.find(stop)) >= 0]
+        if found:
+            at, self.matched = min(found, key=lambda pair: (pair[0] + len(pair[1]), pair[0]))
+            self._held = ""
+            return text[:at]
+        held = max((self._overlap(text, stop) for stop in self._stop), default=0)
+        self._held = text[len(text) - held :]
+        return text[: len(text) - held]
+
+    def flush(self) -> str:
+        """What was held back, once no more text comes."""
+        held, self._held = self._held, ""
+        return held
+
+    @staticmethod
+    def _overlap(text: str, stop: str) -> int:
+        """Length of the longest end of ``text`` with which ``stop`` begins."""
+        most = min(len(text), len(stop) - 1)
+        return next((n for n in range(most, 0, -1) if text.endswith(stop[:n])), 0)

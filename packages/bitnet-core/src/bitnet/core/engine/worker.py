@@ -1,0 +1,139 @@
+"""Many callers, one engine: a thread that steps it while there is something to do.
+
+Steps run in a thread of their own, not in a caller's, so that an interrupt (Ctrl-C) ends the caller's wait and
+never a step half-way, and so that callers in different threads share steps.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Iterator
+from collections.abc import Sequence as Seq
+
+from bitnet.core.engine.engine import Engine
+from bitnet.core.engine.results import Update
+from bitnet.core.engine.sequence import Sequence
+from bitnet.core.errors import InvalidInputError
+
+WAIT_SECONDS = 0.5
+"""Where the platform cannot interrupt a wait, it is noticed after this long that a signal came."""
+
+
+class Ticket:
+    """A caller's end of submitted sequences: their updates, as they come."""
+
+    def __init__(self, worker: Worker, sequences: Seq[Sequence]) -> None:
+        self._worker = worker
+        self._news: queue.SimpleQueue[Update | BaseException] = queue.SimpleQueue()
+        self._open = {s.number: s for s in sequences}
+
+    def __iter__(self) -> Iterator[Update]:
+        """Updates until every sequence has its result.
+
+        Raises:
+            DeviceError: The device failed; or whatever else the engine failed with.
+        """
+        while self._open:
+            try:
+                news = self._news.get(timeout=WAIT_SECONDS)
+            except queue.Empty:
+                continue
+            if isinstance(news, BaseException):
+                self._open.clear()
+                raise news
+            if news.result is not None:
+                del self._open[news.sequence]
+            yield news
+
+    def cancel(self) -> None:
+        """End what has not ended. The results so far come as updates."""
+        if self._open:
+            self._worker.cancel(tuple(self._open.values()))
+
+    def put(self, news: Update | BaseException) -> None:
+        """For the worker."""
+        self._news.put(news)
+
+
+class Worker:
+    """Owns an engine: nothing else may call it, but for its ``prepare`` methods."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self._changed = threading.Condition()
+        self._added: list[tuple[Seq[Sequence], Ticket]] = []
+        self._cancelled: list[Sequence] = []
+        self._tickets: dict[int, Ticket] = {}
+        self._thread: threading.Thread | None = None
+        self._end: BaseException | None = None
+        """Why no more requests are taken."""
+
+    def submit(self, sequences: Seq[Sequence]) -> Ticket:
+        """Hand prepared sequences of one prompt to the engine.
+
+        Raises:
+            BitNetError: The worker is closed, or its engine failed.
+        """
+        ticket = Ticket(self, sequences)
+        with self._changed:
+            if self._end is not None:
+                raise self._end
+            self._added.append((sequences, ticket))
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._loop, name="bitnet-engine", daemon=True)
+                self._thread.start()
+            self._changed.notify()
+        return ticket
+
+    def cancel(self, sequences: Seq[Sequence]) -> None:
+        with self._changed:
+            self._cancelled += sequences
+            self._changed.notify()
+
+    def close(self) -> None:
+        """Finish the step that runs and end every request with an error. Closing twice is allowed."""
+        with self._changed:
+            if self._end is None:
+                self._end = InvalidInputError("the model is closed.")
+            self._changed.notify()
+            thread = self._thread
+        if thread is not None and thread is not threading.current_thread():
+            thread.join()
+
+    def _loop(self) -> None:
+        try:
+            while self._take_in():
+                for update in self.engine.step():
+                    self._deliver(update)
+        except BaseException as error:
+            with self._changed:
+                self._end = self._end or error
+        for ticket in {*self._tickets.values(), *(ticket for _, ticket in self._added)}:
+            assert self._end is not None
+            ticket.put(self._end)
+
+    def _take_in(self) -> bool:
+        """Wait for something to do and bring in what callers asked for; False once closed."""
+        with self._changed:
+            while not (self._end or self._added or self._cancelled or self.engine.busy):
+                self._changed.wait()
+            if self._end is not None:
+                return False
+            added, self._added = self._added, []
+            cancelled, self._cancelled = self._cancelled, []
+            for sequences, ticket in added:
+                self._tickets.update((s.number, ticket) for s in sequences)
+        for sequences, _ in added:
+            self.engine.add(sequences)
+        for sequence in cancelled:
+            update = self.engine.cancel(sequence)
+            if update is not None:
+                self._deliver(update)
+        return True
+
+    def _deliver(self, update: Update) -> None:
+        ticket = self._tickets[update.sequence]
+        if update.result is not None:
+            del self._tickets[update.sequence]
+        ticket.put(update)

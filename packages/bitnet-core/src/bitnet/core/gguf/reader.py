@@ -1,0 +1,346 @@
+"""A bounded, memory-mapped reader of GGUF version 2 and 3.
+
+Nothing in the file is believed: every count is held against the bytes that are left before anything is allocated, and
+whatever does not hold ends in one :class:`~bitnet.core.errors.ModelFileError` with the file, the field and its offset.
+"""
+
+from __future__ import annotations
+
+import mmap
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any, NoReturn
+
+import numpy as np
+import numpy.typing as npt
+
+from bitnet.core.errors import ModelFileError, brief
+from bitnet.core.gguf.types import (
+    ALIGNMENT,
+    MAGIC,
+    MAX_DIMS,
+    SCALARS,
+    GGMLType,
+    MetadataValue,
+    ValueType,
+    tensor_bytes,
+)
+from bitnet.core.mapped import MappedFile
+
+MAX_KEY = 65_535
+"""Bytes of a metadata key or tensor name at most, by the specification."""
+MAX_NESTING = 4
+"""Arrays in arrays at most; no known writer nests at all."""
+MIN_METADATA_ENTRY = 8 + 1 + 4 + 1
+MIN_TENSOR_ENTRY = 8 + 1 + 4 + 4 + 8
+
+_U32 = struct.Struct("<I")
+_U64 = struct.Struct("<Q")
+
+
+@dataclass(frozen=True, slots=True)
+class TensorInfo:
+    """Where a tensor is and what it holds.
+
+    Attributes:
+        shape: Rows first, as numpy has it (the file stores it the other way round).
+        offset: Byte offset of the data in the file.
+        nbytes: Bytes of data, without the padding after it.
+        entry: Byte offset in the file of the entry that describes the tensor.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    type: GGMLType
+    offset: int
+    nbytes: int
+    entry: int
+
+
+class GGUFFile:
+    """A GGUF file, mapped read-only for as long as this object or a view of its data lives.
+
+    Args:
+        path: The file.
+
+    Attributes:
+        path: The file.
+        size: Its size in bytes.
+        version: 2 or 3.
+        metadata: Every key with its value.
+        tensors: Every tensor by name, in file order.
+
+    Raises:
+        ModelFileError: The file cannot be opened, or something in it is not what the format asks for.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        self._file = MappedFile(self.path)
+        self.size = self._file.size
+        cursor = _Cursor(self.path, self._file.map)
+        self.version, tensor_count, metadata_count = _header(cursor)
+        self._key_offsets: dict[str, int] = {}
+        self.metadata: dict[str, MetadataValue] = {}
+        for i in range(metadata_count):
+            self._read_metadata(cursor, i)
+        alignment = self._alignment()
+        entries = [_tensor_entry(cursor, i) for i in range(tensor_count)]
+        start = -(-cursor.at // alignment) * alignment
+        self.tensors: Mapping[str, TensorInfo] = self._place(cursor, entries, start, alignment)
+
+    def data(self, tensor: TensorInfo) -> npt.NDArray[np.uint8]:
+        """The tensor's bytes, ``uint8[nbytes]``, read-only and mapped: nothing is copied."""
+        return self._file.bytes(tensor.offset, tensor.nbytes)
+
+    def release(self, tensor: TensorInfo) -> None:
+        """Let go of the tensor's mapped pages."""
+        self._file.release(tensor.offset, tensor.nbytes)
+
+    def error(
+        self, message: str, *, key: str | None = None, tensor: str | None = None, hint: str | None = None
+    ) -> ModelFileError:
+        """The error for something wrong with a metadata value or a tensor of this file, at its place in it."""
+        if tensor is not None:
+            info = self.tensors.get(tensor)
+            return ModelFileError(
+                message, path=self.path, field=f"tensor {brief(tensor)}", offset=info.entry if info else None, hint=hint
+            )
+        field = None if key is None else f"metadata {brief(key)}"
+        return ModelFileError(
+            message, path=self.path, field=field, offset=self._key_offsets.get(key) if key else None, hint=hint
+        )
+
+    def _read_metadata(self, cursor: _Cursor, index: int) -> None:
+        begin = cursor.at
+        key = cursor.name(f"metadata key {index}")
+        field = f"metadata {brief(key)}"
+        if key in self.metadata:
+            cursor.fail(field, begin, "this key occurs twice.")
+        kind = cursor.value_type(f"{field} type")
+        self._key_offsets[key] = cursor.at
+        self.metadata[key] = cursor.value(kind, field)
+
+    def _alignment(self) -> int:
+        key = "general.alignment"
+        value = self.metadata.get(key, ALIGNMENT)
+        if type(value) is not int or value < 8 or value & (value - 1):
+            raise self.error(f"is {brief(value)}; it must be a power of two and at least 8.", key=key)
+        return value
+
+    def _place(self, cursor: _Cursor, entries: list[_Entry], start: int, alignment: int) -> Mapping[str, TensorInfo]:
+        tensors: dict[str, TensorInfo] = {}
+        for e in entries:
+            field = f"tensor {brief(e.name)}"
+            if e.name in tensors:
+                cursor.fail(field, e.begin, "this name occurs twice.")
+            if e.offset % alignment:
+                cursor.fail(
+                    f"{field} offset", e.offset_at, f"{e.offset} is not a multiple of the alignment {alignment}."
+                )
+            if start + e.offset + e.nbytes > self.size:
+                cursor.fail(
+                    f"{field} offset",
+                    e.offset_at,
+                    f"its {e.nbytes} bytes at {start + e.offset} end past the end of the file ({self.size} bytes).",
+                    hint="The file is truncated or corrupt: download or convert it again.",
+                )
+            tensors[e.name] = TensorInfo(e.name, e.shape, e.type, start + e.offset, e.nbytes, e.begin)
+        last: _Entry | None = None
+        for e in sorted(entries, key=lambda e: e.offset):
+            if last is not None and e.offset < last.offset + last.nbytes:
+                cursor.fail(
+                    f"tensor {brief(e.name)} offset",
+                    e.offset_at,
+                    f"its data overlap those of tensor {brief(last.name)}.",
+                )
+            last = e
+        return tensors
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    """A tensor's entry as it stands in the file; ``offset`` counts from the start of the data."""
+
+    name: str
+    shape: tuple[int, ...]
+    type: GGMLType
+    offset: int
+    nbytes: int
+    begin: int
+    offset_at: int
+
+
+class _Cursor:
+    """Reads values one after another and never past the end."""
+
+    def __init__(self, path: Path, data: mmap.mmap) -> None:
+        self.path = path
+        self.data = data
+        self.end = len(data)
+        self.at = 0
+
+    def fail(self, field: str, offset: int, message: str, *, hint: str | None = None) -> NoReturn:
+        raise ModelFileError(message, path=self.path, field=field, offset=offset, hint=hint)
+
+    def take(self, size: int, field: str) -> int:
+        """Move past ``size`` bytes; returns where they begin."""
+        begin = self.at
+        if size > self.end - begin:
+            self.fail(
+                field,
+                begin,
+                f"needs {size} bytes, but only {self.end - begin} are left in the file.",
+                hint="The file is truncated or corrupt: download or convert it again.",
+            )
+        self.at = begin + size
+        return begin
+
+    def u32(self, field: str) -> int:
+        return int(_U32.unpack_from(self.data, self.take(4, field))[0])
+
+    def u64(self, field: str) -> int:
+        return int(_U64.unpack_from(self.data, self.take(8, field))[0])
+
+    def count(self, field: str, smallest: int) -> int:
+        """A u64 count of things of at least ``smallest`` bytes each, which must fit into the rest of the file."""
+        begin = self.at
+        count = self.u64(field)
+        if count * smallest > self.end - self.at:
+            self.fail(field, begin, f"{count} cannot be: only {self.end - self.at} bytes are left in the file.")
+        return count
+
+    def string(self, field: str) -> str:
+        begin = self.at
+        size = self.count(f"{field} length", 1)
+        raw = self.data[self.take(size, field) : self.at]
+        try:
+            return raw.decode()
+        except UnicodeDecodeError as error:
+            self.fail(field, begin + 8 + error.start, "is not valid UTF-8.")
+
+    def name(self, field: str) -> str:
+        begin = self.at
+        name = self.string(field)
+        if not 0 < self.at - begin - 8 <= MAX_KEY:
+            self.fail(field, begin, f"has {self.at - begin - 8} bytes; names have 1 to {MAX_KEY}.")
+        return name
+
+    def value_type(self, field: str) -> ValueType:
+        begin = self.at
+        number = self.u32(field)
+        try:
+            return ValueType(number)
+        except ValueError:
+            self.fail(field, begin, f"{number} is no metadata value type.")
+
+    def value(self, kind: ValueType, field: str, depth: int = 0) -> MetadataValue:
+        if kind is ValueType.STRING:
+            return self.string(field)
+        if kind is ValueType.ARRAY:
+            return self._array(field, depth + 1)
+        return self._numbers(kind, 1, field)[0].item()  # type: ignore[no-any-return]
+
+    def _array(self, field: str, depth: int) -> MetadataValue:
+        if depth > MAX_NESTING:
+            self.fail(field, self.at, f"arrays are nested more than {MAX_NESTING} deep.")
+        kind = self.value_type(f"{field} element type")
+        smallest = {ValueType.STRING: 8, ValueType.ARRAY: 12}.get(kind) or SCALARS[kind].itemsize
+        count = self.count(f"{field} array length", smallest)
+        if kind is ValueType.STRING:
+            return self._strings(count, field)
+        if kind is ValueType.ARRAY:
+            return [self._array(f"{field}[{i}]", depth + 1) for i in range(count)]
+        return self._numbers(kind, count, field)
+
+    def _numbers(self, kind: ValueType, count: int, field: str) -> npt.NDArray[Any]:
+        dtype = SCALARS[kind]
+        begin = self.take(count * dtype.itemsize, field)
+        if kind is ValueType.BOOL:
+            wrong = np.flatnonzero(np.frombuffer(self.data, np.uint8, count, begin) > 1)
+            if wrong.size:
+                self.fail(field, begin + int(wrong[0]), "is neither true (1) nor false (0).")
+        return np.frombuffer(self.data, dtype, count, begin)
+
+    def _strings(self, count: int, field: str) -> list[str]:
+        # A vocabulary has hundreds of thousands of strings: one tight loop, and errors are sorted out after it.
+        data, at, end, unpack = self.data, self.at, self.end, _U64.unpack_from
+        out: list[str] = []
+        append = out.append
+        try:
+            for _ in range(count):
+                begin = at + 8
+                at = begin + unpack(data, at)[0]
+                if at > end:
+                    break
+                append(data[begin:at].decode())
+        except (struct.error, UnicodeDecodeError):
+            pass
+        if len(out) < count:
+            self.at = begin - 8
+            self.string(f"{field}[{len(out)}]")  # fails with what is wrong there
+        self.at = at
+        return out
+
+
+def _header(cursor: _Cursor) -> tuple[int, int, int]:
+    """Version, number of tensors, number of metadata entries."""
+    begin = cursor.take(4, "magic")
+    magic = cursor.data[begin : begin + 4]
+    if magic != MAGIC:
+        cursor.fail("magic", begin, f"is {magic!r}, not {MAGIC!r}: this is not a GGUF file.")
+    begin = cursor.at
+    version = cursor.u32("version")
+    if version and version & 0xFFFF == 0:
+        cursor.fail(
+            "version",
+            begin,
+            "the file is big-endian, which is not supported.",
+            hint="Convert the model again on a little-endian machine.",
+        )
+    if version == 1:
+        cursor.fail(
+            "version",
+            begin,
+            "version 1 is not supported.",
+            hint="Convert the model again; writers have made version 2 or 3 since 2023.",
+        )
+    if version not in (2, 3):
+        cursor.fail("version", begin, f"{version} is not supported; 2 and 3 are.")
+    tensors = cursor.count("tensor count", MIN_TENSOR_ENTRY)
+    return version, tensors, cursor.count("metadata count", MIN_METADATA_ENTRY)
+
+
+def _tensor_entry(cursor: _Cursor, index: int) -> _Entry:
+    begin = cursor.at
+    name = cursor.name(f"tensor {index} name")
+    field = f"tensor {brief(name)}"
+    at = cursor.at
+    dims = cursor.u32(f"{field} dimensions")
+    if dims > MAX_DIMS:
+        cursor.fail(f"{field} dimensions", at, f"has {dims}; at most {MAX_DIMS} are possible.")
+    shape_at = cursor.at
+    shape = tuple(cursor.u64(f"{field} shape") for _ in range(dims))[::-1]
+    if 0 in shape or prod(shape) >= 2**63:
+        cursor.fail(f"{field} shape", shape_at, f"{shape} has no elements or too many.")
+    at = cursor.at
+    number = cursor.u32(f"{field} type")
+    try:
+        dtype = GGMLType(number)
+    except ValueError:
+        cursor.fail(f"{field} type", at, f"{number} is no tensor type known here.", hint=_type_hint(number))
+    try:
+        nbytes = tensor_bytes(dtype, shape)
+    except ValueError as error:
+        cursor.fail(f"{field} shape", shape_at, f"{error}.")
+    at = cursor.at
+    return _Entry(name, shape, dtype, cursor.u64(f"{field} offset"), nbytes, begin, at)
+
+
+def _type_hint(number: int) -> str | None:
+    if number in (38, 39, 42):
+        return "bitnet.cpp's TL1 and TL2 are made for one machine: use the model's I2_S, TQ1_0 or TQ2_0 file."
+    return None

@@ -1,0 +1,211 @@
+"""Ternary packings: what devices take (I2_S rows), and turning the other encodings of files into it.
+
+A packed row has ``ceil(K / 128) * 32`` bytes: each 128 weights in 32 bytes, byte ``g`` holding weights
+``g, g+32, g+64, g+96`` in bits 7-6, 5-4, 3-2, 1-0; code = weight + 1, and padding past K has code 1.
+This is Microsoft's I2_S (bitnet.cpp) as its x86 builds write it, for K a multiple of 128.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal, TypeAlias, get_args
+
+import numpy as np
+import numpy.typing as npt
+
+from bitnet.core.gguf.quants import DECODERS, ternary_codes
+from bitnet.core.gguf.types import BLOCKS, I2S_TAIL, GGMLType
+from bitnet.core.hal.program import TernaryData
+
+GROUP = 128
+"""Weights of a row that are packed together."""
+ROWS = 1024
+"""Rows transcoded at a time; a multiple of 128, so that flat blocks never cross from one piece to the next."""
+
+I2SLayout: TypeAlias = Literal["official", "arm", "columns"]
+"""Where an I2_S tensor keeps its weights. ``official``: as above, on from row to row. ``arm``: 64 weights in 16 bytes,
+as some ARM builds of bitnet.cpp write it. ``columns``: byte ``r K + c`` holds column ``c`` of rows ``4 r … 4 r + 3`` in
+bits 7-6 … 1-0, as x86 builds without ``ACT_PARALLEL`` write it. Nothing in a file says which it is."""
+I2S_LAYOUTS: tuple[I2SLayout, ...] = get_args(I2SLayout)
+
+TERNARY_TYPES = (GGMLType.I2_S, GGMLType.TQ1_0, GGMLType.TQ2_0, GGMLType.F32, GGMLType.F16, GGMLType.BF16)
+"""Types a ternary matrix may have in a file."""
+
+Bytes: TypeAlias = npt.NDArray[np.uint8]
+
+
+def row_bytes(k: int) -> int:
+    """Bytes of a packed row of ``k`` weights."""
+    return -(-k // GROUP) * (GROUP // 4)
+
+
+def pack_ternary(weights: npt.NDArray[np.int8]) -> Bytes:
+    """Pack ``int8[N, K]`` weights in {-1, 0, +1} into ``uint8[N, ceil(K / 128) * 32]``."""
+    return pack_codes((weights + 1).view(np.uint8))
+
+
+def pack_codes(codes: Bytes) -> Bytes:
+    """Pack ``uint8[N, K]`` codes (weight + 1)."""
+    if k := codes.shape[1] % GROUP:
+        codes = np.pad(codes, ((0, 0), (0, GROUP - k)), constant_values=1)
+    return _pack(codes, GROUP // 4)
+
+
+def unpack_ternary(packed: Bytes, k: int) -> npt.NDArray[np.int8]:
+    """The ``int8[N, k]`` weights of packed rows; the unused code 3 gives 2."""
+    codes = _unpack(packed, GROUP // 4)[:, :k].view(np.int8)
+    codes -= 1
+    return codes
+
+
+def _pack(codes: Bytes, width: int) -> Bytes:
+    """Rows of codes to bytes, each ``4 * width`` codes in ``width`` bytes."""
+    n = len(codes)
+    quarters = codes.reshape(n, -1, 4, width)
+    packed: Bytes = quarters[:, :, 0] << np.uint8(6)
+    packed |= quarters[:, :, 1] << 4
+    packed |= quarters[:, :, 2] << 2
+    packed |= quarters[:, :, 3]
+    return packed.reshape(n, -1)
+
+
+def _unpack(packed: Bytes, width: int) -> Bytes:
+    """The reverse of :func:`_pack`."""
+    n = len(packed)
+    groups = packed.reshape(n, -1, 1, width)
+    shifts = np.array([6, 4, 2, 0], np.uint8).reshape(1, 1, 4, 1)
+    codes: Bytes = groups >> shifts
+    codes &= 3
+    return codes.reshape(n, -1)
+
+
+def i2s_bytes(weights: npt.NDArray[np.int8], scale: float) -> Bytes:
+    """The data of an I2_S tensor of ``int8[N, K]`` weights in {-1, 0, +1}, as GGUF files have it.
+
+    The blocks of 128 run on from row to row, so ``N * K`` must be a multiple of 128, but ``K`` need not be.
+
+    Raises:
+        ValueError: ``N * K`` is not a multiple of 128.
+    """
+    if weights.size % GROUP:
+        raise ValueError(f"I2_S holds a multiple of {GROUP} weights; {weights.shape} has {weights.size}.")
+    codes = (weights + 1).view(np.uint8).reshape(-1, GROUP)
+    return np.concatenate([_pack(codes, GROUP // 4).reshape(-1), i2s_tail(scale)])
+
+
+def i2s_tail(scale: float) -> Bytes:
+    """What follows the codes of an I2_S tensor: its scale as f32, and zeros."""
+    tail = np.zeros(I2S_TAIL, np.uint8)
+    tail[:4] = np.array([scale], "<f4").view(np.uint8)
+    return tail
+
+
+def check_ternary(dtype: GGMLType, shape: tuple[int, int], layout: I2SLayout) -> None:
+    """Whether :func:`load_ternary` can read such a tensor.
+
+    Raises:
+        ValueError: It cannot; says why.
+    """
+    if dtype not in TERNARY_TYPES:
+        raise ValueError(f"{dtype.name} holds no ternary weights; {', '.join(t.name for t in TERNARY_TYPES)} can")
+    n, k = shape
+    if dtype is GGMLType.I2_S and layout != "columns" and n * k % GROUP:
+        raise ValueError(f"{n} rows of {k} weights; I2_S needs a multiple of {GROUP} in all")
+    if dtype is GGMLType.I2_S and layout == "columns" and n % 4:
+        raise ValueError(f"{n} rows; the I2_S layout 'columns' needs a multiple of 4")
+
+
+def load_ternary(
+    dtype: GGMLType, shape: tuple[int, int], data: Bytes, layout: I2SLayout, *, master: bool
+) -> TernaryData:
+    """A tensor's bytes as the packing devices take: a view where the file has it so, else decoded in pieces.
+
+    Args:
+        master: Whether float tensors may be the weights a ternary model was trained with, to be quantised absmean
+            (BitNet b1.58, Ma et al. 2024); otherwise they must be ternary already.
+
+    Raises:
+        ValueError: The data are no ternary matrix with one scale; says why.
+    """
+    n, k = shape
+    if dtype is GGMLType.I2_S:
+        scale = float(data[-I2S_TAIL:][:4].copy().view("<f4")[0])
+        codes = data[:-I2S_TAIL]
+        if layout == "official" and k % GROUP == 0:
+            return TernaryData(codes.reshape(n, k // 4), _finite(scale))
+        return TernaryData(_transcode(shape, lambda a, b: i2s_codes(data, k, a, b, layout)), _finite(scale))
+    elements, size = BLOCKS[dtype]
+    blocks = data.reshape(n, k // elements * size)
+    if dtype in (GGMLType.TQ1_0, GGMLType.TQ2_0):
+        scale = _block_scale(blocks.reshape(-1, size)[:, -2:])
+        return TernaryData(_transcode(shape, lambda a, b: _tq_rows(dtype, blocks, k, a, b)), scale)
+    scale, rounded = _float_scale(dtype, blocks, master)
+    return TernaryData(_transcode(shape, lambda a, b: _float_rows(dtype, blocks[a:b], scale, rounded)), scale)
+
+
+def _transcode(shape: tuple[int, int], rows: Callable[[int, int], Bytes]) -> Bytes:
+    """Pack the codes that ``rows(begin, end)`` gives, a piece at a time."""
+    n, k = shape
+    packed = np.empty((n, row_bytes(k)), np.uint8)
+    for begin in range(0, n, ROWS):
+        end = min(begin + ROWS, n)
+        packed[begin:end] = pack_codes(rows(begin, end))
+    return packed
+
+
+def _finite(scale: float) -> float:
+    if not np.isfinite(scale):
+        raise ValueError(f"its scale is {scale}")
+    return scale
+
+
+def i2s_codes(data: Bytes, k: int, begin: int, end: int, layout: I2SLayout) -> Bytes:
+    """Codes ``uint8[end - begin, k]`` of rows of an I2_S tensor; ``begin`` must be a multiple of 128."""
+    piece = data[begin * k // 4 : end * k // 4]
+    if layout == "columns":
+        return _unpack(piece.reshape(-1, k), k).reshape(-1, k)
+    return _unpack(piece.reshape(1, -1), 32 if layout == "official" else 16).reshape(-1, k)
+
+
+def _tq_rows(dtype: GGMLType, blocks: Bytes, k: int, begin: int, end: int) -> Bytes:
+    codes, scales = ternary_codes(dtype, blocks[begin:end].reshape(-1, BLOCKS[dtype][1]))
+    codes[scales == 0] = 1
+    return codes.reshape(-1, k)
+
+
+def _block_scale(raw: Bytes) -> float:
+    """The one scale of all blocks that are not all zero."""
+    scales = np.unique(raw.copy().view("<f2"))
+    scales = scales[scales != 0]
+    if scales.size > 1:
+        raise ValueError(
+            f"its blocks have {scales.size} different scales, {scales.min()} to {scales.max()}; ternary has one"
+        )
+    return _finite(float(scales[0])) if scales.size else 0.0
+
+
+def _float_scale(dtype: GGMLType, rows: Bytes, master: bool) -> tuple[float, bool]:
+    """The scale of a float tensor, and whether its weights still have to be rounded to it."""
+    total, ternary, magnitude = 0.0, True, 0.0
+    for begin in range(0, len(rows), ROWS):
+        values = np.abs(DECODERS[dtype](rows[begin : begin + ROWS]))
+        with np.errstate(invalid="ignore"):  # a sum that is not finite is refused below
+            total += float(values.sum(dtype=np.float64))
+        if ternary:
+            magnitude = magnitude or float(values.max())
+            ternary = bool(((values == 0) | (values == magnitude)).all())
+    if ternary:
+        return _finite(magnitude), False
+    if not master:
+        raise ValueError("its weights are not ternary: they have more than one magnitude")
+    return _finite(max(total / (rows.size // BLOCKS[dtype][1]), 1e-5)), True
+
+
+def _float_rows(dtype: GGMLType, rows: Bytes, scale: float, rounded: bool) -> Bytes:
+    values = DECODERS[dtype](rows)
+    if rounded:
+        values /= np.float32(scale)
+        np.clip(np.rint(values, out=values), -1, 1, out=values)
+    codes = np.sign(values).astype(np.int8)
+    codes += 1
+    return codes.view(np.uint8)

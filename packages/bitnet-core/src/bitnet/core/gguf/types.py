@@ -1,0 +1,145 @@
+"""Names, numbers and sizes of the GGUF format: tensor types, metadata value types, and what a tensor weighs.
+
+Source: the GGUF specification (ggml ``docs/gguf.md``) and ``ggml.h``; I2_S is Microsoft's (bitnet.cpp).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from enum import IntEnum
+from math import prod
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+MAGIC = b"GGUF"
+ALIGNMENT = 32
+"""Alignment of tensor data where ``general.alignment`` does not say otherwise."""
+MAX_DIMS = 4
+I2S_TAIL = 32
+"""Bytes after the codes of an I2_S tensor; the first 4 are its f32 scale."""
+
+
+class GGMLType(IntEnum):
+    """How a tensor's elements are stored."""
+
+    F32 = 0
+    F16 = 1
+    Q4_0 = 2
+    Q4_1 = 3
+    Q5_0 = 6
+    Q5_1 = 7
+    Q8_0 = 8
+    Q2_K = 10
+    Q3_K = 11
+    Q4_K = 12
+    Q5_K = 13
+    Q6_K = 14
+    IQ2_XXS = 16
+    IQ2_XS = 17
+    IQ3_XXS = 18
+    IQ1_S = 19
+    IQ4_NL = 20
+    IQ3_S = 21
+    IQ2_S = 22
+    IQ4_XS = 23
+    I8 = 24
+    I16 = 25
+    I32 = 26
+    I64 = 27
+    F64 = 28
+    IQ1_M = 29
+    BF16 = 30
+    TQ1_0 = 34
+    TQ2_0 = 35
+    I2_S = 36
+
+
+BLOCKS: Mapping[GGMLType, tuple[int, int]] = {
+    GGMLType.F32: (1, 4),
+    GGMLType.F16: (1, 2),
+    GGMLType.Q4_0: (32, 18),
+    GGMLType.Q4_1: (32, 20),
+    GGMLType.Q5_0: (32, 22),
+    GGMLType.Q5_1: (32, 24),
+    GGMLType.Q8_0: (32, 34),
+    GGMLType.Q2_K: (256, 84),
+    GGMLType.Q3_K: (256, 110),
+    GGMLType.Q4_K: (256, 144),
+    GGMLType.Q5_K: (256, 176),
+    GGMLType.Q6_K: (256, 210),
+    GGMLType.IQ2_XXS: (256, 66),
+    GGMLType.IQ2_XS: (256, 74),
+    GGMLType.IQ3_XXS: (256, 98),
+    GGMLType.IQ1_S: (256, 50),
+    GGMLType.IQ4_NL: (32, 18),
+    GGMLType.IQ3_S: (256, 110),
+    GGMLType.IQ2_S: (256, 82),
+    GGMLType.IQ4_XS: (256, 136),
+    GGMLType.I8: (1, 1),
+    GGMLType.I16: (1, 2),
+    GGMLType.I32: (1, 4),
+    GGMLType.I64: (1, 8),
+    GGMLType.F64: (1, 8),
+    GGMLType.IQ1_M: (256, 56),
+    GGMLType.BF16: (1, 2),
+    GGMLType.TQ1_0: (256, 54),
+    GGMLType.TQ2_0: (256, 66),
+}
+"""Elements and bytes of a block, for every type but I2_S, whose size is not a sum of blocks."""
+
+
+class ValueType(IntEnum):
+    """How a metadata value is stored."""
+
+    UINT8 = 0
+    INT8 = 1
+    UINT16 = 2
+    INT16 = 3
+    UINT32 = 4
+    INT32 = 5
+    FLOAT32 = 6
+    BOOL = 7
+    STRING = 8
+    ARRAY = 9
+    UINT64 = 10
+    INT64 = 11
+    FLOAT64 = 12
+
+
+SCALARS: Mapping[ValueType, np.dtype[Any]] = {
+    ValueType.UINT8: np.dtype("<u1"),
+    ValueType.INT8: np.dtype("<i1"),
+    ValueType.UINT16: np.dtype("<u2"),
+    ValueType.INT16: np.dtype("<i2"),
+    ValueType.UINT32: np.dtype("<u4"),
+    ValueType.INT32: np.dtype("<i4"),
+    ValueType.FLOAT32: np.dtype("<f4"),
+    ValueType.BOOL: np.dtype("?"),
+    ValueType.UINT64: np.dtype("<u8"),
+    ValueType.INT64: np.dtype("<i8"),
+    ValueType.FLOAT64: np.dtype("<f8"),
+}
+"""The numpy type of each value type of fixed size."""
+
+MetadataValue: TypeAlias = "str | bool | int | float | npt.NDArray[Any] | list[Any]"
+"""Arrays of numbers are numpy arrays; arrays of strings, and of arrays, are lists."""
+
+
+def tensor_bytes(dtype: GGMLType, shape: Sequence[int]) -> int:
+    """Bytes of a tensor with this shape (rows first, as numpy has it).
+
+    Raises:
+        ValueError: Rows are not a whole number of blocks; says which number they must be a multiple of.
+    """
+    if dtype is GGMLType.I2_S:
+        count = prod(shape)
+        if count % 4:
+            raise ValueError(f"{count} elements; I2_S needs a multiple of 4")
+        return count // 4 + I2S_TAIL
+    elements, size = BLOCKS[dtype]
+    row = shape[-1] if shape else 1
+    if row % elements:
+        raise ValueError(f"rows of {row} elements; {dtype.name} needs a multiple of {elements}")
+    return prod(shape) // elements * size

@@ -1,0 +1,171 @@
+"""Writing GGUF version 3: streamed, and either whole under its name or not there at all."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from bitnet.core.errors import InvalidInputError, brief
+from bitnet.core.files import replacing
+from bitnet.core.gguf.types import ALIGNMENT, MAGIC, MAX_DIMS, SCALARS, GGMLType, MetadataValue, ValueType, tensor_bytes
+
+MAX_ALIGNMENT = 1 << 20
+
+Chunk: TypeAlias = "bytes | npt.NDArray[Any]"
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSource:
+    """A tensor to write.
+
+    Attributes:
+        shape: Rows first, as numpy has it.
+        data: Its bytes in the encoding of ``type``: an array, or a function that yields them piece by piece, for a
+            tensor that should not be in memory whole.
+    """
+
+    shape: tuple[int, ...]
+    type: GGMLType
+    data: npt.NDArray[Any] | Callable[[], Iterable[Chunk]]
+
+
+Tensor: TypeAlias = "npt.NDArray[Any] | TensorSource"
+
+
+def write_gguf(
+    path: str | Path,
+    metadata: Mapping[str, MetadataValue],
+    tensors: Mapping[str, Tensor],
+    *,
+    progress: Callable[[int, int], None] | None = None,
+) -> None:
+    """Write a model file; on failure, what stood at ``path`` before is untouched.
+
+    Args:
+        path: The file to write; it replaces one that is there.
+        metadata: Python strings, booleans, integers (u32 where they fit, else i32, u64 or i64), floats (f32), numpy
+            scalars and arrays (their own type), and lists of these (integers: i32 where all fit, else i64).
+        tensors: f32 and f16 arrays as they are, and :class:`TensorSource` for every other type.
+        progress: Called with bytes of tensor data written and in all.
+
+    Raises:
+        InvalidInputError: A value or an array has a type that GGUF does not have, or the data do not fit a shape.
+        BitNetError: The file cannot be written.
+    """
+    sources = {name: _source(name, tensor) for name, tensor in tensors.items()}
+    sizes = {name: _size(name, source) for name, source in sources.items()}
+    head = [MAGIC, struct.pack("<IQQ", 3, len(sources), len(metadata))]
+    for key, value in metadata.items():
+        head += [_string(key), _value(key, value)]
+    alignment = metadata.get("general.alignment", ALIGNMENT)
+    if type(alignment) is not int or not 8 <= alignment <= MAX_ALIGNMENT or alignment & (alignment - 1):
+        raise InvalidInputError(f"general.alignment is {brief(alignment)}; it must be a power of two, 8 at least.")
+    offset = 0
+    for name, source in sources.items():
+        dims = source.shape[::-1]
+        head.append(_string(name) + struct.pack(f"<I{len(dims)}QIQ", len(dims), *dims, source.type, offset))
+        offset += sizes[name] + -sizes[name] % alignment
+    total, done = sum(sizes.values()), 0
+    end = sum(map(len, head))
+    with replacing(Path(path)) as file:
+        file.write(b"".join(head))
+        for name, source in sources.items():
+            file.write(bytes(-end % alignment))
+            written = 0
+            for chunk in source.data() if callable(source.data) else (source.data,):
+                raw = np.ascontiguousarray(chunk).data if isinstance(chunk, np.ndarray) else chunk
+                file.write(raw)
+                written += raw.nbytes if isinstance(raw, memoryview) else len(raw)
+                if progress is not None:
+                    progress(done + written, total)
+            if written != sizes[name]:
+                raise InvalidInputError(f"tensor {name!r} gave {written} bytes; its shape and type need {sizes[name]}.")
+            end += -end % alignment + written
+            done += written
+
+
+def _source(name: str, tensor: Tensor) -> TensorSource:
+    if isinstance(tensor, TensorSource):
+        return tensor
+    types = {np.dtype("f4"): GGMLType.F32, np.dtype("f2"): GGMLType.F16}
+    dtype = types.get(tensor.dtype)
+    if dtype is None:
+        raise InvalidInputError(
+            f"tensor {name!r} is an array of {tensor.dtype}; give a TensorSource for other than f32 and f16."
+        )
+    return TensorSource(tensor.shape, dtype, tensor)
+
+
+def _size(name: str, source: TensorSource) -> int:
+    if len(source.shape) > MAX_DIMS or 0 in source.shape:
+        raise InvalidInputError(
+            f"tensor {name!r} has the shape {source.shape}; 1 to {MAX_DIMS} dimensions can be written."
+        )
+    try:
+        return tensor_bytes(source.type, source.shape)
+    except ValueError as error:
+        raise InvalidInputError(f"tensor {name!r}: {error}.") from None
+
+
+def _string(text: str) -> bytes:
+    raw = text.encode()
+    return struct.pack("<Q", len(raw)) + raw
+
+
+_INTEGERS = (
+    (ValueType.UINT32, 0, 2**32),
+    (ValueType.INT32, -(2**31), 2**31),
+    (ValueType.UINT64, 0, 2**64),
+    (ValueType.INT64, -(2**63), 2**63),
+)
+_NUMPY = {dtype: kind for kind, dtype in SCALARS.items()}
+
+
+def _value(key: str, value: Any) -> bytes:
+    """A metadata value with its type before it."""
+    if isinstance(value, str):
+        return struct.pack("<I", ValueType.STRING) + _string(value)
+    if isinstance(value, (list, tuple, np.ndarray)):
+        return struct.pack("<I", ValueType.ARRAY) + _array(key, value)
+    kind = _kind(key, value)
+    return struct.pack("<I", kind) + np.array(value, SCALARS[kind]).tobytes()
+
+
+def _kind(key: str, value: Any) -> ValueType:
+    if isinstance(value, bool):
+        return ValueType.BOOL
+    if isinstance(value, int):
+        for kind, low, high in _INTEGERS:
+            if low <= value < high:
+                return kind
+    elif isinstance(value, float) and not isinstance(value, np.generic):
+        return ValueType.FLOAT32
+    elif isinstance(value, np.generic) and value.dtype in _NUMPY:
+        return _NUMPY[value.dtype]
+    raise InvalidInputError(f"metadata {key!r}: {brief(value)} of type {type(value).__name__} has no GGUF form.")
+
+
+def _array(key: str, values: list[Any] | tuple[Any, ...] | npt.NDArray[Any]) -> bytes:
+    """Element type, length and elements."""
+    if isinstance(values, np.ndarray):
+        kind = _NUMPY.get(values.dtype.newbyteorder("<"))
+        if kind is None or values.ndim != 1:
+            raise InvalidInputError(f"metadata {key!r}: an array of {values.dtype}{values.shape} has no GGUF form.")
+        return struct.pack("<IQ", kind, len(values)) + values.astype(SCALARS[kind]).tobytes()
+    if values and all(isinstance(v, str) for v in values):
+        return struct.pack("<IQ", ValueType.STRING, len(values)) + b"".join(map(_string, values))
+    if values and all(isinstance(v, (list, tuple, np.ndarray)) for v in values):
+        return struct.pack("<IQ", ValueType.ARRAY, len(values)) + b"".join(_array(key, v) for v in values)
+    types = {type(v) for v in values}
+    if types == {int}:
+        small = all(-(2**31) <= v < 2**31 for v in values)
+        return _array(key, np.array(values, np.int32 if small else np.int64))
+    if types in ({float}, {bool}):
+        return _array(key, np.array(values, np.float32 if types == {float} else np.bool_))
+    raise InvalidInputError(f"metadata {key!r}: a list of {sorted(t.__name__ for t in types)} has no GGUF form.")

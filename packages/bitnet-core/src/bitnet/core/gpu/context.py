@@ -1,0 +1,136 @@
+"""What a backend's ``ops.py`` lowers operations with: the buffers of one program on one device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from bitnet.core.gpu.driver import Buffer, Driver, Launch
+from bitnet.core.gpu.weights import DenseBuffer, TernaryBuffer, put_dense, put_ternary
+from bitnet.core.hal import Program, StepLayout
+from bitnet.core.hal.check import TensorCheck
+from bitnet.core.hal.program import NUMPY_DTYPES
+
+MAX_COUNT = 64
+"""Decode steps whose tokens the history buffer holds; ``run`` splits a larger count."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bucket:
+    """The largest step a recording serves: grids are made for it, kernels leave early for less.
+
+    ``rows`` 0 means that nothing after the last layer is needed. ``context`` bounds every sequence's length.
+    """
+
+    tokens: int
+    rows: int
+    context: int
+
+
+@dataclass
+class Context:
+    """Buffers of a program: activations, weights (uploaded when first asked for), KV cache, step, token history."""
+
+    driver: Driver
+    program: Program
+    layout: StepLayout
+    used: int = 0
+    step: Buffer = field(init=False)
+    history: Buffer = field(init=False)
+    tensors: dict[str, Buffer] = field(default_factory=dict)
+    _owned: list[Buffer] = field(default_factory=list)
+    _ternary: dict[tuple[str, ...], TernaryBuffer] = field(default_factory=dict)
+    _dense: dict[str, DenseBuffer] = field(default_factory=dict)
+    _scratch: dict[str, Buffer] = field(default_factory=dict)
+    _kv: dict[tuple[str, int], Buffer] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        limits = self.program.limits
+        self.step = self.alloc(self.layout.words * 4)
+        self.history = self.alloc(MAX_COUNT * max(limits.max_rows, 1) * 4)
+        for spec in self.program.tensors.values():
+            self.tensors[spec.name] = self.alloc(
+                int(np.prod(self.shape(spec.name))) * NUMPY_DTYPES[spec.dtype].itemsize
+            )
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Shape of an activation at its capacity."""
+        return TensorCheck(self.program).shape(name)
+
+    def alloc(self, nbytes: int) -> Buffer:
+        """Memory that lives as long as the executable."""
+        buffer = self.driver.alloc(max(nbytes, 4))
+        self._owned.append(buffer)
+        self.used += buffer.nbytes
+        return buffer
+
+    def offset(self, field_name: str) -> np.int32:
+        """Word offset of a field of the step buffer, as a kernel argument."""
+        offset: np.int32 = np.int32(self.layout.offsets[field_name])
+        return offset
+
+    def ternary(self, names: Sequence[str]) -> TernaryBuffer:
+        """The named matrices stacked along N."""
+        key = tuple(names)
+        if key not in self._ternary:
+            put = put_ternary(self.driver, [self.program.weights[n] for n in key])
+            self._own(put.codes, put.scales)
+            self._ternary[key] = put
+        return self._ternary[key]
+
+    def dense(self, name: str) -> DenseBuffer:
+        """A dense weight; one upload, however many operations use it."""
+        if name not in self._dense:
+            put = put_dense(self.driver, self.program.weights[name])
+            self._own(put.data)
+            self._dense[name] = put
+        return self._dense[name]
+
+    def kv(self, which: str, layer: int) -> Buffer:
+        """Keys (``"k"``) or values (``"v"``) of a layer: ``[blocks, block_size, kv_heads, head_dim]``."""
+        key = (which, layer)
+        if key not in self._kv:
+            spec = self.program.kv
+            assert spec is not None, "the program uses a KV cache but declares none"
+            words = spec.num_blocks * spec.block_size * spec.kv_heads * spec.head_dim
+            self._kv[key] = self.alloc(words * NUMPY_DTYPES[spec.dtype].itemsize)
+        return self._kv[key]
+
+    def scratch(self, name: str, nbytes: int) -> Buffer:
+        """Working memory that operations of the same name share, as no two run at once."""
+        if name not in self._scratch or self._scratch[name].nbytes < nbytes:
+            self._scratch[name] = self.alloc(nbytes)  # a smaller one stays: a recording may name it
+        return self._scratch[name]
+
+    def zeroed(self, name: str, nbytes: int) -> Buffer:
+        """Working memory that starts as zeros and that its kernels leave as zeros."""
+        if name not in self._scratch:
+            self.driver.upload(self.scratch(name, nbytes), np.zeros(nbytes, np.uint8))
+        return self._scratch[name]
+
+    def close(self) -> None:
+        """Free every buffer."""
+        for buffer in self._owned:
+            self.driver.free(buffer)
+        self._owned.clear()
+        self.used = 0
+
+    def _own(self, *buffers: Buffer) -> None:
+        self._owned.extend(buffers)
+        self.used += sum(b.nbytes for b in buffers)
+
+
+@dataclass(frozen=True, slots=True)
+class Lowering:
+    """What a backend's ``ops.py`` provides.
+
+    Attributes:
+        step: The launches of the context's program for a bucket.
+        advance: The launches that end a decode step: they copy the sampled tokens to ``history`` at the row that
+            word 3 of the step's header counts, make them the next tokens, lengthen every sequence by one and count up.
+    """
+
+    step: Callable[[Context, Bucket], list[Launch]]
+    advance: Callable[[Context], list[Launch]]

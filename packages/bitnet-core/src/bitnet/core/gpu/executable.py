@@ -1,0 +1,136 @@
+"""A program on a GPU: uploads the step, replays the recording of its bucket, brings the tokens back."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from bitnet.core.errors import DeviceError
+from bitnet.core.gpu.context import MAX_COUNT, Bucket, Context, Lowering
+from bitnet.core.gpu.driver import Driver
+from bitnet.core.hal import DeviceInfo, Program, Step, StepLayout
+from bitnet.core.hal.check import StepCheck, TensorCheck, check_program
+from bitnet.core.hal.program import NUMPY_DTYPES
+
+MIN_CONTEXT_BUCKET = 512
+
+
+def bucket_size(n: int, most: int) -> int:
+    """The power of two that holds ``n``, capped at ``most``."""
+    return min(1 << max(n - 1, 0).bit_length(), most)
+
+
+class GpuExecutable:
+    """Implements :class:`~bitnet.core.hal.Executable` over a :class:`Driver` and a backend's lowering.
+
+    Args:
+        lowering: The backend's ``ops.py``.
+        on_close: Called once, with this executable, when it has freed its memory.
+    """
+
+    def __init__(
+        self,
+        driver: Driver,
+        info: DeviceInfo,
+        program: Program,
+        lowering: Lowering,
+        on_close: Callable[[GpuExecutable], None],
+    ) -> None:
+        self._driver, self._info, self._program = driver, info, program
+        self._lowering, self._on_close = lowering, on_close
+        self._lock = threading.RLock()
+        self._recordings: dict[Bucket, tuple[object, tuple[str, ...]]] = {}
+        self._kernels: dict[str, None] = {}
+        self._closed = False
+        check_program(program)
+        self._check_step = StepCheck(program)
+        self._tensors = TensorCheck(program)
+        self._layout = StepLayout(program.limits)
+        self.context = Context(driver, program, self._layout)
+        try:
+            # The bucket of a single decode step names every weight: record it now, so that compile() does the loading
+            # and reports what does not fit or compile.
+            limits = program.limits
+            self._recording(Bucket(1, min(1, limits.max_rows), self._context_bucket(1)))
+        except BaseException:
+            self.context.close()
+            raise
+
+    @property
+    def kernels(self) -> tuple[str, ...]:
+        return tuple(self._kernels)
+
+    def run(self, step: Step, count: int = 1) -> npt.NDArray[np.int32]:
+        with self._lock:
+            self._check_open()
+            self._check_step(step, count)
+            rows = step.rows if self._check_step.samples else 0
+            out = np.empty((count, rows), np.int32)
+            lengths = step.data[self._layout.offsets["seq_len"] :][: step.seqs]
+            longest = int(lengths.max(initial=1)) + count - 1
+            limits = self._program.limits
+            recording, names = self._recording(
+                Bucket(
+                    bucket_size(step.tokens, limits.max_tokens),
+                    bucket_size(step.rows, limits.max_rows) if step.rows else 0,
+                    self._context_bucket(longest),
+                )
+            )
+            self._driver.upload(self.context.step, step.data)
+            for start in range(0, count, MAX_COUNT):
+                now = min(MAX_COUNT, count - start)
+                if start:
+                    self._driver.upload(self.context.step, np.zeros(1, np.int32), 3 * 4)
+                for _ in range(now):
+                    self._driver.submit(recording)
+                if rows:
+                    self._driver.download(self.context.history, out[start : start + now])
+            self._kernels.update(dict.fromkeys(names))
+            return out
+
+    def write(self, name: str, array: npt.NDArray[Any]) -> None:
+        with self._lock:
+            self._check_open()
+            self._tensors.write(name, array)
+            if array.size:
+                self._driver.upload(self.context.tensors[name], np.ascontiguousarray(array))
+
+    def read(self, name: str, rows: int | None = None) -> npt.NDArray[Any]:
+        with self._lock:
+            self._check_open()
+            shape = self._tensors.read(name, rows)
+            out = np.empty(shape, NUMPY_DTYPES[self._program.tensors[name].dtype])
+            if out.size:
+                self._driver.download(self.context.tensors[name], out)
+            return out
+
+    def close(self) -> None:
+        with self._lock:
+            if not self._closed:
+                self._closed = True
+                self._recordings.clear()
+                self.context.close()
+                self._on_close(self)
+
+    def _recording(self, bucket: Bucket) -> tuple[object, tuple[str, ...]]:
+        if bucket not in self._recordings:
+            launches = self._lowering.step(self.context, bucket)
+            if bucket.rows and self._check_step.samples:
+                launches = [*launches, *self._lowering.advance(self.context)]
+            names = tuple(dict.fromkeys(f"{launch.kernel.entry}_{self._info.backend}" for launch in launches))
+            self._recordings[bucket] = (self._driver.record(launches), names)
+        return self._recordings[bucket]
+
+    def _context_bucket(self, longest: int) -> int:
+        kv = self._program.kv
+        if kv is None:
+            return 0
+        return bucket_size(max(longest, MIN_CONTEXT_BUCKET), self._program.limits.max_blocks * kv.block_size)
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise DeviceError("this executable is closed.", device=self._info.name)

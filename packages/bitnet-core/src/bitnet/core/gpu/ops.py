@@ -1,0 +1,161 @@
+"""The operations whose launches are alike on every GPU API: kernels of these names take these arguments in this order.
+
+A backend makes a :class:`RowOps` with its work-group size, adds its matrix products to the table, and lowers by it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from bitnet.core.gpu.context import Bucket, Context, Lowering
+from bitnet.core.gpu.driver import Arg, KernelSpec, Launch
+from bitnet.core.hal import (
+    Attention,
+    DenseMatmul,
+    Embed,
+    GluNormQuant,
+    NormQuant,
+    NormRows,
+    Quantize,
+    RopeAppend,
+    Sample,
+)
+
+Dispatch: TypeAlias = Mapping[type, Callable[[Context, Any, Bucket], list[Launch]]]
+"""Operation → its launches for a bucket."""
+
+ROW_OPS = (NormRows, DenseMatmul, Sample)
+"""Operations over the rows that need logits; a step without any leaves them out."""
+ROPE_GROUP = 32
+ADVANCE_GROUP = 32
+PARTIALS = 256
+"""Work-groups whose partial sums make up the mean of ``quantize``."""
+
+
+def ceil_div(n: int, by: int) -> int:
+    """``n / by``, rounded up."""
+    return -(-n // by)
+
+
+def positions(ctx: Context) -> tuple[Arg, ...]:
+    """The arguments from which a kernel finds a token's position and its cache blocks."""
+    fields = ("token_seq", "seq_begin", "seq_len", "block_table")
+    return (ctx.step, *(ctx.offset(f) for f in fields), np.int32(ctx.program.limits.max_blocks))
+
+
+def kv_defines(ctx: Context, op: RopeAppend | Attention) -> dict[str, int]:
+    """What a kernel that reads or writes the cache is compiled for."""
+    kv = ctx.program.kv
+    assert kv is not None  # check_program has seen to it
+    return {"DIM": op.head_dim, "BLOCK": kv.block_size, "KV_F16": int(kv.dtype == "f16")}
+
+
+@dataclass(frozen=True, slots=True)
+class RowOps:
+    """Launches of the operations that take a work-group of ``group`` work-items a row."""
+
+    group: int
+
+    def table(self) -> Dispatch:
+        """The operations this class knows."""
+        return {
+            Embed: self.embed,
+            NormQuant: self.norm_quant,
+            GluNormQuant: self.glu_norm_quant,
+            RopeAppend: self.rope_append,
+            NormRows: self.norm_rows,
+            Sample: self.sample,
+            Quantize: self.quantize,
+        }
+
+    def launch(
+        self,
+        file: str,
+        groups: int,
+        args: tuple[Arg, ...],
+        *,
+        entry: str | None = None,
+        defines: Mapping[str, int] = MappingProxyType({}),
+    ) -> Launch:
+        """``groups`` work-groups of ``entry`` (default: named as its file), compiled for the group's size as WG."""
+        spec = KernelSpec(file, entry or file, (("WG", self.group), *defines.items()))
+        return Launch(spec, (groups, 1, 1), (self.group, 1, 1), args)
+
+    def embed(self, ctx: Context, op: Embed, bucket: Bucket) -> list[Launch]:
+        table = ctx.dense(op.table)
+        args = (ctx.step, ctx.offset("tokens"), table.data, ctx.tensors[op.out], np.int32(table.shape[1]))
+        return [self.launch("embed", bucket.tokens, args, defines={"WEIGHT_F16": int(table.dtype == "f16")})]
+
+    def norm_quant(self, ctx: Context, op: NormQuant, bucket: Bucket) -> list[Launch]:
+        x = ctx.tensors[op.x]
+        weight = ctx.dense(op.weight).data if op.weight else x
+        args = (ctx.step, x, weight, np.float32(op.eps), ctx.tensors[op.out], ctx.tensors[op.scale])
+        dim = np.int32(ctx.shape(op.x)[1])
+        return [self.launch("norm_quant", bucket.tokens, (*args, dim), defines={"NORM": int(op.weight is not None)})]
+
+    def glu_norm_quant(self, ctx: Context, op: GluNormQuant, bucket: Bucket) -> list[Launch]:
+        gate_up = ctx.tensors[op.gate_up]
+        weight = ctx.dense(op.weight).data if op.weight else gate_up
+        tokens, width = ctx.shape(op.gate_up)
+        products = ctx.scratch("glu products", tokens * width // 2 * 4)
+        args = (ctx.step, gate_up, weight, np.float32(op.eps), ctx.tensors[op.out], ctx.tensors[op.scale])
+        defines = {"NORM": int(op.weight is not None), "RELU2": int(op.activation == "relu2")}
+        return [self.launch("glu_norm_quant", bucket.tokens, (*args, np.int32(width // 2), products), defines=defines)]
+
+    def rope_append(self, ctx: Context, op: RopeAppend, bucket: Bucket) -> list[Launch]:
+        args = (
+            *positions(ctx),
+            ctx.tensors[op.qkv],
+            ctx.kv("k", op.layer),
+            ctx.kv("v", op.layer),
+            ctx.dense(op.cos).data,
+            ctx.dense(op.sin).data,
+            np.int32(op.heads),
+            np.int32(op.kv_heads),
+        )
+        defines = kv_defines(ctx, op) | {"NEOX": int(op.style == "neox")}
+        spec = KernelSpec("rope_append", "rope_append", tuple(defines.items()))
+        return [Launch(spec, (bucket.tokens, op.heads + 2 * op.kv_heads, 1), (ROPE_GROUP, 1, 1), args)]
+
+    def norm_rows(self, ctx: Context, op: NormRows, bucket: Bucket) -> list[Launch]:
+        args = (ctx.step, ctx.offset("rows"), ctx.tensors[op.x], ctx.dense(op.weight).data, np.float32(op.eps))
+        return [self.launch("norm_rows", bucket.rows, (*args, ctx.tensors[op.out], np.int32(ctx.shape(op.x)[1])))]
+
+    def sample(self, ctx: Context, op: Sample, bucket: Bucket) -> list[Launch]:
+        choice = ("rows", "temperature", "top_k", "top_p", "min_p", "seed_lo", "seed_hi")
+        position = ("token_seq", "seq_begin", "seq_len")
+        args = (ctx.step, *(ctx.offset(f) for f in choice + position), ctx.tensors[op.logits], ctx.tensors[op.out])
+        return [self.launch("sample", bucket.rows, (*args, np.int32(ctx.shape(op.logits)[1])))]
+
+    def quantize(self, ctx: Context, op: Quantize, bucket: Bucket) -> list[Launch]:
+        x, scale = ctx.tensors[op.x], ctx.tensors[op.scale]
+        n, count = np.int32(np.prod(ctx.shape(op.x))), np.int32(PARTIALS)
+        partial = ctx.scratch("absmean partials", PARTIALS * 4)
+        return [
+            self.launch("quantize", PARTIALS, (x, n, partial), entry="absmean_partial"),
+            self.launch("quantize", 1, (partial, count, n, scale), entry="absmean_scale"),
+            self.launch("quantize", PARTIALS, (x, n, scale, ctx.tensors[op.codes]), entry="ternary_codes"),
+        ]
+
+
+def advance(ctx: Context) -> list[Launch]:
+    """The launch that ends a decode step of a program whose last operation is ``Sample``."""
+    sample = ctx.program.ops[-1]
+    assert isinstance(sample, Sample)  # else no step is ever advanced
+    args = (ctx.step, ctx.offset("tokens"), ctx.offset("seq_len"), ctx.tensors[sample.out], ctx.history)
+    return [Launch(KernelSpec("advance", "advance"), (1, 1, 1), (ADVANCE_GROUP, 1, 1), args)]
+
+
+def lowering(dispatch: Dispatch) -> Lowering:
+    """Lower operation by operation, each by its entry of the table."""
+
+    def step(ctx: Context, bucket: Bucket) -> list[Launch]:
+        ops = [op for op in ctx.program.ops if bucket.rows or not isinstance(op, ROW_OPS)]
+        return [launch for op in ops for launch in dispatch[type(op)](ctx, op, bucket)]
+
+    return Lowering(step, advance)

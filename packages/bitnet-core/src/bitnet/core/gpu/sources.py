@@ -1,0 +1,35 @@
+"""The kernel sources a backend's wheel carries."""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from importlib.resources import files
+
+
+class KernelSources:
+    """Kernels of one language.
+
+    Args:
+        package: Import name of the backend's package, whose folder ``kernels`` holds them.
+        backend: Name of the backend, with which the kernels' names end.
+        ending: Of the files, one an operation, such as ``.cl``.
+        common: The file that all have in front.
+        entry: Pattern whose first group is the name of a kernel where a source defines one.
+    """
+
+    def __init__(self, package: str, backend: str, *, ending: str, common: str, entry: str) -> None:
+        self._folder = files(package) / "kernels"
+        self._backend, self._ending, self._common = backend, ending, common
+        self._entry = re.compile(entry, re.MULTILINE)
+        self.text = cache(self._text)
+
+    def names(self) -> frozenset[str]:
+        """Every kernel there is, by its name in receipts."""
+        texts = [f.read_text(encoding="utf-8") for f in self._folder.iterdir() if f.name.endswith(self._ending)]
+        return frozenset(f"{entry}_{self._backend}" for text in texts for entry in self._entry.findall(text))
+
+    def _text(self, file: str) -> str:
+        """A source as the compiler gets it."""
+        parts = (self._common, file + self._ending)
+        return "".join((self._folder / part).read_text(encoding="utf-8") for part in parts)

@@ -1,0 +1,78 @@
+"""Putting weights on a device: ternary matrices stacked as one, dense ones as they are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from bitnet.core.errors import InvalidInputError
+from bitnet.core.gpu.driver import Buffer, Driver
+from bitnet.core.hal import DenseWeight, TernaryWeight, Weight
+
+BLOCK_WEIGHTS = 128
+BLOCK_BYTES = 32
+
+
+@dataclass(frozen=True, slots=True)
+class TernaryBuffer:
+    """Ternary matrices on the device, stacked along N.
+
+    Attributes:
+        codes: ``uint8[rows, row_bytes]`` in the packing of :class:`~bitnet.core.hal.TernaryData`. The four bytes of a
+            word of it hold, at each of the four bit pairs, four neighbours: what a 4-way int8 dot product eats.
+        scales: ``f32[rows]``, what +1 stands for in each row.
+        rows: N over all the parts.
+        cols: K, not padded.
+        row_bytes: ``ceil(K / 128) * 32``.
+    """
+
+    codes: Buffer
+    scales: Buffer
+    rows: int
+    cols: int
+    row_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class DenseBuffer:
+    """A dense weight on the device, C-contiguous in its own ``dtype`` (``f16`` or ``f32``)."""
+
+    data: Buffer
+    shape: tuple[int, ...]
+    dtype: str
+
+
+def put_ternary(driver: Driver, parts: Sequence[Weight]) -> TernaryBuffer:
+    """Upload ternary matrices of one K, one after the other, releasing each one's host pages."""
+    shapes = {part.shape[1] for part in parts if isinstance(part, TernaryWeight)}
+    if len(shapes) != 1 or not all(isinstance(part, TernaryWeight) for part in parts):
+        raise InvalidInputError("a ternary product takes ternary weights that share their number of columns.")
+    cols = shapes.pop()
+    row_bytes = -(-cols // BLOCK_WEIGHTS) * BLOCK_BYTES
+    rows = sum(part.shape[0] for part in parts)
+    codes = driver.alloc(rows * row_bytes)
+    scales = np.empty(rows, np.float32)
+    at = 0
+    for part in parts:
+        assert isinstance(part, TernaryWeight)
+        data = part.load()
+        driver.upload(codes, np.ascontiguousarray(data.codes), at * row_bytes)
+        scales[at : at + part.shape[0]] = data.scale
+        at += part.shape[0]
+        part.release()
+    scale_buffer = driver.alloc(scales.nbytes)
+    driver.upload(scale_buffer, scales)
+    return TernaryBuffer(codes, scale_buffer, rows, cols, row_bytes)
+
+
+def put_dense(driver: Driver, weight: Weight) -> DenseBuffer:
+    """Upload a dense weight and release its host pages."""
+    if not isinstance(weight, DenseWeight):
+        raise InvalidInputError("a dense weight was expected where the program names a ternary one.")
+    array = np.ascontiguousarray(weight.load())
+    buffer = driver.alloc(array.nbytes)
+    driver.upload(buffer, array)
+    weight.release()
+    return DenseBuffer(buffer, weight.shape, weight.dtype)

@@ -1,0 +1,255 @@
+"""What every device checks before it trusts a program or a step: a kernel meets only what the contract allows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from bitnet.core.errors import InvalidInputError
+from bitnet.core.hal.program import (
+    NUMPY_DTYPES,
+    Attention,
+    DenseMatmul,
+    DenseWeight,
+    Dim,
+    Embed,
+    GluNormQuant,
+    NormQuant,
+    NormRows,
+    Op,
+    Program,
+    RopeAppend,
+    Sample,
+    TensorSpec,
+    TernaryMatmul,
+    TernaryWeight,
+)
+from bitnet.core.hal.step import Step
+
+MAX_K = 131_072
+"""Longest row of a ternary matrix: the greatest for which every partial sum stays within 2²⁴, exact in float32."""
+
+
+def check_program(program: Program) -> None:
+    """Check that the tensors and weights an op names are there and fit it, as ``kernels/README.md`` has them.
+
+    Raises:
+        InvalidInputError: They do not; the message names the op and the tensor or weight.
+    """
+    for name, spec in program.tensors.items():
+        if name != spec.name or not spec.shape or any(isinstance(n, int) and n < 1 for n in spec.shape):
+            raise InvalidInputError(f"program {program.name!r}: tensor {name!r} is declared as {spec}.")
+    for index, op in enumerate(program.ops):
+        try:
+            for wanted in _operands(op, _Lookup(program)):
+                have = program.tensors.get(wanted.name)
+                if have != wanted:
+                    raise InvalidInputError(f"needs tensor {_text(wanted)} and finds {_text(have)}.")
+        except InvalidInputError as error:
+            where = f"program {program.name!r}, op {index} ({type(op).__name__})"
+            raise InvalidInputError(f"{where}: {error.message}") from None
+
+
+class StepCheck:
+    """What a program's steps must keep to, found once so that checking a step costs microseconds.
+
+    Attributes:
+        samples: Whether the program ends in ``Sample``, so that ``run`` returns tokens and takes a count.
+    """
+
+    def __init__(self, program: Program) -> None:
+        ops, weights = program.ops, program.weights
+        self.limits, self.kv = program.limits, program.kv
+        self.samples = bool(ops) and isinstance(ops[-1], Sample)
+        self._vocab = min((weights[op.table].shape[0] for op in ops if isinstance(op, Embed)), default=2**31)
+        self._positions = min((weights[op.cos].shape[0] for op in ops if isinstance(op, RopeAppend)), default=2**31)
+        if self.kv is not None:
+            self._positions = min(self._positions, self.limits.max_blocks * self.kv.block_size)
+
+    def __call__(self, step: Step, count: int = 1) -> None:
+        """Check a step that is to be run ``count`` times.
+
+        Raises:
+            InvalidInputError: It was made for other limits, names a token, block or position that is not there, or is
+                not one token and one row a sequence although ``count > 1``.
+        """
+        if step.layout.limits != self.limits:
+            raise InvalidInputError(f"the step was made for {step.layout.limits}, the program has {self.limits}.")
+        data, at, (m, s, r) = step.data, step.layout.offsets, (step.tokens, step.seqs, step.rows)
+        if m == 0:
+            raise InvalidInputError("the step has no tokens.")
+        tokens = data[at["tokens"] : at["tokens"] + m]
+        if tokens.min() < 0 or tokens.max() >= self._vocab:
+            raise InvalidInputError(f"the step has a token outside of the vocabulary, 0 to {self._vocab - 1}.")
+        if count < 1:
+            raise InvalidInputError(f"count is {count}; it must be at least 1.")
+        if count > 1:
+            rows = data[at["rows"] : at["rows"] + r]
+            if not self.samples or m != s or not np.array_equal(rows, np.arange(s)):
+                raise InvalidInputError(
+                    f"count is {count}: that needs a program ending in Sample, and one token and one row a sequence."
+                )
+        lengths = data[at["seq_len"] : at["seq_len"] + s] + (count - 1)
+        if lengths.max() > self._positions:
+            raise InvalidInputError(
+                f"the step reaches position {lengths.max() - 1}; the last is {self._positions - 1}."
+            )
+        if self.kv is not None:
+            table = data[at["block_table"] :].reshape(self.limits.max_seqs, self.limits.max_blocks)[:s]
+            used = np.arange(self.limits.max_blocks) * self.kv.block_size < lengths[:, None]
+            blocks = table[used]
+            if blocks.min() < 0 or blocks.max() >= self.kv.num_blocks:
+                raise InvalidInputError(f"the step has a block outside of the cache, 0 to {self.kv.num_blocks - 1}.")
+
+
+class TensorCheck:
+    """What may be written to and read from a program's tensors."""
+
+    def __init__(self, program: Program) -> None:
+        self._program = program
+        self._most = {"M": program.limits.max_tokens, "R": program.limits.max_rows}
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Of a tensor, with room for the largest step.
+
+        Raises:
+            InvalidInputError: There is no such tensor.
+        """
+        if name not in self._program.tensors:
+            known = ", ".join(self._program.tensors)
+            raise InvalidInputError(f"program {self._program.name!r} has no tensor {name!r}; it has {known}.")
+        return tuple(self._most[n] if isinstance(n, str) else n for n in self._program.tensors[name].shape)
+
+    def write(self, name: str, array: npt.NDArray[Any]) -> None:
+        """Check an array that is to fill a tensor, or its first rows where their number varies.
+
+        Raises:
+            InvalidInputError: There is no such tensor, or the array has another type or shape.
+        """
+        shape, spec = self.shape(name), self._program.tensors[name]
+        dtype, varies = NUMPY_DTYPES[spec.dtype], isinstance(spec.shape[0], str)
+        fits = array.shape[1:] == shape[1:] and (len(array) <= shape[0] if varies else array.shape == shape)
+        if not fits or array.dtype != dtype:
+            have, given = f"{dtype}{list(shape)}", f"{array.dtype}{list(array.shape)}"
+            raise InvalidInputError(f"tensor {name!r} is {have}; {given} does not fit.")
+
+    def read(self, name: str, rows: int | None) -> tuple[int, ...]:
+        """The shape of a tensor's first ``rows`` rows; of all where None.
+
+        Raises:
+            InvalidInputError: There is no such tensor, or it has fewer rows.
+        """
+        shape = self.shape(name)
+        if rows is None:
+            return shape
+        if not 0 <= rows <= shape[0]:
+            raise InvalidInputError(f"tensor {name!r} has {shape[0]} rows; {rows} were asked for.")
+        return rows, *shape[1:]
+
+
+class _Lookup:
+    """The operands of a program by name, with an error that says which one is missing or of the wrong kind."""
+
+    def __init__(self, program: Program) -> None:
+        self.program = program
+
+    def columns(self, tensor: str) -> int:
+        spec = self.program.tensors.get(tensor)
+        if spec is None or len(spec.shape) != 2 or not isinstance(spec.shape[1], int):
+            raise InvalidInputError(f"needs a matrix {tensor!r} and finds {_text(spec)}.")
+        return spec.shape[1]
+
+    def dense(self, name: str, *shape: int | None, f16: bool = False) -> DenseWeight:
+        weight = self.program.weights.get(name)
+        fits = isinstance(weight, DenseWeight) and len(weight.shape) == len(shape)
+        fits = fits and all(n in (None, have) for n, have in zip(shape, weight.shape, strict=True))  # type: ignore[union-attr]
+        if not isinstance(weight, DenseWeight) or not fits or (weight.dtype != "f32" and not f16):
+            wanted = f"f32{' or f16' if f16 else ''}[{', '.join('any' if n is None else str(n) for n in shape)}]"
+            raise InvalidInputError(f"needs weight {name!r} as {wanted} and finds {_text(weight)}.")
+        return weight
+
+    def ternary(self, name: str, columns: int) -> TernaryWeight:
+        weight = self.program.weights.get(name)
+        if not isinstance(weight, TernaryWeight) or weight.shape[1] != columns:
+            raise InvalidInputError(f"needs ternary weight {name!r} of {columns} columns and finds {_text(weight)}.")
+        return weight
+
+    def heads(self, op: RopeAppend | Attention) -> None:
+        kv = self.program.kv
+        if kv is None or not 0 <= op.layer < kv.layers or (op.kv_heads, op.head_dim) != (kv.kv_heads, kv.head_dim):
+            raise InvalidInputError(f"does not fit the cache, {kv}: {op}.")
+        if op.heads % op.kv_heads:
+            raise InvalidInputError(f"{op.heads} heads are not a multiple of {op.kv_heads} key/value heads.")
+        _multiple_of_4(op.head_dim, "head_dim")
+
+
+def _operands(op: Op, look: _Lookup) -> Iterator[TensorSpec]:
+    """The activation tensors ``op`` needs, its weights checked on the way."""
+    if isinstance(op, Embed):
+        table = look.dense(op.table, None, None, f16=True)
+        yield TensorSpec(op.out, "f32", ("M", _multiple_of_4(table.shape[1], "D")))
+    elif isinstance(op, NormQuant | GluNormQuant):
+        if isinstance(op, NormQuant):
+            k = look.columns(op.x)
+            yield TensorSpec(op.x, "f32", ("M", k))
+        else:
+            k = look.columns(op.gate_up) // 2
+            yield TensorSpec(op.gate_up, "f32", ("M", 2 * k))
+        if op.weight is not None:
+            look.dense(op.weight, k)
+        yield TensorSpec(op.out, "i8", ("M", _multiple_of_4(k, "K")))
+        yield TensorSpec(op.scale, "f32", ("M",))
+    elif isinstance(op, TernaryMatmul):
+        k = _multiple_of_4(look.columns(op.x), "K")
+        if k > MAX_K:
+            raise InvalidInputError(f"K is {k}; {MAX_K} is the most.")
+        n = sum(look.ternary(name, k).shape[0] for name in op.weights)
+        yield TensorSpec(op.x, "i8", ("M", k))
+        yield TensorSpec(op.scale, "f32", ("M",))
+        yield TensorSpec(op.out, "f32", ("M", n))
+    elif isinstance(op, RopeAppend | Attention):
+        look.heads(op)
+        yield TensorSpec(op.qkv, "f32", ("M", (op.heads + 2 * op.kv_heads) * op.head_dim))
+        if isinstance(op, Attention):
+            yield TensorSpec(op.out, "f32", ("M", op.heads * op.head_dim))
+        else:
+            positions = look.dense(op.cos, None, op.head_dim // 2).shape[0]
+            look.dense(op.sin, positions, op.head_dim // 2)
+    elif isinstance(op, NormRows):
+        d = look.columns(op.x)
+        look.dense(op.weight, d)
+        yield TensorSpec(op.x, "f32", ("M", _multiple_of_4(d, "D")))
+        yield TensorSpec(op.out, "f32", ("R", d))
+    elif isinstance(op, DenseMatmul):
+        k = _multiple_of_4(look.columns(op.x), "K")
+        n = look.dense(op.weight, None, k, f16=True).shape[0]
+        yield TensorSpec(op.x, "f32", ("R", k))
+        yield TensorSpec(op.out, "f32", ("R", n))
+    elif isinstance(op, Sample):
+        yield TensorSpec(op.logits, "f32", ("R", look.columns(op.logits)))
+        yield TensorSpec(op.out, "i32", ("R",))
+    else:
+        x = look.program.tensors.get(op.x)
+        shape: tuple[Dim, ...] = x.shape if x is not None else ()
+        if len(shape) != 2 or any(isinstance(n, str) for n in shape):
+            raise InvalidInputError(f"needs a matrix {op.x!r} of a fixed shape and finds {_text(x)}.")
+        yield TensorSpec(op.x, "f32", shape)
+        yield TensorSpec(op.codes, "i8", shape)
+        yield TensorSpec(op.scale, "f32", (1,))
+
+
+def _multiple_of_4(n: int, name: str) -> int:
+    if n % 4:
+        raise InvalidInputError(f"{name} is {n}; it must be a multiple of 4.")
+    return n
+
+
+def _text(operand: TensorSpec | DenseWeight | TernaryWeight | None) -> str:
+    if operand is None:
+        return "none"
+    dtype = "ternary" if isinstance(operand, TernaryWeight) else operand.dtype
+    name = f"{operand.name!r} " if isinstance(operand, TensorSpec) else ""
+    return f"{name}{dtype}[{', '.join(str(n) for n in operand.shape)}]"

@@ -1,0 +1,95 @@
+"""What a device does: compile a program and run steps of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+import numpy.typing as npt
+
+from bitnet.core.hal.backend import DeviceInfo
+from bitnet.core.hal.program import Program
+from bitnet.core.hal.step import Step
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryInfo:
+    """Bytes on the device: ``total`` and ``free`` as its driver tells (0: unknown), ``used`` by this Device object."""
+
+    total: int
+    free: int
+    used: int
+
+
+@runtime_checkable
+class Executable(Protocol):
+    """A program made ready on a device, with its weights, activations and KV cache. Calls are serialised by a lock."""
+
+    @property
+    def kernels(self) -> tuple[str, ...]:
+        """Names of the kernels launched so far, in first-launch order, as recorded at launch.
+
+        They are among those its backend's ``kernels()`` lists, and end in what they ran on (``embed_cuda``).
+        """
+        ...
+
+    def run(self, step: Step, count: int = 1) -> npt.NDArray[np.int32]:
+        """Run the program, and after it ``count - 1`` more decode steps, each feeding the tokens just sampled.
+
+        ``count > 1`` needs a program that ends in ``Sample`` and a step with one token and one row a sequence, whose
+        blocks hold ``count - 1`` positions more.
+
+        Returns:
+            ``int32[count, R]`` sampled tokens; ``int32[count, 0]`` where the program has no ``Sample``.
+
+        Raises:
+            DeviceLostError, OutOfMemoryError, DeviceError: The device failed; the executable is unusable.
+            InvalidInputError: The step or ``count`` is not what :class:`bitnet.core.hal.check.StepCheck` allows.
+                Nothing has run then, and the executable stays usable.
+        """
+        ...
+
+    def write(self, name: str, array: npt.NDArray[Any]) -> None:
+        """Fill the first ``len(array)`` rows of an activation tensor (all of one with a fixed shape).
+
+        Raises:
+            InvalidInputError: There is no such tensor, or the array's type or shape does not fit it.
+        """
+        ...
+
+    def read(self, name: str, rows: int | None = None) -> npt.NDArray[Any]:
+        """Copy the first ``rows`` rows of an activation tensor to the host; all of its capacity where None.
+
+        Raises:
+            InvalidInputError: There is no such tensor, or it has fewer rows.
+        """
+        ...
+
+    def close(self) -> None:
+        """Free its memory. Further calls raise DeviceError; closing twice is allowed."""
+        ...
+
+
+@runtime_checkable
+class Device(Protocol):
+    """An open device."""
+
+    @property
+    def info(self) -> DeviceInfo: ...
+
+    def compile(self, program: Program) -> Executable:
+        """Load the program's weights into the layout this device reads best, and prepare its kernels.
+
+        Raises:
+            InvalidInputError: The program is not well formed (:func:`bitnet.core.hal.check.check_program`).
+            OutOfMemoryError: The weights, the cache or the activations do not fit.
+            KernelCompileError: A kernel does not compile; the compiler's log is in the error.
+        """
+        ...
+
+    def memory(self) -> MemoryInfo: ...
+
+    def close(self) -> None:
+        """Close every executable of this device and free all it holds. Closing twice is allowed."""
+        ...

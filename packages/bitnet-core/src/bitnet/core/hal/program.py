@@ -1,0 +1,242 @@
+"""Programs: a model as a flat list of operations over named tensors, which every device compiles for itself.
+
+The semantics of each operation (shapes, types, rounding, error bound) are the contract in ``kernels/README.md``;
+this module only names them. ``M`` stands for the tokens of a step and ``R`` for its rows that need logits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+DType: TypeAlias = Literal["f32", "f16", "i8", "i32"]
+NUMPY_DTYPES: Mapping[str, np.dtype] = {
+    "f32": np.dtype(np.float32),
+    "f16": np.dtype(np.float16),
+    "i8": np.dtype(np.int8),
+    "i32": np.dtype(np.int32),
+}
+Dim: TypeAlias = int | Literal["M", "R"]
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """An activation tensor; its first dimension may be ``"M"`` or ``"R"``, which vary from step to step."""
+
+    name: str
+    dtype: DType
+    shape: tuple[Dim, ...]
+
+
+class TernaryData(NamedTuple):
+    """A ternary matrix in the packing every device accepts.
+
+    Attributes:
+        codes: ``uint8[N, ceil(K / 128) * 32]``: each 128 weights of a row in 32 bytes, byte ``g`` holding weights
+            ``g, g+32, g+64, g+96`` in bits 7-6, 5-4, 3-2, 1-0; code = weight + 1; padding past K is code 1 (zero).
+        scale: What a weight of +1 stands for.
+    """
+
+    codes: npt.NDArray[np.uint8]
+    scale: float
+
+
+@dataclass(frozen=True, slots=True)
+class TernaryWeight:
+    """A ternary matrix ``W[N, K]`` of a model. ``load`` maps or decodes it; ``release`` drops its mapped pages."""
+
+    shape: tuple[int, int]
+    load: Callable[[], TernaryData]
+    release: Callable[[], None] = lambda: None
+
+
+@dataclass(frozen=True, slots=True)
+class DenseWeight:
+    """A float vector or matrix; ``load`` gives a C-contiguous f32 or f16 array, mapped from its file if it can be."""
+
+    shape: tuple[int, ...]
+    dtype: Literal["f32", "f16"]
+    load: Callable[[], npt.NDArray[np.float32] | npt.NDArray[np.float16]]
+    release: Callable[[], None] = lambda: None
+
+
+Weight: TypeAlias = TernaryWeight | DenseWeight
+
+
+@dataclass(frozen=True, slots=True)
+class Embed:
+    """``out[m] = table[tokens[m]]`` as f32."""
+
+    table: str
+    out: str
+
+
+@dataclass(frozen=True, slots=True)
+class NormQuant:
+    """RMSNorm of ``x`` (skipped where ``weight`` is None), then per-token absmax int8: ``out`` i8, ``scale`` f32[M]."""
+
+    x: str
+    weight: str | None
+    eps: float
+    out: str
+    scale: str
+
+
+@dataclass(frozen=True, slots=True)
+class TernaryMatmul:
+    """``out[M, N] = (x · Wᵀ) · (scale · w_scale)``, the ``weights`` stacked along N; added to ``out`` where ``add``."""
+
+    x: str
+    scale: str
+    weights: tuple[str, ...]
+    out: str
+    add: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class RopeAppend:
+    """Rotate q (in place) and k of ``qkv[M, (heads + 2 kv_heads) head_dim]``; store k and v in the cache of ``layer``.
+
+    ``cos`` and ``sin`` name f32 weights ``[max positions, head_dim / 2]``. ``neox`` pairs element ``i`` with
+    ``i + head_dim / 2``, ``interleaved`` pairs ``2i`` with ``2i + 1``.
+    """
+
+    qkv: str
+    layer: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    cos: str
+    sin: str
+    style: Literal["neox", "interleaved"] = "neox"
+
+
+@dataclass(frozen=True, slots=True)
+class Attention:
+    """Causal grouped-query attention of the rotated q over the cache of ``layer``: ``out[M, heads head_dim]``."""
+
+    qkv: str
+    out: str
+    layer: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+
+
+@dataclass(frozen=True, slots=True)
+class GluNormQuant:
+    """``act(gate) · up`` of ``gate_up[M, 2F]``, RMSNorm (skipped where ``weight`` is None), then absmax int8."""
+
+    gate_up: str
+    weight: str | None
+    eps: float
+    activation: Literal["relu2", "silu"]
+    out: str
+    scale: str
+
+
+@dataclass(frozen=True, slots=True)
+class NormRows:
+    """``out[r] = RMSNorm(x[rows[r]])`` f32: the rows that need logits."""
+
+    x: str
+    weight: str
+    eps: float
+    out: str
+
+
+@dataclass(frozen=True, slots=True)
+class DenseMatmul:
+    """``out[R, N] = x[R, K] · weightᵀ`` with f32 accumulation."""
+
+    x: str
+    weight: str
+    out: str
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """Choose a token of each row of ``logits[R, V]`` by the step's sampling parameters: ``out`` i32[R]."""
+
+    logits: str
+    out: str
+
+
+@dataclass(frozen=True, slots=True)
+class Quantize:
+    """Absmean ternary quantisation of ``x[N, K]``: ``codes`` i8 in {-1, 0, 1}, ``scale`` f32[1]."""
+
+    x: str
+    codes: str
+    scale: str
+
+
+Op: TypeAlias = (
+    Embed
+    | NormQuant
+    | TernaryMatmul
+    | RopeAppend
+    | Attention
+    | GluNormQuant
+    | NormRows
+    | DenseMatmul
+    | Sample
+    | Quantize
+)
+
+
+@dataclass(frozen=True, slots=True)
+class KVSpec:
+    """The paged KV cache a program needs; its memory layout is the device's own.
+
+    A block holds ``block_size`` positions of every layer. ``dtype`` is the type k and v are stored in.
+    """
+
+    layers: int
+    kv_heads: int
+    head_dim: int
+    num_blocks: int
+    block_size: int = 32
+    dtype: Literal["f32", "f16"] = "f16"
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """The largest step a program will be given; a device sizes its buffers by it.
+
+    Attributes:
+        max_tokens: M at most.
+        max_seqs: Sequences in a step at most.
+        max_rows: R at most.
+        max_blocks: KV blocks of one sequence at most (the width of the block table).
+    """
+
+    max_tokens: int
+    max_seqs: int = 1
+    max_rows: int = 1
+    max_blocks: int = 1
+
+
+@dataclass(frozen=True)
+class Program:
+    """What a device compiles.
+
+    Attributes:
+        ops: In the order they run.
+        tensors: Every activation the ops name. Each keeps its own memory for the life of the executable.
+        weights: Every weight the ops name.
+        kv: Shape of the paged cache, where an op uses one.
+        keep: Every tensor holds, after a run, what the contract says: no op may be fused into another. For tests.
+    """
+
+    ops: Sequence[Op]
+    tensors: Mapping[str, TensorSpec]
+    weights: Mapping[str, Weight]
+    limits: Limits
+    kv: KVSpec | None = None
+    name: str = field(default="program")
+    keep: bool = False

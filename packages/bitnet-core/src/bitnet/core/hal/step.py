@@ -1,0 +1,169 @@
+"""A step: everything that varies from one run of a program to the next, in one small buffer of int32.
+
+The buffer's layout is fixed by the program's limits, so a device uploads it whole and its recorded work reads from it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from bitnet.core.errors import InvalidInputError
+from bitnet.core.hal.program import Limits
+
+HEADER_WORDS = 8
+"""``[M, S, R, 0, logits, 0, 0, 0]``; ``logits`` is 1 where the host reads them then. Word 3 is the device's own."""
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How to choose the next token; ``temperature`` 0 is greedy. Semantics: ``sample`` in kernels/README.md.
+
+    ``top_k`` 0, ``top_p`` 1 and ``min_p`` 0 switch the respective filter off. ``seed`` is an unsigned 64-bit number.
+    """
+
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name, good, wanted in (
+            ("temperature", 0.0 <= self.temperature < float("inf"), "a number ≥ 0"),
+            ("top_k", self.top_k >= 0, "an integer ≥ 0 (0: off)"),
+            ("top_p", 0.0 < self.top_p <= 1.0, "in (0, 1] (1: off)"),
+            ("min_p", 0.0 <= self.min_p <= 1.0, "in [0, 1] (0: off)"),
+            ("seed", 0 <= self.seed < 2**64, "an unsigned 64-bit integer"),
+        ):
+            if not good:
+                raise InvalidInputError(f"{name} is {getattr(self, name)}; it must be {wanted}.")
+
+
+GREEDY = SamplingParams()
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceStep:
+    """One sequence's part of a step.
+
+    Attributes:
+        tokens: Ids to feed now, at least one.
+        length: Positions in the cache once these tokens are in it; the first token is at ``length - len(tokens)``.
+        blocks: Cache blocks of the sequence, in order, enough for ``length`` positions.
+        rows: Indices into ``tokens`` whose logits are wanted (usually only the last, or none during prefill).
+    """
+
+    tokens: Sequence[int] | npt.NDArray[np.int32]
+    length: int
+    blocks: Sequence[int] = ()
+    rows: Sequence[int] = ()
+    sampling: SamplingParams = GREEDY
+
+
+@dataclass(frozen=True, slots=True)
+class StepLayout:
+    """Word offsets of each field in the step buffer, and its size in int32 words.
+
+    Fields, in order: header, ``tokens[max_tokens]``, ``token_seq[max_tokens]`` (which sequence a token belongs to),
+    ``seq_begin[max_seqs + 1]`` (its first token; entry S is M), ``seq_len[max_seqs]`` (cache length after the step),
+    ``rows[max_rows]`` (token index of each row), then per row ``temperature``, ``top_k``, ``top_p``, ``min_p`` (floats
+    as their bits), ``seed_lo``, ``seed_hi``, and ``block_table[max_seqs, max_blocks]``.
+    """
+
+    limits: Limits
+    offsets: dict[str, int] = field(init=False)
+    words: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        m, s, r = self.limits.max_tokens, self.limits.max_seqs, self.limits.max_rows
+        sizes = {
+            "header": HEADER_WORDS,
+            "tokens": m,
+            "token_seq": m,
+            "seq_begin": s + 1,
+            "seq_len": s,
+            "rows": r,
+            "temperature": r,
+            "top_k": r,
+            "top_p": r,
+            "min_p": r,
+            "seed_lo": r,
+            "seed_hi": r,
+            "block_table": s * self.limits.max_blocks,
+        }
+        offsets, at = {}, 0
+        for name, size in sizes.items():
+            offsets[name] = at
+            at += size
+        object.__setattr__(self, "offsets", offsets)
+        object.__setattr__(self, "words", at)
+
+
+class Step:
+    """A step in its packed form.
+
+    Attributes:
+        data: ``int32[layout.words]``, C-contiguous; what a device uploads.
+        tokens, seqs, rows: M, S and R of this step.
+
+    Args:
+        logits: Whether the logits that ``Sample`` reads must be there after the run. Where they need not, a device may
+            leave out those of tokens that cannot be chosen; the tokens it samples are the same.
+
+    Raises:
+        InvalidInputError: The sequences do not fit the limits, or a sequence's blocks do not hold its length.
+    """
+
+    __slots__ = ("data", "layout", "rows", "seqs", "tokens")
+
+    def __init__(
+        self, layout: StepLayout, sequences: Sequence[SequenceStep], *, block_size: int = 32, logits: bool = True
+    ) -> None:
+        limits, at = layout.limits, layout.offsets
+        self.layout = layout
+        self.data = np.zeros(layout.words, np.int32)
+        self.tokens = sum(len(s.tokens) for s in sequences)
+        self.seqs = len(sequences)
+        self.rows = sum(len(s.rows) for s in sequences)
+        for what, have, most in (
+            ("tokens", self.tokens, limits.max_tokens),
+            ("sequences", self.seqs, limits.max_seqs),
+            ("rows", self.rows, limits.max_rows),
+        ):
+            if have > most:
+                raise InvalidInputError(f"a step of {have} {what} exceeds the program's limit of {most}.")
+        data, floats = self.data, self.data.view(np.float32)
+        data[:5] = self.tokens, self.seqs, self.rows, 0, logits
+        m = r = 0
+        for s, seq in enumerate(sequences):
+            n = len(seq.tokens)
+            if n == 0 or n > seq.length:
+                raise InvalidInputError(f"sequence {s} feeds {n} tokens into a cache of length {seq.length}.")
+            if limits.max_blocks < len(seq.blocks):
+                raise InvalidInputError(f"sequence {s} has {len(seq.blocks)} blocks; the limit is {limits.max_blocks}.")
+            if seq.blocks and len(seq.blocks) * block_size < seq.length:
+                raise InvalidInputError(f"sequence {s} of length {seq.length} has only {len(seq.blocks)} blocks.")
+            data[at["tokens"] + m : at["tokens"] + m + n] = seq.tokens
+            data[at["token_seq"] + m : at["token_seq"] + m + n] = s
+            data[at["seq_begin"] + s] = m
+            data[at["seq_len"] + s] = seq.length
+            table = at["block_table"] + s * limits.max_blocks
+            data[table : table + len(seq.blocks)] = seq.blocks
+            for row in seq.rows:
+                if not 0 <= row < n:
+                    raise InvalidInputError(f"sequence {s} wants logits of token {row} of {n}.")
+                p = seq.sampling
+                data[at["rows"] + r] = m + row
+                floats[at["temperature"] + r] = p.temperature
+                data[at["top_k"] + r] = min(p.top_k, 2**31 - 1)
+                floats[at["top_p"] + r] = p.top_p
+                floats[at["min_p"] + r] = p.min_p
+                data[at["seed_lo"] + r : at["seed_lo"] + r + 1].view(np.uint32)[0] = p.seed & 0xFFFFFFFF
+                data[at["seed_hi"] + r : at["seed_hi"] + r + 1].view(np.uint32)[0] = p.seed >> 32
+                r += 1
+            m += n
+        data[at["seq_begin"] + self.seqs] = m

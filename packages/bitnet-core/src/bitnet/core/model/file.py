@@ -1,0 +1,109 @@
+"""Opening a model file: configuration, weights, tokenizer and chat template of a GGUF."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from bitnet.core.errors import InvalidInputError
+from bitnet.core.gguf import GGUFFile, MetadataValue
+from bitnet.core.gguf.ternary import I2S_LAYOUTS, I2SLayout
+from bitnet.core.hal import TernaryWeight, Weight
+from bitnet.core.model.config import ModelConfig, read_config
+from bitnet.core.model.weights import bind_weights
+
+if TYPE_CHECKING:
+    from bitnet.core.chat import ChatTemplate
+    from bitnet.core.tokenizer import Tokenizer
+
+
+class ModelFile:
+    """An open model file. Nothing of its weights is in memory until a device loads them.
+
+    Attributes:
+        path: The file.
+        config: The model's shape.
+        weights: Every weight by its canonical name: ``token_embd``, ``blk.0.attn_q``, …, ``output_norm``, ``output``
+            (the same object as ``token_embd`` where they are tied).
+    """
+
+    def __init__(self, file: GGUFFile, layout: I2SLayout) -> None:
+        self.gguf = file
+        self.path: Path = file.path
+        self.config: ModelConfig = read_config(file)
+        self.weights: Mapping[str, Weight] = bind_weights(file, self.config, layout)
+
+    @property
+    def metadata(self) -> Mapping[str, MetadataValue]:
+        """Every metadata key of the file."""
+        return self.gguf.metadata
+
+    @property
+    def size(self) -> int:
+        """Bytes of the file."""
+        return self.gguf.size
+
+    @property
+    def quantization(self) -> str:
+        """The type most of the ternary matrices have in the file, such as ``I2_S``."""
+        names = [f"{name}.weight" for name, weight in self.weights.items() if isinstance(weight, TernaryWeight)]
+        return Counter(self.gguf.tensors[name].type.name for name in names).most_common(1)[0][0]
+
+    @cached_property
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer in the file's metadata.
+
+        Raises:
+            ModelFileError: It is missing, of a kind not supported, or does not fit the model.
+        """
+        from bitnet.core.tokenizer import tokenizer_from_gguf
+
+        return tokenizer_from_gguf(self.gguf, self.config.vocab_size)
+
+    @cached_property
+    def chat_template(self) -> ChatTemplate | None:
+        """The chat template in the file's metadata, if there is one.
+
+        Raises:
+            ModelFileError: It is no template.
+        """
+        from bitnet.core.chat import ChatTemplate
+
+        source = self.metadata.get("tokenizer.chat_template")
+        if source is None:
+            return None
+        if not isinstance(source, str):
+            raise self.gguf.error("is no string.", key="tokenizer.chat_template")
+        try:
+            return ChatTemplate(source, bos_token=self.tokenizer.bos_token, eos_token=self.tokenizer.eos_token)
+        except InvalidInputError as error:
+            raise self.gguf.error(error.message, key="tokenizer.chat_template") from error
+
+    def sha256(self) -> str:
+        """Hexadecimal SHA-256 of the whole file, read anew."""
+        digest = hashlib.sha256()
+        buffer = memoryview(bytearray(1 << 20))
+        with self.path.open("rb", buffering=0) as file:
+            while count := file.readinto(buffer):
+                digest.update(buffer[:count])
+        return digest.hexdigest()
+
+
+def open_model(path: str | Path, *, i2s_layout: I2SLayout = "official") -> ModelFile:
+    """Open a GGUF model file and check that it holds every weight of its architecture.
+
+    Args:
+        path: The file.
+        i2s_layout: How its I2_S tensors are laid out; files of some bitnet.cpp builds need ``arm`` or ``columns``.
+
+    Raises:
+        ModelFileError: The file is not a model bitnet can run; names the field and its offset.
+        InvalidInputError: There is no such layout.
+    """
+    if i2s_layout not in I2S_LAYOUTS:
+        raise InvalidInputError(f"i2s_layout is {i2s_layout!r}; it must be one of {', '.join(I2S_LAYOUTS)}.")
+    return ModelFile(GGUFFile(path), i2s_layout)

@@ -1,0 +1,177 @@
+"""A Hugging Face model folder as the metadata and tensors of a GGUF file."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from bitnet.core.errors import ModelFileError
+from bitnet.core.gguf import GGMLType, MetadataValue, TensorSource, i2s_bytes, unpack_ternary
+from bitnet.core.gguf.quants import CHUNK, decode
+from bitnet.core.gguf.ternary import GROUP, load_ternary
+from bitnet.core.gguf.writer import Tensor
+from bitnet.core.model.hf_config import HFConfig
+from bitnet.core.model.hf_vocabulary import read_vocabulary
+from bitnet.core.model.safetensors import Stored, open_checkpoint, read_json
+from bitnet.core.model.weights import Expected, expected_weights
+
+NAMES = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
+LAYER_NAMES = {
+    "input_layernorm": "attn_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.attn_sub_norm": "attn_sub_norm",
+    "self_attn.inner_attn_ln": "attn_sub_norm",
+    "self_attn.o_proj": "attn_output",
+    "post_attention_layernorm": "ffn_norm",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.ffn_sub_norm": "ffn_sub_norm",
+    "mlp.ffn_layernorm": "ffn_sub_norm",
+    "mlp.down_proj": "ffn_down",
+}
+"""Names of a checkpoint's tensors, and of a GGUF's. The other names of the sub-norms are those in 1bitLLM's code."""
+FLOATS = {"F32": GGMLType.F32, "F16": GGMLType.F16, "BF16": GGMLType.BF16}
+
+
+def read_folder(folder: Path) -> tuple[dict[str, MetadataValue], dict[str, Tensor]]:
+    """Metadata and tensors of a model folder; weights are read when a tensor is written.
+
+    Raises:
+        ModelFileError: The folder is not a model of 1.58 bits, or a tensor is missing or does not fit.
+    """
+    config = HFConfig(folder)
+    stored = {_name(tensor): tensor for tensor in open_checkpoint(folder).values()}
+    if config.model.tied_embeddings:
+        stored.pop("output.weight", None)
+    metadata = config.metadata() | read_vocabulary(folder, config.values).metadata()
+    template = _chat_template(folder)
+    if template is not None:
+        metadata["tokenizer.chat_template"] = template
+    tensors: dict[str, Tensor] = {}
+    if config.model.rope_freq_factors is not None:
+        tensors["rope_freqs.weight"] = config.model.rope_freq_factors
+    for name, expected in expected_weights(config.model):
+        tensor = stored.pop(f"{name}.weight", None)
+        if tensor is None:
+            raise ModelFileError("is missing.", path=folder, field=f"tensor {name!r} (as GGUF calls it)")
+        scale = stored.pop(f"{name}.weight_scale", None)
+        source = _ternary(config, name, tensor, scale) if expected.kind == "ternary" else _dense(tensor, expected)
+        if source.shape != expected.shape:
+            raise tensor.error(f"has the shape {source.shape}; config.json makes it {expected.shape}.")
+        tensors[f"{name}.weight"] = source
+    for name, tensor in stored.items():
+        if not name.endswith("inv_freq"):  # rotary frequencies that old versions stored
+            raise tensor.error(f"is not part of the architecture {config.model.architecture} as bitnet runs it.")
+    return metadata, tensors
+
+
+def _name(tensor: Stored) -> str:
+    """The GGUF's name of a checkpoint's tensor; its own where there is none."""
+    base, _, end = tensor.name.rpartition(".")
+    layer, _, rest = base.removeprefix("model.layers.").partition(".")
+    if layer.isdecimal() and rest in LAYER_NAMES:
+        return f"blk.{int(layer)}.{LAYER_NAMES[rest]}.{end}"
+    return f"{NAMES.get(base, base)}.{end}"
+
+
+def _dense(tensor: Stored, expected: Expected) -> TensorSource:
+    """Norms as f32, embeddings as f16."""
+    if tensor.dtype not in FLOATS:
+        raise tensor.error(f"is {tensor.dtype}; it must be {', '.join(FLOATS)}.")
+    dtype = np.dtype(np.float32 if expected.kind == "norm" else np.float16)
+    size = {"F32": 4}.get(tensor.dtype, 2)
+
+    def data() -> Iterator[npt.NDArray[Any]]:
+        raw = tensor.bytes()
+        for begin in range(0, raw.size, CHUNK * size):
+            piece = raw[begin : begin + CHUNK * size]
+            out: npt.NDArray[np.float32] = np.empty(piece.size // size, dtype)
+            try:
+                decode(FLOATS[tensor.dtype], piece, out)
+            except ValueError as error:
+                raise tensor.error(f"{error}.") from None
+            yield out
+        tensor.release()
+
+    return TensorSource(tensor.shape, GGMLType.F32 if expected.kind == "norm" else GGMLType.F16, data)
+
+
+def _ternary(config: HFConfig, name: str, tensor: Stored, scale: Stored | None) -> TensorSource:
+    """A ternary matrix as I2_S, from packed codes or from floats."""
+    packed = tensor.dtype == "U8"
+    if len(tensor.shape) != 2 or (packed and scale is None) or (not packed and tensor.dtype not in FLOATS):
+        raise tensor.error(f"{tensor.dtype} {tensor.shape} is no ternary matrix with a scale.")
+    shape = (tensor.shape[0] * (4 if packed else 1), tensor.shape[1])
+    if shape[0] * shape[1] % GROUP:
+        raise tensor.error(f"{shape} has {shape[0] * shape[1]} weights; I2_S holds a multiple of {GROUP}.")
+    heads = {"attn_q": config.model.heads, "attn_k": config.model.kv_heads}.get(name.rpartition(".")[2])
+    reorder = heads if config.model.rope_style == "interleaved" else None
+
+    def data() -> Iterator[npt.NDArray[np.uint8]]:
+        factor = 1.0 if scale is None else _scale(scale, divides=config.divides)
+        try:
+            if packed:
+                codes = unpack_huggingface(tensor.bytes().reshape(tensor.shape))
+            else:
+                floats = load_ternary(FLOATS[tensor.dtype], shape, tensor.bytes(), "official", master=config.online)
+                codes, factor = unpack_ternary(floats.codes, shape[1]), factor * floats.scale
+        except ValueError as error:
+            raise tensor.error(f"{error}.") from None
+        tensor.release()
+        yield i2s_bytes(codes if reorder is None else interleave(codes, reorder), factor)
+
+    return TensorSource(shape, GGMLType.I2_S, data)
+
+
+def _scale(tensor: Stored, *, divides: bool) -> float:
+    """What a code of 1 stands for."""
+    if tensor.dtype not in FLOATS or math.prod(tensor.shape) != 1:
+        raise tensor.error(f"{tensor.dtype} {tensor.shape} is no scale.")
+    out = np.empty(1, np.float32)
+    try:
+        decode(FLOATS[tensor.dtype], tensor.bytes(), out)
+        return float(1 / out[0] if divides else out[0])
+    except ValueError as error:
+        raise tensor.error(f"{error}.") from None
+
+
+def unpack_huggingface(packed: npt.NDArray[np.uint8]) -> npt.NDArray[np.int8]:
+    """``int8[4 N, K]`` weights of transformers' packing ``uint8[N, K]``: bits 2 k of row r hold row r + k N, plus 1.
+
+    Raises:
+        ValueError: The unused code 3 occurs.
+    """
+    quarters = packed[None] >> np.array([0, 2, 4, 6], np.uint8).reshape(4, 1, 1)
+    codes: npt.NDArray[np.int8] = (quarters & np.uint8(3)).reshape(-1, packed.shape[1]).view(np.int8)
+    codes -= 1
+    if codes.max() > 1:
+        raise ValueError("it holds the code 3, which stands for no weight")
+    return codes
+
+
+def interleave(rows: npt.NDArray[np.int8], heads: int) -> npt.NDArray[np.int8]:
+    """Order q's or k's rows so that a rotated pair is neighbours, as GGUF files of ``llama`` have it.
+
+    Hugging Face pairs row ``i`` of a head with row ``i + head_dim / 2``.
+    """
+    pairs = rows.reshape(heads, 2, -1, rows.shape[1]).swapaxes(1, 2)
+    return np.ascontiguousarray(pairs).reshape(rows.shape)
+
+
+def _chat_template(folder: Path) -> str | None:
+    """The folder's chat template, the one named ``default`` where there are several."""
+    path = folder / "chat_template.jinja"
+    if path.is_file():
+        return path.read_text(encoding="utf-8", errors="replace")
+    settings = folder / "tokenizer_config.json"
+    found = read_json(settings).get("chat_template") if settings.is_file() else None
+    if isinstance(found, list):
+        found = next((t.get("template") for t in found if isinstance(t, dict) and t.get("name") == "default"), None)
+    return found if isinstance(found, str) else None

@@ -1,0 +1,238 @@
+"""The vocabulary of a Hugging Face model folder: ``tokenizer.json``, or SentencePiece's ``tokenizer.model``."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+
+from bitnet.core.errors import InvalidInputError, ModelFileError
+from bitnet.core.model.safetensors import read_json
+from bitnet.core.tokenizer import Tokenizer, word_cutter
+from bitnet.core.vocabulary import GPT2, LLAMA3, TokenType, Vocabulary
+
+PROBES = (
+    "Hello, world! It's 1234567 o'clock; WE'LL see, don't they've? ",
+    " \n\n  three   spaces\tand tabs\r\n\r\nnew lines \n \n",
+    "naïve café Größe 12½ ²³ ½ нещо на Български 你好世界 3.14159 ราคา 100 こんにちは 😀👍🏽 a\u0301",
+    'if x[0] != "a_b": return {"k": -1e-5} // $%&/()=?  #@!!! ...—–“quotes”',
+)
+"""Texts on which ways to cut words differ."""
+
+
+def read_vocabulary(folder: Path, config: dict[str, Any]) -> Vocabulary:
+    """The vocabulary of a model folder, with as many tokens as the model has.
+
+    Args:
+        config: The folder's ``config.json``.
+
+    Raises:
+        ModelFileError: There is no tokenizer, or none that a GGUF file can describe.
+    """
+    if (folder / "tokenizer.json").is_file():
+        vocabulary = _from_json(folder / "tokenizer.json")
+    elif (folder / "tokenizer.model").is_file():
+        vocabulary = _from_sentencepiece(folder / "tokenizer.model")
+    else:
+        raise ModelFileError("holds neither tokenizer.json nor tokenizer.model.", path=folder)
+    size = config.get("vocab_size", len(vocabulary.tokens))
+    missing = size - len(vocabulary.tokens)
+    if missing < 0:
+        raise ModelFileError(
+            f"has {len(vocabulary.tokens)} tokens; the model embeds {size}.", path=folder, field="tokenizer"
+        )
+    vocabulary = replace(
+        vocabulary,
+        tokens=vocabulary.tokens + [f"[PAD{i}]" for i in range(len(vocabulary.tokens), size)],
+        types=vocabulary.types + [TokenType.UNUSED] * missing,
+        scores=vocabulary.scores + [0.0] * missing if vocabulary.scores else [],
+    )
+    return _special_ids(folder, config, vocabulary)
+
+
+def _from_json(path: Path) -> Vocabulary:
+    data = read_json(path)
+    try:
+        original = tokenizers.Tokenizer.from_file(str(path))
+    except Exception as error:  # the library raises nothing narrower
+        raise ModelFileError(f"is no tokenizer: {error}.", path=path) from error
+    model = data["model"]
+    if "merges" not in model:
+        raise ModelFileError("holds no byte-pair encoding; no other kind is supported.", path=path, field="model")
+    pairs = [tuple(merge.split(" ", 1)) if isinstance(merge, str) else tuple(merge) for merge in model["merges"]]
+    tokens, types = _tokens(path, model["vocab"], data.get("added_tokens") or [])
+    ways: tuple[Vocabulary, ...]
+    if model.get("byte_fallback"):
+        types = [_byte_type(token, kind) for token, kind in zip(tokens, types, strict=True)]
+        base = Vocabulary("llama", tokens, types, merges=[], scores=_scores(tokens, pairs))
+        ways = (base, replace(base, space_prefix=False))
+    else:
+        base = Vocabulary("gpt2", tokens, types, merges=[" ".join(pair) for pair in pairs], scores=[])
+        ways = (replace(base, pre=LLAMA3), replace(base, pre=GPT2))
+    for way in ways:
+        try:
+            if _same(way, original):
+                return way
+        except InvalidInputError as error:
+            raise ModelFileError(f"{error.message}", path=path, field="model") from error
+    raise ModelFileError(
+        "cuts text in a way that is not supported: neither like Llama 3, GPT-2 nor SentencePiece.",
+        path=path,
+        field="pre_tokenizer",
+    )
+
+
+def _same(vocabulary: Vocabulary, original: tokenizers.Tokenizer) -> bool:
+    """Whether a vocabulary cuts and encodes text as the original does."""
+    tokenizer = Tokenizer(vocabulary)
+    cutter = word_cutter(vocabulary.pre)
+    for text in PROBES:
+        if tokenizer.encode(text, add_special=False) != original.encode(text, add_special_tokens=False).ids:
+            return False
+        if vocabulary.model == "gpt2":
+            theirs = original.pre_tokenizer
+            if theirs is None or cutter.pre_tokenize_str(text) != theirs.pre_tokenize_str(text):
+                return False
+    return True
+
+
+def _tokens(path: Path, vocab: dict[str, Any], added: list[dict[str, Any]]) -> tuple[list[str], list[int]]:
+    """Tokens in the order of their ids, and the type of each."""
+    by_id = {i: (token, TokenType.NORMAL) for token, i in vocab.items()}
+    for token in added:
+        kind = TokenType.CONTROL if token.get("special") else TokenType.USER_DEFINED
+        by_id[token["id"]] = (token["content"], kind)
+    count = max(by_id, default=-1) + 1
+    if count > 4 * len(by_id):
+        raise ModelFileError(f"has {len(by_id)} tokens with ids up to {count - 1}.", path=path, field="model.vocab")
+    unused = [(f"[PAD{i}]", TokenType.UNUSED) for i in range(count)]
+    entries = [by_id.get(i, unused[i]) for i in range(count)]
+    return [token for token, _ in entries], [int(kind) for _, kind in entries]
+
+
+def _byte_type(token: str, kind: int) -> int:
+    is_byte = len(token) == 6 and token.startswith("<0x") and token.endswith(">")
+    unknown = token == "<unk>"
+    return TokenType.BYTE if is_byte else TokenType.UNKNOWN if unknown else kind
+
+
+def _scores(tokens: list[str], pairs: list[tuple[str, ...]]) -> list[float]:
+    """SentencePiece scores that rank pieces as the merges do: the earlier made, the better."""
+    rank: dict[str, int] = {}
+    for i, pair in enumerate(pairs):
+        rank.setdefault("".join(pair), i)
+    return [-float(rank.get(token, len(pairs))) for token in tokens]
+
+
+def _from_sentencepiece(path: Path) -> Vocabulary:
+    """SentencePiece's own file, a protocol buffer (``sentencepiece_model.proto``): pieces, and how to prepare text."""
+    try:
+        data = path.read_bytes()
+        tokens, scores, types, algorithm, prefix = [], [], [], 1, True
+        for number, value in _fields(data):
+            if number == 1 and isinstance(value, bytes):  # ModelProto.pieces
+                piece = dict(_fields(value))
+                tokens.append(piece[1].decode())  # type: ignore[union-attr]
+                scores.append(struct.unpack("<f", piece.get(2, bytes(4)))[0])  # type: ignore[arg-type]
+                types.append(int(piece.get(3, TokenType.NORMAL)))
+            elif number == 2 and isinstance(value, bytes):  # trainer_spec.model_type
+                algorithm = int(dict(_fields(value)).get(3, 1))
+            elif number == 3 and isinstance(value, bytes):  # normalizer_spec.add_dummy_prefix
+                prefix = bool(dict(_fields(value)).get(3, 1))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, struct.error) as error:
+        raise ModelFileError(f"is no SentencePiece model: {error}.", path=path) from error
+    if algorithm != 2 or not tokens:
+        raise ModelFileError("is no byte-pair encoding; no other kind is supported.", path=path, field="model_type")
+    added = _optional(path.parent / "added_tokens.json")
+    for token, i in sorted(added.items(), key=lambda entry: int(entry[1])):
+        if i == len(tokens):
+            tokens, scores, types = [*tokens, token], [*scores, 0.0], [*types, int(TokenType.USER_DEFINED)]
+    return Vocabulary("llama", tokens, types, merges=[], scores=scores, space_prefix=prefix)
+
+
+def _fields(data: bytes) -> Iterator[tuple[int, bytes | int]]:
+    """Number and value of every field of a protocol buffer message; fixed32 values are their four bytes."""
+    at = 0
+
+    def varint() -> int:
+        nonlocal at
+        value = shift = 0
+        while True:
+            if at >= len(data) or shift > 63:
+                raise ValueError(f"it is cut off at byte {at}")
+            byte = data[at]
+            at += 1
+            value |= (byte & 127) << shift
+            if byte < 128:
+                return value
+            shift += 7
+
+    while at < len(data):
+        key = varint()
+        kind = key & 7
+        if kind == 0:
+            yield key >> 3, varint()
+            continue
+        size = {1: 8, 5: 4}.get(kind)
+        if size is None:
+            if kind != 2:
+                raise ValueError(f"field {key >> 3} has the unknown wire type {kind}")
+            size = varint()
+        if size > len(data) - at:
+            raise ValueError(f"field {key >> 3} is cut off at byte {at}")
+        yield key >> 3, data[at : at + size]
+        at += size
+
+
+def _special_ids(folder: Path, config: dict[str, Any], vocabulary: Vocabulary) -> Vocabulary:
+    """Begin and end tokens, from the tokenizer's and the model's configuration."""
+    settings = _optional(folder / "tokenizer_config.json")
+    generation = _optional(folder / "generation_config.json")
+    ids = {token: i for i, token in enumerate(vocabulary.tokens)}
+
+    def named(key: str) -> int | None:
+        token = settings.get(key)
+        return ids.get(token["content"] if isinstance(token, dict) else token) if token else None
+
+    def numbered(key: str) -> list[int]:
+        values = [value for source in (generation, config) for value in _as_list(source.get(key))]
+        return [v for v in values if type(v) is int and 0 <= v < len(vocabulary.tokens)]
+
+    ends = numbered("eos_token_id")
+    bos = named("bos_token")
+    if bos is None:
+        bos = next(iter(numbered("bos_token_id")), None)
+    eos = named("eos_token")
+    if eos is None:
+        eos = next(iter(ends), None)
+    add_bos = settings.get("add_bos_token")
+    if add_bos is None:
+        add_bos = _adds_bos(folder, bos, default=vocabulary.model == "llama" or vocabulary.pre == LLAMA3)
+    return replace(
+        vocabulary,
+        bos_id=bos,
+        eos_id=eos,
+        end_ids=frozenset(ends),
+        add_bos=bool(add_bos) and bos is not None,
+        add_eos=bool(settings.get("add_eos_token")) and eos is not None,
+    )
+
+
+def _adds_bos(folder: Path, bos: int | None, *, default: bool) -> bool:
+    """Whether the folder's ``tokenizer.json`` puts the begin token before a text."""
+    path = folder / "tokenizer.json"
+    if not path.is_file():
+        return default
+    return bool(tokenizers.Tokenizer.from_file(str(path)).encode("a").ids[:1] == [bos])
+
+
+def _as_list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [value]
+
+
+def _optional(path: Path) -> dict[str, Any]:
+    return read_json(path) if path.is_file() else {}

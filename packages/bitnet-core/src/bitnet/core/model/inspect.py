@@ -1,0 +1,126 @@
+"""Looking into a GGUF file: what its ternary tensors hold, and whether their layout can be what it is taken for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from bitnet.core.gguf import GGMLType, GGUFFile, TensorInfo
+from bitnet.core.gguf.ternary import I2SLayout, check_ternary, i2s_codes, load_ternary
+from bitnet.core.gguf.types import I2S_TAIL
+
+ROWS = 1024
+"""Rows of a tensor whose columns are compared."""
+CHUNK = 1 << 20
+MOST_ZERO, LEAST_ZERO, MOST_SKEWED = 0.9, 0.1, 0.1
+"""Shares of zeros, and of the difference between +1 and -1 in all others, beyond which weights are hardly a model's."""
+CLEARER = 1.5
+"""How much more another layout must set columns apart to speak against the one that is assumed."""
+
+
+@dataclass(frozen=True, slots=True)
+class CodeStatistics:
+    """Shares of the weights in a ternary tensor; ``unused`` is that of code 3, which stands for none.
+
+    ``scale`` is what a weight of +1 stands for.
+    """
+
+    minus: float
+    zero: float
+    plus: float
+    unused: float
+    scale: float
+
+
+@dataclass(frozen=True, slots=True)
+class TensorReport:
+    """A tensor, and for a ternary one its weights' statistics and what is odd about them."""
+
+    info: TensorInfo
+    statistics: CodeStatistics | None = None
+    warnings: tuple[str, ...] = ()
+
+
+def inspect_tensors(file: GGUFFile, layout: I2SLayout = "official") -> Iterator[TensorReport]:
+    """Look at every tensor, in file order; all ternary weights are read.
+
+    Args:
+        layout: How I2_S tensors are taken to be laid out. Nothing in a file says for certain; a warning says where the
+            weights speak against it.
+    """
+    for info in file.tensors.values():
+        if info.type not in (GGMLType.I2_S, GGMLType.TQ1_0, GGMLType.TQ2_0) or len(info.shape) != 2:
+            yield TensorReport(info)
+            continue
+        try:
+            yield _report(file, info, layout)
+        except ValueError as error:
+            yield TensorReport(info, None, (f"{error}.",))
+        file.release(info)
+
+
+def _report(file: GGUFFile, info: TensorInfo, layout: I2SLayout) -> TensorReport:
+    shape = (info.shape[0], info.shape[1])
+    check_ternary(info.type, shape, layout)
+    data = file.data(info)
+    loaded = load_ternary(info.type, shape, data, layout, master=False)
+    # Every layout of I2_S has four codes in a byte, so the bytes of the file are counted, without any padding.
+    counts = _count(data[:-I2S_TAIL] if info.type is GGMLType.I2_S else loaded.codes)
+    minus, zero, plus, unused = (float(share) for share in counts / counts.sum())
+    statistics = CodeStatistics(minus, zero, plus, unused, loaded.scale)
+    warnings = [*_odd(statistics)]
+    if info.type is GGMLType.I2_S:
+        warnings += _layout_doubts(data, shape, layout)
+    return TensorReport(info, statistics, tuple(warnings))
+
+
+def _count(packed: npt.NDArray[np.uint8]) -> npt.NDArray[np.int64]:
+    """How often each of the codes 0 to 3 occurs in packed bytes."""
+    flat = packed.reshape(-1)
+    histogram = np.zeros(256, np.int64)
+    for begin in range(0, flat.size, CHUNK):  # bincount makes an int64 of every byte
+        histogram += np.bincount(flat[begin : begin + CHUNK], minlength=256)
+    fields = np.arange(256)[:, None] >> np.array([0, 2, 4, 6]) & 3
+    return np.bincount(fields.reshape(-1), np.repeat(histogram, 4), minlength=4).astype(np.int64)
+
+
+def _odd(statistics: CodeStatistics) -> Iterator[str]:
+    s = statistics
+    if s.unused:
+        yield f"{s.unused:.2%} of its codes are 3, which stands for no weight: it is corrupt, or of another encoding."
+    if not LEAST_ZERO <= s.zero <= MOST_ZERO:
+        yield f"{s.zero:.0%} of its weights are zero; trained ones have between {LEAST_ZERO:.0%} and {MOST_ZERO:.0%}."
+    signed = s.plus + s.minus
+    if signed and abs(s.plus - s.minus) > MOST_SKEWED * signed:
+        yield f"{s.plus:.0%} of its weights are +1 and {s.minus:.0%} are -1; trained ones are nearly balanced."
+
+
+def _layout_doubts(data: npt.NDArray[np.uint8], shape: tuple[int, int], layout: I2SLayout) -> Iterator[str]:
+    """Whether columns differ more from each other when read by the other kind of layout.
+
+    Trained weights have more zeros in some columns than in others. Read by a layout that mixes rows and columns, what
+    is taken for a column is parts of many, and they become alike. ``official`` and ``arm`` only order the columns of a
+    block in different ways, so this cannot tell these two apart.
+    """
+    other: I2SLayout = "official" if layout == "columns" else "columns"
+    try:
+        check_ternary(GGMLType.I2_S, shape, other)
+    except ValueError:
+        return
+    taken, rival = (_column_spread(data, shape, way) for way in (layout, other))
+    if rival > CLEARER * taken:
+        yield f"its columns differ {rival / taken:.1f} times as much when read with the I2_S layout '{other}'."
+
+
+def _column_spread(data: npt.NDArray[np.uint8], shape: tuple[int, int], layout: I2SLayout) -> float:
+    """Variance of the columns' shares of zeros, in units of what independent weights would have (1 for those)."""
+    n, k = shape
+    begin = max(n - ROWS, 0) // 2 // 128 * 128
+    end = min(begin + ROWS, n) if layout != "columns" else min(begin + ROWS, n) // 4 * 4
+    zero = i2s_codes(data, k, begin, end, layout) == 1
+    shares = zero.mean(axis=0)
+    p = float(shares.mean())
+    return float(shares.var()) * (end - begin) / (p * (1 - p)) if 0 < p < 1 else 1.0

@@ -1,0 +1,147 @@
+"""From a model's shape and weights to the program that a device compiles.
+
+One builder serves BitNet b1.58 2B4T (sub-norms, squared ReLU), the 1bitLLM models (sub-norms, SiLU) and Llama-shaped
+1.58-bit models (no sub-norms, SiLU): they differ in which norms have a weight and in the activation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from bitnet.core.hal import (
+    Attention,
+    DenseMatmul,
+    DenseWeight,
+    Embed,
+    GluNormQuant,
+    KVSpec,
+    Limits,
+    NormQuant,
+    NormRows,
+    Op,
+    Program,
+    RopeAppend,
+    Sample,
+    TensorSpec,
+    TernaryMatmul,
+    Weight,
+)
+from bitnet.core.hal.program import NUMPY_DTYPES
+
+if TYPE_CHECKING:
+    from bitnet.core.model.config import ModelConfig
+
+F32 = npt.NDArray[np.float32]
+KVDtype = Literal["f16", "f32"]
+
+BLOCK_SIZE = 32
+"""Positions in a KV block: long enough for an attention kernel to stream, short enough to share prefixes well."""
+
+
+def kv_bytes(kv: KVSpec) -> int:
+    """Bytes of a KV cache: keys and values of every layer and position."""
+    return 2 * kv.layers * kv.kv_heads * kv.head_dim * kv.num_blocks * kv.block_size * NUMPY_DTYPES[kv.dtype].itemsize
+
+
+def rope_tables(config: ModelConfig, positions: int) -> tuple[F32, F32]:
+    """Cosines and sines, each ``f32[positions, head_dim / 2]``, of the rotary angles (Su et al. 2021).
+
+    Frequencies and angles are rounded to f32 as in Hugging Face's implementation, on which these models were trained
+    and are checked: at long positions that rounding moves an angle further than anything else here does (ADR 0020).
+    """
+    dim = config.head_dim
+    exponents = np.arange(0, dim, 2, dtype=np.float32) / np.float32(dim)
+    frequencies = 1 / np.power(np.float64(config.rope_theta), exponents).astype(np.float32)
+    if config.rope_freq_factors is not None:
+        frequencies = frequencies / np.asarray(config.rope_freq_factors, np.float32)
+    angles = np.outer(np.arange(positions, dtype=np.float32), frequencies).astype(np.float64)
+    return np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
+
+
+def build_program(
+    config: ModelConfig,
+    weights: Mapping[str, Weight],
+    *,
+    limits: Limits,
+    num_blocks: int,
+    kv_dtype: KVDtype = "f16",
+    block_size: int = BLOCK_SIZE,
+) -> Program:
+    """The program of a model; it ends in ``Sample``, so that a step returns a token for each of its rows.
+
+    Activation tensors are named once and reused by every layer: ``x`` the residual stream, ``q8`` and ``h8`` the
+    quantised inputs of the attention's and the MLP's products, ``logits`` ``f32[R, vocab]``, ``next`` ``i32[R]``.
+
+    Args:
+        weights: By canonical name (``blk.0.attn_q``); a tied head is the same object as ``token_embd``.
+        limits: ``max_blocks * block_size`` is the longest sequence; the rotary tables have as many rows.
+        num_blocks: Blocks of the KV cache, over all sequences.
+    """
+    cos, sin = rope_tables(config, limits.max_blocks * block_size)
+    used = dict(weights)
+    used["rope_cos"] = DenseWeight(cos.shape, "f32", lambda: cos)
+    used["rope_sin"] = DenseWeight(sin.shape, "f32", lambda: sin)
+    head = "token_embd" if weights.get("output") is weights.get("token_embd") else "output"
+    if head == "token_embd":
+        used.pop("output", None)
+
+    ops: list[Op] = [Embed("token_embd", "x")]
+    for layer in range(config.layers):
+        ops += _layer_ops(config, layer)
+    ops += [
+        NormRows("x", "output_norm", config.rms_eps, "last"),
+        DenseMatmul("last", head, "logits"),
+        Sample("logits", "next"),
+    ]
+
+    hidden, heads_width = config.hidden_size, config.heads * config.head_dim
+    tensors = (
+        TensorSpec("x", "f32", ("M", hidden)),
+        TensorSpec("q8", "i8", ("M", hidden)),
+        TensorSpec("q8_scale", "f32", ("M",)),
+        TensorSpec("qkv", "f32", ("M", (config.heads + 2 * config.kv_heads) * config.head_dim)),
+        TensorSpec("attn", "f32", ("M", heads_width)),
+        TensorSpec("attn_q8", "i8", ("M", heads_width)),
+        TensorSpec("attn_q8_scale", "f32", ("M",)),
+        TensorSpec("gate_up", "f32", ("M", 2 * config.ffn_size)),
+        TensorSpec("h8", "i8", ("M", config.ffn_size)),
+        TensorSpec("h8_scale", "f32", ("M",)),
+        TensorSpec("last", "f32", ("R", hidden)),
+        TensorSpec("logits", "f32", ("R", config.vocab_size)),
+        TensorSpec("next", "i32", ("R",)),
+    )
+    return Program(
+        ops=ops,
+        tensors={spec.name: spec for spec in tensors},
+        weights=used,
+        limits=limits,
+        kv=KVSpec(config.layers, config.kv_heads, config.head_dim, num_blocks, block_size, kv_dtype),
+        name=config.name or config.architecture,
+    )
+
+
+def _layer_ops(config: ModelConfig, layer: int) -> list[Op]:
+    """Attention and MLP of one layer, each adding to the residual stream ``x``."""
+
+    def weight(name: str) -> str:
+        return f"blk.{layer}.{name}"
+
+    heads, kv_heads, head_dim, eps = config.heads, config.kv_heads, config.head_dim, config.rms_eps
+    attn_sub_norm = weight("attn_sub_norm") if config.sub_norms else None
+    ffn_sub_norm = weight("ffn_sub_norm") if config.sub_norms else None
+    return [
+        NormQuant("x", weight("attn_norm"), eps, "q8", "q8_scale"),
+        TernaryMatmul("q8", "q8_scale", (weight("attn_q"), weight("attn_k"), weight("attn_v")), "qkv"),
+        RopeAppend("qkv", layer, heads, kv_heads, head_dim, "rope_cos", "rope_sin", config.rope_style),
+        Attention("qkv", "attn", layer, heads, kv_heads, head_dim),
+        NormQuant("attn", attn_sub_norm, eps, "attn_q8", "attn_q8_scale"),
+        TernaryMatmul("attn_q8", "attn_q8_scale", (weight("attn_output"),), "x", add=True),
+        NormQuant("x", weight("ffn_norm"), eps, "q8", "q8_scale"),
+        TernaryMatmul("q8", "q8_scale", (weight("ffn_gate"), weight("ffn_up")), "gate_up"),
+        GluNormQuant("gate_up", ffn_sub_norm, eps, config.activation, "h8", "h8_scale"),
+        TernaryMatmul("h8", "h8_scale", (weight("ffn_down"),), "x", add=True),
+    ]

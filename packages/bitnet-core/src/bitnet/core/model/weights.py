@@ -1,0 +1,128 @@
+"""The weights of a model: which tensors a file must hold, in which shapes, and how each is loaded for a device."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Literal, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from bitnet.core.gguf import GGMLType, GGUFFile, TensorInfo
+from bitnet.core.gguf.quants import DECODERS, decode
+from bitnet.core.gguf.ternary import I2SLayout, check_ternary, load_ternary
+from bitnet.core.hal import DenseWeight, TernaryData, TernaryWeight, Weight
+from bitnet.core.model.config import ModelConfig
+
+
+class Expected(NamedTuple):
+    """A weight a model must have: a ternary matrix, a dense one, or the weight of a norm."""
+
+    kind: Literal["ternary", "dense", "norm"]
+    shape: tuple[int, ...]
+
+
+def expected_weights(config: ModelConfig) -> Iterator[tuple[str, Expected]]:
+    """Canonical name, kind and shape of every weight of a model, in the order of the forward pass."""
+    hidden, ffn, vocab = config.hidden_size, config.ffn_size, config.vocab_size
+    queries, keys = config.heads * config.head_dim, config.kv_heads * config.head_dim
+    yield "token_embd", Expected("dense", (vocab, hidden))
+    for layer in range(config.layers):
+        block = f"blk.{layer}."
+        yield block + "attn_norm", Expected("norm", (hidden,))
+        yield block + "attn_q", Expected("ternary", (queries, hidden))
+        yield block + "attn_k", Expected("ternary", (keys, hidden))
+        yield block + "attn_v", Expected("ternary", (keys, hidden))
+        if config.sub_norms:
+            yield block + "attn_sub_norm", Expected("norm", (queries,))
+        yield block + "attn_output", Expected("ternary", (hidden, queries))
+        yield block + "ffn_norm", Expected("norm", (hidden,))
+        yield block + "ffn_gate", Expected("ternary", (ffn, hidden))
+        yield block + "ffn_up", Expected("ternary", (ffn, hidden))
+        if config.sub_norms:
+            yield block + "ffn_sub_norm", Expected("norm", (ffn,))
+        yield block + "ffn_down", Expected("ternary", (hidden, ffn))
+    yield "output_norm", Expected("norm", (hidden,))
+    if not config.tied_embeddings:
+        yield "output", Expected("dense", (vocab, hidden))
+
+
+def bind_weights(file: GGUFFile, config: ModelConfig, layout: I2SLayout) -> Mapping[str, Weight]:
+    """Every weight of the model, checked but not read: a device loads them one by one.
+
+    Raises:
+        ModelFileError: A tensor is missing, of another shape or of a type that cannot hold such a weight, or the file
+            has tensors that this architecture does not know, such as biases.
+    """
+    weights: dict[str, Weight] = {}
+    known = {"rope_freqs.weight"}
+    for name, (kind, shape) in expected_weights(config):
+        tensor = file.tensors.get(f"{name}.weight")
+        if tensor is None:
+            raise file.error("is missing.", tensor=f"{name}.weight")
+        if tensor.shape != shape:
+            raise file.error(f"has the shape {tensor.shape}; the model's metadata make it {shape}.", tensor=tensor.name)
+        if kind == "ternary":
+            scale = file.tensors.get(f"{name}.scale")  # llama.cpp keeps the scale apart where it reads packed weights
+            weights[name] = _ternary(file, config, tensor, scale, layout)
+            known.add(f"{name}.scale")
+        else:
+            weights[name] = _dense(file, tensor, kind)
+        known.add(tensor.name)
+    unknown = next((name for name in file.tensors if name not in known), None)
+    if unknown is not None:
+        raise file.error(f"is not part of the architecture {config.architecture} as bitnet runs it.", tensor=unknown)
+    if config.tied_embeddings:
+        weights["output"] = weights["token_embd"]
+    return weights
+
+
+def _ternary(
+    file: GGUFFile, config: ModelConfig, tensor: TensorInfo, scale: TensorInfo | None, layout: I2SLayout
+) -> TernaryWeight:
+    shape = (tensor.shape[0], tensor.shape[1])
+    master = config.architecture != "llama"  # a llama file of floats may as well be no ternary model at all
+    try:
+        check_ternary(tensor.type, shape, layout)
+    except ValueError as error:
+        raise file.error(f"{error}.", tensor=tensor.name) from None
+    factor = 1.0
+    if scale is not None:
+        if scale.type is not GGMLType.F32 or scale.nbytes != 4:
+            raise file.error(f"is {scale.type.name} {scale.shape}; it must be one F32.", tensor=scale.name)
+        factor = float(file.data(scale).view("<f4")[0])
+        if not np.isfinite(factor):
+            raise file.error(f"is {factor}.", tensor=scale.name)
+
+    def load() -> TernaryData:
+        try:
+            data = load_ternary(tensor.type, shape, file.data(tensor), layout, master=master)
+        except ValueError as error:
+            raise file.error(f"{error}.", tensor=tensor.name) from None
+        return data._replace(scale=data.scale * factor)
+
+    return TernaryWeight(shape, load, lambda: file.release(tensor))
+
+
+def _dense(file: GGUFFile, tensor: TensorInfo, kind: Literal["dense", "norm"]) -> DenseWeight:
+    """Floats as they are; norms as f32, all else as f16."""
+    if tensor.type not in DECODERS:
+        names = ", ".join(dtype.name for dtype in DECODERS)
+        raise file.error(f"{tensor.type.name} cannot be read as numbers; {names} can.", tensor=tensor.name)
+    dtype: Literal["f32", "f16"] = "f32" if kind == "norm" or tensor.type is GGMLType.F32 else "f16"
+    as_is = tensor.type.name == dtype.upper()
+    numpy_dtype = np.dtype({"f32": "<f4", "f16": "<f2"}[dtype])
+
+    def load() -> npt.NDArray[np.float32] | npt.NDArray[np.float16]:
+        data = file.data(tensor)
+        if as_is:
+            view: npt.NDArray[np.float32] = data.view(numpy_dtype).reshape(tensor.shape)
+            return view
+        out: npt.NDArray[np.float32] = np.empty(tensor.shape, numpy_dtype)
+        try:
+            decode(tensor.type, data, out)
+        except ValueError as error:
+            raise file.error(f"{error}.", tensor=tensor.name) from None
+        return out
+
+    return DenseWeight(tensor.shape, dtype, load, lambda: file.release(tensor))

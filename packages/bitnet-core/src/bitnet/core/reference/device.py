@@ -1,0 +1,293 @@
+"""The device: programs run operation by operation on numpy arrays, the KV cache paged like on any other device."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from bitnet.core.errors import DeviceError, OutOfMemoryError
+from bitnet.core.hal import (
+    Attention,
+    DenseMatmul,
+    DenseWeight,
+    DeviceInfo,
+    DeviceType,
+    Embed,
+    GluNormQuant,
+    MemoryInfo,
+    NormQuant,
+    NormRows,
+    Op,
+    Program,
+    Quantize,
+    RopeAppend,
+    Sample,
+    Step,
+    TernaryData,
+    TernaryMatmul,
+)
+from bitnet.core.hal.check import StepCheck, TensorCheck, check_program
+from bitnet.core.hal.program import NUMPY_DTYPES
+from bitnet.core.reference import ops
+from bitnet.core.reference.sampling import choose
+
+NUMPY_INFO = DeviceInfo(
+    backend="cpu",
+    index="numpy",
+    id="cpu:numpy",
+    description="numpy reference device",
+    vendor="numpy",
+    type=DeviceType.CPU,
+    details={"numpy": np.__version__},
+)
+"""``cpu:numpy``; its memory is the host's, and not known here."""
+
+
+_KERNELS: Mapping[type[Op], str] = {
+    Embed: "embed_numpy",
+    NormQuant: "norm_quant_numpy",
+    TernaryMatmul: "ternary_matmul_numpy",
+    RopeAppend: "rope_append_numpy",
+    Attention: "attention_numpy",
+    GluNormQuant: "glu_norm_quant_numpy",
+    NormRows: "norm_rows_numpy",
+    DenseMatmul: "dense_matmul_numpy",
+    Sample: "sample_numpy",
+    Quantize: "quantize_numpy",
+}
+KERNELS = tuple(_KERNELS.values())
+"""What a backend that opens these devices lists as its kernels."""
+
+
+class ReferenceDevice:
+    """A numpy device under any name: ``cpu:numpy``, or a fake of another."""
+
+    def __init__(self, info: DeviceInfo = NUMPY_INFO) -> None:
+        self._info = info
+        self._lock = threading.Lock()
+        self._open: list[ReferenceExecutable] = []
+        self._closed = False
+
+    @property
+    def info(self) -> DeviceInfo:
+        return self._info
+
+    def compile(self, program: Program) -> ReferenceExecutable:
+        if self._closed:
+            raise DeviceError("the device is closed.", device=self._info.name)
+        check_program(program)
+        executable = ReferenceExecutable(self, program)
+        with self._lock:
+            self._open.append(executable)
+        return executable
+
+    def memory(self) -> MemoryInfo:
+        with self._lock:
+            return MemoryInfo(total=self._info.memory, free=0, used=sum(e.used for e in self._open))
+
+    def close(self) -> None:
+        self._closed = True
+        for executable in list(self._open):
+            executable.close()
+
+    def _forget(self, executable: ReferenceExecutable) -> None:
+        with self._lock:
+            self._open.remove(executable)
+
+
+class _Sequence(NamedTuple):
+    """Where one sequence of a step stands: its tokens ``begin … end``, the first one's position, and its blocks."""
+
+    begin: int
+    end: int
+    position: int
+    blocks: npt.NDArray[np.int32]
+
+
+class _Fields:
+    """A step buffer taken apart by its layout; ``advance`` makes it the step after."""
+
+    def __init__(self, step: Step) -> None:
+        self.data = step.data.copy()
+        self.at = step.layout.offsets
+        self.max_blocks = step.layout.limits.max_blocks
+        self.tokens, self.seqs, self.rows = (int(n) for n in self.data[:3])
+
+    def field(self, name: str, count: int) -> npt.NDArray[np.int32]:
+        words: npt.NDArray[np.int32] = self.data[self.at[name] : self.at[name] + count]
+        return words
+
+    def positions(self) -> npt.NDArray[np.int32]:
+        """Of each token in its own sequence."""
+        seq = self.field("token_seq", self.tokens)
+        ends = self.field("seq_begin", self.seqs + 1)[1:]
+        positions: npt.NDArray[np.int32] = (self.field("seq_len", self.seqs) - ends)[seq]
+        positions += np.arange(self.tokens, dtype=np.int32)
+        return positions
+
+    def sequences(self) -> list[_Sequence]:
+        bounds, lengths = self.field("seq_begin", self.seqs + 1), self.field("seq_len", self.seqs)
+        table = self.field("block_table", self.seqs * self.max_blocks).reshape(self.seqs, self.max_blocks)
+        return [
+            _Sequence(int(a), int(b), int(length - (b - a)), row)
+            for a, b, length, row in zip(bounds, bounds[1:], lengths, table, strict=False)
+        ]
+
+    def advance(self, tokens: npt.NDArray[np.int32]) -> None:
+        self.field("tokens", self.tokens)[:] = tokens
+        self.field("seq_len", self.seqs)[:] += 1
+
+
+class ReferenceExecutable:
+    """A program on the numpy device. Weights are adopted as their ``load`` gives them, packed or mapped."""
+
+    def __init__(self, device: ReferenceDevice, program: Program) -> None:
+        self._device, self._program = device, program
+        self._check = StepCheck(program)
+        self._shapes = TensorCheck(program)
+        self._lock = threading.Lock()
+        self._kernels: dict[str, None] = {}
+        self._closed = False
+        try:
+            self._load(program)
+        except MemoryError as error:
+            raise OutOfMemoryError(
+                f"the host has too little memory for {program.name!r}.",
+                device=device.info.name,
+                hint="Use a smaller model, a shorter context or fewer sequences.",
+            ) from error
+
+    def _load(self, program: Program) -> None:
+        shapes = self._shapes
+        self._tensors = {n: np.zeros(shapes.shape(n), NUMPY_DTYPES[s.dtype]) for n, s in program.tensors.items()}
+        self._dense: dict[str, npt.NDArray[Any]] = {}
+        self._ternary: dict[str, TernaryData] = {}
+        for name, weight in program.weights.items():
+            if isinstance(weight, DenseWeight):
+                self._dense[name] = weight.load()
+            else:
+                self._ternary[name] = weight.load()
+        self._cache: npt.NDArray[Any] = np.empty(0)
+        if (kv := program.kv) is not None:
+            # [layer, k or v, block, position in the block, head, element]
+            cache = (kv.layers, 2, kv.num_blocks, kv.block_size, kv.kv_heads, kv.head_dim)
+            self._cache = np.zeros(cache, NUMPY_DTYPES[kv.dtype])
+        self.used = self._cache.nbytes + sum(t.nbytes for t in self._tensors.values())
+        self.used += sum(w.nbytes for w in self._dense.values()) + sum(w.codes.nbytes for w in self._ternary.values())
+
+    @property
+    def kernels(self) -> tuple[str, ...]:
+        return tuple(self._kernels)
+
+    def run(self, step: Step, count: int = 1) -> npt.NDArray[np.int32]:
+        with self._lock:
+            self._usable()
+            self._check(step, count)
+            fields = _Fields(step)
+            tokens = np.zeros((count, fields.rows if self._check.samples else 0), np.int32)
+            for i in range(count):
+                for op in self._program.ops:
+                    self._run_op(op, fields)
+                    if isinstance(op, Sample):
+                        tokens[i] = self._tensors[op.out][: fields.rows]
+                if i + 1 < count:
+                    fields.advance(tokens[i])
+            return tokens
+
+    def write(self, name: str, array: npt.NDArray[Any]) -> None:
+        with self._lock:
+            self._usable()
+            self._shapes.write(name, array)
+            self._tensors[name][: len(array)] = array
+
+    def read(self, name: str, rows: int | None = None) -> npt.NDArray[Any]:
+        with self._lock:
+            self._usable()
+            self._shapes.read(name, rows)
+            return np.array(self._tensors[name][:rows])
+
+    def close(self) -> None:
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            del self._tensors, self._dense, self._ternary, self._cache
+        self._device._forget(self)
+
+    def _usable(self) -> None:
+        if self._closed:
+            raise DeviceError(f"the executable of {self._program.name!r} is closed.", device=self._device.info.name)
+
+    def _run_op(self, op: Op, step: _Fields) -> None:
+        t, w, m, r = self._tensors, self._dense, step.tokens, step.rows
+        if isinstance(op, Embed):
+            t[op.out][:m] = w[op.table][step.field("tokens", m)]
+        elif isinstance(op, NormQuant):
+            y = ops.rms_norm(t[op.x][:m], None if op.weight is None else w[op.weight], op.eps)
+            t[op.out][:m], t[op.scale][:m] = ops.absmax_int8(y)
+        elif isinstance(op, TernaryMatmul):
+            parts = [ops.ternary_matmul(t[op.x][:m], t[op.scale][:m], self._ternary[n]) for n in op.weights]
+            product = np.concatenate(parts, axis=1)
+            t[op.out][:m] = t[op.out][:m] + product if op.add else product
+        elif isinstance(op, RopeAppend):
+            self._rope_append(op, step)
+        elif isinstance(op, Attention):
+            self._attention(op, step)
+        elif isinstance(op, GluNormQuant):
+            y = ops.glu(t[op.gate_up][:m], op.activation)
+            y = ops.rms_norm(y, None if op.weight is None else w[op.weight], op.eps)
+            t[op.out][:m], t[op.scale][:m] = ops.absmax_int8(y)
+        elif isinstance(op, NormRows):
+            t[op.out][:r] = ops.rms_norm(t[op.x][step.field("rows", r)], w[op.weight], op.eps)
+        elif isinstance(op, DenseMatmul):
+            t[op.out][:r] = ops.dense_matmul(t[op.x][:r], w[op.weight])
+        elif isinstance(op, Sample):
+            self._sample(op, step)
+        elif isinstance(op, Quantize):
+            t[op.codes][:], t[op.scale][0] = ops.absmean_ternary(t[op.x])
+        self._kernels[_KERNELS[type(op)]] = None
+
+    def _rope_append(self, op: RopeAppend, step: _Fields) -> None:
+        m, heads, groups, d = step.tokens, op.heads, op.kv_heads, op.head_dim
+        qkv = self._tensors[op.qkv][:m].reshape(m, heads + 2 * groups, d)
+        positions = step.positions()
+        cos, sin = self._dense[op.cos][positions], self._dense[op.sin][positions]
+        rotated = ops.rotate(qkv[:, : heads + groups], cos, sin, op.style)
+        qkv[:, :heads] = rotated[:, :heads]
+        size = self._cache.shape[3]
+        for seq in step.sequences():
+            own = slice(seq.begin, seq.end)
+            blocks, places = seq.blocks[positions[own] // size], positions[own] % size
+            self._cache[op.layer, 0, blocks, places] = rotated[own, heads:]
+            self._cache[op.layer, 1, blocks, places] = qkv[own, heads + groups :]
+
+    def _attention(self, op: Attention, step: _Fields) -> None:
+        m, groups, d = step.tokens, op.kv_heads, op.head_dim
+        qkv = self._tensors[op.qkv][:m].reshape(m, op.heads + 2 * groups, d)
+        size = self._cache.shape[3]
+        for seq in step.sequences():
+            length = seq.position + seq.end - seq.begin
+            blocks = seq.blocks[: -(-length // size)]
+            k, v = self._cache[op.layer][:, blocks].reshape(2, -1, groups, d)[:, :length]
+            out = ops.attention(qkv[seq.begin : seq.end, : op.heads], k, v, seq.position)
+            self._tensors[op.out][seq.begin : seq.end] = out.reshape(-1, op.heads * d)
+
+    def _sample(self, op: Sample, step: _Fields) -> None:
+        r, positions = step.rows, step.positions()
+        rows = step.field("rows", r)
+        temperature, top_p, min_p = (step.field(n, r).view(np.float32) for n in ("temperature", "top_p", "min_p"))
+        low, high = (step.field(n, r).view(np.uint32) for n in ("seed_lo", "seed_hi"))
+        for i in range(r):
+            self._tensors[op.out][i] = choose(
+                self._tensors[op.logits][i],
+                temperature=float(temperature[i]),
+                top_k=int(step.field("top_k", r)[i]),
+                top_p=float(top_p[i]),
+                min_p=float(min_p[i]),
+                seed=int(high[i]) << 32 | int(low[i]),
+                position=int(positions[rows[i]]),
+            )

@@ -1,0 +1,104 @@
+"""The operations of ``kernels/README.md`` as functions of numpy arrays: float64 inside, its types outside."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from bitnet.core.hal import TernaryData
+
+F32 = npt.NDArray[np.float32]
+F64 = npt.NDArray[np.float64]
+I8 = npt.NDArray[np.int8]
+
+_CHUNK = 1 << 21
+"""Elements of a weight matrix, or of attention scores, held unpacked at a time: 8 or 16 MiB."""
+
+# The four weights of each byte, in the order its two-bit fields come: bits 7-6 first.
+_UNPACKED = ((np.arange(256)[:, None] >> np.array([6, 4, 2, 0])) & 3).astype(np.float32) - 1
+
+
+def rms_norm(x: npt.NDArray[np.floating], weight: F32 | None, eps: float) -> F64:
+    """``y[M, K]`` of ``x[M, K]``; ``x`` itself without a weight."""
+    y = x.astype(np.float64)
+    if weight is None:
+        return y
+    y *= weight / np.sqrt(np.mean(y * y, axis=-1, keepdims=True) + eps)
+    return y
+
+
+def absmax_int8(y: F64) -> tuple[I8, F32]:
+    """Codes ``[M, K]`` and scales ``[M]``: ``y ≈ codes · scale``."""
+    greatest = np.maximum(np.abs(y).max(axis=-1), 1e-5)
+    codes = np.clip(np.rint(y * (127 / greatest)[:, None]), -128, 127)
+    return codes.astype(np.int8), (greatest / 127).astype(np.float32)
+
+
+def glu(gate_up: F32, activation: Literal["relu2", "silu"]) -> F64:
+    """``act(gate) · up``, ``[M, F]`` of ``gate_up[M, 2F]``."""
+    gate, up = np.split(gate_up.astype(np.float64), 2, axis=-1)
+    act = np.square(np.maximum(gate, 0)) if activation == "relu2" else gate / (1 + np.exp(-np.maximum(gate, -700)))
+    product: F64 = act * up
+    return product
+
+
+def ternary_matmul(x: I8, scale: F32, weight: TernaryData) -> F32:
+    """``[M, N]``. Products of float32 are exact here: integers below 2²⁴ whatever order they are summed in."""
+    columns = weight.codes.shape[1] * 4
+    padded = np.zeros((len(x), columns), np.float32)
+    padded[:, : x.shape[1]] = x
+    # Byte g of a block of 128 holds weights g, g+32, g+64, g+96: reorder x once instead of every weight.
+    padded = padded.reshape(len(x), -1, 4, 32).swapaxes(2, 3).reshape(len(x), columns)
+    acc = np.empty((len(x), len(weight.codes)), np.float32)
+    rows = max(1, _CHUNK // columns)
+    for n in range(0, len(weight.codes), rows):
+        chunk = _UNPACKED[weight.codes[n : n + rows]].reshape(-1, columns)
+        np.matmul(padded, chunk.T, out=acc[:, n : n + rows])
+    acc *= (scale * np.float32(weight.scale))[:, None]
+    return acc
+
+
+def dense_matmul(x: F32, weight: npt.NDArray[np.float32] | npt.NDArray[np.float16]) -> F32:
+    """``[R, N]``."""
+    out = np.empty((len(x), len(weight)), np.float32)
+    rows = max(1, _CHUNK // weight.shape[1])
+    for n in range(0, len(weight), rows):
+        np.matmul(x, weight[n : n + rows].astype(np.float32).T, out=out[:, n : n + rows])
+    return out
+
+
+def rotate(x: F32, cos: F32, sin: F32, style: Literal["neox", "interleaved"]) -> F32:
+    """Rotary embedding of ``x[M, heads, d]`` by the angle rows ``cos``, ``sin`` ``[M, d / 2]``."""
+    out = np.empty_like(x)
+    half = x.shape[-1] // 2
+    first, second = (np.s_[..., :half], np.s_[..., half:]) if style == "neox" else (np.s_[..., 0::2], np.s_[..., 1::2])
+    a, b, cos, sin = x[first], x[second], cos[:, None, :], sin[:, None, :]
+    out[first] = a * cos - b * sin
+    out[second] = b * cos + a * sin
+    return out
+
+
+def attention(q: F32, k: npt.NDArray[np.floating], v: npt.NDArray[np.floating], first: int) -> F32:
+    """Causal attention of ``q[n, H, d]``, at positions ``first …``, over ``k[first + n, G, d]`` and ``v``, as ``q``."""
+    n, heads, d = q.shape
+    groups = k.shape[1]
+    queries = q.astype(np.float64).reshape(n, groups, heads // groups, d).transpose(1, 2, 0, 3) / np.sqrt(d)
+    keys, values = k.astype(np.float64).transpose(1, 2, 0)[:, None], v.astype(np.float64).swapaxes(0, 1)[:, None]
+    out = np.empty(queries.shape)
+    step = max(1, _CHUNK // (heads * len(k)))
+    for at in range(0, n, step):
+        scores = queries[:, :, at : at + step] @ keys
+        last = first + at + np.arange(scores.shape[2])
+        scores[..., np.arange(len(k)) > last[:, None]] = -np.inf
+        weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
+        out[:, :, at : at + step] = weights @ values / weights.sum(axis=-1, keepdims=True)
+    rows: F32 = out.transpose(2, 0, 1, 3).reshape(n, heads, d).astype(np.float32)
+    return rows
+
+
+def absmean_ternary(x: F32) -> tuple[I8, np.float32]:
+    """Codes in {-1, 0, 1} and the scale of the whole matrix."""
+    scale = max(float(np.mean(np.abs(x), dtype=np.float64)), 1e-5)
+    return np.clip(np.rint(x / scale), -1, 1).astype(np.int8), np.float32(scale)

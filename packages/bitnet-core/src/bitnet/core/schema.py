@@ -1,0 +1,79 @@
+"""As much of JSON Schema (draft 2020-12) as bitnet's own documents use, without a further package."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+_TYPES: Mapping[str, tuple[type, ...]] = {
+    "object": (dict,),
+    "array": (list,),
+    "string": (str,),
+    "boolean": (bool,),
+    "number": (int, float),
+    "integer": (int,),
+    "null": (type(None),),
+}
+
+
+def problems(value: Any, schema: Mapping[str, Any], where: str = "") -> Iterator[str]:
+    """What in a JSON value is not as its schema has it, each with its place (``model_info.layers``)."""
+    place = where or "the document"
+    if "const" in schema and value != schema["const"]:
+        yield f"{place} is {value!r}, not {schema['const']!r}"
+    if "enum" in schema and value not in schema["enum"]:
+        yield f"{place} is {value!r}, not one of {', '.join(map(str, schema['enum']))}"
+    wanted = schema.get("type", [])
+    wanted = [wanted] if isinstance(wanted, str) else wanted
+    if wanted and not any(_is(value, name) for name in wanted):
+        yield f"{place} is {value!r:.80}, not of type {' or '.join(wanted)}"
+        return
+    if isinstance(value, str):
+        if len(value) < schema.get("minLength", 0):
+            yield f"{place} is too short"
+        if "pattern" in schema and not re.search(schema["pattern"], value):
+            yield f"{place} is {value!r:.80}, which does not fit {schema['pattern']}"
+    elif _is(value, "number"):
+        if isinstance(value, float) and not math.isfinite(value):
+            yield f"{place} is {value}, which is no number"
+        if value < schema.get("minimum", -math.inf) or value <= schema.get("exclusiveMinimum", -math.inf):
+            yield f"{place} is {value}, which is too small"
+        if value > schema.get("maximum", math.inf):
+            yield f"{place} is {value}, which is too large"
+    elif isinstance(value, list):
+        if len(value) < schema.get("minItems", 0):
+            yield f"{place} has {len(value)} items, which are too few"
+        if schema.get("uniqueItems") and any(item in value[:i] for i, item in enumerate(value)):
+            yield f"{place} has an item twice"
+        for i, item in enumerate(value):
+            yield from problems(item, schema.get("items", {}), f"{where}[{i}]")
+    elif isinstance(value, dict):
+        yield from _object_problems(value, schema, where)
+
+
+def _object_problems(value: dict[str, Any], schema: Mapping[str, Any], where: str) -> Iterator[str]:
+    known, more = schema.get("properties", {}), schema.get("additionalProperties", {})
+    for name in schema.get("required", ()):
+        if name not in value:
+            yield f"{_join(where, name)} is missing"
+    for name, item in value.items():
+        if name in known:
+            yield from problems(item, known[name], _join(where, name))
+        elif more is False:
+            yield f"{_join(where, name)} is not known"
+        else:
+            yield from problems(item, more, _join(where, name))
+
+
+def _is(value: Any, name: str) -> bool:
+    if isinstance(value, bool):
+        return name == "boolean"
+    if name == "integer" and isinstance(value, float):
+        return value.is_integer()
+    return isinstance(value, _TYPES[name])
+
+
+def _join(where: str, name: str) -> str:
+    return f"{where}.{name}" if where else name

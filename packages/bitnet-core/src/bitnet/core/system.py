@@ -1,0 +1,122 @@
+"""Facts about this machine: its processor, the part of it this process may use, its memory. An unknown size is 0."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.metadata
+import os
+import platform
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+
+CGROUP = Path("/sys/fs/cgroup")
+PCI = Path("/sys/bus/pci/devices")
+NVIDIA_PATHS = ("/dev/nvidiactl", "/usr/lib/wsl/lib/libcuda.so.1")  # in containers and WSL, which may hide PCI
+_PCI_VENDORS = {"0x10de": "NVIDIA", "0x1002": "AMD", "0x8086": "Intel"}
+_PCI_CLASSES = ("0x03", "0x12")  # display controllers and processing accelerators
+
+
+@cache
+def core_version() -> str:
+    """Version of the installed bitnet-core; empty where it runs from a source tree that is not installed."""
+    try:
+        return importlib.metadata.version("bitnet-core")
+    except importlib.metadata.PackageNotFoundError:
+        return ""
+
+
+@cache
+def cpu_model() -> str:
+    """The processor as its maker calls it, such as ``AMD EPYC 9B45``; else its architecture."""
+    if sys.platform == "linux":
+        text = _read(Path("/proc/cpuinfo"))
+        fields = dict(line.split(":", 1) for line in text.splitlines() if ":" in line)
+        for field in ("model name", "Hardware", "Model", "cpu model"):
+            for key, value in fields.items():
+                if key.strip() == field and value.strip():
+                    return value.strip()
+    elif sys.platform == "darwin":
+        if name := sysctl("machdep.cpu.brand_string"):
+            return name
+    elif sys.platform == "win32":
+        import winreg
+
+        with winreg.OpenKey(winreg.HKEY_LOCAL_MACHINE, r"HARDWARE\DESCRIPTION\System\CentralProcessor\0") as key:
+            return str(winreg.QueryValueEx(key, "ProcessorNameString")[0]).strip()
+    return platform.processor() or platform.machine()
+
+
+def usable_cpus() -> int:
+    """Logical processors this process may keep busy: those it may run on, less what a container's quota cuts off."""
+    count = os.cpu_count() or 1
+    if hasattr(os, "sched_getaffinity"):
+        count = len(os.sched_getaffinity(0))
+    quota = _cgroup_cpus()
+    return max(1, min(count, round(quota))) if quota else count
+
+
+@cache
+def memory_total() -> int:
+    """Bytes of memory of this machine."""
+    if sys.platform == "win32":
+        status = _MemoryStatus(length=ctypes.sizeof(_MemoryStatus))
+        ctypes.windll.kernel32.GlobalMemoryStatusEx(ctypes.byref(status))
+        return int(status.total_physical)
+    if sys.platform == "darwin":
+        return int(sysctl("hw.memsize") or 0)
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (OSError, ValueError):
+        return 0
+
+
+def gpu_vendors() -> frozenset[str]:
+    """Makers of the GPUs that can be seen without opening a driver: ``NVIDIA``, ``AMD``, ``Intel``."""
+    seen = set()
+    if sys.platform == "win32":
+        if (Path(os.environ.get("SYSTEMROOT", "C:/Windows")) / "System32" / "nvcuda.dll").exists():
+            seen.add("NVIDIA")
+    for device in PCI.glob("*"):
+        if _read(device / "class").startswith(_PCI_CLASSES):
+            seen.add(_PCI_VENDORS.get(_read(device / "vendor").strip(), ""))
+    if any(Path(path).exists() for path in NVIDIA_PATHS):
+        seen.add("NVIDIA")
+    return frozenset(seen - {""})
+
+
+class _MemoryStatus(ctypes.Structure):
+    """``MEMORYSTATUSEX`` of the Windows API."""
+
+    _fields_ = (
+        ("length", ctypes.c_uint32),
+        ("memory_load", ctypes.c_uint32),
+        ("total_physical", ctypes.c_uint64),
+        ("available_physical", ctypes.c_uint64),
+        ("page_file", ctypes.c_uint64 * 5),
+    )
+
+
+def _cgroup_cpus() -> float:
+    """CPUs' worth of time a container allows (cgroup v2 ``cpu.max``, v1 ``cpu.cfs_quota_us``); 0 where it sets none."""
+    lines = [line.split(":", 2) for line in _read(Path("/proc/self/cgroup")).splitlines()]
+    own = next((path.lstrip("/") for number, _, path in lines if number == "0"), "")
+    limits = [_read(folder / "cpu.max").split() for folder in (CGROUP / own, *(CGROUP / own).parents)]
+    limits.append([_read(CGROUP / "cpu" / f"cpu.cfs_{name}_us").strip() for name in ("quota", "period")])
+    numbers = [(int(limit[0]), int(limit[1])) for limit in limits if len(limit) == 2 and all(map(str.isdigit, limit))]
+    return min((quota / period for quota, period in numbers if period), default=0.0)
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(errors="replace")
+    except OSError:
+        return ""
+
+
+def sysctl(name: str) -> str:
+    try:
+        return subprocess.run(["sysctl", "-n", name], capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return ""

@@ -1,0 +1,18 @@
+"""The conformance suite, which holds any backend's devices to ``kernels/README.md``; see :class:`ConformanceSuite`.
+
+It needs pytest: ``pip install "bitnet-core[testing]"``.
+"""
+
+import pytest
+
+pytest.register_assert_rewrite(
+    *(
+        f"bitnet.core.testing.{name}"
+        for name in ("rig", "linear", "norms", "attention", "heads", "sampling", "whole_model")
+    ),
+    *(f"bitnet.core.testing.{name}" for name in ("lifecycle", "probing", "model", "oracle", "draws")),
+)
+
+from bitnet.core.testing.suite import ConformanceSuite  # noqa: E402  (after the rewriting of its modules' asserts)
+
+__all__ = ["ConformanceSuite"]

@@ -1,0 +1,246 @@
+"""``rope_append`` and ``attention`` over the paged cache, which can only be seen through each other."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal, NamedTuple
+
+import numpy as np
+import pytest
+
+from bitnet.core.hal import Attention, Device, KVSpec, Limits, Op, RopeAppend, SequenceStep
+from bitnet.core.testing import oracle
+from bitnet.core.testing.base import DeviceTests
+from bitnet.core.testing.cases import Size, over, pick
+from bitnet.core.testing.rig import Array, Rig, assert_rel, assert_same_bits, dense, tensor
+
+BOUND = {"f32": 1e-5, "f16": 2e-3}
+
+
+class Heads(NamedTuple):
+    """Heads of an attention layer, and how its cache is kept."""
+
+    h: int
+    g: int
+    d: int
+    block: int = 32
+    dtype: Literal["f32", "f16"] = "f16"
+    style: Literal["neox", "interleaved"] = "neox"
+
+    @property
+    def columns(self) -> int:
+        return (self.h + 2 * self.g) * self.d
+
+
+class Part(NamedTuple):
+    """A sequence in a step: ``new`` tokens after ``past`` that are in the cache already."""
+
+    past: int
+    new: int
+
+    def __str__(self) -> str:
+        return f"{self.past}+{self.new}"
+
+
+def head_shapes(size: Size) -> list[Heads]:
+    fixed = [
+        Heads(1, 1, 64),
+        Heads(4, 4, 80, dtype="f32"),
+        Heads(4, 2, 96, style="interleaved"),
+        Heads(6, 2, 100, dtype="f32"),
+        Heads(4, 1, 128, 16),
+        Heads(5, 1, 128, dtype="f32", style="interleaved"),
+        Heads(20, 5, 128),
+        Heads(6, 1, 20, 64),
+        Heads(7, 1, 32, 16, "f32"),
+        Heads(8, 1, 64, 16, "f32"),
+        Heads(8, 2, 256),
+        Heads(12, 4, 64),
+    ]
+
+    def draw(rng: np.random.Generator) -> Heads:
+        g = int(rng.integers(1, 5))
+        ratio = int(rng.integers(1, 9))
+        d = int(rng.choice([16, 32, 64, 80, 96, 100, 128, 256]))
+        block = int(rng.choice([16, 32, 64]))
+        dtypes: tuple[Literal["f32", "f16"], ...] = ("f32", "f16")
+        styles: tuple[Literal["neox", "interleaved"], ...] = ("neox", "interleaved")
+        return Heads(ratio * g, g, d, block, dtypes[rng.integers(2)], styles[rng.integers(2)])
+
+    # The work of the mixed step below, roughly: 100 queries over 100 keys.
+    return pick(size, fixed, draw, lambda s: s.h * s.d * {"small": 400, "quick": 8_000, "full": 20_000}[size])
+
+
+def mixtures(size: Size) -> list[tuple[Part, ...]]:
+    """Steps of several sequences: prefill, a later chunk of it, decode, and both at once."""
+    short = [
+        (Part(0, 1),),
+        (Part(0, 9),),
+        (Part(7, 1),),
+        (Part(0, 5), Part(15, 1), Part(16, 1), Part(3, 4)),
+    ]
+    longer = [
+        (Part(31, 1), Part(32, 1), Part(33, 1), Part(0, 1), Part(255, 1)),
+        (Part(0, 130), Part(64, 1), Part(40, 30)),
+        (Part(100, 77), Part(0, 3)),
+        tuple(Part(n, 1) for n in range(3, 70, 3)),
+    ]
+    longest = [(Part(0, 512),), (Part(4000, 1), Part(1023, 1)), (Part(1500, 100),)]
+    return short + (longer if size != "small" else []) + (longest if size == "full" else [])
+
+
+def angles(positions: int, d: int) -> tuple[Array, Array]:
+    """The usual tables of cosines and sines, ``[positions, d / 2]``."""
+    turn = np.arange(positions)[:, None] * 10000.0 ** (-np.arange(d // 2) / (d // 2))
+    return np.cos(turn).astype(np.float32), np.sin(turn).astype(np.float32)
+
+
+def identity(positions: int, d: int) -> tuple[Array, Array]:
+    """Tables that turn nothing."""
+    return np.ones((positions, d // 2), np.float32), np.zeros((positions, d // 2), np.float32)
+
+
+class Paged:
+    """A ``rope_append`` and an ``attention`` on a device beside the oracle's cache, block tables shuffled."""
+
+    def __init__(
+        self,
+        device: Device,
+        rng: np.random.Generator,
+        heads: Heads,
+        *,
+        length: int,
+        seqs: int,
+        chunk: int,
+        turning: bool = True,
+    ) -> None:
+        self.rng, self.heads = rng, heads
+        self.most = -(-length // heads.block) + 1
+        blocks, positions = self.most * seqs + 3, self.most * heads.block
+        self.cos, self.sin = angles(positions, heads.d) if turning else identity(positions, heads.d)
+        shape = heads.h, heads.g, heads.d
+        ops: list[Op] = [RopeAppend("qkv", 1, *shape, "cos", "sin", heads.style), Attention("qkv", "out", 1, *shape)]
+        specs = [tensor("qkv", "f32", "M", heads.columns), tensor("out", "f32", "M", heads.h * heads.d)]
+        weights = {"cos": dense(self.cos), "sin": dense(self.sin)}
+        kv = KVSpec(2, heads.g, heads.d, blocks, heads.block, heads.dtype)
+        self.rig = Rig(device, ops, specs, weights, limits=Limits(chunk, seqs, 1, self.most), kv=kv)
+        self.cache = oracle.Cache(heads.dtype, positions)
+        order = rng.permutation(blocks).tolist()
+        self.tables = [order[s * self.most : (s + 1) * self.most] for s in range(seqs)]
+        self._fill_with_nan(order)
+
+    def _fill_with_nan(self, blocks: Sequence[int]) -> None:
+        """Leave NaN at every place of the cache, as memory that nobody initialised may hold."""
+        chunk, size = self.rig.program.limits.max_tokens, self.heads.block
+        qkv = np.full((chunk, self.heads.columns), np.nan, np.float32)
+        for first in range(0, len(blocks), self.most):
+            table = blocks[first : first + self.most]
+            for at in range(0, len(table) * size, chunk):
+                count = min(chunk, len(table) * size - at)
+                self.rig.executable.write("qkv", qkv[:count])
+                step = self.rig.step([SequenceStep(np.zeros(count, np.int32), at + count, table)])
+                self.rig.executable.run(step)
+
+    def random(self, tokens: int) -> Array:
+        """Rows of ``qkv`` whose scores have a spread such as trained models have."""
+        qkv = self.rng.standard_normal((tokens, self.heads.columns)).astype(np.float32)
+        qkv[:, : self.heads.h * self.heads.d] *= 2
+        return qkv
+
+    def run(self, parts: Sequence[tuple[int, Part]], qkv: Array | None = None) -> None:
+        """Run a step of q, k and v for each ``(sequence, part)`` and check all that comes out."""
+        heads, (h, g, d) = self.heads, self.heads[:3]
+        owner = [(s, part.past + i) for s, part in parts for i in range(part.new)]
+        m = len(owner)
+        qkv = self.random(m) if qkv is None else qkv
+        step = [SequenceStep(np.zeros(p.new, np.int32), p.past + p.new, self.tables[s]) for s, p in parts]
+        result = self.rig.run(step, {"qkv": qkv}, ["qkv", "out"])
+        q, k, v = np.split(qkv.reshape(m, h + 2 * g, d), [h, h + g], axis=1)
+        out_q, out_k, out_v = np.split(result["qkv"].reshape(m, h + 2 * g, d), [h, h + g], axis=1)
+        exact_q, exact_k = (
+            np.stack([oracle.rotate(x[i], self.cos[p], self.sin[p], heads.style) for i, (_, p) in enumerate(owner)])
+            for x in (q, k)
+        )
+        assert_rel("rotated q", out_q.reshape(m, -1), exact_q.reshape(m, -1), 1e-6)
+        assert_same_bits("v of qkv", out_v, v)
+        if not np.array_equal(out_k, k):
+            assert_rel("k of qkv", out_k.reshape(m, -1), exact_k.reshape(m, -1), 1e-6)
+        for i, (s, p) in enumerate(owner):
+            self.cache.put(s, p, exact_k[i], v[i])
+        exact = np.stack([self.cache.attend(s, p, out_q[i]).reshape(-1) for i, (s, p) in enumerate(owner)])
+        assert_rel("attention", result["out"], exact, BOUND[heads.dtype])
+
+    def prefill(self, *pasts: int) -> None:
+        """Bring each sequence to a length, in chunks that step over block borders."""
+        for s, past in enumerate(pasts):
+            at = 0
+            while at < past:
+                count = min(self.rig.program.limits.max_tokens, past - at, int(self.rng.integers(1, 90)))
+                self.run([(s, Part(at, count))])
+                at += count
+
+
+class AttentionTests(DeviceTests):
+    @over(head_shapes)
+    def test_heads(self, device: Device, rng: np.random.Generator, case: Heads) -> None:
+        """Every ratio of heads, width, block size, cache type and style, on one mixed step."""
+        parts = [Part(0, 6), Part(17, 1), Part(5, 3)]
+        if self.run_size != "small":
+            parts += [Part(70, 1), Part(0, 40)]
+        self._mixture(device, rng, case, parts)
+
+    @over(mixtures)
+    @pytest.mark.parametrize(
+        "heads", [Heads(4, 2, 64, 16, "f32"), Heads(8, 2, 32, 32, "f16", "interleaved")], ids=["f32", "f16"]
+    )
+    def test_mixtures(self, device: Device, rng: np.random.Generator, case: tuple[Part, ...], heads: Heads) -> None:
+        self._mixture(device, rng, heads, case)
+
+    def _mixture(self, device: Device, rng: np.random.Generator, heads: Heads, parts: Sequence[Part]) -> None:
+        length, chunk = max(p.past + p.new for p in parts), sum(p.new for p in parts)
+        paged = Paged(device, rng, heads, length=length, seqs=len(parts), chunk=max(chunk, 33) + 1)
+        with paged.rig:
+            paged.prefill(*(p.past for p in parts))
+            paged.run(list(enumerate(parts)))
+
+    @pytest.mark.parametrize("dtype", ["f32", "f16"])
+    def test_huge_scores(self, device: Device, rng: np.random.Generator, dtype: Literal["f32", "f16"]) -> None:
+        """Scores in the hundreds overflow unless the maximum is subtracted; small integers keep them exact."""
+        heads = Heads(4, 1, 64, dtype=dtype)
+        paged = Paged(device, rng, heads, length=80, seqs=2, chunk=64, turning=False)
+        qkv = paged.random(50)
+        qkv[:, :256] = 16 * rng.integers(-2, 3, (50, 256))
+        qkv[:, 256:320] = rng.integers(-3, 4, (50, 64))
+        with paged.rig:
+            paged.run([(0, Part(0, 30))], qkv[:30])
+            paged.run([(1, Part(0, 15)), (0, Part(30, 5))], qkv[30:])
+
+    def test_one_sequence_leaves_another_alone(self, device: Device, rng: np.random.Generator) -> None:
+        """Appending to and reusing blocks of one sequence changes nothing another sequence sees."""
+        paged = Paged(device, rng, Heads(4, 2, 64, 16, "f32"), length=60, seqs=3, chunk=40)
+        lengths = [30, 18, 1]
+        with paged.rig:
+            paged.prefill(*lengths)
+            for s in (0, 1, 2, 0, 1):
+                paged.run([(s, Part(lengths[s], 1))])
+                lengths[s] += 1
+            # Sequence 1 ends; its blocks go to a new one, which must see none of the old positions.
+            paged.run([(1, Part(0, 2)), (0, Part(lengths[0], 1))])
+            paged.run([(2, Part(lengths[2], 9)), (1, Part(2, 1))])
+
+    def test_sequences_share_the_blocks_of_a_prefix(self, device: Device, rng: np.random.Generator) -> None:
+        paged = Paged(device, rng, Heads(4, 2, 64, 16, "f32"), length=60, seqs=3, chunk=50)
+        with paged.rig:
+            paged.prefill(32)
+            for other in (1, 2):
+                paged.tables[other][:2] = paged.tables[0][:2]
+                paged.cache.share(0, other, 32)
+            paged.run([(0, Part(32, 1)), (1, Part(32, 7)), (2, Part(32, 1))])
+            paged.run([(2, Part(33, 1)), (1, Part(39, 1)), (0, Part(33, 2))])
+
+    def test_a_prefix_is_read_in_the_step_that_writes_it(self, device: Device, rng: np.random.Generator) -> None:
+        paged = Paged(device, rng, Heads(4, 2, 64, 16, "f32"), length=40, seqs=2, chunk=40)
+        with paged.rig:
+            paged.tables[1][:1] = paged.tables[0][:1]
+            paged.cache.share(0, 1, 16)
+            paged.run([(0, Part(0, 20)), (1, Part(16, 5))])

@@ -1,0 +1,105 @@
+"""What every part of the suite stands on: the devices it runs on, fresh random numbers, and expected failures."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+
+from bitnet.core.hal import Backend, Device, DeviceInfo
+from bitnet.core.testing import cases
+
+REQUIRED = "BITNET_REQUIRE_DEVICES"
+
+
+class DeviceTests:
+    """Tests that run once for each device of a backend. See :class:`bitnet.core.testing.ConformanceSuite`.
+
+    Attributes:
+        backend: The backend whose devices are tested.
+        devices: Names of the devices to test; None for all that its probe finds.
+        size: How large a run is unless ``BITNET_CONFORMANCE`` says otherwise.
+    """
+
+    backend: ClassVar[Backend]
+    devices: ClassVar[tuple[str, ...] | None] = None
+    size: ClassVar[cases.Size] = "quick"
+
+    _opened: ClassVar[dict[str, Device]]
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        for name in vars(cls):
+            if name.startswith("test_") and any(hasattr(base, name) for base in cls.__bases__):
+                raise TypeError(
+                    f"{cls.__name__} replaces {name}. Name it in expected_failures, with the reason, instead."
+                )
+
+    def expected_failures(self, info: DeviceInfo) -> Mapping[str, str]:
+        """Tests that are known to fail on a device, each with the reason; one that passes then fails.
+
+        A key is the name of a test, or of one of its cases: ``test_attention[<case>]``.
+        """
+        return {}
+
+    def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
+        if "info" in metafunc.fixturenames:
+            metafunc.parametrize("info", self._params())
+        if "case" in metafunc.fixturenames:
+            made = metafunc.function.conformance_cases(self.run_size)
+            metafunc.parametrize("case", made, ids=cases.case_id)
+
+    @property
+    def run_size(self) -> cases.Size:
+        """The size of this run."""
+        return cases.size(self.size)
+
+    def _params(self) -> list[Any]:
+        """The devices; one that must be there and is not fails, one that merely is not there is skipped."""
+        result = self.backend.probe()
+        found = {info.name: info for info in result.devices}
+        named = (n.strip() for n in os.environ.get(REQUIRED, "").split(","))
+        required = [n for n in named if n.startswith(f"{self.backend.name}:")]
+        wanted = self.devices if self.devices is not None else tuple(dict.fromkeys([*found, *required]))
+        why = f"{self.backend.name} is {result.status.value}: {result.reason or 'it has no such device'}"
+        params = [
+            pytest.param(found[name], id=name)
+            if name in found
+            else pytest.param(why, id=name, marks=[] if name in required else pytest.mark.skip(reason=why))
+            for name in wanted
+        ]
+        return params or [pytest.param(why, id="absent", marks=pytest.mark.skip(reason=why))]
+
+    @classmethod
+    def setup_class(cls) -> None:
+        cls._opened = {}
+
+    @classmethod
+    def teardown_class(cls) -> None:
+        for device in cls._opened.values():
+            device.close()
+
+    @pytest.fixture
+    def device(self, info: DeviceInfo | str, request: pytest.FixtureRequest) -> Device:
+        """The device under test, open for the whole class."""
+        if isinstance(info, str):
+            pytest.fail(f"{REQUIRED} names a device that is not there; {info}")
+        failures = self.expected_failures(info)
+        name, case = request.node.originalname, request.node.callspec.params.get("case")
+        for key in (name, f"{name}[{cases.case_id(case)}]"):
+            if key in failures:
+                request.applymarker(pytest.mark.xfail(reason=failures[key], strict=True))
+        if info.name not in self._opened:
+            self._opened[info.name] = self.backend.open(info)
+        return self._opened[info.name]
+
+    @pytest.fixture
+    def rng(self) -> np.random.Generator:
+        """Random numbers that are new in every run. A test that fails prints the seed that repeats it."""
+        seed = int(os.environ.get("BITNET_CONFORMANCE_SEED") or secrets.randbits(32))
+        print(f"BITNET_CONFORMANCE_SEED={seed} repeats this test")
+        return np.random.default_rng(seed)

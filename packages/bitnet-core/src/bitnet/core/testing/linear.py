@@ -1,0 +1,211 @@
+"""``embed``, ``ternary_matmul``, ``dense_matmul`` and ``quantize``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+
+from bitnet.core.hal import (
+    DenseMatmul,
+    Device,
+    Embed,
+    Limits,
+    Quantize,
+    SequenceStep,
+    TernaryMatmul,
+)
+from bitnet.core.hal.check import MAX_K
+from bitnet.core.testing import oracle
+from bitnet.core.testing.base import DeviceTests
+from bitnet.core.testing.cases import Size, log_uniform, over, pick
+from bitnet.core.testing.rig import (
+    Array,
+    Rig,
+    assert_products,
+    assert_rel,
+    assert_same_bits,
+    assert_within,
+    dense,
+    random_ternary,
+    tensor,
+    ternary,
+    tokens,
+)
+
+
+class Shape(NamedTuple):
+    """A product of ``[m, k]`` and ``[n, k]``; ``spare`` rows of the tensors are left unused."""
+
+    m: int
+    n: int
+    k: int
+    spare: int = 0
+
+
+def ternary_shapes(size: Size) -> list[Shape]:
+    fixed = [
+        Shape(1, 1, 4),
+        Shape(1, 7, 128),
+        Shape(3, 33, 132, 2),
+        Shape(2, 5, 252),
+        Shape(16, 64, 640),
+        Shape(17, 129, 1280, 15),
+        Shape(4, 37, 5460),  # the feed-forward width of bitnet_b1_58-xl: no multiple of 8
+        Shape(65, 96, 3200),
+        Shape(1, 2560, 2560),
+        Shape(5, 300, 6912),
+        Shape(512, 40, 256),
+        Shape(2, 3, MAX_K),
+    ]
+
+    def draw(rng: np.random.Generator) -> Shape:
+        m, n, k = log_uniform(rng, 1, 512), log_uniform(rng, 1, 3000), log_uniform(rng, 4, 8192, 4)
+        return Shape(m, n, k, int(rng.integers(0, 9)))
+
+    return pick(size, fixed, draw, lambda s: s.m * s.n * s.k)
+
+
+def dense_shapes(size: Size) -> list[Shape]:
+    fixed = [
+        Shape(1, 1, 4),
+        Shape(1, 321, 128),
+        Shape(3, 1031, 640, 1),
+        Shape(2, 32003, 64),
+        Shape(1, 1001, 2560),
+        Shape(33, 77, 100, 3),
+        Shape(64, 700, 2560),
+        Shape(70, 301, 544, 2),
+        Shape(1, 128256, 2560),
+    ]
+
+    def draw(rng: np.random.Generator) -> Shape:
+        m, n, k = log_uniform(rng, 1, 64), log_uniform(rng, 1, 40000), log_uniform(rng, 4, 4096, 4)
+        return Shape(m, n, k, int(rng.integers(0, 5)))
+
+    return pick(size, fixed, draw, lambda s: s.m * s.n * s.k)
+
+
+def quantize_shapes(size: Size) -> list[tuple[int, int]]:
+    most = {"small": 5_000, "quick": 700_000, "full": 20_000_000}[size]
+    shapes = [(1, 1), (1, 3), (7, 5), (33, 129), (255, 257), (640, 1000), (4096, 4097)]
+    return [s for s in shapes if s[0] * s[1] <= most]
+
+
+def uneven(rng: np.random.Generator, *shape: int) -> Array:
+    """Normal numbers whose rows differ in size by orders of magnitude."""
+    rows = rng.standard_normal(shape) * 10.0 ** rng.uniform(-4, 4, (shape[0], 1))
+    return rows.astype(np.float32)
+
+
+class LinearTests(DeviceTests):
+    @pytest.mark.parametrize("dtype", [np.float16, np.float32])
+    def test_embed(self, device: Device, rng: np.random.Generator, dtype: type[np.floating]) -> None:
+        vocabulary, width, count = 321, 132, 37
+        table = uneven(rng, vocabulary, width).astype(dtype)
+        table[5, :3] = [np.finfo(dtype).smallest_subnormal, -0.0, np.finfo(dtype).max]
+        ids = rng.integers(0, vocabulary, count).astype(np.int32)
+        ids[:4] = [0, vocabulary - 1, 5, 5]
+        specs = [tensor("out", "f32", "M", width)]
+        with Rig(device, [Embed("t", "out")], specs, {"t": dense(table)}, limits=Limits(count + 3, 2)) as rig:
+            out = rig.run([SequenceStep(ids[:9], 9), SequenceStep(ids[9:], 60)], {}, ["out"])["out"]
+        assert_same_bits("out", out, table[ids].astype(np.float32))
+
+    @over(ternary_shapes)
+    @pytest.mark.parametrize("add", [False, True], ids=["replace", "add"])
+    def test_ternary_matmul(self, device: Device, rng: np.random.Generator, case: Shape, add: bool) -> None:
+        codes = rng.integers(-128, 128, (case.m, case.k), dtype=np.int8)
+        self._ternary(device, rng, codes, [case.n], add=add, spare=case.spare)
+
+    @pytest.mark.parametrize("parts", [(7, 3, 1), (64, 16, 16), (1, 1, 1), (40, 5)], ids=str)
+    def test_ternary_matmul_of_stacked_weights(
+        self, device: Device, rng: np.random.Generator, parts: tuple[int, ...]
+    ) -> None:
+        codes = rng.integers(-127, 128, (5, 260), dtype=np.int8)
+        self._ternary(device, rng, codes, parts, spare=1)
+
+    @pytest.mark.parametrize("k", [4, 132, 6912, MAX_K])
+    def test_ternary_matmul_at_the_extremes(self, device: Device, rng: np.random.Generator, k: int) -> None:
+        """Sums as great as they get: an accumulator of 16 bits, or one that saturates, loses them."""
+        codes = np.stack([np.full(k, c, np.int8) for c in (127, -128, -127, 0)])
+        matrix = np.stack([np.full(k, w, np.int8) for w in (1, -1, 0)] + [np.resize([1, 1, -1], k).astype(np.int8)])
+        scale = np.array([1 / 127, 3e-3, 1e6, 1e-30], np.float32)
+        self._check_ternary(device, codes, scale, [(matrix, 0.7)])
+
+    def _ternary(
+        self,
+        device: Device,
+        rng: np.random.Generator,
+        codes: oracle.I8,
+        parts: Sequence[int],
+        *,
+        add: bool = False,
+        spare: int,
+    ) -> None:
+        m, k = codes.shape
+        scale: oracle.F32 = rng.uniform(1e-4, 2, (m,)).astype(np.float32)
+        weights = [(random_ternary(rng, n, k), float(rng.uniform(1e-3, 3))) for n in parts]
+        addend = uneven(rng, m, sum(parts)) if add else None
+        self._check_ternary(device, codes, scale, weights, addend=addend, spare=spare)
+
+    def _check_ternary(
+        self,
+        device: Device,
+        codes: oracle.I8,
+        scale: oracle.F32,
+        weights: list[tuple[oracle.I8, float]],
+        *,
+        addend: Array | None = None,
+        spare: int = 0,
+    ) -> None:
+        (m, k), n = codes.shape, sum(len(w) for w, _ in weights)
+        names = tuple(f"w{i}" for i in range(len(weights)))
+        specs = [tensor("x", "i8", "M", k), tensor("s", "f32", "M"), tensor("out", "f32", "M", n)]
+        op = TernaryMatmul("x", "s", names, "out", addend is not None)
+        loaded = {name: ternary(*weight) for name, weight in zip(names, weights, strict=True)}
+        inputs: dict[str, Array] = {"x": codes, "s": scale}
+        if addend is not None:
+            inputs["out"] = addend
+        with Rig(device, [op], specs, loaded, limits=Limits(m + spare)) as rig:
+            out = rig.run(tokens(m), inputs, ["out"])["out"]
+        product = oracle.ternary_matmul(codes, scale, weights)
+        if addend is None:
+            assert_same_bits("out", out, product)
+        else:
+            total = addend.astype(np.float64) + product
+            assert_within("out", out, total, np.spacing(np.maximum(abs(total), abs(addend)).astype(np.float32)))
+
+    @over(dense_shapes)
+    @pytest.mark.parametrize("dtype", [np.float16, np.float32])
+    def test_dense_matmul(
+        self, device: Device, rng: np.random.Generator, case: Shape, dtype: type[np.floating]
+    ) -> None:
+        x, weight = uneven(rng, case.m, case.k), rng.standard_normal((case.n, case.k)).astype(dtype)
+        specs = [tensor("x", "f32", "R", case.k), tensor("out", "f32", "R", case.n)]
+        limits = Limits(case.m + case.spare, max_rows=case.m + case.spare)
+        with Rig(device, [DenseMatmul("x", "w", "out")], specs, {"w": dense(weight)}, limits=limits) as rig:
+            out = rig.run(tokens(case.m, range(case.m)), {"x": x}, ["out"])["out"]
+        assert_products("out", out, x, weight)
+
+    @over(quantize_shapes)
+    @pytest.mark.parametrize("magnitude", [1e-7, 1.0, 1e5])
+    def test_quantize(self, device: Device, rng: np.random.Generator, case: tuple[int, int], magnitude: float) -> None:
+        x = (rng.standard_normal(case) * magnitude + rng.uniform(-1, 1) * magnitude).astype(np.float32)
+        x[0, 0] = 0
+        self._check_quantize(device, x)
+
+    def test_quantize_of_zeros(self, device: Device) -> None:
+        self._check_quantize(device, np.zeros((3, 130), np.float32))
+
+    def _check_quantize(self, device: Device, x: Array) -> None:
+        specs = [tensor("x", "f32", *x.shape), tensor("codes", "i8", *x.shape), tensor("scale", "f32", 1)]
+        with Rig(device, [Quantize("x", "codes", "scale")], specs, limits=Limits(1)) as rig:
+            out = rig.run(tokens(1), {"x": x}, ["codes", "scale"])
+        quotient, scale = oracle.absmean(x)
+        assert_rel("scale", out["scale"], np.array([scale]), 1e-6)
+        near = abs(abs(quotient) - 0.5) < 1e-5
+        exact = np.clip(np.rint(quotient), -1, 1)
+        assert_within("codes", out["codes"], exact, np.where(near, 1.0, 0.0))
+        assert set(np.unique(out["codes"])) <= {-1, 0, 1}

@@ -1,0 +1,134 @@
+"""A small random model: its program, and its logits in float64."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+
+from bitnet.core.hal import (
+    Attention,
+    DenseMatmul,
+    Embed,
+    GluNormQuant,
+    KVSpec,
+    Limits,
+    NormQuant,
+    NormRows,
+    Op,
+    Program,
+    RopeAppend,
+    Sample,
+    TensorSpec,
+    TernaryMatmul,
+    Weight,
+)
+from bitnet.core.testing import oracle
+from bitnet.core.testing.attention import angles
+from bitnet.core.testing.rig import Array, dense, random_ternary, tensor, ternary
+
+BLOCK = 16
+
+
+@dataclass
+class TinyModel:
+    """BitNet b1.58 in small. ``dense`` and ``ternary`` hold its weights by name."""
+
+    rng: np.random.Generator
+    layers: int = 2
+    heads: int = 4
+    kv_heads: int = 2
+    head_dim: int = 32
+    ffn: int = 196
+    vocab: int = 301
+    positions: int = 192
+    activation: Literal["relu2", "silu"] = "relu2"
+    style: Literal["neox", "interleaved"] = "neox"
+    sub_norms: bool = True
+    eps: float = 1e-5
+    dense: dict[str, Array] = field(default_factory=dict)
+    ternary: dict[str, tuple[oracle.I8, float]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        rng, width, d = self.rng, self.heads * self.head_dim, self.head_dim
+        self.width = width
+        cos, sin = angles(self.positions, d)
+        self.dense |= {"cos": cos, "sin": sin, "embd": rng.standard_normal((self.vocab, width)).astype(np.float16)}
+        self.dense["head"] = rng.standard_normal((self.vocab, width)).astype(np.float16)
+        norms = {"norm": width}
+        for i in range(self.layers):
+            norms |= {f"attn_norm.{i}": width, f"ffn_norm.{i}": width}
+            norms |= {f"attn_sub.{i}": width, f"ffn_sub.{i}": self.ffn} if self.sub_norms else {}
+            shapes = {"q": (width, width), "k": (self.kv_heads * d, width), "v": (self.kv_heads * d, width)}
+            shapes |= {"o": (width, width), "gate": (self.ffn, width), "up": (self.ffn, width)}
+            shapes |= {"down": (width, self.ffn)}
+            for name, (n, k) in shapes.items():
+                self.ternary[f"{name}.{i}"] = random_ternary(rng, n, k), float(rng.uniform(0.8, 1.2) / k**0.5)
+        self.dense |= {name: rng.uniform(0.5, 1.5, n).astype(np.float32) for name, n in norms.items()}
+
+    def sub(self, name: str) -> str | None:
+        return name if self.sub_norms else None
+
+    def program(self, limits: Limits, blocks: int, kv_dtype: Literal["f32", "f16"] = "f16") -> Program:
+        """Each layer's tensors under names of their own, so that all can be read after a step."""
+        width, d, h, g, f = self.width, self.head_dim, self.heads, self.kv_heads, self.ffn
+        ops: list[Op] = [Embed("embd", "x")]
+        specs: list[TensorSpec] = [tensor("x", "f32", "M", width)]
+        for i in range(self.layers):
+            ops += [
+                NormQuant("x", f"attn_norm.{i}", self.eps, f"a.{i}", f"as.{i}"),
+                TernaryMatmul(f"a.{i}", f"as.{i}", (f"q.{i}", f"k.{i}", f"v.{i}"), f"qkv.{i}"),
+                RopeAppend(f"qkv.{i}", i, h, g, d, "cos", "sin", self.style),
+                Attention(f"qkv.{i}", f"att.{i}", i, h, g, d),
+                NormQuant(f"att.{i}", self.sub(f"attn_sub.{i}"), self.eps, f"b.{i}", f"bs.{i}"),
+                TernaryMatmul(f"b.{i}", f"bs.{i}", (f"o.{i}",), "x", add=True),
+                NormQuant("x", f"ffn_norm.{i}", self.eps, f"c.{i}", f"cs.{i}"),
+                TernaryMatmul(f"c.{i}", f"cs.{i}", (f"gate.{i}", f"up.{i}"), f"gu.{i}"),
+                GluNormQuant(f"gu.{i}", self.sub(f"ffn_sub.{i}"), self.eps, self.activation, f"e.{i}", f"es.{i}"),
+                TernaryMatmul(f"e.{i}", f"es.{i}", (f"down.{i}",), "x", add=True),
+            ]
+            for name, k in (("a", width), ("b", width), ("c", width), ("e", f)):
+                specs += [tensor(f"{name}.{i}", "i8", "M", k), tensor(f"{name}s.{i}", "f32", "M")]
+            specs += [tensor(f"qkv.{i}", "f32", "M", (h + 2 * g) * d), tensor(f"att.{i}", "f32", "M", width)]
+            specs += [tensor(f"gu.{i}", "f32", "M", 2 * f)]
+        ops += [NormRows("x", "norm", self.eps, "y"), DenseMatmul("y", "head", "logits"), Sample("logits", "token")]
+        specs += [tensor("y", "f32", "R", width), tensor("logits", "f32", "R", self.vocab), tensor("token", "i32", "R")]
+        weights: dict[str, Weight] = {name: dense(array) for name, array in self.dense.items()}
+        weights |= {name: ternary(*weight) for name, weight in self.ternary.items()}
+        kv = KVSpec(self.layers, g, d, blocks, BLOCK, kv_dtype)
+        return Program(ops, {s.name: s for s in specs}, weights, limits, kv, "tiny model")
+
+    def calm(self) -> Array:
+        """Tokens whose codes before the first attention are far from rounding borders, as float32 goes."""
+        y = oracle.rms_norm(self.dense["embd"].astype(np.float64), self.dense["attn_norm.0"], self.eps)
+        quotient = oracle.absmax(y).quotient
+        tokens: Array = np.flatnonzero(abs(quotient - np.floor(quotient) - 0.5).min(axis=1) > 5e-4)
+        return tokens
+
+    def linear(self, y: oracle.F64, *names: str) -> oracle.F64:
+        """Quantise rows and multiply: a BitLinear in float64."""
+        exact = oracle.absmax(y)
+        codes = np.rint(exact.quotient)
+        parts = [codes @ self.ternary[n][0].T.astype(np.float64) * self.ternary[n][1] for n in names]
+        out: oracle.F64 = np.concatenate(parts, axis=1) * exact.scale[:, None]
+        return out
+
+    def logits(self, tokens: Array, kv_dtype: Literal["f32", "f16"]) -> oracle.F64:
+        """``[n, V]`` of a whole text from its start, in float64 throughout but for the cache's type."""
+        h, g, d = self.heads, self.kv_heads, self.head_dim
+        x = self.dense["embd"][tokens].astype(np.float64)
+        for i in range(self.layers):
+            y = oracle.rms_norm(x, self.dense[f"attn_norm.{i}"], self.eps)
+            qkv = self.linear(y, f"q.{i}", f"k.{i}", f"v.{i}").reshape(len(x), h + 2 * g, d)
+            cache, att = oracle.Cache(kv_dtype, len(x)), np.empty((len(x), h * d))
+            for p in range(len(x)):
+                turned = oracle.rotate(qkv[p, : h + g], self.dense["cos"][p], self.dense["sin"][p], self.style)
+                cache.put(0, p, turned[h:], qkv[p, h + g :])
+                att[p] = cache.attend(0, p, turned[:h]).reshape(-1)
+            x = x + self.linear(oracle.rms_norm(att, self.dense.get(f"attn_sub.{i}"), self.eps), f"o.{i}")
+            y = oracle.rms_norm(x, self.dense[f"ffn_norm.{i}"], self.eps)
+            act = oracle.glu(self.linear(y, f"gate.{i}", f"up.{i}"), self.activation)
+            x = x + self.linear(oracle.rms_norm(act, self.dense.get(f"ffn_sub.{i}"), self.eps), f"down.{i}")
+        out: oracle.F64 = oracle.rms_norm(x, self.dense["norm"], self.eps) @ self.dense["head"].T.astype(np.float64)
+        return out

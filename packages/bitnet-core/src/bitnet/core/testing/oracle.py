@@ -1,0 +1,116 @@
+"""Each operation computed in float64 and int64 from ``kernels/README.md``, independently of any device.
+
+The suite compares devices with these, never with the reference device, which is itself one of those compared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+F32 = npt.NDArray[np.float32]
+F64 = npt.NDArray[np.float64]
+I8 = npt.NDArray[np.int8]
+I64 = npt.NDArray[np.int64]
+Array = npt.NDArray[Any]
+
+
+class Quantised(NamedTuple):
+    """What absmax int8 quantisation is held to: ``quotient[M, K]`` before rounding, and ``scale[M]``."""
+
+    quotient: F64
+    scale: F64
+
+
+def rms_norm(x: Array, weight: Array | None, eps: float) -> F64:
+    rows = np.asarray(x, np.float64)
+    if weight is None:
+        return rows
+    mean_square = (rows**2).sum(axis=1) / rows.shape[1]
+    out: F64 = rows / np.sqrt(mean_square + eps)[:, None] * np.asarray(weight, np.float64)
+    return out
+
+
+def absmax(y: F64) -> Quantised:
+    greatest = np.maximum(1e-5, abs(y).max(axis=1))
+    return Quantised(127 * y / greatest[:, None], greatest / 127)
+
+
+def glu(gate_up: Array, activation: Literal["relu2", "silu"]) -> F64:
+    both = np.asarray(gate_up, np.float64)
+    gate, up = both[:, : both.shape[1] // 2], both[:, both.shape[1] // 2 :]
+    small = np.exp(-abs(gate))  # no overflow, and no cancellation where the gate is far below zero
+    relu2, silu = np.where(gate > 0, gate, 0.0) ** 2, gate * np.where(gate > 0, 1, small) / (1 + small)
+    out: F64 = {"relu2": relu2, "silu": silu}[activation] * up
+    return out
+
+
+def ternary_matmul(codes: I8, scale: F32, weights: Sequence[tuple[I8, float]]) -> F32:
+    """``[M, ΣN]`` bit for bit: integers summed exactly, and the two products each rounded once to float32."""
+    parts = []
+    for matrix, unit in weights:
+        # float64 holds these integers exactly, and numpy multiplies float64 far faster than int64.
+        acc = codes.astype(np.float64) @ matrix.astype(np.float64).T
+        assert abs(acc).max(initial=0) <= 2**24
+        both = np.float32(unit) * scale
+        parts.append(acc.astype(np.float32) * both[:, None])
+    return np.concatenate(parts, axis=1)
+
+
+def rotate(x: Array, cos: Array, sin: Array, style: Literal["neox", "interleaved"]) -> F64:
+    """``x[heads, d]`` turned by one angle row, as complex numbers."""
+    rows = np.asarray(x, np.float64)
+    half = rows.shape[1] // 2
+    turn = np.asarray(cos, np.float64) + 1j * np.asarray(sin, np.float64)
+    out = np.empty_like(rows)
+    if style == "neox":
+        turned = (rows[:, :half] + 1j * rows[:, half:]) * turn
+        out[:, :half], out[:, half:] = turned.real, turned.imag
+    else:
+        turned = (rows[:, ::2] + 1j * rows[:, 1::2]) * turn
+        out[:, ::2], out[:, 1::2] = turned.real, turned.imag
+    return out
+
+
+class Cache:
+    """The keys and values of one layer, by sequence, rounded to the type a device stores them in."""
+
+    def __init__(self, dtype: Literal["f32", "f16"], positions: int) -> None:
+        self._dtype, self._positions = np.float16 if dtype == "f16" else np.float32, positions
+        self._held: dict[int, F64] = {}
+        self._prefix: dict[int, tuple[int, int]] = {}
+
+    def share(self, source: int, target: int, positions: int) -> None:
+        """Let ``target`` begin with the first positions of ``source``, as they are when it gets its own first one."""
+        self._prefix[target] = source, positions
+
+    def put(self, sequence: int, position: int, k: Array, v: Array) -> None:
+        """Store ``k`` and ``v`` ``[G, d]`` at a position."""
+        if sequence not in self._held:
+            self._held[sequence] = np.full((2, self._positions, *k.shape), np.nan)
+            if sequence in self._prefix:
+                source, count = self._prefix[sequence]
+                self._held[sequence][:, :count] = self._held[source][:, :count]
+        self._held[sequence][:, position] = np.stack([k, v]).astype(self._dtype)
+
+    def attend(self, sequence: int, position: int, q: Array) -> F64:
+        """``q[H, d]`` at a position over all up to it: ``[H, d]``."""
+        keys, values = self._held[sequence][:, : position + 1]
+        heads, d = q.shape
+        ratio = heads // keys.shape[1]
+        out = np.empty((heads, d))
+        for head in range(heads):
+            scores = keys[:, head // ratio] @ np.asarray(q[head], np.float64) / d**0.5
+            weights = np.exp(scores - scores.max())
+            out[head] = weights @ values[:, head // ratio] / weights.sum()
+        return out
+
+
+def absmean(x: Array) -> tuple[F64, float]:
+    """Quotients before rounding, and the scale, of ``quantize``."""
+    rows = np.asarray(x, np.float64)
+    scale = max(1e-5, float(abs(rows).sum() / rows.size))
+    return rows / scale, scale

@@ -1,0 +1,35 @@
+"""The suite as one class."""
+
+from __future__ import annotations
+
+from bitnet.core.testing.attention import AttentionTests
+from bitnet.core.testing.heads import HeadTests
+from bitnet.core.testing.lifecycle import LifecycleTests
+from bitnet.core.testing.linear import LinearTests
+from bitnet.core.testing.norms import NormTests
+from bitnet.core.testing.probing import ProbeTests
+from bitnet.core.testing.sampling import SampleTests
+from bitnet.core.testing.whole_model import WholeModelTests
+
+
+class ConformanceSuite(
+    ProbeTests, LinearTests, NormTests, AttentionTests, HeadTests, SampleTests, WholeModelTests, LifecycleTests
+):
+    """Everything a backend is held to, on each of its devices.
+
+    A backend runs it from a test file of its own::
+
+        from bitnet.core.testing import ConformanceSuite
+        from bitnet.mine.backend import BACKEND
+
+        class TestMine(ConformanceSuite):
+            backend = BACKEND
+
+    Name ``devices = ("mine:0",)`` to leave others out, and ``size = "small"`` for an emulated one. A test cannot be
+    replaced; one that is known to fail goes into ``expected_failures``, with the reason, and fails once it passes.
+
+    Environment:
+        BITNET_CONFORMANCE: ``small``, ``quick`` or ``full`` instead of the class's size.
+        BITNET_CONFORMANCE_SEED: Repeats the random inputs of a run; a failing test prints it.
+        BITNET_REQUIRE_DEVICES: Devices (``cpu:avx2,cuda:0``) that fail where they are absent, instead of being skipped.
+    """

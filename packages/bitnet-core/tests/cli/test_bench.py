@@ -1,0 +1,180 @@
+"""``bitnet bench``: that it measures what it says, not how fast this machine is."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from matplotlib.figure import Figure
+
+from bitnet.core import load_model
+from bitnet.core.bench import Limits, Measurement, Workload, device_limits, measure
+from bitnet.core.cli.bench_plot import draw
+from bitnet.core.cpu.device import CpuExecutable
+from bitnet.core.select import select_device
+
+Bitnet = Callable[..., Any]
+
+
+def test_the_command(bitnet: Bitnet, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bitnet.core.bench.device_limits", lambda device: Limits(2, 1e9, 1e9))
+    options = ("-p", "8,16", "-n", "4", "-d", "0,32", "-np", "1,2", "-r", "2", "-b", "8", "--device", "cpu")
+    document = json.loads(bitnet("bench", "-m", model, *options, "--json").out)
+    results = document["results"]
+    names = ["pp8", "pp16", "pp8 @ d32", "pp16 @ d32", "tg4", "tg4 x2", "tg4 @ d32", "tg4 x2 @ d32"]
+    assert [r["test"] for r in results] == names
+    for r in results:
+        assert len(r["samples"]) == 2
+        assert min(r["samples"]) > 0
+        assert r["tokens_per_second"] == pytest.approx(sum(r["samples"]) / 2)
+        assert r["threads"] == 2
+        reached = r["int8_products_per_second"] if r["kind"] == "prefill" else r["read_bytes_per_second"]
+        assert r["fraction"] == pytest.approx(reached / 1e9)
+    one, two = results[4], results[5]
+    assert one["read_bytes_per_second"] == pytest.approx(one["bytes_per_step"] * one["tokens_per_second"])
+    assert two["read_bytes_per_second"] == pytest.approx(two["bytes_per_step"] * two["tokens_per_second"] / 2)
+    text = bitnet("bench", "-m", model, *options).out
+    assert all(name in text for name in names)
+
+
+def test_bytes_and_products_are_counted_from_the_model(model: Path) -> None:
+    with load_model(model, device="cpu") as loaded:
+        one, deep, two = (
+            measure(loaded, Workload("decode", 8, depth=depth, parallel=parallel), repeats=1).bytes_per_step
+            for depth, parallel in ((0, 1), (40, 1), (40, 2))
+        )
+        prefill = measure(loaded, Workload("prefill", 8), repeats=1)
+        c = loaded.config
+    assert one is not None
+    assert deep is not None
+    assert two is not None
+    shapes = [(128, 128), (64, 128), (64, 128), (128, 128), (256, 128), (256, 128), (128, 256)]
+    assert (c.layers, c.hidden_size, c.ffn_size, c.vocab_size) == (2, 128, 256, 512)
+    weights = 2 * sum(n * k for n, k in shapes)
+    assert prefill.products_per_token == weights
+    assert prefill.bytes_per_step is None
+    position = 2 * 2 * 64 * 2  # k and v, layers, KV width, f16
+    assert deep - one == 40 * position
+    assert two - deep == 44 * position
+    # A device packs as it likes: ternary weights in 1.6 to 2 bits, the head in 4 to 16; and pads.
+    head, norms = 512 * 128, 4 * (2 * (128 + 128 + 128 + 256) + 128)
+    assert weights / 5 + head / 2 + norms <= one - 4 * position <= 1.1 * (weights / 4 + head * 2 + norms)
+
+
+def test_speed_is_tokens_over_time(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A device whose steps all take 20 ms longer cannot be measured as any faster than that."""
+    run = CpuExecutable.run
+
+    def slow(executable: CpuExecutable, *args: Any) -> Any:
+        time.sleep(0.02)
+        return run(executable, *args)
+
+    monkeypatch.setattr(CpuExecutable, "run", slow)
+    monkeypatch.setattr("bitnet.core.engine.engine.MAX_REPEAT", 1)
+    with load_model(model, device="cpu:scalar", step_tokens=16) as loaded:
+        for test, most in (
+            (Workload("decode", 4), 1 / 0.02),
+            (Workload("decode", 4, parallel=3), 3 / 0.02),
+            (Workload("prefill", 32), 16 / 0.02),
+        ):
+            speed = measure(loaded, test, repeats=1).mean
+            assert most / 5 < speed < most, test
+
+
+def test_decode_counts_only_what_runs_together() -> None:
+    limits = Limits(threads=1, read=100.0, int8=1000.0)
+    result = Measurement(Workload("decode", 8, parallel=4), (10.0, 14.0), 20, 7, limits)
+    assert result.mean == 12
+    assert result.deviation == pytest.approx(2.828, abs=1e-3)
+    assert result.read == 20 * 12 / 4
+    assert result.fraction == 0.6
+    assert Measurement(Workload("prefill", 8), (10.0,), None, 7, limits).fraction == 0.07
+    assert Measurement(Workload("prefill", 8), (10.0,), None, 7, None).fraction is None
+
+
+def test_probes_of_the_cpu() -> None:
+    device = select_device("cpu").open()
+    try:
+        limits = device_limits(device)
+    finally:
+        device.close()
+    if select_device("cpu").info.name == "cpu:numpy":
+        assert limits is None
+        return
+    assert limits is not None
+    assert limits.threads >= 1
+    assert 1e8 < limits.read < 1e13
+    assert 1e8 < limits.int8 < 1e15
+    assert device_limits(select_device("cpu:numpy").open()) is None
+
+
+def test_a_device_without_probes(bitnet: Bitnet, model: Path) -> None:
+    options = ("-p", "8", "-n", "4", "-r", "1", "--device", "cpu:numpy")
+    results = json.loads(bitnet("bench", "-m", model, *options, "--json").out)["results"]
+    assert [r["tokens_per_second"] > 0 for r in results] == [True, True]
+    assert {r[name] for r in results for name in ("threads", "fraction", "read_bandwidth", "int8_peak")} == {None}
+
+
+def test_plot(bitnet: Bitnet, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every test is in the figure, with the numbers that were printed."""
+    monkeypatch.setattr("bitnet.core.bench.device_limits", lambda device: Limits(2, 1e12, 1e12))
+    options = ("-p", "8", "-n", "4", "-np", "1,2", "-r", "2", "--device", "cpu", "--json")
+    for name in ("speed.svg", "speed.PNG"):
+        done = bitnet("bench", "-m", model, *options, "--plot", name)
+        assert done.status == 0, done.err
+        results = json.loads(done.out)["results"]
+        if name == "speed.svg":
+            svg = (tmp_path / name).read_text(encoding="utf-8")
+            texts = re.findall("<!-- (.*) -->", svg)
+            for r in results:
+                limit = "int8 peak, 1 TMAC/s" if r["kind"] == "prefill" else "read bandwidth, 1 TB/s"
+                numbers = f"{r['tokens_per_second']:,.1f} ± {r['deviation']:,.1f} tokens/s, {r['fraction']:.1%}"
+                assert f"{numbers} of the {limit}" in texts
+                assert r["test"] in texts
+            assert {"Prefill", "Decode", "tokens/s"} <= set(texts)
+            assert any(text.startswith("random-2x128 (") for text in texts)
+    assert (tmp_path / "speed.PNG").read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["speed.PNG", "speed.svg"]
+
+
+def test_the_marks_of_a_plot_stand_at_the_limit() -> None:
+    limits = Limits(threads=1, read=100.0, int8=1000.0)
+    rows = [
+        Measurement(Workload("decode", 8), (4.0,), 20, 7, limits),
+        Measurement(Workload("decode", 8, parallel=3), (6.0,), 25, 7, limits),
+        Measurement(Workload("decode", 9), (6.0,), 20, 7, limits),  # 120 bytes a second: from the caches
+        Measurement(Workload("decode", 10), (3.0,), None, 7, limits),
+    ]
+    axes: Any = Figure().subplots()
+    draw(axes, rows)
+    assert [bar.get_width() for bar in axes.patches] == [4, 6, 6, 3]
+    (marks,) = (c for c in axes.collections if c.get_label().startswith("at the read"))
+    np.testing.assert_allclose([segment[:, 0] for segment in marks.get_segments()], [[5, 5], [12, 12]])
+    assert axes.get_xlim()[1] > 12
+
+
+def test_plot_without_matplotlib(bitnet: Bitnet, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One line, before anything is measured."""
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    done = bitnet("bench", "-m", model, "--plot", "speed.png")
+    assert (done.status, done.out) == (2, "")
+    assert done.err.startswith("bitnet: error: --plot needs matplotlib")
+    assert 'pip install "bitnet-core[plot]"' in done.err
+    assert done.err.count("\n") == 1
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_plot_that_cannot_be_written_loses_no_numbers(bitnet: Bitnet, model: Path, tmp_path: Path) -> None:
+    (tmp_path / "speed.png").mkdir()
+    done = bitnet("bench", "-m", model, "-p", "0", "-n", "2", "-r", "1", "--json", "--plot", "speed.png")
+    assert done.status == 1
+    assert json.loads(done.out)["results"]
+    assert "speed.png cannot be written" in done.err

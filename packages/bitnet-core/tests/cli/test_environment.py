@@ -1,0 +1,134 @@
+"""Environment variables: what each changes, and what a wrong value says."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bitnet.core.cli.app import EXIT_CODES
+from bitnet.core.env import VARIABLES
+
+Bitnet = Callable[..., Any]
+
+README = Path(__file__).resolve().parents[2] / "README.md"
+
+ELSEWHERE = "metal" if sys.platform != "darwin" else "cuda"
+"""A backend that this machine cannot have."""
+
+
+@pytest.fixture
+def run(bitnet: Bitnet, model: Path) -> Bitnet:
+    def run(*args: str, **env: str) -> Any:
+        return bitnet("run", "-m", str(model), "Hello", "-n", "2", "--json", *args, **env)
+
+    return run
+
+
+def device(ran: Any) -> str:
+    assert ran.status == 0, ran.err
+    return str(json.loads(ran.out)["device"])
+
+
+def test_through_the_installed_script(script: Bitnet, model: Path) -> None:
+    """One process with everything set, as a user would; each variable on its own is tested in this process below."""
+    variables = {"BITNET_GPU_FAKE": "vulkan,opencl", "BITNET_BACKEND_PRIORITY": "vulkan", "BITNET_LOG": "info"}
+    ran = script("run", "-m", str(model), "Hello", "-n", "2", "--json", **variables)
+    assert device(ran) == "vulkan:0"
+    assert ran.err == "requested=auto detected=[vulkan, opencl, cpu] selected=vulkan:0\n"
+    everything = script("run", "-m", str(model), "Hello", "-n", "2", BITNET_LOG="debug", BITNET_GPU_FAKE="none").err
+    assert "backend cpu (bitnet-core" in everything
+    assert "No GPU detected; falling back to CPU (" in everything
+    refused = script("run", "-m", str(model), "Hello", BITNET_DEVICE=ELSEWHERE, BITNET_STRICT_MODE="1")
+    assert (refused.status, refused.out, refused.err.count("\n")) == (3, "", 1)
+
+
+def test_log(run: Bitnet) -> None:
+    told = run("--device", "cpu", BITNET_LOG="info")
+    (line,) = told.err.splitlines()
+    assert line == f"requested=cpu detected=[cpu] selected={device(told)}"
+    assert run("--device", "cpu", "-v").err == told.err
+    assert run(BITNET_GPU_FAKE="none").err.count("No GPU detected; falling back to CPU (") == 1
+    assert run(BITNET_LOG="error", BITNET_GPU_FAKE="none").err == ""
+    wrong = run(BITNET_LOG="loud")
+    assert (wrong.status, wrong.err) == (
+        2,
+        "bitnet: error: BITNET_LOG is 'loud'; it must be one of debug, info, warning, error.\n",
+    )
+
+
+def test_device(run: Bitnet) -> None:
+    assert device(run(BITNET_DEVICE="cpu:scalar")) == "cpu:scalar"
+    assert device(run("--device", "cpu:numpy", BITNET_DEVICE="cpu:scalar")) == "cpu:numpy"
+    wrong = run(BITNET_DEVICE="toaster")
+    assert wrong.status == 2
+    assert wrong.err.startswith("bitnet: error: there is no device 'toaster'. There are auto, cpu, gpu, ")
+
+
+def test_strict_mode(run: Bitnet) -> None:
+    fallen = run("--device", ELSEWHERE)
+    assert device(fallen).startswith("cpu:")
+    assert f"{ELSEWHERE} was asked for, but " in fallen.err
+    assert ". Falling back to CPU (" in fallen.err
+    for strict in (
+        run("--device", ELSEWHERE, BITNET_STRICT_MODE="1"),
+        run("--device", ELSEWHERE, "--strict"),
+        run(BITNET_DEVICE=ELSEWHERE, BITNET_STRICT_MODE="yes"),
+    ):
+        assert (strict.status, strict.out) == (3, "")
+        (line,) = strict.err.splitlines()
+        assert line.startswith(f"bitnet: error: {ELSEWHERE} was asked for, but ")
+    assert run("--device", "auto", BITNET_STRICT_MODE="1").status == 0
+    refused = run(BITNET_STRICT_MODE="1", BITNET_GPU_FAKE="cuda")
+    assert refused.status == 3
+    assert "BITNET_GPU_FAKE=cuda is refused in strict mode" in refused.err
+    assert run(BITNET_STRICT_MODE="maybe").status == 2
+
+
+def test_gpu_fake_and_backend_priority(run: Bitnet, bitnet: Bitnet) -> None:
+    fakes = {"BITNET_GPU_FAKE": "opencl,cuda,cuda"}
+    chosen = run(**fakes, BITNET_LOG="info")
+    assert device(chosen) == "cuda:0"
+    assert "requested=auto detected=[cuda, opencl, cpu] selected=cuda:0" in chosen.err
+    assert device(run("--device", "cuda:1", **fakes)) == "cuda:1"
+    assert device(run(**fakes, BITNET_BACKEND_PRIORITY="opencl")) == "opencl:0"
+    assert device(run(**fakes, BITNET_BACKEND_PRIORITY="cpu,opencl")).startswith("cpu:")
+    assert device(run("--device", "gpu", **fakes, BITNET_BACKEND_PRIORITY="cpu,opencl")) == "opencl:0"
+    assert device(run(BITNET_GPU_FAKE="none")).startswith("cpu:")
+    listed = json.loads(bitnet("devices", "--json", **fakes).out)
+    assert [b["name"] for b in listed["backends"]] == ["cuda", "opencl", "cpu"]
+    assert run(BITNET_GPU_FAKE="toaster").status == 2
+    assert run(BITNET_BACKEND_PRIORITY="toaster").status == 2
+
+
+def test_threads(script: Bitnet) -> None:
+    ran = script("devices", "--json", BITNET_GPU_FAKE="none", BITNET_THREADS="3")
+    (cpu,) = json.loads(ran.out)["backends"]
+    assert {d["details"]["threads"] for d in cpu["devices"] if d["name"] != "cpu:numpy"} == {"3"}
+
+
+def test_cache_folder(bitnet: Bitnet, tmp_path: Path) -> None:
+    """That kernels are kept there, or not, is tested where there is a backend that compiles: tests/downstream."""
+    folder = tmp_path / "ours"
+    assert bitnet("cache", "path", BITNET_CACHE_DIR=str(folder)).out == f"{folder / 'kernels'}\n"
+    if sys.platform == "linux":
+        ran = bitnet("cache", "path", BITNET_CACHE_DIR="", XDG_CACHE_HOME=str(tmp_path / "xdg"))
+        assert ran.out == f"{tmp_path / 'xdg' / 'bitnet' / 'kernels'}\n"
+    assert not folder.exists()
+    assert bitnet("cache", "info", BITNET_NO_KERNEL_CACHE="perhaps").status == 2
+
+
+def test_help_and_readme_name_every_variable_and_exit_code(bitnet: Bitnet) -> None:
+    text, readme = bitnet("--help").out, README.read_text(encoding="utf-8")
+    assert len(VARIABLES) == 8
+    for variable in VARIABLES:
+        assert f"{variable.name}={variable.values}" in text
+        assert f"| `{variable.name}` |" in readme
+    assert list(EXIT_CODES) == [0, 1, 2, 3, 4, 5, 6, 130, 141]
+    for code in EXIT_CODES:
+        assert f"\n  {code} " in text
+        assert f"\n| {code} |" in readme

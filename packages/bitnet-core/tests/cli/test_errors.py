@@ -1,0 +1,145 @@
+"""What every command says to bad input: one line on stderr and the documented status; nothing is half-written."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bitnet.core.cli import app, options
+from bitnet.core.gguf.ternary import I2S_LAYOUTS
+
+Bitnet = Callable[..., Any]
+
+BAD = [
+    ("nope", 2, "No such command 'nope'. Try 'bitnet --help'."),
+    ("run -m MODEL Hi --nope", 2, "No such option"),
+    ("run -m MODEL Hi Ho", 2, "Got unexpected extra argument (Ho)"),
+    ("run -m MODEL Hi -p Ho", 2, "give the prompt once"),
+    ("run -m MODEL -f absent.txt", 1, "absent.txt: No such file or directory"),
+    ("run -m MODEL -f latin1.txt", 2, "latin1.txt is not UTF-8 (at byte 2)"),
+    ("run -m MODEL -f .", 1, ".: Is a directory"),
+    ("run -m MODEL", 2, "the prompt is empty"),
+    ("run -m MODEL -f empty.txt", 2, "the prompt is empty"),
+    ("run -m MODEL Hi --raw --system Be", 2, "--system needs the chat template"),
+    ("run -m MODEL Hi -n 0", 2, "max_tokens is 0; it must be an integer ≥ 1, or None"),
+    ("run -m MODEL Hi -n x", 2, "'x' is not a valid integer"),
+    ("run -m MODEL Hi --temp -1", 2, "temperature is -1.0; it must be a number ≥ 0"),
+    ("run -m MODEL Hi --top-p 0", 2, "top_p is 0.0; it must be in (0, 1]"),
+    ("run -m MODEL Hi --min-p 2", 2, "min_p is 2.0; it must be in [0, 1]"),
+    ("run -m MODEL Hi --top-k -3", 2, "top_k is -3"),
+    ("run -m MODEL Hi --repeat-penalty 0", 2, "repetition_penalty is 0.0"),
+    ("run -m MODEL Hi -s -2", 2, "seed is -2; it must be an unsigned 64-bit integer"),
+    ("run -m MODEL Hi --logprobs -1", 2, "logprobs is -1"),
+    ("run -m MODEL Hi -c 1", 2, "context is 1; random-2x128 takes 2 … 4096 tokens"),
+    ("run -m MODEL Hi -c 100000", 2, "context is 100000"),
+    ("run -m MODEL Hi -c 8", 2, "the prompt has 16 tokens; the context holds 8"),
+    ("run -m MODEL Hi -t 0", 2, "0 is not in the range x>=1"),
+    ("run -m MODEL Hi --kv-dtype i8", 2, "'i8' is not one of 'f16', 'f32'"),
+    ("run -m MODEL Hi --i2s-layout x", 2, "'x' is not one of 'official', 'arm', 'columns'"),
+    ("run -m MODEL Hi --device toaster", 2, "there is no device 'toaster'"),
+    ("run -m MODEL Hi --device cuda:77 --strict", 3, "cuda:77 was asked for, but"),
+    ("run -m absent.gguf Hi", 4, "absent.gguf: cannot be opened: No such file or directory"),
+    ("run -m latin1.txt Hi", 4, "latin1.txt: magic"),
+    ("run -m truncated.gguf Hi", 4, "truncated.gguf: "),
+    ("run -m . Hi", 4, ".: is a folder. 'bitnet convert . model.gguf' makes"),
+    ("run -m MODEL Hi -n 1 --json --receipt no/such/folder.json", 1, "no/such/folder.json cannot be written"),
+    ("chat -m plain.gguf", 2, "plain has no chat template. Use 'bitnet run --raw'."),
+    ("run -m plain.gguf Hi --system Be", 2, "plain has no chat template, so --system has no place"),
+    ("eval demo -m plain.gguf -n 1", 2, "plain has no chat template"),
+    ("eval demo -m MODEL -n 0", 2, "0 problems were asked for"),
+    ("perplexity -m MODEL", 2, "Missing option '-f' / '--file'"),
+    ("perplexity -m MODEL -f short.txt", 2, "the text has 2 tokens; a chunk takes 512"),
+    ("perplexity -m MODEL -f short.txt -c 2", 2, "a chunk has 2 tokens; it must have at least 4"),
+    ("inspect a b", 2, "Got unexpected extra argument (b)"),
+    ("inspect absent.gguf", 4, "absent.gguf: cannot be opened"),
+    ("inspect truncated.gguf", 4, "truncated.gguf: "),
+    ("convert MODEL", 2, "Missing argument 'TARGET'"),
+    ("convert absent out.gguf", 4, "absent"),
+    ("convert . out.gguf", 4, "config.json"),
+    ("convert MODEL short.txt", 2, "short.txt is there already"),
+    ("convert MODEL no/such/out.gguf", 1, "no/such/out.gguf cannot be written"),
+    ("bench -m MODEL -p 0 -n 0", 2, "there is nothing to measure"),
+    ("bench -m MODEL -p -3 -n 0", 2, "tokens is -3; it must be at least 1"),
+    ("bench -m MODEL -p 8 -n 8 -r 0", 2, "repeats is 0"),
+    ("bench -m MODEL -p 8,x", 2, "'8,x'"),
+    ("bench -m MODEL --plot speed.jpeg", 2, "speed.jpeg: a figure's file ends in .png or .svg, not in '.jpeg'"),
+    ("bench -m MODEL --plot missing/speed.png", 2, "the folder missing is not there"),
+    ("bench -m MODEL -p 5000 -n 8", 2, "context is 5002; random-2x128 takes 2 … 4096 tokens"),
+    ("cache", 2, "Missing command"),
+    ("completion tcsh", 2, "'tcsh' is not one of 'bash', 'zsh', 'fish'"),
+    ("receipt verify absent.json", 6, "absent.json cannot be read: No such file or directory"),
+    ("receipt verify latin1.txt", 6, "latin1.txt is no receipt"),
+    ("receipt show short.txt", 6, "short.txt is no receipt"),
+]  # fmt: skip
+
+
+@pytest.fixture
+def folder(tmp_path: Path, model: Path, random_model: Any) -> Path:
+    """The working folder: files of every kind of wrong."""
+    (tmp_path / "latin1.txt").write_bytes("Grüße".encode("latin-1"))
+    (tmp_path / "short.txt").write_text("to")
+    (tmp_path / "empty.txt").write_text("\n")
+    data = model.read_bytes()
+    (tmp_path / "truncated.gguf").write_bytes(data[: len(data) // 2])
+    shape = random_model.Shape(layers=1, hidden=128, heads=4, kv_heads=2, head_dim=32, ffn=256, vocab=512, context=256)
+    metadata = random_model.metadata(shape) | {"general.name": "plain"}
+    del metadata["tokenizer.chat_template"]
+    random_model.write_gguf(tmp_path / "plain.gguf", metadata, dict(random_model.tensors(shape, 0)))
+    return tmp_path
+
+
+@pytest.mark.parametrize(("command", "status", "message"), BAD, ids=[command for command, _, _ in BAD])
+def test_bad_input(bitnet: Bitnet, model: Path, folder: Path, command: str, status: int, message: str) -> None:
+    before = {path: path.read_bytes() for path in folder.iterdir() if path.is_file()}
+    args = [str(model) if arg == "MODEL" else arg for arg in command.split()]
+    if args[0] not in ("cache", "completion", "inspect", "receipt", "convert", "nope") and "--device" not in args:
+        args += ["--device", "cpu"]
+    ran = bitnet(*args)
+    assert (ran.status, ran.err.count("\n")) == (status, 1), ran
+    assert ran.err.startswith("bitnet: error: ")
+    assert message in ran.err
+    assert {path: path.read_bytes() for path in folder.iterdir() if path.is_file()} == before
+
+
+def test_debug_shows_where(bitnet: Bitnet) -> None:
+    ran = bitnet("run", "-m", "absent.gguf", "Hi", BITNET_LOG="debug")
+    assert ran.status == 4
+    assert "Traceback (most recent call last)" in ran.err
+    assert ran.err.splitlines()[-1].startswith("bitnet: error: absent.gguf")
+
+
+def test_a_bug_is_one_line_too(bitnet: Bitnet, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*args: Any, **kwargs: Any) -> None:
+        raise ZeroDivisionError("oh\nno")
+
+    monkeypatch.setattr("bitnet.core.cli.run.load", broken)
+    ran = bitnet("run", "Hi")
+    assert ran.status == 1
+    assert ran.err == ("bitnet: error: ZeroDivisionError: oh no. This is a bug; BITNET_LOG=debug shows where it is.\n")
+
+
+def test_without_a_command_there_is_help(bitnet: Bitnet) -> None:
+    ran = bitnet()
+    assert ran.status == 0
+    assert ran.out == bitnet("--help").out == bitnet("-h").out
+
+
+def test_every_command_has_help(bitnet: Bitnet) -> None:
+    groups = {"eval": "demo", "cache": "info", "receipt": "verify"}
+    for name in app.cli.commands:
+        for args in ((name,), (name, groups[name])) if name in groups else ((name,),):
+            ran = bitnet(*args, "--help")
+            assert (ran.status, ran.err) == (0, "")
+            assert ran.out.startswith(f"Usage: bitnet {' '.join(args)}")
+
+
+def test_i2s_layouts_are_those_of_the_reader() -> None:
+    @app.cli.command("probe")
+    @options.i2s_layout_option
+    def probe(i2s_layout: str) -> None: ...
+
+    (option,) = app.cli.commands.pop("probe").params
+    assert list(option.type.choices) == list(I2S_LAYOUTS)  # type: ignore[attr-defined]

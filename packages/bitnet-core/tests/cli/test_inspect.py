@@ -1,0 +1,62 @@
+"""``bitnet inspect``: what is shown of a good file, and of one that is odd or cannot be run."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bitnet.core.gguf import GGMLType, TensorSource
+
+Bitnet = Callable[..., Any]
+
+
+def test_a_good_file(bitnet: Bitnet, model: Path) -> None:
+    ran = bitnet("inspect", model, "--json")
+    assert (ran.status, ran.err) == (0, "")
+    document = json.loads(ran.out)
+    assert document["size"] == model.stat().st_size
+    assert document["model"]["layers"] == 2
+    assert document["metadata"]["general.architecture"] == "bitnet-b1.58"
+    assert document["metadata"]["tokenizer.ggml.tokens"]["count"] == 512
+    tensors = {tensor["name"]: tensor for tensor in document["tensors"]}
+    query = tensors["blk.1.attn_q.weight"]
+    assert (query["type"], query["shape"], query["bytes"]) == ("I2_S", [128, 128], 128 * 128 // 4 + 32)
+    codes = query["statistics"]
+    assert codes["minus"] + codes["zero"] + codes["plus"] == 1
+    assert 0.3 < codes["zero"] < 0.37
+    assert tensors["output_norm.weight"]["statistics"] is None
+    text = bitnet("inspect", model).out
+    assert "random-2x128 (bitnet-b1.58): 2 layers, 128 wide, 4 heads of 32 over 2 KV heads" in text
+    for name in (*document["metadata"], *tensors):
+        assert name in text
+
+
+def test_what_is_odd_is_warned_about_and_what_cannot_run_is_still_shown(
+    bitnet: Bitnet, random_model: Any, tmp_path: Path
+) -> None:
+    shape = random_model.Shape(layers=1, hidden=128, heads=4, kv_heads=2, head_dim=32, ffn=256, vocab=512)
+    tensors = dict(random_model.tensors(shape, 0))
+    ones = np.full(128 * 128 // 4 + 32, 0b10101010, np.uint8)
+    ones[-32:-28] = np.array([0.5], "<f4").view(np.uint8)
+    tensors["blk.0.attn_q.weight"] = TensorSource((128, 128), GGMLType.I2_S, ones)
+    random_model.write_gguf(tmp_path / "odd.gguf", random_model.metadata(shape), tensors)
+    ran = bitnet("inspect", "odd.gguf")
+    assert ran.status == 0
+    assert ran.err.startswith("bitnet: warning: blk.0.attn_q.weight: 0% of its weights are zero")
+    (query,) = [t for t in json.loads(bitnet("inspect", "odd.gguf", "--json").out)["tensors"] if t["warnings"]]
+    assert (query["name"], query["statistics"]["plus"], query["statistics"]["scale"]) == (
+        "blk.0.attn_q.weight",
+        1.0,
+        0.5,
+    )
+
+    metadata = random_model.metadata(shape) | {"general.architecture": "mamba"}
+    random_model.write_gguf(tmp_path / "mamba.gguf", metadata, tensors)
+    ran = bitnet("inspect", "mamba.gguf")
+    assert ran.status == 4
+    assert "blk.0.attn_q.weight" in ran.out
+    assert ran.err.splitlines()[-1].startswith("bitnet: error: mamba.gguf")

@@ -1,0 +1,188 @@
+"""The commands around a model: convert, perplexity, eval, receipt, cache, completion, version."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Callable
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bitnet.core import load_model
+from bitnet.core.cache import KernelCache
+from bitnet.core.cli import console
+
+Bitnet = Callable[..., Any]
+
+
+@pytest.fixture(autouse=True)
+def on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BITNET_DEVICE", "cpu")
+
+
+def test_version(bitnet: Bitnet) -> None:
+    assert bitnet("--version").out == f"bitnet {version('bitnet-core')}\n"
+
+
+def test_convert_and_perplexity(bitnet: Bitnet, model: Path, tmp_path: Path) -> None:
+    """A converted model is the same model, and measures the same."""
+    ran = bitnet("convert", model, "copy.gguf")
+    assert ran.status == 0, ran.err
+    assert ran.out.startswith("copy.gguf: ")
+    (tmp_path / "text.txt").write_text("The quick brown fox jumps over the lazy dog. " * 12)
+    base = ("perplexity", "-f", "text.txt", "-c", "64", "--json")
+    ours, copy = (json.loads(bitnet(*base, "-m", path).out) for path in (model, "copy.gguf"))
+    with load_model(model, device="cpu") as loaded:
+        *_, wanted = loaded.perplexity((tmp_path / "text.txt").read_text(), context=64)
+    assert ours["value"] == copy["value"] == pytest.approx(wanted.value)
+    assert (ours["tokens"], ours["chunks"]) == (wanted.tokens, wanted.chunks)
+    text = bitnet(*base[:-1], "-m", model).out
+    assert text.startswith(f"perplexity {wanted.value:.4f} ± {wanted.error:.4f}")
+    assert bitnet("convert", model, "copy.gguf", "--force").status == 0
+
+
+def test_eval_ends_with_1_where_the_claims_are_missed(bitnet: Bitnet, model: Path) -> None:
+    ran = bitnet("eval", "demo", "-m", model, "-n", "2", "--json")
+    report = json.loads(ran.out)
+    assert (ran.status, report["passed"]) == (1, False)
+    assert "MISSED" in bitnet("eval", "demo", "-m", model, "-n", "1").out
+
+
+def test_receipt_of_a_real_run_holds(bitnet: Bitnet, model: Path) -> None:
+    ran = bitnet("run", "-m", model, "Hello", "-n", "4", "--receipt", "r.json", "--json")
+    document = json.loads(ran.out)
+    receipt = json.loads(bitnet("receipt", "show", "r.json").out)
+    assert receipt["compute_path"] == document["device"]
+    assert receipt["model_info"]["path"] == str(model)
+    held = bitnet("receipt", "verify", "r.json", "-m", model)
+    assert (held.status, held.err) == (0, "")
+    assert held.out.startswith("r.json holds: 4 tokens at ")
+
+
+def _edit(**changes: Any) -> Callable[[dict[str, Any]], None]:
+    def edit(receipt: dict[str, Any]) -> None:
+        for path, value in changes.items():
+            *parents, last = path.split("__")
+            at = receipt
+            for name in parents:
+                at = at[name]
+            at[last] = value(at[last]) if callable(value) else value
+
+    return edit
+
+
+EDITS = {
+    "another backend": _edit(backend="cuda"),
+    "another device": _edit(compute_path="cuda:0"),
+    "another story": _edit(
+        backend="cuda",
+        compute_path="cuda:0",
+        backend_summary="requested=auto detected=[cuda, cpu] selected=cuda:0",
+    ),
+    "invented kernels": _edit(kernels=lambda kernels: [*kernels, kernels[0].replace("embed", "warp")]),
+    "kernels of another device": _edit(kernels=["ternary_matmul_cuda"]),
+    "no kernels": _edit(kernels=[]),
+    "twice the speed": _edit(performance_baseline__tokens_per_second=lambda speed: 2 * speed),
+    "negative time": _edit(performance_baseline__total_time_ms=-1.0),
+    "first token after the last": _edit(
+        performance_baseline__first_token_latency_ms=1e9, performance_baseline__decode_tokens_per_second=None
+    ),
+    "a fake device": _edit(fake=True),
+    "in the future": _edit(timestamp="2999-01-01T00:00:00Z"),
+    "another model": _edit(model_info__sha256="0" * 64),
+    "another seed": _edit(seed=99),
+}
+
+
+@pytest.mark.parametrize("resealed", [False, True], ids=["edited", "with a new digest"])
+def test_an_edited_receipt_does_not_hold(bitnet: Bitnet, model: Path, tmp_path: Path, resealed: bool) -> None:
+    """Nor one with the digest computed anew, except for what nothing in it contradicts."""
+    from bitnet.core.receipt import digest
+
+    assert bitnet("run", "-m", model, "Hello", "-n", "4", "--receipt", "r.json").status == 0
+    honest = json.loads((tmp_path / "r.json").read_text())
+    for what, edit in EDITS.items():
+        receipt = json.loads(json.dumps(honest))
+        edit(receipt)
+        if resealed:
+            receipt["digest"] = digest(receipt)
+        (tmp_path / "edited.json").write_text(json.dumps(receipt))
+        ran = bitnet("receipt", "verify", "edited.json", *(("-m", model) if resealed else ()))
+        assert ran.status == (0 if resealed and what == "another seed" else 6), (what, ran)
+        assert ran.err.count("\n") == (ran.status == 6), ran
+
+
+def test_a_receipt_of_a_fake_device_does_not_hold(bitnet: Bitnet, model: Path) -> None:
+    made = bitnet(
+        "run", "-m", model, "Hello", "-n", "2", "--receipt", "r.json", "--device", "cuda", BITNET_GPU_FAKE="cuda"
+    )
+    assert made.status == 0, made.err
+    for env in ({}, {"BITNET_GPU_FAKE": "cuda"}):
+        ran = bitnet("receipt", "verify", "r.json", **env)
+        assert ran.status == 6
+        assert "fake" in ran.err
+
+
+def test_cache(bitnet: Bitnet, tmp_path: Path) -> None:
+    keep = KernelCache()
+    for i in range(3):
+        key = keep.key(source=str(i), device="d", driver="1", options="", compiler="c")
+        keep.put(key, os.urandom(1000), label=f"kernel {i}", seconds=0.1)
+    info = json.loads(bitnet("cache", "info", "--json").out)
+    assert (info["folder"], info["entries"]) == (str(tmp_path / "cache" / "kernels"), 3)
+    assert 3000 < info["size"] < 4000
+    assert bitnet("cache", "info").out.startswith(f"{info['folder']}: 3 entries, 3.")
+    assert bitnet("cache", "path").out == f"{info['folder']}\n"
+    assert bitnet("cache", "clear").out.startswith("removed 3 entries, 3.")
+    assert json.loads(bitnet("cache", "info", "--json").out)["entries"] == 0
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_scripts(bitnet: Bitnet, shell: str) -> None:
+    ran = bitnet("completion", shell)
+    assert ran.status == 0, ran.err
+    assert f"_BITNET_COMPLETE={shell}_complete" in ran.out
+    if program := shutil.which(shell):
+        assert subprocess.run([program, "-n"], input=ran.out, text=True, check=False).returncode == 0
+
+
+def test_completion_knows_commands_devices_and_models(bitnet: Bitnet, tmp_path: Path) -> None:
+    (tmp_path / "one.gguf").touch()
+    (tmp_path / "other.txt").touch()
+
+    def complete(*words: str, **env: str) -> list[str]:
+        variables = {"_BITNET_COMPLETE": "bash_complete", "COMP_WORDS": " ".join(words), **env}
+        ran = bitnet(**variables, COMP_CWORD=str(len(words) - 1))
+        assert ran.status == 0, ran.err
+        return [line.partition(",")[2] for line in ran.out.splitlines()]
+
+    assert complete("bitnet", "per") == ["perplexity"]
+    assert complete("bitnet", "run", "--rec") == ["--receipt"]
+    assert complete("bitnet", "run", "--device", "cu", BITNET_GPU_FAKE="cuda,cuda") == ["cuda", "cuda:0", "cuda:1"]
+    assert complete("bitnet", "run", "-m", "o") == ["one.gguf"]
+    assert complete("bitnet", "run", "-m", "./o") == ["./one.gguf"]
+    assert complete("bitnet", "run", "-m", "x") == ["x"]  # the shell's own files
+
+
+def test_a_terminal_shows_progress_and_a_file_does_not(
+    bitnet: Bitnet, model: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def compile_two() -> str:
+        with console.compile_progress():
+            for i in range(2):
+                key = KernelCache.key(source=str(i), device="d", driver="1", options="", compiler="c")
+                KernelCache().put(key, b"binary", label=f"kernel_{i}", seconds=0.25)
+        return capfd.readouterr().err
+
+    assert compile_two() == ""
+    assert bitnet("convert", model, "one.gguf").err == ""
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    shown = compile_two()
+    assert "compiled 2 kernels; last: kernel_1, 250 ms" in shown
+    assert shown.endswith("\r\x1b[K")
+    assert "converting" in bitnet("convert", model, "two.gguf").err

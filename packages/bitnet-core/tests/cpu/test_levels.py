@@ -1,0 +1,35 @@
+"""The levels this processor runs that no device of the CPU backend chooses, because it has better ones."""
+
+from __future__ import annotations
+
+from bitnet.core.cpu import native
+from bitnet.core.cpu.backend import BACKEND
+from bitnet.core.cpu.device import CpuDevice
+from bitnet.core.errors import DeviceError
+from bitnet.core.hal import HAL_API, DeviceInfo, DeviceType, ProbeResult, ProbeStatus
+from bitnet.core.testing import ConformanceSuite
+
+
+class LevelBackend:
+    name = "cpu"
+    hal_api = HAL_API
+
+    def probe(self) -> ProbeResult:
+        chosen = {info.details.get("level") for info in BACKEND.probe().devices}
+        rest = [level for level in native.levels(native.library().handle) if level not in chosen]
+        devices = [DeviceInfo("cpu", level, f"cpu:{level}", level, "", DeviceType.CPU) for level in rest]
+        return ProbeResult(ProbeStatus.OK, devices)
+
+    def open(self, info: DeviceInfo) -> CpuDevice:
+        library = native.library().handle
+        if library is None:
+            raise DeviceError("no native library.", device=info.name)
+        return CpuDevice(info, library, level=info.index, threads=2)
+
+    def kernels(self) -> frozenset[str]:
+        return BACKEND.kernels()
+
+
+class TestOtherLevels(ConformanceSuite):
+    backend = LevelBackend()
+    devices = tuple(info.name for info in LevelBackend().probe().devices)  # not those that CI wants of the real backend

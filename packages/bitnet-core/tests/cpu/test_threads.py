@@ -1,0 +1,191 @@
+"""The thread pool: how many threads, the same bits whatever their number, forks, and what is left behind."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from bitnet.core import system
+from bitnet.core.cpu import native, threads
+from bitnet.core.cpu.backend import BACKEND
+from bitnet.core.cpu.device import CpuDevice
+from bitnet.core.errors import InvalidInputError
+from bitnet.core.hal import Limits, SamplingParams, SequenceStep
+from bitnet.core.testing.model import TinyModel
+from bitnet.core.testing.rig import Rig
+
+LIMITS = Limits(max_tokens=80, max_seqs=4, max_rows=4, max_blocks=60)
+
+
+def outputs(library: ctypes.CDLL, seed: int, count: int) -> list[Any]:
+    """A prefill, a mixed step and a decode step over a long context, on a device of so many threads."""
+    device = CpuDevice(BACKEND.probe().devices[0], library, threads=count)
+    model = TinyModel(np.random.default_rng(seed), positions=960)
+    program = model.program(LIMITS, 64)
+    rng = np.random.default_rng(seed)
+    ids = rng.integers(0, 301, 960).tolist()
+    blocks = list(range(60))
+    draw = SamplingParams(0.8, 40, 0.9, 0.0, 7)
+    out: list[Any] = []
+    with Rig(device, program.ops, program.tensors.values(), program.weights, limits=LIMITS, kv=program.kv) as rig:
+
+        def run(*sequences: SequenceStep) -> None:
+            out.append(rig.executable.run(rig.step(sequences)))
+            out.extend(rig.executable.read(name) for name in program.tensors)
+
+        for begin in range(0, 900, 75):
+            rig.executable.run(rig.step([SequenceStep(ids[begin : begin + 75], begin + 75, blocks)]))
+        run(
+            SequenceStep(ids[900:920], 920, blocks, [19], draw),
+            SequenceStep(ids[:3], 3, [60], [2]),
+            SequenceStep(ids[:30], 30, [61, 62], [0, 29], draw),
+        )
+        run(SequenceStep(ids[920:921], 921, blocks, [0], draw))
+    device.close()
+    return out
+
+
+def test_bits_do_not_depend_on_the_number_of_threads(library: ctypes.CDLL) -> None:
+    seed = int(np.random.default_rng().integers(2**31))
+    print("seed", seed)
+    alone = outputs(library, seed, 1)
+    assert any(np.any(array) for array in alone)
+    for count in (2, 3, 4, 7):
+        for one, several in zip(alone, outputs(library, seed, count), strict=True):
+            assert one.tobytes() == several.tobytes()
+
+
+def test_opening_starts_no_thread_and_closing_leaves_none(library: ctypes.CDLL) -> None:
+    tasks = Path("/proc/self/task")
+    if not tasks.exists():
+        pytest.skip("threads are counted in /proc, which this system lacks")
+    before = len(list(tasks.iterdir()))
+    device = CpuDevice(BACKEND.probe().devices[0], library, threads=3)
+    assert len(list(tasks.iterdir())) == before
+    model = TinyModel(np.random.default_rng(0))
+    executable = device.compile(model.program(LIMITS, 4))
+    assert len(list(tasks.iterdir())) == before + 2
+    executable.close()
+    device.close()
+    device.close()
+    assert len(list(tasks.iterdir())) == before
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
+@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
+def test_a_forked_child_computes_with_threads_of_its_own(library: ctypes.CDLL) -> None:
+    device = CpuDevice(BACKEND.probe().devices[0], library, threads=3)
+    model = TinyModel(np.random.default_rng(0))
+    program = model.program(LIMITS, 4)
+    with Rig(device, program.ops, program.tensors.values(), program.weights, limits=LIMITS, kv=program.kv) as rig:
+        step = rig.step([SequenceStep(list(range(9)), 9, [0], [8])])
+        expected = rig.executable.run(step).tolist()
+        child = os.fork()
+        if child == 0:
+            os._exit(0 if all(rig.executable.run(step).tolist() == expected for _ in range(3)) else 1)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        assert rig.executable.run(step).tolist() == expected
+    device.close()
+
+
+def test_executables_of_one_device_take_turns(library: ctypes.CDLL) -> None:
+    device = CpuDevice(BACKEND.probe().devices[0], library, threads=3)
+    model = TinyModel(np.random.default_rng(0))
+    program = model.program(LIMITS, 4)
+    results: dict[int, list[Any]] = {}
+
+    def work(index: int) -> None:
+        with Rig(device, program.ops, program.tensors.values(), program.weights, limits=LIMITS, kv=program.kv) as rig:
+            step = rig.step([SequenceStep(list(range(9)), 9, [0], [8])])
+            results[index] = [rig.executable.run(step).tolist() for _ in range(20)]
+
+    workers = [threading.Thread(target=work, args=(i,)) for i in range(4)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    assert len(results) == 4
+    assert all(result == results[0][:1] * 20 for result in results.values())
+    device.close()
+
+
+def test_number_of_threads(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("BITNET_THREADS", raising=False)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 4, 5, 6}, raising=False)
+    monkeypatch.setattr(sys, "platform", "linux")
+    monkeypatch.setattr(threads, "TOPOLOGY", tmp_path)
+    monkeypatch.setattr(system, "_cgroup_cpus", lambda: 0.0)
+    assert threads.thread_count() == 5  # a system that does not tell of cores
+    for processor, siblings in ((0, "0,4"), (4, "0,4"), (1, "1,5"), (5, "1,5"), (6, "2,6")):
+        folder = tmp_path / f"cpu{processor}" / "topology"
+        folder.mkdir(parents=True)
+        (folder / "thread_siblings_list").write_text(f"{siblings}\n")
+    assert threads.thread_count() == 3
+    monkeypatch.setattr(system, "_cgroup_cpus", lambda: 2.0)
+    assert threads.thread_count() == 2
+    monkeypatch.setattr(system, "_cgroup_cpus", lambda: 0.4)
+    assert threads.thread_count() == 1
+    monkeypatch.setenv("BITNET_THREADS", "11")
+    assert threads.thread_count() == 11
+
+
+@pytest.mark.parametrize("value", ["0", "-1", "two", "1.5", "100000"])
+def test_bad_number_of_threads(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
+    monkeypatch.setenv("BITNET_THREADS", value)
+    assert BACKEND.probe().devices
+    info = BACKEND.probe().devices[0]
+    if info.index == "numpy":
+        pytest.skip("there is no native library for this platform")
+    with pytest.raises(InvalidInputError, match="BITNET_THREADS"):
+        BACKEND.open(info)
+
+
+def test_threads_that_cannot_start_are_done_without(library: ctypes.CDLL) -> None:
+    """A limit on processes is no reason to fail: fewer threads give the same result."""
+    resource = pytest.importorskip("resource", reason="this system has no limit on processes")
+    model = TinyModel(np.random.default_rng(0))
+    program = model.program(LIMITS, 4)
+    expected = None
+    old = resource.getrlimit(resource.RLIMIT_AS)
+    for limit in (False, True):
+        device = CpuDevice(BACKEND.probe().devices[0], library, threads=64)
+        if limit:  # no address space for 64 stacks of 8 MiB
+            used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+            resource.setrlimit(resource.RLIMIT_AS, (used + (160 << 20), old[1]))
+        try:
+            with Rig(
+                device, program.ops, program.tensors.values(), program.weights, limits=LIMITS, kv=program.kv
+            ) as rig:
+                tokens = rig.executable.run(rig.step([SequenceStep(list(range(9)), 9, [0], [8])])).tolist()
+        finally:
+            resource.setrlimit(resource.RLIMIT_AS, old)
+        device.close()
+        expected = expected or tokens
+        assert tokens == expected
+
+
+def test_memory_goes_back_to_the_system(library: ctypes.CDLL) -> None:
+    statm = Path("/proc/self/statm")
+    if not statm.exists():
+        pytest.skip("memory is measured in /proc, which this system lacks")
+    device = CpuDevice(BACKEND.probe().devices[0], library, threads=1)
+    model = TinyModel(np.random.default_rng(0))
+    program = model.program(Limits(80, 4, 4, 60), 60000)  # 60,000 blocks of 8 KiB
+    pages = int(statm.read_text().split()[0])
+    for close in (True, False):
+        executable = device.compile(program)
+        held = int(statm.read_text().split()[0])
+        assert (held - pages) * os.sysconf("SC_PAGE_SIZE") > 300 << 20
+        if close:
+            executable.close()
+        del executable  # which frees it as well
+        assert int(statm.read_text().split()[0]) < pages + (held - pages) // 10
+    device.close()
+    assert native.library()

@@ -1,0 +1,166 @@
+"""A tiny model with random weights, engines over it on real devices, and a tokenizer of bytes."""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from bitnet.core.engine import Completion, Engine, GenerationOptions
+from bitnet.core.hal import Device, DeviceInfo, Executable, Limits, Program, Weight
+from bitnet.core.model import ModelConfig
+from bitnet.core.model.program import build_program
+from bitnet.core.model.weights import expected_weights
+from bitnet.core.reference import NUMPY_INFO, ReferenceDevice
+from bitnet.core.testing.rig import dense, random_ternary, ternary
+
+EOS = 256
+CONFIG = ModelConfig(
+    architecture="bitnet-b1.58",
+    name="tiny",
+    vocab_size=260,
+    hidden_size=64,
+    layers=2,
+    heads=4,
+    kv_heads=2,
+    head_dim=16,
+    ffn_size=96,
+    context_length=512,
+    rms_eps=1e-5,
+    rope_theta=10_000.0,
+    rope_style="neox",
+    rope_freq_factors=None,
+    activation="relu2",
+    sub_norms=True,
+    tied_embeddings=False,  # a tied random head mostly repeats its input
+)
+
+
+def random_weights(config: ModelConfig, rng: np.random.Generator) -> dict[str, Weight]:
+    """Weights of any architecture, scaled so that no layer drowns another."""
+    weights: dict[str, Weight] = {}
+    for name, (kind, shape) in expected_weights(config):
+        if kind == "ternary":
+            weights[name] = ternary(random_ternary(rng, *shape), float(rng.uniform(0.02, 0.1)))
+        elif kind == "norm":
+            weights[name] = dense(rng.uniform(0.5, 1.5, shape).astype(np.float32))
+        else:
+            weights[name] = dense(rng.normal(0, 0.3, shape).astype(np.float16))
+    if config.tied_embeddings:
+        weights["output"] = weights["token_embd"]
+    return weights
+
+
+class ByteText:
+    """Tokens 0 … 255 are bytes of UTF-8, the others nothing."""
+
+    def __init__(self) -> None:
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def push(self, token: int) -> str:
+        return self._decoder.decode(bytes([token]) if token < 256 else b"")
+
+    def flush(self) -> str:
+        return self._decoder.decode(b"", True)
+
+
+@dataclass
+class Rig:
+    """An engine over the tiny model, and what tests do with one."""
+
+    engine: Engine
+    executable: Executable
+    program: Program
+
+    def run(self, prompts: Sequence[Sequence[int]], *, n: int = 1, **options: Any) -> list[Completion]:
+        """Continue all prompts at once; completions in the order of submission."""
+        numbers = []
+        for prompt in prompts:
+            sequences = self.engine.prepare(prompt, GenerationOptions(**options), n)
+            self.engine.add(sequences)
+            numbers += [s.number for s in sequences]
+        done = self.finish()
+        return [done[number] for number in numbers]
+
+    def one(self, prompt: Sequence[int], **options: Any) -> Completion:
+        return self.run([prompt], **options)[0]
+
+    def finish(self) -> dict[int, Any]:
+        """Step until nothing is left; results by sequence number."""
+        done = {}
+        while self.engine.busy:
+            for update in self.engine.step():
+                if update.result is not None:
+                    done[update.sequence] = update.result
+        return done
+
+    @property
+    def free_blocks(self) -> int:
+        return self.engine._scheduler.pool.available
+
+
+def cpu_devices() -> dict[str, Callable[[], Device]]:
+    """Every level of the CPU device by name; each opens it."""
+    from bitnet.core.cpu.backend import BACKEND
+
+    def opener(info: DeviceInfo) -> Callable[[], Device]:
+        return lambda: BACKEND.open(info)
+
+    return {info.name: opener(info) for info in BACKEND.probe().devices}
+
+
+@pytest.fixture(params=["cpu:numpy", "cpu:scalar", "cpu:avx2", "cpu:avx512", "cpu:neon"])
+def device(request: pytest.FixtureRequest, require_device: Callable[[str, str | None], None]) -> Iterator[Device]:
+    """Each level of the CPU device in turn; use it where levels could differ."""
+    name = request.param
+    if name == "cpu:numpy":
+        yield ReferenceDevice(NUMPY_INFO)
+        return
+    found = cpu_devices()
+    require_device(name, None if name in found else f"this machine has no {name}")
+    opened = found[name]()
+    yield opened
+    opened.close()
+
+
+@pytest.fixture
+def make_rig() -> Iterator[Callable[..., Rig]]:
+    """``make_rig(device=…, limits=…)``: an engine over the same weights each time, on the numpy device by default."""
+    made: list[Rig] = []
+
+    def make(
+        device: Device | None = None,
+        *,
+        limits: Limits | None = None,
+        num_blocks: int = 64,
+        block_size: int = 4,
+        context: int | None = None,
+        weights_seed: int = 7,
+        **config: Any,
+    ) -> Rig:
+        limits = limits or Limits(max_tokens=32, max_seqs=4, max_rows=8, max_blocks=32)
+        shape = replace(CONFIG, **config)
+        weights = random_weights(shape, np.random.default_rng(weights_seed))
+        program = build_program(shape, weights, limits=limits, num_blocks=num_blocks, block_size=block_size)
+        executable = (device or ReferenceDevice(NUMPY_INFO)).compile(program)
+        assert program.kv is not None
+        engine = Engine(
+            executable,
+            limits=limits,
+            kv=program.kv,
+            context=context or limits.max_blocks * block_size,
+            vocab_size=shape.vocab_size,
+            eos=frozenset({EOS}),
+            text=ByteText,
+            device="cpu:numpy",
+        )
+        made.append(Rig(engine, executable, program))
+        return made[-1]
+
+    yield make
+    for rig in made:
+        rig.executable.close()

@@ -1,0 +1,213 @@
+"""The Python API on a small model file, through the tokenizer and the chat template in it."""
+
+from __future__ import annotations
+
+import gc
+import importlib.util
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from bitnet.core.api import Model, load_model
+from bitnet.core.engine import GenerationOptions
+from bitnet.core.engine.options import OptionArguments
+from bitnet.core.engine.setup import cache_blocks
+from bitnet.core.errors import ContextFullError, InvalidInputError, ModelFileError
+from bitnet.core.reference import ReferenceDevice
+
+ROOT = Path(__file__).parents[4]
+
+
+def tool(name: str) -> Any:
+    spec = importlib.util.spec_from_file_location(name, ROOT / "tools" / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    maker = tool("make_random_model")
+    path = tmp_path_factory.mktemp("model") / "small.gguf"
+    maker.make_model(path, maker.Shape(layers=2, hidden=128, heads=4, kv_heads=2, head_dim=32, ffn=192, context=256))
+    return path
+
+
+@pytest.fixture
+def model(path: Path) -> Iterator[Model]:
+    with load_model(path, device=ReferenceDevice(), max_seqs=3) as model:
+        yield model
+
+
+def test_the_keyword_arguments_are_the_options() -> None:
+    assert list(OptionArguments.__annotations__) == [field.name for field in fields(GenerationOptions)]
+
+
+def test_generate_stream_and_batch_agree(model: Model) -> None:
+    options: dict[str, Any] = {"max_tokens": 20, "temperature": 1.0, "seed": 9, "ignore_eos": True}
+    done = model.generate("the sea", **options)
+    assert done.prompt_tokens == tuple(model.tokenizer.encode("the sea"))
+    assert len(done.tokens) == 20
+    assert done.text == model.tokenizer.decode(done.tokens)
+    with model.stream("the sea", **options) as stream:
+        chunks = list(stream)
+    assert "".join(chunk.text for chunk in chunks) == done.text
+    assert [chunk.finish_reason for chunk in chunks][-1] == "length"
+    assert stream.completion is not None
+    assert stream.completion.tokens == done.tokens
+    batch = model.generate_batch(["the sea", done.prompt_tokens, "a"], n=2, **options)
+    assert len(batch) == 6
+    assert batch[0].tokens == batch[2].tokens == done.tokens
+    assert batch[1].tokens == batch[3].tokens != done.tokens
+    assert batch[4].prompt_tokens == tuple(model.tokenizer.encode("a"))
+
+
+def test_chat_is_the_rendered_prompt(model: Model) -> None:
+    messages = [{"role": "user", "content": "hello"}]
+    assert model.chat_template is not None
+    rendered = model.chat_template.render(messages, add_generation_prompt=True)
+    tokens = model.tokenizer.encode(rendered, add_special=False, parse_special=True)
+    assert tokens[0] == model.tokenizer.bos_id
+    assert tokens[1] != model.tokenizer.bos_id
+    done = model.chat(messages, max_tokens=5)
+    assert done.prompt_tokens == tuple(tokens)
+    assert done.tokens == model.generate(tokens, max_tokens=5).tokens
+    assert "".join(chunk.text for chunk in model.chat_stream(messages, max_tokens=5)) == done.text
+
+
+def test_timings_are_consistent(model: Model) -> None:
+    timings = model.generate("some words", max_tokens=8, ignore_eos=True).timings
+    assert timings.first_token is not None
+    assert 0 <= timings.started < timings.first_token <= timings.total
+    assert len(timings.token_times) == 8
+    assert list(timings.token_times) == sorted(timings.token_times)
+    assert sum(timings.inter_token) == pytest.approx(timings.token_times[-1] - timings.token_times[0])
+    assert timings.decode_tokens_per_second is not None
+    assert timings.decode_tokens_per_second > 0
+    single = model.generate("other words", max_tokens=1, ignore_eos=True).timings
+    assert single.decode_tokens_per_second is None
+    assert single.prefill_tokens_per_second is not None
+
+
+def test_score_and_perplexity_agree(model: Model) -> None:
+    tokens = [int(t) for t in np.random.default_rng(0).integers(0, 300, 70)]
+    scores = model.score(tokens)
+    assert scores.shape == (69,)
+    (only,) = model.perplexity(tokens, context=64)
+    assert only.value == pytest.approx(np.exp(-model.score(tokens[:64], start=33).mean()))
+    assert only.tokens == 31
+    with pytest.raises(ContextFullError):
+        list(model.perplexity(tokens * 10, context=300))
+
+
+def test_context_and_other_bad_input(path: Path, model: Model, tmp_path: Path) -> None:
+    assert model.context == 256
+    with pytest.raises(ContextFullError, match="256"):
+        model.generate([1] * 256)
+    with pytest.raises(TypeError, match="heat"):
+        model.generate("a", heat=3)  # type: ignore[call-arg]
+    for arguments, message in (
+        ({"context": 257}, "context is 257"),
+        ({"context": 1}, "context is 1"),
+        ({"max_seqs": 0}, "max_seqs is 0"),
+        ({"kv_dtype": "q4"}, "kv_dtype is 'q4'"),
+    ):
+        with pytest.raises(InvalidInputError, match=message):
+            load_model(path, device=ReferenceDevice(), **arguments)
+    (tmp_path / "x.gguf").write_bytes(b"GGUF")
+    with pytest.raises(ModelFileError):
+        load_model(tmp_path / "x.gguf", device=ReferenceDevice())
+
+
+def test_a_dropped_stream_frees_its_place(model: Model) -> None:
+    for _ in range(4):  # one more than there are places
+        next(model.stream("x", max_tokens=200, ignore_eos=True))
+    gc.collect()
+    assert len(model.generate("y", max_tokens=3, ignore_eos=True).tokens) == 3
+
+
+def test_a_dropped_model_closes(path: Path) -> None:
+    device = ReferenceDevice()
+    before = threading.active_count()
+    stream = load_model(path, device=device).stream("x", max_tokens=5, ignore_eos=True)
+    assert len(list(stream)) >= 1  # the stream keeps its model alive
+    del stream
+    gc.collect()
+    assert threading.active_count() == before
+    assert device.memory().used == 0
+
+
+def test_threads_are_for_this_model_only(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BITNET_THREADS", "2")
+    with pytest.raises(InvalidInputError, match="BITNET_THREADS is '0'"):
+        load_model(path, device="cpu:scalar", threads=0)
+    assert os.environ["BITNET_THREADS"] == "2"
+    monkeypatch.delenv("BITNET_THREADS")
+    with load_model(path, device="cpu:scalar", threads=3) as model:
+        assert getattr(model._device, "threads", 3) == 3
+        assert len(model.generate("x", max_tokens=3, ignore_eos=True).tokens) == 3
+    assert "BITNET_THREADS" not in os.environ
+
+
+def test_a_closed_model_says_so(path: Path) -> None:
+    model = load_model(path, device=ReferenceDevice())
+    model.close()
+    model.close()
+    with pytest.raises(InvalidInputError, match="closed"):
+        model.generate("x")
+
+
+def test_the_cache_is_as_large_as_asked_and_affordable(model: Model) -> None:
+    def blocks(free: int, max_seqs: int = 8) -> int:
+        return cache_blocks(model.config, context=256, max_seqs=max_seqs, kv_dtype="f16", free=free)
+
+    block = 2 * 2 * 2 * 32 * 32 * 2  # k and v, layers, heads, elements, positions, bytes
+    assert blocks(1 << 40) == 64
+    assert blocks(1 << 40, max_seqs=1) == 8
+    assert blocks(4 * 20 * block) == 20
+    assert blocks(0) == 8
+
+
+INTERRUPTED = """
+import json, signal, sys, threading
+from bitnet.core.api import load_model
+from bitnet.core.reference import ReferenceDevice
+signal.signal(signal.SIGINT, signal.default_int_handler)
+model = load_model(sys.argv[1], device=ReferenceDevice())
+expected = model.generate("again", max_tokens=5).tokens
+print("ready", flush=True)
+try:
+    for chunk in model.stream("x", max_tokens=250, ignore_eos=True):
+        print("chunk", flush=True)
+    print("ended")
+except KeyboardInterrupt:
+    print(json.dumps(model.generate("again", max_tokens=5).tokens == expected))
+model.stream("y")  # still running at exit
+"""
+
+
+@pytest.mark.skipif(os.name != "posix", reason="sends SIGINT to a process")
+def test_an_interrupt_leaves_the_model_usable(path: Path) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", INTERRUPTED, str(path)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        while process.stdout.readline() != "chunk\n":
+            assert process.poll() is None
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=60)
+    assert json.loads(out.splitlines()[-1]) is True, err
+    assert process.returncode == 0, err

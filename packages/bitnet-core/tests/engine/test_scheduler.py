@@ -1,0 +1,141 @@
+"""What a step may contain, over random loads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bitnet.core.engine import GenerationOptions
+from bitnet.core.engine.scheduler import fair_shares
+from bitnet.core.hal import Limits
+
+MakeRig = Callable[..., Any]
+
+
+@given(wanted=st.lists(st.integers(0, 50), max_size=8), budget=st.integers(0, 120))
+def test_shares_are_fair_and_waste_nothing(wanted: list[int], budget: int) -> None:
+    shares = fair_shares(wanted, budget)
+    assert sum(shares) == min(sum(wanted), budget)
+    assert all(share <= want for share, want in zip(shares, wanted, strict=True))
+    for share, want in zip(shares, wanted, strict=True):
+        if share < want:  # who got less than it wanted got as much as anybody, but for a remainder of one
+            assert share >= max(shares) - 1
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_every_step_of_a_random_load(make_rig: MakeRig, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    limits = Limits(max_tokens=16, max_seqs=4, max_rows=6, max_blocks=16)
+    rig = make_rig(limits=limits, num_blocks=int(rng.integers(16, 40)))
+    scheduler = rig.engine._scheduler
+    plan = scheduler.plan
+    first_seen: list[int] = []
+    last_step: dict[int, int] = {}
+    steps = 0
+
+    def checked(repeat: int) -> Any:
+        nonlocal steps
+        before = {s.number: s.computed for s in scheduler.sequences}
+        decoding = {s.number for s in scheduler._running if s.target - s.computed == 1 and s.table is not None}
+        result = plan(repeat)
+        steps += 1
+        if result is None:
+            return result
+        work = {item.sequence.number: item for item in result.work}
+        assert len(work) == len(result.work) <= limits.max_seqs
+        assert sum(item.count for item in result.work) <= limits.max_tokens
+        assert sum(len(item.rows) for item in result.work) <= limits.max_rows
+        running = {s.number for s in scheduler._running}
+        for number in decoding & running:
+            assert work[number].count == 1, "a decoding sequence was passed over"
+        if decoding & set(work):
+            prefill = sum(i.count for n, i in work.items() if n not in decoding)
+            assert prefill <= limits.max_tokens // 4
+        assert work.keys() == running, "a running sequence made no progress"
+        for number, item in work.items():
+            assert item.start + item.count <= item.sequence.target
+            assert item.start == before[number] or before[number] == 0
+            if number not in first_seen:
+                first_seen.append(number)
+            last_step[number] = steps
+        return result
+
+    monkeypatch.setattr(scheduler, "plan", checked)
+    order: list[int] = []
+    cancelled = {}
+    wanted = {}
+    for _ in range(60):
+        kind = rng.integers(0, 10)
+        tokens = rng.integers(0, 40, int(rng.integers(2, 40))).tolist()
+        if kind < 3:
+            options = GenerationOptions(
+                max_tokens=int(rng.integers(1, 24)),
+                temperature=float(rng.integers(0, 2)),
+                seed=1,
+                ignore_eos=True,
+                logprobs=1 if kind == 0 else None,
+            )
+            sequences = rig.engine.prepare(tokens, options, int(rng.integers(1, 3)))
+            rig.engine.add(sequences)
+            order.append(sequences[0].number)
+            wanted.update({s.number: options.max_tokens for s in sequences})
+        elif kind == 3:
+            sequence = rig.engine.prepare_score(tokens, int(rng.integers(1, len(tokens))))
+            rig.engine.add([sequence])
+            order.append(sequence.number)
+            wanted[sequence.number] = len(tokens) - sequence._start
+        elif kind == 4 and scheduler.sequences:
+            sequence = scheduler.sequences[int(rng.integers(len(scheduler.sequences)))]
+            cancelled[sequence.number] = rig.engine.cancel(sequence).result
+        elif rig.engine.busy:
+            for update in rig.engine.step():
+                if update.result is not None:
+                    assert len(getattr(update.result, "tokens", update.result)) == wanted.pop(update.sequence)
+    for number, result in rig.finish().items():
+        assert len(getattr(result, "tokens", result)) == wanted.pop(number)
+    assert wanted.keys() == cancelled.keys()
+    began = [number for number in first_seen if number in set(order)]
+    assert began == sorted(began), "a later request began before an earlier one"
+    assert rig.free_blocks == scheduler.pool.size
+
+
+def test_a_short_prompt_does_not_wait_for_a_long_one(make_rig: MakeRig) -> None:
+    rig = make_rig(limits=Limits(max_tokens=16, max_seqs=4, max_rows=4, max_blocks=32))
+    (long,) = rig.engine.prepare([1] * 120, GenerationOptions(max_tokens=1))
+    (short,) = rig.engine.prepare([2] * 8, GenerationOptions(max_tokens=1))
+    for sequence in (long, short):
+        rig.engine.add([sequence])
+    done = [update.sequence for _ in range(3) for update in rig.engine.step()]
+    assert done == [short.number]
+    assert list(rig.finish()) == [long.number]
+
+
+def test_who_was_preempted_comes_before_who_waits(make_rig: MakeRig) -> None:
+    rig = make_rig(limits=Limits(max_tokens=16, max_seqs=2, max_rows=4, max_blocks=32), num_blocks=32)
+    options = GenerationOptions(max_tokens=70, ignore_eos=True)
+    first, second, third = (rig.engine.prepare([i] * 20, options)[0] for i in (1, 2, 3))
+    for sequence in (first, second, third):
+        rig.engine.add([sequence])
+    scheduler = rig.engine._scheduler
+    rig.engine.step()
+    while second in scheduler._running:  # both need 90 positions; there are 128
+        rig.engine.step()
+    assert list(scheduler._waiting) == [second, third]
+    assert list(rig.finish()) == [first.number, second.number, third.number]
+
+
+def test_a_newcomer_leaves_each_running_sequence_a_block(make_rig: MakeRig) -> None:
+    rig = make_rig(limits=Limits(max_tokens=16, max_seqs=4, max_rows=4, max_blocks=8), num_blocks=10)
+    runs, waits = (rig.engine.prepare([i] * 16, GenerationOptions(max_tokens=3))[0] for i in (1, 2))
+    rig.engine.add([runs])
+    rig.engine.step()  # holds four blocks; a fifth comes with the next token, and the newcomer needs five
+    rig.engine.add([waits])
+    rig.engine.step()
+    assert rig.engine._scheduler.sequences == (runs, waits)
+    assert waits.table is None
+    assert list(rig.finish()) == [runs.number, waits.number]

@@ -1,0 +1,436 @@
+"""Devices broken on purpose: the suite must notice each of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+import pytest
+
+from bitnet.core import hal
+from bitnet.core.hal import MemoryInfo, TernaryData
+from bitnet.core.hal import check as hal_check
+from bitnet.core.reference import device as reference
+from bitnet.core.reference import ops, sampling
+
+Patch = Callable[[pytest.MonkeyPatch], None]
+Array: TypeAlias = Any  # numpy's, unchecked: what these do is wrong on purpose
+
+rms_norm, absmax_int8, glu = ops.rms_norm, ops.absmax_int8, ops.glu
+ternary_matmul, dense_matmul, rotate, attention = ops.ternary_matmul, ops.dense_matmul, ops.rotate, ops.attention
+choose, gumbel = sampling.choose, sampling.gumbel
+Executable, Fields = reference.ReferenceExecutable, reference._Fields
+sequences, positions, load, run_op = Fields.sequences, Fields.positions, Executable._load, Executable._run_op
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """A defect, and which tests are run against it."""
+
+    defect: str
+    tests: tuple[str, ...]
+    apply: Patch
+
+
+def op(name: str, broken: Callable[..., Any]) -> Patch:
+    return lambda patch: patch.setattr(ops, name, broken)
+
+
+def method(owner: type, name: str, broken: Callable[..., Any]) -> Patch:
+    return lambda patch: patch.setattr(owner, name, broken)
+
+
+# -- norms and quantisation
+
+
+def rounds_half_away(y: Array) -> tuple[Array, Array]:
+    _, scale = absmax_int8(y)
+    quotient = y * (127 / np.maximum(abs(y).max(axis=1), 1e-5))[:, None]
+    return (np.sign(quotient) * np.floor(abs(quotient) + 0.5)).astype(np.int8), scale
+
+
+def truncates(y: Array) -> tuple[Array, Array]:
+    _, scale = absmax_int8(y)
+    return np.trunc(y / scale[:, None]).astype(np.int8), scale
+
+
+def divides_by_zero_rows(y: Array) -> tuple[Array, Array]:
+    greatest = abs(y).max(axis=1)
+    with np.errstate(all="ignore"):
+        return np.rint(y * (127 / greatest)[:, None]).astype(np.int8), (greatest / 127).astype(np.float32)
+
+
+def scales_to_128(y: Array) -> tuple[Array, Array]:
+    scale = np.maximum(abs(y).max(axis=1), 1e-5) / 128
+    return np.clip(np.rint(y / scale[:, None]), -128, 127).astype(np.int8), scale.astype(np.float32)
+
+
+def one_scale_for_all_rows(y: Array) -> tuple[Array, Array]:
+    codes, scale = absmax_int8(y)
+    return codes, np.full_like(scale, scale[0])
+
+
+def glu_in_f16(gate_up: Array, activation: Any) -> Array:
+    with np.errstate(over="ignore"):
+        return glu(gate_up, activation).astype(np.float16).astype(np.float64)
+
+
+def glu_swapped(gate_up: Array, activation: Any) -> Array:
+    return glu(np.roll(gate_up, gate_up.shape[1] // 2, axis=1), activation)
+
+
+def relu_unsquared(gate_up: Array, activation: Any) -> Array:
+    gate, up = np.split(gate_up.astype(np.float64), 2, axis=-1)
+    return np.maximum(gate, 0) * up
+
+
+def absmean_of_rows(x: Array) -> tuple[Array, np.float32]:
+    scale = np.maximum(abs(x).mean(axis=1, keepdims=True), 1e-5)
+    return np.clip(np.rint(x / scale), -1, 1).astype(np.int8), np.float32(scale.mean())
+
+
+# -- products
+
+
+def wraps_at_16_bits(x: Array, scale: Array, weight: TernaryData) -> Array:
+    unit = scale * np.float32(weight.scale)
+    acc = np.rint(ternary_matmul(x, np.ones_like(scale), TernaryData(weight.codes, 1.0)))
+    return acc.astype(np.int64).astype(np.int16).astype(np.float32) * unit[:, None]
+
+
+def rounds_in_another_order(x: Array, scale: Array, weight: TernaryData) -> Array:
+    return ternary_matmul(x, scale, TernaryData(weight.codes, 1.0)) * np.float32(weight.scale)
+
+
+def drops_the_tail_of_k(x: Array, scale: Array, weight: TernaryData) -> Array:
+    x = x.copy()
+    x[:, max(4, x.shape[1] // 32 * 32) :] = 0
+    return ternary_matmul(x, scale, weight)
+
+
+def leaves_the_last_column(product: Callable[..., Array]) -> Callable[..., Array]:
+    def broken(x: Array, *rest: Any) -> Array:
+        out = product(x, *rest)
+        out[:, -1] = np.nan  # what the poisoned output holds
+        return out
+
+    return broken
+
+
+def products_in_f16(x: Array, weight: Array) -> Array:
+    return dense_matmul(x.astype(np.float16).astype(np.float32), weight)
+
+
+def scale_of_the_first_weight(self: Any, operation: Any, step: Any) -> None:
+    if isinstance(operation, hal.TernaryMatmul):
+        first = self._ternary[operation.weights[0]].scale
+        for name in operation.weights:
+            self._ternary[name] = self._ternary[name]._replace(scale=first)
+    run_op(self, operation, step)
+
+
+def forgets_to_add(self: Any, operation: Any, step: Any) -> None:
+    if isinstance(operation, hal.TernaryMatmul) and operation.add:
+        operation = hal.TernaryMatmul(operation.x, operation.scale, operation.weights, operation.out)
+    run_op(self, operation, step)
+
+
+def writes_past_the_rows(self: Any, operation: Any, step: Any) -> None:
+    run_op(self, operation, step)
+    if isinstance(operation, hal.TernaryMatmul | hal.NormQuant):
+        self._tensors[operation.out][step.tokens : step.tokens + 1] = 0
+
+
+def spoils_its_input(self: Any, operation: Any, step: Any) -> None:
+    run_op(self, operation, step)
+    if isinstance(operation, hal.NormQuant):
+        self._tensors[operation.x][0, 0] += 1
+
+
+def takes_the_first_rows(self: Any, operation: Any, step: Any) -> None:
+    if isinstance(operation, hal.NormRows):
+        step.field("rows", step.rows)[:] = np.arange(step.rows)
+    run_op(self, operation, step)
+
+
+# -- rotation, cache and attention
+
+
+def turns_backwards(x: Array, cos: Array, sin: Array, style: Any) -> Array:
+    return rotate(x, cos, -sin, style)
+
+
+def always_neox(x: Array, cos: Array, sin: Array, style: Any) -> Array:
+    return rotate(x, cos, sin, "neox")
+
+
+def next_positions(self: Any) -> Array:
+    return positions(self) + 1
+
+
+def heads_interleaved(q: Array, k: Array, v: Array, first: int) -> Array:
+    heads, groups = q.shape[1], k.shape[1]
+    order = np.argsort(np.arange(heads) % groups, kind="stable")
+    out = np.empty_like(q)
+    out[:, order] = attention(q[:, order], k, v, first)
+    return out
+
+
+def sees_the_future(q: Array, k: Array, v: Array, first: int) -> Array:
+    last = len(k) - 1
+    return np.concatenate([attention(q[i : i + 1], k, v, last) for i in range(len(q))])
+
+
+def misses_its_own_position(q: Array, k: Array, v: Array, first: int) -> Array:
+    return np.concatenate(
+        [
+            attention(q[i : i + 1], k[: max(1, first + i)], v[: max(1, first + i)], max(0, first + i - 1))
+            for i in range(len(q))
+        ]
+    )
+
+
+def scales_by_d(q: Array, k: Array, v: Array, first: int) -> Array:
+    return attention(q / np.float32(q.shape[2] ** 0.5), k, v, first)
+
+
+def no_maximum_subtracted(q: Array, k: Array, v: Array, first: int) -> Array:
+    out, ratio = np.empty_like(q), q.shape[1] // k.shape[1]
+    with np.errstate(all="ignore"):
+        for i in range(len(q)):
+            for h in range(q.shape[1]):
+                keys, values = (a[: first + i + 1, h // ratio].astype(np.float32) for a in (k, v))
+                weights = np.exp(keys @ q[i, h] / np.float32(q.shape[2] ** 0.5))
+                out[i, h] = weights @ values / weights.sum()
+    return out
+
+
+def attends_in_f16(q: Array, k: Array, v: Array, first: int) -> Array:
+    out = attention(q.astype(np.float16).astype(np.float32), k, v, first)
+    return out.astype(np.float16).astype(np.float32)
+
+
+def masks_by_multiplying(self: Any, operation: Any, step: Any) -> None:
+    """Places past the length weigh 0, which NaN survives."""
+    run_op(self, operation, step)
+    if isinstance(operation, hal.Attention):
+        for seq in step.sequences():
+            size, last = self._cache.shape[3], seq.position + seq.end - seq.begin - 1
+            stale = self._cache[operation.layer, 1, seq.blocks[last // size], last % size + 1 :]
+            self._tensors[operation.out][seq.begin : seq.end] += 0 * stale.sum()
+
+
+def blocks_in_a_row(self: Any) -> list[Any]:
+    """Takes the first block and those that follow it in memory."""
+    return [s._replace(blocks=s.blocks[0] + np.arange(len(s.blocks))) for s in sequences(self)]
+
+
+def second_block_wrong(self: Any) -> list[Any]:
+    return [s._replace(blocks=np.where(np.arange(len(s.blocks)) == 1, s.blocks[0], s.blocks)) for s in sequences(self)]
+
+
+def all_layers_in_one(self: Any, program: Any) -> None:
+    load(self, program)
+    if program.kv is not None:
+        self._cache = np.broadcast_to(self._cache[:1], self._cache.shape)
+        self._cache.flags.writeable = True
+
+
+def cache_always_f16(self: Any, program: Any) -> None:
+    load(self, program)
+    self._cache = self._cache.astype(np.float16)
+
+
+def cache_in_8_bits(self: Any, operation: Any, step: Any) -> None:
+    run_op(self, operation, step)
+    if isinstance(operation, hal.RopeAppend):
+        with np.errstate(invalid="ignore"):
+            self._cache[:] = np.round(self._cache.astype(np.float32) * 32) / 32
+
+
+# -- sampling
+
+
+def last_of_a_tie(logits: Array, **params: Any) -> int:
+    return choose(logits, **params) if params["temperature"] else len(logits) - 1 - int(np.argmax(logits[::-1]))
+
+
+def without(**off: Any) -> Patch:
+    return lambda patch: patch.setattr(reference, "choose", lambda logits, **params: choose(logits, **(params | off)))
+
+
+def one_more_of_top_k(logits: Array, **params: Any) -> int:
+    return choose(logits, **(params | {"top_k": params["top_k"] and params["top_k"] + 1}))
+
+
+def top_p_before_top_k(logits: Array, **params: Any) -> int:
+    if params["temperature"] == 0 or params["top_p"] == 1:
+        return choose(logits, **params)
+    z = logits.astype(np.float64) / params["temperature"]
+    falling = -np.sort(-z)
+    mass = np.cumsum(np.exp(falling - falling[0]))
+    count = int(np.searchsorted(mass, params["top_p"] * mass[-1])) + 1
+    return choose(logits, **(params | {"top_p": 1.0, "top_k": min(count, params["top_k"] or count)}))
+
+
+def noise(change: Callable[[int, int, int], tuple[int, int, int]]) -> Patch:
+    return lambda patch: patch.setattr(sampling, "gumbel", lambda *args: gumbel(*change(*args)))
+
+
+def noise_by_row(self: Any, operation: Any, step: Any) -> None:
+    if isinstance(operation, hal.Sample):
+        step.field("seed_lo", step.rows)[:] += np.arange(step.rows, dtype=np.int32)
+    run_op(self, operation, step)
+
+
+def coarse_logarithm(count: int, position: int, seed: int) -> Array:
+    """ln u with a small absolute error only, as some shading languages have it."""
+    u = np.exp(-np.exp(-gumbel(count, position, seed)))
+    rounded = np.maximum(np.round(-np.log(u) * 2**13), 1) / 2**13
+    return -np.log(rounded)
+
+
+# -- steps, memory and the end
+
+
+def feeds_the_old_token(self: Any, tokens: Array) -> None:
+    self.field("seq_len", self.seqs)[:] += 1
+
+
+def stays_at_its_position(self: Any, tokens: Array) -> None:
+    self.field("tokens", self.tokens)[:] = tokens
+
+
+def drifts(self: Any, operation: Any, step: Any) -> None:
+    """Adds up in another order each time."""
+    run_op(self, operation, step)
+    if isinstance(operation, hal.DenseMatmul):
+        self._tensors[operation.out][0, 0] *= np.float32(1 + 2**-23 * (self.turns % 2))
+        self.turns += 1
+
+
+def shows_its_own_memory(self: Any, name: str, rows: int | None = None) -> Array:
+    self._usable()
+    self._shapes.read(name, rows)
+    return self._tensors[name][:rows]
+
+
+def raises_memory_error(self: Any, program: Any) -> None:
+    try:
+        load(self, program)
+    except MemoryError as error:
+        raise RuntimeError("not the contract's error") from error
+
+
+def checks_nothing(self: Any, step: Any, count: int = 1) -> None:
+    return
+
+
+def one_cache_for_all() -> Patch:
+    """Executables of a device keep their positions in the same memory."""
+    shared: list[Array] = []
+
+    def broken(self: Any, program: Any) -> None:
+        load(self, program)
+        shared.append(self._cache)
+        self._cache = shared[0] if shared[0].shape == self._cache.shape else self._cache
+
+    return method(Executable, "_load", broken)
+
+
+MUTANTS = [
+    Mutant("rounds half away from zero", ("ties_to_even",), op("absmax_int8", rounds_half_away)),
+    Mutant("truncates", ("test_norm_quant",), op("absmax_int8", truncates)),
+    Mutant("divides by a row of zeros", ("test_norm_quant",), op("absmax_int8", divides_by_zero_rows)),
+    Mutant("scales to 128", ("test_norm_quant", "saturates"), op("absmax_int8", scales_to_128)),
+    Mutant("one scale for all rows", ("test_norm_quant",), op("absmax_int8", one_scale_for_all_rows)),
+    Mutant("norm without eps", ("uses_eps",), op("rms_norm", lambda x, w, eps: rms_norm(x, w, 0.0))),
+    Mutant("eps outside of the root", ("uses_eps",), op("rms_norm", lambda x, w, eps: rms_norm(x, w, eps**2))),
+    Mutant("norm without its weight", ("norm_rows",), op("rms_norm", lambda x, w, e: rms_norm(x, w * 0 + 1, e))),
+    Mutant("glu in f16", ("beyond_f16",), op("glu", glu_in_f16)),
+    Mutant("gate and up swapped", ("test_glu",), op("glu", glu_swapped)),
+    Mutant("relu not squared", ("test_glu",), op("glu", relu_unsquared)),
+    Mutant("absmean of each row", ("test_quantize",), op("absmean_ternary", absmean_of_rows)),
+    Mutant("16-bit sums", ("extremes",), op("ternary_matmul", wraps_at_16_bits)),
+    Mutant("scales in another order", ("test_ternary_matmul",), op("ternary_matmul", rounds_in_another_order)),
+    Mutant("tail of K dropped", ("test_ternary_matmul",), op("ternary_matmul", drops_the_tail_of_k)),
+    Mutant("last column of a product", ("test_ternary",), op("ternary_matmul", leaves_the_last_column(ternary_matmul))),
+    Mutant("last column of the head", ("test_dense",), op("dense_matmul", leaves_the_last_column(dense_matmul))),
+    Mutant("head in f16", ("test_dense",), op("dense_matmul", products_in_f16)),
+    Mutant("scale of the first weight", ("stacked",), method(Executable, "_run_op", scale_of_the_first_weight)),
+    Mutant("residual not added", ("test_ternary_matmul",), method(Executable, "_run_op", forgets_to_add)),
+    Mutant("residual not added (model)", ("test_model",), method(Executable, "_run_op", forgets_to_add)),
+    Mutant("rows past M", ("test_ternary_matmul",), method(Executable, "_run_op", writes_past_the_rows)),
+    Mutant("input changed", ("test_norm_quant",), method(Executable, "_run_op", spoils_its_input)),
+    Mutant("rows in another order", ("norm_rows",), method(Executable, "_run_op", takes_the_first_rows)),
+    Mutant("rotates backwards", ("test_heads",), op("rotate", turns_backwards)),
+    Mutant("always NeoX", ("test_heads",), op("rotate", always_neox)),
+    Mutant("position off by one", ("test_heads",), method(Fields, "positions", next_positions)),
+    Mutant("heads interleaved", ("test_heads",), op("attention", heads_interleaved)),
+    Mutant("not causal", ("test_mixtures",), op("attention", sees_the_future)),
+    Mutant("own position missing", ("test_mixtures",), op("attention", misses_its_own_position)),
+    Mutant("scores scaled by d", ("test_heads",), op("attention", scales_by_d)),
+    Mutant("no maximum subtracted", ("huge_scores",), op("attention", no_maximum_subtracted)),
+    Mutant("f32 attention in f16", ("test_heads",), op("attention", attends_in_f16)),
+    Mutant("masks by multiplying", ("test_mixtures",), method(Executable, "_run_op", masks_by_multiplying)),
+    Mutant("block table ignored", ("test_mixtures",), method(Fields, "sequences", blocks_in_a_row)),
+    Mutant("second block wrong", ("test_mixtures",), method(Fields, "sequences", second_block_wrong)),
+    Mutant("one cache for all layers", ("test_model",), method(Executable, "_load", all_layers_in_one)),
+    Mutant("f32 cache in f16", ("test_heads",), method(Executable, "_load", cache_always_f16)),
+    Mutant("f16 cache in 8 bits", ("test_heads",), method(Executable, "_run_op", cache_in_8_bits)),
+    Mutant("last of a tie", ("test_greedy",), lambda patch: patch.setattr(reference, "choose", last_of_a_tie)),
+    Mutant("temperature ignored", ("test_draws",), without(temperature=1.0)),
+    Mutant("top-k ignored", ("test_draws",), without(top_k=0)),
+    Mutant("top-p ignored", ("test_draws",), without(top_p=1.0)),
+    Mutant("min-p ignored", ("test_draws",), without(min_p=0.0)),
+    Mutant("one more of top-k", ("test_draws",), lambda patch: patch.setattr(reference, "choose", one_more_of_top_k)),
+    Mutant("top-p first", ("in_order",), lambda patch: patch.setattr(reference, "choose", top_p_before_top_k)),
+    Mutant("position not advanced", ("test_draws",), noise(lambda n, p, s: (n, p - 1, s))),
+    Mutant("position ignored", ("position",), noise(lambda n, p, s: (n, 0, s))),
+    Mutant("high seed ignored", ("both_halves",), noise(lambda n, p, s: (n, p, s % 2**32))),
+    Mutant("noise by row", ("depends_on",), method(Executable, "_run_op", noise_by_row)),
+    Mutant(
+        "coarse logarithm", ("flat_distribution",), lambda patch: patch.setattr(sampling, "gumbel", coarse_logarithm)
+    ),
+    Mutant("count feeds the old token", ("test_count",), method(Fields, "advance", feeds_the_old_token)),
+    Mutant("count stays at its position", ("test_count",), method(Fields, "advance", stays_at_its_position)),
+    Mutant("bits that drift", ("same_bits",), method(Executable, "_run_op", drifts)),
+    Mutant("read without a copy", ("read_and_write",), method(Executable, "read", shows_its_own_memory)),
+    Mutant("untyped out of memory", ("out_of_memory",), method(Executable, "_load", raises_memory_error)),
+    Mutant("steps not checked", ("bad_steps",), method(hal_check.StepCheck, "__call__", checks_nothing)),
+    Mutant("runs when closed", ("closed", "closing"), method(Executable, "_usable", lambda self: None)),
+    Mutant("executables share a cache", ("two_executables",), one_cache_for_all()),
+    Mutant(
+        "memory not given back",
+        ("memory_comes_back",),
+        method(reference.ReferenceDevice, "memory", lambda self: MemoryInfo(0, 0, 10**6)),
+    ),
+    Mutant(
+        "kernels named before they run",
+        ("are_recorded",),
+        lambda patch: patch.setattr(Executable, "kernels", property(lambda self: ("embed",))),
+    ),
+    Mutant(
+        "programs not checked",
+        ("malformed",),
+        lambda patch: patch.setattr(reference, "check_program", lambda program: None),
+    ),
+]
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda m: m.defect.replace(" ", "-"))
+def test_the_suite_catches(mutant: Mutant, run_suite: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Executable, "turns", 0, raising=False)
+    mutant.apply(monkeypatch)
+    assert run_suite(*mutant.tests).failed
+
+
+def test_the_unbroken_device_passes(run_suite: Any) -> None:
+    outcome = run_suite()
+    assert not outcome.failed, outcome.text
+    assert not outcome.skipped
+    for mutant in MUTANTS:
+        for name in mutant.tests:
+            assert any(name in test for test in outcome.passed), f"{mutant.defect}: no test has {name} in its name"

@@ -1,0 +1,93 @@
+"""How the suite treats devices that are absent, tests known to fail, and backends that would replace a test."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from bitnet.core.testing import ConformanceSuite
+
+ABSENT = """
+from bitnet.core.hal import HAL_API, ProbeResult, ProbeStatus
+from bitnet.core.testing import ConformanceSuite
+
+class Nothing:
+    name, hal_api = "cuda", HAL_API
+    def probe(self):
+        return ProbeResult(ProbeStatus.DRIVER_MISSING, reason="libcuda.so.1 is not there")
+
+class TestNothing(ConformanceSuite):
+    backend = Nothing()
+"""
+
+
+def test_absent_device_is_skipped_with_the_reason(run_suite: Any) -> None:
+    outcome = run_suite("test_embed", source=ABSENT)
+    assert outcome.skipped
+    assert not outcome.passed
+    assert not outcome.failed
+    assert "cuda is driver-missing: libcuda.so.1 is not there" in outcome.text
+
+
+def test_absent_device_that_is_required_fails(run_suite: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BITNET_REQUIRE_DEVICES", "cpu:numpy, cuda:0")
+    outcome = run_suite("test_embed", source=ABSENT)
+    assert outcome.failed
+    assert all("[cuda:0-" in name for name in outcome.failed)
+    assert not outcome.passed
+    assert "libcuda.so.1 is not there" in outcome.text
+
+
+def test_a_named_device_that_is_not_there_is_skipped(run_suite: Any, suite_source: str) -> None:
+    outcome = run_suite("test_embed", source=suite_source + '    devices = ("cpu:numpy", "cpu:other")\n')
+    assert all("[cpu:other-" in name for name in outcome.skipped)
+    assert all("[cpu:numpy-" in name for name in outcome.passed)
+    assert outcome.skipped
+    assert outcome.passed
+
+
+EXPECTED = """
+    def expected_failures(self, info):
+        return {%r: "its compiler is broken"}
+"""
+
+
+def test_expected_failure_carries_its_reason(
+    run_suite: Any, suite_source: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("bitnet.core.reference.ops.rotate", lambda x, *_: x)
+    source = suite_source + EXPECTED % "test_a_prefix_is_read_in_the_step_that_writes_it"
+    outcome = run_suite("test_a_prefix_is_read", source=source)
+    assert outcome.skipped  # how pytest reports what failed as expected
+    assert not outcome.failed
+
+
+def test_expected_failure_that_passes_fails(run_suite: Any, suite_source: str) -> None:
+    outcome = run_suite("test_quantize_of_zeros", source=suite_source + EXPECTED % "test_quantize_of_zeros")
+    assert outcome.failed
+    assert "its compiler is broken" in outcome.text
+
+
+def test_one_case_may_be_expected_to_fail(run_suite: Any, suite_source: str) -> None:
+    outcome = run_suite("test_greedy", source=suite_source + EXPECTED % "test_greedy[127]")
+    assert outcome.failed == ["test_greedy[cpu:numpy-127]"]
+    assert len(outcome.passed) > 3
+
+
+def test_a_test_cannot_be_replaced() -> None:
+    with pytest.raises(TypeError, match="replaces test_embed"):
+        type("Lazy", (ConformanceSuite,), {"test_embed": lambda self: None})
+
+
+def test_a_failure_prints_the_seed_that_repeats_it(run_suite: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bitnet.core.reference.ops.rotate", lambda x, *_: x)
+    monkeypatch.setenv("BITNET_CONFORMANCE_SEED", "1234")
+    outcome = run_suite("test_a_prefix_is_read")
+    assert "BITNET_CONFORMANCE_SEED=1234 repeats this test" in outcome.text
+
+
+def test_size_comes_from_the_environment(run_suite: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    small = run_suite("test_norm_rows")
+    monkeypatch.setenv("BITNET_CONFORMANCE", "quick")
+    assert len(run_suite("test_norm_rows").passed) > len(small.passed)
