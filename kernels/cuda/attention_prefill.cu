@@ -1,0 +1,192 @@
+// Attention of many tokens over an f16 cache, on the tensor cores, in tiles of 64 tokens of one sequence by 64 positions with a
+// running maximum (FlashAttention; Dao 2023). A block of 8 warps has a tile and a head, a warp 16 of its tokens and half of the
+// positions of every tile: what the two halves find is merged at the end.
+//
+// Two tiles of keys and values are in shared memory, one filling as the other is used; values are transposed on their way into
+// registers. Tiles of tokens are in the grid's last dimension, so that those there are come before those there might be.
+#define TILE 64
+#define WARPS 8
+#define SPAN (TILE / 2) /* positions of a tile that a warp takes */
+#define PITCH (DIM + 8) /* halves: 16 bytes, so that eight rows fall into different banks */
+#define CHUNKS (DIM / 32)
+#define LOG2_E 1.44269504f
+#define LOWEST -1e30f /* less than any score, and finite: the difference of two is no NaN */
+
+__device__ __forceinline__ void mma(float (&c)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+__device__ __forceinline__ unsigned halves(float low, float high) {
+    unsigned out;
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(out) : "f"(high), "f"(low));
+    return out;
+}
+
+__device__ __forceinline__ float power(float x) {  // of 2
+    float y;
+    asm("ex2.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+// Four 8 x 8 matrices, from the rows that the lanes name eight by eight.
+template <bool TRANSPOSED>
+__device__ __forceinline__ void load_matrices(unsigned (&m)[4], const f16 *row) {
+    unsigned at = (unsigned)__cvta_generic_to_shared(row);
+    if (TRANSPOSED) {
+        asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
+                     : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3]) : "r"(at) : "memory");
+    } else {
+        asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+                     : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3]) : "r"(at) : "memory");
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(WARPS * WARP)
+attention_prefill(const int *step, int token_seq, int seq_begin, int seq_len, int block_table, int max_blocks,
+                  const float *qkv, const f16 *keys, const f16 *values, float *out) {
+    extern __shared__ __align__(16) f16 tiles[];  // [2][keys, values][TILE][PITCH]
+    int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, group = lane / 4, quarter = lane % 4, head = blockIdx.x;
+    int part = warp / 4, token0 = warp % 4 * 16;
+    start_dependents();
+
+    // Which tile of which sequence: tiles are counted over the sequences, each of which begins with a new one. The last come
+    // first, as those of one sequence take the longest.
+    int seqs = STEP_SEQS(step), seq = 0, tile = -1 - (int)blockIdx.y, begin = 0, end = 0;
+    auto tiles_of = [&](int s) {
+        begin = step[seq_begin + s], end = step[seq_begin + s + 1];
+        return (end - begin + TILE - 1) / TILE;
+    };
+    for (int s = 0; s < seqs; s++) tile += tiles_of(s);
+    if (tile < 0) return;
+    for (int count; tile >= (count = tiles_of(seq)); seq++) tile -= count;
+    int m0 = begin + tile * TILE;                                  // the tile's first token
+    int position0 = step[seq_len + seq] - end + m0;                // and its position
+    int length = min(step[seq_len + seq], position0 + TILE);       // positions that its tokens see between them
+    const int *table = step + block_table + seq * max_blocks;
+    int kv_head = head / (HEADS / KV_HEADS);
+
+    auto fetch = [&](int start) {
+        f16 *to = tiles + start / TILE % 2 * 2 * TILE * PITCH;
+        if (start < length) {
+            for (int i = threadIdx.x; i < TILE * DIM / 8; i += WARPS * WARP) {
+                int row = i / (DIM / 8), at = i % (DIM / 8) * 8, p = start + row;
+                bool there = p < length;
+                size_t from = there ? (((size_t)table[p / BLOCK] * BLOCK + p % BLOCK) * KV_HEADS + kv_head) * DIM + at : 0;
+                copy_async(to + row * PITCH + at, keys + from, there);
+                copy_async(to + (TILE + row) * PITCH + at, values + from, there);
+            }
+        }
+        asm volatile("cp.async.commit_group;");
+    };
+    wait_for_before();
+    fetch(0);
+
+    unsigned q[CHUNKS][2][4];
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        int m = min(m0 + token0 + group + 8 * h, end - 1);
+        const float2 *row = (const float2 *)(qkv + ((size_t)m * (HEADS + 2 * KV_HEADS) + head) * DIM) + quarter;
+#pragma unroll
+        for (int c = 0; c < CHUNKS; c++) {
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                float2 v = row[c * 16 + i * 4];
+                q[c][i / 2][i % 2 * 2 + h] = halves(v.x * (rsqrtf(DIM) * LOG2_E), v.y * (rsqrtf(DIM) * LOG2_E));
+            }
+        }
+    }
+
+    float sums[DIM / 8][4] = {}, largest[2] = {LOWEST, LOWEST}, total[2] = {};
+    for (int start = 0; start < length; start += TILE) {
+        asm volatile("cp.async.wait_group 0;");
+        __syncthreads();
+        fetch(start + TILE);
+        const f16 *key = tiles + start / TILE % 2 * 2 * TILE * PITCH, *value = key + TILE * PITCH;
+        key += part * SPAN * PITCH, value += part * SPAN * PITCH;
+        float score[SPAN / 8][4] = {};
+#pragma unroll
+        for (int c = 0; c < CHUNKS; c++) {
+#pragma unroll
+            for (int n = 0; n < SPAN / 8; n++) {
+                unsigned k[4];
+                load_matrices<false>(k, key + (n * 8 + lane % 8) * PITCH + c * 32 + lane / 8 * 8);
+                mma(score[n], q[c][0], k[0], k[1]);
+                mma(score[n], q[c][1], k[2], k[3]);
+            }
+        }
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            int position = position0 + token0 + group + 8 * h;  // of this thread's tokens
+            float top = largest[h];
+#pragma unroll
+            for (int n = 0; n < SPAN / 8; n++) {
+#pragma unroll
+                for (int i = 0; i < 2; i++) {
+                    int p = start + part * SPAN + n * 8 + quarter * 2 + i;
+                    if (p > position || p >= length) score[n][2 * h + i] = -INFINITY_F;
+                    top = fmaxf(top, score[n][2 * h + i]);
+                }
+            }
+            top = fmaxf(top, __shfl_xor_sync(FULL, top, 1));
+            top = fmaxf(top, __shfl_xor_sync(FULL, top, 2));
+            float correction = power(largest[h] - top);
+            largest[h] = top;
+            total[h] *= correction;
+#pragma unroll
+            for (int n = 0; n < SPAN / 8; n++) {
+#pragma unroll
+                for (int i = 0; i < 2; i++) {
+                    score[n][2 * h + i] = power(score[n][2 * h + i] - top);
+                    total[h] += score[n][2 * h + i];
+                }
+            }
+#pragma unroll
+            for (int d = 0; d < DIM / 8; d++) sums[d][2 * h] *= correction, sums[d][2 * h + 1] *= correction;
+        }
+#pragma unroll
+        for (int n = 0; n < SPAN / 16; n++) {
+            unsigned weight[4] = {halves(score[2 * n][0], score[2 * n][1]), halves(score[2 * n][2], score[2 * n][3]),
+                                  halves(score[2 * n + 1][0], score[2 * n + 1][1]), halves(score[2 * n + 1][2], score[2 * n + 1][3])};
+#pragma unroll
+            for (int d = 0; d < DIM / 16; d++) {
+                unsigned v[4];
+                load_matrices<true>(v, value + (n * 16 + lane % 16) * PITCH + d * 16 + lane / 16 * 8);
+                mma(sums[2 * d], weight, v[0], v[1]);
+                mma(sums[2 * d + 1], weight, v[2], v[3]);
+            }
+        }
+    }
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        total[h] += __shfl_xor_sync(FULL, total[h], 1);
+        total[h] += __shfl_xor_sync(FULL, total[h], 2);
+    }
+    // What the warps of part 1 found, a thread's numbers as far apart as there are threads.
+    float *found = (float *)tiles + threadIdx.x % (WARPS / 2 * WARP);
+    auto at = [&](int i) -> float & { return found[i * (WARPS / 2 * WARP)]; };
+    __syncthreads();
+    if (part) {
+#pragma unroll
+        for (int i = 0; i < DIM / 2; i++) at(i) = sums[i / 4][i % 4];
+#pragma unroll
+        for (int h = 0; h < 2; h++) at(DIM / 2 + h) = largest[h], at(DIM / 2 + 2 + h) = total[h];
+    }
+    __syncthreads();
+    if (part) return;
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        float other = at(DIM / 2 + h), top = fmaxf(largest[h], other), mine = power(largest[h] - top), theirs = power(other - top);
+        float inverse = 1.0f / (total[h] * mine + at(DIM / 2 + 2 + h) * theirs);
+        mine *= inverse, theirs *= inverse;
+        int m = m0 + token0 + group + 8 * h;
+        if (m >= end) continue;
+        float *row = out + ((size_t)m * HEADS + head) * DIM;
+#pragma unroll
+        for (int d = 0; d < DIM / 8; d++) {
+            *(float2 *)(row + d * 8 + quarter * 2) = make_float2(sums[d][2 * h] * mine + at(d * 4 + 2 * h) * theirs,
+                                                                 sums[d][2 * h + 1] * mine + at(d * 4 + 2 * h + 1) * theirs);
+        }
+    }
+}

@@ -1,0 +1,234 @@
+// Shared by every kernel here; put in front of each source. No CUDA header is included: NVRTC's wheel has none.
+// The step buffer's header: word 0 tokens (M), 1 sequences (S), 2 rows (R), 3 decode steps done in this run.
+
+#define STEP_TOKENS(step) ((step)[0])
+#define STEP_SEQS(step) ((step)[1])
+#define STEP_ROWS(step) ((step)[2])
+#define STEP_DONE(step) ((step)[3])
+#define WARP 32
+#define FULL 0xFFFFFFFFu
+#define QUANT_FLOOR 1e-5f
+#define INFINITY_F __int_as_float(0x7F800000)
+
+struct f16 {
+    unsigned short bits;
+};
+
+__device__ __forceinline__ float to_float(f16 h) {
+    float f;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(f) : "h"(h.bits));
+    return f;
+}
+__device__ __forceinline__ float to_float(float f) { return f; }
+__device__ __forceinline__ void put(f16 *p, float f) { asm("cvt.rn.f16.f32 %0, %1;" : "=h"(p->bits) : "f"(f)); }
+__device__ __forceinline__ void put(float *p, float f) { *p = f; }
+
+#if WEIGHT_F16
+typedef f16 weight_t;
+#else
+typedef float weight_t;
+#endif
+#if KV_F16
+typedef f16 kv_t;
+#else
+typedef float kv_t;
+#endif
+
+// Position in its sequence of token m.
+__device__ __forceinline__ int token_position(const int *step, int token_seq, int seq_begin, int seq_len, int m) {
+    int s = step[token_seq + m];
+    return step[seq_len + s] - step[seq_begin + s + 1] + m;
+}
+
+struct Sum {
+    static constexpr float identity = 0.0f;
+    static __device__ float of(float a, float b) { return a + b; }
+};
+struct Max {
+    static constexpr float identity = -3.4e38f;
+    static __device__ float of(float a, float b) { return fmaxf(a, b); }
+};
+
+template <class Op>
+__device__ __forceinline__ float warp_reduce(float value) {
+    for (int i = WARP / 2; i > 0; i /= 2) value = Op::of(value, __shfl_xor_sync(FULL, value, i));
+    return value;
+}
+
+// Over the block (WG threads, a multiple of a warp), the same in every thread.
+template <class Op>
+__device__ __forceinline__ float block_reduce(float value) {
+    __shared__ float scratch[WARP];
+    value = warp_reduce<Op>(value);
+    __syncthreads();
+    if (threadIdx.x % WARP == 0) scratch[threadIdx.x / WARP] = value;
+    __syncthreads();
+    value = threadIdx.x % WARP < blockDim.x / WARP ? scratch[threadIdx.x % WARP] : Op::identity;
+    return warp_reduce<Op>(value);
+}
+
+// Lets the kernel after this one start and fetch what does not depend on this one; it waits where it says so itself.
+__device__ __forceinline__ void start_dependents() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;");
+#endif
+}
+
+// Nothing that another kernel of the step writes may be touched before this.
+__device__ __forceinline__ void wait_for_before() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+__device__ __forceinline__ float4 vector_or_zero(const float *row, int k, int dim) {
+    return k < dim / 4 ? ((const float4 *)row)[k] : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+}
+
+// Sixteen bytes that are read once: past the first-level cache.
+__device__ __forceinline__ uint4 stream(const uint4 *p) {
+    uint4 v;
+    asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(p));
+    return v;
+}
+
+// Sixteen bytes to shared memory in the background; zeros where there is nothing to read. From Ampere on.
+__device__ __forceinline__ void copy_async(void *to, const void *from, bool there) {
+    unsigned at = (unsigned)__cvta_generic_to_shared(to);
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(at), "l"(from), "r"(there ? 16 : 0));
+}
+
+// Eight halves of sixteen bytes.
+struct Eight {
+    float v[8];
+};
+
+__device__ __forceinline__ Eight expand(uint4 raw) {
+    Eight out;
+    const unsigned words[4] = {raw.x, raw.y, raw.z, raw.w};
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        out.v[2 * i] = to_float(f16{(unsigned short)words[i]});
+        out.v[2 * i + 1] = to_float(f16{(unsigned short)(words[i] >> 16)});
+    }
+    return out;
+}
+
+// Four floats, rounded half to even and clamped, as the bytes of a word.
+__device__ __forceinline__ int pack(float a, float b, float c, float d) {
+    int x = max(-128, min(127, __float2int_rn(a))), y = max(-128, min(127, __float2int_rn(b)));
+    int z = max(-128, min(127, __float2int_rn(c))), w = max(-128, min(127, __float2int_rn(d)));
+    return (x & 0xFF) | (y & 0xFF) << 8 | (z & 0xFF) << 16 | w << 24;
+}
+
+// The contract rounds each product on its own.
+__device__ __forceinline__ float dequantize(int sum, float scale, float w_scale) {
+    return __fmul_rn((float)sum, __fmul_rn(scale, w_scale));
+}
+
+__device__ __forceinline__ float4 times(float4 v, float f) { return make_float4(v.x * f, v.y * f, v.z * f, v.w * f); }
+__device__ __forceinline__ float4 times(float4 v, float4 w) { return make_float4(v.x * w.x, v.y * w.y, v.z * w.z, v.w * w.w); }
+__device__ __forceinline__ float squares(float4 v) { return v.x * v.x + v.y * v.y + v.z * v.z + v.w * v.w; }
+__device__ __forceinline__ float magnitude(float4 v) {
+    return fmaxf(fmaxf(fabsf(v.x), fabsf(v.y)), fmaxf(fabsf(v.z), fabsf(v.w)));
+}
+
+// Plus the four signed bytes of a word.
+__device__ __forceinline__ int dot_ones(int word, int sum) { return __dp4a(word, 0x01010101, sum); }
+
+// The activation between gate and up.
+__device__ __forceinline__ float act(float g) {
+#if RELU2
+    float r = fmaxf(g, 0.0f);
+    return r * r;
+#else
+    return g / (1.0f + expf(-g));
+#endif
+}
+
+// Over a warp: the sum, and the greatest of numbers that are not negative, whose bits order as they do.
+__device__ __forceinline__ int warp_sum(int v) {
+#if __CUDA_ARCH__ >= 800
+    return __reduce_add_sync(FULL, v);
+#else
+    for (int i = WARP / 2; i > 0; i /= 2) v += __shfl_xor_sync(FULL, v, i);
+    return v;
+#endif
+}
+__device__ __forceinline__ float warp_max(float v) {
+#if __CUDA_ARCH__ >= 800
+    return __uint_as_float(__reduce_max_sync(FULL, __float_as_uint(v)));
+#else
+    return warp_reduce<Max>(v);
+#endif
+}
+
+// Adds up each thread's part of a row's sum and stores it with the row's scale.
+template <int COUNT>
+__device__ __forceinline__ void finish_row(int sum, float s, int *sums, float *scale) {
+    __shared__ int parts[COUNT];
+    sum = warp_sum(sum);
+    if (threadIdx.x % WARP == 0) parts[threadIdx.x / WARP] = sum;
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        for (int w = 1; w < COUNT; w++) sum += parts[w];
+        *sums = sum;
+        *scale = s;
+    }
+}
+
+// Vectors of a row of `dim` floats that each of `threads` holds: vector i of thread t is the row's t + i * threads.
+#define VECTORS_OF(dim, threads) (((dim) / 4 + (threads) - 1) / (threads))
+
+// RMSNorm (where NORMED; `gain` is its weight) and absmax int8 of a row held so by COUNT warps: `put(k, word)` gets each
+// vector's four bytes. Returns the scale. The norm is one factor of the whole row, so that the mean square and the greatest
+// magnitude can be found together.
+template <int COUNT, bool NORMED, int N, class Put>
+__device__ __forceinline__ float norm_quant_row(float4 (&v)[N], const float4 (&gain)[N], int dim, float eps, Put put) {
+    __shared__ float2 parts[COUNT];
+    float sum = 0.0f, largest = 0.0f;
+#pragma unroll
+    for (int i = 0; i < N; i++) {
+        if (NORMED) {
+            sum += squares(v[i]);
+            v[i] = times(v[i], gain[i]);
+        }
+        largest = fmaxf(largest, magnitude(v[i]));
+    }
+    if (NORMED) sum = warp_reduce<Sum>(sum);
+    largest = warp_max(largest);
+    if (threadIdx.x % WARP == 0) parts[threadIdx.x / WARP] = make_float2(sum, largest);
+    __syncthreads();
+    sum = largest = 0.0f;
+#pragma unroll
+    for (int w = 0; w < COUNT; w++) {
+        float2 part = parts[w];
+        sum += part.x;
+        largest = fmaxf(largest, part.y);
+    }
+    float inverse = NORMED ? rsqrtf(sum / dim + eps) : 1.0f;
+    largest = fmaxf(largest * inverse, QUANT_FLOOR);
+    float factor = 127.0f / largest * inverse;
+#pragma unroll
+    for (int i = 0; i < N; i++) {
+        float4 scaled = times(v[i], factor);
+        put(threadIdx.x + i * COUNT * WARP, pack(scaled.x, scaled.y, scaled.z, scaled.w));
+    }
+    return largest / 127.0f;
+}
+
+// All threads of all blocks of a thread block cluster.
+__device__ __forceinline__ void cluster_barrier() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("barrier.cluster.arrive.aligned;\n\tbarrier.cluster.wait.aligned;" ::: "memory");
+#endif
+}
+
+// What is at the place of `mine` in the shared memory of block `rank` of the cluster.
+__device__ __forceinline__ unsigned in_block(const void *mine, int rank) {
+    unsigned at = 0;
+#if __CUDA_ARCH__ >= 900
+    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(at) : "r"((unsigned)__cvta_generic_to_shared(mine)), "r"(rank));
+#endif
+    return at;
+}

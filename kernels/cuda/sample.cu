@@ -1,0 +1,121 @@
+// One block chooses the token of one row. Thresholds of top-k and top-p are found by bisection over the order-preserving
+// integer form of floats, so that no sort is needed and ties are all kept.
+
+__device__ __forceinline__ unsigned float_key(float z) {
+    unsigned bits = __float_as_uint(z);
+    return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
+}
+
+// Lane v & 3 of Philox4x32-10 (Salmon et al. 2011) at counter (v >> 2, position, 0, 0), as a Gumbel variate.
+__device__ __noinline__ float gumbel(unsigned seed_lo, unsigned seed_hi, unsigned v, unsigned position) {
+    unsigned c[4] = {v >> 2, position, 0, 0};
+    for (int round = 0; round < 10; round++) {
+        unsigned lo0 = c[0] * 0xD2511F53u, hi0 = __umulhi(c[0], 0xD2511F53u);
+        unsigned lo1 = c[2] * 0xCD9E8D57u, hi1 = __umulhi(c[2], 0xCD9E8D57u);
+        c[0] = hi1 ^ c[1] ^ seed_lo;
+        c[1] = lo1;
+        c[2] = hi0 ^ c[3] ^ seed_hi;
+        c[3] = lo0;
+        seed_lo += 0x9E3779B9u;
+        seed_hi += 0xBB67AE85u;
+    }
+    unsigned x = (v & 3) == 0 ? c[0] : (v & 3) == 1 ? c[1] : (v & 3) == 2 ? c[2] : c[3];
+    float u = ((float)(x >> 9) + 0.5f) * 0x1p-23f;
+    return -logf(-logf(u));
+}
+
+// f(v, z) for each of this thread's tokens; several loads are in flight at a time.
+template <class F>
+__device__ __forceinline__ void each_token(const float *row, int n, float inverse, F f) {
+    if (n % 4 == 0) {
+#pragma unroll 8
+        for (int k = threadIdx.x; k < n / 4; k += WG) {
+            float4 z = times(((const float4 *)row)[k], inverse);
+            f(4 * k, z.x);
+            f(4 * k + 1, z.y);
+            f(4 * k + 2, z.z);
+            f(4 * k + 3, z.w);
+        }
+    } else {
+#pragma unroll 8
+        for (int v = threadIdx.x; v < n; v += WG) f(v, row[v] * inverse);
+    }
+}
+
+// Over the tokens whose key is at least `least`: how many there are, or the sum of e^(z - top).
+__device__ float measure(const float *row, int n, float inverse, unsigned least, bool mass, float top) {
+    float sum = 0.0f;
+    each_token(row, n, inverse, [&](int, float z) {
+        if (float_key(z) >= least) sum += mass ? expf(z - top) : 1.0f;
+    });
+    return block_reduce<Sum>(sum);
+}
+
+// The greatest key at which the measure still reaches `wanted`.
+__device__ unsigned threshold(const float *row, int n, float inverse, float wanted, bool mass, float top, unsigned least) {
+    unsigned low = least, high = 0xFFFFFFFFu;
+    while (low < high) {
+        unsigned middle = low + (high - low) / 2 + 1;
+        if (measure(row, n, inverse, middle, mass, top) >= wanted) low = middle;
+        else high = middle - 1;
+    }
+    return low;
+}
+
+extern "C" __global__ void sample(const int *step, int rows, int temperatures, int top_ks, int top_ps, int min_ps,
+                                  int seeds_lo, int seeds_hi, int token_seq, int seq_begin, int seq_len,
+                                  const float *logits, int *out, int n) {
+    __shared__ float best_value[WG];
+    __shared__ int best_index[WG];
+    int r = blockIdx.x, lane = threadIdx.x;
+    start_dependents();
+    wait_for_before();
+    if (r >= STEP_ROWS(step)) return;
+    const float *row = logits + (size_t)r * n;
+    float temperature = __int_as_float(step[temperatures + r]);
+    bool greedy = temperature == 0.0f;
+    float inverse = greedy ? 1.0f : 1.0f / temperature;
+    unsigned least = 0, position = 0;
+    float floor_z = -INFINITY_F;
+    if (!greedy) {
+        position = token_position(step, token_seq, seq_begin, seq_len, step[rows + r]) + 1;
+        float top = -INFINITY_F;
+        each_token(row, n, inverse, [&](int, float z) { top = fmaxf(top, z); });
+        top = block_reduce<Max>(top);
+        int top_k = step[top_ks + r];
+        float top_p = __int_as_float(step[top_ps + r]), min_p = __int_as_float(step[min_ps + r]);
+        if (top_k > 0 && top_k < n) least = threshold(row, n, inverse, top_k, false, top, 0);
+        if (top_p < 1.0f) {
+            float total = measure(row, n, inverse, least, true, top);
+            least = threshold(row, n, inverse, top_p * total, true, top, least);
+        }
+        if (min_p > 0.0f) floor_z = top + logf(min_p);
+    }
+    float best = -INFINITY_F;
+    int index = n;
+    each_token(row, n, inverse, [&](int v, float z) {
+        if (!greedy) {
+            if (float_key(z) < least || z < floor_z) return;
+            z += gumbel(step[seeds_lo + r], step[seeds_hi + r], v, position);
+        }
+        if (z > best || index == n) {  // tokens come in rising order
+            best = z;
+            index = v;
+        }
+    });
+    best_value[lane] = best;
+    best_index[lane] = index;
+    for (int half = WG / 2; half > 0; half /= 2) {
+        __syncthreads();
+        if (lane < half) {
+            float other = best_value[lane + half];
+            int other_index = best_index[lane + half];
+            if (other_index < n && (best_index[lane] == n || other > best_value[lane] ||
+                                    (other == best_value[lane] && other_index < best_index[lane]))) {
+                best_value[lane] = other;
+                best_index[lane] = other_index;
+            }
+        }
+    }
+    if (lane == 0) out[r] = best_index[0];
+}

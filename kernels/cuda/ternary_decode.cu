@@ -1,0 +1,172 @@
+// ternary_matmul for up to 8 tokens, on the tensor cores, with what comes before and after it where that can be fused.
+//
+// A warp multiplies a tile of 16 rows of W with up to 8 tokens by mma.m16n8k32 (u8 codes x s8 activations). The dot product
+// does not mind in which order K is walked, so each thread takes 16 bytes of codes as they lie in memory, masks out one of the
+// four bit pairs at a time (a code then counts 1, 4, 16 or 64 fold, undone at the end, exactly), and the activations follow the
+// same order. KSPLIT warps share a tile's K. All of a warp's codes are fetched before the kernel waits for the one before it,
+// so that the memory streams while the chain of small dependent kernels goes on (programmatic dependent launch).
+//
+// INPUT 0: x is int8 with a scale and a sum for each of up to TOKENS tokens. 1: x is f32, one token: absmax int8 here. 2: the same after RMSNorm.
+// EARLY: the next kernel may fetch its codes before this one has its input; else once it has.
+// GLU: rows 0..rows/2-1 of W are gates, the others their ups: a tile is 8 of each and out = act(gate) * up.
+#define CHUNKS (ROW_BYTES / 16)
+#define ITERS ((CHUNKS + 4 * KSPLIT - 1) / (4 * KSPLIT))
+#define WARPS (TILES * KSPLIT)
+#define THREADS (WARP * WARPS)
+#define UNIT (COLS % 16 ? 4 : 16) /* bytes of x copied at a time */
+#define X_BYTES ((CHUNKS + 3) / 4 * 256) /* of a token in shared memory: whole iterations */
+#define STRIDE (X_BYTES + 64) /* so that neighbouring tokens fall into different halves of the banks */
+#define VECTORS VECTORS_OF(COLS, THREADS)
+
+__device__ __forceinline__ void mma(int (&c)[4], unsigned a0, unsigned a1, unsigned a2, unsigned a3, unsigned b0, unsigned b1) {
+    asm("mma.sync.aligned.m16n8k32.row.col.s32.u8.s8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+        : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
+        : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+}
+
+// Where the 16 bytes of x at 16 * unit stand in shared memory: where there are several tokens, what the four quarters take at a
+// time is together, so that the loads of a warp fall into all banks.
+__device__ __forceinline__ unsigned place(unsigned unit) { return INPUT ? unit : unit & ~14u | (unit & 6) << 1 | unit >> 2 & 2; }
+
+// The products of one thread's 16 bytes of two rows with the activations of the same places.
+__device__ __forceinline__ void multiply(int (&sums)[4][4], uint4 low, uint4 high, const signed char *x) {
+#pragma unroll
+    for (int plane = 0; plane < 4; plane++) {
+        unsigned mask = 0x03030303u << (6 - 2 * plane);
+        uint4 b = x ? *(const uint4 *)(x + (INPUT ? 32 : 64) * plane) : make_uint4(0, 0, 0, 0);
+        mma(sums[plane], low.x & mask, high.x & mask, low.y & mask, high.y & mask, b.x, b.y);
+        mma(sums[plane], low.z & mask, high.z & mask, low.w & mask, high.w & mask, b.z, b.w);
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS)
+ternary_decode(const int *step, const void *input, const float *scale, const int *input_sums, const float *norm, float eps,
+               const uint4 *codes, const float *w_scale, float *out, int rows) {
+    extern __shared__ __align__(16) signed char x_shared[];  // [TOKENS][STRIDE]
+    __shared__ int4 parts[WARPS][WARP];
+    int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, group = lane / 4, quarter = lane % 4;
+    int tile = blockIdx.x * TILES + warp / KSPLIT, part = warp % KSPLIT;
+    int row_low = GLU ? tile * 8 + group : tile * 16 + group;
+    int row_high = GLU ? rows / 2 + row_low : row_low + 8;
+
+    uint4 low[ITERS], high[ITERS];
+    const uint4 *codes_low = codes + (size_t)min(row_low, rows - 1) * CHUNKS;
+    const uint4 *codes_high = codes + (size_t)min(row_high, rows - 1) * CHUNKS;
+#pragma unroll
+    for (int i = 0; i < ITERS; i++) {
+        int chunk = (part + i * KSPLIT) * 4 + quarter;
+        bool there = chunk < CHUNKS;
+        low[i] = there ? stream(codes_low + chunk) : make_uint4(0, 0, 0, 0);
+        high[i] = there ? stream(codes_high + chunk) : make_uint4(0, 0, 0, 0);
+    }
+    float scale_low = w_scale[min(row_low, rows - 1)], scale_high = w_scale[min(row_high, rows - 1)];
+    int tokens = STEP_TOKENS(step);
+#if INPUT
+    __shared__ int warp_sums[WARPS];
+    float4 v[VECTORS], gain[VECTORS];
+#if INPUT == 2
+#pragma unroll
+    for (int i = 0; i < VECTORS; i++) gain[i] = vector_or_zero(norm, threadIdx.x + i * THREADS, COLS);
+#endif
+#endif
+#if EARLY
+    start_dependents();
+#endif
+    wait_for_before();
+
+    // Of rows past the step's tokens whatever is there is taken, and not stored.
+#if INPUT
+#pragma unroll
+    for (int i = 0; i < VECTORS; i++) v[i] = vector_or_zero((const float *)input, threadIdx.x + i * THREADS, COLS);
+#else
+#pragma unroll
+    for (unsigned i = threadIdx.x; i < TOKENS * (X_BYTES / UNIT); i += THREADS) {
+        unsigned m = i / (X_BYTES / UNIT), at = i % (X_BYTES / UNIT) * UNIT;
+        const signed char *from = (const signed char *)input + (size_t)m * COLS + at;
+        signed char *to = x_shared + m * STRIDE + place(at / 16) * 16 + at % 16;
+        if (UNIT == 16) copy_async(to, at < COLS ? from : (const signed char *)input, at < COLS);
+        else *(int *)to = at < COLS ? *(const int *)from : 0;
+    }
+    float x_scale[2] = {};
+    int x_sum[2] = {};
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        if (quarter * 2 + i < TOKENS) x_scale[i] = scale[quarter * 2 + i], x_sum[i] = input_sums[quarter * 2 + i];
+    }
+#endif
+#if ADD
+    float old_low[2] = {}, old_high[2] = {};
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        size_t row = (size_t)(quarter * 2 + i) * rows;
+        if (part == 0 && quarter * 2 + i < TOKENS && row_low < rows) old_low[i] = out[row + row_low];
+        if (part == 0 && quarter * 2 + i < TOKENS && row_high < rows) old_high[i] = out[row + row_high];
+    }
+#endif
+#if INPUT
+    int sum = 0;
+    float s = norm_quant_row<WARPS, INPUT == 2>(v, gain, COLS, eps, [&](unsigned k, int word) {
+        if (k < X_BYTES / 4) ((int *)x_shared)[place(k / 4) * 4 + k % 4] = word;
+        sum = dot_ones(word, sum);  // beyond K the values are zero
+    });
+    for (unsigned k = VECTORS * THREADS + threadIdx.x; k < X_BYTES / 4; k += THREADS) ((int *)x_shared)[place(k / 4) * 4 + k % 4] = 0;
+    sum = warp_sum(sum);
+    if (lane == 0) warp_sums[warp] = sum;
+#else
+    asm volatile("cp.async.wait_all;");
+#endif
+    __syncthreads();
+#if !EARLY
+    start_dependents();  // not before: the next kernel's codes would be in the way of this one's input
+#endif
+
+    int sums[4][4] = {};
+#pragma unroll
+    for (int i = 0; i < ITERS; i++) {
+        int chunk = (part + i * KSPLIT) * 4 + quarter;  // beyond CHUNKS: within X_BYTES, or the last iteration of a late part
+        const signed char *x = x_shared + group * STRIDE + (part + i * KSPLIT) * 256 + 16 * place(quarter / 2 * 8 + quarter % 2);
+        multiply(sums, low[i], high[i], group < TOKENS && chunk < CHUNKS ? x : nullptr);
+    }
+    int4 total;
+    total.x = sums[3][0] + (sums[2][0] >> 2) + (sums[1][0] >> 4) + (sums[0][0] >> 6);
+    total.y = sums[3][1] + (sums[2][1] >> 2) + (sums[1][1] >> 4) + (sums[0][1] >> 6);
+    total.z = sums[3][2] + (sums[2][2] >> 2) + (sums[1][2] >> 4) + (sums[0][2] >> 6);
+    total.w = sums[3][3] + (sums[2][3] >> 2) + (sums[1][3] >> 4) + (sums[0][3] >> 6);
+    if (KSPLIT > 1) {
+        parts[warp][lane] = total;
+        __syncthreads();
+        if (part) return;
+#pragma unroll
+        for (int i = 1; i < KSPLIT; i++) {
+            int4 other = parts[warp + i][lane];
+            total.x += other.x;
+            total.y += other.y;
+            total.z += other.z;
+            total.w += other.w;
+        }
+    }
+#if INPUT
+    float x_scale[2] = {s, s};
+    int x_sum[2] = {};
+#pragma unroll
+    for (int w = 0; w < WARPS; w++) x_sum[0] += warp_sums[w];
+#endif
+    // x, y: row_low with tokens 2q, 2q + 1; z, w: row_high.
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        int m = quarter * 2 + i;
+        if (m >= tokens) break;
+        int low_sum = (i ? total.y : total.x) - x_sum[i], high_sum = (i ? total.w : total.z) - x_sum[i];
+        float value_low = dequantize(low_sum, x_scale[i], scale_low);
+        float value_high = dequantize(high_sum, x_scale[i], scale_high);
+#if GLU
+        if (row_low < rows / 2) out[(size_t)m * (rows / 2) + row_low] = act(value_low) * value_high;
+#elif ADD  // the contract rounds this sum on its own
+        if (row_low < rows) out[(size_t)m * rows + row_low] = __fadd_rn(old_low[i], value_low);
+        if (row_high < rows) out[(size_t)m * rows + row_high] = __fadd_rn(old_high[i], value_high);
+#else
+        if (row_low < rows) out[(size_t)m * rows + row_low] = value_low;
+        if (row_high < rows) out[(size_t)m * rows + row_high] = value_high;
+#endif
+    }
+}

@@ -1,0 +1,176 @@
+"""Finding and opening CUDA devices. Importing this opens no driver: the probe does, step by step."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Collection
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from bitnet.core.dynlib import open_library
+from bitnet.core.hal import HAL_API, Device, DeviceInfo, DeviceType, ProbeResult, ProbeStatus
+
+DRIVER = {"linux": ["libcuda.so.1"], "win32": ["nvcuda.dll"]}
+CAPABILITY = (7, 5)
+"""Least compute capability: what NVRTC 13 compiles for."""
+NO_DEVICE = 100
+"""CUDA_ERROR_NO_DEVICE."""
+NODES = ("nvidiactl", "nvidia-uvm", "nvidia[0-9]*")
+"""Device nodes the driver opens, under /dev."""
+OPEN = {
+    ProbeStatus.DRIVER_MISSING: "Install the NVIDIA driver (Debian: apt install nvidia-driver); no toolkit is needed.",
+    ProbeStatus.NO_PERMISSION: "Let this user read the driver's library and what it depends on.",
+    ProbeStatus.BROKEN: "Reinstall the NVIDIA driver: its files do not fit one another, or this processor.",
+}
+"""Hints where the driver's library does not open."""
+UPDATE = "Update the NVIDIA driver: https://www.nvidia.com/drivers"
+REINSTALL = "pip install --force-reinstall bitnet-cuda"
+
+
+class CudaBackend:
+    """NVIDIA GPUs of compute capability 7.5 and newer."""
+
+    name = "cuda"
+    hal_api = HAL_API
+
+    def probe(self) -> ProbeResult:
+        if missing := _missing_library():
+            return ProbeResult(ProbeStatus.LIBRARY_MISSING, reason=missing, hint=REINSTALL)
+        found = open_library(DRIVER)
+        if not found:
+            statuses = {"no-permission": ProbeStatus.NO_PERMISSION, "broken": ProbeStatus.BROKEN}
+            status = statuses.get(found.failure, ProbeStatus.DRIVER_MISSING)
+            names = ", ".join(found.tried) or f"on {sys.platform}, which NVIDIA's driver does not support"
+            why = "; ".join(filter(None, found.tried.values())) if status is not ProbeStatus.DRIVER_MISSING else ""
+            reason = f"The NVIDIA driver cannot be opened: {names}{f' ({why})' if why else ''}."
+            return ProbeResult(status, reason=reason, hint=OPEN[status], tried=found.tried)
+        return _probe_driver(dict(found.tried))
+
+    def open(self, info: DeviceInfo) -> Device:
+        from bitnet.core.gpu import GpuDevice
+        from bitnet.cuda.device import CudaDriver
+        from bitnet.cuda.ops import CudaOps
+
+        driver = CudaDriver(int(info.index), info.name)
+        return GpuDevice(info, driver, CudaOps(driver.multiprocessors, driver.capability).lowering())
+
+    def kernels(self) -> Collection[str]:
+        from bitnet.cuda.ops import SOURCES
+
+        return SOURCES.names()
+
+
+def _missing_library() -> str:
+    """What is not installed of the bindings and the run-time compiler, or nothing."""
+    if find_spec("cuda") is None or find_spec("cuda.bindings") is None:
+        return "cuda-bindings is not installed."
+    from cuda.bindings import nvrtc
+
+    try:
+        nvrtc.nvrtcVersion()
+    except Exception as error:  # cuda-bindings raises its loader's own types
+        return f"NVRTC, the run-time compiler, cannot be opened: {error}"
+    return ""
+
+
+def _probe_driver(tried: dict[str, str]) -> ProbeResult:
+    from cuda.bindings import driver, nvrtc
+
+    _, major, minor = nvrtc.nvrtcVersion()
+    _, have = driver.cuDriverGetVersion()
+    versions = {"driver": _text(have), "driver-needed": f"{major}.0", "nvrtc": f"{major}.{minor}"}
+    for package in ("cuda-bindings", "nvidia-cuda-nvrtc"):
+        try:
+            versions[package] = version(package)
+        except PackageNotFoundError:
+            continue
+
+    def result(status: ProbeStatus, reason: str, hint: str) -> ProbeResult:
+        return ProbeResult(status, reason=reason, hint=hint, tried=tried, versions=versions)
+
+    if have // 1000 < major:
+        reason = f"The driver supports CUDA {_text(have)}; the kernels' compiler needs {major}.0 or newer."
+        return result(ProbeStatus.DRIVER_TOO_OLD, reason, UPDATE)
+    (status,) = driver.cuInit(0)
+    if status != driver.CUresult.CUDA_SUCCESS:
+        if denied := _denied_nodes():
+            reason = f"This user may not open {', '.join(denied)} ({status.name})."
+            return result(ProbeStatus.NO_PERMISSION, reason, f"sudo chmod a+rw {' '.join(denied)}")
+        if status == NO_DEVICE:
+            return result(
+                ProbeStatus.NO_DEVICE, "The driver sees no NVIDIA GPU.", "Check CUDA_VISIBLE_DEVICES and nvidia-smi."
+            )
+        return result(
+            ProbeStatus.BROKEN, f"The driver does not start: {status.name}.", "See nvidia-smi and the system's log."
+        )
+    _, count = driver.cuDeviceGetCount()
+    infos: list[DeviceInfo] = []
+    old: list[DeviceInfo] = []
+    for index in range(count):
+        info, capability = _info(index, _text(have))
+        (infos if capability >= CAPABILITY else old).append(info)
+    if infos:
+        return ProbeResult(ProbeStatus.OK, infos, tried=tried, versions=versions)
+    if old:
+        reason = (
+            f"{', '.join(i.description for i in old)}: compute capability {'.'.join(map(str, CAPABILITY))} is needed."
+        )
+        return result(ProbeStatus.UNSUPPORTED, reason, "Use bitnet-opencl or bitnet-vulkan for this GPU.")
+    return result(ProbeStatus.NO_DEVICE, "The driver sees no NVIDIA GPU.", "Check CUDA_VISIBLE_DEVICES and nvidia-smi.")
+
+
+def _info(index: int, driver_version: str) -> tuple[DeviceInfo, tuple[int, int]]:
+    from cuda.bindings import driver
+
+    from bitnet.cuda.device import capability_of
+    from bitnet.cuda.driver import check
+
+    name = f"cuda:{index}"
+    attribute = driver.CUdevice_attribute
+
+    def get(result: tuple[Any, ...]) -> Any:
+        return check(name, result)
+
+    device = get(driver.cuDeviceGet(index))
+    capability = capability_of(device, name)
+    uuid = bytes(get(driver.cuDeviceGetUuid(device)).bytes).hex()
+    integrated = get(driver.cuDeviceGetAttribute(attribute.CU_DEVICE_ATTRIBUTE_INTEGRATED, device))
+    multiprocessors = get(driver.cuDeviceGetAttribute(attribute.CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, device))
+    features = ["int8-dot", "f16"]
+    features += ["int8-tensor-cores"] if capability >= (8, 0) else []
+    features += ["dependent-launch"] if capability >= (9, 0) else []
+    info = DeviceInfo(
+        backend="cuda",
+        index=str(index),
+        id=f"GPU-{uuid[:8]}-{uuid[8:12]}-{uuid[12:16]}-{uuid[16:20]}-{uuid[20:]}",
+        description=get(driver.cuDeviceGetName(128, device)).split(b"\0")[0].decode(),
+        vendor="NVIDIA",
+        type=DeviceType.INTEGRATED if integrated else DeviceType.DISCRETE,
+        memory=int(get(driver.cuDeviceTotalMem(device))),
+        driver_version=driver_version,
+        features=tuple(features),
+        details={
+            "compute_capability": ".".join(map(str, capability)),
+            "multiprocessors": str(multiprocessors),
+            "pci": get(driver.cuDeviceGetPCIBusId(32, device)).split(b"\0")[0].decode(),
+        },
+    )
+    return info, capability
+
+
+def _text(number: int) -> str:
+    """CUDA's version numbers count 1000 · major + 10 · minor."""
+    return f"{number // 1000}.{number % 1000 // 10}"
+
+
+def _denied_nodes() -> list[str]:
+    if sys.platform != "linux":
+        return []
+    nodes = [node for pattern in NODES for node in sorted(Path("/dev").glob(pattern))]
+    return [str(node) for node in nodes if not os.access(node, os.R_OK | os.W_OK)]
+
+
+BACKEND = CudaBackend()

@@ -1,0 +1,74 @@
+"""Kernel sources to cubins by NVRTC, for the device's exact architecture, kept in the kernel cache."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from cuda.bindings import nvrtc
+
+from bitnet.core.cache import KernelCache
+from bitnet.core.errors import DeviceError, KernelCompileError
+from bitnet.core.gpu import KernelSpec
+from bitnet.cuda.ops import SOURCES
+
+
+def options(spec: KernelSpec, arch: str) -> list[str]:
+    """Compiler options of a kernel. ``arch`` is such as ``sm_90a``."""
+    return [f"--gpu-architecture={arch}", "--std=c++17", *(f"-D{name}={value}" for name, value in spec.defines)]
+
+
+def compile_cubin(file: str, flags: Sequence[str], device: str) -> bytes:
+    """Machine code of an operation's source; needs no driver and no device.
+
+    Raises:
+        KernelCompileError: NVRTC refuses it; its log is in the error.
+    """
+
+    def call(result: tuple[Any, ...]) -> Any:
+        status, *values = result
+        if status != nvrtc.nvrtcResult.NVRTC_SUCCESS:
+            raise DeviceError(f"NVRTC failed with {status.name} on {file}.cu.", device=device)
+        return values[0] if values else None
+
+    program = call(nvrtc.nvrtcCreateProgram(SOURCES.text(file).encode(), f"{file}.cu".encode(), 0, None, None))
+    try:
+        (status,) = nvrtc.nvrtcCompileProgram(program, len(flags), [f.encode() for f in flags])
+        if status != nvrtc.nvrtcResult.NVRTC_SUCCESS:
+            log = bytearray(call(nvrtc.nvrtcGetProgramLogSize(program)))
+            call(nvrtc.nvrtcGetProgramLog(program, log))
+            text = bytes(log).rstrip(b"\0").decode(errors="replace")
+            raise KernelCompileError(f"{file}.cu does not compile.", device=device, log=text)
+        cubin = bytearray(call(nvrtc.nvrtcGetCUBINSize(program)))
+        call(nvrtc.nvrtcGetCUBIN(program, cubin))
+        return bytes(cubin)
+    finally:
+        nvrtc.nvrtcDestroyProgram(program)
+
+
+class Compiler:
+    """Cubins for one device, from the cache or the compiler."""
+
+    def __init__(self, name: str, arch: str, device: str, driver: str, kernels: KernelCache) -> None:
+        self._name, self._arch, self._device, self._driver = name, arch, device, driver
+        self._cache = kernels
+        _, major, minor = nvrtc.nvrtcVersion()
+        self._version = f"nvrtc {major}.{minor}"
+
+    def cubin(self, spec: KernelSpec) -> bytes:
+        """Machine code that holds the kernel."""
+        flags = options(spec, self._arch)
+        key = self._cache.key(
+            source=SOURCES.text(spec.file),
+            device=self._device,
+            driver=self._driver,
+            options=" ".join(flags),
+            compiler=self._version,
+        )
+        cubin = self._cache.get(key)
+        if cubin is None:
+            start = time.perf_counter()
+            cubin = compile_cubin(spec.file, flags, self._name)
+            self._cache.put(key, cubin, label=spec.file, seconds=time.perf_counter() - start)
+        return cubin

@@ -1,0 +1,165 @@
+"""An open CUDA device: memory, and launches captured in graphs, on one stream of the primary context."""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from cuda.bindings import driver
+
+from bitnet.core.cache import KernelCache
+from bitnet.core.gpu import Arg, KernelSpec, Launch
+from bitnet.cuda.compiler import Compiler
+from bitnet.cuda.driver import check
+
+CAPTURE = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
+OVERLAP_CAPABILITY = (9, 0)
+"""Programmatic dependent launch came with Hopper."""
+DEFAULT_SHARED = 48 * 1024
+"""Dynamic shared memory a kernel may have without asking, in bytes."""
+SCALARS: dict[type, Any] = {np.int32: ctypes.c_int32, np.uint32: ctypes.c_uint32, np.float32: ctypes.c_float}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CudaBuffer:
+    """Device memory at an address."""
+
+    address: int
+    nbytes: int
+
+
+class CudaDriver:
+    """Implements :class:`bitnet.core.gpu.Driver` with the driver API."""
+
+    def __init__(self, ordinal: int, name: str) -> None:
+        self._name = name
+        self._check(driver.cuInit(0))
+        self._device = self._check(driver.cuDeviceGet(ordinal))
+        self._context = self._check(driver.cuDevicePrimaryCtxRetain(self._device))
+        self._lock = threading.RLock()
+        with self._entered():
+            self._stream = self._check(driver.cuStreamCreate(driver.CUstream_flags.CU_STREAM_NON_BLOCKING))
+        self._modules: dict[bytes, Any] = {}
+        self._functions: dict[KernelSpec, Any] = {}
+        self.capability = capability_of(self._device, name)
+        count = driver.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT
+        self.multiprocessors = int(self._check(driver.cuDeviceGetAttribute(count, self._device)))
+        arch = architecture(self.capability)
+        self._compiler = Compiler(name, arch, self._text(), self._version(), KernelCache())
+
+    def alloc(self, nbytes: int) -> CudaBuffer:
+        with self._entered():
+            return CudaBuffer(int(self._check(driver.cuMemAlloc(nbytes))), nbytes)
+
+    def free(self, buffer: CudaBuffer) -> None:
+        with self._entered():
+            self._check(driver.cuMemFree(buffer.address))
+
+    def upload(self, buffer: CudaBuffer, array: npt.NDArray[Any], offset: int = 0) -> None:
+        with self._entered():  # from pageable memory: the driver has staged it all when this returns
+            to = buffer.address + offset
+            self._check(driver.cuMemcpyHtoDAsync(to, array.ctypes.data, array.nbytes, self._stream))
+
+    def download(self, buffer: CudaBuffer, array: npt.NDArray[Any], offset: int = 0) -> None:
+        with self._entered():
+            start = buffer.address + offset
+            self._check(driver.cuMemcpyDtoHAsync(array.ctypes.data, start, array.nbytes, self._stream))
+            self._check(driver.cuStreamSynchronize(self._stream))
+
+    def record(self, launches: Sequence[Launch]) -> Any:
+        with self._entered():
+            functions = [self._function(launch.kernel) for launch in launches]  # compile before capturing
+            self._check(driver.cuStreamBeginCapture(self._stream, CAPTURE))
+            try:
+                for launch, function in zip(launches, functions, strict=True):
+                    self._launch(launch, function)
+            finally:
+                graph = self._check(driver.cuStreamEndCapture(self._stream))
+            executable = self._check(driver.cuGraphInstantiate(graph, 0))
+            self._check(driver.cuGraphDestroy(graph))
+            return executable
+
+    def submit(self, recording: Any) -> None:
+        with self._entered():
+            self._check(driver.cuGraphLaunch(recording, self._stream))
+
+    def memory(self) -> tuple[int, int]:
+        with self._entered():
+            free, total = self._check(driver.cuMemGetInfo())
+            return int(total), int(free)
+
+    def close(self) -> None:
+        with self._entered():
+            self._check(driver.cuStreamSynchronize(self._stream))
+            self._check(driver.cuStreamDestroy(self._stream))
+            for module in self._modules.values():
+                self._check(driver.cuModuleUnload(module))
+            self._check(driver.cuDevicePrimaryCtxRelease(self._device))
+
+    def _launch(self, launch: Launch, function: Any) -> None:
+        values, types = zip(*(_argument(a) for a in launch.args), strict=True)
+        config = driver.CUlaunchConfig()
+        config.gridDimX, config.gridDimY, config.gridDimZ = launch.grid
+        config.blockDimX, config.blockDimY, config.blockDimZ = launch.block
+        config.sharedMemBytes, config.hStream = launch.shared, self._stream
+        if launch.overlaps and self.capability >= OVERLAP_CAPABILITY:
+            attribute = driver.CUlaunchAttribute()
+            attribute.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+            attribute.value.programmaticStreamSerializationAllowed = 1
+            config.attrs, config.numAttrs = [attribute], 1
+        if launch.shared > DEFAULT_SHARED:
+            limit = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+            self._check(driver.cuFuncSetAttribute(function, limit, launch.shared))
+        self._check(driver.cuLaunchKernelEx(config, function, (values, types), 0))
+
+    def _function(self, spec: KernelSpec) -> Any:
+        if spec not in self._functions:
+            cubin = self._compiler.cubin(spec)
+            if cubin not in self._modules:
+                self._modules[cubin] = self._check(driver.cuModuleLoadData(cubin))
+            self._functions[spec] = self._check(driver.cuModuleGetFunction(self._modules[cubin], spec.entry.encode()))
+        return self._functions[spec]
+
+    @contextmanager
+    def _entered(self) -> Iterator[None]:
+        """Make the context current in this thread, one thread at a time: a capture takes all its stream is given."""
+        with self._lock:
+            self._check(driver.cuCtxSetCurrent(self._context))
+            yield
+
+    def _text(self) -> str:
+        name: bytes = self._check(driver.cuDeviceGetName(128, self._device))
+        return name.split(b"\0")[0].decode()
+
+    def _version(self) -> str:
+        return str(self._check(driver.cuDriverGetVersion()))
+
+    def _check(self, result: tuple[Any, ...]) -> Any:
+        return check(self._name, result)
+
+
+def capability_of(device: Any, name: str) -> tuple[int, int]:
+    """Compute capability, such as ``(9, 0)``."""
+    attribute = driver.CUdevice_attribute
+    major = check(name, driver.cuDeviceGetAttribute(attribute.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, device))
+    minor = check(name, driver.cuDeviceGetAttribute(attribute.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, device))
+    return int(major), int(minor)
+
+
+def architecture(capability: tuple[int, int]) -> str:
+    """What NVRTC compiles for: the exact architecture, with its own instructions (``a``) on Hopper."""
+    major, minor = capability
+    return f"sm_{major}{minor}{'a' if capability == (9, 0) else ''}"
+
+
+def _argument(arg: Arg) -> tuple[Any, Any]:
+    if isinstance(arg, CudaBuffer):
+        return arg.address, ctypes.c_void_p
+    assert isinstance(arg, np.generic)  # a scalar; every buffer here is this module's own
+    return arg.item(), SCALARS[type(arg)]

@@ -1,0 +1,39 @@
+"""The driver API's errors as ours, named as CUDA names them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from cuda.bindings import driver
+
+from bitnet.core.errors import DeviceError, DeviceLostError, OutOfMemoryError
+
+OUT_OF_MEMORY = driver.CUresult.CUDA_ERROR_OUT_OF_MEMORY
+LOST = {
+    driver.CUresult.CUDA_ERROR_DEVICE_UNAVAILABLE,
+    driver.CUresult.CUDA_ERROR_ECC_UNCORRECTABLE,
+    driver.CUresult.CUDA_ERROR_HARDWARE_STACK_ERROR,
+    driver.CUresult.CUDA_ERROR_ILLEGAL_ADDRESS,
+    driver.CUresult.CUDA_ERROR_LAUNCH_FAILED,
+    driver.CUresult.CUDA_ERROR_LAUNCH_TIMEOUT,
+    driver.CUresult.CUDA_ERROR_SYSTEM_NOT_READY,
+}
+
+
+def check(device: str, result: tuple[Any, ...]) -> Any:
+    """What a call of ``cuda.bindings.driver`` returned, less its status.
+
+    Raises:
+        OutOfMemoryError, DeviceLostError, DeviceError: The status is not success.
+    """
+    status, *values = result
+    if status == driver.CUresult.CUDA_SUCCESS:
+        return values[0] if len(values) == 1 else tuple(values)
+    _, text = driver.cuGetErrorString(status)
+    what = f"{status.name}: {text.decode() if text else 'no description'}."
+    if status == OUT_OF_MEMORY:
+        hint = "Use a shorter context, fewer sequences, or another device."
+        raise OutOfMemoryError(what, device=device, hint=hint)
+    if status in LOST:
+        raise DeviceLostError(what, device=device, hint="Start again; nvidia-smi and the system's log tell more.")
+    raise DeviceError(what, device=device)

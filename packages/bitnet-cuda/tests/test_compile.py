@@ -1,0 +1,77 @@
+"""Every kernel that lowering asks for compiles, for every generation of GPU: NVRTC needs no driver and no device."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from bitnet.core.errors import KernelCompileError
+from bitnet.core.gpu import Bucket, Context, KernelSpec, Launch
+from bitnet.core.hal import Limits, Program, StepLayout
+from bitnet.core.testing.model import TinyModel
+from bitnet.cuda import compiler
+from bitnet.cuda.device import architecture
+from bitnet.cuda.ops import SOURCES, CudaOps
+
+nvrtc = pytest.importorskip("cuda.bindings.nvrtc", reason="cuda-bindings is not installed")
+try:
+    nvrtc.nvrtcVersion()
+except Exception as error:  # its loader's own types
+    pytest.skip(f"nvidia-cuda-nvrtc is not installed: {error}", allow_module_level=True)
+
+GENERATIONS = [(7, 5), (8, 0), (8, 6), (8, 9), (9, 0), (10, 0), (12, 0)]
+LIMITS = Limits(512, 64, 64, 12)
+SHARED_LIMIT = {(7, 5): 64, (8, 6): 99, (8, 9): 99, (12, 0): 99}
+"""KiB of shared memory of a block, where it is less than 163."""
+
+
+@dataclass(frozen=True)
+class Memory:
+    nbytes: int
+
+
+class NoDevice:
+    """What a context needs of a driver, less the device."""
+
+    def alloc(self, nbytes: int) -> Memory:
+        return Memory(nbytes)
+
+    def upload(self, buffer: Memory, array: np.ndarray[Any, Any], offset: int = 0) -> None:
+        assert offset + array.nbytes <= buffer.nbytes
+
+
+def launches(program: Program, capability: tuple[int, int]) -> Iterator[Launch]:
+    lowering = CudaOps(132, capability).lowering()
+    context = Context(NoDevice(), program, StepLayout(program.limits))  # type: ignore[arg-type]
+    for tokens, rows in ((1, 1), (8, 8), (64, 64), (512, 0)):
+        yield from lowering.step(context, Bucket(tokens, rows, 192))
+    yield from lowering.advance(context)
+
+
+def programs() -> Sequence[Program]:
+    wide = TinyModel(np.random.default_rng(5), layers=1, heads=4, kv_heads=2, head_dim=64, ffn=512)
+    odd = TinyModel(np.random.default_rng(6), layers=1, activation="silu", style="interleaved", sub_norms=False)
+    plain = wide.program(LIMITS, 64)
+    return plain, replace(plain, keep=True), odd.program(LIMITS, 64, "f32")
+
+
+@pytest.mark.parametrize("capability", GENERATIONS, ids=architecture)
+def test_every_kernel_compiles(capability: tuple[int, int]) -> None:
+    made = {launch.kernel: launch for program in programs() for launch in launches(program, capability)}
+    cubins: dict[tuple[str, Any], bytes] = {}
+    for spec, launch in made.items():
+        assert f"{spec.entry}_cuda" in SOURCES.names()
+        assert launch.shared <= SHARED_LIMIT.get(capability, 163) * 1024
+        key = spec.file, spec.defines
+        if key not in cubins:
+            cubins[key] = compiler.compile_cubin(spec.file, compiler.options(spec, architecture(capability)), "test")
+        assert f".text.{spec.entry}\0".encode() in cubins[key]
+
+
+def test_what_does_not_compile_says_why() -> None:
+    with pytest.raises(KernelCompileError) as raised:
+        compiler.compile_cubin("row_sums", compiler.options(KernelSpec("row_sums", "row_sums"), "sm_90a"), "cuda:0")
+    assert "row_sums.cu" in str(raised.value)
+    assert "COLS" in raised.value.log
