@@ -1,0 +1,101 @@
+// One work-group chooses the token of one row. Thresholds of top-k and top-p are found by bisection over the order-preserving
+// integer form of floats, so that no sort is needed and ties are all kept.
+
+inline uint float_key(float z) {
+    uint bits = as_uint(z);
+    return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
+}
+
+// Lane v & 3 of Philox4x32-10 (Salmon et al. 2011) at counter (v >> 2, position, 0, 0), as a Gumbel variate.
+inline float gumbel(uint seed_lo, uint seed_hi, uint v, uint position) {
+    uint4 c = (uint4)(v >> 2, position, 0, 0);
+    uint2 key = (uint2)(seed_lo, seed_hi);
+    for (int round = 0; round < 10; round++) {
+        uint lo0 = c.x * 0xD2511F53u, hi0 = mul_hi(c.x, 0xD2511F53u);
+        uint lo1 = c.z * 0xCD9E8D57u, hi1 = mul_hi(c.z, 0xCD9E8D57u);
+        c = (uint4)(hi1 ^ c.y ^ key.x, lo1, hi0 ^ c.w ^ key.y, lo0);
+        key += (uint2)(0x9E3779B9u, 0xBB67AE85u);
+    }
+    uint x = (v & 3) == 0 ? c.x : (v & 3) == 1 ? c.y : (v & 3) == 2 ? c.z : c.w;
+    float u = ((float)(x >> 9) + 0.5f) * 0x1p-23f;
+    return -log(-log(u));
+}
+
+// Sum over tokens with key >= least: of 1 (largest key threshold unused), or of e^(z - top).
+inline float measure(global const float *row, int n, float inverse, uint least, int mass, float top, local float *scratch) {
+    float sum = 0.0f;
+    for (int v = get_local_id(0); v < n; v += WG) {
+        float z = row[v] * inverse;
+        if (float_key(z) >= least) sum += mass ? exp(z - top) : 1.0f;
+    }
+    return group_sum(sum, scratch);
+}
+
+// The greatest key at which the measure still reaches `wanted`.
+inline uint threshold(global const float *row, int n, float inverse, float wanted, int mass, float top, uint least,
+                      local float *scratch) {
+    uint low = least, high = 0xFFFFFFFFu;
+    while (low < high) {
+        uint middle = low + (high - low) / 2 + 1;
+        if (measure(row, n, inverse, middle, mass, top, scratch) >= wanted) low = middle;
+        else high = middle - 1;
+    }
+    return low;
+}
+
+kernel void sample(global const int *step, int rows, int temperatures, int top_ks, int top_ps, int min_ps, int seeds_lo,
+                   int seeds_hi, int token_seq, int seq_begin, int seq_len, global const float *logits, global int *out, int n) {
+    local float scratch[WG];
+    local float best_value[WG];
+    local int best_index[WG];
+    int r = get_group_id(0), lane = get_local_id(0);
+    if (r >= STEP_ROWS(step)) return;
+    global const float *row = logits + (size_t)r * n;
+    float temperature = as_float(step[temperatures + r]);
+    int greedy = temperature == 0.0f;
+    float inverse = greedy ? 1.0f : 1.0f / temperature;
+    uint least = 0, position = 0;
+    float floor_z = -INFINITY;
+    if (!greedy) {
+        position = token_position(step, token_seq, seq_begin, seq_len, step[rows + r]) + 1;
+        float top = -INFINITY;
+        for (int v = lane; v < n; v += WG) top = fmax(top, row[v] * inverse);
+        top = group_max(top, scratch);
+        int top_k = step[top_ks + r];
+        float top_p = as_float(step[top_ps + r]), min_p = as_float(step[min_ps + r]);
+        if (top_k > 0 && top_k < n) least = threshold(row, n, inverse, top_k, 0, top, 0, scratch);
+        if (top_p < 1.0f) {
+            float total = measure(row, n, inverse, least, 1, top, scratch);
+            least = threshold(row, n, inverse, top_p * total, 1, top, least, scratch);
+        }
+        if (min_p > 0.0f) floor_z = top + log(min_p);
+    }
+    float best = -INFINITY;
+    int index = n;
+    for (int v = lane; v < n; v += WG) {
+        float z = row[v] * inverse;
+        if (!greedy) {
+            if (float_key(z) < least || z < floor_z) continue;
+            z += gumbel(step[seeds_lo + r], step[seeds_hi + r], v, position);
+        }
+        if (z > best || index == n) {
+            best = z;
+            index = v;
+        }
+    }
+    best_value[lane] = best;
+    best_index[lane] = index;
+    for (int half_size = WG / 2; half_size > 0; half_size /= 2) {
+        barrier(CLK_LOCAL_MEM_FENCE);
+        if (lane < half_size) {
+            float other = best_value[lane + half_size];
+            int other_index = best_index[lane + half_size];
+            if (other_index < n && (best_index[lane] == n || other > best_value[lane] ||
+                                    (other == best_value[lane] && other_index < best_index[lane]))) {
+                best_value[lane] = other;
+                best_index[lane] = other_index;
+            }
+        }
+    }
+    if (lane == 0) out[r] = best_index[0];
+}

@@ -1,0 +1,168 @@
+"""Finding and opening OpenCL devices. Importing this opens no driver: the probe imports pyopencl, which does."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Collection, Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from bitnet.core.dynlib import open_library
+from bitnet.core.errors import DeviceUnavailableError
+from bitnet.core.hal import HAL_API, Device, DeviceInfo, DeviceType, ProbeResult, ProbeStatus
+
+if TYPE_CHECKING:
+    import pyopencl as cl
+
+NEEDED = (1, 2)
+"""Least OpenCL version of a device."""
+VENDORS = Path("/etc/OpenCL/vendors")
+PLATFORM_NOT_FOUND = -1001
+LOOK = "Check that the system sees the GPU: lspci"
+INSTALL = "Install your GPU vendor's OpenCL driver (Debian: intel-opencl-icd, mesa-opencl-icd or nvidia-opencl-icd)."
+NODES = ("dri/renderD*", "kfd", "nvidiactl")
+"""Device nodes that OpenCL drivers open, under /dev."""
+
+
+class OpenCLBackend:
+    """OpenCL 1.2 and newer, any vendor."""
+
+    name = "opencl"
+    hal_api = HAL_API
+
+    def probe(self) -> ProbeResult:
+        if find_spec("pyopencl") is None:
+            reason = "pyopencl is not installed."
+            return ProbeResult(ProbeStatus.LIBRARY_MISSING, reason=reason, hint="pip install pyopencl")
+        import pyopencl as cl
+
+        versions = {"opencl-needed": ".".join(map(str, NEEDED)), "pyopencl": cl.VERSION_TEXT}
+        try:
+            platforms = cl.get_platforms()
+        except cl.Error as error:
+            if error.code != PLATFORM_NOT_FOUND:
+                raise
+            return _no_platform(versions)
+        versions |= {p.name.strip(): p.version.strip() for p in platforms}
+        devices, old = [], []
+        for index, (platform, device) in enumerate(_all_devices(platforms)):
+            if _version(device) < NEEDED:
+                old.append(f"{device.name.strip()} ({device.version.strip()})")
+            elif device.available and device.compiler_available:
+                devices.append(_info(platform, device, index))
+        if devices:
+            return ProbeResult(ProbeStatus.OK, devices, versions=versions)
+        if old:
+            reason = f"OpenCL {versions['opencl-needed']} is needed; found {', '.join(old)}."
+            hint = "Update the device's driver."
+            return ProbeResult(ProbeStatus.DRIVER_TOO_OLD, reason=reason, hint=hint, versions=versions)
+        if denied := _denied_nodes():
+            return _no_permission(denied, versions)
+        reason = f"{', '.join(p.name.strip() for p in platforms)}: no usable device."
+        return ProbeResult(ProbeStatus.NO_DEVICE, reason=reason, hint=LOOK, versions=versions)
+
+    def open(self, info: DeviceInfo) -> Device:
+        import pyopencl as cl
+
+        from bitnet.core.gpu import GpuDevice
+        from bitnet.opencl.device import OpenCLDriver
+        from bitnet.opencl.ops import LOWERING
+
+        for index, (_, device) in enumerate(_all_devices(cl.get_platforms())):
+            if str(index) == info.index:
+                return GpuDevice(info, OpenCLDriver(device, info.name), LOWERING)
+        raise DeviceUnavailableError(f"{info.name} is gone since it was probed.", hint="See bitnet devices.")
+
+    def kernels(self) -> Collection[str]:
+        from bitnet.opencl.ops import SOURCES
+
+        return SOURCES.names()
+
+
+def _all_devices(platforms: list[cl.Platform]) -> Iterator[tuple[cl.Platform, cl.Device]]:
+    """Every device, in the driver's order, which numbers them."""
+    import pyopencl as cl
+
+    for platform in platforms:
+        try:
+            devices = platform.get_devices()
+        except cl.Error:  # some platforms report that they have none as an error
+            continue
+        for device in devices:
+            yield platform, device
+
+
+def _version(device: cl.Device) -> tuple[int, int]:
+    """Of the device, from ``OpenCL <major>.<minor> <vendor's text>`` (OpenCL 3.0, table 5)."""
+    major, minor = device.version.split()[1].split(".")[:2]
+    return int(major), int(minor)
+
+
+def _info(platform: cl.Platform, device: cl.Device, index: int) -> DeviceInfo:
+    import pyopencl as cl
+
+    if device.type & cl.device_type.GPU:
+        kind = DeviceType.INTEGRATED if device.host_unified_memory else DeviceType.DISCRETE
+    else:
+        kind = DeviceType.CPU
+    extensions = set(device.extensions.split())
+    known = {
+        "cl_khr_fp16": "f16",
+        "cl_khr_subgroups": "subgroups",
+        "cl_khr_integer_dot_product": "int8-dot",
+        "cl_khr_command_buffer": "command-buffer",
+    }
+    name = device.name.strip()
+    return DeviceInfo(
+        backend="opencl",
+        index=str(index),
+        id=f"{platform.name.strip()}/{name}/{index}",
+        description=f"{name} ({platform.name.strip()})",
+        vendor=device.vendor.strip(),
+        type=kind,
+        memory=int(device.global_mem_size),
+        driver_version=device.driver_version.strip(),
+        features=tuple(text for extension, text in known.items() if extension in extensions),
+        details={"version": device.version.strip(), "compute_units": str(device.max_compute_units)},
+    )
+
+
+def _no_platform(versions: dict[str, str]) -> ProbeResult:
+    """Say why the loader found no driver: its folder, the libraries it names, or the rights on the device."""
+    if sys.platform != "linux":
+        reason = "No OpenCL platform is registered."
+        return ProbeResult(ProbeStatus.DRIVER_MISSING, reason=reason, hint=INSTALL, versions=versions)
+    given = os.environ.get("OCL_ICD_VENDORS")
+    folder = Path(given) if given else VENDORS
+    files = sorted(folder.glob("*.icd")) if folder.is_dir() else [folder] if folder.is_file() else []
+    tried: dict[str, str] = {}
+    for file in files:
+        result = open_library(file.read_text(errors="replace").strip())
+        tried |= result.tried
+    if not files:
+        reason = f"{folder} names no OpenCL driver."
+        hint = "Unset OCL_ICD_VENDORS, or let it name a folder of .icd files." if given else INSTALL
+        return ProbeResult(ProbeStatus.DRIVER_MISSING, reason=reason, hint=hint, versions=versions)
+    if any(tried.values()):
+        reason = f"The drivers that {folder} names cannot be opened: {'; '.join(m for m in tried.values() if m)}"
+        return ProbeResult(ProbeStatus.DRIVER_MISSING, reason=reason, hint=INSTALL, tried=tried, versions=versions)
+    if denied := _denied_nodes():
+        return _no_permission(denied, versions)
+    reason = f"{', '.join(tried)}: opened, but they offer no platform."
+    return ProbeResult(ProbeStatus.NO_DEVICE, reason=reason, hint=LOOK, versions=versions)
+
+
+def _denied_nodes() -> list[str]:
+    nodes = [node for pattern in NODES for node in Path("/dev").glob(pattern)]
+    return [str(node) for node in nodes if not os.access(node, os.R_OK | os.W_OK)]
+
+
+def _no_permission(nodes: list[str], versions: dict[str, str]) -> ProbeResult:
+    reason = f"This user may not open {', '.join(nodes)}."
+    hint = "sudo usermod -aG render,video $USER, then log in again."
+    return ProbeResult(ProbeStatus.NO_PERMISSION, reason=reason, hint=hint, versions=versions)
+
+
+BACKEND = OpenCLBackend()

@@ -1,0 +1,105 @@
+"""An open OpenCL device: memory, and launches enqueued again for each step on one in-order queue."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, ParamSpec, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+import pyopencl as cl
+
+from bitnet.core.cache import KernelCache
+from bitnet.core.errors import DeviceError, DeviceLostError, OutOfMemoryError
+from bitnet.core.gpu import Launch
+from bitnet.opencl.compiler import Compiler
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+OUT_OF_MEMORY = {cl.status_code.MEM_OBJECT_ALLOCATION_FAILURE, cl.status_code.OUT_OF_RESOURCES}
+LOST = {cl.status_code.DEVICE_NOT_AVAILABLE, cl.status_code.INVALID_COMMAND_QUEUE, cl.status_code.INVALID_CONTEXT}
+
+
+@dataclass(slots=True, eq=False)
+class OpenCLBuffer:
+    """A ``cl_mem``."""
+
+    memory: cl.Buffer
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Enqueue:
+    """A kernel with its arguments set, and its sizes in work-items."""
+
+    kernel: cl.Kernel
+    global_size: tuple[int, int, int]
+    local_size: tuple[int, int, int]
+
+
+class OpenCLDriver:
+    """Implements :class:`bitnet.core.gpu.Driver` with pyopencl."""
+
+    def __init__(self, device: cl.Device, name: str) -> None:
+        self._device, self._name = device, name
+        self._context = cl.Context([device])
+        self._queue = cl.CommandQueue(self._context, device)
+        self._compiler = Compiler(self._context, device, name, KernelCache())
+        self._largest = int(device.max_mem_alloc_size)
+
+    def alloc(self, nbytes: int) -> OpenCLBuffer:
+        if nbytes > self._largest:
+            raise OutOfMemoryError(
+                f"a buffer of {nbytes:,} bytes exceeds the device's largest, {self._largest:,}.",
+                device=self._name,
+                hint="Use a shorter context, fewer sequences, or another device.",
+            )
+        memory = self._call(cl.Buffer, self._context, cl.mem_flags.READ_WRITE, nbytes)
+        # OpenCL may put allocation off to the first use, inside a launch: touching it now makes the failure land here.
+        self._call(cl.enqueue_fill_buffer, self._queue, memory, np.zeros(1, np.uint8), 0, min(nbytes, 4))
+        return OpenCLBuffer(memory, nbytes)
+
+    def free(self, buffer: OpenCLBuffer) -> None:
+        buffer.memory.release()
+
+    def upload(self, buffer: OpenCLBuffer, array: npt.NDArray[Any], offset: int = 0) -> None:
+        self._call(cl.enqueue_copy, self._queue, buffer.memory, array, dst_offset=offset, is_blocking=True)
+
+    def download(self, buffer: OpenCLBuffer, array: npt.NDArray[Any], offset: int = 0) -> None:
+        self._call(cl.enqueue_copy, self._queue, array, buffer.memory, src_offset=offset, is_blocking=True)
+
+    def record(self, launches: Sequence[Launch]) -> list[_Enqueue]:
+        return [self._prepare(launch) for launch in launches]
+
+    def submit(self, recording: list[_Enqueue]) -> None:
+        for item in recording:
+            self._call(cl.enqueue_nd_range_kernel, self._queue, item.kernel, item.global_size, item.local_size)
+
+    def memory(self) -> tuple[int, int]:
+        return int(self._device.global_mem_size), 0
+
+    def close(self) -> None:
+        self._queue.finish()
+
+    def _prepare(self, launch: Launch) -> _Enqueue:
+        kernel = self._compiler.kernel(launch.kernel)
+        arguments: list[Any] = [a.memory if isinstance(a, OpenCLBuffer) else a for a in launch.args]
+        self._call(kernel.set_args, *arguments)
+        x, y, z = (g * b for g, b in zip(launch.grid, launch.block, strict=True))
+        return _Enqueue(kernel, (x, y, z), launch.block)
+
+    def _call(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Call OpenCL; its errors become ours, named as the specification names them."""
+        try:
+            return function(*args, **kwargs)
+        except cl.Error as error:
+            name = cl.status_code.to_string(error.code)  # type: ignore[operator]  # pyopencl adds it at run time
+            what = f"{error.routine} failed with {name}."
+            if isinstance(error, cl.MemoryError) or error.code in OUT_OF_MEMORY:
+                hint = "Use a shorter context, fewer sequences, or another device."
+                raise OutOfMemoryError(what, device=self._name, hint=hint) from error
+            if error.code in LOST:
+                raise DeviceLostError(what, device=self._name, hint="Start again; see the system's log.") from error
+            raise DeviceError(what, device=self._name) from error
