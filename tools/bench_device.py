@@ -1,0 +1,141 @@
+"""Decode and prefill speed of a device, without engine and tokenizer, on a model of 2B4T's shape with random weights.
+
+    python tools/bench_device.py cuda:0
+
+Prints tokens a second and microseconds a step, the best of several runs, host loop included: the upload of a step, and
+the download of the tokens of all steps of a run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+
+import numpy as np
+
+from bitnet.core import select_device
+from bitnet.core.hal import (
+    Attention,
+    DenseMatmul,
+    DenseWeight,
+    Embed,
+    Executable,
+    GluNormQuant,
+    KVSpec,
+    Limits,
+    NormQuant,
+    NormRows,
+    Op,
+    Program,
+    RopeAppend,
+    Sample,
+    SequenceStep,
+    Step,
+    StepLayout,
+    TensorSpec,
+    TernaryData,
+    TernaryMatmul,
+    TernaryWeight,
+    Weight,
+)
+
+LAYERS, WIDTH, HEADS, KV_HEADS, HEAD_DIM, FFN, VOCAB, POSITIONS = 30, 2560, 20, 5, 128, 6912, 128_256, 4096
+BLOCK, RUNS = 32, 5
+
+
+@dataclass
+class RandomWeights:
+    """Weights made when a device asks for them. All codes are valid: 0, 1 and 2."""
+
+    rng: np.random.Generator
+
+    def ternary(self, n: int, k: int) -> TernaryWeight:
+        lut = np.array([a << 6 | b << 4 | c << 2 | d for a, b, c, d in product(range(3), repeat=4)], np.uint8)
+        return TernaryWeight((n, k), lambda: TernaryData(lut[self.rng.integers(0, 81, (n, k // 4), np.uint8)], 0.02))
+
+    def dense(self, *shape: int, dtype: type[np.floating] = np.float32) -> DenseWeight:
+        array = (self.rng.standard_normal(shape, np.float32) * 0.02).astype(dtype)
+        return DenseWeight(shape, "f16" if dtype is np.float16 else "f32", lambda: array)
+
+
+def build(rng: np.random.Generator, limits: Limits, blocks: int) -> Program:
+    """The operations of BitNet b1.58 2B4T."""
+    made, qkv = RandomWeights(rng), HEADS * HEAD_DIM
+    w: dict[str, Weight] = {"embd": made.dense(VOCAB, WIDTH, dtype=np.float16), "norm": made.dense(WIDTH)}
+    w |= {"cos": made.dense(POSITIONS, HEAD_DIM // 2), "sin": made.dense(POSITIONS, HEAD_DIM // 2)}
+    ops: list[Op] = [Embed("embd", "x")]
+    for i in range(LAYERS):
+        shapes = {"q": (qkv, WIDTH), "k": (KV_HEADS * HEAD_DIM, WIDTH), "v": (KV_HEADS * HEAD_DIM, WIDTH)}
+        shapes |= {"o": (WIDTH, qkv), "gate": (FFN, WIDTH), "up": (FFN, WIDTH), "down": (WIDTH, FFN)}
+        w |= {f"{name}{i}": made.ternary(n, k) for name, (n, k) in shapes.items()}
+        w |= {f"{name}{i}": made.dense(n) for name, n in (("an", WIDTH), ("as", qkv), ("fn", WIDTH), ("fs", FFN))}
+        ops += [
+            NormQuant("x", f"an{i}", 1e-5, "a", "s"),
+            TernaryMatmul("a", "s", (f"q{i}", f"k{i}", f"v{i}"), "qkv"),
+            RopeAppend("qkv", i, HEADS, KV_HEADS, HEAD_DIM, "cos", "sin"),
+            Attention("qkv", "att", i, HEADS, KV_HEADS, HEAD_DIM),
+            NormQuant("att", f"as{i}", 1e-5, "a", "s"),
+            TernaryMatmul("a", "s", (f"o{i}",), "x", add=True),
+            NormQuant("x", f"fn{i}", 1e-5, "a", "s"),
+            TernaryMatmul("a", "s", (f"gate{i}", f"up{i}"), "gu"),
+            GluNormQuant("gu", f"fs{i}", 1e-5, "relu2", "h", "s"),
+            TernaryMatmul("h", "s", (f"down{i}",), "x", add=True),
+        ]
+    ops += [NormRows("x", "norm", 1e-5, "y"), DenseMatmul("y", "embd", "logits"), Sample("logits", "token")]
+    f32 = {"x": WIDTH, "qkv": qkv + 2 * KV_HEADS * HEAD_DIM, "att": qkv, "gu": 2 * FFN}
+    specs = [TensorSpec(name, "f32", ("M", n)) for name, n in f32.items()] + [TensorSpec("s", "f32", ("M",))]
+    specs += [TensorSpec(name, "i8", ("M", n)) for name, n in (("a", WIDTH), ("h", FFN))]
+    specs += [TensorSpec("y", "f32", ("R", WIDTH)), TensorSpec("logits", "f32", ("R", VOCAB))]
+    specs += [TensorSpec("token", "i32", ("R",))]
+    kv = KVSpec(LAYERS, KV_HEADS, HEAD_DIM, blocks, BLOCK)
+    return Program(ops, {s.name: s for s in specs}, w, limits, kv, "2B4T, random")
+
+
+def measure(name: str, executable: Executable, layout: StepLayout, seqs: Sequence[SequenceStep], count: int) -> None:
+    """Print the best of several runs of ``count`` steps."""
+    step = Step(layout, seqs)
+    tokens = step.tokens * count
+    executable.run(step, count)
+    best = float("inf")
+    for _ in range(RUNS):
+        start = time.perf_counter()
+        executable.run(step, count)
+        best = min(best, time.perf_counter() - start)
+    print(f"{name:28s} {tokens / best:9.0f} tokens/s {best / count * 1e6:8.0f} µs/step", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("device", help="such as cuda:0")
+    selection = select_device(parser.parse_args().device)
+    rng = np.random.default_rng(1)
+    limits, each = Limits(512, 64, 64, POSITIONS // BLOCK), 17
+    program = build(rng, limits, 64 * each + POSITIONS // BLOCK)
+    print(f"{selection.info.name}: {selection.info.description}, driver {selection.info.driver_version}")
+    device = selection.open()
+
+    def sequence(length: int, tokens: int = 1, first: int = 0) -> SequenceStep:
+        ids, blocks = rng.integers(0, VOCAB, tokens, np.int32), range(first, first - (-(length + 32) // BLOCK))
+        return SequenceStep(ids, length, list(blocks)[: limits.max_blocks], [tokens - 1])
+
+    try:
+        executable, layout = device.compile(program), StepLayout(limits)
+        measure("decode, batch 1, context 512", executable, layout, [sequence(480)], 32)
+        measure("decode, batch 1, context 4096", executable, layout, [sequence(4060)], 32)
+        for batch in (8, 64):
+            seqs = [sequence(480, first=i * each) for i in range(batch)]
+            measure(f"decode, batch {batch}, context 512", executable, layout, seqs, 16)
+        measure("prefill 512", executable, layout, [sequence(512, 512)], 1)
+        executable.close()
+        limits = replace(limits, max_tokens=2048)
+        executable = device.compile(replace(program, limits=limits))
+        measure("prefill 2048", executable, StepLayout(limits), [sequence(2048, 2048)], 1)
+    finally:
+        device.close()
+
+
+if __name__ == "__main__":
+    main()

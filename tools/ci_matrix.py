@@ -1,0 +1,64 @@
+"""Print what CI needs from tools/ci_matrix.toml: `ci_matrix.py tests|wheels` as JSON, `apt|devices` as words.
+
+`tests` and `wheels` are job matrices of GitHub Actions: one row per package, runner and Python, and one per package and
+platform. `apt` and `devices` are what a single Linux x86-64 machine installs and must then have, over all packages.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+LINUX = "ubuntu-24.04"
+
+
+def load() -> dict[str, Any]:
+    return tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+
+
+def tests(data: dict[str, Any]) -> str:
+    rows = [
+        {
+            "package": name,
+            "tox": name.removeprefix("bitnet-"),
+            "runner": runner,
+            "python": python,
+            "resolution": resolution,
+            "apt": " ".join(package["apt"]) if runner == LINUX else "",
+            "devices": ",".join(devices),
+        }
+        for name, package in data["packages"].items()
+        for runner, devices in package["runners"].items()
+        for python, resolution in data["pythons"].items()
+    ]
+    return json.dumps({"include": rows})
+
+
+def wheels(data: dict[str, Any]) -> str:
+    packages = data["packages"].items()
+    return json.dumps(
+        {"include": [{"package": name, "target": target} for name, p in packages for target in p["wheels"]]}
+    )
+
+
+def apt(data: dict[str, Any]) -> str:
+    return " ".join(name for package in data["packages"].values() for name in package["apt"])
+
+
+def devices(data: dict[str, Any]) -> str:
+    return ",".join(name for package in data["packages"].values() for name in package["runners"].get(LINUX, []))
+
+
+PRINT = {"tests": tests, "wheels": wheels, "apt": apt, "devices": devices}
+
+if __name__ == "__main__":
+    if len(sys.argv) != 2 or sys.argv[1] not in PRINT:
+        raise SystemExit(__doc__)
+    print(PRINT[sys.argv[1]](load()))

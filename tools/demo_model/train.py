@@ -1,0 +1,223 @@
+"""Train the demo model: ``python -m demo_model.train --out DIR`` (PyTorch, one GPU; a CPU does for a few steps).
+
+Writes ``tokenizer.json``, ``log.csv``, ``checkpoint.pt`` (to go on from) and ``weights.npz`` (to export) to DIR.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import multiprocessing
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import tokenizers
+import torch
+
+from bitnet.core.demo_eval import CATEGORIES, draw_problems, number_in
+from demo_model import tokens
+from demo_model.corpus import documents
+from demo_model.model import DemoModel
+from demo_model.shape import Shape
+
+SHARD = 64
+"""Rows a worker makes at a time."""
+TOKENIZER_DOCUMENTS = 60_000
+PROMPTS = (
+    "What is 17 + 25?",
+    "Tell me a story about a brave fox.",
+    "Write a dialogue between an owl and a robot.",
+    "Who are you?",
+)
+"""What the model is asked at the end."""
+FIELDS = ("step", "tokens", "seconds", "learning_rate", "loss", *(category.name for category in CATEGORIES))
+
+_worker: list[tuple[tokenizers.Tokenizer, int, int]] = []
+"""What a process that makes text works with: tokenizer, seed and length of rows."""
+
+
+def main() -> None:
+    args = _arguments()
+    args.out.mkdir(parents=True, exist_ok=True)
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    path = args.out / "tokenizer.json"
+    shape = Shape()
+    if not path.exists():
+        tokens.train(shape.vocab_size, args.seed, TOKENIZER_DOCUMENTS).save(str(path))
+    tokenizer = tokens.load(path)
+
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    torch.manual_seed(args.seed)
+    torch.set_float32_matmul_precision("high")
+    model = DemoModel(shape).to(device)
+    matrices = [p for name, p in model.named_parameters() if ".weights." in name]
+    others = [p for name, p in model.named_parameters() if ".weights." not in name]
+    groups = [{"params": matrices, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}]
+    optimizer = torch.optim.AdamW(groups, betas=(0.9, 0.95), fused=device.type == "cuda")
+    step, spent, resumed = 0, 0.0, args.out / "checkpoint.pt"
+    if resumed.exists():
+        saved = torch.load(resumed, map_location=device)
+        model.load_state_dict(saved["model"])
+        optimizer.load_state_dict(saved["optimizer"])
+        step, spent = saved["step"], saved["seconds"]
+    loss_of = torch.compile(model.loss) if device.type == "cuda" else model.loss
+
+    started = time.monotonic()
+
+    def seconds() -> float:
+        return spent + time.monotonic() - started
+
+    def save() -> None:
+        state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step, "seconds": seconds()}
+        torch.save(state, resumed.with_suffix(".tmp"))
+        resumed.with_suffix(".tmp").replace(resumed)
+
+    log = _Log(args.out / "log.csv")
+    total = torch.zeros((), device=device)
+    since = 0
+    for rows in _batches(path, args.seed, step, args.rows, shape.context_length, args.workers):
+        if step >= args.steps or time.monotonic() - started > args.minutes * 60:
+            break
+        rate = args.lr * _schedule(step, args.steps)
+        for group in optimizer.param_groups:
+            group["lr"] = rate
+        # No decay in the second half, as in the BitNet b1.58 recipe: by then the latent weights should settle.
+        optimizer.param_groups[0]["weight_decay"] = 0.1 if step < args.steps // 2 else 0.0
+        batch = torch.from_numpy(rows.astype(np.int64)).to(device, non_blocking=True)
+        loss = loss_of(batch & (tokens.TAUGHT - 1), batch >= tokens.TAUGHT)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        total += loss.detach()
+        step, since = step + 1, since + 1
+        evaluated = step % args.eval_every == 0 or step == args.steps
+        if evaluated or step % args.log_every == 0:
+            entry: dict[str, object] = {"step": step, "tokens": step * rows.size, "seconds": round(seconds(), 1)}
+            entry |= {"learning_rate": f"{rate:.2e}", "loss": f"{float(total) / since:.4f}"}
+            total.zero_()
+            since = 0
+            if evaluated:
+                found = accuracy(model, tokenizer, args.problems, seed=1)
+                entry |= {name: f"{part:.4f}" for name, part in found.items()}
+                save()
+            log.write(entry)
+    save()
+    write_weights(model, args.out / "weights.npz")
+    for prompt in PROMPTS:
+        print(f"> {prompt}\n{replies(model, tokenizer, [prompt], 300)[0]}\n", flush=True)
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m demo_model.train", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--steps", type=int, default=10_000)
+    parser.add_argument("--rows", type=int, default=64, help="rows of 1024 tokens in a batch; a multiple of 64")
+    parser.add_argument("--lr", type=float, default=3e-3, help="peak learning rate")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--minutes", type=float, default=1e9, help="stop after so long; the same command goes on later")
+    parser.add_argument(
+        "--workers", type=int, default=max(1, (os.cpu_count() or 2) - 1), help="processes that make text"
+    )
+    parser.add_argument("--log-every", type=int, default=200)
+    parser.add_argument("--eval-every", type=int, default=2500)
+    parser.add_argument("--problems", type=int, default=500, help="of each category, at each evaluation")
+    return parser.parse_args()
+
+
+class _Log:
+    """A CSV file that grows by a line an entry."""
+
+    def __init__(self, path: Path) -> None:
+        new = not path.exists()
+        self._file = path.open("a", newline="")
+        self._writer = csv.DictWriter(self._file, FIELDS, lineterminator="\n")
+        if new:
+            self._writer.writeheader()
+
+    def write(self, entry: dict[str, object]) -> None:
+        self._writer.writerow(entry)
+        self._file.flush()
+        print(*(f"{key}={value}" for key, value in entry.items()), flush=True)
+
+
+def _schedule(step: int, steps: int) -> float:
+    """Part of the peak learning rate: a short linear warm-up, then linearly to almost nothing."""
+    warmup = max(1, steps // 50)
+    return min((step + 1) / warmup, max(0.01, (steps - step) / max(1, steps - warmup)))
+
+
+def _start_worker(tokenizer: Path, seed: int, length: int) -> None:
+    os.environ["RAYON_NUM_THREADS"] = "1"
+    _worker.append((tokens.load(tokenizer), seed, length))
+
+
+def _shard(number: int) -> tokens.Rows:
+    ((tokenizer, seed, length),) = _worker
+    return tokens.packed(tokenizer, documents(seed, number), length, SHARD)
+
+
+def _batches(tokenizer: Path, seed: int, step: int, rows: int, length: int, workers: int) -> Iterator[tokens.Rows]:
+    """Batches from a step on, ``uint16[rows, length]``, the same in every run, made by processes beside it."""
+    shards = rows // SHARD
+    context = multiprocessing.get_context("spawn")
+    with context.Pool(workers, _start_worker, (tokenizer, seed, length)) as pool:
+        number = step * shards
+        waiting = [pool.apply_async(_shard, (number + i,)) for i in range(8 * workers)]
+        number += len(waiting)
+        while True:
+            batch = []
+            for _ in range(shards):
+                batch.append(waiting.pop(0).get())
+                waiting.append(pool.apply_async(_shard, (number,)))
+                number += 1
+            yield np.concatenate(batch)
+
+
+def accuracy(model: DemoModel, tokenizer: tokenizers.Tokenizer, count: int, seed: int) -> dict[str, float]:
+    """Fraction of exact answers in each category of the demo evaluation, computed in f32."""
+    found = {}
+    for category in CATEGORIES:
+        asked = draw_problems(category, count, seed)
+        given = replies(model, tokenizer, [problem.question for problem in asked], 24)
+        right = sum(number_in(reply) == problem.answer for reply, problem in zip(given, asked, strict=True))
+        found[category.name] = right / count
+    return found
+
+
+@torch.no_grad()
+def replies(model: DemoModel, tokenizer: tokenizers.Tokenizer, prompts: list[str], limit: int) -> list[str]:
+    """The greedy answers to prompts, without a cache: prompts of one length run together."""
+    device = model.token_embd.device
+    by_length: dict[int, list[int]] = {}
+    ids = [[tokens.BOS, tokens.USER, *tokenizer.encode(p).ids, tokens.EOT, tokens.ASSISTANT] for p in prompts]
+    for i, prompt in enumerate(ids):
+        by_length.setdefault(len(prompt), []).append(i)
+    answers = [""] * len(prompts)
+    for length, members in by_length.items():
+        rows = torch.tensor([ids[i] for i in members], device=device)
+        done = torch.zeros(len(members), dtype=torch.bool, device=device)
+        while not done.all() and rows.shape[1] < length + limit:
+            following = (model.hidden(rows)[:, -1] @ model.token_embd.T).argmax(-1)
+            done |= following == tokens.EOT
+            rows = torch.cat([rows, following[:, None]], dim=1)
+        for i, row in zip(members, rows[:, length:].tolist(), strict=True):
+            answers[i] = tokenizer.decode(row[: row.index(tokens.EOT)] if tokens.EOT in row else row)
+    return answers
+
+
+def write_weights(model: DemoModel, path: Path) -> None:
+    """What inference needs: ternary codes and scales, norms, and the embedding table in f16."""
+    arrays = {}
+    for name, (codes, scale) in model.ternary().items():
+        arrays[f"{name}.codes"], arrays[f"{name}.scale"] = codes.cpu().numpy(), scale.cpu().numpy()
+    for name, tensor in model.dense().items():
+        arrays[name] = tensor.cpu().numpy().astype(np.float16 if name == "token_embd" else np.float32)
+    np.savez_compressed(path, **arrays)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,129 @@
+"""Small random models whose weights come from a seed alone, so that golden files need hold nothing but logits.
+
+Needs numpy only. The numbers are drawn as integers from numpy's frozen legacy generator and scaled by powers of two, so
+every platform and every numpy makes the same ones.
+"""
+
+from __future__ import annotations
+
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+Array = npt.NDArray[Any]
+
+FOLDER = Path(__file__).parents[1] / "tests" / "oracle" / "golden"
+PROMPTS = (1, 7, 40, 129, 600)
+"""Tokens of the prompts of each model."""
+
+CONTINUED = 8
+"""Greedy tokens after each prompt."""
+
+
+@dataclass(frozen=True)
+class GoldenModel:
+    """A model's shape and the seed of its weights.
+
+    Attributes:
+        family: ``bitnet`` has sub-norms (BitNet b1.58 2B4T with ``relu2``, the 1bitLLM models with ``silu``); ``llama``
+            has none (Falcon3 and Llama 3 at 1.58 bits).
+        linear: Which of transformers' quantised layers computes it: ``bitlinear`` multiplies int8 codes by unpacked
+            ternary ones, ``autobitlinear`` multiplies their float forms.
+    """
+
+    name: str
+    heads: int
+    kv_heads: int
+    head_dim: int
+    ffn: int
+    layers: int
+    vocab: int = 400
+    family: Literal["bitnet", "llama"] = "bitnet"
+    activation: Literal["relu2", "silu"] = "relu2"
+    linear: Literal["bitlinear", "autobitlinear"] = "bitlinear"
+    tied: bool = True
+    rope_theta: float = 500_000.0
+    eps: float = 1e-5
+    context: int = 704
+    seed: int = 0
+
+    @property
+    def hidden(self) -> int:
+        return self.heads * self.head_dim
+
+    @property
+    def path(self) -> Path:
+        return FOLDER / f"{self.name}.npz"
+
+    def weights(self) -> dict[str, Array]:
+        """By canonical name: the embedding (and head) in f16, norms in f32, each linear as int8 in {-1, 0, 1} with
+        what a weight of +1 stands for in f32 at ``<name>.unit``."""
+        random = np.random.RandomState(zlib.crc32(self.name.encode()) ^ self.seed)
+
+        def table(*shape: int) -> Array:
+            # Small beside what the layers add to it: a tied head would else repeat the last token for ever.
+            return (random.randint(-2048, 2049, shape) / 2**14).astype(np.float16)
+
+        def norm(size: int) -> Array:
+            return (random.randint(128, 384, size) / 256).astype(np.float32)
+
+        hidden, kv = self.hidden, self.kv_heads * self.head_dim
+        made = {"token_embd": table(self.vocab, hidden)}
+        if not self.tied:
+            made["output"] = table(self.vocab, hidden)
+        made["output_norm"] = norm(hidden)
+        shapes = {
+            "attn_q": (hidden, hidden),
+            "attn_k": (kv, hidden),
+            "attn_v": (kv, hidden),
+            "attn_output": (hidden, hidden),
+            "ffn_gate": (self.ffn, hidden),
+            "ffn_up": (self.ffn, hidden),
+            "ffn_down": (hidden, self.ffn),
+        }
+        norms = {"attn_norm": hidden, "ffn_norm": hidden}
+        if self.family == "bitnet":
+            norms |= {"attn_sub_norm": hidden, "ffn_sub_norm": self.ffn}
+        for layer in range(self.layers):
+            for name, size in norms.items():
+                made[f"blk.{layer}.{name}"] = norm(size)
+            for name, (rows, columns) in shapes.items():
+                made[f"blk.{layer}.{name}"] = random.randint(-1, 2, (rows, columns), dtype=np.int8)
+                # About 1 / sqrt(columns): outputs keep the size of their inputs.
+                unit = (1 + random.randint(0, 1024) / 1024) / 2 ** np.ceil(np.log2(columns) / 2)
+                made[f"blk.{layer}.{name}.unit"] = np.array([unit], np.float32)
+        return made
+
+    def prompt(self, length: int, among: Array, attempt: int) -> Array:
+        """A prompt of tokens ``among`` some; ``attempt`` numbers different ones of the same length."""
+        random = np.random.RandomState(7919 * length + attempt)
+        return among[random.randint(0, len(among), length)].astype(np.int32)
+
+
+MODELS = (
+    GoldenModel("bitnet-gqa1", heads=4, kv_heads=4, head_dim=64, ffn=324, layers=2),
+    GoldenModel("bitnet-gqa4", heads=8, kv_heads=2, head_dim=32, ffn=384, layers=2, linear="autobitlinear"),
+    GoldenModel("bitnet-gqa8", heads=8, kv_heads=1, head_dim=32, ffn=256, layers=3, vocab=331),
+    GoldenModel("bitnet-silu", heads=3, kv_heads=3, head_dim=80, ffn=320, layers=2, activation="silu", rope_theta=1e4),
+    GoldenModel(
+        "llama", heads=4, kv_heads=2, head_dim=64, ffn=384, layers=2, family="llama", activation="silu", tied=False
+    ),
+    GoldenModel("one-layer-gqa1", heads=4, kv_heads=4, head_dim=128, ffn=640, layers=1),
+    GoldenModel("one-layer-gqa4", heads=12, kv_heads=3, head_dim=64, ffn=1024, layers=1),
+    GoldenModel("one-layer-gqa8", heads=8, kv_heads=1, head_dim=96, ffn=772, layers=1, linear="autobitlinear"),
+    GoldenModel(
+        "one-layer-llama", heads=6, kv_heads=2, head_dim=64, ffn=512, layers=1, family="llama", activation="silu"
+    ),
+)
+
+
+def checksum(weights: dict[str, Array]) -> int:
+    """CRC-32 over all weights, so that a golden file made from others is noticed as such."""
+    total = 0
+    for name in sorted(weights):
+        total = zlib.crc32(np.ascontiguousarray(weights[name]).tobytes(), zlib.crc32(name.encode(), total))
+    return total

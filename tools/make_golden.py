@@ -1,0 +1,245 @@
+"""Make the golden files of tests/oracle: logits and greedy tokens by Hugging Face transformers, in fp32 on the CPU.
+
+    uvx --with tox-uv tox -e oracle -- --no-header -q  # the live comparison
+    python tools/make_golden.py                         # rewrites tests/oracle/golden, where torch and transformers are
+
+The linears are transformers' own *quantised* ones (int8 activations, ternary weights). Two right implementations may
+still round an activation to different sides where it stands on a border between two int8 codes; one such step moves the
+logits of a small model by about 1 %, and reaches all later tokens through the cache. So the model runs in float64 too,
+and each row of logits is marked as *determined* or not: whether every int8 code it depends on is ``CLEAR`` times as far
+from a border as float32 moves it. Prompts are tried until enough rows are; the file says how many were.
+"""
+
+from __future__ import annotations
+
+import os
+
+os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")  # transformers compiles its BitLinear, which needs a C++ compiler
+
+import copy
+import itertools
+import types
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+from transformers.integrations.bitnet import BitLinear, pack_weights, replace_with_bitnet_linear
+from transformers.models.bitnet.modeling_bitnet import BitNetRMSNorm
+from transformers.models.llama.modeling_llama import LlamaRMSNorm
+
+from golden_models import CONTINUED, MODELS, PROMPTS, Array, GoldenModel, checksum
+
+CLEAR = 5.0
+"""How many times as far from a rounding border as float32 and float64 differ a code must be to count as determined."""
+
+BATCH = 32
+
+_MODULES = {
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+    "attn_norm": "input_layernorm",
+    "ffn_norm": "post_attention_layernorm",
+    "attn_sub_norm": "self_attn.attn_sub_norm",
+    "ffn_sub_norm": "mlp.ffn_sub_norm",
+    "token_embd": "model.embed_tokens",
+    "output": "lm_head",
+    "output_norm": "model.norm",
+}
+
+
+def module_name(weight: str) -> str:
+    """``model.layers.3.mlp.up_proj`` of ``blk.3.ffn_up``."""
+    if weight.startswith("blk."):
+        _, layer, name = weight.split(".")
+        return f"model.layers.{layer}.{_MODULES[name]}"
+    return _MODULES[weight]
+
+
+def quantization(model: GoldenModel, mode: str = "offline") -> transformers.BitNetQuantConfig:
+    return transformers.BitNetQuantConfig(
+        modules_to_not_convert=["lm_head"], linear_class=model.linear, quantization_mode=mode
+    )
+
+
+def config(model: GoldenModel) -> transformers.PretrainedConfig:
+    kind = {"bitnet": transformers.BitNetConfig, "llama": transformers.LlamaConfig}[model.family]
+    return kind(
+        vocab_size=model.vocab,
+        hidden_size=model.hidden,
+        intermediate_size=model.ffn,
+        num_hidden_layers=model.layers,
+        num_attention_heads=model.heads,
+        num_key_value_heads=model.kv_heads,
+        hidden_act=model.activation,
+        max_position_embeddings=model.context,
+        rms_norm_eps=model.eps,
+        rope_theta=model.rope_theta,
+        tie_word_embeddings=model.tied,
+        bos_token_id=None,
+        eos_token_id=None,
+        pad_token_id=None,
+        attn_implementation="eager",
+    )
+
+
+def hugging_face(model: GoldenModel, weights: Mapping[str, Array] | None = None) -> Any:
+    """The model in transformers, with its quantised linears; ``weights`` in the form of the model's own take their
+    place."""
+    kind = {"bitnet": transformers.BitNetForCausalLM, "llama": transformers.LlamaForCausalLM}[model.family]
+    hf = kind(config(model)).to(torch.float32).eval()
+    hf = replace_with_bitnet_linear(hf, modules_to_not_convert=["lm_head"], quantization_config=quantization(model))
+    weights = model.weights() if weights is None else weights
+    for name, array in weights.items():
+        if name.endswith(".unit"):
+            continue
+        module, unit = hf.get_submodule(module_name(name)), weights.get(f"{name}.unit")
+        if unit is None:
+            module.weight = torch.nn.Parameter(torch.from_numpy(array).float(), requires_grad=False)
+        elif model.linear == "bitlinear":
+            module.weight = pack_weights(torch.from_numpy(array).clone())
+            module.weight_scale = torch.from_numpy(1 / unit)  # this class divides by it
+        else:
+            module.weight = torch.nn.Parameter(torch.from_numpy(array).float(), requires_grad=False)
+            module.weight_scale = torch.from_numpy(unit)
+    if model.tied:
+        hf.lm_head.weight = hf.model.embed_tokens.weight
+    return hf
+
+
+class Watched:
+    """A model in float32, and in float64 beside it, both watched for the inputs of their quantised layers."""
+
+    def __init__(self, model: GoldenModel, hf: Any) -> None:
+        self.model, self.hf = model, hf
+        self._exact = copy.deepcopy(hf).double()
+        for module in self._exact.modules():
+            if isinstance(module, BitLinear):
+                module.dtype = torch.float64
+            elif isinstance(module, BitNetRMSNorm | LlamaRMSNorm):
+                module.forward = types.MethodType(_norm_of_its_type, module)
+        self._seen: dict[tuple[Any, int, str], list[torch.Tensor]] = {}
+        for layer, part in itertools.product(range(model.layers), ("attn_q", "attn_output", "ffn_gate", "ffn_down")):
+            for watched in (self.hf, self._exact):
+                module = watched.get_submodule(module_name(f"blk.{layer}.{part}"))
+                module.register_forward_pre_hook(self._watch(watched, layer, part))
+        self.run(np.arange(model.vocab)[:, None], 0)
+        self.calm: Array = np.flatnonzero(self._clear(0, "attn_q"))
+        """Tokens whose codes in the first layer are clear: what they put into its cache depends on nothing else."""
+
+    def _watch(self, watched: Any, layer: int, part: str) -> Callable[[Any, tuple[torch.Tensor]], None]:
+        def hook(_: Any, args: tuple[torch.Tensor]) -> None:
+            y = args[0].double()
+            quotient = 127 * y / y.abs().amax(-1, keepdim=True).clamp(min=1e-5)
+            self._seen.setdefault((watched, layer, part), []).append(quotient)
+
+        return hook
+
+    def _clear(self, layer: int, part: str) -> Array:
+        """``bool[batch, n]``: which tokens' codes are clear of a border at one layer's input."""
+        quotient, exact = (torch.cat(self._seen[w, layer, part], 1) for w in (self.hf, self._exact))
+        gap = (quotient - quotient.floor() - 0.5).abs().amin(-1)
+        clear: Array = (gap > CLEAR * (quotient - exact).abs().amax(-1)).numpy()
+        return clear
+
+    @torch.no_grad()
+    def run(self, prompts: Array, count: int) -> tuple[Array, Array, Array]:
+        """Feed ``prompts[batch, n]`` and ``count`` greedy tokens after them.
+
+        Returns:
+            Logits ``f32[batch, n + count, V]``; the greedy tokens ``[batch, count]``; and ``bool[batch, n + count]``,
+            which rows of the logits are determined: their own token's codes are clear, and all those that reach them
+            through keys and values, which the last layer's after its attention do not.
+        """
+        self._seen.clear()
+        ids, cache, tokens, rows = torch.from_numpy(prompts.astype(np.int64)), None, [], []
+        text = ids
+        for i in range(count + 1):
+            out = self.hf(ids, past_key_values=cache, use_cache=True)
+            cache, ids = out.past_key_values, out.logits[:, -1:].argmax(-1)
+            rows.append(out.logits.numpy())
+            if i < count:
+                text = torch.cat([text, ids], 1)
+        tokens = text[:, prompts.shape[1] :].numpy()
+        self._exact(text)
+        determined: Array = np.ones(text.shape, bool)
+        for _, layer, part in self._seen:
+            own, through_cache = self._clear(layer, part), part == "attn_q" or layer < self.model.layers - 1
+            determined &= np.logical_and.accumulate(own, axis=1) if through_cache else own
+        return np.concatenate(rows, axis=1), tokens, determined
+
+    def continued(
+        self, length: int, prompt: Callable[[int], Array], attempts: int = 20_000
+    ) -> tuple[Array, Array, Array, int]:
+        """A prompt of some length, continued greedily, that is determined where such a one can be found.
+
+        At the least the row after the prompt is, and after a single token those of the continuation. In several layers
+        that takes more luck the longer the prompt is, and is given up; in a single one a row depends on few codes but
+        its own token's.
+
+        Args:
+            prompt: Makes the prompt of an attempt.
+            attempts: How many prompts to try; after them one that is not determined is taken.
+
+        Returns:
+            The tokens ``[n + CONTINUED]``, their logits, which rows are determined, and how many prompts were tried.
+        """
+        wanted = slice(length - 1, None if length == 1 else length)
+        if self.model.layers > 1 and length > 7:
+            attempts = 1
+        batch = min(attempts, BATCH if length <= 40 else 1)
+        for first in range(0, attempts, batch):
+            prompts = np.stack([prompt(first + i) for i in range(batch)])
+            good = np.flatnonzero(self.run(prompts, CONTINUED)[2][:, wanted].all(axis=1))
+            for i in good if first + batch < attempts else [*good, batch - 1]:
+                # Alone, a prompt is summed up in another order than in a batch: it must still be determined.
+                logits, tokens, rows = (a[0] for a in self.run(prompts[i : i + 1], CONTINUED))
+                if rows[wanted].all() or (i == batch - 1 and first + batch >= attempts):
+                    return np.concatenate([prompts[i], tokens]), logits, rows, first + int(i) + 1
+        raise AssertionError("the last prompt is always taken")
+
+
+def _norm_of_its_type(self: Any, x: torch.Tensor) -> torch.Tensor:
+    """RMSNorm in the type of its input; transformers' own computes it in float32 whatever the model's type is."""
+    out: torch.Tensor = self.weight * (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.variance_epsilon))
+    return out
+
+
+def make(model: GoldenModel) -> dict[str, Array]:
+    """What a golden file holds for each prompt: its tokens and the greedy ones after it, and rows of logits with their
+    places and whether they are determined."""
+    watched, made = Watched(model, hugging_face(model)), dict[str, Array]()
+    for length in PROMPTS:
+        prompt = partial(model.prompt, length, watched.calm)
+        text, logits, determined, attempts = watched.continued(length, prompt)
+        within = np.flatnonzero(determined[:length]) if determined[:length].any() else np.arange(length)
+        some = within[np.linspace(0, len(within) - 1, 4).astype(int)]
+        rows = np.unique([*some, *range(length - 1, length + CONTINUED)])
+        made |= {
+            f"{length}.text": text.astype(np.int16),
+            f"{length}.rows": rows.astype(np.int16),
+            f"{length}.logits": logits[rows],
+            f"{length}.determined": determined[rows],
+            f"{length}.attempts": np.array(attempts),
+        }
+        share = f"{determined[rows].sum()} of {len(rows)} rows determined"
+        print(f"{model.name}: {length} tokens, prompt {attempts}, {share}", flush=True)
+    made["weights"] = np.array(checksum(model.weights()))
+    made["versions"] = np.array([f"transformers {transformers.__version__}", f"torch {torch.__version__}"])
+    return made
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    for golden in MODELS:
+        contents = make(golden)
+        golden.path.parent.mkdir(exist_ok=True)
+        np.savez_compressed(golden.path, allow_pickle=False, **contents)
+        print(f"{golden.path.name}: {golden.path.stat().st_size} bytes", flush=True)
