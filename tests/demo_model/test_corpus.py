@@ -1,0 +1,196 @@
+"""The demo model's training text: the same everywhere, true, well-formed, and without the held-out problems."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Callable
+from itertools import islice, pairwise
+from random import Random
+
+import pytest
+
+from bitnet.core.demo_eval import held_out
+from demo_model import arithmetic, corpus, dialogues, facts, logic, smalltalk, stories, words
+from demo_model.corpus import Message
+from demo_model.plots import PLOTS, Plot
+from demo_model.template import fill, plural, with_article
+
+DOCUMENTS = 12_000
+TRAINED_ON = "dd1782c035ccdfa96459cc23bbd362fda1f8651afb7a1b306735b32e3ba3d54b"
+"""Digest of the first documents of the text that the committed model was trained on."""
+
+KINDS = [maker for module in (arithmetic, logic, words, facts, smalltalk, dialogues) for maker, _ in module.KINDS]
+EQUATION = re.compile(r"(?<![\d.])(-?\d+) ([-+x/]) (-?\d+) = (-?\d+)")
+OPERATIONS: dict[str, Callable[[int, int], float]] = {
+    "+": lambda a, b: a + b,
+    "-": lambda a, b: a - b,
+    "x": lambda a, b: a * b,
+    "/": lambda a, b: a / b,
+}
+
+
+@pytest.fixture(scope="module")
+def documents() -> list[list[Message]]:
+    return list(islice(corpus.documents(7, 3), DOCUMENTS))
+
+
+def exchanges(documents: list[list[Message]]) -> list[tuple[str, str]]:
+    """Every question with its answer."""
+    return [
+        (question, answer)
+        for document in documents
+        for (role, question), (_, answer) in pairwise(document)
+        if role in ("user", "user-text")
+    ]
+
+
+def test_the_text_is_the_one_the_model_was_trained_on() -> None:
+    """A change of the generator changes this digest: train the model anew, or leave the text as it is."""
+    digest = hashlib.sha256()
+    for shard in (0, 1):
+        for document in islice(corpus.documents(0, shard), 20_000):
+            digest.update(repr(document).encode())
+    assert digest.hexdigest() == TRAINED_ON
+
+
+def test_shards_differ() -> None:
+    first, second = (list(islice(corpus.documents(0, shard), 20)) for shard in (0, 1))
+    assert first != second
+
+
+def test_no_held_out_pair_is_added_or_subtracted(documents: list[list[Message]]) -> None:
+    """Neither written as an expression, nor asked in words: two numbers, and an answer that adds or subtracts them."""
+    found = 0
+    for document in documents:
+        for _, text in document:
+            for a, b in re.findall(r"(\d+) ?[-+] ?(\d+)", text):
+                assert not held_out(int(a), int(b)), text
+                found += 1
+    assert found > 10_000
+    asked = 0
+    for question, answer in exchanges(documents):
+        numbers = [int(n) for n in re.findall(r"\d+", question)]
+        if len(numbers) == 2 and re.search(r"\d [-+] \d", answer):
+            a, b = numbers
+            if {a + b, abs(a - b)} & {int(n) for n in re.findall(r"\d+", answer)}:
+                asked += 1
+                assert not held_out(a, b), (question, answer)
+    assert asked > 3_000
+
+
+def test_every_equation_is_true(documents: list[list[Message]]) -> None:
+    found = 0
+    for document in documents:
+        for role, text in document:
+            if role in ("assistant", "text"):
+                for a, sign, b, result in EQUATION.findall(text):
+                    assert OPERATIONS[sign](int(a), int(b)) == int(result), text
+                    found += 1
+    assert found > 10_000
+
+
+def test_sums_answer_what_was_asked() -> None:
+    """The question alone, worked out by its words, gives the number of the answer."""
+    rng = Random(5)
+    for _ in range(2_000):
+        question, answer = arithmetic.addition(rng)
+        numbers = [int(n) for n in re.findall(r"\d+", question)]
+        if len(numbers) == 2:
+            assert int(re.findall(r"-?\d+", answer)[-1]) == sum(numbers), question
+        question, answer = arithmetic.subtraction(rng)
+        numbers = [int(n) for n in re.findall(r"\d+", question)]
+        if len(numbers) == 2:
+            first, second = numbers
+            if re.search(r"(?i)subtract \d|take \d", question):  # "subtract b from a"
+                first, second = second, first
+            assert int(re.findall(r"-?\d+", answer)[-1]) == first - second, question
+
+
+def test_primes_letters_and_orders_are_right() -> None:
+    rng = Random(6)
+    for _ in range(500):
+        question, answer = arithmetic.prime(rng)
+        number = int(re.findall(r"\d+", question)[0])
+        assert answer.startswith("Yes") == (number > 1 and all(number % d for d in range(2, number)))
+        question, answer = words.letters(rng)
+        if match := re.fullmatch(r"([a-z-]+): ([a-z]) appears (no|\d+) times?\.", answer):
+            spelt = match[1].replace("-", "")
+            assert spelt in question
+            assert spelt.count(match[2]) == (0 if match[3] == "no" else int(match[3]))
+        question, answer = logic.order(rng)
+        assert set(re.findall(r"[A-Z]\w+", answer)) <= set(re.findall(r"[A-Z]\w+", question)) | {"Yes", "No"}
+
+
+@pytest.mark.parametrize("maker", KINDS, ids=lambda maker: f"{maker.__module__.rpartition('.')[2]}.{maker.__name__}")
+def test_exchanges_have_no_leftovers_of_templates(maker: Callable[[Random], tuple[str, str]]) -> None:
+    rng = Random(8)
+    for _ in range(400):
+        question, answer = maker(rng)
+        for text in (question, answer):
+            assert text
+            assert text == text.strip()
+            assert not re.search(r"[\[\]{}|]|  ", text), text
+        assert not re.search(r"[.!?]\.$", answer.replace("D.C..", "D.C.")), answer
+        if maker.__module__ != words.__name__:  # where "a" may be a letter
+            assert not re.search(r"\b[Aa] [aeio][a-z]|\b[Aa]n [bcdfgjklmnpqrstvwxz]", answer), answer
+
+
+@pytest.mark.parametrize("plot", PLOTS, ids=lambda plot: plot.themes[0])
+def test_stories_keep_their_hero(plot: Plot) -> None:
+    rng = Random(9)
+    for _ in range(150):
+        story = stories.tell(rng, plot=plot, kind=plot.kind or "otter", name="Zilly", other="moose")
+        assert not re.search(r"[\[\]{}|]|  ", story.text)
+        assert story.text.count("Zilly") >= 3
+        assert story.text.count('"') % 2 == 0
+        assert story.text[-1] in '.!?"'
+        if story.slots["he"] == story.slots["fhe"]:  # then only one pronoun may be used of the two
+            other = {"he": r"\b(she|her|herself)\b", "she": r"\b(he|him|his|himself)\b"}[story.slots["he"]]
+            told = re.sub(r'"[^"]*"', "", story.text)
+            strangers = len(re.findall("old woman|giant|wolf", told))
+            assert strangers or not re.search(other, told), story.text
+
+
+def test_what_users_type_is_varied() -> None:
+    rng = Random(10)
+    typed = {corpus.as_typed(rng, "What is Two?") for _ in range(500)}
+    assert {"What is Two?", "what is two?", "What is Two", "what is two"} < typed
+    assert any(text.endswith("What is Two?") and len(text) > len("What is Two?") for text in typed)
+
+
+@pytest.mark.parametrize(
+    ("template", "outcomes"),
+    [
+        ("[a|b]c", {"ac", "bc"}),
+        ("[a[b|]|]", {"ab", "a", ""}),
+        ("{x} and {X}", {"owl and Owl"}),
+        ("{a:x}, {A:x}", {"an owl, An owl"}),
+    ],
+)
+def test_templates(template: str, outcomes: set[str]) -> None:
+    rng = Random(0)
+    assert {fill(template, rng, {"x": "owl"}) for _ in range(100)} == outcomes
+
+
+@pytest.mark.parametrize("template", ["[a", "a]", "a|b", "{the:x}", "{"])
+def test_what_is_no_template_is_refused(template: str) -> None:
+    with pytest.raises(ValueError, match="template"):
+        fill(template, Random(0), {"x": "owl"})
+
+
+@pytest.mark.parametrize(
+    ("noun", "one", "many"),
+    [
+        ("owl", "an owl", "owls"),
+        ("unicorn", "a unicorn", "unicorns"),
+        ("brave mouse", "a brave mouse", "brave mice"),
+        ("honest fox", "an honest fox", "honest foxes"),
+        ("fairy", "a fairy", "fairies"),
+        ("monkey", "a monkey", "monkeys"),
+        ("fisherman", "a fisherman", "fishermen"),
+    ],
+)
+def test_articles_and_plurals(noun: str, one: str, many: str) -> None:
+    assert with_article(noun) == one
+    assert plural(noun) == many

@@ -1,0 +1,12 @@
+"""The conformance suite on this backend: ``pytest tests/conformance.py`` where the package is installed."""
+
+from __future__ import annotations
+
+from bitnet_sample.backend import BACKEND
+
+from bitnet.core.testing import ConformanceSuite
+
+
+class TestSample(ConformanceSuite):
+    backend = BACKEND
+    size = "small"

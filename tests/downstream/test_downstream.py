@@ -1,0 +1,137 @@
+"""A library that builds on bitnet-core alone: built, installed outside the workspace, used, and checked for types."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+SAMPLE = Path(__file__).parent / "sample"
+Run = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with nothing but the sample's installed distribution, built from a copy of its source."""
+    folder = tmp_path_factory.mktemp("downstream")
+    shutil.copytree(SAMPLE, folder / "sample")
+    uv = os.environ.get("UV") or shutil.which("uv")
+    assert uv, "uv is not on the PATH"
+    command = [uv, "pip", "install", "--python", sys.executable, "--target", "site", "--no-deps", "./sample"]
+    built = subprocess.run(
+        [*command, "--no-build-isolation", "--no-sources"], cwd=folder, capture_output=True, text=True, check=False
+    )
+    assert built.returncode == 0, built.stderr
+    return folder / "site"
+
+
+@pytest.fixture
+def run(site: Path, tmp_path: Path) -> Run:
+    """Run a command as where the sample is installed, and nothing of ours is set."""
+
+    def run(*command: str, status: int = 0, **env: str) -> subprocess.CompletedProcess[str]:
+        kept = {k: v for k, v in os.environ.items() if not k.startswith(("BITNET_", "PYTHON", "MYPY"))}
+        kept |= {"PYTHONPATH": str(site), "BITNET_CACHE_DIR": str(tmp_path / "cache")}
+        done = subprocess.run(
+            command, env={**kept, **env}, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=300
+        )
+        assert done.returncode == status, f"{done.stdout}{done.stderr}"
+        return done
+
+    return run
+
+
+BITNET = str(Path(sysconfig.get_path("scripts")) / "bitnet")
+
+
+def test_its_backend_is_listed_proved_selected_and_answers(run: Run) -> None:
+    listed = json.loads(run(BITNET, "devices", "--json", BITNET_BACKEND_PRIORITY="sample").stdout)
+    (backend,) = [b for b in listed["backends"] if b["name"] == "sample"]
+    assert (backend["distribution"], backend["version"], backend["status"]) == ("bitnet-sample", "1.2.3", "ok")
+    (device,) = backend["devices"]
+    assert (device["name"], device["id"], device["memory"]) == ("sample:0", "sample-board-0001", 8 * 2**30)
+    assert device["proof"]["passed"]
+    assert listed["selected"] == "sample:0"
+
+    asked = run(BITNET, "run", "--device", "sample", "What is 17 + 25?", "--receipt", "r.json", BITNET_LOG="info")
+    assert "selected=sample:0" in asked.stderr
+    assert "42" in asked.stdout
+    verified = run(BITNET, "receipt", "verify", "r.json")
+    assert "sample:0" in verified.stdout
+
+    # Without the distribution, the name means nothing.
+    gone = run(BITNET, "run", "--device", "sample", "Hi", status=2, PYTHONPATH="")
+    assert gone.stderr.startswith("bitnet: error: there is no device 'sample'")
+
+
+def test_its_kernels_are_cached_as_the_variables_say(run: Run, tmp_path: Path) -> None:
+    """A backend that compiles, through the command line: what is compiled again, and what is found."""
+
+    def compiled(**env: str) -> bool:
+        said = run(BITNET, "run", "--device", "sample", "Hi", "-n", "1", BITNET_LOG="info", **env).stderr
+        return "compiled the sample's kernels in" in said
+
+    def entries(**env: str) -> int:
+        return int(json.loads(run(BITNET, "cache", "info", "--json", **env).stdout)["entries"])
+
+    assert compiled(BITNET_NO_KERNEL_CACHE="1")
+    assert entries() == 0
+    assert compiled()
+    assert not compiled()
+    elsewhere = {"BITNET_CACHE_DIR": str(tmp_path / "elsewhere")}
+    assert compiled(**elsewhere)
+    (entry,) = (tmp_path / "elsewhere" / "kernels").glob("*.kernel")
+    entry.write_bytes(entry.read_bytes()[:-1] + b"!")
+    assert compiled(**elsewhere)  # and the damaged entry is replaced
+    assert not compiled(**elsewhere)
+    run(BITNET, "cache", "clear", **elsewhere)
+    assert (entries(), entries(**elsewhere)) == (1, 0)
+
+
+CODE = """
+import bitnet_sample, numpy as np
+assert bitnet_sample.best_device() == "sample:0"
+rng = np.random.default_rng()
+w, x = rng.standard_normal((24, 40), np.float32), rng.standard_normal((3, 40), np.float32)
+scale = np.abs(w).mean()
+ternary = np.clip(np.rint(w / scale), -1, 1) * scale
+with bitnet_sample.CompressedLinear(w) as layer:
+    assert layer.device == "sample:0"
+    difference = np.abs(layer(x) - x @ ternary.T).max()
+assert 0 < difference < 40 * scale * np.abs(x).max() / 127, difference
+assert "42" in bitnet_sample.answer("What is 17 + 25?")
+"""
+
+
+def test_its_library_computes_on_its_backend(run: Run) -> None:
+    run(sys.executable, "-c", CODE, BITNET_BACKEND_PRIORITY="sample")
+
+
+def test_its_backend_conforms(run: Run, tmp_path: Path) -> None:
+    shutil.copy(SAMPLE / "tests" / "conformance.py", tmp_path)
+    ran = run(sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "conformance.py")
+    assert " passed" in ran.stdout
+    assert "failed" not in ran.stdout
+
+
+USER = """
+from bitnet.core import quantize
+from bitnet_sample import CompressedLinear
+
+quantize("no array")  # type: ignore[arg-type]
+CompressedLinear([1.0])  # type: ignore[arg-type]
+"""
+"""Without our ``py.typed`` everything were ``Any`` and the comments unused, which strict mode tells."""
+
+
+def test_it_type_checks_against_what_is_installed(run: Run, site: Path, tmp_path: Path) -> None:
+    (tmp_path / "user.py").write_text(USER)
+    shutil.copytree(site / "bitnet_sample", tmp_path / "bitnet_sample")
+    run(sys.executable, "-m", "mypy", "--strict", f"--cache-dir={tmp_path / 'mypy'}", "user.py", "bitnet_sample")

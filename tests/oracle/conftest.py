@@ -1,0 +1,192 @@
+"""Runs the models of ``tools/golden_models.py`` on a device, in the ways a model is run."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+
+from bitnet.core.hal import Device, Executable, Limits, SequenceStep, Step, StepLayout, Weight
+from bitnet.core.model.config import ModelConfig
+from bitnet.core.model.program import BLOCK_SIZE, build_program
+from bitnet.core.testing.rig import dense, ternary
+from golden_models import Array, GoldenModel
+
+DETERMINED = 1e-5
+"""Bound on a row of logits, of its greatest, where every int8 code it depends on is clear of a rounding border: what is
+left is float32 arithmetic in another order, which makes 1e-6 at most here."""
+
+UNDETERMINED = 0.1
+"""Bound where a code may be rounded to either side. One such code moves the logits of models this small by about 1 %,
+and through the cache the codes of all later tokens by a little, so that more of them flip: two right implementations
+(transformers in fp32 and the float64 numpy device) differ by up to 5.5 % after 129 random tokens, and after 600."""
+
+
+def weights_of(model: GoldenModel) -> dict[str, Weight]:
+    """The model's weights as a device takes them."""
+    arrays = model.weights()
+    weights: dict[str, Weight] = {}
+    for name, array in arrays.items():
+        if not name.endswith(".unit"):
+            unit = arrays.get(f"{name}.unit")
+            weights[name] = dense(array) if unit is None else ternary(array, float(unit[0]))
+    if model.tied:
+        weights["output"] = weights["token_embd"]
+    return weights
+
+
+def config_of(model: GoldenModel) -> ModelConfig:
+    return ModelConfig(
+        architecture="bitnet-b1.58" if model.family == "bitnet" else "llama",
+        name=model.name,
+        vocab_size=model.vocab,
+        hidden_size=model.hidden,
+        layers=model.layers,
+        heads=model.heads,
+        kv_heads=model.kv_heads,
+        head_dim=model.head_dim,
+        ffn_size=model.ffn,
+        context_length=model.context,
+        rms_eps=model.eps,
+        rope_theta=model.rope_theta,
+        rope_style="neox",  # as in transformers; a GGUF of the Llama family has q and k reordered
+        rope_freq_factors=None,
+        activation=model.activation,
+        sub_norms=model.family == "bitnet",
+        tied_embeddings=model.tied,
+    )
+
+
+def parts_of(model: GoldenModel) -> tuple[ModelConfig, dict[str, Weight]]:
+    return config_of(model), weights_of(model)
+
+
+@dataclass(frozen=True)
+class Text:
+    """A prompt and the greedy tokens after it, and the rows of logits known of it.
+
+    Attributes:
+        prompt: How many of the tokens are the prompt.
+        tokens: ``int[n]``.
+        rows: Places of ``logits[rows, V]``.
+        determined: ``bool[rows]``, see ``tools/make_golden.py``.
+    """
+
+    prompt: int
+    tokens: Array
+    rows: Array
+    logits: Array
+    determined: Array
+
+
+class Player:
+    """A model on a device, with room for several texts at once. The cache is f32, as transformers' is.
+
+    Args:
+        model: A golden model, or the configuration and weights of any.
+    """
+
+    def __init__(
+        self, device: Device, model: GoldenModel | tuple[ModelConfig, Mapping[str, Weight]], texts: Sequence[Text]
+    ) -> None:
+        self.texts = texts
+        self.width = -(-max(len(t.tokens) for t in texts) // BLOCK_SIZE)
+        blocks = self.width * len(texts)
+        longest = max(t.prompt for t in texts)
+        self.limits = Limits(max(longest, 128), len(texts), 40, self.width)
+        config, weights = model if isinstance(model, tuple) else parts_of(model)
+        program = build_program(config, weights, limits=self.limits, num_blocks=blocks, kv_dtype="f32")
+        self.executable: Executable = device.compile(program)
+        order = np.random.default_rng(blocks).permutation(blocks).reshape(len(texts), self.width)
+        self.tables: list[list[int]] = order.tolist()
+
+    def feed(self, parts: Mapping[int, tuple[int, int]]) -> dict[int, dict[int, Array]]:
+        """Feed tokens ``begin … end`` of some texts in one step; the known rows among them, by text and place."""
+        sequences, places = [], []
+        for i, (begin, end) in parts.items():
+            text = self.texts[i]
+            known = [int(row) for row in text.rows if begin <= row < end]
+            places += [(i, row) for row in known]
+            rows = [row - begin for row in known]
+            sequences.append(SequenceStep(text.tokens[begin:end].astype(np.int32), end, self.tables[i], rows))
+        self.executable.run(Step(StepLayout(self.limits), sequences))
+        logits = self.executable.read("logits", len(places))
+        out: dict[int, dict[int, Array]] = {i: {} for i in parts}
+        for (i, row), values in zip(places, logits, strict=True):
+            out[i][row] = values
+        return out
+
+    def alone(self) -> list[dict[int, Array]]:
+        """Each text by itself: the prompt in one chunk, then token by token."""
+        results = []
+        for i, text in enumerate(self.texts):
+            rows = self.feed({i: (0, text.prompt)})[i]
+            for at in range(text.prompt, len(text.tokens)):
+                rows |= self.feed({i: (at, at + 1)})[i]
+            results.append(rows)
+        return results
+
+    def mixed(self) -> list[dict[int, Array]]:
+        """All texts at once, prefill in random chunks beside decode."""
+        seed = secrets.randbits(32)
+        print(f"seed of the mixture: {seed}")
+        rng = np.random.default_rng(seed)
+        done, results = [0] * len(self.texts), [dict[int, Array]() for _ in self.texts]
+        while pending := [i for i, text in enumerate(self.texts) if done[i] < len(text.tokens)]:
+            chosen = rng.permutation(pending)[: rng.integers(1, len(pending) + 1)].tolist()
+            parts, room = {}, self.limits.max_tokens
+            for i in chosen:
+                text = self.texts[i]
+                left = text.prompt - done[i]
+                count = 1 if left <= 0 else int(min(left, rng.integers(1, 100), room))
+                if count <= room:
+                    parts[i] = (done[i], done[i] + count)
+                    room -= count
+                    done[i] += count
+            for i, rows in self.feed(parts).items():
+                results[i] |= rows
+        return results
+
+    def greedy(self, i: int) -> list[int]:
+        """What the device itself answers to a prompt, its own tokens fed back without the host."""
+        text = self.texts[i]
+        step = SequenceStep(text.tokens[: text.prompt].astype(np.int32), text.prompt, self.tables[i], [text.prompt - 1])
+        first = self.executable.run(Step(StepLayout(self.limits), [step]))[0, 0]
+        step = SequenceStep([int(first)], text.prompt + 1, self.tables[i], [0])
+        count = len(text.tokens) - text.prompt - 1
+        return [int(first), *self.executable.run(Step(StepLayout(self.limits), [step]), count)[:, 0].tolist()]
+
+
+def check(texts: Sequence[Text], results: Sequence[Mapping[int, Array]]) -> None:
+    """Each known row is within its bound, and its greatest logit at the token that was chosen there."""
+    for text, rows in zip(texts, results, strict=True):
+        for row, exact, determined in zip(text.rows, text.logits, text.determined, strict=True):
+            bound = DETERMINED if determined else UNDETERMINED
+            error = abs(rows[int(row)] - exact).max() / abs(exact).max()
+            assert error <= bound, f"row {row} of {len(text.tokens)} is {error:.1e} off, {bound} is the bound"
+            best = np.sort(exact)[-2:] / abs(exact).max()
+            if best[1] - best[0] > 2 * bound:
+                assert rows[int(row)].argmax() == exact.argmax(), f"another token after {row} of {len(text.tokens)}"
+
+
+@pytest.fixture(name="check_rows")
+def _check_rows() -> Callable[[Sequence[Text], Sequence[Mapping[int, Array]]], None]:
+    return check
+
+
+@pytest.fixture(name="parts_of")
+def _parts_of() -> Callable[[GoldenModel], tuple[ModelConfig, dict[str, Weight]]]:
+    return parts_of
+
+
+@pytest.fixture
+def player() -> type[Player]:
+    return Player
+
+
+@pytest.fixture
+def text_type() -> type[Text]:
+    return Text

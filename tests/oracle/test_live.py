@@ -1,0 +1,166 @@
+"""Fresh random models against Hugging Face transformers itself, and checkpoints it saves through ``bitnet convert``.
+
+Runs where torch and transformers are: ``uvx --with tox-uv tox -e oracle``.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from bitnet.core import load_model, registry
+from bitnet.core.cli import main
+from bitnet.core.cpu.backend import BACKEND
+from bitnet.core.hal import Device
+from bitnet.core.model.file import open_model
+from golden_models import CONTINUED, MODELS, Array, GoldenModel
+
+torch = pytest.importorskip("torch", reason="torch is not installed; tox -e oracle has it")
+pytest.importorskip("transformers", reason="transformers is not installed; tox -e oracle has it")
+
+if True:  # after the check that they are there
+    from transformers.integrations.bitnet import replace_with_bitnet_linear
+
+    import make_golden
+
+BY_NAME = {model.name: model for model in MODELS}
+
+
+torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="module")
+def devices() -> Iterator[list[Device]]:
+    """Every level of the CPU device. One test runs them all, for transformers takes far longer than they do."""
+    opened = [registry.open_device(info) for info in BACKEND.probe().devices]
+    yield opened
+    for device in opened:
+        device.close()
+
+
+@pytest.fixture
+def seed() -> int:
+    """New in every run; a failing test prints it."""
+    drawn = secrets.randbits(31)
+    print(f"seed {drawn}")
+    return drawn
+
+
+def texts_of(hf: Any, model: GoldenModel, seed: int, lengths: tuple[int, ...], text_type: Any) -> list[Any]:
+    """Random prompts, continued greedily by transformers, with some of its logits."""
+    watched, rng = make_golden.Watched(model, hf), np.random.default_rng(seed)
+    texts = []
+    for length in lengths:
+
+        def prompt(_: int, length: int = length) -> Array:
+            return rng.choice(watched.calm, length)
+
+        text, logits, determined, _ = watched.continued(length, prompt, attempts=320 if length < 10 else 10)
+        rows = np.unique([*rng.integers(0, length, 12), *range(length - 1, len(text))])
+        texts.append(text_type(length, text, rows, logits[rows], determined[rows]))
+    return texts
+
+
+def play(player: Any, device: Device, model: Any, texts: list[Any], check_rows: Any) -> None:
+    print(f"on {device.info.name}")
+    playing = player(device, model, texts)
+    try:
+        check_rows(texts, playing.mixed())
+    finally:
+        playing.executable.close()
+
+
+@pytest.mark.parametrize("name", list(BY_NAME))
+def test_logits(devices: list[Device], name: str, seed: int, player: Any, text_type: Any, check_rows: Any) -> None:
+    """Random weights and prompts: rows that are determined to 1e-5, the others to what flipped codes do."""
+    model = replace(BY_NAME[name], seed=seed)
+    hf = make_golden.hugging_face(model)
+    texts = texts_of(hf, model, seed, (1, 5, 33, 150, 600), text_type)
+    for device in devices:
+        play(player, device, model, texts, check_rows)
+
+
+def save(hf: Any, model: GoldenModel, quantization: Any, folder: Path) -> None:
+    """Write a checkpoint as transformers saves it, with a byte-level vocabulary of the model's size."""
+    hf.config.quantization_config = quantization
+    hf.config.architectures = [type(hf).__name__]
+    hf.save_pretrained(folder)
+    alphabet = [chr(code) for code in [*range(33, 127), *range(161, 173), *range(174, 256), *range(256, 324)]]
+    vocabulary = {token: i for i, token in enumerate(alphabet)}
+    vocabulary["th"] = len(vocabulary)
+    vocabulary |= {f"<{i}>": i for i in range(len(vocabulary), model.vocab)}
+    byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
+    tokenizer: dict[str, Any] = {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": [],
+        "normalizer": None,
+        "pre_tokenizer": byte_level,
+        "post_processor": None,
+        "decoder": byte_level,
+        "model": {"type": "BPE", "vocab": vocabulary, "merges": ["t h"], "unk_token": None, "fuse_unk": False},
+    }
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer), encoding="utf-8")
+
+
+def masters(model: GoldenModel) -> Any:
+    """The model with bf16 master weights, quantised at every use, as it is trained."""
+    hf, weights, online = make_golden.hugging_face(model), model.weights(), make_golden.quantization(model, "online")
+    hf = replace_with_bitnet_linear(hf, modules_to_not_convert=["lm_head"], quantization_config=online)
+    rng = np.random.default_rng(model.seed)
+    for name, array in weights.items():
+        if f"{name}.unit" in weights:
+            floats = torch.from_numpy(rng.standard_normal(array.shape) * weights[f"{name}.unit"]).bfloat16().float()
+            module = hf.get_submodule(make_golden.module_name(name))
+            module.weight = torch.nn.Parameter(floats, requires_grad=False)
+    return hf
+
+
+CHECKPOINTS = [
+    ("bitnet-gqa1", "bitlinear"),
+    ("bitnet-gqa4", "autobitlinear"),
+    ("bitnet-silu", "online"),
+    ("one-layer-gqa1", "online"),
+    ("one-layer-llama", "bitlinear"),
+    ("llama", "bitlinear"),
+]
+
+
+@pytest.mark.parametrize(("name", "kind"), CHECKPOINTS)
+def test_saved_checkpoint(
+    devices: list[Device],
+    name: str,
+    kind: Any,
+    seed: int,
+    tmp_path: Path,
+    player: Any,
+    text_type: Any,
+    check_rows: Any,
+) -> None:
+    """save_pretrained → ``bitnet convert`` → logits, and greedy tokens through the Python API."""
+    if kind == "online":
+        model = replace(BY_NAME[name], seed=seed, linear="autobitlinear")
+        hf, quantization = masters(model), make_golden.quantization(model, "online")
+    else:
+        model = replace(BY_NAME[name], seed=seed, linear=kind)
+        hf, quantization = make_golden.hugging_face(model), make_golden.quantization(model)
+    texts = texts_of(hf, model, seed, (1, 9, 90), text_type)
+    save(hf, model, quantization, tmp_path / "saved")
+    assert main(["convert", str(tmp_path / "saved"), str(tmp_path / "model.gguf")]) == 0
+    file = open_model(tmp_path / "model.gguf")
+    for device in devices:
+        play(player, device, (file.config, file.weights), texts, check_rows)
+        with load_model(tmp_path / "model.gguf", device=device, kv_dtype="f32") as loaded:
+            for text in texts:
+                if text.determined[text.rows >= text.prompt - 1].all():
+                    prompt: Array = text.tokens[: text.prompt]
+                    answer = loaded.generate(prompt.tolist(), max_tokens=CONTINUED, temperature=0, stop_tokens=[])
+                    assert list(answer.tokens) == text.tokens[text.prompt :].tolist()

@@ -1,0 +1,85 @@
+"""The wheels, installed outside the workspace, by someone who has nothing else."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+Run = Callable[..., str]
+
+
+@pytest.fixture(scope="module")
+def locked(uv: Run, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The lock's versions of everything that is not ours, as constraints: what uv has at hand already."""
+    path = tmp_path_factory.mktemp("locked") / "constraints.txt"
+    uv("export", "--frozen", "--no-hashes", "--no-emit-workspace", "--all-packages", "-o", path)
+    return path
+
+
+class Environment:
+    """A fresh virtual environment and a working directory far from the tree."""
+
+    def __init__(self, folder: Path, uv: Run, run: Run) -> None:
+        self.folder, self._uv, self._run = folder, uv, run
+        self.bin = folder / "venv" / ("Scripts" if os.name == "nt" else "bin")
+        uv("venv", "--python", sys.executable, folder / "venv", cwd=folder)
+
+    def install(self, *what: str | Path) -> None:
+        self._uv("pip", "install", "--python", self.folder / "venv", *what, cwd=self.folder)
+
+    def __call__(self, program: str, *args: str) -> str:
+        env = {"BITNET_CACHE_DIR": str(self.folder / "cache")}
+        return self._run(self.bin / program, *args, cwd=self.folder, env=env)
+
+
+@pytest.fixture(scope="module")
+def core(
+    uv: Run, run: Run, wheel: Callable[[str], Path], locked: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Environment:
+    environment = Environment(tmp_path_factory.mktemp("core"), uv, run)
+    environment.install("--constraint", locked, wheel("bitnet-core"))
+    return environment
+
+
+def installed(environment: Environment, uv: Run) -> set[str]:
+    rows = json.loads(uv("pip", "list", "--python", environment.folder / "venv", "--format", "json"))
+    return {row["name"] for row in rows}
+
+
+def test_core_pulls_in_no_gpu_package(core: Environment, uv: Run, root: Path, packages: list[str]) -> None:
+    names = installed(core, uv)
+    drivers = ("cuda-", "nvidia-", "pyopencl", "vulkan", "wgpu", "hip-", "pyobjc")
+    assert "bitnet-core" in names
+    assert [name for name in names if name.startswith(drivers) or name in set(packages) - {"bitnet-core"}] == []
+
+
+def test_core_imports_from_the_wheel_alone(core: Environment) -> None:
+    paths = json.loads(
+        core("python", "-c", "import json, bitnet, bitnet.core; print(json.dumps(list(bitnet.__path__)))")
+    )
+    assert len(paths) == 1
+    assert Path(paths[0]).is_relative_to(core.folder.resolve())
+
+
+def test_core_answers(core: Environment) -> None:
+    assert "42" in core("bitnet", "run", "What is 17 + 25?")
+
+
+def test_core_lists_its_devices(core: Environment) -> None:
+    assert "cpu" in core("bitnet", "devices")
+
+
+def test_all_wheels_work_together(
+    uv: Run, run: Run, wheel: Callable[[str], Path], locked: Path, packages: list[str], tmp_path: Path
+) -> None:
+    environment = Environment(tmp_path, uv, run)
+    environment.install("--constraint", locked, *map(wheel, packages))
+    listed = environment("bitnet", "devices")
+    for package in packages:
+        assert package == "bitnet-core" or package in listed
+    assert "42" in environment("bitnet", "run", "What is 17 + 25?")

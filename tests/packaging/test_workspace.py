@@ -1,0 +1,151 @@
+"""What must agree across the workspace although it stands in several files."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.version import Version
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+
+def toml(path: Path) -> dict[str, Any]:
+    return tomllib.loads(path.read_text(encoding="utf-8"))
+
+
+@pytest.fixture(scope="session")
+def version(root: Path) -> Version:
+    return Version((root / "VERSION").read_text().strip())
+
+
+@pytest.fixture(scope="session")
+def backends(packages: list[str]) -> list[str]:
+    return [name for name in packages if name != "bitnet-core"]
+
+
+def project(root: Path, package: str) -> dict[str, Any]:
+    data: dict[str, Any] = toml(root / "packages" / package / "pyproject.toml")["project"]
+    return data
+
+
+def test_namespace_has_no_init(root: Path) -> None:
+    assert not list(root.glob("packages/*/src/bitnet/__init__.py"))
+
+
+def test_licence_is_the_same_everywhere(root: Path, package: str) -> None:
+    assert (root / "packages" / package / "LICENSE").read_bytes() == (root / "LICENSE").read_bytes()
+
+
+def test_version_stands_in_one_place(root: Path, package: str, version: Version) -> None:
+    data = toml(root / "packages" / package / "pyproject.toml")
+    assert data["project"]["dynamic"] == ["version"]
+    assert (root / "packages" / package / data["tool"]["hatch"]["version"]["path"]).resolve() == root / "VERSION"
+    core = project(root, "bitnet-core")
+    ours = [*data["project"]["dependencies"], *(d for extra in core["optional-dependencies"].values() for d in extra)]
+    for requirement in map(Requirement, ours):
+        if requirement.name.startswith("bitnet-") and not requirement.extras:
+            assert version in requirement.specifier, f"{requirement} does not allow {version}"
+
+
+def test_extras_are_the_backends_that_exist(root: Path, backends: list[str]) -> None:
+    """One extra for each backend; `oneapi` is the name of Level Zero's. What else there is needs no backend."""
+    extras = project(root, "bitnet-core")["optional-dependencies"]
+    names = {"oneapi" if name == "bitnet-level-zero" else name.removeprefix("bitnet-"): name for name in backends}
+    assert set(extras) == {*names, "gpu", "plot", "testing"}
+    for extra, package in names.items():
+        assert [Requirement(line).name for line in extras[extra]] == [package]
+    in_gpu = {extra for line in extras["gpu"] for extra in Requirement(line).extras}
+    assert in_gpu == set(names) - {"metal"}
+
+
+def test_a_backend_needs_the_core_and_its_driver_binding_only(root: Path, backends: list[str]) -> None:
+    for package in backends:
+        data = project(root, package)
+        needs = {Requirement(line).name for line in data["dependencies"]}
+        assert "bitnet-core" in needs
+        assert not needs & (set(backends) - {package})
+        assert list(data["entry-points"]) == ["bitnet.backends"]
+
+
+def test_workspace_knows_every_package(root: Path, packages: list[str]) -> None:
+    workspace = toml(root / "pyproject.toml")
+    assert {Requirement(line).name for line in workspace["project"]["dependencies"]} == set(packages)
+    assert set(workspace["tool"]["uv"]["sources"]) == set(packages)
+    typed = {path.removeprefix("$MYPY_CONFIG_FILE_DIR/") for path in workspace["tool"]["mypy"]["mypy_path"]}
+    assert typed == {"tools", *(f"packages/{name}{part}" for name in packages for part in ("", "/src"))}
+    assert set(toml(root / "tox.toml")["env_list"]) > {name.removeprefix("bitnet-") for name in packages}
+
+
+def test_the_compiler_is_pinned_once(root: Path) -> None:
+    build = toml(root / "packages/bitnet-core/pyproject.toml")["build-system"]["requires"]
+    dev = toml(root / "pyproject.toml")["dependency-groups"]["workspace"]
+    pins = [line for line in [*build, *dev] if line.startswith("ziglang")]
+    assert len(pins) == 2
+    assert len(set(pins)) == 1
+    assert pins[0].startswith("ziglang==")
+
+
+def test_ci_matrix_covers_every_package_and_target(root: Path, packages: list[str], hatch_build: ModuleType) -> None:
+    data = toml(root / "tools/ci_matrix.toml")
+    assert set(data["packages"]) == set(packages)
+    for name, package in data["packages"].items():
+        targets = {*hatch_build.TARGETS, "any"} if name == "bitnet-core" else {"any"}
+        assert set(package["wheels"]) == targets, name
+
+
+@pytest.mark.parametrize("what", ["tests", "wheels"])
+def test_ci_matrix_prints_what_the_workflows_read(root: Path, what: str) -> None:
+    done = subprocess.run(
+        [sys.executable, root / "tools/ci_matrix.py", what], capture_output=True, text=True, check=True
+    )
+    rows = json.loads(done.stdout)["include"]
+    text = "".join(path.read_text() for path in (root / ".github/workflows").glob("*.yml"))
+    assert rows
+    assert len({json.dumps(row, sort_keys=True) for row in rows}) == len(rows)
+    assert all(f"matrix.{key}" in text for row in rows for key in row)
+
+
+def test_ci_matrix_refuses_other_words(root: Path) -> None:
+    done = subprocess.run([sys.executable, root / "tools/ci_matrix.py", "wheel"], capture_output=True, check=False)
+    assert done.returncode == 1
+
+
+def test_workflows_follow_the_schema(root: Path) -> None:
+    workflows = [str(path) for path in (root / ".github/workflows").glob("*.yml")]
+    assert {Path(path).stem for path in workflows} == {"ci", "release"}
+    command = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", "vendor.github-workflows", *workflows]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
+
+
+def test_the_schema_finds_a_broken_workflow(tmp_path: Path, root: Path) -> None:
+    broken = tmp_path / "ci.yml"
+    broken.write_text((root / ".github/workflows/ci.yml").read_text().replace("runs-on:", "run-on:", 1))
+    command = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", "vendor.github-workflows", str(broken)]
+    assert subprocess.run(command, capture_output=True, check=False).returncode == 1
+
+
+def test_workflows_pin_actions_and_hold_no_secret(root: Path) -> None:
+    for path in (root / ".github/workflows").glob("*.yml"):
+        text = path.read_text()
+        actions = re.findall(r"uses: *(\S+)", text)
+        assert actions
+        assert all(re.fullmatch(r"[\w-]+/[\w-]+@[0-9a-f]{40}", action) for action in actions), path.name
+        assert text.count("actions/checkout@") == text.count("persist-credentials: false")
+        assert "secrets." not in text
+
+
+def test_lock_is_up_to_date(uv: Callable[..., str]) -> None:
+    uv("lock", "--check")

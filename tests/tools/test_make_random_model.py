@@ -1,0 +1,66 @@
+"""The models that tests and measurements run are whole, repeatable, and of the shape they claim."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import tokenizers
+
+from bitnet.core.model import open_model
+from bitnet.core.model.inspect import inspect_tensors
+from make_random_model import PRESETS, make_model, metadata, tensors, vocabulary
+
+
+def test_the_2b4t_preset_is_the_official_files() -> None:
+    shape = PRESETS["2b4t"]
+    assert len(metadata(shape)) == 24
+    found = dict(tensors(shape, 0))
+    assert len(found) == 332
+    ternary = sum(int(np.prod(t.shape)) for t in found.values() if t.type.name == "I2_S")
+    assert ternary == 30 * (2 * 2560 * 2560 + 2 * 640 * 2560 + 3 * 6912 * 2560)
+    assert found["token_embd.weight"].shape == (128_256, 2560)
+    tokens, types, merges = vocabulary(shape.vocab)
+    assert len(tokens) == len(set(tokens)) == len(types) == 128_256
+    assert 250_000 < len(merges) == len(set(merges)) < 400_000
+
+
+def test_a_small_model_opens(tmp_path: Path) -> None:
+    path = tmp_path / "a.gguf"
+    make_model(path, PRESETS["small"], seed=5)
+    model = open_model(path)
+    assert model.quantization == "I2_S"
+    assert (model.config.layers, model.config.vocab_size) == (2, 512)
+    for weight in model.weights.values():
+        weight.load()
+    assert not [report.warnings for report in inspect_tensors(model.gguf) if report.warnings]
+    text = "the 1st cat, naïve 😀\n"
+    assert model.tokenizer.decode(model.tokenizer.encode(text)) == text
+    assert model.chat_template is not None
+    assert model.chat_template.render([{"role": "user", "content": "hi"}]).endswith("<|eot_id|>Assistant: ")
+    make_model(tmp_path / "b.gguf", PRESETS["small"], seed=5)
+    assert (tmp_path / "b.gguf").read_bytes() == path.read_bytes()
+    make_model(tmp_path / "c.gguf", PRESETS["small"], seed=6)
+    assert (tmp_path / "c.gguf").read_bytes() != path.read_bytes()
+
+
+def test_other_shapes(tmp_path: Path) -> None:
+    shape = replace(PRESETS["small"], hidden=128, heads=8, kv_heads=8, head_dim=32, ffn=384, vocab=300, tied=False)
+    make_model(tmp_path / "a.gguf", shape)
+    model = open_model(tmp_path / "a.gguf")
+    assert model.weights["blk.0.attn_q"].shape == (256, 128)
+    assert not model.config.tied_embeddings
+    assert model.tokenizer.vocab_size == 300
+
+
+def test_every_token_can_be_made() -> None:
+    """Each token's letters are merged into it, so that a large vocabulary is used as one."""
+    tokens, types, merges = vocabulary(5000)
+    ids = {token: i for i, token in enumerate(tokens)}
+    model = {"type": "BPE", "vocab": ids, "merges": merges, "ignore_merges": False}
+    backend = tokenizers.Tokenizer.from_str(json.dumps({"version": "1.0", "added_tokens": [], "model": model}))
+    for token, kind in zip(tokens, types, strict=True):
+        if kind == 1:
+            assert backend.encode(token).ids == [ids[token]]
