@@ -88,6 +88,7 @@ class EmulatedLibrary:
     def __init__(self, command: Sequence[str]) -> None:
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         self._words: dict[int, int] = {}
+        self._samples: dict[int, bool] = {}
         self._lock = threading.Lock()  # a request and its answer go together
 
     def close(self) -> None:
@@ -132,6 +133,9 @@ class EmulatedLibrary:
         here = self.upload(bytes(program))
         handle: int = self.__getattr__("bitnet_executable_new")(level, pool, threads, here)
         self._words[handle] = program.step.words
+        last = program.ops + (program.op_count - 1) * ctypes.sizeof(native.Op)
+        kind = int.from_bytes(self.read(last, 4), "little")  # its first field
+        self._samples[handle] = kind in (native.OpKind.SAMPLE, native.OpKind.HEAD_SAMPLE)
         return handle
 
     def bitnet_head_pack(
@@ -145,7 +149,7 @@ class EmulatedLibrary:
         size = 4 * count * int.from_bytes(data[8:12], "little")
         here, out = self.upload(data), self.bitnet_pages_alloc(max(size, 1))
         self.__getattr__("bitnet_executable_run")(handle, here, count, out, exact)
-        if tokens:
+        if self._samples[handle]:  # else there is no room for tokens
             ctypes.memmove(tokens, self.read(out, size), size)
 
     def _send(self, *words: int, data: bytes = b"") -> None:
