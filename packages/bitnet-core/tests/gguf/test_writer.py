@@ -70,18 +70,19 @@ def test_the_gguf_package_reads_it(tmp_path: Path) -> None:
 
 def test_round_trip_with_our_reader(tmp_path: Path) -> None:
     weights = np.random.default_rng().integers(-1, 2, (6, 128), dtype=np.int8)
-    metadata: dict[str, Any] = {"general.alignment": 64, "nested": [[1, 2], ["x"]]}
+    metadata: dict[str, Any] = {"general.alignment": 64, "nested": [[1, 2], ["x"]], "none": []}
     source = TensorSource(weights.shape, GGMLType.I2_S, i2s_bytes(weights, 0.5))
     write_gguf(tmp_path / "a", metadata, {"odd": np.ones(3, np.float32), "w": source})
     file = GGUFFile(tmp_path / "a")
     nested: Any = file.metadata["nested"]
     assert nested[0].tolist() == [1, 2]
     assert nested[1] == ["x"]
+    assert file.metadata["none"] == []
     assert file.tensors["w"].offset % 64 == 0
     np.testing.assert_array_equal(file.data(file.tensors["w"]), i2s_bytes(weights, 0.5))
 
 
-@pytest.mark.parametrize("value", [None, 2**64, [], [1, "a"], {"a": 1}, np.ones((2, 2)), 1j, [object()]])
+@pytest.mark.parametrize("value", [None, 2**64, [1, "a"], {"a": 1}, np.ones((2, 2)), 1j, [object()]])
 def test_values_without_a_gguf_form(tmp_path: Path, value: object) -> None:
     with pytest.raises(InvalidInputError, match="'key'"):
         write_gguf(tmp_path / "a", {"key": value}, {})  # type: ignore[dict-item]

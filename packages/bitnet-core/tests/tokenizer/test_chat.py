@@ -63,6 +63,7 @@ def render(source: str, **message: Any) -> str:
         ("{{ messages | map(attribute='role') | join(', ') }}{{ messages | length }}", "user1"),
         ("{{ messages | selectattr('role', 'equalto', 'user') | list | length }}", "1"),
         ("{{ 'a b' | replace(' ', '_') | upper | default('z') }}", "A_B"),
+        ("{% for m in messages %}{% generation %}{{ m.content }}!{% endgeneration %}{% endfor %}", "c!"),
     ],
 )
 def test_what_templates_use(source: str, expected: str) -> None:

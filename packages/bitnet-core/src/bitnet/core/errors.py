@@ -77,6 +77,7 @@ class ModelFileError(BitNetError):
         if offset is not None:
             where += f" (at byte {offset})"
         super().__init__(f"{where}: {message}", hint=hint)
+        self.reason = message
         self.path = Path(path)
         self.field = field
         self.offset = offset

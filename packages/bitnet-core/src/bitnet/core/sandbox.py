@@ -16,6 +16,7 @@ from typing import Any
 from jinja2 import Template, ext, nodes
 from jinja2.exceptions import SecurityError
 from jinja2.filters import do_format
+from jinja2.parser import Parser
 from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.visitor import NodeTransformer
@@ -32,6 +33,19 @@ MAX_BITS = 4096
 """Length of an integer."""
 
 
+class _Generation(ext.Extension):
+    """``{% generation %}`` … ``{% endgeneration %}``: what the assistant wrote, marked for training. Just text here."""
+
+    tags = {"generation"}  # noqa: RUF012
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+_EXTENSIONS = (ext.loopcontrols, _Generation)
+
+
 class BoundedEnvironment(ImmutableSandboxedEnvironment):
     """Environment of one template, for one rendering at a time; :meth:`reset` begins one.
 
@@ -46,7 +60,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
     def __init__(
         self, source: str, filters: Mapping[str, Callable[..., Any]], functions: Mapping[str, Callable[..., Any]]
     ) -> None:
-        super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[ext.loopcontrols], finalize=self._write)
+        super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=_EXTENSIONS, finalize=self._write)
         self._round_cost = max(ROUND_COST, len(source))
         self.reset()
         del self.globals["lipsum"]

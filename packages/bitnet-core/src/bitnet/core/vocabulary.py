@@ -72,7 +72,7 @@ class Vocabulary:
             "pre": self.pre if self.model == "gpt2" else "default",
             "tokens": list(self.tokens),
             "token_type": np.array(self.types, np.int32),
-            "merges": list(self.merges) if self.model == "gpt2" and self.merges else None,
+            "merges": list(self.merges) if self.model == "gpt2" else None,
             "scores": np.array(self.scores, np.float32) if self.model == "llama" else None,
             "bos_token_id": self.bos_id,
             "eos_token_id": self.eos_id,

@@ -44,15 +44,19 @@ def write_gguf(
     tensors: Mapping[str, Tensor],
     *,
     progress: Callable[[int, int], None] | None = None,
+    check: Callable[[Path], None] | None = None,
 ) -> None:
     """Write a model file; on failure, what stood at ``path`` before is untouched.
 
     Args:
         path: The file to write; it replaces one that is there.
         metadata: Python strings, booleans, integers (u32 where they fit, else i32, u64 or i64), floats (f32), numpy
-            scalars and arrays (their own type), and lists of these (integers: i32 where all fit, else i64).
+            scalars and arrays (their own type), and lists of these (integers: i32 where all fit, else i64; an empty
+            list is one of strings).
         tensors: f32 and f16 arrays as they are, and :class:`TensorSource` for every other type.
         progress: Called with bytes of tensor data written and in all.
+        check: Called with the finished file before it takes its name; what it raises ends the writing. Not called where
+            ``path`` is a pipe.
 
     Raises:
         InvalidInputError: A value or an array has a type that GGUF does not have, or the data do not fit a shape.
@@ -62,7 +66,11 @@ def write_gguf(
     sizes = {name: _size(name, source) for name, source in sources.items()}
     head = [MAGIC, struct.pack("<IQQ", 3, len(sources), len(metadata))]
     for key, value in metadata.items():
-        head += [_string(key), _value(key, value)]
+        try:
+            head += [_string(key), _value(key, value)]
+        except UnicodeEncodeError as error:
+            wrong = error.object[error.start]
+            raise InvalidInputError(f"metadata {key!r}: {wrong!r} is no Unicode character.") from None
     alignment = metadata.get("general.alignment", ALIGNMENT)
     if type(alignment) is not int or not 8 <= alignment <= MAX_ALIGNMENT or alignment & (alignment - 1):
         raise InvalidInputError(f"general.alignment is {brief(alignment)}; it must be a power of two, 8 at least.")
@@ -88,6 +96,9 @@ def write_gguf(
                 raise InvalidInputError(f"tensor {name!r} gave {written} bytes; its shape and type need {sizes[name]}.")
             end += -end % alignment + written
             done += written
+        if check is not None and file.seekable():
+            file.flush()
+            check(Path(file.name))
 
 
 def _source(name: str, tensor: Tensor) -> TensorSource:
@@ -158,7 +169,7 @@ def _array(key: str, values: list[Any] | tuple[Any, ...] | npt.NDArray[Any]) -> 
         if kind is None or values.ndim != 1:
             raise InvalidInputError(f"metadata {key!r}: an array of {values.dtype}{values.shape} has no GGUF form.")
         return struct.pack("<IQ", kind, len(values)) + values.astype(SCALARS[kind]).tobytes()
-    if values and all(isinstance(v, str) for v in values):
+    if all(isinstance(v, str) for v in values):  # so is an empty list: other arrays are numpy's, and keep their type
         return struct.pack("<IQ", ValueType.STRING, len(values)) + b"".join(map(_string, values))
     if values and all(isinstance(v, (list, tuple, np.ndarray)) for v in values):
         return struct.pack("<IQ", ValueType.ARRAY, len(values)) + b"".join(_array(key, v) for v in values)

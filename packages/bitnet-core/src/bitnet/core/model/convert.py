@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from bitnet.core.errors import InvalidInputError
+from bitnet.core.errors import InvalidInputError, ModelFileError
 from bitnet.core.gguf import GGMLType, MetadataValue, TensorSource, i2s_bytes, unpack_ternary, write_gguf
 from bitnet.core.gguf.ternary import I2SLayout
 from bitnet.core.gguf.writer import Tensor
@@ -46,7 +46,18 @@ def convert_model(
     metadata, tensors = (
         read_folder(source) if source.is_dir() else _read_gguf(open_model(source, i2s_layout=i2s_layout))
     )
-    write_gguf(target, metadata, tensors, progress=progress)
+    write_gguf(target, metadata, tensors, progress=progress, check=partial(_check, source))
+
+
+def _check(source: Path, path: Path) -> None:
+    """Open what was written as the engine will; where it refuses, the source is at fault."""
+    try:
+        made = open_model(path)
+        made.tokenizer, made.chat_template  # noqa: B018
+    except ModelFileError as error:
+        raise ModelFileError(
+            f"makes a model that cannot be run: {error.reason}", path=source, field=error.field
+        ) from error
 
 
 def _read_gguf(model: ModelFile) -> tuple[dict[str, MetadataValue], dict[str, Tensor]]:

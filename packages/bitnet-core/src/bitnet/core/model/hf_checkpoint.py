@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from bitnet.core.errors import ModelFileError
+from bitnet.core.chat import ChatTemplate
+from bitnet.core.errors import InvalidInputError, ModelFileError
 from bitnet.core.gguf import GGMLType, MetadataValue, TensorSource, i2s_bytes, unpack_ternary
 from bitnet.core.gguf.quants import CHUNK, decode
 from bitnet.core.gguf.ternary import GROUP, load_ternary
@@ -168,10 +169,18 @@ def interleave(rows: npt.NDArray[np.int8], heads: int) -> npt.NDArray[np.int8]:
 def _chat_template(folder: Path) -> str | None:
     """The folder's chat template, the one named ``default`` where there are several."""
     path = folder / "chat_template.jinja"
+    found: Any
     if path.is_file():
-        return path.read_text(encoding="utf-8", errors="replace")
-    settings = folder / "tokenizer_config.json"
-    found = read_json(settings).get("chat_template") if settings.is_file() else None
+        found = path.read_text(encoding="utf-8", errors="replace")
+    else:
+        path = folder / "tokenizer_config.json"
+        found = read_json(path).get("chat_template") if path.is_file() else None
     if isinstance(found, list):
         found = next((t.get("template") for t in found if isinstance(t, dict) and t.get("name") == "default"), None)
-    return found if isinstance(found, str) else None
+    if not isinstance(found, str):
+        return None
+    try:
+        ChatTemplate(found)
+    except InvalidInputError as error:
+        raise ModelFileError(error.message, path=path, field="chat_template") from error
+    return found

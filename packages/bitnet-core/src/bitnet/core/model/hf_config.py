@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ HF_ARCHITECTURES = {"BitNetForCausalLM": "bitnet-b1.58", "BitnetForCausalLM": "b
 """GGUF architectures of Hugging Face's: BitNet in transformers, 1bitLLM's models, and Llama-shaped ones."""
 FILE_TYPE_I2S = 40
 """``general.file_type`` of I2_S files, as the official one has it."""
+_SMALLEST, _GREATEST = float(np.finfo(np.float32).tiny), float(np.finfo(np.float32).max)
 
 
 class HFConfig:
@@ -50,19 +52,27 @@ class HFConfig:
         self.online = quantization.get("quantization_mode", "offline") == "online"
         heads, hidden = self._integer("num_attention_heads"), self._integer("hidden_size")
         head_dim = self._integer("head_dim", hidden // heads)
+        kv_heads = self._integer("num_key_value_heads", heads)
+        if heads % kv_heads:
+            raise self.error("num_key_value_heads", f"{kv_heads} does not divide the {heads} heads.")
+        if head_dim % 2:
+            raise self.error("head_dim", f"heads of {head_dim} elements cannot be rotated in pairs.")
         scaling = self._mapping("rope_scaling") | self._mapping("rope_parameters")
         theta = self._number(scaling if "rope_theta" in scaling else self.values, "rope_theta", 10_000.0)
+        partial = scaling if "partial_rotary_factor" in scaling else self.values
+        if self._number(partial, "partial_rotary_factor", 1.0) != 1:
+            raise self.error("partial_rotary_factor", "other than 1 is not supported.")
         activation = self.values.get("hidden_act", "silu" if architecture == "llama" else "relu2")
         if not isinstance(activation, str) or activation not in ACTIVATIONS:
             raise self.error("hidden_act", f"{brief(activation)} is not supported; {', '.join(ACTIVATIONS)} are.")
         self.model = ModelConfig(
             architecture=architecture,
-            name=folder.resolve().name,
+            name=os.fsencode(folder.resolve().name).decode(errors="replace"),
             vocab_size=self._integer("vocab_size"),
             hidden_size=hidden,
             layers=self._integer("num_hidden_layers"),
             heads=heads,
-            kv_heads=self._integer("num_key_value_heads", heads),
+            kv_heads=kv_heads,
             head_dim=head_dim,
             ffn_size=self._integer("intermediate_size"),
             context_length=self._integer("max_position_embeddings"),
@@ -122,8 +132,8 @@ class HFConfig:
         value = values.get(key)
         if value is None:
             value = default
-        if not isinstance(value, (int, float)) or not 0 < value < math.inf:
-            raise self.error(key, f"is {brief(value)}, not a positive number.")
+        if not isinstance(value, (int, float)) or not _SMALLEST <= value <= _GREATEST:
+            raise self.error(key, f"is {brief(value)}, not a positive number that float32 can hold.")
         return float(value)
 
     def _quantization(self, architecture: str) -> Mapping[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import struct
 from collections.abc import Iterator
 from dataclasses import replace
@@ -10,7 +11,7 @@ from typing import Any
 
 import tokenizers
 
-from bitnet.core.errors import InvalidInputError, ModelFileError
+from bitnet.core.errors import InvalidInputError, ModelFileError, brief
 from bitnet.core.model.safetensors import read_json
 from bitnet.core.tokenizer import Tokenizer, word_cutter
 from bitnet.core.vocabulary import GPT2, LLAMA3, TokenType, Vocabulary
@@ -19,9 +20,11 @@ PROBES = (
     "Hello, world! It's 1234567 o'clock; WE'LL see, don't they've? ",
     " \n\n  three   spaces\tand tabs\r\n\r\nnew lines \n \n",
     "naïve café Größe 12½ ²³ ½ нещо на Български 你好世界 3.14159 ราคา 100 こんにちは 😀👍🏽 a\u0301",
-    'if x[0] != "a_b": return {"k": -1e-5} // $%&/()=?  #@!!! ...—–“quotes”',
+    'if x[0] != "a_b": return {"k": -1e-5} // $%&/()=?  #@!!! ...—–“quotes” camelCase HTTPServer',
 )
 """Texts on which ways to cut words differ."""
+SAMPLE = 64
+"""Tokens in each text made of the vocabulary's own."""
 
 
 def read_vocabulary(folder: Path, config: dict[str, Any]) -> Vocabulary:
@@ -57,14 +60,17 @@ def read_vocabulary(folder: Path, config: dict[str, Any]) -> Vocabulary:
 def _from_json(path: Path) -> Vocabulary:
     data = read_json(path)
     try:
-        original = tokenizers.Tokenizer.from_file(str(path))
+        original = tokenizers.Tokenizer.from_buffer(path.read_bytes())
     except Exception as error:  # the library raises nothing narrower
         raise ModelFileError(f"is no tokenizer: {error}.", path=path) from error
+    original.no_truncation()  # as transformers does, unless its caller asks
+    original.no_padding()
     model = data["model"]
     if "merges" not in model:
         raise ModelFileError("holds no byte-pair encoding; no other kind is supported.", path=path, field="model")
+    _check_normalizer(path, data.get("normalizer"))
     pairs = [tuple(merge.split(" ", 1)) if isinstance(merge, str) else tuple(merge) for merge in model["merges"]]
-    tokens, types = _tokens(path, model["vocab"], data.get("added_tokens") or [])
+    tokens, types = _tokens(path, original)
     ways: tuple[Vocabulary, ...]
     if model.get("byte_fallback"):
         types = [_byte_type(token, kind) for token, kind in zip(tokens, types, strict=True)]
@@ -86,6 +92,15 @@ def _from_json(path: Path) -> Vocabulary:
     )
 
 
+def _check_normalizer(path: Path, normalizer: Any) -> None:
+    """Refuse what changes text before it is cut, which a GGUF file cannot say; SentencePiece's spaces it can."""
+    steps = normalizer.get("normalizers", [normalizer]) if normalizer else []
+    for step in steps:
+        space = step.get("pattern") == {"String": " "}
+        if not (step["type"] == "Prepend" or (step["type"] == "Replace" and space)):
+            raise ModelFileError(f"{brief(step['type'])} is not supported.", path=path, field="normalizer")
+
+
 def _same(vocabulary: Vocabulary, original: tokenizers.Tokenizer) -> bool:
     """Whether a vocabulary cuts and encodes text as the original does."""
     tokenizer = Tokenizer(vocabulary)
@@ -97,15 +112,30 @@ def _same(vocabulary: Vocabulary, original: tokenizers.Tokenizer) -> bool:
             theirs = original.pre_tokenizer
             if theirs is None or cutter.pre_tokenize_str(text) != theirs.pre_tokenize_str(text):
                 return False
-    return True
+    return all(
+        tokenizer.encode(text, add_special=False) == original.encode(text, add_special_tokens=False).ids
+        for text in _samples(vocabulary, tokenizer)
+    )
 
 
-def _tokens(path: Path, vocab: dict[str, Any], added: list[dict[str, Any]]) -> tuple[list[str], list[int]]:
+def _samples(vocabulary: Vocabulary, tokenizer: Tokenizer) -> Iterator[str]:
+    """Texts with every token of the vocabulary in them, in its order and in another: merges that we rank otherwise, or
+    tokens that none makes, show."""
+    normal = [i for i, kind in enumerate(vocabulary.types) if kind == TokenType.NORMAL]
+    literal = (TokenType.CONTROL, TokenType.USER_DEFINED, TokenType.UNKNOWN)
+    names = {t for t, kind in zip(vocabulary.tokens, vocabulary.types, strict=True) if t and kind in literal}
+    for order in (normal, random.Random(0).sample(normal, len(normal))):
+        for begin in range(0, len(order), SAMPLE):
+            text = b"".join(map(tokenizer.token_bytes, order[begin : begin + SAMPLE])).decode(errors="ignore")
+            if not any(name in text for name in names):  # special tokens are read in text by the one, not the other
+                yield text
+
+
+def _tokens(path: Path, original: tokenizers.Tokenizer) -> tuple[list[str], list[int]]:
     """Tokens in the order of their ids, and the type of each."""
-    by_id = {i: (token, TokenType.NORMAL) for token, i in vocab.items()}
-    for token in added:
-        kind = TokenType.CONTROL if token.get("special") else TokenType.USER_DEFINED
-        by_id[token["id"]] = (token["content"], kind)
+    by_id = {i: (token, TokenType.NORMAL) for token, i in original.get_vocab(with_added_tokens=False).items()}
+    for i, token in original.get_added_tokens_decoder().items():  # the file's own ids of these are not what counts
+        by_id[i] = (token.content, TokenType.CONTROL if token.special else TokenType.USER_DEFINED)
     count = max(by_id, default=-1) + 1
     if count > 4 * len(by_id):
         raise ModelFileError(f"has {len(by_id)} tokens with ids up to {count - 1}.", path=path, field="model.vocab")
@@ -196,7 +226,10 @@ def _special_ids(folder: Path, config: dict[str, Any], vocabulary: Vocabulary) -
 
     def named(key: str) -> int | None:
         token = settings.get(key)
-        return ids.get(token["content"] if isinstance(token, dict) else token) if token else None
+        text = token.get("content") if isinstance(token, dict) else token
+        if token is not None and not isinstance(text, str):
+            raise ModelFileError(f"is {brief(token)}, not a token.", path=folder / "tokenizer_config.json", field=key)
+        return ids.get(text) if text else None
 
     def numbered(key: str) -> list[int]:
         values = [value for source in (generation, config) for value in _as_list(source.get(key))]
@@ -227,7 +260,7 @@ def _adds_bos(folder: Path, bos: int | None, *, default: bool) -> bool:
     path = folder / "tokenizer.json"
     if not path.is_file():
         return default
-    return bool(tokenizers.Tokenizer.from_file(str(path)).encode("a").ids[:1] == [bos])
+    return bool(tokenizers.Tokenizer.from_buffer(path.read_bytes()).encode("a").ids[:1] == [bos])
 
 
 def _as_list(value: Any) -> list[Any]:
