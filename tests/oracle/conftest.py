@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import pytest
@@ -19,10 +20,16 @@ DETERMINED = 1e-5
 """Bound on a row of logits, of its greatest, where every int8 code it depends on is clear of a rounding border: what is
 left is float32 arithmetic in another order, which makes 1e-6 at most here."""
 
-UNDETERMINED = 0.1
-"""Bound where a code may be rounded to either side. One such code moves the logits of models this small by about 1 %,
-and through the cache the codes of all later tokens by a little, so that more of them flip: two right implementations
-(transformers in fp32 and the float64 numpy device) differ by up to 5.5 % after 129 random tokens, and after 600."""
+UNDETERMINED = 0.05
+"""Bound where a code may be rounded to either side, for the inputs in the golden files: one such code moves the logits
+of models this small by about 1 %, and through the cache those of all later tokens. Right implementations differ by
+2.4 % at most there; transformers itself, on two processors, by 1.8 %."""
+
+UNDETERMINED_ANYWHERE = 0.1
+"""The same for inputs that are new in every run: 5.5 % is the most that was seen."""
+
+TYPICAL = 0.02
+"""Bound on the median of a model's undetermined rows, where there are ten or more: 0.9 % is the most that was seen."""
 
 
 def weights_of(model: GoldenModel) -> dict[str, Weight]:
@@ -160,26 +167,37 @@ class Player:
         return [int(first), *self.executable.run(Step(StepLayout(self.limits), [step]), count)[:, 0].tolist()]
 
 
-def check(texts: Sequence[Text], results: Sequence[Mapping[int, Array]]) -> None:
+def check(
+    texts: Sequence[Text], results: Sequence[Mapping[int, Array]], undetermined: float = UNDETERMINED_ANYWHERE
+) -> None:
     """Each known row is within its bound, and its greatest logit at the token that was chosen there."""
+    loose = []
     for text, rows in zip(texts, results, strict=True):
         for row, exact, determined in zip(text.rows, text.logits, text.determined, strict=True):
-            bound = DETERMINED if determined else UNDETERMINED
+            bound = DETERMINED if determined else undetermined
             error = abs(rows[int(row)] - exact).max() / abs(exact).max()
             assert error <= bound, f"row {row} of {len(text.tokens)} is {error:.1e} off, {bound} is the bound"
             best = np.sort(exact)[-2:] / abs(exact).max()
             if best[1] - best[0] > 2 * bound:
                 assert rows[int(row)].argmax() == exact.argmax(), f"another token after {row} of {len(text.tokens)}"
+            loose += [] if determined else [float(error)]
+    if len(loose) >= 10:
+        assert np.median(loose) <= TYPICAL, f"undetermined rows are off by {sorted(loose)}"
 
 
 @pytest.fixture(name="check_rows")
-def _check_rows() -> Callable[[Sequence[Text], Sequence[Mapping[int, Array]]], None]:
+def _check_rows() -> Callable[..., None]:
     return check
 
 
 @pytest.fixture(name="parts_of")
 def _parts_of() -> Callable[[GoldenModel], tuple[ModelConfig, dict[str, Weight]]]:
     return parts_of
+
+
+@pytest.fixture(name="check_golden_rows")
+def _check_golden_rows() -> Callable[..., None]:
+    return partial(check, undetermined=UNDETERMINED)
 
 
 @pytest.fixture

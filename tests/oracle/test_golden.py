@@ -66,11 +66,13 @@ def test_files_hold_what_is_claimed(model: GoldenModel, texts: list[Any]) -> Non
 
 
 @pytest.mark.parametrize("way", ["alone", "mixed"])
-def test_logits(device: Device, model: GoldenModel, texts: list[Any], player: Any, check_rows: Any, way: str) -> None:
+def test_logits(
+    device: Device, model: GoldenModel, texts: list[Any], player: Any, check_golden_rows: Any, way: str
+) -> None:
     """Whole prompts and single tokens; chunks of several prompts beside decode."""
     playing = player(device, model, texts)
     try:
-        check_rows(texts, getattr(playing, way)())
+        check_golden_rows(texts, getattr(playing, way)())
     finally:
         playing.executable.close()
 
@@ -98,7 +100,7 @@ def test_greedy_tokens(device: Device, model: GoldenModel, texts: list[Any], pla
     ids=lambda wrong: next(iter(wrong)),
 )
 def test_another_model_would_be_noticed(
-    wrong: dict[str, Any], player: Any, parts_of: Any, text_type: Any, check_rows: Any
+    wrong: dict[str, Any], player: Any, parts_of: Any, text_type: Any, check_golden_rows: Any
 ) -> None:
     """A slip of one number anywhere in the model breaks a bound."""
     model = MODELS[5]
@@ -107,6 +109,6 @@ def test_another_model_would_be_noticed(
     playing = player(ReferenceDevice(), (replace(config, **wrong), weights), texts)
     try:
         with pytest.raises(AssertionError):
-            check_rows(texts, playing.alone())
+            check_golden_rows(texts, playing.alone())
     finally:
         playing.executable.close()

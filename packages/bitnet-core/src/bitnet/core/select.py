@@ -162,7 +162,7 @@ def _concerned(requested: str, plugins: Mapping[str, Plugin]) -> list[str]:
     devices = [info for plugin in plugins.values() for info in plugin.report().probe.devices]
     if requested in {info.id.lower() for info in devices}:
         return list(plugins)
-    names = ", ".join(["auto", "cpu", "gpu", *dict.fromkeys([*plugins, *(info.name for info in devices)])])
+    names = ", ".join(dict.fromkeys(["auto", "cpu", "gpu", *plugins, *(info.name for info in devices)]))
     raise InvalidInputError(f"there is no device {requested!r}.", hint=f"There are {names}; see bitnet devices.")
 
 

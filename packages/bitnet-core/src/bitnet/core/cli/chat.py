@@ -34,10 +34,11 @@ def chat(system: str | None, **params: Any) -> None:
 
     Where the context is full, the oldest exchange is forgotten, and the answer says so.
     """
+    options = sampling(params)
     with load(params, max_seqs=1) as model:
         if model.chat_template is None:
             raise InvalidInputError(f"{model.config.name} has no chat template.", hint="Use 'bitnet run --raw'.")
-        conversation = Conversation(model, system, sampling(params))
+        conversation = Conversation(model, system, options)
         with _history():
             if sys.stdin.isatty():
                 note(f"{model.config.name} on {model.device.name}; /help for help.")

@@ -65,9 +65,9 @@ def evaluate() -> None:
 @model_options
 @json_option
 def demo(problems: int, seed: int, parallel: int, as_json: bool, **params: Any) -> None:
-    """Ask the demo model problems that it was not trained on, and count the right answers.
+    """Ask the demo model problems it was not trained on.
 
-    Ends with status 1 where it gets fewer right than is claimed of it.
+    Counts the right answers. Ends with status 1 where it gets fewer right than is claimed of it.
     """
     from bitnet.core import demo_eval
 

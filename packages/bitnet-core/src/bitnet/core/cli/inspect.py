@@ -28,10 +28,11 @@ MOST_ELEMENTS = 16
 @verbose_option
 @json_option
 def inspect(file: Path | None, i2s_layout: str, as_json: bool) -> None:
-    """Show a GGUF file's metadata and tensors, with the shares of -1, 0 and +1 in ternary ones.
+    """Show a GGUF file's metadata and tensors.
 
-    Warns where these speak against the file, or against the layout that I2_S tensors are taken to have. Without FILE,
-    the model in this package is shown. Ends with status 4 where bitnet cannot run it.
+    Of ternary tensors it shows the shares of -1, 0 and +1, and warns where these speak against the file, or against the
+    layout that I2_S tensors are taken to have. Without FILE, the model in this package is shown. Ends with status 4
+    where bitnet cannot run it.
     """
     from bitnet.core.gguf import GGUFFile
     from bitnet.core.model.default import default_model_path

@@ -129,7 +129,7 @@ model_options = _together(
     model_file_option,
     device_option,
     strict_option,
-    click.option("-t", "--threads", metavar="N", type=click.IntRange(min=1), help=f"CPU threads.  {THREADS_DEFAULT}"),
+    click.option("-t", "--threads", metavar="N", type=click.IntRange(1, 1024), help=f"CPU threads.  {THREADS_DEFAULT}"),
     kv_dtype_option,
     i2s_layout_option,
     verbose_option,
@@ -210,9 +210,12 @@ def load(params: dict[str, Any], **more: Any) -> Model:
         return load_model(params["model"], **{name: params[name] for name in names if name in params} | more)
 
 
-def sampling(params: dict[str, Any]) -> OptionArguments:
-    """The arguments of ``generate`` from :data:`sampling_options`."""
+def sampling(params: dict[str, Any], **more: Any) -> OptionArguments:
+    """The arguments of ``generate`` from :data:`sampling_options`, and ``more`` of them, checked."""
+    from bitnet.core.engine.options import GenerationOptions
+
     names = ("max_tokens", "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "seed", "stop")
-    options = {name: params[name] for name in names}
+    options = {name: params[name] for name in names} | more
     options |= {name: None for name in ("max_tokens", "seed") if options[name] == -1}
+    GenerationOptions(**options)  # before a model is loaded: what is wrong is said at once
     return cast("OptionArguments", options)

@@ -12,7 +12,7 @@ from bitnet.core.cli.options import verbose_option
 
 @click.group(no_args_is_help=False)
 def receipt() -> None:
-    """Look at, or check, a receipt that 'bitnet run --receipt FILE' wrote."""
+    """Check, or show, what 'bitnet run --receipt' wrote."""
 
 
 @receipt.command()
@@ -22,7 +22,10 @@ def receipt() -> None:
 )
 @verbose_option
 def verify(file: Path, model: Path | None) -> None:
-    """Check everything in a receipt that can be checked here; ends with status 6 where it does not hold."""
+    """Check everything in a receipt that can be checked.
+
+    Ends with status 6 where it does not hold.
+    """
     from bitnet.core import receipt as receipts
 
     document = receipts.load(file)

@@ -26,7 +26,20 @@ if TYPE_CHECKING:
     from bitnet.core.engine import Completion
 
 
-@click.command()
+class _Run(click.Command):
+    """Says what several words without quotes need, or a model file in the place of the prompt."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        try:
+            return super().parse_args(ctx, args)
+        except click.UsageError as error:
+            if "unexpected extra argument" not in error.message:
+                raise
+            message = f"{error.message.rstrip('.')}. Put the prompt in quotes; -m names a model file."
+            raise click.UsageError(message, ctx) from None
+
+
+@click.command(cls=_Run)
 @click.argument("prompt", required=False, callback=utf8_text)
 @click.option(
     "-p", "--prompt", "prompt_option", metavar="TEXT", callback=utf8_text, help="The prompt, instead of the argument."
@@ -70,9 +83,10 @@ def run(
     text = _prompt(prompt, prompt_option, prompt_file)
     if raw and system is not None:
         raise click.UsageError("--system needs the chat template that --raw leaves out.")
+    if receipt is not None and not receipt.parent.is_dir():
+        raise InvalidInputError(f"--receipt {receipt}: the folder {receipt.parent} is not there.")
+    options = sampling(params, logprobs=logprobs)
     with load(params, max_seqs=1) as model:
-        options = sampling(params)
-        options["logprobs"] = logprobs
         with _begin(model, text, system, raw, options) as stream:
             completion = _write(stream, quiet=as_json)
         if as_json:

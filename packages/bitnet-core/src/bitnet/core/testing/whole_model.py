@@ -16,11 +16,18 @@ from bitnet.core.testing.model import BLOCK, TinyModel
 from bitnet.core.testing.norms import check_codes
 from bitnet.core.testing.rig import Array, Rig, assert_products, assert_rel, assert_same_bits
 
-END_TO_END = 0.1
+END_TO_END = 0.05
 """Bound on logits against float64, of the greatest in a row. An activation near a rounding border may be quantised one
-step of 127 apart, which moves the logits of models as small as these by about 1 % (the numpy device: median 3e-7, at
-most 2 %, over 7,200 rows); an f16 attention moves many by a little. A wrong operation, block or position gives errors
-of the order of 1. What is tight here is the bound of each operation, checked on the same steps."""
+step of 127 apart, which moves the logits of models as small as these by about 1 %, and an f16 cache moves many by a
+little: right implementations are off by 2.3 % at most (see the ADR on comparing logits). A wrong operation, block or
+position gives errors of the order of 1. What is tight is the bound of each operation, checked on the same steps."""
+
+TYPICAL = 0.03
+"""Bound on the median row of a text, of two layers and an f16 cache: 1.1 % is the most that was seen."""
+
+TYPICAL_OF_A_LAYER = 2e-5
+"""Bound on the median row of a single layer with an f32 cache, where most rows have no code that falls to the other
+side: what ``norm_rows`` and ``dense_matmul`` may differ together. 2.4e-7 is the most that was seen."""
 
 LIMITS = Limits(max_tokens=64, max_seqs=4, max_rows=8, max_blocks=8)
 
@@ -153,16 +160,17 @@ class WholeModelTests(DeviceTests):
     @pytest.mark.parametrize("kind", ["bitnet", "llama", "wide"])
     def test_model_free_to_fuse(self, device: Device, rng: np.random.Generator, kind: str) -> None:
         """The logits where only they are asked for: what the device makes of neighbouring operations is its own."""
-        model = TinyModel(rng, **models(rng)[kind])
-        assert np.max(self._errors_of_logits(device, model, "f16")) <= END_TO_END
+        errors = self._errors_of_logits(device, TinyModel(rng, **models(rng)[kind]), "f16")
+        assert np.max(errors) <= END_TO_END, f"errors of the rows are {errors}"
+        assert np.median(errors) <= TYPICAL, f"errors of the rows are {errors}"
 
     @pytest.mark.parametrize("kind", ["bitnet", "llama", "wide"])
     def test_layer_free_to_fuse(self, device: Device, rng: np.random.Generator, kind: str) -> None:
         """Most rows are exact: in a single layer a code on a rounding border moves the row of its own token only, but
         for the codes that k and v come from, which are clear of borders in this text."""
         errors = self._errors_of_logits(device, TinyModel(rng, **models(rng)[kind] | {"layers": 1}), "f32")
-        assert np.max(errors) <= END_TO_END
-        assert np.median(errors) <= 1e-4, f"errors of the rows are {errors}"
+        assert np.max(errors) <= END_TO_END, f"errors of the rows are {errors}"
+        assert np.median(errors) <= TYPICAL_OF_A_LAYER, f"errors of the rows are {errors}"
 
     def _errors_of_logits(self, device: Device, model: TinyModel, kv_dtype: Literal["f32", "f16"]) -> list[float]:
         """Of rows during a chunked prefill and decode, each relative to the greatest logit of its row."""
