@@ -120,6 +120,17 @@ def test_a_device_without_probes(bitnet: Bitnet, model: Path) -> None:
     results = json.loads(bitnet("bench", "-m", model, *options, "--json").out)["results"]
     assert [r["tokens_per_second"] > 0 for r in results] == [True, True]
     assert {r[name] for r in results for name in ("threads", "fraction", "read_bandwidth", "int8_peak")} == {None}
+    assert {r["dispatches_per_step"] for r in results} == {None}  # numpy launches nothing
+
+
+def test_what_a_gpu_launches(bitnet: Bitnet, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its executable counts; with --verbose the command says so."""
+    monkeypatch.setattr("bitnet.core.api.Model.dispatches", 153)
+    options = ("-p", "8", "-n", "4", "-r", "1", "--device", "cpu")
+    ran = bitnet("bench", "-m", model, *options, "--json", "--verbose")
+    assert {r["dispatches_per_step"] for r in json.loads(ran.out)["results"]} == {153}
+    assert "tg4: 153 dispatches a step" in ran.err
+    assert "dispatches" not in bitnet("bench", "-m", model, *options).err
 
 
 def test_plot(bitnet: Bitnet, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

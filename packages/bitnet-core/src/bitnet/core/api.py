@@ -155,6 +155,11 @@ class Model:
         return getattr(self._executable, "weight_bytes", None)
 
     @property
+    def dispatches(self) -> int | None:
+        """Kernels launched for the step run last, one pass of it; None where the device does not launch any."""
+        return getattr(self._executable, "dispatches", None)
+
+    @property
     def position_bytes(self) -> int:
         """Bytes of the KV cache that a position takes, and that a decode step reads of each it attends to."""
         kv = self._worker.engine.kv

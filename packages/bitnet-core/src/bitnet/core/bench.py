@@ -84,6 +84,7 @@ class Measurement:
             the device does not tell, and for prefill, which reads weights for many tokens.
         products_per_token: int8 multiply-adds with ternary weights.
         limits: Of the device; None where they are not measured.
+        dispatches: Kernels launched for a step; None where the device does not launch any.
     """
 
     test: Workload
@@ -91,6 +92,7 @@ class Measurement:
     bytes_per_step: int | None
     products_per_token: int
     limits: Limits | None
+    dispatches: int | None = None
 
     @property
     def mean(self) -> float:
@@ -172,7 +174,7 @@ def measure(
     if test.kind == "decode" and model.weight_bytes is not None:
         positions = test.depth + test.tokens // 2
         read = model.weight_bytes + model.position_bytes * positions * test.parallel
-    return Measurement(test, tuple(samples[1:]), read, _products(model), limits)
+    return Measurement(test, tuple(samples[1:]), read, _products(model), limits, model.dispatches)
 
 
 def _prefill(model: Model, test: Workload, rng: np.random.Generator) -> float:

@@ -138,6 +138,7 @@ def bench(
     from bitnet.core import select_device
     from bitnet.core.bench import Workload, device_limits, measure
     from bitnet.core.cli.bench_plot import check_plot, write_plot
+    from bitnet.core.log import logger
 
     tests = [Workload("prefill", p, depth) for depth in n_depth for p in n_prompt if p]
     tests += [Workload("decode", n, depth, s) for depth in n_depth for s in parallel for n in n_gen if n]
@@ -160,6 +161,8 @@ def bench(
                     with progress(test.name) as update:
                         result = measure(loaded, test, repeats=repetitions, limits=limits, progress=update)
                     results.append(result)
+                    if result.dispatches is not None:
+                        logger.info("%s: %d dispatches a step", test.name, result.dispatches)
                     if not as_json:
                         click.echo(_line(result))
                 document = {"model": str(loaded.path), "name": loaded.config.name, "device": loaded.device.name}
@@ -212,4 +215,5 @@ def _document(result: Measurement) -> dict[str, Any]:
         "int8_products_per_second": result.int8,
         "int8_peak": limits and limits.int8,
         "fraction": result.fraction,
+        "dispatches_per_step": result.dispatches,
     }

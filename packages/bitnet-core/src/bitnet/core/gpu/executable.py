@@ -30,6 +30,9 @@ class GpuExecutable:
     Args:
         lowering: The backend's ``ops.py``.
         on_close: Called once, with this executable, when it has freed its memory.
+
+    Attributes:
+        dispatches: Kernels launched for one pass of the step run last; 0 before the first. For ``bitnet bench``.
     """
 
     def __init__(
@@ -43,9 +46,10 @@ class GpuExecutable:
         self._driver, self._info, self._program = driver, info, program
         self._lowering, self._on_close = lowering, on_close
         self._lock = threading.RLock()
-        self._recordings: dict[Bucket, tuple[object, tuple[str, ...]]] = {}
+        self._recordings: dict[Bucket, tuple[object, tuple[str, ...], int]] = {}
         self._kernels: dict[str, None] = {}
         self._closed = False
+        self.dispatches = 0
         check_program(program)
         self._check_step = StepCheck(program)
         self._tensors = TensorCheck(program)
@@ -73,7 +77,7 @@ class GpuExecutable:
             lengths = step.data[self._layout.offsets["seq_len"] :][: step.seqs]
             longest = int(lengths.max(initial=1)) + count - 1
             limits = self._program.limits
-            recording, names = self._recording(
+            recording, names, self.dispatches = self._recording(
                 Bucket(
                     bucket_size(step.tokens, limits.max_tokens),
                     bucket_size(step.rows, limits.max_rows) if step.rows else 0,
@@ -116,13 +120,13 @@ class GpuExecutable:
                 self.context.close()
                 self._on_close(self)
 
-    def _recording(self, bucket: Bucket) -> tuple[object, tuple[str, ...]]:
+    def _recording(self, bucket: Bucket) -> tuple[object, tuple[str, ...], int]:
         if bucket not in self._recordings:
             launches = self._lowering.step(self.context, bucket)
             if bucket.rows and self._check_step.samples:
                 launches = [*launches, *self._lowering.advance(self.context)]
             names = tuple(dict.fromkeys(f"{launch.kernel.entry}_{self._info.backend}" for launch in launches))
-            self._recordings[bucket] = (self._driver.record(launches), names)
+            self._recordings[bucket] = (self._driver.record(launches), names, len(launches))
         return self._recordings[bucket]
 
     def _context_bucket(self, longest: int) -> int:
