@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from bitnet.core.gpu import Arg, Bucket, Buffer, Context, KernelSources, KernelSpec, Launch, Lowering, TernaryBuffer
+from bitnet.core.gpu.fusion import feeds, read_again
 from bitnet.core.gpu.ops import ROW_OPS, Dispatch, RowOps, advance, ceil_div, kv_defines, positions
 from bitnet.core.hal import (
     Attention,
@@ -209,14 +210,14 @@ class CudaOps:
                 if self._splits_attention(ctx, op, bucket):
                     return [self._attention_decode(ctx, op, bucket, rope)], 2
             case [NormQuant() as n, TernaryMatmul() as up, GluNormQuant() as glu, TernaryMatmul() as down] if (
-                _feeds(n, up, ops[at + 2 :])
-                and _feeds(glu, down, ops[at + 4 :])
+                feeds(n, up, ops[at + 2 :])
+                and feeds(glu, down, ops[at + 4 :])
                 and self._gates(ctx, up, glu, ops[at + 3 :], bucket)
                 and self._decodes(ctx.ternary(up.weights), bucket)
                 and self._decodes(ctx.ternary(down.weights), bucket)
             ):
                 return self._feed_forward(ctx, n, up, glu, down, bucket), 4
-            case [NormQuant() as n, TernaryMatmul() as op, *_] if _feeds(n, op, ops[at + 2 :]):
+            case [NormQuant() as n, TernaryMatmul() as op, *_] if feeds(n, op, ops[at + 2 :]):
                 if self._decodes(ctx.ternary(op.weights), bucket):
                     return [self._decode(ctx, op, bucket, _normed(ctx, n), ctx.tensors[op.out])], 2
         return alone(ctx, ops[at], bucket), 1
@@ -236,7 +237,7 @@ class CudaOps:
         """Whether the product ``up`` can apply ``glu``'s activation: no one else reads it, and its kernel knows how."""
         w = ctx.ternary(up.weights)
         able = self._decodes(w, bucket) or w.cols % 16 == 0
-        return able and up.out == glu.gate_up and not up.add and not _read_again(up.out, later)
+        return able and up.out == glu.gate_up and not up.add and not read_again(up.out, later)
 
     def _gated(self, ctx: Context, up: TernaryMatmul, glu: GluNormQuant, bucket: Bucket) -> list[Launch]:
         width = ctx.shape(glu.gate_up)[1] // 2
@@ -402,25 +403,3 @@ def _largest(most: int, fits: Callable[[int], bool]) -> int:
     while n > 1 and not fits(n):
         n //= 2
     return n
-
-
-def _read_again(name: str, later: Sequence[Op]) -> bool:
-    """Whether a later operation reads a tensor before one makes it anew."""
-    for op in later:
-        if isinstance(op, GluNormQuant) and op.gate_up == name:
-            return True
-        if isinstance(op, TernaryMatmul) and op.out == name:
-            return op.add
-    return False
-
-
-def _feeds(quant: NormQuant | GluNormQuant, op: TernaryMatmul, later: Sequence[Op]) -> bool:
-    """Whether ``op`` takes what ``quant`` makes, and nothing later does before it is made anew."""
-    if (quant.out, quant.scale) != (op.x, op.scale):
-        return False
-    for other in later:
-        if isinstance(other, TernaryMatmul) and quant.out == other.x:
-            return False
-        if isinstance(other, NormQuant | GluNormQuant) and quant.out == other.out:
-            return True
-    return True
