@@ -1,0 +1,71 @@
+// variants: SUBGROUPS WIDE
+// out[r, first + n] = x[r] . weight[n], f32 sums, for the `rows` rows of this part of the weight. LANES invocations share a
+// row, TOKENS rows of x share its read. Eight columns at a time where WIDE (COLS is a multiple of 8), else four.
+layout(constant_id = 1) const int COLS = 8;
+layout(constant_id = 2) const int LANES = 4;
+layout(constant_id = 3) const int TOKENS = 1;
+layout(constant_id = 4) const int WEIGHT_F16 = 0;
+BUFFER(0, readonly, int, step_data);
+BUFFER(1, readonly, vec4, x);
+#if WIDE
+BUFFER(2, readonly, uvec4, weight);
+#else
+BUFFER(2, readonly, uint, weight);
+#endif
+BUFFER(3, writeonly, float, result);
+layout(push_constant) uniform Push { int rows, first_row, all_rows; };
+#if !SUBGROUPS
+shared float partial[TOKENS * WG];
+#endif
+
+vec4 halves(uint a, uint b) { return vec4(unpackHalf2x16(a), unpackHalf2x16(b)); }
+
+KERNEL(dense_matmul) {
+    uint lane = LANE, part = lane % LANES, n = gl_WorkGroupID.x * (WG / LANES) + lane / LANES;
+    uint first = gl_WorkGroupID.y * TOKENS, count = STEP_ROWS;
+    if (first >= count) return;
+    float sums[TOKENS];
+    for (int t = 0; t < TOKENS; t++) sums[t] = 0.0;
+    uint row = min(n, rows - 1);
+#if WIDE
+    uint from = row * (COLS / 8);
+    for (uint k = part; k < COLS / 8; k += LANES) {
+        vec4 a, b;
+        if (WEIGHT_F16 != 0) {
+            uvec4 word = weight[from + k];
+            a = halves(word.x, word.y);
+            b = halves(word.z, word.w);
+        } else {
+            a = uintBitsToFloat(weight[2 * (from + k)]);
+            b = uintBitsToFloat(weight[2 * (from + k) + 1]);
+        }
+        for (uint t = 0; t < TOKENS; t++) {
+            uint at = min(first + t, count - 1) * (COLS / 4) + 2 * k;
+            sums[t] += dot(a, x[at]) + dot(b, x[at + 1]);
+        }
+    }
+#else
+    for (uint k = part; k < COLS / 4; k += LANES) {
+        uint at = row * (COLS / 4) + k;
+        vec4 a = WEIGHT_F16 != 0
+            ? halves(weight[2 * at], weight[2 * at + 1])
+            : uintBitsToFloat(uvec4(weight[4 * at], weight[4 * at + 1], weight[4 * at + 2], weight[4 * at + 3]));
+        for (uint t = 0; t < TOKENS; t++) sums[t] += dot(a, x[min(first + t, count - 1) * (COLS / 4) + k]);
+    }
+#endif
+#if SUBGROUPS
+    for (int t = 0; t < TOKENS; t++) {
+        float sum = sums[t];
+        for (uint apart = LANES / 2; apart > 0; apart /= 2) sum += subgroupShuffleXor(sum, apart);
+        if (part == t % LANES && n < rows && first + t < count) result[(first + t) * all_rows + first_row + n] = sum;
+    }
+#else
+    for (int t = 0; t < TOKENS; t++) partial[t * WG + lane] = sums[t];
+    barrier();
+    for (uint t = part; t < TOKENS; t += LANES) {
+        float sum = 0.0;
+        for (uint i = 0; i < LANES; i++) sum += partial[t * WG + lane - part + i];
+        if (n < rows && first + t < count) result[(first + t) * all_rows + first_row + n] = sum;
+    }
+#endif
+}

@@ -1,0 +1,116 @@
+// variants: SUBGROUPS
+// One work-group chooses the token of one row. Thresholds of top-k and top-p are found by bisection over the order-preserving
+// integer form of floats, so that no sort is needed and ties are all kept.
+BUFFER(0, readonly, int, step_data);
+BUFFER(1, readonly, float, logits);
+BUFFER(2, writeonly, int, chosen);
+layout(push_constant) uniform Push {
+    int rows, temperatures, top_ks, top_ps, min_ps, seeds_lo, seeds_hi, token_seq, seq_begin, seq_len, n;
+};
+shared float best_value[WG];
+shared int best_index[WG];
+
+uint float_key(float z) {
+    uint bits = floatBitsToUint(z);
+    return (bits & 0x80000000u) != 0u ? ~bits : bits | 0x80000000u;
+}
+
+// -ln(1 - t) with a small relative error also near t = 0, where Vulkan's log has only a small absolute one.
+float minus_log1m(float t) {
+    if (t > 0.5) return -log(1.0 - t);
+    float s = t / (2.0 - t), square = s * s, sum = 0.0;  // 2 artanh(s), s <= 1/3
+    for (int i = 19; i >= 1; i -= 2) sum = sum * square + 1.0 / float(i);
+    return 2.0 * s * sum;
+}
+
+// Lane v & 3 of Philox4x32-10 (Salmon et al. 2011) at counter (v >> 2, position, 0, 0), as a Gumbel variate.
+float gumbel(uint seed_lo, uint seed_hi, uint v, uint position) {
+    uvec4 c = uvec4(v >> 2, position, 0, 0);
+    uvec2 key = uvec2(seed_lo, seed_hi);
+    for (int turn = 0; turn < 10; turn++) {
+        uint hi0, lo0, hi1, lo1;
+        umulExtended(c.x, 0xD2511F53u, hi0, lo0);
+        umulExtended(c.z, 0xCD9E8D57u, hi1, lo1);
+        c = uvec4(hi1 ^ c.y ^ key.x, lo1, hi0 ^ c.w ^ key.y, lo0);
+        key += uvec2(0x9E3779B9u, 0xBB67AE85u);
+    }
+    uint bits = c[v & 3u] >> 9;
+    float t = (float(0x7FFFFFu - bits) + 0.5) * 1.1920928955078125e-7;  // 1 - u, exactly
+    return -log(minus_log1m(t));
+}
+
+// Sum over tokens with key >= least: of 1, or of e^(z - top).
+float measure(uint row, float inverse, uint least, bool mass, float top) {
+    float sum = 0.0;
+    for (int v = LANE; v < n; v += WG) {
+        float z = logits[row + v] * inverse;
+        if (float_key(z) >= least) sum += mass ? exp(z - top) : 1.0;
+    }
+    return group_sum_max(sum, 0.0).x;
+}
+
+// The greatest key at which the measure still reaches `wanted`.
+uint threshold(uint row, float inverse, float wanted, bool mass, float top, uint least) {
+    uint low = least, high = 0xFFFFFFFFu;
+    while (low < high) {
+        uint middle = low + (high - low) / 2 + 1;
+        if (measure(row, inverse, middle, mass, top) >= wanted) low = middle;
+        else high = middle - 1;
+    }
+    return low;
+}
+
+KERNEL(sample) {
+    int r = int(gl_WorkGroupID.x), lane = LANE;
+    if (r >= STEP_ROWS) return;
+    uint row = r * uint(n);
+    float temperature = intBitsToFloat(step_data[temperatures + r]);
+    bool greedy = temperature == 0.0;
+    float inverse = greedy ? 1.0 : 1.0 / temperature;
+    uint least = 0, position = 0;
+    float floor_z = -INFINITY;
+    if (!greedy) {
+        position = TOKEN_POSITION(step_data[rows + r]) + 1;
+        float top = -INFINITY;
+        for (int v = lane; v < n; v += WG) top = max(top, logits[row + v] * inverse);
+        top = group_sum_max(0.0, top).y;
+        int top_k = step_data[top_ks + r];
+        float top_p = intBitsToFloat(step_data[top_ps + r]), min_p = intBitsToFloat(step_data[min_ps + r]);
+        if (top_k > 0 && top_k < n) least = threshold(row, inverse, float(top_k), false, top, 0);
+        if (top_p < 1.0) {
+            float total = measure(row, inverse, least, true, top);
+            least = threshold(row, inverse, top_p * total, true, top, least);
+        }
+        if (min_p > 0.0) floor_z = top + log(min_p);
+    }
+    float best = -INFINITY;
+    int index = n;
+    for (int v = lane; v < n; v += WG) {
+        float z = logits[row + v] * inverse;
+        if (!greedy) {
+            if (float_key(z) < least || z < floor_z) continue;
+            z += gumbel(uint(step_data[seeds_lo + r]), uint(step_data[seeds_hi + r]), uint(v), position);
+        }
+        if (z > best || index == n) {
+            best = z;
+            index = v;
+        }
+    }
+    best_value[lane] = best;
+    best_index[lane] = index;
+    for (int count = WG; count > 1;) {
+        int upper = (count + 1) / 2;
+        barrier();
+        if (lane + upper < count) {
+            float other = best_value[lane + upper];
+            int other_index = best_index[lane + upper];
+            if (other_index < n && (best_index[lane] == n || other > best_value[lane] ||
+                                    (other == best_value[lane] && other_index < best_index[lane]))) {
+                best_value[lane] = other;
+                best_index[lane] = other_index;
+            }
+        }
+        count = upper;
+    }
+    if (lane == 0) chosen[r] = best_index[0];
+}

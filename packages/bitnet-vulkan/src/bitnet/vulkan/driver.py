@@ -1,0 +1,246 @@
+"""The Vulkan loader through cffi: structures that keep what they point at, results as our errors, and an instance.
+
+The binding is PyPI's ``vulkan``. Of it this takes the declarations only: importing the package itself opens the loader,
+and takes ten times as long as they do.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import sys
+import weakref
+from collections.abc import Callable
+from functools import cache
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+from typing import Any, TypeVar
+
+from bitnet.core.errors import DeviceError, DeviceLostError, OutOfMemoryError
+
+T = TypeVar("T")
+
+LOADER = {
+    "linux": ["libvulkan.so.1", "libvulkan.so"],
+    "darwin": ["libvulkan.1.dylib", "libvulkan.dylib", "libMoltenVK.dylib"],
+    "win32": ["vulkan-1.dll"],
+}
+VERSION_1_1, VERSION_1_2, VERSION_1_3 = (1 << 22 | minor << 12 for minor in (1, 2, 3))
+SUCCESS, TIMEOUT, INCOMPLETE = 0, 2, 5
+OUT_OF_MEMORY = {-1, -2, -10, -1000069000}
+"""Host memory, device memory, too many objects, pool memory."""
+DEVICE_LOST, INCOMPATIBLE_DRIVER = -4, -9
+SMALLER = "Use a shorter context, fewer sequences, or another device."
+
+_alive: weakref.WeakKeyDictionary[Any, list[Any]] = weakref.WeakKeyDictionary()
+_TYPES = {
+    "VkPhysicalDevice16BitStorageFeatures": "PHYSICAL_DEVICE_16BIT_STORAGE_FEATURES",
+    "VkPhysicalDevice8BitStorageFeatures": "PHYSICAL_DEVICE_8BIT_STORAGE_FEATURES",
+    "VkPhysicalDeviceShaderFloat16Int8Features": "PHYSICAL_DEVICE_SHADER_FLOAT16_INT8_FEATURES",
+}
+
+
+def binding() -> ModuleSpec | None:
+    """The binding, where it is installed."""
+    return importlib.util.find_spec("vulkan")
+
+
+@cache
+def api() -> Any:
+    """cffi's declarations of Vulkan; :func:`binding` must be there."""
+    spec = binding()
+    assert spec is not None
+    (folder,) = spec.submodule_search_locations or [""]
+    path = Path(folder) / "_vulkancache.py"
+    if not path.exists():
+        from vulkan._vulkan import ffi  # type: ignore[import-untyped]
+
+        return ffi
+    made = importlib.util.spec_from_file_location("vulkan._vulkancache", path)
+    assert made is not None
+    assert made.loader is not None
+    module = importlib.util.module_from_spec(made)
+    made.loader.exec_module(module)
+    return module.ffi
+
+
+@cache
+def loader(name: str = "") -> Any:
+    """The loader's functions and Vulkan's enumerations; ``name`` is one that opened."""
+    names = [name] if name else LOADER.get(sys.platform, [])
+    for candidate in names:
+        try:
+            return api().dlopen(candidate)
+        except OSError as error:
+            failure = error
+    raise failure
+
+
+def make(kind: str, **fields: Any) -> Any:
+    """A structure (a pointer to it) that keeps alive all that it points at, with its ``sType`` set.
+
+    A list becomes an array of structures, handles or numbers; text becomes a C string.
+    """
+    ffi = api()
+    types = dict(ffi.typeof(kind).fields)
+    kept: list[Any] = []
+    values: dict[str, Any] = {}
+    for name, value in fields.items():
+        values[name] = _pointed(types[name].type, value, kept) if types[name].type.kind == "pointer" else value
+    if "sType" in types:
+        values["sType"] = getattr(loader(), "VK_STRUCTURE_TYPE_" + _TYPES.get(kind, _snake(kind)))
+    made = ffi.new(kind + "*", values)
+    _alive[made] = kept
+    return made
+
+
+def _pointed(kind: Any, value: Any, kept: list[Any]) -> Any:
+    ffi = api()
+    if isinstance(value, str):
+        value = ffi.new("char[]", value.encode())
+    elif isinstance(value, list):
+        if kind.item.kind == "struct":
+            kept += value  # the array gets copies, whose own pointers stay valid with the originals
+            value = [item[0] for item in value]
+        elif any(isinstance(item, str) for item in value):
+            value = [ffi.new("char[]", item.encode()) for item in value]
+            kept += value
+        value = ffi.new(f"{kind.item.cname}[]", value)
+    kept.append(value)
+    return value
+
+
+def _snake(kind: str) -> str:
+    """``VkBufferCreateInfo`` → ``BUFFER_CREATE_INFO``."""
+    ending = re.search(r"(KHR|EXT|NV)$", kind)
+    stem = kind[2 : ending.start() if ending else None]
+    name = re.sub(r"(?<=[a-z])(?=[A-Z0-9])|(?<=[0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", stem).upper()
+    return f"{name}_{ending.group()}" if ending else name
+
+
+def check(device: str, what: str, result: int) -> int:
+    """``result`` of the call ``what`` where it is a success, which :data:`TIMEOUT` counts as.
+
+    Raises:
+        OutOfMemoryError, DeviceLostError, DeviceError: It is an error, named as Vulkan names it.
+    """
+    if result >= SUCCESS:
+        return result
+    names = dict(api().typeof("VkResult").elements)
+    message = f"{what} failed with {names.get(result, result)}."
+    if result in OUT_OF_MEMORY:
+        raise OutOfMemoryError(message, device=device, hint=SMALLER)
+    if result == DEVICE_LOST:
+        raise DeviceLostError(message, device=device, hint="Start again; the system's log tells more.")
+    raise DeviceError(message, device=device)
+
+
+class Functions:
+    """Vulkan's calls for one device: ``vk.CreateBuffer(device, …)`` raises what its result says.
+
+    Args:
+        name: The device's, for errors.
+        handle: The ``VkDevice``, where there is one yet: it finds functions that the loader does not export.
+    """
+
+    def __init__(self, name: str, handle: Any = None) -> None:
+        self.device, self._lib, self._handle = name, loader(), handle
+
+    def __getattr__(self, call: str) -> Any:
+        name = f"vk{call}"
+        try:
+            function = getattr(self._lib, name)
+        except AttributeError:  # a loader that is older than the driver
+            function = self._extension(name)
+        if api().typeof(function).result.cname == "VkResult":
+
+            def checked(*args: Any) -> int:
+                return check(self.device, name, function(*args))
+
+            setattr(self, call, checked)
+            return checked
+        setattr(self, call, function)
+        return function
+
+    def create(self, kind: str, owner: Any, info: Any) -> Any:
+        """The handle that ``vkCreate<kind>`` (or ``vkAllocate<kind>``) makes."""
+        handle = api().new(f"Vk{'Device' if kind == 'Memory' else ''}{kind}*")
+        call = "AllocateMemory" if kind == "Memory" else f"Create{kind}"
+        getattr(self, call)(owner, info, api().NULL, handle)
+        return handle[0]
+
+    def _extension(self, name: str) -> Any:
+        ffi = api()
+        for known in (name, f"{name}KHR", f"{name}EXT"):
+            found = self._lib.vkGetDeviceProcAddr(self._handle, known.encode()) if self._handle else ffi.NULL
+            if found != ffi.NULL:
+                return ffi.cast(f"PFN_{name}", found)
+        raise AttributeError(name)
+
+
+class Instance:
+    """A Vulkan instance, to be used in a ``with``.
+
+    Raises:
+        DeviceError: The loader finds no driver that fits.
+    """
+
+    def __init__(self, name: str = "vulkan") -> None:
+        ffi, lib = api(), loader()
+        version = ffi.new("uint32_t*", VERSION_1_1)
+        try:
+            check(name, "vkEnumerateInstanceVersion", lib.vkEnumerateInstanceVersion(version))
+        except AttributeError:
+            version[0] = 1 << 22
+        self.version = int(version[0])
+        application = make("VkApplicationInfo", pApplicationName="bitnet", apiVersion=min(self.version, VERSION_1_3))
+        fields: dict[str, Any] = {"pApplicationInfo": application}
+        if "VK_KHR_portability_enumeration" in _instance_extensions():  # MoltenVK's devices are listed only then
+            fields |= {"flags": 1, "enabledExtensionCount": 1}
+            fields["ppEnabledExtensionNames"] = ["VK_KHR_portability_enumeration"]
+        handle = ffi.new("VkInstance*")
+        info = make("VkInstanceCreateInfo", **fields)
+        check(name, "vkCreateInstance", lib.vkCreateInstance(info, ffi.NULL, handle))
+        self.handle = handle[0]
+
+    def __enter__(self) -> Instance:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Destroy it; its devices must be gone."""
+        loader().vkDestroyInstance(self.handle, api().NULL)
+
+    def physical_devices(self) -> list[Any]:
+        """The devices, in the loader's order, which numbers them."""
+        call = loader().vkEnumeratePhysicalDevices
+        return enumerated("vkEnumeratePhysicalDevices", "VkPhysicalDevice", call, self.handle, read=lambda item: item)
+
+
+def _instance_extensions() -> list[str]:
+    call, nothing = loader().vkEnumerateInstanceExtensionProperties, api().NULL
+    what = "vkEnumerateInstanceExtensionProperties"
+    return enumerated(what, "VkExtensionProperties", call, nothing, read=lambda item: text(item.extensionName))
+
+
+def text(characters: Any) -> str:
+    """A ``char[]`` of a structure."""
+    found: bytes = api().string(characters)
+    return found.decode(errors="replace")
+
+
+def enumerated(what: str, kind: str, function: Any, *args: Any, read: Callable[[Any], T]) -> list[T]:
+    """What ``read`` takes from each item of one of Vulkan's functions that first count and then fill.
+
+    Raises:
+        DeviceError: The call ``what`` failed.
+    """
+    ffi = api()
+    count, status = ffi.new("uint32_t*"), INCOMPLETE
+    while status == INCOMPLETE:  # the number has grown in between
+        check("vulkan", what, function(*args, count, ffi.NULL) or SUCCESS)
+        items = ffi.new(f"{kind}[]", max(count[0], 1))
+        status = check("vulkan", what, function(*args, count, items) or SUCCESS)
+    return [read(items[i]) for i in range(count[0])]

@@ -1,0 +1,195 @@
+"""Buffers in the device's memory, and copies to and from them through memory that both sides see."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from bitnet.core.errors import OutOfMemoryError
+from bitnet.vulkan.driver import SMALLER, Functions, api, make
+from bitnet.vulkan.hardware import Hardware
+from bitnet.vulkan.queue import Queue
+
+DEVICE_LOCAL, HOST_VISIBLE, HOST_COHERENT, HOST_CACHED = 1, 2, 4, 8
+STORAGE, COPY_FROM, COPY_TO = 0x20, 1, 2
+STAGING = 16 << 20
+"""Bytes of each of the two staging buffers."""
+RECORDED = 64
+"""Copies that are kept recorded, those used last: a step's upload and its tokens' download are always the same."""
+COMPUTE_STAGE, TRANSFER_STAGE, HOST_STAGE = 0x800, 0x1000, 0x4000
+SHADER_READ, SHADER_WRITE, TRANSFER_READ, TRANSFER_WRITE, HOST_READ = 0x20, 0x40, 0x800, 0x1000, 0x2000
+
+
+@dataclass(slots=True, eq=False)
+class VulkanBuffer:
+    """A ``VkBuffer`` with memory of its own; ``nbytes`` is what was asked for, ``size`` whole words of it."""
+
+    handle: Any
+    memory: Any
+    nbytes: int
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """The part of a buffer that a kernel sees, for those larger than what it may bind. Both in bytes."""
+
+    buffer: VulkanBuffer
+    offset: int
+    size: int
+
+    @property
+    def nbytes(self) -> int:
+        """Of the window."""
+        return self.size
+
+
+@dataclass(slots=True)
+class _Staging:
+    buffer: VulkanBuffer
+    view: npt.NDArray[np.uint8]
+    used: int = 0
+
+
+@dataclass(slots=True)
+class Memory:
+    """The buffers of a device. Its caller holds a lock."""
+
+    vk: Functions
+    device: Any
+    hardware: Hardware
+    queue: Queue
+    _types: Any = field(init=False)
+    _up: _Staging = field(init=False)
+    _down: _Staging = field(init=False)
+    _copies: OrderedDict[tuple[int, int, int, int, bool], Any] = field(default_factory=OrderedDict)
+    _done: list[Any] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._types = api().new("VkPhysicalDeviceMemoryProperties*")
+        self.vk.GetPhysicalDeviceMemoryProperties(self.hardware.handle, self._types)
+        self._up = self._staging(COPY_FROM, HOST_VISIBLE | HOST_COHERENT)
+        self._down = self._staging(COPY_TO, HOST_VISIBLE | HOST_COHERENT | HOST_CACHED)
+
+    def alloc(self, nbytes: int) -> VulkanBuffer:
+        """A storage buffer in the device's own memory."""
+        if nbytes > self.hardware.largest_buffer:
+            largest = f"{self.hardware.largest_buffer:,}"
+            message = f"a buffer of {nbytes:,} bytes exceeds the device's largest, {largest}."
+            raise OutOfMemoryError(message, device=self.vk.device, hint=SMALLER)
+        return self._make(nbytes, STORAGE | COPY_FROM | COPY_TO, DEVICE_LOCAL)
+
+    def free(self, buffer: VulkanBuffer) -> None:
+        """Destroy a buffer; nothing that uses it may run."""
+        for key in [key for key in self._copies if key[0] == id(buffer)]:
+            self._done.append(self._copies.pop(key))
+        nothing = api().NULL
+        self.vk.DestroyBuffer(self.device, buffer.handle, nothing)
+        self.vk.FreeMemory(self.device, buffer.memory, nothing)
+
+    def upload(self, buffer: VulkanBuffer, array: npt.NDArray[Any], offset: int) -> None:
+        """Copy an array into a buffer, in order with what is submitted."""
+        data = array.reshape(-1).view(np.uint8)
+        for start in range(0, data.size, STAGING):
+            part = data[start : start + STAGING]
+            if self._up.used + part.size > STAGING:
+                self.wait()
+            at = self._up.used
+            self._up.view[at : at + part.size] = part
+            self._up.used += -(-part.size // 16) * 16
+            self.queue.later(self._copy(buffer, offset + start, at, part.size, up=True))
+            if part.size == STAGING:
+                self.queue.flush()
+
+    def download(self, buffer: VulkanBuffer, array: npt.NDArray[Any], offset: int) -> None:
+        """Fill an array from a buffer once all that was submitted is done."""
+        data = array.reshape(-1).view(np.uint8)
+        for start in range(0, data.size, STAGING):
+            part = data[start : start + STAGING]
+            self.queue.later(self._copy(buffer, offset + start, 0, part.size, up=False))
+            self.wait()
+            part[:] = self._down.view[: part.size]
+
+    def wait(self) -> None:
+        """Until all that was submitted is done; the staging memory is free then."""
+        self.queue.wait()
+        self._up.used = 0
+        self.queue.free(self._done)
+        self._done.clear()
+
+    def close(self) -> None:
+        """Free what it has itself; nothing may run any more."""
+        for staging in (self._up, self._down):
+            self.vk.UnmapMemory(self.device, staging.buffer.memory)
+            self.free(staging.buffer)
+
+    def _copy(self, buffer: VulkanBuffer, offset: int, staged: int, nbytes: int, *, up: bool) -> Any:
+        key = (id(buffer), offset, staged, nbytes, up)
+        if key in self._copies:
+            self._copies.move_to_end(key)
+            return self._copies[key]
+        commands = self.queue.command_buffer()
+        vk, nothing = self.vk, api().NULL
+        region = make("VkBufferCopy", size=nbytes, **_places(offset, staged, up))
+        before = make(
+            "VkMemoryBarrier",
+            srcAccessMask=SHADER_WRITE | TRANSFER_WRITE,
+            dstAccessMask=TRANSFER_READ | TRANSFER_WRITE,
+        )
+        stages = COMPUTE_STAGE | TRANSFER_STAGE
+        vk.CmdPipelineBarrier(commands, stages, TRANSFER_STAGE, 0, 1, before, 0, nothing, 0, nothing)
+        source, target = (self._up.buffer, buffer) if up else (buffer, self._down.buffer)
+        vk.CmdCopyBuffer(commands, source.handle, target.handle, 1, region)
+        after = make(
+            "VkMemoryBarrier", srcAccessMask=TRANSFER_WRITE, dstAccessMask=SHADER_READ | SHADER_WRITE | HOST_READ
+        )
+        stages = COMPUTE_STAGE | HOST_STAGE
+        vk.CmdPipelineBarrier(commands, TRANSFER_STAGE, stages, 0, 1, after, 0, nothing, 0, nothing)
+        vk.EndCommandBuffer(commands)
+        self._copies[key] = commands
+        if len(self._copies) > RECORDED:
+            self._done.append(self._copies.popitem(last=False)[1])  # it may still run: freed at the next wait
+        return commands
+
+    def _staging(self, usage: int, flags: int) -> _Staging:
+        ffi = api()
+        buffer = self._make(STAGING, usage, flags)
+        mapped = ffi.new("void**")
+        self.vk.MapMemory(self.device, buffer.memory, 0, STAGING, 0, mapped)
+        return _Staging(buffer, np.frombuffer(ffi.buffer(mapped[0], STAGING), np.uint8))
+
+    def _make(self, nbytes: int, usage: int, flags: int) -> VulkanBuffer:
+        ffi, vk = api(), self.vk
+        size = -(-nbytes // 16) * 16  # kernels read up to 16 bytes at a time
+        buffer = vk.create("Buffer", self.device, make("VkBufferCreateInfo", size=size, usage=usage))
+        try:
+            needs = ffi.new("VkMemoryRequirements*")
+            vk.GetBufferMemoryRequirements(self.device, buffer, needs)
+            kind = self._type(int(needs.memoryTypeBits), flags, int(needs.size))
+            info = make("VkMemoryAllocateInfo", allocationSize=needs.size, memoryTypeIndex=kind)
+            memory = vk.create("Memory", self.device, info)
+        except BaseException:
+            vk.DestroyBuffer(self.device, buffer, ffi.NULL)
+            raise
+        vk.BindBufferMemory(self.device, buffer, memory, 0)
+        return VulkanBuffer(buffer, memory, nbytes, size)
+
+    def _type(self, allowed: int, flags: int, nbytes: int) -> int:
+        """The first memory type with these flags, or without what not every device has: cached, device-local."""
+        for wanted in (flags, flags & ~HOST_CACHED, flags & ~DEVICE_LOCAL):
+            for i in range(self._types.memoryTypeCount):
+                kind = self._types.memoryTypes[i]
+                if allowed >> i & 1 and kind.propertyFlags & wanted == wanted:
+                    if nbytes > self._types.memoryHeaps[kind.heapIndex].size:
+                        continue
+                    return i
+        message = f"no memory of the device takes a buffer of {nbytes:,} bytes."
+        raise OutOfMemoryError(message, device=self.vk.device, hint=SMALLER)
+
+
+def _places(offset: int, staged: int, up: bool) -> dict[str, int]:
+    return {"srcOffset": staged, "dstOffset": offset} if up else {"srcOffset": offset, "dstOffset": staged}

@@ -1,0 +1,83 @@
+"""Which SPIR-V modules the kernels make: one for each kernel and each set of features that its source asks about.
+
+Imports nothing of bitnet: the wheel's build loads this file by its path.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+
+COMMON = "common.glsl"
+ENDING = ".comp"
+ENTRY = r"^KERNEL\((\w+)\)"
+TARGET = "vulkan1.1"
+"""What all modules are compiled for, as compilers name it."""
+
+_VARIANTS = re.compile(r"^// variants: (.+)$", re.MULTILINE)
+_CONSTANT = re.compile(r"^layout\(constant_id = (\d+)\) const int (\w+)", re.MULTILINE)
+_BUFFER = re.compile(r"^ *BUFFER\((\d+), (\w*), ", re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True)
+class Module:
+    """A kernel's source with the macros it is compiled with.
+
+    Attributes:
+        file: Its source, without the ending.
+        entry: The kernel.
+        text: The source as compilers get it, the common part in front.
+        macros: Of this variant; features that the source does not ask about are left out.
+    """
+
+    file: str
+    entry: str
+    text: str
+    macros: tuple[tuple[str, int], ...]
+
+    @property
+    def label(self) -> str:
+        """For people, such as ``sample+SUBGROUPS``."""
+        return "+".join([self.entry, *(name for name, value in self.macros if value and not name.startswith("ENTRY"))])
+
+    @property
+    def digest(self) -> str:
+        """Of all that its SPIR-V depends on, less the compiler."""
+        return hashlib.sha256(repr((self.text, self.macros, TARGET)).encode()).hexdigest()
+
+    @property
+    def constants(self) -> dict[str, int]:
+        """The specialisation constants' ids by their names."""
+        return {name: int(number) for number, name in _CONSTANT.findall(self.text)}
+
+    @property
+    def written(self) -> frozenset[int]:
+        """Bindings that the kernel writes."""
+        return frozenset(int(at) for at, access in _BUFFER.findall(self.text) if access != "readonly")
+
+
+def module(folder: Path, file: str, entry: str, features: Mapping[str, int]) -> Module:
+    """The module of a kernel for a device with these features (macro → 0 or 1)."""
+    source = (folder / (file + ENDING)).read_text(encoding="utf-8")
+    names = _variants(source)
+    macros = ((f"ENTRY_{entry}", 1), *((name, int(features.get(name, 0))) for name in names))
+    return Module(file, entry, (folder / COMMON).read_text(encoding="utf-8") + source, macros)
+
+
+def all_modules(folder: Path) -> Iterator[Module]:
+    """Every module of a folder of kernels."""
+    for path in sorted(folder.glob("*" + ENDING)):
+        source = path.read_text(encoding="utf-8")
+        names = _variants(source)
+        for entry in re.findall(ENTRY, source, re.MULTILINE):
+            for values in product((0, 1), repeat=len(names)):
+                yield module(folder, path.stem, entry, dict(zip(names, values, strict=True)))
+
+
+def _variants(source: str) -> list[str]:
+    found = _VARIANTS.search(source)
+    return found.group(1).split() if found else []

@@ -1,0 +1,317 @@
+"""Grids and tuning: the operations as Vulkan dispatches, fused where a step and the neighbouring operations allow it.
+
+A step of one token is lowered to five dispatches a layer: norm and quantisation go into the product after them, the
+gate's activation into the product before it, the rotation and the cache's new entry into attention.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from bitnet.core.gpu import (
+    Arg,
+    Bucket,
+    Buffer,
+    Context,
+    DenseBuffer,
+    KernelSources,
+    KernelSpec,
+    Launch,
+    Lowering,
+    TernaryBuffer,
+)
+from bitnet.core.gpu.fusion import feeds, read_again
+from bitnet.core.gpu.ops import ROW_OPS, Dispatch, RowOps, advance, ceil_div, kv_defines, positions
+from bitnet.core.hal import (
+    Attention,
+    DenseMatmul,
+    Embed,
+    GluNormQuant,
+    NormQuant,
+    Op,
+    RopeAppend,
+    Sample,
+    TernaryMatmul,
+)
+from bitnet.vulkan.hardware import Hardware
+from bitnet.vulkan.memory import Window
+from bitnet.vulkan.modules import COMMON, ENDING, ENTRY
+
+SOURCES = KernelSources("bitnet.vulkan", "vulkan", ending=ENDING, common=COMMON, entry=ENTRY)
+GROUP = 256
+"""Invocations of a row's work-group, where the device has as many."""
+SAMPLE_GROUP = 1024
+GEMV_GROUP = 128
+FEW_TOKENS = 8
+"""More tokens than this take the tiled product."""
+TILE_M, TILE_N, TILE_GROUP = 32, 64, 128
+"""Of the tiled product, as its source has them."""
+EARLY = 8
+"""Loads of 16 bytes that an invocation of ternary_decode has in flight before its activations are there."""
+LONG_ROW = 64
+"""Quads of codes of a row from which 16 invocations share it, not 8."""
+CHUNK, PART, MOST_PARTS, ATTENTION_GROUP = 64, 64, 64, 128
+"""Of attention_decode: positions that are looked at together, positions worth a work-group, and how many of those."""
+NO_NORM, NORM = 1, 2
+"""INPUT of ternary_decode: f32 to quantise, without and with RMSNorm before it. 0: already int8."""
+HEAD_LANES = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where a product takes its activations: int8 with scales, or f32 of one token, quantised in the kernel."""
+
+    x: Buffer
+    kind: int = 0
+    scale: Buffer | None = None
+    norm: str | None = None
+    eps: float = 0.0
+
+
+class VulkanOps:
+    """The lowering for a device."""
+
+    def __init__(self, hardware: Hardware) -> None:
+        self._hardware = hardware
+        self._group = min(GROUP, _power_of_two(hardware.group))
+        self._gemv_group = min(GEMV_GROUP, self._group)
+        self._rows = RowOps(group=self._group)
+        self._table: Dispatch = {
+            **self._rows.table(),
+            Embed: self.embed,
+            TernaryMatmul: self.ternary_matmul,
+            DenseMatmul: self.dense_matmul,
+            Attention: self.attention,
+            Sample: RowOps(group=min(SAMPLE_GROUP, _power_of_two(hardware.group))).sample,
+        }
+
+    def lowering(self) -> Lowering:
+        """What :class:`bitnet.core.gpu.GpuDevice` takes."""
+        return Lowering(self.step, advance)
+
+    def step(self, ctx: Context, bucket: Bucket) -> list[Launch]:
+        """The program's launches, fused where a bucket and the neighbouring operations allow it."""
+        ops = [op for op in ctx.program.ops if bucket.rows or not isinstance(op, ROW_OPS)]
+        launches: list[Launch] = []
+        at = 0
+        while at < len(ops):
+            made, taken = self._fused(ctx, ops, at, bucket)
+            launches += made
+            at += taken
+        return launches
+
+    def embed(self, ctx: Context, op: Embed, bucket: Bucket) -> list[Launch]:
+        table = ctx.dense(op.table)
+        offset, dim = ctx.offset("tokens"), np.int32(table.shape[1])
+        defines = {"WEIGHT_F16": int(table.dtype == "f16")}
+        return [
+            self._rows.launch(
+                "embed",
+                bucket.tokens,
+                (ctx.step, part, ctx.tensors[op.out], offset, dim, np.int32(first), np.int32(count)),
+                defines=defines,
+            )
+            for part, first, count in self._parts(table)
+        ]
+
+    def ternary_matmul(self, ctx: Context, op: TernaryMatmul, bucket: Bucket) -> list[Launch]:
+        x, scale, out = ctx.tensors[op.x], ctx.tensors[op.scale], ctx.tensors[op.out]
+        w = ctx.ternary(op.weights)
+        if bucket.tokens == 1 and self._decodes(w):
+            return [self._decode(w, Source(x, scale=scale), out, add=op.add)]
+        args = (ctx.step, x, scale, w.codes, w.scales, out, np.int32(w.rows))
+        defines: dict[str, int] = {"COLS": w.cols, "ADD": int(op.add)}
+        if bucket.tokens <= FEW_TOKENS:
+            lanes = self._lanes(w)
+            grid = (ceil_div(w.rows, self._gemv_group // lanes), 1, 1)
+            defines |= {"LANES": lanes, "TOKENS": bucket.tokens}
+            return [_launch("ternary_matmul", "ternary_gemv", grid, self._gemv_group, args, defines)]
+        grid = (ceil_div(w.rows, TILE_N), ceil_div(bucket.tokens, TILE_M), 1)
+        return [_launch("ternary_matmul", "ternary_gemm", grid, TILE_GROUP, args, defines)]
+
+    def dense_matmul(self, ctx: Context, op: DenseMatmul, bucket: Bucket) -> list[Launch]:
+        """Each weight row is read once for up to ``FEW_TOKENS`` rows of x."""
+        weight = ctx.dense(op.weight)
+        rows, cols = weight.shape
+        tokens, lanes = min(bucket.rows, FEW_TOKENS), self._at_most(HEAD_LANES)
+        defines = {"COLS": cols, "LANES": lanes, "TOKENS": tokens, "WEIGHT_F16": int(weight.dtype == "f16")}
+        defines["MACRO_WIDE"] = int(cols % 8 == 0)
+        launches = []
+        for part, first, count in self._parts(weight):
+            grid = (ceil_div(count, self._group // lanes), ceil_div(bucket.rows, tokens), 1)
+            sizes = np.int32(count), np.int32(first), np.int32(rows)
+            args = (ctx.step, ctx.tensors[op.x], part, ctx.tensors[op.out], *sizes)
+            launches.append(_launch("dense_matmul", "dense_matmul", grid, self._group, args, defines))
+        return launches
+
+    def attention(self, ctx: Context, op: Attention, bucket: Bucket) -> list[Launch]:
+        if self._splits_attention(ctx, op, bucket):
+            return [self._attention_decode(ctx, op, bucket, rope=None)]
+        cache = ctx.kv("k", op.layer), ctx.kv("v", op.layer)
+        args = (ctx.step, ctx.tensors[op.qkv], *cache, ctx.tensors[op.out])
+        _, *place = positions(ctx)
+        sizes = (*place, np.int32(op.heads), np.int32(op.kv_heads))
+        group = self._gemv_group
+        return [
+            _launch("attention", "attention", (bucket.tokens, op.heads, 1), group, (*args, *sizes), kv_defines(ctx, op))
+        ]
+
+    def _fused(self, ctx: Context, ops: Sequence[Op], at: int, bucket: Bucket) -> tuple[list[Launch], int]:
+        """Launches for the operations from ``at`` on, and how many operations they do."""
+        alone = self._table[type(ops[at])]
+        if ctx.program.keep or bucket.tokens > 1:
+            return alone(ctx, ops[at], bucket), 1
+        match ops[at : at + 4]:
+            case [RopeAppend() as rope, Attention() as op, *_] if (rope.qkv, rope.layer) == (op.qkv, op.layer):
+                if self._splits_attention(ctx, op, bucket):
+                    return [self._attention_decode(ctx, op, bucket, rope)], 2
+            case [NormQuant() as n, TernaryMatmul() as up, GluNormQuant() as glu, TernaryMatmul() as down] if (
+                feeds(n, up, ops[at + 2 :])
+                and feeds(glu, down, ops[at + 4 :])
+                and up.out == glu.gate_up
+                and not up.add
+                and not read_again(up.out, ops[at + 3 :])
+                and self._decodes(ctx.ternary(up.weights))
+                and self._decodes(ctx.ternary(down.weights))
+            ):
+                return self._feed_forward(ctx, n, up, glu, down), 4
+            case [NormQuant() as n, TernaryMatmul() as op, *_] if feeds(n, op, ops[at + 2 :]):
+                w = ctx.ternary(op.weights)
+                if self._decodes(w):
+                    return [self._decode(w, _normed(ctx, n), ctx.tensors[op.out], add=op.add, norm=_norm(ctx, n))], 2
+        return alone(ctx, ops[at], bucket), 1
+
+    def _feed_forward(
+        self, ctx: Context, n: NormQuant, up: TernaryMatmul, glu: GluNormQuant, down: TernaryMatmul
+    ) -> list[Launch]:
+        width = ctx.shape(glu.gate_up)[1] // 2
+        product = ctx.scratch("glu products", ctx.program.limits.max_tokens * width * 4)
+        source = Source(product, NORM if glu.weight else NO_NORM, norm=glu.weight, eps=glu.eps)
+        return [
+            self._decode(
+                ctx.ternary(up.weights), _normed(ctx, n), product, norm=_norm(ctx, n), activation=glu.activation
+            ),
+            self._decode(ctx.ternary(down.weights), source, ctx.tensors[down.out], add=down.add, norm=_norm(ctx, glu)),
+        ]
+
+    def _decode(
+        self,
+        w: TernaryBuffer,
+        source: Source,
+        out: Buffer,
+        *,
+        add: bool = False,
+        norm: Buffer | None = None,
+        activation: str = "",
+    ) -> Launch:
+        slots, lanes = w.row_bytes // 4, self._lanes(w)
+        each = ceil_div(slots // 4, lanes)
+        defines = {
+            "COLS": w.cols,
+            "LANES": lanes,
+            "INPUT": source.kind,
+            "GLU": int(bool(activation)),
+            "RELU2": int(activation == "relu2"),
+            "ADD": int(add),
+            "SLOTS": slots,
+            "EARLY": min(each, EARLY),
+        }
+        args: tuple[Arg, ...] = (source.x, source.scale or source.x, norm or source.x, w.codes, w.scales, out)
+        args = (*args, np.float32(source.eps), np.int32(w.rows))
+        rows = w.rows // 2 if activation else w.rows
+        grid = (ceil_div(rows, self._group // lanes), 1, 1)
+        return _launch("ternary_decode", "ternary_decode", grid, self._group, args, defines)
+
+    def _decodes(self, w: TernaryBuffer) -> bool:
+        """Whether a token's activations fit the shared memory of ternary_decode, beside what its reductions take."""
+        return w.row_bytes * 4 + 16 * self._group + 64 <= self._hardware.shared
+
+    def _lanes(self, w: TernaryBuffer) -> int:
+        """Invocations that share a row of a product of few tokens."""
+        return self._at_most(8 if w.row_bytes // 16 < LONG_ROW else 16)
+
+    def _at_most(self, lanes: int) -> int:
+        """So many lanes, or a subgroup's where that is smaller: they add their sums up within one."""
+        return min(lanes, self._hardware.subgroup or lanes)
+
+    def _splits_attention(self, ctx: Context, op: Attention, bucket: Bucket) -> bool:
+        """Whether attention_decode takes this shape, and the step is one of its kind."""
+        kv = ctx.program.kv
+        assert kv is not None
+        wide = 8 if kv.dtype == "f16" else 4
+        group, loads = op.heads // op.kv_heads, op.head_dim // wide
+        if op.head_dim % wide or group > 8 or loads > ATTENTION_GROUP or self._hardware.group < ATTENTION_GROUP:
+            return False
+        words = group * op.head_dim * (1 + _runs(loads) / 2) + group * (CHUNK + 17) + CHUNK
+        decoding = bucket.tokens <= FEW_TOKENS or bucket.tokens == bucket.rows
+        return decoding and words * 4 + 64 <= self._hardware.shared
+
+    def _attention_decode(self, ctx: Context, op: Attention, bucket: Bucket, rope: RopeAppend | None) -> Launch:
+        defines = kv_defines(ctx, op)
+        part = CHUNK * ceil_div(max(PART, ceil_div(bucket.context, MOST_PARTS)), CHUNK)
+        most = ceil_div(bucket.context, part)
+        loads = op.head_dim // (8 if defines["KV_F16"] else 4)
+        defines |= {
+            "GROUP": op.heads // op.kv_heads,
+            "PART": part,
+            "MOST": most,
+            "ROPE": int(rope is not None),
+            "NEOX": int(rope is not None and rope.style == "neox"),
+            "RUNS": _runs(loads),
+            "LANES": loads,
+        }
+        limits = ctx.program.limits
+        tokens = max(limits.max_rows, min(limits.max_tokens, FEW_TOKENS))
+        parts = ctx.scratch("attention parts", tokens * op.heads * MOST_PARTS * (op.head_dim + 2) * 4)
+        arrivals = ctx.zeroed("attention arrivals", tokens * op.kv_heads * 4)
+        tables = (ctx.dense(rope.cos).data, ctx.dense(rope.sin).data) if rope else (ctx.tensors[op.qkv],) * 2
+        cache = ctx.kv("k", op.layer), ctx.kv("v", op.layer)
+        _, *place = positions(ctx)
+        args = (ctx.step, ctx.tensors[op.qkv], *cache, *tables, ctx.tensors[op.out], parts, arrivals)
+        grid = (op.kv_heads, bucket.tokens, most)
+        args = (*args, *place, np.int32(op.kv_heads))
+        return _launch("attention_decode", "attention_decode", grid, ATTENTION_GROUP, args, defines)
+
+    def _parts(self, weight: DenseBuffer) -> Iterator[tuple[Any, int, int]]:
+        """A matrix as parts that a kernel can bind: the part, its first row, its rows."""
+        rows, cols = weight.shape
+        row_bytes = cols * (2 if weight.dtype == "f16" else 4)
+        largest = self._hardware.largest_binding
+        buffer: Any = weight.data
+        if buffer.size <= largest:
+            yield buffer, 0, rows
+            return
+        step = largest // row_bytes
+        while step * row_bytes % max(self._hardware.alignment, 16):
+            step -= 1
+        for first in range(0, rows, step):
+            count = min(step, rows - first)
+            yield Window(buffer, first * row_bytes, count * row_bytes), first, count
+
+
+def _launch(
+    file: str, entry: str, grid: tuple[int, int, int], group: int, args: tuple[Arg, ...], defines: Mapping[str, int]
+) -> Launch:
+    return Launch(KernelSpec(file, entry, tuple(defines.items())), grid, (group, 1, 1), args)
+
+
+def _normed(ctx: Context, op: NormQuant) -> Source:
+    return Source(ctx.tensors[op.x], NORM if op.weight else NO_NORM, norm=op.weight, eps=op.eps)
+
+
+def _norm(ctx: Context, op: NormQuant | GluNormQuant) -> Buffer | None:
+    return ctx.dense(op.weight).data if op.weight else None
+
+
+def _runs(loads: int) -> int:
+    """Of attention_decode: how many positions' values are summed side by side."""
+    return _power_of_two(ATTENTION_GROUP // loads)
+
+
+def _power_of_two(n: int) -> int:
+    """The largest that is not above ``n``."""
+    return 1 << (n.bit_length() - 1)

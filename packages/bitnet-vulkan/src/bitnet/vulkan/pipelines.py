@@ -1,0 +1,182 @@
+"""Kernels made ready for a device: shader modules, pipelines, and the driver's own cache of them in ours."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from bitnet.core.cache import KernelCache
+from bitnet.core.errors import DeviceError, KernelCompileError, OutOfMemoryError
+from bitnet.core.gpu import KernelSpec
+from bitnet.vulkan.compiler import KERNELS, Compiler
+from bitnet.vulkan.driver import Functions, api, make
+from bitnet.vulkan.hardware import Hardware
+from bitnet.vulkan.modules import Module, module
+
+STORAGE_BUFFER = 7
+COMPUTE = 0x20
+FULL_SUBGROUPS = 2
+"""VK_PIPELINE_SHADER_STAGE_CREATE_REQUIRE_FULL_SUBGROUPS_BIT."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pipeline:
+    """A kernel ready to launch; ``written`` are the bindings that it writes."""
+
+    handle: Any
+    layout: Any
+    sets: Any
+    written: frozenset[int]
+
+
+class Pipelines:
+    """The pipelines of a device, made when first asked for. Its caller holds a lock."""
+
+    def __init__(self, vk: Functions, device: Any, hardware: Hardware, cache: KernelCache) -> None:
+        self._vk, self._device, self._hardware, self._kernels = vk, device, hardware, cache
+        self._compiler = Compiler(vk.device, cache)
+        self._shaders: dict[str, Any] = {}
+        self._layouts: dict[tuple[int, int], tuple[Any, Any]] = {}
+        self._pipelines: dict[tuple[KernelSpec, int, int, int], Pipeline] = {}
+        self._key = cache.key(
+            source="VkPipelineCache",
+            device=f"{hardware.name} {hardware.id}",
+            driver=f"{hardware.driver} {hardware.version_text}",
+            options="",
+            compiler="",
+        )
+        self._new, self._seconds = 0, 0.0
+        self._cache = self._open_cache()
+
+    def get(self, spec: KernelSpec, group: int, buffers: int, scalars: int) -> Pipeline:
+        """The pipeline of a kernel for a work-group of ``group``, with so many buffers and 32-bit scalars.
+
+        Raises:
+            KernelCompileError: No compiler takes the source, or the driver refuses what one made of it.
+        """
+        key = (spec, group, buffers, scalars)
+        if key not in self._pipelines:
+            start = time.perf_counter()
+            made = module(KERNELS, spec.file, spec.entry, {**self._hardware.macros, **_macros(spec)})
+            shader = self._shader(made)
+            sets, layout = self._layout(buffers, scalars)
+            handle = self._make(made, spec, shader, layout, group)
+            self._pipelines[key] = Pipeline(handle, layout, sets, made.written)
+            self._new += 1
+            self._seconds += time.perf_counter() - start
+        return self._pipelines[key]
+
+    def save(self) -> None:
+        """Keep what the driver has compiled since the last time."""
+        if not self._new:
+            return
+        size = api().new("size_t*")
+        self._vk.GetPipelineCacheData(self._device, self._cache, size, api().NULL)
+        data = api().new("char[]", max(int(size[0]), 1))
+        self._vk.GetPipelineCacheData(self._device, self._cache, size, data)
+        payload = bytes(api().buffer(data, size[0]))
+        self._kernels.put(self._key, payload, label=f"{self._new} pipelines", seconds=self._seconds)
+        self._new, self._seconds = 0, 0.0
+
+    def close(self) -> None:
+        """Free all; nothing that uses them may run."""
+        vk, nothing = self._vk, api().NULL
+        for pipeline in self._pipelines.values():
+            vk.DestroyPipeline(self._device, pipeline.handle, nothing)
+        for sets, layout in self._layouts.values():
+            vk.DestroyPipelineLayout(self._device, layout, nothing)
+            vk.DestroyDescriptorSetLayout(self._device, sets, nothing)
+        for shader in self._shaders.values():
+            vk.DestroyShaderModule(self._device, shader, nothing)
+        vk.DestroyPipelineCache(self._device, self._cache, nothing)
+
+    def _open_cache(self) -> Any:
+        data = self._kernels.get(self._key)
+        if data:
+            try:
+                kept = api().new("char[]", data)
+                info = make("VkPipelineCacheCreateInfo", initialDataSize=len(data), pInitialData=kept)
+                return self._vk.create("PipelineCache", self._device, info)
+            except DeviceError:  # a driver may refuse its own data, say after an update that kept its version
+                pass
+        return self._vk.create("PipelineCache", self._device, make("VkPipelineCacheCreateInfo"))
+
+    def _shader(self, made: Module) -> Any:
+        if made.digest not in self._shaders:
+            code = self._compiler.spirv(made)
+            words = api().new("uint32_t[]", len(code) // 4)
+            api().buffer(words)[:] = code
+            info = make("VkShaderModuleCreateInfo", codeSize=len(code), pCode=words)
+            self._shaders[made.digest] = self._vk.create("ShaderModule", self._device, info)
+        return self._shaders[made.digest]
+
+    def _layout(self, buffers: int, scalars: int) -> tuple[Any, Any]:
+        key = (buffers, scalars)
+        if key not in self._layouts:
+            bindings = [
+                make(
+                    "VkDescriptorSetLayoutBinding",
+                    binding=i,
+                    descriptorType=STORAGE_BUFFER,
+                    descriptorCount=1,
+                    stageFlags=COMPUTE,
+                )
+                for i in range(buffers)
+            ]
+            info = make("VkDescriptorSetLayoutCreateInfo", bindingCount=buffers, pBindings=bindings)
+            sets = self._vk.create("DescriptorSetLayout", self._device, info)
+            fields: dict[str, Any] = {"setLayoutCount": 1, "pSetLayouts": [sets]}
+            if scalars:
+                pushed = make("VkPushConstantRange", stageFlags=COMPUTE, size=4 * scalars)
+                fields |= {"pushConstantRangeCount": 1, "pPushConstantRanges": [pushed]}
+            layout = self._vk.create("PipelineLayout", self._device, make("VkPipelineLayoutCreateInfo", **fields))
+            self._layouts[key] = sets, layout
+        return self._layouts[key]
+
+    def _make(self, made: Module, spec: KernelSpec, shader: Any, layout: Any, group: int) -> Any:
+        known = made.constants
+        values = {"WG": group} | {name: int(value) for name, value in spec.defines if not _is_macro(name)}
+        if unknown := values.keys() - known.keys():
+            raise KernelCompileError(
+                f"{spec.file} has no constant {', '.join(sorted(unknown))}.", device=self._vk.device
+            )
+        entries = [
+            make("VkSpecializationMapEntry", constantID=known[name], offset=4 * i, size=4)
+            for i, name in enumerate(values)
+        ]
+        data = api().new("int32_t[]", list(values.values()))
+        special = make(
+            "VkSpecializationInfo",
+            mapEntryCount=len(entries),
+            pMapEntries=entries,
+            dataSize=4 * len(values),
+            pData=data,
+        )
+        stage: dict[str, Any] = {"stage": COMPUTE, "module": shader, "pName": "main", "pSpecializationInfo": special}
+        if dict(made.macros).get("SUBGROUPS"):
+            stage["flags"] = FULL_SUBGROUPS
+            if self._hardware.asks_subgroup:
+                size = self._hardware.subgroup
+                kind = "VkPipelineShaderStageRequiredSubgroupSizeCreateInfo"
+                stage["pNext"] = make(kind, requiredSubgroupSize=size)
+        stage_info = make("VkPipelineShaderStageCreateInfo", **stage)
+        info = make("VkComputePipelineCreateInfo", stage=stage_info[0], layout=layout)
+        handle = api().new("VkPipeline*")
+        try:
+            self._vk.CreateComputePipelines(self._device, self._cache, 1, info, api().NULL, handle)
+        except OutOfMemoryError:
+            raise
+        except DeviceError as error:
+            message = f"the driver does not take {made.label} ({dict(spec.defines)})."
+            raise KernelCompileError(message, device=self._vk.device, log=str(error)) from error
+        return handle[0]
+
+
+def _is_macro(name: str) -> bool:
+    return name.startswith("MACRO_")
+
+
+def _macros(spec: KernelSpec) -> dict[str, int]:
+    """Those of a kernel's variants that depend on its shapes, not on the device."""
+    return {name.removeprefix("MACRO_"): int(value) for name, value in spec.defines if _is_macro(name)}

@@ -1,0 +1,128 @@
+"""Command buffers on one queue: batches of them submitted together, and waits that end."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from bitnet.core.errors import DeviceLostError
+from bitnet.vulkan.driver import TIMEOUT, Functions, api, make
+
+PATIENCE = 600.0
+"""Seconds without an end of what was submitted after which the device counts as lost."""
+BATCH = 8
+"""Command buffers that wait for one another to be submitted together, once the device has work."""
+SIMULTANEOUS_USE, RESETTABLE = 4, 2
+ALL_COMMANDS = 0x10000
+
+
+class Queue:
+    """The one queue of a device. Its caller holds a lock.
+
+    Args:
+        timeline: Whether the device has timeline semaphores; else every submission has a fence.
+        patience: See :data:`PATIENCE`.
+    """
+
+    def __init__(self, vk: Functions, device: Any, family: int, *, timeline: bool, patience: float = PATIENCE) -> None:
+        ffi = api()
+        self._vk, self._device, self._patience = vk, device, patience
+        handle = ffi.new("VkQueue*")
+        vk.GetDeviceQueue(device, family, 0, handle)
+        self._queue = handle[0]
+        info = make("VkCommandPoolCreateInfo", queueFamilyIndex=family, flags=RESETTABLE)
+        self.pool = vk.create("CommandPool", device, info)
+        self._pending: list[Any] = []
+        self._fences: list[Any] = []
+        self._value = 0
+        self._semaphore = None
+        self.busy = False
+        if timeline:
+            kind = make("VkSemaphoreTypeCreateInfo", semaphoreType=1)
+            self._semaphore = vk.create("Semaphore", device, make("VkSemaphoreCreateInfo", pNext=kind))
+
+    def command_buffer(self) -> Any:
+        """A new one, to be recorded."""
+        handle = api().new("VkCommandBuffer*")
+        info = make("VkCommandBufferAllocateInfo", commandPool=self.pool, commandBufferCount=1)
+        self._vk.AllocateCommandBuffers(self._device, info, handle)
+        self._vk.BeginCommandBuffer(handle[0], make("VkCommandBufferBeginInfo", flags=SIMULTANEOUS_USE))
+        return handle[0]
+
+    def free(self, commands: list[Any]) -> None:
+        """Give command buffers back; none of them may still run."""
+        if commands:
+            self._vk.FreeCommandBuffers(self._device, self.pool, len(commands), commands)
+
+    def submit(self, commands: Any) -> None:
+        """Start a command buffer after all before it: at once on an idle device, else a few of them together."""
+        self._pending.append(commands)
+        if not self.busy or len(self._pending) >= BATCH:
+            self.flush()
+
+    def later(self, commands: Any) -> None:
+        """Start a command buffer with the next that is submitted."""
+        self._pending.append(commands)
+
+    def flush(self) -> None:
+        """Start all that waits."""
+        if not self._pending:
+            return
+        self.busy = True
+        count = len(self._pending)
+        if self._semaphore is None:
+            fence = self._vk.create("Fence", self._device, make("VkFenceCreateInfo"))
+            self._fences.append(fence)
+            info = make("VkSubmitInfo", commandBufferCount=count, pCommandBuffers=self._pending)
+            self._vk.QueueSubmit(self._queue, 1, info, fence)
+        else:
+            self._value += 1
+            values = api().new("uint64_t[]", [self._value])
+            timeline = make("VkTimelineSemaphoreSubmitInfo", signalSemaphoreValueCount=1, pSignalSemaphoreValues=values)
+            info = make(
+                "VkSubmitInfo",
+                pNext=timeline,
+                commandBufferCount=count,
+                pCommandBuffers=self._pending,
+                signalSemaphoreCount=1,
+                pSignalSemaphores=[self._semaphore],
+            )
+            self._vk.QueueSubmit(self._queue, 1, info, api().NULL)
+        self._pending.clear()
+
+    def wait(self) -> None:
+        """Start all that waits, and return once it is done.
+
+        Raises:
+            DeviceLostError: The device is lost, or does not answer in time.
+        """
+        self.flush()
+        if not self.busy:
+            return
+        nanoseconds = int(self._patience * 1e9)
+        if self._semaphore is None:
+            ended = self._vk.WaitForFences(self._device, len(self._fences), self._fences, 1, nanoseconds)
+        else:
+            values = api().new("uint64_t[]", [self._value])
+            info = make("VkSemaphoreWaitInfo", semaphoreCount=1, pSemaphores=[self._semaphore], pValues=values)
+            ended = self._vk.WaitSemaphores(self._device, info, nanoseconds)
+        if ended == TIMEOUT:
+            raise DeviceLostError(
+                f"no answer in {self._patience:g} s.",
+                device=self._vk.device,
+                hint="Start again; use another device where this one is too slow for the model.",
+            )
+        self._drop_fences()
+        self.busy = False
+
+    def close(self) -> None:
+        """Free what it has; nothing may run any more."""
+        nothing = api().NULL
+        self._drop_fences()
+        if self._semaphore is not None:
+            self._vk.DestroySemaphore(self._device, self._semaphore, nothing)
+        self._vk.DestroyCommandPool(self._device, self.pool, nothing)
+
+    def _drop_fences(self) -> None:
+        for fence in self._fences:
+            self._vk.DestroyFence(self._device, fence, api().NULL)
+        self._fences.clear()
