@@ -1,0 +1,20 @@
+// Ends a decode step: keeps the sampled tokens, feeds them next, lengthens the sequences. One workgroup.
+struct Args { tokens: i32, seq_len: i32 }
+@group(0) @binding(0) var<storage, read_write> step: array<i32>;
+@group(0) @binding(1) var<storage, read> next: array<i32>;
+@group(0) @binding(2) var<storage, read_write> history: array<i32>;
+@group(0) @binding(3) var<uniform> args: Args;
+
+@compute @workgroup_size(WG)
+fn advance(g: Group) {
+    let seqs = step[1];
+    let rows = step[2];
+    let done = step[3];
+    workgroupBarrier();
+    for (var r = i32(g.lane); r < rows; r += WG) {
+        history[done * rows + r] = next[r];
+        step[args.tokens + r] = next[r];
+    }
+    for (var s = i32(g.lane); s < seqs; s += WG) { step[args.seq_len + s] += 1; }
+    if (g.lane == 0u) { step[3] = done + 1; }
+}

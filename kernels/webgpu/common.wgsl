@@ -1,0 +1,101 @@
+// Put in front of every kernel here. Lines with # are bitnet.webgpu.compiler's: WGSL has no preprocessor. WG is the number of
+// invocations of a workgroup; SUBGROUPS and INT8_DOT say what the device has. Buffers are bound in the order of a launch's
+// arguments; its scalars follow, in their order, in one uniform `args`.
+// The step buffer's header: word 0 tokens (M), 1 sequences (S), 2 rows (R), 3 decode steps done in this run.
+
+struct Group {
+    @builtin(workgroup_id) id: vec3<u32>,
+    @builtin(num_workgroups) count: vec3<u32>,
+    @builtin(local_invocation_index) lane: u32,
+#if SUBGROUPS
+    @builtin(subgroup_id) subgroup: u32,
+    @builtin(num_subgroups) subgroups: u32,
+    @builtin(subgroup_invocation_id) sublane: u32,
+#endif
+}
+
+// Less than anything that is computed; WGSL has no literal of infinity.
+const LOWEST = -3.0e38;
+// The least magnitude that absmax quantisation divides by.
+const QUANT_FLOOR = 1e-5;
+
+var<workgroup> reduction: array<vec2<f32>, WG>;
+
+// Over the workgroup: the sum of x and the greatest y, the same in every invocation.
+fn group_sum_max(g: Group, value: vec2<f32>) -> vec2<f32> {
+    workgroupBarrier();
+#if SUBGROUPS
+    let part = vec2(subgroupAdd(value.x), subgroupMax(value.y));
+    if (g.sublane == 0u) { reduction[g.subgroup] = part; }
+    workgroupBarrier();
+    var total = reduction[0];
+    for (var i = 1u; i < g.subgroups; i++) {
+        total = vec2(total.x + reduction[i].x, max(total.y, reduction[i].y));
+    }
+    return total;
+#else
+    reduction[g.lane] = value;
+    for (var half = u32(WG) / 2u; half > 0u; half /= 2u) {
+        workgroupBarrier();
+        if (g.lane < half) {
+            let a = reduction[g.lane];
+            let b = reduction[g.lane + half];
+            reduction[g.lane] = vec2(a.x + b.x, max(a.y, b.y));
+        }
+    }
+    workgroupBarrier();
+    return reduction[0];
+#endif
+}
+
+fn group_sum(g: Group, value: f32) -> f32 { return group_sum_max(g, vec2(value, 0.0)).x; }
+
+fn group_max(g: Group, value: f32) -> f32 { return group_sum_max(g, vec2(0.0, value)).y; }
+
+// Four signed products of bytes, added.
+fn dot4(a: u32, b: u32) -> i32 {
+#if INT8_DOT
+    return dot4I8Packed(a, b);
+#else
+    let s = bitcast<i32>(a);
+    let t = bitcast<i32>(b);
+    return extractBits(s, 0u, 8u) * extractBits(t, 0u, 8u) + extractBits(s, 8u, 8u) * extractBits(t, 8u, 8u)
+         + extractBits(s, 16u, 8u) * extractBits(t, 16u, 8u) + extractBits(s, 24u, 8u) * extractBits(t, 24u, 8u);
+#endif
+}
+
+fn dot16(a: vec4<u32>, b: vec4<u32>) -> i32 { return dot4(a.x, b.x) + dot4(a.y, b.y) + dot4(a.z, b.z) + dot4(a.w, b.w); }
+
+// 16 weights as signed bytes, from the bit pairs of four words of codes: plane 0 is the top pair.
+fn weights_of(codes: vec4<u32>, plane: u32) -> vec4<u32> {
+    let pairs = (codes >> vec4(6u - 2u * plane)) & vec4(0x03030303u);
+    return ((pairs | vec4(0x80808080u)) - vec4(0x01010101u)) ^ vec4(0x80808080u);
+}
+
+fn magnitude(y: vec4<f32>) -> f32 {
+    let a = abs(y);
+    return max(max(a.x, a.y), max(a.z, a.w));
+}
+
+// What absmax quantisation multiplies by; exactly 1 where the greatest magnitude is 127, however the device divides.
+fn quant_factor(largest: f32) -> f32 { return select(127.0 / largest, 1.0, largest == 127.0); }
+
+fn quant_scale(largest: f32) -> f32 { return select(largest / 127.0, 1.0, largest == 127.0); }
+
+// Four floats to four bytes.
+fn quantised(y: vec4<f32>) -> u32 {
+    let q = vec4<u32>(vec4<i32>(clamp(round(y), vec4(-128.0), vec4(127.0)))) & vec4(255u);
+    return q.x | (q.y << 8u) | (q.z << 16u) | (q.w << 24u);
+}
+
+// Four f16 of two words, exactly.
+fn halves(words: vec2<u32>) -> vec4<f32> { return vec4(unpack2x16float(words.x), unpack2x16float(words.y)); }
+
+#if RELU2
+fn activation(gate: vec4<f32>) -> vec4<f32> {
+    let g = max(gate, vec4(0.0));
+    return g * g;
+}
+#else
+fn activation(gate: vec4<f32>) -> vec4<f32> { return gate / (1.0 + exp(-gate)); }
+#endif

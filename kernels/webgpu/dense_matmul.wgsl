@@ -1,0 +1,84 @@
+// out[r, n] = x[r] . weight[n] with f32 sums, for the weight rows that are bound: `rows` of them, from row `first` of `total`.
+// LANES invocations share EACH weight rows, which TOKENS rows of x share. With NORM, x is one row of the residual stream,
+// normed here as norm_rows does.
+struct Args { quads: u32, rows: u32, first: u32, total: u32, row: u32, eps: f32 }
+@group(0) @binding(0) var<storage, read> step: array<i32>;
+@group(0) @binding(1) var<storage, read> x: array<vec4<f32>>;
+@group(0) @binding(2) var<storage, read> norm: array<vec4<f32>>;
+#if WIDE
+@group(0) @binding(3) var<storage, read> weight: array<vec4<u32>>;
+const UNIT = 2u;  // quads that one read brings
+#else
+const UNIT = 1u;
+#if WEIGHT_F16
+@group(0) @binding(3) var<storage, read> weight: array<vec2<u32>>;
+#else
+@group(0) @binding(3) var<storage, read> weight: array<vec4<f32>>;
+#endif
+#endif
+@group(0) @binding(4) var<storage, read_write> out: array<f32>;
+@group(0) @binding(5) var<uniform> args: Args;
+
+const GROUPS = u32(WG / LANES);
+const ROWS = GROUPS * u32(EACH);
+var<workgroup> parts: array<f32, WG * EACH>;
+#if NORM
+var<workgroup> normed: array<vec4<f32>, QUADS>;
+#endif
+
+fn load_x(t: u32, i: u32) -> vec4<f32> {
+#if NORM
+    return normed[i];
+#else
+    return x[t * args.quads + i];
+#endif
+}
+
+@compute @workgroup_size(WG)
+fn dense_matmul(g: Group) {
+    let count = u32(step[2]);
+    let t0 = g.id.z * u32(TOKENS);
+    if (t0 >= count) { return; }
+#if NORM
+    let from_row = u32(step[args.row]) * args.quads;
+    var squares = 0.0;
+    for (var i = g.lane; i < args.quads; i += u32(WG)) { squares += dot(x[from_row + i], x[from_row + i]); }
+    let inverse = 1.0 / sqrt(group_sum(g, squares) / f32(4u * args.quads) + args.eps);
+    for (var i = g.lane; i < args.quads; i += u32(WG)) { normed[i] = x[from_row + i] * inverse * norm[i]; }
+    workgroupBarrier();
+#endif
+    let lane = g.lane % u32(LANES);
+    let group = g.lane / u32(LANES);
+    let n0 = (g.id.y * g.count.x + g.id.x) * ROWS;
+    let units = args.quads / UNIT;
+    var sums: array<array<f32, EACH>, TOKENS>;
+    for (var i = lane; i < units; i += u32(LANES)) {
+        for (var e = 0u; e < u32(EACH); e++) {
+            let w = weight[min(n0 + e * GROUPS + group, args.rows - 1u) * units + i];
+            for (var t = 0u; t < u32(TOKENS); t++) {
+                let from_x = min(t0 + t, count - 1u);
+#if WIDE
+                sums[t][e] += dot(halves(w.xy), load_x(from_x, 2u * i)) + dot(halves(w.zw), load_x(from_x, 2u * i + 1u));
+#else
+#if WEIGHT_F16
+                sums[t][e] += dot(halves(w), load_x(from_x, i));
+#else
+                sums[t][e] += dot(w, load_x(from_x, i));
+#endif
+#endif
+            }
+        }
+    }
+    for (var t = 0u; t < u32(TOKENS); t++) {
+        workgroupBarrier();
+        for (var e = 0u; e < u32(EACH); e++) { parts[(e * GROUPS + group) * u32(LANES) + lane] = sums[t][e]; }
+        workgroupBarrier();
+        for (var item = g.lane; item < ROWS; item += u32(WG)) {
+            if (n0 + item < args.rows && t0 + t < count) {
+                var sum = 0.0;
+                for (var i = 0u; i < u32(LANES); i++) { sum += parts[item * u32(LANES) + i]; }
+                out[(t0 + t) * args.total + args.first + n0 + item] = sum;
+            }
+        }
+    }
+}

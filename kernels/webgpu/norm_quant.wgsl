@@ -1,0 +1,39 @@
+// RMSNorm (where NORM), then absmax int8. A workgroup a token. The norm is one factor of a row, so one pass finds both the mean
+// square and the greatest magnitude.
+struct Args { eps: f32, dim: i32 }
+@group(0) @binding(0) var<storage, read> step: array<i32>;
+@group(0) @binding(1) var<storage, read> x: array<vec4<f32>>;
+@group(0) @binding(2) var<storage, read> weight: array<vec4<f32>>;
+@group(0) @binding(3) var<storage, read_write> out: array<u32>;
+@group(0) @binding(4) var<storage, read_write> scale: array<f32>;
+@group(0) @binding(5) var<uniform> args: Args;
+
+fn weighted(row: u32, i: u32) -> vec4<f32> {
+#if NORM
+    return x[row + i] * weight[i];
+#else
+    return x[row + i];
+#endif
+}
+
+@compute @workgroup_size(WG)
+fn norm_quant(g: Group) {
+    let m = g.id.x;
+    if (m >= u32(step[0])) { return; }
+    let quads = u32(args.dim) / 4u;
+    let row = m * quads;
+    var found = vec2(0.0);
+    for (var i = g.lane; i < quads; i += u32(WG)) {
+        found = vec2(found.x + dot(x[row + i], x[row + i]), max(found.y, magnitude(weighted(row, i))));
+    }
+    found = group_sum_max(g, found);
+#if NORM
+    let inverse = 1.0 / sqrt(found.x / f32(args.dim) + args.eps);
+#else
+    let inverse = 1.0;
+#endif
+    let largest = max(found.y * inverse, QUANT_FLOOR);
+    let factor = quant_factor(largest);
+    for (var i = g.lane; i < quads; i += u32(WG)) { out[row + i] = quantised(weighted(row, i) * inverse * factor); }
+    if (g.lane == 0u) { scale[m] = quant_scale(largest); }
+}

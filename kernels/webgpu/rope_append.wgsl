@@ -1,0 +1,69 @@
+// Rotates q in place, stores rotated k, and v, in the cache. A workgroup per token and head (q heads, k heads, v heads); an
+// invocation takes two pairs at a time, which make whole words of an f16 cache: [blocks, BLOCK, kv_heads, DIM].
+struct Args { token_seq: i32, seq_begin: i32, seq_len: i32, block_table: i32, max_blocks: i32, heads: i32, kv_heads: i32 }
+@group(0) @binding(0) var<storage, read> step: array<i32>;
+@group(0) @binding(1) var<storage, read_write> qkv: array<vec2<f32>>;
+#if KV_F16
+@group(0) @binding(2) var<storage, read_write> keys: array<u32>;
+@group(0) @binding(3) var<storage, read_write> values: array<u32>;
+#else
+@group(0) @binding(2) var<storage, read_write> keys: array<vec2<f32>>;
+@group(0) @binding(3) var<storage, read_write> values: array<vec2<f32>>;
+#endif
+@group(0) @binding(4) var<storage, read> cosines: array<vec2<f32>>;
+@group(0) @binding(5) var<storage, read> sines: array<vec2<f32>>;
+@group(0) @binding(6) var<uniform> args: Args;
+
+#if KV_F16
+fn stored(value: vec2<f32>) -> u32 { return pack2x16float(value); }
+#else
+fn stored(value: vec2<f32>) -> vec2<f32> { return value; }
+#endif
+
+@compute @workgroup_size(WG)
+fn rope_append(g: Group) {
+    let m = i32(g.id.x);
+    if (m >= step[0]) { return; }
+    let head = i32(g.id.y);
+    let sequence = step[args.token_seq + m];
+    let position = step[args.seq_len + sequence] - step[args.seq_begin + sequence + 1] + m;
+    let row = (m * (args.heads + 2 * args.kv_heads) + head) * (DIM / 2);
+    let block = step[args.block_table + sequence * args.max_blocks + position / BLOCK];
+    let is_value = head >= args.heads + args.kv_heads;
+    let kv_head = head - args.heads - select(0, args.kv_heads, is_value);
+    let place = ((block * BLOCK + position % BLOCK) * args.kv_heads + kv_head) * (DIM / 2);
+    for (var i = i32(g.lane); i < DIM / 4; i += WG) {
+#if NEOX
+        let first = i;  // pairs 2i and 2i + 1: their first elements, and their second ones
+        let second = i + DIM / 4;
+        let a = qkv[row + first];
+        let b = qkv[row + second];
+#else
+        let first = 2 * i;
+        let second = 2 * i + 1;
+        let a = vec2(qkv[row + first].x, qkv[row + second].x);
+        let b = vec2(qkv[row + first].y, qkv[row + second].y);
+#endif
+        if (is_value) {
+            values[place + first] = stored(qkv[row + first]);
+            values[place + second] = stored(qkv[row + second]);
+            continue;
+        }
+        let c = cosines[position * (DIM / 4) + i];
+        let s = sines[position * (DIM / 4) + i];
+        var to_first = a * c - b * s;
+        var to_second = b * c + a * s;
+#if !NEOX
+        let pairs = vec4(to_first.x, to_second.x, to_first.y, to_second.y);
+        to_first = pairs.xy;
+        to_second = pairs.zw;
+#endif
+        if (head < args.heads) {
+            qkv[row + first] = to_first;
+            qkv[row + second] = to_second;
+        } else {
+            keys[place + first] = stored(to_first);
+            keys[place + second] = stored(to_second);
+        }
+    }
+}

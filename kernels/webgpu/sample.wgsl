@@ -1,0 +1,135 @@
+// A workgroup chooses the token of one row. Thresholds of top-k and top-p are found by bisection over the order-preserving
+// integer form of floats, so that no sort is needed and ties are all kept.
+struct Args {
+    rows: i32, temperature: i32, top_k: i32, top_p: i32, min_p: i32, seed_lo: i32, seed_hi: i32,
+    token_seq: i32, seq_begin: i32, seq_len: i32, n: i32,
+}
+@group(0) @binding(0) var<storage, read> step: array<i32>;
+@group(0) @binding(1) var<storage, read> logits: array<f32>;
+@group(0) @binding(2) var<storage, read_write> out: array<i32>;
+@group(0) @binding(3) var<uniform> args: Args;
+
+var<workgroup> best_value: array<f32, WG>;
+var<workgroup> best_index: array<i32, WG>;
+
+fn float_key(z: f32) -> u32 {
+    let bits = bitcast<u32>(z);
+    return select(bits | 0x80000000u, ~bits, (bits & 0x80000000u) != 0u);
+}
+
+fn multiply_high(a: u32, b: u32) -> u32 {
+    let al = a & 0xFFFFu;
+    let ah = a >> 16u;
+    let bl = b & 0xFFFFu;
+    let bh = b >> 16u;
+    let middle = ah * bl + ((al * bl) >> 16u);
+    return ah * bh + (middle >> 16u) + (((middle & 0xFFFFu) + al * bh) >> 16u);
+}
+
+// -ln(1 - t). WGSL's log may be off by 2^-21 near 1, where the winners are and where a relative error counts: there the series
+// of 2 atanh(t / (2 - t)) is summed instead.
+fn minus_log_of_rest(t: f32) -> f32 {
+    if (t > 0.5) { return -log(1.0 - t); }
+    let s = t / (2.0 - t);
+    let q = s * s;
+    var sum = 1.0 / 17.0;
+    for (var k = 15.0; k > 0.0; k -= 2.0) { sum = sum * q + 1.0 / k; }
+    return 2.0 * s * sum;
+}
+
+// Lane v & 3 of Philox4x32-10 (Salmon et al. 2011) at counter (v >> 2, position, 0, 0), as a Gumbel variate.
+fn gumbel(seed_lo: u32, seed_hi: u32, v: u32, position: u32) -> f32 {
+    var c = vec4(v >> 2u, position, 0u, 0u);
+    var key = vec2(seed_lo, seed_hi);
+    for (var round = 0; round < 10; round++) {
+        let low = vec2(c.x * 0xD2511F53u, c.z * 0xCD9E8D57u);
+        let high = vec2(multiply_high(c.x, 0xD2511F53u), multiply_high(c.z, 0xCD9E8D57u));
+        c = vec4(high.y ^ c.y ^ key.x, low.y, high.x ^ c.w ^ key.y, low.x);
+        key += vec2(0x9E3779B9u, 0xBB67AE85u);
+    }
+    // u = (n + 0.5) / 2^23, so 1 - u is as exact; the half of a number of 23 bits takes all of an f32.
+    let rest = (f32(0x7FFFFFu - (c[v & 3u] >> 9u)) + 0.5) * 0x1p-23;
+    return -log(minus_log_of_rest(rest));
+}
+
+// Sum over the tokens of a row with key >= least: of 1, or (mass) of e^(z - top).
+fn measure(g: Group, row: i32, inverse: f32, least: u32, mass: bool, top: f32) -> f32 {
+    var sum = 0.0;
+    for (var v = i32(g.lane); v < args.n; v += WG) {
+        let z = logits[row + v] * inverse;
+        if (float_key(z) >= least) {
+            if (mass) { sum += exp(z - top); } else { sum += 1.0; }
+        }
+    }
+    return group_sum(g, sum);
+}
+
+// The greatest key at which the measure still reaches `wanted`.
+fn threshold(g: Group, row: i32, inverse: f32, wanted: f32, mass: bool, top: f32, least: u32) -> u32 {
+    var low = least;
+    var high = 0xFFFFFFFFu;
+    while (low < high) {
+        let middle = low + (high - low) / 2u + 1u;
+        if (measure(g, row, inverse, middle, mass, top) >= wanted) { low = middle; } else { high = middle - 1u; }
+    }
+    return low;
+}
+
+@compute @workgroup_size(WG)
+fn sample(g: Group) {
+    let r = i32(g.id.x);
+    if (r >= step[2]) { return; }
+    let row = r * args.n;
+    let temperature = bitcast<f32>(step[args.temperature + r]);
+    let greedy = temperature == 0.0;
+    let inverse = select(1.0 / temperature, 1.0, greedy);
+    var least = 0u;
+    var position = 0u;
+    var floor_z = LOWEST;
+    if (!greedy) {
+        let m = step[args.rows + r];
+        let s = step[args.token_seq + m];
+        position = u32(step[args.seq_len + s] - step[args.seq_begin + s + 1] + m + 1);
+        var top = LOWEST;
+        for (var v = i32(g.lane); v < args.n; v += WG) { top = max(top, logits[row + v] * inverse); }
+        top = group_max(g, top);
+        let top_k = step[args.top_k + r];
+        let top_p = bitcast<f32>(step[args.top_p + r]);
+        let min_p = bitcast<f32>(step[args.min_p + r]);
+        if (top_k > 0 && top_k < args.n) { least = threshold(g, row, inverse, f32(top_k), false, top, 0u); }
+        if (top_p < 1.0) {
+            let total = measure(g, row, inverse, least, true, top);
+            least = threshold(g, row, inverse, top_p * total, true, top, least);
+        }
+        if (min_p > 0.0) { floor_z = top + log(min_p); }
+    }
+    var best = LOWEST;
+    var index = args.n;
+    for (var v = i32(g.lane); v < args.n; v += WG) {
+        var z = logits[row + v] * inverse;
+        if (!greedy) {
+            if (float_key(z) < least || z < floor_z) { continue; }
+            z += gumbel(u32(step[args.seed_lo + r]), u32(step[args.seed_hi + r]), u32(v), position);
+        }
+        if (z > best || index == args.n) {
+            best = z;
+            index = v;
+        }
+    }
+    best_value[g.lane] = best;
+    best_index[g.lane] = index;
+    for (var half = u32(WG) / 2u; half > 0u; half /= 2u) {
+        workgroupBarrier();
+        if (g.lane < half) {
+            let other = best_value[g.lane + half];
+            let other_index = best_index[g.lane + half];
+            let mine = best_index[g.lane];
+            if (other_index < args.n && (mine == args.n || other > best_value[g.lane] ||
+                                         (other == best_value[g.lane] && other_index < mine))) {
+                best_value[g.lane] = other;
+                best_index[g.lane] = other_index;
+            }
+        }
+    }
+    if (g.lane == 0u) { out[r] = best_index[0]; }
+}

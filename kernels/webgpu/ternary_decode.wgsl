@@ -1,0 +1,113 @@
+// A ternary product of one token whose activations are quantised here: RMSNorm (where NORM), absmax int8, then the product as in
+// ternary_matmul. Every workgroup quantises the row for itself, which costs less than a launch. LANES invocations share a row of
+// W. GLU: rows n and n + N / 2 are a gate and its up; out[n] is the gate's activation times up.
+struct Args { rows: u32, eps: f32 }
+@group(0) @binding(0) var<storage, read> x: array<vec4<f32>>;
+@group(0) @binding(1) var<storage, read> norm: array<vec4<f32>>;
+@group(0) @binding(2) var<storage, read> codes: array<vec4<u32>>;
+@group(0) @binding(3) var<storage, read> w_scale: array<f32>;
+@group(0) @binding(4) var<storage, read_write> out: array<f32>;
+@group(0) @binding(5) var<uniform> args: Args;
+
+const QUADS = u32(COLS / 4);
+const VECS = u32((COLS + 127) / 128 * 2);
+const ROWS = u32(WG / LANES);
+const PREFETCH = 4u;                                   // vec4s of codes asked for before the norm, which hides their way
+const STEPS = (VECS + u32(LANES) - 1u) / u32(LANES);  // vec4s of a row that an invocation multiplies
+// Planes one after the other, so that neighbouring invocations read neighbouring words.
+var<workgroup> quants: array<vec4<u32>, 4u * VECS>;
+var<workgroup> parts: array<array<i32, WG>, 2>;
+var<workgroup> sums_of_x: array<i32, WG>;
+
+fn weighted(i: u32) -> vec4<f32> {
+#if NORM
+    return x[i] * norm[i];
+#else
+    return x[i];
+#endif
+}
+
+fn dot_codes(word: vec4<u32>, v: u32) -> i32 {
+    var sum = 0;
+    for (var plane = 0u; plane < 4u; plane++) {
+        let pairs = (word >> vec4(6u - 2u * plane)) & vec4(0x03030303u);
+        sum += dot16(pairs, quants[plane * VECS + v]);
+    }
+    return sum;
+}
+
+fn result(sum: i32, n: u32, scale: f32) -> f32 { return f32(sum) * (scale * w_scale[n]); }
+
+@compute @workgroup_size(WG)
+fn ternary_decode(g: Group) {
+    let lane = g.lane % u32(LANES);
+    let n = (g.id.y * g.count.x + g.id.x) * ROWS + g.lane / u32(LANES);
+    let row = min(n, args.rows - 1u) * VECS;
+    var early: array<vec4<u32>, PREFETCH>;
+    for (var i = 0u; i < PREFETCH; i++) { early[i] = codes[row + min(lane + i * u32(LANES), VECS - 1u)]; }
+
+    var found = vec2(0.0);
+    for (var i = g.lane; i < QUADS; i += u32(WG)) {
+        found = vec2(found.x + dot(x[i], x[i]), max(found.y, magnitude(weighted(i))));
+    }
+    found = group_sum_max(g, found);
+#if NORM
+    let inverse = 1.0 / sqrt(found.x / f32(COLS) + args.eps);
+#else
+    let inverse = 1.0;
+#endif
+    let largest = max(found.y * inverse, QUANT_FLOOR);
+    let factor = inverse * quant_factor(largest);
+    // The codes are weights + 1, so what they count too often is the sum of x.
+    var sum_of_x = 0;
+    for (var i = g.lane; i < 4u * VECS; i += u32(WG)) {
+        var q = vec4(0u);
+        for (var j = 0u; j < 4u; j++) {
+            if (4u * i + j < QUADS) { q[j] = quantised(weighted(4u * i + j) * factor); }
+        }
+        sum_of_x += dot16(q, vec4(0x01010101u));
+        // Sixteen activations are half i % 2 of plane i / 2 % 4 of block i / 8.
+        quants[(i / 2u % 4u) * VECS + 2u * (i / 8u) + i % 2u] = q;
+    }
+    sums_of_x[g.lane] = sum_of_x;
+    workgroupBarrier();
+
+    var sum = 0;
+    for (var i = 0u; i < STEPS; i++) {
+        let v = lane + i * u32(LANES);
+        if (v >= VECS) { continue; }
+        var word: vec4<u32>;
+        if (i < PREFETCH) { word = early[i]; } else { word = codes[row + v]; }
+        sum += dot_codes(word, v);
+    }
+    parts[0][g.lane] = sum;
+#if GLU
+    let up = row + args.rows * VECS;
+    sum = 0;
+    for (var v = lane; v < VECS; v += u32(LANES)) { sum += dot_codes(codes[up + v], v); }
+    parts[1][g.lane] = sum;
+#endif
+    workgroupBarrier();
+    for (var half = u32(WG) / 2u; half > 0u; half /= 2u) {
+        if (g.lane < half) { sums_of_x[g.lane] += sums_of_x[g.lane + half]; }
+        workgroupBarrier();
+    }
+    let to = (g.id.y * g.count.x + g.id.x) * ROWS + g.lane;
+    if (g.lane < ROWS && to < args.rows) {
+        let scale = quant_scale(largest);
+        var total = -sums_of_x[0];
+        for (var i = 0u; i < u32(LANES); i++) { total += parts[0][g.lane * u32(LANES) + i]; }
+        let value = result(total, to, scale);
+#if GLU
+        var total_up = -sums_of_x[0];
+        for (var i = 0u; i < u32(LANES); i++) { total_up += parts[1][g.lane * u32(LANES) + i]; }
+        out[to] = activation(vec4(value)).x * result(total_up, to + args.rows, scale);
+#else
+#if ADD
+        out[to] += value;
+#else
+        out[to] = value;
+#endif
+#endif
+    }
+}

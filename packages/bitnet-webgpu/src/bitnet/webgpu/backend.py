@@ -1,0 +1,152 @@
+"""Finding and opening WebGPU adapters. Importing this opens no driver: the probe imports wgpu, which does."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Collection
+from importlib.metadata import version
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from bitnet.core.dynlib import open_library
+from bitnet.core.errors import DeviceUnavailableError
+from bitnet.core.hal import HAL_API, Device, DeviceInfo, DeviceType, ProbeResult, ProbeStatus
+
+if TYPE_CHECKING:
+    import wgpu
+
+APIS = ("Vulkan", "Metal", "D3D12")
+"""What wgpu may stand on, best first. Over OpenGL it lacks what the kernels need."""
+INSTANCES = ("Vulkan", "Metal", "DX12")
+"""The same, as wgpu's instance names them."""
+TYPES = {"DiscreteGPU": DeviceType.DISCRETE, "IntegratedGPU": DeviceType.INTEGRATED, "CPU": DeviceType.CPU}
+FEATURES = {"subgroup": "subgroups", "shader-f16": "f16", "timestamp-query": "timestamps"}
+LOADER = {"linux": ["libvulkan.so.1"]}
+INSTALL = "Install your GPU vendor's Vulkan driver (Debian: mesa-vulkan-drivers or nvidia-driver, with libvulkan1)."
+REINSTALL = "pip install --force-reinstall wgpu"
+NODES = ("dri/renderD*", "nvidiactl")
+"""Device nodes that Vulkan drivers open, under /dev."""
+
+
+class WebGPUBackend:
+    """Any GPU that wgpu reaches through Vulkan, Metal or Direct3D 12.
+
+    Args:
+        without: Features of a device that its kernels are to do without.
+    """
+
+    name = "webgpu"
+    hal_api = HAL_API
+
+    def __init__(self, without: Collection[str] = ()) -> None:
+        self._without = without
+
+    def probe(self) -> ProbeResult:
+        if find_spec("wgpu") is None:
+            return ProbeResult(ProbeStatus.LIBRARY_MISSING, reason="wgpu is not installed.", hint="pip install wgpu")
+        try:
+            adapters = _adapters()
+        except (ImportError, OSError, RuntimeError) as error:  # the library in its wheel does not open
+            reason = f"wgpu cannot be opened: {error}"
+            return ProbeResult(ProbeStatus.LIBRARY_MISSING, reason=reason, hint=REINSTALL)
+        versions = {"wgpu": version("wgpu")}
+        usable = _usable(adapters)
+        if usable:
+            devices = [_info(adapter, index) for index, adapter in enumerate(usable)]
+            return ProbeResult(ProbeStatus.OK, devices, versions=versions)
+        return _nothing([str(a.info["device"]) for a in adapters], versions)
+
+    def open(self, info: DeviceInfo) -> Device:
+        from bitnet.core.gpu import GpuDevice
+        from bitnet.webgpu.device import WebGPUDriver
+        from bitnet.webgpu.ops import WebGPUOps
+
+        usable = _usable(_adapters())
+        index = int(info.index)
+        if index >= len(usable) or _info(usable[index], index).id != info.id:
+            raise DeviceUnavailableError(f"{info.name} is gone since it was probed.", hint="See bitnet devices.")
+        driver = WebGPUDriver(usable[index], info.name, self._without)
+        return GpuDevice(info, driver, WebGPUOps(driver.limits).lowering())
+
+    def kernels(self) -> Collection[str]:
+        from bitnet.webgpu.source import SOURCES
+
+        return SOURCES.names()
+
+
+def _adapters() -> list[wgpu.GPUAdapter]:
+    """Every adapter wgpu finds, in its order."""
+    import wgpu
+    from wgpu.backends.wgpu_native.extras import set_instance_extras
+
+    with contextlib.suppress(RuntimeError):  # another user of wgpu in this process, or an earlier probe, made the instance
+        set_instance_extras(backends=INSTANCES)
+    found: list[wgpu.GPUAdapter] = wgpu.gpu.enumerate_adapters_sync()
+    return found
+
+
+def _usable(adapters: list[wgpu.GPUAdapter]) -> list[wgpu.GPUAdapter]:
+    """One adapter for each device, through the best of the APIs that reach it; stable, as their order numbers them."""
+    taken: dict[tuple[object, ...], set[str]] = {}
+    usable = []
+    for adapter in sorted((a for a in adapters if a.info["backend_type"] in APIS), key=_rank):
+        info = adapter.info
+        device = info["vendor_id"], info["device_id"]
+        apis = taken.setdefault(device, set())
+        # Two alike cards come twice through one API; a card that comes through a second API is not another one.
+        if not apis or info["backend_type"] in apis:
+            apis.add(info["backend_type"])
+            usable.append(adapter)
+    return usable
+
+
+def _rank(adapter: wgpu.GPUAdapter) -> int:
+    return APIS.index(adapter.info["backend_type"])
+
+
+def _info(adapter: wgpu.GPUAdapter, index: int) -> DeviceInfo:
+    info, limits = adapter.info, adapter.limits
+    shown = ("max-buffer-size", "max-storage-buffer-binding-size", "max-compute-workgroup-storage-size")
+    return DeviceInfo(
+        backend="webgpu",
+        index=str(index),
+        id=f"{info['backend_type']}/{info['vendor_id']:04x}:{info['device_id']:04x}/{info['device']}/{index}",
+        description=f"{info['device']} ({info['backend_type']})",
+        vendor=info["vendor"] or f"{info['vendor_id']:04x}",
+        type=TYPES.get(info["adapter_type"], DeviceType.VIRTUAL),
+        driver_version=info["description"],
+        features=tuple(text for feature, text in FEATURES.items() if feature in adapter.features),
+        details={"api": info["backend_type"], **{name: str(limits[name]) for name in shown}},
+    )
+
+
+def _nothing(others: list[str], versions: dict[str, str]) -> ProbeResult:
+    """Why there is no adapter: other APIs only, no Vulkan loader, no rights, or no device."""
+
+    def result(status: ProbeStatus, reason: str, hint: str, tried: dict[str, str] | None = None) -> ProbeResult:
+        return ProbeResult(status, reason=reason, hint=hint, tried=tried or {}, versions=versions)
+
+    if others:
+        reason = f"{', '.join(others)}: reached through OpenGL only; Vulkan, Metal or Direct3D 12 is needed."
+        return result(ProbeStatus.UNSUPPORTED, reason, INSTALL)
+    if sys.platform != "linux":
+        return result(ProbeStatus.NO_DEVICE, "wgpu finds no GPU.", "Update the graphics driver.")
+    loader = open_library(LOADER)
+    if not loader:
+        reason = f"The Vulkan loader cannot be opened: {'; '.join(loader.tried.values())}."
+        return result(ProbeStatus.DRIVER_MISSING, reason, INSTALL, dict(loader.tried))
+    nodes = [str(node) for pattern in NODES for node in sorted(Path("/dev").glob(pattern))]
+    denied = [node for node in nodes if not os.access(node, os.R_OK | os.W_OK)]
+    if denied:
+        hint = "sudo usermod -aG render,video $USER, then log in again."
+        return result(ProbeStatus.NO_PERMISSION, f"This user may not open {', '.join(denied)}.", hint, dict(loader.tried))
+    if nodes:
+        reason = f"There is {', '.join(nodes)}, but no Vulkan driver that takes it."
+        return result(ProbeStatus.DRIVER_MISSING, reason, INSTALL, dict(loader.tried))
+    return result(ProbeStatus.NO_DEVICE, "Vulkan finds no device.", INSTALL, dict(loader.tried))
+
+
+BACKEND = WebGPUBackend()

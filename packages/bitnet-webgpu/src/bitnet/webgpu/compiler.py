@@ -1,0 +1,88 @@
+"""WGSL to compute pipelines of one device.
+
+wgpu offers no way to take a compiled pipeline out and put it back. Every process compiles anew, from WGSL by wgpu and from there
+by the driver, many of which keep a cache of their own; bitnet's kernel cache has nothing to hold here.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection
+from dataclasses import dataclass
+
+import wgpu
+
+from bitnet.core import cache, log
+from bitnet.core.errors import KernelCompileError
+from bitnet.core.gpu import KernelSpec
+from bitnet.webgpu.source import SOURCES, bindings, preprocess
+
+INT8_DOT = "int8-dot"
+SUBGROUPS = "subgroups"
+_TRY_DOT = "@compute @workgroup_size(1) fn f() { var sum = dot4I8Packed(1u, 2u); }"
+_LAYOUTS = {"uniform": "uniform", "storage, read": "read-only-storage", "storage, read_write": "storage"}
+
+
+@dataclass(frozen=True, slots=True)
+class Pipeline:
+    """A kernel made ready, and how its bind groups are laid out."""
+
+    pipeline: wgpu.GPUComputePipeline
+    layout: wgpu.GPUBindGroupLayout
+
+
+def has_int8_dot(device: wgpu.GPUDevice) -> bool:
+    """Whether its WGSL knows ``dot4I8Packed``; wgpu-py does not list language features."""
+    try:
+        device.create_shader_module(code=_TRY_DOT)
+    except wgpu.GPUError:
+        return False
+    return True
+
+
+class Compiler:
+    """Compiles for one device.
+
+    Args:
+        features: Which of INT8_DOT and SUBGROUPS the kernels may use.
+    """
+
+    def __init__(self, device: wgpu.GPUDevice, name: str, features: Collection[str]) -> None:
+        self._device, self._name = device, name
+        self._features = {"INT8_DOT": int(INT8_DOT in features), "SUBGROUPS": int(SUBGROUPS in features)}
+        self._pipelines: dict[tuple[KernelSpec, int], Pipeline] = {}
+
+    def pipeline(self, spec: KernelSpec, group: int) -> Pipeline:
+        """The kernel for workgroups of ``group`` invocations.
+
+        Raises:
+            KernelCompileError: The source does not compile; the log is wgpu's or the driver's.
+        """
+        key = spec, group
+        if key not in self._pipelines:
+            self._pipelines[key] = self._compile(spec, group)
+        return self._pipelines[key]
+
+    def _compile(self, spec: KernelSpec, group: int) -> Pipeline:
+        start = time.perf_counter()
+        text = preprocess(SOURCES.text(spec.file), {**self._features, **dict(spec.defines), "WG": group})
+        device, compute = self._device, wgpu.ShaderStage.COMPUTE
+        entries = [
+            {"binding": i, "visibility": compute, "buffer": {"type": _LAYOUTS[kind]}}
+            for i, kind in enumerate(bindings(text, spec.entry))
+        ]
+        try:
+            module = device.create_shader_module(label=spec.entry, code=text)
+            layout = device.create_bind_group_layout(entries=entries)
+            pipeline = device.create_compute_pipeline(
+                label=spec.entry,
+                layout=device.create_pipeline_layout(bind_group_layouts=[layout]),
+                compute={"module": module, "entry_point": spec.entry},
+            )
+        except wgpu.GPUError as error:
+            raise KernelCompileError(f"{spec.file}.wgsl does not compile.", device=self._name, log=str(error)) from None
+        seconds = time.perf_counter() - start
+        log.logger.info("compiled %s in %.2f s", spec.file, seconds)
+        for listener in cache.listeners:
+            listener(spec.file, seconds)
+        return Pipeline(pipeline, layout)

@@ -1,0 +1,159 @@
+"""An open WebGPU device: memory, and launches whose pipelines and bind groups are made once and encoded again for each step."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import wgpu
+
+from bitnet.core.errors import DeviceError, DeviceLostError, OutOfMemoryError
+from bitnet.core.gpu import Launch
+from bitnet.webgpu.compiler import INT8_DOT, SUBGROUPS, Compiler, has_int8_dot
+
+LIMITS = (
+    "max-buffer-size",
+    "max-storage-buffer-binding-size",
+    "max-compute-workgroup-storage-size",
+    "max-compute-workgroup-size-x",
+    "max-compute-invocations-per-workgroup",
+)
+"""Limits that are asked for as the adapter has them; of the others, WebGPU's defaults are enough."""
+UPLOAD = 32 << 20
+"""Bytes handed to wgpu at once: it copies them to memory of its own first."""
+ALIGNMENT = 256
+"""Of a binding's offset, on every device."""
+FEW_MEMORY = "Use a shorter context, fewer sequences, or another device."
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class WebGPUBuffer:
+    """``nbytes`` from ``offset`` of a ``GPUBuffer``, which ends at a multiple of 16 bytes."""
+
+    memory: wgpu.GPUBuffer
+    nbytes: int
+    offset: int = 0
+
+    def window(self, offset: int, nbytes: int) -> WebGPUBuffer:
+        """A part of it, to be bound where the whole is too large; ``offset`` is a multiple of ALIGNMENT."""
+        return WebGPUBuffer(self.memory, nbytes, self.offset + offset)
+
+
+@dataclass(frozen=True, slots=True)
+class _Dispatch:
+    pipeline: wgpu.GPUComputePipeline
+    group: wgpu.GPUBindGroup
+    grid: tuple[int, int, int]
+
+
+class WebGPUDriver:
+    """Implements :class:`bitnet.core.gpu.Driver` with wgpu.
+
+    Args:
+        without: Features that the kernels are to do without, though the device has them.
+    """
+
+    def __init__(self, adapter: wgpu.GPUAdapter, name: str, without: Collection[str] = ()) -> None:
+        self._name = name
+        self._lock = threading.RLock()
+        limits = {limit: adapter.limits[limit] for limit in LIMITS}
+        wanted = ["subgroup"] if "subgroup" in adapter.features else []
+        with self._guarded():
+            self._device = adapter.request_device_sync(required_features=wanted, required_limits=limits)
+        features = {SUBGROUPS} if wanted else set()
+        features |= {INT8_DOT} if has_int8_dot(self._device) else set()
+        self._compiler = Compiler(self._device, name, features - set(without))
+        self.limits: dict[str, int] = dict(self._device.limits)
+
+    def alloc(self, nbytes: int) -> WebGPUBuffer:
+        size = -(-nbytes // 16) * 16
+        if size > self.limits["max-buffer-size"]:
+            largest = self.limits["max-buffer-size"]
+            message = f"a buffer of {nbytes:,} bytes exceeds the device's largest, {largest:,}."
+            raise OutOfMemoryError(message, device=self._name, hint=FEW_MEMORY)
+        usage = wgpu.BufferUsage.STORAGE | wgpu.BufferUsage.COPY_SRC | wgpu.BufferUsage.COPY_DST
+        with self._guarded():
+            return WebGPUBuffer(self._device.create_buffer(size=size, usage=usage), nbytes)
+
+    def free(self, buffer: WebGPUBuffer) -> None:
+        with self._guarded():
+            buffer.memory.destroy()
+
+    def upload(self, buffer: WebGPUBuffer, array: npt.NDArray[Any], offset: int = 0) -> None:
+        data = memoryview(array).cast("B")  # type: ignore[arg-type]
+        whole = len(data) // 4 * 4
+        queue = self._device.queue
+        with self._guarded():
+            for at in range(0, whole, UPLOAD):
+                queue.write_buffer(buffer.memory, buffer.offset + offset + at, data[at : min(at + UPLOAD, whole)])
+                if whole > UPLOAD:
+                    queue.submit([])  # lets wgpu give its copy back before the next
+            if whole < len(data):  # words are written whole: the rest of the last one is the buffer's padding
+                last = bytes(data[whole:]).ljust(4, b"\0")
+                queue.write_buffer(buffer.memory, buffer.offset + offset + whole, last)
+
+    def download(self, buffer: WebGPUBuffer, array: npt.NDArray[Any], offset: int = 0) -> None:
+        with self._guarded():
+            size = -(-array.nbytes // 4) * 4
+            data = self._device.queue.read_buffer(buffer.memory, buffer.offset + offset, size)
+        array.view(np.uint8).reshape(-1)[:] = np.frombuffer(data, np.uint8, array.nbytes)
+
+    def record(self, launches: Sequence[Launch]) -> list[_Dispatch]:
+        with self._guarded():
+            return [self._prepare(launch) for launch in launches]
+
+    def submit(self, recording: list[_Dispatch]) -> None:
+        with self._guarded():
+            encoder = self._device.create_command_encoder()
+            work = encoder.begin_compute_pass()
+            for item in recording:
+                work.set_pipeline(item.pipeline)
+                work.set_bind_group(0, item.group)
+                work.dispatch_workgroups(*item.grid)
+            work.end()
+            self._device.queue.submit([encoder.finish()])
+
+    def memory(self) -> tuple[int, int]:
+        return 0, 0  # WebGPU does not tell
+
+    def close(self) -> None:
+        with self._guarded():
+            self._device.destroy()
+
+    def _prepare(self, launch: Launch) -> _Dispatch:
+        x, y, z = launch.block
+        made = self._compiler.pipeline(launch.kernel, x * y * z)
+        buffers = [a for a in launch.args if isinstance(a, WebGPUBuffer)]
+        scalars = [a for a in launch.args if isinstance(a, np.generic)]
+        resources = [{"buffer": b.memory, "offset": b.offset, "size": -(-b.nbytes // 16) * 16} for b in buffers]
+        if scalars:
+            words = b"".join(s.tobytes() for s in scalars)
+            data = words.ljust(-(-len(words) // 16) * 16, b"\0")
+            uniform = self._device.create_buffer_with_data(data=data, usage=wgpu.BufferUsage.UNIFORM)
+            resources.append({"buffer": uniform, "offset": 0, "size": len(data)})
+        largest = self.limits["max-storage-buffer-binding-size"]
+        for buffer in buffers:
+            if buffer.nbytes > largest:
+                message = f"{launch.kernel.entry} needs {buffer.nbytes:,} bytes in one binding; the device binds {largest:,}."
+                raise OutOfMemoryError(message, device=self._name, hint=FEW_MEMORY)
+        entries = [{"binding": i, "resource": resource} for i, resource in enumerate(resources)]
+        group = self._device.create_bind_group(layout=made.layout, entries=entries)
+        return _Dispatch(made.pipeline, group, launch.grid)
+
+    @contextmanager
+    def _guarded(self) -> Iterator[None]:
+        """One thread at a time; wgpu's errors become ours."""
+        with self._lock:
+            try:
+                yield
+            except wgpu.GPUOutOfMemoryError as error:
+                raise OutOfMemoryError(str(error), device=self._name, hint=FEW_MEMORY) from error
+            except wgpu.GPUError as error:
+                if "lost" in str(error).lower():
+                    raise DeviceLostError(str(error), device=self._name, hint="Start again; see the system's log.") from error
+                raise DeviceError(str(error), device=self._name) from error
