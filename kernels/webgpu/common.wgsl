@@ -11,6 +11,7 @@ struct Group {
     @builtin(subgroup_id) subgroup: u32,
     @builtin(num_subgroups) subgroups: u32,
     @builtin(subgroup_invocation_id) sublane: u32,
+    @builtin(subgroup_size) subgroup_size: u32,
 #endif
 }
 
@@ -28,11 +29,11 @@ fn group_sum_max(g: Group, value: vec2<f32>) -> vec2<f32> {
     let part = vec2(subgroupAdd(value.x), subgroupMax(value.y));
     if (g.sublane == 0u) { reduction[g.subgroup] = part; }
     workgroupBarrier();
-    var total = reduction[0];
-    for (var i = 1u; i < g.subgroups; i++) {
-        total = vec2(total.x + reduction[i].x, max(total.y, reduction[i].y));
+    var mine = vec2(0.0, LOWEST);
+    for (var i = g.sublane; i < g.subgroups; i += g.subgroup_size) {
+        mine = vec2(mine.x + reduction[i].x, max(mine.y, reduction[i].y));
     }
-    return total;
+    return vec2(subgroupAdd(mine.x), subgroupMax(mine.y));
 #else
     reduction[g.lane] = value;
     for (var half = u32(WG) / 2u; half > 0u; half /= 2u) {

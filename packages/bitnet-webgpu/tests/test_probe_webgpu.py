@@ -1,61 +1,153 @@
-"""The webgpu backend is discovered, says what it lacks, and is opened only where there is a device."""
+"""What `bitnet devices` is told where wgpu, its driver or a device is missing: adapters made up for it."""
 
+import os
 import subprocess
 import sys
-from typing import get_args
+from ctypes import CDLL
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from bitnet.core import list_devices
+from bitnet.core.dynlib import Library
 from bitnet.core.errors import DeviceUnavailableError
-from bitnet.core.hal import Backend, DeviceInfo, DeviceType, Op, ProbeStatus
+from bitnet.core.hal import DeviceInfo, DeviceType, ProbeStatus
 from bitnet.webgpu import backend as module
-from bitnet.webgpu import ops
 from bitnet.webgpu.backend import BACKEND
 
-MADE_UP = DeviceInfo("webgpu", "7", "made-up", "Made-up 9000", "Nobody", DeviceType.DISCRETE)
+
+def made_up(device: int = 7, api: str = "Vulkan", kind: str = "DiscreteGPU") -> SimpleNamespace:
+    info = {
+        "vendor": "Nobody",
+        "device": f"Made-up {device}",
+        "description": "driver 1.0",
+        "vendor_id": 0xABC,
+        "device_id": device,
+        "adapter_type": kind,
+        "backend_type": api,
+    }
+    limits = dict.fromkeys(
+        ("max-buffer-size", "max-storage-buffer-binding-size", "max-compute-workgroup-storage-size"), 2**28
+    )
+    return SimpleNamespace(info=info, limits=limits, features={"subgroup", "shader-f16"})
 
 
-def machine(monkeypatch: pytest.MonkeyPatch, *devices: DeviceInfo, written: bool = True) -> None:
-    """A machine with these devices, and a backend with all of its operations or with none."""
-    monkeypatch.setattr(module, "find_devices", lambda: list(devices))
-    monkeypatch.setattr(ops, "OPERATIONS", dict.fromkeys(get_args(Op)) if written else {})
+def use(monkeypatch: pytest.MonkeyPatch, *adapters: SimpleNamespace) -> None:
+    monkeypatch.setattr(module, "_adapters", lambda: list(adapters))
 
 
-def test_it_is_discovered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("BITNET_GPU_FAKE", raising=False)
-    (report,) = [report for report in list_devices() if report.name == "webgpu"]
-    assert report.distribution == "bitnet-webgpu"
-    assert report.probe.status is not ProbeStatus.BROKEN, report.probe.reason
-    assert isinstance(BACKEND, Backend)
+def loader(monkeypatch: pytest.MonkeyPatch, *, opens: bool, nodes: list[str]) -> None:
+    """A Linux machine with or without the Vulkan loader, whose device nodes are these."""
+    message = "" if opens else "libvulkan.so.1: cannot open shared object file"
+    handle = CDLL(None) if opens else None
+    made = Library(handle, "libvulkan.so.1", {"libvulkan.so.1": message}, "" if opens else "missing")
+    monkeypatch.setattr(module, "open_library", lambda names: made)
+    monkeypatch.setattr(sys, "platform", "linux")
+    monkeypatch.setattr(Path, "glob", lambda folder, pattern: [Path(n) for n in nodes if Path(n).match(pattern)])
 
 
 def test_importing_it_opens_no_driver() -> None:
-    code = "import sys, bitnet.webgpu.backend; sys.exit('bitnet.webgpu.device' in sys.modules)"
+    code = "import sys, bitnet.webgpu.backend; sys.exit('wgpu' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
-@pytest.mark.parametrize("devices", [(), (MADE_UP,)])
-def test_operations_that_are_not_written(monkeypatch: pytest.MonkeyPatch, devices: tuple[DeviceInfo, ...]) -> None:
-    machine(monkeypatch, *devices, written=False)
+def test_no_wgpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "find_spec", lambda name: None)
+    result = BACKEND.probe()
+    assert result.status is ProbeStatus.LIBRARY_MISSING
+    assert result.hint == "pip install wgpu"
+
+
+def test_wgpu_whose_library_does_not_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken() -> list[object]:
+        raise OSError("libwgpu_native-release.so: wrong ELF class")
+
+    monkeypatch.setattr(module, "_adapters", broken)
+    result = BACKEND.probe()
+    assert result.status is ProbeStatus.LIBRARY_MISSING
+    assert "wrong ELF class" in result.reason
+    assert "wgpu" in result.hint
+
+
+def test_types_and_numbers_of_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A device that comes through several APIs is one; two alike are two; what has no fitting API is none."""
+    use(
+        monkeypatch,
+        made_up(1, "D3D12"),
+        made_up(1),
+        made_up(1),
+        made_up(2, "OpenGL"),
+        made_up(3, "Metal", "IntegratedGPU"),
+        made_up(4, kind="CPU"),
+        made_up(5, "D3D12", "Unknown"),
+    )
+    result = BACKEND.probe()
+    assert result.status is ProbeStatus.OK
+    assert [(d.name, d.description, d.type) for d in result.devices] == [
+        ("webgpu:0", "Made-up 1 (Vulkan)", DeviceType.DISCRETE),
+        ("webgpu:1", "Made-up 1 (Vulkan)", DeviceType.DISCRETE),
+        ("webgpu:2", "Made-up 4 (Vulkan)", DeviceType.CPU),
+        ("webgpu:3", "Made-up 3 (Metal)", DeviceType.INTEGRATED),
+        ("webgpu:4", "Made-up 5 (D3D12)", DeviceType.VIRTUAL),
+    ]
+    assert len({d.id for d in result.devices}) == 5
+    assert result.devices[0].features == ("subgroups", "f16")
+    assert result.devices[0].details["api"] == "Vulkan"
+
+
+def test_opengl_alone_is_unsupported(monkeypatch: pytest.MonkeyPatch) -> None:
+    use(monkeypatch, made_up(2, "OpenGL"))
     result = BACKEND.probe()
     assert result.status is ProbeStatus.UNSUPPORTED
-    assert "operations of webgpu are not written yet" in result.reason
-    assert "ops.py" in result.hint
+    assert "Made-up 2" in result.reason
+    assert "OpenGL" in result.reason
+    assert result.hint
 
 
-def test_no_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    machine(monkeypatch)
-    assert BACKEND.probe().status is ProbeStatus.NO_DEVICE
-    with pytest.raises(DeviceUnavailableError, match="webgpu:7 is gone"):
-        BACKEND.open(MADE_UP)
-
-
-def test_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    machine(monkeypatch, MADE_UP)
+@pytest.mark.parametrize(
+    ("opens", "nodes", "allowed", "status"),
+    [
+        (False, [], True, ProbeStatus.DRIVER_MISSING),
+        (True, [], True, ProbeStatus.NO_DEVICE),
+        (True, ["/dev/dri/renderD128"], False, ProbeStatus.NO_PERMISSION),
+        (True, ["/dev/dri/renderD128"], True, ProbeStatus.DRIVER_MISSING),
+    ],
+)
+def test_no_adapter(
+    monkeypatch: pytest.MonkeyPatch, opens: bool, nodes: list[str], allowed: bool, status: ProbeStatus
+) -> None:
+    use(monkeypatch)
+    loader(monkeypatch, opens=opens, nodes=nodes)
+    monkeypatch.setattr(os, "access", lambda path, mode: allowed)
     result = BACKEND.probe()
-    assert (result.status, list(result.devices)) == (ProbeStatus.OK, [MADE_UP])
+    assert result.status is status
+    assert result.reason
+    assert result.hint
+    assert all(node in result.reason for node in nodes)
+    assert ("libvulkan.so.1" in result.reason) == (not opens)
+
+
+def test_a_device_that_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    use(monkeypatch, made_up(1), made_up(2))
+    first, second = BACKEND.probe().devices
+    use(monkeypatch, made_up(2))
+    for info in (first, second):
+        with pytest.raises(DeviceUnavailableError, match=f"{info.name} is gone"):
+            BACKEND.open(info)
 
 
 def test_kernels_are_named_after_the_backend() -> None:
-    assert all(name.endswith("_webgpu") for name in BACKEND.kernels())
+    names = BACKEND.kernels()
+    assert {"ternary_decode_webgpu", "absmean_scale_webgpu", "ternary_gemv_webgpu", "ternary_gemm_webgpu"} <= set(names)
+    assert all(name.endswith("_webgpu") for name in names)
+
+
+def test_another_user_of_wgpu_may_have_made_its_instance() -> None:
+    """In a process where wgpu is in use already, the probe finds the same devices."""
+    code = (
+        "import wgpu; wgpu.gpu.enumerate_adapters_sync();"
+        "from bitnet.webgpu.backend import BACKEND; print([d.name for d in BACKEND.probe().devices])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    found: list[DeviceInfo] = list(BACKEND.probe().devices)
+    assert done.stdout.strip() == str([d.name for d in found])

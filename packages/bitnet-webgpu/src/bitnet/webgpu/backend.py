@@ -82,7 +82,7 @@ def _adapters() -> list[wgpu.GPUAdapter]:
     import wgpu
     from wgpu.backends.wgpu_native.extras import set_instance_extras
 
-    with contextlib.suppress(RuntimeError):  # another user of wgpu in this process, or an earlier probe, made the instance
+    with contextlib.suppress(RuntimeError):  # someone else, or an earlier probe, made wgpu's one instance
         set_instance_extras(backends=INSTANCES)
     found: list[wgpu.GPUAdapter] = wgpu.gpu.enumerate_adapters_sync()
     return found
@@ -141,8 +141,9 @@ def _nothing(others: list[str], versions: dict[str, str]) -> ProbeResult:
     nodes = [str(node) for pattern in NODES for node in sorted(Path("/dev").glob(pattern))]
     denied = [node for node in nodes if not os.access(node, os.R_OK | os.W_OK)]
     if denied:
+        reason = f"This user may not open {', '.join(denied)}."
         hint = "sudo usermod -aG render,video $USER, then log in again."
-        return result(ProbeStatus.NO_PERMISSION, f"This user may not open {', '.join(denied)}.", hint, dict(loader.tried))
+        return result(ProbeStatus.NO_PERMISSION, reason, hint, dict(loader.tried))
     if nodes:
         reason = f"There is {', '.join(nodes)}, but no Vulkan driver that takes it."
         return result(ProbeStatus.DRIVER_MISSING, reason, INSTALL, dict(loader.tried))

@@ -1,7 +1,7 @@
 """WGSL to compute pipelines of one device.
 
-wgpu offers no way to take a compiled pipeline out and put it back. Every process compiles anew, from WGSL by wgpu and from there
-by the driver, many of which keep a cache of their own; bitnet's kernel cache has nothing to hold here.
+wgpu offers no way to take a compiled pipeline out and put it back. Every process compiles anew, from WGSL by wgpu and
+from there by the driver, many of which keep a cache of their own; bitnet's kernel cache has nothing to hold here.
 """
 
 from __future__ import annotations

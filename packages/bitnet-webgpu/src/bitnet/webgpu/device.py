@@ -1,4 +1,4 @@
-"""An open WebGPU device: memory, and launches whose pipelines and bind groups are made once and encoded again for each step."""
+"""An open WebGPU device: memory, and launches that are prepared once and encoded again for each step."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ class WebGPUDriver:
         largest = self.limits["max-storage-buffer-binding-size"]
         for buffer in buffers:
             if buffer.nbytes > largest:
-                message = f"{launch.kernel.entry} needs {buffer.nbytes:,} bytes in one binding; the device binds {largest:,}."
+                message = f"{launch.kernel.entry} needs {buffer.nbytes:,} bytes in a binding that holds {largest:,}."
                 raise OutOfMemoryError(message, device=self._name, hint=FEW_MEMORY)
         entries = [{"binding": i, "resource": resource} for i, resource in enumerate(resources)]
         group = self._device.create_bind_group(layout=made.layout, entries=entries)
@@ -154,6 +154,9 @@ class WebGPUDriver:
             except wgpu.GPUOutOfMemoryError as error:
                 raise OutOfMemoryError(str(error), device=self._name, hint=FEW_MEMORY) from error
             except wgpu.GPUError as error:
-                if "lost" in str(error).lower():
-                    raise DeviceLostError(str(error), device=self._name, hint="Start again; see the system's log.") from error
-                raise DeviceError(str(error), device=self._name) from error
+                text = " ".join(str(error).split())
+                if "device is lost" in text:
+                    raise DeviceLostError(text, device=self._name, hint="Start again; see the system's log.") from error
+                if "Not enough memory" in text:  # wgpu calls it a validation error
+                    raise OutOfMemoryError(text, device=self._name, hint=FEW_MEMORY) from error
+                raise DeviceError(text, device=self._name) from error

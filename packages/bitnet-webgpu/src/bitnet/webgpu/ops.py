@@ -37,6 +37,7 @@ TILE_M, TILE_N = 64, 128
 DENSE_LANES, DENSE_EACH = 32, 4
 MAX_GROUPS = 65535
 """Workgroups in one dimension, on every device."""
+SAMPLE_GROUP = 1024
 ATTENTION_GROUP = 128
 SPLIT_CONTEXT = 512
 """Positions that are worth a workgroup of decode attention of their own."""
@@ -47,7 +48,7 @@ DENSE_SHARED = 6 * 1024
 
 
 def windows(buffer: Buffer, rows: int, row_bytes: int, most: int) -> Iterator[tuple[int, int, Buffer]]:
-    """A matrix in parts that can be bound: first row, rows and place of each; one, unless it has over ``most`` bytes."""
+    """A matrix in parts that can be bound: first row, rows and place of each; one if it has at most ``most`` bytes."""
     assert isinstance(buffer, WebGPUBuffer)
     # As many rows as fit, but a multiple of ALIGNMENT, so that every part starts at a multiple of it.
     each = rows if rows * row_bytes <= most else max(most // row_bytes // ALIGNMENT, 1) * ALIGNMENT
@@ -68,7 +69,9 @@ class WebGPUOps:
     def __init__(self, limits: Mapping[str, int]) -> None:
         self._binding = limits["max-storage-buffer-binding-size"]
         self._shared = limits["max-compute-workgroup-storage-size"]
-        self._largest_group = min(limits["max-compute-invocations-per-workgroup"], limits["max-compute-workgroup-size-x"])
+        group = min(
+            SAMPLE_GROUP, limits["max-compute-invocations-per-workgroup"], limits["max-compute-workgroup-size-x"]
+        )
         rows = RowOps(group=GROUP)
         self._table: Dispatch = {
             **rows.table(),
@@ -76,7 +79,7 @@ class WebGPUOps:
             TernaryMatmul: self.ternary_matmul,
             DenseMatmul: self.dense_matmul,
             Attention: self.attention,
-            Sample: RowOps(group=min(1024, self._largest_group)).sample,
+            Sample: RowOps(group=group).sample,
         }
 
     def lowering(self) -> Lowering:
@@ -165,7 +168,9 @@ class WebGPUOps:
                     self._decode(ctx, up, n, x, product, activation=glu.activation),
                     self._decode(ctx, down, glu, product, ctx.tensors[down.out]),
                 ], 4
-            case [NormQuant() as n, TernaryMatmul() as op, *_] if feeds(n, op, ops[at + 2 :]) and self._decodes(ctx, op):
+            case [NormQuant() as n, TernaryMatmul() as op, *_] if feeds(n, op, ops[at + 2 :]) and self._decodes(
+                ctx, op
+            ):
                 return [self._decode(ctx, op, n, ctx.tensors[n.x], ctx.tensors[op.out])], 2
         return alone
 
@@ -173,10 +178,18 @@ class WebGPUOps:
         """Whether ternary_decode can do a product: its row fits workgroup memory, its weights a binding."""
         w = ctx.ternary(op.weights)
         groups = ceil_div(w.rows, GROUP // _lanes(w.row_bytes))
-        return 4 * w.row_bytes + DECODE_SHARED <= self._shared and w.codes.nbytes <= self._binding and groups < MAX_GROUPS
+        fits = 4 * w.row_bytes + DECODE_SHARED <= self._shared and w.codes.nbytes <= self._binding
+        return fits and groups < MAX_GROUPS
 
     def _decode(
-        self, ctx: Context, op: TernaryMatmul, norm: NormQuant | GluNormQuant, x: Buffer, out: Buffer, *, activation: str = ""
+        self,
+        ctx: Context,
+        op: TernaryMatmul,
+        norm: NormQuant | GluNormQuant,
+        x: Buffer,
+        out: Buffer,
+        *,
+        activation: str = "",
     ) -> Launch:
         w = ctx.ternary(op.weights)
         rows, lanes = w.rows // (2 if activation else 1), _lanes(w.row_bytes)

@@ -7,21 +7,18 @@ from collections.abc import Mapping
 
 from bitnet.core.gpu import KernelSources
 
-SOURCES = KernelSources(
-    "bitnet.webgpu", "webgpu", ending=".wgsl", common="common.wgsl", entry=r"^@compute @workgroup_size\(WG\)\nfn (\w+)\("
-)
+_ENTRY = r"^@compute @workgroup_size\(WG\)\nfn (\w+)\("
+SOURCES = KernelSources("bitnet.webgpu", "webgpu", ending=".wgsl", common="common.wgsl", entry=_ENTRY)
 _DECLARED = re.compile(
-    r"^@group\(0\) @binding\((\d+)\) var<(uniform|storage, read|storage, read_write)>"
-    r"|^@compute @workgroup_size\(WG\)\nfn (\w+)\(",
-    re.MULTILINE,
+    rf"^@group\(0\) @binding\((\d+)\) var<(uniform|storage, read|storage, read_write)>|{_ENTRY}", re.MULTILINE
 )
 
 
 def preprocess(text: str, defines: Mapping[str, int | str]) -> str:
     """The text for given constants, which stand in front of it.
 
-    A line ``#if NAME`` or ``#if !NAME`` keeps the lines up to its ``#else`` or ``#endif`` where the constant is, or is not,
-    there and other than 0. Lines that go leave empty ones, so that a compiler's line numbers still fit, less the constants.
+    A line ``#if NAME`` or ``#if !NAME`` keeps the lines up to its ``#else`` or ``#endif`` where the constant is, or is
+    not, there and other than 0. Lines that go leave empty ones: a compiler's line numbers fit, less the constants.
     """
     kept, conditions = [], [True]
     for line in text.splitlines():
@@ -41,9 +38,9 @@ def preprocess(text: str, defines: Mapping[str, int | str]) -> str:
 
 
 def bindings(text: str, entry: str) -> list[str]:
-    """What an entry point of a preprocessed source binds, in order: ``uniform``, ``storage, read`` or ``storage, read_write``.
+    """What a kernel of a preprocessed source binds: ``uniform``, ``storage, read`` or ``storage, read_write``.
 
-    A kernel's bindings are those declared between the kernel before it, if there is one, and itself.
+    Its bindings are those declared between the kernel before it, if there is one, and it.
     """
     found: dict[int, str] = {}
     for number, kind, name in _DECLARED.findall(text):

@@ -1,0 +1,149 @@
+"""A device that fails, that binds little at once, and that evaluates the demo model as the CPU does."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from bitnet.core import load_model
+from bitnet.core.demo_eval import CATEGORIES, draw_problems
+from bitnet.core.errors import DeviceError, DeviceLostError, KernelCompileError, OutOfMemoryError
+from bitnet.core.gpu import GpuDevice
+from bitnet.core.hal import DenseMatmul, DeviceInfo, Embed, Limits, ProbeStatus, SequenceStep, TernaryMatmul
+from bitnet.core.testing import oracle
+from bitnet.core.testing.rig import (
+    Rig,
+    assert_products,
+    assert_same_bits,
+    dense,
+    random_ternary,
+    tensor,
+    ternary,
+    tokens,
+)
+from bitnet.webgpu.backend import BACKEND
+
+wgpu = pytest.importorskip("wgpu")
+
+
+@pytest.fixture
+def info(require_device: Callable[[str, str | None], None]) -> DeviceInfo:
+    result = BACKEND.probe()
+    require_device("webgpu:0", None if result.status is ProbeStatus.OK else result.reason)
+    return result.devices[0]
+
+
+@pytest.fixture
+def device(info: DeviceInfo) -> Iterator[GpuDevice]:
+    device = BACKEND.open(info)
+    assert isinstance(device, GpuDevice)
+    yield device
+    device.close()
+
+
+def small(device: GpuDevice) -> Rig:
+    table = dense(np.arange(40, dtype=np.float32).reshape(5, 8))
+    return Rig(device, [Embed("t", "out")], [tensor("out", "f32", "M", 8)], {"t": table}, limits=Limits(2))
+
+
+def test_a_lost_device_raises_and_does_not_hang(device: GpuDevice) -> None:
+    rig = small(device)
+    step = rig.step(tokens(1))
+    rig.executable.run(step)
+    device._driver._device.destroy()  # type: ignore[attr-defined]  # what a driver's reset does to it
+    for call in (
+        lambda: rig.executable.run(step),
+        lambda: rig.executable.read("out"),
+        lambda: rig.executable.write("out", np.zeros((1, 8), np.float32)),
+        lambda: small(device),
+    ):
+        with pytest.raises(DeviceLostError, match=device.info.name):
+            call()
+    rig.executable.close()
+
+
+def test_a_shader_that_does_not_compile(device: GpuDevice, monkeypatch: pytest.MonkeyPatch) -> None:
+    from bitnet.webgpu.source import SOURCES
+
+    text = SOURCES.text
+    monkeypatch.setattr(SOURCES, "text", lambda file: text(file).replace("step[0]", "nowhere[0]"))
+    with pytest.raises(KernelCompileError) as caught:
+        small(device)
+    assert "embed.wgsl" in str(caught.value)
+    assert "nowhere" in caught.value.log
+    assert device.memory().used == 0
+
+
+@pytest.mark.parametrize(
+    ("raised", "expected"),
+    [
+        (lambda: wgpu.GPUOutOfMemoryError("Not enough memory left"), OutOfMemoryError),
+        (lambda: wgpu.GPUValidationError("Validation Error\n Not enough memory left."), OutOfMemoryError),
+        (lambda: wgpu.GPUValidationError("Parent device is lost"), DeviceLostError),
+        (lambda: wgpu.GPUInternalError("something else"), DeviceError),
+    ],
+)
+def test_errors_are_typed(
+    device: GpuDevice, monkeypatch: pytest.MonkeyPatch, raised: Callable[[], Exception], expected: type[Exception]
+) -> None:
+    def refuse(**_: Any) -> None:
+        raise raised()
+
+    monkeypatch.setattr(device._driver._device, "create_buffer", refuse)  # type: ignore[attr-defined]
+    with pytest.raises(DeviceError, match=device.info.name) as caught:
+        small(device)
+    assert type(caught.value) is expected
+
+
+def test_weights_larger_than_a_binding(info: DeviceInfo, rng: np.random.Generator, device: GpuDevice) -> None:
+    """A device that binds 64 KiB at once: table, head and ternary weights are bound in parts."""
+    from bitnet.webgpu.ops import WebGPUOps
+
+    driver = device._driver
+    limits = {**driver.limits, "max-storage-buffer-binding-size": 1 << 16}  # type: ignore[attr-defined]
+    poor = GpuDevice(info, driver, WebGPUOps(limits).lowering())
+    vocabulary, width = 1301, 132
+    table = rng.standard_normal((vocabulary, width)).astype(np.float16)
+    ids = rng.integers(0, vocabulary, 40).astype(np.int32)
+    ids[:2] = [0, vocabulary - 1]
+    out = tensor("out", "f32", "M", width)
+    with Rig(poor, [Embed("t", "out")], [out], {"t": dense(table)}, limits=Limits(40)) as rig:
+        rows = rig.run([SequenceStep(ids, 40)], {}, ["out"])["out"]
+        assert rig.executable.dispatches > 1  # type: ignore[attr-defined]
+    assert_same_bits("embed", rows, table[ids].astype(np.float32))
+
+    x = rng.standard_normal((3, width)).astype(np.float32)
+    specs = [tensor("x", "f32", "R", width), tensor("out", "f32", "R", vocabulary)]
+    with Rig(poor, [DenseMatmul("x", "w", "out")], specs, {"w": dense(table)}, limits=Limits(3, max_rows=3)) as rig:
+        logits = rig.run(tokens(3, range(3)), {"x": x}, ["out"])["out"]
+    assert_products("dense_matmul", logits, x, table)
+
+    for m in (2, 20):
+        codes = rng.integers(-127, 128, (m, 256), dtype=np.int8)
+        weight = random_ternary(rng, 1300, 256), 0.3
+        scale = rng.uniform(0.1, 2, m).astype(np.float32)
+        specs = [tensor("x", "i8", "M", 256), tensor("s", "f32", "M"), tensor("out", "f32", "M", 1300)]
+        op = TernaryMatmul("x", "s", ("w",), "out")
+        with Rig(poor, [op], specs, {"w": ternary(*weight)}, limits=Limits(m)) as rig:
+            product = rig.run(tokens(m), {"x": codes, "s": scale}, ["out"])["out"]
+        assert_same_bits("ternary_matmul", product, oracle.ternary_matmul(codes, scale, [weight]))
+
+
+@pytest.fixture
+def rng() -> np.random.Generator:
+    seed = int(np.random.SeedSequence().generate_state(1)[0])
+    print(f"seed {seed}")
+    return np.random.default_rng(seed)
+
+
+def test_the_demo_model_answers_as_on_the_cpu(info: DeviceInfo, rng: np.random.Generator) -> None:
+    """A short `bitnet eval demo`: the same text for each problem, and the right one where something is claimed."""
+    asked = [p for category in CATEGORIES for p in draw_problems(category, 2, seed=int(rng.integers(1 << 30)))]
+    texts = []
+    for name in (info.name, "cpu"):
+        with load_model(device=name, context=128) as model:
+            assert model.chat_template is not None
+            prompts = [model.chat_template.render([{"role": "user", "content": p.question}]) for p in asked]
+            texts.append([c.text for c in model.generate_batch(prompts, max_tokens=40, temperature=0)])
+    assert texts[0] == texts[1]
