@@ -11,6 +11,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 import wgpu
+from wgpu.backends.wgpu_native import GPUShaderModule, ffi, lib
 
 from bitnet.core import cache, log
 from bitnet.core.errors import KernelCompileError
@@ -38,6 +39,25 @@ def has_int8_dot(device: wgpu.GPUDevice) -> bool:
     except wgpu.GPUError:
         return False
     return True
+
+
+def unchecked_module(device: wgpu.GPUDevice, checked: wgpu.GPUShaderModule, text: str) -> wgpu.GPUShaderModule:
+    """The same module without the checks of indices and the counters of loops that wgpu puts into untrusted shaders.
+
+    Every index of the kernels here is bound by what the host has checked before. wgpu-py has no call for it, though the
+    library beneath it does from wgpu-native 29 on; the checked module is returned where it does not.
+    """
+    if not hasattr(lib, "wgpuDeviceCreateShaderModuleTrusted"):
+        return checked
+    code, label = (ffi.new("char[]", t.encode()) for t in (text, checked.label))
+    source = ffi.new("WGPUShaderSourceWGSL *")
+    source.chain.sType = lib.WGPUSType_ShaderSourceWGSL
+    source.code.data, source.code.length = code, len(code) - 1
+    descriptor = ffi.new("WGPUShaderModuleDescriptor *")
+    descriptor.nextInChain = ffi.cast("WGPUChainedStruct *", source)
+    descriptor.label.data, descriptor.label.length = label, len(label) - 1
+    handle = lib.wgpuDeviceCreateShaderModuleTrusted(device._internal, descriptor, lib.WGPUShaderRuntimeChecks_None)
+    return GPUShaderModule(checked.label, handle, device)
 
 
 class Compiler:
@@ -72,7 +92,7 @@ class Compiler:
             for i, kind in enumerate(bindings(text, spec.entry))
         ]
         try:
-            module = device.create_shader_module(label=spec.entry, code=text)
+            module = unchecked_module(device, device.create_shader_module(label=spec.entry, code=text), text)
             layout = device.create_bind_group_layout(entries=entries)
             pipeline = device.create_compute_pipeline(
                 label=spec.entry,
