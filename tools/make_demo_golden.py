@@ -74,8 +74,8 @@ def answer(hf: Any, prompt: list[int], ends: frozenset[int]) -> tuple[list[int],
     return tokens, leads
 
 
-if __name__ == "__main__":
-    torch.set_num_threads(1)
+def make() -> dict[str, Array]:
+    """What the golden file holds: the demo model's checksum; of each prompt its tokens, the answer and its leads."""
     demo = open_model(default_model_path())
     assert demo.chat_template is not None
     made: dict[str, Array] = {"model": np.array(demo.sha256())}
@@ -91,4 +91,10 @@ if __name__ == "__main__":
             f"{i}.lead": np.array(leads, np.float32),
         }
         print(f"{question}\n    {demo.tokenizer.decode(tokens)!r}, least lead {min(leads):.3f}")
-    np.savez_compressed(FOLDER / "demo.npz", allow_pickle=False, **made)
+    return made
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    contents = make()
+    np.savez_compressed(FOLDER / "demo.npz", allow_pickle=False, **contents)

@@ -29,7 +29,7 @@ UNDETERMINED_ANYWHERE = 0.1
 """The same for inputs that are new in every run: 5.5 % is the most that was seen."""
 
 TYPICAL = 0.02
-"""Bound on the median of a model's undetermined rows, where there are ten or more: 0.9 % is the most that was seen."""
+"""Bound on the median of a model's undetermined rows, where there are ten or more: 1.2 % is the most that was seen."""
 
 
 def weights_of(model: GoldenModel) -> dict[str, Weight]:
@@ -171,7 +171,7 @@ def check(
     texts: Sequence[Text], results: Sequence[Mapping[int, Array]], undetermined: float = UNDETERMINED_ANYWHERE
 ) -> None:
     """Each known row is within its bound, and its greatest logit at the token that was chosen there."""
-    loose = []
+    tight, loose = list[float](), list[float]()
     for text, rows in zip(texts, results, strict=True):
         for row, exact, determined in zip(text.rows, text.logits, text.determined, strict=True):
             bound = DETERMINED if determined else undetermined
@@ -180,7 +180,11 @@ def check(
             best = np.sort(exact)[-2:] / abs(exact).max()
             if best[1] - best[0] > 2 * bound:
                 assert rows[int(row)].argmax() == exact.argmax(), f"another token after {row} of {len(text.tokens)}"
-            loose += [] if determined else [float(error)]
+            (tight if determined else loose).append(float(error))
+    print(
+        f"{len(tight)} determined rows at most {max(tight, default=0):.1e} off, "
+        f"{len(loose)} others {max(loose, default=0):.1e}, median {np.median(loose or [0]):.1e}"
+    )
     if len(loose) >= 10:
         assert np.median(loose) <= TYPICAL, f"undetermined rows are off by {sorted(loose)}"
 

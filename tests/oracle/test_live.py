@@ -20,7 +20,7 @@ from bitnet.core.cli import main
 from bitnet.core.cpu.backend import BACKEND
 from bitnet.core.hal import Device
 from bitnet.core.model.file import open_model
-from golden_models import CONTINUED, MODELS, Array, GoldenModel
+from golden_models import CONTINUED, FOLDER, MODELS, Array, GoldenModel
 
 torch = pytest.importorskip("torch", reason="torch is not installed; tox -e oracle has it")
 pytest.importorskip("transformers", reason="transformers is not installed; tox -e oracle has it")
@@ -28,6 +28,7 @@ pytest.importorskip("transformers", reason="transformers is not installed; tox -
 if True:  # after the check that they are there
     from transformers.integrations.bitnet import replace_with_bitnet_linear
 
+    import make_demo_golden
     import make_golden
 
 BY_NAME = {model.name: model for model in MODELS}
@@ -164,3 +165,18 @@ def test_saved_checkpoint(
                     prompt: Array = text.tokens[: text.prompt]
                     answer = loaded.generate(prompt.tolist(), max_tokens=CONTINUED, temperature=0, stop_tokens=[])
                     assert list(answer.tokens) == text.tokens[text.prompt :].tolist()
+
+
+def test_the_demo_models_golden_file_can_be_made_again() -> None:
+    """The same answers up to the first token that is not decided, led by as much: what another processor adds up in
+    another order moves a lead where a code falls to the other side, by 1 % here."""
+    made = make_demo_golden.make()
+    with np.load(FOLDER / "demo.npz") as golden:
+        assert set(golden.files) == set(made)
+        assert golden["model"] == made["model"]
+        for i in range(len(golden.files) // 3):
+            assert golden[f"{i}.prompt"].tolist() == made[f"{i}.prompt"].tolist()
+            lead = golden[f"{i}.lead"]
+            same = int(np.flatnonzero(lead < 0.03)[0]) if lead.min() < 0.03 else len(lead)
+            assert golden[f"{i}.answer"][:same].tolist() == made[f"{i}.answer"][:same].tolist()
+            assert abs(lead[:same] - made[f"{i}.lead"][:same]).max() < 0.03

@@ -123,6 +123,15 @@ def products_in_f16(x: Array, weight: Array) -> Array:
     return dense_matmul(x.astype(np.float16).astype(np.float32), weight)
 
 
+def products_in_15_bits(x: Array, weight: Array) -> Array:
+    rounded = (x.astype(np.float32).view(np.int32) + 256) & ~511
+    return dense_matmul(rounded.view(np.float32), weight)
+
+
+def products_times(factor: float) -> Callable[[Array, Array], Array]:
+    return lambda x, weight: dense_matmul(x, weight) * np.float32(factor)
+
+
 def scale_of_the_first_weight(self: Any, operation: Any, step: Any) -> None:
     if isinstance(operation, hal.TernaryMatmul):
         first = self._ternary[operation.weights[0]].scale
@@ -359,6 +368,9 @@ MUTANTS = [
     Mutant("last column of a product", ("test_ternary",), op("ternary_matmul", leaves_the_last_column(ternary_matmul))),
     Mutant("last column of the head", ("test_dense",), op("dense_matmul", leaves_the_last_column(dense_matmul))),
     Mutant("head in f16", ("test_dense",), op("dense_matmul", products_in_f16)),
+    Mutant("head in 15 bits", ("test_dense",), op("dense_matmul", products_in_15_bits)),
+    Mutant("all logits 4 % off", ("model_free_to_fuse",), op("dense_matmul", products_times(1.04))),
+    Mutant("all logits 0.01 % off", ("layer_free_to_fuse",), op("dense_matmul", products_times(1.0001))),
     Mutant("scale of the first weight", ("stacked",), method(Executable, "_run_op", scale_of_the_first_weight)),
     Mutant("residual not added", ("test_ternary_matmul",), method(Executable, "_run_op", forgets_to_add)),
     Mutant("residual not added (model)", ("test_model",), method(Executable, "_run_op", forgets_to_add)),

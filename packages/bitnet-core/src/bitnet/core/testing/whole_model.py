@@ -128,6 +128,26 @@ def models(rng: np.random.Generator) -> dict[str, dict[str, Any]]:
     }
 
 
+def errors_of_logits(device: Device, model: TinyModel, kv_dtype: Literal["f32", "f16"]) -> list[float]:
+    """Of rows during a chunked prefill and decode, each relative to the greatest logit of its row."""
+    text = model.rng.choice(model.calm(), 60).astype(np.int32)
+    exact, layout, errors, done = model.logits(text, kv_dtype), StepLayout(LIMITS), list[float](), 0
+    executable = device.compile(model.program(LIMITS, 8, kv_dtype))
+    try:
+        for count in (33, 1, 1, 5, 1, 1, 3, 2, 8, 1, 3, 1):
+            rows = sorted({0, count // 2, count - 1})
+            executable.write("logits", np.full((LIMITS.max_rows, model.vocab), np.nan, np.float32))
+            fed = SequenceStep(text[done : done + count], done + count, [4, 1, 6, 0, 2, 7, 3, 5], rows)
+            executable.run(Step(layout, [fed], block_size=BLOCK))
+            for row, logits in zip(rows, executable.read("logits", len(rows)), strict=True):
+                right = exact[done + row]
+                errors.append(float(abs(logits - right).max() / abs(right).max()))
+            done += count
+    finally:
+        executable.close()
+    return errors
+
+
 class WholeModelTests(DeviceTests):
     @pytest.mark.parametrize("kv_dtype", ["f32", "f16"])
     @pytest.mark.parametrize("kind", ["bitnet", "llama", "wide"])
@@ -160,7 +180,7 @@ class WholeModelTests(DeviceTests):
     @pytest.mark.parametrize("kind", ["bitnet", "llama", "wide"])
     def test_model_free_to_fuse(self, device: Device, rng: np.random.Generator, kind: str) -> None:
         """The logits where only they are asked for: what the device makes of neighbouring operations is its own."""
-        errors = self._errors_of_logits(device, TinyModel(rng, **models(rng)[kind]), "f16")
+        errors = errors_of_logits(device, TinyModel(rng, **models(rng)[kind]), "f16")
         assert np.max(errors) <= END_TO_END, f"errors of the rows are {errors}"
         assert np.median(errors) <= TYPICAL, f"errors of the rows are {errors}"
 
@@ -168,28 +188,9 @@ class WholeModelTests(DeviceTests):
     def test_layer_free_to_fuse(self, device: Device, rng: np.random.Generator, kind: str) -> None:
         """Most rows are exact: in a single layer a code on a rounding border moves the row of its own token only, but
         for the codes that k and v come from, which are clear of borders in this text."""
-        errors = self._errors_of_logits(device, TinyModel(rng, **models(rng)[kind] | {"layers": 1}), "f32")
+        errors = errors_of_logits(device, TinyModel(rng, **models(rng)[kind] | {"layers": 1}), "f32")
         assert np.max(errors) <= END_TO_END, f"errors of the rows are {errors}"
         assert np.median(errors) <= TYPICAL_OF_A_LAYER, f"errors of the rows are {errors}"
-
-    def _errors_of_logits(self, device: Device, model: TinyModel, kv_dtype: Literal["f32", "f16"]) -> list[float]:
-        """Of rows during a chunked prefill and decode, each relative to the greatest logit of its row."""
-        text = model.rng.choice(model.calm(), 60).astype(np.int32)
-        exact, layout, errors, done = model.logits(text, kv_dtype), StepLayout(LIMITS), list[float](), 0
-        executable = device.compile(model.program(LIMITS, 8, kv_dtype))
-        try:
-            for count in (33, 1, 1, 5, 1, 1, 3, 2, 8, 1, 3, 1):
-                rows = sorted({0, count // 2, count - 1})
-                executable.write("logits", np.full((LIMITS.max_rows, model.vocab), np.nan, np.float32))
-                fed = SequenceStep(text[done : done + count], done + count, [4, 1, 6, 0, 2, 7, 3, 5], rows)
-                executable.run(Step(layout, [fed], block_size=BLOCK))
-                for row, logits in zip(rows, executable.read("logits", len(rows)), strict=True):
-                    right = exact[done + row]
-                    errors.append(float(abs(logits - right).max() / abs(right).max()))
-                done += count
-        finally:
-            executable.close()
-        return errors
 
     def test_a_step_run_again_gives_the_same_bits(self, device: Device, rng: np.random.Generator) -> None:
         model = TinyModel(rng)
