@@ -204,6 +204,18 @@ class AttentionTests(DeviceTests):
             paged.run(list(enumerate(parts)))
 
     @pytest.mark.parametrize("dtype", ["f32", "f16"])
+    def test_a_long_context(self, device: Device, rng: np.random.Generator, dtype: Literal["f32", "f16"]) -> None:
+        """Decode so far from the start that a device may split a sequence's positions, beside one that is short."""
+        past = {"small": 300, "quick": 700, "full": 1100}[self.run_size]
+        paged = Paged(device, rng, Heads(4, 1, 32, 16, dtype), length=past + 2, seqs=2, chunk=256)
+        with paged.rig:
+            for at in range(0, past, 256):
+                paged.run([(0, Part(at, min(256, past - at)))])
+            paged.prefill(0, 5)
+            for i in range(2):
+                paged.run([(0, Part(past + i, 1)), (1, Part(5 + i, 1))])
+
+    @pytest.mark.parametrize("dtype", ["f32", "f16"])
     def test_huge_scores(self, device: Device, rng: np.random.Generator, dtype: Literal["f32", "f16"]) -> None:
         """Scores in the hundreds overflow unless the maximum is subtracted; small integers keep them exact."""
         heads = Heads(4, 1, 64, dtype=dtype)
