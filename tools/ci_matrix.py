@@ -1,7 +1,7 @@
 """Print what CI needs from tools/ci_matrix.toml: `ci_matrix.py tests|wheels` as JSON, `apt|devices` as words.
 
 `tests` and `wheels` are job matrices of GitHub Actions: one row per package, runner and Python, and one per package and
-platform. `apt` and `devices` are what a single Linux x86-64 machine installs and must then have, over all packages.
+platform. `apt` and `devices` are what a single x86-64 machine with Debian installs and must then have, over all packages.
 """
 
 from __future__ import annotations
@@ -49,11 +49,15 @@ def wheels(data: dict[str, Any]) -> str:
 
 
 def apt(data: dict[str, Any]) -> str:
-    return " ".join(name for package in data["packages"].values() for name in package["apt"])
+    packages = data["packages"].values()
+    return " ".join(name for p in packages for name in [*p["apt"], *p.get("debian", {}).get("apt", [])])
 
 
 def devices(data: dict[str, Any]) -> str:
-    return ",".join(name for package in data["packages"].values() for name in package["runners"].get(LINUX, []))
+    packages = data["packages"].values()
+    return ",".join(
+        name for p in packages for name in [*p["runners"].get(LINUX, []), *p.get("debian", {}).get("devices", [])]
+    )
 
 
 PRINT = {"tests": tests, "wheels": wheels, "apt": apt, "devices": devices}

@@ -1,4 +1,4 @@
-"""Compile `kernels/vulkan` into the SPIR-V of bitnet-vulkan's wheel, for machines that have a GPU driver and no compiler.
+"""Compile `kernels/vulkan` into the SPIR-V of bitnet-vulkan's wheel, for machines with a GPU driver and no compiler.
 
 SPIR-V is the same for every platform, so the wheel is pure. The compiler is glslang from PyPI where it has a wheel, so
 that every build there gives the same bytes, else `glslangValidator` of the machine. An editable install without either

@@ -1,8 +1,122 @@
-"""The vulkan backend held to the operations' contract, on every device it finds."""
+"""The Vulkan backend held to the operations' contract, with the validation layer on, whose every message fails a test.
 
+It runs on every device of the machine, and on SwiftShader too where that is installed. Loader and layer read their
+environment when an instance is made, so it is set for as long as that takes: other tests see the machine as it is.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from bitnet.core.errors import DeviceError
+from bitnet.core.hal import Device, DeviceInfo, DeviceType, ProbeResult
 from bitnet.core.testing import ConformanceSuite
-from bitnet.vulkan.backend import BACKEND
+from bitnet.vulkan.backend import VulkanBackend
+from bitnet.vulkan.device import VulkanDriver
+from bitnet.vulkan.driver import binding, enumerated, loader, make, text
+
+SWIFTSHADER = Path("/usr/lib/chromium/vk_swiftshader_icd.json")
+"""Where Debian's chromium-common puts it, out of the loader's search path; VK_ADD_DRIVER_FILES can name another."""
+LAYER = "VK_LAYER_KHRONOS_validation"
+
+
+@contextmanager
+def environment(values: Mapping[str, str]) -> Iterator[None]:
+    """These variables, and afterwards what there was."""
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+class SoftwareVulkan(VulkanBackend):
+    """The backend, with SwiftShader among its drivers where it is installed, and the layer's messages in a file."""
+
+    def __init__(self, folder: Path) -> None:
+        self.log = folder / "validation.log"
+        (folder / "vk_layer_settings.txt").write_text(
+            "khronos_validation.debug_action = VK_DBG_LAYER_ACTION_LOG_MSG\n"
+            "khronos_validation.report_flags = error,warn,perf\n"
+            f"khronos_validation.log_filename = {self.log}\n"
+        )
+        self._layer = {"VK_INSTANCE_LAYERS": LAYER} if has_layer() else {}
+        self._environment = {"VK_LAYER_SETTINGS_PATH": str(folder)}
+        if SWIFTSHADER.exists() and "VK_ADD_DRIVER_FILES" not in os.environ:
+            self._environment["VK_ADD_DRIVER_FILES"] = str(SWIFTSHADER)
+
+    def probe(self) -> ProbeResult:
+        with environment(self._environment):
+            return super().probe()
+
+    def open(self, info: DeviceInfo) -> Device:
+        with environment({**self._environment, **self._layer}):
+            return super().open(info)
+
+    def messages(self) -> str:
+        """What the layer has said so far."""
+        return self.log.read_text(errors="replace") if self.log.exists() else ""
+
+
+def has_layer() -> bool:
+    """Whether the validation layer is installed; a loader refuses instances that name it where it is not."""
+    if binding() is None:
+        return False
+    try:
+        call = loader().vkEnumerateInstanceLayerProperties
+    except OSError:  # no Vulkan loader
+        return False
+    what = "vkEnumerateInstanceLayerProperties"
+    return LAYER in enumerated(what, "VkLayerProperties", call, read=lambda layer: text(layer.layerName))
+
+
+SOFTWARE = SoftwareVulkan(Path(tempfile.mkdtemp(prefix="bitnet-vulkan-")))
+
+
+@pytest.fixture(autouse=True)
+def silent_layer() -> Iterator[None]:
+    """Fails a test that gives the validation layer a reason to speak."""
+    before = SOFTWARE.messages()
+    yield
+    assert SOFTWARE.messages().removeprefix(before) == ""
 
 
 class TestConformance(ConformanceSuite):
-    backend = BACKEND
+    backend = SOFTWARE
+    size = "small"  # software devices; on a GPU run it with BITNET_CONFORMANCE=quick
+
+
+def test_the_layer_is_on(require_device: Callable[[str, str | None], None]) -> None:
+    """A buffer of no bytes is forbidden: the layer must say so, in the file that the tests above look at."""
+    require_device("vulkan-validation", None if has_layer() else "the validation layer is not installed")
+    own = SoftwareVulkan(Path(tempfile.mkdtemp(prefix="bitnet-vulkan-")))
+    found = own.probe().devices
+    require_device("vulkan:0", None if found else "there is no Vulkan device")
+    device = own.open(found[0])
+    driver = device._driver  # type: ignore[attr-defined]
+    assert isinstance(driver, VulkanDriver)
+    try:
+        driver._vk.create("Buffer", driver._device, make("VkBufferCreateInfo", usage=0x20))
+    except DeviceError:
+        pass
+    finally:
+        device.close()
+    assert "VUID-VkBufferCreateInfo-size-00912" in own.messages()
+
+
+def test_software_devices_are_no_gpus() -> None:
+    """They are listed and can be named, but are of a type that is never chosen by itself."""
+    for info in SOFTWARE.probe().devices:
+        if "llvmpipe" in info.description or "SwiftShader" in info.description:
+            assert info.type is DeviceType.CPU

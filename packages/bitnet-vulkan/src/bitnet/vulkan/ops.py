@@ -44,7 +44,8 @@ from bitnet.vulkan.modules import COMMON, ENDING, ENTRY
 SOURCES = KernelSources("bitnet.vulkan", "vulkan", ending=ENDING, common=COMMON, entry=ENTRY)
 GROUP = 256
 """Invocations of a row's work-group, where the device has as many."""
-SAMPLE_GROUP = 1024
+SAMPLE_GROUP, SAMPLE_EACH = 1024, 8
+"""Invocations that choose a token, at most, and logits that are worth one of them."""
 GEMV_GROUP = 128
 FEW_TOKENS = 8
 """More tokens than this take the tiled product."""
@@ -86,7 +87,7 @@ class VulkanOps:
             TernaryMatmul: self.ternary_matmul,
             DenseMatmul: self.dense_matmul,
             Attention: self.attention,
-            Sample: RowOps(group=min(SAMPLE_GROUP, _power_of_two(hardware.group))).sample,
+            Sample: self.sample,
         }
 
     def lowering(self) -> Lowering:
@@ -159,6 +160,10 @@ class VulkanOps:
         return [
             _launch("attention", "attention", (bucket.tokens, op.heads, 1), group, (*args, *sizes), kv_defines(ctx, op))
         ]
+
+    def sample(self, ctx: Context, op: Sample, bucket: Bucket) -> list[Launch]:
+        each = max(ctx.shape(op.logits)[1] // SAMPLE_EACH, 64)
+        return RowOps(group=min(SAMPLE_GROUP, _power_of_two(min(each, self._hardware.group)))).sample(ctx, op, bucket)
 
     def _fused(self, ctx: Context, ops: Sequence[Op], at: int, bucket: Bucket) -> tuple[list[Launch], int]:
         """Launches for the operations from ``at`` on, and how many operations they do."""
