@@ -1,7 +1,7 @@
 """Print what CI needs from tools/ci_matrix.toml: `ci_matrix.py tests|wheels` as JSON, `apt|devices` as words.
 
 `tests` and `wheels` are job matrices of GitHub Actions: one row per package, runner and Python, and one per package and
-platform. `apt` and `devices` are what a single x86-64 machine with Debian installs and must then have, over all packages.
+platform. `apt` and `devices` are what a single x86-64 machine with Debian installs and must then have, over all.
 """
 
 from __future__ import annotations

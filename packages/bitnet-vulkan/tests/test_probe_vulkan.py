@@ -1,61 +1,212 @@
-"""The vulkan backend is discovered, says what it lacks, and is opened only where there is a device."""
+"""What `bitnet devices` is told where Vulkan is missing, broken, old or forbidden, and of the devices there are."""
 
+from __future__ import annotations
+
+import json
+import os
 import subprocess
 import sys
-from typing import get_args
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
 
-from bitnet.core import list_devices
+from bitnet.core.dynlib import Library, open_library
 from bitnet.core.errors import DeviceUnavailableError
-from bitnet.core.hal import Backend, DeviceInfo, DeviceType, Op, ProbeStatus
+from bitnet.core.hal import DeviceInfo, DeviceType, ProbeResult, ProbeStatus
 from bitnet.vulkan import backend as module
-from bitnet.vulkan import ops
+from bitnet.vulkan import driver, hardware
 from bitnet.vulkan.backend import BACKEND
+from bitnet.vulkan.hardware import Hardware
 
-MADE_UP = DeviceInfo("vulkan", "7", "made-up", "Made-up 9000", "Nobody", DeviceType.DISCRETE)
+linux = pytest.mark.skipif(sys.platform != "linux", reason="drivers' files and device nodes are Linux's")
+Patch = pytest.MonkeyPatch
+
+MADE_UP = Hardware(
+    handle=None,
+    index=0,
+    name="Made-up 9000",
+    vendor="Nobody",
+    type=DeviceType.DISCRETE,
+    id="00112233445566778899aabbccddeeff",
+    version=driver.VERSION_1_3,
+    driver="1.0",
+    memory=8 << 30,
+    features=frozenset({"shaderIntegerDotProduct"}),
+    extensions=frozenset(),
+    subgroup=32,
+    asks_subgroup=True,
+    int8_tile=None,
+    largest_binding=1 << 30,
+    largest_buffer=1 << 32,
+    alignment=16,
+    shared=48 << 10,
+    group=1024,
+    buffers=16,
+    queue_family=0,
+)
 
 
-def machine(monkeypatch: pytest.MonkeyPatch, *devices: DeviceInfo, written: bool = True) -> None:
-    """A machine with these devices, and a backend with all of its operations or with none."""
-    monkeypatch.setattr(module, "find_devices", lambda: list(devices))
-    monkeypatch.setattr(ops, "OPERATIONS", dict.fromkeys(get_args(Op)) if written else {})
+def loader(patch: Patch, failure: str = "", tried: str = "") -> None:
+    """The loader's library opens, or does not."""
+    found = Library(None if failure else object(), "libvulkan.so.1", {"libvulkan.so.1": tried}, failure)  # type: ignore[arg-type]
+    patch.setattr(module, "open_library", lambda names: found)
 
 
-def test_it_is_discovered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("BITNET_GPU_FAKE", raising=False)
-    (report,) = [report for report in list_devices() if report.name == "vulkan"]
-    assert report.distribution == "bitnet-vulkan"
-    assert report.probe.status is not ProbeStatus.BROKEN, report.probe.reason
-    assert isinstance(BACKEND, Backend)
+def machine(patch: Patch, *devices: Hardware | None) -> None:
+    """A loader with these devices; None is one that is too old."""
+    loader(patch)
+
+    class Instance:
+        def __enter__(self) -> Instance:
+            return self
+
+        def __exit__(self, *_: object) -> None:
+            pass
+
+        def physical_devices(self) -> list[Any]:
+            return list(devices)
+
+    patch.setattr(driver, "Instance", Instance)
+    patch.setattr(hardware, "inspect", lambda device, index: device and replace(device, index=index))
+    patch.setattr(module, "_denied_nodes", list)
 
 
-def test_importing_it_opens_no_driver() -> None:
-    code = "import sys, bitnet.vulkan.backend; sys.exit('bitnet.vulkan.device' in sys.modules)"
+def refused(status: ProbeStatus) -> ProbeResult:
+    """The probe's result, which must have this status, and a reason and a hint."""
+    result = BACKEND.probe()
+    assert result.status is status, result
+    assert result.reason
+    assert result.hint
+    assert not result.devices
+    return result
+
+
+def probe(**environment: str) -> dict[str, Any]:
+    """The probe of a new process, with what the loader reads from its environment."""
+    code = (
+        "import json; from bitnet.vulkan.backend import BACKEND; r = BACKEND.probe();"
+        "print(json.dumps([r.status.value, r.reason, r.hint, dict(r.tried)]))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=os.environ | environment, capture_output=True, text=True, check=True
+    )
+    return dict(zip(("status", "reason", "hint", "tried"), json.loads(done.stdout), strict=True))
+
+
+@pytest.fixture
+def real_loader(require_device: Callable[[str, str | None], None]) -> None:
+    require_device("vulkan:0", None if open_library(driver.LOADER) else "there is no Vulkan loader")
+
+
+def test_importing_opens_no_driver() -> None:
+    code = "import sys, bitnet.vulkan.backend; sys.exit(not {'vulkan', 'bitnet.vulkan.driver'}.isdisjoint(sys.modules))"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
-@pytest.mark.parametrize("devices", [(), (MADE_UP,)])
-def test_operations_that_are_not_written(monkeypatch: pytest.MonkeyPatch, devices: tuple[DeviceInfo, ...]) -> None:
-    machine(monkeypatch, *devices, written=False)
-    result = BACKEND.probe()
-    assert result.status is ProbeStatus.UNSUPPORTED
-    assert "operations of vulkan are not written yet" in result.reason
-    assert "ops.py" in result.hint
+def test_no_binding(monkeypatch: Patch) -> None:
+    monkeypatch.setattr(driver, "binding", lambda: None)
+    assert refused(ProbeStatus.LIBRARY_MISSING).hint == "pip install vulkan"
 
 
-def test_no_device(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("failure", "message", "status"),
+    [
+        ("missing", "cannot open shared object file", ProbeStatus.DRIVER_MISSING),
+        ("no-permission", "Permission denied", ProbeStatus.NO_PERMISSION),
+        ("broken", "undefined symbol: vkTeapot", ProbeStatus.BROKEN),
+    ],
+)
+def test_a_loader_that_does_not_open(monkeypatch: Patch, failure: str, message: str, status: ProbeStatus) -> None:
+    loader(monkeypatch, failure, f"libvulkan.so.1: {message}")
+    result = refused(status)
+    assert "libvulkan.so.1" in result.reason
+    assert message in result.tried["libvulkan.so.1"]
+    assert message in result.reason or status is ProbeStatus.DRIVER_MISSING
+
+
+@linux
+def test_no_driver(real_loader: None, tmp_path: Path) -> None:
+    """The real loader, told to look for drivers where there is none."""
+    result = probe(VK_ICD_FILENAMES=str(tmp_path / "gone.json"), VK_DRIVER_FILES="")
+    assert result["status"] == "driver-missing"
+    assert "VK_ICD_FILENAMES" in result["hint"]
+    assert result["tried"] == {"libvulkan.so.1": ""}
+
+
+@linux
+def test_a_driver_that_cannot_be_opened(real_loader: None, tmp_path: Path) -> None:
+    icd = {"library_path": str(tmp_path / "libgone.so"), "api_version": "1.3.0"}
+    (tmp_path / "gone.json").write_text(json.dumps({"file_format_version": "1.0.0", "ICD": icd}))
+    assert probe(VK_ICD_FILENAMES=str(tmp_path / "gone.json"), VK_DRIVER_FILES="")["status"] == "driver-missing"
+
+
+def test_a_driver_that_does_not_start(monkeypatch: Patch) -> None:
     machine(monkeypatch)
-    assert BACKEND.probe().status is ProbeStatus.NO_DEVICE
-    with pytest.raises(DeviceUnavailableError, match="vulkan:7 is gone"):
-        BACKEND.open(MADE_UP)
+
+    def refuse() -> None:
+        driver.check("vulkan", "vkCreateInstance", -3)
+
+    monkeypatch.setattr(driver, "Instance", refuse)
+    assert "VK_ERROR_INITIALIZATION_FAILED" in refused(ProbeStatus.BROKEN).reason
 
 
-def test_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    machine(monkeypatch, MADE_UP)
-    result = BACKEND.probe()
-    assert (result.status, list(result.devices)) == (ProbeStatus.OK, [MADE_UP])
+def test_no_device(monkeypatch: Patch) -> None:
+    machine(monkeypatch)
+    refused(ProbeStatus.NO_DEVICE)
+
+
+def test_a_device_node_that_may_not_be_opened(monkeypatch: Patch) -> None:
+    machine(monkeypatch)
+    monkeypatch.setattr(module, "_denied_nodes", lambda: ["/dev/dri/renderD128"])
+    result = refused(ProbeStatus.NO_PERMISSION)
+    assert "/dev/dri/renderD128" in result.reason
+    assert "usermod" in result.hint
+
+
+def test_a_device_that_is_too_old(monkeypatch: Patch) -> None:
+    machine(monkeypatch, None)
+    assert "1.1" in refused(ProbeStatus.DRIVER_TOO_OLD).reason
+
+
+def test_a_device_that_binds_too_few_buffers(monkeypatch: Patch) -> None:
+    machine(monkeypatch, replace(MADE_UP, buffers=4))
+    assert "Made-up 9000 (4)" in refused(ProbeStatus.UNSUPPORTED).reason
+
+
+def test_what_is_told_of_devices(monkeypatch: Patch) -> None:
+    """Each has the number that the loader's order gives it, those that cannot be used included."""
+    soft = replace(MADE_UP, type=DeviceType.CPU, subgroup=0, features=frozenset(), int8_tile=(16, 16, 32))
+    machine(monkeypatch, None, MADE_UP, replace(MADE_UP, buffers=4), soft)
+    first, second = BACKEND.probe().devices
+    assert (first.name, second.name) == ("vulkan:1", "vulkan:3")
+    assert (first.type, second.type) == (DeviceType.DISCRETE, DeviceType.CPU)
+    assert first.features == ("int8-dot", "subgroups:32")
+    assert second.features == ("cooperative-matrix",)
+    assert first.id == "00112233-4455-6677-8899-aabbccddeeff"
+    assert first.memory == 8 << 30
+    assert first.details["vulkan"] == "1.3.0"
+    assert first.details["note"].startswith("shaders: ")
+
+
+def test_a_device_that_is_gone(real_loader: None) -> None:
+    """Lost between probe and open: another device has its number now, or none."""
+    known = BACKEND.probe().devices[0]
+    for gone in (replace(known, index="97"), replace(known, details={"uuid": "0" * 32})):
+        with pytest.raises(DeviceUnavailableError, match="is gone since it was probed"):
+            BACKEND.open(gone)
 
 
 def test_kernels_are_named_after_the_backend() -> None:
-    assert all(name.endswith("_vulkan") for name in BACKEND.kernels())
+    names = BACKEND.kernels()
+    assert {"embed_vulkan", "ternary_decode_vulkan", "sample_vulkan"} <= set(names)
+    assert all(name.endswith("_vulkan") for name in names)
+
+
+def test_info_is_plain_data() -> None:
+    """A probe's result outlives the instance that it was made with."""
+    for info in BACKEND.probe().devices:
+        assert isinstance(info, DeviceInfo)
+        json.dumps(dict(info.details))

@@ -1,0 +1,194 @@
+"""From GLSL to SPIR-V: every way there may be, what happens without one, and what is said of those that are broken."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from bitnet.core.cache import KernelCache
+from bitnet.core.dynlib import open_library
+from bitnet.core.errors import KernelCompileError
+from bitnet.vulkan import compiler
+from bitnet.vulkan.compiler import KERNELS, MAGIC, Built, Compiler, Program, Refused, Shaderc, Ways
+from bitnet.vulkan.modules import TARGET, Module, all_modules, module
+
+Patch = pytest.MonkeyPatch
+Require = Callable[[str, "str | None"], None]
+MODULES = list(all_modules(KERNELS))
+
+
+@pytest.fixture(autouse=True)
+def own_cache(monkeypatch: Patch, tmp_path: Path) -> Iterator[None]:
+    """An empty kernel cache, and ways that are looked for anew."""
+    monkeypatch.setenv("BITNET_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.delenv("VULKAN_SDK", raising=False)
+    ways = compiler.ways
+    ways.cache_clear()
+    yield
+    ways.cache_clear()
+
+
+def embed() -> Module:
+    return module(KERNELS, "embed", "embed", {})
+
+
+def use(monkeypatch: Patch, *ways: compiler.Way) -> Compiler:
+    monkeypatch.setattr(compiler, "ways", lambda: Ways(ways))
+    return Compiler("vulkan:7", KernelCache())
+
+
+class Fails:
+    name = identity = "broken compiler"
+
+    def spirv(self, module: Module) -> bytes:
+        raise Refused(f"{module.file}.comp:7: no such teapot")
+
+
+class Makes:
+    name = identity = "good compiler"
+    calls = 0
+
+    def spirv(self, module: Module) -> bytes:
+        self.calls += 1
+        return MAGIC + bytes(16)
+
+
+@pytest.mark.parametrize("made", MODULES, ids=lambda made: made.label)
+def test_every_module_is_valid(made: Module, require_device: Require, tmp_path: Path) -> None:
+    """By the compiler that is there, and by spirv-val where it is installed, which judges what drivers only assume."""
+    found = compiler.ways().found
+    require_device("vulkan:0", None if found else "there is no way to compile GLSL")
+    code = Compiler("vulkan:7", KernelCache()).spirv(made)
+    assert code[:4] == MAGIC
+    judge = shutil.which("spirv-val")
+    if judge is not None and not dict(made.macros).get("COOPMAT"):  # an old one does not know cooperative matrices
+        (tmp_path / "a.spv").write_bytes(code)
+        command = [judge, "--target-env", TARGET, str(tmp_path / "a.spv")]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("name", ["glslc", "glslangValidator"])
+def test_a_program_that_is_installed(name: str) -> None:
+    path = shutil.which(name)
+    if path is None:
+        pytest.skip(f"{name} is not installed")
+    program = Program(name, path)
+    assert program.spirv(embed())[:4] == MAGIC
+    with pytest.raises(Refused, match="teapot"):
+        program.spirv(replace(embed(), text=embed().text.replace("result[to + i]", "teapot")))
+
+
+def test_the_next_way_is_taken(monkeypatch: Patch) -> None:
+    assert use(monkeypatch, Fails(), Makes()).spirv(embed()) == MAGIC + bytes(16)
+
+
+def test_a_kernel_that_no_way_makes(monkeypatch: Patch) -> None:
+    """The log has what each of the ways says."""
+    with pytest.raises(KernelCompileError) as raised:
+        use(monkeypatch, Fails(), Fails()).spirv(embed())
+    assert raised.value.device == "vulkan:7"
+    assert raised.value.log.count("embed.comp:7: no such teapot") == 2
+    with pytest.raises(KernelCompileError, match="There is no compiler"):
+        use(monkeypatch).spirv(embed())
+
+
+def test_what_is_compiled_is_kept(monkeypatch: Patch) -> None:
+    makes = Makes()
+    for _ in range(2):
+        assert use(monkeypatch, makes).spirv(embed()) == MAGIC + bytes(16)
+    assert makes.calls == 1
+    use(monkeypatch, makes).spirv(replace(embed(), text=embed().text + "\n"))
+    assert makes.calls == 2
+
+
+def test_what_is_no_spirv_is_refused(monkeypatch: Patch) -> None:
+    makes = Makes()
+    monkeypatch.setattr(makes, "spirv", lambda module: b"not it")
+    with pytest.raises(KernelCompileError, match="no SPIR-V"):
+        use(monkeypatch, makes).spirv(embed())
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="a script is no program there")
+def test_a_compiler_that_hangs(monkeypatch: Patch, tmp_path: Path) -> None:
+    script = tmp_path / "glslc"
+    script.write_text("#!/bin/sh\nexec sleep 60\n")
+    script.chmod(script.stat().st_mode | stat.S_IXUSR)
+    monkeypatch.setattr(compiler, "SECONDS", 0.2)
+    with pytest.raises(Refused, match="timed out"):
+        Program("glslc", str(script)).spirv(embed())
+
+
+def test_what_the_build_made(monkeypatch: Patch, tmp_path: Path) -> None:
+    """It is found by the source: one that has changed since is not taken for it."""
+    monkeypatch.setattr(compiler, "BUILT", tmp_path)
+    (tmp_path / f"{embed().digest}.spv").write_bytes(MAGIC + bytes(8))
+    assert Built().spirv(embed()) == MAGIC + bytes(8)
+    with pytest.raises(Refused, match="embed as it is now"):
+        Built().spirv(replace(embed(), text=embed().text + "\n"))
+
+
+def test_a_library_that_cannot_be_opened(monkeypatch: Patch, tmp_path: Path) -> None:
+    """A libshaderc that is there but broken: the next way is taken, and `bitnet devices` is told so."""
+    broken = tmp_path / "libshaderc_shared.so.1"
+    broken.write_bytes(b"\x7fELF and nothing behind it")
+    monkeypatch.setattr(compiler, "_shaderc_names", lambda sdk: [str(broken)])
+    found = compiler.ways()
+    assert not any(isinstance(way, Shaderc) for way in found.found)
+    assert str(broken) in found.text
+    assert "cannot be opened" in found.text
+    assert found.found
+    assert found.text.startswith(f"shaders: {found.found[0].name}")
+
+
+def test_a_library_without_the_calls(monkeypatch: Patch) -> None:
+    """It opens, and is another library."""
+    name = {"linux": "libc.so.6", "darwin": "libSystem.dylib"}.get(sys.platform, "msvcrt.dll")
+    monkeypatch.setattr(compiler, "_shaderc_names", lambda sdk: [name])
+    found = compiler.ways()
+    assert not any(isinstance(way, Shaderc) for way in found.found)
+    assert f"{name} cannot be used" in found.text
+
+
+def test_shaderc() -> None:
+    """The library's C interface, where one can be opened."""
+    library = open_library(compiler._shaderc_names(None))
+    if library.handle is None:
+        pytest.skip(f"no libshaderc can be opened: {'; '.join(library.tried.values())}")
+    shaderc = Shaderc(library.handle, library.name)
+    assert shaderc.spirv(embed())[:4] == MAGIC
+    with pytest.raises(Refused, match="teapot"):
+        shaderc.spirv(replace(embed(), text=embed().text.replace("result[to + i]", "teapot")))
+
+
+def test_the_sdk_comes_first(monkeypatch: Patch, tmp_path: Path) -> None:
+    ending = ".exe" if sys.platform == "win32" else ""
+    program = tmp_path / "bin" / f"glslc{ending}"
+    program.parent.mkdir()
+    program.write_text("")
+    program.chmod(0o755)
+    monkeypatch.setenv("VULKAN_SDK", str(tmp_path))
+    monkeypatch.setattr(compiler, "_shaderc_names", lambda sdk: [])
+    first = compiler.ways().found[0]
+    assert isinstance(first, Program)
+    assert first.path == str(program)
+
+
+def test_no_compiler_at_all(monkeypatch: Patch) -> None:
+    """What a machine with a driver and nothing else has: the SPIR-V of the build."""
+    monkeypatch.setattr(compiler, "_shaderc_names", lambda sdk: [])
+    monkeypatch.setenv("PATH", os.devnull)
+    found = compiler.ways().found
+    if not compiler.BUILT.is_dir():
+        pytest.skip("this install was built without glslangValidator")
+    assert [way.name for way in found] == ["built with the wheel"]
+    own = Compiler("vulkan:7", KernelCache())
+    assert all(own.spirv(made)[:4] == MAGIC for made in MODULES)
