@@ -55,7 +55,7 @@ class VulkanDriver:
     def __init__(self, instance: Instance, hardware: Hardware, name: str, *, patience: float = PATIENCE) -> None:
         self.hardware, self._name = hardware, name
         self.dropped: list[tuple[Any, Any]] = []
-        self._instance, self._lock = instance, threading.RLock()
+        self._instance, self._lock, self._lost = instance, threading.RLock(), False
         self._device = open_device(hardware, name)
         self._vk = Functions(name, self._device)
         timeline = "timelineSemaphore" in hardware.features
@@ -68,8 +68,9 @@ class VulkanDriver:
             return self._memory.alloc(nbytes)
 
     def free(self, buffer: VulkanBuffer) -> None:
-        with self._ended():
-            self._memory.free(buffer)
+        with self._ended() as alive:
+            if alive:
+                self._memory.free(buffer)
 
     def upload(self, buffer: VulkanBuffer, array: npt.NDArray[Any], offset: int = 0) -> None:
         with self._lock:
@@ -120,23 +121,25 @@ class VulkanDriver:
         return int(heaps[largest].size), max(0, int(budget.heapBudget[largest] - budget.heapUsage[largest]))
 
     def close(self) -> None:
-        with self._ended():
-            self._give_back()
-            self._pipelines.close()
-            self._memory.close()
-            self._queue.close()
-            self._vk.DestroyDevice(self._device, api().NULL)
-            self._instance.close()
+        with self._ended() as alive:
+            if alive:
+                self._give_back()
+                self._pipelines.close()
+                self._memory.close()
+                self._queue.close()
+                self._vk.DestroyDevice(self._device, api().NULL)
+                self._instance.close()
 
     @contextmanager
-    def _ended(self) -> Iterator[None]:
-        """When nothing runs any more. A device that is lost runs nothing."""
+    def _ended(self) -> Iterator[bool]:
+        """When nothing runs any more; false on a lost device, whose objects stay: it may still be at work on them."""
         with self._lock:
-            try:
-                self._memory.wait()
-            except DeviceLostError:
-                self._queue.busy = False
-            yield
+            if not self._lost:
+                try:
+                    self._memory.wait()
+                except DeviceLostError:
+                    self._lost = True
+            yield not self._lost
 
     def _give_back(self) -> None:
         """Free the recordings that nobody has any more."""

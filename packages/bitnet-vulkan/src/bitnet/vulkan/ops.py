@@ -271,7 +271,8 @@ class VulkanOps:
         }
         limits = ctx.program.limits
         tokens = max(limits.max_rows, min(limits.max_tokens, FEW_TOKENS))
-        parts = ctx.scratch("attention parts", tokens * op.heads * MOST_PARTS * (op.head_dim + 2) * 4)
+        longest = min(ceil_div(limits.max_blocks * defines["BLOCK"], PART), MOST_PARTS)
+        parts = ctx.scratch("attention parts", tokens * op.heads * longest * (op.head_dim + 2) * 4)
         arrivals = ctx.zeroed("attention arrivals", tokens * op.kv_heads * 4)
         tables = (ctx.dense(rope.cos).data, ctx.dense(rope.sin).data) if rope else (ctx.tensors[op.qkv],) * 2
         cache = ctx.kv("k", op.layer), ctx.kv("v", op.layer)

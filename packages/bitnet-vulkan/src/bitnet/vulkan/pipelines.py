@@ -47,6 +47,7 @@ class Pipelines:
             compiler="",
         )
         self._new, self._seconds = 0, 0.0
+        self._kept = cache.get(self._key) or b""
         self._cache = self._open_cache()
 
     def get(self, spec: KernelSpec, group: int, buffers: int, scalars: int) -> Pipeline:
@@ -76,8 +77,9 @@ class Pipelines:
         data = api().new("char[]", max(int(size[0]), 1))
         self._vk.GetPipelineCacheData(self._device, self._cache, size, data)
         payload = bytes(api().buffer(data, size[0]))
-        self._kernels.put(self._key, payload, label=f"{self._new} pipelines", seconds=self._seconds)
-        self._new, self._seconds = 0, 0.0
+        if payload != self._kept:  # the same: they were all in it
+            self._kernels.put(self._key, payload, label=f"{self._new} pipelines", seconds=self._seconds)
+        self._kept, self._new, self._seconds = payload, 0, 0.0
 
     def close(self) -> None:
         """Free all; nothing that uses them may run."""
@@ -92,11 +94,10 @@ class Pipelines:
         vk.DestroyPipelineCache(self._device, self._cache, nothing)
 
     def _open_cache(self) -> Any:
-        data = self._kernels.get(self._key)
-        if data:
+        if self._kept:
             try:
-                kept = api().new("char[]", data)
-                info = make("VkPipelineCacheCreateInfo", initialDataSize=len(data), pInitialData=kept)
+                kept = api().new("char[]", self._kept)
+                info = make("VkPipelineCacheCreateInfo", initialDataSize=len(self._kept), pInitialData=kept)
                 return self._vk.create("PipelineCache", self._device, info)
             except DeviceError:  # a driver may refuse its own data, say after an update that kept its version
                 pass

@@ -9,10 +9,10 @@ from bitnet.vulkan.driver import TIMEOUT, Functions, api, make
 
 PATIENCE = 600.0
 """Seconds without an end of what was submitted after which the device counts as lost."""
+SLICES = 20
 BATCH = 8
 """Command buffers that wait for one another to be submitted together, once the device has work."""
 SIMULTANEOUS_USE, RESETTABLE = 4, 2
-ALL_COMMANDS = 0x10000
 
 
 class Queue:
@@ -98,14 +98,8 @@ class Queue:
         self.flush()
         if not self.busy:
             return
-        nanoseconds = int(self._patience * 1e9)
-        if self._semaphore is None:
-            ended = self._vk.WaitForFences(self._device, len(self._fences), self._fences, 1, nanoseconds)
-        else:
-            values = api().new("uint64_t[]", [self._value])
-            info = make("VkSemaphoreWaitInfo", semaphoreCount=1, pSemaphores=[self._semaphore], pValues=values)
-            ended = self._vk.WaitSemaphores(self._device, info, nanoseconds)
-        if ended == TIMEOUT:
+        # In slices: time in which this process was stopped, or the machine asleep, uses up no more than one.
+        if all(self._times_out(int(self._patience / SLICES * 1e9)) for _ in range(SLICES)):
             raise DeviceLostError(
                 f"no answer in {self._patience:g} s.",
                 device=self._vk.device,
@@ -121,6 +115,15 @@ class Queue:
         if self._semaphore is not None:
             self._vk.DestroySemaphore(self._device, self._semaphore, nothing)
         self._vk.DestroyCommandPool(self._device, self.pool, nothing)
+
+    def _times_out(self, nanoseconds: int) -> bool:
+        if self._semaphore is None:
+            ended = self._vk.WaitForFences(self._device, len(self._fences), self._fences, 1, nanoseconds)
+        else:
+            values = api().new("uint64_t[]", [self._value])
+            info = make("VkSemaphoreWaitInfo", semaphoreCount=1, pSemaphores=[self._semaphore], pValues=values)
+            ended = self._vk.WaitSemaphores(self._device, info, nanoseconds)
+        return bool(ended == TIMEOUT)
 
     def _drop_fences(self) -> None:
         for fence in self._fences:

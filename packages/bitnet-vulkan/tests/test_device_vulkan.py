@@ -1,0 +1,219 @@
+"""An open device where something goes wrong or is missing: typed errors, no hang, the same results."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from bitnet.core import cache, demo_eval, load_model
+from bitnet.core.errors import DeviceError, DeviceLostError, KernelCompileError, OutOfMemoryError
+from bitnet.core.gpu import GpuDevice
+from bitnet.core.hal import DeviceInfo, KVSpec, Limits, Program, SequenceStep, Step, StepLayout
+from bitnet.core.testing.model import BLOCK, TinyModel
+from bitnet.vulkan import compiler
+from bitnet.vulkan.backend import BACKEND
+from bitnet.vulkan.device import VulkanDriver
+from bitnet.vulkan.driver import Instance, check
+from bitnet.vulkan.hardware import Hardware, inspect
+from bitnet.vulkan.ops import VulkanOps
+
+LIMITS = Limits(max_tokens=32, max_seqs=2, max_rows=2, max_blocks=4)
+Require = Callable[[str, "str | None"], None]
+Patch = pytest.MonkeyPatch
+
+
+@pytest.fixture
+def info(require_device: Require) -> DeviceInfo:
+    result = BACKEND.probe()
+    require_device("vulkan:0", None if result.devices else f"vulkan is {result.status.value}: {result.reason}")
+    return result.devices[0]
+
+
+class Opened:
+    """A device with its driver at hand; ``change`` makes another hardware of it."""
+
+    def __init__(self, info: DeviceInfo, change: Callable[[Hardware], Hardware] = lambda h: h, patience: float = 60):
+        instance = Instance(info.name)
+        hardware = inspect(instance.physical_devices()[int(info.index)], int(info.index))
+        assert hardware is not None
+        self.driver = VulkanDriver(instance, change(hardware), info.name, patience=patience)
+        self.device = GpuDevice(info, self.driver, VulkanOps(self.driver.hardware).lowering())
+
+    def __enter__(self) -> Opened:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.device.close()
+
+
+@pytest.fixture
+def opened(info: DeviceInfo) -> Iterator[Opened]:
+    with Opened(info) as device:
+        yield device
+
+
+def program(seed: int = 3, vocab: int = 97) -> Program:
+    return TinyModel(np.random.default_rng(seed), layers=2, vocab=vocab).program(LIMITS, 8)
+
+
+def text(device: GpuDevice, made: Program, count: int = 8) -> list[int]:
+    """What the model says: a prompt, a step, and several steps at once."""
+    executable = device.compile(made)
+
+    def step(ids: list[int], length: int) -> Step:
+        return Step(StepLayout(LIMITS), [SequenceStep(ids, length, [2, 5], [len(ids) - 1])], block_size=BLOCK)
+
+    try:
+        said = executable.run(step([5, 6, 7, 8, 9], 5))[0].tolist()
+        said += executable.run(step(said, 6))[0].tolist()
+        said += executable.run(step(said[-1:], 7), count)[:, 0].tolist()
+        return list(map(int, said))
+    finally:
+        executable.close()
+
+
+def failing(driver: VulkanDriver, call: str, result: int) -> Callable[..., int]:
+    return lambda *args: check(driver._vk.device, f"vk{call}", result)
+
+
+@pytest.mark.parametrize("call", ["QueueSubmit", "WaitSemaphores"])
+def test_a_device_that_is_lost(info: DeviceInfo, monkeypatch: Patch, call: str) -> None:
+    """While it works: a typed error that names it, again each time, and it can still be closed."""
+    device = Opened(info)
+    executable = device.device.compile(program())
+    monkeypatch.setattr(device.driver._vk, call, failing(device.driver, call, -4), raising=False)
+    for _ in range(2):
+        with pytest.raises(DeviceLostError, match=rf"{info.name}: vk{call} failed with VK_ERROR_DEVICE_LOST"):
+            executable.run(Step(StepLayout(LIMITS), [SequenceStep([5], 1, [0], [0])], block_size=BLOCK))
+    executable.close()
+    device.device.close()
+    with pytest.raises(DeviceError, match="closed"):
+        device.device.compile(program())
+
+
+@pytest.mark.parametrize("timeline", [True, False])
+def test_a_device_that_never_answers(info: DeviceInfo, monkeypatch: Patch, timeline: bool) -> None:
+    def change(hardware: Hardware) -> Hardware:
+        return hardware if timeline else replace(hardware, features=hardware.features - {"timelineSemaphore"})
+
+    device = Opened(info, change, patience=0.05)
+    executable = device.device.compile(program())
+    call = "WaitSemaphores" if timeline else "WaitForFences"
+    monkeypatch.setattr(device.driver._vk, call, failing(device.driver, call, 2), raising=False)
+    with pytest.raises(DeviceLostError, match=r"no answer in 0\.05 s"):
+        executable.run(Step(StepLayout(LIMITS), [SequenceStep([5], 1, [0], [0])], block_size=BLOCK))
+    executable.close()
+    device.device.close()
+
+
+def test_out_of_memory(opened: Opened, monkeypatch: Patch) -> None:
+    """Whether the driver says so or the buffer is larger than any may be; what was allocated before comes back."""
+    expected = text(opened.device, program())
+    made, given = program(), opened.driver._vk.AllocateMemory
+    calls = 0
+
+    def allocate(*args: object) -> int:
+        nonlocal calls
+        calls += 1
+        return given(*args) if calls < 12 else check("vulkan:0", "vkAllocateMemory", -2)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(opened.driver._vk, "AllocateMemory", allocate, raising=False)
+        with pytest.raises(OutOfMemoryError, match="VK_ERROR_OUT_OF_DEVICE_MEMORY"):
+            opened.device.compile(made)
+    assert opened.device.memory().used == 0
+    assert made.kv is not None
+    large = replace(made.kv, num_blocks=2**31 // (made.kv.kv_heads * made.kv.head_dim * BLOCK) + 1)
+    with pytest.raises(OutOfMemoryError, match="exceeds the device's largest"):
+        opened.device.compile(replace(made, kv=KVSpec(**{n: getattr(large, n) for n in KVSpec.__slots__})))
+    assert opened.device.memory().used == 0
+    assert text(opened.device, program()) == expected
+
+
+def test_a_shader_that_does_not_compile(opened: Opened, monkeypatch: Patch, tmp_path: Path) -> None:
+    class Broken:
+        name = identity = "broken"
+
+        def spirv(self, module: object) -> bytes:
+            raise compiler.Refused("line 7: no such teapot")
+
+    monkeypatch.setattr(compiler, "ways", lambda: compiler.Ways([Broken()]))
+    with pytest.raises(KernelCompileError, match="no such teapot") as raised:
+        opened.device.compile(program())
+    assert "broken: line 7" in raised.value.log
+    assert opened.device.memory().used == 0
+
+
+def test_a_shader_that_the_driver_refuses(opened: Opened, monkeypatch: Patch) -> None:
+    call = "CreateComputePipelines"
+    monkeypatch.setattr(opened.driver._vk, call, failing(opened.driver, call, -1000012000), raising=False)
+    with pytest.raises(KernelCompileError, match="the driver does not take") as raised:
+        opened.device.compile(program())
+    assert "VK_ERROR_INVALID_SHADER_NV" in raised.value.log
+
+
+WITHOUT = {
+    "nothing": lambda h: replace(h, features=frozenset(), subgroup=0),
+    "no-subgroups": lambda h: replace(h, subgroup=0),
+    "no-dot-product": lambda h: replace(h, features=h.features - {"shaderIntegerDotProduct"}),
+    "no-timeline": lambda h: replace(h, features=h.features - {"timelineSemaphore"}),
+    "small-groups": lambda h: replace(h, group=128, shared=16 << 10),
+    "small-bindings": lambda h: replace(h, largest_binding=64 << 10, alignment=256),
+}
+
+
+@pytest.mark.parametrize("what", WITHOUT)
+def test_the_same_without(info: DeviceInfo, what: str) -> None:
+    """A feature that the device lacks changes the kernels, not the text. The head of 1,500 rows takes several windows."""
+    made = program(vocab=1500)
+    with Opened(info) as whole, Opened(info, WITHOUT[what]) as poor:
+        assert text(poor.device, made) == text(whole.device, made)
+
+
+def test_a_buffer_that_no_kernel_can_bind(info: DeviceInfo) -> None:
+    with (
+        Opened(info, lambda h: replace(h, largest_binding=4 << 10)) as poor,
+        pytest.raises(DeviceError, match="the device binds at most 4,096"),
+    ):
+        poor.device.compile(program())
+
+
+def test_pipelines_are_kept(info: DeviceInfo, monkeypatch: Patch, tmp_path: Path) -> None:
+    """A second process compiles no source again, and the driver gets back what it had compiled."""
+    monkeypatch.setenv("BITNET_CACHE_DIR", str(tmp_path))
+    compiled: list[str] = []
+    monkeypatch.setattr(cache, "listeners", [lambda label, seconds: compiled.append(label)])
+    for _ in range(2):
+        with Opened(info) as device:
+            said = text(device.device, program())
+        first, compiled = compiled, []
+    assert any("ternary_decode" in label for label in first) or not compiled
+    with Opened(info) as device:
+        assert device.driver._pipelines._kept != b""
+        assert text(device.device, program()) == said
+    assert not [label for label in compiled if "pipelines" not in label]
+
+
+def test_five_dispatches_a_layer(opened: Opened) -> None:
+    """And what every step has beside its layers: embedding, last norm, head, sample, advance."""
+    executable = opened.device.compile(program())
+    executable.run(Step(StepLayout(LIMITS), [SequenceStep([5], 1, [0], [0])], block_size=BLOCK))
+    assert executable.dispatches == 5 * 2 + 5
+    executable.close()
+
+
+def test_the_demo_model_answers_as_on_the_cpu(info: DeviceInfo) -> None:
+    """The evaluation, cut short: every reply of every category, right or wrong."""
+    with load_model(device="cpu") as model:
+        expected = demo_eval.run(model, problems=3, seed=11).to_json()
+    device = BACKEND.open(info)
+    try:
+        with load_model(device=device) as model:
+            have = demo_eval.run(model, problems=3, seed=11).to_json()
+    finally:
+        device.close()
+    assert have["categories"] == expected["categories"]
