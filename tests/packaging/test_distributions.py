@@ -14,6 +14,7 @@ import pytest
 
 Files = Callable[[Path], dict[str, bytes]]
 NATIVE = "bitnet/core/cpu/_native/"
+SPIRV = "bitnet/vulkan/_spirv/"
 
 
 def tree(folder: Path) -> dict[str, bytes]:
@@ -22,7 +23,7 @@ def tree(folder: Path) -> dict[str, bytes]:
     return {
         path.relative_to(folder).as_posix(): path.read_bytes()
         for path in paths
-        if not re.search(r"/(__pycache__|_native|\.\w+)/", path.as_posix())
+        if not re.search(r"/(__pycache__|_native|_spirv|\.\w+)/", path.as_posix())
     }
 
 
@@ -39,7 +40,9 @@ def test_wheel_holds_the_source_tree(
     root: Path, package: str, wheel: Callable[[str], Path], wheel_files: Files
 ) -> None:
     files = wheel_files(wheel(package))
-    ours = {name: data for name, data in files.items() if ".dist-info/" not in name and not name.startswith(NATIVE)}
+    ours = {
+        name: data for name, data in files.items() if ".dist-info/" not in name and not name.startswith((NATIVE, SPIRV))
+    }
     assert ours == tree(root / "packages" / package / "src")
     assert "bitnet/__init__.py" not in files
     assert any(name.endswith("/py.typed") for name in files)
@@ -141,6 +144,14 @@ def test_wheel_for_every_target(
         needed = {tuple(map(int, found.split(b"."))) for found in re.findall(rb"GLIBC_([\d.]+)", library)}
         assert needed
         assert max(needed) <= (2, 17)
+
+
+def test_spirv_is_compiled_for_every_kernel(root: Path, wheel: Callable[[str], Path], wheel_files: Files) -> None:
+    """One module a kernel and set of features, none of them in the tree that is committed."""
+    files = {n: data for n, data in wheel_files(wheel("bitnet-vulkan")).items() if n.startswith(SPIRV)}
+    text = "".join(path.read_text() for path in (root / "kernels/vulkan").glob("*.comp"))
+    assert len(files) >= len(re.findall(r"^KERNEL\(", text, re.MULTILINE)) > 10
+    assert all(data.startswith(b"\x03\x02\x23\x07") for data in files.values())
 
 
 def test_pure_wheel_has_no_library(uv: Callable[..., str], wheel_files: Files, tmp_path: Path) -> None:

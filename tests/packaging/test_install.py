@@ -32,8 +32,8 @@ class Environment:
     def install(self, *what: str | Path) -> None:
         self._uv("pip", "install", "--python", self.folder / "venv", *what, cwd=self.folder)
 
-    def __call__(self, program: str, *args: str) -> str:
-        env = {"BITNET_CACHE_DIR": str(self.folder / "cache")}
+    def __call__(self, program: str, *args: str, **env: str) -> str:
+        env = {"BITNET_CACHE_DIR": str(self.folder / "cache"), **env}
         return self._run(self.bin / program, *args, cwd=self.folder, env=env)
 
 
@@ -83,3 +83,29 @@ def test_all_wheels_work_together(
     for package in packages:
         assert package == "bitnet-core" or package in listed
     assert "42" in environment("bitnet", "run", "What is 17 + 25?")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="how libraries are found is Linux's")
+def test_vulkan_without_a_compiler(
+    uv: Run,
+    run: Run,
+    wheel: Callable[[str], Path],
+    locked: Path,
+    require_device: Callable[[str, str | None], None],
+    tmp_path: Path,
+) -> None:
+    """A machine with a driver, no SDK, no program on its path, and a broken libshaderc: SPIR-V from the wheel."""
+    environment = Environment(tmp_path, uv, run)
+    environment.install("--constraint", locked, wheel("bitnet-core"), wheel("bitnet-vulkan"))
+    broken = tmp_path / "lib"
+    broken.mkdir()
+    for name in ("libshaderc_shared.so.1", "libshaderc_shared.so", "libshaderc.so.1"):
+        (broken / name).write_bytes(b"no library")
+    bare = {"PATH": os.devnull, "LD_LIBRARY_PATH": str(broken), "VULKAN_SDK": ""}
+    listed = environment("bitnet", "devices", **bare)
+    require_device("vulkan:0", None if "vulkan:0" in listed else "there is no Vulkan device")
+    assert "shaders: built with the wheel (libshaderc_shared.so.1 cannot be opened: " in listed
+    assert "42" in environment("bitnet", "run", "--device", "vulkan:0", "What is 17 + 25?", **bare)
+    # And nothing but the driver's own pipelines was compiled: the kernel cache holds no SPIR-V.
+    kept = [path.read_bytes() for path in (tmp_path / "cache").rglob("*.kernel")]
+    assert not [data for data in kept if b"\x03\x02\x23\x07" in data[:200]]

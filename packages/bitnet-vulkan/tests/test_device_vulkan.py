@@ -168,7 +168,7 @@ WITHOUT = {
 
 @pytest.mark.parametrize("what", WITHOUT)
 def test_the_same_without(info: DeviceInfo, what: str) -> None:
-    """A feature that the device lacks changes the kernels, not the text. The head of 1,500 rows takes several windows."""
+    """A feature that a device lacks changes the kernels, not the text. The head of 1,500 rows takes several windows."""
     made = program(vocab=1500)
     with Opened(info) as whole, Opened(info, WITHOUT[what]) as poor:
         assert text(poor.device, made) == text(whole.device, made)
