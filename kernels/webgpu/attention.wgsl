@@ -24,7 +24,7 @@ alias Quad = vec4<f32>;
 @group(0) @binding(7) var<uniform> args: Args;
 
 const QUADS = u32(DIM / 4);
-const LANES = 8u;
+const LANES = 4u;
 const GROUPS = u32(WG) / LANES;
 const SPREAD = max(u32(WG) / QUADS, 1u);         // positions whose values are read at once
 const EACH = (QUADS + u32(WG) - 1u) / u32(WG);  // quads of dimensions an invocation has

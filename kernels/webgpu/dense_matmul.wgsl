@@ -1,27 +1,28 @@
 // out[r, n] = x[r] . weight[n] with f32 sums, for the weight rows that are bound: `rows` of them, from row `first` of `total`.
-// LANES invocations share EACH weight rows, which TOKENS rows of x share. With NORM, x is one row of the residual stream,
+// LANES invocations share four weight rows, which TOKENS rows of x share. With NORM, x is one row of the residual stream,
 // normed here as norm_rows does.
 struct Args { quads: u32, rows: u32, first: u32, total: u32, row: u32, eps: f32 }
 @group(0) @binding(0) var<storage, read> step: array<i32>;
 @group(0) @binding(1) var<storage, read> x: array<vec4<f32>>;
 @group(0) @binding(2) var<storage, read> norm: array<vec4<f32>>;
 #if WIDE
-@group(0) @binding(3) var<storage, read> weight: array<vec4<u32>>;
-const UNIT = 2u;  // quads that one read brings
+alias Unit = vec4<u32>;  // what one read brings
+const UNIT = 2u;         // quads in it
 #else
 const UNIT = 1u;
 #if WEIGHT_F16
-@group(0) @binding(3) var<storage, read> weight: array<vec2<u32>>;
+alias Unit = vec2<u32>;
 #else
-@group(0) @binding(3) var<storage, read> weight: array<vec4<f32>>;
+alias Unit = vec4<f32>;
 #endif
 #endif
+@group(0) @binding(3) var<storage, read> weight: array<Unit>;
 @group(0) @binding(4) var<storage, read_write> out: array<f32>;
 @group(0) @binding(5) var<uniform> args: Args;
 
 const GROUPS = u32(WG / LANES);
-const ROWS = GROUPS * u32(EACH);
-var<workgroup> parts: array<f32, WG * EACH>;
+const ROWS = 4u * GROUPS;
+var<workgroup> parts: array<f32, 4 * WG>;
 #if NORM
 var<workgroup> normed: array<vec4<f32>, QUADS>;
 #endif
@@ -31,6 +32,18 @@ fn load_x(t: u32, i: u32) -> vec4<f32> {
     return normed[i];
 #else
     return x[t * args.quads + i];
+#endif
+}
+
+fn product(w: Unit, t: u32, i: u32) -> f32 {
+#if WIDE
+    return dot(halves(w.xy), load_x(t, 2u * i)) + dot(halves(w.zw), load_x(t, 2u * i + 1u));
+#else
+#if WEIGHT_F16
+    return dot(halves(w), load_x(t, i));
+#else
+    return dot(w, load_x(t, i));
+#endif
 #endif
 }
 
@@ -51,27 +64,29 @@ fn dense_matmul(g: Group) {
     let group = g.lane / u32(LANES);
     let n0 = (g.id.y * g.count.x + g.id.x) * ROWS;
     let units = args.quads / UNIT;
-    var sums: array<array<f32, EACH>, TOKENS>;
+    let last = args.rows - 1u;
+    let row0 = min(n0 + group, last) * units;
+    let row1 = min(n0 + GROUPS + group, last) * units;
+    let row2 = min(n0 + 2u * GROUPS + group, last) * units;
+    let row3 = min(n0 + 3u * GROUPS + group, last) * units;
+    var sums: array<vec4<f32>, TOKENS>;
     for (var i = lane; i < units; i += u32(LANES)) {
-        for (var e = 0u; e < u32(EACH); e++) {
-            let w = weight[min(n0 + e * GROUPS + group, args.rows - 1u) * units + i];
-            for (var t = 0u; t < u32(TOKENS); t++) {
-                let from_x = min(t0 + t, count - 1u);
-#if WIDE
-                sums[t][e] += dot(halves(w.xy), load_x(from_x, 2u * i)) + dot(halves(w.zw), load_x(from_x, 2u * i + 1u));
-#else
-#if WEIGHT_F16
-                sums[t][e] += dot(halves(w), load_x(from_x, i));
-#else
-                sums[t][e] += dot(w, load_x(from_x, i));
-#endif
-#endif
-            }
+        let w0 = weight[row0 + i];
+        let w1 = weight[row1 + i];
+        let w2 = weight[row2 + i];
+        let w3 = weight[row3 + i];
+        for (var t = 0u; t < u32(TOKENS); t++) {
+            let m = min(t0 + t, count - 1u);
+            sums[t] += vec4(product(w0, m, i), product(w1, m, i), product(w2, m, i), product(w3, m, i));
         }
     }
     for (var t = 0u; t < u32(TOKENS); t++) {
         workgroupBarrier();
-        for (var e = 0u; e < u32(EACH); e++) { parts[(e * GROUPS + group) * u32(LANES) + lane] = sums[t][e]; }
+        let at = group * u32(LANES) + lane;
+        parts[at] = sums[t].x;
+        parts[at + u32(WG)] = sums[t].y;
+        parts[at + 2u * u32(WG)] = sums[t].z;
+        parts[at + 3u * u32(WG)] = sums[t].w;
         workgroupBarrier();
         for (var item = g.lane; item < ROWS; item += u32(WG)) {
             if (n0 + item < args.rows && t0 + t < count) {

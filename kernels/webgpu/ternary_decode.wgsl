@@ -12,8 +12,8 @@ struct Args { rows: u32, eps: f32 }
 const QUADS = u32(COLS / 4);
 const VECS = u32((COLS + 127) / 128 * 2);
 const ROWS = u32(WG / LANES);
-const PREFETCH = 4u;                                   // vec4s of codes asked for before the norm, which hides their way
-const STEPS = (VECS + u32(LANES) - 1u) / u32(LANES);  // vec4s of a row that an invocation multiplies
+const STRIDE = u32(LANES);
+const EARLY = 4u;  // vec4s of a row that an invocation asks for before the norm, which hides their way
 // Planes one after the other, so that neighbouring invocations read neighbouring words.
 var<workgroup> quants: array<vec4<u32>, 4u * VECS>;
 var<workgroup> parts: array<array<i32, WG>, 2>;
@@ -27,8 +27,29 @@ fn weighted(i: u32) -> vec4<f32> {
 #endif
 }
 
+struct Early { a: vec4<u32>, b: vec4<u32>, c: vec4<u32>, d: vec4<u32> }
+
+// Vec4s lane, lane + STRIDE, … of a row; where it has fewer, its last one, which dot_row leaves out.
+fn early_codes(row: u32, lane: u32) -> Early {
+    let last = VECS - 1u;
+    return Early(
+        codes[row + min(lane, last)],
+        codes[row + min(lane + STRIDE, last)],
+        codes[row + min(lane + 2u * STRIDE, last)],
+        codes[row + min(lane + 3u * STRIDE, last)],
+    );
+}
+
+fn dot_row(row: u32, lane: u32, early: Early) -> i32 {
+    var sum = dot_codes(early.a, lane) + dot_codes(early.b, lane + STRIDE);
+    sum += dot_codes(early.c, lane + 2u * STRIDE) + dot_codes(early.d, lane + 3u * STRIDE);
+    for (var v = lane + EARLY * STRIDE; v < VECS; v += STRIDE) { sum += dot_codes(codes[row + v], v); }
+    return sum;
+}
+
 fn dot_codes(word: vec4<u32>, v: u32) -> i32 {
     var sum = 0;
+    if (v >= VECS) { return 0; }
     for (var plane = 0u; plane < 4u; plane++) {
         let pairs = (word >> vec4(6u - 2u * plane)) & vec4(0x03030303u);
         sum += dot16(pairs, quants[plane * VECS + v]);
@@ -43,8 +64,11 @@ fn ternary_decode(g: Group) {
     let lane = g.lane % u32(LANES);
     let n = (g.id.y * g.count.x + g.id.x) * ROWS + g.lane / u32(LANES);
     let row = min(n, args.rows - 1u) * VECS;
-    var early: array<vec4<u32>, PREFETCH>;
-    for (var i = 0u; i < PREFETCH; i++) { early[i] = codes[row + min(lane + i * u32(LANES), VECS - 1u)]; }
+    let early = early_codes(row, lane);
+#if GLU
+    let up = row + args.rows * VECS;
+    let early_up = early_codes(up, lane);
+#endif
 
     var found = vec2(0.0);
     for (var i = g.lane; i < QUADS; i += u32(WG)) {
@@ -72,20 +96,9 @@ fn ternary_decode(g: Group) {
     sums_of_x[g.lane] = sum_of_x;
     workgroupBarrier();
 
-    var sum = 0;
-    for (var i = 0u; i < STEPS; i++) {
-        let v = lane + i * u32(LANES);
-        if (v >= VECS) { continue; }
-        var word: vec4<u32>;
-        if (i < PREFETCH) { word = early[i]; } else { word = codes[row + v]; }
-        sum += dot_codes(word, v);
-    }
-    parts[0][g.lane] = sum;
+    parts[0][g.lane] = dot_row(row, lane, early);
 #if GLU
-    let up = row + args.rows * VECS;
-    sum = 0;
-    for (var v = lane; v < VECS; v += u32(LANES)) { sum += dot_codes(codes[up + v], v); }
-    parts[1][g.lane] = sum;
+    parts[1][g.lane] = dot_row(up, lane, early_up);
 #endif
     workgroupBarrier();
     for (var half = u32(WG) / 2u; half > 0u; half /= 2u) {

@@ -78,6 +78,18 @@ const TILE_N = 128u;
 var<workgroup> x_tile: array<array<vec4<u32>, TILE_M>, 4>;
 var<workgroup> w_tile: array<array<vec4<u32>, TILE_N>, 4>;
 
+struct Tokens { a: vec4<u32>, b: vec4<u32>, c: vec4<u32>, d: vec4<u32> }
+
+fn products(w: vec4<u32>, x: Tokens) -> vec4<i32> { return vec4(dot16(w, x.a), dot16(w, x.b), dot16(w, x.c), dot16(w, x.d)); }
+
+fn store_row(n: u32, m: u32, tokens: u32, sums: vec4<i32>) {
+    if (n >= args.rows) { return; }
+    if (m < tokens) { store(m, n, sums.x); }
+    if (m + 16u < tokens) { store(m + 16u, n, sums.y); }
+    if (m + 32u < tokens) { store(m + 32u, n, sums.z); }
+    if (m + 48u < tokens) { store(m + 48u, n, sums.w); }
+}
+
 @compute @workgroup_size(WG)
 fn ternary_gemm(g: Group) {
     let tokens = u32(step[0]);
@@ -88,14 +100,22 @@ fn ternary_gemm(g: Group) {
     // What this invocation fetches: one plane of a token, and half of the planes of a row.
     let x_token = min(m0 + g.lane / 4u, tokens - 1u);
     let x_plane = g.lane % 4u;
-    let w_row = g.lane / 2u;
-    let w_plane = 2u * (g.lane % 2u);
+    let w_row = g.lane % TILE_N;
+    let w_plane = 2u * (g.lane / TILE_N);
     let row = min(n0 + w_row, args.rows - 1u) * vecs;
     var next_x = load_x(x_token, 0u, x_plane);
     var next_w = codes[row];
     let my_n = g.lane % 16u;  // rows my_n + 16 i, tokens my_m + 16 j
     let my_m = g.lane / 16u;
-    var sums: array<vec4<i32>, 8>;
+    // Named, not an array: what a driver does not unroll it would index in memory.
+    var sum0 = vec4(0);
+    var sum1 = vec4(0);
+    var sum2 = vec4(0);
+    var sum3 = vec4(0);
+    var sum4 = vec4(0);
+    var sum5 = vec4(0);
+    var sum6 = vec4(0);
+    var sum7 = vec4(0);
     for (var v = 0u; v < vecs; v++) {
         workgroupBarrier();
         x_tile[x_plane][g.lane / 4u] = next_x;
@@ -107,23 +127,28 @@ fn ternary_gemm(g: Group) {
             next_w = codes[row + v + 1u];
         }
         for (var plane = 0u; plane < 4u; plane++) {
-            let a = x_tile[plane][my_m];
-            let b = x_tile[plane][my_m + 16u];
-            let c = x_tile[plane][my_m + 32u];
-            let d = x_tile[plane][my_m + 48u];
-            for (var i = 0u; i < 8u; i++) {
-                let w = w_tile[plane][my_n + 16u * i];
-                sums[i] += vec4(dot16(w, a), dot16(w, b), dot16(w, c), dot16(w, d));
-            }
+            let x_of = Tokens(
+                x_tile[plane][my_m], x_tile[plane][my_m + 16u], x_tile[plane][my_m + 32u], x_tile[plane][my_m + 48u]
+            );
+            sum0 += products(w_tile[plane][my_n], x_of);
+            sum1 += products(w_tile[plane][my_n + 16u], x_of);
+            sum2 += products(w_tile[plane][my_n + 32u], x_of);
+            sum3 += products(w_tile[plane][my_n + 48u], x_of);
+            sum4 += products(w_tile[plane][my_n + 64u], x_of);
+            sum5 += products(w_tile[plane][my_n + 80u], x_of);
+            sum6 += products(w_tile[plane][my_n + 96u], x_of);
+            sum7 += products(w_tile[plane][my_n + 112u], x_of);
         }
     }
-    for (var i = 0u; i < 8u; i++) {
-        let n = n0 + my_n + 16u * i;
-        if (n >= args.rows) { continue; }
-        for (var j = 0u; j < 4u; j++) {
-            let m = m0 + my_m + 16u * j;
-            if (m < tokens) { store(m, n, sums[i][j]); }
-        }
-    }
+    let n = n0 + my_n;
+    let m = m0 + my_m;
+    store_row(n, m, tokens, sum0);
+    store_row(n + 16u, m, tokens, sum1);
+    store_row(n + 32u, m, tokens, sum2);
+    store_row(n + 48u, m, tokens, sum3);
+    store_row(n + 64u, m, tokens, sum4);
+    store_row(n + 80u, m, tokens, sum5);
+    store_row(n + 96u, m, tokens, sum6);
+    store_row(n + 112u, m, tokens, sum7);
 }
 #endif

@@ -35,10 +35,11 @@ GEMV_LANES = 16
 TILE_M, TILE_N = 64, 128
 """Of the tiled product, as its source has them."""
 DENSE_LANES, DENSE_EACH = 32, 4
+"""Invocations that share rows of a dense product, and how many rows, as its source has it."""
 MAX_GROUPS = 65535
 """Workgroups in one dimension, on every device."""
 SAMPLE_GROUP = 1024
-ATTENTION_GROUP = 128
+ATTENTION_GROUP, DECODE_ATTENTION_GROUP = 128, 256
 SPLIT_CONTEXT = 512
 """Positions that are worth a workgroup of decode attention of their own."""
 MAX_SPLITS = 16
@@ -219,7 +220,6 @@ class WebGPUOps:
             "WEIGHT_F16": int(f16),
             "WIDE": int(f16 and cols % 8 == 0),
             "LANES": DENSE_LANES,
-            "EACH": DENSE_EACH,
             "TOKENS": tokens,
         }
         if norm:
@@ -251,7 +251,8 @@ class WebGPUOps:
         step, *fields = positions(ctx)
         args = (step, ctx.tensors[op.qkv], *cache, *tables, parts, *fields, *sizes)
         spec = KernelSpec("attention", "attention", tuple(defines.items()))
-        launches = [Launch(spec, (bucket.tokens, op.heads, splits), (ATTENTION_GROUP, 1, 1), args)]
+        group = DECODE_ATTENTION_GROUP if bucket.tokens == 1 else ATTENTION_GROUP
+        launches = [Launch(spec, (bucket.tokens, op.heads, splits), (group, 1, 1), args)]
         if splits > 1:
             merge = KernelSpec("attention_merge", "attention_merge", (("DIM", op.head_dim), ("SPLITS", splits)))
             given = (ctx.step, parts, out, np.uint32(op.heads))
