@@ -1,6 +1,11 @@
 """The WebGPU backend held to the operations' contract, on every device it finds, with and without its features."""
 
+import pytest
+
 from bitnet.core.testing import ConformanceSuite
+from bitnet.core.testing.attention import AttentionTests
+from bitnet.core.testing.whole_model import WholeModelTests
+from bitnet.webgpu import ops
 from bitnet.webgpu.backend import BACKEND, WebGPUBackend
 from bitnet.webgpu.compiler import INT8_DOT, SUBGROUPS
 
@@ -15,3 +20,14 @@ class TestConformanceOfThePoorest(ConformanceSuite):
 
     backend = WebGPUBackend(without=(SUBGROUPS, INT8_DOT))
     size = "small"
+
+
+class TestSplitAttention(AttentionTests, WholeModelTests):
+    """Decode attention in parts, as contexts too long for a small run have it."""
+
+    backend = BACKEND
+    size = "small"
+
+    @pytest.fixture(autouse=True)
+    def parts(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(ops, "SPLIT_CONTEXT", 8)
