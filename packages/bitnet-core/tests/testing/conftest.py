@@ -56,11 +56,12 @@ RunSuite = Callable[..., Outcome]
 
 @pytest.fixture
 def run_suite(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunSuite:
-    """``run_suite(only, source=…)`` runs the tests whose names contain one of ``only`` (all: none given)."""
+    """``run_suite(only, source=…)`` runs the tests whose names contain one of ``only`` (all: none given), ``at_most``
+    until so many have failed."""
     for name in ("BITNET_CONFORMANCE", "BITNET_CONFORMANCE_SEED", "BITNET_REQUIRE_DEVICES"):
         monkeypatch.delenv(name, raising=False)
 
-    def run(*only: str, source: str = SUITE) -> Outcome:
+    def run(*only: str, source: str = SUITE, at_most: int = 0) -> Outcome:
         # A name of its own: a module that was imported before would be run again as it was.
         path, outcome = tmp_path / f"test_{next(_NUMBERS)}.py", Outcome()
         path.write_text(source, encoding="utf-8")
@@ -68,6 +69,7 @@ def run_suite(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunSuite:
             "-q",
             "-p",
             "no:cacheprovider",
+            f"--maxfail={at_most}",
             "-c",
             os.devnull,
             "--rootdir",

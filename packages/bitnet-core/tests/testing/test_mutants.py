@@ -436,7 +436,7 @@ MUTANTS = [
 def test_the_suite_catches(mutant: Mutant, run_suite: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Executable, "turns", 0, raising=False)
     mutant.apply(monkeypatch)
-    assert run_suite(*mutant.tests).failed
+    assert run_suite(*mutant.tests, at_most=1).failed
 
 
 def test_the_unbroken_device_passes(run_suite: Any) -> None:
