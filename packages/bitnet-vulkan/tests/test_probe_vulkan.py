@@ -210,3 +210,12 @@ def test_info_is_plain_data() -> None:
     for info in BACKEND.probe().devices:
         assert isinstance(info, DeviceInfo)
         json.dumps(dict(info.details))
+
+
+def test_a_probe_without_a_display_says_nothing() -> None:
+    """Mesa's choice of a default device looks for a display, and complains where there is none."""
+    code = "from bitnet.vulkan.backend import BACKEND; print(len(BACKEND.probe().devices))"
+    display = ("DISPLAY", "WAYLAND_DISPLAY", "XDG_RUNTIME_DIR", "NODEVICE_SELECT")
+    env = {name: value for name, value in os.environ.items() if name not in display}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=env)
+    assert (done.stdout.strip(), done.stderr) == (str(len(BACKEND.probe().devices)), "")

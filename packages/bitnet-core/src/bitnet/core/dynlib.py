@@ -6,7 +6,8 @@ import ctypes
 import errno
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TypeAlias
@@ -81,3 +82,22 @@ def _failure(name: str, error: OSError | ValueError) -> Failure:
     own = name in message.split(":", 1)[0] or message.startswith("dlopen(")  # not a library that it depends on
     absent = os.strerror(errno.ENOENT) in message or any(text in message.lower() for text in _MISSING)
     return "missing" if own and absent else "broken"
+
+
+@contextmanager
+def without_display() -> Iterator[None]:
+    """Vulkan instances made inside do without Mesa's layer that asks the display which device is the default.
+
+    Which one is used we choose ourselves; and on a server, which has no display, the question ends in lines on standard
+    error that no user can read anything from.
+    """
+    name = "NODEVICE_SELECT"  # the layer's own switch
+    before = os.environ.get(name)
+    os.environ[name] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before

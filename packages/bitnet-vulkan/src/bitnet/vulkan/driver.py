@@ -16,6 +16,7 @@ from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import Any, TypeVar
 
+from bitnet.core.dynlib import without_display
 from bitnet.core.errors import DeviceError, DeviceLostError, OutOfMemoryError
 
 T = TypeVar("T")
@@ -200,7 +201,8 @@ class Instance:
             fields["ppEnabledExtensionNames"] = ["VK_KHR_portability_enumeration"]
         handle = ffi.new("VkInstance*")
         info = make("VkInstanceCreateInfo", **fields)
-        check(name, "vkCreateInstance", lib.vkCreateInstance(info, ffi.NULL, handle))
+        with without_display():
+            check(name, "vkCreateInstance", lib.vkCreateInstance(info, ffi.NULL, handle))
         self.handle = handle[0]
 
     def __enter__(self) -> Instance:

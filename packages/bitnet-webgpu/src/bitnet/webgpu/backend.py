@@ -11,7 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bitnet.core.dynlib import open_library
+from bitnet.core.dynlib import open_library, without_display
 from bitnet.core.errors import DeviceUnavailableError
 from bitnet.core.hal import HAL_API, Device, DeviceInfo, DeviceType, ProbeResult, ProbeStatus
 
@@ -82,7 +82,7 @@ def _adapters() -> list[wgpu.GPUAdapter]:
     import wgpu
     from wgpu.backends.wgpu_native.extras import set_instance_extras
 
-    with contextlib.suppress(RuntimeError):  # someone else, or an earlier probe, made wgpu's one instance
+    with contextlib.suppress(RuntimeError), without_display():  # someone, or a probe, made wgpu's one instance before
         set_instance_extras(backends=INSTANCES)
     found: list[wgpu.GPUAdapter] = wgpu.gpu.enumerate_adapters_sync()
     return found
