@@ -6,6 +6,7 @@ import ctypes
 import errno
 import os
 import sys
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -84,6 +85,9 @@ def _failure(name: str, error: OSError | ValueError) -> Failure:
     return "missing" if own and absent else "broken"
 
 
+_environment = threading.Lock()
+
+
 @contextmanager
 def without_display() -> Iterator[None]:
     """Vulkan instances made inside do without Mesa's layer that asks the display which device is the default.
@@ -92,12 +96,13 @@ def without_display() -> Iterator[None]:
     error that no user can read anything from.
     """
     name = "NODEVICE_SELECT"  # the layer's own switch
-    before = os.environ.get(name)
-    os.environ[name] = "1"
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ[name]
-        else:
-            os.environ[name] = before
+    with _environment:
+        before = os.environ.get(name)
+        os.environ[name] = "1"
+        try:
+            yield
+        finally:
+            if before is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = before
