@@ -57,6 +57,8 @@ LONG_ROW = 64
 """Quads of codes of a row from which 16 invocations share it, not 8."""
 CHUNK, PART, MOST_PARTS, ATTENTION_GROUP = 64, 64, 64, 128
 """Of attention_decode: positions that are looked at together, positions worth a work-group, and how many of those."""
+QUERY_TILE = 32
+"""Tokens of a work-group of attention_prefill, and positions that it takes at a time."""
 NO_NORM, NORM = 1, 2
 """INPUT of ternary_decode: f32 to quantise, without and with RMSNorm before it. 0: already int8."""
 HEAD_LANES = 32
@@ -156,6 +158,19 @@ class VulkanOps:
         args = (ctx.step, ctx.tensors[op.qkv], *cache, ctx.tensors[op.out])
         _, *place = positions(ctx)
         sizes = (*place, np.int32(op.heads), np.int32(op.kv_heads))
+        if self._tiles_attention(ctx, op):
+            tiles = bucket.tokens // QUERY_TILE + min(bucket.tokens, ctx.program.limits.max_seqs)
+            grid = (op.heads, tiles, 1)
+            return [
+                _launch(
+                    "attention_prefill",
+                    "attention_prefill",
+                    grid,
+                    ATTENTION_GROUP,
+                    (*args, *sizes),
+                    kv_defines(ctx, op),
+                )
+            ]
         group = self._gemv_group
         return [
             _launch("attention", "attention", (bucket.tokens, op.heads, 1), group, (*args, *sizes), kv_defines(ctx, op))
@@ -254,6 +269,15 @@ class VulkanOps:
         words = group * op.head_dim * (1 + _runs(loads) / 2) + group * (CHUNK + 17) + CHUNK
         decoding = bucket.tokens <= FEW_TOKENS or bucket.tokens == bucket.rows
         return decoding and words * 4 + 64 <= self._hardware.shared
+
+    def _tiles_attention(self, ctx: Context, op: Attention) -> bool:
+        """Whether attention_prefill takes this shape; tokens of any sequences may be in the step."""
+        kv = ctx.program.kv
+        assert kv is not None
+        quads = op.head_dim // 4
+        shared = QUERY_TILE * ((quads + 1) * 24 + (QUERY_TILE + 1) * 4) + (ATTENTION_GROUP + QUERY_TILE) * 4
+        fits = op.head_dim % 8 == 0 and op.head_dim <= 128 and shared <= self._hardware.shared
+        return kv.dtype == "f16" and fits and self._hardware.group >= ATTENTION_GROUP
 
     def _attention_decode(self, ctx: Context, op: Attention, bucket: Bucket, rope: RopeAppend | None) -> Launch:
         defines = kv_defines(ctx, op)
