@@ -58,12 +58,18 @@ def modules() -> ModuleType:
 
 
 def build(program: str, target: Path) -> None:
-    """Compile every module into the folder, which must exist; raises SystemExit with the compiler's message."""
+    """Compile every module into the folder, which must exist, and have it judged by spirv-val where that is.
+
+    Raises:
+        SystemExit: With the message of either.
+    """
     listed = modules()
     work = {made.digest: made for made in listed.all_modules(PACKAGE / "kernels")}
     # PyPI's glslang finds its libraries beside it only when it is told where they are.
     libraries = str(Path(program).parent.parent / "lib")
     env = {**os.environ, "LD_LIBRARY_PATH": libraries, "DYLD_LIBRARY_PATH": libraries} if PREFIX in program else None
+
+    judge = shutil.which("spirv-val", path=str(Path(program).parent)) if env else None
 
     def compile_one(made: Any) -> None:
         with tempfile.TemporaryDirectory() as scratch:
@@ -72,7 +78,13 @@ def build(program: str, target: Path) -> None:
             macros = [f"-D{name}={value}" for name, value in made.macros]
             options = ["-g0", "-S", "comp", "--target-env", listed.TARGET, *macros]
             command = [program, *options, source.name, "-o", str(target / f"{made.digest}.spv")]
-            done = subprocess.run(command, cwd=scratch, env=env, capture_output=True, text=True, check=False)
+            run(made, command, cwd=scratch, env=env, capture_output=True, text=True, check=False)
+        if judge is not None:
+            command = [judge, "--target-env", listed.TARGET, str(target / f"{made.digest}.spv")]
+            run(made, command, env=env, capture_output=True, text=True, check=False)
+
+    def run(made: Any, command: list[str], **options: Any) -> None:
+        done = subprocess.run(command, **options)
         if done.returncode:
             raise SystemExit(f"compiling {made.label} failed\n{done.stdout}{done.stderr}")
 

@@ -38,7 +38,7 @@ class Opened:
 
     def __init__(self, info: DeviceInfo, change: Callable[[Hardware], Hardware] = lambda h: h, patience: float = 60):
         instance = Instance(info.name)
-        hardware = inspect(instance.physical_devices()[int(info.index)], int(info.index))
+        hardware = inspect(instance, instance.physical_devices()[int(info.index)], int(info.index))
         assert hardware is not None
         self.driver = VulkanDriver(instance, change(hardware), info.name, patience=patience)
         self.device = GpuDevice(info, self.driver, VulkanOps(self.driver.hardware).lowering())

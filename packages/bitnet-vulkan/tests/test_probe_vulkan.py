@@ -70,7 +70,7 @@ def machine(patch: Patch, *devices: Hardware | None) -> None:
             return list(devices)
 
     patch.setattr(driver, "Instance", Instance)
-    patch.setattr(hardware, "inspect", lambda device, index: device and replace(device, index=index))
+    patch.setattr(hardware, "inspect", lambda instance, device, index: device and replace(device, index=index))
     patch.setattr(module, "_denied_nodes", list)
 
 

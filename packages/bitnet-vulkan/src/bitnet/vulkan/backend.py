@@ -63,7 +63,7 @@ class VulkanBackend:
         instance = Instance(info.name)
         try:
             for index, physical in enumerate(instance.physical_devices()):
-                hardware = inspect(physical, index)
+                hardware = inspect(instance, physical, index)
                 if hardware is not None and str(index) == info.index and hardware.id == info.details.get("uuid"):
                     driver = VulkanDriver(instance, hardware, info.name)
                     return GpuDevice(info, driver, VulkanOps(hardware).lowering())
@@ -93,7 +93,7 @@ def _probe_loader(tried: dict[str, str]) -> ProbeResult:
     try:
         with Instance() as instance:
             physical = instance.physical_devices()
-            inspected = [inspect(device, index) for index, device in enumerate(physical)]
+            inspected = [inspect(instance, device, index) for index, device in enumerate(physical)]
     except DeviceError as error:
         return _no_driver(error, tried, versions)
     usable = [found for found in inspected if found is not None and found.buffers >= NEEDED_BUFFERS]

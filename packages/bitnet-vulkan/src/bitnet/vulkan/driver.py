@@ -35,8 +35,6 @@ SMALLER = "Use a shorter context, fewer sequences, or another device."
 
 _alive: weakref.WeakKeyDictionary[Any, list[Any]] = weakref.WeakKeyDictionary()
 _TYPES = {
-    "VkPhysicalDevice16BitStorageFeatures": "PHYSICAL_DEVICE_16BIT_STORAGE_FEATURES",
-    "VkPhysicalDevice8BitStorageFeatures": "PHYSICAL_DEVICE_8BIT_STORAGE_FEATURES",
     "VkPhysicalDeviceShaderFloat16Int8Features": "PHYSICAL_DEVICE_SHADER_FLOAT16_INT8_FEATURES",
 }
 
@@ -214,6 +212,11 @@ class Instance:
     def close(self) -> None:
         """Destroy it; its devices must be gone."""
         loader().vkDestroyInstance(self.handle, api().NULL)
+
+    def function(self, name: str) -> Any:
+        """One of an extension for devices, which the loader does not export."""
+        found = loader().vkGetInstanceProcAddr(self.handle, name.encode())
+        return api().cast(f"PFN_{name}", found)
 
     def physical_devices(self) -> list[Any]:
         """The devices, in the loader's order, which numbers them."""

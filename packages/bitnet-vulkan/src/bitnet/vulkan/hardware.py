@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +12,9 @@ from bitnet.vulkan.driver import (
     VERSION_1_2,
     VERSION_1_3,
     Functions,
+    Instance,
     api,
+    check,
     enumerated,
     loader,
     make,
@@ -26,7 +28,6 @@ VENDORS |= {0x10005: "Mesa", 0x1AE0: "Google"}
 MATRIX_FEATURES = {
     "cooperativeMatrix",
     "shaderInt8",
-    "storageBuffer8BitAccess",
     "vulkanMemoryModel",
     "vulkanMemoryModelDeviceScope",
 }
@@ -45,7 +46,6 @@ INT8, INT32, SUBGROUP_SCOPE = 3, 5, 3
 
 _FEATURES = {
     # structure: (version of Vulkan that has it built in, the extension before that, its fields that the kernels use)
-    "VkPhysicalDevice8BitStorageFeatures": (VERSION_1_2, "VK_KHR_8bit_storage", ("storageBuffer8BitAccess",)),
     "VkPhysicalDeviceShaderFloat16Int8Features": (VERSION_1_2, "VK_KHR_shader_float16_int8", ("shaderInt8",)),
     "VkPhysicalDeviceTimelineSemaphoreFeatures": (
         VERSION_1_2,
@@ -136,7 +136,7 @@ class Hardware:
         return tuple(sorted(found))
 
 
-def inspect(physical: Any, index: int) -> Hardware | None:
+def inspect(instance: Instance, physical: Any, index: int) -> Hardware | None:
     """Describe a device; None where it has no Vulkan 1.1 or no queue that computes."""
     ffi, vk = api(), loader()
     plain = ffi.new("VkPhysicalDeviceProperties*")
@@ -146,7 +146,7 @@ def inspect(physical: Any, index: int) -> Hardware | None:
         return None
     version, extensions = int(plain.apiVersion), _extensions(physical)
     features = _features(physical, version, extensions)
-    tile = _int8_tile(physical, features)
+    tile = _int8_tile(instance, physical, features)
     features -= frozenset() if tile else MATRIX_FEATURES
     identity, subgroups = make("VkPhysicalDeviceIDProperties"), make("VkPhysicalDeviceSubgroupProperties")
     limits3 = make("VkPhysicalDeviceMaintenance3Properties", pNext=identity)
@@ -259,11 +259,34 @@ def _subgroup(properties: Any, sizes: Any, features: frozenset[str]) -> tuple[in
     return max(least, min(most, WIDEST_SUBGROUP)), True
 
 
-def _int8_tile(physical: Any, features: frozenset[str]) -> tuple[int, int, int] | None:
-    """The largest int8 product of a subgroup, where all that its kernel needs is there."""
+def _int8_tile(instance: Instance, physical: Any, features: frozenset[str]) -> tuple[int, int, int] | None:
+    """The largest int8 product of a subgroup that ternary_mma takes, where all that it needs is there."""
     if not {*MATRIX_FEATURES, "computeFullSubgroups"} <= features:
         return None
-    return None
+    call = instance.function("vkGetPhysicalDeviceCooperativeMatrixPropertiesKHR")
+    count = api().new("uint32_t*")
+    check("vulkan", "vkGetPhysicalDeviceCooperativeMatrixPropertiesKHR", call(physical, count, api().NULL))
+    kinds = api().new("VkCooperativeMatrixPropertiesKHR[]", max(count[0], 1))
+    for kind in kinds:
+        kind.sType = loader().VK_STRUCTURE_TYPE_COOPERATIVE_MATRIX_PROPERTIES_KHR
+    check("vulkan", "vkGetPhysicalDeviceCooperativeMatrixPropertiesKHR", call(physical, count, kinds))
+    return best_tile(kinds[i] for i in range(count[0]))
+
+
+def best_tile(kinds: Iterable[Any]) -> tuple[int, int, int] | None:
+    """The largest of these ``VkCooperativeMatrixPropertiesKHR`` that ternary_mma takes."""
+    tiles = [
+        (int(kind.MSize), int(kind.NSize), int(kind.KSize))
+        for kind in kinds
+        if (kind.AType, kind.BType, kind.CType, kind.ResultType) == (INT8, INT8, INT32, INT32)
+        and kind.scope == SUBGROUP_SCOPE
+        and not kind.saturatingAccumulation
+        and kind.MSize in (8, 16, 32)
+        and kind.NSize in (8, 16, 32)
+        and kind.MSize * kind.NSize <= 512  # eight such results fit the shared memory of its smaller work-groups
+        and kind.KSize in (16, 32, 64, 128)
+    ]
+    return max(tiles, key=lambda tile: tile[0] * tile[1] * tile[2], default=None)
 
 
 def _memory(physical: Any) -> int:

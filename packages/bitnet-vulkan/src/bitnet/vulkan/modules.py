@@ -19,6 +19,7 @@ TARGET = "vulkan1.1"
 """What all modules are compiled for, as compilers name it."""
 
 _VARIANTS = re.compile(r"^// variants: (.+)$", re.MULTILINE)
+_REQUIRED = re.compile(r"^// requires: (.+)$", re.MULTILINE)
 _CONSTANT = re.compile(r"^layout\(constant_id = (\d+)\) const int (\w+)", re.MULTILINE)
 _BUFFER = re.compile(r"^ *BUFFER\((\d+), (\w*), ", re.MULTILINE)
 
@@ -63,21 +64,21 @@ class Module:
 def module(folder: Path, file: str, entry: str, features: Mapping[str, int]) -> Module:
     """The module of a kernel for a device with these features (macro → 0 or 1)."""
     source = (folder / (file + ENDING)).read_text(encoding="utf-8")
-    names = _variants(source)
-    macros = ((f"ENTRY_{entry}", 1), *((name, int(features.get(name, 0))) for name in names))
-    return Module(file, entry, (folder / COMMON).read_text(encoding="utf-8") + source, macros)
+    macros = [(f"ENTRY_{entry}", 1), *((name, 1) for name in _named(_REQUIRED, source))]
+    macros += [(name, int(features.get(name, 0))) for name in _named(_VARIANTS, source)]
+    return Module(file, entry, (folder / COMMON).read_text(encoding="utf-8") + source, tuple(macros))
 
 
 def all_modules(folder: Path) -> Iterator[Module]:
     """Every module of a folder of kernels."""
     for path in sorted(folder.glob("*" + ENDING)):
         source = path.read_text(encoding="utf-8")
-        names = _variants(source)
+        names = _named(_VARIANTS, source)
         for entry in re.findall(ENTRY, source, re.MULTILINE):
             for values in product((0, 1), repeat=len(names)):
                 yield module(folder, path.stem, entry, dict(zip(names, values, strict=True)))
 
 
-def _variants(source: str) -> list[str]:
-    found = _VARIANTS.search(source)
+def _named(line: re.Pattern[str], source: str) -> list[str]:
+    found = line.search(source)
     return found.group(1).split() if found else []

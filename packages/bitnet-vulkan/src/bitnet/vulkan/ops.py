@@ -51,6 +51,10 @@ FEW_TOKENS = 8
 """More tokens than this take the tiled product."""
 TILE_M, TILE_N, TILE_GROUP = 32, 64, 128
 """Of the tiled product, as its source has them."""
+MATRIX_GROUP, MATRIX_ROWS, MATRIX_TOKENS = 256, 128, (64, 128)
+"""Of ternary_mma: invocations, rows and tokens of a work-group."""
+ENOUGH_GROUPS = 128
+"""Work-groups from which a product of matrices has enough of them to be large."""
 EARLY = 8
 """Loads of 16 bytes that an invocation of ternary_decode has in flight before its activations are there."""
 LONG_ROW = 64
@@ -133,8 +137,29 @@ class VulkanOps:
             grid = (ceil_div(w.rows, self._gemv_group // lanes), 1, 1)
             defines |= {"LANES": lanes, "TOKENS": bucket.tokens}
             return [_launch("ternary_matmul", "ternary_gemv", grid, self._gemv_group, args, defines)]
+        if self._multiplies_matrices(w):
+            return [self._matrix_product(w, bucket, args, defines)]
         grid = (ceil_div(w.rows, TILE_N), ceil_div(bucket.tokens, TILE_M), 1)
         return [_launch("ternary_matmul", "ternary_gemm", grid, TILE_GROUP, args, defines)]
+
+    def _multiplies_matrices(self, w: TernaryBuffer) -> bool:
+        """Whether ternary_mma can do a product of many tokens: its work-groups are eight subgroups of 32."""
+        hardware = self._hardware
+        able = hardware.int8_tile is not None and hardware.subgroup == 32 and hardware.group >= MATRIX_GROUP
+        return able and w.cols % 16 == 0 and _matrix_bytes(MATRIX_TOKENS[0]) <= hardware.shared
+
+    def _matrix_product(
+        self, w: TernaryBuffer, bucket: Bucket, args: tuple[Arg, ...], defines: Mapping[str, int]
+    ) -> Launch:
+        assert self._hardware.int8_tile is not None
+        small, large = MATRIX_TOKENS
+        row_tiles = ceil_div(w.rows, MATRIX_ROWS)
+        many = row_tiles * ceil_div(bucket.tokens, large) >= ENOUGH_GROUPS
+        tokens = large if many and _matrix_bytes(large) <= self._hardware.shared else small
+        tile = dict(zip(("TM", "TN", "TK"), self._hardware.int8_tile, strict=True))
+        sizes = {**defines, **tile, "BM": tokens, "X_LOADS": tokens * 8 // MATRIX_GROUP}
+        grid = (row_tiles, ceil_div(bucket.tokens, tokens), 1)
+        return _launch("ternary_mma", "ternary_mma", grid, MATRIX_GROUP, args, sizes)
 
     def dense_matmul(self, ctx: Context, op: DenseMatmul, bucket: Bucket) -> list[Launch]:
         """Each weight row is read once for up to ``FEW_TOKENS`` rows of x."""
@@ -321,6 +346,11 @@ class VulkanOps:
         for first in range(0, rows, step):
             count = min(step, rows - first)
             yield Window(buffer, first * row_bytes, count * row_bytes), first, count
+
+
+def _matrix_bytes(tokens: int) -> int:
+    """Of shared memory, that ternary_mma takes: 144 for a row's or token's 128 of K."""
+    return (tokens + MATRIX_ROWS) * 144
 
 
 def _launch(
