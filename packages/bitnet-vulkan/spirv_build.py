@@ -77,14 +77,14 @@ def build(program: str, target: Path) -> None:
             source.write_text(made.text, encoding="utf-8")
             macros = [f"-D{name}={value}" for name, value in made.macros]
             options = ["-g0", "-S", "comp", "--target-env", listed.TARGET, *macros]
-            command = [program, *options, source.name, "-o", str(target / f"{made.digest}.spv")]
-            run(made, command, cwd=scratch, env=env, capture_output=True, text=True, check=False)
+            command = [program, *options, str(source), "-o", str(target / f"{made.digest}.spv")]
+            run(made, command)
         if judge is not None:
             command = [judge, "--target-env", listed.TARGET, str(target / f"{made.digest}.spv")]
-            run(made, command, env=env, capture_output=True, text=True, check=False)
+            run(made, command)
 
-    def run(made: Any, command: list[str], **options: Any) -> None:
-        done = subprocess.run(command, **options)
+    def run(made: Any, command: list[str]) -> None:
+        done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
         if done.returncode:
             raise SystemExit(f"compiling {made.label} failed\n{done.stdout}{done.stderr}")
 

@@ -10,8 +10,8 @@ from bitnet.vulkan.driver import TIMEOUT, Functions, api, make
 PATIENCE = 600.0
 """Seconds without an end of what was submitted after which the device counts as lost."""
 SLICES = 20
-BATCH = 8
-"""Command buffers that wait for one another to be submitted together, once the device has work."""
+BATCH, MOST = 8, 64
+"""Command buffers that wait for one another to be submitted together, once the device has work, and at most."""
 SIMULTANEOUS_USE, RESETTABLE = 4, 2
 
 
@@ -33,12 +33,27 @@ class Queue:
         self.pool = vk.create("CommandPool", device, info)
         self._pending: list[Any] = []
         self._fences: list[Any] = []
-        self._value = 0
         self._semaphore = None
         self.busy = False
+        # What a submission and a wait are told, made once: both are in the loop of every token.
+        self._commands = ffi.new("VkCommandBuffer[]", MOST)
+        self._value = ffi.new("uint64_t[]", [0])
+        self._info = self._wait_info = make("VkSubmitInfo", pCommandBuffers=self._commands)
         if timeline:
             kind = make("VkSemaphoreTypeCreateInfo", semaphoreType=1)
             self._semaphore = vk.create("Semaphore", device, make("VkSemaphoreCreateInfo", pNext=kind))
+            signal = make(
+                "VkTimelineSemaphoreSubmitInfo", signalSemaphoreValueCount=1, pSignalSemaphoreValues=self._value
+            )
+            semaphores = [self._semaphore]
+            self._info = make(
+                "VkSubmitInfo",
+                pNext=signal,
+                pCommandBuffers=self._commands,
+                signalSemaphoreCount=1,
+                pSignalSemaphores=semaphores,
+            )
+            self._wait_info = make("VkSemaphoreWaitInfo", semaphoreCount=1, pSemaphores=semaphores, pValues=self._value)
 
     def command_buffer(self) -> Any:
         """A new one, to be recorded."""
@@ -65,29 +80,18 @@ class Queue:
 
     def flush(self) -> None:
         """Start all that waits."""
-        if not self._pending:
-            return
-        self.busy = True
-        count = len(self._pending)
-        if self._semaphore is None:
-            fence = self._vk.create("Fence", self._device, make("VkFenceCreateInfo"))
-            self._fences.append(fence)
-            info = make("VkSubmitInfo", commandBufferCount=count, pCommandBuffers=self._pending)
-            self._vk.QueueSubmit(self._queue, 1, info, fence)
-        else:
-            self._value += 1
-            values = api().new("uint64_t[]", [self._value])
-            timeline = make("VkTimelineSemaphoreSubmitInfo", signalSemaphoreValueCount=1, pSignalSemaphoreValues=values)
-            info = make(
-                "VkSubmitInfo",
-                pNext=timeline,
-                commandBufferCount=count,
-                pCommandBuffers=self._pending,
-                signalSemaphoreCount=1,
-                pSignalSemaphores=[self._semaphore],
-            )
-            self._vk.QueueSubmit(self._queue, 1, info, api().NULL)
-        self._pending.clear()
+        while self._pending:
+            now, self._pending = self._pending[:MOST], self._pending[MOST:]
+            self.busy = True
+            self._commands[0 : len(now)] = now
+            self._info.commandBufferCount = len(now)
+            fence = api().NULL
+            if self._semaphore is None:
+                fence = self._vk.create("Fence", self._device, make("VkFenceCreateInfo"))
+                self._fences.append(fence)
+            else:
+                self._value[0] += 1
+            self._vk.QueueSubmit(self._queue, 1, self._info, fence)
 
     def wait(self) -> None:
         """Start all that waits, and return once it is done.
@@ -120,9 +124,7 @@ class Queue:
         if self._semaphore is None:
             ended = self._vk.WaitForFences(self._device, len(self._fences), self._fences, 1, nanoseconds)
         else:
-            values = api().new("uint64_t[]", [self._value])
-            info = make("VkSemaphoreWaitInfo", semaphoreCount=1, pSemaphores=[self._semaphore], pValues=values)
-            ended = self._vk.WaitSemaphores(self._device, info, nanoseconds)
+            ended = self._vk.WaitSemaphores(self._device, self._wait_info, nanoseconds)
         return bool(ended == TIMEOUT)
 
     def _drop_fences(self) -> None:
