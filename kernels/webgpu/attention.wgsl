@@ -2,7 +2,8 @@
 // positions with a running maximum (Milakov and Gimelshein 2018). LANES invocations share a position's score, so that keys are
 // read in order; values are read with an invocation for four dimensions, several positions at once.
 // ROPE: the token is the only one of its step; q is rotated here, k too, and the new k and v are put in the cache here.
-// SPLITS > 1: a workgroup takes one of as many equal parts of the positions, and attention_merge puts them together.
+// SPLIT: a workgroup takes one of SPLITS equal parts of the positions; what reads them, or attention_merge, puts them together:
+// out[m, head, split] is DIM sums, then their maximum and their total.
 struct Args { token_seq: i32, seq_begin: i32, seq_len: i32, block_table: i32, max_blocks: i32, heads: i32, kv_heads: i32 }
 @group(0) @binding(0) var<storage, read> step: array<i32>;
 @group(0) @binding(1) var<storage, read> qkv: array<vec4<f32>>;

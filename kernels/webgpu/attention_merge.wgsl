@@ -1,5 +1,4 @@
-// Puts the parts of a split attention together: parts[m, head, split] is DIM sums, then their maximum and total. A workgroup per
-// token and head.
+// Puts the parts of a split attention together. A workgroup per token and head.
 struct Args { heads: u32 }
 @group(0) @binding(0) var<storage, read> step: array<i32>;
 @group(0) @binding(1) var<storage, read> parts: array<vec4<f32>>;

@@ -1,6 +1,6 @@
 // A ternary product of one token whose activations are quantised here: RMSNorm (where NORM), absmax int8, then the product as in
 // ternary_matmul. Every workgroup quantises the row for itself, which costs less than a launch. LANES invocations share a row of
-// W. GLU: rows n and n + N / 2 are a gate and its up; out[n] is the gate's activation times up.
+// W. MERGE: x is the SPLITS parts of attention's heads of 4 * HEAD_QUADS, as attention leaves them. GLU: rows n and n + N / 2 are a gate and its up; out[n] is the gate's activation times up.
 struct Args { rows: u32, eps: f32 }
 @group(0) @binding(0) var<storage, read> x: array<vec4<f32>>;
 @group(0) @binding(1) var<storage, read> norm: array<vec4<f32>>;
@@ -19,11 +19,43 @@ var<workgroup> quants: array<vec4<u32>, 4u * VECS>;
 var<workgroup> parts: array<array<i32, WG>, 2>;
 var<workgroup> sums_of_x: array<i32, WG>;
 
-fn weighted(i: u32) -> vec4<f32> {
-#if NORM
-    return x[i] * norm[i];
+#if MERGE
+const PART = u32(HEAD_QUADS + 1);
+var<workgroup> factors: array<f32, QUADS / u32(HEAD_QUADS) * u32(SPLITS)>;
+
+// What each part of a head's attention counts for: its share of the sum of weights, under the greatest of their maxima.
+fn find_factors(g: Group) {
+    for (var i = g.lane; i < QUADS / u32(HEAD_QUADS) * u32(SPLITS); i += u32(WG)) {
+        let first = i / u32(SPLITS) * u32(SPLITS);
+        var largest = LOWEST;
+        for (var s = 0u; s < u32(SPLITS); s++) { largest = max(largest, x[(first + s) * PART + u32(HEAD_QUADS)].x); }
+        var total = 0.0;
+        for (var s = 0u; s < u32(SPLITS); s++) {
+            let part = x[(first + s) * PART + u32(HEAD_QUADS)];
+            total += exp(part.x - largest) * part.y;
+        }
+        factors[i] = exp(x[i * PART + u32(HEAD_QUADS)].x - largest) / total;
+    }
+    workgroupBarrier();
+}
+
+fn input(i: u32) -> vec4<f32> {
+    let first = i / u32(HEAD_QUADS) * u32(SPLITS);
+    var sum = vec4(0.0);
+    for (var s = 0u; s < u32(SPLITS); s++) { sum += factors[first + s] * x[(first + s) * PART + i % u32(HEAD_QUADS)]; }
+    return sum;
+}
 #else
-    return x[i];
+fn find_factors(g: Group) {}
+
+fn input(i: u32) -> vec4<f32> { return x[i]; }
+#endif
+
+fn weighted(value: vec4<f32>, i: u32) -> vec4<f32> {
+#if NORM
+    return value * norm[i];
+#else
+    return value;
 #endif
 }
 
@@ -70,9 +102,11 @@ fn ternary_decode(g: Group) {
     let early_up = early_codes(up, lane);
 #endif
 
+    find_factors(g);
     var found = vec2(0.0);
     for (var i = g.lane; i < QUADS; i += u32(WG)) {
-        found = vec2(found.x + dot(x[i], x[i]), max(found.y, magnitude(weighted(i))));
+        let value = input(i);
+        found = vec2(found.x + dot(value, value), max(found.y, magnitude(weighted(value, i))));
     }
     found = group_sum_max(g, found);
 #if NORM
@@ -87,7 +121,7 @@ fn ternary_decode(g: Group) {
     for (var i = g.lane; i < 4u * VECS; i += u32(WG)) {
         var q = vec4(0u);
         for (var j = 0u; j < 4u; j++) {
-            if (4u * i + j < QUADS) { q[j] = quantised(weighted(4u * i + j) * factor); }
+            if (4u * i + j < QUADS) { q[j] = quantised(weighted(input(4u * i + j), 4u * i + j) * factor); }
         }
         sum_of_x += dot16(q, vec4(0x01010101u));
         // Sixteen activations are half i % 2 of plane i / 2 % 4 of block i / 8.

@@ -7,6 +7,7 @@ activation into the product before it, the rotation and the cache's new entry in
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import astuple
 
 import numpy as np
 
@@ -40,9 +41,10 @@ MAX_GROUPS = 65535
 """Workgroups in one dimension, on every device."""
 SAMPLE_GROUP = 1024
 ATTENTION_GROUP, DECODE_ATTENTION_GROUP = 128, 256
-SPLIT_CONTEXT = 512
+SPLIT_CONTEXT = 128
 """Positions that are worth a workgroup of decode attention of their own."""
-MAX_SPLITS = 16
+MAX_SPLITS = 8
+"""Parts of attention, each of which every workgroup of the product after it reads."""
 DECODE_SHARED = 5 * 1024
 DENSE_SHARED = 6 * 1024
 """Bytes of workgroup memory that ternary_decode and dense_matmul take besides their row."""
@@ -151,6 +153,18 @@ class WebGPUOps:
                 return self._dense(ctx, op, bucket, n), 2
             case _ if bucket.tokens > 1:
                 return alone
+            case [RopeAppend() as rope, Attention() as op, NormQuant() as n, TernaryMatmul() as o] if (
+                (rope.qkv, rope.layer) == (op.qkv, op.layer)
+                and op.out == n.x
+                and feeds(n, o, ops[at + 4 :])
+                and not _attended(op.out, ops[at + 4 :])
+                and self._decodes(ctx, o, op.heads * self._splits(bucket))
+            ):
+                splits = self._splits(bucket)
+                parts = self._parts(ctx, op, splits)
+                launches = self._attention(ctx, op, bucket, rope, parts)
+                made = self._decode(ctx, o, n, parts, ctx.tensors[o.out], splits=splits, head_dim=op.head_dim)
+                return [*launches, made], 4
             case [RopeAppend() as rope, Attention() as op, *_] if (rope.qkv, rope.layer) == (op.qkv, op.layer):
                 return self._attention(ctx, op, bucket, rope), 2
             case [NormQuant() as n, TernaryMatmul() as up, GluNormQuant() as glu, TernaryMatmul() as down] if (
@@ -175,11 +189,11 @@ class WebGPUOps:
                 return [self._decode(ctx, op, n, ctx.tensors[n.x], ctx.tensors[op.out])], 2
         return alone
 
-    def _decodes(self, ctx: Context, op: TernaryMatmul) -> bool:
-        """Whether ternary_decode can do a product: its row fits workgroup memory, its weights a binding."""
+    def _decodes(self, ctx: Context, op: TernaryMatmul, factors: int = 0) -> bool:
+        """Whether ternary_decode can do a product: row and factors fit workgroup memory, its weights a binding."""
         w = ctx.ternary(op.weights)
         groups = ceil_div(w.rows, GROUP // _lanes(w.row_bytes))
-        fits = 4 * w.row_bytes + DECODE_SHARED <= self._shared and w.codes.nbytes <= self._binding
+        fits = 4 * (w.row_bytes + factors) + DECODE_SHARED <= self._shared and w.codes.nbytes <= self._binding
         return fits and groups < MAX_GROUPS
 
     def _decode(
@@ -191,6 +205,8 @@ class WebGPUOps:
         out: Buffer,
         *,
         activation: str = "",
+        splits: int = 1,
+        head_dim: int = 4,
     ) -> Launch:
         w = ctx.ternary(op.weights)
         rows, lanes = w.rows // (2 if activation else 1), _lanes(w.row_bytes)
@@ -202,6 +218,8 @@ class WebGPUOps:
             "RELU2": int(activation == "relu2"),
             "ADD": int(op.add),
         }
+        if splits > 1:
+            defines |= {"MERGE": 1, "SPLITS": splits, "HEAD_QUADS": head_dim // 4}
         weight = ctx.dense(norm.weight).data if norm.weight else x
         args = (x, weight, w.codes, w.scales, out, np.uint32(rows), np.float32(norm.eps))
         spec = KernelSpec("ternary_decode", "ternary_decode", tuple(defines.items()))
@@ -236,13 +254,22 @@ class WebGPUOps:
             launches.append(Launch(spec, grid, (GROUP, 1, 1), args))
         return launches
 
-    def _attention(self, ctx: Context, op: Attention, bucket: Bucket, rope: RopeAppend | None) -> list[Launch]:
-        out, quads = ctx.tensors[op.out], op.head_dim // 4
-        defines = kv_defines(ctx, op)
-        splits = 1
-        if bucket.tokens == 1:
-            splits = min(ceil_div(bucket.context, SPLIT_CONTEXT), MAX_SPLITS)
-        parts = ctx.scratch("attention parts", op.heads * splits * (quads + 1) * 16) if splits > 1 else out
+    def _splits(self, bucket: Bucket) -> int:
+        """Parts in which one token attends to its context."""
+        return min(ceil_div(bucket.context, SPLIT_CONTEXT), MAX_SPLITS) if bucket.tokens == 1 else 1
+
+    def _parts(self, ctx: Context, op: Attention, splits: int) -> Buffer:
+        """Where the parts of a split attention go, or what is not split."""
+        if splits == 1:
+            return ctx.tensors[op.out]
+        return ctx.scratch("attention parts", op.heads * splits * (op.head_dim // 4 + 1) * 16)
+
+    def _attention(
+        self, ctx: Context, op: Attention, bucket: Bucket, rope: RopeAppend | None, unmerged: Buffer | None = None
+    ) -> list[Launch]:
+        """Its launches; those of a fused program leave the merging of parts to the reader of ``unmerged``."""
+        defines, splits = kv_defines(ctx, op), self._splits(bucket)
+        parts = unmerged or self._parts(ctx, op, splits)
         defines |= {"SPLITS": splits, "SPLIT": int(splits > 1), "ROPE": int(rope is not None)}
         defines |= {"NEOX": int(rope is not None and rope.style == "neox")}
         tables = (ctx.dense(rope.cos).data, ctx.dense(rope.sin).data) if rope else (ctx.step, ctx.step)
@@ -253,11 +280,21 @@ class WebGPUOps:
         spec = KernelSpec("attention", "attention", tuple(defines.items()))
         group = DECODE_ATTENTION_GROUP if bucket.tokens == 1 else ATTENTION_GROUP
         launches = [Launch(spec, (bucket.tokens, op.heads, splits), (group, 1, 1), args)]
-        if splits > 1:
+        if splits > 1 and unmerged is None:
             merge = KernelSpec("attention_merge", "attention_merge", (("DIM", op.head_dim), ("SPLITS", splits)))
-            given = (ctx.step, parts, out, np.uint32(op.heads))
+            given = (ctx.step, parts, ctx.tensors[op.out], np.uint32(op.heads))
             launches.append(Launch(merge, (bucket.tokens, op.heads, 1), (32, 1, 1), given))
         return launches
+
+
+def _attended(name: str, later: Sequence[Op]) -> bool:
+    """Whether a later operation reads what an attention wrote before one makes it anew."""
+    for op in later:
+        if isinstance(op, Attention) and op.out == name:
+            return False
+        if name in astuple(op):
+            return True
+    return False
 
 
 def _lanes(row_bytes: int) -> int:
