@@ -355,7 +355,7 @@ static void attention(run_t *run, const op_t *op, int thread) {
     for (int32_t s = 0; s < step->seqs; s++)
         split |= splits_of(tokens_of(step, s), step->seq_len[s]) > 1;
     if (!split) return;
-    pool_barrier(run->pool);
+    pool_barrier(run->pool, thread);
     while (next_item(run, o, thread, &item))
         if (item.splits > 1 && item.split == 0) merge(run, o, &item);
 }

@@ -2,8 +2,8 @@
 #include <immintrin.h>
 
 #define TILE_ROWS 16
-#define BLOCK_TOKENS 12
-#define GEMM_TILES 2 /* of BLOCK_TOKENS tokens: 24 sums stay in registers */
+#define BLOCK_TOKENS 8
+#define GEMM_TILES 2 /* of BLOCK_TOKENS tokens: 16 sums, and with more the compiler spills what it decodes */
 #define MAX_TILES 4 /* of fewer */
 
 INLINE __m512i four_of(const void *x) {
@@ -28,7 +28,7 @@ INLINE void plane_tiles(
         __m512i codes[MAX_TILES];
         for (int t = 0; t < tiles; t++) {
             codes[t] = _mm512_loadu_si512(w + 64 * t);
-            _mm_prefetch(w + 64 * t + 16384, _MM_HINT_T1);
+            if (t == 0) _mm_prefetch(w + 8192, _MM_HINT_T1); /* the processor fetches the lines beside it */
         }
         for (int p = 0; p < 8 / bits; p++, x += tokens) {
             __m512i plane[MAX_TILES];

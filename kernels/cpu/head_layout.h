@@ -18,8 +18,8 @@
 
 #define HEAD_BITS 4
 #define HEAD_COLUMNS 8 /* of a tile: two planes of four */
-#define HEAD_PANEL_ROWS (GEMM_TILES * TILE_ROWS)
-#define HEAD_CHUNK 64 /* rows of which the greatest step is kept, and the greatest score is looked for */
+#define HEAD_PANEL_ROWS (MAX_TILES * TILE_ROWS)
+#define HEAD_CHUNK 64 /* rows of which the greatest step and norm are kept, and the greatest score is looked for */
 #define HEAD_SAMPLED_ROWS 4096 /* about how many rows the size of a column is taken from */
 #define HEAD_PARTS 16
 
@@ -60,8 +60,9 @@ static void head_column(const head_pack_t *job, int64_t k) {
     job->offset[k] = 7.5f + dither((uint32_t)k);
 }
 
-/* Codes of one row, four columns in the low and four in the high bits of a lane; `evened` and `codes` are scratch. */
-static void head_row(const head_pack_t *job, int64_t row, uint8_t *to, float *evened, uint8_t *codes) {
+/* Codes of one row, four columns in the low and four in the high bits of a lane; `evened` and `codes` are scratch. Returns
+ * the norm of what is stored, step · (code - offset) over the columns. */
+static float head_row(const head_pack_t *job, int64_t row, uint8_t *to, float *evened, uint8_t *codes) {
     const int64_t k = job->columns;
     for (int64_t i = 0; i < k; i += VL) {
         const int n = k - i < VL ? (int)(k - i) : VL;
@@ -71,10 +72,13 @@ static void head_row(const head_pack_t *job, int64_t row, uint8_t *to, float *ev
     const float step = greatest_magnitude(evened, k) * (1.000001f / 7.5f);
     const float inverse = step > 0 && step < INFINITY ? 1.0f / step : 0.0f;
     job->step[row] = step < INFINITY ? step : INFINITY; /* of weights that are no numbers, too */
+    vd squares = (vd)(0.0);
     for (int64_t i = 0; i < k; i += VL) {
         const int n = k - i < VL ? (int)(k - i) : VL;
-        const vf code = v_load_part(evened + i, n) * inverse + v_load_part(job->offset + i, n);
+        const vf offset = v_load_part(job->offset + i, n), code = v_load_part(evened + i, n) * inverse + offset;
         const vf whole = v_round(v_max(v_min(code, v_set(15.0f)), v_set(0.0f)));
+        const vd from_zero = v_wide(whole - offset);
+        squares += from_zero * from_zero;
         const vb bytes = __builtin_convertvector(__builtin_convertvector(whole, vi), vb);
         memcpy(codes + i, &bytes, sizeof bytes);
     }
@@ -86,6 +90,7 @@ static void head_row(const head_pack_t *job, int64_t row, uint8_t *to, float *ev
         low |= high << 4;
         memcpy(to + g * HEAD_PANEL_ROWS * 4, &low, sizeof low);
     }
+    return (float)(sqrt(v_sum_double(squares)) * 1.000001) * job->step[row];
 }
 
 INLINE size_t head_scratch_bytes(int64_t columns) { return aligned_bytes((size_t)columns + 2 * VL, 5); }
@@ -99,20 +104,22 @@ static void head_pack(pool_t *pool, const head_pack_t *job, int thread) {
     const int64_t k = job->columns;
     for (int64_t part; (part = pool_take(pool, thread, HEAD_PARTS)) >= 0;)
         head_squares(job, part, job->squares + part * k);
-    pool_barrier(pool);
+    pool_barrier(pool, thread);
     for (int64_t i; (i = pool_take(pool, thread, k)) >= 0;) head_column(job, i);
-    pool_barrier(pool);
+    pool_barrier(pool, thread);
     float *evened = (float *)((uint8_t *)(job->squares + HEAD_PARTS * k) + (size_t)thread * head_scratch_bytes(k));
     uint8_t *codes = (uint8_t *)(evened + k + VL);
-    for (int64_t panel; (panel = pool_take(pool, thread, head_panels(job->rows))) >= 0;)
-        for (int64_t r = 0; r < HEAD_PANEL_ROWS && panel * HEAD_PANEL_ROWS + r < job->rows; r++) {
-            uint8_t *to = job->codes + panel * head_panel_bytes(k) + 4 * r;
-            head_row(job, panel * HEAD_PANEL_ROWS + r, to, evened, codes);
-        }
-    pool_barrier(pool);
     for (int64_t c; (c = pool_take(pool, thread, chunks_of(job->rows))) >= 0;) {
-        const int64_t begin = c * HEAD_CHUNK, left = job->rows - begin;
-        job->chunk_step[c] = greatest_magnitude(job->step + begin, left < HEAD_CHUNK ? left : HEAD_CHUNK);
+        float step = 0, norm = 0;
+        for (int64_t row = c * HEAD_CHUNK; row < (c + 1) * HEAD_CHUNK && row < job->rows; row++) {
+            const int64_t panel = row / HEAD_PANEL_ROWS;
+            uint8_t *to = job->codes + panel * head_panel_bytes(k) + 4 * (row % HEAD_PANEL_ROWS);
+            const float own = head_row(job, row, to, evened, codes);
+            step = job->step[row] > step ? job->step[row] : step;
+            norm = own > norm ? own : norm;
+        }
+        job->chunk_step[c] = step;
+        job->chunk_norm[c] = norm;
     }
 }
 

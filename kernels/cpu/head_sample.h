@@ -11,50 +11,15 @@
  */
 #include <stdlib.h>
 
-#include "head_layout.h"
-#include "rows.h"
-#include "sample.h"
+#include "head_score.h"
 
-#define HEAD_SIGMAS (8.41f * 0.28867513f * 1.01f) /* of head_layout.h's bound; 1 % for the rounding of f32 */
 #define HEAD_SPAN 16 /* chunks of an item of work */
-#define HEAD_LIST 8192 /* tokens within reach at most */
 _Static_assert(HEAD_CHUNK % (4 * VL) == 0, "a chunk is whole calls of gumbel()");
-
-typedef enum {
-    HEAD_GREEDY, /* the greatest logit */
-    HEAD_NOISE, /* the greatest logit / temperature + noise */
-    HEAD_WITHIN, /* draw from a list of all tokens above a threshold */
-    HEAD_ALL, /* compute every logit */
-} head_mode_t;
-
-typedef struct {
-    float value;
-    int32_t token;
-} scored_t;
-
-/* What the threads share about one row of logits. */
-typedef struct {
-    draw_t draw;
-    head_mode_t mode;
-    float unit; /* what one step of the 16-bit activations stands for */
-    float base; /* Σ offset · activation, in those steps */
-    float slack; /* bound on the error of a score, over the row's step */
-    float threshold; /* tokens certainly below it are out */
-    _Atomic int32_t listed;
-    scored_t list[HEAD_LIST];
-} head_row_t;
-
-/* The parts of the shared scratch, for a step of `rows`. */
-typedef struct {
-    int32_t *x; /* activations, in blocks of rows, as plane_tiles takes them */
-    head_row_t *row;
-    scored_t *tops; /* [rows][chunks]: the greatest of each chunk */
-    scored_t *best; /* [threads][rows] */
-} head_scratch_t;
 
 /* Whether the row's logits are all to be computed. */
 INLINE bool head_all(head_row_t *row) {
-    return row->mode == HEAD_ALL || (row->mode == HEAD_WITHIN && row->listed > HEAD_LIST);
+    if (row->mode != HEAD_WITHIN) return row->mode == HEAD_ALL;
+    return row->listed > HEAD_LIST || row->listed == 0; /* none: of logits that are not numbers */
 }
 
 /* 16 bits of every activation. */
@@ -74,8 +39,6 @@ static head_scratch_t head_parts(const run_t *run, const dense_matmul_op_t *o, i
 static need_t head_sample_need(const run_t *run, const op_t *op) {
     need_t need = sample_need(run, op->head_sample.sample);
     head_parts(run, &op->head_sample.dense->dense_matmul, run->program.limits.max_rows, &need.shared);
-    const size_t q = aligned_bytes((size_t)op->head_sample.dense->dense_matmul.x.columns, sizeof(float));
-    if (need.scratch < q) need.scratch = q;
     return need;
 }
 
@@ -87,164 +50,116 @@ static head_mode_t head_mode(const draw_t *d, int64_t n) {
     return d->min_p > 0 ? HEAD_WITHIN : HEAD_NOISE;
 }
 
-/* Row r's activations: 16-bit integers, as high and low bytes that stand side by side for plane_tiles. */
-static void head_prepare(
-    const run_t *run, const head_sample_op_t *o, const head_scratch_t *s, int64_t r, float *evened) {
-    const dense_matmul_op_t *dense = &o->dense->dense_matmul;
-    const int64_t k = dense->x.columns, groups = head_groups(k), n = dense->out.columns;
-    const float *x = (const float *)dense->x.data + r * dense->x.stride;
-    head_row_t *row = &s->row[r];
-    for (int64_t i = 0; i < k; i += VL) {
-        const int part = k - i < VL ? (int)(k - i) : VL;
-        v_store_part(evened + i, v_load_part(x + i, part) * v_load_part(o->column + i, part), part);
-    }
-    const float top = greatest_magnitude(evened, k), norm = (float)sqrt(sum_of_squares(evened, k));
-    row->draw = draw_of(&run->step, r);
-    row->mode = top < INFINITY && norm < INFINITY ? head_mode(&row->draw, n) : HEAD_ALL;
-    row->unit = top / 32512.0f;
-    row->slack = HEAD_SIGMAS * norm + 4.0f * (float)k * row->unit; /* |code - offset| <= 8, rounding <= unit / 2 */
-    row->listed = 0;
-    const float inverse = top > 0 ? 32512.0f / top : 0.0f;
-    const int64_t first = r / (BLOCK_TOKENS / 2) * (BLOCK_TOKENS / 2);
-    const int64_t rows = run->step.rows - first < BLOCK_TOKENS / 2 ? run->step.rows - first : BLOCK_TOKENS / 2;
-    int32_t *to = s->x + first * groups * HEAD_COLUMNS / 2 + 2 * (r - first);
-    double base = 0;
-    for (int64_t i = 0; i < groups * HEAD_COLUMNS; i += 4, to += 2 * rows) {
-        int8_t high[4] = {0}, low[4] = {0};
-        for (int64_t j = 0; j < 4 && i + j < k; j++) {
-            const int32_t q = (int32_t)lrintf(evened[i + j] * inverse);
-            high[j] = (int8_t)((q + 128) >> 8);
-            low[j] = (int8_t)(q - 256 * high[j]);
-            base += (double)o->offset[i + j] * q;
-        }
-        memcpy(to, high, 4);
-        memcpy(to + 1, low, 4);
-    }
-    row->base = (float)base;
-}
-
-static void head_tiles(const uint8_t *w, int64_t groups, const int32_t *x, int tokens, int32_t *acc) {
-    switch (tokens) {
-#define CASE(m) \
-    case m: \
-        plane_tiles(w, HEAD_PANEL_ROWS * 4, GEMM_TILES, groups, x, m, acc, HEAD_PANEL_ROWS, HEAD_BITS); \
-        break;
-        CASE(2) CASE(4)
-#if BLOCK_TOKENS > 4
-        CASE(6) CASE(8) CASE(10) CASE(12)
-#endif
-#undef CASE
-    }
-}
-
-/* Approximate scores of the tokens of one panel. */
-static void head_panel(const run_t *run, const head_sample_op_t *o, const head_scratch_t *s, int64_t panel) {
-    const dense_matmul_op_t *dense = &o->dense->dense_matmul;
-    const int64_t k = dense->x.columns, groups = head_groups(k), begin = panel * HEAD_PANEL_ROWS;
-    const int64_t left = dense->out.columns - begin, count = left < HEAD_PANEL_ROWS ? left : HEAD_PANEL_ROWS;
-    int32_t acc[BLOCK_TOKENS * HEAD_PANEL_ROWS];
-    for (int64_t first = 0; first < run->step.rows; first += BLOCK_TOKENS / 2) {
-        const int64_t rows = run->step.rows - first < BLOCK_TOKENS / 2 ? run->step.rows - first : BLOCK_TOKENS / 2;
-        const int32_t *x = s->x + first * groups * HEAD_COLUMNS / 2;
-        head_tiles(o->codes + panel * head_panel_bytes(k), groups, x, (int)(2 * rows), acc);
-        for (int64_t r = 0; r < rows; r++) {
-            const head_row_t *row = &s->row[first + r];
-            const int32_t *high = acc + 2 * r * HEAD_PANEL_ROWS, *low = high + HEAD_PANEL_ROWS;
-            float *out = (float *)dense->out.data + (first + r) * dense->out.stride + begin;
-            for (int64_t i = 0; i < count; i += VL) {
-                const int part = count - i < VL ? (int)(count - i) : VL;
-                const vf a = __builtin_convertvector(*(const vi_mem *)(high + i), vf);
-                const vf b = __builtin_convertvector(*(const vi_mem *)(low + i), vf);
-                const vf score = (a * 256.0f + b - row->base) * row->unit;
-                v_store_part(out + i, score * v_load_part(o->step + begin + i, part), part);
-            }
-        }
-    }
-}
-
 /* What a row's tokens compete by: the logit, or with noise added. */
 INLINE float head_key(const head_row_t *row, float logit, float noise) {
     return row->mode == HEAD_NOISE ? logit / row->draw.temperature + noise : logit;
 }
 
-static float head_exact(const dense_matmul_op_t *dense, const head_row_t *row, int64_t token, int64_t r) {
+/* The keys of a chunk that begins at a token: of approximate scores, as many as `count`. */
+static void head_keys(const head_row_t *row, const float *scores, int64_t begin, int64_t count, float *keys) {
+    if (row->mode != HEAD_NOISE) {
+        memcpy(keys, scores, (size_t)count * sizeof *keys);
+        return;
+    }
+    float noise[HEAD_CHUNK];
+    for (int64_t i = 0; i < count; i += 4 * VL)
+        gumbel(begin + i, row->draw.position, row->draw.seed_lo, row->draw.seed_hi, noise + i);
+    for (int64_t i = 0; i < count; i++) keys[i] = head_key(row, scores[i], noise[i]);
+}
+
+static float head_exact(run_t *run, const dense_matmul_op_t *dense, const head_row_t *row, int64_t token, int64_t r) {
     float noise[4 * VL];
     if (row->mode == HEAD_NOISE)
         gumbel(token / 4 * 4, row->draw.position, row->draw.seed_lo, row->draw.seed_hi, noise);
+    atomic_fetch_add_explicit(&run->scored, 1, memory_order_relaxed);
     return head_key(row, dense_score(dense, token, r), row->mode == HEAD_NOISE ? noise[token % 4] : 0);
 }
 
-/* The greatest of a chunk; the scores become keys. */
+/* The greatest of a chunk. It stands for its token, which is looked up only if it is wanted. */
 static void head_top(const dense_matmul_op_t *dense, const head_scratch_t *s, int64_t r, int64_t chunk) {
-    const head_row_t *row = &s->row[r];
-    const int64_t begin = chunk * HEAD_CHUNK, n = dense->out.columns, end = begin + HEAD_CHUNK < n ? begin + HEAD_CHUNK : n;
-    float *key = (float *)dense->out.data + r * dense->out.stride;
-    for (int64_t i = begin; row->mode == HEAD_NOISE && i < end; i += 4 * VL) {
-        float noise[4 * VL];
-        gumbel(i, row->draw.position, row->draw.seed_lo, row->draw.seed_hi, noise);
-        for (int64_t j = 0; j < 4 * VL && i + j < end; j++) key[i + j] = head_key(row, key[i + j], noise[j]);
-    }
-    /* A chunk stands for its greatest token, which is looked up only if it is wanted. */
-    s->tops[r * chunks_of(n) + chunk] = (scored_t){greatest(key + begin, end - begin), (int32_t)chunk};
+    const int64_t begin = chunk * HEAD_CHUNK, n = dense->out.columns;
+    const int64_t count = n - begin < HEAD_CHUNK ? n - begin : HEAD_CHUNK;
+    float keys[HEAD_CHUNK];
+    head_keys(&s->row[r], (const float *)dense->out.data + r * dense->out.stride + begin, begin, count, keys);
+    s->tops[r * chunks_of(n) + chunk] = (scored_t){greatest(keys, count), (int32_t)chunk};
 }
+
+#define HEAD_LIKELIEST 4 /* tokens scored first, where the greatest is looked for */
 
 static int falling(const void *a, const void *b) {
     const float x = ((const scored_t *)a)->value, y = ((const scored_t *)b)->value;
     return (x < y) - (x > y);
 }
 
+/* A little below a key or a threshold: as far as rounding to f32 may have moved it. */
+INLINE float head_below(float key) { return key - (1e-5f + 1e-6f * fabsf(key)); }
+
 /* Score the likeliest tokens of a row exactly: what they reach, the winner (or the last that may be drawn) reaches. */
-static void head_threshold(const dense_matmul_op_t *dense, const head_scratch_t *s, int64_t r) {
+static void head_threshold(run_t *run, const dense_matmul_op_t *dense, const head_scratch_t *s, int64_t r) {
     head_row_t *row = &s->row[r];
     const int64_t n = dense->out.columns, chunks = chunks_of(n);
-    const float *keys = (const float *)dense->out.data + r * dense->out.stride;
+    const float *scores = (const float *)dense->out.data + r * dense->out.stride;
     const draw_t *d = &row->draw;
     scored_t *tops = s->tops + r * chunks;
     const bool top_k = row->mode == HEAD_WITHIN && d->top_k > 0 && d->top_k < n;
-    int64_t count = 1;
-    if (top_k) {
-        count = d->top_k;
-        qsort(tops, (size_t)chunks, sizeof *tops, falling);
-    } else {
-        for (int64_t c = 1; c < chunks; c++)
-            if (tops[c].value > tops[0].value) {
-                const scored_t other = tops[0];
-                tops[0] = tops[c];
+    const int64_t count = top_k ? d->top_k : HEAD_LIKELIEST < chunks ? HEAD_LIKELIEST : chunks;
+    if (top_k) qsort(tops, (size_t)chunks, sizeof *tops, falling);
+    for (int64_t i = 0; !top_k && i < count; i++)
+        for (int64_t c = i + 1; c < chunks; c++)
+            if (tops[c].value > tops[i].value) {
+                const scored_t other = tops[i];
+                tops[i] = tops[c];
                 tops[c] = other;
             }
-    }
-    row->threshold = INFINITY;
+    row->threshold = top_k ? INFINITY : -INFINITY;
     for (int64_t i = 0; i < count; i++) {
         const int64_t begin = tops[i].token * (int64_t)HEAD_CHUNK, left = n - begin < HEAD_CHUNK ? n - begin : HEAD_CHUNK;
-        const float key = head_exact(dense, row, begin + lowest_index_of(keys + begin, tops[i].value, left), r);
-        if (!(key >= row->threshold)) row->threshold = key;
+        float keys[HEAD_CHUNK];
+        head_keys(row, scores + begin, begin, left, keys);
+        const float key = head_exact(run, dense, row, begin + lowest_index_of(keys, tops[i].value, left), r);
+        if (top_k ? !(key >= row->threshold) : !(key <= row->threshold)) row->threshold = key;
     }
     if (row->mode == HEAD_WITHIN && !top_k) row->threshold += d->temperature * logf(d->min_p);
-    /* What rounding to f32 may do to a key or a threshold. */
-    row->threshold -= 1e-5f + 1e-6f * fabsf(row->threshold);
+    row->threshold = head_below(row->threshold);
+}
+
+/* Ask for a row of the weights. */
+static void head_fetch(const dense_matmul_op_t *dense, int64_t token) {
+    const int64_t bytes = dense->x.columns * (dense->half ? 2 : 4);
+    const char *row = (const char *)dense->weight + token * bytes;
+    for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(row + i);
 }
 
 /* Of one chunk (the c-th in the order of `tops`), score exactly what may reach the threshold. */
 static void head_filter(
-    const dense_matmul_op_t *dense, const head_sample_op_t *o, const head_scratch_t *s, int64_t r, int64_t c,
-    scored_t *best) {
+    run_t *run, const head_sample_op_t *o, const head_scratch_t *s, int64_t r, int64_t c, scored_t *best) {
+    const dense_matmul_op_t *dense = &o->dense->dense_matmul;
     head_row_t *row = &s->row[r];
     const int64_t n = dense->out.columns;
     const scored_t top = s->tops[r * chunks_of(n) + c];
-    const float slack = row->mode == HEAD_NOISE ? row->slack / row->draw.temperature : row->slack;
+    const float scale = row->mode == HEAD_NOISE ? 1.0f / row->draw.temperature : 1.0f;
+    const float slack = row->slack * scale, rest = row->residual * scale * o->chunk_norm[top.token];
+    /* Where one token is looked for, what this thread has found puts more of them out. */
+    const float own = row->mode == HEAD_WITHIN ? -INFINITY : head_below(best->value);
+    const float threshold = own > row->threshold ? own : row->threshold;
     /* Written so that what is not a number stays in. */
-    if (top.value + slack * o->chunk_step[top.token] < row->threshold) return;
-    const int64_t begin = top.token * (int64_t)HEAD_CHUNK, end = begin + HEAD_CHUNK < n ? begin + HEAD_CHUNK : n;
-    const float *key = (const float *)dense->out.data + r * dense->out.stride;
-    for (int64_t i = begin; i < end; i++) {
-        if (key[i] + slack * o->step[i] < row->threshold) continue;
-        const float exact = head_exact(dense, row, i, r);
+    if (top.value + (slack * o->chunk_step[top.token] + rest) < threshold) return;
+    const int64_t begin = top.token * (int64_t)HEAD_CHUNK, count = n - begin < HEAD_CHUNK ? n - begin : HEAD_CHUNK;
+    float keys[HEAD_CHUNK];
+    head_keys(row, (const float *)dense->out.data + r * dense->out.stride + begin, begin, count, keys);
+    int in[HEAD_CHUNK], found = 0;
+    for (int i = 0; i < count; i++)
+        if (!(keys[i] + (slack * o->step[begin + i] + rest) < threshold)) in[found++] = i;
+    if (found) head_fetch(dense, begin + in[0]);
+    for (int i = 0; i < found; i++) {
+        if (i + 1 < found) head_fetch(dense, begin + in[i + 1]);
+        const scored_t exact = {head_exact(run, dense, row, begin + in[i], r), (int32_t)(begin + in[i])};
         if (row->mode == HEAD_WITHIN) {
             const int32_t at = row->listed++;
             if (at >= HEAD_LIST) return;
-            row->list[at] = (scored_t){exact, (int32_t)i};
-        } else if (exact > best->value || (exact == best->value && i < best->token)) {
-            *best = (scored_t){exact, (int32_t)i};
+            row->list[at] = exact;
+        } else if (exact.value > best->value || (exact.value == best->value && exact.token < best->token)) {
+            *best = exact;
         }
     }
 }
@@ -281,7 +196,7 @@ static int32_t head_choose(
         return choose_token(&row->draw, (const float *)dense->out.data + r * dense->out.stride, dense->out.columns, z, p);
     if (row->mode == HEAD_WITHIN) return head_draw(row, z, p);
     scored_t best = s->best[r];
-    for (int t = 1; t < run->threads; t++) {
+    for (int t = 1; t < pool_threads(run->pool); t++) {
         const scored_t other = s->best[t * (int64_t)run->step.rows + r];
         if (other.value > best.value || (other.value == best.value && other.token < best.token)) best = other;
     }
@@ -304,38 +219,51 @@ static void head_sample(run_t *run, const op_t *op, int thread) {
     const head_scratch_t s = head_parts(run, dense, rows, &bytes);
     float *z = (float *)(run->scratch + (size_t)thread * run->scratch_bytes);
     float *p = z + aligned_bytes((size_t)n + 4 * VL, sizeof(float)) / sizeof(float);
-    for (int64_t r; (r = pool_take(run->pool, thread, rows)) >= 0;) head_prepare(run, o, &s, r, z);
-    for (int64_t i = thread; i < run->threads * rows; i += run->threads) s.best[i] = (scored_t){-INFINITY, INT32_MAX};
-    pool_barrier(run->pool);
+    for (int64_t r; (r = pool_take(run->pool, thread, rows)) >= 0;) {
+        head_row_t *row = &s.row[r];
+        head_measure(o, row, r);
+        row->draw = draw_of(&run->step, r);
+        row->mode = row->top < INFINITY && row->norm < INFINITY ? head_mode(&row->draw, n) : HEAD_ALL;
+        row->listed = 0;
+    }
+    for (int64_t r = 0; r < rows; r++) s.best[thread * rows + r] = (scored_t){-INFINITY, INT32_MAX};
+    pool_barrier(run->pool, thread);
 
-    for (int64_t i; (i = pool_take(run->pool, thread, head_panels(n))) >= 0;) head_panel(run, o, &s, i);
-    pool_barrier(run->pool);
+    const int planes = head_planes(&s, rows);
+    for (int64_t r; (r = pool_take(run->pool, thread, rows)) >= 0;) head_write(o, &s, r, rows, planes);
+    pool_barrier(run->pool, thread);
+
+    for (int64_t i; (i = pool_take(run->pool, thread, head_panels(n))) >= 0;) head_panel(run, o, &s, i, planes);
+    pool_barrier(run->pool, thread);
 
     const int64_t spans = (chunks + HEAD_SPAN - 1) / HEAD_SPAN;
     for (int64_t i; (i = pool_take(run->pool, thread, rows * spans)) >= 0;)
         for (int64_t c = i % spans * HEAD_SPAN; c < chunks && c < (i % spans + 1) * HEAD_SPAN; c++)
             head_top(dense, &s, i / spans, c);
-    pool_barrier(run->pool);
+    pool_barrier(run->pool, thread);
 
     for (int64_t r; (r = pool_take(run->pool, thread, rows)) >= 0;)
-        if (s.row[r].mode != HEAD_ALL) head_threshold(dense, &s, r);
-    pool_barrier(run->pool);
+        if (s.row[r].mode != HEAD_ALL) head_threshold(run, dense, &s, r);
+    pool_barrier(run->pool, thread);
 
     for (int64_t i; (i = pool_take(run->pool, thread, rows * spans)) >= 0;)
         for (int64_t c = i % spans * HEAD_SPAN; c < chunks && c < (i % spans + 1) * HEAD_SPAN; c++)
             if (s.row[i / spans].mode != HEAD_ALL)
-                head_filter(dense, o, &s, i / spans, c, &s.best[thread * rows + i / spans]);
-    pool_barrier(run->pool);
+                head_filter(run, o, &s, i / spans, c, &s.best[thread * rows + i / spans]);
+    pool_barrier(run->pool, thread);
 
     bool any = false;
     for (int64_t r = 0; r < rows; r++) any |= head_all(&s.row[r]);
     if (any) {
-        for (int64_t i; (i = pool_take(run->pool, thread, rows * chunks)) >= 0;) {
-            const int64_t r = i / chunks, first = i % chunks * HEAD_CHUNK;
-            const int64_t end = first + HEAD_CHUNK < n ? first + HEAD_CHUNK : n;
-            if (head_all(&s.row[r])) dense_chunk(dense, first, end, r, r + 1);
+        if (thread == 0) run->scored += n; /* all rows of logits share what is read */
+        for (int64_t c; (c = pool_take(run->pool, thread, chunks)) >= 0;) {
+            const int64_t first = c * HEAD_CHUNK, end = first + HEAD_CHUNK < n ? first + HEAD_CHUNK : n;
+            for (int64_t r = 0, stop; r < rows; r = stop + 1) {
+                for (stop = r; stop < rows && head_all(&s.row[stop]);) stop++;
+                dense_chunk(dense, first, end, r, stop);
+            }
         }
-        pool_barrier(run->pool);
+        pool_barrier(run->pool, thread);
     }
     for (int64_t r; (r = pool_take(run->pool, thread, rows)) >= 0;)
         o->sample->sample.out[r] = head_choose(run, o, &s, r, z, p);

@@ -23,6 +23,7 @@ typedef struct {
     uint8_t *shared; /* scratch that the threads share within an operation */
     uint8_t *scratch; /* each thread's own */
     size_t shared_bytes, scratch_bytes;
+    _Atomic int64_t scored; /* rows of the head that this run has read in full */
 } run_t;
 
 typedef struct {
@@ -48,7 +49,7 @@ typedef struct {
     const void *weight;
     int64_t half, rows, columns;
     uint8_t *codes;
-    float *step, *chunk_step, *column, *offset;
+    float *step, *chunk_step, *chunk_norm, *column, *offset;
     double *squares; /* scratch of head_pack_scratch bytes */
 } head_pack_t;
 
@@ -60,7 +61,7 @@ typedef struct {
     size_t (*head_bytes)(int64_t rows, int64_t columns);
     size_t (*head_pack_scratch)(int64_t columns, int threads);
     void (*head_pack)(pool_t *pool, const head_pack_t *job, int thread); /* entered by every thread */
-    uint64_t (*probe_read)(pool_t *pool, const uint8_t *data, int64_t bytes, int thread); /* entered by every thread */
+    uint64_t (*probe_read)(pool_t *pool, const uint8_t *data, int64_t bytes, int64_t ahead, int thread); /* entered by every thread */
     int64_t (*probe_int8)(int64_t turns, int32_t *result);
     operation_t operations[OP_KINDS];
 } level_t;

@@ -81,6 +81,7 @@ BN_API bool bitnet_head_pack(
             .codes = (uint8_t *)head->codes,
             .step = (float *)head->step,
             .chunk_step = (float *)head->chunk_step,
+            .chunk_norm = (float *)head->chunk_norm,
             .column = (float *)head->column,
             .offset = (float *)head->offset,
             .squares = pages_alloc(bytes),
@@ -96,7 +97,8 @@ typedef struct {
     const level_t *level;
     pool_t *pool;
     const uint8_t *data; /* of a read */
-    int64_t bytes, turns; /* of a read, of int8 products */
+    int64_t bytes, ahead; /* of a read */
+    int64_t turns; /* of int8 products */
     _Atomic int64_t done;
 } probe_t;
 
@@ -104,14 +106,15 @@ static void probe_job(void *argument, int thread) {
     probe_t *p = argument;
     int32_t result = 0;
     if (p->data)
-        p->done += (int64_t)p->level->probe_read(p->pool, p->data, p->bytes, thread);
+        p->done += (int64_t)p->level->probe_read(p->pool, p->data, p->bytes, p->ahead, thread);
     else
         p->done += p->level->probe_int8(p->turns, &result);
 }
 
-/* Read every whole MiB of a buffer on all threads; returns their sum as 64-bit words. */
-BN_API int64_t bitnet_probe_read(const level_t *level, pool_t *pool, const uint8_t *data, int64_t bytes) {
-    probe_t p = {.level = level, .pool = pool, .data = data, .bytes = bytes};
+/* Read every whole MiB of a buffer on all threads, prefetching `ahead` bytes; returns their sum as 64-bit words. */
+BN_API int64_t bitnet_probe_read(
+    const level_t *level, pool_t *pool, const uint8_t *data, int64_t bytes, int64_t ahead) {
+    probe_t p = {.level = level, .pool = pool, .data = data, .bytes = bytes, .ahead = ahead};
     pool_run(pool, probe_job, &p);
     return p.done;
 }
@@ -135,7 +138,7 @@ typedef struct {
     int32_t *step; /* own copy of the step buffer: decode steps move it on */
     int32_t *tokens; /* where this run's samples go */
     int32_t count;
-    bool exact; /* this run computes every logit */
+    bool exact; /* somebody reads the logits: all of them are computed */
     int launched[OP_KINDS], launched_count; /* kinds, in first-launch order */
     size_t shared_total, scratch_total;
 } executable_t;
@@ -223,7 +226,7 @@ static void advance(executable_t *e, const int32_t *sampled, int32_t turn) {
 static void run_op(executable_t *e, const op_t *op, int thread) {
     if (thread == 0) record_launch(e, op->kind);
     e->level->operations[op->kind].run(&e->run, op, thread);
-    pool_barrier_fetching(e->run.pool, &e->ahead[thread].soon);
+    pool_barrier_fetching(e->run.pool, thread, &e->ahead[thread].soon);
 }
 
 #define FETCH_AHEAD ((size_t)256 << 10) /* of a second-level cache of a megabyte or more */
@@ -253,6 +256,7 @@ static void run_job(void *argument, int thread) {
             const op_t *op = &program->ops[i];
             if (e->level->operations[op->kind].begins) look_ahead(e, i + 1, thread);
             if (op->kind == OP_HEAD_SAMPLE && e->exact) {
+                if (thread == 0) e->run.scored += op->head_sample.dense->dense_matmul.out.columns;
                 run_op(e, op->head_sample.dense, thread);
                 op = op->head_sample.sample;
             }
@@ -260,30 +264,24 @@ static void run_job(void *argument, int thread) {
             const op_t *sample = op->kind == OP_HEAD_SAMPLE ? op->head_sample.sample : op;
             if (sample->kind != OP_SAMPLE || i + 1 != program->op_count) continue;
             if (thread == 0) advance(e, sample->sample.out, turn);
-            if (turn + 1 < e->count) pool_barrier(e->run.pool);
+            if (turn + 1 < e->count) pool_barrier(e->run.pool, thread);
         }
 }
 
-/* Run the program `count` times; `tokens` gets int32[count, R] where it ends in a sample. Unless `exact`, the logits that
- * a compact head stands for hold approximate scores afterwards. */
-BN_API void bitnet_executable_run(executable_t *e, const int32_t *step, int32_t count, int32_t *tokens, bool exact) {
+/* Run the program `count` times; `tokens` gets int32[count, R] where it ends in a sample. Where the step says that nobody
+ * reads the logits, those that a compact head stands for hold approximate scores afterwards. */
+BN_API void bitnet_executable_run(executable_t *e, const int32_t *step, int32_t count, int32_t *tokens) {
     memcpy(e->step, step, (size_t)e->run.program.step.words * sizeof *step);
     view_step(e);
     e->count = count;
     e->tokens = tokens;
-    e->exact = exact;
+    e->exact = step[4] != 0;
+    e->run.scored = 0;
     pool_run(e->run.pool, run_job, e);
 }
 
-static void logits_job(void *argument, int thread) {
-    executable_t *e = argument;
-    const program_t *program = &e->run.program;
-    for (int32_t i = 0; i < program->op_count; i++)
-        if (program->ops[i].kind == OP_HEAD_SAMPLE) run_op(e, program->ops[i].head_sample.dense, thread);
-}
-
-/* Compute the exact logits of the last run's last turn. */
-BN_API void bitnet_executable_logits(executable_t *e) { pool_run(e->run.pool, logits_job, e); }
+/* Rows of a compactly stored head that the last run read in full, over all its turns. */
+BN_API int64_t bitnet_executable_scored(const executable_t *e) { return e->run.scored; }
 
 /* Name of the kernel launched `index`-th for the first time, or NULL past the last. */
 BN_API const char *bitnet_executable_kernel(const executable_t *e, int index) {

@@ -32,6 +32,15 @@ void condition_wait(condition_t *condition, mutex_t *mutex) {
 void condition_wake_all(condition_t *condition) { WakeAllConditionVariable(variable_of(condition)); }
 process_id_t process_id(void) { return GetCurrentProcessId(); }
 
+int64_t wall_time(void) {
+    LARGE_INTEGER count, frequency;
+    QueryPerformanceCounter(&count);
+    QueryPerformanceFrequency(&frequency);
+    return (int64_t)((double)count.QuadPart * 1e9 / (double)frequency.QuadPart);
+}
+
+int64_t run_time(void) { return wall_time(); } /* the system's own count moves 16 ms at a time: no use here */
+
 static DWORD WINAPI enter(void *raw) {
     start_t start = *(start_t *)raw;
     free(raw);
@@ -64,6 +73,7 @@ void pages_free(void *pages, size_t bytes) {
 
 #include <signal.h>
 #include <sys/mman.h>
+#include <time.h>
 #include <unistd.h>
 
 void mutex_init(mutex_t *mutex) { pthread_mutex_init(mutex, NULL); }
@@ -73,6 +83,14 @@ void condition_init(condition_t *condition) { pthread_cond_init(condition, NULL)
 void condition_wait(condition_t *condition, mutex_t *mutex) { pthread_cond_wait(condition, mutex); }
 void condition_wake_all(condition_t *condition) { pthread_cond_broadcast(condition); }
 process_id_t process_id(void) { return getpid(); }
+
+static int64_t nanoseconds(clockid_t clock) {
+    struct timespec t;
+    clock_gettime(clock, &t);
+    return t.tv_sec * (int64_t)1000000000 + t.tv_nsec;
+}
+int64_t wall_time(void) { return nanoseconds(CLOCK_MONOTONIC); }
+int64_t run_time(void) { return nanoseconds(CLOCK_THREAD_CPUTIME_ID); }
 
 static void *enter(void *raw) {
     start_t start = *(start_t *)raw;

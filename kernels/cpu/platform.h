@@ -37,6 +37,10 @@ bool thread_start(thread_t *thread, void (*body)(void *), void *argument);
 void thread_join(thread_t thread);
 process_id_t process_id(void);
 
+/* Nanoseconds that have passed, and those in which this thread has run. */
+int64_t wall_time(void);
+int64_t run_time(void);
+
 /* Zeroed memory of whole pages, on huge pages where the system grants them. NULL when there is none. */
 void *pages_alloc(size_t bytes);
 void pages_free(void *pages, size_t bytes);

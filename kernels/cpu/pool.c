@@ -1,13 +1,21 @@
 /*
  * Threads wait by spinning for some microseconds, since the next job or barrier mostly comes at once, and then park, so
- * that an idle or oversubscribed machine loses nothing to them. After a fork the child has none of the threads: the pool
- * notices by the process id and starts its own.
+ * that an idle machine loses nothing to them. After a fork the child has none of the threads: the pool notices by the
+ * process id and starts its own.
+ *
+ * Where other programs want the same processors, a thread may have to wait milliseconds for its turn, and at every barrier
+ * all others wait for it. So each thread counts the time in which it could have run and did not; when fewer threads would
+ * have done the work of a job in less time, the next jobs get fewer, until it is time to try again.
  */
 #include "pool.h"
 
 #include <stdlib.h>
 
 #define SPINS 1500 /* some tens of microseconds: longer than a barrier takes, shorter than a time slice */
+#define STARVED 300000 /* nanoseconds of a job, at least, that a thread was kept from running */
+#define HOLD_LEAST ((int64_t)50 * 1000 * 1000) /* nanoseconds before more threads are tried again: at first, */
+#define HOLD_MOST ((int64_t)2000 * 1000 * 1000) /* and where that was in vain, doubled up to this */
+#define TEAM_BITS 11 /* of the word `jobs` */
 #define CACHE_LINE 128 /* two lines, as x86 prefetches them in pairs */
 
 /* What is taken of a thread's share: 16 bits of the phase it belongs to, then 24 bits each of items taken from the back
@@ -17,31 +25,41 @@ typedef struct {
 } share_t;
 
 struct pool {
-    _Alignas(CACHE_LINE) atomic_uint jobs; /* changes when there is a job */
+    _Alignas(CACHE_LINE) atomic_uint jobs; /* changes when there is a job: its number, and of how many threads */
     job_t job;
     void *argument;
     bool stop;
+    int64_t begun; /* when the job was given out */
     _Alignas(CACHE_LINE) atomic_uint phase; /* changes when the last thread reaches a barrier */
     _Alignas(CACHE_LINE) atomic_int arrived;
     _Alignas(CACHE_LINE) atomic_int parked;
     mutex_t park;
     condition_t unpark;
+    int64_t unparked; /* when those who are parked were last told to go on */
     mutex_t running;
     process_id_t process; /* whose threads these are; 0 before the first job */
-    int wanted, threads;
+    int wanted, started, threads; /* `threads` of those started do this job */
+    int64_t hold, again; /* more are tried again at `again`, `hold` after they were found to be too many */
     thread_t *handles;
     share_t *shares;
     struct member {
-        struct pool *pool;
+        _Alignas(CACHE_LINE) struct pool *pool;
         int thread;
         unsigned seen;
+        int64_t spun, parked, ran, starved; /* nanoseconds of this job */
     } *members;
 };
 
 /* Wait until `*word` is no longer `old`. */
-static void wait_change(pool_t *pool, atomic_uint *word, unsigned old, stretch_t *soon) {
+static void wait_change(struct member *member, atomic_uint *word, unsigned old, stretch_t *soon) {
+    pool_t *pool = member->pool;
+    if (atomic_load_explicit(word, memory_order_acquire) != old) return;
+    const int64_t begin = wall_time();
     for (int spin = 0; spin < SPINS;) {
-        if (atomic_load_explicit(word, memory_order_acquire) != old) return;
+        if (atomic_load_explicit(word, memory_order_acquire) != old) {
+            member->spun += wall_time() - begin;
+            return;
+        }
         if (soon && soon->next < soon->end) {
             __builtin_prefetch(soon->next, 0, 2);
             soon->next += 64;
@@ -50,31 +68,66 @@ static void wait_change(pool_t *pool, atomic_uint *word, unsigned old, stretch_t
             spin++;
         }
     }
+    const int64_t parked = wall_time();
+    member->spun += parked - begin;
     mutex_lock(&pool->park);
     atomic_fetch_add(&pool->parked, 1);
     while (atomic_load(word) == old) condition_wait(&pool->unpark, &pool->park);
     atomic_fetch_sub(&pool->parked, 1);
+    if (pool->unparked > parked) member->parked += pool->unparked - parked; /* the rest is waiting for a processor */
     mutex_unlock(&pool->park);
 }
 
 /* Change `*word` and wake those who parked over it. The order of store and load, here and above, loses no one. */
-static void change(pool_t *pool, atomic_uint *word) {
-    atomic_fetch_add(word, 1);
+static void change(pool_t *pool, atomic_uint *word, unsigned value) {
+    atomic_store(word, value);
     if (atomic_load(&pool->parked) == 0) return;
     mutex_lock(&pool->park);
+    pool->unparked = wall_time();
     condition_wake_all(&pool->unpark);
     mutex_unlock(&pool->park);
+}
+
+static void meet(struct member *member, stretch_t *soon) {
+    pool_t *pool = member->pool;
+    const unsigned phase = atomic_load(&pool->phase);
+    const int threads = pool->threads; /* read before arriving: once all are here, the next job may have fewer */
+    if (threads == 1) {
+        atomic_store_explicit(&pool->phase, phase + 1, memory_order_relaxed);
+        return;
+    }
+    if (atomic_fetch_add(&pool->arrived, 1) == threads - 1) {
+        atomic_store_explicit(&pool->arrived, 0, memory_order_relaxed);
+        change(pool, &pool->phase, phase + 1);
+    } else {
+        wait_change(member, &pool->phase, phase, soon);
+    }
+}
+
+/* A thread's part of a job, and how much of the time it had a processor. */
+static void take_part(struct member *member) {
+    pool_t *pool = member->pool;
+    if (pool->threads == 1) {
+        pool->job(pool->argument, member->thread);
+    } else {
+        member->spun = member->parked = 0;
+        const int64_t ran = run_time();
+        pool->job(pool->argument, member->thread);
+        member->ran = run_time() - ran;
+        member->starved = wall_time() - pool->begun - member->ran - member->parked;
+    }
+    meet(member, NULL);
 }
 
 static void work(void *raw) {
     struct member *member = raw;
     pool_t *pool = member->pool;
     for (;;) {
-        wait_change(pool, &pool->jobs, member->seen, NULL);
+        wait_change(member, &pool->jobs, member->seen, NULL);
         member->seen = atomic_load(&pool->jobs);
         if (pool->stop) return;
-        pool->job(pool->argument, member->thread);
-        pool_barrier(pool);
+        if (member->thread >= (int)(member->seen & ((1u << TEAM_BITS) - 1))) continue; /* fewer threads do this job */
+        take_part(member);
     }
 }
 
@@ -84,19 +137,41 @@ static void start(pool_t *pool) {
     atomic_store(&pool->parked, 0);
     atomic_store(&pool->arrived, 0);
     pool->process = process_id();
-    pool->threads = 1;
+    pool->started = 1;
     unsigned seen = atomic_load(&pool->jobs);
+    pool->members[0] = (struct member){.pool = pool};
     for (int i = 1; i < pool->wanted; i++) {
-        pool->members[i] = (struct member){pool, i, seen};
+        pool->members[i] = (struct member){.pool = pool, .thread = i, .seen = seen};
         if (!thread_start(&pool->handles[i], work, &pool->members[i])) break; /* fewer threads are slower, not wrong */
-        pool->threads = i + 1;
+        pool->started = i + 1;
+    }
+    pool->threads = pool->started;
+}
+
+/* After a job: whether fewer threads would have been done with it earlier, and when to try more again. */
+static void adapt(pool_t *pool, int64_t now) {
+    int64_t done = 0; /* the work itself, whoever did it */
+    const int64_t took = now - pool->begun;
+    int starved = 0;
+    for (int i = 0; i < pool->threads; i++) {
+        const struct member *member = &pool->members[i];
+        starved += member->starved > STARVED && member->starved > took / 5;
+        done += member->ran - member->spun;
+    }
+    const int fewer = pool->threads - starved > 1 ? pool->threads - starved : 1;
+    if (starved && done < took / 10 * 9 * fewer) {
+        pool->hold = pool->hold * 2 > HOLD_MOST ? HOLD_MOST : pool->hold * 2 > HOLD_LEAST ? pool->hold * 2 : HOLD_LEAST;
+        pool->again = now + pool->hold;
+        pool->threads = fewer;
+    } else if (pool->threads == pool->started && !starved) {
+        pool->hold = 0;
     }
 }
 
 static void release(pool_t *pool) {
     free(pool->handles);
-    free(pool->members);
     if (pool->shares) pages_free(pool->shares, (size_t)pool->wanted * sizeof *pool->shares);
+    if (pool->members) pages_free(pool->members, (size_t)pool->wanted * sizeof *pool->members);
     pages_free(pool, sizeof *pool);
 }
 
@@ -106,7 +181,7 @@ pool_t *pool_new(int threads) {
     pool->wanted = threads;
     pool->threads = threads;
     pool->handles = calloc((size_t)threads, sizeof *pool->handles);
-    pool->members = calloc((size_t)threads, sizeof *pool->members);
+    pool->members = pages_alloc((size_t)threads * sizeof *pool->members);
     pool->shares = pages_alloc((size_t)threads * sizeof *pool->shares);
     mutex_init(&pool->running);
     if (pool->handles && pool->members && pool->shares) return pool;
@@ -117,8 +192,8 @@ pool_t *pool_new(int threads) {
 void pool_delete(pool_t *pool) {
     if (pool->process == process_id()) { /* not in a forked child, which has no such threads to join */
         pool->stop = true;
-        change(pool, &pool->jobs);
-        for (int i = 1; i < pool->threads; i++) thread_join(pool->handles[i]);
+        change(pool, &pool->jobs, atomic_load(&pool->jobs) + (1u << TEAM_BITS));
+        for (int i = 1; i < pool->started; i++) thread_join(pool->handles[i]);
     }
     release(pool);
 }
@@ -130,29 +205,24 @@ void pool_run(pool_t *pool, job_t job, void *argument) {
     if (pool->process != process_id()) start(pool);
     pool->job = job;
     pool->argument = argument;
-    if (pool->threads > 1) change(pool, &pool->jobs);
-    job(argument, 0);
-    pool_barrier(pool);
+    if (pool->started > 1) {
+        pool->begun = wall_time();
+        if (pool->threads < pool->started && pool->begun >= pool->again) pool->threads = pool->started;
+    }
+    if (pool->threads > 1) {
+        const unsigned number = (atomic_load(&pool->jobs) >> TEAM_BITS) + 1;
+        change(pool, &pool->jobs, number << TEAM_BITS | (unsigned)pool->threads);
+    }
+    take_part(&pool->members[0]);
+    if (pool->threads > 1) adapt(pool, wall_time());
     mutex_unlock(&pool->running);
 }
 
 int pool_threads(const pool_t *pool) { return pool->threads; }
 
-void pool_barrier(pool_t *pool) { pool_barrier_fetching(pool, NULL); }
+void pool_barrier(pool_t *pool, int thread) { meet(&pool->members[thread], NULL); }
 
-void pool_barrier_fetching(pool_t *pool, stretch_t *soon) {
-    unsigned phase = atomic_load(&pool->phase);
-    if (pool->threads == 1) {
-        atomic_store_explicit(&pool->phase, phase + 1, memory_order_relaxed);
-        return;
-    }
-    if (atomic_fetch_add(&pool->arrived, 1) == pool->threads - 1) {
-        atomic_store_explicit(&pool->arrived, 0, memory_order_relaxed);
-        change(pool, &pool->phase);
-    } else {
-        wait_change(pool, &pool->phase, phase, soon);
-    }
-}
+void pool_barrier_fetching(pool_t *pool, int thread, stretch_t *soon) { meet(&pool->members[thread], soon); }
 
 /* Take an item of a share of `size`, or -1. Finding none leaves the phase in the word of one's own share: so no word is
  * ever 65,536 phases old, when it would be mistaken for this one's. */

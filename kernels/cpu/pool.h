@@ -13,14 +13,14 @@ typedef void (*job_t)(void *argument, int thread);
 pool_t *pool_new(int threads);
 void pool_delete(pool_t *pool);
 
-/* Run `job(argument, thread)` on each thread, the caller being thread 0, and return when all are done. Callers queue. */
+/* Run `job(argument, thread)` on the threads, the caller being thread 0, and return when all are done. Callers queue. */
 void pool_run(pool_t *pool, job_t job, void *argument);
 
-/* Threads of the running job. */
+/* Threads of the running job: those of the pool, or fewer where other programs keep some from running. */
 int pool_threads(const pool_t *pool);
 
 /* Inside a job: wait until every thread is here. What they wrote before is seen by all after it. */
-void pool_barrier(pool_t *pool);
+void pool_barrier(pool_t *pool, int thread);
 
 /* Memory that a thread will read soon. */
 typedef struct {
@@ -28,7 +28,7 @@ typedef struct {
 } stretch_t;
 
 /* The same, and fetch a stretch into the cache while waiting; `next` moves on. */
-void pool_barrier_fetching(pool_t *pool, stretch_t *soon);
+void pool_barrier_fetching(pool_t *pool, int thread, stretch_t *soon);
 
 /*
  * Inside a job: one of the items 0 … total - 1, each handed out once between two barriers, or -1 when there is none left.

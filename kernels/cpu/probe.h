@@ -6,14 +6,16 @@
 typedef uint64_t vw __attribute__((ext_vector_type(VL / 2)));
 typedef uint64_t vw_mem __attribute__((ext_vector_type(VL / 2), aligned(1), may_alias));
 
-/* Read every byte of a buffer once, on all threads; the sum keeps the compiler from leaving reads out. */
-static uint64_t probe_read(pool_t *pool, const uint8_t *data, int64_t bytes, int thread) {
+/* Read every byte of a buffer once, on all threads, each line asked for `ahead` bytes before it is read (0: left to the
+ * processor); the sum keeps the compiler from leaving reads out. */
+static uint64_t probe_read(pool_t *pool, const uint8_t *data, int64_t bytes, int64_t ahead, int thread) {
+    const int64_t stride = PROBE_PATHS * (int64_t)sizeof(vw);
     vw sum[PROBE_PATHS] = {(vw)(0)};
     for (int64_t chunk; (chunk = pool_take(pool, thread, bytes / PROBE_CHUNK)) >= 0;) {
-        const int64_t begin = chunk * PROBE_CHUNK, end = begin + PROBE_CHUNK;
-        for (int64_t i = begin; i + PROBE_PATHS * (int64_t)sizeof(vw) <= end; i += PROBE_PATHS * (int64_t)sizeof(vw)) {
-            __builtin_prefetch(data + i + 4096);
-            for (int p = 0; p < PROBE_PATHS; p++) sum[p] += *(const vw_mem *)(data + i + p * (int64_t)sizeof(vw));
+        const uint8_t *from = data + chunk * PROBE_CHUNK;
+        for (int64_t i = 0; i < PROBE_CHUNK; i += stride) {
+            for (int64_t line = 0; ahead && line < stride; line += 64) __builtin_prefetch(from + i + ahead + line, 0, 2);
+            for (int p = 0; p < PROBE_PATHS; p++) sum[p] += *(const vw_mem *)(from + i + p * (int64_t)sizeof(vw));
         }
     }
     const vw all = sum[0] + sum[1] + sum[2] + sum[3];

@@ -117,7 +117,7 @@ typedef struct {
 typedef struct {
     const struct op *dense, *sample;
     const uint8_t *codes;
-    const float *step, *chunk_step, *column, *offset; /* [N], [N / 64], [K], [K] */
+    const float *step, *chunk_step, *chunk_norm, *column, *offset; /* [N], [N / 64], [N / 64], [K], [K] */
 } head_sample_op_t;
 
 typedef struct op {

@@ -26,7 +26,7 @@ static void quantize(run_t *run, const op_t *op, int thread) {
         }
         sums[c] = v_sum_double(sum);
     }
-    pool_barrier(run->pool);
+    pool_barrier(run->pool, thread);
     double total = 0;
     for (int64_t c = 0; c < chunks; c++) total += sums[c];
     const double mean = total / ((double)o->rows * (double)columns);

@@ -8,7 +8,7 @@
 #include "tile_layout.h"
 
 /* Tokens of an item of work: enough to pay for fetching a panel, few enough that there is work for every thread. */
-#define ITEM_TOKENS (8 * BLOCK_TOKENS)
+#define ITEM_TOKENS (16 * BLOCK_TOKENS)
 
 INLINE int64_t padded_columns(int64_t k) { return groups_of(k) * GROUP_COLUMNS; }
 
@@ -69,7 +69,7 @@ static void gemm_panel(const uint8_t *w, int tiles, int64_t groups, const int32_
     case m: gemm_panel_of(w, tiles, groups, x, m, acc); break;
         CASE(1) CASE(2) CASE(3) CASE(4)
 #if BLOCK_TOKENS > 4
-        CASE(5) CASE(6) CASE(7) CASE(8) CASE(9) CASE(10) CASE(11) CASE(12)
+        CASE(5) CASE(6) CASE(7) CASE(8)
 #endif
 #undef CASE
     }
@@ -155,7 +155,7 @@ static void ternary_gemm(run_t *run, const ternary_matmul_op_t *o, int thread) {
         const int block = tokens - first < BLOCK_TOKENS ? (int)(tokens - first) : BLOCK_TOKENS;
         interleave(&o->x, first, block, k, x + first * groups * PLANES, totals + first);
     }
-    pool_barrier(run->pool);
+    pool_barrier(run->pool, thread);
     const int64_t spans = (tokens + ITEM_TOKENS - 1) / ITEM_TOKENS, items = items_in(o, spans);
     for (int64_t item; (item = pool_take(run->pool, thread, items)) >= 0;) {
         const place_t at = place_of(o, spans, item);

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import sys
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -114,6 +116,35 @@ def test_executables_of_one_device_take_turns(library: ctypes.CDLL) -> None:
     assert len(results) == 4
     assert all(result == results[0][:1] * 20 for result in results.values())
     device.close()
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="this system does not tie threads to processors")
+def test_threads_that_get_no_processor_are_done_without(library: ctypes.CDLL) -> None:
+    """Three threads on one processor would wait for each other at every barrier; they come to compute as one does."""
+    model = TinyModel(np.random.default_rng(0), positions=960)
+    program = model.program(LIMITS, 64)
+    allowed = os.sched_getaffinity(0)
+    times: dict[int, list[float]] = {1: [], 3: []}
+    os.sched_setaffinity(0, {min(allowed)})
+    try:
+        with contextlib.ExitStack() as stack:
+            rigs = {}
+            for count in times:
+                device = CpuDevice(BACKEND.probe().devices[0], library, threads=count)
+                stack.callback(device.close)
+                parts = device, program.ops, program.tensors.values(), program.weights
+                rigs[count] = stack.enter_context(Rig(*parts, limits=LIMITS, kv=program.kv))
+            for _ in range(300):
+                for count, rig in rigs.items():
+                    step = rig.step([SequenceStep([1], 1, list(range(60)), [0])])
+                    begin = time.perf_counter()
+                    rig.executable.run(step, count=32)
+                    times[count].append(time.perf_counter() - begin)
+    finally:
+        os.sched_setaffinity(0, allowed)
+    total = {count: sum(took[10:]) for count, took in times.items()}
+    print(total)
+    assert total[3] < 10 * total[1]  # some hundred times as long, if they stayed
 
 
 def test_number_of_threads(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

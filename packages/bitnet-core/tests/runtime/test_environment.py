@@ -216,6 +216,32 @@ class TestSystem:
         assert system.cpu_model()
         assert 1 <= system.usable_cpus() <= (os.cpu_count() or 1)
         assert system.memory_total() > 2**28
+        if sys.platform in ("linux", "win32"):
+            assert 2**26 < system.memory_available() <= system.memory_total()
+
+    @pytest.mark.skipif(sys.platform != "linux", reason="cgroups are Linux's")
+    @pytest.mark.parametrize(
+        ("files", "available"),
+        [
+            ({}, 8000 * 1024),
+            ({"memory.max": "5000000\n", "memory.current": "4000000\n", "memory.stat": "inactive_file 700\n"}, 1000700),
+            ({"memory.max": "5000\n", "memory.current": "6000\n"}, 1),
+            ({"memory.max": "max\n", "memory.current": "4000000\n"}, 8000 * 1024),
+            ({"memory.max": "99000000\n", "memory.current": "1\n"}, 8000 * 1024),
+            ({"memory/memory.limit_in_bytes": "3000\n", "memory/memory.usage_in_bytes": "1000\n"}, 2000),
+        ],
+    )
+    def test_available_memory(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files: dict[str, str], available: int
+    ) -> None:
+        for name, text in {"meminfo": "MemTotal: 9000 kB\nMemAvailable:    8000 kB\n", **files}.items():
+            (tmp_path / name).parent.mkdir(exist_ok=True)
+            (tmp_path / name).write_text(text)
+        monkeypatch.setattr(system, "CGROUP", tmp_path)
+        monkeypatch.setattr(system, "MEMINFO", tmp_path / "meminfo")
+        assert system.memory_available() == available
+        monkeypatch.setattr(system, "MEMINFO", tmp_path / "absent")
+        assert system.memory_available() == 0
 
     @pytest.mark.skipif(sys.platform != "linux", reason="cgroups are Linux's")
     @pytest.mark.parametrize(

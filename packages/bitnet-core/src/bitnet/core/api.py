@@ -207,7 +207,8 @@ class Model:
 
         Each is what :meth:`generate` would give; of several for one prompt, the first has the seed that was given.
         """
-        return self._complete([self._submit(self._tokens(prompt), options, n) for prompt in prompts])
+        given, prepare = GenerationOptions(**options), self._worker.engine.prepare
+        return self._complete(self._worker.submit_all([prepare(self._tokens(p), given, n) for p in prompts]))
 
     def score(self, text: str | Sequence[int], *, start: int = 1) -> npt.NDArray[np.float64]:
         """Natural log-probabilities of the tokens from index ``start`` on, each given all before it.
@@ -270,8 +271,8 @@ class Model:
         text = template.render(messages, add_generation_prompt=True)
         return self.tokenizer.encode(text, add_special=False, parse_special=True)
 
-    def _submit(self, tokens: Sequence[int], options: Mapping[str, Any], n: int = 1) -> Ticket:
-        return self._worker.submit(self._worker.engine.prepare(tokens, GenerationOptions(**options), n))
+    def _submit(self, tokens: Sequence[int], options: Mapping[str, Any]) -> Ticket:
+        return self._worker.submit(self._worker.engine.prepare(tokens, GenerationOptions(**options), 1))
 
     def _score(self, tokens: Sequence[int], start: int) -> npt.NDArray[np.float64]:
         ticket = self._worker.submit([self._worker.engine.prepare_score(tokens, start)])

@@ -6,7 +6,7 @@ Prompts are fresh random tokens each time, so that nothing is found in the cache
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -83,7 +83,8 @@ class Measurement:
         bytes_per_step: Bytes of weights and cache that the device reads in a decode step, half way through; None where
             the device does not tell, and for prefill, which reads weights for many tokens.
         products_per_token: int8 multiply-adds with ternary weights.
-        limits: Of the device; None where they are not measured.
+        limits: Of the device, the median of what it could do before, between and after the repetitions: others on the
+            machine, or its host, change that from second to second. None where they are not measured.
         dispatches: Kernels launched for a step; None where the device does not launch any.
     """
 
@@ -99,38 +100,52 @@ class Measurement:
         return statistics.fmean(self.samples)
 
     @property
+    def typical(self) -> float:
+        """The median: what else runs on the machine disturbs some repetitions, and some measurements of its limits."""
+        return statistics.median(self.samples)
+
+    @property
     def deviation(self) -> float:
         """Standard deviation; 0 of a single sample."""
         return statistics.stdev(self.samples) if len(self.samples) > 1 else 0.0
 
     @property
     def read(self) -> float | None:
-        """Bytes read a second."""
-        return None if self.bytes_per_step is None else self.bytes_per_step * self.mean / self.test.parallel
+        """Bytes read a second, in the repetition in the middle."""
+        return None if self.bytes_per_step is None else self.bytes_per_step * self.typical / self.test.parallel
 
     @property
     def int8(self) -> float:
-        """int8 multiply-adds a second."""
-        return self.products_per_token * self.mean
+        """int8 multiply-adds a second, in the repetition in the middle."""
+        return self.products_per_token * self.typical
+
+    @property
+    def bound(self) -> Literal["read", "int8"] | None:
+        """The limit that is met first: the int8 peak in prefill and in decode of many sequences, else the bandwidth."""
+        if self.limits is None or (self.test.kind == "decode" and self.read is None):
+            return None
+        if self.read is not None and self.read / self.limits.read >= self.int8 / self.limits.int8:
+            return "read"
+        return "int8"
 
     @property
     def fraction(self) -> float | None:
-        """Of the limit: of the read bandwidth in decode, of the int8 peak in prefill."""
-        if self.limits is None:
+        """Of the limit that is met first."""
+        if self.limits is None or self.bound is None:
             return None
-        if self.test.kind == "prefill":
+        if self.bound == "int8":
             return self.int8 / self.limits.int8
         return None if self.read is None else self.read / self.limits.read
 
     @property
     def roof(self) -> float | None:
         """Tokens a second at the limit."""
-        return self.mean / self.fraction if self.fraction else None
+        return self.typical / self.fraction if self.fraction else None
 
     @property
     def in_cache(self) -> bool:
         """Whether decode reads faster than memory can, as the weights are in the processor's caches."""
-        return self.test.kind == "decode" and self.fraction is not None and self.fraction > 1
+        return self.bound == "read" and self.fraction is not None and self.fraction > 1
 
 
 def device_limits(device: Device) -> Limits | None:
@@ -148,13 +163,13 @@ def measure(
     test: Workload,
     *,
     repeats: int,
-    limits: Limits | None = None,
+    limits: Callable[[], Limits | None] = lambda: None,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Measurement:
     """Run a test ``repeats`` times, after one run that does not count.
 
     Args:
-        limits: To hold the speed against.
+        limits: Measures what to hold the speed against; called between the repetitions.
         progress: Called with runs done and in all.
 
     Raises:
@@ -165,16 +180,24 @@ def measure(
     if repeats < 1:
         raise InvalidInputError(f"repeats is {repeats}; it must be at least 1.")
     run = _prefill if test.kind == "prefill" else _decode
-    samples = []
+    samples, found = [], []
     for i in range(repeats + 1):
         progress(i, repeats + 1)
         samples.append(run(model, test, np.random.default_rng()))
+        found.append(limits())
     progress(repeats + 1, repeats + 1)
     read = None
     if test.kind == "decode" and model.weight_bytes is not None:
         positions = test.depth + test.tokens // 2
         read = model.weight_bytes + model.position_bytes * positions * test.parallel
-    return Measurement(test, tuple(samples[1:]), read, _products(model), limits, model.dispatches)
+    return Measurement(test, tuple(samples[1:]), read, _products(model), _median(found), model.dispatches)
+
+
+def _median(found: Sequence[Limits | None]) -> Limits | None:
+    known = [limits for limits in found if limits is not None]
+    if not known:
+        return None
+    return Limits(known[0].threads, *(statistics.median(getattr(x, name) for x in known) for name in ("read", "int8")))
 
 
 def _prefill(model: Model, test: Workload, rng: np.random.Generator) -> float:

@@ -12,6 +12,7 @@ from functools import cache
 from pathlib import Path
 
 CGROUP = Path("/sys/fs/cgroup")
+MEMINFO = Path("/proc/meminfo")
 PCI = Path("/sys/bus/pci/devices")
 NVIDIA_PATHS = ("/dev/nvidiactl", "/usr/lib/wsl/lib/libcuda.so.1")  # in containers and WSL, which may hide PCI
 _PCI_VENDORS = {"0x10de": "NVIDIA", "0x1002": "AMD", "0x8086": "Intel"}
@@ -72,6 +73,18 @@ def memory_total() -> int:
         return 0
 
 
+def memory_available() -> int:
+    """Bytes to be had without swapping: page cache that can be dropped counts, what a container forbids does not."""
+    if sys.platform == "win32":
+        status = _MemoryStatus(length=ctypes.sizeof(_MemoryStatus))
+        ctypes.windll.kernel32.GlobalMemoryStatusEx(ctypes.byref(status))
+        return int(status.available_physical)
+    fields = dict(line.partition(":")[::2] for line in _read(MEMINFO).splitlines())
+    kilobytes = fields.get("MemAvailable", "0").split()[0]
+    available = int(kilobytes) * 1024 if kilobytes.isdigit() else 0
+    return min([available, *_cgroup_memory()]) if available else 0
+
+
 def gpu_vendors() -> frozenset[str]:
     """Makers of the GPUs that can be seen without opening a driver: ``NVIDIA``, ``AMD``, ``Intel``."""
     seen = set()
@@ -98,14 +111,32 @@ class _MemoryStatus(ctypes.Structure):
     )
 
 
-def _cgroup_cpus() -> float:
-    """CPUs' worth of time a container allows (cgroup v2 ``cpu.max``, v1 ``cpu.cfs_quota_us``); 0 where it sets none."""
+def _cgroups() -> list[Path]:
+    """The folders of this process's cgroup (v2) and of those around it."""
     lines = [line.split(":", 2) for line in _read(Path("/proc/self/cgroup")).splitlines()]
     own = next((path.lstrip("/") for number, _, path in lines if number == "0"), "")
-    limits = [_read(folder / "cpu.max").split() for folder in (CGROUP / own, *(CGROUP / own).parents)]
+    return [CGROUP / own, *(CGROUP / own).parents]
+
+
+def _cgroup_cpus() -> float:
+    """CPUs' worth of time a container allows (cgroup v2 ``cpu.max``, v1 ``cpu.cfs_quota_us``); 0 where it sets none."""
+    limits = [_read(folder / "cpu.max").split() for folder in _cgroups()]
     limits.append([_read(CGROUP / "cpu" / f"cpu.cfs_{name}_us").strip() for name in ("quota", "period")])
     numbers = [(int(limit[0]), int(limit[1])) for limit in limits if len(limit) == 2 and all(map(str.isdigit, limit))]
     return min((quota / period for quota, period in numbers if period), default=0.0)
+
+
+def _cgroup_memory() -> list[int]:
+    """Bytes that each limit on this process leaves (cgroup v2 ``memory.max``, v1 ``memory.limit_in_bytes``)."""
+    places = [(folder, "memory.max", "memory.current", "inactive_file") for folder in _cgroups()]
+    places.append((CGROUP / "memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"))
+    left = []
+    for folder, limit, usage, cached in places:
+        most, used = (_read(folder / name).strip() for name in (limit, usage))
+        stat = dict(line.partition(" ")[::2] for line in _read(folder / "memory.stat").splitlines())
+        if most.isdigit() and used.isdigit():
+            left.append(max(1, int(most) - int(used) + int(stat.get(cached, "0"))))
+    return left
 
 
 def _read(path: Path) -> str:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 from contextlib import closing
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from bitnet.core.cli.bench_plot import limit_of
 from bitnet.core.cli.console import print_json, progress, scaled, size
 from bitnet.core.cli.options import (
     THREADS_DEFAULT,
@@ -25,7 +27,7 @@ from bitnet.core.cli.options import (
 
 if TYPE_CHECKING:
     from bitnet.core.api import Model
-    from bitnet.core.bench import Limits, Measurement
+    from bitnet.core.bench import Measurement
 
 
 def _numbers(ctx: click.Context, param: click.Parameter, text: str | None) -> list[int]:
@@ -138,6 +140,7 @@ def bench(
     from bitnet.core import select_device
     from bitnet.core.bench import Workload, device_limits, measure
     from bitnet.core.cli.bench_plot import check_plot, write_plot
+    from bitnet.core.cpu.threads import thread_count
     from bitnet.core.log import logger
 
     tests = [Workload("prefill", p, depth) for depth in n_depth for p in n_prompt if p]
@@ -152,14 +155,14 @@ def bench(
         if count:
             os.environ["BITNET_THREADS"] = str(count)
         with closing(select_device(device).open()) as opened:
-            limits = device_limits(opened)
             sizes = {"context": context, "max_seqs": most, "step_tokens": batch_size}
             with load({"model": model, **params}, device=opened, **sizes) as loaded:
                 if not as_json:
-                    click.echo(_header(loaded, limits))
+                    click.echo(_header(loaded, count or thread_count()))
                 for test in tests:
                     with progress(test.name) as update:
-                        result = measure(loaded, test, repeats=repetitions, limits=limits, progress=update)
+                        probe = partial(device_limits, opened)
+                        result = measure(loaded, test, repeats=repetitions, limits=probe, progress=update)
                     results.append(result)
                     if result.dispatches is not None:
                         logger.info("%s: %d dispatches a step", test.name, result.dispatches)
@@ -179,24 +182,23 @@ def _titles(model: Model) -> tuple[str, str]:
     return f"{model.config.name} ({size(model.path.stat().st_size)})", f"{device.name}, {device.description}"
 
 
-def _header(model: Model, limits: Limits | None) -> str:
-    lines = [" on ".join(_titles(model))]
-    if limits is not None:
-        threads = f"{limits.threads} thread{'' if limits.threads == 1 else 's'}"
-        lines.append(f"{threads}: reads {size(limits.read)}/s, int8 products at {scaled(limits.int8)}MAC/s")
-    return "\n".join([*lines, f"{'test':<20}{'tokens/s':>10}  {'±':>8}   reached"])
+def _header(model: Model, threads: int) -> str:
+    title = " on ".join(_titles(model))
+    if model.device.backend == "cpu":
+        title += f", {threads} thread{'' if threads == 1 else 's'}"
+    return f"{title}\n{'test':<20}{'tokens/s':>10}  {'±':>8}   reached"
 
 
 def _line(result: Measurement) -> str:
     reached = []
-    if result.test.kind == "prefill":
-        reached.append(f"{scaled(result.int8)}MAC/s")
-        limit = "the int8 peak"
-    elif result.bytes_per_step is not None and result.read is not None:
+    if result.bytes_per_step is not None and result.read is not None:
         reached += [f"{size(result.bytes_per_step)} a step", f"{size(result.read)}/s"]
-        limit = "the read bandwidth"
+    if result.test.kind == "prefill" or result.bound == "int8":
+        reached.append(f"{scaled(result.int8)}MAC/s")
     if result.fraction is not None:
-        reached.append("from the caches, not memory" if result.in_cache else f"{result.fraction:.1%} of {limit}")
+        reached.append(
+            "from the caches, not memory" if result.in_cache else f"{result.fraction:.1%} of {limit_of(result)}"
+        )
     return f"{result.test.name:<20}{result.mean:>10.2f}  {result.deviation:>8.2f}   {', '.join(reached)}"
 
 
@@ -214,6 +216,7 @@ def _document(result: Measurement) -> dict[str, Any]:
         "read_bandwidth": limits and limits.read,
         "int8_products_per_second": result.int8,
         "int8_peak": limits and limits.int8,
+        "bound": result.bound,
         "fraction": result.fraction,
         "dispatches_per_step": result.dispatches,
     }

@@ -72,7 +72,7 @@ class CpuDevice:
     def memory(self) -> MemoryInfo:
         with self._lock:
             used = sum(executable.used for executable in self._open)
-        return MemoryInfo(system.memory_total(), 0, used)
+        return MemoryInfo(system.memory_total(), system.memory_available(), used)
 
     def close(self) -> None:
         with self._lock:
@@ -86,9 +86,8 @@ class CpuDevice:
 class CpuExecutable:
     """A program on the CPU; :meth:`CpuDevice.compile` makes it.
 
-    Where a program samples from a head that nothing else reads, a run computes only the logits that could be chosen
-    (``kernels/cpu/head_sample.h``); reading the logits computes them all. A caller that has read them once will
-    probably do so again: then the next run computes them at once.
+    Where a step says that nobody reads the logits that the program samples from, only those that could be chosen are
+    computed exactly (``kernels/cpu/head_sample.h``); the tensor then holds approximate ones.
     """
 
     def __init__(self, device: CpuDevice, program: Program) -> None:
@@ -98,8 +97,6 @@ class CpuExecutable:
         self._tensors = TensorCheck(program)
         self._lock = threading.Lock()
         self._kernels: tuple[str, ...] = ()
-        self._logits_due = False  # the tensor holds approximate ones
-        self._logits_read = False  # since the last run
         self._library = library = device.library
         parts = NativeDevice(device.info.name, library, device.level_handle, device.pool, device.threads)
         self._lowering = device.lowering(program, parts)
@@ -109,7 +106,16 @@ class CpuExecutable:
             raise OutOfMemoryError("no memory for the kernels' scratch space.", device=device.info.name)
         self._delete = weakref.finalize(self, library.bitnet_executable_delete, self._handle)
         self.used = self._lowering.used + library.bitnet_executable_bytes(self._handle)
-        self.weight_bytes = self._lowering.weight_bytes  # for ``bitnet bench``
+        self._turns, self._exact = 1, False  # of the last run: its turns, whether it computed all logits
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of weights that a step reads, as the last run did: of a compact head also the rows it read in full."""
+        with self._lock:
+            self._usable()
+            scored: int = self._library.bitnet_executable_scored(self._handle)
+            fixed = self._lowering.weight_bytes - (self._lowering.head_bytes if self._exact else 0)
+            return fixed + round(scored * self._lowering.head_row_bytes / self._turns)
 
     @property
     def kernels(self) -> tuple[str, ...]:
@@ -122,26 +128,20 @@ class CpuExecutable:
             self._usable()
             self._check(step, count)
             tokens = np.zeros((count, step.rows if self._check.samples else 0), np.int32)
-            exact = self._logits_read
-            self._library.bitnet_executable_run(self._handle, step.data.ctypes.data, count, tokens.ctypes.data, exact)
-            self._logits_due, self._logits_read = self._lowering.head is not None and not exact, False
+            self._library.bitnet_executable_run(self._handle, step.data.ctypes.data, count, tokens.ctypes.data)
+            self._turns, self._exact = count, bool(step.data[4])
             return tokens
 
     def write(self, name: str, array: npt.NDArray[Any]) -> None:
         with self._lock:
             self._usable()
             self._tensors.write(name, array)
-            if (head := self._lowering.head) is not None and name in head:
-                self._compute_logits()
             self._lowering.arrays[name][: len(array)] = array
 
     def read(self, name: str, rows: int | None = None) -> npt.NDArray[Any]:
         with self._lock:
             self._usable()
             self._tensors.read(name, rows)
-            if (head := self._lowering.head) is not None and name == head.logits:
-                self._compute_logits()
-                self._logits_read = True
             return np.array(self._lowering.arrays[name][:rows], order="C")
 
     def close(self) -> None:
@@ -160,11 +160,6 @@ class CpuExecutable:
         while name := library.bitnet_executable_kernel(self._handle, len(names)):
             names.append(name.decode())
         self._kernels = tuple(names)
-
-    def _compute_logits(self) -> None:
-        if self._logits_due:
-            self._library.bitnet_executable_logits(self._handle)
-            self._logits_due = False
 
     def _usable(self) -> None:
         if not self._delete.alive:

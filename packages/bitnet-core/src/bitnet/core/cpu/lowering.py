@@ -33,7 +33,7 @@ from bitnet.core.hal.program import NUMPY_DTYPES
 COPIED = 1 << 20
 """Bytes up to which a dense weight is copied; a larger one stays where it is mapped."""
 HEAD_CHUNK = 64
-"""Rows of a head of which the greatest step is kept: ``HEAD_CHUNK`` of ``kernels/cpu/head_layout.h``."""
+"""Rows of a head of which the greatest step and norm are kept: ``HEAD_CHUNK`` of ``kernels/cpu/head_layout.h``."""
 LANES = 16
 """Positions and elements of the cache are padded to this: the widest vector of f32."""
 
@@ -55,7 +55,7 @@ def _head_of(program: Program) -> Head | None:
         return None
     if any(dense.out in (getattr(op, field) for field in op.__slots__) for op in before):
         return None
-    return Head(dense.x, dense.out)
+    return Head(dense.x, dense.weight, dense.out)
 
 
 def padded(n: int) -> int:
@@ -73,9 +73,10 @@ class NativeDevice(NamedTuple):
 
 
 class Head(NamedTuple):
-    """A head that is sampled from compact weights: where its exact logits would stand, and what from."""
+    """A head that is sampled from compact weights: what of, by which matrix, and where its exact logits would stand."""
 
     x: str
+    weight: str
     logits: str
 
 
@@ -84,6 +85,7 @@ class Lowering:
 
     Attributes:
         head: The matrix whose logits only the program's sampling needs, if there is one.
+        head_bytes: Of its compact form.
         arrays: The activation tensors by name, as views; rows are padded to whole cache lines in memory.
         program: What the native library runs. It points into the arenas and to ``self``, which must outlive it.
         used: Bytes of weights, cache and activations; weights that stay in their mapped file are not among them.
@@ -98,6 +100,7 @@ class Lowering:
         self._library = native_device.library
         self.arrays: dict[str, npt.NDArray[Any]] = {}
         self.head = _head_of(program)
+        self.head_bytes = 0
         self._arenas: list[Arena] = []
         self._kept: list[object] = []  # what native structures point to and Python must not drop
         try:
@@ -117,14 +120,24 @@ class Lowering:
 
     @property
     def weight_bytes(self) -> int:
-        """Bytes of weights read in a step of one token: all that the operations name, but of tables a row."""
-        size = 0
+        """Bytes of weights read in every step: all that the operations name, as stored here, but of tables a row."""
+        size = self.head_bytes
         for op in self._source.ops:
+            if self.head is not None and isinstance(op, DenseMatmul) and op.out == self.head.logits:
+                continue  # its compact form
             if isinstance(op, TernaryMatmul):
                 size += sum(self._packed_bytes(self._source.weights[name].shape) for name in op.weights)
             elif isinstance(op, NormQuant | GluNormQuant | NormRows | DenseMatmul) and op.weight is not None:
                 size += self._dense_bytes(op.weight)
         return size
+
+    @property
+    def head_row_bytes(self) -> int:
+        """Bytes of a row of the head, read in full where its compact form leaves a doubt; 0 without a compact form."""
+        if self.head is None:
+            return 0
+        weight = self._source.weights[self.head.weight]
+        return self._dense_bytes(self.head.weight) // weight.shape[0]
 
     def _dense_bytes(self, name: str) -> int:
         weight = self._source.weights[name]
@@ -262,7 +275,9 @@ class Lowering:
         library, (name, _, level, pool, threads) = self._library, self._native
         rows, columns = self.arrays[head.logits].shape[1], self.arrays[head.x].shape[1]
         codes = library.bitnet_head_bytes(level, rows, columns)
-        sizes = codes, 4 * rows, 4 * -(-rows // HEAD_CHUNK), 4 * columns, 4 * columns
+        chunks = 4 * -(-rows // HEAD_CHUNK)
+        sizes = codes, 4 * rows, chunks, chunks, 4 * columns, 4 * columns
+        self.head_bytes = sum(sizes)
         arena = self._arena(sum(map(aligned, sizes)), "the compact head")
         compact = native.HeadSampleOp(where, where + ctypes.sizeof(native.Op), *map(arena.take, sizes))
         if not library.bitnet_head_pack(level, pool, threads, exact[0].dense_matmul, compact):

@@ -145,6 +145,7 @@ class HeadSampleOp(ctypes.Structure):
         ("codes", c_void_p),
         ("step", c_void_p),
         ("chunk_step", c_void_p),
+        ("chunk_norm", c_void_p),
         ("column", c_void_p),
         ("offset", c_void_p),
     )
@@ -228,12 +229,12 @@ FUNCTIONS = {
     "bitnet_executable_new": (c_void_p, (c_void_p, c_void_p, c_int, POINTER(NativeProgram))),
     "bitnet_executable_delete": (None, (c_void_p,)),
     "bitnet_executable_bytes": (c_size_t, (c_void_p,)),
-    "bitnet_executable_run": (None, (c_void_p, c_void_p, c_int32, c_void_p, c_bool)),
+    "bitnet_executable_run": (None, (c_void_p, c_void_p, c_int32, c_void_p)),
     "bitnet_executable_kernel": (c_char_p, (c_void_p, c_int)),
     "bitnet_head_bytes": (c_size_t, (c_void_p, c_int64, c_int64)),
     "bitnet_head_pack": (c_bool, (c_void_p, c_void_p, c_int, POINTER(DenseMatmulOp), POINTER(HeadSampleOp))),
-    "bitnet_executable_logits": (None, (c_void_p,)),
-    "bitnet_probe_read": (c_int64, (c_void_p, c_void_p, c_void_p, c_int64)),
+    "bitnet_executable_scored": (c_int64, (c_void_p,)),
+    "bitnet_probe_read": (c_int64, (c_void_p, c_void_p, c_void_p, c_int64, c_int64)),
     "bitnet_probe_int8": (c_int64, (c_void_p, c_void_p, c_int64)),
 }
 """Type of the result and of the arguments of each function."""

@@ -75,16 +75,24 @@ class Worker:
         Raises:
             BitNetError: The worker is closed, or its engine failed.
         """
-        ticket = Ticket(self, sequences)
+        return self.submit_all([sequences])[0]
+
+    def submit_all(self, prompts: Seq[Seq[Sequence]]) -> list[Ticket]:
+        """Hand several prompts' sequences to the engine at the same time, so that they share steps from the first on.
+
+        Raises:
+            BitNetError: As for :meth:`submit`.
+        """
+        tickets = [Ticket(self, sequences) for sequences in prompts]
         with self._changed:
             if self._end is not None:
                 raise self._end
-            self._added.append((sequences, ticket))
+            self._added += zip(prompts, tickets, strict=True)
             if self._thread is None:
                 self._thread = threading.Thread(target=self._loop, name="bitnet-engine", daemon=True)
                 self._thread.start()
             self._changed.notify()
-        return ticket
+        return tickets
 
     def cancel(self, sequences: Seq[Sequence]) -> None:
         with self._changed:

@@ -55,7 +55,7 @@ def exact_scores(x: Array, w: Array) -> tuple[Array, Array]:
 
 class HeadTests(DeviceTests):
     @pytest.mark.parametrize("kind", ["plain", "twins", "copies", "outliers"])
-    @pytest.mark.parametrize("rows", [1, 3])
+    @pytest.mark.parametrize("rows", [1, 3, 16])
     def test_head_without_logits(self, device: Device, rng: np.random.Generator, kind: str, rows: int) -> None:
         """The tokens are those of the same step with its logits; greedy ones are the best there is in float64."""
         vocabulary, width = {"small": (301, 256), "quick": (5003, 512), "full": (128_256, 2560)}[self.run_size]
@@ -74,6 +74,7 @@ class HeadTests(DeviceTests):
             for params in (GREEDY, GREEDY, GREEDY, *DRAWS):
                 x = (rng.standard_normal((rows, width)) * 10.0 ** rng.uniform(-2, 2)).astype(np.float32)
                 x[0] = rng.permutation(x[0]) if params is not GREEDY else w[rng.integers(vocabulary)] * 40.0
+                x[-1, rng.integers(width)] *= rng.choice([1, 1000])  # an activation that outweighs all others
                 parts = [SequenceStep([0], int(at) + 1, rows=[0], sampling=params) for at in rng.integers(0, 99, rows)]
                 executable.write("x", x)
                 executable.write("out", np.full(rows, -1, np.int32))

@@ -1,0 +1,187 @@
+"""The compact LM head: the bound on its scores, and the tokens of the exact logits, whatever the numbers are."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from bitnet.core import load_model
+from bitnet.core.cpu import native
+from bitnet.core.cpu.backend import BACKEND
+from bitnet.core.cpu.device import CpuDevice, CpuExecutable
+from bitnet.core.hal import (
+    GREEDY,
+    DenseMatmul,
+    Limits,
+    Op,
+    Program,
+    Sample,
+    SamplingParams,
+    SequenceStep,
+    Step,
+    StepLayout,
+)
+from bitnet.core.testing.rig import dense, tensor
+
+Array = npt.NDArray[np.float32]
+DRAWS = (
+    GREEDY,
+    SamplingParams(0.9, top_k=7, seed=11),
+    SamplingParams(1.0, top_k=30, top_p=0.8, min_p=0.01, seed=12),
+    SamplingParams(0.6, min_p=0.1, seed=13),
+    SamplingParams(1.1, top_p=0.9, seed=14),
+    SamplingParams(1.0, seed=15),
+    SamplingParams(1e-30, seed=16),
+)
+LEVELS = [name for name in native.LEVELS if name in native.levels(native.library().handle)]
+
+
+class Head:
+    """A program of nothing but a head, on one level of this processor."""
+
+    def __init__(
+        self, library: ctypes.CDLL, level: str, weight: npt.NDArray[np.float16 | np.float32], rows: int
+    ) -> None:
+        self.device = CpuDevice(BACKEND.probe().devices[0], library, level=level, threads=3)
+        vocabulary, width = weight.shape
+        specs = tensor("x", "f32", "R", width), tensor("logits", "f32", "R", vocabulary), tensor("out", "i32", "R")
+        ops: list[Op] = [DenseMatmul("x", "head", "logits"), Sample("logits", "out")]
+        limits = Limits(rows, rows, rows)
+        self.layout = StepLayout(limits)
+        program = Program(ops, {s.name: s for s in specs}, {"head": dense(weight)}, limits, name="head")
+        self.executable: CpuExecutable = self.device.compile(program)
+
+    def run(self, x: Array, params: SamplingParams, *, logits: bool) -> list[int]:
+        parts = [SequenceStep([0], 7 + i, rows=[0], sampling=params) for i in range(len(x))]
+        self.executable.write("x", x)
+        tokens: list[int] = self.executable.run(Step(self.layout, parts, logits=logits))[0].tolist()
+        return tokens
+
+    def logits(self, rows: int) -> Array:
+        return self.executable.read("logits", rows)
+
+
+@pytest.fixture
+def head(library: ctypes.CDLL) -> Iterator[Callable[..., Head]]:
+    made: list[Head] = []
+
+    def make(level: str, weight: npt.NDArray[np.float16 | np.float32], rows: int) -> Head:
+        made.append(Head(library, level, weight, rows))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.device.close()
+
+
+@pytest.fixture
+def rng() -> np.random.Generator:
+    seed = int(np.random.default_rng().integers(2**31))
+    print("seed", seed)
+    return np.random.default_rng(seed)
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("rows", range(1, 17))
+def test_tokens_are_those_of_the_exact_logits(
+    head: Callable[..., Head], rng: np.random.Generator, level: str, rows: int
+) -> None:
+    """Any number of rows, any vocabulary, any width, weights in either type, activations with and without outliers."""
+    vocabulary, width = int(rng.integers(1, 3000)), 4 * int(rng.integers(1, 160))
+    weight = rng.standard_normal((vocabulary, width)) * rng.uniform(0.1, 3, width)
+    made = head(level, weight.astype(rng.choice(["f2", "f4"])), rows)
+    for params in DRAWS:
+        x = rng.standard_normal((rows, width)).astype(np.float32)
+        x[rng.integers(rows), rng.integers(width)] *= rng.choice([0, 1, 500])
+        assert made.run(x, params, logits=False) == made.run(x, params, logits=True), params
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("rows", [1, 2, 7])
+def test_scores_are_within_their_bound(
+    head: Callable[..., Head], rng: np.random.Generator, level: str, rows: int
+) -> None:
+    """What is left in the logits are the approximate scores; ADR 0060 says how far they may be off."""
+    width = 512
+    weight = rng.standard_normal((2000, width)).astype(np.float16)
+    weight[:500] = weight[0]  # equal rows: equal errors
+    x = rng.standard_normal((rows, width)).astype(np.float32)
+    made = head(level, weight, rows)
+    made.run(x, GREEDY, logits=False)
+    wide = weight.astype(np.float64)
+    column = np.sqrt((wide**2).sum(axis=0) / 4096)
+    step = abs(wide / column).max(axis=1) / 7.5
+    norm = np.linalg.norm(x * column, axis=1)
+    error = abs(made.logits(rows) - x.astype(np.float64) @ wide.T) / (step * norm[:, None])
+    print(error.max(), error.std())
+    assert 0.2 < error[:, 500:].std() / (1 / np.sqrt(12)) * np.sqrt(1 / (1 - 2 / np.pi)) < 1.3  # half of a normal one
+    assert error.max() < 7.5 / np.sqrt(12)
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("rows", [1, 4])
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, 0.0])
+@pytest.mark.parametrize("where", ["weight", "row", "column", "x", "all x"])
+def test_numbers_that_are_none(
+    head: Callable[..., Head], rng: np.random.Generator, level: str, rows: int, value: float, where: str
+) -> None:
+    vocabulary, width = 700, 64
+    weight = rng.standard_normal((vocabulary, width)).astype(np.float16)
+    x = rng.standard_normal((rows, width)).astype(np.float32)
+    place = int(rng.integers(vocabulary)), int(rng.integers(width))
+    if where == "weight":
+        weight[place] = value
+    elif where == "row":
+        weight[place[0]] = value
+    elif where == "column":
+        weight[:, place[1]] = value
+    elif where == "x":
+        x[-1, place[1]] = value
+    else:
+        x[:] = value
+    made = head(level, weight, rows)
+    for params in DRAWS:
+        usual, exact = made.run(x, params, logits=False), made.run(x, params, logits=True)
+        assert all(0 <= token < vocabulary for token in usual)
+        logits = made.logits(rows)
+        for r in range(rows):
+            if np.isfinite(logits[r]).all() or params is GREEDY:
+                assert usual[r] == exact[r], params
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_the_lowest_of_equal_tokens(head: Callable[..., Head], rng: np.random.Generator, level: str) -> None:
+    weight = rng.standard_normal((50, 128)).astype(np.float16)[np.arange(4000) % 50]
+    made = head(level, weight, 3)
+    x = rng.standard_normal((3, 128)).astype(np.float32)
+    best = (x.astype(np.float64) @ weight[:50].astype(np.float64).T).argmax(axis=1)
+    assert made.run(x, GREEDY, logits=False) == best.tolist()
+
+
+def test_greedy_tokens_of_the_demo_model(rng: np.random.Generator) -> None:
+    """1,000 random contexts, as ``tools/check_head.py`` compares those of larger models."""
+    contexts = []
+    with load_model(device="cpu", context=64, max_seqs=16) as model:
+        for _ in range(1000):
+            contexts.append(rng.integers(0, model.config.vocab_size, rng.integers(1, 12)).tolist())
+        usual, exact = (
+            [c.tokens for c in model.generate_batch(contexts, max_tokens=1, ignore_eos=True, logprobs=logprobs)]
+            for logprobs in (None, 1)
+        )
+    assert usual == exact
+    assert len({token for (token,) in usual}) > 20
+
+
+def test_perplexity_of_the_demo_model_is_that_of_the_f16_head(rng: np.random.Generator) -> None:
+    with load_model(device="cpu", context=256) as model:
+        text = [
+            t for _ in range(6) for t in model.generate("1", max_tokens=60, temperature=1.0, ignore_eos=True).tokens
+        ]
+        (*_, here) = model.perplexity(text, context=128)
+    with load_model(device="cpu:numpy", context=256) as model:
+        (*_, there) = model.perplexity(text, context=128)
+    assert here.value == pytest.approx(there.value, rel=1e-3)
