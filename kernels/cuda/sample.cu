@@ -24,11 +24,11 @@ __device__ __noinline__ float gumbel(unsigned seed_lo, unsigned seed_hi, unsigne
     return -logf(-logf(u));
 }
 
-// f(v, z) for each of this thread's tokens; several loads are in flight at a time.
-template <class F>
+// f(v, z) for each of this thread's tokens; AHEAD loads are in flight at a time, and as many copies of f compiled.
+template <int AHEAD, class F>
 __device__ __forceinline__ void each_token(const float *row, int n, float inverse, F f) {
     if (n % 4 == 0) {
-#pragma unroll 8
+#pragma unroll AHEAD
         for (int k = threadIdx.x; k < n / 4; k += WG) {
             float4 z = times(((const float4 *)row)[k], inverse);
             f(4 * k, z.x);
@@ -37,22 +37,22 @@ __device__ __forceinline__ void each_token(const float *row, int n, float invers
             f(4 * k + 3, z.w);
         }
     } else {
-#pragma unroll 8
         for (int v = threadIdx.x; v < n; v += WG) f(v, row[v] * inverse);
     }
 }
 
+// Not inlined, as it is compiled with many loads in flight, and called thrice.
 // Over the tokens whose key is at least `least`: how many there are, or the sum of e^(z - top).
-__device__ float measure(const float *row, int n, float inverse, unsigned least, bool mass, float top) {
+__device__ __noinline__ float measure(const float *row, int n, float inverse, unsigned least, bool mass, float top) {
     float sum = 0.0f;
-    each_token(row, n, inverse, [&](int, float z) {
+    each_token<8>(row, n, inverse, [&](int, float z) {
         if (float_key(z) >= least) sum += mass ? expf(z - top) : 1.0f;
     });
     return block_reduce<Sum>(sum);
 }
 
 // The greatest key at which the measure still reaches `wanted`.
-__device__ unsigned threshold(const float *row, int n, float inverse, float wanted, bool mass, float top, unsigned least) {
+__device__ __noinline__ unsigned threshold(const float *row, int n, float inverse, float wanted, bool mass, float top, unsigned least) {
     unsigned low = least, high = 0xFFFFFFFFu;
     while (low < high) {
         unsigned middle = low + (high - low) / 2 + 1;
@@ -80,7 +80,7 @@ extern "C" __global__ void sample(const int *step, int rows, int temperatures, i
     if (!greedy) {
         position = token_position(step, token_seq, seq_begin, seq_len, step[rows + r]) + 1;
         float top = -INFINITY_F;
-        each_token(row, n, inverse, [&](int, float z) { top = fmaxf(top, z); });
+        each_token<8>(row, n, inverse, [&](int, float z) { top = fmaxf(top, z); });
         top = block_reduce<Max>(top);
         int top_k = step[top_ks + r];
         float top_p = __int_as_float(step[top_ps + r]), min_p = __int_as_float(step[min_ps + r]);
@@ -93,15 +93,16 @@ extern "C" __global__ void sample(const int *step, int rows, int temperatures, i
     }
     float best = -INFINITY_F;
     int index = n;
-    each_token(row, n, inverse, [&](int v, float z) {
-        if (!greedy) {
-            if (float_key(z) < least || z < floor_z) return;
-            z += gumbel(step[seeds_lo + r], step[seeds_hi + r], v, position);
-        }
+    auto offer = [&](int v, float z) {
         if (z > best || index == n) {  // tokens come in rising order
             best = z;
             index = v;
         }
+    };
+    if (greedy) each_token<8>(row, n, inverse, offer);
+    else each_token<1>(row, n, inverse, [&](int v, float z) {
+        if (float_key(z) < least || z < floor_z) return;
+        offer(v, z + gumbel(step[seeds_lo + r], step[seeds_hi + r], v, position));
     });
     best_value[lane] = best;
     best_index[lane] = index;

@@ -3,15 +3,15 @@
 #define PER_ITEM ((DIM + WG - 1) / WG)
 
 kernel void attention(global const int *step, int token_seq, int seq_begin, int seq_len, int block_table, int max_blocks,
-                      global const float *qkv, global const KV *keys, global const KV *values, global float *out, int heads,
-                      int kv_heads) {
-    local float query[DIM], weight[WG], scratch[WG];
+                      global const float *qkv, global const KV *keys, global const KV *values, global float *out, int heads, int kv_heads) {
+    local float query[DIM], weight[WG];
+    local float2 scratch[WG];
     local size_t place[WG];
     int m = get_group_id(0), head = get_group_id(1), lane = get_local_id(0);
     if (m >= STEP_TOKENS(step)) return;
     int length = token_position(step, token_seq, seq_begin, seq_len, m) + 1;
     global const int *table = step + block_table + step[token_seq + m] * max_blocks;
-    int kv_head = head / (heads / kv_heads);
+    int kv_head = head / HEAD_GROUP;
     global const float *row = qkv + ((size_t)m * (heads + 2 * kv_heads) + head) * DIM;
     for (int i = lane; i < DIM; i += WG) query[i] = row[i] / sqrt((float)DIM);
     float sums[PER_ITEM];

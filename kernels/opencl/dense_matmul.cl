@@ -1,27 +1,40 @@
-// out[r, n] = x[r] . weight[n], f32 sums. LANES work-items share a weight row, TOKENS rows of x share its read.
-#define LANES 32
+// out[r, n] = x[r] . weight[n], f32 sums. LANES work-items share EACH weight rows, TOKENS rows of x share their read.
+#define SLOTS (WG / LANES)
 
-kernel void dense_matmul(global const int *step, global const float *x, global const WEIGHT *weight, global float *out,
-                         int cols, int rows) {
-    local float scratch[ROWS][TOKENS][LANES];
-    int lane = get_local_id(0), group_row = get_local_id(1);
-    int n = get_group_id(0) * ROWS + group_row, first = get_group_id(1) * TOKENS;
-    int count = STEP_ROWS(step);
+kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void dense_matmul(
+    global const int *step, global const float *x, global const WEIGHT *weight, global float *out, int cols, int rows) {
+    local float parts[SLOTS][EACH][TOKENS][LANES];
+    int item = get_local_id(0), lane = item % LANES, slot = item / LANES;
+    int first_row = get_group_id(0) * SLOTS * EACH, first = get_group_id(1) * TOKENS, count = STEP_ROWS(step);
     if (first >= count) return;
-    float sums[TOKENS];
-    for (int t = 0; t < TOKENS; t++) sums[t] = 0.0f;
-    size_t row = (size_t)min(n, rows - 1) * cols;
-    for (int k = lane; k < cols; k += LANES) {
-        float w = LOAD_WEIGHT(weight, row + k);
-        for (int t = 0; t < TOKENS; t++) sums[t] += w * x[(size_t)min(first + t, count - 1) * cols + k];
+    float sums[EACH][TOKENS];
+    UNROLL
+    for (int e = 0; e < EACH; e++) {
+        UNROLL
+        for (int t = 0; t < TOKENS; t++) sums[e][t] = 0.0f;
     }
-    for (int t = 0; t < TOKENS; t++) scratch[group_row][t][lane] = sums[t];
+    for (int k = 4 * lane; k < cols; k += 4 * LANES) {
+        float4 w[EACH];
+        UNROLL
+        for (int e = 0; e < EACH; e++) w[e] = LOAD_WEIGHT4(weight, (size_t)min(first_row + slot * EACH + e, rows - 1) * cols + k);
+        UNROLL
+        for (int t = 0; t < TOKENS; t++) {
+            float4 v = *(global const float4 *)(x + (size_t)min(first + t, count - 1) * cols + k);
+            UNROLL
+            for (int e = 0; e < EACH; e++) sums[e][t] += dot(w[e], v);
+        }
+    }
+    UNROLL
+    for (int e = 0; e < EACH; e++) {
+        UNROLL
+        for (int t = 0; t < TOKENS; t++) parts[slot][e][t][lane] = sums[e][t];
+    }
     barrier(CLK_LOCAL_MEM_FENCE);
-    // Not a condition on get_local_id(1): PoCL 3.1 takes that for uniform behind a barrier.
-    int item = group_row * LANES + lane, to_row = get_group_id(0) * ROWS + item / TOKENS, to = first + item % TOKENS;
-    if (item < ROWS * TOKENS && to_row < rows && to < count) {
+    for (int i = item; i < SLOTS * EACH * TOKENS; i += WG) {
+        int to_row = first_row + i / TOKENS, to = first + i % TOKENS;
+        if (to_row >= rows || to >= count) continue;
         float sum = 0.0f;
-        for (int i = 0; i < LANES; i++) sum += scratch[item / TOKENS][item % TOKENS][i];
+        for (int l = 0; l < LANES; l++) sum += parts[i / TOKENS / EACH][i / TOKENS % EACH][i % TOKENS][l];
         out[(size_t)to * rows + to_row] = sum;
     }
 }

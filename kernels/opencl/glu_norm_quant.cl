@@ -1,34 +1,37 @@
-// act(gate) * up, RMSNorm (where NORM), absmax int8. One work-group a token; the products are kept in `scratch`, the gate's place.
-#if RELU2
-#define ACT(g) (fmax((g), 0.0f) * fmax((g), 0.0f))
-#else
-#define ACT(g) ((g) / (1.0f + exp(-(g))))
-#endif
+// act(gate) * up, RMSNorm (where NORM), absmax int8. One work-group a token; `products` keeps act(gate) * up between the passes.
+// `sums` as in norm_quant.
 #if NORM
-#define NORMED(i) (product[i] * inverse * weight[i])
+#define GAINED(v, k) ((v) * weight[k])
 #else
-#define NORMED(i) (product[i])
+#define GAINED(v, k) (v)
 #endif
 
-kernel void glu_norm_quant(global const int *step, global float *gate_up, global const float *weight, float eps,
-                           global char *out, global float *scale, int dim, global float *products) {
-    local float scratch[WG];
+kernel void glu_norm_quant(global const int *step, global const float *gate_up, global const float4 *weight, float eps,
+                           global char *out, global float *scale, global int *sums, int dim, global float *products) {
+    local float2 scratch[WG];
     int m = get_group_id(0), lane = get_local_id(0);
     if (m >= STEP_TOKENS(step)) return;
-    global const float *gate = gate_up + (size_t)m * 2 * dim, *up = gate + dim;
-    global float *product = products + (size_t)m * dim;
-    float squares = 0.0f, largest = 0.0f;
-    for (int i = lane; i < dim; i += WG) {
-        float value = ACT(gate[i]) * up[i];
-        product[i] = value;  // read again only by this work-item
-        squares += value * value;
+    global const float4 *gate = (global const float4 *)(gate_up + (size_t)m * 2 * dim), *up = gate + dim / 4;
+    global float4 *product = (global float4 *)(products + (size_t)m * dim);
+    float2 found = (float2)(0.0f, 0.0f);
+    for (int k = lane; k < dim / 4; k += WG) {
+        float4 g = gate[k];
+        float4 v = (float4)(act(g.x), act(g.y), act(g.z), act(g.w)) * up[k];
+        product[k] = v;  // read again only by this work-item
+        found = (float2)(found.x + dot(v, v), fmax(found.y, magnitude(GAINED(v, k))));
     }
-#if NORM
-    float inverse = 1.0f / sqrt(group_sum(squares, scratch) / dim + eps);
-#endif
-    for (int i = lane; i < dim; i += WG) largest = fmax(largest, fabs(NORMED(i)));
-    largest = fmax(group_max(largest, scratch), QUANT_FLOOR);
-    float factor = 127.0f / largest;
-    for (int i = lane; i < dim; i += WG) out[(size_t)m * dim + i] = convert_char_sat_rte(NORMED(i) * factor);
-    if (lane == 0) scale[m] = largest / 127.0f;
+    found = group_sum_max(found, scratch);
+    float inverse = NORM ? 1.0f / sqrt(found.x / dim + eps) : 1.0f;
+    float largest = fmax(found.y * inverse, QUANT_FLOOR), factor = 127.0f / largest * inverse;
+    int sum = 0;
+    for (int k = lane; k < dim / 4; k += WG) {
+        uint word = as_uint(convert_char4_sat_rte(GAINED(product[k], k) * factor));
+        ((global uint *)(out + (size_t)m * dim))[k] = word;
+        sum = dot4(0x01010101u, word, sum);
+    }
+    float total = group_sum((float)sum, scratch);  // exact: below 2^24, as are its parts
+    if (lane == 0) {
+        scale[m] = largest / 127.0f;
+        sums[m] = (int)total;
+    }
 }

@@ -1,7 +1,7 @@
 // RMSNorm of the rows that need logits. One work-group a row.
 kernel void norm_rows(global const int *step, int rows, global const float *x, global const float *weight, float eps,
                       global float *out, int dim) {
-    local float scratch[WG];
+    local float2 scratch[WG];
     int r = get_group_id(0), lane = get_local_id(0);
     int there = r < STEP_ROWS(step);  // not a return: PoCL 3.1 crashes on what it makes of one here
     global const float *row = x + (there ? (size_t)step[rows + r] * dim : 0);

@@ -1,6 +1,6 @@
 // Absmean ternary quantisation in three launches: partial sums, the scale, the codes.
 kernel void absmean_partial(global const float *x, int n, global float *partial) {
-    local float scratch[WG];
+    local float2 scratch[WG];
     float sum = 0.0f;
     for (int i = get_global_id(0); i < n; i += get_global_size(0)) sum += fabs(x[i]);
     sum = group_sum(sum, scratch);
@@ -8,7 +8,7 @@ kernel void absmean_partial(global const float *x, int n, global float *partial)
 }
 
 kernel void absmean_scale(global const float *partial, int partials, int n, global float *scale) {
-    local float scratch[WG];
+    local float2 scratch[WG];
     float sum = 0.0f;
     for (int i = get_local_id(0); i < partials; i += WG) sum += partial[i];
     sum = group_sum(sum, scratch);

@@ -22,7 +22,7 @@ inline float gumbel(uint seed_lo, uint seed_hi, uint v, uint position) {
 }
 
 // Sum over tokens with key >= least: of 1 (largest key threshold unused), or of e^(z - top).
-inline float measure(global const float *row, int n, float inverse, uint least, int mass, float top, local float *scratch) {
+inline float measure(global const float *row, int n, float inverse, uint least, int mass, float top, local float2 *scratch) {
     float sum = 0.0f;
     for (int v = get_local_id(0); v < n; v += WG) {
         float z = row[v] * inverse;
@@ -31,21 +31,9 @@ inline float measure(global const float *row, int n, float inverse, uint least, 
     return group_sum(sum, scratch);
 }
 
-// The greatest key at which the measure still reaches `wanted`.
-inline uint threshold(global const float *row, int n, float inverse, float wanted, int mass, float top, uint least,
-                      local float *scratch) {
-    uint low = least, high = 0xFFFFFFFFu;
-    while (low < high) {
-        uint middle = low + (high - low) / 2 + 1;
-        if (measure(row, n, inverse, middle, mass, top, scratch) >= wanted) low = middle;
-        else high = middle - 1;
-    }
-    return low;
-}
-
 kernel void sample(global const int *step, int rows, int temperatures, int top_ks, int top_ps, int min_ps, int seeds_lo,
                    int seeds_hi, int token_seq, int seq_begin, int seq_len, global const float *logits, global int *out, int n) {
-    local float scratch[WG];
+    local float2 scratch[WG];
     local float best_value[WG];
     local int best_index[WG];
     int r = get_group_id(0), lane = get_local_id(0);
@@ -63,10 +51,20 @@ kernel void sample(global const int *step, int rows, int temperatures, int top_k
         top = group_max(top, scratch);
         int top_k = step[top_ks + r];
         float top_p = as_float(step[top_ps + r]), min_p = as_float(step[min_ps + r]);
-        if (top_k > 0 && top_k < n) least = threshold(row, n, inverse, top_k, 0, top, 0, scratch);
-        if (top_p < 1.0f) {
-            float total = measure(row, n, inverse, least, 1, top, scratch);
-            least = threshold(row, n, inverse, top_p * total, 1, top, least, scratch);
+        // Top-k counts tokens, then top-p their mass: the greatest key at which that still reaches what is wanted. The first
+        // measure, of all that are left, tells how much top-p wants. One loop for all: a compiler takes long for each barrier.
+        for (int mass = 0; mass < 2; mass++) {
+            if (mass ? top_p >= 1.0f : top_k <= 0 || top_k >= n) continue;
+            uint low = least, high = 0xFFFFFFFFu, key = least;
+            float wanted = -1.0f;
+            while (low < high) {
+                float measured = measure(row, n, inverse, key, mass, top, scratch);
+                if (wanted < 0.0f) wanted = mass ? top_p * measured : (float)top_k;
+                else if (measured >= wanted) low = key;
+                else high = key - 1;
+                key = low + (high - low) / 2 + 1;
+            }
+            least = low;
         }
         if (min_p > 0.0f) floor_z = top + log(min_p);
     }

@@ -11,6 +11,7 @@ from cuda.bindings import nvrtc
 from bitnet.core.cache import KernelCache
 from bitnet.core.errors import DeviceError, KernelCompileError
 from bitnet.core.gpu import KernelSpec
+from bitnet.core.gpu.compiling import compile_all
 from bitnet.cuda.ops import SOURCES
 
 
@@ -48,7 +49,7 @@ def compile_cubin(file: str, flags: Sequence[str], device: str) -> bytes:
 
 
 class Compiler:
-    """Cubins for one device, from the cache or the compiler."""
+    """Cubins for one device, from the cache or the compiler, which several threads may use at once."""
 
     def __init__(self, name: str, arch: str, device: str, driver: str, kernels: KernelCache) -> None:
         self._name, self._arch, self._device, self._driver = name, arch, device, driver
@@ -56,8 +57,17 @@ class Compiler:
         _, major, minor = nvrtc.nvrtcVersion()
         self._version = f"nvrtc {major}.{minor}"
 
-    def cubin(self, spec: KernelSpec) -> bytes:
-        """Machine code that holds the kernel."""
+    def cubins(self, specs: Sequence[KernelSpec]) -> dict[KernelSpec, bytes]:
+        """Machine code that holds each of the kernels; those of one source and its constants share it.
+
+        Raises:
+            KernelCompileError: A source does not compile.
+        """
+        alike = {(spec.file, spec.defines): spec for spec in specs}
+        made = compile_all(self._cubin, list(alike.values()))
+        return {spec: made[alike[spec.file, spec.defines]] for spec in specs}
+
+    def _cubin(self, spec: KernelSpec) -> bytes:
         flags = options(spec, self._arch)
         key = self._cache.key(
             source=SOURCES.text(spec.file),

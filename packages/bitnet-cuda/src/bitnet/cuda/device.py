@@ -74,11 +74,11 @@ class CudaDriver:
 
     def record(self, launches: Sequence[Launch]) -> Any:
         with self._entered():
-            functions = [self._function(launch.kernel) for launch in launches]  # compile before capturing
+            self._load([launch.kernel for launch in launches])  # before capturing
             self._check(driver.cuStreamBeginCapture(self._stream, CAPTURE))
             try:
-                for launch, function in zip(launches, functions, strict=True):
-                    self._launch(launch, function)
+                for launch in launches:
+                    self._launch(launch, self._functions[launch.kernel])
             finally:
                 graph = self._check(driver.cuStreamEndCapture(self._stream))
             executable = self._check(driver.cuGraphInstantiate(graph, 0))
@@ -118,13 +118,13 @@ class CudaDriver:
             self._check(driver.cuFuncSetAttribute(function, limit, launch.shared))
         self._check(driver.cuLaunchKernelEx(config, function, (values, types), 0))
 
-    def _function(self, spec: KernelSpec) -> Any:
-        if spec not in self._functions:
-            cubin = self._compiler.cubin(spec)
+    def _load(self, specs: Sequence[KernelSpec]) -> None:
+        """Compile what is not compiled yet of the kernels, and have it on the device."""
+        cubins = self._compiler.cubins([spec for spec in specs if spec not in self._functions])
+        for spec, cubin in cubins.items():
             if cubin not in self._modules:
                 self._modules[cubin] = self._check(driver.cuModuleLoadData(cubin))
             self._functions[spec] = self._check(driver.cuModuleGetFunction(self._modules[cubin], spec.entry.encode()))
-        return self._functions[spec]
 
     @contextmanager
     def _entered(self) -> Iterator[None]:

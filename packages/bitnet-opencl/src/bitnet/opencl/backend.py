@@ -38,6 +38,8 @@ class OpenCLBackend:
             return ProbeResult(ProbeStatus.LIBRARY_MISSING, reason=reason, hint="pip install pyopencl")
         import pyopencl as cl
 
+        from bitnet.opencl.features import version
+
         versions = {"opencl-needed": ".".join(map(str, NEEDED)), "pyopencl": cl.VERSION_TEXT}
         try:
             platforms = cl.get_platforms()
@@ -48,7 +50,7 @@ class OpenCLBackend:
         versions |= {p.name.strip(): p.version.strip() for p in platforms}
         devices, old = [], []
         for index, (platform, device) in enumerate(_all_devices(platforms)):
-            if _version(device) < NEEDED:
+            if version(device) < NEEDED:
                 old.append(f"{device.name.strip()} ({device.version.strip()})")
             elif device.available and device.compiler_available:
                 devices.append(_info(platform, device, index))
@@ -68,11 +70,16 @@ class OpenCLBackend:
 
         from bitnet.core.gpu import GpuDevice
         from bitnet.opencl.device import OpenCLDriver
-        from bitnet.opencl.ops import LOWERING
+        from bitnet.opencl.ops import OpenCLOps
 
         for index, (_, device) in enumerate(_all_devices(cl.get_platforms())):
             if str(index) == info.index:
-                return GpuDevice(info, OpenCLDriver(device, info.name), LOWERING)
+                limits = device.max_compute_units, device.max_work_group_size, device.local_mem_size
+                return GpuDevice(
+                    info,
+                    OpenCLDriver(device, info.name),
+                    OpenCLOps(*map(int, limits), gpu=bool(device.type & cl.device_type.GPU)).lowering(),
+                )
         raise DeviceUnavailableError(f"{info.name} is gone since it was probed.", hint="See bitnet devices.")
 
     def kernels(self) -> Collection[str]:
@@ -94,12 +101,6 @@ def _all_devices(platforms: list[cl.Platform]) -> Iterator[tuple[cl.Platform, cl
             yield platform, device
 
 
-def _version(device: cl.Device) -> tuple[int, int]:
-    """Of the device, from ``OpenCL <major>.<minor> <vendor's text>`` (OpenCL 3.0, table 5)."""
-    major, minor = device.version.split()[1].split(".")[:2]
-    return int(major), int(minor)
-
-
 def _info(platform: cl.Platform, device: cl.Device, index: int) -> DeviceInfo:
     import pyopencl as cl
 
@@ -107,13 +108,8 @@ def _info(platform: cl.Platform, device: cl.Device, index: int) -> DeviceInfo:
         kind = DeviceType.INTEGRATED if device.host_unified_memory else DeviceType.DISCRETE
     else:
         kind = DeviceType.CPU
-    extensions = set(device.extensions.split())
-    known = {
-        "cl_khr_fp16": "f16",
-        "cl_khr_subgroups": "subgroups",
-        "cl_khr_integer_dot_product": "int8-dot",
-        "cl_khr_command_buffer": "command-buffer",
-    }
+    from bitnet.opencl.features import features
+
     name = device.name.strip()
     return DeviceInfo(
         backend="opencl",
@@ -124,7 +120,7 @@ def _info(platform: cl.Platform, device: cl.Device, index: int) -> DeviceInfo:
         type=kind,
         memory=int(device.global_mem_size),
         driver_version=device.driver_version.strip(),
-        features=tuple(text for extension, text in known.items() if extension in extensions),
+        features=features(device),
         details={"version": device.version.strip(), "compute_units": str(device.max_compute_units)},
     )
 

@@ -3,62 +3,96 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
+from typing import TypeAlias
 
 import pyopencl as cl
 
 from bitnet.core.cache import KernelCache
 from bitnet.core.errors import KernelCompileError
 from bitnet.core.gpu import KernelSpec
+from bitnet.core.gpu.compiling import compile_all
+from bitnet.core.log import logger
+from bitnet.opencl.features import PLAIN, flags
 from bitnet.opencl.ops import SOURCES
 
+Unit: TypeAlias = tuple[str, tuple[str, ...]]
+"""A source's file and the constants it is compiled with: what kernels share a program by."""
 
-def options(spec: KernelSpec) -> list[str]:
-    """Compiler options of a kernel."""
-    return ["-cl-std=CL1.2", *(f"-D{name}={value}" for name, value in spec.defines)]
+
+def unit(spec: KernelSpec) -> Unit:
+    """Of a kernel."""
+    return spec.file, tuple(f"-D{name}={value}" for name, value in spec.defines)
 
 
 class Compiler:
-    """Compiles for one device; the programs of one source and one set of options are shared by its kernels."""
+    """Compiles for one device; the programs of one source and one set of options are shared by its kernels.
+
+    A driver may name a feature and not compile what makes use of it: the plain way is taken then, for this source.
+    """
 
     def __init__(self, context: cl.Context, device: cl.Device, name: str, cache_: KernelCache) -> None:
         self._context, self._device, self._name, self._cache = context, device, name, cache_
-        self._programs: dict[tuple[str, tuple[str, ...]], cl.Program] = {}
+        self._flags = flags(device)
+        self._programs: dict[Unit, cl.Program] = {}
 
-    def kernel(self, spec: KernelSpec) -> cl.Kernel:
-        """A new kernel object, with arguments of its own.
+    def prepare(self, specs: Sequence[KernelSpec]) -> None:
+        """Compile what is not compiled yet of the kernels' programs, several at a time.
 
         Raises:
-            KernelCompileError: The source does not build; the log is the compiler's.
+            KernelCompileError: A source does not build; the log is the compiler's.
         """
-        flags = options(spec)
-        key = (spec.file, tuple(flags))
-        if key not in self._programs:
-            self._programs[key] = self._program(spec.file, flags)
-        return cl.Kernel(self._programs[key], spec.entry)
+        self._programs |= compile_all(self._program, [u for u in map(unit, specs) if u not in self._programs])
 
-    def _program(self, file: str, flags: list[str]) -> cl.Program:
-        text = SOURCES.text(file)
-        device = self._device
-        key = self._cache.key(
-            source=text,
-            device=f"{device.platform.name} {device.name}",
-            driver=f"{device.platform.version} {device.driver_version}",
-            options=" ".join(flags),
-            compiler=device.version,
-        )
-        binary = self._cache.get(key)
-        if binary is not None:
-            try:
-                cached = cl.Program(self._context, [device], [binary])
-                cached.build(flags)
+    def kernel(self, spec: KernelSpec) -> cl.Kernel:
+        """A new kernel object of a prepared program, with arguments of its own."""
+        return cl.Kernel(self._programs[unit(spec)], spec.entry)
+
+    def _program(self, unit: Unit) -> cl.Program:
+        file, defines = unit
+        ways = [(*self._flags, *defines), (*PLAIN, *defines)]
+        for options in ways:
+            if (cached := self._cached(file, options)) is not None:
                 return cached
-            except cl.Error:  # a driver may refuse its own binary, say after an update that kept its version
-                pass
         start = time.perf_counter()
-        program = cl.Program(self._context, text)
         try:
-            program.build(flags)
+            program, options = self._build(file, ways[0]), ways[0]
+        except KernelCompileError as error:
+            if ways[0] == ways[1]:
+                raise
+            logger.warning("%s: %s.cl is built without the device's features. %s", self._name, file, error)
+            program, options = self._build(file, ways[1]), ways[1]
+        seconds = time.perf_counter() - start
+        self._cache.put(self._key(file, options), program.binaries[0], label=file, seconds=seconds)
+        return program
+
+    def _cached(self, file: str, options: tuple[str, ...]) -> cl.Program | None:
+        binary = self._cache.get(self._key(file, options))
+        if binary is None:
+            return None
+        try:
+            cached = cl.Program(self._context, [self._device], [binary])
+            cached.build(list(options))
+            return cached
+        except cl.Error as error:  # a driver may refuse its own binary, say after an update that kept its version
+            logger.debug("%s: the kept binary of %s.cl is not used: %s", self._name, file, error)
+            return None
+
+    def _build(self, file: str, options: tuple[str, ...]) -> cl.Program:
+        # Not cl.Program(context, source): building that goes through pyopencl's own cache, which knows nothing of ours.
+        program = cl.Program(cl._cl._Program(self._context, SOURCES.text(file)))
+        try:
+            program.build(list(options))
         except cl.RuntimeError as error:
             raise KernelCompileError(f"{file}.cl does not compile.", device=self._name, log=str(error)) from None
-        self._cache.put(key, program.binaries[0], label=file, seconds=time.perf_counter() - start)
         return program
+
+    def _key(self, file: str, options: tuple[str, ...]) -> str:
+        device = self._device
+        return self._cache.key(
+            source=SOURCES.text(file),
+            device=f"{device.platform.name} {device.name}",
+            driver=f"{device.platform.version} {device.driver_version}",
+            options=" ".join(options),
+            compiler=device.version,
+        )

@@ -1,4 +1,7 @@
-"""An open OpenCL device: memory, and launches enqueued again for each step on one in-order queue."""
+"""An open OpenCL device: memory, and launches enqueued again for each step on one in-order queue.
+
+Where the device has command buffers, a recording is one of those; else its launches are enqueued one by one.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +16,8 @@ import pyopencl as cl
 from bitnet.core.cache import KernelCache
 from bitnet.core.errors import DeviceError, DeviceLostError, OutOfMemoryError
 from bitnet.core.gpu import Launch
+from bitnet.core.log import logger
+from bitnet.opencl.command_buffer import Command, CommandBuffer, functions
 from bitnet.opencl.compiler import Compiler
 
 P = ParamSpec("P")
@@ -30,15 +35,6 @@ class OpenCLBuffer:
     nbytes: int
 
 
-@dataclass(frozen=True, slots=True)
-class _Enqueue:
-    """A kernel with its arguments set, and its sizes in work-items."""
-
-    kernel: cl.Kernel
-    global_size: tuple[int, int, int]
-    local_size: tuple[int, int, int]
-
-
 class OpenCLDriver:
     """Implements :class:`bitnet.core.gpu.Driver` with pyopencl."""
 
@@ -47,6 +43,7 @@ class OpenCLDriver:
         self._context = cl.Context([device])
         self._queue = cl.CommandQueue(self._context, device)
         self._compiler = Compiler(self._context, device, name, KernelCache())
+        self._functions = functions(device)
         self._largest = int(device.max_mem_alloc_size)
 
     def alloc(self, nbytes: int) -> OpenCLBuffer:
@@ -70,12 +67,24 @@ class OpenCLDriver:
     def download(self, buffer: OpenCLBuffer, array: npt.NDArray[Any], offset: int = 0) -> None:
         self._call(cl.enqueue_copy, self._queue, array, buffer.memory, src_offset=offset, is_blocking=True)
 
-    def record(self, launches: Sequence[Launch]) -> list[_Enqueue]:
-        return [self._prepare(launch) for launch in launches]
+    def record(self, launches: Sequence[Launch]) -> CommandBuffer | list[Command]:
+        self._compiler.prepare([launch.kernel for launch in launches])
+        commands = [self._prepare(launch) for launch in launches]
+        if self._functions is None or not commands:
+            return commands
+        try:
+            return CommandBuffer(self._functions, self._queue, commands)
+        except cl.Error as error:
+            logger.warning("%s: its command buffers are not used: %s", self._name, error)
+            self._functions = None
+            return commands
 
-    def submit(self, recording: list[_Enqueue]) -> None:
+    def submit(self, recording: CommandBuffer | list[Command]) -> None:
+        if isinstance(recording, CommandBuffer):
+            self._call(recording.enqueue)
+            return
         for item in recording:
-            self._call(cl.enqueue_nd_range_kernel, self._queue, item.kernel, item.global_size, item.local_size)
+            self._call(cl.enqueue_nd_range_kernel, self._queue, *item)
 
     def memory(self) -> tuple[int, int]:
         return int(self._device.global_mem_size), 0
@@ -83,12 +92,12 @@ class OpenCLDriver:
     def close(self) -> None:
         self._queue.finish()
 
-    def _prepare(self, launch: Launch) -> _Enqueue:
+    def _prepare(self, launch: Launch) -> Command:
         kernel = self._compiler.kernel(launch.kernel)
         arguments: list[Any] = [a.memory if isinstance(a, OpenCLBuffer) else a for a in launch.args]
         self._call(kernel.set_args, *arguments)
         x, y, z = (g * b for g, b in zip(launch.grid, launch.block, strict=True))
-        return _Enqueue(kernel, (x, y, z), launch.block)
+        return Command(kernel, (x, y, z), launch.block)
 
     def _call(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Call OpenCL; its errors become ours, named as the specification names them."""

@@ -1,0 +1,138 @@
+// ternary_matmul for up to TOKENS (8) tokens, with the quantisation before it and the activation after it where those can be fused.
+// out[m, n] = f32(sum of x[m, k] w[n, k]) * (scale[m] * w_scale[n]), w in {-1, 0, 1} held as codes w + 1 in two bits.
+//
+// LANES work-items share a row of W and take 16 bytes of it at a time, neighbours next to one another. At each bit pair those
+// hold 16 neighbours of K: pair 3 (the top) weights k..k+15, pair 2 those 32 further, and so on; two such chunks make 128 of K.
+// The products are of codes; the sum of x, which the code's offset of one adds too often, is taken off at the end.
+//
+// INPUT 0: x is int8, with a scale and a sum for each token. 1: x is f32, one token: absmax int8 here. 2: the same after RMSNorm.
+// Every group then quantises the row for itself, while its codes are on their way from memory.
+// GLU: rows 0..rows/2-1 of W are gates, the others their ups, and out = act(gate) * up.
+#pragma OPENCL FP_CONTRACT OFF  // the contract rounds each product and the sum of `add` on its own
+
+#define CHUNKS (ROW_BYTES / 16)
+#define ITERS ((CHUNKS + LANES - 1) / LANES)
+#define GROUP_ROWS (WG / LANES)
+#define TIMES (1 + GLU) /* rows of W for one of out */
+#define SUMS (TIMES * TOKENS)
+#define VECTORS ((COLS / 4 + WG - 1) / WG)
+
+#if INPUT
+// Absmax int8 of the row, after RMSNorm where INPUT is 2, as words of four in the order that the chunks take them: one bit pair
+// after the other. Returns its scale and its sum. The norm is one factor of the whole row, so that the mean square and the
+// greatest magnitude can be found together.
+inline float2 quantized(global const float4 *x, global const float4 *norm, float eps, local uint *words, local float2 *scratch) {
+    float4 v[VECTORS];
+    float2 found = (float2)(0.0f, 0.0f);
+    UNROLL
+    for (int i = 0; i < VECTORS; i++) {
+        int k = get_local_id(0) + i * WG;
+        v[i] = k < COLS / 4 ? x[k] : (float4)(0.0f);
+#if INPUT == 2
+        found.x += dot(v[i], v[i]);
+        if (k < COLS / 4) v[i] *= norm[k];
+#endif
+        found.y = fmax(found.y, magnitude(v[i]));
+    }
+    found = group_sum_max(found, scratch);
+    float inverse = INPUT == 2 ? 1.0f / sqrt(found.x / COLS + eps) : 1.0f;
+    float largest = fmax(found.y * inverse, QUANT_FLOOR), factor = 127.0f / largest * inverse;
+    int sum = 0;
+    UNROLL
+    for (int i = 0; i < VECTORS; i++) {
+        int k = get_local_id(0) + i * WG;
+        uint word = as_uint(convert_char4_sat_rte(v[i] * factor));
+        if (k < ROW_BYTES) words[(k % 32 / 8 * CHUNKS + k / 32 * 2 + k % 8 / 4) * 4 + k % 4] = word;
+        sum = dot4(0x01010101u, word, sum);  // beyond K the values are zero
+    }
+    for (int k = VECTORS * WG + get_local_id(0); k < ROW_BYTES; k += WG)
+        words[(k % 32 / 8 * CHUNKS + k / 32 * 2 + k % 8 / 4) * 4 + k % 4] = 0;
+    return (float2)(largest / 127.0f, group_sum((float)sum, scratch));  // exact: below 2^24, as are its parts
+}
+#endif
+
+kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void ternary_decode(
+    global const int *step, global const void *input, global const float *scale, global const int *x_sums,
+    global const float *norm, float eps, global const uint4 *codes, global const float *w_scale, global float *out, int rows) {
+    local int parts[WG * SUMS];
+    int item = get_local_id(0), lane = item % LANES, slot = item / LANES, first = get_group_id(0) * GROUP_ROWS;
+    int outs = rows / TIMES, n = min(first + slot, outs - 1), tokens = STEP_TOKENS(step);
+    global const uint4 *row[TIMES];
+    UNROLL
+    for (int r = 0; r < TIMES; r++) row[r] = codes + (size_t)(n + r * outs) * CHUNKS;
+    int sums[TIMES][TOKENS];
+    UNROLL
+    for (int r = 0; r < TIMES; r++)
+        UNROLL
+        for (int t = 0; t < TOKENS; t++) sums[r][t] = 0;
+#if INPUT
+    local uint4 x[4 * CHUNKS];
+    local float2 scratch[WG];
+    uint4 held[TIMES][ITERS];  // fetched before the barriers of the quantisation
+    UNROLL
+    for (int i = 0; i < ITERS; i++)
+        UNROLL
+        for (int r = 0; r < TIMES; r++) held[r][i] = row[r][min(lane + i * LANES, CHUNKS - 1)];
+    float2 made = quantized(input, (global const float4 *)norm, eps, (local uint *)x, scratch);
+#endif
+    UNROLL
+    for (int i = 0; i < ITERS; i++) {
+        int chunk = lane + i * LANES;
+        if (chunk >= CHUNKS) break;
+        uint4 code[TIMES];
+#if INPUT
+        UNROLL
+        for (int r = 0; r < TIMES; r++) code[r] = held[r][i];
+#else
+        UNROLL
+        for (int r = 0; r < TIMES; r++) code[r] = row[r][chunk];
+#endif
+        UNROLL
+        for (int pair = 0; pair < 4; pair++) {
+            uint4 c[TIMES];
+            UNROLL
+            for (int r = 0; r < TIMES; r++) c[r] = code[r] >> (6 - 2 * pair) & 0x03030303u;
+            UNROLL
+            for (int t = 0; t < TOKENS; t++) {
+#if INPUT
+                uint4 v = x[pair * CHUNKS + chunk];
+#else
+                uint4 v = load_x(input, min(t, tokens - 1), chunk / 2 * 128 + pair * 32 + chunk % 2 * 16);
+#endif
+                UNROLL
+                for (int r = 0; r < TIMES; r++)
+                    sums[r][t] = dot4(c[r].w, v.w, dot4(c[r].z, v.z, dot4(c[r].y, v.y, dot4(c[r].x, v.x, sums[r][t]))));
+            }
+        }
+    }
+    UNROLL
+    for (int r = 0; r < TIMES; r++)
+        UNROLL
+        for (int t = 0; t < TOKENS; t++) parts[((t * GROUP_ROWS + slot) * TIMES + r) * LANES + lane] = sums[r][t];
+    barrier(CLK_LOCAL_MEM_FENCE);
+    for (int i = item; i < TOKENS * GROUP_ROWS; i += WG) {
+        int t = i / GROUP_ROWS, to = first + i % GROUP_ROWS;
+        if (t >= tokens || to >= outs) continue;
+#if INPUT
+        float x_scale = made.x;
+        int x_sum = (int)made.y;
+#else
+        float x_scale = scale[t];
+        int x_sum = x_sums[t];
+#endif
+        float value[TIMES];
+        UNROLL
+        for (int r = 0; r < TIMES; r++) {
+            int sum = -x_sum;
+            for (int l = 0; l < LANES; l++) sum += parts[(i * TIMES + r) * LANES + l];
+            value[r] = (float)sum * (x_scale * w_scale[to + r * outs]);
+        }
+#if GLU
+        out[(size_t)t * outs + to] = act(value[0]) * value[1];
+#elif ADD
+        out[(size_t)t * outs + to] += value[0];
+#else
+        out[(size_t)t * outs + to] = value[0];
+#endif
+    }
+}

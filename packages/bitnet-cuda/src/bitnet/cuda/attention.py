@@ -1,0 +1,93 @@
+"""Rotation and attention as CUDA launches: split over positions for few tokens, by tiles for many."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from bitnet.core.gpu import Bucket, Context, KernelSpec, Launch
+from bitnet.core.gpu.ops import ceil_div, kv_defines, positions
+from bitnet.core.hal import Attention, RopeAppend
+from bitnet.cuda.products import DECODE_TOKENS, TENSOR_CORES, largest
+
+QUERY_TILE = 64
+"""Tokens of a block of attention_prefill."""
+SPLIT = 64
+"""Positions that are worth a block of attention of their own."""
+MAX_SPLITS = 64
+MAX_CLUSTER = 8
+"""Blocks of a cluster on every device that has clusters."""
+CLUSTERS = (9, 0)
+"""Compute capability from which there are clusters."""
+ROPE_WARPS = 8
+ATTENTION_BLOCKS = 3
+"""Blocks of attention_decode on each multiprocessor, at most, for which a sequence is split."""
+PLAIN_GROUP = 256
+"""Threads of a block of the plain kernel."""
+
+
+class AttentionOps:
+    """The launches for a device of ``multiprocessors`` and a compute capability such as ``(9, 0)``."""
+
+    def __init__(self, multiprocessors: int, capability: tuple[int, int]) -> None:
+        self._multiprocessors = multiprocessors
+        self._tensor_cores, self._clusters = capability >= TENSOR_CORES, capability >= CLUSTERS
+
+    def rope_append(self, ctx: Context, op: RopeAppend, bucket: Bucket) -> list[Launch]:
+        tensors = ctx.tensors[op.qkv], ctx.kv("k", op.layer), ctx.kv("v", op.layer)
+        args = (*positions(ctx), *tensors, ctx.dense(op.cos).data, ctx.dense(op.sin).data)
+        sizes = {"HEADS": op.heads, "KV_HEADS": op.kv_heads, "WARPS": ROPE_WARPS, "NEOX": int(op.style == "neox")}
+        spec = KernelSpec("rope_append", "rope_append", tuple((kv_defines(ctx, op) | sizes).items()))
+        grid = (bucket.tokens, ceil_div(op.heads + 2 * op.kv_heads, ROPE_WARPS), 1)
+        return [Launch(spec, grid, (32 * ROPE_WARPS, 1, 1), args, overlaps=True)]
+
+    def attention(self, ctx: Context, op: Attention, bucket: Bucket) -> list[Launch]:
+        cache = ctx.kv("k", op.layer), ctx.kv("v", op.layer)
+        tensors = ctx.tensors[op.qkv], *cache, ctx.tensors[op.out]
+        if self.splits(ctx, op, bucket):
+            return [self.decode(ctx, op, bucket, rope=None)]
+        defines = kv_defines(ctx, op)
+        if self._tensor_cores and defines["KV_F16"] and op.head_dim in (64, 128):
+            defines |= {"HEADS": op.heads, "KV_HEADS": op.kv_heads}
+            spec = KernelSpec("attention_prefill", "attention_prefill", tuple(defines.items()))
+            tiles = bucket.tokens // QUERY_TILE + min(bucket.tokens, ctx.program.limits.max_seqs)
+            shared = 4 * QUERY_TILE * (op.head_dim + 8) * 2
+            args = (*positions(ctx), *tensors)
+            return [Launch(spec, (op.heads, tiles, 1), (256, 1, 1), args, shared=shared, overlaps=True)]
+        args = (*positions(ctx), *tensors, np.int32(op.heads), np.int32(op.kv_heads))
+        spec = KernelSpec("attention", "attention", (("WG", PLAIN_GROUP), *defines.items()))
+        return [Launch(spec, (bucket.tokens, op.heads, 1), (PLAIN_GROUP, 1, 1), args)]
+
+    def splits(self, ctx: Context, op: Attention, bucket: Bucket) -> bool:
+        kv = ctx.program.kv
+        assert kv is not None
+        fits = self._tensor_cores and op.head_dim in (64, 128, 256) and op.heads // op.kv_heads <= 8
+        decoding = bucket.tokens <= DECODE_TOKENS or bucket.tokens == bucket.rows
+        return fits and kv.dtype == "f16" and decoding
+
+    def decode(self, ctx: Context, op: Attention, bucket: Bucket, rope: RopeAppend | None) -> Launch:
+        limit = max(ctx.program.limits.max_rows, min(ctx.program.limits.max_tokens, DECODE_TOKENS))
+        heads, splits = bucket.tokens * op.kv_heads, ceil_div(bucket.context, SPLIT)
+        if self._clusters:
+            most = min(splits, MAX_CLUSTER)
+            splits = largest(MAX_CLUSTER, lambda n: n <= most and heads * n <= ATTENTION_BLOCKS * self._multiprocessors)
+            parts = arrivals = ctx.step  # not used
+        else:
+            splits = min(splits, MAX_SPLITS)
+            parts = ctx.scratch("attention parts", limit * op.heads * MAX_SPLITS * (op.head_dim + 2) * 4)
+            arrivals = ctx.zeroed("attention arrivals", limit * op.kv_heads * 4)
+        long = bucket.context > SPLIT * splits and heads * splits <= self._multiprocessors
+        warps = 8 if long else 4
+        defines = kv_defines(ctx, op) | {
+            "HEADS": op.heads,
+            "KV_HEADS": op.kv_heads,
+            "SPLITS": splits,
+            "CLUSTER": int(self._clusters and splits > 1),
+            "WARPS": warps,
+            "ROPE": int(rope is not None),
+            "NEOX": int(rope is not None and rope.style == "neox"),
+        }
+        tables = (ctx.dense(rope.cos).data, ctx.dense(rope.sin).data) if rope else (ctx.step, ctx.step)
+        cache = ctx.kv("k", op.layer), ctx.kv("v", op.layer)
+        args = (*positions(ctx), ctx.tensors[op.qkv], *cache, *tables, ctx.tensors[op.out], parts, arrivals)
+        spec = KernelSpec("attention_decode", "attention_decode", tuple(defines.items()))
+        return Launch(spec, (op.kv_heads, bucket.tokens, splits), (32 * warps, 1, 1), args, overlaps=True)

@@ -1,0 +1,190 @@
+"""The matrix products as CUDA launches: ternary ones of few and of many tokens, and the head."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from bitnet.core.gpu import Arg, Bucket, Buffer, Context, KernelSpec, Launch, TernaryBuffer
+from bitnet.core.gpu.fusion import Source, quantised, row_sums
+from bitnet.core.gpu.ops import ceil_div
+from bitnet.core.hal import DenseMatmul, TernaryMatmul
+
+DECODE_TOKENS = 8
+"""More tokens than this take a tiled product."""
+GEMV_ROWS = 4
+LANES, TILE_M, TILE_N, TILE_GROUP = 32, 32, 64, 256
+"""Of the tiled product, as its source has them."""
+SHARED = 200 * 1024
+"""Bytes of shared memory that a block of ternary_decode may take."""
+EARLY_BYTES = 3 << 20
+"""Codes of a product of one token, up to which the next kernel's do not get in its way."""
+MAX_STEPS = 96
+"""Longest K of ternary_decode, in steps of 256: 16 warps with 6 each."""
+STAGES, X_PITCH, W_PITCH, TOKEN_TILES = 4, 160, 32, (64, 128)
+"""Of ternary_mma, as its source has them."""
+WGMMA_STAGES = 5
+"""Of ternary_wgmma, as its source has them."""
+MIN_TILES = 4
+"""Of 128 of K: the least a block of ternary_wgmma should have."""
+HEAD_ROWS, HEAD_PITCH = 256, 192
+"""Weight rows of a block of dense_mma, and bytes of a half row of x in its shared memory."""
+WARPS = 8
+"""Wanted on each multiprocessor by a product of few tokens, so that its weights are all in flight at once."""
+TILE_ROWS = 16
+WGMMA = (9, 0)
+"""The one compute capability that has wgmma."""
+TENSOR_CORES = (8, 0)
+"""Compute capability from which there is mma of 8-bit integers with 32 of K."""
+
+
+class Products:
+    """The launches for a device of ``multiprocessors`` and a compute capability such as ``(9, 0)``."""
+
+    def __init__(self, multiprocessors: int, capability: tuple[int, int]) -> None:
+        self._multiprocessors = multiprocessors
+        self._tensor_cores = capability >= TENSOR_CORES
+        self._wgmma = capability == WGMMA
+
+    def ternary_matmul(self, ctx: Context, op: TernaryMatmul, bucket: Bucket) -> list[Launch]:
+        x, scale, out = ctx.tensors[op.x], ctx.tensors[op.scale], ctx.tensors[op.out]
+        w = ctx.ternary(op.weights)
+        if self.decodes(w, bucket):
+            return [*self.row_sums(ctx, op, bucket), self.decode(ctx, op, bucket, Source(x, scale=scale), out)]
+        if self._tensor_cores and w.cols % 16 == 0:
+            return [*self.row_sums(ctx, op, bucket), self.tiled(ctx, op, bucket, out)]
+        args = (ctx.step, x, scale, w.codes, w.scales, out, np.int32(w.rows))
+        shape = (("COLS", w.cols), ("ROW_BYTES", w.row_bytes), ("ADD", int(op.add)))
+        defines = (*shape, ("ROWS", GEMV_ROWS), ("TOKENS", min(bucket.tokens, DECODE_TOKENS)))
+        if bucket.tokens <= DECODE_TOKENS:
+            spec, block = KernelSpec("ternary_matmul", "ternary_gemv", defines), (LANES, GEMV_ROWS, 1)
+            return [Launch(spec, (ceil_div(w.rows, GEMV_ROWS), 1, 1), block, args)]
+        grid = (ceil_div(w.rows, TILE_N), ceil_div(bucket.tokens, TILE_M), 1)
+        return [Launch(KernelSpec("ternary_matmul", "ternary_gemm", defines), grid, (TILE_GROUP, 1, 1), args)]
+
+    def dense_matmul(self, ctx: Context, op: DenseMatmul, bucket: Bucket) -> list[Launch]:
+        weight = ctx.dense(op.weight)
+        rows, cols = weight.shape
+        x, out, n = ctx.tensors[op.x], ctx.tensors[op.out], np.int32(rows)
+        if weight.dtype == "f16" and cols % 256 == 0 and cols <= 4096 and bucket.rows == 1:
+            spec = KernelSpec("dense_decode", "dense_decode", (("COLS", cols), ("TOKENS", 1), ("WARPS", WARPS)))
+            grid, block = (2 * self._multiprocessors, 1, 1), (32 * WARPS, 1, 1)
+            return [Launch(spec, grid, block, (ctx.step, x, weight.data, out, n), overlaps=True)]
+        if weight.dtype == "f16" and cols % 8 == 0 and self._tensor_cores:
+            tiles = min(ceil_div(bucket.rows, 8), 8)
+            most = ctx.program.limits.max_rows
+            halves, scales = ctx.scratch("row halves", most * cols * 4), ctx.scratch("row scales", most * 4)
+            sizes = (("COLS", cols), ("NT", tiles))
+            split, product = (KernelSpec("dense_mma", entry, sizes) for entry in ("split_rows", "dense_mma"))
+            grid = (ceil_div(rows, HEAD_ROWS), ceil_div(bucket.rows, 8 * tiles), 1)
+            args = (ctx.step, halves, scales, weight.data, out, n)
+            shared = 2 * tiles * 16 * HEAD_PITCH
+            return [
+                Launch(split, (bucket.rows, 1, 1), (256, 1, 1), (ctx.step, x, halves, scales), overlaps=True),
+                Launch(product, grid, (HEAD_ROWS, 1, 1), args, shared=shared, overlaps=True),
+            ]
+        tokens = min(bucket.rows, DECODE_TOKENS)
+        defines = (("WEIGHT_F16", int(weight.dtype == "f16")), ("ROWS", GEMV_ROWS), ("TOKENS", tokens))
+        args = (ctx.step, x, weight.data, out, np.int32(cols), n)
+        grid = (ceil_div(rows, GEMV_ROWS), ceil_div(bucket.rows, tokens), 1)
+        return [Launch(KernelSpec("dense_matmul", "dense_matmul", defines), grid, (LANES, GEMV_ROWS, 1), args)]
+
+    def row_sums(self, ctx: Context, op: TernaryMatmul, bucket: Bucket) -> list[Launch]:
+        """What makes the sums of the operation's activations, where the program does not quantise them itself."""
+        if quantised(op.x, ctx.program.ops):
+            return []
+        spec = KernelSpec("row_sums", "row_sums", (("COLS", ctx.shape(op.x)[1]),))
+        args = (ctx.step, ctx.tensors[op.x], row_sums(ctx, op.x))
+        return [Launch(spec, (bucket.tokens, 1, 1), (32, 1, 1), args, overlaps=True)]
+
+    def decode(
+        self, ctx: Context, op: TernaryMatmul, bucket: Bucket, source: Source, out: Buffer, *, activation: str = ""
+    ) -> Launch:
+        w = ctx.ternary(op.weights)
+        tiles, split = self._shape(w.rows, w.row_bytes, bucket.tokens)
+        defines = {
+            "COLS": w.cols,
+            "ROW_BYTES": w.row_bytes,
+            "TOKENS": bucket.tokens,
+            "TILES": tiles,
+            "KSPLIT": split,
+            "INPUT": source.kind,
+            "EARLY": int(bucket.tokens == 1 and w.codes.nbytes <= EARLY_BYTES),
+            "GLU": int(bool(activation)),
+            "RELU2": int(activation == "relu2"),
+            "ADD": int(op.add),
+        }
+        norm = ctx.dense(source.norm).data if source.norm else source.x
+        sums = source.x if source.kind else row_sums(ctx, op.x)
+        args: tuple[Arg, ...] = (ctx.step, source.x, source.scale or source.x, sums, norm, np.float32(source.eps))
+        args = (*args, w.codes, w.scales, out, np.int32(w.rows))
+        grid = (ceil_div(ceil_div(w.rows, TILE_ROWS), tiles), 1, 1)
+        spec = KernelSpec("ternary_decode", "ternary_decode", tuple(defines.items()))
+        shared = _stride(w) * (1 if source.kind else bucket.tokens)
+        return Launch(spec, grid, (32 * tiles * split, 1, 1), args, shared=shared, overlaps=True)
+
+    def decodes(self, w: TernaryBuffer, bucket: Bucket) -> bool:
+        """Whether ternary_decode can do a product of so many tokens."""
+        few = self._tensor_cores and bucket.tokens <= DECODE_TOKENS
+        return few and ceil_div(w.row_bytes, 64) <= MAX_STEPS and _stride(w) * bucket.tokens <= SHARED
+
+    def tiled(self, ctx: Context, op: TernaryMatmul, bucket: Bucket, out: Buffer, *, activation: str = "") -> Launch:
+        w = ctx.ternary(op.weights)
+        token_tile = TOKEN_TILES[bucket.tokens > TOKEN_TILES[0]]
+        token_tiles = ceil_div(bucket.tokens, token_tile)
+        defines = {
+            "COLS": w.cols,
+            "ROW_BYTES": w.row_bytes,
+            "BN": token_tile,
+            "GLU": int(bool(activation)),
+            "RELU2": int(activation == "relu2"),
+            "ADD": int(op.add),
+        }
+        x = ctx.tensors[op.x], ctx.tensors[op.scale], row_sums(ctx, op.x)
+        args = (ctx.step, *x, w.codes, w.scales, out, np.int32(w.rows))
+        if self._wgmma:
+            row_tile = 256 if ceil_div(w.rows, 256) * token_tiles >= self._multiprocessors else 128
+            row_tiles = ceil_div(w.rows, row_tile)
+            blocks = 5 * self._multiprocessors // 2
+            depth = w.row_bytes // 32
+
+            def fits(n: int) -> bool:
+                grid = row_tiles * token_tiles * n
+                return grid <= blocks and depth // n >= (MIN_TILES if grid <= self._multiprocessors else 2 * MIN_TILES)
+
+            split = largest(4, fits)
+            tiles = ("BM", row_tile), ("KSPLIT", split if row_tile == 128 else 1)
+            spec = KernelSpec("ternary_wgmma", "ternary_wgmma", (*defines.items(), *tiles))
+            shared = 1024 + WGMMA_STAGES * (token_tile * 128 + row_tile * W_PITCH)
+            grid = (row_tiles, token_tiles, tiles[1][1])
+            return Launch(spec, grid, (2 * row_tile, 1, 1), args, shared=shared, overlaps=True)
+        row_tile = 128 if ceil_div(w.rows, 128) * token_tiles >= self._multiprocessors * 3 // 4 else 64
+        spec = KernelSpec("ternary_gemm", "ternary_mma", (*defines.items(), ("BM", row_tile)))
+        shared = STAGES * (token_tile * X_PITCH + row_tile * W_PITCH)
+        grid = (ceil_div(w.rows, row_tile), token_tiles, 1)
+        return Launch(spec, grid, (256, 1, 1), args, shared=shared, overlaps=True)
+
+    def _shape(self, rows: int, row_bytes: int, tokens: int) -> tuple[int, int]:
+        """Row tiles of a block, and the warps that share a tile's K: enough warps to have all weights in flight."""
+        tiles, steps = ceil_div(rows, TILE_ROWS), ceil_div(row_bytes, 64)
+        wanted = max(1, round(self._multiprocessors * WARPS / tiles))
+        each = max(1, steps // min(wanted, steps))
+        split = min(ceil_div(steps, min(each, 6)), 16)
+        least = 1
+        if tokens > 2:  # then every block's copy of x costs more than a warp's share of K
+            least, split = 2, min(split, max(5, ceil_div(steps, 6)))
+        return max(min(least, 16 // split), min(round(tiles / self._multiprocessors), 16 // split)), split
+
+
+def _stride(w: TernaryBuffer) -> int:
+    """Bytes of a token in the shared memory of ternary_decode."""
+    return ceil_div(w.row_bytes // 16, 4) * 256 + 64
+
+
+def largest(most: int, fits: Callable[[int], bool]) -> int:
+    """The largest power of two up to ``most`` that fits, or 1. Clusters of other sizes were slower."""
+    n = most
+    while n > 1 and not fits(n):
+        n //= 2
+    return n
