@@ -19,7 +19,7 @@ kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void attention_prefill(
     local float4 query[QUERIES * PITCH], cached[KEYS * PITCH];
     local float score[QUERIES][KEYS + 1], team_part[QUERIES][TEAM], scale[QUERIES];
     int item = get_local_id(0), kv_head = get_group_id(0), m0 = get_group_id(1) * TOKENS, tokens = STEP_TOKENS(step);
-    if (m0 >= tokens) return;
+    // No return where no token is left: PoCL 3.1 lets all work-items into the conditions behind the barriers then.
     int most = min(m0 + TOKENS, tokens), columns = (heads + 2 * kv_heads) * VECTORS;
     for (int i = item; i < QUERIES * VECTORS; i += WG) {
         int r = i / VECTORS, m = m0 + r / HEAD_GROUP;
@@ -113,13 +113,13 @@ kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void attention_prefill(
     UNROLL
     for (int i = 0; i < 4; i++) {
         int r = first_row + 8 * i, m = m0 + r / HEAD_GROUP;
-        if (r >= TOKENS * HEAD_GROUP || m >= most) continue;
         float sum = 0.0f;
         for (int t = 0; t < TEAM; t++) sum += team_part[r][t];
         UNROLL
         for (int d = 0; d < EACH_D; d++) {
             int v = line + LINES * d;
-            if (v < VECTORS) vstore4(sums[i][d] / sum, v, out + ((size_t)m * heads + kv_head * HEAD_GROUP + r % HEAD_GROUP) * DIM);
+            if (r < TOKENS * HEAD_GROUP && m < most && v < VECTORS)
+                vstore4(sums[i][d] / sum, v, out + ((size_t)m * heads + kv_head * HEAD_GROUP + r % HEAD_GROUP) * DIM);
         }
     }
 }

@@ -6,14 +6,14 @@ kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void dense_matmul(
     local float parts[SLOTS][EACH][TOKENS][LANES];
     int item = get_local_id(0), lane = item % LANES, slot = item / LANES;
     int first_row = get_group_id(0) * SLOTS * EACH, first = get_group_id(1) * TOKENS, count = STEP_ROWS(step);
-    if (first >= count) return;
+    int last = first < count ? cols : 0;  // not a return: PoCL 3.1 lets all work-items into the last condition then
     float sums[EACH][TOKENS];
     UNROLL
     for (int e = 0; e < EACH; e++) {
         UNROLL
         for (int t = 0; t < TOKENS; t++) sums[e][t] = 0.0f;
     }
-    for (int k = 4 * lane; k < cols; k += 4 * LANES) {
+    for (int k = 4 * lane; k < last; k += 4 * LANES) {
         float4 w[EACH];
         UNROLL
         for (int e = 0; e < EACH; e++) w[e] = LOAD_WEIGHT4(weight, (size_t)min(first_row + slot * EACH + e, rows - 1) * cols + k);
@@ -32,9 +32,10 @@ kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void dense_matmul(
     barrier(CLK_LOCAL_MEM_FENCE);
     for (int i = item; i < SLOTS * EACH * TOKENS; i += WG) {
         int to_row = first_row + i / TOKENS, to = first + i % TOKENS;
-        if (to_row >= rows || to >= count) continue;
-        float sum = 0.0f;
-        for (int l = 0; l < LANES; l++) sum += parts[i / TOKENS / EACH][i / TOKENS % EACH][i % TOKENS][l];
-        out[(size_t)to * rows + to_row] = sum;
+        if (to_row < rows && to < count) {
+            float sum = 0.0f;
+            for (int l = 0; l < LANES; l++) sum += parts[i / TOKENS / EACH][i / TOKENS % EACH][i % TOKENS][l];
+            out[(size_t)to * rows + to_row] = sum;
+        }
     }
 }

@@ -20,14 +20,15 @@ kernel __attribute__((reqd_work_group_size(GROUP, 1, 1))) void ternary_gemm(
     local uint4 x_tile[2][TILE_M * X_PITCH], c_tile[2][TILE_N * C_PITCH];
     int item = get_local_id(0), tx = item % TX, ty = item / TX;
     int n0 = get_group_id(0) * TILE_N, m0 = get_group_id(1) * TILE_M, tokens = STEP_TOKENS(step);
-    if (m0 >= tokens) return;
+    // Not a return: PoCL 3.1 lets all work-items into the conditions behind the barriers then.
+    int stages = m0 < tokens ? STAGES : -1;
     int sums[EACH_N][EACH_M];
     UNROLL
     for (int i = 0; i < EACH_N; i++)
         UNROLL
         for (int j = 0; j < EACH_M; j++) sums[i][j] = 0;
     uint4 next_x[X_LOADS], next_c[C_LOADS];
-    for (int stage = -1; stage < STAGES; stage++) {
+    for (int stage = -1; stage < stages; stage++) {
         if (stage + 1 < STAGES) {
             // Past the last token or row, the last one's again: what comes of it is not stored.
             UNROLL

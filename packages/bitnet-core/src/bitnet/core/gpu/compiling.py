@@ -14,8 +14,8 @@ Made = TypeVar("Made")
 def compile_all(compile_one: Callable[[Key], Made], keys: Collection[Key]) -> dict[Key, Made]:
     """What ``compile_one`` makes of each of the keys, in a thread for each processor this process may use.
 
-    It is for compilers that release the interpreter's lock. The first error is raised once all that had begun has ended;
-    what had not begun is left.
+    It is for compilers that release the interpreter's lock. The first error is raised once all that had begun has
+    ended; what had not begun is left.
     """
     distinct = list(dict.fromkeys(keys))
     workers = min(len(distinct), _processors())

@@ -9,7 +9,7 @@ import numpy as np
 
 from bitnet.core.gpu.driver import Buffer, Driver, Launch
 from bitnet.core.gpu.weights import DenseBuffer, TernaryBuffer, put_dense, put_ternary
-from bitnet.core.hal import Program, StepLayout
+from bitnet.core.hal import DenseMatmul, GluNormQuant, NormQuant, NormRows, Program, StepLayout, TernaryMatmul
 from bitnet.core.hal.check import TensorCheck
 from bitnet.core.hal.program import NUMPY_DTYPES
 
@@ -87,6 +87,18 @@ class Context:
             self._own(put.data)
             self._dense[name] = put
         return self._dense[name]
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of weights read in a step of one token: all that the operations name, but of tables a row."""
+        size = 0
+        for op in self.program.ops:
+            if isinstance(op, TernaryMatmul):
+                w = self.ternary(op.weights)
+                size += w.codes.nbytes + w.scales.nbytes
+            elif isinstance(op, NormQuant | GluNormQuant | NormRows | DenseMatmul) and op.weight is not None:
+                size += self.dense(op.weight).data.nbytes
+        return size
 
     def kv(self, which: str, layer: int) -> Buffer:
         """Keys (``"k"``) or values (``"v"``) of a layer: ``[blocks, block_size, kv_heads, head_dim]``."""

@@ -68,6 +68,11 @@ class GpuExecutable:
     def kernels(self) -> tuple[str, ...]:
         return tuple(self._kernels)
 
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of weights read in a decode step, for ``bitnet bench``."""
+        return self.context.weight_bytes
+
     def run(self, step: Step, count: int = 1) -> npt.NDArray[np.int32]:
         with self._lock:
             self._check_open()

@@ -1,0 +1,162 @@
+"""Compiling for a real device: what is kept and found again, bad entries, drivers that promise what they do not do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from bitnet.core import cache
+from bitnet.core.errors import KernelCompileError
+from bitnet.core.gpu import KernelSpec
+
+cl = pytest.importorskip("pyopencl")
+
+from bitnet.opencl import compiler, device, features  # noqa: E402  (they import pyopencl)
+
+SPECS = [KernelSpec("embed", "embed", (("WG", 64), ("WEIGHT_F16", n))) for n in (0, 1)]
+
+
+@pytest.fixture
+def compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """What is compiled during the test, with a cache of its own."""
+    monkeypatch.setenv("BITNET_CACHE_DIR", str(tmp_path))
+    monkeypatch.delenv("BITNET_NO_KERNEL_CACHE", raising=False)
+    labels: list[str] = []
+
+    def listen(label: str, seconds: float) -> None:
+        labels.append(label)
+
+    cache.listeners.append(listen)
+    yield labels
+    cache.listeners.remove(listen)
+
+
+@pytest.fixture
+def opened(require_device: Callable[[str, str | None], None]) -> Any:
+    """The first device there is."""
+    try:
+        devices = [d for platform in cl.get_platforms() for d in platform.get_devices()]
+    except cl.Error:
+        devices = []
+    require_device("opencl:0", None if devices else "there is no OpenCL device")
+    return devices[0]
+
+
+def make(opened: Any) -> compiler.Compiler:
+    return compiler.Compiler(cl.Context([opened]), opened, "opencl:0", cache.KernelCache())
+
+
+def test_programs_are_kept_and_found_again(opened: Any, compiled: list[str]) -> None:
+    for _ in range(2):
+        made = make(opened)
+        made.prepare(SPECS * 3)
+        assert made.kernel(SPECS[1]).function_name == "embed"
+    assert compiled == ["embed", "embed"]
+
+
+def test_an_entry_the_driver_refuses_is_compiled_again(opened: Any, compiled: list[str], tmp_path: Path) -> None:
+    """A flipped byte is the cache's to notice; a whole entry that is no binary is the driver's."""
+    made = make(opened)
+    made.prepare(SPECS)
+    entries = sorted((tmp_path / "kernels").glob("*.kernel"))
+    assert len(entries) == 2
+    kept = cache.KernelCache()
+    kept.put(entries[0].stem, b"no binary of any driver" * 9, label="junk", seconds=0.0)
+    spoiled = bytearray(entries[1].read_bytes())
+    spoiled[-1] ^= 1
+    entries[1].write_bytes(spoiled)
+    compiled.clear()
+    for _ in range(2):
+        again = make(opened)
+        again.prepare(SPECS)
+        assert again.kernel(SPECS[0]).function_name == "embed"
+    assert compiled == ["embed", "embed"]
+
+
+def test_features_that_do_not_compile_are_left_out(
+    opened: Any, compiled: list[str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As of a driver of NVIDIA's that takes no PTX: the plain way is compiled, kept and found again."""
+    monkeypatch.setattr(compiler, "flags", lambda opened: ("-cl-std=CL1.2", "-DPTX=1", "-DFP16=0", "-DINT_DOT=0"))
+    spec = KernelSpec("row_sums", "row_sums", (("WG", 64), ("COLS", 128)))
+    for _ in range(2):
+        made = make(opened)
+        made.prepare([spec])
+        assert made.kernel(spec).num_args == 3
+    assert compiled == ["row_sums"]
+    assert caplog.text.count("row_sums.cl is built without the device's features") == 1
+
+
+def test_what_does_not_compile_says_why(opened: Any, compiled: list[str]) -> None:
+    with pytest.raises(KernelCompileError) as raised:
+        make(opened).prepare([KernelSpec("row_sums", "row_sums", (("WG", 64), ("COLS", "no_number")))])
+    assert "row_sums.cl" in str(raised.value)
+    assert "no_number" in raised.value.log
+    assert compiled == []
+
+
+@pytest.mark.parametrize("buffers", [True, False], ids=["command-buffers", "one-by-one"])
+def test_a_recording_can_be_replayed(
+    opened: Any, compiled: list[str], monkeypatch: pytest.MonkeyPatch, buffers: bool
+) -> None:
+    """The same launches with command buffers, where the device has them, and without."""
+    if not buffers:
+        monkeypatch.setattr(device, "functions", lambda opened: None)
+    driver = device.OpenCLDriver(opened, "opencl:0")
+    step = np.array([3, 1, 3, 0, 0, 0, 0, 0, 2, 0, 1], np.int32)
+    table = np.arange(12, dtype=np.float32).reshape(3, 4)
+    there = [driver.alloc(a.nbytes) for a in (step, table, table)]
+    for buffer, array in zip(there, (step, table, np.zeros_like(table)), strict=True):
+        driver.upload(buffer, array)
+    args = (there[0], np.int32(8), there[1], there[2], np.int32(4))
+    first = compiler_launch(args)
+    second = compiler_launch((there[0], np.int32(8), there[2], there[1], np.int32(4)))
+    recording = driver.record([first, second])
+    has = features.features(opened)
+    assert isinstance(recording, device.CommandBuffer) == (buffers and "command-buffer" in has)
+    expected = table
+    for _ in range(3):  # each sees what the one before wrote
+        driver.submit(recording)
+        expected = expected[[2, 0, 1]][[2, 0, 1]]
+    out = np.empty_like(table)
+    driver.download(there[1], out)
+    assert out.tolist() == expected.tolist()
+    driver.close()
+
+
+def compiler_launch(args: Any) -> Any:
+    from bitnet.core.gpu import Launch
+
+    return Launch(SPECS[0], (3, 1, 1), (64, 1, 1), args)
+
+
+def made_up(extensions: str, version: str = "OpenCL 3.0 x", **more: Any) -> SimpleNamespace:
+    return SimpleNamespace(extensions=extensions, version=version, type=cl.device_type.GPU, **more)
+
+
+@pytest.mark.parametrize(
+    ("opened", "expected"),
+    [
+        (made_up(""), ()),
+        (made_up("cl_khr_fp16 cl_khr_integer_dot_product"), ("f16", "int8-dot")),
+        (made_up("cl_khr_subgroups", "OpenCL 2.0 x"), ("subgroups",)),
+        (made_up("", max_num_sub_groups=16), ("subgroups",)),
+        (made_up("", "OpenCL 2.1 x", max_num_sub_groups=16), ()),
+        (made_up("", max_num_sub_groups=0), ()),
+        (made_up(features.NVIDIA, compute_capability_major_nv=9, compute_capability_minor_nv=0), ("ptx-dp4a",)),
+        (made_up(features.NVIDIA, compute_capability_major_nv=6, compute_capability_minor_nv=1), ("ptx-dp4a",)),
+        (made_up(features.NVIDIA, compute_capability_major_nv=6, compute_capability_minor_nv=0), ()),
+        (made_up(features.NVIDIA), ()),
+        (made_up("", compute_capability_major_nv=9, compute_capability_minor_nv=0), ()),
+    ],
+)
+def test_what_a_device_is_found_to_have(opened: Any, expected: tuple[str, ...]) -> None:
+    assert features.features(opened) == expected
+    told = features.flags(opened)
+    assert {f"-D{features.DEFINES[name]}=1" for name in expected} == set(told) - {told[0], "-DGPU=1"}
+    assert told[0] == ("-cl-std=CL3.0" if "subgroups" in expected and "3.0" in opened.version else "-cl-std=CL1.2")
