@@ -17,6 +17,7 @@ from bitnet.core.gpu import KernelSpec
 cl = pytest.importorskip("pyopencl")
 
 from bitnet.opencl import compiler, device, features  # noqa: E402  (they import pyopencl)
+from bitnet.opencl.command_buffer import CommandBuffer
 
 SPECS = [KernelSpec("embed", "embed", (("WG", 64), ("WEIGHT_F16", n))) for n in (0, 1)]
 
@@ -118,7 +119,7 @@ def test_a_recording_can_be_replayed(
     second = compiler_launch((there[0], np.int32(8), there[2], there[1], np.int32(4)))
     recording = driver.record([first, second])
     has = features.features(opened)
-    assert isinstance(recording, device.CommandBuffer) == (buffers and "command-buffer" in has)
+    assert isinstance(recording, CommandBuffer) == (buffers and "command-buffer" in has)
     expected = table
     for _ in range(3):  # each sees what the one before wrote
         driver.submit(recording)
