@@ -17,7 +17,7 @@ from bitnet.core.gpu import KernelSpec
 cl = pytest.importorskip("pyopencl")
 
 from bitnet.opencl import compiler, device, features  # noqa: E402  (they import pyopencl)
-from bitnet.opencl.command_buffer import CommandBuffer
+from bitnet.opencl.command_buffer import CommandBuffer  # noqa: E402
 
 SPECS = [KernelSpec("embed", "embed", (("WG", 64), ("WEIGHT_F16", n))) for n in (0, 1)]
 
