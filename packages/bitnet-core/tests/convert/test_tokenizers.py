@@ -158,7 +158,7 @@ def test_what_is_converted_runs(source: Source, change: Callable[[Source], None]
             assert model.tokenizer.encode(text, add_special=False) == expected
     assert model.tokenizer.vocab_size == source.config["vocab_size"]
     with load_model(source.target, device="cpu") as loaded:
-        assert len(loaded.generate("the cat", max_tokens=3, stop_tokens=[]).tokens) == 3
+        assert len(loaded.generate("the cat", max_tokens=3, ignore_eos=True).tokens) == 3
 
 
 def model_of(kind: str, **values: Any) -> Callable[[Source], None]:
