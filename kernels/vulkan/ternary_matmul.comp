@@ -1,4 +1,4 @@
-// variants: SUBGROUPS DOT
+// variants: SUBGROUPS DOT WIDE
 // out[m, n] = f32(sum of x[m, k] w[n, k]) * (scale[m] * w_scale[n]). A word of codes holds, at each bit pair, four neighbours:
 // pair 3 (the top) weights k..k+3, pair 2 those 32 further, and so on.
 layout(constant_id = 1) const int COLS = 128;
@@ -9,15 +9,28 @@ layout(constant_id = 4) const int TOKENS = 1;
 #endif
 const uint BLOCKS = (COLS + 127) / 128;
 BUFFER(0, readonly, int, step_data);
+#if WIDE
+BUFFER(1, readonly, uvec4, x);  // COLS is a multiple of 16
+#else
 BUFFER(1, readonly, uint, x);
+#endif
 BUFFER(2, readonly, float, scale);
 BUFFER(3, readonly, uvec4, codes);
 BUFFER(4, readonly, float, w_scale);
 BUFFER(5, , float, result);
 layout(push_constant) uniform Push { int rows; };
 
-// Word k / 4 of a token's activations; zero beyond K.
-uint load_x(uint m, uint word) { return COLS % 128 == 0 || word < COLS / 4 ? x[m * (COLS / 4) + word] : 0; }
+// Four words of a token's activations, the quad-th; zeros beyond K.
+uvec4 load_x(uint m, uint quad) {
+#if WIDE
+    return COLS % 128 == 0 || quad < COLS / 16 ? x[m * (COLS / 16) + quad] : uvec4(0);
+#else
+    uvec4 words;
+    [[unroll]] for (uint j = 0; j < 4; j++)
+        words[j] = 4 * quad + j < COLS / 4 ? x[m * (COLS / 4) + 4 * quad + j] : 0;
+    return words;
+#endif
+}
 
 void store(uint m, uint n, int sum) {
     uint at = m * rows + n;
@@ -42,16 +55,17 @@ KERNEL(ternary_gemv) {
     if (first >= tokens) return;
     uint row = min(n, rows - 1) * BLOCKS * 2;
     int sums[TOKENS];
-    for (int t = 0; t < TOKENS; t++) sums[t] = 0;
+    [[unroll]] for (int t = 0; t < TOKENS; t++) sums[t] = 0;
     for (uint q = part; q < BLOCKS * 2; q += LANES) {
         uvec4 quad = codes[row + q];
-        uint at = q / 2 * 32 + q % 2 * 4;
-        [[unroll]] for (int plane = 0; plane < 4; plane++)
-            [[unroll]] for (int j = 0; j < 4; j++) {
-                uint weights = weights_of(quad[j], 3 - plane);
-                for (uint t = 0; t < TOKENS; t++)
-                    sums[t] = dot4(weights, load_x(min(first + t, tokens - 1), at + 8 * plane + j), sums[t]);
+        [[unroll]] for (int plane = 0; plane < 4; plane++) {
+            uvec4 weights;
+            [[unroll]] for (int j = 0; j < 4; j++) weights[j] = weights_of(quad[j], 3 - plane);
+            [[unroll]] for (uint t = 0; t < TOKENS; t++) {
+                uvec4 v = load_x(min(first + t, tokens - 1), q / 2 * 8 + q % 2 + 2 * plane);
+                [[unroll]] for (int j = 0; j < 4; j++) sums[t] = dot4(weights[j], v[j], sums[t]);
             }
+        }
     }
 #if SUBGROUPS
     for (int t = 0; t < TOKENS; t++) {
@@ -83,9 +97,10 @@ KERNEL(ternary_gemm) {
     [[unroll]] for (int i = 0; i < 16; i++) sums[i] = 0;
     for (uint block = 0; block < BLOCKS; block++) {
         barrier();
-        for (uint i = lane; i < TILE_M * 32; i += 128) {
-            uint m = m0 + i / 32;
-            x_tile[i / 32 * 33 + i % 32] = m < tokens ? load_x(m, block * 32 + i % 32) : 0;
+        for (uint i = lane; i < TILE_M * 8; i += 128) {
+            uint m = m0 + i / 8;
+            uvec4 v = m < tokens ? load_x(m, block * 8 + i % 8) : uvec4(0);
+            [[unroll]] for (uint j = 0; j < 4; j++) x_tile[i / 8 * 33 + i % 8 * 4 + j] = v[j];
         }
         uint n = n0 + lane / 2;
         uvec4 quad = n < rows ? codes[(n * BLOCKS + block) * 2 + lane % 2] : uvec4(0x55555555u);

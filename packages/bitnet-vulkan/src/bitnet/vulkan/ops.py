@@ -132,15 +132,16 @@ class VulkanOps:
             return [self._decode(w, Source(x, scale=scale), out, add=op.add)]
         args = (ctx.step, x, scale, w.codes, w.scales, out, np.int32(w.rows))
         defines: dict[str, int] = {"COLS": w.cols, "ADD": int(op.add)}
+        wide = {"MACRO_WIDE": int(w.cols % 16 == 0)}
         if bucket.tokens <= FEW_TOKENS:
             lanes = self._lanes(w)
             grid = (ceil_div(w.rows, self._gemv_group // lanes), 1, 1)
-            defines |= {"LANES": lanes, "TOKENS": bucket.tokens}
+            defines |= {"LANES": lanes, "TOKENS": bucket.tokens, **wide}
             return [_launch("ternary_matmul", "ternary_gemv", grid, self._gemv_group, args, defines)]
         if self._multiplies_matrices(w):
             return [self._matrix_product(w, bucket, args, defines)]
         grid = (ceil_div(w.rows, TILE_N), ceil_div(bucket.tokens, TILE_M), 1)
-        return [_launch("ternary_matmul", "ternary_gemm", grid, TILE_GROUP, args, defines)]
+        return [_launch("ternary_matmul", "ternary_gemm", grid, TILE_GROUP, args, defines | wide)]
 
     def _multiplies_matrices(self, w: TernaryBuffer) -> bool:
         """Whether ternary_mma can do a product of many tokens: its work-groups are eight subgroups of 32."""
