@@ -28,7 +28,7 @@ Require: TypeAlias = Callable[[str, str | None], None]
 Run: TypeAlias = Callable[..., subprocess.CompletedProcess[str]]
 SMALL = (
     "test_embed or test_ternary_matmul_of_stacked or test_norm_quant_rounds or test_glu_norm_quant_beyond "
-    "or test_quantize_of_zeros or (test_huge_scores and f16)"
+    "or test_quantize_of_zeros or (test_huge_scores and f16) or test_greedy"
 )
 """Tests of few work-items: oclgrind interprets every instruction."""
 

@@ -76,6 +76,10 @@ class AttentionOps:
         return launches
 
     def _tiles(self, op: Attention) -> bool:
-        """Whether a work-group can hold attention_prefill's tiles."""
+        """Whether a work-group can hold attention_prefill's tiles, and each work-item has a part in loading them.
+
+        Of narrower heads some would have none, and PoCL 3.1 lets those load too, beyond the tile.
+        """
         floats = (QUERIES + KEYS) * (op.head_dim + 4) + QUERIES * (KEYS + 1 + 9)
-        return op.heads // op.kv_heads <= QUERIES and self._group >= TILE_GROUP and 4 * floats <= self._local
+        wide = QUERIES * op.head_dim // 4 >= TILE_GROUP
+        return wide and op.heads // op.kv_heads <= QUERIES and self._group >= TILE_GROUP and 4 * floats <= self._local

@@ -26,7 +26,7 @@ def compile_all(compile_one: Callable[[Key], Made], keys: Collection[Key]) -> di
         try:
             return {key: future.result() for key, future in futures.items()}
         except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
+            pool.shutdown(cancel_futures=True)
             raise
 
 
