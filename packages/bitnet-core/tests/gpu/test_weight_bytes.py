@@ -1,0 +1,37 @@
+"""What a GPU tells ``bitnet bench`` to hold its decode speed against."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from bitnet.core.gpu import Context
+from bitnet.core.hal import Limits, StepLayout
+from bitnet.core.testing.model import TinyModel
+
+
+@dataclass
+class Memory:
+    nbytes: int
+
+
+class NoDevice:
+    """What a context needs of a driver, less the device."""
+
+    def alloc(self, nbytes: int) -> Memory:
+        return Memory(nbytes)
+
+    def upload(self, buffer: Memory, array: np.ndarray[Any, Any], offset: int = 0) -> None:
+        assert offset + array.nbytes <= buffer.nbytes
+
+
+def test_weights_a_decode_step_reads() -> None:
+    """All codes and their rows' scales, norms and the head; not the table of embeddings, nor the rotation's angles."""
+    model = TinyModel(np.random.default_rng())
+    program = model.program(Limits(4, 1, 1, 4), 8)
+    context = Context(NoDevice(), program, StepLayout(program.limits))  # type: ignore[arg-type]
+    codes = sum(w.shape[0] * (-(-w.shape[1] // 128) * 32 + 4) for w, _ in model.ternary.values())
+    dense = sum(a.nbytes for name, a in model.dense.items() if name not in ("embd", "cos", "sin"))
+    assert context.weight_bytes == codes + dense
