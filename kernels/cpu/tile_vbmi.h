@@ -111,10 +111,9 @@ INLINE void gemm_tiles(
         for (int m = 0; m < tokens; m++) sum[t][m] = _mm512_setzero_si512();
     for (int64_t g = 0; g < groups; g++, w += pitch) {
         __m512i digits[GEMM_TILES], fifth[GEMM_TILES];
-        for (int t = 0; t < tiles; t++) {
-            digits[t] = digits_of(_mm512_loadu_si512(w + 64 * t), table, &fifth[t]);
-            _mm_prefetch(w + 64 * t + 8192, _MM_HINT_T1);
-        }
+        for (int t = 0; t < tiles; t++) digits[t] = digits_of(_mm512_loadu_si512(w + 64 * t), table, &fifth[t]);
+        /* All tiles of the panel, not only those of this pass: the next one then finds its own in the cache. */
+        for (int t = 0; t < PANEL_TILES; t++) _mm_prefetch(w + 64 * t + 4096, _MM_HINT_T0);
         for (int p = 0; p < 5; p++, x += tokens) {
             __m512i plane[GEMM_TILES];
             for (int t = 0; t < tiles; t++)

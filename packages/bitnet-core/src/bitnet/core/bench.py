@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
+from bitnet.core.engine.setup import BLOCK_SIZE
 from bitnet.core.errors import InvalidInputError
 
 if TYPE_CHECKING:
@@ -70,8 +71,9 @@ class Workload:
 
     @property
     def context(self) -> int:
-        """Tokens a sequence comes to, with what it takes to measure."""
-        return self.depth + self.tokens + 2
+        """Tokens a sequence comes to, with what it takes to measure: a cache block more than it fills, so that sequences
+        that are to decode together never wait for each other's."""
+        return self.depth + self.tokens + 2 + BLOCK_SIZE
 
 
 @dataclass(frozen=True, slots=True)
