@@ -7,8 +7,8 @@
  * and independent from column to column (subtractive dither: Schuchman 1964), whatever the weights are.
  *
  * Then the error of a score Σ W[n, k] x[k] is a sum of independent, centred, bounded terms, sub-Gaussian with the variance
- * of the uniform distribution: beyond step[n] ‖column · x‖ t / √12 with probability at most 2 e^(-t²/2). With t = 8.41 that
- * is 2^-50: head_sample.h re-scores in full precision whatever this leaves in doubt.
+ * of the uniform distribution: too low by more than step[n] ‖column · x‖ t / √12 with probability at most e^(-t²/2). With
+ * t = 7.5 that is 2^-40: head_sample.h re-scores in full precision whatever this leaves in doubt. ADR 0060 has the proof.
  */
 #ifndef BN_HEAD_LAYOUT_H
 #define BN_HEAD_LAYOUT_H

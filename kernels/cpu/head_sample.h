@@ -1,13 +1,14 @@
 /*
  * dense_matmul and sample in one: the token that they would choose, without reading the whole matrix.
  *
- * Every row is scored from the compact head, in 16-bit activations; head_layout.h bounds what each score may be off by. A
+ * Every row is scored from the compact head (head_score.h); head_layout.h bounds what each score may be off by. A
  * few likely rows are then scored from the weights themselves, and after them every row that could still win or that
  * sampling could reach, given what those few have shown. What is compared in the end are exact scores, so the token is the
  * one that the exact logits give. Rows whose parameters ask for the whole distribution (top-p without top-k), or where
  * too many tokens stay in reach, have all their logits computed.
  *
- * Meanwhile a row of the logits holds approximate scores; native.c computes the exact ones where somebody reads them.
+ * The rows of the logits then hold approximate scores. Where the step says that somebody reads them, native.c runs
+ * dense_matmul and sample instead.
  */
 #include <stdlib.h>
 
