@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from bitnet.core.engine.setup import BLOCK_SIZE
 from bitnet.core.errors import InvalidInputError
+from bitnet.core.model.program import BLOCK_SIZE
 
 if TYPE_CHECKING:
     from bitnet.core.api import Model
@@ -71,8 +71,10 @@ class Workload:
 
     @property
     def context(self) -> int:
-        """Tokens a sequence comes to, with what it takes to measure: a cache block more than it fills, so that sequences
-        that are to decode together never wait for each other's."""
+        """Tokens a sequence comes to, with what it takes to measure.
+
+        A cache block more than it fills: sequences that are to decode together do not wait for each other's.
+        """
         return self.depth + self.tokens + 2 + BLOCK_SIZE
 
 
