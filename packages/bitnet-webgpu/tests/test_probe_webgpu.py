@@ -153,10 +153,12 @@ def test_another_user_of_wgpu_may_have_made_its_instance() -> None:
     assert done.stdout.strip() == str([d.name for d in found])
 
 
-def test_a_probe_without_a_display_says_nothing() -> None:
-    """Mesa's choice of a default device looks for a display, and complains where there is none."""
+def test_a_probe_without_a_display_says_nothing_of_it() -> None:
+    """Mesa's choice of a default device looks for a display, and complains where there is none. (wgpu 0.31 has
+    complaints of its own, of Vulkan extensions that are missing.)"""
     code = "from bitnet.webgpu.backend import BACKEND; print(len(BACKEND.probe().devices))"
     display = ("DISPLAY", "WAYLAND_DISPLAY", "XDG_RUNTIME_DIR", "NODEVICE_SELECT")
     env = {name: value for name, value in os.environ.items() if name not in display}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=env)
-    assert (done.stdout.strip(), done.stderr) == (str(len(BACKEND.probe().devices)), "")
+    assert done.stdout.strip() == str(len(BACKEND.probe().devices))
+    assert "XDG_RUNTIME_DIR" not in done.stderr
