@@ -225,7 +225,7 @@ class VulkanOps:
                 and self._decodes(ctx.ternary(down.weights))
             ):
                 return self._feed_forward(ctx, n, up, glu, down), 4
-            case [NormQuant() as n, TernaryMatmul() as op, *_] if op.out != n.x and feeds(n, op, ops[at + 2 :]):
+            case [NormQuant() as n, TernaryMatmul() as op, *_] if feeds(n, op, ops[at + 2 :]):
                 w = ctx.ternary(op.weights)
                 if self._decodes(w):
                     return [self._decode(w, _normed(ctx, n), ctx.tensors[op.out], add=op.add, norm=_norm(ctx, n))], 2

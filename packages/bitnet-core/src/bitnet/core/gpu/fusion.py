@@ -93,8 +93,12 @@ def read_again(name: str, later: Sequence[Op]) -> bool:
 
 
 def feeds(quant: NormQuant | GluNormQuant, op: TernaryMatmul, later: Sequence[Op]) -> bool:
-    """Whether ``op`` takes what ``quant`` makes, and nothing later does before it is made anew."""
-    if (quant.out, quant.scale) != (op.x, op.scale):
+    """Whether ``op`` takes what ``quant`` makes, and nothing later does before it is made anew.
+
+    Nor may ``op`` write what ``quant`` reads: in one kernel, some work-groups write while others still read.
+    """
+    source = quant.x if isinstance(quant, NormQuant) else quant.gate_up
+    if (quant.out, quant.scale) != (op.x, op.scale) or source == op.out:
         return False
     for other in later:
         if isinstance(other, TernaryMatmul) and quant.out == other.x:
