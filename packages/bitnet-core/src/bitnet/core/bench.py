@@ -73,9 +73,9 @@ class Workload:
     def context(self) -> int:
         """Tokens a sequence comes to, with what it takes to measure.
 
-        A cache block more than it fills: sequences that are to decode together do not wait for each other's.
+        Sequences that are to decode together get a cache block more each: so none waits for another's.
         """
-        return self.depth + self.tokens + 2 + BLOCK_SIZE
+        return self.depth + self.tokens + 2 + (BLOCK_SIZE if self.parallel > 1 else 0)
 
 
 @dataclass(frozen=True, slots=True)
