@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pytest
 
 from bitnet.core import load_model
-from bitnet.core.cpu import native
+from bitnet.core.cpu import lowering, native
 from bitnet.core.cpu.backend import BACKEND
 from bitnet.core.cpu.device import CpuDevice, CpuExecutable
 from bitnet.core.hal import (
@@ -176,12 +176,14 @@ def test_greedy_tokens_of_the_demo_model(rng: np.random.Generator) -> None:
     assert len({token for (token,) in usual}) > 20
 
 
-def test_perplexity_of_the_demo_model_is_that_of_the_f16_head(rng: np.random.Generator) -> None:
+def test_perplexity_of_the_demo_model_is_that_of_the_f16_head(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the same layers on the same device: rounding to int8 differs more between two devices than two heads may."""
     with load_model(device="cpu", context=256) as model:
         text = [
             t for _ in range(6) for t in model.generate("1", max_tokens=60, temperature=1.0, ignore_eos=True).tokens
         ]
         (*_, here) = model.perplexity(text, context=128)
-    with load_model(device="cpu:numpy", context=256) as model:
+    monkeypatch.setattr(lowering, "_head_of", lambda program: None)
+    with load_model(device="cpu", context=256) as model:
         (*_, there) = model.perplexity(text, context=128)
     assert here.value == pytest.approx(there.value, rel=1e-3)
