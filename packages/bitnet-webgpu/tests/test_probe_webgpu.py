@@ -34,6 +34,7 @@ def made_up(device: int = 7, api: str = "Vulkan", kind: str = "DiscreteGPU") -> 
 
 def use(monkeypatch: pytest.MonkeyPatch, *adapters: SimpleNamespace) -> None:
     monkeypatch.setattr(module, "_adapters", lambda: list(adapters))
+    monkeypatch.setattr(module, "open_library", lambda names: Library(CDLL(None), "libvulkan.so.1", {}, ""))
 
 
 def loader(monkeypatch: pytest.MonkeyPatch, *, opens: bool, nodes: list[str]) -> None:
@@ -62,6 +63,7 @@ def test_wgpu_whose_library_does_not_open(monkeypatch: pytest.MonkeyPatch) -> No
     def broken() -> list[object]:
         raise OSError("libwgpu_native-release.so: wrong ELF class")
 
+    use(monkeypatch)
     monkeypatch.setattr(module, "_adapters", broken)
     result = BACKEND.probe()
     assert result.status is ProbeStatus.LIBRARY_MISSING

@@ -47,6 +47,8 @@ class WebGPUBackend:
     def probe(self) -> ProbeResult:
         if find_spec("wgpu") is None:
             return ProbeResult(ProbeStatus.LIBRARY_MISSING, reason="wgpu is not installed.", hint="pip install wgpu")
+        if sys.platform == "linux" and not open_library(LOADER):  # known before the third of a second that wgpu takes
+            return _nothing([], {"wgpu": version("wgpu")})
         try:
             adapters = _adapters()
         except (ImportError, OSError, RuntimeError) as error:  # the library in its wheel does not open
