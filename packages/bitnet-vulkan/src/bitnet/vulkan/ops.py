@@ -24,8 +24,8 @@ from bitnet.core.gpu import (
     Lowering,
     TernaryBuffer,
 )
-from bitnet.core.gpu.fusion import feeds, read_again
-from bitnet.core.gpu.ops import ROW_OPS, Dispatch, RowOps, advance, ceil_div, kv_defines, positions
+from bitnet.core.gpu.fusion import feeds, lower, read_again
+from bitnet.core.gpu.ops import Dispatch, RowOps, advance, ceil_div, kv_defines, positions
 from bitnet.core.hal import (
     Attention,
     DenseMatmul,
@@ -102,14 +102,7 @@ class VulkanOps:
 
     def step(self, ctx: Context, bucket: Bucket) -> list[Launch]:
         """The program's launches, fused where a bucket and the neighbouring operations allow it."""
-        ops = [op for op in ctx.program.ops if bucket.rows or not isinstance(op, ROW_OPS)]
-        launches: list[Launch] = []
-        at = 0
-        while at < len(ops):
-            made, taken = self._fused(ctx, ops, at, bucket)
-            launches += made
-            at += taken
-        return launches
+        return lower(ctx, bucket, lambda ops, at: self._fused(ctx, ops, at, bucket))
 
     def embed(self, ctx: Context, op: Embed, bucket: Bucket) -> list[Launch]:
         table = ctx.dense(op.table)
