@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
@@ -29,7 +30,7 @@ class TextStream(Protocol):
     def flush(self) -> str: ...
 
 
-class Sequence:
+class Sequence(ABC):
     """Tokens that move through the model together with others' and keep their place in the cache.
 
     Attributes:
@@ -47,19 +48,19 @@ class Sequence:
         self.finished = False
 
     @property
+    @abstractmethod
     def target(self) -> int:
         """Positions that must be in the cache before there is something new to compute."""
-        raise NotImplementedError
 
     @property
+    @abstractmethod
     def first_row(self) -> int:
         """The first position whose logits are wanted."""
-        raise NotImplementedError
 
     @property
+    @abstractmethod
     def needs_logits(self) -> bool:
         """Whether the host must see the logits, so that the sequence cannot take part in a multi-token step."""
-        raise NotImplementedError
 
     @property
     def sampling(self) -> SamplingParams:
@@ -71,16 +72,16 @@ class Sequence:
         """Tokens that it can still be given."""
         return 1
 
-    def started(self, cached: int) -> None:
+    def started(self, cached: int) -> None:  # noqa: B027  (most need not know)
         """The first step is about to run; ``cached`` positions were there already."""
 
+    @abstractmethod
     def accept(self, sampled: Seq[int], logits: F32 | None) -> Update | None:
         """Take what a step gave: the tokens drawn on the device, or where logits are needed ``logits[rows, V]``."""
-        raise NotImplementedError
 
+    @abstractmethod
     def end(self, reason: FinishReason) -> Update:
         """End it here."""
-        raise NotImplementedError
 
 
 class Generation(Sequence):
