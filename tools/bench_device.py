@@ -96,7 +96,7 @@ def build(rng: np.random.Generator, limits: Limits, blocks: int) -> Program:
 
 def measure(name: str, executable: Executable, layout: StepLayout, seqs: Sequence[SequenceStep], count: int) -> None:
     """Print the best of several runs of ``count`` steps."""
-    step = Step(layout, seqs)
+    step = Step(layout, seqs, logits=False)
     tokens = step.tokens * count
     executable.run(step, count)
     best = float("inf")

@@ -8,8 +8,11 @@
 // CLUSTER: the splits are a thread block cluster, and merge their parts in its shared memory. Else the block that finishes last
 // for a token and key/value head does so through memory.
 //
-// ROPE: the step is one token; rotates its q and k here, and stores k and v in the cache (rope_append's work). Then whatever
-// was in the cache before the step may be fetched before this kernel waits for the one that computes q, k and v.
+// ROPE: each token is a sequence of its own, and what one writes no other reads; rotates q and k here, and stores k and v in the
+// cache (rope_append's work). Then whatever was in the cache before the step may be fetched before this kernel waits for the
+// one that computes q, k and v.
+//
+// DEPTH tiles of a warp are fetched ahead.
 #define GROUP (HEADS / KV_HEADS)
 #define CHUNKS (DIM / 32)
 #define HALVES (DIM / 64)
@@ -104,8 +107,10 @@ attention_decode(const int *step, int token_seq, int seq_begin, int seq_len, int
     auto place = [&](int p) {
         return (((size_t)table[p / BLOCK] * BLOCK + p % BLOCK) * KV_HEADS + kv_head) * DIM;
     };
-    uint4 key[2][CHUNKS], value[4][HALVES];
-    auto fetch = [&](int start) {
+    uint4 keys_of[DEPTH][2][CHUNKS], values_of[DEPTH][4][HALVES];
+    auto fetch = [&](int slot, int start) {
+        auto &key = keys_of[slot];
+        auto &value = values_of[slot];
 #pragma unroll
         for (int h = 0; h < 2; h++) {
             int p = start + group + 8 * h;
@@ -123,8 +128,12 @@ attention_decode(const int *step, int token_seq, int seq_begin, int seq_len, int
     };
     const float *row = qkv + (size_t)m * (HEADS + 2 * KV_HEADS) * DIM;
     const float *row_q = row + (kv_head * GROUP + min(group, GROUP - 1)) * DIM + quarter * 8;
+    auto fetch_first = [&] {
+#pragma unroll
+        for (int slot = 0; slot < DEPTH; slot++) fetch(slot, begin + (warp + slot * WARPS) * TILE);
+    };
 #if ROPE
-    fetch(begin + warp * TILE);
+    fetch_first();
     Angles angles;
 #pragma unroll
     for (int i = 0; i < CHUNKS * 4; i++) {
@@ -136,7 +145,7 @@ attention_decode(const int *step, int token_seq, int seq_begin, int seq_len, int
     wait_for_before();
     start_dependents();
 #if !ROPE
-    fetch(begin + warp * TILE);
+    fetch_first();
 #endif
     uint4 q_high[CHUNKS], q_low[CHUNKS];
     {
@@ -161,8 +170,9 @@ attention_decode(const int *step, int token_seq, int seq_begin, int seq_len, int
     }
 
     float sums[HALVES * 4][4] = {}, largest[2] = {LOWEST, LOWEST}, total[2] = {};  // of heads 2 quarter + 0, 1
-    for (int start = begin + warp * TILE; start < end; start += WARPS * TILE) {
-        if (start > begin + warp * TILE) fetch(start);
+    auto attend = [&](int slot, int start) {
+        auto &key = keys_of[slot];
+        auto &value = values_of[slot];
 #if ROPE
         int fresh = length - 1 - start;  // the new position's place in this tile
         const float *row_k = row + (HEADS + kv_head) * DIM + quarter * 8;
@@ -219,6 +229,15 @@ attention_decode(const int *step, int token_seq, int seq_begin, int seq_len, int
             mma(sums[t], __byte_perm(v0, v1, 0x5410), __byte_perm(v0, v1, 0x7632), __byte_perm(v2, v3, 0x5410),
                 __byte_perm(v2, v3, 0x7632), b0, b1);
         }
+    };
+    for (int start = begin + warp * TILE; start < end; start += DEPTH * WARPS * TILE) {
+#pragma unroll
+        for (int slot = 0; slot < DEPTH; slot++) {
+            int here = start + slot * WARPS * TILE;
+            if (here >= end) break;
+            attend(slot, here);
+            fetch(slot, here + DEPTH * WARPS * TILE);  // beyond the end nothing is loaded
+        }
     }
 
     // The warps of the block. Columns past GROUP are of no head.
@@ -268,7 +287,7 @@ attention_decode(const int *step, int token_seq, int seq_begin, int seq_len, int
         return v;
     };
     int share = split, shares = SPLITS;
-    cluster_barrier();
+    cluster_arrive(), cluster_wait();
 #else
     auto at = [&](int s, int i) { return ((const volatile float *)first)[s * GROUP * (DIM + 2) + i]; };
     int share = 0, shares = 1;
@@ -293,7 +312,7 @@ attention_decode(const int *step, int token_seq, int seq_begin, int seq_len, int
         result[i] = sum / weight;
     }
 #if CLUSTER
-    cluster_barrier();  // no block may end while another reads its part
+    cluster_arrive(), cluster_wait();  // no block may end while another reads its part
 #endif
 #endif
 }

@@ -217,10 +217,15 @@ __device__ __forceinline__ float norm_quant_row(float4 (&v)[N], const float4 (&g
     return largest / 127.0f;
 }
 
-// All threads of all blocks of a thread block cluster.
-__device__ __forceinline__ void cluster_barrier() {
+// All threads of all blocks of a thread block cluster have arrived, and what they wrote before is seen, once each has waited.
+__device__ __forceinline__ void cluster_arrive() {
 #if __CUDA_ARCH__ >= 900
-    asm volatile("barrier.cluster.arrive.aligned;\n\tbarrier.cluster.wait.aligned;" ::: "memory");
+    asm volatile("barrier.cluster.arrive.aligned;" ::: "memory");
+#endif
+}
+__device__ __forceinline__ void cluster_wait() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("barrier.cluster.wait.aligned;" ::: "memory");
 #endif
 }
 
@@ -231,4 +236,10 @@ __device__ __forceinline__ unsigned in_block(const void *mine, int rank) {
     asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(at) : "r"((unsigned)__cvta_generic_to_shared(mine)), "r"(rank));
 #endif
     return at;
+}
+
+__device__ __forceinline__ void store_in(unsigned at, unsigned word) {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("st.shared::cluster.u32 [%0], %1;" ::"r"(at), "r"(word) : "memory");
+#endif
 }

@@ -1,6 +1,4 @@
-// dense_matmul of f16 weights for several rows of x, on the tensor cores. x is f32: a row goes in scaled by the power of two that
-// brings its greatest magnitude to 2^14 ... 2^15, as the sum of two halves; what is lost is under 2^-22 of an element, or 2^-39 of
-// the greatest.
+// dense_matmul of f16 weights for several rows of x, on the tensor cores.
 //
 // A block has 8 warps of 32 weight rows, and NT * 8 rows of x in shared memory, CHUNK columns at a time. As in ternary_decode, a
 // thread takes 16 bytes of weights as they lie, and x follows the order of K that this gives.
@@ -10,11 +8,8 @@
 #define LOADS (CHUNK / 32)
 #define STAGE (NT * 8 * 2 * PITCH)
 
-__device__ __forceinline__ void mma(float (&c)[4], uint2 a, uint2 b, uint2 x) {
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-        : "r"(a.x), "r"(b.x), "r"(a.y), "r"(b.y), "r"(x.x), "r"(x.y));
-}
+#define SUMS (NT == 1 ? 4 : 1) /* as head_choose has them, whose tokens are to be those of these logits */
+#include "dense.cuh"
 
 // Each row of x as two rows of halves, and the power of two by which it was scaled. One block a row.
 extern "C" __global__ void split_rows(const int *step, const float *x, f16 *split, float *scales) {
@@ -26,13 +21,8 @@ extern "C" __global__ void split_rows(const int *step, const float *x, f16 *spli
     float largest = 0.0f;
     for (int k = threadIdx.x; k < COLS; k += blockDim.x) largest = fmaxf(largest, fabsf(from[k]));
     largest = block_reduce<Max>(largest);
-    int exponent = min(max((int)(__float_as_uint(largest) >> 23), 15), 253);  // of infinities and zeros too
-    float scale = __uint_as_float((unsigned)(254 - exponent) << 23) * 16384.0f;
-    for (int k = threadIdx.x; k < COLS; k += blockDim.x) {
-        f16 *high = split + (size_t)r * 2 * COLS + k;
-        put(high, from[k] * scale);
-        put(high + COLS, from[k] * scale - to_float(*high));
-    }
+    float scale = split_scale(largest);
+    for (int k = threadIdx.x; k < COLS; k += blockDim.x) split_store(split + (size_t)r * 2 * COLS + k, COLS, from[k] * scale);
     if (threadIdx.x == 0) scales[r] = scale;
 }
 
@@ -64,7 +54,7 @@ dense_mma(const int *step, const f16 *split, const float *scales, const uint4 *w
         }
     };
     fetch_x(0);
-    float sums[2][NT][4] = {};
+    DenseSums<SUMS> sums[2][NT] = {};
     for (int k = 0; k < COLS; k += CHUNK) {
         asm volatile("cp.async.wait_all;");
         __syncthreads();
@@ -80,11 +70,7 @@ dense_mma(const int *step, const f16 *split, const float *scales, const uint4 *w
             for (int t = 0; t < NT * 2; t++) {
                 uint4 x = *(const uint4 *)(tile + (t / 2 * 16 + t % 2) * PITCH + i * 32);
 #pragma unroll
-                for (int h = 0; h < 2; h++) {
-                    uint4 a = now[2 * h][i], b = now[2 * h + 1][i];
-                    mma(sums[h][t / 2], make_uint2(a.x, a.y), make_uint2(b.x, b.y), make_uint2(x.x, x.y));
-                    mma(sums[h][t / 2], make_uint2(a.z, a.w), make_uint2(b.z, b.w), make_uint2(x.z, x.w));
-                }
+                for (int h = 0; h < 2; h++) sums[h][t / 2].add(now[2 * h][i], now[2 * h + 1][i], x, t % 2);
             }
         }
     }
@@ -97,7 +83,7 @@ dense_mma(const int *step, const f16 *split, const float *scales, const uint4 *w
             float undo = 1.0f / scales[first + r];
 #pragma unroll
             for (int h = 0; h < 4; h++) {
-                if (n0 + 8 * h < rows) out[(size_t)(first + r) * rows + n0 + 8 * h] = sums[h / 2][t][h % 2 * 2 + i] * undo;
+                if (n0 + 8 * h < rows) out[(size_t)(first + r) * rows + n0 + 8 * h] = sums[h / 2][t].of(h % 2 * 2 + i) * undo;
             }
         }
     }

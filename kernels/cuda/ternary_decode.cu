@@ -6,7 +6,8 @@
 // same order. KSPLIT warps share a tile's K. All of a warp's codes are fetched before the kernel waits for the one before it,
 // so that the memory streams while the chain of small dependent kernels goes on (programmatic dependent launch).
 //
-// INPUT 0: x is int8 with a scale and a sum for each of up to TOKENS tokens. 1: x is f32, one token: absmax int8 here. 2: the same after RMSNorm.
+// INPUT 0: x is int8 with a scale and a sum for each of up to TOKENS tokens. 1: x is f32: absmax int8 here. 2: the same after RMSNorm.
+// SHARING: so for several tokens; the blocks of a cluster quantise one each, and give it to all.
 // EARLY: the next kernel may fetch its codes before this one has its input; else once it has.
 // GLU: rows 0..rows/2-1 of W are gates, the others their ups: a tile is 8 of each and out = act(gate) * up.
 #define CHUNKS (ROW_BYTES / 16)
@@ -17,6 +18,12 @@
 #define X_BYTES ((CHUNKS + 3) / 4 * 256) /* of a token in shared memory: whole iterations */
 #define STRIDE (X_BYTES + 64) /* so that neighbouring tokens fall into different halves of the banks */
 #define VECTORS VECTORS_OF(COLS, THREADS)
+#define SHARING (INPUT && TOKENS > 1)
+#if SHARING
+#define IN_CLUSTER __cluster_dims__(TOKENS, 1, 1)
+#else
+#define IN_CLUSTER
+#endif
 
 __device__ __forceinline__ void mma(int (&c)[4], unsigned a0, unsigned a1, unsigned a2, unsigned a3, unsigned b0, unsigned b1) {
     asm("mma.sync.aligned.m16n8k32.row.col.s32.u8.s8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
@@ -26,20 +33,20 @@ __device__ __forceinline__ void mma(int (&c)[4], unsigned a0, unsigned a1, unsig
 
 // Where the 16 bytes of x at 16 * unit stand in shared memory: where there are several tokens, what the four quarters take at a
 // time is together, so that the loads of a warp fall into all banks.
-__device__ __forceinline__ unsigned place(unsigned unit) { return INPUT ? unit : unit & ~14u | (unit & 6) << 1 | unit >> 2 & 2; }
+__device__ __forceinline__ unsigned place(unsigned unit) { return TOKENS == 1 && INPUT ? unit : unit & ~14u | (unit & 6) << 1 | unit >> 2 & 2; }
 
 // The products of one thread's 16 bytes of two rows with the activations of the same places.
 __device__ __forceinline__ void multiply(int (&sums)[4][4], uint4 low, uint4 high, const signed char *x) {
 #pragma unroll
     for (int plane = 0; plane < 4; plane++) {
         unsigned mask = 0x03030303u << (6 - 2 * plane);
-        uint4 b = x ? *(const uint4 *)(x + (INPUT ? 32 : 64) * plane) : make_uint4(0, 0, 0, 0);
+        uint4 b = x ? *(const uint4 *)(x + (TOKENS == 1 && INPUT ? 32 : 64) * plane) : make_uint4(0, 0, 0, 0);
         mma(sums[plane], low.x & mask, high.x & mask, low.y & mask, high.y & mask, b.x, b.y);
         mma(sums[plane], low.z & mask, high.z & mask, low.w & mask, high.w & mask, b.z, b.w);
     }
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS)
+extern "C" __global__ void IN_CLUSTER __launch_bounds__(THREADS)
 ternary_decode(const int *step, const void *input, const float *scale, const int *input_sums, const float *norm, float eps,
                const uint4 *codes, const float *w_scale, float *out, int rows) {
     extern __shared__ __align__(16) signed char x_shared[];  // [TOKENS][STRIDE]
@@ -62,7 +69,9 @@ ternary_decode(const int *step, const void *input, const float *scale, const int
     float scale_low = w_scale[min(row_low, rows - 1)], scale_high = w_scale[min(row_high, rows - 1)];
     int tokens = STEP_TOKENS(step);
 #if INPUT
-    __shared__ int warp_sums[WARPS];
+    __shared__ int warp_sums[TOKENS][WARPS];
+    __shared__ float scales[TOKENS];
+    int mine = SHARING ? blockIdx.x % TOKENS : 0;  // the token that this block quantises
     float4 v[VECTORS], gain[VECTORS];
 #if INPUT == 2
 #pragma unroll
@@ -72,12 +81,15 @@ ternary_decode(const int *step, const void *input, const float *scale, const int
 #if EARLY
     start_dependents();
 #endif
+#if SHARING
+    cluster_arrive();
+#endif
     wait_for_before();
 
     // Of rows past the step's tokens whatever is there is taken, and not stored.
 #if INPUT
 #pragma unroll
-    for (int i = 0; i < VECTORS; i++) v[i] = vector_or_zero((const float *)input, threadIdx.x + i * THREADS, COLS);
+    for (int i = 0; i < VECTORS; i++) v[i] = vector_or_zero((const float *)input + (size_t)mine * COLS, threadIdx.x + i * THREADS, COLS);
 #else
 #pragma unroll
     for (unsigned i = threadIdx.x; i < TOKENS * (X_BYTES / UNIT); i += THREADS) {
@@ -104,18 +116,36 @@ ternary_decode(const int *step, const void *input, const float *scale, const int
     }
 #endif
 #if INPUT
+    // Stores a word here, or at its place in all blocks of the cluster.
+    auto give = [&](void *to, unsigned word) {
+#if SHARING
+#pragma unroll
+        for (int rank = 0; rank < TOKENS; rank++) store_in(in_block(to, rank), word);
+#else
+        *(unsigned *)to = word;
+#endif
+    };
+    auto x_word = [&](unsigned k) { return (int *)(x_shared + mine * STRIDE) + place(k / 4) * 4 + k % 4; };
     int sum = 0;
+#if SHARING
+    cluster_wait();
+#endif
     float s = norm_quant_row<WARPS, INPUT == 2>(v, gain, COLS, eps, [&](unsigned k, int word) {
-        if (k < X_BYTES / 4) ((int *)x_shared)[place(k / 4) * 4 + k % 4] = word;
+        if (k < X_BYTES / 4) give(x_word(k), word);
         sum = dot_ones(word, sum);  // beyond K the values are zero
     });
-    for (unsigned k = VECTORS * THREADS + threadIdx.x; k < X_BYTES / 4; k += THREADS) ((int *)x_shared)[place(k / 4) * 4 + k % 4] = 0;
+    for (unsigned k = VECTORS * THREADS + threadIdx.x; k < X_BYTES / 4; k += THREADS) give(x_word(k), 0);
     sum = warp_sum(sum);
-    if (lane == 0) warp_sums[warp] = sum;
+    if (lane == 0) give(&warp_sums[mine][warp], sum);
+    if (threadIdx.x == 0) give(&scales[mine], __float_as_uint(s));
 #else
     asm volatile("cp.async.wait_all;");
 #endif
+#if SHARING
+    cluster_arrive(), cluster_wait();
+#else
     __syncthreads();
+#endif
 #if !EARLY
     start_dependents();  // not before: the next kernel's codes would be in the way of this one's input
 #endif
@@ -146,10 +176,15 @@ ternary_decode(const int *step, const void *input, const float *scale, const int
         }
     }
 #if INPUT
-    float x_scale[2] = {s, s};
+    float x_scale[2];
     int x_sum[2] = {};
 #pragma unroll
-    for (int w = 0; w < WARPS; w++) x_sum[0] += warp_sums[w];
+    for (int i = 0; i < 2; i++) {
+        int m = min(quarter * 2 + i, TOKENS - 1);
+        x_scale[i] = scales[m];
+#pragma unroll
+        for (int w = 0; w < WARPS; w++) x_sum[i] += warp_sums[m][w];
+    }
 #endif
     // x, y: row_low with tokens 2q, 2q + 1; z, w: row_high.
 #pragma unroll

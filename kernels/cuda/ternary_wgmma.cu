@@ -108,7 +108,7 @@ ternary_wgmma(const int *step, const signed char *x, const float *scale, const i
     int4 *mine = (int4 *)ring + threadIdx.x;
 #pragma unroll
     for (int n = 0; n < NT; n++) mine[n * THREADS] = make_int4(acc[n][0], acc[n][1], acc[n][2], acc[n][3]);
-    cluster_barrier();
+    cluster_arrive(), cluster_wait();
 #pragma unroll
     for (int n = 0; n < NT; n++) {
         if (n % KSPLIT != part) continue;
@@ -120,7 +120,7 @@ ternary_wgmma(const int *step, const signed char *x, const float *scale, const i
             acc[n][0] += v.x, acc[n][1] += v.y, acc[n][2] += v.z, acc[n][3] += v.w;
         }
     }
-    cluster_barrier();  // no block may end while another reads its sums
+    cluster_arrive(), cluster_wait();  // no block may end while another reads its sums
 #endif
 
     int r = warp * 16 + group;

@@ -34,7 +34,16 @@ class Memory:
 
 
 class NoDevice:
-    """What a context needs of a driver, less the device."""
+    """What a context needs of a driver, less the device; keeps what is to be launched at once."""
+
+    def __init__(self) -> None:
+        self.launched: list[Launch] = []
+
+    def record(self, launches: Sequence[Launch]) -> Sequence[Launch]:
+        return launches
+
+    def submit(self, recording: Sequence[Launch]) -> None:
+        self.launched += recording
 
     def alloc(self, nbytes: int) -> Memory:
         return Memory(nbytes)
@@ -45,9 +54,14 @@ class NoDevice:
 
 def launches(program: Program, capability: tuple[int, int]) -> Iterator[Launch]:
     lowering = CudaOps(132, capability).lowering()
-    context = Context(NoDevice(), program, StepLayout(program.limits))  # type: ignore[arg-type]
+    device = NoDevice()
+    context = Context(device, program, StepLayout(program.limits))  # type: ignore[arg-type]
     for tokens, rows in ((1, 1), (8, 8), (64, 64), (512, 0)):
-        yield from lowering.step(context, Bucket(tokens, rows, 192))
+        for plain in (False, True):
+            logits = plain or not lowering.leaves_out(context)
+            yield from lowering.step(context, Bucket(tokens, rows, 192, logits=logits, apart=not plain))
+    yield from lowering.step(context, Bucket(1, 1, 4096, apart=True))
+    yield from device.launched
     yield from lowering.advance(context)
 
 

@@ -7,17 +7,20 @@ import numpy as np
 from bitnet.core.gpu import Bucket, Context, KernelSpec, Launch
 from bitnet.core.gpu.ops import ceil_div, kv_defines, positions
 from bitnet.core.hal import Attention, RopeAppend
-from bitnet.cuda.products import DECODE_TOKENS, TENSOR_CORES, largest
+from bitnet.cuda.products import CLUSTERS, DECODE_TOKENS, TENSOR_CORES, largest
 
 QUERY_TILE = 64
 """Tokens of a block of attention_prefill."""
 SPLIT = 64
 """Positions that are worth a block of attention of their own."""
 MAX_SPLITS = 64
-MAX_CLUSTER = 8
-"""Blocks of a cluster on every device that has clusters."""
-CLUSTERS = (9, 0)
-"""Compute capability from which there are clusters."""
+MAX_CLUSTER, LARGE_CLUSTER = 8, 16
+"""Blocks of a cluster on every device that has clusters, and on those of :data:`LARGE_CLUSTERS`."""
+LARGE_CLUSTERS = ((9, 0), (10, 0))
+TILE = 16
+"""Positions of a warp of attention_decode at a time."""
+LONG_WARPS, LONG_DEPTH = 8, 2
+"""Warps of a block, and tiles that each has in flight, where few blocks share a long context."""
 ROPE_WARPS = 8
 ATTENTION_BLOCKS = 3
 """Blocks of attention_decode on each multiprocessor, at most, for which a sequence is split."""
@@ -31,6 +34,7 @@ class AttentionOps:
     def __init__(self, multiprocessors: int, capability: tuple[int, int]) -> None:
         self._multiprocessors = multiprocessors
         self._tensor_cores, self._clusters = capability >= TENSOR_CORES, capability >= CLUSTERS
+        self._large_clusters = capability in LARGE_CLUSTERS
 
     def rope_append(self, ctx: Context, op: RopeAppend, bucket: Bucket) -> list[Launch]:
         tensors = ctx.tensors[op.qkv], ctx.kv("k", op.layer), ctx.kv("v", op.layer)
@@ -68,21 +72,23 @@ class AttentionOps:
         limit = max(ctx.program.limits.max_rows, min(ctx.program.limits.max_tokens, DECODE_TOKENS))
         heads, splits = bucket.tokens * op.kv_heads, ceil_div(bucket.context, SPLIT)
         if self._clusters:
-            most = min(splits, MAX_CLUSTER)
-            splits = largest(MAX_CLUSTER, lambda n: n <= most and heads * n <= ATTENTION_BLOCKS * self._multiprocessors)
+            long = bucket.context > MAX_CLUSTER * LONG_WARPS * LONG_DEPTH * TILE
+            most = min(splits, LARGE_CLUSTER if long and self._large_clusters else MAX_CLUSTER)
+            splits = largest(most, lambda n: heads * n <= ATTENTION_BLOCKS * self._multiprocessors)
             parts = arrivals = ctx.step  # not used
         else:
             splits = min(splits, MAX_SPLITS)
             parts = ctx.scratch("attention parts", limit * op.heads * MAX_SPLITS * (op.head_dim + 2) * 4)
             arrivals = ctx.zeroed("attention arrivals", limit * op.kv_heads * 4)
-        long = bucket.context > SPLIT * splits and heads * splits <= self._multiprocessors
-        warps = 8 if long else 4
+        few = bucket.context > SPLIT * splits and heads * splits <= self._multiprocessors
+        warps, depth = (LONG_WARPS, LONG_DEPTH) if few else (4, 1)
         defines = kv_defines(ctx, op) | {
             "HEADS": op.heads,
             "KV_HEADS": op.kv_heads,
             "SPLITS": splits,
             "CLUSTER": int(self._clusters and splits > 1),
             "WARPS": warps,
+            "DEPTH": depth,
             "ROPE": int(rope is not None),
             "NEOX": int(rope is not None and rope.style == "neox"),
         }

@@ -124,7 +124,11 @@ class CudaDriver:
         for spec, cubin in cubins.items():
             if cubin not in self._modules:
                 self._modules[cubin] = self._check(driver.cuModuleLoadData(cubin))
-            self._functions[spec] = self._check(driver.cuModuleGetFunction(self._modules[cubin], spec.entry.encode()))
+            function = self._check(driver.cuModuleGetFunction(self._modules[cubin], spec.entry.encode()))
+            if self.capability >= OVERLAP_CAPABILITY:  # for clusters of more than 8 blocks
+                allow = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED
+                self._check(driver.cuFuncSetAttribute(function, allow, 1))
+            self._functions[spec] = function
 
     @contextmanager
     def _entered(self) -> Iterator[None]:

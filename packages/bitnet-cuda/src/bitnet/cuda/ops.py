@@ -1,7 +1,8 @@
 """The operations as CUDA launches, fused where neighbours allow it; what is not here is as on every GPU.
 
-A step of one token is lowered to five kernels a layer: norm and quantisation go into the product after them, the gate's
-activation into the product before it, the rotation and the cache's new entry into attention.
+A step of one token, or of up to 8 where blocks come in clusters, is lowered to five kernels a layer: norm and
+quantisation go into the product after them, the gate's activation into the product before it, the rotation and the
+cache's new entry into attention.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ from bitnet.core.hal import (
     TernaryMatmul,
 )
 from bitnet.cuda.attention import AttentionOps
-from bitnet.cuda.products import TENSOR_CORES, Products
+from bitnet.cuda.head import HeadOps
+from bitnet.cuda.products import DECODE_TOKENS, TENSOR_CORES, Products
 
 ENTRY = r"^extern \"C\" __global__ void (?:IN_CLUSTER )?(?:__launch_bounds__\([^\n]*\)\s*)?(\w+)\("
 SOURCES = KernelSources("bitnet.cuda", "cuda", ending=".cu", common="common.cuh", entry=ENTRY)
@@ -40,6 +42,7 @@ class CudaOps:
         self._tensor_cores = capability >= TENSOR_CORES
         self._products = Products(multiprocessors, capability)
         self._attention = AttentionOps(multiprocessors, capability)
+        self._head = HeadOps(multiprocessors)
         self._rows = RowOps(group=256)
         self._table: Dispatch = {
             **self._rows.table(),
@@ -55,7 +58,7 @@ class CudaOps:
 
     def lowering(self) -> Lowering:
         """What :class:`bitnet.core.gpu.GpuDevice` takes."""
-        return Lowering(self.step, advance)
+        return Lowering(self.step, advance, lambda ctx: self._tensor_cores and self._head.fits(ctx))
 
     def step(self, ctx: Context, bucket: Bucket) -> list[Launch]:
         """The program's launches, fused where a bucket and the neighbouring operations allow it."""
@@ -78,26 +81,29 @@ class CudaOps:
         alone = self._table[type(ops[at])]
         if ctx.program.keep or not self._tensor_cores:
             return alone(ctx, ops[at], bucket), 1
-        if bucket.tokens > 1:
-            match ops[at : at + 2]:
-                case [TernaryMatmul() as up, GluNormQuant() as glu] if self._gates(ctx, up, glu, ops[at + 2 :], bucket):
-                    return self._gated(ctx, up, glu, bucket), 2
-            return alone(ctx, ops[at], bucket), 1
+        match ops[at:]:
+            case [DenseMatmul() as dense, Sample() as sample] if not bucket.logits and bucket.rows <= DECODE_TOKENS:
+                return self._head.launches(ctx, dense, sample, bucket), 2
+        match ops[at : at + 2]:
+            case [RopeAppend() as rope, Attention() as one] if (rope.qkv, rope.layer) == (one.qkv, one.layer):
+                if bucket.apart and self._attention.splits(ctx, one, bucket):
+                    return [self._attention.decode(ctx, one, bucket, rope)], 2
+        decodes = self._products.quantises
         match ops[at : at + 4]:
-            case [RopeAppend() as rope, Attention() as op, *_] if (rope.qkv, rope.layer) == (op.qkv, op.layer):
-                if self._attention.splits(ctx, op, bucket):
-                    return [self._attention.decode(ctx, op, bucket, rope)], 2
             case [NormQuant() as n, TernaryMatmul() as up, GluNormQuant() as glu, TernaryMatmul() as down] if (
                 feeds(n, up, ops[at + 2 :])
                 and feeds(glu, down, ops[at + 4 :])
                 and self._gates(ctx, up, glu, ops[at + 3 :], bucket)
-                and self._products.decodes(ctx.ternary(up.weights), bucket)
-                and self._products.decodes(ctx.ternary(down.weights), bucket)
+                and decodes(ctx.ternary(up.weights), bucket)
+                and decodes(ctx.ternary(down.weights), bucket)
             ):
                 return feed_forward(self._products.decode, ctx, (n, up, glu, down), bucket), 4
             case [NormQuant() as n, TernaryMatmul() as op, *_] if feeds(n, op, ops[at + 2 :]):
-                if self._products.decodes(ctx.ternary(op.weights), bucket):
+                if decodes(ctx.ternary(op.weights), bucket):
                     return [self._products.decode(ctx, op, bucket, normed(ctx, n), ctx.tensors[op.out])], 2
+            case [TernaryMatmul() as up, GluNormQuant() as glu, *_] if bucket.tokens > 1:
+                if self._gates(ctx, up, glu, ops[at + 2 :], bucket):
+                    return self._gated(ctx, up, glu, bucket), 2
         return alone(ctx, ops[at], bucket), 1
 
     def _gates(self, ctx: Context, up: TernaryMatmul, glu: GluNormQuant, later: Sequence[Op], bucket: Bucket) -> bool:

@@ -35,6 +35,8 @@ WARPS = 8
 TILE_ROWS = 16
 WGMMA = (9, 0)
 """The one compute capability that has wgmma."""
+CLUSTERS = (9, 0)
+"""Compute capability from which there are thread block clusters."""
 TENSOR_CORES = (8, 0)
 """Compute capability from which there is mma of 8-bit integers with 32 of K."""
 
@@ -46,6 +48,7 @@ class Products:
         self._multiprocessors = multiprocessors
         self._tensor_cores = capability >= TENSOR_CORES
         self._wgmma = capability == WGMMA
+        self._clusters = capability >= CLUSTERS
 
     def ternary_matmul(self, ctx: Context, op: TernaryMatmul, bucket: Bucket) -> list[Launch]:
         x, scale, out = ctx.tensors[op.x], ctx.tensors[op.scale], ctx.tensors[op.out]
@@ -67,7 +70,7 @@ class Products:
         weight = ctx.dense(op.weight)
         rows, cols = weight.shape
         x, out, n = ctx.tensors[op.x], ctx.tensors[op.out], np.int32(rows)
-        if weight.dtype == "f16" and cols % 256 == 0 and cols <= 4096 and bucket.rows == 1:
+        if weight.dtype == "f16" and cols % 256 == 0 and cols <= 4096 and bucket.rows == 1 and not self._tensor_cores:
             spec = KernelSpec("dense_decode", "dense_decode", (("COLS", cols), ("TOKENS", 1), ("WARPS", WARPS)))
             grid, block = (2 * self._multiprocessors, 1, 1), (32 * WARPS, 1, 1)
             return [Launch(spec, grid, block, (ctx.step, x, weight.data, out, n), overlaps=True)]
@@ -119,15 +122,20 @@ class Products:
         sums = source.x if source.kind else row_sums(ctx, op.x)
         args: tuple[Arg, ...] = (ctx.step, source.x, source.scale or source.x, sums, norm, np.float32(source.eps))
         args = (*args, w.codes, w.scales, out, np.int32(w.rows))
-        grid = (ceil_div(ceil_div(w.rows, TILE_ROWS), tiles), 1, 1)
+        blocks = ceil_div(ceil_div(w.rows, TILE_ROWS), tiles)
+        grid = (ceil_div(blocks, bucket.tokens) * bucket.tokens if source.kind else blocks, 1, 1)  # whole clusters
         spec = KernelSpec("ternary_decode", "ternary_decode", tuple(defines.items()))
-        shared = _stride(w) * (1 if source.kind else bucket.tokens)
+        shared = _stride(w) * bucket.tokens
         return Launch(spec, grid, (32 * tiles * split, 1, 1), args, shared=shared, overlaps=True)
 
     def decodes(self, w: TernaryBuffer, bucket: Bucket) -> bool:
         """Whether ternary_decode can do a product of so many tokens."""
         few = self._tensor_cores and bucket.tokens <= DECODE_TOKENS
         return few and ceil_div(w.row_bytes, 64) <= MAX_STEPS and _stride(w) * bucket.tokens <= SHARED
+
+    def quantises(self, w: TernaryBuffer, bucket: Bucket) -> bool:
+        """Whether ternary_decode can also norm and quantise what it multiplies."""
+        return self.decodes(w, bucket) and (bucket.tokens == 1 or self._clusters)
 
     def tiled(self, ctx: Context, op: TernaryMatmul, bucket: Bucket, out: Buffer, *, activation: str = "") -> Launch:
         w = ctx.ternary(op.weights)
@@ -184,7 +192,7 @@ def _stride(w: TernaryBuffer) -> int:
 
 def largest(most: int, fits: Callable[[int], bool]) -> int:
     """The largest power of two up to ``most`` that fits, or 1. Clusters of other sizes were slower."""
-    n = most
+    n = 1 << most.bit_length() - 1
     while n > 1 and not fits(n):
         n //= 2
     return n

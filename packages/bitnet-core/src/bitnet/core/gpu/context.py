@@ -21,12 +21,17 @@ MAX_COUNT = 64
 class Bucket:
     """The largest step a recording serves: grids are made for it, kernels leave early for less.
 
-    ``rows`` 0 means that nothing after the last layer is needed. ``context`` bounds every sequence's length.
+    ``rows`` 0 means that nothing after the last layer is needed. ``context`` bounds every sequence's length. Where
+    ``logits`` is false nobody reads them, and each row's token is the greatest logit's, or the greatest's with noise
+    added (neither top-k nor top-p nor min-p): a lowering may then leave out logits that cannot win. ``apart``: each
+    token is a sequence of its own, and no other reads the blocks of the cache that it writes.
     """
 
     tokens: int
     rows: int
     context: int
+    logits: bool = True
+    apart: bool = False
 
 
 @dataclass
@@ -90,14 +95,18 @@ class Context:
 
     @property
     def weight_bytes(self) -> int:
-        """Bytes of weights read in a step of one token: all that the operations name, but of tables a row."""
+        """Bytes of weights read in a step of one token: all that the operations name, but of tables a row.
+
+        Of a weight with a :meth:`copy` that is the copy.
+        """
         size = 0
         for op in self.program.ops:
             if isinstance(op, TernaryMatmul):
                 w = self.ternary(op.weights)
                 size += w.codes.nbytes + w.scales.nbytes
             elif isinstance(op, NormQuant | GluNormQuant | NormRows | DenseMatmul) and op.weight is not None:
-                size += self.dense(op.weight).data.nbytes
+                copy = self._scratch.get(_copy(op.weight))
+                size += (copy or self.dense(op.weight).data).nbytes
         return size
 
     def kv(self, which: str, layer: int) -> Buffer:
@@ -122,6 +131,13 @@ class Context:
             self.driver.upload(self.scratch(name, nbytes), np.zeros(nbytes, np.uint8))
         return self._scratch[name]
 
+    def copy(self, name: str, nbytes: int, fill: Callable[[Buffer], list[Launch]]) -> Buffer:
+        """A dense weight's copy in another form, which launches make when it is first asked for."""
+        key = _copy(name)
+        if key not in self._scratch:
+            self.driver.submit(self.driver.record(fill(self.scratch(key, nbytes))))
+        return self._scratch[key]
+
     def close(self) -> None:
         """Free every buffer."""
         for buffer in self._owned:
@@ -134,6 +150,10 @@ class Context:
         self.used += sum(b.nbytes for b in buffers)
 
 
+def _copy(name: str) -> str:
+    return f"copy of {name}"
+
+
 @dataclass(frozen=True, slots=True)
 class Lowering:
     """What a backend's ``ops.py`` provides.
@@ -142,7 +162,9 @@ class Lowering:
         step: The launches of the context's program for a bucket.
         advance: The launches that end a decode step: they copy the sampled tokens to ``history`` at the row that
             word 3 of the step's header counts, make them the next tokens, lengthen every sequence by one and count up.
+        leaves_out: Whether buckets of a program without ``logits`` are lowered in another way.
     """
 
     step: Callable[[Context, Bucket], list[Launch]]
     advance: Callable[[Context], list[Launch]]
+    leaves_out: Callable[[Context], bool] = lambda _: False

@@ -17,6 +17,8 @@ from bitnet.core.hal.check import StepCheck, TensorCheck, check_program
 from bitnet.core.hal.program import NUMPY_DTYPES
 
 MIN_CONTEXT_BUCKET = 512
+LOGITS_WORD = 4
+"""Of a step's header: 1 where the host reads the logits."""
 
 
 def bucket_size(n: int, most: int) -> int:
@@ -58,8 +60,11 @@ class GpuExecutable:
         try:
             # The bucket of a single decode step names every weight: record it now, so that compile() does the loading
             # and reports what does not fit or compile.
-            limits = program.limits
-            self._recording(Bucket(1, min(1, limits.max_rows), self._context_bucket(1)))
+            rows = min(1, program.limits.max_rows)
+            self._leaves_out = lowering.leaves_out(self.context)
+            self._recording(
+                Bucket(1, rows, self._context_bucket(1), logits=not (rows and self._leaves_out), apart=True)
+            )
         except BaseException:
             self.context.close()
             raise
@@ -87,6 +92,8 @@ class GpuExecutable:
                     bucket_size(step.tokens, limits.max_tokens),
                     bucket_size(step.rows, limits.max_rows) if step.rows else 0,
                     self._context_bucket(longest),
+                    logits=not (step.rows and self._leaves_out and self._one_wins(step)),
+                    apart=self._apart(step, count),
                 )
             )
             self._driver.upload(self.context.step, step.data)
@@ -133,6 +140,27 @@ class GpuExecutable:
             names = tuple(dict.fromkeys(f"{launch.kernel.entry}_{self._info.backend}" for launch in launches))
             self._recordings[bucket] = (self._driver.record(launches), names, len(launches))
         return self._recordings[bucket]
+
+    def _one_wins(self, step: Step) -> bool:
+        """Whether nobody reads the logits, and each row's token is that of the greatest number."""
+        data, at, rows = step.data, self._layout.offsets, step.rows
+        top_k, top_p, min_p = (data[at[name] :][:rows] for name in ("top_k", "top_p", "min_p"))
+        unfiltered = (top_k == 0) & (top_p.view(np.float32) == 1) & (min_p == 0)
+        greedy = data[at["temperature"] :][:rows] == 0
+        return not data[LOGITS_WORD] and bool((greedy | unfiltered).all())
+
+    def _apart(self, step: Step, count: int) -> bool:
+        """Whether each token is a sequence of its own, whose new places in the cache no other sequence looks at."""
+        kv = self._program.kv
+        if step.tokens == 1 or kv is None or step.tokens != step.seqs:
+            return step.tokens == 1
+        data, at, width = step.data, self._layout.offsets, self._program.limits.max_blocks
+        table = data[at["block_table"] :][: step.seqs * width].reshape(step.seqs, width)
+        lengths = data[at["seq_len"] :][: step.seqs, None]
+        place = np.arange(width)
+        used = place * kv.block_size < lengths + (count - 1)
+        written = used & (place >= (lengths - 1) // kv.block_size)
+        return bool((np.bincount(table[used])[table[written]] == 1).all())
 
     def _context_bucket(self, longest: int) -> int:
         kv = self._program.kv

@@ -6,6 +6,8 @@ import re
 from functools import cache
 from importlib.resources import files
 
+INCLUDE = re.compile(r'^#include "([\w.]+)"\n', re.MULTILINE)
+
 
 class KernelSources:
     """Kernels of one language.
@@ -30,6 +32,13 @@ class KernelSources:
         return frozenset(f"{entry}_{self._backend}" for text in texts for entry in self._entry.findall(text))
 
     def _text(self, file: str) -> str:
-        """A source as the compiler gets it."""
-        parts = (self._common, file + self._ending)
-        return "".join((self._folder / part).read_text(encoding="utf-8") for part in parts)
+        """A source as the compiler gets it, each file that it includes in place of the first line that names it."""
+        seen: set[str] = set()
+
+        def read(name: str) -> str:
+            if name in seen:
+                return ""
+            seen.add(name)
+            return INCLUDE.sub(lambda line: read(line[1]), (self._folder / name).read_text(encoding="utf-8"))
+
+        return read(self._common) + read(file + self._ending)

@@ -1,0 +1,27 @@
+// What sample and head_choose must agree on: the order of floats as integers, and the noise of a draw.
+
+__device__ __forceinline__ unsigned float_key(float z) {
+    unsigned bits = __float_as_uint(z);
+    return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
+}
+__device__ __forceinline__ float key_float(unsigned key) {
+    return __uint_as_float(key & 0x80000000u ? key & 0x7FFFFFFFu : ~key);
+}
+
+// Lane v & 3 of Philox4x32-10 (Salmon et al. 2011) at counter (v >> 2, position, 0, 0), as a Gumbel variate.
+__device__ __noinline__ float gumbel(unsigned seed_lo, unsigned seed_hi, unsigned v, unsigned position) {
+    unsigned c[4] = {v >> 2, position, 0, 0};
+    for (int round = 0; round < 10; round++) {
+        unsigned lo0 = c[0] * 0xD2511F53u, hi0 = __umulhi(c[0], 0xD2511F53u);
+        unsigned lo1 = c[2] * 0xCD9E8D57u, hi1 = __umulhi(c[2], 0xCD9E8D57u);
+        c[0] = hi1 ^ c[1] ^ seed_lo;
+        c[1] = lo1;
+        c[2] = hi0 ^ c[3] ^ seed_hi;
+        c[3] = lo0;
+        seed_lo += 0x9E3779B9u;
+        seed_hi += 0xBB67AE85u;
+    }
+    unsigned x = (v & 3) == 0 ? c[0] : (v & 3) == 1 ? c[1] : (v & 3) == 2 ? c[2] : c[3];
+    float u = ((float)(x >> 9) + 0.5f) * 0x1p-23f;
+    return -logf(-logf(u));
+}

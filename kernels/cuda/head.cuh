@@ -1,0 +1,39 @@
+// What the kernels of the compact head share (decision 0060 of bitnet-core).
+#include "draw.cuh"
+
+// Of column k: 7.5 and a dither in [-1/2, 1/2), the golden ratio's multiples, stirred.
+__device__ __forceinline__ float head_offset(unsigned k) {
+    unsigned a = (k + 1) * 0x9E3779B9u;
+    a = (a ^ a >> 16) * 0x85EBCA6Bu;
+    a = (a ^ a >> 13) * 0xC2B2AE35u;
+    return 7.5f + ((float)((a ^ a >> 16) >> 8) * 0x1p-24f - 0.5f);
+}
+
+// The head is one buffer: codes[rows][COLS / 2], then {step, norm}[rows], then column[COLS].
+__device__ __forceinline__ size_t head_sizes_at(int rows) { return (size_t)rows * (COLS / 2); }
+__device__ __forceinline__ size_t head_columns_at(int rows) { return head_sizes_at(rows) + (size_t)rows * sizeof(float2); }
+
+// How a row's token is chosen: the greatest logit, or with noise added.
+struct Choice {
+    float inverse;  // of the temperature; 0 where it is
+    unsigned seed_lo, seed_hi, position;
+};
+
+struct ChoiceFields {  // where the step has them, in words
+    int rows, temperatures, seeds_lo, seeds_hi, token_seq, seq_begin, seq_len;
+};
+
+__device__ __forceinline__ Choice head_choice(const int *step, const ChoiceFields &at, int r) {
+    float temperature = __int_as_float(step[at.temperatures + r]);
+    if (temperature == 0.0f) return {};
+    unsigned position = token_position(step, at.token_seq, at.seq_begin, at.seq_len, step[at.rows + r]) + 1;
+    return {1.0f / temperature, (unsigned)step[at.seeds_lo + r], (unsigned)step[at.seeds_hi + r], position};
+}
+
+__device__ __forceinline__ float head_key(const Choice &choice, float score, int n) {
+    if (choice.inverse == 0.0f) return score;
+    return score * choice.inverse + gumbel(choice.seed_lo, choice.seed_hi, n, choice.position);
+}
+
+#define CHOICE_FIELDS int rows_at, int temperatures, int seeds_lo, int seeds_hi, int token_seq, int seq_begin, int seq_len
+#define CHOICE_AT ChoiceFields{rows_at, temperatures, seeds_lo, seeds_hi, token_seq, seq_begin, seq_len}

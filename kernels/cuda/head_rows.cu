@@ -1,0 +1,54 @@
+// Rows of x as the compact head takes them: evened out as its columns are, in 16 bits, of which the high and the low eight are two
+// rows of bytes; and as dense_mma takes them, for what is scored in full. Also what bounds a score's error. One block a row.
+#include "head.cuh"
+#include "dense.cuh"
+#define THREADS 256
+#define EACH (COLS / THREADS) /* COLS is a multiple of 256 */
+#define LIMIT 32512.0f /* 127 * 256 */
+#define DEVIATIONS (7.5f * 0.288675135f * 1.01f) /* t / sqrt(12), and 1 % for rounding to f32 */
+
+extern "C" __global__ void __launch_bounds__(THREADS)
+head_rows(const int *step, const float *x, const unsigned char *head, int rows, signed char *planes, float4 *params,
+          f16 *split, float *scales, unsigned *least, unsigned long long *best) {
+    int r = blockIdx.x;
+    const float *column = (const float *)(head + head_columns_at(rows));
+    float mine[EACH], size[EACH];
+#pragma unroll
+    for (int i = 0; i < EACH; i++) size[i] = column[threadIdx.x + i * THREADS];
+    start_dependents();
+    wait_for_before();
+    if (r >= STEP_ROWS(step)) return;
+    float largest = 0.0f, evened = 0.0f, square = 0.0f;
+#pragma unroll
+    for (int i = 0; i < EACH; i++) {
+        mine[i] = x[(size_t)r * COLS + threadIdx.x + i * THREADS];
+        largest = fmaxf(largest, fabsf(mine[i]));
+        evened = fmaxf(evened, fabsf(mine[i] * size[i]));
+        square += mine[i] * size[i] * (mine[i] * size[i]);
+    }
+    largest = block_reduce<Max>(largest);
+    evened = block_reduce<Max>(evened);
+    square = block_reduce<Sum>(square);
+    float scale = split_scale(largest), unit = evened / LIMIT, inverse = evened > 0.0f ? LIMIT / evened : 0.0f;
+    float base = 0.0f, lost = 0.0f;
+#pragma unroll
+    for (int i = 0; i < EACH; i++) {
+        int k = threadIdx.x + i * THREADS;
+        split_store(split + (size_t)r * 2 * COLS + k, COLS, mine[i] * scale);
+        float y = mine[i] * size[i];
+        int q = __float2int_rn(y * inverse), high = (q + 128) >> 8;
+        planes[(size_t)(2 * r) * COLS + k] = (signed char)high;
+        planes[(size_t)(2 * r + 1) * COLS + k] = (signed char)(q - 256 * high);
+        base += (float)q * head_offset(k);
+        float rest = y - (float)q * unit;
+        lost += rest * rest;
+    }
+    base = block_reduce<Sum>(base);
+    lost = block_reduce<Sum>(lost);
+    if (threadIdx.x == 0) {
+        params[r] = make_float4(unit, base, sqrtf(square) * DEVIATIONS, sqrtf(lost) * 1.01f);
+        scales[r] = scale;
+        least[r] = 0;  // less than any key
+        best[r] = 0;
+    }
+}
