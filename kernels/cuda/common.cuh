@@ -177,6 +177,14 @@ __device__ __forceinline__ void finish_row(int sum, float s, int *sums, float *s
     }
 }
 
+// What RMSNorm multiplies a row by. It takes the whole block.
+__device__ __forceinline__ float inverse_rms(const float4 *row, int dim, float eps) {
+    float sum = 0.0f;
+#pragma unroll 4
+    for (int i = threadIdx.x; i < dim / 4; i += blockDim.x) sum += squares(row[i]);
+    return 1.0f / sqrtf(block_reduce<Sum>(sum) / dim + eps);
+}
+
 // Vectors of a row of `dim` floats that each of `threads` holds: vector i of thread t is the row's t + i * threads.
 #define VECTORS_OF(dim, threads) (((dim) / 4 + (threads) - 1) / (threads))
 
@@ -241,5 +249,10 @@ __device__ __forceinline__ unsigned in_block(const void *mine, int rank) {
 __device__ __forceinline__ void store_in(unsigned at, unsigned word) {
 #if __CUDA_ARCH__ >= 900
     asm volatile("st.shared::cluster.u32 [%0], %1;" ::"r"(at), "r"(word) : "memory");
+#endif
+}
+__device__ __forceinline__ void store_in(unsigned at, uint4 four) {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("st.shared::cluster.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(at), "r"(four.x), "r"(four.y), "r"(four.z), "r"(four.w) : "memory");
 #endif
 }

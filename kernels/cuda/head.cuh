@@ -35,5 +35,12 @@ __device__ __forceinline__ float head_key(const Choice &choice, float score, int
     return score * choice.inverse + gumbel(choice.seed_lo, choice.seed_hi, n, choice.position);
 }
 
+// A key and its token as one number, of which the greatest is the winner: the lowest of equals. Keys that are no numbers are out.
+typedef unsigned long long Candidate;
+__device__ __forceinline__ Candidate candidate(float key, int n) {
+    return key == key ? (Candidate)float_key(key) << 32 | (FULL - n) : 0;
+}
+__device__ __forceinline__ int winner(Candidate best) { return best ? (int)(FULL - (unsigned)best) : 0; }
+
 #define CHOICE_FIELDS int rows_at, int temperatures, int seeds_lo, int seeds_hi, int token_seq, int seq_begin, int seq_len
 #define CHOICE_AT ChoiceFields{rows_at, temperatures, seeds_lo, seeds_hi, token_seq, seq_begin, seq_len}

@@ -1,6 +1,6 @@
 // The token of each of up to 8 rows: scores from the weights themselves every row of the head that could still win by its rough
-// score, 16 at a time, exactly as dense_mma does (the same products in the same order), and takes the greatest. Each block has
-// THREADS rows of the head; the block that finishes last stores the tokens.
+// score, 16 at a time, exactly as dense_mma does (the same products in the same order), and takes the greatest. A block
+// looks at EACH * THREADS rows of the head; the one that finishes last stores the tokens.
 #include "head.cuh"
 #include "dense.cuh"
 #define THREADS 256
@@ -8,38 +8,49 @@
 
 extern "C" __global__ void __launch_bounds__(THREADS)
 head_choose(const int *step, CHOICE_FIELDS, const unsigned char *head, const float4 *params, const float *scores,
-            const unsigned *least, const f16 *split, const float *scales, const f16 *weight, unsigned long long *best,
+            const unsigned *least, const f16 *split, const float *scales, const f16 *weight, Candidate *best,
             unsigned *arrivals, int *out, int rows) {
     extern __shared__ __align__(16) f16 tiles[];  // [16 rows of the head, 8 high and 8 low halves of x][PITCH]
-    __shared__ int listed[THREADS], found;
+    __shared__ int listed[EACH * THREADS], found;
     __shared__ bool last;
-    int n = blockIdx.x * THREADS + threadIdx.x, lane = threadIdx.x % WARP, group = lane / 4, quarter = lane % 4;
-    float2 size = ((const float2 *)(head + head_sizes_at(rows)))[min(n, rows - 1)];
+    int lane = threadIdx.x % WARP, group = lane / 4, quarter = lane % 4, begin = blockIdx.x * EACH * THREADS + threadIdx.x;
+    float2 size[EACH];
+#pragma unroll
+    for (int i = 0; i < EACH; i++) size[i] = ((const float2 *)(head + head_sizes_at(rows)))[min(begin + i * THREADS, rows - 1)];
     if (threadIdx.x == 0) found = 0;
     __syncthreads();
     wait_for_before();
     start_dependents();
     int count = STEP_ROWS(step);
-    bool in = false;
-    for (int r = 0; r < count && n < rows; r++) {
+    bool in[EACH] = {};
+    for (int r = 0; r < count; r++) {
         float4 p = params[r];
-        unsigned reached = max(*(const volatile unsigned *)(least + r), (unsigned)(*(const volatile unsigned long long *)(best + r) >> 32));
-        float key = head_key(head_choice(step, CHOICE_AT, r), scores[(size_t)r * rows + n] + (p.z * size.x + p.w * size.y), n);
-        float floor = key_float(reached);
-        in |= reached == 0 || !(key < floor - (1e-5f + 1e-6f * fabsf(floor)));  // what is no number stays in
+        Choice choice = head_choice(step, CHOICE_AT, r);
+        unsigned reached = least[r];
+        float floor = key_float(reached) - (1e-5f + 1e-6f * fabsf(key_float(reached))), score[EACH];
+#pragma unroll
+        for (int i = 0; i < EACH; i++) score[i] = scores[(size_t)r * rows + min(begin + i * THREADS, rows - 1)];
+#pragma unroll
+        for (int i = 0; i < EACH; i++) {
+            float key = head_key(choice, score[i] + (p.z * size[i].x + p.w * size[i].y), begin + i * THREADS);
+            in[i] |= reached == 0 || !(key < floor);  // what is no number stays in
+        }
     }
-    if (in) listed[atomicAdd(&found, 1)] = n;
+#pragma unroll
+    for (int i = 0; i < EACH; i++) {
+        if (in[i] && begin + i * THREADS < rows) listed[atomicAdd(&found, 1)] = begin + i * THREADS;
+    }
     __syncthreads();
     for (int first = 0; first < found; first += 16) {
         DenseSums<4> sums = {};
-        for (int begin = 0; begin < COLS; begin += STAGE) {
+        for (int from_k = 0; from_k < COLS; from_k += STAGE) {
             __syncthreads();
             for (int i = threadIdx.x; i < 32 * (STAGE / 8); i += THREADS) {
-                int row = i / (STAGE / 8), at = begin + i % (STAGE / 8) * 8, r = row % 8;
+                int row = i / (STAGE / 8), at = from_k + i % (STAGE / 8) * 8, r = row % 8;
                 bool there = at < COLS && (row < 16 ? first + row < found : r < count);
                 const f16 *from = row < 16 ? weight + (there ? (size_t)listed[first + row] * COLS + at : 0)
                                            : split + (there ? (size_t)(2 * r + row / 8 % 2) * COLS + at : 0);
-                copy_async(tiles + row * PITCH + at - begin, from, there);
+                copy_async(tiles + row * PITCH + at - from_k, from, there);
             }
             asm volatile("cp.async.wait_all;");
             __syncthreads();
@@ -58,7 +69,7 @@ head_choose(const int *step, CHOICE_FIELDS, const unsigned char *head, const flo
             int at = first + group + i / 2 * 8, r = quarter * 2 + i % 2;
             if (at >= found || r >= count) continue;
             float key = head_key(head_choice(step, CHOICE_AT, r), sums.of(i) * (1.0f / scales[r]), listed[at]);
-            if (key == key) atomicMax(best + r, (unsigned long long)float_key(key) << 32 | (FULL - listed[at]));
+            atomicMax(best + r, candidate(key, listed[at]));
         }
     }
     __threadfence();
@@ -66,6 +77,5 @@ head_choose(const int *step, CHOICE_FIELDS, const unsigned char *head, const flo
     if (threadIdx.x == 0) last = atomicInc(arrivals, gridDim.x - 1) == gridDim.x - 1;
     __syncthreads();
     if (!last || threadIdx.x >= count) return;
-    unsigned long long winner = *(volatile unsigned long long *)(best + threadIdx.x);
-    out[threadIdx.x] = winner ? (int)(FULL - (unsigned)winner) : 0;  // none: of logits that are no numbers
+    out[threadIdx.x] = winner(*(volatile Candidate *)(best + threadIdx.x));
 }

@@ -1,5 +1,7 @@
 // Rows of x as the compact head takes them: evened out as its columns are, in 16 bits, of which the high and the low eight are two
 // rows of bytes; and as dense_mma takes them, for what is scored in full. Also what bounds a score's error. One block a row.
+//
+// NORM: does the work of norm_rows before, to the bit: the tokens are to be those of the logits that come of it.
 #include "head.cuh"
 #include "dense.cuh"
 #define THREADS 256
@@ -8,20 +10,25 @@
 #define DEVIATIONS (7.5f * 0.288675135f * 1.01f) /* t / sqrt(12), and 1 % for rounding to f32 */
 
 extern "C" __global__ void __launch_bounds__(THREADS)
-head_rows(const int *step, const float *x, const unsigned char *head, int rows, signed char *planes, float4 *params,
-          f16 *split, float *scales, unsigned *least, unsigned long long *best) {
+head_rows(const int *step, int rows_at, const float *x, const float *norm, float eps, const unsigned char *head, int rows, signed char *planes, float4 *params,
+          f16 *split, float *scales, unsigned *least, Candidate *best) {
     int r = blockIdx.x;
     const float *column = (const float *)(head + head_columns_at(rows));
-    float mine[EACH], size[EACH];
+    float mine[EACH], size[EACH], gain[EACH];
 #pragma unroll
-    for (int i = 0; i < EACH; i++) size[i] = column[threadIdx.x + i * THREADS];
+    for (int i = 0; i < EACH; i++) {
+        size[i] = column[threadIdx.x + i * THREADS];
+        gain[i] = NORM ? norm[threadIdx.x + i * THREADS] : 1.0f;
+    }
     start_dependents();
     wait_for_before();
     if (r >= STEP_ROWS(step)) return;
+    const float *row = x + (size_t)(NORM ? step[rows_at + r] : r) * COLS;
+    float inverse_norm = NORM ? inverse_rms((const float4 *)row, COLS, eps) : 1.0f;
     float largest = 0.0f, evened = 0.0f, square = 0.0f;
 #pragma unroll
     for (int i = 0; i < EACH; i++) {
-        mine[i] = x[(size_t)r * COLS + threadIdx.x + i * THREADS];
+        mine[i] = row[threadIdx.x + i * THREADS] * inverse_norm * gain[i];
         largest = fmaxf(largest, fabsf(mine[i]));
         evened = fmaxf(evened, fabsf(mine[i] * size[i]));
         square += mine[i] * size[i] * (mine[i] * size[i]);

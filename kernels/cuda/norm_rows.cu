@@ -7,10 +7,7 @@ extern "C" __global__ void norm_rows(const int *step, int rows, const float *x, 
     if (r >= STEP_ROWS(step)) return;
     const float4 *row = (const float4 *)(x + (size_t)step[rows + r] * dim);
     float4 *to = (float4 *)(out + (size_t)r * dim);
-    float sum = 0.0f;
-#pragma unroll 4
-    for (int i = threadIdx.x; i < dim / 4; i += blockDim.x) sum += squares(row[i]);
-    float inverse = 1.0f / sqrtf(block_reduce<Sum>(sum) / dim + eps);
+    float inverse = inverse_rms(row, dim, eps);
 #pragma unroll 4
     for (int i = threadIdx.x; i < dim / 4; i += blockDim.x) to[i] = times(times(row[i], inverse), ((const float4 *)weight)[i]);
 }

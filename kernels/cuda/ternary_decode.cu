@@ -7,7 +7,7 @@
 // so that the memory streams while the chain of small dependent kernels goes on (programmatic dependent launch).
 //
 // INPUT 0: x is int8 with a scale and a sum for each of up to TOKENS tokens. 1: x is f32: absmax int8 here. 2: the same after RMSNorm.
-// SHARING: so for several tokens; the blocks of a cluster quantise one each, and give it to all.
+// CLUSTER: the blocks of a cluster quantise one token each, and give it to all; or there is one token, and each block does so.
 // EARLY: the next kernel may fetch its codes before this one has its input; else once it has.
 // GLU: rows 0..rows/2-1 of W are gates, the others their ups: a tile is 8 of each and out = act(gate) * up.
 #define CHUNKS (ROW_BYTES / 16)
@@ -18,9 +18,9 @@
 #define X_BYTES ((CHUNKS + 3) / 4 * 256) /* of a token in shared memory: whole iterations */
 #define STRIDE (X_BYTES + 64) /* so that neighbouring tokens fall into different halves of the banks */
 #define VECTORS VECTORS_OF(COLS, THREADS)
-#define SHARING (INPUT && TOKENS > 1)
-#if SHARING
-#define IN_CLUSTER __cluster_dims__(TOKENS, 1, 1)
+#define UNITS (X_BYTES / 16)
+#if CLUSTER > 1
+#define IN_CLUSTER __cluster_dims__(CLUSTER, 1, 1)
 #else
 #define IN_CLUSTER
 #endif
@@ -69,9 +69,12 @@ ternary_decode(const int *step, const void *input, const float *scale, const int
     float scale_low = w_scale[min(row_low, rows - 1)], scale_high = w_scale[min(row_high, rows - 1)];
     int tokens = STEP_TOKENS(step);
 #if INPUT
-    __shared__ int warp_sums[TOKENS][WARPS];
+    __shared__ int warp_sums[WARPS];
+#if CLUSTER > 1
+    __shared__ int x_sums[TOKENS];
     __shared__ float scales[TOKENS];
-    int mine = SHARING ? blockIdx.x % TOKENS : 0;  // the token that this block quantises
+#endif
+    int token = CLUSTER > 1 ? blockIdx.x % CLUSTER : 0;  // that this block quantises; also its rank
     float4 v[VECTORS], gain[VECTORS];
 #if INPUT == 2
 #pragma unroll
@@ -81,7 +84,7 @@ ternary_decode(const int *step, const void *input, const float *scale, const int
 #if EARLY
     start_dependents();
 #endif
-#if SHARING
+#if CLUSTER > 1
     cluster_arrive();
 #endif
     wait_for_before();
@@ -89,7 +92,7 @@ ternary_decode(const int *step, const void *input, const float *scale, const int
     // Of rows past the step's tokens whatever is there is taken, and not stored.
 #if INPUT
 #pragma unroll
-    for (int i = 0; i < VECTORS; i++) v[i] = vector_or_zero((const float *)input + (size_t)mine * COLS, threadIdx.x + i * THREADS, COLS);
+    for (int i = 0; i < VECTORS; i++) v[i] = vector_or_zero((const float *)input + (size_t)token * COLS, threadIdx.x + i * THREADS, COLS);
 #else
 #pragma unroll
     for (unsigned i = threadIdx.x; i < TOKENS * (X_BYTES / UNIT); i += THREADS) {
@@ -116,34 +119,33 @@ ternary_decode(const int *step, const void *input, const float *scale, const int
     }
 #endif
 #if INPUT
-    // Stores a word here, or at its place in all blocks of the cluster.
-    auto give = [&](void *to, unsigned word) {
-#if SHARING
-#pragma unroll
-        for (int rank = 0; rank < TOKENS; rank++) store_in(in_block(to, rank), word);
-#else
-        *(unsigned *)to = word;
-#endif
-    };
-    auto x_word = [&](unsigned k) { return (int *)(x_shared + mine * STRIDE) + place(k / 4) * 4 + k % 4; };
+    signed char *x_row = x_shared + token * STRIDE;
     int sum = 0;
-#if SHARING
-    cluster_wait();
-#endif
     float s = norm_quant_row<WARPS, INPUT == 2>(v, gain, COLS, eps, [&](unsigned k, int word) {
-        if (k < X_BYTES / 4) give(x_word(k), word);
+        if (k < UNITS * 4) ((int *)x_row)[place(k / 4) * 4 + k % 4] = word;
         sum = dot_ones(word, sum);  // beyond K the values are zero
     });
-    for (unsigned k = VECTORS * THREADS + threadIdx.x; k < X_BYTES / 4; k += THREADS) give(x_word(k), 0);
+    for (unsigned k = VECTORS * THREADS + threadIdx.x; k < UNITS * 4; k += THREADS) ((int *)x_row)[place(k / 4) * 4 + k % 4] = 0;
     sum = warp_sum(sum);
-    if (lane == 0) give(&warp_sums[mine][warp], sum);
-    if (threadIdx.x == 0) give(&scales[mine], __float_as_uint(s));
+    if (lane == 0) warp_sums[warp] = sum;
+    __syncthreads();
+    sum = 0;
+#pragma unroll
+    for (int w = 0; w < WARPS; w++) sum += warp_sums[w];
+#if CLUSTER > 1
+    cluster_wait();
+    for (unsigned i = threadIdx.x; i < UNITS * (CLUSTER - 1); i += THREADS) {
+        const signed char *at = x_row + 16 * place(i % UNITS);
+        store_in(in_block(at, (token + 1 + i / UNITS) % CLUSTER), *(const uint4 *)at);
+    }
+    if (threadIdx.x < CLUSTER) {
+        store_in(in_block(&x_sums[token], threadIdx.x), sum);
+        store_in(in_block(&scales[token], threadIdx.x), __float_as_uint(s));
+    }
+    cluster_arrive(), cluster_wait();
+#endif
 #else
     asm volatile("cp.async.wait_all;");
-#endif
-#if SHARING
-    cluster_arrive(), cluster_wait();
-#else
     __syncthreads();
 #endif
 #if !EARLY
@@ -176,15 +178,14 @@ ternary_decode(const int *step, const void *input, const float *scale, const int
         }
     }
 #if INPUT
-    float x_scale[2];
-    int x_sum[2] = {};
-#pragma unroll
-    for (int i = 0; i < 2; i++) {
-        int m = min(quarter * 2 + i, TOKENS - 1);
-        x_scale[i] = scales[m];
-#pragma unroll
-        for (int w = 0; w < WARPS; w++) x_sum[i] += warp_sums[m][w];
-    }
+#if CLUSTER > 1
+    int at[2] = {min(quarter * 2, TOKENS - 1), min(quarter * 2 + 1, TOKENS - 1)};
+    float x_scale[2] = {scales[at[0]], scales[at[1]]};
+    int x_sum[2] = {x_sums[at[0]], x_sums[at[1]]};
+#else
+    float x_scale[2] = {s, s};
+    int x_sum[2] = {sum, 0};
+#endif
 #endif
     // x, y: row_low with tokens 2q, 2q + 1; z, w: row_high.
 #pragma unroll

@@ -7,20 +7,22 @@ import numpy as np
 from bitnet.core.gpu import Bucket, Context, KernelSpec, Launch
 from bitnet.core.gpu.ops import ceil_div, kv_defines, positions
 from bitnet.core.hal import Attention, RopeAppend
-from bitnet.cuda.products import CLUSTERS, DECODE_TOKENS, TENSOR_CORES, largest
+from bitnet.cuda.products import CLUSTERS, DECODE_TOKENS, MAX_CLUSTER, TENSOR_CORES, largest
 
 QUERY_TILE = 64
 """Tokens of a block of attention_prefill."""
 SPLIT = 64
 """Positions that are worth a block of attention of their own."""
 MAX_SPLITS = 64
-MAX_CLUSTER, LARGE_CLUSTER = 8, 16
-"""Blocks of a cluster on every device that has clusters, and on those of :data:`LARGE_CLUSTERS`."""
+LARGE_CLUSTER = 16
+"""Blocks of a cluster on devices of :data:`LARGE_CLUSTERS`."""
 LARGE_CLUSTERS = ((9, 0), (10, 0))
 TILE = 16
 """Positions of a warp of attention_decode at a time."""
 LONG_WARPS, LONG_DEPTH = 8, 2
 """Warps of a block, and tiles that each has in flight, where few blocks share a long context."""
+LONG_SUMS = 1024
+"""Sums of such a block's warp, at most: more do not fit its shared memory."""
 ROPE_WARPS = 8
 ATTENTION_BLOCKS = 3
 """Blocks of attention_decode on each multiprocessor, at most, for which a sequence is split."""
@@ -81,6 +83,7 @@ class AttentionOps:
             parts = ctx.scratch("attention parts", limit * op.heads * MAX_SPLITS * (op.head_dim + 2) * 4)
             arrivals = ctx.zeroed("attention arrivals", limit * op.kv_heads * 4)
         few = bucket.context > SPLIT * splits and heads * splits <= self._multiprocessors
+        few = few and op.heads // op.kv_heads * op.head_dim <= LONG_SUMS
         warps, depth = (LONG_WARPS, LONG_DEPTH) if few else (4, 1)
         defines = kv_defines(ctx, op) | {
             "HEADS": op.heads,

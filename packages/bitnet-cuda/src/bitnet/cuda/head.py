@@ -9,8 +9,8 @@ import numpy as np
 
 from bitnet.core.gpu import Arg, Bucket, Buffer, Context, KernelSpec, Launch
 from bitnet.core.gpu.ops import ceil_div
-from bitnet.core.hal import DenseMatmul, DenseWeight, Sample
-from bitnet.cuda.products import DECODE_TOKENS
+from bitnet.core.hal import DenseMatmul, DenseWeight, NormRows, Sample
+from bitnet.cuda.products import DECODE_TOKENS, choice
 
 WIDTH = 256
 """Columns come in multiples of this."""
@@ -18,6 +18,8 @@ MAX_COLS = 4096
 """Sums of more columns do not fit 32 bits."""
 COLUMN_GROUP, ROW_GROUP, CHOOSE_GROUP = 1024, 256, 256
 """Threads of a block of head_columns, of head_rows and head_pack, and of head_choose."""
+CHOOSE_BLOCKS = 2
+"""Of head_choose, on a multiprocessor."""
 SCORE_WARPS, SCORE_BLOCKS = 8, 2
 """Warps of a block of head_score, and its blocks on a multiprocessor."""
 STAGE = 1280
@@ -40,7 +42,10 @@ class HeadOps:
                 return known and dense.out == sample.logits
         return False
 
-    def launches(self, ctx: Context, dense: DenseMatmul, sample: Sample, bucket: Bucket) -> list[Launch]:
+    def launches(
+        self, ctx: Context, norm: NormRows | None, dense: DenseMatmul, sample: Sample, bucket: Bucket
+    ) -> list[Launch]:
+        """Of the head, and of the norm before it where that is given."""
         weight = ctx.dense(dense.weight)
         rows, cols = weight.shape
         n, head = np.int32(rows), self._packed(ctx, dense.weight)
@@ -49,8 +54,7 @@ class HeadOps:
         split = ctx.scratch("row halves", DECODE_TOKENS * cols * 4)
         least, best = ctx.scratch("head least", DECODE_TOKENS * 4), ctx.scratch("head best", DECODE_TOKENS * 8)
         scores, arrivals = ctx.tensors[dense.out], ctx.zeroed("head arrivals", 4)
-        fields = ("rows", "temperature", "seed_lo", "seed_hi", "token_seq", "seq_begin", "seq_len")
-        choice: tuple[Arg, ...] = (ctx.step, *(ctx.offset(f) for f in fields))
+        each = ceil_div(rows, CHOOSE_GROUP * CHOOSE_BLOCKS * self._multiprocessors)
 
         def launch(entry: str, grid: int, block: int, args: tuple[Arg, ...], shared: int = 0, **sizes: int) -> Launch:
             spec = KernelSpec(entry, entry, (("COLS", cols), *sizes.items()))
@@ -58,11 +62,14 @@ class HeadOps:
 
         tiles = ceil_div(2 * bucket.rows, 8)
         stage = min(cols, STAGE)
-        x = (ctx.step, ctx.tensors[dense.x], head, n, planes, params, split, scales, least, best)
-        score = (*choice, head, planes, params, scores, least, n)
-        choose = (*choice, head, params, scores, least, split, scales, weight.data, best, arrivals)
+        source = ctx.tensors[norm.x if norm else dense.x]
+        gain = ctx.dense(norm.weight).data if norm else source
+        eps = np.float32(norm.eps if norm else 0)
+        x = (ctx.step, ctx.offset("rows"), source, gain, eps, head, n, planes, params, split, scales, least, best)
+        score = (*choice(ctx), head, planes, params, scores, least, n)
+        choose = (*choice(ctx), head, params, scores, least, split, scales, weight.data, best, arrivals)
         return [
-            launch("head_rows", bucket.rows, ROW_GROUP, x),
+            launch("head_rows", bucket.rows, ROW_GROUP, x, NORM=int(norm is not None)),
             launch(
                 "head_score",
                 SCORE_BLOCKS * self._multiprocessors,
@@ -75,11 +82,12 @@ class HeadOps:
             ),
             launch(
                 "head_choose",
-                ceil_div(rows, CHOOSE_GROUP),
+                ceil_div(rows, each * CHOOSE_GROUP),
                 CHOOSE_GROUP,
                 (*choose, ctx.tensors[sample.out], n),
                 shared=32 * (stage + 32) * 2,
                 STAGE=stage,
+                EACH=each,
             ),
         ]
 

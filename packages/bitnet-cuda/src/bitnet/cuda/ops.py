@@ -81,14 +81,17 @@ class CudaOps:
         alone = self._table[type(ops[at])]
         if ctx.program.keep or not self._tensor_cores:
             return alone(ctx, ops[at], bucket), 1
-        match ops[at:]:
-            case [DenseMatmul() as dense, Sample() as sample] if not bucket.logits and bucket.rows <= DECODE_TOKENS:
-                return self._head.launches(ctx, dense, sample, bucket), 2
+        if not bucket.logits and bucket.rows <= DECODE_TOKENS:
+            match ops[at:]:
+                case [NormRows() as norm, DenseMatmul() as dense, Sample() as sample] if norm.out == dense.x:
+                    return self._head.launches(ctx, norm, dense, sample, bucket), 3
+                case [DenseMatmul() as dense, Sample() as sample]:
+                    return self._head.launches(ctx, None, dense, sample, bucket), 2
         match ops[at : at + 2]:
             case [RopeAppend() as rope, Attention() as one] if (rope.qkv, rope.layer) == (one.qkv, one.layer):
-                if bucket.apart and self._attention.splits(ctx, one, bucket):
+                if bucket.apart and bucket.tokens <= DECODE_TOKENS and self._attention.splits(ctx, one, bucket):
                     return [self._attention.decode(ctx, one, bucket, rope)], 2
-        decodes = self._products.quantises
+        decodes, decode = self._products.quantises, self._products.decode
         match ops[at : at + 4]:
             case [NormQuant() as n, TernaryMatmul() as up, GluNormQuant() as glu, TernaryMatmul() as down] if (
                 feeds(n, up, ops[at + 2 :])
@@ -97,10 +100,10 @@ class CudaOps:
                 and decodes(ctx.ternary(up.weights), bucket)
                 and decodes(ctx.ternary(down.weights), bucket)
             ):
-                return feed_forward(self._products.decode, ctx, (n, up, glu, down), bucket), 4
+                return feed_forward(decode, ctx, (n, up, glu, down), bucket), 4
             case [NormQuant() as n, TernaryMatmul() as op, *_] if feeds(n, op, ops[at + 2 :]):
                 if decodes(ctx.ternary(op.weights), bucket):
-                    return [self._products.decode(ctx, op, bucket, normed(ctx, n), ctx.tensors[op.out])], 2
+                    return [decode(ctx, op, bucket, normed(ctx, n), ctx.tensors[op.out])], 2
             case [TernaryMatmul() as up, GluNormQuant() as glu, *_] if bucket.tokens > 1:
                 if self._gates(ctx, up, glu, ops[at + 2 :], bucket):
                     return self._gated(ctx, up, glu, bucket), 2

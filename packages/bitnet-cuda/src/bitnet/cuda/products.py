@@ -37,6 +37,10 @@ WGMMA = (9, 0)
 """The one compute capability that has wgmma."""
 CLUSTERS = (9, 0)
 """Compute capability from which there are thread block clusters."""
+MAX_CLUSTER = 8
+"""Blocks of a cluster on every device that has clusters."""
+SHARING_WARPS = 10
+"""Of a block of ternary_decode, at most, where several tokens are quantised by a cluster."""
 TENSOR_CORES = (8, 0)
 """Compute capability from which there is mma of 8-bit integers with 32 of K."""
 
@@ -75,8 +79,7 @@ class Products:
             grid, block = (2 * self._multiprocessors, 1, 1), (32 * WARPS, 1, 1)
             return [Launch(spec, grid, block, (ctx.step, x, weight.data, out, n), overlaps=True)]
         if weight.dtype == "f16" and cols % 8 == 0 and self._tensor_cores:
-            tiles = min(ceil_div(bucket.rows, 8), 8)
-            most = ctx.program.limits.max_rows
+            tiles, most = min(ceil_div(bucket.rows, 8), 8), ctx.program.limits.max_rows
             halves, scales = ctx.scratch("row halves", most * cols * 4), ctx.scratch("row scales", most * 4)
             sizes = (("COLS", cols), ("NT", tiles))
             split, product = (KernelSpec("dense_mma", entry, sizes) for entry in ("split_rows", "dense_mma"))
@@ -102,10 +105,20 @@ class Products:
         return [Launch(spec, (bucket.tokens, 1, 1), (32, 1, 1), args, overlaps=True)]
 
     def decode(
-        self, ctx: Context, op: TernaryMatmul, bucket: Bucket, source: Source, out: Buffer, *, activation: str = ""
+        self,
+        ctx: Context,
+        op: TernaryMatmul,
+        bucket: Bucket,
+        source: Source,
+        out: Buffer,
+        *,
+        activation: str = "",
     ) -> Launch:
         w = ctx.ternary(op.weights)
         tiles, split = self._shape(w.rows, w.row_bytes, bucket.tokens)
+        cluster = bucket.tokens if source.kind else 1
+        if cluster > 1:  # smaller blocks, or some clusters would have to wait for others
+            tiles = min(tiles, SHARING_WARPS // split or 1)
         defines = {
             "COLS": w.cols,
             "ROW_BYTES": w.row_bytes,
@@ -113,6 +126,7 @@ class Products:
             "TILES": tiles,
             "KSPLIT": split,
             "INPUT": source.kind,
+            "CLUSTER": cluster,
             "EARLY": int(bucket.tokens == 1 and w.codes.nbytes <= EARLY_BYTES),
             "GLU": int(bool(activation)),
             "RELU2": int(activation == "relu2"),
@@ -123,7 +137,7 @@ class Products:
         args: tuple[Arg, ...] = (ctx.step, source.x, source.scale or source.x, sums, norm, np.float32(source.eps))
         args = (*args, w.codes, w.scales, out, np.int32(w.rows))
         blocks = ceil_div(ceil_div(w.rows, TILE_ROWS), tiles)
-        grid = (ceil_div(blocks, bucket.tokens) * bucket.tokens if source.kind else blocks, 1, 1)  # whole clusters
+        grid = (ceil_div(blocks, cluster) * cluster, 1, 1)
         spec = KernelSpec("ternary_decode", "ternary_decode", tuple(defines.items()))
         shared = _stride(w) * bucket.tokens
         return Launch(spec, grid, (32 * tiles * split, 1, 1), args, shared=shared, overlaps=True)
@@ -183,6 +197,12 @@ class Products:
         if tokens > 2:  # then every block's copy of x costs more than a warp's share of K
             least, split = 2, min(split, max(5, ceil_div(steps, 6)))
         return max(min(least, 16 // split), min(round(tiles / self._multiprocessors), 16 // split)), split
+
+
+def choice(ctx: Context) -> tuple[Arg, ...]:
+    """The arguments from which a kernel finds how a row's token is chosen."""
+    fields = ("rows", "temperature", "seed_lo", "seed_hi", "token_seq", "seq_begin", "seq_len")
+    return (ctx.step, *(ctx.offset(f) for f in fields))
 
 
 def _stride(w: TernaryBuffer) -> int:
