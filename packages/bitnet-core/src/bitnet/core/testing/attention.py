@@ -256,3 +256,12 @@ class AttentionTests(DeviceTests):
             paged.tables[1][:1] = paged.tables[0][:1]
             paged.cache.share(0, 1, 16)
             paged.run([(0, Part(0, 20)), (1, Part(16, 5))])
+
+    def test_a_decoding_step_reads_what_it_writes_for_another(self, device: Device, rng: np.random.Generator) -> None:
+        """One sequence's new position is the end of the prefix that the other one stands on."""
+        paged = Paged(device, rng, Heads(4, 2, 64, 16, "f16"), length=40, seqs=2, chunk=40)
+        with paged.rig:
+            paged.tables[1][:1] = paged.tables[0][:1]
+            paged.cache.share(0, 1, 16)
+            paged.run([(0, Part(0, 15))])
+            paged.run([(0, Part(15, 1)), (1, Part(16, 1))])
