@@ -1,6 +1,6 @@
-// Causal attention of one token and head per workgroup, over the paged cache [blocks, BLOCK, kv_heads, DIM], in chunks of WG
-// positions with a running maximum (Milakov and Gimelshein 2018). LANES invocations share a position's score, so that keys are
-// read in order; values are read with an invocation for four dimensions, several positions at once.
+// Causal attention of one token over the paged cache [blocks, BLOCK, kv_heads, DIM]: a workgroup takes TEAM query heads of one
+// key/value head (at most LANES), so that these read each key and value once, in chunks of positions with a running maximum (Milakov and
+// Gimelshein 2018). All loads of a chunk are asked for before the first is used.
 // ROPE: the token is the only one of its step; q is rotated here, k too, and the new k and v are put in the cache here.
 // SPLIT: a workgroup takes one of SPLITS equal parts of the positions; what reads them, or attention_merge, puts them together:
 // out[m, head, split] is DIM sums, then their maximum and their total.
@@ -25,10 +25,15 @@ alias Quad = vec4<f32>;
 @group(0) @binding(7) var<uniform> args: Args;
 
 const QUADS = u32(DIM / 4);
-const LANES = 4u;
-const GROUPS = u32(WG) / LANES;
-const SPREAD = max(u32(WG) / QUADS, 1u);         // positions whose values are read at once
-const EACH = (QUADS + u32(WG) - 1u) / u32(WG);  // quads of dimensions an invocation has
+const HEADS = u32(TEAM);
+const LANES = 4u;                                // invocations that share a position's score
+const CHUNK = u32(WG) / LANES;                   // positions at a time
+const KEYS = (QUADS + LANES - 1u) / LANES;       // quads of its position's key that an invocation takes
+const COLUMNS = min(QUADS, u32(WG));             // quads of values that are summed at once
+const SPREAD = u32(WG) / COLUMNS;                // positions whose values are read at once
+const VALUES = (CHUNK + SPREAD - 1u) / SPREAD;   // positions whose values an invocation takes
+const EACH = (QUADS + COLUMNS - 1u) / COLUMNS;   // quads of dimensions that it takes
+const PAD = HEADS * CHUNK + 8u;                  // keeps the lanes' scores out of one another's banks
 
 #if KV_F16
 fn loaded(quad: Quad) -> vec4<f32> { return halves(quad); }
@@ -38,11 +43,13 @@ fn loaded(quad: Quad) -> vec4<f32> { return quad; }
 fn stored(value: vec4<f32>) -> Quad { return value; }
 #endif
 
-var<workgroup> query: array<vec4<f32>, QUADS>;
-var<workgroup> place: array<u32, WG>;
-var<workgroup> weight: array<f32, WG>;
-var<workgroup> parts: array<array<f32, WG>, LANES>;
-var<workgroup> sums_of: array<vec4<f32>, SPREAD * QUADS>;
+var<workgroup> query: array<vec4<f32>, HEADS * QUADS>;
+var<workgroup> place: array<u32, CHUNK>;
+var<workgroup> parts: array<f32, LANES * PAD>;
+var<workgroup> scores: array<vec4<f32>, HEADS * CHUNK / 4u>;
+var<workgroup> weights: array<f32, HEADS * CHUNK>;
+var<workgroup> maxima: array<f32, HEADS>;
+var<workgroup> sums_of: array<vec4<f32>, SPREAD * COLUMNS>;
 #if ROPE
 var<workgroup> new_key: array<Quad, QUADS>;
 var<workgroup> new_value: array<Quad, QUADS>;
@@ -78,14 +85,14 @@ fn rotated(from_quad: u32, i: u32, position: u32) -> vec4<f32> {
 fn attention(g: Group) {
     let m = g.id.x;
     if (m >= u32(step[0])) { return; }
-    let head = g.id.y;
     let heads = u32(args.heads);
     let kv_heads = u32(args.kv_heads);
+    let first_head = g.id.y * HEADS;
+    let ratio = heads / kv_heads;
+    let kv_head = first_head / ratio;
     let sequence = step[args.token_seq + i32(m)];
     let position = u32(step[args.seq_len + sequence] - step[args.seq_begin + sequence + 1] + i32(m));
     let table = u32(args.block_table + sequence * args.max_blocks);
-    let ratio = heads / kv_heads;
-    let kv_head = head / ratio;
     let row = m * (heads + 2u * kv_heads);
     let length = position + 1u;
 #if SPLIT
@@ -98,94 +105,134 @@ fn attention(g: Group) {
 #endif
     let root = 1.0 / sqrt(f32(DIM));
 #if ROPE
-    let here = ((u32(step[table + position / u32(BLOCK)]) * u32(BLOCK) + position % u32(BLOCK)) * kv_heads + kv_head) * QUADS;
-    for (var i = g.lane; i < QUADS; i += u32(WG)) {
-        query[i] = rotated((row + head) * QUADS, i, position) * root;
-        let key = stored(rotated((row + heads + kv_head) * QUADS, i, position));
-        let value = stored(qkv[(row + heads + kv_heads + kv_head) * QUADS + i]);
-        new_key[i] = key;
-        new_value[i] = value;
-        if (head % ratio == 0u && g.id.z == 0u) {
-            keys[here + i] = key;
-            values[here + i] = value;
+    // The query heads, then the new key.
+    for (var i = g.lane; i < (HEADS + 1u) * QUADS; i += u32(WG)) {
+        let quad = i % QUADS;
+        let is_key = i >= HEADS * QUADS;
+        let turned = rotated((row + select(first_head + i / QUADS, heads + kv_head, is_key)) * QUADS, quad, position);
+        if (is_key) { new_key[quad] = stored(turned); } else { query[i] = turned * root; }
+    }
+    for (var i = g.lane; i < QUADS; i += u32(WG)) { new_value[i] = stored(qkv[(row + heads + kv_heads + kv_head) * QUADS + i]); }
+    workgroupBarrier();
+    if (first_head % ratio == 0u && g.id.z == 0u) {
+        let block = u32(step[table + position / u32(BLOCK)]);
+        let here = ((block * u32(BLOCK) + position % u32(BLOCK)) * kv_heads + kv_head) * QUADS;
+        for (var i = g.lane; i < QUADS; i += u32(WG)) {
+            keys[here + i] = new_key[i];
+            values[here + i] = new_value[i];
         }
     }
+    let cached = position;  // positions that are read from the cache
 #else
-    for (var i = g.lane; i < QUADS; i += u32(WG)) { query[i] = qkv[(row + head) * QUADS + i] * root; }
+    for (var i = g.lane; i < HEADS * QUADS; i += u32(WG)) { query[i] = qkv[(row + first_head) * QUADS + i] * root; }
+    let cached = length;
 #endif
-    var sums: array<vec4<f32>, EACH>;
-    var largest = LOWEST;
-    var total = 0.0;
+    var sums: array<vec4<f32>, HEADS * EACH>;
+    var before: array<f32, HEADS>;  // each head's maximum so far
+    for (var h = 0u; h < HEADS; h++) { before[h] = LOWEST; }
+    let my_head = g.lane / CHUNK;   // whose scores are this invocation's to weigh, one of a chunk; HEADS and more: nobody's
+    let my_place = g.lane % CHUNK;
+    var largest = LOWEST;           // of my_head
+    var total = 0.0;                // of this invocation's weights
     let group = g.lane / LANES;
     let lane = g.lane % LANES;
-    let quad = g.lane % QUADS;
-    let spread = g.lane / QUADS;
-    for (var start = begin; start < end; start += u32(WG)) {
-        let count = min(u32(WG), end - start);
+    let column = g.lane % COLUMNS;
+    let spread = g.lane / COLUMNS;
+    for (var start = begin; start < end; start += CHUNK) {
+        let count = min(CHUNK, end - start);
         workgroupBarrier();
         if (g.lane < count) {
             let p = start + g.lane;
             place[g.lane] = ((u32(step[table + p / u32(BLOCK)]) * u32(BLOCK) + p % u32(BLOCK)) * kv_heads + kv_head) * QUADS;
         }
         workgroupBarrier();
-        for (var t = group; t < count; t += GROUPS) {
-            var score = 0.0;
-            for (var i = lane; i < QUADS; i += LANES) {
-#if ROPE
-                var key = new_key[i];
-                if (start + t < position) { key = keys[place[t] + i]; }
-#else
-                let key = keys[place[t] + i];
-#endif
-                score += dot(query[i], loaded(key));
+        var key: array<Quad, KEYS>;
+        var value: array<Quad, VALUES * EACH>;
+        if (group < count) {
+            if (start + group < cached) {
+                for (var j = 0u; j < KEYS; j++) { key[j] = keys[place[group] + min(lane + j * LANES, QUADS - 1u)]; }
             }
-            parts[lane][t] = score;
+#if ROPE
+            else { for (var j = 0u; j < KEYS; j++) { key[j] = new_key[min(lane + j * LANES, QUADS - 1u)]; } }
+#endif
+        }
+        for (var j = 0u; j < VALUES; j++) {
+            let t = spread + j * SPREAD;
+            for (var e = 0u; e < EACH; e++) {
+                let i = min(column + e * COLUMNS, QUADS - 1u);
+                if (t < count && start + t < cached) { value[j * EACH + e] = values[place[t] + i]; }
+#if ROPE
+                if (t < count && start + t == cached) { value[j * EACH + e] = new_value[i]; }
+#endif
+            }
+        }
+        for (var h = 0u; h < HEADS; h++) {
+            var score = 0.0;
+            for (var j = 0u; j < KEYS; j++) {
+                if (lane + j * LANES < QUADS) { score += dot(query[h * QUADS + lane + j * LANES], loaded(key[j])); }
+            }
+            parts[lane * PAD + h * CHUNK + group] = score;
         }
         workgroupBarrier();
-        var score = LOWEST;
-        if (g.lane < count) {
-            score = 0.0;
-            for (var i = 0u; i < LANES; i++) { score += parts[i][g.lane]; }
-        }
-        let before = largest;
-        largest = max(largest, group_max(g, score));
-        let w = select(0.0, exp(score - largest), g.lane < count);
-        let correction = exp(before - largest);
-        weight[g.lane] = w;
-        total = total * correction + group_sum(g, w);  // its barriers publish `weight`
-        for (var e = 0u; e < EACH; e++) {
-            let i = quad + e * u32(WG);
-            if (i >= QUADS || spread >= SPREAD) { continue; }
-            var sum = sums[e] * correction;
-            for (var t = spread; t < count; t += SPREAD) {
-#if ROPE
-                var value = new_value[i];
-                if (start + t < position) { value = values[place[t] + i]; }
-#else
-                let value = values[place[t] + i];
-#endif
-                sum += weight[t] * loaded(value);
+        if (my_head < HEADS) {
+            var score = LOWEST;
+            if (my_place < count) {
+                score = 0.0;
+                for (var i = 0u; i < LANES; i++) { score += parts[i * PAD + g.lane]; }
             }
-            sums[e] = sum;
+            scores[g.lane / 4u][g.lane % 4u] = score;
+        }
+        workgroupBarrier();
+        if (my_head < HEADS) {
+            var found = vec4(largest);
+            for (var i = 0u; i < CHUNK / 4u; i++) { found = max(found, scores[my_head * (CHUNK / 4u) + i]); }
+            let now = max(max(found.x, found.y), max(found.z, found.w));
+            let w = select(0.0, exp(scores[g.lane / 4u][g.lane % 4u] - now), my_place < count);
+            weights[g.lane] = w;
+            total = total * exp(largest - now) + w;
+            largest = now;
+            if (my_place == 0u) { maxima[my_head] = now; }
+        }
+        workgroupBarrier();
+        for (var h = 0u; h < HEADS; h++) {
+            let correction = exp(before[h] - maxima[h]);
+            before[h] = maxima[h];
+            for (var e = 0u; e < EACH; e++) { sums[h * EACH + e] *= correction; }
+        }
+        for (var j = 0u; j < VALUES; j++) {
+            let t = spread + j * SPREAD;
+            if (t < count) {
+                for (var e = 0u; e < EACH; e++) {
+                    for (var h = 0u; h < HEADS; h++) {
+                        sums[h * EACH + e] += weights[h * CHUNK + t] * loaded(value[j * EACH + e]);
+                    }
+                }
+            }
         }
     }
     workgroupBarrier();
-    for (var e = 0u; e < EACH; e++) {
-        if (quad + e * u32(WG) < QUADS && spread < SPREAD) { sums_of[spread * QUADS + quad + e * u32(WG)] = sums[e]; }
-    }
-    workgroupBarrier();
-    for (var i = g.lane; i < QUADS; i += u32(WG)) {
-        var sum = vec4(0.0);
-        for (var t = 0u; t < SPREAD; t++) { sum += sums_of[t * QUADS + i]; }
+    if (my_head < HEADS) { scores[g.lane / 4u][g.lane % 4u] = total; }
+    for (var h = 0u; h < HEADS; h++) {
+        let head = m * heads + first_head + h;
+        for (var e = 0u; e < EACH; e++) {
+            workgroupBarrier();
+            if (spread < SPREAD) { sums_of[g.lane] = sums[h * EACH + e]; }
+            workgroupBarrier();
+            let i = g.lane + e * COLUMNS;
+            if (g.lane < COLUMNS && i < QUADS) {
+                var sum = vec4(0.0);
+                for (var s = 0u; s < SPREAD; s++) { sum += sums_of[s * COLUMNS + g.lane]; }
+                var totals = vec4(0.0);
+                for (var t = 0u; t < CHUNK / 4u; t++) { totals += scores[h * (CHUNK / 4u) + t]; }
+                let all = dot(totals, vec4(1.0));
 #if SPLIT
-        out[((m * heads + head) * u32(SPLITS) + g.id.z) * (QUADS + 1u) + i] = sum;
+                let to = (head * u32(SPLITS) + g.id.z) * (QUADS + 1u);
+                out[to + i] = sum;
+                if (i == 0u) { out[to + QUADS] = vec4(before[h], all, 0.0, 0.0); }
 #else
-        out[(m * heads + head) * QUADS + i] = sum / total;
+                out[head * QUADS + i] = sum / all;
 #endif
+            }
+        }
     }
-#if SPLIT
-    if (g.lane == 0u) {
-        out[((m * heads + head) * u32(SPLITS) + g.id.z) * (QUADS + 1u) + QUADS] = vec4(largest, total, 0.0, 0.0);
-    }
-#endif
 }

@@ -83,6 +83,13 @@ fn quant_factor(largest: f32) -> f32 { return select(127.0 / largest, 1.0, large
 
 fn quant_scale(largest: f32) -> f32 { return select(largest / 127.0, 1.0, largest == 127.0); }
 
+// The value, which no compiler takes into a fused multiply-add or reorders with what comes next: WGSL cannot forbid that, but `zero`
+// is an integer that only the host knows to be 0.
+fn rounded(value: f32, zero: u32) -> f32 { return bitcast<f32>(bitcast<u32>(value) | zero); }
+
+// f32(sum) * (a * b), each product rounded once, as a sum that follows is too.
+fn scaled(sum: i32, a: f32, b: f32, zero: u32) -> f32 { return rounded(f32(sum) * rounded(a * b, zero), zero); }
+
 // Four floats to four bytes.
 fn quantised(y: vec4<f32>) -> u32 {
     let q = vec4<u32>(vec4<i32>(clamp(round(y), vec4(-128.0), vec4(127.0)))) & vec4(255u);

@@ -52,13 +52,24 @@ fn gumbel(seed_lo: u32, seed_hi: u32, v: u32, position: u32) -> f32 {
     return -log(minus_log_of_rest(rest));
 }
 
+// Logits at a time: all are asked for before the first is used.
+const BATCH = 8;
+alias Batch = array<f32, BATCH>;
+
+// z of the tokens first + lane, and so on in steps of WG; past the end, of the last one.
+fn load(g: Group, row: i32, first: i32, inverse: f32) -> Batch {
+    var batch: Batch;
+    for (var j = 0; j < BATCH; j++) { batch[j] = logits[row + min(first + i32(g.lane) + j * WG, args.n - 1)] * inverse; }
+    return batch;
+}
+
 // Sum over the tokens of a row with key >= least: of 1, or (mass) of e^(z - top).
 fn measure(g: Group, row: i32, inverse: f32, least: u32, mass: bool, top: f32) -> f32 {
     var sum = 0.0;
-    for (var v = i32(g.lane); v < args.n; v += WG) {
-        let z = logits[row + v] * inverse;
-        if (float_key(z) >= least) {
-            if (mass) { sum += exp(z - top); } else { sum += 1.0; }
+    for (var first = 0; first < args.n; first += BATCH * WG) {
+        var z = load(g, row, first, inverse);
+        for (var j = 0; j < BATCH; j++) {
+            if (first + i32(g.lane) + j * WG < args.n && float_key(z[j]) >= least) { sum += select(1.0, exp(z[j] - top), mass); }
         }
     }
     return group_sum(g, sum);
@@ -91,7 +102,10 @@ fn sample(g: Group) {
         let s = step[args.token_seq + m];
         position = u32(step[args.seq_len + s] - step[args.seq_begin + s + 1] + m + 1);
         var top = LOWEST;
-        for (var v = i32(g.lane); v < args.n; v += WG) { top = max(top, logits[row + v] * inverse); }
+        for (var first = 0; first < args.n; first += BATCH * WG) {
+            var z = load(g, row, first, inverse);
+            for (var j = 0; j < BATCH; j++) { top = max(top, z[j]); }
+        }
         top = group_max(g, top);
         let top_k = step[args.top_k + r];
         let top_p = bitcast<f32>(step[args.top_p + r]);
@@ -105,15 +119,17 @@ fn sample(g: Group) {
     }
     var best = LOWEST;
     var index = args.n;
-    for (var v = i32(g.lane); v < args.n; v += WG) {
-        var z = logits[row + v] * inverse;
-        if (!greedy) {
-            if (float_key(z) < least || z < floor_z) { continue; }
-            z += gumbel(u32(step[args.seed_lo + r]), u32(step[args.seed_hi + r]), u32(v), position);
-        }
-        if (z > best || index == args.n) {
-            best = z;
-            index = v;
+    for (var first = 0; first < args.n; first += BATCH * WG) {
+        var z = load(g, row, first, inverse);
+        for (var j = 0; j < BATCH; j++) {
+            let v = first + i32(g.lane) + j * WG;
+            if (v < args.n && (greedy || (float_key(z[j]) >= least && z[j] >= floor_z))) {
+                if (!greedy) { z[j] += gumbel(u32(step[args.seed_lo + r]), u32(step[args.seed_hi + r]), u32(v), position); }
+                if (z[j] > best || index == args.n) {
+                    best = z[j];
+                    index = v;
+                }
+            }
         }
     }
     best_value[g.lane] = best;

@@ -1,6 +1,7 @@
 // A ternary product of one token whose activations are quantised here: RMSNorm (where NORM), absmax int8, then the product as in
 // ternary_matmul. Every workgroup quantises the row for itself, which costs less than a launch. LANES invocations share a row of
-// W. MERGE: x is the SPLITS parts of attention's heads of 4 * HEAD_QUADS, as attention leaves them. GLU: rows n and n + N / 2 are a gate and its up; out[n] is the gate's activation times up.
+// W. MERGE: x is the SPLITS parts of attention's heads of 4 * HEAD_QUADS, as attention leaves them.
+// GLU: rows n and n + N / 2 are a gate and its up; out[n] is the gate's activation times up.
 struct Args { rows: u32, eps: f32 }
 @group(0) @binding(0) var<storage, read> x: array<vec4<f32>>;
 @group(0) @binding(1) var<storage, read> norm: array<vec4<f32>>;
@@ -11,13 +12,14 @@ struct Args { rows: u32, eps: f32 }
 
 const QUADS = u32(COLS / 4);
 const VECS = u32((COLS + 127) / 128 * 2);
+const PLANE = VECS + 2u;                        // a plane's place in workgroup memory, without the planes' meeting in its banks
 const ROWS = u32(WG / LANES);
 const STRIDE = u32(LANES);
-const EARLY = 4u;  // vec4s of a row that an invocation asks for before the norm, which hides their way
+const HELD = (QUADS + u32(WG) - 1u) / u32(WG);  // quads of x that an invocation quantises
+const EARLY = min((VECS + STRIDE - 1u) / STRIDE, 8u);  // vec4s of a row that an invocation asks for before the norm
 // Planes one after the other, so that neighbouring invocations read neighbouring words.
-var<workgroup> quants: array<vec4<u32>, 4u * VECS>;
+var<workgroup> quants: array<vec4<u32>, 4u * PLANE>;
 var<workgroup> parts: array<array<i32, WG>, 2>;
-var<workgroup> sums_of_x: array<i32, WG>;
 
 #if MERGE
 const PART = u32(HEAD_QUADS + 1);
@@ -59,54 +61,57 @@ fn weighted(value: vec4<f32>, i: u32) -> vec4<f32> {
 #endif
 }
 
-struct Early { a: vec4<u32>, b: vec4<u32>, c: vec4<u32>, d: vec4<u32> }
-
-// Vec4s lane, lane + STRIDE, … of a row; where it has fewer, its last one, which dot_row leaves out.
-fn early_codes(row: u32, lane: u32) -> Early {
-    let last = VECS - 1u;
-    return Early(
-        codes[row + min(lane, last)],
-        codes[row + min(lane + STRIDE, last)],
-        codes[row + min(lane + 2u * STRIDE, last)],
-        codes[row + min(lane + 3u * STRIDE, last)],
-    );
+// Keeps the bytes of activations 4 i … 4 i + 3. Sixteen activations are half h % 2 of plane h / 2 % 4 of block h / 8.
+fn keep(i: u32, word: u32) {
+    let h = i / 4u;
+    quants[(h / 2u % 4u) * PLANE + 2u * (h / 8u) + h % 2u][i % 4u] = word;
 }
 
-fn dot_row(row: u32, lane: u32, early: Early) -> i32 {
-    var sum = dot_codes(early.a, lane) + dot_codes(early.b, lane + STRIDE);
-    sum += dot_codes(early.c, lane + 2u * STRIDE) + dot_codes(early.d, lane + 3u * STRIDE);
-    for (var v = lane + EARLY * STRIDE; v < VECS; v += STRIDE) { sum += dot_codes(codes[row + v], v); }
-    return sum;
-}
-
-fn dot_codes(word: vec4<u32>, v: u32) -> i32 {
-    var sum = 0;
-    if (v >= VECS) { return 0; }
+// The products of vec4 v of a row, and (GLU) of its up, with the activations. The codes are weights + 1, so the sum of x is what
+// they count too often.
+fn products(word: vec4<u32>, word_up: vec4<u32>, v: u32) -> vec2<i32> {
+    var sums = vec2(0);
     for (var plane = 0u; plane < 4u; plane++) {
-        let pairs = (word >> vec4(6u - 2u * plane)) & vec4(0x03030303u);
-        sum += dot16(pairs, quants[plane * VECS + v]);
+        let q = quants[plane * PLANE + v];
+        let shift = vec4(6u - 2u * plane);
+        let sum_of_x = dot16(q, vec4(0x01010101u));
+        sums.x += dot16((word >> shift) & vec4(0x03030303u), q) - sum_of_x;
+#if GLU
+        sums.y += dot16((word_up >> shift) & vec4(0x03030303u), q) - sum_of_x;
+#endif
     }
-    return sum;
+    return sums;
 }
 
-fn result(sum: i32, n: u32, scale: f32) -> f32 { return f32(sum) * (scale * w_scale[n]); }
+fn result(sum: i32, n: u32, scale: f32) -> f32 { return scaled(sum, scale, w_scale[n], args.rows >> 31u); }
 
 @compute @workgroup_size(WG)
 fn ternary_decode(g: Group) {
-    let lane = g.lane % u32(LANES);
-    let n = (g.id.y * g.count.x + g.id.x) * ROWS + g.lane / u32(LANES);
-    let row = min(n, args.rows - 1u) * VECS;
-    let early = early_codes(row, lane);
-#if GLU
+    let lane = g.lane % STRIDE;
+    let slot = g.lane / STRIDE;
+    let n0 = (g.id.y * g.count.x + g.id.x) * ROWS;
+    let row = min(n0 + slot, args.rows - 1u) * VECS;
     let up = row + args.rows * VECS;
-    let early_up = early_codes(up, lane);
+    var early: array<vec4<u32>, EARLY>;
+    var early_up: array<vec4<u32>, EARLY>;
+    for (var j = 0u; j < EARLY; j++) {
+        let v = min(lane + j * STRIDE, VECS - 1u);
+        early[j] = codes[row + v];
+#if GLU
+        early_up[j] = codes[up + v];
 #endif
+    }
 
     find_factors(g);
+    var held: array<vec4<f32>, HELD>;
     var found = vec2(0.0);
-    for (var i = g.lane; i < QUADS; i += u32(WG)) {
-        let value = input(i);
-        found = vec2(found.x + dot(value, value), max(found.y, magnitude(weighted(value, i))));
+    for (var j = 0u; j < HELD; j++) {
+        let i = g.lane + j * u32(WG);
+        if (i < QUADS) {
+            let value = input(i);
+            held[j] = weighted(value, i);
+            found = vec2(found.x + dot(value, value), max(found.y, magnitude(held[j])));
+        }
     }
     found = group_sum_max(g, found);
 #if NORM
@@ -116,38 +121,38 @@ fn ternary_decode(g: Group) {
 #endif
     let largest = max(found.y * inverse, QUANT_FLOOR);
     let factor = inverse * quant_factor(largest);
-    // The codes are weights + 1, so what they count too often is the sum of x.
-    var sum_of_x = 0;
-    for (var i = g.lane; i < 4u * VECS; i += u32(WG)) {
-        var q = vec4(0u);
-        for (var j = 0u; j < 4u; j++) {
-            if (4u * i + j < QUADS) { q[j] = quantised(weighted(input(4u * i + j), 4u * i + j) * factor); }
-        }
-        sum_of_x += dot16(q, vec4(0x01010101u));
-        // Sixteen activations are half i % 2 of plane i / 2 % 4 of block i / 8.
-        quants[(i / 2u % 4u) * VECS + 2u * (i / 8u) + i % 2u] = q;
+    for (var j = 0u; j < HELD; j++) {
+        let i = g.lane + j * u32(WG);
+        if (i < QUADS) { keep(i, quantised(held[j] * factor)); }
     }
-    sums_of_x[g.lane] = sum_of_x;
+    for (var i = QUADS + g.lane; i < 16u * VECS; i += u32(WG)) { keep(i, 0u); }
     workgroupBarrier();
 
-    parts[0][g.lane] = dot_row(row, lane, early);
+    var sums = vec2(0);
+    for (var j = 0u; j < EARLY; j++) {
+        if (lane + j * STRIDE < VECS) { sums += products(early[j], early_up[j], lane + j * STRIDE); }
+    }
+    for (var v = lane + EARLY * STRIDE; v < VECS; v += STRIDE) {
 #if GLU
-    parts[1][g.lane] = dot_row(up, lane, early_up);
+        sums += products(codes[row + v], codes[up + v], v);
+#else
+        sums += products(codes[row + v], vec4(0u), v);
+#endif
+    }
+    parts[0][lane * ROWS + slot] = sums.x;
+#if GLU
+    parts[1][lane * ROWS + slot] = sums.y;
 #endif
     workgroupBarrier();
-    for (var half = u32(WG) / 2u; half > 0u; half /= 2u) {
-        if (g.lane < half) { sums_of_x[g.lane] += sums_of_x[g.lane + half]; }
-        workgroupBarrier();
-    }
-    let to = (g.id.y * g.count.x + g.id.x) * ROWS + g.lane;
+    let to = n0 + g.lane;
     if (g.lane < ROWS && to < args.rows) {
         let scale = quant_scale(largest);
-        var total = -sums_of_x[0];
-        for (var i = 0u; i < u32(LANES); i++) { total += parts[0][g.lane * u32(LANES) + i]; }
+        var total = 0;
+        for (var i = 0u; i < STRIDE; i++) { total += parts[0][i * ROWS + g.lane]; }
         let value = result(total, to, scale);
 #if GLU
-        var total_up = -sums_of_x[0];
-        for (var i = 0u; i < u32(LANES); i++) { total_up += parts[1][g.lane * u32(LANES) + i]; }
+        var total_up = 0;
+        for (var i = 0u; i < STRIDE; i++) { total_up += parts[1][i * ROWS + g.lane]; }
         out[to] = activation(vec4(value)).x * result(total_up, to + args.rows, scale);
 #else
 #if ADD

@@ -31,3 +31,15 @@ class TestSplitAttention(AttentionTests, WholeModelTests):
     @pytest.fixture(autouse=True)
     def parts(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(ops, "SPLIT_CONTEXT", 8)
+
+
+class TestTiledAttention(AttentionTests, WholeModelTests):
+    """Attention by tiles, whatever the step: prompts too short for it, and tokens of many sequences."""
+
+    backend = BACKEND
+    size = "small"
+
+    @pytest.fixture(autouse=True)
+    def tiles(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(ops, "PREFILL_TOKENS", 2)
+        monkeypatch.setattr(ops, "PREFILL_PER_ROW", 0)

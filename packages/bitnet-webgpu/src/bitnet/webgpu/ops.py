@@ -30,21 +30,39 @@ from bitnet.webgpu.device import ALIGNMENT, WebGPUBuffer
 
 GROUP = 256
 """Invocations of a workgroup, unless a kernel has its own number: what every WebGPU device allows."""
+DECODE_GROUP = 256
 GEMV_TOKENS = 8
 """More tokens than this take the tiled product."""
 GEMV_LANES = 16
-TILE_M, TILE_N = 64, 128
-"""Of the tiled product, as its source has them."""
+GEMV_EACH = 2
+"""Rows that those invocations of a product of few tokens share."""
+TILED_GROUPS = 256
+"""Workgroups of the tiled product that keep a large GPU busy."""
+TILE_SIDE = 16
+"""Invocations along each side of a tile of the tiled product."""
 DENSE_LANES, DENSE_EACH = 32, 4
 """Invocations that share rows of a dense product, and how many rows, as its source has it."""
+DENSE_TILE = 8
+"""Weight rows of an invocation of the tiled dense product."""
 MAX_GROUPS = 65535
 """Workgroups in one dimension, on every device."""
 SAMPLE_GROUP = 1024
-ATTENTION_GROUP, DECODE_ATTENTION_GROUP = 128, 256
-SPLIT_CONTEXT = 128
-"""Positions that are worth a workgroup of decode attention of their own."""
-MAX_SPLITS = 8
-"""Parts of attention, each of which every workgroup of the product after it reads."""
+SPLIT_CONTEXT = 64
+"""Positions that are worth a workgroup of attention of their own."""
+MERGED_SPLITS = 8
+"""Parts of attention, at most, where every workgroup of the product after it reads them all."""
+MAX_SPLITS = 32
+ATTENTION_GROUPS = 256
+"""Workgroups that attention is split for, if its tokens and heads do not make as many."""
+ATTENTION_TEAM = 4
+"""Query heads of a workgroup, at most."""
+ATTENTION_EACH = 4
+"""Rows of an invocation of the tiled attention."""
+PREFILL_TOKENS = 16
+PREFILL_PER_ROW = 4
+"""Tokens that are worth a tile of attention: in all, and for each row that needs logits, as a sequence has few."""
+ATTENTION_SHARED = 5 * 1024
+"""Bytes of workgroup memory that attention takes besides what its heads do."""
 DECODE_SHARED = 5 * 1024
 DENSE_SHARED = 6 * 1024
 """Bytes of workgroup memory that ternary_decode and dense_matmul take besides their row."""
@@ -111,28 +129,55 @@ class WebGPUOps:
     def ternary_matmul(self, ctx: Context, op: TernaryMatmul, bucket: Bucket) -> list[Launch]:
         """A product of few tokens reads each weight once; one of many goes by tiles."""
         w = ctx.ternary(op.weights)
-        gemv = bucket.tokens <= GEMV_TOKENS
-        defines = {"ALIGNED": int(w.cols % 128 == 0), "ADD": int(op.add), "GEMV": int(gemv)}
-        if gemv:
-            defines |= {"LANES": GEMV_LANES, "TOKENS": bucket.tokens}
-        spec = KernelSpec("ternary_matmul", "ternary_gemv" if gemv else "ternary_gemm", tuple(defines.items()))
+        defines = {"ALIGNED": int(w.cols % 128 == 0), "ADD": int(op.add)}
         x = ctx.tensors[op.x], ctx.tensors[op.scale]
         launches = []
         for first, rows, codes in windows(w.codes, w.rows, w.row_bytes, self._binding):
-            if gemv:
-                grid = (*in_two(ceil_div(rows, GROUP // GEMV_LANES)), 1)
+            if bucket.tokens <= GEMV_TOKENS:
+                entry, more = "ternary_gemv", {"LANES": GEMV_LANES, "EACH": GEMV_EACH, "TOKENS": bucket.tokens}
+                grid = (*in_two(ceil_div(rows, GROUP // GEMV_LANES * GEMV_EACH)), 1)
             else:
-                grid = (ceil_div(rows, TILE_N), ceil_div(bucket.tokens, TILE_M), 1)
+                each_m, each_n = _tile(bucket.tokens, rows)
+                entry, more = "ternary_gemm", {"EACH_M": each_m, "EACH_N": each_n}
+                grid = (ceil_div(rows, TILE_SIDE * each_n), ceil_div(bucket.tokens, TILE_SIDE * each_m), 1)
             sizes = (np.uint32(n) for n in (w.cols, rows, first, w.rows))
             args: tuple[Arg, ...] = (ctx.step, *x, codes, w.scales, ctx.tensors[op.out], *sizes)
+            spec = KernelSpec(entry, entry, tuple((defines | more).items()))
             launches.append(Launch(spec, grid, (GROUP, 1, 1), args))
         return launches
 
     def dense_matmul(self, ctx: Context, op: DenseMatmul, bucket: Bucket) -> list[Launch]:
-        return self._dense(ctx, op, bucket, None)
+        """A product of few rows reads each weight once; one of many goes by tiles."""
+        if bucket.rows <= GEMV_TOKENS:
+            return self._dense(ctx, op, bucket, None)
+        weight = ctx.dense(op.weight)
+        rows, cols = weight.shape
+        each_m = next(n for n in (1, 2, 4) if TILE_SIDE * n >= bucket.rows or n == 4)
+        defines = {"WEIGHT_F16": int(weight.dtype == "f16"), "EACH_M": each_m, "EACH_N": DENSE_TILE}
+        spec = KernelSpec("dense_gemm", "dense_gemm", tuple(defines.items()))
+        launches = []
+        for first, count, part in windows(weight.data, rows, weight.data.nbytes // rows, self._binding):
+            grid = (*in_two(ceil_div(count, TILE_SIDE * DENSE_TILE)), ceil_div(bucket.rows, TILE_SIDE * each_m))
+            sizes = (np.uint32(n) for n in (cols // 4, count, first, rows))
+            args: tuple[Arg, ...] = (ctx.step, ctx.tensors[op.x], part, ctx.tensors[op.out], *sizes)
+            launches.append(Launch(spec, grid, (GROUP, 1, 1), args))
+        return launches
 
     def attention(self, ctx: Context, op: Attention, bucket: Bucket) -> list[Launch]:
-        return self._attention(ctx, op, bucket, None)
+        """Prompts go by tiles of tokens where workgroup memory holds them; else each token goes by itself."""
+        defines, team = kv_defines(ctx, op), self._team(op)
+        rows = TILE_SIDE * ATTENTION_EACH
+        needed = 16 * (max(4 * (rows + 68), 4 * op.head_dim) + rows * 17) + 4 * (64 + GROUP + rows)
+        if bucket.tokens < max(PREFILL_TOKENS, PREFILL_PER_ROW * bucket.rows) or needed > self._shared:
+            return self._attention(ctx, op, bucket, None)
+        spec = KernelSpec(
+            "attention_prefill", "attention_prefill", tuple({**defines, "TEAM": team, "EACH": ATTENTION_EACH}.items())
+        )
+        cache = ctx.kv("k", op.layer), ctx.kv("v", op.layer)
+        step, *fields = positions(ctx)
+        sizes = np.int32(op.heads), np.int32(op.kv_heads)
+        args = (step, ctx.tensors[op.qkv], *cache, ctx.tensors[op.out], *fields, *sizes)
+        return [Launch(spec, (ceil_div(bucket.tokens, rows // team), op.heads // team, 1), (GROUP, 1, 1), args)]
 
     def _fused(self, ctx: Context, ops: Sequence[Op], at: int, bucket: Bucket) -> tuple[list[Launch], int]:
         """Launches for the operations from ``at`` on, and how many operations they do."""
@@ -151,10 +196,11 @@ class WebGPUOps:
                 and op.out == n.x
                 and feeds(n, o, ops[at + 4 :])
                 and not _attended(op.out, ops[at + 4 :])
-                and self._decodes(ctx, o, op.heads * self._splits(bucket))
+                and self._decodes(ctx, o, op.heads * MERGED_SPLITS)
+                and self._splits(op, bucket) <= MERGED_SPLITS
             ):
-                splits = self._splits(bucket)
-                parts = self._parts(ctx, op, splits)
+                splits = self._splits(op, bucket)
+                parts = self._parts(ctx, op, bucket, splits)
                 launches = self._attention(ctx, op, bucket, rope, parts)
                 made = self._decode(ctx, o, n, parts, ctx.tensors[o.out], splits=splits, head_dim=op.head_dim)
                 return [*launches, made], 4
@@ -185,7 +231,7 @@ class WebGPUOps:
     def _decodes(self, ctx: Context, op: TernaryMatmul, factors: int = 0) -> bool:
         """Whether ternary_decode can do a product: row and factors fit workgroup memory, its weights a binding."""
         w = ctx.ternary(op.weights)
-        groups = ceil_div(w.rows, GROUP // _lanes(w.row_bytes))
+        groups = ceil_div(w.rows, DECODE_GROUP // _lanes(w.row_bytes))
         fits = 4 * (w.row_bytes + factors) + DECODE_SHARED <= self._shared and w.codes.nbytes <= self._binding
         return fits and groups < MAX_GROUPS
 
@@ -216,7 +262,7 @@ class WebGPUOps:
         weight = ctx.dense(norm.weight).data if norm.weight else x
         args = (x, weight, w.codes, w.scales, out, np.uint32(rows), np.float32(norm.eps))
         spec = KernelSpec("ternary_decode", "ternary_decode", tuple(defines.items()))
-        return Launch(spec, (ceil_div(rows, GROUP // lanes), 1, 1), (GROUP, 1, 1), args)
+        return Launch(spec, (ceil_div(rows, DECODE_GROUP // lanes), 1, 1), (DECODE_GROUP, 1, 1), args)
 
     def _norms(self, ctx: Context, op: DenseMatmul) -> bool:
         """Whether dense_matmul can norm its row: in f32 it fits workgroup memory."""
@@ -247,23 +293,35 @@ class WebGPUOps:
             launches.append(Launch(spec, grid, (GROUP, 1, 1), args))
         return launches
 
-    def _splits(self, bucket: Bucket) -> int:
-        """Parts in which one token attends to its context."""
-        return min(ceil_div(bucket.context, SPLIT_CONTEXT), MAX_SPLITS) if bucket.tokens == 1 else 1
+    def _splits(self, op: Attention, bucket: Bucket) -> int:
+        """Parts in which tokens attend to their contexts."""
+        parts = ceil_div(bucket.context, SPLIT_CONTEXT)
+        if bucket.context <= 2 * MERGED_SPLITS * SPLIT_CONTEXT:  # not worth a launch that merges more
+            parts = min(parts, MERGED_SPLITS)
+        wanted = max(ATTENTION_GROUPS // (bucket.tokens * op.kv_heads), 1)
+        return min(parts, MAX_SPLITS, wanted)
 
-    def _parts(self, ctx: Context, op: Attention, splits: int) -> Buffer:
+    def _parts(self, ctx: Context, op: Attention, bucket: Bucket, splits: int) -> Buffer:
         """Where the parts of a split attention go, or what is not split."""
         if splits == 1:
             return ctx.tensors[op.out]
-        return ctx.scratch("attention parts", op.heads * splits * (op.head_dim // 4 + 1) * 16)
+        return ctx.scratch("attention parts", bucket.tokens * op.heads * splits * (op.head_dim // 4 + 1) * 16)
+
+    def _team(self, op: Attention) -> int:
+        """Query heads that share a workgroup of attention: as many of a key/value head's as its memory allows."""
+        for team in range(ATTENTION_TEAM, 1, -1):
+            needed = 4 * (team * op.head_dim + 6 * team * GROUP // 4) + 8 * op.head_dim + ATTENTION_SHARED
+            if (op.heads // op.kv_heads) % team == 0 and needed <= self._shared:
+                return team
+        return 1
 
     def _attention(
         self, ctx: Context, op: Attention, bucket: Bucket, rope: RopeAppend | None, unmerged: Buffer | None = None
     ) -> list[Launch]:
         """Its launches; those of a fused program leave the merging of parts to the reader of ``unmerged``."""
-        defines, splits = kv_defines(ctx, op), self._splits(bucket)
-        parts = unmerged or self._parts(ctx, op, splits)
-        defines |= {"SPLITS": splits, "SPLIT": int(splits > 1), "ROPE": int(rope is not None)}
+        defines, splits, team = kv_defines(ctx, op), self._splits(op, bucket), self._team(op)
+        parts = unmerged or self._parts(ctx, op, bucket, splits)
+        defines |= {"TEAM": team, "SPLITS": splits, "SPLIT": int(splits > 1), "ROPE": int(rope is not None)}
         defines |= {"NEOX": int(rope is not None and rope.style == "neox")}
         tables = (ctx.dense(rope.cos).data, ctx.dense(rope.sin).data) if rope else (ctx.step, ctx.step)
         cache = ctx.kv("k", op.layer), ctx.kv("v", op.layer)
@@ -271,8 +329,7 @@ class WebGPUOps:
         step, *fields = positions(ctx)
         args = (step, ctx.tensors[op.qkv], *cache, *tables, parts, *fields, *sizes)
         spec = KernelSpec("attention", "attention", tuple(defines.items()))
-        group = DECODE_ATTENTION_GROUP if bucket.tokens == 1 else ATTENTION_GROUP
-        launches = [Launch(spec, (bucket.tokens, op.heads, splits), (group, 1, 1), args)]
+        launches = [Launch(spec, (bucket.tokens, op.heads // team, splits), (GROUP, 1, 1), args)]
         if splits > 1 and unmerged is None:
             merge = KernelSpec("attention_merge", "attention_merge", (("DIM", op.head_dim), ("SPLITS", splits)))
             given = (ctx.step, parts, ctx.tensors[op.out], np.uint32(op.heads))
@@ -296,3 +353,12 @@ def _lanes(row_bytes: int) -> int:
     while lanes < 32 and row_bytes > 64 * lanes:
         lanes *= 2
     return lanes
+
+
+def _tile(tokens: int, rows: int) -> tuple[int, int]:
+    """Tokens and rows of an invocation of the tiled product: as many as leave workgroups enough for a large GPU."""
+    for each_m, each_n in ((8, 8), (4, 8), (4, 4), (2, 4)):
+        groups = ceil_div(rows, TILE_SIDE * each_n) * ceil_div(tokens, TILE_SIDE * each_m)
+        if TILE_SIDE * each_m <= tokens and groups >= TILED_GROUPS:
+            return each_m, each_n
+    return 1, 4

@@ -1,0 +1,205 @@
+// Causal attention of many tokens over the paged cache: a workgroup of 256 takes a tile of query rows, each a token and one of TEAM
+// query heads of one key/value head, against KEYS positions at a time, with a running maximum (Milakov and Gimelshein 2018). Keys
+// and queries go through workgroup memory 16 dimensions at a time, values 16 positions at a time; the next are fetched while these
+// are multiplied. A tile that holds the tokens of several sequences takes these one after the other.
+struct Args { token_seq: i32, seq_begin: i32, seq_len: i32, block_table: i32, max_blocks: i32, heads: i32, kv_heads: i32 }
+@group(0) @binding(0) var<storage, read> step: array<i32>;
+@group(0) @binding(1) var<storage, read> qkv: array<vec4<f32>>;
+#if KV_F16
+@group(0) @binding(2) var<storage, read> keys: array<vec2<u32>>;
+@group(0) @binding(3) var<storage, read> values: array<vec2<u32>>;
+#else
+@group(0) @binding(2) var<storage, read> keys: array<vec4<f32>>;
+@group(0) @binding(3) var<storage, read> values: array<vec4<f32>>;
+#endif
+@group(0) @binding(4) var<storage, read_write> out: array<vec4<f32>>;
+@group(0) @binding(5) var<uniform> args: Args;
+
+const QUADS = u32(DIM / 4);
+const SIDE = 16u;                                // WG = SIDE * SIDE
+const ROWS = SIDE * u32(EACH);                   // rows of the tile, of which an invocation has EACH
+const TOKENS = ROWS / u32(TEAM);
+const KEYS = 64u;
+const EACH_KEY = KEYS / SIDE;
+const DEPTH = 4u;                                // quads of queries and keys at a time
+const STAGE = 16u;                               // positions of values at a time
+const EACH_D = (QUADS + SIDE - 1u) / SIDE;       // quads of dimensions that an invocation has
+const Q_LOADS = (DEPTH * ROWS + u32(WG) - 1u) / u32(WG);
+const V_LOADS = (STAGE * QUADS + u32(WG) - 1u) / u32(WG);
+const PITCH = KEYS / 4u + 1u;
+const Q_PITCH = ROWS + 2u;
+const K_PITCH = KEYS + 2u;
+const K_FROM = DEPTH * Q_PITCH;
+const PARTS = u32(WG) / ROWS;                    // invocations that share a row's softmax
+const EACH_P = KEYS / 4u / PARTS;
+const START = -1.0e30;                           // greater than LOWEST, which masks, and less than any score
+
+var<workgroup> tile: array<vec4<f32>, max(DEPTH * (Q_PITCH + K_PITCH), STAGE * QUADS)>;
+var<workgroup> weights: array<vec4<f32>, ROWS * PITCH>;
+var<workgroup> place: array<u32, KEYS>;
+var<workgroup> of_part: array<f32, WG>;
+var<workgroup> correction_of: array<f32, ROWS>;
+
+#if KV_F16
+fn load_key(at: u32) -> vec4<f32> { return halves(keys[at]); }
+fn load_value(at: u32) -> vec4<f32> { return halves(values[at]); }
+#else
+fn load_key(at: u32) -> vec4<f32> { return keys[at]; }
+fn load_value(at: u32) -> vec4<f32> { return values[at]; }
+#endif
+
+@compute @workgroup_size(WG)
+fn attention_prefill(g: Group) {
+    let tokens = u32(step[0]);
+    let m0 = (g.count.x - 1u - g.id.x) * TOKENS;  // those that attend to most come first
+    if (m0 >= tokens) { return; }
+    let most = min(m0 + TOKENS, tokens);
+    let heads = u32(args.heads);
+    let kv_heads = u32(args.kv_heads);
+    let first_head = g.id.y * u32(TEAM);
+    let kv_head = first_head / (heads / kv_heads);
+    let root = 1.0 / sqrt(f32(DIM));
+    let my_c = g.lane % SIDE;      // positions my_c + 16 j, then quads of dimensions my_c + 16 e
+    let my_r = g.lane / SIDE;      // rows my_r + 16 i
+    let row = g.lane / PARTS;      // whose softmax this invocation has a part of
+    let part = g.lane % PARTS;
+    var largest = START;           // of `row`
+    var total = 0.0;               // of this invocation's part
+    var sums: array<array<vec4<f32>, EACH_D>, EACH>;
+
+    var first = m0;
+    while (first < most) {  // a sequence's tokens `first` to `last - 1` of the tile
+        let sequence = step[args.token_seq + i32(first)];
+        let last = min(most, u32(step[args.seq_begin + sequence + 1]));
+        let offset = step[args.seq_len + sequence] - step[args.seq_begin + sequence + 1];  // position less token
+        let length = u32(offset + i32(last));
+        let table = u32(args.block_table + sequence * args.max_blocks);
+        for (var start = 0u; start < length; start += KEYS) {
+            workgroupBarrier();
+            if (g.lane < KEYS) {
+                let p = min(start + g.lane, length - 1u);
+                place[g.lane] = ((u32(step[table + p / u32(BLOCK)]) * u32(BLOCK) + p % u32(BLOCK)) * kv_heads + kv_head) * QUADS;
+            }
+            workgroupBarrier();
+
+            var dots = array<array<f32, EACH_KEY>, EACH>();  // wgpu zeroes in a loop only what is told to be zero
+            var next_q: array<vec4<f32>, Q_LOADS>;
+            var next_k: vec4<f32>;
+            for (var d = 0u; d < QUADS + DEPTH; d += DEPTH) {
+                if (d > 0u) {
+                    workgroupBarrier();
+                    for (var i = 0u; i < Q_LOADS; i++) {
+                        let at = g.lane + i * u32(WG);
+                        if (at < DEPTH * ROWS) { tile[at % DEPTH * Q_PITCH + at / DEPTH] = next_q[i]; }
+                    }
+                    tile[K_FROM + g.lane % DEPTH * K_PITCH + g.lane / DEPTH] = next_k;
+                    workgroupBarrier();
+                }
+                if (d < QUADS) {
+                    let quad = d + g.lane % DEPTH;
+                    let inside = quad < QUADS;
+                    let near = min(quad, QUADS - 1u);
+                    for (var i = 0u; i < Q_LOADS; i++) {
+                        let r = (g.lane + i * u32(WG)) / DEPTH;
+                        let m = min(m0 + r / u32(TEAM), most - 1u);
+                        let q = qkv[(m * (heads + 2u * kv_heads) + first_head + r % u32(TEAM)) * QUADS + near] * root;
+                        next_q[i] = select(vec4(0.0), q, inside);
+                    }
+                    next_k = select(vec4(0.0), load_key(place[g.lane / DEPTH] + near), inside);
+                }
+                if (d > 0u) {
+                    for (var k = 0u; k < DEPTH; k++) {
+                        var q: array<vec4<f32>, EACH>;
+                        for (var i = 0u; i < u32(EACH); i++) { q[i] = tile[k * Q_PITCH + my_r + SIDE * i]; }
+                        for (var j = 0u; j < EACH_KEY; j++) {
+                            let key = tile[K_FROM + k * K_PITCH + my_c + SIDE * j];
+                            for (var i = 0u; i < u32(EACH); i++) { dots[i][j] += dot(q[i], key); }
+                        }
+                    }
+                }
+            }
+            for (var i = 0u; i < u32(EACH); i++) {
+                let r = my_r + SIDE * i;
+                let m = m0 + r / u32(TEAM);
+                let visible = u32(max(offset + i32(m) + 1, 0));
+                for (var j = 0u; j < EACH_KEY; j++) {
+                    let c = my_c + SIDE * j;
+                    let seen = m >= first && m < last && start + c < visible;
+                    weights[r * PITCH + c / 4u][c % 4u] = select(LOWEST, dots[i][j], seen);
+                }
+            }
+            workgroupBarrier();
+
+            var found = vec4(LOWEST);
+            for (var i = 0u; i < EACH_P; i++) { found = max(found, weights[row * PITCH + part + PARTS * i]); }
+            of_part[g.lane] = max(max(found.x, found.y), max(found.z, found.w));
+            workgroupBarrier();
+            let before = largest;
+            for (var i = 0u; i < PARTS; i++) { largest = max(largest, of_part[row * PARTS + i]); }
+            let correction = exp(before - largest);
+            var added = vec4(0.0);
+            for (var i = 0u; i < EACH_P; i++) {
+                let w = exp(weights[row * PITCH + part + PARTS * i] - largest);
+                weights[row * PITCH + part + PARTS * i] = w;
+                added += w;
+            }
+            total = total * correction + dot(added, vec4(1.0));
+            if (part == 0u) { correction_of[row] = correction; }
+
+            var next_v: array<vec4<f32>, V_LOADS>;
+            let count = min(KEYS, length - start);
+            for (var t = 0u; t < count + STAGE; t += STAGE) {
+                workgroupBarrier();
+                if (t > 0u) {
+                    for (var i = 0u; i < V_LOADS; i++) {
+                        let at = g.lane + i * u32(WG);
+                        if (at < STAGE * QUADS) { tile[at] = next_v[i]; }
+                    }
+                    workgroupBarrier();
+                } else {
+                    for (var i = 0u; i < u32(EACH); i++) {
+                        for (var e = 0u; e < EACH_D; e++) { sums[i][e] *= correction_of[my_r + SIDE * i]; }
+                    }
+                }
+                if (t < count) {
+                    for (var i = 0u; i < V_LOADS; i++) {
+                        let at = min(g.lane + i * u32(WG), STAGE * QUADS - 1u);
+                        next_v[i] = load_value(place[t + at / QUADS] + at % QUADS);
+                    }
+                }
+                if (t > 0u) {
+                    for (var s = 0u; s < STAGE; s += 4u) {
+                        var w: array<vec4<f32>, EACH>;
+                        for (var i = 0u; i < u32(EACH); i++) { w[i] = weights[(my_r + SIDE * i) * PITCH + (t - STAGE + s) / 4u]; }
+                        for (var e = 0u; e < EACH_D; e++) {
+                            let from_quad = s * QUADS + min(my_c + SIDE * e, QUADS - 1u);
+                            let a = tile[from_quad];
+                            let b = tile[from_quad + QUADS];
+                            let c = tile[from_quad + 2u * QUADS];
+                            let d = tile[from_quad + 3u * QUADS];
+                            for (var i = 0u; i < u32(EACH); i++) {
+                                sums[i][e] += w[i].x * a + w[i].y * b + w[i].z * c + w[i].w * d;
+                            }
+                        }
+                    }
+                }
+            }
+        }
+        first = last;
+    }
+    workgroupBarrier();
+    of_part[g.lane] = total;
+    workgroupBarrier();
+    for (var i = 0u; i < u32(EACH); i++) {
+        let r = my_r + SIDE * i;
+        let m = m0 + r / u32(TEAM);
+        var all = 0.0;
+        for (var p = 0u; p < PARTS; p++) { all += of_part[r * PARTS + p]; }
+        for (var e = 0u; e < EACH_D; e++) {
+            let quad = my_c + SIDE * e;
+            if (r < TOKENS * u32(TEAM) && m < most && quad < QUADS) {
+                out[(m * heads + first_head + r % u32(TEAM)) * QUADS + quad] = sums[i][e] / all;
+            }
+        }
+    }
+}

@@ -1,0 +1,90 @@
+// dense_matmul of many rows of x, so that each weight is read once for all of them: a tile of 16 * EACH_M rows of x and 16 * EACH_N
+// rows of W a workgroup of 256, EACH_M by EACH_N of it an invocation, 16 of K at a time through workgroup memory. The next 16 are
+// fetched while these are multiplied. Of the weight rows, `rows` are bound, from row `first` of `total`.
+struct Args { quads: u32, rows: u32, first: u32, total: u32 }
+@group(0) @binding(0) var<storage, read> step: array<i32>;
+@group(0) @binding(1) var<storage, read> x: array<vec4<f32>>;
+#if WEIGHT_F16
+@group(0) @binding(2) var<storage, read> weight: array<vec2<u32>>;
+#else
+@group(0) @binding(2) var<storage, read> weight: array<vec4<f32>>;
+#endif
+@group(0) @binding(3) var<storage, read_write> out: array<f32>;
+@group(0) @binding(4) var<uniform> args: Args;
+
+const SIDE = 16u;
+const DEPTH = 4u;  // quads of K at a time
+const TILE_R = SIDE * u32(EACH_M);
+const TILE_N = SIDE * u32(EACH_N);
+const X_LOADS = (DEPTH * TILE_R + u32(WG) - 1u) / u32(WG);
+const W_LOADS = (DEPTH * TILE_N + u32(WG) - 1u) / u32(WG);
+// Two more than are used keep neighbours out of one another's banks.
+var<workgroup> x_tile: array<array<vec4<f32>, TILE_R + 2u>, DEPTH>;
+var<workgroup> w_tile: array<array<vec4<f32>, TILE_N + 2u>, DEPTH>;
+
+#if WEIGHT_F16
+fn load_w(at: u32) -> vec4<f32> { return halves(weight[at]); }
+#else
+fn load_w(at: u32) -> vec4<f32> { return weight[at]; }
+#endif
+
+@compute @workgroup_size(WG)
+fn dense_gemm(g: Group) {
+    let count = u32(step[2]);
+    let r0 = g.id.z * TILE_R;
+    let n0 = (g.id.y * g.count.x + g.id.x) * TILE_N;
+    if (r0 >= count || n0 >= args.rows) { return; }
+    let my_n = g.lane % SIDE;
+    let my_r = g.lane / SIDE;
+    var sums: array<array<f32, EACH_M>, EACH_N>;
+    var next_x: array<vec4<f32>, X_LOADS>;
+    var next_w: array<vec4<f32>, W_LOADS>;
+    for (var start = 0u; start < args.quads + DEPTH; start += DEPTH) {
+        if (start > 0u) {
+            workgroupBarrier();
+            for (var i = 0u; i < X_LOADS; i++) {
+                let at = g.lane + i * u32(WG);
+                if (at < DEPTH * TILE_R) { x_tile[at % DEPTH][at / DEPTH] = next_x[i]; }
+            }
+            for (var i = 0u; i < W_LOADS; i++) {
+                let at = g.lane + i * u32(WG);
+                if (at < DEPTH * TILE_N) { w_tile[at % DEPTH][at / DEPTH] = next_w[i]; }
+            }
+            workgroupBarrier();
+        }
+        if (start < args.quads) {
+            let quad = start + g.lane % DEPTH;
+            let inside = quad < args.quads;
+            for (var i = 0u; i < X_LOADS; i++) {
+                let r = min(r0 + (g.lane + i * u32(WG)) / DEPTH, count - 1u);
+                next_x[i] = select(vec4(0.0), x[r * args.quads + min(quad, args.quads - 1u)], inside);
+            }
+            for (var i = 0u; i < W_LOADS; i++) {
+                let n = min(n0 + (g.lane + i * u32(WG)) / DEPTH, args.rows - 1u);
+                next_w[i] = select(vec4(0.0), load_w(n * args.quads + min(quad, args.quads - 1u)), inside);
+            }
+        }
+        if (start > 0u) {
+            for (var d = 0u; d < DEPTH; d += 2u) {  // sums of eight products each keep the error down
+                var a: array<vec4<f32>, EACH_M>;
+                var b: array<vec4<f32>, EACH_M>;
+                for (var j = 0u; j < u32(EACH_M); j++) {
+                    a[j] = x_tile[d][my_r + SIDE * j];
+                    b[j] = x_tile[d + 1u][my_r + SIDE * j];
+                }
+                for (var i = 0u; i < u32(EACH_N); i++) {
+                    let u = w_tile[d][my_n + SIDE * i];
+                    let v = w_tile[d + 1u][my_n + SIDE * i];
+                    for (var j = 0u; j < u32(EACH_M); j++) { sums[i][j] += dot(u, a[j]) + dot(v, b[j]); }
+                }
+            }
+        }
+    }
+    for (var j = 0u; j < u32(EACH_M); j++) {
+        let r = r0 + my_r + SIDE * j;
+        for (var i = 0u; i < u32(EACH_N); i++) {
+            let n = n0 + my_n + SIDE * i;
+            if (r < count && n < args.rows) { out[r * args.total + args.first + n] = sums[i][j]; }
+        }
+    }
+}
