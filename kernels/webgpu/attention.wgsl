@@ -1,6 +1,7 @@
 // Causal attention of one token over the paged cache [blocks, BLOCK, kv_heads, DIM]: a workgroup takes TEAM query heads of one
 // key/value head (at most LANES), so that these read each key and value once, in chunks of positions with a running maximum (Milakov and
 // Gimelshein 2018). All loads of a chunk are asked for before the first is used.
+// KEYS: quads of a position's key that an invocation takes. VALUES: positions whose values it takes, and EACH: quads of these.
 // ROPE: the token is the only one of its step; q is rotated here, k too, and the new k and v are put in the cache here.
 // SPLIT: a workgroup takes one of SPLITS equal parts of the positions; what reads them, or attention_merge, puts them together:
 // out[m, head, split] is DIM sums, then their maximum and their total.
@@ -28,11 +29,8 @@ const QUADS = u32(DIM / 4);
 const HEADS = u32(TEAM);
 const LANES = 4u;                                // invocations that share a position's score
 const CHUNK = u32(WG) / LANES;                   // positions at a time
-const KEYS = (QUADS + LANES - 1u) / LANES;       // quads of its position's key that an invocation takes
 const COLUMNS = min(QUADS, u32(WG));             // quads of values that are summed at once
 const SPREAD = u32(WG) / COLUMNS;                // positions whose values are read at once
-const VALUES = (CHUNK + SPREAD - 1u) / SPREAD;   // positions whose values an invocation takes
-const EACH = (QUADS + COLUMNS - 1u) / COLUMNS;   // quads of dimensions that it takes
 const PAD = HEADS * CHUNK + 8u;                  // keeps the lanes' scores out of one another's banks
 
 #if KV_F16
@@ -60,7 +58,7 @@ fn element(quad: u32, i: u32) -> f32 { return qkv[quad + i / 4u][i % 4u]; }
 fn rotated(from_quad: u32, i: u32, position: u32) -> vec4<f32> {
     let table = position * (QUADS * 2u);
     var result: vec4<f32>;
-    for (var j = 0u; j < 4u; j++) {
+#repeat j 4
         let d = 4u * i + j;
 #if NEOX
         let second = d >= 2u * QUADS;
@@ -76,7 +74,7 @@ fn rotated(from_quad: u32, i: u32, position: u32) -> vec4<f32> {
         let mine = element(from_quad, d);
         let theirs = element(from_quad, other);
         result[j] = select(mine * c - theirs * s, mine * c + theirs * s, second);
-    }
+#end
     return result;
 }
 #endif
@@ -127,9 +125,11 @@ fn attention(g: Group) {
     for (var i = g.lane; i < HEADS * QUADS; i += u32(WG)) { query[i] = qkv[(row + first_head) * QUADS + i] * root; }
     let cached = length;
 #endif
-    var sums: array<vec4<f32>, HEADS * EACH>;
-    var before: array<f32, HEADS>;  // each head's maximum so far
-    for (var h = 0u; h < HEADS; h++) { before[h] = LOWEST; }
+    var sums: array<vec4<f32>, TEAM * EACH>;
+    var before: array<f32, TEAM>;  // each head's maximum so far
+#repeat h TEAM
+    before[h] = LOWEST;
+#end
     let my_head = g.lane / CHUNK;   // whose scores are this invocation's to weigh, one of a chunk; HEADS and more: nobody's
     let my_place = g.lane % CHUNK;
     var largest = LOWEST;           // of my_head
@@ -141,38 +141,43 @@ fn attention(g: Group) {
     for (var start = begin; start < end; start += CHUNK) {
         let count = min(CHUNK, end - start);
         workgroupBarrier();
-        if (g.lane < count) {
-            let p = start + g.lane;
+        if (g.lane < CHUNK) {
+            // Past the end, the last one's again: loads have no conditions, and what comes of it counts for nothing.
+            let p = min(start + g.lane, max(cached, 1u) - 1u);
             place[g.lane] = ((u32(step[table + p / u32(BLOCK)]) * u32(BLOCK) + p % u32(BLOCK)) * kv_heads + kv_head) * QUADS;
         }
         workgroupBarrier();
         var key: array<Quad, KEYS>;
         var value: array<Quad, VALUES * EACH>;
-        if (group < count) {
-            if (start + group < cached) {
-                for (var j = 0u; j < KEYS; j++) { key[j] = keys[place[group] + min(lane + j * LANES, QUADS - 1u)]; }
-            }
+#repeat j KEYS
+        key[j] = keys[place[group] + min(lane + j * LANES, QUADS - 1u)];
+#end
+#repeat j VALUES
+#repeat e EACH
+        value[j * u32(EACH) + e] = values[place[min(spread + j * SPREAD, CHUNK - 1u)] + min(column + e * COLUMNS, QUADS - 1u)];
+#end
+#end
 #if ROPE
-            else { for (var j = 0u; j < KEYS; j++) { key[j] = new_key[min(lane + j * LANES, QUADS - 1u)]; } }
+        if (start + group == position) {
+#repeat j KEYS
+            key[j] = new_key[min(lane + j * LANES, QUADS - 1u)];
+#end
+        }
+#repeat j VALUES
+        if (start + spread + j * SPREAD == position) {
+#repeat e EACH
+            value[j * u32(EACH) + e] = new_value[min(column + e * COLUMNS, QUADS - 1u)];
+#end
+        }
+#end
 #endif
-        }
-        for (var j = 0u; j < VALUES; j++) {
-            let t = spread + j * SPREAD;
-            for (var e = 0u; e < EACH; e++) {
-                let i = min(column + e * COLUMNS, QUADS - 1u);
-                if (t < count && start + t < cached) { value[j * EACH + e] = values[place[t] + i]; }
-#if ROPE
-                if (t < count && start + t == cached) { value[j * EACH + e] = new_value[i]; }
-#endif
-            }
-        }
-        for (var h = 0u; h < HEADS; h++) {
-            var score = 0.0;
-            for (var j = 0u; j < KEYS; j++) {
-                if (lane + j * LANES < QUADS) { score += dot(query[h * QUADS + lane + j * LANES], loaded(key[j])); }
-            }
-            parts[lane * PAD + h * CHUNK + group] = score;
-        }
+#repeat h TEAM
+        var score = 0.0;
+#repeat j KEYS
+        if (lane + j * LANES < QUADS) { score += dot(query[h * QUADS + lane + j * LANES], loaded(key[j])); }
+#end
+        parts[lane * PAD + h * CHUNK + group] = score;
+#end
         workgroupBarrier();
         if (my_head < HEADS) {
             var score = LOWEST;
@@ -194,45 +199,48 @@ fn attention(g: Group) {
             if (my_place == 0u) { maxima[my_head] = now; }
         }
         workgroupBarrier();
-        for (var h = 0u; h < HEADS; h++) {
-            let correction = exp(before[h] - maxima[h]);
-            before[h] = maxima[h];
-            for (var e = 0u; e < EACH; e++) { sums[h * EACH + e] *= correction; }
+#repeat h TEAM
+        let correction = exp(before[h] - maxima[h]);
+        before[h] = maxima[h];
+#repeat e EACH
+        sums[h * u32(EACH) + e] *= correction;
+#end
+#end
+#repeat j VALUES
+        let t = spread + j * SPREAD;
+        if (t < count) {
+#repeat e EACH
+            let v = loaded(value[j * u32(EACH) + e]);
+#repeat h TEAM
+            sums[h * u32(EACH) + e] += weights[h * CHUNK + t] * v;
+#end
+#end
         }
-        for (var j = 0u; j < VALUES; j++) {
-            let t = spread + j * SPREAD;
-            if (t < count) {
-                for (var e = 0u; e < EACH; e++) {
-                    for (var h = 0u; h < HEADS; h++) {
-                        sums[h * EACH + e] += weights[h * CHUNK + t] * loaded(value[j * EACH + e]);
-                    }
-                }
-            }
-        }
+#end
     }
     workgroupBarrier();
     if (my_head < HEADS) { scores[g.lane / 4u][g.lane % 4u] = total; }
-    for (var h = 0u; h < HEADS; h++) {
-        let head = m * heads + first_head + h;
-        for (var e = 0u; e < EACH; e++) {
-            workgroupBarrier();
-            if (spread < SPREAD) { sums_of[g.lane] = sums[h * EACH + e]; }
-            workgroupBarrier();
-            let i = g.lane + e * COLUMNS;
-            if (g.lane < COLUMNS && i < QUADS) {
-                var sum = vec4(0.0);
-                for (var s = 0u; s < SPREAD; s++) { sum += sums_of[s * COLUMNS + g.lane]; }
-                var totals = vec4(0.0);
-                for (var t = 0u; t < CHUNK / 4u; t++) { totals += scores[h * (CHUNK / 4u) + t]; }
-                let all = dot(totals, vec4(1.0));
+#repeat h TEAM
+    let head = m * heads + first_head + h;
+#repeat e EACH
+    workgroupBarrier();
+    if (spread < SPREAD) { sums_of[g.lane] = sums[h * u32(EACH) + e]; }
+    workgroupBarrier();
+    let i = g.lane + e * COLUMNS;
+    if (g.lane < COLUMNS && i < QUADS) {
+        var sum = vec4(0.0);
+        for (var s = 0u; s < SPREAD; s++) { sum += sums_of[s * COLUMNS + g.lane]; }
+        var totals = vec4(0.0);
+        for (var t = 0u; t < CHUNK / 4u; t++) { totals += scores[h * (CHUNK / 4u) + t]; }
+        let all = dot(totals, vec4(1.0));
 #if SPLIT
-                let to = (head * u32(SPLITS) + g.id.z) * (QUADS + 1u);
-                out[to + i] = sum;
-                if (i == 0u) { out[to + QUADS] = vec4(before[h], all, 0.0, 0.0); }
+        let to = (head * u32(SPLITS) + g.id.z) * (QUADS + 1u);
+        out[to + i] = sum;
+        if (i == 0u) { out[to + QUADS] = vec4(before[h], all, 0.0, 0.0); }
 #else
-                out[head * QUADS + i] = sum / all;
+        out[head * QUADS + i] = sum / all;
 #endif
-            }
-        }
     }
+#end
+#end
 }

@@ -1,7 +1,8 @@
 // Causal attention of many tokens over the paged cache: a workgroup of 256 takes a tile of query rows, each a token and one of TEAM
 // query heads of one key/value head, against KEYS positions at a time, with a running maximum (Milakov and Gimelshein 2018). Keys
 // and queries go through workgroup memory 16 dimensions at a time, values 16 positions at a time; the next are fetched while these
-// are multiplied. A tile that holds the tokens of several sequences takes these one after the other.
+// are multiplied: Q_LOADS and V_LOADS quads an invocation. EACH_D: quads of dimensions of out that it has. PARTS: invocations that
+// share a row's softmax, each with EACH_P quads of weights. A tile that holds the tokens of several sequences takes these one after the other.
 struct Args { token_seq: i32, seq_begin: i32, seq_len: i32, block_table: i32, max_blocks: i32, heads: i32, kv_heads: i32 }
 @group(0) @binding(0) var<storage, read> step: array<i32>;
 @group(0) @binding(1) var<storage, read> qkv: array<vec4<f32>>;
@@ -20,18 +21,12 @@ const SIDE = 16u;                                // WG = SIDE * SIDE
 const ROWS = SIDE * u32(EACH);                   // rows of the tile, of which an invocation has EACH
 const TOKENS = ROWS / u32(TEAM);
 const KEYS = 64u;
-const EACH_KEY = KEYS / SIDE;
 const DEPTH = 4u;                                // quads of queries and keys at a time
 const STAGE = 16u;                               // positions of values at a time
-const EACH_D = (QUADS + SIDE - 1u) / SIDE;       // quads of dimensions that an invocation has
-const Q_LOADS = (DEPTH * ROWS + u32(WG) - 1u) / u32(WG);
-const V_LOADS = (STAGE * QUADS + u32(WG) - 1u) / u32(WG);
 const PITCH = KEYS / 4u + 1u;
 const Q_PITCH = ROWS + 2u;
 const K_PITCH = KEYS + 2u;
 const K_FROM = DEPTH * Q_PITCH;
-const PARTS = u32(WG) / ROWS;                    // invocations that share a row's softmax
-const EACH_P = KEYS / 4u / PARTS;
 const START = -1.0e30;                           // greater than LOWEST, which masks, and less than any score
 
 var<workgroup> tile: array<vec4<f32>, max(DEPTH * (Q_PITCH + K_PITCH), STAGE * QUADS)>;
@@ -61,8 +56,8 @@ fn attention_prefill(g: Group) {
     let root = 1.0 / sqrt(f32(DIM));
     let my_c = g.lane % SIDE;      // positions my_c + 16 j, then quads of dimensions my_c + 16 e
     let my_r = g.lane / SIDE;      // rows my_r + 16 i
-    let row = g.lane / PARTS;      // whose softmax this invocation has a part of
-    let part = g.lane % PARTS;
+    let row = g.lane / u32(PARTS); // whose softmax this invocation has a part of
+    let part = g.lane % u32(PARTS);
     var largest = START;           // of `row`
     var total = 0.0;               // of this invocation's part
     var sums: array<array<vec4<f32>, EACH_D>, EACH>;
@@ -82,16 +77,16 @@ fn attention_prefill(g: Group) {
             }
             workgroupBarrier();
 
-            var dots = array<array<f32, EACH_KEY>, EACH>();  // wgpu zeroes in a loop only what is told to be zero
+            var dots = array<array<f32, 4>, EACH>();  // wgpu zeroes in a loop only what is told to be zero
             var next_q: array<vec4<f32>, Q_LOADS>;
             var next_k: vec4<f32>;
             for (var d = 0u; d < QUADS + DEPTH; d += DEPTH) {
                 if (d > 0u) {
                     workgroupBarrier();
-                    for (var i = 0u; i < Q_LOADS; i++) {
-                        let at = g.lane + i * u32(WG);
-                        if (at < DEPTH * ROWS) { tile[at % DEPTH * Q_PITCH + at / DEPTH] = next_q[i]; }
-                    }
+#repeat i Q_LOADS
+                    let at = g.lane + i * u32(WG);
+                    if (at < DEPTH * ROWS) { tile[at % DEPTH * Q_PITCH + at / DEPTH] = next_q[i]; }
+#end
                     tile[K_FROM + g.lane % DEPTH * K_PITCH + g.lane / DEPTH] = next_k;
                     workgroupBarrier();
                 }
@@ -99,50 +94,58 @@ fn attention_prefill(g: Group) {
                     let quad = d + g.lane % DEPTH;
                     let inside = quad < QUADS;
                     let near = min(quad, QUADS - 1u);
-                    for (var i = 0u; i < Q_LOADS; i++) {
-                        let r = (g.lane + i * u32(WG)) / DEPTH;
-                        let m = min(m0 + r / u32(TEAM), most - 1u);
-                        let q = qkv[(m * (heads + 2u * kv_heads) + first_head + r % u32(TEAM)) * QUADS + near] * root;
-                        next_q[i] = select(vec4(0.0), q, inside);
-                    }
+#repeat i Q_LOADS
+                    let r = (g.lane + i * u32(WG)) / DEPTH;
+                    let m = min(m0 + r / u32(TEAM), most - 1u);
+                    let q = qkv[(m * (heads + 2u * kv_heads) + first_head + r % u32(TEAM)) * QUADS + near] * root;
+                    next_q[i] = select(vec4(0.0), q, inside);
+#end
                     next_k = select(vec4(0.0), load_key(place[g.lane / DEPTH] + near), inside);
                 }
                 if (d > 0u) {
                     for (var k = 0u; k < DEPTH; k++) {
                         var q: array<vec4<f32>, EACH>;
-                        for (var i = 0u; i < u32(EACH); i++) { q[i] = tile[k * Q_PITCH + my_r + SIDE * i]; }
-                        for (var j = 0u; j < EACH_KEY; j++) {
-                            let key = tile[K_FROM + k * K_PITCH + my_c + SIDE * j];
-                            for (var i = 0u; i < u32(EACH); i++) { dots[i][j] += dot(q[i], key); }
-                        }
+#repeat i EACH
+                        q[i] = tile[k * Q_PITCH + my_r + SIDE * i];
+#end
+#repeat j 4
+                        let key = tile[K_FROM + k * K_PITCH + my_c + SIDE * j];
+#repeat i EACH
+                            dots[i][j] += dot(q[i], key);
+#end
+#end
                     }
                 }
             }
-            for (var i = 0u; i < u32(EACH); i++) {
-                let r = my_r + SIDE * i;
-                let m = m0 + r / u32(TEAM);
-                let visible = u32(max(offset + i32(m) + 1, 0));
-                for (var j = 0u; j < EACH_KEY; j++) {
-                    let c = my_c + SIDE * j;
-                    let seen = m >= first && m < last && start + c < visible;
-                    weights[r * PITCH + c / 4u][c % 4u] = select(LOWEST, dots[i][j], seen);
-                }
-            }
+#repeat i EACH
+            let r = my_r + SIDE * i;
+            let m = m0 + r / u32(TEAM);
+            let visible = u32(max(offset + i32(m) + 1, 0));
+#repeat j 4
+            let c = my_c + SIDE * j;
+            let seen = m >= first && m < last && start + c < visible;
+            weights[r * PITCH + c / 4u][c % 4u] = select(LOWEST, dots[i][j], seen);
+#end
+#end
             workgroupBarrier();
 
             var found = vec4(LOWEST);
-            for (var i = 0u; i < EACH_P; i++) { found = max(found, weights[row * PITCH + part + PARTS * i]); }
+#repeat i EACH_P
+            found = max(found, weights[row * PITCH + part + u32(PARTS) * i]);
+#end
             of_part[g.lane] = max(max(found.x, found.y), max(found.z, found.w));
             workgroupBarrier();
             let before = largest;
-            for (var i = 0u; i < PARTS; i++) { largest = max(largest, of_part[row * PARTS + i]); }
+#repeat i PARTS
+            largest = max(largest, of_part[row * u32(PARTS) + i]);
+#end
             let correction = exp(before - largest);
             var added = vec4(0.0);
-            for (var i = 0u; i < EACH_P; i++) {
-                let w = exp(weights[row * PITCH + part + PARTS * i] - largest);
-                weights[row * PITCH + part + PARTS * i] = w;
-                added += w;
-            }
+#repeat i EACH_P
+            let w = exp(weights[row * PITCH + part + u32(PARTS) * i] - largest);
+            weights[row * PITCH + part + u32(PARTS) * i] = w;
+            added += w;
+#end
             total = total * correction + dot(added, vec4(1.0));
             if (part == 0u) { correction_of[row] = correction; }
 
@@ -151,36 +154,40 @@ fn attention_prefill(g: Group) {
             for (var t = 0u; t < count + STAGE; t += STAGE) {
                 workgroupBarrier();
                 if (t > 0u) {
-                    for (var i = 0u; i < V_LOADS; i++) {
-                        let at = g.lane + i * u32(WG);
-                        if (at < STAGE * QUADS) { tile[at] = next_v[i]; }
-                    }
+#repeat i V_LOADS
+                    let at = g.lane + i * u32(WG);
+                    if (at < STAGE * QUADS) { tile[at] = next_v[i]; }
+#end
                     workgroupBarrier();
                 } else {
-                    for (var i = 0u; i < u32(EACH); i++) {
-                        for (var e = 0u; e < EACH_D; e++) { sums[i][e] *= correction_of[my_r + SIDE * i]; }
-                    }
+#repeat i EACH
+#repeat e EACH_D
+                        sums[i][e] *= correction_of[my_r + SIDE * i];
+#end
+#end
                 }
                 if (t < count) {
-                    for (var i = 0u; i < V_LOADS; i++) {
-                        let at = min(g.lane + i * u32(WG), STAGE * QUADS - 1u);
-                        next_v[i] = load_value(place[t + at / QUADS] + at % QUADS);
-                    }
+#repeat i V_LOADS
+                    let at = min(g.lane + i * u32(WG), STAGE * QUADS - 1u);
+                    next_v[i] = load_value(place[t + at / QUADS] + at % QUADS);
+#end
                 }
                 if (t > 0u) {
                     for (var s = 0u; s < STAGE; s += 4u) {
                         var w: array<vec4<f32>, EACH>;
-                        for (var i = 0u; i < u32(EACH); i++) { w[i] = weights[(my_r + SIDE * i) * PITCH + (t - STAGE + s) / 4u]; }
-                        for (var e = 0u; e < EACH_D; e++) {
-                            let from_quad = s * QUADS + min(my_c + SIDE * e, QUADS - 1u);
-                            let a = tile[from_quad];
-                            let b = tile[from_quad + QUADS];
-                            let c = tile[from_quad + 2u * QUADS];
-                            let d = tile[from_quad + 3u * QUADS];
-                            for (var i = 0u; i < u32(EACH); i++) {
-                                sums[i][e] += w[i].x * a + w[i].y * b + w[i].z * c + w[i].w * d;
-                            }
-                        }
+#repeat i EACH
+                        w[i] = weights[(my_r + SIDE * i) * PITCH + (t - STAGE + s) / 4u];
+#end
+#repeat e EACH_D
+                        let from_quad = s * QUADS + min(my_c + SIDE * e, QUADS - 1u);
+                        let a = tile[from_quad];
+                        let b = tile[from_quad + QUADS];
+                        let c = tile[from_quad + 2u * QUADS];
+                        let d = tile[from_quad + 3u * QUADS];
+#repeat i EACH
+                        sums[i][e] += w[i].x * a + w[i].y * b + w[i].z * c + w[i].w * d;
+#end
+#end
                     }
                 }
             }
@@ -190,16 +197,18 @@ fn attention_prefill(g: Group) {
     workgroupBarrier();
     of_part[g.lane] = total;
     workgroupBarrier();
-    for (var i = 0u; i < u32(EACH); i++) {
-        let r = my_r + SIDE * i;
-        let m = m0 + r / u32(TEAM);
-        var all = 0.0;
-        for (var p = 0u; p < PARTS; p++) { all += of_part[r * PARTS + p]; }
-        for (var e = 0u; e < EACH_D; e++) {
-            let quad = my_c + SIDE * e;
-            if (r < TOKENS * u32(TEAM) && m < most && quad < QUADS) {
-                out[(m * heads + first_head + r % u32(TEAM)) * QUADS + quad] = sums[i][e] / all;
-            }
-        }
+#repeat i EACH
+    let r = my_r + SIDE * i;
+    let m = m0 + r / u32(TEAM);
+    var all = 0.0;
+#repeat p PARTS
+        all += of_part[r * u32(PARTS) + p];
+#end
+#repeat e EACH_D
+    let quad = my_c + SIDE * e;
+    if (r < TOKENS * u32(TEAM) && m < most && quad < QUADS) {
+        out[(m * heads + first_head + r % u32(TEAM)) * QUADS + quad] = sums[i][e] / all;
     }
+#end
+#end
 }

@@ -1,4 +1,5 @@
-// Put in front of every kernel here. Lines with # are bitnet.webgpu.compiler's: WGSL has no preprocessor. WG is the number of
+// Put in front of every kernel here. Lines with # are bitnet.webgpu.source's: WGSL has no preprocessor. What indexes an array of
+// an invocation's own is repeated, not looped over, so that its elements are registers and loads do not wait for one another. WG is the number of
 // invocations of a workgroup; SUBGROUPS and INT8_DOT say what the device has. Buffers are bound in the order of a launch's
 // arguments; its scalars follow, in their order, in one uniform `args`.
 // The step buffer's header: word 0 tokens (M), 1 sequences (S), 2 rows (R), 3 decode steps done in this run.

@@ -1,6 +1,6 @@
 // dense_matmul of many rows of x, so that each weight is read once for all of them: a tile of 16 * EACH_M rows of x and 16 * EACH_N
 // rows of W a workgroup of 256, EACH_M by EACH_N of it an invocation, 16 of K at a time through workgroup memory. The next 16 are
-// fetched while these are multiplied. Of the weight rows, `rows` are bound, from row `first` of `total`.
+// fetched while these are multiplied, X_LOADS and W_LOADS quads an invocation. Of the weight rows, `rows` are bound, from row `first` of `total`.
 struct Args { quads: u32, rows: u32, first: u32, total: u32 }
 @group(0) @binding(0) var<storage, read> step: array<i32>;
 @group(0) @binding(1) var<storage, read> x: array<vec4<f32>>;
@@ -16,8 +16,6 @@ const SIDE = 16u;
 const DEPTH = 4u;  // quads of K at a time
 const TILE_R = SIDE * u32(EACH_M);
 const TILE_N = SIDE * u32(EACH_N);
-const X_LOADS = (DEPTH * TILE_R + u32(WG) - 1u) / u32(WG);
-const W_LOADS = (DEPTH * TILE_N + u32(WG) - 1u) / u32(WG);
 // Two more than are used keep neighbours out of one another's banks.
 var<workgroup> x_tile: array<array<vec4<f32>, TILE_R + 2u>, DEPTH>;
 var<workgroup> w_tile: array<array<vec4<f32>, TILE_N + 2u>, DEPTH>;
@@ -42,49 +40,51 @@ fn dense_gemm(g: Group) {
     for (var start = 0u; start < args.quads + DEPTH; start += DEPTH) {
         if (start > 0u) {
             workgroupBarrier();
-            for (var i = 0u; i < X_LOADS; i++) {
-                let at = g.lane + i * u32(WG);
-                if (at < DEPTH * TILE_R) { x_tile[at % DEPTH][at / DEPTH] = next_x[i]; }
-            }
-            for (var i = 0u; i < W_LOADS; i++) {
-                let at = g.lane + i * u32(WG);
-                if (at < DEPTH * TILE_N) { w_tile[at % DEPTH][at / DEPTH] = next_w[i]; }
-            }
+#repeat i X_LOADS
+            let at = g.lane + i * u32(WG);
+            if (at < DEPTH * TILE_R) { x_tile[at % DEPTH][at / DEPTH] = next_x[i]; }
+#end
+#repeat i W_LOADS
+            let at = g.lane + i * u32(WG);
+            if (at < DEPTH * TILE_N) { w_tile[at % DEPTH][at / DEPTH] = next_w[i]; }
+#end
             workgroupBarrier();
         }
         if (start < args.quads) {
             let quad = start + g.lane % DEPTH;
             let inside = quad < args.quads;
-            for (var i = 0u; i < X_LOADS; i++) {
-                let r = min(r0 + (g.lane + i * u32(WG)) / DEPTH, count - 1u);
-                next_x[i] = select(vec4(0.0), x[r * args.quads + min(quad, args.quads - 1u)], inside);
-            }
-            for (var i = 0u; i < W_LOADS; i++) {
-                let n = min(n0 + (g.lane + i * u32(WG)) / DEPTH, args.rows - 1u);
-                next_w[i] = select(vec4(0.0), load_w(n * args.quads + min(quad, args.quads - 1u)), inside);
-            }
+#repeat i X_LOADS
+            let r = min(r0 + (g.lane + i * u32(WG)) / DEPTH, count - 1u);
+            next_x[i] = select(vec4(0.0), x[r * args.quads + min(quad, args.quads - 1u)], inside);
+#end
+#repeat i W_LOADS
+            let n = min(n0 + (g.lane + i * u32(WG)) / DEPTH, args.rows - 1u);
+            next_w[i] = select(vec4(0.0), load_w(n * args.quads + min(quad, args.quads - 1u)), inside);
+#end
         }
         if (start > 0u) {
             for (var d = 0u; d < DEPTH; d += 2u) {  // sums of eight products each keep the error down
                 var a: array<vec4<f32>, EACH_M>;
                 var b: array<vec4<f32>, EACH_M>;
-                for (var j = 0u; j < u32(EACH_M); j++) {
-                    a[j] = x_tile[d][my_r + SIDE * j];
-                    b[j] = x_tile[d + 1u][my_r + SIDE * j];
-                }
-                for (var i = 0u; i < u32(EACH_N); i++) {
-                    let u = w_tile[d][my_n + SIDE * i];
-                    let v = w_tile[d + 1u][my_n + SIDE * i];
-                    for (var j = 0u; j < u32(EACH_M); j++) { sums[i][j] += dot(u, a[j]) + dot(v, b[j]); }
-                }
+#repeat j EACH_M
+                a[j] = x_tile[d][my_r + SIDE * j];
+                b[j] = x_tile[d + 1u][my_r + SIDE * j];
+#end
+#repeat i EACH_N
+                let u = w_tile[d][my_n + SIDE * i];
+                let v = w_tile[d + 1u][my_n + SIDE * i];
+#repeat j EACH_M
+                    sums[i][j] += dot(u, a[j]) + dot(v, b[j]);
+#end
+#end
             }
         }
     }
-    for (var j = 0u; j < u32(EACH_M); j++) {
-        let r = r0 + my_r + SIDE * j;
-        for (var i = 0u; i < u32(EACH_N); i++) {
-            let n = n0 + my_n + SIDE * i;
-            if (r < count && n < args.rows) { out[r * args.total + args.first + n] = sums[i][j]; }
-        }
-    }
+#repeat j EACH_M
+    let r = r0 + my_r + SIDE * j;
+#repeat i EACH_N
+    let n = n0 + my_n + SIDE * i;
+    if (r < count && n < args.rows) { out[r * args.total + args.first + n] = sums[i][j]; }
+#end
+#end
 }

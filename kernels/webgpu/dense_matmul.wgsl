@@ -75,25 +75,25 @@ fn dense_matmul(g: Group) {
         let w1 = weight[row1 + i];
         let w2 = weight[row2 + i];
         let w3 = weight[row3 + i];
-        for (var t = 0u; t < u32(TOKENS); t++) {
-            let m = min(t0 + t, count - 1u);
-            sums[t] += vec4(product(w0, m, i), product(w1, m, i), product(w2, m, i), product(w3, m, i));
+#repeat t TOKENS
+        let m = min(t0 + t, count - 1u);
+        sums[t] += vec4(product(w0, m, i), product(w1, m, i), product(w2, m, i), product(w3, m, i));
+#end
+    }
+#repeat t TOKENS
+    workgroupBarrier();
+    let at = group * u32(LANES) + lane;
+    parts[at] = sums[t].x;
+    parts[at + u32(WG)] = sums[t].y;
+    parts[at + 2u * u32(WG)] = sums[t].z;
+    parts[at + 3u * u32(WG)] = sums[t].w;
+    workgroupBarrier();
+    for (var item = g.lane; item < ROWS; item += u32(WG)) {
+        if (n0 + item < args.rows && t0 + t < count) {
+            var sum = 0.0;
+            for (var i = 0u; i < u32(LANES); i++) { sum += parts[item * u32(LANES) + i]; }
+            out[(t0 + t) * args.total + args.first + n0 + item] = sum;
         }
     }
-    for (var t = 0u; t < u32(TOKENS); t++) {
-        workgroupBarrier();
-        let at = group * u32(LANES) + lane;
-        parts[at] = sums[t].x;
-        parts[at + u32(WG)] = sums[t].y;
-        parts[at + 2u * u32(WG)] = sums[t].z;
-        parts[at + 3u * u32(WG)] = sums[t].w;
-        workgroupBarrier();
-        for (var item = g.lane; item < ROWS; item += u32(WG)) {
-            if (n0 + item < args.rows && t0 + t < count) {
-                var sum = 0.0;
-                for (var i = 0u; i < u32(LANES); i++) { sum += parts[item * u32(LANES) + i]; }
-                out[(t0 + t) * args.total + args.first + n0 + item] = sum;
-            }
-        }
-    }
+#end
 }

@@ -59,7 +59,9 @@ alias Batch = array<f32, BATCH>;
 // z of the tokens first + lane, and so on in steps of WG; past the end, of the last one.
 fn load(g: Group, row: i32, first: i32, inverse: f32) -> Batch {
     var batch: Batch;
-    for (var j = 0; j < BATCH; j++) { batch[j] = logits[row + min(first + i32(g.lane) + j * WG, args.n - 1)] * inverse; }
+#repeat j 8
+    batch[j] = logits[row + min(first + i32(g.lane + j * u32(WG)), args.n - 1)] * inverse;
+#end
     return batch;
 }
 
@@ -67,10 +69,10 @@ fn load(g: Group, row: i32, first: i32, inverse: f32) -> Batch {
 fn measure(g: Group, row: i32, inverse: f32, least: u32, mass: bool, top: f32) -> f32 {
     var sum = 0.0;
     for (var first = 0; first < args.n; first += BATCH * WG) {
-        var z = load(g, row, first, inverse);
-        for (var j = 0; j < BATCH; j++) {
-            if (first + i32(g.lane) + j * WG < args.n && float_key(z[j]) >= least) { sum += select(1.0, exp(z[j] - top), mass); }
-        }
+        let z = load(g, row, first, inverse);
+#repeat j 8
+        if (first + i32(g.lane + j * u32(WG)) < args.n && float_key(z[j]) >= least) { sum += select(1.0, exp(z[j] - top), mass); }
+#end
     }
     return group_sum(g, sum);
 }
@@ -103,8 +105,10 @@ fn sample(g: Group) {
         position = u32(step[args.seq_len + s] - step[args.seq_begin + s + 1] + m + 1);
         var top = LOWEST;
         for (var first = 0; first < args.n; first += BATCH * WG) {
-            var z = load(g, row, first, inverse);
-            for (var j = 0; j < BATCH; j++) { top = max(top, z[j]); }
+            let z = load(g, row, first, inverse);
+#repeat j 8
+            top = max(top, z[j]);
+#end
         }
         top = group_max(g, top);
         let top_k = step[args.top_k + r];
@@ -119,16 +123,25 @@ fn sample(g: Group) {
     }
     var best = LOWEST;
     var index = args.n;
-    for (var first = 0; first < args.n; first += BATCH * WG) {
-        var z = load(g, row, first, inverse);
-        for (var j = 0; j < BATCH; j++) {
-            let v = first + i32(g.lane) + j * WG;
-            if (v < args.n && (greedy || (float_key(z[j]) >= least && z[j] >= floor_z))) {
-                if (!greedy) { z[j] += gumbel(u32(step[args.seed_lo + r]), u32(step[args.seed_hi + r]), u32(v), position); }
-                if (z[j] > best || index == args.n) {
-                    best = z[j];
-                    index = v;
-                }
+    if (greedy) {
+        for (var first = 0; first < args.n; first += BATCH * WG) {
+            let z = load(g, row, first, inverse);
+#repeat j 8
+            let v = first + i32(g.lane + j * u32(WG));
+            if (v < args.n && (z[j] > best || index == args.n)) {
+                best = z[j];
+                index = v;
+            }
+#end
+        }
+    } else {
+        for (var v = i32(g.lane); v < args.n; v += WG) {
+            var z = logits[row + v] * inverse;
+            if (float_key(z) < least || z < floor_z) { continue; }
+            z += gumbel(u32(step[args.seed_lo + r]), u32(step[args.seed_hi + r]), u32(v), position);
+            if (z > best || index == args.n) {
+                best = z;
+                index = v;
             }
         }
     }

@@ -1,6 +1,7 @@
 // A ternary product of one token whose activations are quantised here: RMSNorm (where NORM), absmax int8, then the product as in
 // ternary_matmul. Every workgroup quantises the row for itself, which costs less than a launch. LANES invocations share a row of
 // W. MERGE: x is the SPLITS parts of attention's heads of 4 * HEAD_QUADS, as attention leaves them.
+// HELD: quads of x that an invocation quantises. EARLY: vec4s of a row that it asks for before the norm.
 // GLU: rows n and n + N / 2 are a gate and its up; out[n] is the gate's activation times up.
 struct Args { rows: u32, eps: f32 }
 @group(0) @binding(0) var<storage, read> x: array<vec4<f32>>;
@@ -15,8 +16,6 @@ const VECS = u32((COLS + 127) / 128 * 2);
 const PLANE = VECS + 2u;                        // a plane's place in workgroup memory, without the planes' meeting in its banks
 const ROWS = u32(WG / LANES);
 const STRIDE = u32(LANES);
-const HELD = (QUADS + u32(WG) - 1u) / u32(WG);  // quads of x that an invocation quantises
-const EARLY = min((VECS + STRIDE - 1u) / STRIDE, 8u);  // vec4s of a row that an invocation asks for before the norm
 // Planes one after the other, so that neighbouring invocations read neighbouring words.
 var<workgroup> quants: array<vec4<u32>, 4u * PLANE>;
 var<workgroup> parts: array<array<i32, WG>, 2>;
@@ -30,12 +29,14 @@ fn find_factors(g: Group) {
     for (var i = g.lane; i < QUADS / u32(HEAD_QUADS) * u32(SPLITS); i += u32(WG)) {
         let first = i / u32(SPLITS) * u32(SPLITS);
         var largest = LOWEST;
-        for (var s = 0u; s < u32(SPLITS); s++) { largest = max(largest, x[(first + s) * PART + u32(HEAD_QUADS)].x); }
+#repeat s SPLITS
+        largest = max(largest, x[(first + s) * PART + u32(HEAD_QUADS)].x);
+#end
         var total = 0.0;
-        for (var s = 0u; s < u32(SPLITS); s++) {
-            let part = x[(first + s) * PART + u32(HEAD_QUADS)];
-            total += exp(part.x - largest) * part.y;
-        }
+#repeat s SPLITS
+        let part = x[(first + s) * PART + u32(HEAD_QUADS)];
+        total += exp(part.x - largest) * part.y;
+#end
         factors[i] = exp(x[i * PART + u32(HEAD_QUADS)].x - largest) / total;
     }
     workgroupBarrier();
@@ -44,7 +45,9 @@ fn find_factors(g: Group) {
 fn input(i: u32) -> vec4<f32> {
     let first = i / u32(HEAD_QUADS) * u32(SPLITS);
     var sum = vec4(0.0);
-    for (var s = 0u; s < u32(SPLITS); s++) { sum += factors[first + s] * x[(first + s) * PART + i % u32(HEAD_QUADS)]; }
+#repeat s SPLITS
+    sum += factors[first + s] * x[(first + s) * PART + i % u32(HEAD_QUADS)];
+#end
     return sum;
 }
 #else
@@ -71,15 +74,15 @@ fn keep(i: u32, word: u32) {
 // they count too often.
 fn products(word: vec4<u32>, word_up: vec4<u32>, v: u32) -> vec2<i32> {
     var sums = vec2(0);
-    for (var plane = 0u; plane < 4u; plane++) {
-        let q = quants[plane * PLANE + v];
-        let shift = vec4(6u - 2u * plane);
-        let sum_of_x = dot16(q, vec4(0x01010101u));
-        sums.x += dot16((word >> shift) & vec4(0x03030303u), q) - sum_of_x;
+#repeat plane 4
+    let q = quants[plane * PLANE + v];
+    let shift = vec4(6u - 2u * plane);
+    let sum_of_x = dot16(q, vec4(0x01010101u));
+    sums.x += dot16((word >> shift) & vec4(0x03030303u), q) - sum_of_x;
 #if GLU
-        sums.y += dot16((word_up >> shift) & vec4(0x03030303u), q) - sum_of_x;
+    sums.y += dot16((word_up >> shift) & vec4(0x03030303u), q) - sum_of_x;
 #endif
-    }
+#end
     return sums;
 }
 
@@ -94,25 +97,25 @@ fn ternary_decode(g: Group) {
     let up = row + args.rows * VECS;
     var early: array<vec4<u32>, EARLY>;
     var early_up: array<vec4<u32>, EARLY>;
-    for (var j = 0u; j < EARLY; j++) {
-        let v = min(lane + j * STRIDE, VECS - 1u);
-        early[j] = codes[row + v];
+#repeat j EARLY
+    let v = min(lane + j * STRIDE, VECS - 1u);
+    early[j] = codes[row + v];
 #if GLU
-        early_up[j] = codes[up + v];
+    early_up[j] = codes[up + v];
 #endif
-    }
+#end
 
     find_factors(g);
     var held: array<vec4<f32>, HELD>;
     var found = vec2(0.0);
-    for (var j = 0u; j < HELD; j++) {
-        let i = g.lane + j * u32(WG);
-        if (i < QUADS) {
-            let value = input(i);
-            held[j] = weighted(value, i);
-            found = vec2(found.x + dot(value, value), max(found.y, magnitude(held[j])));
-        }
-    }
+#repeat j HELD
+    let i = g.lane + j * u32(WG);
+    let near = min(i, QUADS - 1u);
+    let value = input(near);
+    held[j] = weighted(value, near);
+    // A quad that is taken twice is not squared twice.
+    found = vec2(found.x + select(0.0, dot(value, value), i < QUADS), max(found.y, magnitude(held[j])));
+#end
     found = group_sum_max(g, found);
 #if NORM
     let inverse = 1.0 / sqrt(found.x / f32(COLS) + args.eps);
@@ -121,18 +124,18 @@ fn ternary_decode(g: Group) {
 #endif
     let largest = max(found.y * inverse, QUANT_FLOOR);
     let factor = inverse * quant_factor(largest);
-    for (var j = 0u; j < HELD; j++) {
-        let i = g.lane + j * u32(WG);
-        if (i < QUADS) { keep(i, quantised(held[j] * factor)); }
-    }
+#repeat j HELD
+    let i = g.lane + j * u32(WG);
+    if (i < QUADS) { keep(i, quantised(held[j] * factor)); }
+#end
     for (var i = QUADS + g.lane; i < 16u * VECS; i += u32(WG)) { keep(i, 0u); }
     workgroupBarrier();
 
     var sums = vec2(0);
-    for (var j = 0u; j < EARLY; j++) {
-        if (lane + j * STRIDE < VECS) { sums += products(early[j], early_up[j], lane + j * STRIDE); }
-    }
-    for (var v = lane + EARLY * STRIDE; v < VECS; v += STRIDE) {
+#repeat j EARLY
+    if (lane + j * STRIDE < VECS) { sums += products(early[j], early_up[j], lane + j * STRIDE); }
+#end
+    for (var v = lane + u32(EARLY) * STRIDE; v < VECS; v += STRIDE) {
 #if GLU
         sums += products(codes[row + v], codes[up + v], v);
 #else
@@ -148,11 +151,15 @@ fn ternary_decode(g: Group) {
     if (g.lane < ROWS && to < args.rows) {
         let scale = quant_scale(largest);
         var total = 0;
-        for (var i = 0u; i < STRIDE; i++) { total += parts[0][i * ROWS + g.lane]; }
+#repeat i LANES
+        total += parts[0][i * ROWS + g.lane];
+#end
         let value = result(total, to, scale);
 #if GLU
         var total_up = 0;
-        for (var i = 0u; i < STRIDE; i++) { total_up += parts[1][i * ROWS + g.lane]; }
+#repeat i LANES
+        total_up += parts[1][i * ROWS + g.lane];
+#end
         out[to] = activation(vec4(value)).x * result(total_up, to + args.rows, scale);
 #else
 #if ADD

@@ -1,7 +1,8 @@
 // The ternary product of many tokens: out[m, n] = f32(sum of x[m, k] w[n, k]) * (scale[m] * w_scale[n]), for the weight rows that
 // are bound: `rows` of them, from row `first` of `total`. Packing as in ternary_gemv.
-// A tile of TILE_M tokens and TILE_N rows a workgroup of 256, EACH_M by EACH_N of it an invocation, 64 of K at a time through
-// workgroup memory, where weights lie expanded to bytes. The next 64 are fetched while these are multiplied.
+// A tile of 16 * EACH_M tokens and 16 * EACH_N rows a workgroup of 256, EACH_M by EACH_N of it an invocation. STEPS times 64 of K go
+// through workgroup memory at a time, where weights lie expanded to bytes; the next are fetched while these are multiplied. An
+// invocation fetches X_LOADS times 16 activations, and W_LOADS times 64 weights, of which it expands a quarter.
 struct Args { cols: u32, rows: u32, first: u32, total: u32 }
 @group(0) @binding(0) var<storage, read> step: array<i32>;
 #if ALIGNED
@@ -18,10 +19,9 @@ struct Args { cols: u32, rows: u32, first: u32, total: u32 }
 const SIDE = 16u;  // WG = SIDE * SIDE
 const TILE_M = SIDE * u32(EACH_M);
 const TILE_N = SIDE * u32(EACH_N);
-const X_LOADS = (4u * TILE_M + u32(WG) - 1u) / u32(WG);  // 16 activations each
-const W_LOADS = (TILE_N + u32(WG) - 1u) / u32(WG) ;      // 64 weights each
-var<workgroup> x_tile: array<array<vec4<u32>, TILE_M>, 4>;
-var<workgroup> w_tile: array<array<vec4<u32>, TILE_N>, 4>;
+const UNITS = 4u * u32(STEPS);  // 16 of K each: a plane of a vec4 of codes, at unit 4 * step + plane
+var<workgroup> x_tile: array<array<vec4<u32>, TILE_M>, UNITS>;
+var<workgroup> w_tile: array<array<vec4<u32>, TILE_N>, UNITS>;
 
 // The 16 activations of token m that one plane of the vec4 v of codes goes with; zeros past K.
 fn load_x(m: u32, v: u32, plane: u32) -> vec4<u32> {
@@ -31,9 +31,9 @@ fn load_x(m: u32, v: u32, plane: u32) -> vec4<u32> {
 #else
     var words = vec4(0u);
     let width = args.cols / 4u;
-    for (var i = 0u; i < 4u; i++) {
-        if (4u * at + i < width) { words[i] = x[m * width + 4u * at + i]; }
-    }
+#repeat i 4
+    if (4u * at + i < width) { words[i] = x[m * width + 4u * at + i]; }
+#end
     return words;
 #endif
 }
@@ -45,59 +45,64 @@ fn ternary_gemm(g: Group) {
     let n0 = g.id.x * TILE_N;
     if (m0 >= tokens) { return; }
     let vecs = (args.cols + 127u) / 128u * 2u;
-    // What this invocation fetches: planes of tokens, and two bit pairs of half a row (PAIRS invocations a row).
     let my_n = g.lane % SIDE;  // rows my_n + 16 i, tokens my_m + 16 j
     let my_m = g.lane / SIDE;
     var sums: array<array<i32, EACH_M>, EACH_N>;
     var next_x: array<vec4<u32>, X_LOADS>;
-    var next_w: vec4<u32>;
-    const SHARE = u32(WG) / TILE_N;      // invocations that expand a row's 64 weights
-    const PLANES = 4u / SHARE;           // planes that each of them does
-    let w_row = g.lane % TILE_N;
-    let w_plane = g.lane / TILE_N * PLANES;
-    let row = min(n0 + w_row, args.rows - 1u) * vecs;
-    for (var i = 0u; i < X_LOADS; i++) {
-        let at = g.lane + i * u32(WG);
-        next_x[i] = load_x(min(m0 + at / 4u % TILE_M, tokens - 1u), 0u, at % 4u);
-    }
-    next_w = codes[row];
-    for (var v = 0u; v < vecs; v++) {
-        workgroupBarrier();
-        for (var i = 0u; i < X_LOADS; i++) {
+    var next_w: array<vec4<u32>, W_LOADS>;
+    for (var v = 0u; v < vecs + u32(STEPS); v += u32(STEPS)) {
+        if (v > 0u) {
+            workgroupBarrier();
+#repeat i X_LOADS
             let at = g.lane + i * u32(WG);
-            if (at < 4u * TILE_M) { x_tile[at % 4u][at / 4u] = next_x[i]; }
+            if (at < UNITS * TILE_M) { x_tile[at % UNITS % u32(STEPS) * 4u + at % UNITS / u32(STEPS)][at / UNITS] = next_x[i]; }
+#end
+#repeat i W_LOADS
+            let at = g.lane + i * u32(WG);
+            if (at < UNITS * TILE_N) { w_tile[at % UNITS][at / UNITS] = weights_of(next_w[i], at % 4u); }
+#end
+            workgroupBarrier();
         }
-        for (var i = 0u; i < PLANES; i++) { w_tile[w_plane + i][w_row] = weights_of(next_w, w_plane + i); }
-        workgroupBarrier();
-        if (v + 1u < vecs) {
-            for (var i = 0u; i < X_LOADS; i++) {
-                let at = g.lane + i * u32(WG);
-                next_x[i] = load_x(min(m0 + at / 4u % TILE_M, tokens - 1u), v + 1u, at % 4u);
-            }
-            next_w = codes[row + v + 1u];
+        if (v < vecs) {
+            // As they lie in memory: the planes of a block of 128, and of each its halves.
+#repeat i X_LOADS
+            let at = g.lane + i * u32(WG);
+            let unit = at % UNITS;
+            next_x[i] = load_x(min(m0 + at / UNITS, tokens - 1u), v + unit % u32(STEPS), unit / u32(STEPS));
+#end
+#repeat i W_LOADS
+            let at = g.lane + i * u32(WG);
+            next_w[i] = codes[min(n0 + at / UNITS, args.rows - 1u) * vecs + v + at % UNITS / 4u];
+#end
         }
-        for (var plane = 0u; plane < 4u; plane++) {
-            var mine: array<vec4<u32>, EACH_M>;
-            for (var j = 0u; j < u32(EACH_M); j++) { mine[j] = x_tile[plane][my_m + SIDE * j]; }
-            for (var i = 0u; i < u32(EACH_N); i++) {
-                let w = w_tile[plane][my_n + SIDE * i];
-                for (var j = 0u; j < u32(EACH_M); j++) { sums[i][j] += dot16(w, mine[j]); }
+        if (v > 0u) {
+            for (var unit = 0u; unit < UNITS; unit++) {
+                var mine: array<vec4<u32>, EACH_M>;
+#repeat j EACH_M
+                mine[j] = x_tile[unit][my_m + SIDE * j];
+#end
+#repeat i EACH_N
+                let w = w_tile[unit][my_n + SIDE * i];
+#repeat j EACH_M
+                sums[i][j] += dot16(w, mine[j]);
+#end
+#end
             }
         }
     }
-    for (var i = 0u; i < u32(EACH_N); i++) {
-        let n = n0 + my_n + SIDE * i;
-        for (var j = 0u; j < u32(EACH_M); j++) {
-            let m = m0 + my_m + SIDE * j;
-            if (n < args.rows && m < tokens) {
-                let value = scaled(sums[i][j], scale[m], w_scale[args.first + n], args.rows >> 31u);
-                let at = m * args.total + args.first + n;
+#repeat i EACH_N
+#repeat j EACH_M
+    let n = n0 + my_n + SIDE * i;
+    let m = m0 + my_m + SIDE * j;
+    if (n < args.rows && m < tokens) {
+        let value = scaled(sums[i][j], scale[m], w_scale[args.first + n], args.rows >> 31u);
+        let at = m * args.total + args.first + n;
 #if ADD
-                out[at] += value;
+        out[at] += value;
 #else
-                out[at] = value;
+        out[at] = value;
 #endif
-            }
-        }
     }
+#end
+#end
 }

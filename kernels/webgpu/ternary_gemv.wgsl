@@ -3,7 +3,7 @@
 // hold 64 weights: bytes of one plane (bit pair) are 16 neighbours of K, and the vec4s 2b and 2b + 1 are the halves of the 128
 // weights of block b.
 // LANES invocations share EACH rows of W, each with TOKENS sums of every one. LANES vec4s of a row, and the activations that go
-// with them in workgroup memory, are done at a time, while the next are fetched.
+// with them in workgroup memory, are done at a time, while the next are fetched. LOADS: units of x that an invocation fetches.
 struct Args { cols: u32, rows: u32, first: u32, total: u32 }
 @group(0) @binding(0) var<storage, read> step: array<i32>;
 #if ALIGNED
@@ -21,7 +21,6 @@ const STRIDE = u32(LANES);
 const SLOTS = u32(WG) / STRIDE;
 const ROWS = SLOTS * u32(EACH);
 const UNITS = 4u * STRIDE;  // 16 activations each, of a token at a time
-const LOADS = (u32(TOKENS) * UNITS + u32(WG) - 1u) / u32(WG);
 var<workgroup> x_part: array<array<vec4<u32>, UNITS>, TOKENS>;
 var<workgroup> parts: array<array<i32, WG>, TOKENS>;
 
@@ -33,9 +32,9 @@ fn load_x(m: u32, at: u32) -> vec4<u32> {
 #else
     var words = vec4(0u);
     let width = args.cols / 4u;
-    for (var i = 0u; i < 4u; i++) {
-        if (4u * at + i < width) { words[i] = x[m * width + 4u * at + i]; }
-    }
+#repeat i 4
+    if (4u * at + i < width) { words[i] = x[m * width + 4u * at + i]; }
+#end
     return words;
 #endif
 }
@@ -54,52 +53,60 @@ fn ternary_gemv(g: Group) {
         let now = next_w;
         if (start > 0u) {
             workgroupBarrier();
-            for (var i = 0u; i < LOADS; i++) {
-                let item = g.lane + i * u32(WG);
-                let at = item % UNITS;  // in memory: blocks of four planes of two halves
-                if (item < u32(TOKENS) * UNITS) { x_part[item / UNITS][at / 2u % 4u * STRIDE + at / 8u * 2u + at % 2u] = next_x[i]; }
-            }
+#repeat i LOADS
+            let item = g.lane + i * u32(WG);
+            let at = item % UNITS;  // in memory: blocks of four planes of two halves
+            if (item < u32(TOKENS) * UNITS) { x_part[item / UNITS][at / 2u % 4u * STRIDE + at / 8u * 2u + at % 2u] = next_x[i]; }
+#end
             workgroupBarrier();
         }
         if (start < vecs) {
-            for (var e = 0u; e < u32(EACH); e++) {
-                next_w[e] = codes[min(n0 + e * SLOTS + slot, args.rows - 1u) * vecs + min(start + lane, vecs - 1u)];
-            }
-            for (var i = 0u; i < LOADS; i++) {
-                let item = g.lane + i * u32(WG);
-                next_x[i] = load_x(min(item / UNITS, tokens - 1u), start * 4u + item % UNITS);
-            }
+#repeat e EACH
+            next_w[e] = codes[min(n0 + e * SLOTS + slot, args.rows - 1u) * vecs + min(start + lane, vecs - 1u)];
+#end
+#repeat i LOADS
+            let item = g.lane + i * u32(WG);
+            next_x[i] = load_x(min(item / UNITS, tokens - 1u), start * 4u + item % UNITS);
+#end
         }
         // Beyond the end of a row, its last codes meet zeros.
         if (start > 0u) {
-            for (var plane = 0u; plane < 4u; plane++) {
-                var w: array<vec4<u32>, EACH>;
-                for (var e = 0u; e < u32(EACH); e++) { w[e] = weights_of(now[e], plane); }
-                for (var t = 0u; t < u32(TOKENS); t++) {
-                    let q = x_part[t][plane * STRIDE + lane];
-                    for (var e = 0u; e < u32(EACH); e++) { sums[e][t] += dot16(w[e], q); }
-                }
-            }
+#repeat plane 4
+            var w: array<vec4<u32>, EACH>;
+#repeat e EACH
+                w[e] = weights_of(now[e], plane);
+#end
+#repeat t TOKENS
+            let q = x_part[t][plane * STRIDE + lane];
+#repeat e EACH
+                    sums[e][t] += dot16(w[e], q);
+#end
+#end
+#end
         }
     }
-    for (var e = 0u; e < u32(EACH); e++) {
-        workgroupBarrier();
-        for (var t = 0u; t < u32(TOKENS); t++) { parts[t][lane * SLOTS + slot] = sums[e][t]; }
-        workgroupBarrier();
-        for (var item = g.lane; item < SLOTS * u32(TOKENS); item += u32(WG)) {
-            let t = item / SLOTS;
-            let n = n0 + e * SLOTS + item % SLOTS;
-            if (t < tokens && n < args.rows) {
-                var sum = 0;
-                for (var i = 0u; i < STRIDE; i++) { sum += parts[t][i * SLOTS + item % SLOTS]; }
-                let value = scaled(sum, scale[t], w_scale[args.first + n], args.rows >> 31u);
-                let to = t * args.total + args.first + n;
+#repeat e EACH
+    workgroupBarrier();
+#repeat t TOKENS
+        parts[t][lane * SLOTS + slot] = sums[e][t];
+#end
+    workgroupBarrier();
+    for (var item = g.lane; item < SLOTS * u32(TOKENS); item += u32(WG)) {
+        let t = item / SLOTS;
+        let n = n0 + e * SLOTS + item % SLOTS;
+        if (t < tokens && n < args.rows) {
+            var sum = 0;
+#repeat i LANES
+                sum += parts[t][i * SLOTS + item % SLOTS];
+#end
+            let value = scaled(sum, scale[t], w_scale[args.first + n], args.rows >> 31u);
+            let to = t * args.total + args.first + n;
 #if ADD
-                out[to] += value;
+            out[to] += value;
 #else
-                out[to] = value;
+            out[to] = value;
 #endif
-            }
         }
     }
+#end
 }

@@ -34,9 +34,9 @@ DECODE_GROUP = 256
 GEMV_TOKENS = 8
 """More tokens than this take the tiled product."""
 GEMV_LANES = 16
-GEMV_EACH = 2
+GEMV_EACH = 1
 """Rows that those invocations of a product of few tokens share."""
-TILED_GROUPS = 256
+TILED_GROUPS = 200
 """Workgroups of the tiled product that keep a large GPU busy."""
 TILE_SIDE = 16
 """Invocations along each side of a tile of the tiled product."""
@@ -135,10 +135,16 @@ class WebGPUOps:
         for first, rows, codes in windows(w.codes, w.rows, w.row_bytes, self._binding):
             if bucket.tokens <= GEMV_TOKENS:
                 entry, more = "ternary_gemv", {"LANES": GEMV_LANES, "EACH": GEMV_EACH, "TOKENS": bucket.tokens}
+                more["LOADS"] = ceil_div(bucket.tokens * 4 * GEMV_LANES, GROUP)
                 grid = (*in_two(ceil_div(rows, GROUP // GEMV_LANES * GEMV_EACH)), 1)
             else:
                 each_m, each_n = _tile(bucket.tokens, rows)
-                entry, more = "ternary_gemm", {"EACH_M": each_m, "EACH_N": each_n}
+                steps = 2 if (each_m + each_n) * TILE_SIDE * 8 * 16 <= self._shared else 1
+                entry, more = "ternary_gemm", {"EACH_M": each_m, "EACH_N": each_n, "STEPS": steps}
+                more |= {
+                    "X_LOADS": ceil_div(4 * steps * each_m, TILE_SIDE),
+                    "W_LOADS": ceil_div(4 * steps * each_n, TILE_SIDE),
+                }
                 grid = (ceil_div(rows, TILE_SIDE * each_n), ceil_div(bucket.tokens, TILE_SIDE * each_m), 1)
             sizes = (np.uint32(n) for n in (w.cols, rows, first, w.rows))
             args: tuple[Arg, ...] = (ctx.step, *x, codes, w.scales, ctx.tensors[op.out], *sizes)
@@ -154,6 +160,7 @@ class WebGPUOps:
         rows, cols = weight.shape
         each_m = next(n for n in (1, 2, 4) if TILE_SIDE * n >= bucket.rows or n == 4)
         defines = {"WEIGHT_F16": int(weight.dtype == "f16"), "EACH_M": each_m, "EACH_N": DENSE_TILE}
+        defines |= {"X_LOADS": ceil_div(4 * each_m, TILE_SIDE), "W_LOADS": ceil_div(4 * DENSE_TILE, TILE_SIDE)}
         spec = KernelSpec("dense_gemm", "dense_gemm", tuple(defines.items()))
         launches = []
         for first, count, part in windows(weight.data, rows, weight.data.nbytes // rows, self._binding):
@@ -170,9 +177,16 @@ class WebGPUOps:
         needed = 16 * (max(4 * (rows + 68), 4 * op.head_dim) + rows * 17) + 4 * (64 + GROUP + rows)
         if bucket.tokens < max(PREFILL_TOKENS, PREFILL_PER_ROW * bucket.rows) or needed > self._shared:
             return self._attention(ctx, op, bucket, None)
-        spec = KernelSpec(
-            "attention_prefill", "attention_prefill", tuple({**defines, "TEAM": team, "EACH": ATTENTION_EACH}.items())
-        )
+        parts, quads = TILE_SIDE // ATTENTION_EACH, op.head_dim // 4
+        defines |= {
+            "TEAM": team,
+            "EACH": ATTENTION_EACH,
+            "EACH_D": ceil_div(quads, TILE_SIDE),
+            "PARTS": parts,
+            "EACH_P": 16 // parts,
+        }
+        defines |= {"Q_LOADS": ceil_div(4 * ATTENTION_EACH, TILE_SIDE), "V_LOADS": ceil_div(16 * quads, GROUP)}
+        spec = KernelSpec("attention_prefill", "attention_prefill", tuple(defines.items()))
         cache = ctx.kv("k", op.layer), ctx.kv("v", op.layer)
         step, *fields = positions(ctx)
         sizes = np.int32(op.heads), np.int32(op.kv_heads)
@@ -256,6 +270,8 @@ class WebGPUOps:
             "GLU": int(bool(activation)),
             "RELU2": int(activation == "relu2"),
             "ADD": int(op.add),
+            "HELD": ceil_div(w.cols // 4, DECODE_GROUP),
+            "EARLY": min(ceil_div(w.row_bytes // 16, lanes), 8),
         }
         if splits > 1:
             defines |= {"MERGE": 1, "SPLITS": splits, "HEAD_QUADS": head_dim // 4}
@@ -323,6 +339,13 @@ class WebGPUOps:
         parts = unmerged or self._parts(ctx, op, bucket, splits)
         defines |= {"TEAM": team, "SPLITS": splits, "SPLIT": int(splits > 1), "ROPE": int(rope is not None)}
         defines |= {"NEOX": int(rope is not None and rope.style == "neox")}
+        quads, chunk = op.head_dim // 4, GROUP // 4
+        columns = min(quads, GROUP)
+        defines |= {
+            "KEYS": ceil_div(quads, 4),
+            "VALUES": ceil_div(chunk, GROUP // columns),
+            "EACH": ceil_div(quads, columns),
+        }
         tables = (ctx.dense(rope.cos).data, ctx.dense(rope.sin).data) if rope else (ctx.step, ctx.step)
         cache = ctx.kv("k", op.layer), ctx.kv("v", op.layer)
         sizes = np.int32(op.heads), np.int32(op.kv_heads)
@@ -357,8 +380,8 @@ def _lanes(row_bytes: int) -> int:
 
 def _tile(tokens: int, rows: int) -> tuple[int, int]:
     """Tokens and rows of an invocation of the tiled product: as many as leave workgroups enough for a large GPU."""
-    for each_m, each_n in ((8, 8), (4, 8), (4, 4), (2, 4)):
+    for each_m, each_n in ((4, 8), (4, 4)):
         groups = ceil_div(rows, TILE_SIDE * each_n) * ceil_div(tokens, TILE_SIDE * each_m)
         if TILE_SIDE * each_m <= tokens and groups >= TILED_GROUPS:
             return each_m, each_n
-    return 1, 4
+    return (2 if tokens > TILE_SIDE else 1), 4

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from bitnet.core.gpu import KernelSources
 
@@ -18,7 +18,9 @@ def preprocess(text: str, defines: Mapping[str, int | str]) -> str:
     """The text for given constants, which stand in front of it.
 
     A line ``#if NAME`` or ``#if !NAME`` keeps the lines up to its ``#else`` or ``#endif`` where the constant is, or is
-    not, there and other than 0. Lines that go leave empty ones: a compiler's line numbers fit, less the constants.
+    not, there and other than 0. ``#repeat NAME COUNT`` writes the lines up to its ``#end`` COUNT times, a number or a
+    constant, each time as a block of its own with NAME as the next of ``0u``, ``1u``, …: what a driver does not unroll,
+    it may index in memory. Lines that go leave empty ones: a compiler's line numbers fit, less the constants.
     """
     kept, conditions = [], [True]
     for line in text.splitlines():
@@ -34,7 +36,25 @@ def preprocess(text: str, defines: Mapping[str, int | str]) -> str:
             continue
         kept.append("")
     constants = [f"const {name} = {value};" for name, value in defines.items()]
-    return "\n".join([*constants, *kept, ""])
+    return "\n".join([*constants, *_repeated(iter(kept), defines), ""])
+
+
+def _repeated(lines: Iterator[str], defines: Mapping[str, int | str]) -> list[str]:
+    """The lines up to an ``#end``, or all, with what they repeat written out."""
+    out: list[str] = []
+    for line in lines:
+        match line.split():
+            case ["#end"]:
+                break
+            case ["#repeat", name, count]:
+                body = _repeated(lines, defines)
+                text = " ".join(part.partition("//")[0].strip() for part in body)
+                times = range(int(defines.get(count, count)))
+                out.append(" ".join(re.sub(rf"\b{name}\b", f"{i}u", f"{{ {text} }}") for i in times))
+                out += [""] * (len(body) + 1)
+            case _:
+                out.append(line)
+    return out
 
 
 def bindings(text: str, entry: str) -> list[str]:
