@@ -1,6 +1,6 @@
 // Causal attention of one token over the paged cache [blocks, BLOCK, kv_heads, DIM]: a workgroup takes TEAM query heads of one
-// key/value head (at most LANES), so that these read each key and value once, in chunks of positions with a running maximum (Milakov and
-// Gimelshein 2018). All loads of a chunk are asked for before the first is used.
+// key/value head (at most LANES), so that these read each key and value once, in chunks of positions with a running maximum
+// (Milakov and Gimelshein 2018). All loads of a chunk are asked for before the first is used.
 // KEYS: quads of a position's key that an invocation takes. VALUES: positions whose values it takes, and EACH: quads of these.
 // ROPE: the token is the only one of its step; q is rotated here, k too, and the new k and v are put in the cache here.
 // SPLIT: a workgroup takes one of SPLITS equal parts of the positions; what reads them, or attention_merge, puts them together:
@@ -59,21 +59,21 @@ fn rotated(from_quad: u32, i: u32, position: u32) -> vec4<f32> {
     let table = position * (QUADS * 2u);
     var result: vec4<f32>;
 #repeat j 4
-        let d = 4u * i + j;
+    let d = 4u * i + j;
 #if NEOX
-        let second = d >= 2u * QUADS;
-        let pair = d % (2u * QUADS);
-        let other = select(d + 2u * QUADS, pair, second);
+    let second = d >= 2u * QUADS;
+    let pair = d % (2u * QUADS);
+    let other = select(d + 2u * QUADS, pair, second);
 #else
-        let second = d % 2u == 1u;
-        let pair = d / 2u;
-        let other = select(d + 1u, d - 1u, second);
+    let second = d % 2u == 1u;
+    let pair = d / 2u;
+    let other = select(d + 1u, d - 1u, second);
 #endif
-        let c = cosines[(table + pair) / 2u][(table + pair) % 2u];
-        let s = sines[(table + pair) / 2u][(table + pair) % 2u];
-        let mine = element(from_quad, d);
-        let theirs = element(from_quad, other);
-        result[j] = select(mine * c - theirs * s, mine * c + theirs * s, second);
+    let c = cosines[(table + pair) / 2u][(table + pair) % 2u];
+    let s = sines[(table + pair) / 2u][(table + pair) % 2u];
+    let mine = element(from_quad, d);
+    let theirs = element(from_quad, other);
+    result[j] = select(mine * c - theirs * s, mine * c + theirs * s, second);
 #end
     return result;
 }

@@ -1,8 +1,9 @@
 // Causal attention of many tokens over the paged cache: a workgroup of 256 takes a tile of query rows, each a token and one of TEAM
 // query heads of one key/value head, against KEYS positions at a time, with a running maximum (Milakov and Gimelshein 2018). Keys
 // and queries go through workgroup memory 16 dimensions at a time, values 16 positions at a time; the next are fetched while these
-// are multiplied: Q_LOADS and V_LOADS quads an invocation. EACH_D: quads of dimensions of out that it has. PARTS: invocations that
-// share a row's softmax, each with EACH_P quads of weights. A tile that holds the tokens of several sequences takes these one after the other.
+// are multiplied. A tile that holds the tokens of several sequences takes these one after the other.
+// Of the tile an invocation has EACH rows by EACH_D quads of dimensions, and fetches Q_LOADS and V_LOADS quads. PARTS invocations
+// share a row's softmax, each with EACH_P quads of weights.
 struct Args { token_seq: i32, seq_begin: i32, seq_len: i32, block_table: i32, max_blocks: i32, heads: i32, kv_heads: i32 }
 @group(0) @binding(0) var<storage, read> step: array<i32>;
 @group(0) @binding(1) var<storage, read> qkv: array<vec4<f32>>;
@@ -111,7 +112,7 @@ fn attention_prefill(g: Group) {
 #repeat j 4
                         let key = tile[K_FROM + k * K_PITCH + my_c + SIDE * j];
 #repeat i EACH
-                            dots[i][j] += dot(q[i], key);
+                        dots[i][j] += dot(q[i], key);
 #end
 #end
                     }
@@ -162,7 +163,7 @@ fn attention_prefill(g: Group) {
                 } else {
 #repeat i EACH
 #repeat e EACH_D
-                        sums[i][e] *= correction_of[my_r + SIDE * i];
+                    sums[i][e] *= correction_of[my_r + SIDE * i];
 #end
 #end
                 }
@@ -202,7 +203,7 @@ fn attention_prefill(g: Group) {
     let m = m0 + r / u32(TEAM);
     var all = 0.0;
 #repeat p PARTS
-        all += of_part[r * u32(PARTS) + p];
+    all += of_part[r * u32(PARTS) + p];
 #end
 #repeat e EACH_D
     let quad = my_c + SIDE * e;

@@ -1,7 +1,7 @@
 // Put in front of every kernel here. Lines with # are bitnet.webgpu.source's: WGSL has no preprocessor. What indexes an array of
-// an invocation's own is repeated, not looped over, so that its elements are registers and loads do not wait for one another. WG is the number of
-// invocations of a workgroup; SUBGROUPS and INT8_DOT say what the device has. Buffers are bound in the order of a launch's
-// arguments; its scalars follow, in their order, in one uniform `args`.
+// an invocation's own is repeated, not looped over, so that its elements are registers and loads do not wait for one another.
+// WG is the number of invocations of a workgroup; SUBGROUPS and INT8_DOT say what the device has. Buffers are bound in the order
+// of a launch's arguments; its scalars follow, in their order, in one uniform `args`.
 // The step buffer's header: word 0 tokens (M), 1 sequences (S), 2 rows (R), 3 decode steps done in this run.
 
 struct Group {
@@ -84,8 +84,8 @@ fn quant_factor(largest: f32) -> f32 { return select(127.0 / largest, 1.0, large
 
 fn quant_scale(largest: f32) -> f32 { return select(largest / 127.0, 1.0, largest == 127.0); }
 
-// The value, which no compiler takes into a fused multiply-add or reorders with what comes next: WGSL cannot forbid that, but `zero`
-// is an integer that only the host knows to be 0.
+// The value, which no compiler takes into a fused multiply-add or reorders with what comes next: WGSL cannot forbid that, but
+// `zero` is an integer that only the host knows to be 0.
 fn rounded(value: f32, zero: u32) -> f32 { return bitcast<f32>(bitcast<u32>(value) | zero); }
 
 // f32(sum) * (a * b), each product rounded once, as a sum that follows is too.

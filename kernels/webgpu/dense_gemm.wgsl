@@ -1,6 +1,7 @@
 // dense_matmul of many rows of x, so that each weight is read once for all of them: a tile of 16 * EACH_M rows of x and 16 * EACH_N
-// rows of W a workgroup of 256, EACH_M by EACH_N of it an invocation, 16 of K at a time through workgroup memory. The next 16 are
-// fetched while these are multiplied, X_LOADS and W_LOADS quads an invocation. Of the weight rows, `rows` are bound, from row `first` of `total`.
+// rows of W a workgroup of 256, EACH_M by EACH_N of it an invocation. 16 of K at a time go through workgroup memory; the next are
+// fetched while these are multiplied, X_LOADS and W_LOADS quads an invocation. Of the weight rows, `rows` are bound, from row
+// `first` of `total`.
 struct Args { quads: u32, rows: u32, first: u32, total: u32 }
 @group(0) @binding(0) var<storage, read> step: array<i32>;
 @group(0) @binding(1) var<storage, read> x: array<vec4<f32>>;
@@ -74,7 +75,7 @@ fn dense_gemm(g: Group) {
                 let u = w_tile[d][my_n + SIDE * i];
                 let v = w_tile[d + 1u][my_n + SIDE * i];
 #repeat j EACH_M
-                    sums[i][j] += dot(u, a[j]) + dot(v, b[j]);
+                sums[i][j] += dot(u, a[j]) + dot(v, b[j]);
 #end
 #end
             }

@@ -1,8 +1,8 @@
 // The ternary product of many tokens: out[m, n] = f32(sum of x[m, k] w[n, k]) * (scale[m] * w_scale[n]), for the weight rows that
 // are bound: `rows` of them, from row `first` of `total`. Packing as in ternary_gemv.
-// A tile of 16 * EACH_M tokens and 16 * EACH_N rows a workgroup of 256, EACH_M by EACH_N of it an invocation. STEPS times 64 of K go
-// through workgroup memory at a time, where weights lie expanded to bytes; the next are fetched while these are multiplied. An
-// invocation fetches X_LOADS times 16 activations, and W_LOADS times 64 weights, of which it expands a quarter.
+// A tile of 16 * EACH_M tokens and 16 * EACH_N rows a workgroup of 256, EACH_M by EACH_N of it an invocation. STEPS times 64 of K
+// go through workgroup memory at a time, where weights lie expanded to bytes; the next are fetched while these are multiplied.
+// An invocation fetches X_LOADS times 16 activations, and W_LOADS times 64 weights, of which it expands a quarter.
 struct Args { cols: u32, rows: u32, first: u32, total: u32 }
 @group(0) @binding(0) var<storage, read> step: array<i32>;
 #if ALIGNED

@@ -3,7 +3,7 @@
 // hold 64 weights: bytes of one plane (bit pair) are 16 neighbours of K, and the vec4s 2b and 2b + 1 are the halves of the 128
 // weights of block b.
 // LANES invocations share EACH rows of W, each with TOKENS sums of every one. LANES vec4s of a row, and the activations that go
-// with them in workgroup memory, are done at a time, while the next are fetched. LOADS: units of x that an invocation fetches.
+// with them in workgroup memory, are done at a time, while the next are fetched: LOADS times 16 activations an invocation.
 struct Args { cols: u32, rows: u32, first: u32, total: u32 }
 @group(0) @binding(0) var<storage, read> step: array<i32>;
 #if ALIGNED
@@ -74,12 +74,12 @@ fn ternary_gemv(g: Group) {
 #repeat plane 4
             var w: array<vec4<u32>, EACH>;
 #repeat e EACH
-                w[e] = weights_of(now[e], plane);
+            w[e] = weights_of(now[e], plane);
 #end
 #repeat t TOKENS
             let q = x_part[t][plane * STRIDE + lane];
 #repeat e EACH
-                    sums[e][t] += dot16(w[e], q);
+            sums[e][t] += dot16(w[e], q);
 #end
 #end
 #end
@@ -88,7 +88,7 @@ fn ternary_gemv(g: Group) {
 #repeat e EACH
     workgroupBarrier();
 #repeat t TOKENS
-        parts[t][lane * SLOTS + slot] = sums[e][t];
+    parts[t][lane * SLOTS + slot] = sums[e][t];
 #end
     workgroupBarrier();
     for (var item = g.lane; item < SLOTS * u32(TOKENS); item += u32(WG)) {
@@ -97,7 +97,7 @@ fn ternary_gemv(g: Group) {
         if (t < tokens && n < args.rows) {
             var sum = 0;
 #repeat i LANES
-                sum += parts[t][i * SLOTS + item % SLOTS];
+            sum += parts[t][i * SLOTS + item % SLOTS];
 #end
             let value = scaled(sum, scale[t], w_scale[args.first + n], args.rows >> 31u);
             let to = t * args.total + args.first + n;
