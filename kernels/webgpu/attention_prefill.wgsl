@@ -1,9 +1,9 @@
 // Causal attention of many tokens over the paged cache: a workgroup of 256 takes a tile of query rows, each a token and one of TEAM
 // query heads of one key/value head, against KEYS positions at a time, with a running maximum (Milakov and Gimelshein 2018). Keys
-// and queries go through workgroup memory 16 dimensions at a time, values 16 positions at a time; the next are fetched while these
-// are multiplied. A tile that holds the tokens of several sequences takes these one after the other.
-// Of the tile an invocation has EACH rows by EACH_D quads of dimensions, and fetches Q_LOADS and V_LOADS quads. PARTS invocations
-// share a row's softmax, each with EACH_P quads of weights.
+// and queries go through workgroup memory DEPTH quads of dimensions at a time, values STAGE positions at a time; the next are
+// fetched while these are multiplied. A tile that holds the tokens of several sequences takes these one after the other.
+// Of the tile an invocation has EACH rows by EACH_D quads of dimensions, and fetches Q_LOADS, K_LOADS and V_LOADS quads. PARTS
+// invocations share a row's softmax, each with EACH_P quads of weights.
 struct Args { token_seq: i32, seq_begin: i32, seq_len: i32, block_table: i32, max_blocks: i32, heads: i32, kv_heads: i32 }
 @group(0) @binding(0) var<storage, read> step: array<i32>;
 @group(0) @binding(1) var<storage, read> qkv: array<vec4<f32>>;
@@ -22,15 +22,15 @@ const SIDE = 16u;                                // WG = SIDE * SIDE
 const ROWS = SIDE * u32(EACH);                   // rows of the tile, of which an invocation has EACH
 const TOKENS = ROWS / u32(TEAM);
 const KEYS = 64u;
-const DEPTH = 4u;                                // quads of queries and keys at a time
-const STAGE = 16u;                               // positions of values at a time
+const SLICE = u32(DEPTH);                       // quads of queries and keys at a time
+const SPAN = u32(STAGE);                        // positions of values at a time
 const PITCH = KEYS / 4u + 1u;
 const Q_PITCH = ROWS + 2u;
 const K_PITCH = KEYS + 2u;
-const K_FROM = DEPTH * Q_PITCH;
+const K_FROM = SLICE * Q_PITCH;
 const START = -1.0e30;                           // greater than LOWEST, which masks, and less than any score
 
-var<workgroup> tile: array<vec4<f32>, max(DEPTH * (Q_PITCH + K_PITCH), STAGE * QUADS)>;
+var<workgroup> tile: array<vec4<f32>, max(SLICE * (Q_PITCH + K_PITCH), SPAN * QUADS)>;
 var<workgroup> weights: array<vec4<f32>, ROWS * PITCH>;
 var<workgroup> place: array<u32, KEYS>;
 var<workgroup> of_part: array<f32, WG>;
@@ -43,6 +43,16 @@ fn load_value(at: u32) -> vec4<f32> { return halves(values[at]); }
 fn load_key(at: u32) -> vec4<f32> { return keys[at]; }
 fn load_value(at: u32) -> vec4<f32> { return values[at]; }
 #endif
+
+// The quads that an invocation brings of the values of SPAN positions from t on.
+fn fetch_values(g: Group, t: u32) -> array<vec4<f32>, V_LOADS> {
+    var fetched: array<vec4<f32>, V_LOADS>;
+#repeat i V_LOADS
+    let at = min(g.lane + i * u32(WG), SPAN * QUADS - 1u);
+    fetched[i] = load_value(place[t + at / QUADS] + at % QUADS);
+#end
+    return fetched;
+}
 
 @compute @workgroup_size(WG)
 fn attention_prefill(g: Group) {
@@ -80,31 +90,36 @@ fn attention_prefill(g: Group) {
 
             var dots = array<array<f32, 4>, EACH>();  // wgpu zeroes in a loop only what is told to be zero
             var next_q: array<vec4<f32>, Q_LOADS>;
-            var next_k: vec4<f32>;
-            for (var d = 0u; d < QUADS + DEPTH; d += DEPTH) {
+            var next_k: array<vec4<f32>, K_LOADS>;
+            for (var d = 0u; d < QUADS + SLICE; d += SLICE) {
                 if (d > 0u) {
                     workgroupBarrier();
 #repeat i Q_LOADS
                     let at = g.lane + i * u32(WG);
-                    if (at < DEPTH * ROWS) { tile[at % DEPTH * Q_PITCH + at / DEPTH] = next_q[i]; }
+                    if (at < SLICE * ROWS) { tile[at % SLICE * Q_PITCH + at / SLICE] = next_q[i]; }
 #end
-                    tile[K_FROM + g.lane % DEPTH * K_PITCH + g.lane / DEPTH] = next_k;
+#repeat i K_LOADS
+                    let at = g.lane + i * u32(WG);
+                    tile[K_FROM + at % SLICE * K_PITCH + at / SLICE] = next_k[i];
+#end
                     workgroupBarrier();
                 }
                 if (d < QUADS) {
-                    let quad = d + g.lane % DEPTH;
+                    let quad = d + g.lane % SLICE;
                     let inside = quad < QUADS;
                     let near = min(quad, QUADS - 1u);
 #repeat i Q_LOADS
-                    let r = (g.lane + i * u32(WG)) / DEPTH;
+                    let r = (g.lane + i * u32(WG)) / SLICE;
                     let m = min(m0 + r / u32(TEAM), most - 1u);
                     let q = qkv[(m * (heads + 2u * kv_heads) + first_head + r % u32(TEAM)) * QUADS + near] * root;
                     next_q[i] = select(vec4(0.0), q, inside);
 #end
-                    next_k = select(vec4(0.0), load_key(place[g.lane / DEPTH] + near), inside);
+#repeat i K_LOADS
+                    next_k[i] = select(vec4(0.0), load_key(place[(g.lane + i * u32(WG)) / SLICE] + near), inside);
+#end
                 }
                 if (d > 0u) {
-                    for (var k = 0u; k < DEPTH; k++) {
+                    for (var k = 0u; k < SLICE; k++) {
                         var q: array<vec4<f32>, EACH>;
 #repeat i EACH
                         q[i] = tile[k * Q_PITCH + my_r + SIDE * i];
@@ -130,6 +145,7 @@ fn attention_prefill(g: Group) {
 #end
             workgroupBarrier();
 
+            var next_v = fetch_values(g, 0u);  // on their way during the softmax
             var found = vec4(LOWEST);
 #repeat i EACH_P
             found = max(found, weights[row * PITCH + part + u32(PARTS) * i]);
@@ -150,46 +166,37 @@ fn attention_prefill(g: Group) {
             total = total * correction + dot(added, vec4(1.0));
             if (part == 0u) { correction_of[row] = correction; }
 
-            var next_v: array<vec4<f32>, V_LOADS>;
             let count = min(KEYS, length - start);
-            for (var t = 0u; t < count + STAGE; t += STAGE) {
+            for (var t = 0u; t < count; t += SPAN) {
                 workgroupBarrier();
-                if (t > 0u) {
 #repeat i V_LOADS
-                    let at = g.lane + i * u32(WG);
-                    if (at < STAGE * QUADS) { tile[at] = next_v[i]; }
+                let at = g.lane + i * u32(WG);
+                if (at < SPAN * QUADS) { tile[at] = next_v[i]; }
 #end
-                    workgroupBarrier();
-                } else {
+                workgroupBarrier();
+                if (t + SPAN < count) { next_v = fetch_values(g, t + SPAN); }
+                if (t == 0u) {
 #repeat i EACH
 #repeat e EACH_D
                     sums[i][e] *= correction_of[my_r + SIDE * i];
 #end
 #end
                 }
-                if (t < count) {
-#repeat i V_LOADS
-                    let at = min(g.lane + i * u32(WG), STAGE * QUADS - 1u);
-                    next_v[i] = load_value(place[t + at / QUADS] + at % QUADS);
-#end
-                }
-                if (t > 0u) {
-                    for (var s = 0u; s < STAGE; s += 4u) {
-                        var w: array<vec4<f32>, EACH>;
+                for (var s = 0u; s < SPAN; s += 4u) {
+                    var w: array<vec4<f32>, EACH>;
 #repeat i EACH
-                        w[i] = weights[(my_r + SIDE * i) * PITCH + (t - STAGE + s) / 4u];
+                    w[i] = weights[(my_r + SIDE * i) * PITCH + (t + s) / 4u];
 #end
 #repeat e EACH_D
-                        let from_quad = s * QUADS + min(my_c + SIDE * e, QUADS - 1u);
-                        let a = tile[from_quad];
-                        let b = tile[from_quad + QUADS];
-                        let c = tile[from_quad + 2u * QUADS];
-                        let d = tile[from_quad + 3u * QUADS];
+                    let from_quad = s * QUADS + min(my_c + SIDE * e, QUADS - 1u);
+                    let a = tile[from_quad];
+                    let b = tile[from_quad + QUADS];
+                    let c = tile[from_quad + 2u * QUADS];
+                    let d = tile[from_quad + 3u * QUADS];
 #repeat i EACH
-                        sums[i][e] += w[i].x * a + w[i].y * b + w[i].z * c + w[i].w * d;
+                    sums[i][e] += w[i].x * a + w[i].y * b + w[i].z * c + w[i].w * d;
 #end
 #end
-                    }
                 }
             }
         }

@@ -39,7 +39,10 @@ class TestTiledAttention(AttentionTests, WholeModelTests):
     backend = BACKEND
     size = "small"
 
-    @pytest.fixture(autouse=True)
-    def tiles(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    @pytest.fixture(autouse=True, params=[(4, 4), (2, 8)], ids=["64-rows", "32-rows"])
+    def tiles(self, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+        each, depth = request.param
+        monkeypatch.setattr(ops, "ATTENTION_EACH", each)
+        monkeypatch.setattr(ops, "ATTENTION_DEPTHS", (depth,))
         monkeypatch.setattr(ops, "PREFILL_TOKENS", 2)
         monkeypatch.setattr(ops, "PREFILL_PER_ROW", 0)

@@ -58,6 +58,10 @@ ATTENTION_TEAM = 4
 """Query heads of a workgroup, at most."""
 ATTENTION_EACH = 4
 """Rows of an invocation of the tiled attention."""
+ATTENTION_KEYS = 64
+"""Positions that it takes at a time, as its source has them."""
+ATTENTION_DEPTHS = (8, 4)
+"""Quads of dimensions in workgroup memory at a time, and a quarter of the values; the first that fits is best."""
 PREFILL_TOKENS = 16
 PREFILL_PER_ROW = 4
 """Tokens that are worth a tile of attention: in all, and for each row that needs logits, as a sequence has few."""
@@ -173,19 +177,21 @@ class WebGPUOps:
     def attention(self, ctx: Context, op: Attention, bucket: Bucket) -> list[Launch]:
         """Prompts go by tiles of tokens where workgroup memory holds them; else each token goes by itself."""
         defines, team = kv_defines(ctx, op), self._team(op)
-        rows = TILE_SIDE * ATTENTION_EACH
-        needed = 16 * (max(4 * (rows + 68), 4 * op.head_dim) + rows * 17) + 4 * (64 + GROUP + rows)
-        if bucket.tokens < max(PREFILL_TOKENS, PREFILL_PER_ROW * bucket.rows) or needed > self._shared:
+        rows, quads = TILE_SIDE * ATTENTION_EACH, op.head_dim // 4
+        fixed = 16 * rows * (ATTENTION_KEYS // 4 + 1) + 4 * (ATTENTION_KEYS + GROUP + rows)
+
+        def fits(depth: int) -> bool:
+            tile = depth * max(rows + ATTENTION_KEYS + 4, 4 * quads)
+            return 16 * tile + fixed <= self._shared
+
+        depth = next(filter(fits, ATTENTION_DEPTHS), 0)
+        if not depth or bucket.tokens < max(PREFILL_TOKENS, PREFILL_PER_ROW * bucket.rows):
             return self._attention(ctx, op, bucket, None)
-        parts, quads = TILE_SIDE // ATTENTION_EACH, op.head_dim // 4
-        defines |= {
-            "TEAM": team,
-            "EACH": ATTENTION_EACH,
-            "EACH_D": ceil_div(quads, TILE_SIDE),
-            "PARTS": parts,
-            "EACH_P": 16 // parts,
-        }
-        defines |= {"Q_LOADS": ceil_div(4 * ATTENTION_EACH, TILE_SIDE), "V_LOADS": ceil_div(16 * quads, GROUP)}
+        parts = TILE_SIDE // ATTENTION_EACH
+        defines |= {"TEAM": team, "EACH": ATTENTION_EACH, "DEPTH": depth, "STAGE": 4 * depth}
+        defines |= {"EACH_D": ceil_div(quads, TILE_SIDE), "PARTS": parts, "EACH_P": ATTENTION_KEYS // 4 // parts}
+        loads = {"Q_LOADS": depth * rows, "K_LOADS": depth * ATTENTION_KEYS, "V_LOADS": 4 * depth * quads}
+        defines |= {name: ceil_div(n, GROUP) for name, n in loads.items()}
         spec = KernelSpec("attention_prefill", "attention_prefill", tuple(defines.items()))
         cache = ctx.kv("k", op.layer), ctx.kv("v", op.layer)
         step, *fields = positions(ctx)
