@@ -1,9 +1,9 @@
 // Causal attention of one token over the paged cache [blocks, BLOCK, kv_heads, DIM]: a workgroup takes TEAM query heads of one
 // key/value head (at most LANES), so that these read each key and value once, in chunks of positions with a running maximum
-// (Milakov and Gimelshein 2018). All loads of a chunk are asked for before the first is used.
+// (Milakov and Gimelshein 2018). The keys and values of the next chunk are asked for as soon as their registers are free.
 // KEYS: quads of a position's key that an invocation takes. VALUES: positions whose values it takes, and EACH: quads of these.
 // ROPE: the token is the only one of its step; q is rotated here, k too, and the new k and v are put in the cache here.
-// SPLIT: a workgroup takes one of SPLITS equal parts of the positions; what reads them, or attention_merge, puts them together:
+// SPLIT: a workgroup takes SHARE of the positions, of which there are SPLITS times as many; what reads them, or attention_merge, puts them together:
 // out[m, head, split] is DIM sums, then their maximum and their total.
 struct Args { token_seq: i32, seq_begin: i32, seq_len: i32, block_table: i32, max_blocks: i32, heads: i32, kv_heads: i32 }
 @group(0) @binding(0) var<storage, read> step: array<i32>;
@@ -42,7 +42,7 @@ fn stored(value: vec4<f32>) -> Quad { return value; }
 #endif
 
 var<workgroup> query: array<vec4<f32>, HEADS * QUADS>;
-var<workgroup> place: array<u32, CHUNK>;
+var<workgroup> place: array<u32, 2u * CHUNK>;
 var<workgroup> parts: array<f32, LANES * PAD>;
 var<workgroup> scores: array<vec4<f32>, HEADS * CHUNK / 4u>;
 var<workgroup> weights: array<f32, HEADS * CHUNK>;
@@ -79,6 +79,15 @@ fn rotated(from_quad: u32, i: u32, position: u32) -> vec4<f32> {
 }
 #endif
 
+// Where position p of the sequence with this table is cached. Of positions that it has not reached, any place in the cache: what is
+// read there counts for nothing, but so loads need not wait for the sequence's length.
+fn place_of(table: u32, p: u32, kv_head: u32) -> u32 {
+    let near = min(p, u32(args.max_blocks * BLOCK) - 1u);
+    let row = u32(args.kv_heads) * QUADS;
+    let block = min(u32(step[table + near / u32(BLOCK)]), arrayLength(&keys) / (row * u32(BLOCK)) - 1u);
+    return (block * u32(BLOCK) + near % u32(BLOCK)) * row + kv_head * QUADS;
+}
+
 @compute @workgroup_size(WG)
 fn attention(g: Group) {
     let m = g.id.x;
@@ -88,19 +97,39 @@ fn attention(g: Group) {
     let first_head = g.id.y * HEADS;
     let ratio = heads / kv_heads;
     let kv_head = first_head / ratio;
+#if ROPE
+    let sequence = 0;
+    let position = u32(step[args.seq_len] - 1);
+#else
     let sequence = step[args.token_seq + i32(m)];
     let position = u32(step[args.seq_len + sequence] - step[args.seq_begin + sequence + 1] + i32(m));
+#endif
     let table = u32(args.block_table + sequence * args.max_blocks);
     let row = m * (heads + 2u * kv_heads);
     let length = position + 1u;
 #if SPLIT
-    let share = (length + u32(SPLITS) - 1u) / u32(SPLITS);
-    let begin = min(g.id.z * share, length);
-    let end = min(begin + share, length);
+    let begin = g.id.z * u32(SHARE);
+    let end = min(begin + u32(SHARE), length);
 #else
     let begin = 0u;
     let end = length;
 #endif
+    let group = g.lane / LANES;
+    let lane = g.lane % LANES;
+    let column = g.lane % COLUMNS;
+    let spread = g.lane / COLUMNS;
+    var key: array<Quad, KEYS>;
+    var value: array<Quad, VALUES * EACH>;
+    if (g.lane < CHUNK) { place[g.lane] = place_of(table, begin + g.lane, kv_head); }
+    workgroupBarrier();
+#repeat j KEYS
+    key[j] = keys[place[group] + min(lane + j * LANES, QUADS - 1u)];
+#end
+#repeat j VALUES
+#repeat e EACH
+    value[j * u32(EACH) + e] = values[place[min(spread + j * SPREAD, CHUNK - 1u)] + min(column + e * COLUMNS, QUADS - 1u)];
+#end
+#end
     let root = 1.0 / sqrt(f32(DIM));
 #if ROPE
     // The query heads, then the new key.
@@ -120,10 +149,9 @@ fn attention(g: Group) {
             values[here + i] = new_value[i];
         }
     }
-    let cached = position;  // positions that are read from the cache
 #else
     for (var i = g.lane; i < HEADS * QUADS; i += u32(WG)) { query[i] = qkv[(row + first_head) * QUADS + i] * root; }
-    let cached = length;
+    workgroupBarrier();
 #endif
     var sums: array<vec4<f32>, TEAM * EACH>;
     var before: array<f32, TEAM>;  // each head's maximum so far
@@ -134,29 +162,11 @@ fn attention(g: Group) {
     let my_place = g.lane % CHUNK;
     var largest = LOWEST;           // of my_head
     var total = 0.0;                // of this invocation's weights
-    let group = g.lane / LANES;
-    let lane = g.lane % LANES;
-    let column = g.lane % COLUMNS;
-    let spread = g.lane / COLUMNS;
+    var now = 0u;  // which half of `place` holds the next chunk's places
     for (var start = begin; start < end; start += CHUNK) {
         let count = min(CHUNK, end - start);
-        workgroupBarrier();
-        if (g.lane < CHUNK) {
-            // Past the end, the last one's again: loads have no conditions, and what comes of it counts for nothing.
-            let p = min(start + g.lane, max(cached, 1u) - 1u);
-            place[g.lane] = ((u32(step[table + p / u32(BLOCK)]) * u32(BLOCK) + p % u32(BLOCK)) * kv_heads + kv_head) * QUADS;
-        }
-        workgroupBarrier();
-        var key: array<Quad, KEYS>;
-        var value: array<Quad, VALUES * EACH>;
-#repeat j KEYS
-        key[j] = keys[place[group] + min(lane + j * LANES, QUADS - 1u)];
-#end
-#repeat j VALUES
-#repeat e EACH
-        value[j * u32(EACH) + e] = values[place[min(spread + j * SPREAD, CHUNK - 1u)] + min(column + e * COLUMNS, QUADS - 1u)];
-#end
-#end
+        now ^= CHUNK;
+        if (g.lane < CHUNK) { place[now + g.lane] = place_of(table, start + CHUNK + g.lane, kv_head); }
 #if ROPE
         if (start + group == position) {
 #repeat j KEYS
@@ -174,11 +184,17 @@ fn attention(g: Group) {
 #repeat h TEAM
         var score = 0.0;
 #repeat j KEYS
-        if (lane + j * LANES < QUADS) { score += dot(query[h * QUADS + lane + j * LANES], loaded(key[j])); }
+        if (lane + j * LANES < QUADS) { score = fused_dot(query[h * QUADS + lane + j * LANES], loaded(key[j]), score); }
 #end
         parts[lane * PAD + h * CHUNK + group] = score;
 #end
         workgroupBarrier();
+        let more = start + CHUNK < end;
+        if (more) {
+#repeat j KEYS
+            key[j] = keys[place[now + group] + min(lane + j * LANES, QUADS - 1u)];
+#end
+        }
         if (my_head < HEADS) {
             var score = LOWEST;
             if (my_place < count) {
@@ -212,11 +228,18 @@ fn attention(g: Group) {
 #repeat e EACH
             let v = loaded(value[j * u32(EACH) + e]);
 #repeat h TEAM
-            sums[h * u32(EACH) + e] += weights[h * CHUNK + t] * v;
+            sums[h * u32(EACH) + e] = fma(vec4(weights[h * CHUNK + t]), v, sums[h * u32(EACH) + e]);
 #end
 #end
         }
 #end
+        if (more) {
+#repeat j VALUES
+#repeat e EACH
+            value[j * u32(EACH) + e] = values[place[now + min(spread + j * SPREAD, CHUNK - 1u)] + min(column + e * COLUMNS, QUADS - 1u)];
+#end
+#end
+        }
     }
     workgroupBarrier();
     if (my_head < HEADS) { scores[g.lane / 4u][g.lane % 4u] = total; }

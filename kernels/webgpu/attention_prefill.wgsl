@@ -127,7 +127,7 @@ fn attention_prefill(g: Group) {
 #repeat j 4
                         let key = tile[K_FROM + k * K_PITCH + my_c + SIDE * j];
 #repeat i EACH
-                        dots[i][j] += dot(q[i], key);
+                        dots[i][j] = fused_dot(q[i], key, dots[i][j]);
 #end
 #end
                     }
@@ -194,7 +194,7 @@ fn attention_prefill(g: Group) {
                     let c = tile[from_quad + 2u * QUADS];
                     let d = tile[from_quad + 3u * QUADS];
 #repeat i EACH
-                    sums[i][e] += w[i].x * a + w[i].y * b + w[i].z * c + w[i].w * d;
+                    sums[i][e] = fma(vec4(w[i].w), d, fma(vec4(w[i].z), c, fma(vec4(w[i].y), b, fma(vec4(w[i].x), a, sums[i][e]))));
 #end
 #end
                 }

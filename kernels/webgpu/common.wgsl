@@ -74,6 +74,9 @@ fn weights_of(codes: vec4<u32>, plane: u32) -> vec4<u32> {
     return ((pairs | vec4(0x80808080u)) - vec4(0x01010101u)) ^ vec4(0x80808080u);
 }
 
+// sum + a . b, each product fused into the sum.
+fn fused_dot(a: vec4<f32>, b: vec4<f32>, sum: f32) -> f32 { return fma(a.w, b.w, fma(a.z, b.z, fma(a.y, b.y, fma(a.x, b.x, sum)))); }
+
 fn magnitude(y: vec4<f32>) -> f32 {
     let a = abs(y);
     return max(max(a.x, a.y), max(a.z, a.w));

@@ -75,7 +75,7 @@ fn dense_gemm(g: Group) {
                 let u = w_tile[d][my_n + SIDE * i];
                 let v = w_tile[d + 1u][my_n + SIDE * i];
 #repeat j EACH_M
-                sums[i][j] += dot(u, a[j]) + dot(v, b[j]);
+                sums[i][j] += fused_dot(v, b[j], fused_dot(u, a[j], 0.0));
 #end
 #end
             }

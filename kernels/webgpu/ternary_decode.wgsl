@@ -70,23 +70,19 @@ fn keep(i: u32, word: u32) {
     quants[(h / 2u % 4u) * PLANE + 2u * (h / 8u) + h % 2u][i % 4u] = word;
 }
 
-// The products of vec4 v of a row, and (GLU) of its up, with the activations. The codes are weights + 1, so the sum of x is what
-// they count too often.
+// The products of the codes of vec4 v of a row, and (GLU) of its up, with the activations. Codes are weights + 1.
 fn products(word: vec4<u32>, word_up: vec4<u32>, v: u32) -> vec2<i32> {
     var sums = vec2(0);
 #repeat plane 4
     let q = quants[plane * PLANE + v];
     let shift = vec4(6u - 2u * plane);
-    let sum_of_x = dot16(q, vec4(0x01010101u));
-    sums.x += dot16((word >> shift) & vec4(0x03030303u), q) - sum_of_x;
+    sums.x += dot16((word >> shift) & vec4(0x03030303u), q);
 #if GLU
-    sums.y += dot16((word_up >> shift) & vec4(0x03030303u), q) - sum_of_x;
+    sums.y += dot16((word_up >> shift) & vec4(0x03030303u), q);
 #endif
 #end
     return sums;
 }
-
-fn result(sum: i32, n: u32, scale: f32) -> f32 { return scaled(sum, scale, w_scale[n], args.rows >> 31u); }
 
 @compute @workgroup_size(WG)
 fn ternary_decode(g: Group) {
@@ -104,6 +100,16 @@ fn ternary_decode(g: Group) {
     early_up[j] = codes[up + v];
 #endif
 #end
+
+    // What this invocation ends with, if it has a row to end.
+    let to = min(n0 + g.lane, args.rows - 1u);
+    let unit = w_scale[to];
+#if GLU
+    let unit_up = w_scale[to + args.rows];
+#endif
+#if ADD
+    let before = out[to];
+#endif
 
     find_factors(g);
     var held: array<vec4<f32>, HELD>;
@@ -124,12 +130,18 @@ fn ternary_decode(g: Group) {
 #endif
     let largest = max(found.y * inverse, QUANT_FLOOR);
     let factor = inverse * quant_factor(largest);
+    var sum_of_x = 0;
 #repeat j HELD
     let i = g.lane + j * u32(WG);
-    if (i < QUADS) { keep(i, quantised(held[j] * factor)); }
+    if (i < QUADS) {
+        let word = quantised(held[j] * factor);
+        sum_of_x += dot4(word, 0x01010101u);
+        keep(i, word);
+    }
 #end
     for (var i = QUADS + g.lane; i < 16u * VECS; i += u32(WG)) { keep(i, 0u); }
-    workgroupBarrier();
+    // What the codes count too often: below 2^24, as are its parts, so exact. Its barriers publish the bytes.
+    let extra = i32(group_sum(g, f32(sum_of_x)));
 
     var sums = vec2(0);
 #repeat j EARLY
@@ -147,23 +159,23 @@ fn ternary_decode(g: Group) {
     parts[1][lane * ROWS + slot] = sums.y;
 #endif
     workgroupBarrier();
-    let to = n0 + g.lane;
-    if (g.lane < ROWS && to < args.rows) {
+    if (g.lane < ROWS && n0 + g.lane < args.rows) {
         let scale = quant_scale(largest);
-        var total = 0;
+        let zero = args.rows >> 31u;
+        var total = -extra;
 #repeat i LANES
         total += parts[0][i * ROWS + g.lane];
 #end
-        let value = result(total, to, scale);
+        let value = scaled(total, scale, unit, zero);
 #if GLU
-        var total_up = 0;
+        var total_up = -extra;
 #repeat i LANES
         total_up += parts[1][i * ROWS + g.lane];
 #end
-        out[to] = activation(vec4(value)).x * result(total_up, to + args.rows, scale);
+        out[to] = activation(vec4(value)).x * scaled(total_up, scale, unit_up, zero);
 #else
 #if ADD
-        out[to] += value;
+        out[to] = before + value;
 #else
         out[to] = value;
 #endif

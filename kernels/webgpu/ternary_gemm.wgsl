@@ -2,7 +2,7 @@
 // are bound: `rows` of them, from row `first` of `total`. Packing as in ternary_gemv.
 // A tile of 16 * EACH_M tokens and 16 * EACH_N rows a workgroup of 256, EACH_M by EACH_N of it an invocation. STEPS times 64 of K
 // go through workgroup memory at a time, where weights lie expanded to bytes; the next are fetched while these are multiplied.
-// An invocation fetches X_LOADS times 16 activations, and W_LOADS times 64 weights, of which it expands a quarter.
+// An invocation fetches X_LOADS times 16 activations, and 64 weights, of which it expands PLANES quarters.
 struct Args { cols: u32, rows: u32, first: u32, total: u32 }
 @group(0) @binding(0) var<storage, read> step: array<i32>;
 #if ALIGNED
@@ -38,6 +38,13 @@ fn load_x(m: u32, v: u32, plane: u32) -> vec4<u32> {
 #endif
 }
 
+// What invocation `lane` fetches of x, its i-th time: as it lies in memory, the planes of a block of 128, and of each its halves.
+fn fetch_x(lane: u32, i: u32, m0: u32, tokens: u32, v: u32) -> vec4<u32> {
+    let at = lane + i * u32(WG);
+    let unit = at % UNITS;
+    return load_x(min(m0 + at / UNITS, tokens - 1u), v + unit % u32(STEPS), unit / u32(STEPS));
+}
+
 @compute @workgroup_size(WG)
 fn ternary_gemm(g: Group) {
     let tokens = u32(step[0]);
@@ -47,47 +54,42 @@ fn ternary_gemm(g: Group) {
     let vecs = (args.cols + 127u) / 128u * 2u;
     let my_n = g.lane % SIDE;  // rows my_n + 16 i, tokens my_m + 16 j
     let my_m = g.lane / SIDE;
+    let w_row = g.lane % TILE_N;  // of which it expands PLANES units from w_unit on
+    let w_unit = g.lane / TILE_N * u32(PLANES);
+    let from_codes = min(n0 + w_row, args.rows - 1u) * vecs + w_unit / 4u;
     var sums: array<array<i32, EACH_M>, EACH_N>;
     var next_x: array<vec4<u32>, X_LOADS>;
-    var next_w: array<vec4<u32>, W_LOADS>;
-    for (var v = 0u; v < vecs + u32(STEPS); v += u32(STEPS)) {
-        if (v > 0u) {
-            workgroupBarrier();
+    var next_w = codes[from_codes];
 #repeat i X_LOADS
-            let at = g.lane + i * u32(WG);
-            if (at < UNITS * TILE_M) { x_tile[at % UNITS % u32(STEPS) * 4u + at % UNITS / u32(STEPS)][at / UNITS] = next_x[i]; }
+    next_x[i] = fetch_x(g.lane, i, m0, tokens, 0u);
 #end
-#repeat i W_LOADS
-            let at = g.lane + i * u32(WG);
-            if (at < UNITS * TILE_N) { w_tile[at % UNITS][at / UNITS] = weights_of(next_w[i], at % 4u); }
-#end
-            workgroupBarrier();
-        }
-        if (v < vecs) {
-            // As they lie in memory: the planes of a block of 128, and of each its halves.
+    for (var v = 0u; v < vecs; v += u32(STEPS)) {
+        workgroupBarrier();
 #repeat i X_LOADS
-            let at = g.lane + i * u32(WG);
-            let unit = at % UNITS;
-            next_x[i] = load_x(min(m0 + at / UNITS, tokens - 1u), v + unit % u32(STEPS), unit / u32(STEPS));
+        let at = g.lane + i * u32(WG);
+        if (at < UNITS * TILE_M) { x_tile[at % UNITS % u32(STEPS) * 4u + at % UNITS / u32(STEPS)][at / UNITS] = next_x[i]; }
 #end
-#repeat i W_LOADS
-            let at = g.lane + i * u32(WG);
-            next_w[i] = codes[min(n0 + at / UNITS, args.rows - 1u) * vecs + v + at % UNITS / 4u];
+#repeat i PLANES
+        w_tile[w_unit + i][w_row] = weights_of(next_w, (w_unit + i) % 4u);
+#end
+        workgroupBarrier();
+        if (v + u32(STEPS) < vecs) {
+            next_w = codes[from_codes + v + u32(STEPS)];
+#repeat i X_LOADS
+            next_x[i] = fetch_x(g.lane, i, m0, tokens, v + u32(STEPS));
 #end
         }
-        if (v > 0u) {
-            for (var unit = 0u; unit < UNITS; unit++) {
-                var mine: array<vec4<u32>, EACH_M>;
+        for (var unit = 0u; unit < UNITS; unit++) {
+            var mine: array<vec4<u32>, EACH_M>;
 #repeat j EACH_M
-                mine[j] = x_tile[unit][my_m + SIDE * j];
+            mine[j] = x_tile[unit][my_m + SIDE * j];
 #end
 #repeat i EACH_N
-                let w = w_tile[unit][my_n + SIDE * i];
+            let w = w_tile[unit][my_n + SIDE * i];
 #repeat j EACH_M
-                sums[i][j] += dot16(w, mine[j]);
+            sums[i][j] += dot16(w, mine[j]);
 #end
 #end
-            }
         }
     }
 #repeat i EACH_N

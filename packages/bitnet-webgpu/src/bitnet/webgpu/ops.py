@@ -34,7 +34,7 @@ DECODE_GROUP = 256
 GEMV_TOKENS = 8
 """More tokens than this take the tiled product."""
 GEMV_LANES = 16
-GEMV_EACH = 1
+GEMV_EACH = 2
 """Rows that those invocations of a product of few tokens share."""
 TILED_GROUPS = 200
 """Workgroups of the tiled product that keep a large GPU busy."""
@@ -143,12 +143,9 @@ class WebGPUOps:
                 grid = (*in_two(ceil_div(rows, GROUP // GEMV_LANES * GEMV_EACH)), 1)
             else:
                 each_m, each_n = _tile(bucket.tokens, rows)
-                steps = 2 if (each_m + each_n) * TILE_SIDE * 8 * 16 <= self._shared else 1
+                steps = 2 if each_n == 4 else 1  # so that either way workgroup memory holds it on every device
                 entry, more = "ternary_gemm", {"EACH_M": each_m, "EACH_N": each_n, "STEPS": steps}
-                more |= {
-                    "X_LOADS": ceil_div(4 * steps * each_m, TILE_SIDE),
-                    "W_LOADS": ceil_div(4 * steps * each_n, TILE_SIDE),
-                }
+                more |= {"X_LOADS": ceil_div(4 * steps * each_m, TILE_SIDE), "PLANES": steps * each_n // 4}
                 grid = (ceil_div(rows, TILE_SIDE * each_n), ceil_div(bucket.tokens, TILE_SIDE * each_m), 1)
             sizes = (np.uint32(n) for n in (w.cols, rows, first, w.rows))
             args: tuple[Arg, ...] = (ctx.step, *x, codes, w.scales, ctx.tensors[op.out], *sizes)
@@ -317,11 +314,11 @@ class WebGPUOps:
 
     def _splits(self, op: Attention, bucket: Bucket) -> int:
         """Parts in which tokens attend to their contexts."""
-        parts = ceil_div(bucket.context, SPLIT_CONTEXT)
-        if bucket.context <= 2 * MERGED_SPLITS * SPLIT_CONTEXT:  # not worth a launch that merges more
-            parts = min(parts, MERGED_SPLITS)
+        units = ceil_div(bucket.context, SPLIT_CONTEXT)
+        # Up to a context that this reaches with two units a part, more parts are not worth a launch that merges them.
+        most = MERGED_SPLITS if units <= 2 * MERGED_SPLITS else MAX_SPLITS
         wanted = max(ATTENTION_GROUPS // (bucket.tokens * op.kv_heads), 1)
-        return min(parts, MAX_SPLITS, wanted)
+        return ceil_div(units, ceil_div(units, min(most, wanted)))
 
     def _parts(self, ctx: Context, op: Attention, bucket: Bucket, splits: int) -> Buffer:
         """Where the parts of a split attention go, or what is not split."""
@@ -343,7 +340,9 @@ class WebGPUOps:
         """Its launches; those of a fused program leave the merging of parts to the reader of ``unmerged``."""
         defines, splits, team = kv_defines(ctx, op), self._splits(op, bucket), self._team(op)
         parts = unmerged or self._parts(ctx, op, bucket, splits)
-        defines |= {"TEAM": team, "SPLITS": splits, "SPLIT": int(splits > 1), "ROPE": int(rope is not None)}
+        share = ceil_div(ceil_div(bucket.context, SPLIT_CONTEXT), splits) * SPLIT_CONTEXT
+        defines |= {"TEAM": team, "SPLITS": splits, "SHARE": share, "SPLIT": int(splits > 1)}
+        defines |= {"ROPE": int(rope is not None)}
         defines |= {"NEOX": int(rope is not None and rope.style == "neox")}
         quads, chunk = op.head_dim // 4, GROUP // 4
         columns = min(quads, GROUP)
