@@ -5,10 +5,11 @@ from __future__ import annotations
 import ctypes
 import weakref
 from collections.abc import Sequence
-from functools import cache
 from typing import Any, NamedTuple
 
 import pyopencl as cl
+
+from bitnet.opencl.launches import Command, check, library
 
 CAPABILITIES = 0x12A9
 """CL_DEVICE_COMMAND_BUFFER_CAPABILITIES_KHR."""
@@ -18,14 +19,6 @@ FLAGS = 0x1293
 """CL_COMMAND_BUFFER_FLAGS_KHR, whose bit 0 is simultaneous use."""
 
 _pointer, _uint, _int = ctypes.c_void_p, ctypes.c_uint32, ctypes.c_int32
-
-
-class Command(NamedTuple):
-    """A kernel with its arguments set, and its sizes in work-items."""
-
-    kernel: cl.Kernel
-    global_size: tuple[int, int, int]
-    local_size: tuple[int, int, int]
 
 
 class Functions(NamedTuple):
@@ -51,7 +44,7 @@ class CommandBuffer:
         status = _int()
         flags = (ctypes.c_uint64 * 3)(FLAGS, 1, 0)
         self._handle = _pointer(functions.create(1, ctypes.byref(self._queue), flags, ctypes.byref(status)))
-        _check("clCreateCommandBufferKHR", status.value)
+        check("clCreateCommandBufferKHR", status.value)
         weakref.finalize(self, functions.release, self._handle)
         before: Any = None
         for command in commands:
@@ -59,26 +52,26 @@ class CommandBuffer:
             sizes = ((ctypes.c_size_t * 3)(*size) for size in (command.global_size, command.local_size))
             waits, handle = int(before is not None), _pointer(command.kernel.int_ptr)
             arguments = (self._handle, None, None, handle, 3, None, *sizes, waits, before, after, None)
-            _check("clCommandNDRangeKernelKHR", functions.kernel(*arguments))
+            check("clCommandNDRangeKernelKHR", functions.kernel(*arguments))
             before = after
-        _check("clFinalizeCommandBufferKHR", functions.finalize(self._handle))
+        check("clFinalizeCommandBufferKHR", functions.finalize(self._handle))
 
     def enqueue(self) -> None:
         """Run it after what the queue was given before. Raises cl.Error."""
         queues = ctypes.byref(self._queue)
-        _check("clEnqueueCommandBufferKHR", self._functions.enqueue(1, queues, self._handle, 0, None, None))
+        check("clEnqueueCommandBufferKHR", self._functions.enqueue(1, queues, self._handle, 0, None, None))
 
 
 def functions(device: cl.Device) -> Functions | None:
     """The extension's functions, where the device has it and lets a buffer be enqueued while it runs."""
     if "cl_khr_command_buffer" not in device.extensions.split():
         return None
-    library = _library()
-    if library is None:
+    loader = library()
+    if loader is None:
         return None
     found = ctypes.c_uint64()
     handle = _pointer(device.int_ptr)
-    if library.clGetDeviceInfo(handle, _uint(CAPABILITIES), ctypes.c_size_t(8), ctypes.byref(found), None):
+    if loader.clGetDeviceInfo(handle, _uint(CAPABILITIES), ctypes.c_size_t(8), ctypes.byref(found), None):
         return None
     if not found.value & SIMULTANEOUS_USE:
         return None
@@ -90,7 +83,7 @@ def functions(device: cl.Device) -> Functions | None:
         "clEnqueueCommandBufferKHR": (_int, [_uint, _pointer, _pointer, *sync]),
         "clReleaseCommandBufferKHR": (_int, [_pointer]),
     }
-    look = library.clGetExtensionFunctionAddressForPlatform
+    look = loader.clGetExtensionFunctionAddressForPlatform
     look.restype, look.argtypes = _pointer, [_pointer, ctypes.c_char_p]
     platform = _pointer(device.platform.int_ptr)
     made = []
@@ -100,18 +93,3 @@ def functions(device: cl.Device) -> Functions | None:
             return None
         made.append(ctypes.CFUNCTYPE(result, *arguments)(address))
     return Functions(*made)
-
-
-@cache
-def _library() -> ctypes.CDLL | None:
-    """The loader that pyopencl uses, found through pyopencl's own library, which needs it."""
-    try:
-        library = ctypes.CDLL(cl._cl.__file__)
-        return library if library.clGetExtensionFunctionAddressForPlatform else None
-    except (OSError, AttributeError):  # a platform whose loader does not look into what a library needs
-        return None
-
-
-def _check(routine: str, status: int) -> None:
-    if status:
-        raise cl.RuntimeError(cl._cl._ErrorRecord(msg="", code=status, routine=routine))

@@ -71,21 +71,29 @@ class Compiler:
         if binary is None:
             return None
         try:
-            cached = cl.Program(self._context, [self._device], [binary])
-            cached.build(list(options))
-            return cached
+            program = cl._cl._Program(self._context, [self._device], [binary])
+            program._build(options=" ".join(options).encode())
+            return cl.Program(program)
         except cl.Error as error:  # a driver may refuse its own binary, say after an update that kept its version
             logger.debug("%s: the kept binary of %s.cl is not used: %s", self._name, file, error)
             return None
 
     def _build(self, file: str, options: tuple[str, ...]) -> cl.Program:
-        # Not cl.Program(context, source): building that goes through pyopencl's own cache, which knows nothing of ours.
-        program = cl.Program(cl._cl._Program(self._context, SOURCES.text(file)))
+        # Not cl.Program(context, source).build(): that goes through pyopencl's own cache, which knows nothing of ours,
+        # and warns whenever a driver's log is not empty, as that of NVIDIA's always is.
+        program = cl._cl._Program(self._context, SOURCES.text(file))
+        error = None
         try:
-            program.build(list(options))
-        except cl.RuntimeError as error:
-            raise KernelCompileError(f"{file}.cl does not compile.", device=self._name, log=str(error)) from None
-        return program
+            program._build(options=" ".join(options).encode())
+        except cl.Error as caught:
+            error = caught
+        log = str(program.get_build_info(self._device, cl.program_build_info.LOG)).strip()
+        if error is not None:
+            log = "\n".join(part for part in (str(error), log) if part)
+            raise KernelCompileError(f"{file}.cl does not compile.", device=self._name, log=log)
+        if log:
+            logger.debug("%s: of %s.cl the compiler says: %s", self._name, file, log)
+        return cl.Program(program)
 
     def _key(self, file: str, options: tuple[str, ...]) -> str:
         device = self._device

@@ -17,8 +17,9 @@ from bitnet.core.cache import KernelCache
 from bitnet.core.errors import DeviceError, DeviceLostError, OutOfMemoryError
 from bitnet.core.gpu import Launch
 from bitnet.core.log import logger
-from bitnet.opencl.command_buffer import Command, CommandBuffer, functions
+from bitnet.opencl.command_buffer import CommandBuffer, functions
 from bitnet.opencl.compiler import Compiler
+from bitnet.opencl.launches import Command, Launches
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -67,24 +68,20 @@ class OpenCLDriver:
     def download(self, buffer: OpenCLBuffer, array: npt.NDArray[Any], offset: int = 0) -> None:
         self._call(cl.enqueue_copy, self._queue, array, buffer.memory, src_offset=offset, is_blocking=True)
 
-    def record(self, launches: Sequence[Launch]) -> CommandBuffer | list[Command]:
+    def record(self, launches: Sequence[Launch]) -> CommandBuffer | Launches:
         self._compiler.prepare([launch.kernel for launch in launches])
         commands = [self._prepare(launch) for launch in launches]
         if self._functions is None or not commands:
-            return commands
+            return Launches(self._queue, commands)
         try:
             return CommandBuffer(self._functions, self._queue, commands)
         except cl.Error as error:
             logger.warning("%s: its command buffers are not used: %s", self._name, error)
             self._functions = None
-            return commands
+            return Launches(self._queue, commands)
 
-    def submit(self, recording: CommandBuffer | list[Command]) -> None:
-        if isinstance(recording, CommandBuffer):
-            self._call(recording.enqueue)
-            return
-        for item in recording:
-            self._call(cl.enqueue_nd_range_kernel, self._queue, *item)
+    def submit(self, recording: CommandBuffer | Launches) -> None:
+        self._call(recording.enqueue)
 
     def memory(self) -> tuple[int, int]:
         return int(self._device.global_mem_size), 0
