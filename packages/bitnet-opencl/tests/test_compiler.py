@@ -94,6 +94,21 @@ def test_features_that_do_not_compile_are_left_out(
     assert caplog.text.count("row_sums.cl is built without the device's features") == 1
 
 
+def test_a_kernel_that_a_driver_does_not_take_is_told(
+    opened: Any, compiled: list[str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """By it the matrix units of a device are used or not: no plain way is tried."""
+    spec = KernelSpec("row_sums", "row_sums", (("WG", 64), ("COLS", 128)))
+    monkeypatch.setattr(compiler, "flags", lambda opened: ("-cl-std=CL1.2", "-DPTX=1", "-Dasm=untaken"))
+    assert not make(opened).builds(spec)
+    assert caplog.text.count("row_sums.cl does not build") == 1
+    monkeypatch.setattr(compiler, "flags", lambda opened: ("-cl-std=CL1.2",))
+    assert compiled == []
+    assert make(opened).builds(spec)
+    assert make(opened).builds(spec)
+    assert compiled == ["row_sums"]
+
+
 def test_what_does_not_compile_says_why(opened: Any, compiled: list[str]) -> None:
     with pytest.raises(KernelCompileError) as raised:
         make(opened).prepare([KernelSpec("row_sums", "row_sums", (("WG", 64), ("COLS", "no_number")))])
@@ -166,7 +181,15 @@ def made_up(extensions: str, version: str = "OpenCL 3.0 x", **more: Any) -> Simp
         (made_up("", max_num_sub_groups=16), ("subgroups",)),
         (made_up("", "OpenCL 2.1 x", max_num_sub_groups=16), ()),
         (made_up("", max_num_sub_groups=0), ()),
-        (made_up(features.NVIDIA, compute_capability_major_nv=9, compute_capability_minor_nv=0), ("ptx-dp4a",)),
+        (
+            made_up(features.NVIDIA, compute_capability_major_nv=9, compute_capability_minor_nv=0),
+            ("ptx-dp4a", "ptx-mma"),
+        ),
+        (
+            made_up(features.NVIDIA, compute_capability_major_nv=8, compute_capability_minor_nv=0),
+            ("ptx-dp4a", "ptx-mma"),
+        ),
+        (made_up(features.NVIDIA, compute_capability_major_nv=7, compute_capability_minor_nv=5), ("ptx-dp4a",)),
         (made_up(features.NVIDIA, compute_capability_major_nv=6, compute_capability_minor_nv=1), ("ptx-dp4a",)),
         (made_up(features.NVIDIA, compute_capability_major_nv=6, compute_capability_minor_nv=0), ()),
         (made_up(features.NVIDIA), ()),

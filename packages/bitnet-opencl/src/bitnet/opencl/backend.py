@@ -68,18 +68,18 @@ class OpenCLBackend:
     def open(self, info: DeviceInfo) -> Device:
         import pyopencl as cl
 
-        from bitnet.core.gpu import GpuDevice
+        from bitnet.core.gpu import GpuDevice, KernelSpec
         from bitnet.opencl.device import OpenCLDriver
+        from bitnet.opencl.features import features
         from bitnet.opencl.ops import OpenCLOps
 
         for index, (_, device) in enumerate(_all_devices(cl.get_platforms())):
             if str(index) == info.index:
                 limits = device.max_compute_units, device.max_work_group_size, device.local_mem_size
-                return GpuDevice(
-                    info,
-                    OpenCLDriver(device, info.name),
-                    OpenCLOps(*map(int, limits), gpu=bool(device.type & cl.device_type.GPU)).lowering(),
-                )
+                driver = OpenCLDriver(device, info.name)
+                mma = "ptx-mma" in features(device) and driver.builds(KernelSpec("warps", "warps"))
+                gpu = bool(device.type & cl.device_type.GPU)
+                return GpuDevice(info, driver, OpenCLOps(*map(int, limits), gpu=gpu, mma=mma).lowering())
         raise DeviceUnavailableError(f"{info.name} is gone since it was probed.", hint="See bitnet devices.")
 
     def kernels(self) -> Collection[str]:

@@ -44,6 +44,20 @@ class Compiler:
         """
         self._programs |= compile_all(self._program, [u for u in map(unit, specs) if u not in self._programs])
 
+    def builds(self, spec: KernelSpec) -> bool:
+        """Whether the driver builds a kernel with the device's features."""
+        file, defines = unit(spec)
+        options = (*self._flags, *defines)
+        if self._cached(file, options) is not None:
+            return True
+        try:
+            start = time.perf_counter()
+            self._keep(file, options, start, self._build(file, options))
+        except KernelCompileError as error:
+            logger.warning("%s: %s.cl does not build, so what it tries is not used. %s", self._name, file, error.log)
+            return False
+        return True
+
     def kernel(self, spec: KernelSpec) -> cl.Kernel:
         """A new kernel object of a prepared program, with arguments of its own."""
         return cl.Kernel(self._programs[unit(spec)], spec.entry)
@@ -62,9 +76,12 @@ class Compiler:
                 raise
             logger.warning("%s: %s.cl is built without the device's features. %s", self._name, file, error)
             program, options = self._build(file, ways[1]), ways[1]
+        self._keep(file, options, start, program)
+        return program
+
+    def _keep(self, file: str, options: tuple[str, ...], start: float, program: cl.Program) -> None:
         seconds = time.perf_counter() - start
         self._cache.put(self._key(file, options), program.binaries[0], label=file, seconds=seconds)
-        return program
 
     def _cached(self, file: str, options: tuple[str, ...]) -> cl.Program | None:
         binary = self._cache.get(self._key(file, options))

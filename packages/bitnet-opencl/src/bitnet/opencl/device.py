@@ -15,7 +15,7 @@ import pyopencl as cl
 
 from bitnet.core.cache import KernelCache
 from bitnet.core.errors import DeviceError, DeviceLostError, OutOfMemoryError
-from bitnet.core.gpu import Launch
+from bitnet.core.gpu import KernelSpec, Launch
 from bitnet.core.log import logger
 from bitnet.opencl.command_buffer import CommandBuffer, functions
 from bitnet.opencl.compiler import Compiler
@@ -46,6 +46,10 @@ class OpenCLDriver:
         self._compiler = Compiler(self._context, device, name, KernelCache())
         self._functions = functions(device)
         self._largest = int(device.max_mem_alloc_size)
+
+    def builds(self, kernel: KernelSpec) -> bool:
+        """Whether the device's compiler takes a kernel as its features have it."""
+        return self._compiler.builds(kernel)
 
     def alloc(self, nbytes: int) -> OpenCLBuffer:
         if nbytes > self._largest:

@@ -12,21 +12,28 @@ EXTENSIONS: Mapping[str, str] = {
     "cl_khr_integer_dot_product": "int8-dot",
     "cl_khr_command_buffer": "command-buffer",
 }
-DEFINES: Mapping[str, str] = {"f16": "FP16", "int8-dot": "INT_DOT", "subgroups": "SUBGROUPS", "ptx-dp4a": "PTX"}
+DEFINES: Mapping[str, str] = {
+    "f16": "FP16",
+    "int8-dot": "INT_DOT",
+    "subgroups": "SUBGROUPS",
+    "ptx-dp4a": "PTX",
+    "ptx-mma": "MMA",
+}
 """Features by which the kernels are compiled, and the constants that say so."""
 NVIDIA = "cl_nv_device_attribute_query"
-DP4A = (6, 1)
-"""Compute capability from which NVIDIA's devices have dp4a."""
+CAPABILITIES: Mapping[str, tuple[int, int]] = {"ptx-dp4a": (6, 1), "ptx-mma": (8, 0)}
+"""Compute capability from which NVIDIA's devices have what the kernels use by inline PTX."""
 
 
 def features(device: cl.Device) -> tuple[str, ...]:
-    """Of a device: ``f16``, ``int8-dot``, ``command-buffer``, ``subgroups``, ``ptx-dp4a``."""
+    """Of a device: ``f16``, ``int8-dot``, ``command-buffer``, ``subgroups``, ``ptx-dp4a``, ``ptx-mma``."""
     extensions = set(device.extensions.split())
     found = [text for extension, text in EXTENSIONS.items() if extension in extensions]
     if "cl_khr_subgroups" in extensions or _subgroups(device):
         found.append("subgroups")
-    if NVIDIA in extensions and _compute_capability(device) >= DP4A:
-        found.append("ptx-dp4a")
+    if NVIDIA in extensions:
+        capability = _compute_capability(device)
+        found += [text for text, least in CAPABILITIES.items() if capability >= least]
     return tuple(found)
 
 

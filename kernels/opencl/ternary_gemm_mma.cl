@@ -1,0 +1,107 @@
+// ternary_gemm on the matrix units: BM rows of W by BN tokens a work-group, 128 of K at a time through a ring of STAGES tiles in
+// local memory that is filled ahead in the background. WARPS_N warps share the rows, WARPS_M the tokens.
+//
+// A tile of W is its codes as they lie, 32 bytes a row. A work-item takes words q and q + 4 of a row, one bit pair after the other
+// (four neighbours of K each), so that a bit pair of all eight words is a step of 32 of K. The units of 16 bytes of a token, and the
+// two of a row of codes, are exchanged from row to row so that what a warp loads at a time falls into all banks.
+// GLU: as in ternary_decode, every 16 rows are 8 gates and their 8 ups.
+#pragma OPENCL FP_CONTRACT OFF  // the contract rounds each product and the sum of `add` on its own
+
+#define THREADS (WARP * WARPS_N * WARPS_M)
+#define ROW_TILES (BM / WARPS_N / 16) /* of a warp */
+#define PAIRS (BN / WARPS_M / 16)     /* of its tiles of 8 tokens */
+#define BLOCKS (ROW_BYTES / 32)
+#define STAGE (BN * 8 + BM * 2) /* units of 16 bytes */
+#define X_AT(r, unit) ((r) * 8 + ((unit) ^ (r) % 8))
+#define CODE_AT(r, unit) (BN * 8 + (r) * 2 + ((unit) ^ (r) / 4 % 2))
+#define ROW(r) (GLU ? n0 / 2 + (r) / 16 * 8 + (r) % 8 + ((r) % 16 < 8 ? 0 : rows / 2) : n0 + (r))
+#define THERE(r) (GLU ? n0 / 2 + (r) / 16 * 8 + (r) % 8 < rows / 2 : n0 + (r) < rows)
+
+inline void fetch(local uint4 *ring, int block, global const char *x, global const uint4 *codes, int m0, int n0, int tokens, int rows) {
+    local uint4 *stage = ring + block % STAGES * STAGE;
+    for (int i = get_local_id(0); i < BN * 8; i += THREADS) {
+        int m = i / 8, k = block * 128 + i % 8 * 16, there = m0 + m < tokens && k < COLS;
+        copy_async(stage + X_AT(m, i % 8), x + (there ? (size_t)(m0 + m) * COLS + k : 0), there);
+    }
+    for (int i = get_local_id(0); i < BM * 2; i += THREADS) {
+        int r = i / 2, there = THERE(r);
+        copy_async(stage + CODE_AT(r, i % 2), codes + (there ? ((size_t)ROW(r) * BLOCKS + block) * 2 + i % 2 : 0), there);
+    }
+}
+
+kernel __attribute__((reqd_work_group_size(THREADS, 1, 1))) OF_WARPS void ternary_gemm_mma(
+    global const int *step, global const char *x, global const float *scale, global const int *x_sums, global const uint4 *codes,
+    global const float *w_scale, global float *out, int rows) {
+    local uint4 ring[STAGES * STAGE];
+    int item = get_local_id(0), warp = item / WARP, lane = item % WARP, group = lane / 4, quarter = lane % 4;
+    int row0 = warp % WARPS_N * (BM / WARPS_N), token0 = warp / WARPS_N * (BN / WARPS_M);
+    int n0 = get_group_id(0) * BM, m0 = get_group_id(1) * BN, tokens = STEP_TOKENS(step);
+    if (m0 >= tokens) return;
+    for (int block = 0; block < STAGES - 1; block++) {
+        if (block < BLOCKS) fetch(ring, block, x, codes, m0, n0, tokens, rows);
+        COPY_COMMIT;
+    }
+    int4 sums[ROW_TILES][2 * PAIRS];
+    UNROLL
+    for (int t = 0; t < ROW_TILES; t++)
+        UNROLL
+        for (int n = 0; n < 2 * PAIRS; n++) sums[t][n] = (int4)(0);
+    for (int block = 0; block < BLOCKS; block++) {
+        COPY_WAIT(AHEAD);
+        barrier(CLK_LOCAL_MEM_FENCE);
+        if (block + STAGES - 1 < BLOCKS) fetch(ring, block + STAGES - 1, x, codes, m0, n0, tokens, rows);
+        COPY_COMMIT;
+        local const uint4 *stage = ring + block % STAGES * STAGE;
+        uint words[ROW_TILES][4];
+        UNROLL
+        for (int t = 0; t < ROW_TILES; t++) {
+            UNROLL
+            for (int i = 0; i < 4; i++)
+                words[t][i] = ((local const uint *)(stage + CODE_AT(row0 + t * 16 + i % 2 * 8 + group, i / 2)))[quarter];
+        }
+        UNROLL
+        for (int plane = 0; plane < 4; plane++) {
+            uint a[ROW_TILES][4];
+            UNROLL
+            for (int t = 0; t < ROW_TILES; t++)
+                UNROLL
+                for (int i = 0; i < 4; i++) a[t][i] = words[t][i] >> (6 - 2 * plane) & 0x03030303u;
+            UNROLL
+            for (int n = 0; n < PAIRS; n++) {
+                // Matrices: tokens 0 ... 7 with the plane's first 16 of K, with its last, and tokens 8 ... 15 likewise.
+                int r = token0 + n * 16 + lane / 16 * 8 + lane % 8;
+                uint4 b = load_matrices(stage + X_AT(r, plane * 2 + lane / 8 % 2));
+                UNROLL
+                for (int t = 0; t < ROW_TILES; t++) {
+                    sums[t][2 * n] = mma_int8(sums[t][2 * n], a[t][0], a[t][1], a[t][2], a[t][3], b.x, b.y);
+                    sums[t][2 * n + 1] = mma_int8(sums[t][2 * n + 1], a[t][0], a[t][1], a[t][2], a[t][3], b.z, b.w);
+                }
+            }
+        }
+    }
+    UNROLL
+    for (int t = 0; t < ROW_TILES; t++) {
+        int r = row0 + t * 16 + group, n_low = ROW(r), n_high = ROW(r + 8), low_there = THERE(r), high_there = THERE(r + 8);
+        float scale_low = low_there ? w_scale[n_low] : 0.0f, scale_high = high_there ? w_scale[n_high] : 0.0f;
+        UNROLL
+        for (int n = 0; n < 2 * PAIRS; n++) {
+            int lows[2] = {sums[t][n].x, sums[t][n].y}, highs[2] = {sums[t][n].z, sums[t][n].w};
+            UNROLL
+            for (int i = 0; i < 2; i++) {
+                int m = m0 + token0 + n * 8 + quarter * 2 + i;
+                if (m >= tokens) continue;
+                float low = (float)(lows[i] - x_sums[m]) * (scale[m] * scale_low);
+                float high = (float)(highs[i] - x_sums[m]) * (scale[m] * scale_high);
+#if GLU
+                if (low_there) out[(size_t)m * (rows / 2) + n_low] = act(low) * high;
+#elif ADD
+                if (low_there) out[(size_t)m * rows + n_low] += low;
+                if (high_there) out[(size_t)m * rows + n_high] += high;
+#else
+                if (low_there) out[(size_t)m * rows + n_low] = low;
+                if (high_there) out[(size_t)m * rows + n_high] = high;
+#endif
+            }
+        }
+    }
+}
