@@ -5,7 +5,6 @@
 // A work-group has WARPS warps of 32 weight rows, and NT * 8 rows of x in local memory, CHUNK columns at a time. As in
 // ternary_decode_mma, a work-item takes 16 bytes of weights as they lie, and x follows the order of K that this gives.
 #define CHUNK 64
-#define WARPS 8
 #define UNITS (CHUNK / 8) /* of 16 bytes, of a half row; those of odd rows of x are exchanged, so that a warp's loads fall into all banks */
 #define LOADS (CHUNK / 32)
 #define STAGE (NT * 16 * UNITS)
@@ -48,16 +47,16 @@ kernel __attribute__((reqd_work_group_size(WARP *WARPS, 1, 1))) OF_WARPS void de
     int n0 = (get_group_id(0) * WARPS + warp) * 32 + group, first = get_group_id(1) * NT * 8, count = STEP_ROWS(step) - first;
     if (count <= 0) return;
     uint4 next[4][LOADS];  // of the rows n0, n0 + 8, n0 + 16, n0 + 24
-#define FETCH(k)                                                                                                    \
-    UNROLL                                                                                                          \
-    for (int h = 0; h < 4; h++) {                                                                                   \
-        UNROLL                                                                                                      \
-        for (int i = 0; i < LOADS; i++) {                                                                           \
-            int unit = (k) / 8 + i * 4 + quarter;                                                                   \
-            next[h][i] = unit < COLS / 8 ? stream(weight + (size_t)min(n0 + 8 * h, rows - 1) * (COLS / 8) + unit) : (uint4)(0); \
-        }                                                                                                           \
+#define FETCH(k, i)                                                                                                    \
+    UNROLL                                                                                                             \
+    for (int h = 0; h < 4; h++) {                                                                                      \
+        int unit = (k) / 8 + (i) * 4 + quarter;                                                                        \
+        next[h][i] = unit < COLS / 8 ? stream(weight + (size_t)min(n0 + 8 * h, rows - 1) * (COLS / 8) + unit) : (uint4)(0); \
     }
-    FETCH(0)
+    UNROLL
+    for (int i = 0; i < LOADS; i++) {
+        FETCH(0, i)
+    }
     fetch_x(tiles, 0, split, first, count);
     float4 sums[2][NT];
     UNROLL
@@ -69,10 +68,6 @@ kernel __attribute__((reqd_work_group_size(WARP *WARPS, 1, 1))) OF_WARPS void de
         COPY_WAIT(0);
         barrier(CLK_LOCAL_MEM_FENCE);
         fetch_x(tiles, k + CHUNK, split, first, count);
-        uint4 now[4][LOADS];
-        UNROLL
-        for (int i = 0; i < 4 * LOADS; i++) now[i / LOADS][i % LOADS] = next[i / LOADS][i % LOADS];
-        FETCH(k + CHUNK)
         local const uint4 *tile = tiles + k / CHUNK % 2 * STAGE;
         UNROLL
         for (int i = 0; i < LOADS; i++) {
@@ -81,11 +76,12 @@ kernel __attribute__((reqd_work_group_size(WARP *WARPS, 1, 1))) OF_WARPS void de
                 uint4 v = tile[X_AT(t / 2 * 16 + group * 2 + t % 2, i * 4 + quarter)];
                 UNROLL
                 for (int h = 0; h < 2; h++) {
-                    uint4 a = now[2 * h][i], b = now[2 * h + 1][i];
+                    uint4 a = next[2 * h][i], b = next[2 * h + 1][i];
                     sums[h][t / 2] = mma_f16(sums[h][t / 2], a.x, b.x, a.y, b.y, v.x, v.y);
                     sums[h][t / 2] = mma_f16(sums[h][t / 2], a.z, b.z, a.w, b.w, v.z, v.w);
                 }
             }
+            FETCH(k + CHUNK, i)  // into the registers that are free now: with more, one group fewer fits a compute unit
         }
     }
     UNROLL

@@ -70,15 +70,24 @@ kernel void sample(global const int *step, int rows, int temperatures, int top_k
     }
     float best = -INFINITY;
     int index = n;
-    for (int v = lane; v < n; v += WG) {
-        float z = row[v] * inverse;
-        if (!greedy) {
+    if (greedy) {
+        UNROLL_BY_8
+        for (int v = lane; v < n; v += WG) {
+            float z = row[v];
+            if (z > best || index == n) {
+                best = z;
+                index = v;
+            }
+        }
+    } else {
+        for (int v = lane; v < n; v += WG) {
+            float z = row[v] * inverse;
             if (float_key(z) < least || z < floor_z) continue;
             z += gumbel(step[seeds_lo + r], step[seeds_hi + r], v, position);
-        }
-        if (z > best || index == n) {
-            best = z;
-            index = v;
+            if (z > best || index == n) {
+                best = z;
+                index = v;
+            }
         }
     }
     best_value[lane] = best;

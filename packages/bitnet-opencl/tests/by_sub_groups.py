@@ -16,3 +16,4 @@ def with_matrix_units(device: Any) -> tuple[str, ...]:
 
 
 features.features = with_matrix_units
+features.resident = lambda device: 1

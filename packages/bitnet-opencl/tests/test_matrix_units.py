@@ -1,4 +1,4 @@
-"""What kernels for matrix units take and the conformance suite does not reach; a device without them runs its others."""
+"""What kernels for matrix units take beyond the conformance suite's reach; a device without them runs its others."""
 
 from __future__ import annotations
 
@@ -7,13 +7,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from bitnet.core.hal import Device, SequenceStep
+from bitnet.core.hal import DenseMatmul, Device, Limits, SequenceStep, Step, StepLayout
 from bitnet.core.testing import oracle
 from bitnet.core.testing.attention import BOUND, Heads, Paged
 from bitnet.core.testing.base import DeviceTests
-from bitnet.core.testing.model import TinyModel
-from bitnet.core.testing.rig import assert_rel
-from bitnet.core.testing.whole_model import END_TO_END, errors_of_logits
+from bitnet.core.testing.linear import uneven
+from bitnet.core.testing.model import BLOCK, TinyModel
+from bitnet.core.testing.rig import Rig, assert_products, assert_rel, dense, tensor, tokens
+from bitnet.core.testing.whole_model import END_TO_END, LIMITS, errors_of_logits
+from bitnet.opencl import layers
 from bitnet.opencl.backend import BACKEND
 
 
@@ -51,9 +53,38 @@ class TestMatrixUnits(DeviceTests):
                     assert_rel("attention", out[i : i + 1], exact, BOUND[heads.dtype])
                 at += count
 
-    @pytest.mark.parametrize("style", ["neox", "interleaved"])
-    def test_a_model_of_such_heads(self, device: Device, rng: np.random.Generator, style: str) -> None:
-        """Rows of 256 for the head of one token, and products by tiles that gate."""
+    @pytest.mark.parametrize(("style", "tile"), [("neox", 16), ("interleaved", 2)], ids=["whole", "split"])
+    def test_a_model_of_such_heads(
+        self, device: Device, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch, style: str, tile: int
+    ) -> None:
+        """Layers as one launch, attention whole and split, rows of 256 for the head, products by tiles that gate."""
+        monkeypatch.setattr(layers, "TILE", tile)
         shape = {"heads": 4, "kv_heads": 1, "head_dim": 64, "ffn": 528, "vocab": 333, "style": style}
         errors = errors_of_logits(device, TinyModel(rng, **shape), "f16")  # type: ignore[arg-type]
         assert np.max(errors) <= END_TO_END, f"errors of the rows are {errors}"
+
+    @pytest.mark.parametrize("shape", [(1, 70, 512), (11, 300, 264), (70, 40, 88)], ids=str)
+    def test_heads_of_models(self, device: Device, rng: np.random.Generator, shape: tuple[int, int, int]) -> None:
+        """Of one row, and of more rows than fit a tile; their elements differ much in size."""
+        m, n, k = shape
+        x, weight = uneven(rng, m, k), rng.standard_normal((n, k)).astype(np.float16)
+        specs = [tensor("x", "f32", "R", k), tensor("out", "f32", "R", n)]
+        limits = Limits(m + 2, max_rows=m + 2)
+        with Rig(device, [DenseMatmul("x", "w", "out")], specs, {"w": dense(weight)}, limits=limits) as rig:
+            out = rig.run(tokens(m, range(m)), {"x": x}, ["out"])["out"]
+        assert_products("out", out, x, weight)
+
+    def test_a_layer_is_one_launch(self, device: Device, rng: np.random.Generator) -> None:
+        """Where there are matrix units; embedding, norm, head, choice and the step's end are the other five."""
+        executable = device.compile(
+            TinyModel(rng, heads=4, kv_heads=1, head_dim=64, layers=3).program(LIMITS, 8, "f16")
+        )
+        try:
+            step = SequenceStep(np.array([5], np.int32), 1, list(range(8)), [0])
+            executable.run(Step(StepLayout(LIMITS), [step], block_size=BLOCK))
+            one = "layer_mma_opencl" in executable.kernels
+            assert one == ("ptx-mma" in device.info.features)
+            if one:
+                assert executable.dispatches == 3 + 5  # type: ignore[attr-defined]
+        finally:
+            executable.close()

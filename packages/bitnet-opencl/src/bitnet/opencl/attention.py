@@ -7,7 +7,7 @@ import numpy as np
 from bitnet.core.gpu import Bucket, Context, KernelSpec, Launch
 from bitnet.core.gpu.ops import ceil_div, kv_defines, positions
 from bitnet.core.hal import Attention, RopeAppend
-from bitnet.opencl.products import power_of_two
+from bitnet.opencl.products import WARP, power_of_two
 
 DECODE_TOKENS = 8
 """Tokens up to which the positions are split over work-groups; more, where each is a sequence of its own."""
@@ -20,9 +20,11 @@ GROUPS = 3
 """Of attention_decode on each compute unit, at most, for which a sequence is split."""
 DECODE_GROUP, REDUCERS = 128, 8
 """Work-items of attention_decode, and how many of them share a head's softmax, as its source has it."""
-WARP, MMA_TILE, MMA_WARPS, MMA_GROUPS = 32, 64, 4, 3
-"""Work-items of a warp; of the kernels for matrix units positions or tokens of a work-group, its warps, and how many of
-those of attention_decode_mma on each compute unit, at most, a sequence is split for."""
+ATTENTION_PART = 4
+"""Floats of a head that a part of its positions yields beside its dimensions: a maximum, a total, and room."""
+MMA_TILE, MMA_WARPS, MMA_GROUPS = 64, 4, 3
+"""Of the kernels for matrix units: positions or tokens of a work-group, its warps, and how many groups of
+attention_decode_mma on each compute unit, at most, a sequence is split for."""
 
 
 class AttentionOps:
@@ -39,7 +41,7 @@ class AttentionOps:
         sizes = np.int32(op.heads), np.int32(op.kv_heads)
         args = (*positions(ctx), ctx.tensors[op.qkv], *cache, ctx.tensors[op.out], *sizes)
         defines = kv_defines(ctx, op) | {"HEAD_GROUP": op.heads // op.kv_heads}
-        if self._by_matrix_units(ctx, op) and op.head_dim <= 128:
+        if self._mma and takes_matrix_units(ctx, op) and op.head_dim <= 128:
             spec = KernelSpec("attention_prefill_mma", "attention_prefill_mma", tuple(defines.items()))
             tiles = bucket.tokens // MMA_TILE + min(bucket.tokens, ctx.program.limits.max_seqs)
             return [Launch(spec, (op.heads, tiles, 1), (WARP * MMA_WARPS, 1, 1), args)]
@@ -52,7 +54,7 @@ class AttentionOps:
 
     def splits(self, ctx: Context, op: Attention, bucket: Bucket) -> bool:
         """Whether :meth:`decode` is for a step of this size, and a work-group can hold what it needs."""
-        if self._by_matrix_units(ctx, op):
+        if self._mma and takes_matrix_units(ctx, op):
             return bucket.tokens <= DECODE_TOKENS or bucket.tokens == bucket.rows
         share, group = op.heads // op.kv_heads, min(self._group, DECODE_GROUP)
         floats = share * (op.head_dim + 4 * group + 2 * group + REDUCERS + 1) + 2 * group
@@ -66,11 +68,11 @@ class AttentionOps:
         args = (*positions(ctx), ctx.tensors[op.qkv], *cache, *tables)
         sizes = np.int32(op.heads), np.int32(op.kv_heads)
         most = max(ctx.program.limits.max_rows, min(ctx.program.limits.max_tokens, DECODE_TOKENS))
-        room = most * op.heads * MAX_SPLITS * (op.head_dim + 2) * 4
+        room = most * op.heads * MAX_SPLITS * (op.head_dim + ATTENTION_PART) * 4
         defines = kv_defines(ctx, op) | {"HEAD_GROUP": op.heads // op.kv_heads}
         defines |= {"ROPE": int(rope is not None), "NEOX": int(rope is not None and rope.style == "neox")}
         heads = bucket.tokens * op.kv_heads
-        if self._by_matrix_units(ctx, op):
+        if self._mma and takes_matrix_units(ctx, op):
             wanted = min(ceil_div(bucket.context, MMA_TILE), MMA_GROUPS * self._units // heads, MAX_SPLITS)
             splits = power_of_two(max(1, wanted))
             parts = out if splits == 1 else ctx.scratch("attention parts", room)
@@ -95,12 +97,6 @@ class AttentionOps:
             )
         return launches
 
-    def _by_matrix_units(self, ctx: Context, op: Attention) -> bool:
-        """Whether the kernels for those can take the cache and the heads."""
-        kv = ctx.program.kv
-        assert kv is not None  # check_program has seen to it
-        return self._mma and kv.dtype == "f16" and op.head_dim in (64, 128, 256) and op.heads // op.kv_heads <= 8
-
     def _tiles(self, op: Attention) -> bool:
         """Whether a work-group can hold attention_prefill's tiles, and each work-item has a part in loading them.
 
@@ -109,3 +105,10 @@ class AttentionOps:
         floats = (QUERIES + KEYS) * (op.head_dim + 4) + QUERIES * (KEYS + 1 + 9)
         wide = QUERIES * op.head_dim // 4 >= TILE_GROUP
         return wide and op.heads // op.kv_heads <= QUERIES and self._group >= TILE_GROUP and 4 * floats <= self._local
+
+
+def takes_matrix_units(ctx: Context, op: Attention) -> bool:
+    """Whether the kernels for those can take the cache and the heads."""
+    kv = ctx.program.kv
+    assert kv is not None  # check_program has seen to it
+    return kv.dtype == "f16" and op.head_dim in (64, 128, 256) and op.heads // op.kv_heads <= 8

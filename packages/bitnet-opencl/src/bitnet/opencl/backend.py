@@ -70,7 +70,7 @@ class OpenCLBackend:
 
         from bitnet.core.gpu import GpuDevice, KernelSpec
         from bitnet.opencl.device import OpenCLDriver
-        from bitnet.opencl.features import features
+        from bitnet.opencl.features import features, resident
         from bitnet.opencl.ops import OpenCLOps
 
         for index, (_, device) in enumerate(_all_devices(cl.get_platforms())):
@@ -79,7 +79,8 @@ class OpenCLBackend:
                 driver = OpenCLDriver(device, info.name)
                 mma = "ptx-mma" in features(device) and driver.builds(KernelSpec("warps", "warps"))
                 gpu = bool(device.type & cl.device_type.GPU)
-                return GpuDevice(info, driver, OpenCLOps(*map(int, limits), gpu=gpu, mma=mma).lowering())
+                ops = OpenCLOps(*map(int, limits), gpu=gpu, mma=mma, resident=resident(device))
+                return GpuDevice(info, driver, ops.lowering())
         raise DeviceUnavailableError(f"{info.name} is gone since it was probed.", hint="See bitnet devices.")
 
     def kernels(self) -> Collection[str]:

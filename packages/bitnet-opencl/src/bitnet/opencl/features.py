@@ -50,6 +50,15 @@ PLAIN = ("-cl-std=CL1.2",)
 """The options with which every device compiles every kernel."""
 
 
+def resident(device: cl.Device) -> int:
+    """Work-groups that surely run at once, however much of a compute unit each takes; 0 where nobody can tell.
+
+    OpenCL promises none. NVIDIA's devices start the groups of a kernel on all compute units that are free, and those of
+    kernels before it on the same queue have ended; what other processes have there ends too, or takes turns as a whole.
+    """
+    return int(device.max_compute_units) if NVIDIA in device.extensions.split() else 0
+
+
 def _subgroups(device: cl.Device) -> bool:
     """Whether an OpenCL 3.0 device has them as the optional part of the language."""
     if version(device) < (3, 0):

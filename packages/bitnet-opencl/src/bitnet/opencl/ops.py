@@ -2,6 +2,7 @@
 
 A step of one token is lowered to six launches a layer: norm and quantisation go into the product after them, the gate's
 activation into the product before it, the rotation and the cache's new entry into attention, whose parts are merged.
+With matrix units it is one launch a layer.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from bitnet.core.gpu.fusion import feed_forward, feeds, glu_products, lower, nor
 from bitnet.core.gpu.ops import Dispatch, RowOps, advance
 from bitnet.core.hal import Attention, DenseMatmul, GluNormQuant, NormQuant, Op, RopeAppend, Sample, TernaryMatmul
 from bitnet.opencl.attention import AttentionOps
+from bitnet.opencl.layers import LayerOps
 from bitnet.opencl.products import Products, power_of_two
 
 ENTRY = r"^kernel (?:__attribute__\(\(.*\)\) )?(?:OF_WARPS )?void (\w+)\("
@@ -31,13 +33,17 @@ class OpenCLOps:
         local_bytes: Local memory of a work-group at most.
         gpu: Whether it is one: a CPU gains nothing by large work-groups, and its compiler takes long for them.
         mma: Whether its driver builds the kernels that use matrix units.
+        resident: Of those, the work-groups that surely run at once; 0 where nobody can tell.
     """
 
-    def __init__(self, compute_units: int, group: int, local_bytes: int, *, gpu: bool, mma: bool = False) -> None:
+    def __init__(
+        self, compute_units: int, group: int, local_bytes: int, *, gpu: bool, mma: bool = False, resident: int = 0
+    ) -> None:
         most = power_of_two(min(group, 256))
         self._rows = RowOps(group=most)
         self._products = Products(compute_units, most, local_bytes, mma=mma)
         self._attention = AttentionOps(compute_units, most, local_bytes, mma=mma)
+        self._layers = LayerOps(resident if mma else 0, local_bytes)
         samples = RowOps(group=power_of_two(min(group, 1024))) if gpu else self._rows
         self._table: Dispatch = {
             **self._rows.table(),
@@ -71,6 +77,8 @@ class OpenCLOps:
         """Launches for the operations from ``at`` on, and how many operations they do."""
         products = self._products
         if bucket.tokens == 1 and not ctx.program.keep:
+            if layer := self._layers.find(ctx, ops[at:]):
+                return [self._layers.launch(ctx, layer, bucket)], 10
             match ops[at : at + 4]:
                 case [RopeAppend() as rope, Attention() as op, *_] if (rope.qkv, rope.layer) == (op.qkv, op.layer):
                     if self._attention.splits(ctx, op, bucket):

@@ -31,8 +31,10 @@ WANTED_WARPS = 8
 """On each compute unit, so that the weights of a product of few tokens are all in flight at once."""
 STAGE_BYTES = 128, 32
 """Of a token and of a row of W in a stage of ternary_gemm_mma."""
-HEAD_WARPS, HEAD_WARP_ROWS, HEAD_COLS = 8, 32, 4096
-"""Of dense_decode and dense_mma, as their sources have them; the longest row of dense_decode, which is in registers."""
+HEAD_WARPS, HEAD_MMA_WARPS = 8, 8
+"""Of a work-group of dense_decode and of dense_mma."""
+HEAD_WARP_ROWS, HEAD_COLS = 32, 4096
+"""Weight rows of a warp of dense_mma; the longest row of dense_decode, which is in registers."""
 
 
 class Products:
@@ -132,8 +134,9 @@ class Products:
                 tiles = min(ceil_div(bucket.rows, 8), 8)
                 most = ctx.program.limits.max_rows
                 split, scales = ctx.scratch("row halves", most * cols * 4), ctx.scratch("row scales", most * 4)
-                sizes, block = (("COLS", cols), ("NT", tiles)), (WARP * HEAD_WARPS, 1, 1)
-                grid = (ceil_div(rows, HEAD_WARPS * HEAD_WARP_ROWS), ceil_div(bucket.rows, 8 * tiles), 1)
+                sizes = ("COLS", cols), ("NT", tiles), ("WARPS", HEAD_MMA_WARPS)
+                block = (WARP * HEAD_MMA_WARPS, 1, 1)
+                grid = (ceil_div(rows, HEAD_MMA_WARPS * HEAD_WARP_ROWS), ceil_div(bucket.rows, 8 * tiles), 1)
                 halves, product = (KernelSpec("dense_mma", entry, sizes) for entry in ("split_rows", "dense_mma"))
                 return [
                     Launch(halves, (bucket.rows, 1, 1), block, (ctx.step, x, split, scales)),
@@ -178,13 +181,13 @@ class Products:
         return self.mma and w.cols % 16 == 0
 
     def _tile_shape(self, w: TernaryBuffer, tokens: int) -> dict[str, int]:
-        """Of ternary_gemm_mma."""
-        few = tokens <= 64
-        token_tile = max(16, power_of_two(tokens)) if few else 128
-        row_tile = 64 if few else 128
+        """Of ternary_gemm_mma: tall tiles where those are enough for every compute unit."""
+        token_tile = min(64, max(16, power_of_two(tokens)))
+        tall = ceil_div(w.rows, 128) * ceil_div(tokens, token_tile) >= self._units * 3 // 4
+        row_tile, warps = (128, (4, min(2, token_tile // 16))) if tall else (32, (2, token_tile // 16))
         stages = min(4, self._local // (STAGE_BYTES[0] * token_tile + STAGE_BYTES[1] * row_tile))
-        warps = {"WARPS_N": 4 if token_tile == 16 else 2, "WARPS_M": 1 if token_tile == 16 else 2}
-        return {"BM": row_tile, "BN": token_tile, "STAGES": stages, "AHEAD": stages - 2} | warps
+        tiles = {"BM": row_tile, "BN": token_tile, "STAGES": stages, "AHEAD": stages - 2}
+        return tiles | {"WARPS_N": warps[0], "WARPS_M": warps[1]}
 
 
 def power_of_two(n: int) -> int:
