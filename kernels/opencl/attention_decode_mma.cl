@@ -19,7 +19,10 @@ kernel __attribute__((reqd_work_group_size(THREADS, 1, 1))) OF_WARPS void attent
     int begin = split * span, end = min(length, begin + span);
 
     global const float *row = qkv + (size_t)m * (heads + 2 * kv_heads) * DIM;
-    attend(table, length, begin, end, row, (global ushort *)keys, (global ushort *)values, cosines, sines, heads, kv_heads, kv_head,
+    uint4 key[2][DIM_CHUNKS], value[4][HALVES];
+    fetch_cached(key, value, table, begin + item / WARP * TILE, STORED(end), (global const ushort *)keys, (global const ushort *)values,
+                 kv_heads, kv_head);
+    attend(key, value, table, length, begin, end, row, (global ushort *)keys, (global ushort *)values, cosines, sines, heads, kv_heads, kv_head,
            warp_sums, warp_max, warp_total);
     barrier(CLK_LOCAL_MEM_FENCE);
     global float *result = out + ((size_t)m * heads + kv_head * HEAD_GROUP) * DIM;

@@ -22,6 +22,7 @@
 #define ROUNDS(rows) ((TILES(rows) + SLOTS(rows) * GROUPS - 1) / (SLOTS(rows) * GROUPS))
 #define ITERS(rows, cols) TILE_ITERS(CHUNKS(cols), SPLIT(rows))
 #define MOST_ITERS MOST(MOST(ITERS(QKV, WIDTH), ITERS(WIDTH, ATTENTION)), MOST(ITERS(2 * FFN, WIDTH), ITERS(WIDTH, FFN)))
+#define MOST_VECTORS MOST(VECTORS_OF(WIDTH), MOST(VECTORS_OF(ATTENTION), VECTORS_OF(FFN)))
 // Attention and the products use the same local memory.
 #define ATTENTION_FLOATS (WARPS * HEAD_GROUP * DIM + 2 * WARPS * 8)
 #define X_FLOATS MOST(X_WORDS(CHUNKS(WIDTH)), MOST(X_WORDS(CHUNKS(ATTENTION)), X_WORDS(CHUNKS(FFN))))
@@ -95,29 +96,33 @@ kernel __attribute__((reqd_work_group_size(THREADS, 1, 1))) OF_WARPS void layer_
     int item = get_local_id(0), id = get_group_id(0);
     uint4 low[MOST_ITERS], high[MOST_ITERS];
     float scales[2];
-    float4 v[MOST(VECTORS_OF(WIDTH), MOST(VECTORS_OF(ATTENTION), VECTORS_OF(FFN)))];
+    float4 v[MOST_VECTORS], gain[MOST_VECTORS];
+    uint4 key[2][DIM_CHUNKS], value[4][HALVES];
     if (id == 0 && item == 0) counts[3] = 0;  // no group is there yet, nor of the launch before any more
 
+    FETCH_ROW(v, x, 1, WIDTH)
+    FETCH_ROW(gain, norm0, NORM0, WIDTH)
     fetch(low, high, scales, my_rows(0, QKV, 0), codes0, scale0, QKV, WIDTH);
-    UNROLL
-    for (int i = 0; i < VECTORS_OF(WIDTH); i++) {
-        int k = item + i * THREADS;
-        v[i] = k < WIDTH / 4 ? ((global const float4 *)x)[k] : (float4)(0.0f);
-    }
-    float2 made = quantise_row(v, norm0, eps0, NORM0, WIDTH, X_WORDS(CHUNKS(WIDTH)), (local uint *)space, found, found_sums);
+    float2 made = quantise_row(v, gain, eps0, NORM0, WIDTH, X_WORDS(CHUNKS(WIDTH)), (local uint *)space, found, found_sums);
     product(low, high, scales, made, codes0, scale0, space, tile_parts, qkv, QKV, WIDTH, 0, 0);
-    fetch(low, high, scales, my_rows(0, WIDTH, 0), codes1, scale1, WIDTH, ATTENTION);
-    wait_for_all(counts);
-
     int length = token_position(step, token_seq, seq_begin, seq_len, 0) + 1;
     global const int *table = step + block_table + step[token_seq] * max_blocks;
     int span = ((length + TILE - 1) / TILE + SPLITS - 1) / SPLITS * TILE;
+#define FETCH_CACHED(task)                                                                                                            \
+    fetch_cached(key, value, table, (task) / KV_HEADS * span + item / WARP * TILE, STORED(min(length, ((task) / KV_HEADS + 1) * span)), \
+                 (global const ushort *)keys, (global const ushort *)values, KV_HEADS, (task) % KV_HEADS)
+    if (id < KV_HEADS * SPLITS) FETCH_CACHED(id);  // what a step before has left there
+    fetch(low, high, scales, my_rows(0, WIDTH, 0), codes1, scale1, WIDTH, ATTENTION);
+    FETCH_ROW(gain, norm1, NORM1, ATTENTION)
+    wait_for_all(counts);
+
     for (int task = id; task < KV_HEADS * SPLITS; task += GROUPS) {
         local float(*warp_sums)[HEAD_GROUP][DIM] = (local float(*)[HEAD_GROUP][DIM])space;
         local float(*warp_max)[8] = (local float(*)[8])((local float *)space + WARPS * HEAD_GROUP * DIM), (*warp_total)[8] = warp_max + WARPS;
         int kv_head = task % KV_HEADS, begin = task / KV_HEADS * span, end = min(length, begin + span);
-        attend(table, length, begin, end, qkv, (global ushort *)keys, (global ushort *)values, cosines, sines, HEAD_GROUP * KV_HEADS,
-               KV_HEADS, kv_head, warp_sums, warp_max, warp_total);
+        if (task != id) FETCH_CACHED(task);
+        attend(key, value, table, length, begin, end, qkv, (global ushort *)keys, (global ushort *)values, cosines, sines,
+               HEAD_GROUP * KV_HEADS, KV_HEADS, kv_head, warp_sums, warp_max, warp_total);
         barrier(CLK_LOCAL_MEM_FENCE);
         merge_warps(parts + (kv_head * SPLITS + task / KV_HEADS) * PART, 0, warp_sums, warp_max, warp_total);
         barrier(CLK_LOCAL_MEM_FENCE);
@@ -146,9 +151,10 @@ kernel __attribute__((reqd_work_group_size(THREADS, 1, 1))) OF_WARPS void layer_
         }
         v[i] = k < ATTENTION / 4 ? v[i] / total : (float4)(0.0f);
     }
-    made = quantise_row(v, norm1, eps1, NORM1, ATTENTION, X_WORDS(CHUNKS(ATTENTION)), (local uint *)space, found, found_sums);
+    made = quantise_row(v, gain, eps1, NORM1, ATTENTION, X_WORDS(CHUNKS(ATTENTION)), (local uint *)space, found, found_sums);
     product(low, high, scales, made, codes1, scale1, space, tile_parts, x, WIDTH, ATTENTION, 0, 1);
     fetch(low, high, scales, my_rows(0, 2 * FFN, 1), codes2, scale2, 2 * FFN, WIDTH);
+    FETCH_ROW(gain, norm2, NORM2, WIDTH)
     wait_for_all(counts + 2);
 
     UNROLL
@@ -156,9 +162,10 @@ kernel __attribute__((reqd_work_group_size(THREADS, 1, 1))) OF_WARPS void layer_
         int k = item + i * THREADS;
         v[i] = k < WIDTH / 4 ? fresh4((global const float4 *)x + k) : (float4)(0.0f);
     }
-    made = quantise_row(v, norm2, eps2, NORM2, WIDTH, X_WORDS(CHUNKS(WIDTH)), (local uint *)space, found, found_sums);
+    made = quantise_row(v, gain, eps2, NORM2, WIDTH, X_WORDS(CHUNKS(WIDTH)), (local uint *)space, found, found_sums);
     product(low, high, scales, made, codes2, scale2, space, tile_parts, products, 2 * FFN, WIDTH, 1, 0);
     fetch(low, high, scales, my_rows(0, WIDTH, 0), codes3, scale3, WIDTH, FFN);
+    FETCH_ROW(gain, norm3, NORM3, FFN)
     wait_for_all(counts + 3);
 
     if (id == 0 && item < 3) counts[item] = 0;  // all groups have passed them
@@ -167,6 +174,6 @@ kernel __attribute__((reqd_work_group_size(THREADS, 1, 1))) OF_WARPS void layer_
         int k = item + i * THREADS;
         v[i] = k < FFN / 4 ? fresh4((global const float4 *)products + k) : (float4)(0.0f);
     }
-    made = quantise_row(v, norm3, eps3, NORM3, FFN, X_WORDS(CHUNKS(FFN)), (local uint *)space, found, found_sums);
+    made = quantise_row(v, gain, eps3, NORM3, FFN, X_WORDS(CHUNKS(FFN)), (local uint *)space, found, found_sums);
     product(low, high, scales, made, codes3, scale3, space, tile_parts, x, WIDTH, FFN, 0, 1);
 }

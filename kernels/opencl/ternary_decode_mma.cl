@@ -43,13 +43,10 @@ kernel __attribute__((reqd_work_group_size(THREADS, 1, 1))) OF_WARPS void ternar
     local uint4 x[X_WORDS(CHUNKS) / 4];
     local float2 found[WARPS];
     local int found_sums[WARPS];
-    float4 v[VECTORS_OF(COLS)];
-    UNROLL
-    for (int i = 0; i < VECTORS_OF(COLS); i++) {
-        int k = item + i * THREADS;
-        v[i] = k < COLS / 4 ? ((global const float4 *)input)[k] : (float4)(0.0f);
-    }
-    float2 made = quantise_row(v, (global const float4 *)norm, eps, INPUT == 2, COLS, X_WORDS(CHUNKS), (local uint *)x, found, found_sums);
+    float4 v[VECTORS_OF(COLS)], gain[VECTORS_OF(COLS)];
+    FETCH_ROW(gain, norm, INPUT == 2, COLS)
+    FETCH_ROW(v, input, 1, COLS)
+    float2 made = quantise_row(v, gain, eps, INPUT == 2, COLS, X_WORDS(CHUNKS), (local uint *)x, found, found_sums);
     x_scale[0] = made.x;
     x_sum[0] = (int)made.y;
     int4 total = multiply_tile(low, high, x, part, CHUNKS, KSPLIT);
