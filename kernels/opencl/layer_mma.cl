@@ -15,12 +15,13 @@
 #define CHUNKS(cols) (((cols) + 127) / 128 * 2)
 #define LEAST(a, b) ((a) < (b) ? (a) : (b))
 #define MOST(a, b) ((a) > (b) ? (a) : (b))
-// Tiles of W that a group takes at a time, the warps that share one, and how often.
+// Tiles of W that a group takes at a time, the warps that share one (enough for its codes to fit their registers), and how often.
+#define MOST_STEPS 10
 #define TILES(rows) (((rows) + 15) / 16)
-#define SLOTS(rows) LEAST((TILES(rows) + GROUPS - 1) / GROUPS, WARPS)
-#define SPLIT(rows) (WARPS / SLOTS(rows))
-#define ROUNDS(rows) ((TILES(rows) + SLOTS(rows) * GROUPS - 1) / (SLOTS(rows) * GROUPS))
-#define ITERS(rows, cols) TILE_ITERS(CHUNKS(cols), SPLIT(rows))
+#define SLOTS(rows, cols) LEAST((TILES(rows) + GROUPS - 1) / GROUPS, WARPS / ((TILE_ITERS(CHUNKS(cols), 1) + MOST_STEPS - 1) / MOST_STEPS))
+#define SPLIT(rows, cols) (WARPS / SLOTS(rows, cols))
+#define ROUNDS(rows, cols) ((TILES(rows) + SLOTS(rows, cols) * GROUPS - 1) / (SLOTS(rows, cols) * GROUPS))
+#define ITERS(rows, cols) TILE_ITERS(CHUNKS(cols), SPLIT(rows, cols))
 #define MOST_ITERS MOST(MOST(ITERS(QKV, WIDTH), ITERS(WIDTH, ATTENTION)), MOST(ITERS(2 * FFN, WIDTH), ITERS(WIDTH, FFN)))
 #define MOST_VECTORS MOST(VECTORS_OF(WIDTH), MOST(VECTORS_OF(ATTENTION), VECTORS_OF(FFN)))
 // Attention and the products use the same local memory.
@@ -39,13 +40,13 @@ inline void wait_for_all(volatile global int *count) {
 }
 
 // This work-item's rows of the tile that its warp takes in a round.
-INLINED int2 my_rows(int round, const int rows, const int glu) {
-    int slot = get_local_id(0) / WARP / SPLIT(rows);
-    return tile_rows(get_group_id(0) + (round * SLOTS(rows) + slot) * GROUPS, rows, glu);
+INLINED int2 my_rows(int round, const int rows, const int cols, const int glu) {
+    int slot = get_local_id(0) / WARP / SPLIT(rows, cols);
+    return tile_rows(get_group_id(0) + (round * SLOTS(rows, cols) + slot) * GROUPS, rows, glu);
 }
 
 INLINED void fetch(uint4 *low, uint4 *high, float *scales, int2 at, global const uint4 *codes, global const float *w_scale, const int rows, const int cols) {
-    fetch_tile(low, high, codes, at, rows, get_local_id(0) / WARP % SPLIT(rows), CHUNKS(cols), SPLIT(rows));
+    fetch_tile(low, high, codes, at, rows, get_local_id(0) / WARP % SPLIT(rows, cols), CHUNKS(cols), SPLIT(rows, cols));
     scales[0] = w_scale[min(at.x, rows - 1)];
     scales[1] = w_scale[min(at.y, rows - 1)];
 }
@@ -53,22 +54,22 @@ INLINED void fetch(uint4 *low, uint4 *high, float *scales, int2 at, global const
 // The product of a quantised row, in local memory, with scale and sum `made`; the codes of the first round are there.
 INLINED void product(uint4 *low, uint4 *high, float *scales, float2 made, global const uint4 *codes, global const float *w_scale,
                      local const uint4 *x, local int2 *parts, global float *out, const int rows, const int cols, const int glu, const int add) {
-    int item = get_local_id(0), warp = item / WARP, lane = item % WARP, slot = warp / SPLIT(rows), part = warp % SPLIT(rows);
-    for (int round = 0; round < ROUNDS(rows); round++) {
-        int2 at = my_rows(round, rows, glu);
+    int item = get_local_id(0), warp = item / WARP, lane = item % WARP, slot = warp / SPLIT(rows, cols), part = warp % SPLIT(rows, cols);
+    for (int round = 0; round < ROUNDS(rows, cols); round++) {
+        int2 at = my_rows(round, rows, cols, glu);
         if (round > 0) fetch(low, high, scales, at, codes, w_scale, rows, cols);
-        int mine = slot < SLOTS(rows) && part == 0 && lane % 4 == 0 && at.x < (glu ? rows / 2 : rows), both = glu || at.y < rows;
+        int mine = slot < SLOTS(rows, cols) && part == 0 && lane % 4 == 0 && at.x < (glu ? rows / 2 : rows), both = glu || at.y < rows;
         float old_low = add && mine ? fresh(out + at.x) : 0.0f, old_high = add && mine && both ? fresh(out + at.y) : 0.0f;
-        int4 total = multiply_tile(low, high, x, part, CHUNKS(cols), SPLIT(rows));
+        int4 total = multiply_tile(low, high, x, part, CHUNKS(cols), SPLIT(rows, cols));
         int2 sum = total.xz;
-        if (SPLIT(rows) > 1) {
+        if (SPLIT(rows, cols) > 1) {
             if (lane % 4 == 0) parts[warp * 8 + lane / 4] = sum;
             barrier(CLK_LOCAL_MEM_FENCE);
             if (mine) {
                 UNROLL
-                for (int i = 1; i < SPLIT(rows); i++) sum += parts[(warp + i) * 8 + lane / 4];
+                for (int i = 1; i < SPLIT(rows, cols); i++) sum += parts[(warp + i) * 8 + lane / 4];
             }
-            if (ROUNDS(rows) > 1) barrier(CLK_LOCAL_MEM_FENCE);
+            if (ROUNDS(rows, cols) > 1) barrier(CLK_LOCAL_MEM_FENCE);
         }
         if (mine) {
             float value_low = (float)(sum.x - (int)made.y) * (made.x * scales[0]), value_high = (float)(sum.y - (int)made.y) * (made.x * scales[1]);
@@ -102,7 +103,7 @@ kernel __attribute__((reqd_work_group_size(THREADS, 1, 1))) OF_WARPS void layer_
 
     FETCH_ROW(v, x, 1, WIDTH)
     FETCH_ROW(gain, norm0, NORM0, WIDTH)
-    fetch(low, high, scales, my_rows(0, QKV, 0), codes0, scale0, QKV, WIDTH);
+    fetch(low, high, scales, my_rows(0, QKV, WIDTH, 0), codes0, scale0, QKV, WIDTH);
     float2 made = quantise_row(v, gain, eps0, NORM0, WIDTH, X_WORDS(CHUNKS(WIDTH)), (local uint *)space, found, found_sums);
     product(low, high, scales, made, codes0, scale0, space, tile_parts, qkv, QKV, WIDTH, 0, 0);
     int length = token_position(step, token_seq, seq_begin, seq_len, 0) + 1;
@@ -112,7 +113,7 @@ kernel __attribute__((reqd_work_group_size(THREADS, 1, 1))) OF_WARPS void layer_
     fetch_cached(key, value, table, (task) / KV_HEADS * span + item / WARP * TILE, STORED(min(length, ((task) / KV_HEADS + 1) * span)), \
                  (global const ushort *)keys, (global const ushort *)values, KV_HEADS, (task) % KV_HEADS)
     if (id < KV_HEADS * SPLITS) FETCH_CACHED(id);  // what a step before has left there
-    fetch(low, high, scales, my_rows(0, WIDTH, 0), codes1, scale1, WIDTH, ATTENTION);
+    fetch(low, high, scales, my_rows(0, WIDTH, ATTENTION, 0), codes1, scale1, WIDTH, ATTENTION);
     FETCH_ROW(gain, norm1, NORM1, ATTENTION)
     wait_for_all(counts);
 
@@ -153,7 +154,7 @@ kernel __attribute__((reqd_work_group_size(THREADS, 1, 1))) OF_WARPS void layer_
     }
     made = quantise_row(v, gain, eps1, NORM1, ATTENTION, X_WORDS(CHUNKS(ATTENTION)), (local uint *)space, found, found_sums);
     product(low, high, scales, made, codes1, scale1, space, tile_parts, x, WIDTH, ATTENTION, 0, 1);
-    fetch(low, high, scales, my_rows(0, 2 * FFN, 1), codes2, scale2, 2 * FFN, WIDTH);
+    fetch(low, high, scales, my_rows(0, 2 * FFN, WIDTH, 1), codes2, scale2, 2 * FFN, WIDTH);
     FETCH_ROW(gain, norm2, NORM2, WIDTH)
     wait_for_all(counts + 2);
 
@@ -164,7 +165,7 @@ kernel __attribute__((reqd_work_group_size(THREADS, 1, 1))) OF_WARPS void layer_
     }
     made = quantise_row(v, gain, eps2, NORM2, WIDTH, X_WORDS(CHUNKS(WIDTH)), (local uint *)space, found, found_sums);
     product(low, high, scales, made, codes2, scale2, space, tile_parts, products, 2 * FFN, WIDTH, 1, 0);
-    fetch(low, high, scales, my_rows(0, WIDTH, 0), codes3, scale3, WIDTH, FFN);
+    fetch(low, high, scales, my_rows(0, WIDTH, FFN, 0), codes3, scale3, WIDTH, FFN);
     FETCH_ROW(gain, norm3, NORM3, FFN)
     wait_for_all(counts + 3);
 

@@ -1,6 +1,6 @@
 // ternary_decode on the matrix units, by tiles of 16 rows of W; all of a warp's codes are fetched before anything else.
 //
-// INPUT and GLU as in ternary_decode. KSPLIT warps share a tile's K.
+// INPUT and GLU as in ternary_decode, but of several tokens too: then a warp quantises a token. KSPLIT warps share a tile's K.
 #pragma OPENCL FP_CONTRACT OFF  // the contract rounds each product and the sum of `add` on its own
 
 #define WARPS (TILES * KSPLIT)
@@ -8,6 +8,38 @@
 #define CHUNKS (ROW_BYTES / 16)
 #define ITERS TILE_ITERS(CHUNKS, KSPLIT)
 #include "ternary_tile.clh"
+
+#if INPUT && TOKENS > 1
+// Of a token in local memory; with room so that those of a warp's loads fall into different banks, as do four work-items' parts,
+// which stand together.
+#define X_PITCH (X_WORDS(CHUNKS) / 4 + 4)
+
+// Absmax int8 of a row, after RMSNorm where INPUT is 2, by one warp. Returns its scale and its sum.
+INLINED float2 quantise_by_warp(global const float4 *row, global const float4 *norm, float eps, local uint *x) {
+    int lane = get_local_id(0) % WARP;
+    float squares = 0.0f, largest = 0.0f;
+    UNROLL_BY_8
+    for (int k = lane; k < COLS / 4; k += WARP) {
+        float4 v = row[k];
+        squares += dot(v, v);
+        largest = fmax(largest, magnitude(INPUT == 2 ? v * norm[k] : v));
+    }
+    float inverse = INPUT == 2 ? 1.0f / sqrt(warp_add(squares) / COLS + eps) : 1.0f;
+    largest = fmax(warp_max(largest) * inverse, QUANT_FLOOR);
+    float factor = 127.0f / largest * inverse;
+    int sum = 0;
+    UNROLL_BY_8
+    for (int k = lane; k < X_WORDS(CHUNKS); k += WARP) {
+        float4 v = k < COLS / 4 ? row[k] : (float4)(0.0f);
+        if (INPUT == 2 && k < COLS / 4) v *= norm[k];
+        uint word = as_uint(convert_char4_sat_rte(v * factor));
+        int unit = k / 4 % 16, place = unit / 2 % 4 * 4 + unit / 8 * 2 + unit % 2;
+        x[k / 64 * 64 + place * 4 + k % 4] = word;
+        sum = dot4(0x01010101u, word, sum);
+    }
+    return (float2)(largest / 127.0f, (float)warp_sum(sum));  // exact: below 2^24
+}
+#endif
 
 kernel __attribute__((reqd_work_group_size(THREADS, 1, 1))) OF_WARPS void ternary_decode_mma(
     global const int *step, global const void *input, global const float *scale, global const int *x_sums,
@@ -39,7 +71,7 @@ kernel __attribute__((reqd_work_group_size(THREADS, 1, 1))) OF_WARPS void ternar
         old_high[i] = out[(size_t)m * rows + min(row_high, rows - 1)];
 #endif
     }
-#if INPUT
+#if INPUT && TOKENS == 1
     local uint4 x[X_WORDS(CHUNKS) / 4];
     local float2 found[WARPS];
     local int found_sums[WARPS];
@@ -51,13 +83,33 @@ kernel __attribute__((reqd_work_group_size(THREADS, 1, 1))) OF_WARPS void ternar
     x_sum[0] = (int)made.y;
     int4 total = multiply_tile(low, high, x, part, CHUNKS, KSPLIT);
 #else
+#if INPUT
+    local uint4 x[TOKENS * X_PITCH];
+    local float2 made[TOKENS];
+    for (int t = warp; t < TOKENS; t += WARPS) {
+        float2 found = quantise_by_warp((global const float4 *)input + (size_t)min(t, tokens - 1) * (COLS / 4), (global const float4 *)norm,
+                                        eps, (local uint *)(x + t * X_PITCH));
+        if (lane == 0) made[t] = found;
+    }
+    barrier(CLK_LOCAL_MEM_FENCE);
+    UNROLL
+    for (int i = 0; i < 2; i++) {
+        if (quarter * 2 + i >= TOKENS) continue;
+        x_scale[i] = made[quarter * 2 + i].x;
+        x_sum[i] = (int)made[quarter * 2 + i].y;
+    }
+#endif
     int4 sums[4] = {(int4)(0), (int4)(0), (int4)(0), (int4)(0)};
     UNROLL
     for (int i = 0; i < ITERS; i++) {
-        int chunk = (part + i * KSPLIT) * 4 + quarter, k = chunk / 2 * 128 + chunk % 2 * 16, there = group < TOKENS && chunk < CHUNKS;
+        int chunk = (part + i * KSPLIT) * 4 + quarter, there = group < TOKENS && chunk < CHUNKS;
         UNROLL
         for (int plane = 0; plane < 4; plane++) {
-            uint4 b = there ? load_x(input, group, k + 32 * plane) : (uint4)(0);
+#if INPUT
+            uint4 b = there ? x[group * X_PITCH + chunk / 4 * 16 + plane * 4 + quarter] : (uint4)(0);
+#else
+            uint4 b = there ? load_x(input, group, chunk / 2 * 128 + chunk % 2 * 16 + 32 * plane) : (uint4)(0);
+#endif
             sums[plane] = add_tile(sums, low[i], high[i], b, plane);
         }
     }

@@ -6,7 +6,7 @@ from typing import Any
 
 from bitnet.opencl import features
 
-found = features.features
+found, options = features.features, features.flags
 
 
 def with_matrix_units(device: Any) -> tuple[str, ...]:
@@ -16,4 +16,5 @@ def with_matrix_units(device: Any) -> tuple[str, ...]:
 
 
 features.features = with_matrix_units
+features.flags = lambda device: (*options(device), "-cl-opt-disable")  # a tenth of the time to compile
 features.resident = lambda device: 1

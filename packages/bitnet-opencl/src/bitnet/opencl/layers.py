@@ -7,19 +7,19 @@ from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
-from bitnet.core.gpu import Arg, Bucket, Context, KernelSpec, Launch, TernaryBuffer
+from bitnet.core.gpu import Arg, Bucket, Context, KernelSpec, Launch
 from bitnet.core.gpu.fusion import feeds, glu_products, read_again
 from bitnet.core.gpu.ops import ceil_div, kv_defines, positions
 from bitnet.core.hal import Attention, GluNormQuant, NormQuant, Op, RopeAppend, TernaryMatmul
 from bitnet.opencl.attention import ATTENTION_PART, takes_matrix_units
-from bitnet.opencl.products import MMA_ROWS, MMA_STEP, WARP, power_of_two
+from bitnet.opencl.products import MMA_STEP, WARP, power_of_two
 
 WARPS = 8
 """Of a work-group: with more, there are too few registers for each."""
 TILE = 16
 """Positions that a warp takes at a time."""
 MOST_STEPS = 10
-"""Of MMA_STEP for a warp, whose codes are in registers."""
+"""Of MMA_STEP for a warp, whose codes are in registers, as the source has it."""
 MOST_SPLITS = 8
 """Parts of a sequence's positions; what they find is put together by every work-group."""
 Quant: TypeAlias = NormQuant | GluNormQuant
@@ -114,13 +114,8 @@ class LayerOps:
         share = op.heads // op.kv_heads
         attention = WARPS * (share * op.head_dim + 2 * 8)
         products = max(ceil_div(w.row_bytes, MMA_STEP) * MMA_STEP for w in weights) + WARPS * 16
-        held = all(self._steps(w) <= MOST_STEPS for w in weights)
+        held = all(ceil_div(w.row_bytes, MMA_STEP) <= MOST_STEPS * WARPS for w in weights)
         return takes_matrix_units(ctx, op) and held and 4 * max(attention, products) + WARPS * 12 + 16 <= self._local
-
-    def _steps(self, w: TernaryBuffer) -> int:
-        """How often a warp multiplies for a tile, as the kernel shares tiles out."""
-        slots = min(ceil_div(ceil_div(w.rows, MMA_ROWS), self._groups), WARPS)
-        return ceil_div(ceil_div(w.row_bytes, MMA_STEP), WARPS // slots)
 
 
 def _part(op: Attention) -> int:

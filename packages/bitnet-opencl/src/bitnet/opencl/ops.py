@@ -13,7 +13,7 @@ from dataclasses import replace
 import numpy as np
 
 from bitnet.core.gpu import Bucket, Context, KernelSources, Launch, Lowering
-from bitnet.core.gpu.fusion import feed_forward, feeds, glu_products, lower, normed, read_again, row_sums
+from bitnet.core.gpu.fusion import Source, feed_forward, feeds, glu_products, lower, normed, read_again, row_sums
 from bitnet.core.gpu.ops import Dispatch, RowOps, advance
 from bitnet.core.hal import Attention, DenseMatmul, GluNormQuant, NormQuant, Op, RopeAppend, Sample, TernaryMatmul
 from bitnet.opencl.attention import AttentionOps
@@ -88,31 +88,46 @@ class OpenCLOps:
                     and feeds(glu, down, ops[at + 4 :])
                     and (up.out, up.add) == (glu.gate_up, False)
                     and not read_again(up.out, ops[at + 3 :])
-                    and products.quantises(ctx.ternary(up.weights), times=2)
-                    and products.quantises(ctx.ternary(down.weights))
+                    and products.quantises(ctx.ternary(up.weights), 1, times=2)
+                    and products.quantises(ctx.ternary(down.weights), 1)
                 ):
                     return feed_forward(products.decode, ctx, (n, up, glu, down), bucket), 4
-                case [NormQuant() as n, TernaryMatmul() as op, *_] if feeds(n, op, ops[at + 2 :]):
-                    if products.quantises(ctx.ternary(op.weights)):
-                        return [products.decode(ctx, op, bucket, normed(ctx, n), ctx.tensors[op.out])], 2
-        elif not ctx.program.keep:
-            match ops[at : at + 2]:
-                case [TernaryMatmul() as up, GluNormQuant() as glu] if (
-                    (up.out, up.add) == (glu.gate_up, False)
-                    and not read_again(up.out, ops[at + 2 :])
-                    and products.gates(ctx.ternary(up.weights))
+        if not ctx.program.keep:
+            match ops[at : at + 3]:
+                case [NormQuant() as n, TernaryMatmul() as up, GluNormQuant() as glu] if (
+                    bucket.tokens > 1
+                    and self._gates(ctx, up, glu, ops[at + 3 :])
+                    and self._takes(ctx, n, up, ops[at + 2 :], bucket)
                 ):
-                    return self._gated(ctx, up, glu, bucket), 2
+                    return self._gated(ctx, up, glu, bucket, normed(ctx, n)), 3
+                case [NormQuant() as n, TernaryMatmul() as up, *_] if self._takes(ctx, n, up, ops[at + 2 :], bucket):
+                    return [products.decode(ctx, up, bucket, normed(ctx, n), ctx.tensors[up.out])], 2
+                case [TernaryMatmul() as up, GluNormQuant() as glu, *_] if bucket.tokens > 1 and self._gates(
+                    ctx, up, glu, ops[at + 2 :]
+                ):
+                    return self._gated(ctx, up, glu, bucket, None), 2
         return self._table[type(ops[at])](ctx, ops[at], bucket), 1
 
-    def _gated(self, ctx: Context, up: TernaryMatmul, glu: GluNormQuant, bucket: Bucket) -> list[Launch]:
-        """The product of gates and ups with the activation, and what is left of glu_norm_quant."""
+    def _takes(self, ctx: Context, n: NormQuant, op: TernaryMatmul, later: Sequence[Op], bucket: Bucket) -> bool:
+        """Whether the product can quantise its tokens, and nothing else needs what the operation before it makes."""
+        return feeds(n, op, later) and self._products.quantises(ctx.ternary(op.weights), bucket.tokens)
+
+    def _gates(self, ctx: Context, up: TernaryMatmul, glu: GluNormQuant, later: Sequence[Op]) -> bool:
+        """Whether the product can apply the activation, and nothing else needs what it would have made."""
+        gates = self._products.gates(ctx.ternary(up.weights))
+        return gates and (up.out, up.add) == (glu.gate_up, False) and not read_again(up.out, later)
+
+    def _gated(
+        self, ctx: Context, up: TernaryMatmul, glu: GluNormQuant, bucket: Bucket, source: Source | None
+    ) -> list[Launch]:
+        """The product of gates and ups, which quantises its ``source`` if any, and activates; the norm after it."""
         product, width = glu_products(ctx, glu), ctx.shape(glu.gate_up)[1] // 2
         weight = ctx.dense(glu.weight).data if glu.weight else product
         outs = ctx.tensors[glu.out], ctx.tensors[glu.scale], row_sums(ctx, glu.out)
         args = (ctx.step, product, weight, np.float32(glu.eps), *outs, np.int32(width))
         defines = {"NORM": int(glu.weight is not None)}
-        return [
-            *self._products.ternary_matmul(ctx, up, bucket, out=product, activation=glu.activation),
-            self._rows.launch("norm_quant", bucket.tokens, args, defines=defines),
-        ]
+        if source:
+            made = [self._products.decode(ctx, up, bucket, source, product, activation=glu.activation)]
+        else:
+            made = self._products.ternary_matmul(ctx, up, bucket, out=product, activation=glu.activation)
+        return [*made, self._rows.launch("norm_quant", bucket.tokens, args, defines=defines)]

@@ -112,10 +112,13 @@ class Products:
         """Whether the product of several tokens can apply the activation between its gates and ups."""
         return self._decodes_mma(w) and self._tiles_mma(w)
 
-    def quantises(self, w: TernaryBuffer, *, times: int = 1) -> bool:
-        """Whether a product of one token can quantise it: a work-group can hold it, and a work-item its codes."""
+    def quantises(self, w: TernaryBuffer, tokens: int, *, times: int = 1) -> bool:
+        """Whether a product can quantise its tokens: a work-group can hold them, and a work-item its codes."""
         if self._decodes_mma(w):
-            return True
+            held = tokens * (4 * w.row_bytes + 256 + 64) + MOST_WARPS * (WARP * 16 + 8)
+            return tokens == 1 or (tokens <= DECODE_TOKENS and held <= self._local)
+        if tokens > 1:
+            return False
         local = 4 * w.row_bytes + self._group * (8 + 4 * times)
         chunks = ceil_div(w.row_bytes // CHUNK_BYTES, self._lanes(w, times))
         return local <= self._local and chunks * times <= HELD_CHUNKS
