@@ -28,7 +28,7 @@ INLINE void plane_tiles(
         __m512i codes[MAX_TILES];
         for (int t = 0; t < tiles; t++) {
             codes[t] = _mm512_loadu_si512(w + 64 * t);
-            if (t == 0) _mm_prefetch(w + 8192, _MM_HINT_T1); /* the processor fetches the lines beside it */
+            if (t == 0) _mm_prefetch(w + 16384, _MM_HINT_T1); /* the processor fetches the lines beside it */
         }
         for (int p = 0; p < 8 / bits; p++, x += tokens) {
             __m512i plane[MAX_TILES];

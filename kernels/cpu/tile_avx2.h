@@ -1,7 +1,7 @@
 /*
  * Ternary micro-kernels for AVX2. Where there is no VNNI, `vpmaddubsw` adds two neighbouring products in 16 bits: with
- * codes of at most 2 (or 15) they are within ±512 (±3840), so that 64 (8) of them can be summed before they are widened,
- * and nothing ever saturates.
+ * codes of at most 2 (8, 15) they are within ±512 (±2048, ±3840), so that 64 (16, 8) of them can be summed before they are
+ * widened, and nothing ever saturates.
  */
 #include <immintrin.h>
 
@@ -92,28 +92,36 @@ INLINE __m256i widen_add(__m256i sum, __m256i pairs) {
     return _mm256_add_epi32(sum, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
 }
 
+/* Groups between widenings for one token: two products of at most ±2048 each, in 16 bits. */
+#define WIDEN_ONE 7
+
 INLINE void gemv_tiles(const uint8_t *w, const int tiles, int64_t groups, const int8_t *x, int32_t *acc) {
+    /* Planes 0 and 2 (shifted down by 4) count as they are; 1 and 3 weigh 4 and are summed apart. */
+    const __m256i low = _mm256_set1_epi8(3), high = _mm256_set1_epi8(12);
     __m256i sum[PANEL_TILES];
     for (int t = 0; t < tiles; t++) sum[t] = _mm256_setzero_si256();
-    for (int64_t first = 0; first < groups; first += WIDEN(2)) {
-        const int64_t last = first + WIDEN(2) < groups ? first + WIDEN(2) : groups;
-        __m256i pairs[PANEL_TILES];
-        for (int t = 0; t < tiles; t++) pairs[t] = _mm256_setzero_si256();
+    for (int64_t first = 0; first < groups; first += WIDEN_ONE) {
+        const int64_t last = first + WIDEN_ONE < groups ? first + WIDEN_ONE : groups;
+        __m256i one[PANEL_TILES], four[PANEL_TILES];
+        for (int t = 0; t < tiles; t++) one[t] = four[t] = _mm256_setzero_si256();
         for (int64_t g = first; g < last; g++, x += 16) {
             const __m256i y0 = four_of(x), y1 = four_of(x + 4), y2 = four_of(x + 8), y3 = four_of(x + 12);
             for (int t = 0; t < tiles; t++, w += 32) {
-                const __m256i codes = _mm256_loadu_si256((const __m256i *)w);
-                if (t % 2 == 0) _mm_prefetch(w + 8192, _MM_HINT_T1);
-                __m256i a = _mm256_add_epi16(
-                    _mm256_maddubs_epi16(plane_of(codes, 0, 2), y0), _mm256_maddubs_epi16(plane_of(codes, 1, 2), y1));
-                __m256i b = _mm256_add_epi16(
-                    _mm256_maddubs_epi16(plane_of(codes, 2, 2), y2), _mm256_maddubs_epi16(plane_of(codes, 3, 2), y3));
-                pairs[t] = _mm256_add_epi16(pairs[t], _mm256_add_epi16(a, b));
+                const __m256i codes = _mm256_loadu_si256((const __m256i *)w), upper = _mm256_srli_epi32(codes, 4);
+                if (t % 2 == 0) _mm_prefetch(w + 16384, _MM_HINT_T1);
+                one[t] = _mm256_add_epi16(one[t], _mm256_maddubs_epi16(_mm256_and_si256(codes, low), y0));
+                four[t] = _mm256_add_epi16(four[t], _mm256_maddubs_epi16(_mm256_and_si256(codes, high), y1));
+                one[t] = _mm256_add_epi16(one[t], _mm256_maddubs_epi16(_mm256_and_si256(upper, low), y2));
+                four[t] = _mm256_add_epi16(four[t], _mm256_maddubs_epi16(_mm256_and_si256(upper, high), y3));
             }
         }
-        for (int t = 0; t < tiles; t++) sum[t] = widen_add(sum[t], pairs[t]);
+        for (int t = 0; t < tiles; t++) {
+            sum[t] = _mm256_add_epi32(sum[t], _mm256_madd_epi16(one[t], _mm256_set1_epi16(4)));
+            sum[t] = widen_add(sum[t], four[t]);
+        }
     }
-    for (int t = 0; t < tiles; t++) _mm256_storeu_si256((__m256i *)(acc + 8 * t), sum[t]);
+    for (int t = 0; t < tiles; t++)
+        _mm256_storeu_si256((__m256i *)(acc + 8 * t), _mm256_srai_epi32(sum[t], 2));
 }
 
 INLINE void plane_tiles(

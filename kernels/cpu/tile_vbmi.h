@@ -74,24 +74,33 @@ INLINE __m512i digits_of(__m512i bytes, tables_t table, __m512i *fifth) {
  *
  * The four planes stay where they are in the byte, so each costs one mask and no shift: they weigh 1, 4, 16 and 64 and are
  * summed apart. The greatest, 2 · 64 · 128 · K / 5 for K = 131,072, is below 2^29.
+ *
+ * A tile is taken apart while the one before it is multiplied, so that look-ups and products do not wait for each other;
+ * the last one taken apart, behind the panel, is not used. Lines are asked for twice: into the second-level cache from
+ * memory, and into the first in time.
  */
 INLINE void gemv_tiles(const uint8_t *w, const int tiles, int64_t groups, const int8_t *x, int32_t *acc) {
     const tables_t table = tables();
     __m512i sum[PANEL_TILES][4];
     for (int t = 0; t < tiles; t++)
         for (int p = 0; p < 4; p++) sum[t][p] = _mm512_setzero_si512();
+    __m512i fifth, digits = digits_of(_mm512_loadu_si512(w), table, &fifth);
     for (int64_t g = 0; g < groups; g++, x += GROUP_COLUMNS) {
         __m512i y[5];
         for (int p = 0; p < 5; p++) y[p] = four_of(x + 4 * p);
-        for (int t = 0; t < tiles; t++, w += 64) {
-            __m512i fifth;
-            const __m512i digits = digits_of(_mm512_loadu_si512(w), table, &fifth);
-            _mm_prefetch(w + 8192, _MM_HINT_T1);
+        for (int t = 0; t < tiles; t++) {
+            w += 64;
+            __m512i next_fifth;
+            const __m512i next = digits_of(_mm512_loadu_si512(w), table, &next_fifth);
             for (int p = 0; p < 4; p++) {
                 const __m512i plane = _mm512_and_si512(digits, _mm512_set1_epi8((char)(3 << 2 * p)));
                 sum[t][p] = _mm512_dpbusd_epi32(sum[t][p], plane, y[p]);
             }
             sum[t][0] = _mm512_dpbusd_epi32(sum[t][0], fifth, y[4]);
+            _mm_prefetch(w + 2048, _MM_HINT_T0);
+            _mm_prefetch(w + 16384, _MM_HINT_T1);
+            digits = next;
+            fifth = next_fifth;
         }
     }
     for (int t = 0; t < tiles; t++) {
