@@ -26,10 +26,11 @@ INLINE void plane_tiles(
         for (int m = 0; m < tokens; m++) sum[t][m] = _mm512_setzero_si512();
     for (int64_t g = 0; g < groups; g++, w += pitch) {
         __m512i codes[MAX_TILES];
-        for (int t = 0; t < tiles; t++) {
-            codes[t] = _mm512_loadu_si512(w + 64 * t);
-            if (t == 0) _mm_prefetch(w + 16384, _MM_HINT_T1); /* the processor fetches the lines beside it */
-        }
+        for (int t = 0; t < tiles; t++) codes[t] = _mm512_loadu_si512(w + 64 * t);
+        /* Where this pass takes part of the tiles, all lines are asked for: the next one finds its own in the cache. Where
+         * it takes all, one in four: the processor fetches those beside it. */
+        for (int64_t line = 0; line < (64 * tiles < pitch ? pitch : 64); line += 64)
+            _mm_prefetch(w + 16384 + line, _MM_HINT_T1);
         for (int p = 0; p < 8 / bits; p++, x += tokens) {
             __m512i plane[MAX_TILES];
             for (int t = 0; t < tiles; t++) plane[t] = _mm512_and_si512(_mm512_srli_epi32(codes[t], bits * p), mask);
