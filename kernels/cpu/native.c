@@ -48,7 +48,7 @@ static void pack_job(void *argument, int thread) {
 BN_API void bitnet_pack(
     const level_t *level, pool_t *pool, const uint8_t *codes, uint8_t *packed, int64_t rows, int64_t columns) {
     packing_t p = {level, pool, {codes, packed, rows, columns}};
-    pool_run(pool, pack_job, &p);
+    pool_run(pool, pack_job, &p, true);
 }
 
 BN_API size_t bitnet_head_bytes(const level_t *level, int64_t rows, int64_t columns) {
@@ -88,7 +88,7 @@ BN_API bool bitnet_head_pack(
         },
     };
     if (!p.job.squares) return false;
-    pool_run(pool, head_pack_job, &p);
+    pool_run(pool, head_pack_job, &p, true);
     pages_free(p.job.squares, bytes);
     return true;
 }
@@ -115,14 +115,14 @@ static void probe_job(void *argument, int thread) {
 BN_API int64_t bitnet_probe_read(
     const level_t *level, pool_t *pool, const uint8_t *data, int64_t bytes, int64_t ahead) {
     probe_t p = {.level = level, .pool = pool, .data = data, .bytes = bytes, .ahead = ahead};
-    pool_run(pool, probe_job, &p);
+    pool_run(pool, probe_job, &p, true);
     return p.done;
 }
 
 /* Multiply-add int8 in registers on all threads; returns the number of products. */
 BN_API int64_t bitnet_probe_int8(const level_t *level, pool_t *pool, int64_t turns) {
     probe_t p = {.level = level, .pool = pool, .turns = turns};
-    pool_run(pool, probe_job, &p);
+    pool_run(pool, probe_job, &p, true);
     return p.done;
 }
 
@@ -140,6 +140,7 @@ typedef struct {
     int32_t count;
     bool exact; /* somebody reads the logits: all of them are computed */
     int launched[OP_KINDS], launched_count; /* kinds, in first-launch order */
+    double products; /* with ternary weights, of a token */
     size_t shared_total, scratch_total;
 } executable_t;
 
@@ -162,6 +163,10 @@ BN_API executable_t *bitnet_executable_new(const level_t *level, pool_t *pool, i
     size_t shared = 0, scratch = 0;
     for (int32_t i = 0; i < program->op_count; i++) {
         const operation_t *operation = &level->operations[program->ops[i].kind];
+        if (program->ops[i].kind == OP_TERNARY_MATMUL) {
+            const ternary_matmul_op_t *o = &program->ops[i].ternary_matmul;
+            e->products += (double)o->x.columns * o->out.columns;
+        }
         if (!operation->need) continue;
         const need_t need = operation->need(&e->run, &program->ops[i]);
         if (need.shared > shared) shared = need.shared;
@@ -268,6 +273,8 @@ static void run_job(void *argument, int thread) {
         }
 }
 
+#define LONG_STEP 1e11 /* products: some tenths of a second */
+
 /* Run the program `count` times; `tokens` gets int32[count, R] where it ends in a sample. Where the step says that nobody
  * reads the logits, those that a compact head stands for hold approximate scores afterwards. */
 BN_API void bitnet_executable_run(executable_t *e, const int32_t *step, int32_t count, int32_t *tokens) {
@@ -277,7 +284,7 @@ BN_API void bitnet_executable_run(executable_t *e, const int32_t *step, int32_t 
     e->tokens = tokens;
     e->exact = step[4] != 0;
     e->run.scored = 0;
-    pool_run(e->run.pool, run_job, e);
+    pool_run(e->run.pool, run_job, e, (double)e->run.step.tokens * e->products > LONG_STEP);
 }
 
 /* Rows of a compactly stored head that the last run read in full, over all its turns. */

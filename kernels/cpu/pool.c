@@ -5,7 +5,8 @@
  *
  * Where other programs want the same processors, a thread may have to wait milliseconds for its turn, and at every barrier
  * all others wait for it. So each thread counts the time in which it could have run and did not; when fewer threads would
- * have done the work of a job in less time, the next jobs get fewer, until it is time to try again.
+ * have done the work of a job in less time, the next jobs get fewer, until it is time to try again. Long jobs are left out of
+ * it: their threads seldom meet, and too few of them would stay too few for long.
  */
 #include "pool.h"
 
@@ -198,23 +199,27 @@ void pool_delete(pool_t *pool) {
     release(pool);
 }
 
-void pool_run(pool_t *pool, job_t job, void *argument) {
+void pool_run(pool_t *pool, job_t job, void *argument, bool whole) {
     /* A thread of the parent may have held the lock at the fork; the child starts with a new one. */
     if (pool->process && pool->process != process_id()) mutex_init(&pool->running);
     mutex_lock(&pool->running);
     if (pool->process != process_id()) start(pool);
     pool->job = job;
     pool->argument = argument;
+    const int fewer = pool->threads;
     if (pool->started > 1) {
         pool->begun = wall_time();
-        if (pool->threads < pool->started && pool->begun >= pool->again) pool->threads = pool->started;
+        if (whole || pool->begun >= pool->again) pool->threads = pool->started;
     }
     if (pool->threads > 1) {
         const unsigned number = (atomic_load(&pool->jobs) >> TEAM_BITS) + 1;
         change(pool, &pool->jobs, number << TEAM_BITS | (unsigned)pool->threads);
     }
     take_part(&pool->members[0]);
-    if (pool->threads > 1) adapt(pool, wall_time());
+    if (whole)
+        pool->threads = fewer;
+    else if (pool->threads > 1)
+        adapt(pool, wall_time());
     mutex_unlock(&pool->running);
 }
 

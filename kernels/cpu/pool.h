@@ -13,8 +13,9 @@ typedef void (*job_t)(void *argument, int thread);
 pool_t *pool_new(int threads);
 void pool_delete(pool_t *pool);
 
-/* Run `job(argument, thread)` on the threads, the caller being thread 0, and return when all are done. Callers queue. */
-void pool_run(pool_t *pool, job_t job, void *argument);
+/* Run `job(argument, thread)` on the threads, the caller being thread 0, and return when all are done. Callers queue. Of a
+ * `whole` job no thread is left out: one that is long, with few barriers for its length. */
+void pool_run(pool_t *pool, job_t job, void *argument, bool whole);
 
 /* Threads of the running job: those of the pool, or fewer where other programs keep some from running. */
 int pool_threads(const pool_t *pool);
