@@ -16,7 +16,7 @@ class KernelSources:
         package: Import name of the backend's package, whose folder ``kernels`` holds them.
         backend: Name of the backend, with which the kernels' names end.
         ending: Of the files, one an operation, such as ``.cl``.
-        common: The file that all have in front.
+        common: The file that all have in front. A line ``#include "name"`` stands for a file beside them.
         entry: Pattern whose first group is the name of a kernel where a source defines one.
     """
 
