@@ -60,12 +60,6 @@ def machine(patch: Patch, *devices: Hardware | None) -> None:
     loader(patch)
 
     class Instance:
-        def __enter__(self) -> Instance:
-            return self
-
-        def __exit__(self, *_: object) -> None:
-            pass
-
         def physical_devices(self) -> list[Any]:
             return list(devices)
 
@@ -104,6 +98,14 @@ def real_loader(require_device: Callable[[str, str | None], None]) -> None:
 def test_importing_opens_no_driver() -> None:
     code = "import sys, bitnet.vulkan.backend; sys.exit(not {'vulkan', 'bitnet.vulkan.driver'}.isdisjoint(sys.modules))"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_one_instance_serves_the_process(real_loader: None, monkeypatch: Patch, tmp_path: Path) -> None:
+    """Drivers are not opened anew by each probe; what the loader reads from the environment counts all the same."""
+    first = driver.Instance().handle
+    assert driver.Instance().handle == first
+    monkeypatch.setenv("VK_LAYER_SETTINGS_PATH", str(tmp_path))
+    assert driver.Instance().handle != first
 
 
 def test_no_binding(monkeypatch: Patch) -> None:

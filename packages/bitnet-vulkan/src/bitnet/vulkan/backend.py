@@ -61,16 +61,10 @@ class VulkanBackend:
         from bitnet.vulkan.ops import VulkanOps
 
         instance = Instance(info.name)
-        try:
-            for index, physical in enumerate(instance.physical_devices()):
-                hardware = inspect(instance, physical, index)
-                if hardware is not None and str(index) == info.index and hardware.id == info.details.get("uuid"):
-                    driver = VulkanDriver(instance, hardware, info.name)
-                    return GpuDevice(info, driver, VulkanOps(hardware).lowering())
-        except BaseException:
-            instance.close()
-            raise
-        instance.close()
+        for index, physical in enumerate(instance.physical_devices()):
+            hardware = inspect(instance, physical, index)
+            if hardware is not None and str(index) == info.index and hardware.id == info.details.get("uuid"):
+                return GpuDevice(info, VulkanDriver(hardware, info.name), VulkanOps(hardware).lowering())
         raise DeviceUnavailableError(f"{info.name} is gone since it was probed.", hint="See bitnet devices.")
 
     def kernels(self) -> Collection[str]:
@@ -91,9 +85,9 @@ def _probe_loader(tried: dict[str, str]) -> ProbeResult:
         return ProbeResult(status, reason=reason, hint=hint, tried=tried, versions=versions)
 
     try:
-        with Instance() as instance:
-            physical = instance.physical_devices()
-            inspected = [inspect(instance, device, index) for index, device in enumerate(physical)]
+        instance = Instance()
+        physical = instance.physical_devices()
+        inspected = [inspect(instance, device, index) for index, device in enumerate(physical)]
     except DeviceError as error:
         return _no_driver(error, tried, versions)
     usable = [found for found in inspected if found is not None and found.buffers >= NEEDED_BUFFERS]

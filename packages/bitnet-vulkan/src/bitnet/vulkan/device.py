@@ -13,7 +13,7 @@ import numpy.typing as npt
 from bitnet.core.cache import KernelCache
 from bitnet.core.errors import DeviceError, DeviceLostError
 from bitnet.core.gpu import Launch
-from bitnet.vulkan.driver import Functions, Instance, api, make
+from bitnet.vulkan.driver import Functions, api, make
 from bitnet.vulkan.hardware import Hardware, open_device
 from bitnet.vulkan.memory import (
     COMPUTE_STAGE,
@@ -47,15 +47,14 @@ class VulkanDriver:
     """Implements :class:`bitnet.core.gpu.Driver`.
 
     Args:
-        instance: To which ``hardware`` belongs; closed with the driver.
         name: The device's, for errors.
         patience: Seconds after which a device that does not answer counts as lost.
     """
 
-    def __init__(self, instance: Instance, hardware: Hardware, name: str, *, patience: float = PATIENCE) -> None:
+    def __init__(self, hardware: Hardware, name: str, *, patience: float = PATIENCE) -> None:
         self.hardware, self._name = hardware, name
         self.dropped: list[tuple[Any, Any]] = []
-        self._instance, self._lock, self._lost = instance, threading.RLock(), False
+        self._lock, self._lost = threading.RLock(), False
         self._device = open_device(hardware, name)
         self._vk = Functions(name, self._device)
         timeline = "timelineSemaphore" in hardware.features
@@ -93,10 +92,10 @@ class VulkanDriver:
             commands = self._queue.command_buffer()
             recording = Recording(self, commands, pool)
             touched: dict[int, bool] = {}  # buffers used since the last barrier: written, or read only
-            self._barrier(commands)
+            self._barrier(commands, COMPUTE_STAGE | TRANSFER_STAGE)
             for (launch, windows, scalars), pipeline in zip(prepared, pipelines, strict=True):
                 if _meets(touched, windows, pipeline.written):
-                    self._barrier(commands)
+                    self._barrier(commands, COMPUTE_STAGE)
                     touched.clear()
                 for at, window in enumerate(windows):
                     key = id(window.buffer)
@@ -128,7 +127,6 @@ class VulkanDriver:
                 self._memory.close()
                 self._queue.close()
                 self._vk.DestroyDevice(self._device, api().NULL)
-                self._instance.close()
 
     @contextmanager
     def _ended(self) -> Iterator[bool]:
@@ -194,11 +192,11 @@ class VulkanDriver:
             vk.CmdPushConstants(commands, pipeline.layout, COMPUTE_FLAG, 0, len(data), data)
         vk.CmdDispatch(commands, *launch.grid)
 
-    def _barrier(self, commands: Any) -> None:
-        """All that was written before is seen by all kernels after."""
-        before, after = SHADER_WRITE | TRANSFER_WRITE, SHADER_READ | SHADER_WRITE
-        barrier = make("VkMemoryBarrier", srcAccessMask=before, dstAccessMask=after)
-        nothing, stages = api().NULL, COMPUTE_STAGE | TRANSFER_STAGE
+    def _barrier(self, commands: Any, stages: int) -> None:
+        """All that was written before, in these stages, is seen by all kernels after."""
+        before = SHADER_WRITE | (TRANSFER_WRITE if stages & TRANSFER_STAGE else 0)
+        barrier = make("VkMemoryBarrier", srcAccessMask=before, dstAccessMask=SHADER_READ | SHADER_WRITE)
+        nothing = api().NULL
         self._vk.CmdPipelineBarrier(commands, stages, COMPUTE_STAGE, 0, 1, barrier, 0, nothing, 0, nothing)
 
 

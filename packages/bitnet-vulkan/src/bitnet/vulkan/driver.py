@@ -7,14 +7,16 @@ and takes ten times as long as they do.
 from __future__ import annotations
 
 import importlib.util
+import os
 import re
 import sys
+import threading
 import weakref
 from collections.abc import Callable
 from functools import cache
 from importlib.machinery import ModuleSpec
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from bitnet.core.dynlib import without_display
 from bitnet.core.errors import DeviceError, DeviceLostError, OutOfMemoryError
@@ -178,40 +180,24 @@ class Functions:
 
 
 class Instance:
-    """A Vulkan instance, to be used in a ``with``.
+    """A Vulkan instance. It stays as long as the process does, as the drivers in it do, and the next one is the same.
+
+    Drivers bear being opened and closed with every instance badly: NVIDIA's is refused by the loader after some tens of
+    times in one process. What the loader reads from the environment still counts: another environment has its own.
 
     Raises:
         DeviceError: The loader finds no driver that fits.
     """
 
+    _made: ClassVar[dict[frozenset[tuple[str, str]], Any]] = {}
+    _lock: ClassVar[threading.Lock] = threading.Lock()
+
     def __init__(self, name: str = "vulkan") -> None:
-        ffi, lib = api(), loader()
-        version = ffi.new("uint32_t*", VERSION_1_1)
-        try:
-            check(name, "vkEnumerateInstanceVersion", lib.vkEnumerateInstanceVersion(version))
-        except AttributeError:
-            version[0] = 1 << 22
-        self.version = int(version[0])
-        application = make("VkApplicationInfo", pApplicationName="bitnet", apiVersion=min(self.version, VERSION_1_3))
-        fields: dict[str, Any] = {"pApplicationInfo": application}
-        if "VK_KHR_portability_enumeration" in _instance_extensions():  # MoltenVK's devices are listed only then
-            fields |= {"flags": 1, "enabledExtensionCount": 1}
-            fields["ppEnabledExtensionNames"] = ["VK_KHR_portability_enumeration"]
-        handle = ffi.new("VkInstance*")
-        info = make("VkInstanceCreateInfo", **fields)
-        with without_display():
-            check(name, "vkCreateInstance", lib.vkCreateInstance(info, ffi.NULL, handle))
-        self.handle = handle[0]
-
-    def __enter__(self) -> Instance:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Destroy it; its devices must be gone."""
-        loader().vkDestroyInstance(self.handle, api().NULL)
+        settings = frozenset((key, value) for key, value in os.environ.items() if key.startswith("VK_"))
+        with self._lock:
+            if settings not in self._made:
+                self._made[settings] = _make_instance(name)
+            self.handle = self._made[settings]
 
     def function(self, name: str) -> Any:
         """One of an extension for devices, which the loader does not export."""
@@ -222,6 +208,25 @@ class Instance:
         """The devices, in the loader's order, which numbers them."""
         call = loader().vkEnumeratePhysicalDevices
         return enumerated("vkEnumeratePhysicalDevices", "VkPhysicalDevice", call, self.handle, read=lambda item: item)
+
+
+def _make_instance(name: str) -> Any:
+    ffi, lib = api(), loader()
+    version = ffi.new("uint32_t*", VERSION_1_1)
+    try:
+        check(name, "vkEnumerateInstanceVersion", lib.vkEnumerateInstanceVersion(version))
+    except AttributeError:
+        version[0] = 1 << 22
+    application = make("VkApplicationInfo", pApplicationName="bitnet", apiVersion=min(int(version[0]), VERSION_1_3))
+    fields: dict[str, Any] = {"pApplicationInfo": application}
+    if "VK_KHR_portability_enumeration" in _instance_extensions():  # MoltenVK's devices are listed only then
+        fields |= {"flags": 1, "enabledExtensionCount": 1}
+        fields["ppEnabledExtensionNames"] = ["VK_KHR_portability_enumeration"]
+    handle = ffi.new("VkInstance*")
+    info = make("VkInstanceCreateInfo", **fields)
+    with without_display():
+        check(name, "vkCreateInstance", lib.vkCreateInstance(info, ffi.NULL, handle))
+    return handle[0]
 
 
 def _instance_extensions() -> list[str]:
