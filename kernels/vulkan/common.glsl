@@ -16,6 +16,7 @@
 #extension GL_KHR_cooperative_matrix : require
 #extension GL_KHR_memory_scope_semantics : require
 #extension GL_EXT_shader_explicit_arithmetic_types_int8 : require
+#extension GL_EXT_shader_explicit_arithmetic_types_float16 : require
 #endif
 
 layout(constant_id = 0) const int WG = 128;  // invocations of a work-group
@@ -23,6 +24,10 @@ layout(local_size_x_id = 0) in;
 
 #define KERNEL(name) void main()
 #define BUFFER(at, access, type, name) layout(std430, binding = at) access buffer Buffer_##name { type name[]; }
+
+// F(0) F(1) ..., so that what F names by its number is held in registers: drivers unroll loops only up to some length.
+#define REPEAT_4(F) F(0) F(1) F(2) F(3)
+#define REPEAT_8(F) REPEAT_4(F) F(4) F(5) F(6) F(7)
 
 // The step buffer's header: tokens (M), sequences (S), rows (R), decode steps done in this run.
 #define STEP_TOKENS step_data[0]

@@ -1,16 +1,15 @@
 // variants: SUBGROUPS DOT
 // out[n] = f32(sum of x[k] w[n, k]) * (scale * w_scale[n]) for one token, whose x is made int8 here where it comes as f32.
-// LANES invocations share a row of W and have all its loads in flight before x is there. The products are of codes
-// (w + 1); the sum of x, which the offset adds too often, is taken off at the end.
+// LANES invocations share a row of W and have its loads in flight before x is there; x is read once, too. The products are of
+// codes (w + 1); the sum of x, which the offset adds too often, is taken off at the end.
 layout(constant_id = 1) const int COLS = 128;
 layout(constant_id = 2) const int LANES = 4;
 layout(constant_id = 3) const int INPUT = 0;  // 0: int8 with a scale; 1: f32; 2: f32 before RMSNorm
 layout(constant_id = 4) const int GLU = 0;    // rows n and n + rows / 2 are gate and up of out[n]
 layout(constant_id = 5) const int RELU2 = 0;
 layout(constant_id = 6) const int ADD = 0;
-layout(constant_id = 7) const int SLOTS = 8;  // uint quads of x, as COLS padded to 128: 8 a block
-layout(constant_id = 8) const int EACH = 1;   // quads of codes of an invocation: SLOTS / 4 / LANES, rounded up
-layout(constant_id = 9) const int EARLY = 1;  // of those, the ones loaded before x is there
+layout(constant_id = 7) const int CHUNKS = 2;  // of a row of codes, 16 bytes each: two for every 128 columns
+layout(constant_id = 8) const int PITCH = 4;   // from one plane of x to the next: CHUNKS, and what lets them fall into different banks
 BUFFER(0, readonly, uvec4, x);
 BUFFER(1, readonly, float, scale);
 BUFFER(2, readonly, vec4, weight);
@@ -18,44 +17,55 @@ BUFFER(3, readonly, uvec4, codes);
 BUFFER(4, readonly, float, w_scale);
 BUFFER(5, , float, result);
 layout(push_constant) uniform Push { float eps; int rows; };
-shared uint x_words[4 * SLOTS];
+const uint QUADS = COLS / 4;
+const int EARLY = (CHUNKS + LANES - 1) / LANES;  // chunks of an invocation, of which up to 8 are loaded early
+const int HELD = (COLS / 4 + WG - 1) / WG;       // quads of x of an invocation, of which up to 8 are kept
+shared uvec4 x_quads[4 * PITCH];  // what a chunk's four bit pairs are multiplied with is PITCH apart
 shared int x_sum;
 #if !SUBGROUPS
 shared ivec2 partial[WG];
 #endif
 
-vec4 normed(uint i) {
-    vec4 v = uintBitsToFloat(x[i]);
-    return INPUT == 2 ? v * weight[i] : v;
+vec4 gain_of(uint i) { return INPUT == 2 ? weight[i] : vec4(1.0); }
+
+// Puts the i-th word of four activations in its place; returns their sum.
+int put(uint i, uint word) {
+    if (i < 16 * CHUNKS) x_quads[i % 32 / 8 * PITCH + i / 32 * 2 + i % 8 / 4][i % 4] = word;
+    return dot4(0x01010101u, word, 0);
 }
 
-// Fills x_words and x_sum; returns the scale.
-float take_x(int lane) {
+// Fills x_quads and x_sum; returns the scale.
+float take_x(uint lane) {
     if (lane == 0) x_sum = 0;
-    const uint quads = COLS / 4;
-    float factor = 0.0, unit = 0.0;
+    float unit = 0.0;
+    int sum = 0;
     if (INPUT != 0) {
         float squares = 0.0, largest = 0.0;
-        for (uint i = lane; i < quads; i += WG) {
-            vec4 v = uintBitsToFloat(x[i]);
-            squares += dot(v, v);
-            largest = max(largest, max4(abs(normed(i))));
+        vec4 v[8], gain[8];
+#define LOAD(i) if (i < HELD && lane + i * WG < QUADS) { v[i] = uintBitsToFloat(x[lane + i * WG]); gain[i] = gain_of(lane + i * WG); } \
+                else { v[i] = vec4(0.0); gain[i] = vec4(0.0); }
+#define LOOK(i) if (i < HELD) { squares += dot(v[i], v[i]); v[i] *= gain[i]; largest = max(largest, max4(abs(v[i]))); }
+        REPEAT_8(LOAD)
+        REPEAT_8(LOOK)
+        for (uint i = lane + 8 * WG; i < QUADS; i += WG) {
+            vec4 more = uintBitsToFloat(x[i]);
+            squares += dot(more, more);
+            largest = max(largest, max4(abs(more * gain_of(i))));
         }
         vec2 found = group_sum_max(squares, largest);  // its barriers also publish x_sum
         float inverse = INPUT == 2 ? 1.0 / sqrt(found.x / float(COLS) + eps) : 1.0;
         largest = max(found.y * inverse, QUANT_FLOOR);
-        factor = inverse * quant_factor(largest);
+        float factor = inverse * quant_factor(largest);
         unit = largest / 127.0;
+#define PUT(i) if (i < HELD && lane + i * WG < QUADS) sum += put(lane + i * WG, quantised(v[i] * factor));
+        REPEAT_8(PUT)
+        for (uint i = lane + 8 * WG; i < QUADS; i += WG)
+            sum += put(i, quantised(uintBitsToFloat(x[i]) * gain_of(i) * factor));
+        for (uint i = QUADS + lane; i < 16 * CHUNKS; i += WG) put(i, 0);
     } else {
         barrier();
         unit = scale[0];
-    }
-    int sum = 0;
-    for (uint i = lane; i < 4 * SLOTS; i += WG) {
-        uint word = 0;
-        if (i < quads) word = INPUT != 0 ? quantised(normed(i) * factor) : x[i / 4][i % 4];
-        x_words[i] = word;
-        sum = dot4(0x01010101u, word, sum);
+        for (uint i = lane; i < 16 * CHUNKS; i += WG) sum += put(i, i < QUADS ? x[i / 4][i % 4] : 0);
     }
 #if SUBGROUPS
     sum = subgroupAdd(sum);
@@ -67,13 +77,23 @@ float take_x(int lane) {
     return unit;
 }
 
-// Products of 64 weights: quad q of a row holds, of block q / 2, half q % 2 of each of four runs of 32.
-int product(uvec4 quad, uint q, int sum) {
-    uint at = q / 2 * 32 + q % 2 * 4;
-    [[unroll]] for (int plane = 0; plane < 4; plane++)
-        [[unroll]] for (int j = 0; j < 4; j++)
-            sum = dot4(codes_of(quad[j], 3 - plane), x_words[at + 8 * plane + j], sum);
-    return sum;
+int product(uvec4 chunk, int pair, uvec4 v, int sum) {
+    sum = dot4(codes_of(chunk.x, pair), v.x, sum);
+    sum = dot4(codes_of(chunk.y, pair), v.y, sum);
+    sum = dot4(codes_of(chunk.z, pair), v.z, sum);
+    return dot4(codes_of(chunk.w, pair), v.w, sum);
+}
+
+// Products of 64 weights of one row, and of one more where GLU, added to the sums.
+ivec2 products(uvec4 first, uvec4 second, uint chunk, ivec2 sums) {
+    if (chunk >= CHUNKS) return sums;
+#define PLANE(p) { \
+        uvec4 v = x_quads[p * PITCH + chunk]; \
+        sums.x = product(first, 3 - p, v, sums.x); \
+        if (GLU != 0) sums.y = product(second, 3 - p, v, sums.y); \
+    }
+    PLANE(0) PLANE(1) PLANE(2) PLANE(3)
+    return sums;
 }
 
 float act(float gate) {
@@ -88,30 +108,23 @@ float scaled(int sum, float unit, uint n) {
 }
 
 KERNEL(ternary_decode) {
-    int lane = LANE, part = lane % LANES;
-    const uint quads = SLOTS / 4;
+    uint lane = LANE, part = lane % LANES;
     uint outs = GLU != 0 ? rows / 2 : rows;
     uint n = gl_WorkGroupID.x * (WG / LANES) + lane / LANES;
-    uint row = min(n, outs - 1) * quads, up = GLU != 0 ? row + outs * quads : row;
-    uvec4 first[EARLY], second[EARLY];
-    [[unroll]] for (int i = 0; i < EARLY; i++) {
-        uint q = min(part + i * LANES, quads - 1);
-        first[i] = codes[row + q];
-        if (GLU != 0) second[i] = codes[up + q];
+    uint row = min(n, outs - 1) * CHUNKS, up = GLU != 0 ? row + outs * CHUNKS : row;
+    uvec4 first[8], second[8];
+#define FETCH(i) if (i < EARLY) { \
+        uint chunk = min(part + i * LANES, CHUNKS - 1); \
+        first[i] = codes[row + chunk]; \
+        second[i] = GLU != 0 ? codes[up + chunk] : uvec4(0); \
     }
+    REPEAT_8(FETCH)
     float unit = take_x(lane);
     ivec2 sums = ivec2(0);
-    [[unroll]] for (int i = 0; i < EARLY; i++) {
-        uint q = part + i * LANES;
-        if (q < quads) {
-            sums.x = product(first[i], q, sums.x);
-            if (GLU != 0) sums.y = product(second[i], q, sums.y);
-        }
-    }
-    for (uint q = part + EARLY * LANES; q < quads; q += LANES) {
-        sums.x = product(codes[row + q], q, sums.x);
-        if (GLU != 0) sums.y = product(codes[up + q], q, sums.y);
-    }
+#define MULTIPLY(i) if (i < EARLY) sums = products(first[i], second[i], part + i * LANES, sums);
+    REPEAT_8(MULTIPLY)
+    for (uint chunk = part + 8 * LANES; chunk < CHUNKS; chunk += LANES)
+        sums = products(codes[row + chunk], GLU != 0 ? codes[up + chunk] : uvec4(0), chunk, sums);
 #if SUBGROUPS
     for (uint apart = LANES / 2; apart > 0; apart /= 2) {
         sums.x += subgroupShuffleXor(sums.x, apart);

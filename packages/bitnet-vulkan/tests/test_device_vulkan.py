@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ from bitnet.core.testing.model import BLOCK, TinyModel
 from bitnet.vulkan import compiler
 from bitnet.vulkan.backend import BACKEND
 from bitnet.vulkan.device import VulkanDriver
-from bitnet.vulkan.driver import Instance, check
+from bitnet.vulkan.driver import Functions, Instance, api, check, loader
 from bitnet.vulkan.hardware import Hardware, inspect
 from bitnet.vulkan.ops import VulkanOps
 
@@ -154,6 +155,22 @@ def test_a_shader_that_the_driver_refuses(opened: Opened, monkeypatch: Patch) ->
     with pytest.raises(KernelCompileError, match="the driver does not take") as raised:
         opened.device.compile(program())
     assert "VK_ERROR_INVALID_SHADER_NV" in raised.value.log
+
+
+def test_a_function_that_the_loader_does_not_export(opened: Opened) -> None:
+    """It is older than the driver, which is asked then; a function that this does not have either is missing."""
+
+    class Older:
+        vkGetDeviceProcAddr = loader().vkGetDeviceProcAddr
+
+        def __getattr__(self, name: str) -> Any:
+            raise api().error(f"symbol {name!r} not found")
+
+    vk = Functions("vulkan:0", opened.driver._device)
+    vk._lib = Older()
+    assert vk.GetDeviceQueue is not None
+    with pytest.raises(AttributeError, match="vkGetPipelineExecutableStatisticsKHR"):
+        vk.GetPipelineExecutableStatisticsKHR(None)
 
 
 WITHOUT = {

@@ -18,67 +18,147 @@ import pytest
 
 from bitnet.core.gpu import GpuDevice
 from bitnet.core.hal import Limits, TernaryMatmul
+from bitnet.core.testing.attention import Heads, Paged, Part
 from bitnet.core.testing.rig import Rig, assert_same_bits, random_ternary, tensor, ternary, tokens
 from bitnet.vulkan import pipelines
 from bitnet.vulkan.backend import BACKEND
-from bitnet.vulkan.compiler import KERNELS
+from bitnet.vulkan.compiler import KERNELS, Built, ways
 from bitnet.vulkan.device import VulkanDriver
 from bitnet.vulkan.driver import Instance
 from bitnet.vulkan.hardware import best_tile, inspect
 from bitnet.vulkan.modules import COMMON, Module, module
 from bitnet.vulkan.ops import VulkanOps
 
-PLAIN = """
-struct Sums { int e[16]; };
-struct Part { uint at, pitch; };
-Sums zero() {
+PLACES = """
+struct Sums { TYPE e[16]; };
+Sums filled(TYPE value) {
     Sums s;
-    for (int i = 0; i < 16; i++) s.e[i] = 0;
+    for (int i = 0; i < 16; i++) s.e[i] = value;
     return s;
 }
+#define EACH_OF_SUMS for (uint i = 0, m = LANE % 32 / TN, n = LANE % 32 % TN; i < TM * TN / 32; \\
+    i++, m = (LANE % 32 + 32 * i) / TN, n = (LANE % 32 + 32 * i) % TN)
+"""
+INTEGERS = (
+    """
+#define TYPE int
+#define gl_CooperativeMatrixLayoutRowMajor 0
+#define gl_CooperativeMatrixLayoutColumnMajor 1
+"""
+    + PLACES
+    + """
+struct Part { uint at, pitch; };
 int byte_of(uint at, uint k) { return bitfieldExtract(int(tile[at + k / 16][k / 4 % 4]), int(8 * (k % 4)), 8); }
 Sums coopMatMulAdd(Part a, Part b, Sums s) {
-    for (uint i = 0; i < TM * TN / 32; i++) {
-        uint m = (LANE % 32 + 32 * i) / TN, n = (LANE % 32 + 32 * i) % TN;
+    EACH_OF_SUMS
         for (uint k = 0; k < TK; k++) s.e[i] += byte_of(a.at + m * a.pitch, k) * byte_of(b.at + n * b.pitch, k);
-    }
     return s;
 }
 void store_sums(Sums s, uint at, uint pitch) {
-    for (uint i = 0; i < TM * TN / 32; i++) {
-        uint m = (LANE % 32 + 32 * i) / TN, n = (LANE % 32 + 32 * i) % TN;
-        tile[at + m * pitch + n / 4][n % 4] = uint(s.e[i]);
-    }
+    EACH_OF_SUMS tile[at + m * pitch + n / 4][n % 4] = uint(s.e[i]);
 }
 #define coopMatLoad(part, memory, place, stride, layout_) part = Part(place, stride)
 #define coopMatStore(sums, memory, place, stride, layout_) store_sums(sums, place, stride)
 """
-TYPES = {
-    "coopmat<int, gl_ScopeSubgroup, TM, TN, gl_MatrixUseAccumulator>(0)": "zero()",
-    "coopmat<int, gl_ScopeSubgroup, TM, TN, gl_MatrixUseAccumulator>": "Sums",
-    "coopmat<int8_t, gl_ScopeSubgroup, TK, TN, gl_MatrixUseB>": "Part",
-    "coopmat<int8_t, gl_ScopeSubgroup, TM, TK, gl_MatrixUseA>": "Part",
+)
+FLOATS = (
+    """
+#define TYPE float
+#define TM 16
+#define TN 16
+#define gl_CooperativeMatrixLayoutRowMajor 0
+#define gl_CooperativeMatrixLayoutColumnMajor 1
+"""
+    + PLACES
+    + """
+struct Left { float e[128]; };  // the rows of this invocation's sums
+struct Right { uint at, pitch; int columns; };
+float half_of(uint at, uint k) { return unpackHalf2x16(pool[at + k / 8][k / 2 % 4])[k % 2]; }
+Sums coopMatMulAdd(Left a, Right b, Sums s) {
+    EACH_OF_SUMS
+        for (uint k = 0; k < 16; k++)
+            s.e[i] += a.e[i * 16 + k] *
+                (b.columns == 1 ? half_of(b.at + n * b.pitch, k) : half_of(b.at + k * b.pitch, n));
+    return s;
+}
+Sums times(Sums a, Sums b) {
+    for (int i = 0; i < 8; i++) a.e[i] *= b.e[i];
+    return a;
+}
+Sums plus(Sums a, Sums b) {
+    for (int i = 0; i < 8; i++) a.e[i] += b.e[i];
+    return a;
+}
+void load_pool(out Left part, uint at, uint pitch, int columns) {
+    EACH_OF_SUMS
+        for (uint k = 0; k < 16; k++) part.e[i * 16 + k] = half_of(at + m * pitch, k);
+}
+void load_pool(out Right part, uint at, uint pitch, int columns) { part = Right(at, pitch, columns); }
+void load_pool(out Sums part, uint at, uint pitch, int columns) {
+    EACH_OF_SUMS part.e[i] = uintBitsToFloat(pool[at + m * pitch + n / 4][n % 4]);
+}
+void load_factors(out Sums part, uint at, uint pitch, int columns) {
+    EACH_OF_SUMS part.e[i] = factors[at + m * pitch + n / 4][n % 4];
+}
+void store_sums(Sums s, uint at, uint pitch) {
+    EACH_OF_SUMS pool[at + m * pitch + n / 4][n % 4] = floatBitsToUint(s.e[i]);
+}
+#define coopMatLoad(part, memory, place, stride, layout_) load_##memory(part, place, stride, layout_)
+#define coopMatStore(sums, memory, place, stride, layout_) store_sums(sums, place, stride)
+"""
+)
+SUBGROUP = {
     "gl_SubgroupInvocationID": "(LANE % 32)",
     "gl_SubgroupID": "uint(LANE / 32)",
-    "gl_SubgroupSize": "32",
     "subgroupBarrier()": "barrier()",
     "subgroupMemoryBarrierShared()": "memoryBarrierShared()",
-    "uvec4 x_at(": PLAIN + "\nuvec4 x_at(",
+}
+TYPES = {
+    "ternary_mma": {
+        **SUBGROUP,
+        "coopmat<int, gl_ScopeSubgroup, TM, TN, gl_MatrixUseAccumulator>(0)": "filled(0)",
+        "coopmat<int, gl_ScopeSubgroup, TM, TN, gl_MatrixUseAccumulator>": "Sums",
+        "coopmat<int8_t, gl_ScopeSubgroup, TK, TN, gl_MatrixUseB>": "Part",
+        "coopmat<int8_t, gl_ScopeSubgroup, TM, TK, gl_MatrixUseA>": "Part",
+        "gl_SubgroupSize": "32",
+        "uvec4 x_at(": INTEGERS + "\nuvec4 x_at(",
+    },
+    "attention_mma": {
+        **SUBGROUP,
+        "SUMS(0.0)": "filled(0.0)",
+        "coopmat<float, gl_ScopeSubgroup, 16, 16, gl_MatrixUseAccumulator>": "Sums",
+        "coopmat<float16_t, gl_ScopeSubgroup, 16, 16, gl_MatrixUseA>": "Left",
+        "coopmat<float16_t, gl_ScopeSubgroup, 16, 16, gl_MatrixUseB>": "Right",
+        "PRODUCT(a, b) ((a) * (b))": "PRODUCT(a, b) times(a, b)",
+        "TOTAL(a, b) ((a) + (b))": "TOTAL(a, b) plus(a, b)",
+        "subgroupShuffleXor(largest, 1)": "neighbours(largest)",
+        "subgroupShuffleXor(total, 1)": "neighbours(total)",
+        "KERNEL(attention_mma)": FLOATS
+        + """
+shared float beside[256];
+float neighbours(float value) {
+    barrier();
+    beside[LANE] = value;
+    barrier();
+    return beside[LANE ^ 1];
+}
+KERNEL(attention_mma)""",
+    },
 }
 
 
 def plain(folder: Path, file: str, entry: str, features: Any) -> Module:
-    """A kernel's module; that of the product with plain types."""
+    """A kernel's module; that of a kernel on matrices with plain types."""
     made = module(folder, file, entry, features)
-    if entry != "ternary_mma":  # of one token, which is recorded first, and not run
+    if entry not in TYPES:  # of one token, which is recorded first, and not run
         return made
     common = (folder / COMMON).read_text(encoding="utf-8")
     source = made.text.removeprefix(common)
-    for given, exchanged in TYPES.items():
+    for given, exchanged in TYPES[entry].items():
         assert given in source
         source = source.replace(given, exchanged)
     assert "coopmat<" not in source
-    return replace(made, text=common + source, macros=(("ENTRY_ternary_mma", 1), ("SUBGROUPS", 0), ("DOT", 0)))
+    return replace(made, text=common + source, macros=((f"ENTRY_{entry}", 1), ("SUBGROUPS", 0), ("DOT", 0)))
 
 
 @pytest.fixture
@@ -86,6 +166,19 @@ def hardware(require_device: Callable[[str, str | None], None]) -> Any:
     result = BACKEND.probe()
     require_device("vulkan:0", None if result.devices else f"vulkan is {result.status.value}: {result.reason}")
     return result.devices[0]
+
+
+def opened(info: Any, memory: int, **able: Any) -> GpuDevice:
+    """The device, taken to have subgroups of 32 and what else is said."""
+    if all(isinstance(way, Built) for way in ways().found):
+        pytest.skip("there is no compiler for the exchanged source")
+    real = inspect(instance := Instance("vulkan"), instance.physical_devices()[int(info.index)], int(info.index))
+    assert real is not None
+    if real.group < 256 or real.shared < memory:
+        pytest.skip("the device's work-groups are too small for the kernel")
+    change = {"int8_tile": None, "f16_product": False, "subgroup": 32, **able}
+    driver = VulkanDriver(real, info.name)
+    return GpuDevice(info, driver, VulkanOps(replace(real, **change)).lowering())
 
 
 @pytest.mark.parametrize(
@@ -112,13 +205,7 @@ def test_the_product_is_exact(
     rng = np.random.default_rng()
     monkeypatch.setattr(pipelines, "module", plain)
     monkeypatch.setattr("bitnet.vulkan.ops.ENOUGH_GROUPS", 4)  # so that both sizes of work-group are met
-    instance = Instance("vulkan")
-    real = inspect(instance, instance.physical_devices()[int(hardware.index)], int(hardware.index))
-    assert real is not None
-    if real.group < 256 or real.shared < 28 << 10:
-        pytest.skip("the device's work-groups are too small for the kernel")
-    driver = VulkanDriver(real, "vulkan:0")
-    device = GpuDevice(hardware, driver, VulkanOps(replace(real, int8_tile=tile, subgroup=32)).lowering())
+    device = opened(hardware, 28 << 10, int8_tile=tile)
     x = rng.integers(-128, 128, (count, columns), np.int8)
     scale, w = rng.random(count, np.float32), random_ternary(rng, rows, columns)
     before = rng.standard_normal((count, rows), np.float32)
@@ -134,6 +221,29 @@ def test_the_product_is_exact(
     sums = (x.astype(np.int64) @ w.T.astype(np.int64)).astype(np.float32)
     exact = sums * (scale[:, None] * np.float32(0.37))
     assert_same_bits("the product", out, before + exact if add else exact)
+
+
+@pytest.mark.parametrize(
+    ("heads", "parts"),
+    [
+        (Heads(4, 2, 32, 16), ((0, Part(0, 100)), (1, Part(0, 1)))),
+        (Heads(2, 1, 32, 32), ((1, Part(0, 5)), (0, Part(0, 64)), (2, Part(0, 70)))),
+    ],
+)
+def test_attention_is_within_its_bound(
+    hardware: Any, monkeypatch: pytest.MonkeyPatch, heads: Heads, parts: tuple[tuple[int, Part], ...]
+) -> None:
+    """Tiles that end within a chunk and behind it, of several sequences, and a later step over what is in the cache."""
+    monkeypatch.setattr(pipelines, "module", plain)
+    device = opened(hardware, 32 << 10, f16_product=True, shared=46 << 10)
+    try:
+        paged = Paged(device, np.random.default_rng(), heads, length=200, seqs=3, chunk=150)
+        with paged.rig:
+            paged.run(parts)
+            assert "attention_mma_vulkan" in paged.rig.executable.kernels
+            paged.run([(s, Part(part.new, 33)) for s, part in parts])
+    finally:
+        device.close()
 
 
 def kind(m: int, n: int, k: int, types: tuple[int, int, int, int] = (3, 3, 5, 5), **other: int) -> SimpleNamespace:

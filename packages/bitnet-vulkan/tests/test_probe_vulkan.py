@@ -39,6 +39,7 @@ MADE_UP = Hardware(
     subgroup=32,
     asks_subgroup=True,
     int8_tile=None,
+    f16_product=False,
     largest_binding=1 << 30,
     largest_buffer=1 << 32,
     alignment=16,

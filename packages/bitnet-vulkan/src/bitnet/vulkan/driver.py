@@ -151,7 +151,7 @@ class Functions:
         name = f"vk{call}"
         try:
             function = getattr(self._lib, name)
-        except AttributeError:  # a loader that is older than the driver
+        except (AttributeError, api().error):  # a loader that is older than the driver, or an extension's function
             function = self._extension(name)
         if api().typeof(function).result.cname == "VkResult":
 
@@ -215,7 +215,7 @@ def _make_instance(name: str) -> Any:
     version = ffi.new("uint32_t*", VERSION_1_1)
     try:
         check(name, "vkEnumerateInstanceVersion", lib.vkEnumerateInstanceVersion(version))
-    except AttributeError:
+    except (AttributeError, ffi.error):
         version[0] = 1 << 22
     application = make("VkApplicationInfo", pApplicationName="bitnet", apiVersion=min(int(version[0]), VERSION_1_3))
     fields: dict[str, Any] = {"pApplicationInfo": application}

@@ -41,12 +41,18 @@ NEEDED_BUFFERS = 9
 """Storage buffers a kernel binds at most; Vulkan promises only 4 to a stage."""
 WIDEST_SUBGROUP = 32
 """Size that is asked for where a device offers several."""
-INT8, INT32, SUBGROUP_SCOPE = 3, 5, 3
-"""VK_COMPONENT_TYPE_SINT8_KHR, VK_COMPONENT_TYPE_SINT32_KHR, VK_SCOPE_SUBGROUP_KHR."""
+FLOAT16, FLOAT32, INT8, INT32 = 0, 1, 3, 5
+"""VkComponentTypeKHR."""
+SUBGROUP_SCOPE = 3
+"""VK_SCOPE_SUBGROUP_KHR."""
 
 _FEATURES = {
     # structure: (version of Vulkan that has it built in, the extension before that, its fields that the kernels use)
-    "VkPhysicalDeviceShaderFloat16Int8Features": (VERSION_1_2, "VK_KHR_shader_float16_int8", ("shaderInt8",)),
+    "VkPhysicalDeviceShaderFloat16Int8Features": (
+        VERSION_1_2,
+        "VK_KHR_shader_float16_int8",
+        ("shaderInt8", "shaderFloat16"),
+    ),
     "VkPhysicalDeviceTimelineSemaphoreFeatures": (
         VERSION_1_2,
         "VK_KHR_timeline_semaphore",
@@ -82,6 +88,7 @@ class Hardware:
         subgroup: Invocations of a subgroup with which pipelines are made; 0 where subgroups are not used.
         asks_subgroup: Whether that size has to be asked for, as the device has several.
         int8_tile: ``(M, N, K)`` of an int8 cooperative matrix product with int32 sums; None where there is none.
+        f16_product: Whether there is one of f16 with f32 sums, of 16 x 16 x 16.
         largest_binding: Bytes that a kernel sees of a buffer at most.
         largest_buffer: Bytes of a buffer at most.
         alignment: Of the place in a buffer that a kernel sees first, in bytes.
@@ -104,6 +111,7 @@ class Hardware:
     subgroup: int
     asks_subgroup: bool
     int8_tile: tuple[int, int, int] | None
+    f16_product: bool
     largest_binding: int
     largest_buffer: int
     alignment: int
@@ -146,7 +154,8 @@ def inspect(instance: Instance, physical: Any, index: int) -> Hardware | None:
         return None
     version, extensions = int(plain.apiVersion), _extensions(physical)
     features = _features(physical, version, extensions)
-    tile = _int8_tile(instance, physical, features)
+    kinds = _matrices(instance, physical, features)
+    tile = best_tile(kinds)
     features -= frozenset() if tile else MATRIX_FEATURES
     identity, subgroups = make("VkPhysicalDeviceIDProperties"), make("VkPhysicalDeviceSubgroupProperties")
     limits3 = make("VkPhysicalDeviceMaintenance3Properties", pNext=identity)
@@ -176,6 +185,7 @@ def inspect(instance: Instance, physical: Any, index: int) -> Hardware | None:
         subgroup=subgroup,
         asks_subgroup=asks,
         int8_tile=tile,
+        f16_product="shaderFloat16" in features and has_f16_product(kinds),
         largest_binding=int(limits.maxStorageBufferRange),
         largest_buffer=int(limits3.maxMemoryAllocationSize),
         alignment=int(limits.minStorageBufferOffsetAlignment),
@@ -259,10 +269,10 @@ def _subgroup(properties: Any, sizes: Any, features: frozenset[str]) -> tuple[in
     return max(least, min(most, WIDEST_SUBGROUP)), True
 
 
-def _int8_tile(instance: Instance, physical: Any, features: frozenset[str]) -> tuple[int, int, int] | None:
-    """The largest int8 product of a subgroup that ternary_mma takes, where all that it needs is there."""
+def _matrices(instance: Instance, physical: Any, features: frozenset[str]) -> list[Any]:
+    """Products of cooperative matrices (``VkCooperativeMatrixPropertiesKHR``), where all that they need is there."""
     if not {*MATRIX_FEATURES, "computeFullSubgroups"} <= features:
-        return None
+        return []
     call = instance.function("vkGetPhysicalDeviceCooperativeMatrixPropertiesKHR")
     count = api().new("uint32_t*")
     check("vulkan", "vkGetPhysicalDeviceCooperativeMatrixPropertiesKHR", call(physical, count, api().NULL))
@@ -270,7 +280,7 @@ def _int8_tile(instance: Instance, physical: Any, features: frozenset[str]) -> t
     for kind in kinds:
         kind.sType = loader().VK_STRUCTURE_TYPE_COOPERATIVE_MATRIX_PROPERTIES_KHR
     check("vulkan", "vkGetPhysicalDeviceCooperativeMatrixPropertiesKHR", call(physical, count, kinds))
-    return best_tile(kinds[i] for i in range(count[0]))
+    return [kinds[i] for i in range(count[0])]
 
 
 def best_tile(kinds: Iterable[Any]) -> tuple[int, int, int] | None:
@@ -287,6 +297,16 @@ def best_tile(kinds: Iterable[Any]) -> tuple[int, int, int] | None:
         and kind.KSize in (16, 32, 64, 128)
     ]
     return max(tiles, key=lambda tile: tile[0] * tile[1] * tile[2], default=None)
+
+
+def has_f16_product(kinds: Iterable[Any]) -> bool:
+    """Whether attention_mma's product is among these ``VkCooperativeMatrixPropertiesKHR``."""
+    return any(
+        (kind.MSize, kind.NSize, kind.KSize) == (16, 16, 16)
+        and (kind.AType, kind.BType, kind.CType, kind.ResultType) == (FLOAT16, FLOAT16, FLOAT32, FLOAT32)
+        and kind.scope == SUBGROUP_SCOPE
+        for kind in kinds
+    )
 
 
 def _memory(physical: Any) -> int:

@@ -53,16 +53,18 @@ TILE_M, TILE_N, TILE_GROUP = 32, 64, 128
 """Of the tiled product, as its source has them."""
 MATRIX_GROUP, MATRIX_ROWS, MATRIX_TOKENS = 256, 128, (64, 128)
 """Of ternary_mma: invocations, rows and tokens of a work-group."""
+MATRIX_TILE = 64
+"""Tokens of a work-group of attention_mma."""
 ENOUGH_GROUPS = 128
 """Work-groups from which a product of matrices has enough of them to be large."""
-EARLY = 8
-"""Loads of 16 bytes that an invocation of ternary_decode has in flight before its activations are there."""
 LONG_ROW = 64
 """Quads of codes of a row from which 16 invocations share it, not 8."""
-CHUNK, PART, MOST_PARTS, ATTENTION_GROUP = 64, 64, 64, 128
-"""Of attention_decode: positions that are looked at together, positions worth a work-group, and how many of those."""
-QUERY_TILE = 32
-"""Tokens of a work-group of attention_prefill, and positions that it takes at a time."""
+CHUNKS = {"f16": 64, "f32": 32}
+"""Of attention_decode: positions that are looked at together."""
+MOST_PARTS, ENOUGH_PARTS = 24, 512
+"""Of attention_decode: work-groups that share the positions of a token, at most, and that are enough in all."""
+QUERY_TILE, QUERY_GROUP = 32, 128
+"""Of attention_prefill: tokens of a work-group, and positions that it takes at a time; its invocations."""
 NO_NORM, NORM = 1, 2
 """INPUT of ternary_decode: f32 to quantise, without and with RMSNorm before it. 0: already int8."""
 HEAD_LANES = 32
@@ -177,15 +179,20 @@ class VulkanOps:
         args = (ctx.step, ctx.tensors[op.qkv], *cache, ctx.tensors[op.out])
         _, *place = positions(ctx)
         sizes = (*place, np.int32(op.heads), np.int32(op.kv_heads))
+        seqs = min(bucket.tokens, ctx.program.limits.max_seqs)
+        if self._multiplies_attention(ctx, op):
+            grid = (op.heads, bucket.tokens // MATRIX_TILE + seqs, 1)
+            defines = {"DIM": op.head_dim, "BLOCK": kv_defines(ctx, op)["BLOCK"]}
+            return [_launch("attention_mma", "attention_mma", grid, MATRIX_GROUP, (*args, *sizes), defines)]
         if self._tiles_attention(ctx, op):
-            tiles = bucket.tokens // QUERY_TILE + min(bucket.tokens, ctx.program.limits.max_seqs)
+            tiles = bucket.tokens // QUERY_TILE + seqs
             grid = (op.heads, tiles, 1)
             return [
                 _launch(
                     "attention_prefill",
                     "attention_prefill",
                     grid,
-                    ATTENTION_GROUP,
+                    QUERY_GROUP,
                     (*args, *sizes),
                     kv_defines(ctx, op),
                 )
@@ -247,27 +254,26 @@ class VulkanOps:
         norm: Buffer | None = None,
         activation: str = "",
     ) -> Launch:
-        slots, lanes = w.row_bytes // 4, self._lanes(w)
-        each = ceil_div(slots // 4, lanes)
+        chunks = w.row_bytes // 16
         defines = {
             "COLS": w.cols,
-            "LANES": lanes,
+            "LANES": self._lanes(w),
             "INPUT": source.kind,
             "GLU": int(bool(activation)),
             "RELU2": int(activation == "relu2"),
             "ADD": int(add),
-            "SLOTS": slots,
-            "EARLY": min(each, EARLY),
+            "CHUNKS": chunks,
+            "PITCH": _pitch(chunks),
         }
         args: tuple[Arg, ...] = (source.x, source.scale or source.x, norm or source.x, w.codes, w.scales, out)
         args = (*args, np.float32(source.eps), np.int32(w.rows))
         rows = w.rows // 2 if activation else w.rows
-        grid = (ceil_div(rows, self._group // lanes), 1, 1)
+        grid = (ceil_div(rows, self._group // defines["LANES"]), 1, 1)
         return _launch("ternary_decode", "ternary_decode", grid, self._group, args, defines)
 
     def _decodes(self, w: TernaryBuffer) -> bool:
         """Whether a token's activations fit the shared memory of ternary_decode, beside what its reductions take."""
-        return w.row_bytes * 4 + 16 * self._group + 64 <= self._hardware.shared
+        return _pitch(w.row_bytes // 16) * 64 + 16 * self._group + 64 <= self._hardware.shared
 
     def _lanes(self, w: TernaryBuffer) -> int:
         """Invocations that share a row of a product of few tokens."""
@@ -279,43 +285,54 @@ class VulkanOps:
 
     def _splits_attention(self, ctx: Context, op: Attention, bucket: Bucket) -> bool:
         """Whether attention_decode takes this shape, and the step is one of its kind."""
+        if bucket.tokens > FEW_TOKENS and bucket.tokens != bucket.rows:
+            return False
         kv = ctx.program.kv
         assert kv is not None
-        wide = 8 if kv.dtype == "f16" else 4
-        group, loads = op.heads // op.kv_heads, op.head_dim // wide
-        if op.head_dim % wide or group > 8 or loads > ATTENTION_GROUP or self._hardware.group < ATTENTION_GROUP:
+        if op.head_dim % (8 if kv.dtype == "f16" else 4) or op.heads // op.kv_heads > 8:
             return False
-        words = group * op.head_dim * (1 + _runs(loads) / 2) + group * (CHUNK + 17) + CHUNK
-        decoding = bucket.tokens <= FEW_TOKENS or bucket.tokens == bucket.rows
-        return decoding and words * 4 + 64 <= self._hardware.shared
+        size = self._attention_size(ctx, op)
+        scores = size["GROUP"] * size["CHUNK"]
+        fits = size["RUNS"] >= 2 and size["CHUNK"] <= 8 * size["RUNS"] and scores <= 8 * self._group
+        words = 4 * size["POOL"] + 2 * scores + size["GROUP"] * (op.head_dim + MOST_PARTS) + 32
+        return fits and words * 4 <= self._hardware.shared
+
+    def _attention_size(self, ctx: Context, op: Attention) -> dict[str, int]:
+        """What attention_decode is compiled for, less the parts."""
+        kv, group = ctx.program.kv, op.heads // op.kv_heads
+        assert kv is not None
+        chunk, loads = CHUNKS[kv.dtype], op.head_dim // (8 if kv.dtype == "f16" else 4)
+        runs = min(_power_of_two(max(self._group // loads, 1)), chunk)
+        pool = max(chunk * (loads + 1), runs // 2 * group * op.head_dim // 4)
+        return {**kv_defines(ctx, op), "GROUP": group, "RUNS": runs, "CHUNK": chunk, "POOL": pool}
 
     def _tiles_attention(self, ctx: Context, op: Attention) -> bool:
         """Whether attention_prefill takes this shape; tokens of any sequences may be in the step."""
         kv = ctx.program.kv
         assert kv is not None
         quads = op.head_dim // 4
-        shared = QUERY_TILE * ((quads + 1) * 24 + (QUERY_TILE + 1) * 4) + (ATTENTION_GROUP + QUERY_TILE) * 4
+        shared = QUERY_TILE * ((quads + 1) * 24 + (QUERY_TILE + 1) * 4) + (QUERY_GROUP + QUERY_TILE) * 4
         fits = op.head_dim % 8 == 0 and op.head_dim <= 128 and shared <= self._hardware.shared
-        return kv.dtype == "f16" and fits and self._hardware.group >= ATTENTION_GROUP
+        return kv.dtype == "f16" and fits and self._hardware.group >= QUERY_GROUP
+
+    def _multiplies_attention(self, ctx: Context, op: Attention) -> bool:
+        """Whether attention_mma takes this shape: its work-groups are eight subgroups of 32."""
+        kv, hardware = ctx.program.kv, self._hardware
+        assert kv is not None
+        able = hardware.f16_product and hardware.subgroup == 32 and hardware.group >= MATRIX_GROUP
+        return (
+            able and kv.dtype == "f16" and op.head_dim % 16 == 0 and op.head_dim <= 128 and hardware.shared >= 45 << 10
+        )
 
     def _attention_decode(self, ctx: Context, op: Attention, bucket: Bucket, rope: RopeAppend | None) -> Launch:
-        defines = kv_defines(ctx, op)
-        part = CHUNK * ceil_div(max(PART, ceil_div(bucket.context, MOST_PARTS)), CHUNK)
+        defines, limits = self._attention_size(ctx, op), ctx.program.limits
+        chunk, wanted = defines["CHUNK"], ceil_div(ENOUGH_PARTS, bucket.tokens * op.kv_heads)
+        part = chunk * ceil_div(bucket.context, chunk * min(wanted, MOST_PARTS))
         most = ceil_div(bucket.context, part)
-        loads = op.head_dim // (8 if defines["KV_F16"] else 4)
-        defines |= {
-            "GROUP": op.heads // op.kv_heads,
-            "PART": part,
-            "MOST": most,
-            "ROPE": int(rope is not None),
-            "NEOX": int(rope is not None and rope.style == "neox"),
-            "RUNS": _runs(loads),
-            "LANES": loads,
-        }
-        limits = ctx.program.limits
+        defines |= {"PART": part, "MOST": most}
+        defines |= {"ROPE": int(rope is not None), "NEOX": int(rope is not None and rope.style == "neox")}
         tokens = max(limits.max_rows, min(limits.max_tokens, FEW_TOKENS))
-        longest = min(ceil_div(limits.max_blocks * defines["BLOCK"], PART), MOST_PARTS)
-        parts = ctx.scratch("attention parts", tokens * op.heads * longest * (op.head_dim + 2) * 4)
+        parts = ctx.scratch("attention parts", bucket.tokens * op.heads * most * (op.head_dim + 2) * 4)
         arrivals = ctx.zeroed("attention arrivals", tokens * op.kv_heads * 4)
         tables = (ctx.dense(rope.cos).data, ctx.dense(rope.sin).data) if rope else (ctx.tensors[op.qkv],) * 2
         cache = ctx.kv("k", op.layer), ctx.kv("v", op.layer)
@@ -323,7 +340,7 @@ class VulkanOps:
         args = (ctx.step, ctx.tensors[op.qkv], *cache, *tables, ctx.tensors[op.out], parts, arrivals)
         grid = (op.kv_heads, bucket.tokens, most)
         args = (*args, *place, np.int32(op.kv_heads))
-        return _launch("attention_decode", "attention_decode", grid, ATTENTION_GROUP, args, defines)
+        return _launch("attention_decode", "attention_decode", grid, self._group, args, defines)
 
     def _parts(self, weight: DenseBuffer) -> Iterator[tuple[Any, int, int]]:
         """A matrix as parts that a kernel can bind: the part, its first row, its rows."""
@@ -340,6 +357,11 @@ class VulkanOps:
         for first in range(0, rows, step):
             count = min(step, rows - first)
             yield Window(buffer, first * row_bytes, count * row_bytes), first, count
+
+
+def _pitch(chunks: int) -> int:
+    """Of ternary_decode, between planes of activations: a quarter of the 32 banks past a multiple of them."""
+    return chunks + (2 - chunks) % 8
 
 
 def _matrix_bytes(tokens: int) -> int:
@@ -359,11 +381,6 @@ def _normed(ctx: Context, op: NormQuant) -> Source:
 
 def _norm(ctx: Context, op: NormQuant | GluNormQuant) -> Buffer | None:
     return ctx.dense(op.weight).data if op.weight else None
-
-
-def _runs(loads: int) -> int:
-    """Of attention_decode: how many positions' values are summed side by side."""
-    return _power_of_two(ATTENTION_GROUP // loads)
 
 
 def _power_of_two(n: int) -> int:
