@@ -28,6 +28,7 @@ layout(local_size_x_id = 0) in;
 // F(0) F(1) ..., so that what F names by its number is held in registers: drivers unroll loops only up to some length.
 #define REPEAT_4(F) F(0) F(1) F(2) F(3)
 #define REPEAT_8(F) REPEAT_4(F) F(4) F(5) F(6) F(7)
+#define REPEAT_16(F) REPEAT_8(F) F(8) F(9) F(10) F(11) F(12) F(13) F(14) F(15)
 
 // The step buffer's header: tokens (M), sequences (S), rows (R), decode steps done in this run.
 #define STEP_TOKENS step_data[0]

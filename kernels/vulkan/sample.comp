@@ -39,12 +39,18 @@ float gumbel(uint seed_lo, uint seed_hi, uint v, uint position) {
     return -log(minus_log1m(t));
 }
 
+// Logits of a row over the temperature: eight of an invocation at a time, all of them on their way together.
+float held[8];
+#define HOLD(i) held[i] = at + i * WG < n ? logits[row + at + i * WG] * inverse : -INFINITY;
+#define HOLD_LOGITS REPEAT_8(HOLD)
+
 // Sum over tokens with key >= least: of 1, or of e^(z - top).
 float measure(uint row, float inverse, uint least, bool mass, float top) {
     float sum = 0.0;
-    for (int v = LANE; v < n; v += WG) {
-        float z = logits[row + v] * inverse;
-        if (float_key(z) >= least) sum += mass ? exp(z - top) : 1.0;
+    for (int at = LANE; at < n; at += 8 * WG) {
+        HOLD_LOGITS
+#define MEASURE(i) if (at + i * WG < n && float_key(held[i]) >= least) sum += mass ? exp(held[i] - top) : 1.0;
+        REPEAT_8(MEASURE)
     }
     return group_sum_max(sum, 0.0).x;
 }
@@ -72,7 +78,11 @@ KERNEL(sample) {
     if (!greedy) {
         position = TOKEN_POSITION(step_data[rows + r]) + 1;
         float top = -INFINITY;
-        for (int v = lane; v < n; v += WG) top = max(top, logits[row + v] * inverse);
+        for (int at = lane; at < n; at += 8 * WG) {
+            HOLD_LOGITS
+#define LOOK(i) top = max(top, held[i]);
+            REPEAT_8(LOOK)
+        }
         top = group_sum_max(0.0, top).y;
         int top_k = step_data[top_ks + r];
         float top_p = intBitsToFloat(step_data[top_ps + r]), min_p = intBitsToFloat(step_data[min_ps + r]);
@@ -85,15 +95,21 @@ KERNEL(sample) {
     }
     float best = -INFINITY;
     int index = n;
-    for (int v = lane; v < n; v += WG) {
-        float z = logits[row + v] * inverse;
-        if (!greedy) {
+    if (greedy) {
+        for (int at = lane; at < n; at += 8 * WG) {
+            HOLD_LOGITS
+#define CHOOSE(i) if (at + i * WG < n && (held[i] > best || index == n)) { best = held[i]; index = at + i * WG; }
+            REPEAT_8(CHOOSE)
+        }
+    } else {
+        for (int v = lane; v < n; v += WG) {
+            float z = logits[row + v] * inverse;
             if (float_key(z) < least || z < floor_z) continue;
             z += gumbel(uint(step_data[seeds_lo + r]), uint(step_data[seeds_hi + r]), uint(v), position);
-        }
-        if (z > best || index == n) {
-            best = z;
-            index = v;
+            if (z > best || index == n) {
+                best = z;
+                index = v;
+            }
         }
     }
     best_value[lane] = best;

@@ -1,14 +1,19 @@
 // requires: COOPMAT SUBGROUPS
-// The product of ternary_matmul for many tokens, on int8 cooperative matrices: a work-group of eight subgroups takes BM tokens
-// and 128 rows of W, 128 of K at a time. Codes are expanded to bytes on their way into shared memory; the next block's loads
-// are in flight while this one is multiplied. COLS is a multiple of 16. All places and strides are in 16 bytes.
+// The product of ternary_matmul for several tokens, on int8 cooperative matrices. A work-group of eight subgroups of 32 takes BM
+// tokens and BN rows of W: WM subgroups share the tokens, WN the rows, WK the columns, of which 128 each are taken at a time, so
+// that few tokens still make many work-groups. Codes are expanded to bytes on their way into shared memory; the next blocks'
+// loads are in flight while these are multiplied. COLS is a multiple of 16. All places and strides are in 16 bytes.
 layout(constant_id = 1) const int COLS = 128;
 layout(constant_id = 2) const int ADD = 0;
-layout(constant_id = 3) const int BM = 128;  // a multiple of 2 TM, at most 128
-layout(constant_id = 4) const int TM = 16;   // the device's product: TM tokens, TN rows, TK of K
-layout(constant_id = 5) const int TN = 16;
-layout(constant_id = 6) const int TK = 32;
-layout(constant_id = 7) const int X_LOADS = 4;  // of an invocation: BM * 8 / 256
+layout(constant_id = 3) const int TM = 16;  // the device's product: TM tokens, TN rows, TK of K
+layout(constant_id = 4) const int TN = 16;
+layout(constant_id = 5) const int TK = 32;
+layout(constant_id = 6) const int WM = 2;
+layout(constant_id = 7) const int WN = 4;
+layout(constant_id = 8) const int WK = 1;
+layout(constant_id = 9) const int SM = 4;   // products of a subgroup: SM tiles of tokens by SN of rows, at most 4 each
+layout(constant_id = 10) const int SN = 2;
+layout(constant_id = 11) const int POOL = 2304;  // quads of shared memory: for a block's tiles and, later, a product of each subgroup
 BUFFER(0, readonly, int, step_data);
 BUFFER(1, readonly, uvec4, x);
 BUFFER(2, readonly, float, scale);
@@ -16,74 +21,97 @@ BUFFER(3, readonly, uvec4, codes);
 BUFFER(4, readonly, float, w_scale);
 BUFFER(5, , float, result);
 layout(push_constant) uniform Push { int rows; };
-const int BN = 128, PITCH = 9;  // 8 and one more, so that rows fall into different banks
+const int BM = WM * SM * TM, BN = WN * SN * TN;
+const int PITCH = 9;  // 8 and one more, so that rows fall into different banks
+const int TILE = (BM + BN) * PITCH;
+const int X_LOADS = BM * 8 * WK / 256, CODE_LOADS = (BN * 2 * WK + 255) / 256;  // of an invocation: at most 4 each
 const uint BLOCKS = (COLS + 127) / 128;
-const int SM = BM / 2 / TM, SN = BN / 4 / TN;  // products of a subgroup: two of them share the rows, four the tokens
-const int X_TILE = BM * PITCH;
-shared uvec4 tile[X_TILE + BN * PITCH];
+#define SUMS coopmat<int, gl_ScopeSubgroup, TM, TN, gl_MatrixUseAccumulator>
+shared uvec4 tile[POOL];
 
-uvec4 x_at(uint block, uint i, uint m0) {
-    uint m = m0 + i / 8, k = block * 8 + i % 8;
-    return m < STEP_TOKENS && (COLS % 128 == 0 || k < COLS / 16) ? x[m * (COLS / 16) + k] : uvec4(0);
+uvec4 x_at(uint block, uint at, uint m0) {
+    uint m = m0 + at / 8, k = block * 8 + at % 8;
+    return m < STEP_TOKENS && k < COLS / 16 ? x[m * (COLS / 16) + k] : uvec4(0);
+}
+
+uvec4 codes_at(uint block, uint at, uint n0) {
+    uint row = n0 + at / 2;
+    return row < rows && block < BLOCKS ? codes[(row * BLOCKS + block) * 2 + at % 2] : uvec4(0x55555555u);
+}
+
+// Scales and stores a product of each place, the first of which is at m and n.
+void store(uint lane, uint m0, uint n0) {
+    for (uint i = lane; i < WM * WN * TM * TN; i += 256) {
+        uint place = i / (TM * TN), m = m0 + place / WN * (SM * TM) + i / TN % TM, n = n0 + place % WN * (SN * TN) + i % TN;
+        if (m >= STEP_TOKENS || n >= rows) continue;
+        int sum = 0;
+        for (uint k = 0; k < WK; k++) sum += int(tile[(k * (WM * WN * TM * TN) + i) / 4][i % 4]);
+        uint at = m * rows + n;
+        precise float factor = scale[m] * w_scale[n];
+        precise float value = float(sum) * factor;
+        if (ADD != 0) {
+            precise float total = result[at] + value;
+            value = total;
+        }
+        result[at] = value;
+    }
 }
 
 KERNEL(ternary_mma) {
     uint lane = LANE, n0 = gl_WorkGroupID.x * BN, m0 = gl_WorkGroupID.y * BM;
     if (m0 >= STEP_TOKENS) return;
-    uint my_m = gl_SubgroupID / 4 * (BM / 2), my_n = gl_SubgroupID % 4 * (BN / 4);
-    uint row = n0 + lane / 2;
-    coopmat<int, gl_ScopeSubgroup, TM, TN, gl_MatrixUseAccumulator> sums[SM * SN];
-    for (int i = 0; i < SM * SN; i++) sums[i] = coopmat<int, gl_ScopeSubgroup, TM, TN, gl_MatrixUseAccumulator>(0);
-    uvec4 next_x[X_LOADS];
-    [[unroll]] for (int i = 0; i < X_LOADS; i++) next_x[i] = x_at(0, lane + i * 256, m0);
-    uvec4 next_codes = row < rows ? codes[row * BLOCKS * 2 + lane % 2] : uvec4(0x55555555u);
-    for (uint block = 0; block < BLOCKS; block++) {
+    uint my_k = gl_SubgroupID / (WM * WN), mine = gl_SubgroupID % (WM * WN);
+    uint my_x = my_k * TILE + mine / WN * (SM * TM) * PITCH, my_w = my_k * TILE + (BM + mine % WN * (SN * TN)) * PITCH;
+    SUMS sums[16];  // of the tiles m and n: 4 m + n
+#define CLEAR(i) if (i / 4 < SM && i % 4 < SN) sums[i] = SUMS(0);
+    REPEAT_16(CLEAR)
+    uvec4 next_x[4], next_codes[4];
+    uint block = 0;
+#define FETCH_X(i) if (i < X_LOADS) next_x[i] = x_at(block + (lane + i * 256) / (BM * 8), (lane + i * 256) % (BM * 8), m0);
+#define FETCH_CODES(i) if (i < CODE_LOADS && lane + i * 256 < BN * 2 * WK) \
+        next_codes[i] = codes_at(block + (lane + i * 256) / (BN * 2), (lane + i * 256) % (BN * 2), n0);
+    REPEAT_4(FETCH_CODES)
+    REPEAT_4(FETCH_X)
+    while (block < BLOCKS) {
         barrier();
-        [[unroll]] for (int i = 0; i < X_LOADS; i++) {
-            uint at = lane + i * 256;
-            tile[at / 8 * PITCH + at % 8] = next_x[i];
-        }
-        [[unroll]] for (int plane = 0; plane < 4; plane++) {
-            uvec4 words;
-            [[unroll]] for (int j = 0; j < 4; j++) words[j] = weights_of(next_codes[j], 3 - plane);
-            tile[X_TILE + lane / 2 * PITCH + plane * 2 + lane % 2] = words;
-        }
+#define SHARE_X(i) if (i < X_LOADS) { \
+        uint at = (lane + i * 256) % (BM * 8); \
+        tile[(lane + i * 256) / (BM * 8) * TILE + at / 8 * PITCH + at % 8] = next_x[i]; \
+    }
+#define EXPAND(i, plane) tile[to + 2 * plane] = uvec4(weights_of(next_codes[i].x, 3 - plane), weights_of(next_codes[i].y, 3 - plane), \
+                                                     weights_of(next_codes[i].z, 3 - plane), weights_of(next_codes[i].w, 3 - plane));
+#define SHARE_CODES(i) if (i < CODE_LOADS && lane + i * 256 < BN * 2 * WK) { \
+        uint at = (lane + i * 256) % (BN * 2), to = (lane + i * 256) / (BN * 2) * TILE + (BM + at / 2) * PITCH + at % 2; \
+        EXPAND(i, 0) EXPAND(i, 1) EXPAND(i, 2) EXPAND(i, 3) \
+    }
+        REPEAT_4(SHARE_X)
+        REPEAT_4(SHARE_CODES)
         barrier();
-        if (block + 1 < BLOCKS) {
-            [[unroll]] for (int i = 0; i < X_LOADS; i++) next_x[i] = x_at(block + 1, lane + i * 256, m0);
-            if (row < rows) next_codes = codes[(row * BLOCKS + block + 1) * 2 + lane % 2];
+        block += WK;
+        if (block < BLOCKS) {
+            REPEAT_4(FETCH_CODES)
+            REPEAT_4(FETCH_X)
         }
-        for (uint k = 0; k < 8; k += TK / 16) {
-            coopmat<int8_t, gl_ScopeSubgroup, TK, TN, gl_MatrixUseB> weights[SN];
-            for (int n = 0; n < SN; n++)
-                coopMatLoad(weights[n], tile, X_TILE + (my_n + n * TN) * PITCH + k, PITCH, gl_CooperativeMatrixLayoutColumnMajor);
-            for (int m = 0; m < SM; m++) {
-                coopmat<int8_t, gl_ScopeSubgroup, TM, TK, gl_MatrixUseA> tokens;
-                coopMatLoad(tokens, tile, (my_m + m * TM) * PITCH + k, PITCH, gl_CooperativeMatrixLayoutRowMajor);
-                for (int n = 0; n < SN; n++) sums[m * SN + n] = coopMatMulAdd(tokens, weights[n], sums[m * SN + n]);
-            }
+        [[unroll]] for (uint k = 0; k < 8; k += TK / 16) {
+            coopmat<int8_t, gl_ScopeSubgroup, TK, TN, gl_MatrixUseB> weights[4];
+            coopmat<int8_t, gl_ScopeSubgroup, TM, TK, gl_MatrixUseA> tokens;
+#define LOAD_WEIGHTS(n) if (n < SN) \
+        coopMatLoad(weights[n], tile, my_w + n * TN * PITCH + k, PITCH, gl_CooperativeMatrixLayoutColumnMajor);
+#define MULTIPLY(m, n) if (n < SN) sums[4 * m + n] = coopMatMulAdd(tokens, weights[n], sums[4 * m + n]);
+#define MULTIPLY_TOKENS(m) if (m < SM) { \
+        coopMatLoad(tokens, tile, my_x + m * TM * PITCH + k, PITCH, gl_CooperativeMatrixLayoutRowMajor); \
+        MULTIPLY(m, 0) MULTIPLY(m, 1) MULTIPLY(m, 2) MULTIPLY(m, 3) \
+    }
+            REPEAT_4(LOAD_WEIGHTS)
+            REPEAT_4(MULTIPLY_TOKENS)
         }
     }
-    // Each subgroup passes its sums through its own part of the shared memory: TM rows of TN / 4 quads.
-    barrier();
-    uint own = gl_SubgroupID * (TM * TN / 4);
-    for (int i = 0; i < SM * SN; i++) {
-        subgroupBarrier();
-        coopMatStore(sums[i], tile, own, TN / 4, gl_CooperativeMatrixLayoutRowMajor);
-        subgroupMemoryBarrierShared();
-        subgroupBarrier();
-        for (uint j = gl_SubgroupInvocationID; j < TM * TN; j += gl_SubgroupSize) {
-            uint m = m0 + my_m + i / SN * TM + j / TN, n = n0 + my_n + i % SN * TN + j % TN;
-            if (m < STEP_TOKENS && n < rows) {
-                uint at = m * rows + n;
-                precise float factor = scale[m] * w_scale[n];
-                precise float value = float(int(tile[own + j / 4][j % 4])) * factor;
-                if (ADD != 0) {
-                    precise float total = result[at] + value;
-                    value = total;
-                }
-                result[at] = value;
-            }
-        }
+    // One product of each subgroup at a time goes through shared memory, where those of the same place are added up.
+#define STORE(i) if (i / 4 < SM && i % 4 < SN) { \
+        barrier(); \
+        coopMatStore(sums[i], tile, gl_SubgroupID * (TM * TN / 4), TN / 4, gl_CooperativeMatrixLayoutRowMajor); \
+        barrier(); \
+        store(lane, m0 + i / 4 * TM, n0 + i % 4 * TN); \
     }
+    REPEAT_16(STORE)
 }

@@ -17,9 +17,10 @@ import numpy as np
 import pytest
 
 from bitnet.core.gpu import GpuDevice
-from bitnet.core.hal import Limits, TernaryMatmul
+from bitnet.core.hal import DenseMatmul, Limits, TernaryMatmul
 from bitnet.core.testing.attention import Heads, Paged, Part
-from bitnet.core.testing.rig import Rig, assert_same_bits, random_ternary, tensor, ternary, tokens
+from bitnet.core.testing.linear import assert_products, uneven
+from bitnet.core.testing.rig import Rig, assert_same_bits, dense, random_ternary, tensor, ternary, tokens
 from bitnet.vulkan import pipelines
 from bitnet.vulkan.backend import BACKEND
 from bitnet.vulkan.compiler import KERNELS, Built, ways
@@ -97,9 +98,6 @@ void load_pool(out Right part, uint at, uint pitch, int columns) { part = Right(
 void load_pool(out Sums part, uint at, uint pitch, int columns) {
     EACH_OF_SUMS part.e[i] = uintBitsToFloat(pool[at + m * pitch + n / 4][n % 4]);
 }
-void load_factors(out Sums part, uint at, uint pitch, int columns) {
-    EACH_OF_SUMS part.e[i] = factors[at + m * pitch + n / 4][n % 4];
-}
 void store_sums(Sums s, uint at, uint pitch) {
     EACH_OF_SUMS pool[at + m * pitch + n / 4][n % 4] = floatBitsToUint(s.e[i]);
 }
@@ -108,33 +106,39 @@ void store_sums(Sums s, uint at, uint pitch) {
 """
 )
 SUBGROUP = {
-    "gl_SubgroupInvocationID": "(LANE % 32)",
     "gl_SubgroupID": "uint(LANE / 32)",
-    "subgroupBarrier()": "barrier()",
-    "subgroupMemoryBarrierShared()": "memoryBarrierShared()",
+}
+HALVES = {
+    "SUMS(0.0)": "filled(0.0)",
+    "coopmat<float, gl_ScopeSubgroup, 16, 16, gl_MatrixUseAccumulator>": "Sums",
+    "coopmat<float16_t, gl_ScopeSubgroup, 16, 16, gl_MatrixUseA>": "Left",
+    "coopmat<float16_t, gl_ScopeSubgroup, 16, 16, gl_MatrixUseB>": "Right",
 }
 TYPES = {
     "ternary_mma": {
         **SUBGROUP,
-        "coopmat<int, gl_ScopeSubgroup, TM, TN, gl_MatrixUseAccumulator>(0)": "filled(0)",
+        "SUMS(0)": "filled(0)",
         "coopmat<int, gl_ScopeSubgroup, TM, TN, gl_MatrixUseAccumulator>": "Sums",
         "coopmat<int8_t, gl_ScopeSubgroup, TK, TN, gl_MatrixUseB>": "Part",
         "coopmat<int8_t, gl_ScopeSubgroup, TM, TK, gl_MatrixUseA>": "Part",
-        "gl_SubgroupSize": "32",
         "uvec4 x_at(": INTEGERS + "\nuvec4 x_at(",
     },
+    "dense_mma": {**SUBGROUP, **HALVES, "KERNEL(dense_mma)": FLOATS + "KERNEL(dense_mma)"},
     "attention_mma": {
         **SUBGROUP,
-        "SUMS(0.0)": "filled(0.0)",
-        "coopmat<float, gl_ScopeSubgroup, 16, 16, gl_MatrixUseAccumulator>": "Sums",
-        "coopmat<float16_t, gl_ScopeSubgroup, 16, 16, gl_MatrixUseA>": "Left",
-        "coopmat<float16_t, gl_ScopeSubgroup, 16, 16, gl_MatrixUseB>": "Right",
+        **HALVES,
+        "gl_SubgroupInvocationID": "(LANE % 32)",
+        "subgroupBarrier()": "barrier()",
+        "subgroupMemoryBarrierShared()": "memoryBarrierShared()",
         "PRODUCT(a, b) ((a) * (b))": "PRODUCT(a, b) times(a, b)",
         "TOTAL(a, b) ((a) + (b))": "TOTAL(a, b) plus(a, b)",
         "subgroupShuffleXor(largest, 1)": "neighbours(largest)",
         "subgroupShuffleXor(total, 1)": "neighbours(total)",
         "KERNEL(attention_mma)": FLOATS
         + """
+void load_factors(out Sums part, uint at, uint pitch, int columns) {
+    EACH_OF_SUMS part.e[i] = factors[at + m * pitch + n / 4][n % 4];
+}
 shared float beside[256];
 float neighbours(float value) {
     barrier();
@@ -184,7 +188,9 @@ def opened(info: Any, memory: int, **able: Any) -> GpuDevice:
 @pytest.mark.parametrize(
     ("tile", "count", "rows", "columns", "add"),
     [
+        ((16, 16, 32), 2, 30, 1040, True),
         ((16, 16, 32), 9, 130, 144, False),
+        ((16, 16, 32), 17, 130, 400, True),
         ((16, 16, 32), 65, 128, 256, True),
         ((16, 16, 32), 200, 300, 400, False),
         ((16, 16, 32), 130, 516, 16, True),
@@ -204,8 +210,8 @@ def test_the_product_is_exact(
 ) -> None:
     rng = np.random.default_rng()
     monkeypatch.setattr(pipelines, "module", plain)
-    monkeypatch.setattr("bitnet.vulkan.ops.ENOUGH_GROUPS", 4)  # so that both sizes of work-group are met
-    device = opened(hardware, 28 << 10, int8_tile=tile)
+    monkeypatch.setattr("bitnet.vulkan.ops.ENOUGH_MATRICES", 4)  # so that all sizes of work-groups are met
+    device = opened(hardware, 32 << 10, int8_tile=tile)
     x = rng.integers(-128, 128, (count, columns), np.int8)
     scale, w = rng.random(count, np.float32), random_ternary(rng, rows, columns)
     before = rng.standard_normal((count, rows), np.float32)
@@ -244,6 +250,26 @@ def test_attention_is_within_its_bound(
             paged.run([(s, Part(part.new, 33)) for s, part in parts])
     finally:
         device.close()
+
+
+@pytest.mark.parametrize(("count", "rows", "columns"), [(2, 130, 64), (19, 300, 144), (70, 129, 80)])
+def test_the_head_is_within_its_bound(
+    hardware: Any, monkeypatch: pytest.MonkeyPatch, count: int, rows: int, columns: int
+) -> None:
+    """Rows of which each has its own magnitude."""
+    rng = np.random.default_rng()
+    monkeypatch.setattr(pipelines, "module", plain)
+    device = opened(hardware, 32 << 10, f16_product=True, shared=46 << 10)
+    x, weight = uneven(rng, count, columns), rng.standard_normal((rows, columns)).astype(np.float16)
+    specs = [tensor("x", "f32", "R", columns), tensor("out", "f32", "R", rows)]
+    limits = Limits(count, max_rows=count)
+    try:
+        with Rig(device, [DenseMatmul("x", "w", "out")], specs, {"w": dense(weight)}, limits=limits) as rig:
+            out = rig.run(tokens(count, range(count)), {"x": x}, ["out"])["out"]
+            assert "dense_mma_vulkan" in rig.executable.kernels
+    finally:
+        device.close()
+    assert_products("out", out, x, weight)
 
 
 def kind(m: int, n: int, k: int, types: tuple[int, int, int, int] = (3, 3, 5, 5), **other: int) -> SimpleNamespace:

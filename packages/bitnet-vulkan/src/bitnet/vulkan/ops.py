@@ -51,12 +51,21 @@ FEW_TOKENS = 8
 """More tokens than this take the tiled product."""
 TILE_M, TILE_N, TILE_GROUP = 32, 64, 128
 """Of the tiled product, as its source has them."""
-MATRIX_GROUP, MATRIX_ROWS, MATRIX_TOKENS = 256, 128, (64, 128)
-"""Of ternary_mma: invocations, rows and tokens of a work-group."""
+MATRIX_GROUP = 256
+"""Invocations of ternary_mma and attention_mma."""
+ENOUGH_MATRICES = 128
+"""Work-groups from which ternary_mma may take more tokens and rows each."""
+MATRIX_SHAPES = (
+    (128, 128, (2, 4, 1)),
+    (64, 128, (2, 4, 1)),
+    (64, 64, (2, 2, 2)),
+    (32, 32, (1, 2, 4)),
+    (16, 32, (1, 2, 4)),
+    (16, 16, (1, 1, 8)),
+)
+"""Of ternary_mma: tokens and rows of a work-group, and how many subgroups share the tokens, rows and columns."""
 MATRIX_TILE = 64
 """Tokens of a work-group of attention_mma."""
-ENOUGH_GROUPS = 128
-"""Work-groups from which a product of matrices has enough of them to be large."""
 LONG_ROW = 64
 """Quads of codes of a row from which 16 invocations share it, not 8."""
 CHUNKS = {"f16": 64, "f32": 32}
@@ -67,7 +76,8 @@ QUERY_TILE, QUERY_GROUP = 32, 128
 """Of attention_prefill: tokens of a work-group, and positions that it takes at a time; its invocations."""
 NO_NORM, NORM = 1, 2
 """INPUT of ternary_decode: f32 to quantise, without and with RMSNorm before it. 0: already int8."""
-HEAD_LANES = 32
+HEAD_LANES, HEAD_TURNS, HEAD_ROWS = 32, 16, 128
+"""Invocations that share a row of dense_matmul; rows of a subgroup of dense_decode, and of a group of dense_mma."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,49 +138,120 @@ class VulkanOps:
         args = (ctx.step, x, scale, w.codes, w.scales, out, np.int32(w.rows))
         defines: dict[str, int] = {"COLS": w.cols, "ADD": int(op.add)}
         wide = {"MACRO_WIDE": int(w.cols % 16 == 0)}
+        if bucket.tokens > 1 and self._multiplies_matrices(w):
+            return [self._matrix_product(w, bucket, args, defines)]
         if bucket.tokens <= FEW_TOKENS:
             lanes = self._lanes(w)
             grid = (ceil_div(w.rows, self._gemv_group // lanes), 1, 1)
             defines |= {"LANES": lanes, "TOKENS": bucket.tokens, **wide}
             return [_launch("ternary_matmul", "ternary_gemv", grid, self._gemv_group, args, defines)]
-        if self._multiplies_matrices(w):
-            return [self._matrix_product(w, bucket, args, defines)]
         grid = (ceil_div(w.rows, TILE_N), ceil_div(bucket.tokens, TILE_M), 1)
         return [_launch("ternary_matmul", "ternary_gemm", grid, TILE_GROUP, args, defines | wide)]
 
     def _multiplies_matrices(self, w: TernaryBuffer) -> bool:
-        """Whether ternary_mma can do a product of many tokens: its work-groups are eight subgroups of 32."""
+        """Whether ternary_mma can do a product of several tokens: its work-groups are eight subgroups of 32."""
         hardware = self._hardware
         able = hardware.int8_tile is not None and hardware.subgroup == 32 and hardware.group >= MATRIX_GROUP
-        return able and w.cols % 16 == 0 and _matrix_bytes(MATRIX_TOKENS[0]) <= hardware.shared
+        return able and w.cols % 16 == 0 and any(_pool(shape) * 16 <= hardware.shared for shape in self._shapes())
+
+    def _shapes(self) -> list[dict[str, int]]:
+        """How the subgroups of ternary_mma may divide their work, from the largest work-groups to the smallest."""
+        assert self._hardware.int8_tile is not None
+        tm, tn, tk = self._hardware.int8_tile
+        tile = {"TM": tm, "TN": tn, "TK": tk}
+        shapes = []
+        for tokens, rows, (wm, wn, wk) in MATRIX_SHAPES:
+            sm, sn = tokens // (tm * wm), rows // (tn * wn)
+            if 0 < sm <= 4 and 0 < sn <= 4:
+                shapes.append({**tile, "WM": wm, "WN": wn, "WK": wk, "SM": sm, "SN": sn})
+        return shapes
 
     def _matrix_product(
         self, w: TernaryBuffer, bucket: Bucket, args: tuple[Arg, ...], defines: Mapping[str, int]
     ) -> Launch:
-        assert self._hardware.int8_tile is not None
-        small, large = MATRIX_TOKENS
-        row_tiles = ceil_div(w.rows, MATRIX_ROWS)
-        many = row_tiles * ceil_div(bucket.tokens, large) >= ENOUGH_GROUPS
-        tokens = large if many and _matrix_bytes(large) <= self._hardware.shared else small
-        tile = dict(zip(("TM", "TN", "TK"), self._hardware.int8_tile, strict=True))
-        sizes = {**defines, **tile, "BM": tokens, "X_LOADS": tokens * 8 // MATRIX_GROUP}
-        grid = (row_tiles, ceil_div(bucket.tokens, tokens), 1)
-        return _launch("ternary_mma", "ternary_mma", grid, MATRIX_GROUP, args, sizes)
+        """By the largest work-groups of which there are enough, and that are no larger than the tokens want."""
+        fitting = [shape for shape in self._shapes() if _pool(shape) * 16 <= self._hardware.shared]
+
+        def grid(shape: Mapping[str, int]) -> tuple[int, int, int]:
+            tokens, rows = _extent(shape)
+            return ceil_div(w.rows, rows), ceil_div(bucket.tokens, tokens), 1
+
+        def suits(shape: Mapping[str, int]) -> bool:
+            across, along, _ = grid(shape)
+            return across * along >= ENOUGH_MATRICES and _extent(shape)[0] < 2 * max(bucket.tokens, 16)
+
+        shape = next((s for s in fitting if suits(s)), fitting[-1])
+        sizes = {**defines, **shape, "POOL": _pool(shape)}
+        return _launch("ternary_mma", "ternary_mma", grid(shape), MATRIX_GROUP, args, sizes)
 
     def dense_matmul(self, ctx: Context, op: DenseMatmul, bucket: Bucket) -> list[Launch]:
-        """Each weight row is read once for up to ``FEW_TOKENS`` rows of x."""
-        weight = ctx.dense(op.weight)
+        """Each weight row is read once: for one row of x, by matrices for several, else for up to ``FEW_TOKENS``."""
+        weight, x, out = ctx.dense(op.weight), ctx.tensors[op.x], ctx.tensors[op.out]
         rows, cols = weight.shape
+        parts = [(part, first, count, np.int32(rows)) for part, first, count in self._parts(weight)]
+        if bucket.rows == 1 and self._keeps_row(weight):
+            lanes = self._hardware.subgroup
+            defines, turns = {"COLS": cols, "LANES": lanes, "TURNS": HEAD_TURNS}, HEAD_TURNS * (self._group // lanes)
+            return [
+                _launch(
+                    "dense_decode",
+                    "dense_decode",
+                    (ceil_div(count, turns), 1, 1),
+                    self._group,
+                    (ctx.step, x, part, out, np.int32(count), np.int32(first), every),
+                    defines,
+                )
+                for part, first, count, every in parts
+            ]
+        if bucket.rows > 1 and self._multiplies_rows(weight):
+            split = ctx.scratch("halves of rows", ctx.program.limits.max_rows * cols * 4)
+            undo = ctx.scratch("scales of rows", ctx.program.limits.max_rows * 4)
+            tiles = min(ceil_div(bucket.rows, 16), 4)
+            args = (ctx.step, x, split, undo)
+            defines = {"COLS": cols}
+            return [
+                _launch("split_rows", "split_rows", (bucket.rows, 1, 1), self._group, args, defines),
+                *(
+                    _launch(
+                        "dense_mma",
+                        "dense_mma",
+                        (ceil_div(count, HEAD_ROWS), ceil_div(bucket.rows, 16 * tiles), 1),
+                        MATRIX_GROUP,
+                        (ctx.step, split, undo, part, out, np.int32(count), np.int32(first), every),
+                        {**defines, "SM": tiles},
+                    )
+                    for part, first, count, every in parts
+                ),
+            ]
         tokens, lanes = min(bucket.rows, FEW_TOKENS), self._at_most(HEAD_LANES)
         defines = {"COLS": cols, "LANES": lanes, "TOKENS": tokens, "WEIGHT_F16": int(weight.dtype == "f16")}
         defines["MACRO_WIDE"] = int(cols % 8 == 0)
-        launches = []
-        for part, first, count in self._parts(weight):
-            grid = (ceil_div(count, self._group // lanes), ceil_div(bucket.rows, tokens), 1)
-            sizes = np.int32(count), np.int32(first), np.int32(rows)
-            args = (ctx.step, ctx.tensors[op.x], part, ctx.tensors[op.out], *sizes)
-            launches.append(_launch("dense_matmul", "dense_matmul", grid, self._group, args, defines))
-        return launches
+        return [
+            _launch(
+                "dense_matmul",
+                "dense_matmul",
+                (ceil_div(count, self._group // lanes), ceil_div(bucket.rows, tokens), 1),
+                self._group,
+                (ctx.step, x, part, out, np.int32(count), np.int32(first), every),
+                defines,
+            )
+            for part, first, count, every in parts
+        ]
+
+    def _keeps_row(self, weight: DenseBuffer) -> bool:
+        """Whether dense_decode takes a weight: 16 times 8 columns an invocation."""
+        cols, lanes = weight.shape[1], self._hardware.subgroup
+        return weight.dtype == "f16" and cols % 8 == 0 and 0 < lanes <= self._group and cols <= 16 * 8 * lanes
+
+    def _multiplies_rows(self, weight: DenseBuffer) -> bool:
+        """Whether dense_mma takes a weight."""
+        return self._has_f16_matrices() and weight.dtype == "f16" and weight.shape[1] % 16 == 0
+
+    def _has_f16_matrices(self) -> bool:
+        """Whether the device runs the kernels on f16 matrices: groups of eight subgroups of 32, 46 KiB of memory."""
+        hardware = self._hardware
+        able = hardware.f16_product and hardware.subgroup == 32
+        return able and hardware.group >= MATRIX_GROUP and hardware.shared >= 46 << 10
 
     def attention(self, ctx: Context, op: Attention, bucket: Bucket) -> list[Launch]:
         if self._splits_attention(ctx, op, bucket):
@@ -316,13 +397,10 @@ class VulkanOps:
         return kv.dtype == "f16" and fits and self._hardware.group >= QUERY_GROUP
 
     def _multiplies_attention(self, ctx: Context, op: Attention) -> bool:
-        """Whether attention_mma takes this shape: its work-groups are eight subgroups of 32."""
-        kv, hardware = ctx.program.kv, self._hardware
+        """Whether attention_mma takes this shape."""
+        kv = ctx.program.kv
         assert kv is not None
-        able = hardware.f16_product and hardware.subgroup == 32 and hardware.group >= MATRIX_GROUP
-        return (
-            able and kv.dtype == "f16" and op.head_dim % 16 == 0 and op.head_dim <= 128 and hardware.shared >= 45 << 10
-        )
+        return self._has_f16_matrices() and kv.dtype == "f16" and op.head_dim % 16 == 0 and op.head_dim <= 128
 
     def _attention_decode(self, ctx: Context, op: Attention, bucket: Bucket, rope: RopeAppend | None) -> Launch:
         defines, limits = self._attention_size(ctx, op), ctx.program.limits
@@ -364,9 +442,14 @@ def _pitch(chunks: int) -> int:
     return chunks + (2 - chunks) % 8
 
 
-def _matrix_bytes(tokens: int) -> int:
-    """Of shared memory, that ternary_mma takes: 144 for a row's or token's 128 of K."""
-    return (tokens + MATRIX_ROWS) * 144
+def _extent(shape: Mapping[str, int]) -> tuple[int, int]:
+    """Tokens and rows of a work-group of ternary_mma."""
+    return shape["WM"] * shape["SM"] * shape["TM"], shape["WN"] * shape["SN"] * shape["TN"]
+
+
+def _pool(shape: Mapping[str, int]) -> int:
+    """Quads of shared memory of ternary_mma: 9 for 128 columns of a token or row; later a product of each subgroup."""
+    return max(sum(_extent(shape)) * 9 * shape["WK"], 2 * shape["TM"] * shape["TN"])
 
 
 def _launch(
