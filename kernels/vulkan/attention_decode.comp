@@ -2,7 +2,7 @@
 // heads that share the keys. What the parts found is merged by the one of them that ends last.
 // An invocation holds up to 8 times 16 bytes of keys and values, which are on their way before q is made. Keys go through shared
 // memory, where an invocation takes a whole score; values are summed as they are held.
-// ROPE: q is rotated here, and the token's own k (rotated) and v are stored by those that use them.
+// ROPE: q is rotated here, and the token's own k (rotated) and v are stored by the part that reads them.
 layout(constant_id = 1) const int DIM = 64;
 layout(constant_id = 2) const int BLOCK = 32;
 layout(constant_id = 3) const int KV_F16 = 0;
@@ -38,6 +38,7 @@ shared float correction[8];
 shared float factors[GROUP * MOST];
 shared float greatest[GROUP];
 shared float totals[GROUP];
+shared uvec4 own_value[LOADS];
 shared uint last;
 vec4 sums[16];  // of each head, STEP quads
 
@@ -90,43 +91,46 @@ KERNEL(attention_decode) {
     if (part >= count) return;
     int run = lane / LOADS, column = lane % LOADS;
     uint row = m * uint(heads + 2 * kv_heads) * QUADS;
-    uint own_k = row + (heads + kv_head) * QUADS, own_v = own_k + kv_heads * QUADS;
+    uint own_k = row + (heads + kv_head) * QUADS;
     int end = min(length, (part + 1) * PART);
-    uvec4 held_k[8], held_v[8];
-#define FETCH(i) if (i < EACH) { \
-        int p = start + run + i * RUNS; \
-        held_k[i] = held_v[i] = uvec4(0); \
-        if (run < RUNS && p < end) { \
-            uint at = ((step_data[table + p / BLOCK] * BLOCK + p % BLOCK) * kv_heads + kv_head) * LOADS + column; \
-            if (ROPE != 0 && p == position) { \
-                if (KV_F16 != 0) { \
-                    held_k[i] = packed(rotated(own_k, position, 2 * column), rotated(own_k, position, 2 * column + 1)); \
-                    held_v[i] = packed(qkv[own_v + 2 * column], qkv[own_v + 2 * column + 1]); \
-                } else { \
-                    held_k[i] = floatBitsToUint(rotated(own_k, position, column)); \
-                    held_v[i] = floatBitsToUint(qkv[own_v + column]); \
-                } \
-                keys[at] = held_k[i]; \
-                values[at] = held_v[i]; \
-            } else { \
-                held_k[i] = keys[at]; \
-                held_v[i] = values[at]; \
-            } \
-        } \
-    }
-    int start = part * PART;
-    REPEAT_8(FETCH)
     float unit = 1.0 / sqrt(float(DIM));
-    for (uint i = lane; i < GROUP * QUADS; i += WG) {
-        uint from = row + (kv_head * GROUP + i / QUADS) * QUADS;
-        query[i] = (ROPE != 0 ? rotated(from, position, i % QUADS) : qkv[from + i % QUADS]) * unit;
-    }
     [[unroll]] for (int i = 0; i < 16; i++) sums[i] = vec4(0.0);
     float largest[8];
     [[unroll]] for (int i = 0; i < 8; i++) largest[i] = -INFINITY;
     float total = 0.0;  // of head `lane`
-    for (; start < end;) {
-#define SHARE(i) if (i < EACH && run < RUNS) pool[(run + i * RUNS) * (LOADS + 1) + column] = held_k[i];
+    for (int start = part * PART; start < end; start += CHUNK) {
+        uvec4 held_k[8], held_v[8];
+        bool own = ROPE != 0 && position - start < CHUNK;  // whether the token's own position is in this chunk
+#define IS_OWN(i) (own && start + run + i * RUNS == position)
+#define FETCH(i) if (i < EACH) { \
+        int p = start + run + i * RUNS; \
+        bool there = run < RUNS && p < end && !IS_OWN(i); \
+        uint at = ((step_data[table + min(p, end - 1) / BLOCK] * BLOCK + p % BLOCK) * kv_heads + kv_head) * LOADS + column; \
+        held_k[i] = there ? keys[at] : uvec4(0); \
+        held_v[i] = there ? values[at] : uvec4(0); \
+    }
+        REPEAT_8(FETCH)
+        if (start == part * PART) {  // while the loads are on their way
+            for (uint i = lane; i < GROUP * QUADS; i += WG) {
+                uint from = row + (kv_head * GROUP + i / QUADS) * QUADS;
+                query[i] = (ROPE != 0 ? rotated(from, position, i % QUADS) : qkv[from + i % QUADS]) * unit;
+            }
+        }
+        if (own && lane < LOADS) {
+            uint block = step_data[table + position / BLOCK], v = own_k + kv_heads * QUADS;
+            uint to = ((block * BLOCK + position % BLOCK) * kv_heads + kv_head) * LOADS + lane;
+            uvec4 key, value;
+            if (KV_F16 != 0) {
+                key = packed(rotated(own_k, position, 2 * lane), rotated(own_k, position, 2 * lane + 1));
+                value = packed(qkv[v + 2 * lane], qkv[v + 2 * lane + 1]);
+            } else {
+                key = floatBitsToUint(rotated(own_k, position, lane));
+                value = floatBitsToUint(qkv[v + lane]);
+            }
+            pool[(position - start) * (LOADS + 1) + lane] = keys[to] = key;
+            own_value[lane] = values[to] = value;
+        }
+#define SHARE(i) if (i < EACH && run < RUNS && !IS_OWN(i)) pool[(run + i * RUNS) * (LOADS + 1) + column] = held_k[i];
         REPEAT_8(SHARE)
         barrier();
         int here = min(CHUNK, end - start);
@@ -170,12 +174,9 @@ KERNEL(attention_decode) {
         }
 #define CORRECT(h) if (h < GROUP) { sums[2 * h] *= correction[h]; sums[2 * h + 1] *= correction[h]; }
         REPEAT_8(CORRECT)
-#define VALUE(i) if (i < EACH && run < RUNS) add_value(held_v[i], run + i * RUNS);
+#define VALUE(i) if (i < EACH && run < RUNS) \
+        add_value(IS_OWN(i) ? own_value[column] : held_v[i], run + i * RUNS);
         REPEAT_8(VALUE)
-        start += CHUNK;
-        if (start < end) {
-            REPEAT_8(FETCH)
-        }
     }
     if (lane < GROUP) totals[lane] = total;
     // Fold the runs: the upper half gives its sums to the lower half, whose are then added up one by one.

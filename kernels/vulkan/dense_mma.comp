@@ -1,7 +1,8 @@
 // requires: COOPMAT SUBGROUPS
 // dense_matmul of f16 weights for several rows of x, on f16 cooperative matrices of 16 x 16 x 16 with f32 sums. x comes from
 // split_rows. A work-group of eight subgroups of 32 takes 16 SM rows of x and 128 of the weight, 64 columns at a time; the next
-// columns' loads are in flight while these are multiplied. Places and strides are in 16 bytes.
+// columns' loads are in flight while these are multiplied. Their sums are added to the total on their own: matrix units may cut
+// off what does not fit a sum, the less the smaller it is. Places and strides are in 16 bytes.
 layout(constant_id = 1) const int COLS = 16;  // a multiple of 16
 layout(constant_id = 2) const int SM = 1;     // at most 4
 BUFFER(0, readonly, int, step_data);
@@ -11,6 +12,7 @@ BUFFER(3, readonly, uvec4, weight);
 BUFFER(4, writeonly, float, result);
 layout(push_constant) uniform Push { int rows, first_row, all_rows; };
 #define SUMS coopmat<float, gl_ScopeSubgroup, 16, 16, gl_MatrixUseAccumulator>
+#define TOTAL(a, b) ((a) + (b))
 #define LEFT coopmat<float16_t, gl_ScopeSubgroup, 16, 16, gl_MatrixUseA>
 #define RIGHT coopmat<float16_t, gl_ScopeSubgroup, 16, 16, gl_MatrixUseB>
 const int QUADS = COLS / 8, PITCH = 9;  // 8 and one more, so that rows fall into different banks
@@ -20,9 +22,9 @@ shared uvec4 pool[WEIGHTS + 128 * PITCH];
 KERNEL(dense_mma) {
     uint lane = LANE, n0 = gl_WorkGroupID.x * 128, r0 = gl_WorkGroupID.y * (16 * SM), count = STEP_ROWS;
     if (r0 >= count) return;
-    SUMS sums[4];
-#define CLEAR(m) if (m < SM) sums[m] = SUMS(0.0);
-    REPEAT_4(CLEAR)
+    SUMS totals[4];
+#define CLEAR_TOTAL(m) if (m < SM) totals[m] = SUMS(0.0);
+    REPEAT_4(CLEAR_TOTAL)
     uvec4 next_x[4], next_w[4];
     uint from = 0;
     // Rows of x: the high parts of all 16 SM, and behind them the low ones.
@@ -48,6 +50,9 @@ KERNEL(dense_mma) {
             REPEAT_4(FETCH_WEIGHTS)
             REPEAT_4(FETCH_X)
         }
+        SUMS sums[4];
+#define CLEAR(m) if (m < SM) sums[m] = SUMS(0.0);
+        REPEAT_4(CLEAR)
         [[unroll]] for (uint k = 0; k < 8; k += 2) {
             RIGHT part;
             LEFT row;
@@ -60,10 +65,12 @@ KERNEL(dense_mma) {
     }
             REPEAT_4(MULTIPLY)
         }
+#define ADD(m) if (m < SM) totals[m] = TOTAL(totals[m], sums[m]);
+        REPEAT_4(ADD)
     }
 #define STORE(m) if (m < SM) { \
         barrier(); \
-        coopMatStore(sums[m], pool, gl_SubgroupID * 4, 32, gl_CooperativeMatrixLayoutRowMajor); \
+        coopMatStore(totals[m], pool, gl_SubgroupID * 4, 32, gl_CooperativeMatrixLayoutRowMajor); \
         barrier(); \
         for (uint i = lane; i < 16 * 128; i += 256) { \
             uint r = r0 + m * 16 + i / 128, n = n0 + i % 128; \

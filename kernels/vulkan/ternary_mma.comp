@@ -1,5 +1,5 @@
 // requires: COOPMAT SUBGROUPS
-// The product of ternary_matmul for several tokens, on int8 cooperative matrices. A work-group of eight subgroups of 32 takes BM
+// The product of ternary_matmul for several tokens, on int8 cooperative matrices. A work-group of WM WN WK subgroups of 32 takes BM
 // tokens and BN rows of W: WM subgroups share the tokens, WN the rows, WK the columns, of which 128 each are taken at a time, so
 // that few tokens still make many work-groups. Codes are expanded to bytes on their way into shared memory; the next blocks'
 // loads are in flight while these are multiplied. COLS is a multiple of 16. All places and strides are in 16 bytes.
@@ -24,7 +24,7 @@ layout(push_constant) uniform Push { int rows; };
 const int BM = WM * SM * TM, BN = WN * SN * TN;
 const int PITCH = 9;  // 8 and one more, so that rows fall into different banks
 const int TILE = (BM + BN) * PITCH;
-const int X_LOADS = BM * 8 * WK / 256, CODE_LOADS = (BN * 2 * WK + 255) / 256;  // of an invocation: at most 4 each
+const int X_LOADS = BM * 8 * WK / WG, CODE_LOADS = (BN * 2 * WK + WG - 1) / WG;  // of an invocation: at most 8 and 4
 const uint BLOCKS = (COLS + 127) / 128;
 #define SUMS coopmat<int, gl_ScopeSubgroup, TM, TN, gl_MatrixUseAccumulator>
 shared uvec4 tile[POOL];
@@ -41,7 +41,7 @@ uvec4 codes_at(uint block, uint at, uint n0) {
 
 // Scales and stores a product of each place, the first of which is at m and n.
 void store(uint lane, uint m0, uint n0) {
-    for (uint i = lane; i < WM * WN * TM * TN; i += 256) {
+    for (uint i = lane; i < WM * WN * TM * TN; i += WG) {
         uint place = i / (TM * TN), m = m0 + place / WN * (SM * TM) + i / TN % TM, n = n0 + place % WN * (SN * TN) + i % TN;
         if (m >= STEP_TOKENS || n >= rows) continue;
         int sum = 0;
@@ -65,32 +65,32 @@ KERNEL(ternary_mma) {
     SUMS sums[16];  // of the tiles m and n: 4 m + n
 #define CLEAR(i) if (i / 4 < SM && i % 4 < SN) sums[i] = SUMS(0);
     REPEAT_16(CLEAR)
-    uvec4 next_x[4], next_codes[4];
+    uvec4 next_x[8], next_codes[4];
     uint block = 0;
-#define FETCH_X(i) if (i < X_LOADS) next_x[i] = x_at(block + (lane + i * 256) / (BM * 8), (lane + i * 256) % (BM * 8), m0);
-#define FETCH_CODES(i) if (i < CODE_LOADS && lane + i * 256 < BN * 2 * WK) \
-        next_codes[i] = codes_at(block + (lane + i * 256) / (BN * 2), (lane + i * 256) % (BN * 2), n0);
+#define FETCH_X(i) if (i < X_LOADS) next_x[i] = x_at(block + (lane + i * WG) / (BM * 8), (lane + i * WG) % (BM * 8), m0);
+#define FETCH_CODES(i) if (i < CODE_LOADS && lane + i * WG < BN * 2 * WK) \
+        next_codes[i] = codes_at(block + (lane + i * WG) / (BN * 2), (lane + i * WG) % (BN * 2), n0);
     REPEAT_4(FETCH_CODES)
-    REPEAT_4(FETCH_X)
+    REPEAT_8(FETCH_X)
     while (block < BLOCKS) {
         barrier();
 #define SHARE_X(i) if (i < X_LOADS) { \
-        uint at = (lane + i * 256) % (BM * 8); \
-        tile[(lane + i * 256) / (BM * 8) * TILE + at / 8 * PITCH + at % 8] = next_x[i]; \
+        uint at = (lane + i * WG) % (BM * 8); \
+        tile[(lane + i * WG) / (BM * 8) * TILE + at / 8 * PITCH + at % 8] = next_x[i]; \
     }
 #define EXPAND(i, plane) tile[to + 2 * plane] = uvec4(weights_of(next_codes[i].x, 3 - plane), weights_of(next_codes[i].y, 3 - plane), \
                                                      weights_of(next_codes[i].z, 3 - plane), weights_of(next_codes[i].w, 3 - plane));
-#define SHARE_CODES(i) if (i < CODE_LOADS && lane + i * 256 < BN * 2 * WK) { \
-        uint at = (lane + i * 256) % (BN * 2), to = (lane + i * 256) / (BN * 2) * TILE + (BM + at / 2) * PITCH + at % 2; \
+#define SHARE_CODES(i) if (i < CODE_LOADS && lane + i * WG < BN * 2 * WK) { \
+        uint at = (lane + i * WG) % (BN * 2), to = (lane + i * WG) / (BN * 2) * TILE + (BM + at / 2) * PITCH + at % 2; \
         EXPAND(i, 0) EXPAND(i, 1) EXPAND(i, 2) EXPAND(i, 3) \
     }
-        REPEAT_4(SHARE_X)
+        REPEAT_8(SHARE_X)
         REPEAT_4(SHARE_CODES)
         barrier();
         block += WK;
         if (block < BLOCKS) {
             REPEAT_4(FETCH_CODES)
-            REPEAT_4(FETCH_X)
+            REPEAT_8(FETCH_X)
         }
         [[unroll]] for (uint k = 0; k < 8; k += TK / 16) {
             coopmat<int8_t, gl_ScopeSubgroup, TK, TN, gl_MatrixUseB> weights[4];

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -19,14 +18,23 @@ import pytest
 from bitnet.core.gpu import GpuDevice
 from bitnet.core.hal import DenseMatmul, Limits, TernaryMatmul
 from bitnet.core.testing.attention import Heads, Paged, Part
-from bitnet.core.testing.linear import assert_products, uneven
-from bitnet.core.testing.rig import Rig, assert_same_bits, dense, random_ternary, tensor, ternary, tokens
+from bitnet.core.testing.linear import uneven
+from bitnet.core.testing.rig import (
+    Rig,
+    assert_products,
+    assert_same_bits,
+    dense,
+    random_ternary,
+    tensor,
+    ternary,
+    tokens,
+)
 from bitnet.vulkan import pipelines
 from bitnet.vulkan.backend import BACKEND
 from bitnet.vulkan.compiler import KERNELS, Built, ways
 from bitnet.vulkan.device import VulkanDriver
 from bitnet.vulkan.driver import Instance
-from bitnet.vulkan.hardware import best_tile, inspect
+from bitnet.vulkan.hardware import MatrixKind, best_tile, has_f16_product, inspect
 from bitnet.vulkan.modules import COMMON, Module, module
 from bitnet.vulkan.ops import VulkanOps
 
@@ -110,6 +118,7 @@ SUBGROUP = {
 }
 HALVES = {
     "SUMS(0.0)": "filled(0.0)",
+    "TOTAL(a, b) ((a) + (b))": "TOTAL(a, b) plus(a, b)",
     "coopmat<float, gl_ScopeSubgroup, 16, 16, gl_MatrixUseAccumulator>": "Sums",
     "coopmat<float16_t, gl_ScopeSubgroup, 16, 16, gl_MatrixUseA>": "Left",
     "coopmat<float16_t, gl_ScopeSubgroup, 16, 16, gl_MatrixUseB>": "Right",
@@ -131,7 +140,6 @@ TYPES = {
         "subgroupBarrier()": "barrier()",
         "subgroupMemoryBarrierShared()": "memoryBarrierShared()",
         "PRODUCT(a, b) ((a) * (b))": "PRODUCT(a, b) times(a, b)",
-        "TOTAL(a, b) ((a) + (b))": "TOTAL(a, b) plus(a, b)",
         "subgroupShuffleXor(largest, 1)": "neighbours(largest)",
         "subgroupShuffleXor(total, 1)": "neighbours(total)",
         "KERNEL(attention_mma)": FLOATS
@@ -210,7 +218,7 @@ def test_the_product_is_exact(
 ) -> None:
     rng = np.random.default_rng()
     monkeypatch.setattr(pipelines, "module", plain)
-    monkeypatch.setattr("bitnet.vulkan.ops.ENOUGH_MATRICES", 4)  # so that all sizes of work-groups are met
+    monkeypatch.setattr("bitnet.vulkan.matrices.ENOUGH_MATRICES", 4)  # so that all sizes of work-groups are met
     device = opened(hardware, 32 << 10, int8_tile=tile)
     x = rng.integers(-128, 128, (count, columns), np.int8)
     scale, w = rng.random(count, np.float32), random_ternary(rng, rows, columns)
@@ -272,20 +280,20 @@ def test_the_head_is_within_its_bound(
     assert_products("out", out, x, weight)
 
 
-def kind(m: int, n: int, k: int, types: tuple[int, int, int, int] = (3, 3, 5, 5), **other: int) -> SimpleNamespace:
-    a, b, c, result = types
-    sizes = {"MSize": m, "NSize": n, "KSize": k, "AType": a, "BType": b, "CType": c, "ResultType": result}
-    return SimpleNamespace(**{"scope": 3, "saturatingAccumulation": 0, **sizes, **other})
+def kind(m: int, n: int, k: int, types: tuple[int, int, int, int] = (3, 3, 5, 5), **other: int) -> MatrixKind:
+    return replace(MatrixKind(m, n, k, *types, saturatingAccumulation=0, scope=3), **other)
 
 
 def test_which_product_is_taken() -> None:
     """The largest of int8 with int32 sums in a subgroup that the kernel's tiles can be cut into."""
-    f16 = kind(16, 16, 16, (0, 0, 1, 1))
+    f16 = kind(16, 16, 16, (0, 0, 0, 0))
     saturating, of_a_group = kind(16, 16, 64, saturatingAccumulation=1), kind(16, 16, 64, scope=2)
     unsigned, too_large = kind(16, 16, 64, (7, 7, 9, 9)), kind(32, 32, 32)
     refused = [f16, saturating, of_a_group, unsigned, too_large, kind(12, 16, 32)]
     assert best_tile(refused) is None
     assert best_tile([*refused, kind(16, 8, 32), kind(16, 16, 32), kind(8, 8, 16)]) == (16, 16, 32)
+    assert not has_f16_product([*refused, kind(16, 16, 16), kind(16, 16, 8, (0, 0, 1, 1))])
+    assert has_f16_product([*refused, kind(16, 16, 16, (0, 0, 1, 1))])
 
 
 def test_the_kernel_is_in_the_sources() -> None:

@@ -269,8 +269,23 @@ def _subgroup(properties: Any, sizes: Any, features: frozenset[str]) -> tuple[in
     return max(least, min(most, WIDEST_SUBGROUP)), True
 
 
-def _matrices(instance: Instance, physical: Any, features: frozenset[str]) -> list[Any]:
-    """Products of cooperative matrices (``VkCooperativeMatrixPropertiesKHR``), where all that they need is there."""
+@dataclass(frozen=True, slots=True)
+class MatrixKind:
+    """A product of cooperative matrices: what ``VkCooperativeMatrixPropertiesKHR`` tells of it, under its names."""
+
+    MSize: int
+    NSize: int
+    KSize: int
+    AType: int
+    BType: int
+    CType: int
+    ResultType: int
+    saturatingAccumulation: int
+    scope: int
+
+
+def _matrices(instance: Instance, physical: Any, features: frozenset[str]) -> list[MatrixKind]:
+    """The device's products of cooperative matrices, where all that they need is there."""
     if not {*MATRIX_FEATURES, "computeFullSubgroups"} <= features:
         return []
     call = instance.function("vkGetPhysicalDeviceCooperativeMatrixPropertiesKHR")
@@ -280,11 +295,11 @@ def _matrices(instance: Instance, physical: Any, features: frozenset[str]) -> li
     for kind in kinds:
         kind.sType = loader().VK_STRUCTURE_TYPE_COOPERATIVE_MATRIX_PROPERTIES_KHR
     check("vulkan", "vkGetPhysicalDeviceCooperativeMatrixPropertiesKHR", call(physical, count, kinds))
-    return [kinds[i] for i in range(count[0])]
+    return [MatrixKind(*(int(getattr(kinds[i], name)) for name in MatrixKind.__slots__)) for i in range(count[0])]
 
 
-def best_tile(kinds: Iterable[Any]) -> tuple[int, int, int] | None:
-    """The largest of these ``VkCooperativeMatrixPropertiesKHR`` that ternary_mma takes."""
+def best_tile(kinds: Iterable[MatrixKind]) -> tuple[int, int, int] | None:
+    """The largest of these products that ternary_mma takes."""
     tiles = [
         (int(kind.MSize), int(kind.NSize), int(kind.KSize))
         for kind in kinds
@@ -299,8 +314,8 @@ def best_tile(kinds: Iterable[Any]) -> tuple[int, int, int] | None:
     return max(tiles, key=lambda tile: tile[0] * tile[1] * tile[2], default=None)
 
 
-def has_f16_product(kinds: Iterable[Any]) -> bool:
-    """Whether attention_mma's product is among these ``VkCooperativeMatrixPropertiesKHR``."""
+def has_f16_product(kinds: Iterable[MatrixKind]) -> bool:
+    """Whether the one that attention_mma and dense_mma take is among these products."""
     return any(
         (kind.MSize, kind.NSize, kind.KSize) == (16, 16, 16)
         and (kind.AType, kind.BType, kind.CType, kind.ResultType) == (FLOAT16, FLOAT16, FLOAT32, FLOAT32)

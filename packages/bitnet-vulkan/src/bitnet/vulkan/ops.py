@@ -37,7 +37,9 @@ from bitnet.core.hal import (
     Sample,
     TernaryMatmul,
 )
+from bitnet.vulkan import matrices
 from bitnet.vulkan.hardware import Hardware
+from bitnet.vulkan.matrices import MATRIX_GROUP
 from bitnet.vulkan.memory import Window
 from bitnet.vulkan.modules import COMMON, ENDING, ENTRY
 
@@ -51,19 +53,6 @@ FEW_TOKENS = 8
 """More tokens than this take the tiled product."""
 TILE_M, TILE_N, TILE_GROUP = 32, 64, 128
 """Of the tiled product, as its source has them."""
-MATRIX_GROUP = 256
-"""Invocations of ternary_mma and attention_mma."""
-ENOUGH_MATRICES = 128
-"""Work-groups from which ternary_mma may take more tokens and rows each."""
-MATRIX_SHAPES = (
-    (128, 128, (2, 4, 1)),
-    (64, 128, (2, 4, 1)),
-    (64, 64, (2, 2, 2)),
-    (32, 32, (1, 2, 4)),
-    (16, 32, (1, 2, 4)),
-    (16, 16, (1, 1, 8)),
-)
-"""Of ternary_mma: tokens and rows of a work-group, and how many subgroups share the tokens, rows and columns."""
 MATRIX_TILE = 64
 """Tokens of a work-group of attention_mma."""
 LONG_ROW = 64
@@ -149,40 +138,15 @@ class VulkanOps:
         return [_launch("ternary_matmul", "ternary_gemm", grid, TILE_GROUP, args, defines | wide)]
 
     def _multiplies_matrices(self, w: TernaryBuffer) -> bool:
-        """Whether ternary_mma can do a product of several tokens: its work-groups are eight subgroups of 32."""
-        hardware = self._hardware
-        able = hardware.int8_tile is not None and hardware.subgroup == 32 and hardware.group >= MATRIX_GROUP
-        return able and w.cols % 16 == 0 and any(_pool(shape) * 16 <= hardware.shared for shape in self._shapes())
-
-    def _shapes(self) -> list[dict[str, int]]:
-        """How the subgroups of ternary_mma may divide their work, from the largest work-groups to the smallest."""
-        assert self._hardware.int8_tile is not None
-        tm, tn, tk = self._hardware.int8_tile
-        tile = {"TM": tm, "TN": tn, "TK": tk}
-        shapes = []
-        for tokens, rows, (wm, wn, wk) in MATRIX_SHAPES:
-            sm, sn = tokens // (tm * wm), rows // (tn * wn)
-            if 0 < sm <= 4 and 0 < sn <= 4:
-                shapes.append({**tile, "WM": wm, "WN": wn, "WK": wk, "SM": sm, "SN": sn})
-        return shapes
+        """Whether ternary_mma can do a product of several tokens."""
+        return w.cols % 16 == 0 and bool(matrices.shapes(self._hardware))
 
     def _matrix_product(
         self, w: TernaryBuffer, bucket: Bucket, args: tuple[Arg, ...], defines: Mapping[str, int]
     ) -> Launch:
-        """By the largest work-groups of which there are enough, and that are no larger than the tokens want."""
-        fitting = [shape for shape in self._shapes() if _pool(shape) * 16 <= self._hardware.shared]
-
-        def grid(shape: Mapping[str, int]) -> tuple[int, int, int]:
-            tokens, rows = _extent(shape)
-            return ceil_div(w.rows, rows), ceil_div(bucket.tokens, tokens), 1
-
-        def suits(shape: Mapping[str, int]) -> bool:
-            across, along, _ = grid(shape)
-            return across * along >= ENOUGH_MATRICES and _extent(shape)[0] < 2 * max(bucket.tokens, 16)
-
-        shape = next((s for s in fitting if suits(s)), fitting[-1])
-        sizes = {**defines, **shape, "POOL": _pool(shape)}
-        return _launch("ternary_mma", "ternary_mma", grid(shape), MATRIX_GROUP, args, sizes)
+        shape = matrices.shape(self._hardware, w.rows, bucket.tokens)
+        sizes = {**defines, **shape.defines}
+        return _launch("ternary_mma", "ternary_mma", shape.grid(w.rows, bucket.tokens), shape.group, args, sizes)
 
     def dense_matmul(self, ctx: Context, op: DenseMatmul, bucket: Bucket) -> list[Launch]:
         """Each weight row is read once: for one row of x, by matrices for several, else for up to ``FEW_TOKENS``."""
@@ -245,13 +209,7 @@ class VulkanOps:
 
     def _multiplies_rows(self, weight: DenseBuffer) -> bool:
         """Whether dense_mma takes a weight."""
-        return self._has_f16_matrices() and weight.dtype == "f16" and weight.shape[1] % 16 == 0
-
-    def _has_f16_matrices(self) -> bool:
-        """Whether the device runs the kernels on f16 matrices: groups of eight subgroups of 32, 46 KiB of memory."""
-        hardware = self._hardware
-        able = hardware.f16_product and hardware.subgroup == 32
-        return able and hardware.group >= MATRIX_GROUP and hardware.shared >= 46 << 10
+        return matrices.has_f16(self._hardware) and weight.dtype == "f16" and weight.shape[1] % 16 == 0
 
     def attention(self, ctx: Context, op: Attention, bucket: Bucket) -> list[Launch]:
         if self._splits_attention(ctx, op, bucket):
@@ -260,7 +218,7 @@ class VulkanOps:
         args = (ctx.step, ctx.tensors[op.qkv], *cache, ctx.tensors[op.out])
         _, *place = positions(ctx)
         sizes = (*place, np.int32(op.heads), np.int32(op.kv_heads))
-        seqs = min(bucket.tokens, ctx.program.limits.max_seqs)
+        seqs = min(bucket.tokens, ctx.program.limits.max_seqs)  # each of which begins with a tile of its own
         if self._multiplies_attention(ctx, op):
             grid = (op.heads, bucket.tokens // MATRIX_TILE + seqs, 1)
             defines = {"DIM": op.head_dim, "BLOCK": kv_defines(ctx, op)["BLOCK"]}
@@ -400,7 +358,7 @@ class VulkanOps:
         """Whether attention_mma takes this shape."""
         kv = ctx.program.kv
         assert kv is not None
-        return self._has_f16_matrices() and kv.dtype == "f16" and op.head_dim % 16 == 0 and op.head_dim <= 128
+        return matrices.has_f16(self._hardware) and kv.dtype == "f16" and op.head_dim % 16 == 0 and op.head_dim <= 128
 
     def _attention_decode(self, ctx: Context, op: Attention, bucket: Bucket, rope: RopeAppend | None) -> Launch:
         defines, limits = self._attention_size(ctx, op), ctx.program.limits
@@ -440,16 +398,6 @@ class VulkanOps:
 def _pitch(chunks: int) -> int:
     """Of ternary_decode, between planes of activations: a quarter of the 32 banks past a multiple of them."""
     return chunks + (2 - chunks) % 8
-
-
-def _extent(shape: Mapping[str, int]) -> tuple[int, int]:
-    """Tokens and rows of a work-group of ternary_mma."""
-    return shape["WM"] * shape["SM"] * shape["TM"], shape["WN"] * shape["SN"] * shape["TN"]
-
-
-def _pool(shape: Mapping[str, int]) -> int:
-    """Quads of shared memory of ternary_mma: 9 for 128 columns of a token or row; later a product of each subgroup."""
-    return max(sum(_extent(shape)) * 9 * shape["WK"], 2 * shape["TM"] * shape["TN"])
 
 
 def _launch(

@@ -1,0 +1,80 @@
+"""How the kernels on cooperative matrices divide their work, and which devices run them: those with subgroups of 32."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from bitnet.core.gpu.ops import ceil_div
+from bitnet.vulkan.hardware import Hardware
+
+MATRIX_GROUP = 256
+"""Invocations of a work-group of attention_mma and dense_mma, and at most of ternary_mma."""
+ENOUGH_MATRICES = 128
+"""Work-groups from which ternary_mma may take more tokens and rows each."""
+MATRIX_SHAPES = (
+    (128, 128, (2, 4, 1)),
+    (64, 128, (2, 4, 1)),
+    (64, 64, (2, 2, 2)),
+    (32, 32, (1, 2, 4)),
+    (16, 32, (1, 2, 4)),
+    (16, 16, (1, 1, 8)),
+)
+"""Of ternary_mma: tokens and rows of a work-group, and how many subgroups share the tokens, rows and columns."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """A work-group of ternary_mma.
+
+    Attributes:
+        tokens: Of a work-group, as ``rows``.
+        group: Its invocations.
+        defines: What the kernel is compiled for. ``POOL`` is shared memory in 16 bytes: 9 for 128 columns of a token
+            or row, and later a product of each subgroup.
+    """
+
+    tokens: int
+    rows: int
+    group: int
+    defines: Mapping[str, int]
+
+    def grid(self, rows: int, tokens: int) -> tuple[int, int, int]:
+        """Work-groups for so many rows and tokens."""
+        return ceil_div(rows, self.rows), ceil_div(tokens, self.tokens), 1
+
+
+def shapes(hardware: Hardware) -> list[Shape]:
+    """Those that a device takes, from the largest to the smallest."""
+    if hardware.int8_tile is None or not _has_groups(hardware):
+        return []
+    tm, tn, tk = hardware.int8_tile
+    found = []
+    for tokens, rows, (wm, wn, wk) in MATRIX_SHAPES:
+        sm, sn = tokens // (tm * wm), rows // (tn * wn)
+        quads = max((tokens + rows) * 9 * wk, 2 * tm * tn)
+        if 0 < sm <= 4 and 0 < sn <= 4 and quads * 16 <= hardware.shared:
+            tile = {"TM": tm, "TN": tn, "TK": tk, "SM": sm, "SN": sn}
+            defines = {**tile, "WM": wm, "WN": wn, "WK": wk, "POOL": quads}
+            found.append(Shape(tokens, rows, 32 * wm * wn * wk, defines))
+    return found
+
+
+def shape(hardware: Hardware, rows: int, tokens: int) -> Shape:
+    """The largest of which there are enough work-groups, and that does not take more tokens than there are."""
+
+    def suits(candidate: Shape) -> bool:
+        across, along, _ = candidate.grid(rows, tokens)
+        return across * along >= ENOUGH_MATRICES and candidate.tokens < 2 * max(tokens, 16)
+
+    fitting = shapes(hardware)
+    return next((candidate for candidate in fitting if suits(candidate)), fitting[-1])
+
+
+def has_f16(hardware: Hardware) -> bool:
+    """Whether a device runs attention_mma and dense_mma, which take up to 46 KiB of shared memory."""
+    return hardware.f16_product and _has_groups(hardware) and hardware.shared >= 46 << 10
+
+
+def _has_groups(hardware: Hardware) -> bool:
+    return hardware.subgroup == 32 and hardware.group >= MATRIX_GROUP
