@@ -182,8 +182,8 @@ class Functions:
 class Instance:
     """A Vulkan instance. It stays as long as the process does, as the drivers in it do, and the next one is the same.
 
-    Drivers bear being opened and closed with every instance badly: NVIDIA's is refused by the loader after some tens of
-    times in one process. What the loader reads from the environment still counts: another environment has its own.
+    Drivers bear being opened and closed with every instance badly: in a process that had done so many times, the loader
+    refused NVIDIA's. What the loader reads from the environment still counts: another environment has its own.
 
     Raises:
         DeviceError: The loader finds no driver that fits.
