@@ -76,11 +76,18 @@ def rotate(x: Array, cos: Array, sin: Array, style: Literal["neox", "interleaved
 
 
 class Cache:
-    """The keys and values of one layer, by sequence, rounded to the type a device stores them in."""
+    """The keys and values of one layer, by sequence, rounded to the type a device stores them in.
+
+    Keys come rotated. A device's may be off by ``rotation`` of the greatest in the row before they are rounded, and
+    where that decides on which side of a tie they are, it rounds them the other way.
+    """
+
+    rotation = 1e-6
 
     def __init__(self, dtype: Literal["f32", "f16"], positions: int) -> None:
         self._dtype, self._positions = np.float16 if dtype == "f16" else np.float32, positions
         self._held: dict[int, F64] = {}
+        self._doubt: dict[int, F64] = {}
         self._prefix: dict[int, tuple[int, int]] = {}
 
     def share(self, source: int, target: int, positions: int) -> None:
@@ -91,22 +98,40 @@ class Cache:
         """Store ``k`` and ``v`` ``[G, d]`` at a position."""
         if sequence not in self._held:
             self._held[sequence] = np.full((2, self._positions, *k.shape), np.nan)
+            self._doubt[sequence] = np.full((self._positions, *k.shape), np.nan)
             if sequence in self._prefix:
                 source, count = self._prefix[sequence]
                 self._held[sequence][:, :count] = self._held[source][:, :count]
+                self._doubt[sequence][:count] = self._doubt[source][:count]
         self._held[sequence][:, position] = np.stack([k, v]).astype(self._dtype)
+        exact, off = np.asarray(k, np.float64), self.rotation * abs(k).max(axis=-1, keepdims=True)
+        ends = ((exact + sign * off).astype(self._dtype).astype(np.float64) for sign in (1, -1))
+        self._doubt[sequence][position] = abs(np.subtract(*ends))
 
     def attend(self, sequence: int, position: int, q: Array) -> F64:
         """``q[H, d]`` at a position over all up to it: ``[H, d]``."""
-        keys, values = self._held[sequence][:, : position + 1]
-        heads, d = q.shape
-        ratio = heads // keys.shape[1]
-        out = np.empty((heads, d))
-        for head in range(heads):
-            scores = keys[:, head // ratio] @ np.asarray(q[head], np.float64) / d**0.5
-            weights = np.exp(scores - scores.max())
-            out[head] = weights @ values[:, head // ratio] / weights.sum()
-        return out
+        _, values = self._held[sequence][:, : position + 1]
+        ratio = len(q) // values.shape[1]
+        weights = self._weights(sequence, position, q)
+        return np.stack([w @ values[:, head // ratio] for head, w in enumerate(weights)])
+
+    def doubt(self, sequence: int, position: int, q: Array) -> F64:
+        """How far keys that a device rounds the other way may move what :meth:`attend` gives, to the first order."""
+        _, values = self._held[sequence][:, : position + 1]
+        keys, ratio = self._doubt[sequence][: position + 1], len(q) // values.shape[1]
+        moved = np.empty(q.shape)
+        for head, weights in enumerate(self._weights(sequence, position, q)):
+            group = head // ratio
+            scores = keys[:, group] @ abs(np.asarray(q[head], np.float64)) / q.shape[1] ** 0.5
+            moved[head] = (weights * scores) @ abs(values[:, group] - weights @ values[:, group])
+        return moved
+
+    def _weights(self, sequence: int, position: int, q: Array) -> list[F64]:
+        keys, _ = self._held[sequence][:, : position + 1]
+        ratio = len(q) // keys.shape[1]
+        scores = [keys[:, i // ratio] @ np.asarray(row, np.float64) / len(row) ** 0.5 for i, row in enumerate(q)]
+        powers = [np.exp(row - row.max()) for row in scores]
+        return [row / row.sum() for row in powers]
 
 
 def absmean(x: Array) -> tuple[F64, float]:
