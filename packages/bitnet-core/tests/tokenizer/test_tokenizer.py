@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import random
 from collections.abc import Callable
@@ -14,6 +15,8 @@ import pytest
 import tokenizers
 
 from bitnet.core.errors import InvalidInputError
+from bitnet.core.model.default import default_model_path
+from bitnet.core.model.file import open_model
 from bitnet.core.tokenizer import SPACE, StreamDecoder, Tokenizer
 from bitnet.core.vocabulary import GPT2, LLAMA3, TokenType, Vocabulary, vocabulary_from_metadata
 
@@ -263,3 +266,13 @@ def test_metadata_that_cannot_be(key: str, value: object) -> None:
         del values[f"tokenizer.ggml.{key}"]
     with pytest.raises(WrongKey, match=f"tokenizer.ggml.{key}"):
         vocabulary_from_metadata(values, wrong)
+
+
+@pytest.mark.parametrize("on", [True, False])
+def test_collection_of_garbage_is_as_before(on: bool) -> None:
+    (gc.enable if on else gc.disable)()
+    try:
+        assert open_model(default_model_path()).tokenizer.encode("1")
+        assert gc.isenabled() is on
+    finally:
+        gc.enable()

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import codecs
+import gc
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any
 
@@ -160,9 +162,22 @@ def tokenizer_from_gguf(file: GGUFFile, vocab_size: int) -> Tokenizer:
     if len(vocabulary.tokens) > vocab_size:
         raise file.error(f"has {len(vocabulary.tokens)} tokens; the model embeds {vocab_size}.", key=KEY + "tokens")
     try:
-        return Tokenizer(vocabulary)
+        with _no_collection():
+            return Tokenizer(vocabulary)
     except InvalidInputError as error:
         raise file.error(error.message, key=KEY + ("merges" if vocabulary.model == "gpt2" else "tokens")) from error
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """Let no cycles be looked for among the hundreds of thousands of tuples of a vocabulary: a sixth of the time."""
+    was = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was:
+            gc.enable()
 
 
 def _byte(token: str) -> bytes:
