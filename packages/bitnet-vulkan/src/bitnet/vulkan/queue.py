@@ -35,6 +35,7 @@ class Queue:
         self._fences: list[Any] = []
         self._semaphore = None
         self.busy = False
+        self._lost: DeviceLostError | None = None
         # What a submission and a wait are told, made once: both are in the loop of every token.
         self._commands = ffi.new("VkCommandBuffer[]", MOST)
         self._value = ffi.new("uint64_t[]", [0])
@@ -91,7 +92,11 @@ class Queue:
                 self._fences.append(fence)
             else:
                 self._value[0] += 1
-            self._vk.QueueSubmit(self._queue, 1, self._info, fence)
+            try:
+                self._vk.QueueSubmit(self._queue, 1, self._info, fence)
+            except DeviceLostError as error:
+                self._lost = error  # the end of this submission would be waited for in vain
+                raise
 
     def wait(self) -> None:
         """Start all that waits, and return once it is done.
@@ -99,6 +104,8 @@ class Queue:
         Raises:
             DeviceLostError: The device is lost, or does not answer in time.
         """
+        if self._lost is not None:
+            raise self._lost
         self.flush()
         if not self.busy:
             return
