@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 
 from bitnet.core.gpu import Arg, Bucket, Buffer, Context, KernelSpec, Launch, TernaryBuffer
-from bitnet.core.gpu.fusion import Source, quantised, row_sums
+from bitnet.core.gpu.fusion import Source, product_args, quantised, row_sums
 from bitnet.core.gpu.ops import ceil_div
 from bitnet.core.hal import DenseMatmul, TernaryMatmul
 
@@ -132,10 +132,7 @@ class Products:
             "RELU2": int(activation == "relu2"),
             "ADD": int(op.add),
         }
-        norm = ctx.dense(source.norm).data if source.norm else source.x
-        sums = source.x if source.kind else row_sums(ctx, op.x)
-        args: tuple[Arg, ...] = (ctx.step, source.x, source.scale or source.x, sums, norm, np.float32(source.eps))
-        args = (*args, w.codes, w.scales, out, np.int32(w.rows))
+        args = product_args(ctx, op, source, out)
         blocks = ceil_div(ceil_div(w.rows, TILE_ROWS), tiles)
         grid = (ceil_div(blocks, cluster) * cluster, 1, 1)
         spec = KernelSpec("ternary_decode", "ternary_decode", tuple(defines.items()))

@@ -9,8 +9,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from bitnet.core.gpu import Arg, Bucket, Buffer, Context, KernelSpec, Launch, TernaryBuffer
-from bitnet.core.gpu.fusion import Source, quantised, row_sums
+from bitnet.core.gpu import Bucket, Buffer, Context, KernelSpec, Launch, TernaryBuffer
+from bitnet.core.gpu.fusion import Source, product_args, quantised, row_sums
 from bitnet.core.gpu.ops import RowOps, ceil_div
 from bitnet.core.hal import DenseMatmul, TernaryMatmul
 
@@ -74,10 +74,7 @@ class Products:
             "RELU2": int(activation == "relu2"),
             "ADD": int(op.add),
         }
-        norm = ctx.dense(source.norm).data if source.norm else source.x
-        sums = source.x if source.kind else row_sums(ctx, op.x)
-        args: tuple[Arg, ...] = (ctx.step, source.x, source.scale or source.x, sums, norm, np.float32(source.eps))
-        args = (*args, w.codes, w.scales, out, np.int32(w.rows))
+        args = product_args(ctx, op, source, out)
         if self._decodes_mma(w):
             tiles, split = self._decode_shape(w)
             defines |= {"TILES": tiles, "KSPLIT": split}

@@ -6,8 +6,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
+
 from bitnet.core.gpu.context import Bucket, Context
-from bitnet.core.gpu.driver import Buffer, Launch
+from bitnet.core.gpu.driver import Arg, Buffer, Launch
 from bitnet.core.gpu.ops import ROW_OPS
 from bitnet.core.hal import GluNormQuant, NormQuant, Op, TernaryMatmul
 
@@ -70,6 +72,15 @@ def feed_forward(
         decode(ctx, up, bucket, normed(ctx, n), product, activation=glu.activation),
         decode(ctx, down, bucket, source, ctx.tensors[down.out]),
     ]
+
+
+def product_args(ctx: Context, op: TernaryMatmul, source: Source, out: Buffer) -> tuple[Arg, ...]:
+    """The arguments of a product of few tokens that takes its activations from ``source``."""
+    w = ctx.ternary(op.weights)
+    norm = ctx.dense(source.norm).data if source.norm else source.x
+    sums = source.x if source.kind else row_sums(ctx, op.x)
+    x = (ctx.step, source.x, source.scale or source.x, sums, norm, np.float32(source.eps))
+    return (*x, w.codes, w.scales, out, np.int32(w.rows))
 
 
 def glu_products(ctx: Context, op: GluNormQuant) -> Buffer:

@@ -104,7 +104,8 @@ class Cache:
                 self._held[sequence][:, :count] = self._held[source][:, :count]
                 self._doubt[sequence][:count] = self._doubt[source][:count]
         self._held[sequence][:, position] = np.stack([k, v]).astype(self._dtype)
-        exact, off = np.asarray(k, np.float64), self.rotation * abs(k).max(axis=-1, keepdims=True)
+        ties = self._dtype is np.float16  # of f32, rounding adds nothing to the rotation's own error
+        exact, off = np.asarray(k, np.float64), ties * self.rotation * abs(k).max(axis=-1, keepdims=True)
         ends = ((exact + sign * off).astype(self._dtype).astype(np.float64) for sign in (1, -1))
         self._doubt[sequence][position] = abs(np.subtract(*ends))
 
