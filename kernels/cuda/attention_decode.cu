@@ -5,8 +5,9 @@
 // GROUP query heads of a key/value head are the 8 columns of both. All comes 16 bytes a thread as it lies in the cache: of keys
 // in an order of dimensions that q follows, of values with neighbouring positions paired in registers. q is the sum of two halves.
 //
-// CLUSTER: the splits are a thread block cluster, and merge their parts in its shared memory. Else the block that finishes last
-// for a token and key/value head does so through memory.
+// CLUSTER: the splits are a thread block cluster. Each block sends what it found to the others' shared memory, a share of the
+// dimensions to each, which merges it when all has come: no barrier of the cluster stands in the way. Else the block that finishes
+// last for a token and key/value head merges all through memory.
 //
 // ROPE: each token is a sequence of its own, and what one writes no other reads; rotates q and k here, and stores k and v in the
 // cache (rope_append's work). Then whatever was in the cache before the step may be fetched before this kernel waits for the
@@ -17,6 +18,11 @@
 #define CHUNKS (DIM / 32)
 #define HALVES (DIM / 64)
 #define TILE 16
+#define THREADS (WARPS * WARP)
+#define PAIRS (DIM / 2)
+#define Q_PITCH (DIM + 32) /* so that neighbouring heads fall into different halves of the banks */
+#define SUMS (GROUP * DIM) /* of a token and key/value head */
+#define SHARE (SUMS / SPLITS) /* that a block of a cluster merges */
 #define LOG2_E 1.44269504f
 #define LOWEST -1e30f /* less than any score, and finite: the difference of two is no NaN */
 #if CLUSTER
@@ -44,10 +50,6 @@ __device__ __forceinline__ unsigned halves(float low, float high) {
     return out;
 }
 
-__device__ __forceinline__ uint4 halves(const float (&v)[8]) {
-    return make_uint4(halves(v[0], v[1]), halves(v[2], v[3]), halves(v[4], v[5]), halves(v[6], v[7]));
-}
-
 __device__ __forceinline__ float power(float x) {  // of 2
     float y;
     asm("ex2.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
@@ -60,11 +62,6 @@ __device__ __forceinline__ unsigned transposed(unsigned m) {
     return out;
 }
 
-__device__ __forceinline__ void load_floats(float (&v)[8], const float *from) {
-    float4 low = ((const float4 *)from)[0], high = ((const float4 *)from)[1];
-    v[0] = low.x, v[1] = low.y, v[2] = low.z, v[3] = low.w, v[4] = high.x, v[5] = high.y, v[6] = high.z, v[7] = high.w;
-}
-
 __device__ __forceinline__ unsigned word(uint4 v, int i) { return i == 0 ? v.x : i == 1 ? v.y : i == 2 ? v.z : v.w; }
 
 // The over-lanes sum or maximum where those of equal `quarter` hold the same head.
@@ -74,31 +71,53 @@ __device__ __forceinline__ float over_groups(float v) {
     return v;
 }
 
-// A thread's dimensions of a head, 32 c + 8 quarter + 0 ... 7, and the rotation's angles for them.
-struct Angles {
-    float cosine[CHUNKS * 4], sine[CHUNKS * 4];
-};
+__device__ __forceinline__ float4 operator+(float4 a, float4 b) { return make_float4(a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w); }
 
-__device__ __forceinline__ void rotate(float (&v)[CHUNKS][8], const Angles &angles) {
-#pragma unroll
-    for (int i = 0; i < CHUNKS * 4; i++) {
-        float &a = NEOX ? v[i / 8][i % 8] : v[i / 4][i % 4 * 2];
-        float &b = NEOX ? v[i / 8 + CHUNKS / 2][i % 8] : v[i / 4][i % 4 * 2 + 1];
-        float old = a;
-        a = old * angles.cosine[i] - b * angles.sine[i];
-        b = b * angles.cosine[i] + old * angles.sine[i];
-    }
+#if CLUSTER
+// To shared memory of a block of the cluster, counted by a barrier there.
+__device__ __forceinline__ void send(unsigned to, unsigned barrier, float4 v) {
+    asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(to), "f"(v.x), "f"(v.y),
+                 "f"(v.z), "f"(v.w), "r"(barrier)
+                 : "memory");
 }
 
-extern "C" __global__ void IN_CLUSTER __launch_bounds__(WARPS * WARP, WARPS == 4 ? 3 : 1)
+__device__ __forceinline__ void send(unsigned to, unsigned barrier, float2 v) {
+    asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [%0], {%1, %2}, [%3];" ::"r"(to), "f"(v.x), "f"(v.y), "r"(barrier)
+                 : "memory");
+}
+
+// A barrier that lets go once so many bytes have come.
+__device__ __forceinline__ void expect(unsigned long long *barrier, unsigned bytes) {
+    unsigned at = (unsigned)__cvta_generic_to_shared(barrier);
+    asm volatile("mbarrier.init.shared.b64 [%0], 1;" ::"r"(at) : "memory");
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(at), "r"(bytes) : "memory");
+}
+
+__device__ __forceinline__ void wait(unsigned long long *barrier) {
+    unsigned at = (unsigned)__cvta_generic_to_shared(barrier), done = 0;
+    while (!done) {
+        asm volatile("{ .reg .pred p; mbarrier.try_wait.parity.shared.b64 p, [%1], 0; selp.u32 %0, 1, 0, p; }" : "=r"(done) : "r"(at) : "memory");
+    }
+}
+#endif
+
+extern "C" __global__ void IN_CLUSTER __launch_bounds__(THREADS, WARPS == 4 ? 3 : 1)
 attention_decode(const int *step, int token_seq, int seq_begin, int seq_len, int block_table, int max_blocks,
                  const float *qkv, f16 *keys, f16 *values, const float *cosines, const float *sines, float *out, float *parts,
                  unsigned *arrivals) {
-    __shared__ float warp_sums[WARPS][GROUP][DIM];
+    __shared__ __align__(16) float warp_sums[WARPS][GROUP][DIM];
     __shared__ float warp_max[WARPS][8], warp_total[WARPS][8];
     int kv_head = blockIdx.x, m = blockIdx.y, split = blockIdx.z;
     int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, group = lane / 4, quarter = lane % 4;
     if (m >= STEP_TOKENS(step)) return;
+#if CLUSTER
+    __shared__ unsigned long long all_here;
+    __shared__ __align__(16) float sums_of[SPLITS][SHARE];
+    __shared__ __align__(8) float2 weights_of[SPLITS][GROUP];  // the maximum, and the total
+    if (threadIdx.x == 0) expect(&all_here, sizeof(sums_of) + sizeof(weights_of));
+    cluster_arrive();
+#endif
     int length = token_position(step, token_seq, seq_begin, seq_len, m) + 1;
     const int *table = step + block_table + step[token_seq + m] * max_blocks;
     int span = ((length + TILE - 1) / TILE + SPLITS - 1) / SPLITS * TILE;
@@ -126,47 +145,69 @@ attention_decode(const int *step, int token_seq, int seq_begin, int seq_len, int
             for (int h = 0; h < HALVES; h++) value[i][h] = p < stored ? load(values + at + 64 * h) : make_uint4(0, 0, 0, 0);
         }
     };
-    const float *row = qkv + (size_t)m * (HEADS + 2 * KV_HEADS) * DIM;
-    const float *row_q = row + (kv_head * GROUP + min(group, GROUP - 1)) * DIM + quarter * 8;
     auto fetch_first = [&] {
 #pragma unroll
         for (int slot = 0; slot < DEPTH; slot++) fetch(slot, begin + (warp + slot * WARPS) * TILE);
     };
 #if ROPE
     fetch_first();
-    Angles angles;
-#pragma unroll
-    for (int i = 0; i < CHUNKS * 4; i++) {
-        int pair = NEOX ? i / 8 * 32 + quarter * 8 + i % 8 : i / 4 * 16 + quarter * 4 + i % 4;
-        angles.cosine[i] = cosines[(size_t)(length - 1) * (DIM / 2) + pair];
-        angles.sine[i] = sines[(size_t)(length - 1) * (DIM / 2) + pair];
-    }
+    int pair = threadIdx.x % PAIRS;
+    float cosine = cosines[(size_t)(length - 1) * PAIRS + pair], sine = sines[(size_t)(length - 1) * PAIRS + pair];
+    bool has_new = stored < end;
 #endif
     wait_for_before();
     start_dependents();
 #if !ROPE
     fetch_first();
 #endif
-    uint4 q_high[CHUNKS], q_low[CHUNKS];
-    {
-        float q[CHUNKS][8];
-#pragma unroll
-        for (int c = 0; c < CHUNKS; c++) load_floats(q[c], row_q + 32 * c);
+
+    // Each thread prepares two dimensions of some heads, for all warps: q as the sum of two halves; the new k, rotated, and v.
+    __shared__ __align__(16) f16 q_shared[2][GROUP][Q_PITCH];
+    const float *row = qkv + (size_t)m * (HEADS + 2 * KV_HEADS) * DIM;
+    int a = ROPE && !NEOX ? threadIdx.x % PAIRS * 2 : threadIdx.x % PAIRS, b = ROPE && !NEOX ? a + 1 : a + PAIRS;
 #if ROPE
-        rotate(q, angles);
+    __shared__ __align__(16) f16 new_key[DIM], new_value[DIM];
+    int heads = GROUP + 2 * has_new;
+#else
+    int heads = GROUP;
 #endif
-        float scale = group < GROUP ? rsqrtf(DIM) * LOG2_E : 0.0f;
 #pragma unroll
-        for (int c = 0; c < CHUNKS; c++) {
-            float rest[8];
-#pragma unroll
-            for (int d = 0; d < 8; d++) {
-                f16 high;
-                put(&high, q[c][d] *= scale);
-                rest[d] = q[c][d] - to_float(high);
-            }
-            q_high[c] = halves(q[c]), q_low[c] = halves(rest);
+    for (int i = 0; i < (GROUP + 2 * ROPE + THREADS / PAIRS - 1) / (THREADS / PAIRS); i++) {
+        int h = threadIdx.x / PAIRS + i * (THREADS / PAIRS);
+        if (h >= heads) break;
+        int from = h < GROUP ? kv_head * GROUP + h : HEADS + (h - GROUP) * KV_HEADS + kv_head;
+        float x = row[from * DIM + a], y = row[from * DIM + b];
+#if ROPE
+        if (h <= GROUP) {
+            float old = x;
+            x = old * cosine - y * sine;
+            y = y * cosine + old * sine;
         }
+        if (h >= GROUP) {
+            f16 *to = h == GROUP ? new_key : new_value;
+            put(to + a, x), put(to + b, y);
+            continue;
+        }
+#endif
+        x *= rsqrtf(DIM) * LOG2_E, y *= rsqrtf(DIM) * LOG2_E;
+        f16 high_x, high_y;
+        put(&high_x, x), put(&high_y, y);
+        q_shared[0][h][a] = high_x, q_shared[0][h][b] = high_y;
+        put(&q_shared[1][h][a], x - to_float(high_x)), put(&q_shared[1][h][b], y - to_float(high_y));
+    }
+    __syncthreads();
+#if ROPE
+    if (has_new && threadIdx.x < DIM / 4) {
+        int part = threadIdx.x % (DIM / 8) * 8;
+        bool value = threadIdx.x >= DIM / 8;
+        *(uint4 *)((value ? values : keys) + place(length - 1) + part) = *(const uint4 *)((value ? new_value : new_key) + part);
+    }
+#endif
+    uint4 q_high[CHUNKS], q_low[CHUNKS];  // columns past GROUP are of no head
+#pragma unroll
+    for (int c = 0; c < CHUNKS; c++) {
+        q_high[c] = *(const uint4 *)&q_shared[0][min(group, GROUP - 1)][32 * c + quarter * 8];
+        q_low[c] = *(const uint4 *)&q_shared[1][min(group, GROUP - 1)][32 * c + quarter * 8];
     }
 
     float sums[HALVES * 4][4] = {}, largest[2] = {LOWEST, LOWEST}, total[2] = {};  // of heads 2 quarter + 0, 1
@@ -175,51 +216,46 @@ attention_decode(const int *step, int token_seq, int seq_begin, int seq_len, int
         auto &value = values_of[slot];
 #if ROPE
         int fresh = length - 1 - start;  // the new position's place in this tile
-        const float *row_k = row + (HEADS + kv_head) * DIM + quarter * 8;
-        const float *row_v = row + (HEADS + KV_HEADS + kv_head) * DIM + group * 8;
+        if (fresh < TILE) {
 #pragma unroll
-        for (int h = 0; h < 2; h++) {
-            if (fresh != group + 8 * h) continue;
-            float k[CHUNKS][8];
-            f16 *to = keys + place(length - 1) + quarter * 8;
+            for (int h = 0; h < 2; h++) {
+                if (fresh != group + 8 * h) continue;
 #pragma unroll
-            for (int c = 0; c < CHUNKS; c++) load_floats(k[c], row_k + 32 * c);
-            rotate(k, angles);
+                for (int c = 0; c < CHUNKS; c++) key[h][c] = *(const uint4 *)&new_key[32 * c + quarter * 8];
+            }
 #pragma unroll
-            for (int c = 0; c < CHUNKS; c++) *(uint4 *)(to + 32 * c) = key[h][c] = halves(k[c]);
-        }
+            for (int i = 0; i < 4; i++) {
+                if (fresh != 2 * quarter + i % 2 + i / 2 * 8) continue;
 #pragma unroll
-        for (int i = 0; i < 4; i++) {
-            if (fresh != 2 * quarter + i % 2 + i / 2 * 8) continue;
-            f16 *to = values + place(length - 1) + group * 8;
-#pragma unroll
-            for (int h = 0; h < HALVES; h++) {
-                float v[8];
-                load_floats(v, row_v + 64 * h);
-                *(uint4 *)(to + 64 * h) = value[i][h] = halves(v);
+                for (int h = 0; h < HALVES; h++) value[i][h] = *(const uint4 *)&new_value[64 * h + group * 8];
             }
         }
 #endif
-        float score[4] = {}, rest[4] = {};  // of positions group and group + 8, each with the two heads
+        float score[4] = {}, rest[3][4] = {};  // of positions group and group + 8, each with the two heads
 #pragma unroll
         for (int c = 0; c < CHUNKS; c++) {
             uint4 a = key[0][c], b = key[1][c];
             mma(score, a.x, b.x, a.y, b.y, q_high[c].x, q_high[c].y);
-            mma(rest, a.x, b.x, a.y, b.y, q_low[c].x, q_low[c].y);
-            mma(score, a.z, b.z, a.w, b.w, q_high[c].z, q_high[c].w);
-            mma(rest, a.z, b.z, a.w, b.w, q_low[c].z, q_low[c].w);
+            mma(rest[0], a.x, b.x, a.y, b.y, q_low[c].x, q_low[c].y);
+            mma(rest[1], a.z, b.z, a.w, b.w, q_high[c].z, q_high[c].w);
+            mma(rest[2], a.z, b.z, a.w, b.w, q_low[c].z, q_low[c].w);
         }
 #pragma unroll
-        for (int i = 0; i < 4; i++) score[i] = start + group + i / 2 * 8 < end ? score[i] + rest[i] : -INFINITY_F;
+        for (int i = 0; i < 4; i++) {
+            score[i] = start + group + i / 2 * 8 < end ? (score[i] + rest[1][i]) + (rest[0][i] + rest[2][i]) : -INFINITY_F;
+        }
 #pragma unroll
         for (int h = 0; h < 2; h++) {
             float top = fmaxf(largest[h], over_groups<Max>(fmaxf(score[h], score[2 + h])));
-            float correction = power(largest[h] - top);
+            if (start >= begin + WARPS * TILE) {  // not the first
+                float correction = power(largest[h] - top);
+                total[h] *= correction;
+#pragma unroll
+                for (int t = 0; t < HALVES * 4; t++) sums[t][h] *= correction, sums[t][2 + h] *= correction;
+            }
             largest[h] = top;
             score[h] = power(score[h] - top), score[2 + h] = power(score[2 + h] - top);
-            total[h] = total[h] * correction + score[h] + score[2 + h];
-#pragma unroll
-            for (int t = 0; t < HALVES * 4; t++) sums[t][h] *= correction, sums[t][2 + h] *= correction;
+            total[h] += score[h] + score[2 + h];
         }
         unsigned b0 = transposed(halves(score[0], score[1])), b1 = transposed(halves(score[2], score[3]));
 #pragma unroll
@@ -236,7 +272,8 @@ attention_decode(const int *step, int token_seq, int seq_begin, int seq_len, int
             int here = start + slot * WARPS * TILE;
             if (here >= end) break;
             attend(slot, here);
-            fetch(slot, here + DEPTH * WARPS * TILE);  // beyond the end nothing is loaded
+            int next = here + DEPTH * WARPS * TILE;
+            if (next < end) fetch(slot, next);
         }
     }
 
@@ -255,42 +292,42 @@ attention_decode(const int *step, int token_seq, int seq_begin, int seq_len, int
     __syncthreads();
     float *result = out + ((size_t)m * HEADS + kv_head * GROUP) * DIM;
 #if CLUSTER
-    __shared__ float mine[GROUP * (DIM + 2)];  // a part: sums, then maxima, then totals
+    cluster_wait();  // all blocks expect what comes
 #elif SPLITS > 1
-    float *first = parts + ((size_t)m * KV_HEADS + kv_head) * SPLITS * GROUP * (DIM + 2);
-    float *mine = first + split * GROUP * (DIM + 2);
+    // Of each split: sums, then maxima with totals.
+    float *first = parts + ((size_t)m * KV_HEADS + kv_head) * SPLITS * (SUMS + 2 * GROUP);
+    float *mine = first + split * (SUMS + 2 * GROUP);
 #endif
-    for (int i = threadIdx.x; i < GROUP * DIM; i += WARPS * WARP) {
-        int h = i / DIM, d = i % DIM;
-        float top = LOWEST, sum = 0.0f, weight = 0.0f;
+    for (int i = threadIdx.x; i < SUMS / 4; i += THREADS) {
+        int h = i / (DIM / 4), d = i % (DIM / 4);
+        float top = LOWEST, weight = 0.0f;
+        float4 sum = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
 #pragma unroll
         for (int w = 0; w < WARPS; w++) top = fmaxf(top, warp_max[w][h]);
 #pragma unroll
         for (int w = 0; w < WARPS; w++) {
             float scale = power(warp_max[w][h] - top);
-            sum += warp_sums[w][h][d] * scale;
+            sum = sum + times(((const float4 *)warp_sums[w][h])[d], scale);
             weight += warp_total[w][h] * scale;
         }
 #if SPLITS == 1
-        result[i] = sum / weight;
+        ((float4 *)result)[i] = times(sum, reciprocal(weight));
+#elif CLUSTER
+        int to = i / (SHARE / 4);
+        send(in_block(&sums_of[split][i % (SHARE / 4) * 4], to), in_block(&all_here, to), sum);
+        if (d < SPLITS) send(in_block(&weights_of[split][h], d), in_block(&all_here, d), make_float2(top, weight));
 #else
-        mine[i] = sum;
-        if (d == 0) mine[GROUP * DIM + h] = top, mine[GROUP * (DIM + 1) + h] = weight;
+        ((float4 *)mine)[i] = sum;
+        if (d == 0) ((float2 *)(mine + SUMS))[h] = make_float2(top, weight);
 #endif
     }
 #if SPLITS > 1
-    // at(s, i): a float of the part of split s.
 #if CLUSTER
-    auto at = [&](int s, int i) {
-        float v;
-        asm volatile("ld.shared::cluster.f32 %0, [%1];" : "=f"(v) : "r"(in_block(mine + i, s)) : "memory");
-        return v;
-    };
-    int share = split, shares = SPLITS;
-    cluster_arrive(), cluster_wait();
+    wait(&all_here);
+    auto sum_of = [&](int s, int i) { return sums_of[s][i]; };
+    auto weight_of = [&](int s, int h) { return weights_of[s][h]; };
+    int begin_share = split * SHARE, count = SHARE;
 #else
-    auto at = [&](int s, int i) { return ((const volatile float *)first)[s * GROUP * (DIM + 2) + i]; };
-    int share = 0, shares = 1;
     __shared__ bool last;
     __threadfence();
     __syncthreads();
@@ -298,21 +335,26 @@ attention_decode(const int *step, int token_seq, int seq_begin, int seq_len, int
     __syncthreads();
     if (!last) return;
     __threadfence();
+    auto sum_of = [&](int s, int i) { return ((const volatile float *)first)[s * (SUMS + 2 * GROUP) + i]; };
+    auto weight_of = [&](int s, int h) {
+        const volatile float *at = first + s * (SUMS + 2 * GROUP) + SUMS + 2 * h;
+        return make_float2(at[0], at[1]);
+    };
+    int begin_share = 0, count = SUMS;
 #endif
-    for (int i = share * WARPS * WARP + threadIdx.x; i < GROUP * DIM; i += shares * WARPS * WARP) {
+    for (int i = threadIdx.x; i < count; i += THREADS) {
+        int h = (begin_share + i) / DIM;
         float sum = 0.0f, weight = 0.0f, top = LOWEST;
 #pragma unroll 8
-        for (int s = 0; s < SPLITS; s++) top = fmaxf(top, at(s, GROUP * DIM + i / DIM));
+        for (int s = 0; s < SPLITS; s++) top = fmaxf(top, weight_of(s, h).x);
 #pragma unroll 8
         for (int s = 0; s < SPLITS; s++) {
-            float scale = power(at(s, GROUP * DIM + i / DIM) - top);
-            sum += at(s, i) * scale;
-            weight += at(s, GROUP * (DIM + 1) + i / DIM) * scale;
+            float2 of = weight_of(s, h);
+            float scale = power(of.x - top);
+            sum += sum_of(s, i) * scale;
+            weight += of.y * scale;
         }
-        result[i] = sum / weight;
+        result[begin_share + i] = sum * reciprocal(weight);
     }
-#if CLUSTER
-    cluster_arrive(), cluster_wait();  // no block may end while another reads its part
-#endif
 #endif
 }

@@ -8,7 +8,6 @@
 //
 // INPUT 0: x is int8 with a scale and a sum for each of up to TOKENS tokens. 1: x is f32: absmax int8 here. 2: the same after RMSNorm.
 // CLUSTER: the blocks of a cluster quantise one token each, and give it to all; or there is one token, and each block does so.
-// EARLY: the next kernel may fetch its codes before this one has its input; else once it has.
 // GLU: rows 0..rows/2-1 of W are gates, the others their ups: a tile is 8 of each and out = act(gate) * up.
 #define CHUNKS (ROW_BYTES / 16)
 #define ITERS ((CHUNKS + 4 * KSPLIT - 1) / (4 * KSPLIT))
@@ -19,6 +18,9 @@
 #define STRIDE (X_BYTES + 64) /* so that neighbouring tokens fall into different halves of the banks */
 #define VECTORS VECTORS_OF(COLS, THREADS)
 #define UNITS (X_BYTES / 16)
+#define COLUMNS (TOKENS == 1 ? 1 : 2) /* tokens of a thread's results */
+#define HOLDERS (TOKENS == 1 ? WARP / 4 : WARP) /* threads of a warp that have results */
+#define WHOLE(i) (((i) + 1) * KSPLIT * 4 <= CHUNKS) /* all warps have work in iteration i */
 #if CLUSTER > 1
 #define IN_CLUSTER __cluster_dims__(CLUSTER, 1, 1)
 #else
@@ -26,7 +28,7 @@
 #endif
 
 __device__ __forceinline__ void mma(int (&c)[4], unsigned a0, unsigned a1, unsigned a2, unsigned a3, unsigned b0, unsigned b1) {
-    asm("mma.sync.aligned.m16n8k32.row.col.s32.u8.s8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+    asm volatile("mma.sync.aligned.m16n8k32.row.col.s32.u8.s8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
         : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
         : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }
@@ -35,22 +37,35 @@ __device__ __forceinline__ void mma(int (&c)[4], unsigned a0, unsigned a1, unsig
 // time is together, so that the loads of a warp fall into all banks.
 __device__ __forceinline__ unsigned place(unsigned unit) { return TOKENS == 1 && INPUT ? unit : unit & ~14u | (unit & 6) << 1 | unit >> 2 & 2; }
 
-// The products of one thread's 16 bytes of two rows with the activations of the same places.
-__device__ __forceinline__ void multiply(int (&sums)[4][4], uint4 low, uint4 high, const signed char *x) {
+// The products of one thread's 16 bytes of two rows with the activations of the same places, by half of the bytes and bit pair:
+// no product has to wait for the one before.
+__device__ __forceinline__ void multiply(int (&sums)[2][4][4], uint4 low, uint4 high, const signed char *x) {
+    uint4 b[4];
+#pragma unroll
+    for (int plane = 0; plane < 4; plane++) b[plane] = *(const uint4 *)(x + (TOKENS == 1 && INPUT ? 32 : 64) * plane);
 #pragma unroll
     for (int plane = 0; plane < 4; plane++) {
         unsigned mask = 0x03030303u << (6 - 2 * plane);
-        uint4 b = x ? *(const uint4 *)(x + (TOKENS == 1 && INPUT ? 32 : 64) * plane) : make_uint4(0, 0, 0, 0);
-        mma(sums[plane], low.x & mask, high.x & mask, low.y & mask, high.y & mask, b.x, b.y);
-        mma(sums[plane], low.z & mask, high.z & mask, low.w & mask, high.w & mask, b.z, b.w);
+        mma(sums[0][plane], low.x & mask, high.x & mask, low.y & mask, high.y & mask, b[plane].x, b[plane].y);
+    }
+#pragma unroll
+    for (int plane = 0; plane < 4; plane++) {
+        unsigned mask = 0x03030303u << (6 - 2 * plane);
+        mma(sums[1][plane], low.z & mask, high.z & mask, low.w & mask, high.w & mask, b[plane].z, b[plane].w);
     }
 }
+
+// A thread's results of rows low and high.
+struct __align__(8 * COLUMNS) Results {
+    int low[COLUMNS], high[COLUMNS];
+};
 
 extern "C" __global__ void IN_CLUSTER __launch_bounds__(THREADS)
 ternary_decode(const int *step, const void *input, const float *scale, const int *input_sums, const float *norm, float eps,
                const uint4 *codes, const float *w_scale, float *out, int rows) {
     extern __shared__ __align__(16) signed char x_shared[];  // [TOKENS][STRIDE]
-    __shared__ int4 parts[WARPS][WARP];
+    __shared__ Results parts[WARPS][HOLDERS];
+    __builtin_assume(threadIdx.x < THREADS);
     int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, group = lane / 4, quarter = lane % 4;
     int tile = blockIdx.x * TILES + warp / KSPLIT, part = warp % KSPLIT;
     int row_low = GLU ? tile * 8 + group : tile * 16 + group;
@@ -62,14 +77,14 @@ ternary_decode(const int *step, const void *input, const float *scale, const int
 #pragma unroll
     for (int i = 0; i < ITERS; i++) {
         int chunk = (part + i * KSPLIT) * 4 + quarter;
-        bool there = chunk < CHUNKS;
+        bool there = WHOLE(i) || chunk < CHUNKS;
         low[i] = there ? stream(codes_low + chunk) : make_uint4(0, 0, 0, 0);
         high[i] = there ? stream(codes_high + chunk) : make_uint4(0, 0, 0, 0);
     }
     float scale_low = w_scale[min(row_low, rows - 1)], scale_high = w_scale[min(row_high, rows - 1)];
-    int tokens = STEP_TOKENS(step);
+    int tokens = TOKENS == 1 ? 1 : STEP_TOKENS(step);
 #if INPUT
-    __shared__ int warp_sums[WARPS];
+    __shared__ __align__(16) int warp_sums[WARPS];
 #if CLUSTER > 1
     __shared__ int x_sums[TOKENS];
     __shared__ float scales[TOKENS];
@@ -81,9 +96,7 @@ ternary_decode(const int *step, const void *input, const float *scale, const int
     for (int i = 0; i < VECTORS; i++) gain[i] = vector_or_zero(norm, threadIdx.x + i * THREADS, COLS);
 #endif
 #endif
-#if EARLY
     start_dependents();
-#endif
 #if CLUSTER > 1
     cluster_arrive();
 #endif
@@ -102,17 +115,17 @@ ternary_decode(const int *step, const void *input, const float *scale, const int
         if (UNIT == 16) copy_async(to, at < COLS ? from : (const signed char *)input, at < COLS);
         else *(int *)to = at < COLS ? *(const int *)from : 0;
     }
-    float x_scale[2] = {};
-    int x_sum[2] = {};
+    float x_scale[COLUMNS] = {};
+    int x_sum[COLUMNS] = {};
 #pragma unroll
-    for (int i = 0; i < 2; i++) {
+    for (int i = 0; i < COLUMNS; i++) {
         if (quarter * 2 + i < TOKENS) x_scale[i] = scale[quarter * 2 + i], x_sum[i] = input_sums[quarter * 2 + i];
     }
 #endif
 #if ADD
-    float old_low[2] = {}, old_high[2] = {};
+    float old_low[COLUMNS] = {}, old_high[COLUMNS] = {};
 #pragma unroll
-    for (int i = 0; i < 2; i++) {
+    for (int i = 0; i < COLUMNS; i++) {
         size_t row = (size_t)(quarter * 2 + i) * rows;
         if (part == 0 && quarter * 2 + i < TOKENS && row_low < rows) old_low[i] = out[row + row_low];
         if (part == 0 && quarter * 2 + i < TOKENS && row_high < rows) old_high[i] = out[row + row_high];
@@ -148,53 +161,57 @@ ternary_decode(const int *step, const void *input, const float *scale, const int
     asm volatile("cp.async.wait_all;");
     __syncthreads();
 #endif
-#if !EARLY
-    start_dependents();  // not before: the next kernel's codes would be in the way of this one's input
-#endif
 
-    int sums[4][4] = {};
+    int sums[2][4][4] = {};
+    // Columns past the tokens multiply what is there for another, and nobody reads their results.
+    const signed char *x = x_shared + min(group, TOKENS - 1) * STRIDE + part * 256 + 16 * place(quarter / 2 * 8 + quarter % 2);
 #pragma unroll
     for (int i = 0; i < ITERS; i++) {
-        int chunk = (part + i * KSPLIT) * 4 + quarter;  // beyond CHUNKS: within X_BYTES, or the last iteration of a late part
-        const signed char *x = x_shared + group * STRIDE + (part + i * KSPLIT) * 256 + 16 * place(quarter / 2 * 8 + quarter % 2);
-        multiply(sums, low[i], high[i], group < TOKENS && chunk < CHUNKS ? x : nullptr);
+        if (!WHOLE(i) && (part + i * KSPLIT) * 4 >= CHUNKS) break;
+        multiply(sums, low[i], high[i], x + i * KSPLIT * 256);
     }
-    int4 total;
-    total.x = sums[3][0] + (sums[2][0] >> 2) + (sums[1][0] >> 4) + (sums[0][0] >> 6);
-    total.y = sums[3][1] + (sums[2][1] >> 2) + (sums[1][1] >> 4) + (sums[0][1] >> 6);
-    total.z = sums[3][2] + (sums[2][2] >> 2) + (sums[1][2] >> 4) + (sums[0][2] >> 6);
-    total.w = sums[3][3] + (sums[2][3] >> 2) + (sums[1][3] >> 4) + (sums[0][3] >> 6);
+    auto total_of = [&](int n) {
+        int of[4];
+#pragma unroll
+        for (int plane = 0; plane < 4; plane++) of[plane] = sums[0][plane][n] + sums[1][plane][n];
+        return of[3] + (of[2] >> 2) + (of[1] >> 4) + (of[0] >> 6);
+    };
+    Results total;
+#pragma unroll
+    for (int i = 0; i < COLUMNS; i++) total.low[i] = total_of(i), total.high[i] = total_of(2 + i);
+    bool holds = TOKENS > 1 || quarter == 0;
     if (KSPLIT > 1) {
-        parts[warp][lane] = total;
+        Results *shares = &parts[warp][lane * HOLDERS / WARP];
+        if (holds) *shares = total;
         __syncthreads();
         if (part) return;
 #pragma unroll
-        for (int i = 1; i < KSPLIT; i++) {
-            int4 other = parts[warp + i][lane];
-            total.x += other.x;
-            total.y += other.y;
-            total.z += other.z;
-            total.w += other.w;
+        for (int w = 1; w < KSPLIT; w++) {
+            Results other = shares[w * HOLDERS];
+#pragma unroll
+            for (int i = 0; i < COLUMNS; i++) total.low[i] += other.low[i], total.high[i] += other.high[i];
         }
     }
+    if (!holds) return;
 #if INPUT
-#if CLUSTER > 1
-    int at[2] = {min(quarter * 2, TOKENS - 1), min(quarter * 2 + 1, TOKENS - 1)};
-    float x_scale[2] = {scales[at[0]], scales[at[1]]};
-    int x_sum[2] = {x_sums[at[0]], x_sums[at[1]]};
-#else
-    float x_scale[2] = {s, s};
-    int x_sum[2] = {sum, 0};
-#endif
-#endif
-    // x, y: row_low with tokens 2q, 2q + 1; z, w: row_high.
+    float x_scale[COLUMNS];
+    int x_sum[COLUMNS];
 #pragma unroll
-    for (int i = 0; i < 2; i++) {
+    for (int i = 0; i < COLUMNS; i++) {
+#if CLUSTER > 1
+        int m = min(quarter * 2 + i, TOKENS - 1);
+        x_scale[i] = scales[m], x_sum[i] = x_sums[m];
+#else
+        x_scale[i] = s, x_sum[i] = sum;
+#endif
+    }
+#endif
+#pragma unroll
+    for (int i = 0; i < COLUMNS; i++) {
         int m = quarter * 2 + i;
         if (m >= tokens) break;
-        int low_sum = (i ? total.y : total.x) - x_sum[i], high_sum = (i ? total.w : total.z) - x_sum[i];
-        float value_low = dequantize(low_sum, x_scale[i], scale_low);
-        float value_high = dequantize(high_sum, x_scale[i], scale_high);
+        float value_low = dequantize(total.low[i] - x_sum[i], x_scale[i], scale_low);
+        float value_high = dequantize(total.high[i] - x_sum[i], x_scale[i], scale_high);
 #if GLU
         if (row_low < rows / 2) out[(size_t)m * (rows / 2) + row_low] = act(value_low) * value_high;
 #elif ADD  // the contract rounds this sum on its own

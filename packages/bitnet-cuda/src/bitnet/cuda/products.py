@@ -18,8 +18,6 @@ LANES, TILE_M, TILE_N, TILE_GROUP = 32, 32, 64, 256
 """Of the tiled product, as its source has them."""
 SHARED = 200 * 1024
 """Bytes of shared memory that a block of ternary_decode may take."""
-EARLY_BYTES = 3 << 20
-"""Codes of a product of one token, up to which the next kernel's do not get in its way."""
 MAX_STEPS = 96
 """Longest K of ternary_decode, in steps of 256: 16 warps with 6 each."""
 STAGES, X_PITCH, W_PITCH, TOKEN_TILES = 4, 160, 32, (64, 128)
@@ -30,8 +28,9 @@ MIN_TILES = 4
 """Of 128 of K: the least a block of ternary_wgmma should have."""
 HEAD_ROWS, HEAD_PITCH = 256, 192
 """Weight rows of a block of dense_mma, and bytes of a half row of x in its shared memory."""
-WARPS = 8
-"""Wanted on each multiprocessor by a product of few tokens, so that its weights are all in flight at once."""
+WARPS, FEW_WARPS = 8, 6
+"""Wanted on each multiprocessor by a product of few tokens, and of one: enough to have all weights in flight; of one
+so few that the next kernel's blocks, which fetch theirs, find room beside them."""
 TILE_ROWS = 16
 WGMMA = (9, 0)
 """The one compute capability that has wgmma."""
@@ -127,7 +126,6 @@ class Products:
             "KSPLIT": split,
             "INPUT": source.kind,
             "CLUSTER": cluster,
-            "EARLY": int(bucket.tokens == 1 and w.codes.nbytes <= EARLY_BYTES),
             "GLU": int(bool(activation)),
             "RELU2": int(activation == "relu2"),
             "ADD": int(op.add),
@@ -187,7 +185,7 @@ class Products:
     def _shape(self, rows: int, row_bytes: int, tokens: int) -> tuple[int, int]:
         """Row tiles of a block, and the warps that share a tile's K: enough warps to have all weights in flight."""
         tiles, steps = ceil_div(rows, TILE_ROWS), ceil_div(row_bytes, 64)
-        wanted = max(1, round(self._multiprocessors * WARPS / tiles))
+        wanted = max(1, round(self._multiprocessors * (WARPS if tokens > 1 else FEW_WARPS) / tiles))
         each = max(1, steps // min(wanted, steps))
         split = min(ceil_div(steps, min(each, 6)), 16)
         least = 1
