@@ -38,8 +38,8 @@ CLUSTERS = (9, 0)
 """Compute capability from which there are thread block clusters."""
 MAX_CLUSTER = 8
 """Blocks of a cluster on every device that has clusters."""
-SHARING_WARPS = 10
-"""Of a block of ternary_decode, at most, where several tokens are quantised by a cluster."""
+MOST_WARPS, ROOMY_WARPS = 16, 10
+"""Of a block of ternary_decode, at most; and where small blocks find room sooner: of one token, and in clusters."""
 TENSOR_CORES = (8, 0)
 """Compute capability from which there is mma of 8-bit integers with 32 of K."""
 
@@ -117,7 +117,7 @@ class Products:
         tiles, split = self._shape(w.rows, w.row_bytes, bucket.tokens)
         cluster = bucket.tokens if source.kind else 1
         if cluster > 1:  # smaller blocks, or some clusters would have to wait for others
-            tiles = min(tiles, SHARING_WARPS // split or 1)
+            tiles = min(tiles, ROOMY_WARPS // split or 1)
         defines = {
             "COLS": w.cols,
             "ROW_BYTES": w.row_bytes,
@@ -187,11 +187,11 @@ class Products:
         tiles, steps = ceil_div(rows, TILE_ROWS), ceil_div(row_bytes, 64)
         wanted = max(1, round(self._multiprocessors * (WARPS if tokens > 1 else FEW_WARPS) / tiles))
         each = max(1, steps // min(wanted, steps))
-        split = min(ceil_div(steps, min(each, 6)), 16)
-        least = 1
+        split = min(ceil_div(steps, min(each, 6)), MOST_WARPS)
+        least, most = 1, MOST_WARPS if tokens > 1 else ROOMY_WARPS
         if tokens > 2:  # then every block's copy of x costs more than a warp's share of K
             least, split = 2, min(split, max(5, ceil_div(steps, 6)))
-        return max(min(least, 16 // split), min(round(tiles / self._multiprocessors), 16 // split)), split
+        return max(min(least, MOST_WARPS // split), min(round(tiles / self._multiprocessors), most // split), 1), split
 
 
 def choice(ctx: Context) -> tuple[Arg, ...]:
