@@ -85,21 +85,6 @@ __device__ __forceinline__ void send(unsigned to, unsigned barrier, float2 v) {
     asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [%0], {%1, %2}, [%3];" ::"r"(to), "f"(v.x), "f"(v.y), "r"(barrier)
                  : "memory");
 }
-
-// A barrier that lets go once so many bytes have come.
-__device__ __forceinline__ void expect(unsigned long long *barrier, unsigned bytes) {
-    unsigned at = (unsigned)__cvta_generic_to_shared(barrier);
-    asm volatile("mbarrier.init.shared.b64 [%0], 1;" ::"r"(at) : "memory");
-    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-    asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(at), "r"(bytes) : "memory");
-}
-
-__device__ __forceinline__ void wait(unsigned long long *barrier) {
-    unsigned at = (unsigned)__cvta_generic_to_shared(barrier), done = 0;
-    while (!done) {
-        asm volatile("{ .reg .pred p; mbarrier.try_wait.parity.shared.b64 p, [%1], 0; selp.u32 %0, 1, 0, p; }" : "=r"(done) : "r"(at) : "memory");
-    }
-}
 #endif
 
 extern "C" __global__ void IN_CLUSTER __launch_bounds__(THREADS, WARPS == 4 ? 3 : 1)
@@ -115,7 +100,7 @@ attention_decode(const int *step, int token_seq, int seq_begin, int seq_len, int
     __shared__ unsigned long long all_here;
     __shared__ __align__(16) float sums_of[SPLITS][SHARE];
     __shared__ __align__(8) float2 weights_of[SPLITS][GROUP];  // the maximum, and the total
-    if (threadIdx.x == 0) expect(&all_here, sizeof(sums_of) + sizeof(weights_of));
+    if (threadIdx.x == 0) init_barrier(&all_here), expect_bytes(&all_here, sizeof(sums_of) + sizeof(weights_of));
     cluster_arrive();
 #endif
     int length = token_position(step, token_seq, seq_begin, seq_len, m) + 1;
@@ -323,7 +308,7 @@ attention_decode(const int *step, int token_seq, int seq_begin, int seq_len, int
     }
 #if SPLITS > 1
 #if CLUSTER
-    wait(&all_here);
+    wait_for_bytes(&all_here);
     auto sum_of = [&](int s, int i) { return sums_of[s][i]; };
     auto weight_of = [&](int s, int h) { return weights_of[s][h]; };
     int begin_share = split * SHARE, count = SHARE;

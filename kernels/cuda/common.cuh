@@ -254,13 +254,39 @@ __device__ __forceinline__ unsigned in_block(const void *mine, int rank) {
     return at;
 }
 
-__device__ __forceinline__ void store_in(unsigned at, unsigned word) {
+// A barrier in shared memory that opens when one thread has called expect_bytes, and so many have come from other blocks of the
+// cluster. For one thread, before the cluster's blocks meet for the first time.
+__device__ __forceinline__ void init_barrier(unsigned long long *barrier) {
 #if __CUDA_ARCH__ >= 900
-    asm volatile("st.shared::cluster.u32 [%0], %1;" ::"r"(at), "r"(word) : "memory");
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;\n\tfence.mbarrier_init.release.cluster;" ::"r"((unsigned)__cvta_generic_to_shared(barrier)) : "memory");
 #endif
 }
-__device__ __forceinline__ void store_in(unsigned at, uint4 four) {
+__device__ __forceinline__ void expect_bytes(unsigned long long *barrier, unsigned bytes) {
 #if __CUDA_ARCH__ >= 900
-    asm volatile("st.shared::cluster.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(at), "r"(four.x), "r"(four.y), "r"(four.z), "r"(four.w) : "memory");
+    asm volatile("{\n\t.reg .b64 state;\n\tmbarrier.arrive.expect_tx.shared::cta.b64 state, [%0], %1;\n\t}" ::"r"((unsigned)__cvta_generic_to_shared(barrier)), "r"(bytes) : "memory");
+#endif
+}
+__device__ __forceinline__ void wait_for_bytes(unsigned long long *barrier) {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("{\n\t.reg .pred open;\n"
+                 "again:\n\tmbarrier.try_wait.parity.shared::cta.b64 open, [%0], 0;\n\t"
+                 "@!open bra again;\n\t}" ::"r"((unsigned)__cvta_generic_to_shared(barrier))
+                 : "memory");
+#endif
+}
+
+// What this thread wrote to shared memory is seen by copies that send_bytes starts.
+__device__ __forceinline__ void before_sending() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+#endif
+}
+
+// Copies to the same place in block `rank` of the cluster, in the background; `barrier` there counts the bytes. Multiples of 16.
+__device__ __forceinline__ void send_bytes(const void *from, unsigned bytes, int rank, unsigned long long *barrier) {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(in_block(from, rank)),
+                 "r"((unsigned)__cvta_generic_to_shared(from)), "r"(bytes), "r"(in_block(barrier, rank))
+                 : "memory");
 #endif
 }

@@ -4,7 +4,7 @@
 // thread takes 16 bytes of weights as they lie, and x follows the order of K that this gives.
 #define CHUNK 64
 #define WARPS 8
-#define PITCH (CHUNK + 32) /* halves: 64 bytes, so that neighbouring rows fall into different halves of the banks */
+#define PITCH (CHUNK + 16) /* halves: two of them are 64 bytes more than whole rounds of the banks, for neighbouring rows of x */
 #define LOADS (CHUNK / 32)
 #define STAGE (NT * 8 * 2 * PITCH)
 

@@ -1,17 +1,32 @@
 // What the kernels of the compact head share (decision 0060 of bitnet-core).
 #include "draw.cuh"
 
-// Of column k: 7.5 and a dither in [-1/2, 1/2), the golden ratio's multiples, stirred.
-__device__ __forceinline__ float head_offset(unsigned k) {
+// In [0, 1): the golden ratio's multiples, stirred.
+__device__ __forceinline__ float head_dither(unsigned k) {
     unsigned a = (k + 1) * 0x9E3779B9u;
     a = (a ^ a >> 16) * 0x85EBCA6Bu;
     a = (a ^ a >> 13) * 0xC2B2AE35u;
-    return 7.5f + ((float)((a ^ a >> 16) >> 8) * 0x1p-24f - 0.5f);
+    return (float)((a ^ a >> 16) >> 8) * 0x1p-24f;
 }
+
+// Of column k: 7.5 and a dither in [-1/2, 1/2).
+__device__ __forceinline__ float head_offset(unsigned k) { return 7.5f + (head_dither(k) - 0.5f); }
 
 // The head is one buffer: codes[rows][COLS / 2], then {step, norm}[rows], then column[COLS].
 __device__ __forceinline__ size_t head_sizes_at(int rows) { return (size_t)rows * (COLS / 2); }
 __device__ __forceinline__ size_t head_columns_at(int rows) { return head_sizes_at(rows) + (size_t)rows * sizeof(float2); }
+
+// By how much a score may be off, for the `params` of a row of x and the sizes of one of the head. Two errors that are independent
+// and sub-Gaussian: of the weights, and (one plane) of x, for which `stored` has to be what the weights alone bound it by; or
+// (two planes) one of x that is known.
+__device__ __forceinline__ float head_doubt(int planes, float4 params, float2 size) {
+    float weights = params.z * size.x;
+    if (planes == 2) return weights + params.w * size.y;
+    float stored = size.y + size.x * sqrtf((float)COLS), x = params.w * stored;
+    float root;
+    asm("sqrt.approx.f32 %0, %1;" : "=f"(root) : "f"(weights * weights + x * x));  // within the 1 % of `params`
+    return root;
+}
 
 // How a row's token is chosen: the greatest logit, or with noise added.
 struct Choice {
@@ -39,6 +54,12 @@ __device__ __forceinline__ float head_key(const Choice &choice, float score, int
 typedef unsigned long long Candidate;
 __device__ __forceinline__ Candidate candidate(float key, int n) {
     return key == key ? (Candidate)float_key(key) << 32 | (FULL - n) : 0;
+}
+
+// The greatest of those of the lanes with the same rest of 4.
+__device__ __forceinline__ Candidate best_of_groups(Candidate mine) {
+    for (int i = 4; i < WARP; i *= 2) mine = max(mine, __shfl_xor_sync(FULL, mine, i));
+    return mine;
 }
 __device__ __forceinline__ int winner(Candidate best) { return best ? (int)(FULL - (unsigned)best) : 0; }
 

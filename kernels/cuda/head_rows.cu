@@ -1,17 +1,21 @@
 // Rows of x as the compact head takes them: evened out as its columns are, in 16 bits, of which the high and the low eight are two
-// rows of bytes; and as dense_mma takes them, for what is scored in full. Also what bounds a score's error. One block a row.
+// rows of bytes, or in 8; and as dense_mma takes them, for what is scored in full. Also what bounds a score's error. One block a row.
+//
+// PLANES 1: 8 bits, rounded up or down by a dither, so that errors are independent and zero on average. Each is one of two numbers
+// that are `unit` apart: sub-Gaussian with a variance of at most unit^2 / 4, whatever x is.
 //
 // NORM: does the work of norm_rows before, to the bit: the tokens are to be those of the logits that come of it.
 #include "head.cuh"
 #include "dense.cuh"
 #define THREADS 256
 #define EACH (COLS / THREADS) /* COLS is a multiple of 256 */
-#define LIMIT 32512.0f /* 127 * 256 */
+#define LIMIT (PLANES == 2 ? 32512.0f : 126.5f) /* 127 * 256; 126.5 + 1 is 127 at most */
 #define DEVIATIONS (7.5f * 0.288675135f * 1.01f) /* t / sqrt(12), and 1 % for rounding to f32 */
+#define DITHER_DEVIATIONS (7.5f * 0.5f * 1.01f)
 
 extern "C" __global__ void __launch_bounds__(THREADS)
 head_rows(const int *step, int rows_at, const float *x, const float *norm, float eps, const unsigned char *head, int rows, signed char *planes, float4 *params,
-          f16 *split, float *scales, unsigned *least, Candidate *best) {
+          f16 *split, float *scales, Candidate *likeliest, Candidate *best) {
     int r = blockIdx.x;
     const float *column = (const float *)(head + head_columns_at(rows));
     float mine[EACH], size[EACH], gain[EACH];
@@ -43,9 +47,14 @@ head_rows(const int *step, int rows_at, const float *x, const float *norm, float
         int k = threadIdx.x + i * THREADS;
         split_store(split + (size_t)r * 2 * COLS + k, COLS, mine[i] * scale);
         float y = mine[i] * size[i];
+#if PLANES == 2
         int q = __float2int_rn(y * inverse), high = (q + 128) >> 8;
         planes[(size_t)(2 * r) * COLS + k] = (signed char)high;
         planes[(size_t)(2 * r + 1) * COLS + k] = (signed char)(q - 256 * high);
+#else
+        int q = __float2int_rd(y * inverse + head_dither(COLS + k));
+        planes[(size_t)r * COLS + k] = (signed char)q;
+#endif
         base += (float)q * head_offset(k);
         float rest = y - (float)q * unit;
         lost += rest * rest;
@@ -53,9 +62,9 @@ head_rows(const int *step, int rows_at, const float *x, const float *norm, float
     base = block_reduce<Sum>(base);
     lost = block_reduce<Sum>(lost);
     if (threadIdx.x == 0) {
-        params[r] = make_float4(unit, base, sqrtf(square) * DEVIATIONS, sqrtf(lost) * 1.01f);
+        float rounded = PLANES == 2 ? sqrtf(lost) * 1.01f : unit * DITHER_DEVIATIONS;
+        params[r] = make_float4(unit, base, sqrtf(square) * DEVIATIONS, rounded);
         scales[r] = scale;
-        least[r] = 0;  // less than any key
-        best[r] = 0;
+        likeliest[r] = best[r] = 0;
     }
 }

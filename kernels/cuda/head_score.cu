@@ -1,10 +1,14 @@
-// Scores of all rows of a compact head, roughly, for up to 8 rows of x, and for each of these the greatest key that its winner
-// reaches for certain. A warp has 16 rows of the head at a time; it asks for the next ITERS * 64 bytes of each while it multiplies
-// the last ones, on the tensor cores: u4 codes expanded to bytes, and for each row of x its high and its low bytes side by side.
+// Scores of all rows of a compact head, roughly, for up to 64 rows of x, and for each of these the likeliest row of the head, all
+// but: that of the greatest key if the weights' error is against it. A warp has 16 rows of the head at a time; it asks for the next
+// ITERS * 64 bytes of each while it multiplies the last ones, on the tensor cores: u4 codes expanded to bytes, and for each
+// row of x PLANES columns of bytes side by side: its high and its low ones, or one.
 #include "head.cuh"
 #define STAGES (COLS / 128 / ITERS)
-#define TILES ((2 * TOKENS + 7) / 8) /* of 8 columns: 4 rows of x */
+#define TILES ((PLANES * TOKENS + 7) / 8) /* of 8 columns */
 #define PITCH (COLS + 16) /* so that two columns fall into different banks */
+#define EACH (2 / PLANES) /* rows of x of a thread, in a tile */
+#define TURN_BITS 8 /* of a mark: the warp's how manyeth tile, and which half of its rows; the others are those of a key */
+#define UNROLLED (TILES > 2 && STAGES % 2 == 0 ? 2 : STAGES) /* of many tiles all stages are more code than its cache holds */
 
 __device__ __forceinline__ void mma(int (&c)[4], unsigned a0, unsigned a1, unsigned a2, unsigned a3, unsigned b0, unsigned b1) {
     asm("mma.sync.aligned.m16n8k32.row.col.s32.u8.s8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
@@ -12,20 +16,24 @@ __device__ __forceinline__ void mma(int (&c)[4], unsigned a0, unsigned a1, unsig
         : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }
 
-extern "C" __global__ void __launch_bounds__(WARPS * WARP, 2)
+extern "C" __global__ void __launch_bounds__(WARPS * WARP, BLOCKS)
 head_score(const int *step, CHOICE_FIELDS, const unsigned char *head, const signed char *planes, const float4 *params,
-           float *scores, unsigned *least, int rows) {
+           float *scores, Candidate *likeliest, int rows) {
     extern __shared__ __align__(16) signed char columns[];  // [TILES * 8][PITCH]
+    __shared__ float4 p[TOKENS];
+    __shared__ Choice choice[TOKENS];
+    __shared__ Candidate best[TOKENS];
     int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, group = lane / 4, quarter = lane % 4;
     const float2 *sizes = (const float2 *)(head + head_sizes_at(rows));
     int tile = blockIdx.x * WARPS + warp, tiles = (rows + 15) / 16;
-    uint4 low[2][ITERS], high[2][ITERS];
+    uint4 codes[2][2][ITERS];  // of the rows group and group + 8
     auto fetch = [&](int to, int t, int stage) {
         const uint4 *from = (const uint4 *)head + stage * ITERS * 4 + quarter;
 #pragma unroll
-        for (int i = 0; i < ITERS; i++) {
-            low[to][i] = stream(from + (size_t)min(t * 16 + group, rows - 1) * (COLS / 32) + i * 4);
-            high[to][i] = stream(from + (size_t)min(t * 16 + group + 8, rows - 1) * (COLS / 32) + i * 4);
+        for (int h = 0; h < 2; h++) {
+            const uint4 *row = from + (size_t)min(t * 16 + group + 8 * h, rows - 1) * (COLS / 32);
+#pragma unroll
+            for (int i = 0; i < ITERS; i++) codes[to][h][i] = stream(row + i * 4);
         }
     };
     if (tile < tiles) fetch(0, tile, 0);
@@ -34,28 +42,27 @@ head_score(const int *step, CHOICE_FIELDS, const unsigned char *head, const sign
     int count = STEP_ROWS(step);
     for (int i = threadIdx.x; i < TILES * 8 * (COLS / 16); i += WARPS * WARP) {
         int c = i / (COLS / 16), at = i % (COLS / 16) * 16;
-        copy_async(columns + c * PITCH + at, planes + (c < 2 * count ? (size_t)c * COLS + at : 0), c < 2 * count);
+        copy_async(columns + c * PITCH + at, planes + (c < PLANES * count ? (size_t)c * COLS + at : 0), c < PLANES * count);
     }
-    float4 p[TILES];
-    Choice choice[TILES];
-    float greatest[TILES];
-#pragma unroll
-    for (int t = 0; t < TILES; t++) {
-        int r = min(t * 4 + quarter, count - 1);
-        p[t] = params[r], choice[t] = head_choice(step, CHOICE_AT, r), greatest[t] = -INFINITY_F;
+    if (threadIdx.x < count) {
+        p[threadIdx.x] = params[threadIdx.x];
+        choice[threadIdx.x] = head_choice(step, CHOICE_AT, threadIdx.x);
+        best[threadIdx.x] = 0;
     }
+    unsigned marks[TILES * EACH] = {};  // of the likeliest of this thread's rows of the head, for each of its rows of x
+    int first = tile, turn = 0;
     asm volatile("cp.async.wait_all;");
     __syncthreads();
-    for (; tile < tiles; tile += gridDim.x * WARPS) {
+    for (; tile < tiles; tile += gridDim.x * WARPS, turn++) {
         int sums[TILES][4] = {};
-#pragma unroll
+#pragma unroll UNROLLED
         for (int stage = 0; stage < STAGES; stage++) {
             int next = tile + gridDim.x * WARPS, now = stage % 2;
             if (stage + 1 < STAGES) fetch(1 - now, tile, stage + 1);
             else if (next < tiles) fetch(1 - now, next, 0);
 #pragma unroll
             for (int i = 0; i < ITERS; i++) {
-                uint4 a = low[now][i], b = high[now][i];
+                uint4 a = codes[now][0][i], b = codes[now][1][i];
 #pragma unroll
                 for (int half = 0; half < 2; half++) {
                     unsigned shift = 4 * half, mask = 0x0F0F0F0Fu;
@@ -71,28 +78,36 @@ head_score(const int *step, CHOICE_FIELDS, const unsigned char *head, const sign
         }
         if (STAGES % 2) {  // the next tile's first codes are in the other half
 #pragma unroll
-            for (int i = 0; i < ITERS; i++) low[0][i] = low[1][i], high[0][i] = high[1][i];
+            for (int i = 0; i < 2 * ITERS; i++) codes[0][i / ITERS][i % ITERS] = codes[1][i / ITERS][i % ITERS];
         }
 #pragma unroll
         for (int h = 0; h < 2; h++) {
             int n = tile * 16 + group + 8 * h;
-            if (n >= rows) continue;
+            if (n >= rows) break;
             float2 size = sizes[n];
+            unsigned mark = turn << 1 | h;
 #pragma unroll
-            for (int t = 0; t < TILES; t++) {
-                int r = t * 4 + quarter;
+            for (int i = 0; i < TILES * EACH; i++) {
+                int t = i / EACH, r = t * 4 * EACH + quarter * EACH + i % EACH;
                 if (r >= count) continue;
+                const int *of = sums[t] + h * 2;
                 // The high bytes count 256 fold: below 2^31 for up to 4,096 columns.
-                float sum = (float)(sums[t][2 * h] * 256 + sums[t][2 * h + 1]) - p[t].y;
-                float score = sum * p[t].x * size.x, doubt = p[t].z * size.x + p[t].w * size.y;
+                float sum = (float)(PLANES == 2 ? of[0] * 256 + of[1] : of[i % EACH]) - p[r].y;
+                float score = sum * p[r].x * size.x;
                 scores[(size_t)r * rows + n] = score;
-                greatest[t] = fmaxf(greatest[t], head_key(choice[t], score - doubt, n));
+                float key = head_key(choice[r], score - p[r].z * size.x, n);
+                if (key == key && mark >> TURN_BITS == 0) marks[i] = max(marks[i], float_key(key) >> TURN_BITS << TURN_BITS | mark);
             }
         }
     }
 #pragma unroll
-    for (int t = 0; t < TILES; t++) {
-        for (int i = 4; i < WARP; i *= 2) greatest[t] = fmaxf(greatest[t], __shfl_xor_sync(FULL, greatest[t], i));
-        if (group == 0 && t * 4 + quarter < count) atomicMax(least + t * 4 + quarter, float_key(greatest[t]));
+    for (int i = 0; i < TILES * EACH; i++) {
+        int r = i / EACH * 4 * EACH + quarter * EACH + i % EACH;
+        unsigned mark = marks[i] % (1 << TURN_BITS), key = marks[i] >> TURN_BITS << TURN_BITS;
+        unsigned n = (first + (mark >> 1) * gridDim.x * WARPS) * 16 + group + mark % 2 * 8;
+        Candidate reached = best_of_groups(key ? (Candidate)key << 32 | (FULL - n) : 0);
+        if (group == 0 && r < count) atomicMax(best + r, reached);
     }
+    __syncthreads();
+    if (threadIdx.x < count) atomicMax(likeliest + threadIdx.x, best[threadIdx.x]);
 }

@@ -86,8 +86,7 @@ ternary_decode(const int *step, const void *input, const float *scale, const int
 #if INPUT
     __shared__ __align__(16) int warp_sums[WARPS];
 #if CLUSTER > 1
-    __shared__ int x_sums[TOKENS];
-    __shared__ float scales[TOKENS];
+    __shared__ unsigned long long rows_there;
 #endif
     int token = CLUSTER > 1 ? blockIdx.x % CLUSTER : 0;  // that this block quantises; also its rank
     float4 v[VECTORS], gain[VECTORS];
@@ -98,6 +97,7 @@ ternary_decode(const int *step, const void *input, const float *scale, const int
 #endif
     start_dependents();
 #if CLUSTER > 1
+    if (threadIdx.x == 0) init_barrier(&rows_there);
     cluster_arrive();
 #endif
     wait_for_before();
@@ -141,21 +141,26 @@ ternary_decode(const int *step, const void *input, const float *scale, const int
     for (unsigned k = VECTORS * THREADS + threadIdx.x; k < UNITS * 4; k += THREADS) ((int *)x_row)[place(k / 4) * 4 + k % 4] = 0;
     sum = warp_sum(sum);
     if (lane == 0) warp_sums[warp] = sum;
+#if CLUSTER > 1
+    before_sending();
+#endif
     __syncthreads();
     sum = 0;
 #pragma unroll
     for (int w = 0; w < WARPS; w++) sum += warp_sums[w];
 #if CLUSTER > 1
     cluster_wait();
-    for (unsigned i = threadIdx.x; i < UNITS * (CLUSTER - 1); i += THREADS) {
-        const signed char *at = x_row + 16 * place(i % UNITS);
-        store_in(in_block(at, (token + 1 + i / UNITS) % CLUSTER), *(const uint4 *)at);
+    if (warp == 0) {
+        if (lane == 0) {
+            *(int2 *)(x_row + X_BYTES) = make_int2(sum, __float_as_int(s));
+            expect_bytes(&rows_there, (CLUSTER - 1) * (X_BYTES + 16));
+        }
+        before_sending();
+        __syncwarp();
+        if (lane < CLUSTER - 1) send_bytes(x_row, X_BYTES + 16, (token + 1 + lane) % CLUSTER, &rows_there);
     }
-    if (threadIdx.x < CLUSTER) {
-        store_in(in_block(&x_sums[token], threadIdx.x), sum);
-        store_in(in_block(&scales[token], threadIdx.x), __float_as_uint(s));
-    }
-    cluster_arrive(), cluster_wait();
+    wait_for_bytes(&rows_there);
+    cluster_arrive();
 #endif
 #else
     asm volatile("cp.async.wait_all;");
@@ -199,8 +204,8 @@ ternary_decode(const int *step, const void *input, const float *scale, const int
 #pragma unroll
     for (int i = 0; i < COLUMNS; i++) {
 #if CLUSTER > 1
-        int m = min(quarter * 2 + i, TOKENS - 1);
-        x_scale[i] = scales[m], x_sum[i] = x_sums[m];
+        int2 sent = *(const int2 *)(x_shared + min(quarter * 2 + i, TOKENS - 1) * STRIDE + X_BYTES);
+        x_sum[i] = sent.x, x_scale[i] = __int_as_float(sent.y);
 #else
         x_scale[i] = s, x_sum[i] = sum;
 #endif
@@ -222,4 +227,7 @@ ternary_decode(const int *step, const void *input, const float *scale, const int
         if (row_high < rows) out[(size_t)m * rows + row_high] = value_high;
 #endif
     }
+#if CLUSTER > 1
+    cluster_wait();  // no block may end while others copy its row
+#endif
 }

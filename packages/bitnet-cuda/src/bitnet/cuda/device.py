@@ -21,8 +21,6 @@ from bitnet.cuda.driver import check
 CAPTURE = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
 OVERLAP_CAPABILITY = (9, 0)
 """Programmatic dependent launch came with Hopper."""
-DEFAULT_SHARED = 48 * 1024
-"""Dynamic shared memory a kernel may have without asking, in bytes."""
 SCALARS: dict[type, Any] = {np.int32: ctypes.c_int32, np.uint32: ctypes.c_uint32, np.float32: ctypes.c_float}
 
 
@@ -113,7 +111,7 @@ class CudaDriver:
             attribute.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
             attribute.value.programmaticStreamSerializationAllowed = 1
             config.attrs, config.numAttrs = [attribute], 1
-        if launch.shared > DEFAULT_SHARED:
+        if launch.shared:  # 48 KiB, what its source declares included, are there without asking
             limit = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
             self._check(driver.cuFuncSetAttribute(function, limit, launch.shared))
         self._check(driver.cuLaunchKernelEx(config, function, (values, types), 0))

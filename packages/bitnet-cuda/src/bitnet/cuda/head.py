@@ -10,27 +10,32 @@ import numpy as np
 from bitnet.core.gpu import Arg, Bucket, Buffer, Context, KernelSpec, Launch
 from bitnet.core.gpu.ops import ceil_div
 from bitnet.core.hal import DenseMatmul, DenseWeight, NormRows, Sample
-from bitnet.cuda.products import DECODE_TOKENS, choice
+from bitnet.cuda.products import DECODE_TOKENS, SHARED, choice
 
 WIDTH = 256
 """Columns come in multiples of this."""
 MAX_COLS = 4096
 """Sums of more columns do not fit 32 bits."""
 COLUMN_GROUP, ROW_GROUP, CHOOSE_GROUP = 1024, 256, 256
-"""Threads of a block of head_columns, of head_rows and head_pack, and of head_choose."""
-CHOOSE_BLOCKS = 2
-"""Of head_choose, on a multiprocessor."""
-SCORE_WARPS, SCORE_BLOCKS = 8, 2
-"""Warps of a block of head_score, and its blocks on a multiprocessor."""
+"""Threads of a block of head_columns, of head_rows, head_floor and head_pack, and of head_choose."""
+MOST_EACH = 16
+"""Rows of the head that a thread of head_choose looks at, at most: their list is in shared memory."""
+SCORE_WARPS = 16
+"""Of head_score, on a multiprocessor."""
+MANY_ROWS = 64
+"""Rows of x at most, on devices of :data:`LARGE_SHARED`; elsewhere those of a decode step."""
+LARGE_SHARED = ((9, 0), (10, 0))
+"""Compute capabilities whose blocks can have 227 KiB of shared memory."""
 STAGE = 1280
-"""Columns that head_choose has in shared memory at a time, at most: then it fits every GPU."""
+"""Columns that head_choose has in shared memory at a time elsewhere, at most: then it fits every GPU."""
 
 
 class HeadOps:
     """The launches for a device of ``multiprocessors`` with tensor cores."""
 
-    def __init__(self, multiprocessors: int) -> None:
+    def __init__(self, multiprocessors: int, capability: tuple[int, int]) -> None:
         self._multiprocessors = multiprocessors
+        self._large = capability in LARGE_SHARED
 
     def fits(self, ctx: Context) -> bool:
         """Whether the program ends in a head that these kernels know."""
@@ -42,6 +47,10 @@ class HeadOps:
                 return known and dense.out == sample.logits
         return False
 
+    def chooses(self, ctx: Context, dense: DenseMatmul, bucket: Bucket) -> bool:
+        """Whether a step's tokens are to be found without all logits."""
+        return not bucket.logits and bucket.rows <= self._most_rows(ctx.dense(dense.weight).shape[1])
+
     def launches(
         self, ctx: Context, norm: NormRows | None, dense: DenseMatmul, sample: Sample, bucket: Bucket
     ) -> list[Launch]:
@@ -49,47 +58,64 @@ class HeadOps:
         weight = ctx.dense(dense.weight)
         rows, cols = weight.shape
         n, head = np.int32(rows), self._packed(ctx, dense.weight)
-        planes = ctx.scratch("head planes", 2 * DECODE_TOKENS * cols)
-        params, scales = ctx.scratch("head params", DECODE_TOKENS * 16), ctx.scratch("row scales", DECODE_TOKENS * 4)
-        split = ctx.scratch("row halves", DECODE_TOKENS * cols * 4)
-        least, best = ctx.scratch("head least", DECODE_TOKENS * 4), ctx.scratch("head best", DECODE_TOKENS * 8)
+        most, few = self._most_rows(cols), bucket.rows <= DECODE_TOKENS
+        planes, params = ctx.scratch("head planes", 2 * most * cols), ctx.scratch("head params", most * 16)
+        split, scales = ctx.scratch("row halves", most * cols * 4), ctx.scratch("row scales", most * 4)
+        likeliest, best = ctx.scratch("head likeliest", most * 8), ctx.scratch("head best", most * 8)
+        floors = ctx.scratch("head floors", most * 4)
         scores, arrivals = ctx.tensors[dense.out], ctx.zeroed("head arrivals", 4)
-        each = ceil_div(rows, CHOOSE_GROUP * CHOOSE_BLOCKS * self._multiprocessors)
 
-        def launch(entry: str, grid: int, block: int, args: tuple[Arg, ...], shared: int = 0, **sizes: int) -> Launch:
+        def launch(
+            entry: str, grid: tuple[int, int], block: int, args: tuple[Arg, ...], shared: int = 0, **sizes: int
+        ) -> Launch:
             spec = KernelSpec(entry, entry, (("COLS", cols), *sizes.items()))
-            return Launch(spec, (grid, 1, 1), (block, 1, 1), args, shared=shared, overlaps=True)
+            return Launch(spec, (*grid, 1), (block, 1, 1), args, shared=shared, overlaps=True)
 
-        tiles = ceil_div(2 * bucket.rows, 8)
-        stage = min(cols, STAGE)
         source = ctx.tensors[norm.x if norm else dense.x]
         gain = ctx.dense(norm.weight).data if norm else source
         eps = np.float32(norm.eps if norm else 0)
-        x = (ctx.step, ctx.offset("rows"), source, gain, eps, head, n, planes, params, split, scales, least, best)
-        score = (*choice(ctx), head, planes, params, scores, least, n)
-        choose = (*choice(ctx), head, params, scores, least, split, scales, weight.data, best, arrivals)
+        x = (ctx.step, ctx.offset("rows"), source, gain, eps, head, n, planes, params, split, scales, likeliest, best)
+        score = (*choice(ctx), head, planes, params, scores, likeliest, n)
+        floor = (*choice(ctx), likeliest, split, scales, weight.data, floors)
+        choose = (*choice(ctx), head, params, scores, floors, split, scales, weight.data, best, arrivals)
+        bits = {"PLANES": 2 if few else 1}
+        tiles = ceil_div(bits["PLANES"] * bucket.rows, 8)
+        score_blocks, choose_blocks = (2, 1) if few else (1, 2)  # on a multiprocessor
+        warps = SCORE_WARPS // score_blocks
+        eights = ceil_div(bucket.rows, 8)
+        each = min(ceil_div(rows * eights, CHOOSE_GROUP * choose_blocks * self._multiprocessors), MOST_EACH)
+        stage = cols if self._large else min(cols, STAGE)
         return [
-            launch("head_rows", bucket.rows, ROW_GROUP, x, NORM=int(norm is not None)),
+            launch("head_rows", (bucket.rows, 1), ROW_GROUP, x, NORM=int(norm is not None), **bits),
             launch(
                 "head_score",
-                SCORE_BLOCKS * self._multiprocessors,
-                32 * SCORE_WARPS,
+                (score_blocks * self._multiprocessors, 1),
+                32 * warps,
                 score,
                 shared=tiles * 8 * (cols + 16),
                 TOKENS=bucket.rows,
-                WARPS=SCORE_WARPS,
-                ITERS=4 if cols % 512 == 0 else 2,
+                WARPS=warps,
+                BLOCKS=score_blocks,
+                ITERS=4 if few and cols % 512 == 0 else 2,
+                **bits,
             ),
+            launch("head_floor", (bucket.rows, 1), ROW_GROUP, floor),
             launch(
                 "head_choose",
-                ceil_div(rows, each * CHOOSE_GROUP),
+                (ceil_div(rows, each * CHOOSE_GROUP), eights),
                 CHOOSE_GROUP,
                 (*choose, ctx.tensors[sample.out], n),
-                shared=32 * (stage + 32) * 2,
+                shared=32 * (stage + 16),
+                TOKENS=bucket.rows,
+                BLOCKS=choose_blocks,
                 STAGE=stage,
                 EACH=each,
+                **bits,
             ),
         ]
+
+    def _most_rows(self, cols: int) -> int:
+        return MANY_ROWS if self._large and MANY_ROWS * (cols + 16) <= SHARED else DECODE_TOKENS
 
     def _packed(self, ctx: Context, name: str) -> Buffer:
         """The compact copy of a head, made on the device when first asked for."""

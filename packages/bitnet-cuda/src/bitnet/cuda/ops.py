@@ -42,7 +42,7 @@ class CudaOps:
         self._tensor_cores = capability >= TENSOR_CORES
         self._products = Products(multiprocessors, capability)
         self._attention = AttentionOps(multiprocessors, capability)
-        self._head = HeadOps(multiprocessors)
+        self._head = HeadOps(multiprocessors, capability)
         self._rows = RowOps(group=256)
         self._table: Dispatch = {
             **self._rows.table(),
@@ -81,12 +81,12 @@ class CudaOps:
         alone = self._table[type(ops[at])]
         if ctx.program.keep or not self._tensor_cores:
             return alone(ctx, ops[at], bucket), 1
-        if not bucket.logits and bucket.rows <= DECODE_TOKENS:
-            match ops[at:]:
-                case [NormRows() as norm, DenseMatmul() as dense, Sample() as sample] if norm.out == dense.x:
+        match ops[at:]:
+            case [NormRows() as norm, DenseMatmul() as dense, Sample() as sample] if norm.out == dense.x:
+                if self._head.chooses(ctx, dense, bucket):
                     return self._head.launches(ctx, norm, dense, sample, bucket), 3
-                case [DenseMatmul() as dense, Sample() as sample]:
-                    return self._head.launches(ctx, None, dense, sample, bucket), 2
+            case [DenseMatmul() as dense, Sample() as sample] if self._head.chooses(ctx, dense, bucket):
+                return self._head.launches(ctx, None, dense, sample, bucket), 2
         match ops[at : at + 2]:
             case [RopeAppend() as rope, Attention() as one] if (rope.qkv, rope.layer) == (one.qkv, one.layer):
                 if bucket.apart and bucket.tokens <= DECODE_TOKENS and self._attention.splits(ctx, one, bucket):

@@ -26,7 +26,7 @@ WGMMA_STAGES = 5
 """Of ternary_wgmma, as its source has them."""
 MIN_TILES = 4
 """Of 128 of K: the least a block of ternary_wgmma should have."""
-HEAD_ROWS, HEAD_PITCH = 256, 192
+HEAD_ROWS, HEAD_PITCH = 256, 160
 """Weight rows of a block of dense_mma, and bytes of a half row of x in its shared memory."""
 WARPS, FEW_WARPS = 8, 6
 """Wanted on each multiprocessor by a product of few tokens, and of one: enough to have all weights in flight; of one

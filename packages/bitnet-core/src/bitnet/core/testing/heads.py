@@ -55,7 +55,7 @@ def exact_scores(x: Array, w: Array) -> tuple[Array, Array]:
 
 class HeadTests(DeviceTests):
     @pytest.mark.parametrize("kind", ["plain", "twins", "copies", "outliers"])
-    @pytest.mark.parametrize("rows", [1, 3, 16])
+    @pytest.mark.parametrize("rows", [1, 3, 16, 52])
     def test_head_without_logits(self, device: Device, rng: np.random.Generator, kind: str, rows: int) -> None:
         """The tokens are those of the same step with its logits; greedy ones are the best there is in float64."""
         vocabulary, width = {"small": (301, 256), "quick": (5003, 512), "full": (128_256, 2560)}[self.run_size]
