@@ -1,5 +1,5 @@
-// Scores of all rows of a compact head, roughly, for up to 64 rows of x, and for each of these the likeliest row of the head, all
-// but: that of the greatest key if the weights' error is against it. A warp has 16 rows of the head at a time; it asks for the next
+// Scores of all rows of a compact head, roughly, for up to 64 rows of x, and for each of these the likeliest row of the head: that
+// of the greatest key once the error of its weights is taken off. A warp has 16 rows of the head at a time; it asks for the next
 // ITERS * 64 bytes of each while it multiplies the last ones, on the tensor cores: u4 codes expanded to bytes, and for each
 // row of x PLANES columns of bytes side by side: its high and its low ones, or one.
 #include "head.cuh"
@@ -7,7 +7,7 @@
 #define TILES ((PLANES * TOKENS + 7) / 8) /* of 8 columns */
 #define PITCH (COLS + 16) /* so that two columns fall into different banks */
 #define EACH (2 / PLANES) /* rows of x of a thread, in a tile */
-#define TURN_BITS 8 /* of a mark: the warp's how manyeth tile, and which half of its rows; the others are those of a key */
+#define TURN_BITS 8 /* of a mark: which of the warp's tiles, and which half of its rows; the others are those of a key */
 #define UNROLLED (TILES > 2 && STAGES % 2 == 0 ? 2 : STAGES) /* of many tiles all stages are more code than its cache holds */
 
 __device__ __forceinline__ void mma(int (&c)[4], unsigned a0, unsigned a1, unsigned a2, unsigned a3, unsigned b0, unsigned b1) {
