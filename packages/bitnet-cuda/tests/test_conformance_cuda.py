@@ -1,8 +1,86 @@
 """The CUDA backend held to the operations' contract, on every device it finds."""
 
-from bitnet.core.testing import ConformanceSuite
+from typing import Literal
+
+import numpy as np
+import pytest
+
+from bitnet.core.hal import (
+    Device,
+    GluNormQuant,
+    Limits,
+    Op,
+    Program,
+    Step,
+    StepLayout,
+    TernaryMatmul,
+    Weight,
+)
+from bitnet.core.testing import ConformanceSuite, oracle
+from bitnet.core.testing.attention import Heads, Paged, Part
+from bitnet.core.testing.norms import check_codes
+from bitnet.core.testing.rig import dense, random_ternary, tensor, ternary, tokens
 from bitnet.cuda.backend import BACKEND
 
 
 class TestConformance(ConformanceSuite):
     backend = BACKEND
+
+    @pytest.mark.parametrize(
+        ("m", "n", "k"),
+        [
+            (2048, 2560, 272),
+            (2048, 3840, 1040),
+            (1500, 9000, 144),
+            (700, 2561, 400),
+            (512, 2560, 1280),
+            (130, 300, 2064),
+        ],
+    )
+    @pytest.mark.parametrize("add", [False, True], ids=["replace", "add"])
+    def test_ternary_matmul_of_many_tokens(
+        self, device: Device, rng: np.random.Generator, m: int, n: int, k: int, add: bool
+    ) -> None:
+        """Each kind of tile, whole and at the edges, several of them for a block, and a short K."""
+        self._ternary(device, rng, rng.integers(-127, 128, (m, k), dtype=np.int8), [n], add=add, spare=m % 7)
+
+    @pytest.mark.parametrize(("m", "width"), [(700, 6912), (513, 300), (100, 2560), (60, 640)])
+    @pytest.mark.parametrize("activation", ["relu2", "silu"])
+    def test_gates_of_many_tokens(
+        self, device: Device, rng: np.random.Generator, m: int, width: int, activation: Literal["relu2", "silu"]
+    ) -> None:
+        """Gates and ups multiplied in the product that makes them, as in no program that keeps its tensors."""
+        k = 656
+        codes, scale = rng.integers(-127, 128, (m, k), dtype=np.int8), rng.uniform(1e-3, 0.1, m).astype(np.float32)
+        gate, up = ((random_ternary(rng, width, k), float(rng.uniform(0.01, 0.1))) for _ in range(2))
+        gain = rng.uniform(0.5, 2, width).astype(np.float32)
+        specs = [tensor("x", "i8", "M", k), tensor("xs", "f32", "M"), tensor("gu", "f32", "M", 2 * width)]
+        specs += [tensor("h", "i8", "M", width), tensor("hs", "f32", "M")]
+        ops: list[Op] = [
+            TernaryMatmul("x", "xs", ("gate", "up"), "gu"),
+            GluNormQuant("gu", "gain", 1e-5, activation, "h", "hs"),
+        ]
+        weights: dict[str, Weight] = {"gate": ternary(*gate), "up": ternary(*up), "gain": dense(gain)}
+        limits = Limits(m + 3)
+        executable = device.compile(Program(ops, {s.name: s for s in specs}, weights, limits))
+        try:
+            executable.write("x", codes)
+            executable.write("xs", scale)
+            executable.write("h", np.full((m + 3, width), -128, np.int8))
+            executable.run(Step(StepLayout(limits), tokens(m)))
+            h, hs = executable.read("h"), executable.read("hs", m)
+        finally:
+            executable.close()
+        products = oracle.glu(oracle.ternary_matmul(codes, scale, [gate, up]), activation)
+        check_codes(h[:m], hs, oracle.absmax(oracle.rms_norm(products, gain, 1e-5)))
+        assert (h[m:] == -128).all(), "rows past the step's tokens were written"
+
+    @pytest.mark.parametrize(
+        "heads", [Heads(20, 5, 128), Heads(6, 2, 64, 16), Heads(3, 3, 128, 8), Heads(5, 1, 64, 64)]
+    )
+    def test_attention_of_many_tokens(self, device: Device, rng: np.random.Generator, heads: Heads) -> None:
+        """Several tiles of tokens and of positions, a later chunk, and short sequences beside it."""
+        paged = Paged(device, rng, heads, length=780, seqs=3, chunk=700)
+        with paged.rig:
+            paged.run([(0, Part(0, 620))])
+            paged.run([(0, Part(620, 150)), (1, Part(0, 529)), (2, Part(0, 1))])

@@ -7,10 +7,15 @@ import numpy as np
 from bitnet.core.gpu import Bucket, Context, KernelSpec, Launch
 from bitnet.core.gpu.ops import ceil_div, kv_defines, positions
 from bitnet.core.hal import Attention, RopeAppend
-from bitnet.cuda.products import CLUSTERS, DECODE_TOKENS, MAX_CLUSTER, TENSOR_CORES, largest
+from bitnet.cuda.products import CLUSTERS, DECODE_TOKENS, MAX_CLUSTER, TENSOR_CORES, WGMMA, largest
+from bitnet.cuda.tiles import ALIGNMENT, MANY_TOKENS, PANEL, TiledMatrix
 
 QUERY_TILE = 64
 """Tokens of a block of attention_prefill."""
+QUERY_ROWS, KEY_TILE, KEY_STAGES = 128, 128, 2
+"""Of attention_wgmma, as its source has them: tokens times query heads of a block, and positions of a tile."""
+KEY_BLOCKS = (8, 16, 32, 64, 128)
+"""Positions of a block of the cache that it can fetch: they divide its tile, and are whole swizzles."""
 SPLIT = 64
 """Positions that are worth a block of attention of their own."""
 MAX_SPLITS = 64
@@ -36,7 +41,7 @@ class AttentionOps:
     def __init__(self, multiprocessors: int, capability: tuple[int, int]) -> None:
         self._multiprocessors = multiprocessors
         self._tensor_cores, self._clusters = capability >= TENSOR_CORES, capability >= CLUSTERS
-        self._large_clusters = capability in LARGE_CLUSTERS
+        self._large_clusters, self._wgmma = capability in LARGE_CLUSTERS, capability == WGMMA
 
     def rope_append(self, ctx: Context, op: RopeAppend, bucket: Bucket) -> list[Launch]:
         tensors = ctx.tensors[op.qkv], ctx.kv("k", op.layer), ctx.kv("v", op.layer)
@@ -54,6 +59,9 @@ class AttentionOps:
         defines = kv_defines(ctx, op)
         if self._tensor_cores and defines["KV_F16"] and op.head_dim in (64, 128):
             defines |= {"HEADS": op.heads, "KV_HEADS": op.kv_heads}
+            fits = op.heads // op.kv_heads <= QUERY_ROWS and defines["BLOCK"] in KEY_BLOCKS
+            if self._wgmma and bucket.tokens > MANY_TOKENS and fits:
+                return [self._wgmma_launch(ctx, op, bucket, defines)]
             spec = KernelSpec("attention_prefill", "attention_prefill", tuple(defines.items()))
             tiles = bucket.tokens // QUERY_TILE + min(bucket.tokens, ctx.program.limits.max_seqs)
             shared = 4 * QUERY_TILE * (op.head_dim + 8) * 2
@@ -62,6 +70,18 @@ class AttentionOps:
         args = (*positions(ctx), *tensors, np.int32(op.heads), np.int32(op.kv_heads))
         spec = KernelSpec("attention", "attention", (("WG", PLAIN_GROUP), *defines.items()))
         return [Launch(spec, (bucket.tokens, op.heads, 1), (PLAIN_GROUP, 1, 1), args)]
+
+    def _wgmma_launch(self, ctx: Context, op: Attention, bucket: Bucket, defines: dict[str, int]) -> Launch:
+        kv = ctx.program.kv
+        assert kv is not None
+        positions_there, width = kv.num_blocks * kv.block_size, op.kv_heads * op.head_dim * 2
+        cache = (TiledMatrix(ctx.kv(which, op.layer), positions_there, width, kv.block_size, PANEL) for which in "kv")
+        tokens = QUERY_ROWS // (op.heads // op.kv_heads)
+        tiles = bucket.tokens // tokens + min(bucket.tokens, ctx.program.limits.max_seqs)
+        args = (*positions(ctx), ctx.tensors[op.qkv], *cache, ctx.tensors[op.out])
+        shared = ALIGNMENT + 2 * KEY_STAGES * KEY_TILE * op.head_dim * 2
+        spec = KernelSpec("attention_wgmma", "attention_wgmma", tuple(defines.items()))
+        return Launch(spec, (op.kv_heads, tiles, 1), (3 * QUERY_ROWS, 1, 1), args, shared=shared, overlaps=True)
 
     def splits(self, ctx: Context, op: Attention, bucket: Bucket) -> bool:
         kv = ctx.program.kv

@@ -17,11 +17,17 @@ from bitnet.core.cache import KernelCache
 from bitnet.core.gpu import Arg, KernelSpec, Launch
 from bitnet.cuda.compiler import Compiler
 from bitnet.cuda.driver import check
+from bitnet.cuda.tiles import TiledMatrix
 
 CAPTURE = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
 OVERLAP_CAPABILITY = (9, 0)
 """Programmatic dependent launch came with Hopper."""
 SCALARS: dict[type, Any] = {np.int32: ctypes.c_int32, np.uint32: ctypes.c_uint32, np.float32: ctypes.c_float}
+SWIZZLES = {
+    32: driver.CUtensorMapSwizzle.CU_TENSOR_MAP_SWIZZLE_32B,
+    128: driver.CUtensorMapSwizzle.CU_TENSOR_MAP_SWIZZLE_128B,
+}
+"""By the bytes of a tile's row."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -101,7 +107,7 @@ class CudaDriver:
             self._check(driver.cuDevicePrimaryCtxRelease(self._device))
 
     def _launch(self, launch: Launch, function: Any) -> None:
-        values, types = zip(*(_argument(a) for a in launch.args), strict=True)
+        values, types = zip(*(self._argument(a) for a in launch.args), strict=True)
         config = driver.CUlaunchConfig()
         config.gridDimX, config.gridDimY, config.gridDimZ = launch.grid
         config.blockDimX, config.blockDimY, config.blockDimZ = launch.block
@@ -127,6 +133,33 @@ class CudaDriver:
                 allow = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED
                 self._check(driver.cuFuncSetAttribute(function, allow, 1))
             self._functions[spec] = function
+
+    def _argument(self, arg: Arg) -> tuple[Any, Any]:
+        if isinstance(arg, CudaBuffer):
+            return arg.address, ctypes.c_void_p
+        if isinstance(arg, TiledMatrix):
+            return self._tensor_map(arg), None
+        assert isinstance(arg, np.generic)  # a scalar; every buffer here is this module's own
+        return arg.item(), SCALARS[type(arg)]
+
+    def _tensor_map(self, matrix: TiledMatrix) -> Any:
+        assert isinstance(matrix.buffer, CudaBuffer)
+        size, stride = driver.cuuint64_t, driver.cuuint32_t
+        return self._check(
+            driver.cuTensorMapEncodeTiled(
+                driver.CUtensorMapDataType.CU_TENSOR_MAP_DATA_TYPE_UINT8,
+                2,
+                matrix.buffer.address,
+                [size(matrix.width), size(matrix.rows)],
+                [size(matrix.width)],
+                [stride(matrix.tile_width), stride(matrix.tile_rows)],
+                [stride(1), stride(1)],
+                driver.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
+                SWIZZLES[matrix.tile_width],
+                driver.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
+                driver.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
+            )
+        )
 
     @contextmanager
     def _entered(self) -> Iterator[None]:
@@ -158,10 +191,3 @@ def architecture(capability: tuple[int, int]) -> str:
     """What NVRTC compiles for: the exact architecture, with its own instructions (``a``) on Hopper."""
     major, minor = capability
     return f"sm_{major}{minor}{'a' if capability == (9, 0) else ''}"
-
-
-def _argument(arg: Arg) -> tuple[Any, Any]:
-    if isinstance(arg, CudaBuffer):
-        return arg.address, ctypes.c_void_p
-    assert isinstance(arg, np.generic)  # a scalar; every buffer here is this module's own
-    return arg.item(), SCALARS[type(arg)]

@@ -10,6 +10,7 @@ from bitnet.core.gpu import Arg, Bucket, Buffer, Context, KernelSpec, Launch, Te
 from bitnet.core.gpu.fusion import Source, product_args, quantised, row_sums
 from bitnet.core.gpu.ops import ceil_div
 from bitnet.core.hal import DenseMatmul, TernaryMatmul
+from bitnet.cuda.tiles import ALIGNMENT, MANY_TOKENS, PANEL, TiledMatrix, product_tile
 
 DECODE_TOKENS = 8
 """More tokens than this take a tiled product."""
@@ -24,6 +25,8 @@ STAGES, X_PITCH, W_PITCH, TOKEN_TILES = 4, 160, 32, (64, 128)
 """Of ternary_mma, as its source has them."""
 WGMMA_STAGES = 5
 """Of ternary_wgmma, as its source has them."""
+TILES_STAGES, TILES_SHARED, TILES_DEPTH = 8, 224 * 1024, 4
+"""Of ternary_tiles: tiles of K in its ring at most, bytes that the ring may take, and tiles of K that it needs."""
 MIN_TILES = 4
 """Of 128 of K: the least a block of ternary_wgmma should have."""
 HEAD_ROWS, HEAD_PITCH = 256, 160
@@ -148,6 +151,8 @@ class Products:
 
     def tiled(self, ctx: Context, op: TernaryMatmul, bucket: Bucket, out: Buffer, *, activation: str = "") -> Launch:
         w = ctx.ternary(op.weights)
+        if self._wgmma and bucket.tokens > MANY_TOKENS and w.row_bytes >= TILES_DEPTH * W_PITCH:
+            return self._large(ctx, op, bucket, out, activation)
         token_tile = TOKEN_TILES[bucket.tokens > TOKEN_TILES[0]]
         token_tiles = ceil_div(bucket.tokens, token_tile)
         defines = {
@@ -181,6 +186,30 @@ class Products:
         shared = STAGES * (token_tile * X_PITCH + row_tile * W_PITCH)
         grid = (ceil_div(w.rows, row_tile), token_tiles, 1)
         return Launch(spec, grid, (256, 1, 1), args, shared=shared, overlaps=True)
+
+    def _large(self, ctx: Context, op: TernaryMatmul, bucket: Bucket, out: Buffer, activation: str) -> Launch:
+        """By ternary_tiles."""
+        w, glu = ctx.ternary(op.weights), bool(activation)
+        tile = product_tile(w.rows, bucket.tokens, w.row_bytes // W_PITCH, self._multiprocessors)
+        stage = tile.tokens * PANEL + tile.rows * W_PITCH
+        stages = min(TILES_STAGES, (TILES_SHARED - ALIGNMENT) // stage)
+        defines = {
+            "COLS": w.cols,
+            "ROW_BYTES": w.row_bytes,
+            "GLU": int(glu),
+            "RELU2": int(activation == "relu2"),
+            "ADD": int(op.add),
+            "BM": tile.rows,
+            "BN": tile.tokens,
+            "STAGES": stages,
+        }
+        x = TiledMatrix(ctx.tensors[op.x], ctx.shape(op.x)[0], w.cols, tile.tokens, PANEL)
+        codes = TiledMatrix(w.codes, w.rows, w.row_bytes, tile.rows // 2 if glu else tile.rows, W_PITCH)
+        args = (ctx.step, x, codes, ctx.tensors[op.scale], row_sums(ctx, op.x), w.scales, out, np.int32(w.rows))
+        tiles = ceil_div(w.rows, tile.rows) * ceil_div(bucket.tokens, tile.tokens)
+        grid = (min(tiles, self._multiprocessors), 1, 1)
+        spec = KernelSpec("ternary_tiles", "ternary_tiles", tuple(defines.items()))
+        return Launch(spec, grid, (2 * tile.rows, 1, 1), args, shared=ALIGNMENT + stages * stage, overlaps=True)
 
     def _shape(self, rows: int, row_bytes: int, tokens: int) -> tuple[int, int]:
         """Row tiles of a block, and the warps that share a tile's K: enough warps to have all weights in flight."""

@@ -1,0 +1,238 @@
+#include "hopper.cuh"
+// Attention of many tokens over an f16 cache on Hopper's asynchronous tensor cores (wgmma), with a running maximum (FlashAttention;
+// Dao 2023). A block has 128 rows: as many tokens of one sequence as that makes with all query heads of a key/value head, which
+// share its keys and values. Two warpgroups have 64 rows each; a thread of a third has the copy engine fetch the cache's blocks,
+// TILE positions of keys and of values at a time, into STAGES places for each.
+//
+// While the values of a tile are multiplied, the scores of the next are made (Shah et al. 2024). Keys and values lie as they do in
+// the cache, a position after the other: of 128 bytes in the 128-byte swizzle, one panel for every 64 dimensions.
+// Tiles of tokens are in the grid's last dimension, so that those there are come before those there might be.
+#define ROWS 128
+#define GROUP (HEADS / KV_HEADS)
+#define TOKENS (ROWS / GROUP) /* of a block */
+#define TILE 128
+#define STAGES 2
+#define PANELS (DIM / 64)
+#define PANEL (TILE * 128) /* bytes */
+#define SIDE (TILE * DIM * 2) /* bytes of a tile's keys, and of its values */
+#define CONSUMERS (ROWS / 16) /* warps */
+#define LOG2_E 1.44269504f
+#define LOWEST -1e30f /* less than any score, and finite: the difference of two is no NaN */
+
+#define ACC(n) "+f"(c[n][0]), "+f"(c[n][1]), "+f"(c[n][2]), "+f"(c[n][3])
+#define ACC4(n) ACC(n), ACC(n + 1), ACC(n + 2), ACC(n + 3)
+#define NAMES32 "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31"
+#define NAMES64 NAMES32 ",%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63"
+#define A_AND_B : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(ADD), "n"(TRANSPOSED)
+
+// c = a b, or c + a b where ADD. TRANSPOSED: b lies row after row (of 16 each), else column after column.
+template <int ADD, int TRANSPOSED>
+__device__ __forceinline__ void multiply(float (&c)[16][4], const unsigned (&a)[4], unsigned long long b) {
+    asm volatile("{\n\t.reg .pred add;\n\tsetp.ne.b32 add, %69, 0;\n\t"
+                 "wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 {" NAMES64 "}, {%64,%65,%66,%67}, %68, add, 1, 1, %70;\n\t}"
+                 : ACC4(0), ACC4(4), ACC4(8), ACC4(12) A_AND_B);
+}
+template <int ADD, int TRANSPOSED>
+__device__ __forceinline__ void multiply(float (&c)[8][4], const unsigned (&a)[4], unsigned long long b) {
+    asm volatile("{\n\t.reg .pred add;\n\tsetp.ne.b32 add, %37, 0;\n\t"
+                 "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 {" NAMES32 "}, {%32,%33,%34,%35}, %36, add, 1, 1, %38;\n\t}"
+                 : ACC4(0), ACC4(4) A_AND_B);
+}
+
+template <int N>
+__device__ __forceinline__ void made(float (&c)[N][4]) {  // nothing that reads c may come before this
+#pragma unroll
+    for (int n = 0; n < N; n++) asm volatile("" : ACC(n));
+}
+
+__device__ __forceinline__ unsigned halves(float low, float high) {
+    unsigned out;
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(out) : "f"(high), "f"(low));
+    return out;
+}
+
+__device__ __forceinline__ float power(float x) {  // of 2
+    float y;
+    asm("ex2.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+extern "C" __global__ void __launch_bounds__(3 * ROWS, 1)
+attention_wgmma(const int *step, int token_seq, int seq_begin, int seq_len, int block_table, int max_blocks, const float *qkv,
+                const __grid_constant__ TensorMap keys, const __grid_constant__ TensorMap values, float *out) {
+    extern __shared__ unsigned char unaligned[];  // [STAGES][keys, values][SIDE], and 1024 bytes to align it
+    __shared__ Barrier full[2 * STAGES], empty[2 * STAGES];
+    unsigned char *places = unaligned + (1024 - shared_at(unaligned) % 1024) % 1024;
+    int warp = __shfl_sync(FULL, threadIdx.x / WARP, 0), lane = threadIdx.x % WARP, group = lane / 4, quarter = lane % 4;
+    int kv_head = blockIdx.x;
+    start_dependents();
+
+    // Which tile of which sequence: tiles are counted over the sequences, each of which begins with a new one. The last come
+    // first, as those of one sequence take the longest.
+    int seqs = STEP_SEQS(step), seq = 0, tile = -1 - (int)blockIdx.y, begin = 0, end = 0;
+    auto tiles_of = [&](int s) {
+        begin = step[seq_begin + s], end = step[seq_begin + s + 1];
+        return (end - begin + TOKENS - 1) / TOKENS;
+    };
+    for (int s = 0; s < seqs; s++) tile += tiles_of(s);
+    if (tile < 0) return;
+    for (int count; tile >= (count = tiles_of(seq)); seq++) tile -= count;
+    int m0 = begin + tile * TOKENS;                            // the tile's first token
+    int position0 = step[seq_len + seq] - end + m0;            // and its position
+    int length = min(step[seq_len + seq], position0 + TOKENS); // positions that its tokens see between them
+    int count = (length + TILE - 1) / TILE;
+
+    if (threadIdx.x == 0) {
+        for (int i = 0; i < 2 * STAGES; i++) barrier_init(full + i, 1), barrier_init(empty + i, CONSUMERS);
+        barriers_ready();
+    }
+    __syncthreads();
+
+    if (warp >= CONSUMERS) {
+        registers_less<24>();
+        if (threadIdx.x == CONSUMERS * WARP) {
+            const int *table = step + block_table + seq * max_blocks;
+            wait_for_before();
+            for (int t = 0; t < 2 * count; t++) {  // keys, values, keys, …
+                int start = t / 2 * TILE, blocks = (min(TILE, length - start) + BLOCK - 1) / BLOCK, at = t % (2 * STAGES);
+                if (t >= 2 * STAGES) barrier_wait(empty + at, t / (2 * STAGES) & 1 ^ 1);
+                barrier_expect(full + at, blocks * BLOCK * DIM * 2);
+                for (int b = 0; b < blocks; b++) {
+                    int row = table[start / BLOCK + b] * BLOCK;
+                    for (int p = 0; p < PANELS; p++) {
+                        copy_tile(places + at * SIDE + p * PANEL + b * BLOCK * 128, t % 2 ? &values : &keys,
+                                  (kv_head * DIM + p * 64) * 2, row, full + at);
+                    }
+                }
+            }
+        }
+    } else {
+        registers_more<240>();
+        wait_for_before();
+        // Of this thread's two rows: the token and its place in q and out.
+        int m[2], position[2];
+        size_t place[2];
+        unsigned q[DIM / 16][4];
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            int row = warp * 16 + group + 8 * h, head = kv_head * GROUP + row % GROUP;
+            m[h] = row < TOKENS * GROUP ? m0 + row / GROUP : end;
+            int token = min(m[h], end - 1);
+            position[h] = position0 + token - m0;
+            place[h] = ((size_t)token * HEADS + head) * DIM;
+            const float2 *from = (const float2 *)(qkv + ((size_t)token * (HEADS + 2 * KV_HEADS) + head) * DIM) + quarter;
+#pragma unroll
+            for (int i = 0; i < DIM / 8; i++) {
+                float2 v = from[i * 4];
+                q[i / 2][i % 2 * 2 + h] = halves(v.x * (rsqrtf(DIM) * LOG2_E), v.y * (rsqrtf(DIM) * LOG2_E));
+            }
+        }
+
+        float sums[DIM / 8][4] = {}, score[TILE / 8][4], largest[2] = {LOWEST, LOWEST}, total[2] = {}, correction[2];
+        unsigned weight[TILE / 16][4];
+        auto begin_scores = [&](int t) {
+            int at = t % STAGES * 2;
+            barrier_wait(full + at, t / STAGES & 1);
+            unsigned long long key = operand(places + at * SIDE);
+            products_begin();
+            multiply<0, 0>(score, q[0], key);
+#pragma unroll
+            for (int k = 1; k < DIM / 16; k++) multiply<1, 0>(score, q[k], key + (k / 4 * PANEL + k % 4 * 32) / 16);
+            products_commit();
+        };
+        auto begin_sums = [&](int t) {
+            int at = t % STAGES * 2 + 1;
+            barrier_wait(full + at, t / STAGES & 1);
+            unsigned long long value = operand(places + at * SIDE, PANEL);
+            products_begin();
+#pragma unroll
+            for (int k = 0; k < TILE / 16; k++) multiply<1, 1>(sums, weight[k], value + k * (16 * 128 / 16));
+            products_commit();
+        };
+        auto release = [&](int t, int side) {
+            if (lane == 0) barrier_arrive(empty + t % STAGES * 2 + side);
+        };
+        auto weigh = [&](int t) {  // scores to weights, and what the sums so far are to be multiplied by
+            int start = t * TILE;
+            if (start + TILE - 1 > position0) {
+#pragma unroll
+                for (int n = 0; n < TILE / 8; n++) {
+#pragma unroll
+                    for (int i = 0; i < 4; i++) {
+                        if (start + n * 8 + quarter * 2 + i % 2 > position[i / 2]) score[n][i] = -INFINITY_F;
+                    }
+                }
+            }
+#pragma unroll
+            for (int h = 0; h < 2; h++) {
+                float top = largest[h];
+#pragma unroll
+                for (int n = 0; n < TILE / 8; n++) top = fmaxf(top, fmaxf(score[n][2 * h], score[n][2 * h + 1]));
+                top = fmaxf(top, __shfl_xor_sync(FULL, top, 1));
+                top = fmaxf(top, __shfl_xor_sync(FULL, top, 2));
+                correction[h] = power(largest[h] - top);
+                largest[h] = top;
+                total[h] *= correction[h];
+#pragma unroll
+                for (int n = 0; n < TILE / 8; n++) {
+                    score[n][2 * h] = power(score[n][2 * h] - top), score[n][2 * h + 1] = power(score[n][2 * h + 1] - top);
+                    total[h] += score[n][2 * h] + score[n][2 * h + 1];
+                }
+            }
+        };
+        auto pack_weights = [&] {
+#pragma unroll
+            for (int n = 0; n < TILE / 8; n++) {
+                weight[n / 2][n % 2 * 2] = halves(score[n][0], score[n][1]);
+                weight[n / 2][n % 2 * 2 + 1] = halves(score[n][2], score[n][3]);
+            }
+        };
+
+        begin_scores(0);
+        products_wait<0>();
+        made(score);
+        release(0, 0);
+        weigh(0);
+        pack_weights();
+        for (int t = 1; t < count; t++) {
+            begin_scores(t);
+            begin_sums(t - 1);
+            products_wait<1>();
+            made(score);
+            release(t, 0);
+            weigh(t);
+            made(score);  // while the values of the tile before are multiplied
+            products_wait<0>();
+            made(sums);
+            release(t - 1, 1);
+#pragma unroll
+            for (int d = 0; d < DIM / 8; d++) {
+#pragma unroll
+                for (int i = 0; i < 4; i++) sums[d][i] *= correction[i / 2];
+            }
+            pack_weights();
+        }
+        // What is no position may be no number either, and a weight of 0 would not hide that.
+        int last = (count - 1) % STAGES * 2 + 1, there = length - (count - 1) * TILE;
+        barrier_wait(full + last, (count - 1) / STAGES & 1);
+        for (int i = threadIdx.x; i < (TILE - there) * 8 * PANELS; i += CONSUMERS * WARP) {
+            int row = there + i / (8 * PANELS), panel = i / 8 % PANELS;
+            *(uint4 *)(places + last * SIDE + panel * PANEL + row * 128 + i % 8 * 16) = make_uint4(0, 0, 0, 0);
+        }
+        asm volatile("fence.proxy.async.shared::cta;\n\tbar.sync 1, %0;" ::"n"(CONSUMERS * WARP) : "memory");
+        begin_sums(count - 1);
+        products_wait<0>();
+        made(sums);
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            total[h] += __shfl_xor_sync(FULL, total[h], 1);
+            total[h] += __shfl_xor_sync(FULL, total[h], 2);
+            if (m[h] >= end) continue;
+            float inverse = 1.0f / total[h];
+#pragma unroll
+            for (int d = 0; d < DIM / 8; d++) {
+                *(float2 *)(out + place[h] + d * 8 + quarter * 2) = make_float2(sums[d][2 * h] * inverse, sums[d][2 * h + 1] * inverse);
+            }
+        }
+    }
+}

@@ -1,0 +1,61 @@
+"""Matrices whose tiles a kernel has the copy engine fetch (TMA, from Hopper on), and the tiles of ternary_tiles."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from bitnet.core.gpu import Buffer
+from bitnet.core.gpu.ops import ceil_div
+
+MANY_TOKENS = 512
+"""Steps of more tokens than this take the kernels that fetch by the copy engine, which were measured for no fewer."""
+PANEL = 128
+"""Bytes of the widest row of a tile."""
+ALIGNMENT = 1024
+"""Bytes: of a tile in shared memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class TiledMatrix:
+    """A kernel argument: ``TensorMap`` in the sources.
+
+    Attributes:
+        buffer: Bytes, row after row.
+        rows: Of the matrix. What lies past them is read as zeros, as is what lies past a row's end.
+        width: Bytes of a row; a multiple of 16.
+        tile_rows: Of a tile, 256 at most.
+        tile_width: Bytes of a tile's row: 32 or 128, which are swizzled in shared memory.
+    """
+
+    buffer: Buffer
+    rows: int
+    width: int
+    tile_rows: int
+    tile_width: int
+
+    @property
+    def nbytes(self) -> int:
+        return self.buffer.nbytes
+
+
+@dataclass(frozen=True, slots=True)
+class ProductTile:
+    """``rows`` of W by ``tokens``: what a block of ternary_tiles makes at a time."""
+
+    rows: int
+    tokens: int
+
+
+TILES = (ProductTile(256, 128), ProductTile(256, 160), ProductTile(192, 160))
+END_CYCLES = 10_000
+"""What a tile takes besides its products: storing it, mostly."""
+
+
+def product_tile(rows: int, tokens: int, depth: int, multiprocessors: int) -> ProductTile:
+    """The tile that should take least time for a product of so many rows, tokens and 128s of K."""
+
+    def cycles(tile: ProductTile) -> int:
+        turns = ceil_div(ceil_div(rows, tile.rows) * ceil_div(tokens, tile.tokens), multiprocessors)
+        return turns * (depth * tile.rows * tile.tokens // 32 + END_CYCLES)
+
+    return min(TILES, key=cycles)
