@@ -12,7 +12,7 @@
 #if DOT
 #extension GL_EXT_spirv_intrinsics : require
 #endif
-#if COOPMAT
+#if COOPMAT || MATRICES
 #extension GL_KHR_cooperative_matrix : require
 #extension GL_KHR_memory_scope_semantics : require
 #extension GL_EXT_shader_explicit_arithmetic_types_int8 : require

@@ -1,6 +1,7 @@
 // requires: SUBGROUPS
 // dense_matmul of f16 weights for one row of x, of which every invocation keeps its share: up to 16 times 8 columns. A subgroup
 // takes TURNS rows of the weight, one after the other.
+#include "dense.glsl"
 layout(constant_id = 1) const int COLS = 8;  // a multiple of 8
 layout(constant_id = 2) const int LANES = 32;
 layout(constant_id = 3) const int TURNS = 1;
@@ -25,13 +26,11 @@ KERNEL(dense_decode) {
         uvec4 words[16];
         float sum = 0.0;
 #define FETCH(i) if (i < EACH) words[i] = weight[n * QUADS + min(lane + i * LANES, QUADS - 1)];
-#define MULTIPLY(i) if (i < EACH) { \
-        sum += dot(low[i], vec4(unpackHalf2x16(words[i].x), unpackHalf2x16(words[i].y))); \
-        sum += dot(high[i], vec4(unpackHalf2x16(words[i].z), unpackHalf2x16(words[i].w))); \
-    }
+#define MULTIPLY(i) if (i < EACH) \
+        sum = add_products(sum, low[i], high[i], halves(words[i].x, words[i].y), halves(words[i].z, words[i].w));
         REPEAT_16(FETCH)
         REPEAT_16(MULTIPLY)
-        sum = subgroupAdd(sum);
+        sum = sum_of_lanes(sum, LANES);
         if (lane == 0) result[first_row + n] = sum;
     }
 }

@@ -1,6 +1,7 @@
 // variants: SUBGROUPS WIDE
 // out[r, first + n] = x[r] . weight[n], f32 sums, for the `rows` rows of this part of the weight. LANES invocations share a
 // row, TOKENS rows of x share its read. Eight columns at a time where WIDE (COLS is a multiple of 8), else four.
+#include "dense.glsl"
 layout(constant_id = 1) const int COLS = 8;
 layout(constant_id = 2) const int LANES = 4;
 layout(constant_id = 3) const int TOKENS = 1;
@@ -17,8 +18,6 @@ layout(push_constant) uniform Push { int rows, first_row, all_rows; };
 #if !SUBGROUPS
 shared float partial[TOKENS * WG];
 #endif
-
-vec4 halves(uint a, uint b) { return vec4(unpackHalf2x16(a), unpackHalf2x16(b)); }
 
 KERNEL(dense_matmul) {
     uint lane = LANE, part = lane % LANES, n = gl_WorkGroupID.x * (WG / LANES) + lane / LANES;
@@ -41,7 +40,7 @@ KERNEL(dense_matmul) {
         }
         for (uint t = 0; t < TOKENS; t++) {
             uint at = min(first + t, count - 1) * (COLS / 4) + 2 * k;
-            sums[t] += dot(a, x[at]) + dot(b, x[at + 1]);
+            sums[t] = add_products(sums[t], x[at], x[at + 1], a, b);
         }
     }
 #else
@@ -55,8 +54,7 @@ KERNEL(dense_matmul) {
 #endif
 #if SUBGROUPS
     for (int t = 0; t < TOKENS; t++) {
-        float sum = sums[t];
-        for (uint apart = LANES / 2; apart > 0; apart /= 2) sum += subgroupShuffleXor(sum, apart);
+        float sum = sum_of_lanes(sums[t], LANES);
         if (part == t % LANES && n < rows && first + t < count) result[(first + t) * all_rows + first_row + n] = sum;
     }
 #else

@@ -5,17 +5,18 @@ All rows of the head are scored from a copy of it in 4 bits, and those that coul
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from bitnet.core.gpu import Arg, Bucket, Buffer, Context, KernelSpec, Launch
+from bitnet.core.gpu.head import Head, choice, compact_shape, head_at
 from bitnet.core.gpu.ops import ceil_div
-from bitnet.core.hal import DenseMatmul, DenseWeight, NormRows, Sample
-from bitnet.cuda.products import DECODE_TOKENS, SHARED, choice
+from bitnet.core.hal import Op
+from bitnet.cuda.products import DECODE_TOKENS, SHARED
 
 WIDTH = 256
 """Columns come in multiples of this."""
-MAX_COLS = 4096
-"""Sums of more columns do not fit 32 bits."""
 COLUMN_GROUP, ROW_GROUP, CHOOSE_GROUP = 1024, 256, 256
 """Threads of a block of head_columns, of head_rows, head_floor and head_pack, and of head_choose."""
 MOST_EACH = 16
@@ -39,22 +40,17 @@ class HeadOps:
 
     def fits(self, ctx: Context) -> bool:
         """Whether the program ends in a head that these kernels know."""
-        match ctx.program.ops[-2:]:
-            case [DenseMatmul() as dense, Sample() as sample] if not ctx.program.keep:
-                weight = ctx.program.weights[dense.weight]
-                assert isinstance(weight, DenseWeight)
-                known = weight.dtype == "f16" and weight.shape[1] % WIDTH == 0 and weight.shape[1] <= MAX_COLS
-                return known and dense.out == sample.logits
-        return False
+        return compact_shape(ctx, WIDTH) is not None
 
-    def chooses(self, ctx: Context, dense: DenseMatmul, bucket: Bucket) -> bool:
-        """Whether a step's tokens are to be found without all logits."""
-        return not bucket.logits and bucket.rows <= self._most_rows(ctx.dense(dense.weight).shape[1])
+    def at(self, ctx: Context, ops: Sequence[Op], bucket: Bucket) -> Head | None:
+        """The head that the operations are, if a step's tokens are to be found without all logits."""
+        head = head_at(ops, bucket, MANY_ROWS)
+        fits = head is not None and bucket.rows <= self._most_rows(ctx.dense(head.dense.weight).shape[1])
+        return head if fits else None
 
-    def launches(
-        self, ctx: Context, norm: NormRows | None, dense: DenseMatmul, sample: Sample, bucket: Bucket
-    ) -> list[Launch]:
-        """Of the head, and of the norm before it where that is given."""
+    def launches(self, ctx: Context, head_ops: Head, bucket: Bucket) -> list[Launch]:
+        """Of the head, and of the norm before it where that is there."""
+        norm, dense, sample = head_ops.norm, head_ops.dense, head_ops.sample
         weight = ctx.dense(dense.weight)
         rows, cols = weight.shape
         n, head = np.int32(rows), self._packed(ctx, dense.weight)

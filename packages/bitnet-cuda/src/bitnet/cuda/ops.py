@@ -81,12 +81,9 @@ class CudaOps:
         alone = self._table[type(ops[at])]
         if ctx.program.keep or not self._tensor_cores:
             return alone(ctx, ops[at], bucket), 1
-        match ops[at:]:
-            case [NormRows() as norm, DenseMatmul() as dense, Sample() as sample] if norm.out == dense.x:
-                if self._head.chooses(ctx, dense, bucket):
-                    return self._head.launches(ctx, norm, dense, sample, bucket), 3
-            case [DenseMatmul() as dense, Sample() as sample] if self._head.chooses(ctx, dense, bucket):
-                return self._head.launches(ctx, None, dense, sample, bucket), 2
+        head = self._head.at(ctx, ops[at:], bucket)
+        if head is not None:
+            return self._head.launches(ctx, head, bucket), head.ops
         match ops[at : at + 2]:
             case [RopeAppend() as rope, Attention() as one] if (rope.qkv, rope.layer) == (one.qkv, one.layer):
                 if bucket.apart and bucket.tokens <= DECODE_TOKENS and self._attention.splits(ctx, one, bucket):

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from bitnet.core.gpu import Arg, Bucket, Buffer, Context, KernelSpec, Launch, TernaryBuffer
+from bitnet.core.gpu import Bucket, Buffer, Context, KernelSpec, Launch, TernaryBuffer
 from bitnet.core.gpu.fusion import Source, product_args, quantised, row_sums
 from bitnet.core.gpu.ops import ceil_div
 from bitnet.core.hal import DenseMatmul, TernaryMatmul
@@ -221,12 +221,6 @@ class Products:
         if tokens > 2:  # then every block's copy of x costs more than a warp's share of K
             least, split = 2, min(split, max(5, ceil_div(steps, 6)))
         return max(min(least, MOST_WARPS // split), min(round(tiles / self._multiprocessors), most // split), 1), split
-
-
-def choice(ctx: Context) -> tuple[Arg, ...]:
-    """The arguments from which a kernel finds how a row's token is chosen."""
-    fields = ("rows", "temperature", "seed_lo", "seed_hi", "token_seq", "seq_begin", "seq_len")
-    return (ctx.step, *(ctx.offset(f) for f in fields))
 
 
 def _stride(w: TernaryBuffer) -> int:

@@ -21,6 +21,7 @@ TARGET = "vulkan1.1"
 _VARIANTS = re.compile(r"^// variants: (.+)$", re.MULTILINE)
 _REQUIRED = re.compile(r"^// requires: (.+)$", re.MULTILINE)
 _CONSTANT = re.compile(r"^layout\(constant_id = (\d+)\) const int (\w+)", re.MULTILINE)
+_INCLUDE = re.compile(r'^#include "([\w.]+)"\n', re.MULTILINE)
 _BUFFER = re.compile(r"^ *BUFFER\((\d+), (\w*), ", re.MULTILINE)
 
 
@@ -66,7 +67,7 @@ def module(folder: Path, file: str, entry: str, features: Mapping[str, int]) -> 
     source = (folder / (file + ENDING)).read_text(encoding="utf-8")
     macros = [(f"ENTRY_{entry}", 1), *((name, 1) for name in _named(_REQUIRED, source))]
     macros += [(name, int(features.get(name, 0))) for name in _named(_VARIANTS, source)]
-    return Module(file, entry, (folder / COMMON).read_text(encoding="utf-8") + source, tuple(macros))
+    return Module(file, entry, _included(folder, COMMON) + _included(folder, file + ENDING), tuple(macros))
 
 
 def all_modules(folder: Path) -> Iterator[Module]:
@@ -77,6 +78,12 @@ def all_modules(folder: Path) -> Iterator[Module]:
         for entry in re.findall(ENTRY, source, re.MULTILINE):
             for values in product((0, 1), repeat=len(names)):
                 yield module(folder, path.stem, entry, dict(zip(names, values, strict=True)))
+
+
+def _included(folder: Path, name: str) -> str:
+    """A source with the files that it includes in their places."""
+    text = (folder / name).read_text(encoding="utf-8")
+    return _INCLUDE.sub(lambda line: _included(folder, line[1]), text)
 
 
 def _named(line: re.Pattern[str], source: str) -> list[str]:

@@ -6,9 +6,8 @@ gate's activation into the product before it, the rotation and the cache's new e
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -17,14 +16,13 @@ from bitnet.core.gpu import (
     Bucket,
     Buffer,
     Context,
-    DenseBuffer,
     KernelSources,
-    KernelSpec,
     Launch,
     Lowering,
     TernaryBuffer,
 )
 from bitnet.core.gpu.fusion import feeds, lower, read_again
+from bitnet.core.gpu.head import head_at
 from bitnet.core.gpu.ops import Dispatch, RowOps, advance, ceil_div, kv_defines, positions
 from bitnet.core.hal import (
     Attention,
@@ -39,8 +37,9 @@ from bitnet.core.hal import (
 )
 from bitnet.vulkan import matrices
 from bitnet.vulkan.hardware import Hardware
+from bitnet.vulkan.head import HeadOps
+from bitnet.vulkan.launches import launch, parts, power_of_two
 from bitnet.vulkan.matrices import MATRIX_GROUP
-from bitnet.vulkan.memory import Window
 from bitnet.vulkan.modules import COMMON, ENDING, ENTRY
 
 SOURCES = KernelSources("bitnet.vulkan", "vulkan", ending=ENDING, common=COMMON, entry=ENTRY)
@@ -65,8 +64,6 @@ QUERY_TILE, QUERY_GROUP = 32, 128
 """Of attention_prefill: tokens of a work-group, and positions that it takes at a time; its invocations."""
 NO_NORM, NORM = 1, 2
 """INPUT of ternary_decode: f32 to quantise, without and with RMSNorm before it. 0: already int8."""
-HEAD_LANES, HEAD_TURNS, HEAD_ROWS = 32, 16, 128
-"""Invocations that share a row of dense_matmul; rows of a subgroup of dense_decode, and of a group of dense_mma."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,21 +82,22 @@ class VulkanOps:
 
     def __init__(self, hardware: Hardware) -> None:
         self._hardware = hardware
-        self._group = min(GROUP, _power_of_two(hardware.group))
+        self._group = min(GROUP, power_of_two(hardware.group))
         self._gemv_group = min(GEMV_GROUP, self._group)
         self._rows = RowOps(group=self._group)
+        self._head = HeadOps(hardware, self._group)
         self._table: Dispatch = {
             **self._rows.table(),
             Embed: self.embed,
             TernaryMatmul: self.ternary_matmul,
-            DenseMatmul: self.dense_matmul,
+            DenseMatmul: self._head.dense_matmul,
             Attention: self.attention,
             Sample: self.sample,
         }
 
     def lowering(self) -> Lowering:
         """What :class:`bitnet.core.gpu.GpuDevice` takes."""
-        return Lowering(self.step, advance)
+        return Lowering(self.step, advance, self._head.fits)
 
     def step(self, ctx: Context, bucket: Bucket) -> list[Launch]:
         """The program's launches, fused where a bucket and the neighbouring operations allow it."""
@@ -116,7 +114,7 @@ class VulkanOps:
                 (ctx.step, part, ctx.tensors[op.out], offset, dim, np.int32(first), np.int32(count)),
                 defines=defines,
             )
-            for part, first, count in self._parts(table)
+            for part, first, count in parts(self._hardware, table)
         ]
 
     def ternary_matmul(self, ctx: Context, op: TernaryMatmul, bucket: Bucket) -> list[Launch]:
@@ -133,9 +131,9 @@ class VulkanOps:
             lanes = self._lanes(w)
             grid = (ceil_div(w.rows, self._gemv_group // lanes), 1, 1)
             defines |= {"LANES": lanes, "TOKENS": bucket.tokens, **wide}
-            return [_launch("ternary_matmul", "ternary_gemv", grid, self._gemv_group, args, defines)]
+            return [launch("ternary_matmul", "ternary_gemv", grid, self._gemv_group, args, defines)]
         grid = (ceil_div(w.rows, TILE_N), ceil_div(bucket.tokens, TILE_M), 1)
-        return [_launch("ternary_matmul", "ternary_gemm", grid, TILE_GROUP, args, defines | wide)]
+        return [launch("ternary_matmul", "ternary_gemm", grid, TILE_GROUP, args, defines | wide)]
 
     def _multiplies_matrices(self, w: TernaryBuffer) -> bool:
         """Whether ternary_mma can do a product of several tokens."""
@@ -146,70 +144,7 @@ class VulkanOps:
     ) -> Launch:
         shape = matrices.shape(self._hardware, w.rows, bucket.tokens)
         sizes = {**defines, **shape.defines}
-        return _launch("ternary_mma", "ternary_mma", shape.grid(w.rows, bucket.tokens), shape.group, args, sizes)
-
-    def dense_matmul(self, ctx: Context, op: DenseMatmul, bucket: Bucket) -> list[Launch]:
-        """Each weight row is read once: for one row of x, by matrices for several, else for up to ``FEW_TOKENS``."""
-        weight, x, out = ctx.dense(op.weight), ctx.tensors[op.x], ctx.tensors[op.out]
-        rows, cols = weight.shape
-        parts = [(part, first, count, np.int32(rows)) for part, first, count in self._parts(weight)]
-        if bucket.rows == 1 and self._keeps_row(weight):
-            lanes = self._hardware.subgroup
-            defines, turns = {"COLS": cols, "LANES": lanes, "TURNS": HEAD_TURNS}, HEAD_TURNS * (self._group // lanes)
-            return [
-                _launch(
-                    "dense_decode",
-                    "dense_decode",
-                    (ceil_div(count, turns), 1, 1),
-                    self._group,
-                    (ctx.step, x, part, out, np.int32(count), np.int32(first), every),
-                    defines,
-                )
-                for part, first, count, every in parts
-            ]
-        if bucket.rows > 1 and self._multiplies_rows(weight):
-            split = ctx.scratch("halves of rows", ctx.program.limits.max_rows * cols * 4)
-            undo = ctx.scratch("scales of rows", ctx.program.limits.max_rows * 4)
-            tiles = min(ceil_div(bucket.rows, 16), 4)
-            args = (ctx.step, x, split, undo)
-            defines = {"COLS": cols}
-            return [
-                _launch("split_rows", "split_rows", (bucket.rows, 1, 1), self._group, args, defines),
-                *(
-                    _launch(
-                        "dense_mma",
-                        "dense_mma",
-                        (ceil_div(count, HEAD_ROWS), ceil_div(bucket.rows, 16 * tiles), 1),
-                        MATRIX_GROUP,
-                        (ctx.step, split, undo, part, out, np.int32(count), np.int32(first), every),
-                        {**defines, "SM": tiles},
-                    )
-                    for part, first, count, every in parts
-                ),
-            ]
-        tokens, lanes = min(bucket.rows, FEW_TOKENS), self._at_most(HEAD_LANES)
-        defines = {"COLS": cols, "LANES": lanes, "TOKENS": tokens, "WEIGHT_F16": int(weight.dtype == "f16")}
-        defines["MACRO_WIDE"] = int(cols % 8 == 0)
-        return [
-            _launch(
-                "dense_matmul",
-                "dense_matmul",
-                (ceil_div(count, self._group // lanes), ceil_div(bucket.rows, tokens), 1),
-                self._group,
-                (ctx.step, x, part, out, np.int32(count), np.int32(first), every),
-                defines,
-            )
-            for part, first, count, every in parts
-        ]
-
-    def _keeps_row(self, weight: DenseBuffer) -> bool:
-        """Whether dense_decode takes a weight: 16 times 8 columns an invocation."""
-        cols, lanes = weight.shape[1], self._hardware.subgroup
-        return weight.dtype == "f16" and cols % 8 == 0 and 0 < lanes <= self._group and cols <= 16 * 8 * lanes
-
-    def _multiplies_rows(self, weight: DenseBuffer) -> bool:
-        """Whether dense_mma takes a weight."""
-        return matrices.has_f16(self._hardware) and weight.dtype == "f16" and weight.shape[1] % 16 == 0
+        return launch("ternary_mma", "ternary_mma", shape.grid(w.rows, bucket.tokens), shape.group, args, sizes)
 
     def attention(self, ctx: Context, op: Attention, bucket: Bucket) -> list[Launch]:
         if self._splits_attention(ctx, op, bucket):
@@ -222,12 +157,12 @@ class VulkanOps:
         if self._multiplies_attention(ctx, op):
             grid = (op.heads, bucket.tokens // MATRIX_TILE + seqs, 1)
             defines = {"DIM": op.head_dim, "BLOCK": kv_defines(ctx, op)["BLOCK"]}
-            return [_launch("attention_mma", "attention_mma", grid, MATRIX_GROUP, (*args, *sizes), defines)]
+            return [launch("attention_mma", "attention_mma", grid, MATRIX_GROUP, (*args, *sizes), defines)]
         if self._tiles_attention(ctx, op):
             tiles = bucket.tokens // QUERY_TILE + seqs
             grid = (op.heads, tiles, 1)
             return [
-                _launch(
+                launch(
                     "attention_prefill",
                     "attention_prefill",
                     grid,
@@ -238,16 +173,18 @@ class VulkanOps:
             ]
         group = self._gemv_group
         return [
-            _launch("attention", "attention", (bucket.tokens, op.heads, 1), group, (*args, *sizes), kv_defines(ctx, op))
+            launch("attention", "attention", (bucket.tokens, op.heads, 1), group, (*args, *sizes), kv_defines(ctx, op))
         ]
 
     def sample(self, ctx: Context, op: Sample, bucket: Bucket) -> list[Launch]:
         each = max(ctx.shape(op.logits)[1] // SAMPLE_EACH, 64)
-        return RowOps(group=min(SAMPLE_GROUP, _power_of_two(min(each, self._hardware.group)))).sample(ctx, op, bucket)
+        return RowOps(group=min(SAMPLE_GROUP, power_of_two(min(each, self._hardware.group)))).sample(ctx, op, bucket)
 
     def _fused(self, ctx: Context, ops: Sequence[Op], at: int, bucket: Bucket) -> tuple[list[Launch], int]:
         """Launches for the operations from ``at`` on, and how many operations they do."""
-        alone = self._table[type(ops[at])]
+        alone, head = self._table[type(ops[at])], head_at(ops[at:], bucket)
+        if head is not None:
+            return self._head.tokens(ctx, head, bucket), head.ops
         if ctx.program.keep or bucket.tokens > 1:
             return alone(ctx, ops[at], bucket), 1
         match ops[at : at + 4]:
@@ -308,7 +245,7 @@ class VulkanOps:
         args = (*args, np.float32(source.eps), np.int32(w.rows))
         rows = w.rows // 2 if activation else w.rows
         grid = (ceil_div(rows, self._group // defines["LANES"]), 1, 1)
-        return _launch("ternary_decode", "ternary_decode", grid, self._group, args, defines)
+        return launch("ternary_decode", "ternary_decode", grid, self._group, args, defines)
 
     def _decodes(self, w: TernaryBuffer) -> bool:
         """Whether a token's activations fit the shared memory of ternary_decode, beside what its reductions take."""
@@ -341,7 +278,7 @@ class VulkanOps:
         kv, group = ctx.program.kv, op.heads // op.kv_heads
         assert kv is not None
         chunk, loads = CHUNKS[kv.dtype], op.head_dim // (8 if kv.dtype == "f16" else 4)
-        runs = min(_power_of_two(max(self._group // loads, 1)), chunk)
+        runs = min(power_of_two(max(self._group // loads, 1)), chunk)
         pool = max(chunk * (loads + 1), runs // 2 * group * op.head_dim // 4)
         return {**kv_defines(ctx, op), "GROUP": group, "RUNS": runs, "CHUNK": chunk, "POOL": pool}
 
@@ -376,34 +313,12 @@ class VulkanOps:
         args = (ctx.step, ctx.tensors[op.qkv], *cache, *tables, ctx.tensors[op.out], parts, arrivals)
         grid = (op.kv_heads, bucket.tokens, most)
         args = (*args, *place, np.int32(op.kv_heads))
-        return _launch("attention_decode", "attention_decode", grid, self._group, args, defines)
-
-    def _parts(self, weight: DenseBuffer) -> Iterator[tuple[Any, int, int]]:
-        """A matrix as parts that a kernel can bind: the part, its first row, its rows."""
-        rows, cols = weight.shape
-        row_bytes = cols * (2 if weight.dtype == "f16" else 4)
-        largest = self._hardware.largest_binding
-        buffer: Any = weight.data
-        if buffer.size <= largest:
-            yield buffer, 0, rows
-            return
-        step = largest // row_bytes
-        while step * row_bytes % max(self._hardware.alignment, 16):
-            step -= 1
-        for first in range(0, rows, step):
-            count = min(step, rows - first)
-            yield Window(buffer, first * row_bytes, count * row_bytes), first, count
+        return launch("attention_decode", "attention_decode", grid, self._group, args, defines)
 
 
 def _pitch(chunks: int) -> int:
     """Of ternary_decode, between planes of activations: a quarter of the 32 banks past a multiple of them."""
     return chunks + (2 - chunks) % 8
-
-
-def _launch(
-    file: str, entry: str, grid: tuple[int, int, int], group: int, args: tuple[Arg, ...], defines: Mapping[str, int]
-) -> Launch:
-    return Launch(KernelSpec(file, entry, tuple(defines.items())), grid, (group, 1, 1), args)
 
 
 def _normed(ctx: Context, op: NormQuant) -> Source:
@@ -412,8 +327,3 @@ def _normed(ctx: Context, op: NormQuant) -> Source:
 
 def _norm(ctx: Context, op: NormQuant | GluNormQuant) -> Buffer | None:
     return ctx.dense(op.weight).data if op.weight else None
-
-
-def _power_of_two(n: int) -> int:
-    """The largest that is not above ``n``."""
-    return 1 << (n.bit_length() - 1)

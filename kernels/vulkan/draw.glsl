@@ -1,0 +1,31 @@
+// What sample and the compact head must agree on: the order of floats as integers, and the noise of a draw.
+
+uint float_key(float z) {
+    uint bits = floatBitsToUint(z);
+    return (bits & 0x80000000u) != 0u ? ~bits : bits | 0x80000000u;
+}
+float key_float(uint key) { return uintBitsToFloat((key & 0x80000000u) != 0u ? key & 0x7FFFFFFFu : ~key); }
+
+// -ln(1 - t) with a small relative error also near t = 0, where Vulkan's log has only a small absolute one.
+float minus_log1m(float t) {
+    if (t > 0.5) return -log(1.0 - t);
+    float s = t / (2.0 - t), square = s * s, sum = 0.0;  // 2 artanh(s), s <= 1/3
+    for (int i = 19; i >= 1; i -= 2) sum = sum * square + 1.0 / float(i);
+    return 2.0 * s * sum;
+}
+
+// Lane v & 3 of Philox4x32-10 (Salmon et al. 2011) at counter (v >> 2, position, 0, 0), as a Gumbel variate.
+float gumbel(uint seed_lo, uint seed_hi, uint v, uint position) {
+    uvec4 c = uvec4(v >> 2, position, 0, 0);
+    uvec2 key = uvec2(seed_lo, seed_hi);
+    for (int turn = 0; turn < 10; turn++) {
+        uint hi0, lo0, hi1, lo1;
+        umulExtended(c.x, 0xD2511F53u, hi0, lo0);
+        umulExtended(c.z, 0xCD9E8D57u, hi1, lo1);
+        c = uvec4(hi1 ^ c.y ^ key.x, lo1, hi0 ^ c.w ^ key.y, lo0);
+        key += uvec2(0x9E3779B9u, 0xBB67AE85u);
+    }
+    uint bits = c[v & 3u] >> 9;
+    float t = (float(0x7FFFFFu - bits) + 0.5) * 1.1920928955078125e-7;  // 1 - u, exactly
+    return -log(minus_log1m(t));
+}

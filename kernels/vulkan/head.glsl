@@ -1,0 +1,27 @@
+// What the kernels of the compact head share (decision 0060 of bitnet-core). Named before it: step_data, and where the step has
+// what tokens are chosen by.
+#include "draw.glsl"
+
+// How a row's token is chosen: the greatest logit, or with noise added.
+struct Choice {
+    float inverse;  // of the temperature; 0 where it is
+    uint seed_lo, seed_hi, position;
+};
+
+Choice head_choice(uint r) {
+    float temperature = intBitsToFloat(step_data[temperatures + r]);
+    if (temperature == 0.0) return Choice(0.0, 0, 0, 0);
+    int m = step_data[rows_at + r];
+    return Choice(1.0 / temperature, uint(step_data[seeds_lo + r]), uint(step_data[seeds_hi + r]), TOKEN_POSITION(m) + 1);
+}
+
+float head_key(Choice choice, float score, uint n) {
+    if (choice.inverse == 0.0) return score;
+    return score * choice.inverse + gumbel(choice.seed_lo, choice.seed_hi, n, choice.position);
+}
+
+#define MOST_ROWS 8  // of x
+// The state of a step: for each row of x the greatest key that its winner reaches for certain; how many work-groups of head_choose
+// have ended; and what each of these found for each row, as a key (0: nothing) and a token.
+#define STATE_ARRIVALS MOST_ROWS
+#define STATE_FOUND (2 * MOST_ROWS)

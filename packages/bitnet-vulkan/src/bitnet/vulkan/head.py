@@ -1,0 +1,200 @@
+"""The head as Vulkan dispatches: all logits, or only the tokens, where nobody reads the logits (decision 0060).
+
+For the latter all rows of the head are scored from a copy in 4 bits, and those that could still win from the weights
+themselves, with the very sums that the logits have.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from bitnet.core.gpu import Arg, Bucket, Buffer, Context, DenseBuffer, Launch
+from bitnet.core.gpu.head import COMPACT_ROWS, Head, choice, compact_shape
+from bitnet.core.gpu.ops import ceil_div
+from bitnet.core.hal import DenseMatmul
+from bitnet.vulkan import matrices
+from bitnet.vulkan.hardware import Hardware
+from bitnet.vulkan.launches import launch, parts
+from bitnet.vulkan.matrices import MATRIX_GROUP
+from bitnet.vulkan.memory import Window
+
+FEW_ROWS = 8
+"""Rows of x that dense_matmul takes in one pass over the weights."""
+LANES, TURNS, MATRIX_ROWS = 32, 16, 128
+"""Invocations that share a row of the weight, at most; rows of a subgroup of dense_decode, of a group of dense_mma."""
+CHUNK = 32
+"""Columns in 16 bytes of the compact copy: it has a multiple of them."""
+PACK_GRID = 65535
+"""Work-groups along a grid's first side, as many as every device takes."""
+SCORE_LANES, SCORE_ROWS, SCORE_TURNS = 16, 4, 2
+"""Of head_score: invocations that share rows of the head, at most, how many rows at a time, and how often."""
+CHOOSE_GROUPS, CHOOSE_EACH = 256, 8
+"""Of head_choose: work-groups that are enough, and rows that an invocation can look at."""
+
+
+class HeadOps:
+    """The launches for a device whose work-groups have ``group`` invocations."""
+
+    def __init__(self, hardware: Hardware, group: int) -> None:
+        self._hardware, self._group = hardware, group
+        self._lanes = min(LANES, hardware.subgroup or LANES)
+
+    def dense_matmul(self, ctx: Context, op: DenseMatmul, bucket: Bucket) -> list[Launch]:
+        """Each weight row is read once: for one row of x, by matrices for several, else for up to ``FEW_ROWS``."""
+        weight, x, out = ctx.dense(op.weight), ctx.tensors[op.x], ctx.tensors[op.out]
+        rows, cols = weight.shape
+        places = [(part, first, count, np.int32(rows)) for part, first, count in parts(self._hardware, weight)]
+        if bucket.rows == 1 and self._keeps_row(weight):
+            defines, turns = {"COLS": cols, "LANES": self._lanes, "TURNS": TURNS}, TURNS * self._group // self._lanes
+            return [
+                launch(
+                    "dense_decode",
+                    "dense_decode",
+                    (ceil_div(count, turns), 1, 1),
+                    self._group,
+                    (ctx.step, x, part, out, np.int32(count), np.int32(first), every),
+                    defines,
+                )
+                for part, first, count, every in places
+            ]
+        if bucket.rows > 1 and self._multiplies(weight):
+            split, undo = self._halves(ctx, cols)
+            tiles = min(ceil_div(bucket.rows, 16), 4)
+            return [
+                self._split(ctx, x, cols, bucket),
+                *(
+                    launch(
+                        "dense_mma",
+                        "dense_mma",
+                        (ceil_div(count, MATRIX_ROWS), ceil_div(bucket.rows, 16 * tiles), 1),
+                        MATRIX_GROUP,
+                        (ctx.step, split, undo, part, out, np.int32(count), np.int32(first), every),
+                        {"COLS": cols, "SM": tiles},
+                    )
+                    for part, first, count, every in places
+                ),
+            ]
+        tokens = min(bucket.rows, FEW_ROWS)
+        defines = {"COLS": cols, "LANES": self._lanes, "TOKENS": tokens, "WEIGHT_F16": int(weight.dtype == "f16")}
+        defines["MACRO_WIDE"] = int(cols % 8 == 0)
+        return [
+            launch(
+                "dense_matmul",
+                "dense_matmul",
+                (ceil_div(count, self._group // self._lanes), ceil_div(bucket.rows, tokens), 1),
+                self._group,
+                (ctx.step, x, part, out, np.int32(count), np.int32(first), every),
+                defines,
+            )
+            for part, first, count, every in places
+        ]
+
+    def fits(self, ctx: Context) -> bool:
+        """Whether the program ends in a head of which there can be a compact copy, and the device can score it."""
+        shape, hardware = compact_shape(ctx, CHUNK), self._hardware
+        if shape is None or hardware.subgroup < COMPACT_ROWS or self._group % self._lanes:
+            return False
+        rows, cols = shape
+        tokens = min(ctx.program.limits.max_rows, COMPACT_ROWS)
+        largest = rows * cols * 2, tokens * rows * 4
+        shared = tokens * cols * 2 + 64, self._choose_words() * 4
+        return (
+            cols <= CHUNK * self._group
+            and max(largest) <= hardware.largest_binding
+            and max(shared) <= hardware.shared
+            and rows <= PACK_GRID * 4 * self._group // self._score_lanes
+        )
+
+    def tokens(self, ctx: Context, head: Head, bucket: Bucket) -> list[Launch]:
+        """The tokens of up to 8 rows, without their logits."""
+        weight = ctx.dense(head.dense.weight)
+        rows, cols = weight.shape
+        n, group = np.int32(rows), self._group
+        codes, sizes, columns = self._packed(ctx, head.dense.weight)
+        each = min(ceil_div(rows, group * CHOOSE_GROUPS), CHOOSE_EACH)
+        choosers = ceil_div(rows, group * each)
+        x, y, planes = (
+            ctx.tensors[head.dense.x],
+            ctx.tensors[head.dense.x],
+            ctx.scratch("head planes", 2 * FEW_ROWS * cols),
+        )
+        gain, eps, source = y, np.float32(0), x
+        if head.norm:
+            source, gain = ctx.tensors[head.norm.x], ctx.dense(head.norm.weight).data
+            eps = np.float32(head.norm.eps)
+        params = ctx.scratch("head params", FEW_ROWS * 16)
+        state = ctx.scratch("head state", (2 + 2 * choosers) * COMPACT_ROWS * 4)
+        scores, chosen = ctx.tensors[head.dense.out], ctx.tensors[head.sample.out]
+        step, *chosen_by = choice(ctx)
+        rows_args = (step, source, gain, columns, y, planes, params, state, ctx.offset("rows"), eps)
+        score_args = (step, codes, sizes, planes, params, scores, state, *chosen_by, n)
+        by_matrices = bucket.rows > 1 and self._multiplies(weight)
+        exact: tuple[Arg, ...] = self._halves(ctx, cols) if by_matrices else (y,)
+        choose_args = (step, sizes, params, scores, state, weight.data, chosen, *exact, *chosen_by, n)
+        sizes_of = {"COLS": cols, "TOKENS": bucket.rows}
+        lanes = self._score_lanes
+        scorers = ceil_div(rows, group // lanes * SCORE_ROWS * SCORE_TURNS)
+        score = {**sizes_of, "LANES": lanes, "TURNS": SCORE_TURNS}
+        choose = {**sizes_of, "LANES": self._lanes, "EACH": each, "MACRO_MATRICES": int(by_matrices)}
+        norm = {"COLS": cols, "NORM": int(head.norm is not None)}
+        return [
+            launch("head_rows", "head_rows", (bucket.rows, 1, 1), group, rows_args, norm),
+            *([self._split(ctx, y, cols, bucket)] if by_matrices else []),
+            launch("head_score", "head_score", (scorers, 1, 1), group, score_args, score),
+            launch("head_choose", "head_choose", (choosers, 1, 1), group, choose_args, choose),
+        ]
+
+    @property
+    def _score_lanes(self) -> int:
+        return min(SCORE_LANES, self._hardware.subgroup)
+
+    def _choose_words(self) -> int:
+        """Shared memory of head_choose, at most."""
+        tiles = 160 * 9 * 4 if matrices.has_f16(self._hardware) else 0
+        return CHOOSE_EACH * self._group + tiles + 4 * COMPACT_ROWS
+
+    def _packed(self, ctx: Context, name: str) -> tuple[Buffer, Buffer, Buffer]:
+        """The compact copy of a head, made on the device when first asked for: its codes, sizes and columns."""
+        weight = ctx.dense(name)
+        rows, cols = weight.shape
+        places, at = [], 0
+        for nbytes in (rows * cols // 2, rows * 8, cols * 4):
+            places.append((at, nbytes))
+            at += ceil_div(nbytes, self._hardware.alignment) * self._hardware.alignment
+
+        def windows(buffer: Any) -> tuple[Buffer, Buffer, Buffer]:
+            codes, sizes, columns = (Window(buffer, first, nbytes) for first, nbytes in places)
+            return codes, sizes, columns
+
+        def fill(buffer: Buffer) -> list[Launch]:
+            codes, sizes, columns = windows(buffer)
+            n, size = np.int32(rows), {"COLS": cols}
+            group = max(1 << (cols // CHUNK - 1).bit_length(), self._hardware.subgroup)
+            grid = min(rows, PACK_GRID), ceil_div(rows, PACK_GRID), 1
+            columns_args, pack_args = (weight.data, columns, n), (weight.data, columns, codes, sizes, n)
+            return [
+                launch("head_pack", "head_columns", (cols // CHUNK, 1, 1), self._group, columns_args, size),
+                launch("head_pack", "head_pack", grid, group, pack_args, size),
+            ]
+
+        return windows(ctx.copy(name, at, fill))
+
+    def _keeps_row(self, weight: DenseBuffer) -> bool:
+        """Whether dense_decode takes a weight: 16 times 8 columns an invocation."""
+        cols, lanes = weight.shape[1], self._hardware.subgroup
+        return weight.dtype == "f16" and cols % 8 == 0 and 0 < lanes <= LANES and cols <= 16 * 8 * lanes
+
+    def _multiplies(self, weight: DenseBuffer) -> bool:
+        """Whether dense_mma takes a weight."""
+        return matrices.has_f16(self._hardware) and weight.dtype == "f16" and weight.shape[1] % 16 == 0
+
+    def _halves(self, ctx: Context, cols: int) -> tuple[Buffer, Buffer]:
+        """Where split_rows puts its rows, and what undoes their scales."""
+        most = ctx.program.limits.max_rows
+        return ctx.scratch("halves of rows", most * cols * 4), ctx.scratch("scales of rows", most * 4)
+
+    def _split(self, ctx: Context, x: Buffer, cols: int, bucket: Bucket) -> Launch:
+        args = (ctx.step, x, *self._halves(ctx, cols))
+        return launch("split_rows", "split_rows", (bucket.rows, 1, 1), self._group, args, {"COLS": cols})
