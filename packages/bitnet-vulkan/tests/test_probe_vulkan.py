@@ -47,6 +47,7 @@ MADE_UP = Hardware(
     group=1024,
     buffers=16,
     queue_family=0,
+    processors=0,
 )
 
 

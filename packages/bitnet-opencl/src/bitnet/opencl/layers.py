@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
 from bitnet.core.gpu import Arg, Bucket, Context, KernelSpec, Launch
-from bitnet.core.gpu.fusion import feeds, glu_products, read_again
+from bitnet.core.gpu.fusion import glu_products
+from bitnet.core.gpu.layers import Layer, layer_at
 from bitnet.core.gpu.ops import ceil_div, kv_defines, positions
-from bitnet.core.hal import Attention, GluNormQuant, NormQuant, Op, RopeAppend, TernaryMatmul
+from bitnet.core.hal import Attention, Op
 from bitnet.opencl.attention import ATTENTION_PART, takes_matrix_units
 from bitnet.opencl.products import MMA_STEP, WARP, power_of_two
 
@@ -22,16 +22,6 @@ MOST_STEPS = 10
 """Of MMA_STEP for a warp, whose codes are in registers, as the source has it."""
 MOST_SPLITS = 8
 """Parts of a sequence's positions; what they find is put together by every work-group."""
-Quant: TypeAlias = NormQuant | GluNormQuant
-
-
-class Layer(NamedTuple):
-    """The operations of one."""
-
-    quants: tuple[Quant, Quant, Quant, Quant]
-    products: tuple[TernaryMatmul, TernaryMatmul, TernaryMatmul, TernaryMatmul]
-    rope: RopeAppend
-    attention: Attention
 
 
 class LayerOps:
@@ -42,28 +32,13 @@ class LayerOps:
 
     def find(self, ctx: Context, ops: Sequence[Op]) -> Layer | None:
         """The layer that the operations begin with, where one launch can do it."""
-        match ops[:10]:
-            case [
-                NormQuant() as n0,
-                TernaryMatmul() as qkv,
-                RopeAppend() as rope,
-                Attention() as attention,
-                NormQuant() as n1,
-                TernaryMatmul() as o,
-                NormQuant() as n2,
-                TernaryMatmul() as up,
-                GluNormQuant() as n3,
-                TernaryMatmul() as down,
-            ]:
-                layer = Layer((n0, n1, n2, n3), (qkv, o, up, down), rope, attention)
-                return layer if self._groups and self._chained(layer, ops) and self._fits(ctx, layer) else None
-        return None
+        layer = layer_at(ops) if self._groups else None
+        return layer if layer and self._fits(ctx, layer) else None
 
     def launch(self, ctx: Context, layer: Layer, bucket: Bucket) -> Launch:
         """The launch of one."""
         rope, op = layer.rope, layer.attention
-        x, up = ctx.tensors[layer.quants[0].x], layer.quants[3]  # type: ignore[union-attr]
-        assert isinstance(up, GluNormQuant)
+        x, up = ctx.tensors[layer.quants[0].x], layer.quants[3]
         splits = power_of_two(max(1, min(MOST_SPLITS, ceil_div(bucket.context, WARPS * TILE))))
         defines = kv_defines(ctx, op) | {
             "HEAD_GROUP": op.heads // op.kv_heads,
@@ -76,36 +51,17 @@ class LayerOps:
             "GROUPS": self._groups,
             "SPLITS": splits,
         }
-        defines |= {f"NORM{i}": int(quant.weight is not None) for i, quant in enumerate(layer.quants)}
+        defines |= {f"NORM{i}": int(quant.weight is not None) for i, (quant, _) in enumerate(layer.pairs)}
         parts = ctx.scratch("layer parts", op.kv_heads * MOST_SPLITS * _part(op) * 4)
         args: list[Arg] = [*positions(ctx), x, ctx.tensors[op.qkv], ctx.kv("k", op.layer), ctx.kv("v", op.layer)]
         args += [ctx.dense(rope.cos).data, ctx.dense(rope.sin).data, parts, glu_products(ctx, up)]
         args.append(ctx.zeroed("layer arrivals", 4 * 4))
-        for quant, product in zip(layer.quants, layer.products, strict=True):
+        for quant, product in layer.pairs:
             w = ctx.ternary(product.weights)
             norm = ctx.dense(quant.weight).data if quant.weight else x
             args += [norm, np.float32(quant.eps), w.codes, w.scales]
         spec = KernelSpec("layer_mma", "layer_mma", tuple(defines.items()))
         return Launch(spec, (self._groups, 1, 1), (WARP * WARPS, 1, 1), tuple(args))
-
-    def _chained(self, layer: Layer, ops: Sequence[Op]) -> bool:
-        """Whether each operation takes what the one before it makes, and no other does."""
-        (n0, n1, n2, n3), (qkv, o, up, down), rope, attention = layer
-        assert isinstance(n0, NormQuant)
-        assert isinstance(n1, NormQuant)
-        assert isinstance(n2, NormQuant)
-        assert isinstance(n3, GluNormQuant)
-        return (
-            all(feeds(quant, op, ops[at:]) for quant, op, at in ((n0, qkv, 2), (n1, o, 6), (n2, up, 8), (n3, down, 10)))
-            and (qkv.add, o.add, up.add, down.add) == (False, True, False, True)
-            and (o.out, n2.x, down.out) == (n0.x,) * 3
-            and (qkv.out, rope.qkv) == (attention.qkv,) * 2
-            and rope.layer == attention.layer
-            and n1.x == attention.out
-            and up.out == n3.gate_up
-            and not read_again(up.out, ops[9:])
-            and not _attention_read_again(attention.out, ops[5:])
-        )
 
     def _fits(self, ctx: Context, layer: Layer) -> bool:
         """Whether a warp's codes fit its registers, and what a work-group keeps its local memory."""
@@ -121,13 +77,3 @@ class LayerOps:
 def _part(op: Attention) -> int:
     """Floats that a part of a key/value head's positions yields."""
     return op.heads // op.kv_heads * (op.head_dim + ATTENTION_PART)
-
-
-def _attention_read_again(name: str, later: Sequence[Op]) -> bool:
-    """Whether a quantisation reads attention's tensor before attention makes it anew."""
-    for op in later:
-        if isinstance(op, NormQuant) and op.x == name:
-            return True
-        if isinstance(op, Attention) and op.out == name:
-            return False
-    return False

@@ -32,6 +32,8 @@ MATRIX_FEATURES = {
     "vulkanMemoryModelDeviceScope",
 }
 """What products of cooperative matrices need; where one is missing, none of them is switched on."""
+NVIDIA_DRIVER = 4
+"""VK_DRIVER_ID_NVIDIA_PROPRIETARY."""
 COMPUTE, GRAPHICS = 2, 1
 DEVICE_LOCAL = 1
 SUBGROUP_OPERATIONS = 1 | 4 | 16
@@ -95,6 +97,8 @@ class Hardware:
         shared: Bytes of shared memory of a work-group.
         group: Invocations of a work-group at most.
         buffers: Storage buffers that a kernel may bind.
+        processors: Streaming multiprocessors, where the driver is NVIDIA's own, which runs a work-group on each of them
+            at once; else 0.
     """
 
     handle: Any
@@ -119,6 +123,7 @@ class Hardware:
     group: int
     buffers: int
     queue_family: int
+    processors: int
 
     @property
     def version_text(self) -> str:
@@ -160,16 +165,19 @@ def inspect(instance: Instance, physical: Any, index: int) -> Hardware | None:
     identity, subgroups = make("VkPhysicalDeviceIDProperties"), make("VkPhysicalDeviceSubgroupProperties")
     limits3 = make("VkPhysicalDeviceMaintenance3Properties", pNext=identity)
     subgroups.pNext = limits3
-    chain, sizes, driver = subgroups, None, None
+    chain, sizes, driver, processors = subgroups, None, None, None
     if "subgroupSizeControl" in features:
         chain = sizes = make("VkPhysicalDeviceSubgroupSizeControlProperties", pNext=chain)
     if version >= VERSION_1_2 or "VK_KHR_driver_properties" in extensions:
         chain = driver = make("VkPhysicalDeviceDriverProperties", pNext=chain)
+    if "VK_NV_shader_sm_builtins" in extensions:
+        chain = processors = make("VkPhysicalDeviceShaderSMBuiltinsPropertiesNV", pNext=chain)
     properties = make("VkPhysicalDeviceProperties2", pNext=chain)
     vk.vkGetPhysicalDeviceProperties2(physical, properties)
     found, limits = properties.properties, properties.properties.limits
     subgroup, asks = _subgroup(subgroups, sizes, features)
     version_text = text(driver.driverInfo) if driver is not None else ""
+    nvidia = driver is not None and driver.driverID == NVIDIA_DRIVER
     return Hardware(
         handle=physical,
         index=index,
@@ -193,6 +201,7 @@ def inspect(instance: Instance, physical: Any, index: int) -> Hardware | None:
         group=min(int(limits.maxComputeWorkGroupInvocations), int(limits.maxComputeWorkGroupSize[0])),
         buffers=min(int(limits.maxPerStageDescriptorStorageBuffers), int(limits.maxDescriptorSetStorageBuffers)),
         queue_family=family,
+        processors=int(processors.shaderSMCount) if processors is not None and nvidia else 0,
     )
 
 

@@ -34,6 +34,11 @@ def parts(hardware: Hardware, weight: DenseBuffer) -> Iterator[tuple[Any, int, i
         yield Window(buffer, first * row_bytes, count * row_bytes), first, count
 
 
+def pitch(chunks: int) -> int:
+    """Between planes of activations: a quarter of the 32 banks past a multiple of them."""
+    return chunks + (2 - chunks) % 8
+
+
 def power_of_two(n: int) -> int:
     """The largest that is not above ``n``."""
     return 1 << (n.bit_length() - 1)

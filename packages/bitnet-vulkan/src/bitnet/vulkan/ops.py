@@ -23,6 +23,7 @@ from bitnet.core.gpu import (
 )
 from bitnet.core.gpu.fusion import feeds, lower, read_again
 from bitnet.core.gpu.head import head_at
+from bitnet.core.gpu.layers import LAYER_OPS
 from bitnet.core.gpu.ops import Dispatch, RowOps, advance, ceil_div, kv_defines, positions
 from bitnet.core.hal import (
     Attention,
@@ -38,7 +39,8 @@ from bitnet.core.hal import (
 from bitnet.vulkan import matrices
 from bitnet.vulkan.hardware import Hardware
 from bitnet.vulkan.head import HeadOps
-from bitnet.vulkan.launches import launch, parts, power_of_two
+from bitnet.vulkan.launches import launch, parts, pitch, power_of_two
+from bitnet.vulkan.layers import LayerOps
 from bitnet.vulkan.matrices import MATRIX_GROUP
 from bitnet.vulkan.modules import COMMON, ENDING, ENTRY
 
@@ -86,6 +88,7 @@ class VulkanOps:
         self._gemv_group = min(GEMV_GROUP, self._group)
         self._rows = RowOps(group=self._group)
         self._head = HeadOps(hardware, self._group)
+        self._layers = LayerOps(hardware, hardware.processors)
         self._table: Dispatch = {
             **self._rows.table(),
             Embed: self.embed,
@@ -187,6 +190,8 @@ class VulkanOps:
             return self._head.tokens(ctx, head, bucket), head.ops
         if ctx.program.keep or bucket.tokens > 1:
             return alone(ctx, ops[at], bucket), 1
+        if layer := self._layers.find(ctx, ops[at:]):
+            return [self._layers.launch(ctx, layer, bucket)], LAYER_OPS
         match ops[at : at + 4]:
             case [RopeAppend() as rope, Attention() as op, *_] if (rope.qkv, rope.layer) == (op.qkv, op.layer):
                 if self._splits_attention(ctx, op, bucket):
@@ -239,7 +244,7 @@ class VulkanOps:
             "RELU2": int(activation == "relu2"),
             "ADD": int(add),
             "CHUNKS": chunks,
-            "PITCH": _pitch(chunks),
+            "PITCH": pitch(chunks),
         }
         args: tuple[Arg, ...] = (source.x, source.scale or source.x, norm or source.x, w.codes, w.scales, out)
         args = (*args, np.float32(source.eps), np.int32(w.rows))
@@ -249,7 +254,7 @@ class VulkanOps:
 
     def _decodes(self, w: TernaryBuffer) -> bool:
         """Whether a token's activations fit the shared memory of ternary_decode, beside what its reductions take."""
-        return _pitch(w.row_bytes // 16) * 64 + 16 * self._group + 64 <= self._hardware.shared
+        return pitch(w.row_bytes // 16) * 64 + 16 * self._group + 64 <= self._hardware.shared
 
     def _lanes(self, w: TernaryBuffer) -> int:
         """Invocations that share a row of a product of few tokens."""
@@ -314,11 +319,6 @@ class VulkanOps:
         grid = (op.kv_heads, bucket.tokens, most)
         args = (*args, *place, np.int32(op.kv_heads))
         return launch("attention_decode", "attention_decode", grid, self._group, args, defines)
-
-
-def _pitch(chunks: int) -> int:
-    """Of ternary_decode, between planes of activations: a quarter of the 32 banks past a multiple of them."""
-    return chunks + (2 - chunks) % 8
 
 
 def _normed(ctx: Context, op: NormQuant) -> Source:

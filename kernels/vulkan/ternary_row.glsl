@@ -1,0 +1,111 @@
+// A row of activations made int8 in shared memory, and its products with rows of codes: of ternary_decode and decode_layer. The
+// products are of codes (w + 1); the sum of the row, which the offset adds too often, is taken off at the end. Named before it:
+// X_SPACE, and MORE(i) where an invocation may have more than 8 quads of the row.
+vec4 v[8], gain[8];         // this invocation's quads of the row and of its norm's weight: those WG apart
+uvec4 first[8], second[8];  // codes on their way, of one row of W and of one more
+shared uvec4 x_quads[X_SPACE];  // what a chunk's four bit pairs are multiplied with is `pitch` apart
+shared int x_sum;
+#if !SUBGROUPS
+shared ivec2 partial[WG];
+#endif
+
+// Puts the i-th word of four activations in its place; returns their sum.
+int put(uint i, uint word, uint chunks, uint pitch) {
+    if (i < 16 * chunks) x_quads[i % 32 / 8 * pitch + i / 32 * 2 + i % 8 / 4][i % 4] = word;
+    return dot4(0x01010101u, word, 0);
+}
+
+// Ends what puts the row: its sum is in x_sum.
+void add_sum(int sum) {
+#if SUBGROUPS
+    sum = subgroupAdd(sum);
+    if (gl_SubgroupInvocationID == 0) atomicAdd(x_sum, sum);
+#else
+    atomicAdd(x_sum, sum);
+#endif
+    barrier();
+}
+
+// Quantises a row of `quads` that is in `v`, after RMSNorm where `normed` (else `gain` is not looked at); returns the scale.
+float quantise(uint lane, uint quads, uint chunks, uint pitch, bool normed, float eps) {
+    if (lane == 0) x_sum = 0;
+    float squares = 0.0, largest = 0.0;
+    uint held = (quads + WG - 1) / WG;
+#define LOOK(i) if (i < held) { \
+        squares += dot(v[i], v[i]); \
+        if (normed) v[i] *= gain[i]; \
+        largest = max(largest, max4(abs(v[i]))); \
+    }
+    REPEAT_8(LOOK)
+#ifdef MORE
+    for (uint i = lane + 8 * WG; i < quads; i += WG) {
+        vec4 more = MORE(i);
+        squares += dot(more, more);
+        largest = max(largest, max4(abs(more * gain_of(i))));
+    }
+#endif
+    vec2 found = group_sum_max(squares, largest);  // its barriers also publish x_sum
+    float inverse = normed ? 1.0 / sqrt(found.x / float(4 * quads) + eps) : 1.0;
+    largest = max(found.y * inverse, QUANT_FLOOR);
+    float factor = inverse * quant_factor(largest);
+    int sum = 0;
+#define PUT(i) if (i < held && lane + i * WG < quads) sum += put(lane + i * WG, quantised(v[i] * factor), chunks, pitch);
+    REPEAT_8(PUT)
+#ifdef MORE
+    for (uint i = lane + 8 * WG; i < quads; i += WG) sum += put(i, quantised(MORE(i) * gain_of(i) * factor), chunks, pitch);
+#endif
+    for (uint i = quads + lane; i < 16 * chunks; i += WG) put(i, 0, chunks, pitch);
+    add_sum(sum);
+    return largest / 127.0;
+}
+
+int product(uvec4 chunk, int pair, uvec4 x, int sum) {
+    sum = dot4(codes_of(chunk.x, pair), x.x, sum);
+    sum = dot4(codes_of(chunk.y, pair), x.y, sum);
+    sum = dot4(codes_of(chunk.z, pair), x.z, sum);
+    return dot4(codes_of(chunk.w, pair), x.w, sum);
+}
+
+// Products of 64 weights of one row, and of one more where `two`, added to the sums.
+ivec2 products(uvec4 one, uvec4 other, uint chunk, ivec2 sums, uint chunks, uint pitch, bool two) {
+    if (chunk >= chunks) return sums;
+#define PLANE(p) { \
+        uvec4 x = x_quads[p * pitch + chunk]; \
+        sums.x = product(one, 3 - p, x, sums.x); \
+        if (two) sums.y = product(other, 3 - p, x, sums.y); \
+    }
+    PLANE(0) PLANE(1) PLANE(2) PLANE(3)
+    return sums;
+}
+
+// The sums over the lanes that share a row: for the first of them, where there are no subgroups.
+ivec2 sums_of_lanes(ivec2 sums, uint lane, uint lanes, bool two) {
+#if SUBGROUPS
+    for (uint apart = lanes / 2; apart > 0; apart /= 2) {
+        sums.x += subgroupShuffleXor(sums.x, apart);
+        if (two) sums.y += subgroupShuffleXor(sums.y, apart);
+    }
+#else
+    partial[lane] = sums;
+    barrier();
+    if (lane % lanes == 0)
+        for (uint i = 1; i < lanes; i++) sums += partial[lane + i];
+#endif
+    return sums;
+}
+
+float act(float gate, bool relu2) {
+    float positive = max(gate, 0.0);
+    return relu2 ? positive * positive : gate / (1.0 + exp(-gate));
+}
+
+float scaled(int sum, float unit, float w_scale) {
+    precise float factor = unit * w_scale;
+    precise float value = float(sum - x_sum) * factor;
+    return value;
+}
+
+float plus(float a, float b) {
+    precise float sum = a + b;
+    return sum;
+}

@@ -1,0 +1,90 @@
+"""A layer of a step of one token as one dispatch, whose work-groups wait for one another between its parts.
+
+Vulkan promises no progress between work-groups, so this is for NVIDIA's own driver (decision 0070).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from bitnet.core.gpu import Arg, Bucket, Context, Launch
+from bitnet.core.gpu.fusion import glu_products
+from bitnet.core.gpu.layers import Layer, layer_at
+from bitnet.core.gpu.ops import ceil_div, kv_defines, positions
+from bitnet.core.hal import Op
+from bitnet.vulkan.hardware import Hardware
+from bitnet.vulkan.launches import launch, pitch, power_of_two
+
+GROUP, LEAST_LANES, MOST_LANES, HELD = 512, 8, 32, 8
+"""Invocations of a work-group; those that share a row of codes; 16 bytes that one holds of a row, of codes or not."""
+MOST_PARTS = 16
+"""Parts of a sequence's positions, at most: every work-group puts together what they found."""
+BUFFERS = 22
+
+
+@dataclass(frozen=True, slots=True)
+class LayerOps:
+    """The launches for a device that runs ``groups`` work-groups at once; none where that is 0."""
+
+    hardware: Hardware
+    groups: int
+
+    def find(self, ctx: Context, ops: Sequence[Op]) -> Layer | None:
+        """The layer that the operations begin with, where one dispatch can do it."""
+        hardware = self.hardware
+        able = self.groups and hardware.macros["DOT"] and hardware.group >= GROUP and hardware.buffers >= BUFFERS
+        layer = layer_at(ops) if able and hardware.subgroup >= LEAST_LANES else None
+        return layer if layer and self._sizes(ctx, layer) else None
+
+    def launch(self, ctx: Context, layer: Layer, bucket: Bucket) -> Launch:
+        """The launch of one."""
+        rope, op, up = layer.rope, layer.attention, layer.quants[3]
+        x, sizes = ctx.tensors[layer.quants[0].x], self._sizes(ctx, layer)
+        assert sizes is not None
+        chunk = sizes["CHUNK"]
+        part = chunk * ceil_div(bucket.context, chunk * MOST_PARTS)
+        most = ceil_div(bucket.context, part)
+        defines = sizes | {"PART": part, "MOST": most, "NEOX": int(rope.style == "neox")}
+        defines |= {"RELU2": int(up.activation == "relu2"), "GROUPS": self.groups}
+        defines["NORMS"] = sum(1 << i for i, (quant, _) in enumerate(layer.pairs) if quant.weight)
+        parts = ctx.scratch("layer parts", most * op.kv_heads * (sizes["GROUP"] * (op.head_dim + 2) + 4) * 4)
+        step, *place = positions(ctx)
+        args: list[Arg] = [step, x, ctx.tensors[op.qkv], ctx.kv("k", op.layer), ctx.kv("v", op.layer)]
+        args += [ctx.dense(rope.cos).data, ctx.dense(rope.sin).data, parts, glu_products(ctx, up)]
+        args.append(ctx.zeroed("layer arrivals", 4 * 4))
+        for quant, product in layer.pairs:
+            w = ctx.ternary(product.weights)
+            args += [ctx.dense(quant.weight).data if quant.weight else x, w.codes, w.scales]
+        args += [*place, *(np.float32(quant.eps) for quant, _ in layer.pairs)]
+        return launch("decode_layer", "decode_layer", (self.groups, 1, 1), GROUP, tuple(args), defines)
+
+    def _sizes(self, ctx: Context, layer: Layer) -> dict[str, int] | None:
+        """What the kernel is compiled for, less what depends on the context; None where it does not take the layer."""
+        op, kv = layer.attention, ctx.program.kv
+        assert kv is not None
+        weights = [ctx.ternary(product.weights) for product in layer.products]
+        width, ffn, share = weights[0].cols, weights[3].cols, op.heads // op.kv_heads
+        wide = 8 if kv.dtype == "f16" else 4
+        chunks = [w.row_bytes // 16 for w in weights]
+        lanes, down_lanes = (
+            max(LEAST_LANES, 1 << (ceil_div(n, HELD) - 1).bit_length()) for n in (max(chunks[:3]), chunks[3])
+        )
+        if op.head_dim % wide or share > 8 or max(lanes, down_lanes) > min(MOST_LANES, self.hardware.subgroup):
+            return None
+        loads, chunk, space = op.head_dim // wide, 64 if wide == 8 else 32, 4 * max(map(pitch, chunks))
+        fixed = 16 * space + 8 * share * chunk + 4 * share * op.head_dim + 4096
+        runs = min(power_of_two(GROUP // loads), chunk)
+        while (
+            pool := max(chunk * (loads + 1), runs // 2 * share * op.head_dim // 4)
+        ) * 16 + fixed > self.hardware.shared:
+            runs //= 2
+            if runs < max(2, chunk // HELD):
+                return None
+        if max(w.cols for w in weights) > 4 * HELD * GROUP or share * chunk > HELD * GROUP:
+            return None
+        sizes = {"GROUP": share, "RUNS": runs, "CHUNK": chunk, "POOL": pool, "WIDTH": width, "FFN": ffn}
+        sizes |= {"KV_HEADS": op.kv_heads, "LANES": lanes, "DOWN_LANES": down_lanes, "X_SPACE": space}
+        return {**kv_defines(ctx, op), **sizes}

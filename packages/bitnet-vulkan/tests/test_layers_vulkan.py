@@ -1,0 +1,92 @@
+"""A layer of a step of one token as one dispatch: on NVIDIA's driver as it is, elsewhere with a single work-group."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from bitnet.core.gpu import GpuDevice
+from bitnet.core.hal import Limits, SequenceStep, Step, StepLayout
+from bitnet.core.testing.model import BLOCK, TinyModel
+from bitnet.core.testing.whole_model import END_TO_END, errors_of_logits
+from bitnet.vulkan.backend import BACKEND
+from bitnet.vulkan.device import VulkanDriver
+from bitnet.vulkan.driver import Instance
+from bitnet.vulkan.hardware import Hardware, inspect
+from bitnet.vulkan.layers import GROUP, LEAST_LANES
+from bitnet.vulkan.ops import VulkanOps
+
+LIMITS = Limits(max_tokens=32, max_seqs=2, max_rows=2, max_blocks=40)
+
+
+def able(hardware: Hardware) -> bool:
+    """Whether a work-group of the kernel runs there, be it alone."""
+    return bool(hardware.macros["DOT"]) and hardware.group >= GROUP and hardware.subgroup >= LEAST_LANES
+
+
+@pytest.fixture
+def opened(require_device: Callable[[str, str | None], None]) -> Any:
+    """A device that does layers in one dispatch, and its twin that does not."""
+    result = BACKEND.probe()
+    require_device("vulkan:0", None if result.devices else f"vulkan is {result.status.value}: {result.reason}")
+    instance, devices = Instance("vulkan"), []
+    for info in result.devices:
+        hardware = inspect(instance, instance.physical_devices()[int(info.index)], int(info.index))
+        assert hardware is not None
+        if able(hardware):
+            for processors in (hardware.processors or 1, 0):
+                changed = replace(hardware, processors=processors)
+                device = GpuDevice(info, VulkanDriver(changed, info.name), VulkanOps(changed).lowering())
+                devices.append(device)
+            break
+    else:
+        pytest.skip("no device takes the kernel's work-groups")
+    yield devices
+    for device in devices:
+        device.close()
+
+
+@pytest.fixture
+def rng() -> np.random.Generator:
+    seed = np.random.SeedSequence().entropy
+    print(f"seed {seed}")
+    return np.random.default_rng(seed)
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype"),
+    [
+        ({"heads": 4, "kv_heads": 1, "head_dim": 64, "ffn": 528}, "f16"),
+        ({"heads": 6, "kv_heads": 2, "head_dim": 32, "style": "interleaved", "activation": "silu"}, "f32"),
+        ({"heads": 3, "kv_heads": 3, "head_dim": 40, "sub_norms": False, "ffn": 260}, "f16"),
+    ],
+    ids=["wide", "f32", "plain"],
+)
+def test_models(opened: list[GpuDevice], rng: np.random.Generator, shape: dict[str, Any], dtype: str) -> None:
+    errors = errors_of_logits(opened[0], TinyModel(rng, layers=2, **shape), dtype)
+    assert np.max(errors) <= END_TO_END, f"errors of the rows are {errors}"
+
+
+def test_the_same_as_five_dispatches(opened: list[GpuDevice], rng: np.random.Generator) -> None:
+    """Many decode steps, over a context of several parts: the same tokens; and it is one dispatch a layer."""
+    made = TinyModel(rng, heads=4, kv_heads=2, head_dim=64, layers=3, ffn=512, vocab=300).program(LIMITS, 40, "f16")
+    prompt = rng.integers(0, 300, 32).astype(np.int32)
+    said = []
+    for device, dispatches in zip(opened, (3, 3 * 5), strict=True):
+        executable = device.compile(made)
+        blocks = list(range(40))
+        for at in range(0, 128, 32):
+            step = SequenceStep(prompt, at + 32, blocks, [31])
+            executable.run(Step(StepLayout(LIMITS), [step], block_size=BLOCK))
+        step = SequenceStep(prompt[:1], 129, blocks, [0])
+        said.append(
+            executable.run(Step(StepLayout(LIMITS), [step], block_size=BLOCK, logits=False), 60).ravel().tolist()
+        )
+        assert ("decode_layer_vulkan" in executable.kernels) == (dispatches == 3)
+        assert executable.dispatches == dispatches + 5
+        executable.close()
+    assert said[0] == said[1]
