@@ -1,6 +1,7 @@
+// variants: SUBGROUPS
 // Attention of one token: a work-group for each key/value head and each PART positions of the sequence, for all the GROUP query
 // heads that share the keys. What the parts found is merged by the one of them that ends last.
-// The work of a part is in attention_part.glsl.
+// SUBGROUPS: the loads of a position are a power of two that divides a subgroup.
 layout(constant_id = 1) const int DIM = 64;
 layout(constant_id = 2) const int BLOCK = 32;
 layout(constant_id = 3) const int KV_F16 = 0;
@@ -11,7 +12,11 @@ layout(constant_id = 7) const int ROPE = 0;
 layout(constant_id = 8) const int NEOX = 1;
 layout(constant_id = 9) const int RUNS = 8;     // of positions side by side: a power of two, from CHUNK / 8 to CHUNK
 layout(constant_id = 10) const int CHUNK = 32;  // positions that are looked at together
+#if SUBGROUPS
+layout(constant_id = 11) const int SIZE = 8;    // of a subgroup
+#else
 layout(constant_id = 11) const int POOL = 64;   // what is needed of keys and, later, of the runs' sums
+#endif
 BUFFER(0, readonly, int, step_data);
 BUFFER(1, readonly, vec4, qkv);
 BUFFER(2, , uvec4, keys);
@@ -22,13 +27,18 @@ BUFFER(6, writeonly, float, result);
 BUFFER(7, coherent, float, parts);  // of each token, key/value head and part: GROUP greatest scores, as many sums of weights, DIM sums each
 BUFFER(8, coherent, uint, arrivals);
 layout(push_constant) uniform Push { int token_seq, seq_begin, seq_len, block_table, max_blocks, kv_heads; };
+#if SUBGROUPS
+#include "attention_lanes.glsl"
+#else
 #include "attention_part.glsl"
+#endif
 const int ITEM = GROUP * (DIM + 2);
 shared float factors[GROUP * MOST];
+shared float all_totals[GROUP];
 shared uint last;
 
 KERNEL(attention_decode) {
-    int lane = int(gl_LocalInvocationID.x), kv_head = int(gl_WorkGroupID.x), m = int(gl_WorkGroupID.y);
+    int lane = LANE, kv_head = int(gl_WorkGroupID.x), m = int(gl_WorkGroupID.y);
     int part = int(gl_WorkGroupID.z), heads = kv_heads * GROUP;
     if (m >= STEP_TOKENS) return;
     int sequence = step_data[token_seq + m], position = TOKEN_POSITION(m), length = position + 1;
@@ -41,13 +51,13 @@ KERNEL(attention_decode) {
     uint from = (m * kv_heads + kv_head) * uint(MOST * ITEM), mine = from + part * ITEM;
     for (uint i = lane; i < GROUP * DIM; i += WG) {
         float sum = sum_of_runs(i);
-        if (count == 1) result[first_head * DIM + i] = sum / totals[i / DIM];
+        if (count == 1) result[first_head * DIM + i] = sum / total_of(i / DIM);
         else parts[mine + 2 * GROUP + i] = sum;
     }
     if (count == 1) return;
     if (lane < GROUP) {
-        parts[mine + lane] = greatest[lane];
-        parts[mine + GROUP + lane] = totals[lane];
+        parts[mine + lane] = greatest_of(lane);
+        parts[mine + GROUP + lane] = total_of(lane);
     }
     memoryBarrierBuffer();
     barrier();
@@ -65,14 +75,14 @@ KERNEL(attention_decode) {
             factors[lane * MOST + p] = factor;
             sum += factor * parts[from + p * ITEM + GROUP + lane];
         }
-        totals[lane] = sum;
+        all_totals[lane] = sum;
     }
     barrier();
     for (uint i = lane; i < GROUP * DIM; i += WG) {
         float sum = 0.0;
         [[unroll]] for (uint p = 0; p < MOST; p++)
             if (p < count) sum += factors[i / DIM * MOST + p] * parts[from + p * ITEM + 2 * GROUP + i];
-        result[first_head * DIM + i] = sum / totals[i / DIM];
+        result[first_head * DIM + i] = sum / all_totals[i / DIM];
     }
     if (lane == 0) arrivals[m * kv_heads + kv_head] = 0;
 }

@@ -11,9 +11,9 @@ layout(constant_id = 4) const int GROUP = 1;    // at most 8
 layout(constant_id = 5) const int PART = 64;    // of positions: a multiple of CHUNK
 layout(constant_id = 6) const int MOST = 1;     // parts of the longest sequence that the dispatch serves
 layout(constant_id = 7) const int NEOX = 1;
-layout(constant_id = 8) const int RUNS = 8;     // as attention_decode has them
+layout(constant_id = 8) const int RUNS = 8;     // of positions side by side: those that a work-group has loads for
 layout(constant_id = 9) const int CHUNK = 32;
-layout(constant_id = 10) const int POOL = 64;
+layout(constant_id = 10) const int SIZE = 8;    // of a subgroup
 layout(constant_id = 11) const int WIDTH = 128;
 layout(constant_id = 12) const int FFN = 128;
 layout(constant_id = 13) const int KV_HEADS = 1;
@@ -47,7 +47,7 @@ BUFFER(20, readonly, uvec4, codes3);
 BUFFER(21, readonly, float, scale3);
 layout(push_constant) uniform Push { int token_seq, seq_begin, seq_len, block_table, max_blocks; float eps0, eps1, eps2, eps3; };
 const int ROPE = 1, kv_heads = KV_HEADS;
-#include "attention_part.glsl"
+#include "attention_lanes.glsl"
 #include "ternary_row.glsl"
 const uint ATTENTION = KV_HEADS * GROUP * DIM, QKV = ATTENTION + 2 * KV_HEADS * DIM;
 const uint ITEM = (GROUP * (DIM + 2) + 3) / 4;
@@ -132,8 +132,8 @@ KERNEL(decode_layer) {
         for (uint i = lane; i < GROUP * DIM; i += WG) parts[to + i / 4][i % 4] = sum_of_runs(i);
         if (lane < GROUP) {
             uint i = GROUP * DIM + lane;
-            parts[to + i / 4][i % 4] = greatest[lane];
-            parts[to + (i + GROUP) / 4][(i + GROUP) % 4] = totals[lane];
+            parts[to + i / 4][i % 4] = greatest_of(lane);
+            parts[to + (i + GROUP) / 4][(i + GROUP) % 4] = total_of(lane);
         }
     }
     wait_for_all(1);

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import pytest
@@ -20,6 +20,7 @@ from bitnet.vulkan.hardware import Hardware, inspect
 from bitnet.vulkan.layers import GROUP, LEAST_LANES
 from bitnet.vulkan.ops import VulkanOps
 
+Twins: TypeAlias = list[GpuDevice]
 LIMITS = Limits(max_tokens=32, max_seqs=2, max_rows=2, max_blocks=40)
 
 
@@ -57,23 +58,26 @@ def rng() -> np.random.Generator:
     return np.random.default_rng(seed)
 
 
-@pytest.mark.parametrize(
-    ("shape", "dtype"),
-    [
-        ({"heads": 4, "kv_heads": 1, "head_dim": 64, "ffn": 528}, "f16"),
-        ({"heads": 6, "kv_heads": 2, "head_dim": 32, "style": "interleaved", "activation": "silu"}, "f32"),
-        ({"heads": 3, "kv_heads": 3, "head_dim": 40, "sub_norms": False, "ffn": 260}, "f16"),
-    ],
-    ids=["wide", "f32", "plain"],
-)
-def test_models(opened: list[GpuDevice], rng: np.random.Generator, shape: dict[str, Any], dtype: str) -> None:
+SHAPES: list[tuple[dict[str, Any], Literal["f32", "f16"]]] = [
+    ({"heads": 4, "kv_heads": 2, "head_dim": 32, "ffn": 528}, "f16"),
+    ({"heads": 6, "kv_heads": 2, "head_dim": 32, "style": "interleaved", "activation": "silu"}, "f32"),
+    ({"heads": 3, "kv_heads": 3, "head_dim": 16, "sub_norms": False, "ffn": 260}, "f16"),
+]
+shapes = pytest.mark.parametrize(("shape", "dtype"), SHAPES, ids=["wide", "f32", "plain"])
+
+
+@shapes
+def test_models(opened: Twins, rng: np.random.Generator, shape: dict[str, Any], dtype: Literal["f32", "f16"]) -> None:
     errors = errors_of_logits(opened[0], TinyModel(rng, layers=2, **shape), dtype)
     assert np.max(errors) <= END_TO_END, f"errors of the rows are {errors}"
 
 
-def test_the_same_as_five_dispatches(opened: list[GpuDevice], rng: np.random.Generator) -> None:
+@shapes
+def test_the_same_as_five_dispatches(
+    opened: Twins, rng: np.random.Generator, shape: dict[str, Any], dtype: Literal["f32", "f16"]
+) -> None:
     """Many decode steps, over a context of several parts: the same tokens; and it is one dispatch a layer."""
-    made = TinyModel(rng, heads=4, kv_heads=2, head_dim=64, layers=3, ffn=512, vocab=300).program(LIMITS, 40, "f16")
+    made = TinyModel(rng, layers=3, vocab=300, **shape).program(LIMITS, 40, dtype)
     prompt = rng.integers(0, 300, 32).astype(np.int32)
     said = []
     for device, dispatches in zip(opened, (3, 3 * 5), strict=True):

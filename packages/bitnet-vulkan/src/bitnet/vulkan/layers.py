@@ -16,10 +16,12 @@ from bitnet.core.gpu.layers import Layer, layer_at
 from bitnet.core.gpu.ops import ceil_div, kv_defines, positions
 from bitnet.core.hal import Op
 from bitnet.vulkan.hardware import Hardware
-from bitnet.vulkan.launches import launch, pitch, power_of_two
+from bitnet.vulkan.launches import launch, pitch
 
 GROUP, LEAST_LANES, MOST_LANES, HELD = 512, 8, 32, 8
 """Invocations of a work-group; those that share a row of codes; 16 bytes that one holds of a row, of codes or not."""
+LEAST_CHUNK = 64
+"""Positions that a work-group looks at together."""
 MOST_PARTS = 16
 """Parts of a sequence's positions, at most: every work-group puts together what they found."""
 BUFFERS = 22
@@ -72,19 +74,20 @@ class LayerOps:
         lanes, down_lanes = (
             max(LEAST_LANES, 1 << (ceil_div(n, HELD) - 1).bit_length()) for n in (max(chunks[:3]), chunks[3])
         )
-        if op.head_dim % wide or share > 8 or max(lanes, down_lanes) > min(MOST_LANES, self.hardware.subgroup):
+        size = self.hardware.subgroup
+        loads, space = max(op.head_dim // wide, 1), 4 * max(map(pitch, chunks))
+        runs = GROUP // loads
+        chunk = max(LEAST_CHUNK, runs)
+        if (
+            op.head_dim % wide
+            or size % loads
+            or chunk > HELD * runs
+            or share > HELD
+            or max(lanes, down_lanes) > min(MOST_LANES, size)
+            or max(w.cols for w in weights) > 4 * HELD * GROUP
+            or 16 * space + 4 * share * op.head_dim * (GROUP // size + 1) + 4096 > self.hardware.shared
+        ):
             return None
-        loads, chunk, space = op.head_dim // wide, 64 if wide == 8 else 32, 4 * max(map(pitch, chunks))
-        fixed = 16 * space + 8 * share * chunk + 4 * share * op.head_dim + 4096
-        runs = min(power_of_two(GROUP // loads), chunk)
-        while (
-            pool := max(chunk * (loads + 1), runs // 2 * share * op.head_dim // 4)
-        ) * 16 + fixed > self.hardware.shared:
-            runs //= 2
-            if runs < max(2, chunk // HELD):
-                return None
-        if max(w.cols for w in weights) > 4 * HELD * GROUP or share * chunk > HELD * GROUP:
-            return None
-        sizes = {"GROUP": share, "RUNS": runs, "CHUNK": chunk, "POOL": pool, "WIDTH": width, "FFN": ffn}
+        sizes = {"GROUP": share, "RUNS": runs, "CHUNK": chunk, "SIZE": size, "WIDTH": width, "FFN": ffn}
         sizes |= {"KV_HEADS": op.kv_heads, "LANES": lanes, "DOWN_LANES": down_lanes, "X_SPACE": space}
         return {**kv_defines(ctx, op), **sizes}

@@ -273,19 +273,24 @@ class VulkanOps:
         if op.head_dim % (8 if kv.dtype == "f16" else 4) or op.heads // op.kv_heads > 8:
             return False
         size = self._attention_size(ctx, op)
+        if size["RUNS"] < 2 or size["CHUNK"] > 8 * size["RUNS"]:
+            return False
         scores = size["GROUP"] * size["CHUNK"]
-        fits = size["RUNS"] >= 2 and size["CHUNK"] <= 8 * size["RUNS"] and scores <= 8 * self._group
-        words = 4 * size["POOL"] + 2 * scores + size["GROUP"] * (op.head_dim + MOST_PARTS) + 32
-        return fits and words * 4 <= self._hardware.shared
+        words = 4 * size["POOL"] + 2 * scores if "POOL" in size else 4 * self._group * size["GROUP"]
+        words += size["GROUP"] * (op.head_dim + MOST_PARTS) + 2 * op.head_dim + 32
+        return scores <= 8 * self._group and words * 4 <= self._hardware.shared
 
     def _attention_size(self, ctx: Context, op: Attention) -> dict[str, int]:
         """What attention_decode is compiled for, less the parts."""
-        kv, group = ctx.program.kv, op.heads // op.kv_heads
+        kv, group, size = ctx.program.kv, op.heads // op.kv_heads, self._hardware.subgroup
         assert kv is not None
         chunk, loads = CHUNKS[kv.dtype], op.head_dim // (8 if kv.dtype == "f16" else 4)
         runs = min(power_of_two(max(self._group // loads, 1)), chunk)
+        defines = {**kv_defines(ctx, op), "GROUP": group, "RUNS": runs, "CHUNK": chunk}
+        if size and size % loads == 0 and runs * loads == self._group:
+            return {**defines, "SIZE": size, "MACRO_SUBGROUPS": 1}
         pool = max(chunk * (loads + 1), runs // 2 * group * op.head_dim // 4)
-        return {**kv_defines(ctx, op), "GROUP": group, "RUNS": runs, "CHUNK": chunk, "POOL": pool}
+        return {**defines, "POOL": pool, "MACRO_SUBGROUPS": 0}
 
     def _tiles_attention(self, ctx: Context, op: Attention) -> bool:
         """Whether attention_prefill takes this shape; tokens of any sequences may be in the step."""

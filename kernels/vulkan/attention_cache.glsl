@@ -1,0 +1,87 @@
+// What a part of a token's attention begins with, however it goes on: an invocation holds up to 8 times 16 bytes of keys and
+// values, which are on their way before q is made. Named before it: the constants, step_data, qkv, the cache, the tables, kv_heads.
+// ROPE: q is rotated here, and the token's own k (rotated) and v are stored by the part that reads them.
+const int QUADS = DIM / 4;
+const int WIDE = KV_F16 != 0 ? 8 : 4;  // dimensions in 16 bytes of the cache
+const int LOADS = DIM / WIDE, STEP = WIDE / 4;
+const int EACH = CHUNK / RUNS;         // positions of an invocation
+shared vec4 query[GROUP * QUADS];
+shared uvec4 own_key[LOADS];
+shared uvec4 own_value[LOADS];
+
+vec4 halves(uint a, uint b) { return vec4(unpackHalf2x16(a), unpackHalf2x16(b)); }
+
+vec4 rotated(uint from, uint position, uint i) {  // dimensions 4 i to 4 i + 3 of a head of qkv
+    vec4 v = qkv[from + i];
+    if (NEOX != 0) {
+        bool low = i < QUADS / 2;
+        vec4 pair;
+        [[unroll]] for (uint j = 0; j < 4; j++) {
+            uint d = 4 * i + j, other = 4 * i + j < DIM / 2 ? d + DIM / 2 : d - DIM / 2;
+            uint angle = position * (DIM / 2) + min(d, other);
+            float sign = d < DIM / 2 ? -1.0 : 1.0;
+            pair[j] = v[j] * cosines[angle] + sign * qkv[from + other / 4][other % 4] * sines[angle];
+        }
+        return pair;
+    }
+    uint angle = position * (DIM / 2) + 2 * i;
+    vec2 c = vec2(cosines[angle], cosines[angle + 1]), s = vec2(sines[angle], sines[angle + 1]);
+    return vec4(v.x * c.x - v.y * s.x, v.y * c.x + v.x * s.x, v.z * c.y - v.w * s.y, v.w * c.y + v.z * s.y);
+}
+
+uvec4 packed(vec4 a, vec4 b) {
+    return uvec4(half_pair(a.x, a.y), half_pair(a.z, a.w), half_pair(b.x, b.y), half_pair(b.z, b.w));
+}
+
+// 16 bytes of the cache as WIDE dimensions: the second four are zeros where there are none.
+vec4 low_of(uvec4 words) { return KV_F16 != 0 ? halves(words.x, words.y) : uintBitsToFloat(words); }
+vec4 high_of(uvec4 words) { return KV_F16 != 0 ? halves(words.z, words.w) : vec4(0.0); }
+
+uvec4 held_k[8], held_v[8];
+
+// Where a token's heads begin in qkv, what it attends to, and where this invocation is.
+struct Place {
+    uint row;
+    int table, position, kv_head, lane;
+};
+
+#define IS_OWN(i) (ROPE != 0 && start + run + i * RUNS == at.position)
+
+// Asks for CHUNK positions from `start` on, as far as they are in the cache already.
+void fetch_cached(Place at, int start, int end) {
+    int run = at.lane / LOADS, column = at.lane % LOADS;
+#define FETCH_POSITION(i) if (i < EACH) { \
+        int p = start + run + i * RUNS; \
+        bool there = run < RUNS && p < end && !IS_OWN(i); \
+        uint block = step_data[at.table + min(p, end - 1) / BLOCK]; \
+        uint from = ((block * BLOCK + p % BLOCK) * kv_heads + at.kv_head) * LOADS + column; \
+        held_k[i] = there ? keys[from] : uvec4(0); \
+        held_v[i] = there ? values[from] : uvec4(0); \
+    }
+    REPEAT_8(FETCH_POSITION)
+}
+
+// Puts the heads' q, and the token's own key and value where the part has its position, into shared memory.
+void share_token(Place at, int begin, int end) {
+    int lane = at.lane, heads = kv_heads * GROUP;
+    float unit = 1.0 / sqrt(float(DIM));
+    for (uint i = lane; i < GROUP * QUADS; i += WG) {
+        uint from = at.row + (at.kv_head * GROUP + i / QUADS) * QUADS;
+        query[i] = (ROPE != 0 ? rotated(from, at.position, i % QUADS) : qkv[from + i % QUADS]) * unit;
+    }
+    if (ROPE != 0 && at.position >= begin && at.position < end && lane < LOADS) {
+        uint k = at.row + (heads + at.kv_head) * QUADS, v = k + kv_heads * QUADS;
+        uint block = step_data[at.table + at.position / BLOCK];
+        uint to = ((block * BLOCK + at.position % BLOCK) * kv_heads + at.kv_head) * LOADS + lane;
+        uvec4 key, value;
+        if (KV_F16 != 0) {
+            key = packed(rotated(k, at.position, 2 * lane), rotated(k, at.position, 2 * lane + 1));
+            value = packed(qkv[v + 2 * lane], qkv[v + 2 * lane + 1]);
+        } else {
+            key = floatBitsToUint(rotated(k, at.position, lane));
+            value = floatBitsToUint(qkv[v + lane]);
+        }
+        own_key[lane] = keys[to] = key;
+        own_value[lane] = values[to] = value;
+    }
+}
