@@ -16,7 +16,17 @@ import numpy as np
 import pytest
 
 from bitnet.core.gpu import GpuDevice
-from bitnet.core.hal import DenseMatmul, Limits, TernaryMatmul
+from bitnet.core.hal import (
+    DenseMatmul,
+    Limits,
+    Program,
+    Sample,
+    SamplingParams,
+    SequenceStep,
+    Step,
+    StepLayout,
+    TernaryMatmul,
+)
 from bitnet.core.testing.attention import Heads, Paged, Part
 from bitnet.core.testing.linear import uneven
 from bitnet.core.testing.rig import (
@@ -133,6 +143,7 @@ TYPES = {
         "uvec4 x_at(": INTEGERS + "\nuvec4 x_at(",
     },
     "dense_mma": {**SUBGROUP, **HALVES, "KERNEL(dense_mma)": FLOATS + "KERNEL(dense_mma)"},
+    "head_choose": {**SUBGROUP, **HALVES, "uvec2 scored(uint count) {": FLOATS + "uvec2 scored(uint count) {"},
     "attention_mma": {
         **SUBGROUP,
         **HALVES,
@@ -162,7 +173,7 @@ KERNEL(attention_mma)""",
 def plain(folder: Path, file: str, entry: str, features: Any) -> Module:
     """A kernel's module; that of a kernel on matrices with plain types."""
     made = module(folder, file, entry, features)
-    if entry not in TYPES:  # of one token, which is recorded first, and not run
+    if entry not in TYPES or not features.get("MATRICES", 1):  # as of one token, which is recorded first, and not run
         return made
     common = (folder / COMMON).read_text(encoding="utf-8")
     source = made.text.removeprefix(common)
@@ -170,7 +181,8 @@ def plain(folder: Path, file: str, entry: str, features: Any) -> Module:
         assert given in source
         source = source.replace(given, exchanged)
     assert "coopmat<" not in source
-    return replace(made, text=common + source, macros=((f"ENTRY_{entry}", 1), ("SUBGROUPS", 0), ("DOT", 0)))
+    macros = ((f"ENTRY_{entry}", 1), ("SUBGROUPS", 0), ("DOT", 0), ("MATRICES", 1))
+    return replace(made, text=common.replace("COOPMAT || MATRICES", "COOPMAT") + source, macros=macros)
 
 
 @pytest.fixture
@@ -278,6 +290,38 @@ def test_the_head_is_within_its_bound(
     finally:
         device.close()
     assert_products("out", out, x, weight)
+
+
+@pytest.mark.parametrize("rows", [2, 5, 8])
+def test_tokens_without_logits(hardware: Any, monkeypatch: pytest.MonkeyPatch, rows: int) -> None:
+    """They are those of the logits, where twins of rows differ by little and where many rows are in doubt."""
+    rng = np.random.default_rng()
+    monkeypatch.setattr(pipelines, "module", plain)
+    monkeypatch.setattr(
+        "bitnet.vulkan.head.SCORE_LANES", 8
+    )  # at most a subgroup of the device, which is no matrix unit's
+    device = opened(hardware, 32 << 10, f16_product=True, shared=46 << 10)
+    vocabulary, width = 2300, 320
+    w = rng.standard_normal((vocabulary, width)).astype(np.float16) / 50
+    w[1::2] = w[::2]
+    w[1::2, rng.integers(width)] += np.float16(1e-4)
+    specs = [tensor("x", "f32", "R", width), tensor("logits", "f32", "R", vocabulary), tensor("out", "i32", "R")]
+    ops, limits = [DenseMatmul("x", "w", "logits"), Sample("logits", "out")], Limits(rows, rows, rows)
+    try:
+        executable = device.compile(Program(ops, {s.name: s for s in specs}, {"w": dense(w)}, limits, name="head"))
+        for temperature in (0.0, 0.0, 1.0, 0.7):
+            x = rng.standard_normal((rows, width)).astype(np.float32)
+            x[0] = w[7] * 3  # a clear winner; the others are in doubt with hundreds
+            sampling = SamplingParams(temperature, seed=int(rng.integers(1 << 30)))
+            steps = [SequenceStep([0], at + 1, rows=[0], sampling=sampling) for at in range(rows)]
+            executable.write("x", x)
+            said = [
+                executable.run(Step(StepLayout(limits), steps, logits=logits))[0].tolist() for logits in (False, True)
+            ]
+            assert said[0] == said[1]
+        assert {"head_choose_vulkan", "dense_mma_vulkan"} <= {*executable.kernels}
+    finally:
+        device.close()
 
 
 def kind(m: int, n: int, k: int, types: tuple[int, int, int, int] = (3, 3, 5, 5), **other: int) -> MatrixKind:
