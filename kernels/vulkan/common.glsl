@@ -48,10 +48,10 @@ vec2 group_sum_max(float sum, float largest) {
     barrier();
     if (gl_SubgroupInvocationID == 0) reduce_parts[gl_SubgroupID] = vec2(sum, largest);
     barrier();
-    vec2 all = reduce_parts[0];
-    for (uint i = 1; i < gl_NumSubgroups; i++)
+    vec2 all = vec2(0.0, -INFINITY);
+    for (uint i = gl_SubgroupInvocationID; i < gl_NumSubgroups; i += gl_SubgroupSize)
         all = vec2(all.x + reduce_parts[i].x, max(all.y, reduce_parts[i].y));
-    return all;
+    return vec2(subgroupAdd(all.x), subgroupMax(all.y));
 }
 #define LANE int(gl_SubgroupID * gl_SubgroupSize + gl_SubgroupInvocationID)
 #else

@@ -30,7 +30,7 @@ BUFFER(3, , uvec4, keys);
 BUFFER(4, , uvec4, values);
 BUFFER(5, readonly, float, cosines);
 BUFFER(6, readonly, float, sines);
-BUFFER(7, coherent, vec4, parts);  // of each part and key/value head: GROUP * DIM sums, GROUP greatest scores and sums of weights
+BUFFER(7, coherent, vec4, parts);  // of each part and key/value head: GROUP * DIM sums, and of each head its greatest score and its sum of weights
 BUFFER(8, coherent, vec4, activated);
 BUFFER(9, volatile, uint, counts);  // of groups that wait; all but the last begin at 0
 BUFFER(10, readonly, vec4, norm0);
@@ -51,6 +51,7 @@ const int ROPE = 1, kv_heads = KV_HEADS;
 #include "ternary_row.glsl"
 const uint ATTENTION = KV_HEADS * GROUP * DIM, QKV = ATTENTION + 2 * KV_HEADS * DIM;
 const uint ITEM = (GROUP * (DIM + 2) + 3) / 4;
+shared vec2 shares[MOST * KV_HEADS * GROUP];
 
 // Waits until every group is here, and has what all of them wrote before.
 void wait_for_all(uint at) {
@@ -131,32 +132,42 @@ KERNEL(decode_layer) {
         uint to = (task / KV_HEADS * KV_HEADS + at.kv_head) * ITEM;
         for (uint i = lane; i < GROUP * DIM; i += WG) parts[to + i / 4][i % 4] = sum_of_runs(i);
         if (lane < GROUP) {
-            uint i = GROUP * DIM + lane;
+            uint i = GROUP * DIM + 2 * lane;
             parts[to + i / 4][i % 4] = greatest_of(lane);
-            parts[to + (i + GROUP) / 4][(i + GROUP) % 4] = total_of(lane);
+            parts[to + i / 4][i % 4 + 1] = total_of(lane);
         }
     }
     wait_for_all(1);
 
+    // What each part of a head counts, over the sum of all.
+    for (uint i = lane; i < count * KV_HEADS * GROUP; i += WG) {
+        uint p = i / (KV_HEADS * GROUP), head = i % (KV_HEADS * GROUP), j = GROUP * DIM + 2 * (head % GROUP);
+        vec4 pair = parts[(p * KV_HEADS + head / GROUP) * ITEM + j / 4];
+        shares[i] = j % 4 == 0 ? pair.xy : pair.zw;
+    }
+#define FETCH_PARTS(i) if (i * WG < ATTENTION / 4) { \
+        uint k = min(lane + i * WG, ATTENTION / 4 - 1), head = k / (DIM / 4); \
+        [[unroll]] for (uint p = 0; p < MOST; p++) \
+            found[i][p] = parts[(min(p, count - 1) * KV_HEADS + head / GROUP) * ITEM + k % (GROUP * DIM / 4)]; \
+    }
 #define MERGE(i) if (i * WG < ATTENTION / 4) { \
-        uint k = min(lane + i * WG, ATTENTION / 4 - 1), head = k / (DIM / 4), h = head % GROUP; \
-        vec4 found[MOST]; \
-        float tops[MOST], sums_of[MOST], top = -INFINITY, total = 0.0; \
-        [[unroll]] for (uint p = 0; p < MOST; p++) { \
-            uint from = (min(p, count - 1) * KV_HEADS + head / GROUP) * ITEM, j = GROUP * DIM + h; \
-            found[p] = parts[from + h * (DIM / 4) + k % (DIM / 4)]; \
-            tops[p] = p < count ? parts[from + j / 4][j % 4] : -INFINITY; \
-            sums_of[p] = parts[from + (j + GROUP) / 4][(j + GROUP) % 4]; \
-            top = max(top, tops[p]); \
-        } \
+        uint head = min(lane + i * WG, ATTENTION / 4 - 1) / (DIM / 4); \
+        float top = -INFINITY, total = 0.0; \
+        [[unroll]] for (uint p = 0; p < MOST; p++) \
+            if (p < count) top = max(top, shares[p * (KV_HEADS * GROUP) + head].x); \
         v[i] = vec4(0.0); \
-        [[unroll]] for (uint p = 0; p < MOST; p++) { \
-            float factor = exp(tops[p] - top); \
-            v[i] += found[p] * factor; \
-            total += sums_of[p] * factor; \
-        } \
+        [[unroll]] for (uint p = 0; p < MOST; p++) \
+            if (p < count) { \
+                vec2 share = shares[p * (KV_HEADS * GROUP) + head]; \
+                float factor = exp(share.x - top); \
+                v[i] += found[i][p] * factor; \
+                total += share.y * factor; \
+            } \
         v[i] = lane + i * WG < ATTENTION / 4 ? v[i] / total : vec4(0.0); \
     }
+    vec4 found[8][MOST];
+    REPEAT_8(FETCH_PARTS)
+    barrier();
     REPEAT_8(MERGE)
     unit = quantise(lane, ATTENTION / 4, CHUNKS_OF(ATTENTION), PITCH_OF(ATTENTION), (NORMS & 2) != 0, eps1);
 #define ADD_O(n, sums) x[n / 4][n % 4] = plus(x[n / 4][n % 4], scaled(sums.x, unit, scale1[n]));

@@ -30,6 +30,9 @@ shared uint found;
 shared uint last;
 shared uint top_key[MOST_ROWS];
 shared uint top_token[MOST_ROWS];
+Choice only;  // of the only row
+
+Choice choice_of(uint r) { return TOKENS == 1 ? only : head_choice(r); }
 
 // What the invocation `r` gets is the greatest key for row r of x, and its token, of what it had and what came from any invocation:
 // the lowest token of equals. All of them must call it. A key of 0 is none.
@@ -51,7 +54,7 @@ uvec2 greatest(uvec2 had, uint r, uint key, uint token) {
 
 // Of an exact score. Keys that are no numbers are out.
 uint key_of(uint r, float score, uint token) {
-    float key = head_key(head_choice(r), score, token);
+    float key = head_key(choice_of(r), score, token);
     return isnan(key) ? 0 : float_key(key);
 }
 
@@ -138,8 +141,9 @@ uvec2 scored(uint count) {
 #endif
 
 KERNEL(head_choose) {
-    uint lane = LANE, group = gl_WorkGroupID.x, begin = group * (EACH * WG) + lane, count = STEP_ROWS;
+    uint lane = LANE, group = gl_WorkGroupID.x, begin = group * (EACH * WG) + lane, count = TOKENS == 1 ? 1 : STEP_ROWS;
     if (lane == 0) found = 0;
+    if (TOKENS == 1) only = head_choice(0);
     vec2 sizes[8];
     float score[8];
     bool doubtful[8];
@@ -150,7 +154,7 @@ KERNEL(head_choose) {
     REPEAT_8(CLEAR)
     for (uint r = 0; r < count; r++) {
         vec4 p = params[r];
-        Choice choice = head_choice(r);
+        Choice choice = choice_of(r);
         uint reached = state[r];
         float least = key_float(reached);
         least -= 1e-5 + 1e-6 * abs(least);

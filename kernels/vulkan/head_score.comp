@@ -28,7 +28,7 @@ int product(uvec4 a, uvec4 b, int sum) {
 }
 
 KERNEL(head_score) {
-    uint lane = LANE, part = lane % LANES, count = STEP_ROWS;
+    uint lane = LANE, part = lane % LANES, count = TOKENS == 1 ? 1 : STEP_ROWS;
     vec4 p[4];
     Choice choice[4];
     float greatest[4];

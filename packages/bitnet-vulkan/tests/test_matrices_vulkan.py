@@ -19,6 +19,7 @@ from bitnet.core.gpu import GpuDevice
 from bitnet.core.hal import (
     DenseMatmul,
     Limits,
+    Op,
     Program,
     Sample,
     SamplingParams,
@@ -306,7 +307,8 @@ def test_tokens_without_logits(hardware: Any, monkeypatch: pytest.MonkeyPatch, r
     w[1::2] = w[::2]
     w[1::2, rng.integers(width)] += np.float16(1e-4)
     specs = [tensor("x", "f32", "R", width), tensor("logits", "f32", "R", vocabulary), tensor("out", "i32", "R")]
-    ops, limits = [DenseMatmul("x", "w", "logits"), Sample("logits", "out")], Limits(rows, rows, rows)
+    ops: list[Op] = [DenseMatmul("x", "w", "logits"), Sample("logits", "out")]
+    limits = Limits(rows, rows, rows)
     try:
         executable = device.compile(Program(ops, {s.name: s for s in specs}, {"w": dense(w)}, limits, name="head"))
         for temperature in (0.0, 0.0, 1.0, 0.7):

@@ -138,7 +138,7 @@ class HeadOps:
         scorers = ceil_div(rows, group // lanes * SCORE_ROWS * SCORE_TURNS)
         score = {**sizes_of, "LANES": lanes, "TURNS": SCORE_TURNS}
         choose = {**sizes_of, "LANES": self._lanes, "EACH": each, "MACRO_MATRICES": int(by_matrices)}
-        norm = {"COLS": cols, "NORM": int(head.norm is not None)}
+        norm = {"COLS": cols, "NORM": int(head.norm is not None), "ONE": int(bucket.tokens == 1)}
         return [
             launch("head_rows", "head_rows", (bucket.rows, 1, 1), group, rows_args, norm),
             *([self._split(ctx, y, cols, bucket)] if by_matrices else []),

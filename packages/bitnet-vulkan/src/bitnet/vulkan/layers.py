@@ -85,7 +85,8 @@ class LayerOps:
             or share > HELD
             or max(lanes, down_lanes) > min(MOST_LANES, size)
             or max(w.cols for w in weights) > 4 * HELD * GROUP
-            or 16 * space + 4 * share * op.head_dim * (GROUP // size + 1) + 4096 > self.hardware.shared
+            or 16 * space + 4 * share * op.head_dim * (GROUP // size + 1) + 8 * MOST_PARTS * op.heads + 4096
+            > self.hardware.shared
         ):
             return None
         sizes = {"GROUP": share, "RUNS": runs, "CHUNK": chunk, "SIZE": size, "WIDTH": width, "FFN": ffn}

@@ -13,7 +13,7 @@ MATRIX_GROUP = 256
 ENOUGH_MATRICES = 128
 """Work-groups from which ternary_mma may take more tokens and rows each."""
 MATRIX_SHAPES = (
-    (128, 128, (2, 4, 1)),
+    (128, 128, (2, 2, 1)),
     (64, 128, (2, 4, 1)),
     (64, 64, (2, 2, 2)),
     (32, 32, (1, 2, 4)),

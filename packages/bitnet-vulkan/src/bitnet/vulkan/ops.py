@@ -275,20 +275,19 @@ class VulkanOps:
         size = self._attention_size(ctx, op)
         if size["RUNS"] < 2 or size["CHUNK"] > 8 * size["RUNS"]:
             return False
-        scores = size["GROUP"] * size["CHUNK"]
-        words = 4 * size["POOL"] + 2 * scores if "POOL" in size else 4 * self._group * size["GROUP"]
-        words += size["GROUP"] * (op.head_dim + MOST_PARTS) + 2 * op.head_dim + 32
-        return scores <= 8 * self._group and words * 4 <= self._hardware.shared
+        return size["GROUP"] * size["CHUNK"] <= 8 * self._group and _attention_words(size) * 4 <= self._hardware.shared
 
     def _attention_size(self, ctx: Context, op: Attention) -> dict[str, int]:
         """What attention_decode is compiled for, less the parts."""
-        kv, group, size = ctx.program.kv, op.heads // op.kv_heads, self._hardware.subgroup
+        kv, group, lanes = ctx.program.kv, op.heads // op.kv_heads, self._hardware.subgroup
         assert kv is not None
         chunk, loads = CHUNKS[kv.dtype], op.head_dim // (8 if kv.dtype == "f16" else 4)
         runs = min(power_of_two(max(self._group // loads, 1)), chunk)
-        defines = {**kv_defines(ctx, op), "GROUP": group, "RUNS": runs, "CHUNK": chunk}
-        if size and size % loads == 0 and runs * loads == self._group:
-            return {**defines, "SIZE": size, "MACRO_SUBGROUPS": 1}
+        defines = {**kv_defines(ctx, op), "GROUP": group, "RUNS": runs, "CHUNK": chunk, "WG": self._group}
+        if lanes and lanes % loads == 0 and runs * loads == self._group:
+            by_shuffles = {**defines, "SIZE": lanes, "MACRO_SUBGROUPS": 1}
+            if _attention_words(by_shuffles) * 4 <= self._hardware.shared:
+                return by_shuffles
         pool = max(chunk * (loads + 1), runs // 2 * group * op.head_dim // 4)
         return {**defines, "POOL": pool, "MACRO_SUBGROUPS": 0}
 
@@ -324,6 +323,16 @@ class VulkanOps:
         grid = (op.kv_heads, bucket.tokens, most)
         args = (*args, *place, np.int32(op.kv_heads))
         return launch("attention_decode", "attention_decode", grid, self._group, args, defines)
+
+
+def _attention_words(size: Mapping[str, int]) -> int:
+    """Shared memory of attention_decode."""
+    group, dim = size["GROUP"], size["DIM"]
+    if size["MACRO_SUBGROUPS"]:
+        found = size["WG"] // size["SIZE"] * group * (dim + 2)
+    else:
+        found = 4 * size["POOL"] + 2 * group * size["CHUNK"]
+    return found + group * (dim + MOST_PARTS + 2) + 2 * dim + 64
 
 
 def _normed(ctx: Context, op: NormQuant) -> Source:
