@@ -1,5 +1,5 @@
 // What a part of a token's attention begins with, however it goes on: an invocation holds up to 8 times 16 bytes of keys and
-// values, which are on their way before q is made. Named before it: the constants, step_data, qkv, the cache, the tables, kv_heads.
+// values, which are on their way before q is made. Named before it: the constants, step_data, qkv, the cache, the tables, kv_heads, max_blocks.
 // ROPE: q is rotated here, and the token's own k (rotated) and v are stored by the part that reads them.
 const int QUADS = DIM / 4;
 const int WIDE = KV_F16 != 0 ? 8 : 4;  // dimensions in 16 bytes of the cache
@@ -38,6 +38,7 @@ vec4 low_of(uvec4 words) { return KV_F16 != 0 ? halves(words.x, words.y) : uintB
 vec4 high_of(uvec4 words) { return KV_F16 != 0 ? halves(words.z, words.w) : vec4(0.0); }
 
 uvec4 held_k[8], held_v[8];
+uint blocks[8];
 
 // Where a token's heads begin in qkv, what it attends to, and where this invocation is.
 struct Place {
@@ -47,14 +48,20 @@ struct Place {
 
 #define IS_OWN(i) (ROPE != 0 && start + run + i * RUNS == at.position)
 
-// Asks for CHUNK positions from `start` on, as far as they are in the cache already.
+// Finds the blocks of the CHUNK positions from `start` on. What the table has behind a sequence's end is not used.
+void find_blocks(Place at, int start) {
+    int run = at.lane / LOADS;
+#define FIND_BLOCK(i) if (i < EACH) blocks[i] = step_data[at.table + min((start + run + i * RUNS) / BLOCK, max_blocks - 1)];
+    REPEAT_8(FIND_BLOCK)
+}
+
+// Asks for them, as far as they are in the cache already.
 void fetch_cached(Place at, int start, int end) {
     int run = at.lane / LOADS, column = at.lane % LOADS;
 #define FETCH_POSITION(i) if (i < EACH) { \
         int p = start + run + i * RUNS; \
         bool there = run < RUNS && p < end && !IS_OWN(i); \
-        uint block = step_data[at.table + min(p, end - 1) / BLOCK]; \
-        uint from = ((block * BLOCK + p % BLOCK) * kv_heads + at.kv_head) * LOADS + column; \
+        uint from = there ? ((blocks[i] * BLOCK + p % BLOCK) * kv_heads + at.kv_head) * LOADS + column : 0; \
         held_k[i] = there ? keys[from] : uvec4(0); \
         held_v[i] = there ? values[from] : uvec4(0); \
     }

@@ -45,6 +45,7 @@ KERNEL(attention_decode) {
     int count = (length + PART - 1) / PART, end = min(length, (part + 1) * PART);
     if (part >= count) return;
     Place at = Place(m * uint(heads + 2 * kv_heads) * QUADS, block_table + sequence * max_blocks, position, kv_head, lane);
+    find_blocks(at, part * PART);
     fetch_cached(at, part * PART, end);
     attend(at, part * PART, end);
     uint first_head = m * uint(heads) + kv_head * GROUP;

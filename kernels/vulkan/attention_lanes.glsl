@@ -13,6 +13,7 @@ const float LOWEST = -3e38;          // of no position; a difference of two of t
 // the functions below.
 void attend(Place at, int begin, int end) {
     int run = at.lane / LOADS, column = at.lane % LOADS;
+    find_blocks(at, begin + CHUNK);
     share_token(at, begin, end);
     barrier();
     vec4 q_low[8], q_high[8], sum_low[8], sum_high[8];
@@ -26,7 +27,16 @@ void attend(Place at, int begin, int end) {
     }
     HEADS(BEGIN, 0)
     for (int start = begin; start < end; start += CHUNK) {
-        if (start != begin) fetch_cached(at, start, end);
+        uvec4 now_k[8], now_v[8];
+#define TAKE(i) if (i < EACH) { \
+            now_k[i] = IS_OWN(i) ? own_key[column] : held_k[i]; \
+            now_v[i] = IS_OWN(i) ? own_value[column] : held_v[i]; \
+        }
+        REPEAT_8(TAKE)
+        if (start + CHUNK < end) {  // the next ones are on their way meanwhile
+            fetch_cached(at, start + CHUNK, end);
+            find_blocks(at, start + 2 * CHUNK);
+        }
         float score[8][8], most[8];
 #define SCORE(i, h) if (h < GROUP) { \
             float dots = dot(low_of(key), q_low[h]); \
@@ -36,7 +46,7 @@ void attend(Place at, int begin, int end) {
             most[h] = i == 0 ? score[i][h] : max(most[h], score[i][h]); \
         }
 #define SCORES(i) if (i < EACH) { \
-            uvec4 key = IS_OWN(i) ? own_key[column] : held_k[i]; \
+            uvec4 key = now_k[i]; \
             HEADS(SCORE, i) \
         }
         REPEAT_8(SCORES)
@@ -57,7 +67,7 @@ void attend(Place at, int begin, int end) {
             if (STEP == 2) sum_high[h] += weight * high_of(value); \
         }
 #define VALUES(i) if (i < EACH) { \
-            uvec4 value = IS_OWN(i) ? own_value[column] : held_v[i]; \
+            uvec4 value = now_v[i]; \
             HEADS(ADD, i) \
         }
         REPEAT_8(VALUES)

@@ -30,7 +30,10 @@ void attend(Place at, int begin, int end) {
     [[unroll]] for (int i = 0; i < 8; i++) largest[i] = -INFINITY;
     float total = 0.0;  // of head `lane`
     for (int start = begin; start < end; start += CHUNK) {
-        if (start != begin) fetch_cached(at, start, end);
+        if (start != begin) {
+            find_blocks(at, start);
+            fetch_cached(at, start, end);
+        }
         if (start == begin) share_token(at, begin, end);  // while the loads are on their way
         barrier();
 #define SHARE(i) if (i < EACH && run < RUNS) pool[(run + i * RUNS) * (LOADS + 1) + column] = IS_OWN(i) ? own_key[column] : held_k[i];

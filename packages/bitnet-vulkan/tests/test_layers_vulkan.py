@@ -61,7 +61,7 @@ def rng() -> np.random.Generator:
 SHAPES: list[tuple[dict[str, Any], Literal["f32", "f16"]]] = [
     ({"heads": 4, "kv_heads": 2, "head_dim": 32, "ffn": 528}, "f16"),
     ({"heads": 6, "kv_heads": 2, "head_dim": 32, "style": "interleaved", "activation": "silu"}, "f32"),
-    ({"heads": 3, "kv_heads": 3, "head_dim": 16, "sub_norms": False, "ffn": 260}, "f16"),
+    ({"heads": 3, "kv_heads": 3, "head_dim": 32, "sub_norms": False, "ffn": 260}, "f16"),
 ]
 shapes = pytest.mark.parametrize(("shape", "dtype"), SHAPES, ids=["wide", "f32", "plain"])
 
