@@ -58,7 +58,7 @@ class LayerOps:
         defines |= {"RELU2": int(up.activation == "relu2"), "GROUPS": self.groups}
         defines["NORMS"] = sum(1 << i for i, (quant, _) in enumerate(layer.pairs) if quant.weight)
         parts = ctx.scratch("layer parts", most * op.kv_heads * (sizes["GROUP"] * (op.head_dim + 2) + 4) * 4)
-        step, *place = positions(ctx)
+        step, _, _, *place = positions(ctx)
         args: list[Arg] = [step, x, ctx.tensors[op.qkv], ctx.kv("k", op.layer), ctx.kv("v", op.layer)]
         args += [ctx.dense(rope.cos).data, ctx.dense(rope.sin).data, parts, glu_products(ctx, up)]
         assert ctx.program.kv is not None
