@@ -3,8 +3,7 @@
 //
 // GROUPS work-groups, all of which must run at once, go through five phases: the products q, k and v; attention, with the rotation
 // and the cache's new entry; the product o; gates and ups; down. Norms and quantisation are made by each group for itself. Between
-// phases all wait for all, and each asks for its codes of the next one before it does. A layer waits for the one before it, too, so
-// that there need not be a barrier between their dispatches.
+// phases all wait for all, and each asks for its codes of the next one before it does.
 layout(constant_id = 1) const int DIM = 64;
 layout(constant_id = 2) const int BLOCK = 32;
 layout(constant_id = 3) const int KV_F16 = 0;
@@ -33,7 +32,7 @@ BUFFER(5, readonly, float, cosines);
 BUFFER(6, readonly, float, sines);
 BUFFER(7, coherent, vec4, parts);  // of each part and key/value head: GROUP * DIM sums, and of each head its greatest score and its sum of weights
 BUFFER(8, coherent, vec4, activated);
-BUFFER(9, volatile, uint, counts);  // of each layer, how many groups wait or have waited: between phases, and in the end
+BUFFER(9, volatile, uint, counts);  // of groups that wait or have waited, between two phases each; all but the last begin at 0
 BUFFER(10, readonly, vec4, norm0);
 BUFFER(11, readonly, uvec4, codes0);
 BUFFER(12, readonly, float, scale0);
@@ -46,7 +45,7 @@ BUFFER(18, readonly, float, scale2);
 BUFFER(19, readonly, vec4, norm3);
 BUFFER(20, readonly, uvec4, codes3);
 BUFFER(21, readonly, float, scale3);
-layout(push_constant) uniform Push { int seq_len, block_table, max_blocks, mine, before; float eps0, eps1, eps2, eps3; };
+layout(push_constant) uniform Push { int seq_len, block_table, max_blocks; float eps0, eps1, eps2, eps3; };
 const int ROPE = 1, kv_heads = KV_HEADS;
 #include "attention_lanes.glsl"
 #include "ternary_row.glsl"
@@ -54,21 +53,16 @@ const uint ATTENTION = KV_HEADS * GROUP * DIM, QKV = ATTENTION + 2 * KV_HEADS * 
 const uint ITEM = (GROUP * (DIM + 2) + 3) / 4;
 shared vec2 shares[MOST * KV_HEADS * GROUP];
 
-// Waits until every group has arrived at a count, and sees what all of them wrote before.
-void wait_for(uint at) {
-    if (gl_LocalInvocationID.x == 0)
-        while (counts[at] < GROUPS) {}
-    barrier();
-    memoryBarrierBuffer();
-}
-void arrive(uint at) {
-    memoryBarrierBuffer();
-    barrier();
-    if (gl_LocalInvocationID.x == 0) atomicAdd(counts[at], 1);
-}
+// Waits until every group is here, and sees what all of them wrote before.
 void wait_for_all(uint at) {
-    arrive(mine + at);
-    wait_for(mine + at);
+    memoryBarrierBuffer();
+    barrier();
+    if (gl_LocalInvocationID.x == 0) {
+        atomicAdd(counts[at], 1);
+        while (counts[at] < GROUPS) {}
+    }
+    barrier();
+    memoryBarrierBuffer();
 }
 
 #define CHUNKS_OF(cols) (((cols) + 127) / 128 * 2)
@@ -104,7 +98,7 @@ ivec2 multiply(uint lane, uint cols, uint lanes, bool two) {
 
 KERNEL(decode_layer) {
     uint lane = LANE, id = gl_WorkGroupID.x, base = id * ROWS_AT_ONCE(LANES);
-    if (id == 0 && lane == 0) counts[mine + 3] = 0;  // no group is there yet, nor of the step before any more
+    if (id == 0 && lane == 0) counts[3] = 0;  // no group is there yet, nor of the layer before any more
     // A step of one token has one sequence. What steps before have left in the cache can be asked for at once.
     int length = step_data[seq_len], begin = int(id) / KV_HEADS * PART;
     Place at = Place(0, block_table, length - 1, int(id) % KV_HEADS, int(lane));
@@ -114,7 +108,6 @@ KERNEL(decode_layer) {
 #define FETCH0(i) FETCH_CODES(i, codes0, base, QKV, WIDTH, LANES, false)
     REPEAT_8(FETCH_NORM0)
     REPEAT_8(FETCH0)
-    if (before >= 0) wait_for(before + 4);  // for the layer before, of which this dispatch may begin ahead
     REPEAT_8(FETCH_X)
     float unit = quantise(lane, WIDTH / 4, CHUNKS_OF(WIDTH), PITCH_OF(WIDTH), (NORMS & 1) != 0, eps0);
     uint count = (length + PART - 1) / PART, tasks = count * KV_HEADS;
@@ -127,7 +120,6 @@ KERNEL(decode_layer) {
     REPEAT_8(FETCH1)
     REPEAT_8(FETCH_NORM1)
     wait_for_all(0);
-    if (id == 0 && lane == 0 && before >= 0) counts[before + 4] = 0;  // all groups have passed it
 
     for (uint task = id; task < tasks; task += GROUPS) {
         begin = int(task) / KV_HEADS * PART;
@@ -199,11 +191,10 @@ KERNEL(decode_layer) {
     REPEAT_8(FETCH_NORM3)
     wait_for_all(3);
 
-    if (id == 0 && lane < 3) counts[mine + lane] = 0;  // all groups have passed them
+    if (id == 0 && lane < 3) counts[lane] = 0;  // all groups have passed them
 #define FETCH_ACTIVATED(i) FETCH_ROW(i, v, activated, FFN)
     REPEAT_8(FETCH_ACTIVATED)
     unit = quantise(lane, FFN / 4, CHUNKS_OF(FFN), PITCH_OF(FFN), (NORMS & 8) != 0, eps3);
 #define ADD_DOWN(n, sums) x[n / 4][n % 4] = plus(x[n / 4][n % 4], scaled(sums.x, unit, scale3[n]));
     PRODUCT(FETCH3, WIDTH, FFN, DOWN_LANES, false, ADD_DOWN)
-    arrive(mine + 4);
 }

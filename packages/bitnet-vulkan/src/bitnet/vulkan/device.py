@@ -92,11 +92,9 @@ class VulkanDriver:
             commands = self._queue.command_buffer()
             recording = Recording(self, commands, pool)
             touched: dict[int, bool] = {}  # buffers used since the last barrier: written, or read only
-            waits = False  # for the dispatch before this one, by itself
             self._barrier(commands, COMPUTE_STAGE | TRANSFER_STAGE)
             for (launch, windows, scalars), pipeline in zip(prepared, pipelines, strict=True):
-                waits, after_one = launch.overlaps, waits
-                if not (waits and after_one) and _meets(touched, windows, pipeline.written):
+                if _meets(touched, windows, pipeline.written):
                     self._barrier(commands, COMPUTE_STAGE)
                     touched.clear()
                 for at, window in enumerate(windows):

@@ -6,7 +6,7 @@ Vulkan promises no progress between work-groups, so this is for NVIDIA's own dri
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -14,7 +14,7 @@ from bitnet.core.gpu import Arg, Bucket, Context, Launch
 from bitnet.core.gpu.fusion import glu_products
 from bitnet.core.gpu.layers import Layer, layer_at
 from bitnet.core.gpu.ops import ceil_div, kv_defines, positions
-from bitnet.core.hal import Attention, Op
+from bitnet.core.hal import Op
 from bitnet.vulkan.hardware import Hardware
 from bitnet.vulkan.launches import launch, pitch
 
@@ -24,8 +24,8 @@ LEAST_CHUNK = 64
 """Positions that a work-group looks at together."""
 MOST_PARTS = 16
 """Parts of a sequence's positions, at most: every work-group puts together what they found."""
-BUFFERS, COUNTS = 22, 8
-"""That the kernel binds; words of a layer's counts of work-groups that have arrived."""
+BUFFERS = 22
+"""That the kernel binds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,14 +40,10 @@ class LayerOps:
         hardware = self.hardware
         able = self.groups and hardware.macros["DOT"] and hardware.group >= GROUP and hardware.buffers >= BUFFERS
         layer = layer_at(ops) if able and hardware.subgroup >= LEAST_LANES else None
-        if layer is None or self._sizes(ctx, layer) is None:
-            return None
-        index = layer.attention.layer  # names the counts, too
-        others = [op for op in ctx.program.ops if isinstance(op, Attention) and op.layer == index]
-        return layer if len(others) == 1 else None
+        return layer if layer and self._sizes(ctx, layer) else None
 
-    def launch(self, ctx: Context, layer: Layer, before: Layer | None, bucket: Bucket) -> Launch:
-        """The launch of one, behind that of the layer ``before`` where that is one dispatch, too."""
+    def launch(self, ctx: Context, layer: Layer, bucket: Bucket) -> Launch:
+        """The launch of one."""
         rope, op, up = layer.rope, layer.attention, layer.quants[3]
         x, sizes = ctx.tensors[layer.quants[0].x], self._sizes(ctx, layer)
         assert sizes is not None
@@ -61,15 +57,12 @@ class LayerOps:
         step, _, _, *place = positions(ctx)
         args: list[Arg] = [step, x, ctx.tensors[op.qkv], ctx.kv("k", op.layer), ctx.kv("v", op.layer)]
         args += [ctx.dense(rope.cos).data, ctx.dense(rope.sin).data, parts, glu_products(ctx, up)]
-        assert ctx.program.kv is not None
-        args.append(ctx.zeroed("layer arrivals", ctx.program.kv.layers * COUNTS * 4))
+        args.append(ctx.zeroed("layer arrivals", 4 * 4))
         for quant, product in layer.pairs:
             w = ctx.ternary(product.weights)
             args += [ctx.dense(quant.weight).data if quant.weight else x, w.codes, w.scales]
-        args += [*place, np.int32(op.layer * COUNTS), np.int32(before.attention.layer * COUNTS if before else -1)]
-        args += [*(np.float32(quant.eps) for quant, _ in layer.pairs)]
-        made = launch("decode_layer", "decode_layer", (self.groups, 1, 1), GROUP, tuple(args), defines)
-        return replace(made, overlaps=True)
+        args += [*place, *(np.float32(quant.eps) for quant, _ in layer.pairs)]
+        return launch("decode_layer", "decode_layer", (self.groups, 1, 1), GROUP, tuple(args), defines)
 
     def _sizes(self, ctx: Context, layer: Layer) -> dict[str, int] | None:
         """What the kernel is compiled for, less what depends on the context; None where it does not take the layer."""

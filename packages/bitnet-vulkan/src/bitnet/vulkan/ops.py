@@ -191,8 +191,7 @@ class VulkanOps:
         if ctx.program.keep or bucket.tokens > 1:
             return alone(ctx, ops[at], bucket), 1
         if layer := self._layers.find(ctx, ops[at:]):
-            before = self._layers.find(ctx, ops[at - LAYER_OPS :]) if at >= LAYER_OPS else None
-            return [self._layers.launch(ctx, layer, before, bucket)], LAYER_OPS
+            return [self._layers.launch(ctx, layer, bucket)], LAYER_OPS
         match ops[at : at + 4]:
             case [RopeAppend() as rope, Attention() as op, *_] if (rope.qkv, rope.layer) == (op.qkv, op.layer):
                 if self._splits_attention(ctx, op, bucket):
