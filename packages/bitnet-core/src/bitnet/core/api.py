@@ -15,6 +15,7 @@ from __future__ import annotations
 import os
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
@@ -82,9 +83,7 @@ def load_model(
     file = open_model(default_model_path() if path is None else path, i2s_layout=i2s_layout)
     selection = None
     if device is None or isinstance(device, str):
-        selection = select_device(device)
-        with _thread_count(threads):
-            opened = selection.open()
+        selection, opened = _open(device, threads, file)
     else:
         opened = device
     try:
@@ -334,6 +333,30 @@ class CompletionStream(Iterator[Chunk]):
 
     def __del__(self) -> None:
         self._ticket.cancel()
+
+
+def _open(request: str | None, threads: int | None, file: ModelFile) -> tuple[Selection, Device]:
+    """Choose and open the device; meanwhile the tokenizer is made, since drivers start without the interpreter's lock.
+
+    Raises:
+        DeviceUnavailableError, InvalidInputError: As :func:`select_device` and :meth:`Selection.open`.
+        ModelFileError: The file has no good tokenizer.
+    """
+
+    def choose() -> tuple[Selection, Device]:
+        selection = select_device(request)
+        with _thread_count(threads):
+            return selection, selection.open()
+
+    with ThreadPoolExecutor(1, "bitnet-open") as pool:
+        opening = pool.submit(choose)
+        try:
+            file.tokenizer  # noqa: B018
+        except BaseException:
+            if opening.exception() is None:
+                opening.result()[1].close()
+            raise
+        return opening.result()
 
 
 @contextmanager
