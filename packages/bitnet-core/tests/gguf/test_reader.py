@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import struct
 import tracemalloc
 from pathlib import Path
@@ -13,7 +14,7 @@ import numpy as np
 import pytest
 
 from bitnet.core.errors import ModelFileError
-from bitnet.core.gguf import GGMLType, GGUFFile
+from bitnet.core.gguf import GGMLType, GGUFFile, reader
 
 U8, U32, F32, BOOL, STRING, ARRAY, U64 = 0, 4, 6, 7, 8, 9, 10
 
@@ -195,6 +196,30 @@ def test_text_that_is_not_utf8(build: Any, tmp_path: Path) -> None:
 def test_array_text_that_is_not_utf8(build: Any, tmp_path: Path) -> None:
     build.add("key", ARRAY, struct.pack("<IQ", STRING, 2) + build.string("ok") + build.string(b"\xc3("))
     check(build.write(tmp_path / "a"), "metadata 'key'[1]", 39 + 12 + 10 + 8, "not valid UTF-8")
+
+
+@pytest.mark.parametrize("piece", [0, 7, 8, 9, 64, 1000, 1 << 18])
+def test_arrays_of_strings(build: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, piece: int) -> None:
+    """Strings of any length, with NULs, and such that look like lengths, whatever is read at a time."""
+    monkeypatch.setattr(reader, "PIECE", piece)
+    monkeypatch.setattr(reader, "MAX_ODD", 3)
+    letters = "abc\0\u0120\u65e5\U0001f600"
+    odd = ["", "\0", "\1" + "\0" * 7 + "a", "\0" * 8, "x" * 255, "x" * 256, "\u0120" * 128, "y" * 70_000]
+    arrays = []
+    for often in (0.0, 0.01, 0.5, 1.0):
+        strings = [
+            random.choice(odd) if random.random() < often else "".join(random.choices(letters[:3] + letters[4:], k=n))
+            for n in (random.randrange(20) for _ in range(random.randrange(1, 300)))
+        ]
+        arrays.append(strings)
+    arrays.append(["".join(random.choices(letters, k=random.randrange(1, 9))) for _ in range(300)])
+    for i, strings in enumerate(arrays):
+        value = struct.pack("<IQ", STRING, len(strings)) + b"".join(map(build.string, strings))
+        build.add(f"strings{i}", ARRAY, value).add(f"after{i}", U32, struct.pack("<I", i))
+    metadata = GGUFFile(build.write(tmp_path / "a")).metadata
+    for i, strings in enumerate(arrays):
+        assert metadata[f"strings{i}"] == strings
+        assert metadata[f"after{i}"] == i
 
 
 def test_keys(build: Any, tmp_path: Path) -> None:

@@ -34,6 +34,10 @@ MAX_KEY = 65_535
 """Bytes of a metadata key or tensor name at most, by the specification."""
 MAX_NESTING = 4
 """Arrays in arrays at most; no known writer nests at all."""
+PIECE = 1 << 18
+"""Bytes of an array of strings that are read together; an array of the cache's size, not of the file's."""
+MAX_ODD = 1000
+"""Strings read one by one where the next is long or odd: looking again for short ones costs as much as some hundred."""
 MIN_METADATA_ENTRY = 8 + 1 + 4 + 1
 MIN_TENSOR_ENTRY = 8 + 1 + 4 + 4 + 8
 
@@ -266,7 +270,47 @@ class _Cursor:
         return np.frombuffer(self.data, dtype, count, begin)
 
     def _strings(self, count: int, field: str) -> list[str]:
-        # A vocabulary has hundreds of thousands of strings: one tight loop, and errors are sorted out after it.
+        # A vocabulary has hundreds of thousands of strings, nearly all of them short.
+        out: list[str] = []
+        while len(out) < count:
+            left = count - len(out)
+            out += self._short_strings(left) or self._any_strings(min(left, MAX_ODD), field, len(out))
+        return out
+
+    def _short_strings(self, most: int) -> list[str]:
+        """Strings from here on, as many as lie in a piece of the file and need no care: none where the first does.
+
+        Where lengths are below 256, every place that can be one is found at once, and they are right as far as each
+        leads to the next.
+        """
+        raw = self.data[self.at : min(self.at + PIECE, self.end)]
+        if len(raw) < 8:
+            return []
+        numbers = np.ndarray((len(raw) - 7,), "<u8", raw, strides=(1,))
+        heads = np.flatnonzero(numbers < 256)[:most]
+        ends = heads + 8 + numbers[heads].astype(np.int64)
+        follows = np.concatenate(([0], ends[:-1])) == heads
+        follows &= ends <= len(raw)
+        if not len(follows) or not follows[0]:
+            return []
+        heads = heads[: len(heads) if follows.all() else int(follows.argmin())]
+        size = int(ends[len(heads) - 1])
+        text = np.frombuffer(raw, np.uint8, size).copy()
+        kept = np.ones(size, np.bool_)
+        for i in range(1, 8):  # of each length a NUL stays, between the strings
+            kept[heads + i] = False
+        text[heads] = 0
+        try:
+            found: list[str] = text[kept].tobytes().decode().split("\0")[1:]
+        except UnicodeDecodeError:
+            return []
+        if len(found) != len(heads):  # there are NULs in them
+            return []
+        self.at += size
+        return found
+
+    def _any_strings(self, count: int, field: str, index: int) -> list[str]:
+        """``count`` strings, the first of them number ``index``: one by one, and errors are sorted out after it."""
         data, at, end, unpack = self.data, self.at, self.end, _U64.unpack_from
         out: list[str] = []
         append = out.append
@@ -281,7 +325,7 @@ class _Cursor:
             pass
         if len(out) < count:
             self.at = begin - 8
-            self.string(f"{field}[{len(out)}]")  # fails with what is wrong there
+            self.string(f"{field}[{index + len(out)}]")  # fails with what is wrong there
         self.at = at
         return out
 
