@@ -12,8 +12,9 @@ from typing import Any
 
 import numpy as np
 import tokenizers
-from tokenizers import models, normalizers, pre_tokenizers
+from tokenizers import normalizers, pre_tokenizers
 
+from bitnet.core.bpe import BytePairs, listed_merges, scored_merges
 from bitnet.core.errors import InvalidInputError, brief
 from bitnet.core.gguf import GGUFFile
 from bitnet.core.vocabulary import KEY, LLAMA3, TokenType, Vocabulary, vocabulary_from_metadata
@@ -85,12 +86,11 @@ class Tokenizer:
         except UnicodeEncodeError as error:
             raise InvalidInputError(f"the text holds {text[error.start]!r}, which is no Unicode character.") from None
         splitter = self._split_all if parse_special else self._split_user
+        parts = splitter.split(text) if splitter else [text]
         ids = list(self._prefix) if add_special else []
-        for i, part in enumerate(splitter.split(text) if splitter else [text]):
-            if i % 2:
-                ids.append(self._ids[part])
-            elif part:
-                ids += self._backend.encode(part, add_special_tokens=False).ids
+        for i, plain in enumerate(self._backend.encode(parts[::2])):
+            ids += plain
+            ids += [self._ids[part] for part in parts[2 * i + 1 : 2 * i + 2]]
         return ids + self._suffix if add_special else ids
 
     def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
@@ -193,22 +193,10 @@ def _splitter(tokens: Iterable[str]) -> re.Pattern[str] | None:
     return re.compile(f"({alternatives})") if alternatives else None
 
 
-def _backend(vocabulary: Vocabulary, merges: list[tuple[str, str]], **options: bool | str) -> tokenizers.Tokenizer:
+def _byte_level(vocabulary: Vocabulary) -> BytePairs:
     ids = {token: i for i, token in enumerate(vocabulary.tokens)}
-    try:
-        return tokenizers.Tokenizer(models.BPE(ids, merges, **options))
-    except Exception as error:  # the library raises nothing narrower
-        raise InvalidInputError(f"do not make a byte-pair encoding: {brief(str(error))}.") from error
-
-
-def _byte_level(vocabulary: Vocabulary) -> tokenizers.Tokenizer:
-    merges: list[Any] = [tuple(merge.split(" ")) for merge in vocabulary.merges]
-    wrong = next((merge for merge in merges if len(merge) != 2), None)
-    if wrong is not None:
-        raise InvalidInputError(f"hold {brief(' '.join(wrong))}, which is not two tokens with a space between.")
-    backend = _backend(vocabulary, merges, ignore_merges=vocabulary.pre == LLAMA3)
-    backend.pre_tokenizer = word_cutter(vocabulary.pre)
-    return backend
+    merges = listed_merges(vocabulary.merges, ids)
+    return BytePairs(ids, merges, cut=word_cutter(vocabulary.pre), ignore_merges=vocabulary.pre == LLAMA3)
 
 
 def word_cutter(pre: str) -> pre_tokenizers.PreTokenizer:
@@ -219,30 +207,24 @@ def word_cutter(pre: str) -> pre_tokenizers.PreTokenizer:
     return pre_tokenizers.Sequence([words, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
 
 
-def _sentencepiece(vocabulary: Vocabulary) -> tokenizers.Tokenizer:
-    # SentencePiece merges the neighbours whose joint piece has the best score: every way to cut a piece in two is a
-    # merge, ranked by the piece's score.
-    score = {
-        token: score
-        for token, score, kind in zip(vocabulary.tokens, vocabulary.scores, vocabulary.types, strict=True)
-        if kind == TokenType.NORMAL
-    }
-    merges = [
-        (-score[piece], (piece[:cut], piece[cut:]))
-        for piece in score
-        for cut in range(1, len(piece))
-        if piece[:cut] in score and piece[cut:] in score
-    ]
-    merges.sort(key=lambda merge: merge[0])
-    unknown = next(
-        (t for t, kind in zip(vocabulary.tokens, vocabulary.types, strict=True) if kind == TokenType.UNKNOWN), None
-    )
-    options: dict[str, bool | str] = {} if unknown is None else {"unk_token": unknown}
-    backend = _backend(vocabulary, [pair for _, pair in merges], byte_fallback=True, fuse_unk=True, **options)
-    replace = normalizers.Replace(" ", SPACE)
+def _sentencepiece(vocabulary: Vocabulary) -> BytePairs:
+    def of_kind(*wanted: TokenType) -> list[int]:
+        return [i for i, kind in enumerate(vocabulary.types) if kind in wanted]
+
+    tokens = vocabulary.tokens
+    scores = {tokens[i]: vocabulary.scores[i] for i in of_kind(TokenType.NORMAL)}
+    unknown = [tokens[i] for i in of_kind(TokenType.UNKNOWN)]
+    options: dict[str, Any] = {"unk_token": unknown[0]} if unknown else {}
     prepend = [normalizers.Prepend(SPACE)] if vocabulary.space_prefix else []
-    backend.normalizer = normalizers.Sequence([*prepend, replace])
-    return backend
+    return BytePairs(
+        {token: i for i, token in enumerate(tokens)},
+        scored_merges(scores),
+        normalize=normalizers.Sequence([*prepend, normalizers.Replace(" ", SPACE)]),
+        always=[*unknown, *(tokens[i] for i in of_kind(TokenType.BYTE))],
+        byte_fallback=True,
+        fuse_unk=True,
+        **options,
+    )
 
 
 @lru_cache(maxsize=1)
