@@ -30,6 +30,7 @@ from bitnet.core.engine.setup import STEP_TOKENS, open_engine
 from bitnet.core.engine.worker import Ticket, Worker
 from bitnet.core.errors import InvalidInputError
 from bitnet.core.hal import Device, DeviceInfo, Executable
+from bitnet.core.mapped import MappedFile
 from bitnet.core.model.default import default_model_path
 from bitnet.core.model.file import ModelFile, open_model
 from bitnet.core.model.program import kv_bytes
@@ -80,12 +81,16 @@ def load_model(
         OutOfMemoryError, DeviceError: The model does not fit the device, or the device failed.
         InvalidInputError: An argument is out of its range.
     """
-    file = open_model(default_model_path() if path is None else path, i2s_layout=i2s_layout)
+    path = Path(default_model_path() if path is None else path)
     selection = None
     if device is None or isinstance(device, str):
-        selection, opened = _open(device, threads, file)
+        MappedFile(path)  # what is no file is said before a driver starts
+        with _Opening(device, threads) as opening:
+            file = open_model(path, i2s_layout=i2s_layout)
+            file.tokenizer  # noqa: B018
+            selection, opened = opening.result()
     else:
-        opened = device
+        file, opened = open_model(path, i2s_layout=i2s_layout), device
     try:
         engine, executable = open_engine(
             file, opened, context=context, kv_dtype=kv_dtype, max_seqs=max_seqs, step_tokens=step_tokens
@@ -335,28 +340,39 @@ class CompletionStream(Iterator[Chunk]):
         self._ticket.cancel()
 
 
-def _open(request: str | None, threads: int | None, file: ModelFile) -> tuple[Selection, Device]:
-    """Choose and open the device; meanwhile the tokenizer is made, since drivers start without the interpreter's lock.
+class _Opening:
+    """A device that is chosen and opened in a thread, as drivers start without the interpreter's lock.
 
-    Raises:
-        DeviceUnavailableError, InvalidInputError: As :func:`select_device` and :meth:`Selection.open`.
-        ModelFileError: The file has no good tokenizer.
+    Leaving the context with an error closes it.
     """
 
-    def choose() -> tuple[Selection, Device]:
-        selection = select_device(request)
-        with _thread_count(threads):
+    def __init__(self, request: str | None, threads: int | None) -> None:
+        self._request, self._threads = request, threads
+        self._pool = ThreadPoolExecutor(1, "bitnet-open")
+        self._future = self._pool.submit(self._open)
+
+    def result(self) -> tuple[Selection, Device]:
+        """How the device was chosen, and the device.
+
+        Raises:
+            DeviceUnavailableError, InvalidInputError: As :func:`select_device` and :meth:`Selection.open`.
+        """
+        return self._future.result()
+
+    def _open(self) -> tuple[Selection, Device]:
+        selection = select_device(self._request)
+        with _thread_count(self._threads):
             return selection, selection.open()
 
-    with ThreadPoolExecutor(1, "bitnet-open") as pool:
-        opening = pool.submit(choose)
-        try:
-            file.tokenizer  # noqa: B018
-        except BaseException:
-            if opening.exception() is None:
-                opening.result()[1].close()
-            raise
-        return opening.result()
+    def __enter__(self) -> _Opening:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._pool.shutdown()
+        if error is not None and self._future.exception() is None:
+            self._future.result()[1].close()
 
 
 @contextmanager
