@@ -13,6 +13,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -24,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from bitnet.core import registry
 from bitnet.core.engine import Chunk, Completion, Engine, GenerationOptions
 from bitnet.core.engine.perplexity import Perplexity, running_perplexity
 from bitnet.core.engine.setup import STEP_TOKENS, open_engine
@@ -46,6 +48,7 @@ if TYPE_CHECKING:
     from bitnet.core.model.program import KVDtype
     from bitnet.core.tokenizer import Tokenizer
 
+TURN = 0.0002
 Messages = Sequence[Mapping[str, str]]
 """A conversation: ``{"role": "user", "content": "…"}``, oldest first."""
 
@@ -343,11 +346,15 @@ class CompletionStream(Iterator[Chunk]):
 class _Opening:
     """A device that is chosen and opened in a thread, as drivers start without the interpreter's lock.
 
-    Leaving the context with an error closes it.
+    Leaving the context with an error closes it. Until then threads take turns at the lock every ``TURN`` seconds: with
+    Python's 5 ms the thread, which lets go of it at each call of the driver, would have to wait for most of them.
     """
 
     def __init__(self, request: str | None, threads: int | None) -> None:
         self._request, self._threads = request, threads
+        registry.installed()  # reads hundreds of small files, and would wait for the lock after each
+        self._interval = sys.getswitchinterval()
+        sys.setswitchinterval(min(self._interval, TURN))
         self._pool = ThreadPoolExecutor(1, "bitnet-open")
         self._future = self._pool.submit(self._open)
 
@@ -371,6 +378,7 @@ class _Opening:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._pool.shutdown()
+        sys.setswitchinterval(self._interval)
         if error is not None and self._future.exception() is None:
             self._future.result()[1].close()
 
