@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
@@ -18,11 +19,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from bitnet.core import api, opening
 from bitnet.core.api import Model, load_model
 from bitnet.core.engine import GenerationOptions
 from bitnet.core.engine.options import OptionArguments
 from bitnet.core.engine.setup import cache_blocks
-from bitnet.core.errors import ContextFullError, InvalidInputError, ModelFileError
+from bitnet.core.errors import ContextFullError, DeviceUnavailableError, InvalidInputError, ModelFileError
 from bitnet.core.reference import ReferenceDevice
 
 ROOT = Path(__file__).parents[4]
@@ -160,6 +162,69 @@ def test_threads_are_for_this_model_only(path: Path, monkeypatch: pytest.MonkeyP
         assert getattr(model._device, "threads", 3) == 3
         assert len(model.generate("x", max_tokens=3, ignore_eos=True).tokens) == 3
     assert "BITNET_THREADS" not in os.environ
+
+
+class Switch:
+    """A device that says when it is closed."""
+
+    info = ReferenceDevice().info
+    closed = 0
+
+    def open(self) -> Switch:
+        return self
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+@pytest.mark.parametrize("wrong", ["merges", "file", "interrupt"])
+def test_a_device_that_opened_for_nothing_is_closed(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wrong: str
+) -> None:
+    """It opens in a thread while the file is read, and it may take longer than that."""
+    device, begun = Switch(), threading.Event()
+
+    def select(request: str | None) -> Switch:
+        begun.set()
+        time.sleep(0.2)
+        return device
+
+    def interrupt(*_: object, **__: object) -> None:
+        assert begun.wait(10)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(opening, "select_device", select)
+    data = path.read_bytes()
+    if wrong == "merges":
+        assert b"a t" in data
+        data = data.replace(b"a t", b"a-t")
+    elif wrong == "file":
+        data = data[:100]
+    else:
+        monkeypatch.setattr(api, "open_model", interrupt)
+    file = tmp_path / "wrong.gguf"
+    file.write_bytes(data)
+    interval = sys.getswitchinterval()
+    with pytest.raises(KeyboardInterrupt if wrong == "interrupt" else ModelFileError):
+        load_model(file)
+    assert device.closed == 1
+    assert sys.getswitchinterval() == interval
+
+
+def test_a_device_that_does_not_open(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str | None] = []
+
+    def select(request: str | None) -> None:
+        asked.append(request)
+        raise DeviceUnavailableError("there is none.")
+
+    monkeypatch.setattr(opening, "select_device", select)
+    with pytest.raises(ModelFileError, match="cannot be opened"):  # said before a driver is looked for
+        load_model(tmp_path / "nothing.gguf", device="gpu")
+    assert asked == []
+    with pytest.raises(DeviceUnavailableError, match="there is none"):
+        load_model(path, device="gpu")
+    assert asked == ["gpu"]
 
 
 def test_a_closed_model_says_so(path: Path) -> None:

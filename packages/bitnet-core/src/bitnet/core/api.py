@@ -12,12 +12,8 @@
 
 from __future__ import annotations
 
-import os
-import sys
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -25,7 +21,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from bitnet.core import registry
 from bitnet.core.engine import Chunk, Completion, Engine, GenerationOptions
 from bitnet.core.engine.perplexity import Perplexity, running_perplexity
 from bitnet.core.engine.setup import STEP_TOKENS, open_engine
@@ -36,7 +31,7 @@ from bitnet.core.mapped import MappedFile
 from bitnet.core.model.default import default_model_path
 from bitnet.core.model.file import ModelFile, open_model
 from bitnet.core.model.program import kv_bytes
-from bitnet.core.select import Selection, select_device
+from bitnet.core.opening import opening
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -46,9 +41,9 @@ if TYPE_CHECKING:
     from bitnet.core.gguf.ternary import I2SLayout
     from bitnet.core.model.config import ModelConfig
     from bitnet.core.model.program import KVDtype
+    from bitnet.core.select import Selection
     from bitnet.core.tokenizer import Tokenizer
 
-TURN = 0.0002
 Messages = Sequence[Mapping[str, str]]
 """A conversation: ``{"role": "user", "content": "…"}``, oldest first."""
 
@@ -88,10 +83,10 @@ def load_model(
     selection = None
     if device is None or isinstance(device, str):
         MappedFile(path)  # what is no file is said before a driver starts
-        with _Opening(device, threads) as opening:
+        with opening(device, threads) as future:
             file = open_model(path, i2s_layout=i2s_layout)
             file.tokenizer  # noqa: B018
-            selection, opened = opening.result()
+            selection, opened = future.result()
     else:
         file, opened = open_model(path, i2s_layout=i2s_layout), device
     try:
@@ -341,63 +336,6 @@ class CompletionStream(Iterator[Chunk]):
 
     def __del__(self) -> None:
         self._ticket.cancel()
-
-
-class _Opening:
-    """A device that is chosen and opened in a thread, as drivers start without the interpreter's lock.
-
-    Leaving the context with an error closes it. Until then threads take turns at the lock every ``TURN`` seconds: with
-    Python's 5 ms the thread, which lets go of it at each call of the driver, would have to wait for most of them.
-    """
-
-    def __init__(self, request: str | None, threads: int | None) -> None:
-        self._request, self._threads = request, threads
-        registry.installed()  # reads hundreds of small files, and would wait for the lock after each
-        self._interval = sys.getswitchinterval()
-        sys.setswitchinterval(min(self._interval, TURN))
-        self._pool = ThreadPoolExecutor(1, "bitnet-open")
-        self._future = self._pool.submit(self._open)
-
-    def result(self) -> tuple[Selection, Device]:
-        """How the device was chosen, and the device.
-
-        Raises:
-            DeviceUnavailableError, InvalidInputError: As :func:`select_device` and :meth:`Selection.open`.
-        """
-        return self._future.result()
-
-    def _open(self) -> tuple[Selection, Device]:
-        selection = select_device(self._request)
-        with _thread_count(self._threads):
-            return selection, selection.open()
-
-    def __enter__(self) -> _Opening:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._pool.shutdown()
-        sys.setswitchinterval(self._interval)
-        if error is not None and self._future.exception() is None:
-            self._future.result()[1].close()
-
-
-@contextmanager
-def _thread_count(threads: int | None) -> Iterator[None]:
-    """Set ``BITNET_THREADS``, which a CPU device reads when it is opened, for as long as that takes."""
-    if threads is None:
-        yield
-        return
-    before = os.environ.get("BITNET_THREADS")
-    os.environ["BITNET_THREADS"] = str(threads)
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ["BITNET_THREADS"]
-        else:
-            os.environ["BITNET_THREADS"] = before
 
 
 def _close(worker: Worker, executable: Executable, device: Device | None) -> None:

@@ -1,0 +1,63 @@
+"""Opening a device while something else is done: what takes a driver longest it does without the interpreter's lock."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+
+from bitnet.core import registry
+from bitnet.core.hal import Device
+from bitnet.core.select import Selection, select_device
+
+TURN = 0.0002
+"""Seconds after which a thread lets others have the interpreter's lock while a device opens. With Python's own 5 ms,
+the thread that opens it, which lets go of the lock in every call of a driver or a file, waits for longer than it works.
+"""
+
+
+@contextmanager
+def opening(request: str | None, threads: int | None) -> Iterator[Future[tuple[Selection, Device]]]:
+    """Choose and open a device in a thread; how it was chosen, and the device, are the future's result.
+
+    Its errors are those of :func:`~bitnet.core.select.select_device` and ``Selection.open``. Leaving the context with
+    an error closes the device.
+    """
+    registry.installed()  # reads hundreds of small files: here, where nobody else takes the lock meanwhile
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(min(interval, TURN))
+    with ThreadPoolExecutor(1, "bitnet-open") as pool:
+        future = pool.submit(_open, request, threads)
+        try:
+            yield future
+        except BaseException:
+            if future.exception() is None:
+                future.result()[1].close()
+            raise
+        finally:
+            sys.setswitchinterval(interval)
+
+
+def _open(request: str | None, threads: int | None) -> tuple[Selection, Device]:
+    selection = select_device(request)
+    with _thread_count(threads):
+        return selection, selection.open()
+
+
+@contextmanager
+def _thread_count(threads: int | None) -> Iterator[None]:
+    """Set ``BITNET_THREADS``, which a CPU device reads when it is opened, for as long as that takes."""
+    if threads is None:
+        yield
+        return
+    before = os.environ.get("BITNET_THREADS")
+    os.environ["BITNET_THREADS"] = str(threads)
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["BITNET_THREADS"]
+        else:
+            os.environ["BITNET_THREADS"] = before
