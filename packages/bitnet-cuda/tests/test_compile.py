@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -97,3 +98,26 @@ def test_what_does_not_compile_says_why() -> None:
         compiler.compile_cubin("row_sums", compiler.options(KernelSpec("row_sums", "row_sums"), "sm_90a"), "cuda:0")
     assert "row_sums.cu" in str(raised.value)
     assert "COLS" in raised.value.log
+
+
+def test_only_what_is_not_in_the_cache_is_compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BITNET_CACHE_DIR", str(tmp_path))
+    compiled: list[str] = []
+    monkeypatch.setattr(cache, "listeners", [lambda label, seconds: compiled.append(label)])
+    advance, embed = (KernelSpec("advance", "advance"), KernelSpec("embed", "embed", (("WG", 64), ("WEIGHT_F16", 1))))
+    other = replace(embed, defines=(("WG", 64), ("WEIGHT_F16", 0)))
+
+    def cubins(*specs: KernelSpec, driver: str = "1") -> dict[KernelSpec, bytes]:
+        compiled.clear()
+        return compiler.Compiler("test", "sm_90a", "no device", driver, cache.KernelCache()).cubins(specs)
+
+    first = cubins(advance, embed)
+    assert sorted(compiled) == ["advance", "embed"]
+    second = cubins(advance, embed, other)
+    assert compiled == ["embed"]
+    assert second == first | {other: second[other]}
+    assert len({*second.values()}) == 3
+    assert cubins(other, advance) == {other: second[other], advance: first[advance]}
+    assert compiled == []
+    assert cubins(advance, driver="2").keys() == {advance}
+    assert compiled == ["advance"]

@@ -64,21 +64,23 @@ class Compiler:
             KernelCompileError: A source does not compile.
         """
         alike = {(spec.file, spec.defines): spec for spec in specs}
-        made = compile_all(self._cubin, list(alike.values()))
-        return {spec: made[alike[spec.file, spec.defines]] for spec in specs}
+        # One after another from the cache: threads that hold the lock for most of a task only wait for one another.
+        kept = {spec: self._cache.get(self._key(spec)) for spec in alike.values()}
+        made = compile_all(self._compile, [spec for spec, cubin in kept.items() if cubin is None])
+        found = {(spec.file, spec.defines): kept[spec] or made[spec] for spec in kept}
+        return {spec: found[spec.file, spec.defines] for spec in specs}
 
-    def _cubin(self, spec: KernelSpec) -> bytes:
-        flags = options(spec, self._arch)
-        key = self._cache.key(
+    def _compile(self, spec: KernelSpec) -> bytes:
+        start = time.perf_counter()
+        cubin = compile_cubin(spec.file, options(spec, self._arch), self._name)
+        self._cache.put(self._key(spec), cubin, label=spec.file, seconds=time.perf_counter() - start)
+        return cubin
+
+    def _key(self, spec: KernelSpec) -> str:
+        return self._cache.key(
             source=SOURCES.text(spec.file),
             device=self._device,
             driver=self._driver,
-            options=" ".join(flags),
+            options=" ".join(options(spec, self._arch)),
             compiler=self._version,
         )
-        cubin = self._cache.get(key)
-        if cubin is None:
-            start = time.perf_counter()
-            cubin = compile_cubin(spec.file, flags, self._name)
-            self._cache.put(key, cubin, label=spec.file, seconds=time.perf_counter() - start)
-        return cubin
