@@ -18,7 +18,7 @@ from bitnet.core.hal import Op
 from bitnet.vulkan.hardware import Hardware
 from bitnet.vulkan.launches import launch, pitch
 
-GROUP, LEAST_LANES, MOST_LANES, HELD = 512, 8, 32, 8
+GROUP, LEAST_LANES, MOST_LANES, HELD = 256, 8, 32, 8
 """Invocations of a work-group; those that share a row of codes; 16 bytes that one holds of a row, of codes or not."""
 LEAST_CHUNK = 64
 """Positions that a work-group looks at together."""
