@@ -219,7 +219,7 @@ def test_pipelines_are_kept(info: DeviceInfo, monkeypatch: Patch, tmp_path: Path
 
 
 def test_five_dispatches_a_layer(info: DeviceInfo) -> None:
-    """Where one cannot do it; and what every step has beside its layers: embedding, last norm, head, sample, advance."""
+    """Where one cannot do it; besides, every step has embedding, last norm, head, sample and advance."""
     with Opened(info, lambda hardware: replace(hardware, processors=0)) as opened:
         executable = opened.device.compile(program())
         executable.run(Step(StepLayout(LIMITS), [SequenceStep([5], 1, [0], [0])], block_size=BLOCK))
