@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from threading import Lock
 
 from bitnet.core import registry
 from bitnet.core.hal import Device
@@ -26,9 +27,7 @@ def opening(request: str | None, threads: int | None) -> Iterator[Future[tuple[S
     an error closes the device.
     """
     registry.installed()  # reads hundreds of small files: here, where nobody else takes the lock meanwhile
-    interval = sys.getswitchinterval()
-    sys.setswitchinterval(min(interval, TURN))
-    with ThreadPoolExecutor(1, "bitnet-open") as pool:
+    with _short_turns(), ThreadPoolExecutor(1, "bitnet-open") as pool:
         future = pool.submit(_open, request, threads)
         try:
             yield future
@@ -36,8 +35,27 @@ def opening(request: str | None, threads: int | None) -> Iterator[Future[tuple[S
             if future.exception() is None:
                 future.result()[1].close()
             raise
-        finally:
-            sys.setswitchinterval(interval)
+
+
+_turns_lock = Lock()
+_turns: list[float] = []
+"""What the interval was before each of the contexts that are open now; the first is the one to go back to."""
+
+
+@contextmanager
+def _short_turns() -> Iterator[None]:
+    """Turns of :data:`TURN` for all threads, until the last of the contexts that overlap is left."""
+    with _turns_lock:
+        _turns.append(sys.getswitchinterval())
+        sys.setswitchinterval(min(_turns[0], TURN))
+    try:
+        yield
+    finally:
+        with _turns_lock:
+            usual = _turns[0]
+            _turns.pop()
+            if not _turns:
+                sys.setswitchinterval(usual)
 
 
 def _open(request: str | None, threads: int | None) -> tuple[Selection, Device]:
