@@ -14,6 +14,7 @@
 // one that computes q, k and v.
 //
 // DEPTH tiles of a warp are fetched ahead.
+#include "attention.cuh"
 #define GROUP (HEADS / KV_HEADS)
 #define CHUNKS (DIM / 32)
 #define HALVES (DIM / 64)
@@ -42,18 +43,6 @@ __device__ __forceinline__ void mma(float (&c)[4], unsigned a0, unsigned a1, uns
     asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
         : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
         : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
-}
-
-__device__ __forceinline__ unsigned halves(float low, float high) {
-    unsigned out;
-    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(out) : "f"(high), "f"(low));
-    return out;
-}
-
-__device__ __forceinline__ float power(float x) {  // of 2
-    float y;
-    asm("ex2.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
 }
 
 __device__ __forceinline__ unsigned transposed(unsigned m) {

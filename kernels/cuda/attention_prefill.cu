@@ -4,6 +4,7 @@
 //
 // Two tiles of keys and values are in shared memory, one filling as the other is used; values are transposed on their way into
 // registers. Tiles of tokens are in the grid's last dimension, so that those there are come before those there might be.
+#include "attention.cuh"
 #define TILE 64
 #define WARPS 8
 #define SPAN (TILE / 2) /* positions of a tile that a warp takes */
@@ -16,18 +17,6 @@ __device__ __forceinline__ void mma(float (&c)[4], const unsigned (&a)[4], unsig
     asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
         : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-}
-
-__device__ __forceinline__ unsigned halves(float low, float high) {
-    unsigned out;
-    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(out) : "f"(high), "f"(low));
-    return out;
-}
-
-__device__ __forceinline__ float power(float x) {  // of 2
-    float y;
-    asm("ex2.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
 }
 
 // Four 8 x 8 matrices, from the rows that the lanes name eight by eight.
@@ -51,19 +40,9 @@ attention_prefill(const int *step, int token_seq, int seq_begin, int seq_len, in
     int part = warp / 4, token0 = warp % 4 * 16;
     start_dependents();
 
-    // Which tile of which sequence: tiles are counted over the sequences, each of which begins with a new one. The last come
-    // first, as those of one sequence take the longest.
-    int seqs = STEP_SEQS(step), seq = 0, tile = -1 - (int)blockIdx.y, begin = 0, end = 0;
-    auto tiles_of = [&](int s) {
-        begin = step[seq_begin + s], end = step[seq_begin + s + 1];
-        return (end - begin + TILE - 1) / TILE;
-    };
-    for (int s = 0; s < seqs; s++) tile += tiles_of(s);
-    if (tile < 0) return;
-    for (int count; tile >= (count = tiles_of(seq)); seq++) tile -= count;
-    int m0 = begin + tile * TILE;                                  // the tile's first token
-    int position0 = step[seq_len + seq] - end + m0;                // and its position
-    int length = min(step[seq_len + seq], position0 + TILE);       // positions that its tokens see between them
+    TokenTile mine;
+    if (!find_tile(mine, step, seq_begin, seq_len, TILE)) return;
+    int seq = mine.seq, end = mine.end, m0 = mine.first, position0 = mine.position, length = mine.length;
     const int *table = step + block_table + seq * max_blocks;
     int kv_head = head / (HEADS / KV_HEADS);
 

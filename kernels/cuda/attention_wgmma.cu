@@ -1,3 +1,4 @@
+#include "attention.cuh"
 #include "hopper.cuh"
 // Attention of many tokens over an f16 cache on Hopper's asynchronous tensor cores (wgmma), with a running maximum (FlashAttention;
 // Dao 2023). A block has 128 rows: as many tokens of one sequence as that makes with all query heads of a key/value head, which
@@ -45,18 +46,6 @@ __device__ __forceinline__ void made(float (&c)[N][4]) {  // nothing that reads 
     for (int n = 0; n < N; n++) asm volatile("" : ACC(n));
 }
 
-__device__ __forceinline__ unsigned halves(float low, float high) {
-    unsigned out;
-    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(out) : "f"(high), "f"(low));
-    return out;
-}
-
-__device__ __forceinline__ float power(float x) {  // of 2
-    float y;
-    asm("ex2.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-}
-
 extern "C" __global__ void __launch_bounds__(3 * ROWS, 1)
 attention_wgmma(const int *step, int token_seq, int seq_begin, int seq_len, int block_table, int max_blocks, const float *qkv,
                 const __grid_constant__ TensorMap keys, const __grid_constant__ TensorMap values, float *out) {
@@ -67,19 +56,9 @@ attention_wgmma(const int *step, int token_seq, int seq_begin, int seq_len, int 
     int kv_head = blockIdx.x;
     start_dependents();
 
-    // Which tile of which sequence: tiles are counted over the sequences, each of which begins with a new one. The last come
-    // first, as those of one sequence take the longest.
-    int seqs = STEP_SEQS(step), seq = 0, tile = -1 - (int)blockIdx.y, begin = 0, end = 0;
-    auto tiles_of = [&](int s) {
-        begin = step[seq_begin + s], end = step[seq_begin + s + 1];
-        return (end - begin + TOKENS - 1) / TOKENS;
-    };
-    for (int s = 0; s < seqs; s++) tile += tiles_of(s);
-    if (tile < 0) return;
-    for (int count; tile >= (count = tiles_of(seq)); seq++) tile -= count;
-    int m0 = begin + tile * TOKENS;                            // the tile's first token
-    int position0 = step[seq_len + seq] - end + m0;            // and its position
-    int length = min(step[seq_len + seq], position0 + TOKENS); // positions that its tokens see between them
+    TokenTile mine;
+    if (!find_tile(mine, step, seq_begin, seq_len, TOKENS)) return;
+    int seq = mine.seq, end = mine.end, m0 = mine.first, position0 = mine.position, length = mine.length;
     int count = (length + TILE - 1) / TILE;
 
     if (threadIdx.x == 0) {
