@@ -387,7 +387,7 @@ MUTANTS = [
     Mutant("no maximum subtracted", ("huge_scores",), op("attention", no_maximum_subtracted)),
     Mutant("f32 attention in f16", ("test_heads",), op("attention", attends_in_f16)),
     Mutant("masks by multiplying", ("test_mixtures",), method(Executable, "_run_op", masks_by_multiplying)),
-    Mutant("block table ignored", ("test_mixtures",), method(Fields, "sequences", blocks_in_a_row)),
+    Mutant("block table ignored", ("share_the_blocks",), method(Fields, "sequences", blocks_in_a_row)),
     Mutant("second block wrong", ("test_mixtures",), method(Fields, "sequences", second_block_wrong)),
     Mutant("one cache for all layers", ("test_model",), method(Executable, "_load", all_layers_in_one)),
     Mutant("f32 cache in f16", ("test_heads",), method(Executable, "_load", cache_always_f16)),
