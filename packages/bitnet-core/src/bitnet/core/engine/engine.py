@@ -185,7 +185,7 @@ class Engine:
             logits=wanted,
         )
         tokens = self._executable.run(step, plan.repeat)
-        if tokens.size and not 0 <= tokens.min() <= tokens.max() < self._vocab_size:
+        if tokens.size and tokens.view(np.uint32).max() >= self._vocab_size:  # or below 0
             raise DeviceError(f"it sampled a token outside of the vocabulary: {tokens.tolist()}.", device=self._device)
         logits = self._executable.read("logits", step.rows) if wanted else None
         return self._deliver(plan, tokens, logits)

@@ -81,8 +81,9 @@ class StepCheck:
         data, at, (m, s, r) = step.data, step.layout.offsets, (step.tokens, step.seqs, step.rows)
         if m == 0:
             raise InvalidInputError("the step has no tokens.")
-        tokens = data[at["tokens"] : at["tokens"] + m]
-        if tokens.min() < 0 or tokens.max() >= self._vocab:
+        # As unsigned numbers, what is negative is too large as well.
+        words = data.view(np.uint32)
+        if words[at["tokens"] : at["tokens"] + m].max() >= self._vocab:
             raise InvalidInputError(f"the step has a token outside of the vocabulary, 0 to {self._vocab - 1}.")
         if count < 1:
             raise InvalidInputError(f"count is {count}; it must be at least 1.")
@@ -92,16 +93,13 @@ class StepCheck:
                 raise InvalidInputError(
                     f"count is {count}: that needs a program ending in Sample, and one token and one row a sequence."
                 )
-        lengths = data[at["seq_len"] : at["seq_len"] + s] + (count - 1)
-        if lengths.max() > self._positions:
-            raise InvalidInputError(
-                f"the step reaches position {lengths.max() - 1}; the last is {self._positions - 1}."
-            )
+        longest = int(data[at["seq_len"] : at["seq_len"] + s].max()) + count - 1
+        if longest > self._positions:
+            raise InvalidInputError(f"the step reaches position {longest - 1}; the last is {self._positions - 1}.")
         if self.kv is not None:
-            table = data[at["block_table"] :].reshape(self.limits.max_seqs, self.limits.max_blocks)[:s]
-            used = np.arange(self.limits.max_blocks) * self.kv.block_size < lengths[:, None]
-            blocks = table[used]
-            if blocks.min() < 0 or blocks.max() >= self.kv.num_blocks:
+            # Entries past a sequence's blocks are 0, a block that is there.
+            table = words[at["block_table"] : at["block_table"] + s * self.limits.max_blocks]
+            if table.max() >= self.kv.num_blocks:
                 raise InvalidInputError(f"the step has a block outside of the cache, 0 to {self.kv.num_blocks - 1}.")
 
 

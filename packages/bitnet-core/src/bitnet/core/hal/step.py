@@ -136,7 +136,7 @@ class Step:
         ):
             if have > most:
                 raise InvalidInputError(f"a step of {have} {what} exceeds the program's limit of {most}.")
-        data, floats = self.data, self.data.view(np.float32)
+        data, floats, words = self.data, self.data.view(np.float32), self.data.view(np.uint32)
         data[:5] = self.tokens, self.seqs, self.rows, 0, logits
         m = r = 0
         for s, seq in enumerate(sequences):
@@ -162,8 +162,8 @@ class Step:
                 data[at["top_k"] + r] = min(p.top_k, 2**31 - 1)
                 floats[at["top_p"] + r] = p.top_p
                 floats[at["min_p"] + r] = p.min_p
-                data[at["seed_lo"] + r : at["seed_lo"] + r + 1].view(np.uint32)[0] = p.seed & 0xFFFFFFFF
-                data[at["seed_hi"] + r : at["seed_hi"] + r + 1].view(np.uint32)[0] = p.seed >> 32
+                words[at["seed_lo"] + r] = p.seed & 0xFFFFFFFF
+                words[at["seed_hi"] + r] = p.seed >> 32
                 r += 1
             m += n
         data[at["seq_begin"] + self.seqs] = m
