@@ -130,12 +130,17 @@ INLINE void value_run(
     }
 }
 
+/* Of how many queries the code is made that does `count`: what is more is 0 and goes nowhere. */
+INLINE int rounded_up(int count) { return count <= 2 ? count : count <= 4 ? 4 : QUERIES; }
+
 #define BY_COUNT(count, call) \
     do { \
-        if ((count) == 1) call(1); \
-        else if ((count) == 2) call(2); \
-        else if ((count) <= 4) call(4); \
-        else call(8); \
+        switch (rounded_up(count)) { \
+            case 1: call(1); break; \
+            case 2: call(2); break; \
+            case 4: call(4); break; \
+            default: call(QUERIES); \
+        } \
     } while (0)
 
 static void score_positions(const queries_t *s, const attention_scratch_t *t, int64_t at, int64_t offset, int n) {
@@ -191,12 +196,13 @@ static void attend(const queries_t *s, const attention_scratch_t *t, int32_t beg
     const int d = o->head_dim, size = kv->block_size;
     const int64_t k_head = (int64_t)d * kv->k_stride, v_head = (int64_t)size * kv->v_stride;
     const float scale = 1.0f / sqrtf((float)d);
-    for (int q = 0; q < QUERIES; q++) {
+    const int computed = rounded_up(s->count);
+    for (int q = 0; q < computed; q++) {
         for (int e = 0; e < d; e++) t->q[e * QUERIES + q] = q < s->count ? s->q[q][e] * scale : 0.0f;
         t->partial->top[q] = -INFINITY;
         t->partial->sum[q] = 0;
     }
-    memset(t->partial->acc, 0, QUERIES * (size_t)kv->v_stride * sizeof(float));
+    memset(t->partial->acc, 0, (size_t)computed * (size_t)kv->v_stride * sizeof(float));
     for (int32_t chunk = begin; chunk < end; chunk += CHUNK) {
         const int32_t stop = chunk + CHUNK < end ? chunk + CHUNK : end;
         for (int32_t p = chunk, n; p < stop; p += n) {
