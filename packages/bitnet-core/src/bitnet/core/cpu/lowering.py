@@ -282,7 +282,6 @@ class Lowering:
         compact = native.HeadSampleOp(where, where + ctypes.sizeof(native.Op), *map(arena.take, sizes))
         if not library.bitnet_head_pack(level, pool, threads, exact[0].dense_matmul, compact):
             raise OutOfMemoryError("no memory to pack the head.", device=name)
-        self._source.weights[dense.weight].release()  # most of its pages are not read again
         return native.Op(OpKind.HEAD_SAMPLE, head_sample=compact)
 
     def _half(self, weight: str) -> bool:
