@@ -15,6 +15,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import ModuleType
@@ -57,14 +58,20 @@ def modules() -> ModuleType:
     return module
 
 
-def build(program: str, target: Path) -> None:
+def build(program: str, target: Path, have: Collection[str] = ()) -> set[str]:
     """Compile every module into the folder, which must exist, and have it judged by spirv-val where that is.
+
+    Args:
+        have: Files that need not be made.
+
+    Returns:
+        The names of all files, those of ``have`` too.
 
     Raises:
         SystemExit: With the message of either.
     """
     listed = modules()
-    work = {made.digest: made for made in listed.all_modules(PACKAGE / "kernels")}
+    work = {f"{made.digest}.spv": made for made in listed.all_modules(PACKAGE / "kernels")}
     # PyPI's glslang finds its libraries beside it only when it is told where they are.
     libraries = str(Path(program).parent.parent / "lib")
     env = {**os.environ, "LD_LIBRARY_PATH": libraries, "DYLD_LIBRARY_PATH": libraries} if PREFIX in program else None
@@ -89,15 +96,26 @@ def build(program: str, target: Path) -> None:
             raise SystemExit(f"compiling {made.label} failed\n{done.stdout}{done.stderr}")
 
     with ThreadPoolExecutor() as pool:
-        list(pool.map(compile_one, work.values()))
+        list(pool.map(compile_one, (made for name, made in work.items() if name not in have)))
+    return set(work)
 
 
 def install(program: str) -> Path:
-    """Put the modules where an editable install looks for them."""
+    """Put the modules that are missing where an editable install looks for them, and take away those of other sources.
+
+    The folder stays where there is one: uv builds again when it finds a new one.
+    """
     place = ROOT / "src" / BUILT
-    shutil.rmtree(place, ignore_errors=True)
-    place.mkdir(parents=True)
-    build(program, place)
+    place.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory() as folder:
+        wanted = build(program, Path(folder), {path.name for path in place.iterdir()})
+        for made in Path(folder).iterdir():
+            copy = place / f"{made.name}.{os.getpid()}"
+            shutil.copyfile(made, copy)
+            copy.replace(place / made.name)
+    for path in place.iterdir():
+        if path.name not in wanted:
+            path.unlink()
     return place
 
 

@@ -62,15 +62,25 @@ def uv(run: Uv) -> Uv:
     return uv
 
 
-@pytest.fixture(scope="session")
-def hatch_build(root: Path) -> ModuleType:
-    """bitnet-core's build hook, as a module."""
-    spec = importlib.util.spec_from_file_location("hatch_build", root / "packages/bitnet-core/hatch_build.py")
+def hook(path: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec
     assert spec.loader
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+@pytest.fixture(scope="session")
+def hatch_build(root: Path) -> ModuleType:
+    """bitnet-core's build hook, as a module."""
+    return hook(root / "packages/bitnet-core/hatch_build.py")
+
+
+@pytest.fixture
+def spirv_build(root: Path) -> ModuleType:
+    """bitnet-vulkan's, a new one each time."""
+    return hook(root / "packages/bitnet-vulkan/spirv_build.py")
 
 
 @pytest.fixture(scope="session")
