@@ -31,14 +31,6 @@ static size_t packed_bytes(int64_t rows, int64_t columns) {
     return (size_t)(tiles_of(rows) * groups_of(columns) * TILE_BYTES);
 }
 
-/* Four columns of a packed row, one a byte. Byte i of 32 holds the columns i, i + 32, i + 64, i + 96 of 128, the first in
- * its top bits. */
-INLINE uint32_t four_codes(const uint8_t *row, int64_t column) {
-    uint32_t word;
-    memcpy(&word, row + column / 128 * 32 + column % 32, sizeof word);
-    return word >> (6 - 2 * (column % 128 / 32)) & 0x03030303u;
-}
-
 #if BASE == 4
 typedef struct {
     char none;
@@ -50,11 +42,29 @@ INLINE uint32_t encode_lane(const encoding_t *made, uint32_t numbers) {
 }
 #endif
 
-/* A row's lane of the tile that begins at a column: four numbers side by side, by Horner's rule; none exceeds its byte. */
-INLINE uint32_t pack_lane(const uint8_t *row, int64_t first, int64_t columns) {
+/* Columns that are taken out of a row at a time: whole blocks of 128 and whole groups. */
+#define STRIP_COLUMNS 640
+_Static_assert(STRIP_COLUMNS % 128 == 0 && STRIP_COLUMNS % GROUP_COLUMNS == 0, "a strip is whole blocks and whole groups");
+
+/* The codes of a row from a column on, one a byte; 0 past the last. Byte i of 32 holds the columns i, i + 32, i + 64, i + 96
+ * of 128, the first in its top bits. */
+INLINE void unpack_strip(const uint8_t *row, int64_t first, int64_t columns, uint8_t *codes) {
+    const int64_t count = columns - first < STRIP_COLUMNS ? columns - first : STRIP_COLUMNS;
+    const uint8_t *from = row + first / 4;
+    for (int64_t at = 0; at < count; at += 128, from += 32)
+        for (int part = 0; part < 4; part++)
+            for (int i = 0; i < 32; i++) codes[at + 32 * part + i] = from[i] >> (6 - 2 * part) & 3;
+    memset(codes + count, 0, (size_t)(STRIP_COLUMNS - count));
+}
+
+/* A lane of a tile, of GROUP_COLUMNS codes: four numbers side by side, by Horner's rule; none exceeds its byte. */
+INLINE uint32_t pack_lane(const uint8_t *codes) {
     uint32_t lane = 0;
-    for (int64_t column = first + GROUP_COLUMNS - 4; column >= first; column -= 4)
-        lane = lane * BASE + (column < columns ? four_codes(row, column) : 0);
+    for (int p = PLANES - 1; p >= 0; p--) {
+        uint32_t four;
+        memcpy(&four, codes + 4 * p, sizeof four);
+        lane = lane * BASE + four;
+    }
     return lane;
 }
 
@@ -64,14 +74,14 @@ static void pack(pool_t *pool, const pack_t *job, int thread) {
     for (int64_t panel; (panel = pool_take(pool, thread, panels_of(job->rows))) >= 0;) {
         const int tiles = panel_tiles(job->rows, panel);
         uint8_t *to = job->packed + panel * PANEL_TILES * groups * TILE_BYTES;
-        for (int t = 0; t < tiles; t++)
-            for (int r = 0; r < TILE_ROWS; r++) {
-                const int64_t row = panel * PANEL_ROWS + t * TILE_ROWS + r;
-                const uint8_t *from = job->codes + row * row_bytes;
-                for (int64_t g = 0; g < groups; g++) {
-                    const uint32_t numbers = row < job->rows ? pack_lane(from, g * GROUP_COLUMNS, job->columns) : 0;
-                    const uint32_t lane = encode_lane(&made, numbers);
-                    memcpy(to + (g * tiles + t) * TILE_BYTES + 4 * r, &lane, sizeof lane);
+        for (int64_t first = 0; first < job->columns; first += STRIP_COLUMNS)
+            for (int lane = 0; lane < tiles * TILE_ROWS; lane++) {
+                const int64_t row = panel * PANEL_ROWS + lane;
+                uint8_t codes[STRIP_COLUMNS] = {0};
+                if (row < job->rows) unpack_strip(job->codes + row * row_bytes, first, job->columns, codes);
+                for (int64_t at = 0; at < STRIP_COLUMNS && first + at < job->columns; at += GROUP_COLUMNS) {
+                    const uint32_t word = encode_lane(&made, pack_lane(codes + at));
+                    memcpy(to + (first + at) / GROUP_COLUMNS * tiles * TILE_BYTES + 4 * lane, &word, sizeof word);
                 }
             }
     }
