@@ -207,7 +207,7 @@ static void attend(const queries_t *s, const attention_scratch_t *t, int32_t beg
         const int32_t stop = chunk + CHUNK < end ? chunk + CHUNK : end;
         for (int32_t p = chunk, n; p < stop; p += n) {
             n = size - p % size < stop - p ? size - p % size : stop - p;
-            score_positions(s, t, (s->table[p / size] * (int64_t)o->kv_heads + s->group) * k_head + p % size, p - chunk, n);
+            score_positions(s, t, s->table[p / size] * kv->block + s->group * k_head + p % size, p - chunk, n);
         }
         int32_t seen[QUERIES], least = stop - chunk;
         for (int q = 0; q < s->count; q++) {
@@ -218,7 +218,7 @@ static void attend(const queries_t *s, const attention_scratch_t *t, int32_t beg
         if (least < 0) least = 0;
         /* Positions that some queries do not see, be there what may, reach only those that do. */
         for (int32_t p = chunk, n; p < stop; p += n) {
-            const int64_t at = (s->table[p / size] * (int64_t)o->kv_heads + s->group) * v_head + p % size * kv->v_stride;
+            const int64_t at = s->table[p / size] * kv->block + s->group * v_head + p % size * kv->v_stride;
             const bool shared = p < chunk + least;
             const int32_t limit = shared ? chunk + least : stop;
             n = size - p % size < limit - p ? size - p % size : limit - p;

@@ -59,7 +59,8 @@ typedef struct {
 } ternary_matmul_op_t;
 
 /* One layer of the cache. Keys stand transposed, so that a vector is one element of neighbouring positions:
- * k[block][kv head][element][position], v[block][kv head][position][element], with the strides of kv_t. */
+ * k[block][kv head][element][position], v[block][kv head][position][element], with the strides of kv_t. The layers of a block
+ * stand side by side: what a short sequence uses is then a few pages, however large. */
 typedef struct {
     void *k, *v;
 } kv_layer_t;
@@ -137,9 +138,10 @@ typedef struct op {
     };
 } op_t;
 
-/* Strides of the cache, in elements: of a position among keys and of an element row among values. */
+/* Strides of the cache, in elements: of an element row among keys, a position among values, and a block. */
 typedef struct {
     int32_t half, block_size, k_stride, v_stride;
+    int64_t block;
 } kv_t;
 
 typedef struct {

@@ -51,13 +51,13 @@ static void rope_append(run_t *run, const op_t *op, int thread) {
         const int32_t m = (int32_t)(item / o->kv_heads), g = (int32_t)(item % o->kv_heads);
         const int32_t p = token_position(step, m);
         const int32_t *table = step->block_table + (int64_t)step->token_seq[m] * run->program.limits.max_blocks;
-        const int64_t head = table[p / kv->block_size] * (int64_t)o->kv_heads + g, place = p % kv->block_size;
+        const int64_t block = table[p / kv->block_size] * kv->block, place = p % kv->block_size;
         const float *cosine = o->cosine + (int64_t)p * (d / 2), *sine = o->sine + (int64_t)p * (d / 2);
         float *row = (float *)o->qkv.data + (int64_t)m * o->qkv.stride;
         for (int h = g * ratio; h < (g + 1) * ratio; h++) rotate(row + h * d, row + h * d, cosine, sine, d, o->interleaved);
         float *k = row + (o->heads + g) * d, *v = k + o->kv_heads * d;
         rotate(k, k, cosine, sine, d, o->interleaved);
-        append(kv, o->layer.k, head * k_head + place, kv->k_stride, k, d);
-        append(kv, o->layer.v, head * v_head + place * kv->v_stride, 1, v, d);
+        append(kv, o->layer.k, block + g * k_head + place, kv->k_stride, k, d);
+        append(kv, o->layer.v, block + g * v_head + place * kv->v_stride, 1, v, d);
     }
 }

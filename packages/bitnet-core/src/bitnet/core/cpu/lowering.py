@@ -36,6 +36,8 @@ HEAD_CHUNK = 64
 """Rows of a head of which the greatest step and norm are kept: ``HEAD_CHUNK`` of ``kernels/cpu/head_layout.h``."""
 LANES = 16
 """Positions and elements of the cache are padded to this: the widest vector of f32."""
+PAGE = 4096
+"""Bytes of a small page."""
 
 
 class TernaryMatrix(NamedTuple):
@@ -174,12 +176,15 @@ class Lowering:
         self._layers: list[native.KVLayer] = []
         if kv is None:
             return
-        self._kv = native.KV(kv.dtype == "f16", kv.block_size, padded(kv.block_size), padded(kv.head_dim))
-        heads = kv.num_blocks * kv.kv_heads * NUMPY_DTYPES[kv.dtype].itemsize
-        keys = aligned(heads * kv.head_dim * self._kv.k_stride)
-        values = aligned(heads * kv.block_size * self._kv.v_stride)
-        arena = self._arena(kv.layers * (keys + values), "the KV cache")
-        self._layers = [native.KVLayer(arena.take(keys), arena.take(values)) for _ in range(kv.layers)]
+        item, positions, elements = NUMPY_DTYPES[kv.dtype].itemsize, padded(kv.block_size), padded(kv.head_dim)
+        keys = aligned(kv.kv_heads * kv.head_dim * positions * item)
+        values = aligned(kv.kv_heads * kv.block_size * elements * item)
+        # An odd number of pages, so that the blocks of a layer do not all fall on the same lines of a cache.
+        block = (-(-kv.layers * (keys + values) // PAGE) | 1) * PAGE
+        self._kv = native.KV(kv.dtype == "f16", kv.block_size, positions, elements, block // item)
+        first = self._arena(kv.num_blocks * block, "the KV cache").take(kv.num_blocks * block)
+        layers = range(first, first + kv.layers * (keys + values), keys + values)
+        self._layers = [native.KVLayer(layer, layer + keys) for layer in layers]
 
     def _lay_out_tensors(self) -> None:
         limits = self._source.limits

@@ -173,7 +173,13 @@ class Op(ctypes.Structure):
 
 
 class KV(ctypes.Structure):
-    _fields_ = (("half", c_int32), ("block_size", c_int32), ("k_stride", c_int32), ("v_stride", c_int32))
+    _fields_ = (
+        ("half", c_int32),
+        ("block_size", c_int32),
+        ("k_stride", c_int32),
+        ("v_stride", c_int32),
+        ("block", c_int64),
+    )
 
 
 class NativeLimits(ctypes.Structure):
