@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from bitnet.core.errors import BitNetError
+from bitnet.core.cpu.device import CpuDevice
+from bitnet.core.errors import BitNetError, InvalidInputError
 from bitnet.core.opening import TURN, opening
 
 USUAL = 0.004
@@ -40,3 +43,30 @@ def test_turns_are_as_usual_after_an_error() -> None:
     with pytest.raises(BitNetError), opening("no-such-device", None) as future:
         future.result()
     assert sys.getswitchinterval() == pytest.approx(USUAL)
+
+
+def test_devices_that_open_at_the_same_time_have_the_threads_they_were_given() -> None:
+    """And what the environment says stays as it was, also for those that were given no number."""
+
+    def threads(count: int | None) -> set[int]:
+        found = set()
+        for _ in range(50):
+            with opening("cpu", count) as future:
+                device = future.result()[1]
+            if not isinstance(device, CpuDevice):
+                pytest.skip("the native library is not there; numpy computes with one thread")
+            found.add(device.threads)
+            device.close()
+        return found
+
+    (usual,), before = threads(None), os.environ.get("BITNET_THREADS")
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(threads, [None, usual + 1, usual + 2, usual + 3]))
+    assert found == [{usual}, {usual + 1}, {usual + 2}, {usual + 3}]
+    assert os.environ.get("BITNET_THREADS") == before
+
+
+@pytest.mark.parametrize("count", [0, -1, 100_000])
+def test_a_number_of_threads_that_cannot_be_is_refused(count: int) -> None:
+    with pytest.raises(InvalidInputError, match=rf"^threads is {count};"), opening("cpu", count) as future:
+        future.result()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -10,6 +9,7 @@ from contextlib import contextmanager
 from threading import Lock
 
 from bitnet.core import registry
+from bitnet.core.cpu.threads import given_threads
 from bitnet.core.hal import Device
 from bitnet.core.select import Selection, select_device
 
@@ -60,22 +60,5 @@ def _short_turns() -> Iterator[None]:
 
 def _open(request: str | None, threads: int | None) -> tuple[Selection, Device]:
     selection = select_device(request)
-    with _thread_count(threads):
+    with given_threads(threads):
         return selection, selection.open()
-
-
-@contextmanager
-def _thread_count(threads: int | None) -> Iterator[None]:
-    """Set ``BITNET_THREADS``, which a CPU device reads when it is opened, for as long as that takes."""
-    if threads is None:
-        yield
-        return
-    before = os.environ.get("BITNET_THREADS")
-    os.environ["BITNET_THREADS"] = str(threads)
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ["BITNET_THREADS"]
-        else:
-            os.environ["BITNET_THREADS"] = before
