@@ -25,6 +25,7 @@ from bitnet.core.engine import GenerationOptions
 from bitnet.core.engine.options import OptionArguments
 from bitnet.core.engine.setup import cache_blocks
 from bitnet.core.errors import ContextFullError, DeviceUnavailableError, InvalidInputError, ModelFileError
+from bitnet.core.hal.check import StepCheck
 from bitnet.core.reference import ReferenceDevice
 
 ROOT = Path(__file__).parents[4]
@@ -152,9 +153,35 @@ def test_a_dropped_model_closes(path: Path) -> None:
     assert device.memory().used == 0
 
 
+def test_a_model_dropped_in_the_middle_of_a_step_closes(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where a cycle that holds it is collected by the thread that runs the step, which has the device's lock."""
+    device, check, steps = ReferenceDevice(), StepCheck.__call__, 0
+    model = load_model(path, device=device)
+    held = [model, model.stream("x", max_tokens=200, ignore_eos=True)]
+    thread = model._worker._thread
+    assert thread is not None
+    del model
+
+    def drop(*arguments: Any) -> None:
+        nonlocal steps
+        steps += 1
+        if steps == 4:
+            held.clear()
+        check(*arguments)
+
+    monkeypatch.setattr(StepCheck, "__call__", drop)
+    thread.join(20)
+    assert not thread.is_alive()
+    assert not held
+    deadline = time.monotonic() + 20
+    while device.memory().used and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert device.memory().used == 0
+
+
 def test_threads_are_for_this_model_only(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BITNET_THREADS", "2")
-    with pytest.raises(InvalidInputError, match="^threads is 0;"):
+    with pytest.raises(InvalidInputError, match=r"^threads is 0;"):
         load_model(path, device="cpu:scalar", threads=0)
     assert os.environ["BITNET_THREADS"] == "2"
     monkeypatch.delenv("BITNET_THREADS")
@@ -249,6 +276,7 @@ def test_the_cache_is_as_large_as_asked_and_affordable(model: Model) -> None:
 INTERRUPTED = """
 import json, signal, sys, threading
 from bitnet.core.api import load_model
+from bitnet.core.hal.check import StepCheck
 from bitnet.core.reference import ReferenceDevice
 signal.signal(signal.SIGINT, signal.default_int_handler)
 model = load_model(sys.argv[1], device=ReferenceDevice())

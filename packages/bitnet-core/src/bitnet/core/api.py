@@ -12,6 +12,7 @@
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -339,6 +340,9 @@ class CompletionStream(Iterator[Chunk]):
 
 
 def _close(worker: Worker, executable: Executable, device: Device | None) -> None:
+    if worker.runs_this:  # garbage was collected in the middle of a step, which holds what closing waits for
+        threading.Thread(target=_close, args=(worker, executable, device), name="bitnet-close").start()
+        return
     worker.close()
     executable.close()
     if device is not None:

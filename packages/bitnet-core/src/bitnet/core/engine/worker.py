@@ -10,6 +10,7 @@ import queue
 import threading
 from collections.abc import Iterator
 from collections.abc import Sequence as Seq
+from types import TracebackType
 
 from bitnet.core.engine.engine import Engine
 from bitnet.core.engine.results import Update
@@ -25,7 +26,7 @@ class Ticket:
 
     def __init__(self, worker: Worker, sequences: Seq[Sequence]) -> None:
         self._worker = worker
-        self._news: queue.SimpleQueue[Update | BaseException] = queue.SimpleQueue()
+        self._news: queue.SimpleQueue[Update | None] = queue.SimpleQueue()
         self._open = {s.number: s for s in sequences}
 
     def __iter__(self) -> Iterator[Update]:
@@ -39,9 +40,9 @@ class Ticket:
                 news = self._news.get(timeout=WAIT_SECONDS)
             except queue.Empty:
                 continue
-            if isinstance(news, BaseException):
+            if news is None:
                 self._open.clear()
-                raise news
+                raise self._worker.end()
             if news.result is not None:
                 del self._open[news.sequence]
             yield news
@@ -51,8 +52,8 @@ class Ticket:
         if self._open:
             self._worker.cancel(tuple(self._open.values()))
 
-    def put(self, news: Update | BaseException) -> None:
-        """For the worker."""
+    def put(self, news: Update | None) -> None:
+        """For the worker; None: no more will come."""
         self._news.put(news)
 
 
@@ -67,7 +68,7 @@ class Worker:
         self._tickets: dict[int, Ticket] = {}
         self._thread: threading.Thread | None = None
         self._end: BaseException | None = None
-        """Why no more requests are taken."""
+        self._origin: TracebackType | None = None
 
     def submit(self, sequences: Seq[Sequence]) -> Ticket:
         """Hand prepared sequences of one prompt to the engine.
@@ -86,7 +87,7 @@ class Worker:
         tickets = [Ticket(self, sequences) for sequences in prompts]
         with self._changed:
             if self._end is not None:
-                raise self._end
+                raise self.end()
             self._added += zip(prompts, tickets, strict=True)
             if self._thread is None:
                 self._thread = threading.Thread(target=self._loop, name="bitnet-engine", daemon=True)
@@ -99,6 +100,16 @@ class Worker:
             self._cancelled += sequences
             self._changed.notify()
 
+    def end(self) -> BaseException:
+        """Why no more requests are taken; anew from where it came, as each ``raise`` adds its callers to an error."""
+        assert self._end is not None
+        return self._end.with_traceback(self._origin)
+
+    @property
+    def runs_this(self) -> bool:
+        """Whether the caller is the thread that steps the engine; it cannot wait for its own end."""
+        return threading.current_thread() is self._thread
+
     def close(self) -> None:
         """Finish the step that runs and end every request with an error. Closing twice is allowed."""
         with self._changed:
@@ -106,7 +117,7 @@ class Worker:
                 self._end = InvalidInputError("the model is closed.")
             self._changed.notify()
             thread = self._thread
-        if thread is not None and thread is not threading.current_thread():
+        if thread is not None:
             thread.join()
 
     def _loop(self) -> None:
@@ -116,10 +127,10 @@ class Worker:
                     self._deliver(update)
         except BaseException as error:
             with self._changed:
-                self._end = self._end or error
+                if self._end is None:
+                    self._end, self._origin = error, error.__traceback__
         for ticket in {*self._tickets.values(), *(ticket for _, ticket in self._added)}:
-            assert self._end is not None
-            ticket.put(self._end)
+            ticket.put(None)
 
     def _take_in(self) -> bool:
         """Wait for something to do and bring in what callers asked for; False once closed."""
