@@ -27,7 +27,7 @@ BAD = [
     ("run -m MODEL Hi --raw --system Be", 2, "--system needs the chat template"),
     ("run -m MODEL Hi -n 0", 2, "max_tokens is 0; it must be an integer ≥ 1, or None"),
     ("run -m MODEL Hi -n x", 2, "'x' is not a valid integer"),
-    ("run -m MODEL Hi --temp -1", 2, "temperature is -1.0; it must be a number ≥ 0"),
+    ("run -m MODEL Hi --temp -1", 2, "temperature is -1.0; it must be 0 or 1e-30 … 1e30"),
     ("run -m MODEL Hi --top-p 0", 2, "top_p is 0.0; it must be in (0, 1]"),
     ("run -m MODEL Hi --min-p 2", 2, "min_p is 2.0; it must be in [0, 1]"),
     ("run -m MODEL Hi --top-k -3", 2, "top_k is -3"),

@@ -120,6 +120,12 @@ def test_context_and_other_bad_input(path: Path, model: Model, tmp_path: Path) -
     assert model.context == 256
     with pytest.raises(ContextFullError, match="256"):
         model.generate([1] * 256)
+    for prompt in ([1.5], ["a", "b"], None):
+        with pytest.raises(InvalidInputError, match=r"the prompt is .* neither"):
+            model.generate(prompt)  # type: ignore[arg-type]
+    with pytest.raises(InvalidInputError, match="seed"):  # and not in the engine, which would be lost
+        model.generate("a", seed=1.5)  # type: ignore[arg-type]
+    assert model.generate(np.array([1, 2]), max_tokens=1).prompt_tokens == (1, 2)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="heat"):
         model.generate("a", heat=3)  # type: ignore[call-arg]
     for arguments, message in (

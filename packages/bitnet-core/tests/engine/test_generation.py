@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from decimal import Decimal
 from typing import Any
 
 import numpy as np
@@ -151,11 +153,51 @@ def test_min_tokens_forbids_the_end(make_rig: MakeRig) -> None:
         ({"logit_bias": {3: float("inf")}}, "logit_bias"),
         ({"logit_bias": {260: 1.0}}, "logit_bias has token 260"),
         ({"stop_tokens": [-1]}, "stop_tokens has token -1"),
+        ({"temperature": 1e-38}, "temperature is 1e-38"),
+        ({"temperature": 10**400}, "too large"),
+        ({"repetition_penalty": 1e-45}, "repetition_penalty"),
+        ({"presence_penalty": 1e39}, "presence_penalty"),
+        ({"logit_bias": {3: 1e39}}, "logit_bias"),
+        *(({name: 1.5}, f"{name} .*no integer") for name in ("max_tokens", "min_tokens", "top_k", "seed", "logprobs")),
+        *(({name: "1"}, f"{name} .*no integer") for name in ("max_tokens", "min_tokens", "top_k", "seed", "logprobs")),
+        ({"top_k": None}, "top_k .*no integer"),
+        ({"temperature": None}, "temperature .*no number"),
+        ({"frequency_penalty": Decimal(1)}, "frequency_penalty .*no number"),
+        ({"logit_bias": {"3": 1.0}}, "logit_bias .*no integer"),
+        ({"logit_bias": {3.0: 1.0}}, "logit_bias .*no integer"),
+        ({"logit_bias": {3: "1"}}, "logit_bias .*no number"),
+        ({"stop_tokens": [5.0]}, "stop_tokens .*no integer"),
     ],
 )
 def test_options_out_of_range(make_rig: MakeRig, options: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidInputError, match=message):
         make_rig().one([1], **options)
+
+
+def test_options_are_the_callers_no_more(make_rig: MakeRig) -> None:
+    """Numpy's numbers do as Python's do, and what is changed later changes nothing."""
+    (text,) = prompts(12, (12,))
+    bias, stops = {3: 0.5}, [7]
+    given = {"seed": np.uint64(9), "temperature": np.float64(0.5), "max_tokens": np.int32(10), "top_k": np.int64(40)}
+    options = GenerationOptions(**given, logit_bias=bias, stop_tokens=stops)
+    bias[300], stops[0] = math.inf, -1
+    rig = make_rig()
+    (sequence,) = rig.engine.prepare(text, options)
+    rig.engine.add([sequence])
+    done = rig.finish()[sequence.number]
+    plain = {"seed": 9, "temperature": 0.5, "max_tokens": 10, "top_k": 40}
+    assert done.tokens == make_rig().one(text, **plain, logit_bias={3: 0.5}, stop_tokens=[7]).tokens
+    assert type(done.seed) is int
+
+
+@pytest.mark.parametrize("more", [{}, {"top_p": 0.9}, {"min_p": 0.1}, {"top_k": 5}])
+def test_the_least_temperature_is_as_good_as_greedy(device: Device, make_rig: MakeRig, more: dict[str, Any]) -> None:
+    """On the device and on the host, which draws where it shows log-probabilities."""
+    (text,) = prompts(13, (12,))
+    rig = make_rig(device)
+    wanted = rig.one(text, max_tokens=10).tokens
+    assert rig.one(text, max_tokens=10, temperature=1e-30, **more).tokens == wanted
+    assert rig.one(text, max_tokens=10, temperature=1e-30, logprobs=0, **more).tokens == wanted
 
 
 @pytest.mark.parametrize("prompt", [[], [260], [-1]])

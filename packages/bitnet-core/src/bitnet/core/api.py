@@ -15,6 +15,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
+from operator import index
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -26,7 +27,7 @@ from bitnet.core.engine import Chunk, Completion, Engine, GenerationOptions
 from bitnet.core.engine.perplexity import Perplexity, running_perplexity
 from bitnet.core.engine.setup import STEP_TOKENS, open_engine
 from bitnet.core.engine.worker import Ticket, Worker
-from bitnet.core.errors import InvalidInputError
+from bitnet.core.errors import InvalidInputError, brief
 from bitnet.core.hal import Device, DeviceInfo, Executable
 from bitnet.core.mapped import MappedFile
 from bitnet.core.model.default import default_model_path
@@ -263,7 +264,10 @@ class Model:
     def _tokens(self, prompt: str | Sequence[int]) -> list[int]:
         if isinstance(prompt, str):
             return self.tokenizer.encode(prompt, add_special=True, parse_special=True)
-        return [int(token) for token in prompt]
+        try:
+            return [index(token) for token in prompt]
+        except TypeError:
+            raise InvalidInputError(f"the prompt is {brief(prompt)}, neither a text nor token ids.") from None
 
     def _render(self, messages: Messages) -> list[int]:
         template = self.chat_template

@@ -4,18 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from math import isfinite
-from typing import TypedDict
+from numbers import Integral, Real
+from typing import Any, TypedDict
 
-from bitnet.core.errors import InvalidInputError
+from bitnet.core.errors import InvalidInputError, brief
 from bitnet.core.hal import SamplingParams
+from bitnet.core.hal.step import EXTREME
 
 MAX_LOGPROBS = 1000
+
+_INTEGERS = ("min_tokens", "top_k")
+_INTEGERS_OR_NONE = ("max_tokens", "seed", "logprobs")
+_NUMBERS = ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationOptions:
     """How to generate. Every default switches its feature off; the default is greedy.
+
+    Numbers are kept as Python's own and collections as copies: what holds here holds when the engine's thread reads it.
 
     Attributes:
         max_tokens: Tokens to generate at most; None: until the context is full.
@@ -56,14 +63,24 @@ class GenerationOptions:
     logprobs: int | None = None
 
     def __post_init__(self) -> None:
+        for name in _INTEGERS + _INTEGERS_OR_NONE:
+            if (value := getattr(self, name)) is not None or name in _INTEGERS:
+                object.__setattr__(self, name, _integer(name, value))
+        for name in _NUMBERS:
+            object.__setattr__(self, name, _number(name, getattr(self, name)))
+        object.__setattr__(self, "stop_tokens", tuple(_integer("stop_tokens", token) for token in self.stop_tokens))
+        if self.logit_bias is not None:
+            bias = {_integer("logit_bias", token): _number("logit_bias", b) for token, b in self.logit_bias.items()}
+            object.__setattr__(self, "logit_bias", bias)
         SamplingParams(self.temperature, self.top_k, self.top_p, self.min_p, self.seed or 0)
+        biases = (self.logit_bias or {}).values()
         for name, good, wanted in (
             ("max_tokens", self.max_tokens is None or self.max_tokens >= 1, "an integer ≥ 1, or None"),
             ("min_tokens", self.min_tokens >= 0, "an integer ≥ 0"),
-            ("repetition_penalty", 0 < self.repetition_penalty < float("inf"), "a number > 0 (1: off)"),
-            ("presence_penalty", isfinite(self.presence_penalty), "a finite number (0: off)"),
-            ("frequency_penalty", isfinite(self.frequency_penalty), "a finite number (0: off)"),
-            ("logit_bias", all(b < float("inf") for b in (self.logit_bias or {}).values()), "numbers below infinity"),
+            ("repetition_penalty", 1 / EXTREME <= self.repetition_penalty <= EXTREME, "in 1e-30 … 1e30 (1: off)"),
+            ("presence_penalty", abs(self.presence_penalty) <= EXTREME, "in -1e30 … 1e30 (0: off)"),
+            ("frequency_penalty", abs(self.frequency_penalty) <= EXTREME, "in -1e30 … 1e30 (0: off)"),
+            ("logit_bias", all(abs(b) <= EXTREME or b == -float("inf") for b in biases), "-inf, or in -1e30 … 1e30"),
             ("stop", all(isinstance(s, str) and s for s in self.stop_strings), "a string or strings, none empty"),
             ("logprobs", self.logprobs is None or 0 <= self.logprobs <= MAX_LOGPROBS, f"in 0 … {MAX_LOGPROBS}"),
         ):
@@ -99,3 +116,18 @@ class OptionArguments(TypedDict, total=False):
     stop_tokens: Collection[int]
     ignore_eos: bool
     logprobs: int | None
+
+
+def _integer(name: str, value: Any) -> int:
+    if not isinstance(value, Integral):
+        raise InvalidInputError(f"{name} holds {brief(value)}, which is no integer.")
+    return int(value)
+
+
+def _number(name: str, value: Any) -> float:
+    if not isinstance(value, Real):
+        raise InvalidInputError(f"{name} holds {brief(value)}, which is no number.")
+    try:
+        return float(value)
+    except OverflowError:
+        raise InvalidInputError(f"{name} holds {brief(value)}, which is too large.") from None

@@ -17,6 +17,9 @@ from bitnet.core.hal.program import Limits
 HEADER_WORDS = 8
 """``[M, S, R, 0, logits, 0, 0, 0]``; ``logits`` is 1 where the host reads them then. Word 3 is the device's own."""
 
+EXTREME = 1e30
+"""The greatest temperature, and one over the least: logits divided by one beyond may be no float32."""
+
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
@@ -33,7 +36,7 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         for name, good, wanted in (
-            ("temperature", 0.0 <= self.temperature < float("inf"), "a number ≥ 0"),
+            ("temperature", self.temperature == 0 or 1 / EXTREME <= self.temperature <= EXTREME, "0 or 1e-30 … 1e30"),
             ("top_k", self.top_k >= 0, "an integer ≥ 0 (0: off)"),
             ("top_p", 0.0 < self.top_p <= 1.0, "in (0, 1] (1: off)"),
             ("min_p", 0.0 <= self.min_p <= 1.0, "in [0, 1] (0: off)"),
