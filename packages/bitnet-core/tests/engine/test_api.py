@@ -25,8 +25,11 @@ from bitnet.core.engine import GenerationOptions
 from bitnet.core.engine.options import OptionArguments
 from bitnet.core.engine.setup import cache_blocks
 from bitnet.core.errors import ContextFullError, DeviceUnavailableError, InvalidInputError, ModelFileError
+from bitnet.core.gguf import TensorSource, write_gguf
 from bitnet.core.hal.check import StepCheck
+from bitnet.core.model import open_model
 from bitnet.core.reference import ReferenceDevice
+from bitnet.core.vocabulary import Vocabulary
 
 ROOT = Path(__file__).parents[4]
 
@@ -89,6 +92,24 @@ def test_chat_is_the_rendered_prompt(model: Model) -> None:
     assert done.prompt_tokens == tuple(tokens)
     assert done.tokens == model.generate(tokens, max_tokens=5).tokens
     assert "".join(chunk.text for chunk in model.chat_stream(messages, max_tokens=5)) == done.text
+
+
+def test_an_answer_of_a_sentencepiece_vocabulary_continues_its_prompt(path: Path, tmp_path: Path) -> None:
+    plain = open_model(path)
+    tokens = ["<unk>", "<s>", "</s>", *(f"<0x{b:02X}>" for b in range(256)), "\u2581", *"abc", "\u2581a", "\u2581b"]
+    types = [2, 3, 3, *[6] * 256, *[1] * 6]
+    scores = [0.0] * 259 + [float(-i) for i in range(6)]
+    made = Vocabulary("llama", tokens, types, [], scores, bos_id=1, eos_id=2, add_bos=True)
+    tensors = {name: TensorSource(t.shape, t.type, plain.gguf.data(t)) for name, t in plain.gguf.tensors.items()}
+    rest = {key: value for key, value in plain.metadata.items() if not key.startswith("tokenizer.")}
+    write_gguf(tmp_path / "sp.gguf", rest | made.metadata(), tensors)
+    with load_model(tmp_path / "sp.gguf", device=ReferenceDevice()) as model:
+        options: Any = {"logit_bias": {tokens.index("\u2581a"): 1e6}, "max_tokens": 2}
+        for prompt, text in (("a b", " a a"), ("a b ", " a a"), ("", "a a")):
+            done = model.generate(prompt, **options)
+            assert done.text == text
+            assert model.tokenizer.decode([*done.prompt_tokens, *done.tokens]) == prompt + text
+            assert "".join(chunk.text for chunk in model.stream(prompt, **options)) == text
 
 
 def test_timings_are_consistent(model: Model) -> None:
@@ -282,8 +303,11 @@ def test_the_cache_is_as_large_as_asked_and_affordable(model: Model) -> None:
 INTERRUPTED = """
 import json, signal, sys, threading
 from bitnet.core.api import load_model
+from bitnet.core.gguf import TensorSource, write_gguf
 from bitnet.core.hal.check import StepCheck
+from bitnet.core.model import open_model
 from bitnet.core.reference import ReferenceDevice
+from bitnet.core.vocabulary import Vocabulary
 signal.signal(signal.SIGINT, signal.default_int_handler)
 model = load_model(sys.argv[1], device=ReferenceDevice())
 expected = model.generate("again", max_tokens=5).tokens

@@ -162,6 +162,23 @@ def test_streams_end_at_characters(
             assert text == (expected.removeprefix(" ") if kind == "llama" else expected) or expected.startswith("<")
 
 
+def test_what_continues_a_text_keeps_its_space(sentencepiece: tokenizers.Tokenizer, random_text: RandomText) -> None:
+    """The space that encoding puts before a text is before the whole of it, not before what is generated after some."""
+    ours = Tokenizer(sentencepiece_vocabulary(sentencepiece))
+    cuts = 0
+    for _ in range(60):
+        text = random_text()
+        ids = ours.encode(text)
+        for cut in range(1, len(ids)):
+            head, tail = ids[:cut], ids[cut:]
+            stream = StreamDecoder(ours, after=head)
+            rest = "".join([*map(stream.push, tail), stream.flush()])
+            if "\ufffd" not in rest:  # the cut is between two characters
+                assert ours.decode(head) + rest == text
+                cuts += rest.startswith(" ") and cut > 1
+    assert cuts
+
+
 def test_an_emoji_comes_whole(byte_level: Callable[[bool], Any]) -> None:
     tokenizer = Tokenizer(vocabulary_of(byte_level(True)))
     ids = [i for b in "🫠".encode() for i in [next(j for j in range(300) if tokenizer.token_bytes(j) == bytes([b]))]]

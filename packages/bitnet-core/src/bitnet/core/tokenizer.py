@@ -123,12 +123,15 @@ class StreamDecoder:
     """Decodes tokens as they come; what it returned so far is always a prefix of the whole text.
 
     A character whose bytes are spread over several tokens is returned with the last of them.
+
+    Args:
+        after: Tokens that the text continues. Where it does, it may begin with a space.
     """
 
-    def __init__(self, tokenizer: Tokenizer, *, skip_special: bool = True) -> None:
+    def __init__(self, tokenizer: Tokenizer, *, skip_special: bool = True, after: Sequence[int] = ()) -> None:
         self._tokenizer = tokenizer
         self._skip = skip_special
-        self._strip = tokenizer._strip
+        self._strip = tokenizer._strip and all(map(tokenizer.is_special, after))
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
 
     def push(self, id: int) -> str:

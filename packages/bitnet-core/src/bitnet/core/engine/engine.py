@@ -34,7 +34,7 @@ class Engine:
         limits, kv: Of that program.
         context: Tokens a sequence may have.
         eos: Ids that end a generation.
-        text: Makes the decoder of a sequence's text.
+        text: Makes the decoder of the text that continues a prompt.
         device: The device's name, for errors.
     """
 
@@ -47,7 +47,7 @@ class Engine:
         context: int,
         vocab_size: int,
         eos: frozenset[int],
-        text: Callable[[], TextStream],
+        text: Callable[[Seq[int]], TextStream],
         device: str,
     ) -> None:
         if context > limits.max_blocks * kv.block_size or limits.max_blocks > kv.num_blocks:
@@ -98,7 +98,7 @@ class Engine:
                 stop_tokens=stop,
                 context=self.context,
                 seed=sibling_seed(seed, i),
-                text=self._text(),
+                text=self._text(prompt),
             )
             for i in range(n)
         )

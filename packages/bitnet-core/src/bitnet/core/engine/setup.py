@@ -75,7 +75,7 @@ def open_engine(
         context=context,
         vocab_size=config.vocab_size,
         eos=tokenizer.eos_ids,
-        text=lambda: StreamDecoder(tokenizer),
+        text=lambda prompt: StreamDecoder(tokenizer, after=prompt),
         device=device.info.name,
     )
     return engine, executable
