@@ -125,6 +125,8 @@ def _ternary(config: HFConfig, name: str, tensor: Stored, scale: Stored | None) 
                 codes, factor = unpack_ternary(floats.codes, shape[1]), factor * floats.scale
         except ValueError as error:
             raise tensor.error(f"{error}.") from None
+        if abs(factor) > float(np.finfo(np.float32).max):
+            raise tensor.error(f"its scale is {factor}, which float32 does not hold.")
         tensor.release()
         yield i2s_bytes(codes if reorder is None else interleave(codes, reorder), factor)
 
@@ -138,9 +140,12 @@ def _scale(tensor: Stored, *, divides: bool) -> float:
     out = np.empty(1, np.float32)
     try:
         decode(FLOATS[tensor.dtype], tensor.bytes(), out)
-        return float(1 / out[0] if divides else out[0])
     except ValueError as error:
         raise tensor.error(f"{error}.") from None
+    scale = float(out[0])
+    if divides and scale == 0:
+        raise tensor.error("is 0, and the weights are to be divided by it.")
+    return 1 / scale if divides else scale
 
 
 def unpack_huggingface(packed: npt.NDArray[np.uint8]) -> npt.NDArray[np.int8]:
