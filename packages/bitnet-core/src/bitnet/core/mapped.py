@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import mmap
 import stat
 from pathlib import Path
@@ -10,6 +11,9 @@ import numpy as np
 import numpy.typing as npt
 
 from bitnet.core.errors import ModelFileError
+
+PIECE = 1 << 22
+"""Bytes that are hashed before their pages are let go."""
 
 
 class MappedFile:
@@ -44,6 +48,15 @@ class MappedFile:
     def bytes(self, offset: int, size: int) -> npt.NDArray[np.uint8]:
         """``uint8[size]`` of the file; nothing is copied."""
         return np.frombuffer(self.map, np.uint8, size, offset)
+
+    def sha256(self) -> str:
+        """Hexadecimal SHA-256 of all of it: of what is mapped, whatever has its name by now."""
+        digest = hashlib.sha256()
+        for begin in range(0, self.size, PIECE):
+            size = min(PIECE, self.size - begin)
+            digest.update(self.bytes(begin, size).data)
+            self.release(begin, size)
+        return digest.hexdigest()
 
     def release(self, offset: int, size: int) -> None:
         """Let go of mapped pages where the platform can; they come back from the file when read again."""

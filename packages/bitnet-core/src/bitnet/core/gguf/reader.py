@@ -104,6 +104,10 @@ class GGUFFile:
         """Let go of the tensor's mapped pages."""
         self._file.release(tensor.offset, tensor.nbytes)
 
+    def sha256(self) -> str:
+        """Hexadecimal SHA-256 of the whole file, as it was opened."""
+        return self._file.sha256()
+
     def error(
         self, message: str, *, key: str | None = None, tensor: str | None = None, hint: str | None = None
     ) -> ModelFileError:

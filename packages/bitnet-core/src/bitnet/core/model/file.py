@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections import Counter
 from collections.abc import Mapping
 from functools import cached_property
@@ -84,13 +83,8 @@ class ModelFile:
             raise self.gguf.error(error.message, key="tokenizer.chat_template") from error
 
     def sha256(self) -> str:
-        """Hexadecimal SHA-256 of the whole file, read anew."""
-        digest = hashlib.sha256()
-        buffer = memoryview(bytearray(1 << 20))
-        with self.path.open("rb", buffering=0) as file:
-            while count := file.readinto(buffer):
-                digest.update(buffer[:count])
-        return digest.hexdigest()
+        """Hexadecimal SHA-256 of the file as it was opened; another that has taken its name since is not looked at."""
+        return self.gguf.sha256()
 
 
 def open_model(path: str | Path, *, i2s_layout: I2SLayout = "official") -> ModelFile:
