@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -85,3 +86,12 @@ def test_merges_that_cannot_be(wrong: str) -> None:
     with pytest.raises(InvalidInputError, match="hold "):
         listed_merges(["a b", wrong, "a b"], ids)
     assert listed_merges([], ids)(ids) == []
+
+
+def test_a_long_token_does_not_take_for_ever() -> None:
+    """A hostile vocabulary has one: every string of a text's words up to that length was looked up, 70 million here."""
+    ids = {"a": 0, "b" * 20_000: 1}
+    pairs = BytePairs(ids, listed_merges([], ids))
+    began = time.process_time()
+    assert pairs.encode(["a" * 12_000]) == [[0] * 12_000]
+    assert time.process_time() - began < 5

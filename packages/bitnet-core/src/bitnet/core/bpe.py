@@ -19,6 +19,9 @@ from bitnet.core.errors import InvalidInputError, brief
 
 ENOUGH = 1 << 14
 """Characters encoded by parts of the vocabulary, over all texts, before the whole is built."""
+LONGEST = 256
+"""Characters of the longest token of a vocabulary of which parts are taken: that many strings begin at each place of a
+word. Llama 3's has 128."""
 
 Merges: TypeAlias = Callable[[Collection[str]], list[tuple[str, str]]]
 """The merges that make one of the given tokens, first merged first."""
@@ -57,7 +60,7 @@ class BytePairs:
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         """Token ids of each text."""
         self._encoded += sum(map(len, texts))
-        if self._whole is None and self._encoded > ENOUGH:
+        if self._whole is None and (self._encoded > ENOUGH or self._longest > LONGEST):
             self._whole = self._build(self._ids)
         backend = self._whole or self._build(self._part(texts))
         return [backend.encode(text, add_special_tokens=False).ids if text else [] for text in texts]
