@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import threading
 import weakref
 from typing import Any, ClassVar
@@ -48,6 +49,7 @@ class CpuDevice:
         self.level = wanted[0]
         self.level_handle = runnable[self.level]
         self.threads = threads or thread_count()
+        self._process = os.getpid()
         self.pool = library.bitnet_pool_new(self.threads)
         if not self.pool:
             raise OutOfMemoryError("no memory for a thread pool.", device=info.name)
@@ -63,6 +65,7 @@ class CpuDevice:
     def compile(self, program: Program) -> CpuExecutable:
         if self._closed:
             raise DeviceError("the device is closed.", device=self.info.name)
+        self.check_process()
         check_program(program)
         executable = CpuExecutable(self, program)
         with self._lock:
@@ -73,6 +76,15 @@ class CpuDevice:
         with self._lock:
             used = sum(executable.used for executable in self._open)
         return MemoryInfo(system.memory_total(), system.memory_available(), used)
+
+    def check_process(self) -> None:
+        """Refuse to compute in a fork of the process, which has none of the pool's threads and would wait for them."""
+        if os.getpid() != self._process:
+            raise DeviceError(
+                "it was opened before this process was forked.",
+                device=self.info.name,
+                hint="Open it, or load the model, after that.",
+            )
 
     def close(self) -> None:
         with self._lock:
@@ -164,6 +176,7 @@ class CpuExecutable:
     def _usable(self) -> None:
         if not self._delete.alive:
             raise DeviceError(f"the executable of {self._name!r} is closed.", device=self._device.info.name)
+        self._device.check_process()
 
 
 def device_of(level: str) -> str:

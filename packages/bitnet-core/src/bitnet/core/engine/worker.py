@@ -6,6 +6,7 @@ never a step half-way, and so that callers in different threads share steps.
 
 from __future__ import annotations
 
+import os
 import queue
 import threading
 from collections.abc import Iterator
@@ -69,12 +70,13 @@ class Worker:
         self._thread: threading.Thread | None = None
         self._end: BaseException | None = None
         self._origin: TracebackType | None = None
+        self._process = os.getpid()
 
     def submit(self, sequences: Seq[Sequence]) -> Ticket:
         """Hand prepared sequences of one prompt to the engine.
 
         Raises:
-            BitNetError: The worker is closed, or its engine failed.
+            BitNetError: The worker is closed, its engine failed, or this is a fork of the process it works in.
         """
         return self.submit_all([sequences])[0]
 
@@ -84,6 +86,8 @@ class Worker:
         Raises:
             BitNetError: As for :meth:`submit`.
         """
+        if os.getpid() != self._process:  # where its thread is not; nor may its lock ever be free
+            raise InvalidInputError("the model was loaded before this process was forked.", hint="Load it after that.")
         tickets = [Ticket(self, sequences) for sequences in prompts]
         with self._changed:
             if self._end is not None:
