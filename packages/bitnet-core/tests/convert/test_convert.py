@@ -240,8 +240,14 @@ def test_sentencepiece_model(folder: Make) -> None:
     assert tokenizer.encode("the é", add_special=False) == [ids["▁the"], ids["▁"], ids["<0xC3>"], ids["<0xA9>"]]
     assert tokenizer.encode("<extra>", add_special=False) == [len(pieces)]
     assert tokenizer.decode(tokenizer.encode("the é the")) == "the é the"
-    for size in range(0, len(data) - 1, 97):
-        (path / "tokenizer.model").write_bytes(data[:size])
+    for wrong in (list[int](), "a", None, 1.5):
+        (path / "added_tokens.json").write_text(json.dumps({"<extra>": len(pieces), "<more>": wrong}))
+        with pytest.raises(ModelFileError, match=r"added_tokens\.json: must give"):
+            convert_model(path, path.parent / "no.gguf")
+    (path / "added_tokens.json").unlink()
+    unknown = protobuf((1, protobuf((1, b"more"), (2, 0.0), (3, 2**31))))
+    for broken in (data + unknown, *(data[:size] for size in range(0, len(data) - 1, 97))):
+        (path / "tokenizer.model").write_bytes(broken)
         with pytest.raises(ModelFileError, match=r"tokenizer\.model"):
             convert_model(path, path.parent / "no.gguf")
 

@@ -168,7 +168,7 @@ def _from_sentencepiece(path: Path) -> Vocabulary:
                 piece = dict(_fields(value))
                 tokens.append(piece[1].decode())  # type: ignore[union-attr]
                 scores.append(struct.unpack("<f", piece.get(2, bytes(4)))[0])  # type: ignore[arg-type]
-                types.append(int(piece.get(3, TokenType.NORMAL)))
+                types.append(int(TokenType(int(piece.get(3, TokenType.NORMAL)))))
             elif number == 2 and isinstance(value, bytes):  # trainer_spec.model_type
                 algorithm = int(dict(_fields(value)).get(3, 1))
             elif number == 3 and isinstance(value, bytes):  # normalizer_spec.add_dummy_prefix
@@ -178,7 +178,9 @@ def _from_sentencepiece(path: Path) -> Vocabulary:
     if algorithm != 2 or not tokens:
         raise ModelFileError("is no byte-pair encoding; no other kind is supported.", path=path, field="model_type")
     added = _optional(path.parent / "added_tokens.json")
-    for token, i in sorted(added.items(), key=lambda entry: int(entry[1])):
+    if not all(type(i) is int for i in added.values()):
+        raise ModelFileError("must give each token its id.", path=path.parent / "added_tokens.json")
+    for token, i in sorted(added.items(), key=lambda entry: entry[1]):
         if i == len(tokens):
             tokens, scores, types = [*tokens, token], [*scores, 0.0], [*types, int(TokenType.USER_DEFINED)]
     return Vocabulary("llama", tokens, types, merges=[], scores=scores, space_prefix=prefix)
