@@ -137,6 +137,7 @@ static void start(pool_t *pool) {
     condition_init(&pool->unpark);
     atomic_store(&pool->parked, 0);
     atomic_store(&pool->arrived, 0);
+    atomic_fetch_add(&pool->phase, 1); /* what the parent's threads took before the fork, nobody here has done */
     pool->process = process_id();
     pool->started = 1;
     unsigned seen = atomic_load(&pool->jobs);

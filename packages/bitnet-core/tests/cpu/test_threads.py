@@ -98,6 +98,42 @@ def test_a_forked_child_computes_with_threads_of_its_own(library: ctypes.CDLL) -
     device.close()
 
 
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
+@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
+def test_a_child_forked_while_the_parent_computes_leaves_out_no_work(library: ctypes.CDLL) -> None:
+    device = CpuDevice(BACKEND.probe().devices[0], library, threads=3)
+    model = TinyModel(np.random.default_rng(0))
+    program = model.program(LIMITS, 8)
+    parts = device, program.ops, program.tensors.values(), program.weights
+    with Rig(*parts, limits=LIMITS, kv=program.kv) as idle, Rig(*parts, limits=LIMITS, kv=program.kv) as busy:
+        small = idle.step([SequenceStep(list(range(9)), 9, [0], [8])])
+        large = busy.step([SequenceStep(list(range(64)), 64, list(range(4)), [63])])
+
+        def result() -> list[bytes]:
+            tokens = idle.executable.run(small)
+            return [tokens.tobytes(), *(idle.executable.read(name).tobytes() for name in program.tensors)]
+
+        expected = result()
+        done = threading.Event()
+
+        def work() -> None:
+            while not done.is_set():
+                busy.executable.run(large)
+
+        worker = threading.Thread(target=work)
+        worker.start()
+        try:
+            for _ in range(40):  # most of them in the middle of an operation
+                child = os.fork()
+                if child == 0:
+                    os._exit(0 if result() == expected else 1)
+                assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        finally:
+            done.set()
+            worker.join()
+    device.close()
+
+
 def test_executables_of_one_device_take_turns(library: ctypes.CDLL) -> None:
     device = CpuDevice(BACKEND.probe().devices[0], library, threads=3)
     model = TinyModel(np.random.default_rng(0))
