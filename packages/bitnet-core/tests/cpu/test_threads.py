@@ -209,7 +209,7 @@ def test_number_of_threads(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> N
     assert threads.thread_count() == 11
 
 
-@pytest.mark.parametrize("value", ["0", "-1", "two", "1.5", "100000"])
+@pytest.mark.parametrize("value", ["0", "-1", "two", "1.5", "100000", "²", "9" * 5000])
 def test_bad_number_of_threads(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
     monkeypatch.setenv("BITNET_THREADS", value)
     assert BACKEND.probe().devices

@@ -49,7 +49,7 @@ def thread_count() -> int:
     asked = env.text("BITNET_THREADS")
     if not asked:
         return max(1, min(physical_cores(), system.usable_cpus(), MAX_THREADS))
-    if not asked.isdigit() or not 1 <= int(asked) <= MAX_THREADS:
+    if not asked.isdecimal() or len(asked) > len(str(MAX_THREADS)) or not 1 <= int(asked) <= MAX_THREADS:
         raise InvalidInputError(f"BITNET_THREADS is {asked!r}; it must be a number from 1 to {MAX_THREADS}.")
     return int(asked)
 
