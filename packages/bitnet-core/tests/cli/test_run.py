@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import signal
 import subprocess
 from collections.abc import Callable
@@ -133,6 +134,26 @@ def test_interrupts_and_closed_pipes_end_quietly(script_path: str, model: Path) 
     running.stdout.close()
     assert running.stderr.read() == b""
     assert running.wait(timeout=60) == 141
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no shell that closes a stream")
+def test_no_standard_stream_need_be_open(script_path: str, model: Path) -> None:
+    command = shlex.join([script_path, "run", "-m", str(model), "--device", "cpu:numpy", "-n", "1"])
+
+    def run(rest: str) -> tuple[int, str, str]:
+        shell = ["sh", "-c", f"{command} {rest}"]
+        done = subprocess.run(shell, capture_output=True, text=True, timeout=60, check=False)
+        return done.returncode, done.stdout, done.stderr
+
+    status, out, err = run("Hello")
+    assert (status, out != "", "answer" in err) == (0, True, True)
+    assert run("Hello 2>&-") == (0, out, "")
+    assert run("Hello <&- 2>&-") == (0, out, "")
+    assert run("Hello <&- >&- 2>&-") == (0, "", "")
+    status, _, err = run("Hello >&-")
+    assert (status, "bug" in err) == (0, False)
+    status, _, err = run("<&-")
+    assert (status, "the prompt is empty" in err) == (2, True)
 
 
 def test_any_terminal_gets_utf8(script: Bitnet, model: Path) -> None:

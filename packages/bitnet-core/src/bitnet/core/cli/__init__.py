@@ -10,6 +10,7 @@ import os
 import sys
 import traceback
 from collections.abc import Sequence
+from pathlib import Path
 
 import click
 from click.shell_completion import shell_complete
@@ -27,6 +28,7 @@ OUTPUT_CLOSED = 141
 
 def main(args: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit status, explained in ``bitnet --help``."""
+    _open_closed_streams()
     _use_utf8()
     try:
         if instruction := os.environ.get(COMPLETE_VAR):
@@ -65,6 +67,13 @@ def _fail(message: str, hint: str | None, status: int) -> int:
         text += f" {hint}"
     click.echo(f"bitnet: error: {' '.join(text.splitlines())}", err=True)
     return status
+
+
+def _open_closed_streams() -> None:
+    """A program may be started without a standard stream, as by ``2>&-``; the next file opened would take its place."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, Path(os.devnull).open(mode, encoding="utf-8"))  # noqa: SIM115 - open to the end
 
 
 def _use_utf8() -> None:
