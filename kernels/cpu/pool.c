@@ -29,7 +29,7 @@ struct pool {
     _Alignas(CACHE_LINE) atomic_uint jobs; /* changes when there is a job: its number, and of how many threads */
     job_t job;
     void *argument;
-    bool stop;
+    atomic_bool stop;
     int64_t begun; /* when the job was given out */
     _Alignas(CACHE_LINE) atomic_uint phase; /* changes when the last thread reaches a barrier */
     _Alignas(CACHE_LINE) atomic_int arrived;
@@ -38,7 +38,7 @@ struct pool {
     condition_t unpark;
     int64_t unparked; /* when those who are parked were last told to go on */
     mutex_t running;
-    process_id_t process; /* whose threads these are; 0 before the first job */
+    _Atomic process_id_t process; /* whose threads these are; 0 before the first job */
     int wanted, started, threads; /* `threads` of those started do this job */
     int64_t hold, again; /* more are tried again at `again`, `hold` after they were found to be too many */
     thread_t *handles;
@@ -47,7 +47,8 @@ struct pool {
         _Alignas(CACHE_LINE) struct pool *pool;
         int thread;
         unsigned seen;
-        int64_t spun, parked, ran, starved; /* nanoseconds of this job */
+        int64_t spun, parked; /* nanoseconds of this job, and of waiting for the next: this thread's own */
+        int64_t worked, starved; /* of this job: for all after it */
     } *members;
 };
 
@@ -112,10 +113,11 @@ static void take_part(struct member *member) {
         pool->job(pool->argument, member->thread);
     } else {
         member->spun = member->parked = 0;
-        const int64_t ran = run_time();
+        const int64_t before = run_time();
         pool->job(pool->argument, member->thread);
-        member->ran = run_time() - ran;
-        member->starved = wall_time() - pool->begun - member->ran - member->parked;
+        const int64_t ran = run_time() - before;
+        member->worked = ran - member->spun;
+        member->starved = wall_time() - pool->begun - ran - member->parked;
     }
     meet(member, NULL);
 }
@@ -158,7 +160,7 @@ static void adapt(pool_t *pool, int64_t now) {
     for (int i = 0; i < pool->threads; i++) {
         const struct member *member = &pool->members[i];
         starved += member->starved > STARVED && member->starved > took / 5;
-        done += member->ran - member->spun;
+        done += member->worked;
     }
     const int fewer = pool->threads - starved > 1 ? pool->threads - starved : 1;
     if (starved && done < took / 10 * 9 * fewer) {
