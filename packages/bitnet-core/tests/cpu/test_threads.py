@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import subprocess
 import sys
 import threading
 import time
@@ -187,6 +188,32 @@ def test_threads_that_get_no_processor_are_done_without(library: ctypes.CDLL) ->
     total = {count: sum(took[10:]) for count, took in times.items()}
     print(total)
     assert total[3] < 10 * total[1]  # some hundred times as long, if they stayed
+
+
+AT_EXIT = """
+import threading
+import numpy as np
+from bitnet.core import TernaryMatrix
+
+matrix = TernaryMatrix(np.ones((4096, 4096), np.int8), device="cpu")
+x = np.ones((64, 4096), np.int8)
+begun = threading.Event()
+
+def work():
+    while True:
+        matrix(x)
+        begun.set()
+
+threading.Thread(target=work, daemon=True).start()
+begun.wait()
+"""
+
+
+def test_a_daemon_thread_may_compute_until_the_process_ends(library: ctypes.CDLL) -> None:
+    for _ in range(3):
+        command = [sys.executable, "-c", AT_EXIT]
+        ended = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+        assert (ended.returncode, ended.stderr) == (0, "")
 
 
 def test_number_of_threads(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

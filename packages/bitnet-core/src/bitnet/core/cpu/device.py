@@ -54,6 +54,7 @@ class CpuDevice:
         if not self.pool:
             raise OutOfMemoryError("no memory for a thread pool.", device=info.name)
         self._delete_pool = weakref.finalize(self, library.bitnet_pool_delete, self.pool)
+        self._delete_pool.atexit = False  # as an Arena's memory
         self._open: weakref.WeakSet[CpuExecutable] = weakref.WeakSet()
         self._lock = threading.Lock()
         self._closed = False
@@ -117,6 +118,7 @@ class CpuExecutable:
             self._lowering.close()
             raise OutOfMemoryError("no memory for the kernels' scratch space.", device=device.info.name)
         self._delete = weakref.finalize(self, library.bitnet_executable_delete, self._handle)
+        self._delete.atexit = False  # as an Arena's memory
         self.used = self._lowering.used + library.bitnet_executable_bytes(self._handle)
         self._turns, self._exact = 1, False  # of the last run: its turns, whether it computed all logits
 

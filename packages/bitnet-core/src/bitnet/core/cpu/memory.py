@@ -21,7 +21,7 @@ def aligned(size: int) -> int:
 
 
 class Arena:
-    """``size`` zeroed bytes. Freed by :meth:`close`, or with the object; what :meth:`array` gave is invalid then.
+    """``size`` zeroed bytes. Freed by :meth:`close`, or with the object; what :meth:`take` gave is invalid then.
 
     Args:
         device: Name for the error.
@@ -45,6 +45,7 @@ class Arena:
         self._next: int = address
         self._end = self._next + self.size
         self.close = weakref.finalize(self, library.bitnet_pages_free, address, self.size)
+        self.close.atexit = False  # a daemon thread may compute until the process ends, and takes its memory with it
 
     def take(self, size: int) -> int:
         """The address of the next ``size`` bytes."""
