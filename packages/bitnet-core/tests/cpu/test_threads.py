@@ -20,10 +20,19 @@ from bitnet.core import system
 from bitnet.core.cpu import native, threads
 from bitnet.core.cpu.backend import BACKEND
 from bitnet.core.cpu.device import CpuDevice
-from bitnet.core.errors import InvalidInputError
-from bitnet.core.hal import Limits, SamplingParams, SequenceStep
+from bitnet.core.errors import DeviceError, InvalidInputError
+from bitnet.core.hal import (
+    Limits,
+    Program,
+    SamplingParams,
+    SequenceStep,
+    TensorSpec,
+    TernaryData,
+    TernaryMatmul,
+    TernaryWeight,
+)
 from bitnet.core.testing.model import TinyModel
-from bitnet.core.testing.rig import Rig
+from bitnet.core.testing.rig import Rig, ternary
 
 LIMITS = Limits(max_tokens=80, max_seqs=4, max_rows=4, max_blocks=60)
 
@@ -64,6 +73,29 @@ def test_bits_do_not_depend_on_the_number_of_threads(library: ctypes.CDLL) -> No
     for count in (2, 3, 4, 7):
         for one, several in zip(alone, outputs(library, seed, count), strict=True):
             assert one.tobytes() == several.tobytes()
+
+
+def test_closing_waits_for_what_is_being_compiled(library: ctypes.CDLL) -> None:
+    device = CpuDevice(BACKEND.probe().devices[0], library, threads=3)
+    codes = np.random.default_rng().integers(-1, 2, (64, 128), np.int8)
+    weight = ternary(codes, 1.0)
+    closing = threading.Thread(target=device.close)
+
+    def load() -> TernaryData:
+        closing.start()
+        closing.join(0.5)  # the pool it would delete packs this weight next
+        assert closing.is_alive()
+        return weight.load()
+
+    tensors = TensorSpec("x", "i8", ("M", 128)), TensorSpec("s", "f32", ("M",)), TensorSpec("y", "f32", ("M", 64))
+    product = TernaryMatmul("x", "s", ("w",), "y")
+    weights = {"w": TernaryWeight(weight.shape, load)}
+    executable = device.compile(Program([product], {t.name: t for t in tensors}, weights, Limits(1)))
+    closing.join()
+    with pytest.raises(DeviceError, match="is closed"):
+        executable.read("y")
+    with pytest.raises(DeviceError, match="is closed"):
+        device.compile(Program([product], {t.name: t for t in tensors}, {"w": weight}, Limits(1)))
 
 
 def test_opening_starts_no_thread_and_closing_leaves_none(library: ctypes.CDLL) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import os
 import threading
 import weakref
 from typing import Any, ClassVar
@@ -49,7 +48,6 @@ class CpuDevice:
         self.level = wanted[0]
         self.level_handle = runnable[self.level]
         self.threads = threads or thread_count()
-        self._process = os.getpid()
         self.pool = library.bitnet_pool_new(self.threads)
         if not self.pool:
             raise OutOfMemoryError("no memory for a thread pool.", device=info.name)
@@ -57,6 +55,7 @@ class CpuDevice:
         self._delete_pool.atexit = False  # as an Arena's memory
         self._open: weakref.WeakSet[CpuExecutable] = weakref.WeakSet()
         self._lock = threading.Lock()
+        self._compiling = threading.Lock()  # held meanwhile, as the pool packs weights
         self._closed = False
 
     @property
@@ -64,13 +63,13 @@ class CpuDevice:
         return self._info
 
     def compile(self, program: Program) -> CpuExecutable:
-        if self._closed:
-            raise DeviceError("the device is closed.", device=self.info.name)
-        self.check_process()
         check_program(program)
-        executable = CpuExecutable(self, program)
-        with self._lock:
-            self._open.add(executable)
+        with self._compiling:
+            if self._closed:
+                raise DeviceError("the device is closed.", device=self.info.name)
+            executable = CpuExecutable(self, program)
+            with self._lock:
+                self._open.add(executable)
         return executable
 
     def memory(self) -> MemoryInfo:
@@ -78,17 +77,8 @@ class CpuDevice:
             used = sum(executable.used for executable in self._open)
         return MemoryInfo(system.memory_total(), system.memory_available(), used)
 
-    def check_process(self) -> None:
-        """Refuse to compute in a fork of the process, which has none of the pool's threads and would wait for them."""
-        if os.getpid() != self._process:
-            raise DeviceError(
-                "it was opened before this process was forked.",
-                device=self.info.name,
-                hint="Open it, or load the model, after that.",
-            )
-
     def close(self) -> None:
-        with self._lock:
+        with self._compiling, self._lock:
             self._closed = True
             executables = list(self._open)
         for executable in executables:
@@ -178,7 +168,6 @@ class CpuExecutable:
     def _usable(self) -> None:
         if not self._delete.alive:
             raise DeviceError(f"the executable of {self._name!r} is closed.", device=self._device.info.name)
-        self._device.check_process()
 
 
 def device_of(level: str) -> str:
