@@ -43,6 +43,15 @@ def test_a_conversation_goes_on_until_it_is_reset(bitnet: Bitnet, model: Path) -
     assert ran.err.count("[cpu:") == 3
 
 
+def test_bytes_that_are_no_text_do_not_end_a_conversation(bitnet: Bitnet, model: Path) -> None:
+    with load_model(model, device="cpu") as loaded:
+        first = loaded.chat(said("Hello"), max_tokens=5).text
+        second = loaded.chat(said("Hello", first, "more"), max_tokens=5).text
+    ran = bitnet("chat", "-m", model, "-n", "5", stdin=b"\xe9t\xe9\nHello\ncaf\xe9\nmore\n")
+    assert (ran.status, ran.out) == (0, f"{first}\n{second}\n")
+    assert ran.err.count("which is no Unicode character") == 2
+
+
 def test_commands(bitnet: Bitnet, model: Path) -> None:
     ran = bitnet("chat", "-m", model, stdin="/help\n/nope\n")
     assert (ran.status, ran.out) == (0, "")

@@ -77,8 +77,11 @@ def _open_closed_streams() -> None:
 
 
 def _use_utf8() -> None:
-    """Models write in every script: do not let a terminal's or a pipe's narrow encoding end the answer."""
-    for stream in (sys.stdout, sys.stderr):
+    """Models write in every script: do not let a terminal's or a pipe's narrow encoding end the answer.
+
+    Bytes typed that are not UTF-8 become surrogates, which a text that is tokenized must not have.
+    """
+    for stream, errors in ((sys.stdin, "surrogateescape"), (sys.stdout, "replace"), (sys.stderr, "replace")):
         if hasattr(stream, "reconfigure"):
             encoding = stream.encoding if "PYTHONIOENCODING" in os.environ else "utf-8"
-            stream.reconfigure(encoding=encoding, errors="replace")
+            stream.reconfigure(encoding=encoding, errors=errors)

@@ -12,7 +12,7 @@ import click
 from bitnet.core.cli.console import note
 from bitnet.core.cli.options import context_option, load, model_options, sampling, sampling_options, system_option
 from bitnet.core.cli.run import summary
-from bitnet.core.errors import ContextFullError, InvalidInputError
+from bitnet.core.errors import InvalidInputError
 
 if TYPE_CHECKING:
     from bitnet.core.api import Model
@@ -73,11 +73,11 @@ class Conversation:
     def say(self, text: str) -> None:
         """Print the answer to a message. An interrupt ends it, and what there is of it is kept."""
         exchanges = [*self._exchanges, [{"role": "user", "content": text}]]
-        while len(exchanges) > 1 and self._length(exchanges) > self._model.context * 3 // 4:
-            del exchanges[0]
         try:
+            while len(exchanges) > 1 and self._length(exchanges) > self._model.context * 3 // 4:
+                del exchanges[0]
             stream = self._model.chat_stream(self._messages(exchanges), **self._options)
-        except ContextFullError as error:
+        except InvalidInputError as error:  # it is too long, or no text
             note(str(error))
             return
         if forgotten := len(self._exchanges) + 1 - len(exchanges):
