@@ -22,7 +22,7 @@ import pytest
 from bitnet.core import load_model, receipt
 from bitnet.core.engine import Completion
 from bitnet.core.engine.results import Timings
-from bitnet.core.errors import BitNetError, ReceiptError
+from bitnet.core.errors import BitNetError, ModelFileError, ReceiptError
 from bitnet.core.registry import installed
 from bitnet.core.schema import problems
 from bitnet.core.select import select_device
@@ -305,7 +305,7 @@ def test_the_model_file_is_compared(make: Any, tmp_path: Path) -> None:
     assert receipt.verify(document) == []
     with pytest.raises(ReceiptError, match="is not the model it was made with"):
         receipt.verify(document, model=tmp_path / "model.gguf")
-    with pytest.raises(BitNetError, match="absent cannot be read: No such file"):
+    with pytest.raises(ModelFileError, match="absent: cannot be read: No such file"):
         receipt.verify(document, model=tmp_path / "absent")
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from bitnet.core import env, registry, system
-from bitnet.core.errors import BitNetError, ReceiptError
+from bitnet.core.errors import ModelFileError, ReceiptError
 from bitnet.core.files import replacing
 from bitnet.core.schema import problems
 from bitnet.core.select import Selection
@@ -152,6 +152,7 @@ def verify(receipt: Any, *, model: str | Path | None = None) -> list[str]:
 
     Raises:
         ReceiptError: The receipt does not hold; the message has everything that is wrong with it.
+        ModelFileError: ``model`` cannot be read.
     """
     schema = json.loads((files("bitnet.core") / "receipt.schema.json").read_text(encoding="utf-8"))
     unchecked: list[str] = []
@@ -286,7 +287,7 @@ def _check_model(info: Mapping[str, Any], path: Path) -> Iterator[str]:
             while chunk := source.read(1 << 20):
                 found.update(chunk)
     except OSError as error:
-        raise BitNetError(f"{path} cannot be read: {error.strerror or error}.") from None
+        raise ModelFileError(f"cannot be read: {error.strerror or error}.", path=path) from None
     if found.hexdigest() != info["sha256"]:
         yield f"{path} is not the model it was made with: its SHA-256 is {found.hexdigest()}"
 
