@@ -53,12 +53,16 @@ class Context:
 
     def __post_init__(self) -> None:
         limits = self.program.limits
-        self.step = self.alloc(self.layout.words * 4)
-        self.history = self.alloc(MAX_COUNT * max(limits.max_rows, 1) * 4)
-        for spec in self.program.tensors.values():
-            self.tensors[spec.name] = self.alloc(
-                int(np.prod(self.shape(spec.name))) * NUMPY_DTYPES[spec.dtype].itemsize
-            )
+        try:
+            self.step = self.alloc(self.layout.words * 4)
+            self.history = self.alloc(MAX_COUNT * max(limits.max_rows, 1) * 4)
+            for spec in self.program.tensors.values():
+                self.tensors[spec.name] = self.alloc(
+                    int(np.prod(self.shape(spec.name))) * NUMPY_DTYPES[spec.dtype].itemsize
+                )
+        except BaseException:
+            self.close()
+            raise
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Shape of an activation at its capacity."""
@@ -80,17 +84,14 @@ class Context:
         """The named matrices stacked along N."""
         key = tuple(names)
         if key not in self._ternary:
-            put = put_ternary(self.driver, [self.program.weights[n] for n in key])
-            self._own(put.codes, put.scales)
-            self._ternary[key] = put
+            parts = [self.program.weights[n] for n in key]
+            self._ternary[key] = put_ternary(self.alloc, self.driver.upload, parts)
         return self._ternary[key]
 
     def dense(self, name: str) -> DenseBuffer:
         """A dense weight; one upload, however many operations use it."""
         if name not in self._dense:
-            put = put_dense(self.driver, self.program.weights[name])
-            self._own(put.data)
-            self._dense[name] = put
+            self._dense[name] = put_dense(self.alloc, self.driver.upload, self.program.weights[name])
         return self._dense[name]
 
     @property
@@ -128,14 +129,18 @@ class Context:
     def zeroed(self, name: str, nbytes: int) -> Buffer:
         """Working memory that starts as zeros and that its kernels leave as zeros."""
         if name not in self._scratch:
-            self.driver.upload(self.scratch(name, nbytes), np.zeros(nbytes, np.uint8))
+            buffer = self.alloc(nbytes)
+            self.driver.upload(buffer, np.zeros(nbytes, np.uint8))
+            self._scratch[name] = buffer
         return self._scratch[name]
 
     def copy(self, name: str, nbytes: int, fill: Callable[[Buffer], list[Launch]]) -> Buffer:
         """A dense weight's copy in another form, which launches make when it is first asked for."""
         key = _copy(name)
         if key not in self._scratch:
-            self.driver.submit(self.driver.record(fill(self.scratch(key, nbytes))))
+            buffer = self.alloc(nbytes)
+            self.driver.submit(self.driver.record(fill(buffer)))
+            self._scratch[key] = buffer
         return self._scratch[key]
 
     def close(self) -> None:
@@ -144,10 +149,6 @@ class Context:
             self.driver.free(buffer)
         self._owned.clear()
         self.used = 0
-
-    def _own(self, *buffers: Buffer) -> None:
-        self._owned.extend(buffers)
-        self.used += sum(b.nbytes for b in buffers)
 
 
 def _copy(name: str) -> str:

@@ -1,18 +1,25 @@
-"""Putting weights on a device: ternary matrices stacked as one, dense ones as they are."""
+"""Putting weights on a device: ternary matrices stacked as one, dense ones as they are.
+
+``alloc`` owns what it gives, so that nothing is lost where a load or an upload fails.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 
 from bitnet.core.errors import InvalidInputError
-from bitnet.core.gpu.driver import Buffer, Driver
+from bitnet.core.gpu.driver import Buffer
 from bitnet.core.hal import DenseWeight, TernaryWeight, Weight
 
 BLOCK_WEIGHTS = 128
 BLOCK_BYTES = 32
+Alloc: TypeAlias = Callable[[int], Buffer]
+Upload: TypeAlias = Callable[..., None]
+"""As those of :class:`~bitnet.core.gpu.Driver`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +51,7 @@ class DenseBuffer:
     dtype: str
 
 
-def put_ternary(driver: Driver, parts: Sequence[Weight]) -> TernaryBuffer:
+def put_ternary(alloc: Alloc, upload: Upload, parts: Sequence[Weight]) -> TernaryBuffer:
     """Upload ternary matrices of one K, one after the other, releasing each one's host pages."""
     shapes = {part.shape[1] for part in parts if isinstance(part, TernaryWeight)}
     if len(shapes) != 1 or not all(isinstance(part, TernaryWeight) for part in parts):
@@ -52,27 +59,27 @@ def put_ternary(driver: Driver, parts: Sequence[Weight]) -> TernaryBuffer:
     cols = shapes.pop()
     row_bytes = -(-cols // BLOCK_WEIGHTS) * BLOCK_BYTES
     rows = sum(part.shape[0] for part in parts)
-    codes = driver.alloc(rows * row_bytes)
+    codes = alloc(rows * row_bytes)
     scales = np.empty(rows, np.float32)
     at = 0
     for part in parts:
         assert isinstance(part, TernaryWeight)
         data = part.load()
-        driver.upload(codes, np.ascontiguousarray(data.codes), at * row_bytes)
+        upload(codes, np.ascontiguousarray(data.codes), at * row_bytes)
         scales[at : at + part.shape[0]] = data.scale
         at += part.shape[0]
         part.release()
-    scale_buffer = driver.alloc(scales.nbytes)
-    driver.upload(scale_buffer, scales)
+    scale_buffer = alloc(scales.nbytes)
+    upload(scale_buffer, scales)
     return TernaryBuffer(codes, scale_buffer, rows, cols, row_bytes)
 
 
-def put_dense(driver: Driver, weight: Weight) -> DenseBuffer:
+def put_dense(alloc: Alloc, upload: Upload, weight: Weight) -> DenseBuffer:
     """Upload a dense weight and release its host pages."""
     if not isinstance(weight, DenseWeight):
         raise InvalidInputError("a dense weight was expected where the program names a ternary one.")
     array = np.ascontiguousarray(weight.load())
-    buffer = driver.alloc(array.nbytes)
-    driver.upload(buffer, array)
+    buffer = alloc(array.nbytes)
+    upload(buffer, array)
     weight.release()
     return DenseBuffer(buffer, weight.shape, weight.dtype)
