@@ -22,6 +22,9 @@ MAX_SPLITS = 64
 LARGE_CLUSTER = 16
 """Blocks of a cluster on devices of :data:`LARGE_CLUSTERS`."""
 LARGE_CLUSTERS = ((9, 0), (10, 0))
+CLUSTER_SUMS = 1792
+"""Sums of a token and key/value head, at most, where the blocks of a cluster merge them: more do not fit the 48 KiB of
+shared memory that a kernel may declare."""
 TILE = 16
 """Positions of a warp of attention_decode at a time."""
 LONG_WARPS, LONG_DEPTH = 8, 2
@@ -93,7 +96,9 @@ class AttentionOps:
     def decode(self, ctx: Context, op: Attention, bucket: Bucket, rope: RopeAppend | None) -> Launch:
         limit = max(ctx.program.limits.max_rows, min(ctx.program.limits.max_tokens, DECODE_TOKENS))
         heads, splits = bucket.tokens * op.kv_heads, ceil_div(bucket.context, SPLIT)
-        if self._clusters:
+        sums = op.heads // op.kv_heads * op.head_dim
+        clusters = self._clusters and sums <= CLUSTER_SUMS
+        if clusters:
             long = bucket.context > MAX_CLUSTER * LONG_WARPS * LONG_DEPTH * TILE
             most = min(splits, LARGE_CLUSTER if long and self._large_clusters else MAX_CLUSTER)
             splits = largest(most, lambda n: heads * n <= ATTENTION_BLOCKS * self._multiprocessors)
@@ -103,13 +108,13 @@ class AttentionOps:
             parts = ctx.scratch("attention parts", limit * op.heads * MAX_SPLITS * (op.head_dim + 2) * 4)
             arrivals = ctx.zeroed("attention arrivals", limit * op.kv_heads * 4)
         few = bucket.context > SPLIT * splits and heads * splits <= self._multiprocessors
-        few = few and op.heads // op.kv_heads * op.head_dim <= LONG_SUMS
+        few = few and sums <= LONG_SUMS
         warps, depth = (LONG_WARPS, LONG_DEPTH) if few else (4, 1)
         defines = kv_defines(ctx, op) | {
             "HEADS": op.heads,
             "KV_HEADS": op.kv_heads,
             "SPLITS": splits,
-            "CLUSTER": int(self._clusters and splits > 1),
+            "CLUSTER": int(clusters and splits > 1),
             "WARPS": warps,
             "DEPTH": depth,
             "ROPE": int(rope is not None),

@@ -13,7 +13,7 @@ from bitnet.core.gpu import Arg, Bucket, Buffer, Context, KernelSpec, Launch
 from bitnet.core.gpu.head import Head, choice, compact_shape, head_at
 from bitnet.core.gpu.ops import ceil_div
 from bitnet.core.hal import Op
-from bitnet.cuda.products import DECODE_TOKENS, SHARED
+from bitnet.cuda.products import DECODE_TOKENS, shared_bytes
 
 WIDTH = 256
 """Columns come in multiples of this."""
@@ -36,7 +36,7 @@ class HeadOps:
 
     def __init__(self, multiprocessors: int, capability: tuple[int, int]) -> None:
         self._multiprocessors = multiprocessors
-        self._large = capability in LARGE_SHARED
+        self._large, self._shared = capability in LARGE_SHARED, shared_bytes(capability)
 
     def fits(self, ctx: Context) -> bool:
         """Whether the program ends in a head that these kernels know."""
@@ -111,7 +111,7 @@ class HeadOps:
         ]
 
     def _most_rows(self, cols: int) -> int:
-        return MANY_ROWS if self._large and MANY_ROWS * (cols + 16) <= SHARED else DECODE_TOKENS
+        return MANY_ROWS if self._large and MANY_ROWS * (cols + 16) <= self._shared else DECODE_TOKENS
 
     def _packed(self, ctx: Context, name: str) -> Buffer:
         """The compact copy of a head, made on the device when first asked for."""

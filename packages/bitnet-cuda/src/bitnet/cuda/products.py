@@ -17,8 +17,9 @@ DECODE_TOKENS = 8
 GEMV_ROWS = 4
 LANES, TILE_M, TILE_N, TILE_GROUP = 32, 32, 64, 256
 """Of the tiled product, as its source has them."""
-SHARED = 200 * 1024
-"""Bytes of shared memory that a block of ternary_decode may take."""
+SHARED, LEAST_SHARED = {(8, 0): 154, (8, 7): 154, (9, 0): 200, (10, 0): 200, (10, 3): 200}, 90
+"""KiB of shared memory that a launch may ask for, by compute capability, and on every other: what a block can have,
+less the 9 that ternary_decode declares at most."""
 MAX_STEPS = 96
 """Longest K of ternary_decode, in steps of 256: 16 warps with 6 each."""
 STAGES, X_PITCH, W_PITCH, TOKEN_TILES = 4, 160, 32, (64, 128)
@@ -55,6 +56,7 @@ class Products:
         self._tensor_cores = capability >= TENSOR_CORES
         self._wgmma = capability == WGMMA
         self._clusters = capability >= CLUSTERS
+        self._shared = shared_bytes(capability)
 
     def ternary_matmul(self, ctx: Context, op: TernaryMatmul, bucket: Bucket) -> list[Launch]:
         x, scale, out = ctx.tensors[op.x], ctx.tensors[op.scale], ctx.tensors[op.out]
@@ -143,7 +145,7 @@ class Products:
     def decodes(self, w: TernaryBuffer, bucket: Bucket) -> bool:
         """Whether ternary_decode can do a product of so many tokens."""
         few = self._tensor_cores and bucket.tokens <= DECODE_TOKENS
-        return few and ceil_div(w.row_bytes, 64) <= MAX_STEPS and _stride(w) * bucket.tokens <= SHARED
+        return few and ceil_div(w.row_bytes, 64) <= MAX_STEPS and _stride(w) * bucket.tokens <= self._shared
 
     def quantises(self, w: TernaryBuffer, bucket: Bucket) -> bool:
         """Whether ternary_decode can also norm and quantise what it multiplies."""
@@ -221,6 +223,11 @@ class Products:
         if tokens > 2:  # then every block's copy of x costs more than a warp's share of K
             least, split = 2, min(split, max(5, ceil_div(steps, 6)))
         return max(min(least, MOST_WARPS // split), min(round(tiles / self._multiprocessors), most // split), 1), split
+
+
+def shared_bytes(capability: tuple[int, int]) -> int:
+    """Of shared memory that a launch may ask for."""
+    return 1024 * SHARED.get(capability, LEAST_SHARED)
 
 
 def _stride(w: TernaryBuffer) -> int:
