@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import threading
+import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ import numpy.typing as npt
 from cuda.bindings import driver
 
 from bitnet.core.cache import KernelCache
+from bitnet.core.errors import DeviceLostError
 from bitnet.core.gpu import Arg, KernelSpec, Launch
 from bitnet.cuda.compiler import Compiler
 from bitnet.cuda.driver import check
@@ -38,6 +40,16 @@ class CudaBuffer:
     nbytes: int
 
 
+class Recording:
+    """A graph to launch, which goes to ``dropped`` once nobody has this any more."""
+
+    __slots__ = ("__weakref__", "graph")
+
+    def __init__(self, graph: Any, dropped: list[Any]) -> None:
+        self.graph = graph
+        weakref.finalize(self, dropped.append, graph)
+
+
 class CudaDriver:
     """Implements :class:`bitnet.core.gpu.Driver` with the driver API."""
 
@@ -51,6 +63,7 @@ class CudaDriver:
             self._stream = self._check(driver.cuStreamCreate(driver.CUstream_flags.CU_STREAM_NON_BLOCKING))
         self._modules: dict[bytes, Any] = {}
         self._functions: dict[KernelSpec, Any] = {}
+        self._dropped: list[Any] = []
         self.capability = capability_of(self._device, name)
         count = driver.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT
         self.multiprocessors = int(self._check(driver.cuDeviceGetAttribute(count, self._device)))
@@ -62,8 +75,9 @@ class CudaDriver:
             return CudaBuffer(int(self._check(driver.cuMemAlloc(nbytes))), nbytes)
 
     def free(self, buffer: CudaBuffer) -> None:
-        with self._entered():
-            self._check(driver.cuMemFree(buffer.address))
+        with self._ended() as alive:
+            if alive:
+                self._check(driver.cuMemFree(buffer.address))
 
     def upload(self, buffer: CudaBuffer, array: npt.NDArray[Any], offset: int = 0) -> None:
         with self._entered():  # from pageable memory: the driver has staged it all when this returns
@@ -76,22 +90,18 @@ class CudaDriver:
             self._check(driver.cuMemcpyDtoHAsync(array.ctypes.data, start, array.nbytes, self._stream))
             self._check(driver.cuStreamSynchronize(self._stream))
 
-    def record(self, launches: Sequence[Launch]) -> Any:
+    def record(self, launches: Sequence[Launch]) -> Recording:
         with self._entered():
             self._load([launch.kernel for launch in launches])  # before capturing
-            self._check(driver.cuStreamBeginCapture(self._stream, CAPTURE))
+            graph = self._capture(launches)
             try:
-                for launch in launches:
-                    self._launch(launch, self._functions[launch.kernel])
+                return Recording(self._check(driver.cuGraphInstantiate(graph, 0)), self._dropped)
             finally:
-                graph = self._check(driver.cuStreamEndCapture(self._stream))
-            executable = self._check(driver.cuGraphInstantiate(graph, 0))
-            self._check(driver.cuGraphDestroy(graph))
-            return executable
+                driver.cuGraphDestroy(graph)
 
-    def submit(self, recording: Any) -> None:
+    def submit(self, recording: Recording) -> None:
         with self._entered():
-            self._check(driver.cuGraphLaunch(recording, self._stream))
+            self._check(driver.cuGraphLaunch(recording.graph, self._stream))
 
     def memory(self) -> tuple[int, int]:
         with self._entered():
@@ -99,12 +109,25 @@ class CudaDriver:
             return int(total), int(free)
 
     def close(self) -> None:
-        with self._entered():
-            self._check(driver.cuStreamSynchronize(self._stream))
-            self._check(driver.cuStreamDestroy(self._stream))
-            for module in self._modules.values():
-                self._check(driver.cuModuleUnload(module))
-            self._check(driver.cuDevicePrimaryCtxRelease(self._device))
+        with self._ended() as alive:
+            if alive:
+                self._check(driver.cuStreamDestroy(self._stream))
+                for module in self._modules.values():
+                    self._check(driver.cuModuleUnload(module))
+            driver.cuDevicePrimaryCtxRelease(self._device)
+
+    def _capture(self, launches: Sequence[Launch]) -> Any:
+        """The launches as a graph."""
+        self._check(driver.cuStreamBeginCapture(self._stream, CAPTURE))
+        try:
+            for launch in launches:
+                self._launch(launch, self._functions[launch.kernel])
+        except BaseException:
+            status, graph = driver.cuStreamEndCapture(self._stream)  # or the stream would take nothing else any more
+            if status == driver.CUresult.CUDA_SUCCESS:
+                driver.cuGraphDestroy(graph)
+            raise
+        return self._check(driver.cuStreamEndCapture(self._stream))
 
     def _launch(self, launch: Launch, function: Any) -> None:
         values, types = zip(*(self._argument(a) for a in launch.args), strict=True)
@@ -167,6 +190,23 @@ class CudaDriver:
         with self._lock:
             self._check(driver.cuCtxSetCurrent(self._context))
             yield
+
+    @contextmanager
+    def _ended(self) -> Iterator[bool]:
+        """As :meth:`_entered`, when nothing runs any more and the graphs that nobody has are destroyed.
+
+        False on a lost device, whose driver does no more: the end of the process gives back what is on it.
+        """
+        with self._lock:
+            alive = True
+            try:
+                self._check(driver.cuCtxSetCurrent(self._context))
+                self._check(driver.cuStreamSynchronize(self._stream))
+                while self._dropped:
+                    self._check(driver.cuGraphExecDestroy(self._dropped.pop()))
+            except DeviceLostError:
+                alive = False
+            yield alive
 
     def _text(self) -> str:
         name: bytes = self._check(driver.cuDeviceGetName(128, self._device))

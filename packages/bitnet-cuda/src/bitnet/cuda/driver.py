@@ -14,10 +14,18 @@ LOST = {
     driver.CUresult.CUDA_ERROR_ECC_UNCORRECTABLE,
     driver.CUresult.CUDA_ERROR_HARDWARE_STACK_ERROR,
     driver.CUresult.CUDA_ERROR_ILLEGAL_ADDRESS,
+    driver.CUresult.CUDA_ERROR_ILLEGAL_INSTRUCTION,
+    driver.CUresult.CUDA_ERROR_INVALID_ADDRESS_SPACE,
+    driver.CUresult.CUDA_ERROR_INVALID_PC,
     driver.CUresult.CUDA_ERROR_LAUNCH_FAILED,
     driver.CUresult.CUDA_ERROR_LAUNCH_TIMEOUT,
+    driver.CUresult.CUDA_ERROR_MISALIGNED_ADDRESS,
+    driver.CUresult.CUDA_ERROR_NVLINK_UNCORRECTABLE,
     driver.CUresult.CUDA_ERROR_SYSTEM_NOT_READY,
+    driver.CUresult.CUDA_ERROR_UNKNOWN,
 }
+"""After these every call fails until the process ends, as the driver's manual has it; the last is also what calls
+return once a device no longer answers on its bus."""
 
 
 def check(device: str, result: tuple[Any, ...]) -> Any:
