@@ -162,6 +162,15 @@ def test_a_recording_can_be_replayed(
     driver.close()
 
 
+def test_a_lost_device_can_be_closed(opened: Any, compiled: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    def finish() -> None:
+        launches.check("clFinish", cl.status_code.INVALID_COMMAND_QUEUE)
+
+    driver = device.OpenCLDriver(opened, "opencl:0")
+    monkeypatch.setattr(driver, "_queue", SimpleNamespace(finish=finish))
+    driver.close()
+
+
 def compiler_launch(args: Any) -> Any:
     from bitnet.core.gpu import Launch
 

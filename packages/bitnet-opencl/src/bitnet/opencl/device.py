@@ -5,6 +5,7 @@ Where the device has command buffers, a recording is one of those; else its laun
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ParamSpec, TypeVar
@@ -91,7 +92,8 @@ class OpenCLDriver:
         return int(self._device.global_mem_size), 0
 
     def close(self) -> None:
-        self._queue.finish()
+        with contextlib.suppress(cl.Error):  # of a lost device, which has said so to whoever waited for its work
+            self._queue.finish()
 
     def _prepare(self, launch: Launch) -> Command:
         kernel = self._compiler.kernel(launch.kernel)
