@@ -154,6 +154,7 @@ class LifecycleTests(DeviceTests):
             ("count 0", lambda: run(good, 0)),
             ("count of a prefill", lambda: run(session.step([1, 2], 6, [0]), 2)),
             ("count past the block table", lambda: run(session.step([1], 63, [0, 1, 2, 3]), 3)),
+            ("count past 32 bits", lambda: run(good, 2**31 - 1)),
         ]
         for name, call in bad:
             with pytest.raises(InvalidInputError):
