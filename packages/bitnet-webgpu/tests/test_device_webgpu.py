@@ -10,7 +10,7 @@ from bitnet.core import load_model
 from bitnet.core.demo_eval import CATEGORIES, draw_problems
 from bitnet.core.errors import DeviceError, DeviceLostError, KernelCompileError, OutOfMemoryError
 from bitnet.core.gpu import GpuDevice
-from bitnet.core.hal import DenseMatmul, DeviceInfo, Embed, Limits, ProbeStatus, SequenceStep, TernaryMatmul
+from bitnet.core.hal import GREEDY, DenseMatmul, DeviceInfo, Embed, Limits, ProbeStatus, SequenceStep, TernaryMatmul
 from bitnet.core.testing import oracle
 from bitnet.core.testing.rig import (
     Rig,
@@ -22,6 +22,7 @@ from bitnet.core.testing.rig import (
     ternary,
     tokens,
 )
+from bitnet.core.testing.sampling import choose
 from bitnet.webgpu.backend import BACKEND
 
 wgpu = pytest.importorskip("wgpu")
@@ -128,6 +129,20 @@ def test_weights_larger_than_a_binding(info: DeviceInfo, rng: np.random.Generato
         with Rig(poor, [op], specs, {"w": ternary(*weight)}, limits=Limits(m)) as rig:
             product = rig.run(tokens(m), {"x": codes, "s": scale}, ["out"])["out"]
         assert_same_bits("ternary_matmul", product, oracle.ternary_matmul(codes, scale, [weight]))
+
+
+@pytest.mark.parametrize("most", [256, 384, 896])
+def test_groups_that_are_no_power_of_two(
+    info: DeviceInfo, rng: np.random.Generator, device: GpuDevice, most: int
+) -> None:
+    """What some GPUs allow of a workgroup: the greatest logit is found wherever it stands."""
+    from bitnet.webgpu.ops import WebGPUOps
+
+    driver = device._driver
+    limits = {**driver.limits, "max-compute-invocations-per-workgroup": most}  # type: ignore[attr-defined]
+    odd = GpuDevice(info, driver, WebGPUOps(limits).lowering())
+    logits = rng.standard_normal((40, 1000)).astype(np.float32)
+    assert choose(odd, logits, [GREEDY] * 40, range(40)) == logits.argmax(axis=1).tolist()
 
 
 @pytest.fixture

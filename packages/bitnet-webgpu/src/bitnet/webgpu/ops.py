@@ -47,6 +47,7 @@ DENSE_TILE = 8
 MAX_GROUPS = 65535
 """Workgroups in one dimension, on every device."""
 SAMPLE_GROUP = 1024
+"""Invocations that choose a token, at most: a power of two, as halves are put together."""
 SPLIT_CONTEXT = 64
 """Positions that are worth a workgroup of attention of their own."""
 MERGED_SPLITS = 8
@@ -94,9 +95,8 @@ class WebGPUOps:
     def __init__(self, limits: Mapping[str, int]) -> None:
         self._binding = limits["max-storage-buffer-binding-size"]
         self._shared = limits["max-compute-workgroup-storage-size"]
-        group = min(
-            SAMPLE_GROUP, limits["max-compute-invocations-per-workgroup"], limits["max-compute-workgroup-size-x"]
-        )
+        most = min(limits["max-compute-invocations-per-workgroup"], limits["max-compute-workgroup-size-x"])
+        group = min(SAMPLE_GROUP, 1 << (most.bit_length() - 1))  # Mali's GPUs have 384
         rows = RowOps(group=GROUP)
         self._table: Dispatch = {
             **rows.table(),
