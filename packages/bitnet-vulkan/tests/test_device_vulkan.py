@@ -138,6 +138,37 @@ def test_out_of_memory(opened: Opened, monkeypatch: Patch) -> None:
     assert text(opened.device, program()) == expected
 
 
+@pytest.mark.parametrize("without", ["nothing", "no-subgroups"])
+def test_no_memory_to_submit_with(info: DeviceInfo, monkeypatch: Patch, without: str) -> None:
+    """Nothing of what waited is lost, weights on their way to the device neither, and nothing waits in vain."""
+    with Opened(info, WITHOUT[without]) as whole:
+        expected = text(whole.device, program())
+    poor = Opened(info, WITHOUT[without], patience=10)
+    given, calls = poor.driver._vk.QueueSubmit, 0
+
+    def submit(*args: object) -> int:
+        nonlocal calls
+        calls += 1
+        return given(*args) if calls > 1 else check(info.name, "vkQueueSubmit", -2)
+
+    monkeypatch.setattr(poor.driver._vk, "QueueSubmit", submit, raising=False)
+    with pytest.raises(OutOfMemoryError, match="VK_ERROR_OUT_OF_DEVICE_MEMORY"):
+        text(poor.device, program())
+    assert text(poor.device, program()) == expected
+    executable = poor.device.compile(program())
+    calls = 0
+    step = Step(StepLayout(LIMITS), [SequenceStep([5], 1, [0], [0])], block_size=BLOCK)
+    with pytest.raises(OutOfMemoryError, match="VK_ERROR_OUT_OF_DEVICE_MEMORY"):
+        executable.run(step)
+    after = executable.run(step).tolist()
+    calls = -1000  # from here on there never is any
+    with pytest.raises(OutOfMemoryError, match="VK_ERROR_OUT_OF_DEVICE_MEMORY"):
+        executable.run(step)
+    poor.device.close()
+    with Opened(info, WITHOUT[without]) as whole:
+        assert whole.device.compile(program()).run(step).tolist() == after
+
+
 def test_a_shader_that_does_not_compile(opened: Opened, monkeypatch: Patch, tmp_path: Path) -> None:
     class Broken:
         name = identity = "broken"

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from bitnet.core.cache import KernelCache
-from bitnet.core.errors import DeviceError, DeviceLostError
+from bitnet.core.errors import DeviceError, DeviceLostError, OutOfMemoryError
 from bitnet.core.gpu import Launch
 from bitnet.vulkan.driver import Functions, api, make
 from bitnet.vulkan.hardware import Hardware, open_device
@@ -130,14 +130,17 @@ class VulkanDriver:
 
     @contextmanager
     def _ended(self) -> Iterator[bool]:
-        """When nothing runs any more; false on a lost device, whose objects stay: it may still be at work on them."""
+        """When nothing runs any more; false where that cannot be had: what the device may be at work on has to stay."""
         with self._lock:
-            if not self._lost:
+            alive = not self._lost
+            if alive:
                 try:
                     self._memory.wait()
                 except DeviceLostError:
-                    self._lost = True
-            yield not self._lost
+                    alive, self._lost = False, True
+                except OutOfMemoryError:  # what still waits names them
+                    alive = False
+            yield alive
 
     def _give_back(self) -> None:
         """Free the recordings that nobody has any more."""

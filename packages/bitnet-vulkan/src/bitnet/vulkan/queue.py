@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from bitnet.core.errors import DeviceLostError
+from bitnet.core.errors import DeviceError, DeviceLostError
 from bitnet.vulkan.driver import TIMEOUT, Functions, api, make
 
 PATIENCE = 600.0
@@ -80,28 +80,39 @@ class Queue:
         self._pending.append(commands)
 
     def flush(self) -> None:
-        """Start all that waits."""
+        """Start all that waits.
+
+        Raises:
+            OutOfMemoryError: There was none for it. Nothing of it has begun then, and all of it still waits.
+            DeviceLostError: The device is lost.
+        """
         while self._pending:
-            now, self._pending = self._pending[:MOST], self._pending[MOST:]
-            self.busy = True
+            now = self._pending[:MOST]
             self._commands[0 : len(now)] = now
             self._info.commandBufferCount = len(now)
-            fence = api().NULL
+            fence, nothing = api().NULL, api().NULL
             if self._semaphore is None:
                 fence = self._vk.create("Fence", self._device, make("VkFenceCreateInfo"))
-                self._fences.append(fence)
-            else:
-                self._value[0] += 1
+            self._value[0] += 1
             try:
                 self._vk.QueueSubmit(self._queue, 1, self._info, fence)
             except DeviceLostError as error:
                 self._lost = error  # the end of this submission would be waited for in vain
                 raise
+            except DeviceError:
+                self._value[0] -= 1
+                self._vk.DestroyFence(self._device, fence, nothing)
+                raise
+            del self._pending[: len(now)]
+            self.busy = True
+            if fence != nothing:
+                self._fences.append(fence)
 
     def wait(self) -> None:
         """Start all that waits, and return once it is done.
 
         Raises:
+            OutOfMemoryError: There was none to start it.
             DeviceLostError: The device is lost, or does not answer in time.
         """
         if self._lost is not None:
