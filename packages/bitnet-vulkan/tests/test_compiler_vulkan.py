@@ -7,6 +7,7 @@ import shutil
 import stat
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -127,6 +128,24 @@ def test_a_compiler_that_hangs(monkeypatch: Patch, tmp_path: Path) -> None:
     monkeypatch.setattr(compiler, "SECONDS", 0.2)
     with pytest.raises(Refused, match="timed out"):
         Program("glslc", str(script)).spirv(embed())
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="a script is no program there")
+@pytest.mark.parametrize("what", ["says no text", "is gone", "has nowhere to work"])
+def test_a_program_that_cannot_work(monkeypatch: Patch, tmp_path: Path, what: str) -> None:
+    """Whatever keeps it from its work, the next way is taken; without one, the error says what it was."""
+    script = tmp_path / "glslc"
+    script.write_text("#!/bin/sh\nprintf 'caf\\351' >&2\nexit 1\n")
+    script.chmod(script.stat().st_mode | stat.S_IXUSR)
+    program = Program("glslc", str(script))
+    if what == "is gone":
+        script.unlink()
+    if what == "has nowhere to work":
+        monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "gone"))
+    assert use(monkeypatch, program, Makes()).spirv(embed()) == MAGIC + bytes(16)
+    with pytest.raises(KernelCompileError, match="glslc: ") as raised:
+        use(monkeypatch, program).spirv(embed())
+    assert ("caf\N{REPLACEMENT CHARACTER}" if what == "says no text" else "No such file") in raised.value.log
 
 
 def test_what_the_build_made(monkeypatch: Patch, tmp_path: Path) -> None:

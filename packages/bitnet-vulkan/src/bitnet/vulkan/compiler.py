@@ -51,7 +51,7 @@ class Way(Protocol):
     def identity(self) -> str: ...
 
     def spirv(self, module: Module) -> bytes:
-        """The module's SPIR-V; raises :class:`Refused`."""
+        """The module's SPIR-V; raises :class:`Refused`, or OSError where the system does not let it."""
         ...
 
 
@@ -123,12 +123,13 @@ class Program:
             command = [self.path, *options, *macros, str(source), "-o", str(target)]
             try:
                 done = subprocess.run(
-                    command, capture_output=True, text=True, timeout=SECONDS, check=False, stdin=subprocess.DEVNULL
+                    command, capture_output=True, timeout=SECONDS, check=False, stdin=subprocess.DEVNULL
                 )
-            except (OSError, subprocess.TimeoutExpired) as error:
+            except subprocess.TimeoutExpired as error:
                 raise Refused(str(error)) from None
             if done.returncode or not target.exists():
-                raise Refused((done.stdout + done.stderr).strip() or f"{self.name} ended with {done.returncode}.")
+                said = (done.stdout + done.stderr).decode(errors="replace").strip()
+                raise Refused(said or f"{self.name} ended with {done.returncode}.")
             return target.read_bytes()
 
 
@@ -217,16 +218,16 @@ class Compiler:
         """
         logs = []
         for way in ways().found:
-            key = self._cache.key(
-                source=module.text, device="SPIR-V", driver="", options=module.digest, compiler=way.identity
-            )
-            kept = self._cache.get(key) if not isinstance(way, Built) else None
-            if kept is not None:
-                return kept
-            start = time.perf_counter()
             try:
+                key = self._cache.key(
+                    source=module.text, device="SPIR-V", driver="", options=module.digest, compiler=way.identity
+                )
+                kept = self._cache.get(key) if not isinstance(way, Built) else None
+                if kept is not None:
+                    return kept
+                start = time.perf_counter()
                 code = way.spirv(module)
-            except Refused as refused:
+            except (Refused, OSError) as refused:
                 logs.append(f"{way.name}: {refused}")
                 continue
             if code[:4] != MAGIC or len(code) % 4:
