@@ -49,6 +49,8 @@ GROUP = 256
 """Invocations of a row's work-group, where the device has as many."""
 SAMPLE_GROUP, SAMPLE_EACH = 1024, 8
 """Invocations that choose a token, at most, and logits that are worth one of them."""
+MOST_SUBGROUPS = 128
+"""Of a work-group: common.glsl has room for what so many of them find."""
 GEMV_GROUP = 128
 FEW_TOKENS = 8
 """More tokens than this take the tiled product."""
@@ -180,8 +182,9 @@ class VulkanOps:
         ]
 
     def sample(self, ctx: Context, op: Sample, bucket: Bucket) -> list[Launch]:
-        each = max(ctx.shape(op.logits)[1] // SAMPLE_EACH, 64)
-        return RowOps(group=min(SAMPLE_GROUP, power_of_two(min(each, self._hardware.group)))).sample(ctx, op, bucket)
+        each, hardware = max(ctx.shape(op.logits)[1] // SAMPLE_EACH, 64), self._hardware
+        most = min(SAMPLE_GROUP, MOST_SUBGROUPS * hardware.subgroup or SAMPLE_GROUP)
+        return RowOps(group=min(most, power_of_two(min(each, hardware.group)))).sample(ctx, op, bucket)
 
     def _fused(self, ctx: Context, ops: Sequence[Op], at: int, bucket: Bucket) -> tuple[list[Launch], int]:
         """Launches for the operations from ``at`` on, and how many operations they do."""
