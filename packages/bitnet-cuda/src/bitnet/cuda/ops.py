@@ -13,7 +13,17 @@ from dataclasses import replace
 import numpy as np
 
 from bitnet.core.gpu import Bucket, Buffer, Context, KernelSources, Launch, Lowering
-from bitnet.core.gpu.fusion import Source, feed_forward, feeds, glu_products, lower, normed, read_again, row_sums
+from bitnet.core.gpu.fusion import (
+    Source,
+    feed_forward,
+    feeds,
+    glu_products,
+    lower,
+    normed,
+    read_again,
+    rotates_for,
+    row_sums,
+)
 from bitnet.core.gpu.ops import Dispatch, RowOps, advance
 from bitnet.core.hal import (
     Attention,
@@ -85,7 +95,7 @@ class CudaOps:
         if head is not None:
             return self._head.launches(ctx, head, bucket), head.ops
         match ops[at : at + 2]:
-            case [RopeAppend() as rope, Attention() as one] if (rope.qkv, rope.layer) == (one.qkv, one.layer):
+            case [RopeAppend() as rope, Attention() as one] if rotates_for(rope, one, ops[at + 2 :]):
                 if bucket.apart and bucket.tokens <= DECODE_TOKENS and self._attention.splits(ctx, one, bucket):
                     return [self._attention.decode(ctx, one, bucket, rope)], 2
         decodes, decode = self._products.quantises, self._products.decode

@@ -13,7 +13,17 @@ from dataclasses import replace
 import numpy as np
 
 from bitnet.core.gpu import Bucket, Context, KernelSources, Launch, Lowering
-from bitnet.core.gpu.fusion import Source, feed_forward, feeds, glu_products, lower, normed, read_again, row_sums
+from bitnet.core.gpu.fusion import (
+    Source,
+    feed_forward,
+    feeds,
+    glu_products,
+    lower,
+    normed,
+    read_again,
+    rotates_for,
+    row_sums,
+)
 from bitnet.core.gpu.ops import Dispatch, RowOps, advance
 from bitnet.core.hal import Attention, DenseMatmul, GluNormQuant, NormQuant, Op, RopeAppend, Sample, TernaryMatmul
 from bitnet.opencl.attention import AttentionOps
@@ -80,7 +90,7 @@ class OpenCLOps:
             if layer := self._layers.find(ctx, ops[at:]):
                 return [self._layers.launch(ctx, layer, bucket)], 10
             match ops[at : at + 4]:
-                case [RopeAppend() as rope, Attention() as op, *_] if (rope.qkv, rope.layer) == (op.qkv, op.layer):
+                case [RopeAppend() as rope, Attention() as op, *_] if rotates_for(rope, op, ops[at + 2 :]):
                     if self._attention.splits(ctx, op, bucket):
                         return self._attention.decode(ctx, op, bucket, rope), 2
                 case [NormQuant() as n, TernaryMatmul() as up, GluNormQuant() as glu, TernaryMatmul() as down] if (

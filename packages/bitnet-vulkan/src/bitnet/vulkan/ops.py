@@ -21,7 +21,7 @@ from bitnet.core.gpu import (
     Lowering,
     TernaryBuffer,
 )
-from bitnet.core.gpu.fusion import feeds, lower, read_again
+from bitnet.core.gpu.fusion import feeds, lower, read_again, rotates_for
 from bitnet.core.gpu.head import head_at
 from bitnet.core.gpu.layers import LAYER_OPS
 from bitnet.core.gpu.ops import Dispatch, RowOps, advance, ceil_div, kv_defines, positions
@@ -196,7 +196,7 @@ class VulkanOps:
         if layer := self._layers.find(ctx, ops[at:]):
             return [self._layers.launch(ctx, layer, bucket)], LAYER_OPS
         match ops[at : at + 4]:
-            case [RopeAppend() as rope, Attention() as op, *_] if (rope.qkv, rope.layer) == (op.qkv, op.layer):
+            case [RopeAppend() as rope, Attention() as op, *_] if rotates_for(rope, op, ops[at + 2 :]):
                 if self._splits_attention(ctx, op, bucket):
                     return [self._attention_decode(ctx, op, bucket, rope)], 2
             case [NormQuant() as n, TernaryMatmul() as up, GluNormQuant() as glu, TernaryMatmul() as down] if (

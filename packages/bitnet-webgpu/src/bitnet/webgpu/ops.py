@@ -12,7 +12,7 @@ from dataclasses import astuple
 import numpy as np
 
 from bitnet.core.gpu import Arg, Bucket, Buffer, Context, KernelSpec, Launch, Lowering
-from bitnet.core.gpu.fusion import feeds, lower, read_again
+from bitnet.core.gpu.fusion import feeds, lower, read_again, rotates_for
 from bitnet.core.gpu.ops import Dispatch, RowOps, advance, ceil_div, kv_defines, positions
 from bitnet.core.hal import (
     Attention,
@@ -209,7 +209,7 @@ class WebGPUOps:
             case _ if bucket.tokens > 1:
                 return alone
             case [RopeAppend() as rope, Attention() as op, NormQuant() as n, TernaryMatmul() as o] if (
-                (rope.qkv, rope.layer) == (op.qkv, op.layer)
+                rotates_for(rope, op, ops[at + 2 :])
                 and op.out == n.x
                 and feeds(n, o, ops[at + 4 :])
                 and not _attended(op.out, ops[at + 4 :])
@@ -221,7 +221,7 @@ class WebGPUOps:
                 launches = self._attention(ctx, op, bucket, rope, parts)
                 made = self._decode(ctx, o, n, parts, ctx.tensors[o.out], splits=splits, head_dim=op.head_dim)
                 return [*launches, made], 4
-            case [RopeAppend() as rope, Attention() as op, *_] if (rope.qkv, rope.layer) == (op.qkv, op.layer):
+            case [RopeAppend() as rope, Attention() as op, *_] if rotates_for(rope, op, ops[at + 2 :]):
                 return self._attention(ctx, op, bucket, rope), 2
             case [NormQuant() as n, TernaryMatmul() as up, GluNormQuant() as glu, TernaryMatmul() as down] if (
                 feeds(n, up, ops[at + 2 :])

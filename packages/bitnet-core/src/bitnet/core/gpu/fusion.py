@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import Protocol
 
 import numpy as np
@@ -11,7 +11,7 @@ import numpy as np
 from bitnet.core.gpu.context import Bucket, Context
 from bitnet.core.gpu.driver import Arg, Buffer, Launch
 from bitnet.core.gpu.ops import ROW_OPS
-from bitnet.core.hal import GluNormQuant, NormQuant, Op, TernaryMatmul
+from bitnet.core.hal import Attention, GluNormQuant, NormQuant, Op, RopeAppend, TernaryMatmul
 
 NO_NORM, NORM = 1, 2
 """Kinds of :class:`Source`, as the kernels of fused products take them; 0 is int8."""
@@ -101,6 +101,21 @@ def read_again(name: str, later: Sequence[Op]) -> bool:
         if isinstance(op, TernaryMatmul) and op.out == name:
             return op.add
     return False
+
+
+def rotates_for(rope: RopeAppend, attention: Attention, later: Sequence[Op]) -> bool:
+    """Whether ``attention`` takes what ``rope`` makes, and nothing later reads that tensor before it is made anew.
+
+    One kernel for both leaves q in the tensor as it was.
+    """
+    if (rope.qkv, rope.layer) != (attention.qkv, attention.layer):
+        return False
+    for op in later:
+        if isinstance(op, TernaryMatmul) and op.out == rope.qkv:
+            return not op.add
+        if rope.qkv in astuple(op):
+            return False
+    return True
 
 
 def feeds(quant: NormQuant | GluNormQuant, op: TernaryMatmul, later: Sequence[Op]) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple, TypeAlias
 
-from bitnet.core.gpu.fusion import feeds, read_again
+from bitnet.core.gpu.fusion import feeds, read_again, rotates_for
 from bitnet.core.hal import Attention, GluNormQuant, NormQuant, Op, RopeAppend, TernaryMatmul
 
 Quant: TypeAlias = NormQuant | GluNormQuant
@@ -53,8 +53,8 @@ def _chained(layer: Layer, ops: Sequence[Op]) -> bool:
         all(feeds(quant, op, ops[at:]) for quant, op, at in ((n0, qkv, 2), (n1, o, 6), (n2, up, 8), (n3, down, 10)))
         and (qkv.add, o.add, up.add, down.add) == (False, True, False, True)
         and (o.out, n2.x, down.out) == (n0.x,) * 3
-        and (qkv.out, rope.qkv) == (attention.qkv,) * 2
-        and rope.layer == attention.layer
+        and qkv.out == rope.qkv
+        and rotates_for(rope, attention, ops[4:])
         and n1.x == attention.out
         and up.out == n3.gate_up
         and not read_again(up.out, ops[9:])

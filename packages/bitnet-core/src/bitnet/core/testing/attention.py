@@ -8,7 +8,19 @@ from typing import Literal, NamedTuple
 import numpy as np
 import pytest
 
-from bitnet.core.hal import Attention, Device, KVSpec, Limits, Op, RopeAppend, SequenceStep
+from bitnet.core.hal import (
+    Attention,
+    Device,
+    Embed,
+    KVSpec,
+    Limits,
+    Op,
+    Program,
+    RopeAppend,
+    SequenceStep,
+    Step,
+    StepLayout,
+)
 from bitnet.core.testing import oracle
 from bitnet.core.testing.base import DeviceTests
 from bitnet.core.testing.cases import Size, over, pick
@@ -269,3 +281,31 @@ class AttentionTests(DeviceTests):
             paged.cache.share(0, 1, 16)
             paged.run([(0, Part(0, 15))])
             paged.run([(0, Part(15, 1)), (1, Part(16, 1))])
+
+    def test_a_rotation_that_two_attentions_read(self, device: Device, rng: np.random.Generator) -> None:
+        """A device that fuses the rotation with the first may not leave the second one q as it was before."""
+        heads, limits, most = Heads(4, 2, 64, 16, "f32"), Limits(1, 1, 1, 1), 8
+        h, g, d = shape = heads[:3]
+        table, (cos, sin) = rng.standard_normal((most, heads.columns)).astype(np.float32), angles(most, d)
+        ops: list[Op] = [Embed("table", "qkv"), RopeAppend("qkv", 0, *shape, "cos", "sin", heads.style)]
+        names = "first", "second"
+        specs = [tensor("qkv", "f32", "M", heads.columns), *(tensor(name, "f32", "M", h * d) for name in names)]
+        weights = {"table": dense(table), "cos": dense(cos), "sin": dense(sin)}
+        program = Program(
+            [*ops, *(Attention("qkv", name, 0, *shape) for name in names)],
+            {spec.name: spec for spec in specs},
+            weights,
+            limits,
+            KVSpec(1, g, d, 1, heads.block, heads.dtype),
+        )
+        cache, executable = oracle.Cache(heads.dtype, most), device.compile(program)
+        try:
+            for p, token in enumerate(rng.permutation(most).tolist()):
+                executable.run(Step(StepLayout(limits), [SequenceStep([token], p + 1, [0])], block_size=heads.block))
+                q, k, v = np.split(table[token].reshape(-1, d), [h, h + g])
+                cache.put(0, p, oracle.rotate(k, cos[p], sin[p], heads.style), v)
+                exact = cache.attend(0, p, oracle.rotate(q, cos[p], sin[p], heads.style)).reshape(1, -1)
+                for name in names:  # off by the bounds of both operations at most
+                    assert_rel(f"the {name} attention", executable.read(name, 1), exact, 2 * BOUND[heads.dtype])
+        finally:
+            executable.close()
