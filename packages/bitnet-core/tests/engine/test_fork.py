@@ -8,8 +8,6 @@ import sys
 
 import pytest
 
-from bitnet.core.cpu import native
-
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="this platform does not fork")
 
 FORK = """
@@ -42,7 +40,7 @@ rng = np.random.default_rng()
 x, w = rng.integers(-127, 128, (3, 64), np.int8), rng.integers(-1, 2, (16, 64), np.int8)
 wanted = x.astype(int) @ w.T.astype(int)
 with TernaryMatrix(w, device="cpu") as matrix:
-    in_fork(lambda: matrix(x))
+    in_fork(lambda: (matrix(x) == wanted).all())
     once = lambda: (ternary_matmul(x, w, device="cpu") == wanted).all()
     print(once())
     in_fork(once)
@@ -67,10 +65,5 @@ def test_a_model_of_the_parent_says_so() -> None:
     assert run(MODEL) == [refused, "0", refused, "0", "True"]
 
 
-def test_a_matrix_of_the_parent_says_so_and_a_product_has_a_device_of_its_own() -> None:
-    if not native.levels(native.library().handle):
-        pytest.skip("the native library is not there, and numpy needs none of its threads")
-    error, *rest = run(ARRAYS)
-    assert error.startswith("DeviceError: cpu:")
-    assert "opened before this process was forked" in error
-    assert rest == ["0", "True", "True", "0", "True"]
+def test_a_matrix_of_the_parent_and_a_product_compute() -> None:
+    assert run(ARRAYS) == ["True", "0", "True", "True", "0", "True"]
