@@ -344,6 +344,8 @@ class CompletionStream(Iterator[Chunk]):
 
 
 def _close(worker: Worker, executable: Executable, device: Device | None) -> None:
+    if worker.elsewhere:  # its parent may have been in a step: the memory goes with this process
+        return
     if worker.runs_this:  # garbage was collected in the middle of a step, which holds what closing waits for
         threading.Thread(target=_close, args=(worker, executable, device), name="bitnet-close").start()
         return

@@ -13,7 +13,6 @@ Where no device is named, the best one serves; one that fails to initialise is w
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Callable, Mapping
 from types import TracebackType
@@ -47,8 +46,7 @@ from bitnet.core.select import Selection, select_device
 
 _T = TypeVar("_T")
 
-_devices: dict[tuple[int, str], Device] = {}
-"""Those that are open, by process, as a fork has no use of its parent's, and name."""
+_devices: dict[str, Device] = {}
 _devices_lock = threading.Lock()
 
 
@@ -271,7 +269,7 @@ def _prepare_on(request: str | Device | None, prepare: Callable[[Device], _T]) -
         return prepare(_opened(selection))
     except (DeviceError, DeviceUnavailableError) as error:
         if isinstance(error, DeviceLostError):
-            _devices.pop((os.getpid(), selection.info.name), None)  # the next call opens it anew
+            _devices.pop(selection.info.name, None)  # the next call opens it anew
         if selection.requested != "auto" or selection.info.backend == "cpu":
             raise
         log.logger.warning("%s failed to initialise; falling back to the CPU: %s", selection.info.name, error)
@@ -281,10 +279,10 @@ def _prepare_on(request: str | Device | None, prepare: Callable[[Device], _T]) -
 def _opened(selection: Selection) -> Device:
     """The device of a selection, opened once a process: opening one costs a driver context."""
     with _devices_lock:
-        device = _devices.get((os.getpid(), selection.info.name))
+        device = _devices.get(selection.info.name)
         if device is None:
             device = selection.open()
-            _devices[os.getpid(), selection.info.name] = device  # which one opened is only known now
+            _devices[selection.info.name] = device  # which one opened is only known now
         return device
 
 

@@ -70,13 +70,13 @@ class Worker:
         self._thread: threading.Thread | None = None
         self._end: BaseException | None = None
         self._origin: TracebackType | None = None
-        self._process = os.getpid()
+        self._process = 0
 
     def submit(self, sequences: Seq[Sequence]) -> Ticket:
         """Hand prepared sequences of one prompt to the engine.
 
         Raises:
-            BitNetError: The worker is closed, its engine failed, or this is a fork of the process it works in.
+            BitNetError: The worker is closed, its engine failed, or the process with its thread was forked.
         """
         return self.submit_all([sequences])[0]
 
@@ -86,14 +86,17 @@ class Worker:
         Raises:
             BitNetError: As for :meth:`submit`.
         """
-        if os.getpid() != self._process:  # where its thread is not; nor may its lock ever be free
-            raise InvalidInputError("the model was loaded before this process was forked.", hint="Load it after that.")
+        if self.elsewhere:
+            raise InvalidInputError(
+                "the model was used before this process was forked.", hint="Load it, or use it first, after that."
+            )
         tickets = [Ticket(self, sequences) for sequences in prompts]
         with self._changed:
             if self._end is not None:
                 raise self.end()
             self._added += zip(prompts, tickets, strict=True)
             if self._thread is None:
+                self._process = os.getpid()
                 self._thread = threading.Thread(target=self._loop, name="bitnet-engine", daemon=True)
                 self._thread.start()
             self._changed.notify()
@@ -108,6 +111,11 @@ class Worker:
         """Why no more requests are taken; anew from where it came, as each ``raise`` adds its callers to an error."""
         assert self._end is not None
         return self._end.with_traceback(self._origin)
+
+    @property
+    def elsewhere(self) -> bool:
+        """Whether this is a fork of the process that has the thread. Locks that it held then are never free here."""
+        return self._thread is not None and os.getpid() != self._process
 
     @property
     def runs_this(self) -> bool:
