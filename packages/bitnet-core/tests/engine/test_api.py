@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -94,6 +94,22 @@ def test_chat_is_the_rendered_prompt(model: Model) -> None:
     assert "".join(chunk.text for chunk in model.chat_stream(messages, max_tokens=5)) == done.text
 
 
+def test_ids_that_have_no_token_say_nothing(tmp_path: Path) -> None:
+    """Embeddings have more rows than there are tokens where their number was rounded up."""
+    maker = tool("make_random_model")
+    shape = maker.Shape(layers=1, hidden=128, heads=4, kv_heads=2, head_dim=32, ffn=192, context=64, vocab=520)
+    write_gguf(tmp_path / "more.gguf", maker.metadata(replace(shape, vocab=512)), dict(maker.tensors(shape, 0)))
+    with load_model(tmp_path / "more.gguf", device=ReferenceDevice()) as model:
+        (letter,) = model.tokenizer.encode("a", add_special=False)
+        done = model.generate("a", max_tokens=3, logit_bias={519: 1e6}, logprobs=2)
+        assert (done.tokens, done.text) == ((519, 519, 519), "")
+        assert model.tokenizer.decode([letter, 519, 512, letter]) == "aa"
+        assert model.tokenizer.vocab_size == 520
+        assert len(model.generate([512, letter], max_tokens=3, ignore_eos=True).tokens) == 3
+        with pytest.raises(InvalidInputError, match="no token 520"):
+            model.tokenizer.decode([520])
+
+
 def test_an_answer_of_a_sentencepiece_vocabulary_continues_its_prompt(path: Path, tmp_path: Path) -> None:
     plain = open_model(path)
     tokens = ["<unk>", "<s>", "</s>", *(f"<0x{b:02X}>" for b in range(256)), "\u2581", *"abc", "\u2581a", "\u2581b"]
@@ -144,6 +160,8 @@ def test_context_and_other_bad_input(path: Path, model: Model, tmp_path: Path) -
     for prompt in ([1.5], ["a", "b"], None):
         with pytest.raises(InvalidInputError, match=r"the prompt is .* neither"):
             model.generate(prompt)  # type: ignore[arg-type]
+    with pytest.raises(InvalidInputError, match=r"start is 1\.5"):
+        model.score("a b c d", start=1.5)  # type: ignore[arg-type]
     with pytest.raises(InvalidInputError, match="seed"):  # and not in the engine, which would be lost
         model.generate("a", seed=1.5)  # type: ignore[arg-type]
     assert model.generate(np.array([1, 2]), max_tokens=1).prompt_tokens == (1, 2)  # type: ignore[arg-type]

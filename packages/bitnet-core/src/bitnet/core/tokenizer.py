@@ -33,6 +33,7 @@ class Tokenizer:
 
     Args:
         vocabulary: What it is built from.
+        size: Ids there are; None: one for each token. Models embed more than they have tokens for, and may say any.
 
     Attributes:
         bos_id: Id that begins a sequence, if there is one.
@@ -42,8 +43,9 @@ class Tokenizer:
         InvalidInputError: The merges do not fit the tokens.
     """
 
-    def __init__(self, vocabulary: Vocabulary) -> None:
+    def __init__(self, vocabulary: Vocabulary, size: int | None = None) -> None:
         self._tokens = vocabulary.tokens
+        self._size = len(self._tokens) if size is None else size
         self._byte_level = vocabulary.model == "gpt2"
         self._strip = not self._byte_level and vocabulary.space_prefix
         self.bos_id = vocabulary.bos_id
@@ -67,8 +69,8 @@ class Tokenizer:
 
     @property
     def vocab_size(self) -> int:
-        """Number of tokens."""
-        return len(self._tokens)
+        """Number of ids."""
+        return self._size
 
     def encode(self, text: str, *, add_special: bool = True, parse_special: bool = False) -> list[int]:
         """Token ids of a text.
@@ -99,13 +101,15 @@ class Tokenizer:
         return "".join([*map(stream.push, ids), stream.flush()])
 
     def token_bytes(self, id: int) -> bytes:
-        """The bytes a token stands for; special ones stand for their names.
+        """The bytes a token stands for; special ones stand for their names, ids without a token for nothing.
 
         Raises:
             InvalidInputError: There is no such token.
         """
-        if not 0 <= id < len(self._tokens):
-            raise InvalidInputError(f"there is no token {id}; the vocabulary has {len(self._tokens)}.")
+        if not 0 <= id < self._size:
+            raise InvalidInputError(f"there is no token {id}; the vocabulary has {self._size}.")
+        if id >= len(self._tokens):
+            return b""
         token = self._tokens[id]
         if id in self._literal:
             return token.encode()
@@ -166,7 +170,7 @@ def tokenizer_from_gguf(file: GGUFFile, vocab_size: int) -> Tokenizer:
         raise file.error(f"has {len(vocabulary.tokens)} tokens; the model embeds {vocab_size}.", key=KEY + "tokens")
     try:
         with _no_collection():
-            return Tokenizer(vocabulary)
+            return Tokenizer(vocabulary, vocab_size)
     except InvalidInputError as error:
         raise file.error(error.message, key=KEY + ("merges" if vocabulary.model == "gpt2" else "tokens")) from error
 

@@ -7,6 +7,7 @@ import secrets
 import time
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
+from numbers import Integral
 
 import numpy as np
 import numpy.typing as npt
@@ -116,9 +117,9 @@ class Engine:
                 f"{len(tokens)} tokens are to be scored; the context holds {self.context}.",
                 hint="Score fewer at a time, or load the model with a longer context.",
             )
-        if not 1 <= start < len(tokens):
+        if not isinstance(start, Integral) or not 1 <= start < len(tokens):
             raise InvalidInputError(f"start is {start}; it must be in 1 … {len(tokens) - 1}.")
-        return Scoring(next(self._numbers), tokens, start)
+        return Scoring(next(self._numbers), tokens, int(start))
 
     def add(self, sequences: Seq[Sequence]) -> None:
         """Queue prepared sequences of one prompt. All but the first wait for its prompt, to share its cache.
