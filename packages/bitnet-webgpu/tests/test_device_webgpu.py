@@ -1,6 +1,7 @@
 """A device that fails, that binds little at once, and that evaluates the demo model as the CPU does."""
 
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -83,6 +84,7 @@ def test_a_shader_that_does_not_compile(device: GpuDevice, monkeypatch: pytest.M
         (lambda: wgpu.GPUValidationError("Validation Error\n Not enough memory left."), OutOfMemoryError),
         (lambda: wgpu.GPUValidationError("Parent device is lost"), DeviceLostError),
         (lambda: wgpu.GPUInternalError("something else"), DeviceError),
+        (lambda: RuntimeError("Could not map buffer (3 : Parent device is lost)."), DeviceLostError),
     ],
 )
 def test_errors_are_typed(
@@ -95,6 +97,22 @@ def test_errors_are_typed(
     with pytest.raises(DeviceError, match=device.info.name) as caught:
         small(device)
     assert type(caught.value) is expected
+
+
+def test_an_adapter_that_gives_no_device(info: DeviceInfo) -> None:
+    """Here since more is asked for than it has; with a lost adapter, or without memory, wgpu-py raises the same."""
+    from bitnet.webgpu.backend import _adapters, _usable
+    from bitnet.webgpu.device import WebGPUDriver
+
+    adapter = _usable(_adapters())[int(info.index)]
+
+    claims = SimpleNamespace(
+        features=adapter.features,
+        limits={**adapter.limits, "max-buffer-size": 2**60},
+        request_device_sync=adapter.request_device_sync,
+    )
+    with pytest.raises(DeviceError, match=f"{info.name}: Request device failed"):
+        WebGPUDriver(claims, info.name)
 
 
 def test_weights_larger_than_a_binding(info: DeviceInfo, rng: np.random.Generator, device: GpuDevice) -> None:

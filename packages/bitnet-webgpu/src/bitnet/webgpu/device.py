@@ -158,7 +158,7 @@ class WebGPUDriver:
                 yield
             except wgpu.GPUOutOfMemoryError as error:
                 raise OutOfMemoryError(str(error), device=self._name, hint=FEW_MEMORY) from error
-            except wgpu.GPUError as error:
+            except (wgpu.GPUError, RuntimeError) as error:  # the latter where it gets no device, or maps no buffer
                 text = " ".join(str(error).split())
                 if "device is lost" in text:
                     raise DeviceLostError(text, device=self._name, hint="Start again; see the system's log.") from error
