@@ -10,7 +10,7 @@ import pytest
 from bitnet.core import load_model
 from bitnet.core.demo_eval import CATEGORIES, draw_problems
 from bitnet.core.errors import DeviceError, DeviceLostError, KernelCompileError, OutOfMemoryError
-from bitnet.core.gpu import GpuDevice
+from bitnet.core.gpu import GpuDevice, KernelSpec, Launch
 from bitnet.core.hal import GREEDY, DenseMatmul, DeviceInfo, Embed, Limits, ProbeStatus, SequenceStep, TernaryMatmul
 from bitnet.core.testing import oracle
 from bitnet.core.testing.rig import (
@@ -97,6 +97,25 @@ def test_errors_are_typed(
     with pytest.raises(DeviceError, match=device.info.name) as caught:
         small(device)
     assert type(caught.value) is expected
+
+
+def test_a_device_that_fails_while_a_kernel_compiles(
+    info: DeviceInfo, device: GpuDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is not the kernel that is wrong."""
+    driver: Any = device._driver
+    launch = Launch(KernelSpec("norm_rows", "norm_rows"), (1, 1, 1), (256, 1, 1), ())
+
+    def refuse(**_: Any) -> None:
+        raise wgpu.GPUOutOfMemoryError("Not enough memory left")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(driver._device, "create_compute_pipeline", refuse)
+        with pytest.raises(OutOfMemoryError, match=info.name):
+            driver.record([launch])
+    driver._device.destroy()
+    with pytest.raises(DeviceLostError, match=info.name):
+        driver.record([launch])
 
 
 def test_an_adapter_that_gives_no_device(info: DeviceInfo) -> None:

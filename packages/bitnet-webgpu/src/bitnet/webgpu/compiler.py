@@ -14,8 +14,9 @@ import wgpu
 from wgpu.backends.wgpu_native import GPUShaderModule, ffi, lib
 
 from bitnet.core import cache, log
-from bitnet.core.errors import KernelCompileError
+from bitnet.core.errors import DeviceLostError, KernelCompileError, OutOfMemoryError
 from bitnet.core.gpu import KernelSpec
+from bitnet.webgpu.failures import failure
 from bitnet.webgpu.source import SOURCES, bindings, preprocess
 
 INT8_DOT = "int8-dot"
@@ -77,6 +78,7 @@ class Compiler:
 
         Raises:
             KernelCompileError: The source does not compile; the log is wgpu's or the driver's.
+            DeviceLostError, OutOfMemoryError: It is not the source's fault.
         """
         key = spec, group
         if key not in self._pipelines:
@@ -100,6 +102,9 @@ class Compiler:
                 compute={"module": module, "entry_point": spec.entry},
             )
         except wgpu.GPUError as error:
+            failed = failure(error, self._name)
+            if isinstance(failed, DeviceLostError | OutOfMemoryError):
+                raise failed from error
             raise KernelCompileError(f"{spec.file}.wgsl does not compile.", device=self._name, log=str(error)) from None
         seconds = time.perf_counter() - start
         log.logger.info("compiled %s in %.2f s", spec.file, seconds)

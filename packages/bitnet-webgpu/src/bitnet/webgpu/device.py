@@ -13,9 +13,10 @@ import numpy.typing as npt
 import wgpu
 from wgpu.backends.wgpu_native import ffi, lib
 
-from bitnet.core.errors import DeviceError, DeviceLostError, OutOfMemoryError
+from bitnet.core.errors import OutOfMemoryError
 from bitnet.core.gpu import Launch
 from bitnet.webgpu.compiler import INT8_DOT, SUBGROUPS, Compiler, has_int8_dot
+from bitnet.webgpu.failures import FEW_MEMORY, RAISED, failure
 
 LIMITS = (
     "max-buffer-size",
@@ -29,7 +30,6 @@ UPLOAD = 32 << 20
 """Bytes handed to wgpu at once: it copies them to memory of its own first."""
 ALIGNMENT = 256
 """Of a binding's offset, on every device."""
-FEW_MEMORY = "Use a shorter context, fewer sequences, or another device."
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -156,12 +156,5 @@ class WebGPUDriver:
         with self._lock:
             try:
                 yield
-            except wgpu.GPUOutOfMemoryError as error:
-                raise OutOfMemoryError(str(error), device=self._name, hint=FEW_MEMORY) from error
-            except (wgpu.GPUError, RuntimeError) as error:  # the latter where it gets no device, or maps no buffer
-                text = " ".join(str(error).split())
-                if "device is lost" in text:
-                    raise DeviceLostError(text, device=self._name, hint="Start again; see the system's log.") from error
-                if "Not enough memory" in text:  # wgpu calls it a validation error
-                    raise OutOfMemoryError(text, device=self._name, hint=FEW_MEMORY) from error
-                raise DeviceError(text, device=self._name) from error
+            except RAISED as error:
+                raise failure(error, self._name) from error
