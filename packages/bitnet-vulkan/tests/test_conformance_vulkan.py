@@ -12,14 +12,17 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from bitnet.core.errors import DeviceError
-from bitnet.core.hal import Device, DeviceInfo, DeviceType, ProbeResult
+from bitnet.core.hal import Device, DeviceInfo, DeviceType, Limits, ProbeResult
 from bitnet.core.testing import ConformanceSuite
+from bitnet.core.testing.model import TinyModel
+from bitnet.vulkan import driver
 from bitnet.vulkan.backend import VulkanBackend
 from bitnet.vulkan.device import VulkanDriver
-from bitnet.vulkan.driver import binding, enumerated, loader, make, text
+from bitnet.vulkan.driver import Instance, binding, enumerated, loader, make, text
 
 SWIFTSHADER = Path("/usr/lib/chromium/vk_swiftshader_icd.json")
 """Where Debian's chromium-common puts it, out of the loader's search path; VK_ADD_DRIVER_FILES can name another."""
@@ -105,15 +108,33 @@ def test_the_layer_is_on(require_device: Callable[[str, str | None], None]) -> N
     found = SOFTWARE.probe().devices
     require_device("vulkan:0", None if found else "there is no Vulkan device")
     device = SOFTWARE.open(found[0])
-    driver = device._driver  # type: ignore[attr-defined]
-    assert isinstance(driver, VulkanDriver)
+    opened = device._driver  # type: ignore[attr-defined]
+    assert isinstance(opened, VulkanDriver)
     try:
-        driver._vk.create("Buffer", driver._device, make("VkBufferCreateInfo", usage=0x20))
+        opened._vk.create("Buffer", opened._device, make("VkBufferCreateInfo", usage=0x20))
     except DeviceError:
         pass
     finally:
         device.close()
     assert "VUID-VkBufferCreateInfo-size-00912" in SOFTWARE.news()
+
+
+def test_a_loader_older_than_the_devices(
+    require_device: Callable[[str, str | None], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a device's newer version has built in is an extension to be asked for then, as the layer would tell."""
+    found = SOFTWARE.probe().devices
+    require_device("vulkan:0", None if found else "there is no Vulkan device")
+    monkeypatch.setattr(Instance, "_made", {})
+    monkeypatch.setattr(driver, "VERSION_1_3", driver.VERSION_1_2)  # the newest that instances are made for
+    model, limits = TinyModel(np.random.default_rng(), layers=1), Limits(4, 1, 1, 1)
+    for info in SOFTWARE.probe().devices:
+        device = SOFTWARE.open(info)
+        try:
+            assert info.details["vulkan"] <= "1.2.0"
+            device.compile(model.program(limits, 1)).close()
+        finally:
+            device.close()
 
 
 def test_software_devices_are_no_gpus() -> None:

@@ -185,11 +185,14 @@ class Instance:
     Drivers bear being opened and closed with every instance badly: in a process that had done so many times, the loader
     refused NVIDIA's. What the loader reads from the environment still counts: another environment has its own.
 
+    Attributes:
+        version: Of Vulkan, that of the loader at most: a newer device has no more than this of it here.
+
     Raises:
         DeviceError: The loader finds no driver that fits.
     """
 
-    _made: ClassVar[dict[frozenset[tuple[str, str]], Any]] = {}
+    _made: ClassVar[dict[frozenset[tuple[str, str]], tuple[Any, int]]] = {}
     _lock: ClassVar[threading.Lock] = threading.Lock()
 
     def __init__(self, name: str = "vulkan") -> None:
@@ -197,7 +200,7 @@ class Instance:
         with self._lock:
             if settings not in self._made:
                 self._made[settings] = _make_instance(name)
-            self.handle = self._made[settings]
+            self.handle, self.version = self._made[settings]
 
     def function(self, name: str) -> Any:
         """One of an extension for devices, which the loader does not export."""
@@ -210,14 +213,15 @@ class Instance:
         return enumerated("vkEnumeratePhysicalDevices", "VkPhysicalDevice", call, self.handle, read=lambda item: item)
 
 
-def _make_instance(name: str) -> Any:
+def _make_instance(name: str) -> tuple[Any, int]:
     ffi, lib = api(), loader()
     version = ffi.new("uint32_t*", VERSION_1_1)
     try:
         check(name, "vkEnumerateInstanceVersion", lib.vkEnumerateInstanceVersion(version))
     except (AttributeError, ffi.error):
         version[0] = 1 << 22
-    application = make("VkApplicationInfo", pApplicationName="bitnet", apiVersion=min(int(version[0]), VERSION_1_3))
+    used = min(int(version[0]), VERSION_1_3)
+    application = make("VkApplicationInfo", pApplicationName="bitnet", apiVersion=used)
     fields: dict[str, Any] = {"pApplicationInfo": application}
     if "VK_KHR_portability_enumeration" in _instance_extensions():  # MoltenVK's devices are listed only then
         fields |= {"flags": 1, "enabledExtensionCount": 1}
@@ -226,7 +230,7 @@ def _make_instance(name: str) -> Any:
     info = make("VkInstanceCreateInfo", **fields)
     with without_display():
         check(name, "vkCreateInstance", lib.vkCreateInstance(info, ffi.NULL, handle))
-    return handle[0]
+    return handle[0], used
 
 
 def _instance_extensions() -> list[str]:

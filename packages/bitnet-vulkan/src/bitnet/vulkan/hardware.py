@@ -154,10 +154,10 @@ def inspect(instance: Instance, physical: Any, index: int) -> Hardware | None:
     ffi, vk = api(), loader()
     plain = ffi.new("VkPhysicalDeviceProperties*")
     vk.vkGetPhysicalDeviceProperties(physical, plain)
-    family = _queue_family(physical)
-    if plain.apiVersion < VERSION_1_1 or family is None:
+    family, version = _queue_family(physical), min(int(plain.apiVersion), instance.version)
+    if version < VERSION_1_1 or family is None:
         return None
-    version, extensions = int(plain.apiVersion), _extensions(physical)
+    extensions = _extensions(physical)
     features = _features(physical, version, extensions)
     kinds = _matrices(instance, physical, features)
     tile = best_tile(kinds)
