@@ -5,6 +5,7 @@ A backend makes a :class:`RowOps` with its work-group size, adds its matrix prod
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -12,6 +13,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from bitnet.core.errors import InvalidInputError
 from bitnet.core.gpu.context import Bucket, Context, Lowering
 from bitnet.core.gpu.driver import Arg, KernelSpec, Launch
 from bitnet.core.hal import (
@@ -35,6 +37,8 @@ ROPE_GROUP = 32
 ADVANCE_GROUP = 32
 PARTIALS = 256
 """Work-groups whose partial sums make up the mean of ``quantize``."""
+MOST_QUANTIZED = 2**31 - 2**20
+"""Elements of ``quantize``, whose kernels count them, and a stride beyond the last, in 32 bits."""
 
 
 def ceil_div(n: int, by: int) -> int:
@@ -134,7 +138,13 @@ class RowOps:
 
     def quantize(self, ctx: Context, op: Quantize, bucket: Bucket) -> list[Launch]:
         x, scale = ctx.tensors[op.x], ctx.tensors[op.scale]
-        n, count = np.int32(np.prod(ctx.shape(op.x))), np.int32(PARTIALS)
+        elements = math.prod(ctx.shape(op.x))
+        if elements > MOST_QUANTIZED:
+            raise InvalidInputError(
+                f"{op.x!r} has {elements:,} elements; a GPU quantises {MOST_QUANTIZED:,} at most.",
+                hint="Quantise it on the CPU.",
+            )
+        n, count = np.int32(elements), np.int32(PARTIALS)
         partial = ctx.scratch("absmean partials", PARTIALS * 4)
         return [
             self.launch("quantize", PARTIALS, (x, n, partial), entry="absmean_partial"),
