@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import struct
+import time
 import tracemalloc
 from pathlib import Path
 from typing import Any
@@ -357,3 +358,17 @@ def test_truncated_anywhere(build: Any, tmp_path: Path) -> None:
         assert caught.value.field is not None
         assert caught.value.offset is not None
         assert caught.value.offset <= size
+
+
+@pytest.mark.parametrize(("kind", "count", "element"), [(8, 40_000, bytes(8)), (9, 100_000, bytes(12))])
+def test_arrays_that_would_take_for_ever(tmp_path: Path, kind: int, count: int, element: bytes) -> None:
+    """Empty strings, of which one was found at a time, and arrays in an array, which take 40 times the file's size."""
+    head = b"GGUF" + struct.pack("<IQQQ", 3, 0, 1, 1) + b"k" + struct.pack("<IIQ", 9, kind, count)
+    (tmp_path / "x.gguf").write_bytes(head + element * count)
+    began = time.process_time()
+    if kind == 8:
+        assert GGUFFile(tmp_path / "x.gguf").metadata["k"] == [""] * count
+    else:
+        with pytest.raises(ModelFileError, match="100000 arrays in arrays"):
+            GGUFFile(tmp_path / "x.gguf")
+    assert time.process_time() - began < 5
