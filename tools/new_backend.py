@@ -68,7 +68,7 @@ def check_name(name: str, root: Path) -> None:
 
 
 def values(name: str, root: Path) -> dict[str, str]:
-    """What the templates' placeholders stand for."""
+    """What ``$name`` and its like stand for in the templates."""
     major, minor = map(int, (root / "VERSION").read_text(encoding="utf-8").split(".")[:2])
     title = "".join(part.capitalize() for part in name.split("-"))
     span = f">={major}.{minor},<{major}.{minor + 1}"

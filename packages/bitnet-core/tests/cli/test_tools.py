@@ -63,7 +63,7 @@ def test_receipt_of_a_real_run_holds(bitnet: Bitnet, model: Path) -> None:
     assert (held.status, held.err) == (0, "")
     assert held.out.startswith("r.json holds: 4 tokens at ")
     no_model = bitnet("receipt", "verify", "r.json", "-m", "absent.gguf")
-    assert (no_model.status, "absent.gguf: cannot be read: No such file" in no_model.err) == (4, True)
+    assert (no_model.status, "absent.gguf: cannot be opened: No such file" in no_model.err) == (4, True)
 
 
 def _edit(**changes: Any) -> Callable[[dict[str, Any]], None]:

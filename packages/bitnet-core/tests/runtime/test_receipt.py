@@ -305,7 +305,7 @@ def test_the_model_file_is_compared(make: Any, tmp_path: Path) -> None:
     assert receipt.verify(document) == []
     with pytest.raises(ReceiptError, match="is not the model it was made with"):
         receipt.verify(document, model=tmp_path / "model.gguf")
-    with pytest.raises(ModelFileError, match="absent: cannot be read: No such file"):
+    with pytest.raises(ModelFileError, match="absent: cannot be opened: No such file"):
         receipt.verify(document, model=tmp_path / "absent")
 
 

@@ -18,8 +18,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from bitnet.core import env, registry, system
-from bitnet.core.errors import ModelFileError, ReceiptError
+from bitnet.core.errors import ReceiptError
 from bitnet.core.files import replacing
+from bitnet.core.mapped import MappedFile
 from bitnet.core.schema import problems
 from bitnet.core.select import Selection
 
@@ -281,15 +282,9 @@ def _close(given: float | None, computed: float | None) -> bool:
 
 
 def _check_model(info: Mapping[str, Any], path: Path) -> Iterator[str]:
-    try:
-        with path.open("rb") as source:
-            found = hashlib.sha256()
-            while chunk := source.read(1 << 20):
-                found.update(chunk)
-    except OSError as error:
-        raise ModelFileError(f"cannot be read: {error.strerror or error}.", path=path) from None
-    if found.hexdigest() != info["sha256"]:
-        yield f"{path} is not the model it was made with: its SHA-256 is {found.hexdigest()}"
+    found = MappedFile(path).sha256()
+    if found != info["sha256"]:
+        yield f"{path} is not the model it was made with: its SHA-256 is {found}"
 
 
 def _no_constant(name: str) -> NoReturn:

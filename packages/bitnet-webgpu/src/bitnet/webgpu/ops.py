@@ -96,7 +96,7 @@ class WebGPUOps:
         self._binding = limits["max-storage-buffer-binding-size"]
         self._shared = limits["max-compute-workgroup-storage-size"]
         most = min(limits["max-compute-invocations-per-workgroup"], limits["max-compute-workgroup-size-x"])
-        group = min(SAMPLE_GROUP, 1 << (most.bit_length() - 1))  # Mali's GPUs have 384
+        group = min(SAMPLE_GROUP, 1 << (most.bit_length() - 1))  # a limit need be no power of two
         rows = RowOps(group=GROUP)
         self._table: Dispatch = {
             **rows.table(),
