@@ -12,9 +12,7 @@ layout(constant_id = 7) const int ROPE = 0;
 layout(constant_id = 8) const int NEOX = 1;
 layout(constant_id = 9) const int RUNS = 8;     // of positions side by side: a power of two, from CHUNK / 8 to CHUNK
 layout(constant_id = 10) const int CHUNK = 32;  // positions that are looked at together
-#if SUBGROUPS
-layout(constant_id = 11) const int SIZE = 8;    // of a subgroup
-#else
+#if !SUBGROUPS
 layout(constant_id = 11) const int POOL = 64;   // what is needed of keys and, later, of the runs' sums
 #endif
 BUFFER(0, readonly, int, step_data);
@@ -50,10 +48,13 @@ KERNEL(attention_decode) {
     attend(at, part * PART, end);
     uint first_head = m * uint(heads) + kv_head * GROUP;
     uint from = (m * kv_heads + kv_head) * uint(MOST * ITEM), mine = from + part * ITEM;
-    for (uint i = lane; i < GROUP * DIM; i += WG) {
-        float sum = sum_of_runs(i);
-        if (count == 1) result[first_head * DIM + i] = sum / total_of(i / DIM);
-        else parts[mine + 2 * GROUP + i] = sum;
+    for (uint i = lane; i < GROUP * QUADS; i += WG) {
+        vec4 sum = sum_of_runs(i);
+        if (count == 1) sum /= total_of(i / QUADS);
+        [[unroll]] for (uint j = 0; j < 4; j++) {
+            if (count == 1) result[first_head * DIM + 4 * i + j] = sum[j];
+            else parts[mine + 2 * GROUP + 4 * i + j] = sum[j];
+        }
     }
     if (count == 1) return;
     if (lane < GROUP) {

@@ -2,7 +2,6 @@
 // position's keys and values are spread over LOADS neighbours of a subgroup, who add their products up by shuffles. Each subgroup
 // has a greatest score of its own, until all is put together at the end.
 #include "attention_cache.glsl"
-const int SUBS = WG / SIZE;
 shared vec4 pool[SUBS * GROUP * QUADS];
 shared vec2 found_by[SUBS * GROUP];  // of a subgroup and head: the greatest score, and the sum of weights
 const float LOWEST = -3e38;          // of no position; a difference of two of them is a number
@@ -51,7 +50,7 @@ void attend(Place at, int begin, int end) {
         }
         REPEAT_8(SCORES)
 #define CORRECT(i, h) if (h < GROUP) { \
-            [[unroll]] for (uint apart = LOADS; apart < SIZE; apart *= 2) most[h] = max(most[h], subgroupShuffleXor(most[h], apart)); \
+            [[unroll]] for (uint apart = LOADS; apart < SUBGROUP; apart *= 2) most[h] = max(most[h], subgroupShuffleXor(most[h], apart)); \
             most[h] = max(most[h], largest[h]); \
             float correction = exp(largest[h] - most[h]); \
             largest[h] = most[h]; \
@@ -74,7 +73,7 @@ void attend(Place at, int begin, int end) {
     }
     uint sub = gl_SubgroupID;
 #define END(i, h) if (h < GROUP) { \
-        [[unroll]] for (uint apart = LOADS; apart < SIZE; apart *= 2) { \
+        [[unroll]] for (uint apart = LOADS; apart < SUBGROUP; apart *= 2) { \
             total[h] += subgroupShuffleXor(total[h], apart); \
             sum_low[h] += subgroupShuffleXor(sum_low[h], apart); \
             if (STEP == 2) sum_high[h] += subgroupShuffleXor(sum_high[h], apart); \
@@ -102,11 +101,11 @@ float total_of(uint h) {
     return sum;
 }
 
-// Of head i / DIM and dimension i % DIM.
-float sum_of_runs(uint i) {
-    uint h = i / DIM;
-    float most = greatest_of(h), sum = 0.0;
-    for (uint s = 0; s < SUBS; s++)
-        sum += pool[(s * GROUP * DIM + i) / 4][i % 4] * exp(found_by[s * GROUP + h].x - most);
+// Four dimensions of a head, heads behind one another.
+vec4 sum_of_runs(uint quad) {
+    uint h = quad / QUADS;
+    float most = greatest_of(h);
+    vec4 sum = vec4(0.0);
+    for (uint s = 0; s < SUBS; s++) sum += pool[s * GROUP * QUADS + quad] * exp(found_by[s * GROUP + h].x - most);
     return sum;
 }

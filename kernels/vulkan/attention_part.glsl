@@ -106,10 +106,10 @@ void attend(Place at, int begin, int end) {
     barrier();
 }
 
-// What the runs found for head i / DIM and dimension i % DIM.
-float sum_of_runs(uint i) {
-    float sum = 0.0;
-    for (uint r = 0; r < RUNS / 2; r++) sum += uintBitsToFloat(pool[(r * GROUP * DIM + i) / 4][i % 4]);
+// What the runs found for four dimensions of a head, heads behind one another.
+vec4 sum_of_runs(uint quad) {
+    vec4 sum = vec4(0.0);
+    for (uint r = 0; r < RUNS / 2; r++) sum += uintBitsToFloat(pool[r * GROUP * QUADS + quad]);
     return sum;
 }
 float greatest_of(uint h) { return greatest[h]; }

@@ -41,19 +41,21 @@ const float QUANT_FLOOR = 1e-5;
 
 // Sum and greatest over the work-group, the same in every invocation.
 #if SUBGROUPS
-shared vec2 reduce_parts[128];
+layout(constant_id = 99) const int SUBGROUP = 32;  // invocations of one
+const int SUBS = WG / SUBGROUP;
+shared vec2 reduce_parts[SUBS];
+// What the subgroups found is put together without another round of shuffles, which took three times as long (decision 0070).
 vec2 group_sum_max(float sum, float largest) {
     sum = subgroupAdd(sum);
     largest = subgroupMax(largest);
     barrier();
     if (gl_SubgroupInvocationID == 0) reduce_parts[gl_SubgroupID] = vec2(sum, largest);
     barrier();
-    vec2 all = vec2(0.0, -INFINITY);
-    for (uint i = gl_SubgroupInvocationID; i < gl_NumSubgroups; i += gl_SubgroupSize)
-        all = vec2(all.x + reduce_parts[i].x, max(all.y, reduce_parts[i].y));
-    return vec2(subgroupAdd(all.x), subgroupMax(all.y));
+    vec2 all = reduce_parts[0];
+    [[unroll]] for (int i = 1; i < SUBS; i++) all = vec2(all.x + reduce_parts[i].x, max(all.y, reduce_parts[i].y));
+    return all;
 }
-#define LANE int(gl_SubgroupID * gl_SubgroupSize + gl_SubgroupInvocationID)
+#define LANE int(gl_SubgroupID * SUBGROUP + gl_SubgroupInvocationID)
 #else
 shared vec2 reduce_parts[WG];
 vec2 group_sum_max(float sum, float largest) {
@@ -99,9 +101,11 @@ float max4(vec4 v) { return max(max(v.x, v.y), max(v.z, v.w)); }
 // What absmax quantisation multiplies by. Vulkan's division may be off by 2.5 ulp, but ties at 127 have to be exact.
 float quant_factor(float largest) { return largest == 127.0 ? 1.0 : 127.0 / largest; }
 
+// Four numbers as bytes, to nearest even: at most 127 but for what rounding adds, they take the lowest bits of the sum with 1.5 * 2^23.
 uint quantised(vec4 y) {
-    ivec4 q = ivec4(clamp(roundEven(y), -128.0, 127.0)) & 0xFF;
-    return uint(q.x | q.y << 8 | q.z << 16 | q.w << 24);
+    precise vec4 rounded = y + 12582912.0;
+    uvec4 q = floatBitsToUint(rounded);
+    return bitfieldInsert(bitfieldInsert(bitfieldInsert(q.x, q.y, 8, 8), q.z, 16, 8), q.w, 24, 8);
 }
 
 // f32 to the bits of f16, to nearest even; how packHalf2x16 rounds is left to the device.

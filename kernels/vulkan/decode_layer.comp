@@ -13,16 +13,15 @@ layout(constant_id = 6) const int MOST = 1;     // parts of the longest sequence
 layout(constant_id = 7) const int NEOX = 1;
 layout(constant_id = 8) const int RUNS = 8;     // of positions side by side: those that a work-group has loads for
 layout(constant_id = 9) const int CHUNK = 32;
-layout(constant_id = 10) const int SIZE = 8;    // of a subgroup
-layout(constant_id = 11) const int WIDTH = 128;
-layout(constant_id = 12) const int FFN = 128;
-layout(constant_id = 13) const int KV_HEADS = 1;
-layout(constant_id = 14) const int RELU2 = 0;
-layout(constant_id = 15) const int GROUPS = 1;
-layout(constant_id = 16) const int LANES = 8;   // that share a row of the products but the last, and of that
-layout(constant_id = 17) const int DOWN_LANES = 8;
-layout(constant_id = 18) const int NORMS = 15;  // a bit for each product: whether there is a norm before it
-layout(constant_id = 19) const int X_SPACE = 8; // of ternary_row.glsl
+layout(constant_id = 10) const int WIDTH = 128;
+layout(constant_id = 11) const int FFN = 128;
+layout(constant_id = 12) const int KV_HEADS = 1;
+layout(constant_id = 13) const int RELU2 = 0;
+layout(constant_id = 14) const int GROUPS = 1;
+layout(constant_id = 15) const int LANES = 8;   // that share a row of the products but the last, and of that
+layout(constant_id = 16) const int DOWN_LANES = 8;
+layout(constant_id = 17) const int NORMS = 15;  // a bit for each product: whether there is a norm before it
+layout(constant_id = 18) const int X_SPACE = 8; // of ternary_row.glsl
 BUFFER(0, readonly, int, step_data);
 BUFFER(1, coherent, vec4, x);
 BUFFER(2, coherent, vec4, qkv);
@@ -50,8 +49,10 @@ const int ROPE = 1, kv_heads = KV_HEADS;
 #include "attention_lanes.glsl"
 #include "ternary_row.glsl"
 const uint ATTENTION = KV_HEADS * GROUP * DIM, QKV = ATTENTION + 2 * KV_HEADS * DIM;
-const uint ITEM = (GROUP * (DIM + 2) + 3) / 4;
-shared vec2 shares[MOST * KV_HEADS * GROUP];
+const uint HEADS_OF_ALL = KV_HEADS * GROUP, ITEM = (GROUP * (DIM + 2) + 3) / 4;
+// Of each part and head: its greatest score and its sum of weights; then what its sums count in the head's whole.
+shared vec2 found_in[MOST * HEADS_OF_ALL];
+shared float share[MOST * HEADS_OF_ALL];
 
 // Waits until every group is here, and sees what all of them wrote before.
 void wait_for_all(uint at) {
@@ -131,7 +132,7 @@ KERNEL(decode_layer) {
         }
         attend(at, begin, min(length, begin + PART));
         uint to = (task / KV_HEADS * KV_HEADS + at.kv_head) * ITEM;
-        for (uint i = lane; i < GROUP * DIM; i += WG) parts[to + i / 4][i % 4] = sum_of_runs(i);
+        for (uint i = lane; i < GROUP * QUADS; i += WG) parts[to + i] = sum_of_runs(i);
         if (lane < GROUP) {
             uint i = GROUP * DIM + 2 * lane;
             parts[to + i / 4][i % 4] = greatest_of(lane);
@@ -140,11 +141,10 @@ KERNEL(decode_layer) {
     }
     wait_for_all(1);
 
-    // What each part of a head counts, over the sum of all.
-    for (uint i = lane; i < count * KV_HEADS * GROUP; i += WG) {
-        uint p = i / (KV_HEADS * GROUP), head = i % (KV_HEADS * GROUP), j = GROUP * DIM + 2 * (head % GROUP);
+    for (uint i = lane; i < count * HEADS_OF_ALL; i += WG) {
+        uint p = i / HEADS_OF_ALL, head = i % HEADS_OF_ALL, j = GROUP * DIM + 2 * (head % GROUP);
         vec4 pair = parts[(p * KV_HEADS + head / GROUP) * ITEM + j / 4];
-        shares[i] = j % 4 == 0 ? pair.xy : pair.zw;
+        found_in[i] = j % 4 == 0 ? pair.xy : pair.zw;
     }
 #define FETCH_PARTS(i) if (i * WG < ATTENTION / 4) { \
         uint k = min(lane + i * WG, ATTENTION / 4 - 1), head = k / (DIM / 4); \
@@ -153,21 +153,23 @@ KERNEL(decode_layer) {
     }
 #define MERGE(i) if (i * WG < ATTENTION / 4) { \
         uint head = min(lane + i * WG, ATTENTION / 4 - 1) / (DIM / 4); \
-        float top = -INFINITY, total = 0.0; \
-        [[unroll]] for (uint p = 0; p < MOST; p++) \
-            if (p < count) top = max(top, shares[p * (KV_HEADS * GROUP) + head].x); \
         v[i] = vec4(0.0); \
-        [[unroll]] for (uint p = 0; p < MOST; p++) \
-            if (p < count) { \
-                vec2 share = shares[p * (KV_HEADS * GROUP) + head]; \
-                float factor = exp(share.x - top); \
-                v[i] += found[i][p] * factor; \
-                total += share.y * factor; \
-            } \
-        v[i] = lane + i * WG < ATTENTION / 4 ? v[i] / total : vec4(0.0); \
+        [[unroll]] for (uint p = 0; p < MOST; p++) v[i] += found[i][p] * share[p * HEADS_OF_ALL + head]; \
+        if (lane + i * WG >= ATTENTION / 4) v[i] = vec4(0.0); \
     }
     vec4 found[8][MOST];
     REPEAT_8(FETCH_PARTS)
+    barrier();
+    for (uint i = lane; i < MOST * HEADS_OF_ALL; i += WG) {
+        uint head = i % HEADS_OF_ALL;
+        float top = -INFINITY, total = 0.0;
+        for (uint p = 0; p < count; p++) top = max(top, found_in[p * HEADS_OF_ALL + head].x);
+        for (uint p = 0; p < count; p++) {
+            vec2 part = found_in[p * HEADS_OF_ALL + head];
+            total += part.y * exp(part.x - top);
+        }
+        share[i] = i / HEADS_OF_ALL < count ? exp(found_in[i].x - top) / total : 0.0;
+    }
     barrier();
     REPEAT_8(MERGE)
     unit = quantise(lane, ATTENTION / 4, CHUNKS_OF(ATTENTION), PITCH_OF(ATTENTION), (NORMS & 2) != 0, eps1);

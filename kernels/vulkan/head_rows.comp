@@ -20,7 +20,7 @@ const float DEVIATIONS = 7.5 * 0.288675135 * 1.01;  // t / sqrt(12), and 1 % for
 const uint QUADS = COLS / 4, CHUNKS = COLS / 32;
 const int HELD = (COLS / 4 + WG - 1) / WG;
 
-shared vec4 sums_of[128];
+shared vec4 sums_of[SUBS];
 
 uint bytes_of(ivec4 q) { return uint(q.x & 0xFF | (q.y & 0xFF) << 8 | (q.z & 0xFF) << 16 | q.w << 24); }
 
@@ -29,11 +29,10 @@ vec4 together(vec4 v) {
     v = vec4(subgroupAdd(v.xyz), subgroupMax(v.w));
     if (gl_SubgroupInvocationID == 0) sums_of[gl_SubgroupID] = v;
     barrier();
-    v = vec4(0.0);
-    for (uint i = gl_SubgroupInvocationID; i < gl_NumSubgroups; i += gl_SubgroupSize)
-        v = vec4(v.xyz + sums_of[i].xyz, max(v.w, sums_of[i].w));
+    v = sums_of[0];
+    [[unroll]] for (int i = 1; i < SUBS; i++) v = vec4(v.xyz + sums_of[i].xyz, max(v.w, sums_of[i].w));
     barrier();
-    return vec4(subgroupAdd(v.xyz), subgroupMax(v.w));
+    return v;
 }
 
 KERNEL(head_rows) {

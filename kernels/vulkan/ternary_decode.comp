@@ -33,11 +33,11 @@ float take_x(uint lane) {
         REPEAT_8(LOAD)
         return quantise(lane, QUADS, CHUNKS, PITCH, INPUT == 2, eps);
     }
-    if (lane == 0) x_sum = 0;
+    begin_sum(lane);
     barrier();
     int sum = 0;
     for (uint i = lane; i < 16 * CHUNKS; i += WG) sum += put(i, i < QUADS ? x[i / 4][i % 4] : 0, CHUNKS, PITCH);
-    add_sum(sum);
+    end_sum(sum);
     return scale[0];
 }
 

@@ -4,8 +4,10 @@
 vec4 v[8], gain[8];         // this invocation's quads of the row and of its norm's weight: those WG apart
 uvec4 first[8], second[8];  // codes on their way, of one row of W and of one more
 shared uvec4 x_quads[X_SPACE];  // what a chunk's four bit pairs are multiplied with is `pitch` apart
+#if SUBGROUPS
+shared int x_sums[SUBS];  // of what each subgroup has put there
+#else
 shared int x_sum;
-#if !SUBGROUPS
 shared ivec2 partial[WG];
 #endif
 
@@ -15,20 +17,37 @@ int put(uint i, uint word, uint chunks, uint pitch) {
     return dot4(0x01010101u, word, 0);
 }
 
-// Ends what puts the row: its sum is in x_sum.
-void add_sum(int sum) {
+// Before what puts the row, and a barrier.
+void begin_sum(uint lane) {
+#if !SUBGROUPS
+    if (lane == 0) x_sum = 0;
+#endif
+}
+
+// Ends what puts the row, of which this invocation has put so much.
+void end_sum(int sum) {
 #if SUBGROUPS
     sum = subgroupAdd(sum);
-    if (gl_SubgroupInvocationID == 0) atomicAdd(x_sum, sum);
+    if (gl_SubgroupInvocationID == 0) x_sums[gl_SubgroupID] = sum;
 #else
     atomicAdd(x_sum, sum);
 #endif
     barrier();
 }
 
+int sum_of_row() {
+#if SUBGROUPS
+    int sum = 0;
+    [[unroll]] for (int i = 0; i < SUBS; i++) sum += x_sums[i];
+    return sum;
+#else
+    return x_sum;
+#endif
+}
+
 // Quantises a row of `quads` that is in `v`, after RMSNorm where `normed` (else `gain` is not looked at); returns the scale.
 float quantise(uint lane, uint quads, uint chunks, uint pitch, bool normed, float eps) {
-    if (lane == 0) x_sum = 0;
+    begin_sum(lane);
     float squares = 0.0, largest = 0.0;
     uint held = (quads + WG - 1) / WG;
 #define LOOK(i) if (i < held) { \
@@ -44,7 +63,7 @@ float quantise(uint lane, uint quads, uint chunks, uint pitch, bool normed, floa
         largest = max(largest, max4(abs(more * gain_of(i))));
     }
 #endif
-    vec2 found = group_sum_max(squares, largest);  // its barriers also publish x_sum
+    vec2 found = group_sum_max(squares, largest);  // its barriers are those that begin_sum needs
     float inverse = normed ? 1.0 / sqrt(found.x / float(4 * quads) + eps) : 1.0;
     largest = max(found.y * inverse, QUANT_FLOOR);
     float factor = inverse * quant_factor(largest);
@@ -55,7 +74,7 @@ float quantise(uint lane, uint quads, uint chunks, uint pitch, bool normed, floa
     for (uint i = lane + 8 * WG; i < quads; i += WG) sum += put(i, quantised(MORE(i) * gain_of(i) * factor), chunks, pitch);
 #endif
     for (uint i = quads + lane; i < 16 * chunks; i += WG) put(i, 0, chunks, pitch);
-    add_sum(sum);
+    end_sum(sum);
     return largest / 127.0;
 }
 
@@ -101,7 +120,7 @@ float act(float gate, bool relu2) {
 
 float scaled(int sum, float unit, float w_scale) {
     precise float factor = unit * w_scale;
-    precise float value = float(sum - x_sum) * factor;
+    precise float value = float(sum - sum_of_row()) * factor;
     return value;
 }
 

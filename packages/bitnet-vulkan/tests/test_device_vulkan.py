@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -14,7 +13,7 @@ import pytest
 
 from bitnet.core import cache, demo_eval, load_model
 from bitnet.core.errors import DeviceError, DeviceLostError, KernelCompileError, OutOfMemoryError
-from bitnet.core.gpu import GpuDevice, Launch
+from bitnet.core.gpu import GpuDevice
 from bitnet.core.hal import DeviceInfo, KVSpec, Limits, Program, SequenceStep, Step, StepLayout
 from bitnet.core.testing.model import BLOCK, TinyModel
 from bitnet.vulkan import compiler
@@ -232,20 +231,6 @@ def test_a_buffer_that_no_kernel_can_bind(info: DeviceInfo) -> None:
         pytest.raises(DeviceError, match="the device binds at most 4,096"),
     ):
         poor.device.compile(program())
-
-
-def test_small_subgroups(info: DeviceInfo, monkeypatch: Patch) -> None:
-    """Work-groups as large as can be, of subgroups as small as can be: what each of these finds has its place."""
-    room = re.search(r"shared vec2 reduce_parts\[(\d+)\]", (compiler.KERNELS / "common.glsl").read_text())
-    assert room is not None
-    with Opened(info, lambda h: replace(h, subgroup=4, group=1024)) as poor:
-        launched: list[Launch] = []
-        monkeypatch.setattr(poor.driver, "record", launched.extend)
-        monkeypatch.setattr(poor.driver, "submit", lambda _: None)
-        poor.device.compile(program(vocab=10_000)).close()
-        assert {"sample", "ternary_decode"} <= {launch.kernel.entry for launch in launched}
-        for launch in launched:
-            assert launch.block[0] // 4 <= int(room[1]), launch.kernel
 
 
 def test_pipelines_are_kept(info: DeviceInfo, monkeypatch: Patch, tmp_path: Path) -> None:

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from bitnet.core.gpu import Buffer
 from bitnet.core.gpu.ops import ceil_div
 
-MANY_TOKENS = 512
-"""Steps of more tokens than this take the kernels that fetch by the copy engine, which were measured for no fewer."""
+MANY_TOKENS = 256
+"""Steps of more tokens than this take the kernels that fetch by the copy engine: for 256 they are slower (decision 0050)."""
 PANEL = 128
 """Bytes of the widest row of a tile."""
 ALIGNMENT = 1024

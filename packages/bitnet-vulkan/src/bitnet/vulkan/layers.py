@@ -86,10 +86,10 @@ class LayerOps:
             or share > HELD
             or max(lanes, down_lanes) > min(MOST_LANES, size)
             or max(w.cols for w in weights) > 4 * HELD * GROUP
-            or 16 * space + 4 * share * op.head_dim * (GROUP // size + 1) + 8 * MOST_PARTS * op.heads + 4096
+            or 16 * space + 4 * share * op.head_dim * (GROUP // size + 1) + 12 * MOST_PARTS * op.heads + 4096
             > self.hardware.shared
         ):
             return None
-        sizes = {"GROUP": share, "RUNS": runs, "CHUNK": chunk, "SIZE": size, "WIDTH": width, "FFN": ffn}
+        sizes = {"GROUP": share, "RUNS": runs, "CHUNK": chunk, "WIDTH": width, "FFN": ffn}
         sizes |= {"KV_HEADS": op.kv_heads, "LANES": lanes, "DOWN_LANES": down_lanes, "X_SPACE": space}
         return {**kv_defines(ctx, op), **sizes}

@@ -49,8 +49,6 @@ GROUP = 256
 """Invocations of a row's work-group, where the device has as many."""
 SAMPLE_GROUP, SAMPLE_EACH = 1024, 8
 """Invocations that choose a token, at most, and logits that are worth one of them."""
-MOST_SUBGROUPS = 128
-"""Of a work-group: common.glsl has room for what so many of them find."""
 GEMV_GROUP = 128
 FEW_TOKENS = 8
 """More tokens than this take the tiled product."""
@@ -182,9 +180,8 @@ class VulkanOps:
         ]
 
     def sample(self, ctx: Context, op: Sample, bucket: Bucket) -> list[Launch]:
-        each, hardware = max(ctx.shape(op.logits)[1] // SAMPLE_EACH, 64), self._hardware
-        most = min(SAMPLE_GROUP, MOST_SUBGROUPS * hardware.subgroup or SAMPLE_GROUP)
-        return RowOps(group=min(most, power_of_two(min(each, hardware.group)))).sample(ctx, op, bucket)
+        each = max(ctx.shape(op.logits)[1] // SAMPLE_EACH, 64)
+        return RowOps(group=power_of_two(min(each, SAMPLE_GROUP, self._hardware.group))).sample(ctx, op, bucket)
 
     def _fused(self, ctx: Context, ops: Sequence[Op], at: int, bucket: Bucket) -> tuple[list[Launch], int]:
         """Launches for the operations from ``at`` on, and how many operations they do."""
@@ -278,7 +275,8 @@ class VulkanOps:
         size = self._attention_size(ctx, op)
         if size["RUNS"] < 2 or size["CHUNK"] > 8 * size["RUNS"]:
             return False
-        return size["GROUP"] * size["CHUNK"] <= 8 * self._group and _attention_words(size) * 4 <= self._hardware.shared
+        words = _attention_words(size, self._hardware.subgroup)
+        return size["GROUP"] * size["CHUNK"] <= 8 * self._group and words * 4 <= self._hardware.shared
 
     def _attention_size(self, ctx: Context, op: Attention) -> dict[str, int]:
         """What attention_decode is compiled for, less the parts."""
@@ -288,8 +286,8 @@ class VulkanOps:
         runs = min(power_of_two(max(self._group // loads, 1)), chunk)
         defines = {**kv_defines(ctx, op), "GROUP": group, "RUNS": runs, "CHUNK": chunk, "WG": self._group}
         if lanes and lanes % loads == 0 and runs * loads == self._group:
-            by_shuffles = {**defines, "SIZE": lanes, "MACRO_SUBGROUPS": 1}
-            if _attention_words(by_shuffles) * 4 <= self._hardware.shared:
+            by_shuffles = {**defines, "MACRO_SUBGROUPS": 1}
+            if _attention_words(by_shuffles, lanes) * 4 <= self._hardware.shared:
                 return by_shuffles
         pool = max(chunk * (loads + 1), runs // 2 * group * op.head_dim // 4)
         return {**defines, "POOL": pool, "MACRO_SUBGROUPS": 0}
@@ -328,11 +326,11 @@ class VulkanOps:
         return launch("attention_decode", "attention_decode", grid, self._group, args, defines)
 
 
-def _attention_words(size: Mapping[str, int]) -> int:
+def _attention_words(size: Mapping[str, int], subgroup: int) -> int:
     """Shared memory of attention_decode."""
     group, dim = size["GROUP"], size["DIM"]
     if size["MACRO_SUBGROUPS"]:
-        found = size["WG"] // size["SIZE"] * group * (dim + 2)
+        found = size["WG"] // subgroup * group * (dim + 2)
     else:
         found = 4 * size["POOL"] + 2 * group * size["CHUNK"]
     return found + group * (dim + MOST_PARTS + 2) + 2 * dim + 64

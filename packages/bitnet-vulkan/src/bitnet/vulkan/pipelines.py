@@ -142,6 +142,9 @@ class Pipelines:
             raise KernelCompileError(
                 f"{spec.file} has no constant {', '.join(sorted(unknown))}.", device=self._vk.device
             )
+        subgroup = self._hardware.subgroup
+        if subgroups := bool(dict(made.macros).get("SUBGROUPS")):
+            values["SUBGROUP"] = subgroup
         entries = [
             make("VkSpecializationMapEntry", constantID=known[name], offset=4 * i, size=4)
             for i, name in enumerate(values)
@@ -155,12 +158,11 @@ class Pipelines:
             pData=data,
         )
         stage: dict[str, Any] = {"stage": COMPUTE, "module": shader, "pName": "main", "pSpecializationInfo": special}
-        if dict(made.macros).get("SUBGROUPS"):
+        if subgroups:
             stage["flags"] = FULL_SUBGROUPS
             if self._hardware.asks_subgroup:
-                size = self._hardware.subgroup
                 kind = "VkPipelineShaderStageRequiredSubgroupSizeCreateInfo"
-                stage["pNext"] = make(kind, requiredSubgroupSize=size)
+                stage["pNext"] = make(kind, requiredSubgroupSize=subgroup)
         stage_info = make("VkPipelineShaderStageCreateInfo", **stage)
         info = make("VkComputePipelineCreateInfo", stage=stage_info[0], layout=layout)
         handle = api().new("VkPipeline*")
