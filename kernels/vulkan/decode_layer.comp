@@ -79,7 +79,7 @@ void wait_for_all(uint at) {
 #define FETCH_ROW(i, to, from, cols) if (i * WG < (cols) / 4) to[i] = lane + i * WG < (cols) / 4 ? from[lane + i * WG] : vec4(0.0);
 
 ivec2 multiply(uint lane, uint cols, uint lanes, bool two) {
-    ivec2 sums = ivec2(0);
+    Sums sums = NONE;
 #define MULTIPLY(i) if (i * lanes < CHUNKS_OF(cols)) \
         sums = products(first[i], second[i], lane % lanes + i * lanes, sums, CHUNKS_OF(cols), PITCH_OF(cols), two);
     REPEAT_8(MULTIPLY)

@@ -53,12 +53,12 @@ KERNEL(ternary_decode) {
     }
     REPEAT_8(FETCH)
     float unit = take_x(lane);
-    ivec2 sums = ivec2(0);
-#define MULTIPLY(i) if (i < EARLY) sums = products(first[i], second[i], part + i * LANES, sums, CHUNKS, PITCH, GLU != 0);
+    Sums all = NONE;
+#define MULTIPLY(i) if (i < EARLY) all = products(first[i], second[i], part + i * LANES, all, CHUNKS, PITCH, GLU != 0);
     REPEAT_8(MULTIPLY)
     for (uint chunk = part + 8 * LANES; chunk < CHUNKS; chunk += LANES)
-        sums = products(codes[row + chunk], GLU != 0 ? codes[up + chunk] : uvec4(0), chunk, sums, CHUNKS, PITCH, GLU != 0);
-    sums = sums_of_lanes(sums, lane, LANES, GLU != 0);
+        all = products(codes[row + chunk], GLU != 0 ? codes[up + chunk] : uvec4(0), chunk, all, CHUNKS, PITCH, GLU != 0);
+    ivec2 sums = sums_of_lanes(all, lane, LANES, GLU != 0);
     if (part != 0 || n >= outs) return;
     float value = scaled(sums.x, unit, w_scale[n]);
     if (GLU != 0) value = act(value, RELU2 != 0) * scaled(sums.y, unit, w_scale[n + outs]);

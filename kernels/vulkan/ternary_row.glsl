@@ -78,27 +78,35 @@ float quantise(uint lane, uint quads, uint chunks, uint pitch, bool normed, floa
     return largest / 127.0;
 }
 
-int product(uvec4 chunk, int pair, uvec4 x, int sum) {
-    sum = dot4(codes_of(chunk.x, pair), x.x, sum);
-    sum = dot4(codes_of(chunk.y, pair), x.y, sum);
-    sum = dot4(codes_of(chunk.z, pair), x.z, sum);
-    return dot4(codes_of(chunk.w, pair), x.w, sum);
+// Sums of products of a row and of one more. Codes of a bit pair stay where they are in the word but for the highest, whose
+// bytes would be negative there: what weighs 1, 4 and 16 is summed apart.
+struct Sums {
+    ivec3 one, other;
+};
+const Sums NONE = Sums(ivec3(0), ivec3(0));
+
+int product(uvec4 words, uint mask, uvec4 x, int sum) {
+    sum = dot4(words.x & mask, x.x, sum);
+    sum = dot4(words.y & mask, x.y, sum);
+    sum = dot4(words.z & mask, x.z, sum);
+    return dot4(words.w & mask, x.w, sum);
 }
 
 // Products of 64 weights of one row, and of one more where `two`, added to the sums.
-ivec2 products(uvec4 one, uvec4 other, uint chunk, ivec2 sums, uint chunks, uint pitch, bool two) {
+Sums products(uvec4 one, uvec4 other, uint chunk, Sums sums, uint chunks, uint pitch, bool two) {
     if (chunk >= chunks) return sums;
-#define PLANE(p) { \
+#define PLANE(p, shift, mask, weight) { \
         uvec4 x = x_quads[p * pitch + chunk]; \
-        sums.x = product(one, 3 - p, x, sums.x); \
-        if (two) sums.y = product(other, 3 - p, x, sums.y); \
+        sums.one.weight = product(one >> shift, mask, x, sums.one.weight); \
+        if (two) sums.other.weight = product(other >> shift, mask, x, sums.other.weight); \
     }
-    PLANE(0) PLANE(1) PLANE(2) PLANE(3)
+    PLANE(0, 6, 0x03030303u, x) PLANE(1, 0, 0x30303030u, z) PLANE(2, 0, 0x0C0C0C0Cu, y) PLANE(3, 0, 0x03030303u, x)
     return sums;
 }
 
 // The sums over the lanes that share a row: for the first of them, where there are no subgroups.
-ivec2 sums_of_lanes(ivec2 sums, uint lane, uint lanes, bool two) {
+ivec2 sums_of_lanes(Sums all, uint lane, uint lanes, bool two) {
+    ivec2 sums = ivec2(all.one.x, all.other.x) + (ivec2(all.one.y, all.other.y) >> 2) + (ivec2(all.one.z, all.other.z) >> 4);
 #if SUBGROUPS
     for (uint apart = lanes / 2; apart > 0; apart /= 2) {
         sums.x += subgroupShuffleXor(sums.x, apart);

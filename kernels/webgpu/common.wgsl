@@ -12,7 +12,6 @@ struct Group {
     @builtin(subgroup_id) subgroup: u32,
     @builtin(num_subgroups) subgroups: u32,
     @builtin(subgroup_invocation_id) sublane: u32,
-    @builtin(subgroup_size) subgroup_size: u32,
 #endif
 }
 
@@ -30,11 +29,12 @@ fn group_sum_max(g: Group, value: vec2<f32>) -> vec2<f32> {
     let part = vec2(subgroupAdd(value.x), subgroupMax(value.y));
     if (g.sublane == 0u) { reduction[g.subgroup] = part; }
     workgroupBarrier();
-    var mine = vec2(0.0, LOWEST);
-    for (var i = g.sublane; i < g.subgroups; i += g.subgroup_size) {
-        mine = vec2(mine.x + reduction[i].x, max(mine.y, reduction[i].y));
+    // Not by another round of shuffles, which is slow (decision 0071).
+    var all = reduction[0];
+    for (var i = 1u; i < g.subgroups; i++) {
+        all = vec2(all.x + reduction[i].x, max(all.y, reduction[i].y));
     }
-    return vec2(subgroupAdd(mine.x), subgroupMax(mine.y));
+    return all;
 #else
     reduction[g.lane] = value;
     for (var half = u32(WG) / 2u; half > 0u; half /= 2u) {
