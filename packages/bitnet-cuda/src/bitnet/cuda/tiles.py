@@ -8,7 +8,7 @@ from bitnet.core.gpu import Buffer
 from bitnet.core.gpu.ops import ceil_div
 
 MANY_TOKENS = 256
-"""Steps of more tokens than this take the kernels that fetch by the copy engine: for 256 they are slower (decision 0050)."""
+"""Steps of more tokens than this take the kernels that fetch by the copy engine; these are slower for 256."""
 PANEL = 128
 """Bytes of the widest row of a tile."""
 ALIGNMENT = 1024
