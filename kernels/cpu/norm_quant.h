@@ -6,6 +6,16 @@ static need_t norm_quant_need(const run_t *run, const op_t *op) {
     return (need_t){.scratch = aligned_bytes((size_t)op->norm_quant.x.columns + VL, sizeof(double))};
 }
 
+/* One row; `y` is scratch, and `weight` the operation's or a constant NULL. Returns the scale. */
+INLINE float norm_row(const float *x, const float *weight, float eps, double *y, int8_t *out, int64_t k) {
+    seen_t seen = {0};
+    for (int64_t i = 0; i < k; i += VL) {
+        const int n = k - i < VL ? (int)(k - i) : VL;
+        see(&seen, v_wide(v_load_part(x + i, n)), weight ? weight + i : NULL, y + i, n);
+    }
+    return quantise_row(seen, y, weight != NULL, eps, out, k);
+}
+
 static void norm_quant(run_t *run, const op_t *op, int thread) {
     const norm_quant_op_t *o = &op->norm_quant;
     const int64_t k = o->x.columns;
@@ -13,7 +23,6 @@ static void norm_quant(run_t *run, const op_t *op, int thread) {
     for (int64_t m; (m = pool_take(run->pool, thread, run->step.tokens)) >= 0;) {
         const float *x = (const float *)o->x.data + m * o->x.stride;
         int8_t *out = (int8_t *)o->out.data + m * o->out.stride;
-        o->scale[m] = o->weight ? quantise_row(x, sum_of_squares(x, k), o->weight, o->eps, y, out, k)
-                                : quantise_row(x, 0, NULL, o->eps, y, out, k);
+        o->scale[m] = o->weight ? norm_row(x, o->weight, o->eps, y, out, k) : norm_row(x, NULL, o->eps, y, out, k);
     }
 }

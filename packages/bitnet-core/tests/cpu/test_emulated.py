@@ -15,7 +15,8 @@ import sys
 import tempfile
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from types import ModuleType
@@ -89,20 +90,32 @@ class EmulatedLibrary:
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         self._words: dict[int, int] = {}
         self._samples: dict[int, bool] = {}
-        self._lock = threading.Lock()  # a request and its answer go together
+        self._lock, self._busy = threading.RLock(), False  # a request and its answer go together
+        self._put_off: list[tuple[int, ...]] = []
 
     def close(self) -> None:
         assert self._process.stdin is not None
         self._process.stdin.close()
         self._process.wait(10)
 
-    def read(self, address: int, size: int) -> bytes:
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
         with self._lock:
+            self._busy = True
+            try:
+                yield
+                while self._put_off:
+                    self._call(*self._put_off.pop())
+            finally:
+                self._busy = False
+
+    def read(self, address: int, size: int) -> bytes:
+        with self._alone():
             self._send(READ, address, size)
             return self._receive(size)
 
     def write(self, address: int, data: bytes) -> None:
-        with self._lock:
+        with self._alone():
             self._send(WRITE, address, len(data), data=data)
 
     def upload(self, data: bytes) -> int:
@@ -116,9 +129,14 @@ class EmulatedLibrary:
 
         def call(*values: int) -> Any:
             assert len(values) == len(arguments)
+            request = (FUNCTIONS.index(name), *values)
             with self._lock:
-                self._send(CALL, FUNCTIONS.index(name), *values)
-                word = int.from_bytes(self._receive(8), "little")
+                if self._busy:  # a finaliser, run by the collection of garbage in the middle of this thread's request
+                    assert result is None
+                    self._put_off.append(request)
+                    return None
+                with self._alone():
+                    word = self._call(*request)
             if result is ctypes.c_char_p:
                 return self.read(word, 64).partition(b"\0")[0] if word else None
             return word
@@ -151,6 +169,10 @@ class EmulatedLibrary:
         self.__getattr__("bitnet_executable_run")(handle, here, count, out)
         if self._samples[handle]:  # else there is no room for tokens
             ctypes.memmove(tokens, self.read(out, size), size)
+
+    def _call(self, *request: int) -> int:
+        self._send(CALL, *request)
+        return int.from_bytes(self._receive(8), "little")
 
     def _send(self, *words: int, data: bytes = b"") -> None:
         assert self._process.stdin is not None
@@ -370,3 +392,21 @@ def test_no_illegal_instruction_on_the_least_processor(
         out = rig.run(tokens(3), {"x": codes, "s": np.ones(3, np.float32)}, ["out"])["out"]
     assert np.array_equal(out, codes.astype(int) @ matrix.astype(int).T)
     device.close()
+
+
+def test_a_finaliser_within_a_request(require_device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Garbage may be collected anywhere, and what is collected gives memory back: neither waits for the other."""
+    require_device("qemu-x86_64", absent("qemu-x86_64") or None)
+    library = EmulatedBackend("qemu-x86_64", "linux-x86_64", "Nehalem").library()
+    address, send = library.bitnet_pages_alloc(64), library._send
+
+    def collected(*words: int, data: bytes = b"") -> None:
+        monkeypatch.setattr(library, "_send", send)
+        send(*words, data=data)
+        library.bitnet_pages_free(address, 64)
+
+    monkeypatch.setattr(library, "_send", collected)
+    other = library.upload(b"abc")
+    assert library.read(other, 3) == b"abc"
+    assert not library._put_off
+    library.close()
