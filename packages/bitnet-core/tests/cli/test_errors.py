@@ -71,7 +71,7 @@ BAD = [
     ("convert MODEL no/such/out.gguf", 1, "no/such/out.gguf cannot be written"),
     ("bench -m MODEL -p 0 -n 0", 2, "there is nothing to measure"),
     ("bench -m MODEL -p -3 -n 0", 2, "tokens is -3; it must be at least 1"),
-    ("bench -m MODEL -p 8 -n 8 -r 0", 2, "repeats is 0"),
+    ("bench -m MISSING -p 8 -n 8 -r 0", 2, "0 is not in the range x>=1"),
     ("bench -m MODEL -p 8,x", 2, "'8,x'"),
     ("bench -m MODEL --plot speed.jpeg", 2, "speed.jpeg: a figure's file ends in .png or .svg, not in '.jpeg'"),
     ("bench -m MODEL --plot missing/speed.png", 2, "the folder missing is not there"),

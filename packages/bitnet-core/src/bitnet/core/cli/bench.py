@@ -80,7 +80,7 @@ def _numbers(ctx: click.Context, param: click.Parameter, text: str | None) -> li
     "-r",
     "--repetitions",
     metavar="N",
-    type=int,
+    type=click.IntRange(1),
     default=5,
     show_default=True,
     help="Times each is measured, after one that does not count.",
