@@ -9,6 +9,8 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import importlib.util
+import os
+import select
 import shutil
 import subprocess
 import sys
@@ -36,6 +38,7 @@ from bitnet.core.testing.rig import Rig, tensor, ternary, tokens
 HERE = Path(__file__).parent
 FUNCTIONS = tuple(native.FUNCTIONS)
 READ, WRITE, CALL = range(3)
+PATIENCE = 120
 
 
 @cache
@@ -182,9 +185,13 @@ class EmulatedLibrary:
 
     def _receive(self, size: int) -> bytes:
         assert self._process.stdout is not None
-        data = self._process.stdout.read(size)
-        assert len(data) == size, f"the emulated process ended with status {self._process.wait(10)}"
-        return data
+        pipe, data = self._process.stdout.fileno(), bytearray()
+        while len(data) < size:
+            assert select.select([pipe], [], [], PATIENCE)[0], f"no answer of the emulated process within {PATIENCE} s"
+            part = os.read(pipe, size - len(data))
+            assert part, f"the emulated process ended with status {self._process.wait(10)}"
+            data += part
+        return bytes(data)
 
 
 class EmulatedArray:
