@@ -1,10 +1,15 @@
 /* Which levels this processor and operating system run. */
+#define _GNU_SOURCE /* syscall */
 #include "level.h"
 
 #include <string.h>
 
 #if defined(__x86_64__)
 #include <cpuid.h>
+#if defined(__linux__)
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
 
 static unsigned word(unsigned leaf, unsigned subleaf, int which) {
     unsigned out[4] = {0};
@@ -32,8 +37,22 @@ static bool has_avx512(void) {
     return has_avx2() && registers && (word(7, 0, 1) & ebx) == ebx && (word(7, 0, 2) & bit_AVX512VNNI);
 }
 
+static bool has_vbmi(void) { return has_avx512() && (word(7, 0, 2) & bit_AVX512VBMI); }
+
+/* AMX with int8. Its registers are 8 KB that Linux saves for those programs only that ask for it, once. */
+static bool has_amx(void) {
+#if defined(__linux__)
+    const unsigned edx = 1u << 24 | 1u << 25; /* AMX-TILE, AMX-INT8 */
+    if ((word(7, 0, 3) & edx) != edx || (saved_registers() & 0x60000) != 0x60000) return false;
+    return syscall(SYS_arch_prctl, 0x1023, 18) == 0; /* ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA */
+#else
+    return false;
+#endif
+}
+
 bool level_runs(const level_t *level) {
-    if (level == &level_vbmi_avx512) return has_avx512() && (word(7, 0, 2) & bit_AVX512VBMI);
+    if (level == &level_amx) return has_vbmi() && has_amx();
+    if (level == &level_vbmi_avx512) return has_vbmi();
     if (level == &level_avx512) return has_avx512();
     if (level == &level_vnni_avx2) return has_avx2() && (word(7, 1, 0) & 1u << 4);
     if (level == &level_avx2) return has_avx2();

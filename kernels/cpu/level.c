@@ -9,7 +9,10 @@
 #define TEXT_(a) #a
 #define TEXT(a) TEXT_(a)
 
-#if defined(__AVX512VBMI__)
+#if defined(__AMX_INT8__)
+#define DEVICE "amx"
+#include "tile_vbmi.h"
+#elif defined(__AVX512VBMI__)
 #define DEVICE "avx512"
 #include "tile_vbmi.h"
 #elif defined(__AVX512VNNI__)

@@ -55,7 +55,7 @@ typedef struct {
 
 typedef struct {
     const char *name; /* avx512, vnni_avx2, … */
-    const char *device; /* what follows the colon in the device's name: avx512, avx2, neon, scalar */
+    const char *device; /* what follows the colon in the device's name: amx, avx512, avx2, neon, scalar */
     size_t (*packed_bytes)(int64_t rows, int64_t columns);
     void (*pack)(pool_t *pool, const pack_t *job, int thread); /* entered by every thread */
     size_t (*head_bytes)(int64_t rows, int64_t columns);
@@ -68,7 +68,7 @@ typedef struct {
 
 extern const level_t level_scalar;
 #if defined(__x86_64__)
-extern const level_t level_vbmi_avx512, level_avx512, level_vnni_avx2, level_avx2;
+extern const level_t level_amx, level_vbmi_avx512, level_avx512, level_vnni_avx2, level_avx2;
 #elif defined(__aarch64__)
 extern const level_t level_neon;
 #endif

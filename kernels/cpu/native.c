@@ -7,7 +7,7 @@
 /* Best first; a device runs the first of its name that the processor has. */
 static const level_t *const LEVELS[] = {
 #if defined(__x86_64__)
-    &level_vbmi_avx512, &level_avx512, &level_vnni_avx2, &level_avx2,
+    &level_amx, &level_vbmi_avx512, &level_avx512, &level_vnni_avx2, &level_avx2,
 #elif defined(__aarch64__)
     &level_neon,
 #endif

@@ -24,6 +24,7 @@ static uint64_t probe_read(pool_t *pool, const uint8_t *data, int64_t bytes, int
     return total;
 }
 
+#if !defined(__AMX_INT8__) /* whose own is in gemm_amx.h */
 /* Multiply-adds of int8 as fast as registers allow; returns how many one thread did. */
 static int64_t probe_int8(int64_t turns, int32_t *result) {
     peak_t sum[PEAK_PATHS];
@@ -36,3 +37,4 @@ static int64_t probe_int8(int64_t turns, int32_t *result) {
     memcpy(result, sum, sizeof *result);
     return turns * PEAK_PATHS * PEAK_PRODUCTS;
 }
+#endif

@@ -1,21 +1,21 @@
 /*
  * ternary_matmul: out[M, ΣN] = x · Wᵀ · (scale · w), exact in int32.
  *
- * One token streams the weights (gemv_tiles). More tokens share each weight read: they are taken in blocks of up to
- * BLOCK_TOKENS, whose activations are first put side by side, and a panel stays in the cache for all of them. Threads take
- * panels, each from a stretch of its own.
+ * One token streams the weights (gemv_tiles). More tokens share each weight read: they are taken in passes of up to
+ * PASS_TOKENS, and a panel stays in the cache for all of them. Threads take panels, each from a stretch of its own.
  */
 #include "tile_layout.h"
 
 /* Tokens of an item of work: enough to pay for fetching a panel, few enough that there is work for every thread. */
 #define ITEM_TOKENS (16 * BLOCK_TOKENS)
 
-INLINE int64_t padded_columns(int64_t k) { return groups_of(k) * GROUP_COLUMNS; }
+#include "gemm_amx.h"
+#include "gemm_dot.h"
 
 static need_t ternary_matmul_need(const run_t *run, const op_t *op) {
     const size_t m = (size_t)run->program.limits.max_tokens;
-    const size_t packed = aligned_bytes(m, (size_t)padded_columns(op->ternary_matmul.x.columns));
-    return (need_t){.shared = packed + aligned_bytes(m, sizeof(int32_t))};
+    const size_t side_by_side = aligned_bytes(m, (size_t)padded_columns(op->ternary_matmul.x.columns));
+    return (need_t){.shared = side_by_side + aligned_bytes(m, sizeof(int32_t))};
 }
 
 INLINE int32_t sum_of_codes(const int8_t *x, int64_t k) {
@@ -43,46 +43,6 @@ static void gemv_panel(const uint8_t *w, int tiles, int64_t groups, const int8_t
         CASE(4)
 #endif
 #undef CASE
-    }
-}
-
-#if BASE == 4
-INLINE void gemm_tiles(
-    const uint8_t *w, int64_t pitch, const int tiles, int64_t groups, const int32_t *x, const int tokens, int32_t *acc) {
-    plane_tiles(w, pitch, tiles, groups, x, tokens, acc, PANEL_ROWS, 2);
-}
-#endif
-
-/* As many tiles at a time as the level has registers for; `tokens` is a constant. */
-INLINE void gemm_panel_of(
-    const uint8_t *w, int tiles, int64_t groups, const int32_t *x, const int tokens, int32_t *acc) {
-    const int64_t pitch = tiles * TILE_BYTES;
-    int t = 0;
-    for (; t + GEMM_TILES <= tiles; t += GEMM_TILES)
-        gemm_tiles(w + t * TILE_BYTES, pitch, GEMM_TILES, groups, x, tokens, acc + t * TILE_ROWS);
-    for (; t < tiles; t++) gemm_tiles(w + t * TILE_BYTES, pitch, 1, groups, x, tokens, acc + t * TILE_ROWS);
-}
-
-static void gemm_panel(const uint8_t *w, int tiles, int64_t groups, const int32_t *x, int tokens, int32_t *acc) {
-    switch (tokens) {
-#define CASE(m) \
-    case m: gemm_panel_of(w, tiles, groups, x, m, acc); break;
-        CASE(1) CASE(2) CASE(3) CASE(4)
-#if BLOCK_TOKENS > 4
-        CASE(5) CASE(6) CASE(7) CASE(8)
-#endif
-#undef CASE
-    }
-}
-
-/* Activations of a block of tokens side by side: four columns of each token, then the next four, … */
-static void interleave(const matrix_t *x, int64_t first, int tokens, int64_t k, int32_t *to, int32_t *totals) {
-    const int64_t fours = padded_columns(k) / 4;
-    for (int m = 0; m < tokens; m++) {
-        const int8_t *from = (const int8_t *)x->data + (first + m) * x->stride;
-        for (int64_t i = 0; i < k / 4; i++) memcpy(to + i * tokens + m, from + 4 * i, 4);
-        for (int64_t i = k / 4; i < fours; i++) to[i * tokens + m] = 0;
-        totals[m] = sum_of_codes(from, k);
     }
 }
 
@@ -127,33 +87,48 @@ static void ternary_gemv(run_t *run, const ternary_matmul_op_t *o, int thread) {
     }
 }
 
-/* One panel by the tokens `begin` to `end`, blocks of BLOCK_TOKENS at a time. */
-static void gemm_item(
-    const ternary_matmul_op_t *o, place_t at, int64_t panel, int64_t begin, int64_t end, const int32_t *x,
-    const int32_t *totals) {
-    const int64_t groups = groups_of(o->x.columns);
-    const uint8_t *w = panel_at(at.part->codes, panel, groups);
-    int32_t acc[BLOCK_TOKENS * PANEL_ROWS];
-    for (int64_t first = begin; first < end; first += BLOCK_TOKENS) {
-        const int tokens = end - first < BLOCK_TOKENS ? (int)(end - first) : BLOCK_TOKENS;
-        gemm_panel(w, panel_tiles(at.part->rows, panel), groups, x + first * groups * PLANES, tokens, acc);
-        for (int m = 0; m < tokens; m++) {
-            const float scale = o->scale[first + m] * at.part->scale;
-            float *out = (float *)o->out.data + (first + m) * o->out.stride + at.column + panel * PANEL_ROWS;
-            finish(acc + m * PANEL_ROWS, totals[first + m], scale, out, panel_rows(at.part, panel), o->add);
+/* What an operation's items share: the activations side by side, where they are, and their sums. */
+typedef struct {
+    const ternary_matmul_op_t *o;
+    int32_t *x, *totals;
+    bool matrix; /* by matrix_pass, which takes the activations as they lie */
+    matrix_registers_t registers;
+} gemm_t;
+
+/* acc = a panel by tokens from the `first` on, `left` at most; returns how many. */
+INLINE int gemm_pass(gemm_t *gemm, const uint8_t *w, int tiles, int64_t first, int left, int32_t *acc) {
+    const matrix_t *x = &gemm->o->x;
+    if (gemm->matrix) return matrix_pass(&gemm->registers, w, tiles, x, first, left, acc);
+    const int tokens = left < BLOCK_TOKENS ? left : BLOCK_TOKENS;
+    gemm_panel(w, tiles, groups_of(x->columns), gemm->x + first * padded_columns(x->columns) / 4, tokens, acc);
+    return tokens;
+}
+
+/* One panel by the tokens `begin` to `end`. */
+static void gemm_item(gemm_t *gemm, place_t at, int64_t panel, int64_t begin, int64_t end) {
+    const ternary_matmul_op_t *o = gemm->o;
+    const uint8_t *w = panel_at(at.part->codes, panel, groups_of(o->x.columns));
+    int32_t acc[PASS_TOKENS * PANEL_ROWS];
+    for (int64_t first = begin; first < end;) {
+        const int tokens = gemm_pass(gemm, w, panel_tiles(at.part->rows, panel), first, (int)(end - first), acc);
+        for (int m = 0; m < tokens; m++, first++) {
+            const float scale = o->scale[first] * at.part->scale;
+            float *out = (float *)o->out.data + first * o->out.stride + at.column + panel * PANEL_ROWS;
+            finish(acc + m * PANEL_ROWS, gemm->totals[first], scale, out, panel_rows(at.part, panel), o->add);
         }
     }
 }
 
 static void ternary_gemm(run_t *run, const ternary_matmul_op_t *o, int thread) {
-    const int64_t k = o->x.columns, groups = groups_of(k), tokens = run->step.tokens;
-    const int64_t blocks = (tokens + BLOCK_TOKENS - 1) / BLOCK_TOKENS;
-    int32_t *x = (int32_t *)run->shared;
-    int32_t *totals = (int32_t *)(run->shared + aligned_bytes((size_t)tokens, (size_t)padded_columns(k)));
+    const int64_t k = o->x.columns, tokens = run->step.tokens, blocks = (tokens + BLOCK_TOKENS - 1) / BLOCK_TOKENS;
+    gemm_t gemm = {.o = o, .x = (int32_t *)run->shared, .matrix = matrix_takes(tokens)};
+    gemm.totals = (int32_t *)(run->shared + aligned_bytes((size_t)tokens, (size_t)padded_columns(k)));
     for (int64_t b; (b = pool_take(run->pool, thread, blocks)) >= 0;) {
         const int64_t first = b * BLOCK_TOKENS;
         const int block = tokens - first < BLOCK_TOKENS ? (int)(tokens - first) : BLOCK_TOKENS;
-        interleave(&o->x, first, block, k, x + first * groups * PLANES, totals + first);
+        if (!gemm.matrix) interleave(&o->x, first, block, gemm.x + first * padded_columns(k) / 4);
+        for (int64_t m = first; m < first + block; m++)
+            gemm.totals[m] = sum_of_codes((const int8_t *)o->x.data + m * o->x.stride, k);
     }
     pool_barrier(run->pool, thread);
     const int64_t spans = (tokens + ITEM_TOKENS - 1) / ITEM_TOKENS, items = items_in(o, spans);
@@ -161,8 +136,9 @@ static void ternary_gemm(run_t *run, const ternary_matmul_op_t *o, int thread) {
         const place_t at = place_of(o, spans, item);
         const int64_t begin = at.number % spans * ITEM_TOKENS;
         const int64_t end = begin + ITEM_TOKENS < tokens ? begin + ITEM_TOKENS : tokens;
-        gemm_item(o, at, at.number / spans, begin, end, x, totals);
+        gemm_item(&gemm, at, at.number / spans, begin, end);
     }
+    matrix_end(&gemm.registers);
 }
 
 static stretch_t ternary_matmul_begins(const run_t *run, const op_t *op, int thread) {

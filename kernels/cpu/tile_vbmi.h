@@ -76,8 +76,7 @@ INLINE __m512i digits_of(__m512i bytes, tables_t table, __m512i *fifth) {
  * summed apart. The greatest, 2 · 64 · 128 · K / 5 for K = 131,072, is below 2^29.
  *
  * A tile is taken apart while the one before it is multiplied, so that look-ups and products do not wait for each other;
- * the last one taken apart, behind the panel, is not used. Lines are asked for twice: into the second-level cache from
- * memory, and into the first in time.
+ * the last one taken apart, behind the panel, is not used.
  */
 INLINE void gemv_tiles(const uint8_t *w, const int tiles, int64_t groups, const int8_t *x, int32_t *acc) {
     const tables_t table = tables();
@@ -97,8 +96,7 @@ INLINE void gemv_tiles(const uint8_t *w, const int tiles, int64_t groups, const 
                 sum[t][p] = _mm512_dpbusd_epi32(sum[t][p], plane, y[p]);
             }
             sum[t][0] = _mm512_dpbusd_epi32(sum[t][0], fifth, y[4]);
-            _mm_prefetch(w + 2048, _MM_HINT_T0);
-            _mm_prefetch(w + 16384, _MM_HINT_T1);
+            fetch(w);
             digits = next;
             fifth = next_fifth;
         }
@@ -115,16 +113,16 @@ INLINE void gemm_tiles(
     const uint8_t *w, int64_t pitch, const int tiles, int64_t groups, const int32_t *x, const int tokens, int32_t *acc) {
     const __m512i mask = _mm512_set1_epi8(3);
     const tables_t table = tables();
-    __m512i sum[GEMM_TILES][BLOCK_TOKENS];
+    __m512i sum[PANEL_TILES][BLOCK_TOKENS];
     for (int t = 0; t < tiles; t++)
         for (int m = 0; m < tokens; m++) sum[t][m] = _mm512_setzero_si512();
     for (int64_t g = 0; g < groups; g++, w += pitch) {
-        __m512i digits[GEMM_TILES], fifth[GEMM_TILES];
+        __m512i digits[PANEL_TILES], fifth[PANEL_TILES];
         for (int t = 0; t < tiles; t++) digits[t] = digits_of(_mm512_loadu_si512(w + 64 * t), table, &fifth[t]);
         /* All tiles of the panel, not only those of this pass: the next one then finds its own in the cache. */
-        for (int t = 0; t < PANEL_TILES; t++) _mm_prefetch(w + 64 * t + 4096, _MM_HINT_T0);
+        for (int t = 0; t < PANEL_TILES; t++) fetch(w + 64 * t);
         for (int p = 0; p < 5; p++, x += tokens) {
-            __m512i plane[GEMM_TILES];
+            __m512i plane[PANEL_TILES];
             for (int t = 0; t < tiles; t++)
                 plane[t] = p == 4 ? fifth[t] : _mm512_and_si512(_mm512_srli_epi32(digits[t], 2 * p), mask);
             for (int m = 0; m < tokens; m++) {

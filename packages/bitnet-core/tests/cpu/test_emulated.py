@@ -22,7 +22,7 @@ from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -275,25 +275,52 @@ class TestNeon(ConformanceSuite):
     size = "small"
 
 
-VNNI_LEVEL = "vnni_avx2"
-"""Compiled for a processor that has AVX-512 instead: ``vpdpbusd`` of 256 bits has an encoding in each, and all but that
-is as it ships."""
-OTHER_ENCODING = ["-mavx512f", "-mavx512vl", "-mavx512vnni", "-include", str(HERE / "other_encoding.h")]
+class StandIn(NamedTuple):
+    """A level compiled for a processor that lacks some of its instructions.
+
+    Attributes:
+        level: What is compiled.
+        needs: The level that this processor must run instead.
+        without: Flags that are left out.
+        flags: Flags that are added.
+    """
+
+    level: str
+    needs: str
+    without: frozenset[str]
+    flags: tuple[str, ...]
+
+
+STAND_INS = (
+    # `vpdpbusd` of 256 bits has an encoding in AVX-512 and one without it; all but that is as it ships.
+    StandIn(
+        "vnni_avx2",
+        "avx512",
+        frozenset({"-mavxvnni"}),
+        ("-mavx512f", "-mavx512vl", "-mavx512vnni", "-include", str(HERE / "other_encoding.h")),
+    ),
+    # The tile registers and their instructions in C.
+    StandIn(
+        "amx", "vbmi_avx512", frozenset({"-mamx-tile", "-mamx-int8"}), ("-include", str(HERE / "software_tiles.h"))
+    ),
+)
 
 
 @cache
-def other_encoding() -> ctypes.CDLL:
-    """The native library with the level in its other encoding, kept in the build cache."""
+def stand_in_library(stand_in: StandIn) -> ctypes.CDLL:
+    """The native library with the level as this processor runs it, kept in the build cache."""
     hook = build_hook()
     target = hook.TARGETS[hook.host()]
-    path: Path = hook.cache() / hook.digest(target) / "other-encoding.so"
+    included = hashlib.sha256(Path(stand_in.flags[-1]).read_bytes()).hexdigest()[:16]
+    path: Path = hook.cache() / hook.digest(target) / f"{stand_in.level}-{included}.so"
     if not path.exists():
         units = hook.units
 
         def changed(table: object, arch: str) -> object:
             for source, flags in units(table, arch):
-                is_level = f"-DLEVEL={VNNI_LEVEL}" in flags
-                yield source, [f for f in flags if f != "-mavxvnni"] + OTHER_ENCODING if is_level else flags
+                if f"-DLEVEL={stand_in.level}" in flags:
+                    flags = [*(f for f in flags if f not in stand_in.without), *stand_in.flags]  # noqa: PLW2901
+                yield source, flags
 
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=path.parent) as folder:
@@ -310,32 +337,35 @@ def other_encoding() -> ctypes.CDLL:
         function.restype, function.argtypes = result, arguments
     runs = opened.bitnet_level_runs
     called = opened.bitnet_level_name
-    vars(opened)["bitnet_level_runs"] = lambda level: called(level) == VNNI_LEVEL.encode() or runs(level)
+    vars(opened)["bitnet_level_runs"] = lambda level: called(level) == stand_in.level.encode() or runs(level)
     return opened
 
 
-class OtherEncodingBackend:
+class StandInBackend:
     name = "cpu"
     hal_api = HAL_API
 
     def probe(self) -> ProbeResult:
-        if "avx512" not in native.levels(native.library().handle):
-            return ProbeResult(ProbeStatus.NO_DEVICE, reason="this processor has no AVX-512 VNNI to stand in")
-        return ProbeResult(
-            ProbeStatus.OK, [DeviceInfo("cpu", VNNI_LEVEL, f"cpu:{VNNI_LEVEL}", VNNI_LEVEL, "", DeviceType.CPU)]
-        )
+        levels = native.levels(native.library().handle)
+        devices = [
+            DeviceInfo("cpu", s.level, f"cpu:{s.level}", s.level, "", DeviceType.CPU)
+            for s in STAND_INS
+            if s.needs in levels
+        ]
+        reason = "" if devices else "this processor has no AVX-512 to stand in"
+        return ProbeResult(ProbeStatus.OK if devices else ProbeStatus.NO_DEVICE, devices, reason)
 
     def open(self, info: DeviceInfo) -> CpuDevice:
-        return CpuDevice(info, other_encoding(), level=VNNI_LEVEL, threads=2)
+        stand_in = next(s for s in STAND_INS if s.level == info.index)
+        return CpuDevice(info, stand_in_library(stand_in), level=stand_in.level, threads=2)
 
     def kernels(self) -> frozenset[str]:
         return BACKEND.kernels()
 
 
-class TestVnniAvx2(ConformanceSuite):
-    backend = OtherEncodingBackend()
-    devices = tuple(info.name for info in OtherEncodingBackend().probe().devices)
-    size = "small"
+class TestStandIns(ConformanceSuite):
+    backend = StandInBackend()
+    devices = tuple(info.name for info in StandInBackend().probe().devices)
 
 
 def test_inner_loop_of_neon_is_made_of_dot_products(tmp_path: Path) -> None:

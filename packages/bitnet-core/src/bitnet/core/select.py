@@ -12,7 +12,7 @@ from bitnet.core.errors import DeviceError, DeviceUnavailableError, InvalidInput
 from bitnet.core.hal import Device, DeviceInfo, DeviceType, ProbeStatus
 from bitnet.core.registry import GPU_ORDER, BackendReport, Plugin
 
-CPU_LEVELS = ("avx512", "avx2", "neon", "scalar", "numpy")
+CPU_LEVELS = ("amx", "avx512", "avx2", "neon", "scalar", "numpy")
 """Best first; ``numpy`` is the last resort where no native library fits."""
 
 _TYPE_ORDER = {DeviceType.DISCRETE: 0, DeviceType.INTEGRATED: 1, DeviceType.CPU: 2, DeviceType.VIRTUAL: 3}

@@ -17,6 +17,7 @@ from bitnet.core.hal import HAL_API, Device, DeviceInfo, DeviceType, ProbeResult
 from bitnet.core.reference import NUMPY_INFO, ReferenceDevice
 
 _FEATURES = {
+    "amx": ("int8-matrix", "int8-dot", "byte-permute", "f16"),
     "vbmi_avx512": ("int8-dot", "byte-permute", "f16"),
     "avx512": ("int8-dot", "f16"),
     "vnni_avx2": ("int8-dot", "f16"),

@@ -24,7 +24,7 @@ PATH = (
     }.get(sys.platform, "libbitnet_cpu.so")
 )
 
-LEVELS = ("vbmi_avx512", "avx512", "vnni_avx2", "avx2", "neon", "scalar")
+LEVELS = ("amx", "vbmi_avx512", "avx512", "vnni_avx2", "avx2", "neon", "scalar")
 """Every instruction-set level the kernels are compiled for, on any processor; what follows the last underscore is the
 device that runs it."""
 

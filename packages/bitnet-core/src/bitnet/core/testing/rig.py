@@ -100,7 +100,10 @@ class Rig:
         A tensor in both is read and written. Every row that is no input is poisoned first, and afterwards must hold
         its poison still unless it was to be written; every tensor that is no output must be as it was.
         """
-        before = {name: self._poisoned(spec, inputs.get(name)) for name, spec in self.program.tensors.items()}
+        before = {
+            name: self._poisoned(spec, inputs.get(name), written=name in outputs)
+            for name, spec in self.program.tensors.items()
+        }
         for name, array in before.items():
             self.executable.write(name, array)
         step = self.step(sequences)
@@ -116,10 +119,12 @@ class Rig:
                 result[name] = after[:rows]
         return result
 
-    def _poisoned(self, spec: TensorSpec, rows: Array | None) -> Array:
+    def _poisoned(self, spec: TensorSpec, rows: Array | None, *, written: bool) -> Array:
         capacity = {"M": self.program.limits.max_tokens, "R": self.program.limits.max_rows}
         shape = [capacity[n] if isinstance(n, str) else n for n in spec.shape]
         array = np.full(shape, POISON[spec.dtype], NUMPY_DTYPES[spec.dtype])
+        if written and array.dtype.kind == "f":  # a NaN that no poison of an input becomes by arithmetic
+            array.view(f"u{array.itemsize}")[:] |= 1
         if rows is not None:
             array[: len(rows)] = rows
         return array
