@@ -5,6 +5,7 @@ Prompts are fresh random tokens each time, so that nothing is found in the cache
 
 from __future__ import annotations
 
+import itertools
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -87,8 +88,8 @@ class Measurement:
         bytes_per_step: Bytes of weights and cache that the device reads in a decode step, half way through; None where
             the device does not tell, and for prefill, which reads weights for many tokens.
         products_per_token: int8 multiply-adds with ternary weights.
-        limits: Of the device, the median of what it could do before, between and after the repetitions: others on the
-            machine, or its host, change that from second to second. None where they are not measured.
+        around: What the device could do around each repetition, the mean of before and after: others on the machine, or
+            its host, change that from second to second. Empty where it is not measured.
         dispatches: Kernels launched for a step; None where the device does not launch any.
     """
 
@@ -96,7 +97,7 @@ class Measurement:
     samples: tuple[float, ...]
     bytes_per_step: int | None
     products_per_token: int
-    limits: Limits | None
+    around: tuple[Limits, ...] = ()
     dispatches: int | None = None
 
     @property
@@ -104,9 +105,26 @@ class Measurement:
         return statistics.fmean(self.samples)
 
     @property
+    def middle(self) -> int:
+        """The repetition in the middle, by how much it reached of what the device could do just then, or by its speed.
+
+        What else runs on the machine disturbs some repetitions, and some measurements of the limits.
+        """
+        reached = list(self.samples)
+        if self.around:
+            name = "int8" if self.test.kind == "prefill" else "read"
+            reached = [sample / getattr(limits, name) for sample, limits in zip(reached, self.around, strict=True)]
+        return sorted(range(len(reached)), key=reached.__getitem__)[(len(reached) - 1) // 2]
+
+    @property
     def typical(self) -> float:
-        """The median: what else runs on the machine disturbs some repetitions, and some measurements of its limits."""
-        return statistics.median(self.samples)
+        """Tokens a second of the repetition in the middle."""
+        return self.samples[self.middle]
+
+    @property
+    def limits(self) -> Limits | None:
+        """Of the repetition in the middle."""
+        return self.around[self.middle] if self.around else None
 
     @property
     def deviation(self) -> float:
@@ -194,14 +212,13 @@ def measure(
     if test.kind == "decode" and model.weight_bytes is not None:
         positions = test.depth + test.tokens // 2
         read = model.weight_bytes + model.position_bytes * positions * test.parallel
-    return Measurement(test, tuple(samples[1:]), read, _products(model), _median(found), model.dispatches)
+    return Measurement(test, tuple(samples[1:]), read, _products(model), _between(found), model.dispatches)
 
 
-def _median(found: Sequence[Limits | None]) -> Limits | None:
+def _between(found: Sequence[Limits | None]) -> tuple[Limits, ...]:
+    """The mean of each two that follow one another; none where there are none."""
     known = [limits for limits in found if limits is not None]
-    if not known:
-        return None
-    return Limits(known[0].threads, *(statistics.median(getattr(x, name) for x in known) for name in ("read", "int8")))
+    return tuple(Limits(a.threads, (a.read + b.read) / 2, (a.int8 + b.int8) / 2) for a, b in itertools.pairwise(known))
 
 
 def _prefill(model: Model, test: Workload, rng: np.random.Generator) -> float:
