@@ -46,11 +46,12 @@ INLINE void matrix_unpack(const uint8_t *w, int tiles, int groups, tables_t tabl
     const __m512i mask = _mm512_set1_epi8(3);
     for (int g = 0; g < groups; g++)
         for (int t = 0; t < tiles; t++, w += 64) {
-            __m512i fifth, digits = digits_of(_mm512_loadu_si512(w), table, &fifth);
+            const digits_t found = digits_of(_mm512_loadu_si512(w), table);
+            const __m512i digits = first_four(found);
             fetch(w);
             for (int p = 0; p < 4; p++)
                 _mm512_store_si512(planes[t][5 * g + p], _mm512_and_si512(_mm512_srli_epi32(digits, 2 * p), mask));
-            _mm512_store_si512(planes[t][5 * g + 4], fifth);
+            _mm512_store_si512(planes[t][5 * g + 4], found.fifth);
         }
     for (int p = 5 * groups; p % MATRIX_PLANES; p++)
         for (int t = 0; t < tiles; t++) _mm512_store_si512(planes[t][p], _mm512_setzero_si512());

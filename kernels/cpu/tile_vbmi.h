@@ -3,7 +3,7 @@
  *
  * Which byte stands for which five digits t0 … t4 is chosen so that look-ups in 64 bytes (`vpermb`, one operation where
  * `vpermi2b` takes three) take it apart. With u the upper and l the lower six bits of the byte,
- *     t4 = FIFTH[u]    and    t0 + 4 t1 + 16 t2 + 64 t3 = UPPER[u] + LOWER[l] mod 256.
+ *     t4 = FIFTH[u]    and    t0 + 4 t1 + 16 t2 + 64 t3 = UPPER[u] ^ LOWER[l].
  * Write a byte as (h, m, l): two bits, four bits, two bits. Where h and l are below 3, h is t4, l is t0, and m is one of 16
  * of the 27 triples t1 t2 t3: 144 of the 243 combinations. h = 3 gives each m another triple and t4, and l = 3 makes of
  * each m another triple and t0; a search over these choices found the remaining 99. `vpermb` looks at the lower six bits
@@ -16,17 +16,22 @@
 #define PANEL_TILES 3
 
 static const _Alignas(64) uint8_t FIFTH[64] = {
-    0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1,
-    2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 1, 2, 1, 2, 0, 1, 2, 0, 0, 2, 0, 1, 2, 0, 1, 0,
+    0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0,
+    1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1,
+    2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2,
+    0, 2, 0, 2, 0, 1, 2, 0, 1, 2, 1, 1, 2, 0, 1, 1,
 };
 static const _Alignas(64) uint8_t UPPER[64] = {
-    100, 68, 72, 84, 152, 104, 132, 88, 64, 144, 168, 4, 164, 0, 96, 24, 100, 68, 72, 84, 152, 104, 132, 88,
-    64, 144, 168, 4, 164, 0, 96, 24, 100, 68, 72, 84, 152, 104, 132, 88, 64, 144, 168, 4, 164, 0, 96, 24,
-    20, 20, 136, 36, 32, 32, 32, 20, 136, 136, 148, 148, 148, 36, 36, 80,
+    80, 68, 148, 144, 16, 164, 0, 96, 24, 72, 8, 152, 104, 128, 88, 32,
+    80, 68, 148, 144, 16, 164, 0, 96, 24, 72, 8, 152, 104, 128, 88, 32,
+    80, 68, 148, 144, 16, 164, 0, 96, 24, 72, 8, 152, 104, 128, 88, 32,
+    4, 4, 168, 36, 132, 132, 132, 136, 136, 136, 4, 168, 168, 36, 36, 20,
 };
 static const _Alignas(64) uint8_t LOWER[64] = {
-    0, 1, 2, 61, 0, 1, 2, 61, 0, 1, 2, 202, 0, 1, 2, 46, 0, 1, 2, 120, 0, 1, 2, 169, 0, 1, 2, 28, 0, 1, 2, 74,
-    0, 1, 2, 64, 0, 1, 2, 152, 0, 1, 2, 129, 0, 1, 2, 38, 0, 1, 2, 100, 0, 1, 2, 9, 0, 1, 2, 170, 0, 1, 2, 56,
+    0, 1, 2, 16, 0, 1, 2, 16, 0, 1, 2, 190, 0, 1, 2, 50,
+    0, 1, 2, 116, 0, 1, 2, 193, 0, 1, 2, 102, 0, 1, 2, 192,
+    0, 1, 2, 185, 0, 1, 2, 9, 0, 1, 2, 74, 0, 1, 2, 205,
+    0, 1, 2, 62, 0, 1, 2, 168, 0, 1, 2, 113, 0, 1, 2, 53,
 };
 
 /* The byte of each number t0 + 3 t1 + 9 t2 + 27 t3 + 81 t4, for packing. */
@@ -37,7 +42,7 @@ typedef struct {
 INLINE encoding_t encoding(void) {
     encoding_t made;
     for (int byte = 0; byte < 256; byte++) {
-        const uint8_t four = (uint8_t)(UPPER[byte >> 2] + LOWER[byte & 63]);
+        const uint8_t four = UPPER[byte >> 2] ^ LOWER[byte & 63];
         int number = FIFTH[byte >> 2], valid = 1;
         for (int i = 3; i >= 0; i--) {
             valid &= (four >> 2 * i & 3) < 3;
@@ -62,18 +67,25 @@ INLINE tables_t tables(void) {
     return (tables_t){_mm512_load_si512(FIFTH), _mm512_load_si512(UPPER), _mm512_load_si512(LOWER)};
 }
 
-/* The first four digits of every byte, two bits each, and in *fifth the last. */
-INLINE __m512i digits_of(__m512i bytes, tables_t table, __m512i *fifth) {
+/* What is looked up for every byte: the last digit, and two halves whose exclusive or is the first four, two bits each. */
+typedef struct {
+    __m512i fifth, upper, lower;
+} digits_t;
+
+INLINE digits_t digits_of(__m512i bytes, tables_t table) {
     const __m512i upper = _mm512_srli_epi16(bytes, 2);
-    *fifth = _mm512_permutexvar_epi8(upper, table.fifth);
-    return _mm512_add_epi8(_mm512_permutexvar_epi8(upper, table.upper), _mm512_permutexvar_epi8(bytes, table.lower));
+    return (digits_t){
+        _mm512_permutexvar_epi8(upper, table.fifth), _mm512_permutexvar_epi8(upper, table.upper),
+        _mm512_permutexvar_epi8(bytes, table.lower)};
 }
+
+INLINE __m512i first_four(digits_t digits) { return _mm512_xor_si512(digits.upper, digits.lower); }
 
 /*
  * acc[16 tiles] = Σ codes · x over a panel, for one token; `tiles` is a constant.
  *
- * The four planes stay where they are in the byte, so each costs one mask and no shift: they weigh 1, 4, 16 and 64 and are
- * summed apart. The greatest, 2 · 64 · 128 · K / 5 for K = 131,072, is below 2^29.
+ * The four planes stay where they are in the byte, so each costs one operation, (upper ^ lower) & mask, and no shift: they
+ * weigh 1, 4, 16 and 64 and are summed apart. The greatest, 2 · 64 · 128 · K / 5 for K = 131,072, is below 2^29.
  *
  * A tile is taken apart while the one before it is multiplied, so that look-ups and products do not wait for each other;
  * the last one taken apart, behind the panel, is not used.
@@ -83,22 +95,21 @@ INLINE void gemv_tiles(const uint8_t *w, const int tiles, int64_t groups, const 
     __m512i sum[PANEL_TILES][4];
     for (int t = 0; t < tiles; t++)
         for (int p = 0; p < 4; p++) sum[t][p] = _mm512_setzero_si512();
-    __m512i fifth, digits = digits_of(_mm512_loadu_si512(w), table, &fifth);
+    digits_t digits = digits_of(_mm512_loadu_si512(w), table);
     for (int64_t g = 0; g < groups; g++, x += GROUP_COLUMNS) {
         __m512i y[5];
         for (int p = 0; p < 5; p++) y[p] = four_of(x + 4 * p);
         for (int t = 0; t < tiles; t++) {
             w += 64;
-            __m512i next_fifth;
-            const __m512i next = digits_of(_mm512_loadu_si512(w), table, &next_fifth);
+            const digits_t next = digits_of(_mm512_loadu_si512(w), table);
             for (int p = 0; p < 4; p++) {
-                const __m512i plane = _mm512_and_si512(digits, _mm512_set1_epi8((char)(3 << 2 * p)));
+                const __m512i mask = _mm512_set1_epi8((char)(3 << 2 * p));
+                const __m512i plane = _mm512_ternarylogic_epi32(digits.upper, digits.lower, mask, 0x28);
                 sum[t][p] = _mm512_dpbusd_epi32(sum[t][p], plane, y[p]);
             }
-            sum[t][0] = _mm512_dpbusd_epi32(sum[t][0], fifth, y[4]);
+            sum[t][0] = _mm512_dpbusd_epi32(sum[t][0], digits.fifth, y[4]);
             fetch(w);
             digits = next;
-            fifth = next_fifth;
         }
     }
     for (int t = 0; t < tiles; t++) {
@@ -118,7 +129,11 @@ INLINE void gemm_tiles(
         for (int m = 0; m < tokens; m++) sum[t][m] = _mm512_setzero_si512();
     for (int64_t g = 0; g < groups; g++, w += pitch) {
         __m512i digits[PANEL_TILES], fifth[PANEL_TILES];
-        for (int t = 0; t < tiles; t++) digits[t] = digits_of(_mm512_loadu_si512(w + 64 * t), table, &fifth[t]);
+        for (int t = 0; t < tiles; t++) {
+            const digits_t found = digits_of(_mm512_loadu_si512(w + 64 * t), table);
+            digits[t] = first_four(found);
+            fifth[t] = found.fifth;
+        }
         /* All tiles of the panel, not only those of this pass: the next one then finds its own in the cache. */
         for (int t = 0; t < PANEL_TILES; t++) fetch(w + 64 * t);
         for (int p = 0; p < 5; p++, x += tokens) {
