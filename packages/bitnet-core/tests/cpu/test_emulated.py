@@ -31,9 +31,25 @@ from bitnet.core.cpu import native
 from bitnet.core.cpu.backend import BACKEND
 from bitnet.core.cpu.device import CpuDevice, device_of
 from bitnet.core.cpu.lowering import Lowering
-from bitnet.core.hal import HAL_API, DeviceInfo, DeviceType, Limits, ProbeResult, ProbeStatus, TernaryMatmul
+from bitnet.core.hal import (
+    GREEDY,
+    HAL_API,
+    DenseMatmul,
+    DeviceInfo,
+    DeviceType,
+    Limits,
+    Op,
+    ProbeResult,
+    ProbeStatus,
+    Program,
+    Sample,
+    SequenceStep,
+    Step,
+    StepLayout,
+    TernaryMatmul,
+)
 from bitnet.core.testing import ConformanceSuite
-from bitnet.core.testing.rig import Rig, tensor, ternary, tokens
+from bitnet.core.testing.rig import Rig, dense, tensor, ternary, tokens
 
 HERE = Path(__file__).parent
 FUNCTIONS = tuple(native.FUNCTIONS)
@@ -366,6 +382,36 @@ class StandInBackend:
 class TestStandIns(ConformanceSuite):
     backend = StandInBackend()
     devices = tuple(info.name for info in StandInBackend().probe().devices)
+
+
+@pytest.mark.parametrize("level", TestStandIns.devices)
+@pytest.mark.parametrize(("rows", "vocabulary", "width"), [(1, 700, 100), (2, 517, 64), (3, 130, 200), (8, 3000, 136)])
+@pytest.mark.parametrize("more", [0, 9])
+def test_tokens_of_a_compact_head(level: str, rows: int, vocabulary: int, width: int, more: int) -> None:
+    """Those of the exact logits, from scores near them (test_head.py has all of it, for the levels that run here)."""
+    rng, rows = np.random.default_rng(), rows + more
+    weight = rng.standard_normal((vocabulary, width)).astype(np.float16)
+    x = rng.standard_normal((rows, width)).astype(np.float32)
+    ops: list[Op] = [DenseMatmul("x", "head", "logits"), Sample("logits", "out")]
+    specs = tensor("x", "f32", "R", width), tensor("logits", "f32", "R", vocabulary), tensor("out", "i32", "R")
+    limits = Limits(rows, rows, rows)
+    program = Program(ops, {s.name: s for s in specs}, {"head": dense(weight)}, limits, name="head")
+    parts = [SequenceStep([0], 7 + i, rows=[0], sampling=GREEDY) for i in range(rows)]
+    backend = StandInBackend()
+    device = backend.open(next(info for info in backend.probe().devices if info.name == level))
+    executable = device.compile(program)
+    executable.write("x", x)
+    executable.write("logits", np.full((rows, vocabulary), np.nan, np.float32))
+    out = executable.run(Step(StepLayout(limits), parts, logits=False))[0]
+    wide = weight.astype(np.float64)
+    scores, exact = executable.read("logits", rows), x.astype(np.float64) @ wide.T
+    device.close()
+    assert out.tolist() == exact.argmax(axis=1).tolist()
+    column = np.sqrt((wide**2).sum(axis=0) / 4096)
+    step, norm = abs(wide / column).max(axis=1) / 7.5, np.linalg.norm(x * column, axis=1)
+    error = abs(scores - exact) / (step * norm[:, None])
+    assert error.max() < 7.5 / np.sqrt(12)
+    assert error.std() > 0.1, "the head was not compact"
 
 
 def test_inner_loop_of_neon_is_made_of_dot_products(tmp_path: Path) -> None:
