@@ -121,7 +121,10 @@ INLINE void matrix_end(const matrix_registers_t *registers) {
 /* What the arithmetic gives at best, as probe.h measures it elsewhere. */
 static int64_t probe_int8(int64_t turns, int32_t *result) {
     int32_t sum[MATRIX_TOKENS * TILE_ROWS];
+    memset(sum, 1, sizeof sum);
     matrix_shape(MATRIX_TOKENS);
+    _tile_loadd(3, sum, 64);
+    _tile_loadd(4, sum, 64);
     for (int64_t i = 0; i < turns; i++) {
         _tile_dpbsud(0, 3, 4);
         _tile_dpbsud(1, 3, 4);
