@@ -113,7 +113,7 @@ def cpu_devices() -> dict[str, Callable[[], Device]]:
     return {info.name: opener(info) for info in BACKEND.probe().devices}
 
 
-@pytest.fixture(params=["cpu:numpy", "cpu:scalar", "cpu:avx2", "cpu:avx512", "cpu:neon"])
+@pytest.fixture(params=["cpu:numpy", "cpu:scalar", "cpu:avx2", "cpu:avx512", "cpu:amx", "cpu:neon"])
 def device(request: pytest.FixtureRequest, require_device: Callable[[str, str | None], None]) -> Iterator[Device]:
     """Each level of the CPU device in turn; use it where levels could differ."""
     name = request.param
