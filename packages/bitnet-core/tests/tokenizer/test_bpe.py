@@ -61,9 +61,9 @@ def test_scored_merges(words: list[str], monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def compare(pairs: BytePairs, oracle: tokenizers.Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
-    texts = [*(text() for _ in range(100)), ""]
+    texts = [*(text() for _ in range(300)), ""]
     expected = [oracle.encode(text).ids if text else [] for text in texts]
-    assert len({id for ids in expected for id in ids}) > 50  # some 120 tokens (90 to 140), not the seven letters only
+    assert len({id for ids in expected for id in ids}) > 100  # not single letters only
     monkeypatch.setattr(bpe, "ENOUGH", sum(map(len, texts)) * 2)
     assert [ids for text in texts for ids in pairs.encode([text])] == expected
     assert pairs.encode(texts) == expected
