@@ -7,8 +7,9 @@
  * and independent from column to column (subtractive dither: Schuchman 1964), whatever the weights are.
  *
  * Then the error of a score Σ W[n, k] x[k] is a sum of independent, centred, bounded terms, sub-Gaussian with the variance
- * of the uniform distribution: too low by more than step[n] ‖column · x‖ t / √12 with probability at most e^(-t²/2). With
- * t = 7.5 that is 2^-40: head_sample.h re-scores in full precision whatever this leaves in doubt. ADR 0060 has the proof.
+ * of the uniform distribution: too low by more than step[n] ‖column · x‖ t / √12 with probability at most e^(-t²/2). What
+ * rounding the activations adds (head_score.h) is of the same kind, and the two variances add up. With t = 7.5 the
+ * probability is 2^-40: head_sample.h re-scores in full precision whatever this leaves in doubt. ADR 0060 has the proof.
  */
 #ifndef BN_HEAD_LAYOUT_H
 #define BN_HEAD_LAYOUT_H
@@ -32,12 +33,14 @@ static size_t head_bytes(int64_t rows, int64_t columns) {
     return (size_t)(head_panels(rows) * head_panel_bytes(columns));
 }
 
-/* A number in [-½, ½) for each column: the golden ratio's multiples, stirred. */
-INLINE float dither(uint32_t k) {
-    uint32_t a = (k + 1) * 0x9E3779B9u;
+/* Numbers in [-½, ½), of the columns from k on: the golden ratio's multiples, stirred. */
+INLINE vf dither(uint32_t k) {
+    vu a;
+    for (int i = 0; i < VL; i++) a[i] = k + 1 + (uint32_t)i;
+    a *= 0x9E3779B9u;
     a = (a ^ a >> 16) * 0x85EBCA6Bu;
     a = (a ^ a >> 13) * 0xC2B2AE35u;
-    return (float)((a ^ a >> 16) >> 8) * 0x1p-24f - 0.5f;
+    return __builtin_convertvector((a ^ a >> 16) >> 8, vf) * 0x1p-24f - 0.5f;
 }
 
 /* Σ W[n, k]² over a part of the sampled rows, of each column; the parts do not depend on the number of threads. */
@@ -57,11 +60,11 @@ static void head_column(const head_pack_t *job, int64_t k) {
     for (int part = 0; part < HEAD_PARTS; part++) sum += job->squares[part * job->columns + k];
     const float rms = (float)sqrt(sum / HEAD_SAMPLED_ROWS);
     job->column[k] = rms > 0 && rms < INFINITY ? rms : 1.0f;
-    job->offset[k] = 7.5f + dither((uint32_t)k);
+    job->offset[k] = 7.5f + dither((uint32_t)k)[0];
 }
 
 /* Codes of one row, four columns in the low and four in the high bits of a lane; `evened` and `codes` are scratch. Returns
- * the norm of what is stored, step · (code - offset) over the columns. */
+ * a bound on the norm of what is stored, step · (code - offset) over the columns, that holds whatever the dither is. */
 static float head_row(const head_pack_t *job, int64_t row, uint8_t *to, float *evened, uint8_t *codes) {
     const int64_t k = job->columns;
     for (int64_t i = 0; i < k; i += VL) {
@@ -75,10 +78,9 @@ static float head_row(const head_pack_t *job, int64_t row, uint8_t *to, float *e
     vd squares = (vd)(0.0);
     for (int64_t i = 0; i < k; i += VL) {
         const int n = k - i < VL ? (int)(k - i) : VL;
-        const vf offset = v_load_part(job->offset + i, n), code = v_load_part(evened + i, n) * inverse + offset;
+        const vf units = v_load_part(evened + i, n) * inverse, code = units + v_load_part(job->offset + i, n);
         const vf whole = v_round(v_max(v_min(code, v_set(15.0f)), v_set(0.0f)));
-        const vd from_zero = v_wide(whole - offset);
-        squares += from_zero * from_zero;
+        squares += v_wide(units) * v_wide(units);
         const vb bytes = __builtin_convertvector(__builtin_convertvector(whole, vi), vb);
         memcpy(codes + i, &bytes, sizeof bytes);
     }
@@ -90,7 +92,7 @@ static float head_row(const head_pack_t *job, int64_t row, uint8_t *to, float *e
         low |= high << 4;
         memcpy(to + g * HEAD_PANEL_ROWS * 4, &low, sizeof low);
     }
-    return (float)(sqrt(v_sum_double(squares)) * 1.000001) * job->step[row];
+    return (float)((sqrt(v_sum_double(squares)) + 0.5 * sqrt((double)k)) * 1.000001) * job->step[row];
 }
 
 INLINE size_t head_scratch_bytes(int64_t columns) { return aligned_bytes((size_t)columns + 2 * VL, 5); }

@@ -14,7 +14,9 @@
 
 #include "head_score.h"
 
-#define HEAD_SPAN 16 /* chunks of an item of work */
+#define HEAD_SPAN 16 /* chunks of an item of work, where what is in doubt is looked for */
+#define CHUNK_PANELS (HEAD_CHUNK / HEAD_PANEL_ROWS)
+_Static_assert(HEAD_CHUNK % HEAD_PANEL_ROWS == 0, "a chunk is whole panels");
 _Static_assert(HEAD_CHUNK % (4 * VL) == 0, "a chunk is whole calls of gumbel()");
 
 /* Whether the row's logits are all to be computed. */
@@ -23,13 +25,9 @@ INLINE bool head_all(head_row_t *row) {
     return row->listed > HEAD_LIST || row->listed == 0; /* none: of logits that are not numbers */
 }
 
-/* 16 bits of every activation. */
-INLINE size_t head_x_bytes(int64_t rows, int64_t k) {
-    return aligned_bytes((size_t)(rows * head_groups(k) * HEAD_COLUMNS), 2);
-}
-
 static head_scratch_t head_parts(const run_t *run, const dense_matmul_op_t *o, int64_t rows, size_t *bytes) {
-    const size_t x = head_x_bytes(rows, o->x.columns), row = aligned_bytes((size_t)rows, sizeof(head_row_t));
+    const size_t x = aligned_bytes((size_t)(rows * head_groups(o->x.columns)), HEAD_COLUMNS);
+    const size_t row = aligned_bytes((size_t)rows, sizeof(head_row_t));
     const size_t tops = aligned_bytes((size_t)(rows * chunks_of(o->out.columns)), sizeof(scored_t));
     uint8_t *base = run->shared;
     *bytes = x + row + tops + aligned_bytes((size_t)(rows * run->threads), sizeof(scored_t));
@@ -85,6 +83,13 @@ static void head_top(const dense_matmul_op_t *dense, const head_scratch_t *s, in
     s->tops[r * chunks_of(n) + chunk] = (scored_t){greatest(keys, count), (int32_t)chunk};
 }
 
+/* Ask for a row of the weights. */
+static void head_fetch(const dense_matmul_op_t *dense, int64_t token) {
+    const int64_t bytes = dense->x.columns * (dense->half ? 2 : 4);
+    const char *row = (const char *)dense->weight + token * bytes;
+    for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(row + i, 0, 2);
+}
+
 #define HEAD_LIKELIEST 4 /* tokens scored first, where the greatest is looked for */
 
 static int falling(const void *a, const void *b) {
@@ -113,55 +118,73 @@ static void head_threshold(run_t *run, const dense_matmul_op_t *dense, const hea
                 tops[c] = other;
             }
     row->threshold = top_k ? INFINITY : -INFINITY;
+    int64_t likely[HEAD_LIST / 8];
     for (int64_t i = 0; i < count; i++) {
         const int64_t begin = tops[i].token * (int64_t)HEAD_CHUNK, left = n - begin < HEAD_CHUNK ? n - begin : HEAD_CHUNK;
         float keys[HEAD_CHUNK];
         head_keys(row, scores + begin, begin, left, keys);
-        const float key = head_exact(run, dense, row, begin + lowest_index_of(keys, tops[i].value, left), r);
+        likely[i] = begin + lowest_index_of(keys, tops[i].value, left);
+        head_fetch(dense, likely[i]);
+    }
+    for (int64_t i = 0; i < count; i++) {
+        const float key = head_exact(run, dense, row, likely[i], r);
         if (top_k ? !(key >= row->threshold) : !(key <= row->threshold)) row->threshold = key;
     }
     if (row->mode == HEAD_WITHIN && !top_k) row->threshold += d->temperature * logf(d->min_p);
     row->threshold = head_below(row->threshold);
 }
 
-/* Ask for a row of the weights. */
-static void head_fetch(const dense_matmul_op_t *dense, int64_t token) {
-    const int64_t bytes = dense->x.columns * (dense->half ? 2 : 4);
-    const char *row = (const char *)dense->weight + token * bytes;
-    for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(row + i);
+/* Tokens of which the rows of the weights have been asked for and are still to be scored. With some of them on their way at a
+ * time, no thread waits for one after the other. */
+#define HEAD_DOUBTS 8
+typedef struct {
+    struct {
+        int64_t token, r;
+    } of[HEAD_DOUBTS];
+    int first, count;
+} doubts_t;
+
+/* Score the token that has waited longest. `best` is what this thread has found, of every row. */
+static void head_settle(
+    run_t *run, const dense_matmul_op_t *dense, const head_scratch_t *s, doubts_t *doubts, scored_t *best) {
+    const int64_t token = doubts->of[doubts->first].token, r = doubts->of[doubts->first].r;
+    doubts->first = (doubts->first + 1) % HEAD_DOUBTS;
+    doubts->count--;
+    head_row_t *row = &s->row[r];
+    const scored_t exact = {head_exact(run, dense, row, token, r), (int32_t)token};
+    if (row->mode == HEAD_WITHIN) {
+        const int32_t at = row->listed++;
+        if (at < HEAD_LIST) row->list[at] = exact;
+    } else if (exact.value > best[r].value || (exact.value == best[r].value && exact.token < best[r].token)) {
+        best[r] = exact;
+    }
 }
 
-/* Of one chunk (the c-th in the order of `tops`), score exactly what may reach the threshold. */
+/* Of one chunk (the c-th in the order of `tops`), have scored exactly what may reach the threshold. */
 static void head_filter(
-    run_t *run, const head_sample_op_t *o, const head_scratch_t *s, int64_t r, int64_t c, scored_t *best) {
+    run_t *run, const head_sample_op_t *o, const head_scratch_t *s, int64_t r, int64_t c, doubts_t *doubts,
+    scored_t *best) {
     const dense_matmul_op_t *dense = &o->dense->dense_matmul;
-    head_row_t *row = &s->row[r];
+    const head_row_t *row = &s->row[r];
     const int64_t n = dense->out.columns;
     const scored_t top = s->tops[r * chunks_of(n) + c];
     const float scale = row->mode == HEAD_NOISE ? 1.0f / row->draw.temperature : 1.0f;
-    const float slack = row->slack * scale, rest = row->residual * scale * o->chunk_norm[top.token];
+    const float norm = o->chunk_norm[top.token];
     /* Where one token is looked for, what this thread has found puts more of them out. */
-    const float own = row->mode == HEAD_WITHIN ? -INFINITY : head_below(best->value);
+    const float own = row->mode == HEAD_WITHIN ? -INFINITY : head_below(best[r].value);
     const float threshold = own > row->threshold ? own : row->threshold;
     /* Written so that what is not a number stays in. */
-    if (top.value + (slack * o->chunk_step[top.token] + rest) < threshold) return;
+    if (top.value + scale * head_bound(row, o->chunk_step[top.token], norm) < threshold) return;
     const int64_t begin = top.token * (int64_t)HEAD_CHUNK, count = n - begin < HEAD_CHUNK ? n - begin : HEAD_CHUNK;
     float keys[HEAD_CHUNK];
     head_keys(row, (const float *)dense->out.data + r * dense->out.stride + begin, begin, count, keys);
-    int in[HEAD_CHUNK], found = 0;
-    for (int i = 0; i < count; i++)
-        if (!(keys[i] + (slack * o->step[begin + i] + rest) < threshold)) in[found++] = i;
-    if (found) head_fetch(dense, begin + in[0]);
-    for (int i = 0; i < found; i++) {
-        if (i + 1 < found) head_fetch(dense, begin + in[i + 1]);
-        const scored_t exact = {head_exact(run, dense, row, begin + in[i], r), (int32_t)(begin + in[i])};
-        if (row->mode == HEAD_WITHIN) {
-            const int32_t at = row->listed++;
-            if (at >= HEAD_LIST) return;
-            row->list[at] = exact;
-        } else if (exact.value > best->value || (exact.value == best->value && exact.token < best->token)) {
-            *best = exact;
-        }
+    for (int64_t i = 0; i < count && row->listed <= HEAD_LIST; i++) {
+        if (keys[i] + scale * head_bound(row, o->step[begin + i], norm) < threshold) continue;
+        if (doubts->count == HEAD_DOUBTS) head_settle(run, dense, s, doubts, best);
+        head_fetch(dense, begin + i);
+        const int last = (doubts->first + doubts->count++) % HEAD_DOUBTS;
+        doubts->of[last].token = begin + i;
+        doubts->of[last].r = r;
     }
 }
 
@@ -206,9 +229,10 @@ static int32_t head_choose(
 
 static stretch_t head_sample_begins(const run_t *run, const op_t *op, int thread) {
     const dense_matmul_op_t *dense = &op->head_sample.dense->dense_matmul;
-    const int64_t panels = head_panels(dense->out.columns), bytes = head_panel_bytes(dense->x.columns);
+    const int64_t chunks = chunks_of(dense->out.columns), bytes = CHUNK_PANELS * head_panel_bytes(dense->x.columns);
     const uint8_t *codes = op->head_sample.codes;
-    return (stretch_t){codes + pool_share(run->pool, thread, panels) * bytes, codes + panels * bytes};
+    const uint8_t *end = codes + head_bytes(dense->out.columns, dense->x.columns);
+    return (stretch_t){codes + pool_share(run->pool, thread, chunks) * bytes, end};
 }
 
 static void head_sample(run_t *run, const op_t *op, int thread) {
@@ -222,35 +246,31 @@ static void head_sample(run_t *run, const op_t *op, int thread) {
     float *p = z + aligned_bytes((size_t)n + 4 * VL, sizeof(float)) / sizeof(float);
     for (int64_t r; (r = pool_take(run->pool, thread, rows)) >= 0;) {
         head_row_t *row = &s.row[r];
-        head_measure(o, row, r);
         row->draw = draw_of(&run->step, r);
-        row->mode = row->top < INFINITY && row->norm < INFINITY ? head_mode(&row->draw, n) : HEAD_ALL;
+        row->mode = head_quantise(o, &s, r, rows) ? head_mode(&row->draw, n) : HEAD_ALL;
         row->listed = 0;
     }
     for (int64_t r = 0; r < rows; r++) s.best[thread * rows + r] = (scored_t){-INFINITY, INT32_MAX};
     pool_barrier(run->pool, thread);
 
-    const int planes = head_planes(&s, rows);
-    for (int64_t r; (r = pool_take(run->pool, thread, rows)) >= 0;) head_write(o, &s, r, rows, planes);
-    pool_barrier(run->pool, thread);
-
-    for (int64_t i; (i = pool_take(run->pool, thread, head_panels(n))) >= 0;) head_panel(run, o, &s, i, planes);
-    pool_barrier(run->pool, thread);
-
-    const int64_t spans = (chunks + HEAD_SPAN - 1) / HEAD_SPAN;
-    for (int64_t i; (i = pool_take(run->pool, thread, rows * spans)) >= 0;)
-        for (int64_t c = i % spans * HEAD_SPAN; c < chunks && c < (i % spans + 1) * HEAD_SPAN; c++)
-            head_top(dense, &s, i / spans, c);
+    for (int64_t c; (c = pool_take(run->pool, thread, chunks)) >= 0;) {
+        const int64_t first = c * CHUNK_PANELS, panels = head_panels(n);
+        for (int64_t i = first; i < first + CHUNK_PANELS && i < panels; i++) head_panel(run, o, &s, i);
+        for (int64_t r = 0; r < rows; r++) head_top(dense, &s, r, c);
+    }
     pool_barrier(run->pool, thread);
 
     for (int64_t r; (r = pool_take(run->pool, thread, rows)) >= 0;)
         if (s.row[r].mode != HEAD_ALL) head_threshold(run, dense, &s, r);
     pool_barrier(run->pool, thread);
 
+    const int64_t spans = (chunks + HEAD_SPAN - 1) / HEAD_SPAN;
+    scored_t *best = s.best + thread * rows;
+    doubts_t doubts = {0};
     for (int64_t i; (i = pool_take(run->pool, thread, rows * spans)) >= 0;)
         for (int64_t c = i % spans * HEAD_SPAN; c < chunks && c < (i % spans + 1) * HEAD_SPAN; c++)
-            if (s.row[i / spans].mode != HEAD_ALL)
-                head_filter(run, o, &s, i / spans, c, &s.best[thread * rows + i / spans]);
+            if (s.row[i / spans].mode != HEAD_ALL) head_filter(run, o, &s, i / spans, c, &doubts, best);
+    while (doubts.count) head_settle(run, dense, &s, &doubts, best);
     pool_barrier(run->pool, thread);
 
     bool any = false;
