@@ -25,6 +25,7 @@ typedef struct {
     const int32_t *table; /* the sequence's blocks */
     int64_t group; /* key/value head */
     int32_t count; /* query rows of this item, at most QUERIES */
+    bool decodes; /* one token */
     int32_t last[QUERIES]; /* position of each */
     const float *q[QUERIES];
 } queries_t;
@@ -72,9 +73,23 @@ INLINE vf cache_load(const void *cache, int64_t at, const int half) {
     return half ? v_load_half((const half_t *)cache + at) : v_load((const float *)cache + at);
 }
 
+/* Keys and values that are wanted next: a part of them is asked for with each element of the keys that are scored, as no
+ * processor guesses where the next block is. */
+typedef struct {
+    const char *keys, *values;
+    int64_t keys_step, values_step; /* bytes of a part */
+} wanted_t;
+
+INLINE void ask_for(const wanted_t *wanted, int part) {
+    const char *keys = wanted->keys + part * wanted->keys_step, *values = wanted->values + part * wanted->values_step;
+    for (int64_t i = 0; i < wanted->keys_step; i += 64) __builtin_prefetch(keys + i, 0, 2);
+    for (int64_t i = 0; i < wanted->values_step; i += 64) __builtin_prefetch(values + i, 0, 2);
+}
+
 /* scores[q][0 … n) of positions that stand one after the other from `at` on; lanes behind n are overwritten later. */
 INLINE void score_run(
-    const queries_t *s, const attention_scratch_t *t, int64_t at, int64_t offset, int n, const int half, const int nq) {
+    const queries_t *s, const attention_scratch_t *t, int64_t at, int64_t offset, int n, const wanted_t *wanted,
+    const int half, const int nq) {
     const int64_t stride = s->kv->k_stride;
     const int d = s->op->head_dim;
     for (int i = 0; i < n; i += 2 * VL) {
@@ -83,6 +98,7 @@ INLINE void score_run(
         for (int q = 0; q < nq; q++) sum[q][0] = sum[q][1] = v_set(0.0f);
         for (int e = 0; e < d; e++) {
             const int64_t from = at + e * stride + i;
+            if (i == 0) ask_for(wanted, e);
             const vf k0 = cache_load(s->op->layer.k, from, half);
             const vf k1 = two ? cache_load(s->op->layer.k, from + VL, half) : k0;
             for (int q = 0; q < nq; q++) {
@@ -143,11 +159,12 @@ INLINE int rounded_up(int count) { return count <= 2 ? count : count <= 4 ? 4 : 
         } \
     } while (0)
 
-static void score_positions(const queries_t *s, const attention_scratch_t *t, int64_t at, int64_t offset, int n) {
+static void score_positions(
+    const queries_t *s, const attention_scratch_t *t, int64_t at, int64_t offset, int n, const wanted_t *wanted) {
 #define CALL(nq) \
     do { \
-        if (s->kv->half) score_run(s, t, at, offset, n, 1, nq); \
-        else score_run(s, t, at, offset, n, 0, nq); \
+        if (s->kv->half) score_run(s, t, at, offset, n, wanted, 1, nq); \
+        else score_run(s, t, at, offset, n, wanted, 0, nq); \
     } while (0)
     BY_COUNT(s->count, CALL);
 #undef CALL
@@ -189,6 +206,26 @@ static void soften(const queries_t *s, const attention_scratch_t *t, int q, int 
     partial->sum[q] += v_sum(sum);
 }
 
+/* The values of n positions from p on, which are in one block, and the keys of the block after it: where one token is
+ * computed, everything is read once. */
+INLINE wanted_t wanted_after(const queries_t *s, int32_t p, int n, int32_t end) {
+    if (!s->decodes) return (wanted_t){0};
+    const attention_op_t *o = s->op;
+    const kv_t *kv = s->kv;
+    const int d = o->head_dim, size = kv->block_size;
+    const int64_t item = kv->half ? sizeof(half_t) : sizeof(float);
+    const int64_t k_head = (int64_t)d * kv->k_stride, v_head = (int64_t)size * kv->v_stride;
+    const int64_t values = s->table[p / size] * kv->block + s->group * v_head + p % size * kv->v_stride;
+    const bool more = p + n < end;
+    const int64_t keys = s->table[(more ? p + n : p) / size] * kv->block + s->group * k_head;
+    return (wanted_t){
+        .keys = (const char *)o->layer.k + keys * item,
+        .values = (const char *)o->layer.v + values * item,
+        .keys_step = more ? kv->k_stride * item : 0,
+        .values_step = n * kv->v_stride * item / d,
+    };
+}
+
 /* The positions begin … end - 1 of one item, `end` not beyond its last query. */
 static void attend(const queries_t *s, const attention_scratch_t *t, int32_t begin, int32_t end) {
     const attention_op_t *o = s->op;
@@ -207,7 +244,8 @@ static void attend(const queries_t *s, const attention_scratch_t *t, int32_t beg
         const int32_t stop = chunk + CHUNK < end ? chunk + CHUNK : end;
         for (int32_t p = chunk, n; p < stop; p += n) {
             n = size - p % size < stop - p ? size - p % size : stop - p;
-            score_positions(s, t, s->table[p / size] * kv->block + s->group * k_head + p % size, p - chunk, n);
+            const wanted_t wanted = wanted_after(s, p, n, end);
+            score_positions(s, t, s->table[p / size] * kv->block + s->group * k_head + p % size, p - chunk, n, &wanted);
         }
         int32_t seen[QUERIES], least = stop - chunk;
         for (int q = 0; q < s->count; q++) {
@@ -308,6 +346,7 @@ static void attention_item(run_t *run, const attention_op_t *o, const attention_
         .table = step->block_table + (int64_t)item->s * run->program.limits.max_blocks,
         .group = item->group,
         .count = queries_in(o, item),
+        .decodes = item->tokens == 1,
     };
     for (int q = 0; q < s.count; q++) {
         const int32_t row = item->tile * QUERIES + q, m = first + row / ratio;
