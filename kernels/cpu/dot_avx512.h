@@ -12,9 +12,12 @@ INLINE __m512i four_of(const void *x) {
     return _mm512_set1_epi32(four);
 }
 
-/* Ask for the weights that follow, a line at a time: into the second-level cache from memory, and into the first in time. */
-INLINE void fetch(const uint8_t *w) {
-    _mm_prefetch(w + 2048, _MM_HINT_T0);
+#define SOON 2048 /* bytes */
+
+/* Ask for the weights that follow, a line at a time: into the second-level cache from memory, and into the first `soon` bytes
+ * before they are used. */
+INLINE void fetch(const uint8_t *w, const int soon) {
+    _mm_prefetch(w + soon, _MM_HINT_T0);
     _mm_prefetch(w + 16384, _MM_HINT_T1);
 }
 
@@ -26,7 +29,7 @@ INLINE void fetch_planes(const uint8_t *w, const int part) {
     if (part) _mm_prefetch(w + 4096, _MM_HINT_T0);
 #else
     (void)part;
-    fetch(w);
+    fetch(w, SOON);
 #endif
 }
 

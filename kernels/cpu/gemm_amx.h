@@ -41,16 +41,21 @@ INLINE void matrix_shape(int tokens) {
 
 typedef uint8_t planes_t[PANEL_TILES][MATRIX_GROUPS * 5][64];
 
+/* Bits 2p and 2p + 1 of every byte as bits 0 and 1, in one operation: a product with a matrix of bits, whose last byte says
+ * which bits make bit 0, and the one before it bit 1. */
+INLINE __m512i digit_of(__m512i digits, const int p) {
+    return _mm512_gf2p8affine_epi64_epi8(digits, _mm512_set1_epi64((int64_t)(UINT64_C(0x0102) << (48 + 2 * p))), 0);
+}
+
 /* The planes of a panel's tiles, from `groups` groups of columns; the rest of the last tile of weights is zeros. */
 INLINE void matrix_unpack(const uint8_t *w, int tiles, int groups, tables_t table, planes_t planes) {
-    const __m512i mask = _mm512_set1_epi8(3);
     for (int g = 0; g < groups; g++)
         for (int t = 0; t < tiles; t++, w += 64) {
             const digits_t found = digits_of(_mm512_loadu_si512(w), table);
             const __m512i digits = first_four(found);
-            fetch(w);
+            fetch(w, SOON);
             for (int p = 0; p < 4; p++)
-                _mm512_store_si512(planes[t][5 * g + p], _mm512_and_si512(_mm512_srli_epi32(digits, 2 * p), mask));
+                _mm512_store_si512(planes[t][5 * g + p], digit_of(digits, p));
             _mm512_store_si512(planes[t][5 * g + 4], found.fifth);
         }
     for (int p = 5 * groups; p % MATRIX_PLANES; p++)

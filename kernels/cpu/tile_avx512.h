@@ -21,7 +21,7 @@ INLINE void gemv_tiles(const uint8_t *w, const int tiles, int64_t groups, const 
         for (int p = 0; p < 4; p++) y[p] = four_of(x + 4 * p);
         for (int t = 0; t < tiles; t++, w += 64) {
             const __m512i codes = _mm512_loadu_si512(w);
-            fetch(w);
+            fetch(w, SOON);
             for (int p = 0; p < 4; p++)
                 sum[t][p] = _mm512_dpbusd_epi32(sum[t][p], _mm512_and_si512(codes, _mm512_slli_epi32(mask, 2 * p)), y[p]);
         }

@@ -73,7 +73,7 @@ def test_devices_are_the_levels_this_processor_runs_best_first(library: ctypes.C
         flags = set(cpuinfo.read_text().replace(":", " ").split())
         assert ("avx2" in devices) == ({"avx2", "fma", "f16c", "bmi2"} <= flags)
         assert ("avx512" in devices) == ({"avx512_vnni", "avx512bw", "avx512vl", "avx512dq"} <= flags)
-        assert ("amx" in devices) == ({"amx_tile", "amx_int8", "avx512vbmi", "avx512_vnni"} <= flags)
+        assert ("amx" in devices) == ({"amx_tile", "amx_int8", "avx512vbmi", "avx512_vnni", "gfni"} <= flags)
         assert ("neon" in devices) == ("asimddp" in flags)
 
 
