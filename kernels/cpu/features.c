@@ -39,7 +39,8 @@ static bool has_avx512(void) {
 
 static bool has_vbmi(void) { return has_avx512() && (word(7, 0, 2) & bit_AVX512VBMI); }
 
-/* AMX with int8, and GFNI, which all that have it have. Its registers are 8 KB that Linux saves for those programs only that ask for it, once. */
+/* AMX with int8, and GFNI, which all that have AMX have. Its registers are 8 KB that Linux saves for those programs only
+ * that ask for it, once. */
 static bool has_amx(void) {
 #if defined(__linux__)
     const unsigned edx = 1u << 24 | 1u << 25; /* AMX-TILE, AMX-INT8 */
