@@ -81,7 +81,8 @@ static bool head_quantise(const head_sample_op_t *o, const head_scratch_t *s, in
         const vf whole = v_round(head_evened(o, x, i, n) * inverse + dither(~(uint32_t)i));
         base += v_wide(whole) * v_wide(v_load_part(o->offset + i, n));
         const vb codes = __builtin_convertvector(__builtin_convertvector(whole, vi), vb);
-        for (int64_t j = 0; j < VL && i + j < groups * HEAD_COLUMNS; j += 4, to += rows) memcpy(to, (const int8_t *)&codes + j, 4);
+        for (int64_t j = 0; j < VL && i + j < groups * HEAD_COLUMNS; j += 4, to += rows)
+            memcpy(to, (const int8_t *)&codes + j, 4);
     }
     row->base = (float)v_sum_double(base);
     return norm < INFINITY && inverse < INFINITY;
