@@ -12,6 +12,7 @@
 #include "sample.h"
 
 #define HEAD_SIGMAS (7.5f * 1.01f) /* of head_layout.h's bound; 1 % for the rounding of f32 */
+#define HEAD_OTHER_DITHER 0x80000000u /* columns that no weight has: the dithers must not depend on each other */
 #define HEAD_LIST 8192 /* tokens within reach at most */
 
 typedef enum {
@@ -78,7 +79,7 @@ static bool head_quantise(const head_sample_op_t *o, const head_scratch_t *s, in
     int32_t *to = s->x + first * groups * HEAD_COLUMNS / 4 + r - first;
     for (int64_t i = 0; i < groups * HEAD_COLUMNS; i += VL) {
         const int n = k - i < VL ? (int)(k - i) : VL;
-        const vf whole = v_round(head_evened(o, x, i, n) * inverse + dither(~(uint32_t)i));
+        const vf whole = v_round(head_evened(o, x, i, n) * inverse + dither(HEAD_OTHER_DITHER + (uint32_t)i));
         base += v_wide(whole) * v_wide(v_load_part(o->offset + i, n));
         const vb codes = __builtin_convertvector(__builtin_convertvector(whole, vi), vb);
         for (int64_t j = 0; j < VL && i + j < groups * HEAD_COLUMNS; j += 4, to += rows)
