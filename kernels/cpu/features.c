@@ -61,6 +61,11 @@ bool level_runs(const level_t *level) {
     return level == &level_scalar;
 }
 
+bool multipliers_are_few(void) {
+    unsigned most, maker[3];
+    return __get_cpuid(0, &most, &maker[0], &maker[2], &maker[1]) && memcmp(maker, "AuthenticAMD", sizeof maker) == 0;
+}
+
 #elif defined(__aarch64__)
 
 #if defined(__linux__)
@@ -89,4 +94,8 @@ bool level_runs(const level_t *level) {
 
 bool level_runs(const level_t *level) { return level == &level_scalar; }
 
+#endif
+
+#if !defined(__x86_64__)
+bool multipliers_are_few(void) { return false; }
 #endif

@@ -24,6 +24,7 @@ typedef struct {
     uint8_t *scratch; /* each thread's own */
     size_t shared_bytes, scratch_bytes;
     _Atomic int64_t scored; /* rows of the head that this run has read in full */
+    bool multipliers_are_few;
 } run_t;
 
 typedef struct {
@@ -75,6 +76,10 @@ extern const level_t level_neon;
 
 /* Whether this processor and its operating system run a level's instructions. */
 bool level_runs(const level_t *level);
+
+/* Whether additions fit in beside as many dot products of 512 bits as the processor can do: AMD's have other units for them,
+ * Intel's the same ones. */
+bool multipliers_are_few(void);
 
 /* Position in its sequence of a token of the step. */
 static inline int32_t token_position(const step_t *step, int32_t token) {

@@ -159,6 +159,7 @@ BN_API executable_t *bitnet_executable_new(const level_t *level, pool_t *pool, i
     e->level = level;
     e->run.pool = pool;
     e->run.threads = threads;
+    e->run.multipliers_are_few = multipliers_are_few();
     e->run.program = *program;
     size_t shared = 0, scratch = 0;
     for (int32_t i = 0; i < program->op_count; i++) {

@@ -12,17 +12,13 @@
 #include "gemm_amx.h"
 #include "gemm_dot.h"
 
-static need_t ternary_matmul_need(const run_t *run, const op_t *op) {
-    const size_t m = (size_t)run->program.limits.max_tokens;
-    const size_t side_by_side = aligned_bytes(m, (size_t)padded_columns(op->ternary_matmul.x.columns));
-    return (need_t){.shared = side_by_side + aligned_bytes(m, sizeof(int32_t))};
-}
-
-INLINE int32_t sum_of_codes(const int8_t *x, int64_t k) {
-    int32_t sum = 0;
-    for (int64_t i = 0; i < k; i++) sum += x[i];
-    return sum;
-}
+/* What an operation's items share: the activations side by side, where they are, and their sums. */
+typedef struct {
+    const ternary_matmul_op_t *o;
+    int32_t *x, *totals;
+    bool matrix; /* by matrix_pass, which takes the activations as they lie */
+    matrix_registers_t registers;
+} gemm_t;
 
 /* Rows of acc to out, for one token: codes are weight + 1, so what `total` more there is is taken off. */
 INLINE void finish(const int32_t *acc, int32_t total, float scale, float *out, int64_t rows, int add) {
@@ -32,6 +28,21 @@ INLINE void finish(const int32_t *acc, int32_t total, float scale, float *out, i
         if (add) a = v_load_part(out + i, n) + a;
         v_store_part(out + i, a, n);
     }
+}
+
+#include "gemm_lookup.h"
+
+static need_t ternary_matmul_need(const run_t *run, const op_t *op) {
+    const size_t m = (size_t)run->program.limits.max_tokens;
+    const size_t side_by_side = aligned_bytes(m, (size_t)padded_columns(op->ternary_matmul.x.columns));
+    const size_t shared = side_by_side + aligned_bytes(m, sizeof(int32_t));
+    return (need_t){.shared = shared, .scratch = look_need(run, &op->ternary_matmul)};
+}
+
+INLINE int32_t sum_of_codes(const int8_t *x, int64_t k) {
+    int32_t sum = 0;
+    for (int64_t i = 0; i < k; i++) sum += x[i];
+    return sum;
 }
 
 static void gemv_panel(const uint8_t *w, int tiles, int64_t groups, const int8_t *x, int32_t *acc) {
@@ -87,14 +98,6 @@ static void ternary_gemv(run_t *run, const ternary_matmul_op_t *o, int thread) {
     }
 }
 
-/* What an operation's items share: the activations side by side, where they are, and their sums. */
-typedef struct {
-    const ternary_matmul_op_t *o;
-    int32_t *x, *totals;
-    bool matrix; /* by matrix_pass, which takes the activations as they lie */
-    matrix_registers_t registers;
-} gemm_t;
-
 /* acc = a panel by tokens from the `first` on, `left` at most; returns how many. */
 INLINE int gemm_pass(gemm_t *gemm, const uint8_t *w, int tiles, int64_t first, int left, int32_t *acc) {
     const matrix_t *x = &gemm->o->x;
@@ -131,12 +134,18 @@ static void ternary_gemm(run_t *run, const ternary_matmul_op_t *o, int thread) {
             gemm.totals[m] = sum_of_codes((const int8_t *)o->x.data + m * o->x.stride, k);
     }
     pool_barrier(run->pool, thread);
+    const int64_t looks = look_spans(run, tokens), look_total = look_items(run, o, looks);
     const int64_t spans = (tokens + ITEM_TOKENS - 1) / ITEM_TOKENS, items = items_in(o, spans);
-    for (int64_t item; (item = pool_take(run->pool, thread, items)) >= 0;) {
-        const place_t at = place_of(o, spans, item);
-        const int64_t begin = at.number % spans * ITEM_TOKENS;
-        const int64_t end = begin + ITEM_TOKENS < tokens ? begin + ITEM_TOKENS : tokens;
-        gemm_item(&gemm, at, at.number / spans, begin, end);
+    for (int64_t item; (item = pool_take(run->pool, thread, look_total + items)) >= 0;) {
+        if (item < look_total) {
+            look_item(run, &gemm, looks, item, thread);
+            continue;
+        }
+        const place_t at = place_of(o, spans, item - look_total);
+        const int64_t panel = at.number / spans, looked = panel < look_panels(at.part) ? looks * LOOK_SPAN : 0;
+        const int64_t first = at.number % spans * ITEM_TOKENS, begin = first < looked ? looked : first;
+        const int64_t end = first + ITEM_TOKENS < tokens ? first + ITEM_TOKENS : tokens;
+        if (begin < end) gemm_item(&gemm, at, panel, begin, end);
     }
     matrix_end(&gemm.registers);
 }

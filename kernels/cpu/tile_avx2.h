@@ -12,6 +12,9 @@
 #define GEMM_TILES 2
 #define MAX_TILES 2
 #define BLOCK_TOKENS 4
+#if !defined(__AVXVNNI__)
+#define LOOK_DOT_BLOCKS 0
+#endif
 
 /* Groups between widenings: 16 of four planes of at most ±512, or 4 of two of at most ±3840. */
 #define WIDEN(bits) ((bits) == 2 ? 16 : 4)

@@ -5,6 +5,20 @@
 #define BASE 4
 #define PANEL_TILES 4
 
+#define LOOK_DOT_BLOCKS 4
+
+typedef struct {
+    char none;
+} tables_t;
+INLINE tables_t tables(void) { return (tables_t){0}; }
+
+/* A tile, and its p-th plane, a constant. */
+typedef __m512i taken_t;
+INLINE taken_t take_apart(const uint8_t *w, tables_t table) { return (void)table, _mm512_loadu_si512(w); }
+INLINE __m512i plane_of(taken_t taken, const int p) {
+    return _mm512_and_si512(_mm512_srli_epi32(taken, 2 * p), _mm512_set1_epi8(3));
+}
+
 /*
  * acc[16 tiles] = Σ codes · x over a panel, for one token; `tiles` is a constant.
  *

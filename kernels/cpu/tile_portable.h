@@ -9,6 +9,7 @@
 #define GEMM_TILES 1
 #define MAX_TILES 1
 #define BLOCK_TOKENS 4
+#define LOOK_DOT_BLOCKS 0
 
 typedef uint8_t bytes16 __attribute__((ext_vector_type(16)));
 typedef int16_t shorts16 __attribute__((ext_vector_type(16)));

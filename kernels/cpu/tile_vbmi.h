@@ -14,6 +14,9 @@
 #define GROUP_COLUMNS 20
 #define BASE 3
 #define PANEL_TILES 3
+#if !defined(__AMX_INT8__)
+#define LOOK_DOT_BLOCKS 4
+#endif
 
 static const _Alignas(64) uint8_t FIFTH[64] = {
     0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0,
@@ -81,6 +84,20 @@ INLINE digits_t digits_of(__m512i bytes, tables_t table) {
 
 INLINE __m512i first_four(digits_t digits) { return _mm512_xor_si512(digits.upper, digits.lower); }
 
+/* A tile taken apart but for shifts, and its p-th plane, a constant. */
+typedef struct {
+    __m512i four, fifth;
+} taken_t;
+
+INLINE taken_t take_apart(const uint8_t *w, tables_t table) {
+    const digits_t digits = digits_of(_mm512_loadu_si512(w), table);
+    return (taken_t){first_four(digits), digits.fifth};
+}
+
+INLINE __m512i plane_of(taken_t taken, const int p) {
+    return p == 4 ? taken.fifth : _mm512_and_si512(_mm512_srli_epi32(taken.four, 2 * p), _mm512_set1_epi8(3));
+}
+
 #if defined(__AMX_INT8__)
 #define GEMV_SOON 512 /* such processors read up to a twentieth more than with SOON, AMD's some percent less */
 #else
@@ -128,24 +145,18 @@ INLINE void gemv_tiles(const uint8_t *w, const int tiles, int64_t groups, const 
 /* As `plane_tiles`: every plane is brought down to 0, 1, 2 once, and used by all tokens. */
 INLINE void gemm_tiles(
     const uint8_t *w, int64_t pitch, const int tiles, int64_t groups, const int32_t *x, const int tokens, int32_t *acc) {
-    const __m512i mask = _mm512_set1_epi8(3);
     const tables_t table = tables();
     __m512i sum[PANEL_TILES][BLOCK_TOKENS];
     for (int t = 0; t < tiles; t++)
         for (int m = 0; m < tokens; m++) sum[t][m] = _mm512_setzero_si512();
     for (int64_t g = 0; g < groups; g++, w += pitch) {
-        __m512i digits[PANEL_TILES], fifth[PANEL_TILES];
-        for (int t = 0; t < tiles; t++) {
-            const digits_t found = digits_of(_mm512_loadu_si512(w + 64 * t), table);
-            digits[t] = first_four(found);
-            fifth[t] = found.fifth;
-        }
+        taken_t taken[PANEL_TILES];
+        for (int t = 0; t < tiles; t++) taken[t] = take_apart(w + 64 * t, table);
         /* All tiles of the panel, not only those of this pass: the next one then finds its own in the cache. */
         for (int t = 0; t < PANEL_TILES; t++) fetch(w + 64 * t, SOON);
         for (int p = 0; p < 5; p++, x += tokens) {
             __m512i plane[PANEL_TILES];
-            for (int t = 0; t < tiles; t++)
-                plane[t] = p == 4 ? fifth[t] : _mm512_and_si512(_mm512_srli_epi32(digits[t], 2 * p), mask);
+            for (int t = 0; t < tiles; t++) plane[t] = plane_of(taken[t], p);
             for (int m = 0; m < tokens; m++) {
                 const __m512i y = four_of(x + m);
                 for (int t = 0; t < tiles; t++) sum[t][m] = _mm512_dpbusd_epi32(sum[t][m], plane[t], y);

@@ -58,6 +58,10 @@ def ternary_shapes(size: Size) -> list[Shape]:
         Shape(1, 2560, 2560),
         Shape(5, 300, 6912),
         Shape(512, 40, 256),
+        Shape(33, 580, 8),  # many tokens and many rows: what a prompt is
+        Shape(70, 700, 388, 3),
+        Shape(131, 1101, 196),
+        Shape(67, 10400, 20),
         Shape(2, 3, MAX_K),
     ]
 
@@ -126,13 +130,24 @@ class LinearTests(DeviceTests):
         codes = rng.integers(-127, 128, (5, 260), dtype=np.int8)
         self._ternary(device, rng, codes, parts, spare=1)
 
+    def test_ternary_matmul_of_stacked_weights_by_many_tokens(self, device: Device, rng: np.random.Generator) -> None:
+        codes = rng.integers(-128, 128, (99, 84), dtype=np.int8)
+        self._ternary(device, rng, codes, (1250, 777, 90), add=True, spare=3)
+
     @pytest.mark.parametrize("k", [4, 132, 6912, MAX_K])
     def test_ternary_matmul_at_the_extremes(self, device: Device, rng: np.random.Generator, k: int) -> None:
         """Sums as great as they get: an accumulator of 16 bits, or one that saturates, loses them."""
+        self._extremes(device, 4, 4, k)
+
+    def test_ternary_matmul_of_many_tokens_at_the_extremes(self, device: Device) -> None:
+        self._extremes(device, 67, 580, 836)
+
+    def _extremes(self, device: Device, m: int, n: int, k: int) -> None:
         codes = np.stack([np.full(k, c, np.int8) for c in (127, -128, -127, 0)])
         matrix = np.stack([np.full(k, w, np.int8) for w in (1, -1, 0)] + [np.resize([1, 1, -1], k).astype(np.int8)])
         scale = np.array([1 / 127, 3e-3, 1e6, 1e-30], np.float32)
-        self._check_ternary(device, codes, scale, [(matrix, 0.7)])
+        each, row = np.arange(m) % 4, np.arange(n) * 7 % 4
+        self._check_ternary(device, codes[each], scale[each], [(matrix[row], 0.7)])
 
     def _ternary(
         self,

@@ -1,0 +1,217 @@
+/*
+ * Ternary products of many tokens by look-up.
+ *
+ * A packed byte stands for a few weights, and can make as many sums of their columns' activations as there are such bytes:
+ * 243 of five columns, 81 of four. These are worked out once for LOOK_TOKENS tokens at a time; a row then has the products of
+ * a byte by a load and an addition, and neither takes weights apart nor multiplies. Every row uses the sums of a group of
+ * columns before those of the next group replace them, so a row's own sums wait in memory meanwhile.
+ *
+ * As this needs no multiplier, and dot products few loads, the two can go on side by side: gemm_lookup_dot.h.
+ *
+ * A level that does so defines LOOK_DOT_BLOCKS, the blocks of BLOCK_TOKENS that are multiplied beside, or 0.
+ */
+#ifndef BN_GEMM_LOOKUP_H
+#define BN_GEMM_LOOKUP_H
+
+#if defined(LOOK_DOT_BLOCKS)
+
+#define LOOK_TOKENS 32
+#define LOOK_SPAN (LOOK_TOKENS + LOOK_DOT_BLOCKS * BLOCK_TOKENS) /* tokens of an item */
+#define LOOK_PAIRS (2592 / (2 * PANEL_ROWS)) /* of panels, of an item: more sums do not fit into the second-level cache, */
+#define LOOK_MOST (LOOK_PAIRS * 2 * PANEL_ROWS) /* rows; */
+#define LOOK_LEAST 576 /* and for fewer it is not worth while to fill the tables */
+#define LOOK_STEP 8 /* rows */
+#define LOOK_SUMS (PLANES == 5 ? 243 : 81)
+#define LOOK_TABLE (256 + 13) /* with 13 lines between them, the tables' 81 lines share no set of the cache with too many */
+#define LOOK_GROUPS 12 /* of columns, whose sums of 48 bytes, at most 48 · 5 · 128, fit into 16 bits */
+
+typedef int16_t look_t __attribute__((ext_vector_type(LOOK_TOKENS)));
+typedef int32_t look_wide_t __attribute__((ext_vector_type(LOOK_TOKENS), aligned(64)));
+
+/* A thread's scratch. */
+typedef struct {
+    look_t table[4][LOOK_TABLE]; /* of each byte of a lane, by the byte: Σ weights · activations of its columns */
+    look_t narrow[LOOK_MOST]; /* by row: sums of up to LOOK_GROUPS groups of columns, */
+    look_wide_t wide[LOOK_MOST]; /* and of all those before */
+} look_scratch_t;
+
+/* Whole panels of a part, LOOK_MOST rows at most, by LOOK_SPAN tokens. */
+typedef struct {
+    const gemm_t *gemm;
+    const ternary_part_t *part;
+    const uint8_t *w;
+    const int32_t *x; /* activations as `interleave` puts them */
+    int64_t groups, panels, panel_bytes, block; /* from one block's activations to the next one's */
+    int64_t token, column; /* the first, of the output */
+} look_item_t;
+
+/* Rows of a tile, from `row` of the item on, to the output. */
+INLINE void look_finish(const look_item_t *item, int64_t row, int64_t token, const int32_t *acc, int32_t total) {
+    const ternary_matmul_op_t *o = item->gemm->o;
+    float *out = (float *)o->out.data + token * o->out.stride + item->column + row;
+    finish(acc, total, o->scale[token] * item->part->scale, out, TILE_ROWS, o->add);
+}
+
+INLINE look_t look_up(const look_t (*table)[LOOK_TABLE], const uint8_t *w, look_t sum) {
+    uint32_t bytes;
+    memcpy(&bytes, w, sizeof bytes);
+    sum += table[0][bytes & 0xff];
+    sum += table[1][bytes >> 8 & 0xff];
+    sum += table[2][bytes >> 16 & 0xff];
+    return sum + table[3][bytes >> 24];
+}
+
+#if LOOK_DOT_BLOCKS
+#include "gemm_lookup_dot.h"
+#else
+
+typedef struct {
+    char none;
+} beside_t;
+
+/* A group of columns by look-up, for all rows of an item. */
+INLINE void look_up_rows(const look_item_t *item, const uint8_t *w, look_scratch_t *own, beside_t *beside) {
+    (void)beside;
+    look_t *sum = own->narrow;
+    for (int64_t panel = 0; panel < item->panels; panel++, w += item->panel_bytes)
+        for (int64_t row = 0; row < PANEL_ROWS; row += LOOK_STEP, sum += LOOK_STEP) {
+            __builtin_prefetch(w + PANEL_ROWS * 4 + 4 * row, 0, 2);
+            for (int r = 0; r < LOOK_STEP; r++) sum[r] = look_up(own->table, w + 4 * (row + r), sum[r]);
+        }
+}
+
+#endif
+
+/* Which byte stands for the weights that the digits of a number say, in base 3 and the lowest first. */
+typedef struct {
+    uint8_t byte[LOOK_SUMS];
+} look_bytes_t;
+
+INLINE look_bytes_t look_bytes(void) {
+    const encoding_t made = encoding();
+    look_bytes_t bytes;
+    for (int number = 0; number < LOOK_SUMS; number++) {
+        uint32_t packed = 0;
+        for (int left = number, scale = 1; left; left /= 3, scale *= BASE) packed += (uint32_t)(left % 3 * scale);
+        bytes.byte[number] = (uint8_t)encode_lane(&made, packed);
+    }
+    return bytes;
+}
+
+/* The sums of byte `j` of a lane; x holds the activations of the first block for this group of columns. */
+INLINE void look_fill(const look_bytes_t *bytes, const int32_t *x, int64_t block, const int j, look_t *table) {
+    look_t y[PLANES], least = (look_t)(0);
+    for (int p = 0; p < PLANES; p++, x += BLOCK_TOKENS) {
+        look_wide_t four;
+        for (int b = 0; b < LOOK_TOKENS / BLOCK_TOKENS; b++)
+            memcpy((int32_t *)&four + b * BLOCK_TOKENS, x + b * block, BLOCK_TOKENS * sizeof *x);
+        y[p] = __builtin_convertvector(four << (24 - 8 * j) >> 24, look_t);
+        least -= y[p];
+    }
+    const uint8_t *byte = bytes->byte;
+    table[byte[0]] = least;
+    for (int p = 0, known = 1; p < PLANES; p++, known *= 3)
+        for (int i = 0; i < known; i++) {
+            const look_t sum = table[byte[i]] + y[p];
+            table[byte[known + i]] = sum;
+            table[byte[2 * known + i]] = sum + y[p];
+        }
+}
+
+/* Add the narrow sums to the wide ones, or let them be the first. */
+INLINE void look_widen(look_scratch_t *own, int64_t rows, bool first) {
+    for (int64_t r = 0; r < rows; r++) {
+        const look_wide_t more = __builtin_convertvector(own->narrow[r], look_wide_t);
+        own->wide[r] = first ? more : own->wide[r] + more;
+        own->narrow[r] = (look_t)(0);
+    }
+}
+
+static void look_multiply(const look_item_t *item, look_scratch_t *own) {
+    const look_bytes_t bytes = look_bytes();
+    const int64_t rows = item->panels * PANEL_ROWS;
+    memset(own->narrow, 0, (size_t)rows * sizeof *own->narrow);
+    beside_t beside = {0};
+    for (int64_t g = 0; g < item->groups; g++) {
+        const int32_t *x = item->x + g * PLANES * BLOCK_TOKENS;
+        for (int j = 0; j < 4; j++) look_fill(&bytes, x, item->block, j, own->table[j]);
+        look_up_rows(item, item->w + g * PANEL_ROWS * 4, own, &beside);
+        if ((g + 1) % LOOK_GROUPS == 0 || g + 1 == item->groups) look_widen(own, rows, g < LOOK_GROUPS);
+    }
+    for (int64_t row = 0; row < rows; row += TILE_ROWS)
+        for (int m = 0; m < LOOK_TOKENS; m++) {
+            int32_t acc[TILE_ROWS];
+            for (int r = 0; r < TILE_ROWS; r++) memcpy(acc + r, (const int32_t *)&own->wide[row + r] + m, sizeof *acc);
+            look_finish(item, row, item->token + m, acc, 0);
+        }
+}
+
+/* Spans of tokens that are multiplied by look-up; those behind them are not. */
+INLINE int64_t look_spans(const run_t *run, int64_t tokens) {
+    return LOOK_DOT_BLOCKS && !run->multipliers_are_few ? 0 : tokens / LOOK_SPAN;
+}
+
+/* Panels of a part that are multiplied by look-up, an even number; those behind them are not. */
+INLINE int64_t look_panels(const ternary_part_t *part) {
+    const int64_t panels = part->rows / (2 * PANEL_ROWS) * 2;
+    return panels * PANEL_ROWS < LOOK_LEAST ? 0 : panels;
+}
+
+/* How many items a part's panels are divided into, so that there is work for all threads where there are few spans. */
+INLINE int64_t look_chunks(const run_t *run, const ternary_part_t *part, int64_t spans) {
+    const int64_t panels = look_panels(part), fewest = (panels / 2 + LOOK_PAIRS - 1) / LOOK_PAIRS;
+    const int64_t most = panels * PANEL_ROWS / LOOK_LEAST, wanted = (2 * pool_threads(run->pool) + spans - 1) / spans;
+    return wanted < fewest ? fewest : wanted < most ? wanted : most;
+}
+
+INLINE int64_t look_items(const run_t *run, const ternary_matmul_op_t *o, int64_t spans) {
+    int64_t items = 0;
+    for (int i = 0; i < o->part_count && spans; i++) items += look_chunks(run, o->parts + i, spans) * spans;
+    return items;
+}
+
+INLINE size_t look_need(const run_t *run, const ternary_matmul_op_t *o) {
+    return look_items(run, o, look_spans(run, run->program.limits.max_tokens)) ? sizeof(look_scratch_t) : 0;
+}
+
+static void look_item(const run_t *run, const gemm_t *gemm, int64_t spans, int64_t number, int thread) {
+    const ternary_matmul_op_t *o = gemm->o;
+    const ternary_part_t *part = o->parts;
+    int64_t column = 0, chunks;
+    for (; number >= (chunks = look_chunks(run, part, spans)) * spans; part++) {
+        number -= chunks * spans;
+        column += part->rows;
+    }
+    const int64_t pairs = look_panels(part) / 2, chunk = number / spans, token = number % spans * LOOK_SPAN;
+    const int64_t begin = pairs * chunk / chunks * 2, end = pairs * (chunk + 1) / chunks * 2;
+    const int64_t k = o->x.columns, groups = groups_of(k);
+    const look_item_t item = {
+        .gemm = gemm,
+        .part = part,
+        .w = panel_at(part->codes, begin, groups),
+        .x = gemm->x + token * padded_columns(k) / 4,
+        .groups = groups,
+        .panels = end - begin,
+        .panel_bytes = groups * PANEL_ROWS * 4,
+        .block = BLOCK_TOKENS * padded_columns(k) / 4,
+        .token = token,
+        .column = column + begin * PANEL_ROWS,
+    };
+    look_multiply(&item, (look_scratch_t *)(run->scratch + (size_t)thread * run->scratch_bytes));
+}
+
+#else
+
+INLINE size_t look_need(const run_t *run, const ternary_matmul_op_t *o) { return (void)run, (void)o, 0; }
+INLINE int64_t look_spans(const run_t *run, int64_t tokens) { return (void)run, (void)tokens, 0; }
+INLINE int64_t look_panels(const ternary_part_t *part) { return (void)part, 0; }
+INLINE int64_t look_items(const run_t *run, const ternary_matmul_op_t *o, int64_t spans) {
+    return (void)run, (void)o, (void)spans, 0;
+}
+INLINE void look_item(const run_t *run, const gemm_t *gemm, int64_t spans, int64_t number, int thread) {
+    (void)run, (void)gemm, (void)spans, (void)number, (void)thread;
+}
+#define LOOK_SPAN 0
+
+#endif
+#endif
