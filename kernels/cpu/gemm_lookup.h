@@ -6,9 +6,8 @@
  * a byte by a load and an addition, and neither takes weights apart nor multiplies. Every row uses the sums of a group of
  * columns before those of the next group replace them, so a row's own sums wait in memory meanwhile.
  *
- * As this needs no multiplier, and dot products few loads, the two can go on side by side: gemm_lookup_dot.h.
- *
- * A level that does so defines LOOK_DOT_BLOCKS, the blocks of BLOCK_TOKENS that are multiplied beside, or 0.
+ * As this needs no multiplier, and dot products few loads, the two can go on side by side: gemm_lookup_dot.h. A level that
+ * looks up defines LOOK_DOT_BLOCKS: how many blocks of BLOCK_TOKENS go by dot product beside, or 0.
  */
 #ifndef BN_GEMM_LOOKUP_H
 #define BN_GEMM_LOOKUP_H
