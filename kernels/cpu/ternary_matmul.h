@@ -3,6 +3,7 @@
  *
  * One token streams the weights (gemv_tiles). More tokens share each weight read: they are taken in passes of up to
  * PASS_TOKENS, and a panel stays in the cache for all of them. Threads take panels, each from a stretch of its own.
+ * Of many tokens, some levels take some or all by look-up instead (gemm_lookup.h), in items that come before the panels.
  */
 #include "tile_layout.h"
 
