@@ -136,6 +136,12 @@ def test_interrupts_and_closed_pipes_end_quietly(script_path: str, model: Path) 
     assert running.wait(timeout=60) == 141
 
 
+def test_interrupt_while_the_command_is_imported(script: Callable[..., Any], tmp_path: Path) -> None:
+    (tmp_path / "click.py").write_text("raise KeyboardInterrupt\n")
+    ran = script("--help", PYTHONPATH=str(tmp_path))
+    assert (ran.status, ran.out, ran.err) == (130, "", "\n")
+
+
 @pytest.mark.skipif(os.name == "nt", reason="Windows has no shell that closes a stream")
 def test_no_standard_stream_need_be_open(script_path: str, model: Path) -> None:
     command = shlex.join([script_path, "run", "-m", str(model), "--device", "cpu:numpy", "-n", "1"])
