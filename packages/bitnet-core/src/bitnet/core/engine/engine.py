@@ -20,8 +20,8 @@ from bitnet.core.engine.sequence import Generation, Scoring, Sequence, TextStrea
 from bitnet.core.errors import ContextFullError, DeviceError, InvalidInputError
 from bitnet.core.hal import GREEDY, Executable, KVSpec, Limits, SequenceStep, Step, StepLayout
 
-BURST_SECONDS = 0.016
-"""How long tokens may be kept on the device before the host sees them: below what a reader notices."""
+BURST_SECONDS = 0.05
+"""How long tokens may be kept on the device before the host sees them: text that grows 20 times a second flows."""
 
 MAX_REPEAT = 16
 """Tokens a step at most: what is generated past a stop rule is thrown away."""
