@@ -8,7 +8,11 @@
  * depends on its length only, and the parts are merged; so the bits do not depend on the number of threads.
  */
 
+#if defined(__AVX512F__) && !defined(__AMX_INT8__)
+#define QUERIES 16 /* a key or a value is converted once for all of them; Intel's processors gain nothing by it */
+#else
 #define QUERIES 8
+#endif
 #define CHUNK 128
 #define SPLIT 512 /* positions of a part at least */
 #define MAX_SPLITS 16
@@ -92,8 +96,9 @@ INLINE void score_run(
     const int half, const int nq) {
     const int64_t stride = s->kv->k_stride;
     const int d = s->op->head_dim;
-    for (int i = 0; i < n; i += 2 * VL) {
-        const int two = n - i > VL;
+    const int wide = nq <= 8; /* two vectors at a time: with more queries, sums of one fill the registers */
+    for (int i = 0; i < n; i += VL << wide) {
+        const int two = wide && n - i > VL;
         vf sum[QUERIES][2];
         for (int q = 0; q < nq; q++) sum[q][0] = sum[q][1] = v_set(0.0f);
         for (int e = 0; e < d; e++) {
@@ -104,7 +109,7 @@ INLINE void score_run(
             for (int q = 0; q < nq; q++) {
                 const vf y = v_set(t->q[e * QUERIES + q]);
                 sum[q][0] = v_fma(y, k0, sum[q][0]);
-                sum[q][1] = v_fma(y, k1, sum[q][1]);
+                if (wide) sum[q][1] = v_fma(y, k1, sum[q][1]);
             }
         }
         for (int q = 0; q < nq; q++) {
@@ -120,8 +125,9 @@ INLINE void value_run(
     const queries_t *s, const attention_scratch_t *t, int64_t at, int64_t offset, int n, const int half, int first,
     const int nq) {
     const int64_t stride = s->kv->v_stride;
-    for (int64_t e = 0; e < stride; e += 2 * VL) {
-        const int two = stride - e > VL;
+    const int wide = nq <= 8;
+    for (int64_t e = 0; e < stride; e += VL << wide) {
+        const int two = wide && stride - e > VL;
         vf sum[QUERIES][2];
         for (int q = 0; q < nq; q++) {
             const float *acc = t->partial->acc + (first + q) * stride + e;
@@ -135,7 +141,7 @@ INLINE void value_run(
             for (int q = 0; q < nq; q++) {
                 const vf p = v_set(t->scores[(first + q) * (CHUNK + VL) + offset + i]);
                 sum[q][0] = v_fma(p, v0, sum[q][0]);
-                sum[q][1] = v_fma(p, v1, sum[q][1]);
+                if (wide) sum[q][1] = v_fma(p, v1, sum[q][1]);
             }
         }
         for (int q = 0; q < nq; q++) {
@@ -147,16 +153,18 @@ INLINE void value_run(
 }
 
 /* Of how many queries the code is made that does `count`: what is more is 0 and goes nowhere. */
-INLINE int rounded_up(int count) { return count <= 2 ? count : count <= 4 ? 4 : QUERIES; }
+INLINE int rounded_up(int count) {
+    return count <= 2 ? count : count <= 4 ? 4 : count <= QUERIES / 2 ? QUERIES / 2 : QUERIES;
+}
 
 #define BY_COUNT(count, call) \
     do { \
-        switch (rounded_up(count)) { \
-            case 1: call(1); break; \
-            case 2: call(2); break; \
-            case 4: call(4); break; \
-            default: call(QUERIES); \
-        } \
+        const int made = rounded_up(count); \
+        if (made == 1) call(1); \
+        else if (made == 2) call(2); \
+        else if (made == 4) call(4); \
+        else if (made == QUERIES / 2) call(QUERIES / 2); \
+        else call(QUERIES); \
     } while (0)
 
 static void score_positions(

@@ -67,6 +67,7 @@ def head_shapes(size: Size) -> list[Heads]:
         Heads(7, 1, 32, 16, "f32"),
         Heads(8, 1, 64, 16, "f32"),
         Heads(8, 2, 256),
+        Heads(18, 1, 32, 16),
         Heads(12, 4, 64),
     ]
 
