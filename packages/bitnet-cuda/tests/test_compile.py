@@ -12,6 +12,8 @@ import pytest
 from bitnet.core import cache
 from bitnet.core.errors import KernelCompileError
 from bitnet.core.gpu import Bucket, Context, KernelSpec, Launch
+from bitnet.core.gpu.ops import advance
+from bitnet.core.gpu.plan import lower
 from bitnet.core.hal import Limits, Program, StepLayout
 from bitnet.core.testing.model import TinyModel
 from bitnet.cuda import compiler
@@ -63,10 +65,10 @@ def launches(program: Program, capability: tuple[int, int]) -> Iterator[Launch]:
     for tokens, rows in ((1, 1), (8, 8), (64, 64), (512, 0), (1024, 0)):
         for plain in (False, True):
             logits = plain or not lowering.leaves_out(context)
-            yield from lowering.step(context, Bucket(tokens, rows, 192, logits=logits, apart=not plain))
-    yield from lowering.step(context, Bucket(1, 1, 4096, apart=True))
+            yield from lower(context, Bucket(tokens, rows, 192, logits=logits, apart=not plain), lowering.table)
+    yield from lower(context, Bucket(1, 1, 4096, apart=True), lowering.table)
     yield from device.launched
-    yield from lowering.advance(context)
+    yield advance(context)
 
 
 def programs() -> Sequence[Program]:
@@ -114,7 +116,7 @@ def test_a_block_has_the_shared_memory_it_takes(shape: tuple[int, int, int], cap
     lowering = CudaOps(132, capability).lowering()
     context = Context(NoDevice(), program, StepLayout(program.limits))  # type: ignore[arg-type]
     buckets = (Bucket(tokens, tokens, 4096, apart=tokens != 8) for tokens in (1, 4, 8))
-    made = {launch.kernel: launch for bucket in buckets for launch in lowering.step(context, bucket)}
+    made = {launch.kernel: launch for bucket in buckets for launch in lower(context, bucket, lowering.table)}
     some = {spec: launch for spec, launch in made.items() if spec.file in ("attention_decode", "ternary_decode")}
     assert len(some) > 1
     limit = 1024 * SHARED_LIMIT.get(capability, 163) + (RESERVED if capability >= (9, 0) else 0)

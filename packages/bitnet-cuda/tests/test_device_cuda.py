@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from functools import partial
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
 
 from bitnet.core.errors import DeviceError, DeviceLostError
 from bitnet.core.gpu import GpuDevice, KernelSpec, Launch, Lowering
-from bitnet.core.hal import DeviceInfo, DeviceType, Limits
+from bitnet.core.hal import DeviceInfo, DeviceType, Limits, Op
 from bitnet.core.testing.model import TinyModel
 
 driver = pytest.importorskip("cuda.bindings.driver", reason="cuda-bindings is not installed")
@@ -75,7 +75,8 @@ def launches(*_: Any) -> list[Launch]:
 
 
 def opened() -> GpuDevice:
-    return GpuDevice(INFO, device.CudaDriver(0, "cuda:0"), Lowering(launches, launches))
+    lowering = Lowering(dict.fromkeys(get_args(Op), launches))
+    return GpuDevice(INFO, device.CudaDriver(0, "cuda:0"), lowering)
 
 
 def program() -> Any:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
 
 from bitnet.core.gpu import Bucket, Buffer, Context, GpuExecutable, Launch, Lowering
-from bitnet.core.hal import DeviceInfo, DeviceType, Limits, SamplingParams, SequenceStep, Step
+from bitnet.core.hal import DeviceInfo, DeviceType, Limits, Op, SamplingParams, SequenceStep, Step
 from bitnet.core.testing.model import BLOCK, TinyModel
 
 LIMITS = Limits(16, 4, 4, 6)
@@ -47,13 +47,14 @@ def bucket_of(sequences: Sequence[SequenceStep], *, logits: bool = False, count:
     """The bucket of a step, for a lowering that can leave out logits or cannot."""
     buckets: list[Bucket] = []
 
-    def step(ctx: Context, bucket: Bucket) -> list[Launch]:
+    def nothing(ctx: Context, op: Op, bucket: Bucket) -> list[Launch]:
         buckets.append(bucket)
         return []
 
     program = TinyModel(np.random.default_rng(), layers=1).program(LIMITS, 24)
     info = DeviceInfo("none", "0", "none", "none", "none", DeviceType.DISCRETE)
-    executable = GpuExecutable(NoDevice(), info, program, Lowering(step, lambda _: [], lambda _: able), lambda _: None)
+    lowering = Lowering(dict.fromkeys(get_args(Op), nothing), lambda _: able)
+    executable = GpuExecutable(NoDevice(), info, program, lowering, lambda _: None)
     first = len(buckets)
     executable.run(Step(executable.context.layout, sequences, block_size=BLOCK, logits=logits), count)
     return buckets[first] if len(buckets) > first else buckets[0]

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
 
 from bitnet.core.errors import OutOfMemoryError
 from bitnet.core.gpu import Bucket, Buffer, Context, GpuDevice, KernelSpec, Launch, Lowering
-from bitnet.core.hal import DeviceInfo, DeviceType, Limits, Program, StepLayout, TernaryMatmul, TernaryWeight
+from bitnet.core.hal import DeviceInfo, DeviceType, Limits, Op, Program, StepLayout, TernaryMatmul, TernaryWeight
 from bitnet.core.testing.model import TinyModel
 
 INFO = DeviceInfo("none", "0", "none", "none", "none", DeviceType.DISCRETE)
@@ -67,21 +67,23 @@ def launch(*args: Buffer) -> Launch:
     return Launch(KernelSpec("none", "none"), (1, 1, 1), (1, 1, 1), args)
 
 
-def lower(ctx: Context, bucket: Bucket) -> list[Launch]:
+def entry(ctx: Context, op: Op, bucket: Bucket) -> list[Launch]:
     """All that a lowering may ask of a context."""
-    for op in ctx.program.ops:
-        if isinstance(op, TernaryMatmul):
-            ctx.ternary(op.weights)
+    if isinstance(op, TernaryMatmul):
+        ctx.ternary(op.weights)
     buffers = [ctx.dense("norm"), ctx.kv("k", 0), ctx.scratch("room", 64), ctx.zeroed("count", 4)]
     ctx.copy("head", 64, lambda to: [launch(to)])
     return [launch()] * len(buffers)
+
+
+LOWERING = Lowering(dict.fromkeys(get_args(Op), entry))
 
 
 def test_what_a_failed_compile_had_is_given_back() -> None:
     program = TinyModel(np.random.default_rng(), layers=1).program(Limits(4, 1, 1, 4), 8)
     for refused in range(200):
         driver = Failing(refused)
-        device = GpuDevice(INFO, driver, Lowering(lower, lambda _: []))
+        device = GpuDevice(INFO, driver, LOWERING)
         try:
             device.compile(program).close()
         except OutOfMemoryError:
@@ -106,7 +108,7 @@ def test_what_a_failed_load_had_is_given_back() -> None:
     weights = {**program.weights, "k.0": TernaryWeight(whole.shape, broken)}
     driver = Failing(-1)
     with pytest.raises(OSError, match="gone"):
-        GpuDevice(INFO, driver, Lowering(lower, lambda _: [])).compile(replace(program, weights=weights))
+        GpuDevice(INFO, driver, LOWERING).compile(replace(program, weights=weights))
     assert driver.live == []
 
 

@@ -5,14 +5,12 @@ All rows of the head are scored from a copy of it in 4 bits, and those that coul
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 
 from bitnet.core.gpu import Arg, Bucket, Buffer, Context, KernelSpec, Launch
-from bitnet.core.gpu.head import Head, choice, compact_shape, head_at
+from bitnet.core.gpu.groups import Choice, NormChoice
+from bitnet.core.gpu.head import choice, compact_shape
 from bitnet.core.gpu.ops import ceil_div
-from bitnet.core.hal import Op
 from bitnet.cuda.products import DECODE_TOKENS, shared_bytes
 
 WIDTH = 256
@@ -42,15 +40,11 @@ class HeadOps:
         """Whether the program ends in a head that these kernels know."""
         return compact_shape(ctx, WIDTH) is not None
 
-    def at(self, ctx: Context, ops: Sequence[Op], bucket: Bucket) -> Head | None:
-        """The head that the operations are, if a step's tokens are to be found without all logits."""
-        head = head_at(ops, bucket, MANY_ROWS)
-        fits = head is not None and bucket.rows <= self._most_rows(ctx.dense(head.dense.weight).shape[1])
-        return head if fits else None
-
-    def launches(self, ctx: Context, head_ops: Head, bucket: Bucket) -> list[Launch]:
-        """Of the head, and of the norm before it where that is there."""
-        norm, dense, sample = head_ops.norm, head_ops.dense, head_ops.sample
+    def launches(self, ctx: Context, group: Choice | NormChoice, bucket: Bucket) -> list[Launch] | None:
+        """The tokens of a step's rows without their logits; None where there are too many rows."""
+        norm, dense, sample = group.norm, group.dense, group.sample
+        if bucket.rows > min(MANY_ROWS, self._most_rows(ctx.dense(dense.weight).shape[1])):
+            return None
         weight = ctx.dense(dense.weight)
         rows, cols = weight.shape
         n, head = np.int32(rows), self._packed(ctx, dense.weight)

@@ -7,8 +7,8 @@ from collections.abc import Callable
 import numpy as np
 
 from bitnet.core.gpu import Bucket, Buffer, Context, KernelSpec, Launch, TernaryBuffer
-from bitnet.core.gpu.fusion import Source, product_args, quantised, row_sums
 from bitnet.core.gpu.ops import ceil_div
+from bitnet.core.gpu.products import Source, product_args, quantised, row_sums
 from bitnet.core.hal import DenseMatmul, TernaryMatmul
 from bitnet.cuda.tiles import ALIGNMENT, MANY_TOKENS, PANEL, TiledMatrix, product_tile
 

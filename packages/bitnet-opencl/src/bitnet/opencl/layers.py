@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 
 from bitnet.core.gpu import Arg, Bucket, Context, KernelSpec, Launch
-from bitnet.core.gpu.fusion import glu_products
-from bitnet.core.gpu.layers import Layer, layer_at
+from bitnet.core.gpu.groups import Layer
 from bitnet.core.gpu.ops import ceil_div, kv_defines, positions
-from bitnet.core.hal import Attention, Op
+from bitnet.core.gpu.products import glu_products
+from bitnet.core.hal import Attention
 from bitnet.opencl.attention import ATTENTION_PART, takes_matrix_units
 from bitnet.opencl.products import MMA_STEP, WARP, power_of_two
 
@@ -30,23 +28,20 @@ class LayerOps:
     def __init__(self, groups: int, local_bytes: int) -> None:
         self._groups, self._local = groups, local_bytes
 
-    def find(self, ctx: Context, ops: Sequence[Op]) -> Layer | None:
-        """The layer that the operations begin with, where one launch can do it."""
-        layer = layer_at(ops) if self._groups else None
-        return layer if layer and self._fits(ctx, layer) else None
-
-    def launch(self, ctx: Context, layer: Layer, bucket: Bucket) -> Launch:
-        """The launch of one."""
+    def launch(self, ctx: Context, layer: Layer, bucket: Bucket) -> list[Launch] | None:
+        """The one launch of a layer; None where it cannot be one."""
+        if bucket.tokens > 1 or not self._groups or not self._fits(ctx, layer):
+            return None
         rope, op = layer.rope, layer.attention
-        x, up = ctx.tensors[layer.quants[0].x], layer.quants[3]
+        x, up = ctx.tensors[layer.qkv_norm.x], layer.glu
         splits = power_of_two(max(1, min(MOST_SPLITS, ceil_div(bucket.context, WARPS * TILE))))
         defines = kv_defines(ctx, op) | {
             "HEAD_GROUP": op.heads // op.kv_heads,
             "KV_HEADS": op.kv_heads,
             "NEOX": int(rope.style == "neox"),
             "RELU2": int(up.activation == "relu2"),
-            "WIDTH": ctx.ternary(layer.products[0].weights).cols,
-            "FFN": ctx.ternary(layer.products[3].weights).cols,
+            "WIDTH": ctx.ternary(layer.qkv.weights).cols,
+            "FFN": ctx.ternary(layer.down.weights).cols,
             "WARPS": WARPS,
             "GROUPS": self._groups,
             "SPLITS": splits,
@@ -61,11 +56,11 @@ class LayerOps:
             norm = ctx.dense(quant.weight).data if quant.weight else x
             args += [norm, np.float32(quant.eps), w.codes, w.scales]
         spec = KernelSpec("layer_mma", "layer_mma", tuple(defines.items()))
-        return Launch(spec, (self._groups, 1, 1), (WARP * WARPS, 1, 1), tuple(args))
+        return [Launch(spec, (self._groups, 1, 1), (WARP * WARPS, 1, 1), tuple(args))]
 
     def _fits(self, ctx: Context, layer: Layer) -> bool:
         """Whether a warp's codes fit its registers, and what a work-group keeps its local memory."""
-        weights = [ctx.ternary(op.weights) for op in layer.products]
+        weights = [ctx.ternary(product.weights) for _, product in layer.pairs]
         op = layer.attention
         share = op.heads // op.kv_heads
         attention = WARPS * (share * op.head_dim + 2 * 8)

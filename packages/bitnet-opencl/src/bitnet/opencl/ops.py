@@ -7,25 +7,15 @@ With matrix units it is one launch a layer.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 
-from bitnet.core.gpu import Bucket, Context, KernelSources, Launch, Lowering
-from bitnet.core.gpu.fusion import (
-    Source,
-    feed_forward,
-    feeds,
-    glu_products,
-    lower,
-    normed,
-    read_again,
-    rotates_for,
-    row_sums,
-)
-from bitnet.core.gpu.ops import Dispatch, RowOps, advance
-from bitnet.core.hal import Attention, DenseMatmul, GluNormQuant, NormQuant, Op, RopeAppend, Sample, TernaryMatmul
+from bitnet.core.gpu import Bucket, Context, Dispatch, KernelSources, Launch, Lowering
+from bitnet.core.gpu.groups import FeedForward, GatedProduct, Layer, NormGatedProduct, NormProduct, RopeAttention
+from bitnet.core.gpu.ops import RowOps
+from bitnet.core.gpu.products import feed_forward, glu_products, normed, row_sums
+from bitnet.core.hal import Attention, DenseMatmul, GluNormQuant, NormQuant, Sample, TernaryMatmul
 from bitnet.opencl.attention import AttentionOps
 from bitnet.opencl.layers import LayerOps
 from bitnet.opencl.products import Products, power_of_two
@@ -63,15 +53,17 @@ class OpenCLOps:
             DenseMatmul: self._products.dense_matmul,
             Attention: self._attention.lower,
             Sample: samples.sample,
+            Layer: self._layers.launch,
+            RopeAttention: self._rope_attention,
+            FeedForward: self._feed_forward,
+            NormGatedProduct: self._gated_product,
+            NormProduct: self._norm_product,
+            GatedProduct: self._gated_product,
         }
 
     def lowering(self) -> Lowering:
         """What :class:`bitnet.core.gpu.GpuDevice` takes."""
-        return Lowering(self.step, advance)
-
-    def step(self, ctx: Context, bucket: Bucket) -> list[Launch]:
-        """The program's launches, fused where a bucket and the neighbouring operations allow it."""
-        return lower(ctx, bucket, lambda ops, at: self._fused(ctx, ops, at, bucket))
+        return Lowering(self._table)
 
     def norm_quant(self, ctx: Context, op: NormQuant, bucket: Bucket) -> list[Launch]:
         (launch,) = self._rows.norm_quant(ctx, op, bucket)
@@ -83,61 +75,41 @@ class OpenCLOps:
         *args, dim, products = launch.args
         return [replace(launch, args=(*args, row_sums(ctx, op.out), dim, products))]
 
-    def _fused(self, ctx: Context, ops: Sequence[Op], at: int, bucket: Bucket) -> tuple[list[Launch], int]:
-        """Launches for the operations from ``at`` on, and how many operations they do."""
-        products = self._products
-        if bucket.tokens == 1 and not ctx.program.keep:
-            if layer := self._layers.find(ctx, ops[at:]):
-                return [self._layers.launch(ctx, layer, bucket)], 10
-            match ops[at : at + 4]:
-                case [RopeAppend() as rope, Attention() as op, *_] if rotates_for(rope, op, ops[at + 2 :]):
-                    if self._attention.splits(ctx, op, bucket):
-                        return self._attention.decode(ctx, op, bucket, rope), 2
-                case [NormQuant() as n, TernaryMatmul() as up, GluNormQuant() as glu, TernaryMatmul() as down] if (
-                    feeds(n, up, ops[at + 2 :])
-                    and feeds(glu, down, ops[at + 4 :])
-                    and (up.out, up.add) == (glu.gate_up, False)
-                    and not read_again(up.out, ops[at + 3 :])
-                    and products.quantises(ctx.ternary(up.weights), 1, times=2)
-                    and products.quantises(ctx.ternary(down.weights), 1)
-                ):
-                    return feed_forward(products.decode, ctx, (n, up, glu, down), bucket), 4
-        if not ctx.program.keep:
-            match ops[at : at + 3]:
-                case [NormQuant() as n, TernaryMatmul() as up, GluNormQuant() as glu] if (
-                    bucket.tokens > 1
-                    and self._gates(ctx, up, glu, ops[at + 3 :])
-                    and self._takes(ctx, n, up, ops[at + 2 :], bucket)
-                ):
-                    return self._gated(ctx, up, glu, bucket, normed(ctx, n)), 3
-                case [NormQuant() as n, TernaryMatmul() as up, *_] if self._takes(ctx, n, up, ops[at + 2 :], bucket):
-                    return [products.decode(ctx, up, bucket, normed(ctx, n), ctx.tensors[up.out])], 2
-                case [TernaryMatmul() as up, GluNormQuant() as glu, *_] if bucket.tokens > 1 and self._gates(
-                    ctx, up, glu, ops[at + 2 :]
-                ):
-                    return self._gated(ctx, up, glu, bucket, None), 2
-        return self._table[type(ops[at])](ctx, ops[at], bucket), 1
+    def _rope_attention(self, ctx: Context, group: RopeAttention, bucket: Bucket) -> list[Launch] | None:
+        if bucket.tokens > 1 or not self._attention.splits(ctx, group.attention, bucket):
+            return None
+        return self._attention.decode(ctx, group.attention, bucket, group.rope)
 
-    def _takes(self, ctx: Context, n: NormQuant, op: TernaryMatmul, later: Sequence[Op], bucket: Bucket) -> bool:
-        """Whether the product can quantise its tokens, and nothing else needs what the operation before it makes."""
-        return feeds(n, op, later) and self._products.quantises(ctx.ternary(op.weights), bucket.tokens)
+    def _feed_forward(self, ctx: Context, group: FeedForward, bucket: Bucket) -> list[Launch] | None:
+        products, up, down = self._products, ctx.ternary(group.up.weights), ctx.ternary(group.down.weights)
+        if bucket.tokens > 1 or not (products.quantises(up, 1, times=2) and products.quantises(down, 1)):
+            return None
+        return feed_forward(products.decode, ctx, group, bucket)
 
-    def _gates(self, ctx: Context, up: TernaryMatmul, glu: GluNormQuant, later: Sequence[Op]) -> bool:
-        """Whether the product can apply the activation, and nothing else needs what it would have made."""
-        gates = self._products.gates(ctx.ternary(up.weights))
-        return gates and (up.out, up.add) == (glu.gate_up, False) and not read_again(up.out, later)
+    def _norm_product(self, ctx: Context, group: NormProduct, bucket: Bucket) -> list[Launch] | None:
+        op = group.product
+        if not self._products.quantises(ctx.ternary(op.weights), bucket.tokens):
+            return None
+        return [self._products.decode(ctx, op, bucket, normed(ctx, group.norm), ctx.tensors[op.out])]
 
-    def _gated(
-        self, ctx: Context, up: TernaryMatmul, glu: GluNormQuant, bucket: Bucket, source: Source | None
-    ) -> list[Launch]:
-        """The product of gates and ups, which quantises its ``source`` if any, and activates; the norm after it."""
+    def _gated_product(
+        self, ctx: Context, group: GatedProduct | NormGatedProduct, bucket: Bucket
+    ) -> list[Launch] | None:
+        """The product of gates and ups, which quantises its input where that is in the group; the norm after it."""
+        up, glu, norm = group.up, group.glu, group.norm
+        w = ctx.ternary(up.weights)
+        if bucket.tokens == 1 or not self._products.gates(w):
+            return None
         product, width = glu_products(ctx, glu), ctx.shape(glu.gate_up)[1] // 2
+        if norm is None:
+            made = self._products.ternary_matmul(ctx, up, bucket, out=product, activation=glu.activation)
+        elif self._products.quantises(w, bucket.tokens):
+            x = normed(ctx, norm)
+            made = [self._products.decode(ctx, up, bucket, x, product, activation=glu.activation)]
+        else:
+            return None
         weight = ctx.dense(glu.weight).data if glu.weight else product
         outs = ctx.tensors[glu.out], ctx.tensors[glu.scale], row_sums(ctx, glu.out)
         args = (ctx.step, product, weight, np.float32(glu.eps), *outs, np.int32(width))
         defines = {"NORM": int(glu.weight is not None)}
-        if source:
-            made = [self._products.decode(ctx, up, bucket, source, product, activation=glu.activation)]
-        else:
-            made = self._products.ternary_matmul(ctx, up, bucket, out=product, activation=glu.activation)
         return [*made, self._rows.launch("norm_quant", bucket.tokens, args, defines=defines)]

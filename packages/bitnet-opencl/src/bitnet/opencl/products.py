@@ -10,8 +10,8 @@ from dataclasses import replace
 import numpy as np
 
 from bitnet.core.gpu import Bucket, Buffer, Context, KernelSpec, Launch, TernaryBuffer
-from bitnet.core.gpu.fusion import Source, product_args, quantised, row_sums
 from bitnet.core.gpu.ops import RowOps, ceil_div
+from bitnet.core.gpu.products import Source, product_args, quantised, row_sums
 from bitnet.core.hal import DenseMatmul, TernaryMatmul
 
 DECODE_TOKENS = 8

@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 
 from bitnet.core.gpu import Arg, Bucket, Buffer, Context, DenseBuffer, Launch
-from bitnet.core.gpu.head import COMPACT_ROWS, Head, choice, compact_shape
+from bitnet.core.gpu.groups import Choice, NormChoice
+from bitnet.core.gpu.head import COMPACT_ROWS, choice, compact_shape
 from bitnet.core.gpu.ops import ceil_div
 from bitnet.core.hal import DenseMatmul
 from bitnet.vulkan import matrices
@@ -107,8 +108,10 @@ class HeadOps:
             and rows <= PACK_GRID * 4 * self._group // self._score_lanes
         )
 
-    def tokens(self, ctx: Context, head: Head, bucket: Bucket) -> list[Launch]:
-        """The tokens of up to 8 rows, without their logits."""
+    def tokens(self, ctx: Context, head: Choice | NormChoice, bucket: Bucket) -> list[Launch] | None:
+        """The tokens of a step's rows without their logits; None where there are too many rows."""
+        if bucket.rows > COMPACT_ROWS:
+            return None
         weight = ctx.dense(head.dense.weight)
         rows, cols = weight.shape
         n, group = np.int32(rows), self._group

@@ -5,16 +5,14 @@ Vulkan promises no progress between work-groups, so this is for NVIDIA's own dri
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from bitnet.core.gpu import Arg, Bucket, Context, Launch
-from bitnet.core.gpu.fusion import glu_products
-from bitnet.core.gpu.layers import Layer, layer_at
+from bitnet.core.gpu.groups import Layer
 from bitnet.core.gpu.ops import ceil_div, kv_defines, positions
-from bitnet.core.hal import Op
+from bitnet.core.gpu.products import glu_products
 from bitnet.vulkan.hardware import Hardware
 from bitnet.vulkan.launches import launch, pitch
 
@@ -35,18 +33,15 @@ class LayerOps:
     hardware: Hardware
     groups: int
 
-    def find(self, ctx: Context, ops: Sequence[Op]) -> Layer | None:
-        """The layer that the operations begin with, where one dispatch can do it."""
+    def launch(self, ctx: Context, layer: Layer, bucket: Bucket) -> list[Launch] | None:
+        """The one launch of a layer; None where it cannot be one."""
         hardware = self.hardware
         able = self.groups and hardware.macros["DOT"] and hardware.group >= GROUP and hardware.buffers >= BUFFERS
-        layer = layer_at(ops) if able and hardware.subgroup >= LEAST_LANES else None
-        return layer if layer and self._sizes(ctx, layer) else None
-
-    def launch(self, ctx: Context, layer: Layer, bucket: Bucket) -> Launch:
-        """The launch of one."""
-        rope, op, up = layer.rope, layer.attention, layer.quants[3]
-        x, sizes = ctx.tensors[layer.quants[0].x], self._sizes(ctx, layer)
-        assert sizes is not None
+        able = able and hardware.subgroup >= LEAST_LANES and bucket.tokens == 1
+        sizes = self._sizes(ctx, layer) if able else None
+        if sizes is None:
+            return None
+        rope, op, up, x = layer.rope, layer.attention, layer.glu, ctx.tensors[layer.qkv_norm.x]
         chunk = sizes["CHUNK"]
         part = chunk * ceil_div(bucket.context, chunk * MOST_PARTS)
         most = ceil_div(bucket.context, part)
@@ -62,13 +57,13 @@ class LayerOps:
             w = ctx.ternary(product.weights)
             args += [ctx.dense(quant.weight).data if quant.weight else x, w.codes, w.scales]
         args += [*place, *(np.float32(quant.eps) for quant, _ in layer.pairs)]
-        return launch("decode_layer", "decode_layer", (self.groups, 1, 1), GROUP, tuple(args), defines)
+        return [launch("decode_layer", "decode_layer", (self.groups, 1, 1), GROUP, tuple(args), defines)]
 
     def _sizes(self, ctx: Context, layer: Layer) -> dict[str, int] | None:
         """What the kernel is compiled for, less what depends on the context; None where it does not take the layer."""
         op, kv = layer.attention, ctx.program.kv
         assert kv is not None
-        weights = [ctx.ternary(product.weights) for product in layer.products]
+        weights = [ctx.ternary(product.weights) for _, product in layer.pairs]
         width, ffn, share = weights[0].cols, weights[3].cols, op.heads // op.kv_heads
         wide = 8 if kv.dtype == "f16" else 4
         chunks = [w.row_bytes // 16 for w in weights]

@@ -6,8 +6,7 @@ gate's activation into the product before it, the rotation and the cache's new e
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 
 import numpy as np
 
@@ -16,22 +15,19 @@ from bitnet.core.gpu import (
     Bucket,
     Buffer,
     Context,
+    Dispatch,
     KernelSources,
     Launch,
     Lowering,
     TernaryBuffer,
 )
-from bitnet.core.gpu.fusion import feeds, lower, read_again, rotates_for
-from bitnet.core.gpu.head import head_at
-from bitnet.core.gpu.layers import LAYER_OPS
-from bitnet.core.gpu.ops import Dispatch, RowOps, advance, ceil_div, kv_defines, positions
+from bitnet.core.gpu.groups import Choice, FeedForward, Layer, NormChoice, NormProduct, RopeAttention
+from bitnet.core.gpu.ops import RowOps, ceil_div, kv_defines, positions
+from bitnet.core.gpu.products import Source, feed_forward, normed
 from bitnet.core.hal import (
     Attention,
     DenseMatmul,
     Embed,
-    GluNormQuant,
-    NormQuant,
-    Op,
     RopeAppend,
     Sample,
     TernaryMatmul,
@@ -64,19 +60,6 @@ MOST_PARTS, ENOUGH_PARTS = 24, 512
 """Of attention_decode: work-groups that share the positions of a token, at most, and that are enough in all."""
 QUERY_TILE, QUERY_GROUP = 32, 128
 """Of attention_prefill: tokens of a work-group, and positions that it takes at a time; its invocations."""
-NO_NORM, NORM = 1, 2
-"""INPUT of ternary_decode: f32 to quantise, without and with RMSNorm before it. 0: already int8."""
-
-
-@dataclass(frozen=True, slots=True)
-class Source:
-    """Where a product takes its activations: int8 with scales, or f32 of one token, quantised in the kernel."""
-
-    x: Buffer
-    kind: int = 0
-    scale: Buffer | None = None
-    norm: str | None = None
-    eps: float = 0.0
 
 
 class VulkanOps:
@@ -96,15 +79,17 @@ class VulkanOps:
             DenseMatmul: self._head.dense_matmul,
             Attention: self.attention,
             Sample: self.sample,
+            Layer: self._layers.launch,
+            NormChoice: self._head.tokens,
+            Choice: self._head.tokens,
+            RopeAttention: self._rope_attention,
+            FeedForward: self._feed_forward,
+            NormProduct: self._norm_product,
         }
 
     def lowering(self) -> Lowering:
         """What :class:`bitnet.core.gpu.GpuDevice` takes."""
-        return Lowering(self.step, advance, self._head.fits)
-
-    def step(self, ctx: Context, bucket: Bucket) -> list[Launch]:
-        """The program's launches, fused where a bucket and the neighbouring operations allow it."""
-        return lower(ctx, bucket, lambda ops, at: self._fused(ctx, ops, at, bucket))
+        return Lowering(self._table, self._head.fits)
 
     def embed(self, ctx: Context, op: Embed, bucket: Bucket) -> list[Launch]:
         table = ctx.dense(op.table)
@@ -124,7 +109,7 @@ class VulkanOps:
         x, scale, out = ctx.tensors[op.x], ctx.tensors[op.scale], ctx.tensors[op.out]
         w = ctx.ternary(op.weights)
         if bucket.tokens == 1 and self._decodes(w):
-            return [self._decode(w, Source(x, scale=scale), out, add=op.add)]
+            return [self._decode(ctx, op, bucket, Source(x, scale=scale), out)]
         args = (ctx.step, x, scale, w.codes, w.scales, out, np.int32(w.rows))
         defines: dict[str, int] = {"COLS": w.cols, "ADD": int(op.add)}
         wide = {"MACRO_WIDE": int(w.cols % 16 == 0)}
@@ -183,58 +168,27 @@ class VulkanOps:
         each = max(ctx.shape(op.logits)[1] // SAMPLE_EACH, 64)
         return RowOps(group=power_of_two(min(each, SAMPLE_GROUP, self._hardware.group))).sample(ctx, op, bucket)
 
-    def _fused(self, ctx: Context, ops: Sequence[Op], at: int, bucket: Bucket) -> tuple[list[Launch], int]:
-        """Launches for the operations from ``at`` on, and how many operations they do."""
-        alone, head = self._table[type(ops[at])], head_at(ops[at:], bucket)
-        if head is not None:
-            return self._head.tokens(ctx, head, bucket), head.ops
-        if ctx.program.keep or bucket.tokens > 1:
-            return alone(ctx, ops[at], bucket), 1
-        if layer := self._layers.find(ctx, ops[at:]):
-            return [self._layers.launch(ctx, layer, bucket)], LAYER_OPS
-        match ops[at : at + 4]:
-            case [RopeAppend() as rope, Attention() as op, *_] if rotates_for(rope, op, ops[at + 2 :]):
-                if self._splits_attention(ctx, op, bucket):
-                    return [self._attention_decode(ctx, op, bucket, rope)], 2
-            case [NormQuant() as n, TernaryMatmul() as up, GluNormQuant() as glu, TernaryMatmul() as down] if (
-                feeds(n, up, ops[at + 2 :])
-                and feeds(glu, down, ops[at + 4 :])
-                and up.out == glu.gate_up
-                and not up.add
-                and not read_again(up.out, ops[at + 3 :])
-                and self._decodes(ctx.ternary(up.weights))
-                and self._decodes(ctx.ternary(down.weights))
-            ):
-                return self._feed_forward(ctx, n, up, glu, down), 4
-            case [NormQuant() as n, TernaryMatmul() as op, *_] if feeds(n, op, ops[at + 2 :]):
-                w = ctx.ternary(op.weights)
-                if self._decodes(w):
-                    return [self._decode(w, _normed(ctx, n), ctx.tensors[op.out], add=op.add, norm=_norm(ctx, n))], 2
-        return alone(ctx, ops[at], bucket), 1
+    def _rope_attention(self, ctx: Context, group: RopeAttention, bucket: Bucket) -> list[Launch] | None:
+        if bucket.tokens > 1 or not self._splits_attention(ctx, group.attention, bucket):
+            return None
+        return [self._attention_decode(ctx, group.attention, bucket, group.rope)]
 
-    def _feed_forward(
-        self, ctx: Context, n: NormQuant, up: TernaryMatmul, glu: GluNormQuant, down: TernaryMatmul
-    ) -> list[Launch]:
-        width = ctx.shape(glu.gate_up)[1] // 2
-        product = ctx.scratch("glu products", ctx.program.limits.max_tokens * width * 4)
-        source = Source(product, NORM if glu.weight else NO_NORM, norm=glu.weight, eps=glu.eps)
-        return [
-            self._decode(
-                ctx.ternary(up.weights), _normed(ctx, n), product, norm=_norm(ctx, n), activation=glu.activation
-            ),
-            self._decode(ctx.ternary(down.weights), source, ctx.tensors[down.out], add=down.add, norm=_norm(ctx, glu)),
-        ]
+    def _feed_forward(self, ctx: Context, group: FeedForward, bucket: Bucket) -> list[Launch] | None:
+        up, down = ctx.ternary(group.up.weights), ctx.ternary(group.down.weights)
+        able = bucket.tokens == 1 and self._decodes(up) and self._decodes(down)
+        return feed_forward(self._decode, ctx, group, bucket) if able else None
+
+    def _norm_product(self, ctx: Context, group: NormProduct, bucket: Bucket) -> list[Launch] | None:
+        op = group.product
+        if bucket.tokens > 1 or not self._decodes(ctx.ternary(op.weights)):
+            return None
+        return [self._decode(ctx, op, bucket, normed(ctx, group.norm), ctx.tensors[op.out])]
 
     def _decode(
-        self,
-        w: TernaryBuffer,
-        source: Source,
-        out: Buffer,
-        *,
-        add: bool = False,
-        norm: Buffer | None = None,
-        activation: str = "",
+        self, ctx: Context, op: TernaryMatmul, bucket: Bucket, source: Source, out: Buffer, *, activation: str = ""
     ) -> Launch:
+        w = ctx.ternary(op.weights)
+        norm = ctx.dense(source.norm).data if source.norm else source.x
         chunks = w.row_bytes // 16
         defines = {
             "COLS": w.cols,
@@ -242,11 +196,11 @@ class VulkanOps:
             "INPUT": source.kind,
             "GLU": int(bool(activation)),
             "RELU2": int(activation == "relu2"),
-            "ADD": int(add),
+            "ADD": int(op.add),
             "CHUNKS": chunks,
             "PITCH": pitch(chunks),
         }
-        args: tuple[Arg, ...] = (source.x, source.scale or source.x, norm or source.x, w.codes, w.scales, out)
+        args: tuple[Arg, ...] = (source.x, source.scale or source.x, norm, w.codes, w.scales, out)
         args = (*args, np.float32(source.eps), np.int32(w.rows))
         rows = w.rows // 2 if activation else w.rows
         grid = (ceil_div(rows, self._group // defines["LANES"]), 1, 1)
@@ -334,11 +288,3 @@ def _attention_words(size: Mapping[str, int], subgroup: int) -> int:
     else:
         found = 4 * size["POOL"] + 2 * group * size["CHUNK"]
     return found + group * (dim + MOST_PARTS + 2) + 2 * dim + 64
-
-
-def _normed(ctx: Context, op: NormQuant) -> Source:
-    return Source(ctx.tensors[op.x], NORM if op.weight else NO_NORM, norm=op.weight, eps=op.eps)
-
-
-def _norm(ctx: Context, op: NormQuant | GluNormQuant) -> Buffer | None:
-    return ctx.dense(op.weight).data if op.weight else None

@@ -6,14 +6,14 @@ activation into the product before it, the rotation and the cache's new entry in
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import astuple
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 
-from bitnet.core.gpu import Arg, Bucket, Buffer, Context, KernelSpec, Launch, Lowering
-from bitnet.core.gpu.fusion import feeds, lower, read_again, rotates_for
-from bitnet.core.gpu.ops import Dispatch, RowOps, advance, ceil_div, kv_defines, positions
+from bitnet.core.gpu import Arg, Bucket, Buffer, Context, Dispatch, KernelSpec, Launch, Lowering
+from bitnet.core.gpu.groups import FeedForward, NormHead, NormProduct, RopeAttention, RopeAttentionProduct
+from bitnet.core.gpu.ops import RowOps, ceil_div, kv_defines, positions
+from bitnet.core.gpu.products import glu_products
 from bitnet.core.hal import (
     Attention,
     DenseMatmul,
@@ -21,7 +21,6 @@ from bitnet.core.hal import (
     GluNormQuant,
     NormQuant,
     NormRows,
-    Op,
     RopeAppend,
     Sample,
     TernaryMatmul,
@@ -105,15 +104,16 @@ class WebGPUOps:
             DenseMatmul: self.dense_matmul,
             Attention: self.attention,
             Sample: RowOps(group=group).sample,
+            NormHead: self._norm_head,
+            RopeAttentionProduct: self._rope_attention_product,
+            RopeAttention: self._rope_attention,
+            FeedForward: self._feed_forward,
+            NormProduct: self._norm_product,
         }
 
     def lowering(self) -> Lowering:
         """What :class:`bitnet.core.gpu.GpuDevice` takes."""
-        return Lowering(self.step, advance)
-
-    def step(self, ctx: Context, bucket: Bucket) -> list[Launch]:
-        """The program's launches, fused where the step is one token and nothing between the operations is asked for."""
-        return lower(ctx, bucket, lambda ops, at: self._fused(ctx, ops, at, bucket))
+        return Lowering(self._table)
 
     def embed(self, ctx: Context, op: Embed, bucket: Bucket) -> list[Launch]:
         table = ctx.dense(op.table)
@@ -196,54 +196,35 @@ class WebGPUOps:
         args = (step, ctx.tensors[op.qkv], *cache, ctx.tensors[op.out], *fields, *sizes)
         return [Launch(spec, (ceil_div(bucket.tokens, rows // team), op.heads // team, 1), (GROUP, 1, 1), args)]
 
-    def _fused(self, ctx: Context, ops: Sequence[Op], at: int, bucket: Bucket) -> tuple[list[Launch], int]:
-        """Launches for the operations from ``at`` on, and how many operations they do."""
-        alone = self._table[type(ops[at])](ctx, ops[at], bucket), 1
-        if ctx.program.keep:
-            return alone
-        match ops[at : at + 4]:
-            case [NormRows() as n, DenseMatmul() as op, *later] if (
-                bucket.rows == 1 and n.out == op.x and DenseMatmul not in map(type, later) and self._norms(ctx, op)
-            ):
-                return self._dense(ctx, op, bucket, n), 2
-            case _ if bucket.tokens > 1:
-                return alone
-            case [RopeAppend() as rope, Attention() as op, NormQuant() as n, TernaryMatmul() as o] if (
-                rotates_for(rope, op, ops[at + 2 :])
-                and op.out == n.x
-                and feeds(n, o, ops[at + 4 :])
-                and not _attended(op.out, ops[at + 4 :])
-                and self._decodes(ctx, o, op.heads * MERGED_SPLITS)
-                and self._splits(op, bucket) <= MERGED_SPLITS
-            ):
-                splits = self._splits(op, bucket)
-                parts = self._parts(ctx, op, bucket, splits)
-                launches = self._attention(ctx, op, bucket, rope, parts)
-                made = self._decode(ctx, o, n, parts, ctx.tensors[o.out], splits=splits, head_dim=op.head_dim)
-                return [*launches, made], 4
-            case [RopeAppend() as rope, Attention() as op, *_] if rotates_for(rope, op, ops[at + 2 :]):
-                return self._attention(ctx, op, bucket, rope), 2
-            case [NormQuant() as n, TernaryMatmul() as up, GluNormQuant() as glu, TernaryMatmul() as down] if (
-                feeds(n, up, ops[at + 2 :])
-                and feeds(glu, down, ops[at + 4 :])
-                and up.out == glu.gate_up
-                and not up.add
-                and not read_again(up.out, ops[at + 3 :])
-                and self._decodes(ctx, up)
-                and self._decodes(ctx, down)
-            ):
-                width = ctx.shape(glu.gate_up)[1] // 2
-                product = ctx.scratch("glu products", ctx.program.limits.max_tokens * width * 4)
-                x = ctx.tensors[n.x]
-                return [
-                    self._decode(ctx, up, n, x, product, activation=glu.activation),
-                    self._decode(ctx, down, glu, product, ctx.tensors[down.out]),
-                ], 4
-            case [NormQuant() as n, TernaryMatmul() as op, *_] if feeds(n, op, ops[at + 2 :]) and self._decodes(
-                ctx, op
-            ):
-                return [self._decode(ctx, op, n, ctx.tensors[n.x], ctx.tensors[op.out])], 2
-        return alone
+    def _norm_head(self, ctx: Context, group: NormHead, bucket: Bucket) -> list[Launch] | None:
+        able = bucket.rows == 1 and self._norms(ctx, group.dense)
+        return self._dense(ctx, group.dense, bucket, group.norm) if able else None
+
+    def _rope_attention_product(self, ctx: Context, group: RopeAttentionProduct, bucket: Bucket) -> list[Launch] | None:
+        op, product, splits = group.attention, group.product, self._splits(group.attention, bucket)
+        if bucket.tokens > 1 or splits > MERGED_SPLITS or not self._decodes(ctx, product, op.heads * MERGED_SPLITS):
+            return None
+        parts, out = self._parts(ctx, op, bucket, splits), ctx.tensors[product.out]
+        merged = self._decode(ctx, product, group.norm, parts, out, splits=splits, head_dim=op.head_dim)
+        return [*self._attention(ctx, op, bucket, group.rope, parts), merged]
+
+    def _rope_attention(self, ctx: Context, group: RopeAttention, bucket: Bucket) -> list[Launch] | None:
+        return self._attention(ctx, group.attention, bucket, group.rope) if bucket.tokens == 1 else None
+
+    def _feed_forward(self, ctx: Context, group: FeedForward, bucket: Bucket) -> list[Launch] | None:
+        up, glu, down = group.up, group.glu, group.down
+        if bucket.tokens > 1 or not (self._decodes(ctx, up) and self._decodes(ctx, down)):
+            return None
+        product = glu_products(ctx, glu)
+        return [
+            self._decode(ctx, up, group.norm, ctx.tensors[group.norm.x], product, activation=glu.activation),
+            self._decode(ctx, down, glu, product, ctx.tensors[down.out]),
+        ]
+
+    def _norm_product(self, ctx: Context, group: NormProduct, bucket: Bucket) -> list[Launch] | None:
+        op, norm = group.product, group.norm
+        able = bucket.tokens == 1 and self._decodes(ctx, op)
+        return [self._decode(ctx, op, norm, ctx.tensors[norm.x], ctx.tensors[op.out])] if able else None
 
     def _decodes(self, ctx: Context, op: TernaryMatmul, factors: int = 0) -> bool:
         """Whether ternary_decode can do a product: row and factors fit workgroup memory, its weights a binding."""
@@ -363,16 +344,6 @@ class WebGPUOps:
             given = (ctx.step, parts, ctx.tensors[op.out], np.uint32(op.heads))
             launches.append(Launch(merge, (bucket.tokens, op.heads, 1), (32, 1, 1), given))
         return launches
-
-
-def _attended(name: str, later: Sequence[Op]) -> bool:
-    """Whether a later operation reads what an attention wrote before one makes it anew."""
-    for op in later:
-        if isinstance(op, Attention) and op.out == name:
-            return False
-        if name in astuple(op):
-            return True
-    return False
 
 
 def _lanes(row_bytes: int) -> int:

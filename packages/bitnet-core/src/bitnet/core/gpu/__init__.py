@@ -1,9 +1,10 @@
 """What GPU backends share, so that a backend is four small files: ``backend``, ``compiler``, ``device`` and ``ops``."""
 
-from bitnet.core.gpu.context import MAX_COUNT, Bucket, Context, Lowering
+from bitnet.core.gpu.context import MAX_COUNT, Bucket, Context
 from bitnet.core.gpu.device import GpuDevice
 from bitnet.core.gpu.driver import Arg, Buffer, Driver, KernelSpec, Launch, Scalar, Size3
 from bitnet.core.gpu.executable import GpuExecutable
+from bitnet.core.gpu.plan import Dispatch, Lowering
 from bitnet.core.gpu.sources import KernelSources
 from bitnet.core.gpu.weights import DenseBuffer, TernaryBuffer
 
@@ -14,6 +15,7 @@ __all__ = [
     "Buffer",
     "Context",
     "DenseBuffer",
+    "Dispatch",
     "Driver",
     "GpuDevice",
     "GpuExecutable",

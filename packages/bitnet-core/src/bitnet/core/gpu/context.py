@@ -153,19 +153,3 @@ class Context:
 
 def _copy(name: str) -> str:
     return f"copy of {name}"
-
-
-@dataclass(frozen=True, slots=True)
-class Lowering:
-    """What a backend's ``ops.py`` provides.
-
-    Attributes:
-        step: The launches of the context's program for a bucket.
-        advance: The launches that end a decode step: they copy the sampled tokens to ``history`` at the row that
-            word 3 of the step's header counts, make them the next tokens, lengthen every sequence by one and count up.
-        leaves_out: Whether buckets of a program without ``logits`` are lowered in another way.
-    """
-
-    step: Callable[[Context, Bucket], list[Launch]]
-    advance: Callable[[Context], list[Launch]]
-    leaves_out: Callable[[Context], bool] = lambda _: False

@@ -5,9 +5,9 @@ from __future__ import annotations
 import threading
 
 from bitnet.core.errors import DeviceError
-from bitnet.core.gpu.context import Lowering
 from bitnet.core.gpu.driver import Driver
 from bitnet.core.gpu.executable import GpuExecutable
+from bitnet.core.gpu.plan import Lowering
 from bitnet.core.hal import DeviceInfo, MemoryInfo, Program
 
 

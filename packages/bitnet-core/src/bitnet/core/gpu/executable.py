@@ -10,8 +10,10 @@ import numpy as np
 import numpy.typing as npt
 
 from bitnet.core.errors import DeviceError
-from bitnet.core.gpu.context import MAX_COUNT, Bucket, Context, Lowering
+from bitnet.core.gpu.context import MAX_COUNT, Bucket, Context
 from bitnet.core.gpu.driver import Driver
+from bitnet.core.gpu.ops import advance
+from bitnet.core.gpu.plan import Lowering, lower
 from bitnet.core.hal import DeviceInfo, Program, Step, StepLayout
 from bitnet.core.hal.check import StepCheck, TensorCheck, check_program
 from bitnet.core.hal.program import NUMPY_DTYPES
@@ -134,9 +136,9 @@ class GpuExecutable:
 
     def _recording(self, bucket: Bucket) -> tuple[object, tuple[str, ...], int]:
         if bucket not in self._recordings:
-            launches = self._lowering.step(self.context, bucket)
+            launches = lower(self.context, bucket, self._lowering.table)
             if bucket.rows and self._check_step.samples:
-                launches = [*launches, *self._lowering.advance(self.context)]
+                launches.append(advance(self.context))
             names = tuple(dict.fromkeys(f"{launch.kernel.entry}_{self._info.backend}" for launch in launches))
             self._recordings[bucket] = (self._driver.record(launches), names, len(launches))
         return self._recordings[bucket]

@@ -2,42 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-
-from bitnet.core.gpu.context import Bucket, Context
+from bitnet.core.gpu.context import Context
 from bitnet.core.gpu.driver import Arg
-from bitnet.core.hal import DenseMatmul, DenseWeight, NormRows, Op, Sample
+from bitnet.core.hal import DenseMatmul, DenseWeight, Sample
 
 COMPACT_ROWS = 8
 """Rows of x for which a head is scored from a compact copy, at most, where a backend has no limit of its own."""
 COMPACT_COLS = 4096
 """Sums of 16-bit activations and 4-bit codes over more columns do not fit 32 bits."""
-
-
-@dataclass(frozen=True, slots=True)
-class Head:
-    """The operations that end a program; ``norm`` is there where the one before the head makes its input."""
-
-    norm: NormRows | None
-    dense: DenseMatmul
-    sample: Sample
-
-    @property
-    def ops(self) -> int:
-        """How many operations these are."""
-        return 2 if self.norm is None else 3
-
-
-def head_at(ops: Sequence[Op], bucket: Bucket, rows: int = COMPACT_ROWS) -> Head | None:
-    """The head that the operations are, if the step has no use for its logits and at most so many rows."""
-    if not bucket.logits and bucket.rows <= rows:
-        match ops:
-            case [NormRows() as norm, DenseMatmul() as dense, Sample() as sample] if norm.out == dense.x:
-                return Head(norm, dense, sample)
-            case [DenseMatmul() as dense, Sample() as sample]:
-                return Head(None, dense, sample)
-    return None
 
 
 def compact_shape(ctx: Context, multiple: int) -> tuple[int, int] | None:

@@ -6,19 +6,18 @@ A backend makes a :class:`RowOps` with its work-group size, adds its matrix prod
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, TypeAlias
 
 import numpy as np
 
 from bitnet.core.errors import InvalidInputError
-from bitnet.core.gpu.context import Bucket, Context, Lowering
+from bitnet.core.gpu.context import Bucket, Context
 from bitnet.core.gpu.driver import Arg, KernelSpec, Launch
+from bitnet.core.gpu.plan import Dispatch
 from bitnet.core.hal import (
     Attention,
-    DenseMatmul,
     Embed,
     GluNormQuant,
     NormQuant,
@@ -28,11 +27,6 @@ from bitnet.core.hal import (
     Sample,
 )
 
-Dispatch: TypeAlias = Mapping[type, Callable[[Context, Any, Bucket], list[Launch]]]
-"""Operation → its launches for a bucket."""
-
-ROW_OPS = (NormRows, DenseMatmul, Sample)
-"""Operations over the rows that need logits; a step without any leaves them out."""
 ROPE_GROUP = 32
 ADVANCE_GROUP = 32
 PARTIALS = 256
@@ -153,19 +147,13 @@ class RowOps:
         ]
 
 
-def advance(ctx: Context) -> list[Launch]:
-    """The launch that ends a decode step of a program whose last operation is ``Sample``."""
+def advance(ctx: Context) -> Launch:
+    """The launch that ends a decode step of a program whose last operation is ``Sample``.
+
+    It copies the sampled tokens to ``history``, at the row that word 3 of the step's header counts, makes them the next
+    tokens, lengthens every sequence by one, and counts up.
+    """
     sample = ctx.program.ops[-1]
     assert isinstance(sample, Sample)  # else no step is ever advanced
     args = (ctx.step, ctx.offset("tokens"), ctx.offset("seq_len"), ctx.tensors[sample.out], ctx.history)
-    return [Launch(KernelSpec("advance", "advance"), (1, 1, 1), (ADVANCE_GROUP, 1, 1), args)]
-
-
-def lowering(dispatch: Dispatch) -> Lowering:
-    """Lower operation by operation, each by its entry of the table."""
-
-    def step(ctx: Context, bucket: Bucket) -> list[Launch]:
-        ops = [op for op in ctx.program.ops if bucket.rows or not isinstance(op, ROW_OPS)]
-        return [launch for op in ops for launch in dispatch[type(op)](ctx, op, bucket)]
-
-    return Lowering(step, advance)
+    return Launch(KernelSpec("advance", "advance"), (1, 1, 1), (ADVANCE_GROUP, 1, 1), args)

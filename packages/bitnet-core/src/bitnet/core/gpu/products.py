@@ -1,17 +1,17 @@
-"""Which neighbouring operations a backend may do in one kernel without a later operation missing what was left out."""
+"""What backends have in common in launching ternary products: where a product takes its input, and its arguments."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import astuple, dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 
 from bitnet.core.gpu.context import Bucket, Context
 from bitnet.core.gpu.driver import Arg, Buffer, Launch
-from bitnet.core.gpu.ops import ROW_OPS
-from bitnet.core.hal import Attention, GluNormQuant, NormQuant, Op, RopeAppend, TernaryMatmul
+from bitnet.core.gpu.groups import FeedForward
+from bitnet.core.hal import GluNormQuant, NormQuant, Op, TernaryMatmul
 
 NO_NORM, NORM = 1, 2
 """Kinds of :class:`Source`, as the kernels of fused products take them; 0 is int8."""
@@ -41,18 +41,6 @@ class Decode(Protocol):
     ) -> Launch: ...
 
 
-def lower(ctx: Context, bucket: Bucket, fused: Callable[[Sequence[Op], int], tuple[list[Launch], int]]) -> list[Launch]:
-    """The program's launches; ``fused`` gives those for the operations from a place on, and how many they do."""
-    ops = [op for op in ctx.program.ops if bucket.rows or not isinstance(op, ROW_OPS)]
-    launches: list[Launch] = []
-    at = 0
-    while at < len(ops):
-        made, taken = fused(ops, at)
-        launches += made
-        at += taken
-    return launches
-
-
 def normed(ctx: Context, op: NormQuant) -> Source:
     """The input of a quantisation, for a product that does it itself."""
     return Source(ctx.tensors[op.x], NORM if op.weight else NO_NORM, norm=op.weight, eps=op.eps)
@@ -61,15 +49,15 @@ def normed(ctx: Context, op: NormQuant) -> Source:
 def feed_forward(
     decode: Decode,
     ctx: Context,
-    ops: tuple[NormQuant, TernaryMatmul, GluNormQuant, TernaryMatmul],
+    group: FeedForward,
     bucket: Bucket,
 ) -> list[Launch]:
-    """A feed-forward block of one token as two products: the first also norms and activates, the second norms."""
-    n, up, glu, down = ops
+    """The two products of a feed-forward block: the first also norms and activates, the second norms."""
+    glu, down = group.glu, group.down
     product = glu_products(ctx, glu)
     source = Source(product, NORM if glu.weight else NO_NORM, norm=glu.weight, eps=glu.eps)
     return [
-        decode(ctx, up, bucket, normed(ctx, n), product, activation=glu.activation),
+        decode(ctx, group.up, bucket, normed(ctx, group.norm), product, activation=glu.activation),
         decode(ctx, down, bucket, source, ctx.tensors[down.out]),
     ]
 
@@ -91,47 +79,6 @@ def glu_products(ctx: Context, op: GluNormQuant) -> Buffer:
 def row_sums(ctx: Context, name: str) -> Buffer:
     """The sums of the rows of an int8 tensor, which products with codes ``w + 1`` take off."""
     return ctx.scratch(f"sums of {name}", ctx.program.limits.max_tokens * 4)
-
-
-def read_again(name: str, later: Sequence[Op]) -> bool:
-    """Whether a later operation reads a product's tensor before one makes it anew."""
-    for op in later:
-        if isinstance(op, GluNormQuant) and op.gate_up == name:
-            return True
-        if isinstance(op, TernaryMatmul) and op.out == name:
-            return op.add
-    return False
-
-
-def rotates_for(rope: RopeAppend, attention: Attention, later: Sequence[Op]) -> bool:
-    """Whether ``attention`` takes what ``rope`` makes, and nothing later reads that tensor before it is made anew.
-
-    One kernel for both leaves q in the tensor as it was.
-    """
-    if (rope.qkv, rope.layer) != (attention.qkv, attention.layer):
-        return False
-    for op in later:
-        if isinstance(op, TernaryMatmul) and op.out == rope.qkv:
-            return not op.add
-        if rope.qkv in astuple(op):
-            return False
-    return True
-
-
-def feeds(quant: NormQuant | GluNormQuant, op: TernaryMatmul, later: Sequence[Op]) -> bool:
-    """Whether ``op`` takes what ``quant`` makes, and nothing later does before it is made anew.
-
-    Nor may ``op`` write what ``quant`` reads: in one kernel, some work-groups write while others still read.
-    """
-    source = quant.x if isinstance(quant, NormQuant) else quant.gate_up
-    if (quant.out, quant.scale) != (op.x, op.scale) or source == op.out:
-        return False
-    for other in later:
-        if isinstance(other, TernaryMatmul) and quant.out == other.x:
-            return False
-        if isinstance(other, NormQuant | GluNormQuant) and quant.out == other.out:
-            return True
-    return True
 
 
 def quantised(name: str, ops: Sequence[Op]) -> bool:

@@ -1,0 +1,166 @@
+"""One plan for every GPU backend: which neighbouring operations are launched together.
+
+A group may take the place of its operations if nothing that comes later misses what it leaves out. That is decided here
+alone, from what each operation reads and writes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from itertools import pairwise
+from typing import Any, TypeAlias, get_type_hints
+
+from bitnet.core.gpu.context import Bucket, Context
+from bitnet.core.gpu.driver import Launch
+from bitnet.core.gpu.groups import GROUPS, Group
+from bitnet.core.hal import (
+    Attention,
+    DenseMatmul,
+    Embed,
+    GluNormQuant,
+    NormQuant,
+    NormRows,
+    Op,
+    Program,
+    Quantize,
+    RopeAppend,
+    Sample,
+    TernaryMatmul,
+)
+
+Dispatch: TypeAlias = Mapping[type, Callable[[Context, Any, Bucket], list[Launch] | None]]
+"""Operation or group → its launches for a bucket; None from a group's entry that does not take this one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lowering:
+    """What a backend's ``ops.py`` provides.
+
+    Attributes:
+        table: Its launches for every operation, and for the groups it takes.
+        leaves_out: Whether steps of a program whose logits nobody reads are lowered in another way.
+    """
+
+    table: Dispatch
+    leaves_out: Callable[[Context], bool] = lambda _: False
+
+
+ROW_OPS = (NormRows, DenseMatmul, Sample)
+"""Operations over the rows that need logits; a step without any leaves them out."""
+
+_READS: Mapping[type, tuple[str, ...]] = {
+    Embed: (),
+    NormQuant: ("x",),
+    TernaryMatmul: ("x", "scale"),
+    RopeAppend: ("qkv",),
+    Attention: ("qkv",),
+    GluNormQuant: ("gate_up",),
+    NormRows: ("x",),
+    DenseMatmul: ("x",),
+    Sample: ("logits",),
+    Quantize: ("x",),
+}
+_WRITES: Mapping[type, tuple[str, ...]] = {
+    Embed: ("out",),
+    NormQuant: ("out", "scale"),
+    TernaryMatmul: ("out",),
+    RopeAppend: ("qkv",),
+    Attention: ("out",),
+    GluNormQuant: ("out", "scale"),
+    NormRows: ("out",),
+    DenseMatmul: ("out",),
+    Sample: ("out",),
+    Quantize: ("codes", "scale"),
+}
+
+
+def _types(kind: type[Group]) -> tuple[Any, ...]:
+    """The operation that each field of a group is."""
+    hints = get_type_hints(kind)
+    return tuple(hints[field.name] for field in fields(kind))
+
+
+_TYPES = {kind: _types(kind) for kind in GROUPS}
+
+
+def reads(op: Op) -> frozenset[str]:
+    """The tensors whose contents an operation depends on."""
+    added = {op.out} if isinstance(op, TernaryMatmul) and op.add else set()
+    return frozenset({getattr(op, name) for name in _READS[type(op)]} | added)
+
+
+def writes(op: Op) -> frozenset[str]:
+    """The tensors that an operation makes anew, or changes."""
+    return frozenset(getattr(op, name) for name in _WRITES[type(op)])
+
+
+def lower(ctx: Context, bucket: Bucket, table: Dispatch) -> list[Launch]:
+    """The launches of the context's program for a bucket: of each group that the table takes, else of the operation."""
+    ops = step_ops(ctx.program, bucket)
+    launches: list[Launch] = []
+    at = 0
+    while at < len(ops):
+        for group in candidates(ctx.program, ops, at, bucket):
+            entry = table.get(type(group))
+            made = entry(ctx, group, bucket) if entry else None
+            if made is not None:
+                launches += made
+                at += len(group.ops)
+                break
+        else:
+            launches += table[type(ops[at])](ctx, ops[at], bucket) or ()
+            at += 1
+    return launches
+
+
+def step_ops(program: Program, bucket: Bucket) -> list[Op]:
+    """The operations that a step of the bucket needs."""
+    return [op for op in program.ops if bucket.rows or not isinstance(op, ROW_OPS)]
+
+
+def candidates(program: Program, ops: Sequence[Op], at: int, bucket: Bucket) -> Iterator[Group]:
+    """The groups that may take the place of the operations from ``at`` on, the longer first."""
+    if program.keep:
+        return
+    for kind, types in _TYPES.items():
+        here = ops[at : at + len(types)]
+        if len(here) == len(types) and all(map(isinstance, here, types)):
+            group = kind(*here)
+            if _chained(here) and group.fits(bucket) and _safe(group, ops[at + len(here) :]):
+                yield group
+
+
+def _chained(ops: Sequence[Op]) -> bool:
+    """Whether each operation takes all that the one before it makes."""
+    return all(writes(first) <= reads(second) for first, second in pairwise(ops))
+
+
+def _safe(group: Group, later: Sequence[Op]) -> bool:
+    """Whether nothing misses what the group leaves out, and no part of it reads what another already wrote."""
+    kept = {name for op in group.kept for name in writes(op)}
+    left_out = {name for op in group.ops for name in writes(op)} - kept
+    if any(_read_first(name, later) for name in left_out):
+        return False
+    return not (group.AT_ONCE and kept & _inputs(group))
+
+
+def _inputs(group: Group) -> set[str]:
+    """What a group reads that it does not make itself, less what its products add to: each element is its own."""
+    found: set[str] = set()
+    made: set[str] = set()
+    for op in group.ops:
+        inputs = reads(op) - writes(op) if isinstance(op, TernaryMatmul) else reads(op)
+        found |= inputs - made
+        made |= writes(op)
+    return found
+
+
+def _read_first(name: str, later: Sequence[Op]) -> bool:
+    """Whether a later operation reads a tensor before one makes it anew. The host reads none of a fused program's."""
+    for op in later:
+        if name in reads(op):
+            return True
+        if name in writes(op):
+            return False
+    return False
