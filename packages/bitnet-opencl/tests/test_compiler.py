@@ -178,7 +178,8 @@ def compiler_launch(args: Any) -> Any:
 
 
 def made_up(extensions: str, version: str = "OpenCL 3.0 x", **more: Any) -> SimpleNamespace:
-    return SimpleNamespace(extensions=extensions, version=version, type=cl.device_type.GPU, **more)
+    limits = {"max_compute_units": 4, "max_work_group_size": 256, "local_mem_size": 32768}
+    return SimpleNamespace(extensions=extensions, version=version, type=cl.device_type.GPU, **limits, **more)
 
 
 @pytest.mark.parametrize(
@@ -208,5 +209,7 @@ def made_up(extensions: str, version: str = "OpenCL 3.0 x", **more: Any) -> Simp
 def test_what_a_device_is_found_to_have(opened: Any, expected: tuple[str, ...]) -> None:
     assert features.features(opened) == expected
     told = features.flags(opened)
-    assert {f"-D{features.DEFINES[name]}=1" for name in expected} == set(told) - {told[0], "-DGPU=1"}
+    defines = {"f16": "FP16", "int8-dot": "INT_DOT", "subgroups": "SUBGROUPS", "ptx-dp4a": "PTX"}
+    assert {f"-D{defines[name]}=1" for name in expected if name in defines} == set(told) - {told[0], "-DGPU=1"}
+    assert features.abilities(opened).matrix == ("ptx" if "ptx-mma" in expected else "none")
     assert told[0] == ("-cl-std=CL3.0" if "subgroups" in expected and "3.0" in opened.version else "-cl-std=CL1.2")

@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from bitnet.core.gpu.clc import nvidia_layers
 from bitnet.core.hal import DenseMatmul, Device, Limits, SequenceStep, Step, StepLayout
 from bitnet.core.testing import oracle
 from bitnet.core.testing.attention import BOUND, Heads, Paged
@@ -15,7 +16,6 @@ from bitnet.core.testing.linear import uneven
 from bitnet.core.testing.model import BLOCK, TinyModel
 from bitnet.core.testing.rig import Rig, assert_products, assert_rel, dense, tensor, tokens
 from bitnet.core.testing.whole_model import END_TO_END, LIMITS, errors_of_logits
-from bitnet.opencl import layers
 from bitnet.opencl.backend import BACKEND
 
 
@@ -58,7 +58,7 @@ class TestMatrixUnits(DeviceTests):
         self, device: Device, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch, style: str, tile: int
     ) -> None:
         """Layers as one launch, attention whole and split, rows of 256 for the head, products by tiles that gate."""
-        monkeypatch.setattr(layers, "TILE", tile)
+        monkeypatch.setattr(nvidia_layers, "TILE", tile)
         shape = {"heads": 4, "kv_heads": 1, "head_dim": 64, "ffn": 528, "vocab": 333, "style": style}
         errors = errors_of_logits(device, TinyModel(rng, **shape), "f16")  # type: ignore[arg-type]
         assert np.max(errors) <= END_TO_END, f"errors of the rows are {errors}"

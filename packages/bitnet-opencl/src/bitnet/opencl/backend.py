@@ -68,23 +68,18 @@ class OpenCLBackend:
     def open(self, info: DeviceInfo) -> Device:
         import pyopencl as cl
 
-        from bitnet.core.gpu import GpuDevice, KernelSpec
+        from bitnet.core.gpu import GpuDevice
+        from bitnet.core.gpu.clc import ClcOps
         from bitnet.opencl.device import OpenCLDriver
-        from bitnet.opencl.features import features, resident
-        from bitnet.opencl.ops import OpenCLOps
 
         for index, (_, device) in enumerate(_all_devices(cl.get_platforms())):
             if str(index) == info.index:
-                limits = device.max_compute_units, device.max_work_group_size, device.local_mem_size
                 driver = OpenCLDriver(device, info.name)
-                mma = "ptx-mma" in features(device) and driver.builds(KernelSpec("warps", "warps"))
-                gpu = bool(device.type & cl.device_type.GPU)
-                ops = OpenCLOps(*map(int, limits), gpu=gpu, mma=mma, resident=resident(device))
-                return GpuDevice(info, driver, ops.lowering())
+                return GpuDevice(info, driver, ClcOps(driver.abilities).lowering())
         raise DeviceUnavailableError(f"{info.name} is gone since it was probed.", hint="See bitnet devices.")
 
     def kernels(self) -> Collection[str]:
-        from bitnet.opencl.ops import SOURCES
+        from bitnet.opencl.compiler import SOURCES
 
         return SOURCES.names()
 

@@ -11,11 +11,12 @@ import pyopencl as cl
 from bitnet.core.cache import KernelCache
 from bitnet.core.errors import KernelCompileError
 from bitnet.core.gpu import KernelSpec
+from bitnet.core.gpu.clc import sources
 from bitnet.core.gpu.compiling import compile_all
 from bitnet.core.log import logger
 from bitnet.opencl.features import PLAIN, flags
-from bitnet.opencl.ops import SOURCES
 
+SOURCES = sources("bitnet.opencl", "opencl")
 Unit: TypeAlias = tuple[str, tuple[str, ...]]
 """A source's file and the constants it is compiled with: what kernels share a program by."""
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
@@ -20,11 +20,14 @@ from bitnet.core.gpu import KernelSpec, Launch
 from bitnet.core.log import logger
 from bitnet.opencl.command_buffer import CommandBuffer, functions
 from bitnet.opencl.compiler import Compiler
+from bitnet.opencl.features import abilities
 from bitnet.opencl.launches import Command, Launches
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
+MATRIX_TRIAL = KernelSpec("nvidia/warps", "warps")
+"""A kernel with all that those for matrix units need of a compiler."""
 OUT_OF_MEMORY = {cl.status_code.MEM_OBJECT_ALLOCATION_FAILURE, cl.status_code.OUT_OF_RESOURCES}
 LOST = {cl.status_code.DEVICE_NOT_AVAILABLE, cl.status_code.INVALID_COMMAND_QUEUE, cl.status_code.INVALID_CONTEXT}
 
@@ -38,7 +41,11 @@ class OpenCLBuffer:
 
 
 class OpenCLDriver:
-    """Implements :class:`bitnet.core.gpu.Driver` with pyopencl."""
+    """Implements :class:`bitnet.core.gpu.Driver` with pyopencl.
+
+    Attributes:
+        abilities: What the kernels may use of the device: what it reports, less what its compiler does not take.
+    """
 
     def __init__(self, device: cl.Device, name: str) -> None:
         self._device, self._name = device, name
@@ -47,10 +54,9 @@ class OpenCLDriver:
         self._compiler = Compiler(self._context, device, name, KernelCache())
         self._functions = functions(device)
         self._largest = int(device.max_mem_alloc_size)
-
-    def builds(self, kernel: KernelSpec) -> bool:
-        """Whether the device's compiler takes a kernel as its features have it."""
-        return self._compiler.builds(kernel)
+        self.abilities = abilities(device)
+        if self.abilities.matrix != "none" and not self._compiler.builds(MATRIX_TRIAL):
+            self.abilities = replace(self.abilities, matrix="none", resident=0)
 
     def alloc(self, nbytes: int) -> OpenCLBuffer:
         if nbytes > self._largest:

@@ -7,19 +7,13 @@ from collections.abc import Mapping
 
 import pyopencl as cl
 
+from bitnet.core.gpu.clc import Abilities
+
 EXTENSIONS: Mapping[str, str] = {
     "cl_khr_fp16": "f16",
     "cl_khr_integer_dot_product": "int8-dot",
     "cl_khr_command_buffer": "command-buffer",
 }
-DEFINES: Mapping[str, str] = {
-    "f16": "FP16",
-    "int8-dot": "INT_DOT",
-    "subgroups": "SUBGROUPS",
-    "ptx-dp4a": "PTX",
-    "ptx-mma": "MMA",
-}
-"""Features by which the kernels are compiled, and the constants that say so."""
 NVIDIA = "cl_nv_device_attribute_query"
 CAPABILITIES: Mapping[str, tuple[int, int]] = {"ptx-dp4a": (6, 1), "ptx-mma": (8, 0)}
 """Compute capability from which NVIDIA's devices have what the kernels use by inline PTX."""
@@ -37,13 +31,28 @@ def features(device: cl.Device) -> tuple[str, ...]:
     return tuple(found)
 
 
-def flags(device: cl.Device) -> tuple[str, ...]:
-    """Compiler options for them."""
+def abilities(device: cl.Device) -> Abilities:
+    """What the kernels may use of a device."""
     have = features(device)
-    defines = [f"-D{define}=1" for feature, define in DEFINES.items() if feature in have]
-    if device.type & cl.device_type.GPU:
-        defines.append("-DGPU=1")
-    return (f"-cl-std=CL{'3.0' if 'subgroups' in have and version(device) >= (3, 0) else '1.2'}", *defines)
+    matrix = "ptx-mma" in have
+    return Abilities(
+        compute_units=int(device.max_compute_units),
+        group=int(device.max_work_group_size),
+        local_bytes=int(device.local_mem_size),
+        gpu=bool(device.type & cl.device_type.GPU),
+        subgroups="subgroups" in have,
+        f16="f16" in have,
+        dot4="khr" if "int8-dot" in have else "ptx" if "ptx-dp4a" in have else "none",
+        matrix="ptx" if matrix else "none",
+        resident=resident(device) if matrix else 0,
+    )
+
+
+def flags(device: cl.Device) -> tuple[str, ...]:
+    """Compiler options for what a device has."""
+    has = abilities(device)
+    standard = "3.0" if has.subgroups and version(device) >= (3, 0) else "1.2"
+    return (f"-cl-std=CL{standard}", *(f"-D{name}={value}" for name, value in has.defines.items()))
 
 
 PLAIN = ("-cl-std=CL1.2",)

@@ -40,6 +40,11 @@ def ceil_div(n: int, by: int) -> int:
     return -(-n // by)
 
 
+def power_of_two(n: int) -> int:
+    """The greatest that is no larger than ``n``."""
+    return 1 << (n.bit_length() - 1)
+
+
 def positions(ctx: Context) -> tuple[Arg, ...]:
     """The arguments from which a kernel finds a token's position and its cache blocks."""
     fields = ("token_seq", "seq_begin", "seq_len", "block_table")

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from functools import cache
+from importlib.abc import Traversable
 from importlib.resources import files
 
-INCLUDE = re.compile(r'^#include "([\w.]+)"\n', re.MULTILINE)
+INCLUDE = re.compile(r'^#include "([\w./]+)"\n', re.MULTILINE)
 
 
 class KernelSources:
@@ -15,8 +17,8 @@ class KernelSources:
     Args:
         package: Import name of the backend's package, whose folder ``kernels`` holds them.
         backend: Name of the backend, with which the kernels' names end.
-        ending: Of the files, one an operation, such as ``.cl``.
-        common: The file that all have in front. A line ``#include "name"`` stands for a file beside them.
+        ending: Ending of the files, such as ``.cl``. Files for one vendor's hardware are in a folder of their own.
+        common: The file that all have in front. A line ``#include "path"`` stands for the file at that path.
         entry: Pattern whose first group is the name of a kernel where a source defines one.
     """
 
@@ -28,7 +30,7 @@ class KernelSources:
 
     def names(self) -> frozenset[str]:
         """Every kernel there is, by its name in receipts."""
-        texts = [f.read_text(encoding="utf-8") for f in self._folder.iterdir() if f.name.endswith(self._ending)]
+        texts = [file.read_text(encoding="utf-8") for file in _files(self._folder) if file.name.endswith(self._ending)]
         return frozenset(f"{entry}_{self._backend}" for text in texts for entry in self._entry.findall(text))
 
     def _text(self, file: str) -> str:
@@ -42,3 +44,12 @@ class KernelSources:
             return INCLUDE.sub(lambda line: read(line[1]), (self._folder / name).read_text(encoding="utf-8"))
 
         return read(self._common) + read(file + self._ending)
+
+
+def _files(folder: Traversable) -> Iterator[Traversable]:
+    """Every file of a folder and of those in it."""
+    for entry in folder.iterdir():
+        if entry.is_dir():
+            yield from _files(entry)
+        else:
+            yield entry

@@ -1,8 +1,10 @@
 // attention_decode over an f16 cache on the matrix units. Grid: [key/value heads, tokens, SPLITS]. The work-group that finishes last
 // for a token and key/value head merges the splits.
+#include "nvidia/warps.clh"
+
 #define THREADS (WARPS * WARP)
 #define AT_ONCE (SPLITS < 8 ? SPLITS : 8) /* of the splits, whose number is a power of two */
-#include "attention_split.clh"
+#include "nvidia/attention_split.clh"
 
 kernel __attribute__((reqd_work_group_size(THREADS, 1, 1))) OF_WARPS void attention_decode_mma(
     global const int *step, int token_seq, int seq_begin, int seq_len, int block_table, int max_blocks, global const float *qkv,

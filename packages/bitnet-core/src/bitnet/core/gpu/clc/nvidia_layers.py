@@ -1,16 +1,19 @@
-"""A layer of a step of one token as one OpenCL launch, whose work-groups wait for one another between its parts."""
+"""A layer as one launch on NVIDIA's devices, for a step of one token: its work-groups wait for one another."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from bitnet.core.gpu import Arg, Bucket, Context, KernelSpec, Launch
+from bitnet.core.gpu.clc.abilities import Abilities
+from bitnet.core.gpu.clc.attention import ATTENTION_PART
+from bitnet.core.gpu.clc.nvidia_attention import takes_matrix_units
+from bitnet.core.gpu.clc.nvidia_products import MMA_STEP, WARP
+from bitnet.core.gpu.context import Bucket, Context
+from bitnet.core.gpu.driver import Arg, KernelSpec, Launch
 from bitnet.core.gpu.groups import Layer
-from bitnet.core.gpu.ops import ceil_div, kv_defines, positions
+from bitnet.core.gpu.ops import ceil_div, kv_defines, positions, power_of_two
 from bitnet.core.gpu.products import glu_products
 from bitnet.core.hal import Attention
-from bitnet.opencl.attention import ATTENTION_PART, takes_matrix_units
-from bitnet.opencl.products import MMA_STEP, WARP, power_of_two
 
 WARPS = 8
 """Of a work-group: with more, there are too few registers for each."""
@@ -22,11 +25,11 @@ MOST_SPLITS = 8
 """Parts of a sequence's positions; what they find is put together by every work-group."""
 
 
-class LayerOps:
-    """The launches for a device that runs ``groups`` work-groups at once, each with so many bytes of local memory."""
+class NvidiaLayers:
+    """The launches for a device with matrix units; none where nobody can tell how many work-groups run at once."""
 
-    def __init__(self, groups: int, local_bytes: int) -> None:
-        self._groups, self._local = groups, local_bytes
+    def __init__(self, abilities: Abilities) -> None:
+        self._groups, self._local = abilities.resident, abilities.local_bytes
 
     def launch(self, ctx: Context, layer: Layer, bucket: Bucket) -> list[Launch] | None:
         """The one launch of a layer; None where it cannot be one."""
@@ -55,7 +58,7 @@ class LayerOps:
             w = ctx.ternary(product.weights)
             norm = ctx.dense(quant.weight).data if quant.weight else x
             args += [norm, np.float32(quant.eps), w.codes, w.scales]
-        spec = KernelSpec("layer_mma", "layer_mma", tuple(defines.items()))
+        spec = KernelSpec("nvidia/layer_mma", "layer_mma", tuple(defines.items()))
         return [Launch(spec, (self._groups, 1, 1), (WARP * WARPS, 1, 1), tuple(args))]
 
     def _fits(self, ctx: Context, layer: Layer) -> bool:

@@ -1,5 +1,7 @@
 // dense_matmul of f16 weights for one row of x: a warp has a weight row at a time, 16 bytes a work-item and load, and keeps x in
 // registers, so that nothing but weights moves. Warps go through the weight rows by turns.
+#include "nvidia/warps.clh"
+
 #define ITERS (COLS / 8 / WARP) /* COLS is a multiple of 256 */
 
 kernel __attribute__((reqd_work_group_size(WARP *WARPS, 1, 1))) OF_WARPS void dense_decode(

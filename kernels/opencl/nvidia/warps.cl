@@ -1,5 +1,7 @@
 // What the kernels whose names end in _mma, and dense_decode, need of a driver's compiler, each once: a device whose driver does not
 // build this is given the others. One warp; `at` is read and written.
+#include "nvidia/warps.clh"
+
 kernel __attribute__((reqd_work_group_size(WARP, 1, 1))) OF_WARPS void warps(global uint4 *at) {
     local uint4 rows[2 * WARP];
     int lane = get_local_id(0);

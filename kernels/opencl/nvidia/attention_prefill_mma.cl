@@ -4,6 +4,8 @@
 //
 // Grid: [heads, tiles]. Tiles are counted over the sequences, each of which begins with a new one; the last come first, as those of
 // one sequence take the longest.
+#include "nvidia/warps.clh"
+
 #define TILE 64
 #define THREADS (TILE / 16 * WARP)
 #define CHUNKS (DIM / 32)

@@ -5,6 +5,8 @@
 // (four neighbours of K each), so that a bit pair of all eight words is a step of 32 of K. The units of 16 bytes of a token, and the
 // two of a row of codes, are exchanged from row to row so that what a warp loads at a time falls into all banks.
 // GLU: as in ternary_decode, every 16 rows are 8 gates and their 8 ups.
+#include "nvidia/warps.clh"
+
 #pragma OPENCL FP_CONTRACT OFF  // the contract rounds each product and the sum of `add` on its own
 
 #define THREADS (WARP * WARPS_N * WARPS_M)

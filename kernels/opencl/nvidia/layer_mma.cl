@@ -3,12 +3,14 @@
 // GROUPS work-groups, all of which must run at once, go through five phases: the products q, k and v; attention, with the rotation
 // and the cache's new entry; the product o; gates and ups; down. Norms and quantisation are made by each group for itself. Between
 // phases all wait for all, and each fetches its codes for the next one before it does.
+#include "nvidia/warps.clh"
+
 #pragma OPENCL FP_CONTRACT OFF  // the contract rounds each product and the sum of `add` on its own
 
 #define THREADS (WARPS * WARP)
 #define ROPE 1
-#include "attention_split.clh"
-#include "ternary_tile.clh"
+#include "nvidia/attention_split.clh"
+#include "nvidia/ternary_tile.clh"
 
 #define ATTENTION (HEAD_GROUP * KV_HEADS * DIM)
 #define QKV (ATTENTION + 2 * KV_HEADS * DIM)

@@ -4,6 +4,8 @@
 //
 // A work-group has WARPS warps of 32 weight rows, and NT * 8 rows of x in local memory, CHUNK columns at a time. As in
 // ternary_decode_mma, a work-item takes 16 bytes of weights as they lie, and x follows the order of K that this gives.
+#include "nvidia/warps.clh"
+
 #define CHUNK 64
 #define UNITS (CHUNK / 8) /* of 16 bytes, of a half row; those of odd rows of x are exchanged, so that a warp's loads fall into all banks */
 #define LOADS (CHUNK / 32)

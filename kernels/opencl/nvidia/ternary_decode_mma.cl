@@ -1,13 +1,15 @@
 // ternary_decode on the matrix units, by tiles of 16 rows of W; all of a warp's codes are fetched before anything else.
 //
 // INPUT and GLU as in ternary_decode, but of several tokens too: then a warp quantises a token. KSPLIT warps share a tile's K.
+#include "nvidia/warps.clh"
+
 #pragma OPENCL FP_CONTRACT OFF  // the contract rounds each product and the sum of `add` on its own
 
 #define WARPS (TILES * KSPLIT)
 #define THREADS (WARP * WARPS)
 #define CHUNKS (ROW_BYTES / 16)
 #define ITERS TILE_ITERS(CHUNKS, KSPLIT)
-#include "ternary_tile.clh"
+#include "nvidia/ternary_tile.clh"
 
 #if INPUT && TOKENS > 1
 // Of a token in local memory; with room so that those of a warp's loads fall into different banks, as do four work-items' parts,

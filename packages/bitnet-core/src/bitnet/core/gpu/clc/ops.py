@@ -1,8 +1,8 @@
-"""Grids and tuning: the operations as OpenCL launches; what is not here is as on every GPU.
+"""The operations as launches of OpenCL C, for every driver that takes it; what is not here is as on every GPU.
 
 A step of one token is lowered to six launches a layer: norm and quantisation go into the product after them, the gate's
 activation into the product before it, the rotation and the cache's new entry into attention, whose parts are merged.
-With matrix units it is one launch a layer.
+With NVIDIA's matrix units it is one launch a layer.
 """
 
 from __future__ import annotations
@@ -11,40 +11,40 @@ from dataclasses import replace
 
 import numpy as np
 
-from bitnet.core.gpu import Bucket, Context, Dispatch, KernelSources, Launch, Lowering
+from bitnet.core.gpu.clc.abilities import Abilities
+from bitnet.core.gpu.clc.attention import AttentionOps
+from bitnet.core.gpu.clc.nvidia_attention import NvidiaAttention
+from bitnet.core.gpu.clc.nvidia_layers import NvidiaLayers
+from bitnet.core.gpu.clc.nvidia_products import NvidiaProducts
+from bitnet.core.gpu.clc.products import MOST_GROUP, Products
+from bitnet.core.gpu.context import Bucket, Context
+from bitnet.core.gpu.driver import Launch
 from bitnet.core.gpu.groups import FeedForward, GatedProduct, Layer, NormGatedProduct, NormProduct, RopeAttention
-from bitnet.core.gpu.ops import RowOps
+from bitnet.core.gpu.ops import RowOps, power_of_two
+from bitnet.core.gpu.plan import Dispatch, Lowering
 from bitnet.core.gpu.products import feed_forward, glu_products, normed, row_sums
+from bitnet.core.gpu.sources import KernelSources
 from bitnet.core.hal import Attention, DenseMatmul, GluNormQuant, NormQuant, Sample, TernaryMatmul
-from bitnet.opencl.attention import AttentionOps
-from bitnet.opencl.layers import LayerOps
-from bitnet.opencl.products import Products, power_of_two
 
 ENTRY = r"^kernel (?:__attribute__\(\(.*\)\) )?(?:OF_WARPS )?void (\w+)\("
-SOURCES = KernelSources("bitnet.opencl", "opencl", ending=".cl", common="common.clh", entry=ENTRY)
+MOST_SAMPLERS = 1024
+"""Work-items that choose a token, at most, on a GPU."""
 
 
-class OpenCLOps:
-    """The lowering for a device.
+def sources(package: str, backend: str) -> KernelSources:
+    """The family's kernels, as the wheel of a backend carries them."""
+    return KernelSources(package, backend, ending=".cl", common="common.clh", entry=ENTRY)
 
-    Args:
-        compute_units: Of the device.
-        group: Work-items of a work-group at most.
-        local_bytes: Local memory of a work-group at most.
-        gpu: Whether it is one: a CPU gains nothing by large work-groups, and its compiler takes long for them.
-        mma: Whether its driver builds the kernels that use matrix units.
-        resident: Of those, the work-groups that surely run at once; 0 where nobody can tell.
-    """
 
-    def __init__(
-        self, compute_units: int, group: int, local_bytes: int, *, gpu: bool, mma: bool = False, resident: int = 0
-    ) -> None:
-        most = power_of_two(min(group, 256))
-        self._rows = RowOps(group=most)
-        self._products = Products(compute_units, most, local_bytes, mma=mma)
-        self._attention = AttentionOps(compute_units, most, local_bytes, mma=mma)
-        self._layers = LayerOps(resident if mma else 0, local_bytes)
-        samples = RowOps(group=power_of_two(min(group, 1024))) if gpu else self._rows
+class ClcOps:
+    """The lowering for a device."""
+
+    def __init__(self, abilities: Abilities) -> None:
+        nvidia = abilities.matrix == "ptx"
+        self._rows = RowOps(group=power_of_two(min(abilities.group, MOST_GROUP)))
+        self._products = NvidiaProducts(abilities) if nvidia else Products(abilities)
+        self._attention = NvidiaAttention(abilities) if nvidia else AttentionOps(abilities)
+        samples = RowOps(group=power_of_two(min(abilities.group, MOST_SAMPLERS))) if abilities.gpu else self._rows
         self._table: Dispatch = {
             **self._rows.table(),
             NormQuant: self.norm_quant,
@@ -53,12 +53,12 @@ class OpenCLOps:
             DenseMatmul: self._products.dense_matmul,
             Attention: self._attention.lower,
             Sample: samples.sample,
-            Layer: self._layers.launch,
             RopeAttention: self._rope_attention,
             FeedForward: self._feed_forward,
             NormGatedProduct: self._gated_product,
             NormProduct: self._norm_product,
             GatedProduct: self._gated_product,
+            **({Layer: NvidiaLayers(abilities).launch} if nvidia else {}),
         }
 
     def lowering(self) -> Lowering:

@@ -1,0 +1,119 @@
+"""Attention in OpenCL C: split over positions for few tokens, by tiles for many, plain where neither fits."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from bitnet.core.gpu.clc.abilities import Abilities
+from bitnet.core.gpu.clc.products import MOST_GROUP
+from bitnet.core.gpu.context import Bucket, Context
+from bitnet.core.gpu.driver import Arg, Buffer, KernelSpec, Launch
+from bitnet.core.gpu.ops import ceil_div, kv_defines, positions, power_of_two
+from bitnet.core.hal import Attention, RopeAppend
+
+DECODE_TOKENS = 8
+"""Tokens up to which the positions are split over work-groups; more, where each is a sequence of its own."""
+QUERIES, KEYS, TILE_GROUP = 32, 32, 256
+"""Of attention_prefill, as its source has them."""
+SPLIT = 32
+"""Positions that are worth a work-group of attention of their own."""
+MAX_SPLITS = 64
+GROUPS = 3
+"""Of attention_decode on each compute unit, at most, for which a sequence is split."""
+DECODE_GROUP, REDUCERS = 128, 8
+"""Work-items of attention_decode, and how many of them share a head's softmax, as its source has it."""
+ATTENTION_PART = 4
+"""Floats of a head that a part of its positions yields beside its dimensions: a maximum, a total, and room."""
+
+
+class AttentionOps:
+    """The launches for a device. A class for its matrix units derives from this one."""
+
+    def __init__(self, abilities: Abilities) -> None:
+        self._units, self._local = abilities.compute_units, abilities.local_bytes
+        self._group = power_of_two(min(abilities.group, MOST_GROUP))
+
+    def lower(self, ctx: Context, op: Attention, bucket: Bucket) -> list[Launch]:
+        """The operation alone."""
+        if self.splits(ctx, op, bucket):
+            return self.decode(ctx, op, bucket, rope=None)
+        args, defines = prefill_args(ctx, op), defines_of(ctx, op)
+        if self._tiles(op):
+            tokens = QUERIES // (op.heads // op.kv_heads)
+            spec = KernelSpec("attention_prefill", "attention_prefill", tuple(defines.items()))
+            return [Launch(spec, (op.kv_heads, ceil_div(bucket.tokens, tokens), 1), (TILE_GROUP, 1, 1), args)]
+        spec = KernelSpec("attention", "attention", (("WG", self._group), *defines.items()))
+        return [Launch(spec, (bucket.tokens, op.heads, 1), (self._group, 1, 1), args)]
+
+    def splits(self, ctx: Context, op: Attention, bucket: Bucket) -> bool:
+        """Whether :meth:`decode` is for a step of this size, and a work-group can hold what it needs."""
+        share, group = op.heads // op.kv_heads, min(self._group, DECODE_GROUP)
+        floats = share * (op.head_dim + 4 * group + 2 * group + REDUCERS + 1) + 2 * group
+        fits = op.head_dim <= 4 * group and share * REDUCERS <= group and 4 * floats <= self._local
+        return decoding(bucket) and fits
+
+    def decode(self, ctx: Context, op: Attention, bucket: Bucket, rope: RopeAppend | None) -> list[Launch]:
+        """Attention split over the positions; with the rotation and the cache's new entry, for a step of one token."""
+        heads, out = bucket.tokens * op.kv_heads, ctx.tensors[op.out]
+        splits = max(1, min(ceil_div(bucket.context, SPLIT), GROUPS * self._units // heads, MAX_SPLITS))
+        group = min(self._group, DECODE_GROUP)
+        defines = {"WG": group, **defines_of(ctx, op), **rope_defines(rope)}
+        parts = out if splits == 1 else parts_of(ctx, op)
+        args = (*decode_args(ctx, op, rope), parts, np.int32(op.heads), np.int32(op.kv_heads))
+        split, merge = (
+            KernelSpec("attention_decode", entry, tuple(defines.items()))
+            for entry in ("attention_decode", "attention_merge")
+        )
+        launches = [Launch(split, (op.kv_heads, bucket.tokens, splits), (group, 1, 1), args)]
+        if splits > 1:
+            merged = (ctx.step, parts, out, np.int32(splits))
+            launches.append(Launch(merge, (op.heads, bucket.tokens, 1), (group, 1, 1), merged))
+        return launches
+
+    def _tiles(self, op: Attention) -> bool:
+        """Whether a work-group can hold attention_prefill's tiles, and each work-item has a part in loading them.
+
+        Of narrower heads some would have none, and PoCL 3.1 lets those load too, beyond the tile.
+        """
+        floats = (QUERIES + KEYS) * (op.head_dim + 4) + QUERIES * (KEYS + 1 + 9)
+        wide = QUERIES * op.head_dim // 4 >= TILE_GROUP
+        return wide and op.heads // op.kv_heads <= QUERIES and self._group >= TILE_GROUP and 4 * floats <= self._local
+
+
+def decoding(bucket: Bucket) -> bool:
+    """Whether a step has few tokens, or each is a sequence of its own."""
+    return bucket.tokens <= DECODE_TOKENS or bucket.tokens == bucket.rows
+
+
+def defines_of(ctx: Context, op: Attention) -> dict[str, int]:
+    """What every kernel for attention is compiled for."""
+    return kv_defines(ctx, op) | {"HEAD_GROUP": op.heads // op.kv_heads}
+
+
+def rope_defines(rope: RopeAppend | None) -> dict[str, int]:
+    """Whether a kernel also rotates, and how."""
+    return {"ROPE": int(rope is not None), "NEOX": int(rope is not None and rope.style == "neox")}
+
+
+def prefill_args(ctx: Context, op: Attention) -> tuple[Arg, ...]:
+    """The arguments of attention of many tokens."""
+    cache = ctx.kv("k", op.layer), ctx.kv("v", op.layer)
+    sizes = np.int32(op.heads), np.int32(op.kv_heads)
+    return (*positions(ctx), ctx.tensors[op.qkv], *cache, ctx.tensors[op.out], *sizes)
+
+
+def decode_args(ctx: Context, op: Attention, rope: RopeAppend | None) -> tuple[Arg, ...]:
+    """The first arguments of attention of few tokens."""
+    tables = (ctx.dense(rope.cos).data, ctx.dense(rope.sin).data) if rope else (ctx.step, ctx.step)
+    return (*positions(ctx), ctx.tensors[op.qkv], ctx.kv("k", op.layer), ctx.kv("v", op.layer), *tables)
+
+
+def most_tokens(ctx: Context) -> int:
+    """Tokens of a step that attention splits, at most."""
+    return max(ctx.program.limits.max_rows, min(ctx.program.limits.max_tokens, DECODE_TOKENS))
+
+
+def parts_of(ctx: Context, op: Attention) -> Buffer:
+    """Where the parts of a split attention go."""
+    size = most_tokens(ctx) * op.heads * MAX_SPLITS * (op.head_dim + ATTENTION_PART) * 4
+    return ctx.scratch("attention parts", size)

@@ -1,0 +1,64 @@
+"""Attention on NVIDIA's matrix units."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from bitnet.core.gpu.clc.attention import (
+    MAX_SPLITS,
+    AttentionOps,
+    decode_args,
+    decoding,
+    defines_of,
+    most_tokens,
+    parts_of,
+    prefill_args,
+    rope_defines,
+)
+from bitnet.core.gpu.clc.nvidia_products import WARP
+from bitnet.core.gpu.context import Bucket, Context
+from bitnet.core.gpu.driver import KernelSpec, Launch
+from bitnet.core.gpu.ops import ceil_div, power_of_two
+from bitnet.core.hal import Attention, RopeAppend
+
+TILE, WARPS, GROUPS = 64, 4, 3
+"""Positions or tokens of a work-group, its warps, and how many groups of attention_decode_mma on each compute unit, at
+most, a sequence is split for."""
+WIDEST = 128
+"""Dimensions of a head of attention_prefill_mma at most."""
+
+
+class NvidiaAttention(AttentionOps):
+    """The launches for a device whose driver builds ``nvidia/warps``."""
+
+    def lower(self, ctx: Context, op: Attention, bucket: Bucket) -> list[Launch]:
+        if self.splits(ctx, op, bucket) or not takes_matrix_units(ctx, op) or op.head_dim > WIDEST:
+            return super().lower(ctx, op, bucket)
+        defines = tuple(defines_of(ctx, op).items())
+        spec = KernelSpec("nvidia/attention_prefill_mma", "attention_prefill_mma", defines)
+        tiles = bucket.tokens // TILE + min(bucket.tokens, ctx.program.limits.max_seqs)
+        return [Launch(spec, (op.heads, tiles, 1), (WARP * WARPS, 1, 1), prefill_args(ctx, op))]
+
+    def splits(self, ctx: Context, op: Attention, bucket: Bucket) -> bool:
+        return decoding(bucket) if takes_matrix_units(ctx, op) else super().splits(ctx, op, bucket)
+
+    def decode(self, ctx: Context, op: Attention, bucket: Bucket, rope: RopeAppend | None) -> list[Launch]:
+        if not takes_matrix_units(ctx, op):
+            return super().decode(ctx, op, bucket, rope)
+        heads, out = bucket.tokens * op.kv_heads, ctx.tensors[op.out]
+        wanted = min(ceil_div(bucket.context, TILE), GROUPS * self._units // heads, MAX_SPLITS)
+        splits = power_of_two(max(1, wanted))
+        parts = out if splits == 1 else parts_of(ctx, op)
+        arrivals = ctx.zeroed("attention arrivals", most_tokens(ctx) * op.kv_heads * 4)
+        defines = {**defines_of(ctx, op), **rope_defines(rope), "SPLITS": splits, "WARPS": WARPS}
+        spec = KernelSpec("nvidia/attention_decode_mma", "attention_decode_mma", tuple(defines.items()))
+        grid, block = (op.kv_heads, bucket.tokens, splits), (WARP * WARPS, 1, 1)
+        args = (*decode_args(ctx, op, rope), out, parts, arrivals, np.int32(op.heads), np.int32(op.kv_heads))
+        return [Launch(spec, grid, block, args)]
+
+
+def takes_matrix_units(ctx: Context, op: Attention) -> bool:
+    """Whether the kernels for those can take the cache and the heads."""
+    kv = ctx.program.kv
+    assert kv is not None  # check_program has seen to it
+    return kv.dtype == "f16" and op.head_dim in (64, 128, 256) and op.heads // op.kv_heads <= 8

@@ -1,0 +1,115 @@
+"""Products on NVIDIA's matrix units: one and several tokens, many tokens by tiles, and the head."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from bitnet.core.gpu.clc.products import (
+    DECODE_TOKENS,
+    Products,
+    decode_defines,
+    tiled_args,
+    tiled_defines,
+)
+from bitnet.core.gpu.context import Bucket, Context
+from bitnet.core.gpu.driver import Buffer, KernelSpec, Launch
+from bitnet.core.gpu.ops import ceil_div, power_of_two
+from bitnet.core.gpu.products import Source, product_args
+from bitnet.core.gpu.weights import TernaryBuffer
+from bitnet.core.hal import DenseMatmul, TernaryMatmul
+
+WARP, MMA_ROWS, MMA_STEP = 32, 16, 64
+"""Work-items of a warp; rows of W that it takes at a time in ternary_decode_mma, and bytes of codes of each."""
+MOST_STEPS, MOST_WARPS = 6, 16
+"""Of MMA_STEP for a warp of ternary_decode_mma, whose codes are in registers, and warps of a work-group."""
+WANTED_WARPS = 8
+"""On each compute unit, so that the weights of a product of few tokens are all in flight at once."""
+STAGE_BYTES = 128, 32
+"""Of a token and of a row of W in a stage of ternary_gemm_mma."""
+HEAD_WARPS, HEAD_MMA_WARPS = 8, 8
+"""Of a work-group of dense_decode and of dense_mma."""
+HEAD_WARP_ROWS, HEAD_COLS = 32, 4096
+"""Weight rows of a warp of dense_mma; the longest row of dense_decode, which is in registers."""
+
+
+class NvidiaProducts(Products):
+    """The launches for a device whose driver builds ``nvidia/warps``."""
+
+    def decode(
+        self, ctx: Context, op: TernaryMatmul, bucket: Bucket, source: Source, out: Buffer, *, activation: str = ""
+    ) -> Launch:
+        w = ctx.ternary(op.weights)
+        if not self._decodes(w):
+            return super().decode(ctx, op, bucket, source, out, activation=activation)
+        tiles, split = self._decode_shape(w)
+        defines = decode_defines(w, op, bucket, source, activation) | {"TILES": tiles, "KSPLIT": split}
+        spec = KernelSpec("nvidia/ternary_decode_mma", "ternary_decode_mma", tuple(defines.items()))
+        groups = ceil_div(ceil_div(w.rows, MMA_ROWS), tiles)
+        return Launch(spec, (groups, 1, 1), (WARP * tiles * split, 1, 1), product_args(ctx, op, source, out))
+
+    def tiled(self, ctx: Context, op: TernaryMatmul, bucket: Bucket, out: Buffer, *, activation: str = "") -> Launch:
+        w = ctx.ternary(op.weights)
+        if not self._tiles(w):
+            return super().tiled(ctx, op, bucket, out, activation=activation)
+        tiles = self._tile_shape(w, bucket.tokens)
+        defines = tiled_defines(w, op) | {"GLU": int(bool(activation)), "RELU2": int(activation == "relu2")} | tiles
+        spec = KernelSpec("nvidia/ternary_gemm_mma", "ternary_gemm_mma", tuple(defines.items()))
+        grid = (ceil_div(w.rows, tiles["BM"]), ceil_div(bucket.tokens, tiles["BN"]), 1)
+        block = (WARP * tiles["WARPS_N"] * tiles["WARPS_M"], 1, 1)
+        return Launch(spec, grid, block, tiled_args(ctx, op, out))
+
+    def gates(self, w: TernaryBuffer) -> bool:
+        return self._decodes(w) and self._tiles(w)
+
+    def quantises(self, w: TernaryBuffer, tokens: int, *, times: int = 1) -> bool:
+        if not self._decodes(w):
+            return super().quantises(w, tokens, times=times)
+        held = tokens * (4 * w.row_bytes + 256 + 64) + MOST_WARPS * (WARP * 16 + 8)
+        return tokens == 1 or (tokens <= DECODE_TOKENS and held <= self._local)
+
+    def dense_matmul(self, ctx: Context, op: DenseMatmul, bucket: Bucket) -> list[Launch]:
+        """Each weight row is read once for up to 64 rows of x."""
+        weight = ctx.dense(op.weight)
+        rows, cols = weight.shape
+        x, out, n = ctx.tensors[op.x], ctx.tensors[op.out], np.int32(rows)
+        if weight.dtype == "f16" and bucket.rows == 1 and cols % 256 == 0 and cols <= HEAD_COLS:
+            spec = KernelSpec("nvidia/dense_decode", "dense_decode", (("COLS", cols), ("WARPS", HEAD_WARPS)))
+            block = (WARP * HEAD_WARPS, 1, 1)
+            return [Launch(spec, (2 * self._units, 1, 1), block, (ctx.step, x, weight.data, out, n))]
+        if weight.dtype == "f16" and cols % 8 == 0:
+            tiles = min(ceil_div(bucket.rows, 8), 8)
+            most = ctx.program.limits.max_rows
+            split, scales = ctx.scratch("row halves", most * cols * 4), ctx.scratch("row scales", most * 4)
+            sizes = ("COLS", cols), ("NT", tiles), ("WARPS", HEAD_MMA_WARPS)
+            block = (WARP * HEAD_MMA_WARPS, 1, 1)
+            grid = (ceil_div(rows, HEAD_MMA_WARPS * HEAD_WARP_ROWS), ceil_div(bucket.rows, 8 * tiles), 1)
+            halves, product = (KernelSpec("nvidia/dense_mma", entry, sizes) for entry in ("split_rows", "dense_mma"))
+            return [
+                Launch(halves, (bucket.rows, 1, 1), block, (ctx.step, x, split, scales)),
+                Launch(product, grid, block, (ctx.step, split, scales, weight.data, out, n)),
+            ]
+        return super().dense_matmul(ctx, op, bucket)
+
+    def _decodes(self, w: TernaryBuffer) -> bool:
+        """Whether ternary_decode_mma can multiply by it: a warp's codes fit its registers, and x in local memory."""
+        return ceil_div(w.row_bytes, MMA_STEP) <= MOST_STEPS * MOST_WARPS and 4 * w.row_bytes + 4096 * 3 <= self._local
+
+    def _decode_shape(self, w: TernaryBuffer) -> tuple[int, int]:
+        """Row tiles of a work-group, and warps that share a tile's K: enough to have all weights in flight at once."""
+        tiles, steps = ceil_div(w.rows, MMA_ROWS), ceil_div(w.row_bytes, MMA_STEP)
+        wanted = min(max(1, round(self._units * WANTED_WARPS / tiles)), steps)
+        split = min(ceil_div(steps, min(steps // wanted, MOST_STEPS)), MOST_WARPS)
+        return max(1, min(round(tiles / self._units), MOST_WARPS // split)), split
+
+    def _tiles(self, w: TernaryBuffer) -> bool:
+        """Whether ternary_gemm_mma can multiply by it: it takes the activations 16 bytes at a time."""
+        return w.cols % 16 == 0
+
+    def _tile_shape(self, w: TernaryBuffer, tokens: int) -> dict[str, int]:
+        """What ternary_gemm_mma is compiled for: tall tiles where those are enough for every compute unit."""
+        token_tile = min(64, max(16, power_of_two(tokens)))
+        tall = ceil_div(w.rows, 128) * ceil_div(tokens, token_tile) >= self._units * 3 // 4
+        row_tile, warps = (128, (4, min(2, token_tile // 16))) if tall else (32, (2, token_tile // 16))
+        stages = min(4, self._local // (STAGE_BYTES[0] * token_tile + STAGE_BYTES[1] * row_tile))
+        tiles = {"BM": row_tile, "BN": token_tile, "STAGES": stages, "AHEAD": stages - 2}
+        return tiles | {"WARPS_N": warps[0], "WARPS_M": warps[1]}

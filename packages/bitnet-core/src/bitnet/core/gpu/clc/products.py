@@ -1,0 +1,136 @@
+"""The matrix products as launches of OpenCL C: ternary ones of few and of many tokens, and the head."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from bitnet.core.gpu.clc.abilities import Abilities
+from bitnet.core.gpu.context import Bucket, Context
+from bitnet.core.gpu.driver import Arg, Buffer, KernelSpec, Launch
+from bitnet.core.gpu.ops import RowOps, ceil_div, power_of_two
+from bitnet.core.gpu.products import Source, product_args, quantised, row_sums
+from bitnet.core.gpu.weights import TernaryBuffer
+from bitnet.core.hal import DenseMatmul, TernaryMatmul
+
+DECODE_TOKENS = 8
+"""More tokens than this take the tiled product."""
+MOST_GROUP = 256
+"""Work-items of a work-group at most, where a kernel has no reason for more."""
+CHUNK_BYTES = 16
+HELD_CHUNKS = 16
+"""Of codes that a work-item of a fused product may keep in registers."""
+LEAST_LANES, MOST_LANES = 8, 64
+TILE_ROWS = 8
+"""Rows of W of a work-item of ternary_gemm, as its source has it."""
+HEAD_LANES, HEAD_ROWS = 32, 4
+
+
+class Products:
+    """The launches for a device, by dot products of four bytes.
+
+    A class for a device's matrix units derives from this one, and falls back to it for shapes that they do not take.
+    """
+
+    def __init__(self, abilities: Abilities) -> None:
+        self._units, self._local = abilities.compute_units, abilities.local_bytes
+        self._group = power_of_two(min(abilities.group, MOST_GROUP))
+        self._rows = RowOps(group=self._group)
+
+    def ternary_matmul(
+        self, ctx: Context, op: TernaryMatmul, bucket: Bucket, *, out: Buffer | None = None, activation: str = ""
+    ) -> list[Launch]:
+        """The operation, into ``out`` where given, with the activation after it where :meth:`gates` says so."""
+        out = out or ctx.tensors[op.out]
+        sums = self._row_sums(ctx, op, bucket)
+        if bucket.tokens <= DECODE_TOKENS:
+            x = Source(ctx.tensors[op.x], scale=ctx.tensors[op.scale])
+            return [*sums, self.decode(ctx, op, bucket, x, out, activation=activation)]
+        return [*sums, self.tiled(ctx, op, bucket, out, activation=activation)]
+
+    def decode(
+        self, ctx: Context, op: TernaryMatmul, bucket: Bucket, source: Source, out: Buffer, *, activation: str = ""
+    ) -> Launch:
+        """A product of few tokens, with what comes before and after it where those can be fused."""
+        w, times = ctx.ternary(op.weights), 2 if activation else 1
+        lanes = self._lanes(w, times)
+        groups = ceil_div(w.rows // times * lanes, self._group)
+        defines = decode_defines(w, op, bucket, source, activation) | {"LANES": lanes}
+        return self._rows.launch("ternary_decode", groups, product_args(ctx, op, source, out), defines=defines)
+
+    def tiled(self, ctx: Context, op: TernaryMatmul, bucket: Bucket, out: Buffer, *, activation: str = "") -> Launch:
+        """A product of many tokens."""
+        w = ctx.ternary(op.weights)
+        side = 16 if self._group >= 128 else 8
+        down = self._group // side
+        each = min(4, ceil_div(bucket.tokens, down))
+        defines = tiled_defines(w, op) | {"TX": side, "TY": down, "EACH_M": each}
+        spec = KernelSpec("ternary_gemm", "ternary_gemm", tuple(defines.items()))
+        grid = (ceil_div(w.rows, side * TILE_ROWS), ceil_div(bucket.tokens, down * each), 1)
+        return Launch(spec, grid, (self._group, 1, 1), tiled_args(ctx, op, out))
+
+    def gates(self, w: TernaryBuffer) -> bool:
+        """Whether the product of several tokens can apply the activation between its gates and ups."""
+        return False
+
+    def quantises(self, w: TernaryBuffer, tokens: int, *, times: int = 1) -> bool:
+        """Whether a product can quantise its tokens: a work-group can hold them, and a work-item its codes."""
+        if tokens > 1:
+            return False
+        local = 4 * w.row_bytes + self._group * (8 + 4 * times)
+        chunks = ceil_div(w.row_bytes // CHUNK_BYTES, self._lanes(w, times))
+        return local <= self._local and chunks * times <= HELD_CHUNKS
+
+    def dense_matmul(self, ctx: Context, op: DenseMatmul, bucket: Bucket) -> list[Launch]:
+        """Each weight row is read once for up to ``DECODE_TOKENS`` rows of x."""
+        weight = ctx.dense(op.weight)
+        rows, cols = weight.shape
+        tokens = min(bucket.rows, DECODE_TOKENS)
+        each = HEAD_ROWS if tokens == 1 else 1
+        defines = {"WEIGHT_F16": int(weight.dtype == "f16"), "LANES": HEAD_LANES, "EACH": each, "TOKENS": tokens}
+        args = (ctx.step, ctx.tensors[op.x], weight.data, ctx.tensors[op.out], np.int32(cols), np.int32(rows))
+        launch = self._rows.launch("dense_matmul", 1, args, defines=defines)
+        return [
+            replace(launch, grid=(ceil_div(rows * HEAD_LANES, self._group * each), ceil_div(bucket.rows, tokens), 1))
+        ]
+
+    def _row_sums(self, ctx: Context, op: TernaryMatmul, bucket: Bucket) -> list[Launch]:
+        """What makes the sums of the operation's activations, where the program does not quantise them itself."""
+        if quantised(op.x, ctx.program.ops):
+            return []
+        args = (ctx.step, ctx.tensors[op.x], row_sums(ctx, op.x))
+        return [self._rows.launch("row_sums", bucket.tokens, args, defines={"COLS": ctx.shape(op.x)[1]})]
+
+    def _lanes(self, w: TernaryBuffer, times: int = 1) -> int:
+        """Work-items that share a row: enough that every compute unit has a work-group."""
+        wanted = self._units * self._group // (w.rows // times)
+        most = min(MOST_LANES, self._group, power_of_two(w.row_bytes // CHUNK_BYTES))
+        return max(min(power_of_two(max(wanted, 1)) * 2, most), min(LEAST_LANES, most))
+
+
+def decode_defines(
+    w: TernaryBuffer, op: TernaryMatmul, bucket: Bucket, source: Source, activation: str
+) -> dict[str, int]:
+    """What every kernel for a product of few tokens is compiled for."""
+    return {
+        "COLS": w.cols,
+        "ROW_BYTES": w.row_bytes,
+        "TOKENS": bucket.tokens,
+        "INPUT": source.kind,
+        "GLU": int(bool(activation)),
+        "RELU2": int(activation == "relu2"),
+        "ADD": int(op.add),
+    }
+
+
+def tiled_defines(w: TernaryBuffer, op: TernaryMatmul) -> dict[str, int]:
+    """What every kernel for a product of many tokens is compiled for."""
+    return {"COLS": w.cols, "ROW_BYTES": w.row_bytes, "ADD": int(op.add)}
+
+
+def tiled_args(ctx: Context, op: TernaryMatmul, out: Buffer) -> tuple[Arg, ...]:
+    """The arguments of a product of many tokens."""
+    w = ctx.ternary(op.weights)
+    x = ctx.tensors[op.x], ctx.tensors[op.scale], row_sums(ctx, op.x)
+    return (ctx.step, *x, w.codes, w.scales, out, np.int32(w.rows))
