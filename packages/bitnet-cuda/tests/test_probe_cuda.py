@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from bitnet.core.dynlib import Library
+from bitnet.core.gpu import probing
 from bitnet.core.hal import DeviceType, ProbeResult, ProbeStatus
 from bitnet.cuda import backend as module
 from bitnet.cuda.backend import BACKEND, DRIVER
@@ -105,7 +106,7 @@ def test_no_device(monkeypatch: Patch) -> None:
 def test_no_permission_on_a_device_node(monkeypatch: Patch, tmp_path: Path) -> None:
     (tmp_path / "nvidiactl").touch()
     (tmp_path / "nvidia0").touch()
-    monkeypatch.setattr(module, "Path", lambda path: tmp_path)
+    monkeypatch.setattr(probing, "Path", lambda path: tmp_path)
     monkeypatch.setattr(os, "access", lambda path, mode: not str(path).endswith("nvidia0"))
     gpus(monkeypatch, init=driver.CUresult.CUDA_ERROR_NO_DEVICE)
     result = refused(ProbeStatus.NO_PERMISSION)

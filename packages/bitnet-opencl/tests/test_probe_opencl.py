@@ -93,7 +93,7 @@ def test_a_device_that_is_too_old(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("denied", [True, False])
 def test_a_platform_without_devices(monkeypatch: pytest.MonkeyPatch, denied: bool) -> None:
     use(monkeypatch)
-    monkeypatch.setattr(module, "_denied_nodes", lambda: ["/dev/dri/renderD128"] if denied else [])
+    monkeypatch.setattr(module, "denied_nodes", lambda _: ["/dev/dri/renderD128"] if denied else [])
     result = BACKEND.probe()
     assert result.status is (ProbeStatus.NO_PERMISSION if denied else ProbeStatus.NO_DEVICE)
     assert ("/dev/dri/renderD128" in result.reason) == denied

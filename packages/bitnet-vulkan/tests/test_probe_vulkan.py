@@ -67,7 +67,7 @@ def machine(patch: Patch, *devices: Hardware | None) -> None:
 
     patch.setattr(driver, "Instance", Instance)
     patch.setattr(hardware, "inspect", lambda instance, device, index: device and replace(device, index=index))
-    patch.setattr(module, "_denied_nodes", list)
+    patch.setattr(module, "denied_nodes", lambda _: [])
 
 
 def refused(status: ProbeStatus) -> ProbeResult:
@@ -164,7 +164,7 @@ def test_no_device(monkeypatch: Patch) -> None:
 
 def test_a_device_node_that_may_not_be_opened(monkeypatch: Patch) -> None:
     machine(monkeypatch)
-    monkeypatch.setattr(module, "_denied_nodes", lambda: ["/dev/dri/renderD128"])
+    monkeypatch.setattr(module, "denied_nodes", lambda _: ["/dev/dri/renderD128"])
     result = refused(ProbeStatus.NO_PERMISSION)
     assert "/dev/dri/renderD128" in result.reason
     assert "usermod" in result.hint

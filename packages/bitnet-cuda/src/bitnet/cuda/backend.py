@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Collection
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 from bitnet.core.dynlib import open_library
+from bitnet.core.gpu.probing import denied_nodes, no_permission
 from bitnet.core.hal import HAL_API, Device, DeviceInfo, DeviceType, ProbeResult, ProbeStatus
 
 DRIVER = {"linux": ["libcuda.so.1"], "win32": ["nvcuda.dll"]}
@@ -96,9 +95,9 @@ def _probe_driver(tried: dict[str, str]) -> ProbeResult:
         return result(ProbeStatus.DRIVER_TOO_OLD, reason, UPDATE)
     (status,) = driver.cuInit(0)
     if status != driver.CUresult.CUDA_SUCCESS:
-        if denied := _denied_nodes():
-            reason = f"This user may not open {', '.join(denied)} ({status.name})."
-            return result(ProbeStatus.NO_PERMISSION, reason, f"sudo chmod a+rw {' '.join(denied)}")
+        if denied := denied_nodes(NODES):
+            hint = f"sudo chmod a+rw {' '.join(denied)}"
+            return no_permission(denied, tried=tried, versions=versions, hint=hint)
         if status == NO_DEVICE:
             return result(
                 ProbeStatus.NO_DEVICE, "The driver sees no NVIDIA GPU.", "Check CUDA_VISIBLE_DEVICES and nvidia-smi."
@@ -164,13 +163,6 @@ def _info(index: int, driver_version: str) -> tuple[DeviceInfo, tuple[int, int]]
 def _text(number: int) -> str:
     """CUDA's version numbers count 1000 · major + 10 · minor."""
     return f"{number // 1000}.{number % 1000 // 10}"
-
-
-def _denied_nodes() -> list[str]:
-    if sys.platform != "linux":
-        return []
-    nodes = [node for pattern in NODES for node in sorted(Path("/dev").glob(pattern))]
-    return [str(node) for node in nodes if not os.access(node, os.R_OK | os.W_OK)]
 
 
 BACKEND = CudaBackend()

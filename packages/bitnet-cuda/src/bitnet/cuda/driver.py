@@ -7,6 +7,7 @@ from typing import Any
 from cuda.bindings import driver
 
 from bitnet.core.errors import DeviceError, DeviceLostError, OutOfMemoryError
+from bitnet.core.gpu.probing import SMALLER
 
 OUT_OF_MEMORY = driver.CUresult.CUDA_ERROR_OUT_OF_MEMORY
 LOST = {
@@ -40,8 +41,7 @@ def check(device: str, result: tuple[Any, ...]) -> Any:
     _, text = driver.cuGetErrorString(status)
     what = f"{status.name}: {text.decode() if text else 'no description'}."
     if status == OUT_OF_MEMORY:
-        hint = "Use a shorter context, fewer sequences, or another device."
-        raise OutOfMemoryError(what, device=device, hint=hint)
+        raise OutOfMemoryError(what, device=device, hint=SMALLER)
     if status in LOST:
         raise DeviceLostError(what, device=device, hint="Start again; nvidia-smi and the system's log tell more.")
     raise DeviceError(what, device=device)

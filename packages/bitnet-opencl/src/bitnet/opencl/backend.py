@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from bitnet.core.dynlib import open_library
 from bitnet.core.errors import DeviceUnavailableError
+from bitnet.core.gpu.probing import denied_nodes, no_permission
 from bitnet.core.hal import HAL_API, Device, DeviceInfo, DeviceType, ProbeResult, ProbeStatus
 
 if TYPE_CHECKING:
@@ -60,8 +61,8 @@ class OpenCLBackend:
             reason = f"OpenCL {versions['opencl-needed']} is needed; found {', '.join(old)}."
             hint = "Update the device's driver."
             return ProbeResult(ProbeStatus.DRIVER_TOO_OLD, reason=reason, hint=hint, versions=versions)
-        if denied := _denied_nodes():
-            return _no_permission(denied, versions)
+        if denied := denied_nodes(NODES):
+            return no_permission(denied, versions=versions)
         reason = f"{', '.join(p.name.strip() for p in platforms)}: no usable device."
         return ProbeResult(ProbeStatus.NO_DEVICE, reason=reason, hint=LOOK, versions=versions)
 
@@ -140,21 +141,10 @@ def _no_platform(versions: dict[str, str]) -> ProbeResult:
     if any(tried.values()):
         reason = f"The drivers that {folder} names cannot be opened: {'; '.join(m for m in tried.values() if m)}"
         return ProbeResult(ProbeStatus.DRIVER_MISSING, reason=reason, hint=INSTALL, tried=tried, versions=versions)
-    if denied := _denied_nodes():
-        return _no_permission(denied, versions)
+    if denied := denied_nodes(NODES):
+        return no_permission(denied, versions=versions)
     reason = f"{', '.join(tried)}: opened, but they offer no platform."
     return ProbeResult(ProbeStatus.NO_DEVICE, reason=reason, hint=LOOK, versions=versions)
-
-
-def _denied_nodes() -> list[str]:
-    nodes = [node for pattern in NODES for node in Path("/dev").glob(pattern)]
-    return [str(node) for node in nodes if not os.access(node, os.R_OK | os.W_OK)]
-
-
-def _no_permission(nodes: list[str], versions: dict[str, str]) -> ProbeResult:
-    reason = f"This user may not open {', '.join(nodes)}."
-    hint = "sudo usermod -aG render,video $USER, then log in again."
-    return ProbeResult(ProbeStatus.NO_PERMISSION, reason=reason, hint=hint, versions=versions)
 
 
 BACKEND = OpenCLBackend()

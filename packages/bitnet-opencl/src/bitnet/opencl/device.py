@@ -17,6 +17,7 @@ import pyopencl as cl
 from bitnet.core.cache import KernelCache
 from bitnet.core.errors import DeviceError, DeviceLostError, OutOfMemoryError
 from bitnet.core.gpu import KernelSpec, Launch
+from bitnet.core.gpu.probing import SMALLER
 from bitnet.core.log import logger
 from bitnet.opencl.command_buffer import CommandBuffer, functions
 from bitnet.opencl.compiler import Compiler
@@ -63,7 +64,7 @@ class OpenCLDriver:
             raise OutOfMemoryError(
                 f"a buffer of {nbytes:,} bytes exceeds the device's largest, {self._largest:,}.",
                 device=self._name,
-                hint="Use a shorter context, fewer sequences, or another device.",
+                hint=SMALLER,
             )
         memory = self._call(cl.Buffer, self._context, cl.mem_flags.READ_WRITE, nbytes)
         # OpenCL may put allocation off to the first use, inside a launch: touching it now makes the failure land here.
@@ -116,8 +117,7 @@ class OpenCLDriver:
             name = cl.status_code.to_string(error.code)  # type: ignore[operator]  # pyopencl adds it at run time
             what = f"{error.routine} failed with {name}."
             if isinstance(error, cl.MemoryError) or error.code in OUT_OF_MEMORY:
-                hint = "Use a shorter context, fewer sequences, or another device."
-                raise OutOfMemoryError(what, device=self._name, hint=hint) from error
+                raise OutOfMemoryError(what, device=self._name, hint=SMALLER) from error
             if error.code in LOST:
                 raise DeviceLostError(what, device=self._name, hint="Start again; see the system's log.") from error
             raise DeviceError(what, device=self._name) from error

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import os
-import sys
 from collections.abc import Collection
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bitnet.core.dynlib import open_library
 from bitnet.core.errors import DeviceError, DeviceUnavailableError
+from bitnet.core.gpu.probing import denied_nodes, no_permission
 from bitnet.core.hal import HAL_API, Device, DeviceInfo, ProbeResult, ProbeStatus
 
 if TYPE_CHECKING:
@@ -99,15 +98,15 @@ def _probe_loader(tried: dict[str, str]) -> ProbeResult:
         return result(ProbeStatus.UNSUPPORTED, reason, "Use another backend for this device: bitnet devices.")
     if physical:
         return result(ProbeStatus.DRIVER_TOO_OLD, f"Vulkan {NEEDED} with a compute queue is needed.", UPDATE)
-    if denied := _denied_nodes():
-        return _no_permission(denied, tried, versions)
+    if denied := denied_nodes(NODES):
+        return no_permission(denied, tried=tried, versions=versions)
     return result(ProbeStatus.NO_DEVICE, "The Vulkan drivers offer no device.", LOOK)
 
 
 def _no_driver(error: DeviceError, tried: dict[str, str], versions: dict[str, str]) -> ProbeResult:
     """Say why there is no instance: no driver that the loader can use, no rights on its device, or a broken one."""
-    if denied := _denied_nodes():
-        return _no_permission(denied, tried, versions)
+    if denied := denied_nodes(NODES):
+        return no_permission(denied, tried=tried, versions=versions)
     if "VK_ERROR_INCOMPATIBLE_DRIVER" in error.message:
         reason, status, hint = "The Vulkan loader finds no driver.", ProbeStatus.DRIVER_MISSING, INSTALL
         given = next((n for n in ("VK_DRIVER_FILES", "VK_ICD_FILENAMES") if os.environ.get(n)), "")
@@ -135,19 +134,6 @@ def _info(found: Hardware) -> DeviceInfo:
         features=found.used,
         details={"vulkan": found.version_text, "uuid": u, "note": ways().text},
     )
-
-
-def _denied_nodes() -> list[str]:
-    if sys.platform != "linux":
-        return []
-    nodes = [node for pattern in NODES for node in sorted(Path("/dev").glob(pattern))]
-    return [str(node) for node in nodes if not os.access(node, os.R_OK | os.W_OK)]
-
-
-def _no_permission(nodes: list[str], tried: dict[str, str], versions: dict[str, str]) -> ProbeResult:
-    reason = f"This user may not open {', '.join(nodes)}."
-    hint = "sudo usermod -aG render,video $USER, then log in again."
-    return ProbeResult(ProbeStatus.NO_PERMISSION, reason=reason, hint=hint, tried=tried, versions=versions)
 
 
 BACKEND = VulkanBackend()

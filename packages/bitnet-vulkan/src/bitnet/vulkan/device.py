@@ -13,6 +13,7 @@ import numpy.typing as npt
 from bitnet.core.cache import KernelCache
 from bitnet.core.errors import DeviceError, DeviceLostError, OutOfMemoryError
 from bitnet.core.gpu import Launch
+from bitnet.core.gpu.probing import SMALLER
 from bitnet.vulkan.driver import Functions, api, make
 from bitnet.vulkan.hardware import Hardware, open_device
 from bitnet.vulkan.memory import (
@@ -170,7 +171,7 @@ class VulkanDriver:
                     f"a kernel needs {window.size:,} bytes of one buffer; the device binds at most "
                     f"{self.hardware.largest_binding:,}.",
                     device=self._name,
-                    hint="Use a shorter context, fewer sequences, or another device.",
+                    hint=SMALLER,
                 )
             shown = make("VkDescriptorBufferInfo", buffer=window.buffer.handle, offset=window.offset, range=window.size)
             write = make(

@@ -20,6 +20,7 @@ from typing import Any, ClassVar, TypeVar
 
 from bitnet.core.dynlib import without_display
 from bitnet.core.errors import DeviceError, DeviceLostError, OutOfMemoryError
+from bitnet.core.gpu.probing import SMALLER
 
 T = TypeVar("T")
 
@@ -33,7 +34,6 @@ SUCCESS, TIMEOUT, INCOMPLETE = 0, 2, 5
 OUT_OF_MEMORY = {-1, -2, -10, -1000069000}
 """Host memory, device memory, too many objects, pool memory."""
 DEVICE_LOST, INCOMPATIBLE_DRIVER = -4, -9
-SMALLER = "Use a shorter context, fewer sequences, or another device."
 
 _alive: weakref.WeakKeyDictionary[Any, list[Any]] = weakref.WeakKeyDictionary()
 _TYPES = {

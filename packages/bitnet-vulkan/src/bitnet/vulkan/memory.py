@@ -10,7 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from bitnet.core.errors import OutOfMemoryError
-from bitnet.vulkan.driver import SMALLER, Functions, api, make
+from bitnet.core.gpu.probing import SMALLER
+from bitnet.vulkan.driver import Functions, api, make
 from bitnet.vulkan.hardware import Hardware
 from bitnet.vulkan.queue import Queue
 

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import sys
 from collections.abc import Collection
 from importlib.metadata import version
 from importlib.util import find_spec
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bitnet.core.dynlib import open_library, without_display
 from bitnet.core.errors import DeviceUnavailableError
+from bitnet.core.gpu.probing import denied_nodes, device_nodes, no_permission
 from bitnet.core.hal import HAL_API, Device, DeviceInfo, DeviceType, ProbeResult, ProbeStatus
 
 if TYPE_CHECKING:
@@ -140,14 +139,10 @@ def _nothing(others: list[str], versions: dict[str, str]) -> ProbeResult:
     if not loader:
         reason = f"The Vulkan loader cannot be opened: {'; '.join(loader.tried.values())}."
         return result(ProbeStatus.DRIVER_MISSING, reason, INSTALL, dict(loader.tried))
-    nodes = [str(node) for pattern in NODES for node in sorted(Path("/dev").glob(pattern))]
-    denied = [node for node in nodes if not os.access(node, os.R_OK | os.W_OK)]
-    if denied:
-        reason = f"This user may not open {', '.join(denied)}."
-        hint = "sudo usermod -aG render,video $USER, then log in again."
-        return result(ProbeStatus.NO_PERMISSION, reason, hint, dict(loader.tried))
-    if nodes:
-        reason = f"There is {', '.join(nodes)}, but no Vulkan driver that takes it."
+    if denied := denied_nodes(NODES):
+        return no_permission(denied, tried=dict(loader.tried), versions=versions)
+    if nodes := device_nodes(NODES):
+        reason = f"There is {', '.join(map(str, nodes))}, but no Vulkan driver that takes it."
         return result(ProbeStatus.DRIVER_MISSING, reason, INSTALL, dict(loader.tried))
     return result(ProbeStatus.NO_DEVICE, "Vulkan finds no device.", INSTALL, dict(loader.tried))
 

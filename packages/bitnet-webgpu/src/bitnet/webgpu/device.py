@@ -15,8 +15,9 @@ from wgpu.backends.wgpu_native import ffi, lib
 
 from bitnet.core.errors import OutOfMemoryError
 from bitnet.core.gpu import Launch
+from bitnet.core.gpu.probing import SMALLER
 from bitnet.webgpu.compiler import INT8_DOT, SUBGROUPS, Compiler, has_int8_dot
-from bitnet.webgpu.failures import FEW_MEMORY, RAISED, failure
+from bitnet.webgpu.failures import RAISED, failure
 
 LIMITS = (
     "max-buffer-size",
@@ -76,7 +77,7 @@ class WebGPUDriver:
         if size > self.limits["max-buffer-size"]:
             largest = self.limits["max-buffer-size"]
             message = f"a buffer of {nbytes:,} bytes exceeds the device's largest, {largest:,}."
-            raise OutOfMemoryError(message, device=self._name, hint=FEW_MEMORY)
+            raise OutOfMemoryError(message, device=self._name, hint=SMALLER)
         usage = wgpu.BufferUsage.STORAGE | wgpu.BufferUsage.COPY_SRC | wgpu.BufferUsage.COPY_DST
         with self._guarded():
             return WebGPUBuffer(self._device.create_buffer(size=size, usage=usage), nbytes)
@@ -145,7 +146,7 @@ class WebGPUDriver:
         for buffer in buffers:
             if buffer.nbytes > largest:
                 message = f"{launch.kernel.entry} needs {buffer.nbytes:,} bytes in a binding that holds {largest:,}."
-                raise OutOfMemoryError(message, device=self._name, hint=FEW_MEMORY)
+                raise OutOfMemoryError(message, device=self._name, hint=SMALLER)
         entries = [{"binding": i, "resource": resource} for i, resource in enumerate(resources)]
         group = self._device.create_bind_group(layout=made.layout, entries=entries)
         return _Dispatch(made.pipeline, group, launch.grid)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import wgpu
 
 from bitnet.core.errors import DeviceError, DeviceLostError, OutOfMemoryError
+from bitnet.core.gpu.probing import SMALLER
 
 RAISED = (wgpu.GPUError, RuntimeError)
 """What wgpu-py raises; the latter where it gets no device, or maps no buffer."""
-FEW_MEMORY = "Use a shorter context, fewer sequences, or another device."
 
 
 def failure(error: Exception, device: str) -> DeviceError:
@@ -17,5 +17,5 @@ def failure(error: Exception, device: str) -> DeviceError:
     if "device is lost" in text:
         return DeviceLostError(text, device=device, hint="Start again; see the system's log.")
     if isinstance(error, wgpu.GPUOutOfMemoryError) or "Not enough memory" in text:  # often a validation error
-        return OutOfMemoryError(text, device=device, hint=FEW_MEMORY)
+        return OutOfMemoryError(text, device=device, hint=SMALLER)
     return DeviceError(text, device=device)

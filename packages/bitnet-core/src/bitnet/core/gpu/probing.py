@@ -1,0 +1,35 @@
+"""What probes of GPU backends share: the device nodes that drivers open, and the advice that goes with a failure."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from bitnet.core.hal import ProbeResult, ProbeStatus
+
+SMALLER = "Use a shorter context, fewer sequences, or another device."
+"""The hint of an OutOfMemoryError."""
+JOIN_GROUPS = "sudo usermod -aG render,video $USER, then log in again."
+"""The hint where Linux keeps a user from a GPU."""
+
+
+def device_nodes(patterns: Iterable[str]) -> list[Path]:
+    """The device nodes that match, such as ``dri/renderD*``, under Linux's ``/dev``."""
+    if sys.platform != "linux":
+        return []
+    return [node for pattern in patterns for node in sorted(Path("/dev").glob(pattern))]
+
+
+def denied_nodes(patterns: Iterable[str]) -> list[str]:
+    """Those of the device nodes that this user may not open."""
+    return [str(node) for node in device_nodes(patterns) if not os.access(node, os.R_OK | os.W_OK)]
+
+
+def no_permission(
+    nodes: Iterable[str], *, tried: Mapping[str, str] = {}, versions: Mapping[str, str] = {}, hint: str = JOIN_GROUPS
+) -> ProbeResult:
+    """The result of a probe that found device nodes which this user may not open."""
+    reason = f"This user may not open {', '.join(nodes)}."
+    return ProbeResult(ProbeStatus.NO_PERMISSION, reason=reason, hint=hint, tried=tried, versions=versions)
