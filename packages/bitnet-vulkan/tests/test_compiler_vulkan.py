@@ -41,7 +41,7 @@ def embed() -> Module:
     return module(KERNELS, "embed", "embed", {})
 
 
-def use(monkeypatch: Patch, *ways: compiler.Way) -> Compiler:
+def use(monkeypatch: Patch, *ways: compiler.SpirvCompiler) -> Compiler:
     monkeypatch.setattr(compiler, "ways", lambda: Ways(ways))
     return Compiler("vulkan:7", KernelCache())
 

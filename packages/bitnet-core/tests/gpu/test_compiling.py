@@ -1,14 +1,20 @@
-"""Compiling side by side: each key once, the first error, and nothing begun after it."""
+"""Compiling through the cache and side by side: each key once, the first error, and nothing begun after it."""
 
 from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
+from bitnet.core import cache
+from bitnet.core.cache import KernelCache
+from bitnet.core.errors import KernelCompileError
 from bitnet.core.gpu import compiling
-from bitnet.core.gpu.compiling import compile_all
+from bitnet.core.gpu.compiling import Way, compile_all, compiled
 
 
 @pytest.fixture(autouse=True)
@@ -60,3 +66,82 @@ def test_a_thread_for_each_processor_it_may_use(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.undo()
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {5, 7})
     assert compiling._processors() == 2
+
+
+class Compiler:
+    """Two ways for each unit; those named are refused. What is made is the unit's name with the way's, as bytes."""
+
+    def __init__(self, refuses: Collection[str] = (), refuses_kept: Collection[str] = ()) -> None:
+        self.refuses, self.refuses_kept = refuses, refuses_kept
+        self.built: list[str] = []
+
+    def ways(self, unit: str, names: Sequence[str] = ("quick", "plain")) -> list[Way[str]]:
+        return [self._way(unit, name) for name in names]
+
+    def _way(self, unit: str, name: str) -> Way[str]:
+        made = f"{unit} {name}".strip()
+
+        def build() -> tuple[str, bytes]:
+            self.built.append(made)
+            if made in self.refuses:
+                raise KernelCompileError(f"{made} is refused.", device="acme:0", log=f"log of {made}")
+            return made, made.encode()
+
+        def load(payload: bytes) -> str | None:
+            return None if made in self.refuses_kept else payload.decode()
+
+        return Way(unit, KernelCache.key(source=made, device="", driver="", options="", compiler=""), build, load, name)
+
+
+@pytest.fixture
+def kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> KernelCache:
+    monkeypatch.setenv("BITNET_CACHE_DIR", str(tmp_path))
+    monkeypatch.delenv("BITNET_NO_KERNEL_CACHE", raising=False)
+    return KernelCache()
+
+
+def test_what_is_made_is_kept_and_told(kernels: KernelCache, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[str] = []
+    monkeypatch.setattr(cache, "listeners", [lambda label, _: told.append(label)])
+    first, second = Compiler(), Compiler()
+    units = ["a", "b", "c"]
+    wanted = {unit: f"{unit} quick" for unit in units}
+    assert compiled(kernels, {unit: first.ways(unit) for unit in units}) == wanted
+    assert sorted(told) == units
+    assert compiled(kernels, {unit: second.ways(unit) for unit in units}) == wanted
+    assert second.built == []
+    assert sorted(told) == units
+
+
+def test_the_next_way_is_tried_once_and_found_again(kernels: KernelCache, caplog: pytest.LogCaptureFixture) -> None:
+    for refused in (["a quick"], []):  # a compiler that would be refused again is not asked
+        compiler = Compiler(refused)
+        assert compiled(kernels, {"a": compiler.ways("a")}) == {"a": "a plain"}
+        assert compiler.built == (["a quick", "a plain"] if refused else [])
+    assert caplog.text.count("acme:0: a does not compile quick: log of a quick") == 1
+
+
+def test_a_kept_program_that_the_driver_refuses_is_made_again(kernels: KernelCache) -> None:
+    compiled(kernels, {"a": Compiler().ways("a")})
+    again = Compiler(refuses_kept=["a quick"])
+    assert compiled(kernels, {"a": again.ways("a")}) == {"a": "a quick"}
+    assert again.built == ["a quick"]
+
+
+def test_the_error_has_what_every_way_said(kernels: KernelCache) -> None:
+    both = Compiler(["a quick", "a plain"])
+    with pytest.raises(KernelCompileError, match="a does not compile") as raised:
+        compiled(kernels, {"a": both.ways("a")})
+    assert raised.value.log == "quick: log of a quick\nplain: log of a plain"
+    only = Compiler(["a"])
+    with pytest.raises(KernelCompileError, match="a is refused") as raised:
+        compiled(kernels, {"a": only.ways("a", [""])})
+    assert raised.value.log == "log of a"
+
+
+def test_what_has_no_key_is_not_kept(kernels: KernelCache) -> None:
+    compiler = Compiler()
+    for _ in range(2):
+        way = replace(compiler.ways("a")[0], key=None)
+        assert compiled(kernels, {"a": [way]}) == {"a": "a quick"}
+    assert compiler.built == ["a quick"] * 2

@@ -29,6 +29,14 @@ LIMIT = 512 * 2**20
 listeners: list[Callable[[str, float], None]] = []
 """Called with what was compiled and how many seconds it took, so that a program can show progress."""
 
+
+def report(label: str, seconds: float) -> None:
+    """Log that something was compiled, and tell the listeners."""
+    log.logger.info("compiled %s in %.2f s", label, seconds)
+    for listener in listeners:
+        listener(label, seconds)
+
+
 _MAGIC = b"BITNETKC"
 _HEADER = struct.Struct("<8sI32sQ32s")
 _ENDING = ".kernel"
@@ -121,9 +129,7 @@ class KernelCache:
             label: What was compiled, for the log.
             seconds: How long it took.
         """
-        log.logger.info("compiled %s in %.2f s", label, seconds)
-        for listener in listeners:
-            listener(label, seconds)
+        report(label, seconds)
         if self.folder is None or not self._writable or len(payload) + _HEADER.size > self._limit:
             return
         try:

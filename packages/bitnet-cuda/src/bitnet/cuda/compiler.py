@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,7 +10,7 @@ from cuda.bindings import nvrtc
 from bitnet.core.cache import KernelCache
 from bitnet.core.errors import DeviceError, KernelCompileError
 from bitnet.core.gpu import KernelSpec
-from bitnet.core.gpu.compiling import compile_all
+from bitnet.core.gpu.compiling import Way, compiled
 from bitnet.cuda.ops import SOURCES
 
 
@@ -63,18 +62,16 @@ class Compiler:
         Raises:
             KernelCompileError: A source does not compile.
         """
-        alike = {(spec.file, spec.defines): spec for spec in specs}
-        # One after another from the cache: threads that hold the lock for most of a task only wait for one another.
-        kept = {spec: self._cache.get(self._key(spec)) for spec in alike.values()}
-        made = compile_all(self._compile, [spec for spec, cubin in kept.items() if cubin is None])
-        found = {(spec.file, spec.defines): kept[spec] or made[spec] for spec in kept}
+        alike = {(spec.file, spec.defines): [self._way(spec)] for spec in specs}
+        found = compiled(self._cache, alike)
         return {spec: found[spec.file, spec.defines] for spec in specs}
 
-    def _compile(self, spec: KernelSpec) -> bytes:
-        start = time.perf_counter()
-        cubin = compile_cubin(spec.file, options(spec, self._arch), self._name)
-        self._cache.put(self._key(spec), cubin, label=spec.file, seconds=time.perf_counter() - start)
-        return cubin
+    def _way(self, spec: KernelSpec) -> Way[bytes]:
+        def build() -> tuple[bytes, bytes]:
+            cubin = compile_cubin(spec.file, options(spec, self._arch), self._name)
+            return cubin, cubin
+
+        return Way(spec.file, self._key(spec), build, lambda cubin: cubin)
 
     def _key(self, spec: KernelSpec) -> str:
         return self._cache.key(

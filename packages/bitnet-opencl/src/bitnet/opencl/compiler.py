@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from typing import TypeAlias
 
@@ -12,7 +11,7 @@ from bitnet.core.cache import KernelCache
 from bitnet.core.errors import KernelCompileError
 from bitnet.core.gpu import KernelSpec
 from bitnet.core.gpu.clc import sources
-from bitnet.core.gpu.compiling import compile_all
+from bitnet.core.gpu.compiling import Way, compiled
 from bitnet.core.log import logger
 from bitnet.opencl.features import PLAIN, flags
 
@@ -43,19 +42,19 @@ class Compiler:
         Raises:
             KernelCompileError: A source does not build; the log is the compiler's.
         """
-        self._programs |= compile_all(self._program, [u for u in map(unit, specs) if u not in self._programs])
+        missing = {unit(spec) for spec in specs} - self._programs.keys()
+        self._programs |= compiled(self._cache, {one: self._ways(one) for one in missing})
 
     def builds(self, spec: KernelSpec) -> bool:
         """Whether the driver builds a kernel with the device's features."""
-        file, defines = unit(spec)
-        options = (*self._flags, *defines)
-        if self._cached(file, options) is not None:
-            return True
+        one = unit(spec)
+        with_features, *_ = self._ways(one)
         try:
-            start = time.perf_counter()
-            self._keep(file, options, start, self._build(file, options))
+            compiled(self._cache, {one: [with_features]})
         except KernelCompileError as error:
-            logger.warning("%s: %s.cl does not build, so what it tries is not used. %s", self._name, file, error.log)
+            logger.warning(
+                "%s: %s.cl does not build, so what it tries is not used. %s", self._name, spec.file, error.log
+            )
             return False
         return True
 
@@ -63,31 +62,23 @@ class Compiler:
         """A new kernel object of a prepared program, with arguments of its own."""
         return cl.Kernel(self._programs[unit(spec)], spec.entry)
 
-    def _program(self, unit: Unit) -> cl.Program:
-        file, defines = unit
-        ways = [(*self._flags, *defines), (*PLAIN, *defines)]
-        for options in ways:
-            if (cached := self._cached(file, options)) is not None:
-                return cached
-        start = time.perf_counter()
-        try:
-            program, options = self._build(file, ways[0]), ways[0]
-        except KernelCompileError as error:
-            if ways[0] == ways[1]:
-                raise
-            logger.warning("%s: %s.cl is built without the device's features. %s", self._name, file, error)
-            program, options = self._build(file, ways[1]), ways[1]
-        self._keep(file, options, start, program)
-        return program
+    def _ways(self, one: Unit) -> list[Way[cl.Program]]:
+        """With the device's features; and plainly, where it has any."""
+        file, defines = one
+        names = {
+            self._flags: "with the device's features",
+            PLAIN: "plainly",
+        }  # one, where it has none
+        return [self._way(file, (*flags, *defines), name) for flags, name in names.items()]
 
-    def _keep(self, file: str, options: tuple[str, ...], start: float, program: cl.Program) -> None:
-        seconds = time.perf_counter() - start
-        self._cache.put(self._key(file, options), program.binaries[0], label=file, seconds=seconds)
+    def _way(self, file: str, options: tuple[str, ...], name: str) -> Way[cl.Program]:
+        def build() -> tuple[cl.Program, bytes]:
+            program = self._build(file, options)
+            return program, program.binaries[0]
 
-    def _cached(self, file: str, options: tuple[str, ...]) -> cl.Program | None:
-        binary = self._cache.get(self._key(file, options))
-        if binary is None:
-            return None
+        return Way(file, self._key(file, options), build, lambda binary: self._load(file, options, binary), name)
+
+    def _load(self, file: str, options: tuple[str, ...], binary: bytes) -> cl.Program | None:
         try:
             program = cl._cl._Program(self._context, [self._device], [binary])
             program._build(options=" ".join(options).encode())

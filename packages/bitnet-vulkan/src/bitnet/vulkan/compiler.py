@@ -7,12 +7,12 @@ extension.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import shutil
 import subprocess
 import tempfile
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -23,6 +23,7 @@ from typing import Protocol
 from bitnet.core.cache import KernelCache
 from bitnet.core.dynlib import open_library
 from bitnet.core.errors import KernelCompileError
+from bitnet.core.gpu.compiling import Way, compiled
 from bitnet.vulkan.modules import TARGET, Module
 
 KERNELS = Path(str(files("bitnet.vulkan") / "kernels"))
@@ -33,6 +34,7 @@ SHADERC = {
     "win32": ["shaderc_shared.dll"],
 }
 MAGIC = b"\x03\x02\x23\x07"
+HINT = "Install glslc (Debian: apt install glslc; Vulkan SDK: set VULKAN_SDK), or reinstall bitnet-vulkan."
 SECONDS = 120.0
 """That a compiler may take for one kernel."""
 
@@ -41,7 +43,7 @@ class Refused(Exception):
     """A way does not make a module; the message is the compiler's log."""
 
 
-class Way(Protocol):
+class SpirvCompiler(Protocol):
     """A way from GLSL to SPIR-V; ``identity`` tells it from others, and from itself after an update."""
 
     @property
@@ -153,7 +155,7 @@ class Built:
 class Ways:
     """The ways there are, best first, and why the others are none."""
 
-    found: Sequence[Way]
+    found: Sequence[SpirvCompiler]
     missing: Sequence[str] = field(default=())
 
     @property
@@ -166,7 +168,7 @@ class Ways:
 @cache
 def ways() -> Ways:
     """The ways of this machine."""
-    found: list[Way] = []
+    found: list[SpirvCompiler] = []
     missing: list[str] = []
     sdk = os.environ.get("VULKAN_SDK")
     names = _shaderc_names(Path(sdk) if sdk else None)
@@ -216,26 +218,26 @@ class Compiler:
         Raises:
             KernelCompileError: No way makes it; ``log`` has what each of them says.
         """
-        logs = []
-        for way in ways().found:
+        made = [self._way(way, module) for way in ways().found]
+        if not made:
+            log = "There is no compiler, and the package has no SPIR-V."
+            raise KernelCompileError(f"{module.label} does not compile.", device=self._device, log=log, hint=HINT)
+        return compiled(self._cache, {module: made})[module]
+
+    def _way(self, way: SpirvCompiler, module: Module) -> Way[bytes]:
+        def build() -> tuple[bytes, bytes]:
             try:
+                code = way.spirv(module)
+                if code[:4] != MAGIC or len(code) % 4:
+                    raise Refused("what it made is no SPIR-V.")
+            except (Refused, OSError) as refused:
+                raise KernelCompileError("", device=self._device, log=str(refused), hint=HINT) from refused
+            return code, code
+
+        key = None
+        if not isinstance(way, Built):
+            with contextlib.suppress(OSError):  # a program that is gone: calling it says so
                 key = self._cache.key(
                     source=module.text, device="SPIR-V", driver="", options=module.digest, compiler=way.identity
                 )
-                kept = self._cache.get(key) if not isinstance(way, Built) else None
-                if kept is not None:
-                    return kept
-                start = time.perf_counter()
-                code = way.spirv(module)
-            except (Refused, OSError) as refused:
-                logs.append(f"{way.name}: {refused}")
-                continue
-            if code[:4] != MAGIC or len(code) % 4:
-                logs.append(f"{way.name}: what it made is no SPIR-V.")
-                continue
-            if not isinstance(way, Built):
-                self._cache.put(key, code, label=module.label, seconds=time.perf_counter() - start)
-            return code
-        hint = "Install glslc (Debian: apt install glslc; Vulkan SDK: set VULKAN_SDK), or reinstall bitnet-vulkan."
-        log = "\n".join(logs) or "There is no compiler, and the package has no SPIR-V."
-        raise KernelCompileError(f"{module.label} does not compile.", device=self._device, log=log, hint=hint)
+        return Way(module.label, key, build, lambda code: code, way.name)

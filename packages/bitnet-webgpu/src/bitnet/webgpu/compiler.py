@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import wgpu
 from wgpu.backends.wgpu_native import GPUShaderModule, ffi, lib
 
-from bitnet.core import cache, log
+from bitnet.core import cache
 from bitnet.core.errors import DeviceLostError, KernelCompileError, OutOfMemoryError
 from bitnet.core.gpu import KernelSpec
 from bitnet.webgpu.failures import failure
@@ -106,8 +106,5 @@ class Compiler:
             if isinstance(failed, DeviceLostError | OutOfMemoryError):
                 raise failed from error
             raise KernelCompileError(f"{spec.file}.wgsl does not compile.", device=self._name, log=str(error)) from None
-        seconds = time.perf_counter() - start
-        log.logger.info("compiled %s in %.2f s", spec.file, seconds)
-        for listener in cache.listeners:
-            listener(spec.file, seconds)
+        cache.report(spec.file, time.perf_counter() - start)
         return Pipeline(pipeline, layout)

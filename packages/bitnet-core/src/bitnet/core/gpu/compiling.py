@@ -1,14 +1,83 @@
-"""Compiling the kernels of a recording side by side: a first launch takes the time of a few, not of their sum."""
+"""Compiling through the kernel cache: found there, else made, timed and kept; several programs side by side."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Hashable
+import time
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from bitnet.core.cache import KernelCache
+from bitnet.core.errors import KernelCompileError
+from bitnet.core.log import logger
 
 Key = TypeVar("Key", bound=Hashable)
 Made = TypeVar("Made")
+
+
+@dataclass(frozen=True, slots=True)
+class Way(Generic[Made]):
+    """One way to make a kernel's program.
+
+    Attributes:
+        label: What is compiled, for the log and for progress.
+        key: Of its entry in the kernel cache; None where it is not kept.
+        build: Compiles it: what the device runs, and the bytes to keep. Raises KernelCompileError.
+        load: What the device runs, from the bytes that were kept; None where a driver refuses them.
+        name: What to call the way in errors, where there is more than one.
+    """
+
+    label: str
+    key: str | None
+    build: Callable[[], tuple[Made, bytes]]
+    load: Callable[[bytes], Made | None]
+    name: str = ""
+
+
+def compiled(kernels: KernelCache, units: Mapping[Key, Sequence[Way[Made]]]) -> dict[Key, Made]:
+    """The programs of some units, each by the first of its ways that makes one.
+
+    What is in the cache is loaded one after another: threads that hold the interpreter's lock for most of a task only
+    wait for one another. The rest is compiled side by side, which is for compilers that release the lock.
+
+    Raises:
+        KernelCompileError: No way makes one of them. Its log has what each way said.
+    """
+    kept = {key: _kept(kernels, ways) for key, ways in units.items()}
+    made = compile_all(lambda key: _make(kernels, units[key]), [key for key, found in kept.items() if found is None])
+    return {key: made[key] if found is None else found for key, found in kept.items()}
+
+
+def _kept(kernels: KernelCache, ways: Sequence[Way[Made]]) -> Made | None:
+    for way in ways:
+        payload = kernels.get(way.key) if way.key else None
+        made = way.load(payload) if payload is not None else None
+        if made is not None:
+            return made
+    return None
+
+
+def _make(kernels: KernelCache, ways: Sequence[Way[Made]]) -> Made:
+    failed: list[tuple[str, KernelCompileError]] = []
+    for way in ways:
+        start = time.perf_counter()
+        try:
+            made, payload = way.build()
+        except KernelCompileError as error:
+            failed.append((way.name, error))
+            continue
+        for name, why in failed:
+            logger.warning("%s: %s does not compile %s: %s", why.device, way.label, name, why.log)
+        if way.key:
+            kernels.put(way.key, payload, label=way.label, seconds=time.perf_counter() - start)
+        return made
+    _, last = failed[-1]
+    if not ways[-1].name:
+        raise last
+    log = "\n".join(f"{name}: {why.log}" for name, why in failed)
+    raise KernelCompileError(f"{ways[0].label} does not compile.", device=last.device, log=log, hint=last.hint)
 
 
 def compile_all(compile_one: Callable[[Key], Made], keys: Collection[Key]) -> dict[Key, Made]:
