@@ -1,7 +1,8 @@
-"""Print what CI needs from tools/ci_matrix.toml: `ci_matrix.py tests|wheels` as JSON, `apt|devices` as words.
+"""Print what CI needs from tools/ci_matrix.toml: `ci_matrix.py tests|wheels|smoke` as JSON, `apt|devices` as words.
 
-`tests` and `wheels` are job matrices of GitHub Actions: one row per package, runner and Python, and one per package and
-platform. `apt` and `devices` are what a single x86-64 machine with Debian installs and must then have, over all.
+`tests`, `wheels` and `smoke` are job matrices of GitHub Actions: one row per package, runner and Python; one per
+package and platform; one per runner, with the packages whose wheels and whose sdists are tried there. `apt` and
+`devices` are what a single x86-64 machine with Debian installs and must then have, over all.
 """
 
 from __future__ import annotations
@@ -19,8 +20,12 @@ else:
 LINUX = "ubuntu-24.04"
 
 
+def toml(path: Path) -> dict[str, Any]:
+    return tomllib.loads(path.read_text(encoding="utf-8"))
+
+
 def load() -> dict[str, Any]:
-    return tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+    return toml(Path(__file__).with_suffix(".toml"))
 
 
 def tests(data: dict[str, Any]) -> str:
@@ -48,6 +53,15 @@ def wheels(data: dict[str, Any]) -> str:
     )
 
 
+def smoke(data: dict[str, Any]) -> str:
+    rows = []
+    for runner, cannot in data["smoke"].items():
+        installed = [name for name in data["packages"] if name not in cannot.get("install", [])]
+        built = [name for name in installed if name not in cannot.get("build", [])]
+        rows.append({"runner": runner, "packages": " ".join(installed), "sdists": " ".join(built)})
+    return json.dumps({"include": rows})
+
+
 def apt(data: dict[str, Any]) -> str:
     packages = data["packages"].values()
     return " ".join(name for p in packages for name in [*p["apt"], *p.get("debian", {}).get("apt", [])])
@@ -60,7 +74,7 @@ def devices(data: dict[str, Any]) -> str:
     )
 
 
-PRINT = {"tests": tests, "wheels": wheels, "apt": apt, "devices": devices}
+PRINT = {"tests": tests, "wheels": wheels, "smoke": smoke, "apt": apt, "devices": devices}
 
 if __name__ == "__main__":
     if len(sys.argv) != 2 or sys.argv[1] not in PRINT:

@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 import importlib.util
-import os
-import shutil
-import subprocess
 import zipfile
 from collections.abc import Callable, Mapping
+from functools import cache
 from pathlib import Path
 from types import ModuleType
 from typing import Protocol
 
 import pytest
 
+import release
+
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = sorted(path.parent.name for path in ROOT.glob("packages/*/pyproject.toml"))
 
 
-class Uv(Protocol):
-    def __call__(self, *args: str | Path, cwd: Path = ..., env: Mapping[str, str] = ...) -> str: ...
+class Run(Protocol):
+    def __call__(self, *words: str | Path, cwd: Path = ..., env: Mapping[str, str] = ...) -> str: ...
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -39,27 +39,14 @@ def packages() -> list[str]:
 
 
 @pytest.fixture(scope="session")
-def run() -> Uv:
+def run() -> Run:
     """Run a command, free of the environment that the tests run in; returns its output, fails with all it said."""
-    kept = {k: v for k, v in os.environ.items() if not k.startswith(("BITNET_", "VIRTUAL_ENV", "PYTHON"))}
-
-    def run(*args: str | Path, cwd: Path = ROOT, env: Mapping[str, str] = {}) -> str:
-        done = subprocess.run(args, cwd=cwd, env={**kept, **env}, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, f"{' '.join(map(str, args))}\n{done.stdout}{done.stderr}"
-        return done.stdout
-
-    return run
+    return release.run
 
 
 @pytest.fixture(scope="session")
-def uv(run: Uv) -> Uv:
-    program = os.environ.get("UV") or shutil.which("uv")
-    assert program, "uv is not on the PATH"
-
-    def uv(*args: str | Path, cwd: Path = ROOT, env: Mapping[str, str] = {}) -> str:
-        return run(program, *args, cwd=cwd, env=env)
-
-    return uv
+def uv() -> Run:
+    return release.uv
 
 
 def hook(path: Path) -> ModuleType:
@@ -84,11 +71,41 @@ def spirv_build(root: Path) -> ModuleType:
 
 
 @pytest.fixture(scope="session")
-def dist(uv: Uv, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the sdist and, built straight from the tree, the wheel of every package."""
     folder = tmp_path_factory.mktemp("dist")
-    uv("build", "--all-packages", "--no-sources", "--sdist", "--wheel", "--out-dir", folder)
+    release.build(folder, "--all-packages", "--sdist", "--wheel")
     return folder
+
+
+@pytest.fixture(scope="session")
+def rebuilt(dist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the wheels that the sdists make: with an empty compiler cache, in other folders."""
+    folder = tmp_path_factory.mktemp("rebuilt")
+    release.rebuild(dist, folder, PACKAGES, {"BITNET_BUILD_CACHE": str(tmp_path_factory.mktemp("zig"))})
+    return folder
+
+
+@pytest.fixture(scope="session")
+def target_wheel(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """The wheel of bitnet-core for a target of its build hook."""
+
+    @cache
+    def build(target: str) -> Path:
+        folder = tmp_path_factory.mktemp(target)
+        release.wheel("bitnet-core", target, folder)
+        (path,) = folder.glob("*.whl")
+        return path
+
+    return build
+
+
+@pytest.fixture(scope="session")
+def locked(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The lock's versions of everything that is not ours, as constraints: what uv has at hand already."""
+    path = tmp_path_factory.mktemp("locked") / "constraints.txt"
+    release.uv("export", "--frozen", "--no-hashes", "--no-emit-workspace", "--all-packages", "-o", path)
+    return path
 
 
 @pytest.fixture(scope="session")
