@@ -1,11 +1,15 @@
 /*
  * The native library as a process: it does what it is told on stdin, so that a test can drive kernels of another
- * processor through an emulator. A request is a word that says what to do, and its arguments as 64-bit words.
+ * processor or system. A request is a word that says what to do, and its arguments as 64-bit words.
  */
 #include <stdbool.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
+#if defined(_WIN32)
+#include <fcntl.h>
+#include <io.h>
+#endif
 
 enum { READ, WRITE, CALL };
 
@@ -53,6 +57,9 @@ static word_t call(word_t function, const word_t *a) {
 }
 
 int main(void) {
+#if defined(_WIN32)
+    _setmode(_fileno(stdin), _O_BINARY), _setmode(_fileno(stdout), _O_BINARY); /* else they are text */
+#endif
     for (;;) {
         word_t request[8];
         take(request, sizeof request);
