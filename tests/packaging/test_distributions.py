@@ -59,6 +59,21 @@ def test_sdist_holds_the_source_tree(root: Path, package: str, dist: Path) -> No
     assert {n[4:]: d for n, d in files.items() if n.startswith("src/")} == tree(root / "packages" / package / "src")
 
 
+def test_names_are_possible_on_windows(
+    package: str, dist: Path, wheel: Callable[[str], Path], wheel_files: Files
+) -> None:
+    with tarfile.open(sdist(dist, package)) as archive:
+        names = [*archive.getnames(), *wheel_files(wheel(package))]
+    reserved = re.compile(r"(con|prn|aux|nul|com\d|lpt\d)(\..*)?", re.IGNORECASE)
+    for name in names:
+        assert len(name) < 150, name  # of 260, with the folder it is installed in
+        assert name.isascii(), name
+        for part in name.split("/"):
+            assert not reserved.fullmatch(part), name
+            assert not re.search(r'[<>:"|?*\\]|[. ]$', part), name
+    assert len({name.lower() for name in names}) == len(set(names)), "names that differ in case alone"
+
+
 def test_kernels_travel_with_the_package(
     root: Path, package: str, wheel: Callable[[str], Path], wheel_files: Files
 ) -> None:

@@ -18,7 +18,7 @@ def read_text(source: Path | None) -> str:
     """The text of a file, or of standard input where there is none."""
     data = sys.stdin.buffer.read() if source is None else source.read_bytes()
     try:
-        return data.decode("utf-8")
+        return data.decode("utf-8-sig")  # Windows begins files with a byte order mark
     except UnicodeDecodeError as error:
         where = "standard input" if source is None else source
         raise InvalidInputError(f"{where} is not UTF-8 (at byte {error.start}).") from None
