@@ -167,6 +167,9 @@ def smoke(dist: Path, packages: Sequence[str], *options: str | Path) -> None:
             found = [backend for backend in listed if backend["distribution"] == package]
             if not found or any(b["version"] != here or b["status"] == "broken" for b in found):
                 raise SystemExit(f"`bitnet devices` says of {package} {here}: {json.dumps(found, indent=2)}")
+        names = [device["name"] for backend in listed for device in backend["devices"]]
+        if not any(name.startswith("cpu:") and name != "cpu:numpy" for name in names):
+            raise SystemExit(f"the native library is missing or does not open; there are only: {', '.join(names)}")
         said = run(programs / "bitnet", "run", QUESTION, cwd=folder, env=settings)
         if ANSWER not in said:
             raise SystemExit(f"to {QUESTION!r} it said {said!r}")

@@ -81,6 +81,12 @@ def test_a_wheel_that_answers_wrongly_is_refused(
         release.smoke(dist, packages[:1], "--constraint", locked)
 
 
+def test_a_wheel_whose_library_does_not_open_is_refused(target_wheel: Callable[[str], Path], locked: Path) -> None:
+    """The model would answer all the same, on numpy."""
+    with pytest.raises(SystemExit, match="the native library is missing or does not open"):
+        release.smoke(target_wheel("any").parent, ["bitnet-core"], "--constraint", locked)
+
+
 @pytest.mark.slow
 def test_a_release_has_every_file_and_no_other(
     dist: Path, target_wheel: Callable[[str], Path], hatch_build: ModuleType, packages: list[str], tmp_path: Path
