@@ -23,8 +23,14 @@ from bitnet.core import api, opening
 from bitnet.core.api import Model, load_model
 from bitnet.core.engine import GenerationOptions
 from bitnet.core.engine.options import OptionArguments
-from bitnet.core.engine.setup import cache_blocks
-from bitnet.core.errors import ContextFullError, DeviceUnavailableError, InvalidInputError, ModelFileError
+from bitnet.core.engine.setup import cache_blocks, default_context
+from bitnet.core.errors import (
+    ContextFullError,
+    DeviceUnavailableError,
+    InvalidInputError,
+    ModelFileError,
+    OutOfMemoryError,
+)
 from bitnet.core.gguf import TensorSource, write_gguf
 from bitnet.core.hal.check import StepCheck
 from bitnet.core.model import open_model
@@ -316,6 +322,33 @@ def test_the_cache_is_as_large_as_asked_and_affordable(model: Model) -> None:
     assert blocks(1 << 40, max_seqs=1) == 8
     assert blocks(4 * 20 * block) == 20
     assert blocks(0) == 8
+
+
+def test_a_context_that_nobody_asked_for_is_bounded_by_the_file(model: Model) -> None:
+    """A file of 3 MB with a wide cache took 1.3 GB for 4096 positions."""
+
+    def context(size: int, **changes: int) -> int:
+        return default_context(replace(model.config, **changes), size=size, kv_dtype="f16")
+
+    assert context(1 << 20) == 256
+    assert context(1 << 20, context_length=2**31 - 1) == 4096
+    wide: dict[str, int] = {"context_length": 4096, "layers": 40, "kv_heads": 512, "head_dim": 32}
+    position = 2 * 40 * 512 * 32 * 2 + 4 * 32
+    for size in (1 << 20, 1 << 27):
+        assert context(size, **wide) == (8 * size + (256 << 20)) // position < 4096
+    assert context(0, **wide | {"layers": 10**6}) == 32
+    # Falcon3 7B, Llama 3 8B and 2B4T have their 4096 positions.
+    for size, layers, kv_heads, head_dim in ((3_050, 28, 4, 256), (3_580, 32, 8, 128), (1_190, 30, 5, 128)):
+        real = {"context_length": 4096, "layers": layers, "kv_heads": kv_heads, "head_dim": head_dim}
+        assert context(size * 10**6, **real) == 4096
+
+
+def test_a_context_beyond_all_memory_is_refused_before_it_is_made(path: Path, tmp_path: Path) -> None:
+    maker = tool("make_random_model")
+    shape = maker.Shape(layers=1, hidden=128, heads=4, kv_heads=2, head_dim=32, ffn=192, context=2**31 - 1, vocab=520)
+    maker.make_model(tmp_path / "long.gguf", shape)
+    with pytest.raises(OutOfMemoryError, match="a context of 2147483647 takes"):
+        load_model(tmp_path / "long.gguf", device="cpu", context=2**31 - 1)
 
 
 INTERRUPTED = """

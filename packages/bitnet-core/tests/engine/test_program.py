@@ -20,7 +20,7 @@ from bitnet.core.hal import (
     RopeAppend,
     TernaryMatmul,
 )
-from bitnet.core.model.program import kv_bytes, rope_tables
+from bitnet.core.model.program import ROPE_PIECE, kv_bytes, rope_tables
 
 
 def test_sub_norms_and_activation(make_rig: Callable[..., Any]) -> None:
@@ -57,6 +57,13 @@ def test_rope_tables(factors: Any) -> None:
     frequencies = 500_000.0 ** (-np.arange(0, 16, 2) / 16) / (1 if factors is None else factors)
     angles = np.arange(4096)[:, None] * frequencies
     assert cos.dtype == sin.dtype == np.float32
+    exponents = np.arange(0, 16, 2, dtype=np.float32) / np.float32(16)
+    whole = 1 / np.power(np.float64(500_000.0), exponents).astype(np.float32)
+    whole = whole if factors is None else whole / factors
+    exact = np.outer(np.arange(4096, dtype=np.float32), whole).astype(np.float64)
+    np.testing.assert_array_equal(cos, np.cos(exact).astype(np.float32))  # whatever is computed at a time
+    odd, _ = rope_tables(config, ROPE_PIECE + 3)
+    np.testing.assert_array_equal(odd, cos[: ROPE_PIECE + 3])
     # Frequencies and angles are rounded to f32: an angle of a is off by up to 2.5 half units in its last place.
     bound = 2.5 * 2.0**-24 * np.maximum(angles, 1)
     assert (np.abs(cos - np.cos(angles)) <= bound).all()

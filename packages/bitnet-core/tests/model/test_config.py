@@ -39,6 +39,27 @@ def test_official_architecture(tiny: Make) -> None:
 
 
 @pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("attention.key_length", 1026, "1024 are the most"),
+        ("attention.key_length", 2**31 - 2, "1024 are the most"),
+        ("attention.head_count", 2**20, "8192 is the most for 128"),
+        ("feed_forward_length", 8193, "8192 is the most for 128"),
+        ("embedding_length", 131_076, "131072, which is not supported"),
+    ],
+)
+def test_sizes_that_no_model_has(tiny: Make, key: str, value: int, message: str) -> None:
+    """They are refused before anything is made of them, whatever else is wrong."""
+    model = tiny()
+    model.metadata |= {model.key("rope.scaling.type"): "linear", model.key("rope.scaling.factor"): 2.0}
+    model.metadata[model.key("attention.key_length")] = 32
+    model.metadata[model.key(key)] = value
+    with pytest.raises(ModelFileError, match=message) as caught:
+        model.open()
+    assert key in str(caught.value)
+
+
+@pytest.mark.parametrize(
     ("architecture", "tokenizer", "key", "activation", "rope"),
     [
         ("bitnet-b1.58", "gpt2", None, "relu2", "neox"),

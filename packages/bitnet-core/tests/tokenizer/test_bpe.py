@@ -88,6 +88,30 @@ def test_merges_that_cannot_be(wrong: str) -> None:
     assert listed_merges([], ids)(ids) == []
 
 
+def test_too_many_merges_are_left_to_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A vocabulary of runs has a merge for every two of them: the whole is never built, and parts say the same."""
+    monkeypatch.setattr(bpe, "CHARACTERS", 50_000)
+    runs = ["a" * n for n in range(1, 100)]
+    scores = {run: float(len(run)) for run in runs} | {"b": 0.0}
+    ids = {token: i for i, token in enumerate(scores)}
+    ranked = sorted(((a, b) for a in runs for b in runs if a + b in scores), key=lambda pair: -len(pair[0] + pair[1]))
+    oracle = tokenizers.Tokenizer(models.BPE(ids, ranked))
+    pairs = BytePairs(ids, scored_merges(scores))
+    assert not pairs.build()
+    for text in ("aab", "b" * 20_000, "baaab" * 3):
+        assert pairs.encode([text]) == [oracle.encode(text).ids]
+    with pytest.raises(InvalidInputError, match="too many ways"):
+        pairs.encode(["a" * 90])
+
+
+def test_a_long_token_of_sentencepiece_does_not_take_for_ever() -> None:
+    """Of 300,000 characters, each way to cut it in two was made: 20 s and more."""
+    scores = {"a": 0.0, "aa": 1.0, "a" * 300_000: 2.0}
+    began = time.process_time()
+    assert scored_merges(scores)(scores) == [("a", "aa")[:1] * 2]
+    assert time.process_time() - began < 1
+
+
 def test_a_long_token_does_not_take_for_ever() -> None:
     """A hostile vocabulary has one: every string of a text's words up to that length was looked up, 70 million here."""
     ids = {"a": 0, "b" * 20_000: 1}

@@ -7,6 +7,7 @@ among those strings are enough, give the same result, and are built in a millise
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from itertools import compress
 from typing import TypeAlias
@@ -19,12 +20,16 @@ from bitnet.core.errors import InvalidInputError, brief
 
 ENOUGH = 1 << 14
 """Characters encoded by parts of the vocabulary, over all texts, before the whole is built."""
-LONGEST = 256
-"""Characters of the longest token of a vocabulary of which parts are taken: that many strings begin at each place of a
-word. Llama 3's has 128."""
+WHOLE = 1 << 19
+"""Tokens and merges of a vocabulary that is built whole at most: Llama 3's are 408,512. The library hears no Ctrl-C
+meanwhile. Of a larger one there are only ever parts, which is slower where many texts are encoded."""
+CHARACTERS = 1 << 24
+"""Characters of all merges of such a vocabulary at most, three times those of the largest known."""
+FEW = 256
+"""Lengths of tokens up to which all are looked up at each place of a word; of more, those of its first character."""
 
-Merges: TypeAlias = Callable[[Collection[str]], list[tuple[str, str]]]
-"""The merges that make one of the given tokens, first merged first."""
+Merges: TypeAlias = Callable[[Collection[str]], "list[tuple[str, str]] | None"]
+"""The merges that make one of the given tokens, first merged first; None where they are too many."""
 
 
 class BytePairs:
@@ -53,20 +58,35 @@ class BytePairs:
         self._cut, self._normalize = cut, normalize
         self._always = {token: ids[token] for token in always}
         self._options = options
-        self._longest = max(map(len, ids))
+        self._lengths = sorted(set(map(len, ids)))
         self._encoded = 0
         self._whole: Tokenizer | None = None
+        self._lengths_of: dict[str, list[int]] | None = None if len(self._lengths) <= FEW else _by_head(ids)
+        self._parts_only = len(ids) > WHOLE
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         """Token ids of each text."""
         self._encoded += sum(map(len, texts))
-        if self._whole is None and (self._encoded > ENOUGH or self._longest > LONGEST):
-            self._whole = self._build(self._ids)
+        if self._encoded > ENOUGH:
+            self.build()
         backend = self._whole or self._build(self._part(texts))
+        if backend is None:
+            raise InvalidInputError("the vocabulary's tokens can be merged in too many ways to this text.")
         return [backend.encode(text, add_special_tokens=False).ids if text else [] for text in texts]
 
-    def _build(self, ids: Mapping[str, int]) -> Tokenizer:
-        backend = Tokenizer(models.BPE(dict(ids), self._merges(ids), **self._options))
+    def build(self) -> bool:
+        """Build the whole vocabulary, if that was not done yet; False where it is too large for that."""
+        if self._whole is None and not self._parts_only:
+            self._whole = self._build(self._ids)
+            self._parts_only = self._whole is None
+        return not self._parts_only
+
+    def _build(self, ids: Mapping[str, int]) -> Tokenizer | None:
+        """An encoder with these tokens; None where their merges are too many."""
+        merges = self._merges(ids)
+        if merges is None:
+            return None
+        backend = Tokenizer(models.BPE(dict(ids), merges, **self._options))
         if self._cut is not None:
             backend.pre_tokenizer = self._cut
         if self._normalize is not None:
@@ -86,9 +106,18 @@ class BytePairs:
         for word in words:
             known = "".join(filter(ids.__contains__, word))
             for begin in range(len(known)):
-                most = min(len(known), begin + self._longest)
-                pieces.update(filter(ids.__contains__, (known[begin:end] for end in range(begin + 1, most + 1))))
+                lengths = self._lengths if self._lengths_of is None else self._lengths_of.get(known[begin], [])
+                lengths = lengths[: bisect_right(lengths, len(known) - begin)]
+                pieces.update(filter(ids.__contains__, (known[begin : begin + length] for length in lengths)))
         return self._always | {piece: ids[piece] for piece in pieces}
+
+
+def _by_head(tokens: Iterable[str]) -> dict[str, list[int]]:
+    """Lengths of the tokens that begin with each character."""
+    lengths: dict[str, set[int]] = {}
+    for token in filter(None, tokens):
+        lengths.setdefault(token[0], set()).add(len(token))
+    return {head: sorted(found) for head, found in lengths.items()}
 
 
 def listed_merges(merges: Sequence[str], ids: Mapping[str, int]) -> Merges:
@@ -102,7 +131,9 @@ def listed_merges(merges: Sequence[str], ids: Mapping[str, int]) -> Merges:
     if not (spaced and all(map(ids.__contains__, made)) and ids.keys() >= set(" ".join(merges).split(" "))):
         _check_each(merges, ids)
 
-    def among(tokens: Collection[str]) -> list[tuple[str, str]]:
+    def among(tokens: Collection[str]) -> list[tuple[str, str]] | None:
+        if len(tokens) + len(merges) > WHOLE and tokens is ids:
+            return None
         some = merges if tokens is ids else compress(merges, map(tokens.__contains__, made))
         return [(left, right) for left, _, right in (merge.partition(" ") for merge in some)]
 
@@ -115,18 +146,40 @@ def scored_merges(scores: Mapping[str, float]) -> Merges:
     Every way to cut a token in two is a merge, ranked by the token's score, then by its place in ``scores``.
     """
 
-    def among(tokens: Collection[str]) -> list[tuple[str, str]]:
+    def among(tokens: Collection[str]) -> list[tuple[str, str]] | None:
+        chosen = [token for token in scores if token in tokens]
+        begins = _begins(chosen)
+        if begins is None:
+            return None
         ranked = [
-            (-scores[token], (token[:cut], token[cut:]))
-            for token in scores
-            if token in tokens
-            for cut in range(1, len(token))
-            if token[:cut] in scores and token[cut:] in scores
+            (-scores[token], (left, right))
+            for token in chosen
+            for left in begins[token]
+            if (right := token[len(left) :]) in scores
         ]
+        if len(tokens) + len(ranked) > WHOLE:
+            return None
         ranked.sort(key=lambda merge: merge[0])
         return [pair for _, pair in ranked]
 
     return among
+
+
+def _begins(tokens: Collection[str]) -> dict[str, tuple[str, ...]] | None:
+    """Of each token the other tokens that it begins with, shortest first; None where that is too much."""
+    begins: dict[str, tuple[str, ...]] = {}
+    open_ones: list[str] = []  # sorted, each token comes after all that it begins with
+    count, characters = len(tokens), 0
+    for token in sorted(tokens):
+        while open_ones and not token.startswith(open_ones[-1]):
+            open_ones.pop()
+        count += len(open_ones)
+        characters += len(open_ones) * len(token)
+        if count > WHOLE * 2 or characters > CHARACTERS:
+            return None
+        begins[token] = tuple(open_ones)
+        open_ones.append(token)
+    return begins
 
 
 def _check_each(merges: Iterable[str], ids: Mapping[str, int]) -> None:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import codecs
-import gc
 import re
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -16,7 +14,9 @@ from tokenizers import normalizers, pre_tokenizers
 
 from bitnet.core.bpe import BytePairs, listed_merges, scored_merges
 from bitnet.core.errors import InvalidInputError, brief
+from bitnet.core.garbage import no_collection
 from bitnet.core.gguf import GGUFFile
+from bitnet.core.literals import Literals
 from bitnet.core.vocabulary import KEY, LLAMA3, TokenType, Vocabulary, vocabulary_from_metadata
 
 LLAMA3_WORDS = (
@@ -63,8 +63,8 @@ class Tokenizer:
         self._literal = self._special | of_kind(TokenType.USER_DEFINED)
         self._byte = {i: _byte(self._tokens[i]) for i in of_kind(TokenType.BYTE)}
         self._ids = {self._tokens[i]: i for i in self._literal}
-        self._split_all = _splitter(self._ids)
-        self._split_user = _splitter(self._tokens[i] for i in self._literal - self._special)
+        self._split_all = Literals(self._ids)
+        self._split_user = Literals(self._tokens[i] for i in self._literal - self._special)
         self._backend = _byte_level(vocabulary) if self._byte_level else _sentencepiece(vocabulary)
 
     @property
@@ -87,13 +87,16 @@ class Tokenizer:
             text.encode()
         except UnicodeEncodeError as error:
             raise InvalidInputError(f"the text holds {text[error.start]!r}, which is no Unicode character.") from None
-        splitter = self._split_all if parse_special else self._split_user
-        parts = splitter.split(text) if splitter else [text]
+        parts = (self._split_all if parse_special else self._split_user).split(text)
         ids = list(self._prefix) if add_special else []
         for i, plain in enumerate(self._backend.encode(parts[::2])):
             ids += plain
             ids += [self._ids[part] for part in parts[2 * i + 1 : 2 * i + 2]]
         return ids + self._suffix if add_special else ids
+
+    def prepare(self) -> bool:
+        """Make ready for long texts; False where the vocabulary is too large for that, and they take their time."""
+        return self._backend.build()
 
     def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
         """The text of token ids; bytes that are no UTF-8 become U+FFFD."""
@@ -169,22 +172,10 @@ def tokenizer_from_gguf(file: GGUFFile, vocab_size: int) -> Tokenizer:
     if len(vocabulary.tokens) > vocab_size:
         raise file.error(f"has {len(vocabulary.tokens)} tokens; the model embeds {vocab_size}.", key=KEY + "tokens")
     try:
-        with _no_collection():
+        with no_collection():
             return Tokenizer(vocabulary, vocab_size)
     except InvalidInputError as error:
         raise file.error(error.message, key=KEY + ("merges" if vocabulary.model == "gpt2" else "tokens")) from error
-
-
-@contextmanager
-def _no_collection() -> Iterator[None]:
-    """Let no cycles be looked for among the hundreds of thousands of tuples of a vocabulary: a sixth of the time."""
-    was = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was:
-            gc.enable()
 
 
 def _byte(token: str) -> bytes:
@@ -192,12 +183,6 @@ def _byte(token: str) -> bytes:
     if not re.fullmatch("<0x[0-9A-F]{2}>", token):
         raise InvalidInputError(f"{brief(token)} is marked as a byte, but is not of the form <0x0A>.")
     return bytes([int(token[3:5], 16)])
-
-
-def _splitter(tokens: Iterable[str]) -> re.Pattern[str] | None:
-    """Cuts text at tokens that are written out in it, longest first; they are the odd parts of ``split``."""
-    alternatives = "|".join(map(re.escape, sorted(filter(None, tokens), key=len, reverse=True)))
-    return re.compile(f"({alternatives})") if alternatives else None
 
 
 def _byte_level(vocabulary: Vocabulary) -> BytePairs:
@@ -220,7 +205,7 @@ def _sentencepiece(vocabulary: Vocabulary) -> BytePairs:
 
     tokens = vocabulary.tokens
     scores = {tokens[i]: vocabulary.scores[i] for i in of_kind(TokenType.NORMAL)}
-    unknown = [tokens[i] for i in of_kind(TokenType.UNKNOWN)]
+    unknown = [tokens[i] for i in of_kind(TokenType.UNKNOWN)][:1]
     options: dict[str, Any] = {"unk_token": unknown[0]} if unknown else {}
     prepend = [normalizers.Prepend(SPACE)] if vocabulary.space_prefix else []
     return BytePairs(

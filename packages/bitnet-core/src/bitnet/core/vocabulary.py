@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, Literal
@@ -13,6 +13,12 @@ from bitnet.core.errors import brief
 from bitnet.core.gguf import MetadataValue
 
 KEY = "tokenizer.ggml."
+
+MAX_TOKENS = 1 << 19
+MAX_TOKEN = 512
+MAX_MERGES = 3 << 18
+"""Tokens, characters of one, and merges at most. The largest vocabularies have 262,144 tokens with half a million
+merges, and runs of 128 spaces: what is derived from a vocabulary is bounded by these."""
 
 LLAMA3 = "llama-bpe"
 GPT2 = "gpt-2"
@@ -26,6 +32,17 @@ END_OF_TURN = frozenset(
     {"<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|end_of_text|>", "<EOT>"}
 )
 """Tokens that end a model's answer, wherever a vocabulary has them; files name only one of them as the end."""
+
+
+def excess(tokens: Sequence[str], merges: Sequence[object] = ()) -> str | None:
+    """What is too much of a vocabulary, if anything; said before anything is derived from it."""
+    for found, most, what in ((len(tokens), MAX_TOKENS, "tokens"), (len(merges), MAX_MERGES, "merges")):
+        if found > most:
+            return f"has {found} {what}; {most} are the most."
+    longest = max(tokens, key=len, default="")
+    if len(longest) > MAX_TOKEN:
+        return f"has a token of {len(longest)} characters, {brief(longest)}; {MAX_TOKEN} are the most."
+    return None
 
 
 class TokenType(IntEnum):
@@ -100,6 +117,10 @@ def vocabulary_from_metadata(
     if not tokens:
         raise error(KEY + "tokens", "is empty.")
     count = len(tokens)
+    merges = read.strings("merges") if model == "gpt2" else []
+    for key, wrong in (("tokens", excess(tokens)), ("merges", excess([], merges))):
+        if wrong is not None:
+            raise error(KEY + key, wrong)
     pre = read.value("pre", str, LLAMA3)  # the official file of 2B4T has no such key
     if model == "gpt2" and pre not in PRE_TOKENIZERS:
         raise error(KEY + "pre", f"{brief(pre)} is not supported; {', '.join(PRE_TOKENIZERS)} are.")
@@ -112,7 +133,7 @@ def vocabulary_from_metadata(
         model=model,
         tokens=tokens,
         types=types,
-        merges=read.strings("merges") if model == "gpt2" else [],
+        merges=merges,
         scores=read.numbers("scores", count, "f", 0.0) if model == "llama" else [],
         pre=pre,
         bos_id=ids["bos_token_id"],

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from bitnet.core.engine.engine import Engine
-from bitnet.core.errors import InvalidInputError
+from bitnet.core.errors import InvalidInputError, OutOfMemoryError
 from bitnet.core.hal import Device, Executable, KVSpec, Limits
-from bitnet.core.model.program import BLOCK_SIZE, KVDtype, build_program, kv_bytes
+from bitnet.core.model.program import BLOCK_SIZE, KVDtype, build_program, kv_bytes, rope_bytes
 from bitnet.core.tokenizer import StreamDecoder
 
 if TYPE_CHECKING:
@@ -22,6 +22,23 @@ STEP_ROWS = 32
 """Rows of logits of a step, where text is scored; each takes a vocabulary of floats."""
 UNKNOWN_MEMORY = 4 << 30
 """What a device that does not know its memory is taken to have free."""
+
+
+TIMES_THE_FILE = 8
+SMALL_CACHE = 256 << 20
+"""What the context that nobody asked for may take: so many times the file, and so many bytes besides. Models need a
+fifth to three times their file for 4096 positions; one whose cache is large beside its weights gets fewer."""
+
+
+def position_bytes(config: ModelConfig, kv_dtype: KVDtype) -> int:
+    """Bytes that a position of a sequence takes, in the cache and in the rotary tables."""
+    return kv_bytes(KVSpec(config.layers, config.kv_heads, config.head_dim, 1, 1, kv_dtype)) + rope_bytes(config)
+
+
+def default_context(config: ModelConfig, *, size: int, kv_dtype: KVDtype) -> int:
+    """Tokens of a context that nobody asked for: the model's own, within what its file of ``size`` bytes allows."""
+    affordable = (TIMES_THE_FILE * size + SMALL_CACHE) // position_bytes(config, kv_dtype)
+    return min(config.context_length, DEFAULT_CONTEXT, max(affordable, BLOCK_SIZE))
 
 
 def cache_blocks(config: ModelConfig, *, context: int, max_seqs: int, kv_dtype: KVDtype, free: int) -> int:
@@ -45,16 +62,16 @@ def open_engine(
         OutOfMemoryError, KernelCompileError: The device cannot take the model.
     """
     config = file.config
+    if kv_dtype not in ("f16", "f32"):
+        raise InvalidInputError(f"kv_dtype is {kv_dtype!r}; it must be f16 or f32.")
     if context is None:
-        context = min(config.context_length, DEFAULT_CONTEXT)
+        context = default_context(config, size=file.size, kv_dtype=kv_dtype)
     if not 2 <= context <= config.context_length:
         raise InvalidInputError(f"context is {context}; {config.name} takes 2 … {config.context_length} tokens.")
     if not 1 <= step_tokens <= MAX_STEP_TOKENS:
         raise InvalidInputError(f"step_tokens is {step_tokens}; it must be in 1 … {MAX_STEP_TOKENS}.")
     if not 1 <= max_seqs <= step_tokens:
         raise InvalidInputError(f"max_seqs is {max_seqs}; it must be in 1 … {step_tokens} (step_tokens).")
-    if kv_dtype not in ("f16", "f32"):
-        raise InvalidInputError(f"kv_dtype is {kv_dtype!r}; it must be f16 or f32.")
     limits = Limits(
         max_tokens=step_tokens,
         max_seqs=max_seqs,
@@ -63,6 +80,13 @@ def open_engine(
     )
     memory = device.memory()
     free = (memory.free or (memory.total or UNKNOWN_MEMORY) - memory.used) - file.size
+    needed = context * position_bytes(config, kv_dtype)
+    if memory.total and needed > memory.total:
+        raise OutOfMemoryError(
+            f"a context of {context} takes {needed:,} bytes; {memory.total:,} are all there is.",
+            device=device.info.name,
+            hint="Choose a shorter context.",
+        )
     blocks = cache_blocks(config, context=context, max_seqs=max_seqs, kv_dtype=kv_dtype, free=max(0, free))
     program = build_program(config, file.weights, limits=limits, num_blocks=blocks, kv_dtype=kv_dtype)
     assert program.kv is not None

@@ -32,6 +32,9 @@ from bitnet.core.mapped import MappedFile
 
 MAX_KEY = 65_535
 """Bytes of a metadata key or tensor name at most, by the specification."""
+MAX_ENTRIES = 1 << 16
+"""Metadata keys at most, and tensors: each takes 15 bytes of the file, but several microseconds and half a kilobyte
+here. Models have some dozens of keys and some hundreds of tensors."""
 MAX_NESTING = 4
 """Arrays in arrays at most; no known writer nests at all."""
 MAX_NESTED = 1 << 16
@@ -39,7 +42,8 @@ MAX_NESTED = 1 << 16
 PIECE = 1 << 18
 """Bytes of an array of strings that are read together; an array of the cache's size, not of the file's."""
 MAX_ODD = 1000
-"""Strings read one by one where fewer short ones were found: looking again for those costs as much as some hundred."""
+"""Strings read one by one where fewer short ones were found: looking again for those costs as much as some hundred.
+Each time in a row that it finds few, twice as many are read before the next."""
 MIN_METADATA_ENTRY = 8 + 1 + 4 + 1
 MIN_TENSOR_ENTRY = 8 + 1 + 4 + 4 + 8
 
@@ -282,11 +286,15 @@ class _Cursor:
     def _strings(self, count: int, field: str) -> list[str]:
         # A vocabulary has hundreds of thousands of strings, nearly all of them short.
         out: list[str] = []
+        odd = MAX_ODD
         while len(out) < count:
             found = self._short_strings(count - len(out))
             out += found
             if len(found) < MAX_ODD:
-                out += self._any_strings(min(count - len(out), MAX_ODD), field, len(out))
+                out += self._any_strings(min(count - len(out), odd), field, len(out))
+                odd *= 2
+            else:
+                odd = MAX_ODD
         return out
 
     def _short_strings(self, most: int) -> list[str]:
@@ -366,8 +374,19 @@ def _header(cursor: _Cursor) -> tuple[int, int, int]:
         )
     if version not in (2, 3):
         cursor.fail("version", begin, f"{version} is not supported; 2 and 3 are.")
-    tensors = cursor.count("tensor count", MIN_TENSOR_ENTRY)
-    return version, tensors, cursor.count("metadata count", MIN_METADATA_ENTRY)
+    return (
+        version,
+        _entries(cursor, "tensor count", MIN_TENSOR_ENTRY),
+        _entries(cursor, "metadata count", MIN_METADATA_ENTRY),
+    )
+
+
+def _entries(cursor: _Cursor, field: str, smallest: int) -> int:
+    begin = cursor.at
+    count = cursor.count(field, smallest)
+    if count > MAX_ENTRIES:
+        cursor.fail(field, begin, f"is {count}; {MAX_ENTRIES} is the most.")
+    return count
 
 
 def _tensor_entry(cursor: _Cursor, index: int) -> _Entry:

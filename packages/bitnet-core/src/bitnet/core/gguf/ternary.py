@@ -7,7 +7,7 @@ This is Microsoft's I2_S (bitnet.cpp) as its x86 builds write it, for K a multip
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Literal, TypeAlias, get_args
 
 import numpy as np
@@ -15,12 +15,13 @@ import numpy.typing as npt
 
 from bitnet.core.gguf.quants import DECODERS, ternary_codes
 from bitnet.core.gguf.types import BLOCKS, I2S_TAIL, GGMLType
+from bitnet.core.hal.check import MAX_K
 from bitnet.core.hal.program import TernaryData
 
 GROUP = 128
 """Weights of a row that are packed together."""
-ROWS = 1024
-"""Rows transcoded at a time; a multiple of 128, so that flat blocks never cross from one piece to the next."""
+PIECE = 1 << 21
+"""Weights transcoded at a time, or 128 rows where those have more."""
 
 I2SLayout: TypeAlias = Literal["official", "arm", "columns"]
 """Where an I2_S tensor keeps its weights. ``official``: as above, on from row to row. ``arm``: 64 weights in 16 bytes,
@@ -109,6 +110,8 @@ def check_ternary(dtype: GGMLType, shape: tuple[int, int], layout: I2SLayout) ->
     if dtype not in TERNARY_TYPES:
         raise ValueError(f"{dtype.name} holds no ternary weights; {', '.join(t.name for t in TERNARY_TYPES)} can")
     n, k = shape
+    if k > MAX_K:
+        raise ValueError(f"rows of {k} columns; {MAX_K} are the most")
     if dtype is GGMLType.I2_S and layout != "columns" and n * k % GROUP:
         raise ValueError(f"{n} rows of {k} weights; I2_S needs a multiple of {GROUP} in all")
     if dtype is GGMLType.I2_S and layout == "columns" and n % 4:
@@ -129,11 +132,10 @@ def load_ternary(
     """
     n, k = shape
     if dtype is GGMLType.I2_S:
-        scale = float(data[-I2S_TAIL:][:4].copy().view("<f4")[0])
-        codes = data[:-I2S_TAIL]
+        scale = i2s_scale(data)
         if layout == "official" and k % GROUP == 0:
-            return TernaryData(codes.reshape(n, k // 4), _finite(scale))
-        return TernaryData(_transcode(shape, lambda a, b: i2s_codes(data, k, a, b, layout)), _finite(scale))
+            return TernaryData(data[:-I2S_TAIL].reshape(n, k // 4), scale)
+        return TernaryData(_transcode(shape, lambda a, b: i2s_codes(data, k, a, b, layout)), scale)
     elements, size = BLOCKS[dtype]
     blocks = data.reshape(n, k // elements * size)
     if dtype in (GGMLType.TQ1_0, GGMLType.TQ2_0):
@@ -147,10 +149,24 @@ def _transcode(shape: tuple[int, int], rows: Callable[[int, int], Bytes]) -> Byt
     """Pack the codes that ``rows(begin, end)`` gives, a piece at a time."""
     n, k = shape
     packed = np.empty((n, row_bytes(k)), np.uint8)
-    for begin in range(0, n, ROWS):
-        end = min(begin + ROWS, n)
+    for begin, end in _pieces(n, k):
         packed[begin:end] = pack_codes(rows(begin, end))
     return packed
+
+
+def _pieces(n: int, k: int) -> Iterator[tuple[int, int]]:
+    """Rows transcoded at a time: multiples of 128, so that flat blocks never cross from one piece to the next."""
+    rows = max(PIECE // k // GROUP, 1) * GROUP
+    return ((begin, min(begin + rows, n)) for begin in range(0, n, rows))
+
+
+def i2s_scale(data: Bytes) -> float:
+    """The scale of an I2_S tensor.
+
+    Raises:
+        ValueError: It is not finite.
+    """
+    return _finite(float(data[-I2S_TAIL:][:4].copy().view("<f4")[0]))
 
 
 def _finite(scale: float) -> float:
@@ -187,8 +203,8 @@ def _block_scale(raw: Bytes) -> float:
 def _float_scale(dtype: GGMLType, rows: Bytes, master: bool) -> tuple[float, bool]:
     """The scale of a float tensor, and whether its weights still have to be rounded to it."""
     total, ternary, magnitude = 0.0, True, 0.0
-    for begin in range(0, len(rows), ROWS):
-        values = np.abs(DECODERS[dtype](rows[begin : begin + ROWS]))
+    for begin, end in _pieces(len(rows), rows.shape[1] // BLOCKS[dtype][1]):
+        values = np.abs(DECODERS[dtype](rows[begin:end]))
         with np.errstate(invalid="ignore"):  # a sum that is not finite is refused below
             total += float(values.sum(dtype=np.float64))
         if ternary:

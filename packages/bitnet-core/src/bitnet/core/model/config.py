@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -13,6 +13,7 @@ import numpy.typing as npt
 from bitnet.core.errors import brief
 from bitnet.core.gguf import GGUFFile
 from bitnet.core.gguf.quants import DECODERS
+from bitnet.core.hal.check import MAX_K
 
 Activation = Literal["relu2", "silu"]
 RopeStyle = Literal["neox", "interleaved"]
@@ -26,6 +27,12 @@ ARCHITECTURES: Mapping[str, RopeStyle] = {
 """Architectures of GGUF files bitnet runs, and how each pairs the elements it rotates. The three BitNet names stand for
 one graph (official file, an early converter, llama.cpp); ``llama`` holds Falcon3 and Llama 3 at 1.58 bits, whose
 converter reorders the rows of q and k for interleaved pairs."""
+
+MAX_HEAD_DIM = 1024
+"""Elements of a head at most; models have 64 to 256."""
+MOST_TIMES_WIDER = 64
+"""How much wider than the residual stream all heads together and the feed-forward layer may be; in models it is at most
+8 times. A file has this many weights for each of the activations that a step keeps."""
 
 ACTIVATIONS: Mapping[str, Activation] = {"relu2": "relu2", "silu": "silu", "swish": "silu"}
 
@@ -62,6 +69,14 @@ class ModelConfig:
     tied_embeddings: bool
 
 
+_KEYS_OF_SHAPE = {
+    "hidden": "embedding_length",
+    "heads": "attention.head_count",
+    "head_dim": "attention.key_length",
+    "ffn": "feed_forward_length",
+}
+
+
 def read_config(file: GGUFFile) -> ModelConfig:
     """The configuration of a model file.
 
@@ -77,18 +92,19 @@ def read_config(file: GGUFFile) -> ModelConfig:
     heads = keys.integer("attention.head_count")
     kv_heads = keys.integer("attention.head_count_kv", heads)
     hidden = keys.integer("embedding_length")
+    ffn = keys.integer("feed_forward_length")
     if heads % kv_heads:
         raise keys.error("attention.head_count_kv", f"{kv_heads} does not divide the {heads} heads.")
     if hidden % heads and keys.get("attention.key_length") is None:
         raise keys.error("embedding_length", f"{hidden} is not a multiple of the {heads} heads.")
     head_dim = keys.integer("attention.key_length", hidden // heads)
+    for wrong, message in shape_faults(hidden=hidden, heads=heads, head_dim=head_dim, ffn=ffn):
+        raise keys.error(_KEYS_OF_SHAPE[wrong], message)
     for key in ("attention.value_length", "rope.dimension_count"):
         if keys.integer(key, head_dim) != head_dim:
             raise keys.error(
                 key, f"is {brief(keys.get(key))}; other than the head's {head_dim} elements is not supported."
             )
-    if head_dim % 2:
-        raise keys.error("attention.key_length", f"heads of {head_dim} elements cannot be rotated in pairs.")
     embedding = file.tensors.get("token_embd.weight")
     if embedding is None or len(embedding.shape) != 2:
         raise file.error("is missing or no matrix.", tensor="token_embd.weight")
@@ -102,7 +118,7 @@ def read_config(file: GGUFFile) -> ModelConfig:
         heads=heads,
         kv_heads=kv_heads,
         head_dim=head_dim,
-        ffn_size=keys.integer("feed_forward_length"),
+        ffn_size=ffn,
         context_length=keys.integer("context_length"),
         rms_eps=keys.positive("attention.layer_norm_rms_epsilon"),
         rope_theta=keys.positive("rope.freq_base", 10_000.0),
@@ -112,6 +128,19 @@ def read_config(file: GGUFFile) -> ModelConfig:
         sub_norms="blk.0.attn_sub_norm.weight" in file.tensors,
         tied_embeddings="output.weight" not in file.tensors,
     )
+
+
+def shape_faults(*, hidden: int, heads: int, head_dim: int, ffn: int) -> Iterator[tuple[str, str]]:
+    """Names of the sizes that no model has, and why: what is derived from sizes is bounded before it is made."""
+    if head_dim % 2:
+        yield "head_dim", f"heads of {head_dim} elements cannot be rotated in pairs."
+    if head_dim > MAX_HEAD_DIM:
+        yield "head_dim", f"heads of {head_dim} elements are not supported; {MAX_HEAD_DIM} are the most."
+    if hidden > MAX_K:
+        yield "hidden", f"{hidden} is more than {MAX_K}, which is not supported."
+    for name, width in (("heads", heads * head_dim), ("ffn", ffn)):
+        if width > min(MOST_TIMES_WIDER * hidden, MAX_K):
+            yield name, f"makes a width of {width}; {min(MOST_TIMES_WIDER * hidden, MAX_K)} is the most for {hidden}."
 
 
 class _Keys:

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from bitnet.core.gguf import GGMLType, GGUFFile, TensorInfo
-from bitnet.core.gguf.ternary import I2SLayout, check_ternary, i2s_codes, load_ternary
+from bitnet.core.gguf.ternary import I2SLayout, check_ternary, i2s_codes, i2s_scale, load_ternary
 from bitnet.core.gguf.types import I2S_TAIL
 
 ROWS = 1024
@@ -66,11 +66,14 @@ def _report(file: GGUFFile, info: TensorInfo, layout: I2SLayout) -> TensorReport
     shape = (info.shape[0], info.shape[1])
     check_ternary(info.type, shape, layout)
     data = file.data(info)
-    loaded = load_ternary(info.type, shape, data, layout, master=False)
-    # Every layout of I2_S has four codes in a byte, so the bytes of the file are counted, without any padding.
-    counts = _count(data[:-I2S_TAIL] if info.type is GGMLType.I2_S else loaded.codes)
+    if info.type is GGMLType.I2_S:
+        # Every layout has four codes in a byte, so the bytes of the file are counted, without any padding.
+        codes, scale = data[:-I2S_TAIL], i2s_scale(data)
+    else:
+        codes, scale = load_ternary(info.type, shape, data, layout, master=False)
+    counts = _count(codes)
     minus, zero, plus, unused = (float(share) for share in counts / counts.sum())
-    statistics = CodeStatistics(minus, zero, plus, unused, loaded.scale)
+    statistics = CodeStatistics(minus, zero, plus, unused, scale)
     warnings = [*_odd(statistics)]
     if info.type is GGMLType.I2_S:
         warnings += _layout_doubts(data, shape, layout)

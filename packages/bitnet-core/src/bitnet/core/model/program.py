@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 F32 = npt.NDArray[np.float32]
 KVDtype = Literal["f16", "f32"]
 
+ROPE_PIECE = 1024
+"""Positions whose angles are computed at a time: between two pieces Ctrl-C is heard."""
 BLOCK_SIZE = 32
 """Positions in a KV block: long enough for an attention kernel to stream, short enough to share prefixes well."""
 
@@ -58,8 +60,17 @@ def rope_tables(config: ModelConfig, positions: int) -> tuple[F32, F32]:
     frequencies = 1 / np.power(np.float64(config.rope_theta), exponents).astype(np.float32)
     if config.rope_freq_factors is not None:
         frequencies = frequencies / np.asarray(config.rope_freq_factors, np.float32)
-    angles = np.outer(np.arange(positions, dtype=np.float32), frequencies).astype(np.float64)
-    return np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
+    cos, sin = np.empty((2, positions, dim // 2), np.float32)
+    for begin in range(0, positions, ROPE_PIECE):
+        piece = slice(begin, min(begin + ROPE_PIECE, positions))
+        angles = np.outer(np.arange(piece.start, piece.stop, dtype=np.float32), frequencies).astype(np.float64)
+        cos[piece], sin[piece] = np.cos(angles), np.sin(angles)
+    return cos, sin
+
+
+def rope_bytes(config: ModelConfig) -> int:
+    """Bytes of the rotary tables for each position."""
+    return 4 * config.head_dim
 
 
 def build_program(
