@@ -279,6 +279,7 @@ def test_rotary_scaling(folder: Make, new: bool) -> None:
         assert frequency / factor == pytest.approx(expected, rel=1e-6)
     assert set(np.round(factors, 3)) > {1.0, 8.0}
 
+    source.config.pop("rope_scaling", None)  # it counts where both are there
     source.config["rope_parameters"] = {"rope_type": "linear", "factor": 4.0, "rope_theta": 10_000.0}
     np.testing.assert_array_equal(converted(source.write()).config.rope_freq_factors, np.full(8, 4))
 
@@ -287,7 +288,7 @@ CONFIG: list[tuple[str, Any, str]] = [
     ("architectures", ["GPT2LMHeadModel"], "not supported"),
     ("architectures", "Llama", "not supported"),
     ("architectures", None, "not supported"),
-    ("hidden_size", None, "not a positive integer"),
+    ("hidden_size", None, "config.json makes it"),
     ("hidden_size", "64", "not a positive integer"),
     ("num_attention_heads", 0, "not a positive integer"),
     ("intermediate_size", 64, "config.json makes it"),
@@ -300,7 +301,7 @@ CONFIG: list[tuple[str, Any, str]] = [
     ("rope_scaling", {"type": "yarn", "factor": 2}, "'yarn' is not supported"),
     ("rope_scaling", [1], "not an object"),
     ("rope_scaling", {"type": "linear"}, "not a positive number"),
-    ("vocab_size", 100, "tokens; the model embeds 100"),
+    ("vocab_size", 100, "config.json makes it (100, 64)"),
     ("quantization_config", {"quant_method": "gptq"}, "'gptq' is not supported"),
     ("quantization_config", {"quant_method": "bitnet", "use_rms_norm": True}, "use_rms_norm"),
     ("quantization_config", {"quant_method": "bitnet", "modules_to_not_convert": ["a.b"]}, "modules_to_not_convert"),

@@ -51,13 +51,20 @@ def read_folder(folder: Path) -> tuple[dict[str, MetadataValue], dict[str, Tenso
     stored = {_name(tensor): tensor for tensor in open_checkpoint(folder).values()}
     if config.model.tied_embeddings:
         stored.pop("output.weight", None)
-    metadata = config.metadata() | read_vocabulary(folder, config.values).metadata()
+    sources = _sources(config, stored, folder)
+    # Tensors have confirmed the shape: from here on, what it says may be allocated.
+    factors = config.frequency_factors()
+    tensors: dict[str, Tensor] = {} if factors is None else {"rope_freqs.weight": factors}
+    metadata = config.metadata() | read_vocabulary(folder, config.values, config.default_ids).metadata()
     template = _chat_template(folder)
     if template is not None:
         metadata["tokenizer.chat_template"] = template
-    tensors: dict[str, Tensor] = {}
-    if config.model.rope_freq_factors is not None:
-        tensors["rope_freqs.weight"] = config.model.rope_freq_factors
+    return metadata, tensors | sources
+
+
+def _sources(config: HFConfig, stored: dict[str, Stored], folder: Path) -> dict[str, TensorSource]:
+    """What each weight of the model is written from; ``stored`` holds the checkpoint's tensors by their GGUF names."""
+    tensors: dict[str, TensorSource] = {}
     for name, expected in expected_weights(config.model):
         tensor = stored.pop(f"{name}.weight", None)
         if tensor is None:
@@ -70,7 +77,7 @@ def read_folder(folder: Path) -> tuple[dict[str, MetadataValue], dict[str, Tenso
     for name, tensor in stored.items():
         if not name.endswith("inv_freq"):  # rotary frequencies that old versions stored
             raise tensor.error(f"is not part of the architecture {config.model.architecture} as bitnet runs it.")
-    return metadata, tensors
+    return tensors
 
 
 def _name(tensor: Stored) -> str:
@@ -154,8 +161,11 @@ def unpack_huggingface(packed: npt.NDArray[np.uint8]) -> npt.NDArray[np.int8]:
     Raises:
         ValueError: The unused code 3 occurs.
     """
-    quarters = packed[None] >> np.array([0, 2, 4, 6], np.uint8).reshape(4, 1, 1)
-    codes: npt.NDArray[np.int8] = (quarters & np.uint8(3)).reshape(-1, packed.shape[1]).view(np.int8)
+    quarters = np.empty((4, *packed.shape), np.uint8)
+    for k, quarter in enumerate(quarters):
+        np.right_shift(packed, 2 * k, out=quarter)
+    quarters &= 3
+    codes = quarters.reshape(-1, packed.shape[1]).view(np.int8)
     codes -= 1
     if codes.max() > 1:
         raise ValueError("it holds the code 3, which stands for no weight")

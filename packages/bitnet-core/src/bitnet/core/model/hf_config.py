@@ -13,13 +13,57 @@ import numpy.typing as npt
 
 from bitnet.core.errors import ModelFileError, brief
 from bitnet.core.gguf import MetadataValue
-from bitnet.core.model.config import ACTIVATIONS, ARCHITECTURES, ModelConfig
+from bitnet.core.model.config import ACTIVATIONS, ARCHITECTURES, ModelConfig, shape_faults
 from bitnet.core.model.safetensors import read_json
 
 HF_ARCHITECTURES = {"BitNetForCausalLM": "bitnet-b1.58", "BitnetForCausalLM": "bitnet", "LlamaForCausalLM": "llama"}
 """GGUF architectures of Hugging Face's: BitNet in transformers, 1bitLLM's models, and Llama-shaped ones."""
+_LLAMA: Mapping[str, Any] = {
+    "vocab_size": 32_000,
+    "hidden_size": 4096,
+    "intermediate_size": 11_008,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": None,
+    "head_dim": None,
+    "hidden_act": "silu",
+    "max_position_embeddings": 2048,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 10_000.0,
+    "tie_word_embeddings": False,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+DEFAULTS: Mapping[str, Mapping[str, Any]] = {
+    "BitNetForCausalLM": {
+        "vocab_size": 128_256,
+        "hidden_size": 2560,
+        "intermediate_size": 6912,
+        "num_hidden_layers": 30,
+        "num_attention_heads": 20,
+        "num_key_value_heads": 5,
+        "head_dim": None,
+        "hidden_act": "relu2",
+        "max_position_embeddings": 2048,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 500_000.0,
+        "tie_word_embeddings": False,
+        "bos_token_id": 128_000,
+        "eos_token_id": 128_001,
+    },
+    "LlamaForCausalLM": _LLAMA,
+    "BitnetForCausalLM": _LLAMA,
+}
+"""What a key that ``config.json`` lacks stands for: the defaults of transformers' ``BitNetConfig`` and ``LlamaConfig``
+(5.23). 1bitLLM's own configuration class has those of ``LlamaConfig``. None: derived from other keys."""
 FILE_TYPE_I2S = 40
 """``general.file_type`` of I2_S files, as the official one has it."""
+_KEYS_OF_SHAPE = {
+    "hidden": "hidden_size",
+    "heads": "num_attention_heads",
+    "head_dim": "head_dim",
+    "ffn": "intermediate_size",
+}
 _SMALLEST, _GREATEST = float(np.finfo(np.float32).tiny), float(np.finfo(np.float32).max)
 
 
@@ -30,8 +74,9 @@ class HFConfig:
         folder: The model folder.
 
     Attributes:
-        values: All of ``config.json``.
-        model: The model's shape.
+        values: All of ``config.json``, and :data:`DEFAULTS` for what it lacks.
+        default_ids: Begin and end tokens, where nothing in the folder names any.
+        model: The model's shape, without frequency factors: nothing is allocated by numbers that no tensor confirms.
         divides: Whether ``weight_scale`` divides the codes (transformers' BitLinear) or multiplies (AutoBitLinear).
         online: Whether float weights are masters that are quantised at every use.
 
@@ -47,6 +92,11 @@ class HFConfig:
         if not isinstance(name, str) or name not in HF_ARCHITECTURES:
             raise self.error("architectures", f"{brief(name)} is not supported; {', '.join(HF_ARCHITECTURES)} are.")
         architecture = HF_ARCHITECTURES[name]
+        defaults = dict(DEFAULTS[name])
+        self.default_ids = {key: defaults.pop(key) for key in ("bos_token_id", "eos_token_id")}
+        meaning = (*self.default_ids, "num_key_value_heads", "head_dim")  # null is no default for these
+        given = {key: value for key, value in self.values.items() if value is not None or key in meaning}
+        self.values = defaults | given
         quantization = self._quantization(architecture)
         self.divides = quantization.get("linear_class", "bitlinear") == "bitlinear"
         self.online = quantization.get("quantization_mode", "offline") == "online"
@@ -55,14 +105,15 @@ class HFConfig:
         kv_heads = self._integer("num_key_value_heads", heads)
         if heads % kv_heads:
             raise self.error("num_key_value_heads", f"{kv_heads} does not divide the {heads} heads.")
-        if head_dim % 2:
-            raise self.error("head_dim", f"heads of {head_dim} elements cannot be rotated in pairs.")
-        scaling = self._mapping("rope_scaling") | self._mapping("rope_parameters")
-        theta = self._number(scaling if "rope_theta" in scaling else self.values, "rope_theta", 10_000.0)
+        ffn = self._integer("intermediate_size")
+        for wrong, message in shape_faults(hidden=hidden, heads=heads, head_dim=head_dim, ffn=ffn):
+            raise self.error(_KEYS_OF_SHAPE[wrong], message)
+        self._rope = scaling = self._mapping("rope_scaling") or self._mapping("rope_parameters")
+        theta = self._number(scaling if scaling.get("rope_theta") is not None else self.values, "rope_theta")
         partial = scaling if "partial_rotary_factor" in scaling else self.values
         if self._number(partial, "partial_rotary_factor", 1.0) != 1:
             raise self.error("partial_rotary_factor", "other than 1 is not supported.")
-        activation = self.values.get("hidden_act", "silu" if architecture == "llama" else "relu2")
+        activation = self.values["hidden_act"]
         if not isinstance(activation, str) or activation not in ACTIVATIONS:
             raise self.error("hidden_act", f"{brief(activation)} is not supported; {', '.join(ACTIVATIONS)} are.")
         self.model = ModelConfig(
@@ -74,15 +125,15 @@ class HFConfig:
             heads=heads,
             kv_heads=kv_heads,
             head_dim=head_dim,
-            ffn_size=self._integer("intermediate_size"),
+            ffn_size=ffn,
             context_length=self._integer("max_position_embeddings"),
-            rms_eps=self._number(self.values, "rms_norm_eps", 1e-6),
+            rms_eps=self._number(self.values, "rms_norm_eps"),
             rope_theta=theta,
             rope_style=ARCHITECTURES[architecture],
-            rope_freq_factors=self._frequency_factors(scaling, head_dim, theta),
+            rope_freq_factors=None,
             activation=ACTIVATIONS[activation],
             sub_norms=architecture != "llama",
-            tied_embeddings=self.values.get("tie_word_embeddings") is True,
+            tied_embeddings=self.values["tie_word_embeddings"] is True,
         )
 
     def error(self, key: str, message: str) -> ModelFileError:
@@ -132,7 +183,7 @@ class HFConfig:
         value = values.get(key)
         if value is None:
             value = default
-        if not isinstance(value, (int, float)) or not _SMALLEST <= value <= _GREATEST:
+        if type(value) not in (int, float) or not _SMALLEST <= value <= _GREATEST:
             raise self.error(key, f"is {brief(value)}, not a positive number that float32 can hold.")
         return float(value)
 
@@ -155,10 +206,13 @@ class HFConfig:
             )
         return found
 
-    def _frequency_factors(
-        self, scaling: Mapping[str, Any], head_dim: int, theta: float
-    ) -> npt.NDArray[np.float32] | None:
-        """What divides the rotary frequencies: one number (``linear``), or more for long waves (``llama3``)."""
+    def frequency_factors(self) -> npt.NDArray[np.float32] | None:
+        """What divides the rotary frequencies, ``f32[head_dim / 2]``: one number, or more for long waves (``llama3``).
+
+        Raises:
+            ModelFileError: The configuration scales them in another way.
+        """
+        scaling, head_dim, theta = self._rope, self.model.head_dim, self.model.rope_theta
         kind = scaling.get("rope_type") or scaling.get("type") or "default"
         if kind == "default":
             return None
@@ -170,7 +224,8 @@ class HFConfig:
         low, high = self._number(scaling, "low_freq_factor"), self._number(scaling, "high_freq_factor")
         if high <= low:
             raise self.error("rope_scaling", f"high_freq_factor {high} is not above low_freq_factor {low}.")
-        context = self._number(scaling, "original_max_position_embeddings")
+        trained = self.values if self.values.get("original_max_position_embeddings") is not None else scaling
+        context = self._number(trained, "original_max_position_embeddings", self.model.context_length)
         turns = context / (2 * math.pi) * theta ** -(np.arange(0, head_dim, 2) / head_dim)  # in the original context
         smooth = np.clip((turns - low) / (high - low), 0, 1)
         return (1 / ((1 - smooth) / factor + smooth)).astype(np.float32)

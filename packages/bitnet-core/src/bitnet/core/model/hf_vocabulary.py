@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,9 +12,9 @@ from typing import Any
 import tokenizers
 
 from bitnet.core.errors import InvalidInputError, ModelFileError, brief
-from bitnet.core.model.safetensors import read_json
-from bitnet.core.tokenizer import Tokenizer, word_cutter
-from bitnet.core.vocabulary import GPT2, LLAMA3, TokenType, Vocabulary
+from bitnet.core.model.safetensors import MAX_JSON, read_bytes, read_json
+from bitnet.core.tokenizer import SPACE, Tokenizer, word_cutter
+from bitnet.core.vocabulary import GPT2, LLAMA3, MAX_TOKENS, TokenType, Vocabulary, excess
 
 PROBES = (
     "Hello, world! It's 1234567 o'clock; WE'LL see, don't they've? ",
@@ -23,15 +23,20 @@ PROBES = (
     'if x[0] != "a_b": return {"k": -1e-5} // $%&/()=?  #@!!! ...—–“quotes” camelCase HTTPServer',
 )
 """Texts on which ways to cut words differ."""
+MAX_FIELDS = 256
+"""Fields of a protocol buffer message at most, besides the pieces of a vocabulary; SentencePiece's have about 50."""
+FEW_CHARACTERS = 4096
+"""Characters of such texts where the vocabulary is so large, or merged in so many ways, that encoding is slow."""
 SAMPLE = 64
 """Tokens in each text made of the vocabulary's own."""
 
 
-def read_vocabulary(folder: Path, config: dict[str, Any]) -> Vocabulary:
+def read_vocabulary(folder: Path, config: dict[str, Any], default_ids: Mapping[str, int]) -> Vocabulary:
     """The vocabulary of a model folder, with as many tokens as the model has.
 
     Args:
-        config: The folder's ``config.json``.
+        config: The folder's ``config.json``; ``vocab_size`` is what the checkpoint holds rows for.
+        default_ids: Begin and end token where neither the tokenizer nor a configuration names one.
 
     Raises:
         ModelFileError: There is no tokenizer, or none that a GGUF file can describe.
@@ -42,7 +47,10 @@ def read_vocabulary(folder: Path, config: dict[str, Any]) -> Vocabulary:
         vocabulary = _from_sentencepiece(folder / "tokenizer.model")
     else:
         raise ModelFileError("holds neither tokenizer.json nor tokenizer.model.", path=folder)
-    size = config.get("vocab_size", len(vocabulary.tokens))
+    wrong = excess(vocabulary.tokens, vocabulary.merges)
+    if wrong is not None:
+        raise ModelFileError(wrong, path=folder, field="tokenizer")
+    size = config["vocab_size"]
     missing = size - len(vocabulary.tokens)
     if missing < 0:
         raise ModelFileError(
@@ -54,21 +62,18 @@ def read_vocabulary(folder: Path, config: dict[str, Any]) -> Vocabulary:
         types=vocabulary.types + [TokenType.UNUSED] * missing,
         scores=vocabulary.scores + [0.0] * missing if vocabulary.scores else [],
     )
-    return _special_ids(folder, config, vocabulary)
+    return _special_ids(folder, config, default_ids, vocabulary)
 
 
 def _from_json(path: Path) -> Vocabulary:
-    data = read_json(path)
-    try:
-        original = tokenizers.Tokenizer.from_buffer(path.read_bytes())
-    except Exception as error:  # the library raises nothing narrower
-        raise ModelFileError(f"is no tokenizer: {error}.", path=path) from error
-    original.no_truncation()  # as transformers does, unless its caller asks
-    original.no_padding()
-    model = data["model"]
-    if "merges" not in model:
+    data = read_json(path, MAX_JSON)
+    model = data.get("model")
+    if not isinstance(model, dict) or not isinstance(model.get("merges"), list):
         raise ModelFileError("holds no byte-pair encoding; no other kind is supported.", path=path, field="model")
+    # All that could make the library work or grow without end is refused before it sees it.
+    _check_sizes(path, model, data.get("added_tokens"))
     _check_normalizer(path, data.get("normalizer"))
+    original = _original(path)
     pairs = [tuple(merge.split(" ", 1)) if isinstance(merge, str) else tuple(merge) for merge in model["merges"]]
     tokens, types = _tokens(path, original)
     ways: tuple[Vocabulary, ...]
@@ -92,13 +97,37 @@ def _from_json(path: Path) -> Vocabulary:
     )
 
 
+def _original(path: Path) -> tokenizers.Tokenizer:
+    """The folder's own tokenizer."""
+    try:
+        original = tokenizers.Tokenizer.from_buffer(read_bytes(path, MAX_JSON))
+    except Exception as error:  # the library raises nothing narrower
+        raise ModelFileError(f"is no tokenizer: {' '.join(str(error)[:200].split())}.", path=path) from error
+    original.no_truncation()  # as transformers does, unless its caller asks
+    original.no_padding()
+    return original
+
+
+def _check_sizes(path: Path, model: dict[str, Any], added: Any) -> None:
+    """Refuse a vocabulary that is larger than any."""
+    known = model.get("vocab")
+    tokens = [*known] if isinstance(known, dict) else []
+    names = [entry.get("content") for entry in added if isinstance(entry, dict)] if isinstance(added, list) else []
+    wrong = excess([*tokens, *(name for name in names if isinstance(name, str))], model["merges"])
+    if wrong is not None:
+        raise ModelFileError(wrong, path=path, field="model")
+
+
+SPACES = ({"type": "Prepend", "prepend": SPACE}, {"type": "Replace", "pattern": {"String": " "}, "content": SPACE})
+
+
 def _check_normalizer(path: Path, normalizer: Any) -> None:
     """Refuse what changes text before it is cut, which a GGUF file cannot say; SentencePiece's spaces it can."""
-    steps = normalizer.get("normalizers", [normalizer]) if normalizer else []
-    for step in steps:
-        space = step.get("pattern") == {"String": " "}
-        if not (step["type"] == "Prepend" or (step["type"] == "Replace" and space)):
-            raise ModelFileError(f"{brief(step['type'])} is not supported.", path=path, field="normalizer")
+    steps = normalizer.get("normalizers", [normalizer]) if isinstance(normalizer, dict) else [normalizer]
+    for step in steps if normalizer else []:
+        if step not in SPACES or len(steps) > len(SPACES):
+            kind = step.get("type") if isinstance(step, dict) else step
+            raise ModelFileError(f"{brief(kind)} is not supported in this form.", path=path, field="normalizer")
 
 
 def _same(vocabulary: Vocabulary, original: tokenizers.Tokenizer) -> bool:
@@ -124,9 +153,13 @@ def _samples(vocabulary: Vocabulary, tokenizer: Tokenizer) -> Iterator[str]:
     normal = [i for i, kind in enumerate(vocabulary.types) if kind == TokenType.NORMAL]
     literal = (TokenType.CONTROL, TokenType.USER_DEFINED, TokenType.UNKNOWN)
     names = {t for t, kind in zip(vocabulary.tokens, vocabulary.types, strict=True) if t and kind in literal}
+    left = sum(map(len, vocabulary.tokens)) * 4 if tokenizer.prepare() else FEW_CHARACTERS
     for order in (normal, random.Random(0).sample(normal, len(normal))):
         for begin in range(0, len(order), SAMPLE):
             text = b"".join(map(tokenizer.token_bytes, order[begin : begin + SAMPLE])).decode(errors="ignore")
+            left -= len(text)
+            if left < 0:
+                return
             if not any(name in text for name in names):  # special tokens are read in text by the one, not the other
                 yield text
 
@@ -161,9 +194,9 @@ def _scores(tokens: list[str], pairs: list[tuple[str, ...]]) -> list[float]:
 def _from_sentencepiece(path: Path) -> Vocabulary:
     """SentencePiece's own file, a protocol buffer (``sentencepiece_model.proto``): pieces, and how to prepare text."""
     try:
-        data = path.read_bytes()
+        data = read_bytes(path, MAX_JSON)
         tokens, scores, types, algorithm, prefix = [], [], [], 1, True
-        for number, value in _fields(data):
+        for number, value in _fields(data, MAX_TOKENS + MAX_FIELDS):
             if number == 1 and isinstance(value, bytes):  # ModelProto.pieces
                 piece = dict(_fields(value))
                 tokens.append(piece[1].decode())  # type: ignore[union-attr]
@@ -182,13 +215,15 @@ def _from_sentencepiece(path: Path) -> Vocabulary:
         raise ModelFileError("must give each token its id.", path=path.parent / "added_tokens.json")
     for token, i in sorted(added.items(), key=lambda entry: entry[1]):
         if i == len(tokens):
-            tokens, scores, types = [*tokens, token], [*scores, 0.0], [*types, int(TokenType.USER_DEFINED)]
+            tokens.append(token)
+            scores.append(0.0)
+            types.append(int(TokenType.USER_DEFINED))
     return Vocabulary("llama", tokens, types, merges=[], scores=scores, space_prefix=prefix)
 
 
-def _fields(data: bytes) -> Iterator[tuple[int, bytes | int]]:
+def _fields(data: bytes, most: int = MAX_FIELDS) -> Iterator[tuple[int, bytes | int]]:
     """Number and value of every field of a protocol buffer message; fixed32 values are their four bytes."""
-    at = 0
+    at = count = 0
 
     def varint() -> int:
         nonlocal at
@@ -204,6 +239,9 @@ def _fields(data: bytes) -> Iterator[tuple[int, bytes | int]]:
             shift += 7
 
     while at < len(data):
+        count += 1
+        if count > most:
+            raise ValueError(f"it has more than {most} fields")
         key = varint()
         kind = key & 7
         if kind == 0:
@@ -220,7 +258,9 @@ def _fields(data: bytes) -> Iterator[tuple[int, bytes | int]]:
         at += size
 
 
-def _special_ids(folder: Path, config: dict[str, Any], vocabulary: Vocabulary) -> Vocabulary:
+def _special_ids(
+    folder: Path, config: dict[str, Any], default_ids: Mapping[str, int], vocabulary: Vocabulary
+) -> Vocabulary:
     """Begin and end tokens, from the tokenizer's and the model's configuration."""
     settings = _optional(folder / "tokenizer_config.json")
     generation = _optional(folder / "generation_config.json")
@@ -235,6 +275,8 @@ def _special_ids(folder: Path, config: dict[str, Any], vocabulary: Vocabulary) -
 
     def numbered(key: str) -> list[int]:
         values = [value for source in (generation, config) for value in _as_list(source.get(key))]
+        if key not in generation and key not in config and not settings.get(key.removesuffix("_id")):
+            values = [default_ids[key]]
         return [v for v in values if type(v) is int and 0 <= v < len(vocabulary.tokens)]
 
     ends = numbered("eos_token_id")
@@ -262,7 +304,7 @@ def _adds_bos(folder: Path, bos: int | None, *, default: bool) -> bool:
     path = folder / "tokenizer.json"
     if not path.is_file():
         return default
-    return bool(tokenizers.Tokenizer.from_buffer(path.read_bytes()).encode("a").ids[:1] == [bos])
+    return bool(_original(path).encode("a").ids[:1] == [bos])
 
 
 def _as_list(value: Any) -> list[Any]:

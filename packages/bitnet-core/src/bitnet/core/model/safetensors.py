@@ -17,10 +17,14 @@ import numpy as np
 import numpy.typing as npt
 
 from bitnet.core.errors import ModelFileError, brief
+from bitnet.core.garbage import no_collection
 from bitnet.core.mapped import MappedFile
 
-MAX_HEADER = 100_000_000
-"""Bytes of a header at most, by the specification."""
+MAX_HEADER = 8 << 20
+"""Bytes of a header at most. The specification allows 100 MB, which would take seconds and gigabytes to parse; a tensor
+needs about 120, and the models that bitnet runs have some hundreds."""
+MAX_JSON = 64 << 20
+"""Bytes of a JSON file at most; the largest are tokenizers', of 33 MB."""
 SIZES = {"F32": 4, "F16": 2, "BF16": 2, "U8": 1, "I8": 1}
 """Bytes of an element of each type that weights of ternary models have."""
 
@@ -49,16 +53,25 @@ class Stored:
         return ModelFileError(message, path=self.file.path, field=f"tensor {brief(self.name)}", offset=self.offset)
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object in a file.
+def read_json(path: Path, most: int = MAX_HEADER) -> dict[str, Any]:
+    """A JSON object in a file of ``most`` bytes at most.
 
     Raises:
         ModelFileError: The file cannot be read or holds something else.
     """
-    try:
-        return _json_object(path.read_bytes(), path, None)
-    except OSError as error:
-        raise ModelFileError(f"cannot be read: {error.strerror or error}.", path=path) from error
+    return _json_object(read_bytes(path, most), path, None)
+
+
+def read_bytes(path: Path, most: int) -> bytes:
+    """All of a regular file of ``most`` bytes at most.
+
+    Raises:
+        ModelFileError: It is larger, something else, or cannot be read.
+    """
+    file = MappedFile(path)
+    if file.size > most:
+        raise ModelFileError(f"has {file.size} bytes; {most} are the most.", path=path)
+    return file.map[:]
 
 
 def open_checkpoint(folder: Path) -> Mapping[str, Stored]:
@@ -91,8 +104,9 @@ def _read_header(path: Path) -> dict[str, Stored]:
     length = int.from_bytes(file.map[:8], "little")
     start = 8 + length
     if file.size < 8 or length > MAX_HEADER or start > file.size:
+        most = min(MAX_HEADER, max(file.size - 8, 0))
         raise ModelFileError(
-            f"{length} bytes do not fit into the file's {file.size}.", path=path, field="header length", offset=0
+            f"is {length} bytes; {most} are the most in this file.", path=path, field="header length", offset=0
         )
     header = _json_object(file.map[8:start], path, 8)
     header.pop("__metadata__", None)
@@ -124,7 +138,8 @@ def _naturals(value: Any) -> TypeGuard[list[int]]:
 
 def _json_object(raw: bytes, path: Path, offset: int | None) -> dict[str, Any]:
     try:
-        value = json.loads(raw)
+        with no_collection():
+            value = json.loads(raw)
     except (ValueError, RecursionError) as error:
         raise ModelFileError(f"is no valid JSON: {error}.", path=path, field="JSON", offset=offset) from error
     if not isinstance(value, dict):
