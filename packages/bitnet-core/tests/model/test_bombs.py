@@ -1,0 +1,77 @@
+"""What hand-made and mutated model files cost: bounded time and memory, one line of an error, Ctrl-C soon answered.
+
+``BITNET_MUTANTS=10000`` tries that many mutants; scheduled runs do.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import secrets
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from bombs import FAMILIES, mutants
+from bombs.measure import ANSWER, MEMORY, SECONDS, Cost, Meter
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="costs are measured with fork and /proc")
+
+REFUSALS = (2, 4)
+MUTANTS = int(os.environ.get("BITNET_MUTANTS", "100"))
+
+
+@pytest.fixture(scope="module")
+def meter() -> Iterator[Meter]:
+    with Meter() as meter:
+        yield meter
+
+
+def check(cost: Cost, what: str) -> None:
+    assert cost.status in (0, *REFUSALS), f"{what} ended with {cost.status} after {cost.seconds:.1f} s: {cost.text}"
+    assert "Traceback" not in cost.text, f"{what}: {cost.text}"
+    assert cost.seconds < SECONDS, f"{what} took {cost.seconds:.1f} s"
+    assert cost.bytes < MEMORY, f"{what} took {cost.bytes / 1e6:.0f} MB"
+
+
+def test_there_are_enough() -> None:
+    assert len(FAMILIES) >= 60
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_bomb(name: str, meter: Meter, tmp_path: Path) -> None:
+    family = FAMILIES[name]
+    path = family.make(tmp_path)
+    seconds = {}
+    for door in family.doors:
+        cost = meter.cost(door, path)
+        check(cost, f"{name} at {door}")
+        seconds[door] = cost.seconds
+        if family.refused is None:
+            assert cost.status == 0, f"{name} at {door}: {cost.text}"
+        elif door not in family.lenient:
+            assert cost.status in REFUSALS, f"{name} at {door}: {cost.text}"
+            assert family.refused in cost.text
+    door = random.choice(family.doors)
+    moment = random.uniform(0, seconds[door])
+    answer = meter.cost(door, path, interrupt=moment)
+    what = f"{name} at {door}, interrupted after {moment:.3f} s"
+    assert answer.status in (0, 130, *REFUSALS), f"{what} ended with {answer.status}: {answer.text}"
+    assert answer.seconds < ANSWER, f"{what} went on for {answer.seconds:.2f} s"
+
+
+def test_mutants(meter: Meter, tmp_path: Path) -> None:
+    first = secrets.randbits(40)
+    opened = 0
+    for number in range(first, first + MUTANTS):
+        folder = tmp_path / "mutant"
+        folder.mkdir()
+        door, path = mutants.write(number, folder)
+        cost = meter.cost(door, path)
+        check(cost, f"mutant {number} at {door}")
+        opened += cost.status == 0
+        shutil.rmtree(folder)
+    assert 0 < opened < MUTANTS  # changes that matter, and some that do not

@@ -1,0 +1,157 @@
+"""Bombs in GGUF files: sizes that are derived from metadata, counts, and tensors of odd shapes."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bitnet.core.gguf import GGMLType, TensorSource
+from bombs.base import GGUF, Shape
+from bombs.family import Family
+
+MB = 1 << 20
+
+
+def families() -> Iterator[Family]:
+    """Every family of this file."""
+    yield Family("head of 131072 elements", _shape(heads=1, head_dim=131_072, hidden=32, context=4096), "key_length")
+    yield Family("head of 8192 elements", _shape(heads=1, head_dim=8192, hidden=64, context=4096), "key_length")
+    yield Family("many heads", _shape(heads=512, kv_heads=512, head_dim=256, hidden=32, context=4096), "head_count")
+    yield Family("wide cache", _shape(heads=512, kv_heads=512, head_dim=4, hidden=32, layers=40, context=4096), None)
+    yield Family("wide feed-forward", _shape(ffn=131_072, hidden=16, heads=1, head_dim=16), "feed_forward_length")
+    yield Family("long context", _shape(context=2**31 - 1), None)
+    yield Family("a thousand layers", _shape(layers=1000, hidden=32, ffn=32, heads=1, head_dim=32), None)
+    yield Family("more layers than tensors", _key("block_count", 2**31 - 1), "is missing")
+    for key in ("attention.key_length", "attention.value_length", "rope.dimension_count"):
+        yield Family(f"{key} of 2^31", _key(key, 2**31 - 2), key)
+    yield Family("linear scaling of a head of 2^31", _scaled_head, "key_length")
+    yield Family("embedding of 2^31 columns", _key("embedding_length", 2**31 - 4), "embedding_length")
+    yield Family("2^30 heads", _key("attention.head_count", 2**30), "head_count")
+    yield Family("feed-forward of 2^31", _key("feed_forward_length", 2**31 - 4), "feed_forward_length")
+    yield Family("alignment of 2^62", _alignment, "past the end")
+    yield Family("a million metadata keys", _many_keys, "metadata")
+    yield Family("a million tensors", _many_tensors, "tensor")
+    yield Family("tensors of the same place", _overlapping, "overlap")
+    yield Family("arrays in arrays", _nested_arrays, "arrays in arrays")
+    yield Family("a long array of bytes", _metadata("x.bytes", lambda: np.zeros(16 * MB, np.uint8)), None)
+    yield Family(
+        "a long array for a number", _metadata("bitnet-b1.58.block_count", lambda: np.ones(MB, np.int32)), None
+    )
+    yield Family("a long string", _metadata("general.name", lambda: "x" * (8 * MB)), None)
+    yield Family("a long key", _metadata("k" * 65_000, lambda: 1), None)
+    yield Family("many empty strings", _metadata("x.strings", lambda: [""] * MB), None)
+    yield Family("strings of odd lengths", _metadata("x.strings", lambda: ["\0", "x" * 300] * 25_000), None)
+    yield Family(
+        "a matrix of one column",
+        _extra((32 * MB, 1), GGMLType.I2_S),
+        "not part of",
+    )
+    yield Family("a matrix of one row", _extra((1, 32 * MB), GGMLType.TQ1_0), "not part of")
+    yield Family("a float matrix of long rows", _extra((16, 131_072), GGMLType.F32), "not part of")
+    yield Family("an embedding of narrow rows", _narrow_vocabulary, None)
+    yield Family("scales that all differ", _many_scales, "different scales", lenient=("inspect", "encode"))
+
+
+def _shape(**sizes: int) -> Callable[[Path], Path]:
+    return lambda folder: GGUF(Shape(**sizes)).write(folder)
+
+
+def _key(key: str, value: Any) -> Callable[[Path], Path]:
+    def make(folder: Path) -> Path:
+        model = GGUF()
+        model.set(key, value)
+        return model.write(folder)
+
+    return make
+
+
+def _metadata(key: str, value: Callable[[], Any]) -> Callable[[Path], Path]:
+    def make(folder: Path) -> Path:
+        model = GGUF()
+        model.metadata[key] = value()
+        return model.write(folder)
+
+    return make
+
+
+def _scaled_head(folder: Path) -> Path:
+    model = GGUF()
+    for key in ("attention.key_length", "attention.value_length"):
+        model.set(key, 2**31 - 2)
+    model.set("rope.scaling.type", "linear")
+    model.set("rope.scaling.factor", 2.0)
+    return model.write(folder)
+
+
+def _alignment(folder: Path) -> Path:
+    path = GGUF(metadata={}).write(folder)
+    data = path.read_bytes()
+    entry = struct.pack("<Q", 17) + b"general.alignment" + struct.pack("<IQ", 10, 2**62)
+    count = struct.unpack_from("<Q", data, 16)[0]
+    path.write_bytes(data[:16] + struct.pack("<Q", count + 1) + entry + data[24:])
+    return path
+
+
+def _many_keys(folder: Path) -> Path:
+    count = 1_000_000
+    entries = np.zeros(count, np.dtype([("n", "<u8"), ("key", "S6"), ("type", "<u4"), ("value", "u1")]))
+    entries["n"] = 6
+    entries["key"] = np.char.zfill(np.base_repr(0), 6)
+    digits = np.frombuffer(b"0123456789", np.uint8)
+    numbers = np.arange(count)
+    text = np.stack([digits[numbers // 10**p % 10] for p in range(5, -1, -1)], axis=1)
+    entries["key"] = np.ascontiguousarray(text).view("S6")[:, 0]
+    path = folder / "bomb.gguf"
+    path.write_bytes(b"GGUF" + struct.pack("<IQQ", 3, 0, count) + entries.tobytes())
+    return path
+
+
+def _many_tensors(folder: Path) -> Path:
+    count = 300_000
+    entries = b"".join(struct.pack("<Q6sIQIQ", 6, b"%06d" % i, 1, 8, GGMLType.F32, 32 * i) for i in range(count))
+    path = folder / "bomb.gguf"
+    path.write_bytes(b"GGUF" + struct.pack("<IQQ", 3, count, 0) + entries + bytes(32 * (count + 1)))
+    return path
+
+
+def _overlapping(folder: Path) -> Path:
+    count = 60_000
+    entries = b"".join(struct.pack("<Q6sIQIQ", 6, b"%06d" % i, 1, MB, GGMLType.F32, 0) for i in range(count))
+    path = folder / "bomb.gguf"
+    path.write_bytes(b"GGUF" + struct.pack("<IQQ", 3, count, 0) + entries + bytes(4 * MB + 64))
+    return path
+
+
+def _nested_arrays(folder: Path) -> Path:
+    inner = struct.pack("<IQ", 4, 0) * 500_000
+    key = struct.pack("<Q1sIIQ", 1, b"x", 9, 9, 500_000)
+    path = folder / "bomb.gguf"
+    path.write_bytes(b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + key + inner)
+    return path
+
+
+def _extra(shape: tuple[int, int], dtype: GGMLType) -> Callable[[Path], Path]:
+    def make(folder: Path) -> Path:
+        from bitnet.core.gguf.types import tensor_bytes
+
+        model = GGUF()
+        model.tensors["extra.weight"] = TensorSource(shape, dtype, np.zeros(tensor_bytes(dtype, shape), np.uint8))
+        return model.write(folder)
+
+    return make
+
+
+def _narrow_vocabulary(folder: Path) -> Path:
+    return GGUF(Shape(hidden=16, ffn=32, heads=1, head_dim=16, vocab=300_000)).write(folder)
+
+
+def _many_scales(folder: Path) -> Path:
+    model = GGUF(Shape(hidden=256, ffn=4096, heads=8))
+    blocks = np.zeros((4096, 66), np.uint8)
+    blocks[:, 64:] = np.arange(1, 4097, dtype="<u2").view(np.uint8).reshape(-1, 2)
+    model.tensors["blk.0.ffn_gate.weight"] = TensorSource((4096, 256), GGMLType.TQ2_0, blocks)
+    return model.write(folder)

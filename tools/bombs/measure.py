@@ -1,0 +1,174 @@
+"""What a bomb costs at a door: processor time, memory, and how soon Ctrl-C is answered there.
+
+A server imports everything once and forks a process for each measurement; one JSON object a line, both ways::
+
+    {"door": "run", "path": "bomb.gguf", "interrupt": null} -> {"status": 4, "seconds": 0.1, "bytes": 9e7, "text": …}
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from types import FrameType, TracebackType
+from typing import NamedTuple
+
+from bombs.family import Door
+
+MEMORY = 1 << 30
+SECONDS = 2.0
+ANSWER = 0.5
+"""Bounds on a case: bytes of resident memory, seconds of processor time, and seconds of it after Ctrl-C."""
+KILLED_AT = 5.0
+"""Seconds of processor time, and gigabytes of memory in tenths above the bound, at which a case is ended."""
+WAIT = 60
+"""Seconds in all after which a case is ended, for one that waits without computing."""
+
+
+class Cost(NamedTuple):
+    """Of one case.
+
+    Attributes:
+        status: Its exit status, negative for a signal.
+        seconds: Processor time, of all its threads; after Ctrl-C where that was sent.
+        bytes: Most resident memory.
+        text: The end of what it printed.
+    """
+
+    status: int
+    seconds: float
+    bytes: int
+    text: str
+
+
+class Meter:
+    """The server, started with the context and ended with it. For systems with ``fork`` and ``/proc``."""
+
+    def __enter__(self) -> Meter:
+        environment = os.environ | {
+            "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")]),
+            "BITNET_THREADS": "1",
+            "BITNET_DEVICE": "cpu",
+        }
+        pipe = subprocess.PIPE
+        command = [sys.executable, "-m", "bombs.measure"]
+        self._server = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=environment)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._server.communicate()
+
+    def cost(self, door: Door, path: Path, *, interrupt: float | None = None) -> Cost:
+        """Bring a file to a door; with ``interrupt``, over and over until Ctrl-C, that many seconds of work later."""
+        assert self._server.stdin is not None
+        assert self._server.stdout is not None
+        self._server.stdin.write(json.dumps({"door": door, "path": str(path), "interrupt": interrupt}) + "\n")
+        self._server.stdin.flush()
+        return Cost(**json.loads(self._server.stdout.readline()))
+
+
+def _serve() -> None:
+    import jinja2  # noqa: F401 - so that no process has to
+
+    import bitnet.core.api
+    import bitnet.core.cli
+    import bitnet.core.cpu.device
+    import bitnet.core.model.convert
+    import bitnet.core.tokenizer  # noqa: F401
+
+    for line in sys.stdin:
+        print(json.dumps(_measure(**json.loads(line))._asdict()), flush=True)
+
+
+def _measure(door: Door, path: str, interrupt: float | None) -> Cost:
+    with tempfile.TemporaryFile() as output, tempfile.TemporaryDirectory() as folder:
+        child = os.fork()
+        if child == 0:
+            _child(door, path, output.fileno(), folder, again=interrupt is not None)
+        begun, sent = time.monotonic(), None
+        while True:
+            done, status, usage = os.wait4(child, os.WNOHANG)
+            if done:
+                break
+            seconds, size = _used(child)
+            late = seconds - (sent or 0) > KILLED_AT or time.monotonic() - begun > WAIT
+            if late or size > MEMORY * 1.2:
+                os.kill(child, signal.SIGKILL)
+            elif interrupt is not None and sent is None and seconds >= interrupt:
+                os.kill(child, signal.SIGINT)
+                sent = seconds
+            time.sleep(0.002)
+        output.seek(0, os.SEEK_END)
+        output.seek(max(0, output.tell() - 2000))
+        text = output.read().decode(errors="replace")
+    seconds = usage.ru_utime + usage.ru_stime - (sent or 0)
+    return Cost(os.waitstatus_to_exitcode(status), seconds, usage.ru_maxrss * 1024, text)
+
+
+def _used(process: int) -> tuple[float, int]:
+    """Seconds of processor time and resident bytes of a process that runs."""
+    fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    ticks = int(fields[11]) + int(fields[12])
+    return ticks / os.sysconf("SC_CLK_TCK"), int(fields[21]) * resource.getpagesize()
+
+
+def _child(door: Door, path: str, output: int, folder: str, *, again: bool) -> None:
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    sys.stdin = open(os.devnull)  # noqa: PTH123, SIM115 - the server's own holds requests
+    asked = False
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        nonlocal asked
+        asked = True
+        signal.default_int_handler(number, frame)
+
+    signal.signal(signal.SIGINT, interrupt)
+    status = 1
+    try:
+        status = _knock(door, path, folder)
+        while again and not asked:
+            status = _knock(door, path, folder)
+    except KeyboardInterrupt:
+        status = 130
+    except BaseException:
+        import traceback
+
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        os._exit(status)
+
+
+def _knock(door: Door, path: str, folder: str) -> int:
+    from bitnet.core.cli import main
+
+    if door == "encode":
+        from bitnet.core.errors import ModelFileError
+        from bitnet.core.model.file import open_model
+
+        try:
+            tokenizer = open_model(path).tokenizer
+        except ModelFileError as error:
+            print(error)
+            return 4
+        tokenizer.decode(tokenizer.encode("The <|quick|> brown fox jumps aaaa over it. " * 500, parse_special=True))
+        return 0
+    commands = {
+        "inspect": ["inspect", path],
+        "run": ["run", "-m", path, "-n", "2", "hello"],
+        "convert": ["convert", path, f"{folder}/out.gguf", "--force"],
+    }
+    return main(commands[door])
+
+
+if __name__ == "__main__":
+    _serve()
