@@ -327,7 +327,7 @@ def test_the_cache_is_as_large_as_asked_and_affordable(model: Model) -> None:
 def test_a_context_that_nobody_asked_for_is_bounded_by_the_file(model: Model) -> None:
     """A file of 3 MB with a wide cache took 1.3 GB for 4096 positions."""
 
-    def context(size: int, **changes: int) -> int:
+    def context(size: int, **changes: Any) -> int:
         return default_context(replace(model.config, **changes), size=size, kv_dtype="f16")
 
     assert context(1 << 20) == 256

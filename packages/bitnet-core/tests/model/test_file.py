@@ -17,8 +17,11 @@ import pytest
 from bitnet.core import mapped
 from bitnet.core.errors import InvalidInputError, ModelFileError
 from bitnet.core.gguf import GGMLType, GGUFFile, TensorSource, i2s_bytes, unpack_ternary, write_gguf
+from bitnet.core.gguf.types import BLOCKS
 from bitnet.core.hal import DenseWeight, TernaryWeight
+from bitnet.core.model.file import open_model
 from bitnet.core.model.weights import bind_weights, expected_weights
+from bombs.base import GGUF, Shape
 
 Make = Callable[..., Any]
 
@@ -138,6 +141,35 @@ def test_embeddings_become_f16(tiny: Make, dtype: GGMLType) -> None:
     assert isinstance(source.data, np.ndarray)
     expected = gguf.quants.dequantize(source.data, gguf.GGMLQuantizationType(dtype)).astype(np.float16)
     np.testing.assert_array_equal(weight.load(), expected)
+
+
+@pytest.mark.parametrize("name", ["Q6_K", "Q4_K", "Q8_0", "Q4_0", "BF16", "TQ1_0", "TQ2_0"])
+def test_what_the_rounding_of_embeddings_costs(tmp_path: Path, name: str) -> None:
+    """Each value is within 2⁻¹¹ of itself, or 2⁻²⁵ where f16 is subnormal, of what the bytes stand for in float64."""
+    rng = np.random.default_rng()
+    dtype, theirs = GGMLType[name], gguf.GGMLQuantizationType[name]
+    elements, size = BLOCKS[dtype]
+    model = GGUF(Shape(hidden=256, vocab=300))
+    blocks = rng.integers(0, 256, (300 * 256 // elements, size), dtype=np.uint8)
+    for at in {"Q6_K": (208,), "Q4_K": (0, 2), "Q8_0": (0,), "Q4_0": (0,), "TQ1_0": (52,), "TQ2_0": (64,)}.get(
+        name, ()
+    ):
+        scale = (10.0 ** rng.uniform(-4, -1, (len(blocks), 1))).astype("<f2")
+        blocks[:, at : at + 2] = scale.view(np.uint8)
+    if name == "BF16":
+        values = rng.normal(0, 10.0 ** rng.uniform(-6, 1, (300, 1)), (300, 256)).astype(np.float32)
+        blocks = gguf.quants.quantize(values, theirs).reshape(-1, 2)
+    model.tensors["token_embd.weight"] = TensorSource((300, 256), dtype, blocks)
+    weight = open_model(model.write(tmp_path)).weights["token_embd"]
+    assert isinstance(weight, DenseWeight)
+    exact = gguf.quants.dequantize(blocks, theirs).reshape(300, 256).astype(np.float64)
+    error = np.abs(weight.load().astype(np.float64) - exact)
+    assert (error <= np.abs(exact) * 2.0**-11 + 2.0**-25).all()
+    assert np.median(error / np.maximum(np.abs(exact), 1e-12)) < 2.0**-12
+    # In F32 the same table is exact, which is the way out for whoever needs it.
+    model.tensors["token_embd.weight"] = exact.astype(np.float32)
+    weight = open_model(model.write(tmp_path)).weights["token_embd"]
+    np.testing.assert_array_equal(weight.load(), exact)
 
 
 def test_f32_embeddings_and_f16_norms(tiny: Make) -> None:

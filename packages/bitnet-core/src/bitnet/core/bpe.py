@@ -26,7 +26,8 @@ meanwhile. Of a larger one there are only ever parts, which is slower where many
 CHARACTERS = 1 << 24
 """Characters of all merges of such a vocabulary at most, three times those of the largest known."""
 FEW = 256
-"""Lengths of tokens up to which all are looked up at each place of a word; of more, those of its first character."""
+"""Lengths of tokens up to which all are looked up at each place of a word; of more, those that its next two
+characters begin."""
 
 Merges: TypeAlias = Callable[[Collection[str]], "list[tuple[str, str]] | None"]
 """The merges that make one of the given tokens, first merged first; None where they are too many."""
@@ -105,18 +106,21 @@ class BytePairs:
         ids, pieces = self._ids, words & self._ids.keys()
         for word in words:
             known = "".join(filter(ids.__contains__, word))
+            pieces.update(known)
             for begin in range(len(known)):
-                lengths = self._lengths if self._lengths_of is None else self._lengths_of.get(known[begin], [])
+                lengths = (
+                    self._lengths if self._lengths_of is None else self._lengths_of.get(known[begin : begin + 2], [])
+                )
                 lengths = lengths[: bisect_right(lengths, len(known) - begin)]
                 pieces.update(filter(ids.__contains__, (known[begin : begin + length] for length in lengths)))
         return self._always | {piece: ids[piece] for piece in pieces}
 
 
 def _by_head(tokens: Iterable[str]) -> dict[str, list[int]]:
-    """Lengths of the tokens that begin with each character."""
+    """Lengths of the tokens that begin with each two characters."""
     lengths: dict[str, set[int]] = {}
-    for token in filter(None, tokens):
-        lengths.setdefault(token[0], set()).add(len(token))
+    for token in tokens:
+        lengths.setdefault(token[:2], set()).add(len(token))
     return {head: sorted(found) for head, found in lengths.items()}
 
 

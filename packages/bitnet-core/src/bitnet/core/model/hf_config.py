@@ -183,7 +183,7 @@ class HFConfig:
         value = values.get(key)
         if value is None:
             value = default
-        if type(value) not in (int, float) or not _SMALLEST <= value <= _GREATEST:
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not _SMALLEST <= value <= _GREATEST:
             raise self.error(key, f"is {brief(value)}, not a positive number that float32 can hold.")
         return float(value)
 

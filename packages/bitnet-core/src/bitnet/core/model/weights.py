@@ -105,7 +105,7 @@ def _ternary(
 
 
 def _dense(file: GGUFFile, tensor: TensorInfo, kind: Literal["dense", "norm"]) -> DenseWeight:
-    """Floats as they are; norms as f32, all else as f16."""
+    """Floats as they are; norms as f32, all else as f16, which rounds quantised values by up to 2⁻¹¹ (ADR 0034)."""
     if tensor.type not in DECODERS:
         names = ", ".join(dtype.name for dtype in DECODERS)
         raise file.error(f"{tensor.type.name} cannot be read as numbers; {names} can.", tensor=tensor.name)
