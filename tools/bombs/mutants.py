@@ -25,6 +25,7 @@ NUMBERS = [0.0, -1.0, 1e-45, 1e38, 1e300, float("nan"), float("inf"), 0.5]
 TYPES = list(GGMLType)
 
 
+@np.errstate(all="ignore")
 def write(number: int, folder: Path) -> tuple[Door, Path]:
     """Make a mutant; where to bring it, and the file or folder."""
     rng = random.Random(number)

@@ -196,7 +196,7 @@ def _from_sentencepiece(path: Path) -> Vocabulary:
     try:
         data = read_bytes(path, MAX_JSON)
         tokens, scores, types, algorithm, prefix = [], [], [], 1, True
-        for number, value in _fields(data, MAX_TOKENS + MAX_FIELDS):
+        for number, value in list(_fields(data, MAX_TOKENS + MAX_FIELDS)):  # counted before any piece is read
             if number == 1 and isinstance(value, bytes):  # ModelProto.pieces
                 piece = dict(_fields(value))
                 tokens.append(piece[1].decode())  # type: ignore[union-attr]
