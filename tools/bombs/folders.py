@@ -60,6 +60,7 @@ def _all() -> Iterator[tuple[str, Callable[[Path], Path], str | None]]:
     yield "truncation to 0", _tokenizer(truncation=_truncation()), None
     yield "words cut by a hostile expression", _tokenizer(pre_tokenizer=_split(r"(\w+\s?)+#")), "pre_tokenizer"
     yield "words cut by many stars", _tokenizer(pre_tokenizer=_split(".*" * 12 + "#")), "pre_tokenizer"
+    yield "words cut by a panic", _tokenizer(pre_tokenizer=_split(r"([ -}]|[ -}][ -}])+[~]")), "pre_tokenizer"
     yield "pre-tokenizers in pre-tokenizers", _nested_pre_tokenizers, "tokenizer"
     yield "added tokens with a shared prefix", _added(20_000), None
     yield "an added token of a megabyte", _one_added("x" * MB), "characters"

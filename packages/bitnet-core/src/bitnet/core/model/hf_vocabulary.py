@@ -13,7 +13,7 @@ import tokenizers
 
 from bitnet.core.errors import InvalidInputError, ModelFileError, brief
 from bitnet.core.model.safetensors import MAX_JSON, read_bytes, read_json
-from bitnet.core.tokenizer import SPACE, Tokenizer, word_cutter
+from bitnet.core.tokenizer import LLAMA3_WORDS, SPACE, Tokenizer, word_cutter
 from bitnet.core.vocabulary import GPT2, LLAMA3, MAX_TOKENS, TokenType, Vocabulary, excess
 
 PROBES = (
@@ -73,6 +73,7 @@ def _from_json(path: Path) -> Vocabulary:
     # All that could make the library work or grow without end is refused before it sees it.
     _check_sizes(path, model, data.get("added_tokens"))
     _check_normalizer(path, data.get("normalizer"))
+    _check_words(path, data.get("pre_tokenizer"))
     original = _original(path)
     pairs = [tuple(merge.split(" ", 1)) if isinstance(merge, str) else tuple(merge) for merge in model["merges"]]
     tokens, types = _tokens(path, original)
@@ -90,11 +91,7 @@ def _from_json(path: Path) -> Vocabulary:
                 return way
         except InvalidInputError as error:
             raise ModelFileError(f"{error.message}", path=path, field="model") from error
-    raise ModelFileError(
-        "cuts text in a way that is not supported: neither like Llama 3, GPT-2 nor SentencePiece.",
-        path=path,
-        field="pre_tokenizer",
-    )
+    raise _cuts_otherwise(path)
 
 
 def _original(path: Path) -> tokenizers.Tokenizer:
@@ -116,6 +113,30 @@ def _check_sizes(path: Path, model: dict[str, Any], added: Any) -> None:
     wrong = excess([*tokens, *(name for name in names if isinstance(name, str))], model["merges"])
     if wrong is not None:
         raise ModelFileError(wrong, path=path, field="model")
+
+
+GPT2_WORDS = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+"""Words of GPT-2, which most tokenizers leave to the library to write out."""
+
+
+def _check_words(path: Path, cutter: Any) -> None:
+    """Refuse regular expressions that are not known: some take the library hours, and others end it in a panic."""
+    steps = [cutter]
+    while steps:
+        step = steps.pop()
+        if not isinstance(step, dict):
+            continue
+        inner = step.get("pretokenizers")
+        steps += inner if isinstance(inner, list) else []
+        pattern = step.get("pattern")
+        known = {"Regex": LLAMA3_WORDS}, {"Regex": GPT2_WORDS}
+        if isinstance(pattern, dict) and "Regex" in pattern and pattern not in known:
+            raise _cuts_otherwise(path, f" It is {brief(pattern['Regex'])}.")
+
+
+def _cuts_otherwise(path: Path, how: str = "") -> ModelFileError:
+    message = "cuts text in a way that is not supported: neither like Llama 3, GPT-2 nor SentencePiece."
+    return ModelFileError(message + how, path=path, field="pre_tokenizer")
 
 
 SPACES = ({"type": "Prepend", "prepend": SPACE}, {"type": "Replace", "pattern": {"String": " "}, "content": SPACE})
