@@ -124,7 +124,7 @@ def test_cache_folder(bitnet: Bitnet, tmp_path: Path) -> None:
 
 def test_help_and_readme_name_every_variable_and_exit_code(bitnet: Bitnet) -> None:
     text, readme = bitnet("--help").out, README.read_text(encoding="utf-8")
-    assert len(VARIABLES) == 8
+    assert len(VARIABLES) == 9
     for variable in VARIABLES:
         assert f"{variable.name}={variable.values}" in text
         assert f"| `{variable.name}` |" in readme

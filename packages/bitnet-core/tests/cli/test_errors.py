@@ -78,7 +78,10 @@ BAD = [
     ("bench -m MODEL -p 5000 -n 8", 2, "context is 5002; random-2x128 takes 2 … 4096 tokens"),
     ("cache", 2, "Missing command"),
     ("completion tcsh", 2, "'tcsh' is not one of 'bash', 'zsh', 'fish'"),
-    ("receipt verify absent.json", 6, "absent.json cannot be read: No such file or directory"),
+    ("receipt verify absent.json", 2, "absent.json cannot be read: No such file or directory"),
+    ("receipt verify .", 2, ". cannot be read: Is a directory"),
+    ("receipt show absent.json", 2, "absent.json cannot be read"),
+    ("receipt keygen", 2, "Missing argument 'FILE'"),
     ("receipt verify latin1.txt", 6, "latin1.txt is no receipt"),
     ("receipt show short.txt", 6, "short.txt is no receipt"),
 ]  # fmt: skip

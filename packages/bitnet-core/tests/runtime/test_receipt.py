@@ -8,27 +8,30 @@ import importlib.util
 import json
 import os
 import random
+import shutil
 import sys
 from collections.abc import Callable, Iterator
 from datetime import datetime, timedelta, timezone
 from importlib.resources import files
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 from typing import Any
 
 import jsonschema  # type: ignore[import-untyped, unused-ignore]
 import pytest
 
 from bitnet.core import load_model, receipt
-from bitnet.core.engine import Completion
+from bitnet.core.engine import Completion, GenerationOptions
 from bitnet.core.engine.results import Timings
 from bitnet.core.errors import BitNetError, ModelFileError, ReceiptError
+from bitnet.core.model.file import open_model
 from bitnet.core.registry import installed
 from bitnet.core.schema import problems
 from bitnet.core.select import select_device
 from bitnet.core.testing.lifecycle import Session
 
 SCHEMA = json.loads((files("bitnet.core") / "receipt.schema.json").read_text())
+HOLDS = receipt.Verdict(signed_by=None, trusted=False, unchecked=())
 CPUS = [info.name for info in installed()["cpu"].report().probe.devices]
 
 
@@ -51,7 +54,7 @@ def kernels() -> dict[str, tuple[str, ...]]:
 
 
 @pytest.fixture
-def make(tmp_path: Path, kernels: dict[str, tuple[str, ...]]) -> Callable[..., dict[str, Any]]:
+def make(tmp_path: Path, kernels: dict[str, tuple[str, ...]], tiny: Path) -> Callable[..., dict[str, Any]]:
     """``make(device)``: a receipt of a generation with random timings on a CPU device."""
 
     def make(
@@ -62,27 +65,28 @@ def make(tmp_path: Path, kernels: dict[str, tuple[str, ...]]) -> Callable[..., d
         seconds: float | None = None,
     ) -> dict[str, Any]:
         rng = rng or random.Random(os.urandom(8))
-        content = rng.randbytes(1000)
         path = tmp_path / "model.gguf"
-        path.write_bytes(content)
-        config = SimpleNamespace(
-            name="tiny", architecture="bitnet-b1.58", layers=2, hidden_size=64, heads=4, kv_heads=2, vocab_size=97
-        )
-        file: Any = SimpleNamespace(
-            path=path,
-            size=1000,
-            config=config,
-            quantization="I2_S",
-            sha256=lambda: hashlib.sha256(content).hexdigest(),
-        )
+        if not path.exists():
+            shutil.copy(tiny, path)
         count = rng.choice([0, 1, 2, 50]) if tokens is None else tokens
         scale = seconds or 10 ** rng.uniform(-7, 3)
         times = sorted(rng.uniform(0.1, 1) * scale for _ in range(count))
         timings = Timings(rng.randint(1, 600), 0, 0.0, tuple(times), (times[-1] if times else scale) * 1.01)
-        completion = Completion("", (1,) * count, "length", None, None, (1,), rng.getrandbits(64), timings)
+        options = GenerationOptions(max_tokens=count or 1, logit_bias={3: -float("inf")}, stop=["###"])
+        answer = tuple(rng.randrange(512) for _ in range(count))
+        reason: Any = "length" if count else "cancelled"
+        completion = Completion("", answer, reason, None, None, (1,), rng.getrandbits(64), timings, options)
         selection = select_device(name)
+        prompts: list[Any] = ["Hello", [{"role": "user", "content": "Hello"}], [1]]
+        setup = {"context": 4096, "kv_dtype": "f16", "max_seqs": 1, "step_tokens": 512, "i2s_layout": "official"}
         return receipt.build(
-            file=file, device=selection.info, selection=selection, kernels=kernels[name], completion=completion
+            file=open_model(path),
+            device=selection.info,
+            selection=selection,
+            kernels=kernels[name],
+            completion=completion,
+            setup=setup,
+            prompt=rng.choice(prompts),
         )
 
     return make
@@ -117,18 +121,16 @@ def test_a_real_one_holds(make: Any, device: str, rng_seed: int, tmp_path: Path)
         receipt.write(tmp_path / "receipt.json", document)
         again = receipt.load(tmp_path / "receipt.json")
         assert again == document
-        assert receipt.verify(again, model=tmp_path / "model.gguf") == []
+        assert receipt.verify(again, model=tmp_path / "model.gguf") == HOLDS
         jsonschema.validate(again, SCHEMA)
 
 
-def test_of_a_model_that_ran(random_model: ModuleType, tmp_path: Path) -> None:
-    path = tmp_path / "m.gguf"
-    shape = random_model.Shape(layers=1, hidden=128, heads=4, kv_heads=2, head_dim=32, ffn=256, vocab=512, context=64)
-    random_model.make_model(path, shape, seed=1)
+def test_of_a_model_that_ran(tiny: Path) -> None:
+    path = tiny
     with load_model(path, device="cpu") as model:
         completion = model.generate([1, 2, 3], max_tokens=5, temperature=0.7, seed=11)
         document = model.receipt(completion)
-    assert receipt.verify(document, model=path) == []
+    assert receipt.verify(document, model=path) == HOLDS
     assert document["seed"] == 11
     assert document["backend_summary"] == f"requested=cpu detected=[cpu] selected={document['compute_path']}"
     numbers, info = document["performance_baseline"], document["model_info"]
@@ -232,7 +234,7 @@ EDITS: dict[str, tuple[Callable[[dict[str, Any]], dict[str, Any]], str]] = {
     "first after last": (numbers(first_token_latency_ms=1e11), "is more than total_time_ms"),
     "fake": (lambda d: {**d, "fake": True}, "made with a fake device"),
     "fake by its variable": (
-        environment(variables={"BITNET_GPU_FAKE": "cuda"}), r"made with a fake device \(BITNET_GPU_FAKE=cuda\)",
+        environment(variables={"BITNET_GPU_FAKE": "cuda"}), r"made with a fake device \(BITNET_GPU_FAKE='cuda'\)",
     ),
     "tomorrow": (
         lambda d: {**d, "timestamp": (datetime.now(timezone.utc) + timedelta(days=1)).strftime("%Y-%m-%dT%H:%M:%SZ")},
@@ -242,7 +244,10 @@ EDITS: dict[str, tuple[Callable[[dict[str, Any]], dict[str, Any]], str]] = {
     "local time": (lambda d: {**d, "timestamp": "2025-02-20T12:00:00+01:00"}, "timestamp"),
     "a hash that is none": (lambda d: edited(d, ("model_info", "sha256"), "0" * 63), "model_info.sha256"),
     "no layers": (lambda d: edited(d, ("model_info", "layers"), 0), "model_info.layers is 0"),
-    "another schema": (lambda d: {**d, "schema_version": "2.0.0"}, "schema_version is '2.0.0', not '1.0.0'"),
+    "another schema": (
+        lambda d: {**d, "schema_version": "1.0.0"},
+        r"schema_version is 1\.0\.0, and this version of bitnet reads 2\.0\.0 only",
+    ),
     "asked for the CPU, got a GPU": (
         lambda d: {**path_of(d, "cuda:0"), "backend_summary": "requested=cpu detected=[cuda, cpu] selected=cuda:0"},
         "cpu was asked for; cuda:0 cannot have been selected",
@@ -272,7 +277,7 @@ def test_a_fallback_is_no_lie(make: Any) -> None:
     document = make(tokens=5)
     for request in ("gpu", "cuda:1", "GPU-01234567-89ab-cdef-0123-456789abcdef", "cpu", document["compute_path"]):
         line = f"requested={request} detected=[cpu] selected={document['compute_path']}"
-        assert receipt.verify(resealed({**document, "backend_summary": line})) == []
+        assert receipt.verify(resealed({**document, "backend_summary": line})) == HOLDS
 
 
 @pytest.mark.parametrize("value", ["cuda", "none"])
@@ -290,19 +295,19 @@ def test_what_cannot_be_checked_is_told(make: Any, monkeypatch: pytest.MonkeyPat
     kernels = [name.rsplit("_", 1)[0] + "_acme" for name in document["kernels"] if "vnni" not in name]
     device = {**document["environment"]["device"], "type": "discrete"}
     foreign = environment(device=device)({**path_of(document, "acme:0"), "kernels": list(dict.fromkeys(kernels))})
-    assert receipt.verify(resealed(foreign)) == ["acme is not installed here: its list of kernels"]
+    assert receipt.verify(resealed(foreign)).unchecked == ("acme is not installed here: its list of kernels",)
     older = environment(packages={"bitnet-core": "0.0.1"})(document)
-    (unchecked,) = receipt.verify(resealed({**older, "kernels": [f"new_{document['compute_path'][4:]}"]}))
+    (unchecked,) = receipt.verify(resealed({**older, "kernels": [f"new_{document['compute_path'][4:]}"]})).unchecked
     assert unchecked.startswith("bitnet-core ")
-    assert unchecked.endswith("is installed here, not 0.0.1: its list of kernels")
+    assert unchecked.endswith("is installed here, not '0.0.1': its list of kernels")
     monkeypatch.setattr(installed()["cpu"], "backend", lambda: 1 / 0)
-    assert receipt.verify(document) == ["cpu does not work here (division by zero): its list of kernels"]
+    assert receipt.verify(document).unchecked == ("cpu does not work here (division by zero): its list of kernels",)
 
 
 def test_the_model_file_is_compared(make: Any, tmp_path: Path) -> None:
     document = make()
     (tmp_path / "model.gguf").write_bytes(b"another")
-    assert receipt.verify(document) == []
+    assert receipt.verify(document) == HOLDS
     with pytest.raises(ReceiptError, match="is not the model it was made with"):
         receipt.verify(document, model=tmp_path / "model.gguf")
     with pytest.raises(ModelFileError, match="absent: cannot be opened: No such file"):
@@ -322,7 +327,7 @@ def test_variables_that_are_not_ours_stay_out(make: Any, monkeypatch: pytest.Mon
     "content",
     [
         b"", b"{", b"[" * 100_000, b"\xff\xfe", b'{"seed": NaN}', b'{"seed": 1, "seed": 2}', b'"\\ud800"x',
-        b" " * (1 << 20) + b"{}", b"{" + b"1" * 10_000,
+        b" " * (1 << 22) + b"{}", b"{" + b"1" * 10_000, b"1" * 10**6, b"[1e", b"{'a': 1}",
     ],
 )  # fmt: skip
 def test_files_that_are_no_receipts(tmp_path: Path, content: bytes) -> None:
@@ -332,7 +337,7 @@ def test_files_that_are_no_receipts(tmp_path: Path, content: bytes) -> None:
         receipt.load(path)
 
 
-@pytest.mark.parametrize("document", [None, 3, [], {}, "x", [[]], {"schema_version": "1.0.0"}, {1: 2}])
+@pytest.mark.parametrize("document", [None, 3, [], {}, "x", [[]], {"schema_version": "2.0.0"}, {1: 2}])
 def test_documents_that_are_no_receipts(document: Any) -> None:
     with pytest.raises(ReceiptError, match="does not hold"):
         receipt.verify(document)
@@ -352,7 +357,7 @@ def test_writing(make: Any, tmp_path: Path) -> None:
     assert receipt.load(target) == document
     odd = edited(document, ("model_info", "path"), os.fsdecode(b"/m\xff.gguf"))
     receipt.write(target, resealed(odd))
-    assert receipt.verify(receipt.load(target)) == []
+    assert receipt.verify(receipt.load(target)) == HOLDS
     assert sorted(p.name for p in tmp_path.iterdir()) == ["model.gguf", "r.json"]
 
 
@@ -414,3 +419,12 @@ def random_model() -> ModuleType:
     sys.modules[spec.name] = module
     spec.loader.exec_module(module)
     return module
+
+
+@pytest.fixture(scope="module")
+def tiny(random_model: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model of one small layer."""
+    path = tmp_path_factory.mktemp("tiny") / "tiny.gguf"
+    shape = random_model.Shape(layers=1, hidden=128, heads=4, kv_heads=2, head_dim=32, ffn=256, vocab=512, context=64)
+    random_model.make_model(path, shape, seed=1)
+    return path

@@ -18,11 +18,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from operator import index
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import numpy.typing as npt
 
+from bitnet.core import env
 from bitnet.core.engine import Chunk, Completion, Engine, GenerationOptions
 from bitnet.core.engine.perplexity import Perplexity, running_perplexity
 from bitnet.core.engine.setup import STEP_TOKENS, open_engine
@@ -237,17 +238,51 @@ class Model:
         bos = tokens[0] if tokens and tokens[0] == self.tokenizer.bos_id else None
         return running_perplexity(self._score, tokens, context=context, bos=bos)
 
-    def receipt(self, completion: Completion) -> dict[str, Any]:
-        """What computed a completion of this model, for :func:`bitnet.core.receipt.write`; hashes the model's file."""
+    def receipt(
+        self,
+        completion: Completion,
+        *,
+        prompt: str | Sequence[int] | Messages | None = None,
+        key: str | Path | None = None,
+    ) -> dict[str, Any]:
+        """What computed a completion of this model, for :func:`bitnet.core.receipt.write`; hashes the model's file.
+
+        Args:
+            prompt: What was given to :meth:`generate` or :meth:`chat`. The receipt keeps its hash, so that the text can
+                be checked; without it, only that of its tokens.
+            key: File of a private key to sign with; None: ``BITNET_RECEIPT_KEY``; where neither is, it is unsigned.
+
+        Raises:
+            InvalidInputError: The completion is of another prompt, the key cannot be read, or there is one and
+                ``cryptography`` is not installed.
+        """
         from bitnet.core import receipt
 
-        return receipt.build(
+        if prompt is not None:
+            of_messages = receipt.is_conversation(prompt)
+            tokens = (
+                self._render(cast(Messages, prompt)) if of_messages else self._tokens(cast("Sequence[int]", prompt))
+            )
+            if tuple(tokens) != completion.prompt_tokens:
+                raise InvalidInputError("the completion is of another prompt than the one given for its receipt.")
+        engine = self._worker.engine
+        made = receipt.build(
             file=self._file,
             device=self.device,
             selection=self.selection,
             kernels=self.kernels,
             completion=completion,
+            prompt=prompt,
+            setup={
+                "context": self.context,
+                "kv_dtype": engine.kv.dtype,
+                "max_seqs": engine.limits.max_seqs,
+                "step_tokens": engine.limits.max_tokens,
+                "i2s_layout": self._file.i2s_layout,
+            },
         )
+        key = key or env.text("BITNET_RECEIPT_KEY")
+        return receipt.sign(made, key) if key else made
 
     def close(self) -> None:
         """End all that runs and free the device. Closing twice is allowed."""

@@ -16,11 +16,13 @@ class Variable:
     Attributes:
         values: What it takes, for help texts.
         meaning: What it does, in a sentence.
+        recorded: Whether receipts keep its value.
     """
 
     name: str
     values: str
     meaning: str
+    recorded: bool = True
 
 
 VARIABLES: tuple[Variable, ...] = (
@@ -47,9 +49,10 @@ VARIABLES: tuple[Variable, ...] = (
     Variable("BITNET_THREADS", "N", "CPU threads; by default one for each physical core."),
     Variable("BITNET_CACHE_DIR", "FOLDER", "Where caches are kept, instead of the platform's cache folder."),
     Variable("BITNET_NO_KERNEL_CACHE", "1|0", "1: compile kernels anew, and keep none."),
+    Variable("BITNET_RECEIPT_KEY", "FILE", "Private key that receipts are signed with.", recorded=False),
     Variable("BITNET_LOG", "debug|info|warning|error", "What is told on stderr."),
 )
-"""Every variable; ``bitnet --help`` prints them, and receipts keep those that are set."""
+"""Every variable; ``bitnet --help`` prints them, and receipts keep most of those that are set."""
 
 TRUE, _FALSE = {"1", "true", "yes", "on"}, {"", "0", "false", "no", "off"}
 
@@ -80,5 +83,5 @@ def names(name: str) -> tuple[str, ...]:
 
 
 def snapshot() -> Mapping[str, str]:
-    """The variables of :data:`VARIABLES` that are set, and no others: what else is in the environment may be secret."""
-    return {v.name: os.environ[v.name] for v in VARIABLES if v.name in os.environ}
+    """What receipts keep of :data:`VARIABLES` that are set; what else is in the environment may be secret."""
+    return {v.name: os.environ[v.name] for v in VARIABLES if v.recorded and v.name in os.environ}

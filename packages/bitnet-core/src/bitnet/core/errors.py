@@ -110,6 +110,6 @@ class KernelCompileError(DeviceError):
 
 
 class ReceiptError(BitNetError):
-    """A receipt does not hold."""
+    """A receipt does not hold, or what was read is none."""
 
     exit_code = 6

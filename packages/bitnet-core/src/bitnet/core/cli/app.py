@@ -24,7 +24,7 @@ EXIT_CODES = {
     3: "the device that was asked for cannot be had",
     4: "a model file cannot be read",
     5: "a device failed while it was in use",
-    6: "a receipt does not hold",
+    6: "a receipt does not hold, or is none",
     130: "interrupted (Ctrl-C)",
     141: "the reader of the output went away",
 }

@@ -1,41 +1,96 @@
-"""``bitnet receipt``: what computed an answer, shown and checked."""
+"""``bitnet receipt``: what computed an answer, shown, checked, signed for and run again."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from bitnet.core.cli.console import note, print_json
-from bitnet.core.cli.options import verbose_option
+from bitnet.core.cli.console import compile_progress, note, print_json, read_text
+from bitnet.core.cli.options import device_option, strict_option, utf8_text, verbose_option
+from bitnet.core.errors import InvalidInputError, ReceiptError, brief
+
+if TYPE_CHECKING:
+    from bitnet.core.receipt import Verdict
+
+SHOWN_KEY = 16
+"""Hex digits of a key's id that are told to a person."""
 
 
 @click.group(no_args_is_help=False)
 def receipt() -> None:
-    """Check, or show, what 'bitnet run --receipt' wrote."""
+    """Check, show, or run again what 'bitnet run --receipt' wrote; make keys to sign with.
+
+    By itself a receipt proves nothing: whoever can write a file can make one up. A signature proves who wrote it, and
+    --rerun that the model gives this answer. Nothing proves the device and the speed but trust in who signed.
+    """
 
 
 @receipt.command()
 @click.argument("file", type=click.Path(path_type=Path))
 @click.option(
-    "-m", "--model", metavar="FILE", type=click.Path(path_type=Path), help="Check that it was made with this model."
+    "-m",
+    "--model",
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    help="Check that it was made with this model.  [default with --rerun: the one in this package, if it is that]",
 )
+@click.option("--prompt", metavar="TEXT|@FILE", callback=utf8_text, help="Check that this was asked (@-: stdin).")
+@click.option("--system", metavar="TEXT|@FILE", callback=utf8_text, help="The system message that was given with it.")
+@click.option("--answer", metavar="TEXT|@FILE", callback=utf8_text, help="Check that this was answered (@-: stdin).")
+@click.option(
+    "--key",
+    "keys",
+    metavar="FILE",
+    multiple=True,
+    type=click.Path(path_type=Path),
+    help="Public key (.pub) that must have signed it; repeated: one of these.",
+)
+@click.option("--rerun", "again", is_flag=True, help="Generate it again from --prompt and -m, and compare the tokens.")
+@device_option
+@strict_option
 @verbose_option
-def verify(file: Path, model: Path | None) -> None:
-    """Check everything in a receipt that can be checked.
+def verify(
+    file: Path,
+    model: Path | None,
+    prompt: str | None,
+    system: str | None,
+    answer: str | None,
+    keys: tuple[Path, ...],
+    again: bool,
+    device: str | None,
+) -> None:
+    """Check everything in a receipt that can be checked, and say what was and what was not.
 
-    Ends with status 6 where it does not hold.
+    Alone, that is only whether it contradicts itself. -m compares the model file, --prompt and --answer the texts,
+    --key the signature; --rerun computes the answer again, on the same CPU level or GPU backend unless --device names
+    another. Ends with status 6 where the receipt does not hold, and 2 where a file cannot be read.
+
+    \b
+    bitnet receipt verify run.json --key ours.pub
+    bitnet receipt verify run.json -m model.gguf --prompt "What is 17 + 25?" --answer @answer.txt
+    bitnet receipt verify run.json -m model.gguf --prompt @prompt.txt --rerun
     """
     from bitnet.core import receipt as receipts
 
+    if again and prompt is None:
+        raise click.UsageError("--rerun needs what was asked: the receipt has only its hash. Give it with --prompt.")
+    if device is not None and not again:
+        raise click.UsageError("--device is for --rerun.")
+    if system is not None and prompt is None:
+        raise click.UsageError("--system goes with --prompt.")
     document = receipts.load(file)
-    for unchecked in receipts.verify(document, model=model):
-        note(f"not checked: {unchecked}")
-    numbers = document["performance_baseline"]
-    click.echo(
-        f"{file} holds: {numbers['tokens_generated']} tokens at {numbers['tokens_per_second']:.1f}/s "
-        f"on {document['compute_path']} with {document['model_info']['name']}"
-    )
+    receipts.verify(document)  # of the right form before it is looked into
+    asked, answered = _asked(document, prompt, system), _answered(document, answer)
+    compared = None if again else model  # a file that is run again is compared then
+    verdict = receipts.verify(document, model=compared, prompt=asked, answer=answered, keys=keys)
+    ran_on = None
+    if again:
+        model = _model_of(document, model)
+        with compile_progress():
+            ran_on = receipts.rerun(document, asked, model=model, device=device).name
+    _tell(file, document, verdict, model=model, asked=asked, answered=answered, ran_on=ran_on)
 
 
 @receipt.command()
@@ -46,3 +101,120 @@ def show(file: Path) -> None:
     from bitnet.core import receipt as receipts
 
     print_json(receipts.load(file))
+
+
+@receipt.command()
+@click.argument("file", type=click.Path(path_type=Path))
+@verbose_option
+def keygen(file: Path) -> None:
+    """Make a key to sign receipts with.
+
+    FILE gets the private key, which only you may read; FILE.pub the public one, for those who check. Neither is
+    replaced where it is there already. 'bitnet run --receipt-key FILE' signs, or BITNET_RECEIPT_KEY=FILE.
+    """
+    from bitnet.core import receipt as receipts
+
+    made = receipts.keygen(file)
+    click.echo(f"key {made[:SHOWN_KEY]}: private in {file}, public in {file}.pub")
+
+
+def _text(value: str) -> tuple[str, ...]:
+    """What an option can mean: its text, or a file's with and without the newline that it ends in."""
+    if not value.startswith("@"):
+        return (value,)
+    name = value[1:]
+    try:
+        text = read_text(None if name == "-" else Path(name))
+    except (OSError, ValueError) as error:
+        if isinstance(error, InvalidInputError):
+            raise
+        reason = getattr(error, "strerror", None) or error
+        raise InvalidInputError(
+            f"{name} cannot be read: {reason}.", hint="A text that begins with @ goes in a file."
+        ) from None
+    return (text, text.removesuffix("\n").removesuffix("\r"))
+
+
+def _asked(document: dict[str, Any], prompt: str | None, system: str | None) -> Any:
+    """The prompt in the form the receipt has it, of the forms it may have been given in the one that fits."""
+    if prompt is None:
+        return None
+    request = document["request"]
+    forms = [
+        _message_list(text, system) if request["messages"] and system is not None else text for text in _text(prompt)
+    ]
+    if system is not None and not request["messages"]:
+        raise ReceiptError("The receipt does not hold: it is of a prompt without a system message.")
+    return _fitting(document, "prompt", forms)
+
+
+def _answered(document: dict[str, Any], answer: str | None) -> str | None:
+    return None if answer is None else _fitting(document, "answer", list(_text(answer)))
+
+
+def _message_list(text: str, system: str) -> list[dict[str, str]]:
+    return [{"role": "system", "content": _text(system)[-1]}, {"role": "user", "content": text}]
+
+
+def _fitting(document: dict[str, Any], name: str, forms: list[Any]) -> Any:
+    from bitnet.core import receipt as receipts
+
+    for form in forms[:-1]:
+        try:
+            receipts.verify(document, **{name: form})
+        except ReceiptError:
+            continue
+        return form
+    return forms[-1]
+
+
+def _model_of(document: dict[str, Any], model: Path | None) -> Path:
+    """The file to run again: the one named, or the demo model where the receipt is of it."""
+    if model is not None:
+        return model
+    from bitnet.core.mapped import MappedFile
+    from bitnet.core.model.default import default_model_path
+
+    path = default_model_path()
+    if MappedFile(path).sha256() != document["model_info"]["sha256"]:
+        raise click.UsageError("--rerun needs the model, which is not the one in this package. Name its file with -m.")
+    return path
+
+
+def _tell(
+    file: Path,
+    document: dict[str, Any],
+    verdict: Verdict,
+    *,
+    model: Path | None,
+    asked: Any,
+    answered: str | None,
+    ran_on: str | None,
+) -> None:
+    """What is known now, and from what."""
+    numbers, name = document["performance_baseline"], brief(document["model_info"]["name"])
+    click.echo(f"{file}: nothing in it contradicts itself")
+    lines = {
+        "says": f"{numbers['tokens_generated']} tokens at {numbers['tokens_per_second']:.1f}/s "
+        f"on {document['compute_path']} with {name}",
+        "signature": _signature(verdict),
+        "model": "not compared (-m FILE)" if model is None else f"{model} is the file that it names, by SHA-256",
+        "prompt": "not compared (--prompt)" if asked is None else "the one given, by SHA-256",
+        "answer": "not compared (--answer)" if answered is None else "the one given, by SHA-256",
+        "rerun": "not run again (--rerun)"
+        if ran_on is None
+        else f"the same {len(document['answer']['tokens'])} tokens on {ran_on}; speed is not compared",
+    }
+    for label, text in lines.items():
+        click.echo(f"  {label:<10} {text}")
+    for unchecked in verdict.unchecked:
+        note(f"not checked: {unchecked}")
+
+
+def _signature(verdict: Verdict) -> str:
+    if verdict.signed_by is None:
+        return "UNSIGNED: anybody can have written it, with any device, speed and model"
+    key = verdict.signed_by[:SHOWN_KEY]
+    if verdict.trusted:
+        return f"by the key {key}, one of those given"
+    return f"by the key {key}, which may be anybody's: name those you trust with --key"

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from bitnet.core import env
 from bitnet.core.cli.console import note, print_json, read_text, seconds
 from bitnet.core.cli.options import (
     context_option,
@@ -58,6 +59,12 @@ class _Run(click.Command):
 @click.option(
     "--receipt", metavar="FILE", type=click.Path(path_type=Path), help="Write down what computed this answer, as JSON."
 )
+@click.option(
+    "--receipt-key",
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    help="Sign the receipt with this private key ('bitnet receipt keygen').  [default: BITNET_RECEIPT_KEY]",
+)
 @json_option
 def run(
     prompt: str | None,
@@ -67,6 +74,7 @@ def run(
     raw: bool,
     logprobs: int | None,
     receipt: Path | None,
+    receipt_key: Path | None,
     as_json: bool,
     **params: Any,
 ) -> None:
@@ -85,9 +93,11 @@ def run(
         raise click.UsageError("--system needs the chat template that --raw leaves out.")
     if receipt is not None and not receipt.parent.is_dir():
         raise InvalidInputError(f"--receipt {receipt}: the folder {receipt.parent} is not there.")
+    _check_key(receipt, receipt_key)
     options = sampling(params, logprobs=logprobs)
     with load(params, max_seqs=1) as model:
-        with _begin(model, text, system, raw, options) as stream:
+        request = _request(model, text, system, raw)
+        with _begin(model, request, options) as stream:
             completion = _write(stream, quiet=as_json)
         if as_json:
             print_json(_document(model, completion))
@@ -96,7 +106,7 @@ def run(
                 _print_logprobs(model, completion)
             note(summary(model, completion))
         if receipt is not None:  # last: where it cannot be written, the answer is not lost
-            _save(receipt, model, completion)
+            _save(receipt, model.receipt(completion, prompt=request, key=receipt_key))
 
 
 def _prompt(argument: str | None, option: str | None, file: Path | None) -> str:
@@ -113,15 +123,17 @@ def _prompt(argument: str | None, option: str | None, file: Path | None) -> str:
     return text
 
 
-def _begin(model: Model, text: str, system: str | None, raw: bool, options: Any) -> CompletionStream:
+def _request(model: Model, text: str, system: str | None, raw: bool) -> str | list[dict[str, str]]:
+    """The text that the model is to continue, or the conversation that it is to answer."""
     if raw or model.chat_template is None:
         if system is not None:
             raise InvalidInputError(f"{model.config.name} has no chat template, so --system has no place.")
-        return model.stream(text, **options)
-    messages = [{"role": "user", "content": text}]
-    if system is not None:
-        messages.insert(0, {"role": "system", "content": system})
-    return model.chat_stream(messages, **options)
+        return text
+    return [*([] if system is None else [{"role": "system", "content": system}]), {"role": "user", "content": text}]
+
+
+def _begin(model: Model, prompt: str | list[dict[str, str]], options: Any) -> CompletionStream:
+    return model.stream(prompt, **options) if isinstance(prompt, str) else model.chat_stream(prompt, **options)
 
 
 def _write(stream: CompletionStream, *, quiet: bool) -> Completion:
@@ -135,10 +147,22 @@ def _write(stream: CompletionStream, *, quiet: bool) -> Completion:
     return stream.completion
 
 
-def _save(path: Path, model: Model, completion: Completion) -> None:
+def _check_key(receipt: Path | None, key: Path | None) -> None:
+    """A key that cannot be used is told before anything is computed."""
+    if receipt is None:
+        if key is not None:
+            raise click.UsageError("--receipt-key is for --receipt.")
+        return
+    if name := key or env.text("BITNET_RECEIPT_KEY"):
+        from bitnet.core.receipt import private_key
+
+        private_key(name)
+
+
+def _save(path: Path, receipt: dict[str, Any]) -> None:
     from bitnet.core.receipt import write
 
-    write(path, model.receipt(completion))
+    write(path, receipt)
 
 
 def _document(model: Model, completion: Completion) -> dict[str, Any]:

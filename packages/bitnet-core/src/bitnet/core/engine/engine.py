@@ -55,7 +55,7 @@ class Engine:
             raise InvalidInputError(f"a context of {context} does not fit {limits} and {kv.num_blocks} KV blocks.")
         if limits.max_seqs > min(limits.max_tokens, limits.max_rows):
             raise InvalidInputError(f"each sequence of a step needs a token and a row: {limits}.")
-        self.context, self.kv = context, kv
+        self.context, self.kv, self.limits = context, kv, limits
         self._executable, self._layout, self._block_size = executable, StepLayout(limits), kv.block_size
         self._vocab_size, self._eos, self._text, self._device = vocab_size, eos, text, device
         self._scheduler = Scheduler(limits, kv.num_blocks, kv.block_size)

@@ -8,6 +8,7 @@ from typing import Literal, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from bitnet.core.engine.options import GenerationOptions
 from bitnet.core.engine.sampling import TokenLogprob
 
 FinishReason: TypeAlias = Literal["stop", "length", "context", "cancelled"]
@@ -67,6 +68,7 @@ class Completion:
         stop_reason: The token id or string that stopped it.
         logprobs: One for each of ``tokens``, where they were asked for.
         seed: What the same tokens can be drawn with again.
+        options: What was asked for.
     """
 
     text: str
@@ -77,6 +79,7 @@ class Completion:
     prompt_tokens: tuple[int, ...]
     seed: int
     timings: Timings
+    options: GenerationOptions
 
 
 @dataclass(frozen=True, slots=True)

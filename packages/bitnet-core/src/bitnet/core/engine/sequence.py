@@ -221,6 +221,7 @@ class Generation(Sequence):
             prompt_tokens=self._prompt,
             seed=self._params.seed,
             timings=timings,
+            options=self._options,
         )
         return Update(self.number, chunk, completion)
 

@@ -25,6 +25,7 @@ class ModelFile:
 
     Attributes:
         path: The file.
+        i2s_layout: How its I2_S tensors are read.
         config: The model's shape.
         weights: Every weight by its canonical name: ``token_embd``, ``blk.0.attn_q``, …, ``output_norm``, ``output``
             (the same object as ``token_embd`` where they are tied).
@@ -33,6 +34,7 @@ class ModelFile:
     def __init__(self, file: GGUFFile, layout: I2SLayout) -> None:
         self.gguf = file
         self.path: Path = file.path
+        self.i2s_layout: I2SLayout = layout
         self.config: ModelConfig = read_config(file)
         self.weights: Mapping[str, Weight] = bind_weights(file, self.config, layout)
 
