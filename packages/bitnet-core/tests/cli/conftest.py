@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import io
+import json
 import os
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import numpy as np
 import pytest
@@ -125,3 +127,29 @@ def model(random_model: ModuleType, tmp_path_factory: pytest.TempPathFactory) ->
     tensors = dict(random_model.tensors(shape, seed)) | {"token_embd.weight": embedding}
     random_model.write_gguf(path, random_model.metadata(shape), tensors)
     return path
+
+
+@pytest.fixture
+def on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Commands that name no device take the CPU."""
+    monkeypatch.setenv("BITNET_DEVICE", "cpu")
+
+
+@pytest.fixture
+def honest(bitnet: Callable[..., Ran], on_the_cpu: None, model: Path, tmp_path: Path) -> dict[str, Any]:
+    """The receipt r.json of a run, and its answer in a.txt."""
+    ran = bitnet("run", "-m", model, "Hello", "-n", "8", "--receipt", "r.json")
+    assert ran.status == 0, ran.err
+    (tmp_path / "a.txt").write_bytes(ran.out.encode())
+    made: dict[str, Any] = json.loads((tmp_path / "r.json").read_bytes())
+    return made
+
+
+@pytest.fixture
+def signed(bitnet: Callable[..., Ran], on_the_cpu: None, model: Path, tmp_path: Path) -> dict[str, Any]:
+    """The receipt s.json of a run, signed with the key k."""
+    assert bitnet("receipt", "keygen", "k").status == 0
+    ran = bitnet("run", "-m", model, "Hello", "-n", "8", "--receipt", "s.json", "--receipt-key", "k")
+    assert ran.status == 0, ran.err
+    made: dict[str, Any] = json.loads((tmp_path / "s.json").read_bytes())
+    return made
