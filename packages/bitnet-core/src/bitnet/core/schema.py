@@ -38,8 +38,6 @@ def problems(value: Any, schema: Mapping[str, Any], where: str = "") -> Iterator
     if isinstance(value, str):
         if len(value) < schema.get("minLength", 0):
             yield f"{place} is too short"
-        if len(value) > schema.get("maxLength", math.inf):
-            yield f"{place} is too long"
         if "pattern" in schema and not re.search(_END.sub(r"\\Z", schema["pattern"]), value):
             yield f"{place} is {brief(value)}, which does not fit {schema['pattern']}"
     elif _is(value, "number"):
