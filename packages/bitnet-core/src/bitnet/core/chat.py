@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import datetime
-import json
 from collections.abc import Mapping, Sequence
-from threading import Lock
-from typing import Any, NoReturn
+from typing import Any
 
-from jinja2 import TemplateError
-
+from bitnet.core import sandbox
 from bitnet.core.errors import InvalidInputError
-from bitnet.core.sandbox import BoundedEnvironment
+
+MAX_SOURCE = 100_000
+"""Characters of a template at most; several times the largest in use."""
+
+Message = Mapping[str, Any]
 
 
 class ChatTemplate:
@@ -19,7 +19,7 @@ class ChatTemplate:
 
     Args:
         source: Jinja2 source, as in ``tokenizer.chat_template``. It comes from a model file and is not trusted: it runs
-            in a sandbox, with bounds on its loops and on what it makes.
+            in Jinja2's sandbox, in a process of its own with bounds on time, memory and what it writes.
         bos_token: Text of the begin token.
         eos_token: Text of the end token.
 
@@ -30,51 +30,40 @@ class ChatTemplate:
     def __init__(self, source: str, *, bos_token: str = "", eos_token: str = "") -> None:
         self.source = source
         self._tokens = {"bos_token": bos_token, "eos_token": eos_token}
-        self._lock = Lock()  # the environment counts what one rendering does
-        functions = {"raise_exception": _raise_exception, "strftime_now": _strftime_now}
+        if len(source) > MAX_SOURCE:
+            raise InvalidInputError(
+                f"the chat template has {len(source)} characters; at most {MAX_SOURCE} are allowed."
+            )
         try:
-            self._environment = BoundedEnvironment(source, {"tojson": _tojson}, functions)
-        except Exception as error:  # hostile source can make the parser fail in any way
-            raise InvalidInputError(f"the chat template cannot be read: {_reason(error)}.") from error
+            sandbox.check(source)
+        except sandbox.TemplateError as error:
+            raise _refused(error) from error
 
-    def render(self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool = True) -> str:
+    def render(
+        self,
+        messages: Sequence[Message],
+        add_generation_prompt: bool = True,
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+    ) -> str:
         """The prompt for a conversation.
 
         Args:
-            messages: Each with ``role`` (``system``, ``user``, ``assistant``) and ``content``.
+            messages: Each with ``role`` (``system``, ``user``, ``assistant``, …) and ``content``, and whatever else the
+                template reads: ``tool_calls``, …. Made of what JSON can hold.
             add_generation_prompt: End with what begins the assistant's answer.
+            tools: Functions the model may call, as JSON schemas.
 
         Raises:
             InvalidInputError: The template refuses the messages, fails, or exceeds its bounds.
         """
-        with self._lock:
-            self._environment.reset()
-            try:
-                return self._environment.template.render(
-                    messages=messages, add_generation_prompt=add_generation_prompt, **self._tokens
-                )
-            except Exception as error:  # a template can fail in any way Python code can
-                raise InvalidInputError(f"the chat template fails: {_reason(error)}.") from error
+        values: dict[str, Any] = {"messages": messages, "tools": tools, "documents": None}
+        values |= {"add_generation_prompt": add_generation_prompt, **self._tokens}
+        try:
+            return sandbox.render(self.source, values)
+        except sandbox.TemplateError as error:
+            raise _refused(error) from error
 
 
-def _reason(error: Exception) -> str:
-    return " ".join((str(error) or type(error).__name__).split())[:200].rstrip(".")
-
-
-def _raise_exception(message: str) -> NoReturn:
-    raise TemplateError(message)
-
-
-def _strftime_now(format: str) -> str:
-    return datetime.datetime.now().strftime(format)
-
-
-def _tojson(
-    value: Any,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    """JSON without the escaping for HTML that Jinja2's own filter does."""
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+def _refused(error: sandbox.TemplateError) -> InvalidInputError:
+    return InvalidInputError(f"the chat template {str(error)[:200].rstrip('.')}.")
