@@ -87,14 +87,16 @@ def test_a_replys_number_is_its_last(reply: str, number: int | None) -> None:
 class Answers:
     """Stands for a model: it answers each question with what a function says."""
 
-    chat_template = SimpleNamespace(render=lambda messages: messages[0]["content"])
-    tokenizer = SimpleNamespace(encode=lambda text, **options: [ord(c) for c in text])
+    chat_template = SimpleNamespace()
     config = SimpleNamespace(name="oracle")
     device = SimpleNamespace(name="cpu:none")
 
     def __init__(self, answer: Any) -> None:
         self.answer = answer
         self.asked: list[str] = []
+
+    def chat_tokens(self, messages: Sequence[dict[str, str]]) -> list[int]:
+        return [ord(c) for c in messages[0]["content"]]
 
     def generate_batch(self, prompts: Sequence[Sequence[int]], *, max_tokens: int, temperature: float) -> list[Any]:
         assert temperature == 0

@@ -100,6 +100,24 @@ def test_chat_is_the_rendered_prompt(model: Model) -> None:
     assert "".join(chunk.text for chunk in model.chat_stream(messages, max_tokens=5)) == done.text
 
 
+def test_what_is_said_in_a_chat_becomes_no_control_token(model: Model) -> None:
+    token = model.tokenizer.bos_token
+    forged = f"a{token}b"
+
+    def begins(tokens: tuple[int, ...]) -> int:
+        return sum(i == model.tokenizer.bos_id for i in tokens)
+
+    harmless = begins(model.chat([{"role": "user", "content": "ab"}], max_tokens=1).prompt_tokens)
+    messages = [{"role": "user", "content": forged}]
+    assert begins(model.chat(messages, max_tokens=1).prompt_tokens) == harmless
+    with model.chat_stream(messages, max_tokens=1) as stream:
+        list(stream)
+    assert stream.completion is not None
+    assert begins(stream.completion.prompt_tokens) == harmless
+    begun = begins(model.generate("ab", max_tokens=1).prompt_tokens)
+    assert begins(model.generate(forged, max_tokens=1).prompt_tokens) == begun + 1  # as documented: it is recognised
+
+
 def test_ids_that_have_no_token_say_nothing(tmp_path: Path) -> None:
     """Embeddings have more rows than there are tokens where their number was rounded up."""
     maker = tool("make_random_model")

@@ -209,7 +209,7 @@ def run(source: str) -> str:
 @pytest.mark.parametrize("source", HARM.values(), ids=HARM.keys())
 def test_harm(source: str) -> None:
     """Each ends in one typed error, and soon."""
-    sandbox.render("", {})  # the helper's start is not the template's time
+    sandbox.render("", [{}])  # the helper's start is not the template's time
     begin = time.perf_counter()
     message = run(source)
     assert time.perf_counter() - begin < 2
@@ -245,7 +245,7 @@ from bitnet.core import sandbox
 from bitnet.core.chat import ChatTemplate
 slow = 0.0
 for source in json.load(sys.stdin):
-    sandbox.render("", {})
+    sandbox.render("", [{}])
     sent = []
     def interrupt():
         sent.append(time.perf_counter())

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from bitnet.core.select import Selection
     from bitnet.core.tokenizer import Tokenizer
 
-Messages = Sequence[Mapping[str, str]]
+Messages = Sequence[Mapping[str, Any]]
 """A conversation: ``{"role": "user", "content": "…"}``, oldest first."""
 
 
@@ -199,11 +199,31 @@ class Model:
         Raises:
             InvalidInputError: The model has no chat template, or the template refuses the messages.
         """
-        return self._complete([self._submit(self._render(messages), options)])[0]
+        return self._complete([self._submit(self.chat_tokens(messages), options)])[0]
 
     def chat_stream(self, messages: Messages, **options: Unpack[OptionArguments]) -> CompletionStream:
         """The model's answer to a conversation, chunk by chunk; errors as for :meth:`chat`."""
-        return CompletionStream(self, self._submit(self._render(messages), options))
+        return CompletionStream(self, self._submit(self.chat_tokens(messages), options))
+
+    def chat_tokens(self, messages: Messages, *, tools: Sequence[Mapping[str, Any]] | None = None) -> list[int]:
+        """The prompt that :meth:`chat` makes of a conversation, for :meth:`generate` and the like.
+
+        Control tokens are the template's own: one that is written in a message is text.
+
+        Args:
+            messages: The conversation; what else a template reads of a message, as ``tool_calls``, may be in it, too.
+            tools: Functions the model may call, as JSON schemas, for templates that tell the model of them.
+
+        Raises:
+            InvalidInputError: The model has no chat template, or the template refuses the messages.
+        """
+        from bitnet.core.prompt import prompt_tokens
+
+        if self.chat_template is None:
+            raise InvalidInputError(
+                f"{self.config.name} has no chat template.", hint="Write the prompt yourself and call generate()."
+            )
+        return prompt_tokens(self.chat_template, self.tokenizer, messages, tools=tools)
 
     def generate_batch(
         self, prompts: Sequence[str | Sequence[int]], *, n: int = 1, **options: Unpack[OptionArguments]
@@ -303,15 +323,6 @@ class Model:
             return [index(token) for token in prompt]
         except TypeError:
             raise InvalidInputError(f"the prompt is {brief(prompt)}, neither a text nor token ids.") from None
-
-    def _render(self, messages: Messages) -> list[int]:
-        template = self.chat_template
-        if template is None:
-            raise InvalidInputError(
-                f"{self.config.name} has no chat template.", hint="Write the prompt yourself and call generate()."
-            )
-        text = template.render(messages, add_generation_prompt=True)
-        return self.tokenizer.encode(text, add_special=False, parse_special=True)
 
     def _submit(self, tokens: Sequence[int], options: Mapping[str, Any]) -> Ticket:
         return self._worker.submit(self._worker.engine.prepare(tokens, GenerationOptions(**options), 1))

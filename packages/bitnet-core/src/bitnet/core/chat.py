@@ -46,7 +46,7 @@ class ChatTemplate:
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
     ) -> str:
-        """The prompt for a conversation.
+        """The prompt for a conversation, as text; :func:`~bitnet.core.prompt.prompt_tokens` gives its tokens safely.
 
         Args:
             messages: Each with ``role`` (``system``, ``user``, ``assistant``, …) and ``content``, and whatever else the
@@ -57,10 +57,23 @@ class ChatTemplate:
         Raises:
             InvalidInputError: The template refuses the messages, fails, or exceeds its bounds.
         """
-        values: dict[str, Any] = {"messages": messages, "tools": tools, "documents": None}
-        values |= {"add_generation_prompt": add_generation_prompt, **self._tokens}
+        text = self.render_each([(messages, tools)], add_generation_prompt)[0]
+        assert text is not None
+        return text
+
+    def render_each(self, conversations: Sequence[Any], add_generation_prompt: bool = True) -> list[str | None]:
+        """The prompts for conversations, each messages and tools, together within the bounds of one.
+
+        Returns:
+            None for one that the template refuses though it does not refuse the first.
+
+        Raises:
+            InvalidInputError: As for :meth:`render`.
+        """
+        common = {"documents": None, "add_generation_prompt": add_generation_prompt, **self._tokens}
+        several = [{"messages": messages, "tools": tools, **common} for messages, tools in conversations]
         try:
-            return sandbox.render(self.source, values)
+            return sandbox.render(self.source, several)
         except sandbox.TemplateError as error:
             raise _refused(error) from error
 

@@ -228,22 +228,14 @@ def run(
         InvalidInputError: The model has no chat template, or there are fewer different problems.
         DeviceError: The device failed.
     """
-    template = model.chat_template
-    if template is None:
+    if model.chat_template is None:
         raise InvalidInputError(f"{model.config.name} has no chat template, so it cannot be asked.")
     sets = {category: draw_problems(category, problems, seed) for category in CATEGORIES}
     total, done, results = len(CATEGORIES) * problems, 0, []
     for category, asked in sets.items():
         exact, wrong = 0, []
         for batch in _batches(asked):
-            prompts = [
-                model.tokenizer.encode(
-                    template.render([{"role": "user", "content": problem.question}]),
-                    add_special=False,
-                    parse_special=True,
-                )
-                for problem in batch
-            ]
+            prompts = [model.chat_tokens([{"role": "user", "content": problem.question}]) for problem in batch]
             for problem, completion in zip(
                 batch, model.generate_batch(prompts, max_tokens=64, temperature=0), strict=True
             ):

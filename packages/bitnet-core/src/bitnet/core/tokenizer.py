@@ -38,6 +38,7 @@ class Tokenizer:
     Attributes:
         bos_id: Id that begins a sequence, if there is one.
         eos_ids: Ids that end an answer: end of text, end of turn.
+        control_tokens: Texts of the tokens that are no part of a text.
 
     Raises:
         InvalidInputError: The merges do not fit the tokens.
@@ -63,6 +64,7 @@ class Tokenizer:
         self._literal = self._special | of_kind(TokenType.USER_DEFINED)
         self._byte = {i: _byte(self._tokens[i]) for i in of_kind(TokenType.BYTE)}
         self._ids = {self._tokens[i]: i for i in self._literal}
+        self.control_tokens = tuple(sorted(filter(None, (self._tokens[i] for i in self._special))))
         self._split_all = Literals(self._ids)
         self._split_user = Literals(self._tokens[i] for i in self._literal - self._special)
         self._backend = _byte_level(vocabulary) if self._byte_level else _sentencepiece(vocabulary)
@@ -83,16 +85,30 @@ class Tokenizer:
         Raises:
             InvalidInputError: The text holds a lone surrogate, which is no Unicode character.
         """
-        try:
-            text.encode()
-        except UnicodeEncodeError as error:
-            raise InvalidInputError(f"the text holds {text[error.start]!r}, which is no Unicode character.") from None
-        parts = (self._split_all if parse_special else self._split_user).split(text)
-        ids = list(self._prefix) if add_special else []
+        _check(text)
+        splitter = self._split_all if parse_special else self._split_user
+        ids = self._encode(splitter.split(text))
+        return [*self._prefix, *ids, *self._suffix] if add_special else ids
+
+    def encode_parts(self, parts: Sequence[str]) -> list[int]:
+        """Token ids of texts with special tokens between them: the parts of even index are texts, the others tokens.
+
+        Raises:
+            InvalidInputError: A text holds a lone surrogate.
+        """
+        cut: list[str] = []
+        for i, part in enumerate(parts):
+            _check(part)
+            cut += [part] if i % 2 else self._split_user.split(part)
+        return self._encode(cut)
+
+    def _encode(self, parts: Sequence[str]) -> list[int]:
+        """Token ids of texts and special tokens in turns."""
+        ids: list[int] = []
         for i, plain in enumerate(self._backend.encode(parts[::2])):
             ids += plain
             ids += [self._ids[part] for part in parts[2 * i + 1 : 2 * i + 2]]
-        return ids + self._suffix if add_special else ids
+        return ids
 
     def prepare(self) -> bool:
         """Make ready for long texts; False where the vocabulary is too large for that, and they take their time."""
@@ -124,6 +140,13 @@ class Tokenizer:
     def is_special(self, id: int) -> bool:
         """Whether a token is a control token, which is not part of the text."""
         return id in self._special
+
+
+def _check(text: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidInputError(f"the text holds {text[error.start]!r}, which is no Unicode character.") from None
 
 
 class StreamDecoder:

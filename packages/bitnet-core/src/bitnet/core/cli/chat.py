@@ -74,7 +74,10 @@ class Conversation:
         """Print the answer to a message. An interrupt ends it, and what there is of it is kept."""
         exchanges = [*self._exchanges, [{"role": "user", "content": text}]]
         try:
-            while len(exchanges) > 1 and self._length(exchanges) > self._model.context * 3 // 4:
+            while (
+                len(exchanges) > 1
+                and len(self._model.chat_tokens(self._messages(exchanges))) > self._model.context * 3 // 4
+            ):
                 del exchanges[0]
             stream = self._model.chat_stream(self._messages(exchanges), **self._options)
         except InvalidInputError as error:  # it is too long, or no text
@@ -99,12 +102,6 @@ class Conversation:
 
     def _messages(self, exchanges: list[Exchange]) -> list[dict[str, str]]:
         return [*self._system, *(message for exchange in exchanges for message in exchange)]
-
-    def _length(self, exchanges: list[Exchange]) -> int:
-        template = self._model.chat_template
-        assert template is not None
-        prompt = template.render(self._messages(exchanges))
-        return len(self._model.tokenizer.encode(prompt, add_special=False, parse_special=True))
 
 
 def _ask() -> str | None:

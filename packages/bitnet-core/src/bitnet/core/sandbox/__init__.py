@@ -4,10 +4,10 @@ Jinja2's own sandbox keeps templates from the objects of Python, but lets them r
 interpreter. A helper process can be limited and killed; :func:`render` looks like a function.
 """
 
-from bitnet.core.sandbox.pool import Pool
+from bitnet.core.sandbox.pool import Pool, as_json
 from bitnet.core.sandbox.process import CPU_SECONDS, MEMORY, OUTPUT, SECONDS, TemplateError
 
-__all__ = ["CPU_SECONDS", "MEMORY", "OUTPUT", "SECONDS", "Pool", "TemplateError", "check", "render"]
+__all__ = ["CPU_SECONDS", "MEMORY", "OUTPUT", "SECONDS", "Pool", "TemplateError", "as_json", "check", "render"]
 
 _pool = Pool()
 check, render = _pool.check, _pool.render

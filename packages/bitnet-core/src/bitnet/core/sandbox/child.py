@@ -66,17 +66,37 @@ def _template(source: str) -> Template:
     return environment.from_string(source)
 
 
-def _answer(request: bytes, output: int) -> tuple[str, str]:
-    """The kind of the answer and its text: ``text``; ``error``, with the reason; ``output``: it is too long."""
+def _answer(request: bytes, output: int) -> tuple[str, list[str | None]]:
+    """The kind of the answer, and texts: ``texts``; ``error``, with the reason; ``output``: one is too long.
+
+    What is rendered after the first may fail for itself: None.
+    """
+    texts: list[str | None] = []
     try:
-        source, values = json.loads(request)
+        source, several = json.loads(request)
         template = _template(source)
-        text = "" if values is None else template.render(values)
     except MemoryError:
         raise
     except Exception as error:  # a template can fail in any way Python code can
-        return "error", " ".join((str(error)[:1000] or type(error).__name__).split())
-    return ("text", text) if len(text) <= output else ("output", "")
+        return "error", [_reason(error)]
+    for values in several:
+        try:
+            text = template.render(values)
+        except MemoryError:
+            raise
+        except Exception as error:
+            if not texts:
+                return "error", [_reason(error)]
+            texts.append(None)
+            continue
+        if len(text) > output:
+            return "output", []
+        texts.append(text)
+    return "texts", texts
+
+
+def _reason(error: Exception) -> str:
+    return " ".join((str(error)[:1000] or type(error).__name__).split())
 
 
 def limit(memory: int) -> None:
@@ -119,8 +139,8 @@ def _read(count: int) -> bytes:
     return bytes(data)
 
 
-def _message(kind: str, text: str) -> bytes:
-    data = json.dumps([kind, text], ensure_ascii=False).encode("utf-8", "surrogatepass")
+def _message(kind: str, texts: list[str | None]) -> bytes:
+    data = json.dumps([kind, texts], ensure_ascii=False).encode("utf-8", "surrogatepass")
     return len(data).to_bytes(8, "big") + data
 
 
@@ -138,14 +158,14 @@ def main(memory: int, seconds: float, output: int) -> NoReturn:
         for file in (0, 1):
             msvcrt.setmode(file, os.O_BINARY)
     limit(memory)
-    _write(_message("ready", ""))
+    _write(_message("ready", []))
     while True:
         request = _read(int.from_bytes(_read(8), "big"))
         _time(seconds)
         try:
             reply, spent = _message(*_answer(request, output)), False
         except MemoryError:
-            reply, spent = _message("memory", ""), True
+            reply, spent = _message("memory", []), True
         _time(0)
         del request
         _write(reply)

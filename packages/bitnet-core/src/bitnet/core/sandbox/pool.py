@@ -40,23 +40,20 @@ class Pool:
             TemplateError: It is none, or takes too long to parse.
             BitNetError: No helper starts.
         """
-        self._ask(source, None)
+        self.render(source, [])
 
-    def render(self, source: str, values: Mapping[str, Any]) -> str:
-        """The text a template makes of values that JSON can hold.
+    def render(self, source: str, several: Sequence[Mapping[str, Any]]) -> list[str | None]:
+        """The texts a template makes of several sets of values, within one bound.
+
+        Returns:
+            One for each; None where the template fails though it does not for the first.
 
         Raises:
             TemplateError: The template fails or reaches a bound.
             InvalidInputError: JSON cannot hold the values.
             BitNetError: No helper starts.
         """
-        return self._ask(source, values)
-
-    def _ask(self, source: str, values: Mapping[str, Any] | None) -> str:
-        try:
-            request = json.dumps([source, values], ensure_ascii=False, default=_plain)
-        except (TypeError, ValueError, RecursionError) as error:
-            raise InvalidInputError(f"a chat template is given what JSON cannot hold: {error}.") from error
+        request = as_json([source, several])
         helper = self._take()
         try:
             return helper.ask(request.encode("utf-8", "surrogatepass"))
@@ -76,6 +73,18 @@ class Pool:
                     return helper
                 self._changed.wait(PATIENCE)
             return self._idle.pop()
+
+
+def as_json(value: Any) -> str:
+    """JSON of a value.
+
+    Raises:
+        InvalidInputError: JSON cannot hold it.
+    """
+    try:
+        return json.dumps(value, ensure_ascii=False, default=_plain)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InvalidInputError(f"a chat template is given what JSON cannot hold: {error}.") from error
 
 
 def _plain(value: Any) -> Any:

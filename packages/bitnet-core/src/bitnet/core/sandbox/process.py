@@ -46,7 +46,9 @@ _REFUSED = {
     "time": f"takes longer than {SECONDS:g} s",
     "processor": f"takes more than {CPU_SECONDS:g} s of processor time",
 }
-_Replies: TypeAlias = "SimpleQueue[bytes | None]"
+Reply: TypeAlias = tuple[str, list[str | None]]
+"""Its kind, and texts."""
+_Messages: TypeAlias = "SimpleQueue[bytes | None]"
 
 
 class TemplateError(Exception):
@@ -59,8 +61,8 @@ class Helper:
     def __init__(self) -> None:
         self._running: _Running | None = None
 
-    def ask(self, request: bytes) -> str:
-        """The text that comes of a request.
+    def ask(self, request: bytes) -> list[str | None]:
+        """The texts that come of a request.
 
         Raises:
             TemplateError: The template fails, or reaches a bound.
@@ -69,15 +71,15 @@ class Helper:
         try:
             if self._running is None or not self._running.alive:
                 self._running = _Running()
-            kind, text = self._running.answer(request, SECONDS)
+            kind, texts = self._running.answer(request, SECONDS)
         except BaseException:  # an interrupt, too: nobody would read the answer
             self.end()
             raise
-        if kind == "text":
-            return text
+        if kind == "texts":
+            return texts
         if kind != "error":
             self.end()
-        raise TemplateError(_REFUSED.get(kind) or f"fails: {text}")
+        raise TemplateError(_REFUSED.get(kind) or f"fails: {texts[0]}")
 
     def end(self) -> None:
         """End the process, if there is one."""
@@ -93,8 +95,8 @@ class _Running:
     """One process, and the thread that writes to it, reads from it and takes leave of it."""
 
     def __init__(self) -> None:
-        self._requests: _Replies = SimpleQueue()
-        self._replies: _Replies = SimpleQueue()
+        self._requests: _Messages = SimpleQueue()
+        self._replies: _Messages = SimpleQueue()
         command = _command()
         with _living_lock:  # a fork now would keep the other ends of the pipes open
             read, self._in = os.pipe()
@@ -126,7 +128,7 @@ class _Running:
     def alive(self) -> bool:
         return self._process.poll() is None
 
-    def answer(self, request: bytes, seconds: float) -> tuple[str, str]:
+    def answer(self, request: bytes, seconds: float) -> Reply:
         self._requests.put(request)
         return self._next(seconds)
 
@@ -144,8 +146,7 @@ class _Running:
         os.close(self._out)
         self._process.returncode = 0  # it is nobody's child here
 
-    def _next(self, seconds: float) -> tuple[str, str]:
-        """The next reply: its kind and text."""
+    def _next(self, seconds: float) -> Reply:
         end = time.monotonic() + seconds
         while True:
             late = time.monotonic() > end  # this process may have been stopped: a reply that is there counts
@@ -154,13 +155,13 @@ class _Running:
                 break
             except Empty:
                 if late:
-                    return "time", ""
+                    return "time", []
                 if watching.taken(self._process.pid) > MEMORY + BASE:
-                    return "memory", ""
+                    return "memory", []
         if reply is None:
             return _ended(self._process.wait())
-        kind, text = json.loads(reply)
-        return kind, text
+        kind, texts = json.loads(reply)
+        return kind, texts
 
     def _attend(self) -> None:
         """Runs in a thread: whatever the process does, nobody else waits for it without an end."""
@@ -248,15 +249,15 @@ def _no_start(program: str, reason: str) -> BitNetError:
     )
 
 
-def _ended(status: int) -> tuple[str, str]:
+def _ended(status: int) -> Reply:
     """What it means that a process ended without a reply."""
     if sys.platform != "win32" and status == -signal.SIGPROF:
-        return "processor", ""
+        return "processor", []
     try:
         name = signal.Signals(-status).name
     except ValueError:
         name = f"status {status}"
-    return "error", f"it crashes its interpreter ({name})"
+    return "error", [f"it crashes its interpreter ({name})"]
 
 
 _living: set[_Running] = set()
