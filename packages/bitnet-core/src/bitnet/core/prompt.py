@@ -139,7 +139,8 @@ class _Hiding:
         self._words = re.compile(rf"\b(?:{'|'.join(map(re.escape, sorted(mask.words)))})\b") if mask.words else None
         self._initials = {c: next(unused) for c in sorted({word[0] for word in mask.words})}
         self._characters = {c: next(unused) for c in sorted(mask.characters)}
-        self._back = [(hidden, c) for c, hidden in (*self._characters.items(), *self._initials.items())]
+        pairs = [*self._characters.items(), *self._initials.items()]
+        self._back = [(written, c) for c, hidden in pairs for written in (hidden, _escaped(hidden))]
 
     def hide(self, value: Any, key: str = "") -> Any:
         if isinstance(value, dict):
@@ -159,7 +160,7 @@ class _Hiding:
 
     def show(self, text: str) -> str:
         for hidden, character in self._back:
-            text = text.replace(hidden, character).replace(_escaped(hidden), character)
+            text = text.replace(hidden, character)
         return text
 
 
