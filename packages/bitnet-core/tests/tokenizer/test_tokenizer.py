@@ -130,6 +130,27 @@ def test_user_defined_tokens_are_always_read(byte_level: Callable[[bool], Any]) 
     assert tokenizer.decode(tokenizer.encode("a <tool> b")) == "a <tool> b"
 
 
+def test_no_text_becomes_a_control_token(
+    byte_level: Callable[[bool], Any], sentencepiece: tokenizers.Tokenizer
+) -> None:
+    """Neither a word that is looked up whole, nor one that merges make, nor a piece that is not marked as control."""
+    original, other = vocabulary_of(byte_level(True)), vocabulary_of(byte_level(False), pre=GPT2)
+    tokens = [*original.tokens, "xyz", "|||"]
+    whole = Tokenizer(replace(original, tokens=tokens, types=[*original.types, 3, 3]))
+    made = next(
+        token for token in (m.replace(" ", "") for m in other.merges[::-1]) if token.isalpha() and token.isascii()
+    )
+    merged = Tokenizer(replace(other, end_ids=frozenset({other.tokens.index(made)})))
+    pieces = sentencepiece_vocabulary(sentencepiece)
+    word = next(i for i, token in enumerate(pieces.tokens) if i > 258 and len(token) > 2 and token.isalpha())
+    piece = Tokenizer(replace(pieces, end_ids=frozenset({word})))
+    for tokenizer, text in ((whole, "xyz"), (whole, "a ||| b"), (merged, made), (piece, pieces.tokens[word])):
+        ids = tokenizer.encode(text, add_special=False)
+        assert not any(map(tokenizer.is_special, ids))
+        assert tokenizer.decode(ids).strip() == text
+    assert merged.encode(made, add_special=False, parse_special=True) == [other.tokens.index(made)]
+
+
 def test_every_byte(byte_level: Callable[[bool], Any], sentencepiece: tokenizers.Tokenizer) -> None:
     ours = Tokenizer(vocabulary_of(byte_level(True)))
     assert {ours.token_bytes(i) for i in range(ours.vocab_size)} >= {bytes([b]) for b in range(256)}

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import codecs
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence, Set
+from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any
 
@@ -67,7 +68,8 @@ class Tokenizer:
         self.control_tokens = tuple(sorted(filter(None, (self._tokens[i] for i in self._special))))
         self._split_all = Literals(self._ids)
         self._split_user = Literals(self._tokens[i] for i in self._literal - self._special)
-        self._backend = _byte_level(vocabulary) if self._byte_level else _sentencepiece(vocabulary)
+        control = self._special - of_kind(TokenType.UNKNOWN)
+        self._backend = (_byte_level if self._byte_level else _sentencepiece)(vocabulary, control)
 
     @property
     def vocab_size(self) -> int:
@@ -208,9 +210,16 @@ def _byte(token: str) -> bytes:
     return bytes([int(token[3:5], 16)])
 
 
-def _byte_level(vocabulary: Vocabulary) -> BytePairs:
-    ids = {token: i for i, token in enumerate(vocabulary.tokens)}
-    merges = listed_merges(vocabulary.merges, ids)
+def _byte_level(vocabulary: Vocabulary, control: Set[int]) -> BytePairs:
+    """``control`` are ids that no text may become, even where merges lead to them."""
+    ids = {token: i for i, token in enumerate(vocabulary.tokens) if i not in control}
+    given = vocabulary.merges
+    never = {vocabulary.tokens[i] for i in control}
+    lengths = {len(token) + 1 for token in never}
+    making = {merge for merge in given if len(merge) in lengths and merge.replace(" ", "", 1) in never}
+    if making:
+        given = [merge for merge in given if merge not in making and never.isdisjoint(merge.split(" "))]
+    merges = listed_merges(given, ids)
     return BytePairs(ids, merges, cut=word_cutter(vocabulary.pre), ignore_merges=vocabulary.pre == LLAMA3)
 
 
@@ -222,9 +231,11 @@ def word_cutter(pre: str) -> pre_tokenizers.PreTokenizer:
     return pre_tokenizers.Sequence([words, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
 
 
-def _sentencepiece(vocabulary: Vocabulary) -> BytePairs:
+def _sentencepiece(vocabulary: Vocabulary, control: Set[int]) -> BytePairs:
+    """``control`` are ids that no text may become."""
+
     def of_kind(*wanted: TokenType) -> list[int]:
-        return [i for i, kind in enumerate(vocabulary.types) if kind in wanted]
+        return [i for i, kind in enumerate(vocabulary.types) if kind in wanted and i not in control]
 
     tokens = vocabulary.tokens
     scores = {tokens[i]: vocabulary.scores[i] for i in of_kind(TokenType.NORMAL)}
@@ -232,7 +243,7 @@ def _sentencepiece(vocabulary: Vocabulary) -> BytePairs:
     options: dict[str, Any] = {"unk_token": unknown[0]} if unknown else {}
     prepend = [normalizers.Prepend(SPACE)] if vocabulary.space_prefix else []
     return BytePairs(
-        {token: i for i, token in enumerate(tokens)},
+        {token: i for i, token in enumerate(tokens) if i not in control},
         scored_merges(scores),
         normalize=normalizers.Sequence([*prepend, normalizers.Replace(" ", SPACE)]),
         always=[*unknown, *(tokens[i] for i in of_kind(TokenType.BYTE))],

@@ -11,7 +11,7 @@ import click
 
 from bitnet.core.cli.console import note
 from bitnet.core.cli.options import context_option, load, model_options, sampling, sampling_options, system_option
-from bitnet.core.cli.run import summary
+from bitnet.core.cli.run import expect_template, summary
 from bitnet.core.errors import InvalidInputError
 
 if TYPE_CHECKING:
@@ -35,6 +35,7 @@ def chat(system: str | None, **params: Any) -> None:
     Where the context is full, the oldest exchange is forgotten, and the answer says so.
     """
     options = sampling(params)
+    expect_template()
     with load(params, max_seqs=1) as model:
         if model.chat_template is None:
             raise InvalidInputError(f"{model.config.name} has no chat template.", hint="Use 'bitnet run --raw'.")

@@ -95,6 +95,8 @@ def run(
         raise InvalidInputError(f"--receipt {receipt}: the folder {receipt.parent} is not there.")
     _check_key(receipt, receipt_key)
     options = sampling(params, logprobs=logprobs)
+    if not raw:
+        expect_template()
     with load(params, max_seqs=1) as model:
         request = _request(model, text, system, raw)
         with _begin(model, request, options) as stream:
@@ -121,6 +123,13 @@ def _prompt(argument: str | None, option: str | None, file: Path | None) -> str:
     if not text:
         raise InvalidInputError("the prompt is empty.")
     return text
+
+
+def expect_template() -> None:
+    """Start what renders chat templates, while the model loads."""
+    from bitnet.core import sandbox
+
+    sandbox.warm()
 
 
 def _request(model: Model, text: str, system: str | None, raw: bool) -> str | list[dict[str, str]]:

@@ -7,7 +7,7 @@ interpreter. A helper process can be limited and killed; :func:`render` looks li
 from bitnet.core.sandbox.pool import Pool, as_json
 from bitnet.core.sandbox.process import CPU_SECONDS, MEMORY, OUTPUT, SECONDS, TemplateError
 
-__all__ = ["CPU_SECONDS", "MEMORY", "OUTPUT", "SECONDS", "Pool", "TemplateError", "as_json", "check", "render"]
+__all__ = ["CPU_SECONDS", "MEMORY", "OUTPUT", "SECONDS", "Pool", "TemplateError", "as_json", "check", "render", "warm"]
 
 _pool = Pool()
-check, render = _pool.check, _pool.render
+check, render, warm = _pool.check, _pool.render, _pool.warm

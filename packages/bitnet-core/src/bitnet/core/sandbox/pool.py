@@ -8,10 +8,11 @@ import threading
 import time
 import weakref
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
-from bitnet.core.errors import InvalidInputError, brief
-from bitnet.core.sandbox.process import Helper
+from bitnet.core.errors import BitNetError, InvalidInputError, brief
+from bitnet.core.sandbox.process import Helper, TemplateError
 
 HELPERS = 4
 """Helper processes at most: so many templates can reach their bounds at the same time before others wait for them."""
@@ -32,6 +33,14 @@ class Pool:
         self._changed = threading.Condition()
         self._idle: list[Helper] = []
         self._all: weakref.WeakSet[Helper] = weakref.WeakSet()
+
+    def warm(self) -> None:
+        """Start a helper in the background, where a template is going to be rendered soon."""
+        threading.Thread(target=self._warm, name="bitnet-warm", daemon=True).start()
+
+    def _warm(self) -> None:
+        with suppress(BitNetError, TemplateError):  # whoever renders is told
+            self.check("")
 
     def check(self, source: str) -> None:
         """Whether a source is a template.
