@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import codecs
 import re
-from collections.abc import Iterator, Sequence, Set
-from contextlib import contextmanager
+from collections.abc import Sequence, Set
 from functools import lru_cache
 from typing import Any
 
@@ -213,13 +212,13 @@ def _byte(token: str) -> bytes:
 def _byte_level(vocabulary: Vocabulary, control: Set[int]) -> BytePairs:
     """``control`` are ids that no text may become, even where merges lead to them."""
     ids = {token: i for i, token in enumerate(vocabulary.tokens) if i not in control}
-    given = vocabulary.merges
-    never = {vocabulary.tokens[i] for i in control}
-    lengths = {len(token) + 1 for token in never}
-    making = {merge for merge in given if len(merge) in lengths and merge.replace(" ", "", 1) in never}
-    if making:
-        given = [merge for merge in given if merge not in making and never.isdisjoint(merge.split(" "))]
-    merges = listed_merges(given, ids)
+    try:
+        merges = listed_merges(vocabulary.merges, ids)
+    except InvalidInputError:  # they may lead to control tokens, which is seldom: leave those out
+        never = {vocabulary.tokens[i] for i in control}
+        pairs = [merge.split(" ", 1) for merge in vocabulary.merges]
+        others = [pair for pair in pairs if never.isdisjoint([*pair, "".join(pair)])]
+        merges = listed_merges([" ".join(pair) for pair in others], ids)
     return BytePairs(ids, merges, cut=word_cutter(vocabulary.pre), ignore_merges=vocabulary.pre == LLAMA3)
 
 
