@@ -281,7 +281,7 @@ class Model:
         if prompt is not None:
             of_messages = receipt.is_conversation(prompt)
             tokens = (
-                self._render(cast(Messages, prompt)) if of_messages else self._tokens(cast("Sequence[int]", prompt))
+                self.chat_tokens(cast(Messages, prompt)) if of_messages else self._tokens(cast("Sequence[int]", prompt))
             )
             if tuple(tokens) != completion.prompt_tokens:
                 raise InvalidInputError("the completion is of another prompt than the one given for its receipt.")
