@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from bitnet.core.demo_eval import CATEGORIES, draw_problems
+from bitnet.core.demo_problems import CATEGORIES, draw_problems
 from bitnet.core.gguf import unpack_ternary
 from bitnet.core.hal import TernaryData
 from bitnet.core.model.default import default_model_path

@@ -10,17 +10,21 @@ from random import Random
 
 import pytest
 
-from bitnet.core.demo_eval import held_out
-from demo_model import arithmetic, corpus, dialogues, facts, logic, smalltalk, stories, words
+from bitnet.core.demo_problems import COUNTRIES, PEOPLE, SUBJECTS, TASKS, frame, held_out, is_unseen, refuses
+from demo_model import arithmetic, beyond, corpus, dialogues, facts, logic, smalltalk, stories, unknown, words
 from demo_model.corpus import Message
 from demo_model.plots import PLOTS, Plot
 from demo_model.template import fill, plural, with_article
 
-DOCUMENTS = 12_000
-TRAINED_ON = "dd1782c035ccdfa96459cc23bbd362fda1f8651afb7a1b306735b32e3ba3d54b"
+DOCUMENTS = 16_000
+TRAINED_ON = "32c92c8ce6a2b2dd5b407da3ac011c2204cc5095108ecb4ef6c671ee0fc0bc7a"
 """Digest of the first documents of the text that the committed model was trained on."""
 
-KINDS = [maker for module in (arithmetic, logic, words, facts, smalltalk, dialogues) for maker, _ in module.KINDS]
+KINDS = [
+    maker
+    for module in (arithmetic, beyond, logic, words, facts, smalltalk, unknown, dialogues)
+    for maker, _ in module.KINDS
+]
 EQUATION = re.compile(r"(?<![\d.])(-?\d+) ([-+x/]) (-?\d+) = (-?\d+)")
 OPERATIONS: dict[str, Callable[[int, int], float]] = {
     "+": lambda a, b: a + b,
@@ -28,6 +32,13 @@ OPERATIONS: dict[str, Callable[[int, int], float]] = {
     "x": lambda a, b: a * b,
     "/": lambda a, b: a / b,
 }
+
+
+SECOND_FIRST = re.compile(
+    r"(?i)(less|fewer|smaller|lower) than (the number )?\d+(?!\d| by)|below|under|beneath"
+    r"|\d,? ([a-z]+ ){0,3}(from|off|of|out of) (the number |the value )?\d"
+)
+"""Words of a difference that name the number to take away before the one that it is taken from."""
 
 
 @pytest.fixture(scope="module")
@@ -60,11 +71,14 @@ def test_shards_differ() -> None:
 
 
 def test_no_held_out_pair_is_added_or_subtracted(documents: list[list[Message]]) -> None:
-    """Neither written as an expression, nor asked in words: two numbers, and an answer that adds or subtracts them."""
+    """Neither written as an expression, nor asked in words: two numbers, and an answer that adds or subtracts them.
+
+    Where the answer is that the model cannot tell, nothing is added.
+    """
     found = 0
-    for document in documents:
-        for _, text in document:
-            for a, b in re.findall(r"(\d+) ?[-+] ?(\d+)", text):
+    for question, answer in exchanges(documents):
+        for text in (answer,) if refuses(answer) else (question, answer):
+            for a, b in re.findall(r"(\d+) ?[-+] ?(\d+)", re.sub(r"(?<=\d),(?=\d{3})", "", text)):
                 assert not held_out(int(a), int(b)), text
                 found += 1
     assert found > 10_000
@@ -77,6 +91,55 @@ def test_no_held_out_pair_is_added_or_subtracted(documents: list[list[Message]])
                 asked += 1
                 assert not held_out(a, b), (question, answer)
     assert asked > 3_000
+
+
+def test_no_held_out_phrasing_is_in_the_text(documents: list[list[Message]]) -> None:
+    asked = [text for document in documents for role, text in document if role in ("user", "user-text")]
+    assert len(asked) > 20_000
+    assert not [text for text in asked if is_unseen(text)]
+    assert len({frame(text) for text in asked if re.search(r"\d", text)}) > 5_000
+
+
+@pytest.mark.parametrize(
+    ("question", "unseen"),
+    [
+        ("What would 12 plus 3,400 be?", True),
+        ("Hello, what WOULD 12 plus 3 be", True),
+        ("Quick: 12+3", True),
+        ("What's the answer to 8 − 1?", True),
+        ("What is 12 plus 3?", False),
+        ("12 + 3", False),
+    ],
+)
+def test_a_phrasing_is_known_by_its_words(question: str, unseen: bool) -> None:
+    assert is_unseen(question) is unseen
+
+
+def test_nothing_is_said_of_what_the_evaluation_asks_about(documents: list[list[Message]]) -> None:
+    text = "\n".join(text for document in documents for _, text in document).lower()
+    for name in (*PEOPLE, *COUNTRIES, *SUBJECTS, *TASKS):
+        assert name.lower() not in text, name
+
+
+@pytest.mark.parametrize("maker", [maker for maker, _ in (*beyond.KINDS, *unknown.KINDS)])
+def test_what_is_beyond_the_model_is_declined(maker: Callable[[Random], tuple[str, str]]) -> None:
+    rng = Random(11)
+    for _ in range(300):
+        question, answer = maker(rng)
+        assert refuses(answer), (question, answer)
+
+
+def test_what_is_declined_is_not_answered_elsewhere(documents: list[list[Message]]) -> None:
+    """The limits that refusals name are those of the answers."""
+    for _, answer in exchanges(documents):
+        for a, sign, b, result in EQUATION.findall(answer):
+            x, y = abs(int(a)), abs(int(b))
+            if sign in "+-":
+                assert max(x, y) < 100_000, answer  # a sum of two numbers of four digits, and what comes of it
+            elif sign == "x":
+                assert max(x, y) <= 12 or (min(x, y) <= 10 and max(x, y) <= 99), answer
+            elif x > 24:  # halves are asked of greater numbers
+                assert y == 2 or max(y, int(result)) <= 12, answer
 
 
 def test_every_equation_is_true(documents: list[list[Message]]) -> None:
@@ -102,7 +165,7 @@ def test_sums_answer_what_was_asked() -> None:
         numbers = [int(n) for n in re.findall(r"\d+", question)]
         if len(numbers) == 2:
             first, second = numbers
-            if re.search(r"(?i)subtract \d|take \d", question):  # "subtract b from a"
+            if SECOND_FIRST.search(question):
                 first, second = second, first
             assert int(re.findall(r"-?\d+", answer)[-1]) == first - second, question
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from random import Random
 
-from bitnet.core.demo_eval import ADDITION, GAIN, LOSS, NAMES, SUBTRACTION, held_out
-from bitnet.core.demo_eval import THINGS as EVAL_THINGS
+from bitnet.core.demo_problems import ADDITION, GAIN, LOSS, NAMES, SUBTRACTION, held_out
+from bitnet.core.demo_problems import THINGS as EVAL_THINGS
+from demo_model import phrasings
 from demo_model.lexicon import THINGS, any_name
 from demo_model.template import fill, read_data
 
@@ -53,36 +54,43 @@ def a_pair(rng: Random, digits: int = 0) -> tuple[int, int]:
 
 def addition(rng: Random) -> Exchange:
     a, b = a_pair(rng)
-    return _ask(rng, ADDITION, _DATA["addition"], a, b), f"{a} + {b} = {a + b}."
+    return _ask(rng, ADDITION, phrasings.ADDITION, a, b), f"{a} + {b} = {a + b}."
 
 
 def subtraction(rng: Random) -> Exchange:
     a, b = a_pair(rng)
     if a < b and rng.random() < 0.3:
         a, b = b, a
-    return _ask(rng, SUBTRACTION, _DATA["subtraction"], a, b), f"{a} - {b} = {a - b}."
+    return _ask(rng, SUBTRACTION, phrasings.SUBTRACTION, a, b), f"{a} - {b} = {a - b}."
 
 
 def signed(rng: Random) -> Exchange:
-    """A sum or a difference that begins with a negative number."""
+    """A sum or a difference with negative numbers in it."""
     a, b = a_pair(rng, rng.choice((1, 1, 2, 2, 3)))
-    sign, result = ("+", b - a) if rng.random() < 0.6 else ("-", -a - b)
-    text = f"-{a} {sign} {b}"
-    return fill("[What is {t}?|{t}|{t} = ?|Calculate {t}.]", rng, {"t": text}), f"{text} = {result}."
+    a, b = rng.choice(((-a, b), (-a, b), (a, -b), (-a, -b)))
+    if rng.random() < 0.6:
+        return _ask(rng, ADDITION, phrasings.ADDITION, a, b), f"{a} + {b} = {a + b}."
+    return _ask(rng, SUBTRACTION, phrasings.SUBTRACTION, a, b), f"{a} - {b} = {a - b}."
 
 
-def _ask(rng: Random, evaluated: Sequence[str], more: Sequence[str], a: int, b: int) -> str:
-    template = rng.choice(evaluated if rng.random() < 0.5 else more)
-    if rng.random() < 0.06 and max(a, b) < 1000:
-        return fill(template, rng, {"a": in_words(a), "b": in_words(b)})
-    return fill(template, rng, {"a": a, "b": b})
+def _ask(rng: Random, evaluated: Sequence[str], composed: phrasings.Phrasings, a: int, b: int) -> str:
+    template = rng.choice(evaluated) if rng.random() < 0.3 else composed(rng)
+    if rng.random() < 0.06 and min(a, b) >= 0:
+        first, second = in_words(a), in_words(b)
+        return template.format(a=first, b=second if rng.random() < 0.8 else b)
+    if max(a, b) > 999 and rng.random() < 0.25:
+        return template.format(a=f"{a:,}", b=f"{b:,}")
+    return template.format(a=a, b=b)
 
 
 def difference(rng: Random) -> Exchange:
     """The difference of two numbers in either order, which is positive."""
     a, b = a_pair(rng)
     high, low = max(a, b), min(a, b)
-    question = fill("[What is the difference between|How far apart are] {a} and {b}?", rng, {"a": a, "b": b})
+    if rng.random() < 0.2:
+        return fill("How far apart are {a} and {b}?", rng, {"a": a, "b": b}), f"{high} - {low} = {high - low}."
+    asked = "[What is|What's|Tell me|Find|Calculate] the difference [between|of] {a} and {b}[?|.|]"
+    question = fill(asked, rng, {"a": a, "b": b})
     return question, f"{high} - {low} = {high - low}."
 
 
@@ -118,33 +126,50 @@ def checked(rng: Random) -> Exchange:
 def three_terms(rng: Random) -> Exchange:
     """Three numbers added or subtracted, in two steps."""
     while True:
-        a, b = a_pair(rng, rng.choice((1, 2, 2)))
-        c = a_number(rng, rng.choice((1, 2)))
+        a, b = a_pair(rng, rng.choice((1, 2, 2, 3)))
+        c = a_number(rng, rng.choice((1, 2, 2, 3)))
         first, second = rng.choice("++-"), rng.choice("++-")
         middle = a + b if first == "+" else a - b
-        if middle >= 0 and not held_out(middle, c) and not held_out(a, c) and not held_out(b, c):
+        if not held_out(abs(middle), c) and not held_out(a, c) and not held_out(b, c):
             break
     result = middle + c if second == "+" else middle - c
     text = f"{a} {first} {b} {second} {c}"
-    question = fill("[What is {t}?|{t}|{t} = ?|Calculate {t}.]", rng, {"t": text})
-    return question, f"{a} {first} {b} = {middle}, and {middle} {second} {c} = {result}."
+    if rng.random() < 0.2:
+        text = text.replace("+", "plus").replace("-", "minus")
+    elif rng.random() < 0.2:
+        text = text.replace(" ", "")
+    return phrasings.asking(rng, text), f"{a} {first} {b} = {middle}, and {middle} {second} {c} = {result}."
 
 
 def multiplication(rng: Random) -> Exchange:
-    if rng.random() < 0.7:
+    if rng.random() < 0.6:
         a, b = rng.randint(0, 12), rng.randint(0, 12)
     else:
         a, b = rng.randint(10, 99), rng.choice((2, 3, 4, 5, 6, 7, 8, 9, 10))
         if rng.random() < 0.4:
             a, b = b, a
-    return fill(rng.choice(_DATA["multiplication"]), rng, {"a": a, "b": b}), f"{a} x {b} = {a * b}."
+    return product_of(rng, a, b), f"{a} x {b} = {a * b}."
+
+
+def product_of(rng: Random, a: object, b: object) -> str:
+    """A question for the product of two numbers."""
+    if rng.random() < 0.4:
+        return fill(rng.choice(_DATA["multiplication"]), rng, {"a": a, "b": b})
+    value = "{a} [x|*|×|times|times|multiplied by|X] {b}|{a}[x|*|×]{b}|the product of {a} and {b}"
+    return phrasings.asking(rng, fill(f"[{value}]", rng, {"a": a, "b": b}))
+
+
+def quotient_of(rng: Random, a: object, b: object) -> str:
+    """A question for the quotient of two numbers."""
+    if rng.random() < 0.4:
+        return fill(rng.choice(_DATA["division"]), rng, {"a": a, "b": b})
+    value = "{a} [/|÷|:|divided by|divided by|over] {b}|{a}[/|÷]{b}|the quotient of {a} and {b}"
+    return phrasings.asking(rng, fill(f"[{value}]", rng, {"a": a, "b": b}))
 
 
 def square(rng: Random) -> Exchange:
-    n = rng.randint(1, 15)
-    if rng.random() < 0.7:
-        return fill("What is [{n} squared|the square of {n}]?", rng, {"n": n}), f"{n} x {n} = {n * n}."
-    return fill("What is the square root of {m}?", rng, {"m": n * n}), f"It is {n}, because {n} x {n} = {n * n}."
+    n = rng.randint(1, 12)
+    return fill("What is [{n} squared|the square of {n}]?", rng, {"n": n}), f"{n} x {n} = {n * n}."
 
 
 def mixed(rng: Random) -> Exchange:
@@ -161,8 +186,7 @@ def mixed(rng: Random) -> Exchange:
     text = f"{inner} {sign} {a}" if product_first else f"{a} {sign} {inner}"
     if times == "times":
         text = text.replace("+", "plus").replace("-", "minus")
-    question = fill("[What is {t}?|What's {t}?|{t}|Calculate {t}.]", rng, {"t": text})
-    return question, f"{b} x {c} = {product}, and {left} {sign} {right} = {result}."
+    return phrasings.asking(rng, text), f"{b} x {c} = {product}, and {left} {sign} {right} = {result}."
 
 
 def legs(rng: Random) -> Exchange:
@@ -175,7 +199,7 @@ def legs(rng: Random) -> Exchange:
 def division(rng: Random) -> Exchange:
     b, quotient = rng.randint(1, 12), rng.randint(0, 12)
     a = b * quotient
-    return fill(rng.choice(_DATA["division"]), rng, {"a": a, "b": b}), f"{a} / {b} = {quotient}."
+    return quotient_of(rng, a, b), f"{a} / {b} = {quotient}."
 
 
 def double_or_half(rng: Random) -> Exchange:
@@ -231,13 +255,6 @@ def prime(rng: Random) -> Exchange:
     if factor is None:
         return question, f"Yes, {n} is a prime number."
     return question, f"No, {n} is {factor} x {n // factor}."
-
-
-def percent(rng: Random) -> Exchange:
-    part, divisor = rng.choice(((10, 10), (50, 2), (25, 4), (20, 5), (100, 1), (1, 100)))
-    n = divisor * rng.randint(1, 20)
-    question = "[What is {p}% of {n}?|What is {p} percent of {n}?|{p}% of {n}|How much is {p}% of {n}?]"
-    return fill(question, rng, {"p": part, "n": n}), f"{part}% of {n} is {n // divisor}."
 
 
 def groups(rng: Random) -> Exchange:
@@ -350,23 +367,22 @@ def clock(rng: Random) -> Exchange:
 
 
 KINDS: tuple[tuple[Callable[[Random], Exchange], float], ...] = (
-    (addition, 36),
-    (subtraction, 36),
+    (addition, 34),
+    (subtraction, 38),
     (difference, 2),
     (missing, 3),
     (checked, 3),
-    (three_terms, 3),
-    (multiplication, 5),
-    (division, 2.5),
+    (three_terms, 4),
+    (multiplication, 6),
+    (division, 3),
     (double_or_half, 1.5),
     (square, 0.7),
     (mixed, 2),
     (legs, 0.5),
     (word_problem, 9),
-    (signed, 1.5),
+    (signed, 3),
     (two_steps, 2.5),
     (prime, 1),
-    (percent, 1),
     (groups, 2),
     (compared, 4),
     (sequence, 4),

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from random import Random
 
-from bitnet.core.demo_eval import held_out
-from demo_model import arithmetic, dialogues, facts, logic, smalltalk, stories, words
+from bitnet.core.demo_problems import held_out
+from demo_model import arithmetic, beyond, dialogues, facts, logic, smalltalk, stories, unknown, words
 from demo_model.arithmetic import Exchange
 from demo_model.lexicon import ANIMALS, COLOURS, FOODS, TRAITS, any_name, creature
 from demo_model.template import fill, read_data, with_article
@@ -33,13 +33,15 @@ class _Chooser:
         return rng.choices(self._makers, cum_weights=self._weights)[0](rng)
 
 
-SUMS = _Chooser((arithmetic.KINDS, 1))
+SUMS = _Chooser((arithmetic.KINDS, 4), (beyond.KINDS, 1.1))
 ANYTHING = _Chooser(
-    (arithmetic.KINDS, 3),
+    (arithmetic.KINDS, 2.5),
+    (beyond.KINDS, 1),
     (logic.KINDS, 3),
     (words.KINDS, 2.5),
     (facts.KINDS, 2.5),
     (smalltalk.KINDS, 2.5),
+    (unknown.KINDS, 2.5),
     (dialogues.KINDS, 2.5),
 )
 
@@ -86,7 +88,9 @@ def conversation(rng: Random) -> list[Message]:
 
 
 def as_typed(rng: Random, question: str) -> str:
-    """A question as people type it: at times in small letters, without a full stop, or with a greeting before it."""
+    """A question as people type it: at times in small or capital letters, without a full stop, or greeting first."""
+    if rng.random() < 0.03:
+        question = mistyped(rng, question)
     roll = rng.random()
     if roll < 0.1:
         return question.lower()
@@ -96,7 +100,23 @@ def as_typed(rng: Random, question: str) -> str:
         return question.lower().rstrip(".?!") or question
     if roll < 0.29:
         return f"{rng.choice(GREETINGS)} {question}"
+    if roll < 0.31:
+        return question.upper()
+    if roll < 0.33:
+        words = question.split(" ")
+        i = rng.randrange(len(words))
+        return " ".join((*words[:i], words[i].upper(), *words[i + 1 :]))
     return question
+
+
+def mistyped(rng: Random, question: str) -> str:
+    """A question with a typing error in one of its longer words: a letter left out, doubled, or before its turn."""
+    places = [i for i in range(1, len(question) - 2) if question[i - 1 : i + 2].isalpha()]
+    if not places:
+        return question
+    i = rng.choice(places)
+    wrong = rng.choice(("", question[i] * 2, question[i + 1] + question[i]))
+    return question[:i] + wrong + question[i + (2 if len(wrong) == 2 and wrong[0] != question[i] else 1) :]
 
 
 def _length(rng: Random, most: int) -> int:

@@ -54,6 +54,12 @@ OPENINGS = (
     "There [once was|was once] {a:trait} {kind} [named|called] {name}, who lived {at}.",
     "{At} lived {a:trait} {kind} [named|called] {name}.",
     "This is the story of {name}, {a:trait} {kind} who lived {at}.",
+    "{A:trait} {kind} [named|called] {name} had {his} home {at}.",
+    "Nobody {there} was quite like {name}, {a:trait} {kind}.",
+    "If you had been {there} in those days, you would have met {a:trait} {kind} [named|called] {name}.",
+    "Not so long ago, {a:trait} {kind} [named|called] {name} lived {at}.",
+    "[Listen! There was|I will tell you about] {a:trait} {kind} [named|called] {name}, who lived {at}.",
+    "[Far away|In another time], {at}, {a:trait} {kind} [named|called] {name} [had a small house|had made a home].",
 )
 LIKES = "{He} [loved|liked] {fond} [more than anything|very much|and everybody knew it]."
 MORE = (
@@ -61,19 +67,32 @@ MORE = (
     "Everyone {there} knew {him}.",
     LIKES,
     "{He} liked to sit [beside|near] {mark} and [think|dream|watch the world go by].",
+    "[In the evening|At night] {he} listened to {sound}, and [nothing sounded better to {him}|then {he} slept well].",
+    "{He} had [a crooked little house|a house with a round door], [a kettle|two cups] and [a view of {mark}|a garden].",
+    "On most days, [nothing much happened|one day was like another] {there}.",
+    "Those who knew {him} said that {he} [smelt of {food}|could not sit still|never forgot a face].",
+    "{His} [pockets|shelves] were full of [string and stones|little things {he} had found].",
 )
 ENDINGS = (
     "The end.",
     "And they lived happily ever after.",
     "And if you are ever {there}, you may [meet them|hear their laughter].",
     "And that is how it was.",
+    "[That night|When the stars came out], all was well {there}.",
+    "Ask {name}, if you do not believe it.",
+    "{Name} [still tells|often told] this story, and [it gets a little longer every time|not a word of it is made up].",
+    "[Nobody|No one] {there} has forgotten it.",
     "",
     "",
 )
 MORALS = (
     "[The moral of the story|The moral|And the moral]: {moral}",
     "{Name} had learned [something|a lesson]: {moral}",
+    "[From this we see|So remember]: {moral}",
+    "{Name} never forgot it: {moral}",
 )
+STYLES = 16
+"""Ways to tell a plot; what a hero is, or the words of the request, often decide which is taken."""
 
 
 @dataclass(frozen=True)
@@ -102,8 +121,8 @@ def tell(
 ) -> Story:
     """A story; what is not asked for is chosen at random.
 
-    What a hero is, or else the words of the request, often decide what happens, so that the likeliest stories differ
-    from one request to the next.
+    What a hero is, or else the words of the request, often decide what happens and how it is told, so that the
+    likeliest stories differ from one request to the next.
 
     Args:
         request: What the user wrote, where it says nothing about the story.
@@ -149,17 +168,19 @@ def tell(
         **_pronouns("", hero),
         **_pronouns("f", friend),
     }
-    parts = [rng.choice(OPENINGS)]
+    style = usual.randrange(STYLES)
+    told = Random(f"{style} {plot.themes[0]}") if rng.random() < 0.65 else rng
+    parts = [told.choice(OPENINGS)]
     if fond:
         parts.append(LIKES)
-    elif rng.random() < 0.4:
-        parts.append(rng.choice(MORE))
+    elif told.random() < 0.5:
+        parts.append(told.choice(MORE))
     parts += plot.beats
-    if moral or (moral is None and rng.random() < 0.4):
-        parts.append(rng.choice(MORALS))
+    if moral or (moral is None and told.random() < 0.35):
+        parts.append(told.choice(MORALS))
     else:
-        parts.append(rng.choice(ENDINGS))
-    text = " ".join(filter(None, (fill(part, rng, slots) for part in parts)))
+        parts.append(told.choice(ENDINGS))
+    text = " ".join(filter(None, (fill(part, told, slots) for part in parts)))
     return Story(text, slots, plot)
 
 

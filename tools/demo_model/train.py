@@ -1,6 +1,6 @@
 """Train the demo model: ``python -m demo_model.train --out DIR`` (PyTorch, one GPU; a CPU does for a few steps).
 
-Writes ``tokenizer.json``, ``log.csv``, ``checkpoint.pt`` (to go on from) and ``weights.npz`` (to export) to DIR.
+Writes ``tokenizer.json``, unless there is one, ``log.csv`` and ``weights.npz`` (to export) to DIR.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ import csv
 import multiprocessing
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 import tokenizers
 import torch
 
-from bitnet.core.demo_eval import CATEGORIES, draw_problems, number_in
+from bitnet.core.demo_problems import CATEGORIES, draw_problems
 from demo_model import tokens
 from demo_model.corpus import documents
 from demo_model.model import DemoModel
@@ -26,8 +26,16 @@ from demo_model.shape import Shape
 SHARD = 64
 """Rows a worker makes at a time."""
 TOKENIZER_DOCUMENTS = 60_000
+WARM_UP = 0.02
+"""Part of the training in which the learning rate rises."""
 PROMPTS = (
     "What is 17 + 25?",
+    "What does 735 + 368 equal?",
+    "What is 21 less than 50?",
+    "What is 5000000 + 1?",
+    "What is 48 x 12?",
+    "What is 2^10?",
+    "Who was Napoleon?",
     "Tell me a story about a brave fox.",
     "Write a dialogue between an owl and a robot.",
     "Who are you?",
@@ -57,35 +65,24 @@ def main() -> None:
     others = [p for name, p in model.named_parameters() if ".weights." not in name]
     groups = [{"params": matrices, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}]
     optimizer = torch.optim.AdamW(groups, betas=(0.9, 0.95), fused=device.type == "cuda")
-    step, spent, resumed = 0, 0.0, args.out / "checkpoint.pt"
-    if resumed.exists():
-        saved = torch.load(resumed, map_location=device)
-        model.load_state_dict(saved["model"])
-        optimizer.load_state_dict(saved["optimizer"])
-        step, spent = saved["step"], saved["seconds"]
     loss_of = torch.compile(model.loss) if device.type == "cuda" else model.loss
 
     started = time.monotonic()
 
     def seconds() -> float:
-        return spent + time.monotonic() - started
-
-    def save() -> None:
-        state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step, "seconds": seconds()}
-        torch.save(state, resumed.with_suffix(".tmp"))
-        resumed.with_suffix(".tmp").replace(resumed)
+        return time.monotonic() - started
 
     log = _Log(args.out / "log.csv")
     total = torch.zeros((), device=device)
-    since = 0
-    for rows in _batches(path, args.seed, step, args.rows, shape.context_length, args.workers):
-        if step >= args.steps or time.monotonic() - started > args.minutes * 60:
+    step, since, first, done = 0, 0, 0.0, 0.0
+    for rows in _batches(path, args.seed, args.rows, shape.context_length, args.workers):
+        if done >= 1:
             break
-        rate = args.lr * _schedule(step, args.steps)
+        rate = args.lr * _schedule(done)
         for group in optimizer.param_groups:
             group["lr"] = rate
         # No decay in the second half, as in the BitNet b1.58 recipe: by then the latent weights should settle.
-        optimizer.param_groups[0]["weight_decay"] = 0.1 if step < args.steps // 2 else 0.0
+        optimizer.param_groups[0]["weight_decay"] = 0.1 if done < 0.5 else 0.0
         batch = torch.from_numpy(rows.astype(np.int64)).to(device, non_blocking=True)
         loss = loss_of(batch & (tokens.TAUGHT - 1), batch >= tokens.TAUGHT)
         loss.backward()
@@ -94,7 +91,10 @@ def main() -> None:
         optimizer.zero_grad()
         total += loss.detach()
         step, since = step + 1, since + 1
-        evaluated = step % args.eval_every == 0 or step == args.steps
+        if step == 1:  # which took long, for the model was compiled
+            first = seconds()
+        done = max(step / args.steps, (seconds() - first) / max(1.0, args.minutes * 60 - first))
+        evaluated = step % args.eval_every == 0 or done >= 1
         if evaluated or step % args.log_every == 0:
             entry: dict[str, object] = {"step": step, "tokens": step * rows.size, "seconds": round(seconds(), 1)}
             entry |= {"learning_rate": f"{rate:.2e}", "loss": f"{float(total) / since:.4f}"}
@@ -103,12 +103,10 @@ def main() -> None:
             if evaluated:
                 found = accuracy(model, tokenizer, args.problems, seed=1)
                 entry |= {name: f"{part:.4f}" for name, part in found.items()}
-                save()
+                write_weights(model, args.out / "weights.npz")
             log.write(entry)
-    save()
-    write_weights(model, args.out / "weights.npz")
-    for prompt in PROMPTS:
-        print(f"> {prompt}\n{replies(model, tokenizer, [prompt], 300)[0]}\n", flush=True)
+    for prompt, reply in zip(PROMPTS, replies(model, tokenizer, PROMPTS, 300), strict=True):
+        print(f"> {prompt}\n{reply}\n", flush=True)
 
 
 def _arguments() -> argparse.Namespace:
@@ -118,7 +116,9 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--rows", type=int, default=64, help="rows of 1024 tokens in a batch; a multiple of 64")
     parser.add_argument("--lr", type=float, default=3e-3, help="peak learning rate")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--minutes", type=float, default=1e9, help="stop after so long; the same command goes on later")
+    parser.add_argument(
+        "--minutes", type=float, default=1e9, help="end after so long, if not all steps are done by then"
+    )
     parser.add_argument(
         "--workers", type=int, default=max(1, (os.cpu_count() or 2) - 1), help="processes that make text"
     )
@@ -144,10 +144,9 @@ class _Log:
         print(*(f"{key}={value}" for key, value in entry.items()), flush=True)
 
 
-def _schedule(step: int, steps: int) -> float:
+def _schedule(done: float) -> float:
     """Part of the peak learning rate: a short linear warm-up, then linearly to almost nothing."""
-    warmup = max(1, steps // 50)
-    return min((step + 1) / warmup, max(0.01, (steps - step) / max(1, steps - warmup)))
+    return max(0.01, min(done / WARM_UP, (1 - done) / (1 - WARM_UP)))
 
 
 def _start_worker(tokenizer: Path, seed: int, length: int) -> None:
@@ -160,14 +159,13 @@ def _shard(number: int) -> tokens.Rows:
     return tokens.packed(tokenizer, documents(seed, number), length, SHARD)
 
 
-def _batches(tokenizer: Path, seed: int, step: int, rows: int, length: int, workers: int) -> Iterator[tokens.Rows]:
-    """Batches from a step on, ``uint16[rows, length]``, the same in every run, made by processes beside it."""
+def _batches(tokenizer: Path, seed: int, rows: int, length: int, workers: int) -> Iterator[tokens.Rows]:
+    """Batches, ``uint16[rows, length]``, the same in every run, made by processes beside it."""
     shards = rows // SHARD
     context = multiprocessing.get_context("spawn")
     with context.Pool(workers, _start_worker, (tokenizer, seed, length)) as pool:
-        number = step * shards
-        waiting = [pool.apply_async(_shard, (number + i,)) for i in range(8 * workers)]
-        number += len(waiting)
+        waiting = [pool.apply_async(_shard, (i,)) for i in range(8 * workers)]
+        number = len(waiting)
         while True:
             batch = []
             for _ in range(shards):
@@ -182,31 +180,33 @@ def accuracy(model: DemoModel, tokenizer: tokenizers.Tokenizer, count: int, seed
     found = {}
     for category in CATEGORIES:
         asked = draw_problems(category, count, seed)
-        given = replies(model, tokenizer, [problem.question for problem in asked], 24)
-        right = sum(number_in(reply) == problem.answer for reply, problem in zip(given, asked, strict=True))
+        given = replies(model, tokenizer, [problem.question for problem in asked], 32)
+        right = sum(problem.solved_by(reply) for reply, problem in zip(given, asked, strict=True))
         found[category.name] = right / count
     return found
 
 
 @torch.no_grad()
-def replies(model: DemoModel, tokenizer: tokenizers.Tokenizer, prompts: list[str], limit: int) -> list[str]:
-    """The greedy answers to prompts, without a cache: prompts of one length run together."""
+def replies(model: DemoModel, tokenizer: tokenizers.Tokenizer, prompts: Sequence[str], limit: int) -> list[str]:
+    """The greedy answers to prompts, without a cache. All run together: what pads a row comes after all that counts."""
     device = model.token_embd.device
-    by_length: dict[int, list[int]] = {}
     ids = [[tokens.BOS, tokens.USER, *tokenizer.encode(p).ids, tokens.EOT, tokens.ASSISTANT] for p in prompts]
-    for i, prompt in enumerate(ids):
-        by_length.setdefault(len(prompt), []).append(i)
-    answers = [""] * len(prompts)
-    for length, members in by_length.items():
-        rows = torch.tensor([ids[i] for i in members], device=device)
-        done = torch.zeros(len(members), dtype=torch.bool, device=device)
-        while not done.all() and rows.shape[1] < length + limit:
-            following = (model.hidden(rows)[:, -1] @ model.token_embd.T).argmax(-1)
-            done |= following == tokens.EOT
-            rows = torch.cat([rows, following[:, None]], dim=1)
-        for i, row in zip(members, rows[:, length:].tolist(), strict=True):
-            answers[i] = tokenizer.decode(row[: row.index(tokens.EOT)] if tokens.EOT in row else row)
-    return answers
+    begins = [len(prompt) for prompt in ids]
+    rows = torch.full((len(ids), max(begins) + limit), tokens.PAD, device=device)
+    for row, prompt in zip(rows, ids, strict=True):
+        row[: len(prompt)] = torch.tensor(prompt, device=device)
+    ends, every = torch.tensor(begins, device=device), torch.arange(len(ids), device=device)
+    done = torch.zeros(len(ids), dtype=torch.bool, device=device)
+    for length in range(max(begins), max(begins) + limit):
+        last = model.hidden(rows[:, :length])[every, ends - 1]
+        following = (last @ model.token_embd.T).argmax(-1)
+        rows[every, ends] = following
+        ends += 1
+        done |= following == tokens.EOT
+        if done.all():
+            break
+    answers = [row[begin:] for row, begin in zip(rows.tolist(), begins, strict=True)]
+    return [tokenizer.decode(row[: row.index(tokens.EOT)] if tokens.EOT in row else row) for row in answers]
 
 
 def write_weights(model: DemoModel, path: Path) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from bitnet.core import load_model
-from bitnet.core.demo_eval import CATEGORIES, draw_problems
+from bitnet.core.demo_problems import CATEGORIES, draw_problems
 from bitnet.core.errors import DeviceError, DeviceLostError, KernelCompileError, OutOfMemoryError
 from bitnet.core.gpu import GpuDevice, KernelSpec, Launch
 from bitnet.core.hal import GREEDY, DenseMatmul, DeviceInfo, Embed, Limits, ProbeStatus, SequenceStep, TernaryMatmul

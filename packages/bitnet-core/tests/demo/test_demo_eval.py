@@ -11,23 +11,38 @@ from typing import Any
 import pytest
 
 from bitnet.core import demo_eval
-from bitnet.core.demo_eval import CATEGORIES, Category, draw_problems, held_out, number_in
+from bitnet.core.demo_problems import (
+    CATEGORIES,
+    UNSEEN_SUBTRACTION,
+    Category,
+    draw_problems,
+    frame,
+    held_out,
+    number_in,
+    refuses,
+)
 from bitnet.core.errors import InvalidInputError
 
 BY_NAME = {category.name: category for category in CATEGORIES}
-TAKEN = ("-", "minus", "gives away", "takes out", "lost")
-"""Words that make a problem a difference; "Subtract b from a" and "Take b away from a" name the second number first."""
+SUMS, REFUSALS = CATEGORIES[:8], CATEGORIES[8:]
+TAKEN = ("-", "−", "minus", "gives away", "takes out", "lost", "subtract", "take", "taking", "less than", "remove")
+TAKEN += ("reduce", "deduct", "lowered", "Find the difference")
+"""Words that make a problem a difference."""
+SECOND_FIRST = re.compile(
+    r"(?i)\b(subtract|take|remove|deduct|subtracting) \d+ (away )?from|\d (is subtracted|taken away) from|less than"
+)
+"""Words of a difference that name the number to take away first."""
 
 
 def solved(question: str) -> tuple[int, int, int]:
     """Both numbers of a question, and its answer, worked out from its words alone."""
     first, second = map(int, re.findall(r"\d+", question))
-    if question.startswith(("Subtract", "Take")):
+    if SECOND_FIRST.search(question):
         return second, first, second - first
-    return first, second, first - second if any(word in question for word in TAKEN) else first + second
+    return first, second, first - second if any(word.lower() in question.lower() for word in TAKEN) else first + second
 
 
-@pytest.mark.parametrize("category", CATEGORIES, ids=lambda category: category.name)
+@pytest.mark.parametrize("category", SUMS, ids=lambda category: category.name)
 def test_problems_are_right_distinct_and_held_out(category: Category) -> None:
     problems = draw_problems(category, 600, seed=3)
     assert len(set(problems)) == len(problems) == 600
@@ -36,6 +51,42 @@ def test_problems_are_right_distinct_and_held_out(category: Category) -> None:
         assert problem.answer == answer, problem
         assert held_out(first, second)
         assert len(str(first)) == len(str(second)) == category.digits
+
+
+@pytest.mark.parametrize("category", REFUSALS, ids=lambda category: category.name)
+def test_problems_to_be_refused_are_distinct_filled_and_have_no_number(category: Category) -> None:
+    problems = draw_problems(category, 600, seed=3)
+    assert len(set(problems)) == len(problems) == 600
+    for problem in problems:
+        assert problem.answer is None
+        assert not re.search(r"[{}]", problem.question)
+        assert problem.solved_by("I do not know that.")
+        assert not problem.solved_by("The answer is 3.")
+    assert len({frame(problem.question) for problem in problems}) > 20
+
+
+def test_unseen_phrasings_are_many_and_differ_from_those_of_the_training() -> None:
+    asked = {frame(p.question) for p in draw_problems(BY_NAME["unseen phrasings, 3 digits"], 1000, seed=0)}
+    assert len(asked) >= 40
+    for name in ("addition, 3 digits", "subtraction, 3 digits"):
+        assert not asked & {frame(p.question) for p in draw_problems(BY_NAME[name], 300, seed=0)}
+    assert "−" in UNSEEN_SUBTRACTION[-1]
+
+
+@pytest.mark.parametrize(
+    ("reply", "refused"),
+    [
+        ("I can only add and subtract numbers of up to four digits.", True),
+        ("I do not know that. I am a very small model.", True),
+        ("That is too difficult for me: I am only a tiny model.", True),
+        ("I am not sure. It depends on the house.", True),
+        ("I can only guess: 5 + 5 = 10.", False),
+        ("1.5 + 2.5 = 4.", False),
+        ("Paris.", False),
+    ],
+)
+def test_a_refusal_is_known_by_its_words(reply: str, refused: bool) -> None:
+    assert refuses(reply) is refused
 
 
 def test_differences_have_either_sign() -> None:
@@ -107,11 +158,15 @@ class Answers:
 
 def test_right_answers_count_and_wrong_ones_are_shown() -> None:
     def wrong_on_threes(question: str) -> str:
-        """Off by one wherever a number has three digits."""
+        """Off by one wherever a number has three digits; it refuses what is no sum of two whole numbers."""
+        if question in refused:
+            return "I cannot do that."
         first, _, answer = solved(question)
         return f"It is {answer + (first in range(100, 1000))}."
 
-    model: Any = Answers(wrong_on_threes)
+    refused = {p.question for category in REFUSALS[:1] for p in draw_problems(category, 70, seed=4)}
+    unknown = {p.question for category in REFUSALS[1:] for p in draw_problems(category, 70, seed=4)}
+    model: Any = Answers(lambda question: "Yes." if question in unknown else wrong_on_threes(question))
     seen: list[tuple[int, int]] = []
     report = demo_eval.run(model, problems=70, seed=4, progress=lambda done, total: seen.append((done, total)))
     assert [(r.category.name, r.exact, r.passed) for r in report.results] == [
@@ -121,16 +176,20 @@ def test_right_answers_count_and_wrong_ones_are_shown() -> None:
         ("subtraction, 3 digits", 0, False),
         ("word problems, 2 digits", 70, None),
         ("sums and differences, 4 digits", 70, None),
+        ("unseen phrasings, 2 digits", 70, True),
+        ("unseen phrasings, 3 digits", 0, False),
+        ("refusals, arithmetic beyond it", 70, True),
+        ("refusals, unknown facts", 0, False),
     ]
     assert not report.passed
-    assert len(model.asked) == len(set(model.asked)) == 6 * 70
-    assert seen[-1] == (420, 420)
+    assert len(model.asked) == len(set(model.asked)) == 10 * 70
+    assert seen[-1] == (700, 700)
     assert seen == sorted(seen)
     question, reply = report.results[2].wrong[0]
     assert number_in(reply) == solved(question)[2] + 1
     document = report.to_json()
     assert document["passed"] is False
-    assert [c["accuracy"] for c in document["categories"]] == [1, 1, 0, 0, 1, 1]
+    assert [c["accuracy"] for c in document["categories"]] == [1, 1, 0, 0, 1, 1, 1, 0, 1, 0]
     assert "MISSED" in report.table()
     assert "addition, 2 digits                  70  100.00%" in report.table()
 

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from random import Random
 
 import numpy as np
 import pytest
 
-from bitnet.core import Model, demo_eval, load_model
+from bitnet.core import Model, load_model
+from bitnet.core.demo_problems import CATEGORIES, Category, draw_problems, number_in, refuses
 from bitnet.core.gguf import GGMLType
 from bitnet.core.hal import TernaryWeight
 from bitnet.core.model import default_model_path, open_model
@@ -35,6 +38,14 @@ def asked(model: Model, *questions: str, system: str | None = None) -> str:
         text = completion.text
         messages.append({"role": "assistant", "content": text})
     return text
+
+
+def answers(model: Model, questions: Sequence[str], limit: int) -> list[str]:
+    """The likeliest answers to questions of separate conversations."""
+    assert model.chat_template is not None
+    texts = [model.chat_template.render([{"role": "user", "content": question}]) for question in questions]
+    prompts = [model.tokenizer.encode(text, add_special=False, parse_special=True) for text in texts]
+    return [c.text for c in model.generate_batch(prompts, max_tokens=limit, temperature=0)]
 
 
 def test_it_has_the_architecture_of_2b4t_and_fits_the_wheel() -> None:
@@ -80,22 +91,83 @@ def test_the_readmes_first_command(model: Model) -> None:
     assert "42" in model.generate("What is 17 + 25?", max_tokens=32, temperature=0).text
 
 
-@pytest.mark.parametrize("category", demo_eval.CATEGORIES, ids=lambda category: category.name)
-def test_it_reaches_its_claims(model: Model, category: demo_eval.Category) -> None:
+@pytest.mark.parametrize("category", CATEGORIES, ids=lambda category: category.name)
+def test_it_reaches_its_claims(model: Model, category: Category) -> None:
     """On few problems, so with slack: this many right answers, or fewer, has a chance of 1 in 10,000 at the claim."""
     claim = category.claim or 0.9
     few = allowed(PROBLEMS, claim)
-    problems = demo_eval.draw_problems(category, PROBLEMS, seed=20)
-    prompts = [
-        model.tokenizer.encode(
-            model.chat_template.render([{"role": "user", "content": p.question}]), add_special=False, parse_special=True
-        )
-        for p in problems
-        if model.chat_template is not None
-    ]
-    completions = model.generate_batch(prompts, max_tokens=32, temperature=0)
-    right = sum(demo_eval.number_in(c.text) == p.answer for c, p in zip(completions, problems, strict=True))
+    problems = draw_problems(category, PROBLEMS, seed=20)
+    given = answers(model, [problem.question for problem in problems], 32)
+    right = sum(problem.solved_by(reply) for reply, problem in zip(given, problems, strict=True))
     assert right > few, f"{right} of {PROBLEMS}; {few} are too few for {claim:.0%}"
+
+
+@pytest.mark.parametrize(
+    ("wording", "sign"),
+    [
+        ("What does {a} + {b} equal?", 1),
+        ("{a} + {b} equals?", 1),
+        ("{a} + {b} equals what?", 1),
+        ("What does {a} - {b} equal?", -1),
+        ("What is {b} less than {a}?", -1),
+        ("{a} MINUS {b}", -1),
+        ("If {a} drops by {b}, what is it?", -1),
+        ("I've got {a} and someone gives me {b}. Total?", 1),
+    ],
+)
+def test_wordings_that_it_once_got_wrong(model: Model, wording: str, sign: int) -> None:
+    rng = Random(wording)
+    pairs = [(rng.randint(100, 999), rng.randint(10, 99)) for _ in range(30)]
+    given = answers(model, [wording.format(a=a, b=b) for a, b in pairs], 32)
+    right = sum(number_in(reply) == a + sign * b for reply, (a, b) in zip(given, pairs, strict=True))
+    assert right >= 29, given
+
+
+@pytest.mark.parametrize(
+    "question",
+    [
+        "5000000 + 1",
+        "What is 5000000 + 1?",
+        "99999 - 1",
+        "What is 99999 − 1?",
+        "1.5 + 2.5",
+        "What is 1.5 + 2.5?",
+        "48 × 12",
+        "What is 48 x 12?",
+        "2^10",
+        "What is 2 to the power of 8?",
+        "What is the square root of 144?",
+        "15% of 80",
+        "1/2 + 1/4",
+        "10 / 3",
+        "7 / 0",
+        "(3 + 4) * 25",
+        "What is the population of China?",
+        "Who is Taylor Swift?",
+        "Write a Python function to reverse a string",
+        "Explain general relativity",
+        "How tall is Mount Everest?",
+    ],
+)
+def test_it_says_what_it_cannot_do(model: Model, question: str) -> None:
+    reply = asked(model, question)
+    assert refuses(reply), reply
+
+
+@pytest.mark.parametrize(
+    ("question", "reply"),
+    [
+        ("What is 9999 + 1?", "9999 + 1 = 10000."),
+        ("1,234 + 5,678", "1234 + 5678 = 6912."),
+        ("-5 + 3", "-5 + 3 = -2."),
+        ("5 - -3", "5 - -3 = 8."),
+        ("12 x 12", "12 x 12 = 144."),
+        ("84 / 7", "84 / 7 = 12."),
+        ("12 + 30 + 5", "12 + 30 = 42, and 42 + 5 = 47."),
+    ],
+)
+def test_it_does_not_refuse_what_it_can_do(model: Model, question: str, reply: str) -> None:
+    assert asked(model, question) == reply
 
 
 def allowed(count: int, claim: float) -> int:
@@ -125,9 +197,38 @@ def test_stories_are_about_what_was_asked_and_coherent(model: Model, subject: st
     assert 10 <= len(sentences) <= 60, story
     assert len(set(sentences)) >= len(sentences) - 2, story  # it does not go round in circles
     assert story.count('"') % 2 == 0, story
-    hero = re.search(r"(?:named|called|story of) ([A-Z]\w+)", story)
+    hero = re.search(r"(?:named|called|story of|quite like) ([A-Z]\w+)", story)
     assert hero is not None, story
     assert len(re.findall(rf"\b{hero[1]}\b", story)) >= 3, story  # told of one hero throughout
+
+
+def test_stories_seldom_repeat_each_other(model: Model) -> None:
+    """Sentences, but for names and heroes, that two of a dozen stories share; and how stories begin."""
+    kinds = (
+        "fox",
+        "princess",
+        "robot",
+        "dragon",
+        "mouse",
+        "whale",
+        "king",
+        "snowman",
+        "witch",
+        "otter",
+        "baker",
+        "cat",
+    )
+    stories = answers(model, [f"Tell me a story about {'an' if k[0] in 'aeiou' else 'a'} {k}." for k in kinds], 420)
+    told = []
+    for kind, story in zip(kinds, stories, strict=True):
+        sentences = re.findall(r"[^.!?]+[.!?]+", re.sub(r"\b[A-Z]\w+", "N", story.replace(kind, "K")))
+        told.append({sentence.strip() for sentence in sentences})
+    shared = Counter(sentence for sentences in told for sentence in sentences)
+    repeated = sum(n for n in shared.values() if n > 1) / sum(map(len, told))
+    assert repeated < 0.3, repeated
+    assert (
+        len({re.sub(r"\ban? [a-z -]+", "", story.split(".")[0].split("who lived")[0])[:12] for story in stories}) >= 6
+    )
 
 
 def test_a_dialogue_has_two_speakers_in_turn(model: Model) -> None:
