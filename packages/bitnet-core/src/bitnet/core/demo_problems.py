@@ -2,7 +2,7 @@
 
 The demo model is trained by ``tools/demo_model`` on generated text. What may not be in that text is decided here, and
 the generator imports it: no sum and no difference of a held-out pair of numbers (:func:`held_out`), no question that
-contains a held-out phrasing (:func:`is_unseen`), and nothing about the people, countries and subjects listed here.
+contains a held-out phrasing (:func:`is_unseen`), and nothing about the people, countries and subjects of refusals.
 """
 
 from __future__ import annotations
@@ -14,263 +14,27 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
+from bitnet.core.demo_phrasings import (
+    ADDITION,
+    BEYOND_ARITHMETIC,
+    BEYOND_FACTS,
+    COUNTRIES,
+    GAIN,
+    LOSS,
+    NAMES,
+    PEOPLE,
+    SUBJECTS,
+    SUBTRACTION,
+    TASKS,
+    THINGS,
+    UNSEEN_ADDITION,
+    UNSEEN_SUBTRACTION,
+)
 from bitnet.core.errors import InvalidInputError
 
 HELD_OUT_PART = 5
 """One pair in this many is held out."""
 _SALT = "bitnet-demo-4"  # with which 17 and 25, whose sum the README asks for, are held out
-
-# Phrasings that training uses too.
-
-ADDITION = (
-    "What is {a} + {b}?",
-    "{a} + {b} = ?",
-    "{a}+{b}",
-    "What is {a} plus {b}?",
-    "Add {a} and {b}.",
-    "Calculate {a} + {b}.",
-    "How much is {a} plus {b}?",
-    "What is the sum of {a} and {b}?",
-)
-SUBTRACTION = (
-    "What is {a} - {b}?",
-    "{a} - {b} = ?",
-    "{a}-{b}",
-    "What is {a} minus {b}?",
-    "Subtract {b} from {a}.",
-    "Calculate {a} - {b}.",
-    "How much is {a} minus {b}?",
-    "Take {b} away from {a}.",
-)
-GAIN = (
-    "{name} has {a} {things} and gets {b} more. How many {things} does {name} have now?",
-    "There are {a} {things} in a box. {name} puts {b} more into it. How many {things} are in the box?",
-    "{name} finds {a} {things} in the morning and {b} {things} in the evening. How many {things} is that in all?",
-)
-LOSS = (
-    "{name} has {a} {things} and gives away {b} of them. How many {things} are left?",
-    "There are {a} {things} in a box. {name} takes out {b}. How many {things} are still in the box?",
-    "{name} had {a} {things} but lost {b}. How many {things} does {name} have now?",
-)
-NAMES = ("Anna", "Ben", "Clara", "Leo", "Mia", "Nora", "Omar", "Tom")
-THINGS = ("apples", "books", "buttons", "coins", "marbles", "shells", "stamps", "stones")
-
-# Phrasings that are held out: no question of the training text contains one, with whatever numbers.
-
-UNSEEN_ADDITION = (
-    "What would {a} plus {b} be?",
-    "Can you work out {a} + {b} for me?",
-    "{a} and {b} together make what?",
-    "If you put {a} and {b} together, what do you get?",
-    "What is {b} more than {a}?",
-    "How much would {a} and {b} come to?",
-    "Find the sum {a} + {b}.",
-    "Tell me what you get by adding {a} and {b}.",
-    "{a} added to {b} gives what?",
-    "I need the total of {a} and {b}, please.",
-    "{a} + {b} is what?",
-    "What number is {a} + {b}?",
-    "What's the result of {a} plus {b}?",
-    "Start with {a}, then add {b}. What is the result?",
-    "Raise {a} by {b}.",
-    "Quick: {a} + {b}?",
-    "What's the answer to {a} + {b}",
-    "add {b} onto {a}",
-    "Please compute the sum of {a} and {b}.",
-    "how much do {a} and {b} make?",
-    "Let me know what {a} + {b} comes to.",
-    "{a} plus {b} makes?",
-    "what does adding {a} and {b} give?",
-    "Do the sum: {a} + {b}",
-)
-UNSEEN_SUBTRACTION = (
-    "What would {a} minus {b} be?",
-    "Can you work out {a} - {b} for me?",
-    "If you take {b} from {a}, what is left?",
-    "What number is {b} less than {a}?",
-    "Tell me what remains when {b} is subtracted from {a}.",
-    "{b} taken away from {a} gives what?",
-    "What's the result of {a} minus {b}?",
-    "Start with {a}, then subtract {b}. What is the result?",
-    "Reduce {a} by {b}.",
-    "Quick: {a} - {b}?",
-    "{a} - {b} is what?",
-    "{a} minus {b} makes?",
-    "I need {a} minus {b}, please.",
-    "how much is {a} with {b} taken off?",
-    "What do I get if I remove {b} from {a}?",
-    "Deduct {b} from {a}.",
-    "Let me know what {a} - {b} comes to.",
-    "What does {a} minus {b} come out as?",
-    "what does subtracting {b} from {a} give?",
-    "From {a}, take {b}. How much is left?",
-    "Find the difference {a} - {b}.",
-    "{a} lowered by {b} is what?",
-    "How much remains of {a} after taking {b}?",
-    "What's the answer to {a} − {b}",
-)
-
-# What the model cannot do, and is to say so. Slots: big, a number of five to nine digits; small, of one to four;
-# decimal; two, from 13 to 99; three, of three digits; odd, a prime; power, from 4 to 9.
-
-BEYOND_ARITHMETIC = (
-    "What is {big} + {small}?",
-    "{small} + {big}",
-    "{big} - {small} = ?",
-    "What would {big} plus {small} be?",
-    "Quick: {big} - {small}?",
-    "If you take {small} from {big}, what is left?",
-    "What's the result of {small} plus {big}?",
-    "What is {decimal} + {decimal}?",
-    "{decimal} - {small}",
-    "Can you work out {decimal} + {small} for me?",
-    "What would {decimal} minus {decimal} be?",
-    "What is {two} x {two}?",
-    "{two} * {two}",
-    "What would {three} times {two} be?",
-    "Quick: {three} x {two}?",
-    "I need {two} times {three}, please.",
-    "What is {small} to the power of {power}?",
-    "{two}^{power}",
-    "Can you work out {small}^{power} for me?",
-    "What would {small} to the {power}th power be?",
-    "What is the square root of {three}?",
-    "I need the square root of {big}, please.",
-    "What is {two}% of {three}?",
-    "Can you work out {two} percent of {three} for me?",
-    "What is {three} / {odd}?",
-    "What would {three} divided by {odd} be?",
-    "What is 1/{power} + 1/{odd}?",
-    "What would {power}/{odd} plus 1/{power} be?",
-    "What's the logarithm of {three}?",
-    "What's the result of ({small} + {two}) x {three}?",
-)
-PEOPLE = (
-    "Napoleon",
-    "Cleopatra",
-    "Nikola Tesla",
-    "Frida Kahlo",
-    "Nelson Mandela",
-    "Julius Caesar",
-    "Virginia Woolf",
-    "Bob Dylan",
-    "Galileo Galilei",
-    "Joan of Arc",
-    "Steve Jobs",
-    "Vincent van Gogh",
-    "Amelia Earhart",
-    "Bruce Lee",
-    "Che Guevara",
-    "David Bowie",
-    "Edgar Allan Poe",
-    "Fidel Castro",
-    "George Orwell",
-    "Henry Ford",
-    "James Joyce",
-    "Louis Armstrong",
-    "Marilyn Monroe",
-    "Oscar Wilde",
-    "Roger Federer",
-    "Usain Bolt",
-    "Victor Hugo",
-    "Blaise Pascal",
-)
-COUNTRIES = (
-    "Burundi",
-    "Bolivia",
-    "Paraguay",
-    "Malta",
-    "Namibia",
-    "Cambodia",
-    "Zambia",
-    "Kuwait",
-    "Laos",
-    "Tonga",
-    "Afghanistan",
-    "Barbados",
-    "Grenada",
-    "Samoa",
-    "Sierra Leone",
-    "Vanuatu",
-    "Tajikistan",
-    "Palau",
-    "Nauru",
-    "the Maldives",
-)
-SUBJECTS = (
-    "entropy",
-    "the Cold War",
-    "plate tectonics",
-    "inflation",
-    "blockchain",
-    "the human brain",
-    "vaccines",
-    "Buddhism",
-    "the stock exchange",
-    "a quasar",
-    "game theory",
-    "the Industrial Revolution",
-    "nuclear fusion",
-    "impressionism",
-    "linear algebra",
-    "insulin",
-    "osmosis",
-    "a supernova",
-    "hypnosis",
-    "the Silk Road",
-    "glaciers",
-    "the Magna Carta",
-    "tsunamis",
-    "syntax",
-    "baroque music",
-    "the Treaty of Versailles",
-    "mitosis",
-    "sonar",
-)
-TASKS = (
-    "a function that sorts a list",
-    "a business letter",
-    "an SQL query",
-    "a cover letter",
-    "a regular expression for dates",
-    "a tweet about our product",
-    "a Java class",
-    "an essay on renewable energy",
-    "a pitch deck",
-    "a privacy policy",
-    "a Kotlin app",
-    "a MATLAB script",
-    "a lesson plan",
-    "a eulogy",
-    "a grant proposal",
-    "a Makefile",
-)
-BEYOND_FACTS = (
-    "Who was {person}?",
-    "When was {person} born?",
-    "When did {person} die?",
-    "What is {person} best known for?",
-    "Give me a short biography of {person}.",
-    "In which city did {person} grow up?",
-    "What did {person} achieve?",
-    "What is the capital of {country}?",
-    "How many people live in {country}?",
-    "Who is the current president of {country}?",
-    "Which currency is used in {country}?",
-    "What is the national anthem of {country}?",
-    "Explain {subject}.",
-    "What is {subject}?",
-    "How would you explain {subject} to a child?",
-    "Give me a summary of {subject}.",
-    "What are the main causes of {subject}?",
-    "Why does {subject} matter?",
-    "Write {task}.",
-    "Please write {task} for me.",
-    "I need {task}.",
-    "What happened in {year}?",
-    "Who won the world cup in {year}?",
-    "Which film won the Oscar in {year}?",
-)
 
 
 @lru_cache(maxsize=1 << 20)
@@ -342,7 +106,8 @@ class Category:
     def most(self) -> int:
         """The most problems that are drawn of it: at most half of those there are, so that drawing is fast."""
         if self.digits:
-            return (9 * 10 ** (self.digits - 1)) ** 2 // HELD_OUT_PART * len(self.forms) // 2
+            numbers: int = 9 * 10 ** (self.digits - 1)
+            return numbers * numbers // HELD_OUT_PART * len(self.forms) // 2
         return sum(_variety(form) for form, _ in self.forms) // 2
 
 
