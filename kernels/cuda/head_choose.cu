@@ -50,8 +50,8 @@ head_choose(const int *step, CHOICE_FIELDS, const unsigned char *head, const flo
         }
     };
     fetch(0);
-    stage_x(0);
-    if (threadIdx.x < 8 && threadIdx.x < count) {
+    if (count > 0) stage_x(0);  // else the block's rows are past the last: nobody wrote them
+    if ((int)threadIdx.x < count) {  // signed: the count of a block that is past the last row is below zero
         int r = first + threadIdx.x;
         choice[threadIdx.x] = head_choice(step, CHOICE_AT, r), p[threadIdx.x] = params[r], floor[threadIdx.x] = floors[r];
     }

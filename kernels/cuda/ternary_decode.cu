@@ -102,15 +102,15 @@ ternary_decode(const int *step, const void *input, const float *scale, const int
 #endif
     wait_for_before();
 
-    // Of rows past the step's tokens whatever is there is taken, and not stored.
+    // For rows past the step's tokens the last one is taken again, and not stored.
 #if INPUT
 #pragma unroll
-    for (int i = 0; i < VECTORS; i++) v[i] = vector_or_zero((const float *)input + (size_t)token * COLS, threadIdx.x + i * THREADS, COLS);
+    for (int i = 0; i < VECTORS; i++) v[i] = vector_or_zero((const float *)input + (size_t)min(token, tokens - 1) * COLS, threadIdx.x + i * THREADS, COLS);
 #else
 #pragma unroll
     for (unsigned i = threadIdx.x; i < TOKENS * (X_BYTES / UNIT); i += THREADS) {
         unsigned m = i / (X_BYTES / UNIT), at = i % (X_BYTES / UNIT) * UNIT;
-        const signed char *from = (const signed char *)input + (size_t)m * COLS + at;
+        const signed char *from = (const signed char *)input + (size_t)min((int)m, tokens - 1) * COLS + at;
         signed char *to = x_shared + m * STRIDE + place(at / 16) * 16 + at % 16;
         if (UNIT == 16) copy_async(to, at < COLS ? from : (const signed char *)input, at < COLS);
         else *(int *)to = at < COLS ? *(const int *)from : 0;
@@ -119,7 +119,7 @@ ternary_decode(const int *step, const void *input, const float *scale, const int
     int x_sum[COLUMNS] = {};
 #pragma unroll
     for (int i = 0; i < COLUMNS; i++) {
-        if (quarter * 2 + i < TOKENS) x_scale[i] = scale[quarter * 2 + i], x_sum[i] = input_sums[quarter * 2 + i];
+        if (quarter * 2 + i < tokens) x_scale[i] = scale[quarter * 2 + i], x_sum[i] = input_sums[quarter * 2 + i];
     }
 #endif
 #if ADD
@@ -127,8 +127,8 @@ ternary_decode(const int *step, const void *input, const float *scale, const int
 #pragma unroll
     for (int i = 0; i < COLUMNS; i++) {
         size_t row = (size_t)(quarter * 2 + i) * rows;
-        if (part == 0 && quarter * 2 + i < TOKENS && row_low < rows) old_low[i] = out[row + row_low];
-        if (part == 0 && quarter * 2 + i < TOKENS && row_high < rows) old_high[i] = out[row + row_high];
+        if (part == 0 && quarter * 2 + i < tokens && row_low < rows) old_low[i] = out[row + row_low];
+        if (part == 0 && quarter * 2 + i < tokens && row_high < rows) old_high[i] = out[row + row_high];
     }
 #endif
 #if INPUT
