@@ -10,7 +10,7 @@ pytest.register_assert_rewrite(
         f"bitnet.core.testing.{name}"
         for name in ("rig", "linear", "norms", "attention", "heads", "sampling", "whole_model")
     ),
-    *(f"bitnet.core.testing.{name}" for name in ("lifecycle", "probing", "model", "oracle", "draws")),
+    *(f"bitnet.core.testing.{name}" for name in ("lifecycle", "probing", "model", "oracle", "draws", "poison")),
 )
 
 from bitnet.core.testing.suite import ConformanceSuite  # noqa: E402  (after the rewriting of its modules' asserts)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from bitnet.core.hal import Backend, Device, DeviceInfo
-from bitnet.core.testing import cases
+from bitnet.core.testing import cases, poison
 
 REQUIRED = "BITNET_REQUIRE_DEVICES"
 
@@ -95,6 +95,7 @@ class DeviceTests:
                 request.applymarker(pytest.mark.xfail(reason=failures[key], strict=True))
         if info.name not in self._opened:
             self._opened[info.name] = self.backend.open(info)
+            poison.poison_memory(self._opened[info.name])
         return self._opened[info.name]
 
     @pytest.fixture

@@ -19,6 +19,7 @@ from bitnet.core.hal import (
     StepLayout,
 )
 from bitnet.core.testing.base import DeviceTests
+from bitnet.core.testing.poison import poison_step
 from bitnet.core.testing.rig import Array, dense, tensor
 
 DRAWS = (
@@ -58,6 +59,14 @@ class HeadTests(DeviceTests):
     @pytest.mark.parametrize("rows", [1, 3, 16, 52])
     def test_head_without_logits(self, device: Device, rng: np.random.Generator, kind: str, rows: int) -> None:
         """The tokens are those of the same step with its logits; greedy ones are the best there is in float64."""
+        self._check_head(device, rng, kind, rows, rows)
+
+    @pytest.mark.parametrize(("rows", "most"), [(1, 8), (3, 8), (5, 8), (9, 16), (33, 64)])
+    def test_head_with_rows_to_spare(self, device: Device, rng: np.random.Generator, rows: int, most: int) -> None:
+        """The same where the program has more rows than the step: what is past them is not looked at."""
+        self._check_head(device, rng, "plain", rows, most)
+
+    def _check_head(self, device: Device, rng: np.random.Generator, kind: str, rows: int, most: int) -> None:
         vocabulary, width = {"small": (301, 256), "quick": (5003, 512), "full": (128_256, 2560)}[self.run_size]
         w = weights(rng, kind, vocabulary, width)
         specs = [
@@ -65,7 +74,7 @@ class HeadTests(DeviceTests):
             tensor("logits", "f32", "R", vocabulary),
             tensor("out", "i32", "R"),
         ]
-        limits = Limits(rows, rows, rows)
+        limits = Limits(most, most, most)
         ops: list[Op] = [DenseMatmul("x", "head", "logits"), Sample("logits", "out")]
         program = Program(ops, {s.name: s for s in specs}, {"head": dense(w)}, limits, name="head")
         layout = StepLayout(limits)
@@ -78,8 +87,8 @@ class HeadTests(DeviceTests):
                 parts = [SequenceStep([0], int(at) + 1, rows=[0], sampling=params) for at in rng.integers(0, 99, rows)]
                 executable.write("x", x)
                 executable.write("out", np.full(rows, -1, np.int32))
-                roughly = executable.run(Step(layout, parts, logits=False))[0]
-                exactly = executable.run(Step(layout, parts, logits=True))[0]
+                roughly = executable.run(poison_step(Step(layout, parts, logits=False)))[0]
+                exactly = executable.run(poison_step(Step(layout, parts, logits=True)))[0]
                 assert roughly.tolist() == exactly.tolist(), f"{params} chose another token where no logits are read"
                 if params is GREEDY:
                     logits, magnitudes = exact_scores(x, w)

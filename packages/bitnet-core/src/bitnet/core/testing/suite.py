@@ -31,5 +31,6 @@ class ConformanceSuite(
     Environment:
         BITNET_CONFORMANCE: ``small``, ``quick`` or ``full`` instead of the class's size.
         BITNET_CONFORMANCE_SEED: Repeats the random inputs of a run; a failing test prints it.
+        BITNET_CONFORMANCE_UNWRITTEN: 1 for tools that look for reads of unwritten memory: nothing is poisoned.
         BITNET_REQUIRE_DEVICES: Devices (``cpu:avx2,cuda:0``) that fail where they are absent, instead of being skipped.
     """

@@ -14,6 +14,7 @@ from bitnet.core.testing.attention import BOUND
 from bitnet.core.testing.base import DeviceTests
 from bitnet.core.testing.model import BLOCK, TinyModel
 from bitnet.core.testing.norms import check_codes
+from bitnet.core.testing.poison import poison_step
 from bitnet.core.testing.rig import Array, Rig, assert_products, assert_rel, assert_same_bits
 
 END_TO_END = 0.05
@@ -138,7 +139,7 @@ def errors_of_logits(device: Device, model: TinyModel, kv_dtype: Literal["f32", 
             rows = sorted({0, count // 2, count - 1})
             executable.write("logits", np.full((LIMITS.max_rows, model.vocab), np.nan, np.float32))
             fed = SequenceStep(text[done : done + count], done + count, [4, 1, 6, 0, 2, 7, 3, 5], rows)
-            executable.run(Step(layout, [fed], block_size=BLOCK))
+            executable.run(poison_step(Step(layout, [fed], block_size=BLOCK)))
             for row, logits in zip(rows, executable.read("logits", len(rows)), strict=True):
                 right = exact[done + row]
                 errors.append(float(abs(logits - right).max() / abs(right).max()))

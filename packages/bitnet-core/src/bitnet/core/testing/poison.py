@@ -1,0 +1,50 @@
+"""What no kernel may read, made so that reading it shows: words of a step, rows, and memory that nothing wrote."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import numpy as np
+
+from bitnet.core.gpu import GpuDevice
+from bitnet.core.hal import Device, Step
+
+WORD = np.int32(0x7FFF7FFF)
+"""Not a number as f32 and as two f16, as a token or a block beyond every table, as a count of tokens without an end."""
+
+UNWRITTEN = "BITNET_CONFORMANCE_UNWRITTEN"
+"""Set to 1 where a tool looks for reads of memory that nothing wrote: poison would be a write."""
+
+
+def wanted() -> bool:
+    """Whether memory is to be poisoned."""
+    return os.environ.get(UNWRITTEN, "") != "1"
+
+
+def poison_step(step: Step) -> Step:
+    """The step, with all that belongs to no token, sequence or row of it poisoned."""
+    at, limits = step.layout.offsets, step.layout.limits
+    per_row = ("rows", "temperature", "top_k", "top_p", "min_p", "seed_lo", "seed_hi")
+    used = {"tokens": step.tokens, "token_seq": step.tokens, "seq_begin": step.seqs + 1, "seq_len": step.seqs}
+    used |= dict.fromkeys(per_row, step.rows) | {"block_table": step.seqs * limits.max_blocks}
+    ends = [*list(at.values())[1:], step.layout.words]
+    for (name, begin), end in zip(at.items(), ends, strict=True):
+        if name in used:
+            step.data[begin + used[name] : end] = WORD
+    return step
+
+
+def poison_memory(device: Device) -> None:
+    """Have a GPU's memory come poisoned from now on, working memory that only its backend knows of included."""
+    if not isinstance(device, GpuDevice) or not wanted():
+        return
+    driver: Any = device._driver
+    alloc = driver.alloc
+
+    def poisoned(nbytes: int) -> Any:
+        buffer = alloc(nbytes)
+        driver.upload(buffer, np.full(-(-nbytes // 4), WORD).view(np.uint8)[:nbytes])
+        return buffer
+
+    driver.alloc = poisoned
