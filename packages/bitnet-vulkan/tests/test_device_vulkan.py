@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,9 +13,20 @@ import pytest
 
 from bitnet.core import cache, demo_eval, load_model
 from bitnet.core.errors import DeviceError, DeviceLostError, KernelCompileError, OutOfMemoryError
-from bitnet.core.gpu import GpuDevice
-from bitnet.core.hal import DeviceInfo, KVSpec, Limits, Program, SequenceStep, Step, StepLayout
+from bitnet.core.gpu import GpuDevice, Launch
+from bitnet.core.hal import (
+    DenseMatmul,
+    DeviceInfo,
+    KVSpec,
+    Limits,
+    Program,
+    SequenceStep,
+    Step,
+    StepLayout,
+    TernaryMatmul,
+)
 from bitnet.core.testing.model import BLOCK, TinyModel
+from bitnet.core.testing.rig import Rig, dense, random_ternary, tensor, ternary, tokens
 from bitnet.vulkan import compiler
 from bitnet.vulkan.backend import BACKEND
 from bitnet.vulkan.device import VulkanDriver
@@ -223,6 +234,40 @@ def test_the_same_without(info: DeviceInfo, what: str) -> None:
     made = program(vocab=1500)
     with Opened(info) as whole, Opened(info, WITHOUT[what]) as poor:
         assert text(poor.device, made) == text(whole.device, made)
+
+
+@pytest.mark.parametrize("without", ["nothing", "small-groups", "poorest"])
+def test_more_rows_than_a_grid_has_groups(info: DeviceInfo, monkeypatch: Patch, without: str) -> None:
+    """A head and a ternary matrix of 530,000 rows: every grid keeps to what every device takes, and every row is there.
+
+    Of the poorest, 128 invocations of which 32 share a row of the head: 262,140 rows are what one grid reaches.
+    """
+    rng, rows = np.random.default_rng(12), 530_001
+    change = WITHOUT.get(without, lambda h: WITHOUT["small-groups"](WITHOUT["nothing"](h)))
+    w = rng.integers(-9, 10, (rows, 8)).astype(np.float16)
+    with Opened(info, change) as poor:
+        grids, record = list[tuple[int, ...]](), poor.driver.record
+
+        def recording(launches: Sequence[Launch]) -> Any:
+            grids.extend(launch.grid for launch in launches)
+            return record(launches)
+
+        monkeypatch.setattr(poor.driver, "record", recording)
+        for few in (1, 3):
+            x = rng.integers(-9, 10, (few, 8)).astype(np.float32)
+            specs, limits = [tensor("x", "f32", "R", 8), tensor("out", "f32", "R", rows)], Limits(few, max_rows=few)
+            with Rig(poor.device, [DenseMatmul("x", "w", "out")], specs, {"w": dense(w)}, limits=limits) as rig:
+                out = rig.run(tokens(few, range(few)), {"x": x}, ["out"])["out"]
+            assert np.array_equal(out, x @ w.T.astype(np.float32))
+        codes, unit = rng.integers(-127, 128, (2, 128), dtype=np.int8), np.ones(2, np.float32)
+        weight = random_ternary(rng, rows, 128)
+        specs = [tensor("x", "i8", "M", 128), tensor("s", "f32", "M"), tensor("out", "f32", "M", rows)]
+        for few in (1, 2):
+            op = TernaryMatmul("x", "s", ("w",), "out")
+            with Rig(poor.device, [op], specs, {"w": ternary(weight, 1.0)}, limits=Limits(few)) as rig:
+                product = rig.run(tokens(few), {"x": codes[:few], "s": unit[:few]}, ["out"])["out"]
+            assert np.array_equal(product, codes[:few].astype(np.float32) @ weight.T.astype(np.float32))
+    assert max(map(max, grids)) <= 65535, grids
 
 
 def test_a_buffer_that_no_kernel_can_bind(info: DeviceInfo) -> None:

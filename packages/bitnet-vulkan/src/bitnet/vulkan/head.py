@@ -6,6 +6,7 @@ themselves, with the very sums that the logits have.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from bitnet.core.gpu.ops import ceil_div
 from bitnet.core.hal import DenseMatmul
 from bitnet.vulkan import matrices
 from bitnet.vulkan.hardware import Hardware
-from bitnet.vulkan.launches import launch, parts
+from bitnet.vulkan.launches import MOST_GROUPS, launch, parts
 from bitnet.vulkan.matrices import MATRIX_GROUP
 from bitnet.vulkan.memory import Window
 
@@ -27,8 +28,6 @@ LANES, TURNS, MATRIX_ROWS = 32, 16, 128
 """Invocations that share a row of the weight, at most; rows of a subgroup of dense_decode, of a group of dense_mma."""
 CHUNK = 32
 """Columns in 16 bytes of the compact copy: it has a multiple of them."""
-PACK_GRID = 65535
-"""Work-groups along a grid's first side, as many as every device takes."""
 SCORE_LANES, SCORE_ROWS, SCORE_TURNS = 16, 4, 2
 """Of head_score: invocations that share rows of the head, at most, how many rows at a time, and how often."""
 CHOOSE_GROUPS, CHOOSE_EACH = 256, 8
@@ -46,7 +45,11 @@ class HeadOps:
         """Each weight row is read once: for one row of x, by matrices for several, else for up to ``FEW_ROWS``."""
         weight, x, out = ctx.dense(op.weight), ctx.tensors[op.x], ctx.tensors[op.out]
         rows, cols = weight.shape
-        places = [(part, first, count, np.int32(rows)) for part, first, count in parts(self._hardware, weight)]
+
+        def places(group_rows: int) -> Iterator[tuple[Any, int, int, np.int32]]:
+            for part, first, count in parts(self._hardware, weight, group_rows):
+                yield part, first, count, np.int32(rows)
+
         if bucket.rows == 1 and self._keeps_row(weight):
             defines, turns = {"COLS": cols, "LANES": self._lanes, "TURNS": TURNS}, TURNS * self._group // self._lanes
             return [
@@ -58,7 +61,7 @@ class HeadOps:
                     (ctx.step, x, part, out, np.int32(count), np.int32(first), every),
                     defines,
                 )
-                for part, first, count, every in places
+                for part, first, count, every in places(turns)
             ]
         if bucket.rows > 1 and self._multiplies(weight):
             split, undo = self._halves(ctx, cols)
@@ -74,22 +77,22 @@ class HeadOps:
                         (ctx.step, split, undo, part, out, np.int32(count), np.int32(first), every),
                         {"COLS": cols, "SM": tiles},
                     )
-                    for part, first, count, every in places
+                    for part, first, count, every in places(MATRIX_ROWS)
                 ),
             ]
         tokens = min(bucket.rows, FEW_ROWS)
         defines = {"COLS": cols, "LANES": self._lanes, "TOKENS": tokens, "WEIGHT_F16": int(weight.dtype == "f16")}
-        defines["MACRO_WIDE"] = int(cols % 8 == 0)
+        defines["MACRO_WIDE"], group_rows = int(cols % 8 == 0), self._group // self._lanes
         return [
             launch(
                 "dense_matmul",
                 "dense_matmul",
-                (ceil_div(count, self._group // self._lanes), ceil_div(bucket.rows, tokens), 1),
+                (ceil_div(count, group_rows), ceil_div(bucket.rows, tokens), 1),
                 self._group,
                 (ctx.step, x, part, out, np.int32(count), np.int32(first), every),
                 defines,
             )
-            for part, first, count, every in places
+            for part, first, count, every in places(group_rows)
         ]
 
     def fits(self, ctx: Context) -> bool:
@@ -105,7 +108,7 @@ class HeadOps:
             cols <= CHUNK * self._group
             and max(largest) <= hardware.largest_binding
             and max(shared) <= hardware.shared
-            and rows <= PACK_GRID * 4 * self._group // self._score_lanes
+            and rows <= MOST_GROUPS * 4 * self._group // self._score_lanes
         )
 
     def tokens(self, ctx: Context, head: Choice | NormChoice, bucket: Bucket) -> list[Launch] | None:
@@ -175,7 +178,7 @@ class HeadOps:
             codes, sizes, columns = windows(buffer)
             n, size = np.int32(rows), {"COLS": cols}
             group = max(1 << (cols // CHUNK - 1).bit_length(), self._hardware.subgroup)
-            grid = min(rows, PACK_GRID), ceil_div(rows, PACK_GRID), 1
+            grid = min(rows, MOST_GROUPS), ceil_div(rows, MOST_GROUPS), 1
             columns_args, pack_args = (weight.data, columns, n), (weight.data, columns, codes, sizes, n)
             return [
                 launch("head_pack", "head_columns", (cols // CHUNK, 1, 1), self._group, columns_args, size),

@@ -35,7 +35,7 @@ from bitnet.core.hal import (
 from bitnet.vulkan import matrices
 from bitnet.vulkan.hardware import Hardware
 from bitnet.vulkan.head import HeadOps
-from bitnet.vulkan.launches import launch, parts, pitch, power_of_two
+from bitnet.vulkan.launches import MOST_GROUPS, launch, parts, pitch, power_of_two
 from bitnet.vulkan.layers import LayerOps
 from bitnet.vulkan.matrices import MATRIX_GROUP
 from bitnet.vulkan.modules import COMMON, ENDING, ENTRY
@@ -211,8 +211,11 @@ class VulkanOps:
         return pitch(w.row_bytes // 16) * 64 + 16 * self._group + 64 <= self._hardware.shared
 
     def _lanes(self, w: TernaryBuffer) -> int:
-        """Invocations that share a row of a product of few tokens."""
-        return self._at_most(8 if w.row_bytes // 16 < LONG_ROW else 16)
+        """Invocations that share a row of a product of few tokens: fewer where the grid would not reach all rows."""
+        lanes = self._at_most(8 if w.row_bytes // 16 < LONG_ROW else 16)
+        while lanes > 1 and ceil_div(w.rows, self._gemv_group // lanes) > MOST_GROUPS:
+            lanes //= 2
+        return lanes
 
     def _at_most(self, lanes: int) -> int:
         """So many lanes, or a subgroup's where that is smaller: they add their sums up within one."""
