@@ -126,7 +126,7 @@ class Tool:
 
 def errors_in_summary(text: str) -> int:
     """Of compute-sanitizer: the numbers that its summaries give."""
-    return sum(int(n) for n in re.findall(r"(?:ERROR|RACECHECK) SUMMARY: (\d+) (?:errors?|hazards?)(?! were)", text))
+    return sum(int(n) for n in re.findall(r"(?:ERROR|RACECHECK) SUMMARY: (\d+) (?:error|hazard)s?\b(?! were)", text))
 
 
 def tools(backend: str, folder: Path) -> list[Tool]:
