@@ -128,7 +128,7 @@ def test_help_and_readme_name_every_variable_and_exit_code(bitnet: Bitnet) -> No
     for variable in VARIABLES:
         assert f"{variable.name}={variable.values}" in text
         assert f"| `{variable.name}` |" in readme
-    assert list(EXIT_CODES) == [0, 1, 2, 3, 4, 5, 6, 130, 141]
+    assert list(EXIT_CODES) == [0, 1, 2, 3, 4, 5, 6, 129, 130, 141, 143]
     for code in EXIT_CODES:
         assert f"\n  {code} " in text
         assert f"\n| {code} |" in readme

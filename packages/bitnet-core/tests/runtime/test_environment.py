@@ -343,6 +343,27 @@ class TestFiles:
         assert link.is_symlink()
         assert sorted(p.name for p in tmp_path.iterdir()) == ["link", "x"]
 
+    @pytest.mark.parametrize("unnamed", [True, False])
+    def test_many_writers_of_one_name(self, tmp_path: Path, unnamed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Each file is one writer's, also where it comes while another is written; what is abandoned is removed."""
+        if not unnamed:
+            monkeypatch.setattr("bitnet.core.files._unnamed", lambda folder: None)
+        path = tmp_path / "x"
+        (tmp_path / ".x.0123abcd.tmp").write_text("of one that was killed")
+        (tmp_path / ".x.name.tmp").write_text("somebody's")
+        with replacing(path) as outer:
+            outer.write(b"outer")
+            with replacing(path) as inner:
+                inner.write(b"inner")
+            assert path.read_text() == "inner"
+        assert path.read_text() == "outer"
+        left = {p.name for p in tmp_path.iterdir()}
+        assert left - {".x.0123abcd.tmp"} == {"x", ".x.name.tmp"}
+        if not unnamed:
+            assert ".x.0123abcd.tmp" not in left
+        (tmp_path / "plain").touch()
+        assert path.stat().st_mode == (tmp_path / "plain").stat().st_mode
+
     @pytest.mark.parametrize("name", ["absent/x", "file/x", "."])
     def test_where_nothing_can_be_written(self, tmp_path: Path, name: str) -> None:
         (tmp_path / "file").touch()

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, TextIO
 
 from bitnet.core import env
 from bitnet.core.errors import InvalidInputError
+from bitnet.core.foreign import indented
 
 logger = logging.getLogger("bitnet")
 
@@ -39,7 +40,7 @@ class _Stderr(_StreamHandler):
         return sys.stderr
 
     def format(self, record: logging.LogRecord) -> str:
-        said = super().format(record)
+        said = indented(super().format(record))  # messages quote files, drivers and plug-ins
         return said if record.levelno == logging.INFO else f"bitnet: {record.levelname.lower()}: {said}"
 
 

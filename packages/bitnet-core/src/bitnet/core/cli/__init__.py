@@ -5,19 +5,21 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import sys
 import traceback
 from collections.abc import Sequence
-from pathlib import Path
+from contextlib import suppress
 
 import click
 from click.shell_completion import shell_complete
 
 from bitnet.core.cli.app import cli
 from bitnet.core.cli.completion import COMPLETE_VAR
+from bitnet.core.cli.console import note
+from bitnet.core.cli.signals import Ended, unwinding
 from bitnet.core.errors import BitNetError
+from bitnet.core.foreign import indented
 
 __all__ = ["main"]
 
@@ -30,13 +32,25 @@ def main(args: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit status, explained in ``bitnet --help``."""
     _open_closed_streams()
     _use_utf8()
+    status = _run(list(sys.argv[1:] if args is None else args))
     try:
-        if instruction := os.environ.get(COMPLETE_VAR):
-            return shell_complete(cli, {}, "bitnet", COMPLETE_VAR, instruction)
-        with cli.make_context("bitnet", list(sys.argv[1:] if args is None else args)) as ctx:
-            cli.invoke(ctx)
         sys.stdout.flush()
-        return 0
+    except OSError:  # told already: it is what has just failed. The interpreter would complain at its end
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())
+        os.close(nowhere)
+    return status
+
+
+def _run(args: list[str]) -> int:
+    try:
+        with unwinding():
+            if instruction := os.environ.get(COMPLETE_VAR):
+                return shell_complete(cli, {}, "bitnet", COMPLETE_VAR, instruction)
+            with cli.make_context("bitnet", args) as ctx:
+                cli.invoke(ctx)
+            sys.stdout.flush()
+            return 0
     except click.exceptions.Exit as done:
         return done.exit_code
     except BitNetError as error:
@@ -45,13 +59,13 @@ def main(args: Sequence[str] | None = None) -> int:
         path = error.ctx.command_path if error.ctx is not None else "bitnet"
         return _fail(error.format_message(), f"Try '{path} --help'.", error.exit_code)
     except (click.Abort, KeyboardInterrupt):
-        click.echo(err=True)
+        note("")
         return INTERRUPTED
+    except Ended as signal:
+        return signal.exit_code
+    except BrokenPipeError:
+        return OUTPUT_CLOSED
     except OSError as error:
-        if error.errno == errno.EPIPE:
-            # Whoever read our output has gone, and the interpreter would complain when it flushes at its end.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            return OUTPUT_CLOSED
         where = "" if error.filename is None else f"{error.filename}: "
         return _fail(f"{where}{error.strerror or error}", None, 1)
     except Exception as error:
@@ -61,19 +75,27 @@ def main(args: Sequence[str] | None = None) -> int:
 def _fail(message: str, hint: str | None, status: int) -> int:
     """One line on stderr, and the traceback before it where the log level asks for everything."""
     if os.environ.get("BITNET_LOG", "").lower() == "debug":
-        traceback.print_exc()
+        with suppress(OSError):
+            sys.stderr.write(f"{indented(traceback.format_exc().rstrip())}\n")
     text = message if message.endswith((".", "!", "?")) else f"{message}."
     if hint:
         text += f" {hint}"
-    click.echo(f"bitnet: error: {' '.join(text.splitlines())}", err=True)
+    note(f"bitnet: error: {' '.join(text.splitlines())}")
     return status
 
 
 def _open_closed_streams() -> None:
-    """A program may be started without a standard stream, as by ``2>&-``; the next file opened would take its place."""
-    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+    """A program may be started without a standard stream, as by ``2>&-``; the next file opened would take its place.
+
+    An answer that cannot be written is an error, so what stands for standard output can only be read.
+    """
+    for name, flags, mode in (
+        ("stdin", os.O_RDONLY, "r"),
+        ("stdout", os.O_RDONLY, "w"),
+        ("stderr", os.O_WRONLY, "w"),
+    ):
         if getattr(sys, name) is None:
-            setattr(sys, name, Path(os.devnull).open(mode, encoding="utf-8"))  # noqa: SIM115 - open to the end
+            setattr(sys, name, os.fdopen(os.open(os.devnull, flags), mode, encoding="utf-8"))
 
 
 def _use_utf8() -> None:

@@ -9,6 +9,7 @@ from bitnet.core.cli.bench import bench
 from bitnet.core.cli.cache import cache
 from bitnet.core.cli.chat import chat
 from bitnet.core.cli.completion import completion
+from bitnet.core.cli.console import say
 from bitnet.core.cli.convert import convert
 from bitnet.core.cli.devices import devices
 from bitnet.core.cli.evaluate import evaluate, perplexity
@@ -25,8 +26,10 @@ EXIT_CODES = {
     4: "a model file cannot be read",
     5: "a device failed while it was in use",
     6: "a receipt does not hold, or is none",
+    129: "ended by a terminal that went away (SIGHUP)",
     130: "interrupted (Ctrl-C)",
     141: "the reader of the output went away",
+    143: "ended by SIGTERM",
 }
 
 
@@ -47,7 +50,7 @@ def _print_version(ctx: click.Context, param: click.Parameter, value: bool) -> N
     if value:
         from bitnet.core import __version__
 
-        click.echo(f"bitnet {__version__}")
+        say(f"bitnet {__version__}")
         ctx.exit()
 
 

@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from bitnet.core.cli.bench_plot import limit_of
-from bitnet.core.cli.console import print_json, progress, scaled, size
+from bitnet.core.cli.console import print_json, progress, say, scaled, size
 from bitnet.core.cli.options import (
     THREADS_DEFAULT,
+    FileName,
     device_option,
     i2s_layout_option,
     json_option,
@@ -24,6 +25,7 @@ from bitnet.core.cli.options import (
     strict_option,
     verbose_option,
 )
+from bitnet.core.foreign import label
 
 if TYPE_CHECKING:
     from bitnet.core.api import Model
@@ -33,9 +35,12 @@ if TYPE_CHECKING:
 def _numbers(ctx: click.Context, param: click.Parameter, text: str | None) -> list[int]:
     """``512`` or ``128,512``."""
     try:
-        return [] if text is None else [int(part) for part in text.split(",")]
+        numbers = [] if text is None else [int(part) for part in text.split(",")]
     except ValueError:
         raise click.BadParameter(f"{text!r} is no list of numbers such as 128,512.", ctx, param) from None
+    if negative := [number for number in numbers if number < 0]:
+        raise click.BadParameter(f"{negative[0]} is less than 0.", ctx, param)
+    return numbers
 
 
 @click.command()
@@ -104,7 +109,7 @@ def _numbers(ctx: click.Context, param: click.Parameter, text: str | None) -> li
 @click.option(
     "--plot",
     metavar="FILE",
-    type=click.Path(path_type=Path),
+    type=FileName(),
     help="Draw what was measured, as PNG or SVG by the file's ending.",
 )
 @device_option
@@ -158,7 +163,7 @@ def bench(
             sizes = {"context": context, "max_seqs": most, "step_tokens": batch_size}
             with load({"model": model, **params}, device=opened, **sizes) as loaded:
                 if not as_json:
-                    click.echo(_header(loaded, count or thread_count()))
+                    say(*_header(loaded, count or thread_count()))
                 for test in tests:
                     with progress(test.name) as update:
                         probe = partial(device_limits, opened)
@@ -167,7 +172,7 @@ def bench(
                     if result.dispatches is not None:
                         logger.info("%s: %d dispatches a step", test.name, result.dispatches)
                     if not as_json:
-                        click.echo(_line(result))
+                        say(_line(result))
                 document = {"model": str(loaded.path), "name": loaded.config.name, "device": loaded.device.name}
                 title, device_title = _titles(loaded)
     if as_json:
@@ -179,14 +184,17 @@ def bench(
 def _titles(model: Model) -> tuple[str, str]:
     """The model with its size, and the device."""
     device = model.device
-    return f"{model.config.name} ({size(model.path.stat().st_size)})", f"{device.name}, {device.description}"
+    return (
+        f"{label(model.config.name)} ({size(model.path.stat().st_size)})",
+        f"{device.name}, {label(device.description)}",
+    )
 
 
-def _header(model: Model, threads: int) -> str:
+def _header(model: Model, threads: int) -> tuple[str, str]:
     title = " on ".join(_titles(model))
     if model.device.backend == "cpu":
         title += f", {threads} thread{'' if threads == 1 else 's'}"
-    return f"{title}\n{'test':<20}{'tokens/s':>10}  {'±':>8}   reached"
+    return title, f"{'test':<20}{'tokens/s':>10}  {'±':>8}   reached"
 
 
 def _line(result: Measurement) -> str:

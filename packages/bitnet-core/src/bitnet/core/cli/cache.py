@@ -1,16 +1,16 @@
-"""``bitnet cache``: the compiled kernels that are kept on disk."""
+"""``bitnet cache``: what is kept on disk."""
 
 from __future__ import annotations
 
 import click
 
-from bitnet.core.cli.console import print_json, size
+from bitnet.core.cli.console import print_json, say, size
 from bitnet.core.cli.options import json_option
 
 
 @click.group(no_args_is_help=False)
 def cache() -> None:
-    """Look at, or clear, the compiled kernels kept on disk."""
+    """Look at, or clear, what is kept on disk: compiled kernels, and the lines typed in conversations."""
 
 
 @cache.command()
@@ -24,7 +24,7 @@ def info(as_json: bool) -> None:
         folder = None if stats.folder is None else str(stats.folder)
         print_json({"folder": folder, "entries": stats.entries, "size": stats.size, "limit": stats.limit})
     else:
-        click.echo(f"{stats.folder}: {stats.entries} entries, {size(stats.size)} of at most {size(stats.limit)}")
+        say(f"{stats.folder}: {stats.entries} entries, {size(stats.size)} of at most {size(stats.limit)}")
 
 
 @cache.command()
@@ -32,13 +32,17 @@ def path() -> None:
     """Print the folder of the compiled kernels."""
     from bitnet.core.cache import KernelCache
 
-    click.echo(KernelCache().stats().folder)
+    say(str(KernelCache().stats().folder))
 
 
 @cache.command()
 def clear() -> None:
-    """Remove every compiled kernel; they are compiled again when they are needed."""
-    from bitnet.core.cache import KernelCache
+    """Remove every compiled kernel, and the lines typed in conversations.
 
-    removed = KernelCache().clear()
-    click.echo(f"removed {removed.entries} entries, {size(removed.size)}")
+    Kernels are compiled again when they are needed.
+    """
+    from bitnet.core.cache import KernelCache
+    from bitnet.core.cli.history import clear_history
+
+    removed, lines = KernelCache().clear(), clear_history()
+    say(f"removed {removed.entries} entries, {size(removed.size)}; {lines} lines of conversations")

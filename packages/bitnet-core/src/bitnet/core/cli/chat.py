@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from bitnet.core.cli.console import note
+from bitnet.core.cli.console import answer, note, say
 from bitnet.core.cli.options import context_option, load, model_options, sampling, sampling_options, system_option
 from bitnet.core.cli.run import expect_template, summary
 from bitnet.core.errors import InvalidInputError
@@ -29,10 +29,14 @@ Ctrl-C stops an answer. A line that ends in \\ goes on in the next one."""
 @model_options
 @context_option
 @sampling_options
-def chat(system: str | None, **params: Any) -> None:
+@click.option("--no-history", is_flag=True, help="Neither offer the lines of earlier conversations nor keep these.")
+def chat(system: str | None, no_history: bool, **params: Any) -> None:
     """Talk with a model; /help in the conversation says how.
 
     Where the context is full, the oldest exchange is forgotten, and the answer says so.
+
+    What is typed at a terminal is kept for the arrow keys of later conversations, in the file chat_history of the
+    cache folder, which only you can read. --no-history keeps nothing, and 'bitnet cache clear' removes it.
     """
     options = sampling(params)
     expect_template()
@@ -40,18 +44,19 @@ def chat(system: str | None, **params: Any) -> None:
         if model.chat_template is None:
             raise InvalidInputError(f"{model.config.name} has no chat template.", hint="Use 'bitnet run --raw'.")
         conversation = Conversation(model, system, options)
-        with _history():
+        with _line_editing(keep=not no_history):
             if sys.stdin.isatty():
                 note(f"{model.config.name} on {model.device.name}; /help for help.")
             while (line := _ask()) is not None:
-                if line == "/exit":
+                command = line.strip()
+                if command == "/exit":
                     break
-                if line == "/help":
-                    note(HELP)
-                elif line == "/reset":
+                if command == "/help":
+                    note(*HELP.splitlines())
+                elif command == "/reset":
                     conversation.reset()
-                elif line.startswith("/") and " " not in line:
-                    note(f"there is no {line}; /help lists what there is.")
+                elif command.startswith("/") and " " not in command:
+                    note(f"there is no {command}; /help lists what there is.")
                 elif line.strip():
                     conversation.say(line)
 
@@ -91,11 +96,10 @@ class Conversation:
         with stream:
             try:
                 for chunk in stream:
-                    sys.stdout.write(chunk.text)
-                    sys.stdout.flush()
+                    answer(chunk.text)
             except KeyboardInterrupt:
                 stream.close()
-        click.echo()
+        say("")
         completion = stream.completion
         assert completion is not None
         self._exchanges[-1].append({"role": "assistant", "content": completion.text})
@@ -111,11 +115,11 @@ def _ask() -> str | None:
     lines: list[str] = []
     while True:
         try:
-            line = input(prompts[bool(lines)])
+            line = input(prompts[bool(lines)]).removesuffix("\r")  # of a pipe whose lines end as on Windows
         except EOFError:
             return "\n".join(lines) if lines else None
         except KeyboardInterrupt:
-            note("\nCtrl-D or /exit leaves.")
+            note("", "Ctrl-D or /exit leaves.")
             lines.clear()
             continue
         lines.append(line.removesuffix("\\"))
@@ -124,8 +128,8 @@ def _ask() -> str | None:
 
 
 @contextmanager
-def _history() -> Iterator[None]:
-    """Line editing, and the lines of earlier conversations, where Python has readline and a person types."""
+def _line_editing(*, keep: bool) -> Iterator[None]:
+    """Line editing, and with ``keep`` the lines of earlier conversations, where Python has it and a person types."""
     if not sys.stdin.isatty():
         yield
         return
@@ -134,16 +138,17 @@ def _history() -> Iterator[None]:
     except ImportError:  # Windows, whose console edits lines itself
         yield
         return
-    from bitnet.core.cache import cache_folder
+    from bitnet.core.cli.history import add_to_history, read_history
 
-    path = cache_folder() / "chat_history"
-    with suppress(OSError):
-        readline.read_history_file(path)
-    readline.set_history_length(1000)
+    if keep:
+        with suppress(OSError, RuntimeError):
+            for line in read_history():
+                readline.add_history(line)
+    before = readline.get_current_history_length()
     try:
         yield
     finally:
-        with suppress(OSError):
-            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            path.touch(mode=0o600)
-            readline.write_history_file(path)
+        if keep:
+            typed = (readline.get_history_item(i + 1) for i in range(before, readline.get_current_history_length()))
+            with suppress(OSError, RuntimeError):
+                add_to_history([line for line in typed if line])

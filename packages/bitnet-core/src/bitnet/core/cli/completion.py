@@ -2,10 +2,70 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import click
-from click.shell_completion import get_completion_class
+from click.shell_completion import (
+    BashComplete,
+    CompletionItem,
+    FishComplete,
+    ZshComplete,
+    add_completion_class,
+    get_completion_class,
+)
+
+from bitnet.core.cli.console import say
 
 COMPLETE_VAR = "_BITNET_COMPLETE"
+
+_BASH = """\
+%(complete_func)s() {
+    local kind value
+    COMPREPLY=()
+    while IFS=, read -r kind value; do
+        case $kind in
+            dir) compopt -o dirnames ;;
+            file) compopt -o default ;;
+            name) compopt -o filenames; COMPREPLY+=("$value") ;;
+            plain) printf -v value %%q "$value"; COMPREPLY+=("$value") ;;
+        esac
+    done < <(COMP_WORDS="${COMP_WORDS[*]}" COMP_CWORD=$COMP_CWORD %(complete_var)s=bash_complete "$1")
+}
+complete -o nosort -F %(complete_func)s %(prog_name)s
+"""
+
+
+class Bash(BashComplete):
+    """click's own script lets bash split and expand what it inserts; this one has it quoted.
+
+    Items of the type ``name`` are names of files, which bash quotes in the way in which the word was begun.
+    """
+
+    source_template = _BASH
+
+
+class _Plain:
+    """For shells that quote all they insert: a ``name`` is like any other item."""
+
+    def format_completion(self, item: CompletionItem[Any]) -> str:
+        if item.type == "name":
+            item = CompletionItem(item.value, help=item.help)
+        formatted: str = super().format_completion(item)  # type: ignore[misc]
+        return formatted
+
+
+class Zsh(_Plain, ZshComplete):
+    pass
+
+
+class Fish(_Plain, FishComplete):
+    """click's own script cuts an item at its second comma."""
+
+    source_template = FishComplete.source_template.replace('string split ","', 'string split --max 1 ","')
+
+
+for _class in (Bash, Zsh, Fish):
+    add_completion_class(_class)
 
 
 @click.command()
@@ -21,4 +81,4 @@ def completion(ctx: click.Context, shell: str) -> None:
     """
     completer = get_completion_class(shell)
     assert completer is not None
-    click.echo(completer(ctx.find_root().command, {}, "bitnet", COMPLETE_VAR).source())
+    say(*completer(ctx.find_root().command, {}, "bitnet", COMPLETE_VAR).source().splitlines())

@@ -1,17 +1,26 @@
-"""Text in and out: UTF-8 from files and pipes, JSON on stdout, progress on a terminal's stderr, numbers for people."""
+"""Text in and out: UTF-8 from files and pipes, JSON on stdout, progress on a terminal's stderr, numbers for people.
+
+Every command writes through this module, which lets no control character of a foreign text reach a terminal.
+"""
 
 from __future__ import annotations
 
 import json
+import re
+import shutil
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import click
 
 from bitnet.core.errors import InvalidInputError
+from bitnet.core.foreign import label, printable, without_controls
+
+NARROW = 50
+"""Columns below which a terminal has no place for tables and bars."""
 
 
 def read_text(source: Path | None) -> str:
@@ -24,13 +33,37 @@ def read_text(source: Path | None) -> str:
         raise InvalidInputError(f"{where} is not UTF-8 (at byte {error.start}).") from None
 
 
+def say(*lines: str) -> None:
+    """Lines on standard output; what is not printable in them, a newline too, is shown as an escape."""
+    _put("".join(f"{printable(line)}\n" for line in lines))
+
+
 def print_json(value: Any) -> None:
-    click.echo(json.dumps(value, indent=2, ensure_ascii=False))
+    """A document on standard output; characters that are not printable are written as JSON's escapes."""
+    text = json.dumps(value, indent=2, ensure_ascii=False)
+    _put(re.sub(r"[^ -~\n]", lambda c: c[0] if c[0].isprintable() else json.dumps(c[0])[1:-1], text) + "\n")
 
 
-def note(text: str) -> None:
-    """A line for the person at the terminal, on stderr."""
-    click.echo(text, err=True)
+def answer(text: str) -> None:
+    """A piece of what a model writes, at once: into a file or a pipe as it is, to a terminal without controls."""
+    _put(without_controls(text) if sys.stdout.isatty() else text)
+
+
+def note(*lines: str) -> None:
+    """Lines for the person at the terminal, on stderr; where that cannot be written, the command goes on."""
+    with suppress(OSError):
+        sys.stderr.write("".join(f"{printable(line)}\n" for line in lines))
+        sys.stderr.flush()
+
+
+def _put(text: str) -> None:
+    """Write to standard output; the OSError where that fails names it."""
+    try:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    except OSError as error:
+        error.filename = "standard output"
+        raise
 
 
 @contextmanager
@@ -39,7 +72,10 @@ def progress(label: str) -> Iterator[Callable[[int, int], None]]:
     if not sys.stderr.isatty():
         yield lambda done, total: None
         return
-    with click.progressbar(length=1, label=label, file=sys.stderr) as bar:
+    looks: dict[str, Any] = {}
+    if shutil.get_terminal_size().columns < NARROW:
+        looks = {"bar_template": "%(label)s %(info)s", "show_eta": False}
+    with click.progressbar(length=1, label=label, file=sys.stderr, **looks) as bar:
 
         def update(done: int, total: int) -> None:
             bar.length = total
@@ -58,9 +94,10 @@ def compile_progress() -> Iterator[None]:
 
     compiled: list[str] = []
 
-    def show(label: str, taken: float) -> None:
-        compiled.append(label)
-        click.echo(f"\rcompiled {len(compiled)} kernels; last: {label}, {seconds(taken)}\x1b[K", nl=False, err=True)
+    def show(name: str, taken: float) -> None:
+        compiled.append(name)
+        line = f"compiled {len(compiled)} kernels; last: {label(name)}, {seconds(taken)}"
+        click.echo(f"\r{line[: shutil.get_terminal_size().columns - 1]}\x1b[K", nl=False, err=True)
 
     cache.listeners.append(show)
     try:

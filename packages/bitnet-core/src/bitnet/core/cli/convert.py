@@ -6,14 +6,14 @@ from pathlib import Path
 
 import click
 
-from bitnet.core.cli.console import progress, size
-from bitnet.core.cli.options import i2s_layout_option, verbose_option
+from bitnet.core.cli.console import progress, say, size
+from bitnet.core.cli.options import FileName, i2s_layout_option, verbose_option
 from bitnet.core.errors import InvalidInputError
 
 
 @click.command()
-@click.argument("source", type=click.Path(path_type=Path))
-@click.argument("target", type=click.Path(path_type=Path))
+@click.argument("source", type=FileName())
+@click.argument("target", type=FileName())
 @click.option("--force", is_flag=True, help="Replace TARGET where it is there already.")
 @i2s_layout_option
 @verbose_option
@@ -31,4 +31,4 @@ def convert(source: Path, target: Path, force: bool, i2s_layout: str) -> None:
         raise InvalidInputError(f"{target} is there already.", hint="Name another file, or give --force.")
     with progress("converting") as update:
         convert_model(source, target, i2s_layout=i2s_layout, progress=update)  # type: ignore[arg-type]
-    click.echo(f"{target}: {size(target.stat().st_size)}")
+    say(f"{target}: {size(target.stat().st_size)}")

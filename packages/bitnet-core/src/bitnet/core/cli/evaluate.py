@@ -8,8 +8,9 @@ from typing import Any
 
 import click
 
-from bitnet.core.cli.console import print_json, progress, read_text
-from bitnet.core.cli.options import json_option, load, model_options
+from bitnet.core.cli.console import print_json, progress, read_text, say
+from bitnet.core.cli.options import FileName, json_option, load, model_options
+from bitnet.core.foreign import label
 
 CHUNK = 512
 
@@ -19,13 +20,14 @@ CHUNK = 512
     "-f",
     "--file",
     metavar="FILE",
-    type=click.Path(path_type=Path),
+    type=FileName(),
     required=True,
     help="The text; '-' is standard input.",
 )
 @click.option(
     "-c",
     "--context",
+    "--ctx-size",
     metavar="N",
     type=int,
     help="Tokens of a chunk; the second half of each is scored.  [default: 512, or the model's context if less]",
@@ -48,7 +50,7 @@ def perplexity(file: Path, as_json: bool, **params: Any) -> None:
         if as_json:
             print_json({"model": str(model.path), "device": model.device.name, **dataclasses.asdict(result)})
         else:
-            click.echo(f"perplexity {result.value:.4f} ± {result.error:.4f} ({result.tokens} tokens scored)")
+            say(f"perplexity {result.value:.4f} ± {result.error:.4f} ({result.tokens} tokens scored)")
 
 
 @click.group("eval", no_args_is_help=False)
@@ -76,6 +78,6 @@ def demo(problems: int, seed: int, parallel: int, as_json: bool, **params: Any) 
     if as_json:
         print_json(report.to_json())
     else:
-        click.echo(f"{report.model} on {report.device}, seed {report.seed}\n{report.table()}")
+        say(f"{label(report.model)} on {report.device}, seed {report.seed}", *report.table().splitlines())
     if not report.passed:
         raise click.exceptions.Exit(1)

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from bitnet.core.cli.console import note, print_json, progress, size
-from bitnet.core.cli.options import i2s_layout_option, json_option, verbose_option
+from bitnet.core.cli.console import note, print_json, progress, say, size
+from bitnet.core.cli.options import FileName, i2s_layout_option, json_option, verbose_option
 from bitnet.core.errors import BitNetError
+from bitnet.core.foreign import label
 
 if TYPE_CHECKING:
     from bitnet.core.gguf import GGUFFile
@@ -23,7 +24,7 @@ MOST_ELEMENTS = 16
 
 
 @click.command()
-@click.argument("file", required=False, type=click.Path(path_type=Path))
+@click.argument("file", required=False, type=FileName())
 @i2s_layout_option
 @verbose_option
 @json_option
@@ -55,8 +56,8 @@ def inspect(file: Path | None, i2s_layout: str, as_json: bool) -> None:
     if as_json:
         print_json(_document(gguf, config, reports))
     else:
-        click.echo("\n".join(_lines(gguf, config, reports)))
-        warnings = [f"{report.info.name}: {warning}" for report in reports for warning in report.warnings]
+        say(*_lines(gguf, config, reports))
+        warnings = [f"{label(report.info.name)}: {warning}" for report in reports for warning in report.warnings]
         for warning in warnings[:MOST_WARNINGS]:
             note(f"bitnet: warning: {warning}")
         if len(warnings) > MOST_WARNINGS:
@@ -109,16 +110,18 @@ def _lines(gguf: GGUFFile, config: ModelConfig | None, reports: list[TensorRepor
         traits += ["sub-norms"] if config.sub_norms else []
         traits += ["tied embeddings"] if config.tied_embeddings else []
         lines.append(
-            f"{config.name} ({config.architecture}): {config.layers} layers, {config.hidden_size} wide, "
+            f"{label(config.name)} ({config.architecture}): {config.layers} layers, {config.hidden_size} wide, "
             f"{config.heads} heads of {config.head_dim} over {config.kv_heads} KV heads, FFN {config.ffn_size}, "
             f"vocabulary {config.vocab_size}, context {config.context_length}, {', '.join(traits)}"
         )
     lines += ["", f"{len(gguf.metadata)} metadata keys"]
-    lines += [f"  {key:<44} {_short(value)}" for key, value in gguf.metadata.items()]
+    lines += [f"  {label(key):<44} {_short(value)}" for key, value in gguf.metadata.items()]
     lines += ["", f"{len(reports)} tensors {'-1':>53} {'0':>7} {'+1':>7} {'scale':>9}"]
     for report in reports:
         info, codes = report.info, report.statistics
-        line = f"  {info.name:<28} {info.type.name:<6} {'x'.join(map(str, info.shape)):>14} {size(info.nbytes):>8}"
+        line = (
+            f"  {label(info.name):<28} {info.type.name:<6} {'x'.join(map(str, info.shape)):>14} {size(info.nbytes):>8}"
+        )
         if codes is not None:
             line += f" {codes.minus:>7.1%} {codes.zero:>7.1%} {codes.plus:>7.1%} {codes.scale:>9.4g}"
         lines.append(line)

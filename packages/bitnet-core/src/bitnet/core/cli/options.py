@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import click
 from click.shell_completion import CompletionItem
+
+from bitnet.core.errors import InvalidInputError
+from bitnet.core.foreign import label
 
 if TYPE_CHECKING:
     from bitnet.core.api import Model
@@ -26,15 +31,31 @@ def _complete_device(ctx: click.Context, param: click.Parameter, incomplete: str
         if report.probe.devices:
             names[report.name] = f"the best device of {report.name}"
             names |= {d.name: d.description for d in report.probe.devices}
-    return [CompletionItem(name, help=text) for name, text in names.items() if name.startswith(incomplete)]
+    return [CompletionItem(name, help=label(text)) for name, text in names.items() if name.startswith(incomplete)]
 
 
 def _complete_model(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """GGUF files where one matches, else what the shell would offer."""
+    """GGUF files where one matches, else what the shell would offer.
+
+    A name that is not printable is left out: shells read what they offer line by line.
+    """
     folder, start = os.path.split(incomplete)
     typed = incomplete.removesuffix(start)
     names = sorted(p.name for p in Path(folder or ".").glob("*.gguf") if p.name.startswith(start))
-    return [CompletionItem(typed + name) for name in names] or [CompletionItem(incomplete, type="file")]
+    names = [name for name in names if name.isprintable()]
+    return [CompletionItem(typed + name, type="name") for name in names] or [CompletionItem(incomplete, type="file")]
+
+
+class FileName(click.Path):
+    """A file's name, not empty. Whether the file can be read is said by what reads it."""
+
+    def __init__(self) -> None:
+        super().__init__(readable=False, path_type=Path)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if value == "":
+            self.fail("the name of the file is empty.", param, ctx)
+        return super().convert(value, param, ctx)
 
 
 def utf8_text(ctx: click.Context, param: click.Parameter, value: Any) -> Any:
@@ -85,7 +106,7 @@ model_file_option = click.option(
     "-m",
     "--model",
     metavar="FILE",
-    type=click.Path(path_type=Path),
+    type=FileName(),
     shell_complete=_complete_model,
     help="GGUF model.  [default: the small one in this package]",
 )
@@ -115,12 +136,17 @@ THREADS_DEFAULT = "[default: BITNET_THREADS, else one for each physical core]"
 context_option = click.option(
     "-c",
     "--context",
+    "--ctx-size",
     metavar="N",
     type=int,
     help="Tokens that prompt and answer may have together.  [default: the model's own, at most 4096]",
 )
 system_option = click.option(
-    "--system", metavar="TEXT", callback=utf8_text, help="System message, for models whose chat template has one."
+    "--system",
+    "--system-prompt",
+    metavar="TEXT",
+    callback=utf8_text,
+    help="System message, for models whose chat template has one.",
 )
 kv_dtype_option = click.option(
     "--kv-dtype", type=click.Choice(["f16", "f32"]), default="f16", show_default=True, help="Type of the KV cache."
@@ -138,6 +164,7 @@ sampling_options = _together(
     click.option(
         "-n",
         "--max-tokens",
+        "--max-new-tokens",
         "--n-predict",
         metavar="N",
         type=int,
@@ -206,7 +233,7 @@ def load(params: dict[str, Any], **more: Any) -> Model:
     from bitnet.core.cli.console import compile_progress
 
     names = ("device", "context", "threads", "kv_dtype", "i2s_layout")
-    with compile_progress():
+    with compile_progress(), _option_names():
         return load_model(params["model"], **{name: params[name] for name in names if name in params} | more)
 
 
@@ -217,5 +244,27 @@ def sampling(params: dict[str, Any], **more: Any) -> OptionArguments:
     names = ("max_tokens", "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "seed", "stop")
     options = {name: params[name] for name in names} | more
     options |= {name: None for name in ("max_tokens", "seed") if options[name] == -1}
-    GenerationOptions(**options)  # before a model is loaded: what is wrong is said at once
+    with _option_names():
+        GenerationOptions(**options)  # before a model is loaded: what is wrong is said at once
     return cast("OptionArguments", options)
+
+
+_SPELLED = {"max_seqs": "parallel", "step_tokens": "batch-size"}
+"""Arguments of Python's whose options have other names."""
+
+
+@contextmanager
+def _option_names() -> Iterator[None]:
+    """Errors inside name an argument of Python's as the option that gave it, and what stands for None here."""
+    from bitnet.core.engine.options import OptionArguments
+
+    arguments = "|".join((*OptionArguments.__annotations__, *_SPELLED, "context"))
+    try:
+        yield
+    except InvalidInputError as error:
+        if not (found := re.match(rf"({arguments}) (?:is|holds) ", error.message)):
+            raise
+        name = found[1]
+        option = f"--{_SPELLED.get(name) or name.replace('_', '-')}"
+        rest = error.message[len(name) :].replace(", or None", ", or -1").replace(" (step_tokens)", "")
+        raise InvalidInputError(option + rest, hint=error.hint) from None

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from bitnet.core import env
-from bitnet.core.cli.console import note, print_json, read_text, seconds
+from bitnet.core.cli.console import answer, note, print_json, read_text, say, seconds
 from bitnet.core.cli.options import (
+    FileName,
     context_option,
     json_option,
     load,
@@ -45,9 +46,7 @@ class _Run(click.Command):
 @click.option(
     "-p", "--prompt", "prompt_option", metavar="TEXT", callback=utf8_text, help="The prompt, instead of the argument."
 )
-@click.option(
-    "-f", "--file", "prompt_file", metavar="FILE", type=click.Path(path_type=Path), help="Read the prompt from a file."
-)
+@click.option("-f", "--file", "prompt_file", metavar="FILE", type=FileName(), help="Read the prompt from a file.")
 @system_option
 @click.option("--raw", is_flag=True, help="Continue the prompt as it is, without the model's chat template.")
 @model_options
@@ -56,13 +55,11 @@ class _Run(click.Command):
 @click.option(
     "--logprobs", metavar="N", type=int, help="Log-probability of each token, and of the N likeliest in its place."
 )
-@click.option(
-    "--receipt", metavar="FILE", type=click.Path(path_type=Path), help="Write down what computed this answer, as JSON."
-)
+@click.option("--receipt", metavar="FILE", type=FileName(), help="Write down what computed this answer, as JSON.")
 @click.option(
     "--receipt-key",
     metavar="FILE",
-    type=click.Path(path_type=Path),
+    type=FileName(),
     help="Sign the receipt with this private key ('bitnet receipt keygen').  [default: BITNET_RECEIPT_KEY]",
 )
 @json_option
@@ -148,10 +145,9 @@ def _begin(model: Model, prompt: str | list[dict[str, str]], options: Any) -> Co
 def _write(stream: CompletionStream, *, quiet: bool) -> Completion:
     for chunk in stream:
         if not quiet:
-            sys.stdout.write(chunk.text)
-            sys.stdout.flush()
+            answer(chunk.text)
     if not quiet:
-        click.echo()
+        say("")
     assert stream.completion is not None
     return stream.completion
 

@@ -1,0 +1,79 @@
+"""The lines typed in earlier conversations: a file in the cache folder, for its user alone."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+from bitnet.core.cache import cache_folder
+
+MOST_LINES = 1000
+
+
+def history_path() -> Path:
+    """Where ``bitnet chat`` keeps them.
+
+    Raises:
+        RuntimeError: The user has no home.
+    """
+    return cache_folder() / "chat_history"
+
+
+def read_history() -> list[str]:
+    """The lines, oldest first; none where there is no such file.
+
+    Raises:
+        OSError: It cannot be read, or is a link, a pipe or a folder.
+    """
+    try:
+        handle = _open(os.O_RDONLY)
+    except FileNotFoundError:
+        return []
+    with os.fdopen(handle, encoding="utf-8", errors="replace") as file:
+        return file.read().split("\n")[:-1]
+
+
+def add_to_history(lines: list[str]) -> None:
+    """Add lines at the end; the oldest beyond 1000 go.
+
+    Raises:
+        OSError: The file cannot be written, or is a link, a pipe or a folder.
+    """
+    if not lines:
+        return
+    kept = [*read_history(), *lines][-MOST_LINES:]
+    history_path().parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    with os.fdopen(_open(os.O_WRONLY | os.O_CREAT), "w", encoding="utf-8", errors="replace") as file:
+        file.write("".join(f"{line}\n" for line in kept))
+
+
+def clear_history() -> int:
+    """Remove the file, or a link in its place; returns how many lines were in it.
+
+    Raises:
+        OSError: It cannot be removed.
+    """
+    try:
+        count = len(read_history())
+    except OSError:
+        count = 0
+    history_path().unlink(missing_ok=True)
+    return count
+
+
+def _open(flags: int) -> int:
+    """A descriptor of the file itself: what a link leads to is not touched, and a pipe not waited for."""
+    path = history_path()
+    handle = os.open(path, flags | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0), 0o600)
+    try:
+        if not stat.S_ISREG(os.fstat(handle).st_mode):
+            raise OSError(f"{path} is not a regular file")
+        if hasattr(os, "fchmod"):
+            os.fchmod(handle, 0o600)
+        if flags & os.O_WRONLY:
+            os.ftruncate(handle, 0)
+    except BaseException:
+        os.close(handle)
+        raise
+    return handle
