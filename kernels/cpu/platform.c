@@ -103,10 +103,13 @@ bool thread_start(thread_t *thread, void (*body)(void *), void *argument) {
     start_t *start = malloc(sizeof *start);
     if (!start) return false;
     *start = (start_t){body, argument};
-    /* Signals belong to the threads of the program that loaded us. */
-    sigset_t all, before;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
+    /* Signals belong to the threads of the program that loaded us, but a thread's own faults to itself: one that blocks
+     * these is ended without its handler being asked. */
+    sigset_t others, before;
+    sigfillset(&others);
+    const int faults[] = {SIGBUS, SIGSEGV, SIGFPE, SIGILL};
+    for (size_t i = 0; i < sizeof faults / sizeof *faults; i++) sigdelset(&others, faults[i]);
+    pthread_sigmask(SIG_SETMASK, &others, &before);
     bool started = pthread_create(thread, NULL, enter, start) == 0;
     pthread_sigmask(SIG_SETMASK, &before, NULL);
     if (!started) free(start);

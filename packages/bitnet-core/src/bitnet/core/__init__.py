@@ -31,6 +31,7 @@ if TYPE_CHECKING:
         OutOfMemoryError,
         ReceiptError,
     )
+    from bitnet.core.guard import guard_model_files
     from bitnet.core.registry import BackendReport, list_devices
     from bitnet.core.select import Selection, select_device
 
@@ -56,6 +57,7 @@ __all__ = [
     "Selection",
     "TernaryMatrix",
     "__version__",
+    "guard_model_files",
     "list_devices",
     "load_model",
     "quantize",
@@ -67,6 +69,7 @@ _HOMES = {
     "api": ("CompletionStream", "Model", "load_model"),
     "arrays": ("Quantized", "TernaryMatrix", "quantize", "ternary_matmul"),
     "engine": ("Chunk", "Completion"),
+    "guard": ("guard_model_files",),
     "registry": ("BackendReport", "list_devices"),
     "select": ("Selection", "select_device"),
 }

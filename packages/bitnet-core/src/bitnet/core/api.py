@@ -28,7 +28,7 @@ from bitnet.core.engine import Chunk, Completion, Engine, GenerationOptions
 from bitnet.core.engine.perplexity import Perplexity, running_perplexity
 from bitnet.core.engine.setup import STEP_TOKENS, open_engine
 from bitnet.core.engine.worker import Ticket, Worker
-from bitnet.core.errors import InvalidInputError, brief
+from bitnet.core.errors import BitNetError, InvalidInputError, brief
 from bitnet.core.hal import Device, DeviceInfo, Executable
 from bitnet.core.mapped import MappedFile
 from bitnet.core.model.default import default_model_path
@@ -96,9 +96,12 @@ def load_model(
         engine, executable = open_engine(
             file, opened, context=context, kv_dtype=kv_dtype, max_seqs=max_seqs, step_tokens=step_tokens
         )
-    except BaseException:
+        file.gguf.check()
+    except BaseException as error:
         if selection is not None:
             opened.close()
+        if isinstance(error, BitNetError):  # a file that has changed is why
+            file.gguf.check()
         raise
     return Model(file, opened, engine, executable, selection)
 

@@ -20,6 +20,7 @@ from bitnet.core.cli.console import note
 from bitnet.core.cli.signals import Ended, unwinding
 from bitnet.core.errors import BitNetError
 from bitnet.core.foreign import indented
+from bitnet.core.guard import guard_model_files
 
 __all__ = ["main"]
 
@@ -32,6 +33,7 @@ def main(args: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit status, explained in ``bitnet --help``."""
     _open_closed_streams()
     _use_utf8()
+    guard_model_files()
     status = _run(list(sys.argv[1:] if args is None else args))
     try:
         sys.stdout.flush()

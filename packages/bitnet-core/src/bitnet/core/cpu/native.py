@@ -240,6 +240,9 @@ FUNCTIONS = {
     "bitnet_head_bytes": (c_size_t, (c_void_p, c_int64, c_int64)),
     "bitnet_head_pack": (c_bool, (c_void_p, c_void_p, c_int, POINTER(DenseMatmulOp), POINTER(HeadSampleOp))),
     "bitnet_executable_scored": (c_int64, (c_void_p,)),
+    "bitnet_guard": (c_int, (c_void_p, c_size_t)),
+    "bitnet_unguard": (None, (c_int,)),
+    "bitnet_guard_lost": (c_bool, (c_int,)),
     "bitnet_probe_read": (c_int64, (c_void_p, c_void_p, c_void_p, c_int64, c_int64)),
     "bitnet_probe_int8": (c_int64, (c_void_p, c_void_p, c_int64)),
 }

@@ -37,6 +37,7 @@ class Engine:
         eos: Ids that end a generation.
         text: Makes the decoder of the text that continues a prompt.
         device: The device's name, for errors.
+        check: Called after each step; raises where the weights that were read are not the model's any more.
     """
 
     def __init__(
@@ -50,6 +51,7 @@ class Engine:
         eos: frozenset[int],
         text: Callable[[Seq[int]], TextStream],
         device: str,
+        check: Callable[[], None] = lambda: None,
     ) -> None:
         if context > limits.max_blocks * kv.block_size or limits.max_blocks > kv.num_blocks:
             raise InvalidInputError(f"a context of {context} does not fit {limits} and {kv.num_blocks} KV blocks.")
@@ -58,6 +60,7 @@ class Engine:
         self.context, self.kv, self.limits = context, kv, limits
         self._executable, self._layout, self._block_size = executable, StepLayout(limits), kv.block_size
         self._vocab_size, self._eos, self._text, self._device = vocab_size, eos, text, device
+        self._check_weights = check
         self._scheduler = Scheduler(limits, kv.num_blocks, kv.block_size)
         self._numbers = itertools.count()
         self._siblings: dict[Sequence, tuple[Sequence, ...]] = {}
@@ -139,6 +142,7 @@ class Engine:
 
         Raises:
             DeviceError: The device failed.
+            ModelFileError: The file that weights are read from was cut short.
         """
         if self._failure is not None:
             raise self._failure
@@ -186,6 +190,7 @@ class Engine:
             logits=wanted,
         )
         tokens = self._executable.run(step, plan.repeat)
+        self._check_weights()
         if tokens.size and tokens.view(np.uint32).max() >= self._vocab_size:  # or below 0
             raise DeviceError(f"it sampled a token outside of the vocabulary: {tokens.tolist()}.", device=self._device)
         logits = self._executable.read("logits", step.rows) if wanted else None

@@ -101,5 +101,6 @@ def open_engine(
         eos=tokenizer.eos_ids,
         text=lambda prompt: StreamDecoder(tokenizer, after=prompt),
         device=device.info.name,
+        check=lambda: file.gguf.check() if file.gguf.lost else None,
     )
     return engine, executable

@@ -91,6 +91,12 @@ class GGUFFile:
         self.path = Path(path)
         self._file = MappedFile(self.path)
         self.size = self._file.size
+        try:
+            self._read()
+        finally:  # where it has changed meanwhile, what was found wrong is not what is wrong
+            self._file.check()
+
+    def _read(self) -> None:
         cursor = _Cursor(self.path, self._file.map)
         self.version, tensor_count, metadata_count = _header(cursor)
         self._key_offsets: dict[str, int] = {}
@@ -109,6 +115,19 @@ class GGUFFile:
     def release(self, tensor: TensorInfo) -> None:
         """Let go of the tensor's mapped pages."""
         self._file.release(tensor.offset, tensor.nbytes)
+
+    @property
+    def lost(self) -> bool:
+        """Whether reading it has met pages that are gone."""
+        return self._file.lost
+
+    def check(self) -> None:
+        """Whether the file is as it was when it was opened.
+
+        Raises:
+            ModelFileError: It was cut short or written to.
+        """
+        self._file.check()
 
     def sha256(self) -> str:
         """Hexadecimal SHA-256 of the whole file, as it was opened."""

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from bitnet.core.errors import InvalidInputError, ModelFileError
+from bitnet.core.errors import BitNetError, InvalidInputError, ModelFileError
 from bitnet.core.gguf import GGMLType, MetadataValue, TensorSource, i2s_bytes, unpack_ternary, write_gguf
 from bitnet.core.gguf.ternary import I2SLayout
 from bitnet.core.gguf.writer import Tensor
@@ -43,10 +43,14 @@ def convert_model(
     source, target = Path(source), Path(target)
     if target.exists() and source.exists() and target.samefile(source):
         raise InvalidInputError(f"{target} is the model to convert; name another file to write.")
-    metadata, tensors = (
-        read_folder(source) if source.is_dir() else _read_gguf(open_model(source, i2s_layout=i2s_layout))
-    )
-    write_gguf(target, metadata, tensors, progress=progress, check=partial(_check, source))
+    model = None if source.is_dir() else open_model(source, i2s_layout=i2s_layout)
+    metadata, tensors = read_folder(source) if model is None else _read_gguf(model)
+    try:
+        write_gguf(target, metadata, tensors, progress=progress, check=partial(_check, source))
+    except BitNetError:
+        if model is not None:  # what was read of a file that has changed is not what is wrong
+            model.gguf.check()
+        raise
 
 
 def _check(source: Path, path: Path) -> None:
