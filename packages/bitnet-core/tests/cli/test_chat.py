@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from bitnet.core import load_model
+from bitnet.core.cli import history
 
 Bitnet = Callable[..., Any]
 
@@ -59,6 +60,55 @@ def test_commands(bitnet: Bitnet, model: Path) -> None:
     assert "there is no /nope" in ran.err
 
 
+@pytest.mark.parametrize("leave", ["/exit\r\n", " /exit \n", "/exit\r"])
+def test_commands_of_a_pipe_with_other_line_ends(bitnet: Bitnet, model: Path, leave: str) -> None:
+    ran = bitnet("chat", "-m", model, stdin=f"/help\r\n{leave}Hello\n")
+    assert (ran.status, ran.out, "there is no" in ran.err, "/reset" in ran.err) == (0, "", False, True)
+
+
+class TestHistory:
+    """What a conversation keeps of what was typed."""
+
+    @pytest.fixture
+    def path(self, tmp_path: Path) -> Path:
+        return tmp_path / "cache" / "chat_history"
+
+    def test_it_is_kept_for_its_user_alone(self, path: Path) -> None:
+        assert history.read_history() == []
+        history.add_to_history([f"line {i}" for i in range(999)])
+        history.add_to_history(["ä", "\udcff", "last"])
+        assert history.read_history()[-4:] == ["line 998", "ä", "?", "last"]
+        assert len(history.read_history()) == 1000
+        if os.name == "posix":
+            path.chmod(0o644)
+            history.add_to_history(["more"])
+            assert path.stat().st_mode & 0o777 == 0o600
+        assert history.clear_history() == 1000
+        assert not path.exists()
+        assert history.clear_history() == 0
+
+    @pytest.mark.skipif(os.name == "nt", reason="links and pipes need rights there, or are not")
+    @pytest.mark.parametrize("kind", ["link", "dangling", "pipe", "folder"])
+    def test_what_is_no_file_is_not_touched(self, path: Path, tmp_path: Path, kind: str) -> None:
+        path.parent.mkdir()
+        other = tmp_path / "other"
+        if kind == "link":
+            other.write_text("theirs\n")
+        if kind == "pipe":
+            os.mkfifo(path)
+        elif kind == "folder":
+            path.mkdir()
+        else:
+            path.symlink_to(other)
+        for use in (history.read_history, lambda: history.add_to_history(["typed"])):
+            with pytest.raises(OSError, match=r"not a regular file|symbolic|Is a directory|No such device"):
+                use()
+        if kind != "folder":
+            assert history.clear_history() == 0
+            assert not path.is_symlink()
+        assert not other.exists() or other.read_text() == "theirs\n"
+
+
 def test_system_message(bitnet: Bitnet, model: Path) -> None:
     with load_model(model, device="cpu") as loaded:
         system = [{"role": "system", "content": "Be brief."}]
@@ -83,14 +133,15 @@ def test_a_full_context_forgets_the_oldest(bitnet: Bitnet, model: Path) -> None:
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no pseudo-terminals in Python")
-def test_at_a_terminal(script_path: str, model: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kept", [True, False])
+def test_at_a_terminal(script_path: str, model: Path, tmp_path: Path, kept: bool) -> None:
     """Ctrl-C stops the answer and not the program, or clears a half-typed line; Ctrl-D leaves; lines are remembered."""
     import pty
 
     pid, terminal = pty.fork()
     if pid == 0:
         os.environ["TERM"] = "dumb"
-        options = ("-n", "-1", "--device", "cpu:numpy")
+        options = ("-n", "-1", "--device", "cpu:numpy", *(() if kept else ("--no-history",)))
         os.execv(script_path, [script_path, "chat", "-m", str(model), *options])
     seen = b""
 
@@ -121,4 +172,5 @@ def test_at_a_terminal(script_path: str, model: Path, tmp_path: Path) -> None:
     finally:
         os.close(terminal)
     assert os.waitstatus_to_exitcode(status) == 0
-    assert (tmp_path / "cache" / "chat_history").read_text().split() == ["Hello"]
+    assert history.read_history() == (["Hello"] if kept else [])
+    assert kept or not (tmp_path / "cache").exists()

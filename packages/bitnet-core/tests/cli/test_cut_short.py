@@ -1,4 +1,4 @@
-"""A model file that is cut short, or written to, while it is in use: an error that names it, and no process that dies."""
+"""A model file cut short, or written to, while it is in use: an error that names it, and no process that dies."""
 
 from __future__ import annotations
 

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import os
+import re
+import shutil
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -151,6 +156,70 @@ def test_every_command_has_help(bitnet: Bitnet) -> None:
             ran = bitnet(*args, "--help")
             assert (ran.status, ran.err) == (0, "")
             assert ran.out.startswith(f"Usage: bitnet {' '.join(args)}")
+
+
+@pytest.mark.parametrize("columns", ["0", "1", "20", "33", "49"])
+def test_help_fits_a_narrow_terminal(bitnet: Bitnet, columns: str) -> None:
+    """All but examples, whose lines are to be copied, and words without a place to break them."""
+    width = max(int(columns), 20) if columns != "0" else 80
+    for name in ("", *app.cli.commands):
+        ran = bitnet(*name.split(), "--help", COLUMNS=columns)
+        assert ran.status == 0
+        for line in ran.out.splitlines():
+            assert len(line) <= width or re.search(r"bitnet|bash|zsh|fish", line), (name, line)
+        if name and not hasattr(app.cli.commands[name], "commands"):  # of a group's, click cuts what is said short
+            assert "".join(ran.out.split()) == "".join(bitnet(name, "--help").out.split())
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "run -m {} Hi",
+        "chat -m {}",
+        "run -f {}",
+        "run Hi --receipt {}",
+        "perplexity -f {}",
+        "bench -m {}",
+        "bench --plot {}",
+        "inspect {}",
+        "convert {} x",
+        "convert x {}",
+    ],
+)
+def test_an_empty_file_name(bitnet: Bitnet, command: str) -> None:
+    ran = bitnet(*("" if word == "{}" else word for word in command.split()))
+    assert (ran.status, ran.err.count("\n")) == (2, 1)
+    assert "the name of the file is empty" in ran.err
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no such permissions")
+@pytest.mark.parametrize("command", ["run Hi -m", "chat -m", "inspect", "convert"])
+def test_a_model_without_permission(
+    script_path: str, model: Path, tmp_path: Path, command: str, require_device: Callable[[str, str | None], None]
+) -> None:
+    """Status 4, as any model that cannot be read; root is asked to go without its privilege to read all."""
+    path = tmp_path / "mine.gguf"
+    path.write_bytes(model.read_bytes())
+    path.chmod(0)
+    words = [script_path, *command.split(), str(path), *(["out.gguf"] if command == "convert" else [])]
+    if not os.geteuid():
+        require_device("setpriv", None if shutil.which("setpriv") else "setpriv is not here")
+        words = ["setpriv", "--bounding-set=-dac_override,-dac_read_search", *words]
+    ran = subprocess.run(words, capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=60, check=False)
+    assert (ran.returncode, ran.stdout) == (4, "")
+    assert ran.stderr == f"bitnet: error: {path}: cannot be opened: Permission denied. Check the path.\n"
+
+
+def test_options_have_the_names_that_users_of_other_tools_know(bitnet: Bitnet, model: Path) -> None:
+    """Each of llama.cpp's or Hugging Face's is the same option."""
+    base = ("run", "-m", model, "Hello", "--json", "--device", "cpu")
+    ours = json.loads(bitnet(*base, "-n", "3", "-c", "100", "--system", "Be brief.").out)
+    for tokens in ("--max-tokens", "--max-new-tokens", "--n-predict"):
+        theirs = bitnet(*base, tokens, "3", "--ctx-size", "100", "--system-prompt", "Be brief.")
+        assert theirs.status == 0, theirs.err
+        assert json.loads(theirs.out)["tokens"] == ours["tokens"]
+    ran = bitnet("perplexity", "-m", model, "-f", "-", "--ctx-size", "9", "--device", "cpu", stdin="text " * 9)
+    assert ran.status == 0, ran.err
 
 
 def test_i2s_layouts_are_those_of_the_reader() -> None:

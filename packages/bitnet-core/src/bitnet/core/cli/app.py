@@ -14,6 +14,7 @@ from bitnet.core.cli.convert import convert
 from bitnet.core.cli.devices import devices
 from bitnet.core.cli.evaluate import evaluate, perplexity
 from bitnet.core.cli.inspect import inspect
+from bitnet.core.cli.narrow import fits_narrow
 from bitnet.core.cli.receipt import receipt
 from bitnet.core.cli.run import run
 from bitnet.core.env import VARIABLES
@@ -84,3 +85,4 @@ for _command in (
     completion,
 ):
     cli.add_command(_command)
+fits_narrow(cli)

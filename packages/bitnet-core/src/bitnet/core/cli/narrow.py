@@ -1,0 +1,43 @@
+"""Help texts that fit a terminal narrower than click lays them out for."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterable
+
+import click
+from click.formatting import wrap_text
+
+from bitnet.core.cli.console import NARROW
+
+LEAST = 20
+"""Columns for which a text is laid out at least."""
+
+
+class Help(click.HelpFormatter):
+    """As click's; below 50 columns, what is explained stands on a line of its own, and its meaning under it."""
+
+    def __init__(self, indent_increment: int = 2, width: int | None = None, max_width: int | None = None) -> None:
+        columns = shutil.get_terminal_size().columns
+        self.narrow = width is None and columns < NARROW
+        super().__init__(indent_increment, max(columns, LEAST) if self.narrow else width, max_width)
+
+    def write_dl(self, rows: Iterable[tuple[str, str]], col_max: int = 30, col_spacing: int = 2) -> None:
+        if not self.narrow:
+            super().write_dl(list(rows), col_max, col_spacing)
+            return
+        for term, meaning in rows:
+            for text, more in ((term, 0), (meaning, self.indent_increment)):
+                indent = " " * (self.current_indent + more)
+                self.write(wrap_text(text, self.width, indent, indent + " " * (self.indent_increment - more)) + "\n")
+
+
+class HelpContext(click.Context):
+    formatter_class = Help
+
+
+def fits_narrow(command: click.Command) -> None:
+    """Have a command, and all below it, lay out their help so."""
+    command.context_class = HelpContext
+    for below in getattr(command, "commands", {}).values():
+        fits_narrow(below)
