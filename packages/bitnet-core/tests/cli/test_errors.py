@@ -171,21 +171,21 @@ def test_help_fits_a_narrow_terminal(bitnet: Bitnet, columns: str) -> None:
             assert "".join(ran.out.split()) == "".join(bitnet(name, "--help").out.split())
 
 
-@pytest.mark.parametrize(
-    "command",
-    [
-        "run -m {} Hi",
-        "chat -m {}",
-        "run -f {}",
-        "run Hi --receipt {}",
-        "perplexity -f {}",
-        "bench -m {}",
-        "bench --plot {}",
-        "inspect {}",
-        "convert {} x",
-        "convert x {}",
-    ],
-)
+TAKE_FILES = """\
+run -m {} Hi
+chat -m {}
+run -f {}
+run Hi --receipt {}
+perplexity -f {}
+bench -m {}
+bench --plot {}
+inspect {}
+convert {} x
+convert x {}
+""".splitlines()
+
+
+@pytest.mark.parametrize("command", TAKE_FILES)
 def test_an_empty_file_name(bitnet: Bitnet, command: str) -> None:
     ran = bitnet(*("" if word == "{}" else word for word in command.split()))
     assert (ran.status, ran.err.count("\n")) == (2, 1)

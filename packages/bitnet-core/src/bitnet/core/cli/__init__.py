@@ -56,7 +56,8 @@ def _run(args: list[str]) -> int:
     except click.exceptions.Exit as done:
         return done.exit_code
     except BitNetError as error:
-        return _fail(error.message.partition("\n")[0], error.hint, error.exit_code)
+        log = getattr(error, "log", "")  # of a compiler: whole pages
+        return _fail(error.message.removesuffix(f"\n{log}"), error.hint, error.exit_code)
     except click.UsageError as error:
         path = error.ctx.command_path if error.ctx is not None else "bitnet"
         return _fail(error.format_message(), f"Try '{path} --help'.", error.exit_code)

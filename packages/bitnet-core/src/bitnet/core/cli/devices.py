@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from bitnet.core.cli.console import print_json, seconds, size
+from bitnet.core.cli.console import print_json, say, seconds, size
 from bitnet.core.cli.options import json_option, verbose_option
 from bitnet.core.errors import DeviceError, DeviceUnavailableError
 
@@ -45,9 +45,9 @@ def devices(as_json: bool) -> None:
             }
         )
     else:
-        click.echo("\n".join(line for report in reports for line in _backend_lines(report, proofs)))
+        say(*(line for report in reports for line in _backend_lines(report, proofs)))
         if selection is not None:
-            click.echo(f"\n{selection.summary}")
+            say("", selection.summary)
     if unavailable is not None:
         raise unavailable
     if not all(proof.passed for proof in proofs.values()):

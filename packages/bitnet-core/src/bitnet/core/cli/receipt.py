@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from bitnet.core.cli.console import compile_progress, note, print_json, read_text
-from bitnet.core.cli.options import device_option, strict_option, utf8_text, verbose_option
+from bitnet.core.cli.console import compile_progress, note, print_json, read_text, say
+from bitnet.core.cli.options import FileName, device_option, strict_option, utf8_text, verbose_option
 from bitnet.core.errors import InvalidInputError, ReceiptError, brief
 
 if TYPE_CHECKING:
@@ -28,12 +28,12 @@ def receipt() -> None:
 
 
 @receipt.command()
-@click.argument("file", type=click.Path(path_type=Path))
+@click.argument("file", type=FileName())
 @click.option(
     "-m",
     "--model",
     metavar="FILE",
-    type=click.Path(path_type=Path),
+    type=FileName(),
     help="Check that it was made with this model.  [default with --rerun: the one in this package, if it is that]",
 )
 @click.option("--prompt", metavar="TEXT|@FILE", callback=utf8_text, help="Check that this was asked (@-: stdin).")
@@ -44,7 +44,7 @@ def receipt() -> None:
     "keys",
     metavar="FILE",
     multiple=True,
-    type=click.Path(path_type=Path),
+    type=FileName(),
     help="Public key (.pub) that must have signed it; repeated: one of these.",
 )
 @click.option("--rerun", "again", is_flag=True, help="Generate it again from --prompt and -m, and compare the tokens.")
@@ -94,7 +94,7 @@ def verify(
 
 
 @receipt.command()
-@click.argument("file", type=click.Path(path_type=Path))
+@click.argument("file", type=FileName())
 @verbose_option
 def show(file: Path) -> None:
     """Print a receipt, without checking what it says."""
@@ -104,7 +104,7 @@ def show(file: Path) -> None:
 
 
 @receipt.command()
-@click.argument("file", type=click.Path(path_type=Path))
+@click.argument("file", type=FileName())
 @verbose_option
 def keygen(file: Path) -> None:
     """Make a key to sign receipts with.
@@ -115,7 +115,7 @@ def keygen(file: Path) -> None:
     from bitnet.core import receipt as receipts
 
     made = receipts.keygen(file)
-    click.echo(f"key {made[:SHOWN_KEY]}: private in {file}, public in {file}.pub")
+    say(f"key {made[:SHOWN_KEY]}: private in {file}, public in {file}.pub")
 
 
 def _text(value: str) -> tuple[str, ...]:
@@ -193,7 +193,7 @@ def _tell(
 ) -> None:
     """What is known now, and from what."""
     numbers, name = document["performance_baseline"], brief(document["model_info"]["name"])
-    click.echo(f"{file}: nothing in it contradicts itself")
+    say(f"{file}: nothing in it contradicts itself")
     lines = {
         "says": f"{numbers['tokens_generated']} tokens at {numbers['tokens_per_second']:.1f}/s "
         f"on {document['compute_path']} with {name}",
@@ -206,7 +206,7 @@ def _tell(
         else f"the same {len(document['answer']['tokens'])} tokens on {ran_on}; speed is not compared",
     }
     for label, text in lines.items():
-        click.echo(f"  {label:<10} {text}")
+        say(f"  {label:<10} {text}")
     for unchecked in verdict.unchecked:
         note(f"not checked: {unchecked}")
 
