@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
@@ -86,3 +87,9 @@ def test_a_terminal_shows_progress_and_a_file_does_not(
     assert "compiled 2 kernels; last: kernel_1, 250 ms" in shown
     assert shown.endswith("\r\x1b[K")
     assert "converting" in bitnet("convert", model, "two.gguf").err
+    monkeypatch.setenv("COLUMNS", "20")
+    narrow = bitnet("convert", model, "three.gguf").err
+    assert "converting" in narrow
+    for drawn in (compile_two(), narrow):
+        lines = re.split(r"[\r\n]", re.sub(r"\x1b\[[?0-9;]*[A-Za-z]", "", drawn))
+        assert max(map(len, lines)) <= 20, lines  # one that wraps is not drawn over by the next

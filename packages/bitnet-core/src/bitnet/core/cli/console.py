@@ -74,7 +74,7 @@ def progress(label: str) -> Iterator[Callable[[int, int], None]]:
         return
     looks: dict[str, Any] = {}
     if shutil.get_terminal_size().columns < NARROW:
-        looks = {"bar_template": "%(label)s %(info)s", "show_eta": False}
+        looks = {"bar_template": "%(label)s %(info)s", "show_eta": False, "width": 1}
     with click.progressbar(length=1, label=label, file=sys.stderr, **looks) as bar:
 
         def update(done: int, total: int) -> None:
