@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bitnet.core import log
+from bitnet.core import guard, log
 from bitnet.core.cli import main
 
 ROOT = Path(__file__).resolve().parents[4]
@@ -45,7 +45,7 @@ def clean(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 @contextmanager
 def new_process() -> Iterator[None]:
-    """Undo what a command leaves behind in its process: variables that options set, what was logged and where to."""
+    """Undo what a command leaves behind in its process: variables that options set, logging, the guard of files."""
     variables, handlers, level = dict(os.environ), list(log.logger.handlers), log.logger.level
     log._said.clear()
     yield
@@ -55,6 +55,7 @@ def new_process() -> Iterator[None]:
     log.logger.handlers[:] = handlers
     log.logger.setLevel(level)
     log._said.clear()
+    guard._wanted = False
 
 
 @pytest.fixture
