@@ -225,7 +225,7 @@ for module in pkgutil.walk_packages(bitnet.core.__path__, "bitnet.core."):
 def test_nothing_needs_what_windows_python_lacks(python: Callable[..., Any]) -> None:
     """Every module is imported, and the demo model answers, on numpy: the library here is of another system.
 
-  XX
+    XX
     """
     answered = """
 sys.platform = "linux"
