@@ -291,6 +291,74 @@ def test_a_folder_of_another_user_is_not_trusted(key: str, said: Any, monkeypatc
     assert "belongs to another user" in warning
 
 
+@pytest.mark.skipif(not POSIX, reason="Windows keeps rights in another way")
+@pytest.mark.parametrize("mode", [0o777, 0o770, 0o702])
+def test_a_folder_that_others_may_write_is_not_trusted(folder: Path, key: str, said: Any, mode: int) -> None:
+    """Whoever may write there may have put an entry of our name: closing the folder afterwards would bless it."""
+    put(KernelCache(), key, b"planted")
+    folder.chmod(mode)
+    for _ in range(2):
+        kernels = KernelCache()
+        assert kernels.get(key) is None
+        put(kernels, key, b"new")
+    assert stat.S_IMODE(folder.stat().st_mode) == mode
+    assert (folder / f"{key}.kernel").read_bytes().endswith(b"planted")
+    (warning,) = said(logging.WARNING)
+    assert f"{folder}: others may write to it (its mode is {mode:o}); remove it." in warning
+
+
+@pytest.mark.skipif(not POSIX, reason="Windows keeps rights in another way")
+def test_a_folder_that_is_opened_to_others_while_it_is_used(folder: Path, key: str, said: Any) -> None:
+    kernels = KernelCache()
+    put(kernels, "0" * 64, b"x")
+    folder.chmod(0o777)
+    put(kernels, key, b"new")
+    assert [path.stem for path in folder.iterdir()] == ["0" * 64]
+    assert len(said(logging.WARNING)) == 1
+
+
+@pytest.mark.skipif(not POSIX or os.geteuid() != 0, reason="only root can give files away")
+def test_an_entry_of_another_user_is_a_miss(folder: Path, key: str) -> None:
+    """As one that was put there while the folder was open to others."""
+    kernels = KernelCache()
+    put(kernels, key, b"planted")
+    os.chown(folder / f"{key}.kernel", 65534, 65534)
+    assert kernels.get(key) is None
+    put(kernels, key, b"new")
+    assert kernels.get(key) == b"new"
+
+
+@pytest.mark.skipif(not POSIX, reason="Windows keeps rights in another way")
+def test_a_symlinked_folder_keeps_its_targets_mode(tmp_path: Path, folder: Path, key: str) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    elsewhere.chmod(0o755)
+    folder.parent.mkdir()
+    folder.symlink_to(elsewhere)
+    put(KernelCache(), key, b"x")
+    assert KernelCache().get(key) == b"x"
+    assert stat.S_IMODE(elsewhere.stat().st_mode) == 0o755
+
+
+FIFO = """
+import os
+from bitnet.core.cache import KernelCache
+kernels = KernelCache()
+kernels.folder.mkdir(parents=True, mode=0o700)
+path = kernels.folder / ({key!r} + ".kernel")
+{make}
+print(kernels.get({key!r}))
+kernels.put({key!r}, b"new", label="k", seconds=0)
+print(kernels.get({key!r}))
+"""
+
+
+@pytest.mark.skipif(not POSIX, reason="Windows has neither")
+@pytest.mark.parametrize("make", ["os.mkfifo(path)", "path.symlink_to('/dev/zero')", "path.symlink_to('/dev/stdin')"])
+def test_an_entry_that_is_no_file_is_a_miss_that_blocks_nobody(python: Any, key: str, make: str) -> None:
+    assert python(FIFO.format(key=key, make=make)).out == "None\nb'new'\n"
+
+
 def test_a_cache_dir_that_is_a_file(tmp_path: Path, key: str, said: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_text("mine")
     monkeypatch.setenv("BITNET_CACHE_DIR", str(tmp_path / "file"))

@@ -91,7 +91,8 @@ class KernelCache:
         self.folder: Path | None = None
         try:
             self.folder = cache_folder() / "kernels"
-            _check_owner(self.folder)
+            with contextlib.suppress(FileNotFoundError):
+                _check_rights(self.folder.stat())
         except (OSError, RuntimeError) as error:
             self._off = True
             self._give_up(error)
@@ -133,7 +134,8 @@ class KernelCache:
         if self.folder is None or not self._writable or len(payload) + _HEADER.size > self._limit:
             return
         try:
-            _make_private(self.folder)
+            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            _check_rights(self.folder.stat())
             self._write(key, payload)
             self._evict()
         except OSError as error:
@@ -211,7 +213,11 @@ class KernelCache:
 
 def _read(path: Path, key: str, limit: int) -> bytes:
     """The payload of an entry; raises ValueError with what is wrong with it."""
-    with path.open("rb") as file:
+    with open(path, "rb", opener=_open_file) as file:
+        found = os.fstat(file.fileno())
+        if not stat.S_ISREG(found.st_mode):
+            raise ValueError("it is no file")
+        _check_rights(found)
         head = file.read(_HEADER.size)
         if len(head) < _HEADER.size:
             raise ValueError("its header is cut off")
@@ -228,21 +234,20 @@ def _read(path: Path, key: str, limit: int) -> bytes:
     return payload
 
 
-def _check_owner(folder: Path) -> None:
-    """Raise PermissionError for a folder in which another user may have put kernels for us to run."""
-    if sys.platform == "win32" or not folder.exists():
+def _open_file(path: str, flags: int) -> int:
+    """Open what may be no file: a pipe in its place would keep us waiting, a link lead elsewhere."""
+    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOFOLLOW", 0))
+
+
+def _check_rights(found: os.stat_result) -> None:
+    """Raise PermissionError where another user may have written: who does decides what runs on our device."""
+    if sys.platform == "win32":
         return
-    found = folder.stat()
-    if found.st_uid != os.geteuid() and (found.st_uid != 0 or found.st_mode & 0o022):
-        raise PermissionError("the folder belongs to another user")
-
-
-def _make_private(folder: Path) -> None:
-    """Make the folder, for this user alone: who may write to it decides what runs on the device."""
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    mode = stat.S_IMODE(folder.stat().st_mode)
-    if sys.platform != "win32" and mode & 0o077:
-        folder.chmod(mode & 0o700)
+    open_to_others = found.st_mode & 0o022
+    if found.st_uid != os.geteuid() and (found.st_uid != 0 or open_to_others):
+        raise PermissionError("it belongs to another user")
+    if open_to_others:
+        raise PermissionError(f"others may write to it (its mode is {stat.S_IMODE(found.st_mode):o}); remove it")
 
 
 def _remove(path: Path) -> None:
