@@ -35,8 +35,10 @@ class Ticket:
 
         Raises:
             DeviceError: The device failed; or whatever else the engine failed with.
+            InvalidInputError: This is a fork of the process that has the engine's thread: no news comes here.
         """
         while self._open:
+            self._worker.check_here()
             try:
                 news = self._news.get(timeout=WAIT_SECONDS)
             except queue.Empty:
@@ -50,6 +52,8 @@ class Ticket:
 
     def cancel(self) -> None:
         """End what has not ended. The results so far come as updates."""
+        if self._worker.elsewhere:  # the parent's generation goes on
+            self._open.clear()
         if self._open:
             self._worker.cancel(tuple(self._open.values()))
 
@@ -86,10 +90,7 @@ class Worker:
         Raises:
             BitNetError: As for :meth:`submit`.
         """
-        if self.elsewhere:
-            raise InvalidInputError(
-                "the model was used before this process was forked.", hint="Load it, or use it first, after that."
-            )
+        self.check_here()
         tickets = [Ticket(self, sequences) for sequences in prompts]
         with self._changed:
             if self._end is not None:
@@ -101,6 +102,13 @@ class Worker:
                 self._thread.start()
             self._changed.notify()
         return tickets
+
+    def check_here(self) -> None:
+        """Raise InvalidInputError in a fork of the process that has the thread."""
+        if self.elsewhere:
+            raise InvalidInputError(
+                "the model was used before this process was forked.", hint="Load it, or use it first, after that."
+            )
 
     def cancel(self, sequences: Seq[Sequence]) -> None:
         with self._changed:
