@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 import json
-from collections.abc import Callable
+import textwrap
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from bitnet.core import registry
-from bitnet.core.errors import DeviceError
-from bitnet.core.hal import HAL_API, Device, DeviceInfo, DeviceType, ProbeResult, ProbeStatus, Program, TernaryData
-from bitnet.core.reference import ReferenceDevice
 
 Bitnet = Callable[..., Any]
 
@@ -32,69 +32,81 @@ def test_the_cpu_proves_itself(bitnet: Bitnet) -> None:
     assert text.endswith(f"{document['summary']}\n")
 
 
-class Backend:
-    """Boards that are described by the class's attributes."""
-
-    name, hal_api = "acme", HAL_API
-
-    def __init__(self, probe: ProbeResult, device: type[ReferenceDevice] = ReferenceDevice) -> None:
-        self._probe, self._device = probe, device
-
-    def probe(self) -> ProbeResult:
-        return self._probe
-
-    def open(self, info: DeviceInfo) -> Device:
-        return self._device(info)
-
-    def kernels(self) -> list[str]:
-        return []
-
+SOURCE = """
+from bitnet.core.errors import DeviceError
+from bitnet.core.hal import HAL_API, DeviceInfo, DeviceType, ProbeResult, ProbeStatus, TernaryData
+from bitnet.core.reference import ReferenceDevice
 
 BOARD = DeviceInfo(
     "acme", "0", "board-1", "Acme board", "Acme", DeviceType.DISCRETE, 2**33, "4.5", ("f16",),
-    {"note": "not run on hardware"},
-)  # fmt: skip
+    {{"note": "not run on hardware"}},
+)
+PROBE = ProbeResult(ProbeStatus.OK, [BOARD])
+class Board(ReferenceDevice):
+    pass
+{source}
+class Backend:
+    name, hal_api = "acme", HAL_API
+    def probe(self):
+        return PROBE
+    def open(self, info):
+        return Board(info)
+    def kernels(self):
+        return []
+BACKEND = Backend()
+"""
+"""A backend with a board, of which ``source`` makes another ``PROBE`` or ``Board``."""
 
 
 @pytest.fixture
-def with_backend(monkeypatch: pytest.MonkeyPatch) -> Callable[[Backend], None]:
-    def install(backend: Backend) -> None:
-        cpu = registry.installed()["cpu"]
-        plugins = {"acme": registry.Plugin("acme", "acme-bitnet", "1.5", lambda: backend), "cpu": cpu}
-        monkeypatch.setattr(registry, "installed", lambda: plugins)
+def with_backend(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], None]]:
+    """``with_backend(source)``: install :data:`SOURCE`, and nothing besides the CPU."""
+    count = itertools.count()
+    site = tmp_path / "site"
 
-    return install
+    def install(source: str) -> None:
+        module = f"acme_{next(count)}"
+        for name in ("cuda", "opencl", "vulkan", "webgpu", "acme"):  # the first of a name on the path counts
+            entries = f"acme = {module}:BACKEND\n" if name == "acme" else ""
+            folder = site / f"bitnet_{name}-1.5.dist-info"
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: bitnet-{name}\nVersion: 1.5\n")
+            (folder / "entry_points.txt").write_text(f"[bitnet.backends]\n{entries}")
+        (site / f"{module}.py").write_text(SOURCE.format(source=textwrap.dedent(source)))
+        registry.installed.cache_clear()
+
+    monkeypatch.syspath_prepend(site)
+    yield install
+    registry.installed.cache_clear()
 
 
 def test_a_device_that_computes_wrongly_or_fails_is_told(bitnet: Bitnet, with_backend: Any) -> None:
-    class Wrong(ReferenceDevice):
-        def compile(self, program: Program) -> Any:
-            executable = super().compile(program)
-            read = executable.read
-
-            def off_by_one(name: str, rows: int | None = None) -> Any:
-                array = read(name, rows)
-                if array.ndim == 2:
-                    array[-1, -1] += 1
-                return array
-
-            executable.read = off_by_one  # type: ignore[method-assign]
-            return executable
-
-    with_backend(Backend(ProbeResult(ProbeStatus.OK, [BOARD]), Wrong))
+    with_backend("""
+        class Board(ReferenceDevice):
+            def compile(self, program):
+                executable = super().compile(program)
+                read = executable.read
+                def off_by_one(name, rows=None):
+                    array = read(name, rows)
+                    if array.ndim == 2:
+                        array[-1, -1] += 1
+                    return array
+                executable.read = off_by_one
+                return executable
+    """)
     ran = bitnet("devices")
     assert ran.status == 5
-    assert "acme         ok               acme-bitnet 1.5" in ran.out
+    assert "acme         ok               bitnet-acme 1.5" in ran.out
     assert "FAIL" in ran.out
     assert "1 of 48 products are wrong" in ran.out
     assert "Acme board, discrete, 8.59 GB, driver 4.5, f16" in ran.out
     assert "not run on hardware" in ran.out
 
-    class Lost(ReferenceDevice):
-        def compile(self, program: Program) -> Any:
-            raise DeviceError("it does not\nanswer.", device=self.info.name)
-
-    with_backend(Backend(ProbeResult(ProbeStatus.OK, [BOARD]), Lost))
+    with_backend("""
+        class Board(ReferenceDevice):
+            def compile(self, program):
+                raise DeviceError("it does not\\nanswer.", device=self.info.name)
+    """)
     ran = bitnet("devices", "--json")
     assert ran.status == 5
     acme = json.loads(ran.out)["backends"][0]
@@ -103,15 +115,16 @@ def test_a_device_that_computes_wrongly_or_fails_is_told(bitnet: Bitnet, with_ba
 
 
 def test_an_absent_device_says_why_and_what_to_do(bitnet: Bitnet, with_backend: Any) -> None:
-    probe = ProbeResult(
-        ProbeStatus.DRIVER_TOO_OLD, (), "The driver is 3.1, too old.", "apt upgrade acme",
-        {"libacme.so.2": "no such file", "libacme.so.1": ""}, {"driver": "3.1", "driver-needed": "4.0"},
-    )  # fmt: skip
-    with_backend(Backend(probe))
+    with_backend("""
+        PROBE = ProbeResult(
+            ProbeStatus.DRIVER_TOO_OLD, (), "The driver is 3.1, too old.", "apt upgrade acme",
+            {"libacme.so.2": "no such file", "libacme.so.1": ""}, {"driver": "3.1", "driver-needed": "4.0"},
+        )
+    """)
     ran = bitnet("devices")
     assert ran.status == 0
     assert ran.out.splitlines()[:5] == [
-        "acme         driver-too-old   acme-bitnet 1.5 (driver 3.1, driver-needed 4.0)",
+        "acme         driver-too-old   bitnet-acme 1.5 (driver 3.1, driver-needed 4.0)",
         "  The driver is 3.1, too old.",
         "  Hint: apt upgrade acme",
         "  tried libacme.so.2: no such file",
@@ -119,23 +132,24 @@ def test_an_absent_device_says_why_and_what_to_do(bitnet: Bitnet, with_backend: 
     ]
     acme = json.loads(bitnet("devices", "--json").out)["backends"][0]
     assert acme == {
-        "name": "acme", "distribution": "acme-bitnet", "version": "1.5", "status": "driver-too-old",
+        "name": "acme", "distribution": "bitnet-acme", "version": "1.5", "status": "driver-too-old",
         "reason": "The driver is 3.1, too old.", "hint": "apt upgrade acme", "devices": [],
         "versions": {"driver": "3.1", "driver-needed": "4.0"},
         "tried": {"libacme.so.2": "no such file", "libacme.so.1": ""},
     }  # fmt: skip
 
 
-def test_the_proof_is_of_fresh_random_numbers(bitnet: Bitnet, with_backend: Any) -> None:
+def test_the_proof_is_of_fresh_random_numbers(bitnet: Bitnet, with_backend: Any, tmp_path: Path) -> None:
     """A device cannot pass by remembering."""
-    seen: list[bytes] = []
-
-    class Recording(ReferenceDevice):
-        def compile(self, program: Program) -> Any:
-            loaded = [w.load() for w in program.weights.values()]
-            seen.extend(w.codes.tobytes() for w in loaded if isinstance(w, TernaryData))
-            return super().compile(program)
-
-    with_backend(Backend(ProbeResult(ProbeStatus.OK, [BOARD]), Recording))
+    with_backend(f"""
+        class Board(ReferenceDevice):
+            def compile(self, program):
+                with open({str(tmp_path / "seen")!r}, "a") as file:
+                    for weight in program.weights.values():
+                        if isinstance(data := weight.load(), TernaryData):
+                            file.write(data.codes.tobytes().hex() + "\\n")
+                return super().compile(program)
+    """)
     assert bitnet("devices").status == bitnet("devices").status == 0
+    seen = (tmp_path / "seen").read_text().splitlines()
     assert len(seen) == len(set(seen)) == 2

@@ -21,6 +21,7 @@ import pytest
 from bitnet.core import log, registry, system
 from bitnet.core.errors import DeviceError
 from bitnet.core.hal import HAL_API, Device, DeviceInfo, DeviceType, ProbeResult, ProbeStatus
+from bitnet.core.plugin import Plugin
 from bitnet.core.reference import ReferenceDevice
 
 GOOD_BACKEND = """
@@ -189,7 +190,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, MadeUp]]
         cpus = MadeUp("cpu", [device("cpu:avx2"), device("cpu:scalar"), device("cpu:numpy")])
         named = {"cpu": cpus, **{b.name: b for b in backends}}
         plugins = {
-            name: registry.Plugin(name, f"bitnet-{name}", "1.0", partial(named.__getitem__, name))
+            name: Plugin(name, f"bitnet-{name}", "1.0", partial(named.__getitem__, name))
             for name in sorted(named, key=registry.rank)
         }
         monkeypatch.setattr(registry, "installed", cache(lambda: plugins))

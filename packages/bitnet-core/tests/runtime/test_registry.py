@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import bitnet.core
-from bitnet.core import registry, system
+from bitnet.core import plugin, registry, system
 from bitnet.core.errors import DeviceError, DeviceUnavailableError
 from bitnet.core.hal import HAL_API, ProbeResult, ProbeStatus
 
@@ -80,7 +80,7 @@ BAD_PROBES = [
     ("1 / 0", "broken", "ZeroDivisionError: division by zero."),
     ("exit(0)", "broken", "SystemExit: 0."),
     ("None", "broken", "TypeError: its probe returned NoneType, not ProbeResult."),
-    ("ProbeResult('fine')", "broken", "'fine' is not a valid ProbeStatus."),
+    ("ProbeResult('fine')", "broken", "the status 'fine', not ProbeStatus."),
     ("ProbeResult(ProbeStatus.OK, ['me'])", "broken", "its probe returned 'me', which is no device of bad"),
     ("ProbeResult(ProbeStatus.OK, [board('0', 'cuda')])", "broken", "which is no device of bad"),
     ("ProbeResult(ProbeStatus.OK, [board('0'), board('0')])", "broken", "the index '0'"),
@@ -190,7 +190,7 @@ def test_a_probe_that_hangs_is_given_up(
     stuck = threading.Event()
     have = machine(backend("cuda"), backend("opencl", [make_device("opencl:0")]))
     monkeypatch.setattr(have["cuda"], "probe", stuck.wait)
-    monkeypatch.setattr(registry, "PROBE_SECONDS", 0.05)
+    monkeypatch.setattr(plugin, "PROBE_SECONDS", 0.05)
     reports = {report.name: report for report in registry.list_devices()}
     stuck.set()
     assert reports["cuda"].probe.status is ProbeStatus.BROKEN

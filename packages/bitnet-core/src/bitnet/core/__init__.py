@@ -32,7 +32,8 @@ if TYPE_CHECKING:
         ReceiptError,
     )
     from bitnet.core.guard import guard_model_files
-    from bitnet.core.registry import BackendReport, list_devices
+    from bitnet.core.plugin import BackendReport
+    from bitnet.core.registry import list_devices
     from bitnet.core.select import Selection, select_device
 
     __version__: str
@@ -70,7 +71,8 @@ _HOMES = {
     "arrays": ("Quantized", "TernaryMatrix", "quantize", "ternary_matmul"),
     "engine": ("Chunk", "Completion"),
     "guard": ("guard_model_files",),
-    "registry": ("BackendReport", "list_devices"),
+    "plugin": ("BackendReport",),
+    "registry": ("list_devices",),
     "select": ("Selection", "select_device"),
 }
 _MODULE_OF = {name: module for module, names in _HOMES.items() for name in names}

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 import numpy.typing as npt
 
-from bitnet.core import env
+from bitnet.core import env, registry
 from bitnet.core.engine import Chunk, Completion, Engine, GenerationOptions
 from bitnet.core.engine.perplexity import Perplexity, running_perplexity
 from bitnet.core.engine.setup import STEP_TOKENS, open_engine
@@ -93,9 +93,10 @@ def load_model(
     else:
         file, opened = open_model(path, i2s_layout=i2s_layout), device
     try:
-        engine, executable = open_engine(
-            file, opened, context=context, kv_dtype=kv_dtype, max_seqs=max_seqs, step_tokens=step_tokens
-        )
+        with registry.computing(opened.info):
+            engine, executable = open_engine(
+                file, opened, context=context, kv_dtype=kv_dtype, max_seqs=max_seqs, step_tokens=step_tokens
+            )
         file.gguf.check()
     except BaseException as error:
         if selection is not None:
@@ -125,7 +126,7 @@ class Model:
         self, file: ModelFile, device: Device, engine: Engine, executable: Executable, selection: Selection | None
     ) -> None:
         self._file, self._device, self._executable = file, device, executable
-        self._worker = Worker(engine)
+        self._worker = Worker(engine, first=lambda: registry.computing(device.info))
         self.selection = selection
         self.context = engine.context
         # Also runs when the model is dropped, and at exit: the thread must be gone before the interpreter is.

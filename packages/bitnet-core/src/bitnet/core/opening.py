@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, wait
 from contextlib import contextmanager
-from threading import Lock
+from threading import Lock, Thread
 
 from bitnet.core import registry
 from bitnet.core.cpu.threads import given_threads
@@ -24,17 +24,34 @@ def opening(request: str | None, threads: int | None) -> Iterator[Future[tuple[S
     """Choose and open a device in a thread; how it was chosen, and the device, are the future's result.
 
     Its errors are those of :func:`~bitnet.core.select.select_device` and ``Selection.open``. Leaving the context with
-    an error closes the device.
+    an error closes the device; an interrupt does not wait for a driver that hangs.
     """
     registry.installed()  # reads hundreds of small files: here, where nobody else takes the lock meanwhile
-    with _short_turns(), ThreadPoolExecutor(1, "bitnet-open") as pool:
-        future = pool.submit(_open, request, threads)
+    future: Future[tuple[Selection, Device]] = Future()
+
+    def work() -> None:
+        try:
+            future.set_result(_open(request, threads))
+        except BaseException as error:
+            future.set_exception(error)
+
+    with _short_turns():
+        Thread(target=work, name="bitnet-open", daemon=True).start()
         try:
             yield future
-        except BaseException:
-            if future.exception() is None:
-                future.result()[1].close()
+            wait([future])
+        except KeyboardInterrupt:
+            future.add_done_callback(_close)
             raise
+        except BaseException:
+            wait([future])
+            _close(future)
+            raise
+
+
+def _close(future: Future[tuple[Selection, Device]]) -> None:
+    if future.exception() is None:
+        future.result()[1].close()
 
 
 _turns_lock = Lock()

@@ -10,7 +10,8 @@ from typing import NamedTuple
 from bitnet.core import env, log, registry
 from bitnet.core.errors import DeviceError, DeviceUnavailableError, InvalidInputError
 from bitnet.core.hal import Device, DeviceInfo, DeviceType, ProbeStatus
-from bitnet.core.registry import GPU_ORDER, BackendReport, Plugin
+from bitnet.core.plugin import BackendReport, Plugin
+from bitnet.core.registry import GPU_ORDER
 
 CPU_LEVELS = ("amx", "avx512", "avx2", "neon", "scalar", "numpy")
 """Best first; ``numpy`` is the last resort where no native library fits."""

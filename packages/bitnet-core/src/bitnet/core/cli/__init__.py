@@ -14,6 +14,7 @@ from contextlib import suppress
 import click
 from click.shell_completion import shell_complete
 
+from bitnet.core import foreign_output
 from bitnet.core.cli.app import cli
 from bitnet.core.cli.completion import COMPLETE_VAR
 from bitnet.core.cli.console import note
@@ -29,6 +30,7 @@ INTERRUPTED = 130
 OUTPUT_CLOSED = 141
 
 
+@foreign_output.kept_apart()
 def main(args: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit status, explained in ``bitnet --help``."""
     _open_closed_streams()

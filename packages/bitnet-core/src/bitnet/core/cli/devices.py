@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -14,7 +12,8 @@ from bitnet.core.errors import DeviceError, DeviceUnavailableError
 
 if TYPE_CHECKING:
     from bitnet.core.hal import DeviceInfo
-    from bitnet.core.registry import BackendReport
+    from bitnet.core.plugin import BackendReport
+    from bitnet.core.proof import Proof
 
 
 @click.command()
@@ -24,13 +23,17 @@ def devices(as_json: bool) -> None:
     """List every backend and device, and run a kernel on each.
 
     A backend that cannot be used says why, and what to do about it. Each device multiplies a random ternary matrix and
-    must give exactly what numpy does. Ends with status 5 where one does not.
+    must give exactly what numpy does. Ends with status 5 where one does not. Every backend is tried in a process of its
+    own, so that one that crashes or hangs is told of like any other.
     """
-    from bitnet.core.registry import list_devices
+    from bitnet.core.examine import examine_all
+    from bitnet.core.registry import available, with_missing
     from bitnet.core.select import select_device
 
-    reports = list_devices()
-    proofs = {info.name: prove(info) for report in reports for info in report.probe.devices}
+    plugins = available()
+    examined = examine_all(plugins)
+    reports = with_missing([found.report for found in examined], plugins)
+    proofs = {name: proof for found in examined for name, proof in found.proofs.items()}
     selection, unavailable = None, None
     try:
         selection = select_device()
@@ -52,42 +55,6 @@ def devices(as_json: bool) -> None:
         raise unavailable
     if not all(proof.passed for proof in proofs.values()):
         raise click.exceptions.Exit(DeviceError.exit_code)
-
-
-@dataclass(frozen=True, slots=True)
-class Proof:
-    """Whether a device computes: ``error`` says what it did instead; ``time`` in seconds, opening included."""
-
-    passed: bool
-    time: float
-    error: str = ""
-
-
-def prove(info: DeviceInfo) -> Proof:
-    """Multiply a fresh random ternary matrix on a device, and compare with exact integers."""
-    import numpy as np
-
-    from bitnet.core.arrays import TernaryMatrix
-    from bitnet.core.registry import open_device
-
-    rng = np.random.default_rng()
-    x = rng.integers(-128, 128, (1, 384), np.int8)  # one token: a device compiles other kernels for more
-    codes = rng.integers(-1, 2, (48, 384), np.int8)
-    exact = x.astype(np.int64) @ codes.T.astype(np.int64)
-    begin = time.perf_counter()
-    error = ""
-    try:
-        device = open_device(info)
-        try:
-            with TernaryMatrix(codes, device=device, rows=len(x)) as matrix:
-                wrong = np.count_nonzero(matrix(x) != exact)
-        finally:
-            device.close()
-        if wrong:
-            error = f"{wrong} of {exact.size} products are wrong"
-    except Exception as failure:  # whatever a device does, the others are still to be tried
-        error = " ".join(str(failure).split()) or type(failure).__name__
-    return Proof(not error, time.perf_counter() - begin, error)
 
 
 def _backend_document(report: BackendReport, proofs: dict[str, Proof]) -> dict[str, Any]:

@@ -9,8 +9,9 @@ from __future__ import annotations
 import os
 import queue
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Seq
+from contextlib import AbstractContextManager, nullcontext
 from types import TracebackType
 
 from bitnet.core.engine.engine import Engine
@@ -63,10 +64,15 @@ class Ticket:
 
 
 class Worker:
-    """Owns an engine: nothing else may call it, but for its ``prepare`` methods."""
+    """Owns an engine: nothing else may call it, but for its ``prepare`` methods.
 
-    def __init__(self, engine: Engine) -> None:
+    Args:
+        first: A context for the first step, in which drivers do what they have put off.
+    """
+
+    def __init__(self, engine: Engine, first: Callable[[], AbstractContextManager[None]] = nullcontext) -> None:
         self.engine = engine
+        self._around = first
         self._changed = threading.Condition()
         self._added: list[tuple[Seq[Sequence], Ticket]] = []
         self._cancelled: list[Sequence] = []
@@ -143,7 +149,10 @@ class Worker:
     def _loop(self) -> None:
         try:
             while self._take_in():
-                for update in self.engine.step():
+                with self._around():
+                    updates = self.engine.step()
+                self._around = nullcontext
+                for update in updates:
                     self._deliver(update)
         except BaseException as error:
             with self._changed:

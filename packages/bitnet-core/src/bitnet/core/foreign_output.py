@@ -1,0 +1,83 @@
+"""What plug-ins and drivers print to standard output, kept out of the command line's answers."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import sys
+import threading
+from collections.abc import Iterator
+from typing import TextIO
+
+_lock = threading.Lock()
+_asked = 0
+_inside = 0
+_kept: tuple[int | None, TextIO | None] = (None, None)
+
+
+@contextlib.contextmanager
+def kept_apart() -> Iterator[None]:
+    """For a program whose standard output is read by others: within it, :func:`to_stderr` does what it says."""
+    global _asked  # noqa: PLW0603
+    _asked += 1
+    try:
+        yield
+    finally:
+        _asked -= 1
+
+
+@contextlib.contextmanager
+def to_stderr() -> Iterator[None]:
+    """While code runs that is not ours: what it prints to standard output, from C or Python, goes to standard error.
+
+    Does nothing outside of :func:`kept_apart`: the streams of a program that uses bitnet are its own.
+    """
+    if not _asked:
+        yield
+        return
+    _enter()
+    try:
+        yield
+    finally:
+        _leave()
+
+
+def flush_c() -> None:
+    """Write out what C's ``printf`` still holds, which it would do at the end of the process."""
+    with contextlib.suppress(OSError, AttributeError):
+        library = ctypes.CDLL("ucrtbase") if sys.platform == "win32" else ctypes.CDLL(None)
+        library.fflush(None)
+
+
+def _enter() -> None:
+    global _inside, _kept  # noqa: PLW0603
+    with _lock:
+        _inside += 1
+        if _inside > 1:
+            return
+        flush_c()
+        with contextlib.suppress(OSError, ValueError):
+            sys.stdout.flush()
+        real = None
+        with contextlib.suppress(OSError):  # where one of the two is closed
+            real = os.dup(1)
+            os.dup2(2, 1)
+        _kept = real, sys.stdout
+        sys.stdout = sys.stderr
+
+
+def _leave() -> None:
+    global _inside, _kept  # noqa: PLW0603
+    with _lock:
+        _inside -= 1
+        if _inside:
+            return
+        flush_c()
+        real, python = _kept
+        _kept = None, None
+        if python is not None and sys.stdout is sys.stderr:
+            sys.stdout = python
+        if real is not None:
+            os.dup2(real, 1)
+            os.close(real)
