@@ -64,11 +64,15 @@ def forget(markers: Iterable[Path]) -> None:
 
 
 def _mark(what: str) -> tuple[int, Path | None]:
+    backend, _, index = what.partition(":")
+    prefix = _BETWEEN.join((backend, index, ""))
     try:
         folder = cache_folder() / _FOLDER
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        backend, _, index = what.partition(":")
-        handle, name = tempfile.mkstemp(prefix=_BETWEEN.join((backend, index, "")), dir=folder)
+        try:
+            handle, name = tempfile.mkstemp(prefix=prefix, dir=folder)
+        except FileNotFoundError:
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            handle, name = tempfile.mkstemp(prefix=prefix, dir=folder)
     except (OSError, RuntimeError):
         return -1, None
     with contextlib.suppress(OSError):  # not every file system has locks; a child will have to decide then

@@ -8,6 +8,7 @@ import os
 import sys
 import threading
 from collections.abc import Iterator
+from functools import cache
 from typing import TextIO
 
 _lock = threading.Lock()
@@ -46,8 +47,12 @@ def to_stderr() -> Iterator[None]:
 def flush_c() -> None:
     """Write out what C's ``printf`` still holds, which it would do at the end of the process."""
     with contextlib.suppress(OSError, AttributeError):
-        library = ctypes.CDLL("ucrtbase") if sys.platform == "win32" else ctypes.CDLL(None)
-        library.fflush(None)
+        _c_library().fflush(None)
+
+
+@cache
+def _c_library() -> ctypes.CDLL:
+    return ctypes.CDLL("ucrtbase" if sys.platform == "win32" else None)
 
 
 def _enter() -> None:
