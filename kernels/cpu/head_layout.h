@@ -72,9 +72,9 @@ static float head_row(const head_pack_t *job, int64_t row, uint8_t *to, float *e
         vf column = v_load_part(job->column + i, n);
         v_store_part(evened + i, weight_load(job->weight, row * k + i, n, job->half) / column, n);
     }
-    const float step = greatest_magnitude(evened, k) * (1.000001f / 7.5f);
+    const float step = any_nan(evened, k) ? INFINITY : greatest_magnitude(evened, k) * (1.000001f / 7.5f);
     const float inverse = step > 0 && step < INFINITY ? 1.0f / step : 0.0f;
-    job->step[row] = step < INFINITY ? step : INFINITY; /* of weights that are no numbers, too */
+    job->step[row] = step; /* infinite: always in doubt */
     vd squares = (vd)(0.0);
     for (int64_t i = 0; i < k; i += VL) {
         const int n = k - i < VL ? (int)(k - i) : VL;

@@ -155,6 +155,8 @@ static void head_settle(
     if (row->mode == HEAD_WITHIN) {
         const int32_t at = row->listed++;
         if (at < HEAD_LIST) row->list[at] = exact;
+    } else if (exact.value != exact.value) {
+        best[r] = (scored_t){INFINITY, NO_TOKEN}; /* which wins over all */
     } else if (exact.value > best[r].value || (exact.value == best[r].value && exact.token < best[r].token)) {
         best[r] = exact;
     }
@@ -198,6 +200,7 @@ static int32_t head_draw(head_row_t *row, float *z, float *p) {
     const int64_t n = row->listed;
     qsort(row->list, (size_t)n, sizeof *row->list, rising_token);
     for (int64_t i = 0; i < n; i++) z[i] = row->list[i].value / row->draw.temperature;
+    if (any_nan(z, n)) return NO_TOKEN;
     const threshold_t keep = draw_threshold(&row->draw, z, p, n);
     float best = -INFINITY, noise[4 * VL];
     int32_t token = row->list[0].token;
@@ -224,7 +227,7 @@ static int32_t head_choose(
         const scored_t other = s->best[t * (int64_t)run->step.rows + r];
         if (other.value > best.value || (other.value == best.value && other.token < best.token)) best = other;
     }
-    return best.token == INT32_MAX ? 0 : best.token; /* of logits that are not numbers */
+    return best.token == INT32_MAX ? NO_TOKEN : best.token;
 }
 
 static stretch_t head_sample_begins(const run_t *run, const op_t *op, int thread) {

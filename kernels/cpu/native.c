@@ -224,7 +224,7 @@ static void advance(executable_t *e, const int32_t *sampled, int32_t turn) {
     memcpy(e->tokens + (int64_t)turn * e->run.step.rows, sampled, (size_t)e->run.step.rows * sizeof *sampled);
     if (turn + 1 == e->count) return;
     for (int32_t s = 0; s < e->run.step.seqs; s++) {
-        e->step[at->tokens + s] = sampled[s];
+        e->step[at->tokens + s] = sampled[s] < 0 ? 0 : sampled[s];
         e->step[at->seq_len + s]++;
     }
 }

@@ -33,6 +33,20 @@ INLINE float greatest_magnitude(const float *x, int64_t k) {
     return v_top(top);
 }
 
+/* Whether any of them is no number. */
+INLINE bool any_nan(const float *z, int64_t n) {
+    vi odd = (vi)(0);
+    int64_t i = 0;
+    for (; i + VL <= n; i += VL) {
+        const vf a = v_load(z + i);
+        odd |= a != a;
+    }
+    bool found = false;
+    for (; i < n; i++) found |= z[i] != z[i];
+    for (int j = 0; j < VL; j++) found |= odd[j] != 0;
+    return found;
+}
+
 /* Of what has been seen of a row: the squares of its values, and the greatest magnitudes of what quantise_row gets. */
 typedef struct {
     vd squares, top;

@@ -32,7 +32,7 @@ INLINE float greatest(const float *z, int64_t n) {
 static int32_t lowest_index_of(const float *z, float value, int64_t n) {
     for (int64_t i = 0; i < n; i++)
         if (z[i] == value) return (int32_t)i;
-    return 0; /* of logits that are not numbers */
+    return 0; /* of logits that are not numbers, for a rough score */
 }
 
 #define RADIX_BITS 11
@@ -142,8 +142,10 @@ static threshold_t draw_threshold(const draw_t *d, const float *z, float *p, int
     return keep;
 }
 
-/* The token of one row of logits; z and p: scratch for n + 4 VL values each. */
+/* The token of one row of logits, or NO_TOKEN; z and p: scratch for n + 4 VL values each. */
+#define NO_TOKEN (-1) /* of logits that are not numbers */
 static int32_t choose_token(const draw_t *d, const float *logits, int64_t n, float *z, float *p) {
+    if (any_nan(logits, n)) return NO_TOKEN;
     if (d->temperature == 0) return lowest_index_of(logits, greatest(logits, n), n);
     for (int64_t i = 0; i < n; i++) z[i] = logits[i] / d->temperature;
     for (int64_t i = n; i < n + 4 * VL; i++) z[i] = -INFINITY;

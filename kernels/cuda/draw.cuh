@@ -4,6 +4,7 @@ __device__ __forceinline__ unsigned float_key(float z) {
     unsigned bits = __float_as_uint(z);
     return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
 }
+__device__ __forceinline__ bool no_number(float z) { return (__float_as_uint(z) & 0x7FFFFFFFu) > 0x7F800000u; }
 __device__ __forceinline__ float key_float(unsigned key) {
     return __uint_as_float(key & 0x80000000u ? key & 0x7FFFFFFFu : ~key);
 }

@@ -50,10 +50,11 @@ __device__ __forceinline__ float head_key(const Choice &choice, float score, int
     return score * choice.inverse + gumbel(choice.seed_lo, choice.seed_hi, n, choice.position);
 }
 
-// A key and its token as one number, of which the greatest is the winner: the lowest of equals. Keys that are no numbers are out.
+// A key and its token as one number, of which the greatest is the winner: the lowest of equals. A key that is no number wins over all, and chooses -1.
 typedef unsigned long long Candidate;
+#define NO_NUMBER (~0ull)
 __device__ __forceinline__ Candidate candidate(float key, int n) {
-    return key == key ? (Candidate)float_key(key) << 32 | (FULL - n) : 0;
+    return no_number(key) ? NO_NUMBER : (Candidate)float_key(key) << 32 | (FULL - n);
 }
 
 // The greatest of those of the lanes with the same rest of 4.
@@ -61,7 +62,9 @@ __device__ __forceinline__ Candidate best_of_groups(Candidate mine) {
     for (int i = 4; i < WARP; i *= 2) mine = max(mine, __shfl_xor_sync(FULL, mine, i));
     return mine;
 }
-__device__ __forceinline__ int winner(Candidate best) { return best ? (int)(FULL - (unsigned)best) : 0; }
+__device__ __forceinline__ int winner(Candidate best) {
+    return best == NO_NUMBER ? -1 : best ? (int)(FULL - (unsigned)best) : 0;
+}
 
 #define CHOICE_FIELDS int rows_at, int temperatures, int seeds_lo, int seeds_hi, int token_seq, int seq_begin, int seq_len
 #define CHOICE_AT ChoiceFields{rows_at, temperatures, seeds_lo, seeds_hi, token_seq, seq_begin, seq_len}

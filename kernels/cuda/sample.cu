@@ -73,14 +73,15 @@ extern "C" __global__ void sample(const int *step, int rows, int temperatures, i
     float best = -INFINITY_F;
     int index = n;
     auto offer = [&](int v, float z) {
-        if (z > best || index == n) {  // tokens come in rising order
+        if (no_number(z)) index = -1;
+        else if (index >= 0 && (z > best || index == n)) {  // tokens come in rising order
             best = z;
             index = v;
         }
     };
     if (greedy) each_token<8>(row, n, inverse, offer);
     else each_token<1>(row, n, inverse, [&](int v, float z) {
-        if (float_key(z) < least || z < floor_z) return;
+        if (!no_number(z) && (float_key(z) < least || z < floor_z)) return;
         offer(v, z + gumbel(step[seeds_lo + r], step[seeds_hi + r], v, position));
     });
     best_value[lane] = best;
@@ -89,9 +90,9 @@ extern "C" __global__ void sample(const int *step, int rows, int temperatures, i
         __syncthreads();
         if (lane < half) {
             float other = best_value[lane + half];
-            int other_index = best_index[lane + half];
-            if (other_index < n && (best_index[lane] == n || other > best_value[lane] ||
-                                    (other == best_value[lane] && other_index < best_index[lane]))) {
+            int other_index = best_index[lane + half], mine = best_index[lane];
+            if (mine >= 0 && other_index < n && (other_index < 0 || mine == n || other > best_value[lane] ||
+                                                 (other == best_value[lane] && other_index < mine))) {
                 best_value[lane] = other;
                 best_index[lane] = other_index;
             }

@@ -6,6 +6,8 @@ inline uint float_key(float z) {
     return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
 }
 
+inline int no_number(float z) { return (as_uint(z) & 0x7FFFFFFFu) > 0x7F800000u; }
+
 // Lane v & 3 of Philox4x32-10 (Salmon et al. 2011) at counter (v >> 2, position, 0, 0), as a Gumbel variate.
 inline float gumbel(uint seed_lo, uint seed_hi, uint v, uint position) {
     uint4 c = (uint4)(v >> 2, position, 0, 0);
@@ -43,11 +45,16 @@ kernel void sample(global const int *step, int rows, int temperatures, int top_k
     int greedy = temperature == 0.0f;
     float inverse = greedy ? 1.0f : 1.0f / temperature;
     uint least = 0, position = 0;
+    int odd = 0;  // whether this work-item has seen a NaN; not looked for below, where PoCL 3.1 runs idle work-items as well
     float floor_z = -INFINITY;
     if (!greedy) {
         position = token_position(step, token_seq, seq_begin, seq_len, step[rows + r]) + 1;
         float top = -INFINITY;
-        for (int v = lane; v < n; v += WG) top = fmax(top, row[v] * inverse);
+        for (int v = lane; v < n; v += WG) {
+            float z = row[v] * inverse;
+            top = fmax(top, z);
+            odd |= no_number(z);
+        }
         top = group_max(top, scratch);
         int top_k = step[top_ks + r];
         float top_p = as_float(step[top_ps + r]), min_p = as_float(step[min_ps + r]);
@@ -74,6 +81,7 @@ kernel void sample(global const int *step, int rows, int temperatures, int top_k
         UNROLL_BY_8
         for (int v = lane; v < n; v += WG) {
             float z = row[v];
+            odd |= no_number(z);
             if (z > best || index == n) {
                 best = z;
                 index = v;
@@ -91,14 +99,14 @@ kernel void sample(global const int *step, int rows, int temperatures, int top_k
         }
     }
     best_value[lane] = best;
-    best_index[lane] = index;
+    best_index[lane] = odd ? -1 : index;
     for (int half_size = WG / 2; half_size > 0; half_size /= 2) {
         barrier(CLK_LOCAL_MEM_FENCE);
         if (lane < half_size) {
             float other = best_value[lane + half_size];
-            int other_index = best_index[lane + half_size];
-            if (other_index < n && (best_index[lane] == n || other > best_value[lane] ||
-                                    (other == best_value[lane] && other_index < best_index[lane]))) {
+            int other_index = best_index[lane + half_size], mine = best_index[lane];
+            if (mine >= 0 && other_index < n && (other_index < 0 || mine == n || other > best_value[lane] ||
+                                                 (other == best_value[lane] && other_index < mine))) {
                 best_value[lane] = other;
                 best_index[lane] = other_index;
             }

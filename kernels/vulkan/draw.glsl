@@ -4,6 +4,7 @@ uint float_key(float z) {
     uint bits = floatBitsToUint(z);
     return (bits & 0x80000000u) != 0u ? ~bits : bits | 0x80000000u;
 }
+bool no_number(float z) { return (floatBitsToUint(z) & 0x7FFFFFFFu) > 0x7F800000u; }
 float key_float(uint key) { return uintBitsToFloat((key & 0x80000000u) != 0u ? key & 0x7FFFFFFFu : ~key); }
 
 // -ln(1 - t) with a small relative error also near t = 0, where Vulkan's log has only a small absolute one.

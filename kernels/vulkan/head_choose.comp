@@ -52,10 +52,11 @@ uvec2 greatest(uvec2 had, uint r, uint key, uint token) {
     return lane < MOST_ROWS ? uvec2(top_key[lane], top_token[lane]) : uvec2(0);
 }
 
-// Of an exact score. Keys that are no numbers are out.
+// Of an exact score. A key that is no number wins over all.
+const uint NO_NUMBER = 0xFFFFFFFFu;
 uint key_of(uint r, float score, uint token) {
     float key = head_key(choice_of(r), score, token);
-    return isnan(key) ? 0 : float_key(key);
+    return no_number(key) ? NO_NUMBER : float_key(key);
 }
 
 #if MATRICES
@@ -192,5 +193,5 @@ KERNEL(head_choose) {
         }
         best = greatest(best, r, mine.x, mine.y);
     }
-    if (lane < count) chosen[lane] = best.x != 0 ? int(best.y) : 0;
+    if (lane < count) chosen[lane] = best.x == NO_NUMBER ? -1 : best.x != 0 ? int(best.y) : 0;
 }

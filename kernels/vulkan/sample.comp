@@ -70,13 +70,15 @@ KERNEL(sample) {
     if (greedy) {
         for (int at = lane; at < n; at += 8 * WG) {
             HOLD_LOGITS
-#define CHOOSE(i) if (at + i * WG < n && (held[i] > best || index == n)) { best = held[i]; index = at + i * WG; }
+#define CHOOSE(i) if (at + i * WG < n && no_number(held[i])) index = -1; \
+            else if (at + i * WG < n && index >= 0 && (held[i] > best || index == n)) { best = held[i]; index = at + i * WG; }
             REPEAT_8(CHOOSE)
         }
     } else {
         for (int v = lane; v < n; v += WG) {
             float z = logits[row + v] * inverse;
-            if (float_key(z) < least || z < floor_z) continue;
+            if (no_number(z)) index = -1;
+            if (index < 0 || float_key(z) < least || z < floor_z) continue;
             z += gumbel(uint(step_data[seeds_lo + r]), uint(step_data[seeds_hi + r]), uint(v), position);
             if (z > best || index == n) {
                 best = z;
@@ -91,9 +93,9 @@ KERNEL(sample) {
         barrier();
         if (lane + upper < count) {
             float other = best_value[lane + upper];
-            int other_index = best_index[lane + upper];
-            if (other_index < n && (best_index[lane] == n || other > best_value[lane] ||
-                                    (other == best_value[lane] && other_index < best_index[lane]))) {
+            int other_index = best_index[lane + upper], mine = best_index[lane];
+            if (mine >= 0 && other_index < n && (other_index < 0 || mine == n || other > best_value[lane] ||
+                                                 (other == best_value[lane] && other_index < mine))) {
                 best_value[lane] = other;
                 best_index[lane] = other_index;
             }

@@ -1,4 +1,4 @@
-// Ends a decode step: keeps the sampled tokens, feeds them next, lengthens the sequences. One workgroup.
+// Ends a decode step: keeps the sampled tokens, feeds them (0 for -1) next, lengthens the sequences. One workgroup.
 struct Args { tokens: i32, seq_len: i32 }
 @group(0) @binding(0) var<storage, read_write> step: array<i32>;
 @group(0) @binding(1) var<storage, read> next: array<i32>;
@@ -13,7 +13,7 @@ fn advance(g: Group) {
     workgroupBarrier();
     for (var r = i32(g.lane); r < rows; r += WG) {
         history[done * rows + r] = next[r];
-        step[args.tokens + r] = next[r];
+        step[args.tokens + r] = max(next[r], 0);
     }
     for (var s = i32(g.lane); s < seqs; s += WG) { step[args.seq_len + s] += 1; }
     if (g.lane == 0u) { step[3] = done + 1; }

@@ -17,6 +17,8 @@ fn float_key(z: f32) -> u32 {
     return select(bits | 0x80000000u, ~bits, (bits & 0x80000000u) != 0u);
 }
 
+fn no_number(z: f32) -> bool { return (bitcast<u32>(z) & 0x7FFFFFFFu) > 0x7F800000u; }
+
 fn multiply_high(a: u32, b: u32) -> u32 {
     let al = a & 0xFFFFu;
     let ah = a >> 16u;
@@ -128,7 +130,9 @@ fn sample(g: Group) {
             let z = load(g, row, first, inverse);
 #repeat j 8
             let v = first + i32(g.lane + j * u32(WG));
-            if (v < args.n && (z[j] > best || index == args.n)) {
+            if (v < args.n && no_number(z[j])) {
+                index = -1;
+            } else if (v < args.n && index >= 0 && (z[j] > best || index == args.n)) {
                 best = z[j];
                 index = v;
             }
@@ -137,7 +141,8 @@ fn sample(g: Group) {
     } else {
         for (var v = i32(g.lane); v < args.n; v += WG) {
             var z = logits[row + v] * inverse;
-            if (float_key(z) < least || z < floor_z) { continue; }
+            if (no_number(z)) { index = -1; }
+            if (index < 0 || float_key(z) < least || z < floor_z) { continue; }
             z += gumbel(u32(step[args.seed_lo + r]), u32(step[args.seed_hi + r]), u32(v), position);
             if (z > best || index == args.n) {
                 best = z;
@@ -153,8 +158,8 @@ fn sample(g: Group) {
             let other = best_value[g.lane + half];
             let other_index = best_index[g.lane + half];
             let mine = best_index[g.lane];
-            if (other_index < args.n && (mine == args.n || other > best_value[g.lane] ||
-                                         (other == best_value[g.lane] && other_index < mine))) {
+            if (mine >= 0 && other_index < args.n && (other_index < 0 || mine == args.n || other > best_value[g.lane] ||
+                                                      (other == best_value[g.lane] && other_index < mine))) {
                 best_value[g.lane] = other;
                 best_index[g.lane] = other_index;
             }

@@ -140,11 +140,16 @@ def make_rig() -> Iterator[Callable[..., Rig]]:
         block_size: int = 4,
         context: int | None = None,
         weights_seed: int = 7,
+        nan_in: str = "",
         **config: Any,
     ) -> Rig:
         limits = limits or Limits(max_tokens=32, max_seqs=4, max_rows=8, max_blocks=32)
         shape = replace(CONFIG, **config)
         weights = random_weights(shape, np.random.default_rng(weights_seed))
+        if nan_in:
+            table = weights[nan_in].load().copy()  # type: ignore[union-attr]
+            table[7, 3] = np.nan
+            weights[nan_in] = dense(table)
         program = build_program(shape, weights, limits=limits, num_blocks=num_blocks, block_size=block_size)
         executable = (device or ReferenceDevice(NUMPY_INFO)).compile(program)
         assert program.kv is not None

@@ -18,7 +18,7 @@ from bitnet.core.engine.sampling import sibling_seed
 from bitnet.core.engine.scheduler import Plan, Scheduler
 from bitnet.core.engine.sequence import Generation, Scoring, Sequence, TextStream
 from bitnet.core.errors import ContextFullError, DeviceError, InvalidInputError
-from bitnet.core.hal import GREEDY, Executable, KVSpec, Limits, SequenceStep, Step, StepLayout
+from bitnet.core.hal import GREEDY, NO_TOKEN, Executable, KVSpec, Limits, SequenceStep, Step, StepLayout
 
 BURST_SECONDS = 0.05
 """How long tokens may be kept on the device before the host sees them: text that grows 20 times a second flows."""
@@ -191,6 +191,12 @@ class Engine:
         )
         tokens = self._executable.run(step, plan.repeat)
         self._check_weights()
+        if (tokens == NO_TOKEN).any():
+            raise DeviceError(
+                "it computed logits that are not numbers (NaN): weights of the model are damaged, or overflow.",
+                device=self._device,
+                hint="Check the model file (bitnet inspect), and the device with another one (--device cpu).",
+            )
         if tokens.size and tokens.view(np.uint32).max() >= self._vocab_size:  # or below 0
             raise DeviceError(f"it sampled a token outside of the vocabulary: {tokens.tolist()}.", device=self._device)
         logits = self._executable.read("logits", step.rows) if wanted else None

@@ -3,6 +3,7 @@
 from bitnet.core.hal.backend import HAL_API, Backend, DeviceInfo, DeviceType, ProbeResult, ProbeStatus
 from bitnet.core.hal.device import Device, Executable, MemoryInfo
 from bitnet.core.hal.program import (
+    NO_TOKEN,
     Attention,
     DenseMatmul,
     DenseWeight,
@@ -28,6 +29,7 @@ from bitnet.core.hal.step import GREEDY, SamplingParams, SequenceStep, Step, Ste
 __all__ = [
     "GREEDY",
     "HAL_API",
+    "NO_TOKEN",
     "Attention",
     "Backend",
     "DenseMatmul",

@@ -41,7 +41,8 @@ class Executable(Protocol):
         blocks hold ``count - 1`` positions more.
 
         Returns:
-            ``int32[count, R]`` sampled tokens; ``int32[count, 0]`` where the program has no ``Sample``.
+            ``int32[count, R]`` sampled tokens, ``NO_TOKEN`` for a row with a NaN; ``int32[count, 0]`` where the program
+            has no ``Sample``.
 
         Raises:
             DeviceLostError, OutOfMemoryError, DeviceError: The device failed; the executable is unusable.

@@ -158,6 +158,10 @@ class DenseMatmul:
     out: str
 
 
+NO_TOKEN = -1
+"""What ``Sample`` chooses from a row that has a NaN."""
+
+
 @dataclass(frozen=True, slots=True)
 class Sample:
     """Choose a token of each row of ``logits[R, V]`` by the step's sampling parameters: ``out`` i32[R]."""

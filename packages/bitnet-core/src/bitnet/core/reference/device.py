@@ -138,7 +138,7 @@ class _Fields:
         ]
 
     def advance(self, tokens: npt.NDArray[np.int32]) -> None:
-        self.field("tokens", self.tokens)[:] = tokens
+        self.field("tokens", self.tokens)[:] = np.maximum(tokens, 0)
         self.field("seq_len", self.seqs)[:] += 1
 
 

@@ -33,7 +33,8 @@ def absmax_int8(y: F64) -> tuple[I8, F32]:
     """Codes ``[M, K]`` and scales ``[M]``: ``y ≈ codes · scale``."""
     greatest = np.maximum(np.abs(y).max(axis=-1), 1e-5)
     codes = np.clip(np.rint(y * (127 / greatest)[:, None]), -128, 127)
-    return codes.astype(np.int8), (greatest / 127).astype(np.float32)
+    with np.errstate(invalid="ignore"):  # NaN has no code; what the residual keeps of it reaches the logits
+        return codes.astype(np.int8), (greatest / 127).astype(np.float32)
 
 
 def glu(gate_up: F32, activation: Literal["relu2", "silu"]) -> F64:

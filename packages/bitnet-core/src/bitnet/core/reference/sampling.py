@@ -5,6 +5,8 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from bitnet.core.hal import NO_TOKEN
+
 _ROUND_0, _ROUND_1 = np.uint64(0xD2511F53), np.uint64(0xCD9E8D57)
 _WEYL_0, _WEYL_1 = 0x9E3779B9, 0xBB67AE85
 _LOW, _SHIFT = np.uint64(0xFFFFFFFF), np.uint64(32)
@@ -42,7 +44,9 @@ def choose(
     seed: int,
     position: int,
 ) -> int:
-    """The token of one row of ``logits[V]``, whose token stands at ``position``."""
+    """The token of one row of ``logits[V]``, whose token stands at ``position``; ``NO_TOKEN`` of a NaN."""
+    if np.isnan(logits).any():
+        return NO_TOKEN
     if temperature == 0:
         return int(np.argmax(logits))
     z = logits.astype(np.float64) / temperature

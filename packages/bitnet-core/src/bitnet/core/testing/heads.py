@@ -7,6 +7,7 @@ import pytest
 
 from bitnet.core.hal import (
     GREEDY,
+    NO_TOKEN,
     DenseMatmul,
     Device,
     Limits,
@@ -94,5 +95,35 @@ class HeadTests(DeviceTests):
                     logits, magnitudes = exact_scores(x, w)
                     chosen = logits[np.arange(rows), roughly]
                     assert (chosen >= logits.max(axis=1) - 2e-6 * magnitudes.max(axis=1)).all()
+        finally:
+            executable.close()
+
+    @pytest.mark.parametrize("rows", [1, 3, 16])
+    @pytest.mark.parametrize("where", ["activations", "weights", "a weight of an unlikely token"])
+    def test_head_with_a_nan(self, device: Device, rng: np.random.Generator, where: str, rows: int) -> None:
+        """A row with a NaN among its logits has no token, where they are left out as where they are not."""
+        vocabulary, width = {"small": (301, 256), "quick": (5003, 512), "full": (128_256, 2560)}[self.run_size]
+        w = weights(rng, "plain", vocabulary, width)
+        token, column = int(rng.integers(vocabulary)), int(rng.integers(width))
+        if where != "activations":
+            w[token] *= 1 if where == "weights" else 1e-3
+            w[token, column] = np.nan
+        specs = [tensor("x", "f32", "R", width), tensor("logits", "f32", "R", vocabulary), tensor("out", "i32", "R")]
+        limits = Limits(rows, rows, rows)
+        ops: list[Op] = [DenseMatmul("x", "head", "logits"), Sample("logits", "out")]
+        executable = device.compile(
+            Program(ops, {s.name: s for s in specs}, {"head": dense(w)}, limits, name="head with a NaN")
+        )
+        x = (rng.standard_normal((rows, width)) * 3).astype(np.float32)
+        if where == "activations":
+            x[rows // 2, column] = np.nan
+        odd = np.isnan(x).any(axis=1) | (where != "activations")
+        try:
+            for params in (GREEDY, *DRAWS):
+                parts = [SequenceStep([0], 3, rows=[0], sampling=params)] * rows
+                for logits in (False, True):
+                    executable.write("x", x)
+                    out = executable.run(Step(StepLayout(limits), parts, logits=logits))[0]
+                    assert ((out == NO_TOKEN) == odd).all(), f"{params}, logits {logits}: {out.tolist()}"
         finally:
             executable.close()

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from bitnet.core.hal import GREEDY, Device, Limits, Sample, SamplingParams, SequenceStep
+from bitnet.core.hal import GREEDY, NO_TOKEN, Device, Limits, Sample, SamplingParams, SequenceStep
 from bitnet.core.testing import draws
 from bitnet.core.testing.base import DeviceTests
 from bitnet.core.testing.cases import Size, over
@@ -77,6 +77,22 @@ class SampleTests(DeviceTests):
         positions = [int(p) for p in rng.integers(0, 100_000, rows)]
         positions[-1] = 2**31 - 2
         check(choose(device, logits, params, positions, spare=1), logits, params, positions)
+
+    @over(vocabularies)
+    def test_a_row_with_a_nan_has_no_token(self, device: Device, rng: np.random.Generator, case: int) -> None:
+        """Wherever the NaN stands, of either sign, whatever else is in the row, and whatever filters would leave."""
+        logits = (rng.standard_normal((14, case)) * 5).astype(np.float32)
+        logits[8, ::2] = np.inf
+        logits[9] = -np.inf
+        places = [slice(0, 1), slice(case - 1, case), slice(case // 2, case // 2 + 1), slice(0, case, 3), slice(None)]
+        for row in range(10):
+            logits[row, places[row % 5]] = np.array([0x7FC00000, 0xFFC00000], np.uint32).view(np.float32)[row // 5]
+        sound = range(10, 14)
+        for params in (GREEDY, SamplingParams(1.0, seed=3), *(filters(rng) for _ in range(6))):
+            rows = [params] * len(logits)
+            out = choose(device, logits, rows, range(len(logits)), spare=2)
+            assert out[:10] == [NO_TOKEN] * 10, f"{params}"
+            check([out[r] for r in sound], logits[10:], rows[10:], sound)
 
     def test_draws_from_a_flat_distribution(self, device: Device, rng: np.random.Generator) -> None:
         """The noise alone decides, its ``u`` next to 1: a logarithm that is only absolutely accurate fails here."""

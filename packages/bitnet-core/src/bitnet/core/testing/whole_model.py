@@ -8,7 +8,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import pytest
 
-from bitnet.core.hal import GREEDY, Device, Limits, SamplingParams, SequenceStep, Step, StepLayout
+from bitnet.core.hal import GREEDY, NO_TOKEN, Device, Limits, SamplingParams, SequenceStep, Step, StepLayout
 from bitnet.core.testing import draws, oracle
 from bitnet.core.testing.attention import BOUND
 from bitnet.core.testing.base import DeviceTests
@@ -239,3 +239,23 @@ class WholeModelTests(DeviceTests):
         assert layout.words == rig.layout.words
         assert at_once.dtype == np.int32
         assert at_once.tolist() == one_by_one
+
+    @pytest.mark.parametrize("sampling", [GREEDY, SamplingParams(0.9, top_k=20, seed=7)], ids=["greedy", "drawn"])
+    def test_a_nan_among_the_steps(self, device: Device, rng: np.random.Generator, sampling: SamplingParams) -> None:
+        """A sequence whose embedding is NaN has no token, and feeds token 0 on; the other one is as without it."""
+        model, count = TinyModel(rng), 5
+        odd = int(rng.integers(1, model.vocab))
+        layout, outputs = StepLayout(LIMITS), []
+        for value in (model.dense["embd"][odd].copy(), np.nan):
+            model.dense["embd"][odd] = value
+            executable = device.compile(model.program(LIMITS, 8))
+            try:
+                parts = [SequenceStep([t], 1, [block], [0], sampling) for t, block in ((odd, 3), ((odd + 1) % 97, 5))]
+                outputs.append(executable.run(Step(layout, parts, block_size=BLOCK), count))
+            finally:
+                executable.close()
+        sound, broken = outputs
+        assert broken[0, 0] == NO_TOKEN
+        assert (sound[:, 0] >= 0).all()
+        if odd not in sound[:, 1]:
+            assert broken[:, 1].tolist() == sound[:, 1].tolist()
