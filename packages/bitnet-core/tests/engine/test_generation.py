@@ -29,12 +29,14 @@ def test_alone_and_in_a_mixed_batch_give_the_same_tokens(
     device: Device, make_rig: MakeRig, options: dict[str, Any]
 ) -> None:
     texts = prompts(0, (1, 3, 40, 75, 17, 33))
-    alone = [make_rig(device).one(text, max_tokens=24, **options).tokens for text in texts]
+    alone = [make_rig(device).one(text, max_tokens=24, **options) for text in texts]
     together = make_rig(device)
     greedy = together.engine.prepare(prompts(1, (21,))[0], GenerationOptions(repetition_penalty=1.2, max_tokens=30))
     together.engine.add(greedy)
     done = together.run(texts, max_tokens=24, **options)
-    assert [c.tokens for c in done] == alone
+    assert [c.tokens for c in done] == [c.tokens for c in alone]
+    if device.info.index != "numpy":  # as generate_batch promises
+        assert [c.logprobs for c in done] == [c.logprobs for c in alone]
     assert together.free_blocks == 64
 
 
@@ -255,6 +257,33 @@ def test_a_token_that_cannot_be_is_a_device_error(make_rig: MakeRig, monkeypatch
     rig.engine.add(rig.engine.prepare([1], GenerationOptions()))
     with pytest.raises(DeviceError, match="outside of the vocabulary"):
         rig.engine.step()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"temperature": 1.0, "top_k": 5},
+        {"temperature": 1.0, "top_p": 0.9},
+        {"temperature": 0.7, "min_p": 0.1},
+        {"temperature": 1.0, "top_k": 5, "logprobs": 3},
+        {"repetition_penalty": 1.2, "temperature": 1.0, "top_k": 5},
+    ],
+)
+@pytest.mark.parametrize("where", ["output", "token_embd"])
+def test_logits_that_are_no_numbers_are_a_device_error(
+    device: Device, make_rig: MakeRig, where: str, options: dict[str, Any]
+) -> None:
+    """Of a damaged weight: in the head it makes one logit of every row NaN, in an embedding all of one row."""
+    with pytest.raises(DeviceError, match=r"logits that are not numbers \(NaN\)"):
+        make_rig(device, nan_in=where).one([5, 7], max_tokens=20, ignore_eos=True, **options)
+
+
+def test_scores_of_logits_that_are_no_numbers_are_a_device_error(device: Device, make_rig: MakeRig) -> None:
+    rig = make_rig(device, nan_in="token_embd")
+    rig.engine.add([rig.engine.prepare_score([5, 6, 7, 8])])
+    with pytest.raises(DeviceError, match=r"logits that are not numbers \(NaN\)"):
+        rig.finish()
 
 
 def test_scores_match_the_logits_of_one_step(device: Device, make_rig: MakeRig) -> None:

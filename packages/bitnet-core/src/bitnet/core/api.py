@@ -234,7 +234,10 @@ class Model:
     ) -> list[Completion]:
         """``n`` continuations of each prompt, ``max_seqs`` of them at a time: those of the first prompt, then the next.
 
-        Each is what :meth:`generate` would give; of several for one prompt, the first has the seed that was given.
+        Of several for one prompt, the first has the seed that was given. On the CPU's native levels each is just what
+        :meth:`generate` gives for it alone. Elsewhere a batch adds up numbers in another order: log-probabilities
+        differ by about 1e-6, by some hundredths where an activation is rounded to the other side, and where two tokens
+        are all but tied, another one may be chosen and followed up.
         """
         given, prepare = GenerationOptions(**options), self._worker.engine.prepare
         return self._complete(self._worker.submit_all([prepare(self._tokens(p), given, n) for p in prompts]))
