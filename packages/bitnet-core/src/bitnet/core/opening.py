@@ -18,13 +18,16 @@ TURN = 0.0002
 the thread that opens it, which lets go of the lock in every call of a driver or a file, waits for longer than it works.
 """
 
+PATIENCE = 0.3
+"""Seconds that somebody who interrupts us waits for a device that is just being opened, so that it is closed again."""
+
 
 @contextmanager
 def opening(request: str | None, threads: int | None) -> Iterator[Future[tuple[Selection, Device]]]:
     """Choose and open a device in a thread; how it was chosen, and the device, are the future's result.
 
     Its errors are those of :func:`~bitnet.core.select.select_device` and ``Selection.open``. Leaving the context with
-    an error closes the device; an interrupt does not wait for a driver that hangs.
+    an error closes the device; an interrupt does not wait long for a driver that hangs.
     """
     registry.installed()  # reads hundreds of small files: here, where nobody else takes the lock meanwhile
     future: Future[tuple[Selection, Device]] = Future()
@@ -41,7 +44,8 @@ def opening(request: str | None, threads: int | None) -> Iterator[Future[tuple[S
             yield future
             wait([future])
         except KeyboardInterrupt:
-            future.add_done_callback(_close)
+            wait([future], PATIENCE)
+            future.add_done_callback(_close)  # at once, if it is open
             raise
         except BaseException:
             wait([future])
