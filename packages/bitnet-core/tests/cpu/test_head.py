@@ -15,6 +15,7 @@ from bitnet.core.cpu.backend import BACKEND
 from bitnet.core.cpu.device import CpuDevice, CpuExecutable
 from bitnet.core.hal import (
     GREEDY,
+    NO_TOKEN,
     DenseMatmul,
     Limits,
     Op,
@@ -171,9 +172,10 @@ def test_numbers_that_are_none(
     made = head(level, weight, rows)
     for params in DRAWS:
         usual, exact = made.run(x, params, logits=False), made.run(x, params, logits=True)
-        assert all(0 <= token < vocabulary for token in usual)
+        assert all(NO_TOKEN <= token < vocabulary for token in usual)
         logits = made.logits(rows)
         for r in range(rows):
+            assert (usual[r] == NO_TOKEN) == (exact[r] == NO_TOKEN) == np.isnan(logits[r]).any(), params
             if np.isfinite(logits[r]).all() or params is GREEDY:
                 assert usual[r] == exact[r], params
 
