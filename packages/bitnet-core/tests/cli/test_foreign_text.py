@@ -19,7 +19,7 @@ from bitnet.core.cli import console, devices
 from bitnet.core.cli.app import cli
 from bitnet.core.foreign import label, printable, without_controls
 from bitnet.core.hal import DeviceInfo, DeviceType, ProbeResult, ProbeStatus
-from bitnet.core.registry import BackendReport
+from bitnet.core.plugin import BackendReport
 
 Bitnet = Callable[..., Any]
 
