@@ -210,6 +210,7 @@ def status(reference):
     memory[1] = memory[2] = 8 << 30
     return 1
 
+sys.modules["msvcrt"] = types.SimpleNamespace(LK_NBLCK=2, locking=lambda handle, mode, count: None)
 ctypes.windll = types.SimpleNamespace(kernel32=types.SimpleNamespace(GlobalMemoryStatusEx=status))
 sys.platform = "win32"
 

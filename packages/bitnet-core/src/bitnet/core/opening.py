@@ -43,13 +43,13 @@ def opening(request: str | None, threads: int | None) -> Iterator[Future[tuple[S
         try:
             yield future
             wait([future])
-        except KeyboardInterrupt:
-            wait([future], PATIENCE)
-            future.add_done_callback(_close)  # at once, if it is open
-            raise
-        except BaseException:
+        except Exception:
             wait([future])
             _close(future)
+            raise
+        except BaseException:  # an interrupt, or a signal that ends the command
+            wait([future], PATIENCE)
+            future.add_done_callback(_close)  # at once, if it is open
             raise
 
 

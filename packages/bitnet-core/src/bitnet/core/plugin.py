@@ -127,7 +127,8 @@ class Plugin:
         except BitNetError:
             raise
         except BaseException as error:
-            if isinstance(error, KeyboardInterrupt) and threading.current_thread() is threading.main_thread():
+            signalled = not isinstance(error, Exception | SystemExit)  # Ctrl-C, or what another signal raises
+            if signalled and threading.current_thread() is threading.main_thread():
                 raise
             log.logger.debug("%s cannot be opened", info.name, exc_info=True)
             raise DeviceError(f"it cannot be opened: {_described(error)}", device=info.name) from error
