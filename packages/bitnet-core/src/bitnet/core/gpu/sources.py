@@ -5,8 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from functools import cache
-from importlib.abc import Traversable
 from importlib.resources import files
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from importlib.abc import Traversable  # which moved to importlib.resources.abc in Python 3.11, and left in 3.14
 
 INCLUDE = re.compile(r'^#include "([\w./]+)"\n', re.MULTILINE)
 
