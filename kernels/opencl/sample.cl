@@ -38,8 +38,10 @@ kernel void sample(global const int *step, int rows, int temperatures, int top_k
     local float2 scratch[WG];
     local float best_value[WG];
     local int best_index[WG];
-    int r = get_group_id(0), lane = get_local_id(0);
-    if (r >= STEP_ROWS(step)) return;
+    // Past the last row that one is taken again, though nothing comes of it: Intel's compiler for CPUs runs idle work-groups too,
+    // up to what they read from memory.
+    int r = get_group_id(0), lane = get_local_id(0), last = STEP_ROWS(step) - 1, token = step[rows + min(r, last)];
+    if (r > last) return;
     global const float *row = logits + (size_t)r * n;
     float temperature = as_float(step[temperatures + r]);
     int greedy = temperature == 0.0f;
@@ -48,7 +50,7 @@ kernel void sample(global const int *step, int rows, int temperatures, int top_k
     int odd = 0;  // whether this work-item has seen a NaN; not looked for below, where PoCL 3.1 runs idle work-items as well
     float floor_z = -INFINITY;
     if (!greedy) {
-        position = token_position(step, token_seq, seq_begin, seq_len, step[rows + r]) + 1;
+        position = token_position(step, token_seq, seq_begin, seq_len, token) + 1;
         float top = -INFINITY;
         for (int v = lane; v < n; v += WG) {
             float z = row[v] * inverse;

@@ -114,10 +114,20 @@ def _measure(door: Door, path: str, interrupt: float | None) -> Cost:
 
 
 def _used(process: int) -> tuple[float, int]:
-    """Seconds of processor time and resident bytes of a process that runs."""
-    fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
-    ticks = int(fields[11]) + int(fields[12])
-    return ticks / os.sysconf("SC_CLK_TCK"), int(fields[21]) * resource.getpagesize()
+    """Seconds of processor time, with those of its own children, and resident bytes of a process that runs."""
+    pages = int(Path(f"/proc/{process}/statm").read_text().split()[1])
+    return _ticks(process) / os.sysconf("SC_CLK_TCK"), pages * resource.getpagesize()
+
+
+def _ticks(process: int) -> int:
+    try:
+        fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+        children = [
+            child for task in Path(f"/proc/{process}/task").glob("*/children") for child in task.read_text().split()
+        ]
+    except OSError:  # it has just ended
+        return 0
+    return sum(map(int, fields[11:15])) + sum(_ticks(int(child)) for child in children)
 
 
 def _child(door: Door, path: str, output: int, folder: str, *, again: bool) -> None:

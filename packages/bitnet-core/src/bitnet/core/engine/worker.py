@@ -143,7 +143,7 @@ class Worker:
                 self._end = InvalidInputError("the model is closed.")
             self._changed.notify()
             thread = self._thread
-        if thread is not None:
+        if thread is not None and thread.is_alive():  # an interrupt may have come before it was started
             thread.join()
 
     def _loop(self) -> None:

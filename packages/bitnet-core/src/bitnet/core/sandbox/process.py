@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any, TypeAlias
@@ -32,6 +33,8 @@ OUTPUT = 16 << 20
 """Characters that one rendering may write."""
 START_SECONDS = 30.0
 """Time after which a helper is not expected to start any more."""
+PARTING = 0.5
+"""Seconds that a helper which has closed its output may take to end."""
 SLICE = 0.02
 """Seconds between two looks at the memory of a helper; also, on Windows an interrupt is noticed only between waits."""
 
@@ -171,7 +174,8 @@ class _Running:
                 self._write(request)
                 self._replies.put(self._read())
         except (OSError, EOFError):
-            pass
+            with suppress(subprocess.TimeoutExpired):  # it is ending by itself, and its status says how
+                self._process.wait(PARTING)
         finally:
             self._leave()
             self._replies.put(None)
