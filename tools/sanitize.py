@@ -125,7 +125,7 @@ class Tool:
 
 
 def errors_in_summary(text: str) -> int:
-    """Of compute-sanitizer: the numbers that its summaries give."""
+    """The number of errors and hazards in the summaries of compute-sanitizer."""
     return sum(int(n) for n in re.findall(r"(?:ERROR|RACECHECK) SUMMARY: (\d+) (?:error|hazard)s?\b(?! were)", text))
 
 

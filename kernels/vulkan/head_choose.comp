@@ -52,7 +52,7 @@ uvec2 greatest(uvec2 had, uint r, uint key, uint token) {
     return lane < MOST_ROWS ? uvec2(top_key[lane], top_token[lane]) : uvec2(0);
 }
 
-// Of an exact score. A key that is no number wins over all.
+// The key of an exact score. A key that is no number wins over all.
 const uint NO_NUMBER = 0xFFFFFFFFu;
 uint key_of(uint r, float score, uint token) {
     float key = head_key(choice_of(r), score, token);

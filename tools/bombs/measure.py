@@ -32,7 +32,7 @@ WAIT = 60
 
 
 class Cost(NamedTuple):
-    """Of one case.
+    """What one case cost.
 
     Attributes:
         status: Its exit status, negative for a signal.

@@ -274,7 +274,7 @@ def test_a_token_that_cannot_be_is_a_device_error(make_rig: MakeRig, monkeypatch
 def test_logits_that_are_no_numbers_are_a_device_error(
     device: Device, make_rig: MakeRig, where: str, options: dict[str, Any]
 ) -> None:
-    """Of a damaged weight: in the head it makes one logit of every row NaN, in an embedding all of one row."""
+    """A damaged weight in the head makes one logit of every row NaN; in an embedding, all logits of one row."""
     with pytest.raises(DeviceError, match=r"logits that are not numbers \(NaN\)"):
         make_rig(device, nan_in=where).one([5, 7], max_tokens=20, ignore_eos=True, **options)
 

@@ -106,7 +106,7 @@ def test_too_many_merges_are_left_to_parts(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_a_long_token_of_sentencepiece_does_not_take_for_ever() -> None:
-    """Of 300,000 characters, each way to cut it in two was made: 20 s and more."""
+    """A token of 300,000 characters was once cut in two in every way, which took more than 20 s."""
     scores = {"a": 0.0, "aa": 1.0, "a" * 300_000: 2.0}
     began = time.process_time()
     assert scored_merges(scores)(scores) == [("a", "aa")[:1] * 2]

@@ -170,7 +170,7 @@ def scored_merges(scores: Mapping[str, float]) -> Merges:
 
 
 def _begins(tokens: Collection[str]) -> dict[str, tuple[str, ...]] | None:
-    """Of each token the other tokens that it begins with, shortest first; None where that is too much."""
+    """The tokens that each token begins with, shortest first; None where they are too many."""
     begins: dict[str, tuple[str, ...]] = {}
     open_ones: list[str] = []  # sorted, each token comes after all that it begins with
     count, characters = len(tokens), 0

@@ -62,7 +62,7 @@ def possible() -> bool:
 
 
 def again(suspect: Plugin, marks: Mapping[Path, str]) -> Mapping[str, str]:
-    """Of what ``marks`` name, what ends a child too, and how; what does not is forgiven."""
+    """The marked backends and devices that also crash a child, with how it ended. The others are forgiven."""
     log.logger.info("An earlier process ended in %s; a child tries it first.", ", ".join(sorted({*marks.values()})))
     crashed: Mapping[str, str] = {}
     if possible():

@@ -148,12 +148,12 @@ class Plugin:
             yield
 
     def broken(self, reason: str) -> BackendReport:
-        """Of a backend that has crashed."""
+        """The report of a backend that has crashed."""
         result = ProbeResult(ProbeStatus.BROKEN, reason=reason, hint=f"Mend its driver, or remove {self.distribution}.")
         return BackendReport(self.name, self.distribution, self.version, result)
 
     def _crashed_again(self) -> Mapping[str, str]:
-        """Of what an earlier process has ended in, what ends a child too, and how."""
+        """What crashed an earlier process and also crashes a child, with how the child ended."""
         if self._crashes is None:
             self._crashes = {}
             if marks := crashes.left_by(self.name):

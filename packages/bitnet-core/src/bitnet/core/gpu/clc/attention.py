@@ -14,14 +14,15 @@ from bitnet.core.hal import Attention, RopeAppend
 DECODE_TOKENS = 8
 """Tokens up to which the positions are split over work-groups; more, where each is a sequence of its own."""
 QUERIES, KEYS, TILE_GROUP = 32, 32, 256
-"""Of attention_prefill, as its source has them."""
+"""Query rows and positions of a tile of attention_prefill, and its work-items; its source has the same numbers."""
 SPLIT = 32
 """Positions that are worth a work-group of attention of their own."""
 MAX_SPLITS = 64
+"""Maximum parts that a sequence's positions are split into."""
 GROUPS = 3
-"""Of attention_decode on each compute unit, at most, for which a sequence is split."""
+"""Maximum work-groups of attention_decode on each compute unit that a sequence is split into."""
 DECODE_GROUP, REDUCERS = 128, 8
-"""Work-items of attention_decode, and how many of them share a head's softmax, as its source has it."""
+"""Work-items of attention_decode, and those that share a head's softmax; its source has the same numbers."""
 ATTENTION_PART = 4
 """Floats of a head that a part of its positions yields beside its dimensions: a maximum, a total, and room."""
 

@@ -16,13 +16,13 @@ from bitnet.core.gpu.products import glu_products
 from bitnet.core.hal import Attention
 
 WARPS = 8
-"""Of a work-group: with more, there are too few registers for each."""
+"""Warps of a work-group. More would leave too few registers for each."""
 TILE = 16
 """Positions that a warp takes at a time."""
 MOST_STEPS = 10
-"""Of MMA_STEP for a warp, whose codes are in registers, as the source has it."""
+"""Maximum steps of MMA_STEP bytes for a warp, which holds them in registers; the source has the same number."""
 MOST_SPLITS = 8
-"""Parts of a sequence's positions; what they find is put together by every work-group."""
+"""Maximum parts of a sequence's positions. Every work-group merges the results of all parts."""
 
 
 class NvidiaLayers:

@@ -21,13 +21,14 @@ from bitnet.core.hal import DenseMatmul, TernaryMatmul
 WARP, MMA_ROWS, MMA_STEP = 32, 16, 64
 """Work-items of a warp; rows of W that it takes at a time in ternary_decode_mma, and bytes of codes of each."""
 MOST_STEPS, MOST_WARPS = 6, 16
-"""Of MMA_STEP for a warp of ternary_decode_mma, whose codes are in registers, and warps of a work-group."""
+"""Maximum steps of MMA_STEP bytes for a warp of ternary_decode_mma, which holds them in registers; maximum warps of a
+work-group."""
 WANTED_WARPS = 8
-"""On each compute unit, so that the weights of a product of few tokens are all in flight at once."""
+"""Warps wanted on each compute unit, so that all weights of a product of few tokens are in flight at once."""
 STAGE_BYTES = 128, 32
-"""Of a token and of a row of W in a stage of ternary_gemm_mma."""
+"""Bytes of a token, and of a row of W, in a stage of ternary_gemm_mma."""
 HEAD_WARPS, HEAD_MMA_WARPS = 8, 8
-"""Of a work-group of dense_decode and of dense_mma."""
+"""Warps of a work-group of dense_decode, and of dense_mma."""
 HEAD_WARP_ROWS, HEAD_COLS = 32, 4096
 """Weight rows of a warp of dense_mma; the longest row of dense_decode, which is in registers."""
 

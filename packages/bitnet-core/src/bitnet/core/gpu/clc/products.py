@@ -19,8 +19,9 @@ DECODE_TOKENS = 8
 MOST_GROUP = 256
 """Work-items of a work-group at most, where a kernel has no reason for more."""
 CHUNK_BYTES = 16
+"""Bytes of codes in one load."""
 HELD_CHUNKS = 16
-"""Of codes that a work-item of a fused product may keep in registers."""
+"""Maximum chunks of codes that a work-item of a fused product keeps in registers."""
 LEAST_LANES, MOST_LANES = 8, 64
 TILE_ROWS = 8
 """Rows of W of a work-item of ternary_gemm, as its source has it."""
