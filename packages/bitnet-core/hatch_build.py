@@ -124,7 +124,7 @@ def settings() -> dict[str, Any]:
 
 
 def digest(target: Target) -> str:
-    """Of everything the library depends on: sources, flags, compiler, target, this script."""
+    """Digest of everything the library depends on: sources, flags, compiler, target, this script."""
     state = hashlib.sha256(f"{target} {importlib.metadata.version('ziglang')}\0".encode())
     for path in [Path(__file__), *sorted(p for p in KERNELS.iterdir() if p.suffix in {".c", ".h", ".toml"})]:
         data = path.read_bytes()
@@ -140,7 +140,10 @@ def build(name: str) -> Path:
         return library
     library.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=library.parent) as scratch:
-        link(target, ["-shared", "-s", *objects(target, scratch)], linked := Path(scratch, library.name))
+        # An optimised link, so that zig compiles no run-time of sanitisers first. Of the compiler's own run-time only
+        # Windows' stack probe is used.
+        options = ["-shared", "-s", "-O2", *([] if target.system == "windows" else ["-rtlib=none"])]
+        link(target, [*options, *objects(target, scratch)], linked := Path(scratch, library.name))
         linked.replace(library)
     return library
 

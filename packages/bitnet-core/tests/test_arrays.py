@@ -11,11 +11,11 @@ import pytest
 
 from bitnet.core import arrays
 from bitnet.core.arrays import Quantized, TernaryMatrix, quantize, ternary_matmul
+from bitnet.core.devices.registry import list_devices
+from bitnet.core.devices.select import Selection, select_device
 from bitnet.core.errors import DeviceError, DeviceLostError, DeviceUnavailableError, InvalidInputError
 from bitnet.core.hal import Program
 from bitnet.core.reference import ReferenceDevice
-from bitnet.core.registry import list_devices
-from bitnet.core.select import Selection, select_device
 
 CPU_DEVICES = [d.name for r in list_devices() if r.name == "cpu" for d in r.probe.devices]
 
@@ -140,10 +140,10 @@ def test_a_lost_device_is_opened_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     opened: list[ReferenceDevice] = []
 
     class Losing(ReferenceDevice):
-        def compile(self, program: Program) -> Any:
+        def compile(self, program: Program, *, keep: bool = False) -> Any:
             if len(opened) == 1 and program.name == "NormQuant":
                 raise DeviceLostError("gone.", device="cpu:numpy")
-            return super().compile(program)
+            return super().compile(program, keep=keep)
 
     def open_one(self: Selection) -> Any:
         opened.append(Losing())

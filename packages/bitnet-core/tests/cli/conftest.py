@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bitnet.core import guard, log
 from bitnet.core.cli import main
+from bitnet.core.support import guard, log
 
 ROOT = Path(__file__).resolve().parents[4]
 
@@ -55,7 +55,7 @@ def new_process() -> Iterator[None]:
     log.logger.handlers[:] = handlers
     log.logger.setLevel(level)
     log._said.clear()
-    guard._wanted = False
+    guard._library = None
 
 
 @pytest.fixture

@@ -16,17 +16,18 @@ import pytest
 from matplotlib.figure import Figure
 
 from bitnet.core import load_model
-from bitnet.core.bench import Limits, Measurement, Workload, device_limits, measure
 from bitnet.core.cli.bench_plot import draw
 from bitnet.core.cpu.device import CpuExecutable
-from bitnet.core.select import select_device
+from bitnet.core.devices.select import select_device
+from bitnet.core.evaluation.bench import Limits, Measurement, Workload, device_limits, measure
+from bitnet.core.hal import ExecutableStats
 
 Bitnet = Callable[..., Any]
 
 
 def test_the_command(bitnet: Bitnet, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     limits = itertools.cycle([Limits(2, 1e9, 1e12), Limits(2, 2e9, 4e12), Limits(2, 3e9, 1e12)])
-    monkeypatch.setattr("bitnet.core.bench.device_limits", lambda device: next(limits))
+    monkeypatch.setattr("bitnet.core.evaluation.bench.device_limits", lambda device: next(limits))
     options = ("-p", "8,16", "-n", "4", "-d", "0,32", "-np", "1,2", "-r", "2", "-b", "8", "--device", "cpu")
     document = json.loads(bitnet("bench", "-m", model, *options, "--json").out)
     results = document["results"]
@@ -55,7 +56,7 @@ def test_the_command(bitnet: Bitnet, model: Path, monkeypatch: pytest.MonkeyPatc
 
 def test_bytes_and_products_are_counted_from_the_model(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # Without the rows of the head that are read in full beside its compact form: they differ from token to token.
-    monkeypatch.setattr(CpuExecutable, "weight_bytes", property(lambda executable: executable._lowering.weight_bytes))
+    monkeypatch.setattr(CpuExecutable, "stats", lambda executable: ExecutableStats(executable._lowered.weight_bytes))
     with load_model(model, device="cpu") as loaded:
         one, deep, two = (
             measure(loaded, Workload("decode", 8, depth=depth, parallel=parallel), repeats=1).bytes_per_step
@@ -79,18 +80,16 @@ def test_bytes_and_products_are_counted_from_the_model(model: Path, monkeypatch:
     assert weights / 5 + head / 2 + norms <= one - 4 * position <= 1.1 * (weights / 4 + head * 2 + norms)
 
 
-def test_rows_of_the_head_that_are_read_in_full_count(model: Path) -> None:
+def test_rows_of_the_head_that_are_read_in_full_count(model: Path, require_device: Any) -> None:
     with load_model(model, device="cpu") as loaded:
-        if loaded.device.index == "numpy":
-            pytest.skip("the numpy device has no compact head")
+        absent = "the numpy device has no compact head" if loaded.device.index == "numpy" else None
+        require_device("cpu:scalar", absent)
         loaded.generate([1, 2], max_tokens=4, ignore_eos=True, logprobs=1)  # somebody reads all logits
-        whole = loaded.weight_bytes
+        whole = loaded.stats().weight_bytes
         loaded.generate([1, 2], max_tokens=4, ignore_eos=True)
-        compact = loaded.weight_bytes
-        lowering = loaded._executable._lowering  # type: ignore[attr-defined]
-        least, head = lowering.weight_bytes, lowering.head_bytes
-    assert whole is not None
-    assert compact is not None
+        compact = loaded.stats().weight_bytes
+        lowered = loaded._executable._lowered  # type: ignore[attr-defined]
+        least, head = lowered.weight_bytes, lowered.head_bytes
     assert whole == least - head + 2 * 512 * 128
     assert least + 2 * 128 <= compact < whole
 
@@ -138,20 +137,19 @@ def test_the_repetition_in_the_middle_is_held_against_its_own_limits() -> None:
     assert (result.typical, result.limits, result.fraction) == (9.0, slow, 0.063)
 
 
-def test_probes_of_the_cpu() -> None:
+def test_probes_of_the_cpu(require_device: Any) -> None:
     device = select_device("cpu").open()
     try:
         limits = device_limits(device)
     finally:
         device.close()
-    if select_device("cpu").info.name == "cpu:numpy":
-        assert limits is None
-        return
+    assert device_limits(select_device("cpu:numpy").open()) is None
+    alone = select_device("cpu").info.name == "cpu:numpy"
+    require_device("cpu:scalar", "there is no native library to probe" if alone else None)
     assert limits is not None
     assert limits.threads >= 1
     assert 1e8 < limits.read < 1e13
     assert 1e8 < limits.int8 < 1e15
-    assert device_limits(select_device("cpu:numpy").open()) is None
 
 
 def test_a_device_without_probes(bitnet: Bitnet, model: Path) -> None:
@@ -164,7 +162,7 @@ def test_a_device_without_probes(bitnet: Bitnet, model: Path) -> None:
 
 def test_what_a_gpu_launches(bitnet: Bitnet, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its executable counts; with --verbose the command says so."""
-    monkeypatch.setattr("bitnet.core.api.Model.dispatches", 153)
+    monkeypatch.setattr("bitnet.core.api.Model.stats", lambda self: ExecutableStats(1000, 153))
     options = ("-p", "8", "-n", "4", "-r", "1", "--device", "cpu")
     ran = bitnet("bench", "-m", model, *options, "--json", "--verbose")
     assert {r["dispatches_per_step"] for r in json.loads(ran.out)["results"]} == {153}
@@ -174,7 +172,7 @@ def test_what_a_gpu_launches(bitnet: Bitnet, model: Path, monkeypatch: pytest.Mo
 
 def test_plot(bitnet: Bitnet, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every test is in the figure, with the numbers that were printed."""
-    monkeypatch.setattr("bitnet.core.bench.device_limits", lambda device: Limits(2, 1e12, 9e14))
+    monkeypatch.setattr("bitnet.core.evaluation.bench.device_limits", lambda device: Limits(2, 1e12, 9e14))
     options = ("-p", "8", "-n", "4", "-np", "1,2", "-r", "2", "--device", "cpu", "--json")
     for name in ("speed.svg", "speed.PNG"):
         done = bitnet("bench", "-m", model, *options, "--plot", name)

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from bitnet.core import registry
+from bitnet.core.devices import registry
 
 Bitnet = Callable[..., Any]
 
@@ -49,7 +49,7 @@ class Backend:
     name, hal_api = "acme", HAL_API
     def probe(self):
         return PROBE
-    def open(self, info):
+    def open(self, info, options):
         return Board(info)
     def kernels(self):
         return []
@@ -66,7 +66,7 @@ def with_backend(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Ca
 
     def install(source: str) -> None:
         module = f"acme_{next(count)}"
-        for name in ("cuda", "opencl", "vulkan", "webgpu", "acme"):  # the first of a name on the path counts
+        for name in (*registry.GPU_ORDER, "acme"):  # the first of a name on the path counts
             entries = f"acme = {module}:BACKEND\n" if name == "acme" else ""
             folder = site / f"bitnet_{name}-1.5.dist-info"
             folder.mkdir(parents=True, exist_ok=True)
@@ -83,7 +83,7 @@ def with_backend(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Ca
 def test_a_device_that_computes_wrongly_or_fails_is_told(bitnet: Bitnet, with_backend: Any) -> None:
     with_backend("""
         class Board(ReferenceDevice):
-            def compile(self, program):
+            def compile(self, program, *, keep=False):
                 executable = super().compile(program)
                 read = executable.read
                 def off_by_one(name, rows=None):
@@ -104,7 +104,7 @@ def test_a_device_that_computes_wrongly_or_fails_is_told(bitnet: Bitnet, with_ba
 
     with_backend("""
         class Board(ReferenceDevice):
-            def compile(self, program):
+            def compile(self, program, *, keep=False):
                 raise DeviceError("it does not\\nanswer.", device=self.info.name)
     """)
     ran = bitnet("devices", "--json")
@@ -143,7 +143,7 @@ def test_the_proof_is_of_fresh_random_numbers(bitnet: Bitnet, with_backend: Any,
     """A device cannot pass by remembering."""
     with_backend(f"""
         class Board(ReferenceDevice):
-            def compile(self, program):
+            def compile(self, program, *, keep=False):
                 with open({str(tmp_path / "seen")!r}, "a") as file:
                     for weight in program.weights.values():
                         if isinstance(data := weight.load(), TernaryData):

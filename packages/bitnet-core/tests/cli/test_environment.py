@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -11,11 +12,10 @@ from typing import Any
 import pytest
 
 from bitnet.core.cli.app import EXIT_CODES
-from bitnet.core.env import VARIABLES
+from bitnet.core.support.env import VARIABLES
 
 Bitnet = Callable[..., Any]
 
-README = Path(__file__).resolve().parents[2] / "README.md"
 
 ELSEWHERE = "metal" if sys.platform != "darwin" else "cuda"
 """A backend that this machine cannot have."""
@@ -105,10 +105,19 @@ def test_gpu_fake_and_backend_priority(run: Bitnet, bitnet: Bitnet) -> None:
     assert run(BITNET_BACKEND_PRIORITY="toaster").status == 2
 
 
-def test_threads(script: Bitnet) -> None:
-    ran = script("devices", "--json", BITNET_GPU_FAKE="none", BITNET_THREADS="3")
-    (cpu,) = json.loads(ran.out)["backends"]
-    assert {d["details"]["threads"] for d in cpu["devices"] if d["name"] != "cpu:numpy"} == {"3"}
+def test_threads(script: Bitnet, model: Path) -> None:
+    bench = ("bench", "-m", str(model), "-p", "4", "-n", "0", "-r", "1", "--device", "cpu:scalar", "--json")
+    for options, threads in ((bench, 3), ((*bench, "-t", "2"), 2)):
+        ran = script(*options, BITNET_THREADS="3")
+        assert [result["threads"] for result in json.loads(ran.out)["results"]] == [threads]
+
+
+def test_options_are_not_written_into_the_environment(bitnet: Bitnet, model: Path) -> None:
+    before = dict(os.environ)
+    bench = ("bench", "-m", str(model), "-p", "4", "-n", "0", "-r", "1", "--device", "cpu:scalar", "--json")
+    ran = bitnet(*bench, "-t", "1,2", "--strict")
+    assert [result["threads"] for result in json.loads(ran.out)["results"]] == [1, 2]
+    assert dict(os.environ) == before
 
 
 def test_cache_folder(bitnet: Bitnet, tmp_path: Path) -> None:
@@ -122,13 +131,11 @@ def test_cache_folder(bitnet: Bitnet, tmp_path: Path) -> None:
     assert bitnet("cache", "info", BITNET_NO_KERNEL_CACHE="perhaps").status == 2
 
 
-def test_help_and_readme_name_every_variable_and_exit_code(bitnet: Bitnet) -> None:
-    text, readme = bitnet("--help").out, README.read_text(encoding="utf-8")
-    assert len(VARIABLES) == 9
+def test_help_names_every_variable_and_exit_code(bitnet: Bitnet) -> None:
+    text = bitnet("--help").out
+    assert len(VARIABLES) == 10
     for variable in VARIABLES:
         assert f"{variable.name}={variable.values}" in text
-        assert f"| `{variable.name}` |" in readme
     assert list(EXIT_CODES) == [0, 1, 2, 3, 4, 5, 6, 129, 130, 141, 143]
     for code in EXIT_CODES:
         assert f"\n  {code} " in text
-        assert f"\n| {code} |" in readme

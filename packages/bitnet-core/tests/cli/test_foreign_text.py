@@ -14,12 +14,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bitnet.core import log
 from bitnet.core.cli import console, devices
 from bitnet.core.cli.app import cli
-from bitnet.core.foreign import label, printable, without_controls
+from bitnet.core.devices.plugin import BackendReport
 from bitnet.core.hal import DeviceInfo, DeviceType, ProbeResult, ProbeStatus
-from bitnet.core.plugin import BackendReport
+from bitnet.core.support import log
+from bitnet.core.support.foreign import label, printable, without_controls
 
 Bitnet = Callable[..., Any]
 
@@ -110,7 +110,7 @@ def test_of_model_files(bitnet: Bitnet, nasty: Path, random_model: Any, tmp_path
 @pytest.mark.skipif(os.name == "nt", reason="Windows has no such file names")
 def test_of_receipts(bitnet: Bitnet, model: Path, tmp_path: Path) -> None:
     """Whatever the verdict is, the file has no part in how it looks."""
-    from bitnet.core.receipt import digest
+    from bitnet.core.receipts import digest
 
     assert bitnet("run", "-m", model, "Hello", "-n", "2", "--receipt", "r.json").status == 0
     honest = json.loads((tmp_path / "r.json").read_text())
@@ -156,7 +156,7 @@ def test_of_devices(bitnet: Bitnet, capfd: pytest.CaptureFixture[str], monkeypat
         text = capfd.readouterr().out
         assert is_safe(text)
         assert json.loads(text)["reason"] == NASTY
-    monkeypatch.setattr("bitnet.core.registry.list_devices", lambda: reports)
+    monkeypatch.setattr("bitnet.core.devices.registry.list_devices", lambda: reports)
     ran = bitnet(_BITNET_COMPLETE="zsh_complete", COMP_WORDS="bitnet run --device e", COMP_CWORD="3")
     assert (ran.status, ran.out.split("\n")[1::3]) == (0, ["evil", r"evil\:0"])
     assert is_safe(ran.out)

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from bitnet.core import load_model
-from bitnet.core import receipt as receipts
+from bitnet.core import load_model, receipts
+from bitnet.core.devices.registry import installed
 from bitnet.core.errors import InvalidInputError, ReceiptError
-from bitnet.core.registry import installed
+from bitnet.core.evaluation.replay import rerun
 
 Bitnet = Callable[..., Any]
 Document = dict[str, Any]
@@ -305,16 +305,16 @@ def test_a_receipt_from_python(model: Path, tmp_path: Path) -> None:
         document = receipts.load(tmp_path / "r.json")
         given = None if prompt == [1, 2, 3] else prompt
         assert receipts.verify(document, model=model, prompt=given, answer=done.text).unchecked == ()
-        assert receipts.rerun(document, prompt, model=model).backend == "cpu"
+        assert rerun(document, prompt, model=model).backend == "cpu"
         with pytest.raises(ReceiptError):
-            receipts.rerun(document, "Bye" if isinstance(prompt, str) else [4, 5], model=model)
+            rerun(document, "Bye" if isinstance(prompt, str) else [4, 5], model=model)
     (told,) = receipts.verify(unbound, prompt="Hello").unchecked
     assert told == "the prompt: the receipt binds its token ids, not its text"
-    receipts.rerun(unbound, "Hello", model=model)
+    rerun(unbound, "Hello", model=model)
     (told,) = receipts.verify(made[2][2], prompt="Hi").unchecked
     assert told == "the messages before the prompt"
     with pytest.raises(InvalidInputError, match="the conversation has 2 messages"):
-        receipts.rerun(made[2][2], "Hi", model=model)
+        rerun(made[2][2], "Hi", model=model)
 
 
 def test_a_model_file_is_compared_with_all_that_is_told_of_it(bitnet: Bitnet, honest: Document, model: Path) -> None:

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="Windows has no 
 
 STALLING = """\
 import os, sys, time
-from bitnet.core import files
+from bitnet.core.support import files
 
 def stall(handle):
     print("written", flush=True)

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from bitnet.core import load_model
-from bitnet.core.cache import KernelCache
 from bitnet.core.cli import console
+from bitnet.core.support.cache import KernelCache
 
 Bitnet = Callable[..., Any]
 

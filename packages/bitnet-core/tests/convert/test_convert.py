@@ -40,7 +40,7 @@ def ternary(model: ModelFile, name: str) -> tuple[np.ndarray, float]:
     layer, _, rest = name.removeprefix("model.layers.").partition(".")
     weight = model.weights[f"blk.{layer}.{OURS[rest]}"]
     data: Any = weight.load()
-    return unpack_ternary(data.codes, weight.shape[1]), data.scale
+    return unpack_ternary(data.codes, weight.shape[1]), float(data.scale[0])
 
 
 def from_bf16(values: np.ndarray) -> np.ndarray:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 
 import pytest
 
@@ -10,9 +11,9 @@ from bitnet.core.cpu import native
 
 
 @pytest.fixture(scope="session")
-def library() -> ctypes.CDLL:
+def library(require_device: Callable[[str, str | None], None]) -> ctypes.CDLL:
     """The native library of this machine."""
     handle = native.library().handle
-    if handle is None:
-        pytest.skip("there is no native library for this platform")
+    require_device("cpu:scalar", None if handle else "there is no native library for this platform")
+    assert handle is not None
     return handle

@@ -11,14 +11,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bitnet.core import log
 from bitnet.core.cpu import native
 from bitnet.core.cpu.backend import BACKEND
 from bitnet.core.cpu.device import CpuDevice, device_of
 from bitnet.core.cpu.probe import int8_peak, read_bandwidth
 from bitnet.core.errors import DeviceError, InvalidInputError
-from bitnet.core.hal import Limits, Program, TensorSpec, TernaryData, TernaryMatmul, TernaryWeight
+from bitnet.core.hal import Limits, OpenOptions, Program, TensorSpec, TernaryData, TernaryMatmul, TernaryWeight
 from bitnet.core.reference import ReferenceDevice
+from bitnet.core.support import log
 
 
 @pytest.fixture
@@ -40,10 +40,10 @@ def test_without_library_numpy_is_offered_and_says_so(
     assert found.hint
     with caplog.at_level(logging.WARNING, "bitnet"):
         for _ in range(2):
-            assert isinstance(BACKEND.open(found.devices[0]), ReferenceDevice)
+            assert isinstance(BACKEND.open(found.devices[0], OpenOptions()), ReferenceDevice)
     assert len(caplog.records) == 1
     with pytest.raises(DeviceError, match="cpu:avx2"):
-        BACKEND.open(replace(found.devices[0], index="avx2"))
+        BACKEND.open(replace(found.devices[0], index="avx2"), OpenOptions())
 
 
 def test_broken_library_is_named_with_the_loader_s_message(library_at: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -88,7 +88,7 @@ def test_weight_that_loads_otherwise_than_declared(library: ctypes.CDLL) -> None
     device = CpuDevice(BACKEND.probe().devices[0], library)
     specs = (TensorSpec("x", "i8", ("M", 256)), TensorSpec("s", "f32", ("M",)), TensorSpec("out", "f32", ("M", 8)))
     for codes in (np.zeros((8, 32), np.uint8), np.zeros((7, 64), np.uint8), np.zeros((8, 64), np.int8)):
-        weight = TernaryWeight((8, 256), lambda codes=codes: TernaryData(codes, 1.0))  # type: ignore[misc]
+        weight = TernaryWeight((8, 256), lambda codes=codes: TernaryData(codes, np.ones(1, np.float32)))  # type: ignore[misc]
         ops = [TernaryMatmul("x", "s", ("w",), "out")]
         with pytest.raises(InvalidInputError, match="'w'"):
             device.compile(Program(ops, {s.name: s for s in specs}, {"w": weight}, Limits(1)))

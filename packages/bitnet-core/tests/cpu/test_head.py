@@ -42,7 +42,7 @@ DRAWS = (
 LEVELS = [name for name in native.LEVELS if name in native.levels(native.library().handle)]
 
 
-class Head:
+class HeadAlone:
     """A program of nothing but a head, on one level of this processor."""
 
     def __init__(
@@ -68,11 +68,11 @@ class Head:
 
 
 @pytest.fixture
-def head(library: ctypes.CDLL) -> Iterator[Callable[..., Head]]:
-    made: list[Head] = []
+def head(library: ctypes.CDLL) -> Iterator[Callable[..., HeadAlone]]:
+    made: list[HeadAlone] = []
 
-    def make(level: str, weight: npt.NDArray[np.float16 | np.float32], rows: int) -> Head:
-        made.append(Head(library, level, weight, rows))
+    def make(level: str, weight: npt.NDArray[np.float16 | np.float32], rows: int) -> HeadAlone:
+        made.append(HeadAlone(library, level, weight, rows))
         return made[-1]
 
     yield make
@@ -90,7 +90,7 @@ def rng() -> np.random.Generator:
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("rows", range(1, 17))
 def test_tokens_are_those_of_the_exact_logits(
-    head: Callable[..., Head], rng: np.random.Generator, level: str, rows: int
+    head: Callable[..., HeadAlone], rng: np.random.Generator, level: str, rows: int
 ) -> None:
     """Any number of rows, any vocabulary, any width, weights in either type, activations with and without outliers."""
     vocabulary, width = int(rng.integers(1, 3000)), 4 * int(rng.integers(1, 160))
@@ -108,7 +108,7 @@ def columns_of(weight: npt.NDArray[np.float16]) -> Wide:
     return sizes
 
 
-def sigmas(made: Head, weight: npt.NDArray[np.float16], x: Array) -> Wide:
+def sigmas(made: HeadAlone, weight: npt.NDArray[np.float16], x: Array) -> Wide:
     """How far each score that is left in the logits is off, in the standard deviations of ADR 0060's bound."""
     made.run(x, GREEDY, logits=False)
     wide, column, width = weight.astype(np.float64), columns_of(weight), weight.shape[1]
@@ -125,7 +125,7 @@ def sigmas(made: Head, weight: npt.NDArray[np.float16], x: Array) -> Wide:
 @pytest.mark.parametrize("rows", [1, 2, 7])
 @pytest.mark.parametrize("outlier", [1, 40, 5000])
 def test_scores_are_within_their_bound(
-    head: Callable[..., Head], rng: np.random.Generator, level: str, rows: int, outlier: float
+    head: Callable[..., HeadAlone], rng: np.random.Generator, level: str, rows: int, outlier: float
 ) -> None:
     """An outlier among the activations leaves few of their 8 bits to the others, and the bound grows with that."""
     weight = rng.standard_normal((2000, 512)).astype(np.float16)
@@ -139,7 +139,9 @@ def test_scores_are_within_their_bound(
 
 
 @pytest.mark.parametrize("level", LEVELS)
-def test_errors_of_activations_do_not_add_up(head: Callable[..., Head], rng: np.random.Generator, level: str) -> None:
+def test_errors_of_activations_do_not_add_up(
+    head: Callable[..., HeadAlone], rng: np.random.Generator, level: str
+) -> None:
     """All but one lie in the same place between two steps, and all weights are positive: rounded alike, they would."""
     weight = (0.5 + abs(rng.standard_normal((300, 4096)))).astype(np.float16)
     y = np.full((2, 4096), rng.uniform(0.2, 0.45))
@@ -153,7 +155,7 @@ def test_errors_of_activations_do_not_add_up(head: Callable[..., Head], rng: np.
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, 0.0])
 @pytest.mark.parametrize("where", ["weight", "row", "column", "x", "all x"])
 def test_numbers_that_are_none(
-    head: Callable[..., Head], rng: np.random.Generator, level: str, rows: int, value: float, where: str
+    head: Callable[..., HeadAlone], rng: np.random.Generator, level: str, rows: int, value: float, where: str
 ) -> None:
     vocabulary, width = 700, 64
     weight = rng.standard_normal((vocabulary, width)).astype(np.float16)
@@ -181,7 +183,7 @@ def test_numbers_that_are_none(
 
 
 @pytest.mark.parametrize("level", LEVELS)
-def test_the_lowest_of_equal_tokens(head: Callable[..., Head], rng: np.random.Generator, level: str) -> None:
+def test_the_lowest_of_equal_tokens(head: Callable[..., HeadAlone], rng: np.random.Generator, level: str) -> None:
     weight = rng.standard_normal((50, 128)).astype(np.float16)[np.arange(4000) % 50]
     made = head(level, weight, 3)
     x = rng.standard_normal((3, 128)).astype(np.float32)
@@ -204,7 +206,7 @@ def test_greedy_tokens_of_the_demo_model(rng: np.random.Generator) -> None:
 
 
 def test_perplexity_of_the_demo_model_is_that_of_the_f16_head(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of the same layers on the same device: rounding to int8 differs more between two devices than two heads may."""
+    """The same layers on the same device: rounding to int8 differs more between devices than two heads may."""
     with load_model(device="cpu", context=256) as model:
         text = [
             t for _ in range(6) for t in model.generate("1", max_tokens=60, temperature=1.0, ignore_eos=True).tokens

@@ -6,7 +6,7 @@ from bitnet.core.cpu import native
 from bitnet.core.cpu.backend import BACKEND
 from bitnet.core.cpu.device import CpuDevice
 from bitnet.core.errors import DeviceError
-from bitnet.core.hal import HAL_API, DeviceInfo, DeviceType, ProbeResult, ProbeStatus
+from bitnet.core.hal import HAL_API, DeviceInfo, DeviceType, OpenOptions, ProbeResult, ProbeStatus
 from bitnet.core.testing import ConformanceSuite
 
 
@@ -20,7 +20,7 @@ class LevelBackend:
         devices = [DeviceInfo("cpu", level, f"cpu:{level}", level, "", DeviceType.CPU) for level in rest]
         return ProbeResult(ProbeStatus.OK, devices)
 
-    def open(self, info: DeviceInfo) -> CpuDevice:
+    def open(self, info: DeviceInfo, options: OpenOptions) -> CpuDevice:
         library = native.library().handle
         if library is None:
             raise DeviceError("no native library.", device=info.name)

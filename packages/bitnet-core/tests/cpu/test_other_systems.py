@@ -18,11 +18,11 @@ import numpy as np
 import pytest
 
 from bitnet.core.cpu import native
-from bitnet.core.hal import Limits, SamplingParams, SequenceStep
+from bitnet.core.hal import Limits, OpenOptions, SamplingParams, SequenceStep
 from bitnet.core.testing import ConformanceSuite
 from bitnet.core.testing.model import TinyModel
 from bitnet.core.testing.rig import Rig
-from emulated import EmulatedBackend, build_hook
+from emulated import BestByDay, EmulatedBackend, build_hook
 
 LIMITS = Limits(max_tokens=80, max_seqs=4, max_rows=4, max_blocks=60)
 
@@ -87,12 +87,12 @@ def prefix() -> Path:
 WINE, MUSL = Wine("wine", "windows-amd64"), Musl("musl", "musl-x86_64")
 
 
-class TestWine(ConformanceSuite):
+class TestWine(BestByDay, ConformanceSuite):
     backend = WINE
     size = "small"
 
 
-class TestMusl(ConformanceSuite):
+class TestMusl(BestByDay, ConformanceSuite):
     backend = MUSL
     size = "small"
 
@@ -113,7 +113,7 @@ def test_it_has_every_level_of_this_processor(system: OtherSystem) -> None:
 
 def outputs(system: OtherSystem, seed: int, count: int) -> list[Any]:
     """Prompts in several steps and a token after them, on a device of so many threads."""
-    device = system.open(system.probe().devices[0], threads=count)
+    device = system.open(system.probe().devices[0], OpenOptions(threads=count))
     program = TinyModel(np.random.default_rng(seed), positions=320).program(LIMITS, 20)
     ids = np.random.default_rng(seed).integers(0, 301, 320).tolist()
     draw = SamplingParams(0.8, 40, 0.9, 0.0, 7)

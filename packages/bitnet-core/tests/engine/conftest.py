@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from bitnet.core.engine import Completion, Engine, GenerationOptions
-from bitnet.core.hal import Device, DeviceInfo, Executable, Limits, Program, Weight
+from bitnet.core.hal import Device, DeviceInfo, Executable, Limits, OpenOptions, Program, Weight
 from bitnet.core.model import ModelConfig
 from bitnet.core.model.program import build_program
 from bitnet.core.model.weights import expected_weights
@@ -108,7 +108,7 @@ def cpu_devices() -> dict[str, Callable[[], Device]]:
     from bitnet.core.cpu.backend import BACKEND
 
     def opener(info: DeviceInfo) -> Callable[[], Device]:
-        return lambda: BACKEND.open(info)
+        return lambda: BACKEND.open(info, OpenOptions())
 
     return {info.name: opener(info) for info in BACKEND.probe().devices}
 

@@ -19,8 +19,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bitnet.core import api, opening
+from bitnet.core import api
 from bitnet.core.api import Model, load_model
+from bitnet.core.devices import opening
+from bitnet.core.devices.select import select_device
 from bitnet.core.engine import GenerationOptions
 from bitnet.core.engine.options import OptionArguments
 from bitnet.core.engine.setup import cache_blocks, default_context
@@ -35,7 +37,7 @@ from bitnet.core.gguf import TensorSource, write_gguf
 from bitnet.core.hal.check import StepCheck
 from bitnet.core.model import open_model
 from bitnet.core.reference import ReferenceDevice
-from bitnet.core.vocabulary import Vocabulary
+from bitnet.core.text.vocabulary import Vocabulary
 
 ROOT = Path(__file__).parents[4]
 
@@ -260,6 +262,39 @@ def test_threads_are_for_this_model_only(path: Path, monkeypatch: pytest.MonkeyP
     assert "BITNET_THREADS" not in os.environ
 
 
+def test_a_missing_device_is_an_error_where_that_is_asked_for(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BITNET_GPU_FAKE", "none")
+    with load_model(path, device="cuda") as model:
+        assert model.device.backend == "cpu"
+        assert model.receipt(model.generate("x", max_tokens=1))["strict"] is False
+    monkeypatch.delenv("BITNET_GPU_FAKE")
+    with pytest.raises(DeviceUnavailableError, match="was asked for, but"):
+        load_model(path, device="metal", strict=True)
+    monkeypatch.setenv("BITNET_STRICT_MODE", "1")
+    with load_model(path, device="metal", strict=False) as model:
+        assert model.device.backend == "cpu"
+    with load_model(path, device="cpu") as model:
+        assert model.receipt(model.generate("x", max_tokens=1))["strict"] is True
+
+
+def test_a_receipt_tells_of_the_variables_that_the_model_was_loaded_with(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("BITNET_GPU_FAKE", "cuda")
+    opened = select_device("cuda").open()
+    with load_model(path, device=opened) as model:
+        monkeypatch.delenv("BITNET_GPU_FAKE")
+        receipt = model.receipt(model.generate("x", max_tokens=1))
+    assert receipt["fake"] is True
+    assert receipt["environment"]["variables"]["BITNET_GPU_FAKE"] == "cuda"
+
+
+@pytest.mark.parametrize("options", [{"threads": 2}, {"strict": False}], ids=str)
+def test_an_open_device_takes_no_options(path: Path, options: Any) -> None:
+    with pytest.raises(InvalidInputError, match="yet to be opened"):
+        load_model(path, device=ReferenceDevice(), **options)
+
+
 class Switch:
     """A device that says when it is closed."""
 
@@ -280,7 +315,7 @@ def test_a_device_that_opened_for_nothing_is_closed(
     """It opens in a thread while the file is read, and it may take longer than that."""
     device, begun = Switch(), threading.Event()
 
-    def select(request: str | None) -> Switch:
+    def select(request: str | None, **options: object) -> Switch:
         begun.set()
         time.sleep(0.2)
         return device
@@ -310,7 +345,7 @@ def test_a_device_that_opened_for_nothing_is_closed(
 def test_a_device_that_does_not_open(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str | None] = []
 
-    def select(request: str | None) -> None:
+    def select(request: str | None, **options: object) -> None:
         asked.append(request)
         raise DeviceUnavailableError("there is none.")
 
@@ -376,7 +411,7 @@ from bitnet.core.gguf import TensorSource, write_gguf
 from bitnet.core.hal.check import StepCheck
 from bitnet.core.model import open_model
 from bitnet.core.reference import ReferenceDevice
-from bitnet.core.vocabulary import Vocabulary
+from bitnet.core.text.vocabulary import Vocabulary
 signal.signal(signal.SIGINT, signal.default_int_handler)
 model = load_model(sys.argv[1], device=ReferenceDevice())
 expected = model.generate("again", max_tokens=5).tokens

@@ -6,12 +6,13 @@ import os
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 
 from bitnet.core.cpu.device import CpuDevice
+from bitnet.core.devices.opening import TURN, opening
 from bitnet.core.errors import BitNetError, InvalidInputError
-from bitnet.core.opening import TURN, opening
 
 USUAL = 0.004
 
@@ -26,7 +27,7 @@ def usual_turns() -> Iterator[None]:
 
 def test_turns_are_short_until_the_last_device_is_open() -> None:
     """In whatever order two that overlap end."""
-    first, second = opening("cpu", None), opening("cpu", 1)
+    first, second = (opening("cpu", threads=count, strict=None) for count in (None, 1))
     futures = [first.__enter__(), second.__enter__()]
     assert sys.getswitchinterval() == pytest.approx(TURN)
     first.__exit__(None, None, None)
@@ -40,21 +41,22 @@ def test_turns_are_short_until_the_last_device_is_open() -> None:
 
 
 def test_turns_are_as_usual_after_an_error() -> None:
-    with pytest.raises(BitNetError), opening("no-such-device", None) as future:
+    with pytest.raises(BitNetError), opening("no-such-device", threads=None, strict=None) as future:
         future.result()
     assert sys.getswitchinterval() == pytest.approx(USUAL)
 
 
-def test_devices_that_open_at_the_same_time_have_the_threads_they_were_given() -> None:
+def test_devices_that_open_at_the_same_time_have_the_threads_they_were_given(require_device: Any) -> None:
     """And what the environment says stays as it was, also for those that were given no number."""
 
     def threads(count: int | None) -> set[int]:
         found = set()
         for _ in range(50):
-            with opening("cpu", count) as future:
+            with opening("cpu", threads=count, strict=None) as future:
                 device = future.result()[1]
-            if not isinstance(device, CpuDevice):
-                pytest.skip("the native library is not there; numpy computes with one thread")
+            absent = "the native library is not there; numpy computes with one thread"
+            require_device("cpu:scalar", None if isinstance(device, CpuDevice) else absent)
+            assert isinstance(device, CpuDevice)
             found.add(device.threads)
             device.close()
         return found
@@ -68,5 +70,6 @@ def test_devices_that_open_at_the_same_time_have_the_threads_they_were_given() -
 
 @pytest.mark.parametrize("count", [0, -1, 100_000])
 def test_a_number_of_threads_that_cannot_be_is_refused(count: int) -> None:
-    with pytest.raises(InvalidInputError, match=rf"^threads is {count};"), opening("cpu", count) as future:
+    wanted = pytest.raises(InvalidInputError, match=rf"^threads is {count};")
+    with wanted, opening("cpu", threads=count, strict=None) as future:
         future.result()

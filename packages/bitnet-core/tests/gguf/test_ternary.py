@@ -40,7 +40,7 @@ def read(
     data.flags.writeable = False
     loaded = load_ternary(dtype, shape, data, layout, master=master)
     assert loaded.codes.shape == (shape[0], -(-shape[1] // 128) * 32)
-    return unpack_ternary(loaded.codes, shape[1]), loaded.scale
+    return unpack_ternary(loaded.codes, shape[1]), float(loaded.scale[0])
 
 
 def test_official_i2s_rows_are_adopted() -> None:

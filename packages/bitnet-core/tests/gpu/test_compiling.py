@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from bitnet.core import cache
-from bitnet.core.cache import KernelCache
 from bitnet.core.errors import KernelCompileError
 from bitnet.core.gpu import compiling
 from bitnet.core.gpu.compiling import Way, compile_all, compiled
+from bitnet.core.support import cache
+from bitnet.core.support.cache import KernelCache
 
 
 @pytest.fixture(autouse=True)

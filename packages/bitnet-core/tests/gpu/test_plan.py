@@ -5,13 +5,14 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
 
 from bitnet.core.gpu import Bucket
 from bitnet.core.gpu.groups import GROUPS, FeedForward, Group, Layer, NormChoice, NormProduct, RopeAttention
-from bitnet.core.gpu.plan import candidates
+from bitnet.core.gpu.plan import candidates, lower
 from bitnet.core.hal import (
     Attention,
     DenseMatmul,
@@ -29,12 +30,11 @@ from bitnet.core.hal import (
 
 NORM = NormQuant("x", "w", 1e-5, "q", "s")
 PRODUCT = TernaryMatmul("q", "s", ("m",), "out")
-BUCKET = Bucket(1, 1, 512, logits=False)
+BUCKET = Bucket(1, 1, 512, logits=False, apart=True)
 
 
-def groups_at(ops: Sequence[Any], bucket: Bucket = BUCKET, *, keep: bool = False) -> list[type[Group]]:
-    program = Program(ops, {}, {}, Limits(1), keep=keep)
-    return [type(group) for group in candidates(program, list(ops), 0, bucket)]
+def groups_at(ops: Sequence[Any], bucket: Bucket = BUCKET) -> list[type[Group]]:
+    return [type(group) for group in candidates(list(ops), 0, bucket)]
 
 
 def test_a_product_takes_the_quantisation_before_it() -> None:
@@ -67,6 +67,13 @@ def test_a_rotation_is_its_attentions_alone() -> None:
     assert not groups_at([rope, attention, replace(anew, add=True)])
 
 
+def test_a_rotation_stays_alone_where_another_token_reads_its_key() -> None:
+    """A prompt, or a sequence that reads in a shared block what another appends in the same step."""
+    ops = [RopeAppend("qkv", 1, 4, 2, 32, "cos", "sin"), Attention("qkv", "out", 1, 4, 2, 32), NORM, PRODUCT]
+    assert groups_at(ops, Bucket(4, 4, 512, apart=True)) == [RopeAttention]
+    assert not groups_at(ops, Bucket(4, 4, 512))
+
+
 def test_gates_and_ups_that_are_added_to_are_no_group() -> None:
     glu, down = GluNormQuant("g", "w", 1e-5, "relu2", "h", "t"), TernaryMatmul("h", "t", ("d",), "x", add=True)
     up = TernaryMatmul("q", "s", ("m",), "g")
@@ -78,7 +85,15 @@ def test_a_head_without_logits_is_for_steps_whose_logits_nobody_reads() -> None:
     ops = [NormRows("x", "w", 1e-5, "last"), DenseMatmul("last", "head", "logits"), Sample("logits", "next")]
     assert NormChoice in groups_at(ops)
     assert NormChoice not in groups_at(ops, replace(BUCKET, logits=True))
-    assert not groups_at(ops, keep=True)
+
+
+@pytest.mark.parametrize("keep", [False, True])
+def test_a_program_that_keeps_its_tensors_is_not_grouped(keep: bool) -> None:
+    kinds = (NormQuant, TernaryMatmul, NormProduct)
+    table: Any = {kind: lambda ctx, op, bucket, kind=kind: [kind] for kind in kinds}
+    context: Any = SimpleNamespace(program=Program([NORM, PRODUCT], {}, {}, Limits(1)), keep=keep)
+    launched: list[Any] = lower(context, BUCKET, table)
+    assert launched == ([NormQuant, TernaryMatmul] if keep else [NormProduct])
 
 
 def test_a_layer_adds_to_what_its_norms_read() -> None:
@@ -189,9 +204,9 @@ class Values:
 
 def run_grouped(ops: Sequence[Op], taken: Callable[[Group], bool]) -> list[int]:
     """The program with every group that is taken as one: what that leaves out becomes a term of its own."""
-    program, values, at = Program(ops, {}, {}, Limits(1)), Values(), 0
+    values, at = Values(), 0
     while at < len(ops):
-        group = next(filter(taken, candidates(program, ops, at, BUCKET)), None)
+        group = next(filter(taken, candidates(ops, at, BUCKET)), None)
         if group is None:
             values.run(ops[at])
             at += 1
@@ -228,7 +243,7 @@ def test_a_program_computes_the_same_in_groups(seed: int) -> None:
 def test_the_whole_of_a_model_is_grouped() -> None:
     """So that the random programs above are known to have groups in them."""
     ops = [Embed("table", "x"), *layer("x", "x", 0), *layer("x", "x", 1)]
-    program, found = Program(ops, {}, {}, Limits(1)), set()
+    found = set()
     for at in range(len(ops)):
-        found |= {type(group) for group in candidates(program, ops, at, BUCKET)}
+        found |= {type(group) for group in candidates(ops, at, BUCKET)}
     assert found >= {Layer, FeedForward, NormProduct, RopeAttention}

@@ -23,3 +23,8 @@ def test_files_that_sources_name_stand_in_their_place(tmp_path: Path, monkeypatc
     assert sources.text("two") == "common\nkernel two\n"
     assert sources.text("vendor/three") == "common\nkernel three\ninner\n"
     assert sources.names() == {"one_acme", "two_acme", "three_acme"}
+    for vendors, more in (((), set()), (("other",), set()), (("vendor",), {"three_acme"})):
+        sources = KernelSources(
+            "acme_kernels_of_a_test", "acme", ending=".k", common="all.h", entry=r"^kernel (\w+)", vendors=vendors
+        )
+        assert sources.names() == {"one_acme", "two_acme"} | more

@@ -14,13 +14,13 @@ import gguf
 import numpy as np
 import pytest
 
-from bitnet.core import mapped
 from bitnet.core.errors import InvalidInputError, ModelFileError
 from bitnet.core.gguf import GGMLType, GGUFFile, TensorSource, i2s_bytes, unpack_ternary, write_gguf
 from bitnet.core.gguf.types import BLOCKS
 from bitnet.core.hal import DenseWeight, TernaryWeight
 from bitnet.core.model.file import open_model
 from bitnet.core.model.weights import bind_weights, expected_weights
+from bitnet.core.support import mapped
 from bombs.base import GGUF, Shape
 
 Make = Callable[..., Any]

@@ -18,11 +18,12 @@ from typing import Any
 
 import pytest
 
-from bitnet.core import log, registry, system
+from bitnet.core.devices import registry
+from bitnet.core.devices.plugin import Plugin
 from bitnet.core.errors import DeviceError
-from bitnet.core.hal import HAL_API, Device, DeviceInfo, DeviceType, ProbeResult, ProbeStatus
-from bitnet.core.plugin import Plugin
+from bitnet.core.hal import HAL_API, Device, DeviceInfo, DeviceType, OpenOptions, ProbeResult, ProbeStatus
 from bitnet.core.reference import ReferenceDevice
+from bitnet.core.support import log, system
 
 GOOD_BACKEND = """
 from bitnet.core.hal import HAL_API, DeviceInfo, DeviceType, ProbeResult, ProbeStatus
@@ -34,7 +35,7 @@ class B:
     name, hal_api = NAME, HAL_API
     def probe(self):
         return ProbeResult(ProbeStatus.OK, [board("0")])
-    def open(self, info):
+    def open(self, info, options):
         from bitnet.core.reference import ReferenceDevice
         return ReferenceDevice(info)
     def kernels(self):
@@ -165,7 +166,7 @@ class MadeUp:
         self.probes += 1
         return self.result or ProbeResult(ProbeStatus.OK, self.devices)
 
-    def open(self, info: DeviceInfo) -> Device:
+    def open(self, info: DeviceInfo, options: OpenOptions) -> Device:
         self.opened.append(info.name)
         if info.name in self.broken:
             raise DeviceError("no context.", device=info.name, hint="Reboot.")
@@ -190,7 +191,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, MadeUp]]
         cpus = MadeUp("cpu", [device("cpu:avx2"), device("cpu:scalar"), device("cpu:numpy")])
         named = {"cpu": cpus, **{b.name: b for b in backends}}
         plugins = {
-            name: Plugin(name, f"bitnet-{name}", "1.0", partial(named.__getitem__, name))
+            name: Plugin(name, f"bitnet-{name}", "1.0", partial(named.__getitem__, name), registry._retry)
             for name in sorted(named, key=registry.rank)
         }
         monkeypatch.setattr(registry, "installed", cache(lambda: plugins))

@@ -16,9 +16,9 @@ from typing import Any
 
 import pytest
 
-from bitnet.core import cache
-from bitnet.core.cache import KernelCache
 from bitnet.core.errors import InvalidInputError
+from bitnet.core.support import cache
+from bitnet.core.support.cache import KernelCache
 
 POSIX = sys.platform != "win32"
 PARTS = {"source": "kernel", "device": "H200", "driver": "550.1", "options": "-O3", "compiler": "nvrtc 12"}
@@ -117,7 +117,7 @@ def test_things_in_the_way_are_misses(folder: Path, key: str, said: Any) -> None
 
 KILLED = """
 import sys
-from bitnet.core.cache import KernelCache
+from bitnet.core.support.cache import KernelCache
 key, payload = sys.stdin.readline().strip(), b"x" * (64 << 20)
 print("ready", flush=True)
 while True:
@@ -158,7 +158,7 @@ def test_a_writer_that_is_killed_leaves_a_whole_entry_or_none(folder: Path, key:
 
 RACING = """
 import hashlib, sys
-from bitnet.core.cache import KernelCache
+from bitnet.core.support.cache import KernelCache
 keys = [KernelCache.key(source=str(i), device="d", driver="", options="", compiler="") for i in range(4)]
 payload = lambda key: hashlib.sha256(key.encode()).digest() * 4000
 sys.stdin.readline()
@@ -238,7 +238,7 @@ def test_a_full_disk_for_real(python: Any, folder: Path, key: str) -> None:
     ran = python(
         f"""
         import resource, signal
-        from bitnet.core.cache import KernelCache
+        from bitnet.core.support.cache import KernelCache
         resource.setrlimit(resource.RLIMIT_FSIZE, (5000, 5000))
         kernels = KernelCache()
         for _ in range(3):
@@ -256,7 +256,7 @@ def test_a_folder_that_may_not_be_written(python: Any, key: str) -> None:
     """Its entries are used all the same. (Root may write anywhere, so the process gives up being root.)"""
     code = f"""
     import os
-    from bitnet.core.cache import KernelCache
+    from bitnet.core.support.cache import KernelCache
     kernels = KernelCache()
     kernels.put({key!r}, b"from before", label="k", seconds=0)
     kernels.folder.chmod(0o500)
@@ -342,7 +342,7 @@ def test_a_symlinked_folder_keeps_its_targets_mode(tmp_path: Path, folder: Path,
 
 FIFO = """
 import os
-from bitnet.core.cache import KernelCache
+from bitnet.core.support.cache import KernelCache
 kernels = KernelCache()
 kernels.folder.mkdir(parents=True, mode=0o700)
 path = kernels.folder / ({key!r} + ".kernel")

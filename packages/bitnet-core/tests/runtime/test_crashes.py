@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from bitnet.core import crashes
+from bitnet.core.devices import crashes, registry
 
 POSIX = sys.platform != "win32"
 BITNET = "import sys; from bitnet.core.cli import main; sys.exit(main({args!r}))"
@@ -64,8 +64,8 @@ needs_signals = pytest.mark.skipif(not POSIX, reason="Windows has other names fo
 
 @pytest.fixture(autouse=True)
 def alone(site: Any) -> None:
-    """Of distributions of one name the first on the path counts: these hide the backends that are really installed."""
-    for name in ("cuda", "opencl", "vulkan", "webgpu"):
+    """The first distribution of a name on the path counts: these hide the backends that are really installed."""
+    for name in registry.GPU_ORDER:
         site.install(f"bitnet-{name}", entry_points_txt="[bitnet.backends]\n")
 
 
@@ -79,7 +79,7 @@ def install(site: Any) -> Callable[..., None]:
 import dataclasses
 from bitnet.core.reference import ReferenceDevice
 class Device(ReferenceDevice):
-    def compile(self, program):
+    def compile(self, program, *, keep=False):
         {calls["compile"]}
         executable = super().compile(program)
         run = executable.run
@@ -93,7 +93,7 @@ class Bad(B):
     def probe(self):
         {calls["probe"]}
         return super().probe()
-    def open(self, info):
+    def open(self, info, options):
         {calls["open"]}
         return Device(info)
 BACKEND = Bad()
@@ -230,7 +230,7 @@ def test_a_marker_of_a_process_that_lives_says_nothing(tmp_path: Path, monkeypat
 def test_markers_of_a_process_that_ended(tmp_path: Path, python: Any) -> None:
     code = """
     import os, sys
-    from bitnet.core import crashes
+    from bitnet.core.devices import crashes
     names = ("acme", "acme:0", "acme:x.y-z_1", "acme-2", "other")
     for watching in (kept := [crashes.watching(what) for what in names]):
         watching.__enter__()
@@ -315,7 +315,7 @@ def test_a_driver_that_hangs_is_given_up(install: Any, python: Any, site: Any, h
     install(probe=how)
     code = f"""
     import sys
-    from bitnet.core import examine, plugin
+    from bitnet.core.devices import examine, plugin
     from bitnet.core.cli import main
     plugin.PROBE_SECONDS = 3.0
     sys.exit(main({["devices", "--json"]!r}))
@@ -332,7 +332,7 @@ def test_a_device_that_hangs_is_given_up(install: Any, python: Any, site: Any) -
     install(open="hang")
     code = f"""
     import sys
-    from bitnet.core import examine, plugin
+    from bitnet.core.devices import examine, plugin
     from bitnet.core.cli import main
     examine.PROOF_SECONDS = 2.0
     sys.exit(main({["devices", "--json"]!r}))
@@ -349,10 +349,10 @@ def test_one_device_that_crashes_leaves_the_others(site: Any, bitnet: Any) -> No
 class Bad(B):
     def probe(self):
         return ProbeResult(ProbeStatus.OK, [board("0"), board("1"), board("2")])
-    def open(self, info):
+    def open(self, info, options):
         if info.index == "1":
             os.kill(os.getpid(), signal.SIGBUS)
-        return super().open(info)
+        return super().open(info, options)
 BACKEND = Bad()
 """
     site.install_backend("acme", "acme-bitnet", tweak=BAD + tweak)
@@ -401,7 +401,7 @@ def test_garbage_is_a_broken_backend(site: Any, bitnet: Any) -> None:
 
 
 def test_what_is_opened_has_to_be_a_device(site: Any, bitnet: Any) -> None:
-    site.install_backend("acme", "acme-bitnet", tweak="B.open = lambda self, info: 'garbage'")
+    site.install_backend("acme", "acme-bitnet", tweak="B.open = lambda self, info, options: 'garbage'")
     ran = bitnet("run", "-n", "3", "Hi")
     assert ran.status == 0, ran
     assert "acme:0: it cannot be opened: TypeError: what was opened is 'garbage', which is no device" in ran.err

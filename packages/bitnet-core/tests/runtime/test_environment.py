@@ -18,10 +18,10 @@ import pytest
 from numpy.linalg import _umath_linalg as umath_linalg
 
 import bitnet.core
-from bitnet.core import dynlib, env, log, system
-from bitnet.core.dynlib import open_library
 from bitnet.core.errors import BitNetError, InvalidInputError
-from bitnet.core.files import replacing
+from bitnet.core.support import dynlib, env, log, system
+from bitnet.core.support.dynlib import open_library
+from bitnet.core.support.files import replacing
 
 SOURCES = Path(bitnet.core.__file__).parent
 
@@ -64,7 +64,8 @@ class TestLog:
     CODE = """
     import logging
     {setting_up}
-    from bitnet.core import log, select_device
+    from bitnet.core.support import log
+    from bitnet.core import select_device
     select_device("cpu")
     for level in ("debug", "info", "warning", "error"):
         getattr(log.logger, level)("this is %s", level)
@@ -179,7 +180,7 @@ class TestDynlib:
             ran = python(
                 f"""
                 import os
-                from bitnet.core.dynlib import open_library
+                from bitnet.core.support.dynlib import open_library
                 if os.geteuid() == 0:
                     os.setuid(65534)
                 print(open_library(["libabsent.so", {str(path)!r}]).failure)
@@ -347,7 +348,7 @@ class TestFiles:
     def test_many_writers_of_one_name(self, tmp_path: Path, unnamed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
         """Each file is one writer's, also where it comes while another is written; what is abandoned is removed."""
         if not unnamed:
-            monkeypatch.setattr("bitnet.core.files._unnamed", lambda folder: None)
+            monkeypatch.setattr("bitnet.core.support.files._unnamed", lambda folder: None)
         path = tmp_path / "x"
         (tmp_path / ".x.0123abcd.tmp").write_text("of one that was killed")
         (tmp_path / ".x.name.tmp").write_text("somebody's")

@@ -20,24 +20,26 @@ from typing import Any
 import jsonschema  # type: ignore[import-untyped, unused-ignore]
 import pytest
 
-from bitnet.core import load_model, receipt
+from bitnet.core import load_model, receipts
+from bitnet.core.devices.registry import installed
+from bitnet.core.devices.select import select_device
 from bitnet.core.engine import Completion, GenerationOptions
 from bitnet.core.engine.results import Timings
 from bitnet.core.errors import BitNetError, ModelFileError, ReceiptError
+from bitnet.core.hal.probe import TEST_DRIVER
 from bitnet.core.model.file import open_model
-from bitnet.core.registry import installed
-from bitnet.core.schema import problems
-from bitnet.core.select import select_device
+from bitnet.core.receipts.schema import problems
+from bitnet.core.support import env
 from bitnet.core.testing.lifecycle import Session
 
-SCHEMA = json.loads((files("bitnet.core") / "receipt.schema.json").read_text())
-HOLDS = receipt.Verdict(signed_by=None, trusted=False, unchecked=())
+SCHEMA = json.loads((files("bitnet.core.receipts") / "receipt.schema.json").read_text())
+HOLDS = receipts.Verdict(signed_by=None, trusted=False, unchecked=())
 CPUS = [info.name for info in installed()["cpu"].report().probe.devices]
 
 
 def resealed(document: dict[str, Any]) -> dict[str, Any]:
     """As an editor who knows how would leave it: with the digest of what it says now."""
-    return {**document, "digest": receipt.digest(document)}
+    return {**document, "digest": receipts.digest(document)}
 
 
 @pytest.fixture(scope="module")
@@ -79,13 +81,14 @@ def make(tmp_path: Path, kernels: dict[str, tuple[str, ...]], tiny: Path) -> Cal
         selection = select_device(name)
         prompts: list[Any] = ["Hello", [{"role": "user", "content": "Hello"}], [1]]
         setup = {"context": 4096, "kv_dtype": "f16", "max_seqs": 1, "step_tokens": 512, "i2s_layout": "official"}
-        return receipt.build(
+        return receipts.build(
             file=open_model(path),
             device=selection.info,
             selection=selection,
             kernels=kernels[name],
             completion=completion,
             setup=setup,
+            variables=env.snapshot(),
             prompt=rng.choice(prompts),
         )
 
@@ -118,10 +121,10 @@ def test_a_real_one_holds(make: Any, device: str, rng_seed: int, tmp_path: Path)
     rng = random.Random(rng_seed)
     for _ in range(12):
         document = make(device, rng=rng)
-        receipt.write(tmp_path / "receipt.json", document)
-        again = receipt.load(tmp_path / "receipt.json")
+        receipts.write(tmp_path / "receipt.json", document)
+        again = receipts.load(tmp_path / "receipt.json")
         assert again == document
-        assert receipt.verify(again, model=tmp_path / "model.gguf") == HOLDS
+        assert receipts.verify(again, model=tmp_path / "model.gguf") == HOLDS
         jsonschema.validate(again, SCHEMA)
 
 
@@ -130,7 +133,7 @@ def test_of_a_model_that_ran(tiny: Path) -> None:
     with load_model(path, device="cpu") as model:
         completion = model.generate([1, 2, 3], max_tokens=5, temperature=0.7, seed=11)
         document = model.receipt(completion)
-    assert receipt.verify(document, model=path) == HOLDS
+    assert receipts.verify(document, model=path) == HOLDS
     assert document["seed"] == 11
     assert document["backend_summary"] == f"requested=cpu detected=[cpu] selected={document['compute_path']}"
     numbers, info = document["performance_baseline"], document["model_info"]
@@ -163,17 +166,17 @@ def test_every_edit_shows(make: Any, rng_seed: int) -> None:
             if other == value and type(other) is type(value):
                 continue
             with pytest.raises(ReceiptError):
-                receipt.verify(edited(document, place, other))
+                receipts.verify(edited(document, place, other))
         removed = copy.deepcopy(document)
         del at(removed, place[:-1])[place[-1]]
         with pytest.raises(ReceiptError):
-            receipt.verify(removed)
+            receipts.verify(removed)
         if isinstance(value, dict):
             with pytest.raises(ReceiptError):
-                receipt.verify(edited(document, (*place, "extra"), "x"))
+                receipts.verify(edited(document, (*place, "extra"), "x"))
     for place in (p for p in leaves(document) if isinstance(at(document, p), int | float)):
         with pytest.raises(ReceiptError, match=r"it was changed after it was made|is not|is too|not of type"):
-            receipt.verify(edited(document, place, at(document, place) + 1))
+            receipts.verify(edited(document, place, at(document, place) + 1))
 
 
 def path_of(document: dict[str, Any], path: str) -> dict[str, Any]:
@@ -236,6 +239,10 @@ EDITS: dict[str, tuple[Callable[[dict[str, Any]], dict[str, Any]], str]] = {
     "fake by its variable": (
         environment(variables={"BITNET_GPU_FAKE": "cuda"}), r"made with a fake device \(BITNET_GPU_FAKE='cuda'\)",
     ),
+    "a test driver": (
+        lambda d: environment(device={**d["environment"]["device"], "vendor": TEST_DRIVER})(d),
+        "made with a test driver",
+    ),
     "tomorrow": (
         lambda d: {**d, "timestamp": (datetime.now(timezone.utc) + timedelta(days=1)).strftime("%Y-%m-%dT%H:%M:%SZ")},
         "is in the future",
@@ -253,9 +260,9 @@ EDITS: dict[str, tuple[Callable[[dict[str, Any]], dict[str, Any]], str]] = {
         "cpu was asked for; cuda:0 cannot have been selected",
     ),
     "a fallback that strict mode forbids": (
-        lambda d: environment(variables={"BITNET_STRICT_MODE": "1"})(
-            {**d, "backend_summary": f"requested=gpu detected=[cpu] selected={d['compute_path']}"}
-        ),
+        lambda d: {
+            **d, "strict": True, "backend_summary": f"requested=gpu detected=[cpu] selected={d['compute_path']}",
+        },
         "gpu was asked for; cpu:.* cannot have been selected",
     ),
     "a CPU that is a discrete GPU": (
@@ -269,7 +276,7 @@ def test_an_edit_with_a_fitting_digest_shows_all_the_same(make: Any, name: str) 
     edit, message = EDITS[name]
     document = edit(make(tokens=5, seconds=0.3))
     with pytest.raises(ReceiptError, match=message) as caught:
-        receipt.verify(document if "number" in name or name == "infinite" else resealed(document))
+        receipts.verify(document if "number" in name or name == "infinite" else resealed(document))
     assert caught.value.exit_code == 6
 
 
@@ -277,7 +284,7 @@ def test_a_fallback_is_no_lie(make: Any) -> None:
     document = make(tokens=5)
     for request in ("gpu", "cuda:1", "GPU-01234567-89ab-cdef-0123-456789abcdef", "cpu", document["compute_path"]):
         line = f"requested={request} detected=[cpu] selected={document['compute_path']}"
-        assert receipt.verify(resealed({**document, "backend_summary": line})) == HOLDS
+        assert receipts.verify(resealed({**document, "backend_summary": line})) == HOLDS
 
 
 @pytest.mark.parametrize("value", ["cuda", "none"])
@@ -287,7 +294,7 @@ def test_one_made_with_a_fake_says_so_and_does_not_hold(make: Any, monkeypatch: 
     assert document["fake"] is True
     assert document["environment"]["variables"]["BITNET_GPU_FAKE"] == value
     with pytest.raises(ReceiptError, match="made with a fake device"):
-        receipt.verify(document)
+        receipts.verify(document)
 
 
 def test_what_cannot_be_checked_is_told(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -295,23 +302,23 @@ def test_what_cannot_be_checked_is_told(make: Any, monkeypatch: pytest.MonkeyPat
     kernels = [name.rsplit("_", 1)[0] + "_acme" for name in document["kernels"] if "vnni" not in name]
     device = {**document["environment"]["device"], "type": "discrete"}
     foreign = environment(device=device)({**path_of(document, "acme:0"), "kernels": list(dict.fromkeys(kernels))})
-    assert receipt.verify(resealed(foreign)).unchecked == ("acme is not installed here: its list of kernels",)
+    assert receipts.verify(resealed(foreign)).unchecked == ("acme is not installed here: its list of kernels",)
     older = environment(packages={"bitnet-core": "0.0.1"})(document)
-    (unchecked,) = receipt.verify(resealed({**older, "kernels": [f"new_{document['compute_path'][4:]}"]})).unchecked
+    (unchecked,) = receipts.verify(resealed({**older, "kernels": [f"new_{document['compute_path'][4:]}"]})).unchecked
     assert unchecked.startswith("bitnet-core ")
     assert unchecked.endswith("is installed here, not '0.0.1': its list of kernels")
     monkeypatch.setattr(installed()["cpu"], "backend", lambda: 1 / 0)
-    assert receipt.verify(document).unchecked == ("cpu does not work here (division by zero): its list of kernels",)
+    assert receipts.verify(document).unchecked == ("cpu does not work here (division by zero): its list of kernels",)
 
 
 def test_the_model_file_is_compared(make: Any, tmp_path: Path) -> None:
     document = make()
     (tmp_path / "model.gguf").write_bytes(b"another")
-    assert receipt.verify(document) == HOLDS
+    assert receipts.verify(document) == HOLDS
     with pytest.raises(ReceiptError, match="is not the model it was made with"):
-        receipt.verify(document, model=tmp_path / "model.gguf")
+        receipts.verify(document, model=tmp_path / "model.gguf")
     with pytest.raises(ModelFileError, match="absent: cannot be opened: No such file"):
-        receipt.verify(document, model=tmp_path / "absent")
+        receipts.verify(document, model=tmp_path / "absent")
 
 
 def test_variables_that_are_not_ours_stay_out(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -334,13 +341,13 @@ def test_files_that_are_no_receipts(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "r.json"
     path.write_bytes(content)
     with pytest.raises(ReceiptError, match=r"r\.json is no receipt"):
-        receipt.load(path)
+        receipts.load(path)
 
 
 @pytest.mark.parametrize("document", [None, 3, [], {}, "x", [[]], {"schema_version": "2.0.0"}, {1: 2}])
 def test_documents_that_are_no_receipts(document: Any) -> None:
     with pytest.raises(ReceiptError, match="does not hold"):
-        receipt.verify(document)
+        receipts.verify(document)
 
 
 def test_writing(make: Any, tmp_path: Path) -> None:
@@ -348,16 +355,16 @@ def test_writing(make: Any, tmp_path: Path) -> None:
     target = tmp_path / "r.json"
     target.write_text("old")
     target.chmod(0o644)
-    receipt.write(target, document)
-    assert receipt.load(target) == document
+    receipts.write(target, document)
+    assert receipts.load(target) == document
     with pytest.raises(BitNetError, match="cannot be written"):
-        receipt.write(tmp_path / "absent" / "r.json", document)
+        receipts.write(tmp_path / "absent" / "r.json", document)
     with pytest.raises(ValueError, match="not JSON compliant"):
-        receipt.write(target, {"x": float("nan")})
-    assert receipt.load(target) == document
+        receipts.write(target, {"x": float("nan")})
+    assert receipts.load(target) == document
     odd = edited(document, ("model_info", "path"), os.fsdecode(b"/m\xff.gguf"))
-    receipt.write(target, resealed(odd))
-    assert receipt.verify(receipt.load(target)) == HOLDS
+    receipts.write(target, resealed(odd))
+    assert receipts.verify(receipts.load(target)) == HOLDS
     assert sorted(p.name for p in tmp_path.iterdir()) == ["model.gguf", "r.json"]
 
 
@@ -369,9 +376,9 @@ def test_a_device_file_is_written_to_and_not_replaced(make: Any, python: Any, tm
     ran = python(
         f"""
         import json
-        from bitnet.core import receipt
+        from bitnet.core import receipts
         for path in ({str(link)!r}, "/dev/null"):
-            receipt.write(path, json.load(open({str(tmp_path / "doc.json")!r})))
+            receipts.write(path, json.load(open({str(tmp_path / "doc.json")!r})))
         """
     )
     assert json.loads(ran.out) == json.loads((tmp_path / "doc.json").read_text())

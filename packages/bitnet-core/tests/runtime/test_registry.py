@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 
 import bitnet.core
-from bitnet.core import plugin, registry, system
+from bitnet.core.devices import plugin, registry
 from bitnet.core.errors import DeviceError, DeviceUnavailableError
 from bitnet.core.hal import HAL_API, ProbeResult, ProbeStatus
+from bitnet.core.support import system
 
 LIST = """
 import json
@@ -68,10 +69,12 @@ BAD_IMPORTS = [
     ("BACKEND = 42", "TypeError: 42 is no backend: it lacks name, hal_api, probe, open, kernels."),
 ]
 OTHER_HAL = "speaks version {} of the hardware contract (HAL), this bitnet-core version {}."
+MADE_FOR_1 = "B.hal_api = 1; B.open = lambda self, info: None"
+"""As backends were: without options to open a device with."""
 BAD_BACKENDS = [
     ("B.name = 'worse'", "broken", "it calls itself 'worse'.", REINSTALL),
     ("del B.kernels", "broken", "it lacks kernels.", REINSTALL),
-    ("B.hal_api = 0", "unsupported", OTHER_HAL.format(0, HAL_API), "pip install --upgrade bad"),
+    (MADE_FOR_1, "unsupported", OTHER_HAL.format(1, HAL_API), "pip install --upgrade bad"),
     ("B.hal_api = 99", "unsupported", OTHER_HAL.format(99, HAL_API), "pip install --upgrade bitnet-core"),
     ("B.hal_api = 99; del B.kernels", "unsupported", OTHER_HAL.format(99, HAL_API), "--upgrade bitnet-core"),
     ("B.hal_api = 'one'", "unsupported", OTHER_HAL.format("one", HAL_API), "--upgrade bad"),
@@ -220,7 +223,7 @@ def test_what_open_raises_is_typed(
     info = make_device("cuda:0")
     have = machine(backend("cuda", [info]))
 
-    def crash(_: Any) -> None:
+    def crash(*_: Any) -> None:
         raise RuntimeError("driver says no")
 
     monkeypatch.setattr(have["cuda"], "open", crash)

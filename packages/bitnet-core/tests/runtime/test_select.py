@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 
-from bitnet.core import select
+from bitnet.core.devices import select
+from bitnet.core.devices.fake import FakeBackend
+from bitnet.core.devices.select import select_device
 from bitnet.core.errors import DeviceUnavailableError, InvalidInputError
-from bitnet.core.hal import DeviceType, ProbeResult, ProbeStatus
+from bitnet.core.hal import DeviceType, OpenOptions, ProbeResult, ProbeStatus
 from bitnet.core.reference import ReferenceDevice
-from bitnet.core.select import select_device
 
 NO_GPU = "No GPU detected; falling back to CPU (avx2). Set BITNET_LOG=debug for details."
 
@@ -130,7 +131,7 @@ UUID = "GPU-01234567-89ab-cdef-0123-456789abcdef"
         ("gpu", "there is no GPU that a backend can use (opencl: no-permission, acme: ok).", "Join the group."),
         ("cuda", "bitnet-cuda is not installed.", "pip install bitnet-cuda"),
         ("cuda:0", "bitnet-cuda is not installed.", "pip install bitnet-cuda"),
-        ("rocm", "this version of bitnet has no backend rocm.", ""),
+        ("metal", "this version of bitnet has no backend metal.", ""),
         ("opencl", "opencl is no-permission: /dev/dri is closed.", "Join the group."),
         ("acme:7", "there are only acme:0.", "See bitnet devices."),
         ("cpu:neon", "there are only cpu:avx2, cpu:scalar, cpu:numpy.", "See bitnet devices."),
@@ -158,6 +159,10 @@ def test_what_was_asked_for_is_missing(
     assert f"{request_.lower()} was asked for, but {why}" in caught.value.message
     assert (caught.value.hint or "") == hint
     assert caught.value.exit_code == 3
+    assert select_device(request_, strict=False).info.name == "cpu:avx2"
+    monkeypatch.delenv("BITNET_STRICT_MODE")
+    with pytest.raises(DeviceUnavailableError):
+        select_device(request_, strict=True)
 
 
 def test_no_gpu_is_told_once_and_is_fine_in_strict_mode(
@@ -246,7 +251,7 @@ class TestOpening:
     ) -> None:
         have = machine(backend("cuda", [make_device("cuda:0")]))
 
-        def refuse(info: Any) -> None:
+        def refuse(info: Any, options: Any) -> None:
             raise InvalidInputError("BITNET_THREADS is 'x'.")
 
         monkeypatch.setattr(have["cuda"], "open", refuse)
@@ -292,6 +297,12 @@ class TestFakes:
             with pytest.raises(DeviceUnavailableError, match=f"BITNET_GPU_FAKE={value} is refused in strict mode"):
                 select_device(request)
 
+    def test_a_backend_refuses_them_too(self) -> None:
+        pretended = FakeBackend("cuda", 1)
+        (info,) = pretended.probe().devices
+        with pytest.raises(DeviceUnavailableError, match="cuda:0 is a pretended device"):
+            pretended.open(info, OpenOptions(strict=True))
+
     @pytest.mark.parametrize("value", ["cpu", "cuba", "none,cuda", "cuda:0", "auto", "cuda;opencl"])
     def test_names_that_are_none(self, machine: Any, monkeypatch: pytest.MonkeyPatch, value: str) -> None:
         machine()
@@ -310,7 +321,7 @@ def test_priorities_that_name_no_backend(machine: Any, monkeypatch: pytest.Monke
 
 def test_the_levels_of_the_cpu_are_those_of_its_backend() -> None:
     """Names that may be asked for on any machine: all that this one has are among them."""
-    from bitnet.core.registry import installed
+    from bitnet.core.devices.registry import installed
 
     devices = installed()["cpu"].report().probe.devices
     assert devices

@@ -16,11 +16,12 @@ from typing import Any
 
 import pytest
 
-from bitnet.core import cli, system
-from bitnet.core.cache import KernelCache
+from bitnet.core import cli
 from bitnet.core.cli import console
 from bitnet.core.errors import BitNetError
-from bitnet.core.files import replacing
+from bitnet.core.support import system
+from bitnet.core.support.cache import KernelCache
+from bitnet.core.support.files import replacing
 
 SHARING_VIOLATION = 32
 """``ERROR_SHARING_VIOLATION``: another process has the file open."""

@@ -19,7 +19,7 @@ class Numpy:
     name, hal_api = "cpu", HAL_API
     def probe(self):
         return ProbeResult(ProbeStatus.OK, [NUMPY_INFO])
-    def open(self, info):
+    def open(self, info, options):
         return ReferenceDevice(info)
     def kernels(self):
         return KERNELS

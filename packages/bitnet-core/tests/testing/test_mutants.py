@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from bitnet.core import hal
-from bitnet.core.hal import MemoryInfo, TernaryData
+from bitnet.core.hal import ExecutableStats, MemoryInfo, TernaryData, sampling
 from bitnet.core.hal import check as hal_check
 from bitnet.core.reference import device as reference
-from bitnet.core.reference import ops, sampling
+from bitnet.core.reference import ops
 
 Patch = Callable[[pytest.MonkeyPatch], None]
 Array: TypeAlias = Any  # numpy's, unchecked: what these do is wrong on purpose
@@ -95,13 +95,13 @@ def absmean_of_rows(x: Array) -> tuple[Array, np.float32]:
 
 
 def wraps_at_16_bits(x: Array, scale: Array, weight: TernaryData) -> Array:
-    unit = scale * np.float32(weight.scale)
-    acc = np.rint(ternary_matmul(x, np.ones_like(scale), TernaryData(weight.codes, 1.0)))
+    unit = scale * weight.scale
+    acc = np.rint(ternary_matmul(x, np.ones_like(scale), TernaryData(weight.codes, np.ones(1, np.float32))))
     return acc.astype(np.int64).astype(np.int16).astype(np.float32) * unit[:, None]
 
 
 def rounds_in_another_order(x: Array, scale: Array, weight: TernaryData) -> Array:
-    return ternary_matmul(x, scale, TernaryData(weight.codes, 1.0)) * np.float32(weight.scale)
+    return ternary_matmul(x, scale, TernaryData(weight.codes, np.ones(1, np.float32))) * weight.scale
 
 
 def drops_the_tail_of_k(x: Array, scale: Array, weight: TernaryData) -> Array:
@@ -337,6 +337,12 @@ def checks_nothing(self: Any, step: Any, count: int = 1) -> None:
     return
 
 
+def leaves_logits_out(self: Any, operation: Any, step: Any) -> None:
+    run_op(self, operation, step)
+    if isinstance(operation, hal.Sample) and not step.data[hal.HeaderWord.LOGITS]:
+        self._tensors[operation.logits][:, ::7] = 0
+
+
 def one_cache_for_all() -> Patch:
     """Executables of a device keep their positions in the same memory."""
     shared: list[Array] = []
@@ -412,6 +418,15 @@ MUTANTS = [
     Mutant("read without a copy", ("read_and_write",), method(Executable, "read", shows_its_own_memory)),
     Mutant("untyped out of memory", ("out_of_memory",), method(Executable, "_load", raises_memory_error)),
     Mutant("steps not checked", ("bad_steps",), method(hal_check.StepCheck, "__call__", checks_nothing)),
+    Mutant("weights not counted", ("pass_costs",), method(Executable, "stats", lambda self: ExecutableStats(0))),
+    Mutant("kept logits left out", ("logits_that_are_kept",), method(Executable, "_run_op", leaves_logits_out)),
+    Mutant(
+        "first scale for all",
+        ("scales_that",),
+        lambda patch: patch.setattr(
+            reference, "loaded_ternary", lambda name, w: w.load()._replace(scale=w.load().scale.reshape(-1)[:1])
+        ),
+    ),
     Mutant("runs when closed", ("closed", "closing"), method(Executable, "_usable", lambda self: None)),
     Mutant("executables share a cache", ("two_executables",), one_cache_for_all()),
     Mutant(

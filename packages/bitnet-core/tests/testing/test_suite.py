@@ -75,6 +75,56 @@ def test_one_case_may_be_expected_to_fail(run_suite: Any, suite_source: str) -> 
     assert len(outcome.passed) > 3
 
 
+EXCLUDED = """
+    def exclusions(self, info):
+        return {%r: "it has no f64"}
+"""
+
+
+def test_an_exclusion_is_reported_and_not_run(
+    run_suite: Any, suite_source: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ran: list[object] = []
+    monkeypatch.setattr("bitnet.core.reference.ops.absmean_ternary", ran.append)
+    outcome = run_suite("test_quantize_of_zeros", source=suite_source + EXCLUDED % "test_quantize_of_zeros")
+    assert outcome.skipped == ["test_quantize_of_zeros[cpu:numpy]"]
+    assert not outcome.failed
+    assert not ran
+    assert "cpu:numpy can never do this: it has no f64" in outcome.text
+
+
+def test_one_case_may_be_excluded(run_suite: Any, suite_source: str) -> None:
+    outcome = run_suite("test_greedy", source=suite_source + EXCLUDED % "test_greedy[127]")
+    assert outcome.skipped == ["test_greedy[cpu:numpy-127]"]
+    assert len(outcome.passed) > 3
+
+
+@pytest.mark.parametrize("source", [EXCLUDED, EXPECTED], ids=["excluded", "expected to fail"])
+def test_a_name_of_no_test_is_an_error(run_suite: Any, suite_source: str, source: str) -> None:
+    outcome = run_suite("test_greedy", source=suite_source + source % "test_gredy[127]")
+    assert not outcome.passed
+    assert "TestNumpy names test_gredy[127], which is no test of it" in outcome.text
+
+
+NEEDS = """
+    @needs("f16")
+    def test_with_f16(self, device):
+        pass
+
+    @needs("f16", "int8-dot")
+    def test_with_more(self, device):
+        pass
+"""
+
+
+def test_a_test_runs_where_the_probe_tells_of_what_it_needs(run_suite: Any, suite_source: str) -> None:
+    source = suite_source.replace("[NUMPY_INFO]", "[replace(NUMPY_INFO, features=('f16',))]") + NEEDS
+    source = "from dataclasses import replace\nfrom bitnet.core.testing import needs\n" + source
+    outcome = run_suite("test_with", source=source)
+    assert (outcome.passed, outcome.skipped) == (["test_with_f16[cpu:numpy]"], ["test_with_more[cpu:numpy]"])
+    assert "cpu:numpy has no int8-dot" in outcome.text
+
+
 def test_a_test_cannot_be_replaced() -> None:
     with pytest.raises(TypeError, match="replaces test_embed"):
         type("Lazy", (ConformanceSuite,), {"test_embed": lambda self: None})

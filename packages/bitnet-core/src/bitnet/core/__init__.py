@@ -18,6 +18,10 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from bitnet.core.api import CompletionStream, Model, load_model
     from bitnet.core.arrays import Quantized, TernaryMatrix, quantize, ternary_matmul
+    from bitnet.core.cpu.guard import guard_model_files
+    from bitnet.core.devices.plugin import BackendReport
+    from bitnet.core.devices.registry import list_devices
+    from bitnet.core.devices.select import Selection, select_device
     from bitnet.core.engine import Chunk, Completion
     from bitnet.core.errors import (
         BitNetError,
@@ -31,10 +35,6 @@ if TYPE_CHECKING:
         OutOfMemoryError,
         ReceiptError,
     )
-    from bitnet.core.guard import guard_model_files
-    from bitnet.core.plugin import BackendReport
-    from bitnet.core.registry import list_devices
-    from bitnet.core.select import Selection, select_device
 
     __version__: str
 
@@ -70,17 +70,17 @@ _HOMES = {
     "api": ("CompletionStream", "Model", "load_model"),
     "arrays": ("Quantized", "TernaryMatrix", "quantize", "ternary_matmul"),
     "engine": ("Chunk", "Completion"),
-    "guard": ("guard_model_files",),
-    "plugin": ("BackendReport",),
-    "registry": ("list_devices",),
-    "select": ("Selection", "select_device"),
+    "cpu.guard": ("guard_model_files",),
+    "devices.plugin": ("BackendReport",),
+    "devices.registry": ("list_devices",),
+    "devices.select": ("Selection", "select_device"),
 }
 _MODULE_OF = {name: module for module, names in _HOMES.items() for name in names}
 
 
 def __getattr__(name: str) -> Any:
     if name == "__version__":
-        from bitnet.core.system import core_version
+        from bitnet.core.support.system import core_version
 
         value: Any = core_version()
     elif name in __all__:

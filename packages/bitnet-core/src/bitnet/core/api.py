@@ -23,29 +23,30 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 import numpy.typing as npt
 
-from bitnet.core import env, registry
+from bitnet.core.devices import registry
+from bitnet.core.devices.opening import opening
 from bitnet.core.engine import Chunk, Completion, Engine, GenerationOptions
 from bitnet.core.engine.perplexity import Perplexity, running_perplexity
 from bitnet.core.engine.setup import STEP_TOKENS, open_engine
 from bitnet.core.engine.worker import Ticket, Worker
 from bitnet.core.errors import BitNetError, InvalidInputError, brief
-from bitnet.core.hal import Device, DeviceInfo, Executable
-from bitnet.core.mapped import MappedFile
+from bitnet.core.hal import Device, DeviceInfo, Executable, ExecutableStats
 from bitnet.core.model.default import default_model_path
 from bitnet.core.model.file import ModelFile, open_model
 from bitnet.core.model.program import kv_bytes
-from bitnet.core.opening import opening
+from bitnet.core.support import env
+from bitnet.core.support.mapped import MappedFile
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from bitnet.core.chat import ChatTemplate
+    from bitnet.core.devices.select import Selection
     from bitnet.core.engine.options import OptionArguments
     from bitnet.core.gguf.ternary import I2SLayout
     from bitnet.core.model.config import ModelConfig
     from bitnet.core.model.program import KVDtype
-    from bitnet.core.select import Selection
-    from bitnet.core.tokenizer import Tokenizer
+    from bitnet.core.text.chat import ChatTemplate
+    from bitnet.core.text.tokenizer import Tokenizer
 
 Messages = Sequence[Mapping[str, Any]]
 """A conversation: ``{"role": "user", "content": "…"}``, oldest first."""
@@ -60,6 +61,7 @@ def load_model(
     max_seqs: int = 8,
     step_tokens: int = STEP_TOKENS,
     threads: int | None = None,
+    strict: bool | None = None,
     i2s_layout: I2SLayout = "official",
 ) -> Model:
     """Load a GGUF model onto a device.
@@ -73,7 +75,9 @@ def load_model(
         max_seqs: Generations that run at the same time; more wait their turn. The cache holds a full context for
             each if a quarter of the device's free memory allows it.
         step_tokens: Tokens that a step computes together at most; a longer prompt takes several steps.
-        threads: CPU threads, where ``device`` is not open yet; None: ``BITNET_THREADS``, else one a physical core.
+        threads: CPU threads; None: ``BITNET_THREADS``, else one for each physical core. An open device has its own.
+        strict: Whether a ``device`` that was asked for and is missing is an error, and ``BITNET_GPU_FAKE`` is refused;
+            else the CPU takes its place, with a warning. None: ``BITNET_STRICT_MODE``, else no.
         i2s_layout: How the file's I2_S tensors are laid out (``bitnet inspect`` tells).
 
     Raises:
@@ -85,15 +89,17 @@ def load_model(
     path = Path(default_model_path() if path is None else path)
     selection = None
     if device is None or isinstance(device, str):
-        MappedFile(path)  # what is no file is said before a driver starts
-        with opening(device, threads) as future:
+        MappedFile(path)  # report a missing file before a driver starts
+        with opening(device, threads=threads, strict=strict) as future:
             file = open_model(path, i2s_layout=i2s_layout)
             file.tokenizer  # noqa: B018
             selection, opened = future.result()
     else:
+        if threads is not None or strict is not None:
+            raise InvalidInputError("threads and strict are settings of a device that is yet to be opened.")
         file, opened = open_model(path, i2s_layout=i2s_layout), device
     try:
-        with registry.computing(opened.info):
+        with registry.computing(opened.info)():
             engine, executable = open_engine(
                 file, opened, context=context, kv_dtype=kv_dtype, max_seqs=max_seqs, step_tokens=step_tokens
             )
@@ -101,7 +107,7 @@ def load_model(
     except BaseException as error:
         if selection is not None:
             opened.close()
-        if isinstance(error, BitNetError):  # a file that has changed is why
+        if isinstance(error, BitNetError):  # a changed file is the cause
             file.gguf.check()
         raise
     return Model(file, opened, engine, executable, selection)
@@ -126,7 +132,8 @@ class Model:
         self, file: ModelFile, device: Device, engine: Engine, executable: Executable, selection: Selection | None
     ) -> None:
         self._file, self._device, self._executable = file, device, executable
-        self._worker = Worker(engine, first=lambda: registry.computing(device.info))
+        self._worker = Worker(engine, first=registry.computing(device.info))
+        self._variables = env.snapshot()
         self.selection = selection
         self.context = engine.context
         # Also runs when the model is dropped, and at exit: the thread must be gone before the interpreter is.
@@ -158,15 +165,13 @@ class Model:
         """Bytes of the KV cache; a device whose memory is the host's commits them as they are used."""
         return kv_bytes(self._worker.engine.kv)
 
-    @property
-    def weight_bytes(self) -> int | None:
-        """Bytes of weights that the device reads in a decode step; None where it does not tell."""
-        return getattr(self._executable, "weight_bytes", None)
+    def stats(self) -> ExecutableStats:
+        """What the step run last cost the device: bytes of weights read, kernels launched.
 
-    @property
-    def dispatches(self) -> int | None:
-        """Kernels launched for the step run last, one pass of it; None where the device does not launch any."""
-        return getattr(self._executable, "dispatches", None)
+        Raises:
+            DeviceError: The model is closed.
+        """
+        return self._executable.stats()
 
     @property
     def position_bytes(self) -> int:
@@ -221,7 +226,7 @@ class Model:
         Raises:
             InvalidInputError: The model has no chat template, or the template refuses the messages.
         """
-        from bitnet.core.prompt import prompt_tokens
+        from bitnet.core.text.prompt import prompt_tokens
 
         if self.chat_template is None:
             raise InvalidInputError(
@@ -234,7 +239,7 @@ class Model:
     ) -> list[Completion]:
         """``n`` continuations of each prompt, ``max_seqs`` of them at a time: those of the first prompt, then the next.
 
-        Of several for one prompt, the first has the seed that was given. On the CPU's native levels each is just what
+        The first of several for one prompt has the given seed. On the CPU's native levels each is just what
         :meth:`generate` gives for it alone. Elsewhere a batch adds up numbers in another order: log-probabilities
         differ by about 1e-6, by some hundredths where an activation is rounded to the other side, and where two tokens
         are all but tied, another one may be chosen and followed up.
@@ -272,7 +277,7 @@ class Model:
         prompt: str | Sequence[int] | Messages | None = None,
         key: str | Path | None = None,
     ) -> dict[str, Any]:
-        """What computed a completion of this model, for :func:`bitnet.core.receipt.write`; hashes the model's file.
+        """The receipt of a completion, for :func:`bitnet.core.receipts.write`; hashes the model's file.
 
         Args:
             prompt: What was given to :meth:`generate` or :meth:`chat`. The receipt keeps its hash, so that the text can
@@ -283,23 +288,24 @@ class Model:
             InvalidInputError: The completion is of another prompt, the key cannot be read, or there is one and
                 ``cryptography`` is not installed.
         """
-        from bitnet.core import receipt
+        from bitnet.core import receipts
 
         if prompt is not None:
-            of_messages = receipt.is_conversation(prompt)
+            of_messages = receipts.is_conversation(prompt)
             tokens = (
                 self.chat_tokens(cast(Messages, prompt)) if of_messages else self._tokens(cast("Sequence[int]", prompt))
             )
             if tuple(tokens) != completion.prompt_tokens:
                 raise InvalidInputError("the completion is of another prompt than the one given for its receipt.")
         engine = self._worker.engine
-        made = receipt.build(
+        made = receipts.build(
             file=self._file,
             device=self.device,
             selection=self.selection,
             kernels=self.kernels,
             completion=completion,
             prompt=prompt,
+            variables=self._variables,
             setup={
                 "context": self.context,
                 "kv_dtype": engine.kv.dtype,
@@ -309,7 +315,7 @@ class Model:
             },
         )
         key = key or env.text("BITNET_RECEIPT_KEY")
-        return receipt.sign(made, key) if key else made
+        return receipts.sign(made, key) if key else made
 
     def close(self) -> None:
         """End all that runs and free the device. Closing twice is allowed."""

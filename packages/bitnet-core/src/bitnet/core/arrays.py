@@ -21,7 +21,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from bitnet.core import log
+from bitnet.core.devices.select import Selection, select_device
 from bitnet.core.errors import DeviceError, DeviceLostError, DeviceUnavailableError, InvalidInputError
 from bitnet.core.gguf import pack_ternary
 from bitnet.core.hal import (
@@ -42,7 +42,7 @@ from bitnet.core.hal import (
     Weight,
 )
 from bitnet.core.hal.check import MAX_K
-from bitnet.core.select import Selection, select_device
+from bitnet.core.support import log
 
 _T = TypeVar("_T")
 
@@ -51,7 +51,7 @@ _devices_lock = threading.Lock()
 
 
 class Quantized(NamedTuple):
-    """A ternary matrix: ``codes`` int8[N, K] in {-1, 0, 1}, and ``scale``, what a code of +1 stands for."""
+    """A ternary matrix: ``codes`` int8[N, K] in {-1, 0, 1}, and ``scale``, the value of a code of +1."""
 
     codes: npt.NDArray[np.int8]
     scale: float
@@ -103,8 +103,8 @@ def ternary_matmul(
     Args:
         x: ``[M, K]`` or ``[K]``. int8 is used as it is, exactly; float is quantised to int8 row by row (absmax).
         w: int8[N, K] in {-1, 0, 1}, what :func:`quantize` gives, or a matrix that is on a device already.
-        scale: What a weight of +1 stands for (1 unless ``w`` brings its own).
-        x_scale: With int8 ``x``: what one unit of a row stands for, ``[M]`` or one number (1 by default).
+        scale: The value of a weight of +1 (1 unless ``w`` brings its own).
+        x_scale: With int8 ``x``: the value of one unit of a row, ``[M]`` or one number (1 by default).
         device: As in :func:`quantize`.
 
     Returns:
@@ -132,7 +132,7 @@ class TernaryMatrix:
 
     Args:
         codes: int8[N, K] in {-1, 0, 1}.
-        scale: What a code of +1 stands for.
+        scale: The value of a code of +1.
         device: As in :func:`quantize`.
         rows: Rows of ``x`` a run takes; more go in several runs. 1 is best where ``x`` is one row at a time.
 
@@ -169,7 +169,7 @@ class TernaryMatrix:
         self.shape: tuple[int, int] = codes.shape
         self._rows = rows
         self._columns = n_columns = -(-codes.shape[1] // 4) * 4  # devices take K in multiples of 4; padding is zeros
-        data = TernaryData(pack_ternary(codes), float(scale))
+        data = TernaryData(pack_ternary(codes), np.array([scale], np.float32))
         x, x_scale = TensorSpec("x", "i8", ("M", n_columns)), TensorSpec("x_scale", "f32", ("M",))
         self._program = _program(
             [TernaryMatmul("x", "x_scale", ("w",), "out")],

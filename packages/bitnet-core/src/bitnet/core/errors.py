@@ -42,7 +42,7 @@ class InvalidInputError(BitNetError, ValueError):
 
 
 class ContextFullError(InvalidInputError):
-    """The prompt and what was asked for do not fit the model's context."""
+    """The prompt and the tokens asked for do not fit the model's context."""
 
 
 class DeviceUnavailableError(BitNetError):
@@ -94,7 +94,7 @@ class DeviceError(BitNetError):
 
 
 class DeviceLostError(DeviceError):
-    """The device stopped answering; what was on it is gone."""
+    """The device stopped answering; its contents are lost."""
 
 
 class OutOfMemoryError(DeviceError, MemoryError):
@@ -110,6 +110,6 @@ class KernelCompileError(DeviceError):
 
 
 class ReceiptError(BitNetError):
-    """A receipt does not hold, or what was read is none."""
+    """A receipt does not hold, or the document is none."""
 
     exit_code = 6

@@ -1,4 +1,4 @@
-"""The ``bitnet`` command.
+"""The ``bitnet`` command line: a module for each command, and what they share.
 
 ``bitnet --help`` imports every module here, so each imports what it works with inside its functions.
 """
@@ -14,14 +14,14 @@ from contextlib import suppress
 import click
 from click.shell_completion import shell_complete
 
-from bitnet.core import foreign_output
 from bitnet.core.cli.app import cli
 from bitnet.core.cli.completion import COMPLETE_VAR
 from bitnet.core.cli.console import note
 from bitnet.core.cli.signals import Ended, unwinding
+from bitnet.core.cpu.guard import guard_model_files
 from bitnet.core.errors import BitNetError
-from bitnet.core.foreign import indented
-from bitnet.core.guard import guard_model_files
+from bitnet.core.support import foreign_output
+from bitnet.core.support.foreign import indented
 
 __all__ = ["main"]
 
@@ -39,7 +39,7 @@ def main(args: Sequence[str] | None = None) -> int:
     status = _run(list(sys.argv[1:] if args is None else args))
     try:
         sys.stdout.flush()
-    except OSError:  # told already: it is what has just failed. The interpreter would complain at its end
+    except OSError:  # the failure of this very stream is being told; the interpreter would complain at its end
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, sys.stdout.fileno())
         os.close(nowhere)
@@ -58,7 +58,7 @@ def _run(args: list[str]) -> int:
     except click.exceptions.Exit as done:
         return done.exit_code
     except BitNetError as error:
-        log = getattr(error, "log", "")  # of a compiler: whole pages
+        log = getattr(error, "log", "")  # a compiler's log: whole pages
         return _fail(error.message.removesuffix(f"\n{log}"), error.hint, error.exit_code)
     except click.UsageError as error:
         path = error.ctx.command_path if error.ctx is not None else "bitnet"

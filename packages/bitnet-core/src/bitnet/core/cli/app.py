@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import click
 
-from bitnet.core import log
 from bitnet.core.cli.bench import bench
 from bitnet.core.cli.cache import cache
 from bitnet.core.cli.chat import chat
@@ -17,7 +16,9 @@ from bitnet.core.cli.inspect import inspect
 from bitnet.core.cli.narrow import fits_narrow
 from bitnet.core.cli.receipt import receipt
 from bitnet.core.cli.run import run
-from bitnet.core.env import VARIABLES
+from bitnet.core.support import log
+from bitnet.core.support.env import VARIABLES
+from bitnet.core.support.system import core_version
 
 EXIT_CODES = {
     0: "done",
@@ -49,9 +50,7 @@ class Commands(click.Group):
 
 def _print_version(ctx: click.Context, param: click.Parameter, value: bool) -> None:
     if value:
-        from bitnet.core import __version__
-
-        say(f"bitnet {__version__}")
+        say(f"bitnet {core_version()}")
         ctx.exit()
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from contextlib import closing
 from dataclasses import asdict
 from functools import partial
@@ -25,11 +24,11 @@ from bitnet.core.cli.options import (
     strict_option,
     verbose_option,
 )
-from bitnet.core.foreign import label
+from bitnet.core.support.foreign import label
 
 if TYPE_CHECKING:
     from bitnet.core.api import Model
-    from bitnet.core.bench import Measurement
+    from bitnet.core.evaluation.bench import Measurement
 
 
 def _numbers(ctx: click.Context, param: click.Parameter, text: str | None) -> list[int]:
@@ -121,6 +120,7 @@ def _numbers(ctx: click.Context, param: click.Parameter, text: str | None) -> li
 def bench(
     model: Path | None,
     device: str | None,
+    strict: bool | None,
     n_prompt: list[int],
     n_gen: list[int],
     n_depth: list[int],
@@ -142,11 +142,11 @@ def bench(
     bitnet bench -m model.gguf -p 0 -n 64 -d 512,4096 -t 1,2
     bitnet bench -m model.gguf --plot speed.svg
     """
-    from bitnet.core import select_device
-    from bitnet.core.bench import Workload, device_limits, measure
     from bitnet.core.cli.bench_plot import check_plot, write_plot
-    from bitnet.core.cpu.threads import thread_count
-    from bitnet.core.log import logger
+    from bitnet.core.cpu.device import CpuDevice
+    from bitnet.core.devices.select import select_device
+    from bitnet.core.evaluation.bench import Workload, device_limits, measure
+    from bitnet.core.support.log import logger
 
     tests = [Workload("prefill", p, depth) for depth in n_depth for p in n_prompt if p]
     tests += [Workload("decode", n, depth, s) for depth in n_depth for s in parallel for n in n_gen if n]
@@ -156,14 +156,12 @@ def bench(
         check_plot(plot)
     context, most = max(test.context for test in tests), max(test.parallel for test in tests)
     results: list[Measurement] = []
-    for count in threads or [0]:
-        if count:
-            os.environ["BITNET_THREADS"] = str(count)
-        with closing(select_device(device).open()) as opened:
+    for count in threads or (None,):
+        with closing(select_device(device, threads=count, strict=strict).open()) as opened:
             sizes = {"context": context, "max_seqs": most, "step_tokens": batch_size}
             with load({"model": model, **params}, device=opened, **sizes) as loaded:
                 if not as_json:
-                    say(*_header(loaded, count or thread_count()))
+                    say(*_header(loaded, opened.threads if isinstance(opened, CpuDevice) else None))
                 for test in tests:
                     with progress(test.name) as update:
                         probe = partial(device_limits, opened)
@@ -177,7 +175,7 @@ def bench(
                 title, device_title = _titles(loaded)
     if as_json:
         print_json({**document, "results": [_document(result) for result in results]})
-    if plot is not None:  # last: where it cannot be written, the numbers are not lost
+    if plot is not None:  # last, so that a failure to write it does not lose the numbers
         write_plot(plot, title, device_title, results)
 
 
@@ -190,9 +188,9 @@ def _titles(model: Model) -> tuple[str, str]:
     )
 
 
-def _header(model: Model, threads: int) -> tuple[str, str]:
+def _header(model: Model, threads: int | None) -> tuple[str, str]:
     title = " on ".join(_titles(model))
-    if model.device.backend == "cpu":
+    if threads is not None:
         title += f", {threads} thread{'' if threads == 1 else 's'}"
     return title, f"{'test':<20}{'tokens/s':>10}  {'±':>8}   reached"
 

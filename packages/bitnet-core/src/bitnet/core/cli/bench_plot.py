@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Literal
 
 from bitnet.core.cli.console import scaled, size
 from bitnet.core.errors import InvalidInputError
-from bitnet.core.files import replacing
+from bitnet.core.support.files import replacing
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-    from bitnet.core.bench import Measurement
+    from bitnet.core.evaluation.bench import Measurement
 
 FORMATS: dict[str, Literal["png", "svg"]] = {".png": "png", ".svg": "svg"}
 INSTALL = 'pip install "bitnet-core[plot]"'

@@ -17,7 +17,7 @@ def cache() -> None:
 @json_option
 def info(as_json: bool) -> None:
     """Show where compiled kernels are kept, how many and how large."""
-    from bitnet.core.cache import KernelCache
+    from bitnet.core.support.cache import KernelCache
 
     stats = KernelCache().stats()
     if as_json:
@@ -30,7 +30,7 @@ def info(as_json: bool) -> None:
 @cache.command()
 def path() -> None:
     """Print the folder of the compiled kernels."""
-    from bitnet.core.cache import KernelCache
+    from bitnet.core.support.cache import KernelCache
 
     say(str(KernelCache().stats().folder))
 
@@ -41,8 +41,8 @@ def clear() -> None:
 
     Kernels are compiled again when they are needed.
     """
-    from bitnet.core.cache import KernelCache
     from bitnet.core.cli.history import clear_history
+    from bitnet.core.support.cache import KernelCache
 
     removed, lines = KernelCache().clear(), clear_history()
     say(f"removed {removed.entries} entries, {size(removed.size)}; {lines} lines of conversations")

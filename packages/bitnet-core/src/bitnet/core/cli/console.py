@@ -17,7 +17,7 @@ from typing import Any
 import click
 
 from bitnet.core.errors import InvalidInputError
-from bitnet.core.foreign import label, printable, without_controls
+from bitnet.core.support.foreign import label, printable, without_controls
 
 NARROW = 50
 """Columns below which a terminal has no place for tables and bars."""
@@ -34,18 +34,18 @@ def read_text(source: Path | None) -> str:
 
 
 def say(*lines: str) -> None:
-    """Lines on standard output; what is not printable in them, a newline too, is shown as an escape."""
+    """Lines on standard output; unprintable characters in them, newlines too, are shown as escapes."""
     _put("".join(f"{printable(line)}\n" for line in lines))
 
 
 def print_json(value: Any) -> None:
-    """A document on standard output; characters that are not printable are written as JSON's escapes."""
+    """A document on standard output; unprintable characters are written as JSON's escapes."""
     text = json.dumps(value, indent=2, ensure_ascii=False)
     _put(re.sub(r"[^ -~\n]", lambda c: c[0] if c[0].isprintable() else json.dumps(c[0])[1:-1], text) + "\n")
 
 
 def answer(text: str) -> None:
-    """A piece of what a model writes, at once: into a file or a pipe as it is, to a terminal without controls."""
+    """A piece of a model's text, at once: into a file or a pipe unchanged, to a terminal without controls."""
     _put(without_controls(text) if sys.stdout.isatty() else text)
 
 
@@ -68,7 +68,7 @@ def _put(text: str) -> None:
 
 @contextmanager
 def progress(label: str) -> Iterator[Callable[[int, int], None]]:
-    """A function to call with how much is done and how much there is; it draws a bar where stderr is a terminal."""
+    """A function to call with the amount done and the total; it draws a bar where stderr is a terminal."""
     if not sys.stderr.isatty():
         yield lambda done, total: None
         return
@@ -90,7 +90,7 @@ def compile_progress() -> Iterator[None]:
     if not sys.stderr.isatty():
         yield
         return
-    from bitnet.core import cache
+    from bitnet.core.support import cache
 
     compiled: list[str] = []
 
@@ -109,12 +109,12 @@ def compile_progress() -> Iterator[None]:
 
 
 def size(count: float) -> str:
-    """Bytes as people read them: ``1.2 GB``."""
+    """Bytes for people: ``1.2 GB``."""
     return f"{scaled(count)}B"
 
 
 def scaled(count: float) -> str:
-    """A number with the letter of its thousands: ``1.2 G``."""
+    """A number with its SI prefix: ``1.2 G``."""
     for prefix in ("", "k", "M", "G"):
         if count < 1000:
             return f"{count:.3g} {prefix}"

@@ -11,9 +11,9 @@ from bitnet.core.cli.options import json_option, verbose_option
 from bitnet.core.errors import DeviceError, DeviceUnavailableError
 
 if TYPE_CHECKING:
+    from bitnet.core.devices.plugin import BackendReport
+    from bitnet.core.devices.proof import Proof
     from bitnet.core.hal import DeviceInfo
-    from bitnet.core.plugin import BackendReport
-    from bitnet.core.proof import Proof
 
 
 @click.command()
@@ -26,9 +26,9 @@ def devices(as_json: bool) -> None:
     must give exactly what numpy does. Ends with status 5 where one does not. Every backend is tried in a process of its
     own, so that one that crashes or hangs is told of like any other.
     """
-    from bitnet.core.examine import examine_all
-    from bitnet.core.registry import available, with_missing
-    from bitnet.core.select import select_device
+    from bitnet.core.devices.examine import examine_all
+    from bitnet.core.devices.registry import available, with_missing
+    from bitnet.core.devices.select import select_device
 
     plugins = available()
     examined = examine_all(plugins)

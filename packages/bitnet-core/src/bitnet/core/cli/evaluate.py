@@ -10,7 +10,7 @@ import click
 
 from bitnet.core.cli.console import print_json, progress, read_text, say
 from bitnet.core.cli.options import FileName, json_option, load, model_options
-from bitnet.core.foreign import label
+from bitnet.core.support.foreign import label
 
 CHUNK = 512
 
@@ -71,7 +71,7 @@ def demo(problems: int, seed: int, parallel: int, as_json: bool, **params: Any) 
 
     Counts the right answers. Ends with status 1 where it gets fewer right than is claimed of it.
     """
-    from bitnet.core import demo_eval
+    from bitnet.core.evaluation import demo_eval
 
     with load(params, max_seqs=parallel) as model, progress("problems") as update:
         report = demo_eval.run(model, problems=problems, seed=seed, progress=update)

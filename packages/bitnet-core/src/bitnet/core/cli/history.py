@@ -6,7 +6,7 @@ import os
 import stat
 from pathlib import Path
 
-from bitnet.core.cache import cache_folder
+from bitnet.core.support.cache import cache_folder
 
 MOST_LINES = 1000
 

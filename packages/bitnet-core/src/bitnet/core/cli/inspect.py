@@ -11,7 +11,7 @@ import click
 from bitnet.core.cli.console import note, print_json, progress, say, size
 from bitnet.core.cli.options import FileName, i2s_layout_option, json_option, verbose_option
 from bitnet.core.errors import BitNetError
-from bitnet.core.foreign import label
+from bitnet.core.support.foreign import label
 
 if TYPE_CHECKING:
     from bitnet.core.gguf import GGUFFile
@@ -31,8 +31,8 @@ MOST_ELEMENTS = 16
 def inspect(file: Path | None, i2s_layout: str, as_json: bool) -> None:
     """Show a GGUF file's metadata and tensors.
 
-    Of ternary tensors it shows the shares of -1, 0 and +1, and warns where these speak against the file, or against the
-    layout that I2_S tensors are taken to have. Without FILE, the model in this package is shown. Ends with status 4
+    Ternary tensors come with their shares of -1, 0 and +1, and a warning where these speak against the file, or against
+    the layout that I2_S tensors are taken to have. Without FILE, the model in this package is shown. Ends with status 4
     where bitnet cannot run it.
     """
     from bitnet.core.gguf import GGUFFile

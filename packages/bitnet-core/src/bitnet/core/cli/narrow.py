@@ -15,7 +15,7 @@ LEAST = 20
 
 
 class Help(click.HelpFormatter):
-    """As click's; below 50 columns, what is explained stands on a line of its own, and its meaning under it."""
+    """As click's; below 50 columns, a term stands on a line of its own, with its meaning under it."""
 
     def __init__(self, indent_increment: int = 2, width: int | None = None, max_width: int | None = None) -> None:
         columns = shutil.get_terminal_size().columns
@@ -37,7 +37,7 @@ class HelpContext(click.Context):
 
 
 def fits_narrow(command: click.Command) -> None:
-    """Have a command, and all below it, lay out their help so."""
+    """Make a command and its subcommands lay out their help this way."""
     command.context_class = HelpContext
     for below in getattr(command, "commands", {}).values():
         fits_narrow(below)

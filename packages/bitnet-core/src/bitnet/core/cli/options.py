@@ -13,7 +13,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from bitnet.core.errors import InvalidInputError
-from bitnet.core.foreign import label
+from bitnet.core.support.foreign import label
 
 if TYPE_CHECKING:
     from bitnet.core.api import Model
@@ -24,7 +24,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 def _complete_device(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """The devices that are here."""
-    from bitnet.core.registry import list_devices
+    from bitnet.core.devices.registry import list_devices
 
     names = {"auto": "the best there is", "gpu": "the best GPU"}
     for report in list_devices():
@@ -47,7 +47,7 @@ def _complete_model(ctx: click.Context, param: click.Parameter, incomplete: str)
 
 
 class FileName(click.Path):
-    """A file's name, not empty. Whether the file can be read is said by what reads it."""
+    """A file's name, not empty. The reader of the file reports whether it can be read."""
 
     def __init__(self) -> None:
         super().__init__(readable=False, path_type=Path)
@@ -82,14 +82,9 @@ def _together(*options: Callable[[F], F]) -> Callable[[F], F]:
 
 def _more_verbose(ctx: click.Context, param: click.Parameter, count: int) -> None:
     if count:
-        from bitnet.core import log
+        from bitnet.core.support import log
 
         log.setup("info" if count == 1 else "debug")
-
-
-def _strict(ctx: click.Context, param: click.Parameter, value: bool) -> None:
-    if value:
-        os.environ["BITNET_STRICT_MODE"] = "1"
 
 
 verbose_option = click.option(
@@ -127,9 +122,7 @@ device_option = click.option(
 strict_option = click.option(
     "--strict",
     is_flag=True,
-    expose_value=False,
-    is_eager=True,
-    callback=_strict,
+    default=None,
     help="A device that was named and is missing is an error, as with BITNET_STRICT_MODE=1.",
 )
 THREADS_DEFAULT = "[default: BITNET_THREADS, else one for each physical core]"
@@ -232,7 +225,7 @@ def load(params: dict[str, Any], **more: Any) -> Model:
     from bitnet.core.api import load_model
     from bitnet.core.cli.console import compile_progress
 
-    names = ("device", "context", "threads", "kv_dtype", "i2s_layout")
+    names = ("device", "strict", "context", "threads", "kv_dtype", "i2s_layout")
     with compile_progress(), _option_names():
         return load_model(params["model"], **{name: params[name] for name in names if name in params} | more)
 
@@ -245,17 +238,17 @@ def sampling(params: dict[str, Any], **more: Any) -> OptionArguments:
     options = {name: params[name] for name in names} | more
     options |= {name: None for name in ("max_tokens", "seed") if options[name] == -1}
     with _option_names():
-        GenerationOptions(**options)  # before a model is loaded: what is wrong is said at once
+        GenerationOptions(**options)  # before a model is loaded, so that an error comes at once
     return cast("OptionArguments", options)
 
 
 _SPELLED = {"max_seqs": "parallel", "step_tokens": "batch-size"}
-"""Arguments of Python's whose options have other names."""
+"""Python arguments whose options have other names."""
 
 
 @contextmanager
 def _option_names() -> Iterator[None]:
-    """Errors inside name an argument of Python's as the option that gave it, and what stands for None here."""
+    """Inside, errors name a Python argument by the option that gave it, and None by the option's word for it."""
     from bitnet.core.engine.options import OptionArguments
 
     arguments = "|".join((*OptionArguments.__annotations__, *_SPELLED, "context"))

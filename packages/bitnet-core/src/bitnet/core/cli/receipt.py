@@ -12,7 +12,7 @@ from bitnet.core.cli.options import FileName, device_option, strict_option, utf8
 from bitnet.core.errors import InvalidInputError, ReceiptError, brief
 
 if TYPE_CHECKING:
-    from bitnet.core.receipt import Verdict
+    from bitnet.core.receipts import Verdict
 
 SHOWN_KEY = 16
 """Hex digits of a key's id that are told to a person."""
@@ -60,6 +60,7 @@ def verify(
     keys: tuple[Path, ...],
     again: bool,
     device: str | None,
+    strict: bool | None,
 ) -> None:
     """Check everything in a receipt that can be checked, and say what was and what was not.
 
@@ -72,7 +73,7 @@ def verify(
     bitnet receipt verify run.json -m model.gguf --prompt "What is 17 + 25?" --answer @answer.txt
     bitnet receipt verify run.json -m model.gguf --prompt @prompt.txt --rerun
     """
-    from bitnet.core import receipt as receipts
+    from bitnet.core import receipts
 
     if again and prompt is None:
         raise click.UsageError("--rerun needs what was asked: the receipt has only its hash. Give it with --prompt.")
@@ -87,9 +88,11 @@ def verify(
     verdict = receipts.verify(document, model=compared, prompt=asked, answer=answered, keys=keys)
     ran_on = None
     if again:
+        from bitnet.core.evaluation.replay import rerun
+
         model = _model_of(document, model)
         with compile_progress():
-            ran_on = receipts.rerun(document, asked, model=model, device=device).name
+            ran_on = rerun(document, asked, model=model, device=device, strict=strict).name
     _tell(file, document, verdict, model=model, asked=asked, answered=answered, ran_on=ran_on)
 
 
@@ -98,7 +101,7 @@ def verify(
 @verbose_option
 def show(file: Path) -> None:
     """Print a receipt, without checking what it says."""
-    from bitnet.core import receipt as receipts
+    from bitnet.core import receipts
 
     print_json(receipts.load(file))
 
@@ -112,7 +115,7 @@ def keygen(file: Path) -> None:
     FILE gets the private key, which only you may read; FILE.pub the public one, for those who check. Neither is
     replaced where it is there already. 'bitnet run --receipt-key FILE' signs, or BITNET_RECEIPT_KEY=FILE.
     """
-    from bitnet.core import receipt as receipts
+    from bitnet.core import receipts
 
     made = receipts.keygen(file)
     say(f"key {made[:SHOWN_KEY]}: private in {file}, public in {file}.pub")
@@ -136,7 +139,7 @@ def _text(value: str) -> tuple[str, ...]:
 
 
 def _asked(document: dict[str, Any], prompt: str | None, system: str | None) -> Any:
-    """The prompt in the form the receipt has it, of the forms it may have been given in the one that fits."""
+    """The prompt in the form that the receipt records: the first of the possible forms that fits."""
     if prompt is None:
         return None
     request = document["request"]
@@ -157,7 +160,7 @@ def _message_list(text: str, system: str) -> list[dict[str, str]]:
 
 
 def _fitting(document: dict[str, Any], name: str, forms: list[Any]) -> Any:
-    from bitnet.core import receipt as receipts
+    from bitnet.core import receipts
 
     for form in forms[:-1]:
         try:
@@ -172,8 +175,8 @@ def _model_of(document: dict[str, Any], model: Path | None) -> Path:
     """The file to run again: the one named, or the demo model where the receipt is of it."""
     if model is not None:
         return model
-    from bitnet.core.mapped import MappedFile
     from bitnet.core.model.default import default_model_path
+    from bitnet.core.support.mapped import MappedFile
 
     path = default_model_path()
     if MappedFile(path).sha256() != document["model_info"]["sha256"]:
@@ -191,7 +194,7 @@ def _tell(
     answered: str | None,
     ran_on: str | None,
 ) -> None:
-    """What is known now, and from what."""
+    """The checks that were made, and those that were not."""
     numbers, name = document["performance_baseline"], brief(document["model_info"]["name"])
     say(f"{file}: nothing in it contradicts itself")
     lines = {

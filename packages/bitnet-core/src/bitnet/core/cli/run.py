@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from bitnet.core import env
 from bitnet.core.cli.console import answer, note, print_json, read_text, say, seconds
 from bitnet.core.cli.options import (
     FileName,
@@ -22,6 +21,7 @@ from bitnet.core.cli.options import (
     utf8_text,
 )
 from bitnet.core.errors import InvalidInputError
+from bitnet.core.support import env
 
 if TYPE_CHECKING:
     from bitnet.core.api import CompletionStream, Model
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class _Run(click.Command):
-    """Says what several words without quotes need, or a model file in the place of the prompt."""
+    """Explains the error where a prompt lacks quotes, or where a model file stands in its place."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         try:
@@ -104,7 +104,7 @@ def run(
             if completion.logprobs is not None:
                 _print_logprobs(model, completion)
             note(summary(model, completion))
-        if receipt is not None:  # last: where it cannot be written, the answer is not lost
+        if receipt is not None:  # last, so that a failure to write it does not lose the answer
             _save(receipt, model.receipt(completion, prompt=request, key=receipt_key))
 
 
@@ -115,7 +115,7 @@ def _prompt(argument: str | None, option: str | None, file: Path | None) -> str:
     if text is None and file is None and sys.stdin.isatty():
         raise click.UsageError("there is no prompt.")
     if text is None or text == "-":
-        # Files and pipes end in a newline that nobody means.
+        # Files and pipes end in a newline that is not part of the prompt.
         text = read_text(None if file is None or str(file) == "-" else file).removesuffix("\n").removesuffix("\r")
     if not text:
         raise InvalidInputError("the prompt is empty.")
@@ -123,8 +123,8 @@ def _prompt(argument: str | None, option: str | None, file: Path | None) -> str:
 
 
 def expect_template() -> None:
-    """Start what renders chat templates, while the model loads."""
-    from bitnet.core import sandbox
+    """Start the renderer of chat templates while the model loads."""
+    from bitnet.core.text import sandbox
 
     sandbox.warm()
 
@@ -153,19 +153,19 @@ def _write(stream: CompletionStream, *, quiet: bool) -> Completion:
 
 
 def _check_key(receipt: Path | None, key: Path | None) -> None:
-    """A key that cannot be used is told before anything is computed."""
+    """Reject a key that cannot be used before anything is computed."""
     if receipt is None:
         if key is not None:
             raise click.UsageError("--receipt-key is for --receipt.")
         return
     if name := key or env.text("BITNET_RECEIPT_KEY"):
-        from bitnet.core.receipt import private_key
+        from bitnet.core.receipts import private_key
 
         private_key(name)
 
 
 def _save(path: Path, receipt: dict[str, Any]) -> None:
-    from bitnet.core.receipt import write
+    from bitnet.core.receipts import write
 
     write(path, receipt)
 
@@ -212,7 +212,7 @@ def _print_logprobs(model: Model, completion: Completion) -> None:
 
 
 def summary(model: Model, completion: Completion) -> str:
-    """How fast it went, in one line."""
+    """The timings, in one line."""
     timings = completion.timings
     parts = [f"prompt {_rate(timings.prompt_tokens, timings.prefill_tokens_per_second)}"]
     if timings.cached_tokens:
@@ -232,5 +232,5 @@ def _rate(tokens: int, per_second: float | None) -> str:
 
 
 def _token_text(model: Model, token: int) -> str:
-    """What a token stands for; of bytes that are only a part of a character, their numbers."""
+    """A token's text; bytes that are only part of a character are shown by number."""
     return model.tokenizer.token_bytes(token).decode("utf-8", "backslashreplace")

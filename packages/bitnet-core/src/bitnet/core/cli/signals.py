@@ -1,4 +1,4 @@
-"""Signals that end a program: taken as Ctrl-C is, so that nothing is left half-written."""
+"""Signals that end a program are handled like Ctrl-C, so that nothing is left half-written."""
 
 from __future__ import annotations
 

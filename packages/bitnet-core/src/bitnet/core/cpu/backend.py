@@ -7,14 +7,14 @@ import platform
 
 import numpy as np
 
-from bitnet.core import log, system
 from bitnet.core.cpu import native
 from bitnet.core.cpu.device import CpuDevice, device_of
 from bitnet.core.cpu.native import OpKind
-from bitnet.core.cpu.threads import thread_count
-from bitnet.core.errors import DeviceError, InvalidInputError
-from bitnet.core.hal import HAL_API, Device, DeviceInfo, DeviceType, ProbeResult, ProbeStatus
+from bitnet.core.cpu.threads import default_threads
+from bitnet.core.errors import DeviceError
+from bitnet.core.hal import HAL_API, Device, DeviceInfo, DeviceType, OpenOptions, ProbeResult, ProbeStatus
 from bitnet.core.reference import NUMPY_INFO, ReferenceDevice
+from bitnet.core.support import log, system
 
 _FEATURES = {
     "amx": ("int8-matrix", "int8-dot", "byte-permute", "f16"),
@@ -50,7 +50,7 @@ class CpuBackend:
             ProbeStatus.OK, [*devices, NUMPY_INFO], reason, hint, library.tried, {"numpy": np.__version__}
         )
 
-    def open(self, info: DeviceInfo) -> Device:
+    def open(self, info: DeviceInfo, options: OpenOptions) -> Device:
         if info.index == NUMPY_INFO.index:
             if reason := self.probe().reason:
                 log.once(logging.WARNING, f"cpu: {reason}.")
@@ -58,17 +58,13 @@ class CpuBackend:
         library = native.library().handle
         if library is None:
             raise DeviceError("the native library is not there.", device=info.name)
-        return CpuDevice(info, library)
+        return CpuDevice(info, library, threads=options.threads)
 
     def kernels(self) -> frozenset[str]:
         names = (kind.name.lower() for kind in OpKind)
         return frozenset(f"{name}_{level}" for name in names for level in (*native.LEVELS, "numpy"))
 
     def _info(self, device: str, level: str) -> DeviceInfo:
-        try:
-            threads = thread_count()
-        except InvalidInputError:  # BITNET_THREADS; open() will say so
-            threads = 0
         return DeviceInfo(
             backend=self.name,
             index=device,
@@ -78,7 +74,7 @@ class CpuBackend:
             type=DeviceType.CPU,
             memory=system.memory_total(),
             features=_FEATURES[level],
-            details={"level": level, "threads": str(threads), "architecture": platform.machine()},
+            details={"level": level, "cores": str(default_threads()), "architecture": platform.machine()},
         )
 
 

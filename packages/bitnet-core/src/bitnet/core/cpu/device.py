@@ -10,13 +10,15 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from bitnet.core import system
 from bitnet.core.cpu import native
-from bitnet.core.cpu.lowering import Lowering, NativeDevice
-from bitnet.core.cpu.threads import thread_count
+from bitnet.core.cpu.lowering import LoweredProgram, NativeDevice
+from bitnet.core.cpu.threads import default_threads
 from bitnet.core.errors import DeviceError, OutOfMemoryError
-from bitnet.core.hal import DeviceInfo, MemoryInfo, Program, Step
+from bitnet.core.hal import DeviceInfo, ExecutableStats, HeaderWord, MemoryInfo, Program, Step
 from bitnet.core.hal.check import StepCheck, TensorCheck, check_program
+from bitnet.core.support import system
+
+_LOGITS = HeaderWord.LOGITS.value  # looked up once: steps are run thousands of times a second
 
 
 class CpuDevice:
@@ -25,14 +27,13 @@ class CpuDevice:
     Args:
         library: The native library, open.
         level: One of :func:`bitnet.core.cpu.native.levels`; the best of the device's name where None.
-        threads: Where None, as :func:`~bitnet.core.cpu.threads.thread_count` says.
+        threads: Where None, as many as :func:`~bitnet.core.cpu.threads.default_threads` says.
 
     Raises:
         DeviceError: This processor does not run that level.
-        InvalidInputError: ``BITNET_THREADS`` is not a number of threads.
     """
 
-    lowering: ClassVar[type[Lowering]] = Lowering
+    lowered: ClassVar[type[LoweredProgram]] = LoweredProgram
 
     def __init__(
         self, info: DeviceInfo, library: ctypes.CDLL, *, level: str | None = None, threads: int | None = None
@@ -47,7 +48,7 @@ class CpuDevice:
             )
         self.level = wanted[0]
         self.level_handle = runnable[self.level]
-        self.threads = threads or thread_count()
+        self.threads = threads or default_threads()
         self.pool = library.bitnet_pool_new(self.threads)
         if not self.pool:
             raise OutOfMemoryError("no memory for a thread pool.", device=info.name)
@@ -55,19 +56,19 @@ class CpuDevice:
         self._delete_pool.atexit = False  # as an Arena's memory
         self._open: weakref.WeakSet[CpuExecutable] = weakref.WeakSet()
         self._lock = threading.Lock()
-        self._compiling = threading.Lock()  # held meanwhile, as the pool packs weights
+        self._compiling = threading.Lock()  # held while the pool packs weights
         self._closed = False
 
     @property
     def info(self) -> DeviceInfo:
         return self._info
 
-    def compile(self, program: Program) -> CpuExecutable:
+    def compile(self, program: Program, *, keep: bool = False) -> CpuExecutable:
         check_program(program)
         with self._compiling:
             if self._closed:
                 raise DeviceError("the device is closed.", device=self.info.name)
-            executable = CpuExecutable(self, program)
+            executable = CpuExecutable(self, program, keep=keep)
             with self._lock:
                 self._open.add(executable)
         return executable
@@ -93,7 +94,7 @@ class CpuExecutable:
     computed exactly (``kernels/cpu/head_sample.h``); the tensor then holds approximate ones.
     """
 
-    def __init__(self, device: CpuDevice, program: Program) -> None:
+    def __init__(self, device: CpuDevice, program: Program, *, keep: bool) -> None:
         self._device = device  # keeps the pool
         self._name = program.name
         self._check = StepCheck(program)
@@ -102,24 +103,23 @@ class CpuExecutable:
         self._kernels: tuple[str, ...] = ()
         self._library = library = device.library
         parts = NativeDevice(device.info.name, library, device.level_handle, device.pool, device.threads)
-        self._lowering = device.lowering(program, parts)
-        self._handle = library.bitnet_executable_new(parts.level, parts.pool, parts.threads, self._lowering.program)
+        self._lowered = device.lowered(program, parts, keep=keep)
+        self._handle = library.bitnet_executable_new(parts.level, parts.pool, parts.threads, self._lowered.program)
         if not self._handle:
-            self._lowering.close()
+            self._lowered.close()
             raise OutOfMemoryError("no memory for the kernels' scratch space.", device=device.info.name)
         self._delete = weakref.finalize(self, library.bitnet_executable_delete, self._handle)
         self._delete.atexit = False  # as an Arena's memory
-        self.used = self._lowering.used + library.bitnet_executable_bytes(self._handle)
-        self._turns, self._exact = 1, False  # of the last run: its turns, whether it computed all logits
+        self.used = self._lowered.used + library.bitnet_executable_bytes(self._handle)
+        self._turns, self._exact = 1, False  # the last run: its turns, whether it computed all logits
 
-    @property
-    def weight_bytes(self) -> int:
-        """Bytes of weights that a step reads, as the last run did: of a compact head also the rows it read in full."""
+    def stats(self) -> ExecutableStats:
+        """The weight bytes of a compact head include the rows that the last run read in full."""
         with self._lock:
             self._usable()
             scored: int = self._library.bitnet_executable_scored(self._handle)
-            fixed = self._lowering.weight_bytes - (self._lowering.head_bytes if self._exact else 0)
-            return fixed + round(scored * self._lowering.head_row_bytes / self._turns)
+            fixed = self._lowered.weight_bytes - (self._lowered.head_bytes if self._exact else 0)
+            return ExecutableStats(fixed + round(scored * self._lowered.head_row_bytes / self._turns))
 
     @property
     def kernels(self) -> tuple[str, ...]:
@@ -133,20 +133,20 @@ class CpuExecutable:
             self._check(step, count)
             tokens = np.zeros((count, step.rows if self._check.samples else 0), np.int32)
             self._library.bitnet_executable_run(self._handle, step.data.ctypes.data, count, tokens.ctypes.data)
-            self._turns, self._exact = count, bool(step.data[4])
+            self._turns, self._exact = count, bool(step.data[_LOGITS])
             return tokens
 
     def write(self, name: str, array: npt.NDArray[Any]) -> None:
         with self._lock:
             self._usable()
             self._tensors.write(name, array)
-            self._lowering.arrays[name][: len(array)] = array
+            self._lowered.arrays[name][: len(array)] = array
 
     def read(self, name: str, rows: int | None = None) -> npt.NDArray[Any]:
         with self._lock:
             self._usable()
             self._tensors.read(name, rows)
-            return np.array(self._lowering.arrays[name][:rows], order="C")
+            return np.array(self._lowered.arrays[name][:rows], order="C")
 
     def close(self) -> None:
         with self._lock:
@@ -154,7 +154,7 @@ class CpuExecutable:
                 return
             self._record_kernels()
             self._delete()
-            self._lowering.close()
+            self._lowered.close()
             self.used = 0
 
     def _record_kernels(self) -> None:
@@ -171,5 +171,5 @@ class CpuExecutable:
 
 
 def device_of(level: str) -> str:
-    """The device that runs a level: ``avx2`` of ``vnni_avx2``."""
+    """The device that runs a level: ``avx2`` for ``vnni_avx2``."""
     return level.rpartition("_")[2]

@@ -28,19 +28,20 @@ from bitnet.core.hal import (
     TernaryMatmul,
     TernaryWeight,
 )
+from bitnet.core.hal.check import loaded_ternary
 from bitnet.core.hal.program import NUMPY_DTYPES
 
 COPIED = 1 << 20
-"""Bytes up to which a dense weight is copied; a larger one stays where it is mapped."""
+"""Maximum bytes of a dense weight that is copied; a larger one stays in its mapped file."""
 HEAD_CHUNK = 64
-"""Rows of a head of which the greatest step and norm are kept: ``HEAD_CHUNK`` of ``kernels/cpu/head_layout.h``."""
+"""Rows of a head that share one greatest step and norm: ``HEAD_CHUNK`` of ``kernels/cpu/head_layout.h``."""
 LANES = 16
 """Positions and elements of the cache are padded to this: the widest vector of f32."""
 PAGE = 4096
 """Bytes of a small page."""
 
 
-class TernaryMatrix(NamedTuple):
+class PackedMatrix(NamedTuple):
     """A repacked ternary matrix: its address, rows and scale."""
 
     codes: int
@@ -48,7 +49,7 @@ class TernaryMatrix(NamedTuple):
     scale: float
 
 
-def _head_of(program: Program) -> Head | None:
+def _head_of(program: Program) -> CompactHead | None:
     """The head, where the program ends in a dense product and the sampling of it, and nothing else reads its logits."""
     if len(program.ops) < 2:
         return None
@@ -57,7 +58,7 @@ def _head_of(program: Program) -> Head | None:
         return None
     if any(dense.out in (getattr(op, field) for field in op.__slots__) for op in before):
         return None
-    return Head(dense.x, dense.weight, dense.out)
+    return CompactHead(dense.x, dense.weight, dense.out)
 
 
 def padded(n: int) -> int:
@@ -65,7 +66,7 @@ def padded(n: int) -> int:
 
 
 class NativeDevice(NamedTuple):
-    """What of a device its executables use."""
+    """The part of a device that its executables use."""
 
     name: str
     library: ctypes.CDLL
@@ -74,20 +75,23 @@ class NativeDevice(NamedTuple):
     threads: int
 
 
-class Head(NamedTuple):
-    """A head that is sampled from compact weights: what of, by which matrix, and where its exact logits would stand."""
+class CompactHead(NamedTuple):
+    """A head that is sampled from compact weights: its input, its matrix, and the place of its exact logits."""
 
     x: str
     weight: str
     logits: str
 
 
-class Lowering:
-    """Everything an executable holds.
+class LoweredProgram:
+    """A program as the native library runs it, and all that an executable holds for that.
+
+    Args:
+        keep: As for :meth:`~bitnet.core.hal.Device.compile`: logits are exact whoever reads them.
 
     Attributes:
         head: The matrix whose logits only the program's sampling needs, if there is one.
-        head_bytes: Of its compact form.
+        head_bytes: Bytes of its compact form.
         arrays: The activation tensors by name, as views; rows are padded to whole cache lines in memory.
         program: What the native library runs. It points into the arenas and to ``self``, which must outlive it.
         used: Bytes of weights, cache and activations; weights that stay in their mapped file are not among them.
@@ -97,14 +101,14 @@ class Lowering:
         InvalidInputError: A weight does not load as it was declared.
     """
 
-    def __init__(self, program: Program, native_device: NativeDevice) -> None:
+    def __init__(self, program: Program, native_device: NativeDevice, *, keep: bool = False) -> None:
         self._source, self._native = program, native_device
         self._library = native_device.library
         self.arrays: dict[str, npt.NDArray[Any]] = {}
-        self.head = _head_of(program)
+        self.head = None if keep else _head_of(program)
         self.head_bytes = 0
         self._arenas: list[Arena] = []
-        self._kept: list[object] = []  # what native structures point to and Python must not drop
+        self._kept: list[object] = []  # kept alive: native structures point to it
         try:
             self._lay_out_cache()
             self._lay_out_tensors()
@@ -122,7 +126,7 @@ class Lowering:
 
     @property
     def weight_bytes(self) -> int:
-        """Bytes of weights read in every step: all that the operations name, as stored here, but of tables a row."""
+        """Bytes of weights read in every step: all that the operations name, as stored here; one row of each table."""
         size = self.head_bytes
         for op in self._source.ops:
             if self.head is not None and isinstance(op, DenseMatmul) and op.out == self.head.logits:
@@ -135,7 +139,7 @@ class Lowering:
 
     @property
     def head_row_bytes(self) -> int:
-        """Bytes of a row of the head, read in full where its compact form leaves a doubt; 0 without a compact form."""
+        """Bytes of a row of the head, read in full where the compact form leaves it in doubt; 0 without one."""
         if self.head is None:
             return 0
         weight = self._source.weights[self.head.weight]
@@ -206,7 +210,7 @@ class Lowering:
 
     def _load_weights(self) -> None:
         self._dense: dict[str, int] = {}
-        self._ternary: dict[str, TernaryMatrix] = {}
+        self._ternary: dict[str, PackedMatrix] = {}
         weights = self._source.weights
         used = dict.fromkeys(name for op in self._source.ops if isinstance(op, TernaryMatmul) for name in op.weights)
         packed = {name: self._packed_bytes(weights[name].shape) for name in used}
@@ -229,19 +233,15 @@ class Lowering:
         size: int = self._library.bitnet_packed_bytes(self._native.level, *shape)
         return size
 
-    def _pack(self, name: str, weight: TernaryWeight, address: int) -> TernaryMatrix:
-        data = weight.load()
+    def _pack(self, name: str, weight: TernaryWeight, address: int) -> PackedMatrix:
+        data = loaded_ternary(name, weight)
         rows, columns = weight.shape
-        shape = rows, -(-columns // 128) * 32
-        if data.codes.shape != shape or data.codes.dtype != np.uint8:
-            found = f"{data.codes.dtype}{list(data.codes.shape)}"
-            raise InvalidInputError(f"weight {name!r} loads as {found}; uint8{list(shape)} was declared.")
         codes = np.ascontiguousarray(data.codes)
         self._library.bitnet_pack(self._native.level, self._native.pool, codes.ctypes.data, address, rows, columns)
-        scale = data.scale
+        scale = float(data.scale[0])
         del data, codes  # before their pages are released
         weight.release()
-        return TernaryMatrix(address, rows, scale)
+        return PackedMatrix(address, rows, scale)
 
     def _place(self, weight: DenseWeight, address: int | None) -> int:
         """The address of a dense weight: copied to ``address``, or where it is."""
@@ -273,7 +273,7 @@ class Lowering:
             return [self._op(op) for op in ops]
         return [*(self._op(op) for op in ops[:-2]), self._head_op(self.head, ops[-2], ops[-1])]
 
-    def _head_op(self, head: Head, dense: Op, sample: Op) -> native.Op:
+    def _head_op(self, head: CompactHead, dense: Op, sample: Op) -> native.Op:
         assert isinstance(dense, DenseMatmul)
         exact = (native.Op * 2)(self._op(dense), self._op(sample))
         where = self._keep(exact)

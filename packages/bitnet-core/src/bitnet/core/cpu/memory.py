@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from bitnet.core import system
 from bitnet.core.errors import OutOfMemoryError
+from bitnet.core.support import system
 
 LINE = 64
 """Bytes of a cache line, and of the widest vector: every piece begins on a multiple of it."""
@@ -33,7 +33,7 @@ class Arena:
     def __init__(self, library: ctypes.CDLL, size: int, *, device: str, what: str) -> None:
         self.size = size + LINE  # a kernel may read a vector past the end of a row
         total = system.memory_total()
-        # Where the system overcommits, memory that is not there fails only when it is touched, and kills the process.
+        # Where the system overcommits, missing memory fails only when it is touched, and kills the process.
         fits = self.size < 2**62 and (not total or self.size <= total)
         address = library.bitnet_pages_alloc(self.size) if fits else None
         if not address:
@@ -45,7 +45,7 @@ class Arena:
         self._next: int = address
         self._end = self._next + self.size
         self.close = weakref.finalize(self, library.bitnet_pages_free, address, self.size)
-        self.close.atexit = False  # a daemon thread may compute until the process ends, and takes its memory with it
+        self.close.atexit = False  # a daemon thread may compute until the process ends
 
     def take(self, size: int) -> int:
         """The address of the next ``size`` bytes."""

@@ -13,7 +13,7 @@ from functools import cache
 from pathlib import Path
 from typing import TypeAlias
 
-from bitnet.core.dynlib import Library, open_library
+from bitnet.core.support.dynlib import Library, open_library
 
 PATH = (
     Path(__file__).parent

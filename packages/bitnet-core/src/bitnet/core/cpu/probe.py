@@ -1,7 +1,7 @@
-"""What this machine gives at best: the rooflines that measured speeds are held against.
+"""This machine's limits: the rooflines that measured speeds are compared with.
 
-Both are measured on a device's own threads, with its own instructions. The best of several short runs is kept: what
-else runs on the machine only ever takes away.
+Both are measured on a device's own threads, with its own instructions. The best of several short runs is kept: other
+work on the machine can only slow a run down.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from bitnet.core.cpu.device import CpuDevice
 from bitnet.core.cpu.memory import Arena
 
 READ_BYTES = 512 << 20
-"""More than any cache holds of it, so that it is memory that is measured."""
+"""Bytes of the buffer: more than any cache holds, so that memory is measured."""
 AHEAD = (0, 4096)
-"""Bytes ahead that the reader prefetches: some processors read fastest on their own, others when they are told."""
+"""Prefetch distances, in bytes: some processors read fastest on their own, others with prefetching."""
 _TURNS = 200_000
 
 

@@ -1,57 +1,23 @@
-"""How many threads to compute with."""
+"""How many threads to compute with where nobody says."""
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
 from pathlib import Path
 
-from bitnet.core import env, system
-from bitnet.core.errors import InvalidInputError
+from bitnet.core.hal.backend import MAX_THREADS
+from bitnet.core.support import system
 
-MAX_THREADS = 1024
 TOPOLOGY = Path("/sys/devices/system/cpu")
-_given: ContextVar[int | None] = ContextVar("threads", default=None)
 
 
-@contextmanager
-def given_threads(count: int | None) -> Iterator[None]:
-    """Let devices that this thread opens meanwhile compute with ``count`` threads, whatever the environment says.
-
-    Not by setting the variable: devices that other threads open at the same time would read it.
-
-    Raises:
-        InvalidInputError: That is not a number of threads.
-    """
-    if count is not None and not 1 <= count <= MAX_THREADS:
-        raise InvalidInputError(f"threads is {count}; it must be a number from 1 to {MAX_THREADS}.")
-    token = _given.set(count)
-    try:
-        yield
-    finally:
-        _given.reset(token)
-
-
-def thread_count() -> int:
-    """What :func:`given_threads` says; else ``BITNET_THREADS``; else one for each physical core that this process may
-    run on, within its container's quota.
+def default_threads() -> int:
+    """One for each physical core that this process may run on, within its container's quota.
 
     A second thread on a core shares its arithmetic units and its path to memory: there is nothing to gain from it.
-
-    Raises:
-        InvalidInputError: ``BITNET_THREADS`` is not a number of threads.
     """
-    if (given := _given.get()) is not None:
-        return given
-    asked = env.text("BITNET_THREADS")
-    if not asked:
-        return max(1, min(physical_cores(), system.usable_cpus(), MAX_THREADS))
-    if not asked.isdecimal() or len(asked) > len(str(MAX_THREADS)) or not 1 <= int(asked) <= MAX_THREADS:
-        raise InvalidInputError(f"BITNET_THREADS is {asked!r}; it must be a number from 1 to {MAX_THREADS}.")
-    return int(asked)
+    return max(1, min(physical_cores(), system.usable_cpus(), MAX_THREADS))
 
 
 def physical_cores() -> int:

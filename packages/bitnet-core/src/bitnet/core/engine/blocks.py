@@ -1,4 +1,4 @@
-"""The paged KV cache's books: which blocks are whose, and which finished ones can be used again.
+"""The paged KV cache's bookkeeping: owners of blocks, and finished blocks that can be used again.
 
 A full block is known by a digest of its tokens and of the block before it, so a chain of digests names a prefix
 wherever it appears. A block that nobody uses keeps its content, and can be shared again, until its memory is needed:
@@ -54,7 +54,7 @@ class BlockPool:
         self._references[block] += 1
 
     def name(self, block: int, digest: bytes) -> None:
-        """Record what a full block holds. Of two blocks with the same content only the first can be found."""
+        """Record a full block's content. Only the first of two blocks with the same content can be found."""
         if self._by_digest.setdefault(digest, block) == block:
             self._digests[block] = digest
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import itertools
 import secrets
 import time
-from collections.abc import Callable
-from collections.abc import Sequence as Seq
+from collections.abc import Callable, Sequence
 from numbers import Integral
 
 import numpy as np
@@ -16,7 +15,7 @@ from bitnet.core.engine.options import GenerationOptions
 from bitnet.core.engine.results import Update
 from bitnet.core.engine.sampling import sibling_seed
 from bitnet.core.engine.scheduler import Plan, Scheduler
-from bitnet.core.engine.sequence import Generation, Scoring, Sequence, TextStream
+from bitnet.core.engine.sequence import Generation, Scoring, TextStream, TokenSequence
 from bitnet.core.errors import ContextFullError, DeviceError, InvalidInputError
 from bitnet.core.hal import GREEDY, NO_TOKEN, Executable, KVSpec, Limits, SequenceStep, Step, StepLayout
 
@@ -49,7 +48,7 @@ class Engine:
         context: int,
         vocab_size: int,
         eos: frozenset[int],
-        text: Callable[[Seq[int]], TextStream],
+        text: Callable[[Sequence[int]], TextStream],
         device: str,
         check: Callable[[], None] = lambda: None,
     ) -> None:
@@ -63,7 +62,7 @@ class Engine:
         self._check_weights = check
         self._scheduler = Scheduler(limits, kv.num_blocks, kv.block_size)
         self._numbers = itertools.count()
-        self._siblings: dict[Sequence, tuple[Sequence, ...]] = {}
+        self._siblings: dict[TokenSequence, tuple[TokenSequence, ...]] = {}
         self._token_seconds = BURST_SECONDS
         self._failure: BaseException | None = None
 
@@ -72,7 +71,7 @@ class Engine:
         """Whether :meth:`step` has something to do."""
         return bool(self._scheduler.sequences)
 
-    def prepare(self, prompt: Seq[int], options: GenerationOptions, n: int = 1) -> tuple[Generation, ...]:
+    def prepare(self, prompt: Sequence[int], options: GenerationOptions, n: int = 1) -> tuple[Generation, ...]:
         """``n`` continuations of ``prompt``, checked but not begun: hand them to :meth:`add`.
 
         Raises:
@@ -107,7 +106,7 @@ class Engine:
             for i in range(n)
         )
 
-    def prepare_score(self, tokens: Seq[int], start: int = 1) -> Scoring:
+    def prepare_score(self, tokens: Sequence[int], start: int = 1) -> Scoring:
         """The scoring of ``tokens[start:]``, each given all before it; hand it to :meth:`add`.
 
         Raises:
@@ -124,7 +123,7 @@ class Engine:
             raise InvalidInputError(f"start is {start}; it must be in 1 … {len(tokens) - 1}.")
         return Scoring(next(self._numbers), tokens, int(start))
 
-    def add(self, sequences: Seq[Sequence]) -> None:
+    def add(self, sequences: Sequence[TokenSequence]) -> None:
         """Queue prepared sequences of one prompt. All but the first wait for its prompt, to share its cache.
 
         Raises:
@@ -160,7 +159,7 @@ class Engine:
             self._failure = error
             raise
 
-    def cancel(self, sequence: Sequence) -> Update | None:
+    def cancel(self, sequence: TokenSequence) -> Update | None:
         """End a sequence where it is; None where it has ended already."""
         if sequence.finished:
             return None
@@ -222,10 +221,10 @@ class Engine:
                 updates.append(update)
         return updates
 
-    def _release_siblings(self, first: Sequence) -> None:
+    def _release_siblings(self, first: TokenSequence) -> None:
         self._scheduler.add(self._siblings.pop(first, ()), first=True)
 
-    def _check_tokens(self, what: str, tokens: Seq[int]) -> None:
+    def _check_tokens(self, what: str, tokens: Sequence[int]) -> None:
         if not len(tokens):
             raise InvalidInputError(f"{what} has no tokens.")
         wrong = next((t for t in tokens if not 0 <= t < self._vocab_size), None)

@@ -1,4 +1,4 @@
-"""What a caller asks of a generation."""
+"""The options of a generation."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _NUMBERS = ("temperature", "top_p", "min_p", "repetition_penalty", "presence_pen
 class GenerationOptions:
     """How to generate. Every default switches its feature off; the default is greedy.
 
-    Numbers are kept as Python's own and collections as copies: what holds here holds when the engine's thread reads it.
+    Numbers are converted to Python's own types and collections are copied, so the engine's thread reads valid values.
 
     Attributes:
         max_tokens: Tokens to generate at most; None: until the context is full.
@@ -40,7 +40,7 @@ class GenerationOptions:
         stop: Strings that end the generation; they are not part of its text.
         stop_tokens: Token ids that end the generation, besides the model's own.
         ignore_eos: Go on after the model's end-of-sequence tokens (for benchmarks).
-        logprobs: Log-probabilities of each token and of this many likeliest ones, from the model's logits as they are.
+        logprobs: Log-probabilities of each token and of this many likeliest ones, from the model's unchanged logits.
 
     Raises:
         InvalidInputError: A value is out of its range.

@@ -1,4 +1,4 @@
-"""What the engine hands back."""
+"""The engine's results."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ FinishReason: TypeAlias = Literal["stop", "length", "context", "cancelled"]
 
 @dataclass(frozen=True, slots=True)
 class Timings:
-    """When what happened, in seconds since the request was submitted.
+    """Times of a generation's events, in seconds since the request was submitted.
 
     Attributes:
         prompt_tokens: Tokens in the prompt.
-        cached_tokens: Of those, how many were in the KV cache already, from an earlier request.
+        cached_tokens: Prompt tokens that were in the KV cache already, from an earlier request.
         started: When the prompt's first step began: the time spent waiting for a place.
         token_times: When each generated token was there, a stop token included.
         total: When the generation ended.
@@ -67,8 +67,8 @@ class Completion:
         finish_reason: ``stop``, ``length`` (``max_tokens``), ``context`` (full) or ``cancelled``.
         stop_reason: The token id or string that stopped it.
         logprobs: One for each of ``tokens``, where they were asked for.
-        seed: What the same tokens can be drawn with again.
-        options: What was asked for.
+        seed: Seed that draws the same tokens again.
+        options: The options of the request.
     """
 
     text: str

@@ -1,6 +1,6 @@
-"""Choosing tokens on the host, where a request changes the logits or wants to see them.
+"""Choosing tokens on the host, where a request changes or reads the logits.
 
-The draw itself is the one of the numpy device, so that a token does not depend on where it was chosen.
+The draw itself is the contract's own, so that a token does not depend on where it was chosen.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from bitnet.core.engine.options import GenerationOptions
 from bitnet.core.hal import SamplingParams
-from bitnet.core.reference.sampling import choose
+from bitnet.core.hal.sampling import choose
 
 F32 = npt.NDArray[np.float32]
 

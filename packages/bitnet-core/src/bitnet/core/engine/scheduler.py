@@ -1,4 +1,4 @@
-"""Continuous batching: which tokens of which sequences make up the next step.
+"""Continuous batching: the tokens and sequences of the next step.
 
 Rules, in order:
 
@@ -18,7 +18,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from bitnet.core.engine.blocks import BlockPool, BlockTable
-from bitnet.core.engine.sequence import Sequence
+from bitnet.core.engine.sequence import TokenSequence
 from bitnet.core.hal import Limits
 
 
@@ -26,7 +26,7 @@ from bitnet.core.hal import Limits
 class Work:
     """One sequence's part of a step: ``count`` tokens from position ``start`` on, and the logits that are wanted."""
 
-    sequence: Sequence
+    sequence: TokenSequence
     start: int
     count: int
     rows: range
@@ -41,7 +41,7 @@ class Plan:
 
 
 def fair_shares(wanted: list[int], budget: int) -> list[int]:
-    """Split ``budget`` evenly, what one does not want going to the others."""
+    """Split ``budget`` evenly; the part that one does not want goes to the others."""
     shares = [0] * len(wanted)
     order = sorted(range(len(wanted)), key=wanted.__getitem__)
     for done, i in enumerate(order):
@@ -56,24 +56,24 @@ class Scheduler:
     def __init__(self, limits: Limits, num_blocks: int, block_size: int) -> None:
         self._limits, self._block_size = limits, block_size
         self._prefill_beside_decode = max(1, limits.max_tokens // 4)
-        self._waiting: deque[Sequence] = deque()
-        self._running: list[Sequence] = []  # in the order they came in
+        self._waiting: deque[TokenSequence] = deque()
+        self._running: list[TokenSequence] = []  # in the order they came in
         self.pool = BlockPool(num_blocks)
 
     @property
-    def sequences(self) -> tuple[Sequence, ...]:
+    def sequences(self) -> tuple[TokenSequence, ...]:
         """All that run or wait."""
         return (*self._running, *self._waiting)
 
-    def add(self, sequences: Iterable[Sequence], *, first: bool = False) -> None:
+    def add(self, sequences: Iterable[TokenSequence], *, first: bool = False) -> None:
         """Queue sequences, at the head of the queue where ``first``."""
         if first:
             self._waiting.extendleft(reversed(list(sequences)))
         else:
             self._waiting.extend(sequences)
 
-    def remove(self, sequence: Sequence) -> None:
-        """Forget a sequence that has ended; what it computed can still be shared."""
+    def remove(self, sequence: TokenSequence) -> None:
+        """Forget a sequence that has ended; its blocks can still be shared."""
         if sequence in self._running:
             self._running.remove(sequence)
             self._leave_cache(sequence)
@@ -97,7 +97,7 @@ class Scheduler:
             self._table(item.sequence).record(item.sequence.tokens, item.sequence.computed)
         return Plan(tuple(work), repeat) if work else None
 
-    def _decoding(self) -> list[Sequence]:
+    def _decoding(self) -> list[TokenSequence]:
         """Sequences that need one more position, each with a block for it."""
         ready = []
         for sequence in tuple(self._running):
@@ -157,13 +157,13 @@ class Scheduler:
                 work.append(Work(sequence, sequence.computed, count, wanted))
         return work
 
-    def _leave_cache(self, sequence: Sequence) -> None:
+    def _leave_cache(self, sequence: TokenSequence) -> None:
         table = self._table(sequence)
         table.record(sequence.tokens, sequence.computed)
         table.release()
         sequence.table, sequence.computed = None, 0
 
     @staticmethod
-    def _table(sequence: Sequence) -> BlockTable:
+    def _table(sequence: TokenSequence) -> BlockTable:
         assert sequence.table is not None
         return sequence.table

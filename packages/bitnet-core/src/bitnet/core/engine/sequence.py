@@ -1,12 +1,11 @@
-"""Sequences: what is being generated or scored, and how far it is."""
+"""Sequences: generations and scorings in progress."""
 
 from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable
-from collections.abc import Sequence as Seq
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -23,14 +22,14 @@ F32 = npt.NDArray[np.float32]
 
 
 class TextStream(Protocol):
-    """Token ids to text, never half a character: ``bitnet.core.tokenizer.StreamDecoder``."""
+    """Token ids to text, never half a character: ``bitnet.core.text.tokenizer.StreamDecoder``."""
 
     def push(self, token: int) -> str: ...
 
     def flush(self) -> str: ...
 
 
-class Sequence(ABC):
+class TokenSequence(ABC):
     """Tokens that move through the model together with others' and keep their place in the cache.
 
     Attributes:
@@ -40,7 +39,7 @@ class Sequence(ABC):
         scheduled: Whether a step of it has run.
     """
 
-    def __init__(self, number: int, tokens: Seq[int]) -> None:
+    def __init__(self, number: int, tokens: Sequence[int]) -> None:
         self.number = number
         self.tokens = list(tokens)
         self.computed = 0
@@ -76,7 +75,7 @@ class Sequence(ABC):
         """The first step is about to run; ``cached`` positions were there already."""
 
     @abstractmethod
-    def accept(self, sampled: Seq[int], logits: F32 | None) -> Update | None:
+    def accept(self, sampled: Sequence[int], logits: F32 | None) -> Update | None:
         """Take what a step gave: the tokens drawn on the device, or where logits are needed ``logits[rows, V]``."""
 
     @abstractmethod
@@ -84,7 +83,7 @@ class Sequence(ABC):
         """End it here."""
 
 
-class Generation(Sequence):
+class Generation(TokenSequence):
     """A prompt that is being continued.
 
     Args:
@@ -97,7 +96,7 @@ class Generation(Sequence):
     def __init__(
         self,
         number: int,
-        prompt: Seq[int],
+        prompt: Sequence[int],
         options: GenerationOptions,
         *,
         stop_tokens: frozenset[int],
@@ -155,7 +154,7 @@ class Generation(Sequence):
         if self._started is None:
             self._started, self._cached = self._clock() - self._submitted, cached
 
-    def accept(self, sampled: Seq[int], logits: F32 | None) -> Update:
+    def accept(self, sampled: Sequence[int], logits: F32 | None) -> Update:
         now = self._clock() - self._submitted
         before, texts = self._generated, []
         reason: FinishReason | None = None
@@ -226,10 +225,10 @@ class Generation(Sequence):
         return Update(self.number, chunk, completion)
 
 
-class Scoring(Sequence):
+class Scoring(TokenSequence):
     """Tokens whose log-probabilities are wanted, each given those before it, from index ``start`` on."""
 
-    def __init__(self, number: int, tokens: Seq[int], start: int) -> None:
+    def __init__(self, number: int, tokens: Sequence[int], start: int) -> None:
         super().__init__(number, tokens)
         self._start = start
         self._scores: list[npt.NDArray[np.float64]] = []
@@ -247,7 +246,7 @@ class Scoring(Sequence):
     def needs_logits(self) -> bool:
         return True
 
-    def accept(self, sampled: Seq[int], logits: F32 | None) -> Update | None:
+    def accept(self, sampled: Sequence[int], logits: F32 | None) -> Update | None:
         assert logits is not None
         first = self._start + self._scored
         wanted = np.asarray(self.tokens[first : first + len(logits)])

@@ -8,7 +8,7 @@ from bitnet.core.engine.engine import Engine
 from bitnet.core.errors import InvalidInputError, OutOfMemoryError
 from bitnet.core.hal import Device, Executable, KVSpec, Limits
 from bitnet.core.model.program import BLOCK_SIZE, KVDtype, build_program, kv_bytes, rope_bytes
-from bitnet.core.tokenizer import StreamDecoder
+from bitnet.core.text.tokenizer import StreamDecoder
 
 if TYPE_CHECKING:
     from bitnet.core.model.config import ModelConfig
@@ -16,17 +16,17 @@ if TYPE_CHECKING:
 
 DEFAULT_CONTEXT = 4096
 STEP_TOKENS = 512
-"""Tokens of a step: enough to keep a matrix product busy; activations cost about 0.1 MB a token in a 2B model."""
+"""Tokens a step: enough to keep a matrix product busy; activations cost about 0.1 MB a token in a 2B model."""
 MAX_STEP_TOKENS = 65_536
 STEP_ROWS = 32
-"""Rows of logits of a step, where text is scored; each takes a vocabulary of floats."""
+"""Rows of logits a step where text is scored; each takes a vocabulary of floats."""
 UNKNOWN_MEMORY = 4 << 30
-"""What a device that does not know its memory is taken to have free."""
+"""Free memory assumed for a device that does not know its memory."""
 
 
 TIMES_THE_FILE = 8
 SMALL_CACHE = 256 << 20
-"""What the context that nobody asked for may take: so many times the file, and so many bytes besides. Models need a
+"""Maximum cache of the default context: this many times the file, and this many bytes besides. Models need a
 fifth to three times their file for 4096 positions; one whose cache is large beside its weights gets fewer."""
 
 
@@ -36,7 +36,7 @@ def position_bytes(config: ModelConfig, kv_dtype: KVDtype) -> int:
 
 
 def default_context(config: ModelConfig, *, size: int, kv_dtype: KVDtype) -> int:
-    """Tokens of a context that nobody asked for: the model's own, within what its file of ``size`` bytes allows."""
+    """Tokens of the default context: the model's own, limited for a file of ``size`` bytes."""
     affordable = (TIMES_THE_FILE * size + SMALL_CACHE) // position_bytes(config, kv_dtype)
     return min(config.context_length, DEFAULT_CONTEXT, max(affordable, BLOCK_SIZE))
 

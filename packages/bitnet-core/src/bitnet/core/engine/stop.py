@@ -15,7 +15,7 @@ class StopMatcher:
         """The stop string that was found; text after it is dropped."""
 
     def push(self, text: str) -> str:
-        """Text that may be shown now. Of several stop strings the one complete first counts, then the longest."""
+        """Text that may be shown now. Among several stop strings the one complete first counts, then the longest."""
         if self.matched is not None:
             return ""
         text = self._held + text
@@ -29,7 +29,7 @@ class StopMatcher:
         return text[: len(text) - held]
 
     def flush(self) -> str:
-        """What was held back, once no more text comes."""
+        """The text held back, once no more comes."""
         held, self._held = self._held, ""
         return held
 

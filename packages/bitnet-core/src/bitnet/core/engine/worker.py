@@ -9,24 +9,23 @@ from __future__ import annotations
 import os
 import queue
 import threading
-from collections.abc import Callable, Iterator
-from collections.abc import Sequence as Seq
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from types import TracebackType
 
 from bitnet.core.engine.engine import Engine
 from bitnet.core.engine.results import Update
-from bitnet.core.engine.sequence import Sequence
+from bitnet.core.engine.sequence import TokenSequence
 from bitnet.core.errors import InvalidInputError
 
 WAIT_SECONDS = 0.5
-"""Where the platform cannot interrupt a wait, it is noticed after this long that a signal came."""
+"""Seconds between checks for a signal where the platform cannot interrupt a wait."""
 
 
 class Ticket:
     """A caller's end of submitted sequences: their updates, as they come."""
 
-    def __init__(self, worker: Worker, sequences: Seq[Sequence]) -> None:
+    def __init__(self, worker: Worker, sequences: Sequence[TokenSequence]) -> None:
         self._worker = worker
         self._news: queue.SimpleQueue[Update | None] = queue.SimpleQueue()
         self._open = {s.number: s for s in sequences}
@@ -74,15 +73,15 @@ class Worker:
         self.engine = engine
         self._around = first
         self._changed = threading.Condition()
-        self._added: list[tuple[Seq[Sequence], Ticket]] = []
-        self._cancelled: list[Sequence] = []
+        self._added: list[tuple[Sequence[TokenSequence], Ticket]] = []
+        self._cancelled: list[TokenSequence] = []
         self._tickets: dict[int, Ticket] = {}
         self._thread: threading.Thread | None = None
         self._end: BaseException | None = None
         self._origin: TracebackType | None = None
         self._process = 0
 
-    def submit(self, sequences: Seq[Sequence]) -> Ticket:
+    def submit(self, sequences: Sequence[TokenSequence]) -> Ticket:
         """Hand prepared sequences of one prompt to the engine.
 
         Raises:
@@ -90,7 +89,7 @@ class Worker:
         """
         return self.submit_all([sequences])[0]
 
-    def submit_all(self, prompts: Seq[Seq[Sequence]]) -> list[Ticket]:
+    def submit_all(self, prompts: Sequence[Sequence[TokenSequence]]) -> list[Ticket]:
         """Hand several prompts' sequences to the engine at the same time, so that they share steps from the first on.
 
         Raises:
@@ -110,13 +109,13 @@ class Worker:
         return tickets
 
     def check_here(self) -> None:
-        """Raise InvalidInputError in a fork of the process that has the thread."""
+        """Raise InvalidInputError in a fork of the process that owns the thread."""
         if self.elsewhere:
             raise InvalidInputError(
                 "the model was used before this process was forked.", hint="Load it, or use it first, after that."
             )
 
-    def cancel(self, sequences: Seq[Sequence]) -> None:
+    def cancel(self, sequences: Sequence[TokenSequence]) -> None:
         with self._changed:
             self._cancelled += sequences
             self._changed.notify()

@@ -1,7 +1,7 @@
 """A bounded, memory-mapped reader of GGUF version 2 and 3.
 
-Nothing in the file is believed: every count is held against the bytes that are left before anything is allocated, and
-whatever does not hold ends in one :class:`~bitnet.core.errors.ModelFileError` with the file, the field and its offset.
+Nothing in the file is trusted: every count is checked against the bytes that are left before anything is allocated, and
+every violation is one :class:`~bitnet.core.errors.ModelFileError` with the file, the field and its offset.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ from bitnet.core.gguf.types import (
     ValueType,
     tensor_bytes,
 )
-from bitnet.core.mapped import MappedFile
+from bitnet.core.support.mapped import MappedFile
 
 MAX_KEY = 65_535
-"""Bytes of a metadata key or tensor name at most, by the specification."""
+"""Maximum bytes of a metadata key or tensor name, by the specification."""
 MAX_ENTRIES = 1 << 16
-"""Metadata keys at most, and tensors: each takes 15 bytes of the file, but several microseconds and half a kilobyte
+"""Maximum metadata keys, and tensors: each takes 15 bytes of the file, but several microseconds and half a kilobyte
 here. Models have some dozens of keys and some hundreds of tensors."""
 MAX_NESTING = 4
-"""Arrays in arrays at most; no known writer nests at all."""
+"""Maximum depth of arrays in arrays; no known writer nests at all."""
 MAX_NESTED = 1 << 16
-"""Arrays in arrays of a file at most: each takes 12 bytes of it, but half a kilobyte and ten microseconds here."""
+"""Maximum arrays in arrays in a file: each takes 12 bytes of it, but half a kilobyte and ten microseconds here."""
 PIECE = 1 << 18
 """Bytes of an array of strings that are read together; an array of the cache's size, not of the file's."""
 MAX_ODD = 1000
@@ -93,7 +93,7 @@ class GGUFFile:
         self.size = self._file.size
         try:
             self._read()
-        finally:  # where it has changed meanwhile, what was found wrong is not what is wrong
+        finally:  # where the file has changed meanwhile, that is the error
             self._file.check()
 
     def _read(self) -> None:
@@ -113,16 +113,16 @@ class GGUFFile:
         return self._file.bytes(tensor.offset, tensor.nbytes)
 
     def release(self, tensor: TensorInfo) -> None:
-        """Let go of the tensor's mapped pages."""
+        """Release the tensor's mapped pages."""
         self._file.release(tensor.offset, tensor.nbytes)
 
     @property
     def lost(self) -> bool:
-        """Whether reading it has met pages that are gone."""
+        """Whether reads have met lost pages."""
         return self._file.lost
 
     def check(self) -> None:
-        """Whether the file is as it was when it was opened.
+        """Check that the file has not changed since it was opened.
 
         Raises:
             ModelFileError: It was cut short or written to.
@@ -364,7 +364,7 @@ class _Cursor:
             pass
         if len(out) < count:
             self.at = begin - 8
-            self.string(f"{field}[{index + len(out)}]")  # fails with what is wrong there
+            self.string(f"{field}[{index + len(out)}]")  # raises the error there
         self.at = at
         return out
 

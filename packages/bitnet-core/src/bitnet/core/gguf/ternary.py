@@ -1,4 +1,4 @@
-"""Ternary packings: what devices take (I2_S rows), and turning the other encodings of files into it.
+"""Ternary packings: the one that devices take (I2_S rows), and decoding of files' other encodings into it.
 
 A packed row has ``ceil(K / 128) * 32`` bytes: each 128 weights in 32 bytes, byte ``g`` holding weights
 ``g, g+32, g+64, g+96`` in bits 7-6, 5-4, 3-2, 1-0; code = weight + 1, and padding past K has code 1.
@@ -19,7 +19,7 @@ from bitnet.core.hal.check import MAX_K
 from bitnet.core.hal.program import TernaryData
 
 GROUP = 128
-"""Weights of a row that are packed together."""
+"""Weights of a row in a packed block."""
 PIECE = 1 << 21
 """Weights transcoded at a time, or 128 rows where those have more."""
 
@@ -95,7 +95,7 @@ def i2s_bytes(weights: npt.NDArray[np.int8], scale: float) -> Bytes:
 
 
 def i2s_tail(scale: float) -> Bytes:
-    """What follows the codes of an I2_S tensor: its scale as f32, and zeros."""
+    """The bytes after the codes of an I2_S tensor: its scale as f32, and zeros."""
     tail = np.zeros(I2S_TAIL, np.uint8)
     tail[:4] = np.array([scale], "<f4").view(np.uint8)
     return tail
@@ -132,17 +132,18 @@ def load_ternary(
     """
     n, k = shape
     if dtype is GGMLType.I2_S:
-        scale = i2s_scale(data)
+        scale = np.array([i2s_scale(data)], np.float32)
         if layout == "official" and k % GROUP == 0:
             return TernaryData(data[:-I2S_TAIL].reshape(n, k // 4), scale)
         return TernaryData(_transcode(shape, lambda a, b: i2s_codes(data, k, a, b, layout)), scale)
     elements, size = BLOCKS[dtype]
     blocks = data.reshape(n, k // elements * size)
     if dtype in (GGMLType.TQ1_0, GGMLType.TQ2_0):
-        scale = _block_scale(blocks.reshape(-1, size)[:, -2:])
+        scale = np.array([_block_scale(blocks.reshape(-1, size)[:, -2:])], np.float32)
         return TernaryData(_transcode(shape, lambda a, b: _tq_rows(dtype, blocks, k, a, b)), scale)
-    scale, rounded = _float_scale(dtype, blocks, master)
-    return TernaryData(_transcode(shape, lambda a, b: _float_rows(dtype, blocks[a:b], scale, rounded)), scale)
+    unit, rounded = _float_scale(dtype, blocks, master)
+    codes = _transcode(shape, lambda a, b: _float_rows(dtype, blocks[a:b], unit, rounded))
+    return TernaryData(codes, np.array([unit], np.float32))
 
 
 def _transcode(shape: tuple[int, int], rows: Callable[[int, int], Bytes]) -> Bytes:

@@ -1,4 +1,4 @@
-"""Names, numbers and sizes of the GGUF format: tensor types, metadata value types, and what a tensor weighs.
+"""Names, numbers and sizes of the GGUF format: tensor types, metadata value types, bytes of a tensor.
 
 Source: the GGUF specification (ggml ``docs/gguf.md``) and ``ggml.h``; I2_S is Microsoft's (bitnet.cpp).
 """

@@ -12,8 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from bitnet.core.errors import InvalidInputError, brief
-from bitnet.core.files import replacing
 from bitnet.core.gguf.types import ALIGNMENT, MAGIC, MAX_DIMS, SCALARS, GGMLType, MetadataValue, ValueType, tensor_bytes
+from bitnet.core.support.files import replacing
 
 MAX_ALIGNMENT = 1 << 20
 

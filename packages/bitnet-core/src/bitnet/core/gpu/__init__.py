@@ -1,8 +1,8 @@
-"""What GPU backends share, so that a backend is four small files: ``backend``, ``compiler``, ``device`` and ``ops``."""
+"""What GPU backends share: the plan of launches, compiling, memory and probing. A backend adds driver and kernels."""
 
 from bitnet.core.gpu.context import MAX_COUNT, Bucket, Context
 from bitnet.core.gpu.device import GpuDevice
-from bitnet.core.gpu.driver import Arg, Buffer, Driver, KernelSpec, Launch, Scalar, Size3
+from bitnet.core.gpu.driver import Arg, Buffer, Driver, KernelSpec, Launch, Scalar, Size3, launch
 from bitnet.core.gpu.executable import GpuExecutable
 from bitnet.core.gpu.plan import Dispatch, Lowering
 from bitnet.core.gpu.sources import KernelSources
@@ -26,4 +26,5 @@ __all__ = [
     "Scalar",
     "Size3",
     "TernaryBuffer",
+    "launch",
 ]

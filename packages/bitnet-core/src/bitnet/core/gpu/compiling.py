@@ -9,9 +9,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from bitnet.core.cache import KernelCache
 from bitnet.core.errors import KernelCompileError
-from bitnet.core.log import logger
+from bitnet.core.support.cache import KernelCache
+from bitnet.core.support.log import logger
 
 Key = TypeVar("Key", bound=Hashable)
 Made = TypeVar("Made")

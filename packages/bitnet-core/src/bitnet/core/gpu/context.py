@@ -9,7 +9,7 @@ import numpy as np
 
 from bitnet.core.gpu.driver import Buffer, Driver, Launch
 from bitnet.core.gpu.weights import DenseBuffer, TernaryBuffer, put_dense, put_ternary
-from bitnet.core.hal import DenseMatmul, GluNormQuant, NormQuant, NormRows, Program, StepLayout, TernaryMatmul
+from bitnet.core.hal import DenseMatmul, GluNormQuant, KVSpec, NormQuant, NormRows, Program, StepLayout, TernaryMatmul
 from bitnet.core.hal.check import TensorCheck
 from bitnet.core.hal.program import NUMPY_DTYPES
 
@@ -41,6 +41,7 @@ class Context:
     driver: Driver
     program: Program
     layout: StepLayout
+    keep: bool = False
     used: int = 0
     step: Buffer = field(init=False)
     history: Buffer = field(init=False)
@@ -84,8 +85,7 @@ class Context:
         """The named matrices stacked along N."""
         key = tuple(names)
         if key not in self._ternary:
-            parts = [self.program.weights[n] for n in key]
-            self._ternary[key] = put_ternary(self.alloc, self.driver.upload, parts)
+            self._ternary[key] = put_ternary(self.alloc, self.driver.upload, self.program.weights, key)
         return self._ternary[key]
 
     def dense(self, name: str) -> DenseBuffer:
@@ -110,12 +110,18 @@ class Context:
                 size += (copy or self.dense(op.weight).data).nbytes
         return size
 
+    @property
+    def cache(self) -> KVSpec:
+        """The KV cache's shape; ``check_program`` has seen to it that a program that uses one declares it."""
+        spec = self.program.kv
+        assert spec is not None
+        return spec
+
     def kv(self, which: str, layer: int) -> Buffer:
         """Keys (``"k"``) or values (``"v"``) of a layer: ``[blocks, block_size, kv_heads, head_dim]``."""
         key = (which, layer)
         if key not in self._kv:
-            spec = self.program.kv
-            assert spec is not None, "the program uses a KV cache but declares none"
+            spec = self.cache
             words = spec.num_blocks * spec.block_size * spec.kv_heads * spec.head_dim
             self._kv[key] = self.alloc(words * NUMPY_DTYPES[spec.dtype].itemsize)
         return self._kv[key]

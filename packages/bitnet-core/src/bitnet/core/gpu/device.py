@@ -21,11 +21,11 @@ class GpuDevice:
         self._lock = threading.RLock()
         self._closed = False
 
-    def compile(self, program: Program) -> GpuExecutable:
+    def compile(self, program: Program, *, keep: bool = False) -> GpuExecutable:
         with self._lock:
             if self._closed:
                 raise DeviceError("this device is closed.", device=self.info.name)
-            executable = GpuExecutable(self._driver, self.info, program, self._lowering, self._open.remove)
+            executable = GpuExecutable(self._driver, self.info, program, self._lowering, self._open.remove, keep=keep)
             self._open.append(executable)
             return executable
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
@@ -52,6 +53,29 @@ class Launch:
     args: tuple[Arg, ...]
     shared: int = 0
     overlaps: bool = False
+
+    @property
+    def buffers(self) -> tuple[Any, ...]:
+        """The arguments that are memory, in order. (``Any``: each driver knows its own.)"""
+        return tuple(arg for arg in self.args if not isinstance(arg, np.generic))
+
+    @property
+    def scalars(self) -> bytes:
+        """The other arguments' bytes, in order."""
+        return b"".join(arg.tobytes() for arg in self.args if isinstance(arg, np.generic))
+
+
+def launch(
+    file: str,
+    grid: Size3,
+    group: int,
+    args: tuple[Arg, ...],
+    defines: Mapping[str, int] = MappingProxyType({}),
+    *,
+    entry: str | None = None,
+) -> Launch:
+    """A launch of ``entry`` (default: named as its file) by ``grid`` work-groups of ``group`` work-items."""
+    return Launch(KernelSpec(file, entry or file, tuple(defines.items())), grid, (group, 1, 1), args)
 
 
 class Driver(Protocol):

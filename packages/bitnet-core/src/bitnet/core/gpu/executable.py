@@ -14,13 +14,13 @@ from bitnet.core.gpu.context import MAX_COUNT, Bucket, Context
 from bitnet.core.gpu.driver import Driver
 from bitnet.core.gpu.ops import advance
 from bitnet.core.gpu.plan import Lowering, lower
-from bitnet.core.hal import DeviceInfo, Program, Step, StepLayout
+from bitnet.core.hal import DeviceInfo, ExecutableStats, HeaderWord, Program, Step, StepLayout
 from bitnet.core.hal.check import StepCheck, TensorCheck, check_program
 from bitnet.core.hal.program import NUMPY_DTYPES
 
 MIN_CONTEXT_BUCKET = 512
-LOGITS_WORD = 4
-"""Of a step's header: 1 where the host reads the logits."""
+_NONE_DONE, _DONE_AT = np.zeros(1, np.int32), HeaderWord.DONE * 4
+_LOGITS = HeaderWord.LOGITS.value  # looked up once: steps are run thousands of times a second
 
 
 def bucket_size(n: int, most: int) -> int:
@@ -34,9 +34,7 @@ class GpuExecutable:
     Args:
         lowering: The backend's ``ops.py``.
         on_close: Called once, with this executable, when it has freed its memory.
-
-    Attributes:
-        dispatches: Kernels launched for one pass of the step run last; 0 before the first. For ``bitnet bench``.
+        keep: As for :meth:`~bitnet.core.hal.Device.compile`.
     """
 
     def __init__(
@@ -46,6 +44,8 @@ class GpuExecutable:
         program: Program,
         lowering: Lowering,
         on_close: Callable[[GpuExecutable], None],
+        *,
+        keep: bool = False,
     ) -> None:
         self._driver, self._info, self._program = driver, info, program
         self._lowering, self._on_close = lowering, on_close
@@ -53,12 +53,12 @@ class GpuExecutable:
         self._recordings: dict[Bucket, tuple[object, tuple[str, ...], int]] = {}
         self._kernels: dict[str, None] = {}
         self._closed = False
-        self.dispatches = 0
+        self._dispatches = 0
         check_program(program)
         self._check_step = StepCheck(program)
         self._tensors = TensorCheck(program)
         self._layout = StepLayout(program.limits)
-        self.context = Context(driver, program, self._layout)
+        self.context = Context(driver, program, self._layout, keep)
         try:
             # The bucket of a single decode step names every weight: record it now, so that compile() does the loading
             # and reports what does not fit or compile.
@@ -75,10 +75,10 @@ class GpuExecutable:
     def kernels(self) -> tuple[str, ...]:
         return tuple(self._kernels)
 
-    @property
-    def weight_bytes(self) -> int:
-        """Bytes of weights read in a decode step, for ``bitnet bench``."""
-        return self.context.weight_bytes
+    def stats(self) -> ExecutableStats:
+        with self._lock:
+            self._check_open()
+            return ExecutableStats(self.context.weight_bytes, self._dispatches)
 
     def run(self, step: Step, count: int = 1) -> npt.NDArray[np.int32]:
         with self._lock:
@@ -89,7 +89,7 @@ class GpuExecutable:
             lengths = step.data[self._layout.offsets["seq_len"] :][: step.seqs]
             longest = int(lengths.max(initial=1)) + count - 1
             limits = self._program.limits
-            recording, names, self.dispatches = self._recording(
+            recording, names, self._dispatches = self._recording(
                 Bucket(
                     bucket_size(step.tokens, limits.max_tokens),
                     bucket_size(step.rows, limits.max_rows) if step.rows else 0,
@@ -102,7 +102,7 @@ class GpuExecutable:
             for start in range(0, count, MAX_COUNT):
                 now = min(MAX_COUNT, count - start)
                 if start:
-                    self._driver.upload(self.context.step, np.zeros(1, np.int32), 3 * 4)
+                    self._driver.upload(self.context.step, _NONE_DONE, _DONE_AT)
                 for _ in range(now):
                     self._driver.submit(recording)
                 if rows:
@@ -149,7 +149,7 @@ class GpuExecutable:
         top_k, top_p, min_p = (data[at[name] :][:rows] for name in ("top_k", "top_p", "min_p"))
         unfiltered = (top_k == 0) & (top_p.view(np.float32) == 1) & (min_p == 0)
         greedy = data[at["temperature"] :][:rows] == 0
-        return not data[LOGITS_WORD] and bool((greedy | unfiltered).all())
+        return not data[_LOGITS] and bool((greedy | unfiltered).all())
 
     def _apart(self, step: Step, count: int) -> bool:
         """Whether each token is a sequence of its own, whose new places in the cache no other sequence looks at."""

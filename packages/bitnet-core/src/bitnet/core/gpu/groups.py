@@ -92,7 +92,10 @@ class NormChoice(Group):
 
 @dataclass(frozen=True, slots=True)
 class RopeAttention(Group):
-    """Attention that rotates its queries and the new key, and appends to the cache; ``qkv`` stays as it was."""
+    """Attention that rotates its queries and the new key, and appends to the cache; ``qkv`` stays as it was.
+
+    Each token reads only what was in the cache and what it appends itself, so no other token of the step may need that.
+    """
 
     rope: RopeAppend
     attention: Attention
@@ -100,7 +103,7 @@ class RopeAttention(Group):
     AT_ONCE = True
 
     def fits(self, bucket: Bucket) -> bool:
-        return self.rope.layer == self.attention.layer
+        return bucket.apart and self.rope.layer == self.attention.layer
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from bitnet.core.gpu.context import Context
-from bitnet.core.gpu.driver import Arg
+from bitnet.core.gpu.driver import Arg, Buffer
+from bitnet.core.gpu.groups import Choice, NormChoice
 from bitnet.core.hal import DenseMatmul, DenseWeight, Sample
 
 COMPACT_ROWS = 8
@@ -19,7 +22,7 @@ def compact_shape(ctx: Context, multiple: int) -> tuple[int, int] | None:
         multiple: The number of columns has to be one of this.
     """
     match ctx.program.ops[-2:]:
-        case [DenseMatmul() as dense, Sample() as sample] if not ctx.program.keep and dense.out == sample.logits:
+        case [DenseMatmul() as dense, Sample() as sample] if not ctx.keep and dense.out == sample.logits:
             weight = ctx.program.weights[dense.weight]
             assert isinstance(weight, DenseWeight)
             rows, cols = weight.shape
@@ -32,3 +35,11 @@ def choice(ctx: Context) -> tuple[Arg, ...]:
     """The arguments from which a kernel finds how a row's token is chosen."""
     fields = ("rows", "temperature", "seed_lo", "seed_hi", "token_seq", "seq_begin", "seq_len")
     return (ctx.step, *(ctx.offset(f) for f in fields))
+
+
+def unnormed(ctx: Context, group: Choice | NormChoice) -> tuple[Buffer, Buffer, np.float32]:
+    """What a head that norms its rows itself reads: the rows, the norm's weight (any, without a norm), its epsilon."""
+    if group.norm is None:
+        x = ctx.tensors[group.dense.x]
+        return x, x, np.float32(0)
+    return ctx.tensors[group.norm.x], ctx.dense(group.norm.weight).data, np.float32(group.norm.eps)

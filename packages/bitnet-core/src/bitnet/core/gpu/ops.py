@@ -14,7 +14,7 @@ import numpy as np
 
 from bitnet.core.errors import InvalidInputError
 from bitnet.core.gpu.context import Bucket, Context
-from bitnet.core.gpu.driver import Arg, KernelSpec, Launch
+from bitnet.core.gpu.driver import Arg, Buffer, KernelSpec, Launch
 from bitnet.core.gpu.plan import Dispatch
 from bitnet.core.hal import (
     Attention,
@@ -45,6 +45,11 @@ def power_of_two(n: int) -> int:
     return 1 << (n.bit_length() - 1)
 
 
+def next_power_of_two(n: int) -> int:
+    """The least that is no smaller than ``n``."""
+    return 1 << (n - 1).bit_length()
+
+
 def positions(ctx: Context) -> tuple[Arg, ...]:
     """The arguments from which a kernel finds a token's position and its cache blocks."""
     fields = ("token_seq", "seq_begin", "seq_len", "block_table")
@@ -53,9 +58,18 @@ def positions(ctx: Context) -> tuple[Arg, ...]:
 
 def kv_defines(ctx: Context, op: RopeAppend | Attention) -> dict[str, int]:
     """What a kernel that reads or writes the cache is compiled for."""
-    kv = ctx.program.kv
-    assert kv is not None  # check_program has seen to it
-    return {"DIM": op.head_dim, "BLOCK": kv.block_size, "KV_F16": int(kv.dtype == "f16")}
+    return {"DIM": op.head_dim, "BLOCK": ctx.cache.block_size, "KV_F16": int(ctx.cache.dtype == "f16")}
+
+
+def rope_defines(rope: RopeAppend | None) -> dict[str, int]:
+    """Whether a kernel for attention also rotates and fills the cache, and how."""
+    return {"ROPE": int(rope is not None), "NEOX": int(rope is not None and rope.style == "neox")}
+
+
+def attention_inputs(ctx: Context, op: Attention, rope: RopeAppend | None, unused: Buffer) -> tuple[Buffer, ...]:
+    """What attention that may rotate reads: the rows, keys and values, cosines and sines (or ``unused``, twice)."""
+    tables = (ctx.dense(rope.cos).data, ctx.dense(rope.sin).data) if rope else (unused, unused)
+    return ctx.tensors[op.qkv], ctx.kv("k", op.layer), ctx.kv("v", op.layer), *tables
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +169,7 @@ class RowOps:
 def advance(ctx: Context) -> Launch:
     """The launch that ends a decode step of a program whose last operation is ``Sample``.
 
-    It copies the sampled tokens to ``history``, at the row that word 3 of the step's header counts, makes them the next
+    It copies the sampled tokens to ``history``, at the row that the header's word ``DONE`` counts, makes them the next
     tokens, lengthens every sequence by one, and counts up.
     """
     sample = ctx.program.ops[-1]

@@ -101,7 +101,7 @@ def lower(ctx: Context, bucket: Bucket, table: Dispatch) -> list[Launch]:
     launches: list[Launch] = []
     at = 0
     while at < len(ops):
-        for group in candidates(ctx.program, ops, at, bucket):
+        for group in () if ctx.keep else candidates(ops, at, bucket):
             entry = table.get(type(group))
             made = entry(ctx, group, bucket) if entry else None
             if made is not None:
@@ -119,10 +119,8 @@ def step_ops(program: Program, bucket: Bucket) -> list[Op]:
     return [op for op in program.ops if bucket.rows or not isinstance(op, ROW_OPS)]
 
 
-def candidates(program: Program, ops: Sequence[Op], at: int, bucket: Bucket) -> Iterator[Group]:
+def candidates(ops: Sequence[Op], at: int, bucket: Bucket) -> Iterator[Group]:
     """The groups that may take the place of the operations from ``at`` on, the longer first."""
-    if program.keep:
-        return
     for kind, types in _TYPES.items():
         here = ops[at : at + len(types)]
         if len(here) == len(types) and all(map(isinstance, here, types)):

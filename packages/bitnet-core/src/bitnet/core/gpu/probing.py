@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from bitnet.core.hal import ProbeResult, ProbeStatus
+from bitnet.core.support.dynlib import Library
 
 SMALLER = "Use a shorter context, fewer sequences, or another device."
 """The hint of an OutOfMemoryError."""
@@ -33,3 +34,18 @@ def no_permission(
     """The result of a probe that found device nodes which this user may not open."""
     reason = f"This user may not open {', '.join(nodes)}."
     return ProbeResult(ProbeStatus.NO_PERMISSION, reason=reason, hint=hint, tried=tried, versions=versions)
+
+
+def no_library(what: str, library: Library, hints: Mapping[ProbeStatus, str], *, names: str = "") -> ProbeResult:
+    """The result of a probe whose driver's library does not open.
+
+    Args:
+        what: The library as a sentence begins with it, such as ``The Vulkan loader``.
+        hints: What to do where it is missing, may not be read, or is broken.
+        names: What to say in place of the names that were tried.
+    """
+    statuses = {"no-permission": ProbeStatus.NO_PERMISSION, "broken": ProbeStatus.BROKEN}
+    status = statuses.get(library.failure, ProbeStatus.DRIVER_MISSING)
+    why = "; ".join(filter(None, library.tried.values())) if status is not ProbeStatus.DRIVER_MISSING else ""
+    reason = f"{what} cannot be opened: {names or ', '.join(library.tried)}{f' ({why})' if why else ''}."
+    return ProbeResult(status, reason=reason, hint=hints[status], tried=library.tried)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -10,7 +10,8 @@ import numpy as np
 
 from bitnet.core.gpu.context import Bucket, Context
 from bitnet.core.gpu.driver import Arg, Buffer, Launch
-from bitnet.core.gpu.groups import FeedForward
+from bitnet.core.gpu.groups import FeedForward, NormProduct
+from bitnet.core.gpu.plan import Dispatch
 from bitnet.core.hal import GluNormQuant, NormQuant, Op, TernaryMatmul
 
 NO_NORM, NORM = 1, 2
@@ -60,6 +61,26 @@ def feed_forward(
         decode(ctx, group.up, bucket, normed(ctx, group.norm), product, activation=glu.activation),
         decode(ctx, down, bucket, source, ctx.tensors[down.out]),
     ]
+
+
+def fused_products(decode: Decode, quantises: Callable[[Context, TernaryMatmul, Bucket], bool]) -> Dispatch:
+    """The entries for products that norm and quantise their own input.
+
+    Args:
+        quantises: Whether ``decode`` does so for a product in a step.
+    """
+
+    def block(ctx: Context, group: FeedForward, bucket: Bucket) -> list[Launch] | None:
+        able = quantises(ctx, group.up, bucket) and quantises(ctx, group.down, bucket)
+        return feed_forward(decode, ctx, group, bucket) if able else None
+
+    def product(ctx: Context, group: NormProduct, bucket: Bucket) -> list[Launch] | None:
+        op = group.product
+        if not quantises(ctx, op, bucket):
+            return None
+        return [decode(ctx, op, bucket, normed(ctx, group.norm), ctx.tensors[op.out])]
+
+    return {FeedForward: block, NormProduct: product}
 
 
 def product_args(ctx: Context, op: TernaryMatmul, source: Source, out: Buffer) -> tuple[Arg, ...]:

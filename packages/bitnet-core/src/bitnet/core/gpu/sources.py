@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from functools import cache
 from importlib.resources import files
 from typing import TYPE_CHECKING
@@ -23,17 +23,28 @@ class KernelSources:
         ending: Ending of the files, such as ``.cl``. Files for one vendor's hardware are in a folder of their own.
         common: The file that all have in front. A line ``#include "path"`` stands for the file at that path.
         entry: Pattern whose first group is the name of a kernel where a source defines one.
+        vendors: Folders of the vendors whose hardware the backend reaches; None for all.
     """
 
-    def __init__(self, package: str, backend: str, *, ending: str, common: str, entry: str) -> None:
+    def __init__(
+        self,
+        package: str,
+        backend: str,
+        *,
+        ending: str,
+        common: str,
+        entry: str,
+        vendors: Collection[str] | None = None,
+    ) -> None:
         self._folder = files(package) / "kernels"
         self._backend, self._ending, self._common = backend, ending, common
-        self._entry = re.compile(entry, re.MULTILINE)
+        self._entry, self._vendors = re.compile(entry, re.MULTILINE), vendors
         self.text = cache(self._text)
 
     def names(self) -> frozenset[str]:
-        """Every kernel there is, by its name in receipts."""
-        texts = [file.read_text(encoding="utf-8") for file in _files(self._folder) if file.name.endswith(self._ending)]
+        """Every kernel that the backend may launch, by its name in receipts."""
+        found = _files(self._folder, self._vendors)
+        texts = [file.read_text(encoding="utf-8") for file in found if file.name.endswith(self._ending)]
         return frozenset(f"{entry}_{self._backend}" for text in texts for entry in self._entry.findall(text))
 
     def _text(self, file: str) -> str:
@@ -49,10 +60,10 @@ class KernelSources:
         return read(self._common) + read(file + self._ending)
 
 
-def _files(folder: Traversable) -> Iterator[Traversable]:
-    """Every file of a folder and of those in it."""
+def _files(folder: Traversable, inner: Collection[str] | None) -> Iterator[Traversable]:
+    """Every file of a folder and of the named folders in it, or of all."""
     for entry in folder.iterdir():
-        if entry.is_dir():
-            yield from _files(entry)
-        else:
+        if not entry.is_dir():
             yield entry
+        elif inner is None or entry.name in inner:
+            yield from _files(entry, None)

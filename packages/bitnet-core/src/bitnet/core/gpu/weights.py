@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -14,6 +14,7 @@ import numpy as np
 from bitnet.core.errors import InvalidInputError
 from bitnet.core.gpu.driver import Buffer
 from bitnet.core.hal import DenseWeight, TernaryWeight, Weight
+from bitnet.core.hal.check import loaded_ternary
 
 BLOCK_WEIGHTS = 128
 BLOCK_BYTES = 32
@@ -51,20 +52,19 @@ class DenseBuffer:
     dtype: str
 
 
-def put_ternary(alloc: Alloc, upload: Upload, parts: Sequence[Weight]) -> TernaryBuffer:
-    """Upload ternary matrices of one K, one after the other, releasing each one's host pages."""
-    shapes = {part.shape[1] for part in parts if isinstance(part, TernaryWeight)}
-    if len(shapes) != 1 or not all(isinstance(part, TernaryWeight) for part in parts):
+def put_ternary(alloc: Alloc, upload: Upload, weights: Mapping[str, Weight], names: Sequence[str]) -> TernaryBuffer:
+    """Upload the named ternary matrices, of one K, one after the other, releasing each one's host pages."""
+    parts = [weight for name in names if isinstance(weight := weights[name], TernaryWeight)]
+    if len(parts) != len(names) or len({part.shape[1] for part in parts}) != 1:
         raise InvalidInputError("a ternary product takes ternary weights that share their number of columns.")
-    cols = shapes.pop()
+    cols = parts[0].shape[1]
     row_bytes = -(-cols // BLOCK_WEIGHTS) * BLOCK_BYTES
     rows = sum(part.shape[0] for part in parts)
     codes = alloc(rows * row_bytes)
     scales = np.empty(rows, np.float32)
     at = 0
-    for part in parts:
-        assert isinstance(part, TernaryWeight)
-        data = part.load()
+    for name, part in zip(names, parts, strict=True):
+        data = loaded_ternary(name, part)
         upload(codes, np.ascontiguousarray(data.codes), at * row_bytes)
         scales[at : at + part.shape[0]] = data.scale
         at += part.shape[0]

@@ -1,7 +1,8 @@
 """The hardware contract: what the engine asks of a device, and what a backend package implements."""
 
-from bitnet.core.hal.backend import HAL_API, Backend, DeviceInfo, DeviceType, ProbeResult, ProbeStatus
-from bitnet.core.hal.device import Device, Executable, MemoryInfo
+from bitnet.core.hal.backend import HAL_API, Backend, OpenOptions
+from bitnet.core.hal.device import Device, Executable, ExecutableStats, MemoryInfo
+from bitnet.core.hal.probe import DeviceInfo, DeviceType, ProbeResult, ProbeStatus
 from bitnet.core.hal.program import (
     NO_TOKEN,
     Attention,
@@ -24,7 +25,7 @@ from bitnet.core.hal.program import (
     TernaryWeight,
     Weight,
 )
-from bitnet.core.hal.step import GREEDY, SamplingParams, SequenceStep, Step, StepLayout
+from bitnet.core.hal.step import GREEDY, HeaderWord, SamplingParams, SequenceStep, Step, StepLayout
 
 __all__ = [
     "GREEDY",
@@ -39,13 +40,16 @@ __all__ = [
     "DeviceType",
     "Embed",
     "Executable",
+    "ExecutableStats",
     "GluNormQuant",
+    "HeaderWord",
     "KVSpec",
     "Limits",
     "MemoryInfo",
     "NormQuant",
     "NormRows",
     "Op",
+    "OpenOptions",
     "ProbeResult",
     "ProbeStatus",
     "Program",

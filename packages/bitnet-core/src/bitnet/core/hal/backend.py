@@ -2,87 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
-from enum import Enum
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
 
-if TYPE_CHECKING:
-    from bitnet.core.hal.device import Device
+from bitnet.core.errors import InvalidInputError
+from bitnet.core.hal.device import Device
+from bitnet.core.hal.probe import DeviceInfo, ProbeResult
 
-HAL_API = 1
+HAL_API = 2
 """Version of the contract in this package; a backend made for another is refused."""
 
-
-class ProbeStatus(str, Enum):
-    """Outcome of a probe."""
-
-    OK = "ok"
-    LIBRARY_MISSING = "library-missing"  # the Python binding or the run-time compiler
-    DRIVER_MISSING = "driver-missing"
-    DRIVER_TOO_OLD = "driver-too-old"
-    NO_PERMISSION = "no-permission"
-    NO_DEVICE = "no-device"
-    UNSUPPORTED = "unsupported"
-    BROKEN = "broken"
-
-
-class DeviceType(str, Enum):
-    """Kind of device. ``CPU`` and ``VIRTUAL`` ones of a GPU backend are never selected by themselves."""
-
-    DISCRETE = "discrete"
-    INTEGRATED = "integrated"
-    CPU = "cpu"
-    VIRTUAL = "virtual"
+MAX_THREADS = 1024
+"""Most CPU threads a device can be asked to compute with."""
 
 
 @dataclass(frozen=True, slots=True)
-class DeviceInfo:
-    """One device, as a probe found it.
+class OpenOptions:
+    """How to open a device. A backend gets its settings here alone: it reads no ``BITNET_*`` variable.
 
     Attributes:
-        backend: Name of the backend, such as ``cuda``.
-        index: What follows the colon in the device's name: ``0`` in ``cuda:0``, ``avx2`` in ``cpu:avx2``.
-        id: Stable identity (UUID or PCI address) where the driver gives one, else the name.
-        memory: Bytes of memory the device can use; 0 where unknown.
-        features: What the kernels may use, such as ``("int8-dot", "f16")``.
-        details: Further facts for ``bitnet devices --json``.
+        threads: CPU threads to compute with; None: the device's own choice. Devices that use none ignore it.
+        strict: Only what was asked for will do: a backend that could merely pretend or stand in raises instead.
+        graphs: Replay recorded launches. False: launch each kernel by itself, on devices whose drivers are known to
+            replay wrongly (ROCm); others ignore it.
+
+    Raises:
+        InvalidInputError: ``threads`` is out of range.
     """
 
-    backend: str
-    index: str
-    id: str
-    description: str
-    vendor: str
-    type: DeviceType
-    memory: int = 0
-    driver_version: str = ""
-    features: tuple[str, ...] = ()
-    details: Mapping[str, str] = field(default_factory=dict)
+    threads: int | None = None
+    strict: bool = False
+    graphs: bool = True
 
-    @property
-    def name(self) -> str:
-        """What ``--device`` takes and receipts print: ``cuda:0``."""
-        return f"{self.backend}:{self.index}"
-
-
-@dataclass(frozen=True, slots=True)
-class ProbeResult:
-    """What a backend found out about this machine.
-
-    Attributes:
-        reason: Why the status is what it is, for a person; empty when ``ok``.
-        hint: The one command or step that fixes it; empty when there is none.
-        tried: Libraries tried, each with the loader's message (``""`` for the one that opened).
-        versions: Versions found and needed, such as ``{"driver": "12.2", "driver-needed": "12.0"}``.
-    """
-
-    status: ProbeStatus
-    devices: Sequence[DeviceInfo] = ()
-    reason: str = ""
-    hint: str = ""
-    tried: Mapping[str, str] = field(default_factory=dict)
-    versions: Mapping[str, str] = field(default_factory=dict)
+    def __post_init__(self) -> None:
+        threads = self.threads
+        if threads is not None and not (isinstance(threads, int) and 1 <= threads <= MAX_THREADS):
+            raise InvalidInputError(f"threads is {threads!r}; it must be a number from 1 to {MAX_THREADS}.")
 
 
 @runtime_checkable
@@ -99,11 +55,11 @@ class Backend(Protocol):
         """Look for devices. Absence is a result; this does not raise for it."""
         ...
 
-    def open(self, info: DeviceInfo) -> Device:
+    def open(self, info: DeviceInfo, options: OpenOptions) -> Device:
         """Open a device that :meth:`probe` returned.
 
         Raises:
-            DeviceError: The device cannot be opened.
+            DeviceError, DeviceUnavailableError: The device cannot be opened.
         """
         ...
 

@@ -24,6 +24,7 @@ from bitnet.core.hal.program import (
     RopeAppend,
     Sample,
     TensorSpec,
+    TernaryData,
     TernaryMatmul,
     TernaryWeight,
 )
@@ -51,6 +52,24 @@ def check_program(program: Program) -> None:
         except InvalidInputError as error:
             where = f"program {program.name!r}, op {index} ({type(op).__name__})"
             raise InvalidInputError(f"{where}: {error.message}") from None
+
+
+def loaded_ternary(name: str, weight: TernaryWeight) -> TernaryData:
+    """What a ternary weight loads as, if devices can take it.
+
+    Raises:
+        InvalidInputError: The codes are not as the weight was declared, or it has not one scale.
+    """
+    data = weight.load()
+    rows, columns = weight.shape
+    shape = rows, -(-columns // 128) * 32
+    if data.codes.shape != shape or data.codes.dtype != np.uint8:
+        found = f"{data.codes.dtype}{list(data.codes.shape)}"
+        raise InvalidInputError(f"weight {name!r} loads as {found}; uint8{list(shape)} was declared.")
+    if data.scale.shape != (1,) or data.scale.dtype != np.float32:
+        found = f"{data.scale.dtype}{list(data.scale.shape)}"
+        raise InvalidInputError(f"weight {name!r} has scales {found}; devices take float32[1].")
+    return data
 
 
 class StepCheck:
@@ -111,7 +130,7 @@ class TensorCheck:
         self._most = {"M": program.limits.max_tokens, "R": program.limits.max_rows}
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Of a tensor, with room for the largest step.
+        """Shape of a tensor, with room for the largest step.
 
         Raises:
             InvalidInputError: There is no such tensor.

@@ -8,7 +8,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 import numpy.typing as npt
 
-from bitnet.core.hal.backend import DeviceInfo
+from bitnet.core.hal.probe import DeviceInfo
 from bitnet.core.hal.program import Program
 from bitnet.core.hal.step import Step
 
@@ -22,6 +22,19 @@ class MemoryInfo:
     used: int
 
 
+@dataclass(frozen=True, slots=True)
+class ExecutableStats:
+    """What one pass of a program costs on its device, by the run before; by a decode step where there was none.
+
+    Attributes:
+        weight_bytes: Bytes of weights that the pass read, as the device stores them; of a table, none.
+        dispatches: Kernels launched for the pass, 0 where there was none; None on a device that launches none.
+    """
+
+    weight_bytes: int
+    dispatches: int | None = None
+
+
 @runtime_checkable
 class Executable(Protocol):
     """A program made ready on a device, with its weights, activations and KV cache. Calls are serialised by a lock."""
@@ -31,6 +44,14 @@ class Executable(Protocol):
         """Names of the kernels launched so far, in first-launch order, as recorded at launch.
 
         They are among those its backend's ``kernels()`` lists, and end in what they ran on (``embed_cuda``).
+        """
+        ...
+
+    def stats(self) -> ExecutableStats:
+        """What a pass costs, counted by the device. For measuring: a run is not slower for it.
+
+        Raises:
+            DeviceError: The executable is closed.
         """
         ...
 
@@ -79,8 +100,12 @@ class Device(Protocol):
     @property
     def info(self) -> DeviceInfo: ...
 
-    def compile(self, program: Program) -> Executable:
+    def compile(self, program: Program, *, keep: bool = False) -> Executable:
         """Load the program's weights into the layout this device reads best, and prepare its kernels.
+
+        Args:
+            keep: Every tensor holds after a run what the contract says, so that nothing may be fused or left out. Else
+                only tensors that no operation reads do, and the logits that ``Sample`` reads where the step asks.
 
         Raises:
             InvalidInputError: The program is not well formed (:func:`bitnet.core.hal.check.check_program`).

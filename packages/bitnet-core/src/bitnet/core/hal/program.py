@@ -7,7 +7,7 @@ this module only names them. ``M`` stands for the tokens of a step and ``R`` for
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal, NamedTuple, TypeAlias
 
 import numpy as np
@@ -38,11 +38,12 @@ class TernaryData(NamedTuple):
     Attributes:
         codes: ``uint8[N, ceil(K / 128) * 32]``: each 128 weights of a row in 32 bytes, byte ``g`` holding weights
             ``g, g+32, g+64, g+96`` in bits 7-6, 5-4, 3-2, 1-0; code = weight + 1; padding past K is code 1 (zero).
-        scale: What a weight of +1 stands for.
+        scale: ``f32[1]``: what a weight of +1 stands for. Scales of rows and of groups along K are to be ``f32[N]`` and
+            ``f32[N, K / group]`` (decision 0003); no device takes those yet.
     """
 
     codes: npt.NDArray[np.uint8]
-    scale: float
+    scale: npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,7 +235,6 @@ class Program:
         tensors: Every activation the ops name. Each keeps its own memory for the life of the executable.
         weights: Every weight the ops name.
         kv: Shape of the paged cache, where an op uses one.
-        keep: Every tensor holds, after a run, what the contract says: no op may be fused into another. For tests.
     """
 
     ops: Sequence[Op]
@@ -242,5 +242,4 @@ class Program:
     weights: Mapping[str, Weight]
     limits: Limits
     kv: KVSpec | None = None
-    name: str = field(default="program")
-    keep: bool = False
+    name: str = "program"

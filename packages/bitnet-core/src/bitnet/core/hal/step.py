@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from enum import IntEnum
 
 import numpy as np
 import numpy.typing as npt
@@ -15,7 +16,30 @@ from bitnet.core.errors import InvalidInputError
 from bitnet.core.hal.program import Limits
 
 HEADER_WORDS = 8
-"""``[M, S, R, 0, logits, 0, 0, 0]``; ``logits`` is 1 where the host reads them then. Word 3 is the device's own."""
+"""Words of a step's header; those that :class:`HeaderWord` does not name are 0."""
+
+
+class HeaderWord(IntEnum):
+    """Where each word of a step's header stands; kernels know it as ``STEP_TOKENS`` and so on.
+
+    Attributes:
+        TOKENS: M, the tokens of the step.
+        SEQS: S, its sequences.
+        ROWS: R, its rows that need logits.
+        DONE: The device's own, 0 from the host: how many of the ``count`` passes of a run are done.
+        LOGITS: 1 where the host reads the logits after the run, else 0.
+    """
+
+    TOKENS = 0
+    SEQS = 1
+    ROWS = 2
+    DONE = 3
+    LOGITS = 4
+
+
+_HEADER = slice(HeaderWord.TOKENS, HeaderWord.LOGITS + 1)
+"""All of them at once, as a step is made thousands of times a second."""
+
 
 EXTREME = 1e30
 """The greatest temperature, and one over the least: logits divided by one beyond may be no float32."""
@@ -140,7 +164,7 @@ class Step:
             if have > most:
                 raise InvalidInputError(f"a step of {have} {what} exceeds the program's limit of {most}.")
         data, floats, words = self.data, self.data.view(np.float32), self.data.view(np.uint32)
-        data[:5] = self.tokens, self.seqs, self.rows, 0, logits
+        data[_HEADER] = self.tokens, self.seqs, self.rows, 0, logits
         m = r = 0
         for s, seq in enumerate(sequences):
             n = len(seq.tokens)

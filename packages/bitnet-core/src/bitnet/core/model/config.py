@@ -29,7 +29,7 @@ one graph (official file, an early converter, llama.cpp); ``llama`` holds Falcon
 converter reorders the rows of q and k for interleaved pairs."""
 
 MAX_HEAD_DIM = 1024
-"""Elements of a head at most; models have 64 to 256."""
+"""Maximum elements of a head; models have 64 to 256."""
 MOST_TIMES_WIDER = 64
 """How much wider than the residual stream all heads together and the feed-forward layer may be; in models it is at most
 8 times. A file has this many weights for each of the activations that a step keeps."""
@@ -131,7 +131,7 @@ def read_config(file: GGUFFile) -> ModelConfig:
 
 
 def shape_faults(*, hidden: int, heads: int, head_dim: int, ffn: int) -> Iterator[tuple[str, str]]:
-    """Names of the sizes that no model has, and why: what is derived from sizes is bounded before it is made."""
+    """The sizes that no model has, and why: anything derived from a size is bounded before it is allocated."""
     if head_dim % 2:
         yield "head_dim", f"heads of {head_dim} elements cannot be rotated in pairs."
     if head_dim > MAX_HEAD_DIM:
@@ -184,7 +184,7 @@ class _Keys:
 
 
 def _activation(keys: _Keys) -> Activation:
-    """What the file says; else what its architecture is known to use.
+    """The file's activation; else the one that its architecture is known to use.
 
     llama.cpp's ``bitnet`` stands for two families, and its files of 2B4T carry no key or ignore it: 1bitLLM's models,
     the only ones with a SentencePiece vocabulary, use SiLU, 2B4T squared ReLU.

@@ -48,7 +48,7 @@ def convert_model(
     try:
         write_gguf(target, metadata, tensors, progress=progress, check=partial(_check, source))
     except BitNetError:
-        if model is not None:  # what was read of a file that has changed is not what is wrong
+        if model is not None:  # where the file has changed, that is the error
             model.gguf.check()
         raise
 
@@ -87,7 +87,7 @@ def _recode(model: ModelFile, name: str, weight: TernaryWeight) -> Iterator[npt.
             "holds the code 3, which stands for no weight.", tensor=name, hint="Another I2_S layout may fit."
         )
     try:
-        yield i2s_bytes(codes, data.scale)
+        yield i2s_bytes(codes, float(data.scale[0]))
     except ValueError as error:
         raise model.gguf.error(str(error), tensor=name) from None
     weight.release()

@@ -16,8 +16,8 @@ from bitnet.core.model.config import ModelConfig, read_config
 from bitnet.core.model.weights import bind_weights
 
 if TYPE_CHECKING:
-    from bitnet.core.chat import ChatTemplate
-    from bitnet.core.tokenizer import Tokenizer
+    from bitnet.core.text.chat import ChatTemplate
+    from bitnet.core.text.tokenizer import Tokenizer
 
 
 class ModelFile:
@@ -61,7 +61,7 @@ class ModelFile:
         Raises:
             ModelFileError: It is missing, of a kind not supported, or does not fit the model.
         """
-        from bitnet.core.tokenizer import tokenizer_from_gguf
+        from bitnet.core.text.tokenizer import tokenizer_from_gguf
 
         return tokenizer_from_gguf(self.gguf, self.config.vocab_size)
 
@@ -72,7 +72,7 @@ class ModelFile:
         Raises:
             ModelFileError: It is no template.
         """
-        from bitnet.core.chat import ChatTemplate
+        from bitnet.core.text.chat import ChatTemplate
 
         source = self.metadata.get("tokenizer.chat_template")
         if source is None:

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from bitnet.core.chat import ChatTemplate
 from bitnet.core.errors import InvalidInputError, ModelFileError
 from bitnet.core.gguf import GGMLType, MetadataValue, TensorSource, i2s_bytes, unpack_ternary
 from bitnet.core.gguf.quants import CHUNK, decode
@@ -20,6 +19,7 @@ from bitnet.core.model.hf_config import HFConfig
 from bitnet.core.model.hf_vocabulary import read_vocabulary
 from bitnet.core.model.safetensors import Stored, open_checkpoint, read_json
 from bitnet.core.model.weights import Expected, expected_weights
+from bitnet.core.text.chat import ChatTemplate
 
 NAMES = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
 LAYER_NAMES = {
@@ -52,7 +52,7 @@ def read_folder(folder: Path) -> tuple[dict[str, MetadataValue], dict[str, Tenso
     if config.model.tied_embeddings:
         stored.pop("output.weight", None)
     sources = _sources(config, stored, folder)
-    # Tensors have confirmed the shape: from here on, what it says may be allocated.
+    # Tensors have confirmed the shape: from here on, its sizes may be allocated.
     factors = config.frequency_factors()
     tensors: dict[str, Tensor] = {} if factors is None else {"rope_freqs.weight": factors}
     metadata = config.metadata() | read_vocabulary(folder, config.values, config.default_ids).metadata()
@@ -63,7 +63,7 @@ def read_folder(folder: Path) -> tuple[dict[str, MetadataValue], dict[str, Tenso
 
 
 def _sources(config: HFConfig, stored: dict[str, Stored], folder: Path) -> dict[str, TensorSource]:
-    """What each weight of the model is written from; ``stored`` holds the checkpoint's tensors by their GGUF names."""
+    """The source of each weight of the model; ``stored`` holds the checkpoint's tensors by their GGUF names."""
     tensors: dict[str, TensorSource] = {}
     for name, expected in expected_weights(config.model):
         tensor = stored.pop(f"{name}.weight", None)
@@ -129,7 +129,7 @@ def _ternary(config: HFConfig, name: str, tensor: Stored, scale: Stored | None) 
                 codes = unpack_huggingface(tensor.bytes().reshape(tensor.shape))
             else:
                 floats = load_ternary(FLOATS[tensor.dtype], shape, tensor.bytes(), "official", master=config.online)
-                codes, factor = unpack_ternary(floats.codes, shape[1]), factor * floats.scale
+                codes, factor = unpack_ternary(floats.codes, shape[1]), factor * float(floats.scale[0])
         except ValueError as error:
             raise tensor.error(f"{error}.") from None
         if abs(factor) > float(np.finfo(np.float32).max):
@@ -141,7 +141,7 @@ def _ternary(config: HFConfig, name: str, tensor: Stored, scale: Stored | None) 
 
 
 def _scale(tensor: Stored, *, divides: bool) -> float:
-    """What a code of 1 stands for."""
+    """The value of a code of 1."""
     if tensor.dtype not in FLOATS or math.prod(tensor.shape) != 1:
         raise tensor.error(f"{tensor.dtype} {tensor.shape} is no scale.")
     out = np.empty(1, np.float32)

@@ -207,7 +207,7 @@ class HFConfig:
         return found
 
     def frequency_factors(self) -> npt.NDArray[np.float32] | None:
-        """What divides the rotary frequencies, ``f32[head_dim / 2]``: one number, or more for long waves (``llama3``).
+        """Divisors of the rotary frequencies, ``f32[head_dim / 2]``: one number, or more for long waves (``llama3``).
 
         Raises:
             ModelFileError: The configuration scales them in another way.

@@ -13,8 +13,8 @@ import tokenizers
 
 from bitnet.core.errors import InvalidInputError, ModelFileError, brief
 from bitnet.core.model.safetensors import MAX_JSON, read_bytes, read_json
-from bitnet.core.tokenizer import LLAMA3_WORDS, SPACE, Tokenizer, word_cutter
-from bitnet.core.vocabulary import GPT2, LLAMA3, MAX_TOKENS, TokenType, Vocabulary, excess
+from bitnet.core.text.tokenizer import LLAMA3_WORDS, SPACE, Tokenizer, word_cutter
+from bitnet.core.text.vocabulary import GPT2, LLAMA3, MAX_TOKENS, TokenType, Vocabulary, excess
 
 PROBES = (
     "Hello, world! It's 1234567 o'clock; WE'LL see, don't they've? ",
@@ -70,7 +70,7 @@ def _from_json(path: Path) -> Vocabulary:
     model = data.get("model")
     if not isinstance(model, dict) or not isinstance(model.get("merges"), list):
         raise ModelFileError("holds no byte-pair encoding; no other kind is supported.", path=path, field="model")
-    # All that could make the library work or grow without end is refused before it sees it.
+    # Input that could make the library run or grow without end is refused before the library sees it.
     _check_sizes(path, model, data.get("added_tokens"))
     _check_normalizer(path, data.get("normalizer"))
     _check_words(path, data.get("pre_tokenizer"))
@@ -143,7 +143,7 @@ SPACES = ({"type": "Prepend", "prepend": SPACE}, {"type": "Replace", "pattern": 
 
 
 def _check_normalizer(path: Path, normalizer: Any) -> None:
-    """Refuse what changes text before it is cut, which a GGUF file cannot say; SentencePiece's spaces it can."""
+    """Refuse a normalizer, which a GGUF file cannot describe; SentencePiece's spaces are the exception."""
     steps = normalizer.get("normalizers", [normalizer]) if isinstance(normalizer, dict) else [normalizer]
     for step in steps if normalizer else []:
         if step not in SPACES or len(steps) > len(SPACES):

@@ -1,4 +1,4 @@
-"""Looking into a GGUF file: what its ternary tensors hold, and whether their layout can be what it is taken for."""
+"""Inspecting a GGUF file: its ternary tensors' contents, and whether their layout is plausible."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CHUNK = 1 << 20
 MOST_ZERO, LEAST_ZERO, MOST_SKEWED = 0.9, 0.1, 0.1
 """Shares of zeros, and of the difference between +1 and -1 in all others, beyond which weights are hardly a model's."""
 CLEARER = 1.5
-"""How much more another layout must set columns apart to speak against the one that is assumed."""
+"""Factor by which another layout must set columns apart to speak against the assumed one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,8 @@ def _report(file: GGUFFile, info: TensorInfo, layout: I2SLayout) -> TensorReport
         # Every layout has four codes in a byte, so the bytes of the file are counted, without any padding.
         codes, scale = data[:-I2S_TAIL], i2s_scale(data)
     else:
-        codes, scale = load_ternary(info.type, shape, data, layout, master=False)
+        codes, scales = load_ternary(info.type, shape, data, layout, master=False)
+        scale = float(scales[0])
     counts = _count(codes)
     minus, zero, plus, unused = (float(share) for share in counts / counts.sum())
     statistics = CodeStatistics(minus, zero, plus, unused, scale)

@@ -17,14 +17,14 @@ import numpy as np
 import numpy.typing as npt
 
 from bitnet.core.errors import ModelFileError, brief
-from bitnet.core.garbage import no_collection
-from bitnet.core.mapped import MappedFile
+from bitnet.core.support.garbage import no_collection
+from bitnet.core.support.mapped import MappedFile
 
 MAX_HEADER = 8 << 20
-"""Bytes of a header at most. The specification allows 100 MB, which would take seconds and gigabytes to parse; a tensor
+"""Maximum bytes of a header. The specification allows 100 MB, which would take seconds and gigabytes to parse; a tensor
 needs about 120, and the models that bitnet runs have some hundreds."""
 MAX_JSON = 64 << 20
-"""Bytes of a JSON file at most; the largest are tokenizers', of 33 MB."""
+"""Maximum bytes of a JSON file; the largest are tokenizers', of 33 MB."""
 SIZES = {"F32": 4, "F16": 2, "BF16": 2, "U8": 1, "I8": 1}
 """Bytes of an element of each type that weights of ternary models have."""
 
@@ -45,7 +45,7 @@ class Stored:
         return self.file.bytes(self.offset, self.nbytes)
 
     def release(self) -> None:
-        """Let go of the mapped pages."""
+        """Release the mapped pages."""
         self.file.release(self.offset, self.nbytes)
 
     def error(self, message: str) -> ModelFileError:

@@ -99,7 +99,7 @@ def _ternary(
             data = load_ternary(tensor.type, shape, file.data(tensor), layout, master=master)
         except ValueError as error:
             raise file.error(f"{error}.", tensor=tensor.name) from None
-        return data._replace(scale=data.scale * factor)
+        return data._replace(scale=data.scale * np.float32(factor))
 
     return TernaryWeight(shape, load, lambda: file.release(tensor))
 

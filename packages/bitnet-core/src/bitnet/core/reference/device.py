@@ -17,7 +17,9 @@ from bitnet.core.hal import (
     DeviceInfo,
     DeviceType,
     Embed,
+    ExecutableStats,
     GluNormQuant,
+    HeaderWord,
     MemoryInfo,
     NormQuant,
     NormRows,
@@ -30,10 +32,10 @@ from bitnet.core.hal import (
     TernaryData,
     TernaryMatmul,
 )
-from bitnet.core.hal.check import StepCheck, TensorCheck, check_program
+from bitnet.core.hal.check import StepCheck, TensorCheck, check_program, loaded_ternary
 from bitnet.core.hal.program import NUMPY_DTYPES
+from bitnet.core.hal.sampling import choose
 from bitnet.core.reference import ops
-from bitnet.core.reference.sampling import choose
 
 NUMPY_INFO = DeviceInfo(
     backend="cpu",
@@ -76,7 +78,7 @@ class ReferenceDevice:
     def info(self) -> DeviceInfo:
         return self._info
 
-    def compile(self, program: Program) -> ReferenceExecutable:
+    def compile(self, program: Program, *, keep: bool = False) -> ReferenceExecutable:
         if self._closed:
             raise DeviceError("the device is closed.", device=self._info.name)
         check_program(program)
@@ -99,6 +101,9 @@ class ReferenceDevice:
             self._open.remove(executable)
 
 
+_COUNTS = HeaderWord.TOKENS, HeaderWord.SEQS, HeaderWord.ROWS
+
+
 class _Sequence(NamedTuple):
     """Where one sequence of a step stands: its tokens ``begin … end``, the first one's position, and its blocks."""
 
@@ -115,14 +120,14 @@ class _Fields:
         self.data = step.data.copy()
         self.at = step.layout.offsets
         self.max_blocks = step.layout.limits.max_blocks
-        self.tokens, self.seqs, self.rows = (int(n) for n in self.data[:3])
+        self.tokens, self.seqs, self.rows = (int(self.data[word]) for word in _COUNTS)
 
     def field(self, name: str, count: int) -> npt.NDArray[np.int32]:
         words: npt.NDArray[np.int32] = self.data[self.at[name] : self.at[name] + count]
         return words
 
     def positions(self) -> npt.NDArray[np.int32]:
-        """Of each token in its own sequence."""
+        """Position of each token in its own sequence."""
         seq = self.field("token_seq", self.tokens)
         ends = self.field("seq_begin", self.seqs + 1)[1:]
         positions: npt.NDArray[np.int32] = (self.field("seq_len", self.seqs) - ends)[seq]
@@ -170,18 +175,27 @@ class ReferenceExecutable:
             if isinstance(weight, DenseWeight):
                 self._dense[name] = weight.load()
             else:
-                self._ternary[name] = weight.load()
+                self._ternary[name] = loaded_ternary(name, weight)
         self._cache: npt.NDArray[Any] = np.empty(0)
         if (kv := program.kv) is not None:
             # [layer, k or v, block, position in the block, head, element]
             cache = (kv.layers, 2, kv.num_blocks, kv.block_size, kv.kv_heads, kv.head_dim)
             self._cache = np.zeros(cache, NUMPY_DTYPES[kv.dtype])
+        named = [op.weights for op in program.ops if isinstance(op, TernaryMatmul)]
+        codes = sum(self._ternary[name].codes.nbytes for names in named for name in names)
+        dense = [op.weight for op in program.ops if isinstance(op, NormQuant | GluNormQuant | NormRows | DenseMatmul)]
+        self._weight_bytes = codes + sum(self._dense[name].nbytes for name in dense if name is not None)
         self.used = self._cache.nbytes + sum(t.nbytes for t in self._tensors.values())
         self.used += sum(w.nbytes for w in self._dense.values()) + sum(w.codes.nbytes for w in self._ternary.values())
 
     @property
     def kernels(self) -> tuple[str, ...]:
         return tuple(self._kernels)
+
+    def stats(self) -> ExecutableStats:
+        with self._lock:
+            self._usable()
+            return ExecutableStats(self._weight_bytes)
 
     def run(self, step: Step, count: int = 1) -> npt.NDArray[np.int32]:
         with self._lock:

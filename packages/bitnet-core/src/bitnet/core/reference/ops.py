@@ -33,7 +33,7 @@ def absmax_int8(y: F64) -> tuple[I8, F32]:
     """Codes ``[M, K]`` and scales ``[M]``: ``y ≈ codes · scale``."""
     greatest = np.maximum(np.abs(y).max(axis=-1), 1e-5)
     codes = np.clip(np.rint(y * (127 / greatest)[:, None]), -128, 127)
-    with np.errstate(invalid="ignore"):  # NaN has no code; what the residual keeps of it reaches the logits
+    with np.errstate(invalid="ignore"):  # NaN has no code; it stays in the residual stream and reaches the logits
         return codes.astype(np.int8), (greatest / 127).astype(np.float32)
 
 
@@ -57,7 +57,7 @@ def ternary_matmul(x: I8, scale: F32, weight: TernaryData) -> F32:
     for n in range(0, len(weight.codes), rows):
         chunk = _UNPACKED[weight.codes[n : n + rows]].reshape(-1, columns)
         np.matmul(padded, chunk.T, out=acc[:, n : n + rows])
-    acc *= (scale * np.float32(weight.scale))[:, None]
+    acc *= (scale * weight.scale)[:, None]
     return acc
 
 

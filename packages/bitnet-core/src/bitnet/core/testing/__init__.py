@@ -8,11 +8,12 @@ import pytest
 pytest.register_assert_rewrite(
     *(
         f"bitnet.core.testing.{name}"
-        for name in ("rig", "linear", "norms", "attention", "heads", "sampling", "whole_model")
+        for name in ("rig", "linear", "norms", "attention", "heads", "sampling", "whole_model", "answers")
     ),
     *(f"bitnet.core.testing.{name}" for name in ("lifecycle", "probing", "model", "oracle", "draws", "poison")),
 )
 
-from bitnet.core.testing.suite import ConformanceSuite  # noqa: E402  (after the rewriting of its modules' asserts)
+from bitnet.core.testing.cases import needs  # noqa: E402  (after the rewriting of its modules' asserts)
+from bitnet.core.testing.suite import ConformanceSuite  # noqa: E402
 
-__all__ = ["ConformanceSuite"]
+__all__ = ["ConformanceSuite", "needs"]

@@ -58,6 +58,9 @@ def head_shapes(size: Size) -> list[Heads]:
     fixed = [
         Heads(1, 1, 64),
         Heads(4, 4, 80, dtype="f32"),
+        Heads(4, 2, 80, 16),
+        Heads(2, 1, 48),
+        Heads(6, 3, 16, style="interleaved"),
         Heads(4, 2, 96, style="interleaved"),
         Heads(6, 2, 100, dtype="f32"),
         Heads(4, 1, 128, 16),

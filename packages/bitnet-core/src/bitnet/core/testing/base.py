@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 
-from bitnet.core.hal import Backend, Device, DeviceInfo
+from bitnet.core.hal import Backend, Device, DeviceInfo, OpenOptions
 from bitnet.core.testing import cases, poison
 
 REQUIRED = "BITNET_REQUIRE_DEVICES"
@@ -40,9 +40,16 @@ class DeviceTests:
                 )
 
     def expected_failures(self, info: DeviceInfo) -> Mapping[str, str]:
-        """Tests that are known to fail on a device, each with the reason; one that passes then fails.
+        """Tests that fail on a device until something is mended, each with what; one that passes then fails.
 
         A key is the name of a test, or of one of its cases: ``test_attention[<case>]``.
+        """
+        return {}
+
+    def exclusions(self, info: DeviceInfo) -> Mapping[str, str]:
+        """Tests that a device can never pass, each with what it lacks for good; keys as in :meth:`expected_failures`.
+
+        They are not run, so that one may also crash the driver; every run reports them as skipped, with the reason.
         """
         return {}
 
@@ -88,15 +95,25 @@ class DeviceTests:
         """The device under test, open for the whole class."""
         if isinstance(info, str):
             pytest.fail(f"{REQUIRED} names a device that is not there; {info}")
-        failures = self.expected_failures(info)
         name, case = request.node.originalname, request.node.callspec.params.get("case")
-        for key in (name, f"{name}[{cases.case_id(case)}]"):
-            if key in failures:
-                request.applymarker(pytest.mark.xfail(reason=failures[key], strict=True))
+        keys = (name, f"{name}[{cases.case_id(case)}]")
+        if lacking := [f for f in getattr(request.function, "conformance_needs", ()) if f not in info.features]:
+            pytest.skip(f"{info.name} has no {', '.join(lacking)}")
+        for reason in self._reasons(self.exclusions(info), keys):
+            pytest.skip(f"{info.name} can never do this: {reason}")
+        for reason in self._reasons(self.expected_failures(info), keys):
+            request.applymarker(pytest.mark.xfail(reason=reason, strict=True))
         if info.name not in self._opened:
-            self._opened[info.name] = self.backend.open(info)
+            self._opened[info.name] = self.backend.open(info, OpenOptions())
             poison.poison_memory(self._opened[info.name])
         return self._opened[info.name]
+
+    def _reasons(self, named: Mapping[str, str], keys: Sequence[str]) -> list[str]:
+        """The reasons that one of the keys has; a key that names no test of this class is an error."""
+        for key in named:
+            if not hasattr(self, key.partition("[")[0]):
+                pytest.fail(f"{type(self).__name__} names {key}, which is no test of it")
+        return [named[key] for key in keys if key in named]
 
     @pytest.fixture
     def rng(self) -> np.random.Generator:

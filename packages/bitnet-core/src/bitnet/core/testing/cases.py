@@ -41,6 +41,16 @@ def over(make: Callable[[Size], Sequence[Any]]) -> Callable[[Test], Test]:
     return mark
 
 
+def needs(*features: str) -> Callable[[Test], Test]:
+    """Run a test only on devices whose probe tells of these features; elsewhere it is skipped, with the reason."""
+
+    def mark(test: Test) -> Test:
+        test.conformance_needs = features  # type: ignore[attr-defined]
+        return test
+
+    return mark
+
+
 def pick(
     size: Size, fixed: Sequence[Case], draw: Callable[[np.random.Generator], Case], cost: Callable[[Case], float]
 ) -> list[Case]:

@@ -19,7 +19,7 @@ TOLERANCE = 1e-5
 def philox4x32(counter: tuple[U64, U64, U64, U64], key: tuple[int, int]) -> tuple[U64, U64, U64, U64]:
     """Ten rounds of Philox4x32 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011).
 
-    Words are arrays, of 32 bits each; :data:`PUBLISHED` in the suite's own tests holds the authors' test vectors.
+    Words are arrays, of 32 bits each; ``PUBLISHED`` in the suite's own tests holds the authors' test vectors.
     """
     high, low = np.uint64(32), np.uint64(0xFFFFFFFF)
     c, (k0, k1) = counter, key
@@ -42,7 +42,7 @@ def gumbel(vocabulary: int, position: int, seed: int) -> F64:
 
 
 def kept(z: F64, params: SamplingParams, slack: float) -> npt.NDArray[np.bool_]:
-    """What passes top-k, top-p and min-p, each threshold loosened by ``slack``, or tightened where it is negative.
+    """Tokens that pass top-k, top-p and min-p, each threshold loosened by ``slack`` (tightened where negative).
 
     Rounding keeps the order of two logits, or makes them a tie: so the place of a threshold in that order may move only
     outwards, while the mass and the share that top-p and min-p compare with their parameters may err either way.

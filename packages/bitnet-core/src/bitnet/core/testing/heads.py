@@ -21,7 +21,7 @@ from bitnet.core.hal import (
 )
 from bitnet.core.testing.base import DeviceTests
 from bitnet.core.testing.poison import poison_step
-from bitnet.core.testing.rig import Array, dense, tensor
+from bitnet.core.testing.rig import Array, Rig, assert_products, dense, tensor
 
 DRAWS = (
     SamplingParams(0.7, top_k=5, seed=1),
@@ -97,6 +97,18 @@ class HeadTests(DeviceTests):
                     assert (chosen >= logits.max(axis=1) - 2e-6 * magnitudes.max(axis=1)).all()
         finally:
             executable.close()
+
+    def test_logits_that_are_kept(self, device: Device, rng: np.random.Generator) -> None:
+        """A program that keeps its tensors has all logits, also after a step that asks for none."""
+        rows, vocabulary, width = 2, 301, 256
+        w, x = weights(rng, "plain", vocabulary, width), rng.standard_normal((rows, width)).astype(np.float32)
+        specs = [tensor("x", "f32", "R", width), tensor("logits", "f32", "R", vocabulary), tensor("out", "i32", "R")]
+        ops: list[Op] = [DenseMatmul("x", "head", "logits"), Sample("logits", "out")]
+        with Rig(device, ops, specs, {"head": dense(w)}, limits=Limits(rows, rows, rows)) as rig:
+            rig.executable.write("x", x)
+            rig.executable.write("logits", np.full((rows, vocabulary), np.nan, np.float32))
+            rig.executable.run(Step(rig.layout, [SequenceStep([0], 3, rows=[0])] * rows, logits=False))
+            assert_products("logits", rig.executable.read("logits", rows), x, w)
 
     @pytest.mark.parametrize("rows", [1, 3, 16])
     @pytest.mark.parametrize("where", ["activations", "weights", "a weight of an unlikely token"])

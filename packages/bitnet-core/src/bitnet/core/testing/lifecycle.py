@@ -1,7 +1,8 @@
-"""What an executable and a device do besides computing: memory, errors, several at once, threads, the end."""
+"""Behaviour of executables and devices besides computing: memory, errors, several at once, threads, closing."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
@@ -19,6 +20,7 @@ from bitnet.core.hal import (
     Limits,
     NormQuant,
     Op,
+    OpenOptions,
     Program,
     RopeAppend,
     SequenceStep,
@@ -55,6 +57,11 @@ class Session:
         return out
 
 
+def _tables(op: Embed | RopeAppend) -> tuple[str, ...]:
+    """The weights of which an operation reads a row a token."""
+    return (op.table,) if isinstance(op, Embed) else (op.cos, op.sin)
+
+
 class LifecycleTests(DeviceTests):
     def test_memory_comes_back_at_close(self, device: Device) -> None:
         before = device.memory().used
@@ -77,7 +84,7 @@ class LifecycleTests(DeviceTests):
             session.executable.write("x", np.zeros((1, 128), np.float32))
 
     def test_closing_a_device_closes_its_executables(self, info: DeviceInfo, device: Device) -> None:
-        own = self.backend.open(info)
+        own = self.backend.open(info, OpenOptions())
         sessions = [Session(own, seed) for seed in range(2)]
         sessions[0].prefill([1])
         sessions[1].executable.close()
@@ -102,6 +109,27 @@ class LifecycleTests(DeviceTests):
         session.prefill([1])
         assert session.executable.kernels[: len(names)] == names
         session.executable.close()
+
+    def test_what_a_pass_costs(self, device: Device) -> None:
+        """Weights are counted as they are stored, launches as they were made: the same for the same step."""
+        session = Session(device, 0)
+        assert isinstance(session.executable, Executable)
+        weights = session.program.weights
+        tables = {name for op in session.program.ops if isinstance(op, Embed | RopeAppend) for name in _tables(op)}
+        products = [w.shape for w in weights.values() if isinstance(w, TernaryWeight)]
+        dense = [w.shape for name, w in weights.items() if not isinstance(w, TernaryWeight) and name not in tables]
+        least = sum(n * k // 5 for n, k in products)  # packed five to a byte at best
+        most = 2 * sum(n * k for n, k in products) + 4 * sum(map(math.prod, dense))
+        assert session.executable.stats().dispatches in (None, 0)
+        session.prefill([0])
+        after = session.executable.stats()
+        assert least <= after.weight_bytes <= most
+        assert after.dispatches is None or after.dispatches > 0
+        session.prefill([0])
+        assert session.executable.stats() == after
+        session.executable.close()
+        with pytest.raises(DeviceError):
+            session.executable.stats()
 
     def test_two_executables_at_once(self, device: Device) -> None:
         """Interleaved, each gives what it gives alone."""
@@ -208,6 +236,21 @@ class LifecycleTests(DeviceTests):
         for k, width, name in ((8, 4, "w"), (6, 3, "w"), (8, 3, "v")):
             with pytest.raises(InvalidInputError):
                 compiled(k, width, name)
+
+    @pytest.mark.parametrize("shape", [(), (3,), (3, 2)], ids=str)
+    def test_scales_that_no_device_takes(
+        self, device: Device, rng: np.random.Generator, shape: tuple[int, ...]
+    ) -> None:
+        """Scales of rows and of groups are refused, as a device that took the first for all would be wrong."""
+        good = ternary(random_ternary(rng, 3, 8), 1.0)
+        data = good.load()._replace(scale=np.ones(shape, np.float32))
+        weight = TernaryWeight(good.shape, lambda: data)
+        specs = [tensor("q", "i8", "M", 8), tensor("s", "f32", "M"), tensor("out", "f32", "M", 3)]
+        ops: list[Op] = [TernaryMatmul("q", "s", ("w",), "out")]
+        before = device.memory().used
+        with pytest.raises(InvalidInputError, match="'w'"):
+            device.compile(Program(ops, {t.name: t for t in specs}, {"w": weight}, Limits(2)))
+        assert device.memory().used == before
 
     def test_out_of_memory(self, device: Device) -> None:
         """A cache beyond any memory: a typed error that names the device, nothing kept, the device as good as new."""

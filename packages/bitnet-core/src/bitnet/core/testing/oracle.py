@@ -19,7 +19,7 @@ Array = npt.NDArray[Any]
 
 
 class Quantised(NamedTuple):
-    """What absmax int8 quantisation is held to: ``quotient[M, K]`` before rounding, and ``scale[M]``."""
+    """Exact results of absmax int8 quantisation: ``quotient[M, K]`` before rounding, and ``scale[M]``."""
 
     quotient: F64
     scale: F64

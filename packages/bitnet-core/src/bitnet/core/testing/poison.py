@@ -1,4 +1,4 @@
-"""What no kernel may read, made so that reading it shows: words of a step, rows, and memory that nothing wrote."""
+"""Poison for data that no kernel may read: words of a step, rows, and memory that nothing wrote."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ from bitnet.core.testing import poison
 Array = npt.NDArray[Any]
 
 POISON: Mapping[str, Any] = {"f32": np.float32("nan"), "i8": np.int8(-128), "i32": np.int32(-(2**31))}
-"""What no operation may produce: absmax int8 stops at -127."""
+"""A code that no operation may produce: absmax int8 stops at -127."""
 
 
 def tensor(name: str, dtype: DType, *shape: Dim) -> TensorSpec:
@@ -54,7 +54,7 @@ def ternary(matrix: npt.NDArray[np.int8], scale: float) -> TernaryWeight:
     packed = fields[:, :, 0] << 6 | fields[:, :, 1] << 4 | fields[:, :, 2] << 2 | fields[:, :, 3]
     data = np.ascontiguousarray(packed.reshape(rows, blocks * 32))
     data.setflags(write=False)
-    return TernaryWeight((rows, columns), lambda: TernaryData(data, scale))
+    return TernaryWeight((rows, columns), lambda: TernaryData(data, np.array([scale], np.float32)))
 
 
 def random_ternary(rng: np.random.Generator, rows: int, columns: int) -> npt.NDArray[np.int8]:
@@ -80,9 +80,9 @@ class Rig:
         kv: KVSpec | None = None,
     ) -> None:
         specs = {t.name: t for t in tensors}
-        self.program = Program(ops, specs, weights or {}, limits, kv, "conformance", keep=True)
+        self.program = Program(ops, specs, weights or {}, limits, kv, "conformance")
         self.layout = StepLayout(limits)
-        self.executable = device.compile(self.program)
+        self.executable = device.compile(self.program, keep=True)
 
     def __enter__(self) -> Rig:
         return self

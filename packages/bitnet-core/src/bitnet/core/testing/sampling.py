@@ -103,7 +103,7 @@ class SampleTests(DeviceTests):
         check(choose(device, logits, params, positions), logits, params, positions)
 
     def test_filters_keep_all_ties(self, device: Device) -> None:
-        """Of four equal greatest logits top-k 1 and a small top-p keep all four, and min-p 1 as well."""
+        """With four equal greatest logits, top-k 1 and a small top-p keep all four, and so does min-p 1."""
         logits = np.tile(np.array([2, 5, 1, 5, 5, 0, 5, 4.9], np.float32), (300, 1))
         settings = [{"top_k": 1}, {"top_p": 0.05}, {"min_p": 1.0}]
         for setting in settings:

@@ -15,7 +15,7 @@ from bitnet.core.testing.whole_model import WholeModelTests
 class ConformanceSuite(
     ProbeTests, LinearTests, NormTests, AttentionTests, HeadTests, SampleTests, WholeModelTests, LifecycleTests
 ):
-    """Everything a backend is held to, on each of its devices.
+    """All tests that hold a backend to the contract, on each of its devices.
 
     A backend runs it from a test file of its own::
 
@@ -26,7 +26,9 @@ class ConformanceSuite(
             backend = BACKEND
 
     Name ``devices = ("mine:0",)`` to leave others out, and ``size = "small"`` for an emulated one. A test cannot be
-    replaced; one that is known to fail goes into ``expected_failures``, with the reason, and fails once it passes.
+    replaced. One that is to be mended goes into ``expected_failures``, with the reason, and fails once it passes; one
+    that a device can never pass goes into ``exclusions``, and is reported with its reason. A test of a backend's own
+    that takes hardware not all of its devices have names the probe's features for it: ``@needs("int8-tensor-cores")``.
 
     Environment:
         BITNET_CONFORMANCE: ``small``, ``quick`` or ``full`` instead of the class's size.

@@ -20,7 +20,7 @@ from bitnet.core.testing.rig import Array, Rig, assert_products, assert_rel, ass
 END_TO_END = 0.05
 """Bound on logits against float64, of the greatest in a row. An activation near a rounding border may be quantised one
 step of 127 apart, which moves the logits of models as small as these by about 1 %, and an f16 cache moves many by a
-little: right implementations are off by 2.3 % at most (see the ADR on comparing logits). A wrong operation, block or
+little: right implementations are off by 2.3 % at most (decision 0033). A wrong operation, block or
 position gives errors of the order of 1. What is tight is the bound of each operation, checked on the same steps."""
 
 TYPICAL = 0.03
@@ -130,7 +130,7 @@ def models(rng: np.random.Generator) -> dict[str, dict[str, Any]]:
 
 
 def errors_of_logits(device: Device, model: TinyModel, kv_dtype: Literal["f32", "f16"]) -> list[float]:
-    """Of rows during a chunked prefill and decode, each relative to the greatest logit of its row."""
+    """Errors of rows during a chunked prefill and decode, each relative to the greatest logit of its row."""
     text = model.rng.choice(model.calm(), 60).astype(np.int32)
     exact, layout, errors, done = model.logits(text, kv_dtype), StepLayout(LIMITS), list[float](), 0
     executable = device.compile(model.program(LIMITS, 8, kv_dtype))

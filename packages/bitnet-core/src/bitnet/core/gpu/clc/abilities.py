@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-Dot4: TypeAlias = Literal["none", "khr", "ptx"]
-"""Sum of four products of 8-bit integers: by single bytes, ``cl_khr_integer_dot_product``, NVIDIA's ``dp4a``."""
+Dot4: TypeAlias = Literal["none", "khr", "ptx", "sdot4", "sudot4"]
+"""Sum of four products of 8-bit integers: by single bytes, ``cl_khr_integer_dot_product``, NVIDIA's ``dp4a``, AMD's
+``v_dot4_i32_i8`` and ``v_dot4_i32_iu8``."""
 Matrix: TypeAlias = Literal["none", "ptx"]
 """Matrix products: none, NVIDIA's ``mma`` of compute capability 8.0."""
 
@@ -27,6 +28,7 @@ class Abilities:
         matrix: Matrix products that the driver's compiler takes.
         resident: Work-groups that surely run at once, however much of a compute unit each takes; 0 where nobody can
             tell.
+        wave: Work-items of a sub-group where the kernels bring sub-groups themselves; 0 where the language has them.
     """
 
     compute_units: int
@@ -38,6 +40,7 @@ class Abilities:
     dot4: Dot4 = "none"
     matrix: Matrix = "none"
     resident: int = 0
+    wave: int = 0
 
     @property
     def defines(self) -> Mapping[str, int]:
@@ -46,7 +49,18 @@ class Abilities:
             "FP16": self.f16,
             "INT_DOT": self.dot4 == "khr",
             "SUBGROUPS": self.subgroups,
+            "SDOT4": self.dot4 == "sdot4",
+            "SUDOT4": self.dot4 == "sudot4",
             "PTX": self.dot4 == "ptx",
             "GPU": self.gpu,
+            "WAVE": self.wave,
         }
-        return {name: 1 for name, has in having.items() if has}
+        return {name: int(value) for name, value in having.items() if value}
+
+    def options(self, standard: str) -> tuple[str, ...]:
+        """Compiler options by which every kernel is compiled for the device.
+
+        Args:
+            standard: The version of OpenCL C that the compiler is asked for: ``1.2`` or newer.
+        """
+        return (f"-cl-std=CL{standard}", *(f"-D{name}={value}" for name, value in self.defines.items()))

@@ -8,7 +8,7 @@ from bitnet.core.gpu.clc.abilities import Abilities
 from bitnet.core.gpu.clc.products import MOST_GROUP
 from bitnet.core.gpu.context import Bucket, Context
 from bitnet.core.gpu.driver import Arg, Buffer, KernelSpec, Launch
-from bitnet.core.gpu.ops import ceil_div, kv_defines, positions, power_of_two
+from bitnet.core.gpu.ops import attention_inputs, ceil_div, kv_defines, positions, power_of_two, rope_defines
 from bitnet.core.hal import Attention, RopeAppend
 
 DECODE_TOKENS = 8
@@ -91,11 +91,6 @@ def defines_of(ctx: Context, op: Attention) -> dict[str, int]:
     return kv_defines(ctx, op) | {"HEAD_GROUP": op.heads // op.kv_heads}
 
 
-def rope_defines(rope: RopeAppend | None) -> dict[str, int]:
-    """Whether a kernel also rotates, and how."""
-    return {"ROPE": int(rope is not None), "NEOX": int(rope is not None and rope.style == "neox")}
-
-
 def prefill_args(ctx: Context, op: Attention) -> tuple[Arg, ...]:
     """The arguments of attention of many tokens."""
     cache = ctx.kv("k", op.layer), ctx.kv("v", op.layer)
@@ -105,8 +100,7 @@ def prefill_args(ctx: Context, op: Attention) -> tuple[Arg, ...]:
 
 def decode_args(ctx: Context, op: Attention, rope: RopeAppend | None) -> tuple[Arg, ...]:
     """The first arguments of attention of few tokens."""
-    tables = (ctx.dense(rope.cos).data, ctx.dense(rope.sin).data) if rope else (ctx.step, ctx.step)
-    return (*positions(ctx), ctx.tensors[op.qkv], ctx.kv("k", op.layer), ctx.kv("v", op.layer), *tables)
+    return (*positions(ctx), *attention_inputs(ctx, op, rope, ctx.step))
 
 
 def most_tokens(ctx: Context) -> int:

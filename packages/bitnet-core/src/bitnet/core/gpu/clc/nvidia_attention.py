@@ -13,12 +13,11 @@ from bitnet.core.gpu.clc.attention import (
     most_tokens,
     parts_of,
     prefill_args,
-    rope_defines,
 )
 from bitnet.core.gpu.clc.nvidia_products import WARP
 from bitnet.core.gpu.context import Bucket, Context
 from bitnet.core.gpu.driver import KernelSpec, Launch
-from bitnet.core.gpu.ops import ceil_div, power_of_two
+from bitnet.core.gpu.ops import ceil_div, power_of_two, rope_defines
 from bitnet.core.hal import Attention, RopeAppend
 
 TILE, WARPS, GROUPS = 64, 4, 3

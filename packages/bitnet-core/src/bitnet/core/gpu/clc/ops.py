@@ -7,19 +7,18 @@ With NVIDIA's matrix units it is one launch a layer.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
 
 import numpy as np
 
 from bitnet.core.gpu.clc.abilities import Abilities
-from bitnet.core.gpu.clc.attention import AttentionOps
-from bitnet.core.gpu.clc.nvidia_attention import NvidiaAttention
-from bitnet.core.gpu.clc.nvidia_layers import NvidiaLayers
-from bitnet.core.gpu.clc.nvidia_products import NvidiaProducts
-from bitnet.core.gpu.clc.products import MOST_GROUP, Products
+from bitnet.core.gpu.clc.attention import DECODE_TOKENS
+from bitnet.core.gpu.clc.products import MOST_GROUP
+from bitnet.core.gpu.clc.vendors import VENDORS
 from bitnet.core.gpu.context import Bucket, Context
 from bitnet.core.gpu.driver import Launch
-from bitnet.core.gpu.groups import FeedForward, GatedProduct, Layer, NormGatedProduct, NormProduct, RopeAttention
+from bitnet.core.gpu.groups import FeedForward, GatedProduct, NormGatedProduct, NormProduct, RopeAttention
 from bitnet.core.gpu.ops import RowOps, power_of_two
 from bitnet.core.gpu.plan import Dispatch, Lowering
 from bitnet.core.gpu.products import feed_forward, glu_products, normed, row_sums
@@ -31,19 +30,25 @@ MOST_SAMPLERS = 1024
 """Work-items that choose a token, at most, on a GPU."""
 
 
-def sources(package: str, backend: str) -> KernelSources:
-    """The family's kernels, as the wheel of a backend carries them."""
-    return KernelSources(package, backend, ending=".cl", common="common.clh", entry=ENTRY)
+def sources(
+    package: str, backend: str, *, common: str = "common.clh", vendors: Collection[str] | None = None
+) -> KernelSources:
+    """The family's kernels, as the wheel of a backend carries them.
+
+    Args:
+        common: The file in front of each: one that includes ``common.clh``, where the compiler lacks built-ins.
+        vendors: Folders of the vendors whose hardware the backend reaches; None for all.
+    """
+    return KernelSources(package, backend, ending=".cl", common=common, entry=ENTRY, vendors=vendors)
 
 
 class ClcOps:
     """The lowering for a device."""
 
     def __init__(self, abilities: Abilities) -> None:
-        nvidia = abilities.matrix == "ptx"
+        vendor = VENDORS[abilities.matrix]
         self._rows = RowOps(group=power_of_two(min(abilities.group, MOST_GROUP)))
-        self._products = NvidiaProducts(abilities) if nvidia else Products(abilities)
-        self._attention = NvidiaAttention(abilities) if nvidia else AttentionOps(abilities)
+        self._products, self._attention = vendor.products(abilities), vendor.attention(abilities)
         samples = RowOps(group=power_of_two(min(abilities.group, MOST_SAMPLERS))) if abilities.gpu else self._rows
         self._table: Dispatch = {
             **self._rows.table(),
@@ -58,7 +63,7 @@ class ClcOps:
             NormGatedProduct: self._gated_product,
             NormProduct: self._norm_product,
             GatedProduct: self._gated_product,
-            **({Layer: NvidiaLayers(abilities).launch} if nvidia else {}),
+            **vendor.groups(abilities),
         }
 
     def lowering(self) -> Lowering:
@@ -76,7 +81,7 @@ class ClcOps:
         return [replace(launch, args=(*args, row_sums(ctx, op.out), dim, products))]
 
     def _rope_attention(self, ctx: Context, group: RopeAttention, bucket: Bucket) -> list[Launch] | None:
-        if bucket.tokens > 1 or not self._attention.splits(ctx, group.attention, bucket):
+        if bucket.tokens > DECODE_TOKENS or not self._attention.splits(ctx, group.attention, bucket):
             return None
         return self._attention.decode(ctx, group.attention, bucket, group.rope)
 

@@ -1,0 +1,1 @@
+"""Devices: backends found, probed, tried in child processes, chosen and opened."""

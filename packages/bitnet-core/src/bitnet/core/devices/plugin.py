@@ -1,0 +1,312 @@
+"""One backend: loaded, probed and opened when that is first asked for. What goes wrong there stays its own affair.
+
+Its code and its driver run in this process, where nothing can catch a crash. So a marker is kept while they do
+(:mod:`~bitnet.core.devices.crashes`); a backend that has left one behind is first tried in a child
+(:mod:`~bitnet.core.devices.examine`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import re
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from numbers import Integral
+from pathlib import Path
+from typing import TypeAlias, TypeVar
+
+from bitnet.core.devices import crashes
+from bitnet.core.errors import BitNetError, DeviceError, DeviceUnavailableError, brief
+from bitnet.core.hal import HAL_API, Backend, Device, DeviceInfo, DeviceType, OpenOptions, ProbeResult, ProbeStatus
+from bitnet.core.support import foreign_output, log
+
+PROBE_SECONDS = 30.0
+"""A driver that has not answered by then is taken for broken, so that it does not hang everything."""
+
+_T = TypeVar("_T")
+
+Retry: TypeAlias = Callable[["Plugin", Mapping[Path, str]], Mapping[str, str]]
+
+
+@dataclass(frozen=True, slots=True)
+class BackendReport:
+    """What is known of a backend on this machine.
+
+    Attributes:
+        distribution: The installed distribution it comes from; empty where there is none (its GPU was seen).
+        probe: What its probe found; ``broken`` or ``unsupported`` where it could not be asked.
+        error: What its import or its probe raised, where that was in this process.
+    """
+
+    name: str
+    distribution: str
+    version: str
+    probe: ProbeResult
+    error: BaseException | None = None
+
+    @property
+    def installed(self) -> bool:
+        return bool(self.distribution)
+
+
+class Plugin:
+    """One backend: loaded, and probed, when that is first asked for, once.
+
+    Args:
+        load: Gives the backend.
+        retry: Tries what has ended a process before in a child, and says how each ended that one, by name; None for a
+            backend of our own package, whose code neither ends the process nor prints.
+    """
+
+    def __init__(
+        self, name: str, distribution: str, version: str, load: Callable[[], object], retry: Retry | None = None
+    ) -> None:
+        self.name, self.distribution, self.version = name, distribution, version
+        self._load, self._retry = load, retry
+        self._loaded: Backend | BackendReport | None = None
+        self._report: BackendReport | None = None
+        self._crashes: Mapping[str, str] | None = None if retry else {}
+        self._lock = threading.RLock()
+
+    def report(self) -> BackendReport:
+        """What the backend's probe finds. Never raises for what the backend does."""
+        with self._lock:
+            if self._report is None:
+                crashed = self._crashed_again()
+                report = self.broken(crashed[self.name]) if self.name in crashed else self.examine()
+                self._report = without(report, crashed)
+                _log_report(self._report)
+            return self._report
+
+    def adopt(self, report: BackendReport, crashed: Mapping[str, str]) -> None:
+        """Take for :meth:`report` what a child has found, and of whom it has crashed."""
+        with self._lock:
+            self._report, self._crashes = without(report, crashed), crashed
+
+    def trust(self) -> None:
+        """Use it whatever is known of it: in the child that is to find that out."""
+        self._crashes = {}
+
+    def examine(self) -> BackendReport:
+        """What the probe finds in this process, now."""
+        with self._lock:
+            loaded = self._import()
+            if isinstance(loaded, BackendReport):
+                return loaded
+            try:
+                with self.guard(self.name):
+                    result = _in_time(lambda: _checked(self.name, loaded.probe()))
+            except _Failed as failed:
+                hint = f"Report it to the makers of {self.distribution}; BITNET_LOG=debug shows where it is."
+                return self._failed(failed.error, hint)
+            return BackendReport(self.name, self.distribution, self.version, result)
+
+    def backend(self) -> Backend:
+        """The backend itself; this does not probe.
+
+        Raises:
+            DeviceUnavailableError: It cannot be loaded.
+        """
+        with self._lock:
+            crashed = self._crashed_again()
+            loaded = self.broken(crashed[self.name]) if self.name in crashed else self._import()
+        if isinstance(loaded, BackendReport):
+            raise DeviceUnavailableError(f"{self.name}: {loaded.probe.reason}", hint=loaded.probe.hint or None)
+        return loaded
+
+    def open(self, info: DeviceInfo, options: OpenOptions) -> Device:
+        """Open exactly this device.
+
+        Raises:
+            DeviceUnavailableError: The backend cannot be loaded.
+            DeviceError: The device cannot be opened.
+        """
+        backend = self.backend()
+        try:
+            with self.guard(info.name):
+                device = backend.open(info, options)
+            if not isinstance(device, Device):
+                raise TypeError(f"what was opened is {brief(device)}, which is no device")
+        except BitNetError:
+            raise
+        except BaseException as error:
+            signalled = not isinstance(error, Exception | SystemExit)  # Ctrl-C, or what another signal raises
+            if signalled and threading.current_thread() is threading.main_thread():
+                raise
+            log.logger.debug("%s cannot be opened", info.name, exc_info=True)
+            raise DeviceError(f"it cannot be opened: {_described(error)}", device=info.name) from error
+        return device
+
+    @contextlib.contextmanager
+    def guard(self, what: str) -> Iterator[None]:
+        """For while its code or its driver runs: a crash leaves a marker, and what is printed stays out of our answers.
+
+        Args:
+            what: The backend, or one of its devices, by name.
+        """
+        if self._retry is None:
+            yield
+            return
+        with foreign_output.to_stderr(), crashes.watching(what):
+            yield
+
+    def broken(self, reason: str) -> BackendReport:
+        """The report of a backend that has crashed."""
+        result = ProbeResult(ProbeStatus.BROKEN, reason=reason, hint=f"Mend its driver, or remove {self.distribution}.")
+        return BackendReport(self.name, self.distribution, self.version, result)
+
+    def _crashed_again(self) -> Mapping[str, str]:
+        """What crashed an earlier process and also crashes a child, with how the child ended."""
+        if self._crashes is None:
+            self._crashes = {}
+            if self._retry is not None and (marks := crashes.left_by(self.name)):
+                self._crashes = self._retry(self, marks)
+        return self._crashes
+
+    def _import(self) -> Backend | BackendReport:
+        """The backend, or the report of why it cannot be used."""
+        if self._loaded is None:
+            try:
+                with self.guard(self.name):
+                    self._loaded = _in_time(lambda: self._accepted(self._load()))
+            except _Failed as failed:
+                hint = f"pip install --force-reinstall {self.distribution}"
+                self._loaded = self._failed(
+                    failed.error, (isinstance(failed.error, ImportError) and shadowed()) or hint
+                )
+        return self._loaded
+
+    def _failed(self, error: BaseException, hint: str) -> BackendReport:
+        result = ProbeResult(ProbeStatus.BROKEN, reason=_described(error).removesuffix(".") + ".", hint=hint)
+        return BackendReport(self.name, self.distribution, self.version, result, error)
+
+    def _accepted(self, backend: object) -> Backend | BackendReport:
+        """What the entry point named, if it can be used."""
+        made_for = getattr(backend, "hal_api", HAL_API)
+        if made_for != HAL_API:
+            reason = f"{self.distribution} {self.version} speaks version {made_for} of the hardware contract (HAL), "
+            reason += f"this bitnet-core version {HAL_API}."
+            newer = isinstance(made_for, int) and made_for > HAL_API
+            hint = f"pip install --upgrade {'bitnet-core' if newer else self.distribution}"
+            refusal = ProbeResult(ProbeStatus.UNSUPPORTED, reason=reason, hint=hint)
+            return BackendReport(self.name, self.distribution, self.version, refusal)
+        if not isinstance(backend, Backend):
+            lacking = [n for n in ("name", "hal_api", "probe", "open", "kernels") if not hasattr(backend, n)]
+            raise TypeError(f"{backend!r} is no backend: it lacks {', '.join(lacking)}")
+        if backend.name != self.name:
+            raise ValueError(f"its entry point is named {self.name!r}, it calls itself {backend.name!r}")
+        return backend
+
+
+def without(report: BackendReport, crashed: Mapping[str, str]) -> BackendReport:
+    """A report without the devices that crash, each warned about; broken where no other is left."""
+    lost = [info.name for info in report.probe.devices if info.name in crashed]
+    if not lost:
+        return report
+    left = [info for info in report.probe.devices if info.name not in crashed]
+    if not left:
+        reason = " ".join(f"{name}: {crashed[name]}" for name in lost)
+        hint = f"Mend its driver, or remove {report.distribution}."
+        return replace(
+            report, probe=replace(report.probe, status=ProbeStatus.BROKEN, devices=(), reason=reason, hint=hint)
+        )
+    for name in lost:
+        log.once(logging.WARNING, f"The device {name} is left out: {crashed[name]}")
+    return replace(report, probe=replace(report.probe, devices=left))
+
+
+def shadowed() -> str | None:
+    """What to do where PyPI's unrelated package ``bitnet`` hides our namespace, which it can; None where it is not."""
+    package = sys.modules.get("bitnet")
+    if getattr(package, "__file__", None) is None:
+        return None
+    return "Another package named bitnet hides parts of this one: pip uninstall bitnet, then install bitnet-core again."
+
+
+class _Failed(Exception):
+    """A plug-in raised ``error``, or did not answer."""
+
+    def __init__(self, error: BaseException) -> None:
+        self.error = error
+
+
+def _in_time(function: Callable[[], _T]) -> _T:
+    """What a plug-in's function returns; its thread is left behind where it hangs, as nothing can end it.
+
+    ``SystemExit`` and ``KeyboardInterrupt`` are failures too, as a plug-in does not end the program: what a person
+    interrupts is the wait here, in the caller's thread.
+
+    Raises:
+        _Failed: It raised something, or did not return in :data:`PROBE_SECONDS`.
+    """
+    outcome: list[tuple[_T | None, BaseException | None]] = []
+
+    def run() -> None:
+        try:
+            outcome.append((function(), None))
+        except BaseException as error:
+            outcome.append((None, error))
+
+    thread = threading.Thread(target=run, name="bitnet-probe", daemon=True)
+    thread.start()
+    thread.join(PROBE_SECONDS)
+    if not outcome:
+        raise _Failed(TimeoutError(f"no answer within {PROBE_SECONDS:g} s"))
+    value, error = outcome[0]
+    if error is not None:
+        raise _Failed(error)
+    return value  # type: ignore[return-value]
+
+
+def _described(error: BaseException) -> str:
+    """An error of other people's code, in a line."""
+    try:
+        text = str(error)
+    except Exception:
+        text = ""
+    return " ".join(f"{type(error).__name__}: {text}".split()).removesuffix(":")
+
+
+def _checked(name: str, result: object) -> ProbeResult:
+    """A probe's result, if the rest of bitnet can rely on it; raises what makes the backend ``broken``."""
+    if not isinstance(result, ProbeResult):
+        raise TypeError(f"its probe returned {type(result).__name__}, not ProbeResult")
+    if not isinstance(result.status, ProbeStatus):
+        raise TypeError(f"its probe returned the status {brief(result.status)}, not ProbeStatus")
+    texts: list[object] = [result.reason, result.hint, *_texts(result.tried), *_texts(result.versions)]
+    seen: set[str] = set()
+    for info in result.devices:
+        if not isinstance(info, DeviceInfo) or info.backend != name:
+            raise TypeError(f"its probe returned {brief(info)}, which is no device of {name}")
+        texts += [info.index, info.id, info.description, info.vendor, info.driver_version, *info.features]
+        texts += _texts(info.details)
+        if not isinstance(info.type, DeviceType) or not isinstance(info.memory, Integral):
+            raise TypeError(f"its probe returned a device of {brief(info.type)} with {brief(info.memory)} bytes")
+    if wrong := [text for text in texts if not isinstance(text, str)]:
+        raise TypeError(f"its probe returned {brief(wrong[0])} where a text belongs")
+    for info in result.devices:
+        if not re.fullmatch(r"[a-z0-9._-]+", info.index) or info.index in seen:
+            raise ValueError(f"its probe returned the index {info.index!r}, which is malformed or not its only one")
+        seen.add(info.index)
+    if result.status is ProbeStatus.OK and not result.devices:
+        return ProbeResult(ProbeStatus.NO_DEVICE, (), "It found no device.", result.hint, result.tried, result.versions)
+    return result
+
+
+def _texts(facts: Mapping[str, str]) -> list[object]:
+    return [text for pair in facts.items() for text in pair]
+
+
+def _log_report(report: BackendReport) -> None:
+    probe = report.probe
+    devices = ", ".join(f"{info.name} ({info.description}, {info.type.value})" for info in probe.devices)
+    text = " ".join(part for part in (devices, probe.reason, probe.hint) if part)
+    log.logger.debug(
+        "backend %s (%s %s): %s. %s", report.name, report.distribution, report.version, probe.status.value, text,
+        exc_info=report.error,
+    )  # fmt: skip
+    for library, message in probe.tried.items():
+        log.logger.debug("backend %s: %s: %s", report.name, library, message or "opened")

@@ -1,0 +1,235 @@
+"""Choosing the device: what was asked for, what is there, and what to do where the two do not meet."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from bitnet.core.devices import registry
+from bitnet.core.devices.options import open_options
+from bitnet.core.devices.plugin import BackendReport, Plugin
+from bitnet.core.devices.registry import GPU_ORDER
+from bitnet.core.errors import DeviceError, DeviceUnavailableError, InvalidInputError
+from bitnet.core.hal import Device, DeviceInfo, DeviceType, OpenOptions, ProbeStatus
+from bitnet.core.support import env, log
+
+CPU_LEVELS = ("amx", "avx512", "avx2", "neon", "scalar", "numpy")
+"""Best first; ``numpy`` is the last resort where no native library fits."""
+
+_DEFAULTS = OpenOptions()
+_TYPE_ORDER = {DeviceType.DISCRETE: 0, DeviceType.INTEGRATED: 1, DeviceType.CPU: 2, DeviceType.VIRTUAL: 3}
+_AUTOMATIC = (DeviceType.DISCRETE, DeviceType.INTEGRATED)
+_ID = re.compile(
+    r"((gpu|mig)-)?[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}|([0-9a-f]{4,8}:)?[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]"
+)
+"""What looks like a device's UUID or PCI address."""
+
+
+class Selection:
+    """The device that was chosen, and how.
+
+    Attributes:
+        requested: What was asked for; ``auto`` where nothing was.
+        detected: The backends that were looked at and have devices, best first.
+        info: The device; after :meth:`open`, the one that opened.
+        options: What the device is opened with.
+        fake: Whether ``BITNET_GPU_FAKE`` had a hand in it.
+    """
+
+    def __init__(
+        self,
+        requested: str,
+        detected: Sequence[str],
+        candidates: Sequence[DeviceInfo],
+        options: OpenOptions = _DEFAULTS,
+        *,
+        fake: bool = False,
+    ) -> None:
+        self.requested, self.detected, self.options, self.fake = requested, tuple(detected), options, fake
+        self._candidates = list(candidates)
+        self.info = self._candidates[0]
+
+    @property
+    def summary(self) -> str:
+        """The start-up line: ``requested=auto detected=[cuda, opencl, cpu] selected=cuda:0``."""
+        return f"requested={self.requested} detected=[{', '.join(self.detected)}] selected={self.info.name}"
+
+    def open(self) -> Device:
+        """Open the device, and log the start-up line (once a process, at INFO).
+
+        One that fails to open is warned about and the next best is taken; in strict mode only where none was asked for.
+
+        Raises:
+            DeviceUnavailableError: None opens.
+        """
+        while True:
+            try:
+                device = registry.open_device(self.info, self.options)
+            except (DeviceError, DeviceUnavailableError) as error:
+                rest = self._candidates[self._candidates.index(self.info) + 1 :]
+                if not rest:
+                    said = f"{self.info.name} cannot be opened: {error.message}"
+                    raise DeviceUnavailableError(said, hint=error.hint) from error
+                log.logger.warning("%s cannot be opened; falling back to %s: %s", self.info.name, rest[0].name, error)
+                self.info = rest[0]
+            else:
+                log.once(logging.INFO, self.summary)
+                return device
+
+    def __repr__(self) -> str:
+        return f"<Selection {self.summary}>"
+
+
+def select_device(request: str | None = None, *, threads: int | None = None, strict: bool | None = None) -> Selection:
+    """Choose a device.
+
+    Without a request the best there is: a discrete GPU, else an integrated one, else the CPU; among equals in the order
+    CUDA, OpenCL, Vulkan, ROCm, Level Zero, Metal, WebGPU, other backends by name. ``BITNET_BACKEND_PRIORITY`` goes
+    before all that. Only the backends that matter to the request are probed: ``cpu`` opens no GPU driver.
+
+    Args:
+        request: ``auto``, ``cpu``, ``gpu``, a backend (``cuda``), a device (``cuda:1``), its UUID or other id, or a CPU
+            level (``cpu:avx2``); None: what ``BITNET_DEVICE`` says, else ``auto``.
+        threads: CPU threads that the device computes with; None: ``BITNET_THREADS``, else one for each physical core.
+        strict: Whether what was asked for and is missing is an error, and ``BITNET_GPU_FAKE`` is refused, instead of
+            the CPU taking its place; None: what ``BITNET_STRICT_MODE`` says, else no.
+
+    Raises:
+        InvalidInputError: There is no such name, or ``threads`` or a variable is out of its range.
+        DeviceUnavailableError: Strict mode, and what was asked for is missing; or nothing works, not even the CPU.
+    """
+    log.from_environment()
+    requested = (env.text("BITNET_DEVICE") if request is None else request).strip().lower() or "auto"
+    options = open_options(threads=threads, strict=strict)
+    plugins = registry.available(strict=options.strict)
+    priority = _priority()
+    reports = {name: plugins[name].report() for name in _concerned(requested, plugins)}
+    found = [
+        info for report in reports.values() if report.probe.status is ProbeStatus.OK for info in report.probe.devices
+    ]
+    found.sort(key=lambda info: _order(info, priority))  # stable: a backend's own order stays
+    cpus = [info for info in found if info.backend == "cpu"]
+    detected = sorted({info.backend for info in found}, key=lambda name: _backend_order(name, priority))
+    fake = bool(env.names("BITNET_GPU_FAKE"))
+
+    candidates = [info for info in found if _matches(requested, info)]
+    if requested == "auto":
+        _tell_about_gpus(candidates, reports, plugins, priority)
+    else:
+        if not candidates:
+            missing = _missing(requested, found, plugins, reports)
+            if options.strict or not cpus:
+                raise DeviceUnavailableError(f"{requested} was asked for, but {missing.why}", hint=missing.hint or None)
+            fallback = f"Falling back to CPU ({cpus[0].index})."
+            said = f"{requested} was asked for, but {missing.why} {fallback} {missing.hint}"
+            log.logger.warning("%s", said.rstrip())
+        if not options.strict:
+            candidates += [info for info in cpus if info not in candidates]
+    if not candidates:
+        cpu = reports["cpu"].probe
+        raise DeviceUnavailableError(f"no device works, not even the CPU: {cpu.reason}", hint=cpu.hint or None)
+    return Selection(requested, detected, candidates, options, fake=fake)
+
+
+def _priority() -> tuple[str, ...]:
+    priority = env.names("BITNET_BACKEND_PRIORITY")
+    known = (*GPU_ORDER, *registry.installed())
+    if unknown := [name for name in priority if name not in known]:
+        raise InvalidInputError(
+            f"BITNET_BACKEND_PRIORITY names {unknown[0]!r}; the backends are {', '.join(dict.fromkeys(known))}."
+        )
+    return priority
+
+
+def _backend_order(name: str, priority: Sequence[str]) -> tuple[int, tuple[int, str]]:
+    return priority.index(name) if name in priority else len(priority), registry.rank(name)
+
+
+def _order(info: DeviceInfo, priority: Sequence[str]) -> tuple[object, ...]:
+    """Backends that were given priority first; then a discrete GPU of any before an integrated one; the CPU last."""
+    given, usual = _backend_order(info.backend, priority)
+    of_type = _TYPE_ORDER[info.type]
+    if info.backend in priority:
+        return given, usual, of_type
+    return given, info.backend == "cpu", of_type, usual
+
+
+def _concerned(requested: str, plugins: Mapping[str, Plugin]) -> list[str]:
+    """The backends to ask, always the CPU among them.
+
+    Raises:
+        InvalidInputError: No device can have that name.
+    """
+    if requested in ("auto", "gpu") or _ID.fullmatch(requested):
+        return list(plugins)
+    backend, colon, index = requested.partition(":")
+    if backend == "cpu":
+        good = not colon or index in CPU_LEVELS
+    elif backend in GPU_ORDER:
+        good = not colon or (index.isascii() and index.isdecimal())
+    else:
+        good = backend in registry.installed() and (not colon or bool(index))
+    if good:
+        return list(dict.fromkeys([name for name in (backend, "cpu") if name in plugins]))
+    devices = [info for plugin in plugins.values() for info in plugin.report().probe.devices]
+    if requested in {info.id.lower() for info in devices}:
+        return list(plugins)
+    names = ", ".join(dict.fromkeys(["auto", "cpu", "gpu", *plugins, *(info.name for info in devices)]))
+    raise InvalidInputError(f"there is no device {requested!r}.", hint=f"There are {names}; see bitnet devices.")
+
+
+def _matches(requested: str, info: DeviceInfo) -> bool:
+    """Whether a device is what was asked for. What only emulates a GPU has to be named."""
+    if requested == "auto":
+        return info.backend == "cpu" or info.type in _AUTOMATIC
+    if requested == "gpu":
+        return info.backend != "cpu" and info.type in _AUTOMATIC
+    return requested in (info.backend, info.name, info.id.lower())
+
+
+def _tell_about_gpus(
+    candidates: Sequence[DeviceInfo],
+    reports: Mapping[str, BackendReport],
+    plugins: Mapping[str, Plugin],
+    priority: Sequence[str],
+) -> None:
+    """Warn, once, where the best automatic choice is the CPU although nobody preferred it, and of broken backends."""
+    for report in reports.values():
+        if report.probe.status is ProbeStatus.BROKEN:
+            said = f"The backend {report.name} is broken: {report.probe.reason} {report.probe.hint}"
+            log.once(logging.WARNING, said.strip())
+    if candidates and all(info.backend == "cpu" for info in candidates) and "cpu" not in priority:
+        registry.missing(plugins)  # logs what could be installed
+        level = candidates[0].index
+        log.once(logging.WARNING, f"No GPU detected; falling back to CPU ({level}). Set BITNET_LOG=debug for details.")
+
+
+class _Missing(NamedTuple):
+    """Why a device is not there, as the end of a sentence, and what to do."""
+
+    why: str
+    hint: str
+
+
+def _missing(
+    requested: str, found: Sequence[DeviceInfo], plugins: Mapping[str, Plugin], reports: Mapping[str, BackendReport]
+) -> _Missing:
+    backend = requested.partition(":")[0]
+    if requested == "gpu":
+        states = [f"{name}: {report.probe.status.value}" for name, report in reports.items() if name != "cpu"]
+        hints = [r.probe.hint for r in [*reports.values(), *registry.missing(plugins)] if r.name != "cpu"]
+        why = f"there is no GPU that a backend can use ({', '.join(states) or 'no GPU backend is installed'})."
+        return _Missing(why, next(filter(None, hints), "See bitnet devices."))
+    if backend in (*GPU_ORDER, *registry.installed()) and backend not in plugins:
+        if env.names("BITNET_GPU_FAKE"):
+            return _Missing("BITNET_GPU_FAKE hides it.", "")
+        if not registry.offered(backend):
+            return _Missing(f"this version of bitnet has no backend {backend}.", "")
+        return _Missing(f"bitnet-{backend} is not installed.", f"pip install bitnet-{backend}")
+    report = reports.get(backend)
+    if report is not None and report.probe.status is not ProbeStatus.OK:
+        return _Missing(f"{backend} is {report.probe.status.value}: {report.probe.reason}", report.probe.hint)
+    there = ", ".join(info.name for info in found if report is None or info.backend == backend)
+    return _Missing(f"there are only {there or 'no devices'}.", "See bitnet devices.")

@@ -1,0 +1,198 @@
+"""What the demo model is asked in its evaluation, and never in its training.
+
+The demo model is trained by ``tools/demo_model`` on generated text. What may not be in that text is decided here, and
+the generator imports it: no sum and no difference of a held-out pair of numbers (:func:`held_out`), no question that
+contains a held-out phrasing (:func:`is_unseen`), and nothing about the people, countries and subjects of refusals.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+from bitnet.core.errors import InvalidInputError
+from bitnet.core.evaluation.demo_phrasings import (
+    ADDITION,
+    BEYOND_ARITHMETIC,
+    BEYOND_FACTS,
+    COUNTRIES,
+    GAIN,
+    LOSS,
+    NAMES,
+    PEOPLE,
+    SUBJECTS,
+    SUBTRACTION,
+    TASKS,
+    THINGS,
+    UNSEEN_ADDITION,
+    UNSEEN_SUBTRACTION,
+)
+
+HELD_OUT_PART = 5
+"""One pair in this many is held out."""
+_SALT = "bitnet-demo-4"  # with which 17 and 25, whose sum the README asks for, are held out
+
+
+@lru_cache(maxsize=1 << 20)
+def held_out(a: int, b: int) -> bool:
+    """Whether the sum and the differences of two numbers are kept out of the training data.
+
+    One in :data:`HELD_OUT_PART` unordered pairs of numbers of two or more digits is, chosen by a hash.
+    """
+    low, high = min(a, b), max(a, b)
+    if low < 10:
+        return False
+    digest = hashlib.blake2b(f"{_SALT} {low} {high}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") % HELD_OUT_PART == 0
+
+
+def frame(question: str) -> str:
+    """A question without what varies: its numbers (also the slots of a template), capitals, spaces, punctuation."""
+    text = re.sub(r"\{\w+\}|\d[\d,.]*(?<![,.])", "#", question.lower().replace("−", "-"))
+    return " ".join(re.findall(r"[a-z#]+|[-+*/^%=]", text))
+
+
+_UNSEEN = re.compile("|".join(re.escape(frame(form)) for form in (*UNSEEN_ADDITION, *UNSEEN_SUBTRACTION)))
+
+
+def is_unseen(question: str) -> bool:
+    """Whether a question, or a template of one, contains a phrasing that is held out."""
+    return _UNSEEN.search(frame(question)) is not None
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """A question with one right number; or with none, where the right answer is that the model cannot tell."""
+
+    question: str
+    answer: int | None
+
+    def solved_by(self, reply: str) -> bool:
+        """Whether a reply is right."""
+        return refuses(reply) if self.answer is None else number_in(reply) == self.answer
+
+
+def number_in(reply: str) -> int | None:
+    """The number a reply gives: the last one in it. None where there is none."""
+    numbers = re.findall(r"-?\d+", reply)
+    return int(numbers[-1]) if numbers else None
+
+
+def refuses(reply: str) -> bool:
+    """Whether a reply says that the model cannot do it or does not know it, and gives no result besides."""
+    said = r"\bI (can only|cannot|do not (know|speak)|am not sure)\b|\btoo difficult for me\b"
+    return re.search(said, reply) is not None and "=" not in reply
+
+
+@dataclass(frozen=True, slots=True)
+class Category:
+    """A kind of problem.
+
+    Attributes:
+        digits: Digits of both numbers; 0 where the problems are to be refused.
+        forms: Templates of questions, each with the sign of its second number (0: to be refused).
+        claim: Fraction of right answers the model is claimed to reach, or None where nothing is claimed.
+    """
+
+    name: str
+    digits: int
+    forms: tuple[tuple[str, int], ...]
+    claim: float | None
+
+    def most(self) -> int:
+        """The most problems that are drawn of it: at most half of those there are, so that drawing is fast."""
+        if self.digits:
+            numbers: int = 9 * 10 ** (self.digits - 1)
+            return numbers * numbers // HELD_OUT_PART * len(self.forms) // 2
+        return sum(_variety(form) for form, _ in self.forms) // 2
+
+
+def _forms(*signed: tuple[Sequence[str], int]) -> tuple[tuple[str, int], ...]:
+    return tuple((template, sign) for templates, sign in signed for template in templates)
+
+
+_UNSEEN_FORMS = _forms((UNSEEN_ADDITION, 1), (UNSEEN_SUBTRACTION, -1))
+CATEGORIES = (
+    Category("addition, 2 digits", 2, _forms((ADDITION, 1)), 0.99),
+    Category("subtraction, 2 digits", 2, _forms((SUBTRACTION, -1)), 0.99),
+    Category("addition, 3 digits", 3, _forms((ADDITION, 1)), 0.95),
+    Category("subtraction, 3 digits", 3, _forms((SUBTRACTION, -1)), 0.95),
+    Category("word problems, 2 digits", 2, _forms((GAIN, 1), (LOSS, -1)), None),
+    Category("sums and differences, 4 digits", 4, _forms((ADDITION, 1), (SUBTRACTION, -1)), None),
+    Category("unseen phrasings, 2 digits", 2, _UNSEEN_FORMS, 0.99),
+    Category("unseen phrasings, 3 digits", 3, _UNSEEN_FORMS, 0.99),
+    Category("refusals, arithmetic beyond it", 0, _forms((BEYOND_ARITHMETIC, 0)), 0.95),
+    Category("refusals, unknown facts", 0, _forms((BEYOND_FACTS, 0)), 0.95),
+)
+
+
+def draw_problems(category: Category, count: int, seed: int) -> list[Problem]:
+    """``count`` different held-out problems; the same for the same seed, on any machine.
+
+    Pairs are drawn uniformly, in either order, so that about half of the differences are negative (those of things
+    that are given away are not).
+
+    Raises:
+        InvalidInputError: There are fewer than ``count`` such problems.
+    """
+    most = category.most()
+    if not 0 < count <= most:
+        raise InvalidInputError(f"{category.name}: {count} problems were asked for; it takes 1 to {most}.")
+    rng = random.Random(f"{category.name} {seed}")
+    seen: dict[Problem, None] = {}
+    while len(seen) < count:
+        for problem in _drawn(category, rng):
+            seen[problem] = None
+    return list(seen)
+
+
+def _drawn(category: Category, rng: random.Random) -> Iterator[Problem]:
+    """A problem, or none where the pair drawn is not held out."""
+    if not category.digits:
+        template, _ = rng.choice(category.forms)
+        yield Problem(re.sub(r"\{(\w+)\}", lambda slot: _SLOTS[slot[1]][0](rng), template), None)
+        return
+    low, high = 10 ** (category.digits - 1), 10**category.digits - 1
+    a, b = rng.randint(low, high), rng.randint(low, high)
+    template, sign = rng.choice(category.forms)
+    if template in LOSS:
+        a, b = max(a, b), min(a, b)
+    if held_out(a, b):
+        question = template.format(a=a, b=b, name=rng.choice(NAMES), things=rng.choice(THINGS))
+        yield Problem(question, a + sign * b)
+
+
+def _number(low: int, high: int) -> tuple[Callable[[random.Random], str], int]:
+    return (lambda rng: str(rng.randint(low, high))), high - low + 1
+
+
+def _one(values: Sequence[str]) -> tuple[Callable[[random.Random], str], int]:
+    return (lambda rng: rng.choice(values)), len(values)
+
+
+_SLOTS: dict[str, tuple[Callable[[random.Random], str], int]] = {
+    "big": ((lambda rng: str(rng.randint(1, 9) * 10 ** (n := rng.randint(4, 8)) + rng.randint(0, 10**n - 1))), 10**6),
+    "small": _number(3, 9999),
+    "two": _number(13, 99),
+    "three": _number(101, 998),
+    "power": _number(4, 9),
+    "odd": _one(("7", "13", "17", "19", "23", "29")),
+    "decimal": ((lambda rng: f"{rng.randint(0, 99)}.{rng.randint(1, 99)}"), 9900),
+    "year": _number(1700, 2030),
+    "person": _one(PEOPLE),
+    "country": _one(COUNTRIES),
+    "subject": _one(SUBJECTS),
+    "task": _one(TASKS),
+}
+"""What fills the slots of problems to be refused, and in how many ways."""
+
+
+def _variety(template: str) -> int:
+    product = 1
+    for slot in re.findall(r"\{(\w+)\}", template):
+        product *= _SLOTS[slot][1]
+    return product

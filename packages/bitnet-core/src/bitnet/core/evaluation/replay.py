@@ -1,0 +1,113 @@
+"""Running the generation of a receipt again."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from bitnet.core.api import load_model
+from bitnet.core.devices.select import select_device
+from bitnet.core.errors import DeviceUnavailableError, InvalidInputError, ReceiptError, brief
+from bitnet.core.receipts.checks import options_of, verify
+from bitnet.core.receipts.document import text_sha256, tokens_sha256
+from bitnet.core.receipts.record import Prompt, is_conversation
+
+if TYPE_CHECKING:
+    from bitnet.core.engine import Completion
+    from bitnet.core.hal import DeviceInfo
+
+
+def rerun(
+    receipt: Any, prompt: Any, *, model: str | Path, device: str | None = None, strict: bool | None = None
+) -> DeviceInfo:
+    """Generate again what a receipt is of, with its model, options and seed, and compare the tokens.
+
+    The receipt is verified first, with this prompt and model. A CPU level gives the same tokens each time; so does a
+    GPU of the same kind with the same driver, on its own. Another kind may choose another token where two are about
+    as likely. How fast it was is not compared.
+
+    Args:
+        receipt: As :func:`bitnet.core.receipts.load` gives it.
+        prompt: What was asked, as ``generate`` (text, token ids) or ``chat`` (messages) took it; the receipt has only
+            its hash.
+        model: The model file.
+        device: Where to run it; None: on the same CPU level, or the same GPU backend.
+        strict: As for :func:`~bitnet.core.select_device`.
+
+    Returns:
+        The device that it ran on.
+
+    Raises:
+        ReceiptError: The receipt does not hold, or the tokens differ; the message has the first difference.
+        DeviceUnavailableError: That device is not here. Nothing else takes its place.
+        InvalidInputError: The prompt is not the whole conversation.
+        ModelFileError, DeviceError: As for ``load_model``.
+    """
+    verify(receipt, model=model, prompt=prompt if _has_text(prompt) else None)
+    messages = receipt["request"]["messages"]
+    if messages is not None and isinstance(prompt, str):
+        if len(messages) > 1 or messages[0]["role"] != "user":
+            raise InvalidInputError(f"the conversation has {len(messages)} messages, and only the last is given.")
+        prompt = [{"role": "user", "content": prompt}]
+    if not (most := receipt["performance_baseline"]["tokens_generated"]):
+        raise InvalidInputError("there is nothing to run again: no token was generated.")
+
+    backend = receipt["backend"]
+    wanted = device or (receipt["compute_path"] if backend == "cpu" else backend)
+    selection = select_device(wanted, strict=strict)
+
+    def check(info: DeviceInfo) -> None:
+        if selection.fake and info.backend != "cpu":
+            raise InvalidInputError(f"{info.name} is pretended by BITNET_GPU_FAKE.", hint="Run again without it.")
+        if device is None and info.backend != backend:
+            raise DeviceUnavailableError(
+                f"the receipt was made on {receipt['compute_path']}, and no {backend} device can be used here.",
+                hint="Another kind of device may choose other tokens; --device names one to run it on all the same.",
+            )
+
+    check(selection.info)  # before anything is opened in its place
+    with closing(selection.open()) as opened:
+        check(opened.info)
+        options: Any = asdict(replace(options_of(receipt), max_tokens=most))
+        try:
+            with load_model(model, device=opened, **receipt["setup"]) as loaded:
+                done = (loaded.chat if is_conversation(prompt) else loaded.generate)(prompt, **options)
+        except InvalidInputError as error:
+            raise ReceiptError(f"The receipt does not hold: it cannot be run again, as {error.message}") from error
+    if difference := _difference(receipt, done):
+        made_on, found = receipt["environment"]["device"]["description"], opened.info.description
+        here = f"run again on {opened.info.name}"
+        hint = None
+        if receipt["compute_path"] != opened.info.name or (backend != "cpu" and made_on != found):
+            here += f" ({brief(found)}; it was made on {receipt['compute_path']}, {brief(made_on)})"
+            hint = "Another kind of device may choose another token where two are about as likely."
+        raise ReceiptError(f"The receipt does not hold: {here}, {difference}.", hint=hint)
+    return opened.info
+
+
+def _has_text(prompt: Prompt) -> bool:
+    return isinstance(prompt, str) or is_conversation(prompt)
+
+
+def _difference(receipt: Mapping[str, Any], done: Completion) -> str | None:
+    answer = receipt["answer"]
+    if receipt["request"]["tokens_sha256"] != tokens_sha256(done.prompt_tokens):
+        return "the prompt has other tokens (some chat templates write the date into it)"
+    if found := first_difference(answer["tokens"], done.tokens):
+        return found
+    if (answer["finish_reason"] == "stop") != (done.finish_reason == "stop"):
+        return f"the answer ended by {done.finish_reason}, not by {answer['finish_reason']}"
+    return None if answer["text_sha256"] == text_sha256(done.text) else "the same tokens have another text"
+
+
+def first_difference(told: Sequence[int], found: Sequence[int]) -> str | None:
+    """The first difference between a receipt's tokens and those found, in words; None where there is none."""
+    for i, (one, other) in enumerate(zip(told, found, strict=False)):
+        if one != other:
+            return f"token {i + 1} of {len(told)} is {other}, not {one}"
+    if len(told) != len(found):
+        return f"the answer has {len(found)} tokens, not {len(told)}"
+    return None

@@ -1,0 +1,38 @@
+"""Launches as a C interface takes them."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from bitnet.core.gpu.driver import Arg, Launch, Size3
+
+Value: TypeAlias = ctypes.c_int32 | ctypes.c_uint32 | ctypes.c_float | ctypes.c_void_p
+
+
+def values(launch: Launch, handle: Callable[[Any], int]) -> list[Value]:
+    """A launch's arguments: numbers in their own type, buffers as pointers.
+
+    Args:
+        handle: A buffer's address in the device's memory, or what the interface knows it by.
+    """
+
+    def value(arg: Arg) -> Value:
+        if isinstance(arg, np.int32):
+            return ctypes.c_int32(int(arg))
+        if isinstance(arg, np.uint32):
+            return ctypes.c_uint32(int(arg))
+        if isinstance(arg, np.float32):
+            return ctypes.c_float(float(arg))
+        return ctypes.c_void_p(handle(arg))
+
+    return [value(arg) for arg in launch.args]
+
+
+def work_items(launch: Launch) -> Size3:
+    """The size of a launch's grid in work-items."""
+    (x, y, z), (a, b, c) = launch.grid, launch.block
+    return x * a, y * b, z * c

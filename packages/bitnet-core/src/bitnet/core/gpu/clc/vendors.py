@@ -1,0 +1,54 @@
+"""What only one vendor's hardware takes: its kernels have a folder of their own, and what launches them classes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+from bitnet.core.gpu.clc.abilities import Abilities, Matrix
+from bitnet.core.gpu.clc.attention import AttentionOps
+from bitnet.core.gpu.clc.nvidia_attention import NvidiaAttention
+from bitnet.core.gpu.clc.nvidia_layers import NvidiaLayers
+from bitnet.core.gpu.clc.nvidia_products import NvidiaProducts
+from bitnet.core.gpu.clc.products import Products
+from bitnet.core.gpu.driver import KernelSpec
+from bitnet.core.gpu.groups import Layer
+from bitnet.core.gpu.plan import Dispatch
+
+
+@dataclass(frozen=True, slots=True)
+class Vendor:
+    """The kernels for one kind of matrix unit.
+
+    Attributes:
+        trial: A kernel with all that the others need of a compiler, in the vendor's folder; None where a driver that
+            has the units always takes them.
+        products: Launches of matrix products.
+        attention: Launches of attention.
+        groups: Launches of groups of operations that the plain kernels do not take.
+    """
+
+    trial: KernelSpec | None = None
+    products: type[Products] = Products
+    attention: type[AttentionOps] = AttentionOps
+    groups: Callable[[Abilities], Dispatch] = lambda _: {}
+
+
+PLAIN = Vendor()
+"""Kernels that every device runs."""
+VENDORS: Mapping[Matrix, Vendor] = {
+    "none": PLAIN,
+    "ptx": Vendor(
+        KernelSpec("nvidia/warps", "warps"),
+        NvidiaProducts,
+        NvidiaAttention,
+        lambda abilities: {Layer: NvidiaLayers(abilities).launch},
+    ),
+}
+"""Vendor of each kind of matrix unit."""
+
+
+def tried(abilities: Abilities, builds: Callable[[KernelSpec], bool]) -> Abilities:
+    """The abilities, without matrix units whose kernels the driver's compiler does not take."""
+    trial = VENDORS[abilities.matrix].trial
+    return abilities if trial is None or builds(trial) else replace(abilities, matrix="none", resident=0)

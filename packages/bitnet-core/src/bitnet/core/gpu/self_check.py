@@ -1,0 +1,51 @@
+"""Whether a device computes: the product of a fresh random ternary matrix, compared with exact integers."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from bitnet.core.gguf import pack_ternary
+from bitnet.core.hal import (
+    Device,
+    Limits,
+    Program,
+    SequenceStep,
+    Step,
+    StepLayout,
+    TensorSpec,
+    TernaryData,
+    TernaryMatmul,
+    TernaryWeight,
+)
+
+ROWS, COLS = 48, 384
+
+
+def wrong_products(device: Device) -> str:
+    """What is wrong with a device's product of one token; empty where it is exact.
+
+    Raises:
+        BitNetError: The device fails.
+    """
+    rng = np.random.default_rng()
+    x = rng.integers(-128, 128, (1, COLS), np.int8)
+    codes = rng.integers(-1, 2, (ROWS, COLS), np.int8)
+    exact = x.astype(np.int64) @ codes.T.astype(np.int64)
+    weight = TernaryWeight((ROWS, COLS), lambda: TernaryData(pack_ternary(codes), np.ones(1, np.float32)))
+    tensors = (
+        TensorSpec("x", "i8", ("M", COLS)),
+        TensorSpec("scale", "f32", ("M",)),
+        TensorSpec("out", "f32", ("M", ROWS)),
+    )
+    product = TernaryMatmul("x", "scale", ("w",), "out")
+    program = Program([product], {t.name: t for t in tensors}, {"w": weight}, Limits(1), name="self-check")
+    executable = device.compile(program)
+    try:
+        executable.write("x", x)
+        executable.write("scale", np.ones(1, np.float32))
+        executable.write("out", np.full((1, ROWS), np.nan, np.float32))
+        executable.run(Step(StepLayout(program.limits), [SequenceStep([0], length=1)]))
+        wrong = np.count_nonzero(executable.read("out") != exact)
+    finally:
+        executable.close()
+    return f"{wrong} of {exact.size} products are wrong" if wrong else ""

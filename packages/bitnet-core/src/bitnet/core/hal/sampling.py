@@ -1,0 +1,63 @@
+"""``sample`` in numpy, for the engine and for devices whose host draws: greedy, or the Gumbel-max draw over what top-k,
+top-p and min-p leave."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from bitnet.core.hal.program import NO_TOKEN
+
+_ROUND_0, _ROUND_1 = np.uint64(0xD2511F53), np.uint64(0xCD9E8D57)
+_WEYL_0, _WEYL_1 = 0x9E3779B9, 0xBB67AE85
+_LOW, _SHIFT = np.uint64(0xFFFFFFFF), np.uint64(32)
+
+
+def philox(counters: npt.NDArray[np.uint64], seed: int) -> npt.NDArray[np.uint64]:
+    """Philox4x32-10 (Salmon et al. 2011): ``counters[n, 4]`` under a 64-bit key to ``[n, 4]``, each value 32 bits."""
+    c0, c1, c2, c3 = counters.T
+    k0, k1 = seed & 0xFFFFFFFF, seed >> 32
+    for _ in range(10):
+        p0, p1 = c0 * _ROUND_0, c2 * _ROUND_1
+        c0, c1, c2, c3 = (p1 >> _SHIFT) ^ c1 ^ np.uint64(k0), p1 & _LOW, (p0 >> _SHIFT) ^ c3 ^ np.uint64(k1), p0 & _LOW
+        k0, k1 = (k0 + _WEYL_0) & 0xFFFFFFFF, (k1 + _WEYL_1) & 0xFFFFFFFF
+    return np.stack([c0, c1, c2, c3], axis=1)
+
+
+def gumbel(count: int, position: int, seed: int) -> npt.NDArray[np.float64]:
+    """Gumbel noise of vocabulary entries ``0 … count - 1`` for the token that follows ``position``."""
+    counters = np.zeros((-(-count // 4), 4), np.uint64)
+    counters[:, 0] = np.arange(len(counters), dtype=np.uint64)
+    counters[:, 1] = position + 1
+    lanes = philox(counters, seed).reshape(-1)[:count]
+    u = ((lanes >> np.uint64(9)).astype(np.float64) + 0.5) * 2.0**-23
+    noise: npt.NDArray[np.float64] = -np.log(-np.log(u))
+    return noise
+
+
+def choose(
+    logits: npt.NDArray[np.float32],
+    *,
+    temperature: float,
+    top_k: int,
+    top_p: float,
+    min_p: float,
+    seed: int,
+    position: int,
+) -> int:
+    """The token of one row of ``logits[V]``, whose token stands at ``position``; ``NO_TOKEN`` of a NaN."""
+    if np.isnan(logits).any():
+        return NO_TOKEN
+    if temperature == 0:
+        return int(np.argmax(logits))
+    z = logits.astype(np.float64) / temperature
+    keep = np.ones(len(z), bool)
+    if 0 < top_k < len(z):
+        keep &= z >= np.partition(z, -top_k)[-top_k]
+    if top_p < 1:
+        left = np.sort(z[keep])[::-1]
+        mass = np.cumsum(np.exp(left - left[0]))
+        keep &= z >= left[np.searchsorted(mass, top_p * mass[-1])]
+    if min_p > 0:
+        keep &= np.exp(z - z.max()) >= min_p
+    return int(np.argmax(np.where(keep, z + gumbel(len(z), position, seed), -np.inf)))

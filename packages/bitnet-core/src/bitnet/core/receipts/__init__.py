@@ -1,0 +1,31 @@
+"""Receipts: what computed an answer, how fast, on which model, as a JSON document that can be checked later.
+
+The schema is ``receipt.schema.json`` in this package. What a receipt proves depends on what it is checked with:
+
+- by itself (:func:`verify`): only that nothing in it contradicts itself. Whoever can write a file can make one up;
+- with a key (:func:`sign`, ``verify(keys=…)``): that the holder of the key wrote every field of it;
+- with prompt, answer and model: that it is of these;
+- by running it again (:func:`bitnet.core.evaluation.replay.rerun`): that this model gives these tokens for this prompt.
+"""
+
+from __future__ import annotations
+
+from bitnet.core.receipts.checks import Verdict, verify
+from bitnet.core.receipts.document import SCHEMA_VERSION, digest, load, write
+from bitnet.core.receipts.record import Prompt, build, is_conversation
+from bitnet.core.receipts.signing import keygen, private_key, sign
+
+__all__ = [
+    "SCHEMA_VERSION",
+    "Prompt",
+    "Verdict",
+    "build",
+    "digest",
+    "is_conversation",
+    "keygen",
+    "load",
+    "private_key",
+    "sign",
+    "verify",
+    "write",
+]

@@ -1,0 +1,1 @@
+"""What every wing may use and no model needs: environment, log, files, the kernel cache, drivers' libraries."""

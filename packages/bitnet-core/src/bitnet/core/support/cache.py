@@ -1,0 +1,255 @@
+"""Compiled kernels on disk, one file each, shared by every process of a user. A bad entry is a miss, never an error.
+
+An entry is a header (magic, schema, key, payload length, SHA-256 of the payload) and the payload. It is written under a
+temporary name and renamed, so that a reader sees all of it or nothing, whatever else runs or is killed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import logging
+import os
+import stat
+import struct
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from bitnet.core.support import env, log
+
+SCHEMA = 1
+"""Version of the entries' format; it is part of every key."""
+LIMIT = 512 * 2**20
+"""Maximum bytes of all entries; the least recently used go first."""
+
+listeners: list[Callable[[str, float], None]] = []
+"""Called with what was compiled and how many seconds it took, so that a program can show progress."""
+
+
+def report(label: str, seconds: float) -> None:
+    """Log that something was compiled, and tell the listeners."""
+    log.logger.info("compiled %s in %.2f s", label, seconds)
+    for listener in listeners:
+        listener(label, seconds)
+
+
+_MAGIC = b"BITNETKC"
+_HEADER = struct.Struct("<8sI32sQ32s")
+_ENDING = ".kernel"
+_TEMPORARY = ".tmp-"
+_ABANDONED_SECONDS = 3600.0
+
+
+@dataclass(frozen=True, slots=True)
+class CacheStats:
+    """What is in the cache: ``entries`` files of ``size`` bytes in all, of ``limit``."""
+
+    folder: Path | None
+    entries: int
+    size: int
+    limit: int
+
+
+def cache_folder() -> Path:
+    """Where bitnet keeps caches: ``BITNET_CACHE_DIR``, else a folder of the platform's for this user.
+
+    Raises:
+        RuntimeError: The user has no home.
+    """
+    if given := env.text("BITNET_CACHE_DIR"):
+        return Path(given).expanduser().absolute()
+    if sys.platform == "win32":
+        local = os.environ.get("LOCALAPPDATA")
+        return (Path(local) if local else Path.home() / "AppData" / "Local") / "bitnet"
+    if sys.platform == "darwin":
+        return Path.home() / "Library" / "Caches" / "bitnet"
+    given = os.environ.get("XDG_CACHE_HOME", "")
+    return (Path(given) if Path(given).is_absolute() else Path.home() / ".cache") / "bitnet"
+
+
+class KernelCache:
+    """The compiled kernels of this user.
+
+    A folder that cannot be written is warned about once; what is in it is still read. With ``BITNET_NO_KERNEL_CACHE=1``
+    nothing is read and nothing is written.
+
+    Args:
+        limit: Bytes the entries may take together.
+
+    Raises:
+        InvalidInputError: ``BITNET_NO_KERNEL_CACHE`` is neither yes nor no.
+    """
+
+    def __init__(self, *, limit: int = LIMIT) -> None:
+        self._limit = limit
+        self._off = env.flag("BITNET_NO_KERNEL_CACHE")
+        self._writable = not self._off
+        self.folder: Path | None = None
+        try:
+            self.folder = cache_folder() / "kernels"
+            with contextlib.suppress(FileNotFoundError):
+                _check_rights(self.folder.stat())
+        except (OSError, RuntimeError) as error:
+            self._off = True
+            self._give_up(error)
+
+    @staticmethod
+    def key(*, source: str | bytes, device: str, driver: str, options: str, compiler: str) -> str:
+        """The name of an entry: SHA-256 over all that the compiled kernel depends on, each part after its length."""
+        digest = hashlib.sha256()
+        for part in (source, device, driver, options, compiler, str(SCHEMA)):
+            data = part if isinstance(part, bytes) else part.encode("utf-8", "surrogatepass")
+            digest.update(len(data).to_bytes(8, "little"))
+            digest.update(data)
+        return digest.hexdigest()
+
+    def get(self, key: str) -> bytes | None:
+        """The payload kept under ``key``; None where there is none, or it is damaged."""
+        if self.folder is None or self._off:
+            return None
+        path = self.folder / (key + _ENDING)
+        try:
+            payload = _read(path, key, self._limit)
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError) as error:
+            log.logger.debug("kernel cache: %s is not used: %s", path, error)
+            return None
+        with contextlib.suppress(OSError):
+            os.utime(path)  # the modification time tells which entries are in use
+        return payload
+
+    def put(self, key: str, payload: bytes, *, label: str, seconds: float) -> None:
+        """Keep what was compiled under ``key``, and log how long it took. Never raises for the disk.
+
+        Args:
+            label: What was compiled, for the log.
+            seconds: How long it took.
+        """
+        report(label, seconds)
+        if self.folder is None or not self._writable or len(payload) + _HEADER.size > self._limit:
+            return
+        try:
+            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            _check_rights(self.folder.stat())
+            self._write(key, payload)
+            self._evict()
+        except OSError as error:
+            self._give_up(error)
+
+    def stats(self) -> CacheStats:
+        """What is in the cache now."""
+        sizes = [found.st_size for _, found in self._entries()]
+        return CacheStats(self.folder, len(sizes), sum(sizes), self._limit)
+
+    def clear(self) -> CacheStats:
+        """Remove every entry; other files stay.
+
+        Returns:
+            What was removed.
+
+        Raises:
+            OSError: An entry cannot be removed.
+        """
+        sizes = []
+        for path, found in [*self._entries(), *self._entries(_TEMPORARY)]:
+            with contextlib.suppress(FileNotFoundError):
+                path.unlink()
+                sizes.append(found.st_size)
+        return CacheStats(self.folder, len(sizes), sum(sizes), self._limit)
+
+    def _write(self, key: str, payload: bytes) -> None:
+        assert self.folder is not None
+        header = _HEADER.pack(_MAGIC, SCHEMA, bytes.fromhex(key), len(payload), hashlib.sha256(payload).digest())
+        handle, name = tempfile.mkstemp(prefix=_TEMPORARY, dir=self.folder)
+        try:
+            with os.fdopen(handle, "wb") as file:
+                file.write(header)
+                file.write(payload)
+            Path(name).replace(self.folder / (key + _ENDING))
+        except BaseException as error:
+            _remove(Path(name))
+            # Windows does not replace a file that another process reads: it has this very entry then.
+            if not isinstance(error, PermissionError) or self.get(key) is None:
+                raise
+
+    def _evict(self) -> None:
+        """Remove the entries not used for longest until the rest fits, and what killed processes left behind."""
+        now = time.time()
+        for path, found in self._entries(_TEMPORARY):
+            if now - found.st_mtime > _ABANDONED_SECONDS:
+                _remove(path)
+        entries = sorted(self._entries(), key=lambda entry: entry[1].st_mtime_ns)
+        size = sum(found.st_size for _, found in entries)
+        for path, found in entries:
+            if size <= self._limit:
+                break
+            _remove(path)
+            size -= found.st_size
+
+    def _entries(self, prefix: str = "") -> Iterator[tuple[Path, os.stat_result]]:
+        """The entries, or with a prefix the unfinished ones, that are there at this moment."""
+        try:
+            paths = list(self.folder.iterdir()) if self.folder is not None else []
+        except OSError:
+            return
+        for path in paths:
+            if path.name.startswith(prefix) if prefix else path.name.endswith(_ENDING):
+                with contextlib.suppress(OSError):
+                    found = path.stat(follow_symlinks=False)
+                    if stat.S_ISREG(found.st_mode):
+                        yield path, found
+
+    def _give_up(self, error: Exception) -> None:
+        self._writable = False
+        where = self.folder or "the user's cache folder"
+        why = str(getattr(error, "strerror", None) or error).removesuffix(".")  # without the temporary file's name
+        log.once(logging.WARNING, f"Compiled kernels cannot be kept in {where}: {why}. Set BITNET_CACHE_DIR.")
+
+
+def _read(path: Path, key: str, limit: int) -> bytes:
+    """The payload of an entry; raises ValueError with what is wrong with it."""
+    with open(path, "rb", opener=_open_file) as file:
+        found = os.fstat(file.fileno())
+        if not stat.S_ISREG(found.st_mode):
+            raise ValueError("it is no file")
+        _check_rights(found)
+        head = file.read(_HEADER.size)
+        if len(head) < _HEADER.size:
+            raise ValueError("its header is cut off")
+        magic, schema, own_key, length, checksum = _HEADER.unpack(head)
+        if magic != _MAGIC or schema != SCHEMA:
+            raise ValueError("it is no entry of this version")
+        if own_key.hex() != key:
+            raise ValueError("it is another entry")
+        if length > limit:
+            raise ValueError(f"it claims {length} bytes")
+        payload = file.read(length + 1)
+    if len(payload) != length or hashlib.sha256(payload).digest() != checksum:
+        raise ValueError("its checksum does not fit")
+    return payload
+
+
+def _open_file(path: str, flags: int) -> int:
+    """Open an entry without waiting (it may be a pipe) and without following links."""
+    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOFOLLOW", 0))
+
+
+def _check_rights(found: os.stat_result) -> None:
+    """Raise PermissionError where another user may have written: who does decides what runs on our device."""
+    if sys.platform == "win32":
+        return
+    open_to_others = found.st_mode & 0o022
+    if found.st_uid != os.geteuid() and (found.st_uid != 0 or open_to_others):
+        raise PermissionError("it belongs to another user")
+    if open_to_others:
+        raise PermissionError(f"others may write to it (its mode is {stat.S_IMODE(found.st_mode):o}); remove it")
+
+
+def _remove(path: Path) -> None:
+    with contextlib.suppress(OSError):  # another process may have been first
+        path.unlink()

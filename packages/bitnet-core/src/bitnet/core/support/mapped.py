@@ -1,0 +1,115 @@
+"""A file mapped into memory, read-only."""
+
+from __future__ import annotations
+
+import hashlib
+import mmap
+import os
+import stat
+import weakref
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from bitnet.core.errors import ModelFileError
+from bitnet.core.support.guard import GuardedMap
+
+PIECE = 1 << 22
+"""Bytes that are hashed before their pages are let go."""
+
+
+class MappedFile:
+    """A regular file, mapped for as long as this object or a view of it lives.
+
+    What is mapped is the file itself: another program that writes to it changes what is read here. :meth:`check` says
+    so, and :meth:`release` and :meth:`sha256` ask it.
+
+    Attributes:
+        map: The mapping, for reading single values.
+        size: Bytes of the file.
+
+    Raises:
+        ModelFileError: The file is not there, empty, or cannot be mapped.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            info = path.stat()  # before opening, which would wait for ever on a named pipe
+            if stat.S_ISDIR(info.st_mode):
+                hint = f"'bitnet convert {path} model.gguf' makes a GGUF file of a Hugging Face folder."
+                raise ModelFileError("is a folder.", path=path, hint=hint)
+            if not stat.S_ISREG(info.st_mode):
+                raise ModelFileError("is not a regular file.", path=path)
+            if info.st_size == 0:
+                raise ModelFileError("is empty.", path=path, field="magic", offset=0)
+            self._handle = os.open(path, os.O_RDONLY)  # open to the end, to ask for its size
+            weakref.finalize(self, os.close, self._handle)
+            self._as_opened = self._state()
+            self.map = GuardedMap(self._handle, 0, access=mmap.ACCESS_READ)
+        except (OSError, ValueError) as error:
+            reason = getattr(error, "strerror", None) or str(error)
+            raise ModelFileError(f"cannot be opened: {reason}.", path=path, hint="Check the path.") from error
+        self.map.guard()
+        self.size = len(self.map)
+
+    def bytes(self, offset: int, size: int) -> npt.NDArray[np.uint8]:
+        """``uint8[size]`` of the file; nothing is copied."""
+        return np.frombuffer(self.map, np.uint8, size, offset)
+
+    @property
+    def lost(self) -> bool:
+        """Whether reading it has met pages that are gone; what was read is no part of the file then."""
+        return self.map.lost
+
+    def check(self) -> None:
+        """Check that the file has not changed since it was opened.
+
+        Raises:
+            ModelFileError: It was cut short or written to.
+        """
+        size, _ = self._state()
+        if self.lost or size < self.size:
+            what = f"was cut short while it was in use: {size} of {self.size} bytes are left."
+            if size >= self.size:
+                what = "could not be read to its end while it was in use: it was cut short, or its disk failed."
+        elif self._state() != self._as_opened:
+            what = "was written to while it was in use."
+        else:
+            return
+        hint = "Load it again; to replace a model file, write another one and rename that."
+        raise ModelFileError(what, path=self.path, hint=hint)
+
+    def _state(self) -> tuple[int, int]:
+        """Its size, and when it was last written to."""
+        info = os.fstat(self._handle)
+        return info.st_size, info.st_mtime_ns
+
+    def sha256(self) -> str:
+        """Hexadecimal SHA-256 of the mapped file, even where another file has its name by now.
+
+        Raises:
+            ModelFileError: The file has changed since it was opened.
+        """
+        digest = hashlib.sha256()
+        for begin in range(0, self.size, PIECE):
+            size = min(PIECE, self.size - begin)
+            digest.update(self.bytes(begin, size).data)
+            self.release(begin, size)
+        self.check()
+        return digest.hexdigest()
+
+    def release(self, offset: int, size: int) -> None:
+        """Release mapped pages that were read, where the platform can; they come back from the file when read again.
+
+        Raises:
+            ModelFileError: The file has changed since it was opened.
+        """
+        self.check()
+        if not hasattr(mmap, "MADV_DONTNEED"):
+            return
+        begin = -(-offset // mmap.PAGESIZE) * mmap.PAGESIZE
+        end = (offset + size) // mmap.PAGESIZE * mmap.PAGESIZE
+        if end > begin:
+            self.map.madvise(mmap.MADV_DONTNEED, begin, end - begin)

@@ -1,0 +1,1 @@
+"""Text: tokenizers, their vocabularies, chat templates, and the sandbox that renders them."""

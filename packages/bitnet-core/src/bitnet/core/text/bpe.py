@@ -1,0 +1,196 @@
+"""Byte-pair encoding by the ``tokenizers`` library, of as much of a vocabulary as a text can need.
+
+To build the whole of a vocabulary of 128,000 tokens takes the library a third of a second, in which no other thread
+runs. But what a word is merged into are strings that stand in the word: for a short text, the tokens and the merges
+among those strings are enough, give the same result, and are built in a millisecond.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from itertools import compress
+from typing import TypeAlias
+
+from tokenizers import Tokenizer, models
+from tokenizers.normalizers import Normalizer
+from tokenizers.pre_tokenizers import PreTokenizer
+
+from bitnet.core.errors import InvalidInputError, brief
+
+ENOUGH = 1 << 14
+"""Characters encoded by parts of the vocabulary, over all texts, before the whole is built."""
+WHOLE = 1 << 19
+"""Maximum tokens and merges of a vocabulary that is built whole: Llama 3's are 408,512. The library hears no Ctrl-C
+meanwhile. A larger one is only ever built in parts, which is slower where many texts are encoded."""
+CHARACTERS = 1 << 24
+"""Characters of all merges of such a vocabulary at most, three times those of the largest known."""
+FEW = 256
+"""Lengths of tokens up to which all are looked up at each place of a word; of more, those that its next two
+characters begin."""
+
+Merges: TypeAlias = Callable[[Collection[str]], "list[tuple[str, str]] | None"]
+"""The merges that make one of the given tokens, first merged first; None where they are too many."""
+
+
+class BytePairs:
+    """The byte-pair encoding of a vocabulary.
+
+    Args:
+        ids: The id of each token.
+        merges: Its merges; their parts and what they make are tokens.
+        cut: Cuts text into words; None: all of it is one.
+        normalize: Rewrites text before that.
+        always: Tokens that stand for what is not in a text: the unknown one, those of bytes.
+        options: Of the library's ``BPE``.
+    """
+
+    def __init__(
+        self,
+        ids: Mapping[str, int],
+        merges: Merges,
+        *,
+        cut: PreTokenizer | None = None,
+        normalize: Normalizer | None = None,
+        always: Iterable[str] = (),
+        **options: bool | str,
+    ) -> None:
+        self._ids, self._merges = ids, merges
+        self._cut, self._normalize = cut, normalize
+        self._always = {token: ids[token] for token in always}
+        self._options = options
+        self._lengths = sorted(set(map(len, ids)))
+        self._encoded = 0
+        self._whole: Tokenizer | None = None
+        self._lengths_of: dict[str, list[int]] | None = None if len(self._lengths) <= FEW else _by_head(ids)
+        self._parts_only = len(ids) > WHOLE
+
+    def encode(self, texts: Sequence[str]) -> list[list[int]]:
+        """Token ids of each text."""
+        self._encoded += sum(map(len, texts))
+        if self._encoded > ENOUGH:
+            self.build()
+        backend = self._whole or self._build(self._part(texts))
+        if backend is None:
+            raise InvalidInputError("the vocabulary's tokens can be merged in too many ways to this text.")
+        return [backend.encode(text, add_special_tokens=False).ids if text else [] for text in texts]
+
+    def build(self) -> bool:
+        """Build the whole vocabulary, if that was not done yet; False where it is too large for that."""
+        if self._whole is None and not self._parts_only:
+            self._whole = self._build(self._ids)
+            self._parts_only = self._whole is None
+        return not self._parts_only
+
+    def _build(self, ids: Mapping[str, int]) -> Tokenizer | None:
+        """An encoder with these tokens; None where their merges are too many."""
+        merges = self._merges(ids)
+        if merges is None:
+            return None
+        backend = Tokenizer(models.BPE(dict(ids), merges, **self._options))
+        if self._cut is not None:
+            backend.pre_tokenizer = self._cut
+        if self._normalize is not None:
+            backend.normalizer = self._normalize
+        return backend
+
+    def _part(self, texts: Sequence[str]) -> dict[str, int]:
+        """The tokens that stand in a word of the texts, or would if it had no characters that are no tokens.
+
+        The library may leave such characters out, so that what they parted is merged.
+        """
+        words = set()
+        for text in texts:
+            plain = text if self._normalize is None else self._normalize.normalize_str(text)
+            words.update([plain] if self._cut is None else [word for word, _ in self._cut.pre_tokenize_str(plain)])
+        ids, pieces = self._ids, words & self._ids.keys()
+        for word in words:
+            known = "".join(filter(ids.__contains__, word))
+            pieces.update(known)
+            for begin in range(len(known)):
+                lengths = (
+                    self._lengths if self._lengths_of is None else self._lengths_of.get(known[begin : begin + 2], [])
+                )
+                lengths = lengths[: bisect_right(lengths, len(known) - begin)]
+                pieces.update(filter(ids.__contains__, (known[begin : begin + length] for length in lengths)))
+        return self._always | {piece: ids[piece] for piece in pieces}
+
+
+def _by_head(tokens: Iterable[str]) -> dict[str, list[int]]:
+    """Lengths of the tokens that begin with each two characters."""
+    lengths: dict[str, set[int]] = {}
+    for token in tokens:
+        lengths.setdefault(token[:2], set()).add(len(token))
+    return {head: sorted(found) for head, found in lengths.items()}
+
+
+def listed_merges(merges: Sequence[str], ids: Mapping[str, int]) -> Merges:
+    """Merges written as ``left right``, first merged first.
+
+    Raises:
+        InvalidInputError: One is not of that form, or its parts or what it makes is no token.
+    """
+    made = [merge.replace(" ", "") for merge in merges]
+    spaced = all(len(token) + 1 == len(merge) for token, merge in zip(made, merges, strict=True))
+    if not (spaced and all(map(ids.__contains__, made)) and ids.keys() >= set(" ".join(merges).split(" "))):
+        _check_each(merges, ids)
+
+    def among(tokens: Collection[str]) -> list[tuple[str, str]] | None:
+        if len(tokens) + len(merges) > WHOLE and tokens is ids:
+            return None
+        some = merges if tokens is ids else compress(merges, map(tokens.__contains__, made))
+        return [(left, right) for left, _, right in (merge.partition(" ") for merge in some)]
+
+    return among
+
+
+def scored_merges(scores: Mapping[str, float]) -> Merges:
+    """SentencePiece's: the neighbours whose joint token scores best are merged first.
+
+    Every way to cut a token in two is a merge, ranked by the token's score, then by its place in ``scores``.
+    """
+
+    def among(tokens: Collection[str]) -> list[tuple[str, str]] | None:
+        chosen = [token for token in scores if token in tokens]
+        begins = _begins(chosen)
+        if begins is None:
+            return None
+        ranked = [
+            (-scores[token], (left, right))
+            for token in chosen
+            for left in begins[token]
+            if (right := token[len(left) :]) in scores
+        ]
+        if len(tokens) + len(ranked) > WHOLE:
+            return None
+        ranked.sort(key=lambda merge: merge[0])
+        return [pair for _, pair in ranked]
+
+    return among
+
+
+def _begins(tokens: Collection[str]) -> dict[str, tuple[str, ...]] | None:
+    """The tokens that each token begins with, shortest first; None where they are too many."""
+    begins: dict[str, tuple[str, ...]] = {}
+    open_ones: list[str] = []  # sorted, each token comes after all that it begins with
+    count, characters = len(tokens), 0
+    for token in sorted(tokens):
+        while open_ones and not token.startswith(open_ones[-1]):
+            open_ones.pop()
+        count += len(open_ones)
+        characters += len(open_ones) * len(token)
+        if count > WHOLE * 2 or characters > CHARACTERS:
+            return None
+        begins[token] = tuple(open_ones)
+        open_ones.append(token)
+    return begins
+
+
+def _check_each(merges: Iterable[str], ids: Mapping[str, int]) -> None:
+    for merge in merges:
+        parts = merge.split(" ")
+        if len(parts) != 2:
+            raise InvalidInputError(f"hold {brief(merge)}, which is not two tokens with a space between.")
+        unknown = next((token for token in (*parts, "".join(parts)) if token not in ids), None)
+        if unknown is not None:
+            raise InvalidInputError(f"hold {brief(merge)}, but {brief(unknown)} is no token.")

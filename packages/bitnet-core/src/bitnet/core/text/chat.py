@@ -1,0 +1,84 @@
+"""Chat templates: Jinja2 with the conventions of Hugging Face's ``apply_chat_template``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from bitnet.core.errors import InvalidInputError
+from bitnet.core.text import sandbox
+
+MAX_SOURCE = 100_000
+"""Characters of a template at most; several times the largest in use."""
+
+Message = Mapping[str, Any]
+
+
+class ChatTemplate:
+    """The chat template of a model.
+
+    Args:
+        source: Jinja2 source, as in ``tokenizer.chat_template``. It comes from a model file and is not trusted: it runs
+            in Jinja2's sandbox, in a process of its own with bounds on time, memory and what it writes.
+        bos_token: Text of the begin token.
+        eos_token: Text of the end token.
+
+    Raises:
+        InvalidInputError: The source is no template.
+    """
+
+    def __init__(self, source: str, *, bos_token: str = "", eos_token: str = "") -> None:
+        self.source = source
+        self._tokens = {"bos_token": bos_token, "eos_token": eos_token}
+        if len(source) > MAX_SOURCE:
+            raise InvalidInputError(
+                f"the chat template has {len(source)} characters; at most {MAX_SOURCE} are allowed."
+            )
+        try:
+            sandbox.check(source)
+        except sandbox.TemplateError as error:
+            raise _refused(error) from error
+
+    def render(
+        self,
+        messages: Sequence[Message],
+        add_generation_prompt: bool = True,
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+    ) -> str:
+        """The prompt for a conversation, as text.
+
+        :func:`~bitnet.core.text.prompt.prompt_tokens` gives its tokens safely.
+
+        Args:
+            messages: Each with ``role`` (``system``, ``user``, ``assistant``, …) and ``content``, and whatever else the
+                template reads: ``tool_calls``, …. Made of what JSON can hold.
+            add_generation_prompt: End with what begins the assistant's answer.
+            tools: Functions the model may call, as JSON schemas.
+
+        Raises:
+            InvalidInputError: The template refuses the messages, fails, or exceeds its bounds.
+        """
+        text = self.render_each([(messages, tools)], add_generation_prompt)[0]
+        assert text is not None
+        return text
+
+    def render_each(self, conversations: Sequence[Any], add_generation_prompt: bool = True) -> list[str | None]:
+        """The prompts for conversations, each messages and tools, together within the bounds of one.
+
+        Returns:
+            None for one that the template refuses though it does not refuse the first.
+
+        Raises:
+            InvalidInputError: As for :meth:`render`.
+        """
+        common = {"documents": None, "add_generation_prompt": add_generation_prompt, **self._tokens}
+        several = [{"messages": messages, "tools": tools, **common} for messages, tools in conversations]
+        try:
+            return sandbox.render(self.source, several)
+        except sandbox.TemplateError as error:
+            raise _refused(error) from error
+
+
+def _refused(error: sandbox.TemplateError) -> InvalidInputError:
+    return InvalidInputError(f"the chat template {str(error)[:200].rstrip('.')}.")

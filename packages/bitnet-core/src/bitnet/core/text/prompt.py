@@ -1,0 +1,169 @@
+"""The tokens of a conversation: only the template's own text becomes control tokens, never what was said.
+
+Where messages hold characters that control tokens are made of, the template is rendered again with each of these
+characters replaced by one that stands in no text. The control tokens of that rendering are the template's, wherever it
+cuts, trims and joins what was said; then the characters are put back.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import lru_cache
+from itertools import chain
+from typing import Any, NamedTuple
+
+from bitnet.core.errors import InvalidInputError
+from bitnet.core.text import sandbox
+from bitnet.core.text.chat import ChatTemplate, Message
+from bitnet.core.text.tokenizer import Tokenizer
+
+STRUCTURE = frozenset({"role", "type"})
+"""Keys whose values templates compare with words of their own, and write next to the marks of control tokens."""
+
+_WORD = re.compile(r"\w+")
+_CODES = (range(0xFDD0, 0xFDF0), range(0x100000, 0x10FFFE))  # Unicode's noncharacters, then a private plane
+
+
+def prompt_tokens(
+    template: ChatTemplate,
+    tokenizer: Tokenizer,
+    messages: Sequence[Message],
+    *,
+    tools: Sequence[Mapping[str, Any]] | None = None,
+) -> list[int]:
+    """Token ids of a conversation, up to where the assistant's answer begins.
+
+    Args:
+        messages: As for :meth:`~bitnet.core.text.chat.ChatTemplate.render`, as are ``tools``.
+
+    Raises:
+        InvalidInputError: The template refuses the messages, or a text holds what is no Unicode character.
+    """
+
+    return tokenizer.encode_parts(
+        parts(template.render_each, [messages, tools], template.source, tokenizer.control_tokens)
+    )
+
+
+def parts(
+    render: Callable[[Sequence[Any]], Sequence[str | None]], said: Any, source: str, control: tuple[str, ...]
+) -> list[str]:
+    """What a template writes: text and control tokens in turns; the first and the last are text.
+
+    Args:
+        render: Gives the template's text for each of several variants of ``said``; None where it refuses one.
+        said: Mappings and lists of strings, keys among them, that must not become control tokens.
+        source: The template.
+        control: The control tokens.
+    """
+    written = sandbox.as_json(said)
+    said = json.loads(written)
+    masks, split = _masks(control, source)
+    hidings = [_Hiding(mask, source + written) for mask in masks]
+    variants = [hiding.hide(said) for hiding in hidings]
+    plain, *texts = render([said, *(variant for variant in variants if variant != said)])
+    assert plain is not None
+    left = iter(texts)
+    found = []
+    for hiding, variant in zip(hidings, variants, strict=True):
+        text = plain if variant == said else next(left)
+        if text is None:  # the template refuses what is hidden
+            continue
+        found.append(split(text))
+        found[-1][::2] = map(hiding.show, found[-1][::2])
+    if not found:
+        raise InvalidInputError("the chat template fails where a message could be taken for one of its control tokens.")
+    sound = [one for one in found if one[1::2] == found[0][1::2]]
+    whole = split(plain)
+    if whole[1::2] == found[0][1::2] and len(split("\n".join(_texts(said)))) == 1:
+        sound.append(whole)
+    return next((one for one in sound if "".join(one) == plain), sound[0])
+
+
+def _texts(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        yield from chain(value, *map(_texts, value.values()))
+    elif isinstance(value, list):
+        yield from chain.from_iterable(map(_texts, value))
+
+
+class _Mask(NamedTuple):
+    """What to hide in what was said."""
+
+    characters: frozenset[str]
+    words: frozenset[str]
+
+
+@lru_cache(maxsize=8)
+def _masks(control: tuple[str, ...], source: str) -> tuple[list[_Mask], Callable[[str], list[str]]]:
+    """What to hide, from the most to the least, and what cuts text at control tokens.
+
+    Each mask has a character of every control token, so that it takes the template to write one. Words are hidden where
+    the template writes the marks around them by themselves, so that a word that was said could come between.
+    """
+    marks = {c for token in control for c in _WORD.sub("", token) if not c.isspace()}
+    marks |= {c for token in control for c in token if marks.isdisjoint(token)}
+    rest = source
+    for token in sorted(control, key=len, reverse=True):
+        rest = rest.replace(token, "")
+    words = {
+        word
+        for token in control
+        if (runs := [run for run in _WORD.split(token) if run]) and all(run in rest for run in runs)
+        for word in _WORD.findall(token)
+    }
+    few: set[str] = set()
+    for token in control:
+        if few.isdisjoint(token):  # its mark that most tokens have
+            few.add(max(marks.intersection(token), key=lambda mark: (sum(mark in t for t in control), mark)))
+    kinds = [(marks, words), (marks, set[str]()), (few, set[str]())]
+    masks = list(dict.fromkeys(_Mask(frozenset(characters), frozenset(hidden)) for characters, hidden in kinds))
+    alternatives = "|".join(map(re.escape, sorted(control, key=len, reverse=True)))
+    return masks, re.compile(f"({alternatives})").split if control else lambda text: [text]
+
+
+class _Hiding:
+    """Replaces characters, and the first ones of words, by characters that stand in no text, and puts them back.
+
+    Args:
+        mask: What to hide.
+        text: All texts there are.
+    """
+
+    def __init__(self, mask: _Mask, text: str) -> None:
+        unused = (c for c in map(chr, chain(*_CODES)) if c not in text and _escaped(c) not in text)
+        self._words = re.compile(rf"\b(?:{'|'.join(map(re.escape, sorted(mask.words)))})\b") if mask.words else None
+        self._initials = {c: next(unused) for c in sorted({word[0] for word in mask.words})}
+        self._characters = {c: next(unused) for c in sorted(mask.characters)}
+        pairs = [*self._characters.items(), *self._initials.items()]
+        self._back = [(written, c) for c, hidden in pairs for written in (hidden, _escaped(hidden))]
+
+    def hide(self, value: Any, key: str = "") -> Any:
+        if isinstance(value, dict):
+            return {self._marks(name): self.hide(item, name) for name, item in value.items()}
+        if isinstance(value, list):
+            return [self.hide(item) for item in value]
+        if not isinstance(value, str):
+            return value
+        if self._words is not None and key not in STRUCTURE:
+            value = self._words.sub(lambda match: self._initials[match[0][0]] + match[0][1:], value)
+        return self._marks(value)
+
+    def _marks(self, text: str) -> str:
+        for character, hidden in self._characters.items():
+            text = text.replace(character, hidden)
+        return text
+
+    def show(self, text: str) -> str:
+        for hidden, character in self._back:
+            text = text.replace(hidden, character)
+        return text
+
+
+def _escaped(character: str) -> str:
+    """How JSON of ASCII writes a character."""
+    return json.dumps(character)[1:-1]

@@ -1,0 +1,286 @@
+"""A helper process that renders templates: how it is started, asked, limited and ended."""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import importlib.util
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from contextlib import suppress
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from typing import Any, TypeAlias
+
+from bitnet.core.errors import BitNetError
+from bitnet.core.text.sandbox import memory as watching
+from bitnet.core.text.sandbox.job import Job
+
+MEMORY = 256 << 20
+"""Bytes a helper may take beyond what it has when it has started."""
+BASE = 64 << 20
+"""Bytes a helper has when it has started, where these cannot be told from the others: more than it has anywhere."""
+CPU_SECONDS = 1.0
+"""Processor time that one rendering may take, where the system can bound it."""
+SECONDS = 1.5
+"""Time that one rendering may take."""
+OUTPUT = 16 << 20
+"""Characters that one rendering may write."""
+START_SECONDS = 30.0
+"""Time after which a helper is not expected to start any more."""
+PARTING = 0.5
+"""Seconds that a helper which has closed its output may take to end."""
+SLICE = 0.02
+"""Seconds between two looks at the memory of a helper; also, on Windows an interrupt is noticed only between waits."""
+
+_BOOT = (
+    "import sys; sys.path += sys.argv[5:]; names = {'__name__': 'child'}; "
+    "exec(compile(open(sys.argv[1], 'rb').read(), sys.argv[1], 'exec'), names); "
+    "names['main'](int(sys.argv[2]), float(sys.argv[3]), int(sys.argv[4]))"
+)
+_REFUSED = {
+    "memory": f"takes more than {MEMORY >> 20} MiB of memory",
+    "output": f"writes more than {OUTPUT:,} characters",
+    "time": f"takes longer than {SECONDS:g} s",
+    "processor": f"takes more than {CPU_SECONDS:g} s of processor time",
+}
+Reply: TypeAlias = tuple[str, list[str | None]]
+"""Its kind, and texts."""
+_Messages: TypeAlias = "SimpleQueue[bytes | None]"
+
+
+class TemplateError(Exception):
+    """A template fails or reaches a bound; the text goes on after "the template"."""
+
+
+class Helper:
+    """A helper process, started when it is first asked, and again after it has ended. For one thread at a time."""
+
+    def __init__(self) -> None:
+        self._running: _Running | None = None
+
+    def ask(self, request: bytes) -> list[str | None]:
+        """The texts that come of a request.
+
+        Raises:
+            TemplateError: The template fails, or reaches a bound.
+            BitNetError: The helper does not start.
+        """
+        try:
+            if self._running is None or not self._running.alive:
+                self._running = _Running()
+            kind, texts = self._running.answer(request, SECONDS)
+        except BaseException:  # an interrupt, too: nobody would read the answer
+            self.end()
+            raise
+        if kind == "texts":
+            return texts
+        if kind != "error":
+            self.end()
+        raise TemplateError(_REFUSED.get(kind) or f"fails: {texts[0]}")
+
+    def end(self) -> None:
+        """End the process, if there is one."""
+        running, self._running = self._running, None
+        if running is not None:
+            running.end()
+
+    def __del__(self) -> None:
+        self.end()
+
+
+class _Running:
+    """One process, and the thread that writes to it, reads from it and takes leave of it."""
+
+    def __init__(self) -> None:
+        self._requests: _Messages = SimpleQueue()
+        self._replies: _Messages = SimpleQueue()
+        command = _command()
+        with _living_lock:  # a fork now would keep the other ends of the pipes open
+            read, self._in = os.pipe()
+            self._out, write = os.pipe()
+            try:
+                self._process = subprocess.Popen(
+                    command, stdin=read, stdout=write, stderr=subprocess.DEVNULL, cwd=os.sep, **_detached()
+                )
+            except OSError as error:
+                os.close(self._in)
+                os.close(self._out)
+                raise _no_start(command[0], str(error)) from error
+            finally:
+                os.close(read)
+                os.close(write)
+            _living.add(self)
+        try:
+            self._job = _job(self._process)
+            threading.Thread(target=self._attend, name="bitnet-template", daemon=True).start()
+        except BaseException:
+            self._leave()
+            raise
+        kind, _ = self._next(START_SECONDS)
+        if kind != "ready":
+            self.end()
+            raise _no_start(command[0], f"it ended with status {self._process.wait()}")
+
+    @property
+    def alive(self) -> bool:
+        return self._process.poll() is None
+
+    def answer(self, request: bytes, seconds: float) -> Reply:
+        self._requests.put(request)
+        return self._next(seconds)
+
+    def end(self) -> None:
+        self._process.kill()
+        self._requests.put(None)
+
+    def wait(self) -> None:
+        """Wait for the end of a process that was ended."""
+        self._process.wait()
+
+    def forget(self) -> None:
+        """In a fork of this process: close what belongs to the parent."""
+        os.close(self._in)
+        os.close(self._out)
+        self._process.returncode = 0  # it is nobody's child here
+
+    def _next(self, seconds: float) -> Reply:
+        end = time.monotonic() + seconds
+        while True:
+            late = time.monotonic() > end  # this process may have been stopped: a reply that is there counts
+            try:
+                reply = self._replies.get(timeout=SLICE)
+                break
+            except Empty:
+                if late:
+                    return "time", []
+                if watching.taken(self._process.pid) > MEMORY + BASE:
+                    return "memory", []
+        if reply is None:
+            return _ended(self._process.wait())
+        kind, texts = json.loads(reply)
+        return kind, texts
+
+    def _attend(self) -> None:
+        """Runs in a thread: whatever the process does, nobody else waits for it without an end."""
+        try:
+            self._replies.put(self._read())
+            while (request := self._requests.get()) is not None:
+                self._write(request)
+                self._replies.put(self._read())
+        except (OSError, EOFError):
+            with suppress(subprocess.TimeoutExpired):  # it is ending by itself, and its status says how
+                self._process.wait(PARTING)
+        finally:
+            self._leave()
+            self._replies.put(None)
+
+    def _leave(self) -> None:
+        with _living_lock:
+            _living.discard(self)
+            os.close(self._in)
+            os.close(self._out)
+        self._process.kill()
+        self._process.wait()
+
+    def _read(self) -> bytes:
+        return self._exactly(int.from_bytes(self._exactly(8), "big"))
+
+    def _exactly(self, count: int) -> bytes:
+        if count > 16 * OUTPUT:  # more than JSON makes of a text: not our program
+            raise EOFError
+        data = bytearray()
+        while len(data) < count:
+            part = os.read(self._out, min(count - len(data), 1 << 20))
+            if not part:
+                raise EOFError
+            data += part
+        return bytes(data)
+
+    def _write(self, request: bytes) -> None:
+        left = memoryview(len(request).to_bytes(8, "big") + request)
+        while left:
+            left = left[os.write(self._in, left) :]
+
+
+def _command() -> list[str]:
+    from multiprocessing import spawn  # knows how an embedded Python is told which program is Python
+
+    python = os.fsdecode(spawn.get_executable() or "")
+    if python == sys.executable:
+        if getattr(sys, "frozen", False):
+            raise _no_start(python, "it is a frozen program, which is no Python interpreter")
+        if sys.platform == "win32":  # that of a virtual environment starts another one, out of reach of our limits
+            python = getattr(sys, "_base_executable", None) or python
+    if not python:
+        raise _no_start("Python", "it is not known where this interpreter is")
+    places = dict.fromkeys(map(_place, ("jinja2", "markupsafe")))
+    program = str(Path(__file__).with_name("child.py").absolute())
+    numbers = map(str, (MEMORY, CPU_SECONDS, OUTPUT))
+    return [os.path.abspath(python), "-I", "-S", "-c", _BOOT, program, *numbers, *places]  # noqa: PTH100
+
+
+def _place(package: str) -> str:
+    """The folder in which a package is."""
+    spec = importlib.util.find_spec(package)
+    if spec is None or spec.origin is None:
+        raise _no_start("Python", f"{package} is not installed")
+    return str(Path(spec.origin).absolute().parent.parent)
+
+
+def _detached() -> dict[str, Any]:
+    """Options that keep the terminal's interrupts, meant for us, from the helper, and Windows from showing it."""
+    if sys.platform == "win32":
+        return {"creationflags": subprocess.CREATE_NO_WINDOW | subprocess.CREATE_NEW_PROCESS_GROUP}
+    return {"start_new_session": True}
+
+
+def _job(process: subprocess.Popen[bytes]) -> Job | None:
+    if sys.platform != "win32":
+        return None
+    return Job(ctypes.WinDLL("kernel32", use_last_error=True), int(process._handle), MEMORY + BASE)
+
+
+def _no_start(program: str, reason: str) -> BitNetError:
+    return BitNetError(
+        f"chat templates are rendered by a Python process of their own, which does not start ({program}): {reason}.",
+        hint="multiprocessing.set_executable() says which program is Python, where this one is not.",
+    )
+
+
+def _ended(status: int) -> Reply:
+    """The error for a process that ended without a reply."""
+    if sys.platform != "win32" and status == -signal.SIGPROF:
+        return "processor", []
+    try:
+        name = signal.Signals(-status).name
+    except ValueError:
+        name = f"status {status}"
+    return "error", [f"it crashes its interpreter ({name})"]
+
+
+_living: set[_Running] = set()
+_living_lock = threading.Lock()
+
+
+def _forget() -> None:
+    for running in _living:
+        running.forget()
+    _living.clear()
+    _living_lock.release()
+
+
+@atexit.register
+def end_all() -> None:
+    for running in list(_living):
+        running.end()
+        running.wait()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_living_lock.acquire, after_in_parent=_living_lock.release, after_in_child=_forget)

@@ -1,0 +1,268 @@
+"""Text to token ids and back, with the ``tokenizers`` library doing the byte-pair encoding."""
+
+from __future__ import annotations
+
+import codecs
+import re
+from collections.abc import Sequence, Set
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import tokenizers
+from tokenizers import normalizers, pre_tokenizers
+
+from bitnet.core.errors import InvalidInputError, brief
+from bitnet.core.gguf import GGUFFile
+from bitnet.core.support.garbage import no_collection
+from bitnet.core.text.bpe import BytePairs, listed_merges, scored_merges
+from bitnet.core.text.literals import Literals
+from bitnet.core.text.vocabulary import KEY, LLAMA3, TokenType, Vocabulary, vocabulary_from_metadata
+
+LLAMA3_WORDS = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+"""Words of Llama 3's tokenizer.json."""
+SPACE = "\u2581"
+"""SentencePiece's character for a space."""
+
+
+class Tokenizer:
+    """A model's tokenizer.
+
+    Args:
+        vocabulary: Tokens, merges and special ids.
+        size: Ids there are; None: one for each token. Models embed more than they have tokens for, and may say any.
+
+    Attributes:
+        bos_id: Id that begins a sequence, if there is one.
+        eos_ids: Ids that end an answer: end of text, end of turn.
+        control_tokens: Texts of the tokens that are no part of a text.
+
+    Raises:
+        InvalidInputError: The merges do not fit the tokens.
+    """
+
+    def __init__(self, vocabulary: Vocabulary, size: int | None = None) -> None:
+        self._tokens = vocabulary.tokens
+        self._size = len(self._tokens) if size is None else size
+        self._byte_level = vocabulary.model == "gpt2"
+        self._strip = not self._byte_level and vocabulary.space_prefix
+        self.bos_id = vocabulary.bos_id
+        self.eos_ids = vocabulary.end_ids | ({vocabulary.eos_id} if vocabulary.eos_id is not None else set())
+        self.bos_token = "" if self.bos_id is None else self._tokens[self.bos_id]
+        self.eos_token = "" if vocabulary.eos_id is None else self._tokens[vocabulary.eos_id]
+        self._prefix = [self.bos_id] if vocabulary.add_bos and self.bos_id is not None else []
+        self._suffix = [vocabulary.eos_id] if vocabulary.add_eos and vocabulary.eos_id is not None else []
+        kinds = np.array(vocabulary.types)
+
+        def of_kind(*wanted: TokenType) -> set[int]:
+            return set(np.flatnonzero(np.isin(kinds, wanted)).tolist())
+
+        self._special = of_kind(TokenType.CONTROL, TokenType.UNKNOWN) | self.eos_ids | {*self._prefix}
+        self._literal = self._special | of_kind(TokenType.USER_DEFINED)
+        self._byte = {i: _byte(self._tokens[i]) for i in of_kind(TokenType.BYTE)}
+        self._ids = {self._tokens[i]: i for i in self._literal}
+        self.control_tokens = tuple(sorted(filter(None, (self._tokens[i] for i in self._special))))
+        self._split_all = Literals(self._ids)
+        self._split_user = Literals(self._tokens[i] for i in self._literal - self._special)
+        control = self._special - of_kind(TokenType.UNKNOWN)
+        self._backend = (_byte_level if self._byte_level else _sentencepiece)(vocabulary, control)
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of ids."""
+        return self._size
+
+    def encode(self, text: str, *, add_special: bool = True, parse_special: bool = False) -> list[int]:
+        """Token ids of a text.
+
+        Args:
+            add_special: Put the begin (and end) token around it where the model wants them.
+            parse_special: Read special tokens written out in the text, such as ``<|eot_id|>``, as these tokens. For
+                rendered chat templates; never for text of users.
+
+        Raises:
+            InvalidInputError: The text holds a lone surrogate, which is no Unicode character.
+        """
+        _check(text)
+        splitter = self._split_all if parse_special else self._split_user
+        ids = self._encode(splitter.split(text))
+        return [*self._prefix, *ids, *self._suffix] if add_special else ids
+
+    def encode_parts(self, parts: Sequence[str]) -> list[int]:
+        """Token ids of texts with special tokens between them: the parts of even index are texts, the others tokens.
+
+        Raises:
+            InvalidInputError: A text holds a lone surrogate.
+        """
+        cut: list[str] = []
+        for i, part in enumerate(parts):
+            _check(part)
+            cut += [part] if i % 2 else self._split_user.split(part)
+        return self._encode(cut)
+
+    def _encode(self, parts: Sequence[str]) -> list[int]:
+        """Token ids of texts and special tokens in turns."""
+        ids: list[int] = []
+        for i, plain in enumerate(self._backend.encode(parts[::2])):
+            ids += plain
+            ids += [self._ids[part] for part in parts[2 * i + 1 : 2 * i + 2]]
+        return ids
+
+    def prepare(self) -> bool:
+        """Make ready for long texts; False where the vocabulary is too large for that, and they take their time."""
+        return self._backend.build()
+
+    def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
+        """The text of token ids; bytes that are no UTF-8 become U+FFFD."""
+        stream = StreamDecoder(self, skip_special=skip_special)
+        return "".join([*map(stream.push, ids), stream.flush()])
+
+    def token_bytes(self, id: int) -> bytes:
+        """The bytes a token stands for; special ones stand for their names, ids without a token for nothing.
+
+        Raises:
+            InvalidInputError: There is no such token.
+        """
+        if not 0 <= id < self._size:
+            raise InvalidInputError(f"there is no token {id}; the vocabulary has {self._size}.")
+        if id >= len(self._tokens):
+            return b""
+        token = self._tokens[id]
+        if id in self._literal:
+            return token.encode()
+        if self._byte_level:
+            table = _byte_of_character()
+            return b"".join(table[c] if c in table else c.encode() for c in token)
+        return self._byte[id] if id in self._byte else token.replace(SPACE, " ").encode()
+
+    def is_special(self, id: int) -> bool:
+        """Whether a token is a control token, which is not part of the text."""
+        return id in self._special
+
+
+def _check(text: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidInputError(f"the text holds {text[error.start]!r}, which is no Unicode character.") from None
+
+
+class StreamDecoder:
+    """Decodes tokens as they come; what it returned so far is always a prefix of the whole text.
+
+    A character whose bytes are spread over several tokens is returned with the last of them.
+
+    Args:
+        after: Tokens that the text continues. Where it does, it may begin with a space.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, *, skip_special: bool = True, after: Sequence[int] = ()) -> None:
+        self._tokenizer = tokenizer
+        self._skip = skip_special
+        self._strip = tokenizer._strip and all(map(tokenizer.is_special, after))
+        self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def push(self, id: int) -> str:
+        """The text that one more token completes; may be empty.
+
+        Raises:
+            InvalidInputError: There is no such token.
+        """
+        data = self._tokenizer.token_bytes(id)
+        if self._skip and self._tokenizer.is_special(id):
+            return ""
+        if self._strip and data:  # the space that encoding put before the text
+            data, self._strip = data.removeprefix(b" "), False
+        return self._utf8.decode(data)
+
+    def flush(self) -> str:
+        """The rest at the end: U+FFFD for an unfinished character, else nothing."""
+        return self._utf8.decode(b"", final=True)
+
+
+def tokenizer_from_gguf(file: GGUFFile, vocab_size: int) -> Tokenizer:
+    """The tokenizer in a model file's metadata.
+
+    Args:
+        vocab_size: Rows of the model's embedding table.
+
+    Raises:
+        ModelFileError: It is missing, not supported, broken, or has more tokens than the model.
+    """
+    vocabulary = vocabulary_from_metadata(file.metadata, lambda key, message: file.error(message, key=key))
+    if len(vocabulary.tokens) > vocab_size:
+        raise file.error(f"has {len(vocabulary.tokens)} tokens; the model embeds {vocab_size}.", key=KEY + "tokens")
+    try:
+        with no_collection():
+            return Tokenizer(vocabulary, vocab_size)
+    except InvalidInputError as error:
+        raise file.error(error.message, key=KEY + ("merges" if vocabulary.model == "gpt2" else "tokens")) from error
+
+
+def _byte(token: str) -> bytes:
+    """The byte that a SentencePiece byte token such as ``<0x0A>`` stands for."""
+    if not re.fullmatch("<0x[0-9A-F]{2}>", token):
+        raise InvalidInputError(f"{brief(token)} is marked as a byte, but is not of the form <0x0A>.")
+    return bytes([int(token[3:5], 16)])
+
+
+def _byte_level(vocabulary: Vocabulary, control: Set[int]) -> BytePairs:
+    """``control`` are ids that no text may become, even where merges lead to them."""
+    ids = {token: i for i, token in enumerate(vocabulary.tokens) if i not in control}
+    try:
+        merges = listed_merges(vocabulary.merges, ids)
+    except InvalidInputError:  # they may lead to control tokens, which is seldom: leave those out
+        never = {vocabulary.tokens[i] for i in control}
+        pairs = [merge.split(" ", 1) for merge in vocabulary.merges]
+        others = [pair for pair in pairs if never.isdisjoint([*pair, "".join(pair)])]
+        merges = listed_merges([" ".join(pair) for pair in others], ids)
+    return BytePairs(ids, merges, cut=word_cutter(vocabulary.pre), ignore_merges=vocabulary.pre == LLAMA3)
+
+
+def word_cutter(pre: str) -> pre_tokenizers.PreTokenizer:
+    """The pre-tokenizer named ``pre``, which cuts text into words before byte-level encoding."""
+    if pre != LLAMA3:
+        return pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
+    words = pre_tokenizers.Split(tokenizers.Regex(LLAMA3_WORDS), "isolated")
+    return pre_tokenizers.Sequence([words, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+
+
+def _sentencepiece(vocabulary: Vocabulary, control: Set[int]) -> BytePairs:
+    """``control`` are ids that no text may become."""
+
+    def of_kind(*wanted: TokenType) -> list[int]:
+        return [i for i, kind in enumerate(vocabulary.types) if kind in wanted and i not in control]
+
+    tokens = vocabulary.tokens
+    scores = {tokens[i]: vocabulary.scores[i] for i in of_kind(TokenType.NORMAL)}
+    unknown = [tokens[i] for i in of_kind(TokenType.UNKNOWN)][:1]
+    options: dict[str, Any] = {"unk_token": unknown[0]} if unknown else {}
+    prepend = [normalizers.Prepend(SPACE)] if vocabulary.space_prefix else []
+    return BytePairs(
+        {token: i for i, token in enumerate(tokens) if i not in control},
+        scored_merges(scores),
+        normalize=normalizers.Sequence([*prepend, normalizers.Replace(" ", SPACE)]),
+        always=[*unknown, *(tokens[i] for i in of_kind(TokenType.BYTE))],
+        byte_fallback=True,
+        fuse_unk=True,
+        **options,
+    )
+
+
+@lru_cache(maxsize=1)
+def byte_characters() -> dict[int, str]:
+    """The character that stands for each byte in a byte-level vocabulary (GPT-2, Radford et al. 2019).
+
+    Printable bytes of Latin-1 stand for themselves, the others for the characters from U+0100 on, in order.
+    """
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [b for b in range(256) if b not in printable]
+    return {b: chr(b) for b in printable} | {b: chr(0x100 + i) for i, b in enumerate(others)}
+
+
+@lru_cache(maxsize=1)
+def _byte_of_character() -> dict[str, bytes]:
+    return {character: bytes([byte]) for byte, character in byte_characters().items()}

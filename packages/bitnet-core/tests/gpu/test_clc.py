@@ -1,0 +1,88 @@
+"""What drivers of the OpenCL C family share beside the launches."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from bitnet.core.errors import DeviceError
+from bitnet.core.gpu import KernelSpec, Launch, self_check
+from bitnet.core.gpu.clc import Abilities, device, open_device, tried, values, work_items
+from bitnet.core.gpu.clc.vendors import VENDORS
+from bitnet.core.hal import DeviceInfo, DeviceType
+from bitnet.core.reference import ReferenceDevice
+
+INFO = DeviceInfo("made-up", "0", "id", "Made-up 9000", "Nobody", DeviceType.DISCRETE)
+ABILITIES = Abilities(8, 256, 32768, matrix="ptx", resident=8)
+
+
+def test_matrix_units_whose_trial_does_not_build_are_left_alone() -> None:
+    asked: list[KernelSpec] = []
+
+    def builds(spec: KernelSpec) -> bool:
+        asked.append(spec)
+        return False
+
+    assert tried(ABILITIES, builds) == replace(ABILITIES, matrix="none", resident=0)
+    assert tried(ABILITIES, lambda spec: True) == ABILITIES
+    assert asked == [KernelSpec("nvidia/warps", "warps")]
+    plain = replace(ABILITIES, matrix="none")
+    assert tried(plain, builds) == plain
+    assert len(asked) == 1
+    assert VENDORS.keys() == {"none", "ptx"}
+
+
+def test_options() -> None:
+    assert Abilities(8, 256, 32768, gpu=False).options("1.2") == ("-cl-std=CL1.2",)
+    assert set(Abilities(8, 256, 32768, f16=True, subgroups=True, dot4="khr").options("3.0")) == {
+        "-cl-std=CL3.0", "-DFP16=1", "-DSUBGROUPS=1", "-DINT_DOT=1", "-DGPU=1",
+    }  # fmt: skip
+
+
+def test_arguments_have_the_bytes_that_kernels_read() -> None:
+    buffer: Any = SimpleNamespace(nbytes=4, address=0x1234_5678_9ABC)
+    args = (np.int32(-5), np.uint32(2**32 - 1), np.float32(0.1), buffer)
+    launch = Launch(KernelSpec("a", "a"), (3, 4, 5), (32, 2, 1), args)
+    found = values(launch, lambda buffer: int(buffer.address))
+    expected = [np.int32(-5), np.uint32(2**32 - 1), np.float32(0.1), np.uint64(0x1234_5678_9ABC)]
+    assert [bytes(value) for value in found] == [number.tobytes() for number in expected]
+    assert isinstance(found[3], ctypes.c_void_p)
+    assert work_items(launch) == (96, 8, 5)
+
+
+def test_a_wrong_product_is_noticed() -> None:
+    right = ReferenceDevice(INFO)
+    assert self_check.wrong_products(right) == ""
+    assert (
+        self_check.wrong_products(wrong(lambda out: out + (np.arange(out.size) == 17))) == "1 of 48 products are wrong"
+    )
+    assert self_check.wrong_products(wrong(np.zeros_like)).endswith("of 48 products are wrong")
+
+
+def wrong(spoil: Callable[[Any], Any]) -> Any:
+    """A device whose results are spoilt as they are read."""
+
+    def compile_(program: Any) -> Any:
+        inner = ReferenceDevice(INFO).compile(program)
+        return SimpleNamespace(
+            write=inner.write, run=inner.run, close=inner.close, read=lambda name: spoil(inner.read(name))
+        )
+
+    return SimpleNamespace(info=INFO, compile=compile_)
+
+
+def test_a_device_that_miscomputes_is_closed_not_opened(monkeypatch: pytest.MonkeyPatch) -> None:
+    closed: list[bool] = []
+    driver: Any = SimpleNamespace(close=lambda: closed.append(True), memory=lambda: (0, 0))
+    monkeypatch.setattr(device, "wrong_products", lambda device: "3 of 48 products are wrong")
+    assert open_device(INFO, driver, ABILITIES).memory().total == 0
+    assert closed == []
+    with pytest.raises(DeviceError, match="made-up:0: it does not compute: 3 of 48 products are wrong"):
+        open_device(INFO, driver, ABILITIES, self_check=True)
+    assert closed == [True]

@@ -1,0 +1,316 @@
+"""Our tokenizers against Hugging Face's, and what a special token, a byte and a stream are."""
+
+from __future__ import annotations
+
+import gc
+import json
+import random
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+import tokenizers
+
+from bitnet.core.errors import InvalidInputError
+from bitnet.core.model.default import default_model_path
+from bitnet.core.model.file import open_model
+from bitnet.core.text.tokenizer import SPACE, StreamDecoder, Tokenizer
+from bitnet.core.text.vocabulary import GPT2, LLAMA3, TokenType, Vocabulary, vocabulary_from_metadata
+
+RandomText = Callable[[], str]
+
+
+def vocabulary_of(original: tokenizers.Tokenizer, **options: Any) -> Vocabulary:
+    data = json.loads(original.to_str())
+    size = original.get_vocab_size()
+    tokens = [original.id_to_token(i) or "" for i in range(size)]
+    special = {token["id"] for token in data["added_tokens"]}
+    merges = [m if isinstance(m, str) else " ".join(m) for m in data["model"]["merges"]]
+    types = [int(TokenType.CONTROL if i in special else TokenType.NORMAL) for i in range(size)]
+    return Vocabulary("gpt2", tokens, types, merges, [], **options)
+
+
+def sentencepiece_vocabulary(original: tokenizers.Tokenizer) -> Vocabulary:
+    vocabulary = vocabulary_of(original)
+    rank = {merge.replace(" ", ""): -i for i, merge in reversed([*enumerate(vocabulary.merges)])}
+    types = [1 if not t.startswith("<0x") else 6 for t in vocabulary.tokens]
+    types[:3] = [TokenType.UNKNOWN, TokenType.CONTROL, TokenType.CONTROL]
+    scores = [float(rank.get(token, -1e6)) for token in vocabulary.tokens]
+    return replace(vocabulary, model="llama", merges=[], scores=scores, types=types, bos_id=1, eos_id=2, add_bos=True)
+
+
+@pytest.fixture(params=[True, False], ids=["llama3", "gpt2"])
+def pair(request: pytest.FixtureRequest, byte_level: Callable[[bool], Any]) -> tuple[Tokenizer, tokenizers.Tokenizer]:
+    original = byte_level(request.param)
+    return Tokenizer(vocabulary_of(original, pre=LLAMA3 if request.param else GPT2)), original
+
+
+def test_byte_level_text(pair: tuple[Tokenizer, tokenizers.Tokenizer], random_text: RandomText) -> None:
+    ours, theirs = pair
+    for _ in range(300):
+        text = random_text()
+        ids = ours.encode(text)
+        assert ids == theirs.encode(text, add_special_tokens=False).ids
+        assert ours.decode(ids) == text == theirs.decode(ids)
+
+
+def test_the_two_ways_to_cut_words_differ(byte_level: Callable[[bool], Any]) -> None:
+    original = byte_level(True)
+    text = "It's 1234567 WE'LL  see"
+    assert Tokenizer(vocabulary_of(original, pre=GPT2)).encode(text) != original.encode(text).ids
+
+
+def test_sentencepiece_text(sentencepiece: tokenizers.Tokenizer, random_text: RandomText) -> None:
+    ours = Tokenizer(sentencepiece_vocabulary(sentencepiece))
+    for _ in range(300):
+        text = random_text()
+        ids = ours.encode(text, add_special=False)
+        assert ids == sentencepiece.encode(text, add_special_tokens=False).ids
+        assert ours.decode(ids) == text == sentencepiece.decode(ids)
+
+
+def greedy_sentencepiece(vocabulary: Vocabulary, text: str) -> list[int]:
+    """SentencePiece's algorithm, word for word: join the neighbours with the best score, the leftmost of equals."""
+    ids = {t: i for i, t in enumerate(vocabulary.tokens) if vocabulary.types[i] == TokenType.NORMAL}
+    symbols = list(SPACE + text.replace(" ", SPACE))
+    while True:
+        joined = [(vocabulary.scores[ids[a + b]], -i) for i, (a, b) in enumerate(pairwise(symbols)) if a + b in ids]
+        if not joined:
+            break
+        at = -max(joined)[1]
+        symbols[at : at + 2] = [symbols[at] + symbols[at + 1]]
+    out = []
+    for symbol in symbols:
+        out += [ids[symbol]] if symbol in ids else [vocabulary.tokens.index(f"<0x{b:02X}>") for b in symbol.encode()]
+    return out
+
+
+def test_sentencepiece_scores(sentencepiece: tokenizers.Tokenizer, random_text: RandomText) -> None:
+    """Scores that no training gave: the ranks come from them, not from an order that was there before."""
+    vocabulary = sentencepiece_vocabulary(sentencepiece)
+    vocabulary = replace(vocabulary, scores=np.random.default_rng().permutation(len(vocabulary.scores)).tolist())
+    tokenizer = Tokenizer(vocabulary)
+    for _ in range(200):
+        text = random_text()
+        if text:
+            assert tokenizer.encode(text, add_special=False) == greedy_sentencepiece(vocabulary, text)
+
+
+def test_special_tokens(byte_level: Callable[[bool], Any]) -> None:
+    vocabulary = vocabulary_of(byte_level(True))
+    begin, end, turn = (vocabulary.tokens.index(t) for t in ("<|begin_of_text|>", "<|end_of_text|>", "<|eot_id|>"))
+    vocabulary = replace(vocabulary, bos_id=begin, eos_id=end, add_bos=True)
+    tokenizer = Tokenizer(vocabulary)
+    text = "Hi<|eot_id|> you"
+    plain = tokenizer.encode(text, add_special=False)
+    assert not {begin, end, turn} & set(plain)
+    assert tokenizer.decode(plain) == text
+    assert tokenizer.encode(text) == [begin, *plain]
+    parsed = tokenizer.encode(text, add_special=False, parse_special=True)
+    hi, you = tokenizer.encode("Hi", add_special=False), tokenizer.encode(" you", add_special=False)
+    assert parsed == [*hi, turn, *you]
+    assert tokenizer.decode(parsed) == "Hi you"
+    assert tokenizer.decode(parsed, skip_special=False) == text
+    assert tokenizer.bos_id == begin
+    assert (tokenizer.bos_token, tokenizer.eos_token) == ("<|begin_of_text|>", "<|end_of_text|>")
+    assert Tokenizer(replace(vocabulary, add_eos=True)).encode("Hi") == [begin, *hi, end]
+    assert Tokenizer(replace(vocabulary, add_bos=False)).encode("Hi") == hi
+
+
+def test_user_defined_tokens_are_always_read(byte_level: Callable[[bool], Any]) -> None:
+    vocabulary = vocabulary_of(byte_level(True))
+    tokens = [*vocabulary.tokens, "<tool>", "<tool>>"]
+    vocabulary = replace(vocabulary, tokens=tokens, types=[*vocabulary.types, 4, 4])
+    tokenizer = Tokenizer(vocabulary)
+    assert tokenizer.encode("<tool>>") == [len(tokens) - 1]  # the longest first
+    assert tokenizer.encode("<tool>x")[0] == len(tokens) - 2
+    assert tokenizer.decode(tokenizer.encode("a <tool> b")) == "a <tool> b"
+
+
+def test_no_text_becomes_a_control_token(
+    byte_level: Callable[[bool], Any], sentencepiece: tokenizers.Tokenizer
+) -> None:
+    """Neither a word that is looked up whole, nor one that merges make, nor a piece that is not marked as control."""
+    original, other = vocabulary_of(byte_level(True)), vocabulary_of(byte_level(False), pre=GPT2)
+    tokens = [*original.tokens, "xyz", "|||"]
+    whole = Tokenizer(replace(original, tokens=tokens, types=[*original.types, 3, 3]))
+    made = next(
+        token for token in (m.replace(" ", "") for m in other.merges[::-1]) if token.isalpha() and token.isascii()
+    )
+    merged = Tokenizer(replace(other, end_ids=frozenset({other.tokens.index(made)})))
+    pieces = sentencepiece_vocabulary(sentencepiece)
+    word = next(i for i, token in enumerate(pieces.tokens) if i > 258 and len(token) > 2 and token.isalpha())
+    piece = Tokenizer(replace(pieces, end_ids=frozenset({word})))
+    for tokenizer, text in ((whole, "xyz"), (whole, "a ||| b"), (merged, made), (piece, pieces.tokens[word])):
+        ids = tokenizer.encode(text, add_special=False)
+        assert not any(map(tokenizer.is_special, ids))
+        assert tokenizer.decode(ids).strip() == text
+    assert merged.encode(made, add_special=False, parse_special=True) == [other.tokens.index(made)]
+
+
+def test_every_byte(byte_level: Callable[[bool], Any], sentencepiece: tokenizers.Tokenizer) -> None:
+    ours = Tokenizer(vocabulary_of(byte_level(True)))
+    assert {ours.token_bytes(i) for i in range(ours.vocab_size)} >= {bytes([b]) for b in range(256)}
+    ours = Tokenizer(sentencepiece_vocabulary(sentencepiece))
+    assert [ours.token_bytes(i) for i in range(3, 259)] == [bytes([b]) for b in range(256)]
+    for wrong in (-1, ours.vocab_size):
+        with pytest.raises(InvalidInputError, match="no token"):
+            ours.token_bytes(wrong)
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "llama"])
+def test_streams_end_at_characters(
+    kind: str, byte_level: Callable[[bool], Any], sentencepiece: tokenizers.Tokenizer
+) -> None:
+    tokenizer = Tokenizer(
+        vocabulary_of(byte_level(True)) if kind == "gpt2" else sentencepiece_vocabulary(sentencepiece)
+    )
+    for _ in range(300):
+        ids = [random.randrange(tokenizer.vocab_size) for _ in range(random.randrange(40))]
+        ids += tokenizer.encode("né 😀👍🏽日本", add_special=False)
+        for skip in (True, False):
+            stream = StreamDecoder(tokenizer, skip_special=skip)
+            parts = [stream.push(i) for i in ids]
+            text = "".join([*parts, stream.flush()])
+            assert text == tokenizer.decode(ids, skip_special=skip)
+            for n in range(len(ids)):
+                assert text.startswith("".join(parts[:n]))
+            raw = b"".join(tokenizer.token_bytes(i) for i in ids if not (skip and tokenizer.is_special(i)))
+            expected = raw.decode(errors="replace")
+            assert text == (expected.removeprefix(" ") if kind == "llama" else expected) or expected.startswith("<")
+
+
+def test_what_continues_a_text_keeps_its_space(sentencepiece: tokenizers.Tokenizer, random_text: RandomText) -> None:
+    """The space that encoding puts before a text is before the whole of it, not before what is generated after some."""
+    ours = Tokenizer(sentencepiece_vocabulary(sentencepiece))
+    cuts = 0
+    for _ in range(60):
+        text = random_text()
+        ids = ours.encode(text)
+        for cut in range(1, len(ids)):
+            head, tail = ids[:cut], ids[cut:]
+            stream = StreamDecoder(ours, after=head)
+            rest = "".join([*map(stream.push, tail), stream.flush()])
+            if "\ufffd" not in rest:  # the cut is between two characters
+                assert ours.decode(head) + rest == text
+                cuts += rest.startswith(" ") and cut > 1
+    assert cuts
+
+
+def test_an_emoji_comes_whole(byte_level: Callable[[bool], Any]) -> None:
+    tokenizer = Tokenizer(vocabulary_of(byte_level(True)))
+    ids = [i for b in "🫠".encode() for i in [next(j for j in range(300) if tokenizer.token_bytes(j) == bytes([b]))]]
+    stream = StreamDecoder(tokenizer)
+    assert [stream.push(i) for i in ids] == ["", "", "", "🫠"]
+    assert stream.flush() == ""
+    assert stream.push(ids[0]) == ""
+    assert stream.flush() == "\ufffd"
+
+
+def test_text_that_is_no_unicode(byte_level: Callable[[bool], Any]) -> None:
+    with pytest.raises(InvalidInputError, match="no Unicode character"):
+        Tokenizer(vocabulary_of(byte_level(True))).encode("a\ud800")
+
+
+@pytest.mark.parametrize("merges", [["ab"], ["a "], [" a"], ["zz yy"], ["\u00ff"]])
+def test_merges_that_cannot_be(byte_level: Callable[[bool], Any], merges: list[str]) -> None:
+    with pytest.raises(InvalidInputError):
+        Tokenizer(replace(vocabulary_of(byte_level(True)), merges=merges))
+
+
+def test_byte_tokens_that_cannot_be(sentencepiece: tokenizers.Tokenizer) -> None:
+    vocabulary = sentencepiece_vocabulary(sentencepiece)
+    types = [*vocabulary.types]
+    types[-1] = TokenType.BYTE
+    with pytest.raises(InvalidInputError, match="marked as a byte"):
+        Tokenizer(replace(vocabulary, types=types))
+
+
+class WrongKey(Exception):
+    pass
+
+
+def wrong(key: str, message: str) -> Exception:
+    return WrongKey(f"{key}: {message}")
+
+
+def test_metadata_round_trip(byte_level: Callable[[bool], Any], sentencepiece: tokenizers.Tokenizer) -> None:
+    vocabulary = replace(
+        vocabulary_of(byte_level(False)), pre=GPT2, bos_id=462, eos_id=463, end_ids=frozenset({463, 464}), add_eos=True
+    )
+    assert vocabulary_from_metadata(vocabulary.metadata(), wrong) == vocabulary
+    vocabulary = replace(sentencepiece_vocabulary(sentencepiece), space_prefix=False, end_ids=frozenset({2}))
+    assert vocabulary_from_metadata(vocabulary.metadata(), wrong) == vocabulary
+
+
+def metadata() -> dict[str, Any]:
+    return {
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.tokens": ["a", "b", "ab", "<|begin|>", "<|end|>", "<|eot_id|>"],
+        "tokenizer.ggml.token_type": np.array([1, 1, 1, 3, 3, 3], np.int32),
+        "tokenizer.ggml.merges": ["a b"],
+        "tokenizer.ggml.bos_token_id": 3,
+        "tokenizer.ggml.eos_token_id": 4,
+    }
+
+
+def test_the_official_files_vocabulary_is_llama_3s() -> None:
+    """It has no ``tokenizer.ggml.pre``, and names only one of the tokens that end an answer."""
+    vocabulary = vocabulary_from_metadata(metadata(), wrong)
+    assert vocabulary.pre == LLAMA3
+    assert vocabulary.add_bos
+    assert Tokenizer(vocabulary).eos_ids == {4, 5}
+    assert vocabulary_from_metadata(metadata() | {"tokenizer.ggml.pre": "falcon3"}, wrong).pre == LLAMA3
+    for pre in ("gpt-2", "default"):
+        other = vocabulary_from_metadata(metadata() | {"tokenizer.ggml.pre": pre}, wrong)
+        assert other.pre == GPT2
+        assert not other.add_bos
+    no = {"tokenizer.ggml.add_bos_token": False}
+    assert not vocabulary_from_metadata(metadata() | no, wrong).add_bos
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("model", None),
+        ("model", "bert"),
+        ("model", 5),
+        ("pre", "qwen9"),
+        ("pre", 5),
+        ("tokens", None),
+        ("tokens", []),
+        ("tokens", "abc"),
+        ("tokens", [[1], [2]]),
+        ("tokens", np.arange(6)),
+        ("token_type", [1, 1]),
+        ("token_type", np.array([1], np.int32)),
+        ("token_type", np.ones(6, np.float32)),
+        ("merges", None),
+        ("merges", np.arange(3)),
+        ("bos_token_id", 6),
+        ("bos_token_id", -1),
+        ("bos_token_id", True),
+        ("eos_token_id", "x"),
+        ("eot_token_id", 2**40),
+        ("add_bos_token", 1),
+    ],
+)
+def test_metadata_that_cannot_be(key: str, value: object) -> None:
+    values = metadata() | {f"tokenizer.ggml.{key}": value}
+    if value is None:
+        del values[f"tokenizer.ggml.{key}"]
+    with pytest.raises(WrongKey, match=f"tokenizer.ggml.{key}"):
+        vocabulary_from_metadata(values, wrong)
+
+
+@pytest.mark.parametrize("on", [True, False])
+def test_collection_of_garbage_is_as_before(on: bool) -> None:
+    (gc.enable if on else gc.disable)()
+    try:
+        assert open_model(default_model_path()).tokenizer.encode("1")
+        assert gc.isenabled() is on
+    finally:
+        gc.enable()
