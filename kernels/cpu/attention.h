@@ -14,10 +14,10 @@
 #define QUERIES 8
 #endif
 #define CHUNK 128
-#define SPLIT 512 /* positions of a part at least */
+#define SPLIT 512 /* minimum positions a part */
 #define MAX_SPLITS 16
 
-/* Sums over one item: before a merge, out = acc / sum. */
+/* Sums over one item; before a merge, out = acc / sum. */
 typedef struct {
     float top[QUERIES], sum[QUERIES];
     float acc[]; /* [QUERIES][v_stride] */
@@ -77,11 +77,11 @@ INLINE vf cache_load(const void *cache, int64_t at, const int half) {
     return half ? v_load_half((const half_t *)cache + at) : v_load((const float *)cache + at);
 }
 
-/* Keys and values that are wanted next: a part of them is asked for with each element of the keys that are scored, as no
+/* Keys and values needed next: a part of them is prefetched with each element of the keys that are scored, since no
  * processor guesses where the next block is. */
 typedef struct {
     const char *keys, *values;
-    int64_t keys_step, values_step; /* bytes of a part */
+    int64_t keys_step, values_step; /* bytes a part */
 } wanted_t;
 
 INLINE void ask_for(const wanted_t *wanted, int part) {
@@ -90,7 +90,7 @@ INLINE void ask_for(const wanted_t *wanted, int part) {
     for (int64_t i = 0; i < wanted->values_step; i += 64) __builtin_prefetch(values + i, 0, 2);
 }
 
-/* scores[q][0 … n) of positions that stand one after the other from `at` on; lanes behind n are overwritten later. */
+/* scores[q][0 … n) of adjacent positions from `at` on; lanes behind n are overwritten later. */
 INLINE void score_run(
     const queries_t *s, const attention_scratch_t *t, int64_t at, int64_t offset, int n, const wanted_t *wanted,
     const int half, const int nq) {
@@ -152,7 +152,7 @@ INLINE void value_run(
     }
 }
 
-/* Of how many queries the code is made that does `count`: what is more is 0 and goes nowhere. */
+/* Number of queries that the code for `count` is compiled for; the surplus ones are 0 and are not stored. */
 INLINE int rounded_up(int count) {
     return count <= 2 ? count : count <= 4 ? 4 : count <= QUERIES / 2 ? QUERIES / 2 : QUERIES;
 }
@@ -262,7 +262,7 @@ static void attend(const queries_t *s, const attention_scratch_t *t, int32_t beg
             if (seen[q] > 0) soften(s, t, q, seen[q]);
         }
         if (least < 0) least = 0;
-        /* Positions that some queries do not see, be there what may, reach only those that do. */
+        /* Positions that some queries do not see, whatever they hold, reach only the queries that do. */
         for (int32_t p = chunk, n; p < stop; p += n) {
             const int64_t at = s->table[p / size] * kv->block + s->group * v_head + p % size * kv->v_stride;
             const bool shared = p < chunk + least;
@@ -292,7 +292,7 @@ static int64_t items_of(const attention_op_t *o, const step_t *step, int32_t s) 
     return (int64_t)tiles_of_queries(o, tokens) * splits_of(tokens, step->seq_len[s]) * o->kv_heads;
 }
 
-/* The next item this thread is to do; false when there is none left. */
+/* This thread's next item; false when none is left. */
 static bool next_item(const run_t *run, const attention_op_t *o, int thread, attention_item_t *item) {
     const step_t *step = &run->step;
     int64_t total = 0;
@@ -373,7 +373,7 @@ static void attention_item(run_t *run, const attention_op_t *o, const attention_
     for (int q = 0; q < s.count; q++) divide(t.partial, q, s.kv->v_stride, out_row(run, o, item, q), o->head_dim);
 }
 
-/* The parts of one tile, into its first. */
+/* Merge the parts of one tile into its first. */
 static void merge(run_t *run, const attention_op_t *o, attention_item_t *item) {
     const int64_t stride = run->program.kv.v_stride;
     item->split = 0;

@@ -5,7 +5,7 @@
 
 #define DENSE_ROWS 4 /* weight rows together: they share the loads of x */
 #define DENSE_TOKENS 4 /* x rows together: they share the weights */
-#define DENSE_CHUNK 64 /* weight rows of an item of work */
+#define DENSE_CHUNK 64 /* weight rows an item of work */
 
 INLINE vf weight_load(const void *w, int64_t at, int n, const int half) {
     return half ? v_load_half_part((const half_t *)w + at, n) : v_load_part((const float *)w + at, n);

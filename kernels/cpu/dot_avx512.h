@@ -1,10 +1,10 @@
-/* What the AVX-512 levels share: `vpdpbusd` adds to each lane four products of unsigned and signed bytes. */
+/* Shared by the AVX-512 levels: `vpdpbusd` adds four products of unsigned and signed bytes to each lane. */
 #include <immintrin.h>
 
 #define TILE_ROWS 16
 #define BLOCK_TOKENS 8
-#define GEMM_TILES 2 /* of BLOCK_TOKENS tokens: 16 sums, and with more the compiler spills what it decodes */
-#define MAX_TILES 4 /* of fewer */
+#define GEMM_TILES 2 /* for BLOCK_TOKENS tokens: 16 sums; with more the compiler spills decoded weights */
+#define MAX_TILES 4 /* for fewer tokens */
 
 INLINE __m512i four_of(const void *x) {
     int32_t four;
@@ -14,16 +14,16 @@ INLINE __m512i four_of(const void *x) {
 
 #define SOON 2048 /* bytes */
 
-/* Ask for the weights that follow, a line at a time: into the second-level cache from memory, and into the first `soon` bytes
+/* Prefetch the weights that follow, a line at a time: into the second-level cache from memory, and into the first `soon` bytes
  * before they are used. */
 INLINE void fetch(const uint8_t *w, const int soon) {
     _mm_prefetch(w + soon, _MM_HINT_T0);
     _mm_prefetch(w + 16384, _MM_HINT_T1);
 }
 
-/* The same for plane_tiles, whose passes take a `part` of the tiles or all: then memory is read front to back. Processors
- * with AMX read a sixth more where each line is asked for twice; AMD's, which have VBMI without it, find the order by
- * themselves, and read a twentieth more where nothing is asked for. */
+/* The same for plane_tiles, whose passes take a `part` of the tiles, or all of them and so memory front to back. Processors
+ * with AMX read a sixth faster where each line is prefetched twice; AMD's, which have VBMI without AMX, find the order by
+ * themselves, and read a twentieth faster without prefetching. */
 INLINE void fetch_planes(const uint8_t *w, const int part) {
 #if defined(__AVX512VBMI__) && !defined(__AMX_INT8__)
     if (part) _mm_prefetch(w + 4096, _MM_HINT_T0);
@@ -63,7 +63,7 @@ INLINE void plane_tiles(
         for (int m = 0; m < tokens; m++) _mm512_storeu_si512(acc + m * acc_pitch + 16 * t, sum[t][m]);
 }
 
-/* What the arithmetic gives at best, for probe.h. */
+/* Peak arithmetic throughput, for probe.h. */
 #define PEAK_PATHS 16
 #define PEAK_PRODUCTS 64
 #define PEAK_REGISTER "+v"

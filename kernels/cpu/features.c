@@ -17,7 +17,7 @@ static unsigned word(unsigned leaf, unsigned subleaf, int which) {
     return out[which];
 }
 
-/* Registers that the operating system saves, as XCR0 tells; none where it does not use XSAVE. */
+/* Registers that the operating system saves, from XCR0; none where it does not use XSAVE. */
 static unsigned saved_registers(void) {
     if (!(word(1, 0, 2) & bit_OSXSAVE)) return 0;
     unsigned low, high;
@@ -39,8 +39,8 @@ static bool has_avx512(void) {
 
 static bool has_vbmi(void) { return has_avx512() && (word(7, 0, 2) & bit_AVX512VBMI); }
 
-/* AMX with int8, and GFNI, which all that have AMX have. Its registers are 8 KB that Linux saves for those programs only
- * that ask for it, once. */
+/* AMX with int8, and GFNI, which every processor with AMX has. Linux saves AMX's 8 KB of registers only for programs
+ * that ask for it once. */
 static bool has_amx(void) {
 #if defined(__linux__)
     const unsigned edx = 1u << 24 | 1u << 25; /* AMX-TILE, AMX-INT8 */

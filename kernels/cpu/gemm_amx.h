@@ -2,23 +2,25 @@
  * Ternary products of many tokens on AMX, whose registers are tiles of 16 rows of 64 bytes.
  *
  * `tdpbsud` multiplies a tile of 16 tokens by 64 columns with one of 64 columns by 16 rows, the latter four columns of
- * every row side by side: what one plane of a packed tile is. So the weights are taken apart plane by plane into tiles,
+ * every row side by side: one plane of a packed tile. So the weights are decoded plane by plane into tiles,
  * MATRIX_GROUPS groups of columns at a time, and every token of a pass uses them from the cache; the activations are read
  * as they lie. The sums of more than 16 tokens stay in memory between one piece of the columns and the next.
  *
- * Five registers are used, not eight: where the other thread of the same core has some, more of them are slower.
+ * Five registers are used, not eight: more are slower where the core's other thread uses some.
  */
 #ifndef BN_GEMM_AMX_H
 #define BN_GEMM_AMX_H
 
+#include "tile_layout.h"
+
 typedef struct {
-    int tokens; /* of a tile of activations, as the registers are now; 0 before they have shapes */
+    int tokens; /* rows of a tile of activations, as the registers are configured now; 0 before that */
 } matrix_registers_t;
 
 #if defined(__AMX_INT8__)
 
 #define PASS_TOKENS ITEM_TOKENS
-#define MATRIX_LEAST 4 /* tokens from which on this is the faster way */
+#define MATRIX_LEAST 4 /* minimum tokens for which AMX is faster */
 #define MATRIX_TOKENS 16 /* of a tile of activations, at most */
 #define MATRIX_PLANES 16 /* four columns each, of a tile of weights */
 #define MATRIX_GROUPS 16 /* whose 80 planes are whole tiles */
@@ -47,7 +49,7 @@ INLINE __m512i digit_of(__m512i digits, const int p) {
     return _mm512_gf2p8affine_epi64_epi8(digits, _mm512_set1_epi64((int64_t)(UINT64_C(0x0102) << (48 + 2 * p))), 0);
 }
 
-/* The planes of a panel's tiles, from `groups` groups of columns; the rest of the last tile of weights is zeros. */
+/* Decode the planes of a panel's tiles, from `groups` groups of columns; the rest of the last tile of weights is zeros. */
 INLINE void matrix_unpack(const uint8_t *w, int tiles, int groups, tables_t table, planes_t planes) {
     for (int g = 0; g < groups; g++)
         for (int t = 0; t < tiles; t++, w += 64) {
@@ -64,7 +66,7 @@ INLINE void matrix_unpack(const uint8_t *w, int tiles, int groups, tables_t tabl
 
 /*
  * acc[token · PANEL_ROWS + row] = Σ codes · x over a panel. `tokens` is what matrix_shape was told, or a multiple of it;
- * up to a vector of x behind the columns is read. Of tiles that the last panel lacks, the sums are of no meaning.
+ * up to a vector of x behind the columns is read. Sums of tiles that the last panel lacks are meaningless.
  */
 static void matrix_panel(
     const uint8_t *w, int tiles, int64_t groups, const int8_t *x, int64_t stride, int tokens, int32_t *acc) {
@@ -106,7 +108,7 @@ _Static_assert(PANEL_TILES == 3, "matrix_panel names the registers of three tile
 
 INLINE bool matrix_takes(int64_t tokens) { return tokens >= MATRIX_LEAST; }
 
-/* A panel by tokens from the `first` on, of `left` as many as are whole tiles, or else all; returns how many. */
+/* A panel by the tokens from `first` on: as many of `left` as fill whole tiles, or else all. Returns how many. */
 INLINE int matrix_pass(
     matrix_registers_t *registers, const uint8_t *w, int tiles, const matrix_t *x, int64_t first, int left,
     int32_t *acc) {
@@ -118,12 +120,12 @@ INLINE int matrix_pass(
     return tokens;
 }
 
-/* What is in the registers is let go of, so that nobody has to save it where threads change. */
+/* Release the registers, so that they need not be saved on a context switch. */
 INLINE void matrix_end(const matrix_registers_t *registers) {
     if (registers->tokens) _tile_release();
 }
 
-/* What the arithmetic gives at best, as probe.h measures it elsewhere. */
+/* Peak arithmetic throughput, which probe.h measures on the other levels. */
 static int64_t probe_int8(int64_t turns, int32_t *result) {
     int32_t sum[MATRIX_TOKENS * TILE_ROWS];
     memset(sum, 1, sizeof sum);

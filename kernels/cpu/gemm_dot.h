@@ -5,6 +5,8 @@
 #ifndef BN_GEMM_DOT_H
 #define BN_GEMM_DOT_H
 
+#include "tile_layout.h"
+
 INLINE int64_t padded_columns(int64_t k) { return groups_of(k) * GROUP_COLUMNS; }
 
 /* Activations of a block of tokens side by side: four columns of each token, then the next four, … */
@@ -26,7 +28,7 @@ INLINE void gemm_tiles(
 
 #define WIDE_TILES (PANEL_TILES < MAX_TILES ? PANEL_TILES : MAX_TILES)
 
-/* As many tiles at a time as the level has registers for: where few tokens leave room, those of a whole panel, so that
+/* As many tiles at a time as the level has registers for; with few tokens, those of a whole panel, so that
  * memory is read front to back. `tokens` is a constant. */
 INLINE void gemm_panel_of(
     const uint8_t *w, int tiles, int64_t groups, const int32_t *x, const int tokens, int32_t *acc) {

@@ -2,67 +2,27 @@
  * Ternary products of many tokens by look-up.
  *
  * A packed byte stands for a few weights, and can make as many sums of their columns' activations as there are such bytes:
- * 243 of five columns, 81 of four. These are worked out once for LOOK_TOKENS tokens at a time; a row then has the products of
- * a byte by a load and an addition, and neither takes weights apart nor multiplies. Every row uses the sums of a group of
+ * 243 of five columns, 81 of four. These are computed once for LOOK_TOKENS tokens at a time; a row then has the products of
+ * a byte by a load and an addition, and neither decodes weights nor multiplies. Every row uses the sums of a group of
  * columns before those of the next group replace them, so a row's own sums wait in memory meanwhile.
  *
- * As this needs no multiplier, and dot products few loads, the two can go on side by side: gemm_lookup_dot.h. A level that
- * looks up defines LOOK_DOT_BLOCKS: how many blocks of BLOCK_TOKENS go by dot product beside, or 0.
+ * As this needs no multiplier, and dot products few loads, the two can run side by side: gemm_lookup_dot.h. A level that
+ * looks up defines LOOK_DOT_BLOCKS: the number of blocks of BLOCK_TOKENS that go by dot product beside, or 0.
  */
 #ifndef BN_GEMM_LOOKUP_H
 #define BN_GEMM_LOOKUP_H
 
+#include "gemm.h"
 #if defined(LOOK_DOT_BLOCKS)
-
-#define LOOK_TOKENS 32
-#define LOOK_SPAN (LOOK_TOKENS + LOOK_DOT_BLOCKS * BLOCK_TOKENS) /* tokens of an item */
-#define LOOK_PAIRS (2592 / (2 * PANEL_ROWS)) /* of panels, of an item: more sums do not fit into the second-level cache, */
-#define LOOK_MOST (LOOK_PAIRS * 2 * PANEL_ROWS) /* rows; */
-#define LOOK_LEAST 576 /* and for fewer it is not worth while to fill the tables */
-#define LOOK_STEP 8 /* rows */
-#define LOOK_SUMS (PLANES == 5 ? 243 : 81)
-#define LOOK_TABLE (256 + 13) /* with 13 lines between them, the tables' 81 lines share no set of the cache with too many */
-#define LOOK_GROUPS 12 /* of columns, whose sums of 48 bytes, at most 48 · 5 · 128, fit into 16 bits */
-
-typedef int16_t look_t __attribute__((ext_vector_type(LOOK_TOKENS)));
-typedef int32_t look_wide_t __attribute__((ext_vector_type(LOOK_TOKENS), aligned(64)));
-
-/* A thread's scratch. */
-typedef struct {
-    look_t table[4][LOOK_TABLE]; /* of each byte of a lane, by the byte: Σ weights · activations of its columns */
-    look_t narrow[LOOK_MOST]; /* by row: sums of up to LOOK_GROUPS groups of columns, */
-    look_wide_t wide[LOOK_MOST]; /* and of all those before */
-} look_scratch_t;
-
-/* Whole panels of a part, LOOK_MOST rows at most, by LOOK_SPAN tokens. */
-typedef struct {
-    const gemm_t *gemm;
-    const ternary_part_t *part;
-    const uint8_t *w;
-    const int32_t *x; /* activations as `interleave` puts them */
-    int64_t groups, panels, panel_bytes, block; /* from one block's activations to the next one's */
-    int64_t token, column; /* the first, of the output */
-} look_item_t;
-
-/* Rows of a tile, from `row` of the item on, to the output. */
-INLINE void look_finish(const look_item_t *item, int64_t row, int64_t token, const int32_t *acc, int32_t total) {
-    const ternary_matmul_op_t *o = item->gemm->o;
-    float *out = (float *)o->out.data + token * o->out.stride + item->column + row;
-    finish(acc, total, o->scale[token] * item->part->scale, out, TILE_ROWS, o->add);
-}
-
-INLINE look_t look_up(const look_t (*table)[LOOK_TABLE], const uint8_t *w, look_t sum) {
-    uint32_t bytes;
-    memcpy(&bytes, w, sizeof bytes);
-    sum += table[0][bytes & 0xff];
-    sum += table[1][bytes >> 8 & 0xff];
-    sum += table[2][bytes >> 16 & 0xff];
-    return sum + table[3][bytes >> 24];
-}
-
+#include "look_up.h"
 #if LOOK_DOT_BLOCKS
 #include "gemm_lookup_dot.h"
-#else
+#endif
+#endif
+
+#if defined(LOOK_DOT_BLOCKS)
+
+#if !LOOK_DOT_BLOCKS
 
 typedef struct {
     char none;
@@ -81,7 +41,7 @@ INLINE void look_up_rows(const look_item_t *item, const uint8_t *w, look_scratch
 
 #endif
 
-/* Which byte stands for the weights that the digits of a number say, in base 3 and the lowest first. */
+/* The byte of the weights that a number's base-3 digits stand for, lowest first. */
 typedef struct {
     uint8_t byte[LOOK_SUMS];
 } look_bytes_t;
@@ -117,7 +77,7 @@ INLINE void look_fill(const look_bytes_t *bytes, const int32_t *x, int64_t block
         }
 }
 
-/* Add the narrow sums to the wide ones, or let them be the first. */
+/* Add the narrow sums to the wide ones, or store them as the first. */
 INLINE void look_widen(look_scratch_t *own, int64_t rows, bool first) {
     for (int64_t r = 0; r < rows; r++) {
         const look_wide_t more = __builtin_convertvector(own->narrow[r], look_wide_t);
@@ -145,18 +105,18 @@ static void look_multiply(const look_item_t *item, look_scratch_t *own) {
         }
 }
 
-/* Spans of tokens that are multiplied by look-up; those behind them are not. */
+/* Spans of tokens that are multiplied by look-up; the tokens after them are not. */
 INLINE int64_t look_spans(const run_t *run, int64_t tokens) {
     return LOOK_DOT_BLOCKS && !run->multipliers_are_few ? 0 : tokens / LOOK_SPAN;
 }
 
-/* Panels of a part that are multiplied by look-up, an even number; those behind them are not. */
+/* Panels of a part that are multiplied by look-up, an even number; the panels after them are not. */
 INLINE int64_t look_panels(const ternary_part_t *part) {
     const int64_t panels = part->rows / (2 * PANEL_ROWS) * 2;
     return panels * PANEL_ROWS < LOOK_LEAST ? 0 : panels;
 }
 
-/* How many items a part's panels are divided into, so that there is work for all threads where there are few spans. */
+/* Items that a part's panels are divided into, so that all threads have work where there are few spans. */
 INLINE int64_t look_chunks(const run_t *run, const ternary_part_t *part, int64_t spans) {
     const int64_t panels = look_panels(part), fewest = (panels / 2 + LOOK_PAIRS - 1) / LOOK_PAIRS;
     const int64_t most = panels * PANEL_ROWS / LOOK_LEAST, wanted = (2 * pool_threads(run->pool) + spans - 1) / spans;

@@ -8,6 +8,8 @@
 #ifndef BN_GEMM_LOOKUP_DOT_H
 #define BN_GEMM_LOOKUP_DOT_H
 
+#include "look_up.h"
+
 _Static_assert(LOOK_STEP * LOOK_DOT_BLOCKS == 2 * TILE_ROWS, "an item has as many steps of either");
 
 /* Where the dot products are: after `pass` passes of all groups, with `left` groups to go of the next one. */
@@ -48,7 +50,7 @@ typedef struct {
 
 #define PANEL_STEPS (PANEL_ROWS / LOOK_STEP)
 
-/* `steps` of both, which end with the last of them at the earliest. */
+/* Run `steps` of both. */
 INLINE void look_up_and_multiply(
     const look_item_t *item, const look_t (*table)[LOOK_TABLE], int64_t steps, look_at_t *look, beside_t *beside) {
     const tables_t apart = tables();
@@ -63,7 +65,7 @@ INLINE void look_up_and_multiply(
         const taken_t taken[2] = {take_apart(w0, apart), take_apart(w1, apart)};
         _mm_prefetch(w0 + SOON, _MM_HINT_T0);
         _mm_prefetch(w1 + SOON, _MM_HINT_T0);
-        _mm_prefetch(w + pitch, _MM_HINT_T1); /* what the next group of columns looks up */
+        _mm_prefetch(w + pitch, _MM_HINT_T1); /* the next group's tables */
 #pragma clang loop unroll(full)
         for (int p = 0; p < PLANES; p++) {
             const __m512i plane[2] = {plane_of(taken[0], p), plane_of(taken[1], p)};
@@ -71,10 +73,10 @@ INLINE void look_up_and_multiply(
             for (int m = 0; m < BLOCK_TOKENS; m++) {
                 const __m512i y = four_of(x + p * BLOCK_TOKENS + m);
                 for (int t = 0; t < 2; t++) sum[t][m] = _mm512_dpbusd_epi32(sum[t][m], plane[t], y);
-                /* Of 8 · PLANES pairs of products, each PLANES are followed by one of 8 rows. */
+                /* 8 · PLANES pairs of products; after each PLANES of them comes one of 8 rows. */
                 const int done = p * BLOCK_TOKENS + m + 1, r = done / PLANES - 1;
                 if (done % PLANES == 0) rows[r] = look_up(table, w + 4 * r, rows[r]);
-                /* Here they stay: the compiler would otherwise take all look-ups together, and spill what it loads. */
+                /* Keeps this order: the compiler would otherwise gather all look-ups, and spill what it loads. */
                 __asm__ volatile("" : "+v"(sum[0][m]), "+v"(sum[1][m]) : : "memory");
             }
         }

@@ -1,9 +1,9 @@
 /* Mapped files that lose pages while they are read: one that is cut short, or on a disk that fails.
  *
  * The system answers with SIGBUS, to whatever thread reads. For an address in a guarded range the handler here puts zeroed
- * memory in the place of that page and of all after it, marks the range as lost, and the read goes on; whoever has read
- * asks for the mark. Every other SIGBUS goes to the handler that was there before. The handler calls mmap, sigaction and
- * raise only; mmap is a bare system call on Linux and macOS. Windows lets nobody cut a mapped file short. */
+ * memory over that page and all after it, marks the range as lost, and the read goes on; the reader
+ * checks the mark. Every other SIGBUS goes to the handler that was there before. The handler calls mmap, sigaction and
+ * raise only; mmap is a bare system call on Linux and macOS. On Windows a mapped file cannot be cut short. */
 #if !defined(_GNU_SOURCE)
 #define _GNU_SOURCE /* MAP_ANONYMOUS, siginfo_t */
 #endif
@@ -39,7 +39,7 @@ typedef struct {
 } range_t;
 
 static range_t ranges[RANGES];
-static mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* of installing and removing the handler */
+static mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* held while the handler is installed or removed */
 static int guarded;
 static bool installed;
 static struct sigaction before;
@@ -81,18 +81,18 @@ static void install(void) {
     page_size = (uintptr_t)sysconf(_SC_PAGESIZE);
     struct sigaction ours = {.sa_sigaction = on_bus_error, .sa_flags = SA_SIGINFO | SA_ONSTACK};
     sigemptyset(&ours.sa_mask);
-    /* What was there is known before it can be asked for. */
+    /* The previous handler is stored before ours can run. */
     installed = sigaction(SIGBUS, NULL, &before) == 0 && sigaction(SIGBUS, &ours, NULL) == 0;
 }
 
-/* Nobody's handler is taken away: one that came after ours may call it, and ours then stays for good. */
+/* A handler that was installed after ours is kept: it may call ours, which then stays for good. */
 static void uninstall(void) {
     struct sigaction now;
     if (sigaction(SIGBUS, NULL, &now) || !(now.sa_flags & SA_SIGINFO) || now.sa_sigaction != on_bus_error) return;
     installed = sigaction(SIGBUS, &before, NULL) != 0;
 }
 
-/* Guard whole pages that are mapped, until bitnet_unguard; -1 where that cannot be. */
+/* Guard whole mapped pages until bitnet_unguard; -1 where that is impossible. */
 BN_API int bitnet_guard(const void *begin, size_t bytes) {
     int range = -1;
     mutex_lock(&lock);

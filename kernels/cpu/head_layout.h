@@ -18,10 +18,10 @@
 #include "rows.h"
 
 #define HEAD_BITS 4
-#define HEAD_COLUMNS 8 /* of a tile: two planes of four */
+#define HEAD_COLUMNS 8 /* columns of a tile: two planes of four */
 #define HEAD_PANEL_ROWS (MAX_TILES * TILE_ROWS)
-#define HEAD_CHUNK 64 /* rows of which the greatest step and norm are kept, and the greatest score is looked for */
-#define HEAD_SAMPLED_ROWS 4096 /* about how many rows the size of a column is taken from */
+#define HEAD_CHUNK 64 /* rows that share one greatest step and norm, and one greatest score */
+#define HEAD_SAMPLED_ROWS 4096 /* rows, about, that a column's size is estimated from */
 #define HEAD_PARTS 16
 
 INLINE int64_t head_groups(int64_t columns) { return (columns + HEAD_COLUMNS - 1) / HEAD_COLUMNS; }
@@ -33,7 +33,7 @@ static size_t head_bytes(int64_t rows, int64_t columns) {
     return (size_t)(head_panels(rows) * head_panel_bytes(columns));
 }
 
-/* Numbers in [-½, ½), of the columns from k on: the golden ratio's multiples, stirred. */
+/* Dithers in [-½, ½) of the columns from k on: multiples of the golden ratio, hashed. */
 INLINE vf dither(uint32_t k) {
     vu a;
     for (int i = 0; i < VL; i++) a[i] = k + 1 + (uint32_t)i;
@@ -63,8 +63,8 @@ static void head_column(const head_pack_t *job, int64_t k) {
     job->offset[k] = 7.5f + dither((uint32_t)k)[0];
 }
 
-/* Codes of one row, four columns in the low and four in the high bits of a lane; `evened` and `codes` are scratch. Returns
- * a bound on the norm of what is stored, step · (code - offset) over the columns, that holds whatever the dither is. */
+/* Pack one row's codes, four columns in the low and four in the high bits of a lane; `evened` and `codes` are scratch. Returns
+ * a bound on the norm of the stored row, step · (code - offset) over the columns, that holds for every dither. */
 static float head_row(const head_pack_t *job, int64_t row, uint8_t *to, float *evened, uint8_t *codes) {
     const int64_t k = job->columns;
     for (int64_t i = 0; i < k; i += VL) {

@@ -1,9 +1,9 @@
 /*
- * dense_matmul and sample in one: the token that they would choose, without reading the whole matrix.
+ * dense_matmul and sample in one: the token they would choose, without reading the whole matrix.
  *
- * Every row is scored from the compact head (head_score.h); head_layout.h bounds what each score may be off by. A
- * few likely rows are then scored from the weights themselves, and after them every row that could still win or that
- * sampling could reach, given what those few have shown. What is compared in the end are exact scores, so the token is the
+ * Every row is scored from the compact head (head_score.h); head_layout.h bounds each score's error. A
+ * few likely rows are then scored from the full weights, and after them every row that could still win or that
+ * sampling could reach, given those few scores. Only exact scores are compared in the end, so the token is the
  * one that the exact logits give. Rows whose parameters ask for the whole distribution (top-p without top-k), or where
  * too many tokens stay in reach, have all their logits computed.
  *
@@ -14,15 +14,15 @@
 
 #include "head_score.h"
 
-#define HEAD_SPAN 16 /* chunks of an item of work, where what is in doubt is looked for */
+#define HEAD_SPAN 16 /* chunks an item of work, in which rows in doubt are looked for */
 #define CHUNK_PANELS (HEAD_CHUNK / HEAD_PANEL_ROWS)
 _Static_assert(HEAD_CHUNK % HEAD_PANEL_ROWS == 0, "a chunk is whole panels");
 _Static_assert(HEAD_CHUNK % (4 * VL) == 0, "a chunk is whole calls of gumbel()");
 
-/* Whether the row's logits are all to be computed. */
+/* Whether all of the row's logits must be computed. */
 INLINE bool head_all(head_row_t *row) {
     if (row->mode != HEAD_WITHIN) return row->mode == HEAD_ALL;
-    return row->listed > HEAD_LIST || row->listed == 0; /* none: of logits that are not numbers */
+    return row->listed > HEAD_LIST || row->listed == 0; /* no token: a logit is NaN */
 }
 
 static head_scratch_t head_parts(const run_t *run, const dense_matmul_op_t *o, int64_t rows, size_t *bytes) {
@@ -49,12 +49,12 @@ static head_mode_t head_mode(const draw_t *d, int64_t n) {
     return d->min_p > 0 ? HEAD_WITHIN : HEAD_NOISE;
 }
 
-/* What a row's tokens compete by: the logit, or with noise added. */
+/* The key by which a row's tokens compete: the logit, with or without noise. */
 INLINE float head_key(const head_row_t *row, float logit, float noise) {
     return row->mode == HEAD_NOISE ? logit / row->draw.temperature + noise : logit;
 }
 
-/* The keys of a chunk that begins at a token: of approximate scores, as many as `count`. */
+/* Keys of the `count` approximate scores of a chunk that begins at `token`. */
 static void head_keys(const head_row_t *row, const float *scores, int64_t begin, int64_t count, float *keys) {
     if (row->mode != HEAD_NOISE) {
         memcpy(keys, scores, (size_t)count * sizeof *keys);
@@ -74,7 +74,7 @@ static float head_exact(run_t *run, const dense_matmul_op_t *dense, const head_r
     return head_key(row, dense_score(dense, token, r), row->mode == HEAD_NOISE ? noise[token % 4] : 0);
 }
 
-/* The greatest of a chunk. It stands for its token, which is looked up only if it is wanted. */
+/* The greatest key of a chunk. Its token is looked up only if needed. */
 static void head_top(const dense_matmul_op_t *dense, const head_scratch_t *s, int64_t r, int64_t chunk) {
     const int64_t begin = chunk * HEAD_CHUNK, n = dense->out.columns;
     const int64_t count = n - begin < HEAD_CHUNK ? n - begin : HEAD_CHUNK;
@@ -83,24 +83,24 @@ static void head_top(const dense_matmul_op_t *dense, const head_scratch_t *s, in
     s->tops[r * chunks_of(n) + chunk] = (scored_t){greatest(keys, count), (int32_t)chunk};
 }
 
-/* Ask for a row of the weights. */
+/* Prefetch a row of the weights. */
 static void head_fetch(const dense_matmul_op_t *dense, int64_t token) {
     const int64_t bytes = dense->x.columns * (dense->half ? 2 : 4);
     const char *row = (const char *)dense->weight + token * bytes;
     for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(row + i, 0, 2);
 }
 
-#define HEAD_LIKELIEST 4 /* tokens scored first, where the greatest is looked for */
+#define HEAD_LIKELIEST 4 /* tokens scored first, to find the greatest */
 
 static int falling(const void *a, const void *b) {
     const float x = ((const scored_t *)a)->value, y = ((const scored_t *)b)->value;
     return (x < y) - (x > y);
 }
 
-/* A little below a key or a threshold: as far as rounding to f32 may have moved it. */
+/* A key or a threshold, lowered by as much as rounding to f32 may have moved it. */
 INLINE float head_below(float key) { return key - (1e-5f + 1e-6f * fabsf(key)); }
 
-/* Score the likeliest tokens of a row exactly: what they reach, the winner (or the last that may be drawn) reaches. */
+/* Score the likeliest tokens of a row exactly: the winner (or the last that may be drawn) reaches what they reach. */
 static void head_threshold(run_t *run, const dense_matmul_op_t *dense, const head_scratch_t *s, int64_t r) {
     head_row_t *row = &s->row[r];
     const int64_t n = dense->out.columns, chunks = chunks_of(n);
@@ -134,8 +134,8 @@ static void head_threshold(run_t *run, const dense_matmul_op_t *dense, const hea
     row->threshold = head_below(row->threshold);
 }
 
-/* Tokens of which the rows of the weights have been asked for and are still to be scored. With some of them on their way at a
- * time, no thread waits for one after the other. */
+/* Tokens whose weight rows have been prefetched and are still to be scored. With several in flight at a
+ * time, no thread waits for each in turn. */
 #define HEAD_DOUBTS 8
 typedef struct {
     struct {
@@ -144,7 +144,7 @@ typedef struct {
     int first, count;
 } doubts_t;
 
-/* Score the token that has waited longest. `best` is what this thread has found, of every row. */
+/* Score the token that has waited longest. `best` is this thread's best of every row. */
 static void head_settle(
     run_t *run, const dense_matmul_op_t *dense, const head_scratch_t *s, doubts_t *doubts, scored_t *best) {
     const int64_t token = doubts->of[doubts->first].token, r = doubts->of[doubts->first].r;
@@ -156,13 +156,13 @@ static void head_settle(
         const int32_t at = row->listed++;
         if (at < HEAD_LIST) row->list[at] = exact;
     } else if (exact.value != exact.value) {
-        best[r] = (scored_t){INFINITY, NO_TOKEN}; /* which wins over all */
+        best[r] = (scored_t){INFINITY, NO_TOKEN}; /* NaN wins over all */
     } else if (exact.value > best[r].value || (exact.value == best[r].value && exact.token < best[r].token)) {
         best[r] = exact;
     }
 }
 
-/* Of one chunk (the c-th in the order of `tops`), have scored exactly what may reach the threshold. */
+/* Score exactly the tokens of one chunk (the c-th in the order of `tops`) that may reach the threshold. */
 static void head_filter(
     run_t *run, const head_sample_op_t *o, const head_scratch_t *s, int64_t r, int64_t c, doubts_t *doubts,
     scored_t *best) {
@@ -172,10 +172,10 @@ static void head_filter(
     const scored_t top = s->tops[r * chunks_of(n) + c];
     const float scale = row->mode == HEAD_NOISE ? 1.0f / row->draw.temperature : 1.0f;
     const float norm = o->chunk_norm[top.token];
-    /* Where one token is looked for, what this thread has found puts more of them out. */
+    /* Where one token is wanted, this thread's best rules out more of them. */
     const float own = row->mode == HEAD_WITHIN ? -INFINITY : head_below(best[r].value);
     const float threshold = own > row->threshold ? own : row->threshold;
-    /* Written so that what is not a number stays in. */
+    /* Written so that a NaN stays in. */
     if (top.value + scale * head_bound(row, o->chunk_step[top.token], norm) < threshold) return;
     const int64_t begin = top.token * (int64_t)HEAD_CHUNK, count = n - begin < HEAD_CHUNK ? n - begin : HEAD_CHUNK;
     float keys[HEAD_CHUNK];
@@ -195,7 +195,7 @@ static int rising_token(const void *a, const void *b) {
     return (x > y) - (x < y);
 }
 
-/* Draw from the list, in the order of the tokens, so that sums do not depend on who listed what when. */
+/* Draw from the list in the order of the tokens, so that sums do not depend on the order of listing. */
 static int32_t head_draw(head_row_t *row, float *z, float *p) {
     const int64_t n = row->listed;
     qsort(row->list, (size_t)n, sizeof *row->list, rising_token);
@@ -279,7 +279,7 @@ static void head_sample(run_t *run, const op_t *op, int thread) {
     bool any = false;
     for (int64_t r = 0; r < rows; r++) any |= head_all(&s.row[r]);
     if (any) {
-        if (thread == 0) run->scored += n; /* all rows of logits share what is read */
+        if (thread == 0) run->scored += n; /* all rows of logits share the reads */
         for (int64_t c; (c = pool_take(run->pool, thread, chunks)) >= 0;) {
             const int64_t first = c * HEAD_CHUNK, end = first + HEAD_CHUNK < n ? first + HEAD_CHUNK : n;
             for (int64_t r = 0, stop; r < rows; r = stop + 1) {

@@ -1,7 +1,7 @@
 /*
- * Scores of every row of a compact head, and a bound on what each may be off by.
+ * Scores of every row of a compact head, and a bound on the error of each.
  *
- * Activations, evened out as the weights were, become 8-bit integers, rounded up or down as a dither of their own has it:
+ * Activations, evened out as the weights were, become 8-bit integers, rounded up or down by a separate dither:
  * each error is then centred, whatever the activation is, and of two values a unit apart, so sub-Gaussian with a variance
  * of at most 1/4 (Hoeffding 1963). Beside the error of 4-bit weights it is small.
  */
@@ -11,9 +11,9 @@
 #include "head_layout.h"
 #include "sample.h"
 
-#define HEAD_SIGMAS (7.5f * 1.01f) /* of head_layout.h's bound; 1 % for the rounding of f32 */
+#define HEAD_SIGMAS (7.5f * 1.01f) /* t of head_layout.h's bound; 1 % for the rounding of f32 */
 #define HEAD_OTHER_DITHER 0x80000000u /* columns that no weight has: the dithers must not depend on each other */
-#define HEAD_LIST 8192 /* tokens within reach at most */
+#define HEAD_LIST 8192 /* maximum tokens within reach */
 
 typedef enum {
     HEAD_GREEDY, /* the greatest logit */
@@ -27,11 +27,11 @@ typedef struct {
     int32_t token;
 } scored_t;
 
-/* What the threads share about one row of logits. */
+/* Shared by the threads: the state of one row of logits. */
 typedef struct {
     draw_t draw;
     head_mode_t mode;
-    float unit; /* what one step of the activations stands for */
+    float unit; /* value of one step of the activations */
     float base; /* Σ offset · activation, in those steps */
     float slack, rest; /* of head_bound */
     float threshold; /* tokens certainly below it are out */
@@ -51,13 +51,13 @@ INLINE vf head_evened(const head_sample_op_t *o, const float *x, int64_t i, int 
     return v_load_part(x + i, n) * v_load_part(o->column + i, n);
 }
 
-/* What a score may be too low by, of a row with this step (or a greater one) and a stored norm of at most `norm`. */
+/* Bound on how much too low a score may be, for a row with at most this step and a stored norm of at most `norm`. */
 INLINE float head_bound(const head_row_t *row, float step, float norm) {
     const double weights = row->slack * step, activations = row->rest * norm;
     return (float)sqrt(weights * weights + activations * activations);
 }
 
-/* The activations of row r, one of so many in this step; false where they are no numbers, or too small for one over them. */
+/* Quantise the activations of row r; false where they are NaN, or too small for their reciprocal. */
 static bool head_quantise(const head_sample_op_t *o, const head_scratch_t *s, int64_t r, int64_t all) {
     const dense_matmul_op_t *dense = &o->dense->dense_matmul;
     const int64_t k = dense->x.columns, groups = head_groups(k);
@@ -71,7 +71,7 @@ static bool head_quantise(const head_sample_op_t *o, const head_scratch_t *s, in
         squares += v_wide(evened) * v_wide(evened);
     }
     const float top = v_top(tops), norm = (float)sqrt(v_sum_double(squares));
-    const float inverse = top > 0 ? 126.5f / top : 0.0f; /* and half a step of dither makes 127 */
+    const float inverse = top > 0 ? 126.5f / top : 0.0f; /* plus half a step of dither: 127 */
     row->unit = top / 126.5f;
     row->slack = HEAD_SIGMAS * 0.28867513f * norm; /* 1 / √12 */
     row->rest = HEAD_SIGMAS * 0.5f * row->unit;

@@ -1,5 +1,5 @@
 /*
- * Every operation, for the instruction set this file is compiled with. LEVEL names it (build.toml); one file an operation.
+ * Every operation, for the instruction set this file is compiled with. LEVEL names it (build.toml).
  */
 #include "level.h"
 #include "vec.h"

@@ -23,7 +23,7 @@ typedef struct {
     uint8_t *shared; /* scratch that the threads share within an operation */
     uint8_t *scratch; /* each thread's own */
     size_t shared_bytes, scratch_bytes;
-    _Atomic int64_t scored; /* rows of the head that this run has read in full */
+    _Atomic int64_t scored; /* head rows that this run has read in full */
     bool multipliers_are_few;
 } run_t;
 
@@ -32,7 +32,7 @@ typedef struct {
 } need_t;
 
 typedef struct {
-    const char *kernel; /* what receipts print */
+    const char *kernel; /* the name that receipts print */
     void (*run)(run_t *run, const op_t *op, int thread); /* entered by every thread */
     need_t (*need)(const run_t *run, const op_t *op); /* scratch for the largest step; NULL for none */
     stretch_t (*begins)(const run_t *run, const op_t *op, int thread); /* weights read first; NULL for none */
@@ -56,7 +56,7 @@ typedef struct {
 
 typedef struct {
     const char *name; /* avx512, vnni_avx2, … */
-    const char *device; /* what follows the colon in the device's name: amx, avx512, avx2, neon, scalar */
+    const char *device; /* the part after the colon in the device's name: amx, avx512, avx2, neon, scalar */
     size_t (*packed_bytes)(int64_t rows, int64_t columns);
     void (*pack)(pool_t *pool, const pack_t *job, int thread); /* entered by every thread */
     size_t (*head_bytes)(int64_t rows, int64_t columns);
@@ -77,7 +77,7 @@ extern const level_t level_neon;
 /* Whether this processor and its operating system run a level's instructions. */
 bool level_runs(const level_t *level);
 
-/* Whether additions fit in beside as many dot products of 512 bits as the processor can do: AMD's have other units for them,
+/* Whether 512-bit additions run beside as many dot products as the processor can do: AMD's processors have other units for them,
  * Intel's the same ones. */
 bool multipliers_are_few(void);
 
@@ -87,7 +87,7 @@ static inline int32_t token_position(const step_t *step, int32_t token) {
     return step->seq_len[s] - step->seq_begin[s + 1] + token;
 }
 
-/* Bytes of `count` things of `size`, rounded up so that what follows is aligned for any vector. */
+/* Bytes of `count` items of `size`, rounded up so that the next array is aligned for any vector. */
 static inline size_t aligned_bytes(size_t count, size_t size) { return (count * size + 63) / 64 * 64; }
 
 #endif

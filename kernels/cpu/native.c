@@ -1,4 +1,4 @@
-/* What bitnet/core/cpu/native.py calls: levels, pools, memory, packing, and running a compiled program. */
+/* Interface for bitnet/core/cpu/native.py: levels, pools, memory, packing, and running a compiled program. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -24,7 +24,7 @@ BN_API size_t bitnet_packed_bytes(const level_t *level, int64_t rows, int64_t co
     return level->packed_bytes(rows, columns);
 }
 
-/* Sizes of the structures that native.py mirrors, so that it can tell whether they agree. */
+/* Sizes of the structures that native.py mirrors, for it to compare. */
 BN_API size_t bitnet_op_size(void) { return sizeof(op_t); }
 BN_API size_t bitnet_program_size(void) { return sizeof(program_t); }
 
@@ -135,10 +135,10 @@ typedef struct {
     run_t run;
     const level_t *level;
     ahead_t *ahead; /* of each thread */
-    int32_t *step; /* own copy of the step buffer: decode steps move it on */
+    int32_t *step; /* own copy of the step buffer, which decode steps advance */
     int32_t *tokens; /* where this run's samples go */
     int32_t count;
-    bool exact; /* somebody reads the logits: all of them are computed */
+    bool exact; /* the host reads the logits: all of them are computed */
     int launched[OP_KINDS], launched_count; /* kinds, in first-launch order */
     double products; /* with ternary weights, of a token */
     size_t shared_total, scratch_total;
@@ -173,7 +173,7 @@ BN_API executable_t *bitnet_executable_new(const level_t *level, pool_t *pool, i
         if (need.shared > shared) shared = need.shared;
         if (need.scratch > scratch) scratch = need.scratch;
     }
-    /* A line apart, so that threads do not write to each other's; and readers may run a vector past the end. */
+    /* A cache line apart, so that threads do not share one; readers may run a vector past the end. */
     e->run.shared_bytes = shared;
     e->run.scratch_bytes = aligned_bytes(scratch + 128, 1);
     e->shared_total = shared + 128;
@@ -194,9 +194,9 @@ static void view_step(executable_t *e) {
     const step_layout_t *at = &e->run.program.step;
     const int32_t *words = e->step;
     e->run.step = (step_t){
-        .tokens = words[0],
-        .seqs = words[1],
-        .rows = words[2],
+        .tokens = words[STEP_TOKENS],
+        .seqs = words[STEP_SEQS],
+        .rows = words[STEP_ROWS],
         .token = words + at->tokens,
         .token_seq = words + at->token_seq,
         .seq_begin = words + at->seq_begin,
@@ -235,10 +235,10 @@ static void run_op(executable_t *e, const op_t *op, int thread) {
     pool_barrier_fetching(e->run.pool, thread, &e->ahead[thread].soon);
 }
 
-#define FETCH_AHEAD ((size_t)256 << 10) /* of a second-level cache of a megabyte or more */
+#define FETCH_AHEAD ((size_t)256 << 10) /* part of a second-level cache of a megabyte or more */
 
-/* Where few tokens are computed, what waits for memory is reading weights: those of the next operation that has some are
- * fetched while this thread waits for others. */
+/* With few tokens, reading weights waits for memory: those of the next operation that has any are
+ * prefetched while this thread waits for others. */
 static void look_ahead(executable_t *e, int32_t next, int thread) {
     stretch_t *soon = &e->ahead[thread].soon;
     *soon = (stretch_t){0};
@@ -274,7 +274,7 @@ static void run_job(void *argument, int thread) {
         }
 }
 
-#define LONG_STEP 1e11 /* products: some tenths of a second */
+#define LONG_STEP 1e11 /* products that take some tenths of a second */
 
 /* Run the program `count` times; `tokens` gets int32[count, R] where it ends in a sample. Where the step says that nobody
  * reads the logits, those that a compact head stands for hold approximate scores afterwards. */
@@ -283,7 +283,7 @@ BN_API void bitnet_executable_run(executable_t *e, const int32_t *step, int32_t 
     view_step(e);
     e->count = count;
     e->tokens = tokens;
-    e->exact = step[4] != 0;
+    e->exact = step[STEP_LOGITS] != 0;
     e->run.scored = 0;
     pool_run(e->run.pool, run_job, e, (double)e->run.step.tokens * e->products > LONG_STEP);
 }

@@ -6,7 +6,7 @@ static need_t norm_quant_need(const run_t *run, const op_t *op) {
     return (need_t){.scratch = aligned_bytes((size_t)op->norm_quant.x.columns + VL, sizeof(double))};
 }
 
-/* One row; `y` is scratch, and `weight` the operation's or a constant NULL. Returns the scale. */
+/* Quantise one row; `y` is scratch, and `weight` the operation's or a constant NULL. Returns the scale. */
 INLINE float norm_row(const float *x, const float *weight, float eps, double *y, int8_t *out, int64_t k) {
     seen_t seen = {0};
     for (int64_t i = 0; i < k; i += VL) {

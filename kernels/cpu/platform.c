@@ -39,7 +39,7 @@ int64_t wall_time(void) {
     return (int64_t)((double)count.QuadPart * 1e9 / (double)frequency.QuadPart);
 }
 
-int64_t run_time(void) { return wall_time(); } /* the system's own count moves 16 ms at a time: no use here */
+int64_t run_time(void) { return wall_time(); } /* the system's own count advances 16 ms at a time, which is too coarse */
 
 static DWORD WINAPI enter(void *raw) {
     start_t start = *(start_t *)raw;
@@ -120,7 +120,7 @@ void thread_join(thread_t thread) { pthread_join(thread, NULL); }
 
 void *pages_alloc(size_t bytes) {
     if (bytes > SIZE_MAX - HUGE_PAGE) return NULL;
-    /* One huge page more than asked for, and what lies outside of the aligned part given back. */
+    /* Map one huge page more than needed, and unmap what lies outside of the aligned part. */
     size_t page = (size_t)sysconf(_SC_PAGESIZE);
     size_t size = (bytes + page - 1) / page * page;
     size_t slack = size >= HUGE_PAGE ? HUGE_PAGE : 0;
@@ -131,7 +131,7 @@ void *pages_alloc(size_t bytes) {
     if (aligned > raw) munmap(raw, (size_t)(aligned - raw));
     if (raw + slack > aligned) munmap(aligned + size, (size_t)(raw + slack - aligned));
 #if defined(MADV_HUGEPAGE)
-    madvise(aligned, size, MADV_HUGEPAGE); /* a wish: without it reads are slower, not wrong */
+    madvise(aligned, size, MADV_HUGEPAGE); /* best effort: without it reads are slower, not wrong */
 #endif
     return aligned;
 }

@@ -1,4 +1,4 @@
-/* What differs between operating systems and compilers' targets: threads, parking, memory, exports. */
+/* Differences between operating systems and compilers' targets: threads, parking, memory, exports. */
 #ifndef BN_PLATFORM_H
 #define BN_PLATFORM_H
 
@@ -7,7 +7,7 @@
 #include <stdint.h>
 
 #if defined(_WIN32)
-/* As large as what <windows.h> calls SRWLOCK, CONDITION_VARIABLE, HANDLE and DWORD; its macros stay out of our files. */
+/* As large as SRWLOCK, CONDITION_VARIABLE, HANDLE and DWORD of <windows.h>, whose macros stay out of our files. */
 #define BN_API __declspec(dllexport)
 typedef struct {
     void *lock;

@@ -1,32 +1,32 @@
 /*
- * Threads wait by spinning for some microseconds, since the next job or barrier mostly comes at once, and then park, so
- * that an idle machine loses nothing to them. After a fork the child has none of the threads: the pool notices by the
+ * Threads wait by spinning for some microseconds, since the next job or barrier usually comes at once, and then park, so
+ * that they cost an idle machine nothing. After a fork the child has none of the threads: the pool notices by the
  * process id and starts its own.
  *
  * Where other programs want the same processors, a thread may have to wait milliseconds for its turn, and at every barrier
  * all others wait for it. So each thread counts the time in which it could have run and did not; when fewer threads would
- * have done the work of a job in less time, the next jobs get fewer, until it is time to try again. Long jobs are left out of
- * it: their threads seldom meet, and too few of them would stay too few for long.
+ * have done the work of a job in less time, the next jobs get fewer, until it is time to try again. Long jobs are exempt:
+ * their threads seldom meet, and too few of them would stay too few for long.
  */
 #include "pool.h"
 
 #include <stdlib.h>
 
 #define SPINS 1500 /* some tens of microseconds: longer than a barrier takes, shorter than a time slice */
-#define STARVED 300000 /* nanoseconds of a job, at least, that a thread was kept from running */
+#define STARVED 300000 /* minimum nanoseconds of a job that a thread was kept from running */
 #define HOLD_LEAST ((int64_t)50 * 1000 * 1000) /* nanoseconds before more threads are tried again: at first, */
-#define HOLD_MOST ((int64_t)2000 * 1000 * 1000) /* and where that was in vain, doubled up to this */
+#define HOLD_MOST ((int64_t)2000 * 1000 * 1000) /* and doubled up to this where that was in vain */
 #define TEAM_BITS 11 /* of the word `jobs` */
 #define CACHE_LINE 128 /* two lines, as x86 prefetches them in pairs */
 
-/* What is taken of a thread's share: 16 bits of the phase it belongs to, then 24 bits each of items taken from the back
+/* Items taken of a thread's share: 16 bits of the phase it belongs to, then 24 bits each of items taken from the back
  * and from the front. Counts of an earlier phase count as none, so nothing has to be reset. */
 typedef struct {
     _Alignas(CACHE_LINE) _Atomic uint64_t taken;
 } share_t;
 
 struct pool {
-    _Alignas(CACHE_LINE) atomic_uint jobs; /* changes when there is a job: its number, and of how many threads */
+    _Alignas(CACHE_LINE) atomic_uint jobs; /* changes when there is a job: its number, and its threads */
     job_t job;
     void *argument;
     atomic_bool stop;
@@ -36,9 +36,9 @@ struct pool {
     _Alignas(CACHE_LINE) atomic_int parked;
     mutex_t park;
     condition_t unpark;
-    int64_t unparked; /* when those who are parked were last told to go on */
+    int64_t unparked; /* when parked threads were last woken */
     mutex_t running;
-    _Atomic process_id_t process; /* whose threads these are; 0 before the first job */
+    _Atomic process_id_t process; /* process that owns the threads; 0 before the first job */
     int wanted, started, threads; /* `threads` of those started do this job */
     int64_t hold, again; /* more are tried again at `again`, `hold` after they were found to be too many */
     thread_t *handles;
@@ -80,7 +80,7 @@ static void wait_change(struct member *member, atomic_uint *word, unsigned old, 
     mutex_unlock(&pool->park);
 }
 
-/* Change `*word` and wake those who parked over it. The order of store and load, here and above, loses no one. It is an
+/* Change `*word` and wake the threads parked on it. The order of store and load, here and above, loses no wake-up. It is an
  * exchange because qemu lets the load overtake Arm's store-release, on x86; elsewhere it costs what the store does. */
 static void change(pool_t *pool, atomic_uint *word, unsigned value) {
     atomic_exchange(word, value);
@@ -140,7 +140,7 @@ static void start(pool_t *pool) {
     condition_init(&pool->unpark);
     atomic_store(&pool->parked, 0);
     atomic_store(&pool->arrived, 0);
-    atomic_fetch_add(&pool->phase, 1); /* what the parent's threads took before the fork, nobody here has done */
+    atomic_fetch_add(&pool->phase, 1); /* items that the parent's threads took before the fork are not done here */
     pool->process = process_id();
     pool->started = 1;
     unsigned seen = atomic_load(&pool->jobs);
@@ -153,9 +153,9 @@ static void start(pool_t *pool) {
     pool->threads = pool->started;
 }
 
-/* After a job: whether fewer threads would have been done with it earlier, and when to try more again. */
+/* After a job: decide whether fewer threads would have finished earlier, and when to try more again. */
 static void adapt(pool_t *pool, int64_t now) {
-    int64_t done = 0; /* the work itself, whoever did it */
+    int64_t done = 0; /* the work itself, by all threads */
     const int64_t took = now - pool->begun;
     int starved = 0;
     for (int i = 0; i < pool->threads; i++) {
@@ -262,7 +262,7 @@ int64_t pool_take(pool_t *pool, int thread, int64_t total) {
     int64_t item = take(&pool->shares[thread], phase, size, false);
     if (item >= 0) return begin + item;
     if (total <= threads) return -1; /* an item each at most: nothing to help with */
-    /* Of many threads, ask some near and some far, not all. */
+    /* With many threads, ask some near and some far, not all. */
     for (int step = 1; step < threads; step += 1 + step / 4) {
         const int other = (thread + step) % threads;
         begin = pool_share(pool, other, total);

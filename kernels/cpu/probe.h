@@ -1,4 +1,4 @@
-/* What this machine gives at best, measured with the level's own instructions: the rooflines of `bitnet bench`. */
+/* This machine's limits, measured with the level's own instructions: the rooflines of `bitnet bench`. */
 
 #define PROBE_CHUNK ((int64_t)1 << 20) /* bytes a thread takes at a time */
 #define PROBE_PATHS 4 /* independent sums, so that no read waits for an addition */
@@ -6,7 +6,7 @@
 typedef uint64_t vw __attribute__((ext_vector_type(VL / 2)));
 typedef uint64_t vw_mem __attribute__((ext_vector_type(VL / 2), aligned(1), may_alias));
 
-/* Read every byte of a buffer once, on all threads, each line asked for `ahead` bytes before it is read (0: left to the
+/* Read every byte of a buffer once, on all threads, each line prefetched `ahead` bytes before it is read (0: left to the
  * processor); the sum keeps the compiler from leaving reads out. */
 static uint64_t probe_read(pool_t *pool, const uint8_t *data, int64_t bytes, int64_t ahead, int thread) {
     const int64_t stride = PROBE_PATHS * (int64_t)sizeof(vw);
@@ -32,7 +32,7 @@ static int64_t probe_int8(int64_t turns, int32_t *result) {
     for (int64_t i = 0; i < turns; i++)
         for (int p = 0; p < PEAK_PATHS; p++) {
             sum[p] = peak_step(sum[p]);
-            __asm__ volatile("" : PEAK_REGISTER(sum[p])); /* each step counts, none may be left out or merged */
+            __asm__ volatile("" : PEAK_REGISTER(sum[p])); /* no step may be left out or merged */
         }
     memcpy(result, sum, sizeof *result);
     return turns * PEAK_PATHS * PEAK_PRODUCTS;

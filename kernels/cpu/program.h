@@ -59,8 +59,8 @@ typedef struct {
 } ternary_matmul_op_t;
 
 /* One layer of the cache. Keys stand transposed, so that a vector is one element of neighbouring positions:
- * k[block][kv head][element][position], v[block][kv head][position][element], with the strides of kv_t. The layers of a block
- * stand side by side: what a short sequence uses is then a few pages, however large. */
+ * k[block][kv head][element][position], v[block][kv head][position][element], with the strides of kv_t. A block's layers
+ * stand side by side, so that a short sequence uses few pages. */
 typedef struct {
     void *k, *v;
 } kv_layer_t;
@@ -147,6 +147,9 @@ typedef struct {
 typedef struct {
     int32_t max_tokens, max_seqs, max_rows, max_blocks;
 } limits_t;
+
+/* Words of a step's header: tokens (M), sequences (S), rows (R), one that is not used here, whether logits are read. */
+enum { STEP_TOKENS, STEP_SEQS, STEP_ROWS, STEP_DONE, STEP_LOGITS };
 
 /* Word offsets in the step buffer: bitnet.core.hal.step.StepLayout. */
 typedef struct {

@@ -1,7 +1,7 @@
 /* quantize: absmean ternary quantisation of a float matrix. */
 #include "rows.h"
 
-/* Rows whose magnitudes are summed together: the order of the sums so depends on the matrix only, not on the threads. */
+/* Rows whose magnitudes are summed together, so that the order of the sums depends on the matrix only, not on the threads. */
 #define QUANTIZE_ROWS 16
 
 static int64_t quantize_chunks(const quantize_op_t *o) { return (o->rows + QUANTIZE_ROWS - 1) / QUANTIZE_ROWS; }

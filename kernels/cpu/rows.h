@@ -1,8 +1,8 @@
 /*
- * What the norms and the quantisers share: a row of floats to RMSNorm and to absmax int8.
+ * Shared by the norms and the quantisers: a row of floats to RMSNorm and to absmax int8.
  *
- * All of it in f64: squares of squared ReLU exceed f32's range, and a code next to a rounding border then comes out as exact
- * arithmetic has it, on every level alike. RMSNorm is one factor of a row, so a pass finds both the sum of squares and the
+ * All in f64: squares of squared ReLU exceed f32's range, and a code next to a rounding border then comes out as in exact
+ * arithmetic, on every level alike. RMSNorm is one factor of a row, so one pass finds both the sum of squares and the
  * greatest magnitude, and another one stores the codes.
  */
 #ifndef BN_ROWS_H
@@ -33,7 +33,7 @@ INLINE float greatest_magnitude(const float *x, int64_t k) {
     return v_top(top);
 }
 
-/* Whether any of them is no number. */
+/* Whether any element is NaN. */
 INLINE bool any_nan(const float *z, int64_t n) {
     vi odd = (vi)(0);
     int64_t i = 0;
@@ -47,7 +47,7 @@ INLINE bool any_nan(const float *z, int64_t n) {
     return found;
 }
 
-/* Of what has been seen of a row: the squares of its values, and the greatest magnitudes of what quantise_row gets. */
+/* Running state of a row: the squares of its values, and the greatest magnitudes of the values that quantise_row gets. */
 typedef struct {
     vd squares, top;
 } seen_t;
@@ -65,7 +65,7 @@ INLINE float quantise_row(seen_t seen, const double *y, const int normed, float 
     const double inverse = normed ? inverse_rms(v_sum_double(seen.squares), k, eps) : 1.0;
     const double greatest = v_top_wide(seen.top) * inverse, top = greatest > 1e-5 ? greatest : 1e-5;
     const double factor = 127.0 / top * inverse;
-    /* Half to even: the addition leaves no room for fraction bits, and what is at most 127 is the sum's lowest byte. */
+    /* Half to even: the addition leaves no room for fraction bits, and a result of at most 127 is the sum's lowest byte. */
     const double whole = 6755399441055744.0;
     for (int64_t i = 0; i < k; i += VL) {
         const vb codes = __builtin_convertvector((vl)(*(const vd_mem *)(y + i) * factor + whole), vb);

@@ -39,7 +39,7 @@ static int32_t lowest_index_of(const float *z, float value, int64_t n) {
 #define RADIX_BINS (1 << RADIX_BITS)
 
 /*
- * The greatest key at which the mass of all entries with that key or a greater one reaches `target`; `mass` NULL counts 1
+ * The greatest key at which the mass of all entries with at least that key reaches `target`; `mass` NULL counts 1
  * for each. Entries with a key below `least` do not take part.
  */
 static uint32_t select_key(const float *z, const float *mass, int64_t n, double target, uint32_t least) {
@@ -54,7 +54,7 @@ static uint32_t select_key(const float *z, const float *mass, int64_t n, double 
             if (key < least || (level && key >> shifts[level - 1] != prefix)) continue;
             bins[key >> shift & (uint32_t)(count - 1)] += mass ? mass[i] : 1.0;
         }
-        int bin = count - 1, lowest = count - 1; /* lowest: the last bin with anything in it, should rounding fall short */
+        int bin = count - 1, lowest = count - 1; /* lowest: the last bin that is not empty, should rounding fall short */
         for (; bin >= 0; bin--) {
             if (bins[bin] == 0) continue;
             lowest = bin;
@@ -118,7 +118,7 @@ static draw_t draw_of(const step_t *step, int64_t r) {
     };
 }
 
-/* What top-k, top-p and min-p leave. */
+/* The tokens that top-k, top-p and min-p leave. */
 typedef struct {
     uint32_t least; /* order_key of the least z */
     float floor; /* least z, taken from the greatest */

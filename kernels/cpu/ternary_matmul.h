@@ -3,34 +3,8 @@
  *
  * One token streams the weights (gemv_tiles). More tokens share each weight read: they are taken in passes of up to
  * PASS_TOKENS, and a panel stays in the cache for all of them. Threads take panels, each from a stretch of its own.
- * Of many tokens, some levels take some or all by look-up instead (gemm_lookup.h), in items that come before the panels.
+ * For many tokens, some levels take some or all by look-up instead (gemm_lookup.h), in items that come before the panels.
  */
-#include "tile_layout.h"
-
-/* Tokens of an item of work: enough to pay for fetching a panel, few enough that there is work for every thread. */
-#define ITEM_TOKENS (16 * BLOCK_TOKENS)
-
-#include "gemm_amx.h"
-#include "gemm_dot.h"
-
-/* What an operation's items share: the activations side by side, where they are, and their sums. */
-typedef struct {
-    const ternary_matmul_op_t *o;
-    int32_t *x, *totals;
-    bool matrix; /* by matrix_pass, which takes the activations as they lie */
-    matrix_registers_t registers;
-} gemm_t;
-
-/* Rows of acc to out, for one token: codes are weight + 1, so what `total` more there is is taken off. */
-INLINE void finish(const int32_t *acc, int32_t total, float scale, float *out, int64_t rows, int add) {
-    for (int64_t i = 0; i < rows; i += VL) {
-        const int n = rows - i < VL ? (int)(rows - i) : VL;
-        vf a = __builtin_convertvector(*(const vi_mem *)(acc + i) - total, vf) * scale;
-        if (add) a = v_load_part(out + i, n) + a;
-        v_store_part(out + i, a, n);
-    }
-}
-
 #include "gemm_lookup.h"
 
 static need_t ternary_matmul_need(const run_t *run, const op_t *op) {
@@ -99,7 +73,7 @@ static void ternary_gemv(run_t *run, const ternary_matmul_op_t *o, int thread) {
     }
 }
 
-/* acc = a panel by tokens from the `first` on, `left` at most; returns how many. */
+/* acc = a panel by at most `left` tokens from `first` on; returns how many. */
 INLINE int gemm_pass(gemm_t *gemm, const uint8_t *w, int tiles, int64_t first, int left, int32_t *acc) {
     const matrix_t *x = &gemm->o->x;
     if (gemm->matrix) return matrix_pass(&gemm->registers, w, tiles, x, first, left, acc);

@@ -29,7 +29,7 @@ INLINE __m256i four_of(const void *x) {
     return _mm256_set1_epi32(four);
 }
 
-/* What the arithmetic gives at best, for probe.h. */
+/* Peak arithmetic throughput, for probe.h. */
 #define PEAK_PATHS 8
 #define PEAK_PRODUCTS 32
 #define PEAK_REGISTER "+x"

@@ -2,12 +2,12 @@
  * The layout of ternary weights, and repacking a matrix into it.
  *
  * A tile is TILE_ROWS rows by GROUP_COLUMNS columns in 4 TILE_ROWS bytes: 32-bit lane r holds row r, its byte j the columns
- * j, 4 + j, 8 + j, … as the digits of a number, lowest first: four of BASE 4, or five of BASE 3 (a level may encode the numbers). So what takes one digit
+ * j, 4 + j, 8 + j, … as the digits of a number, lowest first: four of BASE 4, or five of BASE 3 (a level may encode the numbers). So taking one digit
  * out of every byte leaves four neighbouring columns of every row in place for a 4-way dot product with four activations
  * broadcast to all lanes, and no sum runs across lanes. PANEL_TILES tiles stand one after the other for the first
  * columns, then for the next, …: a pass over a panel reads memory once, from front to back. Digits are 0, 1, 2 for -1, 0,
- * +1: the sum of the activations is subtracted once. Those past the last column are 0, so that what stands in memory
- * behind a row of activations does not count.
+ * +1: the sum of the activations is subtracted once. Digits past the last column are 0, so that memory
+ * after a row of activations does not count.
  */
 #ifndef BN_TILE_LAYOUT_H
 #define BN_TILE_LAYOUT_H
@@ -15,6 +15,8 @@
 #define TILE_BYTES (4 * TILE_ROWS)
 #define PLANES (GROUP_COLUMNS / 4)
 #define PANEL_ROWS (TILE_ROWS * PANEL_TILES)
+/* Tokens of an item of work: enough to pay for fetching a panel, few enough that there is work for every thread. */
+#define ITEM_TOKENS (16 * BLOCK_TOKENS)
 
 INLINE int64_t groups_of(int64_t columns) { return (columns + GROUP_COLUMNS - 1) / GROUP_COLUMNS; }
 INLINE int64_t tiles_of(int64_t rows) { return (rows + TILE_ROWS - 1) / TILE_ROWS; }

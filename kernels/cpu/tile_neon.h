@@ -59,7 +59,7 @@ INLINE void plane_tiles(
         for (int m = 0; m < tokens; m++) vst1q_s32(acc + m * acc_pitch + 4 * t, sum[t][m]);
 }
 
-/* What the arithmetic gives at best, for probe.h. */
+/* Peak arithmetic throughput, for probe.h. */
 #define PEAK_PATHS 16
 #define PEAK_PRODUCTS 16
 #define PEAK_REGISTER "+w"

@@ -1,5 +1,5 @@
 /*
- * Ternary micro-kernels in portable C: the compiler makes of the fixed-size vectors what the processor has (SSE2, NEON
+ * Ternary micro-kernels in portable C: the compiler maps the fixed-size vectors to what the processor has (SSE2, NEON
  * without dot products, or none at all). Products are summed in 16 bits and widened in time.
  */
 #define TILE_ROWS 4
@@ -72,7 +72,7 @@ INLINE void gemv_tiles(const uint8_t *w, const int tiles, int64_t groups, const 
     for (int t = 0; t < tiles; t++) store_rows(acc + 4 * t, sum[t]);
 }
 
-/* What the arithmetic gives at best, for probe.h: eight products in 16 bits. */
+/* Peak arithmetic throughput, for probe.h: eight products in 16 bits. */
 #define PEAK_PATHS 8
 #define PEAK_PRODUCTS 8
 #if defined(__x86_64__)

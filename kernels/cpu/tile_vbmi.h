@@ -1,13 +1,13 @@
 /*
  * Ternary micro-kernels for AVX-512 with VNNI and VBMI: five weights a byte, 1.6 bits a weight.
  *
- * Which byte stands for which five digits t0 … t4 is chosen so that look-ups in 64 bytes (`vpermb`, one operation where
- * `vpermi2b` takes three) take it apart. With u the upper and l the lower six bits of the byte,
+ * The byte for each five digits t0 … t4 is chosen so that look-ups in 64 bytes (`vpermb`, one operation where
+ * `vpermi2b` takes three) decode it. With u the upper and l the lower six bits of the byte,
  *     t4 = FIFTH[u]    and    t0 + 4 t1 + 16 t2 + 64 t3 = UPPER[u] ^ LOWER[l].
  * Write a byte as (h, m, l): two bits, four bits, two bits. Where h and l are below 3, h is t4, l is t0, and m is one of 16
- * of the 27 triples t1 t2 t3: 144 of the 243 combinations. h = 3 gives each m another triple and t4, and l = 3 makes of
- * each m another triple and t0; a search over these choices found the remaining 99. `vpermb` looks at the lower six bits
- * of an index only, so that neither l nor what a 16-bit shift leaves above u has to be masked off.
+ * of the 27 triples t1 t2 t3: 144 of the 243 combinations. h = 3 gives each m another triple and t4, and l = 3 gives
+ * each m another triple and t0; a search over these choices found the remaining 99. `vpermb` reads the lower six bits
+ * of an index only, so neither l nor the bits that a 16-bit shift leaves above u need masking.
  */
 #include "dot_avx512.h"
 
@@ -70,7 +70,7 @@ INLINE tables_t tables(void) {
     return (tables_t){_mm512_load_si512(FIFTH), _mm512_load_si512(UPPER), _mm512_load_si512(LOWER)};
 }
 
-/* What is looked up for every byte: the last digit, and two halves whose exclusive or is the first four, two bits each. */
+/* Look-ups for every byte: the last digit, and two halves whose exclusive or is the first four, two bits each. */
 typedef struct {
     __m512i fifth, upper, lower;
 } digits_t;
@@ -84,7 +84,7 @@ INLINE digits_t digits_of(__m512i bytes, tables_t table) {
 
 INLINE __m512i first_four(digits_t digits) { return _mm512_xor_si512(digits.upper, digits.lower); }
 
-/* A tile taken apart but for shifts, and its p-th plane, a constant. */
+/* A tile decoded except for shifts, and its p-th plane, a constant. */
 typedef struct {
     __m512i four, fifth;
 } taken_t;
@@ -99,7 +99,7 @@ INLINE __m512i plane_of(taken_t taken, const int p) {
 }
 
 #if defined(__AMX_INT8__)
-#define GEMV_SOON 512 /* such processors read up to a twentieth more than with SOON, AMD's some percent less */
+#define GEMV_SOON 512 /* processors with AMX read up to a twentieth faster than with SOON, AMD's some percent slower */
 #else
 #define GEMV_SOON SOON
 #endif
@@ -110,8 +110,8 @@ INLINE __m512i plane_of(taken_t taken, const int p) {
  * The four planes stay where they are in the byte, so each costs one operation, (upper ^ lower) & mask, and no shift: they
  * weigh 1, 4, 16 and 64 and are summed apart. The greatest, 2 · 64 · 128 · K / 5 for K = 131,072, is below 2^29.
  *
- * A tile is taken apart while the one before it is multiplied, so that look-ups and products do not wait for each other;
- * the last one taken apart, behind the panel, is not used.
+ * A tile is decoded while the one before it is multiplied, so that look-ups and products do not wait for each other;
+ * the last one decoded, behind the panel, is not used.
  */
 INLINE void gemv_tiles(const uint8_t *w, const int tiles, int64_t groups, const int8_t *x, int32_t *acc) {
     const tables_t table = tables();

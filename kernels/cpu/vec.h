@@ -114,7 +114,7 @@ INLINE vs v_to_half(vf a) {
     vu normal = (magnitude + 0xfffu + (magnitude >> 13 & 1) - 0x38000000u) >> 13; /* to nearest even */
     vu subnormal = (vu)((vf)magnitude + v_set(0.5f)) - 0x3f000000u; /* the adder rounds at the last place of 2^-24 */
     vu result = magnitude < 0x38800000u ? subnormal : normal;
-    result = magnitude >= 0x477ff000u ? (vu)(0x7c00u) : result; /* what rounds to 65520 or more is infinite */
+    result = magnitude >= 0x477ff000u ? (vu)(0x7c00u) : result; /* values that round to 65520 or more are infinite */
     result = magnitude > 0x7f800000u ? (vu)(0x7e00u) : result;
     return __builtin_convertvector(result | sign, vs);
 }
@@ -136,7 +136,7 @@ INLINE void v_store_half_part(half_t *p, vf a, int n) {
 
 /* ---- elementary functions ---- */
 
-/* e^a within 2e-7, relative; a outside of ±87 counts as ±87, so that nothing overflows or becomes subnormal. */
+/* e^a within 2e-7, relative; a is clamped to ±87, so that nothing overflows or becomes subnormal. */
 INLINE vf v_exp(vf a) {
     a = v_min(v_max(a, v_set(-87.0f)), v_set(87.0f));
     vf n = v_round(a * v_set(1.44269504f));

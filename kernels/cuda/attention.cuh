@@ -15,12 +15,12 @@ __device__ __forceinline__ float power(float x) {  // of 2
 
 // Tokens of a prompt that a block attends with.
 struct TokenTile {
-    int seq, end;                 // its sequence, and the end of that one's tokens
+    int seq, end;                 // its sequence, and the end of that sequence's tokens
     int first, position, length;  // its first token, that one's position, and the positions its tokens see between them
 };
 
-// Which tile of which sequence this block has: tiles are counted over the sequences, each of which begins with a new one. The
-// last come first, as those of one sequence take the longest. False for a block too many.
+// This block's tile and sequence: tiles are counted over the sequences, each of which begins with a new one. The
+// last come first, as those of one sequence take the longest. False for a surplus block.
 __device__ __forceinline__ bool find_tile(TokenTile &found, const int *step, int seq_begin, int seq_len, int size) {
     int seqs = STEP_SEQS(step), seq = 0, tile = -1 - (int)blockIdx.y, begin = 0, end = 0;
     auto tiles_of = [&](int s) {

@@ -5,13 +5,13 @@
 // GROUP query heads of a key/value head are the 8 columns of both. All comes 16 bytes a thread as it lies in the cache: of keys
 // in an order of dimensions that q follows, of values with neighbouring positions paired in registers. q is the sum of two halves.
 //
-// CLUSTER: the splits are a thread block cluster. Each block sends what it found to the others' shared memory, a share of the
-// dimensions to each, which merges it when all has come: no barrier of the cluster stands in the way. Else the block that finishes
+// CLUSTER: the splits are a thread block cluster. Each block sends its results to the others' shared memory, a share of the
+// dimensions to each, which merges it when all has arrived: no cluster barrier is needed. Else the block that finishes
 // last for a token and key/value head merges all through memory.
 //
-// ROPE: each token is a sequence of its own, and what one writes no other reads; rotates q and k here, and stores k and v in the
-// cache (rope_append's work). Then whatever was in the cache before the step may be fetched before this kernel waits for the
-// one that computes q, k and v.
+// ROPE: each token is a sequence of its own, and none reads what another writes; rotates q and k here, and stores k and v in the
+// cache (rope_append's work). Entries that were in the cache before the step may be fetched before this kernel waits for the
+// kernel that computes q, k and v.
 //
 // DEPTH tiles of a warp are fetched ahead.
 #include "attention.cuh"
@@ -23,9 +23,9 @@
 #define PAIRS (DIM / 2)
 #define Q_PITCH (DIM + 32) /* so that neighbouring heads fall into different halves of the banks */
 #define SUMS (GROUP * DIM) /* of a token and key/value head */
-#define SHARE (SUMS / SPLITS) /* that a block of a cluster merges */
+#define SHARE (SUMS / SPLITS) /* dimensions that a block of a cluster merges */
 #define LOG2_E 1.44269504f
-#define LOWEST -1e30f /* less than any score, and finite: the difference of two is no NaN */
+#define LOWEST -1e30f /* below any score, and finite: the difference of two is no NaN */
 #if CLUSTER
 #define IN_CLUSTER __cluster_dims__(1, 1, SPLITS)
 #else
@@ -53,7 +53,7 @@ __device__ __forceinline__ unsigned transposed(unsigned m) {
 
 __device__ __forceinline__ unsigned word(uint4 v, int i) { return i == 0 ? v.x : i == 1 ? v.y : i == 2 ? v.z : v.w; }
 
-// The over-lanes sum or maximum where those of equal `quarter` hold the same head.
+// Sum or maximum over the lanes; those of equal `quarter` hold the same head.
 template <class Op>
 __device__ __forceinline__ float over_groups(float v) {
     for (int i = 4; i < WARP; i *= 2) v = Op::of(v, __shfl_xor_sync(FULL, v, i));
@@ -63,7 +63,7 @@ __device__ __forceinline__ float over_groups(float v) {
 __device__ __forceinline__ float4 operator+(float4 a, float4 b) { return make_float4(a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w); }
 
 #if CLUSTER
-// To shared memory of a block of the cluster, counted by a barrier there.
+// Stores to the shared memory of a block of the cluster, counted by a barrier there.
 __device__ __forceinline__ void send(unsigned to, unsigned barrier, float4 v) {
     asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(to), "f"(v.x), "f"(v.y),
                  "f"(v.z), "f"(v.w), "r"(barrier)
@@ -177,14 +177,14 @@ attention_decode(const int *step, int token_seq, int seq_begin, int seq_len, int
         *(uint4 *)((value ? values : keys) + place(length - 1) + part) = *(const uint4 *)((value ? new_value : new_key) + part);
     }
 #endif
-    uint4 q_high[CHUNKS], q_low[CHUNKS];  // columns past GROUP are of no head
+    uint4 q_high[CHUNKS], q_low[CHUNKS];  // columns past GROUP belong to no head
 #pragma unroll
     for (int c = 0; c < CHUNKS; c++) {
         q_high[c] = *(const uint4 *)&q_shared[0][min(group, GROUP - 1)][32 * c + quarter * 8];
         q_low[c] = *(const uint4 *)&q_shared[1][min(group, GROUP - 1)][32 * c + quarter * 8];
     }
 
-    float sums[HALVES * 4][4] = {}, largest[2] = {LOWEST, LOWEST}, total[2] = {};  // of heads 2 quarter + 0, 1
+    float sums[HALVES * 4][4] = {}, largest[2] = {LOWEST, LOWEST}, total[2] = {};  // for heads 2 quarter + 0, 1
     auto attend = [&](int slot, int start) {
         auto &key = keys_of[slot];
         auto &value = values_of[slot];
@@ -205,7 +205,7 @@ attention_decode(const int *step, int token_seq, int seq_begin, int seq_len, int
             }
         }
 #endif
-        float score[4] = {}, rest[3][4] = {};  // of positions group and group + 8, each with the two heads
+        float score[4] = {}, rest[3][4] = {};  // for positions group and group + 8, each with the two heads
 #pragma unroll
         for (int c = 0; c < CHUNKS; c++) {
             uint4 a = key[0][c], b = key[1][c];
@@ -251,7 +251,7 @@ attention_decode(const int *step, int token_seq, int seq_begin, int seq_len, int
         }
     }
 
-    // The warps of the block. Columns past GROUP are of no head.
+    // Merges the warps of the block. Columns past GROUP belong to no head.
 #pragma unroll
     for (int h = 0; h < 2; h++) {
         int head = quarter * 2 + h;
@@ -266,9 +266,9 @@ attention_decode(const int *step, int token_seq, int seq_begin, int seq_len, int
     __syncthreads();
     float *result = out + ((size_t)m * HEADS + kv_head * GROUP) * DIM;
 #if CLUSTER
-    cluster_wait();  // all blocks expect what comes
+    cluster_wait();  // all blocks expect their bytes
 #elif SPLITS > 1
-    // Of each split: sums, then maxima with totals.
+    // Each split: sums, then maxima with totals.
     float *first = parts + ((size_t)m * KV_HEADS + kv_head) * SPLITS * (SUMS + 2 * GROUP);
     float *mine = first + split * (SUMS + 2 * GROUP);
 #endif

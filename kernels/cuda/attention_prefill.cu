@@ -1,9 +1,9 @@
 // Attention of many tokens over an f16 cache, on the tensor cores, in tiles of 64 tokens of one sequence by 64 positions with a
 // running maximum (FlashAttention; Dao 2023). A block of 8 warps has a tile and a head, a warp 16 of its tokens and half of the
-// positions of every tile: what the two halves find is merged at the end.
+// positions of every tile; the results of the two halves are merged at the end.
 //
 // Two tiles of keys and values are in shared memory, one filling as the other is used; values are transposed on their way into
-// registers. Tiles of tokens are in the grid's last dimension, so that those there are come before those there might be.
+// registers. Tiles of tokens are in the grid's last dimension, so that tiles in use come before unused ones.
 #include "attention.cuh"
 #define TILE 64
 #define WARPS 8
@@ -11,7 +11,7 @@
 #define PITCH (DIM + 8) /* halves: 16 bytes, so that eight rows fall into different banks */
 #define CHUNKS (DIM / 32)
 #define LOG2_E 1.44269504f
-#define LOWEST -1e30f /* less than any score, and finite: the difference of two is no NaN */
+#define LOWEST -1e30f /* below any score, and finite: the difference of two is no NaN */
 
 __device__ __forceinline__ void mma(float (&c)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
     asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
@@ -142,7 +142,7 @@ attention_prefill(const int *step, int token_seq, int seq_begin, int seq_len, in
         total[h] += __shfl_xor_sync(FULL, total[h], 1);
         total[h] += __shfl_xor_sync(FULL, total[h], 2);
     }
-    // What the warps of part 1 found, a thread's numbers as far apart as there are threads.
+    // Results of the warps of part 1; a thread's numbers are as far apart as there are threads.
     float *found = (float *)tiles + threadIdx.x % (WARPS / 2 * WARP);
     auto at = [&](int i) -> float & { return found[i * (WARPS / 2 * WARP)]; };
     __syncthreads();

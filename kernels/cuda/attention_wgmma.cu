@@ -5,9 +5,9 @@
 // share its keys and values. Two warpgroups have 64 rows each; a thread of a third has the copy engine fetch the cache's blocks,
 // TILE positions of keys and of values at a time, into STAGES places for each.
 //
-// While the values of a tile are multiplied, the scores of the next are made (Shah et al. 2024). Keys and values lie as they do in
-// the cache, a position after the other: of 128 bytes in the 128-byte swizzle, one panel for every 64 dimensions.
-// Tiles of tokens are in the grid's last dimension, so that those there are come before those there might be.
+// While the values of a tile are multiplied, the scores of the next are computed (Shah et al. 2024). Keys and values lie as in
+// the cache, one position after the other: 128 bytes in the 128-byte swizzle, one panel for every 64 dimensions.
+// Tiles of tokens are in the grid's last dimension, so that tiles in use come before unused ones.
 #define ROWS 128
 #define GROUP (HEADS / KV_HEADS)
 #define TOKENS (ROWS / GROUP) /* of a block */
@@ -18,7 +18,7 @@
 #define SIDE (TILE * DIM * 2) /* bytes of a tile's keys, and of its values */
 #define CONSUMERS (ROWS / 16) /* warps */
 #define LOG2_E 1.44269504f
-#define LOWEST -1e30f /* less than any score, and finite: the difference of two is no NaN */
+#define LOWEST -1e30f /* below any score, and finite: the difference of two is no NaN */
 
 #define ACC(n) "+f"(c[n][0]), "+f"(c[n][1]), "+f"(c[n][2]), "+f"(c[n][3])
 #define ACC4(n) ACC(n), ACC(n + 1), ACC(n + 2), ACC(n + 3)
@@ -88,7 +88,7 @@ attention_wgmma(const int *step, int token_seq, int seq_begin, int seq_len, int 
     } else {
         registers_more<240>();
         wait_for_before();
-        // Of this thread's two rows: the token and its place in q and out.
+        // This thread's two rows: the token, and its place in q and out.
         int m[2], position[2];
         size_t place[2];
         unsigned q[DIM / 16][4];
@@ -131,7 +131,7 @@ attention_wgmma(const int *step, int token_seq, int seq_begin, int seq_len, int 
         auto release = [&](int t, int side) {
             if (lane == 0) barrier_arrive(empty + t % STAGES * 2 + side);
         };
-        auto weigh = [&](int t) {  // scores to weights, and what the sums so far are to be multiplied by
+        auto weigh = [&](int t) {  // scores to weights, and the factor for the sums so far
             int start = t * TILE;
             if (start + TILE - 1 > position0) {
 #pragma unroll
@@ -191,7 +191,7 @@ attention_wgmma(const int *step, int token_seq, int seq_begin, int seq_len, int 
             }
             pack_weights();
         }
-        // What is no position may be no number either, and a weight of 0 would not hide that.
+        // Places past the last position may hold NaN, which a weight of 0 would not hide.
         int last = (count - 1) % STAGES * 2 + 1, there = length - (count - 1) * TILE;
         barrier_wait(full + last, (count - 1) / STAGES & 1);
         for (int i = threadIdx.x; i < (TILE - there) * 8 * PANELS; i += CONSUMERS * WARP) {

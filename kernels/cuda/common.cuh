@@ -67,14 +67,14 @@ __device__ __forceinline__ float block_reduce(float value) {
     return warp_reduce<Op>(value);
 }
 
-// Lets the kernel after this one start and fetch what does not depend on this one; it waits where it says so itself.
+// Lets the next kernel start and fetch what does not depend on this one; it waits where it says so itself.
 __device__ __forceinline__ void start_dependents() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.launch_dependents;");
 #endif
 }
 
-// Nothing that another kernel of the step writes may be touched before this.
+// Buffers that another kernel of the step writes may be touched only after this.
 __device__ __forceinline__ void wait_for_before() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;" ::: "memory");
@@ -85,14 +85,14 @@ __device__ __forceinline__ float4 vector_or_zero(const float *row, int k, int di
     return k < dim / 4 ? ((const float4 *)row)[k] : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
 }
 
-// Sixteen bytes that are read once: past the first-level cache.
+// Loads sixteen bytes that are read once, bypassing the first-level cache.
 __device__ __forceinline__ uint4 stream(const uint4 *p) {
     uint4 v;
     asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(p));
     return v;
 }
 
-// Sixteen bytes to shared memory in the background; zeros where there is nothing to read. From Ampere on.
+// Copies sixteen bytes to shared memory asynchronously; zeros where there is nothing to read. From Ampere on.
 __device__ __forceinline__ void copy_async(void *to, const void *from, bool there) {
     unsigned at = (unsigned)__cvta_generic_to_shared(to);
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(at), "l"(from), "r"(there ? 16 : 0));
@@ -122,7 +122,7 @@ __device__ __forceinline__ int pack(float a, float b, float c, float d) {
     return all;
 }
 
-// The contract rounds each product on its own.
+// The contract rounds each product separately.
 __device__ __forceinline__ float dequantize(int sum, float scale, float w_scale) {
     return __fmul_rn((float)sum, __fmul_rn(scale, w_scale));
 }
@@ -134,7 +134,7 @@ __device__ __forceinline__ float magnitude(float4 v) {
     return fmaxf(fmaxf(fabsf(v.x), fabsf(v.y)), fmaxf(fabsf(v.z), fabsf(v.w)));
 }
 
-// Plus the four signed bytes of a word.
+// Adds the four signed bytes of a word.
 __device__ __forceinline__ int dot_ones(int word, int sum) { return __dp4a(word, 0x01010101, sum); }
 
 // The activation between gate and up.
@@ -147,7 +147,7 @@ __device__ __forceinline__ float act(float g) {
 #endif
 }
 
-// Over a warp: the sum, and the greatest of numbers that are not negative, whose bits order as they do.
+// Sum over a warp, and maximum of non-negative numbers, whose bits order as they do.
 __device__ __forceinline__ int warp_sum(int v) {
 #if __CUDA_ARCH__ >= 800
     return __reduce_add_sync(FULL, v);
@@ -178,7 +178,7 @@ __device__ __forceinline__ void finish_row(int sum, float s, int *sums, float *s
     }
 }
 
-// What RMSNorm multiplies a row by. It takes the whole block.
+// RMSNorm's factor of a row. It takes the whole block.
 __device__ __forceinline__ float inverse_rms(const float4 *row, int dim, float eps) {
     float sum = 0.0f;
 #pragma unroll 4
@@ -189,7 +189,7 @@ __device__ __forceinline__ float inverse_rms(const float4 *row, int dim, float e
 // Vectors of a row of `dim` floats that each of `threads` holds: vector i of thread t is the row's t + i * threads.
 #define VECTORS_OF(dim, threads) (((dim) / 4 + (threads) - 1) / (threads))
 
-// Within half a unit in the last place, in fewer instructions than a division.
+// A quotient within half a unit in the last place, in fewer instructions than a division.
 __device__ __forceinline__ float reciprocal(float x) {
     float r;
     asm("rcp.approx.f32 %0, %1;" : "=f"(r) : "f"(x));
@@ -233,7 +233,7 @@ __device__ __forceinline__ float norm_quant_row(float4 (&v)[N], const float4 (&g
     return largest * (1.0f / 127.0f);
 }
 
-// All threads of all blocks of a thread block cluster have arrived, and what they wrote before is seen, once each has waited.
+// Cluster barrier: after each thread has waited, all have arrived, and their earlier writes are visible.
 __device__ __forceinline__ void cluster_arrive() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("barrier.cluster.arrive.aligned;" ::: "memory");
@@ -245,7 +245,7 @@ __device__ __forceinline__ void cluster_wait() {
 #endif
 }
 
-// What is at the place of `mine` in the shared memory of block `rank` of the cluster.
+// The counterpart of `mine` in the shared memory of block `rank` of the cluster.
 __device__ __forceinline__ unsigned in_block(const void *mine, int rank) {
     unsigned at = 0;
 #if __CUDA_ARCH__ >= 900
@@ -275,7 +275,7 @@ __device__ __forceinline__ void wait_for_bytes(unsigned long long *barrier) {
 #endif
 }
 
-// What this thread wrote to shared memory is seen by copies that send_bytes starts.
+// Makes this thread's writes to shared memory visible to copies that send_bytes starts.
 __device__ __forceinline__ void before_sending() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");

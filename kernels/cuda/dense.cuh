@@ -2,7 +2,7 @@
 // magnitude to 2^14 ... 2^15, as the sum of two halves; what is lost is under 2^-22 of an element, or 2^-39 of the greatest.
 
 __device__ __forceinline__ float split_scale(float largest) {
-    int exponent = min(max((int)(__float_as_uint(largest) >> 23), 15), 253);  // of infinities and zeros too
+    int exponent = min(max((int)(__float_as_uint(largest) >> 23), 15), 253);  // infinities and zeros too
     return __uint_as_float((unsigned)(254 - exponent) << 23) * 16384.0f;
 }
 
@@ -18,8 +18,8 @@ __device__ __forceinline__ void f16_mma(float (&c)[4], uint2 a, uint2 b, uint2 x
         : "r"(a.x), "r"(b.x), "r"(a.y), "r"(b.y), "r"(x.x), "r"(x.y));
 }
 
-// Sums of 16 rows of weights with 8 rows of x, over 32 of K at a time: a thread has 16 bytes of the weight rows a and b (8 below),
-// and of the high or low half of x. CHAINS sums of their own are shorter chains of dependent products.
+// Sums of 16 rows of weights with 8 rows of x, 32 columns at a time: a thread has 16 bytes of the weight rows a and b (8 below),
+// and of the high or low half of x. CHAINS separate sums shorten the chains of dependent products.
 template <int CHAINS>
 struct DenseSums {
     float parts[CHAINS][4];

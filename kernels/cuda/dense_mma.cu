@@ -8,7 +8,7 @@
 #define LOADS (CHUNK / 32)
 #define STAGE (NT * 8 * 2 * PITCH)
 
-#define SUMS (NT == 1 ? 4 : 1) /* as head_choose has them, whose tokens are to be those of these logits */
+#define SUMS (NT == 1 ? 4 : 1) /* as in head_choose, whose tokens must be those of these logits */
 #include "dense.cuh"
 
 // Each row of x as two rows of halves, and the power of two by which it was scaled. One block a row.
@@ -31,7 +31,7 @@ dense_mma(const int *step, const f16 *split, const float *scales, const uint4 *w
     extern __shared__ __align__(16) f16 tiles[];  // [2][NT * 8 rows][high, low][PITCH]
     int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, group = lane / 4, quarter = lane % 4;
     int n0 = (blockIdx.x * WARPS + warp) * 32 + group, first = blockIdx.y * NT * 8;
-    uint4 next[4][LOADS];  // of the rows n0, n0 + 8, n0 + 16, n0 + 24
+    uint4 next[4][LOADS];  // for the rows n0, n0 + 8, n0 + 16, n0 + 24
     auto fetch = [&](int k) {
 #pragma unroll
         for (int h = 0; h < 4; h++) {

@@ -1,4 +1,4 @@
-// What sample and head_choose must agree on: the order of floats as integers, and the noise of a draw.
+// Shared by sample and head_choose, which must agree: the order of floats as integers, and the noise of a draw.
 
 __device__ __forceinline__ unsigned float_key(float z) {
     unsigned bits = __float_as_uint(z);

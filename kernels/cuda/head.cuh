@@ -1,7 +1,7 @@
-// What the kernels of the compact head share (decision 0060 of bitnet-core).
+// Shared by the kernels of the compact head (decision 0060).
 #include "draw.cuh"
 
-// In [0, 1): the golden ratio's multiples, stirred.
+// A hash of k in [0, 1): multiples of the golden ratio, scrambled.
 __device__ __forceinline__ float head_dither(unsigned k) {
     unsigned a = (k + 1) * 0x9E3779B9u;
     a = (a ^ a >> 16) * 0x85EBCA6Bu;
@@ -9,16 +9,16 @@ __device__ __forceinline__ float head_dither(unsigned k) {
     return (float)((a ^ a >> 16) >> 8) * 0x1p-24f;
 }
 
-// Of column k: 7.5 and a dither in [-1/2, 1/2).
+// Offset of column k: 7.5 and a dither in [-1/2, 1/2).
 __device__ __forceinline__ float head_offset(unsigned k) { return 7.5f + (head_dither(k) - 0.5f); }
 
 // The head is one buffer: codes[rows][COLS / 2], then {step, norm}[rows], then column[COLS].
 __device__ __forceinline__ size_t head_sizes_at(int rows) { return (size_t)rows * (COLS / 2); }
 __device__ __forceinline__ size_t head_columns_at(int rows) { return head_sizes_at(rows) + (size_t)rows * sizeof(float2); }
 
-// By how much a score may be off, for the `params` of a row of x and the sizes of one of the head. Two errors that are independent
-// and sub-Gaussian: of the weights, and (one plane) of x, for which `stored` has to be what the weights alone bound it by; or
-// (two planes) one of x that is known.
+// Bound on a score's error, for the `params` of a row of x and the sizes of a row of the head. Two errors, independent
+// and sub-Gaussian: the weights', and (one plane) that of x, for which `stored` must be the bound by the weights alone; or
+// (two planes) a known error of x.
 __device__ __forceinline__ float head_doubt(int planes, float4 params, float2 size) {
     float weights = params.z * size.x;
     if (planes == 2) return weights + params.w * size.y;
@@ -50,14 +50,15 @@ __device__ __forceinline__ float head_key(const Choice &choice, float score, int
     return score * choice.inverse + gumbel(choice.seed_lo, choice.seed_hi, n, choice.position);
 }
 
-// A key and its token as one number, of which the greatest is the winner: the lowest of equals. A key that is no number wins over all, and chooses -1.
+// A key and its token as one number, whose maximum is the winner: the lowest token among equals. A NaN key wins over all and
+// chooses -1.
 typedef unsigned long long Candidate;
 #define NO_NUMBER (~0ull)
 __device__ __forceinline__ Candidate candidate(float key, int n) {
     return no_number(key) ? NO_NUMBER : (Candidate)float_key(key) << 32 | (FULL - n);
 }
 
-// The greatest of those of the lanes with the same rest of 4.
+// Maximum over the lanes with the same remainder modulo 4.
 __device__ __forceinline__ Candidate best_of_groups(Candidate mine) {
     for (int i = 4; i < WARP; i *= 2) mine = max(mine, __shfl_xor_sync(FULL, mine, i));
     return mine;

@@ -1,4 +1,4 @@
-// The token of each of up to 64 rows: scores from the weights themselves every row of the head that could still win by its rough
+// The token of each of up to 64 rows: scores from the full weights every row of the head that could still win by its rough
 // score, 16 at a time, exactly as dense_mma does (the same products in the same order), and takes the greatest. A block
 // looks at EACH * THREADS rows of the head for 8 of the rows; the one that finishes last stores the tokens.
 #include "head.cuh"
@@ -50,7 +50,7 @@ head_choose(const int *step, CHOICE_FIELDS, const unsigned char *head, const flo
         }
     };
     fetch(0);
-    if (count > 0) stage_x(0);  // else the block's rows are past the last: nobody wrote them
+    if (count > 0) stage_x(0);  // else the block's rows are past the last, and were never written
     if ((int)threadIdx.x < count) {  // signed: the count of a block that is past the last row is below zero
         int r = first + threadIdx.x;
         choice[threadIdx.x] = head_choice(step, CHOICE_AT, r), p[threadIdx.x] = params[r], floor[threadIdx.x] = floors[r];
@@ -64,7 +64,7 @@ head_choose(const int *step, CHOICE_FIELDS, const unsigned char *head, const flo
             for (int r = 0; r < MANY; r++) {
                 if (r >= count) break;
                 float key = head_key(choice[r], score[j][r] + head_doubt(PLANES, p[r], size[j]), begin + (i + j) * THREADS);
-                in[j] |= !(key < floor[r]);  // what is no number stays in
+                in[j] |= !(key < floor[r]);  // a NaN stays in
             }
         }
         if (i + TOGETHER < EACH) fetch(i + TOGETHER);

@@ -1,7 +1,7 @@
-// What a row of the head has to reach to be chosen: the key of the likeliest one, scored from the weights themselves, less what
+// Threshold that a row of the head must reach to be chosen: the key of the likeliest row, scored from the full weights, less what
 // rounding may have added. One block a row of x.
 #include "head.cuh"
-#define ROUNDING 1e-4f /* of the sum of magnitudes: 320 sums in a row that are cut off after 23 bits, and more */
+#define ROUNDING 1e-4f /* share of the sum of magnitudes: 320 dependent sums, each truncated after 23 bits, and more */
 
 extern "C" __global__ void head_floor(const int *step, CHOICE_FIELDS, const Candidate *likeliest, const f16 *split, const float *scales,
                                       const f16 *weight, float *floors) {

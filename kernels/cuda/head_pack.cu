@@ -1,12 +1,12 @@
-// The compact head: a matrix of halves in 4 bits a weight, with a bound on what each score may be off by. Row n is stored as codes
+// The compact head: a matrix of halves in 4 bits a weight, with a bound on each score's error. Row n is stored as codes
 // 0 ... 15: W[n, k] ~ column[k] * step[n] * (code - offset[k]). `column` evens out columns of unlike size, `step` is the greatest
 // magnitude of the row, so evened, over 7.5, and `offset` is 7.5 plus a dither that does not depend on the weights, so that errors
-// are uniform and independent (decision 0060 of bitnet-core has the proof; kernels/cpu/head_layout.h is the same for the CPU).
+// are uniform and independent (decision 0060 has the proof; kernels/cpu/head_layout.h is the same for the CPU).
 //
-// Sixteen bytes of codes are 32 columns: byte b has those at b (low bits) and at 16 + b. `norm` is that of what is stored, without
+// Sixteen bytes of codes are 32 columns: byte b has those at b (low bits) and at 16 + b. `norm` is the stored row's, without
 // the column sizes.
 #include "head.cuh"
-#define SAMPLED 4096 /* about how many rows the size of a column is taken from */
+#define SAMPLED 4096 /* rows, about, that a column's size is estimated from */
 #define SLOTS 128
 #define LANES 8 /* of 8 columns each */
 
@@ -68,6 +68,6 @@ extern "C" __global__ void head_pack(const uint4 *weight, unsigned char *head, i
         }
     }
     squares = warp_reduce<Sum>(squares);
-    float stored = finite ? step : INFINITY_F;  // of a weight that is no number: the row is always in doubt
+    float stored = finite ? step : INFINITY_F;  // a weight is NaN: the row is always in doubt
     if (lane == 0) ((float2 *)(head + head_sizes_at(rows)))[n] = make_float2(stored, stored * sqrtf(squares) * 1.0001f);
 }

@@ -1,10 +1,10 @@
-// Rows of x as the compact head takes them: evened out as its columns are, in 16 bits, of which the high and the low eight are two
-// rows of bytes, or in 8; and as dense_mma takes them, for what is scored in full. Also what bounds a score's error. One block a row.
+// Rows of x for the compact head: evened out as its columns are, in 16 bits, whose high and low eight are two
+// rows of bytes, or in 8; and for dense_mma, which scores in full. Also the bound of a score's error. One block a row.
 //
 // PLANES 1: 8 bits, rounded up or down by a dither, so that errors are independent and zero on average. Each is one of two numbers
 // that are `unit` apart: sub-Gaussian with a variance of at most unit^2 / 4, whatever x is.
 //
-// NORM: does the work of norm_rows before, to the bit: the tokens are to be those of the logits that come of it.
+// NORM: does the work of norm_rows first, to the bit: the tokens must be those of its logits.
 #include "head.cuh"
 #include "dense.cuh"
 #define THREADS 256

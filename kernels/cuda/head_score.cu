@@ -8,7 +8,7 @@
 #define PITCH (COLS + 16) /* so that two columns fall into different banks */
 #define EACH (2 / PLANES) /* rows of x of a thread, in a tile */
 #define TURN_BITS 8 /* of a mark: which of the warp's tiles, and which half of its rows; the others are those of a key */
-#define UNROLLED (TILES > 2 && STAGES % 2 == 0 ? 2 : STAGES) /* of many tiles all stages are more code than its cache holds */
+#define UNROLLED (TILES > 2 && STAGES % 2 == 0 ? 2 : STAGES) /* with many tiles all stages are more code than the instruction cache holds */
 
 __device__ __forceinline__ void mma(int (&c)[4], unsigned a0, unsigned a1, unsigned a2, unsigned a3, unsigned b0, unsigned b1) {
     asm("mma.sync.aligned.m16n8k32.row.col.s32.u8.s8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
@@ -49,7 +49,7 @@ head_score(const int *step, CHOICE_FIELDS, const unsigned char *head, const sign
         choice[threadIdx.x] = head_choice(step, CHOICE_AT, threadIdx.x);
         best[threadIdx.x] = 0;
     }
-    unsigned marks[TILES * EACH] = {};  // of the likeliest of this thread's rows of the head, for each of its rows of x
+    unsigned marks[TILES * EACH] = {};  // the likeliest of this thread's rows of the head, for each of its rows of x
     int first = tile, turn = 0;
     asm volatile("cp.async.wait_all;");
     __syncthreads();
@@ -91,7 +91,7 @@ head_score(const int *step, CHOICE_FIELDS, const unsigned char *head, const sign
                 int t = i / EACH, r = t * 4 * EACH + quarter * EACH + i % EACH;
                 if (r >= count) continue;
                 const int *of = sums[t] + h * 2;
-                // The high bytes count 256 fold: below 2^31 for up to 4,096 columns.
+                // The high bytes count 256-fold: below 2^31 for up to 4,096 columns.
                 float sum = (float)(PLANES == 2 ? of[0] * 256 + of[1] : of[i % EACH]) - p[r].y;
                 float score = sum * p[r].x * size.x;
                 scores[(size_t)r * rows + n] = score;

@@ -1,7 +1,7 @@
-// What Hopper's asynchronous units take: barriers in shared memory, bulk copies of tiles, products of a warpgroup.
+// Hopper's asynchronous units: barriers in shared memory, bulk copies of tiles, products of a warpgroup.
 typedef unsigned long long Barrier;
 
-// What the driver makes of a matrix in memory and the tile that is copied of it at a time.
+// The driver's descriptor of a matrix in memory and of the tile that is copied at a time.
 struct alignas(64) TensorMap {
     unsigned long long words[16];
 };
@@ -19,26 +19,26 @@ __device__ __forceinline__ void barrier_arrive(Barrier *b) {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_at(b)) : "memory");
 }
 
-// Arrives, and has the barrier's phase wait for so many bytes of copies, too.
+// Arrives, and has the barrier's phase wait for `bytes` bytes of copies, too.
 __device__ __forceinline__ void barrier_expect(Barrier *b, unsigned bytes) {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_at(b)), "r"(bytes) : "memory");
 }
 
-// Until the phase of this parity has ended.
+// Waits until the phase of this parity has ended.
 __device__ __forceinline__ void barrier_wait(Barrier *b, int parity) {
     asm volatile("{\n\t.reg .pred done;\n"
                  "again:\n\tmbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n\t@!done bra again;\n\t}"
                  ::"r"(shared_at(b)), "r"(parity) : "memory");
 }
 
-// The tile at column x and row y; zeros where the matrix ends.
+// Copies the tile at column x and row y; zeros past the matrix.
 __device__ __forceinline__ void copy_tile(void *to, const TensorMap *map, int x, int y, Barrier *b) {
     asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];"
                  ::"r"(shared_at(to)), "l"(map), "r"(x), "r"(y), "r"(shared_at(b)) : "memory");
 }
 
-// Of an operand in shared memory in the 128-byte swizzle. `lead`: bytes between panels of 128 bytes along the dimension that lies
-// contiguous, where it is not K. Eight rows of 128 bytes follow the eight before.
+// Descriptor of an operand in shared memory in the 128-byte swizzle. `lead`: bytes between panels of 128 bytes along the
+// dimension that is contiguous, where it is not K. Eight rows of 128 bytes follow the eight before.
 __device__ __forceinline__ unsigned long long operand(const void *at, int lead = 16) {
     return (unsigned long long)(shared_at(at) >> 4 & 0x3FFF) | (unsigned long long)(lead >> 4) << 16 | 64ull << 32 | 1ull << 62;
 }
@@ -50,7 +50,7 @@ __device__ __forceinline__ void products_wait() {
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
 }
 
-// Registers that all threads of a warpgroup give back, or ask for.
+// Registers that all threads of a warpgroup release, or request.
 template <int EACH>
 __device__ __forceinline__ void registers_less() {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(EACH));

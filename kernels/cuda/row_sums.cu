@@ -1,4 +1,4 @@
-// The sum of each row of int8 activations that norm_quant has not made: what a product with codes w + 1 takes off. A warp a row.
+// The sum of each row of int8 activations that norm_quant has not computed; a product with codes w + 1 subtracts it. A warp a row.
 extern "C" __global__ void row_sums(const int *step, const signed char *x, int *sums) {
     start_dependents();
     wait_for_before();

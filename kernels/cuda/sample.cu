@@ -3,7 +3,7 @@
 
 #include "draw.cuh"
 
-// f(v, z) for each of this thread's tokens; AHEAD loads are in flight at a time, and as many copies of f compiled.
+// Calls f(v, z) for each of this thread's tokens, with AHEAD loads in flight and as many copies of f compiled.
 template <int AHEAD, class F>
 __device__ __forceinline__ void each_token(const float *row, int n, float inverse, F f) {
     if (n % 4 == 0) {
@@ -20,7 +20,7 @@ __device__ __forceinline__ void each_token(const float *row, int n, float invers
     }
 }
 
-// Not inlined, as it is compiled with many loads in flight, and called thrice.
+// Not inlined, as it is large (many loads in flight) and called three times.
 // Over the tokens whose key is at least `least`: how many there are, or the sum of e^(z - top).
 __device__ __noinline__ float measure(const float *row, int n, float inverse, unsigned least, bool mass, float top) {
     float sum = 0.0f;

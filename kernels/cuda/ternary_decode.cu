@@ -1,9 +1,9 @@
-// ternary_matmul for up to 8 tokens, on the tensor cores, with what comes before and after it where that can be fused.
+// ternary_matmul for up to 8 tokens, on the tensor cores, fused with the operations before and after it where possible.
 //
 // A warp multiplies a tile of 16 rows of W with up to 8 tokens by mma.m16n8k32 (u8 codes x s8 activations). The dot product
 // does not mind in which order K is walked, so each thread takes 16 bytes of codes as they lie in memory, masks out one of the
-// four bit pairs at a time (a code then counts 1, 4, 16 or 64 fold, undone at the end, exactly), and the activations follow the
-// same order. KSPLIT warps share a tile's K. All of a warp's codes are fetched before the kernel waits for the one before it,
+// four bit pairs at a time (a code then counts 1-, 4-, 16- or 64-fold, undone at the end, exactly), and the activations follow the
+// same order. KSPLIT warps share a tile's K. All of a warp's codes are fetched before the kernel waits for its predecessor,
 // so that the memory streams while the chain of small dependent kernels goes on (programmatic dependent launch).
 //
 // INPUT 0: x is int8 with a scale and a sum for each of up to TOKENS tokens. 1: x is f32: absmax int8 here. 2: the same after RMSNorm.
@@ -14,7 +14,7 @@
 #define WARPS (TILES * KSPLIT)
 #define THREADS (WARP * WARPS)
 #define UNIT (COLS % 16 ? 4 : 16) /* bytes of x copied at a time */
-#define X_BYTES ((CHUNKS + 3) / 4 * 256) /* of a token in shared memory: whole iterations */
+#define X_BYTES ((CHUNKS + 3) / 4 * 256) /* bytes of a token in shared memory: whole iterations */
 #define STRIDE (X_BYTES + 64) /* so that neighbouring tokens fall into different halves of the banks */
 #define VECTORS VECTORS_OF(COLS, THREADS)
 #define UNITS (X_BYTES / 16)
@@ -33,8 +33,8 @@ __device__ __forceinline__ void mma(int (&c)[4], unsigned a0, unsigned a1, unsig
         : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }
 
-// Where the 16 bytes of x at 16 * unit stand in shared memory: where there are several tokens, what the four quarters take at a
-// time is together, so that the loads of a warp fall into all banks.
+// Place in shared memory of the 16 bytes of x at 16 * unit. With several tokens, the bytes that the four quarters take at a
+// time are together, so that the loads of a warp fall into all banks.
 __device__ __forceinline__ unsigned place(unsigned unit) { return TOKENS == 1 && INPUT ? unit : unit & ~14u | (unit & 6) << 1 | unit >> 2 & 2; }
 
 // The products of one thread's 16 bytes of two rows with the activations of the same places, by half of the bytes and bit pair:
@@ -88,7 +88,7 @@ ternary_decode(const int *step, const void *input, const float *scale, const int
 #if CLUSTER > 1
     __shared__ unsigned long long rows_there;
 #endif
-    int token = CLUSTER > 1 ? blockIdx.x % CLUSTER : 0;  // that this block quantises; also its rank
+    int token = CLUSTER > 1 ? blockIdx.x % CLUSTER : 0;  // the token that this block quantises; also its rank
     float4 v[VECTORS], gain[VECTORS];
 #if INPUT == 2
 #pragma unroll
@@ -102,7 +102,7 @@ ternary_decode(const int *step, const void *input, const float *scale, const int
 #endif
     wait_for_before();
 
-    // For rows past the step's tokens the last one is taken again, and not stored.
+    // Rows past the step's tokens repeat the last one, and are not stored.
 #if INPUT
 #pragma unroll
     for (int i = 0; i < VECTORS; i++) v[i] = vector_or_zero((const float *)input + (size_t)min(token, tokens - 1) * COLS, threadIdx.x + i * THREADS, COLS);
@@ -168,7 +168,7 @@ ternary_decode(const int *step, const void *input, const float *scale, const int
 #endif
 
     int sums[2][4][4] = {};
-    // Columns past the tokens multiply what is there for another, and nobody reads their results.
+    // Columns past the tokens multiply another token's data, and their results are not read.
     const signed char *x = x_shared + min(group, TOKENS - 1) * STRIDE + part * 256 + 16 * place(quarter / 2 * 8 + quarter % 2);
 #pragma unroll
     for (int i = 0; i < ITERS; i++) {
@@ -219,7 +219,7 @@ ternary_decode(const int *step, const void *input, const float *scale, const int
         float value_high = dequantize(total.high[i] - x_sum[i], x_scale[i], scale_high);
 #if GLU
         if (row_low < rows / 2) out[(size_t)m * (rows / 2) + row_low] = act(value_low) * value_high;
-#elif ADD  // the contract rounds this sum on its own
+#elif ADD  // the contract rounds this sum separately
         if (row_low < rows) out[(size_t)m * rows + row_low] = __fadd_rn(old_low[i], value_low);
         if (row_high < rows) out[(size_t)m * rows + row_high] = __fadd_rn(old_high[i], value_high);
 #else
@@ -228,6 +228,6 @@ ternary_decode(const int *step, const void *input, const float *scale, const int
 #endif
     }
 #if CLUSTER > 1
-    cluster_wait();  // no block may end while others copy its row
+    cluster_wait();  // a block must not end while others copy its row
 #endif
 }

@@ -3,7 +3,7 @@
 //
 // A tile of W is its codes as they lie, 32 bytes a row. A thread takes the words 2q and 2q + 1 of a row, one bit pair after the
 // other (four neighbours of K each), so a step of K = 32 is one bit pair of all eight words, and the activations at the same
-// places are 8 neighbouring bytes. The codes are 0, 1, 2 for -1, 0, 1: `sums`, of each token's activations, is taken off.
+// places are 8 neighbouring bytes. The codes are 0, 1, 2 for -1, 0, 1: `sums`, of each token's activations, is subtracted.
 // GLU: as in ternary_decode, every 16 rows are 8 gates and their 8 ups.
 #define ROWS_WARPS (BM / 32)
 #define TOKEN_WARPS (8 / ROWS_WARPS)
@@ -102,7 +102,7 @@ ternary_mma(const int *step, const signed char *x, const float *scale, const int
                 float high = dequantize(acc[t][n][2 + i] - sums[m], scale[m], scale_high);
 #if GLU
                 if (low_there) out[(size_t)m * (rows / 2) + n_low] = act(low) * high;
-#elif ADD  // the contract rounds this sum on its own
+#elif ADD  // the contract rounds this sum separately
                 if (low_there) out[(size_t)m * rows + n_low] = __fadd_rn(out[(size_t)m * rows + n_low], low);
                 if (high_there) out[(size_t)m * rows + n_high] = __fadd_rn(out[(size_t)m * rows + n_high], high);
 #else

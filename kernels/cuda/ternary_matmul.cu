@@ -1,6 +1,6 @@
 // out[m, n] = f32(sum of x[m, k] w[n, k]) * (scale[m] * w_scale[n]), w in {-1, 0, 1} held as codes w + 1 in two bits.
 // A word of codes holds, at each bit pair, four neighbours: pair 3 (the top) weights k..k+3, pair 2 those 32 further, and so on.
-// The products are of codes; the sum of x, which the code's offset of one adds too often, is taken off at the end.
+// Codes are multiplied, not weights; their offset of one adds the sum of x, which is subtracted at the end.
 #define WORDS (ROW_BYTES / 4)
 #define ONES 0x01010101
 #define LOW_PAIRS 0x03030303u
@@ -16,7 +16,7 @@ __device__ __forceinline__ int load_x(const signed char *row, int k) {
     return COLS % 128 == 0 || k < COLS ? *(const int *)(row + k) : 0;
 }
 
-// The contract rounds the sum of `add` on its own.
+// The contract rounds the sum of `add` separately.
 __device__ __forceinline__ void store(float *out, size_t at, int sum, float scale, float w_scale) {
     float value = dequantize(sum, scale, w_scale);
     out[at] = ADD ? __fadd_rn(out[at], value) : value;

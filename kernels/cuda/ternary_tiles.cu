@@ -6,15 +6,15 @@
 // W is expanded in registers, from its codes as they lie (32 bytes a row and tile): the word at byte 4j of a row holds, at each of
 // the four bit pairs, 4 neighbours of K, so that a bit pair of words q and q + 4 is thread q's part of a step of K = 32. The
 // activations are read from shared memory, 128 bytes a token in the 128-byte swizzle. The codes are 0, 1, 2 for -1, 0, 1: `sums`,
-// of each token's activations, is taken off.
+// of each token's activations, is subtracted.
 //
 // For at least LAG + 1 stages of K. GLU: as in ternary_decode, every 16 rows are 8 gates and their 8 ups.
 #define NT (BN / 8)
-#define LAG 2 /* stages that the fastest warpgroup may be ahead of the slowest, without waiting */
+#define LAG 2 /* stages by which the fastest warpgroup may lead the slowest without waiting */
 #define THREADS (2 * BM)
 #define BLOCKS (ROW_BYTES / 32)
 #define STAGE (BN * 128 + BM * 32)
-#define BATCH (BN == 160 ? 2 : NT % 4 == 0 ? 4 : 2) /* as many of them at a time as there are registers for */
+#define BATCH (BN == 160 ? 2 : NT % 4 == 0 ? 4 : 2) /* as many at a time as there are registers for */
 
 #define ACC(n) "+r"(acc[n][0]), "+r"(acc[n][1]), "+r"(acc[n][2]), "+r"(acc[n][3])
 #define ACC4(n) ACC(n), ACC(n + 1), ACC(n + 2), ACC(n + 3)
@@ -115,13 +115,13 @@ ternary_tiles(const int *step, const __grid_constant__ TensorMap x, const __grid
         if (lane == 0) barrier_arrive(empty + (stage ? stage : STAGES) - 1);
 
         int n0 = tile % row_tiles * BM, m0 = tile / row_tiles * BN, last = tokens - 1 - m0, width = GLU ? rows / 2 : rows;
-        asm volatile("" : "+r"(width));  // or products with it would be made before all tiles, and kept
+        asm volatile("" : "+r"(width));  // or products with it would be computed before all tiles, and kept
         int n_low = GLU ? n0 / 2 + warp * 8 + group : n0 + row, n_high = n_low + (GLU ? width : 8);
         bool low_there = n_low < width, high_there = n_high < rows;
         int from_low = low_there ? n_low : 0, from_high = high_there ? n_high : 0;
         float scale_low = w_scale[from_low], scale_high = w_scale[from_high];
         float *to = out + (size_t)m0 * width;
-        // All loads of a batch come before its first store, which they could not pass.
+        // All loads of a batch come before its first store, which they could not overtake.
 #pragma unroll
         for (int start = 0; start < NT; start += BATCH) {
             float2 v[BATCH * 2];
@@ -131,7 +131,7 @@ ternary_tiles(const int *step, const __grid_constant__ TensorMap x, const __grid
                 int sum = sums[m0 + m];
                 float s = scale[m0 + m];
                 v[i] = make_float2(dequantize(acc[n][i % 2] - sum, s, scale_low), dequantize(acc[n][2 + i % 2] - sum, s, scale_high));
-#if ADD  // the contract rounds this sum on its own
+#if ADD  // the contract rounds this sum separately
                 v[i] = make_float2(__fadd_rn(to[m * width + from_low], v[i].x), __fadd_rn(to[m * width + from_high], v[i].y));
 #endif
             }

@@ -4,7 +4,7 @@
 // W is expanded in registers, from its codes as they lie (32 bytes a row and tile): the word at byte 4j of a row holds, at each of
 // the four bit pairs, 4 neighbours of K, so that a bit pair of words q and q + 4 is thread q's part of a step of K = 32. The
 // activations are read from shared memory, 128 bytes a token in the 128-byte swizzle. The codes are 0, 1, 2 for -1, 0, 1: `sums`,
-// of each token's activations, is taken off.
+// of each token's activations, is subtracted.
 //
 // KSPLIT > 1: the blocks of a cluster share a tile's K, and add up their integers in shared memory.
 // GLU: as in ternary_decode, every 16 rows are 8 gates and their 8 ups.
@@ -120,7 +120,7 @@ ternary_wgmma(const int *step, const signed char *x, const float *scale, const i
             acc[n][0] += v.x, acc[n][1] += v.y, acc[n][2] += v.z, acc[n][3] += v.w;
         }
     }
-    cluster_arrive(), cluster_wait();  // no block may end while another reads its sums
+    cluster_arrive(), cluster_wait();  // a block must not end while another reads its sums
 #endif
 
     int r = warp * 16 + group;
@@ -138,7 +138,7 @@ ternary_wgmma(const int *step, const signed char *x, const float *scale, const i
             float high = dequantize(acc[n][2 + i] - sums[m], scale[m], scale_high);
 #if GLU
             if (low_there) out[(size_t)m * (rows / 2) + n_low] = act(low) * high;
-#elif ADD  // the contract rounds this sum on its own
+#elif ADD  // the contract rounds this sum separately
             if (low_there) out[(size_t)m * rows + n_low] = __fadd_rn(out[(size_t)m * rows + n_low], low);
             if (high_there) out[(size_t)m * rows + n_high] = __fadd_rn(out[(size_t)m * rows + n_high], high);
 #else

@@ -7,7 +7,7 @@ kernel void attention(global const int *step, int token_seq, int seq_begin, int 
     local float query[DIM], weight[WG];
     local float2 scratch[WG];
     local size_t place[WG];
-    // Past the last token that one is taken again, though nothing comes of it: see sample.cl.
+    // Tokens past the last repeat it without effect: see sample.cl.
     int group = get_group_id(0), last = STEP_TOKENS(step) - 1, m = min(group, last), head = get_group_id(1), lane = get_local_id(0);
     if (group > last) return;
     int length = token_position(step, token_seq, seq_begin, seq_len, m) + 1;

@@ -3,15 +3,15 @@
 // share its reads. Work-items first take a part of a position's dimensions each (scores, with a running maximum as Milakov and
 // Gimelshein 2018), then four dimensions of some of the positions (values).
 //
-// One split writes `out` itself, several their parts there: of each token and head DIM sums, a maximum and a total.
+// One split writes `out` itself; several write their parts there: DIM sums, a maximum and a total for each token and head.
 //
-// ROPE: the step is one token; rotates its q and k here, and stores k and v in the cache (rope_append's work).
+// ROPE: each token is a sequence of its own; rotates its q and k here, and stores k and v in the cache (rope_append's work).
 #define PARTS (DIM % 16 ? 1 : 4) /* work-items for a position */
 #define CHUNK (WG / PARTS)
 #define VECTORS (DIM / 4)
 #define TEAMS (WG / VECTORS) /* of work-items that share the positions of a chunk; those past TEAMS * VECTORS have no values */
 #define REDUCERS 8 /* work-items that share the softmax of a head */
-#define LOWEST -1e30f /* less than any score, and finite: the difference of two is no NaN */
+#define LOWEST -1e30f /* below any score, and finite: the difference of two is no NaN */
 
 #if ROPE
 // Element i of a rotated head.
@@ -63,7 +63,7 @@ kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void attention_decode(
     float4 sums[HEAD_GROUP];
     UNROLL
     for (int g = 0; g < HEAD_GROUP; g++) sums[g] = (float4)(0.0f);
-    // Of head `mine`: the maximum so far, and this work-item's part of the total.
+    // Head `mine`: the maximum so far, and this work-item's part of the total.
     float largest = LOWEST, total = 0.0f;
     int mine = item / REDUCERS, reducer = item % REDUCERS;
     int team = item / VECTORS, vector = item % VECTORS;

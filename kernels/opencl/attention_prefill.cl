@@ -11,7 +11,7 @@
 #define TEAM 8  /* work-items share a row's softmax */
 #define LINES 32 /* work-items share the dimensions of a row of out, 4 rows each */
 #define EACH_D ((VECTORS + LINES - 1) / LINES)
-#define LOWEST -1e30f /* less than any score, and finite: the difference of two is no NaN */
+#define LOWEST -1e30f /* below any score, and finite: the difference of two is no NaN */
 
 kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void attention_prefill(
     global const int *step, int token_seq, int seq_begin, int seq_len, int block_table, int max_blocks, global const float *qkv,

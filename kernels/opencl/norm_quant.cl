@@ -1,5 +1,5 @@
 // RMSNorm (where NORM), then absmax int8. One work-group a token; the row is read again from cache for the second pass. `sums` is
-// the sum of each row of `out`: what a product with codes w + 1 takes off. The norm is one factor of the whole row, so that the
+// the sum of each row of `out`, which a product with codes w + 1 subtracts. The norm is one factor of the whole row, so that the
 // mean square and the greatest magnitude can be found together.
 #if NORM
 #define GAINED(k) (row[k] * weight[k])

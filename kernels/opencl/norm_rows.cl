@@ -3,7 +3,7 @@ kernel void norm_rows(global const int *step, int rows, global const float *x, g
                       global float *out, int dim) {
     local float2 scratch[WG];
     int r = get_group_id(0), lane = get_local_id(0);
-    int there = r < STEP_ROWS(step);  // not a return: PoCL 3.1 crashes on what it makes of one here
+    int there = r < STEP_ROWS(step);  // not a return: PoCL 3.1 compiles one here to code that crashes
     global const float *row = x + (there ? (size_t)step[rows + r] * dim : 0);
     float squares = 0.0f;
     for (int i = lane; i < dim; i += WG) squares += row[i] * row[i];

@@ -1,4 +1,5 @@
-// The sum of each row of int8 activations that norm_quant has not made: what a product with codes w + 1 takes off. A work-group a row.
+// The sum of each row of int8 activations that norm_quant has not computed; a product with codes w + 1 subtracts it.
+// A work-group a row.
 kernel void row_sums(global const int *step, global const char *x, global int *sums) {
     local float2 scratch[WG];
     int m = get_group_id(0), lane = get_local_id(0);

@@ -38,7 +38,7 @@ kernel void sample(global const int *step, int rows, int temperatures, int top_k
     local float2 scratch[WG];
     local float best_value[WG];
     local int best_index[WG];
-    // Past the last row that one is taken again, though nothing comes of it: Intel's compiler for CPUs runs idle work-groups too,
+    // Rows past the last repeat it without effect: Intel's compiler for CPUs runs idle work-groups too,
     // up to what they read from memory.
     int r = get_group_id(0), lane = get_local_id(0), last = STEP_ROWS(step) - 1, token = step[rows + min(r, last)];
     if (r > last) return;

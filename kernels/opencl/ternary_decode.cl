@@ -1,14 +1,14 @@
-// ternary_matmul for up to TOKENS (8) tokens, with the quantisation before it and the activation after it where those can be fused.
+// ternary_matmul for up to TOKENS (8) tokens, fused with the quantisation before it and the activation after it where possible.
 // out[m, n] = f32(sum of x[m, k] w[n, k]) * (scale[m] * w_scale[n]), w in {-1, 0, 1} held as codes w + 1 in two bits.
 //
 // LANES work-items share a row of W and take 16 bytes of it at a time, neighbours next to one another. At each bit pair those
 // hold 16 neighbours of K: pair 3 (the top) weights k..k+15, pair 2 those 32 further, and so on; two such chunks make 128 of K.
-// The products are of codes; the sum of x, which the code's offset of one adds too often, is taken off at the end.
+// Codes are multiplied, not weights; their offset of one adds the sum of x, which is subtracted at the end.
 //
 // INPUT 0: x is int8, with a scale and a sum for each token. 1: x is f32, one token: absmax int8 here. 2: the same after RMSNorm.
 // Every group then quantises the row for itself, while its codes are on their way from memory.
 // GLU: rows 0..rows/2-1 of W are gates, the others their ups, and out = act(gate) * up.
-#pragma OPENCL FP_CONTRACT OFF  // the contract rounds each product and the sum of `add` on its own
+#pragma OPENCL FP_CONTRACT OFF  // the contract rounds each product and the sum of `add` separately
 
 #define CHUNKS (ROW_BYTES / 16)
 #define ITERS ((CHUNKS + LANES - 1) / LANES)

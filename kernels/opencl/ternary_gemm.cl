@@ -1,7 +1,7 @@
 // ternary_matmul for many tokens; codes and sums as in ternary_decode. A tile of TY * EACH_M tokens by TX * EACH_N rows of W for a
 // group of TX * TY, each work-item EACH_M by EACH_N of it in registers. 128 of K at a time go through one of two buffers in local
 // memory while the next are on their way to registers: one barrier for each.
-#pragma OPENCL FP_CONTRACT OFF  // the contract rounds each product and the sum of `add` on its own
+#pragma OPENCL FP_CONTRACT OFF  // the contract rounds each product and the sum of `add` separately
 
 #define EACH_N 8
 #define GROUP (TX * TY)
@@ -30,7 +30,7 @@ kernel __attribute__((reqd_work_group_size(GROUP, 1, 1))) void ternary_gemm(
     uint4 next_x[X_LOADS], next_c[C_LOADS];
     for (int stage = -1; stage < stages; stage++) {
         if (stage + 1 < STAGES) {
-            // Past the last token or row, the last one's again: what comes of it is not stored.
+            // Past the last token or row, the last one again; its result is not stored.
             UNROLL
             for (int i = 0; i < X_LOADS; i++) {
                 int at = item + i * GROUP;

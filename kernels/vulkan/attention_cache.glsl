@@ -1,5 +1,5 @@
-// What a part of a token's attention begins with, however it goes on: an invocation holds up to 8 times 16 bytes of keys and
-// values, which are on their way before q is made. Named before it: the constants, step_data, qkv, the cache, the tables, kv_heads, max_blocks.
+// The common beginning of a part of a token's attention: an invocation holds up to 8 times 16 bytes of keys and
+// values, which are in flight before q is computed. Declared before it: the constants, step_data, qkv, the cache, the tables, kv_heads, max_blocks.
 // ROPE: q is rotated here, and the token's own k (rotated) and v are stored by the part that reads them.
 const int QUADS = DIM / 4;
 const int WIDE = KV_F16 != 0 ? 8 : 4;  // dimensions in 16 bytes of the cache
@@ -48,14 +48,14 @@ struct Place {
 
 #define IS_OWN(i) (ROPE != 0 && start + run + i * RUNS == at.position)
 
-// Finds the blocks of the CHUNK positions from `start` on. What the table has behind a sequence's end is not used.
+// Finds the blocks of the CHUNK positions from `start` on. Table entries past a sequence's end are not used.
 void find_blocks(Place at, int start) {
     int run = at.lane / LOADS;
 #define FIND_BLOCK(i) if (i < EACH) blocks[i] = step_data[at.table + min((start + run + i * RUNS) / BLOCK, max_blocks - 1)];
     REPEAT_8(FIND_BLOCK)
 }
 
-// Asks for them, as far as they are in the cache already.
+// Requests those that are in the cache already.
 void fetch_cached(Place at, int start, int end) {
     int run = at.lane / LOADS, column = at.lane % LOADS;
 #define FETCH_POSITION(i) if (i < EACH) { \

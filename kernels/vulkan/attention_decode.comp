@@ -1,6 +1,6 @@
 // variants: SUBGROUPS
 // Attention of one token: a work-group for each key/value head and each PART positions of the sequence, for all the GROUP query
-// heads that share the keys. What the parts found is merged by the one of them that ends last.
+// heads that share the keys. The part that ends last merges the results of all.
 // SUBGROUPS: the loads of a position are a power of two that divides a subgroup.
 layout(constant_id = 1) const int DIM = 64;
 layout(constant_id = 2) const int BLOCK = 32;
@@ -10,10 +10,10 @@ layout(constant_id = 5) const int PART = 64;    // a multiple of CHUNK
 layout(constant_id = 6) const int MOST = 1;     // parts of the longest sequence that the launch serves
 layout(constant_id = 7) const int ROPE = 0;
 layout(constant_id = 8) const int NEOX = 1;
-layout(constant_id = 9) const int RUNS = 8;     // of positions side by side: a power of two, from CHUNK / 8 to CHUNK
+layout(constant_id = 9) const int RUNS = 8;     // runs of adjacent positions: a power of two, from CHUNK / 8 to CHUNK
 layout(constant_id = 10) const int CHUNK = 32;  // positions that are looked at together
 #if !SUBGROUPS
-layout(constant_id = 11) const int POOL = 64;   // what is needed of keys and, later, of the runs' sums
+layout(constant_id = 11) const int POOL = 64;   // keys, and later the runs' sums
 #endif
 BUFFER(0, readonly, int, step_data);
 BUFFER(1, readonly, vec4, qkv);
@@ -22,7 +22,7 @@ BUFFER(3, , uvec4, values);
 BUFFER(4, readonly, float, cosines);
 BUFFER(5, readonly, float, sines);
 BUFFER(6, writeonly, float, result);
-BUFFER(7, coherent, float, parts);  // of each token, key/value head and part: GROUP greatest scores, as many sums of weights, DIM sums each
+BUFFER(7, coherent, float, parts);  // for each token, key/value head and part: GROUP greatest scores, as many sums of weights, DIM sums each
 BUFFER(8, coherent, uint, arrivals);
 layout(push_constant) uniform Push { int token_seq, seq_begin, seq_len, block_table, max_blocks, kv_heads; };
 #if SUBGROUPS

@@ -1,14 +1,14 @@
 // One key/value head and part of the positions of a token's attention, for all the GROUP query heads that share the keys. A
 // position's keys and values are spread over LOADS neighbours of a subgroup, who add their products up by shuffles. Each subgroup
-// has a greatest score of its own, until all is put together at the end.
+// has its own greatest score until all are merged at the end.
 #include "attention_cache.glsl"
 shared vec4 pool[SUBS * GROUP * QUADS];
 shared vec2 found_by[SUBS * GROUP];  // of a subgroup and head: the greatest score, and the sum of weights
-const float LOWEST = -3e38;          // of no position; a difference of two of them is a number
+const float LOWEST = -3e38;          // score of a missing position; the difference of two is finite
 
 #define HEADS(F, i) F(i, 0) F(i, 1) F(i, 2) F(i, 3) F(i, 4) F(i, 5) F(i, 6) F(i, 7)
 
-// Attends to the positions from `begin` to before `end`, of which the first CHUNK are asked for. What they find is told by
+// Attends to the positions from `begin` to before `end`, the first CHUNK of which are requested. The results come from
 // the functions below.
 void attend(Place at, int begin, int end) {
     int run = at.lane / LOADS, column = at.lane % LOADS;

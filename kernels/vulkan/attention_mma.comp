@@ -1,8 +1,8 @@
 // requires: COOPMAT SUBGROUPS
 // Attention of many tokens over an f16 cache, on f16 cooperative matrices of 16 x 16 x 16: a work-group of eight subgroups of 32
 // takes one head of TILE tokens of a sequence, and the cache in chunks of CHUNK positions, with a running maximum (Dao 2023). A
-// subgroup has 16 of the tokens and half of a chunk's positions; what the two halves find is merged at the end.
-// Where a matrix keeps an element is the device's own, so scores go through shared memory, and a token's correction comes as a
+// subgroup has 16 of the tokens and half of a chunk's positions; the results of the two halves are merged at the end.
+// Where a matrix keeps an element is up to the device, so scores go through shared memory, and a token's correction comes as a
 // matrix of its row. Places and strides are in 16 bytes.
 layout(constant_id = 1) const int DIM = 64;  // a multiple of 16, at most 128
 layout(constant_id = 2) const int BLOCK = 32;
@@ -22,7 +22,8 @@ const int QUADS = DIM / 4, LOADS = DIM / 8, PITCH = LOADS + 1;  // one more a ro
 const int STEPS = DIM / 16;                                     // matrices of a row
 const int OWN_PITCH = HALF / 4 + 1, OWN = 16 * OWN_PITCH;       // of a subgroup's scores, f32, and later weights, f16
 const int VALUES = 8 * OWN;                                     // keys and then scores stand before the values
-const int EACH = CHUNK * LOADS / 256;
+const int EACH = (CHUNK * LOADS + 255) / 256;
+#define INSIDE(at) (CHUNK * LOADS % 256 == 0 || at < CHUNK * LOADS)
 shared uvec4 pool[VALUES + CHUNK * PITCH];
 shared vec4 factors[8 * 16 * 4];  // a row's correction, 16 times
 shared float tops[2 * TILE];
@@ -58,7 +59,7 @@ KERNEL(attention_mma) {
 #define FETCH(i) if (i < EACH) { \
         uint at = lane + i * 256; \
         int p = from + int(at / LOADS); \
-        bool there = p < end; /* beyond: what stands there is not to be read */ \
+        bool there = INSIDE(at) && p < end; /* beyond the end: not to be read */ \
         uint block = there ? step_data[table + p / BLOCK] : 0; \
         uint place = ((block * BLOCK + p % BLOCK) * kv_heads + kv_head) * LOADS + at % LOADS; \
         next_k[i] = there ? keys[place] : uvec4(0); \
@@ -82,8 +83,10 @@ KERNEL(attention_mma) {
         barrier();
 #define SHARE(i) if (i < EACH) { \
         uint at = lane + i * 256, to = at / LOADS * PITCH + at % LOADS; \
-        pool[to] = next_k[i]; \
-        pool[VALUES + to] = next_v[i]; \
+        if (INSIDE(at)) { \
+            pool[to] = next_k[i]; \
+            pool[VALUES + to] = next_v[i]; \
+        } \
     }
         REPEAT_4(SHARE)
         int base = from + half_ * HALF + side * 16;  // position of this invocation's first score
@@ -116,7 +119,7 @@ KERNEL(attention_mma) {
     }
         REPEAT_4(LOOK)
         largest = max(largest, subgroupShuffleXor(largest, 1));
-        float top = largest == -INFINITY ? 0.0 : largest, factor = exp(before - top);  // before the first it sees: of zeros
+        float top = largest == -INFINITY ? 0.0 : largest, factor = exp(before - top);  // before the first position it sees: zeros
         total *= factor;
 #define WEIGH(i) { score[i] = exp(score[i] - top); total += dot(score[i], vec4(1.0)); }
         REPEAT_4(WEIGH)

@@ -1,5 +1,5 @@
 // One key/value head and part of the positions of a token's attention, for all the GROUP query heads that share the keys, where
-// there are no subgroups whose shuffles would do. Keys go through shared memory, where an invocation takes a whole score; values are
+// subgroups are missing. Keys go through shared memory, where an invocation takes a whole score; values are
 // summed as they are held.
 #include "attention_cache.glsl"
 const int PAIRS = (GROUP * CHUNK + WG - 1) / WG;  // scores of an invocation
@@ -21,7 +21,7 @@ void add_value(uvec4 words, uint p) {
     }
     REPEAT_8(ADD_HEAD)
 }
-// Attends to the positions from `begin` to before `end`, of which the first CHUNK are asked for. What they find is told by
+// Attends to the positions from `begin` to before `end`, the first CHUNK of which are requested. The results come from
 // the functions below.
 void attend(Place at, int begin, int end) {
     int lane = at.lane, run = lane / LOADS, column = lane % LOADS;
@@ -85,7 +85,7 @@ void attend(Place at, int begin, int end) {
         REPEAT_8(VALUE)
     }
     if (lane < GROUP) totals[lane] = total;
-    // Fold the runs: the upper half gives its sums to the lower half, whose are then added up one by one.
+    // Fold the runs: the upper half gives its sums to the lower half, which adds them up one by one.
 #define SLOT(h, j) ((run % (RUNS / 2) * GROUP + h) * QUADS + column * STEP + j)
 #define GIVE(h) if (h < GROUP) { \
         pool[SLOT(h, 0)] = floatBitsToUint(sums[2 * h]); \
@@ -106,7 +106,7 @@ void attend(Place at, int begin, int end) {
     barrier();
 }
 
-// What the runs found for four dimensions of a head, heads behind one another.
+// The runs' results for four dimensions of a head, heads one after another.
 vec4 sum_of_runs(uint quad) {
     vec4 sum = vec4(0.0);
     for (uint r = 0; r < RUNS / 2; r++) sum += uintBitsToFloat(pool[r * GROUP * QUADS + quad]);

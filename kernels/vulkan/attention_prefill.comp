@@ -51,7 +51,7 @@ KERNEL(attention_prefill) {
         barrier();
         for (uint i = lane; i < CHUNK * LOADS; i += 128) {
             int p = from + int(i / LOADS);
-            uvec4 words = uvec4(0);  // beyond the end: what stands there is not to be read
+            uvec4 words = uvec4(0);  // beyond the end: not to be read
             if (p < end) {
                 uint block = step_data[table + p / BLOCK];
                 words = keys[((block * BLOCK + p % BLOCK) * kv_heads + kv_head) * LOADS + i % LOADS];

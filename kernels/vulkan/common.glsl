@@ -1,5 +1,5 @@
 #version 450
-// In front of every kernel here.
+// Put in front of every kernel here.
 // Numbers a kernel is compiled for are specialisation constants, so that one SPIR-V module serves every shape; what a
 // device can do is a macro (SUBGROUPS, DOT, COOPMAT), so that a module asks for no capability that is not there.
 // Memory is words of 32 bits or vectors of them: no 8- or 16-bit type is needed, and loads are as wide as they can be.
@@ -25,7 +25,7 @@ layout(local_size_x_id = 0) in;
 #define KERNEL(name) void main()
 #define BUFFER(at, access, type, name) layout(std430, binding = at) access buffer Buffer_##name { type name[]; }
 
-// F(0) F(1) ..., so that what F names by its number is held in registers: drivers unroll loops only up to some length.
+// F(0) F(1) ..., so that variables which F names by number stay in registers: drivers unroll loops only up to some length.
 #define REPEAT_4(F) F(0) F(1) F(2) F(3)
 #define REPEAT_8(F) REPEAT_4(F) F(4) F(5) F(6) F(7)
 #define REPEAT_16(F) REPEAT_8(F) F(8) F(9) F(10) F(11) F(12) F(13) F(14) F(15)
@@ -44,7 +44,7 @@ const float QUANT_FLOOR = 1e-5;
 layout(constant_id = 99) const int SUBGROUP = 32;  // invocations of one
 const int SUBS = WG / SUBGROUP;
 shared vec2 reduce_parts[SUBS];
-// What the subgroups found is put together without another round of shuffles, which took three times as long (decision 0070).
+// The subgroups' results are merged without another round of shuffles, which took three times as long (measurements: Vulkan).
 vec2 group_sum_max(float sum, float largest) {
     sum = subgroupAdd(sum);
     largest = subgroupMax(largest);
@@ -98,10 +98,10 @@ uint weights_of(uint word, int pair) { return ((codes_of(word, pair) | 0x8080808
 
 float max4(vec4 v) { return max(max(v.x, v.y), max(v.z, v.w)); }
 
-// What absmax quantisation multiplies by. Vulkan's division may be off by 2.5 ulp, but ties at 127 have to be exact.
+// Factor of absmax quantisation. Vulkan's division may be off by 2.5 ulp, but ties at 127 have to be exact.
 float quant_factor(float largest) { return largest == 127.0 ? 1.0 : 127.0 / largest; }
 
-// Four numbers as bytes, to nearest even: at most 127 but for what rounding adds, they take the lowest bits of the sum with 1.5 * 2^23.
+// Four numbers as bytes, to nearest even: at most 127 before rounding, they take the lowest bits of the sum with 1.5 * 2^23.
 uint quantised(vec4 y) {
     precise vec4 rounded = y + 12582912.0;
     uvec4 q = floatBitsToUint(rounded);

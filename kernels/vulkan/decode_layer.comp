@@ -1,9 +1,9 @@
 // requires: SUBGROUPS DOT
-// A layer of a step of one token in one dispatch: its products are shorter than what a dispatch and a barrier take.
+// A layer of a step of one token in one dispatch: its products are shorter than a dispatch and a barrier.
 //
 // GROUPS work-groups, all of which must run at once, go through five phases: the products q, k and v; attention, with the rotation
-// and the cache's new entry; the product o; gates and ups; down. Norms and quantisation are made by each group for itself. Between
-// phases all wait for all, and each asks for its codes of the next one before it does.
+// and the cache's new entry; the product o; gates and ups; down. Each group computes norms and quantisation for itself. Between
+// phases all groups wait for one another, and each requests its codes for the next phase first.
 layout(constant_id = 1) const int DIM = 64;
 layout(constant_id = 2) const int BLOCK = 32;
 layout(constant_id = 3) const int KV_F16 = 0;
@@ -11,14 +11,14 @@ layout(constant_id = 4) const int GROUP = 1;    // at most 8
 layout(constant_id = 5) const int PART = 64;    // of positions: a multiple of CHUNK
 layout(constant_id = 6) const int MOST = 1;     // parts of the longest sequence that the dispatch serves
 layout(constant_id = 7) const int NEOX = 1;
-layout(constant_id = 8) const int RUNS = 8;     // of positions side by side: those that a work-group has loads for
+layout(constant_id = 8) const int RUNS = 8;     // adjacent positions that a work-group has loads for
 layout(constant_id = 9) const int CHUNK = 32;
 layout(constant_id = 10) const int WIDTH = 128;
 layout(constant_id = 11) const int FFN = 128;
 layout(constant_id = 12) const int KV_HEADS = 1;
 layout(constant_id = 13) const int RELU2 = 0;
 layout(constant_id = 14) const int GROUPS = 1;
-layout(constant_id = 15) const int LANES = 8;   // that share a row of the products but the last, and of that
+layout(constant_id = 15) const int LANES = 8;   // invocations that share a row of all products but the last, and of the last
 layout(constant_id = 16) const int DOWN_LANES = 8;
 layout(constant_id = 17) const int NORMS = 15;  // a bit for each product: whether there is a norm before it
 layout(constant_id = 18) const int X_SPACE = 8; // of ternary_row.glsl
@@ -29,9 +29,9 @@ BUFFER(3, , uvec4, keys);
 BUFFER(4, , uvec4, values);
 BUFFER(5, readonly, float, cosines);
 BUFFER(6, readonly, float, sines);
-BUFFER(7, coherent, vec4, parts);  // of each part and key/value head: GROUP * DIM sums, and of each head its greatest score and its sum of weights
+BUFFER(7, coherent, vec4, parts);  // for each part and key/value head: GROUP * DIM sums, and each head's greatest score and sum of weights
 BUFFER(8, coherent, vec4, activated);
-BUFFER(9, volatile, uint, counts);  // of groups that wait or have waited, between two phases each; all but the last begin at 0
+BUFFER(9, volatile, uint, counts);  // counts of groups that wait or have waited, one between two phases; all but the last begin at 0
 BUFFER(10, readonly, vec4, norm0);
 BUFFER(11, readonly, uvec4, codes0);
 BUFFER(12, readonly, float, scale0);
@@ -50,7 +50,7 @@ const int ROPE = 1, kv_heads = KV_HEADS;
 #include "ternary_row.glsl"
 const uint ATTENTION = KV_HEADS * GROUP * DIM, QKV = ATTENTION + 2 * KV_HEADS * DIM;
 const uint HEADS_OF_ALL = KV_HEADS * GROUP, ITEM = (GROUP * (DIM + 2) + 3) / 4;
-// Of each part and head: its greatest score and its sum of weights; then what its sums count in the head's whole.
+// For each part and head: its greatest score and sum of weights; then the weight of its sums in the head's result.
 shared vec2 found_in[MOST * HEADS_OF_ALL];
 shared float share[MOST * HEADS_OF_ALL];
 
@@ -69,7 +69,7 @@ void wait_for_all(uint at) {
 #define CHUNKS_OF(cols) (((cols) + 127) / 128 * 2)
 #define PITCH_OF(cols) (CHUNKS_OF(cols) + (2 - CHUNKS_OF(cols) % 8 + 8) % 8)
 #define ROWS_AT_ONCE(lanes) (WG / (lanes))
-// Asks for this invocation's part of the codes of row `base` and those after it, and of `outs` rows further where `two`.
+// Requests this invocation's part of the codes of row `base` and those after it, and of `outs` rows further where `two`.
 #define FETCH_CODES(i, codes, base, outs, cols, lanes, two) if (i * (lanes) < CHUNKS_OF(cols)) { \
         uint row = min((base) + lane / (lanes), (outs) - 1) * CHUNKS_OF(cols); \
         uint chunk = min(lane % (lanes) + i * (lanes), CHUNKS_OF(cols) - 1); \
@@ -86,7 +86,7 @@ ivec2 multiply(uint lane, uint cols, uint lanes, bool two) {
     return sums_of_lanes(sums, lane, lanes, two);
 }
 
-// The product of the quantised row; the codes of the first rows are there. STORE(n, sums) is for one invocation of each row.
+// The product of the quantised row; the codes of the first rows have been loaded. One invocation of each row calls STORE(n, sums).
 #define PRODUCT(fetch, outs, cols, lanes, two, STORE) \
     for (uint base = id * ROWS_AT_ONCE(lanes); base < (outs); base += GROUPS * ROWS_AT_ONCE(lanes)) { \
         if (base != id * ROWS_AT_ONCE(lanes)) { \
@@ -100,7 +100,7 @@ ivec2 multiply(uint lane, uint cols, uint lanes, bool two) {
 KERNEL(decode_layer) {
     uint lane = LANE, id = gl_WorkGroupID.x, base = id * ROWS_AT_ONCE(LANES);
     if (id == 0 && lane == 0) counts[3] = 0;  // no group is there yet, nor of the layer before any more
-    // A step of one token has one sequence. What steps before have left in the cache can be asked for at once.
+    // A step of one token has one sequence. Cache entries of earlier steps can be requested at once.
     int length = step_data[seq_len], begin = int(id) / KV_HEADS * PART;
     Place at = Place(0, block_table, length - 1, int(id) % KV_HEADS, int(lane));
     find_blocks(at, begin);

@@ -1,4 +1,4 @@
-// How the products of f32 rows with a head of f16 add up without matrix units: the same sum, to the bit, in dense_decode,
+// Summation of the products of f32 rows with an f16 head without matrix units: the same sum, to the bit, in dense_decode,
 // dense_matmul and head_choose, so that equal logits stay equal. Lane `part` of those that share a weight row takes every
 // LANES-th eight columns, in their order.
 

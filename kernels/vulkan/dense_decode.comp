@@ -1,5 +1,5 @@
 // requires: SUBGROUPS
-// dense_matmul of f16 weights for one row of x, of which every invocation keeps its share: up to 16 times 8 columns. A subgroup
+// dense_matmul of f16 weights for one row of x, of which every invocation keeps its share, up to 16 times 8 columns. A subgroup
 // takes TURNS rows of the weight, one after the other.
 #include "dense.glsl"
 layout(constant_id = 1) const int COLS = 8;  // a multiple of 8

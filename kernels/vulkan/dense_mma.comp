@@ -1,8 +1,8 @@
 // requires: COOPMAT SUBGROUPS
 // dense_matmul of f16 weights for several rows of x, on f16 cooperative matrices of 16 x 16 x 16 with f32 sums. x comes from
 // split_rows. A work-group of eight subgroups of 32 takes 16 SM rows of x and 128 of the weight, 64 columns at a time; the next
-// columns' loads are in flight while these are multiplied. Their sums are added to the total on their own: matrix units may cut
-// off what does not fit a sum, the less the smaller it is. Places and strides are in 16 bytes.
+// columns' loads are in flight while these are multiplied. Each chunk's sums are added to the total separately: matrix units may cut
+// off what does not fit a sum, and less of a smaller one. Places and strides are in 16 bytes.
 layout(constant_id = 1) const int COLS = 16;  // a multiple of 16
 layout(constant_id = 2) const int SM = 1;     // at most 4
 BUFFER(0, readonly, int, step_data);

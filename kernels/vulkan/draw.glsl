@@ -1,4 +1,4 @@
-// What sample and the compact head must agree on: the order of floats as integers, and the noise of a draw.
+// Shared by sample and the compact head, which must agree: the order of floats as integers, and the noise of a draw.
 
 uint float_key(float z) {
     uint bits = floatBitsToUint(z);

@@ -1,5 +1,5 @@
-// What the kernels of the compact head share (decision 0060 of bitnet-core). Named before it: step_data, and where the step has
-// what tokens are chosen by.
+// Shared by the kernels of the compact head (decision 0060). Declared before it: step_data, and where the step has
+// the parameters by which tokens are chosen.
 #include "draw.glsl"
 
 // How a row's token is chosen: the greatest logit, or with noise added.
@@ -22,6 +22,6 @@ float head_key(Choice choice, float score, uint n) {
 
 #define MOST_ROWS 8  // of x
 // The state of a step: for each row of x the greatest key that its winner reaches for certain; how many work-groups of head_choose
-// have ended; and what each of these found for each row, as a key (0: nothing) and a token.
+// have ended; and each one's result for each row, as a key (0: nothing) and a token.
 #define STATE_ARRIVALS MOST_ROWS
 #define STATE_FOUND (2 * MOST_ROWS)

@@ -1,6 +1,6 @@
 // requires: SUBGROUPS
 // variants: MATRICES
-// The token of each of up to 8 rows: scores from the weights themselves every row of the head that could still win by its rough
+// The token of each of up to 8 rows: scores from the full weights every row of the head that could still win by its rough
 // score, exactly as the kernel for the logits does (the same products in the same order: that of dense_mma where MATRICES, else
 // of dense.glsl), and takes the greatest. A work-group looks at EACH * WG rows of the head; the one that ends last
 // stores the tokens.
@@ -34,8 +34,8 @@ Choice only;  // of the only row
 
 Choice choice_of(uint r) { return TOKENS == 1 ? only : head_choice(r); }
 
-// What the invocation `r` gets is the greatest key for row r of x, and its token, of what it had and what came from any invocation:
-// the lowest token of equals. All of them must call it. A key of 0 is none.
+// Invocation `r` gets the greatest key for row r of x, and its token, of its own and those of all invocations:
+// the lowest token among equals. All invocations must call it. A key of 0 is none.
 uvec2 greatest(uvec2 had, uint r, uint key, uint token) {
     uint lane = LANE;
     if (lane < MOST_ROWS) {
@@ -52,7 +52,7 @@ uvec2 greatest(uvec2 had, uint r, uint key, uint token) {
     return lane < MOST_ROWS ? uvec2(top_key[lane], top_token[lane]) : uvec2(0);
 }
 
-// The key of an exact score. A key that is no number wins over all.
+// The key of an exact score. A NaN key wins over all.
 const uint NO_NUMBER = 0xFFFFFFFFu;
 uint key_of(uint r, float score, uint token) {
     float key = head_key(choice_of(r), score, token);
@@ -67,7 +67,7 @@ uint key_of(uint r, float score, uint token) {
 const int PITCH = 9, WEIGHTS = 32 * PITCH;  // as dense_mma has them
 shared uvec4 pool[WEIGHTS + 128 * PITCH];
 
-// The best of what is listed, 128 at a time: eight subgroups of 32 have 16 each.
+// The best of the listed rows, 128 at a time: eight subgroups of 32 have 16 each.
 uvec2 scored(uint count) {
     uint lane = LANE;
     uvec2 best = uvec2(0);
@@ -111,7 +111,7 @@ uvec2 scored(uint count) {
     return best;
 }
 #else
-// The best of what is listed: LANES invocations score a row of the head, and one of them keeps the best for each row of x.
+// The best of the listed rows: LANES invocations score a row of the head, and one of them keeps the best for each row of x.
 uvec2 scored(uint count) {
     uint lane = LANE, part = lane % LANES;
     uvec2 best = uvec2(0);

@@ -1,4 +1,4 @@
-// Of columns k to k + 3 of the compact head: 7.5 and a dither in [-1/2, 1/2), the golden ratio's multiples, stirred.
+// Offsets of columns k to k + 3 of the compact head: 7.5 and a dither in [-1/2, 1/2), scrambled multiples of the golden ratio.
 vec4 head_offsets(uint k) {
     uvec4 a = (k + uvec4(1, 2, 3, 4)) * 0x9E3779B9u;
     a = (a ^ a >> 16) * 0x85EBCA6Bu;

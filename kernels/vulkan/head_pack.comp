@@ -1,8 +1,8 @@
 // requires: SUBGROUPS
-// The compact head: a matrix of f16 in 4 bits a weight, with a bound on what each score may be off by. Row n is stored as codes
+// The compact head: a matrix of f16 in 4 bits a weight, with a bound on each score's error. Row n is stored as codes
 // 0 ... 15: W[n, k] ~ column[k] * size[n].x * (code - offset[k]). `column` evens out columns of unlike size, size.x is the
 // greatest magnitude of the row, so evened, over 7.5, and `offset` is 7.5 plus a dither that does not depend on the weights, so
-// that errors are uniform and independent (decision 0060 of bitnet-core has the proof). size.y is the norm of what is stored,
+// that errors are uniform and independent (decision 0060 has the proof). size.y is the norm of the stored row,
 // without the column sizes. Sixteen bytes of codes are 32 columns: byte b has those at b (low bits) and at 16 + b.
 #include "head_offset.glsl"
 layout(constant_id = 1) const int COLS = 32;  // a multiple of 32
@@ -13,7 +13,7 @@ vec4 halves(uint a, uint b) { return vec4(unpackHalf2x16(a), unpackHalf2x16(b));
 
 #if ENTRY_head_columns
 BUFFER(1, writeonly, float, column);
-const int SAMPLED = 4096;  // about how many rows the size of a column is taken from
+const int SAMPLED = 4096;  // rows, about, that a column's size is estimated from
 shared vec4 sums[2 * WG];
 
 // A work-group has 32 columns; groups of four of its invocations take rows by turns.
@@ -76,7 +76,7 @@ KERNEL(head_pack) {
         codes[n * (COLS / 32) + lane] = low | high << 4;
     }
     squares = group_sum_max(squares, 0.0).x;
-    float stored = finite ? step : INFINITY;  // of a weight that is no number: the row is always in doubt
+    float stored = finite ? step : INFINITY;  // a weight is NaN: the row is always in doubt
     if (lane == 0) size[n] = vec2(stored, stored * sqrt(squares) * 1.0001);
 }
 #endif

@@ -1,7 +1,7 @@
 // requires: SUBGROUPS
-// Rows of x as the compact head takes them: evened out as its columns are, in 16 bits, of which the high and the low eight are
-// bytes of their own, 16 columns together as the codes of head_pack are. Also what bounds a score's error. A work-group a row.
-// NORM: does the work of norm_rows before, in the same order: the tokens are to be those of the logits that come of it.
+// Rows of x for the compact head: evened out as its columns are, in 16 bits, whose high and low eight are
+// separate bytes, 16 columns together like the codes of head_pack. Also the bound of a score's error. A work-group a row.
+// NORM: does the work of norm_rows first, in the same order: the tokens must be those of its logits.
 #include "head_offset.glsl"
 layout(constant_id = 1) const int COLS = 32;  // a multiple of 32, at most 32 WG
 layout(constant_id = 2) const int NORM = 0;

@@ -78,7 +78,7 @@ KERNEL(head_score) {
             for (uint apart = LANES / 2; apart > 0; apart /= 2) sum += subgroupShuffleXor(sum, apart);
             if (part == s % LANES) mine[s / LANES] = sum;
         }
-        // The high bytes count 256 fold: below 2^31 for up to 4,096 columns.
+        // The high bytes count 256-fold: below 2^31 for up to 4,096 columns.
 #define SCORE(m) if (m < MINE) { \
             uint s = part + m * LANES, r = s / 4, at = n + s % 4; \
             if (s < 4 * TOKENS && r < count && at < rows) { \

@@ -1,6 +1,6 @@
 // variants: SUBGROUPS DOT
-// out[n] = f32(sum of x[k] w[n, k]) * (scale * w_scale[n]) for one token, whose x is made int8 here where it comes as f32.
-// LANES invocations share a row of W and have its loads in flight before x is there; x is read once, too.
+// out[n] = f32(sum of x[k] w[n, k]) * (scale * w_scale[n]) for one token, whose x is quantised to int8 here if it is f32.
+// LANES invocations share a row of W and have its loads in flight before x arrives; x is read once, too.
 layout(constant_id = 1) const int COLS = 128;
 layout(constant_id = 2) const int LANES = 4;
 layout(constant_id = 3) const int INPUT = 0;  // 0: int8 with a scale; 1: f32; 2: f32 before RMSNorm
@@ -8,7 +8,7 @@ layout(constant_id = 4) const int GLU = 0;    // rows n and n + rows / 2 are gat
 layout(constant_id = 5) const int RELU2 = 0;
 layout(constant_id = 6) const int ADD = 0;
 layout(constant_id = 7) const int CHUNKS = 2;  // of a row of codes, 16 bytes each: two for every 128 columns
-layout(constant_id = 8) const int PITCH = 4;   // from one plane of x to the next: CHUNKS, and what lets them fall into different banks
+layout(constant_id = 8) const int PITCH = 4;   // from one plane of x to the next: CHUNKS, and padding that spreads them over the banks
 BUFFER(0, readonly, uvec4, x);
 BUFFER(1, readonly, float, scale);
 BUFFER(2, readonly, vec4, weight);
@@ -25,7 +25,7 @@ vec4 gain_of(uint i) { return INPUT == 2 ? weight[i] : vec4(1.0); }
 #define MORE(i) uintBitsToFloat(x[i])
 #include "ternary_row.glsl"
 
-// Has the row quantised in shared memory; returns the scale.
+// Quantises the row into shared memory; returns the scale.
 float take_x(uint lane) {
     if (INPUT != 0) {
 #define LOAD(i) if (i < HELD && lane + i * WG < QUADS) { v[i] = uintBitsToFloat(x[lane + i * WG]); gain[i] = gain_of(lane + i * WG); } \

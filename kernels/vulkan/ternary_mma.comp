@@ -39,7 +39,7 @@ uvec4 codes_at(uint block, uint at, uint n0) {
     return row < rows && block < BLOCKS ? codes[(row * BLOCKS + block) * 2 + at % 2] : uvec4(0x55555555u);
 }
 
-// Scales and stores a product of each place, the first of which is at m and n.
+// Scales and stores the product of each place, the first of which is at m and n.
 void store(uint lane, uint m0, uint n0) {
     for (uint i = lane; i < WM * WN * TM * TN; i += WG) {
         uint place = i / (TM * TN), m = m0 + place / WN * (SM * TM) + i / TN % TM, n = n0 + place % WN * (SN * TN) + i % TN;

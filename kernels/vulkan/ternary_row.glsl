@@ -1,11 +1,11 @@
-// A row of activations made int8 in shared memory, and its products with rows of codes: of ternary_decode and decode_layer. The
-// products are of codes (w + 1); the sum of the row, which the offset adds too often, is taken off at the end. Named before it:
+// A row of activations quantised to int8 in shared memory, and its products with rows of codes, for ternary_decode and
+// decode_layer. The products are of codes (w + 1); their offset adds the sum of the row, which is subtracted at the end. Declared before it:
 // X_SPACE, and MORE(i) where an invocation may have more than 8 quads of the row.
 vec4 v[8], gain[8];         // this invocation's quads of the row and of its norm's weight: those WG apart
-uvec4 first[8], second[8];  // codes on their way, of one row of W and of one more
-shared uvec4 x_quads[X_SPACE];  // what a chunk's four bit pairs are multiplied with is `pitch` apart
+uvec4 first[8], second[8];  // codes in flight, of one row of W and of a second one
+shared uvec4 x_quads[X_SPACE];  // the operands of a chunk's four bit pairs are `pitch` apart
 #if SUBGROUPS
-shared int x_sums[SUBS];  // of what each subgroup has put there
+shared int x_sums[SUBS];  // sums that each subgroup has stored
 #else
 shared int x_sum;
 shared ivec2 partial[WG];
@@ -17,14 +17,14 @@ int put(uint i, uint word, uint chunks, uint pitch) {
     return dot4(0x01010101u, word, 0);
 }
 
-// Before what puts the row, and a barrier.
+// Called before the row is stored, and before a barrier.
 void begin_sum(uint lane) {
 #if !SUBGROUPS
     if (lane == 0) x_sum = 0;
 #endif
 }
 
-// Ends what puts the row, of which this invocation has put so much.
+// Called after the row is stored, with the sum of this invocation's part.
 void end_sum(int sum) {
 #if SUBGROUPS
     sum = subgroupAdd(sum);
@@ -63,7 +63,7 @@ float quantise(uint lane, uint quads, uint chunks, uint pitch, bool normed, floa
         largest = max(largest, max4(abs(more * gain_of(i))));
     }
 #endif
-    vec2 found = group_sum_max(squares, largest);  // its barriers are those that begin_sum needs
+    vec2 found = group_sum_max(squares, largest);  // contains the barriers that begin_sum needs
     float inverse = normed ? 1.0 / sqrt(found.x / float(4 * quads) + eps) : 1.0;
     largest = max(found.y * inverse, QUANT_FLOOR);
     float factor = inverse * quant_factor(largest);
@@ -78,8 +78,8 @@ float quantise(uint lane, uint quads, uint chunks, uint pitch, bool normed, floa
     return largest / 127.0;
 }
 
-// Sums of products of a row and of one more. Codes of a bit pair stay where they are in the word but for the highest, whose
-// bytes would be negative there: what weighs 1, 4 and 16 is summed apart.
+// Sums of products of a row and of a second one. Codes of a bit pair stay in place in the word except for the highest, whose
+// bytes would be negative there: weights of 1, 4 and 16 are summed apart.
 struct Sums {
     ivec3 one, other;
 };
@@ -92,7 +92,7 @@ int product(uvec4 words, uint mask, uvec4 x, int sum) {
     return dot4(words.w & mask, x.w, sum);
 }
 
-// Products of 64 weights of one row, and of one more where `two`, added to the sums.
+// Adds the products of 64 weights of one row, and of a second where `two`, to the sums.
 Sums products(uvec4 one, uvec4 other, uint chunk, Sums sums, uint chunks, uint pitch, bool two) {
     if (chunk >= chunks) return sums;
 #define PLANE(p, shift, mask, weight) { \
@@ -104,7 +104,7 @@ Sums products(uvec4 one, uvec4 other, uint chunk, Sums sums, uint chunks, uint p
     return sums;
 }
 
-// The sums over the lanes that share a row: for the first of them, where there are no subgroups.
+// Sums over the lanes that share a row; without subgroups, only the first lane gets them.
 ivec2 sums_of_lanes(Sums all, uint lane, uint lanes, bool two) {
     ivec2 sums = ivec2(all.one.x, all.other.x) + (ivec2(all.one.y, all.other.y) >> 2) + (ivec2(all.one.z, all.other.z) >> 4);
 #if SUBGROUPS

@@ -7,14 +7,14 @@ struct Args { tokens: i32, seq_len: i32 }
 
 @compute @workgroup_size(WG)
 fn advance(g: Group) {
-    let seqs = step[1];
-    let rows = step[2];
-    let done = step[3];
+    let seqs = step[STEP_SEQS];
+    let rows = step[STEP_ROWS];
+    let done = step[STEP_DONE];
     workgroupBarrier();
     for (var r = i32(g.lane); r < rows; r += WG) {
         history[done * rows + r] = next[r];
         step[args.tokens + r] = max(next[r], 0);
     }
     for (var s = i32(g.lane); s < seqs; s += WG) { step[args.seq_len + s] += 1; }
-    if (g.lane == 0u) { step[3] = done + 1; }
+    if (g.lane == 0u) { step[STEP_DONE] = done + 1; }
 }

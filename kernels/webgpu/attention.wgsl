@@ -3,7 +3,7 @@
 // (Milakov and Gimelshein 2018). The keys and values of the next chunk are asked for as soon as their registers are free.
 // KEYS: quads of a position's key that an invocation takes. VALUES: positions whose values it takes, and EACH: quads of these.
 // ROPE: the token is the only one of its step; q is rotated here, k too, and the new k and v are put in the cache here.
-// SPLIT: a workgroup takes SHARE of the positions, of which there are SPLITS times as many; what reads them, or attention_merge, puts them together:
+// SPLIT: a workgroup takes SHARE of the positions, one of SPLITS parts; the reader of the parts, or attention_merge, merges them:
 // out[m, head, split] is DIM sums, then their maximum and their total.
 struct Args { token_seq: i32, seq_begin: i32, seq_len: i32, block_table: i32, max_blocks: i32, heads: i32, kv_heads: i32 }
 @group(0) @binding(0) var<storage, read> step: array<i32>;
@@ -31,7 +31,7 @@ const LANES = 4u;                                // invocations that share a pos
 const CHUNK = u32(WG) / LANES;                   // positions at a time
 const COLUMNS = min(QUADS, u32(WG));             // quads of values that are summed at once
 const SPREAD = u32(WG) / COLUMNS;                // positions whose values are read at once
-const PAD = HEADS * CHUNK + 8u;                  // keeps the lanes' scores out of one another's banks
+const PAD = HEADS * CHUNK + 8u;                  // padding that keeps the lanes' scores in different banks
 
 #if KV_F16
 fn loaded(quad: Quad) -> vec4<f32> { return halves(quad); }
@@ -79,8 +79,8 @@ fn rotated(from_quad: u32, i: u32, position: u32) -> vec4<f32> {
 }
 #endif
 
-// Where position p of the sequence with this table is cached. Of positions that it has not reached, any place in the cache: what is
-// read there counts for nothing, but so loads need not wait for the sequence's length.
+// Place in the cache of position p of the sequence with this table. Positions that it has not reached get any place: what is
+// read there has no effect, and loads need not wait for the sequence's length.
 fn place_of(table: u32, p: u32, kv_head: u32) -> u32 {
     let near = min(p, u32(args.max_blocks * BLOCK) - 1u);
     let row = u32(args.kv_heads) * QUADS;
@@ -91,7 +91,7 @@ fn place_of(table: u32, p: u32, kv_head: u32) -> u32 {
 @compute @workgroup_size(WG)
 fn attention(g: Group) {
     let m = g.id.x;
-    if (m >= u32(step[0])) { return; }
+    if (m >= u32(step[STEP_TOKENS])) { return; }
     let heads = u32(args.heads);
     let kv_heads = u32(args.kv_heads);
     let first_head = g.id.y * HEADS;
@@ -158,11 +158,11 @@ fn attention(g: Group) {
 #repeat h TEAM
     before[h] = LOWEST;
 #end
-    let my_head = g.lane / CHUNK;   // whose scores are this invocation's to weigh, one of a chunk; HEADS and more: nobody's
+    let my_head = g.lane / CHUNK;   // head whose scores this invocation weighs, one of a chunk; HEADS and more: none
     let my_place = g.lane % CHUNK;
     var largest = LOWEST;           // of my_head
     var total = 0.0;                // of this invocation's weights
-    var now = 0u;  // which half of `place` holds the next chunk's places
+    var now = 0u;  // half of `place` that holds the next chunk's places
     for (var start = begin; start < end; start += CHUNK) {
         let count = min(CHUNK, end - start);
         now ^= CHUNK;

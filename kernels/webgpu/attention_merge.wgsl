@@ -1,4 +1,4 @@
-// Puts the parts of a split attention together. A workgroup per token and head.
+// Merges the parts of a split attention. A workgroup per token and head.
 struct Args { heads: u32 }
 @group(0) @binding(0) var<storage, read> step: array<i32>;
 @group(0) @binding(1) var<storage, read> parts: array<vec4<f32>>;
@@ -10,7 +10,7 @@ const QUADS = u32(DIM / 4);
 @compute @workgroup_size(WG)
 fn attention_merge(g: Group) {
     let m = g.id.x;
-    if (m >= u32(step[0])) { return; }
+    if (m >= u32(step[STEP_TOKENS])) { return; }
     let row = m * args.heads + g.id.y;
     let from_part = row * u32(SPLITS) * (QUADS + 1u);
     var largest = LOWEST;

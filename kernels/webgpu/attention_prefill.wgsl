@@ -2,7 +2,7 @@
 // query heads of one key/value head, against KEYS positions at a time, with a running maximum (Milakov and Gimelshein 2018). Keys
 // and queries go through workgroup memory DEPTH quads of dimensions at a time, values STAGE positions at a time; the next are
 // fetched while these are multiplied. A tile that holds the tokens of several sequences takes these one after the other.
-// Of the tile an invocation has EACH rows by EACH_D quads of dimensions, and fetches Q_LOADS, K_LOADS and V_LOADS quads. PARTS
+// An invocation has EACH rows by EACH_D quads of dimensions of the tile, and fetches Q_LOADS, K_LOADS and V_LOADS quads. PARTS
 // invocations share a row's softmax, each with EACH_P quads of weights.
 struct Args { token_seq: i32, seq_begin: i32, seq_len: i32, block_table: i32, max_blocks: i32, heads: i32, kv_heads: i32 }
 @group(0) @binding(0) var<storage, read> step: array<i32>;
@@ -44,7 +44,7 @@ fn load_key(at: u32) -> vec4<f32> { return keys[at]; }
 fn load_value(at: u32) -> vec4<f32> { return values[at]; }
 #endif
 
-// The quads that an invocation brings of the values of SPAN positions from t on.
+// This invocation's quads of the values of SPAN positions from t on.
 fn fetch_values(g: Group, t: u32) -> array<vec4<f32>, V_LOADS> {
     var fetched: array<vec4<f32>, V_LOADS>;
 #repeat i V_LOADS
@@ -56,7 +56,7 @@ fn fetch_values(g: Group, t: u32) -> array<vec4<f32>, V_LOADS> {
 
 @compute @workgroup_size(WG)
 fn attention_prefill(g: Group) {
-    let tokens = u32(step[0]);
+    let tokens = u32(step[STEP_TOKENS]);
     let m0 = (g.count.x - 1u - g.id.x) * TOKENS;  // those that attend to most come first
     if (m0 >= tokens) { return; }
     let most = min(m0 + TOKENS, tokens);
@@ -67,7 +67,7 @@ fn attention_prefill(g: Group) {
     let root = 1.0 / sqrt(f32(DIM));
     let my_c = g.lane % SIDE;      // positions my_c + 16 j, then quads of dimensions my_c + 16 e
     let my_r = g.lane / SIDE;      // rows my_r + 16 i
-    let row = g.lane / u32(PARTS); // whose softmax this invocation has a part of
+    let row = g.lane / u32(PARTS); // row of whose softmax this invocation has a part
     let part = g.lane % u32(PARTS);
     var largest = START;           // of `row`
     var total = 0.0;               // of this invocation's part
@@ -88,7 +88,7 @@ fn attention_prefill(g: Group) {
             }
             workgroupBarrier();
 
-            var dots = array<array<f32, 4>, EACH>();  // wgpu zeroes in a loop only what is told to be zero
+            var dots = array<array<f32, 4>, EACH>();  // in a loop, wgpu zeroes only variables with an explicit zero
             var next_q: array<vec4<f32>, Q_LOADS>;
             var next_k: array<vec4<f32>, K_LOADS>;
             for (var d = 0u; d < QUADS + SLICE; d += SLICE) {

@@ -1,8 +1,7 @@
-// Put in front of every kernel here. Lines with # are bitnet.webgpu.source's: WGSL has no preprocessor. What indexes an array of
-// an invocation's own is repeated, not looped over, so that its elements are registers and loads do not wait for one another.
-// WG is the number of invocations of a workgroup; SUBGROUPS and INT8_DOT say what the device has. Buffers are bound in the order
+// Put in front of every kernel here. Lines with # are for bitnet.webgpu.source: WGSL has no preprocessor. Indexing of an array of
+// an invocation's own is repeated as text, not looped over: its elements are registers, and loads do not wait for one another.
+// WG is the number of invocations of a workgroup; SUBGROUPS and INT8_DOT are the device's features. Buffers are bound in the order
 // of a launch's arguments; its scalars follow, in their order, in one uniform `args`.
-// The step buffer's header: word 0 tokens (M), 1 sequences (S), 2 rows (R), 3 decode steps done in this run.
 
 struct Group {
     @builtin(workgroup_id) id: vec3<u32>,
@@ -15,7 +14,13 @@ struct Group {
 #endif
 }
 
-// Less than anything that is computed; WGSL has no literal of infinity.
+// Words of the step buffer's header: tokens (M), sequences (S), rows (R), decode steps done in this run.
+const STEP_TOKENS = 0;
+const STEP_SEQS = 1;
+const STEP_ROWS = 2;
+const STEP_DONE = 3;
+
+// Below every computed score; WGSL has no literal for infinity.
 const LOWEST = -3.0e38;
 // The least magnitude that absmax quantisation divides by.
 const QUANT_FLOOR = 1e-5;
@@ -29,7 +34,7 @@ fn group_sum_max(g: Group, value: vec2<f32>) -> vec2<f32> {
     let part = vec2(subgroupAdd(value.x), subgroupMax(value.y));
     if (g.sublane == 0u) { reduction[g.subgroup] = part; }
     workgroupBarrier();
-    // Not by another round of shuffles, which is slow (decision 0071).
+    // Without another round of shuffles, which is slow (decision 0071).
     var all = reduction[0];
     for (var i = 1u; i < g.subgroups; i++) {
         all = vec2(all.x + reduction[i].x, max(all.y, reduction[i].y));
@@ -82,16 +87,16 @@ fn magnitude(y: vec4<f32>) -> f32 {
     return max(max(a.x, a.y), max(a.z, a.w));
 }
 
-// What absmax quantisation multiplies by; exactly 1 where the greatest magnitude is 127, however the device divides.
+// Factor of absmax quantisation; exactly 1 where the greatest magnitude is 127, however the device divides.
 fn quant_factor(largest: f32) -> f32 { return select(127.0 / largest, 1.0, largest == 127.0); }
 
 fn quant_scale(largest: f32) -> f32 { return select(largest / 127.0, 1.0, largest == 127.0); }
 
-// The value, which no compiler takes into a fused multiply-add or reorders with what comes next: WGSL cannot forbid that, but
+// Returns the value, and keeps a compiler from fusing or reordering it with the next operation. WGSL cannot forbid that, but
 // `zero` is an integer that only the host knows to be 0.
 fn rounded(value: f32, zero: u32) -> f32 { return bitcast<f32>(bitcast<u32>(value) | zero); }
 
-// f32(sum) * (a * b), each product rounded once, as a sum that follows is too.
+// f32(sum) * (a * b), each product rounded once, and so is a sum that follows.
 fn scaled(sum: i32, a: f32, b: f32, zero: u32) -> f32 { return rounded(f32(sum) * rounded(a * b, zero), zero); }
 
 // Four floats to four bytes.

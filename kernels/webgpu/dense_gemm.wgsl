@@ -1,6 +1,6 @@
 // dense_matmul of many rows of x, so that each weight is read once for all of them: a tile of 16 * EACH_M rows of x and 16 * EACH_N
 // rows of W a workgroup of 256, EACH_M by EACH_N of it an invocation. 16 of K at a time go through workgroup memory; the next are
-// fetched while these are multiplied, X_LOADS and W_LOADS quads an invocation. Of the weight rows, `rows` are bound, from row
+// fetched while these are multiplied, X_LOADS and W_LOADS quads an invocation. `rows` weight rows are bound, from row
 // `first` of `total`.
 struct Args { quads: u32, rows: u32, first: u32, total: u32 }
 @group(0) @binding(0) var<storage, read> step: array<i32>;
@@ -17,7 +17,7 @@ const SIDE = 16u;
 const DEPTH = 4u;  // quads of K at a time
 const TILE_R = SIDE * u32(EACH_M);
 const TILE_N = SIDE * u32(EACH_N);
-// Two more than are used keep neighbours out of one another's banks.
+// Two unused quads keep neighbours in different banks.
 var<workgroup> x_tile: array<array<vec4<f32>, TILE_R + 2u>, DEPTH>;
 var<workgroup> w_tile: array<array<vec4<f32>, TILE_N + 2u>, DEPTH>;
 
@@ -29,7 +29,7 @@ fn load_w(at: u32) -> vec4<f32> { return weight[at]; }
 
 @compute @workgroup_size(WG)
 fn dense_gemm(g: Group) {
-    let count = u32(step[2]);
+    let count = u32(step[STEP_ROWS]);
     let r0 = g.id.z * TILE_R;
     let n0 = (g.id.y * g.count.x + g.id.x) * TILE_N;
     if (r0 >= count || n0 >= args.rows) { return; }

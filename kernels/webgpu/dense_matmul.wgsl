@@ -6,7 +6,7 @@ struct Args { quads: u32, rows: u32, first: u32, total: u32, row: u32, eps: f32 
 @group(0) @binding(1) var<storage, read> x: array<vec4<f32>>;
 @group(0) @binding(2) var<storage, read> norm: array<vec4<f32>>;
 #if WIDE
-alias Unit = vec4<u32>;  // what one read brings
+alias Unit = vec4<u32>;  // one read
 const UNIT = 2u;         // quads in it
 #else
 const UNIT = 1u;
@@ -49,7 +49,7 @@ fn product(w: Unit, t: u32, i: u32) -> f32 {
 
 @compute @workgroup_size(WG)
 fn dense_matmul(g: Group) {
-    let count = u32(step[2]);
+    let count = u32(step[STEP_ROWS]);
     let t0 = g.id.z * u32(TOKENS);
     if (t0 >= count) { return; }
 #if NORM

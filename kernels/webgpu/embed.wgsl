@@ -12,7 +12,7 @@ struct Args { tokens: i32, quads: i32, first: i32, rows: i32 }
 @compute @workgroup_size(WG)
 fn embed(g: Group) {
     let m = i32(g.id.x);
-    if (m >= step[0]) { return; }
+    if (m >= step[STEP_TOKENS]) { return; }
     let row = step[args.tokens + m] - args.first;
     if (row < 0 || row >= args.rows) { return; }
     for (var i = i32(g.lane); i < args.quads; i += WG) {

@@ -19,7 +19,7 @@ fn weighted(row: u32, i: u32) -> vec4<f32> {
 @compute @workgroup_size(WG)
 fn norm_quant(g: Group) {
     let m = g.id.x;
-    if (m >= u32(step[0])) { return; }
+    if (m >= u32(step[STEP_TOKENS])) { return; }
     let quads = u32(args.dim) / 4u;
     let row = m * quads;
     var found = vec2(0.0);

@@ -9,7 +9,7 @@ struct Args { rows: i32, eps: f32, dim: i32 }
 @compute @workgroup_size(WG)
 fn norm_rows(g: Group) {
     let r = i32(g.id.x);
-    if (r >= step[2]) { return; }
+    if (r >= step[STEP_ROWS]) { return; }
     let quads = args.dim / 4;
     let row = step[args.rows + r] * quads;
     var squares = 0.0;

@@ -23,7 +23,7 @@ fn stored(value: vec2<f32>) -> vec2<f32> { return value; }
 @compute @workgroup_size(WG)
 fn rope_append(g: Group) {
     let m = i32(g.id.x);
-    if (m >= step[0]) { return; }
+    if (m >= step[STEP_TOKENS]) { return; }
     let head = i32(g.id.y);
     let sequence = step[args.token_seq + m];
     let position = step[args.seq_len + sequence] - step[args.seq_begin + sequence + 1] + m;

@@ -49,12 +49,12 @@ fn gumbel(seed_lo: u32, seed_hi: u32, v: u32, position: u32) -> f32 {
         c = vec4(high.y ^ c.y ^ key.x, low.y, high.x ^ c.w ^ key.y, low.x);
         key += vec2(0x9E3779B9u, 0xBB67AE85u);
     }
-    // u = (n + 0.5) / 2^23, so 1 - u is as exact; the half of a number of 23 bits takes all of an f32.
+    // u = (n + 0.5) / 2^23, so 1 - u is exact too: a 23-bit number and a half take all bits of an f32.
     let rest = (f32(0x7FFFFFu - (c[v & 3u] >> 9u)) + 0.5) * 0x1p-23;
     return -log(minus_log_of_rest(rest));
 }
 
-// Logits at a time: all are asked for before the first is used.
+// Logits at a time: all are requested before the first is used.
 const BATCH = 8;
 alias Batch = array<f32, BATCH>;
 
@@ -93,7 +93,7 @@ fn threshold(g: Group, row: i32, inverse: f32, wanted: f32, mass: bool, top: f32
 @compute @workgroup_size(WG)
 fn sample(g: Group) {
     let r = i32(g.id.x);
-    if (r >= step[2]) { return; }
+    if (r >= step[STEP_ROWS]) { return; }
     let row = r * args.n;
     let temperature = bitcast<f32>(step[args.temperature + r]);
     let greedy = temperature == 0.0;

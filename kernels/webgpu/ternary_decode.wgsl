@@ -13,7 +13,7 @@ struct Args { rows: u32, eps: f32 }
 
 const QUADS = u32(COLS / 4);
 const VECS = u32((COLS + 127) / 128 * 2);
-const PLANE = VECS + 2u;                        // a plane's place in workgroup memory, without the planes' meeting in its banks
+const PLANE = VECS + 2u;                        // stride of a plane in workgroup memory, which keeps the planes in different banks
 const ROWS = u32(WG / LANES);
 const STRIDE = u32(LANES);
 // Planes one after the other, so that neighbouring invocations read neighbouring words.
@@ -24,7 +24,7 @@ var<workgroup> parts: array<array<i32, WG>, 2>;
 const PART = u32(HEAD_QUADS + 1);
 var<workgroup> factors: array<f32, QUADS / u32(HEAD_QUADS) * u32(SPLITS)>;
 
-// What each part of a head's attention counts for: its share of the sum of weights, under the greatest of their maxima.
+// Weight of each part of a head's attention: its share of the sum of weights, relative to the greatest maximum.
 fn find_factors(g: Group) {
     for (var i = g.lane; i < QUADS / u32(HEAD_QUADS) * u32(SPLITS); i += u32(WG)) {
         let first = i / u32(SPLITS) * u32(SPLITS);
@@ -64,7 +64,7 @@ fn weighted(value: vec4<f32>, i: u32) -> vec4<f32> {
 #endif
 }
 
-// Keeps the bytes of activations 4 i … 4 i + 3. Sixteen activations are half h % 2 of plane h / 2 % 4 of block h / 8.
+// Stores the bytes of activations 4 i … 4 i + 3. Sixteen activations are half h % 2 of plane h / 2 % 4 of block h / 8.
 fn keep(i: u32, word: u32) {
     let h = i / 4u;
     quants[(h / 2u % 4u) * PLANE + 2u * (h / 8u) + h % 2u][i % 4u] = word;
@@ -101,7 +101,7 @@ fn ternary_decode(g: Group) {
 #endif
 #end
 
-    // What this invocation ends with, if it has a row to end.
+    // This invocation's result, if it finishes a row.
     let to = min(n0 + g.lane, args.rows - 1u);
     let unit = w_scale[to];
 #if GLU
@@ -119,7 +119,7 @@ fn ternary_decode(g: Group) {
     let near = min(i, QUADS - 1u);
     let value = input(near);
     held[j] = weighted(value, near);
-    // A quad that is taken twice is not squared twice.
+    // A repeated quad is not squared twice.
     found = vec2(found.x + select(0.0, dot(value, value), i < QUADS), max(found.y, magnitude(held[j])));
 #end
     found = group_sum_max(g, found);
@@ -140,7 +140,7 @@ fn ternary_decode(g: Group) {
     }
 #end
     for (var i = QUADS + g.lane; i < 16u * VECS; i += u32(WG)) { keep(i, 0u); }
-    // What the codes count too often: below 2^24, as are its parts, so exact. Its barriers publish the bytes.
+    // The sum that the codes' offset adds: below 2^24, as are its parts, so exact. Its barriers publish the bytes.
     let extra = i32(group_sum(g, f32(sum_of_x)));
 
     var sums = vec2(0);

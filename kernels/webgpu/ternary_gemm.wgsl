@@ -23,7 +23,7 @@ const UNITS = 4u * u32(STEPS);  // 16 of K each: a plane of a vec4 of codes, at 
 var<workgroup> x_tile: array<array<vec4<u32>, TILE_M>, UNITS>;
 var<workgroup> w_tile: array<array<vec4<u32>, TILE_N>, UNITS>;
 
-// The 16 activations of token m that one plane of the vec4 v of codes goes with; zeros past K.
+// The 16 activations of token m that one plane of the vec4 v of codes multiplies; zeros past K.
 fn load_x(m: u32, v: u32, plane: u32) -> vec4<u32> {
     let at = (v / 2u) * 8u + 2u * plane + (v & 1u);
 #if ALIGNED
@@ -38,7 +38,7 @@ fn load_x(m: u32, v: u32, plane: u32) -> vec4<u32> {
 #endif
 }
 
-// What invocation `lane` fetches of x, its i-th time: as it lies in memory, the planes of a block of 128, and of each its halves.
+// The i-th fetch of x by invocation `lane`: in memory order, the planes of a block of 128, and the halves of each.
 fn fetch_x(lane: u32, i: u32, m0: u32, tokens: u32, v: u32) -> vec4<u32> {
     let at = lane + i * u32(WG);
     let unit = at % UNITS;
@@ -47,7 +47,7 @@ fn fetch_x(lane: u32, i: u32, m0: u32, tokens: u32, v: u32) -> vec4<u32> {
 
 @compute @workgroup_size(WG)
 fn ternary_gemm(g: Group) {
-    let tokens = u32(step[0]);
+    let tokens = u32(step[STEP_TOKENS]);
     let m0 = g.id.y * TILE_M;
     let n0 = g.id.x * TILE_N;
     if (m0 >= tokens) { return; }

@@ -3,7 +3,7 @@
 // hold 64 weights: bytes of one plane (bit pair) are 16 neighbours of K, and the vec4s 2b and 2b + 1 are the halves of the 128
 // weights of block b.
 // LANES invocations share EACH rows of W, each with TOKENS sums of every one. LANES vec4s of a row, and the activations that go
-// with them in workgroup memory, are done at a time, while the next are fetched: LOADS times 16 activations an invocation.
+// with them in workgroup memory, are multiplied at a time, while the next are fetched: LOADS times 16 activations an invocation.
 struct Args { cols: u32, rows: u32, first: u32, total: u32 }
 @group(0) @binding(0) var<storage, read> step: array<i32>;
 #if ALIGNED
@@ -41,7 +41,7 @@ fn load_x(m: u32, at: u32) -> vec4<u32> {
 
 @compute @workgroup_size(WG)
 fn ternary_gemv(g: Group) {
-    let tokens = u32(step[0]);
+    let tokens = u32(step[STEP_TOKENS]);
     let vecs = (args.cols + 127u) / 128u * 2u;
     let lane = g.lane % STRIDE;
     let slot = g.lane / STRIDE;

@@ -3,7 +3,7 @@
 #include "nvidia/warps.clh"
 
 #define THREADS (WARPS * WARP)
-#define AT_ONCE (SPLITS < 8 ? SPLITS : 8) /* of the splits, whose number is a power of two */
+#define AT_ONCE (SPLITS < 8 ? SPLITS : 8) /* log2 of the splits, whose number is a power of two */
 #include "nvidia/attention_split.clh"
 
 kernel __attribute__((reqd_work_group_size(THREADS, 1, 1))) OF_WARPS void attention_decode_mma(

@@ -22,7 +22,7 @@ kernel __attribute__((reqd_work_group_size(WARP *WARPS, 1, 1))) OF_WARPS void sp
     float largest = 0.0f;
     for (int k = get_local_id(0); k < COLS; k += WARP * WARPS) largest = fmax(largest, fabs(from[k]));
     largest = group_max(largest, scratch);
-    int exponent = min(max((int)(as_uint(largest) >> 23), 15), 253);  // of infinities and zeros too
+    int exponent = min(max((int)(as_uint(largest) >> 23), 15), 253);  // infinities and zeros too
     float scale = as_float((uint)(254 - exponent) << 23) * 16384.0f;
     for (int k = get_local_id(0); k < COLS; k += WARP * WARPS) {
         size_t to = (size_t)r * 2 * COLS + k;
@@ -48,7 +48,7 @@ kernel __attribute__((reqd_work_group_size(WARP *WARPS, 1, 1))) OF_WARPS void de
     int item = get_local_id(0), warp = item / WARP, lane = item % WARP, group = lane / 4, quarter = lane % 4;
     int n0 = (get_group_id(0) * WARPS + warp) * 32 + group, first = get_group_id(1) * NT * 8, count = STEP_ROWS(step) - first;
     if (count <= 0) return;
-    uint4 next[4][LOADS];  // of the rows n0, n0 + 8, n0 + 16, n0 + 24
+    uint4 next[4][LOADS];  // for the rows n0, n0 + 8, n0 + 16, n0 + 24
 #define FETCH(k, i)                                                                                                    \
     UNROLL                                                                                                             \
     for (int h = 0; h < 4; h++) {                                                                                      \

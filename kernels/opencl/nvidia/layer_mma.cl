@@ -1,11 +1,11 @@
-// A layer of a step of one token in a single launch: what a launch costs the host is more than what most of these products take.
+// A layer of a step of one token in a single launch, since a launch costs the host more than most of these products take.
 //
 // GROUPS work-groups, all of which must run at once, go through five phases: the products q, k and v; attention, with the rotation
-// and the cache's new entry; the product o; gates and ups; down. Norms and quantisation are made by each group for itself. Between
-// phases all wait for all, and each fetches its codes for the next one before it does.
+// and the cache's new entry; the product o; gates and ups; down. Each group computes norms and quantisation for itself. Between
+// phases all groups wait for one another, and each fetches its codes for the next phase first.
 #include "nvidia/warps.clh"
 
-#pragma OPENCL FP_CONTRACT OFF  // the contract rounds each product and the sum of `add` on its own
+#pragma OPENCL FP_CONTRACT OFF  // the contract rounds each product and the sum of `add` separately
 
 #define THREADS (WARPS * WARP)
 #define ROPE 1
@@ -114,7 +114,7 @@ kernel __attribute__((reqd_work_group_size(THREADS, 1, 1))) OF_WARPS void layer_
 #define FETCH_CACHED(task)                                                                                                            \
     fetch_cached(key, value, table, (task) / KV_HEADS * span + item / WARP * TILE, STORED(min(length, ((task) / KV_HEADS + 1) * span)), \
                  (global const ushort *)keys, (global const ushort *)values, KV_HEADS, (task) % KV_HEADS)
-    if (id < KV_HEADS * SPLITS) FETCH_CACHED(id);  // what a step before has left there
+    if (id < KV_HEADS * SPLITS) FETCH_CACHED(id);  // left there by an earlier step
     fetch(low, high, scales, my_rows(0, WIDTH, ATTENTION, 0), codes1, scale1, WIDTH, ATTENTION);
     FETCH_ROW(gain, norm1, NORM1, ATTENTION)
     wait_for_all(counts);

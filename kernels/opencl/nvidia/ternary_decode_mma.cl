@@ -1,9 +1,9 @@
 // ternary_decode on the matrix units, by tiles of 16 rows of W; all of a warp's codes are fetched before anything else.
 //
-// INPUT and GLU as in ternary_decode, but of several tokens too: then a warp quantises a token. KSPLIT warps share a tile's K.
+// INPUT and GLU as in ternary_decode, for several tokens too: a warp then quantises a token. KSPLIT warps share a tile's K.
 #include "nvidia/warps.clh"
 
-#pragma OPENCL FP_CONTRACT OFF  // the contract rounds each product and the sum of `add` on its own
+#pragma OPENCL FP_CONTRACT OFF  // the contract rounds each product and the sum of `add` separately
 
 #define WARPS (TILES * KSPLIT)
 #define THREADS (WARP * WARPS)
@@ -12,7 +12,7 @@
 #include "nvidia/ternary_tile.clh"
 
 #if INPUT && TOKENS > 1
-// Of a token in local memory; with room so that those of a warp's loads fall into different banks, as do four work-items' parts,
+// Bytes of a token in local memory, padded so that a warp's loads fall into different banks, as do four work-items' parts,
 // which stand together.
 #define X_PITCH (X_WORDS(CHUNKS) / 4 + 4)
 
@@ -57,7 +57,7 @@ kernel __attribute__((reqd_work_group_size(THREADS, 1, 1))) OF_WARPS void ternar
     fetch_tile(low, high, codes, at, rows, part, CHUNKS, KSPLIT);
     float scale_low = w_scale[min(row_low, rows - 1)], scale_high = w_scale[min(row_high, rows - 1)];
     int tokens = STEP_TOKENS(step);
-    // What the end needs, while nothing waits for it.
+    // Loads for the end of the kernel, early, while nothing waits for them.
     float x_scale[2] = {0.0f, 0.0f}, old_low[2] = {0.0f, 0.0f}, old_high[2] = {0.0f, 0.0f};
     int x_sum[2] = {0, 0};
     UNROLL

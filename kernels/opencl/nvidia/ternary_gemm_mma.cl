@@ -7,7 +7,7 @@
 // GLU: as in ternary_decode, every 16 rows are 8 gates and their 8 ups.
 #include "nvidia/warps.clh"
 
-#pragma OPENCL FP_CONTRACT OFF  // the contract rounds each product and the sum of `add` on its own
+#pragma OPENCL FP_CONTRACT OFF  // the contract rounds each product and the sum of `add` separately
 
 #define THREADS (WARP * WARPS_N * WARPS_M)
 #define ROW_TILES (BM / WARPS_N / 16) /* of a warp */

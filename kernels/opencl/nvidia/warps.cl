@@ -1,4 +1,4 @@
-// What the kernels whose names end in _mma, and dense_decode, need of a driver's compiler, each once: a device whose driver does not
+// Each instruction that dense_decode and the kernels named _mma need of a driver's compiler, once: a device whose driver does not
 // build this is given the others. One warp; `at` is read and written.
 #include "nvidia/warps.clh"
 
