@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from bitnet.core.dynlib import Library
 from bitnet.core.gpu import probing
 from bitnet.core.hal import DeviceType, ProbeResult, ProbeStatus
+from bitnet.core.support.dynlib import Library
 from bitnet.cuda import backend as module
 from bitnet.cuda.backend import BACKEND, DRIVER
 

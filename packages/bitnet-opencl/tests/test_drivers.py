@@ -80,7 +80,7 @@ def test_intel(require_device: Require, run_on: Run) -> None:
     assert "Intel" in description
     assert {"f16", "int8-dot", "subgroups", "command-buffer"} <= set(features)
     only = {"BITNET_REQUIRE_DEVICES": "opencl:0"}
-    done = run_on(INTEL, ["-m", "pytest", "-q", "-p", "no:cacheprovider", SUITE], only)
+    done = run_on(INTEL, ["-m", "pytest", "-n0", "-q", "-p", "no:cacheprovider", SUITE], only)
     assert passed(done) > 100
     assert "is built without the device's features" not in done.stdout + done.stderr
 
@@ -90,7 +90,9 @@ def test_intel_with_matrix_units(require_device: Require, run_on: Run) -> None:
     require_device("opencl-intel", absent(INTEL, "pip install intel-opencl-rt intel-cmplr-lib-rt"))
     environment = {"BITNET_REQUIRE_DEVICES": "opencl:0", "PYTHONPATH": str(HERE)}
     tests = [SUITE, str(HERE / "test_matrix_units.py"), "-k", UNITS]
-    done = run_on(INTEL, ["-m", "pytest", "-q", "-p", "by_sub_groups", "-p", "no:cacheprovider", *tests], environment)
+    done = run_on(
+        INTEL, ["-m", "pytest", "-n0", "-q", "-p", "by_sub_groups", "-p", "no:cacheprovider", *tests], environment
+    )
     assert passed(done) > 10
     assert "does not build" not in done.stdout + done.stderr
 
@@ -103,7 +105,7 @@ def test_oclgrind(require_device: Require, run_on: Run, tmp_path: Path) -> None:
     one = {min(os.sched_getaffinity(0))}
     done = run_on(
         OCLGRIND,
-        ["-m", "pytest", "-q", "-p", "no:cacheprovider", SUITE, "-k", SMALL],
+        ["-m", "pytest", "-n0", "-q", "-p", "no:cacheprovider", SUITE, "-k", SMALL],
         environment,
         preexec_fn=lambda: os.sched_setaffinity(0, one),  # it crashes where two threads compile
     )

@@ -14,11 +14,11 @@ from pathlib import Path
 
 import pytest
 
-from bitnet.core.cache import KernelCache
-from bitnet.core.dynlib import open_library
 from bitnet.core.errors import KernelCompileError
+from bitnet.core.support.cache import KernelCache
+from bitnet.core.support.dynlib import open_library
 from bitnet.vulkan import compiler
-from bitnet.vulkan.compiler import KERNELS, MAGIC, Built, Compiler, Program, Refused, Shaderc, Ways
+from bitnet.vulkan.compiler import KERNELS, MAGIC, Built, CommandLineCompiler, Compiler, Refused, Shaderc, Ways
 from bitnet.vulkan.modules import TARGET, Module, all_modules, module
 
 Patch = pytest.MonkeyPatch
@@ -80,11 +80,11 @@ def test_every_module_is_valid(made: Module, require_device: Require, tmp_path: 
 
 
 @pytest.mark.parametrize("name", ["glslc", "glslangValidator"])
-def test_a_program_that_is_installed(name: str) -> None:
+def test_a_program_that_is_installed(name: str, require_device: Callable[[str, str | None], None]) -> None:
     path = shutil.which(name)
-    if path is None:
-        pytest.skip(f"{name} is not installed")
-    program = Program(name, path)
+    require_device(name, None if path else f"{name} is not installed")
+    assert path is not None
+    program = CommandLineCompiler(name, path)
     assert program.spirv(embed())[:4] == MAGIC
     with pytest.raises(Refused, match="teapot"):
         program.spirv(replace(embed(), text=embed().text.replace("result[to + i]", "teapot")))
@@ -127,7 +127,7 @@ def test_a_compiler_that_hangs(monkeypatch: Patch, tmp_path: Path) -> None:
     script.chmod(script.stat().st_mode | stat.S_IXUSR)
     monkeypatch.setattr(compiler, "SECONDS", 0.2)
     with pytest.raises(Refused, match="timed out"):
-        Program("glslc", str(script)).spirv(embed())
+        CommandLineCompiler("glslc", str(script)).spirv(embed())
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="a script is no program there")
@@ -137,7 +137,7 @@ def test_a_program_that_cannot_work(monkeypatch: Patch, tmp_path: Path, what: st
     script = tmp_path / "glslc"
     script.write_text("#!/bin/sh\nprintf 'caf\\351' >&2\nexit 1\n")
     script.chmod(script.stat().st_mode | stat.S_IXUSR)
-    program = Program("glslc", str(script))
+    program = CommandLineCompiler("glslc", str(script))
     if what == "is gone":
         script.unlink()
     if what == "has nowhere to work":
@@ -161,7 +161,7 @@ def test_a_library_that_cannot_be_opened(monkeypatch: Patch, tmp_path: Path) -> 
     """A libshaderc that is there but broken: the next way is taken, and `bitnet devices` is told so."""
     broken = tmp_path / "libshaderc_shared.so.1"
     broken.write_bytes(b"\x7fELF and nothing behind it")
-    monkeypatch.setattr(compiler, "_shaderc_names", lambda sdk: [str(broken)])
+    monkeypatch.setattr(compiler, "SHADERC", [str(broken)])
     found = compiler.ways()
     assert not any(isinstance(way, Shaderc) for way in found.found)
     assert str(broken) in found.text
@@ -173,7 +173,7 @@ def test_a_library_that_cannot_be_opened(monkeypatch: Patch, tmp_path: Path) -> 
 def test_a_library_without_the_calls(monkeypatch: Patch) -> None:
     """It opens, and is another library."""
     name = {"linux": "libc.so.6", "darwin": "libSystem.dylib"}.get(sys.platform, "msvcrt.dll")
-    monkeypatch.setattr(compiler, "_shaderc_names", lambda sdk: [name])
+    monkeypatch.setattr(compiler, "SHADERC", [name])
     found = compiler.ways()
     assert not any(isinstance(way, Shaderc) for way in found.found)
     assert f"{name} cannot be used" in found.text
@@ -181,7 +181,7 @@ def test_a_library_without_the_calls(monkeypatch: Patch) -> None:
 
 def test_shaderc() -> None:
     """The library's C interface, where one can be opened."""
-    library = open_library(compiler._shaderc_names(None))
+    library = open_library(compiler.SHADERC)
     if library.handle is None:
         pytest.skip(f"no libshaderc can be opened: {'; '.join(library.tried.values())}")
     shaderc = Shaderc(library.handle, library.name)
@@ -197,19 +197,19 @@ def test_the_sdk_comes_first(monkeypatch: Patch, tmp_path: Path) -> None:
     program.write_text("")
     program.chmod(0o755)
     monkeypatch.setenv("VULKAN_SDK", str(tmp_path))
-    monkeypatch.setattr(compiler, "_shaderc_names", lambda sdk: [])
+    monkeypatch.setattr(compiler, "SHADERC", [])
     first = compiler.ways().found[0]
-    assert isinstance(first, Program)
+    assert isinstance(first, CommandLineCompiler)
     assert first.path == str(program)
 
 
-def test_no_compiler_at_all(monkeypatch: Patch) -> None:
+def test_no_compiler_at_all(monkeypatch: Patch, require_device: Callable[[str, str | None], None]) -> None:
     """What a machine with a driver and nothing else has: the SPIR-V of the build."""
-    monkeypatch.setattr(compiler, "_shaderc_names", lambda sdk: [])
+    monkeypatch.setattr(compiler, "SHADERC", [])
     monkeypatch.setenv("PATH", os.devnull)
     found = compiler.ways().found
-    if not compiler.BUILT.is_dir():
-        pytest.skip("this install was built without glslangValidator")
+    built = compiler.BUILT.is_dir()
+    require_device("glslangValidator", None if built else "this install was built without glslangValidator")
     assert [way.name for way in found] == ["built with the wheel"]
     own = Compiler("vulkan:7", KernelCache())
     assert all(own.spirv(made)[:4] == MAGIC for made in MODULES)

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from bitnet.core.dynlib import Library, open_library
 from bitnet.core.errors import DeviceUnavailableError
-from bitnet.core.hal import DeviceInfo, DeviceType, ProbeResult, ProbeStatus
+from bitnet.core.hal import DeviceInfo, DeviceType, OpenOptions, ProbeResult, ProbeStatus
+from bitnet.core.support.dynlib import Library, open_library
 from bitnet.vulkan import backend as module
 from bitnet.vulkan import driver, hardware
 from bitnet.vulkan.backend import BACKEND
@@ -26,14 +26,18 @@ Patch = pytest.MonkeyPatch
 
 MADE_UP = Hardware(
     handle=None,
-    index=0,
-    name="Made-up 9000",
-    vendor="Nobody",
-    type=DeviceType.DISCRETE,
-    id="00112233445566778899aabbccddeeff",
+    info=DeviceInfo(
+        backend="vulkan",
+        index="0",
+        id="00112233-4455-6677-8899-aabbccddeeff",
+        description="Made-up 9000",
+        vendor="Nobody",
+        type=DeviceType.DISCRETE,
+        memory=8 << 30,
+        driver_version="1.0",
+        details={"vulkan": "1.3.0"},
+    ),
     version=driver.VERSION_1_3,
-    driver="1.0",
-    memory=8 << 30,
     features=frozenset({"shaderIntegerDotProduct"}),
     extensions=frozenset(),
     subgroup=32,
@@ -66,7 +70,11 @@ def machine(patch: Patch, *devices: Hardware | None) -> None:
             return list(devices)
 
     patch.setattr(driver, "Instance", Instance)
-    patch.setattr(hardware, "inspect", lambda instance, device, index: device and replace(device, index=index))
+
+    def inspect(instance: object, device: Hardware | None, index: int) -> Hardware | None:
+        return device and replace(device, info=replace(device.info, index=str(index)))
+
+    patch.setattr(hardware, "inspect", inspect)
     patch.setattr(module, "denied_nodes", lambda _: [])
 
 
@@ -182,7 +190,8 @@ def test_a_device_that_binds_too_few_buffers(monkeypatch: Patch) -> None:
 
 def test_what_is_told_of_devices(monkeypatch: Patch) -> None:
     """Each has the number that the loader's order gives it, those that cannot be used included."""
-    soft = replace(MADE_UP, type=DeviceType.CPU, subgroup=0, features=frozenset(), int8_tile=(16, 16, 32))
+    info = replace(MADE_UP.info, type=DeviceType.CPU)
+    soft = replace(MADE_UP, info=info, subgroup=0, features=frozenset(), int8_tile=(16, 16, 32))
     machine(monkeypatch, None, MADE_UP, replace(MADE_UP, buffers=4), soft)
     first, second = BACKEND.probe().devices
     assert (first.name, second.name) == ("vulkan:1", "vulkan:3")
@@ -198,9 +207,9 @@ def test_what_is_told_of_devices(monkeypatch: Patch) -> None:
 def test_a_device_that_is_gone(real_loader: None) -> None:
     """Lost between probe and open: another device has its number now, or none."""
     known = BACKEND.probe().devices[0]
-    for gone in (replace(known, index="97"), replace(known, details={"uuid": "0" * 32})):
+    for gone in (replace(known, index="97"), replace(known, id="00000000-0000-0000-0000-000000000000")):
         with pytest.raises(DeviceUnavailableError, match="is gone since it was probed"):
-            BACKEND.open(gone)
+            BACKEND.open(gone, OpenOptions())
 
 
 def test_kernels_are_named_after_the_backend() -> None:
@@ -209,15 +218,18 @@ def test_kernels_are_named_after_the_backend() -> None:
     assert all(name.endswith("_vulkan") for name in names)
 
 
-def test_info_is_plain_data() -> None:
+def test_info_is_plain_data(require_device: Callable[[str, str | None], None]) -> None:
     """A probe's result outlives the instance that it was made with."""
-    for info in BACKEND.probe().devices:
+    found = BACKEND.probe().devices
+    require_device("vulkan:0", None if found else "there is no Vulkan device")
+    for info in found:
         assert isinstance(info, DeviceInfo)
         json.dumps(dict(info.details))
 
 
-def test_a_probe_without_a_display_says_nothing() -> None:
+def test_a_probe_without_a_display_says_nothing(require_device: Callable[[str, str | None], None]) -> None:
     """Mesa's choice of a default device looks for a display, and complains where there is none."""
+    require_device("vulkan:0", None if BACKEND.probe().devices else "there is no Vulkan device")
     code = "from bitnet.vulkan.backend import BACKEND; print(len(BACKEND.probe().devices))"
     display = ("DISPLAY", "WAYLAND_DISPLAY", "XDG_RUNTIME_DIR", "NODEVICE_SELECT")
     env = {name: value for name, value in os.environ.items() if name not in display}

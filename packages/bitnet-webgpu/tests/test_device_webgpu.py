@@ -7,12 +7,21 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bitnet.core import load_model
-from bitnet.core.demo_problems import CATEGORIES, draw_problems
 from bitnet.core.errors import DeviceError, DeviceLostError, KernelCompileError, OutOfMemoryError
 from bitnet.core.gpu import GpuDevice, KernelSpec, Launch
-from bitnet.core.hal import GREEDY, DenseMatmul, DeviceInfo, Embed, Limits, ProbeStatus, SequenceStep, TernaryMatmul
+from bitnet.core.hal import (
+    GREEDY,
+    DenseMatmul,
+    DeviceInfo,
+    Embed,
+    Limits,
+    OpenOptions,
+    ProbeStatus,
+    SequenceStep,
+    TernaryMatmul,
+)
 from bitnet.core.testing import oracle
+from bitnet.core.testing.answers import assert_same_answers
 from bitnet.core.testing.rig import (
     Rig,
     assert_products,
@@ -38,7 +47,7 @@ def info(require_device: Callable[[str, str | None], None]) -> DeviceInfo:
 
 @pytest.fixture
 def device(info: DeviceInfo) -> Iterator[GpuDevice]:
-    device = BACKEND.open(info)
+    device = BACKEND.open(info, OpenOptions())
     assert isinstance(device, GpuDevice)
     yield device
     device.close()
@@ -69,7 +78,7 @@ def test_a_shader_that_does_not_compile(device: GpuDevice, monkeypatch: pytest.M
     from bitnet.webgpu.source import SOURCES
 
     text = SOURCES.text
-    monkeypatch.setattr(SOURCES, "text", lambda file: text(file).replace("step[0]", "nowhere[0]"))
+    monkeypatch.setattr(SOURCES, "text", lambda file: text(file).replace("step[STEP_TOKENS]", "nowhere[STEP_TOKENS]"))
     with pytest.raises(KernelCompileError) as caught:
         small(device)
     assert "embed.wgsl" in str(caught.value)
@@ -148,7 +157,7 @@ def test_weights_larger_than_a_binding(info: DeviceInfo, rng: np.random.Generato
     out = tensor("out", "f32", "M", width)
     with Rig(poor, [Embed("t", "out")], [out], {"t": dense(table)}, limits=Limits(40)) as rig:
         rows = rig.run([SequenceStep(ids, 40)], {}, ["out"])["out"]
-        assert rig.executable.dispatches > 1  # type: ignore[attr-defined]
+        assert (rig.executable.stats().dispatches or 0) > 1
     assert_same_bits("embed", rows, table[ids].astype(np.float32))
 
     x = rng.standard_normal((3, width)).astype(np.float32)
@@ -190,12 +199,4 @@ def rng() -> np.random.Generator:
 
 
 def test_the_demo_model_answers_as_on_the_cpu(info: DeviceInfo, rng: np.random.Generator) -> None:
-    """A short `bitnet eval demo`: the same text for each problem, and the right one where something is claimed."""
-    asked = [p for category in CATEGORIES for p in draw_problems(category, 2, seed=int(rng.integers(1 << 30)))]
-    texts = []
-    for name in (info.name, "cpu"):
-        with load_model(device=name, context=128) as model:
-            assert model.chat_template is not None
-            prompts = [model.chat_template.render([{"role": "user", "content": p.question}]) for p in asked]
-            texts.append([c.text for c in model.generate_batch(prompts, max_tokens=40, temperature=0)])
-    assert texts[0] == texts[1]
+    assert assert_same_answers(info.name, 2, seed=int(rng.integers(1 << 30))) > 200

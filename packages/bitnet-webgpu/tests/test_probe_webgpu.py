@@ -9,9 +9,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from bitnet.core.dynlib import Library
 from bitnet.core.errors import DeviceUnavailableError
-from bitnet.core.hal import DeviceInfo, DeviceType, ProbeStatus
+from bitnet.core.hal import DeviceInfo, DeviceType, OpenOptions, ProbeStatus
+from bitnet.core.support.dynlib import Library
 from bitnet.webgpu import backend as module
 from bitnet.webgpu.backend import BACKEND
 
@@ -135,7 +135,7 @@ def test_a_device_that_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
     use(monkeypatch, made_up(2))
     for info in (first, second):
         with pytest.raises(DeviceUnavailableError, match=f"{info.name} is gone"):
-            BACKEND.open(info)
+            BACKEND.open(info, OpenOptions())
 
 
 def test_kernels_are_named_after_the_backend() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from bitnet.core.gpu import Bucket, Context, KernelSpec, Launch
-from bitnet.core.gpu.ops import ceil_div, kv_defines, positions
+from bitnet.core.gpu.ops import attention_inputs, ceil_div, kv_defines, positions, rope_defines
 from bitnet.core.hal import Attention, RopeAppend
 from bitnet.cuda.products import CLUSTERS, DECODE_TOKENS, MAX_CLUSTER, TENSOR_CORES, WGMMA, largest
 from bitnet.cuda.tiles import ALIGNMENT, MANY_TOKENS, PANEL, TiledMatrix
@@ -13,7 +13,7 @@ from bitnet.cuda.tiles import ALIGNMENT, MANY_TOKENS, PANEL, TiledMatrix
 QUERY_TILE = 64
 """Tokens of a block of attention_prefill."""
 QUERY_ROWS, KEY_TILE, KEY_STAGES = 128, 128, 2
-"""Of attention_wgmma, as its source has them: tokens times query heads of a block, and positions of a tile."""
+"""Sizes of attention_wgmma, as in its source: tokens times query heads of a block, positions of a tile, stages."""
 KEY_BLOCKS = (8, 16, 32, 64, 128)
 """Positions of a block of the cache that it can fetch: they divide its tile, and are whole swizzles."""
 SPLIT = 64
@@ -75,8 +75,7 @@ class AttentionOps:
         return [Launch(spec, (bucket.tokens, op.heads, 1), (PLAIN_GROUP, 1, 1), args)]
 
     def _wgmma_launch(self, ctx: Context, op: Attention, bucket: Bucket, defines: dict[str, int]) -> Launch:
-        kv = ctx.program.kv
-        assert kv is not None
+        kv = ctx.cache
         positions_there, width = kv.num_blocks * kv.block_size, op.kv_heads * op.head_dim * 2
         cache = (TiledMatrix(ctx.kv(which, op.layer), positions_there, width, kv.block_size, PANEL) for which in "kv")
         tokens = QUERY_ROWS // (op.heads // op.kv_heads)
@@ -87,11 +86,9 @@ class AttentionOps:
         return Launch(spec, (op.kv_heads, tiles, 1), (3 * QUERY_ROWS, 1, 1), args, shared=shared, overlaps=True)
 
     def splits(self, ctx: Context, op: Attention, bucket: Bucket) -> bool:
-        kv = ctx.program.kv
-        assert kv is not None
         fits = self._tensor_cores and op.head_dim in (64, 128, 256) and op.heads // op.kv_heads <= 8
         decoding = bucket.tokens <= DECODE_TOKENS or bucket.tokens == bucket.rows
-        return fits and kv.dtype == "f16" and decoding
+        return fits and ctx.cache.dtype == "f16" and decoding
 
     def decode(self, ctx: Context, op: Attention, bucket: Bucket, rope: RopeAppend | None) -> Launch:
         limit = max(ctx.program.limits.max_rows, min(ctx.program.limits.max_tokens, DECODE_TOKENS))
@@ -117,11 +114,9 @@ class AttentionOps:
             "CLUSTER": int(clusters and splits > 1),
             "WARPS": warps,
             "DEPTH": depth,
-            "ROPE": int(rope is not None),
-            "NEOX": int(rope is not None and rope.style == "neox"),
+            **rope_defines(rope),
         }
-        tables = (ctx.dense(rope.cos).data, ctx.dense(rope.sin).data) if rope else (ctx.step, ctx.step)
-        cache = ctx.kv("k", op.layer), ctx.kv("v", op.layer)
-        args = (*positions(ctx), ctx.tensors[op.qkv], *cache, *tables, ctx.tensors[op.out], parts, arrivals)
+        inputs = attention_inputs(ctx, op, rope, ctx.step)
+        args = (*positions(ctx), *inputs, ctx.tensors[op.out], parts, arrivals)
         spec = KernelSpec("attention_decode", "attention_decode", tuple(defines.items()))
         return Launch(spec, (op.kv_heads, bucket.tokens, splits), (32 * warps, 1, 1), args, overlaps=True)

@@ -7,10 +7,11 @@ from collections.abc import Collection
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from typing import Any
+from uuid import UUID
 
-from bitnet.core.dynlib import open_library
-from bitnet.core.gpu.probing import denied_nodes, no_permission
-from bitnet.core.hal import HAL_API, Device, DeviceInfo, DeviceType, ProbeResult, ProbeStatus
+from bitnet.core.gpu.probing import denied_nodes, no_library, no_permission
+from bitnet.core.hal import HAL_API, Device, DeviceInfo, DeviceType, OpenOptions, ProbeResult, ProbeStatus
+from bitnet.core.support.dynlib import open_library
 
 DRIVER = {"linux": ["libcuda.so.1"], "win32": ["nvcuda.dll"]}
 CAPABILITY = (7, 5)
@@ -40,15 +41,11 @@ class CudaBackend:
             return ProbeResult(ProbeStatus.LIBRARY_MISSING, reason=missing, hint=REINSTALL)
         found = open_library(DRIVER)
         if not found:
-            statuses = {"no-permission": ProbeStatus.NO_PERMISSION, "broken": ProbeStatus.BROKEN}
-            status = statuses.get(found.failure, ProbeStatus.DRIVER_MISSING)
-            names = ", ".join(found.tried) or f"on {sys.platform}, which NVIDIA's driver does not support"
-            why = "; ".join(filter(None, found.tried.values())) if status is not ProbeStatus.DRIVER_MISSING else ""
-            reason = f"The NVIDIA driver cannot be opened: {names}{f' ({why})' if why else ''}."
-            return ProbeResult(status, reason=reason, hint=OPEN[status], tried=found.tried)
+            names = "" if found.tried else f"on {sys.platform}, which NVIDIA's driver does not support"
+            return no_library("The NVIDIA driver", found, OPEN, names=names)
         return _probe_driver(dict(found.tried))
 
-    def open(self, info: DeviceInfo) -> Device:
+    def open(self, info: DeviceInfo, options: OpenOptions) -> Device:
         from bitnet.core.gpu import GpuDevice
         from bitnet.cuda.device import CudaDriver
         from bitnet.cuda.ops import CudaOps
@@ -135,7 +132,7 @@ def _info(index: int, driver_version: str) -> tuple[DeviceInfo, tuple[int, int]]
 
     device = get(driver.cuDeviceGet(index))
     capability = capability_of(device, name)
-    uuid = bytes(get(driver.cuDeviceGetUuid(device)).bytes).hex()
+    uuid = UUID(bytes=bytes(get(driver.cuDeviceGetUuid(device)).bytes))
     integrated = get(driver.cuDeviceGetAttribute(attribute.CU_DEVICE_ATTRIBUTE_INTEGRATED, device))
     multiprocessors = get(driver.cuDeviceGetAttribute(attribute.CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, device))
     features = ["int8-dot", "f16"]
@@ -144,7 +141,7 @@ def _info(index: int, driver_version: str) -> tuple[DeviceInfo, tuple[int, int]]
     info = DeviceInfo(
         backend="cuda",
         index=str(index),
-        id=f"GPU-{uuid[:8]}-{uuid[8:12]}-{uuid[12:16]}-{uuid[16:20]}-{uuid[20:]}",
+        id=f"GPU-{uuid}",
         description=get(driver.cuDeviceGetName(128, device)).split(b"\0")[0].decode(),
         vendor="NVIDIA",
         type=DeviceType.INTEGRATED if integrated else DeviceType.DISCRETE,

@@ -7,10 +7,10 @@ from typing import Any
 
 from cuda.bindings import nvrtc
 
-from bitnet.core.cache import KernelCache
 from bitnet.core.errors import DeviceError, KernelCompileError
 from bitnet.core.gpu import KernelSpec
 from bitnet.core.gpu.compiling import Way, compiled
+from bitnet.core.support.cache import KernelCache
 from bitnet.cuda.ops import SOURCES
 
 

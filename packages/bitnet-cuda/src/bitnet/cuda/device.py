@@ -14,9 +14,9 @@ import numpy as np
 import numpy.typing as npt
 from cuda.bindings import driver
 
-from bitnet.core.cache import KernelCache
 from bitnet.core.errors import DeviceLostError
 from bitnet.core.gpu import Arg, KernelSpec, Launch
+from bitnet.core.support.cache import KernelCache
 from bitnet.cuda.compiler import Compiler
 from bitnet.cuda.driver import check
 from bitnet.cuda.tiles import TiledMatrix
@@ -29,7 +29,7 @@ SWIZZLES = {
     32: driver.CUtensorMapSwizzle.CU_TENSOR_MAP_SWIZZLE_32B,
     128: driver.CUtensorMapSwizzle.CU_TENSOR_MAP_SWIZZLE_128B,
 }
-"""By the bytes of a tile's row."""
+"""Swizzle modes, by the bytes of a tile's row."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -6,8 +6,8 @@ from typing import Any
 
 from cuda.bindings import driver
 
-from bitnet.core.errors import DeviceError, DeviceLostError, OutOfMemoryError
-from bitnet.core.gpu.probing import SMALLER
+from bitnet.core.errors import DeviceError
+from bitnet.core.gpu.failures import lost, out_of_memory
 
 OUT_OF_MEMORY = driver.CUresult.CUDA_ERROR_OUT_OF_MEMORY
 LOST = {
@@ -41,7 +41,7 @@ def check(device: str, result: tuple[Any, ...]) -> Any:
     _, text = driver.cuGetErrorString(status)
     what = f"{status.name}: {text.decode() if text else 'no description'}."
     if status == OUT_OF_MEMORY:
-        raise OutOfMemoryError(what, device=device, hint=SMALLER)
+        raise out_of_memory(what, device)
     if status in LOST:
-        raise DeviceLostError(what, device=device, hint="Start again; nvidia-smi and the system's log tell more.")
+        raise lost(what, device, look="nvidia-smi and the system's log")
     raise DeviceError(what, device=device)

@@ -9,7 +9,7 @@ import numpy as np
 
 from bitnet.core.gpu import Arg, Bucket, Buffer, Context, KernelSpec, Launch
 from bitnet.core.gpu.groups import Choice, NormChoice
-from bitnet.core.gpu.head import choice, compact_shape
+from bitnet.core.gpu.head import choice, compact_shape, unnormed
 from bitnet.core.gpu.ops import ceil_div
 from bitnet.cuda.products import DECODE_TOKENS, shared_bytes
 
@@ -20,7 +20,7 @@ COLUMN_GROUP, ROW_GROUP, CHOOSE_GROUP = 1024, 256, 256
 MOST_EACH = 16
 """Rows of the head that a thread of head_choose looks at, at most: their list is in shared memory."""
 SCORE_WARPS = 16
-"""Of head_score, on a multiprocessor."""
+"""Warps of head_score on a multiprocessor."""
 MANY_ROWS = 64
 """Rows of x at most, on devices of :data:`LARGE_SHARED`; elsewhere those of a decode step."""
 LARGE_SHARED = ((9, 0), (10, 0))
@@ -61,10 +61,19 @@ class HeadOps:
             spec = KernelSpec(entry, entry, (("COLS", cols), *sizes.items()))
             return Launch(spec, (*grid, 1), (block, 1, 1), args, shared=shared, overlaps=True)
 
-        source = ctx.tensors[norm.x if norm else dense.x]
-        gain = ctx.dense(norm.weight).data if norm else source
-        eps = np.float32(norm.eps if norm else 0)
-        x = (ctx.step, ctx.offset("rows"), source, gain, eps, head, n, planes, params, split, scales, likeliest, best)
+        x = (
+            ctx.step,
+            ctx.offset("rows"),
+            *unnormed(ctx, group),
+            head,
+            n,
+            planes,
+            params,
+            split,
+            scales,
+            likeliest,
+            best,
+        )
         score = (*choice(ctx), head, planes, params, scores, likeliest, n)
         floor = (*choice(ctx), likeliest, split, scales, weight.data, floors)
         choose = (*choice(ctx), head, params, scores, floors, split, scales, weight.data, best, arrivals)

@@ -12,9 +12,9 @@ from dataclasses import replace
 import numpy as np
 
 from bitnet.core.gpu import Bucket, Buffer, Context, Dispatch, KernelSources, Launch, Lowering
-from bitnet.core.gpu.groups import Choice, FeedForward, GatedProduct, NormChoice, NormProduct, RopeAttention
+from bitnet.core.gpu.groups import Choice, GatedProduct, NormChoice, RopeAttention
 from bitnet.core.gpu.ops import RowOps
-from bitnet.core.gpu.products import Source, feed_forward, glu_products, normed, row_sums
+from bitnet.core.gpu.products import Source, fused_products, glu_products, row_sums
 from bitnet.core.hal import (
     Attention,
     DenseMatmul,
@@ -47,9 +47,8 @@ class CudaOps:
             NormChoice: self._head.launches,
             Choice: self._head.launches,
             RopeAttention: self._rope_attention,
-            FeedForward: self._feed_forward,
-            NormProduct: self._norm_product,
             GatedProduct: self._gated_product,
+            **fused_products(self._products.decode, self._products.quantises),
         }
         self._table: Dispatch = {
             **self._rows.table(),
@@ -81,18 +80,8 @@ class CudaOps:
         return [replace(self._rows.launch("glu_norm_quant", bucket.tokens, args, defines=defines), overlaps=True)]
 
     def _rope_attention(self, ctx: Context, group: RopeAttention, bucket: Bucket) -> list[Launch] | None:
-        able = bucket.apart and bucket.tokens <= DECODE_TOKENS and self._attention.splits(ctx, group.attention, bucket)
+        able = bucket.tokens <= DECODE_TOKENS and self._attention.splits(ctx, group.attention, bucket)
         return [self._attention.decode(ctx, group.attention, bucket, group.rope)] if able else None
-
-    def _feed_forward(self, ctx: Context, group: FeedForward, bucket: Bucket) -> list[Launch] | None:
-        able = all(self._quantises(ctx, product, bucket) for product in (group.up, group.down))
-        return feed_forward(self._products.decode, ctx, group, bucket) if able else None
-
-    def _norm_product(self, ctx: Context, group: NormProduct, bucket: Bucket) -> list[Launch] | None:
-        op = group.product
-        if not self._quantises(ctx, op, bucket):
-            return None
-        return [self._products.decode(ctx, op, bucket, normed(ctx, group.norm), ctx.tensors[op.out])]
 
     def _gated_product(self, ctx: Context, group: GatedProduct, bucket: Bucket) -> list[Launch] | None:
         up, glu = group.up, group.glu
@@ -108,9 +97,6 @@ class CudaOps:
         else:
             launch = self._products.tiled(ctx, up, bucket, product, activation=glu.activation)
         return [*self._products.row_sums(ctx, up, bucket), launch, self._norm_quant(ctx, glu, product, width, bucket)]
-
-    def _quantises(self, ctx: Context, op: TernaryMatmul, bucket: Bucket) -> bool:
-        return self._products.quantises(ctx.ternary(op.weights), bucket)
 
     def _norm_quant(self, ctx: Context, op: NormQuant | GluNormQuant, x: Buffer, width: int, bucket: Bucket) -> Launch:
         weight = ctx.dense(op.weight).data if op.weight else x

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 
 from bitnet.core.gpu import Bucket, Buffer, Context, KernelSpec, Launch, TernaryBuffer
-from bitnet.core.gpu.ops import ceil_div
+from bitnet.core.gpu.ops import ceil_div, power_of_two
 from bitnet.core.gpu.products import Source, product_args, quantised, row_sums
 from bitnet.core.hal import DenseMatmul, TernaryMatmul
 from bitnet.cuda.tiles import ALIGNMENT, MANY_TOKENS, PANEL, TiledMatrix, product_tile
@@ -16,20 +16,20 @@ DECODE_TOKENS = 8
 """More tokens than this take a tiled product."""
 GEMV_ROWS = 4
 LANES, TILE_M, TILE_N, TILE_GROUP = 32, 32, 64, 256
-"""Of the tiled product, as its source has them."""
+"""Sizes of the tiled product, as in its source."""
 SHARED, LEAST_SHARED = {(8, 0): 154, (8, 7): 154, (9, 0): 200, (10, 0): 200, (10, 3): 200}, 90
 """KiB of shared memory that a launch may ask for, by compute capability, and on every other: what a block can have,
 less the 9 that ternary_decode declares at most."""
 MAX_STEPS = 96
 """Longest K of ternary_decode, in steps of 256: 16 warps with 6 each."""
 STAGES, X_PITCH, W_PITCH, TOKEN_TILES = 4, 160, 32, (64, 128)
-"""Of ternary_mma, as its source has them."""
+"""Sizes of ternary_mma, as in its source."""
 WGMMA_STAGES = 5
-"""Of ternary_wgmma, as its source has them."""
+"""Stages of ternary_wgmma, as in its source."""
 TILES_STAGES, TILES_SHARED, TILES_DEPTH = 8, 224 * 1024, 4
-"""Of ternary_tiles: tiles of K in its ring at most, bytes that the ring may take, and tiles of K that it needs."""
+"""Limits of ternary_tiles: most tiles of K in its ring, most bytes of the ring, fewest tiles of K."""
 MIN_TILES = 4
-"""Of 128 of K: the least a block of ternary_wgmma should have."""
+"""Minimum K tiles (128 wide) per block of ternary_wgmma."""
 HEAD_ROWS, HEAD_PITCH = 256, 160
 """Weight rows of a block of dense_mma, and bytes of a half row of x in its shared memory."""
 WARPS, FEW_WARPS = 8, 6
@@ -43,7 +43,7 @@ CLUSTERS = (9, 0)
 MAX_CLUSTER = 8
 """Blocks of a cluster on every device that has clusters."""
 MOST_WARPS, ROOMY_WARPS = 16, 10
-"""Of a block of ternary_decode, at most; and where small blocks find room sooner: of one token, and in clusters."""
+"""Most warps of a block of ternary_decode; and for one token and in clusters, where small blocks find room sooner."""
 TENSOR_CORES = (8, 0)
 """Compute capability from which there is mma of 8-bit integers with 32 of K."""
 
@@ -147,9 +147,9 @@ class Products:
         few = self._tensor_cores and bucket.tokens <= DECODE_TOKENS
         return few and ceil_div(w.row_bytes, 64) <= MAX_STEPS and _stride(w) * bucket.tokens <= self._shared
 
-    def quantises(self, w: TernaryBuffer, bucket: Bucket) -> bool:
+    def quantises(self, ctx: Context, op: TernaryMatmul, bucket: Bucket) -> bool:
         """Whether ternary_decode can also norm and quantise what it multiplies."""
-        return self.decodes(w, bucket) and (bucket.tokens == 1 or self._clusters)
+        return self.decodes(ctx.ternary(op.weights), bucket) and (bucket.tokens == 1 or self._clusters)
 
     def tiled(self, ctx: Context, op: TernaryMatmul, bucket: Bucket, out: Buffer, *, activation: str = "") -> Launch:
         w = ctx.ternary(op.weights)
@@ -226,7 +226,7 @@ class Products:
 
 
 def shared_bytes(capability: tuple[int, int]) -> int:
-    """Of shared memory that a launch may ask for."""
+    """Most bytes of shared memory that a launch may ask for."""
     return 1024 * SHARED.get(capability, LEAST_SHARED)
 
 
@@ -237,7 +237,7 @@ def _stride(w: TernaryBuffer) -> int:
 
 def largest(most: int, fits: Callable[[int], bool]) -> int:
     """The largest power of two up to ``most`` that fits, or 1. Clusters of other sizes were slower."""
-    n = 1 << most.bit_length() - 1
+    n = power_of_two(most)
     while n > 1 and not fits(n):
         n //= 2
     return n

@@ -9,10 +9,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bitnet.core.dynlib import open_library
 from bitnet.core.errors import DeviceUnavailableError
 from bitnet.core.gpu.probing import denied_nodes, no_permission
-from bitnet.core.hal import HAL_API, Device, DeviceInfo, DeviceType, ProbeResult, ProbeStatus
+from bitnet.core.hal import HAL_API, Device, DeviceInfo, DeviceType, OpenOptions, ProbeResult, ProbeStatus
+from bitnet.core.support.dynlib import open_library
 
 if TYPE_CHECKING:
     import pyopencl as cl
@@ -66,17 +66,16 @@ class OpenCLBackend:
         reason = f"{', '.join(p.name.strip() for p in platforms)}: no usable device."
         return ProbeResult(ProbeStatus.NO_DEVICE, reason=reason, hint=LOOK, versions=versions)
 
-    def open(self, info: DeviceInfo) -> Device:
+    def open(self, info: DeviceInfo, options: OpenOptions) -> Device:
         import pyopencl as cl
 
-        from bitnet.core.gpu import GpuDevice
-        from bitnet.core.gpu.clc import ClcOps
+        from bitnet.core.gpu.clc import open_device
         from bitnet.opencl.device import OpenCLDriver
 
         for index, (_, device) in enumerate(_all_devices(cl.get_platforms())):
             if str(index) == info.index:
                 driver = OpenCLDriver(device, info.name)
-                return GpuDevice(info, driver, ClcOps(driver.abilities).lowering())
+                return open_device(info, driver, driver.abilities)
         raise DeviceUnavailableError(f"{info.name} is gone since it was probed.", hint="See bitnet devices.")
 
     def kernels(self) -> Collection[str]:

@@ -22,7 +22,7 @@ _pointer, _uint, _int = ctypes.c_void_p, ctypes.c_uint32, ctypes.c_int32
 
 
 class Functions(NamedTuple):
-    """Of the extension, as the driver has them."""
+    """Functions of the extension, as found in the driver."""
 
     create: Any
     kernel: Any

@@ -7,28 +7,26 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import pyopencl as cl
 
-from bitnet.core.cache import KernelCache
 from bitnet.core.errors import DeviceError, DeviceLostError, OutOfMemoryError
-from bitnet.core.gpu import KernelSpec, Launch
+from bitnet.core.gpu import Launch
+from bitnet.core.gpu.clc import tried, work_items
 from bitnet.core.gpu.probing import SMALLER
-from bitnet.core.log import logger
+from bitnet.core.support.log import logger
 from bitnet.opencl.command_buffer import CommandBuffer, functions
-from bitnet.opencl.compiler import Compiler
+from bitnet.opencl.compiler import programs
 from bitnet.opencl.features import abilities
 from bitnet.opencl.launches import Command, Launches
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
-MATRIX_TRIAL = KernelSpec("nvidia/warps", "warps")
-"""A kernel with all that those for matrix units need of a compiler."""
 OUT_OF_MEMORY = {cl.status_code.MEM_OBJECT_ALLOCATION_FAILURE, cl.status_code.OUT_OF_RESOURCES}
 LOST = {cl.status_code.DEVICE_NOT_AVAILABLE, cl.status_code.INVALID_COMMAND_QUEUE, cl.status_code.INVALID_CONTEXT}
 
@@ -52,12 +50,10 @@ class OpenCLDriver:
         self._device, self._name = device, name
         self._context = cl.Context([device])
         self._queue = cl.CommandQueue(self._context, device)
-        self._compiler = Compiler(self._context, device, name, KernelCache())
+        self._programs = programs(self._context, device, name)
         self._functions = functions(device)
         self._largest = int(device.max_mem_alloc_size)
-        self.abilities = abilities(device)
-        if self.abilities.matrix != "none" and not self._compiler.builds(MATRIX_TRIAL):
-            self.abilities = replace(self.abilities, matrix="none", resident=0)
+        self.abilities = tried(abilities(device), self._programs.builds)
 
     def alloc(self, nbytes: int) -> OpenCLBuffer:
         if nbytes > self._largest:
@@ -81,7 +77,7 @@ class OpenCLDriver:
         self._call(cl.enqueue_copy, self._queue, array, buffer.memory, src_offset=offset, is_blocking=True)
 
     def record(self, launches: Sequence[Launch]) -> CommandBuffer | Launches:
-        self._compiler.prepare([launch.kernel for launch in launches])
+        self._programs.prepare([launch.kernel for launch in launches])
         commands = [self._prepare(launch) for launch in launches]
         if self._functions is None or not commands:
             return Launches(self._queue, commands)
@@ -103,11 +99,10 @@ class OpenCLDriver:
             self._queue.finish()
 
     def _prepare(self, launch: Launch) -> Command:
-        kernel = self._compiler.kernel(launch.kernel)
+        kernel = cl.Kernel(self._programs[launch.kernel], launch.kernel.entry)
         arguments: list[Any] = [a.memory if isinstance(a, OpenCLBuffer) else a for a in launch.args]
         self._call(kernel.set_args, *arguments)
-        x, y, z = (g * b for g, b in zip(launch.grid, launch.block, strict=True))
-        return Command(kernel, (x, y, z), launch.block)
+        return Command(kernel, work_items(launch), launch.block)
 
     def _call(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Call OpenCL; its errors become ours, named as the specification names them."""

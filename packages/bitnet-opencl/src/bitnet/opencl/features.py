@@ -20,7 +20,7 @@ CAPABILITIES: Mapping[str, tuple[int, int]] = {"ptx-dp4a": (6, 1), "ptx-mma": (8
 
 
 def features(device: cl.Device) -> tuple[str, ...]:
-    """Of a device: ``f16``, ``int8-dot``, ``command-buffer``, ``subgroups``, ``ptx-dp4a``, ``ptx-mma``."""
+    """Features of a device: ``f16``, ``int8-dot``, ``command-buffer``, ``subgroups``, ``ptx-dp4a``, ``ptx-mma``."""
     extensions = set(device.extensions.split())
     found = [text for extension, text in EXTENSIONS.items() if extension in extensions]
     if "cl_khr_subgroups" in extensions or _subgroups(device):
@@ -52,7 +52,7 @@ def flags(device: cl.Device) -> tuple[str, ...]:
     """Compiler options for what a device has."""
     has = abilities(device)
     standard = "3.0" if has.subgroups and version(device) >= (3, 0) else "1.2"
-    return (f"-cl-std=CL{standard}", *(f"-D{name}={value}" for name, value in has.defines.items()))
+    return has.options(standard)
 
 
 PLAIN = ("-cl-std=CL1.2",)
@@ -78,13 +78,13 @@ def _subgroups(device: cl.Device) -> bool:
 
 
 def _compute_capability(device: cl.Device) -> tuple[int, int]:
-    """Of an NVIDIA device; (0, 0) where its driver does not tell."""
+    """Compute capability of an NVIDIA device; (0, 0) where its driver does not tell."""
     with contextlib.suppress(cl.Error, AttributeError):
         return int(device.compute_capability_major_nv), int(device.compute_capability_minor_nv)
     return 0, 0
 
 
 def version(device: cl.Device) -> tuple[int, int]:
-    """Of the device, from ``OpenCL <major>.<minor> <vendor's text>`` (OpenCL 3.0, table 5)."""
+    """Version of OpenCL that the device has, from ``OpenCL <major>.<minor> <vendor's text>`` (OpenCL 3.0, table 5)."""
     major, minor = device.version.split()[1].split(".")[:2]
     return int(major), int(minor)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Collection
+from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from bitnet.core.dynlib import open_library
 from bitnet.core.errors import DeviceError, DeviceUnavailableError
-from bitnet.core.gpu.probing import denied_nodes, no_permission
-from bitnet.core.hal import HAL_API, Device, DeviceInfo, ProbeResult, ProbeStatus
+from bitnet.core.gpu.probing import denied_nodes, no_library, no_permission
+from bitnet.core.hal import HAL_API, Device, DeviceInfo, OpenOptions, ProbeResult, ProbeStatus
+from bitnet.core.support.dynlib import open_library
 
 if TYPE_CHECKING:
     from bitnet.vulkan.hardware import Hardware
@@ -45,14 +46,10 @@ class VulkanBackend:
             return ProbeResult(ProbeStatus.LIBRARY_MISSING, reason=reason, hint="pip install vulkan")
         found = open_library(LOADER)
         if not found:
-            statuses = {"no-permission": ProbeStatus.NO_PERMISSION, "broken": ProbeStatus.BROKEN}
-            status = statuses.get(found.failure, ProbeStatus.DRIVER_MISSING)
-            why = "; ".join(filter(None, found.tried.values())) if status is not ProbeStatus.DRIVER_MISSING else ""
-            reason = f"The Vulkan loader cannot be opened: {', '.join(found.tried)}{f' ({why})' if why else ''}."
-            return ProbeResult(status, reason=reason, hint=OPEN[status], tried=found.tried)
+            return no_library("The Vulkan loader", found, OPEN)
         return _probe_loader(dict(found.tried))
 
-    def open(self, info: DeviceInfo) -> Device:
+    def open(self, info: DeviceInfo, options: OpenOptions) -> Device:
         from bitnet.core.gpu import GpuDevice
         from bitnet.vulkan.device import VulkanDriver
         from bitnet.vulkan.driver import Instance
@@ -62,7 +59,7 @@ class VulkanBackend:
         instance = Instance(info.name)
         for index, physical in enumerate(instance.physical_devices()):
             hardware = inspect(instance, physical, index)
-            if hardware is not None and str(index) == info.index and hardware.id == info.details.get("uuid"):
+            if hardware is not None and (hardware.info.index, hardware.info.id) == (info.index, info.id):
                 return GpuDevice(info, VulkanDriver(hardware, info.name), VulkanOps(hardware).lowering())
         raise DeviceUnavailableError(f"{info.name} is gone since it was probed.", hint="See bitnet devices.")
 
@@ -74,66 +71,50 @@ class VulkanBackend:
 
 def _probe_loader(tried: dict[str, str]) -> ProbeResult:
     from bitnet.vulkan.driver import Instance
-    from bitnet.vulkan.hardware import NEEDED_BUFFERS, inspect
+    from bitnet.vulkan.hardware import NEEDED_BUFFERS, Hardware, inspect
 
     versions = {"vulkan-needed": NEEDED}
     with contextlib.suppress(PackageNotFoundError):
         versions["vulkan (Python)"] = version("vulkan")
 
-    def result(status: ProbeStatus, reason: str, hint: str) -> ProbeResult:
-        return ProbeResult(status, reason=reason, hint=hint, tried=tried, versions=versions)
-
+    told: dict[str, Any] = {"tried": tried, "versions": versions}
+    found, physical = list[Hardware](), []
+    why = ProbeStatus.NO_DEVICE, "The Vulkan drivers offer no device.", LOOK
     try:
         instance = Instance()
         physical = instance.physical_devices()
-        inspected = [inspect(instance, device, index) for index, device in enumerate(physical)]
+        found = [known for i, device in enumerate(physical) if (known := inspect(instance, device, i)) is not None]
     except DeviceError as error:
-        return _no_driver(error, tried, versions)
-    usable = [found for found in inspected if found is not None and found.buffers >= NEEDED_BUFFERS]
-    if usable:
-        return ProbeResult(ProbeStatus.OK, [_info(found) for found in usable], tried=tried, versions=versions)
-    if few := [found for found in inspected if found is not None]:
-        names = ", ".join(f"{found.name} ({found.buffers})" for found in few)
+        why = _no_driver(error)
+    if usable := [hardware for hardware in found if hardware.buffers >= NEEDED_BUFFERS]:
+        return ProbeResult(ProbeStatus.OK, [_info(hardware) for hardware in usable], **told)
+    if found:
+        names = ", ".join(f"{hardware.info.description} ({hardware.buffers})" for hardware in found)
         reason = f"A kernel binds {NEEDED_BUFFERS} storage buffers; the device takes fewer: {names}."
-        return result(ProbeStatus.UNSUPPORTED, reason, "Use another backend for this device: bitnet devices.")
-    if physical:
-        return result(ProbeStatus.DRIVER_TOO_OLD, f"Vulkan {NEEDED} with a compute queue is needed.", UPDATE)
-    if denied := denied_nodes(NODES):
-        return no_permission(denied, tried=tried, versions=versions)
-    return result(ProbeStatus.NO_DEVICE, "The Vulkan drivers offer no device.", LOOK)
+        why = ProbeStatus.UNSUPPORTED, reason, "Use another backend for this device: bitnet devices."
+    elif physical:
+        why = ProbeStatus.DRIVER_TOO_OLD, f"Vulkan {NEEDED} with a compute queue is needed.", UPDATE
+    elif denied := denied_nodes(NODES):
+        return no_permission(denied, **told)
+    status, reason, hint = why
+    return ProbeResult(status, reason=reason, hint=hint, **told)
 
 
-def _no_driver(error: DeviceError, tried: dict[str, str], versions: dict[str, str]) -> ProbeResult:
-    """Say why there is no instance: no driver that the loader can use, no rights on its device, or a broken one."""
-    if denied := denied_nodes(NODES):
-        return no_permission(denied, tried=tried, versions=versions)
+def _no_driver(error: DeviceError) -> tuple[ProbeStatus, str, str]:
+    """Why there is no instance, and what to do: no driver that the loader can use, or a broken one."""
     if "VK_ERROR_INCOMPATIBLE_DRIVER" in error.message:
-        reason, status, hint = "The Vulkan loader finds no driver.", ProbeStatus.DRIVER_MISSING, INSTALL
         given = next((n for n in ("VK_DRIVER_FILES", "VK_ICD_FILENAMES") if os.environ.get(n)), "")
-        if given:
-            hint = f"Unset {given}, or let it name a driver's .json file."
-    else:
-        reason, status = f"The Vulkan driver does not start: {error.message}", ProbeStatus.BROKEN
-        hint = "Run vulkaninfo --summary and see the system's log."
-    return ProbeResult(status, reason=reason, hint=hint, tried=tried, versions=versions)
+        hint = f"Unset {given}, or let it name a driver's .json file." if given else INSTALL
+        return ProbeStatus.DRIVER_MISSING, "The Vulkan loader finds no driver.", hint
+    hint = "Run vulkaninfo --summary and see the system's log."
+    return ProbeStatus.BROKEN, f"The Vulkan driver does not start: {error.message}", hint
 
 
 def _info(found: Hardware) -> DeviceInfo:
     from bitnet.vulkan.compiler import ways
 
-    u = found.id
-    return DeviceInfo(
-        backend="vulkan",
-        index=str(found.index),
-        id=f"{u[:8]}-{u[8:12]}-{u[12:16]}-{u[16:20]}-{u[20:]}",
-        description=found.name,
-        vendor=found.vendor,
-        type=found.type,
-        memory=found.memory,
-        driver_version=found.driver,
-        features=found.used,
-        details={"vulkan": found.version_text, "uuid": u, "note": ways().text},
-    )
+    details = {**found.info.details, "note": ways().text}
+    return replace(found.info, features=found.used, details=details)
 
 
 BACKEND = VulkanBackend()

@@ -20,10 +20,10 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Protocol
 
-from bitnet.core.cache import KernelCache
-from bitnet.core.dynlib import open_library
 from bitnet.core.errors import KernelCompileError
 from bitnet.core.gpu.compiling import Way, compiled
+from bitnet.core.support.cache import KernelCache
+from bitnet.core.support.dynlib import open_library
 from bitnet.vulkan.modules import TARGET, Module
 
 KERNELS = Path(str(files("bitnet.vulkan") / "kernels"))
@@ -35,6 +35,11 @@ SHADERC = {
 }
 MAGIC = b"\x03\x02\x23\x07"
 HINT = "Install glslc (Debian: apt install glslc; Vulkan SDK: set VULKAN_SDK), or reinstall bitnet-vulkan."
+OPTIONS = {
+    "glslc": ("-fshader-stage=compute", f"--target-env={TARGET}", "-O"),
+    "glslangValidator": ("-S", "comp", "--target-env", TARGET),
+}
+"""Command-line options of each program."""
 SECONDS = 120.0
 """That a compiler may take for one kernel."""
 
@@ -72,37 +77,28 @@ class Shaderc:
 
     def spirv(self, module: Module) -> bytes:
         lib, pointer, size = self._lib, ctypes.c_void_p, ctypes.c_size_t
-        compiler, options = (
-            pointer(lib.shaderc_compiler_initialize()),
-            pointer(lib.shaderc_compile_options_initialize()),
-        )
+        text, file, result = module.text.encode(), f"{module.file}.comp".encode(), pointer()
+        compiler = pointer(lib.shaderc_compiler_initialize())
+        options = pointer(lib.shaderc_compile_options_initialize())
         try:
             lib.shaderc_compile_options_set_target_env(options, 0, ctypes.c_uint32(1 << 22 | 1 << 12))  # Vulkan 1.1
             lib.shaderc_compile_options_set_optimization_level(options, 2)
-            for name, number in module.macros:
-                value = str(number).encode()
-                lib.shaderc_compile_options_add_macro_definition(
-                    options, name.encode(), size(len(name)), value, size(len(value))
-                )
-            text = module.text.encode()
-            result = pointer(
-                lib.shaderc_compile_into_spv(
-                    compiler, text, size(len(text)), 2, f"{module.file}.comp".encode(), b"main", options
-                )
-            )
-            try:
-                if lib.shaderc_result_get_compilation_status(result):
-                    raise Refused(lib.shaderc_result_get_error_message(result).decode(errors="replace"))
-                return ctypes.string_at(lib.shaderc_result_get_bytes(result), lib.shaderc_result_get_length(result))
-            finally:
-                lib.shaderc_result_release(result)
+            for macro, number in module.macros:
+                name, value = macro.encode(), str(number).encode()
+                lengths = size(len(name)), size(len(value))
+                lib.shaderc_compile_options_add_macro_definition(options, name, lengths[0], value, lengths[1])
+            result = pointer(lib.shaderc_compile_into_spv(compiler, text, size(len(text)), 2, file, b"main", options))
+            if lib.shaderc_result_get_compilation_status(result):
+                raise Refused(lib.shaderc_result_get_error_message(result).decode(errors="replace"))
+            return ctypes.string_at(lib.shaderc_result_get_bytes(result), lib.shaderc_result_get_length(result))
         finally:
+            lib.shaderc_result_release(result)
             lib.shaderc_compile_options_release(options)
             lib.shaderc_compiler_release(compiler)
 
 
 @dataclass(frozen=True, slots=True)
-class Program:
+class CommandLineCompiler:
     """``glslc`` or ``glslangValidator``."""
 
     name: str
@@ -118,15 +114,10 @@ class Program:
         with tempfile.TemporaryDirectory(prefix="bitnet-vulkan-") as folder:
             source, target = Path(folder) / f"{module.file}.comp", Path(folder) / "out.spv"
             source.write_text(module.text, encoding="utf-8")
-            if self.name == "glslc":
-                options = ["-fshader-stage=compute", f"--target-env={TARGET}", "-O"]
-            else:
-                options = ["-S", "comp", "--target-env", TARGET]
-            command = [self.path, *options, *macros, str(source), "-o", str(target)]
+            command = [self.path, *OPTIONS[self.name], *macros, str(source), "-o", str(target)]
+            nothing = subprocess.DEVNULL
             try:
-                done = subprocess.run(
-                    command, capture_output=True, timeout=SECONDS, check=False, stdin=subprocess.DEVNULL
-                )
+                done = subprocess.run(command, capture_output=True, timeout=SECONDS, check=False, stdin=nothing)
             except subprocess.TimeoutExpired as error:
                 raise Refused(str(error)) from None
             if done.returncode or not target.exists():
@@ -147,8 +138,6 @@ class Built:
             return (BUILT / f"{module.digest}.spv").read_bytes()
         except FileNotFoundError:
             raise Refused(f"{BUILT} does not have {module.label} as it is now.") from None
-        except OSError as error:
-            raise Refused(str(error)) from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,36 +159,21 @@ def ways() -> Ways:
     """The ways of this machine."""
     found: list[SpirvCompiler] = []
     missing: list[str] = []
-    sdk = os.environ.get("VULKAN_SDK")
-    names = _shaderc_names(Path(sdk) if sdk else None)
-    library = open_library(names)
+    library = open_library(SHADERC)
     if library.handle is not None:
         try:
             found.append(Shaderc(library.handle, library.name))
         except AttributeError as error:
             missing.append(f"{library.name} cannot be used: {error}")
-    missing += [f"{n} cannot be opened: {why}" for n, why in library.tried.items() if why and _is_there(n, why)]
-    for program, others in (("glslc", ()), ("glslangValidator", ("glslang",))):
-        for name in (program, *others):
-            path = shutil.which(name, path=f"{sdk}/bin{os.pathsep}{os.environ.get('PATH', '')}" if sdk else None)
-            if path is not None:
-                found.append(Program(program, path))
-                break
+    elif library.failure != "missing":
+        why = "; ".join(text for text in library.tried.values() if "No such file" not in text)
+        missing.append(f"libshaderc cannot be opened: {why}")
+    sdk, path = os.environ.get("VULKAN_SDK"), os.environ.get("PATH", "")
+    places = {name: shutil.which(name, path=f"{sdk}/bin{os.pathsep}{path}" if sdk else path) for name in OPTIONS}
+    found += [CommandLineCompiler(name, place) for name, place in places.items() if place]
     if BUILT.is_dir():
         found.append(Built())
     return Ways(found, missing)
-
-
-def _shaderc_names(sdk: Path | None) -> list[str]:
-    import sys
-
-    names = SHADERC.get(sys.platform, [])
-    return [*(str(sdk / folder / n) for folder in ("lib", "Bin") for n in names if sdk), *names]
-
-
-def _is_there(name: str, why: str) -> bool:
-    """Whether a library is there but broken; that one is absent needs no telling."""
-    return not (name in why.split(":", 1)[0] and "No such file" in why)
 
 
 class Compiler:

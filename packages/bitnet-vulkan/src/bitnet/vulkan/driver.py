@@ -6,23 +6,20 @@ and takes ten times as long as they do.
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
-import re
-import sys
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Iterable
 from functools import cache
 from importlib.machinery import ModuleSpec
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar
 
-from bitnet.core.dynlib import without_display
-from bitnet.core.errors import DeviceError, DeviceLostError, OutOfMemoryError
-from bitnet.core.gpu.probing import SMALLER
-
-T = TypeVar("T")
+from bitnet.core.errors import DeviceError
+from bitnet.core.gpu.failures import lost, out_of_memory
+from bitnet.core.support.dynlib import open_library, without_display
 
 LOADER = {
     "linux": ["libvulkan.so.1", "libvulkan.so"],
@@ -33,12 +30,11 @@ VERSION_1_1, VERSION_1_2, VERSION_1_3 = (1 << 22 | minor << 12 for minor in (1, 
 SUCCESS, TIMEOUT, INCOMPLETE = 0, 2, 5
 OUT_OF_MEMORY = {-1, -2, -10, -1000069000}
 """Host memory, device memory, too many objects, pool memory."""
-DEVICE_LOST, INCOMPATIBLE_DRIVER = -4, -9
+DEVICE_LOST = -4
+PORTABILITY = "VK_KHR_portability_enumeration"
+"""Extension without which MoltenVK's devices are not listed."""
 
 _alive: weakref.WeakKeyDictionary[Any, list[Any]] = weakref.WeakKeyDictionary()
-_TYPES = {
-    "VkPhysicalDeviceShaderFloat16Int8Features": "PHYSICAL_DEVICE_SHADER_FLOAT16_INT8_FEATURES",
-}
 
 
 def binding() -> ModuleSpec | None:
@@ -66,30 +62,26 @@ def api() -> Any:
 
 
 @cache
-def loader(name: str = "") -> Any:
-    """The loader's functions and Vulkan's enumerations; ``name`` is one that opened."""
-    names = [name] if name else LOADER.get(sys.platform, [])
-    for candidate in names:
-        try:
-            return api().dlopen(candidate)
-        except OSError as error:
-            failure = error
-    raise failure
+def loader() -> Any:
+    """The loader's functions and Vulkan's enumerations; :data:`LOADER` must open."""
+    return api().dlopen(open_library(LOADER).name)
 
 
 def make(kind: str, **fields: Any) -> Any:
     """A structure (a pointer to it) that keeps alive all that it points at, with its ``sType`` set.
 
-    A list becomes an array of structures, handles or numbers; text becomes a C string.
+    A list becomes an array of structures, handles or numbers; text becomes a C string; None is left out.
     """
     ffi = api()
     types = dict(ffi.typeof(kind).fields)
     kept: list[Any] = []
     values: dict[str, Any] = {}
     for name, value in fields.items():
-        values[name] = _pointed(types[name].type, value, kept) if types[name].type.kind == "pointer" else value
+        if value is not None:
+            pointer = types[name].type.kind == "pointer"
+            values[name] = _pointed(types[name].type, value, kept) if pointer else value
     if "sType" in types:
-        values["sType"] = getattr(loader(), "VK_STRUCTURE_TYPE_" + _TYPES.get(kind, _snake(kind)))
+        values["sType"] = structure_types()[kind[2:].upper()]
     made = ffi.new(kind + "*", values)
     _alive[made] = kept
     return made
@@ -111,12 +103,11 @@ def _pointed(kind: Any, value: Any, kept: list[Any]) -> Any:
     return value
 
 
-def _snake(kind: str) -> str:
-    """``VkBufferCreateInfo`` → ``BUFFER_CREATE_INFO``."""
-    ending = re.search(r"(KHR|EXT|NV)$", kind)
-    stem = kind[2 : ending.start() if ending else None]
-    name = re.sub(r"(?<=[a-z])(?=[A-Z0-9])|(?<=[0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", stem).upper()
-    return f"{name}_{ending.group()}" if ending else name
+@cache
+def structure_types() -> dict[str, int]:
+    """The values of ``VkStructureType`` by name, without ``VK_STRUCTURE_TYPE_`` and underscores."""
+    values = api().typeof("VkStructureType").relements
+    return {name.removeprefix("VK_STRUCTURE_TYPE_").replace("_", ""): value for name, value in values.items()}
 
 
 def check(device: str, what: str, result: int) -> int:
@@ -130,22 +121,24 @@ def check(device: str, what: str, result: int) -> int:
     names = dict(api().typeof("VkResult").elements)
     message = f"{what} failed with {names.get(result, result)}."
     if result in OUT_OF_MEMORY:
-        raise OutOfMemoryError(message, device=device, hint=SMALLER)
+        raise out_of_memory(message, device)
     if result == DEVICE_LOST:
-        raise DeviceLostError(message, device=device, hint="Start again; the system's log tells more.")
+        raise lost(message, device)
     raise DeviceError(message, device=device)
 
 
 class Functions:
-    """Vulkan's calls for one device: ``vk.CreateBuffer(device, …)`` raises what its result says.
+    """Vulkan's calls: ``vk.CreateBuffer(device, …)`` raises what its result says.
 
     Args:
-        name: The device's, for errors.
-        handle: The ``VkDevice``, where there is one yet: it finds functions that the loader does not export.
+        device: Name of the device, for errors.
+        handle: The ``VkDevice``: it finds functions that the loader does not export.
     """
 
-    def __init__(self, name: str, handle: Any = None) -> None:
-        self.device, self._lib, self._handle = name, loader(), handle
+    _finder = "vkGetDeviceProcAddr"
+
+    def __init__(self, device: str, handle: Any = None) -> None:
+        self.device, self.handle, self._lib = device, handle, loader()
 
     def __getattr__(self, call: str) -> Any:
         name = f"vk{call}"
@@ -153,7 +146,7 @@ class Functions:
             function = getattr(self._lib, name)
         except (AttributeError, api().error):  # a loader that is older than the driver, or an extension's function
             function = self._extension(name)
-        if api().typeof(function).result.cname == "VkResult":
+        if api().typeof(function).result is api().typeof("VkResult"):
 
             def checked(*args: Any) -> int:
                 return check(self.device, name, function(*args))
@@ -163,23 +156,60 @@ class Functions:
         setattr(self, call, function)
         return function
 
-    def create(self, kind: str, owner: Any, info: Any) -> Any:
-        """The handle that ``vkCreate<kind>`` (or ``vkAllocate<kind>``) makes."""
-        handle = api().new(f"Vk{'Device' if kind == 'Memory' else ''}{kind}*")
-        call = "AllocateMemory" if kind == "Memory" else f"Create{kind}"
-        getattr(self, call)(owner, info, api().NULL, handle)
+    def create(self, kind: str, owner: Any = None, **fields: Any) -> Any:
+        """The handle ``Vk<kind>``, of a ``Vk<kind>CreateInfo`` with these fields; ``owner`` is the device unless given.
+
+        Memory is allocated, not created, and is made the same way.
+        """
+        memory = kind == "DeviceMemory"
+        call, info = ("AllocateMemory", "MemoryAllocateInfo") if memory else (f"Create{kind}", f"{kind}CreateInfo")
+        handle = api().new(f"Vk{kind}*")
+        getattr(self, call)(owner or self.handle, make(f"Vk{info}", **fields), api().NULL, handle)
         return handle[0]
+
+    def destroy(self, kind: str, handle: Any) -> None:
+        """Destroy, or free, a handle of :meth:`create` whose owner is the device."""
+        call = "FreeMemory" if kind == "DeviceMemory" else f"Destroy{kind}"
+        getattr(self, call)(self.handle, handle, api().NULL)
+
+    def listed(self, call: str, kind: str, *args: Any) -> list[Any]:
+        """The items of type ``kind`` of a call that first counts and then fills."""
+        ffi, function = api(), getattr(self, call)
+        count, status = ffi.new("uint32_t*"), INCOMPLETE
+        while status == INCOMPLETE:  # the number has grown in between
+            function(*args, count, ffi.NULL)
+            items = ffi.new(f"{kind}[]", max(count[0], 1))
+            for item in items if "sType" in dir(items[0]) else ():
+                item.sType = structure_types()[kind[2:].upper()]
+            status = function(*args, count, items)
+        return [ffi.new(f"{kind}*", items[i])[0] for i in range(count[0])]  # copies: the array goes
+
+    def extensions(self, call: str, *args: Any) -> frozenset[str]:
+        """The names that a call which enumerates extensions tells."""
+        return frozenset(text(found.extensionName) for found in self.listed(call, "VkExtensionProperties", *args))
+
+    def query(self, what: str, physical: Any, kinds: Iterable[str] = ()) -> dict[str, Any]:
+        """What ``vkGetPhysicalDevice<what>2`` fills in: its own structure and those of ``kinds``, by kind.
+
+        Kinds are names of structures without ``VkPhysicalDevice``.
+        """
+        found: dict[str, Any] = {}
+        chain = None
+        for kind in (*kinds, f"{what}2"):
+            found[kind] = chain = make(f"VkPhysicalDevice{kind}", pNext=chain)
+        getattr(self, f"GetPhysicalDevice{what}2")(physical, chain)
+        return found
 
     def _extension(self, name: str) -> Any:
         ffi = api()
         for known in (name, f"{name}KHR", f"{name}EXT"):
-            found = self._lib.vkGetDeviceProcAddr(self._handle, known.encode()) if self._handle else ffi.NULL
+            found = getattr(self._lib, self._finder)(self.handle, known.encode()) if self.handle else ffi.NULL
             if found != ffi.NULL:
                 return ffi.cast(f"PFN_{name}", found)
         raise AttributeError(name)
 
 
-class Instance:
+class Instance(Functions):
     """A Vulkan instance. It stays as long as the process does, as the drivers in it do, and the next one is the same.
 
     Drivers bear being opened and closed with every instance badly: in a process that had done so many times, the loader
@@ -192,69 +222,37 @@ class Instance:
         DeviceError: The loader finds no driver that fits.
     """
 
+    _finder = "vkGetInstanceProcAddr"
     _made: ClassVar[dict[frozenset[tuple[str, str]], tuple[Any, int]]] = {}
     _lock: ClassVar[threading.Lock] = threading.Lock()
 
     def __init__(self, name: str = "vulkan") -> None:
+        super().__init__(name)
         settings = frozenset((key, value) for key, value in os.environ.items() if key.startswith("VK_"))
         with self._lock:
             if settings not in self._made:
-                self._made[settings] = _make_instance(name)
+                self._made[settings] = self._make()
             self.handle, self.version = self._made[settings]
-
-    def function(self, name: str) -> Any:
-        """One of an extension for devices, which the loader does not export."""
-        found = loader().vkGetInstanceProcAddr(self.handle, name.encode())
-        return api().cast(f"PFN_{name}", found)
 
     def physical_devices(self) -> list[Any]:
         """The devices, in the loader's order, which numbers them."""
-        call = loader().vkEnumeratePhysicalDevices
-        return enumerated("vkEnumeratePhysicalDevices", "VkPhysicalDevice", call, self.handle, read=lambda item: item)
+        return self.listed("EnumeratePhysicalDevices", "VkPhysicalDevice", self.handle)
 
-
-def _make_instance(name: str) -> tuple[Any, int]:
-    ffi, lib = api(), loader()
-    version = ffi.new("uint32_t*", VERSION_1_1)
-    try:
-        check(name, "vkEnumerateInstanceVersion", lib.vkEnumerateInstanceVersion(version))
-    except (AttributeError, ffi.error):
-        version[0] = 1 << 22
-    used = min(int(version[0]), VERSION_1_3)
-    application = make("VkApplicationInfo", pApplicationName="bitnet", apiVersion=used)
-    fields: dict[str, Any] = {"pApplicationInfo": application}
-    if "VK_KHR_portability_enumeration" in _instance_extensions():  # MoltenVK's devices are listed only then
-        fields |= {"flags": 1, "enabledExtensionCount": 1}
-        fields["ppEnabledExtensionNames"] = ["VK_KHR_portability_enumeration"]
-    handle = ffi.new("VkInstance*")
-    info = make("VkInstanceCreateInfo", **fields)
-    with without_display():
-        check(name, "vkCreateInstance", lib.vkCreateInstance(info, ffi.NULL, handle))
-    return handle[0], used
-
-
-def _instance_extensions() -> list[str]:
-    call, nothing = loader().vkEnumerateInstanceExtensionProperties, api().NULL
-    what = "vkEnumerateInstanceExtensionProperties"
-    return enumerated(what, "VkExtensionProperties", call, nothing, read=lambda item: text(item.extensionName))
+    def _make(self) -> tuple[Any, int]:
+        ffi = api()
+        version, handle = ffi.new("uint32_t*", 1 << 22), ffi.new("VkInstance*")
+        with contextlib.suppress(AttributeError):  # a loader of Vulkan 1.0 has no such function
+            self.EnumerateInstanceVersion(version)
+        used = min(int(version[0]), VERSION_1_3)
+        fields = {"pApplicationInfo": make("VkApplicationInfo", pApplicationName="bitnet", apiVersion=used)}
+        if PORTABILITY in self.extensions("EnumerateInstanceExtensionProperties", ffi.NULL):
+            fields |= {"flags": 1, "enabledExtensionCount": 1, "ppEnabledExtensionNames": [PORTABILITY]}
+        with without_display():
+            self.CreateInstance(make("VkInstanceCreateInfo", **fields), ffi.NULL, handle)
+        return handle[0], used
 
 
 def text(characters: Any) -> str:
     """A ``char[]`` of a structure."""
     found: bytes = api().string(characters)
     return found.decode(errors="replace")
-
-
-def enumerated(what: str, kind: str, function: Any, *args: Any, read: Callable[[Any], T]) -> list[T]:
-    """What ``read`` takes from each item of one of Vulkan's functions that first count and then fill.
-
-    Raises:
-        DeviceError: The call ``what`` failed.
-    """
-    ffi = api()
-    count, status = ffi.new("uint32_t*"), INCOMPLETE
-    while status == INCOMPLETE:  # the number has grown in between
-        check("vulkan", what, function(*args, count, ffi.NULL) or SUCCESS)
-        items = ffi.new(f"{kind}[]", max(count[0], 1))
-        status = check("vulkan", what, function(*args, count, items) or SUCCESS)
-    return [read(items[i]) for i in range(count[0])]

@@ -2,38 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import math
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
+from uuid import UUID
 
-from bitnet.core.hal import DeviceType
-from bitnet.vulkan.driver import (
-    VERSION_1_1,
-    VERSION_1_2,
-    VERSION_1_3,
-    Functions,
-    Instance,
-    api,
-    check,
-    enumerated,
-    loader,
-    make,
-    text,
-)
+from bitnet.core.gpu import Buffer, DenseBuffer
+from bitnet.core.gpu.windows import row_windows
+from bitnet.core.hal import DeviceInfo, DeviceType
+from bitnet.vulkan.driver import VERSION_1_1, VERSION_1_2, VERSION_1_3, Functions, Instance, api, make, text
 
 TYPES = {1: DeviceType.INTEGRATED, 2: DeviceType.DISCRETE, 3: DeviceType.VIRTUAL, 4: DeviceType.CPU}
 """VkPhysicalDeviceType to ours; what is none of them counts as virtual."""
 VENDORS = {0x1002: "AMD", 0x10DE: "NVIDIA", 0x8086: "Intel", 0x13B5: "ARM", 0x5143: "Qualcomm", 0x106B: "Apple"}
 VENDORS |= {0x10005: "Mesa", 0x1AE0: "Google"}
-MATRIX_FEATURES = {
-    "cooperativeMatrix",
-    "shaderInt8",
-    "vulkanMemoryModel",
-    "vulkanMemoryModelDeviceScope",
-}
+DOT, MEMORY_MODEL = "shaderIntegerDotProduct", ("vulkanMemoryModel", "vulkanMemoryModelDeviceScope")
+MATRIX_FEATURES = {"cooperativeMatrix", "shaderInt8", *MEMORY_MODEL}
 """What products of cooperative matrices need; where one is missing, none of them is switched on."""
 NVIDIA_DRIVER = 4
 """VK_DRIVER_ID_NVIDIA_PROPRIETARY."""
+MOST_GROUPS = 65535
+"""Work-groups along one side of a grid, as many as every device takes."""
 COMPUTE, GRAPHICS = 2, 1
 DEVICE_LOCAL = 1
 SUBGROUP_OPERATIONS = 1 | 4 | 16
@@ -41,42 +31,32 @@ SUBGROUP_OPERATIONS = 1 | 4 | 16
 COMPUTE_STAGE = 0x20
 NEEDED_BUFFERS = 9
 """Storage buffers a kernel binds at most; Vulkan promises only 4 to a stage."""
+SUBGROUP_CONTROL = ("subgroupSizeControl", "computeFullSubgroups")
 WIDEST_SUBGROUP = 32
 """Size that is asked for where a device offers several."""
 FLOAT16, FLOAT32, INT8, INT32 = 0, 1, 3, 5
 """VkComponentTypeKHR."""
 SUBGROUP_SCOPE = 3
 """VK_SCOPE_SUBGROUP_KHR."""
+BUDGET = "VK_EXT_memory_budget"
+"""Extension of devices that tell how much memory is free."""
+IDENTITY, LIMITS, SUBGROUPS = "IDProperties", "Maintenance3Properties", "SubgroupProperties"
+SUBGROUP_SIZES, DRIVER = "SubgroupSizeControlProperties", "DriverProperties"
+PROCESSORS = "ShaderSMBuiltinsPropertiesNV"
+"""Structures (VkPhysicalDevice…) of properties: the first three every device fills in."""
 
+_EXTENSION = 1 << 32
+"""Beyond every version: of features that are in no version of Vulkan."""
 _FEATURES = {
-    # structure: (version of Vulkan that has it built in, the extension before that, its fields that the kernels use)
-    "VkPhysicalDeviceShaderFloat16Int8Features": (
-        VERSION_1_2,
-        "VK_KHR_shader_float16_int8",
-        ("shaderInt8", "shaderFloat16"),
-    ),
-    "VkPhysicalDeviceTimelineSemaphoreFeatures": (
-        VERSION_1_2,
-        "VK_KHR_timeline_semaphore",
-        ("timelineSemaphore",),
-    ),
-    "VkPhysicalDeviceVulkanMemoryModelFeatures": (
-        VERSION_1_2,
-        "VK_KHR_vulkan_memory_model",
-        ("vulkanMemoryModel", "vulkanMemoryModelDeviceScope"),
-    ),
-    "VkPhysicalDeviceSubgroupSizeControlFeatures": (
-        VERSION_1_3,
-        "VK_EXT_subgroup_size_control",
-        ("subgroupSizeControl", "computeFullSubgroups"),
-    ),
-    "VkPhysicalDeviceShaderIntegerDotProductFeatures": (
-        VERSION_1_3,
-        "VK_KHR_shader_integer_dot_product",
-        ("shaderIntegerDotProduct",),
-    ),
-    "VkPhysicalDeviceCooperativeMatrixFeaturesKHR": (None, "VK_KHR_cooperative_matrix", ("cooperativeMatrix",)),
+    "ShaderFloat16Int8Features": (VERSION_1_2, "VK_KHR_shader_float16_int8", ("shaderInt8", "shaderFloat16")),
+    "TimelineSemaphoreFeatures": (VERSION_1_2, "VK_KHR_timeline_semaphore", ("timelineSemaphore",)),
+    "VulkanMemoryModelFeatures": (VERSION_1_2, "VK_KHR_vulkan_memory_model", MEMORY_MODEL),
+    "SubgroupSizeControlFeatures": (VERSION_1_3, "VK_EXT_subgroup_size_control", SUBGROUP_CONTROL),
+    "ShaderIntegerDotProductFeatures": (VERSION_1_3, "VK_KHR_shader_integer_dot_product", (DOT,)),
+    "CooperativeMatrixFeaturesKHR": (_EXTENSION, "VK_KHR_cooperative_matrix", ("cooperativeMatrix",)),
 }
+"""Structures (VkPhysicalDevice…) of features: the version of Vulkan that has them built in, the extension that has them
+before, and the fields that the kernels or the driver use."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +64,7 @@ class Hardware:
     """A physical device.
 
     Attributes:
-        index: In the loader's order.
+        info: What the probe tells of it, less what of its features is used; its index is that of the loader's order.
         features: Names of the Vulkan features that are there, of those that the kernels or the driver use.
         extensions: All that the device has.
         subgroup: Invocations of a subgroup with which pipelines are made; 0 where subgroups are not used.
@@ -102,14 +82,8 @@ class Hardware:
     """
 
     handle: Any
-    index: int
-    name: str
-    vendor: str
-    type: DeviceType
-    id: str
+    info: DeviceInfo
     version: int
-    driver: str
-    memory: int
     features: frozenset[str]
     extensions: frozenset[str]
     subgroup: int
@@ -126,68 +100,77 @@ class Hardware:
     processors: int
 
     @property
-    def version_text(self) -> str:
-        """Such as ``1.3.230``."""
-        return f"{self.version >> 22}.{self.version >> 12 & 0x3FF}.{self.version & 0xFFF}"
-
-    @property
     def macros(self) -> Mapping[str, int]:
         """What the kernels' sources are told of the device."""
         return {
             "SUBGROUPS": int(self.subgroup > 0),
-            "DOT": int("shaderIntegerDotProduct" in self.features),
+            "DOT": int(DOT in self.features),
             "COOPMAT": int(self.int8_tile is not None),
         }
 
     @property
     def used(self) -> tuple[str, ...]:
         """What ``bitnet devices`` lists."""
-        names = {"shaderIntegerDotProduct": "int8-dot", "timelineSemaphore": "timeline"}
+        names = {DOT: "int8-dot", "timelineSemaphore": "timeline"}
         found = [label for name, label in names.items() if name in self.features]
         found += [f"subgroups:{self.subgroup}"] if self.subgroup else []
         found += ["cooperative-matrix"] if self.int8_tile else []
         return tuple(sorted(found))
 
+    def windows(self, weight: DenseBuffer, group_rows: int | None = None) -> Iterator[tuple[Buffer, int, int]]:
+        """A matrix as parts that a kernel can bind, and that a grid reaches: the part, its first row, its rows.
+
+        Args:
+            group_rows: Rows that a work-group does, where the grid counts rows.
+        """
+        rows, cols = weight.shape
+        most_rows = group_rows * MOST_GROUPS if group_rows else None
+        largest, alignment = self.largest_binding // 16 * 16, max(self.alignment, 16)
+        size = cols * (2 if weight.dtype == "f16" else 4)
+        return row_windows(weight.data, rows, size, largest=largest, alignment=alignment, most_rows=most_rows)
+
 
 def inspect(instance: Instance, physical: Any, index: int) -> Hardware | None:
     """Describe a device; None where it has no Vulkan 1.1 or no queue that computes."""
-    ffi, vk = api(), loader()
-    plain = ffi.new("VkPhysicalDeviceProperties*")
-    vk.vkGetPhysicalDeviceProperties(physical, plain)
-    family, version = _queue_family(physical), min(int(plain.apiVersion), instance.version)
+    plain = api().new("VkPhysicalDeviceProperties*")
+    instance.GetPhysicalDeviceProperties(physical, plain)
+    family, version = _queue_family(instance, physical), min(int(plain.apiVersion), instance.version)
     if version < VERSION_1_1 or family is None:
         return None
-    extensions = _extensions(physical)
-    features = _features(physical, version, extensions)
+    extensions = instance.extensions("EnumerateDeviceExtensionProperties", physical, api().NULL)
+    features = _features(instance, physical, version, extensions)
     kinds = _matrices(instance, physical, features)
     tile = best_tile(kinds)
     features -= frozenset() if tile else MATRIX_FEATURES
-    identity, subgroups = make("VkPhysicalDeviceIDProperties"), make("VkPhysicalDeviceSubgroupProperties")
-    limits3 = make("VkPhysicalDeviceMaintenance3Properties", pNext=identity)
-    subgroups.pNext = limits3
-    chain, sizes, driver, processors = subgroups, None, None, None
-    if "subgroupSizeControl" in features:
-        chain = sizes = make("VkPhysicalDeviceSubgroupSizeControlProperties", pNext=chain)
-    if version >= VERSION_1_2 or "VK_KHR_driver_properties" in extensions:
-        chain = driver = make("VkPhysicalDeviceDriverProperties", pNext=chain)
-    if "VK_NV_shader_sm_builtins" in extensions:
-        chain = processors = make("VkPhysicalDeviceShaderSMBuiltinsPropertiesNV", pNext=chain)
-    properties = make("VkPhysicalDeviceProperties2", pNext=chain)
-    vk.vkGetPhysicalDeviceProperties2(physical, properties)
-    found, limits = properties.properties, properties.properties.limits
-    subgroup, asks = _subgroup(subgroups, sizes, features)
+    there = {
+        IDENTITY: True,
+        LIMITS: True,
+        SUBGROUPS: True,
+        SUBGROUP_SIZES: "subgroupSizeControl" in features,
+        DRIVER: version >= VERSION_1_2 or "VK_KHR_driver_properties" in extensions,
+        PROCESSORS: "VK_NV_shader_sm_builtins" in extensions,
+    }
+    told = instance.query("Properties", physical, [kind for kind, has in there.items() if has])
+    found = told["Properties2"].properties
+    limits, driver, processors = found.limits, told.get(DRIVER), told.get(PROCESSORS)
+    subgroup, asks = _subgroup(told[SUBGROUPS], told.get(SUBGROUP_SIZES), features)
     version_text = text(driver.driverInfo) if driver is not None else ""
     nvidia = driver is not None and driver.driverID == NVIDIA_DRIVER
-    return Hardware(
-        handle=physical,
-        index=index,
-        name=text(found.deviceName),
+    info = DeviceInfo(
+        backend="vulkan",
+        index=str(index),
+        id=str(UUID(bytes=bytes(told[IDENTITY].deviceUUID))),
+        description=text(found.deviceName),
         vendor=VENDORS.get(found.vendorID, f"0x{found.vendorID:04x}"),
         type=TYPES.get(found.deviceType, DeviceType.VIRTUAL),
-        id=bytes(identity.deviceUUID).hex(),
+        memory=memory(instance, physical)[0],
+        driver_version=version_text or f"0x{found.driverVersion:08x}",
+        details={"vulkan": f"{version >> 22}.{version >> 12 & 0x3FF}.{version & 0xFFF}"},
+    )
+    return Hardware(
+        handle=physical,
+        info=info,
         version=version,
-        driver=version_text or f"0x{found.driverVersion:08x}",
-        memory=_memory(physical),
         features=features,
         extensions=extensions,
         subgroup=subgroup,
@@ -195,7 +178,7 @@ def inspect(instance: Instance, physical: Any, index: int) -> Hardware | None:
         int8_tile=tile,
         f16_product="shaderFloat16" in features and has_f16_product(kinds),
         largest_binding=int(limits.maxStorageBufferRange),
-        largest_buffer=int(limits3.maxMemoryAllocationSize),
+        largest_buffer=int(told[LIMITS].maxMemoryAllocationSize),
         alignment=int(limits.minStorageBufferOffsetAlignment),
         shared=int(limits.maxComputeSharedMemorySize),
         group=min(int(limits.maxComputeWorkGroupInvocations), int(limits.maxComputeWorkGroupSize[0])),
@@ -213,129 +196,89 @@ def open_device(hardware: Hardware, device: str) -> Any:
     """
     extensions, chain = [], None
     for kind, (built_in, extension, fields) in _FEATURES.items():
-        on = {name: 1 for name in fields if name in hardware.features}
-        if not on:
-            continue
-        if built_in is None or hardware.version < built_in:
-            extensions.append(extension)
-        chain = make(kind, **on, **({"pNext": chain} if chain is not None else {}))
+        if on := {name: 1 for name in fields if name in hardware.features}:
+            extensions += [extension] if hardware.version < built_in else []
+            chain = make(f"VkPhysicalDevice{kind}", pNext=chain, **on)
     if "VK_KHR_portability_subset" in hardware.extensions:
         extensions.append("VK_KHR_portability_subset")  # one that has it must be given it
-    priority = api().new("float[]", [1.0])
-    queue = make(
-        "VkDeviceQueueCreateInfo", queueFamilyIndex=hardware.queue_family, queueCount=1, pQueuePriorities=priority
-    )
-    info = make(
-        "VkDeviceCreateInfo",
-        queueCreateInfoCount=1,
-        pQueueCreateInfos=[queue],
-        enabledExtensionCount=len(extensions),
-        ppEnabledExtensionNames=extensions,
-        **({"pNext": chain} if chain is not None else {}),
-    )
-    return Functions(device).create("Device", hardware.handle, info)
+    one = {"queueCount": 1, "pQueuePriorities": api().new("float[]", [1.0])}
+    queue = make("VkDeviceQueueCreateInfo", queueFamilyIndex=hardware.queue_family, **one)
+    enabled = {"enabledExtensionCount": len(extensions), "ppEnabledExtensionNames": extensions}
+    queues = {"queueCreateInfoCount": 1, "pQueueCreateInfos": [queue]}
+    return Functions(device).create("Device", hardware.handle, pNext=chain, **queues, **enabled)
 
 
-def _queue_family(physical: Any) -> int | None:
+def memory(vk: Functions, physical: Any, *, budget: bool = False) -> tuple[int, int]:
+    """Total and free bytes of the largest heap that is the device's own; 0 free where it has no :data:`BUDGET`."""
+    told = vk.query("MemoryProperties", physical, ["MemoryBudgetPropertiesEXT"] if budget else [])
+    heaps = told["MemoryProperties2"].memoryProperties
+    own = [i for i in range(heaps.memoryHeapCount) if heaps.memoryHeaps[i].flags & DEVICE_LOCAL]
+    if not own:
+        return 0, 0
+    largest = max(own, key=lambda i: heaps.memoryHeaps[i].size)
+    left = told["MemoryBudgetPropertiesEXT"] if budget else None
+    free = int(left.heapBudget[largest] - left.heapUsage[largest]) if left is not None else 0
+    return int(heaps.memoryHeaps[largest].size), max(0, free)
+
+
+def _queue_family(instance: Instance, physical: Any) -> int | None:
     """One for computing alone where there is one: it does not wait for what draws."""
-    call = loader().vkGetPhysicalDeviceQueueFamilyProperties
-    what = "vkGetPhysicalDeviceQueueFamilyProperties"
-    flags = enumerated(what, "VkQueueFamilyProperties", call, physical, read=lambda family: int(family.queueFlags))
-    able = [i for i, flag in enumerate(flags) if flag & COMPUTE]
-    return min(able, key=lambda i: bool(flags[i] & GRAPHICS), default=None)
+    families = instance.listed("GetPhysicalDeviceQueueFamilyProperties", "VkQueueFamilyProperties", physical)
+    able = [i for i, family in enumerate(families) if family.queueFlags & COMPUTE]
+    return min(able, key=lambda i: bool(families[i].queueFlags & GRAPHICS), default=None)
 
 
-def _extensions(physical: Any) -> frozenset[str]:
-    call, what = loader().vkEnumerateDeviceExtensionProperties, "vkEnumerateDeviceExtensionProperties"
-    args = (physical, api().NULL)
-    return frozenset(enumerated(what, "VkExtensionProperties", call, *args, read=lambda e: text(e.extensionName)))
-
-
-def _features(physical: Any, version: int, extensions: frozenset[str]) -> frozenset[str]:
-    chain, parts = None, []
-    for kind, (built_in, extension, fields) in _FEATURES.items():
-        if (built_in is not None and version >= built_in) or extension in extensions:
-            chain = make(kind, **({"pNext": chain} if chain is not None else {}))
-            parts.append((chain, fields))
-    loader().vkGetPhysicalDeviceFeatures2(
-        physical, make("VkPhysicalDeviceFeatures2", **({"pNext": chain} if chain is not None else {}))
-    )
-    return frozenset(name for part, fields in parts for name in fields if getattr(part, name))
+def _features(instance: Instance, physical: Any, version: int, extensions: frozenset[str]) -> frozenset[str]:
+    kinds = [kind for kind, (since, extension, _) in _FEATURES.items() if version >= since or extension in extensions]
+    told = instance.query("Features", physical, kinds)
+    return frozenset(name for kind in kinds for name in _FEATURES[kind][2] if getattr(told[kind], name))
 
 
 def _subgroup(properties: Any, sizes: Any, features: frozenset[str]) -> tuple[int, bool]:
     """The size to use, and whether it has to be asked for. Kernels need full subgroups of one known size."""
-    operations = properties.supportedOperations & SUBGROUP_OPERATIONS == SUBGROUP_OPERATIONS
-    if sizes is None or "computeFullSubgroups" not in features:
-        return 0, False
-    if not operations or not properties.supportedStages & COMPUTE_STAGE:
+    able = properties.supportedOperations & SUBGROUP_OPERATIONS == SUBGROUP_OPERATIONS
+    able = able and bool(properties.supportedStages & COMPUTE_STAGE)
+    if not able or sizes is None or "computeFullSubgroups" not in features:
         return 0, False
     least, most = int(sizes.minSubgroupSize), int(sizes.maxSubgroupSize)
     if least == most:
         return least, False
-    if not sizes.requiredSubgroupSizeStages & COMPUTE_STAGE:
-        return 0, False
-    return max(least, min(most, WIDEST_SUBGROUP)), True
+    asks = bool(sizes.requiredSubgroupSizeStages & COMPUTE_STAGE)
+    return (max(least, min(most, WIDEST_SUBGROUP)) if asks else 0), asks
 
 
-@dataclass(frozen=True, slots=True)
-class MatrixKind:
-    """A product of cooperative matrices: what ``VkCooperativeMatrixPropertiesKHR`` tells of it, under its names."""
-
-    MSize: int
-    NSize: int
-    KSize: int
-    AType: int
-    BType: int
-    CType: int
-    ResultType: int
-    saturatingAccumulation: int
-    scope: int
-
-
-def _matrices(instance: Instance, physical: Any, features: frozenset[str]) -> list[MatrixKind]:
+def _matrices(instance: Instance, physical: Any, features: frozenset[str]) -> list[Any]:
     """The device's products of cooperative matrices, where all that they need is there."""
     if not {*MATRIX_FEATURES, "computeFullSubgroups"} <= features:
         return []
-    call = instance.function("vkGetPhysicalDeviceCooperativeMatrixPropertiesKHR")
-    count = api().new("uint32_t*")
-    check("vulkan", "vkGetPhysicalDeviceCooperativeMatrixPropertiesKHR", call(physical, count, api().NULL))
-    kinds = api().new("VkCooperativeMatrixPropertiesKHR[]", max(count[0], 1))
-    for kind in kinds:
-        kind.sType = loader().VK_STRUCTURE_TYPE_COOPERATIVE_MATRIX_PROPERTIES_KHR
-    check("vulkan", "vkGetPhysicalDeviceCooperativeMatrixPropertiesKHR", call(physical, count, kinds))
-    return [MatrixKind(*(int(getattr(kinds[i], name)) for name in MatrixKind.__slots__)) for i in range(count[0])]
+    kind = "VkCooperativeMatrixPropertiesKHR"
+    return instance.listed("GetPhysicalDeviceCooperativeMatrixPropertiesKHR", kind, physical)
 
 
-def best_tile(kinds: Iterable[MatrixKind]) -> tuple[int, int, int] | None:
-    """The largest of these products that ternary_mma takes."""
+def best_tile(kinds: Iterable[Any]) -> tuple[int, int, int] | None:
+    """The largest of these ``VkCooperativeMatrixPropertiesKHR`` that ternary_mma takes: its M, N, K."""
     tiles = [
+        (m, n, k)
+        for m, n, k in _tiles(kinds, (INT8, INT8, INT32, INT32))
+        if m in (8, 16, 32)
+        and n in (8, 16, 32)
+        and m * n <= 512  # eight such results fit the shared memory of its smaller work-groups
+        and k in (16, 32, 64, 128)
+    ]
+    return max(tiles, key=math.prod, default=None)
+
+
+def has_f16_product(kinds: Iterable[Any]) -> bool:
+    """Whether the one that attention_mma and dense_mma take is among these ``VkCooperativeMatrixPropertiesKHR``."""
+    return (16, 16, 16) in _tiles(kinds, (FLOAT16, FLOAT16, FLOAT32, FLOAT32))
+
+
+def _tiles(kinds: Iterable[Any], types: tuple[int, int, int, int]) -> list[tuple[int, int, int]]:
+    """M, N and K of the products in a subgroup of matrices of these types (A, B, C and result), with plain sums."""
+    return [
         (int(kind.MSize), int(kind.NSize), int(kind.KSize))
         for kind in kinds
-        if (kind.AType, kind.BType, kind.CType, kind.ResultType) == (INT8, INT8, INT32, INT32)
+        if (kind.AType, kind.BType, kind.CType, kind.ResultType) == types
         and kind.scope == SUBGROUP_SCOPE
         and not kind.saturatingAccumulation
-        and kind.MSize in (8, 16, 32)
-        and kind.NSize in (8, 16, 32)
-        and kind.MSize * kind.NSize <= 512  # eight such results fit the shared memory of its smaller work-groups
-        and kind.KSize in (16, 32, 64, 128)
     ]
-    return max(tiles, key=lambda tile: tile[0] * tile[1] * tile[2], default=None)
-
-
-def has_f16_product(kinds: Iterable[MatrixKind]) -> bool:
-    """Whether the one that attention_mma and dense_mma take is among these products."""
-    return any(
-        (kind.MSize, kind.NSize, kind.KSize) == (16, 16, 16)
-        and (kind.AType, kind.BType, kind.CType, kind.ResultType) == (FLOAT16, FLOAT16, FLOAT32, FLOAT32)
-        and kind.scope == SUBGROUP_SCOPE
-        for kind in kinds
-    )
-
-
-def _memory(physical: Any) -> int:
-    """Bytes of the largest heap that is the device's own."""
-    found = api().new("VkPhysicalDeviceMemoryProperties*")
-    loader().vkGetPhysicalDeviceMemoryProperties(physical, found)
-    heaps = [found.memoryHeaps[i] for i in range(found.memoryHeapCount)]
-    return max((int(heap.size) for heap in heaps if heap.flags & DEVICE_LOCAL), default=0)

@@ -6,32 +6,30 @@ themselves, with the very sums that the logits have.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
-
 import numpy as np
 
-from bitnet.core.gpu import Arg, Bucket, Buffer, Context, DenseBuffer, Launch
+from bitnet.core.gpu import Arg, Bucket, Buffer, Context, DenseBuffer, Launch, launch
 from bitnet.core.gpu.groups import Choice, NormChoice
-from bitnet.core.gpu.head import COMPACT_ROWS, choice, compact_shape
-from bitnet.core.gpu.ops import ceil_div
+from bitnet.core.gpu.head import COMPACT_ROWS, choice, compact_shape, unnormed
+from bitnet.core.gpu.ops import ceil_div, next_power_of_two
+from bitnet.core.gpu.windows import Window
 from bitnet.core.hal import DenseMatmul
 from bitnet.vulkan import matrices
-from bitnet.vulkan.hardware import Hardware
-from bitnet.vulkan.launches import MOST_GROUPS, launch, parts
+from bitnet.vulkan.hardware import MOST_GROUPS, Hardware
 from bitnet.vulkan.matrices import MATRIX_GROUP
-from bitnet.vulkan.memory import Window
 
 FEW_ROWS = 8
 """Rows of x that dense_matmul takes in one pass over the weights."""
 LANES, TURNS, MATRIX_ROWS = 32, 16, 128
 """Invocations that share a row of the weight, at most; rows of a subgroup of dense_decode, of a group of dense_mma."""
+KEPT = 16 * 8
+"""Columns of a row of x that an invocation of dense_decode keeps, at most."""
 CHUNK = 32
 """Columns in 16 bytes of the compact copy: it has a multiple of them."""
 SCORE_LANES, SCORE_ROWS, SCORE_TURNS = 16, 4, 2
-"""Of head_score: invocations that share rows of the head, at most, how many rows at a time, and how often."""
+"""Sizes of head_score: most invocations that share rows of the head, rows at a time, and turns."""
 CHOOSE_GROUPS, CHOOSE_EACH = 256, 8
-"""Of head_choose: work-groups that are enough, and rows that an invocation can look at."""
+"""Limits of head_choose: work-groups that are enough, and most rows of an invocation."""
 
 
 class HeadOps:
@@ -43,57 +41,29 @@ class HeadOps:
 
     def dense_matmul(self, ctx: Context, op: DenseMatmul, bucket: Bucket) -> list[Launch]:
         """Each weight row is read once: for one row of x, by matrices for several, else for up to ``FEW_ROWS``."""
-        weight, x, out = ctx.dense(op.weight), ctx.tensors[op.x], ctx.tensors[op.out]
+        weight, x = ctx.dense(op.weight), ctx.tensors[op.x]
         rows, cols = weight.shape
-
-        def places(group_rows: int) -> Iterator[tuple[Any, int, int, np.int32]]:
-            for part, first, count in parts(self._hardware, weight, group_rows):
-                yield part, first, count, np.int32(rows)
-
-        if bucket.rows == 1 and self._keeps_row(weight):
-            defines, turns = {"COLS": cols, "LANES": self._lanes, "TURNS": TURNS}, TURNS * self._group // self._lanes
-            return [
-                launch(
-                    "dense_decode",
-                    "dense_decode",
-                    (ceil_div(count, turns), 1, 1),
-                    self._group,
-                    (ctx.step, x, part, out, np.int32(count), np.int32(first), every),
-                    defines,
-                )
-                for part, first, count, every in places(turns)
-            ]
-        if bucket.rows > 1 and self._multiplies(weight):
-            split, undo = self._halves(ctx, cols)
+        lanes, group = self._lanes, self._group
+        given: tuple[Arg, ...] = (x,)
+        defines, split = {"COLS": cols}, list[Launch]()
+        f16, size = int(weight.dtype == "f16"), self._hardware.subgroup
+        if bucket.rows == 1 and f16 and cols % 8 == 0 and 0 < size <= LANES and cols <= KEPT * size:
+            file, each, tokens = "dense_decode", TURNS * group // lanes, 1
+            defines |= {"LANES": lanes, "TURNS": TURNS}
+        elif bucket.rows > 1 and self._multiplies(weight):
+            split, given = [self._split(ctx, x, cols, bucket)], self._halves(ctx, cols)
             tiles = min(ceil_div(bucket.rows, 16), 4)
-            return [
-                self._split(ctx, x, cols, bucket),
-                *(
-                    launch(
-                        "dense_mma",
-                        "dense_mma",
-                        (ceil_div(count, MATRIX_ROWS), ceil_div(bucket.rows, 16 * tiles), 1),
-                        MATRIX_GROUP,
-                        (ctx.step, split, undo, part, out, np.int32(count), np.int32(first), every),
-                        {"COLS": cols, "SM": tiles},
-                    )
-                    for part, first, count, every in places(MATRIX_ROWS)
-                ),
-            ]
-        tokens = min(bucket.rows, FEW_ROWS)
-        defines = {"COLS": cols, "LANES": self._lanes, "TOKENS": tokens, "WEIGHT_F16": int(weight.dtype == "f16")}
-        defines["MACRO_WIDE"], group_rows = int(cols % 8 == 0), self._group // self._lanes
-        return [
-            launch(
-                "dense_matmul",
-                "dense_matmul",
-                (ceil_div(count, group_rows), ceil_div(bucket.rows, tokens), 1),
-                self._group,
-                (ctx.step, x, part, out, np.int32(count), np.int32(first), every),
-                defines,
-            )
-            for part, first, count, every in places(group_rows)
-        ]
+            file, each, tokens, group = "dense_mma", MATRIX_ROWS, 16 * tiles, MATRIX_GROUP
+            defines |= {"SM": tiles}
+        else:
+            file, each, tokens = "dense_matmul", group // lanes, min(bucket.rows, FEW_ROWS)
+            defines |= {"LANES": lanes, "TOKENS": tokens, "WEIGHT_F16": f16, "MACRO_WIDE": int(cols % 8 == 0)}
+        made = []
+        for part, first, count in self._hardware.windows(weight, each):
+            grid = (ceil_div(count, each), ceil_div(bucket.rows, tokens), 1)
+            args = (ctx.step, *given, part, ctx.tensors[op.out], *map(np.int32, (count, first, rows)))
+            made.append(launch(file, grid, group, args, defines))
+        return [*split, *made]
 
     def fits(self, ctx: Context) -> bool:
         """Whether the program ends in a head of which there can be a compact copy, and the device can score it."""
@@ -121,15 +91,8 @@ class HeadOps:
         codes, sizes, columns = self._packed(ctx, head.dense.weight)
         each = min(ceil_div(rows, group * CHOOSE_GROUPS), CHOOSE_EACH)
         choosers = ceil_div(rows, group * each)
-        x, y, planes = (
-            ctx.tensors[head.dense.x],
-            ctx.tensors[head.dense.x],
-            ctx.scratch("head planes", 2 * FEW_ROWS * cols),
-        )
-        gain, eps, source = y, np.float32(0), x
-        if head.norm:
-            source, gain = ctx.tensors[head.norm.x], ctx.dense(head.norm.weight).data
-            eps = np.float32(head.norm.eps)
+        y, planes = ctx.tensors[head.dense.x], ctx.scratch("head planes", 2 * FEW_ROWS * cols)
+        source, gain, eps = unnormed(ctx, head)
         params = ctx.scratch("head params", FEW_ROWS * 16)
         state = ctx.scratch("head state", (2 + 2 * choosers) * COMPACT_ROWS * 4)
         scores, chosen = ctx.tensors[head.dense.out], ctx.tensors[head.sample.out]
@@ -146,10 +109,10 @@ class HeadOps:
         choose = {**sizes_of, "LANES": self._lanes, "EACH": each, "MACRO_MATRICES": int(by_matrices)}
         norm = {"COLS": cols, "NORM": int(head.norm is not None), "ONE": int(bucket.tokens == 1)}
         return [
-            launch("head_rows", "head_rows", (bucket.rows, 1, 1), group, rows_args, norm),
+            launch("head_rows", (bucket.rows, 1, 1), group, rows_args, norm),
             *([self._split(ctx, y, cols, bucket)] if by_matrices else []),
-            launch("head_score", "head_score", (scorers, 1, 1), group, score_args, score),
-            launch("head_choose", "head_choose", (choosers, 1, 1), group, choose_args, choose),
+            launch("head_score", (scorers, 1, 1), group, score_args, score),
+            launch("head_choose", (choosers, 1, 1), group, choose_args, choose),
         ]
 
     @property
@@ -161,7 +124,7 @@ class HeadOps:
         tiles = 160 * 9 * 4 if matrices.has_f16(self._hardware) else 0
         return CHOOSE_EACH * self._group + tiles + 4 * COMPACT_ROWS
 
-    def _packed(self, ctx: Context, name: str) -> tuple[Buffer, Buffer, Buffer]:
+    def _packed(self, ctx: Context, name: str) -> list[Window]:
         """The compact copy of a head, made on the device when first asked for: its codes, sizes and columns."""
         weight = ctx.dense(name)
         rows, cols = weight.shape
@@ -170,27 +133,21 @@ class HeadOps:
             places.append((at, nbytes))
             at += ceil_div(nbytes, self._hardware.alignment) * self._hardware.alignment
 
-        def windows(buffer: Any) -> tuple[Buffer, Buffer, Buffer]:
-            codes, sizes, columns = (Window(buffer, first, nbytes) for first, nbytes in places)
-            return codes, sizes, columns
+        def windows(buffer: Buffer) -> list[Window]:
+            return [Window(buffer, first, nbytes) for first, nbytes in places]
 
         def fill(buffer: Buffer) -> list[Launch]:
             codes, sizes, columns = windows(buffer)
             n, size = np.int32(rows), {"COLS": cols}
-            group = max(1 << (cols // CHUNK - 1).bit_length(), self._hardware.subgroup)
+            group = max(next_power_of_two(cols // CHUNK), self._hardware.subgroup)
             grid = min(rows, MOST_GROUPS), ceil_div(rows, MOST_GROUPS), 1
             columns_args, pack_args = (weight.data, columns, n), (weight.data, columns, codes, sizes, n)
             return [
-                launch("head_pack", "head_columns", (cols // CHUNK, 1, 1), self._group, columns_args, size),
-                launch("head_pack", "head_pack", grid, group, pack_args, size),
+                launch("head_pack", (cols // CHUNK, 1, 1), self._group, columns_args, size, entry="head_columns"),
+                launch("head_pack", grid, group, pack_args, size),
             ]
 
         return windows(ctx.copy(name, at, fill))
-
-    def _keeps_row(self, weight: DenseBuffer) -> bool:
-        """Whether dense_decode takes a weight: 16 times 8 columns an invocation."""
-        cols, lanes = weight.shape[1], self._hardware.subgroup
-        return weight.dtype == "f16" and cols % 8 == 0 and 0 < lanes <= LANES and cols <= 16 * 8 * lanes
 
     def _multiplies(self, weight: DenseBuffer) -> bool:
         """Whether dense_mma takes a weight."""
@@ -203,4 +160,4 @@ class HeadOps:
 
     def _split(self, ctx: Context, x: Buffer, cols: int, bucket: Bucket) -> Launch:
         args = (ctx.step, x, *self._halves(ctx, cols))
-        return launch("split_rows", "split_rows", (bucket.rows, 1, 1), self._group, args, {"COLS": cols})
+        return launch("split_rows", (bucket.rows, 1, 1), self._group, args, {"COLS": cols})

@@ -9,12 +9,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from bitnet.core.gpu import Arg, Bucket, Context, Launch
+from bitnet.core.gpu import Arg, Bucket, Context, Launch, launch
 from bitnet.core.gpu.groups import Layer
-from bitnet.core.gpu.ops import ceil_div, kv_defines, positions
+from bitnet.core.gpu.ops import ceil_div, kv_defines, next_power_of_two, positions
 from bitnet.core.gpu.products import glu_products
 from bitnet.vulkan.hardware import Hardware
-from bitnet.vulkan.launches import launch, pitch
 
 GROUP, LEAST_LANES, MOST_LANES, HELD = 256, 8, 32, 8
 """Invocations of a work-group; those that share a row of codes; 16 bytes that one holds of a row, of codes or not."""
@@ -57,25 +56,22 @@ class LayerOps:
             w = ctx.ternary(product.weights)
             args += [ctx.dense(quant.weight).data if quant.weight else x, w.codes, w.scales]
         args += [*place, *(np.float32(quant.eps) for quant, _ in layer.pairs)]
-        return [launch("decode_layer", "decode_layer", (self.groups, 1, 1), GROUP, tuple(args), defines)]
+        return [launch("decode_layer", (self.groups, 1, 1), GROUP, tuple(args), defines)]
 
     def _sizes(self, ctx: Context, layer: Layer) -> dict[str, int] | None:
         """What the kernel is compiled for, less what depends on the context; None where it does not take the layer."""
-        op, kv = layer.attention, ctx.program.kv
-        assert kv is not None
+        op = layer.attention
         weights = [ctx.ternary(product.weights) for _, product in layer.pairs]
         width, ffn, share = weights[0].cols, weights[3].cols, op.heads // op.kv_heads
-        wide = 8 if kv.dtype == "f16" else 4
         chunks = [w.row_bytes // 16 for w in weights]
-        lanes, down_lanes = (
-            max(LEAST_LANES, 1 << (ceil_div(n, HELD) - 1).bit_length()) for n in (max(chunks[:3]), chunks[3])
-        )
+        shared_by = [max(LEAST_LANES, next_power_of_two(ceil_div(n, HELD))) for n in (max(chunks[:3]), chunks[3])]
+        lanes, down_lanes = shared_by
         size = self.hardware.subgroup
-        loads, space = max(op.head_dim // wide, 1), 4 * max(map(pitch, chunks))
+        loads, space = max(op.head_dim // wide(ctx), 1), 4 * max(map(pitch, chunks))
         runs = GROUP // loads
         chunk = max(LEAST_CHUNK, runs)
         if (
-            op.head_dim % wide
+            op.head_dim % wide(ctx)
             or size % loads
             or chunk > HELD * runs
             or share > HELD
@@ -88,3 +84,13 @@ class LayerOps:
         sizes = {"GROUP": share, "RUNS": runs, "CHUNK": chunk, "WIDTH": width, "FFN": ffn}
         sizes |= {"KV_HEADS": op.kv_heads, "LANES": lanes, "DOWN_LANES": down_lanes, "X_SPACE": space}
         return {**kv_defines(ctx, op), **sizes}
+
+
+def pitch(chunks: int) -> int:
+    """Between planes of activations: a quarter of the 32 banks past a multiple of them."""
+    return chunks + (2 - chunks) % 8
+
+
+def wide(ctx: Context) -> int:
+    """Dimensions in 16 bytes of the cache."""
+    return 8 if ctx.cache.dtype == "f16" else 4

@@ -20,7 +20,7 @@ MATRIX_SHAPES = (
     (16, 32, (1, 2, 4)),
     (16, 16, (1, 1, 8)),
 )
-"""Of ternary_mma: tokens and rows of a work-group, and how many subgroups share the tokens, rows and columns."""
+"""Sizes of ternary_mma: tokens and rows of a work-group, and how many subgroups share the tokens, rows and columns."""
 
 
 @dataclass(frozen=True, slots=True)

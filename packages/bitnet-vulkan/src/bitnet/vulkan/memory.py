@@ -9,11 +9,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from bitnet.core.errors import OutOfMemoryError
-from bitnet.core.gpu.probing import SMALLER
+from bitnet.core.gpu.failures import buffer_too_large, out_of_memory
 from bitnet.vulkan.driver import Functions, api, make
 from bitnet.vulkan.hardware import Hardware
-from bitnet.vulkan.queue import Queue
+from bitnet.vulkan.queue import COMPUTE_STAGE, HOST_STAGE, TRANSFER_STAGE, Queue, barrier
 
 DEVICE_LOCAL, HOST_VISIBLE, HOST_COHERENT, HOST_CACHED = 1, 2, 4, 8
 STORAGE, COPY_FROM, COPY_TO = 0x20, 1, 2
@@ -21,32 +20,15 @@ STAGING = 16 << 20
 """Bytes of each of the two staging buffers."""
 RECORDED = 64
 """Copies that are kept recorded, those used last: a step's upload and its tokens' download are always the same."""
-COMPUTE_STAGE, TRANSFER_STAGE, HOST_STAGE = 0x800, 0x1000, 0x4000
-SHADER_READ, SHADER_WRITE, TRANSFER_READ, TRANSFER_WRITE, HOST_READ = 0x20, 0x40, 0x800, 0x1000, 0x2000
 
 
 @dataclass(slots=True, eq=False)
 class VulkanBuffer:
-    """A ``VkBuffer`` with memory of its own; ``nbytes`` is what was asked for, ``size`` whole words of it."""
+    """A ``VkBuffer`` with memory of its own, which ends at a multiple of 16 bytes; ``nbytes`` is what was asked for."""
 
     handle: Any
     memory: Any
     nbytes: int
-    size: int
-
-
-@dataclass(frozen=True, slots=True)
-class Window:
-    """The part of a buffer that a kernel sees, for those larger than what it may bind. Both in bytes."""
-
-    buffer: VulkanBuffer
-    offset: int
-    size: int
-
-    @property
-    def nbytes(self) -> int:
-        """Of the window."""
-        return self.size
 
 
 @dataclass(slots=True)
@@ -61,7 +43,6 @@ class Memory:
     """The buffers of a device. Its caller holds a lock."""
 
     vk: Functions
-    device: Any
     hardware: Hardware
     queue: Queue
     _types: Any = field(init=False)
@@ -79,18 +60,15 @@ class Memory:
     def alloc(self, nbytes: int) -> VulkanBuffer:
         """A storage buffer in the device's own memory."""
         if nbytes > self.hardware.largest_buffer:
-            largest = f"{self.hardware.largest_buffer:,}"
-            message = f"a buffer of {nbytes:,} bytes exceeds the device's largest, {largest}."
-            raise OutOfMemoryError(message, device=self.vk.device, hint=SMALLER)
+            raise buffer_too_large(nbytes, self.hardware.largest_buffer, self.vk.device)
         return self._make(nbytes, STORAGE | COPY_FROM | COPY_TO, DEVICE_LOCAL)
 
     def free(self, buffer: VulkanBuffer) -> None:
         """Destroy a buffer; nothing that uses it may run."""
         for key in [key for key in self._copies if key[0] == id(buffer)]:
             self._done.append(self._copies.pop(key))
-        nothing = api().NULL
-        self.vk.DestroyBuffer(self.device, buffer.handle, nothing)
-        self.vk.FreeMemory(self.device, buffer.memory, nothing)
+        self.vk.destroy("Buffer", buffer.handle)
+        self.vk.destroy("DeviceMemory", buffer.memory)
 
     def upload(self, buffer: VulkanBuffer, array: npt.NDArray[Any], offset: int) -> None:
         """Copy an array into a buffer, in order with what is submitted."""
@@ -125,7 +103,7 @@ class Memory:
     def close(self) -> None:
         """Free what it has itself; nothing may run any more."""
         for staging in (self._up, self._down):
-            self.vk.UnmapMemory(self.device, staging.buffer.memory)
+            self.vk.UnmapMemory(self.vk.handle, staging.buffer.memory)
             self.free(staging.buffer)
 
     def _copy(self, buffer: VulkanBuffer, offset: int, staged: int, nbytes: int, *, up: bool) -> Any:
@@ -134,23 +112,13 @@ class Memory:
             self._copies.move_to_end(key)
             return self._copies[key]
         commands = self.queue.command_buffer()
-        vk, nothing = self.vk, api().NULL
-        region = make("VkBufferCopy", size=nbytes, **_places(offset, staged, up))
-        before = make(
-            "VkMemoryBarrier",
-            srcAccessMask=SHADER_WRITE | TRANSFER_WRITE,
-            dstAccessMask=TRANSFER_READ | TRANSFER_WRITE,
-        )
-        stages = COMPUTE_STAGE | TRANSFER_STAGE
-        vk.CmdPipelineBarrier(commands, stages, TRANSFER_STAGE, 0, 1, before, 0, nothing, 0, nothing)
+        places = (staged, offset) if up else (offset, staged)
+        region = make("VkBufferCopy", size=nbytes, srcOffset=places[0], dstOffset=places[1])
         source, target = (self._up.buffer, buffer) if up else (buffer, self._down.buffer)
-        vk.CmdCopyBuffer(commands, source.handle, target.handle, 1, region)
-        after = make(
-            "VkMemoryBarrier", srcAccessMask=TRANSFER_WRITE, dstAccessMask=SHADER_READ | SHADER_WRITE | HOST_READ
-        )
-        stages = COMPUTE_STAGE | HOST_STAGE
-        vk.CmdPipelineBarrier(commands, TRANSFER_STAGE, stages, 0, 1, after, 0, nothing, 0, nothing)
-        vk.EndCommandBuffer(commands)
+        barrier(self.vk, commands, COMPUTE_STAGE | TRANSFER_STAGE, TRANSFER_STAGE)
+        self.vk.CmdCopyBuffer(commands, source.handle, target.handle, 1, region)
+        barrier(self.vk, commands, TRANSFER_STAGE, COMPUTE_STAGE | HOST_STAGE)
+        self.vk.EndCommandBuffer(commands)
         self._copies[key] = commands
         if len(self._copies) > RECORDED:
             self._done.append(self._copies.popitem(last=False)[1])  # it may still run: freed at the next wait
@@ -160,37 +128,30 @@ class Memory:
         ffi = api()
         buffer = self._make(STAGING, usage, flags)
         mapped = ffi.new("void**")
-        self.vk.MapMemory(self.device, buffer.memory, 0, STAGING, 0, mapped)
+        self.vk.MapMemory(self.vk.handle, buffer.memory, 0, STAGING, 0, mapped)
         return _Staging(buffer, np.frombuffer(ffi.buffer(mapped[0], STAGING), np.uint8))
 
     def _make(self, nbytes: int, usage: int, flags: int) -> VulkanBuffer:
-        ffi, vk = api(), self.vk
+        vk = self.vk
         size = -(-nbytes // 16) * 16  # kernels read up to 16 bytes at a time
-        buffer = vk.create("Buffer", self.device, make("VkBufferCreateInfo", size=size, usage=usage))
+        buffer = vk.create("Buffer", size=size, usage=usage)
         try:
-            needs = ffi.new("VkMemoryRequirements*")
-            vk.GetBufferMemoryRequirements(self.device, buffer, needs)
+            needs = api().new("VkMemoryRequirements*")
+            vk.GetBufferMemoryRequirements(vk.handle, buffer, needs)
             kind = self._type(int(needs.memoryTypeBits), flags, int(needs.size))
-            info = make("VkMemoryAllocateInfo", allocationSize=needs.size, memoryTypeIndex=kind)
-            memory = vk.create("Memory", self.device, info)
+            memory = vk.create("DeviceMemory", allocationSize=needs.size, memoryTypeIndex=kind)
         except BaseException:
-            vk.DestroyBuffer(self.device, buffer, ffi.NULL)
+            vk.destroy("Buffer", buffer)
             raise
-        vk.BindBufferMemory(self.device, buffer, memory, 0)
-        return VulkanBuffer(buffer, memory, nbytes, size)
+        vk.BindBufferMemory(vk.handle, buffer, memory, 0)
+        return VulkanBuffer(buffer, memory, nbytes)
 
     def _type(self, allowed: int, flags: int, nbytes: int) -> int:
         """The first memory type with these flags, or without what not every device has: cached, device-local."""
         for wanted in (flags, flags & ~HOST_CACHED, flags & ~DEVICE_LOCAL):
             for i in range(self._types.memoryTypeCount):
                 kind = self._types.memoryTypes[i]
-                if allowed >> i & 1 and kind.propertyFlags & wanted == wanted:
-                    if nbytes > self._types.memoryHeaps[kind.heapIndex].size:
-                        continue
+                fits = nbytes <= self._types.memoryHeaps[kind.heapIndex].size
+                if fits and allowed >> i & 1 and kind.propertyFlags & wanted == wanted:
                     return i
-        message = f"no memory of the device takes a buffer of {nbytes:,} bytes."
-        raise OutOfMemoryError(message, device=self.vk.device, hint=SMALLER)
-
-
-def _places(offset: int, staged: int, up: bool) -> dict[str, int]:
-    return {"srcOffset": staged, "dstOffset": offset} if up else {"srcOffset": offset, "dstOffset": staged}
+        raise out_of_memory(f"no memory of the device takes a buffer of {nbytes:,} bytes.", self.vk.device)

@@ -48,7 +48,7 @@ class Module:
 
     @property
     def digest(self) -> str:
-        """Of all that its SPIR-V depends on, less the compiler."""
+        """SHA-256 of all that its SPIR-V depends on, except the compiler."""
         return hashlib.sha256(repr((self.text, self.macros, TARGET)).encode()).hexdigest()
 
     @property

@@ -10,33 +10,16 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from bitnet.core.gpu import (
-    Arg,
-    Bucket,
-    Buffer,
-    Context,
-    Dispatch,
-    KernelSources,
-    Launch,
-    Lowering,
-    TernaryBuffer,
-)
-from bitnet.core.gpu.groups import Choice, FeedForward, Layer, NormChoice, NormProduct, RopeAttention
-from bitnet.core.gpu.ops import RowOps, ceil_div, kv_defines, positions
-from bitnet.core.gpu.products import Source, feed_forward, normed
-from bitnet.core.hal import (
-    Attention,
-    DenseMatmul,
-    Embed,
-    RopeAppend,
-    Sample,
-    TernaryMatmul,
-)
+from bitnet.core.gpu import Arg, Bucket, Buffer, Context, Dispatch, KernelSources, Launch, Lowering, launch
+from bitnet.core.gpu.groups import Choice, Layer, NormChoice, RopeAttention
+from bitnet.core.gpu.ops import RowOps, attention_inputs, ceil_div, kv_defines, positions, power_of_two, rope_defines
+from bitnet.core.gpu.products import Source, fused_products
+from bitnet.core.gpu.weights import TernaryBuffer
+from bitnet.core.hal import Attention, DenseMatmul, Embed, RopeAppend, Sample, TernaryMatmul
 from bitnet.vulkan import matrices
-from bitnet.vulkan.hardware import Hardware
+from bitnet.vulkan.hardware import MOST_GROUPS, Hardware
 from bitnet.vulkan.head import HeadOps
-from bitnet.vulkan.launches import MOST_GROUPS, launch, parts, pitch, power_of_two
-from bitnet.vulkan.layers import LayerOps
+from bitnet.vulkan.layers import LayerOps, pitch, wide
 from bitnet.vulkan.matrices import MATRIX_GROUP
 from bitnet.vulkan.modules import COMMON, ENDING, ENTRY
 
@@ -49,17 +32,17 @@ GEMV_GROUP = 128
 FEW_TOKENS = 8
 """More tokens than this take the tiled product."""
 TILE_M, TILE_N, TILE_GROUP = 32, 64, 128
-"""Of the tiled product, as its source has them."""
+"""Sizes of the tiled product, as in its source."""
 MATRIX_TILE = 64
 """Tokens of a work-group of attention_mma."""
 LONG_ROW = 64
 """Quads of codes of a row from which 16 invocations share it, not 8."""
 CHUNKS = {"f16": 64, "f32": 32}
-"""Of attention_decode: positions that are looked at together."""
+"""Positions that attention_decode looks at together, by the cache's type."""
 MOST_PARTS, ENOUGH_PARTS = 24, 512
-"""Of attention_decode: work-groups that share the positions of a token, at most, and that are enough in all."""
+"""Work-groups of attention_decode: most that share the positions of a token, and how many are enough in all."""
 QUERY_TILE, QUERY_GROUP = 32, 128
-"""Of attention_prefill: tokens of a work-group, and positions that it takes at a time; its invocations."""
+"""Sizes of attention_prefill: tokens of a work-group, and as many positions at a time; its invocations."""
 
 
 class VulkanOps:
@@ -83,8 +66,7 @@ class VulkanOps:
             NormChoice: self._head.tokens,
             Choice: self._head.tokens,
             RopeAttention: self._rope_attention,
-            FeedForward: self._feed_forward,
-            NormProduct: self._norm_product,
+            **fused_products(self._decode, self._quantises),
         }
 
     def lowering(self) -> Lowering:
@@ -95,15 +77,11 @@ class VulkanOps:
         table = ctx.dense(op.table)
         offset, dim = ctx.offset("tokens"), np.int32(table.shape[1])
         defines = {"WEIGHT_F16": int(table.dtype == "f16")}
-        return [
-            self._rows.launch(
-                "embed",
-                bucket.tokens,
-                (ctx.step, part, ctx.tensors[op.out], offset, dim, np.int32(first), np.int32(count)),
-                defines=defines,
-            )
-            for part, first, count in parts(self._hardware, table)
-        ]
+        made = []
+        for part, first, count in self._hardware.windows(table):
+            args = (ctx.step, part, ctx.tensors[op.out], offset, dim, np.int32(first), np.int32(count))
+            made.append(self._rows.launch("embed", bucket.tokens, args, defines=defines))
+        return made
 
     def ternary_matmul(self, ctx: Context, op: TernaryMatmul, bucket: Bucket) -> list[Launch]:
         x, scale, out = ctx.tensors[op.x], ctx.tensors[op.scale], ctx.tensors[op.out]
@@ -113,26 +91,17 @@ class VulkanOps:
         args = (ctx.step, x, scale, w.codes, w.scales, out, np.int32(w.rows))
         defines: dict[str, int] = {"COLS": w.cols, "ADD": int(op.add)}
         wide = {"MACRO_WIDE": int(w.cols % 16 == 0)}
-        if bucket.tokens > 1 and self._multiplies_matrices(w):
-            return [self._matrix_product(w, bucket, args, defines)]
+        if bucket.tokens > 1 and w.cols % 16 == 0 and matrices.shapes(self._hardware):
+            shape = matrices.shape(self._hardware, w.rows, bucket.tokens)
+            grid = shape.grid(w.rows, bucket.tokens)
+            return [launch("ternary_mma", grid, shape.group, args, {**defines, **shape.defines})]
         if bucket.tokens <= FEW_TOKENS:
             lanes = self._lanes(w)
             grid = (ceil_div(w.rows, self._gemv_group // lanes), 1, 1)
             defines |= {"LANES": lanes, "TOKENS": bucket.tokens, **wide}
-            return [launch("ternary_matmul", "ternary_gemv", grid, self._gemv_group, args, defines)]
+            return [launch("ternary_matmul", grid, self._gemv_group, args, defines, entry="ternary_gemv")]
         grid = (ceil_div(w.rows, TILE_N), ceil_div(bucket.tokens, TILE_M), 1)
-        return [launch("ternary_matmul", "ternary_gemm", grid, TILE_GROUP, args, defines | wide)]
-
-    def _multiplies_matrices(self, w: TernaryBuffer) -> bool:
-        """Whether ternary_mma can do a product of several tokens."""
-        return w.cols % 16 == 0 and bool(matrices.shapes(self._hardware))
-
-    def _matrix_product(
-        self, w: TernaryBuffer, bucket: Bucket, args: tuple[Arg, ...], defines: Mapping[str, int]
-    ) -> Launch:
-        shape = matrices.shape(self._hardware, w.rows, bucket.tokens)
-        sizes = {**defines, **shape.defines}
-        return launch("ternary_mma", "ternary_mma", shape.grid(w.rows, bucket.tokens), shape.group, args, sizes)
+        return [launch("ternary_matmul", grid, TILE_GROUP, args, defines | wide, entry="ternary_gemm")]
 
     def attention(self, ctx: Context, op: Attention, bucket: Bucket) -> list[Launch]:
         if self._splits_attention(ctx, op, bucket):
@@ -145,24 +114,12 @@ class VulkanOps:
         if self._multiplies_attention(ctx, op):
             grid = (op.heads, bucket.tokens // MATRIX_TILE + seqs, 1)
             defines = {"DIM": op.head_dim, "BLOCK": kv_defines(ctx, op)["BLOCK"]}
-            return [launch("attention_mma", "attention_mma", grid, MATRIX_GROUP, (*args, *sizes), defines)]
+            return [launch("attention_mma", grid, MATRIX_GROUP, (*args, *sizes), defines)]
         if self._tiles_attention(ctx, op):
-            tiles = bucket.tokens // QUERY_TILE + seqs
-            grid = (op.heads, tiles, 1)
-            return [
-                launch(
-                    "attention_prefill",
-                    "attention_prefill",
-                    grid,
-                    QUERY_GROUP,
-                    (*args, *sizes),
-                    kv_defines(ctx, op),
-                )
-            ]
-        group = self._gemv_group
-        return [
-            launch("attention", "attention", (bucket.tokens, op.heads, 1), group, (*args, *sizes), kv_defines(ctx, op))
-        ]
+            grid = (op.heads, bucket.tokens // QUERY_TILE + seqs, 1)
+            return [launch("attention_prefill", grid, QUERY_GROUP, (*args, *sizes), kv_defines(ctx, op))]
+        grid = (bucket.tokens, op.heads, 1)
+        return [launch("attention", grid, self._gemv_group, (*args, *sizes), kv_defines(ctx, op))]
 
     def sample(self, ctx: Context, op: Sample, bucket: Bucket) -> list[Launch]:
         each = max(ctx.shape(op.logits)[1] // SAMPLE_EACH, 64)
@@ -173,16 +130,8 @@ class VulkanOps:
             return None
         return [self._attention_decode(ctx, group.attention, bucket, group.rope)]
 
-    def _feed_forward(self, ctx: Context, group: FeedForward, bucket: Bucket) -> list[Launch] | None:
-        up, down = ctx.ternary(group.up.weights), ctx.ternary(group.down.weights)
-        able = bucket.tokens == 1 and self._decodes(up) and self._decodes(down)
-        return feed_forward(self._decode, ctx, group, bucket) if able else None
-
-    def _norm_product(self, ctx: Context, group: NormProduct, bucket: Bucket) -> list[Launch] | None:
-        op = group.product
-        if bucket.tokens > 1 or not self._decodes(ctx.ternary(op.weights)):
-            return None
-        return [self._decode(ctx, op, bucket, normed(ctx, group.norm), ctx.tensors[op.out])]
+    def _quantises(self, ctx: Context, op: TernaryMatmul, bucket: Bucket) -> bool:
+        return bucket.tokens == 1 and self._decodes(ctx.ternary(op.weights))
 
     def _decode(
         self, ctx: Context, op: TernaryMatmul, bucket: Bucket, source: Source, out: Buffer, *, activation: str = ""
@@ -204,7 +153,7 @@ class VulkanOps:
         args = (*args, np.float32(source.eps), np.int32(w.rows))
         rows = w.rows // 2 if activation else w.rows
         grid = (ceil_div(rows, self._group // defines["LANES"]), 1, 1)
-        return launch("ternary_decode", "ternary_decode", grid, self._group, args, defines)
+        return launch("ternary_decode", grid, self._group, args, defines)
 
     def _decodes(self, w: TernaryBuffer) -> bool:
         """Whether a token's activations fit the shared memory of ternary_decode, beside what its reductions take."""
@@ -212,22 +161,17 @@ class VulkanOps:
 
     def _lanes(self, w: TernaryBuffer) -> int:
         """Invocations that share a row of a product of few tokens: fewer where the grid would not reach all rows."""
-        lanes = self._at_most(8 if w.row_bytes // 16 < LONG_ROW else 16)
+        lanes = 8 if w.row_bytes // 16 < LONG_ROW else 16
+        lanes = min(lanes, self._hardware.subgroup or lanes)  # they add their sums up within one
         while lanes > 1 and ceil_div(w.rows, self._gemv_group // lanes) > MOST_GROUPS:
             lanes //= 2
         return lanes
-
-    def _at_most(self, lanes: int) -> int:
-        """So many lanes, or a subgroup's where that is smaller: they add their sums up within one."""
-        return min(lanes, self._hardware.subgroup or lanes)
 
     def _splits_attention(self, ctx: Context, op: Attention, bucket: Bucket) -> bool:
         """Whether attention_decode takes this shape, and the step is one of its kind."""
         if bucket.tokens > FEW_TOKENS and bucket.tokens != bucket.rows:
             return False
-        kv = ctx.program.kv
-        assert kv is not None
-        if op.head_dim % (8 if kv.dtype == "f16" else 4) or op.heads // op.kv_heads > 8:
+        if op.head_dim % wide(ctx) or op.heads // op.kv_heads > 8:
             return False
         size = self._attention_size(ctx, op)
         if size["RUNS"] < 2 or size["CHUNK"] > 8 * size["RUNS"]:
@@ -237,9 +181,8 @@ class VulkanOps:
 
     def _attention_size(self, ctx: Context, op: Attention) -> dict[str, int]:
         """What attention_decode is compiled for, less the parts."""
-        kv, group, lanes = ctx.program.kv, op.heads // op.kv_heads, self._hardware.subgroup
-        assert kv is not None
-        chunk, loads = CHUNKS[kv.dtype], op.head_dim // (8 if kv.dtype == "f16" else 4)
+        group, lanes = op.heads // op.kv_heads, self._hardware.subgroup
+        chunk, loads = CHUNKS[ctx.cache.dtype], op.head_dim // wide(ctx)
         runs = min(power_of_two(max(self._group // loads, 1)), chunk)
         defines = {**kv_defines(ctx, op), "GROUP": group, "RUNS": runs, "CHUNK": chunk, "WG": self._group}
         if lanes and lanes % loads == 0 and runs * loads == self._group:
@@ -251,36 +194,30 @@ class VulkanOps:
 
     def _tiles_attention(self, ctx: Context, op: Attention) -> bool:
         """Whether attention_prefill takes this shape; tokens of any sequences may be in the step."""
-        kv = ctx.program.kv
-        assert kv is not None
         quads = op.head_dim // 4
         shared = QUERY_TILE * ((quads + 1) * 24 + (QUERY_TILE + 1) * 4) + (QUERY_GROUP + QUERY_TILE) * 4
         fits = op.head_dim % 8 == 0 and op.head_dim <= 128 and shared <= self._hardware.shared
-        return kv.dtype == "f16" and fits and self._hardware.group >= QUERY_GROUP
+        return ctx.cache.dtype == "f16" and fits and self._hardware.group >= QUERY_GROUP
 
     def _multiplies_attention(self, ctx: Context, op: Attention) -> bool:
         """Whether attention_mma takes this shape."""
-        kv = ctx.program.kv
-        assert kv is not None
-        return matrices.has_f16(self._hardware) and kv.dtype == "f16" and op.head_dim % 16 == 0 and op.head_dim <= 128
+        fits = op.head_dim % 16 == 0 and op.head_dim <= 128
+        return fits and ctx.cache.dtype == "f16" and matrices.has_f16(self._hardware)
 
     def _attention_decode(self, ctx: Context, op: Attention, bucket: Bucket, rope: RopeAppend | None) -> Launch:
         defines, limits = self._attention_size(ctx, op), ctx.program.limits
         chunk, wanted = defines["CHUNK"], ceil_div(ENOUGH_PARTS, bucket.tokens * op.kv_heads)
         part = chunk * ceil_div(bucket.context, chunk * min(wanted, MOST_PARTS))
         most = ceil_div(bucket.context, part)
-        defines |= {"PART": part, "MOST": most}
-        defines |= {"ROPE": int(rope is not None), "NEOX": int(rope is not None and rope.style == "neox")}
+        defines |= {"PART": part, "MOST": most, **rope_defines(rope)}
         tokens = max(limits.max_rows, min(limits.max_tokens, FEW_TOKENS))
         parts = ctx.scratch("attention parts", bucket.tokens * op.heads * most * (op.head_dim + 2) * 4)
         arrivals = ctx.zeroed("attention arrivals", tokens * op.kv_heads * 4)
-        tables = (ctx.dense(rope.cos).data, ctx.dense(rope.sin).data) if rope else (ctx.tensors[op.qkv],) * 2
-        cache = ctx.kv("k", op.layer), ctx.kv("v", op.layer)
-        _, *place = positions(ctx)
-        args = (ctx.step, ctx.tensors[op.qkv], *cache, *tables, ctx.tensors[op.out], parts, arrivals)
+        step, *place = positions(ctx)
+        inputs = attention_inputs(ctx, op, rope, ctx.tensors[op.qkv])
+        args = (step, *inputs, ctx.tensors[op.out], parts, arrivals, *place, np.int32(op.kv_heads))
         grid = (op.kv_heads, bucket.tokens, most)
-        args = (*args, *place, np.int32(op.kv_heads))
-        return launch("attention_decode", "attention_decode", grid, self._group, args, defines)
+        return launch("attention_decode", grid, self._group, args, defines)
 
 
 def _attention_words(size: Mapping[str, int], subgroup: int) -> int:

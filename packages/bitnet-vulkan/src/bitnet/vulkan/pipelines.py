@@ -6,9 +6,9 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from bitnet.core.cache import KernelCache
 from bitnet.core.errors import DeviceError, KernelCompileError, OutOfMemoryError
 from bitnet.core.gpu import KernelSpec
+from bitnet.core.support.cache import KernelCache
 from bitnet.vulkan.compiler import KERNELS, Compiler
 from bitnet.vulkan.driver import Functions, api, make
 from bitnet.vulkan.hardware import Hardware
@@ -33,16 +33,16 @@ class Pipeline:
 class Pipelines:
     """The pipelines of a device, made when first asked for. Its caller holds a lock."""
 
-    def __init__(self, vk: Functions, device: Any, hardware: Hardware, cache: KernelCache) -> None:
-        self._vk, self._device, self._hardware, self._kernels = vk, device, hardware, cache
+    def __init__(self, vk: Functions, hardware: Hardware, cache: KernelCache) -> None:
+        self._vk, self._hardware, self._kernels = vk, hardware, cache
         self._compiler = Compiler(vk.device, cache)
         self._shaders: dict[str, Any] = {}
         self._layouts: dict[tuple[int, int], tuple[Any, Any]] = {}
         self._pipelines: dict[tuple[KernelSpec, int, int, int], Pipeline] = {}
         self._key = cache.key(
             source="VkPipelineCache",
-            device=f"{hardware.name} {hardware.id}",
-            driver=f"{hardware.driver} {hardware.version_text}",
+            device=f"{hardware.info.description} {hardware.info.id}",
+            driver=f"{hardware.info.driver_version} {hardware.version}",
             options="",
             compiler="",
         )
@@ -51,7 +51,7 @@ class Pipelines:
         self._cache = self._open_cache()
 
     def get(self, spec: KernelSpec, group: int, buffers: int, scalars: int) -> Pipeline:
-        """The pipeline of a kernel for a work-group of ``group``, with so many buffers and 32-bit scalars.
+        """The pipeline of a kernel for a work-group of ``group``, with so many buffers and bytes of scalars.
 
         Raises:
             KernelCompileError: No compiler takes the source, or the driver refuses what one made of it.
@@ -73,9 +73,9 @@ class Pipelines:
         if not self._new:
             return
         size = api().new("size_t*")
-        self._vk.GetPipelineCacheData(self._device, self._cache, size, api().NULL)
+        self._vk.GetPipelineCacheData(self._vk.handle, self._cache, size, api().NULL)
         data = api().new("char[]", max(int(size[0]), 1))
-        self._vk.GetPipelineCacheData(self._device, self._cache, size, data)
+        self._vk.GetPipelineCacheData(self._vk.handle, self._cache, size, data)
         payload = bytes(api().buffer(data, size[0]))
         if payload != self._kept:  # the same: they were all in it
             self._kernels.put(self._key, payload, label=f"{self._new} pipelines", seconds=self._seconds)
@@ -83,55 +83,41 @@ class Pipelines:
 
     def close(self) -> None:
         """Free all; nothing that uses them may run."""
-        vk, nothing = self._vk, api().NULL
         for pipeline in self._pipelines.values():
-            vk.DestroyPipeline(self._device, pipeline.handle, nothing)
+            self._vk.destroy("Pipeline", pipeline.handle)
         for sets, layout in self._layouts.values():
-            vk.DestroyPipelineLayout(self._device, layout, nothing)
-            vk.DestroyDescriptorSetLayout(self._device, sets, nothing)
+            self._vk.destroy("PipelineLayout", layout)
+            self._vk.destroy("DescriptorSetLayout", sets)
         for shader in self._shaders.values():
-            vk.DestroyShaderModule(self._device, shader, nothing)
-        vk.DestroyPipelineCache(self._device, self._cache, nothing)
+            self._vk.destroy("ShaderModule", shader)
+        self._vk.destroy("PipelineCache", self._cache)
 
     def _open_cache(self) -> Any:
         if self._kept:
             try:
                 kept = api().new("char[]", self._kept)
-                info = make("VkPipelineCacheCreateInfo", initialDataSize=len(self._kept), pInitialData=kept)
-                return self._vk.create("PipelineCache", self._device, info)
+                return self._vk.create("PipelineCache", initialDataSize=len(self._kept), pInitialData=kept)
             except DeviceError:  # a driver may refuse its own data, say after an update that kept its version
                 pass
-        return self._vk.create("PipelineCache", self._device, make("VkPipelineCacheCreateInfo"))
+        return self._vk.create("PipelineCache")
 
     def _shader(self, made: Module) -> Any:
         if made.digest not in self._shaders:
             code = self._compiler.spirv(made)
             words = api().new("uint32_t[]", len(code) // 4)
             api().buffer(words)[:] = code
-            info = make("VkShaderModuleCreateInfo", codeSize=len(code), pCode=words)
-            self._shaders[made.digest] = self._vk.create("ShaderModule", self._device, info)
+            self._shaders[made.digest] = self._vk.create("ShaderModule", codeSize=len(code), pCode=words)
         return self._shaders[made.digest]
 
     def _layout(self, buffers: int, scalars: int) -> tuple[Any, Any]:
         key = (buffers, scalars)
         if key not in self._layouts:
-            bindings = [
-                make(
-                    "VkDescriptorSetLayoutBinding",
-                    binding=i,
-                    descriptorType=STORAGE_BUFFER,
-                    descriptorCount=1,
-                    stageFlags=COMPUTE,
-                )
-                for i in range(buffers)
-            ]
-            info = make("VkDescriptorSetLayoutCreateInfo", bindingCount=buffers, pBindings=bindings)
-            sets = self._vk.create("DescriptorSetLayout", self._device, info)
-            fields: dict[str, Any] = {"setLayoutCount": 1, "pSetLayouts": [sets]}
-            if scalars:
-                pushed = make("VkPushConstantRange", stageFlags=COMPUTE, size=4 * scalars)
-                fields |= {"pushConstantRangeCount": 1, "pPushConstantRanges": [pushed]}
-            layout = self._vk.create("PipelineLayout", self._device, make("VkPipelineLayoutCreateInfo", **fields))
+            kind = {"descriptorType": STORAGE_BUFFER, "descriptorCount": 1, "stageFlags": COMPUTE}
+            bindings = [make("VkDescriptorSetLayoutBinding", binding=i, **kind) for i in range(buffers)]
+            sets = self._vk.create("DescriptorSetLayout", bindingCount=buffers, pBindings=bindings)
+            pushed = [make("VkPushConstantRange", stageFlags=COMPUTE, size=scalars)] if scalars else []
+            fields = {"pushConstantRangeCount": len(pushed), "pPushConstantRanges": pushed}
+            layout = self._vk.create("PipelineLayout", setLayoutCount=1, pSetLayouts=[sets], **fields)
             self._layouts[key] = sets, layout
         return self._layouts[key]
 
@@ -139,35 +125,25 @@ class Pipelines:
         known = made.constants
         values = {"WG": group} | {name: int(value) for name, value in spec.defines if not _is_macro(name)}
         if unknown := values.keys() - known.keys():
-            raise KernelCompileError(
-                f"{spec.file} has no constant {', '.join(sorted(unknown))}.", device=self._vk.device
-            )
+            what = f"{spec.file} has no constant {', '.join(sorted(unknown))}."
+            raise KernelCompileError(what, device=self._vk.device)
         subgroup = self._hardware.subgroup
         if subgroups := bool(dict(made.macros).get("SUBGROUPS")):
             values["SUBGROUP"] = subgroup
-        entries = [
-            make("VkSpecializationMapEntry", constantID=known[name], offset=4 * i, size=4)
-            for i, name in enumerate(values)
-        ]
-        data = api().new("int32_t[]", list(values.values()))
-        special = make(
-            "VkSpecializationInfo",
-            mapEntryCount=len(entries),
-            pMapEntries=entries,
-            dataSize=4 * len(values),
-            pData=data,
-        )
+        kind = "VkSpecializationMapEntry"
+        entries = [make(kind, constantID=known[name], offset=4 * i, size=4) for i, name in enumerate(values)]
+        data = {"dataSize": 4 * len(values), "pData": api().new("int32_t[]", list(values.values()))}
+        special = make("VkSpecializationInfo", mapEntryCount=len(entries), pMapEntries=entries, **data)
         stage: dict[str, Any] = {"stage": COMPUTE, "module": shader, "pName": "main", "pSpecializationInfo": special}
         if subgroups:
-            stage["flags"] = FULL_SUBGROUPS
-            if self._hardware.asks_subgroup:
-                kind = "VkPipelineShaderStageRequiredSubgroupSizeCreateInfo"
-                stage["pNext"] = make(kind, requiredSubgroupSize=subgroup)
+            size = "VkPipelineShaderStageRequiredSubgroupSizeCreateInfo"
+            asked = make(size, requiredSubgroupSize=subgroup) if self._hardware.asks_subgroup else None
+            stage |= {"flags": FULL_SUBGROUPS, "pNext": asked}
         stage_info = make("VkPipelineShaderStageCreateInfo", **stage)
         info = make("VkComputePipelineCreateInfo", stage=stage_info[0], layout=layout)
         handle = api().new("VkPipeline*")
         try:
-            self._vk.CreateComputePipelines(self._device, self._cache, 1, info, api().NULL, handle)
+            self._vk.CreateComputePipelines(self._vk.handle, self._cache, 1, info, api().NULL, handle)
         except OutOfMemoryError:
             raise
         except DeviceError as error:

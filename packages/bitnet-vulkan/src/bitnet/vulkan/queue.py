@@ -13,61 +13,65 @@ SLICES = 20
 BATCH, MOST = 8, 64
 """Command buffers that wait for one another to be submitted together, once the device has work, and at most."""
 SIMULTANEOUS_USE, RESETTABLE = 4, 2
+COMPUTE_STAGE, TRANSFER_STAGE, HOST_STAGE = 0x800, 0x1000, 0x4000
+READS = {COMPUTE_STAGE: 0x20, TRANSFER_STAGE: 0x800, HOST_STAGE: 0x2000}
+WRITES = {COMPUTE_STAGE: 0x40, TRANSFER_STAGE: 0x1000}
+"""VkAccessFlagBits of what a stage reads and writes."""
+
+
+def barrier(vk: Functions, commands: Any, before: int, after: int) -> None:
+    """All that stages wrote in the commands before is seen by those in the commands after."""
+    written = sum(access for stage, access in WRITES.items() if stage & before)
+    used = sum(access for kind in (READS, WRITES) for stage, access in kind.items() if stage & after)
+    memory, nothing = make("VkMemoryBarrier", srcAccessMask=written, dstAccessMask=used), api().NULL
+    vk.CmdPipelineBarrier(commands, before, after, 0, 1, memory, 0, nothing, 0, nothing)
 
 
 class Queue:
     """The one queue of a device. Its caller holds a lock.
 
     Args:
-        timeline: Whether the device has timeline semaphores; else every submission has a fence.
+        timeline: Whether the device has timeline semaphores; else every wait submits a fence.
         patience: See :data:`PATIENCE`.
     """
 
-    def __init__(self, vk: Functions, device: Any, family: int, *, timeline: bool, patience: float = PATIENCE) -> None:
+    def __init__(self, vk: Functions, family: int, *, timeline: bool, patience: float = PATIENCE) -> None:
         ffi = api()
-        self._vk, self._device, self._patience = vk, device, patience
+        self._vk, self._patience = vk, patience
         handle = ffi.new("VkQueue*")
-        vk.GetDeviceQueue(device, family, 0, handle)
+        vk.GetDeviceQueue(vk.handle, family, 0, handle)
         self._queue = handle[0]
-        info = make("VkCommandPoolCreateInfo", queueFamilyIndex=family, flags=RESETTABLE)
-        self.pool = vk.create("CommandPool", device, info)
+        self._pool = vk.create("CommandPool", queueFamilyIndex=family, flags=RESETTABLE)
         self._pending: list[Any] = []
-        self._fences: list[Any] = []
-        self._semaphore = None
         self.busy = False
         self._lost: DeviceLostError | None = None
         # What a submission and a wait are told, made once: both are in the loop of every token.
-        self._commands = ffi.new("VkCommandBuffer[]", MOST)
-        self._value = ffi.new("uint64_t[]", [0])
-        self._info = self._wait_info = make("VkSubmitInfo", pCommandBuffers=self._commands)
+        self._commands, self._value = ffi.new("VkCommandBuffer[]", MOST), ffi.new("uint64_t[]", [0])
+        self._semaphore = self._fence = ffi.NULL
+        fields: dict[str, Any] = {"pCommandBuffers": self._commands}
         if timeline:
-            kind = make("VkSemaphoreTypeCreateInfo", semaphoreType=1)
-            self._semaphore = vk.create("Semaphore", device, make("VkSemaphoreCreateInfo", pNext=kind))
-            signal = make(
-                "VkTimelineSemaphoreSubmitInfo", signalSemaphoreValueCount=1, pSignalSemaphoreValues=self._value
-            )
-            semaphores = [self._semaphore]
-            self._info = make(
-                "VkSubmitInfo",
-                pNext=signal,
-                pCommandBuffers=self._commands,
-                signalSemaphoreCount=1,
-                pSignalSemaphores=semaphores,
-            )
-            self._wait_info = make("VkSemaphoreWaitInfo", semaphoreCount=1, pSemaphores=semaphores, pValues=self._value)
+            self._semaphore = vk.create("Semaphore", pNext=make("VkSemaphoreTypeCreateInfo", semaphoreType=1))
+            one = {"semaphoreCount": 1, "pSemaphores": [self._semaphore]}
+            self._wait_info = make("VkSemaphoreWaitInfo", pValues=self._value, **one)
+            value = {"signalSemaphoreValueCount": 1, "pSignalSemaphoreValues": self._value}
+            fields |= {"signalSemaphoreCount": 1, "pSignalSemaphores": [self._semaphore]}
+            fields["pNext"] = make("VkTimelineSemaphoreSubmitInfo", **value)
+        else:
+            self._fence = vk.create("Fence")
+        self._info = make("VkSubmitInfo", **fields)
 
     def command_buffer(self) -> Any:
         """A new one, to be recorded."""
         handle = api().new("VkCommandBuffer*")
-        info = make("VkCommandBufferAllocateInfo", commandPool=self.pool, commandBufferCount=1)
-        self._vk.AllocateCommandBuffers(self._device, info, handle)
+        info = make("VkCommandBufferAllocateInfo", commandPool=self._pool, commandBufferCount=1)
+        self._vk.AllocateCommandBuffers(self._vk.handle, info, handle)
         self._vk.BeginCommandBuffer(handle[0], make("VkCommandBufferBeginInfo", flags=SIMULTANEOUS_USE))
         return handle[0]
 
     def free(self, commands: list[Any]) -> None:
         """Give command buffers back; none of them may still run."""
         if commands:
-            self._vk.FreeCommandBuffers(self._device, self.pool, len(commands), commands)
+            self._vk.FreeCommandBuffers(self._vk.handle, self._pool, len(commands), commands)
 
     def submit(self, commands: Any) -> None:
         """Start a command buffer after all before it: at once on an idle device, else a few of them together."""
@@ -90,23 +94,14 @@ class Queue:
             now = self._pending[:MOST]
             self._commands[0 : len(now)] = now
             self._info.commandBufferCount = len(now)
-            fence, nothing = api().NULL, api().NULL
-            if self._semaphore is None:
-                fence = self._vk.create("Fence", self._device, make("VkFenceCreateInfo"))
             self._value[0] += 1
             try:
-                self._vk.QueueSubmit(self._queue, 1, self._info, fence)
-            except DeviceLostError as error:
-                self._lost = error  # the end of this submission would be waited for in vain
-                raise
+                self._submit(1, self._info, api().NULL)
             except DeviceError:
                 self._value[0] -= 1
-                self._vk.DestroyFence(self._device, fence, nothing)
                 raise
             del self._pending[: len(now)]
             self.busy = True
-            if fence != nothing:
-                self._fences.append(fence)
 
     def wait(self) -> None:
         """Start all that waits, and return once it is done.
@@ -120,32 +115,31 @@ class Queue:
         self.flush()
         if not self.busy:
             return
+        if not self._semaphore:
+            self._submit(0, api().NULL, self._fence)  # it is signalled behind all that was submitted before
         # In slices: time in which this process was stopped, or the machine asleep, uses up no more than one.
         if all(self._times_out(int(self._patience / SLICES * 1e9)) for _ in range(SLICES)):
-            raise DeviceLostError(
-                f"no answer in {self._patience:g} s.",
-                device=self._vk.device,
-                hint="Start again; use another device where this one is too slow for the model.",
-            )
-        self._drop_fences()
+            hint = "Start again; use another device where this one is too slow for the model."
+            self._lost = DeviceLostError(f"no answer in {self._patience:g} s.", device=self._vk.device, hint=hint)
+            raise self._lost
+        if not self._semaphore:
+            self._vk.ResetFences(self._vk.handle, 1, [self._fence])
         self.busy = False
 
     def close(self) -> None:
         """Free what it has; nothing may run any more."""
-        nothing = api().NULL
-        self._drop_fences()
-        if self._semaphore is not None:
-            self._vk.DestroySemaphore(self._device, self._semaphore, nothing)
-        self._vk.DestroyCommandPool(self._device, self.pool, nothing)
+        self._vk.destroy("Fence", self._fence)
+        self._vk.destroy("Semaphore", self._semaphore)
+        self._vk.destroy("CommandPool", self._pool)
+
+    def _submit(self, count: int, info: Any, fence: Any) -> None:
+        try:
+            self._vk.QueueSubmit(self._queue, count, info, fence)
+        except DeviceLostError as error:
+            self._lost = error  # the end of this submission would be waited for in vain
+            raise
 
     def _times_out(self, nanoseconds: int) -> bool:
-        if self._semaphore is None:
-            ended = self._vk.WaitForFences(self._device, len(self._fences), self._fences, 1, nanoseconds)
-        else:
-            ended = self._vk.WaitSemaphores(self._device, self._wait_info, nanoseconds)
-        return bool(ended == TIMEOUT)
-
-    def _drop_fences(self) -> None:
-        for fence in self._fences:
-            self._vk.DestroyFence(self._device, fence, api().NULL)
-        self._fences.clear()
+        if self._semaphore:
+            return bool(self._vk.WaitSemaphores(self._vk.handle, self._wait_info, nanoseconds) == TIMEOUT)
+        return bool(self._vk.WaitForFences(self._vk.handle, 1, [self._fence], 1, nanoseconds) == TIMEOUT)

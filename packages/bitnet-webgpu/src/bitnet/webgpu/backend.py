@@ -9,10 +9,10 @@ from importlib.metadata import version
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
-from bitnet.core.dynlib import open_library, without_display
 from bitnet.core.errors import DeviceUnavailableError
 from bitnet.core.gpu.probing import denied_nodes, device_nodes, no_permission
-from bitnet.core.hal import HAL_API, Device, DeviceInfo, DeviceType, ProbeResult, ProbeStatus
+from bitnet.core.hal import HAL_API, Device, DeviceInfo, DeviceType, OpenOptions, ProbeResult, ProbeStatus
+from bitnet.core.support.dynlib import open_library, without_display
 
 if TYPE_CHECKING:
     import wgpu
@@ -60,7 +60,7 @@ class WebGPUBackend:
             return ProbeResult(ProbeStatus.OK, devices, versions=versions)
         return _nothing([str(a.info["device"]) for a in adapters], versions)
 
-    def open(self, info: DeviceInfo) -> Device:
+    def open(self, info: DeviceInfo, options: OpenOptions) -> Device:
         from bitnet.core.gpu import GpuDevice
         from bitnet.webgpu.device import WebGPUDriver
         from bitnet.webgpu.ops import WebGPUOps

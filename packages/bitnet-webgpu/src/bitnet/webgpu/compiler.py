@@ -13,9 +13,9 @@ from dataclasses import dataclass
 import wgpu
 from wgpu.backends.wgpu_native import GPUShaderModule, ffi, lib
 
-from bitnet.core import cache
 from bitnet.core.errors import DeviceLostError, KernelCompileError, OutOfMemoryError
 from bitnet.core.gpu import KernelSpec
+from bitnet.core.support import cache
 from bitnet.webgpu.failures import failure
 from bitnet.webgpu.source import SOURCES, bindings, preprocess
 

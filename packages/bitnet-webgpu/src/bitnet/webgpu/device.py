@@ -13,9 +13,9 @@ import numpy.typing as npt
 import wgpu
 from wgpu.backends.wgpu_native import ffi, lib
 
-from bitnet.core.errors import OutOfMemoryError
 from bitnet.core.gpu import Launch
-from bitnet.core.gpu.probing import SMALLER
+from bitnet.core.gpu.failures import buffer_too_large
+from bitnet.core.gpu.windows import bound
 from bitnet.webgpu.compiler import INT8_DOT, SUBGROUPS, Compiler, has_int8_dot
 from bitnet.webgpu.failures import RAISED, failure
 
@@ -30,20 +30,15 @@ LIMITS = (
 UPLOAD = 32 << 20
 """Bytes handed to wgpu at once: it copies them to memory of its own first."""
 ALIGNMENT = 256
-"""Of a binding's offset, on every device."""
+"""Bytes that a binding's offset is a multiple of, on every device."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class WebGPUBuffer:
-    """``nbytes`` from ``offset`` of a ``GPUBuffer``, which ends at a multiple of 16 bytes."""
+    """``nbytes`` of a ``GPUBuffer``, which ends at a multiple of 16 bytes."""
 
     memory: wgpu.GPUBuffer
     nbytes: int
-    offset: int = 0
-
-    def window(self, offset: int, nbytes: int) -> WebGPUBuffer:
-        """A part of it, to be bound where the whole is too large; ``offset`` is a multiple of ALIGNMENT."""
-        return WebGPUBuffer(self.memory, nbytes, self.offset + offset)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,9 +70,7 @@ class WebGPUDriver:
     def alloc(self, nbytes: int) -> WebGPUBuffer:
         size = -(-nbytes // 16) * 16
         if size > self.limits["max-buffer-size"]:
-            largest = self.limits["max-buffer-size"]
-            message = f"a buffer of {nbytes:,} bytes exceeds the device's largest, {largest:,}."
-            raise OutOfMemoryError(message, device=self._name, hint=SMALLER)
+            raise buffer_too_large(nbytes, self.limits["max-buffer-size"], self._name)
         usage = wgpu.BufferUsage.STORAGE | wgpu.BufferUsage.COPY_SRC | wgpu.BufferUsage.COPY_DST
         with self._guarded():
             return WebGPUBuffer(self._device.create_buffer(size=size, usage=usage), nbytes)
@@ -92,17 +85,17 @@ class WebGPUDriver:
         queue = self._device.queue
         with self._guarded():
             for at in range(0, whole, UPLOAD):
-                queue.write_buffer(buffer.memory, buffer.offset + offset + at, data[at : min(at + UPLOAD, whole)])
+                queue.write_buffer(buffer.memory, offset + at, data[at : min(at + UPLOAD, whole)])
                 if whole > UPLOAD:
                     queue.submit([])  # lets wgpu give its copy back before the next
             if whole < len(data):  # words are written whole: the rest of the last one is the buffer's padding
                 last = bytes(data[whole:]).ljust(4, b"\0")
-                queue.write_buffer(buffer.memory, buffer.offset + offset + whole, last)
+                queue.write_buffer(buffer.memory, offset + whole, last)
 
     def download(self, buffer: WebGPUBuffer, array: npt.NDArray[Any], offset: int = 0) -> None:
         with self._guarded():
             size = -(-array.nbytes // 4) * 4
-            data = self._device.queue.read_buffer(buffer.memory, buffer.offset + offset, size)
+            data = self._device.queue.read_buffer(buffer.memory, offset, size)
         array.view(np.uint8).reshape(-1)[:] = np.frombuffer(data, np.uint8, array.nbytes)
 
     def record(self, launches: Sequence[Launch]) -> list[_Dispatch]:
@@ -134,19 +127,14 @@ class WebGPUDriver:
     def _prepare(self, launch: Launch) -> _Dispatch:
         x, y, z = launch.block
         made = self._compiler.pipeline(launch.kernel, x * y * z)
-        buffers = [a for a in launch.args if isinstance(a, WebGPUBuffer)]
-        scalars = [a for a in launch.args if isinstance(a, np.generic)]
-        resources = [{"buffer": b.memory, "offset": b.offset, "size": -(-b.nbytes // 16) * 16} for b in buffers]
-        if scalars:
-            words = b"".join(s.tobytes() for s in scalars)
+        largest, resources = self.limits["max-storage-buffer-binding-size"], []
+        for buffer in launch.buffers:
+            memory, offset, size = bound(buffer, largest, launch.kernel.entry, self._name)
+            resources.append({"buffer": memory.memory, "offset": offset, "size": size})
+        if words := launch.scalars:
             data = words.ljust(-(-len(words) // 16) * 16, b"\0")
             uniform = self._device.create_buffer_with_data(data=data, usage=wgpu.BufferUsage.UNIFORM)
             resources.append({"buffer": uniform, "offset": 0, "size": len(data)})
-        largest = self.limits["max-storage-buffer-binding-size"]
-        for buffer in buffers:
-            if buffer.nbytes > largest:
-                message = f"{launch.kernel.entry} needs {buffer.nbytes:,} bytes in a binding that holds {largest:,}."
-                raise OutOfMemoryError(message, device=self._name, hint=SMALLER)
         entries = [{"binding": i, "resource": resource} for i, resource in enumerate(resources)]
         group = self._device.create_bind_group(layout=made.layout, entries=entries)
         return _Dispatch(made.pipeline, group, launch.grid)

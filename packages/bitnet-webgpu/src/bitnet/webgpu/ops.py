@@ -7,25 +7,17 @@ activation into the product before it, the rotation and the cache's new entry in
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 
 import numpy as np
 
-from bitnet.core.gpu import Arg, Bucket, Buffer, Context, Dispatch, KernelSpec, Launch, Lowering
-from bitnet.core.gpu.groups import FeedForward, NormHead, NormProduct, RopeAttention, RopeAttentionProduct
-from bitnet.core.gpu.ops import RowOps, ceil_div, kv_defines, positions
-from bitnet.core.gpu.products import glu_products
-from bitnet.core.hal import (
-    Attention,
-    DenseMatmul,
-    Embed,
-    GluNormQuant,
-    NormQuant,
-    NormRows,
-    RopeAppend,
-    Sample,
-    TernaryMatmul,
-)
-from bitnet.webgpu.device import ALIGNMENT, WebGPUBuffer
+from bitnet.core.gpu import Arg, Bucket, Buffer, Context, Dispatch, Launch, Lowering, launch
+from bitnet.core.gpu.groups import NormHead, RopeAttention, RopeAttentionProduct
+from bitnet.core.gpu.ops import RowOps, attention_inputs, ceil_div, kv_defines, positions, power_of_two, rope_defines
+from bitnet.core.gpu.products import NORM, Source, fused_products, normed
+from bitnet.core.gpu.windows import row_windows
+from bitnet.core.hal import Attention, DenseMatmul, Embed, NormRows, RopeAppend, Sample, TernaryMatmul
+from bitnet.webgpu.device import ALIGNMENT
 
 GROUP = 256
 """Invocations of a workgroup, unless a kernel has its own number: what every WebGPU device allows."""
@@ -54,6 +46,8 @@ MERGED_SPLITS = 8
 MAX_SPLITS = 32
 ATTENTION_GROUPS = 256
 """Workgroups that attention is split for, if its tokens and heads do not make as many."""
+MERGE_GROUP = 32
+"""Invocations that merge the parts of a head."""
 ATTENTION_TEAM = 4
 """Query heads of a workgroup, at most."""
 ATTENTION_EACH = 4
@@ -72,16 +66,6 @@ DENSE_SHARED = 6 * 1024
 """Bytes of workgroup memory that ternary_decode and dense_matmul take besides their row."""
 
 
-def windows(buffer: Buffer, rows: int, row_bytes: int, most: int) -> Iterator[tuple[int, int, Buffer]]:
-    """A matrix in parts that can be bound: first row, rows and place of each; one if it has at most ``most`` bytes."""
-    assert isinstance(buffer, WebGPUBuffer)
-    # As many rows as fit, but a multiple of ALIGNMENT, so that every part starts at a multiple of it.
-    each = rows if rows * row_bytes <= most else max(most // row_bytes // ALIGNMENT, 1) * ALIGNMENT
-    for first in range(0, rows, each):
-        count = min(each, rows - first)
-        yield first, count, buffer.window(first * row_bytes, count * row_bytes)
-
-
 def in_two(groups: int) -> tuple[int, int]:
     """A number of workgroups as a grid of two dimensions, each as large as a device allows; some may be too many."""
     rows = ceil_div(groups, MAX_GROUPS)
@@ -95,7 +79,7 @@ class WebGPUOps:
         self._binding = limits["max-storage-buffer-binding-size"]
         self._shared = limits["max-compute-workgroup-storage-size"]
         most = min(limits["max-compute-invocations-per-workgroup"], limits["max-compute-workgroup-size-x"])
-        group = min(SAMPLE_GROUP, 1 << (most.bit_length() - 1))  # a limit need be no power of two
+        group = power_of_two(min(SAMPLE_GROUP, most))  # a limit need be no power of two
         rows = RowOps(group=GROUP)
         self._table: Dispatch = {
             **rows.table(),
@@ -107,8 +91,7 @@ class WebGPUOps:
             NormHead: self._norm_head,
             RopeAttentionProduct: self._rope_attention_product,
             RopeAttention: self._rope_attention,
-            FeedForward: self._feed_forward,
-            NormProduct: self._norm_product,
+            **fused_products(self._decode, self._quantises),
         }
 
     def lowering(self) -> Lowering:
@@ -118,17 +101,12 @@ class WebGPUOps:
     def embed(self, ctx: Context, op: Embed, bucket: Bucket) -> list[Launch]:
         table = ctx.dense(op.table)
         rows, cols = table.shape
-        spec = KernelSpec("embed", "embed", (("WEIGHT_F16", int(table.dtype == "f16")),))
-        quads = np.int32(cols // 4)
-        return [
-            Launch(
-                spec,
-                (bucket.tokens, 1, 1),
-                (GROUP, 1, 1),
-                (ctx.step, part, ctx.tensors[op.out], ctx.offset("tokens"), quads, np.int32(first), np.int32(count)),
-            )
-            for first, count, part in windows(table.data, rows, table.data.nbytes // rows, self._binding)
-        ]
+        made, grid, defines = [], (bucket.tokens, 1, 1), {"WEIGHT_F16": int(table.dtype == "f16")}
+        for part, first, count in self._windows(table.data, rows):
+            sizes = (np.int32(n) for n in (cols // 4, first, count))
+            args = (ctx.step, part, ctx.tensors[op.out], ctx.offset("tokens"), *sizes)
+            made.append(launch("embed", grid, GROUP, args, defines))
+        return made
 
     def ternary_matmul(self, ctx: Context, op: TernaryMatmul, bucket: Bucket) -> list[Launch]:
         """A product of few tokens reads each weight once; one of many goes by tiles."""
@@ -136,7 +114,7 @@ class WebGPUOps:
         defines = {"ALIGNED": int(w.cols % 128 == 0), "ADD": int(op.add)}
         x = ctx.tensors[op.x], ctx.tensors[op.scale]
         launches = []
-        for first, rows, codes in windows(w.codes, w.rows, w.row_bytes, self._binding):
+        for codes, first, rows in self._windows(w.codes, w.rows):
             if bucket.tokens <= GEMV_TOKENS:
                 entry, more = "ternary_gemv", {"LANES": GEMV_LANES, "EACH": GEMV_EACH, "TOKENS": bucket.tokens}
                 more["LOADS"] = ceil_div(bucket.tokens * 4 * GEMV_LANES, GROUP)
@@ -149,8 +127,7 @@ class WebGPUOps:
                 grid = (ceil_div(rows, TILE_SIDE * each_n), ceil_div(bucket.tokens, TILE_SIDE * each_m), 1)
             sizes = (np.uint32(n) for n in (w.cols, rows, first, w.rows))
             args: tuple[Arg, ...] = (ctx.step, *x, codes, w.scales, ctx.tensors[op.out], *sizes)
-            spec = KernelSpec(entry, entry, tuple((defines | more).items()))
-            launches.append(Launch(spec, grid, (GROUP, 1, 1), args))
+            launches.append(launch(entry, grid, GROUP, args, defines | more))
         return launches
 
     def dense_matmul(self, ctx: Context, op: DenseMatmul, bucket: Bucket) -> list[Launch]:
@@ -162,13 +139,12 @@ class WebGPUOps:
         each_m = next(n for n in (1, 2, 4) if TILE_SIDE * n >= bucket.rows or n == 4)
         defines = {"WEIGHT_F16": int(weight.dtype == "f16"), "EACH_M": each_m, "EACH_N": DENSE_TILE}
         defines |= {"X_LOADS": ceil_div(4 * each_m, TILE_SIDE), "W_LOADS": ceil_div(4 * DENSE_TILE, TILE_SIDE)}
-        spec = KernelSpec("dense_gemm", "dense_gemm", tuple(defines.items()))
         launches = []
-        for first, count, part in windows(weight.data, rows, weight.data.nbytes // rows, self._binding):
+        for part, first, count in self._windows(weight.data, rows):
             grid = (*in_two(ceil_div(count, TILE_SIDE * DENSE_TILE)), ceil_div(bucket.rows, TILE_SIDE * each_m))
             sizes = (np.uint32(n) for n in (cols // 4, count, first, rows))
             args: tuple[Arg, ...] = (ctx.step, ctx.tensors[op.x], part, ctx.tensors[op.out], *sizes)
-            launches.append(Launch(spec, grid, (GROUP, 1, 1), args))
+            launches.append(launch("dense_gemm", grid, GROUP, args, defines))
         return launches
 
     def attention(self, ctx: Context, op: Attention, bucket: Bucket) -> list[Launch]:
@@ -189,12 +165,16 @@ class WebGPUOps:
         defines |= {"EACH_D": ceil_div(quads, TILE_SIDE), "PARTS": parts, "EACH_P": ATTENTION_KEYS // 4 // parts}
         loads = {"Q_LOADS": depth * rows, "K_LOADS": depth * ATTENTION_KEYS, "V_LOADS": 4 * depth * quads}
         defines |= {name: ceil_div(n, GROUP) for name, n in loads.items()}
-        spec = KernelSpec("attention_prefill", "attention_prefill", tuple(defines.items()))
         cache = ctx.kv("k", op.layer), ctx.kv("v", op.layer)
         step, *fields = positions(ctx)
         sizes = np.int32(op.heads), np.int32(op.kv_heads)
         args = (step, ctx.tensors[op.qkv], *cache, ctx.tensors[op.out], *fields, *sizes)
-        return [Launch(spec, (ceil_div(bucket.tokens, rows // team), op.heads // team, 1), (GROUP, 1, 1), args)]
+        grid = (ceil_div(bucket.tokens, rows // team), op.heads // team, 1)
+        return [launch("attention_prefill", grid, GROUP, args, defines)]
+
+    def _windows(self, matrix: Buffer, rows: int) -> Iterator[tuple[Buffer, int, int]]:
+        """A matrix as parts that can be bound: the part, its first row, its rows."""
+        return row_windows(matrix, rows, matrix.nbytes // rows, largest=self._binding, alignment=ALIGNMENT)
 
     def _norm_head(self, ctx: Context, group: NormHead, bucket: Bucket) -> list[Launch] | None:
         able = bucket.rows == 1 and self._norms(ctx, group.dense)
@@ -205,26 +185,15 @@ class WebGPUOps:
         if bucket.tokens > 1 or splits > MERGED_SPLITS or not self._decodes(ctx, product, op.heads * MERGED_SPLITS):
             return None
         parts, out = self._parts(ctx, op, bucket, splits), ctx.tensors[product.out]
-        merged = self._decode(ctx, product, group.norm, parts, out, splits=splits, head_dim=op.head_dim)
+        source = replace(normed(ctx, group.norm), x=parts)
+        merged = self._decode(ctx, product, bucket, source, out, splits=splits, head_dim=op.head_dim)
         return [*self._attention(ctx, op, bucket, group.rope, parts), merged]
 
     def _rope_attention(self, ctx: Context, group: RopeAttention, bucket: Bucket) -> list[Launch] | None:
         return self._attention(ctx, group.attention, bucket, group.rope) if bucket.tokens == 1 else None
 
-    def _feed_forward(self, ctx: Context, group: FeedForward, bucket: Bucket) -> list[Launch] | None:
-        up, glu, down = group.up, group.glu, group.down
-        if bucket.tokens > 1 or not (self._decodes(ctx, up) and self._decodes(ctx, down)):
-            return None
-        product = glu_products(ctx, glu)
-        return [
-            self._decode(ctx, up, group.norm, ctx.tensors[group.norm.x], product, activation=glu.activation),
-            self._decode(ctx, down, glu, product, ctx.tensors[down.out]),
-        ]
-
-    def _norm_product(self, ctx: Context, group: NormProduct, bucket: Bucket) -> list[Launch] | None:
-        op, norm = group.product, group.norm
-        able = bucket.tokens == 1 and self._decodes(ctx, op)
-        return [self._decode(ctx, op, norm, ctx.tensors[norm.x], ctx.tensors[op.out])] if able else None
+    def _quantises(self, ctx: Context, op: TernaryMatmul, bucket: Bucket) -> bool:
+        return bucket.tokens == 1 and self._decodes(ctx, op)
 
     def _decodes(self, ctx: Context, op: TernaryMatmul, factors: int = 0) -> bool:
         """Whether ternary_decode can do a product: row and factors fit workgroup memory, its weights a binding."""
@@ -237,8 +206,8 @@ class WebGPUOps:
         self,
         ctx: Context,
         op: TernaryMatmul,
-        norm: NormQuant | GluNormQuant,
-        x: Buffer,
+        bucket: Bucket,
+        source: Source,
         out: Buffer,
         *,
         activation: str = "",
@@ -250,7 +219,7 @@ class WebGPUOps:
         defines = {
             "COLS": w.cols,
             "LANES": lanes,
-            "NORM": int(norm.weight is not None),
+            "NORM": int(source.kind == NORM),
             "GLU": int(bool(activation)),
             "RELU2": int(activation == "relu2"),
             "ADD": int(op.add),
@@ -259,10 +228,9 @@ class WebGPUOps:
         }
         if splits > 1:
             defines |= {"MERGE": 1, "SPLITS": splits, "HEAD_QUADS": head_dim // 4}
-        weight = ctx.dense(norm.weight).data if norm.weight else x
-        args = (x, weight, w.codes, w.scales, out, np.uint32(rows), np.float32(norm.eps))
-        spec = KernelSpec("ternary_decode", "ternary_decode", tuple(defines.items()))
-        return Launch(spec, (ceil_div(rows, DECODE_GROUP // lanes), 1, 1), (DECODE_GROUP, 1, 1), args)
+        norm = ctx.dense(source.norm).data if source.norm else source.x
+        args = (source.x, norm, w.codes, w.scales, out, np.uint32(rows), np.float32(source.eps))
+        return launch("ternary_decode", (ceil_div(rows, DECODE_GROUP // lanes), 1, 1), DECODE_GROUP, args, defines)
 
     def _norms(self, ctx: Context, op: DenseMatmul) -> bool:
         """Whether dense_matmul can norm its row: in f32 it fits workgroup memory."""
@@ -281,16 +249,15 @@ class WebGPUOps:
         }
         if norm:
             defines |= {"NORM": 1, "QUADS": cols // 4}
-        spec = KernelSpec("dense_matmul", "dense_matmul", tuple(defines.items()))
         x = ctx.tensors[norm.x if norm else op.x]
         norm_weight = ctx.dense(norm.weight).data if norm else x
         launches = []
-        for first, count, part in windows(weight.data, rows, weight.data.nbytes // rows, self._binding):
+        for part, first, count in self._windows(weight.data, rows):
             grid = (*in_two(ceil_div(count, GROUP // DENSE_LANES * DENSE_EACH)), ceil_div(bucket.rows, tokens))
             sizes = (np.uint32(n) for n in (cols // 4, count, first, rows))
             row, eps = np.uint32(ctx.offset("rows")), np.float32(norm.eps if norm else 0)
             args: tuple[Arg, ...] = (ctx.step, x, norm_weight, part, ctx.tensors[op.out], *sizes, row, eps)
-            launches.append(Launch(spec, grid, (GROUP, 1, 1), args))
+            launches.append(launch("dense_matmul", grid, GROUP, args, defines))
         return launches
 
     def _splits(self, op: Attention, bucket: Bucket) -> int:
@@ -323,8 +290,7 @@ class WebGPUOps:
         parts = unmerged or self._parts(ctx, op, bucket, splits)
         share = ceil_div(ceil_div(bucket.context, SPLIT_CONTEXT), splits) * SPLIT_CONTEXT
         defines |= {"TEAM": team, "SPLITS": splits, "SHARE": share, "SPLIT": int(splits > 1)}
-        defines |= {"ROPE": int(rope is not None)}
-        defines |= {"NEOX": int(rope is not None and rope.style == "neox")}
+        defines |= rope_defines(rope)
         quads, chunk = op.head_dim // 4, GROUP // 4
         columns = min(quads, GROUP)
         defines |= {
@@ -332,17 +298,14 @@ class WebGPUOps:
             "VALUES": ceil_div(chunk, GROUP // columns),
             "EACH": ceil_div(quads, columns),
         }
-        tables = (ctx.dense(rope.cos).data, ctx.dense(rope.sin).data) if rope else (ctx.step, ctx.step)
-        cache = ctx.kv("k", op.layer), ctx.kv("v", op.layer)
         sizes = np.int32(op.heads), np.int32(op.kv_heads)
         step, *fields = positions(ctx)
-        args = (step, ctx.tensors[op.qkv], *cache, *tables, parts, *fields, *sizes)
-        spec = KernelSpec("attention", "attention", tuple(defines.items()))
-        launches = [Launch(spec, (bucket.tokens, op.heads // team, splits), (GROUP, 1, 1), args)]
+        args = (step, *attention_inputs(ctx, op, rope, ctx.step), parts, *fields, *sizes)
+        launches = [launch("attention", (bucket.tokens, op.heads // team, splits), GROUP, args, defines)]
         if splits > 1 and unmerged is None:
-            merge = KernelSpec("attention_merge", "attention_merge", (("DIM", op.head_dim), ("SPLITS", splits)))
+            sizes_of = {"DIM": op.head_dim, "SPLITS": splits}
             given = (ctx.step, parts, ctx.tensors[op.out], np.uint32(op.heads))
-            launches.append(Launch(merge, (bucket.tokens, op.heads, 1), (32, 1, 1), given))
+            launches.append(launch("attention_merge", (bucket.tokens, op.heads, 1), MERGE_GROUP, given, sizes_of))
         return launches
 
 
