@@ -1,0 +1,204 @@
+"""Every kernel compiles for every architecture, and its code object says what the lowering counts on.
+
+Compiled by a real compiler (ziglang's clang, which is what ``libamd_comgr`` is made of); not run on hardware.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from itertools import product
+from typing import Any, TypeAlias
+
+import numpy as np
+import pytest
+
+from bitnet.core.gpu import Bucket, Context, KernelSpec, Launch
+from bitnet.core.gpu.clc import ClcOps
+from bitnet.core.gpu.compiling import compile_all
+from bitnet.core.gpu.ops import advance
+from bitnet.core.gpu.plan import lower
+from bitnet.core.hal import Limits, Program, StepLayout
+from bitnet.core.testing.model import TinyModel
+from bitnet.rocm.architectures import architecture
+from bitnet.rocm.compiler import SOURCES
+
+CodeObject: TypeAlias = Callable[[KernelSpec, str], bytes]
+OF_EACH_KIND = ("gfx900", "gfx90a", "gfx1030", "gfx1100", "gfx1201")
+"""No dot products and wave 64, sdot4 and wave 64, sdot4 and wave 32, sudot4; the last has other barriers."""
+OTHERS = (
+    *("gfx906", "gfx908", "gfx942", "gfx950", "gfx1010"),
+    *("gfx1101", "gfx1102", "gfx1103", "gfx1150", "gfx1151", "gfx1200"),
+)
+LIMITS = Limits(1024, 64, 64, 64)
+FEW = (1, 2, 4, 8)
+"""Tokens of the steps whose kernels must keep all they hold in registers."""
+SHAPES = {
+    "demo": {"heads": 6, "kv_heads": 2, "head_dim": 64, "ffn": 1024},
+    "2b4t": {"heads": 20, "kv_heads": 5, "head_dim": 128, "ffn": 6912},
+}
+OFTEN = [*((name, "demo") for name in OF_EACH_KIND), ("gfx90a", "2b4t"), ("gfx1100", "2b4t")]
+SELDOM = [pair for pair in product((*OF_EACH_KIND, *OTHERS), SHAPES) if pair not in OFTEN]
+LOCAL_BYTES = 65536
+METADATA, NAME = 32, b"AMDGPU\0"
+"""Type and name of the note that holds a code object's metadata (LLVM's "User Guide for AMDGPU Backend")."""
+
+
+@dataclass(frozen=True)
+class Memory:
+    nbytes: int
+
+
+class NoDevice:
+    """What a context needs of a driver, less the device."""
+
+    def alloc(self, nbytes: int) -> Memory:
+        return Memory(nbytes)
+
+    def upload(self, buffer: Memory, array: np.ndarray[Any, Any], offset: int = 0) -> None:
+        assert offset + array.nbytes <= buffer.nbytes
+
+
+@cache
+def program(shape: str) -> Program:
+    model = TinyModel(np.random.default_rng(5), layers=1, vocab=300, **SHAPES[shape])  # type: ignore[arg-type]
+    return model.program(LIMITS, 64)
+
+
+def launches(name: str, shape: str) -> Iterator[tuple[Launch, int]]:
+    """What steps of few and of many tokens launch on a device of an architecture, each with the step's tokens."""
+    kind = architecture(name)
+    assert kind is not None
+    table = ClcOps(kind.abilities(compute_units=96, group=1024, local_bytes=LOCAL_BYTES)).lowering().table
+    context = Context(NoDevice(), program(shape), StepLayout(LIMITS))  # type: ignore[arg-type]
+    for tokens, rows in (*((n, n) for n in FEW), (64, 64), (512, 0)):
+        for launch in lower(context, Bucket(tokens, rows, 1024, apart=tokens == rows), table):
+            yield launch, tokens
+    yield advance(context), 1
+
+
+def unpacked(data: bytes, at: int = 0) -> tuple[Any, int]:
+    """A value in MessagePack and where it ends; of the format only what a compiler writes into metadata."""
+
+    def several(count: int, at: int) -> tuple[list[Any], int]:
+        found = []
+        for _ in range(count):
+            value, at = unpacked(data, at)
+            found.append(value)
+        return found, at
+
+    def mapping(count: int, at: int) -> tuple[dict[Any, Any], int]:
+        flat, at = several(2 * count, at)
+        return dict(zip(flat[::2], flat[1::2], strict=True)), at
+
+    kind, at = data[at], at + 1
+    if kind < 0x80:
+        return kind, at
+    if kind < 0x90:
+        return mapping(kind & 15, at)
+    if kind < 0xA0:
+        return several(kind & 15, at)
+    if kind < 0xC0:
+        return data[at : at + (kind & 31)].decode(), at + (kind & 31)
+    if kind in (0xC2, 0xC3):
+        return kind == 0xC3, at
+    form = {0xCC: "B", 0xCD: "H", 0xCE: "I", 0xCF: "Q", 0xD9: "B", 0xDA: "H", 0xDC: "H", 0xDE: "H"}[kind]
+    (number,) = struct.unpack_from(f">{form}", data, at)
+    at += struct.calcsize(form)
+    if kind < 0xD9:
+        return number, at
+    if kind < 0xDC:
+        return data[at : at + number].decode(), at + number
+    return several(number, at) if kind == 0xDC else mapping(number, at)
+
+
+def metadata(code: bytes) -> Mapping[str, Any]:
+    """Metadata of a code object's kernels, by their names."""
+    (table,), (size, count) = struct.unpack_from("<Q", code, 40), struct.unpack_from("<HH", code, 58)
+    for i in range(count):
+        _, kind, _, _, at, length = struct.unpack_from("<IIQQQQ", code, table + i * size)
+        if kind != 7:  # SHT_NOTE
+            continue
+        name_size, _, note = struct.unpack_from("<III", code, at)
+        if note == METADATA and code.startswith(NAME, at + 12):
+            found, _ = unpacked(code[at + 12 + (name_size + 3) // 4 * 4 : at + length])
+            return {kernel[".name"]: kernel for kernel in found["amdhsa.kernels"]}
+    raise AssertionError("the code object has no metadata")
+
+
+def sizes(launch: Launch) -> list[int]:
+    """Bytes of each of the arguments that a launch gives."""
+    return [8 if isinstance(arg, Memory) else 4 for arg in launch.args]
+
+
+def check(name: str, shape: str, code_object: CodeObject) -> None:
+    """Compile what a model's steps launch, and hold each kernel's metadata against the launch."""
+    kind = architecture(name)
+    assert kind is not None
+    made: dict[KernelSpec, tuple[Launch, int]] = {}
+    for launch, tokens in launches(name, shape):
+        made[launch.kernel] = launch, min(tokens, made.get(launch.kernel, (launch, tokens))[1])
+    units = {(spec.file, spec.defines): spec for spec in made}
+    codes = compile_all(lambda unit: code_object(units[unit], name), list(units))
+    assert {"ternary_decode", "ternary_gemm", "attention_decode", "attention_prefill"} <= {file for file, _ in units}
+    for spec, (launch, tokens) in made.items():
+        found, what = metadata(codes[spec.file, spec.defines])[spec.entry], f"{spec} for {name}"
+        given = [arg for arg in found[".args"] if not arg[".value_kind"].startswith("hidden")]
+        assert [arg[".size"] for arg in given] == sizes(launch), what
+        assert found[".wavefront_size"] == kind.wave, what
+        assert found[".group_segment_fixed_size"] + launch.shared <= LOCAL_BYTES, what
+        assert found[".max_flat_workgroup_size"] >= np.prod(launch.block), what
+        assert f"{spec.entry}_rocm" in SOURCES.names(), what
+        if tokens in FEW:
+            spilled = {key: found[key] for key in (".vgpr_spill_count", ".sgpr_spill_count")}
+            assert not any(spilled.values()), f"{what}: {spilled}"
+            assert found[".private_segment_fixed_size"] == 0, f"{what}: {found['.private_segment_fixed_size']} bytes"
+
+
+@pytest.mark.parametrize(("name", "shape"), OFTEN)
+def test_every_kernel_compiles(name: str, shape: str, code_object: CodeObject) -> None:
+    check(name, shape, code_object)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize(("name", "shape"), SELDOM)
+def test_every_kernel_compiles_for_the_others(name: str, shape: str, code_object: CodeObject) -> None:
+    check(name, shape, code_object)
+
+
+ROW_SUMS = KernelSpec("row_sums", "row_sums", (("WG", 256), ("COLS", 2560)))
+
+
+@pytest.mark.parametrize(
+    ("name", "instruction"),
+    [("gfx906", "v_dot4_i32_i8"), ("gfx1030", "v_dot4c_i32_i8"), ("gfx1100", "v_dot4_i32_iu8"), ("gfx900", "")],
+)
+def test_dot_products_are_instructions(
+    name: str, instruction: str, disassembly: Callable[[KernelSpec, str], str]
+) -> None:
+    text = disassembly(ROW_SUMS, name)
+    assert "s_barrier" in text
+    assert (instruction in text) if instruction else "v_dot4" not in text
+
+
+@pytest.mark.parametrize(
+    ("reported", "expected"),
+    [
+        ("gfx90a:sramecc+:xnack-", ("gfx90a", 64, "sdot4")),
+        ("gfx900:xnack-", ("gfx900", 64, "none")),
+        ("gfx1010", ("gfx1010", 32, "none")),
+        ("gfx1036", ("gfx1036", 32, "sdot4")),
+        ("gfx1151", ("gfx1151", 32, "sudot4")),
+        ("gfx1201", ("gfx1201", 32, "sudot4")),
+        ("gfx1310", ("gfx1310", 32, "none")),
+        ("gfx803", None),
+        ("", None),
+        ("gfx9", None),
+        ("sm_90", None),
+    ],
+)
+def test_architectures(reported: str, expected: Sequence[Any] | None) -> None:
+    found = architecture(reported)
+    assert (found and (found.name, found.wave, found.dot4)) == expected

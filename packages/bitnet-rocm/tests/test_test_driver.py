@@ -1,0 +1,144 @@
+"""The backend from probe to token on the test driver (``hip_on_opencl``): its own code, and AMD's kernels as OpenCL C.
+
+Executed by Intel's OpenCL for CPUs; not run on hardware.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from random import randrange
+from typing import TypeAlias
+
+import pytest
+
+Run: TypeAlias = Callable[..., subprocess.CompletedProcess[str]]
+SUITE = str(Path(__file__).with_name("test_conformance_rocm.py"))
+PYTEST = ("-m", "pytest", "-q", "-p", "no:cacheprovider", SUITE)
+OPEN = (
+    "import logging; logging.basicConfig(format='%(message)s');"
+    "from bitnet.rocm.backend import BACKEND as b; from bitnet.core.devices.options import open_options;"
+    "i, = b.probe().devices; d = b.open(i, open_options());"
+)
+ASK = OPEN + (
+    "d.close(); from importlib.resources import files; from bitnet.core import load_model;"
+    "m = load_model(str(files('bitnet.core') / 'data' / 'bitnet-demo.gguf'), device='rocm:0');"
+    "print(m.generate('What is 17 + 25?', max_tokens=24).text); m.close()"
+)
+ANSWER = "42"
+ANSWERS = (
+    "from bitnet.core.testing.answers import assert_same_answers;"
+    "print(assert_same_answers({device!r}, 10, seed={seed}))"
+)
+FAMILY = ("kernels/opencl", "packages/bitnet-core/src/bitnet/core/gpu", "packages/bitnet-rocm")
+
+
+def passed(done: subprocess.CompletedProcess[str]) -> int:
+    """How many tests passed; none may have been skipped."""
+    summary = done.stdout.strip().splitlines()[-1]
+    assert "skipped" not in summary, done.stdout
+    found = re.search(r"(\d+) passed", summary)
+    assert found, done.stdout
+    return int(found[1])
+
+
+@pytest.mark.nightly(unless_changed=FAMILY)
+def test_conformance(run: Run) -> None:
+    assert passed(run(*PYTEST, BITNET_REQUIRE_DEVICES="rocm:0")) > 200
+
+
+def test_conformance_of_another_kind(run: Run) -> None:
+    """Waves of 64, dot products of signed bytes, and the older compiler's numbers."""
+    some = "test_ternary_matmul_of_stacked or test_norm_quant_rounds or test_greedy"
+    other = {"HIP_TEST_ARCH": "gfx906:sramecc+:xnack-", "HIP_TEST_COMGR": 2, "HIP_TEST_VERSION": 60443482}
+    assert passed(run(*PYTEST, "-k", some, BITNET_REQUIRE_DEVICES="rocm:0", **other)) > 10
+
+
+@pytest.mark.nightly(unless_changed=FAMILY)
+def test_the_demo_model_answers_as_on_the_cpu(run: Run) -> None:
+    """A sample of 100 problems of the evaluation, all tokens of the answers."""
+    assert int(run("-c", ANSWERS.format(device="rocm:0", seed=randrange(1 << 30))).stdout) > 1000
+
+
+@pytest.mark.parametrize("how", ["wrong", "refused"])
+def test_graphs_that_go_wrong_are_not_used(run: Run, how: str) -> None:
+    done = run("-c", ASK, HIP_TEST_GRAPHS=how)
+    assert ANSWER in done.stdout
+    why = (
+        "a replayed step differs"
+        if how == "wrong"
+        else "hipStreamEndCapture failed with hipErrorStreamCaptureInvalidated"
+    )
+    assert f"rocm:0: {why}" in done.stderr
+    assert "HIP graphs are not used" in done.stderr
+
+
+def test_graphs_are_used_unless_switched_off(run: Run) -> None:
+    code = OPEN + "print(d._driver.graphs); d.close()"
+    for value, expected in ((None, "True"), ("1", "True"), ("0", "False")):
+        given = (
+            {} if value is None else {"BITNET_ROCM_GRAPHS": value, "HIP_TEST_GRAPHS": "" if value == "1" else "wrong"}
+        )
+        done = run("-c", code, **given)
+        assert done.stdout.strip() == expected
+        assert "not used" not in done.stderr
+    done = run("-c", code, status=1, BITNET_ROCM_GRAPHS="perhaps")
+    assert "BITNET_ROCM_GRAPHS is 'perhaps'; it must be 1 or 0." in done.stderr
+
+
+def test_a_wrong_product_closes_the_device(run: Run) -> None:
+    done = run("-c", OPEN, status=1, HIP_TEST_LEAVE_OUT="ternary_decode")
+    assert "DeviceError: rocm:0: it does not compute" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "error"),
+    [
+        ("MEMORY", 12_000_000, "OutOfMemoryError: rocm:0: hipMalloc failed with hipErrorOutOfMemory"),
+        ("FAULT", "hipGraphLaunch:20:719", "DeviceLostError: rocm:0: hipGraphLaunch failed with hipErrorLaunchFailure"),
+        ("FAULT", "hipStreamSynchronize:60:700", "DeviceLostError: rocm:0: hipStreamSynchronize failed"),
+        ("FAULT", "hipModuleLoadData:1:200", "DeviceError: rocm:0: hipModuleLoadData failed with hipErrorInvalidImage"),
+    ],
+)
+def test_faults(run: Run, name: str, value: object, error: str) -> None:
+    """A traceback of the error's type ends the process, which does not hang on its way out."""
+    assert error in run("-c", ASK, status=1, **{f"HIP_TEST_{name}": value}).stderr
+
+
+def test_a_source_that_does_not_compile(run: Run) -> None:
+    code = (
+        OPEN + "from bitnet.core.gpu import KernelSpec;"
+        "d._driver._programs.prepare([KernelSpec('row_sums', 'row_sums', (('WG', 64), ('COLS', 'no_number')))])"
+    )
+    error = run("-c", code, status=1).stderr
+    assert "KernelCompileError: rocm:0: row_sums.cl does not compile." in error
+    assert "no_number" in error
+
+
+def test_a_compiler_that_ends_its_process(run: Run, tmp_path: Path) -> None:
+    error = run("-c", OPEN, status=1, HIP_TEST_ABORT=1, BITNET_CACHE_DIR=tmp_path).stderr
+    assert "KernelCompileError: rocm:0" in error
+    assert "does not compile" in error
+    assert "libamd_comgr ended its process with status -6" in error
+
+
+def test_memory_is_given_back(run: Run) -> None:
+    code = OPEN + "b = d._driver; b.free(b.alloc(2**20)); print(b.memory()[0] - b.memory()[1]); d.close()"
+    assert run("-c", code).stdout.strip() == "0"
+
+
+def test_devices_and_receipts_say_what_it_is(run: Run, tmp_path: Path) -> None:
+    listed = json.loads(run("-m", "bitnet.core", "devices", "--json").stdout)
+    (backend,) = [b for b in listed["backends"] if b["name"] == "rocm"]
+    (device,) = backend["devices"]
+    assert device["type"] == "virtual"
+    assert "test driver" in device["details"]["note"]
+    assert not listed["selected"].startswith("rocm")
+    receipt = str(tmp_path / "receipt.json")
+    run("-m", "bitnet.core", "run", "--device", "rocm:0", "--receipt", receipt, "What is 17 + 25?")
+    done = run("-m", "bitnet.core", "receipt", "verify", receipt, status=None)
+    assert done.returncode != 0
+    assert "it was made with a test driver" in done.stdout + done.stderr
