@@ -1,0 +1,87 @@
+"""The SPIR-V modules of the wheel: which there are, and which of a kernel's constants pick one of them.
+
+A kernel's constants are of two kinds. A choice is what the preprocessor asks about: each of its values is a module of
+its own. A shape is a number: it is set in the module's words when the module is loaded, so that a few dozen modules
+serve every model (decision 0081). The build hook and the loader both go by this table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from typing import TypeAlias
+
+Choices: TypeAlias = Mapping[str, int]
+
+
+def each(*names: str) -> list[Choices]:
+    """Every combination of 0 and 1."""
+    return [dict(zip(names, values, strict=True)) for values in product((0, 1), repeat=len(names))]
+
+
+def crossed(first: Sequence[Choices], second: Sequence[Choices]) -> list[Choices]:
+    """Every combination of two tables."""
+    return [{**a, **b} for a in first for b in second]
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """The modules made of one source.
+
+    Attributes:
+        shapes: Constants that are set at load time.
+        choices: Values of the others, of each module.
+        dots: Whether the source multiplies bytes: then there are modules with the integer dot product and without.
+    """
+
+    shapes: tuple[str, ...] = ()
+    choices: Sequence[Choices] = ({},)
+    dots: bool = False
+
+
+_CACHE = ("DIM", "BLOCK", "HEAD_GROUP")
+_PRODUCT_ENDS: list[Choices] = [
+    {"GLU": 0, "RELU2": 0, "ADD": 0},
+    {"GLU": 0, "RELU2": 0, "ADD": 1},
+    {"GLU": 1, "RELU2": 0, "ADD": 0},
+    {"GLU": 1, "RELU2": 1, "ADD": 0},
+]
+_ROTATIONS: list[Choices] = [{"ROPE": 0, "NEOX": 0}, {"ROPE": 1, "NEOX": 0}, {"ROPE": 1, "NEOX": 1}]
+
+FAMILIES: Mapping[str, Family] = {
+    "advance": Family(),
+    "attention": Family(("WG", *_CACHE), each("KV_F16")),
+    "attention_decode": Family(("WG", *_CACHE), crossed(each("KV_F16"), _ROTATIONS)),
+    "attention_prefill": Family(_CACHE, each("KV_F16")),
+    "dense_matmul": Family(("WG", "LANES", "EACH", "TOKENS"), each("WEIGHT_F16")),
+    "embed": Family(("WG",), each("WEIGHT_F16")),
+    "glu_norm_quant": Family(("WG",), each("NORM", "RELU2"), dots=True),
+    "norm_quant": Family(("WG",), each("NORM"), dots=True),
+    "norm_rows": Family(("WG",)),
+    "quantize": Family(("WG",)),
+    "rope_append": Family(("DIM", "BLOCK"), each("KV_F16", "NEOX")),
+    "row_sums": Family(("WG", "COLS"), dots=True),
+    "sample": Family(("WG",)),
+    "ternary_decode": Family(
+        ("WG", "COLS", "ROW_BYTES", "TOKENS", "LANES"),
+        crossed([{"INPUT": n} for n in range(3)], _PRODUCT_ENDS),
+        dots=True,
+    ),
+    "ternary_gemm": Family(("COLS", "ROW_BYTES", "TX", "TY", "EACH_M"), each("ADD"), dots=True),
+}
+"""By the source's file, without its ending."""
+
+
+def module_name(file: str, choices: Choices, dot: bool) -> str:
+    """What the wheel calls the module of a source, its choices, and whether it uses the integer dot product."""
+    values = "".join(f"-{name.lower()}{choices[name]}" for name in sorted(choices))
+    return f"{file}{values}{'-dot' if dot and FAMILIES[file].dots else ''}"
+
+
+def all_modules() -> Iterator[tuple[str, str, Choices, bool]]:
+    """Name, source, choices, and whether with the integer dot product, of every module of the wheel."""
+    for file, family in FAMILIES.items():
+        for choices in family.choices:
+            for dot in (False, True) if family.dots else (False,):
+                yield module_name(file, choices, dot), file, choices, dot

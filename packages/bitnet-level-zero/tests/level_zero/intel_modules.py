@@ -1,0 +1,93 @@
+"""Has Intel's own driver build every module of the wheel for one product without that GPU; prints what it made of them.
+
+Run with the driver's debug keys that take the place of hardware: it compiles, and computes nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from ctypes import byref
+from typing import Any
+
+from bitnet.core.errors import DeviceError
+from bitnet.core.gpu import KernelSpec
+from bitnet.level_zero.compiler import SPIRV, Compiler
+from bitnet.level_zero.hardware import devices
+from bitnet.level_zero.loader import LevelZero, loader
+from bitnet.level_zero.specialise import module
+from bitnet.level_zero.structures import ContextDesc, KernelDesc, KernelProperties
+from bitnet.level_zero.variants import FAMILIES
+
+ENTRIES = {
+    "attention_decode": ("attention_decode", "attention_merge"),
+    "quantize": ("absmean_partial", "absmean_scale", "ternary_codes"),
+}
+SHAPES = {
+    "WG": 256,
+    "DIM": 128,
+    "BLOCK": 32,
+    "HEAD_GROUP": 4,
+    "COLS": 2560,
+    "ROW_BYTES": 640,
+    "TOKENS": 1,
+    "LANES": 8,
+    "EACH": 4,
+    "EACH_M": 4,
+    "TX": 16,
+    "TY": 16,
+}
+"""Of BitNet b1.58 2B4T's layers."""
+
+
+def specs() -> list[tuple[str, KernelSpec, bool]]:
+    """Every module of the wheel: its name, a kernel's specification, and whether with the integer dot product."""
+    made = []
+    for file, family in FAMILIES.items():
+        for choices in family.choices:
+            shapes = {name: SHAPES[name] for name in family.shapes}
+            if file == "attention_decode":
+                shapes["WG"] = 128
+            defines = tuple({**choices, **shapes}.items())
+            for dot in (False, True) if family.dots else (False,):
+                label = " ".join([file, *(f"{name}={value}" for name, value in choices.items()), *["dot"] * dot])
+                made.append((label, KernelSpec(file, file, defines), dot))
+    return made
+
+
+def built(compiler: Compiler, level_zero: LevelZero, label: str, spec: KernelSpec, dot: bool) -> dict[str, Any]:
+    """By kernel, what the driver made of it; an error's text for one that it does not take."""
+    found: dict[str, Any] = {}
+    try:
+        made = compiler._create(spec.file, SPIRV, module(spec, dot=dot, device="level-zero:0"))
+    except DeviceError as error:
+        return {label: str(error)}
+    for entry in ENTRIES.get(spec.file, (spec.file,)):
+        try:
+            kernel = level_zero.make("zeKernelCreate", made, byref(KernelDesc(name=entry.encode())))
+            found[f"{label}: {entry}"] = level_zero.filled(
+                "zeKernelGetProperties", kernel, KernelProperties
+            ).spill_bytes
+        except DeviceError as error:
+            found[f"{label}: {entry}"] = str(error)
+    return found
+
+
+def main() -> None:
+    level_zero = LevelZero(loader())
+    hardware = next(devices(level_zero))
+    context = level_zero.make("zeContextCreate", hardware.driver, byref(ContextDesc()))
+    compiler = Compiler(level_zero, context, hardware, "level-zero:0", None)  # type: ignore[arg-type]  # nothing is kept
+    if len(sys.argv) > 1:  # a module of somebody else's, with one kernel `k`
+        with open(sys.argv[1], "rb") as file:  # noqa: PTH123
+            made = compiler._create("given", SPIRV, file.read())
+        level_zero.make("zeKernelCreate", made, byref(KernelDesc(name=b"k")))
+        return
+    found: dict[str, Any] = {"name": hardware.name}
+    for label, spec, dot in specs():
+        found |= built(compiler, level_zero, label, spec, dot)
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()

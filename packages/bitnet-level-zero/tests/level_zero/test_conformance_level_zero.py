@@ -1,0 +1,9 @@
+"""The Level Zero backend held to the operations' contract, on every device it finds."""
+
+from bitnet.core.testing import ConformanceSuite
+from bitnet.level_zero.backend import BACKEND
+
+
+class TestConformance(ConformanceSuite):
+    backend = BACKEND
+    size = "small"  # on a GPU run it with BITNET_CONFORMANCE=quick

@@ -1,0 +1,124 @@
+"""A module of the wheel with its words set is the module that the compiler makes for those numbers."""
+
+from __future__ import annotations
+
+import importlib.util
+import random
+import sys
+from array import array
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from bitnet.core.errors import KernelCompileError
+from bitnet.core.gpu import KernelSpec
+from bitnet.level_zero.specialise import module, value
+from bitnet.level_zero.variants import FAMILIES
+
+HOOK = Path(__file__).parents[2] / "modules_build.py"
+CONSTANT, SPEC_CONSTANT, ARRAY, EXECUTION_MODE, LOCAL_SIZE = 43, 50, 28, 16, 17
+
+
+@pytest.fixture(scope="module")
+def hook() -> ModuleType:
+    """The build hook."""
+    spec = importlib.util.spec_from_file_location("level_zero_modules_build", HOOK)
+    assert spec is not None
+    assert spec.loader is not None
+    made = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = made
+    spec.loader.exec_module(made)
+    return made
+
+
+def instructions(words: array[int]) -> Iterator[tuple[int, array[int]]]:
+    at = 5
+    while at < len(words):
+        size = words[at] >> 16
+        yield words[at] & 0xFFFF, words[at : at + size]
+        at += size
+
+
+def sizes(data: bytes) -> tuple[set[int], list[int]]:
+    """The lengths of a module's arrays, and its work-group sizes."""
+    words = array("I", data)
+    numbers = {one[2]: one[3] for code, one in instructions(words) if code == CONSTANT}
+    lengths = {numbers[one[3]] for code, one in instructions(words) if code == ARRAY}
+    groups = [one[3] for code, one in instructions(words) if code == EXECUTION_MODE and one[2] == LOCAL_SIZE]
+    return lengths, groups
+
+
+def special(data: bytes) -> set[int]:
+    """The values of a module's specialisation constants."""
+    return {one[3] for code, one in instructions(array("I", data)) if code == SPEC_CONSTANT}
+
+
+def shapes_of(file: str) -> dict[str, int]:
+    """Random shapes of the kind that a launch has."""
+    rng = random.Random()
+    dim, cols = rng.choice([64, 80, 96, 128, 256]), 4 * rng.randint(200, 3000)
+    known = {
+        "WG": 256,
+        "DIM": dim,
+        "BLOCK": rng.choice([16, 32, 48]),
+        "HEAD_GROUP": rng.randint(1, 8),
+        "COLS": cols,
+        "ROW_BYTES": -(-cols // 128) * 32,
+        "TOKENS": rng.randint(1, 8),
+        "LANES": rng.choice([8, 16, 32]),
+        "EACH": rng.choice([1, 4]),
+        "EACH_M": rng.randint(1, 4),
+        "TX": 16,
+        "TY": 16,
+    }
+    return {name: known[name] for name in FAMILIES[file].shapes}
+
+
+@pytest.mark.parametrize("file", sorted(FAMILIES))
+def test_lengths_and_groups_are_those_the_compiler_makes(hook: ModuleType, file: str) -> None:
+    choices, shapes = dict(FAMILIES[file].choices[-1]), shapes_of(file)
+    direct, patches = hook.compile_one(file, (), {**choices, **shapes}, False)
+    assert patches == []
+    made = module(KernelSpec(file, file, tuple({**choices, **shapes}.items())), dot=False, device="level-zero:0")
+    assert sizes(made) == sizes(direct)
+    assert special(made) <= set(shapes.values())
+    assert not any(word >= hook.FIRST and word < hook.FIRST + 100 for group in sizes(made) for word in group)
+
+
+def test_formulas(hook: ModuleType) -> None:
+    """As C computes them."""
+    text = "(((DIM / 4) + 32 - 1) / 32) * (DIM % 16 ? 1 : 4)"
+    for dim in (64, 80, 100):
+        expected = ((dim // 4 + 31) // 32) * (1 if dim % 16 else 4)
+        assert value(hook.formula(text), {"DIM": dim}) == expected
+
+
+@pytest.mark.parametrize(
+    ("spec", "says"),
+    [
+        (KernelSpec("nowhere", "nowhere"), "no module of nowhere for no choice"),
+        (KernelSpec("norm_quant", "norm_quant", (("WG", 64), ("NORM", 2))), "no module of norm_quant for WG=64 NORM=2"),
+        (KernelSpec("norm_quant", "norm_quant", (("NORM", 1), ("OTHER", 1))), "OTHER=1"),
+    ],
+)
+def test_what_the_wheel_has_not_is_an_error(spec: KernelSpec, says: str) -> None:
+    with pytest.raises(KernelCompileError, match=says):
+        module(spec, dot=False, device="level-zero:0")
+
+
+def test_a_shape_that_the_preprocessor_asks_about_is_refused(hook: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its modules would all be made for the answer that an unknown number gives."""
+    monkeypatch.setattr(hook, "source", lambda file: "#if COLS % 128 == 0\n#endif\n")
+    with pytest.raises(SystemExit, match="asks the preprocessor about COLS"):
+        hook.compile_one("row_sums", ("WG", "COLS"), {}, False)
+
+
+@pytest.mark.parametrize("use", ["sizeof(a)", "sizeof(a) / 4 - 1"])
+def test_a_length_that_is_computed_with_is_refused(hook: ModuleType, monkeypatch: pytest.MonkeyPatch, use: str) -> None:
+    """No formula would set the number that the compiler makes of it."""
+    text = f"kernel void k(global ulong *o) {{ local int a[WG]; a[0] = 0; o[0] = {use}; }}"
+    monkeypatch.setattr(hook, "source", lambda file: text)
+    with pytest.raises(SystemExit, match="made of the length"):
+        hook.compile_one("k", ("WG",), {}, False)

@@ -1,0 +1,204 @@
+"""The whole backend, probe to token, through the system's loader and validation layer on the test driver.
+
+It takes the wheel's SPIR-V and runs it on Intel's OpenCL for CPUs; what may run in any order, it runs in reverse.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from random import randrange
+from typing import TypeAlias
+
+import pytest
+
+Run: TypeAlias = Callable[..., subprocess.CompletedProcess[str]]
+
+FAMILY = ("kernels/opencl", "packages/bitnet-core/src/bitnet/core/gpu", "packages/bitnet-level-zero")
+SUITE = str(Path(__file__).with_name("test_conformance_level_zero.py"))
+PROBE = """
+import json
+from bitnet.level_zero.backend import BACKEND
+r = BACKEND.probe()
+print(json.dumps([r.status.value, r.reason, r.hint, [[d.type.value, d.id, d.features] for d in r.devices]]))
+"""
+# Rows of several tokens are quantised by one launch and multiplied by the next: the second needs what the first wrote.
+PRODUCT = """
+import numpy as np
+from bitnet.core.arrays import TernaryMatrix
+from bitnet.core.hal import OpenOptions
+from bitnet.level_zero.backend import BACKEND
+{before}
+rng = np.random.default_rng()
+codes = rng.integers(-1, 2, (96, 768), np.int8)
+info, *_ = BACKEND.probe().devices
+device = BACKEND.open(info, OpenOptions())
+wrong = 0
+with TernaryMatrix(codes, device=device, rows=5) as matrix:
+    for _ in range(3):
+        x = rng.integers(-127, 128, (5, 768)).astype(np.float32)
+        x[:, 0] = 127  # so that quantising keeps every number as it is
+        wrong += int(np.count_nonzero(np.rint(matrix(x)) != x @ codes.T.astype(np.float32)))
+print(wrong)
+device.close()
+"""
+
+
+def product(on_driver: Run, before: str = "", **environment: str) -> tuple[int, str, str]:
+    """Exit status, output and errors of a product of five rows."""
+    done = on_driver("-c", PRODUCT.format(before=before), **environment)
+    return done.returncode, done.stdout.strip(), done.stderr
+
+
+@pytest.mark.parametrize("devices", ["cpu", "shared"])
+def test_a_product(on_driver: Run, devices: str) -> None:
+    """With memory of the device's own, and with memory that the host shares; nothing is left behind."""
+    assert product(on_driver, BITNET_TEST_DRIVER_DEVICES=devices) == (0, "0", "")
+
+
+def test_a_product_without_the_integer_dot_product(on_driver: Run) -> None:
+    assert product(on_driver, BITNET_TEST_DRIVER_NO_DOT="1") == (0, "0", "")
+
+
+def test_a_missing_barrier_is_found(on_driver: Run) -> None:
+    """The driver runs launches between two barriers in reverse: without any, a product comes before its input."""
+    without = """
+from bitnet.level_zero.loader import LevelZero
+call = LevelZero.call
+LevelZero.call = lambda self, name, *rest: None if name == "zeCommandListAppendBarrier" else call(self, name, *rest)
+"""
+    status, _, errors = product(on_driver, without)
+    assert status == 1
+    assert re.search(r"it does not compute: \d+ of 48 products are wrong", errors), errors
+
+
+@pytest.mark.nightly(unless_changed=FAMILY)
+def test_the_conformance_suite(on_driver: Run) -> None:
+    done = on_driver("-m", "pytest", "-q", "-p", "no:cacheprovider", SUITE, BITNET_REQUIRE_DEVICES="level-zero:0")
+    said = done.stdout + done.stderr
+    assert done.returncode == 0, said
+    found = re.search(r"(\d+) passed in", said)
+    assert found, said
+    assert int(found[1]) > 200
+    assert "test driver:" not in said
+
+
+@pytest.mark.nightly(unless_changed=FAMILY)
+def test_the_demo_model_answers_as_on_the_cpu(on_driver: Run) -> None:
+    """A sample of 100 problems of the evaluation, all tokens of the answers."""
+    code = (
+        "from bitnet.core.testing.answers import assert_same_answers;"
+        f"print(assert_same_answers('level-zero:0', 10, seed={randrange(1 << 30)}))"
+    )
+    done = on_driver("-c", code)
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) > 1000
+
+
+def test_the_receipt_of_a_test_driver(on_driver: Run, tmp_path: Path) -> None:
+    """The demo model answers, and its receipt says what computed it, and does not verify."""
+    receipt = tmp_path / "receipt.json"
+    model = ["-m", "bitnet.core", "run", "--device", "level-zero:0", "--receipt", str(receipt), "What is 17 + 25?"]
+    done = on_driver(*model)
+    assert done.returncode == 0, done.stderr
+    assert "42" in done.stdout
+    made = json.loads(receipt.read_text(encoding="utf-8"))
+    assert {"ternary_decode_level-zero", "attention_decode_level-zero"} <= set(made["kernels"])
+    verified = on_driver("-m", "bitnet.core", "receipt", "verify", str(receipt))
+    assert verified.returncode == 6
+    assert "made with a test driver" in verified.stderr
+
+
+@pytest.mark.parametrize(
+    ("fault", "status", "reason", "hint"),
+    [
+        ("", "ok", "", ""),
+        ("uninitialized", "no-device|driver-missing", "ZE_RESULT_ERROR_UNINITIALIZED", "lspci|Install"),
+        ("permission", "no-device|driver-missing", "ZE_RESULT_ERROR_(INSUFFICIENT|UNINIT)", "lspci|Install"),
+        ("old", "driver-too-old", r"Level Zero 1\.3 is needed; the driver has 1\.0", "Update"),
+        ("no-device", "no-device", "offers no GPU", "lspci"),
+        ("no-half", "no-device", "half precision", "lspci"),
+    ],
+)
+def test_what_a_probe_finds(on_driver: Run, fault: str, status: str, reason: str, hint: str) -> None:
+    done = on_driver("-c", PROBE, BITNET_TEST_DRIVER_FAULT=fault)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    for pattern, text in zip((status, reason, hint), found, strict=False):
+        assert re.search(pattern, text), found
+    assert bool(found[3]) == (fault == "")
+
+
+def test_discrete_devices_come_first(on_driver: Run) -> None:
+    done = on_driver("-c", PROBE, BITNET_TEST_DRIVER_DEVICES="integrated,discrete,cpu")
+    found = json.loads(done.stdout)[3]
+    assert [kind for kind, _, _ in found] == ["discrete", "integrated", "cpu"]
+    assert len({made for _, made, _ in found}) == 3
+    assert "shared-memory" in found[1][2]
+    assert "shared-memory" not in found[0][2]
+
+
+@pytest.mark.parametrize(
+    ("fault", "error"),
+    [
+        (
+            "build",
+            r"KernelCompileError: level-zero:0: .*\(ZE_RESULT_ERROR_MODULE_BUILD_FAILURE\)\.\nerror: the fault",
+        ),
+        ("wrong", r"DeviceError: level-zero:0: it does not compute: \d+ of 48 products are wrong"),
+        ("lost", r"DeviceLostError: level-zero:0: ze\w+ failed with ZE_RESULT_ERROR_DEVICE_LOST"),
+        ("hung", r"DeviceLostError: level-zero:0: ze\w+ failed with ZE_RESULT_ERROR_DEVICE_LOST"),
+    ],
+)
+def test_faults_are_errors_that_name_them(on_driver: Run, fault: str, error: str) -> None:
+    status, _, errors = product(on_driver, BITNET_TEST_DRIVER_FAULT=fault)
+    assert status == 1
+    assert re.search(error, errors), errors
+
+
+def test_exhausted_memory(on_driver: Run) -> None:
+    """A model that does not fit is an error that says so, and what was taken for it is given back."""
+    code = """
+import numpy as np
+from bitnet.core.arrays import TernaryMatrix
+from bitnet.core.errors import OutOfMemoryError
+from bitnet.core.hal import OpenOptions
+from bitnet.level_zero.backend import BACKEND
+info, *_ = BACKEND.probe().devices
+device = BACKEND.open(info, OpenOptions())
+try:
+    TernaryMatrix(np.ones((4096, 4096), np.int8), device=device)
+except OutOfMemoryError as error:
+    print(error)
+device.close()
+"""
+    done = on_driver("-c", code, BITNET_TEST_DRIVER_FAULT="memory")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "zeMemAllocDevice failed with ZE_RESULT_ERROR_OUT_OF_DEVICE_MEMORY" in done.stdout
+
+
+def test_native_binaries_are_kept_and_one_the_driver_refuses_is_built_again(on_driver: Run) -> None:
+    labels = "from bitnet.core.support import cache; cache.listeners.append(lambda label, _: print(label))"
+    status, first, errors = product(on_driver, labels)
+    assert status == 0, errors
+    assert "norm_quant" in first
+    assert product(on_driver, labels) == (0, "0", "")
+    status, again, errors = product(on_driver, labels, BITNET_TEST_DRIVER_FAULT="native")
+    assert status == 0, errors
+    assert sorted(again.split()) == sorted(first.split())
+
+
+def test_drivers_of_newer_loaders(on_driver: Run, driver_library: Path) -> None:
+    """Debian 12's loader has no zeInitDrivers; the driver taken for a loader has."""
+    code = f"""
+from bitnet.level_zero import loader
+from bitnet.core.support.dynlib import open_library
+level_zero = loader.LevelZero(open_library({str(driver_library)!r}))
+level_zero._functions["zeInit"] = None
+print(len(level_zero.drivers()))
+"""
+    done = on_driver("-c", code)
+    assert done.stdout.strip() == "1", done.stderr
