@@ -55,7 +55,8 @@ class RandomWeights:
 
     def ternary(self, n: int, k: int) -> TernaryWeight:
         lut = np.array([a << 6 | b << 4 | c << 2 | d for a, b, c, d in product(range(3), repeat=4)], np.uint8)
-        return TernaryWeight((n, k), lambda: TernaryData(lut[self.rng.integers(0, 81, (n, k // 4), np.uint8)], 0.02))
+        scale = np.array([0.02], np.float32)
+        return TernaryWeight((n, k), lambda: TernaryData(lut[self.rng.integers(0, 81, (n, k // 4), np.uint8)], scale))
 
     def dense(self, *shape: int, dtype: type[np.floating] = np.float32) -> DenseWeight:
         array = (self.rng.standard_normal(shape, np.float32) * 0.02).astype(dtype)

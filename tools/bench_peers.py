@@ -21,7 +21,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bitnet.core.cpu.threads import thread_count
+from bitnet.core.cpu.threads import default_threads
+from bitnet.core.devices.options import open_options
 from bitnet.core.errors import BitNetError, InvalidInputError
 
 
@@ -126,7 +127,7 @@ def print_comparison(given: argparse.Namespace) -> None:
         InvalidInputError: A number is out of its range, or a file is not there.
         BitNetError: One of the two does not run, or prints something else.
     """
-    threads = thread_count() if given.threads is None else given.threads
+    threads = (open_options().threads or default_threads()) if given.threads is None else given.threads
     for name, value, least in (
         ("-t", threads, 1),
         ("-p", given.n_prompt, 0),

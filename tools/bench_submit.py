@@ -1,4 +1,4 @@
-"""What it costs the host to submit a recorded step to a GPU device, a dispatch: the bound on decode that no GPU lifts.
+"""The host's cost of submitting a recorded step to a GPU device, a dispatch: the bound on decode that no GPU lifts.
 
     python tools/bench_submit.py webgpu:0
 

@@ -25,18 +25,22 @@ from types import ModuleType
 from typing import Any
 
 import numpy as np
+import pytest
+from filelock import FileLock
 
 from bitnet.core.cpu import native
 from bitnet.core.cpu.backend import BACKEND
 from bitnet.core.cpu.device import CpuDevice
-from bitnet.core.cpu.lowering import Lowering
-from bitnet.core.hal import HAL_API, DeviceInfo, DeviceType, ProbeResult, ProbeStatus
+from bitnet.core.cpu.lowering import LoweredProgram
+from bitnet.core.hal import HAL_API, DeviceInfo, DeviceType, OpenOptions, ProbeResult, ProbeStatus
 
 SOURCE = Path(__file__).with_suffix(".c")
 HOOK = Path(__file__).resolve().parents[1] / "packages/bitnet-core/hatch_build.py"
 FUNCTIONS = tuple(native.FUNCTIONS)
 READ, WRITE, CALL = range(3)
 PATIENCE = 120
+NIGHT = pytest.mark.nightly(unless_changed=["kernels/cpu", HOOK.as_posix(), "packages/bitnet-core/src/bitnet/core/cpu"])
+"""For what tells no more than other tests do, unless the native library or what calls it has changed."""
 
 
 @cache
@@ -62,20 +66,21 @@ def driver(target: str, *, shared: bool) -> Path:
     kind = hook.TARGETS[target]
     name = f"emulated-{hashlib.sha256(SOURCE.read_bytes() + bytes(shared)).hexdigest()[:16]}"
     program: Path = hook.cache() / hook.digest(kind) / (f"{name}.exe" if kind.system == "windows" else name)
-    if not program.exists():
-        program.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=program.parent) as folder:
-            # Without the other processor's libraries at hand, the program brings its own.
-            own = ["-static"] if "musl" in target else []
-            kernels = of_the_wheel(target, folder) if shared else [*own, *hook.objects(kind, folder)]
-            inputs = ["-O1", "-fno-sanitize=all", str(SOURCE), *kernels]
-            hook.link(kind, inputs, linked := Path(folder, program.name))
-            linked.replace(program)
+    program.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(f"{program}.lock"):  # tests run in several processes
+        if not program.exists():
+            with tempfile.TemporaryDirectory(dir=program.parent) as folder:
+                # Without the other processor's libraries at hand, the program brings its own.
+                own = ["-static"] if "musl" in target else []
+                kernels = of_the_wheel(target, folder) if shared else [*own, *hook.objects(kind, folder)]
+                inputs = ["-O2", "-fno-sanitize=all", str(SOURCE), *kernels]
+                hook.link(kind, inputs, linked := Path(folder, program.name))
+                linked.replace(program)
     return program
 
 
 def of_the_wheel(target: str, folder: str) -> list[str]:
-    """What the linker needs for a program that opens the wheel's library."""
+    """Linker options of a program that opens the wheel's library."""
     hook = build_hook()
     library: Path = hook.build(target)
     if hook.TARGETS[target].system != "windows":
@@ -88,7 +93,7 @@ def of_the_wheel(target: str, folder: str) -> list[str]:
 
 
 class EmulatedLibrary:
-    """What :func:`bitnet.core.cpu.native.library` opens, with its functions and its memory in an emulator's process.
+    """A stand-in for :func:`bitnet.core.cpu.native.library`, with functions and memory in an emulator's process.
 
     Args:
         command: The emulator and the program of :func:`driver`.
@@ -224,7 +229,7 @@ class EmulatedArray:
             self._library.write(self._address + i * self._stride, row.tobytes())
 
 
-class EmulatedLowering(Lowering):
+class EmulatedProgram(LoweredProgram):
     """Puts in emulated memory what the native library reads."""
 
     _library: Any
@@ -240,7 +245,7 @@ class EmulatedLowering(Lowering):
 
 
 class EmulatedDevice(CpuDevice):
-    lowering = EmulatedLowering
+    lowered = EmulatedProgram
 
 
 class EmulatedBackend:
@@ -248,13 +253,13 @@ class EmulatedBackend:
 
     Args:
         name: What runs the program.
-        target: Of the build hook.
+        target: A target of the build hook.
         options: Arguments before the program's path.
     """
 
     hal_api = HAL_API
     package = "qemu-user"
-    """What Debian calls the package that has it."""
+    """Its Debian package."""
     shared = False
     """As for :func:`driver`."""
 
@@ -289,11 +294,20 @@ class EmulatedBackend:
         devices = [DeviceInfo(self.name, level, f"{self.name}:{level}", what, "", DeviceType.CPU) for level in names]
         return ProbeResult(ProbeStatus.OK, devices)
 
-    def open(self, info: DeviceInfo, threads: int = 2) -> CpuDevice:
+    def open(self, info: DeviceInfo, options: OpenOptions) -> CpuDevice:
         library = self.library()
+        threads = options.threads or 2
         device = EmulatedDevice(info, library, level=info.index, threads=threads)  # type: ignore[arg-type]
         weakref.finalize(device, library.close)
         return device
 
     def kernels(self) -> frozenset[str]:
         return BACKEND.kernels()
+
+
+class BestByDay:
+    """Before :class:`ConformanceSuite`: the first device by day, the others as ``NIGHT`` says."""
+
+    def _params(self) -> list[Any]:
+        first, *rest = super()._params()  # type: ignore[misc]
+        return [first, *(pytest.param(*p.values, id=p.id, marks=[*p.marks, NIGHT]) for p in rest)]

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from bitnet.core.demo_problems import CATEGORIES, draw_problems
+from bitnet.core.evaluation.demo_problems import CATEGORIES, draw_problems
 from bitnet.core.gguf import unpack_ternary
 from bitnet.core.hal import TernaryData
 from bitnet.core.model.default import default_model_path
@@ -38,7 +38,7 @@ def in_transformers(file: ModelFile) -> Any:
         data = weight.load()
         if isinstance(data, TernaryData):
             weights[name] = unpack_ternary(data.codes, weight.shape[1])
-            weights[f"{name}.unit"] = np.array([data.scale], np.float32)
+            weights[f"{name}.unit"] = data.scale
         elif name != "output" or not file.config.tied_embeddings:
             weights[name] = np.array(data)
     shape = file.config
@@ -75,7 +75,7 @@ def answer(hf: Any, prompt: list[int], ends: frozenset[int]) -> tuple[list[int],
 
 
 def make() -> dict[str, Array]:
-    """What the golden file holds: the demo model's checksum; of each prompt its tokens, the answer and its leads."""
+    """The golden file's contents: the demo model's checksum; for each prompt its tokens, the answer and its leads."""
     demo = open_model(default_model_path())
     assert demo.chat_template is not None
     made: dict[str, Array] = {"model": np.array(demo.sha256())}

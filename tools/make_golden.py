@@ -213,7 +213,7 @@ def _norm_of_its_type(self: Any, x: torch.Tensor) -> torch.Tensor:
 
 
 def make(model: GoldenModel) -> dict[str, Array]:
-    """What a golden file holds for each prompt: its tokens and the greedy ones after it, and rows of logits with their
+    """A golden file's contents for each prompt: its tokens and the greedy ones after it, and rows of logits with their
     places and whether they are determined."""
     watched, made = Watched(model, hugging_face(model)), dict[str, Array]()
     for length in PROMPTS:

@@ -20,12 +20,12 @@ import numpy.typing as npt
 
 from bitnet.core.gguf import GGMLType, MetadataValue, TensorSource, write_gguf
 from bitnet.core.gguf.ternary import i2s_tail
-from bitnet.core.tokenizer import byte_characters
-from bitnet.core.vocabulary import TokenType
+from bitnet.core.text.tokenizer import byte_characters
+from bitnet.core.text.vocabulary import TokenType
 
 CHUNK = 1 << 22
 LETTERS = "\u0120etaoinshrdlcumwfgypbvk,"
-"""What the longer tokens are made of: a space, as byte-level vocabularies write it, and common letters."""
+"""Characters of the longer tokens: a space, as byte-level vocabularies write it, and common letters."""
 CHAT_TEMPLATE = (
     "{% for message in messages %}{% if loop.first %}{{ bos_token }}{% endif %}"
     "{{ message['role'] | capitalize }}: {{ message['content'] | trim }}<|eot_id|>{% endfor %}"

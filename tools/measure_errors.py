@@ -1,4 +1,4 @@
-"""How far each CPU level is from float64: what the bounds of the conformance suite rest on.
+"""Distance of each CPU level from float64, on which the bounds of the conformance suite rest.
 
 uv run python tools/measure_errors.py              # dense_matmul, and logits of small models; minutes
 uv run pytest tests/oracle/test_golden.py -s       # logits against transformers', printed for each model
@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from bitnet.core import registry
 from bitnet.core.cpu.backend import BACKEND
+from bitnet.core.devices import registry
 from bitnet.core.hal import DenseMatmul, Device, Limits
 from bitnet.core.testing.linear import uneven
 from bitnet.core.testing.model import TinyModel

@@ -1,4 +1,4 @@
-"""How long `bitnet run` takes from its start to the first text on standard output, and to its end.
+"""Time of `bitnet run` from its start to the first text on standard output, and to its end.
 
     uv run python tools/make_random_model.py --preset 2b4t /tmp/2b4t.gguf
     uv run python tools/measure_first_token.py --device cuda:0 /tmp/2b4t.gguf

@@ -1,10 +1,10 @@
-"""How long a model takes to load, and how much memory it takes to load and to generate.
+"""Time to load a model, and memory to load it and to generate.
 
     uv run python tools/make_random_model.py --preset 2b4t /tmp/2b4t.gguf
     uv run python tools/measure_load.py --device cpu /tmp/2b4t.gguf
 
 Each round is a fresh process; the first one warms the page cache. Peak memory is Linux's ``VmHWM``, which counts pages
-mapped from the file too. Of the KV cache only what is used is committed, in huge pages where the system has them.
+mapped from the file too. Only the used part of the KV cache is committed, in huge pages where the system has them.
 Without ``--device`` the drivers of every installed backend are looked at, and some of them are large.
 """
 

@@ -27,7 +27,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from bitnet.core.hal import GREEDY, Device, Limits, SamplingParams, SequenceStep, Step, StepLayout
+from bitnet.core.hal import GREEDY, Device, Limits, OpenOptions, SamplingParams, SequenceStep, Step, StepLayout
 from bitnet.core.testing.model import BLOCK, TinyModel
 from bitnet.core.testing.poison import UNWRITTEN
 
@@ -44,6 +44,8 @@ SAMPLING = {
     "drawn": SamplingParams(0.8, seed=5),
     "top-p": SamplingParams(0.9, top_k=40, top_p=0.9, seed=6),
 }
+NO_INT64 = "0x7e67e607"
+"""The layer's notice that it cannot check buffer device addresses where shaders lack int64; no kernel uses any."""
 LIMITS = Limits(max_tokens=320, max_seqs=64, max_rows=64, max_blocks=24)
 PROMPTS = ((3,), (40, 1, 9), (300,), (17, 100, 64, 5))
 """Tokens of each sequence of a prefill step."""
@@ -76,24 +78,26 @@ def run_model(device: Device, name: str) -> None:
     executable.close()
 
 
-class Program(NamedTuple):
+class Command(NamedTuple):
     """Arguments of a Python that runs kernels; ``{device}`` stands for the device's name."""
 
     name: str
     arguments: Sequence[str]
 
 
-def suite(backend: str, name: str, tests: str) -> Program:
+def suite(backend: str, name: str, tests: str) -> Command:
     """A part of the conformance suite."""
     file = f"packages/bitnet-{backend}/tests/test_conformance_{backend}.py"
-    return Program(name, ["-m", "pytest", "-q", "-p", "no:cacheprovider", file, "-k", f"TestConformance and ({tests})"])
+    return Command(
+        name, ["-m", "pytest", "-n0", "-q", "-p", "no:cacheprovider", file, "-k", f"TestConformance and ({tests})"]
+    )
 
 
-def programs(backend: str) -> list[Program]:
-    """What is run on a backend's device; oclgrind takes a thousand times as long, and so gets less."""
+def commands(backend: str) -> list[Command]:
+    """The programs to run on a backend's device; oclgrind takes a thousand times as long, and gets fewer."""
     here = str(Path(__file__).relative_to(REPOSITORY))
     models = {
-        name: Program(f"model, {name}", [here, backend, "--model", name, "--device", "{device}"]) for name in MODELS
+        name: Command(f"model, {name}", [here, backend, "--model", name, "--device", "{device}"]) for name in MODELS
     }
     if backend == "opencl":
         few = "test_embed or test_norm_quant_rounds or test_glu_norm_quant_beyond or test_quantize_of_zeros"
@@ -114,7 +118,7 @@ class Tool:
 
     Attributes:
         command: What stands before Python; ``{log}`` is the log's file.
-        environment: Of the process.
+        environment: Environment of the process.
         found: How many findings a log and the process's output tell of.
     """
 
@@ -162,17 +166,18 @@ def tools(backend: str, folder: Path) -> list[Tool]:
         "khronos_validation.log_filename = stdout\n"
     )
     layer = {"VK_INSTANCE_LAYERS": "VK_LAYER_KHRONOS_validation", "VK_LAYER_SETTINGS_PATH": str(folder)}
+    layer["VK_LAYER_MESSAGE_ID_FILTER"] = NO_INT64
     layer["VK_LAYER_ENABLES"] = "VK_VALIDATION_FEATURE_ENABLE_GPU_ASSISTED_EXT"
     return [
         Tool("GPU-assisted validation", [], layer, lambda text: len(re.findall(r"Validation (?:Error|Warning)", text)))
     ]
 
 
-def watch(tool: Tool, program: Program, device: str, folder: Path) -> str:
+def watch(tool: Tool, what: Command, device: str, folder: Path) -> str:
     """Print and return what the tool has found: ``clean``, a number of findings, or that the program has failed."""
-    log = folder / f"{tool.name}-{program.name}.log".replace(" ", "-").replace(",", "")
+    log = folder / f"{tool.name}-{what.name}.log".replace(" ", "-").replace(",", "")
     command = [word.format(log=log) for word in tool.command]
-    arguments = [word.format(device=device) for word in program.arguments]
+    arguments = [word.format(device=device) for word in what.arguments]
     required = {"BITNET_REQUIRE_DEVICES": device, "BITNET_CONFORMANCE": "small", UNWRITTEN: "1"}
     own = {name: value.format(log=log) for name, value in tool.environment.items()}
     began = time.monotonic()
@@ -188,7 +193,7 @@ def watch(tool: Tool, program: Program, device: str, folder: Path) -> str:
     log.with_suffix(".out").write_text(said)
     found = tool.found(log.read_text(errors="replace") if log.exists() else said)
     result = f"{found} findings" if found else f"FAILED with {done.returncode}" if done.returncode else "clean"
-    print(f"| {tool.name} | {program.name} | {result}, {time.monotonic() - began:.0f} s |", flush=True)
+    print(f"| {tool.name} | {what.name} | {result}, {time.monotonic() - began:.0f} s |", flush=True)
     return result
 
 
@@ -206,13 +211,13 @@ def main() -> int:
     if given.model:
         backend = importlib.import_module(f"bitnet.{given.backend}.backend").BACKEND
         found = next(info for info in backend.probe().devices if info.name == device)
-        opened = backend.open(found)
+        opened = backend.open(found, OpenOptions())
         run_model(opened, given.model)
         opened.close()
         return 0
     folder = (given.logs or Path(tempfile.mkdtemp(prefix="bitnet-sanitize-"))).resolve()
     folder.mkdir(parents=True, exist_ok=True)
-    pairs = [(t, p) for p in programs(given.backend) for t in tools(given.backend, folder)]
+    pairs = [(t, p) for p in commands(given.backend) for t in tools(given.backend, folder)]
     pairs = [(t, p) for t, p in pairs if given.only in f"{t.name}: {p.name}"]
     print(f"Logs: {folder}\n\n| tool | program | result |\n| --- | --- | --- |", flush=True)
     with ThreadPoolExecutor(given.jobs) as pool:

@@ -1,4 +1,4 @@
-"""What a family of bad input is, and the doors it is brought to."""
+"""A family of bad input, and the doors it is brought to."""
 
 from __future__ import annotations
 

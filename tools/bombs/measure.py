@@ -1,4 +1,4 @@
-"""What a bomb costs at a door: processor time, memory, and how soon Ctrl-C is answered there.
+"""The cost of a bomb at a door: processor time, memory, and how soon Ctrl-C is answered there.
 
 A server imports everything once and forks a process for each measurement; one JSON object a line, both ways::
 
@@ -32,7 +32,7 @@ WAIT = 60
 
 
 class Cost(NamedTuple):
-    """What one case cost.
+    """The cost of one case.
 
     Attributes:
         status: Its exit status, negative for a signal.
@@ -82,7 +82,7 @@ def _serve() -> None:
     import bitnet.core.cli
     import bitnet.core.cpu.device
     import bitnet.core.model.convert
-    import bitnet.core.tokenizer  # noqa: F401
+    import bitnet.core.text.tokenizer  # noqa: F401
 
     for line in sys.stdin:
         print(json.dumps(_measure(**json.loads(line))._asdict()), flush=True)

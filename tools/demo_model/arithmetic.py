@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from random import Random
 
-from bitnet.core.demo_phrasings import ADDITION, GAIN, LOSS, NAMES, SUBTRACTION
-from bitnet.core.demo_phrasings import THINGS as EVAL_THINGS
-from bitnet.core.demo_problems import held_out
+from bitnet.core.evaluation.demo_phrasings import ADDITION, GAIN, LOSS, NAMES, SUBTRACTION
+from bitnet.core.evaluation.demo_phrasings import THINGS as EVAL_THINGS
+from bitnet.core.evaluation.demo_problems import held_out
 from demo_model import phrasings
 from demo_model.lexicon import THINGS, any_name
 from demo_model.template import fill, read_data

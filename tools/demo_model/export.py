@@ -9,7 +9,7 @@ import numpy as np
 
 from bitnet.core.gguf import GGMLType, MetadataValue, TensorSource, i2s_bytes, write_gguf
 from bitnet.core.gguf.writer import Tensor
-from bitnet.core.vocabulary import GPT2, TokenType, Vocabulary
+from bitnet.core.text.vocabulary import GPT2, TokenType, Vocabulary
 from demo_model import tokens
 from demo_model.shape import Shape
 

@@ -17,7 +17,7 @@ import numpy as np
 import tokenizers
 import torch
 
-from bitnet.core.demo_problems import CATEGORIES, draw_problems
+from bitnet.core.evaluation.demo_problems import CATEGORIES, draw_problems
 from demo_model import tokens
 from demo_model.corpus import documents
 from demo_model.model import DemoModel
