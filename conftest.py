@@ -1,13 +1,132 @@
-"""What the tests of every package share."""
+"""What the tests of every package share: devices that must be there, and the tiers.
+
+Each file is of one tier, by the longest line of ``TIERS`` that its path begins with. A file of a tier that ``-m``
+leaves out is not even imported, so that ``-m unit`` asks no driver and compiles nothing. Tests marked ``nightly`` run
+only where ``-m`` names that word.
+"""
 
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
+from _pytest.mark.expression import Expression
+
+from changes import changed
 
 REQUIRED = "BITNET_REQUIRE_DEVICES"
+ROOT = Path(__file__).parent
+
+UNIT, DEVICE, SYSTEM = "unit", "device", "system"
+CORE = "packages/bitnet-core/tests/"
+TIERS = {
+    "packages/": DEVICE,
+    CORE: UNIT,
+    CORE + "cpu/": DEVICE,
+    CORE + "testing/test_mutants.py": DEVICE,
+    CORE + "cli/": SYSTEM,
+    CORE + "runtime/test_crashes.py": SYSTEM,
+    CORE + "runtime/test_registry.py": SYSTEM,
+    CORE + "evaluation/": SYSTEM,
+    CORE + "model/test_bombs.py": SYSTEM,
+    CORE + "text/test_bombs.py": SYSTEM,
+    "tests/": SYSTEM,
+    "tests/conformance/": DEVICE,
+    "tests/oracle/": DEVICE,
+}
+"""Path that begins alike → tier. ``unit``: this process and numpy or the native library; ``device``: kernels on every
+device at hand, emulated ones among them; ``system``: whole commands, installed packages, what spans them."""
+ORDER = (SYSTEM, DEVICE, UNIT)
+"""Files that take long come first, so that workers end together."""
+
+
+def tier(path: Path) -> str | None:
+    """The tier of a test file; None for one that no line names."""
+    name = path.relative_to(ROOT).as_posix() if path.is_relative_to(ROOT) else ""
+    return TIERS.get(max(filter(name.startswith, TIERS), key=len, default=""))
+
+
+def wanted(config: pytest.Config, name: str) -> bool:
+    """Whether ``-m`` takes any test of a tier."""
+    expression = config.option.markexpr
+    if not expression:
+        return True
+    # Which other marks there are is not known before the file is imported: none of them, or all.
+    compiled = Expression.compile(expression)
+    others = set(re.findall(r"\w+", expression)) - {*ORDER}
+
+    def some(word: str, /, **_: object) -> bool:
+        return word == name
+
+    def every(word: str, /, **_: object) -> bool:
+        return word == name or word in others
+
+    return compiled.evaluate(some) or compiled.evaluate(every)
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    if collection_path.suffix != ".py" or collection_path.name == "conftest.py":
+        return None
+    name = tier(collection_path)
+    return None if name is None or wanted(config, name) else True
+
+
+@pytest.hookimpl(tryfirst=True)  # before `-m` chooses
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Mark each test with its tier, put long tiers first, and leave out what runs at night."""
+    for item in items:
+        name = tier(item.path)
+        if name is None:
+            raise pytest.UsageError(f"{item.nodeid} is of no tier: add its folder to TIERS in conftest.py")
+        if by_hand := [mark for mark in ORDER if item.get_closest_marker(mark)]:
+            raise pytest.UsageError(f"{item.nodeid} is marked {by_hand[0]}; conftest.py does that, by the file")
+        item.add_marker(name)
+    items.sort(key=lambda item: ORDER.index(str(tier(item.path))))
+    if "nightly" not in config.option.markexpr:
+        late = [item for item in items if runs_at_night(item)]
+        items[:] = [item for item in items if not runs_at_night(item)]
+        if late:
+            config.hook.pytest_deselected(items=late)
+
+
+def runs_at_night(item: pytest.Item) -> bool:
+    """Whether it is marked ``nightly``, and not ``nightly(unless_changed=paths)`` with a path that has changed."""
+    mark = item.get_closest_marker("nightly")
+    return mark is not None and not changed(*mark.kwargs.get("unless_changed", ()))
+
+
+class Clock:
+    """Adds up how long the tests of each tier take, over all workers."""
+
+    def __init__(self) -> None:
+        self.tests: dict[str, set[str]] = {}
+        self.seconds: dict[str, float] = {}
+        self.spans: dict[str, tuple[float, float]] = {}
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        name = tier(ROOT / report.nodeid.partition("::")[0])
+        if name is None:
+            return
+        begin, end = self.spans.get(name, (report.start, report.stop))
+        self.spans[name] = min(begin, report.start), max(end, report.stop)
+        self.seconds[name] = self.seconds.get(name, 0) + report.duration
+        self.tests.setdefault(name, set()).add(report.nodeid)
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        for name in filter(self.tests.__contains__, ORDER):
+            begin, end = self.spans[name]
+            terminalreporter.write_line(
+                f"tier {name}: {len(self.tests[name])} tests, {self.seconds[name]:.0f} s of work, "
+                f"{end - begin:.0f} s from the first to the last"
+            )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if not hasattr(config, "workerinput"):  # workers of pytest-xdist send their reports to the first process
+        config.pluginmanager.register(Clock())
 
 
 @pytest.fixture(scope="session")

@@ -10,8 +10,8 @@ from random import Random
 
 import pytest
 
-from bitnet.core.demo_phrasings import COUNTRIES, PEOPLE, SUBJECTS, TASKS
-from bitnet.core.demo_problems import frame, held_out, is_unseen, refuses
+from bitnet.core.evaluation.demo_phrasings import COUNTRIES, PEOPLE, SUBJECTS, TASKS
+from bitnet.core.evaluation.demo_problems import frame, held_out, is_unseen, refuses
 from demo_model import arithmetic, beyond, corpus, dialogues, facts, logic, smalltalk, stories, unknown, words
 from demo_model.corpus import Message
 from demo_model.plots import PLOTS, Plot

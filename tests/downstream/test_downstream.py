@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -117,8 +118,10 @@ def test_its_library_computes_on_its_backend(run: Run) -> None:
 def test_its_backend_conforms(run: Run, tmp_path: Path) -> None:
     shutil.copy(SAMPLE / "tests" / "conformance.py", tmp_path)
     ran = run(sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "conformance.py")
-    assert " passed" in ran.stdout
-    assert "failed" not in ran.stdout
+    # All of it on the sample's device: nothing skipped, nothing expected to fail.
+    summary = re.fullmatch(r"(\d+) passed in .*", ran.stdout.splitlines()[-1].strip("= "))
+    assert summary, ran.stdout
+    assert int(summary[1]) > 100
 
 
 USER = """

@@ -8,8 +8,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from bitnet.core import load_model, registry
+from bitnet.core import load_model
 from bitnet.core.cpu.backend import BACKEND
+from bitnet.core.devices import registry
 from bitnet.core.hal import DeviceInfo
 from bitnet.core.model.default import default_model_path
 from bitnet.core.model.file import open_model

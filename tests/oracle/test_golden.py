@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bitnet.core import registry
+from bitnet.core.devices import registry
 from bitnet.core.hal import Device, DeviceType, ProbeStatus
 from bitnet.core.reference import ReferenceDevice
 from bitnet.core.testing import cases

@@ -15,9 +15,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bitnet.core import load_model, registry
+from bitnet.core import load_model
 from bitnet.core.cli import main
 from bitnet.core.cpu.backend import BACKEND
+from bitnet.core.devices import registry
 from bitnet.core.hal import Device
 from bitnet.core.model.file import open_model
 from golden_models import CONTINUED, FOLDER, MODELS, Array, GoldenModel

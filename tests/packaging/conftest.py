@@ -1,16 +1,18 @@
-"""Everything is built once per session: the sdist and wheel of every package, into a folder outside the workspace."""
+"""Everything is built once per run: the sdist and wheel of every package, into a folder outside the workspace."""
 
 from __future__ import annotations
 
 import importlib.util
+import os
+import tempfile
 import zipfile
 from collections.abc import Callable, Mapping
-from functools import cache
 from pathlib import Path
 from types import ModuleType
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 import pytest
+from filelock import FileLock
 
 import release
 
@@ -20,6 +22,9 @@ PACKAGES = sorted(path.parent.name for path in ROOT.glob("packages/*/pyproject.t
 
 class Run(Protocol):
     def __call__(self, *words: str | Path, cwd: Path = ..., env: Mapping[str, str] = ...) -> str: ...
+
+
+Shared: TypeAlias = Callable[[str, Callable[[Path], None]], Path]
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -71,30 +76,43 @@ def spirv_build(root: Path) -> ModuleType:
 
 
 @pytest.fixture(scope="session")
-def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Shared:
+    """``shared(name, make)`` is a folder that ``make`` has filled, once for all processes of this run."""
+    base = tmp_path_factory.getbasetemp()
+    base = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base  # a worker's is in the run's
+
+    def shared(name: str, make: Callable[[Path], None]) -> Path:
+        folder = base / name
+        with FileLock(f"{folder}.lock"):
+            if not folder.exists():
+                made = Path(tempfile.mkdtemp(dir=base)) / name
+                made.mkdir()
+                make(made)
+                made.rename(folder)
+        return folder
+
+    return shared
+
+
+@pytest.fixture(scope="session")
+def dist(shared: Shared) -> Path:
     """A folder with the sdist and, built straight from the tree, the wheel of every package."""
-    folder = tmp_path_factory.mktemp("dist")
-    release.build(folder, "--all-packages", "--sdist", "--wheel")
-    return folder
+    return shared("dist", lambda folder: release.build(folder, "--all-packages", "--sdist", "--wheel"))
 
 
 @pytest.fixture(scope="session")
-def rebuilt(dist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def rebuilt(dist: Path, shared: Shared, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the wheels that the sdists make: with an empty compiler cache, in other folders."""
-    folder = tmp_path_factory.mktemp("rebuilt")
-    release.rebuild(dist, folder, PACKAGES, {"BITNET_BUILD_CACHE": str(tmp_path_factory.mktemp("zig"))})
-    return folder
+    cache = {"BITNET_BUILD_CACHE": str(tmp_path_factory.mktemp("zig"))}
+    return shared("rebuilt", lambda folder: release.rebuild(dist, folder, PACKAGES, cache))
 
 
 @pytest.fixture(scope="session")
-def target_wheel(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+def target_wheel(shared: Shared) -> Callable[[str], Path]:
     """The wheel of bitnet-core for a target of its build hook."""
 
-    @cache
     def build(target: str) -> Path:
-        folder = tmp_path_factory.mktemp(target)
-        release.wheel("bitnet-core", target, folder)
-        (path,) = folder.glob("*.whl")
+        (path,) = shared(target, lambda folder: release.wheel("bitnet-core", target, folder)).glob("*.whl")
         return path
 
     return build

@@ -85,7 +85,7 @@ def test_vulkan_without_a_compiler(
     bare = {"PATH": os.devnull, "LD_LIBRARY_PATH": str(broken), "VULKAN_SDK": ""}
     listed = environment("bitnet", "devices", **bare)
     require_device("vulkan:0", None if "vulkan:0" in listed else "there is no Vulkan device")
-    assert "shaders: built with the wheel (libshaderc_shared.so.1 cannot be opened: " in listed
+    assert "shaders: built with the wheel (libshaderc cannot be opened: " in listed
     assert "42" in environment("bitnet", "run", "--device", "vulkan:0", "What is 17 + 25?", **bare)
     # And nothing but the driver's own pipelines was compiled: the kernel cache holds no SPIR-V.
     kept = [path.read_bytes() for path in (tmp_path / "cache").rglob("*.kernel")]

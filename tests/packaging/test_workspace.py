@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -43,6 +44,19 @@ def test_namespace_has_no_init(root: Path) -> None:
     assert not list(root.glob("packages/*/src/bitnet/__init__.py"))
 
 
+SIZES = {"bitnet-opencl": 600, "bitnet-vulkan": 2160}
+"""Most lines of Python of a backend, where it is not 2,000. Vulkan's is still above that, and may not grow."""
+
+
+def test_backends_are_small(root: Path, package: str, backends: list[str]) -> None:
+    """What backends have in common belongs to the core: decision 0002."""
+    if package in backends:
+        files = list((root / "packages" / package / "src").rglob("*.py"))
+        lines = sum(len(file.read_text(encoding="utf-8").splitlines()) for file in files)
+        most = SIZES.get(package, 2000)
+        assert 100 < lines <= most, f"{package} has {lines:,} lines of Python; {most:,} is the most."
+
+
 def test_licence_is_the_same_everywhere(root: Path, package: str) -> None:
     assert (root / "packages" / package / "LICENSE").read_bytes() == (root / "LICENSE").read_bytes()
 
@@ -80,11 +94,36 @@ def test_a_backend_needs_the_core_and_its_driver_binding_only(root: Path, backen
 
 def test_workspace_knows_every_package(root: Path, packages: list[str]) -> None:
     workspace = toml(root / "pyproject.toml")
-    assert {Requirement(line).name for line in workspace["project"]["dependencies"]} == set(packages)
     assert set(workspace["tool"]["uv"]["sources"]) == set(packages)
     typed = {path.removeprefix("$MYPY_CONFIG_FILE_DIR/") for path in workspace["tool"]["mypy"]["mypy_path"]}
     assert typed == {"tools", *(f"packages/{name}{part}" for name in packages for part in ("", "/src"))}
     assert set(toml(root / "tox.toml")["env_list"]) > {name.removeprefix("bitnet-") for name in packages}
+
+
+def test_the_first_command_installs_what_running_needs(uv: Callable[..., str], packages: list[str]) -> None:
+    """No tool and no backend comes with `uv run bitnet`; `--group gpu` adds the backends, and `dev` has those too."""
+
+    def installed(*groups: str) -> set[str]:
+        return set(re.findall(r"^(?:-e \./packages/)?([\w.-]+)", uv(*export, *groups), re.MULTILINE))
+
+    export = ("export", "--frozen", "--no-hashes", "--no-annotate", "--no-header")
+    plain, gpu, dev = installed(), installed("--group", "gpu"), installed("--group", "dev")
+    assert plain == installed("--package", "bitnet-core")
+    assert plain & set(packages) == {"bitnet-core"}
+    assert gpu > plain | set(packages) - {"bitnet-cuda"}
+    assert dev > gpu | {"pytest", "ruff", "mypy", "zizmor"}
+    assert len(plain) < 40 < len(dev)
+
+
+def test_every_place_brings_the_tests_group(root: Path) -> None:
+    """The second command of the README is what CI and the contributors' page run."""
+    command = "uv run --group dev pytest"
+    texts = {name: (root / name).read_text(encoding="utf-8") for name in ("README.md", "CONTRIBUTING.md", ".ci/run")}
+    assert [name for name, text in texts.items() if command not in text] == []
+    assert "uv run bitnet run" in texts["README.md"]
+    bare = re.compile(r"uv run (?:ruff|mypy|pytest)")
+    automatic = [root / ".ci/run", root / ".pre-commit-config.yaml", *(root / ".github/workflows").iterdir()]
+    assert [path.name for path in automatic if bare.search(path.read_text(encoding="utf-8"))] == []
 
 
 def test_the_compiler_is_pinned_once(root: Path) -> None:
@@ -104,9 +143,9 @@ def test_the_cores_own_tests_have_the_compiler(root: Path) -> None:
 
 def test_links_and_classifiers(root: Path, package: str) -> None:
     """The same links everywhere, and the Pythons that CI runs."""
-    data, core = project(root, package), project(root, "bitnet-core")["urls"]
+    data = project(root, package)
     assert data["urls"].keys() == {"Source", "Documentation", "Issues", "Changelog"}
-    assert data["urls"] == {**core, "Documentation": f"{core['Source']}/tree/main/packages/{package}"}
+    assert data["urls"] == project(root, "bitnet-core")["urls"]
     pythons = [line.rpartition(" ")[2] for line in data["classifiers"] if ":: Python :: 3." in line]
     ends = sorted(toml(root / "tools/ci_matrix.toml")["pythons"], key=Version)
     assert [pythons[0], pythons[-1]] == [ends[0], ends[-1]]

@@ -3,63 +3,50 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from bitnet.core.errors import BitNetError, InvalidInputError
 from new_backend import CHANGED, main, new_backend
 
-ROOT = Path(__file__).resolve().parents[2]
 NAME, PACKAGE = "ascend-npu", "packages/bitnet-ascend-npu"
 """Its module has another name, which is sorted before `bitnet.core`."""
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
-def copy_workspace(to: Path) -> Path:
-    """What the tool and the checks of the workspace read, without the packages' sources."""
-    for name in ("tools", "tests/packaging"):
-        shutil.copytree(ROOT / name, to / name, ignore=shutil.ignore_patterns("__pycache__", "demo_model"))
-    for path in [ROOT / "LICENSE", ROOT / "VERSION", *map(ROOT.joinpath, CHANGED), *ROOT.glob("packages/*/*")]:
-        if path.is_file():
-            (to / path.relative_to(ROOT)).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy(path, to / path.relative_to(ROOT))
-    (to / "kernels" / "cpu").mkdir(parents=True)
-    return to
-
-
 @pytest.fixture
-def workspace(tmp_path: Path) -> Path:
-    return copy_workspace(tmp_path)
+def workspace(tmp_path: Path, copy_workspace: Callable[[Path], Any]) -> Path:
+    copy_workspace(tmp_path)
+    return tmp_path
 
 
 def snapshot(root: Path) -> dict[str, bytes | None]:
     return {str(path.relative_to(root)): path.read_bytes() if path.is_file() else None for path in root.rglob("*")}
 
 
-@pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+@pytest.fixture(scope="module", params=[(), ("--family", "opencl")], ids=["own kernels", "opencl"])
+def run(
+    request: pytest.FixtureRequest,
+    tmp_path_factory: pytest.TempPathFactory,
+    copy_workspace: Callable[[Path], Any],
+) -> Run:
     """Run a command in a copied workspace whose new package is installed beside this environment's."""
-    root = copy_workspace(tmp_path_factory.mktemp("workspace"))
-    kept = {k: v for k, v in os.environ.items() if not k.startswith(("BITNET_", "VIRTUAL_ENV", "PYTHON", "MYPY"))}
-    environment = kept | {"PYTHONPATH": str(root / "site"), "PYTHONDONTWRITEBYTECODE": "1"}
-
-    def run(*words: str) -> subprocess.CompletedProcess[str]:
-        done = subprocess.run(words, cwd=root, env=environment, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, f"{done.stdout}{done.stderr}"
-        return done
-
+    options: tuple[str, ...] = request.param
+    root = tmp_path_factory.mktemp("workspace")
+    workspace = copy_workspace(root)
+    run: Run = workspace.run
     before = snapshot(root)
-    dry = run(sys.executable, "tools/new_backend.py", NAME, "--dry-run").stdout.split("\n")
+    dry = run(sys.executable, "tools/new_backend.py", NAME, *options, "--dry-run").stdout.split("\n")
     assert snapshot(root) == before
-    said = run(sys.executable, "tools/new_backend.py", NAME).stdout.split("\n")
+    said = run(sys.executable, "tools/new_backend.py", NAME, *options).stdout.split("\n")
     after = snapshot(root)
+    assert (f"make {PACKAGE}/src/bitnet/ascend_npu/kernels -> kernels/opencl" in said) == bool(options)
     # It did what the dry run says and the real run repeats, nothing else.
     lines = [line for line in said if line.startswith(("make ", "change "))]
     assert lines == dry[:-1]
@@ -67,36 +54,31 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     new = {path for path in after.keys() - before.keys() if not (root / path).is_dir() or (root / path).is_symlink()}
     assert new == made
     assert {path for path in before if after[path] != before[path]} == set(CHANGED)
-
-    uv = os.environ.get("UV") or shutil.which("uv")
-    assert uv, "uv is not on the PATH"
-    run(uv, "build", "--quiet", "--wheel", "--package", f"bitnet-{NAME}", "--out-dir", "dist")
-    (wheel,) = (root / "dist").glob("*.whl")
-    run(uv, "pip", "install", "--python", sys.executable, "--target", "site", "--no-deps", str(wheel))
+    workspace.install(f"bitnet-{NAME}")
     return run
 
 
 def test_it_is_listed_with_what_it_lacks_and_not_selected(run: Run) -> None:
     code = (
-        "import json; from bitnet.core import list_devices; from bitnet.core.select import select_device\n"
+        "import json; from bitnet.core import list_devices; from bitnet.core.devices.select import select_device\n"
         f"(r,) = [r for r in list_devices() if r.name == '{NAME}']\n"
         f"fallback = select_device('{NAME}').info.backend\n"
         "print(json.dumps([r.distribution, r.probe.status.value, r.probe.reason, r.probe.hint, fallback]))"
     )
     distribution, status, reason, hint, fallback = json.loads(run(sys.executable, "-c", code).stdout)
     assert (distribution, status, fallback) == (f"bitnet-{NAME}", "unsupported", "cpu")
-    assert f"operations of {NAME} are not written yet" in reason
-    assert "bitnet/ascend_npu/ops.py" in hint
+    assert f"{NAME} is not written yet" in reason
+    assert f"packages/bitnet-{NAME}/README.md" in hint
 
 
 def test_its_tests_pass_and_its_conformance_is_skipped_with_the_reason(run: Run) -> None:
-    said = run(sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", PACKAGE).stdout
+    said = run(sys.executable, "-m", "pytest", "-n0", "-q", "-p", "no:cacheprovider", PACKAGE).stdout
     summary = re.search(r"(\d+) passed, (\d+) skipped in", said)
     assert summary, said
     assert int(summary[1]) >= 6
     assert int(summary[2]) > 100
     skipped = [line for line in said.splitlines() if line.startswith("SKIPPED")]
-    assert all(f"{NAME} is unsupported: The operations of {NAME} are not written yet" in line for line in skipped)
+    assert all(f"{NAME} is unsupported: {NAME} is not written yet" in line for line in skipped)
 
 
 def test_style_and_types_are_clean(run: Run) -> None:
@@ -108,8 +90,12 @@ def test_style_and_types_are_clean(run: Run) -> None:
 def test_the_workspace_knows_it(run: Run) -> None:
     """The checks that tell what a package's author has forgotten."""
     which = "workspace_knows or extras or covers or needs or licence or version_stands"
-    said = run(sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", which, "tests/packaging").stdout
-    assert " passed" in said
+    said = run(
+        sys.executable, "-m", "pytest", "-n0", "-q", "-p", "no:cacheprovider", "-k", which, "tests/packaging"
+    ).stdout
+    summary = re.search(r"(\d+) passed, \d+ deselected in", said)
+    assert summary, said
+    assert int(summary[1]) >= 6
 
 
 @pytest.mark.parametrize("name", ["", "Cuda", "a_b", "9x", "a--b", "-x", "x-", "../up", "é", "x" * 21])

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from bitnet.core.cache import KernelCache
 from bitnet.core.errors import DeviceError
 from bitnet.core.hal import (
     HAL_API,
@@ -18,13 +17,16 @@ from bitnet.core.hal import (
     DeviceInfo,
     DeviceType,
     Executable,
+    ExecutableStats,
     MemoryInfo,
+    OpenOptions,
     ProbeResult,
     ProbeStatus,
     Program,
     Step,
 )
 from bitnet.core.reference import KERNELS, ReferenceDevice
+from bitnet.core.support.cache import KernelCache
 
 _BOARD = DeviceInfo(
     backend="sample",
@@ -46,7 +48,7 @@ class SampleBackend:
     def probe(self) -> ProbeResult:
         return ProbeResult(ProbeStatus.OK, devices=[_BOARD], versions={"driver": "3.1"})
 
-    def open(self, info: DeviceInfo) -> Device:
+    def open(self, info: DeviceInfo, options: OpenOptions) -> Device:
         if info.id != _BOARD.id:
             raise DeviceError("there is no such board.", device=info.name)
         return SampleDevice(info)
@@ -62,8 +64,8 @@ class SampleDevice:
         self.info = info
         self._numpy = ReferenceDevice(info)
 
-    def compile(self, program: Program) -> Executable:
-        return SampleExecutable(self._numpy.compile(program), _compiled(self.info))
+    def compile(self, program: Program, *, keep: bool = False) -> Executable:
+        return SampleExecutable(self._numpy.compile(program, keep=keep), _compiled(self.info))
 
     def memory(self) -> MemoryInfo:
         return self._numpy.memory()
@@ -80,6 +82,9 @@ class SampleExecutable:
     @property
     def kernels(self) -> tuple[str, ...]:
         return tuple(self._names[name] for name in self._numpy.kernels)
+
+    def stats(self) -> ExecutableStats:
+        return self._numpy.stats()
 
     def run(self, step: Step, count: int = 1) -> npt.NDArray[np.int32]:
         return self._numpy.run(step, count)
