@@ -14,17 +14,17 @@
 enum { READ, WRITE, CALL };
 
 typedef uint64_t word_t;
-word_t bitnet_level(int), bitnet_level_name(word_t), bitnet_packed_bytes(word_t, int64_t, int64_t);
+word_t bitnet_level(int), bitnet_level_name(word_t), bitnet_packed_bytes(word_t, int64_t, int64_t, int64_t);
 bool bitnet_level_runs(word_t);
 word_t bitnet_op_size(void), bitnet_program_size(void), bitnet_pages_alloc(size_t), bitnet_pool_new(int);
 void bitnet_pages_free(word_t, size_t), bitnet_pool_delete(word_t), bitnet_executable_delete(word_t);
-void bitnet_pack(word_t, word_t, word_t, word_t, int64_t, int64_t);
+void bitnet_pack(word_t, word_t, word_t);
 word_t bitnet_executable_new(word_t, word_t, int, word_t), bitnet_executable_bytes(word_t);
 void bitnet_executable_run(word_t, word_t, int32_t, word_t);
 int64_t bitnet_executable_scored(word_t);
 size_t bitnet_head_bytes(word_t, int64_t, int64_t);
 bool bitnet_head_pack(word_t, word_t, int, word_t, word_t);
-word_t bitnet_executable_kernel(word_t, int);
+word_t bitnet_executable_kernel(word_t, int), bitnet_packed_scales(word_t, int64_t, int64_t, int64_t);
 
 static void take(void *to, size_t size) {
     if (fread(to, 1, size, stdin) != size) exit(0); /* the test is over */
@@ -36,14 +36,14 @@ static word_t call(word_t function, const word_t *a) {
         case 0: return bitnet_level((int)a[0]);
         case 1: return bitnet_level_name(a[0]);
         case 2: return bitnet_level_runs(a[0]);
-        case 3: return bitnet_packed_bytes(a[0], (int64_t)a[1], (int64_t)a[2]);
+        case 3: return bitnet_packed_bytes(a[0], (int64_t)a[1], (int64_t)a[2], (int64_t)a[3]);
         case 4: return bitnet_op_size();
         case 5: return bitnet_program_size();
         case 6: return bitnet_pages_alloc(a[0]);
         case 7: return bitnet_pages_free(a[0], a[1]), 0;
         case 8: return bitnet_pool_new((int)a[0]);
         case 9: return bitnet_pool_delete(a[0]), 0;
-        case 10: return bitnet_pack(a[0], a[1], a[2], a[3], (int64_t)a[4], (int64_t)a[5]), 0;
+        case 10: return bitnet_pack(a[0], a[1], a[2]), 0;
         case 11: return bitnet_executable_new(a[0], a[1], (int)a[2], a[3]);
         case 12: return bitnet_executable_delete(a[0]), 0;
         case 13: return bitnet_executable_bytes(a[0]);
@@ -52,6 +52,7 @@ static word_t call(word_t function, const word_t *a) {
         case 16: return bitnet_head_bytes(a[0], (int64_t)a[1], (int64_t)a[2]);
         case 17: return bitnet_head_pack(a[0], a[1], (int)a[2], a[3], a[4]);
         case 18: return (word_t)bitnet_executable_scored(a[0]);
+        case 19: return bitnet_packed_scales(a[0], (int64_t)a[1], (int64_t)a[2], (int64_t)a[3]);
         default: abort();
     }
 }

@@ -158,9 +158,12 @@ class EmulatedLibrary:
 
         return call
 
-    def bitnet_pack(self, level: int, pool: int, codes: int, packed: int, rows: int, columns: int) -> None:
-        here = self.upload(ctypes.string_at(codes, rows * -(-columns // 128) * 32))
-        self.__getattr__("bitnet_pack")(level, pool, here, packed, rows, columns)
+    def bitnet_pack(self, level: int, pool: int, job: native.PackJob) -> None:
+        there = native.PackJob.from_buffer_copy(job)
+        there.codes = self.upload(ctypes.string_at(job.codes, job.rows * -(-job.columns // 128) * 32))
+        if job.group:
+            there.scales = self.upload(ctypes.string_at(job.scales, job.rows * job.columns // job.group * 2))
+        self.__getattr__("bitnet_pack")(level, pool, self.upload(bytes(there)))
 
     def bitnet_executable_new(self, level: int, pool: int, threads: int, program: native.NativeProgram) -> int:
         here = self.upload(bytes(program))

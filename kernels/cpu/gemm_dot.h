@@ -53,4 +53,17 @@ static void gemm_panel(const uint8_t *w, int tiles, int64_t groups, const int32_
     }
 }
 
+/* acc[row] = Σ codes · x over a panel, for one token. */
+static void gemv_panel(const uint8_t *w, int tiles, int64_t groups, const int8_t *x, int32_t *acc) {
+    switch (tiles) {
+#define CASE(t) \
+    case t: gemv_tiles(w, t, groups, x, acc); break;
+        CASE(1) CASE(2) CASE(3)
+#if PANEL_TILES > 3
+        CASE(4)
+#endif
+#undef CASE
+    }
+}
+
 #endif

@@ -33,6 +33,7 @@
 #include "dense_matmul.h"
 #include "embed.h"
 #include "glu_norm_quant.h"
+#include "group_matmul.h"
 #include "head_sample.h"
 #include "norm_quant.h"
 #include "norm_rows.h"
@@ -49,6 +50,7 @@ const level_t JOIN(level_, LEVEL) = {
     .name = TEXT(LEVEL),
     .device = DEVICE,
     .packed_bytes = packed_bytes,
+    .packed_scales = packed_scales,
     .pack = pack,
     .head_bytes = head_bytes,
     .head_pack_scratch = head_pack_scratch,
@@ -68,5 +70,6 @@ const level_t JOIN(level_, LEVEL) = {
             [OP_SAMPLE] = OPERATION(sample, sample_need),
             [OP_QUANTIZE] = OPERATION(quantize, quantize_need),
             [OP_HEAD_SAMPLE] = STREAMING(head_sample),
+            [OP_GROUP_MATMUL] = OPERATION(group_matmul, group_matmul_need),
         },
 };

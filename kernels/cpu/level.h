@@ -43,6 +43,9 @@ typedef struct {
     const uint8_t *codes;
     uint8_t *packed;
     int64_t rows, columns;
+    int64_t group; /* columns that are packed on their own, with scales [rows, columns / group]; 0: all of them, without */
+    const uint16_t *scales;
+    uint16_t *packed_scales;
 } pack_t;
 
 /* A dense matrix [rows, columns] to be stored as head_layout.h says. */
@@ -57,7 +60,8 @@ typedef struct {
 typedef struct {
     const char *name; /* avx512, vnni_avx2, … */
     const char *device; /* the part after the colon in the device's name: amx, avx512, avx2, neon, scalar */
-    size_t (*packed_bytes)(int64_t rows, int64_t columns);
+    size_t (*packed_bytes)(int64_t rows, int64_t columns, int64_t group);
+    size_t (*packed_scales)(int64_t rows, int64_t columns, int64_t group); /* in bytes */
     void (*pack)(pool_t *pool, const pack_t *job, int thread); /* entered by every thread */
     size_t (*head_bytes)(int64_t rows, int64_t columns);
     size_t (*head_pack_scratch)(int64_t columns, int threads);

@@ -20,8 +20,11 @@ BN_API const level_t *bitnet_level(int index) { return index < LEVEL_COUNT ? LEV
 BN_API const char *bitnet_level_name(const level_t *level) { return level->name; }
 BN_API const char *bitnet_level_device(const level_t *level) { return level->device; }
 BN_API bool bitnet_level_runs(const level_t *level) { return level_runs(level); }
-BN_API size_t bitnet_packed_bytes(const level_t *level, int64_t rows, int64_t columns) {
-    return level->packed_bytes(rows, columns);
+BN_API size_t bitnet_packed_bytes(const level_t *level, int64_t rows, int64_t columns, int64_t group) {
+    return level->packed_bytes(rows, columns, group);
+}
+BN_API size_t bitnet_packed_scales(const level_t *level, int64_t rows, int64_t columns, int64_t group) {
+    return level->packed_scales(rows, columns, group);
 }
 
 /* Sizes of the structures that native.py mirrors, for it to compare. */
@@ -44,10 +47,9 @@ static void pack_job(void *argument, int thread) {
     p->level->pack(p->pool, &p->job, thread);
 }
 
-/* Repack TernaryData into `packed`, of bitnet_packed_bytes bytes. */
-BN_API void bitnet_pack(
-    const level_t *level, pool_t *pool, const uint8_t *codes, uint8_t *packed, int64_t rows, int64_t columns) {
-    packing_t p = {level, pool, {codes, packed, rows, columns}};
+/* Repack TernaryData, its scales too where there are several. */
+BN_API void bitnet_pack(const level_t *level, pool_t *pool, const pack_t *job) {
+    packing_t p = {level, pool, *job};
     pool_run(pool, pack_job, &p, true);
 }
 

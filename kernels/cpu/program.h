@@ -25,6 +25,7 @@ enum op_kind {
     OP_SAMPLE,
     OP_QUANTIZE,
     OP_HEAD_SAMPLE,
+    OP_GROUP_MATMUL,
     OP_KINDS
 };
 
@@ -58,6 +59,22 @@ typedef struct {
     matrix_t out;
 } ternary_matmul_op_t;
 
+/* As ternary_part_t, with scales of groups of columns: [panels][groups][PANEL_ROWS]. */
+typedef struct {
+    const uint8_t *codes;
+    const uint16_t *scales; /* the bits of IEEE halves */
+    int32_t rows, pad;
+} group_part_t;
+
+typedef struct {
+    matrix_t x;
+    const float *scale;
+    const group_part_t *parts;
+    int32_t part_count, add;
+    matrix_t out;
+    int32_t group, pad; /* columns of a group, which divide those of x */
+} group_matmul_op_t;
+
 /* One layer of the cache. Keys stand transposed, so that a vector is one element of neighbouring positions:
  * k[block][kv head][element][position], v[block][kv head][position][element], with the strides of kv_t. A block's layers
  * stand side by side, so that a short sequence uses few pages. */
@@ -70,6 +87,9 @@ typedef struct {
     kv_layer_t layer;
     const float *cosine, *sine; /* [positions, head_dim / 2] */
     int32_t heads, kv_heads, head_dim, interleaved;
+    const float *q_norm, *k_norm; /* [head_dim], or NULL */
+    float eps;
+    int32_t pad;
 } rope_append_op_t;
 
 typedef struct {
@@ -135,6 +155,7 @@ typedef struct op {
         sample_op_t sample;
         quantize_op_t quantize;
         head_sample_op_t head_sample;
+        group_matmul_op_t group_matmul;
     };
 } op_t;
 

@@ -1,4 +1,14 @@
-/* rope_append: rotary embedding of q, in place, and of k; k and v into the paged cache. */
+/* rope_append: RMSNorm of q's and k's heads where there are weights for it, rotary embedding of q, in place, and of k; k and v
+ * into the paged cache. */
+#include "rows.h"
+
+/* One head of d elements to its RMSNorm, in place. */
+static void norm_head(float *head, const float *weight, float eps, int d) {
+    double squares = 0;
+    for (int i = 0; i < d; i++) squares += (double)head[i] * head[i];
+    const double inverse = inverse_rms(squares, d, eps);
+    for (int i = 0; i < d; i++) head[i] = (float)(head[i] * inverse * weight[i]);
+}
 
 /* One head: from[d] rotated to to[d], which may be the same. */
 static void rotate(const float *from, float *to, const float *cosine, const float *sine, int d, int interleaved) {
@@ -54,8 +64,12 @@ static void rope_append(run_t *run, const op_t *op, int thread) {
         const int64_t block = table[p / kv->block_size] * kv->block, place = p % kv->block_size;
         const float *cosine = o->cosine + (int64_t)p * (d / 2), *sine = o->sine + (int64_t)p * (d / 2);
         float *row = (float *)o->qkv.data + (int64_t)m * o->qkv.stride;
-        for (int h = g * ratio; h < (g + 1) * ratio; h++) rotate(row + h * d, row + h * d, cosine, sine, d, o->interleaved);
+        for (int h = g * ratio; h < (g + 1) * ratio; h++) {
+            if (o->q_norm) norm_head(row + h * d, o->q_norm, o->eps, d);
+            rotate(row + h * d, row + h * d, cosine, sine, d, o->interleaved);
+        }
         float *k = row + (o->heads + g) * d, *v = k + o->kv_heads * d;
+        if (o->k_norm) norm_head(k, o->k_norm, o->eps, d);
         rotate(k, k, cosine, sine, d, o->interleaved);
         append(kv, o->layer.k, block + g * k_head + place, kv->k_stride, k, d);
         append(kv, o->layer.v, block + g * v_head + place * kv->v_stride, 1, v, d);

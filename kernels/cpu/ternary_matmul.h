@@ -20,18 +20,6 @@ INLINE int32_t sum_of_codes(const int8_t *x, int64_t k) {
     return sum;
 }
 
-static void gemv_panel(const uint8_t *w, int tiles, int64_t groups, const int8_t *x, int32_t *acc) {
-    switch (tiles) {
-#define CASE(t) \
-    case t: gemv_tiles(w, t, groups, x, acc); break;
-        CASE(1) CASE(2) CASE(3)
-#if PANEL_TILES > 3
-        CASE(4)
-#endif
-#undef CASE
-    }
-}
-
 /* Where an item of work lies: its part, the part's first column of the output, and the item's number in the part. */
 typedef struct {
     const ternary_part_t *part;
@@ -131,7 +119,7 @@ static stretch_t ternary_matmul_begins(const run_t *run, const op_t *op, int thr
     if (first >= items) return (stretch_t){0};
     const place_t at = place_of(o, 1, first);
     const uint8_t *begin = panel_at(at.part->codes, at.number, groups);
-    return (stretch_t){begin, at.part->codes + packed_bytes(at.part->rows, o->x.columns)};
+    return (stretch_t){begin, at.part->codes + packed_bytes(at.part->rows, o->x.columns, 0)};
 }
 
 static void ternary_matmul(run_t *run, const op_t *op, int thread) {

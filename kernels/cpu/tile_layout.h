@@ -29,8 +29,15 @@ INLINE const uint8_t *panel_at(const uint8_t *packed, int64_t panel, int64_t gro
     return packed + panel * PANEL_TILES * groups * TILE_BYTES;
 }
 
-static size_t packed_bytes(int64_t rows, int64_t columns) {
-    return (size_t)(tiles_of(rows) * groups_of(columns) * TILE_BYTES);
+/* Bytes of a packed matrix. Columns are packed `group` at a time, or all together where it is 0. */
+static size_t packed_bytes(int64_t rows, int64_t columns, int64_t group) {
+    const int64_t groups = group ? columns / group * groups_of(group) : groups_of(columns);
+    return (size_t)(tiles_of(rows) * groups * TILE_BYTES);
+}
+
+/* Bytes of its scales, [panels][columns / group][PANEL_ROWS]. */
+static size_t packed_scales(int64_t rows, int64_t columns, int64_t group) {
+    return (size_t)(panels_of(rows) * PANEL_ROWS * (columns / group)) * sizeof(uint16_t);
 }
 
 #if BASE == 4
@@ -44,18 +51,18 @@ INLINE uint32_t encode_lane(const encoding_t *made, uint32_t numbers) {
 }
 #endif
 
-/* Columns that are taken out of a row at a time: whole blocks of 128 and whole groups. */
+/* Columns that are taken out of a row at a time: whole quarters of a block of 128, and whole groups. */
 #define STRIP_COLUMNS 640
-_Static_assert(STRIP_COLUMNS % 128 == 0 && STRIP_COLUMNS % GROUP_COLUMNS == 0, "a strip is whole blocks and whole groups");
+_Static_assert(STRIP_COLUMNS % 32 == 0 && STRIP_COLUMNS % GROUP_COLUMNS == 0, "a strip is whole quarters and whole groups");
 
-/* The codes of a row from a column on, one a byte; 0 past the last. Byte i of 32 holds the columns i, i + 32, i + 64, i + 96
- * of 128, the first in its top bits. */
-INLINE void unpack_strip(const uint8_t *row, int64_t first, int64_t columns, uint8_t *codes) {
-    const int64_t count = columns - first < STRIP_COLUMNS ? columns - first : STRIP_COLUMNS;
-    const uint8_t *from = row + first / 4;
-    for (int64_t at = 0; at < count; at += 128, from += 32)
-        for (int part = 0; part < 4; part++)
-            for (int i = 0; i < 32; i++) codes[at + 32 * part + i] = from[i] >> (6 - 2 * part) & 3;
+/* The codes of `count` columns of a row, one a byte; 0 past the last. `first` is a multiple of 32. Byte i of 32 holds the
+ * columns i, i + 32, i + 64, i + 96 of 128, the first in its top bits. */
+INLINE void unpack_strip(const uint8_t *row, int64_t first, int64_t count, uint8_t *codes) {
+    for (int64_t at = 0; at < count; at += 32) {
+        const uint8_t *from = row + (first + at) / 128 * 32;
+        const int shift = 6 - 2 * (int)((first + at) / 32 % 4);
+        for (int i = 0; i < 32; i++) codes[at + i] = from[i] >> shift & 3;
+    }
     memset(codes + count, 0, (size_t)(STRIP_COLUMNS - count));
 }
 
@@ -70,22 +77,40 @@ INLINE uint32_t pack_lane(const uint8_t *codes) {
     return lane;
 }
 
+/* A strip of a row, of `left` columns at most, into its lane of tiles that stand `tiles` apart. */
+INLINE void pack_strip(
+    const pack_t *job, const encoding_t *made, int64_t row, int64_t first, int64_t left, uint8_t *to, int tiles) {
+    const int64_t count = left < STRIP_COLUMNS ? left : STRIP_COLUMNS;
+    uint8_t codes[STRIP_COLUMNS] = {0};
+    if (row < job->rows) unpack_strip(job->codes + row * ((job->columns + 127) / 128 * 32), first, count, codes);
+    for (int64_t at = 0; at < count; at += GROUP_COLUMNS, to += tiles * TILE_BYTES) {
+        const uint32_t word = encode_lane(made, pack_lane(codes + at));
+        memcpy(to, &word, sizeof word);
+    }
+}
+
+static void pack_scales(const pack_t *job, int64_t panel) {
+    const int64_t count = job->columns / job->group;
+    uint16_t *to = job->packed_scales + panel * count * PANEL_ROWS;
+    for (int64_t s = 0; s < count; s++)
+        for (int64_t row = panel * PANEL_ROWS; row < (panel + 1) * PANEL_ROWS; row++)
+            *to++ = row < job->rows ? job->scales[row * count + s] : 0;
+}
+
 static void pack(pool_t *pool, const pack_t *job, int thread) {
     const encoding_t made = encoding();
-    const int64_t groups = groups_of(job->columns), row_bytes = (job->columns + 127) / 128 * 32;
+    const int64_t span = job->group ? job->group : job->columns, count = job->columns / span;
+    const int64_t groups = groups_of(span);
     for (int64_t panel; (panel = pool_take(pool, thread, panels_of(job->rows))) >= 0;) {
         const int tiles = panel_tiles(job->rows, panel);
-        uint8_t *to = job->packed + panel * PANEL_TILES * groups * TILE_BYTES;
-        for (int64_t first = 0; first < job->columns; first += STRIP_COLUMNS)
-            for (int lane = 0; lane < tiles * TILE_ROWS; lane++) {
-                const int64_t row = panel * PANEL_ROWS + lane;
-                uint8_t codes[STRIP_COLUMNS] = {0};
-                if (row < job->rows) unpack_strip(job->codes + row * row_bytes, first, job->columns, codes);
-                for (int64_t at = 0; at < STRIP_COLUMNS && first + at < job->columns; at += GROUP_COLUMNS) {
-                    const uint32_t word = encode_lane(&made, pack_lane(codes + at));
-                    memcpy(to + (first + at) / GROUP_COLUMNS * tiles * TILE_BYTES + 4 * lane, &word, sizeof word);
-                }
-            }
+        if (job->group) pack_scales(job, panel);
+        uint8_t *to = job->packed + panel * PANEL_TILES * count * groups * TILE_BYTES;
+        for (int64_t s = 0; s < count; s++, to += groups * tiles * TILE_BYTES)
+            for (int64_t first = 0; first < span; first += STRIP_COLUMNS)
+                for (int lane = 0; lane < tiles * TILE_ROWS; lane++)
+                    pack_strip(
+                        job, &made, panel * PANEL_ROWS + lane, s * span + first, span - first,
+                        to + first / GROUP_COLUMNS * tiles * TILE_BYTES + 4 * lane, tiles);
     }
 }
 

@@ -109,6 +109,10 @@ class KernelCompileError(DeviceError):
         self.log = log
 
 
+class UnsupportedProgramError(DeviceError):
+    """The device cannot run a program, though it is well formed: it has no kernel for an operation of it."""
+
+
 class ReceiptError(BitNetError):
     """A receipt does not hold, or the document is none."""
 

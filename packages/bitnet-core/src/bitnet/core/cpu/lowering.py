@@ -42,11 +42,12 @@ PAGE = 4096
 
 
 class PackedMatrix(NamedTuple):
-    """A repacked ternary matrix: its address, rows and scale."""
+    """A repacked ternary matrix: its address, rows and scale, or the address of its scales."""
 
     codes: int
     rows: int
     scale: float
+    scales: int | None = None
 
 
 def _head_of(program: Program) -> CompactHead | None:
@@ -132,7 +133,7 @@ class LoweredProgram:
             if self.head is not None and isinstance(op, DenseMatmul) and op.out == self.head.logits:
                 continue  # its compact form
             if isinstance(op, TernaryMatmul):
-                size += sum(self._packed_bytes(self._source.weights[name].shape) for name in op.weights)
+                size += sum(sum(self._packed_bytes(name)) for name in op.weights)
             elif isinstance(op, NormQuant | GluNormQuant | NormRows | DenseMatmul) and op.weight is not None:
                 size += self._dense_bytes(op.weight)
         return size
@@ -213,35 +214,42 @@ class LoweredProgram:
         self._ternary: dict[str, PackedMatrix] = {}
         weights = self._source.weights
         used = dict.fromkeys(name for op in self._source.ops if isinstance(op, TernaryMatmul) for name in op.weights)
-        packed = {name: self._packed_bytes(weights[name].shape) for name in used}
+        packed = {name: self._packed_bytes(name) for name in used}
         copied = {
             name: int(np.prod(weight.shape)) * NUMPY_DTYPES[weight.dtype].itemsize
             for name, weight in weights.items()
             if isinstance(weight, DenseWeight)
         }
         copied = {name: size for name, size in copied.items() if size <= COPIED}
-        arena = self._arena(sum(map(aligned, (*packed.values(), *copied.values()))), "the weights")
+        sizes = [size for both in packed.values() for size in both]
+        arena = self._arena(sum(map(aligned, (*sizes, *copied.values()))), "the weights")
         for name in used:
             weight = weights[name]
             assert isinstance(weight, TernaryWeight)
-            self._ternary[name] = self._pack(name, weight, arena.take(packed[name]))
+            codes, scales = packed[name]
+            where = arena.take(codes), arena.take(scales) if scales else None
+            self._ternary[name] = self._pack(name, weight, *where)
         for name, weight in weights.items():
             if isinstance(weight, DenseWeight):
                 self._dense[name] = self._place(weight, arena.take(copied[name]) if name in copied else None)
 
-    def _packed_bytes(self, shape: tuple[int, ...]) -> int:
-        size: int = self._library.bitnet_packed_bytes(self._native.level, *shape)
-        return size
+    def _packed_bytes(self, name: str) -> tuple[int, int]:
+        """Bytes of a matrix's codes and of its scales, as they are packed."""
+        weight = self._source.weights[name]
+        assert isinstance(weight, TernaryWeight)
+        library, level, group = self._library, self._native.level, weight.group
+        scales = 0 if group is None else library.bitnet_packed_scales(level, *weight.shape, group)
+        return library.bitnet_packed_bytes(level, *weight.shape, group or 0), scales
 
-    def _pack(self, name: str, weight: TernaryWeight, address: int) -> PackedMatrix:
+    def _pack(self, name: str, weight: TernaryWeight, address: int, scales: int | None) -> PackedMatrix:
         data = loaded_ternary(name, weight)
-        rows, columns = weight.shape
-        codes = np.ascontiguousarray(data.codes)
-        self._library.bitnet_pack(self._native.level, self._native.pool, codes.ctypes.data, address, rows, columns)
-        scale = float(data.scale[0])
-        del data, codes  # before their pages are released
+        codes, given = np.ascontiguousarray(data.codes), np.ascontiguousarray(data.scale)
+        job = native.PackJob(codes.ctypes.data, address, *weight.shape, weight.group or 0, given.ctypes.data, scales)
+        self._library.bitnet_pack(self._native.level, self._native.pool, job)
+        scale = 0.0 if scales else float(data.scale[0])
+        del data, codes, given  # before their pages are released
         weight.release()
-        return PackedMatrix(address, rows, scale)
+        return PackedMatrix(address, weight.shape[0], scale, scales)
 
     def _place(self, weight: DenseWeight, address: int | None) -> int:
         """The address of a dense weight: copied to ``address``, or where it is."""
@@ -289,6 +297,18 @@ class LoweredProgram:
             raise OutOfMemoryError("no memory to pack the head.", device=name)
         return native.Op(OpKind.HEAD_SAMPLE, head_sample=compact)
 
+    def _product(self, op: TernaryMatmul) -> native.Op:
+        matrices, first = [self._ternary[name] for name in op.weights], self._source.weights[op.weights[0]]
+        operands = self._matrices[op.x], self._matrices[op.scale].data
+        assert isinstance(first, TernaryWeight)
+        if first.group is None:
+            plain = (native.TernaryPart * len(matrices))(*(native.TernaryPart(m.codes, m.rows, m.scale) for m in matrices))
+            product = native.TernaryMatmulOp(*operands, self._keep(plain), len(plain), op.add, self._matrices[op.out])
+            return native.Op(OpKind.TERNARY_MATMUL, ternary_matmul=product)
+        parts = (native.GroupPart * len(matrices))(*(native.GroupPart(m.codes, m.scales, m.rows) for m in matrices))
+        where = self._keep(parts), len(parts), op.add, self._matrices[op.out]
+        return native.Op(OpKind.GROUP_MATMUL, group_matmul=native.GroupMatmulOp(*operands, *where, first.group))
+
     def _half(self, weight: str) -> bool:
         dense = self._source.weights[weight]
         return isinstance(dense, DenseWeight) and dense.dtype == "f16"
@@ -308,15 +328,12 @@ class LoweredProgram:
             norm = native.NormQuantOp(matrix[op.x], weight, op.eps, 0, matrix[op.out], address(op.scale))
             return native.Op(OpKind.NORM_QUANT, norm_quant=norm)
         if isinstance(op, TernaryMatmul):
-            parts = (native.TernaryPart * len(op.weights))(
-                *(native.TernaryPart(*self._ternary[name]) for name in op.weights)
-            )
-            where, count = self._keep(parts), len(parts)
-            product = native.TernaryMatmulOp(matrix[op.x], address(op.scale), where, count, op.add, matrix[op.out])
-            return native.Op(OpKind.TERNARY_MATMUL, ternary_matmul=product)
+            return self._product(op)
         if isinstance(op, RopeAppend):
             shape = op.heads, op.kv_heads, op.head_dim, op.style == "interleaved"
-            rope = native.RopeAppendOp(matrix[op.qkv], self._layers[op.layer], dense[op.cos], dense[op.sin], *shape)
+            norms = (None if name is None else dense[name] for name in (op.q_norm, op.k_norm))
+            tables = dense[op.cos], dense[op.sin]
+            rope = native.RopeAppendOp(matrix[op.qkv], self._layers[op.layer], *tables, *shape, *norms, op.eps)
             return native.Op(OpKind.ROPE_APPEND, rope_append=rope)
         if isinstance(op, Attention):
             shape3 = op.heads, op.kv_heads, op.head_dim

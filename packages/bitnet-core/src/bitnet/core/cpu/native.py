@@ -46,6 +46,7 @@ class OpKind(enum.IntEnum):
     SAMPLE = 8
     QUANTIZE = 9
     HEAD_SAMPLE = 10
+    GROUP_MATMUL = 11
 
 
 class Matrix(ctypes.Structure):
@@ -82,6 +83,28 @@ class TernaryMatmulOp(ctypes.Structure):
     )
 
 
+class GroupPart(ctypes.Structure):
+    _fields_ = (("codes", c_void_p), ("scales", c_void_p), ("rows", c_int32), ("pad", c_int32))
+
+
+class GroupMatmulOp(ctypes.Structure):
+    _fields_ = (*TernaryMatmulOp._fields_, ("group", c_int32), ("pad", c_int32))
+
+
+class PackJob(ctypes.Structure):
+    """``pack_t``: a ternary matrix, where to pack it, and its scales where there are several."""
+
+    _fields_ = (
+        ("codes", c_void_p),
+        ("packed", c_void_p),
+        ("rows", c_int64),
+        ("columns", c_int64),
+        ("group", c_int64),
+        ("scales", c_void_p),
+        ("packed_scales", c_void_p),
+    )
+
+
 class KVLayer(ctypes.Structure):
     _fields_ = (("k", c_void_p), ("v", c_void_p))
 
@@ -96,6 +119,10 @@ class RopeAppendOp(ctypes.Structure):
         ("kv_heads", c_int32),
         ("head_dim", c_int32),
         ("interleaved", c_int32),
+        ("q_norm", c_void_p),
+        ("k_norm", c_void_p),
+        ("eps", c_float),
+        ("pad", c_int32),
     )
 
 
@@ -164,6 +191,7 @@ class AnyOp(ctypes.Union):
         ("sample", SampleOp),
         ("quantize", QuantizeOp),
         ("head_sample", HeadSampleOp),
+        ("group_matmul", GroupMatmulOp),
     )
 
 
@@ -224,14 +252,14 @@ FUNCTIONS = {
     "bitnet_level": (c_void_p, (c_int,)),
     "bitnet_level_name": (c_char_p, (c_void_p,)),
     "bitnet_level_runs": (c_bool, (c_void_p,)),
-    "bitnet_packed_bytes": (c_size_t, (c_void_p, c_int64, c_int64)),
+    "bitnet_packed_bytes": (c_size_t, (c_void_p, c_int64, c_int64, c_int64)),
     "bitnet_op_size": (c_size_t, ()),
     "bitnet_program_size": (c_size_t, ()),
     "bitnet_pages_alloc": (c_void_p, (c_size_t,)),
     "bitnet_pages_free": (None, (c_void_p, c_size_t)),
     "bitnet_pool_new": (c_void_p, (c_int,)),
     "bitnet_pool_delete": (None, (c_void_p,)),
-    "bitnet_pack": (None, (c_void_p, c_void_p, c_void_p, c_void_p, c_int64, c_int64)),
+    "bitnet_pack": (None, (c_void_p, c_void_p, POINTER(PackJob))),
     "bitnet_executable_new": (c_void_p, (c_void_p, c_void_p, c_int, POINTER(NativeProgram))),
     "bitnet_executable_delete": (None, (c_void_p,)),
     "bitnet_executable_bytes": (c_size_t, (c_void_p,)),
@@ -240,6 +268,7 @@ FUNCTIONS = {
     "bitnet_head_bytes": (c_size_t, (c_void_p, c_int64, c_int64)),
     "bitnet_head_pack": (c_bool, (c_void_p, c_void_p, c_int, POINTER(DenseMatmulOp), POINTER(HeadSampleOp))),
     "bitnet_executable_scored": (c_int64, (c_void_p,)),
+    "bitnet_packed_scales": (c_size_t, (c_void_p, c_int64, c_int64, c_int64)),
     "bitnet_guard": (c_int, (c_void_p, c_size_t)),
     "bitnet_unguard": (None, (c_int,)),
     "bitnet_guard_lost": (c_bool, (c_int,)),

@@ -9,18 +9,40 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from bitnet.core.errors import DeviceError
+from bitnet.core.errors import DeviceError, UnsupportedProgramError
 from bitnet.core.gpu.context import MAX_COUNT, Bucket, Context
 from bitnet.core.gpu.driver import Driver
 from bitnet.core.gpu.ops import advance
 from bitnet.core.gpu.plan import Lowering, lower
-from bitnet.core.hal import DeviceInfo, ExecutableStats, HeaderWord, Program, Step, StepLayout
+from bitnet.core.hal import (
+    DeviceInfo,
+    ExecutableStats,
+    HeaderWord,
+    Program,
+    RopeAppend,
+    Step,
+    StepLayout,
+    TernaryWeight,
+)
 from bitnet.core.hal.check import StepCheck, TensorCheck, check_program
 from bitnet.core.hal.program import NUMPY_DTYPES
 
 MIN_CONTEXT_BUCKET = 512
 _NONE_DONE, _DONE_AT = np.zeros(1, np.int32), HeaderWord.DONE * 4
 _LOGITS = HeaderWord.LOGITS.value  # looked up once: steps are run thousands of times a second
+
+
+def _refuse(program: Program, device: str) -> None:
+    """What no GPU backend has a kernel for yet.
+
+    Raises:
+        UnsupportedProgramError: The program needs it.
+    """
+    grouped = any(isinstance(w, TernaryWeight) and w.group is not None for w in program.weights.values())
+    normed = any(isinstance(op, RopeAppend) and (op.q_norm or op.k_norm) for op in program.ops)
+    if grouped or normed:
+        what = "weights with a scale for each group of columns" if grouped else "heads of q and k that are normalised"
+        raise UnsupportedProgramError(f"{what} run on CPUs only.", device=device, hint="Use --device cpu.")
 
 
 def bucket_size(n: int, most: int) -> int:
@@ -55,6 +77,7 @@ class GpuExecutable:
         self._closed = False
         self._dispatches = 0
         check_program(program)
+        _refuse(program, info.name)
         self._check_step = StepCheck(program)
         self._tensors = TensorCheck(program)
         self._layout = StepLayout(program.limits)

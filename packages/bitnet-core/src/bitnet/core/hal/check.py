@@ -58,17 +58,18 @@ def loaded_ternary(name: str, weight: TernaryWeight) -> TernaryData:
     """What a ternary weight loads as, if devices can take it.
 
     Raises:
-        InvalidInputError: The codes are not as the weight was declared, or it has not one scale.
+        InvalidInputError: The codes or the scales are not as the weight was declared.
     """
     data = weight.load()
     rows, columns = weight.shape
-    shape = rows, -(-columns // 128) * 32
+    shape: tuple[int, ...] = (rows, -(-columns // 128) * 32)
     if data.codes.shape != shape or data.codes.dtype != np.uint8:
         found = f"{data.codes.dtype}{list(data.codes.shape)}"
         raise InvalidInputError(f"weight {name!r} loads as {found}; uint8{list(shape)} was declared.")
-    if data.scale.shape != (1,) or data.scale.dtype != np.float32:
+    shape, dtype = ((1,), np.float32) if weight.group is None else ((rows, columns // weight.group), np.float16)
+    if data.scale.shape != shape or data.scale.dtype != dtype:
         found = f"{data.scale.dtype}{list(data.scale.shape)}"
-        raise InvalidInputError(f"weight {name!r} has scales {found}; devices take float32[1].")
+        raise InvalidInputError(f"weight {name!r} has scales {found}; {dtype.__name__}{list(shape)} was declared.")
     return data
 
 
@@ -192,6 +193,12 @@ class _Lookup:
         weight = self.program.weights.get(name)
         if not isinstance(weight, TernaryWeight) or weight.shape[1] != columns:
             raise InvalidInputError(f"needs ternary weight {name!r} of {columns} columns and finds {_text(weight)}.")
+        group = weight.group
+        if group is not None and group != columns and (group < 32 or group & (group - 1) or columns % group):
+            raise InvalidInputError(
+                f"weight {name!r} has groups of {group} columns of {columns}; a group has all of them, or a power of two "
+                "from 32 on that divides them."
+            )
         return weight
 
     def heads(self, op: RopeAppend | Attention) -> None:
@@ -223,7 +230,10 @@ def _operands(op: Op, look: _Lookup) -> Iterator[TensorSpec]:
         k = _multiple_of_4(look.columns(op.x), "K")
         if k > MAX_K:
             raise InvalidInputError(f"K is {k}; {MAX_K} is the most.")
-        n = sum(look.ternary(name, k).shape[0] for name in op.weights)
+        weights = [look.ternary(name, k) for name in op.weights]
+        if len(groups := {weight.group for weight in weights}) > 1:
+            raise InvalidInputError(f"its weights have groups of different sizes: {groups}.")
+        n = sum(weight.shape[0] for weight in weights)
         yield TensorSpec(op.x, "i8", ("M", k))
         yield TensorSpec(op.scale, "f32", ("M",))
         yield TensorSpec(op.out, "f32", ("M", n))
@@ -235,6 +245,9 @@ def _operands(op: Op, look: _Lookup) -> Iterator[TensorSpec]:
         else:
             positions = look.dense(op.cos, None, op.head_dim // 2).shape[0]
             look.dense(op.sin, positions, op.head_dim // 2)
+            for norm in (op.q_norm, op.k_norm):
+                if norm is not None:
+                    look.dense(norm, op.head_dim)
     elif isinstance(op, NormRows):
         d = look.columns(op.x)
         look.dense(op.weight, d)

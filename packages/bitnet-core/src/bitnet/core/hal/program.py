@@ -38,21 +38,25 @@ class TernaryData(NamedTuple):
     Attributes:
         codes: ``uint8[N, ceil(K / 128) * 32]``: each 128 weights of a row in 32 bytes, byte ``g`` holding weights
             ``g, g+32, g+64, g+96`` in bits 7-6, 5-4, 3-2, 1-0; code = weight + 1; padding past K is code 1 (zero).
-        scale: ``f32[1]``: what a weight of +1 stands for. Scales of rows and of groups along K are to be ``f32[N]`` and
-            ``f32[N, K / group]`` (decision 0003); no device takes those yet.
+        scale: What a weight of +1 stands for: ``f32[1]``, or ``f16[N, K / group]`` where the weight has groups.
     """
 
     codes: npt.NDArray[np.uint8]
-    scale: npt.NDArray[np.float32]
+    scale: npt.NDArray[np.float32] | npt.NDArray[np.float16]
 
 
 @dataclass(frozen=True, slots=True)
 class TernaryWeight:
-    """A ternary matrix ``W[N, K]`` of a model. ``load`` maps or decodes it; ``release`` drops its mapped pages."""
+    """A ternary matrix ``W[N, K]`` of a model. ``load`` maps or decodes it; ``release`` drops its mapped pages.
+
+    Attributes:
+        group: Columns that share a scale: K, or a power of two from 32 on that divides it; None for one scale of all.
+    """
 
     shape: tuple[int, int]
     load: Callable[[], TernaryData]
     release: Callable[[], None] = lambda: None
+    group: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +93,10 @@ class NormQuant:
 
 @dataclass(frozen=True, slots=True)
 class TernaryMatmul:
-    """``out[M, N] = (x · Wᵀ) · (scale · w_scale)``, the ``weights`` stacked along N; added to ``out`` where ``add``."""
+    """``out[M, N] = (x · Wᵀ) · (scale · w_scale)``, the ``weights`` stacked along N; added to ``out`` where ``add``.
+
+    All ``weights`` have groups of the same size, or none has groups.
+    """
 
     x: str
     scale: str
@@ -103,7 +110,8 @@ class RopeAppend:
     """Rotate q (in place) and k of ``qkv[M, (heads + 2 kv_heads) head_dim]``; store k and v in the cache of ``layer``.
 
     ``cos`` and ``sin`` name f32 weights ``[max positions, head_dim / 2]``. ``neox`` pairs element ``i`` with
-    ``i + head_dim / 2``, ``interleaved`` pairs ``2i`` with ``2i + 1``.
+    ``i + head_dim / 2``, ``interleaved`` pairs ``2i`` with ``2i + 1``. Where ``q_norm`` and ``k_norm`` name f32 weights
+    ``[head_dim]``, each head of q and of k is normalised first (RMSNorm with ``eps``).
     """
 
     qkv: str
@@ -114,6 +122,9 @@ class RopeAppend:
     cos: str
     sin: str
     style: Literal["neox", "interleaved"] = "neox"
+    q_norm: str | None = None
+    k_norm: str | None = None
+    eps: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,6 +31,7 @@ from bitnet.core.hal import (
     Step,
     TernaryData,
     TernaryMatmul,
+    TernaryWeight,
 )
 from bitnet.core.hal.check import StepCheck, TensorCheck, check_program, loaded_ternary
 from bitnet.core.hal.program import NUMPY_DTYPES
@@ -244,7 +245,7 @@ class ReferenceExecutable:
             y = ops.rms_norm(t[op.x][:m], None if op.weight is None else w[op.weight], op.eps)
             t[op.out][:m], t[op.scale][:m] = ops.absmax_int8(y)
         elif isinstance(op, TernaryMatmul):
-            parts = [ops.ternary_matmul(t[op.x][:m], t[op.scale][:m], self._ternary[n]) for n in op.weights]
+            parts = [self._product(t[op.x][:m], t[op.scale][:m], name) for name in op.weights]
             product = np.concatenate(parts, axis=1)
             t[op.out][:m] = t[op.out][:m] + product if op.add else product
         elif isinstance(op, RopeAppend):
@@ -265,12 +266,23 @@ class ReferenceExecutable:
             t[op.codes][:], t[op.scale][0] = ops.absmean_ternary(t[op.x])
         self._kernels[_KERNELS[type(op)]] = None
 
+    def _product(self, x: ops.I8, scale: ops.F32, name: str) -> ops.F32:
+        weight = self._program.weights[name]
+        assert isinstance(weight, TernaryWeight)
+        if weight.group is None:
+            return ops.ternary_matmul(x, scale, self._ternary[name])
+        return ops.group_matmul(x, scale, self._ternary[name], weight.group)
+
     def _rope_append(self, op: RopeAppend, step: _Fields) -> None:
         m, heads, groups, d = step.tokens, op.heads, op.kv_heads, op.head_dim
         qkv = self._tensors[op.qkv][:m].reshape(m, heads + 2 * groups, d)
         positions = step.positions()
         cos, sin = self._dense[op.cos][positions], self._dense[op.sin][positions]
-        rotated = ops.rotate(qkv[:, : heads + groups], cos, sin, op.style)
+        turned = qkv[:, : heads + groups].copy()
+        for norm, part in ((op.q_norm, slice(heads)), (op.k_norm, slice(heads, None))):
+            if norm is not None:
+                turned[:, part] = ops.rms_norm(turned[:, part], self._dense[norm], op.eps)
+        rotated = ops.rotate(turned, cos, sin, op.style)
         qkv[:, :heads] = rotated[:, :heads]
         size = self._cache.shape[3]
         for seq in step.sequences():

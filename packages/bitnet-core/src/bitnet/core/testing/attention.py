@@ -27,6 +27,7 @@ from bitnet.core.testing.cases import Size, over, pick
 from bitnet.core.testing.rig import Array, Rig, assert_rel, assert_same_bits, assert_within, dense, tensor
 
 BOUND = {"f32": 1e-5, "f16": 2e-3}
+EPS = 1e-6
 
 
 class Heads(NamedTuple):
@@ -129,15 +130,20 @@ class Paged:
         seqs: int,
         chunk: int,
         turning: bool = True,
+        norms: bool = False,
     ) -> None:
         self.rng, self.heads = rng, heads
         self.most = -(-length // heads.block) + 1
         blocks, positions = self.most * seqs + 3, self.most * heads.block
         self.cos, self.sin = angles(positions, heads.d) if turning else identity(positions, heads.d)
         shape = heads.h, heads.g, heads.d
-        ops: list[Op] = [RopeAppend("qkv", 1, *shape, "cos", "sin", heads.style), Attention("qkv", "out", 1, *shape)]
+        self.norms = dict.fromkeys(("qn", "kn"), None) if not norms else {n: self._norm() for n in ("qn", "kn")}
+        named = {"q_norm": "qn", "k_norm": "kn", "eps": EPS} if norms else {}
+        rope = RopeAppend("qkv", 1, *shape, "cos", "sin", heads.style, **named)  # type: ignore[arg-type]
+        ops: list[Op] = [rope, Attention("qkv", "out", 1, *shape)]
         specs = [tensor("qkv", "f32", "M", heads.columns), tensor("out", "f32", "M", heads.h * heads.d)]
         weights = {"cos": dense(self.cos), "sin": dense(self.sin)}
+        weights |= {name: dense(norm) for name, norm in self.norms.items() if norm is not None}
         kv = KVSpec(2, heads.g, heads.d, blocks, heads.block, heads.dtype)
         self.rig = Rig(device, ops, specs, weights, limits=Limits(chunk, seqs, 1, self.most), kv=kv)
         self.cache = oracle.Cache(heads.dtype, positions)
@@ -157,6 +163,15 @@ class Paged:
                 step = self.rig.step([SequenceStep(np.zeros(count, np.int32), at + count, table)])
                 self.rig.executable.run(step)
 
+    def _norm(self) -> Array:
+        return self.rng.uniform(-2, 2, self.heads.d).astype(np.float32)
+
+    def _turned(self, x: Array, norm: Array | None, owner: Sequence[tuple[int, int]]) -> Array:
+        """Heads ``x[m, heads, d]`` of each token, normalised and turned to its position."""
+        normed = (head if norm is None else oracle.rms_norm(head, norm, EPS) for head in x)
+        pairs = zip(normed, owner, strict=True)
+        return np.stack([oracle.rotate(head, self.cos[p], self.sin[p], self.heads.style) for head, (_, p) in pairs])
+
     def random(self, tokens: int) -> Array:
         """Rows of ``qkv`` whose scores have a spread such as trained models have."""
         qkv = self.rng.standard_normal((tokens, self.heads.columns)).astype(np.float32)
@@ -173,10 +188,7 @@ class Paged:
         result = self.rig.run(step, {"qkv": qkv}, ["qkv", "out"])
         q, k, v = np.split(qkv.reshape(m, h + 2 * g, d), [h, h + g], axis=1)
         out_q, out_k, out_v = np.split(result["qkv"].reshape(m, h + 2 * g, d), [h, h + g], axis=1)
-        exact_q, exact_k = (
-            np.stack([oracle.rotate(x[i], self.cos[p], self.sin[p], heads.style) for i, (_, p) in enumerate(owner)])
-            for x in (q, k)
-        )
+        exact_q, exact_k = self._turned(q, self.norms["qn"], owner), self._turned(k, self.norms["kn"], owner)
         assert_rel("rotated q", out_q.reshape(m, -1), exact_q.reshape(m, -1), 1e-6)
         assert_same_bits("v of qkv", out_v, v)
         if not np.array_equal(out_k, k):
@@ -208,6 +220,14 @@ class AttentionTests(DeviceTests):
         if self.run_size != "small":
             parts += [Part(70, 1), Part(0, 40)]
         self._mixture(device, rng, case, parts)
+
+    @pytest.mark.parametrize("heads", [Heads(4, 2, 128), Heads(3, 1, 20, 16, "f32", "interleaved")], ids=["f16", "f32"])
+    def test_heads_with_norms(self, device: Device, rng: np.random.Generator, heads: Heads) -> None:
+        """Each head of q and of k is normalised before it is turned."""
+        paged = Paged(device, rng, heads, length=60, seqs=2, chunk=40, norms=True)
+        with paged.rig:
+            paged.run([(0, Part(0, 30)), (1, Part(0, 3))])
+            paged.run([(1, Part(3, 1)), (0, Part(30, 1))])
 
     @over(mixtures)
     @pytest.mark.parametrize(

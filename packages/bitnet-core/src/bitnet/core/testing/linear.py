@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 
 from bitnet.core.hal import (
@@ -70,6 +71,41 @@ def ternary_shapes(size: Size) -> list[Shape]:
         return Shape(m, n, k, int(rng.integers(0, 9)))
 
     return pick(size, fixed, draw, lambda s: s.m * s.n * s.k)
+
+
+class Grouped(NamedTuple):
+    """A product of ``[m, k]`` and the rows ``n`` of each part, whose columns have a scale for each ``group``."""
+
+    m: int
+    n: tuple[int, ...]
+    k: int
+    group: int
+    add: bool = False
+
+
+def grouped_shapes(size: Size) -> list[Grouped]:
+    fixed = [
+        Grouped(1, (1,), 32, 32),
+        Grouped(1, (7,), 128, 128),
+        Grouped(2, (33, 5), 192, 64, add=True),
+        Grouped(3, (50,), 1024, 256),
+        Grouped(1, (64, 16, 16), 2560, 128),
+        Grouped(9, (40,), 132, 132),
+        Grouped(5, (101, 3), 4096, 64),
+        Grouped(17, (129,), 2176, 32, add=True),
+        Grouped(1, (1000,), 6144, 2048),
+        Grouped(70, (300,), 4224, 128),
+        Grouped(2, (40,), 8192, 4096),
+        Grouped(1, (40,), 3204, 3204),
+    ]
+
+    def draw(rng: np.random.Generator) -> Grouped:
+        group = 1 << int(rng.integers(5, 10))
+        k = log_uniform(rng, group, 8192, group)
+        parts = tuple(log_uniform(rng, 1, 700) for _ in range(rng.integers(1, 4)))
+        return Grouped(log_uniform(rng, 1, 100), parts, k, group, bool(rng.integers(2)))
+
+    return pick(size, fixed, draw, lambda s: s.m * sum(s.n) * s.k)
 
 
 def dense_shapes(size: Size) -> list[Shape]:
@@ -142,6 +178,18 @@ class LinearTests(DeviceTests):
     def test_ternary_matmul_of_many_tokens_at_the_extremes(self, device: Device) -> None:
         self._extremes(device, 67, 580, 836)
 
+    @over(grouped_shapes)
+    def test_ternary_matmul_of_groups(self, device: Device, rng: np.random.Generator, case: Grouped) -> None:
+        """Scales that differ from group to group by up to a hundred times, of both signs, some of them zero."""
+        codes = rng.integers(-128, 128, (case.m, case.k), dtype=np.int8)
+        scale: oracle.F32 = rng.uniform(1e-4, 2, (case.m,)).astype(np.float32)
+        weights = []
+        for n in case.n:
+            units = 10 ** rng.uniform(-2, 0, (n, case.k // case.group)) * rng.choice([-1, 0, 1, 1, 1], (n, 1))
+            weights.append((random_ternary(rng, n, case.k), units.astype(np.float16)))
+        addend = uneven(rng, case.m, sum(case.n)) if case.add else None
+        self._check_product(device, codes, scale, weights, oracle.group_matmul(codes, scale, weights), addend, spare=2)
+
     def _extremes(self, device: Device, m: int, n: int, k: int) -> None:
         codes = np.stack([np.full(k, c, np.int8) for c in (127, -128, -127, 0)])
         matrix = np.stack([np.full(k, w, np.int8) for w in (1, -1, 0)] + [np.resize([1, 1, -1], k).astype(np.int8)])
@@ -175,6 +223,18 @@ class LinearTests(DeviceTests):
         addend: Array | None = None,
         spare: int = 0,
     ) -> None:
+        self._check_product(device, codes, scale, weights, oracle.ternary_matmul(codes, scale, weights), addend, spare)
+
+    def _check_product(
+        self,
+        device: Device,
+        codes: oracle.I8,
+        scale: oracle.F32,
+        weights: Sequence[tuple[oracle.I8, float | npt.NDArray[np.float16]]],
+        product: oracle.F32,
+        addend: Array | None,
+        spare: int,
+    ) -> None:
         (m, k), n = codes.shape, sum(len(w) for w, _ in weights)
         names = tuple(f"w{i}" for i in range(len(weights)))
         specs = [tensor("x", "i8", "M", k), tensor("s", "f32", "M"), tensor("out", "f32", "M", n)]
@@ -185,7 +245,6 @@ class LinearTests(DeviceTests):
             inputs["out"] = addend
         with Rig(device, [op], specs, loaded, limits=Limits(m + spare)) as rig:
             out = rig.run(tokens(m), inputs, ["out"])["out"]
-        product = oracle.ternary_matmul(codes, scale, weights)
         if addend is None:
             assert_same_bits("out", out, product)
         else:

@@ -44,8 +44,11 @@ def dense(array: Array) -> DenseWeight:
     return DenseWeight(fixed.shape, "f16" if fixed.dtype == np.float16 else "f32", lambda: fixed)
 
 
-def ternary(matrix: npt.NDArray[np.int8], scale: float) -> TernaryWeight:
-    """A weight of ``matrix[N, K]`` in {-1, 0, 1}, packed as :class:`TernaryData` describes."""
+def ternary(matrix: npt.NDArray[np.int8], scale: float | npt.NDArray[np.float16]) -> TernaryWeight:
+    """A weight of ``matrix[N, K]`` in {-1, 0, 1}, packed as :class:`TernaryData` describes.
+
+    ``scale`` is one, or ``f16[N, K / group]``.
+    """
     rows, columns = matrix.shape
     blocks = -(-columns // 128)
     codes = np.ones((rows, blocks * 128), np.uint8)
@@ -54,6 +57,8 @@ def ternary(matrix: npt.NDArray[np.int8], scale: float) -> TernaryWeight:
     packed = fields[:, :, 0] << 6 | fields[:, :, 1] << 4 | fields[:, :, 2] << 2 | fields[:, :, 3]
     data = np.ascontiguousarray(packed.reshape(rows, blocks * 32))
     data.setflags(write=False)
+    if isinstance(scale, np.ndarray):
+        return TernaryWeight((rows, columns), lambda: TernaryData(data, scale), group=columns // scale.shape[1])
     return TernaryWeight((rows, columns), lambda: TernaryData(data, np.array([scale], np.float32)))
 
 
