@@ -30,7 +30,9 @@ class GoldenModel:
 
     Attributes:
         family: ``bitnet`` has sub-norms (BitNet b1.58 2B4T with ``relu2``, the 1bitLLM models with ``silu``); ``llama``
-            has none (Falcon3 and Llama 3 at 1.58 bits).
+            has none (Falcon3 and Llama 3 at 1.58 bits); ``qwen3`` has norms of q's and k's heads instead.
+        group: Columns of a weight that share a scale (Ternary-Bonsai has 64 or 128); None: all of a matrix.
+        width: Of the residual stream; None: that of all heads together.
         linear: Which of transformers' quantised layers computes it: ``bitlinear`` multiplies int8 codes by unpacked
             ternary ones, ``autobitlinear`` multiplies their float forms.
     """
@@ -42,7 +44,7 @@ class GoldenModel:
     ffn: int
     layers: int
     vocab: int = 400
-    family: Literal["bitnet", "llama"] = "bitnet"
+    family: Literal["bitnet", "llama", "qwen3"] = "bitnet"
     activation: Literal["relu2", "silu"] = "relu2"
     linear: Literal["bitlinear", "autobitlinear"] = "bitlinear"
     tied: bool = True
@@ -50,10 +52,12 @@ class GoldenModel:
     eps: float = 1e-5
     context: int = 704
     seed: int = 0
+    group: int | None = None
+    width: int | None = None
 
     @property
     def hidden(self) -> int:
-        return self.heads * self.head_dim
+        return self.width or self.heads * self.head_dim
 
     @property
     def path(self) -> Path:
@@ -61,7 +65,7 @@ class GoldenModel:
 
     def weights(self) -> dict[str, Array]:
         """By canonical name: the embedding (and head) in f16, norms in f32, each linear as int8 in {-1, 0, 1} with
-        what a weight of +1 stands for in f32 at ``<name>.unit``."""
+        what a weight of +1 stands for at ``<name>.unit``: one f32, or f16 ``[rows, groups]``."""
         random = np.random.RandomState(zlib.crc32(self.name.encode()) ^ self.seed)
 
         def table(*shape: int) -> Array:
@@ -71,16 +75,16 @@ class GoldenModel:
         def norm(size: int) -> Array:
             return (random.randint(128, 384, size) / 256).astype(np.float32)
 
-        hidden, kv = self.hidden, self.kv_heads * self.head_dim
+        hidden, queries, kv = self.hidden, self.heads * self.head_dim, self.kv_heads * self.head_dim
         made = {"token_embd": table(self.vocab, hidden)}
         if not self.tied:
             made["output"] = table(self.vocab, hidden)
         made["output_norm"] = norm(hidden)
         shapes = {
-            "attn_q": (hidden, hidden),
+            "attn_q": (queries, hidden),
             "attn_k": (kv, hidden),
             "attn_v": (kv, hidden),
-            "attn_output": (hidden, hidden),
+            "attn_output": (hidden, queries),
             "ffn_gate": (self.ffn, hidden),
             "ffn_up": (self.ffn, hidden),
             "ffn_down": (hidden, self.ffn),
@@ -88,20 +92,30 @@ class GoldenModel:
         norms = {"attn_norm": hidden, "ffn_norm": hidden}
         if self.family == "bitnet":
             norms |= {"attn_sub_norm": hidden, "ffn_sub_norm": self.ffn}
+        if self.family == "qwen3":
+            norms |= {"attn_q_norm": self.head_dim, "attn_k_norm": self.head_dim}
         for layer in range(self.layers):
             for name, size in norms.items():
                 made[f"blk.{layer}.{name}"] = norm(size)
             for name, (rows, columns) in shapes.items():
                 made[f"blk.{layer}.{name}"] = random.randint(-1, 2, (rows, columns), dtype=np.int8)
                 # About 1 / sqrt(columns): outputs keep the size of their inputs.
-                unit = (1 + random.randint(0, 1024) / 1024) / 2 ** np.ceil(np.log2(columns) / 2)
-                made[f"blk.{layer}.{name}.unit"] = np.array([unit], np.float32)
+                size = 2 ** np.ceil(np.log2(columns) / 2)
+                if self.group is None:
+                    unit = np.array([(1 + random.randint(0, 1024) / 1024) / size], np.float32)
+                else:
+                    unit = ((1 + random.randint(0, 1024, (rows, columns // self.group)) / 1024) / size).astype(np.float16)
+                made[f"blk.{layer}.{name}.unit"] = unit
         return made
 
     def prompt(self, length: int, among: Array, attempt: int) -> Array:
         """A prompt of tokens ``among`` some; ``attempt`` numbers different ones of the same length."""
         random = np.random.RandomState(7919 * length + attempt)
         return among[random.randint(0, len(among), length)].astype(np.int32)
+
+
+def _bonsai(name: str, **shape: Any) -> GoldenModel:
+    return GoldenModel(name, family="qwen3", activation="silu", rope_theta=1e6, eps=1e-6, **shape)
 
 
 MODELS = (
@@ -118,6 +132,9 @@ MODELS = (
     GoldenModel(
         "one-layer-llama", heads=6, kv_heads=2, head_dim=64, ffn=512, layers=1, family="llama", activation="silu"
     ),
+    _bonsai("qwen3-g64", heads=4, kv_heads=2, head_dim=64, ffn=448, layers=2, group=64, width=192, tied=False),
+    _bonsai("qwen3-g128", heads=4, kv_heads=1, head_dim=64, ffn=640, layers=2, group=128, width=384),
+    _bonsai("one-layer-qwen3", heads=8, kv_heads=2, head_dim=32, ffn=512, layers=1, group=128, width=128),
 )
 
 

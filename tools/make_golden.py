@@ -29,6 +29,7 @@ import transformers
 from transformers.integrations.bitnet import BitLinear, pack_weights, replace_with_bitnet_linear
 from transformers.models.bitnet.modeling_bitnet import BitNetRMSNorm
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
+from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
 
 from golden_models import CONTINUED, MODELS, PROMPTS, Array, GoldenModel, checksum
 
@@ -47,6 +48,8 @@ _MODULES = {
     "ffn_down": "mlp.down_proj",
     "attn_norm": "input_layernorm",
     "ffn_norm": "post_attention_layernorm",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
     "attn_sub_norm": "self_attn.attn_sub_norm",
     "ffn_sub_norm": "mlp.ffn_sub_norm",
     "token_embd": "model.embed_tokens",
@@ -70,8 +73,13 @@ def quantization(model: GoldenModel, mode: str = "offline") -> transformers.BitN
 
 
 def config(model: GoldenModel) -> transformers.PretrainedConfig:
-    kind = {"bitnet": transformers.BitNetConfig, "llama": transformers.LlamaConfig}[model.family]
-    return kind(
+    families = {
+        "bitnet": transformers.BitNetConfig,
+        "llama": transformers.LlamaConfig,
+        "qwen3": transformers.Qwen3Config,
+    }
+    return families[model.family](
+        head_dim=model.head_dim,
         vocab_size=model.vocab,
         hidden_size=model.hidden,
         intermediate_size=model.ffn,
@@ -93,9 +101,14 @@ def config(model: GoldenModel) -> transformers.PretrainedConfig:
 def hugging_face(model: GoldenModel, weights: Mapping[str, Array] | None = None) -> Any:
     """The model in transformers, with its quantised linears; ``weights`` in the form of the model's own take their
     place."""
-    kind = {"bitnet": transformers.BitNetForCausalLM, "llama": transformers.LlamaForCausalLM}[model.family]
-    hf = kind(config(model)).to(torch.float32).eval()
-    hf = replace_with_bitnet_linear(hf, modules_to_not_convert=["lm_head"], quantization_config=quantization(model))
+    families = {
+        "bitnet": transformers.BitNetForCausalLM,
+        "llama": transformers.LlamaForCausalLM,
+        "qwen3": transformers.Qwen3ForCausalLM,
+    }
+    hf = families[model.family](config(model)).to(torch.float32).eval()
+    if model.group is None:
+        hf = replace_with_bitnet_linear(hf, modules_to_not_convert=["lm_head"], quantization_config=quantization(model))
     weights = model.weights() if weights is None else weights
     for name, array in weights.items():
         if name.endswith(".unit"):
@@ -103,6 +116,9 @@ def hugging_face(model: GoldenModel, weights: Mapping[str, Array] | None = None)
         module, unit = hf.get_submodule(module_name(name)), weights.get(f"{name}.unit")
         if unit is None:
             module.weight = torch.nn.Parameter(torch.from_numpy(array).float(), requires_grad=False)
+        elif model.group is not None:
+            owner, _, last = module_name(name).rpartition(".")
+            setattr(hf.get_submodule(owner), last, GroupLinear(array, unit))
         elif model.linear == "bitlinear":
             module.weight = pack_weights(torch.from_numpy(array).clone())
             module.weight_scale = torch.from_numpy(1 / unit)  # this class divides by it
@@ -114,6 +130,19 @@ def hugging_face(model: GoldenModel, weights: Mapping[str, Array] | None = None)
     return hf
 
 
+class GroupLinear(torch.nn.Module):
+    """A linear layer of ternary weights with a scale for each group of columns, its input rounded to int8 by row."""
+
+    def __init__(self, codes: Array, units: Array) -> None:
+        super().__init__()
+        weight = codes * np.repeat(units.astype(np.float32), codes.shape[1] // units.shape[1], axis=1)
+        self.weight = torch.nn.Parameter(torch.from_numpy(weight), requires_grad=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        scale = x.abs().amax(-1, keepdim=True).clamp(min=1e-5) / 127
+        return torch.nn.functional.linear((x / scale).round().clamp(-128, 127) * scale, self.weight)
+
+
 class Watched:
     """A model in float32, and in float64 beside it, both watched for the inputs of their quantised layers."""
 
@@ -123,7 +152,7 @@ class Watched:
         for module in self._exact.modules():
             if isinstance(module, BitLinear):
                 module.dtype = torch.float64
-            elif isinstance(module, BitNetRMSNorm | LlamaRMSNorm):
+            elif isinstance(module, BitNetRMSNorm | LlamaRMSNorm | Qwen3RMSNorm):
                 module.forward = types.MethodType(_norm_of_its_type, module)
         self._seen: dict[tuple[Any, int, str], list[torch.Tensor]] = {}
         for layer, part in itertools.product(range(model.layers), ("attn_q", "attn_output", "ffn_gate", "ffn_down")):

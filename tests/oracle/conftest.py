@@ -39,7 +39,8 @@ def weights_of(model: GoldenModel) -> dict[str, Weight]:
     for name, array in arrays.items():
         if not name.endswith(".unit"):
             unit = arrays.get(f"{name}.unit")
-            weights[name] = dense(array) if unit is None else ternary(array, float(unit[0]))
+            one = unit is not None and unit.shape == (1,)
+            weights[name] = dense(array) if unit is None else ternary(array, float(unit[0]) if one else unit)
     if model.tied:
         weights["output"] = weights["token_embd"]
     return weights
@@ -47,7 +48,7 @@ def weights_of(model: GoldenModel) -> dict[str, Weight]:
 
 def config_of(model: GoldenModel) -> ModelConfig:
     return ModelConfig(
-        architecture="bitnet-b1.58" if model.family == "bitnet" else "llama",
+        architecture={"bitnet": "bitnet-b1.58"}.get(model.family, model.family),
         name=model.name,
         vocab_size=model.vocab,
         hidden_size=model.hidden,
@@ -64,6 +65,7 @@ def config_of(model: GoldenModel) -> ModelConfig:
         activation=model.activation,
         sub_norms=model.family == "bitnet",
         tied_embeddings=model.tied,
+        head_norms=model.family == "qwen3",
     )
 
 

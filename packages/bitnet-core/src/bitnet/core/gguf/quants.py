@@ -41,7 +41,11 @@ def decode(dtype: GGMLType, data: Bytes, out: npt.NDArray[np.float32] | npt.NDAr
 
 
 def ternary_codes(dtype: GGMLType, blocks: Bytes) -> tuple[Bytes, Floats]:
-    """Codes (weight + 1) ``uint8[blocks, 256]`` and block scales ``float32[blocks]`` of TQ1_0 or TQ2_0 blocks."""
+    """Codes (weight + 1) ``uint8[blocks, elements]`` and scales ``float32[blocks]`` of TQ1_0, TQ2_0 or Q2_0 blocks."""
+    if dtype in (GGMLType.Q2_0, GGMLType.Q2_0_G128):
+        # Four neighbouring codes in a byte, the first in its lowest bits; code 3 stands for 2.
+        codes = blocks[:, 2:, None] >> np.array([0, 2, 4, 6], np.uint8) & np.uint8(3)
+        return codes.reshape(len(blocks), -1), _f16(blocks, 0)
     if dtype is GGMLType.TQ2_0:
         quarters = blocks[:, :64].reshape(-1, 2, 1, 32) >> np.array([0, 2, 4, 6], np.uint8).reshape(1, 1, 4, 1)
         return (quarters & np.uint8(3)).reshape(-1, 256), _f16(blocks, 64)
@@ -133,5 +137,7 @@ DECODERS: Mapping[GGMLType, Callable[[Bytes], Floats]] = {
     GGMLType.Q4_0: _q4_0,
     GGMLType.TQ1_0: _ternary(GGMLType.TQ1_0),
     GGMLType.TQ2_0: _ternary(GGMLType.TQ2_0),
+    GGMLType.Q2_0: _ternary(GGMLType.Q2_0),
+    GGMLType.Q2_0_G128: _ternary(GGMLType.Q2_0_G128),
 }
 """Every type that can be decoded block by block; I2_S is in :mod:`bitnet.core.gguf.ternary`."""

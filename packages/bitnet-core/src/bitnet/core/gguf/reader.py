@@ -9,7 +9,7 @@ from __future__ import annotations
 import mmap
 import struct
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
 from typing import Any, NoReturn
@@ -106,6 +106,7 @@ class GGUFFile:
         alignment = self._alignment()
         entries = [_tensor_entry(cursor, i) for i in range(tensor_count)]
         start = -(-cursor.at // alignment) * alignment
+        entries = _with_groups(entries, self.size - start, alignment)
         self.tensors: Mapping[str, TensorInfo] = self._place(cursor, entries, start, alignment)
 
     def data(self, tensor: TensorInfo) -> npt.NDArray[np.uint8]:
@@ -423,7 +424,7 @@ def _tensor_entry(cursor: _Cursor, index: int) -> _Entry:
     at = cursor.at
     number = cursor.u32(f"{field} type")
     try:
-        dtype = GGMLType(number)
+        dtype = GGMLType(number)  # numbers in files are not negative
     except ValueError:
         cursor.fail(f"{field} type", at, f"{number} is no tensor type known here.", hint=_type_hint(number))
     try:
@@ -434,7 +435,34 @@ def _tensor_entry(cursor: _Cursor, index: int) -> _Entry:
     return _Entry(name, shape, dtype, cursor.u64(f"{field} offset"), nbytes, begin, at)
 
 
+def _with_groups(entries: list[_Entry], end: int, alignment: int) -> list[_Entry]:
+    """Entries whose Q2_0 tensors have groups of 128 where only those fill the room that each has, of ``end`` bytes."""
+    if all(e.type is not GGMLType.Q2_0 for e in entries):
+        return entries
+    wide = [_widened(e) if e.type is GGMLType.Q2_0 else e for e in entries]
+    narrow_fits, wide_fits = (_fills(way, end, alignment) for way in (entries, wide))
+    return wide if wide_fits and not narrow_fits else entries
+
+
+def _widened(entry: _Entry) -> _Entry:
+    try:
+        nbytes = tensor_bytes(GGMLType.Q2_0_G128, entry.shape)
+    except ValueError:  # rows of an odd number of groups of 64
+        return entry
+    return replace(entry, type=GGMLType.Q2_0_G128, nbytes=nbytes)
+
+
+def _fills(entries: list[_Entry], end: int, alignment: int) -> bool:
+    """Whether each Q2_0 tensor ends where the next tensor begins, or the file ends, but for padding."""
+    ordered = sorted(entries, key=lambda e: e.offset)
+    ends = [*(e.offset for e in ordered[1:]), end]
+    kinds = GGMLType.Q2_0, GGMLType.Q2_0_G128
+    return all(
+        0 <= limit - e.offset - e.nbytes < alignment for e, limit in zip(ordered, ends, strict=True) if e.type in kinds
+    )
+
+
 def _type_hint(number: int) -> str | None:
-    if number in (38, 39, 42):
+    if number in (38, 39):
         return "bitnet.cpp's TL1 and TL2 are made for one machine: use the model's I2_S, TQ1_0 or TQ2_0 file."
     return None

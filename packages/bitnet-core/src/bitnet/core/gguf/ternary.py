@@ -29,7 +29,9 @@ as some ARM builds of bitnet.cpp write it. ``columns``: byte ``r K + c`` holds c
 bits 7-6 … 1-0, as x86 builds without ``ACT_PARALLEL`` write it. Nothing in a file says which it is."""
 I2S_LAYOUTS: tuple[I2SLayout, ...] = get_args(I2SLayout)
 
-TERNARY_TYPES = (GGMLType.I2_S, GGMLType.TQ1_0, GGMLType.TQ2_0, GGMLType.F32, GGMLType.F16, GGMLType.BF16)
+BLOCK_TYPES = (GGMLType.TQ1_0, GGMLType.TQ2_0, GGMLType.Q2_0, GGMLType.Q2_0_G128)
+"""Types with a scale in each block."""
+TERNARY_TYPES = (GGMLType.I2_S, *BLOCK_TYPES, GGMLType.F32, GGMLType.F16, GGMLType.BF16)
 """Types a ternary matrix may have in a file."""
 
 Bytes: TypeAlias = npt.NDArray[np.uint8]
@@ -119,16 +121,17 @@ def check_ternary(dtype: GGMLType, shape: tuple[int, int], layout: I2SLayout) ->
 
 
 def load_ternary(
-    dtype: GGMLType, shape: tuple[int, int], data: Bytes, layout: I2SLayout, *, master: bool
+    dtype: GGMLType, shape: tuple[int, int], data: Bytes, layout: I2SLayout, *, master: bool, grouped: bool = False
 ) -> TernaryData:
     """A tensor's bytes as the packing devices take: a view where the file has it so, else decoded in pieces.
 
     Args:
         master: Whether float tensors may be the weights a ternary model was trained with, to be quantised absmean
             (BitNet b1.58, Ma et al. 2024); otherwise they must be ternary already.
+        grouped: Whether to keep the scale of each block of one of :data:`BLOCK_TYPES`.
 
     Raises:
-        ValueError: The data are no ternary matrix with one scale; says why.
+        ValueError: The data are no ternary matrix, or it has more than one scale and is not ``grouped``; says why.
     """
     n, k = shape
     if dtype is GGMLType.I2_S:
@@ -138,9 +141,12 @@ def load_ternary(
         return TernaryData(_transcode(shape, lambda a, b: i2s_codes(data, k, a, b, layout)), scale)
     elements, size = BLOCKS[dtype]
     blocks = data.reshape(n, k // elements * size)
-    if dtype in (GGMLType.TQ1_0, GGMLType.TQ2_0):
-        scale = np.array([_block_scale(blocks.reshape(-1, size)[:, -2:])], np.float32)
-        return TernaryData(_transcode(shape, lambda a, b: _tq_rows(dtype, blocks, k, a, b)), scale)
+    if dtype in BLOCK_TYPES:
+        raw = block_scales(dtype, data)
+        scales = raw.reshape(n, -1) if grouped else np.array([_block_scale(raw)], np.float32)
+        if not np.isfinite(scales).all():
+            raise ValueError("a scale is not finite")
+        return TernaryData(_transcode(shape, lambda a, b: _block_rows(dtype, blocks, k, a, b)), scales)
     unit, rounded = _float_scale(dtype, blocks, master)
     codes = _transcode(shape, lambda a, b: _float_rows(dtype, blocks[a:b], unit, rounded))
     return TernaryData(codes, np.array([unit], np.float32))
@@ -184,15 +190,24 @@ def i2s_codes(data: Bytes, k: int, begin: int, end: int, layout: I2SLayout) -> B
     return _unpack(piece.reshape(1, -1), 32 if layout == "official" else 16).reshape(-1, k)
 
 
-def _tq_rows(dtype: GGMLType, blocks: Bytes, k: int, begin: int, end: int) -> Bytes:
+def _block_rows(dtype: GGMLType, blocks: Bytes, k: int, begin: int, end: int) -> Bytes:
     codes, scales = ternary_codes(dtype, blocks[begin:end].reshape(-1, BLOCKS[dtype][1]))
     codes[scales == 0] = 1
+    if dtype in (GGMLType.Q2_0, GGMLType.Q2_0_G128) and (codes == 3).any():
+        raise ValueError("its weights are not ternary: one has code 3, which stands for 2")
     return codes.reshape(-1, k)
 
 
-def _block_scale(raw: Bytes) -> float:
+def block_scales(dtype: GGMLType, data: Bytes) -> npt.NDArray[np.float16]:
+    """The ``f16[blocks]`` scales of a tensor of one of :data:`BLOCK_TYPES`."""
+    blocks = data.reshape(-1, BLOCKS[dtype][1])
+    first = dtype in (GGMLType.Q2_0, GGMLType.Q2_0_G128)
+    return (blocks[:, :2] if first else blocks[:, -2:]).copy().view("<f2")[:, 0]
+
+
+def _block_scale(scales: npt.NDArray[np.float16]) -> float:
     """The one scale of all blocks that are not all zero."""
-    scales = np.unique(raw.copy().view("<f2"))
+    scales = np.unique(scales)
     scales = scales[scales != 0]
     if scales.size > 1:
         raise ValueError(

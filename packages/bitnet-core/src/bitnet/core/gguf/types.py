@@ -1,6 +1,7 @@
 """Names, numbers and sizes of the GGUF format: tensor types, metadata value types, bytes of a tensor.
 
-Source: the GGUF specification (ggml ``docs/gguf.md``) and ``ggml.h``; I2_S is Microsoft's (bitnet.cpp).
+Source: the GGUF specification (ggml ``docs/gguf.md``) and ``ggml.h``; I2_S is Microsoft's (bitnet.cpp). Q2_0 is llama.cpp's,
+with groups of 64; PrismML's fork, which made the Ternary-Bonsai files, has groups of 128 under the same number.
 """
 
 from __future__ import annotations
@@ -54,6 +55,8 @@ class GGMLType(IntEnum):
     TQ1_0 = 34
     TQ2_0 = 35
     I2_S = 36
+    Q2_0 = 42
+    Q2_0_G128 = -42  # 42 in files too: only the bytes of the tensors tell the two apart
 
 
 BLOCKS: Mapping[GGMLType, tuple[int, int]] = {
@@ -86,6 +89,8 @@ BLOCKS: Mapping[GGMLType, tuple[int, int]] = {
     GGMLType.BF16: (1, 2),
     GGMLType.TQ1_0: (256, 54),
     GGMLType.TQ2_0: (256, 66),
+    GGMLType.Q2_0: (64, 18),
+    GGMLType.Q2_0_G128: (128, 34),
 }
 """Elements and bytes of a block, for every type but I2_S, whose size is not a sum of blocks."""
 

@@ -23,10 +23,11 @@ ARCHITECTURES: Mapping[str, RopeStyle] = {
     "bitnet-25": "neox",
     "bitnet": "neox",
     "llama": "interleaved",
+    "qwen3": "neox",
 }
 """Architectures of GGUF files bitnet runs, and how each pairs the elements it rotates. The three BitNet names stand for
 one graph (official file, an early converter, llama.cpp); ``llama`` holds Falcon3 and Llama 3 at 1.58 bits, whose
-converter reorders the rows of q and k for interleaved pairs."""
+converter reorders the rows of q and k for interleaved pairs; ``qwen3`` holds Ternary-Bonsai."""
 
 MAX_HEAD_DIM = 1024
 """Maximum elements of a head; models have 64 to 256."""
@@ -48,6 +49,7 @@ class ModelConfig:
         rope_freq_factors: ``f32[head_dim / 2]`` that divide the rotary frequencies, or None.
         sub_norms: Whether there is an RMSNorm before the attention's and the feed-forward's output projections.
         tied_embeddings: Whether the LM head is the embedding table.
+        head_norms: Whether each head of q and of k has an RMSNorm before it is rotated.
     """
 
     architecture: str
@@ -67,6 +69,7 @@ class ModelConfig:
     activation: Activation
     sub_norms: bool
     tied_embeddings: bool
+    head_norms: bool = False
 
 
 _KEYS_OF_SHAPE = {
@@ -127,6 +130,7 @@ def read_config(file: GGUFFile) -> ModelConfig:
         activation=_activation(keys),
         sub_norms="blk.0.attn_sub_norm.weight" in file.tensors,
         tied_embeddings="output.weight" not in file.tensors,
+        head_norms="blk.0.attn_q_norm.weight" in file.tensors,
     )
 
 
@@ -194,7 +198,8 @@ def _activation(keys: _Keys) -> Activation:
         return ACTIVATIONS[value]
     tokenizer = keys.file.metadata.get("tokenizer.ggml.model")
     sentencepiece = isinstance(tokenizer, str) and tokenizer == "llama"
-    return "silu" if keys.architecture == "llama" or (keys.architecture == "bitnet" and sentencepiece) else "relu2"
+    silu = keys.architecture in ("llama", "qwen3") or (keys.architecture == "bitnet" and sentencepiece)
+    return "silu" if silu else "relu2"
 
 
 def _freq_factors(keys: _Keys, head_dim: int) -> npt.NDArray[np.float32] | None:

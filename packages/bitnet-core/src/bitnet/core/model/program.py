@@ -1,7 +1,8 @@
 """From a model's shape and weights to the program that a device compiles.
 
 One builder serves BitNet b1.58 2B4T (sub-norms, squared ReLU), the 1bitLLM models (sub-norms, SiLU) and Llama-shaped
-1.58-bit models (no sub-norms, SiLU): they differ in which norms have a weight and in the activation.
+1.58-bit models (no sub-norms, SiLU), and Qwen3's shape (no sub-norms, but norms of q's and k's heads): they differ in
+which norms have a weight and in the activation.
 """
 
 from __future__ import annotations
@@ -144,10 +145,11 @@ def _layer_ops(config: ModelConfig, layer: int) -> list[Op]:
     heads, kv_heads, head_dim, eps = config.heads, config.kv_heads, config.head_dim, config.rms_eps
     attn_sub_norm = weight("attn_sub_norm") if config.sub_norms else None
     ffn_sub_norm = weight("ffn_sub_norm") if config.sub_norms else None
+    head_norms = (weight("attn_q_norm"), weight("attn_k_norm")) if config.head_norms else (None, None)
     return [
         NormQuant("x", weight("attn_norm"), eps, "q8", "q8_scale"),
         TernaryMatmul("q8", "q8_scale", (weight("attn_q"), weight("attn_k"), weight("attn_v")), "qkv"),
-        RopeAppend("qkv", layer, heads, kv_heads, head_dim, "rope_cos", "rope_sin", config.rope_style),
+        RopeAppend("qkv", layer, heads, kv_heads, head_dim, "rope_cos", "rope_sin", config.rope_style, *head_norms, eps),
         Attention("qkv", "attn", layer, heads, kv_heads, head_dim),
         NormQuant("attn", attn_sub_norm, eps, "attn_q8", "attn_q8_scale"),
         TernaryMatmul("attn_q8", "attn_q8_scale", (weight("attn_output"),), "x", add=True),

@@ -10,7 +10,8 @@ import numpy.typing as npt
 
 from bitnet.core.gguf import GGMLType, GGUFFile, TensorInfo
 from bitnet.core.gguf.quants import DECODERS, decode
-from bitnet.core.gguf.ternary import I2SLayout, check_ternary, load_ternary
+from bitnet.core.gguf.ternary import BLOCK_TYPES, I2SLayout, block_scales, check_ternary, load_ternary
+from bitnet.core.gguf.types import BLOCKS
 from bitnet.core.hal import DenseWeight, TernaryData, TernaryWeight, Weight
 from bitnet.core.model.config import ModelConfig
 
@@ -33,6 +34,9 @@ def expected_weights(config: ModelConfig) -> Iterator[tuple[str, Expected]]:
         yield block + "attn_q", Expected("ternary", (queries, hidden))
         yield block + "attn_k", Expected("ternary", (keys, hidden))
         yield block + "attn_v", Expected("ternary", (keys, hidden))
+        if config.head_norms:
+            yield block + "attn_q_norm", Expected("norm", (config.head_dim,))
+            yield block + "attn_k_norm", Expected("norm", (config.head_dim,))
         if config.sub_norms:
             yield block + "attn_sub_norm", Expected("norm", (queries,))
         yield block + "attn_output", Expected("ternary", (hidden, queries))
@@ -56,6 +60,7 @@ def bind_weights(file: GGUFFile, config: ModelConfig, layout: I2SLayout) -> Mapp
     """
     weights: dict[str, Weight] = {}
     known = {"rope_freqs.weight"}
+    grouped = _several_scales(file)
     for name, (kind, shape) in expected_weights(config):
         tensor = file.tensors.get(f"{name}.weight")
         if tensor is None:
@@ -64,7 +69,7 @@ def bind_weights(file: GGUFFile, config: ModelConfig, layout: I2SLayout) -> Mapp
             raise file.error(f"has the shape {tensor.shape}; the model's metadata make it {shape}.", tensor=tensor.name)
         if kind == "ternary":
             scale = file.tensors.get(f"{name}.scale")  # llama.cpp keeps the scale apart where it reads packed weights
-            weights[name] = _ternary(file, config, tensor, scale, layout)
+            weights[name] = _ternary(file, config, tensor, scale, layout, grouped)
             known.add(f"{name}.scale")
         else:
             weights[name] = _dense(file, tensor, kind)
@@ -77,11 +82,26 @@ def bind_weights(file: GGUFFile, config: ModelConfig, layout: I2SLayout) -> Mapp
     return weights
 
 
+def _several_scales(file: GGUFFile) -> bool:
+    """Whether the blocks of the first projection differ in scale; in a model with one scale a tensor they do not."""
+    first = file.tensors.get("blk.0.attn_q.weight")
+    if first is None or first.type not in BLOCK_TYPES:
+        return False
+    return len(np.unique(block_scales(first.type, file.data(first)))) > 1
+
+
 def _ternary(
-    file: GGUFFile, config: ModelConfig, tensor: TensorInfo, scale: TensorInfo | None, layout: I2SLayout
+    file: GGUFFile,
+    config: ModelConfig,
+    tensor: TensorInfo,
+    scale: TensorInfo | None,
+    layout: I2SLayout,
+    grouped: bool,
 ) -> TernaryWeight:
     shape = (tensor.shape[0], tensor.shape[1])
-    master = config.architecture != "llama"  # a llama file of floats may as well be no ternary model at all
+    # A file of floats may as well be no ternary model at all.
+    master = config.architecture not in ("llama", "qwen3")
+    group = BLOCKS[tensor.type][0] if grouped and tensor.type in BLOCK_TYPES else None
     try:
         check_ternary(tensor.type, shape, layout)
     except ValueError as error:
@@ -90,18 +110,22 @@ def _ternary(
     if scale is not None:
         if scale.type is not GGMLType.F32 or scale.nbytes != 4:
             raise file.error(f"is {scale.type.name} {scale.shape}; it must be one F32.", tensor=scale.name)
+        if group is not None:
+            raise file.error("is not expected beside scales of blocks.", tensor=scale.name)
         factor = float(file.data(scale).view("<f4")[0])
         if not np.isfinite(factor):
             raise file.error(f"is {factor}.", tensor=scale.name)
 
     def load() -> TernaryData:
         try:
-            data = load_ternary(tensor.type, shape, file.data(tensor), layout, master=master)
+            data = load_ternary(
+                tensor.type, shape, file.data(tensor), layout, master=master, grouped=group is not None
+            )
         except ValueError as error:
             raise file.error(f"{error}.", tensor=tensor.name) from None
-        return data._replace(scale=data.scale * np.float32(factor))
+        return data if factor == 1 else data._replace(scale=data.scale * np.float32(factor))
 
-    return TernaryWeight(shape, load, lambda: file.release(tensor))
+    return TernaryWeight(shape, load, lambda: file.release(tensor), group)
 
 
 def _dense(file: GGUFFile, tensor: TensorInfo, kind: Literal["dense", "norm"]) -> DenseWeight:

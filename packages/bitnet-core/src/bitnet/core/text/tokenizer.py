@@ -17,13 +17,14 @@ from bitnet.core.gguf import GGUFFile
 from bitnet.core.support.garbage import no_collection
 from bitnet.core.text.bpe import BytePairs, listed_merges, scored_merges
 from bitnet.core.text.literals import Literals
-from bitnet.core.text.vocabulary import KEY, LLAMA3, TokenType, Vocabulary, vocabulary_from_metadata
+from bitnet.core.text.vocabulary import GPT2, KEY, LLAMA3, QWEN2, TokenType, Vocabulary, vocabulary_from_metadata
 
-LLAMA3_WORDS = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
-    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
-"""Words of Llama 3's tokenizer.json."""
+_NUMBER, _REST = r"\p{N}", r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_WORD = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|"
+LLAMA3_WORDS = _WORD + _NUMBER + "{1,3}" + _REST
+"""Words of Llama 3's tokenizer.json: digits by threes."""
+QWEN2_WORDS = _WORD + _NUMBER + _REST
+"""Words of the tokenizer.json of Qwen 2 and 3: digits one by one."""
 SPACE = "\u2581"
 """SentencePiece's character for a space."""
 
@@ -219,15 +220,20 @@ def _byte_level(vocabulary: Vocabulary, control: Set[int]) -> BytePairs:
         pairs = [merge.split(" ", 1) for merge in vocabulary.merges]
         others = [pair for pair in pairs if never.isdisjoint([*pair, "".join(pair)])]
         merges = listed_merges([" ".join(pair) for pair in others], ids)
-    return BytePairs(ids, merges, cut=word_cutter(vocabulary.pre), ignore_merges=vocabulary.pre == LLAMA3)
+    cut, whole = word_cutter(vocabulary.pre), vocabulary.pre == LLAMA3
+    return BytePairs(ids, merges, cut=cut, ignore_merges=whole, normalize=_normalizer(vocabulary.pre))
 
 
 def word_cutter(pre: str) -> pre_tokenizers.PreTokenizer:
     """The pre-tokenizer named ``pre``, which cuts text into words before byte-level encoding."""
-    if pre != LLAMA3:
+    if pre == GPT2:
         return pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
-    words = pre_tokenizers.Split(tokenizers.Regex(LLAMA3_WORDS), "isolated")
+    words = pre_tokenizers.Split(tokenizers.Regex(QWEN2_WORDS if pre == QWEN2 else LLAMA3_WORDS), "isolated")
     return pre_tokenizers.Sequence([words, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+
+
+def _normalizer(pre: str) -> normalizers.Normalizer | None:
+    return normalizers.NFC() if pre == QWEN2 else None
 
 
 def _sentencepiece(vocabulary: Vocabulary, control: Set[int]) -> BytePairs:

@@ -22,11 +22,13 @@ merges, and runs of 128 spaces: what is derived from a vocabulary is bounded by 
 
 LLAMA3 = "llama-bpe"
 GPT2 = "gpt-2"
+QWEN2 = "qwen2"
 PRE_TOKENIZERS: Mapping[str, str] = {
     **dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "falcon3", "falcon-h1", "falcon_e"), LLAMA3),
     **dict.fromkeys(("gpt-2", "default"), GPT2),
+    QWEN2: QWEN2,
 }
-"""How text is cut into words before byte-pair encoding: names in files, and the one of two ways each stands for."""
+"""How text is cut into words before byte-pair encoding: names in files, and the one of three ways each stands for."""
 
 END_OF_TURN = frozenset(
     {"<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|end_of_text|>", "<EOT>"}
