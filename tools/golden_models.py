@@ -104,7 +104,9 @@ class GoldenModel:
                 if self.group is None:
                     unit = np.array([(1 + random.randint(0, 1024) / 1024) / size], np.float32)
                 else:
-                    unit = ((1 + random.randint(0, 1024, (rows, columns // self.group)) / 1024) / size).astype(np.float16)
+                    unit = ((1 + random.randint(0, 1024, (rows, columns // self.group)) / 1024) / size).astype(
+                        np.float16
+                    )
                 made[f"blk.{layer}.{name}.unit"] = unit
         return made
 
@@ -132,7 +134,7 @@ MODELS = (
     GoldenModel(
         "one-layer-llama", heads=6, kv_heads=2, head_dim=64, ffn=512, layers=1, family="llama", activation="silu"
     ),
-    _bonsai("qwen3-g64", heads=4, kv_heads=2, head_dim=64, ffn=448, layers=2, group=64, width=192, tied=False),
+    _bonsai("qwen3-g64", heads=4, kv_heads=2, head_dim=64, ffn=448, layers=2, group=64, width=192, tied=False, seed=2),
     _bonsai("qwen3-g128", heads=4, kv_heads=1, head_dim=64, ffn=640, layers=2, group=128, width=384),
     _bonsai("one-layer-qwen3", heads=8, kv_heads=2, head_dim=32, ffn=512, layers=1, group=128, width=128),
 )

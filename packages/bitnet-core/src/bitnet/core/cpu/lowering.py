@@ -302,7 +302,9 @@ class LoweredProgram:
         operands = self._matrices[op.x], self._matrices[op.scale].data
         assert isinstance(first, TernaryWeight)
         if first.group is None:
-            plain = (native.TernaryPart * len(matrices))(*(native.TernaryPart(m.codes, m.rows, m.scale) for m in matrices))
+            plain = (native.TernaryPart * len(matrices))(
+                *(native.TernaryPart(m.codes, m.rows, m.scale) for m in matrices)
+            )
             product = native.TernaryMatmulOp(*operands, self._keep(plain), len(plain), op.add, self._matrices[op.out])
             return native.Op(OpKind.TERNARY_MATMUL, ternary_matmul=product)
         parts = (native.GroupPart * len(matrices))(*(native.GroupPart(m.codes, m.scales, m.rows) for m in matrices))

@@ -202,7 +202,8 @@ def block_scales(dtype: GGMLType, data: Bytes) -> npt.NDArray[np.float16]:
     """The ``f16[blocks]`` scales of a tensor of one of :data:`BLOCK_TYPES`."""
     blocks = data.reshape(-1, BLOCKS[dtype][1])
     first = dtype in (GGMLType.Q2_0, GGMLType.Q2_0_G128)
-    return (blocks[:, :2] if first else blocks[:, -2:]).copy().view("<f2")[:, 0]
+    scales: npt.NDArray[np.float16] = (blocks[:, :2] if first else blocks[:, -2:]).copy().view("<f2")[:, 0]
+    return scales
 
 
 def _block_scale(scales: npt.NDArray[np.float16]) -> float:

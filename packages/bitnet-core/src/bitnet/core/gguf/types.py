@@ -1,7 +1,8 @@
 """Names, numbers and sizes of the GGUF format: tensor types, metadata value types, bytes of a tensor.
 
-Source: the GGUF specification (ggml ``docs/gguf.md``) and ``ggml.h``; I2_S is Microsoft's (bitnet.cpp). Q2_0 is llama.cpp's,
-with groups of 64; PrismML's fork, which made the Ternary-Bonsai files, has groups of 128 under the same number.
+Source: the GGUF specification (ggml ``docs/gguf.md``) and ``ggml.h``; I2_S is Microsoft's (bitnet.cpp). Q2_0 is
+llama.cpp's, with groups of 64; PrismML's fork, which made the Ternary-Bonsai files, has groups of 128 under the same
+number.
 """
 
 from __future__ import annotations

@@ -196,8 +196,8 @@ class _Lookup:
         group = weight.group
         if group is not None and group != columns and (group < 32 or group & (group - 1) or columns % group):
             raise InvalidInputError(
-                f"weight {name!r} has groups of {group} columns of {columns}; a group has all of them, or a power of two "
-                "from 32 on that divides them."
+                f"weight {name!r} has groups of {group} columns of {columns}; a group has all of them, or a power of "
+                "two from 32 on that divides them."
             )
         return weight
 

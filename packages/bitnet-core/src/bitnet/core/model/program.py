@@ -145,11 +145,13 @@ def _layer_ops(config: ModelConfig, layer: int) -> list[Op]:
     heads, kv_heads, head_dim, eps = config.heads, config.kv_heads, config.head_dim, config.rms_eps
     attn_sub_norm = weight("attn_sub_norm") if config.sub_norms else None
     ffn_sub_norm = weight("ffn_sub_norm") if config.sub_norms else None
-    head_norms = (weight("attn_q_norm"), weight("attn_k_norm")) if config.head_norms else (None, None)
+    q_norm, k_norm = (weight("attn_q_norm"), weight("attn_k_norm")) if config.head_norms else (None, None)
     return [
         NormQuant("x", weight("attn_norm"), eps, "q8", "q8_scale"),
         TernaryMatmul("q8", "q8_scale", (weight("attn_q"), weight("attn_k"), weight("attn_v")), "qkv"),
-        RopeAppend("qkv", layer, heads, kv_heads, head_dim, "rope_cos", "rope_sin", config.rope_style, *head_norms, eps),
+        RopeAppend(
+            "qkv", layer, heads, kv_heads, head_dim, "rope_cos", "rope_sin", config.rope_style, q_norm, k_norm, eps
+        ),
         Attention("qkv", "attn", layer, heads, kv_heads, head_dim),
         NormQuant("attn", attn_sub_norm, eps, "attn_q8", "attn_q8_scale"),
         TernaryMatmul("attn_q8", "attn_q8_scale", (weight("attn_output"),), "x", add=True),

@@ -118,9 +118,7 @@ def _ternary(
 
     def load() -> TernaryData:
         try:
-            data = load_ternary(
-                tensor.type, shape, file.data(tensor), layout, master=master, grouped=group is not None
-            )
+            data = load_ternary(tensor.type, shape, file.data(tensor), layout, master=master, grouped=group is not None)
         except ValueError as error:
             raise file.error(f"{error}.", tensor=tensor.name) from None
         return data if factor == 1 else data._replace(scale=data.scale * np.float32(factor))

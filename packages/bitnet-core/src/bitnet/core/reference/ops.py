@@ -66,7 +66,7 @@ GROUP_SPAN = 2048
 
 
 def group_matmul(x: I8, scale: F32, weight: TernaryData, group: int) -> F32:
-    """``ternary_matmul`` of a weight with a scale for each ``group`` columns, in the order ``kernels/README.md`` states."""
+    """``ternary_matmul`` of a weight with a scale for each ``group`` columns, summed as ``kernels/README.md`` says."""
     count, sums = x.shape[1] // group, 1
     while sums * group < GROUP_SPAN:
         sums *= 2

@@ -61,7 +61,7 @@ def ternary_matmul(codes: I8, scale: F32, weights: Sequence[tuple[I8, float]]) -
 
 
 def group_matmul(codes: I8, scale: F32, weights: Sequence[tuple[I8, npt.NDArray[np.float16]]]) -> F32:
-    """``[M, ΣN]`` bit for bit, for weights with a scale for each group of columns: every rounding to float32 in turn."""
+    """``[M, ΣN]`` bit for bit, for weights with a scale for each group of columns: each rounding to float32 in turn."""
     parts = []
     for matrix, units in weights:
         n, count = units.shape
