@@ -57,5 +57,6 @@ def test_decoding_goes_on_over_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_block_sizes_are_those_of_the_gguf_package() -> None:
-    assert {t: gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType(t)] for t in BLOCKS} == BLOCKS
+    known = BLOCKS.keys() - {GGMLType.Q2_0, GGMLType.Q2_0_G128}  # gguf 0.19 has no Q2_0
+    assert {t: gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType(t)] for t in known} == {t: BLOCKS[t] for t in known}
     assert tensor_bytes(GGMLType.I2_S, (256, 128)) == 256 * 32 + 32

@@ -10,8 +10,13 @@ import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
 from bitnet.core.text.tokenizer import LLAMA3_WORDS, SPACE
+from bitnet.core.text.vocabulary import GPT2, LLAMA3, QWEN2
 
 SPECIAL = ["<|begin_of_text|>", "<|end_of_text|>", "<|eot_id|>"]
+QWEN2_WORDS = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+"""The pattern of the tokenizer.json of Qwen 2.5 and 3."""
 CORPUS = [
     "It's a fine day, isn't it? The 1,234 cats of 2024 sat on 56789 mats; they'll stay.",
     "Größe und Übermut: naïve Fragen, déjà vu — “Anführung” … 3.14159",
@@ -21,14 +26,17 @@ CORPUS = [
 
 
 @pytest.fixture(scope="session")
-def byte_level() -> Callable[[bool], tokenizers.Tokenizer]:
-    """A byte-level BPE as Hugging Face would load it; with Llama 3's way to cut words, or GPT-2's."""
+def byte_level() -> Callable[[str], tokenizers.Tokenizer]:
+    """A byte-level BPE as Hugging Face would load it, with the words of Llama 3, Qwen 2 or GPT-2."""
 
-    def train(llama3: bool) -> tokenizers.Tokenizer:
-        tokenizer = tokenizers.Tokenizer(models.BPE(ignore_merges=llama3))
-        level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=not llama3)
-        split = pre_tokenizers.Split(tokenizers.Regex(LLAMA3_WORDS), "isolated")
-        tokenizer.pre_tokenizer = pre_tokenizers.Sequence([split, level]) if llama3 else level
+    def train(pre: str) -> tokenizers.Tokenizer:
+        tokenizer = tokenizers.Tokenizer(models.BPE(ignore_merges=pre == LLAMA3))
+        level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=pre == GPT2)
+        words = {LLAMA3: LLAMA3_WORDS, QWEN2: QWEN2_WORDS, GPT2: ""}[pre]
+        split = pre_tokenizers.Split(tokenizers.Regex(words), "isolated")
+        tokenizer.pre_tokenizer = level if pre == GPT2 else pre_tokenizers.Sequence([split, level])
+        if pre == QWEN2:
+            tokenizer.normalizer = normalizers.NFC()
         tokenizer.decoder = decoders.ByteLevel()
         trainer = trainers.BpeTrainer(
             vocab_size=700,

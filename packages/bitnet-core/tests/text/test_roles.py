@@ -15,7 +15,7 @@ from bitnet.core.errors import InvalidInputError
 from bitnet.core.text.chat import ChatTemplate
 from bitnet.core.text.prompt import prompt_tokens
 from bitnet.core.text.tokenizer import Tokenizer
-from bitnet.core.text.vocabulary import TokenType, Vocabulary
+from bitnet.core.text.vocabulary import LLAMA3, TokenType, Vocabulary
 
 CHATML = ["<|im_start|>", "<|im_end|>", "<|endoftext|>", "<|tool_call_start|>", "<|tool_call_end|>"]
 CONTROL = {
@@ -41,7 +41,7 @@ Both = tuple[Tokenizer, tokenizers.Tokenizer]
 
 
 @pytest.fixture(scope="session")
-def made(byte_level: Callable[[bool], tokenizers.Tokenizer]) -> Callable[[str], Both]:
+def made(byte_level: Callable[[str], tokenizers.Tokenizer]) -> Callable[[str], Both]:
     """A tokenizer with the control tokens of a family, and Hugging Face's of the same."""
     known: dict[str, Both] = {}
 
@@ -61,7 +61,7 @@ def made(byte_level: Callable[[bool], tokenizers.Tokenizer]) -> Callable[[str], 
             known[family] = Tokenizer(Vocabulary("gpt2", tokens, types, merges, [])), theirs
         return known[family]
 
-    trained = byte_level(True).to_str()
+    trained = byte_level(LLAMA3).to_str()
     return make
 
 

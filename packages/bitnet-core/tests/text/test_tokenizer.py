@@ -18,7 +18,7 @@ from bitnet.core.errors import InvalidInputError
 from bitnet.core.model.default import default_model_path
 from bitnet.core.model.file import open_model
 from bitnet.core.text.tokenizer import SPACE, StreamDecoder, Tokenizer
-from bitnet.core.text.vocabulary import GPT2, LLAMA3, TokenType, Vocabulary, vocabulary_from_metadata
+from bitnet.core.text.vocabulary import GPT2, LLAMA3, QWEN2, TokenType, Vocabulary, vocabulary_from_metadata
 
 RandomText = Callable[[], str]
 
@@ -42,10 +42,10 @@ def sentencepiece_vocabulary(original: tokenizers.Tokenizer) -> Vocabulary:
     return replace(vocabulary, model="llama", merges=[], scores=scores, types=types, bos_id=1, eos_id=2, add_bos=True)
 
 
-@pytest.fixture(params=[True, False], ids=["llama3", "gpt2"])
-def pair(request: pytest.FixtureRequest, byte_level: Callable[[bool], Any]) -> tuple[Tokenizer, tokenizers.Tokenizer]:
+@pytest.fixture(params=[LLAMA3, QWEN2, GPT2])
+def pair(request: pytest.FixtureRequest, byte_level: Callable[[str], Any]) -> tuple[Tokenizer, tokenizers.Tokenizer]:
     original = byte_level(request.param)
-    return Tokenizer(vocabulary_of(original, pre=LLAMA3 if request.param else GPT2)), original
+    return Tokenizer(vocabulary_of(original, pre=request.param)), original
 
 
 def test_byte_level_text(pair: tuple[Tokenizer, tokenizers.Tokenizer], random_text: RandomText) -> None:
@@ -54,13 +54,15 @@ def test_byte_level_text(pair: tuple[Tokenizer, tokenizers.Tokenizer], random_te
         text = random_text()
         ids = ours.encode(text)
         assert ids == theirs.encode(text, add_special_tokens=False).ids
-        assert ours.decode(ids) == text == theirs.decode(ids)
+        normal = text if theirs.normalizer is None else theirs.normalizer.normalize_str(text)
+        assert ours.decode(ids) == normal == theirs.decode(ids)
 
 
-def test_the_two_ways_to_cut_words_differ(byte_level: Callable[[bool], Any]) -> None:
-    original = byte_level(True)
+def test_the_ways_to_cut_words_differ(byte_level: Callable[[str], Any]) -> None:
+    original = byte_level(LLAMA3)
     text = "It's 1234567 WE'LL  see"
-    assert Tokenizer(vocabulary_of(original, pre=GPT2)).encode(text) != original.encode(text).ids
+    for other in (GPT2, QWEN2):
+        assert Tokenizer(vocabulary_of(original, pre=other)).encode(text) != original.encode(text).ids
 
 
 def test_sentencepiece_text(sentencepiece: tokenizers.Tokenizer, random_text: RandomText) -> None:
@@ -99,8 +101,8 @@ def test_sentencepiece_scores(sentencepiece: tokenizers.Tokenizer, random_text: 
             assert tokenizer.encode(text, add_special=False) == greedy_sentencepiece(vocabulary, text)
 
 
-def test_special_tokens(byte_level: Callable[[bool], Any]) -> None:
-    vocabulary = vocabulary_of(byte_level(True))
+def test_special_tokens(byte_level: Callable[[str], Any]) -> None:
+    vocabulary = vocabulary_of(byte_level(LLAMA3))
     begin, end, turn = (vocabulary.tokens.index(t) for t in ("<|begin_of_text|>", "<|end_of_text|>", "<|eot_id|>"))
     vocabulary = replace(vocabulary, bos_id=begin, eos_id=end, add_bos=True)
     tokenizer = Tokenizer(vocabulary)
@@ -120,8 +122,8 @@ def test_special_tokens(byte_level: Callable[[bool], Any]) -> None:
     assert Tokenizer(replace(vocabulary, add_bos=False)).encode("Hi") == hi
 
 
-def test_user_defined_tokens_are_always_read(byte_level: Callable[[bool], Any]) -> None:
-    vocabulary = vocabulary_of(byte_level(True))
+def test_user_defined_tokens_are_always_read(byte_level: Callable[[str], Any]) -> None:
+    vocabulary = vocabulary_of(byte_level(LLAMA3))
     tokens = [*vocabulary.tokens, "<tool>", "<tool>>"]
     vocabulary = replace(vocabulary, tokens=tokens, types=[*vocabulary.types, 4, 4])
     tokenizer = Tokenizer(vocabulary)
@@ -130,11 +132,9 @@ def test_user_defined_tokens_are_always_read(byte_level: Callable[[bool], Any]) 
     assert tokenizer.decode(tokenizer.encode("a <tool> b")) == "a <tool> b"
 
 
-def test_no_text_becomes_a_control_token(
-    byte_level: Callable[[bool], Any], sentencepiece: tokenizers.Tokenizer
-) -> None:
+def test_no_text_becomes_a_control_token(byte_level: Callable[[str], Any], sentencepiece: tokenizers.Tokenizer) -> None:
     """Neither a word that is looked up whole, nor one that merges make, nor a piece that is not marked as control."""
-    original, other = vocabulary_of(byte_level(True)), vocabulary_of(byte_level(False), pre=GPT2)
+    original, other = vocabulary_of(byte_level(LLAMA3)), vocabulary_of(byte_level(GPT2), pre=GPT2)
     tokens = [*original.tokens, "xyz", "|||"]
     whole = Tokenizer(replace(original, tokens=tokens, types=[*original.types, 3, 3]))
     made = next(
@@ -151,8 +151,8 @@ def test_no_text_becomes_a_control_token(
     assert merged.encode(made, add_special=False, parse_special=True) == [other.tokens.index(made)]
 
 
-def test_every_byte(byte_level: Callable[[bool], Any], sentencepiece: tokenizers.Tokenizer) -> None:
-    ours = Tokenizer(vocabulary_of(byte_level(True)))
+def test_every_byte(byte_level: Callable[[str], Any], sentencepiece: tokenizers.Tokenizer) -> None:
+    ours = Tokenizer(vocabulary_of(byte_level(LLAMA3)))
     assert {ours.token_bytes(i) for i in range(ours.vocab_size)} >= {bytes([b]) for b in range(256)}
     ours = Tokenizer(sentencepiece_vocabulary(sentencepiece))
     assert [ours.token_bytes(i) for i in range(3, 259)] == [bytes([b]) for b in range(256)]
@@ -163,10 +163,10 @@ def test_every_byte(byte_level: Callable[[bool], Any], sentencepiece: tokenizers
 
 @pytest.mark.parametrize("kind", ["gpt2", "llama"])
 def test_streams_end_at_characters(
-    kind: str, byte_level: Callable[[bool], Any], sentencepiece: tokenizers.Tokenizer
+    kind: str, byte_level: Callable[[str], Any], sentencepiece: tokenizers.Tokenizer
 ) -> None:
     tokenizer = Tokenizer(
-        vocabulary_of(byte_level(True)) if kind == "gpt2" else sentencepiece_vocabulary(sentencepiece)
+        vocabulary_of(byte_level(LLAMA3)) if kind == "gpt2" else sentencepiece_vocabulary(sentencepiece)
     )
     for _ in range(300):
         ids = [random.randrange(tokenizer.vocab_size) for _ in range(random.randrange(40))]
@@ -200,8 +200,8 @@ def test_what_continues_a_text_keeps_its_space(sentencepiece: tokenizers.Tokeniz
     assert cuts
 
 
-def test_an_emoji_comes_whole(byte_level: Callable[[bool], Any]) -> None:
-    tokenizer = Tokenizer(vocabulary_of(byte_level(True)))
+def test_an_emoji_comes_whole(byte_level: Callable[[str], Any]) -> None:
+    tokenizer = Tokenizer(vocabulary_of(byte_level(LLAMA3)))
     ids = [i for b in "🫠".encode() for i in [next(j for j in range(300) if tokenizer.token_bytes(j) == bytes([b]))]]
     stream = StreamDecoder(tokenizer)
     assert [stream.push(i) for i in ids] == ["", "", "", "🫠"]
@@ -210,15 +210,15 @@ def test_an_emoji_comes_whole(byte_level: Callable[[bool], Any]) -> None:
     assert stream.flush() == "\ufffd"
 
 
-def test_text_that_is_no_unicode(byte_level: Callable[[bool], Any]) -> None:
+def test_text_that_is_no_unicode(byte_level: Callable[[str], Any]) -> None:
     with pytest.raises(InvalidInputError, match="no Unicode character"):
-        Tokenizer(vocabulary_of(byte_level(True))).encode("a\ud800")
+        Tokenizer(vocabulary_of(byte_level(LLAMA3))).encode("a\ud800")
 
 
 @pytest.mark.parametrize("merges", [["ab"], ["a "], [" a"], ["zz yy"], ["\u00ff"]])
-def test_merges_that_cannot_be(byte_level: Callable[[bool], Any], merges: list[str]) -> None:
+def test_merges_that_cannot_be(byte_level: Callable[[str], Any], merges: list[str]) -> None:
     with pytest.raises(InvalidInputError):
-        Tokenizer(replace(vocabulary_of(byte_level(True)), merges=merges))
+        Tokenizer(replace(vocabulary_of(byte_level(LLAMA3)), merges=merges))
 
 
 def test_byte_tokens_that_cannot_be(sentencepiece: tokenizers.Tokenizer) -> None:
@@ -237,9 +237,9 @@ def wrong(key: str, message: str) -> Exception:
     return WrongKey(f"{key}: {message}")
 
 
-def test_metadata_round_trip(byte_level: Callable[[bool], Any], sentencepiece: tokenizers.Tokenizer) -> None:
+def test_metadata_round_trip(byte_level: Callable[[str], Any], sentencepiece: tokenizers.Tokenizer) -> None:
     vocabulary = replace(
-        vocabulary_of(byte_level(False)), pre=GPT2, bos_id=462, eos_id=463, end_ids=frozenset({463, 464}), add_eos=True
+        vocabulary_of(byte_level(GPT2)), pre=GPT2, bos_id=462, eos_id=463, end_ids=frozenset({463, 464}), add_eos=True
     )
     assert vocabulary_from_metadata(vocabulary.metadata(), wrong) == vocabulary
     vocabulary = replace(sentencepiece_vocabulary(sentencepiece), space_prefix=False, end_ids=frozenset({2}))

@@ -29,12 +29,13 @@ from bitnet.core.engine import Chunk, Completion, Engine, GenerationOptions
 from bitnet.core.engine.perplexity import Perplexity, running_perplexity
 from bitnet.core.engine.setup import STEP_TOKENS, open_engine
 from bitnet.core.engine.worker import Ticket, Worker
-from bitnet.core.errors import BitNetError, InvalidInputError, brief
+from bitnet.core.errors import BitNetError, InvalidInputError, UnsupportedProgramError, brief
 from bitnet.core.hal import Device, DeviceInfo, Executable, ExecutableStats
 from bitnet.core.model.default import default_model_path
 from bitnet.core.model.file import ModelFile, open_model
 from bitnet.core.model.program import kv_bytes
 from bitnet.core.support import env
+from bitnet.core.support.log import logger
 from bitnet.core.support.mapped import MappedFile
 
 if TYPE_CHECKING:
@@ -109,7 +110,20 @@ def load_model(
             opened.close()
         if isinstance(error, BitNetError):  # a changed file is the cause
             file.gguf.check()
-        raise
+        if not isinstance(error, UnsupportedProgramError) or selection is None or selection.requested != "auto":
+            raise
+        logger.warning("%s The CPU runs it.", error.message)
+        return load_model(
+            path,
+            device="cpu",
+            context=context,
+            kv_dtype=kv_dtype,
+            max_seqs=max_seqs,
+            step_tokens=step_tokens,
+            threads=threads,
+            strict=strict,
+            i2s_layout=i2s_layout,
+        )
     return Model(file, opened, engine, executable, selection)
 
 

@@ -108,6 +108,7 @@ def _lines(gguf: GGUFFile, config: ModelConfig | None, reports: list[TensorRepor
     if config is not None:
         traits: list[str] = [config.activation]
         traits += ["sub-norms"] if config.sub_norms else []
+        traits += ["norms of heads"] if config.head_norms else []
         traits += ["tied embeddings"] if config.tied_embeddings else []
         lines.append(
             f"{label(config.name)} ({config.architecture}): {config.layers} layers, {config.hidden_size} wide, "
@@ -124,6 +125,7 @@ def _lines(gguf: GGUFFile, config: ModelConfig | None, reports: list[TensorRepor
         )
         if codes is not None:
             line += f" {codes.minus:>7.1%} {codes.zero:>7.1%} {codes.plus:>7.1%} {codes.scale:>9.4g}"
+            line += f" (median of groups of {codes.group})" if codes.group else ""
         lines.append(line)
     return lines
 

@@ -133,6 +133,11 @@ MetadataValue: TypeAlias = "str | bool | int | float | npt.NDArray[Any] | list[A
 """Arrays of numbers are numpy arrays; arrays of strings, and of arrays, are lists."""
 
 
+def number_in_files(dtype: GGMLType) -> int:
+    """The number of a type as files have it."""
+    return GGMLType.Q2_0 if dtype is GGMLType.Q2_0_G128 else dtype
+
+
 def tensor_bytes(dtype: GGMLType, shape: Sequence[int]) -> int:
     """Bytes of a tensor with this shape (rows first, as numpy has it).
 

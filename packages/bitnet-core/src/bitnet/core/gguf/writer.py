@@ -12,7 +12,17 @@ import numpy as np
 import numpy.typing as npt
 
 from bitnet.core.errors import InvalidInputError, brief
-from bitnet.core.gguf.types import ALIGNMENT, MAGIC, MAX_DIMS, SCALARS, GGMLType, MetadataValue, ValueType, tensor_bytes
+from bitnet.core.gguf.types import (
+    ALIGNMENT,
+    MAGIC,
+    MAX_DIMS,
+    SCALARS,
+    GGMLType,
+    MetadataValue,
+    ValueType,
+    number_in_files,
+    tensor_bytes,
+)
 from bitnet.core.support.files import replacing
 
 MAX_ALIGNMENT = 1 << 20
@@ -77,7 +87,9 @@ def write_gguf(
     offset = 0
     for name, source in sources.items():
         dims = source.shape[::-1]
-        head.append(_string(name) + struct.pack(f"<I{len(dims)}QIQ", len(dims), *dims, source.type, offset))
+        head.append(
+            _string(name) + struct.pack(f"<I{len(dims)}QIQ", len(dims), *dims, number_in_files(source.type), offset)
+        )
         offset += sizes[name] + -sizes[name] % alignment
     total, done = sum(sizes.values()), 0
     end = sum(map(len, head))

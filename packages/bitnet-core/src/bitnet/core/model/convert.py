@@ -73,6 +73,12 @@ def _read_gguf(model: ModelFile) -> tuple[dict[str, MetadataValue], dict[str, Te
     for name, info in model.gguf.tensors.items():
         weight = model.weights.get(name.removesuffix(".weight"))
         if isinstance(weight, TernaryWeight):
+            if weight.group is not None:
+                raise model.gguf.error(
+                    f"has a scale for each {weight.group} columns; I2_S has one for all.",
+                    tensor=name,
+                    hint="The file can be run as it is.",
+                )
             tensors[name] = TensorSource(weight.shape, GGMLType.I2_S, partial(_recode, model, name, weight))
         elif not name.endswith(".scale"):  # those are in the scales of I2_S now
             tensors[name] = TensorSource(info.shape, info.type, model.gguf.data(info))

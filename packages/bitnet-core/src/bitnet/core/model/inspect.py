@@ -9,8 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from bitnet.core.gguf import GGMLType, GGUFFile, TensorInfo
-from bitnet.core.gguf.ternary import I2SLayout, check_ternary, i2s_codes, i2s_scale, load_ternary
-from bitnet.core.gguf.types import I2S_TAIL
+from bitnet.core.gguf.ternary import BLOCK_TYPES, I2SLayout, check_ternary, i2s_codes, i2s_scale, load_ternary
+from bitnet.core.gguf.types import BLOCKS, I2S_TAIL
 
 ROWS = 1024
 """Rows of a tensor whose columns are compared."""
@@ -25,7 +25,8 @@ CLEARER = 1.5
 class CodeStatistics:
     """Shares of the weights in a ternary tensor; ``unused`` is that of code 3, which stands for none.
 
-    ``scale`` is what a weight of +1 stands for.
+    ``scale`` is what a weight of +1 stands for; where that differs from group to group, the median of its magnitudes,
+    and ``group`` the columns of a group.
     """
 
     minus: float
@@ -33,6 +34,7 @@ class CodeStatistics:
     plus: float
     unused: float
     scale: float
+    group: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +54,7 @@ def inspect_tensors(file: GGUFFile, layout: I2SLayout = "official") -> Iterator[
             weights speak against it.
     """
     for info in file.tensors.values():
-        if info.type not in (GGMLType.I2_S, GGMLType.TQ1_0, GGMLType.TQ2_0) or len(info.shape) != 2:
+        if info.type not in (GGMLType.I2_S, *BLOCK_TYPES) or len(info.shape) != 2:
             yield TensorReport(info)
             continue
         try:
@@ -68,13 +70,14 @@ def _report(file: GGUFFile, info: TensorInfo, layout: I2SLayout) -> TensorReport
     data = file.data(info)
     if info.type is GGMLType.I2_S:
         # Every layout has four codes in a byte, so the bytes of the file are counted, without any padding.
-        codes, scale = data[:-I2S_TAIL], i2s_scale(data)
+        codes, scale, several = data[:-I2S_TAIL], i2s_scale(data), False
     else:
-        codes, scales = load_ternary(info.type, shape, data, layout, master=False)
-        scale = float(scales[0])
+        codes, scales = load_ternary(info.type, shape, data, layout, master=False, grouped=True)
+        used = np.sort(scales[scales != 0])
+        several, scale = bool(used.size and used[0] != used[-1]), float(np.median(abs(used))) if used.size else 0.0
     counts = _count(codes)
     minus, zero, plus, unused = (float(share) for share in counts / counts.sum())
-    statistics = CodeStatistics(minus, zero, plus, unused, scale)
+    statistics = CodeStatistics(minus, zero, plus, unused, scale, BLOCKS[info.type][0] if several else None)
     warnings = [*_odd(statistics)]
     if info.type is GGMLType.I2_S:
         warnings += _layout_doubts(data, shape, layout)

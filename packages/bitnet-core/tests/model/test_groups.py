@@ -1,0 +1,121 @@
+"""A model file of Ternary-Bonsai's kind: Qwen3's shape, and a scale for each group of columns."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from bitnet.core import BitNetError, load_model
+from bitnet.core.cli import main
+from bitnet.core.errors import ModelFileError, UnsupportedProgramError
+from bitnet.core.gguf import GGMLType, TensorSource, unpack_ternary
+from bitnet.core.hal import TernaryWeight
+from bitnet.core.model.convert import convert_model
+
+GROUP = {GGMLType.Q2_0: 64, GGMLType.Q2_0_G128: 128}
+
+
+def q2_0(codes: np.ndarray, scales: np.ndarray) -> np.ndarray:
+    """The bytes of a Q2_0 tensor of ``codes[N, K]`` in {0, 1, 2} and ``scales[N, groups]``."""
+    blocks = codes.reshape(scales.size, -1, 4).astype(np.uint8)
+    packed = blocks[..., 0] | blocks[..., 1] << 2 | blocks[..., 2] << 4 | blocks[..., 3] << 6
+    return np.concatenate([scales.reshape(-1, 1).astype("<f2").view(np.uint8), packed], axis=1).reshape(-1)
+
+
+@pytest.fixture(params=GROUP, ids=["g64", "g128"])
+def bonsai(request: pytest.FixtureRequest, tiny: Callable[..., Any]) -> Any:
+    """The small model with Q2_0 throughout, embedding included; its scales by tensor."""
+    dtype, model, rng = request.param, tiny("qwen3"), np.random.default_rng()
+    model.units = {}
+
+    def store(name: str, codes: np.ndarray) -> None:
+        n, k = codes.shape
+        scales = (rng.uniform(0.5, 2, (n, k // GROUP[dtype])) / k**0.5).astype(np.float16)
+        model.units[name] = scales
+        model.tensors[f"{name}.weight"] = TensorSource(codes.shape, dtype, q2_0(codes + 1, scales))
+
+    for name, codes in model.codes.items():
+        store(name, codes)
+    model.embedding = rng.integers(-1, 2, model.tensors["token_embd.weight"].shape, dtype=np.int8)
+    store("token_embd", model.embedding)
+    for layer in range(2):
+        for name in ("attn_sub_norm", "ffn_sub_norm"):
+            del model.tensors[f"blk.{layer}.{name}.weight"]
+        for name in ("attn_q_norm", "attn_k_norm"):
+            model.tensors[f"blk.{layer}.{name}.weight"] = rng.uniform(0.5, 2, 32).astype(np.float32)
+    model.metadata["tokenizer.ggml.pre"] = "qwen2"
+    return model
+
+
+def test_weights_are_the_files(bonsai: Any) -> None:
+    file = bonsai.open()
+    assert (file.config.head_norms, file.config.activation, file.config.rope_style) == (True, "silu", "neox")
+    for name, codes in bonsai.codes.items():
+        weight = file.weights[name]
+        assert isinstance(weight, TernaryWeight)
+        data = weight.load()
+        np.testing.assert_array_equal(unpack_ternary(data.codes, codes.shape[1]), codes)
+        np.testing.assert_array_equal(data.scale, bonsai.units[name])
+    table, units = file.weights["token_embd"].load(), bonsai.units["token_embd"]
+    np.testing.assert_array_equal(table, bonsai.embedding * units.repeat(128 // units.shape[1], 1))
+
+
+def test_devices_agree(bonsai: Any) -> None:
+    """Log-probabilities of a text. An activation on a rounding border may move them a little; a wrong scale, by ones."""
+    path, scores = bonsai.write(), []
+    tokens = np.random.default_rng().integers(0, 256, 60).tolist()
+    for device in ("cpu", "cpu:numpy"):
+        with load_model(path, device=device) as model:
+            scores.append(model.score(tokens))
+    assert scores[0].std() > 0.5
+    np.testing.assert_allclose(*scores, atol=0.25)
+    assert np.median(abs(scores[0] - scores[1])) < 0.02
+
+
+def test_the_cpu_stands_in_for_a_gpu_that_nobody_asked_for(
+    bonsai: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    from bitnet.core import api
+
+    opened = []
+
+    def refuse(file: Any, device: Any, **options: Any) -> Any:
+        opened.append(device.info.name)
+        if len(opened) == 1:
+            raise UnsupportedProgramError("it cannot.", device=device.info.name)
+        return original(file, device, **options)
+
+    original = api.open_engine
+    monkeypatch.setattr(api, "open_engine", refuse)
+    path = bonsai.write()
+    with caplog.at_level(logging.WARNING), load_model(path) as model:
+        assert model.device.backend == "cpu"
+    assert "The CPU runs it." in caplog.text
+    opened.clear()
+    with pytest.raises(UnsupportedProgramError):
+        load_model(path, device="cpu")
+
+
+def test_inspect_tells(bonsai: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["inspect", str(bonsai.write())]) == 0
+    said = capsys.readouterr().out
+    group = bonsai.tensors["blk.0.attn_q.weight"].type
+    assert "norms of heads" in said
+    assert f"median of groups of {GROUP[group]}" in said
+
+
+def test_what_has_one_scale_cannot_hold_it(bonsai: Any, tmp_path: Path) -> None:
+    with pytest.raises(ModelFileError, match="I2_S has one for all"):
+        convert_model(bonsai.write(), tmp_path / "out.gguf")
+    assert not (tmp_path / "out.gguf").exists()
+
+
+def test_a_scale_tensor_beside_scales_of_blocks(bonsai: Any) -> None:
+    bonsai.tensors["blk.1.attn_q.scale"] = np.array([2], np.float32)
+    with pytest.raises(BitNetError, match="not expected beside scales of blocks"):
+        bonsai.open()
