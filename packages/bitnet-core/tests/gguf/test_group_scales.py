@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import gguf
 import numpy as np
@@ -57,7 +58,7 @@ def test_q2_0(dtype: GGMLType, shape: tuple[int, int]) -> None:
 def test_bytes_tell_the_groups(dtype: GGMLType, tmp_path: Path) -> None:
     """Two types share a number in files: tensors of the right one fill the room between their offsets."""
     rng = np.random.default_rng()
-    tensors = {"norm": rng.standard_normal(7).astype(np.float32)}
+    tensors: dict[str, Any] = {"norm": rng.standard_normal(7).astype(np.float32)}
     drawn_of = {}
     for name, shape in {"small": (1, 128), "large": (33, 640), "last": (8, 256)}.items():
         drawn_of[name] = drawn(*shape, GROUPS[dtype], rng)

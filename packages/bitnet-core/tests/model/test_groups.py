@@ -12,6 +12,7 @@ import pytest
 
 from bitnet.core import BitNetError, load_model
 from bitnet.core.cli import main
+from bitnet.core.engine import setup
 from bitnet.core.errors import ModelFileError, UnsupportedProgramError
 from bitnet.core.gguf import GGMLType, TensorSource, unpack_ternary
 from bitnet.core.hal import TernaryWeight
@@ -66,22 +67,20 @@ def test_weights_are_the_files(bonsai: Any) -> None:
 
 
 def test_devices_agree(bonsai: Any) -> None:
-    """Log-probabilities of a text. An activation on a rounding border may move them a little; a wrong scale, by ones."""
+    """Log-probabilities of a text: a code on a rounding border moves them a little, a wrong scale by ones."""
     path, scores = bonsai.write(), []
     tokens = np.random.default_rng().integers(0, 256, 60).tolist()
     for device in ("cpu", "cpu:numpy"):
         with load_model(path, device=device) as model:
             scores.append(model.score(tokens))
     assert scores[0].std() > 0.5
-    np.testing.assert_allclose(*scores, atol=0.25)
+    np.testing.assert_allclose(scores[0], scores[1], atol=0.25)
     assert np.median(abs(scores[0] - scores[1])) < 0.02
 
 
 def test_the_cpu_stands_in_for_a_gpu_that_nobody_asked_for(
     bonsai: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    from bitnet.core import api
-
     opened = []
 
     def refuse(file: Any, device: Any, **options: Any) -> Any:
@@ -90,8 +89,8 @@ def test_the_cpu_stands_in_for_a_gpu_that_nobody_asked_for(
             raise UnsupportedProgramError("it cannot.", device=device.info.name)
         return original(file, device, **options)
 
-    original = api.open_engine
-    monkeypatch.setattr(api, "open_engine", refuse)
+    original = setup.open_engine
+    monkeypatch.setattr("bitnet.core.api.open_engine", refuse)
     path = bonsai.write()
     with caplog.at_level(logging.WARNING), load_model(path) as model:
         assert model.device.backend == "cpu"
