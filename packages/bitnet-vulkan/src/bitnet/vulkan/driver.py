@@ -30,7 +30,7 @@ VERSION_1_1, VERSION_1_2, VERSION_1_3 = (1 << 22 | minor << 12 for minor in (1, 
 SUCCESS, TIMEOUT, INCOMPLETE = 0, 2, 5
 OUT_OF_MEMORY = {-1, -2, -10, -1000069000}
 """Host memory, device memory, too many objects, pool memory."""
-DEVICE_LOST = -4
+DEVICE_LOST, NO_DRIVER = -4, -9
 PORTABILITY = "VK_KHR_portability_enumeration"
 """Extension without which MoltenVK's devices are not listed."""
 
@@ -110,11 +110,15 @@ def structure_types() -> dict[str, int]:
     return {name.removeprefix("VK_STRUCTURE_TYPE_").replace("_", ""): value for name, value in values.items()}
 
 
+class NoDriverError(DeviceError):
+    """The loader finds no driver that it can use."""
+
+
 def check(device: str, what: str, result: int) -> int:
     """``result`` of the call ``what`` where it is a success, which :data:`TIMEOUT` counts as.
 
     Raises:
-        OutOfMemoryError, DeviceLostError, DeviceError: It is an error, named as Vulkan names it.
+        OutOfMemoryError, DeviceLostError, NoDriverError, DeviceError: It is an error, named as Vulkan names it.
     """
     if result >= SUCCESS:
         return result
@@ -124,7 +128,7 @@ def check(device: str, what: str, result: int) -> int:
         raise out_of_memory(message, device)
     if result == DEVICE_LOST:
         raise lost(message, device)
-    raise DeviceError(message, device=device)
+    raise (NoDriverError if result == NO_DRIVER else DeviceError)(message, device=device)
 
 
 class Functions:
@@ -219,7 +223,8 @@ class Instance(Functions):
         version: Of Vulkan, that of the loader at most: a newer device has no more than this of it here.
 
     Raises:
-        DeviceError: The loader finds no driver that fits.
+        NoDriverError: The loader finds no driver that fits.
+        DeviceError: A driver does not start.
     """
 
     _finder = "vkGetInstanceProcAddr"

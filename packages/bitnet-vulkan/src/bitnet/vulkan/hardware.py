@@ -40,10 +40,6 @@ SUBGROUP_SCOPE = 3
 """VK_SCOPE_SUBGROUP_KHR."""
 BUDGET = "VK_EXT_memory_budget"
 """Extension of devices that tell how much memory is free."""
-IDENTITY, LIMITS, SUBGROUPS = "IDProperties", "Maintenance3Properties", "SubgroupProperties"
-SUBGROUP_SIZES, DRIVER = "SubgroupSizeControlProperties", "DriverProperties"
-PROCESSORS = "ShaderSMBuiltinsPropertiesNV"
-"""Structures (VkPhysicalDevice…) of properties: the first three every device fills in."""
 
 _EXTENSION = 1 << 32
 """Beyond every version: of features that are in no version of Vulkan."""
@@ -123,11 +119,10 @@ class Hardware:
         Args:
             group_rows: Rows that a work-group does, where the grid counts rows.
         """
-        rows, cols = weight.shape
         most_rows = group_rows * MOST_GROUPS if group_rows else None
         largest, alignment = self.largest_binding // 16 * 16, max(self.alignment, 16)
-        size = cols * (2 if weight.dtype == "f16" else 4)
-        return row_windows(weight.data, rows, size, largest=largest, alignment=alignment, most_rows=most_rows)
+        data, (rows, _) = weight.data, weight.shape
+        return row_windows(data, rows, data.nbytes // rows, largest=largest, alignment=alignment, most_rows=most_rows)
 
 
 def inspect(instance: Instance, physical: Any, index: int) -> Hardware | None:
@@ -142,24 +137,24 @@ def inspect(instance: Instance, physical: Any, index: int) -> Hardware | None:
     kinds = _matrices(instance, physical, features)
     tile = best_tile(kinds)
     features -= frozenset() if tile else MATRIX_FEATURES
-    there = {
-        IDENTITY: True,
-        LIMITS: True,
-        SUBGROUPS: True,
-        SUBGROUP_SIZES: "subgroupSizeControl" in features,
-        DRIVER: version >= VERSION_1_2 or "VK_KHR_driver_properties" in extensions,
-        PROCESSORS: "VK_NV_shader_sm_builtins" in extensions,
-    }
-    told = instance.query("Properties", physical, [kind for kind, has in there.items() if has])
-    found = told["Properties2"].properties
-    limits, driver, processors = found.limits, told.get(DRIVER), told.get(PROCESSORS)
-    subgroup, asks = _subgroup(told[SUBGROUPS], told.get(SUBGROUP_SIZES), features)
+    asked = ["IDProperties", "Maintenance3Properties", "SubgroupProperties"]
+    asked += ["SubgroupSizeControlProperties"] if "subgroupSizeControl" in features else []
+    asked += ["DriverProperties"] if version >= VERSION_1_2 or "VK_KHR_driver_properties" in extensions else []
+    asked += ["ShaderSMBuiltinsPropertiesNV"] if "VK_NV_shader_sm_builtins" in extensions else []
+    told = instance.query("Properties", physical, asked)
+    found, driver, processors = (
+        told["Properties2"].properties,
+        told.get("DriverProperties"),
+        told.get("ShaderSMBuiltinsPropertiesNV"),
+    )
+    limits = found.limits
+    subgroup, asks = _subgroup(told["SubgroupProperties"], told.get("SubgroupSizeControlProperties"), features)
     version_text = text(driver.driverInfo) if driver is not None else ""
     nvidia = driver is not None and driver.driverID == NVIDIA_DRIVER
     info = DeviceInfo(
         backend="vulkan",
         index=str(index),
-        id=str(UUID(bytes=bytes(told[IDENTITY].deviceUUID))),
+        id=str(UUID(bytes=bytes(told["IDProperties"].deviceUUID))),
         description=text(found.deviceName),
         vendor=VENDORS.get(found.vendorID, f"0x{found.vendorID:04x}"),
         type=TYPES.get(found.deviceType, DeviceType.VIRTUAL),
@@ -178,7 +173,7 @@ def inspect(instance: Instance, physical: Any, index: int) -> Hardware | None:
         int8_tile=tile,
         f16_product="shaderFloat16" in features and has_f16_product(kinds),
         largest_binding=int(limits.maxStorageBufferRange),
-        largest_buffer=int(told[LIMITS].maxMemoryAllocationSize),
+        largest_buffer=int(told["Maintenance3Properties"].maxMemoryAllocationSize),
         alignment=int(limits.minStorageBufferOffsetAlignment),
         shared=int(limits.maxComputeSharedMemorySize),
         group=min(int(limits.maxComputeWorkGroupInvocations), int(limits.maxComputeWorkGroupSize[0])),

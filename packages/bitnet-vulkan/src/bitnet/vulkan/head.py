@@ -57,7 +57,7 @@ class HeadOps:
             defines |= {"SM": tiles}
         else:
             file, each, tokens = "dense_matmul", group // lanes, min(bucket.rows, FEW_ROWS)
-            defines |= {"LANES": lanes, "TOKENS": tokens, "WEIGHT_F16": f16, "MACRO_WIDE": int(cols % 8 == 0)}
+            defines |= {"LANES": lanes, "TOKENS": tokens, "WEIGHT_F16": f16, "WIDE": int(cols % 8 == 0)}
         made = []
         for part, first, count in self._hardware.windows(weight, each):
             grid = (ceil_div(count, each), ceil_div(bucket.rows, tokens), 1)
@@ -106,7 +106,7 @@ class HeadOps:
         lanes = self._score_lanes
         scorers = ceil_div(rows, group // lanes * SCORE_ROWS * SCORE_TURNS)
         score = {**sizes_of, "LANES": lanes, "TURNS": SCORE_TURNS}
-        choose = {**sizes_of, "LANES": self._lanes, "EACH": each, "MACRO_MATRICES": int(by_matrices)}
+        choose = {**sizes_of, "LANES": self._lanes, "EACH": each, "MATRICES": int(by_matrices)}
         norm = {"COLS": cols, "NORM": int(head.norm is not None), "ONE": int(bucket.tokens == 1)}
         return [
             launch("head_rows", (bucket.rows, 1, 1), group, rows_args, norm),

@@ -7,6 +7,7 @@ gate's activation into the product before it, the rotation and the cache's new e
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 
 import numpy as np
 
@@ -19,7 +20,7 @@ from bitnet.core.hal import Attention, DenseMatmul, Embed, RopeAppend, Sample, T
 from bitnet.vulkan import matrices
 from bitnet.vulkan.hardware import MOST_GROUPS, Hardware
 from bitnet.vulkan.head import HeadOps
-from bitnet.vulkan.layers import LayerOps, pitch, wide
+from bitnet.vulkan.layers import one_launch, pitch, wide
 from bitnet.vulkan.matrices import MATRIX_GROUP
 from bitnet.vulkan.modules import COMMON, ENDING, ENTRY
 
@@ -54,7 +55,6 @@ class VulkanOps:
         self._gemv_group = min(GEMV_GROUP, self._group)
         self._rows = RowOps(group=self._group)
         self._head = HeadOps(hardware, self._group)
-        self._layers = LayerOps(hardware, hardware.processors)
         self._table: Dispatch = {
             **self._rows.table(),
             Embed: self.embed,
@@ -62,7 +62,7 @@ class VulkanOps:
             DenseMatmul: self._head.dense_matmul,
             Attention: self.attention,
             Sample: self.sample,
-            Layer: self._layers.launch,
+            Layer: partial(one_launch, hardware),
             NormChoice: self._head.tokens,
             Choice: self._head.tokens,
             RopeAttention: self._rope_attention,
@@ -90,7 +90,7 @@ class VulkanOps:
             return [self._decode(ctx, op, bucket, Source(x, scale=scale), out)]
         args = (ctx.step, x, scale, w.codes, w.scales, out, np.int32(w.rows))
         defines: dict[str, int] = {"COLS": w.cols, "ADD": int(op.add)}
-        wide = {"MACRO_WIDE": int(w.cols % 16 == 0)}
+        wide = {"WIDE": int(w.cols % 16 == 0)}
         if bucket.tokens > 1 and w.cols % 16 == 0 and matrices.shapes(self._hardware):
             shape = matrices.shape(self._hardware, w.rows, bucket.tokens)
             grid = shape.grid(w.rows, bucket.tokens)
@@ -186,11 +186,11 @@ class VulkanOps:
         runs = min(power_of_two(max(self._group // loads, 1)), chunk)
         defines = {**kv_defines(ctx, op), "GROUP": group, "RUNS": runs, "CHUNK": chunk, "WG": self._group}
         if lanes and lanes % loads == 0 and runs * loads == self._group:
-            by_shuffles = {**defines, "MACRO_SUBGROUPS": 1}
+            by_shuffles = {**defines, "SUBGROUPS": 1}
             if _attention_words(by_shuffles, lanes) * 4 <= self._hardware.shared:
                 return by_shuffles
         pool = max(chunk * (loads + 1), runs // 2 * group * op.head_dim // 4)
-        return {**defines, "POOL": pool, "MACRO_SUBGROUPS": 0}
+        return {**defines, "POOL": pool, "SUBGROUPS": 0}
 
     def _tiles_attention(self, ctx: Context, op: Attention) -> bool:
         """Whether attention_prefill takes this shape; tokens of any sequences may be in the step."""
@@ -223,7 +223,7 @@ class VulkanOps:
 def _attention_words(size: Mapping[str, int], subgroup: int) -> int:
     """Shared memory of attention_decode."""
     group, dim = size["GROUP"], size["DIM"]
-    if size["MACRO_SUBGROUPS"]:
+    if size["SUBGROUPS"]:
         found = size["WG"] // subgroup * group * (dim + 2)
     else:
         found = 4 * size["POOL"] + 2 * group * size["CHUNK"]
