@@ -188,13 +188,11 @@ def test_no_memory_to_submit_with(info: DeviceInfo, monkeypatch: Patch, without:
 
 
 def test_a_shader_that_does_not_compile(opened: Opened, monkeypatch: Patch, tmp_path: Path) -> None:
-    class Broken:
-        name = identity = "broken"
+    def broken(module: object) -> bytes:
+        raise compiler.Refused("line 7: no such teapot")
 
-        def spirv(self, module: object) -> bytes:
-            raise compiler.Refused("line 7: no such teapot")
-
-    monkeypatch.setattr(compiler, "ways", lambda: compiler.Ways([Broken()]))
+    way = compiler.SpirvCompiler("broken", "broken", broken)
+    monkeypatch.setattr(compiler, "ways", lambda: compiler.Ways([way]))
     with pytest.raises(KernelCompileError, match="no such teapot") as raised:
         opened.device.compile(program())
     assert "broken: line 7" in raised.value.log
