@@ -54,7 +54,8 @@ class Opened:
         instance = Instance(info.name)
         hardware = inspect(instance, instance.physical_devices()[int(info.index)], int(info.index))
         assert hardware is not None
-        self.driver = VulkanDriver(change(hardware), info.name, patience=patience)
+        self.driver = VulkanDriver(change(hardware), info.name)
+        self.driver._queue.patience = patience
         self.device = GpuDevice(info, self.driver, VulkanOps(self.driver.hardware).lowering())
 
     def __enter__(self) -> Opened:

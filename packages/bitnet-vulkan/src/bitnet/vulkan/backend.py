@@ -64,9 +64,10 @@ class VulkanBackend:
         raise DeviceUnavailableError(f"{info.name} is gone since it was probed.", hint="See bitnet devices.")
 
     def kernels(self) -> Collection[str]:
-        from bitnet.vulkan.ops import SOURCES
+        from bitnet.vulkan.compiler import KERNELS
+        from bitnet.vulkan.modules import all_modules
 
-        return SOURCES.names()
+        return {f"{made.entry}_vulkan" for made in all_modules(KERNELS)}
 
 
 def _probe_loader(tried: dict[str, str]) -> ProbeResult:

@@ -101,10 +101,9 @@ def program(name: str, path: str) -> SpirvCompiler:
         with tempfile.TemporaryDirectory(prefix="bitnet-vulkan-") as folder:
             source, target = Path(folder) / f"{module.file}.comp", Path(folder) / "out.spv"
             source.write_text(module.text, encoding="utf-8")
-            command = [path, *OPTIONS[name], *macros, str(source), "-o", str(target)]
-            nothing = subprocess.DEVNULL
+            call = [path, *OPTIONS[name], *macros, str(source), "-o", str(target)]
             try:
-                done = subprocess.run(command, capture_output=True, timeout=SECONDS, check=False, stdin=nothing)
+                done = subprocess.run(call, stdin=subprocess.DEVNULL, capture_output=True, timeout=SECONDS, check=False)
             except subprocess.TimeoutExpired as error:
                 raise Refused(str(error)) from None
             if done.returncode or not target.exists():

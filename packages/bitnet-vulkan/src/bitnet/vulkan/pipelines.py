@@ -11,11 +11,10 @@ from bitnet.core.gpu import KernelSpec
 from bitnet.core.support.cache import KernelCache
 from bitnet.vulkan.compiler import KERNELS, spirv
 from bitnet.vulkan.driver import Functions, api, make
-from bitnet.vulkan.hardware import Hardware
+from bitnet.vulkan.hardware import COMPUTE_SHADER, Hardware
 from bitnet.vulkan.modules import Module, module
 
 STORAGE_BUFFER = 7
-COMPUTE = 0x20
 FULL_SUBGROUPS = 2
 """VK_PIPELINE_SHADER_STAGE_CREATE_REQUIRE_FULL_SUBGROUPS_BIT."""
 
@@ -92,8 +91,8 @@ class Pipelines:
     def _open_cache(self) -> Any:
         if self._kept:
             try:
-                kept = api().new("char[]", self._kept)
-                return self._vk.create("PipelineCache", initialDataSize=len(self._kept), pInitialData=kept)
+                kept = api().from_buffer(self._kept)
+                return self._vk.create("PipelineCache", initialDataSize=len(kept), pInitialData=kept)
             except DeviceError:  # a driver may refuse its own data, say after an update that kept its version
                 pass
         return self._vk.create("PipelineCache")
@@ -101,30 +100,25 @@ class Pipelines:
     def _shader(self, made: Module) -> Any:
         if made.digest not in self._shaders:
             code = spirv(made, self._vk.device, self._kernels)
-            words = api().new("uint32_t[]", len(code) // 4)
-            api().buffer(words)[:] = code
+            words = api().from_buffer("uint32_t[]", code)
             self._shaders[made.digest] = self._vk.create("ShaderModule", codeSize=len(code), pCode=words)
         return self._shaders[made.digest]
 
     def _layout(self, buffers: int, scalars: int) -> tuple[Any, Any]:
         key = (buffers, scalars)
         if key not in self._layouts:
-            kind = {"descriptorType": STORAGE_BUFFER, "descriptorCount": 1, "stageFlags": COMPUTE}
+            kind = {"descriptorType": STORAGE_BUFFER, "descriptorCount": 1, "stageFlags": COMPUTE_SHADER}
             bindings = [make("VkDescriptorSetLayoutBinding", binding=i, **kind) for i in range(buffers)]
-            sets = self._vk.create("DescriptorSetLayout", bindingCount=buffers, pBindings=bindings)
-            pushed = [make("VkPushConstantRange", stageFlags=COMPUTE, size=scalars)] if scalars else []
-            fields = {"pushConstantRangeCount": len(pushed), "pPushConstantRanges": pushed}
-            layout = self._vk.create("PipelineLayout", setLayoutCount=1, pSetLayouts=[sets], **fields)
+            sets = self._vk.create("DescriptorSetLayout", pBindings=bindings)
+            pushed = [make("VkPushConstantRange", stageFlags=COMPUTE_SHADER, size=scalars)] if scalars else []
+            layout = self._vk.create("PipelineLayout", pSetLayouts=[sets], pPushConstantRanges=pushed)
             self._layouts[key] = sets, layout
         return self._layouts[key]
 
     def _make(self, made: Module, spec: KernelSpec, layout: Any, group: int) -> Any:
         known, macros = made.constants, dict(made.macros)
         values = {"WG": group} | {name: int(value) for name, value in spec.defines if name not in macros}
-        if unknown := values.keys() - known.keys():
-            what = f"{spec.file} has no constant {', '.join(sorted(unknown))}."
-            raise KernelCompileError(what, device=self._vk.device)
-        stage: dict[str, Any] = {"stage": COMPUTE, "module": self._shader(made), "pName": "main"}
+        stage: dict[str, Any] = {"stage": COMPUTE_SHADER, "module": self._shader(made), "pName": "main"}
         if macros.get("SUBGROUPS"):
             values["SUBGROUP"] = subgroup = self._hardware.subgroup
             size = "VkPipelineShaderStageRequiredSubgroupSizeCreateInfo"
@@ -133,7 +127,7 @@ class Pipelines:
         kind = "VkSpecializationMapEntry"
         entries = [make(kind, constantID=known[name], offset=4 * i, size=4) for i, name in enumerate(values)]
         data = {"dataSize": 4 * len(values), "pData": api().new("int32_t[]", list(values.values()))}
-        special = make("VkSpecializationInfo", mapEntryCount=len(entries), pMapEntries=entries, **data)
+        special = make("VkSpecializationInfo", pMapEntries=entries, **data)
         stage_info = make("VkPipelineShaderStageCreateInfo", pSpecializationInfo=special, **stage)
         info = make("VkComputePipelineCreateInfo", stage=stage_info[0], layout=layout)
         handle = api().new("VkPipeline*")
