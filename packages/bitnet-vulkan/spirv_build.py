@@ -120,7 +120,11 @@ def install(program: str) -> Path:
 
 
 class SpirvHook(BuildHookInterface[Any]):
-    """Gives the wheel its SPIR-V."""
+    """Gives the wheel its SPIR-V.
+
+    The hook of bitnet-level-zero is much like it, and :func:`install` too. An isolated build has this package's sdist
+    alone, and a hook may import neither the core nor another package's, so each carries its own.
+    """
 
     _folder: tempfile.TemporaryDirectory[str] | None = None
 

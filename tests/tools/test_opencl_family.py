@@ -103,13 +103,31 @@ def test_style_and_types_are_clean(filled: Any) -> None:
     filled.run(sys.executable, "-m", "mypy", "--cache-dir=.mypy_cache", PACKAGE)
 
 
-def test_the_suite_passes(filled: Any, require_device: Callable[[str, str | None], None]) -> None:
-    """The suite for devices, at its own size, and the backend's other tests; none may be skipped."""
+DECIDES = [
+    "kernels/opencl",
+    "packages/bitnet-core/src/bitnet/core/gpu",
+    "packages/bitnet-core/src/bitnet/core/hal",
+    "packages/bitnet-core/src/bitnet/core/testing",
+    "tests/tools/spirv_cpu",
+    "tests/tools/test_opencl_family.py",
+    "tools/backend_template",
+    "tools/new_backend.py",
+    "uv.lock",
+]
+"""What it depends on whether the backend conforms."""
+changed_or_at_night = pytest.mark.nightly(unless_changed=DECIDES)
+
+
+@pytest.mark.parametrize(("size", "least"), [("small", 200), pytest.param("quick", 400, marks=changed_or_at_night)])
+def test_the_suite_passes(
+    size: str, least: int, filled: Any, require_device: Callable[[str, str | None], None]
+) -> None:
+    """The suite for devices and the backend's other tests; none may be skipped."""
     require_device("opencl-intel", None if INTEL.exists() else f"{INTEL} is not there (pip install intel-opencl-rt).")
     tests = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", PACKAGE]
-    required = {"BITNET_REQUIRE_DEVICES": f"{NAME}:0", "BITNET_CONFORMANCE": "quick"}
+    required = {"BITNET_REQUIRE_DEVICES": f"{NAME}:0", "BITNET_CONFORMANCE": size}
     said = filled.run(*tests, BITNET_CACHE_DIR=str(filled.root / "cache"), **required).stdout
     summary = said.strip().splitlines()[-1]
     passed = re.match(r"(\d+) passed in", summary)
     assert passed, said
-    assert int(passed[1]) > 400
+    assert int(passed[1]) > least

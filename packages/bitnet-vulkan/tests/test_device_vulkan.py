@@ -54,7 +54,8 @@ class Opened:
         instance = Instance(info.name)
         hardware = inspect(instance, instance.physical_devices()[int(info.index)], int(info.index))
         assert hardware is not None
-        self.driver = VulkanDriver(change(hardware), info.name, patience=patience)
+        self.driver = VulkanDriver(change(hardware), info.name)
+        self.driver._queue.patience = patience
         self.device = GpuDevice(info, self.driver, VulkanOps(self.driver.hardware).lowering())
 
     def __enter__(self) -> Opened:
@@ -188,13 +189,11 @@ def test_no_memory_to_submit_with(info: DeviceInfo, monkeypatch: Patch, without:
 
 
 def test_a_shader_that_does_not_compile(opened: Opened, monkeypatch: Patch, tmp_path: Path) -> None:
-    class Broken:
-        name = identity = "broken"
+    def broken(module: object) -> bytes:
+        raise compiler.Refused("line 7: no such teapot")
 
-        def spirv(self, module: object) -> bytes:
-            raise compiler.Refused("line 7: no such teapot")
-
-    monkeypatch.setattr(compiler, "ways", lambda: compiler.Ways([Broken()]))
+    way = compiler.SpirvCompiler("broken", "broken", broken)
+    monkeypatch.setattr(compiler, "ways", lambda: compiler.Ways([way]))
     with pytest.raises(KernelCompileError, match="no such teapot") as raised:
         opened.device.compile(program())
     assert "broken: line 7" in raised.value.log

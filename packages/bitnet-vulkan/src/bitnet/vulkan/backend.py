@@ -64,13 +64,14 @@ class VulkanBackend:
         raise DeviceUnavailableError(f"{info.name} is gone since it was probed.", hint="See bitnet devices.")
 
     def kernels(self) -> Collection[str]:
-        from bitnet.vulkan.ops import SOURCES
+        from bitnet.vulkan.compiler import KERNELS
+        from bitnet.vulkan.modules import all_modules
 
-        return SOURCES.names()
+        return {f"{made.entry}_vulkan" for made in all_modules(KERNELS)}
 
 
 def _probe_loader(tried: dict[str, str]) -> ProbeResult:
-    from bitnet.vulkan.driver import Instance
+    from bitnet.vulkan.driver import Instance, NoDriverError
     from bitnet.vulkan.hardware import NEEDED_BUFFERS, Hardware, inspect
 
     versions = {"vulkan-needed": NEEDED}
@@ -84,8 +85,13 @@ def _probe_loader(tried: dict[str, str]) -> ProbeResult:
         instance = Instance()
         physical = instance.physical_devices()
         found = [known for i, device in enumerate(physical) if (known := inspect(instance, device, i)) is not None]
+    except NoDriverError:
+        given = next((name for name in ("VK_DRIVER_FILES", "VK_ICD_FILENAMES") if os.environ.get(name)), "")
+        hint = f"Unset {given}, or let it name a driver's .json file." if given else INSTALL
+        why = ProbeStatus.DRIVER_MISSING, "The Vulkan loader finds no driver.", hint
     except DeviceError as error:
-        why = _no_driver(error)
+        hint = "Run vulkaninfo --summary and see the system's log."
+        why = ProbeStatus.BROKEN, f"The Vulkan driver does not start: {error.message}", hint
     if usable := [hardware for hardware in found if hardware.buffers >= NEEDED_BUFFERS]:
         return ProbeResult(ProbeStatus.OK, [_info(hardware) for hardware in usable], **told)
     if found:
@@ -98,16 +104,6 @@ def _probe_loader(tried: dict[str, str]) -> ProbeResult:
         return no_permission(denied, **told)
     status, reason, hint = why
     return ProbeResult(status, reason=reason, hint=hint, **told)
-
-
-def _no_driver(error: DeviceError) -> tuple[ProbeStatus, str, str]:
-    """Why there is no instance, and what to do: no driver that the loader can use, or a broken one."""
-    if "VK_ERROR_INCOMPATIBLE_DRIVER" in error.message:
-        given = next((n for n in ("VK_DRIVER_FILES", "VK_ICD_FILENAMES") if os.environ.get(n)), "")
-        hint = f"Unset {given}, or let it name a driver's .json file." if given else INSTALL
-        return ProbeStatus.DRIVER_MISSING, "The Vulkan loader finds no driver.", hint
-    hint = "Run vulkaninfo --summary and see the system's log."
-    return ProbeStatus.BROKEN, f"The Vulkan driver does not start: {error.message}", hint
 
 
 def _info(found: Hardware) -> DeviceInfo:

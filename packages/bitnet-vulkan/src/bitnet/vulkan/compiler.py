@@ -7,18 +7,17 @@ extension.
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import os
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from functools import cache
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache, partial
 from importlib.resources import files
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple
 
 from bitnet.core.errors import KernelCompileError
 from bitnet.core.gpu.compiling import Way, compiled
@@ -48,35 +47,30 @@ class Refused(Exception):
     """A way does not make a module; the message is the compiler's log."""
 
 
-class SpirvCompiler(Protocol):
-    """A way from GLSL to SPIR-V; ``identity`` tells it from others, and from itself after an update."""
+@dataclass(frozen=True, slots=True)
+class SpirvCompiler:
+    """A way from GLSL to SPIR-V.
 
-    @property
-    def name(self) -> str: ...
+    Attributes:
+        identity: Tells it from others, and from itself after an update; empty where nothing is compiled.
+        spirv: Makes a module's SPIR-V; raises :class:`Refused`, or OSError where the system does not let it.
+    """
 
-    @property
-    def identity(self) -> str: ...
-
-    def spirv(self, module: Module) -> bytes:
-        """The module's SPIR-V; raises :class:`Refused`, or OSError where the system does not let it."""
-        ...
+    name: str
+    identity: str
+    spirv: Callable[[Module], bytes]
 
 
-class Shaderc:
-    """``libshaderc_shared``, through its C interface."""
+def shaderc(lib: ctypes.CDLL, name: str) -> SpirvCompiler:
+    """``libshaderc_shared``, through its C interface; raises AttributeError where ``lib`` is another library."""
+    pointer, size = ctypes.c_void_p, ctypes.c_size_t
+    for call in ("compiler_initialize", "compile_options_initialize", "compile_into_spv"):
+        getattr(lib, f"shaderc_{call}").restype = pointer
+    lib.shaderc_result_get_bytes.restype = pointer
+    lib.shaderc_result_get_length.restype = size
+    lib.shaderc_result_get_error_message.restype = ctypes.c_char_p
 
-    def __init__(self, library: ctypes.CDLL, name: str) -> None:
-        self.name = self.identity = name
-        self._lib = library
-        pointer = ctypes.c_void_p
-        for call in ("compiler_initialize", "compile_options_initialize", "compile_into_spv"):
-            getattr(library, f"shaderc_{call}").restype = pointer
-        library.shaderc_result_get_bytes.restype = pointer
-        library.shaderc_result_get_length.restype = ctypes.c_size_t
-        library.shaderc_result_get_error_message.restype = ctypes.c_char_p
-
-    def spirv(self, module: Module) -> bytes:
-        lib, pointer, size = self._lib, ctypes.c_void_p, ctypes.c_size_t
+    def spirv(module: Module) -> bytes:
         text, file, result = module.text.encode(), f"{module.file}.comp".encode(), pointer()
         compiler = pointer(lib.shaderc_compiler_initialize())
         options = pointer(lib.shaderc_compile_options_initialize())
@@ -96,122 +90,95 @@ class Shaderc:
             lib.shaderc_compile_options_release(options)
             lib.shaderc_compiler_release(compiler)
 
+    return SpirvCompiler(name, name, spirv)
 
-@dataclass(frozen=True, slots=True)
-class CommandLineCompiler:
+
+def program(name: str, path: str) -> SpirvCompiler:
     """``glslc`` or ``glslangValidator``."""
 
-    name: str
-    path: str
-
-    @property
-    def identity(self) -> str:
-        found = Path(self.path).stat()
-        return f"{self.path} {found.st_size} {found.st_mtime_ns}"
-
-    def spirv(self, module: Module) -> bytes:
-        macros = [f"-D{name}={value}" for name, value in module.macros]
+    def spirv(module: Module) -> bytes:
+        macros = [f"-D{macro}={value}" for macro, value in module.macros]
         with tempfile.TemporaryDirectory(prefix="bitnet-vulkan-") as folder:
             source, target = Path(folder) / f"{module.file}.comp", Path(folder) / "out.spv"
             source.write_text(module.text, encoding="utf-8")
-            command = [self.path, *OPTIONS[self.name], *macros, str(source), "-o", str(target)]
-            nothing = subprocess.DEVNULL
+            call = [path, *OPTIONS[name], *macros, str(source), "-o", str(target)]
             try:
-                done = subprocess.run(command, capture_output=True, timeout=SECONDS, check=False, stdin=nothing)
+                done = subprocess.run(call, stdin=subprocess.DEVNULL, capture_output=True, timeout=SECONDS, check=False)
             except subprocess.TimeoutExpired as error:
                 raise Refused(str(error)) from None
             if done.returncode or not target.exists():
                 said = (done.stdout + done.stderr).decode(errors="replace").strip()
-                raise Refused(said or f"{self.name} ended with {done.returncode}.")
+                raise Refused(said or f"{name} ended with {done.returncode}.")
             return target.read_bytes()
 
-
-@dataclass(frozen=True, slots=True)
-class Built:
-    """What the wheel's build made, each module under the digest of its source."""
-
-    name: str = "built with the wheel"
-    identity: str = "built"
-
-    def spirv(self, module: Module) -> bytes:
-        try:
-            return (BUILT / f"{module.digest}.spv").read_bytes()
-        except FileNotFoundError:
-            raise Refused(f"{BUILT} does not have {module.label} as it is now.") from None
+    found = Path(path).stat()
+    return SpirvCompiler(name, f"{path} {found.st_size} {found.st_mtime_ns}", spirv)
 
 
-@dataclass(frozen=True, slots=True)
-class Ways:
-    """The ways there are, best first, and why the others are none."""
+def built(module: Module) -> bytes:
+    """What the wheel's build made, each module under the digest of its source; raises :class:`Refused`."""
+    try:
+        return (BUILT / f"{module.digest}.spv").read_bytes()
+    except FileNotFoundError:
+        raise Refused(f"{BUILT} does not have {module.label} as it is now.") from None
+
+
+class Ways(NamedTuple):
+    """The ways there are, best first, and what ``bitnet devices`` says of them."""
 
     found: Sequence[SpirvCompiler]
-    missing: Sequence[str] = field(default=())
-
-    @property
-    def text(self) -> str:
-        """For ``bitnet devices``."""
-        first = self.found[0].name if self.found else "none"
-        return f"shaders: {first}{f' ({self.missing[0]})' if self.missing else ''}"
+    text: str = ""
 
 
 @cache
 def ways() -> Ways:
     """The ways of this machine."""
     found: list[SpirvCompiler] = []
-    missing: list[str] = []
+    missing = ""
     library = open_library(SHADERC)
     if library.handle is not None:
         try:
-            found.append(Shaderc(library.handle, library.name))
+            found.append(shaderc(library.handle, library.name))
         except AttributeError as error:
-            missing.append(f"{library.name} cannot be used: {error}")
+            missing = f" ({library.name} cannot be used: {error})"
     elif library.failure != "missing":
         why = "; ".join(text for text in library.tried.values() if "No such file" not in text)
-        missing.append(f"libshaderc cannot be opened: {why}")
+        missing = f" (libshaderc cannot be opened: {why})"
     sdk, path = os.environ.get("VULKAN_SDK"), os.environ.get("PATH", "")
     places = {name: shutil.which(name, path=f"{sdk}/bin{os.pathsep}{path}" if sdk else path) for name in OPTIONS}
-    found += [CommandLineCompiler(name, place) for name, place in places.items() if place]
+    found += [program(name, place) for name, place in places.items() if place]
     if BUILT.is_dir():
-        found.append(Built())
-    return Ways(found, missing)
+        found.append(SpirvCompiler("built with the wheel", "", built))
+    return Ways(found, f"shaders: {found[0].name if found else 'none'}{missing}")
 
 
-class Compiler:
-    """SPIR-V of modules, from the kernel cache or the first way that makes it.
+def spirv(module: Module, device: str, kernels: KernelCache) -> bytes:
+    """SPIR-V of a module, from the kernel cache or the first way that makes it.
 
     Args:
         device: Name of the device, for errors.
+
+    Raises:
+        KernelCompileError: No way makes it; ``log`` has what each of them says.
     """
 
-    def __init__(self, device: str, kernels: KernelCache) -> None:
-        self._device, self._cache = device, kernels
+    def build(way: SpirvCompiler) -> tuple[bytes, bytes]:
+        try:
+            code = way.spirv(module)
+            if code[:4] != MAGIC or len(code) % 4:
+                raise Refused("what it made is no SPIR-V.")
+        except (Refused, OSError) as refused:
+            raise KernelCompileError("", device=device, log=str(refused), hint=HINT) from refused
+        return code, code
 
-    def spirv(self, module: Module) -> bytes:
-        """SPIR-V of a module.
+    def key(compiler: str) -> str:
+        return kernels.key(source=module.text, device="SPIR-V", driver="", options=module.digest, compiler=compiler)
 
-        Raises:
-            KernelCompileError: No way makes it; ``log`` has what each of them says.
-        """
-        made = [self._way(way, module) for way in ways().found]
-        if not made:
-            log = "There is no compiler, and the package has no SPIR-V."
-            raise KernelCompileError(f"{module.label} does not compile.", device=self._device, log=log, hint=HINT)
-        return compiled(self._cache, {module: made})[module]
-
-    def _way(self, way: SpirvCompiler, module: Module) -> Way[bytes]:
-        def build() -> tuple[bytes, bytes]:
-            try:
-                code = way.spirv(module)
-                if code[:4] != MAGIC or len(code) % 4:
-                    raise Refused("what it made is no SPIR-V.")
-            except (Refused, OSError) as refused:
-                raise KernelCompileError("", device=self._device, log=str(refused), hint=HINT) from refused
-            return code, code
-
-        key = None
-        if not isinstance(way, Built):
-            with contextlib.suppress(OSError):  # a program that is gone: calling it says so
-                key = self._cache.key(
-                    source=module.text, device="SPIR-V", driver="", options=module.digest, compiler=way.identity
-                )
-        return Way(module.label, key, build, lambda code: code, way.name)
+    made = [
+        Way(module.label, key(way.identity) if way.identity else None, partial(build, way), bytes, way.name)
+        for way in ways().found
+    ]
+    if not made:
+        log = "There is no compiler, and the package has no SPIR-V."
+        raise KernelCompileError(f"{module.label} does not compile.", device=device, log=log, hint=HINT)
+    return compiled(kernels, {module: made})[module]

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any
 
 import numpy.typing as npt
@@ -15,10 +14,10 @@ from bitnet.core.gpu.hazards import Hazards
 from bitnet.core.gpu.windows import bound
 from bitnet.core.support.cache import KernelCache
 from bitnet.vulkan.driver import Functions, api, make
-from bitnet.vulkan.hardware import BUDGET, Hardware, memory, open_device
+from bitnet.vulkan.hardware import BUDGET, COMPUTE_SHADER, Hardware, memory, open_device
 from bitnet.vulkan.memory import Memory, VulkanBuffer
-from bitnet.vulkan.pipelines import COMPUTE, STORAGE_BUFFER, Pipeline, Pipelines
-from bitnet.vulkan.queue import COMPUTE_STAGE, PATIENCE, TRANSFER_STAGE, Queue, barrier
+from bitnet.vulkan.pipelines import STORAGE_BUFFER, Pipeline, Pipelines
+from bitnet.vulkan.queue import COMPUTE_STAGE, TRANSFER_STAGE, Queue, barrier
 
 BIND_COMPUTE = 1
 
@@ -38,16 +37,14 @@ class VulkanDriver:
 
     Args:
         name: The device's, for errors.
-        patience: Seconds after which a device that does not answer counts as lost.
     """
 
-    def __init__(self, hardware: Hardware, name: str, *, patience: float = PATIENCE) -> None:
+    def __init__(self, hardware: Hardware, name: str) -> None:
         self.hardware = hardware
         self.dropped: list[tuple[Any, Any]] = []
         self._lock = threading.RLock()
         self._vk = Functions(name, open_device(hardware, name))
-        timeline = "timelineSemaphore" in hardware.features
-        self._queue = Queue(self._vk, hardware.queue_family, timeline=timeline, patience=patience)
+        self._queue = Queue(self._vk, hardware)
         self._memory = Memory(self._vk, hardware, self._queue)
         self._pipelines = Pipelines(self._vk, hardware, KernelCache())
 
@@ -56,8 +53,8 @@ class VulkanDriver:
             return self._memory.alloc(nbytes)
 
     def free(self, buffer: VulkanBuffer) -> None:
-        with self._ended() as alive:
-            if alive:
+        with self._lock:
+            if self._ends():
                 self._memory.free(buffer)
 
     def upload(self, buffer: VulkanBuffer, array: npt.NDArray[Any], offset: int = 0) -> None:
@@ -69,6 +66,7 @@ class VulkanDriver:
             self._memory.download(buffer, array, offset)
 
     def record(self, launches: Sequence[Launch]) -> Recording:
+        vk = self._vk
         with self._lock:
             self._give_back()
             pipelines = [
@@ -76,15 +74,22 @@ class VulkanDriver:
                 for launch in launches
             ]
             self._pipelines.save()
-            pool = self._descriptor_pool([len(launch.buffers) for launch in launches])
+            count = sum(len(launch.buffers) for launch in launches)
+            size = make("VkDescriptorPoolSize", type=STORAGE_BUFFER, descriptorCount=max(count, 1))
+            pool = vk.create("DescriptorPool", maxSets=max(len(launches), 1), pPoolSizes=[size])
             commands, hazards = self._queue.command_buffer(), Hazards()
             recording = Recording(self, commands, pool)
-            barrier(self._vk, commands, COMPUTE_STAGE | TRANSFER_STAGE, COMPUTE_STAGE)
+            barrier(vk, commands, COMPUTE_STAGE | TRANSFER_STAGE, COMPUTE_STAGE)
             for launch, pipeline in zip(launches, pipelines, strict=True):
                 if hazards.waits((buffer, at in pipeline.written) for at, buffer in enumerate(launch.buffers)):
-                    barrier(self._vk, commands, COMPUTE_STAGE, COMPUTE_STAGE)
-                self._dispatch(commands, launch, pipeline, self._descriptors(pool, pipeline, launch))
-            self._vk.EndCommandBuffer(commands)
+                    barrier(vk, commands, COMPUTE_STAGE, COMPUTE_STAGE)
+                sets = self._descriptors(pool, pipeline, launch)
+                vk.CmdBindPipeline(commands, BIND_COMPUTE, pipeline.handle)
+                vk.CmdBindDescriptorSets(commands, BIND_COMPUTE, pipeline.layout, 0, 1, sets, 0, api().NULL)
+                if scalars := launch.scalars:
+                    vk.CmdPushConstants(commands, pipeline.layout, COMPUTE_SHADER, 0, len(scalars), scalars)
+                vk.CmdDispatch(commands, *launch.grid)
+            vk.EndCommandBuffer(commands)
             return recording
 
     def submit(self, recording: Recording) -> None:
@@ -92,28 +97,24 @@ class VulkanDriver:
             self._queue.submit(recording.commands)
 
     def memory(self) -> tuple[int, int]:
-        budget = BUDGET in self.hardware.extensions
-        return memory(self._vk, self.hardware.handle, budget=budget)
+        return memory(self._vk, self.hardware.handle, budget=BUDGET in self.hardware.extensions)
 
     def close(self) -> None:
-        with self._ended() as alive:
-            if alive:
+        with self._lock:
+            if self._ends():
                 self._give_back()
                 self._pipelines.close()
                 self._memory.close()
                 self._queue.close()
                 self._vk.DestroyDevice(self._vk.handle, api().NULL)
 
-    @contextmanager
-    def _ended(self) -> Iterator[bool]:
-        """When nothing runs any more; false where that cannot be had: what the device may be at work on has to stay."""
-        with self._lock:
-            try:
-                self._memory.wait()
-                alive = True
-            except (DeviceLostError, OutOfMemoryError):  # in the latter case what still waits names it
-                alive = False
-            yield alive
+    def _ends(self) -> bool:
+        """Wait until nothing runs; false where that cannot be had: what the device may be at work on has to stay."""
+        try:
+            self._memory.wait()
+        except (DeviceLostError, OutOfMemoryError):  # in the latter case what still waits names it
+            return False
+        return True
 
     def _give_back(self) -> None:
         """Free the recordings that nobody has any more."""
@@ -125,29 +126,16 @@ class VulkanDriver:
         for _, pool in dropped:
             self._vk.destroy("DescriptorPool", pool)
 
-    def _descriptor_pool(self, counts: list[int]) -> Any:
-        size = make("VkDescriptorPoolSize", type=STORAGE_BUFFER, descriptorCount=max(sum(counts), 1))
-        return self._vk.create("DescriptorPool", maxSets=max(len(counts), 1), poolSizeCount=1, pPoolSizes=[size])
-
     def _descriptors(self, pool: Any, pipeline: Pipeline, launch: Launch) -> Any:
         shown = []
         for buffer in launch.buffers:
             memory, offset, size = bound(buffer, self.hardware.largest_binding, launch.kernel.entry, self._vk.device)
             shown.append(make("VkDescriptorBufferInfo", buffer=memory.handle, offset=offset, range=size))
         handle = api().new("VkDescriptorSet*")
-        sets = [pipeline.sets]
-        info = make("VkDescriptorSetAllocateInfo", descriptorPool=pool, descriptorSetCount=1, pSetLayouts=sets)
+        info = make("VkDescriptorSetAllocateInfo", descriptorPool=pool, pSetLayouts=[pipeline.sets])
         self._vk.AllocateDescriptorSets(self._vk.handle, info, handle)
         # One write for all: past the end of a binding, which has one descriptor, it goes on with the next binding.
         given = {"descriptorCount": len(shown), "descriptorType": STORAGE_BUFFER, "pBufferInfo": shown}
         write = make("VkWriteDescriptorSet", dstSet=handle[0], **given)
         self._vk.UpdateDescriptorSets(self._vk.handle, 1, write, 0, api().NULL)
         return handle
-
-    def _dispatch(self, commands: Any, launch: Launch, pipeline: Pipeline, sets: Any) -> None:
-        vk, scalars = self._vk, launch.scalars
-        vk.CmdBindPipeline(commands, BIND_COMPUTE, pipeline.handle)
-        vk.CmdBindDescriptorSets(commands, BIND_COMPUTE, pipeline.layout, 0, 1, sets, 0, api().NULL)
-        if scalars:
-            vk.CmdPushConstants(commands, pipeline.layout, COMPUTE, 0, len(scalars), scalars)
-        vk.CmdDispatch(commands, *launch.grid)

@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from functools import cache
 from importlib.machinery import ModuleSpec
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from bitnet.core.errors import DeviceError
 from bitnet.core.gpu.failures import lost, out_of_memory
@@ -30,10 +30,11 @@ VERSION_1_1, VERSION_1_2, VERSION_1_3 = (1 << 22 | minor << 12 for minor in (1, 
 SUCCESS, TIMEOUT, INCOMPLETE = 0, 2, 5
 OUT_OF_MEMORY = {-1, -2, -10, -1000069000}
 """Host memory, device memory, too many objects, pool memory."""
-DEVICE_LOST = -4
+DEVICE_LOST, NO_DRIVER = -4, -9
 PORTABILITY = "VK_KHR_portability_enumeration"
 """Extension without which MoltenVK's devices are not listed."""
 
+_one_at_a_time = threading.Lock()
 _alive: weakref.WeakKeyDictionary[Any, list[Any]] = weakref.WeakKeyDictionary()
 
 
@@ -70,13 +71,17 @@ def loader() -> Any:
 def make(kind: str, **fields: Any) -> Any:
     """A structure (a pointer to it) that keeps alive all that it points at, with its ``sType`` set.
 
-    A list becomes an array of structures, handles or numbers; text becomes a C string; None is left out.
+    A list becomes an array of structures, handles or numbers, and its length the field before it where that is a count;
+    text becomes a C string; None is left out.
     """
     ffi = api()
     types = dict(ffi.typeof(kind).fields)
+    names = [*types]
     kept: list[Any] = []
     values: dict[str, Any] = {}
     for name, value in fields.items():
+        if isinstance(value, list) and (count := names[names.index(name) - 1]).endswith("Count"):
+            values[count] = len(value)
         if value is not None:
             pointer = types[name].type.kind == "pointer"
             values[name] = _pointed(types[name].type, value, kept) if pointer else value
@@ -92,13 +97,9 @@ def _pointed(kind: Any, value: Any, kept: list[Any]) -> Any:
     if isinstance(value, str):
         value = ffi.new("char[]", value.encode())
     elif isinstance(value, list):
-        if kind.item.kind == "struct":
-            kept += value  # the array gets copies, whose own pointers stay valid with the originals
-            value = [item[0] for item in value]
-        elif any(isinstance(item, str) for item in value):
-            value = [ffi.new("char[]", item.encode()) for item in value]
-            kept += value
-        value = ffi.new(f"{kind.item.cname}[]", value)
+        items = [ffi.new("char[]", item.encode()) if isinstance(item, str) else item for item in value]
+        kept += items  # the array gets copies of structures, whose own pointers stay valid with the originals
+        value = ffi.new(f"{kind.item.cname}[]", [item[0] for item in items] if kind.item.kind == "struct" else items)
     kept.append(value)
     return value
 
@@ -110,11 +111,15 @@ def structure_types() -> dict[str, int]:
     return {name.removeprefix("VK_STRUCTURE_TYPE_").replace("_", ""): value for name, value in values.items()}
 
 
+class NoDriverError(DeviceError):
+    """The loader finds no driver that it can use."""
+
+
 def check(device: str, what: str, result: int) -> int:
     """``result`` of the call ``what`` where it is a success, which :data:`TIMEOUT` counts as.
 
     Raises:
-        OutOfMemoryError, DeviceLostError, DeviceError: It is an error, named as Vulkan names it.
+        OutOfMemoryError, DeviceLostError, NoDriverError, DeviceError: It is an error, named as Vulkan names it.
     """
     if result >= SUCCESS:
         return result
@@ -124,7 +129,7 @@ def check(device: str, what: str, result: int) -> int:
         raise out_of_memory(message, device)
     if result == DEVICE_LOST:
         raise lost(message, device)
-    raise DeviceError(message, device=device)
+    raise (NoDriverError if result == NO_DRIVER else DeviceError)(message, device=device)
 
 
 class Functions:
@@ -219,37 +224,37 @@ class Instance(Functions):
         version: Of Vulkan, that of the loader at most: a newer device has no more than this of it here.
 
     Raises:
-        DeviceError: The loader finds no driver that fits.
+        NoDriverError: The loader finds no driver that fits.
+        DeviceError: A driver does not start.
     """
 
     _finder = "vkGetInstanceProcAddr"
-    _made: ClassVar[dict[frozenset[tuple[str, str]], tuple[Any, int]]] = {}
-    _lock: ClassVar[threading.Lock] = threading.Lock()
 
     def __init__(self, name: str = "vulkan") -> None:
         super().__init__(name)
-        settings = frozenset((key, value) for key, value in os.environ.items() if key.startswith("VK_"))
-        with self._lock:
-            if settings not in self._made:
-                self._made[settings] = self._make()
-            self.handle, self.version = self._made[settings]
+        with _one_at_a_time:
+            settings = frozenset((key, value) for key, value in os.environ.items() if key.startswith("VK_"))
+            self.handle, self.version = _instance(settings)
 
     def physical_devices(self) -> list[Any]:
         """The devices, in the loader's order, which numbers them."""
         return self.listed("EnumeratePhysicalDevices", "VkPhysicalDevice", self.handle)
 
-    def _make(self) -> tuple[Any, int]:
-        ffi = api()
-        version, handle = ffi.new("uint32_t*", 1 << 22), ffi.new("VkInstance*")
-        with contextlib.suppress(AttributeError):  # a loader of Vulkan 1.0 has no such function
-            self.EnumerateInstanceVersion(version)
-        used = min(int(version[0]), VERSION_1_3)
-        fields = {"pApplicationInfo": make("VkApplicationInfo", pApplicationName="bitnet", apiVersion=used)}
-        if PORTABILITY in self.extensions("EnumerateInstanceExtensionProperties", ffi.NULL):
-            fields |= {"flags": 1, "enabledExtensionCount": 1, "ppEnabledExtensionNames": [PORTABILITY]}
-        with without_display():
-            self.CreateInstance(make("VkInstanceCreateInfo", **fields), ffi.NULL, handle)
-        return handle[0], used
+
+@cache
+def _instance(_settings: frozenset[tuple[str, str]]) -> tuple[Any, int]:
+    """The ``VkInstance`` of these settings of the environment, and its version."""
+    vk, ffi = Functions("vulkan"), api()
+    version, handle = ffi.new("uint32_t*", 1 << 22), ffi.new("VkInstance*")
+    with contextlib.suppress(AttributeError):  # a loader of Vulkan 1.0 has no such function
+        vk.EnumerateInstanceVersion(version)
+    used = min(int(version[0]), VERSION_1_3)
+    fields = {"pApplicationInfo": make("VkApplicationInfo", pApplicationName="bitnet", apiVersion=used)}
+    if PORTABILITY in vk.extensions("EnumerateInstanceExtensionProperties", ffi.NULL):
+        fields |= {"flags": 1, "ppEnabledExtensionNames": [PORTABILITY]}
+    with without_display():
+        vk.CreateInstance(make("VkInstanceCreateInfo", **fields), ffi.NULL, handle)
+    return handle[0], used
 
 
 def text(characters: Any) -> str:

@@ -28,7 +28,7 @@ COMPUTE, GRAPHICS = 2, 1
 DEVICE_LOCAL = 1
 SUBGROUP_OPERATIONS = 1 | 4 | 16
 """VkSubgroupFeatureFlagBits that the kernels use: basic, arithmetic, shuffle."""
-COMPUTE_STAGE = 0x20
+COMPUTE_SHADER = 0x20
 NEEDED_BUFFERS = 9
 """Storage buffers a kernel binds at most; Vulkan promises only 4 to a stage."""
 SUBGROUP_CONTROL = ("subgroupSizeControl", "computeFullSubgroups")
@@ -40,10 +40,6 @@ SUBGROUP_SCOPE = 3
 """VK_SCOPE_SUBGROUP_KHR."""
 BUDGET = "VK_EXT_memory_budget"
 """Extension of devices that tell how much memory is free."""
-IDENTITY, LIMITS, SUBGROUPS = "IDProperties", "Maintenance3Properties", "SubgroupProperties"
-SUBGROUP_SIZES, DRIVER = "SubgroupSizeControlProperties", "DriverProperties"
-PROCESSORS = "ShaderSMBuiltinsPropertiesNV"
-"""Structures (VkPhysicalDevice…) of properties: the first three every device fills in."""
 
 _EXTENSION = 1 << 32
 """Beyond every version: of features that are in no version of Vulkan."""
@@ -102,11 +98,7 @@ class Hardware:
     @property
     def macros(self) -> Mapping[str, int]:
         """What the kernels' sources are told of the device."""
-        return {
-            "SUBGROUPS": int(self.subgroup > 0),
-            "DOT": int(DOT in self.features),
-            "COOPMAT": int(self.int8_tile is not None),
-        }
+        return {"SUBGROUPS": int(self.subgroup > 0), "DOT": int(DOT in self.features)}
 
     @property
     def used(self) -> tuple[str, ...]:
@@ -123,11 +115,10 @@ class Hardware:
         Args:
             group_rows: Rows that a work-group does, where the grid counts rows.
         """
-        rows, cols = weight.shape
         most_rows = group_rows * MOST_GROUPS if group_rows else None
         largest, alignment = self.largest_binding // 16 * 16, max(self.alignment, 16)
-        size = cols * (2 if weight.dtype == "f16" else 4)
-        return row_windows(weight.data, rows, size, largest=largest, alignment=alignment, most_rows=most_rows)
+        data, (rows, _) = weight.data, weight.shape
+        return row_windows(data, rows, data.nbytes // rows, largest=largest, alignment=alignment, most_rows=most_rows)
 
 
 def inspect(instance: Instance, physical: Any, index: int) -> Hardware | None:
@@ -142,24 +133,24 @@ def inspect(instance: Instance, physical: Any, index: int) -> Hardware | None:
     kinds = _matrices(instance, physical, features)
     tile = best_tile(kinds)
     features -= frozenset() if tile else MATRIX_FEATURES
-    there = {
-        IDENTITY: True,
-        LIMITS: True,
-        SUBGROUPS: True,
-        SUBGROUP_SIZES: "subgroupSizeControl" in features,
-        DRIVER: version >= VERSION_1_2 or "VK_KHR_driver_properties" in extensions,
-        PROCESSORS: "VK_NV_shader_sm_builtins" in extensions,
-    }
-    told = instance.query("Properties", physical, [kind for kind, has in there.items() if has])
-    found = told["Properties2"].properties
-    limits, driver, processors = found.limits, told.get(DRIVER), told.get(PROCESSORS)
-    subgroup, asks = _subgroup(told[SUBGROUPS], told.get(SUBGROUP_SIZES), features)
+    asked = ["IDProperties", "Maintenance3Properties", "SubgroupProperties"]
+    asked += ["SubgroupSizeControlProperties"] if "subgroupSizeControl" in features else []
+    asked += ["DriverProperties"] if version >= VERSION_1_2 or "VK_KHR_driver_properties" in extensions else []
+    asked += ["ShaderSMBuiltinsPropertiesNV"] if "VK_NV_shader_sm_builtins" in extensions else []
+    told = instance.query("Properties", physical, asked)
+    found, driver, processors = (
+        told["Properties2"].properties,
+        told.get("DriverProperties"),
+        told.get("ShaderSMBuiltinsPropertiesNV"),
+    )
+    limits = found.limits
+    subgroup, asks = _subgroup(told["SubgroupProperties"], told.get("SubgroupSizeControlProperties"), features)
     version_text = text(driver.driverInfo) if driver is not None else ""
     nvidia = driver is not None and driver.driverID == NVIDIA_DRIVER
     info = DeviceInfo(
         backend="vulkan",
         index=str(index),
-        id=str(UUID(bytes=bytes(told[IDENTITY].deviceUUID))),
+        id=str(UUID(bytes=bytes(told["IDProperties"].deviceUUID))),
         description=text(found.deviceName),
         vendor=VENDORS.get(found.vendorID, f"0x{found.vendorID:04x}"),
         type=TYPES.get(found.deviceType, DeviceType.VIRTUAL),
@@ -178,7 +169,7 @@ def inspect(instance: Instance, physical: Any, index: int) -> Hardware | None:
         int8_tile=tile,
         f16_product="shaderFloat16" in features and has_f16_product(kinds),
         largest_binding=int(limits.maxStorageBufferRange),
-        largest_buffer=int(told[LIMITS].maxMemoryAllocationSize),
+        largest_buffer=int(told["Maintenance3Properties"].maxMemoryAllocationSize),
         alignment=int(limits.minStorageBufferOffsetAlignment),
         shared=int(limits.maxComputeSharedMemorySize),
         group=min(int(limits.maxComputeWorkGroupInvocations), int(limits.maxComputeWorkGroupSize[0])),
@@ -195,17 +186,15 @@ def open_device(hardware: Hardware, device: str) -> Any:
         DeviceError: The driver refuses.
     """
     extensions, chain = [], None
-    for kind, (built_in, extension, fields) in _FEATURES.items():
-        if on := {name: 1 for name in fields if name in hardware.features}:
+    for kind, (built_in, extension, names) in _FEATURES.items():
+        if on := {name: 1 for name in names if name in hardware.features}:
             extensions += [extension] if hardware.version < built_in else []
             chain = make(f"VkPhysicalDevice{kind}", pNext=chain, **on)
     if "VK_KHR_portability_subset" in hardware.extensions:
         extensions.append("VK_KHR_portability_subset")  # one that has it must be given it
-    one = {"queueCount": 1, "pQueuePriorities": api().new("float[]", [1.0])}
-    queue = make("VkDeviceQueueCreateInfo", queueFamilyIndex=hardware.queue_family, **one)
-    enabled = {"enabledExtensionCount": len(extensions), "ppEnabledExtensionNames": extensions}
-    queues = {"queueCreateInfoCount": 1, "pQueueCreateInfos": [queue]}
-    return Functions(device).create("Device", hardware.handle, pNext=chain, **queues, **enabled)
+    queue = make("VkDeviceQueueCreateInfo", queueFamilyIndex=hardware.queue_family, pQueuePriorities=[1.0])
+    fields: dict[str, Any] = {"pNext": chain, "pQueueCreateInfos": [queue], "ppEnabledExtensionNames": extensions}
+    return Functions(device).create("Device", hardware.handle, **fields)
 
 
 def memory(vk: Functions, physical: Any, *, budget: bool = False) -> tuple[int, int]:
@@ -216,7 +205,7 @@ def memory(vk: Functions, physical: Any, *, budget: bool = False) -> tuple[int, 
     if not own:
         return 0, 0
     largest = max(own, key=lambda i: heaps.memoryHeaps[i].size)
-    left = told["MemoryBudgetPropertiesEXT"] if budget else None
+    left = told.get("MemoryBudgetPropertiesEXT")
     free = int(left.heapBudget[largest] - left.heapUsage[largest]) if left is not None else 0
     return int(heaps.memoryHeaps[largest].size), max(0, free)
 
@@ -237,13 +226,13 @@ def _features(instance: Instance, physical: Any, version: int, extensions: froze
 def _subgroup(properties: Any, sizes: Any, features: frozenset[str]) -> tuple[int, bool]:
     """The size to use, and whether it has to be asked for. Kernels need full subgroups of one known size."""
     able = properties.supportedOperations & SUBGROUP_OPERATIONS == SUBGROUP_OPERATIONS
-    able = able and bool(properties.supportedStages & COMPUTE_STAGE)
+    able = able and bool(properties.supportedStages & COMPUTE_SHADER)
     if not able or sizes is None or "computeFullSubgroups" not in features:
         return 0, False
     least, most = int(sizes.minSubgroupSize), int(sizes.maxSubgroupSize)
     if least == most:
         return least, False
-    asks = bool(sizes.requiredSubgroupSizeStages & COMPUTE_STAGE)
+    asks = bool(sizes.requiredSubgroupSizeStages & COMPUTE_SHADER)
     return (max(least, min(most, WIDEST_SUBGROUP)) if asks else 0), asks
 
 
@@ -257,15 +246,13 @@ def _matrices(instance: Instance, physical: Any, features: frozenset[str]) -> li
 
 def best_tile(kinds: Iterable[Any]) -> tuple[int, int, int] | None:
     """The largest of these ``VkCooperativeMatrixPropertiesKHR`` that ternary_mma takes: its M, N, K."""
-    tiles = [
-        (m, n, k)
-        for m, n, k in _tiles(kinds, (INT8, INT8, INT32, INT32))
-        if m in (8, 16, 32)
-        and n in (8, 16, 32)
-        and m * n <= 512  # eight such results fit the shared memory of its smaller work-groups
-        and k in (16, 32, 64, 128)
-    ]
-    return max(tiles, key=math.prod, default=None)
+
+    def fits(m: int, n: int, k: int) -> bool:
+        # Eight results of m x n have to fit the shared memory of its smaller work-groups.
+        return {m, n} <= {8, 16, 32} and m * n <= 512 and k in (16, 32, 64, 128)
+
+    tiles = _tiles(kinds, (INT8, INT8, INT32, INT32))
+    return max((tile for tile in tiles if fits(*tile)), key=math.prod, default=None)
 
 
 def has_f16_product(kinds: Iterable[Any]) -> bool:

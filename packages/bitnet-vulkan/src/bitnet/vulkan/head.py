@@ -6,6 +6,8 @@ themselves, with the very sums that the logits have.
 
 from __future__ import annotations
 
+from itertools import accumulate
+
 import numpy as np
 
 from bitnet.core.gpu import Arg, Bucket, Buffer, Context, DenseBuffer, Launch, launch
@@ -16,7 +18,6 @@ from bitnet.core.gpu.windows import Window
 from bitnet.core.hal import DenseMatmul
 from bitnet.vulkan import matrices
 from bitnet.vulkan.hardware import MOST_GROUPS, Hardware
-from bitnet.vulkan.matrices import MATRIX_GROUP
 
 FEW_ROWS = 8
 """Rows of x that dense_matmul takes in one pass over the weights."""
@@ -38,6 +39,7 @@ class HeadOps:
     def __init__(self, hardware: Hardware, group: int) -> None:
         self._hardware, self._group = hardware, group
         self._lanes = min(LANES, hardware.subgroup or LANES)
+        self._score_lanes = min(SCORE_LANES, hardware.subgroup)
 
     def dense_matmul(self, ctx: Context, op: DenseMatmul, bucket: Bucket) -> list[Launch]:
         """Each weight row is read once: for one row of x, by matrices for several, else for up to ``FEW_ROWS``."""
@@ -53,11 +55,11 @@ class HeadOps:
         elif bucket.rows > 1 and self._multiplies(weight):
             split, given = [self._split(ctx, x, cols, bucket)], self._halves(ctx, cols)
             tiles = min(ceil_div(bucket.rows, 16), 4)
-            file, each, tokens, group = "dense_mma", MATRIX_ROWS, 16 * tiles, MATRIX_GROUP
+            file, each, tokens, group = "dense_mma", MATRIX_ROWS, 16 * tiles, matrices.MATRIX_GROUP
             defines |= {"SM": tiles}
         else:
             file, each, tokens = "dense_matmul", group // lanes, min(bucket.rows, FEW_ROWS)
-            defines |= {"LANES": lanes, "TOKENS": tokens, "WEIGHT_F16": f16, "MACRO_WIDE": int(cols % 8 == 0)}
+            defines |= {"LANES": lanes, "TOKENS": tokens, "WEIGHT_F16": f16, "WIDE": int(cols % 8 == 0)}
         made = []
         for part, first, count in self._hardware.windows(weight, each):
             grid = (ceil_div(count, each), ceil_div(bucket.rows, tokens), 1)
@@ -73,7 +75,8 @@ class HeadOps:
         rows, cols = shape
         tokens = min(ctx.program.limits.max_rows, COMPACT_ROWS)
         largest = rows * cols * 2, tokens * rows * 4
-        shared = tokens * cols * 2 + 64, self._choose_words() * 4
+        choice_tiles = 160 * 9 * 4 if matrices.has_f16(hardware) else 0
+        shared = tokens * cols * 2 + 64, (CHOOSE_EACH * self._group + choice_tiles + 4 * COMPACT_ROWS) * 4
         return (
             cols <= CHUNK * self._group
             and max(largest) <= hardware.largest_binding
@@ -103,10 +106,9 @@ class HeadOps:
         exact: tuple[Arg, ...] = self._halves(ctx, cols) if by_matrices else (y,)
         choose_args = (step, sizes, params, scores, state, weight.data, chosen, *exact, *chosen_by, n)
         sizes_of = {"COLS": cols, "TOKENS": bucket.rows}
-        lanes = self._score_lanes
-        scorers = ceil_div(rows, group // lanes * SCORE_ROWS * SCORE_TURNS)
-        score = {**sizes_of, "LANES": lanes, "TURNS": SCORE_TURNS}
-        choose = {**sizes_of, "LANES": self._lanes, "EACH": each, "MACRO_MATRICES": int(by_matrices)}
+        scorers = ceil_div(rows, group // self._score_lanes * SCORE_ROWS * SCORE_TURNS)
+        score = {**sizes_of, "LANES": self._score_lanes, "TURNS": SCORE_TURNS}
+        choose = {**sizes_of, "LANES": self._lanes, "EACH": each, "MATRICES": int(by_matrices)}
         norm = {"COLS": cols, "NORM": int(head.norm is not None), "ONE": int(bucket.tokens == 1)}
         return [
             launch("head_rows", (bucket.rows, 1, 1), group, rows_args, norm),
@@ -115,26 +117,15 @@ class HeadOps:
             launch("head_choose", (choosers, 1, 1), group, choose_args, choose),
         ]
 
-    @property
-    def _score_lanes(self) -> int:
-        return min(SCORE_LANES, self._hardware.subgroup)
-
-    def _choose_words(self) -> int:
-        """Shared memory of head_choose, at most."""
-        tiles = 160 * 9 * 4 if matrices.has_f16(self._hardware) else 0
-        return CHOOSE_EACH * self._group + tiles + 4 * COMPACT_ROWS
-
     def _packed(self, ctx: Context, name: str) -> list[Window]:
         """The compact copy of a head, made on the device when first asked for: its codes, sizes and columns."""
         weight = ctx.dense(name)
         rows, cols = weight.shape
-        places, at = [], 0
-        for nbytes in (rows * cols // 2, rows * 8, cols * 4):
-            places.append((at, nbytes))
-            at += ceil_div(nbytes, self._hardware.alignment) * self._hardware.alignment
+        sizes, alignment = (rows * cols // 2, rows * 8, cols * 4), self._hardware.alignment
+        *places, total = accumulate((ceil_div(nbytes, alignment) * alignment for nbytes in sizes), initial=0)
 
         def windows(buffer: Buffer) -> list[Window]:
-            return [Window(buffer, first, nbytes) for first, nbytes in places]
+            return [Window(buffer, first, nbytes) for first, nbytes in zip(places, sizes, strict=True)]
 
         def fill(buffer: Buffer) -> list[Launch]:
             codes, sizes, columns = windows(buffer)
@@ -147,7 +138,7 @@ class HeadOps:
                 launch("head_pack", grid, group, pack_args, size),
             ]
 
-        return windows(ctx.copy(name, at, fill))
+        return windows(ctx.copy(name, total, fill))
 
     def _multiplies(self, weight: DenseBuffer) -> bool:
         """Whether dense_mma takes a weight."""

@@ -5,8 +5,6 @@ Vulkan promises no progress between work-groups, so this is for NVIDIA's own dri
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from bitnet.core.gpu import Arg, Bucket, Context, Launch, launch
@@ -25,65 +23,59 @@ BUFFERS = 22
 """That the kernel binds."""
 
 
-@dataclass(frozen=True, slots=True)
-class LayerOps:
-    """The launches for a device that runs ``groups`` work-groups at once; none where that is 0."""
+def one_launch(hardware: Hardware, ctx: Context, layer: Layer, bucket: Bucket) -> list[Launch] | None:
+    """The one launch of a layer; None where it cannot be one: always, where a device has no ``processors``."""
+    groups = hardware.processors
+    able = groups and hardware.macros["DOT"] and hardware.group >= GROUP and hardware.buffers >= BUFFERS
+    able = able and hardware.subgroup >= LEAST_LANES and bucket.tokens == 1
+    sizes = _sizes(hardware, ctx, layer) if able else None
+    if sizes is None:
+        return None
+    rope, op, up, x = layer.rope, layer.attention, layer.glu, ctx.tensors[layer.qkv_norm.x]
+    chunk = sizes["CHUNK"]
+    part = chunk * ceil_div(bucket.context, chunk * MOST_PARTS)
+    most = ceil_div(bucket.context, part)
+    defines = sizes | {"PART": part, "MOST": most, "NEOX": int(rope.style == "neox")}
+    defines |= {"RELU2": int(up.activation == "relu2"), "GROUPS": groups}
+    defines["NORMS"] = sum(1 << i for i, (quant, _) in enumerate(layer.pairs) if quant.weight)
+    parts = ctx.scratch("layer parts", most * op.kv_heads * (sizes["GROUP"] * (op.head_dim + 2) + 4) * 4)
+    step, _, _, *place = positions(ctx)
+    args: list[Arg] = [step, x, ctx.tensors[op.qkv], ctx.kv("k", op.layer), ctx.kv("v", op.layer)]
+    args += [ctx.dense(rope.cos).data, ctx.dense(rope.sin).data, parts, glu_products(ctx, up)]
+    args.append(ctx.zeroed("layer arrivals", 4 * 4))
+    for quant, product in layer.pairs:
+        w = ctx.ternary(product.weights)
+        args += [ctx.dense(quant.weight).data if quant.weight else x, w.codes, w.scales]
+    args += [*place, *(np.float32(quant.eps) for quant, _ in layer.pairs)]
+    return [launch("decode_layer", (groups, 1, 1), GROUP, tuple(args), defines)]
 
-    hardware: Hardware
-    groups: int
 
-    def launch(self, ctx: Context, layer: Layer, bucket: Bucket) -> list[Launch] | None:
-        """The one launch of a layer; None where it cannot be one."""
-        hardware = self.hardware
-        able = self.groups and hardware.macros["DOT"] and hardware.group >= GROUP and hardware.buffers >= BUFFERS
-        able = able and hardware.subgroup >= LEAST_LANES and bucket.tokens == 1
-        sizes = self._sizes(ctx, layer) if able else None
-        if sizes is None:
-            return None
-        rope, op, up, x = layer.rope, layer.attention, layer.glu, ctx.tensors[layer.qkv_norm.x]
-        chunk = sizes["CHUNK"]
-        part = chunk * ceil_div(bucket.context, chunk * MOST_PARTS)
-        most = ceil_div(bucket.context, part)
-        defines = sizes | {"PART": part, "MOST": most, "NEOX": int(rope.style == "neox")}
-        defines |= {"RELU2": int(up.activation == "relu2"), "GROUPS": self.groups}
-        defines["NORMS"] = sum(1 << i for i, (quant, _) in enumerate(layer.pairs) if quant.weight)
-        parts = ctx.scratch("layer parts", most * op.kv_heads * (sizes["GROUP"] * (op.head_dim + 2) + 4) * 4)
-        step, _, _, *place = positions(ctx)
-        args: list[Arg] = [step, x, ctx.tensors[op.qkv], ctx.kv("k", op.layer), ctx.kv("v", op.layer)]
-        args += [ctx.dense(rope.cos).data, ctx.dense(rope.sin).data, parts, glu_products(ctx, up)]
-        args.append(ctx.zeroed("layer arrivals", 4 * 4))
-        for quant, product in layer.pairs:
-            w = ctx.ternary(product.weights)
-            args += [ctx.dense(quant.weight).data if quant.weight else x, w.codes, w.scales]
-        args += [*place, *(np.float32(quant.eps) for quant, _ in layer.pairs)]
-        return [launch("decode_layer", (self.groups, 1, 1), GROUP, tuple(args), defines)]
-
-    def _sizes(self, ctx: Context, layer: Layer) -> dict[str, int] | None:
-        """What the kernel is compiled for, less what depends on the context; None where it does not take the layer."""
-        op = layer.attention
-        weights = [ctx.ternary(product.weights) for _, product in layer.pairs]
-        width, ffn, share = weights[0].cols, weights[3].cols, op.heads // op.kv_heads
-        chunks = [w.row_bytes // 16 for w in weights]
-        shared_by = [max(LEAST_LANES, next_power_of_two(ceil_div(n, HELD))) for n in (max(chunks[:3]), chunks[3])]
-        lanes, down_lanes = shared_by
-        size = self.hardware.subgroup
-        loads, space = max(op.head_dim // wide(ctx), 1), 4 * max(map(pitch, chunks))
-        runs = GROUP // loads
-        chunk = max(LEAST_CHUNK, runs)
-        if (
-            op.head_dim % wide(ctx)
-            or size % loads
-            or chunk > HELD * runs
-            or share > HELD
-            or max(lanes, down_lanes) > min(MOST_LANES, size)
-            or max(w.cols for w in weights) > 4 * HELD * GROUP
-            or 16 * space + 4 * share * op.head_dim * (GROUP // size + 1) + 12 * MOST_PARTS * op.heads + 4096
-            > self.hardware.shared
-        ):
-            return None
-        sizes = {"GROUP": share, "RUNS": runs, "CHUNK": chunk, "WIDTH": width, "FFN": ffn}
-        sizes |= {"KV_HEADS": op.kv_heads, "LANES": lanes, "DOWN_LANES": down_lanes, "X_SPACE": space}
-        return {**kv_defines(ctx, op), **sizes}
+def _sizes(hardware: Hardware, ctx: Context, layer: Layer) -> dict[str, int] | None:
+    """What the kernel is compiled for, less what depends on the context; None where it does not take the layer."""
+    op = layer.attention
+    weights = [ctx.ternary(product.weights) for _, product in layer.pairs]
+    width, ffn, share = weights[0].cols, weights[3].cols, op.heads // op.kv_heads
+    chunks = [w.row_bytes // 16 for w in weights]
+    shared_by = [max(LEAST_LANES, next_power_of_two(ceil_div(n, HELD))) for n in (max(chunks[:3]), chunks[3])]
+    lanes, down_lanes = shared_by
+    size = hardware.subgroup
+    loads, space = max(op.head_dim // wide(ctx), 1), 4 * max(map(pitch, chunks))
+    runs = GROUP // loads
+    chunk = max(LEAST_CHUNK, runs)
+    if (
+        op.head_dim % wide(ctx)
+        or size % loads
+        or chunk > HELD * runs
+        or share > HELD
+        or max(lanes, down_lanes) > min(MOST_LANES, size)
+        or max(w.cols for w in weights) > 4 * HELD * GROUP
+        or 16 * space + 4 * share * op.head_dim * (GROUP // size + 1) + 12 * MOST_PARTS * op.heads + 4096
+        > hardware.shared
+    ):
+        return None
+    sizes = {"GROUP": share, "RUNS": runs, "CHUNK": chunk, "WIDTH": width, "FFN": ffn}
+    sizes |= {"KV_HEADS": op.kv_heads, "LANES": lanes, "DOWN_LANES": down_lanes, "X_SPACE": space}
+    return {**kv_defines(ctx, op), **sizes}
 
 
 def pitch(chunks: int) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from bitnet.core.gpu.ops import ceil_div
 from bitnet.vulkan.hardware import Hardware
@@ -23,16 +23,8 @@ MATRIX_SHAPES = (
 """Sizes of ternary_mma: tokens and rows of a work-group, and how many subgroups share the tokens, rows and columns."""
 
 
-@dataclass(frozen=True, slots=True)
-class Shape:
-    """A work-group of ternary_mma.
-
-    Attributes:
-        tokens: Of a work-group, as ``rows``.
-        group: Its invocations.
-        defines: What the kernel is compiled for. ``POOL`` is shared memory in 16 bytes: 9 for 128 columns of a token
-            or row, and later a product of each subgroup.
-    """
+class Shape(NamedTuple):
+    """A work-group of ternary_mma: its tokens and rows, its invocations, and what the kernel is compiled for."""
 
     tokens: int
     rows: int
@@ -52,6 +44,7 @@ def shapes(hardware: Hardware) -> list[Shape]:
     found = []
     for tokens, rows, (wm, wn, wk) in MATRIX_SHAPES:
         sm, sn = tokens // (tm * wm), rows // (tn * wn)
+        # Shared memory in 16 bytes: 9 for 128 columns of a token or row, and later a product of each subgroup.
         quads = max((tokens + rows) * 9 * wk, 2 * tm * tn)
         if 0 < sm <= 4 and 0 < sn <= 4 and quads * 16 <= hardware.shared:
             tile = {"TM": tm, "TN": tn, "TK": tk, "SM": sm, "SN": sn}

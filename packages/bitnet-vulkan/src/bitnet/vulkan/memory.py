@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -11,10 +11,10 @@ import numpy.typing as npt
 
 from bitnet.core.gpu.failures import buffer_too_large, out_of_memory
 from bitnet.vulkan.driver import Functions, api, make
-from bitnet.vulkan.hardware import Hardware
+from bitnet.vulkan.hardware import DEVICE_LOCAL, Hardware
 from bitnet.vulkan.queue import COMPUTE_STAGE, HOST_STAGE, TRANSFER_STAGE, Queue, barrier
 
-DEVICE_LOCAL, HOST_VISIBLE, HOST_COHERENT, HOST_CACHED = 1, 2, 4, 8
+HOST_VISIBLE, HOST_COHERENT, HOST_CACHED = 2, 4, 8
 STORAGE, COPY_FROM, COPY_TO = 0x20, 1, 2
 STAGING = 16 << 20
 """Bytes of each of the two staging buffers."""
@@ -31,31 +31,18 @@ class VulkanBuffer:
     nbytes: int
 
 
-@dataclass(slots=True)
-class _Staging:
-    buffer: VulkanBuffer
-    view: npt.NDArray[np.uint8]
-    used: int = 0
-
-
-@dataclass(slots=True)
 class Memory:
     """The buffers of a device. Its caller holds a lock."""
 
-    vk: Functions
-    hardware: Hardware
-    queue: Queue
-    _types: Any = field(init=False)
-    _up: _Staging = field(init=False)
-    _down: _Staging = field(init=False)
-    _copies: OrderedDict[tuple[int, int, int, int, bool], Any] = field(default_factory=OrderedDict)
-    _done: list[Any] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
+    def __init__(self, vk: Functions, hardware: Hardware, queue: Queue) -> None:
+        self.vk, self.hardware, self.queue = vk, hardware, queue
+        self._copies: OrderedDict[tuple[int, int, int, int, bool], Any] = OrderedDict()
+        self._done: list[Any] = []
         self._types = api().new("VkPhysicalDeviceMemoryProperties*")
         self.vk.GetPhysicalDeviceMemoryProperties(self.hardware.handle, self._types)
-        self._up = self._staging(COPY_FROM, HOST_VISIBLE | HOST_COHERENT)
-        self._down = self._staging(COPY_TO, HOST_VISIBLE | HOST_COHERENT | HOST_CACHED)
+        self._up, self._sent = self._staging(COPY_FROM, HOST_VISIBLE | HOST_COHERENT)
+        self._down, self._received = self._staging(COPY_TO, HOST_VISIBLE | HOST_COHERENT | HOST_CACHED)
+        self._used = 0
 
     def alloc(self, nbytes: int) -> VulkanBuffer:
         """A storage buffer in the device's own memory."""
@@ -75,11 +62,11 @@ class Memory:
         data = array.reshape(-1).view(np.uint8)
         for start in range(0, data.size, STAGING):
             part = data[start : start + STAGING]
-            if self._up.used + part.size > STAGING:
+            if self._used + part.size > STAGING:
                 self.wait()
-            at = self._up.used
-            self._up.view[at : at + part.size] = part
-            self._up.used += -(-part.size // 16) * 16
+            at = self._used
+            self._sent[at : at + part.size] = part
+            self._used += -(-part.size // 16) * 16
             self.queue.later(self._copy(buffer, offset + start, at, part.size, up=True))
             if part.size == STAGING:
                 self.queue.flush()
@@ -91,20 +78,20 @@ class Memory:
             part = data[start : start + STAGING]
             self.queue.later(self._copy(buffer, offset + start, 0, part.size, up=False))
             self.wait()
-            part[:] = self._down.view[: part.size]
+            part[:] = self._received[: part.size]
 
     def wait(self) -> None:
         """Until all that was submitted is done; the staging memory is free then."""
         self.queue.wait()
-        self._up.used = 0
+        self._used = 0
         self.queue.free(self._done)
         self._done.clear()
 
     def close(self) -> None:
         """Free what it has itself; nothing may run any more."""
-        for staging in (self._up, self._down):
-            self.vk.UnmapMemory(self.vk.handle, staging.buffer.memory)
-            self.free(staging.buffer)
+        for buffer in (self._up, self._down):
+            self.vk.UnmapMemory(self.vk.handle, buffer.memory)
+            self.free(buffer)
 
     def _copy(self, buffer: VulkanBuffer, offset: int, staged: int, nbytes: int, *, up: bool) -> Any:
         key = (id(buffer), offset, staged, nbytes, up)
@@ -112,9 +99,10 @@ class Memory:
             self._copies.move_to_end(key)
             return self._copies[key]
         commands = self.queue.command_buffer()
-        places = (staged, offset) if up else (offset, staged)
-        region = make("VkBufferCopy", size=nbytes, srcOffset=places[0], dstOffset=places[1])
-        source, target = (self._up.buffer, buffer) if up else (buffer, self._down.buffer)
+        source, first, target, second = (
+            (self._up, staged, buffer, offset) if up else (buffer, offset, self._down, staged)
+        )
+        region = make("VkBufferCopy", size=nbytes, srcOffset=first, dstOffset=second)
         barrier(self.vk, commands, COMPUTE_STAGE | TRANSFER_STAGE, TRANSFER_STAGE)
         self.vk.CmdCopyBuffer(commands, source.handle, target.handle, 1, region)
         barrier(self.vk, commands, TRANSFER_STAGE, COMPUTE_STAGE | HOST_STAGE)
@@ -124,12 +112,12 @@ class Memory:
             self._done.append(self._copies.popitem(last=False)[1])  # it may still run: freed at the next wait
         return commands
 
-    def _staging(self, usage: int, flags: int) -> _Staging:
+    def _staging(self, usage: int, flags: int) -> tuple[VulkanBuffer, npt.NDArray[np.uint8]]:
         ffi = api()
         buffer = self._make(STAGING, usage, flags)
         mapped = ffi.new("void**")
         self.vk.MapMemory(self.vk.handle, buffer.memory, 0, STAGING, 0, mapped)
-        return _Staging(buffer, np.frombuffer(ffi.buffer(mapped[0], STAGING), np.uint8))
+        return buffer, np.frombuffer(ffi.buffer(mapped[0], STAGING), np.uint8)
 
     def _make(self, nbytes: int, usage: int, flags: int) -> VulkanBuffer:
         vk = self.vk

@@ -18,8 +18,7 @@ ENTRY = r"^KERNEL\((\w+)\)"
 TARGET = "vulkan1.1"
 """What all modules are compiled for, as compilers name it."""
 
-_VARIANTS = re.compile(r"^// variants: (.+)$", re.MULTILINE)
-_REQUIRED = re.compile(r"^// requires: (.+)$", re.MULTILINE)
+_MACROS = re.compile(r"^// (requires|variants): (.+)$", re.MULTILINE)
 _CONSTANT = re.compile(r"^layout\(constant_id = (\d+)\) const int (\w+)", re.MULTILINE)
 _INCLUDE = re.compile(r'^#include "([\w.]+)"\n', re.MULTILINE)
 _BUFFER = re.compile(r"^ *BUFFER\((\d+), (\w*), ", re.MULTILINE)
@@ -62,11 +61,11 @@ class Module:
         return frozenset(int(at) for at, access in _BUFFER.findall(self.text) if access != "readonly")
 
 
-def module(folder: Path, file: str, entry: str, features: Mapping[str, int]) -> Module:
-    """The module of a kernel for a device with these features (macro → 0 or 1)."""
-    source = (folder / (file + ENDING)).read_text(encoding="utf-8")
-    macros = [(f"ENTRY_{entry}", 1), *((name, 1) for name in _named(_REQUIRED, source))]
-    macros += [(name, int(features.get(name, 0))) for name in _named(_VARIANTS, source)]
+def module(folder: Path, file: str, entry: str, features: Mapping[str, int | str]) -> Module:
+    """The module of a kernel for these features (macro → 0 or 1), of which it takes those that its source names."""
+    required, variants = _macros((folder / (file + ENDING)).read_text(encoding="utf-8"))
+    macros = [(f"ENTRY_{entry}", 1), *((name, 1) for name in required)]
+    macros += [(name, int(features.get(name, 0))) for name in variants]
     return Module(file, entry, _included(folder, COMMON) + _included(folder, file + ENDING), tuple(macros))
 
 
@@ -74,7 +73,7 @@ def all_modules(folder: Path) -> Iterator[Module]:
     """Every module of a folder of kernels."""
     for path in sorted(folder.glob("*" + ENDING)):
         source = path.read_text(encoding="utf-8")
-        names = _named(_VARIANTS, source)
+        _, names = _macros(source)
         for entry in re.findall(ENTRY, source, re.MULTILINE):
             for values in product((0, 1), repeat=len(names)):
                 yield module(folder, path.stem, entry, dict(zip(names, values, strict=True)))
@@ -86,6 +85,7 @@ def _included(folder: Path, name: str) -> str:
     return _INCLUDE.sub(lambda line: _included(folder, line[1]), text)
 
 
-def _named(line: re.Pattern[str], source: str) -> list[str]:
-    found = line.search(source)
-    return found.group(1).split() if found else []
+def _macros(source: str) -> tuple[list[str], list[str]]:
+    """The macros that a kernel cannot do without, and those of its variants."""
+    found = dict(_MACROS.findall(source))
+    return found.get("requires", "").split(), found.get("variants", "").split()

@@ -9,13 +9,12 @@ from typing import Any
 from bitnet.core.errors import DeviceError, KernelCompileError, OutOfMemoryError
 from bitnet.core.gpu import KernelSpec
 from bitnet.core.support.cache import KernelCache
-from bitnet.vulkan.compiler import KERNELS, Compiler
+from bitnet.vulkan.compiler import KERNELS, spirv
 from bitnet.vulkan.driver import Functions, api, make
-from bitnet.vulkan.hardware import Hardware
+from bitnet.vulkan.hardware import COMPUTE_SHADER, Hardware
 from bitnet.vulkan.modules import Module, module
 
 STORAGE_BUFFER = 7
-COMPUTE = 0x20
 FULL_SUBGROUPS = 2
 """VK_PIPELINE_SHADER_STAGE_CREATE_REQUIRE_FULL_SUBGROUPS_BIT."""
 
@@ -35,7 +34,6 @@ class Pipelines:
 
     def __init__(self, vk: Functions, hardware: Hardware, cache: KernelCache) -> None:
         self._vk, self._hardware, self._kernels = vk, hardware, cache
-        self._compiler = Compiler(vk.device, cache)
         self._shaders: dict[str, Any] = {}
         self._layouts: dict[tuple[int, int], tuple[Any, Any]] = {}
         self._pipelines: dict[tuple[KernelSpec, int, int, int], Pipeline] = {}
@@ -59,11 +57,9 @@ class Pipelines:
         key = (spec, group, buffers, scalars)
         if key not in self._pipelines:
             start = time.perf_counter()
-            made = module(KERNELS, spec.file, spec.entry, {**self._hardware.macros, **_macros(spec)})
-            shader = self._shader(made)
+            made = module(KERNELS, spec.file, spec.entry, {**self._hardware.macros, **dict(spec.defines)})
             sets, layout = self._layout(buffers, scalars)
-            handle = self._make(made, spec, shader, layout, group)
-            self._pipelines[key] = Pipeline(handle, layout, sets, made.written)
+            self._pipelines[key] = Pipeline(self._make(made, spec, layout, group), layout, sets, made.written)
             self._new += 1
             self._seconds += time.perf_counter() - start
         return self._pipelines[key]
@@ -95,51 +91,44 @@ class Pipelines:
     def _open_cache(self) -> Any:
         if self._kept:
             try:
-                kept = api().new("char[]", self._kept)
-                return self._vk.create("PipelineCache", initialDataSize=len(self._kept), pInitialData=kept)
+                kept = api().from_buffer(self._kept)
+                return self._vk.create("PipelineCache", initialDataSize=len(kept), pInitialData=kept)
             except DeviceError:  # a driver may refuse its own data, say after an update that kept its version
                 pass
         return self._vk.create("PipelineCache")
 
     def _shader(self, made: Module) -> Any:
         if made.digest not in self._shaders:
-            code = self._compiler.spirv(made)
-            words = api().new("uint32_t[]", len(code) // 4)
-            api().buffer(words)[:] = code
+            code = spirv(made, self._vk.device, self._kernels)
+            words = api().from_buffer("uint32_t[]", code)
             self._shaders[made.digest] = self._vk.create("ShaderModule", codeSize=len(code), pCode=words)
         return self._shaders[made.digest]
 
     def _layout(self, buffers: int, scalars: int) -> tuple[Any, Any]:
         key = (buffers, scalars)
         if key not in self._layouts:
-            kind = {"descriptorType": STORAGE_BUFFER, "descriptorCount": 1, "stageFlags": COMPUTE}
+            kind = {"descriptorType": STORAGE_BUFFER, "descriptorCount": 1, "stageFlags": COMPUTE_SHADER}
             bindings = [make("VkDescriptorSetLayoutBinding", binding=i, **kind) for i in range(buffers)]
-            sets = self._vk.create("DescriptorSetLayout", bindingCount=buffers, pBindings=bindings)
-            pushed = [make("VkPushConstantRange", stageFlags=COMPUTE, size=scalars)] if scalars else []
-            fields = {"pushConstantRangeCount": len(pushed), "pPushConstantRanges": pushed}
-            layout = self._vk.create("PipelineLayout", setLayoutCount=1, pSetLayouts=[sets], **fields)
+            sets = self._vk.create("DescriptorSetLayout", pBindings=bindings)
+            pushed = [make("VkPushConstantRange", stageFlags=COMPUTE_SHADER, size=scalars)] if scalars else []
+            layout = self._vk.create("PipelineLayout", pSetLayouts=[sets], pPushConstantRanges=pushed)
             self._layouts[key] = sets, layout
         return self._layouts[key]
 
-    def _make(self, made: Module, spec: KernelSpec, shader: Any, layout: Any, group: int) -> Any:
-        known = made.constants
-        values = {"WG": group} | {name: int(value) for name, value in spec.defines if not _is_macro(name)}
-        if unknown := values.keys() - known.keys():
-            what = f"{spec.file} has no constant {', '.join(sorted(unknown))}."
-            raise KernelCompileError(what, device=self._vk.device)
-        subgroup = self._hardware.subgroup
-        if subgroups := bool(dict(made.macros).get("SUBGROUPS")):
-            values["SUBGROUP"] = subgroup
-        kind = "VkSpecializationMapEntry"
-        entries = [make(kind, constantID=known[name], offset=4 * i, size=4) for i, name in enumerate(values)]
-        data = {"dataSize": 4 * len(values), "pData": api().new("int32_t[]", list(values.values()))}
-        special = make("VkSpecializationInfo", mapEntryCount=len(entries), pMapEntries=entries, **data)
-        stage: dict[str, Any] = {"stage": COMPUTE, "module": shader, "pName": "main", "pSpecializationInfo": special}
-        if subgroups:
+    def _make(self, made: Module, spec: KernelSpec, layout: Any, group: int) -> Any:
+        known, macros = made.constants, dict(made.macros)
+        values = {"WG": group} | {name: int(value) for name, value in spec.defines if name not in macros}
+        stage: dict[str, Any] = {"stage": COMPUTE_SHADER, "module": self._shader(made), "pName": "main"}
+        if macros.get("SUBGROUPS"):
+            values["SUBGROUP"] = subgroup = self._hardware.subgroup
             size = "VkPipelineShaderStageRequiredSubgroupSizeCreateInfo"
             asked = make(size, requiredSubgroupSize=subgroup) if self._hardware.asks_subgroup else None
             stage |= {"flags": FULL_SUBGROUPS, "pNext": asked}
-        stage_info = make("VkPipelineShaderStageCreateInfo", **stage)
+        kind = "VkSpecializationMapEntry"
+        entries = [make(kind, constantID=known[name], offset=4 * i, size=4) for i, name in enumerate(values)]
+        data = {"dataSize": 4 * len(values), "pData": api().new("int32_t[]", list(values.values()))}
+        special = make("VkSpecializationInfo", pMapEntries=entries, **data)
+        stage_info = make("VkPipelineShaderStageCreateInfo", pSpecializationInfo=special, **stage)
         info = make("VkComputePipelineCreateInfo", stage=stage_info[0], layout=layout)
         handle = api().new("VkPipeline*")
         try:
@@ -150,12 +139,3 @@ class Pipelines:
             message = f"the driver does not take {made.label} ({dict(spec.defines)})."
             raise KernelCompileError(message, device=self._vk.device, log=str(error)) from error
         return handle[0]
-
-
-def _is_macro(name: str) -> bool:
-    return name.startswith("MACRO_")
-
-
-def _macros(spec: KernelSpec) -> dict[str, int]:
-    """Those of a kernel's variants that depend on its shapes, not on the device."""
-    return {name.removeprefix("MACRO_"): int(value) for name, value in spec.defines if _is_macro(name)}

@@ -6,6 +6,7 @@ from typing import Any
 
 from bitnet.core.errors import DeviceError, DeviceLostError
 from bitnet.vulkan.driver import TIMEOUT, Functions, api, make
+from bitnet.vulkan.hardware import Hardware
 
 PATIENCE = 600.0
 """Seconds without an end of what was submitted after which the device counts as lost."""
@@ -28,16 +29,11 @@ def barrier(vk: Functions, commands: Any, before: int, after: int) -> None:
 
 
 class Queue:
-    """The one queue of a device. Its caller holds a lock.
+    """The one queue of a device. Its caller holds a lock. Without timeline semaphores, every wait submits a fence."""
 
-    Args:
-        timeline: Whether the device has timeline semaphores; else every wait submits a fence.
-        patience: See :data:`PATIENCE`.
-    """
-
-    def __init__(self, vk: Functions, family: int, *, timeline: bool, patience: float = PATIENCE) -> None:
-        ffi = api()
-        self._vk, self._patience = vk, patience
+    def __init__(self, vk: Functions, hardware: Hardware) -> None:
+        ffi, family = api(), hardware.queue_family
+        self._vk, self.patience = vk, PATIENCE
         handle = ffi.new("VkQueue*")
         vk.GetDeviceQueue(vk.handle, family, 0, handle)
         self._queue = handle[0]
@@ -49,13 +45,12 @@ class Queue:
         self._commands, self._value = ffi.new("VkCommandBuffer[]", MOST), ffi.new("uint64_t[]", [0])
         self._semaphore = self._fence = ffi.NULL
         fields: dict[str, Any] = {"pCommandBuffers": self._commands}
-        if timeline:
+        if "timelineSemaphore" in hardware.features:
             self._semaphore = vk.create("Semaphore", pNext=make("VkSemaphoreTypeCreateInfo", semaphoreType=1))
-            one = {"semaphoreCount": 1, "pSemaphores": [self._semaphore]}
-            self._wait_info = make("VkSemaphoreWaitInfo", pValues=self._value, **one)
+            self._wait_info = make("VkSemaphoreWaitInfo", pValues=self._value, pSemaphores=[self._semaphore])
             value = {"signalSemaphoreValueCount": 1, "pSignalSemaphoreValues": self._value}
-            fields |= {"signalSemaphoreCount": 1, "pSignalSemaphores": [self._semaphore]}
             fields["pNext"] = make("VkTimelineSemaphoreSubmitInfo", **value)
+            fields["pSignalSemaphores"] = [self._semaphore]
         else:
             self._fence = vk.create("Fence")
         self._info = make("VkSubmitInfo", **fields)
@@ -118,9 +113,9 @@ class Queue:
         if not self._semaphore:
             self._submit(0, api().NULL, self._fence)  # it is signalled behind all that was submitted before
         # In slices: time in which this process was stopped, or the machine asleep, uses up no more than one.
-        if all(self._times_out(int(self._patience / SLICES * 1e9)) for _ in range(SLICES)):
+        if all(self._times_out(int(self.patience / SLICES * 1e9)) for _ in range(SLICES)):
             hint = "Start again; use another device where this one is too slow for the model."
-            self._lost = DeviceLostError(f"no answer in {self._patience:g} s.", device=self._vk.device, hint=hint)
+            self._lost = DeviceLostError(f"no answer in {self.patience:g} s.", device=self._vk.device, hint=hint)
             raise self._lost
         if not self._semaphore:
             self._vk.ResetFences(self._vk.handle, 1, [self._fence])

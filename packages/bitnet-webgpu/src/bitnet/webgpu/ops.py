@@ -14,7 +14,7 @@ import numpy as np
 from bitnet.core.gpu import Arg, Bucket, Buffer, Context, Dispatch, Launch, Lowering, launch
 from bitnet.core.gpu.groups import NormHead, RopeAttention, RopeAttentionProduct
 from bitnet.core.gpu.ops import RowOps, attention_inputs, ceil_div, kv_defines, positions, power_of_two, rope_defines
-from bitnet.core.gpu.products import NORM, Source, fused_products, normed
+from bitnet.core.gpu.products import NORM, Source, decode_defines, fused_products, normed
 from bitnet.core.gpu.windows import row_windows
 from bitnet.core.hal import Attention, DenseMatmul, Embed, NormRows, RopeAppend, Sample, TernaryMatmul
 from bitnet.webgpu.device import ALIGNMENT
@@ -220,16 +220,13 @@ class WebGPUOps:
             "COLS": w.cols,
             "LANES": lanes,
             "NORM": int(source.kind == NORM),
-            "GLU": int(bool(activation)),
-            "RELU2": int(activation == "relu2"),
-            "ADD": int(op.add),
+            **decode_defines(op, activation),
             "HELD": ceil_div(w.cols // 4, DECODE_GROUP),
             "EARLY": min(ceil_div(w.row_bytes // 16, lanes), 8),
         }
         if splits > 1:
             defines |= {"MERGE": 1, "SPLITS": splits, "HEAD_QUADS": head_dim // 4}
-        norm = ctx.dense(source.norm).data if source.norm else source.x
-        args = (source.x, norm, w.codes, w.scales, out, np.uint32(rows), np.float32(source.eps))
+        args = (source.x, source.gain(ctx), w.codes, w.scales, out, np.uint32(rows), np.float32(source.eps))
         return launch("ternary_decode", (ceil_div(rows, DECODE_GROUP // lanes), 1, 1), DECODE_GROUP, args, defines)
 
     def _norms(self, ctx: Context, op: DenseMatmul) -> bool:

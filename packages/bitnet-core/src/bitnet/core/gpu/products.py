@@ -33,6 +33,10 @@ class Source:
     norm: str | None = None
     eps: float = 0.0
 
+    def gain(self, ctx: Context) -> Buffer:
+        """The weight of the norm, or any buffer where there is none."""
+        return ctx.dense(self.norm).data if self.norm else self.x
+
 
 class Decode(Protocol):
     """A backend's product of few tokens; ``activation`` names the one between gates and ups, where W holds both."""
@@ -83,12 +87,16 @@ def fused_products(decode: Decode, quantises: Callable[[Context, TernaryMatmul, 
     return {FeedForward: block, NormProduct: product}
 
 
+def decode_defines(op: TernaryMatmul, activation: str) -> dict[str, int]:
+    """What a :class:`Decode` is compiled for on any API: whether it activates, how, and whether it adds to ``out``."""
+    return {"GLU": int(bool(activation)), "RELU2": int(activation == "relu2"), "ADD": int(op.add)}
+
+
 def product_args(ctx: Context, op: TernaryMatmul, source: Source, out: Buffer) -> tuple[Arg, ...]:
     """The arguments of a product of few tokens that takes its activations from ``source``."""
     w = ctx.ternary(op.weights)
-    norm = ctx.dense(source.norm).data if source.norm else source.x
     sums = source.x if source.kind else row_sums(ctx, op.x)
-    x = (ctx.step, source.x, source.scale or source.x, sums, norm, np.float32(source.eps))
+    x = (ctx.step, source.x, source.scale or source.x, sums, source.gain(ctx), np.float32(source.eps))
     return (*x, w.codes, w.scales, out, np.int32(w.rows))
 
 
