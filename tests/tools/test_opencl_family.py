@@ -128,6 +128,6 @@ def test_the_suite_passes(
     required = {"BITNET_REQUIRE_DEVICES": f"{NAME}:0", "BITNET_CONFORMANCE": size}
     said = filled.run(*tests, BITNET_CACHE_DIR=str(filled.root / "cache"), **required).stdout
     summary = said.strip().splitlines()[-1]
-    passed = re.match(r"(\d+) passed in", summary)
+    passed = re.match(r"(\d+) passed(?:, \d+ xfailed)? in", summary)  # what no GPU backend has yet is expected to fail
     assert passed, said
     assert int(passed[1]) > least
