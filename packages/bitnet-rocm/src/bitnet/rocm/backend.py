@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -39,8 +39,6 @@ LOOK = {
     "win32": "See that the device manager lists the GPU, and update its driver.",
 }
 HIDDEN = "Check ROCR_VISIBLE_DEVICES, HIP_VISIBLE_DEVICES and rocminfo."
-NOT_VERIFIED = "not verified on this hardware"
-NO_GPU = "a test driver: computed on the CPU"
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +73,6 @@ class RocmBackend:
         from bitnet.rocm.compiler import programs
         from bitnet.rocm.device import RocmDriver
         from bitnet.rocm.graph_check import wrong_replay
-        from bitnet.rocm.verified import remember
 
         _, runtime, devices = _look()
         found = next((found for found in devices if found.info.name == info.name), None)
@@ -85,7 +82,6 @@ class RocmBackend:
         kernels = programs(info.name, runtime.comgr, found.architecture.name, abilities, version)
         driver = RocmDriver(runtime.hip, int(info.index), info.name, kernels)
         device = open_device(info, driver, abilities, self_check=True)
-        remember(info, runtime.comgr.version)
         if options.graphs:
             try:
                 wrong = wrong_replay(device, driver)
@@ -173,7 +169,7 @@ def _devices(
 
 
 def _found(hip: Hip, index: int, properties: Properties, kind: Architecture, version: str, compiler: str) -> Found:
-    from bitnet.rocm.verified import is_verified
+    from bitnet.core.gpu.verified import marked
 
     pci = f"{properties.pci_domain:04x}:{properties.pci_bus:02x}:{properties.pci_device:02x}.0"
     abilities = kind.abilities(
@@ -199,8 +195,7 @@ def _found(hip: Hip, index: int, properties: Properties, kind: Architecture, ver
         features=(*(("int8-dot",) if kind.dot4 != "none" else ()), "f16", f"wave{kind.wave}"),
         details=details,
     )
-    note = NO_GPU if hip.is_test_driver else "" if is_verified(info, compiler) else NOT_VERIFIED
-    return Found(replace(info, details=details | ({"note": note} if note else {})), kind, abilities)
+    return Found(marked(info), kind, abilities)
 
 
 def _uuid(raw: bytes) -> str:
