@@ -58,6 +58,15 @@ def test_conformance_of_another_kind(run: Run) -> None:
 
 
 @pytest.mark.nightly(unless_changed=FAMILY)
+@pytest.mark.parametrize("name", ["gfx90a", "gfx942", "gfx950", "gfx1100", "gfx1201"])
+def test_products_on_matrix_units(run: Run, name: str) -> None:
+    """Each kind of them, emulated to AMD's register layouts: tiles of every size, for a device of few and of many units."""
+    printed = run(str(Path(__file__).with_name("matrix_products.py")), HIP_TEST_ARCH=name).stdout
+    print(printed)
+    assert "5 tiles, 0 wrong" in printed
+
+
+@pytest.mark.nightly(unless_changed=FAMILY)
 def test_the_demo_model_answers_as_on_the_cpu(run: Run) -> None:
     """A sample of 100 problems of the evaluation, all tokens of the answers."""
     assert int(run("-c", ANSWERS.format(device="rocm:0", seed=randrange(1 << 30))).stdout) > 1000
