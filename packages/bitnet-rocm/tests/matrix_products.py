@@ -7,7 +7,8 @@ tile, and how many shapes were wrong.
 from __future__ import annotations
 
 import sys
-from dataclasses import replace
+from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 
@@ -15,6 +16,7 @@ from bitnet.core.devices.options import open_options
 from bitnet.core.gguf import pack_ternary
 from bitnet.core.gpu import GpuDevice, Launch
 from bitnet.core.gpu.clc import ClcOps
+from bitnet.core.gpu.clc.amd import architecture
 from bitnet.core.hal import (
     Limits,
     Program,
@@ -27,7 +29,6 @@ from bitnet.core.hal import (
     TernaryWeight,
     Weight,
 )
-from bitnet.rocm.architectures import architecture
 from bitnet.rocm.backend import BACKEND
 
 KERNEL = "ternary_gemm_matrix"
@@ -38,7 +39,7 @@ SHAPES = (
     (200, 256, 70, True, 5),
     (200, 384, 130, False, 1),
 )
-"""Rows of W, its columns, tokens, whether the product is added, and compute units, by which one of the five tiles is chosen."""
+"""Rows of W, its columns, tokens, whether the product is added, and compute units: one shape for each of the tiles."""
 
 
 def wrong(device: GpuDevice, rng: np.random.Generator, rows: int, cols: int, tokens: int, add: bool) -> int:
@@ -47,18 +48,19 @@ def wrong(device: GpuDevice, rng: np.random.Generator, rows: int, cols: int, tok
     scale = rng.uniform(0.01, 0.1, tokens).astype(np.float32)
     codes = [rng.integers(-1, 2, (n, cols), np.int8) for n in (rows - rows // 3, rows // 3)]
     scales = [rng.uniform(0.5, 2, 1).astype(np.float32) for _ in codes]
-    start = rng.standard_normal((tokens, rows)).astype(np.float32) if add else np.full((tokens, rows), np.nan, np.float32)
-    weights: dict[str, Weight] = {
-        f"w{i}": TernaryWeight(code.shape, lambda code=code, s=s: TernaryData(pack_ternary(code), s))
-        for i, (code, s) in enumerate(zip(codes, scales, strict=True))
-    }
+    start = (
+        rng.standard_normal((tokens, rows)).astype(np.float32) if add else np.full((tokens, rows), np.nan, np.float32)
+    )
+    weights: dict[str, Weight] = {}
+    for i, (code, factor) in enumerate(zip(codes, scales, strict=True)):
+        weights[f"w{i}"] = TernaryWeight(code.shape, partial(TernaryData, pack_ternary(code), factor))
     tensors = (
         TensorSpec("x", "i8", ("M", cols)),
         TensorSpec("scale", "f32", ("M",)),
         TensorSpec("out", "f32", ("M", rows)),
     )
     product = TernaryMatmul("x", "scale", tuple(weights), "out", add=add)
-    program = Program([product], {t.name: t for t in tensors}, weights, Limits(tokens, tokens, 1, 1), name="products")
+    program = Program([product], {t.name: t for t in tensors}, weights, Limits(tokens), name="products")
     executable = device.compile(program)
     try:
         executable.write("x", x)
@@ -84,13 +86,18 @@ def main() -> None:
     assert isinstance(device, GpuDevice)
     driver, launched = device._driver, list[Launch]()
     record = driver.record
-    driver.record = lambda launches: (launched.extend(launches), record(launches))[1]  # type: ignore[method-assign]
+
+    def recorded(launches: Sequence[Launch]) -> object:
+        launched.extend(launches)
+        return record(launches)
+
+    driver.record = recorded  # type: ignore[method-assign]
     kind = architecture(info.details["architecture"])
     assert kind is not None
     tiles = set()
     for rows, cols, tokens, add, units in SHAPES:
         abilities = kind.abilities(compute_units=units, group=1024, local_bytes=65536)
-        device = GpuDevice(replace(info), driver, ClcOps(abilities).lowering())
+        device = GpuDevice(info, driver, ClcOps(abilities).lowering())
         launched.clear()
         count = wrong(device, rng, rows, cols, tokens, add)
         (spec,) = [launch.kernel for launch in launched if launch.kernel.entry == KERNEL]

@@ -60,7 +60,7 @@ def test_conformance_of_another_kind(run: Run) -> None:
 @pytest.mark.nightly(unless_changed=FAMILY)
 @pytest.mark.parametrize("name", ["gfx90a", "gfx942", "gfx950", "gfx1100", "gfx1201"])
 def test_products_on_matrix_units(run: Run, name: str) -> None:
-    """Each kind of them, emulated to AMD's register layouts: tiles of every size, for a device of few and of many units."""
+    """Each kind of them, emulated to AMD's register layouts, with tiles of every size."""
     printed = run(str(Path(__file__).with_name("matrix_products.py")), HIP_TEST_ARCH=name).stdout
     print(printed)
     assert "5 tiles, 0 wrong" in printed

@@ -6,7 +6,7 @@ import ctypes
 from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -14,6 +14,7 @@ import pytest
 from bitnet.core.errors import DeviceError
 from bitnet.core.gpu import KernelSpec, Launch, self_check
 from bitnet.core.gpu.clc import Abilities, device, open_device, tried, values, work_items
+from bitnet.core.gpu.clc.abilities import Matrix
 from bitnet.core.gpu.clc.vendors import VENDORS
 from bitnet.core.hal import DeviceInfo, DeviceType
 from bitnet.core.reference import ReferenceDevice
@@ -35,7 +36,7 @@ def test_matrix_units_whose_trial_does_not_build_are_left_alone() -> None:
     plain = replace(ABILITIES, matrix="none")
     assert tried(plain, builds) == plain
     assert len(asked) == 1
-    assert VENDORS.keys() == {"none", "ptx"}
+    assert VENDORS.keys() == set(get_args(Matrix))
 
 
 def test_options() -> None:
@@ -80,7 +81,7 @@ def wrong(spoil: Callable[[Any], Any]) -> Any:
 def test_a_device_that_miscomputes_is_closed_not_opened(monkeypatch: pytest.MonkeyPatch) -> None:
     closed: list[bool] = []
     driver: Any = SimpleNamespace(close=lambda: closed.append(True), memory=lambda: (0, 0))
-    monkeypatch.setattr(device, "wrong_products", lambda device: "3 of 48 products are wrong")
+    monkeypatch.setattr(device, "wrong_products", lambda device, tokens: "3 of 48 products are wrong")
     assert open_device(INFO, driver, ABILITIES).memory().total == 0
     assert closed == []
     with pytest.raises(DeviceError, match="made-up:0: it does not compute: 3 of 48 products are wrong"):

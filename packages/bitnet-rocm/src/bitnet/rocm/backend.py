@@ -17,7 +17,7 @@ from bitnet.core.support.log import logger
 
 if TYPE_CHECKING:
     from bitnet.core.gpu.clc import Abilities
-    from bitnet.rocm.architectures import Architecture
+    from bitnet.core.gpu.clc.amd import Architecture
     from bitnet.rocm.comgr_process import ComgrProcess
     from bitnet.rocm.hip import Hip, Properties
 
@@ -69,7 +69,7 @@ class RocmBackend:
         return result
 
     def open(self, info: DeviceInfo, options: OpenOptions) -> Device:
-        from bitnet.core.gpu.clc import open_device
+        from bitnet.core.gpu.clc import open_device, tried
         from bitnet.rocm.compiler import programs
         from bitnet.rocm.device import RocmDriver
         from bitnet.rocm.graph_check import wrong_replay
@@ -78,8 +78,8 @@ class RocmBackend:
         found = next((found for found in devices if found.info.name == info.name), None)
         if runtime is None or found is None:
             raise DeviceUnavailableError(f"{info.name} is gone since it was probed.", hint="See bitnet devices.")
-        abilities, version = found.abilities, info.driver_version
-        kernels = programs(info.name, runtime.comgr, found.architecture.name, abilities, version)
+        kernels = programs(info.name, runtime.comgr, found.architecture.name, found.abilities, info.driver_version)
+        abilities = tried(found.abilities, kernels.builds)
         driver = RocmDriver(runtime.hip, int(info.index), info.name, kernels)
         device = open_device(info, driver, abilities, self_check=True)
         if options.graphs:
@@ -139,7 +139,7 @@ def _devices(
     hip: Hip, count: int, name: str, version: str, tried: dict[str, str], versions: dict[str, str]
 ) -> tuple[ProbeResult, Runtime | None, list[Found]]:
     """The devices of an open runtime, where its compiler opens too."""
-    from bitnet.rocm.architectures import architecture
+    from bitnet.core.gpu.clc.amd import architecture
     from bitnet.rocm.comgr import ComgrError
     from bitnet.rocm.comgr_process import ComgrProcess
 
@@ -179,7 +179,7 @@ def _found(hip: Hip, index: int, properties: Properties, kind: Architecture, ver
         "architecture": properties.architecture.decode(),
         "compute_units": str(properties.compute_units),
         "pci": pci,
-        "kernels": f"compiled by libamd_comgr {compiler}",
+        "note": f"kernels: compiled here by libamd_comgr {compiler}",
     }
     name = properties.name.decode(errors="replace").strip() or "AMD GPU"
     kind_of = DeviceType.INTEGRATED if properties.integrated else DeviceType.DISCRETE
@@ -192,7 +192,7 @@ def _found(hip: Hip, index: int, properties: Properties, kind: Architecture, ver
         type=DeviceType.VIRTUAL if hip.is_test_driver else kind_of,
         memory=properties.total_memory,
         driver_version=version,
-        features=(*(("int8-dot",) if kind.dot4 != "none" else ()), "f16", f"wave{kind.wave}"),
+        features=(*kind.features, "f16", f"wave{kind.wave}"),
         details=details,
     )
     return Found(marked(info), kind, abilities)

@@ -16,8 +16,7 @@ from bitnet.core.support.cache import cache_folder
 from bitnet.core.support.log import logger
 
 ON_CPU = "a test driver: computed on the CPU"
-ABOUT_THE_CHECK = ("note", "verified")
-"""Details that do not tell one device, driver or compiler from another."""
+VERIFIED = "verified"
 
 
 def marked(info: DeviceInfo) -> DeviceInfo:
@@ -27,7 +26,7 @@ def marked(info: DeviceInfo) -> DeviceInfo:
         return replace(info, details={**info.details, "note": note})
     if _is_verified(info):
         return info
-    return replace(info, details={**info.details, "verified": NOT_VERIFIED})
+    return replace(info, details={**info.details, VERIFIED: NOT_VERIFIED})
 
 
 def remember(info: DeviceInfo) -> None:
@@ -49,6 +48,6 @@ def _is_verified(info: DeviceInfo) -> bool:
 
 def _marker(info: DeviceInfo) -> Path:
     """The file of a device with its driver, and all else that its details tell, such as the compiler's version."""
-    details = [f"{name}={text}" for name, text in sorted(info.details.items()) if name not in ABOUT_THE_CHECK]
+    details = [f"{name}={text}" for name, text in sorted(info.details.items()) if name != VERIFIED]
     facts = "\0".join((info.id, info.description, info.driver_version, *details))
     return cache_folder() / "verified" / f"{info.backend}-{hashlib.sha256(facts.encode()).hexdigest()[:16]}"

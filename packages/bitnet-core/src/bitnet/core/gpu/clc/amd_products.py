@@ -69,7 +69,7 @@ class AmdProducts(Products):
         return Launch(spec, grid, (self._wave * tile.WAVES_M * tile.WAVES_N, 1, 1), tiled_args(ctx, op, out))
 
     def _tile(self, rows: int, tokens: int) -> Tile | None:
-        """The largest tile of which there are enough for every compute unit, else the smallest; None where none fits."""
+        """The largest of which there are enough for every compute unit, else the smallest; None where none fits."""
         most = max(SIDE, next_power_of_two(tokens))
         fitting = [tile for tile in self._tiles if tile.tokens <= most]
         enough = (t for t in fitting if ceil_div(rows, t.rows) * ceil_div(tokens, t.tokens) >= self._units * 3 // 4)

@@ -53,6 +53,12 @@ class Architecture:
     dot4: Dot4
     matrix: Matrix
 
+    @property
+    def features(self) -> tuple[str, ...]:
+        """What ``bitnet devices`` says of it."""
+        has = {"int8-dot": self.dot4, "int8-matrix": self.matrix}
+        return tuple(feature for feature, kind in has.items() if kind != "none")
+
     def abilities(self, *, compute_units: int, group: int, local_bytes: int) -> Abilities:
         """What the kernels may use of a device, by its numbers as in :class:`~bitnet.core.gpu.clc.Abilities`."""
         return Abilities(
