@@ -35,6 +35,8 @@ OTHERS = (
 LIMITS = Limits(1024, 64, 64, 64)
 FEW = (1, 2, 4, 8)
 """Tokens of the steps whose kernels must keep all they hold in registers."""
+STEPS = (*((n, n) for n in FEW), (64, 64), (512, 0))
+"""Tokens and rows of the steps."""
 SHAPES = {
     "demo": {"heads": 6, "kv_heads": 2, "head_dim": 64, "ffn": 1024},
     "2b4t": {"heads": 20, "kv_heads": 5, "head_dim": 128, "ffn": 6912},
@@ -67,13 +69,15 @@ def program(shape: str) -> Program:
     return model.program(LIMITS, 64)
 
 
-def launches(name: str, shape: str) -> Iterator[tuple[Launch, int]]:
-    """What steps of few and of many tokens launch on a device of an architecture, each with the step's tokens."""
+def launches(
+    name: str, shape: str, *, units: int = 96, steps: Sequence[tuple[int, int]] = STEPS
+) -> Iterator[tuple[Launch, int]]:
+    """What steps of some tokens and rows launch on a device of an architecture, each with the step's tokens."""
     kind = architecture(name)
     assert kind is not None
-    table = ClcOps(kind.abilities(compute_units=96, group=1024, local_bytes=LOCAL_BYTES)).lowering().table
+    table = ClcOps(kind.abilities(compute_units=units, group=1024, local_bytes=LOCAL_BYTES)).lowering().table
     context = Context(NoDevice(), program(shape), StepLayout(LIMITS))  # type: ignore[arg-type]
-    for tokens, rows in (*((n, n) for n in FEW), (64, 64), (512, 0)):
+    for tokens, rows in steps:
         for launch in lower(context, Bucket(tokens, rows, 1024, apart=tokens == rows), table):
             yield launch, tokens
     yield advance(context), 1
