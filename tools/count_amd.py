@@ -17,20 +17,19 @@ import tempfile
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 
 import numpy as np
 
-REPOSITORY = Path(__file__).parents[1]
-sys.path.insert(0, str(REPOSITORY / "packages" / "bitnet-rocm" / "tests"))
+from bitnet.core.gpu import KernelSpec, Launch
+from bitnet.core.gpu.clc.amd import architecture
+from bitnet.rocm.compiler import SOURCES, options
 
-from conftest import CLANG  # noqa: E402  (of the package's tests)
-from test_code_objects import LOCAL_BYTES, launches  # noqa: E402
-
-from bitnet.core.gpu import KernelSpec, Launch  # noqa: E402
-from bitnet.core.gpu.clc.amd import architecture  # noqa: E402
-from bitnet.rocm.compiler import SOURCES, options  # noqa: E402
-
+TESTS = Path(__file__).parents[1] / "packages" / "bitnet-rocm" / "tests" / "test_code_objects.py"
+"""What compiles the same launches for the tests."""
+CLANG = (sys.executable, "-m", "ziglang", "clang", "-x", "cl", "-target", "amdgcn-amd-amdhsa")
+LOCAL_BYTES = 65536
 PREFILL = 512
 LOCAL = 128
 """Bytes of local memory that a compute unit moves in a cycle."""
@@ -92,7 +91,11 @@ class Counted:
 def products(card: str, tokens: int) -> list[tuple[Launch, int, int]]:
     """The ternary products of a step, each with its rows and columns."""
     steps = ((tokens, int(tokens == 1)),)
-    found = [launch for launch, _ in launches(card, "2b4t", units=CARDS[card].units, steps=steps)]
+    spec = spec_from_file_location(TESTS.stem, TESTS)
+    assert spec and spec.loader
+    module = sys.modules.setdefault(TESTS.stem, module_from_spec(spec))
+    spec.loader.exec_module(module)
+    found = [launch for launch, _ in module.launches(card, "2b4t", units=CARDS[card].units, steps=steps)]
     named = [launch for launch in found if launch.kernel.entry.startswith("ternary_")]
     return [(launch, int(launch.args[-1]), int(dict(launch.kernel.defines)["COLS"])) for launch in named]
 
@@ -153,7 +156,7 @@ def prefill(card: str, folder: Path) -> None:
     line("rows x columns", "tile", "groups", *RESOURCES, "matrix, valu, local cycles", "units busy", "share of peak")
     cycles, units = data.products
     for launch, rows, cols in products(card, PREFILL):
-        found, tile = counted(launch.kernel, card, folder), dict(launch.kernel.defines)
+        found, tile = counted(launch.kernel, card, folder), {name: int(value) for name, value in launch.kernel.defines}
         waves = tile["WAVES_M"] * tile["WAVES_N"]
         wave, groups = int(np.prod(launch.block)) // waves, int(np.prod(launch.grid))
         matrix = found.loop["matrix"] * cycles * waves / units

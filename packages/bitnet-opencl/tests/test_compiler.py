@@ -231,7 +231,8 @@ def test_what_a_device_is_found_to_have(opened: Any, expected: tuple[str, ...]) 
     ],
 )
 def test_amds_architectures(name: str, wave: int | None, expected: tuple[str, str]) -> None:
-    opened: Any = made_up(features.AMD, name=name, **({"wavefront_width_amd": wave} if wave else {}))
+    told_of_waves: dict[str, Any] = {"wavefront_width_amd": wave} if wave else {}
+    opened: Any = made_up(features.AMD, name=name, **told_of_waves)
     has = features.abilities(opened)
     assert (has.dot4, has.matrix) == expected
     told = zip(("amd-int8-dot", "amd-int8-matrix"), expected, strict=True)
