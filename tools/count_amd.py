@@ -92,7 +92,8 @@ def products(card: str, tokens: int) -> list[tuple[Launch, int, int]]:
     """The ternary products of a step, each with its rows and columns."""
     steps = ((tokens, int(tokens == 1)),)
     spec = spec_from_file_location(TESTS.stem, TESTS)
-    assert spec and spec.loader
+    assert spec is not None
+    assert spec.loader is not None
     module = sys.modules.setdefault(TESTS.stem, module_from_spec(spec))
     spec.loader.exec_module(module)
     found = [launch for launch, _ in module.launches(card, "2b4t", units=CARDS[card].units, steps=steps)]

@@ -134,6 +134,14 @@ def test_a_compiler_that_ends_its_process(run: Run, tmp_path: Path) -> None:
     assert "libamd_comgr ended its process with status -6" in error
 
 
+def test_matrix_units_that_the_compiler_does_not_take(run: Run, tmp_path: Path) -> None:
+    """The others serve, and the self-check multiplies by them."""
+    done = run("-c", OPEN + "d.close()", HIP_TEST_REFUSE="void waves(", BITNET_CACHE_DIR=tmp_path)
+    assert "rocm:0: amd/waves does not build, so what it tries is not used. refused" in done.stderr
+    done = run("-c", OPEN, status=1, HIP_TEST_REFUSE="void ternary_gemm_matrix(", BITNET_CACHE_DIR=tmp_path)
+    assert "amd/ternary_gemm_matrix.cl does not compile" in done.stderr  # which the self-check asked for
+
+
 def test_memory_is_given_back(run: Run) -> None:
     code = OPEN + "b = d._driver; b.free(b.alloc(2**20)); print(b.memory()[0] - b.memory()[1]); d.close()"
     assert run("-c", code).stdout.strip() == "0"

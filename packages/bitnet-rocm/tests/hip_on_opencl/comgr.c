@@ -1,5 +1,6 @@
 // libamd_comgr's calls over the CPU's OpenCL compiler: a "code object" is a program's binary. It takes the numbers of version 2 or
 // 3 only, as HIP_TEST_COMGR says, and knows the architectures below. HIP_TEST_ABORT=1: it ends the process that compiles.
+// HIP_TEST_REFUSE: it does not take sources with that text.
 #include "opencl.h"
 
 #include <stdbool.h>
@@ -169,6 +170,11 @@ static int signatures(cl_handle program, Signature *found) {
 static int build(const Info *info, const Data *source, Set *result) {
     const char *texts[] = {shim, source->bytes};
     int error;
+    const char *refused = getenv("HIP_TEST_REFUSE");
+    if (refused && *refused && strstr(source->bytes, refused)) {
+        put(result, LOG, "refused", 7);
+        return ERROR;
+    }
     if (!opencl_open()) return ERROR;
     cl_handle program = clCreateProgramWithSource(opencl_context, 2, texts, NULL, &error);
     if (clBuildProgram(program, 1, &opencl_device, info->options, NULL, NULL)) {
