@@ -108,7 +108,7 @@ def test_a_wrong_product_closes_the_device(run: Run) -> None:
     [
         ("MEMORY", 12_000_000, "OutOfMemoryError: rocm:0: hipMalloc failed with hipErrorOutOfMemory"),
         ("FAULT", "hipGraphLaunch:20:719", "DeviceLostError: rocm:0: hipGraphLaunch failed with hipErrorLaunchFailure"),
-        ("FAULT", "hipStreamSynchronize:60:700", "DeviceLostError: rocm:0: hipStreamSynchronize failed"),
+        ("FAULT", "hipStreamSynchronize:70:700", "DeviceLostError: rocm:0: hipStreamSynchronize failed"),
         ("FAULT", "hipModuleLoadData:1:200", "DeviceError: rocm:0: hipModuleLoadData failed with hipErrorInvalidImage"),
     ],
 )
