@@ -215,3 +215,25 @@ def test_what_a_device_is_found_to_have(opened: Any, expected: tuple[str, ...]) 
     assert {f"-D{defines[name]}=1" for name in expected if name in defines} == set(told) - {told[0], "-DGPU=1"}
     assert features.abilities(opened).matrix == ("ptx" if "ptx-mma" in expected else "none")
     assert told[0] == ("-cl-std=CL3.0" if "subgroups" in expected and "3.0" in opened.version else "-cl-std=CL1.2")
+
+
+@pytest.mark.parametrize(
+    ("name", "wave", "expected"),
+    [
+        ("gfx1100", 32, ("sudot4", "wmma11")),
+        ("gfx1201", 32, ("sudot4", "wmma12")),
+        ("gfx90a:sramecc+:xnack-", 64, ("sdot4", "mfma16")),
+        ("gfx942", 64, ("sdot4", "mfma32")),
+        ("gfx1030", 32, ("sdot4", "none")),
+        ("gfx1100", 64, ("none", "none")),  # compiled for other waves than the kernels'
+        ("gfx1100", None, ("none", "none")),
+        ("AMD Radeon (radeonsi)", 64, ("none", "none")),
+    ],
+)
+def test_amds_architectures(name: str, wave: int | None, expected: tuple[str, str]) -> None:
+    told_of_waves: dict[str, Any] = {"wavefront_width_amd": wave} if wave else {}
+    opened: Any = made_up(features.AMD, name=name, **told_of_waves)
+    has = features.abilities(opened)
+    assert (has.dot4, has.matrix) == expected
+    told = zip(("amd-int8-dot", "amd-int8-matrix"), expected, strict=True)
+    assert features.features(opened) == tuple(feature for feature, kind in told if kind != "none")

@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 import pytest
 
 from bitnet.core.gpu import KernelSpec
-from bitnet.rocm.architectures import architecture
+from bitnet.core.gpu.clc.amd import architecture
 from bitnet.rocm.compiler import SOURCES, options
 
 HERE = Path(__file__).parent
@@ -35,7 +35,7 @@ def compiled(require_device: Require, tmp_path_factory: pytest.TempPathFactory) 
     def compiled(spec: KernelSpec, name: str, stage: str) -> Path:
         kind = architecture(name)
         assert kind is not None
-        source = folder / f"{spec.file}-{name}-{hash(spec) % 2**32:08x}.cl"
+        source = folder / f"{Path(spec.file).name}-{name}-{hash(spec) % 2**32:08x}.cl"
         source.write_text(SOURCES.text(spec.file), encoding="utf-8")
         device = kind.abilities(compute_units=64, group=1024, local_bytes=65536)
         flags = (f"-mcpu={name}", *options(device), *(f"-D{constant}={value}" for constant, value in spec.defines))

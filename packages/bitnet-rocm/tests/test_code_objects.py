@@ -17,12 +17,12 @@ import pytest
 
 from bitnet.core.gpu import Bucket, Context, KernelSpec, Launch
 from bitnet.core.gpu.clc import ClcOps
+from bitnet.core.gpu.clc.amd import architecture
 from bitnet.core.gpu.compiling import compile_all
 from bitnet.core.gpu.ops import advance
 from bitnet.core.gpu.plan import lower
 from bitnet.core.hal import Limits, Program, StepLayout
 from bitnet.core.testing.model import TinyModel
-from bitnet.rocm.architectures import architecture
 from bitnet.rocm.compiler import SOURCES
 
 CodeObject: TypeAlias = Callable[[KernelSpec, str], bytes]
@@ -35,6 +35,8 @@ OTHERS = (
 LIMITS = Limits(1024, 64, 64, 64)
 FEW = (1, 2, 4, 8)
 """Tokens of the steps whose kernels must keep all they hold in registers."""
+STEPS = (*((n, n) for n in FEW), (64, 64), (512, 0))
+"""Tokens and rows of the steps."""
 SHAPES = {
     "demo": {"heads": 6, "kv_heads": 2, "head_dim": 64, "ffn": 1024},
     "2b4t": {"heads": 20, "kv_heads": 5, "head_dim": 128, "ffn": 6912},
@@ -67,13 +69,15 @@ def program(shape: str) -> Program:
     return model.program(LIMITS, 64)
 
 
-def launches(name: str, shape: str) -> Iterator[tuple[Launch, int]]:
-    """What steps of few and of many tokens launch on a device of an architecture, each with the step's tokens."""
+def launches(
+    name: str, shape: str, *, units: int = 96, steps: Sequence[tuple[int, int]] = STEPS
+) -> Iterator[tuple[Launch, int]]:
+    """What steps of some tokens and rows launch on a device of an architecture, each with the step's tokens."""
     kind = architecture(name)
     assert kind is not None
-    table = ClcOps(kind.abilities(compute_units=96, group=1024, local_bytes=LOCAL_BYTES)).lowering().table
+    table = ClcOps(kind.abilities(compute_units=units, group=1024, local_bytes=LOCAL_BYTES)).lowering().table
     context = Context(NoDevice(), program(shape), StepLayout(LIMITS))  # type: ignore[arg-type]
-    for tokens, rows in (*((n, n) for n in FEW), (64, 64), (512, 0)):
+    for tokens, rows in steps:
         for launch in lower(context, Bucket(tokens, rows, 1024, apart=tokens == rows), table):
             yield launch, tokens
     yield advance(context), 1
@@ -142,7 +146,8 @@ def check(name: str, shape: str, code_object: CodeObject) -> None:
         made[launch.kernel] = launch, min(tokens, made.get(launch.kernel, (launch, tokens))[1])
     units = {(spec.file, spec.defines): spec for spec in made}
     codes = compile_all(lambda unit: code_object(units[unit], name), list(units))
-    assert {"ternary_decode", "ternary_gemm", "attention_decode", "attention_prefill"} <= {file for file, _ in units}
+    many = "ternary_gemm" if kind.matrix == "none" else "amd/ternary_gemm_matrix"
+    assert {"ternary_decode", many, "attention_decode", "attention_prefill"} <= {file for file, _ in units}
     for spec, (launch, tokens) in made.items():
         found, what = metadata(codes[spec.file, spec.defines])[spec.entry], f"{spec} for {name}"
         given = [arg for arg in found[".args"] if not arg[".value_kind"].startswith("hidden")]
@@ -151,7 +156,7 @@ def check(name: str, shape: str, code_object: CodeObject) -> None:
         assert found[".group_segment_fixed_size"] + launch.shared <= LOCAL_BYTES, what
         assert found[".max_flat_workgroup_size"] >= np.prod(launch.block), what
         assert f"{spec.entry}_rocm" in SOURCES.names(), what
-        if tokens in FEW:
+        if tokens in FEW or spec.file.startswith("amd/"):
             spilled = {key: found[key] for key in (".vgpr_spill_count", ".sgpr_spill_count")}
             assert not any(spilled.values()), f"{what}: {spilled}"
             assert found[".private_segment_fixed_size"] == 0, f"{what}: {found['.private_segment_fixed_size']} bytes"
@@ -183,16 +188,39 @@ def test_dot_products_are_instructions(
     assert (instruction in text) if instruction else "v_dot4" not in text
 
 
+WAVES = KernelSpec("amd/waves", "waves")
+
+
+@pytest.mark.parametrize(
+    ("name", "instruction"),
+    [
+        ("gfx908", "v_mfma_i32_16x16x16i8"),
+        ("gfx90a", "v_mfma_i32_16x16x16i8"),
+        ("gfx942", "v_mfma_i32_16x16x32_i8"),
+        ("gfx950", "v_mfma_i32_16x16x64_i8"),
+        ("gfx1103", "v_wmma_i32_16x16x16_iu8"),
+        ("gfx1201", "v_wmma_i32_16x16x16_iu8"),
+    ],
+)
+def test_matrix_products_are_instructions(
+    name: str, instruction: str, disassembly: Callable[[KernelSpec, str], str]
+) -> None:
+    assert instruction in disassembly(WAVES, name)
+
+
 @pytest.mark.parametrize(
     ("reported", "expected"),
     [
-        ("gfx90a:sramecc+:xnack-", ("gfx90a", 64, "sdot4")),
-        ("gfx900:xnack-", ("gfx900", 64, "none")),
-        ("gfx1010", ("gfx1010", 32, "none")),
-        ("gfx1036", ("gfx1036", 32, "sdot4")),
-        ("gfx1151", ("gfx1151", 32, "sudot4")),
-        ("gfx1201", ("gfx1201", 32, "sudot4")),
-        ("gfx1310", ("gfx1310", 32, "none")),
+        ("gfx90a:sramecc+:xnack-", ("gfx90a", 64, "sdot4", "mfma16")),
+        ("gfx900:xnack-", ("gfx900", 64, "none", "none")),
+        ("gfx942:sramecc+:xnack-", ("gfx942", 64, "sdot4", "mfma32")),
+        ("gfx950", ("gfx950", 64, "sdot4", "mfma64")),
+        ("gfx1010", ("gfx1010", 32, "none", "none")),
+        ("gfx1036", ("gfx1036", 32, "sdot4", "none")),
+        ("gfx1151", ("gfx1151", 32, "sudot4", "wmma11")),
+        ("gfx1201", ("gfx1201", 32, "sudot4", "wmma12")),
+        ("gfx1250", ("gfx1250", 32, "sudot4", "none")),
+        ("gfx1310", ("gfx1310", 32, "none", "none")),
         ("gfx803", None),
         ("", None),
         ("gfx9", None),
@@ -201,4 +229,4 @@ def test_dot_products_are_instructions(
 )
 def test_architectures(reported: str, expected: Sequence[Any] | None) -> None:
     found = architecture(reported)
-    assert (found and (found.name, found.wave, found.dot4)) == expected
+    assert (found and (found.name, found.wave, found.dot4, found.matrix)) == expected

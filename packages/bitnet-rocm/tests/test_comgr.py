@@ -9,7 +9,7 @@ import pytest
 
 from bitnet.core.errors import KernelCompileError
 from bitnet.core.gpu import KernelSpec
-from bitnet.rocm.architectures import architecture
+from bitnet.core.gpu.clc.amd import architecture
 from bitnet.rocm.comgr import ComgrError
 from bitnet.rocm.comgr_process import ComgrProcess
 from bitnet.rocm.compiler import SOURCES, options

@@ -58,6 +58,15 @@ def test_conformance_of_another_kind(run: Run) -> None:
 
 
 @pytest.mark.nightly(unless_changed=FAMILY)
+@pytest.mark.parametrize("name", ["gfx90a", "gfx942", "gfx950", "gfx1100", "gfx1201"])
+def test_products_on_matrix_units(run: Run, name: str) -> None:
+    """Each kind of them, emulated to AMD's register layouts, with tiles of every size."""
+    printed = run(str(Path(__file__).with_name("matrix_products.py")), HIP_TEST_ARCH=name).stdout
+    print(printed)
+    assert "5 tiles, 0 wrong" in printed
+
+
+@pytest.mark.nightly(unless_changed=FAMILY)
 def test_the_demo_model_answers_as_on_the_cpu(run: Run) -> None:
     """A sample of 100 problems of the evaluation, all tokens of the answers."""
     assert int(run("-c", ANSWERS.format(device="rocm:0", seed=randrange(1 << 30))).stdout) > 1000
@@ -99,7 +108,7 @@ def test_a_wrong_product_closes_the_device(run: Run) -> None:
     [
         ("MEMORY", 12_000_000, "OutOfMemoryError: rocm:0: hipMalloc failed with hipErrorOutOfMemory"),
         ("FAULT", "hipGraphLaunch:20:719", "DeviceLostError: rocm:0: hipGraphLaunch failed with hipErrorLaunchFailure"),
-        ("FAULT", "hipStreamSynchronize:60:700", "DeviceLostError: rocm:0: hipStreamSynchronize failed"),
+        ("FAULT", "hipStreamSynchronize:70:700", "DeviceLostError: rocm:0: hipStreamSynchronize failed"),
         ("FAULT", "hipModuleLoadData:1:200", "DeviceError: rocm:0: hipModuleLoadData failed with hipErrorInvalidImage"),
     ],
 )
@@ -123,6 +132,14 @@ def test_a_compiler_that_ends_its_process(run: Run, tmp_path: Path) -> None:
     assert "KernelCompileError: rocm:0" in error
     assert "does not compile" in error
     assert "libamd_comgr ended its process with status -6" in error
+
+
+def test_matrix_units_that_the_compiler_does_not_take(run: Run, tmp_path: Path) -> None:
+    """The others serve, and the self-check multiplies by them."""
+    done = run("-c", OPEN + "d.close()", HIP_TEST_REFUSE="void waves(", BITNET_CACHE_DIR=tmp_path)
+    assert "rocm:0: amd/waves does not build, so what it tries is not used. refused" in done.stderr
+    done = run("-c", OPEN, status=1, HIP_TEST_REFUSE="void ternary_gemm_matrix(", BITNET_CACHE_DIR=tmp_path)
+    assert "amd/ternary_gemm_matrix.cl does not compile" in done.stderr  # which the self-check asked for
 
 
 def test_memory_is_given_back(run: Run) -> None:

@@ -6,7 +6,7 @@ import ctypes
 from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -14,6 +14,8 @@ import pytest
 from bitnet.core.errors import DeviceError
 from bitnet.core.gpu import KernelSpec, Launch, self_check
 from bitnet.core.gpu.clc import Abilities, device, open_device, tried, values, work_items
+from bitnet.core.gpu.clc.abilities import Matrix
+from bitnet.core.gpu.clc.amd_products import AmdProducts, Tile
 from bitnet.core.gpu.clc.vendors import VENDORS
 from bitnet.core.hal import DeviceInfo, DeviceType
 from bitnet.core.reference import ReferenceDevice
@@ -35,7 +37,7 @@ def test_matrix_units_whose_trial_does_not_build_are_left_alone() -> None:
     plain = replace(ABILITIES, matrix="none")
     assert tried(plain, builds) == plain
     assert len(asked) == 1
-    assert VENDORS.keys() == {"none", "ptx"}
+    assert VENDORS.keys() == set(get_args(Matrix))
 
 
 def test_options() -> None:
@@ -80,9 +82,30 @@ def wrong(spoil: Callable[[Any], Any]) -> Any:
 def test_a_device_that_miscomputes_is_closed_not_opened(monkeypatch: pytest.MonkeyPatch) -> None:
     closed: list[bool] = []
     driver: Any = SimpleNamespace(close=lambda: closed.append(True), memory=lambda: (0, 0))
-    monkeypatch.setattr(device, "wrong_products", lambda device: "3 of 48 products are wrong")
+    monkeypatch.setattr(device, "wrong_products", lambda device, tokens: "3 of 48 products are wrong")
     assert open_device(INFO, driver, ABILITIES).memory().total == 0
     assert closed == []
     with pytest.raises(DeviceError, match="made-up:0: it does not compute: 3 of 48 products are wrong"):
         open_device(INFO, driver, ABILITIES, self_check=True)
     assert closed == [True]
+
+
+@pytest.mark.parametrize("matrix", ["mfma16", "mfma32", "mfma64", "wmma11", "wmma12"])
+def test_tiles_for_amds_matrix_units(matrix: Matrix) -> None:
+    def tile(units: int, rows: int, tokens: int, group: int = 1024, local: int = 65536) -> Tile | None:
+        return AmdProducts(Abilities(units, group, local, matrix=matrix))._tile(rows, tokens)
+
+    def size(found: Tile | None) -> tuple[int, int]:
+        assert found is not None
+        return found.tokens, found.rows
+
+    assert size(tile(304, 13824, 512)) == (128, 128)
+    assert size(tile(304, 3840, 512)) == (64, 128)  # of the largest there are 120
+    assert size(tile(304, 2560, 512)) == (64, 64)
+    assert size(tile(96, 2560, 512)) == (128, 128)
+    assert size(tile(48, 2560, 17)) == (32, 64)
+    assert size(tile(304, 2560, 9)) == (16, 64)
+    assert size(tile(304, 16, 512)) == (16, 64)  # never enough: the smallest
+    assert size(tile(1, 13824, 512, local=32768)) == (64, 128)
+    assert tile(1, 13824, 512, local=8192) is None
+    assert tile(1, 13824, 512, group=64) is None

@@ -1,5 +1,6 @@
 // libamd_comgr's calls over the CPU's OpenCL compiler: a "code object" is a program's binary. It takes the numbers of version 2 or
 // 3 only, as HIP_TEST_COMGR says, and knows the architectures below. HIP_TEST_ABORT=1: it ends the process that compiles.
+// HIP_TEST_REFUSE: it does not take sources with that text.
 #include "opencl.h"
 
 #include <stdbool.h>
@@ -9,26 +10,10 @@
 #define EXPORT __attribute__((visibility("default")))
 enum { SUCCESS, ERROR, INVALID_ARGUMENT };
 enum { SOURCE = 1, LOG = 5, BC = 6, RELOCATABLE = 7, EXECUTABLE = 8, KINDS = 0x16, OPENCL_2_0 = 2 };
-static const char *const ISAS[] = {"amdgcn-amd-amdhsa--gfx906", "amdgcn-amd-amdhsa--gfx90a", "amdgcn-amd-amdhsa--gfx1030",
-                                   "amdgcn-amd-amdhsa--gfx1100"};
+static const char *const ISAS[] = {"amdgcn-amd-amdhsa--gfx906", "amdgcn-amd-amdhsa--gfx90a", "amdgcn-amd-amdhsa--gfx942",
+                                   "amdgcn-amd-amdhsa--gfx950", "amdgcn-amd-amdhsa--gfx1030", "amdgcn-amd-amdhsa--gfx1100",
+                                   "amdgcn-amd-amdhsa--gfx1201"};
 enum { COUNT = sizeof ISAS / sizeof *ISAS };
-
-// What the kernels call beyond OpenCL C, to AMD's documentation.
-static const char SHIM[] =
-    "inline int byte_of(uint x, int i) { return (char)(x >> 8 * i); }\n"
-    "inline int dot4_signed(uint a, uint b, int c) {\n"
-    "    for (int i = 0; i < 4; i++) c += byte_of(a, i) * byte_of(b, i);\n"
-    "    return c;\n"
-    "}\n"
-    "inline int dot4_either(int sa, uint a, int sb, uint b, int c) {\n"
-    "    for (int i = 0; i < 4; i++)\n"
-    "        c += (sa ? byte_of(a, i) : byte_of(a, i) & 0xFF) * (sb ? byte_of(b, i) : byte_of(b, i) & 0xFF);\n"
-    "    return c;\n"
-    "}\n"
-    "#define __builtin_amdgcn_sdot4(a, b, c, clamp) dot4_signed(a, b, c)\n"
-    "#define __builtin_amdgcn_sudot4(sa, a, sb, b, c, clamp) dot4_either(sa, a, sb, b, c)\n"
-    "#define false 0\n"
-    "#define true 1\n";
 
 typedef struct { int kind, held; size_t size; char *bytes; } Data;
 typedef struct { Data *data[8]; size_t count; } Set;
@@ -183,8 +168,13 @@ static int signatures(cl_handle program, Signature *found) {
 }
 
 static int build(const Info *info, const Data *source, Set *result) {
-    const char *texts[] = {SHIM, source->bytes};
+    const char *texts[] = {shim, source->bytes};
     int error;
+    const char *refused = getenv("HIP_TEST_REFUSE");
+    if (refused && *refused && strstr(source->bytes, refused)) {
+        put(result, LOG, "refused", 7);
+        return ERROR;
+    }
     if (!opencl_open()) return ERROR;
     cl_handle program = clCreateProgramWithSource(opencl_context, 2, texts, NULL, &error);
     if (clBuildProgram(program, 1, &opencl_device, info->options, NULL, NULL)) {

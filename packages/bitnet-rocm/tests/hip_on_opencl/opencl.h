@@ -53,3 +53,6 @@ int opencl_has(const char *extension);
 
 // A setting of a test: an environment variable's number, or `otherwise`.
 long setting(const char *name, long otherwise);
+
+// What goes in front of AMD's kernels.
+extern const char *const shim;

@@ -8,6 +8,8 @@ from collections.abc import Mapping
 import pyopencl as cl
 
 from bitnet.core.gpu.clc import Abilities
+from bitnet.core.gpu.clc.abilities import Dot4
+from bitnet.core.gpu.clc.amd import Architecture, architecture
 
 EXTENSIONS: Mapping[str, str] = {
     "cl_khr_fp16": "f16",
@@ -15,12 +17,13 @@ EXTENSIONS: Mapping[str, str] = {
     "cl_khr_command_buffer": "command-buffer",
 }
 NVIDIA = "cl_nv_device_attribute_query"
+AMD = "cl_amd_device_attribute_query"
 CAPABILITIES: Mapping[str, tuple[int, int]] = {"ptx-dp4a": (6, 1), "ptx-mma": (8, 0)}
 """Compute capability from which NVIDIA's devices have what the kernels use by inline PTX."""
 
 
 def features(device: cl.Device) -> tuple[str, ...]:
-    """Features of a device: ``f16``, ``int8-dot``, ``command-buffer``, ``subgroups``, ``ptx-dp4a``, ``ptx-mma``."""
+    """Features of a device: those of :data:`EXTENSIONS` and :data:`CAPABILITIES`, ``subgroups``, ``amd-int8-…``."""
     extensions = set(device.extensions.split())
     found = [text for extension, text in EXTENSIONS.items() if extension in extensions]
     if "cl_khr_subgroups" in extensions or _subgroups(device):
@@ -28,13 +31,16 @@ def features(device: cl.Device) -> tuple[str, ...]:
     if NVIDIA in extensions:
         capability = _compute_capability(device)
         found += [text for text, least in CAPABILITIES.items() if capability >= least]
+    if kind := _amd(device):
+        found += [f"amd-{feature}" for feature in kind.features]
     return tuple(found)
 
 
 def abilities(device: cl.Device) -> Abilities:
     """What the kernels may use of a device."""
-    have = features(device)
-    matrix = "ptx-mma" in have
+    have, kind = features(device), _amd(device)
+    ptx = "ptx-mma" in have
+    dot4: Dot4 = "khr" if "int8-dot" in have else "ptx" if "ptx-dp4a" in have else kind.dot4 if kind else "none"
     return Abilities(
         compute_units=int(device.max_compute_units),
         group=int(device.max_work_group_size),
@@ -42,9 +48,9 @@ def abilities(device: cl.Device) -> Abilities:
         gpu=bool(device.type & cl.device_type.GPU),
         subgroups="subgroups" in have,
         f16="f16" in have,
-        dot4="khr" if "int8-dot" in have else "ptx" if "ptx-dp4a" in have else "none",
-        matrix="ptx" if matrix else "none",
-        resident=resident(device) if matrix else 0,
+        dot4=dot4,
+        matrix="ptx" if ptx else kind.matrix if kind else "none",
+        resident=resident(device) if ptx else 0,
     )
 
 
@@ -82,6 +88,16 @@ def _compute_capability(device: cl.Device) -> tuple[int, int]:
     with contextlib.suppress(cl.Error, AttributeError):
         return int(device.compute_capability_major_nv), int(device.compute_capability_minor_nv)
     return 0, 0
+
+
+def _amd(device: cl.Device) -> Architecture | None:
+    """Architecture of an AMD device whose driver calls it by name and compiles for its waves; None for others."""
+    if AMD not in device.extensions.split():
+        return None
+    kind = architecture(device.name)
+    with contextlib.suppress(cl.Error, AttributeError):
+        return kind if kind and int(device.wavefront_width_amd) == kind.wave else None
+    return None
 
 
 def version(device: cl.Device) -> tuple[int, int]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,7 +17,7 @@ from bitnet.core.support.log import logger
 
 if TYPE_CHECKING:
     from bitnet.core.gpu.clc import Abilities
-    from bitnet.rocm.architectures import Architecture
+    from bitnet.core.gpu.clc.amd import Architecture
     from bitnet.rocm.comgr_process import ComgrProcess
     from bitnet.rocm.hip import Hip, Properties
 
@@ -39,8 +39,6 @@ LOOK = {
     "win32": "See that the device manager lists the GPU, and update its driver.",
 }
 HIDDEN = "Check ROCR_VISIBLE_DEVICES, HIP_VISIBLE_DEVICES and rocminfo."
-NOT_VERIFIED = "not verified on this hardware"
-NO_GPU = "a test driver: computed on the CPU"
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,21 +69,19 @@ class RocmBackend:
         return result
 
     def open(self, info: DeviceInfo, options: OpenOptions) -> Device:
-        from bitnet.core.gpu.clc import open_device
+        from bitnet.core.gpu.clc import open_device, tried
         from bitnet.rocm.compiler import programs
         from bitnet.rocm.device import RocmDriver
         from bitnet.rocm.graph_check import wrong_replay
-        from bitnet.rocm.verified import remember
 
         _, runtime, devices = _look()
         found = next((found for found in devices if found.info.name == info.name), None)
         if runtime is None or found is None:
             raise DeviceUnavailableError(f"{info.name} is gone since it was probed.", hint="See bitnet devices.")
-        abilities, version = found.abilities, info.driver_version
-        kernels = programs(info.name, runtime.comgr, found.architecture.name, abilities, version)
+        kernels = programs(info.name, runtime.comgr, found.architecture.name, found.abilities, info.driver_version)
+        abilities = tried(found.abilities, kernels.builds)
         driver = RocmDriver(runtime.hip, int(info.index), info.name, kernels)
         device = open_device(info, driver, abilities, self_check=True)
-        remember(info, runtime.comgr.version)
         if options.graphs:
             try:
                 wrong = wrong_replay(device, driver)
@@ -143,7 +139,7 @@ def _devices(
     hip: Hip, count: int, name: str, version: str, tried: dict[str, str], versions: dict[str, str]
 ) -> tuple[ProbeResult, Runtime | None, list[Found]]:
     """The devices of an open runtime, where its compiler opens too."""
-    from bitnet.rocm.architectures import architecture
+    from bitnet.core.gpu.clc.amd import architecture
     from bitnet.rocm.comgr import ComgrError
     from bitnet.rocm.comgr_process import ComgrProcess
 
@@ -173,7 +169,7 @@ def _devices(
 
 
 def _found(hip: Hip, index: int, properties: Properties, kind: Architecture, version: str, compiler: str) -> Found:
-    from bitnet.rocm.verified import is_verified
+    from bitnet.core.gpu.verified import marked
 
     pci = f"{properties.pci_domain:04x}:{properties.pci_bus:02x}:{properties.pci_device:02x}.0"
     abilities = kind.abilities(
@@ -183,7 +179,7 @@ def _found(hip: Hip, index: int, properties: Properties, kind: Architecture, ver
         "architecture": properties.architecture.decode(),
         "compute_units": str(properties.compute_units),
         "pci": pci,
-        "kernels": f"compiled by libamd_comgr {compiler}",
+        "note": f"kernels: compiled here by libamd_comgr {compiler}",
     }
     name = properties.name.decode(errors="replace").strip() or "AMD GPU"
     kind_of = DeviceType.INTEGRATED if properties.integrated else DeviceType.DISCRETE
@@ -196,11 +192,10 @@ def _found(hip: Hip, index: int, properties: Properties, kind: Architecture, ver
         type=DeviceType.VIRTUAL if hip.is_test_driver else kind_of,
         memory=properties.total_memory,
         driver_version=version,
-        features=(*(("int8-dot",) if kind.dot4 != "none" else ()), "f16", f"wave{kind.wave}"),
+        features=(*kind.features, "f16", f"wave{kind.wave}"),
         details=details,
     )
-    note = NO_GPU if hip.is_test_driver else "" if is_verified(info, compiler) else NOT_VERIFIED
-    return Found(replace(info, details=details | ({"note": note} if note else {})), kind, abilities)
+    return Found(marked(info), kind, abilities)
 
 
 def _uuid(raw: bytes) -> str:

@@ -21,14 +21,14 @@ from bitnet.core.hal import (
 ROWS, COLS = 48, 384
 
 
-def wrong_products(device: Device) -> str:
-    """What is wrong with a device's product of one token; empty where it is exact.
+def wrong_products(device: Device, *, tokens: int = 1) -> str:
+    """What is wrong with a device's product of some tokens; empty where it is exact.
 
     Raises:
         BitNetError: The device fails.
     """
     rng = np.random.default_rng()
-    x = rng.integers(-128, 128, (1, COLS), np.int8)
+    x = rng.integers(-128, 128, (tokens, COLS), np.int8)
     codes = rng.integers(-1, 2, (ROWS, COLS), np.int8)
     exact = x.astype(np.int64) @ codes.T.astype(np.int64)
     weight = TernaryWeight((ROWS, COLS), lambda: TernaryData(pack_ternary(codes), np.ones(1, np.float32)))
@@ -38,13 +38,14 @@ def wrong_products(device: Device) -> str:
         TensorSpec("out", "f32", ("M", ROWS)),
     )
     product = TernaryMatmul("x", "scale", ("w",), "out")
-    program = Program([product], {t.name: t for t in tensors}, {"w": weight}, Limits(1), name="self-check")
+    limits = Limits(tokens)
+    program = Program([product], {t.name: t for t in tensors}, {"w": weight}, limits, name="self-check")
     executable = device.compile(program)
     try:
         executable.write("x", x)
-        executable.write("scale", np.ones(1, np.float32))
-        executable.write("out", np.full((1, ROWS), np.nan, np.float32))
-        executable.run(Step(StepLayout(program.limits), [SequenceStep([0], length=1)]))
+        executable.write("scale", np.ones(tokens, np.float32))
+        executable.write("out", np.full(exact.shape, np.nan, np.float32))
+        executable.run(Step(StepLayout(program.limits), [SequenceStep([0] * tokens, length=tokens)]))
         wrong = np.count_nonzero(executable.read("out") != exact)
     finally:
         executable.close()

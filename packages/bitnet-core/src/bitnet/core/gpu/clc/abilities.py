@@ -9,8 +9,9 @@ from typing import Literal, TypeAlias
 Dot4: TypeAlias = Literal["none", "khr", "ptx", "sdot4", "sudot4"]
 """Sum of four products of 8-bit integers: by single bytes, ``cl_khr_integer_dot_product``, NVIDIA's ``dp4a``, AMD's
 ``v_dot4_i32_i8`` and ``v_dot4_i32_iu8``."""
-Matrix: TypeAlias = Literal["none", "ptx"]
-"""Matrix products: none, NVIDIA's ``mma`` of compute capability 8.0."""
+Matrix: TypeAlias = Literal["none", "ptx", "mfma16", "mfma32", "mfma64", "wmma11", "wmma12"]
+"""Matrix products: none, NVIDIA's ``mma`` of compute capability 8.0, AMD's MFMA of bytes by how many of K an
+instruction takes, and AMD's WMMA by the generation whose registers it has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +55,8 @@ class Abilities:
             "PTX": self.dot4 == "ptx",
             "GPU": self.gpu,
             "WAVE": self.wave,
+            "MFMA": int(self.matrix.removeprefix("mfma")) if self.matrix.startswith("mfma") else 0,
+            "WMMA": int(self.matrix.removeprefix("wmma")) if self.matrix.startswith("wmma") else 0,
         }
         return {name: int(value) for name, value in having.items() if value}
 

@@ -25,7 +25,7 @@ from bitnet.core.gpu.products import feed_forward, glu_products, normed, row_sum
 from bitnet.core.gpu.sources import KernelSources
 from bitnet.core.hal import Attention, DenseMatmul, GluNormQuant, NormQuant, Sample, TernaryMatmul
 
-ENTRY = r"^kernel (?:__attribute__\(\(.*\)\) )?(?:OF_WARPS )?void (\w+)\("
+ENTRY = r"^kernel (?:__attribute__\(\(.*\)\) )?(?:OF_WA\w+ )?void (\w+)\("
 MOST_SAMPLERS = 1024
 """Work-items that choose a token, at most, on a GPU."""
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from bitnet.core.gpu.clc.abilities import Abilities, Matrix
+from bitnet.core.gpu.clc.amd_products import AmdProducts
 from bitnet.core.gpu.clc.attention import AttentionOps
 from bitnet.core.gpu.clc.nvidia_attention import NvidiaAttention
 from bitnet.core.gpu.clc.nvidia_layers import NvidiaLayers
@@ -36,6 +37,8 @@ class Vendor:
 
 PLAIN = Vendor()
 """Kernels that every device runs."""
+AMD = Vendor(KernelSpec("amd/waves", "waves"), AmdProducts)
+"""Kernels for MFMA and WMMA, whichever of them it is."""
 VENDORS: Mapping[Matrix, Vendor] = {
     "none": PLAIN,
     "ptx": Vendor(
@@ -44,6 +47,11 @@ VENDORS: Mapping[Matrix, Vendor] = {
         NvidiaAttention,
         lambda abilities: {Layer: NvidiaLayers(abilities).launch},
     ),
+    "mfma16": AMD,
+    "mfma32": AMD,
+    "mfma64": AMD,
+    "wmma11": AMD,
+    "wmma12": AMD,
 }
 """Vendor of each kind of matrix unit."""
 

@@ -1,4 +1,4 @@
-"""AMD's architectures by the name that the driver gives: wave size and dot products of bytes.
+"""AMD's architectures by the name that the driver gives: wave size, dot products and matrix products of bytes.
 
 Facts from LLVM's "User Guide for AMDGPU Backend" and from what its compiler takes for each.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from bitnet.core.gpu.clc.abilities import Abilities, Dot4
+from bitnet.core.gpu.clc.abilities import Abilities, Dot4, Matrix
 
 NAME = re.compile(r"gfx(\d{1,2})([0-9a-f]{2})")
 """Name of an architecture: its generation, then minor version and stepping in hexadecimal digits."""
@@ -18,6 +18,19 @@ SIGNED_DOT4 = {"gfx906", "gfx908", "gfx90a", "gfx940", "gfx941", "gfx942", "gfx9
 """Architectures with ``v_dot4_i32_i8``."""
 EITHER_DOT4 = (11, 12)
 """Generations with ``v_dot4_i32_iu8``."""
+MFMA: dict[str, Matrix] = {
+    "gfx908": "mfma16",
+    "gfx90a": "mfma16",
+    "gfx940": "mfma32",
+    "gfx941": "mfma32",
+    "gfx942": "mfma32",
+    "gfx950": "mfma64",
+}
+"""Matrix products of the architectures that have ``v_mfma_i32_16x16x…``."""
+WMMA: dict[int, Matrix] = {11: "wmma11", 12: "wmma12"}
+"""Matrix products of the generations that have ``v_wmma_i32_16x16x16_iu8``."""
+WITHOUT_WMMA = {"gfx1250", "gfx1251"}
+"""Architectures of those generations whose instructions differ."""
 MOST_GROUP = 1024
 """Work-items of a work-group at most."""
 LEAST = 9
@@ -32,16 +45,31 @@ class Architecture:
         name: What compilers call it, such as ``gfx90a``.
         wave: Work-items that run in step, as the kernels are compiled.
         dot4: Dot products of four bytes.
+        matrix: Matrix products of bytes.
     """
 
     name: str
     wave: int
     dot4: Dot4
+    matrix: Matrix
+
+    @property
+    def features(self) -> tuple[str, ...]:
+        """What ``bitnet devices`` says of it."""
+        has = {"int8-dot": self.dot4, "int8-matrix": self.matrix}
+        return tuple(feature for feature, kind in has.items() if kind != "none")
 
     def abilities(self, *, compute_units: int, group: int, local_bytes: int) -> Abilities:
         """What the kernels may use of a device, by its numbers as in :class:`~bitnet.core.gpu.clc.Abilities`."""
         return Abilities(
-            compute_units, min(group, MOST_GROUP), local_bytes, subgroups=True, f16=True, dot4=self.dot4, wave=self.wave
+            compute_units,
+            min(group, MOST_GROUP),
+            local_bytes,
+            subgroups=True,
+            f16=True,
+            dot4=self.dot4,
+            matrix=self.matrix,
+            wave=self.wave,
         )
 
 
@@ -52,4 +80,5 @@ def architecture(reported: str) -> Architecture | None:
     if found is None or (generation := int(found[1])) < LEAST:
         return None
     dot4: Dot4 = "sudot4" if generation in EITHER_DOT4 else "sdot4" if name in SIGNED_DOT4 else "none"
-    return Architecture(name, 64 if generation == 9 else 32, dot4)
+    matrix: Matrix = "none" if name in WITHOUT_WMMA else MFMA.get(name) or WMMA.get(generation, "none")
+    return Architecture(name, 64 if generation == 9 else 32, dot4, matrix)

@@ -1,0 +1,76 @@
+"""Products on AMD's matrix units: many tokens, by tiles."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from bitnet.core.gpu.clc.abilities import Abilities
+from bitnet.core.gpu.clc.products import Products, tiled_args, tiled_defines
+from bitnet.core.gpu.context import Bucket, Context
+from bitnet.core.gpu.driver import Buffer, KernelSpec, Launch
+from bitnet.core.gpu.ops import ceil_div, next_power_of_two
+from bitnet.core.hal import TernaryMatmul
+
+SIDE = 16
+"""Tokens, and rows of W, of a matrix unit's tile."""
+STAGE_BYTES = 2 * 144, 2 * 48
+"""Bytes of local memory of a token, and of a row of W, in both buffers."""
+
+
+class Tile(NamedTuple):
+    """What a work-group has: tiles of a wave along tokens and rows of W, and waves along either."""
+
+    TM: int
+    TN: int
+    WAVES_M: int
+    WAVES_N: int
+
+    @property
+    def tokens(self) -> int:
+        return SIDE * self.TM * self.WAVES_M
+
+    @property
+    def rows(self) -> int:
+        return SIDE * self.TN * self.WAVES_N
+
+    @property
+    def local_bytes(self) -> int:
+        return STAGE_BYTES[0] * self.tokens + STAGE_BYTES[1] * self.rows
+
+
+TILES = {
+    64: (Tile(4, 4, 2, 2), Tile(2, 4, 2, 2), Tile(2, 2, 2, 2), Tile(2, 1, 1, 4), Tile(1, 1, 1, 4)),
+    32: (Tile(4, 2, 2, 4), Tile(2, 2, 2, 4), Tile(2, 1, 2, 4), Tile(2, 1, 1, 4), Tile(1, 1, 1, 4)),
+}
+"""Tiles by the wave's work-items, the largest first. A wave of 32 holds twice as much of a sum in each work-item."""
+
+
+class AmdProducts(Products):
+    """The launches for a device with MFMA or WMMA of bytes."""
+
+    def __init__(self, abilities: Abilities) -> None:
+        super().__init__(abilities)
+        self._wave = 64 if abilities.matrix.startswith("mfma") else 32
+        self._tiles = [
+            tile
+            for tile in TILES[self._wave]
+            if tile.local_bytes <= abilities.local_bytes and self._wave * tile.WAVES_M * tile.WAVES_N <= abilities.group
+        ]
+
+    def tiled(self, ctx: Context, op: TernaryMatmul, bucket: Bucket, out: Buffer, *, activation: str = "") -> Launch:
+        w = ctx.ternary(op.weights)
+        tile = self._tile(w.rows, bucket.tokens)
+        if tile is None:
+            return super().tiled(ctx, op, bucket, out, activation=activation)
+        spec = KernelSpec(
+            "amd/ternary_gemm_matrix", "ternary_gemm_matrix", tuple((tiled_defines(w, op) | tile._asdict()).items())
+        )
+        grid = (ceil_div(w.rows, tile.rows), ceil_div(bucket.tokens, tile.tokens), 1)
+        return Launch(spec, grid, (self._wave * tile.WAVES_M * tile.WAVES_N, 1, 1), tiled_args(ctx, op, out))
+
+    def _tile(self, rows: int, tokens: int) -> Tile | None:
+        """The largest of which there are enough for every compute unit, else the smallest; None where none fits."""
+        most = max(SIDE, next_power_of_two(tokens))
+        fitting = [tile for tile in self._tiles if tile.tokens <= most]
+        enough = (t for t in fitting if ceil_div(rows, t.rows) * ceil_div(tokens, t.tokens) >= self._units * 3 // 4)
+        return next(enough, fitting[-1] if fitting else None)
