@@ -1,0 +1,74 @@
+// The server's own figures, read from /metrics every two seconds while this view is seen.
+
+import { getText } from "./api.js";
+import { Chart, short } from "./chart.js";
+import { h } from "./dom.js";
+import { problem } from "./message.js";
+import { parse, points } from "./prometheus.js";
+
+const EVERY = 2000;
+const OWN = /^bitnet[_:]/;
+
+const words = (name) => {
+  const text = name.replace(OWN, "").replace(/_(total|seconds|bytes)$/, "").replaceAll("_", " ");
+  return text[0].toUpperCase() + text.slice(1);
+};
+
+function unit({ name, kind }) {
+  const base = /_seconds(_total)?$/.test(name) ? "s" : /_bytes(_total)?$/.test(name) ? "B" : "";
+  return kind === "counter" ? `${base}/s` : base;
+}
+
+function table(families) {
+  const rows = families.flatMap((family) => family.samples)
+    .filter(({ name }) => !/_(bucket|created)$/.test(name))
+    .map(({ name, labels, value }) => h("tr", {}, h("th", { scope: "row" }, h("code", {}, name)),
+      h("td", {}, Object.entries(labels).map(([key, text]) => `${key}=${text}`).join(", ")), h("td", { class: "right" }, short(value))));
+  return h("table", {}, h("caption", { class: "visually-hidden" }, "All values"), h("thead", {}, h("tr", {}, ["Name", "Labels", "Value"].map((name) => h("th", { scope: "col" }, name)))), h("tbody", {}, rows));
+}
+
+/** The view; returns what ends it. */
+export function show(main, { title }) {
+  const charts = new Map();
+  const grid = h("div", { class: "charts" });
+  const trouble = h("div", {});
+  const values = h("div", { class: "table", tabindex: "0", role: "region", "aria-label": "All values" });
+  const all = h("details", {}, h("summary", {}, "All values"), values);
+  let before = null;
+  let timer = 0;
+  let ended = false;
+  function draw(families, now) {
+    const seconds = before ? (now - before.now) / 1000 : 1;
+    for (const family of families.values()) {
+      if (!OWN.test(family.name) || !family.samples.length || /_created$/.test(family.name)) continue;
+      const added = points(before?.families.get(family.name), family, seconds);
+      if (!added.size) continue;
+      if (!charts.has(family.name)) {
+        const chart = new Chart(words(family.name), unit(family), family.help);
+        charts.set(family.name, chart);
+        grid.append(chart.element);
+      }
+      charts.get(family.name).add(added);
+    }
+    before = { families, now };
+    if (all.open) values.replaceChildren(table([...families.values()]));
+  }
+  async function load() {
+    clearTimeout(timer);
+    try {
+      if (!document.hidden) draw(parse(await getText("metrics")), performance.now());
+      trouble.replaceChildren();
+    } catch (error) {
+      if (!ended && !trouble.childElementCount) trouble.replaceChildren(problem(error, load));
+    }
+    if (!ended) timer = setTimeout(load, EVERY);
+  }
+  all.addEventListener("toggle", () => before && values.replaceChildren(table([...before.families.values()])));
+  main.replaceChildren(h("div", { class: "sheet wide" }, title("Metrics"),
+    h("p", { class: "lead" }, "The last five minutes, as long as this view stays open. A counter is drawn as its rate."), trouble, grid, all));
+  load();
+  return () => {
+    ended = true;
+    clearTimeout(timer);
+  };
+}
