@@ -25,7 +25,7 @@ def worker(make_rig: MakeRig) -> Iterator[Worker]:
 
 
 def complete(worker: Worker, prompt: list[int], options: GenerationOptions = LONG) -> Any:
-    *_, last = worker.submit(worker.engine.prepare(prompt, options))
+    *_, last = worker.submit(*worker.engine.prepare(prompt, options))
     return last.result
 
 
@@ -38,7 +38,7 @@ def test_many_threads_at_once(worker: Worker, make_rig: MakeRig) -> None:
 
 
 def test_cancel_from_another_thread(worker: Worker) -> None:
-    ticket = worker.submit(worker.engine.prepare([1, 2], LONG))
+    ticket = worker.submit(*worker.engine.prepare([1, 2], LONG))
     updates: Any = iter(ticket)
     next(updates)
     threading.Thread(target=ticket.cancel).start()
@@ -81,7 +81,7 @@ def test_every_waiting_caller_gets_the_devices_error(worker: Worker, monkeypatch
 
 def test_close_ends_what_runs_and_what_waits(make_rig: MakeRig) -> None:
     worker = Worker(make_rig().engine)
-    tickets = [worker.submit(worker.engine.prepare([i], LONG)) for i in range(9)]
+    tickets = [worker.submit(*worker.engine.prepare([i], LONG)) for i in range(9)]
     next(iter(tickets[0]))
     worker.close()
     for ticket in tickets:

@@ -2,8 +2,10 @@
 
 from bitnet.core.engine.engine import Engine
 from bitnet.core.engine.options import GenerationOptions
+from bitnet.core.engine.request import Request
 from bitnet.core.engine.results import Chunk, Completion, FinishReason, Timings, Update
 from bitnet.core.engine.sampling import TokenLogprob
+from bitnet.core.engine.worker import Load
 
 __all__ = [
     "Chunk",
@@ -11,6 +13,8 @@ __all__ = [
     "Engine",
     "FinishReason",
     "GenerationOptions",
+    "Load",
+    "Request",
     "Timings",
     "TokenLogprob",
     "Update",

@@ -11,6 +11,7 @@ from numbers import Integral
 import numpy as np
 import numpy.typing as npt
 
+from bitnet.core.engine.blocks import BlockPool
 from bitnet.core.engine.options import GenerationOptions
 from bitnet.core.engine.results import Update
 from bitnet.core.engine.sampling import sibling_seed
@@ -70,6 +71,11 @@ class Engine:
     def busy(self) -> bool:
         """Whether :meth:`step` has something to do."""
         return bool(self._scheduler.sequences)
+
+    @property
+    def pool(self) -> BlockPool:
+        """The blocks of the KV cache; for reading."""
+        return self._scheduler.pool
 
     def prepare(self, prompt: Sequence[int], options: GenerationOptions, n: int = 1) -> tuple[Generation, ...]:
         """``n`` continuations of ``prompt``, checked but not begun: hand them to :meth:`add`.
