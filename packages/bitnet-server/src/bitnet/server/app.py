@@ -12,7 +12,7 @@ from typing import Any
 
 from starlette.routing import Match, Route, Router
 
-from bitnet.server import openai_chat, static, status
+from bitnet.server import devices_page, openai_chat, static, status
 from bitnet.server.call import Call, ClientGone, Receive, Scope, Send
 from bitnet.server.errors import RequestError, as_request_error
 from bitnet.server.fields import Fields
@@ -66,6 +66,7 @@ ENDPOINTS = (
     Endpoint("/props", status.props),
     Endpoint("/slots", status.slots),
     Endpoint("/metrics", status.metrics),
+    Endpoint("/devices", devices_page.devices),
     Endpoint("/v1/embeddings", status.embeddings, ("POST",)),
     generating("/v1/chat/completions", openai_chat.parse),
 )

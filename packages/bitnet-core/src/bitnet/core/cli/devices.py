@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -26,14 +26,10 @@ def devices(as_json: bool) -> None:
     must give exactly what numpy does. Ends with status 5 where one does not. Every backend is tried in a process of its
     own, so that one that crashes or hangs is told of like any other.
     """
-    from bitnet.core.devices.examine import examine_all
-    from bitnet.core.devices.registry import available, with_missing
+    from bitnet.core.devices.document import backend_document, look
     from bitnet.core.devices.select import select_device
 
-    plugins = available()
-    examined = examine_all(plugins)
-    reports = with_missing([found.report for found in examined], plugins)
-    proofs = {name: proof for found in examined for name, proof in found.proofs.items()}
+    reports, proofs = look()
     selection, unavailable = None, None
     try:
         selection = select_device()
@@ -44,7 +40,7 @@ def devices(as_json: bool) -> None:
             {
                 "selected": selection and selection.info.name,
                 "summary": selection and selection.summary,
-                "backends": [_backend_document(report, proofs) for report in reports],
+                "backends": [backend_document(report, proofs) for report in reports],
             }
         )
     else:
@@ -55,36 +51,6 @@ def devices(as_json: bool) -> None:
         raise unavailable
     if not all(proof.passed for proof in proofs.values()):
         raise click.exceptions.Exit(DeviceError.exit_code)
-
-
-def _backend_document(report: BackendReport, proofs: dict[str, Proof]) -> dict[str, Any]:
-    probe = report.probe
-    return {
-        "name": report.name,
-        "distribution": report.distribution,
-        "version": report.version,
-        "status": probe.status.value,
-        "reason": probe.reason,
-        "hint": probe.hint,
-        "versions": dict(probe.versions),
-        "tried": dict(probe.tried),
-        "devices": [_device_document(info, proofs[info.name]) for info in probe.devices],
-    }
-
-
-def _device_document(info: DeviceInfo, proof: Proof) -> dict[str, Any]:
-    return {
-        "name": info.name,
-        "id": info.id,
-        "description": info.description,
-        "vendor": info.vendor,
-        "type": info.type.value,
-        "memory": info.memory,
-        "driver_version": info.driver_version,
-        "features": list(info.features),
-        "details": dict(info.details),
-        "proof": {"passed": proof.passed, "seconds": proof.time, "error": proof.error},
-    }
 
 
 def _backend_lines(report: BackendReport, proofs: dict[str, Proof]) -> list[str]:

@@ -4,8 +4,9 @@ import { chat } from "./api.js";
 
 /**
  * Streams an answer. `onText(text)` is called with all text so far, `stats` filled in as it becomes known:
- * `first` (seconds to the first token), `seconds` (the whole answer), `tokens`, `speed` (tokens a second after the
- * first token, measured in this browser), `cached` (prompt tokens that were reused), `device`, `finish` and `receipt`.
+ * `first` (seconds to the first token, measured in this browser), `seconds` (the whole answer), `tokens`, `speed`
+ * (tokens a second after the first: as the server measured it, else as they came here), `cached` (prompt tokens that
+ * were reused), `device`, `finish` and `receipt`.
  * Resolves to `{text, stats}`; an abort ends it with `finish: "stopped"`; other errors carry the `partial` result.
  */
 export async function generate({ model, messages, settings, signal, onText }) {
@@ -22,16 +23,16 @@ export async function generate({ model, messages, settings, signal, onText }) {
     stats.tokens ??= pieces;
     if (first !== null) {
       stats.first = (first - begin) / 1000;
-      if (stats.tokens > 1 && last > first) stats.speed = ((stats.tokens - 1) * 1000) / (last - first);
+      if (!stats.speed && stats.tokens > 1 && last > first) stats.speed = ((stats.tokens - 1) * 1000) / (last - first);
     }
     return { text, stats };
   };
   try {
     for await (const { chunk, headers } of chat(body, signal)) {
-      stats.device ||= headers.get("x-bitnet-device") ?? "";
-      stats.device = chunk.x_bitnet?.device ?? chunk.x_bitnet_device ?? stats.device;
+      stats.device = headers.get("x-bitnet-device") ?? "";
       stats.model = chunk.model ?? stats.model;
       if (chunk.x_bitnet_receipt) stats.receipt = chunk.x_bitnet_receipt;
+      if (chunk.timings?.predicted_per_second) stats.speed = chunk.timings.predicted_per_second;
       if (chunk.usage) {
         stats.tokens = chunk.usage.completion_tokens;
         stats.prompt = chunk.usage.prompt_tokens;
@@ -75,7 +76,7 @@ const seconds = (value) => (value < 1 ? `${Math.round(value * 1000)} ms` : `${va
 export function facts(stats) {
   const rows = [];
   if (stats.speed) rows.push(["Speed", `${stats.speed.toFixed(stats.speed < 100 ? 1 : 0)} tokens/s`]);
-  if (stats.first !== undefined) rows.push(["First token", seconds(stats.first)]);
+  if (stats.first !== undefined) rows.push(["First token", `first after ${seconds(stats.first)}`]);
   if (stats.tokens) rows.push(["Length", `${stats.tokens} ${stats.tokens === 1 ? "token" : "tokens"}`]);
   if (stats.device) rows.push(["Device", stats.device]);
   if (stats.cached) rows.push(["From the cache", `${stats.cached} of ${stats.prompt} prompt tokens`]);

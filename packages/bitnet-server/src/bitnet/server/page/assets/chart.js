@@ -42,7 +42,8 @@ export class Chart {
 
   draw() {
     const highest = (list) => list.reduce((most, value) => Math.max(most, value ?? 0), 0);
-    const shown = [...this.series].sort((a, b) => highest(b[1]) - highest(a[1])).slice(0, SERIES);
+    const busiest = new Set([...this.series.values()].sort((a, b) => highest(b) - highest(a)).slice(0, SERIES));
+    const shown = [...this.series].filter(([, list]) => busiest.has(list));
     const most = shown.length ? Math.max(...shown.map(([, list]) => highest(list))) || 1 : 1;
     const lines = shown.flatMap(([, list], index) => {
       const offset = MOST - list.length;

@@ -37,11 +37,9 @@ export function relabel(element, name, label) {
   element.replaceChildren(icon(name));
 }
 
-const polite = () => document.getElementById("announcer");
-
 /** Has a screen reader say a sentence when it is next silent. */
 export function announce(text) {
-  const region = polite();
+  const region = document.getElementById("announcer");
   region.append(h("p", {}, text));
   while (region.childElementCount > 20) region.firstElementChild.remove();
 }

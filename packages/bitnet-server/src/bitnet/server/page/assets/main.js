@@ -56,7 +56,7 @@ async function route(first = false) {
   const [view, id] = location.hash.replace(/^#\//, "").split("/");
   const begun = location.hash;
   if (VIEWS[view]) {
-    leave = VIEWS[view].show(main, { title, onCleared: () => sidebar.here(view) }) ?? null;
+    leave = VIEWS[view].show(main, { title, onCleared: () => sidebar.here(view), onKey: refresh }) ?? null;
     sidebar.here(view);
   } else {
     await conversation(view === "chat" ? id : "");

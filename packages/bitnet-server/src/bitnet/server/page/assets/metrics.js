@@ -8,9 +8,21 @@ import { parse, points } from "./prometheus.js";
 
 const EVERY = 2000;
 const OWN = /^bitnet[_:]/;
+const ABBREVIATIONS = { http: "HTTP", kv: "KV" };
+
+// What is looked at most comes first, and what belongs together is in one chart; every other family has its own.
+const CHARTS = [
+  { title: "Tokens", families: ["bitnet_tokens"] },
+  { title: "Generations", families: ["bitnet_requests_running", "bitnet_requests_waiting"], help: "Those that take part in steps, and those that wait for a place" },
+  { title: "Time to first token", families: ["bitnet_time_to_first_token_seconds"] },
+  { title: "Time between tokens", families: ["bitnet_inter_token_seconds"] },
+  { title: "KV cache", families: ["bitnet_kv_blocks", "bitnet_kv_blocks_used", "bitnet_kv_blocks_cached"], help: "All blocks, those that generations hold, and those whose content can be used again" },
+];
+const PLACED = new Set(CHARTS.flatMap((chart) => chart.families));
+const FACTS = /_info$/; // always 1: its labels are told in the table
 
 const words = (name) => {
-  const text = name.replace(OWN, "").replace(/_(total|seconds|bytes)$/, "").replaceAll("_", " ");
+  const text = name.replace(OWN, "").replace(/_(total|seconds|bytes)$/, "").split("_").map((word) => ABBREVIATIONS[word] ?? word).join(" ");
   return text[0].toUpperCase() + text.slice(1);
 };
 
@@ -39,16 +51,21 @@ export function show(main, { title }) {
   let ended = false;
   function draw(families, now) {
     const seconds = before ? (now - before.now) / 1000 : 1;
-    for (const family of families.values()) {
-      if (!OWN.test(family.name) || !family.samples.length || /_created$/.test(family.name)) continue;
-      const added = points(before?.families.get(family.name), family, seconds);
+    const drawn = [...families.values()].filter(({ name, samples }) => OWN.test(name) && !FACTS.test(name) && samples.length && !PLACED.has(name));
+    const own = drawn.map(({ name, help }) => ({ title: words(name), families: [name], help }));
+    for (const wanted of [...CHARTS, ...own]) {
+      const found = wanted.families.map((name) => families.get(name)).filter(Boolean);
+      const added = new Map(found.flatMap((family) => {
+        const values = [...points(before?.families.get(family.name), family, seconds)];
+        return found.length > 1 ? values.map(([name, value]) => [`${words(family.name)} ${name}`.trim(), value]) : values;
+      }));
       if (!added.size) continue;
-      if (!charts.has(family.name)) {
-        const chart = new Chart(words(family.name), unit(family), family.help);
-        charts.set(family.name, chart);
+      if (!charts.has(wanted.title)) {
+        const chart = new Chart(wanted.title, unit(found[0]), wanted.help ?? found[0].help);
+        charts.set(wanted.title, chart);
         grid.append(chart.element);
       }
-      charts.get(family.name).add(added);
+      charts.get(wanted.title).add(added);
     }
     before = { families, now };
     if (all.open) values.replaceChildren(table([...families.values()]));

@@ -14,7 +14,8 @@ export function parse(text) {
   for (const line of text.split("\n")) {
     const note = /^# (HELP|TYPE) (\S+) ?(.*)$/.exec(line);
     if (note) {
-      current = family(note[2]);
+      current = family(note[2].replace(/_(total|created)$/, ""));
+      if (note[2].endsWith("_created")) continue;
       if (note[1] === "HELP") current.help = note[3].replaceAll("\\n", " ");
       else current.kind = note[3];
       continue;
@@ -23,6 +24,8 @@ export function parse(text) {
     if (!found) continue;
     const labels = Object.fromEntries([...(found[2] ?? "").matchAll(LABEL)].map(([, name, value]) => [name, value.replace(/\\(.)/g, "$1")]));
     const value = found[3] === "+Inf" ? Infinity : found[3] === "-Inf" ? -Infinity : Number(found[3]);
+    // prometheus_client writes a counter's family with or without `_total`; `_created` is when it began.
+    if (found[1].endsWith("_created")) continue;
     const owner = current && found[1].startsWith(current.name) ? current : family(found[1]);
     owner.samples.push({ name: found[1], labels, value });
   }

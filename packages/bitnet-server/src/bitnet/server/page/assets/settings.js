@@ -76,8 +76,12 @@ function reset(render) {
 }
 
 /** The settings view. */
-export function show(main, { title, onCleared }) {
-  const key = h("input", { type: "password", autocomplete: "off", spellcheck: "false", value: apiKey(), onchange: () => setApiKey(key.value.trim()) });
+export function show(main, { title, onCleared, onKey }) {
+  const key = h("input", { type: "password", autocomplete: "off", spellcheck: "false", value: apiKey(), onchange: () => keepKey() });
+  const keepKey = () => {
+    setApiKey(key.value.trim());
+    onKey();
+  };
   const system = h("textarea", { rows: 3, value: settings.system, onchange: () => change({ system: system.value }) });
   const stop = h("textarea", { rows: 2, value: settings.stop, onchange: () => change({ stop: stop.value }) });
   const receipts = h("input", { type: "checkbox", checked: settings.receipts, onchange: () => change({ receipts: receipts.checked }) });
@@ -91,14 +95,14 @@ export function show(main, { title, onCleared }) {
     h("div", { class: "sheet" },
       title("Settings"),
       h("section", { "aria-labelledby": "s-server" }, h("h2", { id: "s-server" }, "Server"),
-        field("API key", key, "Only if the server asks for one. Forgotten when this tab is closed.")),
+        h("form", { onsubmit: (event) => { event.preventDefault(); keepKey(); } }, field("API key", key, "Only if the server asks for one. Forgotten when this tab is closed."))),
       h("section", { "aria-labelledby": "s-look" }, h("h2", { id: "s-look" }, "Look"), themes()),
       h("section", { "aria-labelledby": "s-answers" }, h("h2", { id: "s-answers" }, "Answers"),
         field("System prompt of new conversations", system, "What the model is told before the first message"),
         h("div", { class: "grid" }, NUMBERS.map(number)),
         field("Stop at", stop, "One text a line; the answer ends before it"),
         h("div", { class: "field check" }, h("label", {}, receipts, h("span", {}, "Ask for a receipt with each answer"))),
-        reset(() => show(main, { title, onCleared }))),
+        reset(() => show(main, { title, onCleared, onKey }))),
       h("section", { "aria-labelledby": "s-data" }, h("h2", { id: "s-data" }, "Conversations"),
         h("p", { class: "hint" }, "They are kept in this browser, and sent to the server only to be answered."), forget),
     ),

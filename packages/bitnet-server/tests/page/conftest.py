@@ -1,0 +1,112 @@
+"""A real ``bitnet serve`` with the demo model, and a real browser."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Browser, ConsoleMessage, Page, sync_playwright
+
+BROWSER = shutil.which("chromium") or shutil.which("google-chrome") or shutil.which("chromium-browser")
+START_SECONDS = 60.0
+
+
+@pytest.fixture(scope="session")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of a server that runs."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    log = tmp_path_factory.mktemp("serve") / "log.txt"
+    command = [sys.executable, "-m", "bitnet.core", "serve", "--port", str(port), "--device", "cpu", "-t", "1"]
+    with (
+        log.open("wb") as output,
+        subprocess.Popen(command, stdout=output, stderr=output, env=os.environ | {"BITNET_GPU_FAKE": "none"}) as process,
+    ):
+        try:
+            url = f"http://127.0.0.1:{port}/"
+            wait_until_it_answers(url, process, log)
+            yield url
+        finally:
+            process.terminate()
+
+
+def wait_until_it_answers(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
+    end = time.monotonic() + START_SECONDS
+    while time.monotonic() < end and process.poll() is None:
+        try:
+            urllib.request.urlopen(url + "health", timeout=5).close()
+            return
+        except OSError:
+            time.sleep(0.1)
+    pytest.fail(f"the server did not start:\n{log.read_text(encoding='utf-8', errors='replace')}")
+
+
+@pytest.fixture(scope="session")
+def browser(require_device: Callable[[str, str | None], None]) -> Iterator[Browser]:
+    require_device("chromium", None if BROWSER else "there is no Chromium (Debian: apt install chromium)")
+    with sync_playwright() as playwright:
+        # CI is root in a container, where Chromium's own sandbox cannot start.
+        browser = playwright.chromium.launch(executable_path=BROWSER, args=["--no-sandbox", "--disable-gpu"])
+        yield browser
+        browser.close()
+
+
+class Trouble:
+    """What the browser complained of: errors, refused scripts and styles, and requests that left the server."""
+
+    def __init__(self, page: Page, server: str) -> None:
+        self.said: list[str] = []
+        self.left: list[str] = []
+        self.expected: tuple[str, ...] = ()
+        page.on("console", self._console)
+        page.on("pageerror", lambda error: self.said.append(str(error)))
+        page.on("request", lambda request: None if request.url.startswith((server, "blob:")) else self.left.append(request.url))
+
+    def _console(self, message: ConsoleMessage) -> None:
+        if message.type in ("error", "warning") and not any(part in message.text for part in self.expected):
+            self.said.append(message.text)
+
+
+@pytest.fixture
+def trouble() -> list[Trouble]:
+    return []
+
+
+@pytest.fixture
+def open_page(browser: Browser, server: str, trouble: list[Trouble]) -> Iterator[Callable[..., Page]]:
+    """``open_page(view, **context)`` opens a view in a browser without memory. Any complaint fails the test."""
+    contexts = []
+
+    def open_it(view: str = "", expected: tuple[str, ...] = (), **options: object) -> Page:
+        context = browser.new_context(**{"viewport": {"width": 1280, "height": 800}, "reduced_motion": "reduce", **options})  # type: ignore[arg-type]
+        contexts.append(context)
+        page = context.new_page()
+        page.set_default_timeout(20_000)
+        watch = Trouble(page, server)
+        watch.expected = expected
+        trouble.append(watch)
+        page.goto(f"{server}#/{view}")
+        page.wait_for_selector("h1")
+        return page
+
+    yield open_it
+    for context in contexts:
+        context.close()
+    for watch in trouble:
+        assert not watch.said, "the console has errors"
+        assert not watch.left, "the page asked another server"
+
+
+@pytest.fixture
+def page(open_page: Callable[..., Page]) -> Page:
+    """The page with a new conversation."""
+    return open_page()
