@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import socket
@@ -13,7 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser, ConsoleMessage, Page, sync_playwright
+from playwright.sync_api import Browser, ConsoleMessage, Page, Request, Route, expect, sync_playwright
 
 BROWSER = shutil.which("chromium") or shutil.which("google-chrome") or shutil.which("chromium-browser")
 START_SECONDS = 60.0
@@ -29,7 +30,9 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     command = [sys.executable, "-m", "bitnet.core", "serve", "--port", str(port), "--device", "cpu", "-t", "1"]
     with (
         log.open("wb") as output,
-        subprocess.Popen(command, stdout=output, stderr=output, env=os.environ | {"BITNET_GPU_FAKE": "none"}) as process,
+        subprocess.Popen(
+            command, stdout=output, stderr=output, env=os.environ | {"BITNET_GPU_FAKE": "none"}
+        ) as process,
     ):
         try:
             url = f"http://127.0.0.1:{port}/"
@@ -69,11 +72,58 @@ class Trouble:
         self.expected: tuple[str, ...] = ()
         page.on("console", self._console)
         page.on("pageerror", lambda error: self.said.append(str(error)))
-        page.on("request", lambda request: None if request.url.startswith((server, "blob:")) else self.left.append(request.url))
+        page.on(
+            "request",
+            lambda request: None if request.url.startswith((server, "blob:")) else self.left.append(request.url),
+        )
+
+    def _request(self, request: Request) -> None:
+        if not request.url.startswith((self.server, "blob:")) and not any(
+            part in request.url for part in self.expected
+        ):
+            self.left.append(request.url)
 
     def _console(self, message: ConsoleMessage) -> None:
         if message.type in ("error", "warning") and not any(part in message.text for part in self.expected):
             self.said.append(message.text)
+
+
+class Talk:
+    """What tests of conversations do, and streamed answers that no model has to give."""
+
+    @staticmethod
+    def ask(page: Page, text: str) -> None:
+        page.get_by_label("Message", exact=True).fill(text)
+        page.keyboard.press("Enter")
+
+    @staticmethod
+    def answered(page: Page, times: int = 1) -> str:
+        """Waits for so many whole answers; the text of the last."""
+        expect(page.locator(".message.assistant .facts")).to_have_count(times)
+        return page.locator(".message.assistant .prose").last.inner_text()
+
+    @staticmethod
+    def sse(*events: object) -> str:
+        return "".join(f"data: {json.dumps(event)}\n\n" for event in events) + "data: [DONE]\n\n"
+
+    @staticmethod
+    def says(text: str) -> dict[str, object]:
+        return {"model": "m", "choices": [{"index": 0, "delta": {"content": text}, "finish_reason": None}]}
+
+    @classmethod
+    def reply(cls, route: Route, text: str) -> None:
+        route.fulfill(status=200, content_type="text/event-stream", body=cls.sse(cls.says(text)))
+
+
+@pytest.fixture
+def talk() -> type[Talk]:
+    return Talk
+
+
+@pytest.fixture(scope="session")
+def watch(server: str) -> Callable[[Page], Trouble]:
+    """Notes what the browser complains of in a page from now on."""
+    return lambda page: Trouble(page, server)
 
 
 @pytest.fixture
@@ -87,13 +137,15 @@ def open_page(browser: Browser, server: str, trouble: list[Trouble]) -> Iterator
     contexts = []
 
     def open_it(view: str = "", expected: tuple[str, ...] = (), **options: object) -> Page:
-        context = browser.new_context(**{"viewport": {"width": 1280, "height": 800}, "reduced_motion": "reduce", **options})  # type: ignore[arg-type]
+        context = browser.new_context(
+            **{"viewport": {"width": 1280, "height": 800}, "reduced_motion": "reduce", **options}
+        )  # type: ignore[arg-type]
         contexts.append(context)
         page = context.new_page()
         page.set_default_timeout(20_000)
-        watch = Trouble(page, server)
-        watch.expected = expected
-        trouble.append(watch)
+        noted = Trouble(page, server)
+        noted.expected = expected
+        trouble.append(noted)
         page.goto(f"{server}#/{view}")
         page.wait_for_selector("h1")
         return page
@@ -101,9 +153,9 @@ def open_page(browser: Browser, server: str, trouble: list[Trouble]) -> Iterator
     yield open_it
     for context in contexts:
         context.close()
-    for watch in trouble:
-        assert not watch.said, "the console has errors"
-        assert not watch.left, "the page asked another server"
+    for noted in trouble:
+        assert not noted.said, "the console has errors"
+        assert not noted.left, "the page asked another server"
 
 
 @pytest.fixture

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from playwright.sync_api import Page, Route, expect
@@ -12,17 +13,6 @@ from playwright.sync_api import Page, Route, expect
 pytestmark = pytest.mark.nightly(unless_changed=("packages/bitnet-server",))
 
 STORY = "Tell me a story."
-
-
-def ask(page: Page, text: str) -> None:
-    page.get_by_label("Message", exact=True).fill(text)
-    page.keyboard.press("Enter")
-
-
-def answered(page: Page, times: int = 1) -> str:
-    """Waits for so many whole answers; the text of the last."""
-    expect(page.locator(".message.assistant .facts")).to_have_count(times)
-    return page.locator(".message.assistant .prose").last.inner_text()
 
 
 def stored(page: Page) -> list[dict[str, object]]:
@@ -39,21 +29,9 @@ def stored(page: Page) -> list[dict[str, object]]:
     return found
 
 
-def sse(*events: object) -> str:
-    return "".join(f"data: {json.dumps(event)}\n\n" for event in events) + "data: [DONE]\n\n"
-
-
-def says(text: str) -> dict[str, object]:
-    return {"model": "m", "choices": [{"index": 0, "delta": {"content": text}, "finish_reason": None}]}
-
-
-def reply(route: Route, text: str) -> None:
-    route.fulfill(status=200, content_type="text/event-stream", body=sse(says(text)))
-
-
-def test_an_answer_says_how_fast_and_where_it_was_made(page: Page) -> None:
-    ask(page, "What is the capital of France?")
-    assert answered(page) == "The capital of France is Paris."
+def test_an_answer_says_how_fast_and_where_it_was_made(page: Page, talk: Any) -> None:
+    talk.ask(page, "What is the capital of France?")
+    assert talk.answered(page) == "The capital of France is Paris."
     facts = page.locator(".facts").inner_text()
     assert re.search(r"[\d.]+ tokens/s", facts), facts
     assert re.search(r"first after [\d.]+ m?s", facts), facts
@@ -61,7 +39,7 @@ def test_an_answer_says_how_fast_and_where_it_was_made(page: Page) -> None:
     assert re.search(r"cpu:\w+", facts), facts
 
 
-def test_text_grows_while_it_is_generated_and_can_be_stopped(open_page: Callable[..., Page]) -> None:
+def test_text_grows_while_it_is_generated_and_can_be_stopped(open_page: Callable[..., Page], talk: Any) -> None:
     """A server that never ends its answer: the page shows what came, and Stop closes the connection."""
     page = open_page()
     page.evaluate(
@@ -75,23 +53,26 @@ def test_text_grows_while_it_is_generated_and_can_be_stopped(open_page: Callable
                     async pull(controller) {
                         await new Promise((resolve) => setTimeout(resolve, 30));
                         const chunk = { choices: [{ index: 0, delta: { content: `word${n++} ` } }] };
-                        controller.enqueue(encoder.encode(`data: ${JSON.stringify(chunk)}\\r\\n\\r\\n: ping\\r\\n\\r\\n`));
+                        const lines = `data: ${JSON.stringify(chunk)}\\r\\n\\r\\n: ping\\r\\n\\r\\n`;
+                        controller.enqueue(encoder.encode(lines));
                     },
                 });
-                options.signal.addEventListener("abort", () => (window.aborted = true));
-                const cut = new TransformStream({ start(c) { options.signal.addEventListener("abort", () => c.error(options.signal.reason)); } });
+                const { signal } = options;
+                signal.addEventListener("abort", () => (window.aborted = true));
+                const start = (side) => signal.addEventListener("abort", () => side.error(signal.reason));
+                const cut = new TransformStream({ start });
                 return Promise.resolve(new Response(body.pipeThrough(cut)));
             };
         }"""
     )
-    ask(page, STORY)
+    talk.ask(page, STORY)
     prose = page.locator(".message.assistant .prose")
     expect(prose).to_contain_text("word3")
     early = len(prose.inner_text())
     page.wait_for_timeout(300)
     assert len(prose.inner_text()) > early
     page.get_by_role("button", name="Stop").click()
-    answered(page)
+    talk.answered(page)
     assert page.evaluate("window.aborted") is True
     end = page.locator(".message.assistant .prose").inner_text()
     page.wait_for_timeout(200)
@@ -100,8 +81,8 @@ def test_text_grows_while_it_is_generated_and_can_be_stopped(open_page: Callable
     expect(page.get_by_role("button", name="Send")).to_be_visible()
 
 
-def test_stop_ends_the_generation_on_the_server(page: Page) -> None:
-    ask(page, STORY)
+def test_stop_ends_the_generation_on_the_server(page: Page, talk: Any) -> None:
+    talk.ask(page, STORY)
     page.wait_for_selector(".message.assistant .prose > *")
     page.keyboard.press("Escape")
     expect(page.get_by_role("button", name="Send")).to_be_visible()
@@ -113,16 +94,21 @@ def test_stop_ends_the_generation_on_the_server(page: Page) -> None:
     pytest.fail("the server goes on generating")
 
 
-def test_regenerate_and_edit(page: Page) -> None:
+def test_regenerate_and_edit(page: Page, talk: Any) -> None:
     bodies: list[dict[str, object]] = []
-    page.route("**/v1/chat/completions", lambda route: (bodies.append(route.request.post_data_json), reply(route, f"Answer {len(bodies)}."))[0])
-    ask(page, "One")
-    assert answered(page) == "Answer 1."
-    ask(page, "Two")
-    assert answered(page, 2) == "Answer 2."
+
+    def answer(route: Route) -> None:
+        bodies.append(route.request.post_data_json)
+        talk.reply(route, f"Answer {len(bodies)}.")
+
+    page.route("**/v1/chat/completions", answer)
+    talk.ask(page, "One")
+    assert talk.answered(page) == "Answer 1."
+    talk.ask(page, "Two")
+    assert talk.answered(page, 2) == "Answer 2."
     page.get_by_role("button", name="Answer again").click()
     expect(page.locator(".message.assistant .prose").last).to_have_text("Answer 3.")
-    assert answered(page, 2) == "Answer 3."
+    assert talk.answered(page, 2) == "Answer 3."
     said = [[m["content"] for m in body["messages"]] for body in bodies]  # type: ignore[attr-defined]
     assert said[2] == said[1] == ["One", "Answer 1.", "Two"]
 
@@ -135,14 +121,14 @@ def test_regenerate_and_edit(page: Page) -> None:
     assert [m["content"] for m in kept["messages"]] == ["Three", "Answer 4."]  # type: ignore[attr-defined]
 
 
-def test_conversations_are_kept_renamed_and_deleted(page: Page) -> None:
-    ask(page, "What is the capital of France?")
-    answered(page)
+def test_conversations_are_kept_renamed_and_deleted(page: Page, talk: Any) -> None:
+    talk.ask(page, "What is the capital of France?")
+    talk.answered(page)
     page.get_by_role("link", name="New conversation", exact=True).first.click()
-    ask(page, "What is the capital of Italy?")
-    answered(page)
+    talk.ask(page, "What is the capital of Italy?")
+    talk.answered(page)
     page.reload()
-    assert "Rome" in answered(page)
+    assert "Rome" in talk.answered(page)
     listed = page.get_by_role("navigation", name="Conversations").get_by_role("link")
     expect(listed).to_have_text(["What is the capital of Italy?", "What is the capital of France?"])
 
@@ -162,7 +148,7 @@ def test_conversations_are_kept_renamed_and_deleted(page: Page) -> None:
     assert [one["title"] for one in stored(page)] == ["What is the capital of Italy?"]
 
 
-def test_settings_are_what_the_server_is_asked_with(page: Page) -> None:
+def test_settings_are_what_the_server_is_asked_with(page: Page, talk: Any) -> None:
     page.get_by_role("link", name="Settings").click()
     page.get_by_label("System prompt of new conversations").fill("Be brief.")
     page.get_by_label("Temperature").fill("0.25")
@@ -173,7 +159,7 @@ def test_settings_are_what_the_server_is_asked_with(page: Page) -> None:
     page.get_by_role("link", name="New conversation").first.click()
     page.wait_for_selector("#prompt")
     with page.expect_request("**/v1/chat/completions") as request:
-        ask(page, "Hello")
+        talk.ask(page, "Hello")
     body = request.value.post_data_json
     assert body["messages"] == [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello"}]
     assert (body["temperature"], body["max_tokens"], body["stop"]) == (0.25, 7, ["END", "STOP"])
@@ -184,13 +170,13 @@ def test_settings_are_what_the_server_is_asked_with(page: Page) -> None:
     assert "secret-1" not in page.evaluate("JSON.stringify(localStorage)")
 
 
-def test_a_receipt_is_shown_and_downloaded(page: Page) -> None:
+def test_a_receipt_is_shown_and_downloaded(page: Page, talk: Any) -> None:
     page.get_by_role("link", name="Settings").click()
     page.get_by_label("Ask for a receipt").check()
     page.get_by_role("link", name="New conversation").first.click()
     page.wait_for_selector("#prompt")
-    ask(page, "What is the capital of France?")
-    answered(page)
+    talk.ask(page, "What is the capital of France?")
+    talk.answered(page)
     page.get_by_role("button", name="Show the receipt").click()
     with page.expect_download() as download:
         page.get_by_role("dialog").get_by_role("button", name="Download").click()
@@ -210,7 +196,7 @@ def test_a_receipt_is_shown_and_downloaded(page: Page) -> None:
     ],
 )
 def test_errors_are_told_kindly_and_can_be_tried_again(
-    open_page: Callable[..., Page], status: int, headers: dict[str, str], title: str
+    open_page: Callable[..., Page], status: int, headers: dict[str, str], title: str, talk: Any
 ) -> None:
     page = open_page(expected=("Failed to load resource",))
     error = json.dumps({"error": {"message": "Why it <b>failed</b>.", "code": "x"}})
@@ -222,7 +208,7 @@ def test_errors_are_told_kindly_and_can_be_tried_again(
             route.abort("connectionrefused")
 
     page.route("**/v1/chat/completions", refuse)
-    ask(page, "What is the capital of France?")
+    talk.ask(page, "What is the capital of France?")
     alert = page.get_by_role("alert")
     expect(alert).to_contain_text(title)
     if status:
@@ -231,15 +217,19 @@ def test_errors_are_told_kindly_and_can_be_tried_again(
         expect(alert).to_contain_text("wait 3 s")
     page.unroute("**/v1/chat/completions")
     page.get_by_role("button", name="Try again").click()
-    assert answered(page) == "The capital of France is Paris."
+    assert talk.answered(page) == "The capital of France is Paris."
     expect(alert).to_have_count(0)
 
 
-@pytest.mark.parametrize("ending", ["", 'data: {"error": {"message": "The device was lost.", "code": "device_error"}}\n\n'])
-def test_an_answer_that_breaks_off_is_not_taken_for_whole(page: Page, ending: str) -> None:
-    body = f"data: {json.dumps(says('Half of it'))}\n\n{ending}"
-    page.route("**/v1/chat/completions", lambda route: route.fulfill(status=200, content_type="text/event-stream", body=body))
-    ask(page, "Hello")
+@pytest.mark.parametrize(
+    "ending", ["", 'data: {"error": {"message": "The device was lost.", "code": "device_error"}}\n\n']
+)
+def test_an_answer_that_breaks_off_is_not_taken_for_whole(page: Page, ending: str, talk: Any) -> None:
+    body = f"data: {json.dumps(talk.says('Half of it'))}\n\n{ending}"
+    page.route(
+        "**/v1/chat/completions", lambda route: route.fulfill(status=200, content_type="text/event-stream", body=body)
+    )
+    talk.ask(page, "Hello")
     expect(page.get_by_role("alert")).to_contain_text("The device was lost." if ending else "broke off")
     expect(page.locator(".message.assistant .prose")).to_have_text("Half of it")
     (kept,) = stored(page)
@@ -256,22 +246,24 @@ def test_a_lost_server_is_noticed_and_found_again(open_page: Callable[..., Page]
     expect(page.locator("#notice")).to_be_empty()
 
 
-def test_keyboard_alone(page: Page) -> None:
+def test_keyboard_alone(page: Page, talk: Any) -> None:
     """From opening the page to a second answer, then to another view and back, without a pointer."""
     expect(page.get_by_label("Message", exact=True)).to_be_focused()
     page.keyboard.type("What is the capital of France?")
     page.keyboard.press("Shift+Enter")
     page.keyboard.press("Backspace")
     page.keyboard.press("Enter")
-    answered(page)
+    talk.answered(page)
     expect(page.get_by_label("Message", exact=True)).to_be_focused()
     tab_to(page, "Answer again", "Shift+Tab")
     page.keyboard.press("Enter")
     expect(page.get_by_label("Message", exact=True)).to_be_focused()
-    answered(page)
-    page.evaluate("document.activeElement.blur()")
-    page.keyboard.press("Tab")
-    expect(page.get_by_role("link", name="Skip to the content")).to_be_focused()
+    talk.answered(page)
+    tab_to(page, "Skip to the content", "Shift+Tab")
+    page.keyboard.press("Enter")
+    expect(page.locator("main")).to_be_focused()
+    talk.answered(page)  # it is still shown
+    tab_to(page, "Skip to the content", "Shift+Tab")
     tab_to(page, "Devices", "Tab")
     page.keyboard.press("Enter")
     expect(page.locator("h1")).to_have_text("Devices")
@@ -281,17 +273,22 @@ def test_keyboard_alone(page: Page) -> None:
 def tab_to(page: Page, name: str, key: str) -> None:
     for _ in range(40):
         page.keyboard.press(key)
-        focused = page.evaluate("document.activeElement.getAttribute('aria-label') || document.activeElement.textContent")
+        focused = page.evaluate(
+            "document.activeElement.getAttribute('aria-label') || document.activeElement.textContent"
+        )
         if focused == name:
             return
     pytest.fail(f"{name} cannot be reached with {key}")
 
 
-def test_a_screen_reader_hears_paragraphs_not_tokens(page: Page) -> None:
+def test_a_screen_reader_hears_paragraphs_not_tokens(page: Page, talk: Any) -> None:
     text = "First paragraph.\n\nSecond one."
-    pieces = [says(letter) for letter in text]
-    page.route("**/v1/chat/completions", lambda route: route.fulfill(status=200, content_type="text/event-stream", body=sse(*pieces)))
-    ask(page, "Hello")
-    answered(page)
+    pieces = [talk.says(letter) for letter in text]
+    page.route(
+        "**/v1/chat/completions",
+        lambda route: route.fulfill(status=200, content_type="text/event-stream", body=talk.sse(*pieces)),
+    )
+    talk.ask(page, "Hello")
+    talk.answered(page)
     heard = page.locator("#announcer p").all_inner_texts()
     assert heard == ["The model is answering", "First paragraph.", "Second one.", "The answer is complete"]

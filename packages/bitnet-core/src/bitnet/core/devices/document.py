@@ -1,4 +1,4 @@
-"""All backends and devices, each tried out, as JSON has them: ``bitnet devices --json`` and the server's ``/devices``."""
+"""All backends and devices, each tried out, as ``bitnet devices --json`` and the server's ``/devices`` tell of them."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ export class Chart {
     this.top = h("span", { class: "top", "aria-hidden": "true" });
     this.legend = h("ul", { class: "legend" });
     this.element = h("figure", { class: "chart" },
-      h("figcaption", {}, h("h3", {}, title), help && h("p", { class: "hint" }, help)),
+      h("figcaption", {}, h("h2", {}, title), help && h("p", { class: "hint" }, help)),
       h("div", { class: "plot" }, this.plot, this.top), this.legend);
   }
 

@@ -79,6 +79,10 @@ async function health() {
   }
 }
 
+document.querySelector(".skip").addEventListener("click", (event) => {
+  event.preventDefault(); // the address names the view
+  main.focus();
+});
 addEventListener("hashchange", () => route());
 addEventListener("online", health);
 addEventListener("offline", health);
