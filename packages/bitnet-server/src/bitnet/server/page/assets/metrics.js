@@ -59,7 +59,7 @@ export function show(main, { title }) {
         const values = [...points(before?.families.get(family.name), family, seconds)];
         return found.length > 1 ? values.map(([name, value]) => [`${words(family.name)} ${name}`.trim(), value]) : values;
       }));
-      if (!added.size) continue;
+      if (!found.length) continue;
       if (!charts.has(wanted.title)) {
         const chart = new Chart(wanted.title, unit(found[0]), wanted.help ?? found[0].help);
         charts.set(wanted.title, chart);
