@@ -28,7 +28,7 @@ def converse(page: Page) -> None:
 
 def compare(page: Page) -> None:
     page.goto(page.url.split("#")[0] + "#/compare")
-    page.get_by_label("Prompt").fill(QUESTIONS[0])
+    page.get_by_label("Prompt").fill(QUESTIONS[1])
     page.get_by_role("button", name="Compare").click()
     expect(page.locator(".side .facts")).to_have_count(2, timeout=60_000)
 

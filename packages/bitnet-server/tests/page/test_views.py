@@ -105,6 +105,9 @@ def test_compare(page: Page) -> None:
         page.get_by_role("button", name="Compare").click()
     expect(page.locator(".side .facts")).to_have_count(2)
     expect(page.locator(".side .prose")).to_have_text(["The capital of France is Paris."] * 2)
+    expect(page.locator(".verdict")).to_have_text("The answers are too short to say which is faster.")
+    page.get_by_label("Prompt").fill("Tell me a story.")
+    page.get_by_role("button", name="Compare").click()
     expect(page.locator(".verdict")).to_have_text(re.compile(r"[AB] was [\d.]+ times as fast|about as fast"))
     expect(page.get_by_role("button", name="Compare")).to_be_visible()
 
@@ -166,7 +169,7 @@ def test_metrics_are_drawn(page: Page, server: str) -> None:
     page.get_by_role("link", name="Metrics").click()
     tokens = page.get_by_role("img", name=re.compile("^Tokens, last generated: "))
     expect(tokens).to_have_attribute("aria-label", re.compile(r"generated: (39|4[0-3])(\.\d+)? /s"), timeout=15_000)
-    expect(page.get_by_role("img", name="Generations, last 3")).to_be_visible()
+    expect(page.get_by_role("img", name="Requests, last 3")).to_be_visible()
     expect(page.get_by_role("img", name="Queue, last median: 1.5 s; 95 %: 1.95 s")).to_be_visible()
     assert page.locator(".chart polyline").count() >= 4
 
@@ -174,7 +177,7 @@ def test_metrics_are_drawn(page: Page, server: str) -> None:
 @CHANGED
 def test_the_servers_own_metrics_are_drawn(page: Page) -> None:
     page.get_by_role("link", name="Metrics").click()
-    for title in ("Tokens", "Generations", "Time to first token", "KV cache"):
+    for title in ("Tokens", "Requests", "Time to first token", "KV cache"):
         expect(page.get_by_role("heading", name=title, exact=True)).to_be_visible()
 
 

@@ -220,7 +220,15 @@ class Model:
         Raises:
             QueueFullError: More requests or prompt tokens would wait than the model was loaded for.
         """
-        return self._submit([self._tokens(prompt)], n, options)
+        return self.submit_batch([prompt], n=n, **options)
+
+    def submit_batch(
+        self, prompts: Sequence[str | Sequence[int]], *, n: int = 1, **options: Unpack[OptionArguments]
+    ) -> list[Request]:
+        """Begin ``n`` continuations of each prompt, as :meth:`submit` does; either all are taken or none."""
+        given, prepare = GenerationOptions(**options), self._worker.engine.prepare
+        tickets = self._worker.submit_all([prepare(self._tokens(p), given, n) for p in prompts])
+        return [Request(self, ticket) for ticket in tickets]
 
     def chat(self, messages: Messages, **options: Unpack[OptionArguments]) -> Completion:
         """The model's answer to a conversation; arguments and errors as for :meth:`generate`.
@@ -264,7 +272,7 @@ class Model:
         differ by about 1e-6, by some hundredths where an activation is rounded to the other side, and where two tokens
         are all but tied, another one may be chosen and followed up.
         """
-        requests = self._submit([self._tokens(p) for p in prompts], n, options)
+        requests = self.submit_batch(prompts, n=n, **options)
         try:
             return [request.result() for request in requests]
         finally:
@@ -360,11 +368,6 @@ class Model:
             return [index(token) for token in prompt]
         except TypeError:
             raise InvalidInputError(f"the prompt is {brief(prompt)}, neither a text nor token ids.") from None
-
-    def _submit(self, prompts: Sequence[Sequence[int]], n: int, options: Mapping[str, Any]) -> list[Request]:
-        given = GenerationOptions(**options)
-        prepared = [self._worker.engine.prepare(tokens, given, n) for tokens in prompts]
-        return [Request(self, ticket) for ticket in self._worker.submit_all(prepared)]
 
     def _score(self, tokens: Sequence[int], start: int) -> npt.NDArray[np.float64]:
         ticket = self._worker.submit(self._worker.engine.prepare_score(tokens, start))

@@ -12,7 +12,17 @@ from typing import Any
 
 from starlette.routing import Match, Route, Router
 
-from bitnet.server import devices_page, openai_chat, static, status
+from bitnet.server import (
+    anthropic,
+    devices_page,
+    ollama,
+    openai_chat,
+    openai_completions,
+    responses,
+    static,
+    status,
+    text,
+)
 from bitnet.server.call import Call, ClientGone, Receive, Scope, Send
 from bitnet.server.errors import RequestError, as_request_error
 from bitnet.server.fields import Fields
@@ -69,6 +79,19 @@ ENDPOINTS = (
     Endpoint("/devices", devices_page.devices),
     Endpoint("/v1/embeddings", status.embeddings, ("POST",)),
     generating("/v1/chat/completions", openai_chat.parse),
+    generating("/v1/completions", openai_completions.parse),
+    generating("/v1/responses", responses.parse),
+    generating("/v1/messages", anthropic.parse, anthropic.error_body),
+    Endpoint("/v1/messages/count_tokens", anthropic.count_tokens, ("POST",), anthropic.error_body),
+    Endpoint("/tokenize", text.tokenize, ("POST",)),
+    Endpoint("/detokenize", text.detokenize, ("POST",)),
+    Endpoint("/apply-template", text.apply_template, ("POST",)),
+    generating("/api/chat", ollama.parse_chat, ollama.error_body),
+    generating("/api/generate", ollama.parse_generate, ollama.error_body),
+    Endpoint("/api/tags", ollama.tags, errors=ollama.error_body),
+    Endpoint("/api/ps", ollama.ps, errors=ollama.error_body),
+    Endpoint("/api/show", ollama.show, ("POST",), ollama.error_body),
+    Endpoint("/api/version", ollama.version, errors=ollama.error_body),
 )
 
 
@@ -196,8 +219,9 @@ class _Unused:
 
 def _errors_of(path: str) -> ErrorBody:
     """How errors look on a path: as in the API whose paths begin like it."""
-    found = [e for e in ENDPOINTS if e.path.split("/")[1:3] == path.split("/")[1:3]]
-    return found[0].errors if found else error_body
+    if path.startswith("/api/"):
+        return ollama.error_body
+    return anthropic.error_body if path.startswith("/v1/messages") else error_body
 
 
 async def _lifespan(receive: Receive, send: Send) -> None:

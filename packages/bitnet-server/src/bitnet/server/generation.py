@@ -22,16 +22,30 @@ PING = b": ping\n\n"
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """The continuations of a request, in order, and their receipts where these were asked for."""
+    """The continuations of a request, ``n`` of each prompt in order, and their receipts where these were asked for."""
 
     completions: Sequence[Completion]
+    n: int
     receipts: Sequence[dict[str, Any]] | None
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Tokens of the prompts; each counts once, however many continuations it has."""
+        return sum(c.timings.prompt_tokens for c in self.completions[:: self.n])
+
+    @property
+    def cached_tokens(self) -> int:
+        return sum(c.timings.cached_tokens for c in self.completions[:: self.n])
+
+    @property
+    def generated_tokens(self) -> int:
+        return sum(len(c.tokens) for c in self.completions)
 
 
 class Answer(Protocol):
     """How an API writes an answer. Events are bytes that go out as they are."""
 
-    def begin(self) -> Iterable[bytes]:
+    def begin(self, prompt_tokens: int) -> Iterable[bytes]:
         """Events before the first chunk."""
         ...
 
@@ -57,13 +71,13 @@ class Job:
     """A parsed request.
 
     Attributes:
-        prompt: Makes the prompt's token ids; runs beside the event loop, as templates and tokenizers take their time.
-        n: Continuations.
+        prompts: Makes the prompts' token ids; runs beside the event loop, as templates and tokenizers take their time.
+        n: Continuations of each.
         stream: Content type of a stream; None: one document.
         receipt: Whether a receipt of each continuation goes with the answer.
     """
 
-    prompt: Callable[[], Sequence[int]]
+    prompts: Callable[[], Sequence[Sequence[int]]]
     options: OptionArguments
     answer: Answer
     n: int = 1
@@ -92,6 +106,7 @@ class _Run:
         self._reason: RequestError | None = None
         self._requests: list[Request] = []
         self._over = False
+        self._prompt_tokens = 0
 
     async def __call__(self) -> None:
         job, service = self._job, self._service
@@ -114,7 +129,9 @@ class _Run:
 
     def _submit(self) -> None:
         job = self._job
-        self._requests = self._service.model.submit(job.prompt(), n=job.n, **job.options)
+        prompts = job.prompts()
+        self._prompt_tokens = sum(map(len, prompts))
+        self._requests = self._service.model.submit_batch(prompts, n=job.n, **job.options)
         if self._over:  # the client went away meanwhile
             self._cancel()
 
@@ -136,7 +153,7 @@ class _Run:
         begun = False
         try:
             async for index, chunk in _merged(self._requests):
-                events = [] if begun else [*answer.begin()]
+                events = [] if begun else [*answer.begin(self._prompt_tokens)]
                 begun = True
                 if chunk.finish_reason == "cancelled" and self._reason is not None:
                     raise self._reason
@@ -160,7 +177,7 @@ class _Run:
         if self._job.receipt:  # the first one hashes the model's file
             make = self._service.model.receipt
             receipts = await self._service.in_thread(lambda: [make(completion) for completion in done])
-        return Result(done, receipts)
+        return Result(done, self._job.n, receipts)
 
 
 async def _merged(requests: Sequence[Request]) -> AsyncIterator[tuple[int, Chunk]]:

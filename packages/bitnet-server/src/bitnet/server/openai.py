@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 from bitnet.core import Completion
@@ -31,15 +31,13 @@ def event(value: Any) -> bytes:
     return b"data: " + to_json(value) + b"\n\n"
 
 
-def usage(completions: Sequence[Completion]) -> dict[str, Any]:
-    """Tokens of a request; the prompt counts once, however many continuations it has."""
-    prompt = completions[0].timings.prompt_tokens
-    generated = sum(len(c.tokens) for c in completions)
+def usage(result: Result) -> dict[str, Any]:
+    """Tokens of a request."""
     return {
-        "prompt_tokens": prompt,
-        "completion_tokens": generated,
-        "total_tokens": prompt + generated,
-        "prompt_tokens_details": {"cached_tokens": completions[0].timings.cached_tokens},
+        "prompt_tokens": result.prompt_tokens,
+        "completion_tokens": result.generated_tokens,
+        "total_tokens": result.prompt_tokens + result.generated_tokens,
+        "prompt_tokens_details": {"cached_tokens": result.cached_tokens},
     }
 
 
@@ -89,7 +87,7 @@ class Head:
     def last_events(self, result: Result, suffix: str) -> Iterable[bytes]:
         """The events that end a stream: usage, receipts and timings where usage or receipts were asked for."""
         if self.usage or result.receipts is not None:
-            counts = {"usage": usage(result.completions)} if self.usage else {}
+            counts = {"usage": usage(result)} if self.usage else {}
             yield event(self.object(suffix, choices=[], **counts, **self.extras(result)))
         yield DONE
 

@@ -17,6 +17,7 @@ from bitnet.server.service import Service
 MAX_TOP_LOGPROBS = 20
 
 REFUSED = {
+    "tools": "tools are not implemented yet.",
     "audio": "the model writes text only.",
     "functions": "it is the old name of tools; use tools.",
     "function_call": "it is the old name of tool_choice; use tool_choice.",
@@ -37,6 +38,9 @@ def parse(service: Service, fields: Fields) -> Job:
     fields.refuse(REFUSED)
     if (modalities := fields.strings("modalities")) and modalities != ("text",):
         raise unsupported("modalities", "the model writes text only.")
+    form = fields.object("response_format")
+    if form is not None and form.text("type", "text") != "text":
+        raise unsupported("response_format", "structured output is not implemented yet.")
     messages = openai_messages(fields)
     most = "max_completion_tokens" if "max_completion_tokens" in fields else "max_tokens"
     wants_logprobs, top = fields.flag("logprobs"), fields.integer("top_logprobs", 0, MAX_TOP_LOGPROBS)
@@ -46,7 +50,7 @@ def parse(service: Service, fields: Fields) -> Job:
         fields, max_tokens=fields.integer(most, 1), logprobs=(top or 0) if wants_logprobs else None
     )
     return Job(
-        prompt=lambda: service.model.chat_tokens(messages),
+        prompts=lambda: [service.model.chat_tokens(messages)],
         options=options,
         answer=ChatAnswer(service, fields),
         n=fields.integer("n", 1, MAX_CHOICES) or 1,
@@ -62,7 +66,7 @@ class ChatAnswer:
         self._service, self._head = service, Head(service, fields, "chat.completion", "chatcmpl-")
         self._begun: set[int] = set()
 
-    def begin(self) -> Iterable[bytes]:
+    def begin(self, prompt_tokens: int) -> Iterable[bytes]:
         return ()
 
     def piece(self, index: int, chunk: Chunk) -> Iterable[bytes]:
@@ -99,4 +103,4 @@ class ChatAnswer:
             }
             for i, c in enumerate(result.completions)
         ]
-        return self._head.object(choices=choices, usage=usage(result.completions), **self._head.extras(result))
+        return self._head.object(choices=choices, usage=usage(result), **self._head.extras(result))

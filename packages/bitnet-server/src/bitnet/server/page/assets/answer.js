@@ -79,7 +79,7 @@ export function facts(stats) {
   if (stats.first !== undefined) rows.push(["First token", `first after ${seconds(stats.first)}`]);
   if (stats.tokens) rows.push(["Length", `${stats.tokens} ${stats.tokens === 1 ? "token" : "tokens"}`]);
   if (stats.device) rows.push(["Device", stats.device]);
-  if (stats.cached) rows.push(["From the cache", `${stats.cached} of ${stats.prompt} prompt tokens`]);
+  if (stats.cached) rows.push(["From the cache", `${stats.cached} of ${stats.prompt} prompt tokens cached`]);
   if (stats.finish === "stopped") rows.push(["End", "stopped by you"]);
   if (stats.finish === "length") rows.push(["End", "length limit"]);
   return rows;

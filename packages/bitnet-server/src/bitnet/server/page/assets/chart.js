@@ -51,7 +51,7 @@ export class Chart {
       const runs = [[]];
       list.forEach((value, at) => (value === null ? runs.at(-1).length && runs.push([]) : runs.at(-1).push(place(value, at))));
       return runs.filter((run) => run.length).map((run) =>
-        s("polyline", { class: `line series-${index}`, points: (run.length > 1 ? run : [run[0], run[0]]).join(" ") }));
+        s("polyline", { class: `line series-${index}${run.length > 1 ? "" : " dot"}`, points: (run.length > 1 ? run : [run[0], run[0]]).join(" ") }));
     });
     this.plot.replaceChildren(...[0.25, 0.5, 0.75].map((y) => s("line", { class: "rule", x1: 0, x2: WIDTH, y1: HEIGHT * y, y2: HEIGHT * y })), ...lines);
     const last = (list) => list.findLast((value) => value !== null) ?? null;

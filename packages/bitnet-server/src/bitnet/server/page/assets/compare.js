@@ -32,8 +32,11 @@ async function run(one, messages, signal) {
   }
 }
 
+const ENOUGH = 32; // tokens: the speed of fewer says little
+
 function verdict(a, b) {
-  if (!a?.speed || !b?.speed) return "Both answers have ended.";
+  if (!a?.speed || !b?.speed) return "";
+  if (Math.min(a.tokens, b.tokens) < ENOUGH) return "The answers are too short to say which is faster.";
   const [fast, ratio] = a.speed >= b.speed ? ["A", a.speed / b.speed] : ["B", b.speed / a.speed];
   return ratio < 1.02 ? "Both are about as fast." : `${fast} was ${ratio.toFixed(ratio < 10 ? 2 : 0)} times as fast.`;
 }

@@ -38,13 +38,14 @@ export function show(main, { title }) {
   let seen = "";
   async function load(byHand = false) {
     try {
-      const document = await getJSON("devices");
-      const text = JSON.stringify(document);
+      const found = await getJSON("devices");
+      const text = JSON.stringify(found);
       if (text !== seen) {
         seen = text;
-        const { backends } = document;
-        const sorted = [...backends].sort((a, b) => (b.status === "ok") - (a.status === "ok"));
-        place.replaceChildren(h("p", { class: "lead" }, document.summary), h("div", {}, sorted.map((one) => backend(one, document.selected))));
+        const { backends, selected, summary } = found;
+        const rank = (one) => (one.devices.some((device) => device.name === selected) ? 2 : one.status === "ok" ? 1 : 0);
+        const sorted = [...backends].sort((a, b) => rank(b) - rank(a));
+        place.replaceChildren(h("p", { class: "lead" }, summary), h("div", {}, sorted.map((one) => backend(one, selected))));
       }
       if (byHand) announce("The devices are up to date");
     } catch (error) {

@@ -1,4 +1,5 @@
-// The server's own figures, read from /metrics every two seconds while this view is seen.
+// The server's own figures, read from /metrics every two seconds while this view is seen. What is counted is drawn over
+// the last ten seconds, so that a line shows how much there is to do and not when it was read.
 
 import { getText } from "./api.js";
 import { Chart, short } from "./chart.js";
@@ -7,13 +8,14 @@ import { problem } from "./message.js";
 import { parse, points } from "./prometheus.js";
 
 const EVERY = 2000;
+const SPAN = 10_000;
 const OWN = /^bitnet[_:]/;
 const ABBREVIATIONS = { http: "HTTP", kv: "KV" };
 
 // What is looked at most comes first, and what belongs together is in one chart; every other family has its own.
 const CHARTS = [
   { title: "Tokens", families: ["bitnet_tokens"] },
-  { title: "Generations", families: ["bitnet_requests_running", "bitnet_requests_waiting"], help: "Those that take part in steps, and those that wait for a place" },
+  { title: "Requests", families: ["bitnet_requests_running", "bitnet_requests_waiting"], help: "Those that take part in steps, and those that wait for a place" },
   { title: "Time to first token", families: ["bitnet_time_to_first_token_seconds"] },
   { title: "Time between tokens", families: ["bitnet_inter_token_seconds"] },
   { title: "KV cache", families: ["bitnet_kv_blocks", "bitnet_kv_blocks_used", "bitnet_kv_blocks_cached"], help: "All blocks, those that generations hold, and those whose content can be used again" },
@@ -46,10 +48,12 @@ export function show(main, { title }) {
   const trouble = h("div", {});
   const values = h("div", { class: "table", tabindex: "0", role: "region", "aria-label": "All values" });
   const all = h("details", {}, h("summary", {}, "All values"), values);
-  let before = null;
+  let readings = []; // of the last SPAN milliseconds, the oldest first
   let timer = 0;
   let ended = false;
   function draw(families, now) {
+    readings = readings.filter((one) => one.now > now - SPAN - EVERY / 2);
+    const before = readings[0];
     const seconds = before ? (now - before.now) / 1000 : 1;
     const drawn = [...families.values()].filter(({ name, samples }) => OWN.test(name) && !FACTS.test(name) && samples.length && !PLACED.has(name));
     const own = drawn.map(({ name, help }) => ({ title: words(name), families: [name], help }));
@@ -67,7 +71,7 @@ export function show(main, { title }) {
       }
       charts.get(wanted.title).add(added);
     }
-    before = { families, now };
+    readings.push({ families, now });
     if (all.open) values.replaceChildren(table([...families.values()]));
   }
   async function load() {
@@ -80,9 +84,9 @@ export function show(main, { title }) {
     }
     if (!ended) timer = setTimeout(load, EVERY);
   }
-  all.addEventListener("toggle", () => before && values.replaceChildren(table([...before.families.values()])));
+  all.addEventListener("toggle", () => readings.length && values.replaceChildren(table([...readings.at(-1).families.values()])));
   main.replaceChildren(h("div", { class: "sheet wide" }, title("Metrics"),
-    h("p", { class: "lead" }, "The last five minutes, as long as this view stays open. A counter is drawn as its rate."), trouble, grid, all));
+    h("p", { class: "lead" }, "The last five minutes, as long as this view stays open. What is counted is drawn as its rate over ten seconds."), trouble, grid, all));
   load();
   return () => {
     ended = true;
