@@ -1,7 +1,7 @@
 """Take the screenshots of the server's page that are in docs/images, from a server that runs.
 
-    uv run --group dev bitnet serve --port 8080
-    uv run --group dev tools/make_screenshots.py http://127.0.0.1:8080/
+uv run --group dev bitnet serve --port 8080
+uv run --group dev tools/make_screenshots.py http://127.0.0.1:8080/
 """
 
 from __future__ import annotations

@@ -72,15 +72,12 @@ class Trouble:
         self.expected: tuple[str, ...] = ()
         page.on("console", self._console)
         page.on("pageerror", lambda error: self.said.append(str(error)))
-        page.on(
-            "request",
-            lambda request: None if request.url.startswith((server, "blob:")) else self.left.append(request.url),
-        )
+        page.on("request", self._request)
+        self.server = server
 
     def _request(self, request: Request) -> None:
-        if not request.url.startswith((self.server, "blob:")) and not any(
-            part in request.url for part in self.expected
-        ):
+        here = request.url.startswith((self.server, "blob:"))
+        if not here and not any(part in request.url for part in self.expected):
             self.left.append(request.url)
 
     def _console(self, message: ConsoleMessage) -> None:
@@ -137,9 +134,8 @@ def open_page(browser: Browser, server: str, trouble: list[Trouble]) -> Iterator
     contexts = []
 
     def open_it(view: str = "", expected: tuple[str, ...] = (), **options: object) -> Page:
-        context = browser.new_context(
-            **{"viewport": {"width": 1280, "height": 800}, "reduced_motion": "reduce", **options}
-        )  # type: ignore[arg-type]
+        wanted: Any = {"viewport": {"width": 1280, "height": 800}, "reduced_motion": "reduce", **options}
+        context = browser.new_context(**wanted)
         contexts.append(context)
         page = context.new_page()
         page.set_default_timeout(20_000)

@@ -160,7 +160,7 @@ def test_settings_are_what_the_server_is_asked_with(page: Page, talk: Any) -> No
     page.wait_for_selector("#prompt")
     with page.expect_request("**/v1/chat/completions") as request:
         talk.ask(page, "Hello")
-    body = request.value.post_data_json
+    body: Any = request.value.post_data_json
     assert body["messages"] == [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello"}]
     assert (body["temperature"], body["max_tokens"], body["stop"]) == (0.25, 7, ["END", "STOP"])
     assert body["x_bitnet_receipt"] is True

@@ -11,6 +11,8 @@ from bitnet.core.cli.options import json_option, verbose_option
 from bitnet.core.errors import DeviceError, DeviceUnavailableError
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from bitnet.core.devices.plugin import BackendReport
     from bitnet.core.devices.proof import Proof
     from bitnet.core.hal import DeviceInfo
@@ -53,7 +55,7 @@ def devices(as_json: bool) -> None:
         raise click.exceptions.Exit(DeviceError.exit_code)
 
 
-def _backend_lines(report: BackendReport, proofs: dict[str, Proof]) -> list[str]:
+def _backend_lines(report: BackendReport, proofs: Mapping[str, Proof]) -> list[str]:
     probe = report.probe
     origin = f"{report.distribution} {report.version}".strip() or "not installed"
     versions = ", ".join(f"{name} {version}" for name, version in probe.versions.items())

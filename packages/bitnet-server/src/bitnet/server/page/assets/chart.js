@@ -17,6 +17,10 @@ export function short(value) {
   return String(Number(value.toPrecision(3)));
 }
 
+/** A value with its unit; less than a second is told in milliseconds. */
+const told = (value, unit) =>
+  (unit === "s" && value !== null && value < 1 ? `${short(value * 1000)} ms` : `${short(value)} ${unit}`).trim();
+
 export class Chart {
   constructor(title, unit, help) {
     this.title = title;
@@ -55,10 +59,10 @@ export class Chart {
     });
     this.plot.replaceChildren(...[0.25, 0.5, 0.75].map((y) => s("line", { class: "rule", x1: 0, x2: WIDTH, y1: HEIGHT * y, y2: HEIGHT * y })), ...lines);
     const last = (list) => list.findLast((value) => value !== null) ?? null;
-    const said = shown.map(([name, list]) => `${name ? `${name}: ` : ""}${short(last(list))} ${this.unit}`.trim());
+    const said = shown.map(([name, list]) => `${name ? `${name}: ` : ""}${told(last(list), this.unit)}`);
     this.plot.setAttribute("aria-label", `${this.title}, last ${said.join("; ") || "no value yet"}`);
-    this.top.textContent = `${short(most)} ${this.unit}`.trim();
+    this.top.textContent = told(most, this.unit);
     this.legend.replaceChildren(...shown.map(([name, list], index) =>
-      h("li", {}, h("span", { class: `swatch series-${index}`, "aria-hidden": "true" }), `${name} `, h("strong", {}, `${short(last(list))} ${this.unit}`.trim()))));
+      h("li", {}, h("span", { class: `swatch series-${index}`, "aria-hidden": "true" }), `${name} `, h("strong", {}, told(last(list), this.unit)))));
   }
 }

@@ -3,7 +3,7 @@
 import { generate } from "./answer.js";
 import { announce, autosize, button, field, h, relabel } from "./dom.js";
 import { AnswerBody, factsList, problem } from "./message.js";
-import { modelPicker } from "./models.js";
+import { known, modelPicker } from "./models.js";
 import { settings } from "./settings.js";
 
 function side(name, nth) {
@@ -38,7 +38,7 @@ function verdict(a, b) {
   if (!a?.speed || !b?.speed) return "";
   if (Math.min(a.tokens, b.tokens) < ENOUGH) return "The answers are too short to say which is faster.";
   const [fast, ratio] = a.speed >= b.speed ? ["A", a.speed / b.speed] : ["B", b.speed / a.speed];
-  return ratio < 1.02 ? "Both are about as fast." : `${fast} was ${ratio.toFixed(ratio < 10 ? 2 : 0)} times as fast.`;
+  return ratio < 1.02 ? "Both were about as fast." : `${fast} was ${ratio.toFixed(ratio < 10 ? 2 : 0)} times as fast this time.`;
 }
 
 /** The view that compares; returns what ends it. */
@@ -88,8 +88,10 @@ export function show(main, { title }) {
     if (event.key === "Escape") controller?.abort();
   };
   autosize(prompt);
+  const alone = h("p", { class: "hint", hidden: true }, "This server offers one model: both sides ask it.");
+  known().then((models) => (alone.hidden = models.length !== 1));
   main.replaceChildren(h("div", { class: "sheet wide" }, title("Compare"),
-    h("p", { class: "lead" }, "Give two models, or two devices, the same prompt."),
+    h("p", { class: "lead" }, "Give two models, or two devices, the same prompt."), alone,
     form, result, h("div", { class: "sides" }, sides.map((one) => one.element))));
   return () => {
     main.onkeydown = null;
