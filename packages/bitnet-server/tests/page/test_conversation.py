@@ -15,9 +15,9 @@ pytestmark = pytest.mark.nightly(unless_changed=("packages/bitnet-server",))
 STORY = "Tell me a story."
 
 
-def stored(page: Page) -> list[dict[str, object]]:
+def stored(page: Page) -> list[dict[str, Any]]:
     """What IndexedDB holds, read past the page's own code."""
-    found: list[dict[str, object]] = page.evaluate(
+    found: list[dict[str, Any]] = page.evaluate(
         """() => new Promise((resolve) => {
             const request = indexedDB.open("bitnet");
             request.onsuccess = () => {

@@ -207,7 +207,7 @@ def test_no_text_makes_it_slow(page: Page) -> None:
     bombs = [(unit * (LONG // len(unit) + 1))[:LONG] for unit in BOMBS]
     bombs += [
         left * (LONG // 2 // len(left)) + right * (LONG // 2 // len(right))
-        for left, right in (("**a", "b**"), ("[", "](x)"), ("*a ", " _b"), ("`", "``"))
+        for left, right in (("**a", "b**"), ("[", "](x)"), ("*a ", " _b"), ("`", "``"), ("_a ", "b* "))
     ]
     bombs += [
         "# " + " " * LONG + "x",

@@ -1,9 +1,9 @@
-// Markdown within a line: emphasis, code, links. One pass from left to right; no construct makes it go back, so that
-// the time is linear in the text, and nesting is bounded. The result is DOM nodes; HTML in the text stays text.
+// Markdown within a line: emphasis, code, links. One pass from left to right; nesting is bounded, and with it the time
+// that the end of an emphasis or a link takes. The result is DOM nodes; HTML in the text stays text.
 
 import { h } from "./dom.js";
 
-const DEEPEST = 24;
+const DEEPEST = 24; // openers at a time: looking for one costs so much at most
 const LONGEST_URL = 2000;
 const PLAIN = /[^\\`*_~[\]!<h\n]+/y; // none of the characters that `step` looks at
 const LINK = new RegExp(`\\( {0,3}(<[^<>\\n]{0,${LONGEST_URL}}>|[^\\s()]{0,${LONGEST_URL}}(?:\\([^\\s()]{0,200}\\)[^\\s()]{0,200})?)(?: {1,3}"[^"\\n]{0,300}")? {0,3}\\)`, "y");
@@ -40,8 +40,6 @@ class Inline {
     this.at = 0;
     this.out = []; // finished nodes and strings
     this.open = []; // openers: {mark, size, index in `out`}
-    this.waiting = { "*": 0, _: 0, "~": 0, "[": 0 };
-    this.noCode = new Set(); // lengths of backtick runs that have no partner further on
   }
 
   match(pattern) {
@@ -50,24 +48,20 @@ class Inline {
   }
 
   push(mark, size, literal) {
-    if (this.open.length < DEEPEST) {
-      this.open.push({ mark, size, index: this.out.length });
-      this.waiting[mark] += 1;
-    }
+    if (this.open.length < DEEPEST) this.open.push({ mark, size, index: this.out.length });
     this.out.push(literal);
   }
 
   /** Takes the openers above `depth` away (they stay text), and returns what followed that one. */
   close(depth) {
     const opener = this.open[depth];
-    for (const dropped of this.open.splice(depth)) this.waiting[dropped.mark] -= 1;
+    this.open.splice(depth);
     const inner = this.out.splice(opener.index + 1);
     this.out.pop();
     return joined(inner);
   }
 
   opener(mark, most) {
-    if (!this.waiting[mark]) return -1;
     return this.open.findLastIndex((one) => one.mark === mark && one.size <= most);
   }
 
@@ -104,7 +98,7 @@ class Inline {
     while (this.text[end] === "`") end += 1;
     const size = end - this.at;
     let from = end;
-    while (!this.noCode.has(size)) {
+    for (;;) {
       const start = this.text.indexOf("`", from);
       if (start < 0) break;
       let stop = start;
@@ -117,7 +111,6 @@ class Inline {
       }
       from = stop;
     }
-    this.noCode.add(size);
     this.out.push("`".repeat(size));
     this.at = end;
   }
@@ -129,7 +122,7 @@ class Inline {
     const { size } = this.open[depth];
     const found = this.match(LINK);
     if (!found) {
-      for (const dropped of this.open.splice(depth, 1)) this.waiting[dropped.mark] -= 1;
+      this.open.splice(depth, 1);
       return void this.out.push("]");
     }
     this.at += found[0].length;
@@ -169,7 +162,7 @@ class Inline {
     if (char === "<") {
       if ((found = this.match(ANGLE))) this.out.push(anchor(safeUrl(found[1]) ?? "about:blank", [found[1]]));
       else if ((found = this.match(BREAK))) this.out.push(h("br"));
-    } else if (char === "h" && !/\w/.test(this.text[this.at - 1] ?? "") && !this.waiting["["] && (found = this.match(BARE))) {
+    } else if (char === "h" && !/\w/.test(this.text[this.at - 1] ?? "") && this.opener("[", 2) < 0 && (found = this.match(BARE))) {
       found[0] = found[0].replace(/[.,;:!?*_~)'\]]{1,50}$/, "");
       const url = safeUrl(found[0]);
       this.out.push(url ? anchor(url, [found[0]]) : found[0]);
