@@ -79,7 +79,7 @@ def parse_chat(service: Service, fields: Fields) -> Job:
     return _job(
         service,
         fields,
-        lambda: service.model.chat_tokens(messages),
+        lambda: service.chat_tokens(messages),
         lambda text: {"message": {"role": "assistant", "content": text}},
     )
 
@@ -100,9 +100,9 @@ def parse_generate(service: Service, fields: Fields) -> Job:
         if fields.flag("raw") or model.chat_template is None:
             if system:
                 raise InvalidInputError("system needs a chat template; raw, or a model without one, has none.")
-            return model.tokenizer.encode(prompt, parse_special=True)
+            return service.text_tokens(prompt)
         before = [{"role": "system", "content": system}] if system else []
-        return model.chat_tokens([*before, {"role": "user", "content": prompt}])
+        return service.chat_tokens([*before, {"role": "user", "content": prompt}])
 
     return _job(service, fields, tokens, lambda text: {"response": text})
 

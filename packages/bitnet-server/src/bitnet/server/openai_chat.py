@@ -50,7 +50,7 @@ def parse(service: Service, fields: Fields) -> Job:
         fields, max_tokens=fields.integer(most, 1), logprobs=(top or 0) if wants_logprobs else None
     )
     return Job(
-        prompts=lambda: [service.model.chat_tokens(messages)],
+        prompts=lambda: [service.chat_tokens(messages)],
         options=options,
         answer=ChatAnswer(service, fields),
         n=fields.integer("n", 1, MAX_CHOICES) or 1,

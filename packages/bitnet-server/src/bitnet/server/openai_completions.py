@@ -67,7 +67,7 @@ def _prompts(fields: Fields) -> list[str | list[int]]:
 
 
 def _tokens(service: Service, prompt: str | list[int]) -> list[int]:
-    return service.model.tokenizer.encode(prompt, parse_special=True) if isinstance(prompt, str) else prompt
+    return service.text_tokens(prompt) if isinstance(prompt, str) else prompt
 
 
 def _text(service: Service, prompt: str | list[int]) -> str:

@@ -46,7 +46,7 @@ def parse(service: Service, fields: Fields) -> Job:
         "top_p": 1.0 if top_p is None else top_p,
     }
     return Job(
-        prompts=lambda: [service.model.chat_tokens(messages)],
+        prompts=lambda: [service.chat_tokens(messages)],
         options=checked(options),
         answer=ResponseAnswer(service, fields, options),
         stream=SSE if fields.flag("stream") else None,
