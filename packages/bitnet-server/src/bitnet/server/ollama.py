@@ -15,9 +15,9 @@ from bitnet.server.generation import NDJSON, Job, Result
 from bitnet.server.messages import openai_messages
 from bitnet.server.sampling import MAX_SEED, MAX_STOPS, checked
 from bitnet.server.service import Service
+from bitnet.server.structured import ollama_form
 
 REFUSED = {
-    "format": "structured output is not implemented yet.",
     "tools": "tools are not implemented yet.",
     "images": "the model reads text only.",
     "suffix": "the model continues a text; it does not fill gaps.",
@@ -62,6 +62,7 @@ def _job(service: Service, fields: Fields, tokens: Callable[[], list[int]], wrap
         options=checked(_options(fields)),
         answer=OllamaAnswer(service, wrap),
         stream=NDJSON if fields.flag("stream", True) else None,
+        form=ollama_form(fields),
         receipt=fields.flag("x_bitnet_receipt"),
     )
 

@@ -16,6 +16,7 @@ from bitnet.core import Model, __version__
 from bitnet.core.errors import DeviceError, ModelFileError, brief
 from bitnet.server.errors import RequestError
 from bitnet.server.metrics import Metrics
+from bitnet.server.structured import Compiler
 
 T = TypeVar("T")
 
@@ -58,6 +59,7 @@ class Service:
         self.names = settings.names or (model.path.stem,)
         self.created = int(time.time())
         self.metrics = Metrics(model, self.names[0])
+        self.compiler = Compiler(model.tokenizer)
         self.draining = False
         self.failure: BaseException | None = None
         self.present = 0
