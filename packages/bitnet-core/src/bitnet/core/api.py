@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from operator import index
 from pathlib import Path
 from types import TracebackType
@@ -26,6 +26,7 @@ import numpy.typing as npt
 from bitnet.core.devices import registry
 from bitnet.core.devices.opening import opening
 from bitnet.core.engine import Completion, GenerationOptions
+from bitnet.core.engine.constraint import Constraint
 from bitnet.core.engine.perplexity import Perplexity, running_perplexity
 from bitnet.core.engine.request import Request
 from bitnet.core.engine.setup import STEP_TOKENS, open_engine
@@ -212,22 +213,37 @@ class Model:
         """Continue a prompt, chunk by chunk; arguments and errors as for :meth:`generate`."""
         return self.submit(prompt, **options)[0]
 
-    def submit(self, prompt: str | Sequence[int], *, n: int = 1, **options: Unpack[OptionArguments]) -> list[Request]:
-        """Begin ``n`` continuations of a prompt, whose cache they share; arguments and errors as for :meth:`generate`.
+    def submit(
+        self,
+        prompt: str | Sequence[int],
+        *,
+        n: int = 1,
+        constraint: Callable[[], Constraint] | None = None,
+        **options: Unpack[OptionArguments],
+    ) -> list[Request]:
+        """Begin ``n`` continuations of a prompt, whose cache they share; other arguments as for :meth:`generate`.
 
         The first of several has the given seed, the others have seeds made of it.
+
+        Args:
+            constraint: Makes, for each continuation, what decides which tokens may come next; None: any may.
 
         Raises:
             QueueFullError: More requests or prompt tokens would wait than the model was loaded for.
         """
-        return self.submit_batch([prompt], n=n, **options)
+        return self.submit_batch([prompt], n=n, constraint=constraint, **options)
 
     def submit_batch(
-        self, prompts: Sequence[str | Sequence[int]], *, n: int = 1, **options: Unpack[OptionArguments]
+        self,
+        prompts: Sequence[str | Sequence[int]],
+        *,
+        n: int = 1,
+        constraint: Callable[[], Constraint] | None = None,
+        **options: Unpack[OptionArguments],
     ) -> list[Request]:
         """Begin ``n`` continuations of each prompt, as :meth:`submit` does; either all are taken or none."""
         given, prepare = GenerationOptions(**options), self._worker.engine.prepare
-        tickets = self._worker.submit_all([prepare(self._tokens(p), given, n) for p in prompts])
+        tickets = self._worker.submit_all([prepare(self._tokens(p), given, n, constraint) for p in prompts])
         return [Request(self, ticket) for ticket in tickets]
 
     def chat(self, messages: Messages, **options: Unpack[OptionArguments]) -> Completion:

@@ -57,7 +57,7 @@ def parse(service: Service, fields: Fields) -> Job:
     }
     options = {name: value for name, value in options.items() if value is not None}
     return Job(
-        prompts=lambda: [service.model.chat_tokens(messages)],
+        prompts=lambda: [service.chat_tokens(messages)],
         options=checked({"temperature": 1.0, **options}),
         answer=MessageAnswer(service),
         stream=SSE if fields.flag("stream") else None,
@@ -68,7 +68,7 @@ def parse(service: Service, fields: Fields) -> Job:
 async def count_tokens(service: Service, call: Call) -> None:
     fields = Fields(await call.json())
     messages = _conversation(service, fields)
-    tokens = await service.in_thread(lambda: service.model.chat_tokens(messages))
+    tokens = await service.in_thread(lambda: service.chat_tokens(messages))
     await call.reply({"input_tokens": len(tokens)})
 
 

@@ -6,7 +6,7 @@ import hashlib
 import hmac
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -159,16 +159,28 @@ class App:
         return unknown, self._locked(unknown, scope) or RequestError(404, "There is no such path.", code="not_found")
 
     def _locked(self, endpoint: Endpoint, scope: Scope) -> RequestError | None:
-        """Why a request has no access: it lacks a key, or has a wrong one."""
+        """Why a request has no access: another site's page sends it, or it lacks a key, or has a wrong one."""
+        headers = dict(scope["headers"])
+        if endpoint.methods == ("POST",) and self._foreign(headers, scope):
+            return RequestError(403, "Pages of other sites may not call this server (--cors allows one).")
         if endpoint.public or not self._keys:
             return None
-        headers = dict(scope["headers"])
         given = headers.get(b"authorization", b"")
         key = given[7:].strip() if given[:7].lower() == b"bearer " else headers.get(b"x-api-key", b"")
         digest = hashlib.sha256(key).digest()
         if sum(hmac.compare_digest(digest, known) for known in self._keys):
             return None
         return RequestError(401, "The API key is missing or wrong.", code="invalid_api_key")
+
+    def _foreign(self, headers: Mapping[bytes, bytes], scope: Scope) -> bool:
+        """Whether a page of another site sends this, as a browser tells."""
+        origin = headers.get(b"origin")
+        if origin is None or self._allowed_origin(scope):
+            return False
+        site = headers.get(b"sec-fetch-site")
+        if site is not None:
+            return site not in (b"same-origin", b"none")
+        return origin.partition(b"://")[2] != headers.get(b"host")
 
     async def _answer(self, endpoint: Endpoint, call: Call) -> None:
         if endpoint.generates:

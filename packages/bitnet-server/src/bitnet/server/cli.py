@@ -10,8 +10,27 @@ import click
 from bitnet.core.cli.options import FileName, context_option, load, model_options
 from bitnet.core.errors import InvalidInputError
 
+GROUPS = {
+    "Clients": ("alias", "api_key", "api_key_file", "cors", "page"),
+    "Limits": ("parallel", "max_queue", "max_queue_tokens", "timeout", "max_body", "drain"),
+    "Network": ("host", "port", "uds", "root_path", "ssl_certfile", "ssl_keyfile", "log_format"),
+}
+"""Heading of the help → options under it; all others are the model's."""
 
-@click.command()
+
+class Grouped(click.Command):
+    """A command whose help groups its options."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        named = {name for names in GROUPS.values() for name in names}
+        model = [p.name for p in self.get_params(ctx) if p.name not in named]
+        for heading, names in {"Model": model, **GROUPS}.items():
+            records = [p.get_help_record(ctx) for p in self.get_params(ctx) if p.name in names]
+            with formatter.section(heading):
+                formatter.write_dl([record for record in records if record is not None])
+
+
+@click.command(cls=Grouped)
 @model_options
 @context_option
 @click.option(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bitnet.core.errors import BitNetError, DeviceError, InvalidInputError, QueueFullError
+from bitnet.core.errors import BitNetError, ContextFullError, DeviceError, InvalidInputError, QueueFullError
 
 
 class RequestError(BitNetError):
@@ -45,6 +45,8 @@ def as_request_error(error: BaseException) -> RequestError:
         return error
     if isinstance(error, QueueFullError):
         return RequestError(429, str(error), code="queue_full", retry_after=1)
+    if isinstance(error, ContextFullError):
+        return RequestError(400, str(error), code="context_length_exceeded")
     if isinstance(error, InvalidInputError):
         return RequestError(400, str(error))
     if isinstance(error, DeviceError):

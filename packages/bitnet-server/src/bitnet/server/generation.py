@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from bitnet.core import Chunk, Completion, Request
+from bitnet.server import structured
 from bitnet.server.call import Call
 from bitnet.server.errors import RequestError, as_request_error
 from bitnet.server.service import Service
@@ -75,6 +76,7 @@ class Job:
         n: Continuations of each.
         stream: Content type of a stream; None: one document.
         receipt: Whether a receipt of each continuation goes with the answer.
+        form: What the answer must fit; None: nothing.
     """
 
     prompts: Callable[[], Sequence[Sequence[int]]]
@@ -83,6 +85,7 @@ class Job:
     n: int = 1
     stream: str | None = None
     receipt: bool = False
+    form: structured.Form | None = None
 
 
 async def run(service: Service, call: Call, job: Job) -> None:
@@ -131,7 +134,9 @@ class _Run:
         job = self._job
         prompts = job.prompts()
         self._prompt_tokens = sum(map(len, prompts))
-        self._requests = self._service.model.submit_batch(prompts, n=job.n, **job.options)
+        constraint = None if job.form is None else self._service.compiler.compile(job.form)
+        submit = self._service.model.submit_batch
+        self._requests = submit(prompts, n=job.n, constraint=constraint, **job.options)
         if self._over:  # the client went away meanwhile
             self._cancel()
 
@@ -157,6 +162,9 @@ class _Run:
                 begun = True
                 if chunk.finish_reason == "cancelled" and self._reason is not None:
                     raise self._reason
+                if chunk.finish_reason == "failed":
+                    completion = self._requests[index].completion
+                    raise structured.failure(completion.stop_reason if completion else "")
                 events += answer.piece(index, chunk)
                 if events:
                     await call.write(b"".join(events))
@@ -173,6 +181,9 @@ class _Run:
             self._service.metrics.count(completion)
         if self._reason is not None:
             raise self._reason
+        for completion in done:
+            if completion.finish_reason == "failed":
+                raise structured.failure(completion.stop_reason)
         receipts = None
         if self._job.receipt:  # the first one hashes the model's file
             make = self._service.model.receipt

@@ -15,9 +15,9 @@ from bitnet.server.generation import NDJSON, Job, Result
 from bitnet.server.messages import openai_messages
 from bitnet.server.sampling import MAX_SEED, MAX_STOPS, checked
 from bitnet.server.service import Service
+from bitnet.server.structured import ollama_form
 
 REFUSED = {
-    "format": "structured output is not implemented yet.",
     "tools": "tools are not implemented yet.",
     "images": "the model reads text only.",
     "suffix": "the model continues a text; it does not fill gaps.",
@@ -62,6 +62,7 @@ def _job(service: Service, fields: Fields, tokens: Callable[[], list[int]], wrap
         options=checked(_options(fields)),
         answer=OllamaAnswer(service, wrap),
         stream=NDJSON if fields.flag("stream", True) else None,
+        form=ollama_form(fields),
         receipt=fields.flag("x_bitnet_receipt"),
     )
 
@@ -79,7 +80,7 @@ def parse_chat(service: Service, fields: Fields) -> Job:
     return _job(
         service,
         fields,
-        lambda: service.model.chat_tokens(messages),
+        lambda: service.chat_tokens(messages),
         lambda text: {"message": {"role": "assistant", "content": text}},
     )
 
@@ -100,9 +101,9 @@ def parse_generate(service: Service, fields: Fields) -> Job:
         if fields.flag("raw") or model.chat_template is None:
             if system:
                 raise InvalidInputError("system needs a chat template; raw, or a model without one, has none.")
-            return model.tokenizer.encode(prompt, parse_special=True)
+            return service.text_tokens(prompt)
         before = [{"role": "system", "content": system}] if system else []
-        return model.chat_tokens([*before, {"role": "user", "content": prompt}])
+        return service.chat_tokens([*before, {"role": "user", "content": prompt}])
 
     return _job(service, fields, tokens, lambda text: {"response": text})
 

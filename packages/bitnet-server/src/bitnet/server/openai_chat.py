@@ -13,6 +13,7 @@ from bitnet.server.messages import openai_messages
 from bitnet.server.openai import FINISH, Head, chat_logprobs, event, failed, usage
 from bitnet.server.sampling import MAX_CHOICES, sampling_options
 from bitnet.server.service import Service
+from bitnet.server.structured import openai_form
 
 MAX_TOP_LOGPROBS = 20
 
@@ -38,9 +39,6 @@ def parse(service: Service, fields: Fields) -> Job:
     fields.refuse(REFUSED)
     if (modalities := fields.strings("modalities")) and modalities != ("text",):
         raise unsupported("modalities", "the model writes text only.")
-    form = fields.object("response_format")
-    if form is not None and form.text("type", "text") != "text":
-        raise unsupported("response_format", "structured output is not implemented yet.")
     messages = openai_messages(fields)
     most = "max_completion_tokens" if "max_completion_tokens" in fields else "max_tokens"
     wants_logprobs, top = fields.flag("logprobs"), fields.integer("top_logprobs", 0, MAX_TOP_LOGPROBS)
@@ -50,11 +48,12 @@ def parse(service: Service, fields: Fields) -> Job:
         fields, max_tokens=fields.integer(most, 1), logprobs=(top or 0) if wants_logprobs else None
     )
     return Job(
-        prompts=lambda: [service.model.chat_tokens(messages)],
+        prompts=lambda: [service.chat_tokens(messages)],
         options=options,
         answer=ChatAnswer(service, fields),
         n=fields.integer("n", 1, MAX_CHOICES) or 1,
         stream=SSE if fields.flag("stream") else None,
+        form=openai_form(fields),
         receipt=fields.flag("x_bitnet_receipt"),
     )
 

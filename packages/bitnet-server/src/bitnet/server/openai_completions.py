@@ -14,6 +14,7 @@ from bitnet.server.generation import SSE, Job, Result
 from bitnet.server.openai import FINISH, Head, event, failed, finite, usage
 from bitnet.server.sampling import MAX_CHOICES, sampling_options
 from bitnet.server.service import Service
+from bitnet.server.structured import openai_form
 
 MAX_LOGPROBS = 20
 MAX_PROMPTS = 256
@@ -48,6 +49,7 @@ def parse(service: Service, fields: Fields) -> Job:
         answer=answer,
         n=n,
         stream=SSE if fields.flag("stream") else None,
+        form=openai_form(fields),
         receipt=fields.flag("x_bitnet_receipt"),
     )
 
@@ -67,7 +69,7 @@ def _prompts(fields: Fields) -> list[str | list[int]]:
 
 
 def _tokens(service: Service, prompt: str | list[int]) -> list[int]:
-    return service.model.tokenizer.encode(prompt, parse_special=True) if isinstance(prompt, str) else prompt
+    return service.text_tokens(prompt) if isinstance(prompt, str) else prompt
 
 
 def _text(service: Service, prompt: str | list[int]) -> str:

@@ -16,6 +16,8 @@ from bitnet.server.generation import SSE, Job, Result
 from bitnet.server.messages import ROLES, content_text
 from bitnet.server.sampling import checked
 from bitnet.server.service import Service
+from bitnet.server.structured import checked as checked_form
+from bitnet.server.structured import format_of
 
 REFUSED = {
     "previous_response_id": "responses are not stored; send the whole conversation as input.",
@@ -35,9 +37,7 @@ def parse(service: Service, fields: Fields) -> Job:
     service.check_model(fields.text("model"))
     fields.refuse(REFUSED)
     text = fields.object("text")
-    kind = None if text is None else text.object("format")
-    if kind is not None and kind.text("type", "text") != "text":
-        raise unsupported(kind.name("type"), "structured output is not implemented yet.")
+    form = None if text is None else text.object("format")
     messages = _conversation(fields)
     temperature, top_p = fields.number("temperature", 0, 2), fields.number("top_p", 0, 1)
     options = {
@@ -46,10 +46,11 @@ def parse(service: Service, fields: Fields) -> Job:
         "top_p": 1.0 if top_p is None else top_p,
     }
     return Job(
-        prompts=lambda: [service.model.chat_tokens(messages)],
+        prompts=lambda: [service.chat_tokens(messages)],
         options=checked(options),
         answer=ResponseAnswer(service, fields, options),
         stream=SSE if fields.flag("stream") else None,
+        form=checked_form(None if form is None else format_of(form, form), fields),
         receipt=fields.flag("x_bitnet_receipt"),
     )
 
@@ -92,7 +93,7 @@ class ResponseAnswer:
             "previous_response_id": None,
             "store": False,
             "temperature": options["temperature"],
-            "text": {"format": {"type": "text"}},
+            "text": {"format": (fields.values.get("text") or {}).get("format") or {"type": "text"}},
             "tool_choice": "auto",
             "tools": [],
             "top_p": options["top_p"],

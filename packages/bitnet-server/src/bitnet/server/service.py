@@ -5,16 +5,18 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TypeVar
+from functools import cached_property
+from typing import Any, TypeVar
 
 from bitnet.core import Model, __version__
 from bitnet.core.errors import DeviceError, ModelFileError, brief
 from bitnet.server.errors import RequestError
 from bitnet.server.metrics import Metrics
+from bitnet.server.structured import Compiler
 
 T = TypeVar("T")
 
@@ -57,6 +59,7 @@ class Service:
         self.names = settings.names or (model.path.stem,)
         self.created = int(time.time())
         self.metrics = Metrics(model, self.names[0])
+        self.compiler = Compiler(model.tokenizer)
         self.draining = False
         self.failure: BaseException | None = None
         self.present = 0
@@ -83,6 +86,33 @@ class Service:
                 field=field,
                 code="model_not_found",
             )
+
+    def chat_tokens(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
+        """The prompt of a conversation. It takes its time: call it :meth:`in_thread`."""
+        self._check_length(sum(len(message["content"]) for message in messages))
+        return self.model.chat_tokens(messages)
+
+    def text_tokens(self, text: str, *, add_special: bool = True, parse_special: bool = True) -> list[int]:
+        """The tokens of a text. It takes its time: call it :meth:`in_thread`."""
+        self._check_length(len(text))
+        return self.model.tokenizer.encode(text, add_special=add_special, parse_special=parse_special)
+
+    def _check_length(self, characters: int) -> None:
+        """Refuse a text that cannot fit the context, however it is cut, before time is spent on cutting it."""
+        context = self.model.context
+        if characters > context and characters > context * self._longest_token:
+            most = context * self._longest_token
+            raise RequestError(
+                400,
+                f"The prompt has {characters:,} characters; {most:,} at most fit a context of {context} tokens.",
+                code="context_length_exceeded",
+            )
+
+    @cached_property
+    def _longest_token(self) -> int:
+        """Bytes of the longest token, which is as many characters at most."""
+        tokenizer = self.model.tokenizer
+        return max(len(tokenizer.token_bytes(i)) for i in range(tokenizer.vocab_size))
 
     @contextmanager
     def admitted(self) -> Iterator[None]:

@@ -19,7 +19,7 @@ async def tokenize(service: Service, call: Call) -> None:
     text = fields.text(name) or ""
     add, parse, pieces = fields.flag("add_special"), fields.flag("parse_special", True), fields.flag("with_pieces")
     tokenizer = service.model.tokenizer
-    ids = await service.in_thread(lambda: tokenizer.encode(text, add_special=add, parse_special=parse))
+    ids = await service.in_thread(lambda: service.text_tokens(text, add_special=add, parse_special=parse))
     tokens: list[Any] = [{"id": i, "piece": _piece(tokenizer.token_bytes(i))} for i in ids] if pieces else ids
     await call.reply({"tokens": tokens, "count": len(ids), "max_model_len": service.model.context})
 

@@ -1,5 +1,6 @@
 """The engine: continuous batching over a paged KV cache, sampling, stop rules, scoring."""
 
+from bitnet.core.engine.constraint import Constraint
 from bitnet.core.engine.engine import Engine
 from bitnet.core.engine.options import GenerationOptions
 from bitnet.core.engine.request import Request
@@ -10,6 +11,7 @@ from bitnet.core.engine.worker import Load
 __all__ = [
     "Chunk",
     "Completion",
+    "Constraint",
     "Engine",
     "FinishReason",
     "GenerationOptions",
