@@ -33,6 +33,7 @@ TIERS = {
     CORE + "evaluation/": SYSTEM,
     CORE + "model/test_bombs.py": SYSTEM,
     CORE + "text/test_bombs.py": SYSTEM,
+    "packages/bitnet-server/tests/": SYSTEM,
     "tests/": SYSTEM,
     "tests/conformance/": DEVICE,
     "tests/oracle/": DEVICE,

@@ -186,7 +186,7 @@ def is_there(path: str) -> bool:
 
 
 ROLE = re.compile(r":(?:func|class|meth|mod|attr|data|exc):`~?([\w.]+)`")
-NO_NAMES = {"bitnet.backends", "bitnet.__file__"}  # the group of entry points; what a regular package would have
+NO_NAMES = {"bitnet.backends", "bitnet.commands", "bitnet.__file__"}  # groups of entry points; a regular package's
 EXAMPLES = re.compile(r"\btoy|NAME")  # backends that a page makes
 DOTTED = re.compile(r"`(bitnet(?:\.\w+)+)(?:\(\))?`")
 

@@ -32,7 +32,7 @@ def version(root: Path) -> Version:
 
 @pytest.fixture(scope="session")
 def backends(packages: list[str]) -> list[str]:
-    return [name for name in packages if name != "bitnet-core"]
+    return [name for name in packages if name not in ("bitnet-core", "bitnet-server")]
 
 
 def project(root: Path, package: str) -> dict[str, Any]:
@@ -76,7 +76,7 @@ def test_extras_are_the_backends_that_exist(root: Path, backends: list[str]) -> 
     """One extra for each backend; `oneapi` is the name of Level Zero's. What else there is needs no backend."""
     extras = project(root, "bitnet-core")["optional-dependencies"]
     names = {"oneapi" if name == "bitnet-level-zero" else name.removeprefix("bitnet-"): name for name in backends}
-    assert set(extras) == {*names, "gpu", "plot", "sign", "testing"}
+    assert set(extras) == {*names, "gpu", "plot", "server", "sign", "testing"}
     for extra, package in names.items():
         assert [Requirement(line).name for line in extras[extra]] == [package]
     in_gpu = {extra for line in extras["gpu"] for extra in Requirement(line).extras}
@@ -110,8 +110,8 @@ def test_the_first_command_installs_what_running_needs(uv: Callable[..., str], p
     plain, gpu, dev = installed(), installed("--group", "gpu"), installed("--group", "dev")
     assert plain == installed("--package", "bitnet-core")
     assert plain & set(packages) == {"bitnet-core"}
-    assert gpu > plain | set(packages) - {"bitnet-cuda"}
-    assert dev > gpu | {"pytest", "ruff", "mypy", "zizmor"}
+    assert gpu > plain | set(packages) - {"bitnet-cuda", "bitnet-server"}
+    assert dev > gpu | {"bitnet-server", "pytest", "ruff", "mypy", "zizmor"}
     assert len(plain) < 40 < len(dev)
 
 

@@ -16,6 +16,7 @@ import pytest
 
 from bitnet.core.cli import console, devices
 from bitnet.core.cli.app import cli
+from bitnet.core.devices.document import backend_document
 from bitnet.core.devices.plugin import BackendReport
 from bitnet.core.hal import DeviceInfo, DeviceType, ProbeResult, ProbeStatus
 from bitnet.core.support import log
@@ -152,7 +153,7 @@ def test_of_devices(bitnet: Bitnet, capfd: pytest.CaptureFixture[str], monkeypat
         text = capfd.readouterr().out
         assert "FORGED" in text
         assert is_safe(text)
-        console.print_json(devices._backend_document(report, proofs))
+        console.print_json(backend_document(report, proofs))
         text = capfd.readouterr().out
         assert is_safe(text)
         assert json.loads(text)["reason"] == NASTY

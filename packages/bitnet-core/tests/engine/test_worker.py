@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Any
 
 import pytest
 
-from bitnet.core.engine import GenerationOptions
-from bitnet.core.engine.worker import Worker
-from bitnet.core.errors import BitNetError, DeviceLostError, InvalidInputError
+from bitnet.core.engine import GenerationOptions, Update
+from bitnet.core.engine.worker import Ticket, Worker
+from bitnet.core.errors import BitNetError, DeviceLostError, InvalidInputError, QueueFullError
 
 MakeRig = Callable[..., Any]
 LONG = GenerationOptions(max_tokens=100, ignore_eos=True)
@@ -24,8 +26,33 @@ def worker(make_rig: MakeRig) -> Iterator[Worker]:
     worker.close()
 
 
+@pytest.fixture
+def gate(monkeypatch: pytest.MonkeyPatch) -> Callable[[Worker], AbstractContextManager[None]]:
+    """Inside, the engine's thread waits before its first step."""
+
+    @contextmanager
+    def closed(worker: Worker) -> Iterator[None]:
+        opened, step = threading.Event(), worker.engine.step
+
+        def wait() -> Any:
+            assert opened.wait(60)
+            return step()
+
+        monkeypatch.setattr(worker.engine, "step", wait)
+        try:
+            yield
+        finally:
+            opened.set()
+
+    return closed
+
+
 def complete(worker: Worker, prompt: list[int], options: GenerationOptions = LONG) -> Any:
-    *_, last = worker.submit(worker.engine.prepare(prompt, options))
+    return result(worker.submit(*worker.engine.prepare(prompt, options)))
+
+
+def result(ticket: Ticket) -> Any:
+    *_, last = ticket
     return last.result
 
 
@@ -38,7 +65,7 @@ def test_many_threads_at_once(worker: Worker, make_rig: MakeRig) -> None:
 
 
 def test_cancel_from_another_thread(worker: Worker) -> None:
-    ticket = worker.submit(worker.engine.prepare([1, 2], LONG))
+    ticket = worker.submit(*worker.engine.prepare([1, 2], LONG))
     updates: Any = iter(ticket)
     next(updates)
     threading.Thread(target=ticket.cancel).start()
@@ -81,7 +108,7 @@ def test_every_waiting_caller_gets_the_devices_error(worker: Worker, monkeypatch
 
 def test_close_ends_what_runs_and_what_waits(make_rig: MakeRig) -> None:
     worker = Worker(make_rig().engine)
-    tickets = [worker.submit(worker.engine.prepare([i], LONG)) for i in range(9)]
+    tickets = [worker.submit(*worker.engine.prepare([i], LONG)) for i in range(9)]
     next(iter(tickets[0]))
     worker.close()
     for ticket in tickets:
@@ -94,3 +121,95 @@ def test_close_ends_what_runs_and_what_waits(make_rig: MakeRig) -> None:
 
 def test_a_worker_that_was_never_used_closes(make_rig: MakeRig) -> None:
     Worker(make_rig().engine).close()
+
+
+def test_tasks_and_threads_get_the_same_tokens(worker: Worker, make_rig: MakeRig) -> None:
+    prompts = [[i, 3, i] for i in range(12)]
+
+    async def one(prompt: list[int]) -> tuple[int, ...]:
+        updates: Any = [update async for update in worker.submit(*worker.engine.prepare(prompt, LONG))]
+        assert [u.result is None for u in updates] == [True] * (len(updates) - 1) + [False]
+        tokens: tuple[int, ...] = updates[-1].result.tokens
+        return tokens
+
+    async def every() -> list[tuple[int, ...]]:
+        return await asyncio.gather(*map(one, prompts))
+
+    alone = make_rig()
+    assert asyncio.run(every()) == [alone.one(p, max_tokens=100, ignore_eos=True).tokens for p in prompts]
+
+
+def test_a_task_that_is_cancelled_while_it_waits_loses_no_news(worker: Worker) -> None:
+    async def impatient() -> int:
+        ticket = worker.submit(*worker.engine.prepare([1, 2], LONG))
+        updates: list[Update] = []
+        while not updates or updates[-1].result is None:
+            with suppress(asyncio.TimeoutError):
+                updates.append(await asyncio.wait_for(anext(ticket), 1e-4))
+        result: Any = updates[-1].result
+        assert sum((u.chunk.tokens for u in updates if u.chunk), ()) == result.tokens
+        return len(result.tokens)
+
+    assert asyncio.run(impatient()) == 100
+
+
+def test_a_loop_that_is_gone_disturbs_nobody(worker: Worker) -> None:
+    async def leave() -> Any:
+        ticket = worker.submit(*worker.engine.prepare([1, 2], LONG))
+        await anext(ticket)
+        waiting = asyncio.ensure_future(anext(ticket))
+        await asyncio.sleep(0)
+        waiting.cancel()
+        return ticket
+
+    ticket = asyncio.run(leave())
+    assert complete(worker, [4]).finish_reason == "length"
+    *_, last = ticket
+    assert last.result.finish_reason == "length"
+
+
+def test_the_queue_takes_so_many_requests(make_rig: MakeRig, gate: Any) -> None:
+    engine = make_rig().engine
+    most = engine.limits.max_seqs + 2
+    worker = Worker(engine, max_queue=2)
+    with gate(worker):
+        taken = [worker.submit(*engine.prepare([i], LONG)) for i in range(most)]
+        with pytest.raises(QueueFullError, match=f"{most} requests run or wait; {most} may"):
+            worker.submit(*engine.prepare([9], LONG))
+        taken.pop().cancel()
+    assert [result(ticket).finish_reason for ticket in taken] == ["length"] * len(taken)
+    with pytest.raises(QueueFullError):  # all or none
+        worker.submit_all([engine.prepare([i], LONG) for i in range(most + 1)])
+    assert worker.load().running == worker.load().waiting == 0
+    assert len(worker.submit_all([engine.prepare([i], LONG) for i in range(most)])) == most
+    worker.close()
+
+
+def test_the_queue_takes_so_many_prompt_tokens(make_rig: MakeRig, gate: Any) -> None:
+    engine = make_rig().engine
+    worker = Worker(engine, max_queue_tokens=5)
+    with gate(worker):
+        first = worker.submit(*engine.prepare([1] * 9, LONG))  # none waits, so it may be long
+        with pytest.raises(QueueFullError, match="9 prompt tokens wait; 5 may"):
+            worker.submit(*engine.prepare([1], LONG))
+    assert len(result(first).tokens) == 100
+    worker.close()
+
+
+def test_the_load_says_what_runs_waits_and_is_cached(make_rig: MakeRig, gate: Any) -> None:
+    engine = make_rig().engine
+    worker = Worker(engine)
+    with gate(worker):
+        tickets = [worker.submit(*engine.prepare([1, 2, i], LONG)) for i in range(3)]
+        load = worker.load()
+        assert (load.running, load.waiting, load.waiting_tokens) == (0, 3, 9)
+    seen = []
+    for ticket in tickets:
+        for _ in ticket:
+            seen.append(worker.load())
+    assert max(load.running for load in seen) == 3
+    assert max(load.kv_used for load in seen) >= 3
+    idle = worker.load()
+    assert (idle.running, idle.waiting, idle.kv_used) == (0, 0, 0)
+    assert idle.kv_cached >= 100 // idle.block_size
+    worker.close()

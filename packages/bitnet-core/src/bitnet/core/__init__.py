@@ -16,13 +16,13 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from bitnet.core.api import CompletionStream, Model, load_model
+    from bitnet.core.api import Model, load_model
     from bitnet.core.arrays import Quantized, TernaryMatrix, quantize, ternary_matmul
     from bitnet.core.cpu.guard import guard_model_files
     from bitnet.core.devices.plugin import BackendReport
     from bitnet.core.devices.registry import list_devices
     from bitnet.core.devices.select import Selection, select_device
-    from bitnet.core.engine import Chunk, Completion
+    from bitnet.core.engine import Chunk, Completion, Load, Request
     from bitnet.core.errors import (
         BitNetError,
         ContextFullError,
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
         KernelCompileError,
         ModelFileError,
         OutOfMemoryError,
+        QueueFullError,
         ReceiptError,
     )
 
@@ -43,18 +44,20 @@ __all__ = [
     "BitNetError",
     "Chunk",
     "Completion",
-    "CompletionStream",
     "ContextFullError",
     "DeviceError",
     "DeviceLostError",
     "DeviceUnavailableError",
     "InvalidInputError",
     "KernelCompileError",
+    "Load",
     "Model",
     "ModelFileError",
     "OutOfMemoryError",
     "Quantized",
+    "QueueFullError",
     "ReceiptError",
+    "Request",
     "Selection",
     "TernaryMatrix",
     "__version__",
@@ -67,9 +70,9 @@ __all__ = [
 ]
 
 _HOMES = {
-    "api": ("CompletionStream", "Model", "load_model"),
+    "api": ("Model", "load_model"),
     "arrays": ("Quantized", "TernaryMatrix", "quantize", "ternary_matmul"),
-    "engine": ("Chunk", "Completion"),
+    "engine": ("Chunk", "Completion", "Load", "Request"),
     "cpu.guard": ("guard_model_files",),
     "devices.plugin": ("BackendReport",),
     "devices.registry": ("list_devices",),

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from operator import index
 from pathlib import Path
 from types import TracebackType
@@ -25,10 +25,12 @@ import numpy.typing as npt
 
 from bitnet.core.devices import registry
 from bitnet.core.devices.opening import opening
-from bitnet.core.engine import Chunk, Completion, Engine, GenerationOptions
+from bitnet.core.engine import Completion, GenerationOptions
+from bitnet.core.engine.constraint import Constraint
 from bitnet.core.engine.perplexity import Perplexity, running_perplexity
+from bitnet.core.engine.request import Request
 from bitnet.core.engine.setup import STEP_TOKENS, open_engine
-from bitnet.core.engine.worker import Ticket, Worker
+from bitnet.core.engine.worker import Load, Worker
 from bitnet.core.errors import BitNetError, InvalidInputError, UnsupportedProgramError, brief
 from bitnet.core.hal import Device, DeviceInfo, Executable, ExecutableStats
 from bitnet.core.model.default import default_model_path
@@ -64,6 +66,8 @@ def load_model(
     threads: int | None = None,
     strict: bool | None = None,
     i2s_layout: I2SLayout = "official",
+    max_queue: int | None = None,
+    max_queue_tokens: int | None = None,
 ) -> Model:
     """Load a GGUF model onto a device.
 
@@ -80,6 +84,9 @@ def load_model(
         strict: Whether a ``device`` that was asked for and is missing is an error, and ``BITNET_GPU_FAKE`` is refused;
             else the CPU takes its place, with a warning. None: ``BITNET_STRICT_MODE``, else no.
         i2s_layout: How the file's I2_S tensors are laid out (``bitnet inspect`` tells).
+        max_queue: Generations that may wait besides those that run; one more is refused. None: any number.
+        max_queue_tokens: Prompt tokens that may wait; a prompt that makes them more is refused, unless none waits.
+            None: any number.
 
     Raises:
         ModelFileError: The file is not a model bitnet can run.
@@ -104,6 +111,7 @@ def load_model(
             engine, executable = open_engine(
                 file, opened, context=context, kv_dtype=kv_dtype, max_seqs=max_seqs, step_tokens=step_tokens
             )
+        worker = Worker(engine, registry.computing(opened.info), max_queue=max_queue, max_queue_tokens=max_queue_tokens)
         file.gguf.check()
     except BaseException as error:
         if selection is not None:
@@ -123,8 +131,10 @@ def load_model(
             threads=threads,
             strict=strict,
             i2s_layout=i2s_layout,
+            max_queue=max_queue,
+            max_queue_tokens=max_queue_tokens,
         )
-    return Model(file, opened, engine, executable, selection)
+    return Model(file, opened, worker, executable, selection)
 
 
 class Model:
@@ -143,13 +153,12 @@ class Model:
     """
 
     def __init__(
-        self, file: ModelFile, device: Device, engine: Engine, executable: Executable, selection: Selection | None
+        self, file: ModelFile, device: Device, worker: Worker, executable: Executable, selection: Selection | None
     ) -> None:
-        self._file, self._device, self._executable = file, device, executable
-        self._worker = Worker(engine, first=registry.computing(device.info))
+        self._file, self._device, self._worker, self._executable = file, device, worker, executable
         self._variables = env.snapshot()
         self.selection = selection
-        self.context = engine.context
+        self.context = worker.engine.context
         # Also runs when the model is dropped, and at exit: the thread must be gone before the interpreter is.
         owned = device if selection is not None else None
         self._finalizer = weakref.finalize(self, _close, self._worker, executable, owned)
@@ -187,6 +196,10 @@ class Model:
         """
         return self._executable.stats()
 
+    def load(self) -> Load:
+        """Requests that run and wait now, and how full the KV cache is."""
+        return self._worker.load()
+
     @property
     def position_bytes(self) -> int:
         """Bytes of the KV cache that a position takes, and that a decode step reads of each it attends to."""
@@ -210,11 +223,44 @@ class Model:
             InvalidInputError: The prompt is empty, or an option is out of its range.
             DeviceError: The device failed.
         """
-        return self._complete([self._submit(self._tokens(prompt), options)])[0]
+        return self.stream(prompt, **options).result()
 
-    def stream(self, prompt: str | Sequence[int], **options: Unpack[OptionArguments]) -> CompletionStream:
+    def stream(self, prompt: str | Sequence[int], **options: Unpack[OptionArguments]) -> Request:
         """Continue a prompt, chunk by chunk; arguments and errors as for :meth:`generate`."""
-        return CompletionStream(self, self._submit(self._tokens(prompt), options))
+        return self.submit(prompt, **options)[0]
+
+    def submit(
+        self,
+        prompt: str | Sequence[int],
+        *,
+        n: int = 1,
+        constraint: Callable[[], Constraint] | None = None,
+        **options: Unpack[OptionArguments],
+    ) -> list[Request]:
+        """Begin ``n`` continuations of a prompt, whose cache they share; other arguments as for :meth:`generate`.
+
+        The first of several has the given seed, the others have seeds made of it.
+
+        Args:
+            constraint: Makes, for each continuation, what decides which tokens may come next; None: any may.
+
+        Raises:
+            QueueFullError: More requests or prompt tokens would wait than the model was loaded for.
+        """
+        return self.submit_batch([prompt], n=n, constraint=constraint, **options)
+
+    def submit_batch(
+        self,
+        prompts: Sequence[str | Sequence[int]],
+        *,
+        n: int = 1,
+        constraint: Callable[[], Constraint] | None = None,
+        **options: Unpack[OptionArguments],
+    ) -> list[Request]:
+        """Begin ``n`` continuations of each prompt, as :meth:`submit` does; either all are taken or none."""
+        given, prepare = GenerationOptions(**options), self._worker.engine.prepare
+        tickets = self._worker.submit_all([prepare(self._tokens(p), given, n, constraint) for p in prompts])
+        return [Request(self, ticket) for ticket in tickets]
 
     def chat(self, messages: Messages, **options: Unpack[OptionArguments]) -> Completion:
         """The model's answer to a conversation; arguments and errors as for :meth:`generate`.
@@ -222,11 +268,11 @@ class Model:
         Raises:
             InvalidInputError: The model has no chat template, or the template refuses the messages.
         """
-        return self._complete([self._submit(self.chat_tokens(messages), options)])[0]
+        return self.generate(self.chat_tokens(messages), **options)
 
-    def chat_stream(self, messages: Messages, **options: Unpack[OptionArguments]) -> CompletionStream:
+    def chat_stream(self, messages: Messages, **options: Unpack[OptionArguments]) -> Request:
         """The model's answer to a conversation, chunk by chunk; errors as for :meth:`chat`."""
-        return CompletionStream(self, self._submit(self.chat_tokens(messages), options))
+        return self.stream(self.chat_tokens(messages), **options)
 
     def chat_tokens(self, messages: Messages, *, tools: Sequence[Mapping[str, Any]] | None = None) -> list[int]:
         """The prompt that :meth:`chat` makes of a conversation, for :meth:`generate` and the like.
@@ -258,8 +304,12 @@ class Model:
         differ by about 1e-6, by some hundredths where an activation is rounded to the other side, and where two tokens
         are all but tied, another one may be chosen and followed up.
         """
-        given, prepare = GenerationOptions(**options), self._worker.engine.prepare
-        return self._complete(self._worker.submit_all([prepare(self._tokens(p), given, n) for p in prompts]))
+        requests = self.submit_batch(prompts, n=n, **options)
+        try:
+            return [request.result() for request in requests]
+        finally:
+            for request in requests:
+                request.cancel()
 
     def score(self, text: str | Sequence[int], *, start: int = 1) -> npt.NDArray[np.float64]:
         """Natural log-probabilities of the tokens from index ``start`` on, each given all before it.
@@ -351,69 +401,14 @@ class Model:
         except TypeError:
             raise InvalidInputError(f"the prompt is {brief(prompt)}, neither a text nor token ids.") from None
 
-    def _submit(self, tokens: Sequence[int], options: Mapping[str, Any]) -> Ticket:
-        return self._worker.submit(self._worker.engine.prepare(tokens, GenerationOptions(**options), 1))
-
     def _score(self, tokens: Sequence[int], start: int) -> npt.NDArray[np.float64]:
-        ticket = self._worker.submit([self._worker.engine.prepare_score(tokens, start)])
+        ticket = self._worker.submit(self._worker.engine.prepare_score(tokens, start))
         try:
             (update,) = ticket
         finally:
             ticket.cancel()
         assert isinstance(update.result, np.ndarray)
         return update.result
-
-    @staticmethod
-    def _complete(tickets: Sequence[Ticket]) -> list[Completion]:
-        """The completions of tickets, in order; all are cancelled where waiting for one is cut short."""
-        done: list[Completion] = []
-        try:
-            for ticket in tickets:
-                found = {u.sequence: u.result for u in ticket if isinstance(u.result, Completion)}
-                done += [found[number] for number in sorted(found)]
-        finally:
-            for ticket in tickets:
-                ticket.cancel()
-        return done
-
-
-class CompletionStream(Iterator[Chunk]):
-    """Chunks of one generation, as they come. Closing or dropping it ends the generation.
-
-    Attributes:
-        completion: The whole result, once the last chunk has been taken, or the stream was closed.
-    """
-
-    def __init__(self, model: Model, ticket: Ticket) -> None:
-        self._model = model  # which would be closed if nobody held it
-        self._ticket = ticket
-        self._updates = iter(ticket)
-        self.completion: Completion | None = None
-
-    def __next__(self) -> Chunk:
-        update = next(self._updates)
-        if isinstance(update.result, Completion):
-            self.completion = update.result
-        assert update.chunk is not None
-        return update.chunk
-
-    def close(self) -> None:
-        """End the generation where it is; ``completion`` then holds what there is of it."""
-        self._ticket.cancel()
-        self._updates = iter(self._ticket)  # an interrupt while waiting has ended the one before
-        for _ in self:
-            pass
-
-    def __enter__(self) -> CompletionStream:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-    def __del__(self) -> None:
-        self._ticket.cancel()
 
 
 def _close(worker: Worker, executable: Executable, device: Device | None) -> None:

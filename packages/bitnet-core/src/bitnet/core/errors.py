@@ -45,6 +45,10 @@ class ContextFullError(InvalidInputError):
     """The prompt and the tokens asked for do not fit the model's context."""
 
 
+class QueueFullError(BitNetError):
+    """As many requests, or as many prompt tokens, wait already as the model was loaded to let wait."""
+
+
 class DeviceUnavailableError(BitNetError):
     """A device that was asked for cannot be had."""
 

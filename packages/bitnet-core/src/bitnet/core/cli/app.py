@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import click
 
+from bitnet.core.cli import plugins
 from bitnet.core.cli.bench import bench
 from bitnet.core.cli.cache import cache
 from bitnet.core.cli.chat import chat
@@ -36,10 +37,16 @@ EXIT_CODES = {
 
 
 class Commands(click.Group):
-    """Commands in the order given; the help ends in environment variables and exit codes."""
+    """Our commands in the order given, then other packages'; the help ends in environment variables and exit codes."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(self.commands)
+        return [*self.commands, *sorted(plugins.found().keys() - self.commands.keys())]
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name in self.commands:  # and no other package is looked for
+            return self.commands[cmd_name]
+        point = plugins.found().get(cmd_name)
+        return None if point is None else plugins.load(point)
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Environment"):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -11,6 +11,8 @@ from bitnet.core.cli.options import json_option, verbose_option
 from bitnet.core.errors import DeviceError, DeviceUnavailableError
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from bitnet.core.devices.plugin import BackendReport
     from bitnet.core.devices.proof import Proof
     from bitnet.core.hal import DeviceInfo
@@ -26,14 +28,10 @@ def devices(as_json: bool) -> None:
     must give exactly what numpy does. Ends with status 5 where one does not. Every backend is tried in a process of its
     own, so that one that crashes or hangs is told of like any other.
     """
-    from bitnet.core.devices.examine import examine_all
-    from bitnet.core.devices.registry import available, with_missing
+    from bitnet.core.devices.document import backend_document, look
     from bitnet.core.devices.select import select_device
 
-    plugins = available()
-    examined = examine_all(plugins)
-    reports = with_missing([found.report for found in examined], plugins)
-    proofs = {name: proof for found in examined for name, proof in found.proofs.items()}
+    reports, proofs = look()
     selection, unavailable = None, None
     try:
         selection = select_device()
@@ -44,7 +42,7 @@ def devices(as_json: bool) -> None:
             {
                 "selected": selection and selection.info.name,
                 "summary": selection and selection.summary,
-                "backends": [_backend_document(report, proofs) for report in reports],
+                "backends": [backend_document(report, proofs) for report in reports],
             }
         )
     else:
@@ -57,37 +55,7 @@ def devices(as_json: bool) -> None:
         raise click.exceptions.Exit(DeviceError.exit_code)
 
 
-def _backend_document(report: BackendReport, proofs: dict[str, Proof]) -> dict[str, Any]:
-    probe = report.probe
-    return {
-        "name": report.name,
-        "distribution": report.distribution,
-        "version": report.version,
-        "status": probe.status.value,
-        "reason": probe.reason,
-        "hint": probe.hint,
-        "versions": dict(probe.versions),
-        "tried": dict(probe.tried),
-        "devices": [_device_document(info, proofs[info.name]) for info in probe.devices],
-    }
-
-
-def _device_document(info: DeviceInfo, proof: Proof) -> dict[str, Any]:
-    return {
-        "name": info.name,
-        "id": info.id,
-        "description": info.description,
-        "vendor": info.vendor,
-        "type": info.type.value,
-        "memory": info.memory,
-        "driver_version": info.driver_version,
-        "features": list(info.features),
-        "details": _details(info, proof),
-        "proof": {"passed": proof.passed, "seconds": proof.time, "error": proof.error},
-    }
-
-
-def _backend_lines(report: BackendReport, proofs: dict[str, Proof]) -> list[str]:
+def _backend_lines(report: BackendReport, proofs: Mapping[str, Proof]) -> list[str]:
     probe = report.probe
     origin = f"{report.distribution} {report.version}".strip() or "not installed"
     versions = ", ".join(f"{name} {version}" for name, version in probe.versions.items())
@@ -101,6 +69,8 @@ def _backend_lines(report: BackendReport, proofs: dict[str, Proof]) -> list[str]
 
 
 def _device_lines(info: DeviceInfo, proof: Proof) -> list[str]:
+    from bitnet.core.devices.document import details_of
+
     verdict = "pass" if proof.passed else "FAIL"
     facts = [info.description, info.type.value]
     if info.memory:
@@ -112,11 +82,6 @@ def _device_lines(info: DeviceInfo, proof: Proof) -> list[str]:
     lines = [f"  {info.name:<14} {verdict} {seconds(proof.time):>8}   {', '.join(facts)}"]
     if proof.error:
         lines.append(f"  {'':<14} {proof.error}")
-    details = _details(info, proof)
+    details = details_of(info, proof)
     lines += [f"  {'':<14} {details[name]}" for name in ("note", "verified") if details.get(name)]
     return lines
-
-
-def _details(info: DeviceInfo, proof: Proof) -> dict[str, str]:
-    """A device's details. One that has just computed a product rightly is verified, whatever its probe found."""
-    return {name: text for name, text in info.details.items() if not (name == "verified" and proof.passed)}

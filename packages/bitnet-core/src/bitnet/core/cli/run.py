@@ -24,8 +24,8 @@ from bitnet.core.errors import InvalidInputError
 from bitnet.core.support import env
 
 if TYPE_CHECKING:
-    from bitnet.core.api import CompletionStream, Model
-    from bitnet.core.engine import Completion
+    from bitnet.core.api import Model
+    from bitnet.core.engine import Completion, Request
 
 
 class _Run(click.Command):
@@ -138,11 +138,11 @@ def _request(model: Model, text: str, system: str | None, raw: bool) -> str | li
     return [*([] if system is None else [{"role": "system", "content": system}]), {"role": "user", "content": text}]
 
 
-def _begin(model: Model, prompt: str | list[dict[str, str]], options: Any) -> CompletionStream:
+def _begin(model: Model, prompt: str | list[dict[str, str]], options: Any) -> Request:
     return model.stream(prompt, **options) if isinstance(prompt, str) else model.chat_stream(prompt, **options)
 
 
-def _write(stream: CompletionStream, *, quiet: bool) -> Completion:
+def _write(stream: Request, *, quiet: bool) -> Completion:
     for chunk in stream:
         if not quiet:
             answer(chunk.text)

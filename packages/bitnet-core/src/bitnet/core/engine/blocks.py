@@ -31,6 +31,11 @@ class BlockPool:
         """Blocks that :meth:`allocate` can give, idle ones with content included."""
         return len(self._empty) + len(self._idle)
 
+    @property
+    def idle(self) -> int:
+        """Blocks that nobody uses and whose content can be shared again."""
+        return len(self._idle)
+
     def allocate(self) -> int:
         """A block with one reference and no content. The caller has looked at :attr:`available`."""
         if self._empty:

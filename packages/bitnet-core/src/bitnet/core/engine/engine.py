@@ -11,6 +11,8 @@ from numbers import Integral
 import numpy as np
 import numpy.typing as npt
 
+from bitnet.core.engine.blocks import BlockPool
+from bitnet.core.engine.constraint import Constraint
 from bitnet.core.engine.options import GenerationOptions
 from bitnet.core.engine.results import Update
 from bitnet.core.engine.sampling import sibling_seed
@@ -71,8 +73,22 @@ class Engine:
         """Whether :meth:`step` has something to do."""
         return bool(self._scheduler.sequences)
 
-    def prepare(self, prompt: Sequence[int], options: GenerationOptions, n: int = 1) -> tuple[Generation, ...]:
+    @property
+    def pool(self) -> BlockPool:
+        """The blocks of the KV cache; for reading."""
+        return self._scheduler.pool
+
+    def prepare(
+        self,
+        prompt: Sequence[int],
+        options: GenerationOptions,
+        n: int = 1,
+        constraint: Callable[[], Constraint] | None = None,
+    ) -> tuple[Generation, ...]:
         """``n`` continuations of ``prompt``, checked but not begun: hand them to :meth:`add`.
+
+        Args:
+            constraint: Makes the constraint of each continuation; None: they may say anything.
 
         Raises:
             ContextFullError: The prompt leaves no room for a token.
@@ -102,6 +118,7 @@ class Engine:
                 context=self.context,
                 seed=sibling_seed(seed, i),
                 text=self._text(prompt),
+                constraint=None if constraint is None else constraint(),
             )
             for i in range(n)
         )

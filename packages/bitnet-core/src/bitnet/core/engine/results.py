@@ -11,8 +11,8 @@ import numpy.typing as npt
 from bitnet.core.engine.options import GenerationOptions
 from bitnet.core.engine.sampling import TokenLogprob
 
-FinishReason: TypeAlias = Literal["stop", "length", "context", "cancelled"]
-"""Why a generation ended: a stop token or string, ``max_tokens``, a full context, or its caller."""
+FinishReason: TypeAlias = Literal["stop", "length", "context", "cancelled", "failed"]
+"""Why a generation ended: a stop token or string, ``max_tokens``, a full context, its caller, or its constraint."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +64,8 @@ class Completion:
     Attributes:
         text: What was generated, without the stop string that ended it.
         tokens: The ids generated, without the stop token that ended it; a stop string's own tokens are among them.
-        finish_reason: ``stop``, ``length`` (``max_tokens``), ``context`` (full) or ``cancelled``.
-        stop_reason: The token id or string that stopped it.
+        finish_reason: ``stop``, ``length`` (``max_tokens``), ``context`` (full), ``cancelled`` or ``failed``.
+        stop_reason: The token id or string that stopped it, or how its constraint failed.
         logprobs: One for each of ``tokens``, where they were asked for.
         seed: Seed that draws the same tokens again.
         options: The options of the request.

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from bitnet.core.engine.blocks import BlockTable
+from bitnet.core.engine.constraint import Constraint, masked
 from bitnet.core.engine.options import GenerationOptions
 from bitnet.core.engine.results import Chunk, Completion, FinishReason, Timings, Update
 from bitnet.core.engine.sampling import TokenLogprob, adjusted_logits, logsumexp, sample, token_logprob
@@ -90,6 +91,7 @@ class Generation(TokenSequence):
         stop_tokens: Ids that end it.
         context: Tokens that prompt and output may have together.
         seed: Of this completion.
+        constraint: What it may say; None: anything.
         clock: Seconds; the origin does not matter.
     """
 
@@ -103,11 +105,12 @@ class Generation(TokenSequence):
         context: int,
         seed: int,
         text: TextStream,
+        constraint: Constraint | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         super().__init__(number, prompt)
         self._prompt = tuple(prompt)
-        self._options, self._stop_tokens, self._text = options, stop_tokens, text
+        self._options, self._stop_tokens, self._text, self._constraint = options, stop_tokens, text, constraint
         self._params = SamplingParams(options.temperature, options.top_k, options.top_p, options.min_p, seed)
         room = context - len(prompt)
         self._most = room if options.max_tokens is None else min(options.max_tokens, room)
@@ -140,7 +143,8 @@ class Generation(TokenSequence):
 
     @property
     def needs_logits(self) -> bool:
-        return self._options.changes_logits or self._options.logprobs is not None or self._must_go_on
+        wanted = self._options.changes_logits or self._options.logprobs is not None or self._must_go_on
+        return wanted or self._constraint is not None
 
     @property
     def sampling(self) -> SamplingParams:
@@ -158,7 +162,15 @@ class Generation(TokenSequence):
         now = self._clock() - self._submitted
         before, texts = self._generated, []
         reason: FinishReason | None = None
-        for token in sampled if logits is None else [self._choose(logits[0])]:
+        if logits is not None:
+            try:
+                sampled = [self._choose(logits[0])]
+            except Exception as error:
+                if self._constraint is None:
+                    raise
+                # It is not known what may come next.
+                self._stop_reason, reason, sampled = f"{type(error).__name__}: {error}", "failed", ()
+        for token in sampled:
             self._times.append(now)
             if token in self._stop_tokens:
                 self._stop_reason, reason = token, "stop"
@@ -182,7 +194,12 @@ class Generation(TokenSequence):
     def _choose(self, logits: F32) -> int:
         forbidden = tuple(self._stop_tokens) if self._must_go_on else ()
         logits = adjusted_logits(logits, self._options, prompt=self._prompt, counts=self._counts, forbidden=forbidden)
-        return sample(logits, self._params, len(self.tokens) - 1)
+        if self._constraint is None:
+            return sample(logits, self._params, len(self.tokens) - 1)
+        token = sample(masked(logits, self._constraint.allowed()), self._params, len(self.tokens) - 1)
+        if token not in self._stop_tokens:
+            self._constraint.accept(token)
+        return token
 
     def _update(self, before: int, texts: list[str], reason: FinishReason | None) -> Update:
         """A chunk of the tokens after the first ``before`` and of ``texts``; all of the result if it has ended."""

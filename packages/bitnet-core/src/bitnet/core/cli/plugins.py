@@ -1,0 +1,47 @@
+"""Commands that other packages add to ``bitnet``: entry points in the group ``bitnet.commands``.
+
+An entry point is named as the command is and names a ``click.Command``. It is loaded when the command is run, and for
+the help; so its module imports what it works with inside its functions, as ours do.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib.metadata import EntryPoint, entry_points
+
+import click
+
+from bitnet.core.cli.narrow import fits_narrow
+from bitnet.core.errors import BitNetError
+
+GROUP = "bitnet.commands"
+
+
+@cache
+def found() -> dict[str, EntryPoint]:
+    """The entry points of installed packages, by the command's name. The first of two with one name counts."""
+    return {point.name: point for point in reversed(tuple(entry_points(group=GROUP)))}
+
+
+@cache
+def load(point: EntryPoint) -> click.Command:
+    """The command; where it cannot be loaded, one that says so, and `bitnet --help` still works."""
+    try:
+        command = point.load()
+        if not isinstance(command, click.Command):
+            raise TypeError(f"{point.value} is no click.Command")
+    except Exception as error:
+        return _broken(point, error)
+    fits_narrow(command)
+    return command
+
+
+def _broken(point: EntryPoint, error: Exception) -> click.Command:
+    package = point.dist.name if point.dist is not None else point.value
+    message = f"the command {point.name} of {package} cannot be loaded: {type(error).__name__}: {error}"
+
+    def fail() -> None:
+        raise BitNetError(message, hint=f"Install {package} again.") from error
+
+    settings = {"ignore_unknown_options": True, "allow_extra_args": True}
+    return click.Command(point.name, callback=fail, short_help=f"(broken: {error})", context_settings=settings)

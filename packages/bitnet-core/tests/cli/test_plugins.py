@@ -1,0 +1,70 @@
+"""Commands of other packages: found by their entry points, loaded when needed, harmless when broken."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+GOOD = """
+import click
+
+print("loaded", flush=True)
+
+@click.command()
+@click.option("--times", default=1)
+def greet(times):
+    "Greet whoever asks."
+    click.echo("hello " * times)
+"""
+
+
+@pytest.fixture
+def plugin(tmp_path: Path) -> dict[str, str]:
+    """The environment in which a package with a good command and three broken ones is installed."""
+    (tmp_path / "good_plugin.py").write_text(GOOD)
+    (tmp_path / "bad_plugin.py").write_text("number = 3\n")
+    info = tmp_path / "plugin-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: plugin\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(
+        "[bitnet.commands]\ngreet = good_plugin:greet\nlost = no_such_module:x\nnumber = bad_plugin:number\n"
+        "run = good_plugin:greet\n"
+    )
+    return {**os.environ, "PYTHONPATH": str(tmp_path)}
+
+
+def bitnet(environment: dict[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "bitnet.core", *arguments]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_a_command_of_another_package_runs(plugin: dict[str, str]) -> None:
+    done = bitnet(plugin, "greet", "--times", "2")
+    assert (done.returncode, done.stdout) == (0, "loaded\nhello hello \n"), done.stderr
+
+
+def test_the_help_lists_it_and_says_which_are_broken(plugin: dict[str, str]) -> None:
+    done = bitnet(plugin, "--help")
+    assert done.returncode == 0, done.stderr
+    lines = [" ".join(line.split()) for line in done.stdout.splitlines()]
+    assert "greet Greet whoever asks." in lines
+    assert any(line.startswith("lost (broken: No module named") for line in lines)
+    assert any(line.startswith("number (broken: bad_plugin:number is no") for line in lines)
+
+
+def test_a_broken_one_is_an_error_with_its_package(plugin: dict[str, str]) -> None:
+    done = bitnet(plugin, "lost", "--whatever", "1")
+    assert done.returncode == 1
+    assert done.stderr.startswith("bitnet: error: the command lost of plugin cannot be loaded: ModuleNotFoundError")
+    assert "Traceback" not in done.stderr
+
+
+def test_our_own_commands_come_first_and_load_no_other(plugin: dict[str, str]) -> None:
+    done = bitnet(plugin, "run", "--help")
+    assert done.returncode == 0, done.stderr
+    assert "Answer one prompt" in done.stdout
+    assert "loaded" not in done.stdout

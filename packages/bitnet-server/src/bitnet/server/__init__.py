@@ -1,0 +1,40 @@
+"""Serve a model over HTTP: ``bitnet serve``, or an ASGI application to host elsewhere.
+
+::
+
+    from bitnet.core import load_model
+    from bitnet.server import Settings, create_app
+
+    app = create_app(load_model("model.gguf"), Settings(api_keys=("secret",)))
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from bitnet.core import Model
+    from bitnet.server.app import App
+    from bitnet.server.service import Settings
+
+__all__ = ["Settings", "create_app"]
+
+
+def create_app(model: Model, settings: Settings | None = None) -> App:
+    """The ASGI application that serves a model.
+
+    Args:
+        model: It stays the caller's to close.
+    """
+    from bitnet.server.app import App
+    from bitnet.server.service import Service, Settings
+
+    return App(Service(model, settings or Settings()))
+
+
+def __getattr__(name: str) -> Any:
+    if name == "Settings":
+        from bitnet.server.service import Settings
+
+        return Settings
+    raise AttributeError(f"module 'bitnet.server' has no attribute {name!r}")

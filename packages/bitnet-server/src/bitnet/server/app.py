@@ -1,0 +1,242 @@
+"""The ASGI application: paths, keys, and what every answer has in common."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import logging
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from starlette.routing import Match, Route, Router
+
+from bitnet.server import (
+    anthropic,
+    devices_page,
+    ollama,
+    openai_chat,
+    openai_completions,
+    responses,
+    static,
+    status,
+    text,
+)
+from bitnet.server.call import Call, ClientGone, Receive, Scope, Send
+from bitnet.server.errors import RequestError, as_request_error
+from bitnet.server.fields import Fields
+from bitnet.server.generation import Job, run
+from bitnet.server.openai import error_body
+from bitnet.server.service import Service
+
+log = logging.getLogger("bitnet.server")
+access = logging.getLogger("bitnet.server.access")
+
+Handle = Callable[[Service, Call], Awaitable[None]]
+Parse = Callable[[Service, Fields], Job]
+ErrorBody = Callable[[RequestError], dict[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """A path of an API.
+
+    Attributes:
+        errors: How the API writes an error.
+        public: Whether it is open without a key.
+        generates: Whether it counts as a request that runs or waits.
+    """
+
+    path: str
+    handle: Handle
+    methods: tuple[str, ...] = ("GET",)
+    errors: ErrorBody = error_body
+    public: bool = False
+    generates: bool = False
+
+
+def generating(path: str, parse: Parse, errors: ErrorBody = error_body) -> Endpoint:
+    """An endpoint whose requests are generations: ``parse`` makes a job of the body."""
+
+    async def handle(service: Service, call: Call) -> None:
+        await run(service, call, parse(service, Fields(await call.json())))
+
+    return Endpoint(path, handle, ("POST",), errors, generates=True)
+
+
+ENDPOINTS = (
+    Endpoint("/health", status.health, public=True),
+    Endpoint("/health/ready", status.health, public=True),
+    Endpoint("/health/live", status.live, public=True),
+    Endpoint("/", static.page, public=True),
+    Endpoint("/assets/{path:path}", static.page, public=True),
+    Endpoint("/v1/models", status.models),
+    Endpoint("/v1/models/{name:path}", status.model),
+    Endpoint("/props", status.props),
+    Endpoint("/slots", status.slots),
+    Endpoint("/metrics", status.metrics),
+    Endpoint("/devices", devices_page.devices),
+    Endpoint("/v1/embeddings", status.embeddings, ("POST",)),
+    generating("/v1/chat/completions", openai_chat.parse),
+    generating("/v1/completions", openai_completions.parse),
+    generating("/v1/responses", responses.parse),
+    generating("/v1/messages", anthropic.parse, anthropic.error_body),
+    Endpoint("/v1/messages/count_tokens", anthropic.count_tokens, ("POST",), anthropic.error_body),
+    Endpoint("/tokenize", text.tokenize, ("POST",)),
+    Endpoint("/detokenize", text.detokenize, ("POST",)),
+    Endpoint("/apply-template", text.apply_template, ("POST",)),
+    generating("/api/chat", ollama.parse_chat, ollama.error_body),
+    generating("/api/generate", ollama.parse_generate, ollama.error_body),
+    Endpoint("/api/tags", ollama.tags, errors=ollama.error_body),
+    Endpoint("/api/ps", ollama.ps, errors=ollama.error_body),
+    Endpoint("/api/show", ollama.show, ("POST",), ollama.error_body),
+    Endpoint("/api/version", ollama.version, errors=ollama.error_body),
+)
+
+
+class App:
+    """The server as an ASGI application; :func:`bitnet.server.create_app` makes one.
+
+    Args:
+        service: The model and its bounds. It stays the caller's to close.
+    """
+
+    def __init__(self, service: Service) -> None:
+        self.service = service
+        self._router = Router([Route(e.path, _Unused(e), methods=list(e.methods)) for e in ENDPOINTS])
+        self._keys = [hashlib.sha256(key.encode()).digest() for key in service.settings.api_keys]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await _lifespan(receive, send)
+        elif scope["type"] == "http":
+            await self._http(scope, receive, send)
+        else:
+            await send({"type": "websocket.close", "code": 1003})
+
+    async def _http(self, scope: Scope, receive: Receive, send: Send) -> None:
+        began = time.monotonic()
+        seen = 0
+
+        async def counted(message: Any) -> None:
+            nonlocal seen
+            seen = message.get("status", seen)
+            await send(message)
+
+        endpoint, error = self._find(scope)
+        call = Call(scope, receive, counted, headers=self._headers(scope), max_body=self.service.settings.max_body)
+        try:
+            if scope["method"] == "OPTIONS" and self._allowed_origin(scope):
+                await call.reply(b"", status=204)
+            elif error is not None:
+                raise error
+            else:
+                await self._answer(endpoint, call)
+        except ClientGone:
+            seen = 499
+        except Exception as failure:
+            await self._fail(endpoint, call, failure)
+        finally:
+            self.service.metrics.responses.labels(endpoint.path, str(seen)).inc()
+            seconds = time.monotonic() - began
+            access.info("%s %s %s %.3fs", scope["method"], endpoint.path, seen, seconds)
+
+    def _find(self, scope: Scope) -> tuple[Endpoint, RequestError | None]:
+        """The endpoint of a path, and why it does not answer; its path parameters go into the scope."""
+        near: Endpoint | None = None
+        for route in self._router.routes:
+            match, found = route.matches(scope)
+            if match is Match.NONE:
+                continue
+            near = found["endpoint"].endpoint
+            if match is Match.FULL:
+                scope["path_params"] = found.get("path_params", {})
+                return near, self._locked(near, scope)
+        if near is not None:
+            return near, RequestError(405, f"{near.path} takes {', '.join(near.methods)}, not {scope['method']}.")
+        unknown = Endpoint("unknown", status.live, errors=_errors_of(scope["path"]))
+        return unknown, self._locked(unknown, scope) or RequestError(404, "There is no such path.", code="not_found")
+
+    def _locked(self, endpoint: Endpoint, scope: Scope) -> RequestError | None:
+        """Why a request has no access: another site's page sends it, or it lacks a key, or has a wrong one."""
+        headers = dict(scope["headers"])
+        if endpoint.methods == ("POST",) and self._foreign(headers, scope):
+            return RequestError(403, "Pages of other sites may not call this server (--cors allows one).")
+        if endpoint.public or not self._keys:
+            return None
+        given = headers.get(b"authorization", b"")
+        key = given[7:].strip() if given[:7].lower() == b"bearer " else headers.get(b"x-api-key", b"")
+        digest = hashlib.sha256(key).digest()
+        if sum(hmac.compare_digest(digest, known) for known in self._keys):
+            return None
+        return RequestError(401, "The API key is missing or wrong.", code="invalid_api_key")
+
+    def _foreign(self, headers: Mapping[bytes, bytes], scope: Scope) -> bool:
+        """Whether a page of another site sends this, as a browser tells."""
+        origin = headers.get(b"origin")
+        if origin is None or self._allowed_origin(scope):
+            return False
+        site = headers.get(b"sec-fetch-site")
+        if site is not None:
+            return site not in (b"same-origin", b"none")
+        return origin.partition(b"://")[2] != headers.get(b"host")
+
+    async def _answer(self, endpoint: Endpoint, call: Call) -> None:
+        if endpoint.generates:
+            with self.service.admitted():
+                await endpoint.handle(self.service, call)
+        else:
+            await endpoint.handle(self.service, call)
+
+    async def _fail(self, endpoint: Endpoint, call: Call, failure: Exception) -> None:
+        self.service.note_failure(failure)
+        error = as_request_error(failure)
+        if error.status == 500:
+            log.exception("%s failed", endpoint.path, exc_info=failure)
+        if call.started:
+            return  # the connection is cut: the answer is not whole
+        headers = [("retry-after", str(error.retry_after))] if error.retry_after is not None else []
+        if error.status == 401:
+            headers.append(("www-authenticate", "Bearer"))
+        await call.reply(endpoint.errors(error), status=error.status, headers=headers)
+
+    def _headers(self, scope: Scope) -> dict[str, str]:
+        headers = dict(self.service.headers)
+        if origin := self._allowed_origin(scope):
+            headers |= {
+                "access-control-allow-origin": origin,
+                "access-control-allow-headers": "authorization, content-type, x-api-key, anthropic-version",
+                "access-control-allow-methods": "GET, POST",
+                "vary": "origin",
+            }
+        return headers
+
+    def _allowed_origin(self, scope: Scope) -> str | None:
+        """The origin of a page that may call the server; None for all others."""
+        origin = dict(scope["headers"]).get(b"origin", b"").decode("latin-1")
+        allowed = self.service.settings.cors
+        return origin if origin and (origin in allowed or "*" in allowed) else None
+
+
+class _Unused:
+    """What a route holds: the endpoint it leads to. The router is only asked which one that is."""
+
+    def __init__(self, endpoint: Endpoint) -> None:
+        self.endpoint = endpoint
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        raise NotImplementedError
+
+
+def _errors_of(path: str) -> ErrorBody:
+    """How errors look on a path: as in the API whose paths begin like it."""
+    if path.startswith("/api/"):
+        return ollama.error_body
+    return anthropic.error_body if path.startswith("/v1/messages") else error_body
+
+
+async def _lifespan(receive: Receive, send: Send) -> None:
+    while (message := await receive())["type"] != "lifespan.shutdown":
+        await send({"type": f"{message['type']}.complete"})
+    await send({"type": "lifespan.shutdown.complete"})

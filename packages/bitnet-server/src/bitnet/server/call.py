@@ -1,0 +1,166 @@
+"""One HTTP request over ASGI: its body, its answer, and the watch over a client that goes away."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from contextlib import suppress
+from typing import Any, TypeVar
+
+from bitnet.server.errors import RequestError
+
+T = TypeVar("T")
+Scope = dict[str, Any]
+Receive = Callable[[], Awaitable[Any]]
+Send = Callable[[Any], Awaitable[None]]
+
+PING_SECONDS = 15.0
+"""Seconds of silence after which a stream says that it lives, so that no proxy ends it."""
+SEND_SECONDS = 30.0
+"""Seconds that a client may leave a stream unread, its buffers full, before its request ends."""
+BODY_SECONDS = 30.0
+"""Seconds in which a body must have come."""
+
+
+class ClientGone(Exception):
+    """The client closed the connection, or does not read."""
+
+
+def to_json(value: Any) -> bytes:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace")
+
+
+def _no_constant(name: str) -> None:
+    raise ValueError(f"{name} is no JSON")
+
+
+class Call:
+    """A request and its answer.
+
+    Args:
+        headers: Headers that every answer carries.
+        max_body: Bytes of a body at most.
+    """
+
+    def __init__(
+        self, scope: Scope, receive: Receive, send: Send, *, headers: Mapping[str, str], max_body: int
+    ) -> None:
+        self.scope, self._receive, self._send = scope, receive, send
+        self._headers, self._max_body = headers, max_body
+        self._sent = 0.0
+        self.started = False
+
+    async def json(self) -> dict[str, Any]:
+        """The body as a JSON object.
+
+        Raises:
+            RequestError: It is too large, too slow, or no JSON object.
+            ClientGone: The client went away before it was all there.
+        """
+        try:
+            body = await asyncio.wait_for(self._body(), BODY_SECONDS)
+        except asyncio.TimeoutError:
+            raise RequestError(408, f"The body did not come within {BODY_SECONDS:.0f} seconds.") from None
+        try:
+            value = json.loads(body, parse_constant=_no_constant)
+        except (ValueError, RecursionError) as error:
+            raise RequestError(400, f"The body is no JSON: {str(error) or 'it is nested too deeply'}.") from None
+        if not isinstance(value, dict):
+            raise RequestError(400, "The body must be a JSON object.")
+        return value
+
+    async def _body(self) -> bytes:
+        too_large = RequestError(413, f"The body is larger than the {self._max_body:,} bytes that are allowed.")
+        length = dict(self.scope["headers"]).get(b"content-length", b"0")
+        if length.isdigit() and int(length[:20]) > self._max_body:
+            raise too_large
+        parts: list[bytes] = []
+        size = 0
+        while True:
+            message = await self._receive()
+            if message["type"] == "http.disconnect":
+                raise ClientGone
+            parts.append(message.get("body", b""))
+            size += len(parts[-1])
+            if size > self._max_body:
+                raise too_large
+            if not message.get("more_body", False):
+                return b"".join(parts)
+
+    async def watch(self, work: Awaitable[T], *, ping: bytes = b"") -> T:
+        """The result of ``work``, which is cancelled when the client goes away.
+
+        Args:
+            ping: What a stream says after :data:`PING_SECONDS` of silence; empty: nothing.
+
+        Raises:
+            ClientGone: The client went away first.
+        """
+        task = asyncio.ensure_future(work)
+        gone = asyncio.ensure_future(self._gone())
+        pings = asyncio.ensure_future(self._ping(ping)) if ping else None
+        try:
+            await asyncio.wait([task, gone], return_when=asyncio.FIRST_COMPLETED)
+            if not task.done():
+                raise ClientGone
+            return task.result()
+        finally:
+            others = [t for t in (task, gone, pings) if t is not None and not t.done()]
+            for other in others:
+                other.cancel()
+            for other in others:
+                with suppress(asyncio.CancelledError, Exception):
+                    await other
+
+    async def _gone(self) -> None:
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+
+    async def _ping(self, ping: bytes) -> None:
+        clock = asyncio.get_running_loop().time
+        self._sent = clock()
+        while True:
+            await asyncio.sleep(max(0.0, self._sent + PING_SECONDS - clock()))
+            if clock() >= self._sent + PING_SECONDS:
+                await self.write(ping)
+
+    async def reply(
+        self, value: Any, *, status: int = 200, headers: Iterable[tuple[str, str]] = (), kind: str = "application/json"
+    ) -> None:
+        """Answer with a whole body: JSON of ``value``, or ``value`` as it is where it is bytes."""
+        body = value if isinstance(value, bytes) else to_json(value)
+        await self._start(status, kind, [("content-length", str(len(body))), *headers])
+        await self._send({"type": "http.response.body", "body": body})
+
+    def begin_stream(self, kind: str) -> None:
+        """Let :meth:`write` begin a stream of this content type."""
+        self._kind = kind
+
+    async def write(self, data: bytes, *, more: bool = True) -> None:
+        """Send a piece of a stream, whose status and headers go before the first one.
+
+        Raises:
+            ClientGone: The client left its buffers full for too long.
+        """
+        loop = asyncio.get_running_loop()
+        task = asyncio.current_task()
+        assert task is not None
+        late = loop.call_later(SEND_SECONDS, task.cancel)
+        try:
+            if not self.started:
+                await self._start(200, self._kind, [("cache-control", "no-store"), ("x-accel-buffering", "no")])
+            await self._send({"type": "http.response.body", "body": data, "more_body": more})
+        except asyncio.CancelledError:
+            if loop.time() < late.when():
+                raise
+            raise ClientGone from None
+        finally:
+            late.cancel()
+        self._sent = loop.time()
+
+    async def _start(self, status: int, kind: str, more: Iterable[tuple[str, str]]) -> None:
+        self.started = True
+        headers = [("content-type", kind), *self._headers.items(), *more]
+        encoded = [(name.encode("latin-1"), value.encode("latin-1", "replace")) for name, value in headers]
+        await self._send({"type": "http.response.start", "status": status, "headers": encoded})

@@ -1,0 +1,166 @@
+"""``bitnet serve``. ``bitnet --help`` imports this module, so what serves is imported inside functions."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from bitnet.core.cli.options import FileName, context_option, load, model_options
+from bitnet.core.errors import InvalidInputError
+
+GROUPS = {
+    "Clients": ("alias", "api_key", "api_key_file", "cors", "page"),
+    "Limits": ("parallel", "max_queue", "max_queue_tokens", "timeout", "max_body", "drain"),
+    "Network": ("host", "port", "uds", "root_path", "ssl_certfile", "ssl_keyfile", "log_format"),
+}
+"""Heading of the help → options under it; all others are the model's."""
+
+
+class Grouped(click.Command):
+    """A command whose help groups its options."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        named = {name for names in GROUPS.values() for name in names}
+        model = [p.name for p in self.get_params(ctx) if p.name not in named]
+        for heading, names in {"Model": model, **GROUPS}.items():
+            records = [p.get_help_record(ctx) for p in self.get_params(ctx) if p.name in names]
+            with formatter.section(heading):
+                formatter.write_dl([record for record in records if record is not None])
+
+
+@click.command(cls=Grouped)
+@model_options
+@context_option
+@click.option(
+    "--alias",
+    metavar="NAME",
+    multiple=True,
+    help="Name of the model for clients; may be repeated.  [default: its file's]",
+)
+@click.option(
+    "-np",
+    "--parallel",
+    metavar="N",
+    type=click.IntRange(1, 1024),
+    default=8,
+    show_default=True,
+    help="Requests that run at the same time.",
+)
+@click.option(
+    "--max-queue",
+    metavar="N",
+    type=click.IntRange(0),
+    default=64,
+    show_default=True,
+    help="Requests that may wait besides; more are answered 429.",
+)
+@click.option(
+    "--max-queue-tokens",
+    metavar="N",
+    type=click.IntRange(0),
+    help="Prompt tokens that may wait.  [default: any number]",
+)
+@click.option(
+    "--timeout",
+    metavar="S",
+    type=click.FloatRange(min=0, min_open=True),
+    help="Seconds that a request may take.  [default: any time]",
+)
+@click.option(
+    "--max-body",
+    metavar="MB",
+    type=click.FloatRange(min=0, min_open=True),
+    default=16,
+    show_default=True,
+    help="Megabytes of a request's body at most.",
+)
+@click.option(
+    "--host",
+    metavar="ADDRESS",
+    default="127.0.0.1",
+    show_default=True,
+    help="Address to listen at; 0.0.0.0 is every one.",
+)
+@click.option(
+    "--port",
+    metavar="N",
+    type=click.IntRange(0, 65535),
+    default=8080,
+    show_default=True,
+    help="Port to listen at; 0: any free one.",
+)
+@click.option("--uds", metavar="FILE", type=FileName(), help="UNIX socket to listen at, instead.")
+@click.option("--root-path", metavar="PATH", default="", help="Path under which a proxy serves this.")
+@click.option("--ssl-certfile", metavar="FILE", type=FileName(), help="Certificate, for HTTPS.")
+@click.option("--ssl-keyfile", metavar="FILE", type=FileName(), help="Private key of the certificate.")
+@click.option(
+    "--api-key",
+    metavar="KEY",
+    multiple=True,
+    envvar="BITNET_API_KEY",
+    show_envvar=True,
+    help="Key that requests must have; may be repeated.",
+)
+@click.option("--api-key-file", metavar="FILE", type=FileName(), help="File of such keys, one a line.")
+@click.option(
+    "--cors",
+    metavar="ORIGIN",
+    multiple=True,
+    help="Origin whose pages may call the server; may be repeated.  [default: none]",
+)
+@click.option("--page/--no-page", default=True, show_default=True, help="Serve the page to talk to the model at /.")
+@click.option(
+    "--log-format",
+    type=click.Choice(["text", "json"]),
+    default="text",
+    show_default=True,
+    help="Of the access log, which holds no prompts.",
+)
+@click.option(
+    "--drain",
+    metavar="S",
+    type=click.FloatRange(min=0),
+    default=30,
+    show_default=True,
+    help="Seconds that running requests have to end after SIGTERM.",
+)
+def serve(**params: Any) -> None:
+    """Serve a model over HTTP: the OpenAI, Anthropic and Ollama APIs, and a page to talk to it.
+
+    \b
+    bitnet serve -m model.gguf
+    bitnet serve -m model.gguf --host 0.0.0.0 --api-key-file keys.txt
+    """
+    from bitnet.server.serve import Listen, serve_model
+    from bitnet.server.service import Settings
+
+    keys = (*params["api_key"], *_keys_of(params["api_key_file"]))
+    with load(
+        params, max_seqs=params["parallel"], max_queue=params["max_queue"], max_queue_tokens=params["max_queue_tokens"]
+    ) as model:
+        settings = Settings(
+            names=params["alias"],
+            api_keys=keys,
+            max_queue=params["max_queue"],
+            max_seqs=params["parallel"],
+            max_body=int(params["max_body"] * 1e6),
+            timeout=params["timeout"],
+            cors=params["cors"],
+            page=params["page"],
+        )
+        names = ("host", "port", "uds", "root_path", "ssl_certfile", "ssl_keyfile", "log_format", "drain")
+        serve_model(model, settings, Listen(**{name: params[name] for name in names}))
+
+
+def _keys_of(file: Path | None) -> list[str]:
+    if file is None:
+        return []
+    try:
+        keys = [line.strip() for line in file.read_text(encoding="utf-8").splitlines()]
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidInputError(f"--api-key-file {file} cannot be read: {error}.") from None
+    if not any(keys):
+        raise InvalidInputError(f"--api-key-file {file} has no key.", hint="Write one key on each line.")
+    return [key for key in keys if key]

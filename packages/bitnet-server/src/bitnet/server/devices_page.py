@@ -1,0 +1,47 @@
+"""``/devices``: what ``bitnet devices --json`` says on this machine, and which device the server uses."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from bitnet.core.devices.document import backend_document, look
+from bitnet.server.call import Call
+from bitnet.server.service import Service
+
+FRESH_SECONDS = 10.0
+"""How long one look is told again: each runs a kernel on every device, beside the generations that run."""
+
+
+class Looker:
+    """One look at a time for all who ask."""
+
+    def __init__(self) -> None:
+        self._lock = asyncio.Lock()
+        self._found: list[dict[str, Any]] = []
+        self._until = 0.0
+
+    async def backends(self, service: Service) -> list[dict[str, Any]]:
+        async with self._lock:
+            if time.monotonic() >= self._until:
+                self._found = await service.in_thread(_backends)
+                self._until = time.monotonic() + FRESH_SECONDS
+            return self._found
+
+
+_lookers: WeakKeyDictionary[Service, Looker] = WeakKeyDictionary()
+
+
+def _backends() -> list[dict[str, Any]]:
+    reports, proofs = look()
+    return [backend_document(report, proofs) for report in reports]
+
+
+async def devices(service: Service, call: Call) -> None:
+    """Backends and devices; ``selected`` is the one that the server's model runs on."""
+    backends = await _lookers.setdefault(service, Looker()).backends(service)
+    model = service.model
+    summary = f"The model runs on {model.device.name}." if model.selection is None else model.selection.summary
+    await call.reply({"selected": model.device.name, "summary": summary, "backends": backends})

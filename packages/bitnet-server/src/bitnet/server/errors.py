@@ -1,0 +1,56 @@
+"""Errors of a request: status, sentence, and the field at fault. Each API writes them in its own shape."""
+
+from __future__ import annotations
+
+from bitnet.core.errors import BitNetError, ContextFullError, DeviceError, InvalidInputError, QueueFullError
+
+
+class RequestError(BitNetError):
+    """A request that is answered with an error.
+
+    Args:
+        status: HTTP status.
+        message: What was wrong, where, and what to do.
+        field: The field of the body at fault, such as ``messages[1].role``.
+        code: A short word for programs, such as ``model_not_found``.
+        retry_after: Seconds after which the client may ask again.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        field: str | None = None,
+        code: str | None = None,
+        retry_after: int | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status, self.field, self.code, self.retry_after = status, field, code, retry_after
+
+
+def wrong(field: str, message: str) -> RequestError:
+    """A field that is not what it must be."""
+    return RequestError(400, f"{field} {message}", field=field)
+
+
+def unsupported(field: str, why: str) -> RequestError:
+    """A field that would change the answer and that this server cannot follow."""
+    return RequestError(400, f"{field} is not supported: {why}", field=field, code="unsupported_parameter")
+
+
+def as_request_error(error: BaseException) -> RequestError:
+    """What the client is told of an error; of one that nobody expected, nothing but that it happened."""
+    if isinstance(error, RequestError):
+        return error
+    if isinstance(error, QueueFullError):
+        return RequestError(429, str(error), code="queue_full", retry_after=1)
+    if isinstance(error, ContextFullError):
+        return RequestError(400, str(error), code="context_length_exceeded")
+    if isinstance(error, InvalidInputError):
+        return RequestError(400, str(error))
+    if isinstance(error, DeviceError):
+        return RequestError(503, str(error), code="device_error", retry_after=5)
+    if isinstance(error, BitNetError):
+        return RequestError(500, str(error))
+    return RequestError(500, "The server failed; its log says why.", code="internal_error")

@@ -1,0 +1,109 @@
+"""Typed reading of a JSON body: what is wrong is said with the name of the field. ``null`` is as good as absent."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from bitnet.core.errors import brief
+from bitnet.server.errors import unsupported, wrong
+
+
+class Fields:
+    """An object of a request's body.
+
+    Args:
+        values: The object.
+        at: Where it stands in the body, such as ``messages[0]``; empty for the body itself.
+    """
+
+    def __init__(self, values: Mapping[str, Any], at: str = "") -> None:
+        self.values = values
+        self._at = at
+
+    def name(self, field: str) -> str:
+        """The field's full name, for errors."""
+        return f"{self._at}.{field}" if self._at else field
+
+    def __contains__(self, field: str) -> bool:
+        return self.values.get(field) is not None
+
+    def _typed(self, field: str, kind: type | tuple[type, ...], what: str) -> Any:
+        value = self.values.get(field)
+        if value is not None and (not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool)):
+            raise wrong(self.name(field), f"is {brief(value)}; it must be {what}.")
+        return value
+
+    def text(self, field: str, default: str | None = None) -> str | None:
+        value: str | None = self._typed(field, str, "a string")
+        return default if value is None else value
+
+    def flag(self, field: str, default: bool = False) -> bool:
+        value: bool | None = self._typed(field, bool, "true or false")
+        return default if value is None else value
+
+    def integer(self, field: str, low: int | None = None, high: int | None = None) -> int | None:
+        value: Any = self._typed(field, (int, float), "an integer")
+        if value is None:
+            return None
+        if int(value) != value if math.isfinite(value) else True:
+            raise wrong(self.name(field), f"is {brief(value)}; it must be an integer.")
+        return int(self._bounded(field, value, low, high))
+
+    def number(self, field: str, low: float | None = None, high: float | None = None) -> float | None:
+        value: Any = self._typed(field, (int, float), "a number")
+        if value is None:
+            return None
+        if not -1e300 < value < 1e300:
+            raise wrong(self.name(field), f"is {brief(value)}; it must be a finite number.")
+        return float(self._bounded(field, value, low, high))
+
+    def _bounded(self, field: str, value: Any, low: float | None, high: float | None) -> Any:
+        if (low is not None and value < low) or (high is not None and value > high):
+            range_ = f"≥ {low}" if high is None else f"≤ {high}" if low is None else f"in {low} … {high}"
+            raise wrong(self.name(field), f"is {brief(value)}; it must be {range_}.")
+        return value
+
+    def choice(self, field: str, choices: Sequence[str], default: str) -> str:
+        value = self.text(field, default)
+        if value not in choices:
+            raise wrong(self.name(field), f"is {brief(value)}; it must be one of {', '.join(choices)}.")
+        assert value is not None
+        return value
+
+    def object(self, field: str) -> Fields | None:
+        value: Mapping[str, Any] | None = self._typed(field, dict, "an object")
+        return None if value is None else Fields(value, self.name(field))
+
+    def objects(self, field: str) -> list[Fields] | None:
+        """A list of objects."""
+        value: list[Any] | None = self._typed(field, list, "a list of objects")
+        return None if value is None else list(self._each(field, value))
+
+    def _each(self, field: str, values: Sequence[Any]) -> Iterator[Fields]:
+        for i, value in enumerate(values):
+            name = f"{self.name(field)}[{i}]"
+            if not isinstance(value, dict):
+                raise wrong(name, f"is {brief(value)}; it must be an object.")
+            yield Fields(value, name)
+
+    def strings(self, field: str, most: int | None = None) -> tuple[str, ...]:
+        """One string or a list of them; none of them empty."""
+        value = self._typed(field, (str, list), "a string or a list of strings")
+        values = (value,) if isinstance(value, str) else tuple(value or ())
+        if not all(isinstance(v, str) and v for v in values):
+            raise wrong(self.name(field), f"is {brief(value)}; it must be a string or strings, none of them empty.")
+        if most is not None and len(values) > most:
+            raise wrong(self.name(field), f"has {len(values)} strings; at most {most} are allowed.")
+        return values
+
+    def require(self, field: str) -> None:
+        if field not in self:
+            raise wrong(self.name(field), "is missing.")
+
+    def refuse(self, reasons: Mapping[str, str], neutral: Sequence[Any] = (None, False, [], {}, "")) -> None:
+        """Refuse fields, with the reason, unless their value changes nothing."""
+        for field, why in reasons.items():
+            if not any(self.values.get(field) is n or self.values.get(field) == n for n in neutral):
+                raise unsupported(self.name(field), why)

@@ -1,0 +1,223 @@
+"""From a parsed request to its answer: submitted to the engine, streamed or whole, ended when the client goes away."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+from bitnet.core import Chunk, Completion, Request
+from bitnet.server import structured
+from bitnet.server.call import Call
+from bitnet.server.errors import RequestError, as_request_error
+from bitnet.server.service import Service
+
+if TYPE_CHECKING:
+    from bitnet.core.engine.options import OptionArguments
+
+SSE = "text/event-stream; charset=utf-8"
+NDJSON = "application/x-ndjson"
+PING = b": ping\n\n"
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """The continuations of a request, ``n`` of each prompt in order, and their receipts where these were asked for."""
+
+    completions: Sequence[Completion]
+    n: int
+    receipts: Sequence[dict[str, Any]] | None
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Tokens of the prompts; each counts once, however many continuations it has."""
+        return sum(c.timings.prompt_tokens for c in self.completions[:: self.n])
+
+    @property
+    def cached_tokens(self) -> int:
+        return sum(c.timings.cached_tokens for c in self.completions[:: self.n])
+
+    @property
+    def generated_tokens(self) -> int:
+        return sum(len(c.tokens) for c in self.completions)
+
+
+class Answer(Protocol):
+    """How an API writes an answer. Events are bytes that go out as they are."""
+
+    def begin(self, prompt_tokens: int) -> Iterable[bytes]:
+        """Events before the first chunk."""
+        ...
+
+    def piece(self, index: int, chunk: Chunk) -> Iterable[bytes]:
+        """Events of a chunk of continuation ``index``, the last one of which has a ``finish_reason``."""
+        ...
+
+    def end(self, result: Result) -> Iterable[bytes]:
+        """Events after the last chunk."""
+        ...
+
+    def failed(self, error: RequestError) -> Iterable[bytes]:
+        """Events that end a stream with an error."""
+        ...
+
+    def whole(self, result: Result) -> Any:
+        """The answer as one JSON document."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A parsed request.
+
+    Attributes:
+        prompts: Makes the prompts' token ids; runs beside the event loop, as templates and tokenizers take their time.
+        n: Continuations of each.
+        stream: Content type of a stream; None: one document.
+        receipt: Whether a receipt of each continuation goes with the answer.
+        form: What the answer must fit; None: nothing.
+    """
+
+    prompts: Callable[[], Sequence[Sequence[int]]]
+    options: OptionArguments
+    answer: Answer
+    n: int = 1
+    stream: str | None = None
+    receipt: bool = False
+    form: structured.Form | None = None
+
+
+async def run(service: Service, call: Call, job: Job) -> None:
+    """Answer a request.
+
+    Raises:
+        BitNetError: It cannot be answered; nothing was sent yet.
+        ClientGone: The client went away; its generations have ended.
+    """
+    ping = PING if job.stream == SSE else b""
+    if job.stream is not None:
+        call.begin_stream(job.stream)
+    await call.watch(_Run(service, call, job)(), ping=ping)
+
+
+class _Run:
+    """One request's way through the engine."""
+
+    def __init__(self, service: Service, call: Call, job: Job) -> None:
+        self._service, self._call, self._job = service, call, job
+        self._reason: RequestError | None = None
+        self._requests: list[Request] = []
+        self._over = False
+        self._prompt_tokens = 0
+
+    async def __call__(self) -> None:
+        job, service = self._job, self._service
+        submit = service.in_thread(self._submit)
+        late = None
+        if service.settings.timeout is not None:
+            reason = RequestError(504, f"The request took longer than {service.settings.timeout:g} seconds.")
+            late = asyncio.get_running_loop().call_later(service.settings.timeout, self._end, reason)
+        try:
+            with service.running(self._end):
+                await submit
+                if self._reason is not None:  # it was ended while its prompt was made
+                    raise self._reason
+                await (self._stream() if job.stream is not None else self._whole())
+        finally:
+            if late is not None:
+                late.cancel()
+            self._over = True
+            self._cancel()
+
+    def _submit(self) -> None:
+        job = self._job
+        prompts = job.prompts()
+        self._prompt_tokens = sum(map(len, prompts))
+        constraint = None if job.form is None else self._service.compiler.compile(job.form)
+        submit = self._service.model.submit_batch
+        self._requests = submit(prompts, n=job.n, constraint=constraint, **job.options)
+        if self._over:  # the client went away meanwhile
+            self._cancel()
+
+    def _end(self, reason: RequestError) -> None:
+        self._reason = reason
+        self._cancel()
+
+    def _cancel(self) -> None:
+        for request in self._requests:
+            request.cancel()
+
+    async def _whole(self) -> None:
+        async for _ in _merged(self._requests):
+            pass
+        await self._call.reply(self._job.answer.whole(await self._result()))
+
+    async def _stream(self) -> None:
+        answer, call = self._job.answer, self._call
+        begun = False
+        try:
+            async for index, chunk in _merged(self._requests):
+                events = [] if begun else [*answer.begin(self._prompt_tokens)]
+                begun = True
+                if chunk.finish_reason == "cancelled" and self._reason is not None:
+                    raise self._reason
+                if chunk.finish_reason == "failed":
+                    completion = self._requests[index].completion
+                    raise structured.failure(completion.stop_reason if completion else "")
+                events += answer.piece(index, chunk)
+                if events:
+                    await call.write(b"".join(events))
+            await call.write(b"".join(answer.end(await self._result())), more=False)
+        except Exception as error:
+            if not call.started:
+                raise
+            self._service.note_failure(error)
+            await call.write(b"".join(answer.failed(as_request_error(error))), more=False)
+
+    async def _result(self) -> Result:
+        done = [request.completion for request in self._requests if request.completion is not None]
+        for completion in done:
+            self._service.metrics.count(completion)
+        if self._reason is not None:
+            raise self._reason
+        for completion in done:
+            if completion.finish_reason == "failed":
+                raise structured.failure(completion.stop_reason)
+        receipts = None
+        if self._job.receipt:  # the first one hashes the model's file
+            make = self._service.model.receipt
+            receipts = await self._service.in_thread(lambda: [make(completion) for completion in done])
+        return Result(done, self._job.n, receipts)
+
+
+async def _merged(requests: Sequence[Request]) -> AsyncIterator[tuple[int, Chunk]]:
+    """The chunks of several requests as they come, each with its request's index."""
+    if len(requests) == 1:
+        async for chunk in requests[0]:
+            yield 0, chunk
+        return
+    news: asyncio.Queue[tuple[int, Chunk | BaseException | None]] = asyncio.Queue()
+
+    async def pass_on(index: int, request: Request) -> None:
+        try:
+            async for chunk in request:
+                news.put_nowait((index, chunk))
+            news.put_nowait((index, None))
+        except Exception as error:
+            news.put_nowait((index, error))
+
+    tasks = [asyncio.ensure_future(pass_on(i, request)) for i, request in enumerate(requests)]
+    try:
+        left = len(tasks)
+        while left:
+            index, item = await news.get()
+            if isinstance(item, BaseException):
+                raise item
+            if item is None:
+                left -= 1
+            else:
+                yield index, item
+    finally:
+        for task in tasks:
+            task.cancel()

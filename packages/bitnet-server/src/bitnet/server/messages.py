@@ -1,0 +1,58 @@
+"""Conversations as clients send them, to what chat templates read."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from bitnet.core.errors import brief
+from bitnet.server.errors import unsupported, wrong
+from bitnet.server.fields import Fields
+
+ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
+TEXT_PARTS = ("text", "input_text", "output_text")
+
+
+def openai_messages(fields: Fields, field: str = "messages") -> list[dict[str, Any]]:
+    """The conversation of ``/v1/chat/completions``; a developer is the newer name of the system.
+
+    Raises:
+        RequestError: It is missing, or a message is not what it must be, or holds more than text.
+    """
+    messages = fields.objects(field)
+    if not messages:
+        raise wrong(fields.name(field), "is missing or empty; it must be a list of messages.")
+    return [_message(message) for message in messages]
+
+
+def _message(message: Fields) -> dict[str, Any]:
+    message.require("role")
+    role = ROLES[message.choice("role", tuple(ROLES), "")]
+    made: dict[str, Any] = {"role": role, "content": content_text(message, "content")}
+    for name in ("name", "tool_call_id"):
+        if (value := message.text(name)) is not None:
+            made[name] = value
+    if calls := message.objects("tool_calls"):
+        made["tool_calls"] = [call.values for call in calls]
+    elif "content" not in message and role != "assistant":
+        raise wrong(message.name("content"), "is missing.")
+    return made
+
+
+def content_text(fields: Fields, field: str) -> str:
+    """A message's content: a string, or the texts of its parts.
+
+    Raises:
+        RequestError: A part is no text.
+    """
+    value = fields.values.get(field)
+    if value is None or isinstance(value, str):
+        return value or ""
+    if not isinstance(value, list):
+        raise wrong(fields.name(field), f"is {brief(value)}; it must be a string or a list of parts.")
+    texts = []
+    for part in fields.objects(field) or ():
+        if (kind := part.text("type", "text")) not in TEXT_PARTS:
+            raise unsupported(part.name("type"), f"{brief(kind)} is no text, and the model reads text only.")
+        part.require("text")
+        texts.append(part.text("text") or "")
+    return "".join(texts)

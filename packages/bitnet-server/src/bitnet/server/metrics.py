@@ -1,0 +1,69 @@
+"""What Prometheus reads: counters and histograms of requests, and the engine's load when it is asked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+from bitnet.core import Completion, Load, Model
+
+SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
+TOKEN_SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1)
+
+_GAUGES: dict[str, tuple[str, Callable[[Load], float]]] = {
+    "bitnet_requests_running": ("Generations that take part in steps", lambda load: load.running),
+    "bitnet_requests_waiting": ("Generations that wait for a place", lambda load: load.waiting),
+    "bitnet_prompt_tokens_waiting": ("Prompt tokens that wait", lambda load: load.waiting_tokens),
+    "bitnet_kv_blocks": ("Blocks of the KV cache", lambda load: load.kv_blocks),
+    "bitnet_kv_blocks_used": ("Blocks that generations hold", lambda load: load.kv_used),
+    "bitnet_kv_blocks_cached": ("Unused blocks whose content can be used again", lambda load: load.kv_cached),
+}
+
+
+def _reading(model: Model, read: Callable[[Load], float]) -> float:
+    return read(model.load())
+
+
+class Metrics:
+    """One registry a server, so that several may be in a process."""
+
+    def __init__(self, model: Model, name: str) -> None:
+        self._registry = registry = CollectorRegistry()
+        info = Gauge("bitnet_info", "The model and its device", ["model", "device"], registry=registry)
+        info.labels(name, model.device.name).set(1)
+        self.responses = Counter(
+            "bitnet_http_responses", "Answers by path and status", ["path", "status"], registry=registry
+        )
+        self.refused = Counter("bitnet_requests_refused", "Requests that found the queue full", registry=registry)
+        self._ends = Counter("bitnet_generations", "Generations by how they ended", ["reason"], registry=registry)
+        self._tokens = Counter("bitnet_tokens", "Tokens by kind", ["kind"], registry=registry)
+        self._queue = Histogram("bitnet_queue_seconds", "Wait for a place", buckets=SECONDS, registry=registry)
+        self._first = Histogram(
+            "bitnet_time_to_first_token_seconds", "TTFT, waiting included", buckets=SECONDS, registry=registry
+        )
+        self._inter = Histogram(
+            "bitnet_inter_token_seconds",
+            "Mean time between two tokens of a generation",
+            buckets=TOKEN_SECONDS,
+            registry=registry,
+        )
+        for gauge, (meaning, read) in _GAUGES.items():
+            Gauge(gauge, meaning, registry=registry).set_function(partial(_reading, model, read))
+
+    def count(self, completion: Completion) -> None:
+        """Count a generation that has ended."""
+        timings = completion.timings
+        self._ends.labels(completion.finish_reason).inc()
+        self._tokens.labels("prompt").inc(timings.prompt_tokens - timings.cached_tokens)
+        self._tokens.labels("cached").inc(timings.cached_tokens)
+        self._tokens.labels("generated").inc(len(completion.tokens))
+        self._queue.observe(timings.started)
+        if timings.first_token is not None:
+            self._first.observe(timings.first_token)
+        if rate := timings.decode_tokens_per_second:
+            self._inter.observe(1 / rate)
+
+    def text(self) -> bytes:
+        return generate_latest(self._registry)

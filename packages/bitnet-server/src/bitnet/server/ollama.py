@@ -1,0 +1,218 @@
+"""Ollama's ``/api/chat``, ``/api/generate``, ``/api/tags``, ``/api/ps``, ``/api/show`` and ``/api/version``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from datetime import datetime, timezone
+from typing import Any
+
+from bitnet.core import Chunk, Completion, __version__
+from bitnet.core.errors import InvalidInputError
+from bitnet.server.call import Call, to_json
+from bitnet.server.errors import RequestError, wrong
+from bitnet.server.fields import Fields
+from bitnet.server.generation import NDJSON, Job, Result
+from bitnet.server.messages import openai_messages
+from bitnet.server.sampling import MAX_SEED, MAX_STOPS, checked
+from bitnet.server.service import Service
+from bitnet.server.structured import ollama_form
+
+REFUSED = {
+    "tools": "tools are not implemented yet.",
+    "images": "the model reads text only.",
+    "suffix": "the model continues a text; it does not fill gaps.",
+    "template": "the model's own chat template is used; with raw, none.",
+    "context": "send the conversation to /api/chat.",
+    "think": "the model does not think aloud apart from its answer.",
+}
+REFUSED_OPTIONS = {"mirostat": "use temperature, top_k, top_p and min_p.", "typical_p": "use top_p or min_p."}
+
+DEFAULTS = {"temperature": 0.8, "top_k": 40, "top_p": 0.9}
+"""Ollama's own, but for its penalty of repetition, which is off here unless it is asked for."""
+
+
+def error_body(error: RequestError) -> dict[str, Any]:
+    """An error in the shape that Ollama's clients read."""
+    return {"error": str(error)}
+
+
+def _options(fields: Fields) -> dict[str, Any]:
+    given = fields.object("options") or Fields({}, "options")
+    given.refuse(REFUSED_OPTIONS, neutral=(None, 0, 1, 1.0))
+    most = given.integer("num_predict", -2)
+    seed = given.integer("seed", -MAX_SEED, MAX_SEED)
+    found: dict[str, Any] = {
+        "temperature": given.number("temperature", 0, 100),
+        "top_k": given.integer("top_k", 0),
+        "top_p": given.number("top_p", 0, 1),
+        "min_p": given.number("min_p", 0, 1),
+        "repetition_penalty": given.number("repeat_penalty", 1e-3, 1e3),
+        "presence_penalty": given.number("presence_penalty", -2, 2),
+        "frequency_penalty": given.number("frequency_penalty", -2, 2),
+        "stop": given.strings("stop", MAX_STOPS) or None,
+        "seed": seed % 2**63 if seed is not None else None,
+    }
+    chosen = DEFAULTS | {name: value for name, value in found.items() if value is not None}
+    return {"max_tokens": most if most is not None and most > 0 else None, **chosen}
+
+
+def _job(service: Service, fields: Fields, tokens: Callable[[], list[int]], wrap: Wrap) -> Job:
+    return Job(
+        prompts=lambda: [tokens()],
+        options=checked(_options(fields)),
+        answer=OllamaAnswer(service, wrap),
+        stream=NDJSON if fields.flag("stream", True) else None,
+        form=ollama_form(fields),
+        receipt=fields.flag("x_bitnet_receipt"),
+    )
+
+
+def parse_chat(service: Service, fields: Fields) -> Job:
+    """A request of ``/api/chat``.
+
+    Raises:
+        RequestError: A field is missing, not what it must be, or not supported.
+    """
+    _check(service, fields)
+    for message in fields.objects("messages") or ():
+        message.refuse({"images": REFUSED["images"]})
+    messages = openai_messages(fields)
+    return _job(
+        service,
+        fields,
+        lambda: service.chat_tokens(messages),
+        lambda text: {"message": {"role": "assistant", "content": text}},
+    )
+
+
+def parse_generate(service: Service, fields: Fields) -> Job:
+    """A request of ``/api/generate``: the prompt in the model's chat template, or as it is with ``raw``.
+
+    Raises:
+        RequestError: A field is missing, not what it must be, or not supported.
+    """
+    _check(service, fields)
+    prompt, system = fields.text("prompt") or "", fields.text("system")
+    if not prompt:
+        raise wrong("prompt", "is missing or empty.")
+    model = service.model
+
+    def tokens() -> list[int]:
+        if fields.flag("raw") or model.chat_template is None:
+            if system:
+                raise InvalidInputError("system needs a chat template; raw, or a model without one, has none.")
+            return service.text_tokens(prompt)
+        before = [{"role": "system", "content": system}] if system else []
+        return service.chat_tokens([*before, {"role": "user", "content": prompt}])
+
+    return _job(service, fields, tokens, lambda text: {"response": text})
+
+
+def _check(service: Service, fields: Fields) -> None:
+    fields.require("model")
+    service.check_model(fields.text("model"))
+    fields.refuse(REFUSED)
+
+
+Wrap = Callable[[str], dict[str, Any]]
+"""Text of the answer as a line of the endpoint holds it."""
+
+
+class OllamaAnswer:
+    """An answer as lines of JSON, the last of which has ``done`` and the times."""
+
+    def __init__(self, service: Service, wrap: Wrap) -> None:
+        self._service, self._wrap = service, wrap
+
+    def _line(self, text: str, done: bool, **values: Any) -> dict[str, Any]:
+        head = {"model": self._service.names[0], "created_at": _now()}
+        return {**head, **self._wrap(text), "done": done, **values}
+
+    def begin(self, prompt_tokens: int) -> Iterable[bytes]:
+        return ()
+
+    def piece(self, index: int, chunk: Chunk) -> Iterable[bytes]:
+        if chunk.text:
+            yield to_json(self._line(chunk.text, False)) + b"\n"
+
+    def end(self, result: Result) -> Iterable[bytes]:
+        yield to_json(self._line("", True, **_end(result))) + b"\n"
+
+    def failed(self, error: RequestError) -> Iterable[bytes]:
+        yield to_json(error_body(error)) + b"\n"
+
+    def whole(self, result: Result) -> Any:
+        return self._line(result.completions[0].text, True, **_end(result))
+
+
+def _end(result: Result) -> dict[str, Any]:
+    completion: Completion = result.completions[0]
+    timings = completion.timings
+    first = timings.total if timings.first_token is None else timings.first_token
+    seconds = {
+        "total_duration": timings.total,
+        "load_duration": 0.0,
+        "prompt_eval_duration": first - timings.started,
+        "eval_duration": timings.total - first,
+    }
+    receipt = {} if result.receipts is None else {"x_bitnet_receipt": result.receipts[0]}
+    return {
+        "done_reason": "length" if completion.finish_reason in ("length", "context") else "stop",
+        "prompt_eval_count": timings.prompt_tokens,
+        "eval_count": len(completion.tokens),
+        **{name: int(value * 1e9) for name, value in seconds.items()},
+        **receipt,
+    }
+
+
+def _now() -> str:
+    return datetime.now(timezone.utc).isoformat().replace("+00:00", "Z")
+
+
+def _details(service: Service) -> dict[str, Any]:
+    family = service.model.config.architecture
+    return {"parent_model": "", "format": "gguf", "family": family, "families": [family]}
+
+
+def _entry(service: Service, name: str) -> dict[str, Any]:
+    path = service.model.path
+    modified = datetime.fromtimestamp(service.created, timezone.utc).isoformat().replace("+00:00", "Z")
+    size = path.stat().st_size if path.exists() else 0
+    return {"name": name, "model": name, "modified_at": modified, "size": size, "details": _details(service)}
+
+
+async def tags(service: Service, call: Call) -> None:
+    await call.reply({"models": [_entry(service, name) for name in service.names]})
+
+
+async def ps(service: Service, call: Call) -> None:
+    """The models that are loaded, which are all."""
+    await call.reply({"models": [_entry(service, service.names[0])]})
+
+
+async def show(service: Service, call: Call) -> None:
+    fields = Fields(await call.json())
+    name = "model" if "model" in fields else "name"
+    fields.require(name)
+    service.check_model(fields.text(name), name)
+    config, template = service.model.config, service.model.chat_template
+    family = config.architecture
+    await call.reply(
+        {
+            "template": "" if template is None else template.source,
+            "details": _details(service),
+            "capabilities": ["completion"],
+            "model_info": {
+                "general.architecture": family,
+                f"{family}.context_length": config.context_length,
+                f"{family}.embedding_length": config.hidden_size,
+                f"{family}.block_count": config.layers,
+                f"{family}.attention.head_count": config.heads,
+                f"{family}.attention.head_count_kv": config.kv_heads,
+            },
+        }
+    )
+
+
+async def version(service: Service, call: Call) -> None:
+    await call.reply({"version": __version__})

@@ -1,0 +1,113 @@
+"""What OpenAI's endpoints share: errors, usage, log-probabilities, ids, streamed events."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Iterable
+from typing import Any
+
+from bitnet.core import Completion
+from bitnet.core.engine import TokenLogprob
+from bitnet.server.call import to_json
+from bitnet.server.errors import RequestError
+from bitnet.server.fields import Fields
+from bitnet.server.generation import Result
+from bitnet.server.service import Service
+
+FINISH = {"stop": "stop", "length": "length", "context": "length", "cancelled": "stop"}
+DONE = b"data: [DONE]\n\n"
+
+_TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
+
+
+def error_body(error: RequestError) -> dict[str, Any]:
+    """An error in the shape that OpenAI's clients read."""
+    kind = _TYPES.get(error.status, "invalid_request_error" if error.status < 500 else "server_error")
+    return {"error": {"message": str(error), "type": kind, "param": error.field, "code": error.code}}
+
+
+def event(value: Any) -> bytes:
+    return b"data: " + to_json(value) + b"\n\n"
+
+
+def usage(result: Result) -> dict[str, Any]:
+    """Tokens of a request."""
+    return {
+        "prompt_tokens": result.prompt_tokens,
+        "completion_tokens": result.generated_tokens,
+        "total_tokens": result.prompt_tokens + result.generated_tokens,
+        "prompt_tokens_details": {"cached_tokens": result.cached_tokens},
+    }
+
+
+def timings(completion: Completion) -> dict[str, Any]:
+    """How fast a continuation was, under the names that llama.cpp's server uses."""
+    t = completion.timings
+    first = t.first_token
+    return {
+        "cache_n": t.cached_tokens,
+        "prompt_n": t.prompt_tokens - t.cached_tokens,
+        "prompt_ms": None if first is None else (first - t.started) * 1e3,
+        "prompt_per_second": t.prefill_tokens_per_second,
+        "predicted_n": len(completion.tokens),
+        "predicted_ms": None if first is None else (t.total - first) * 1e3,
+        "predicted_per_second": t.decode_tokens_per_second,
+        "queue_ms": t.started * 1e3,
+        "first_token_ms": None if first is None else first * 1e3,
+    }
+
+
+class Head:
+    """The fields that begin every object of an answer, and what comes with its last one."""
+
+    def __init__(self, service: Service, fields: Fields, kind: str, prefix: str) -> None:
+        self.id = prefix + secrets.token_hex(12)
+        self._service, self._kind, self._created = service, kind, int(time.time())
+        stream = fields.object("stream_options")
+        self.usage = stream is not None and stream.flag("include_usage")
+
+    def object(self, suffix: str = "", **values: Any) -> dict[str, Any]:
+        return {
+            "id": self.id,
+            "object": self._kind + suffix,
+            "created": self._created,
+            "model": self._service.names[0],
+            "system_fingerprint": self._service.fingerprint,
+            **values,
+        }
+
+    def extras(self, result: Result) -> dict[str, Any]:
+        """Timings, and the receipts that were asked for: of the first continuation, or a list where there are more."""
+        found: dict[str, Any] = {"timings": timings(result.completions[0])}
+        if result.receipts is not None:
+            found["x_bitnet_receipt"] = result.receipts[0] if len(result.receipts) == 1 else result.receipts
+        return found
+
+    def last_events(self, result: Result, suffix: str) -> Iterable[bytes]:
+        """The events that end a stream: usage, receipts and timings where usage or receipts were asked for."""
+        if self.usage or result.receipts is not None:
+            counts = {"usage": usage(result)} if self.usage else {}
+            yield event(self.object(suffix, choices=[], **counts, **self.extras(result)))
+        yield DONE
+
+
+def failed(error: RequestError) -> Iterable[bytes]:
+    yield event(error_body(error))
+    yield DONE
+
+
+def chat_logprobs(service: Service, entries: Iterable[TokenLogprob]) -> dict[str, Any]:
+    """Log-probabilities as ``/v1/chat/completions`` has them."""
+
+    def one(token: int, logprob: float) -> dict[str, Any]:
+        data = service.model.tokenizer.token_bytes(token)
+        return {"token": data.decode("utf-8", "replace"), "logprob": finite(logprob), "bytes": list(data)}
+
+    content = [one(e.token, e.logprob) | {"top_logprobs": [one(t, p) for t, p in e.top]} for e in entries]
+    return {"content": content, "refusal": None}
+
+
+def finite(logprob: float) -> float:
+    """JSON has no infinity; -9999 is what OpenAI's API says in its place."""
+    return max(logprob, -9999.0)

@@ -1,0 +1,86 @@
+// One answer: asked for, streamed and timed.
+
+import { chat } from "./api.js";
+
+/**
+ * Streams an answer. `onText(text)` is called with all text so far, `stats` filled in as it becomes known:
+ * `first` (seconds to the first token, measured in this browser), `seconds` (the whole answer), `tokens`, `speed`
+ * (tokens a second after the first: as the server measured it, else as they came here), `cached` (prompt tokens that
+ * were reused), `device`, `finish` and `receipt`.
+ * Resolves to `{text, stats}`; an abort ends it with `finish: "stopped"`; other errors carry the `partial` result.
+ */
+export async function generate({ model, messages, settings, signal, onText }) {
+  const body = { model, messages, ...sampling(settings) };
+  if (settings.receipts) body.x_bitnet_receipt = true;
+  const begin = performance.now();
+  const stats = { model, device: "", finish: "" };
+  let text = "";
+  let first = null;
+  let last = begin;
+  let pieces = 0;
+  const finish = () => {
+    stats.seconds = (performance.now() - begin) / 1000;
+    stats.tokens ??= pieces;
+    if (first !== null) {
+      stats.first = (first - begin) / 1000;
+      if (!stats.speed && stats.tokens > 1 && last > first) stats.speed = ((stats.tokens - 1) * 1000) / (last - first);
+    }
+    return { text, stats };
+  };
+  try {
+    for await (const { chunk, headers } of chat(body, signal)) {
+      stats.device = headers.get("x-bitnet-device") ?? "";
+      stats.model = chunk.model ?? stats.model;
+      if (chunk.x_bitnet_receipt) stats.receipt = chunk.x_bitnet_receipt;
+      if (chunk.timings?.predicted_per_second) stats.speed = chunk.timings.predicted_per_second;
+      if (chunk.usage) {
+        stats.tokens = chunk.usage.completion_tokens;
+        stats.prompt = chunk.usage.prompt_tokens;
+        stats.cached = chunk.usage.prompt_tokens_details?.cached_tokens;
+      }
+      const choice = chunk.choices?.[0];
+      if (choice?.delta?.content) {
+        last = performance.now();
+        first ??= last;
+        pieces += 1;
+        text += choice.delta.content;
+        onText(text);
+      }
+      if (choice?.finish_reason) stats.finish = choice.finish_reason;
+    }
+  } catch (error) {
+    if (error.name === "AbortError") {
+      stats.finish = "stopped";
+      return finish();
+    }
+    error.partial = finish();
+    throw error;
+  }
+  return finish();
+}
+
+/** The request's sampling fields: only those that were set, so that the server's defaults hold for the rest. */
+export function sampling(settings) {
+  const body = {};
+  for (const name of ["temperature", "top_p", "top_k", "min_p", "max_tokens", "seed"]) {
+    if (settings[name] !== "" && settings[name] !== undefined) body[name] = Number(settings[name]);
+  }
+  const stop = (settings.stop ?? "").split("\n").filter(Boolean);
+  if (stop.length) body.stop = stop;
+  return body;
+}
+
+const seconds = (value) => (value < 1 ? `${Math.round(value * 1000)} ms` : `${value.toFixed(value < 10 ? 2 : 1)} s`);
+
+/** The facts of an answer, as `[what, value]`, most asked for first. */
+export function facts(stats) {
+  const rows = [];
+  if (stats.speed) rows.push(["Speed", `${stats.speed.toFixed(stats.speed < 100 ? 1 : 0)} tokens/s`]);
+  if (stats.first !== undefined) rows.push(["First token", `first after ${seconds(stats.first)}`]);
+  if (stats.tokens) rows.push(["Length", `${stats.tokens} ${stats.tokens === 1 ? "token" : "tokens"}`]);
+  if (stats.device) rows.push(["Device", stats.device]);
+  if (stats.cached) rows.push(["From the cache", `${stats.cached} of ${stats.prompt} prompt tokens cached`]);
+  if (stats.finish === "stopped") rows.push(["End", "stopped by you"]);
+  if (stats.finish === "length") rows.push(["End", "length limit"]);
+  return rows;
+}

@@ -1,0 +1,125 @@
+// What the page asks of the server: JSON, Prometheus text, and streamed answers. Only the server that the page came
+// from is ever asked.
+
+const BASE = new URL("../", import.meta.url); // right behind a --root-path, too
+const KEY = "bitnet.key";
+
+export const apiKey = () => sessionStorage.getItem(KEY) ?? "";
+
+export function setApiKey(value) {
+  if (value) sessionStorage.setItem(KEY, value);
+  else sessionStorage.removeItem(KEY);
+}
+
+/** A request that failed: `status` 0 means that the server was not reached; `wait` is in seconds, or null. */
+export class ApiError extends Error {
+  constructor(status, detail, wait = null) {
+    super(detail);
+    this.status = status;
+    this.wait = wait;
+  }
+
+  /** What happened, in words for whoever sits in front of the page. */
+  get title() {
+    if (this.status === 0) return "The connection to the server was lost";
+    if (this.status === 401 || this.status === 403) return "The server asks for an API key";
+    if (this.status === 429) return "The server is busy";
+    if (this.status === 503) return "The server is not ready";
+    if (this.status >= 500) return "The server had a problem";
+    return "The server refused the request";
+  }
+
+  get needsKey() {
+    return this.status === 401 || this.status === 403;
+  }
+}
+
+function retryAfter(response) {
+  const value = response.headers.get("Retry-After");
+  if (value === null) return null;
+  const seconds = /^\d+$/.test(value) ? Number(value) : (Date.parse(value) - Date.now()) / 1000;
+  return Number.isFinite(seconds) ? Math.max(0, Math.ceil(seconds)) : null;
+}
+
+async function failure(response) {
+  let detail = response.statusText || `HTTP status ${response.status}`;
+  try {
+    const body = await response.json();
+    detail = body.error?.message ?? body.detail ?? body.message ?? detail;
+  } catch {
+    // The status has to do: the body is not JSON.
+  }
+  return new ApiError(response.status, String(detail), retryAfter(response));
+}
+
+async function request(path, { body, signal } = {}) {
+  const headers = {};
+  if (apiKey()) headers.Authorization = `Bearer ${apiKey()}`;
+  if (body !== undefined) headers["Content-Type"] = "application/json";
+  let response;
+  try {
+    response = await fetch(new URL(path, BASE), {
+      method: body === undefined ? "GET" : "POST",
+      headers,
+      body: body === undefined ? undefined : JSON.stringify(body),
+      signal,
+      cache: "no-store",
+    });
+  } catch (error) {
+    if (error.name === "AbortError") throw error;
+    throw new ApiError(0, "Check that the server runs and that this device can reach it.");
+  }
+  if (!response.ok) throw await failure(response);
+  return response;
+}
+
+export const getJSON = async (path, options) => (await request(path, options)).json();
+export const getText = async (path, options) => (await request(path, options)).text();
+
+/** The data of each server-sent event, as text; comments (pings) are passed over. */
+async function* events(stream) {
+  const reader = stream.pipeThrough(new TextDecoderStream()).getReader();
+  let rest = "";
+  let data = [];
+  try {
+    for (;;) {
+      const { value, done } = await reader.read();
+      if (done) return;
+      const lines = (rest + value).split("\n");
+      rest = lines.pop();
+      for (const raw of lines) {
+        const line = raw.endsWith("\r") ? raw.slice(0, -1) : raw;
+        if (line.startsWith("data:")) data.push(line.slice(line[5] === " " ? 6 : 5));
+        else if (line === "" && data.length) {
+          yield data.join("\n");
+          data = [];
+        }
+      }
+    }
+  } finally {
+    reader.cancel().catch(() => {});
+  }
+}
+
+/** The chunks of one streamed chat completion. Ends with [DONE], or with an ApiError; never silently in between. */
+export async function* chat(body, signal) {
+  const response = await request("v1/chat/completions", {
+    body: { ...body, stream: true, stream_options: { include_usage: true } },
+    signal,
+  });
+  try {
+    for await (const data of events(response.body)) {
+      if (data === "[DONE]") return;
+      const chunk = JSON.parse(data);
+      if (chunk.error) throw new ApiError(Number(chunk.error.code) || 500, chunk.error.message ?? "The answer broke off.");
+      yield { chunk, headers: response.headers };
+    }
+  } catch (error) {
+    if (error instanceof ApiError || error.name === "AbortError") throw error;
+    throw new ApiError(0, "The answer broke off before its end.");
+  }
+  throw new ApiError(0, "The answer broke off before its end.");
+}
+
+/** The models that the server offers: `{id, …}`, in its order. */
+export const models = async (options) => (await getJSON("v1/models", options)).data;

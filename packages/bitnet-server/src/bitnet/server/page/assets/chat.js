@@ -1,0 +1,238 @@
+// The conversation view.
+
+import { generate } from "./answer.js";
+import { announce, autosize, button, confirm, field, h, relabel } from "./dom.js";
+import { markdown } from "./markdown.js";
+import { AnswerBody, answerMessage, problem, userMessage } from "./message.js";
+import { modelPicker } from "./models.js";
+import { settings } from "./settings.js";
+import * as store from "./store.js";
+
+const NEAR = 80; // pixels from the end that still count as reading the end
+
+class Chat {
+  constructor(main, conversation, { title, onSaved, onDelete }) {
+    Object.assign(this, { main, conversation, onSaved, onDelete });
+    this.controller = null;
+    this.error = null;
+    this.picker = modelPicker();
+    this.list = h("ol", { class: "messages", "aria-label": "Messages" });
+    this.scroller = h("div", { class: "scroller", tabindex: "0", role: "region", "aria-label": "Conversation" }, this.list);
+    this.heading = title(conversation.title);
+    main.replaceChildren(h("div", { class: "chat" }, this.header(), this.scroller, this.composer()));
+    this.render();
+    this.toEnd(true);
+  }
+
+  header() {
+    this.system = h("textarea", { rows: 3, value: this.conversation.system });
+    this.system.addEventListener("change", () => {
+      this.conversation.system = this.system.value;
+      if (this.conversation.messages.length) this.save();
+    });
+    return h("header", { class: "bar" },
+      this.heading,
+      h("div", { class: "tools" },
+        button("edit", "Rename the conversation", () => this.rename(), { class: "quiet" }),
+        button("trash", "Delete the conversation", () => this.remove(), { class: "quiet" })),
+      this.picker,
+      h("details", { class: "system" }, h("summary", {}, "System prompt"), field("What the model is told first", this.system)));
+  }
+
+  composer() {
+    this.input = h("textarea", { id: "prompt", rows: 1, "aria-label": "Message", placeholder: "Write a message", enterkeyhint: "send" });
+    this.fit = autosize(this.input);
+    this.send = button("send", "Send", null, { class: "primary round" });
+    this.send.type = "submit";
+    const form = h("form", {
+      class: "composer",
+      onsubmit: (event) => {
+        event.preventDefault();
+        if (this.controller) this.stop();
+        else this.ask(this.input.value.trim());
+      },
+    }, this.input, this.send);
+    this.input.addEventListener("keydown", (event) => {
+      const phone = matchMedia("(pointer: coarse)").matches; // there Enter is a new line: Shift+Enter cannot be typed
+      if (event.key !== "Enter" || event.shiftKey || event.isComposing || phone) return;
+      event.preventDefault();
+      if (!this.controller) form.requestSubmit();
+    });
+    this.main.onkeydown = (event) => {
+      if (event.key === "Escape" && this.controller) this.stop();
+    };
+    return h("div", { class: "dock" }, form, h("p", { class: "hint keys" }, "Enter sends, Shift + Enter makes a new line, Escape stops."));
+  }
+
+  welcome() {
+    const ideas = ["Why is the sky blue?", "Write a haiku about winter.", "Explain a hash table with an example in Python."];
+    return h("li", { class: "welcome" },
+      h("p", { class: "big" }, "What would you like to know?"),
+      h("p", {}, "Your words go to this server and no further; conversations stay in this browser."),
+      h("div", { class: "ideas" }, ideas.map((idea) => h("button", { type: "button", onclick: () => this.ask(idea) }, idea))));
+  }
+
+  render() {
+    const { messages } = this.conversation;
+    const items = messages.map((message, index) => {
+      if (message.role === "user") return userMessage(message, (text) => this.edit(index, text));
+      const last = index === messages.length - 1;
+      return answerMessage(message, markdown(message.content), last ? () => this.regenerate() : null);
+    });
+    if (this.error) {
+      const { partial } = this.error;
+      const shown = partial?.text && [h("h2", { class: "who" }, partial.stats.model), markdown(partial.text)];
+      items.push(h("li", { class: "message assistant" }, shown, problem(this.error, () => this.answer())));
+    } else if (messages.at(-1)?.role === "user" && !this.controller) {
+      items.push(h("li", { class: "message assistant" }, button("again", "Answer", () => this.answer(), { text: true })));
+    }
+    this.list.replaceChildren(...(items.length ? items : [this.welcome()]));
+  }
+
+  nearEnd() {
+    const { scrollHeight, scrollTop, clientHeight } = this.scroller;
+    return scrollHeight - scrollTop - clientHeight < NEAR;
+  }
+
+  toEnd(always = false) {
+    if (always || this.follow) this.scroller.scrollTop = this.scroller.scrollHeight;
+  }
+
+  async save() {
+    this.conversation.updated = Date.now();
+    await store.save(this.conversation);
+    this.onSaved(this.conversation);
+  }
+
+  async ask(text) {
+    if (!text || this.controller) return;
+    this.input.value = "";
+    this.fit();
+    this.input.focus();
+    const { conversation } = this;
+    if (!conversation.named && !conversation.messages.length) this.entitle(text.split("\n")[0].slice(0, 60));
+    if (conversation.messages.at(-1)?.role === "user") conversation.messages.pop(); // never answered: the new words replace it
+    conversation.messages.push({ role: "user", content: text });
+    await this.answer();
+  }
+
+  async edit(index, text) {
+    this.stop();
+    this.conversation.messages.splice(index, Infinity, { role: "user", content: text });
+    this.input.focus();
+    await this.answer();
+  }
+
+  async regenerate() {
+    this.conversation.messages.pop();
+    this.input.focus();
+    await this.answer();
+  }
+
+  stop() {
+    this.controller?.abort();
+  }
+
+  busy(on) {
+    relabel(this.send, on ? "stop" : "send", on ? "Stop" : "Send");
+    this.scroller.setAttribute("aria-busy", String(on));
+  }
+
+  /** Asks for an answer to the conversation as it stands. */
+  async answer() {
+    const controller = new AbortController();
+    this.stop();
+    this.controller = controller;
+    this.error = null;
+    this.render();
+    const body = new AnswerBody();
+    const waiting = h("p", { class: "waiting" }, h("span", { class: "dots", "aria-hidden": "true" }, h("i"), h("i"), h("i")), h("span", { class: "visually-hidden" }, "Waiting for the answer"));
+    this.list.append(h("li", { class: "message assistant" }, h("h2", { class: "who" }, this.picker.value), waiting, body.element));
+    this.busy(true);
+    this.toEnd(true);
+    announce("The model is answering");
+    const { conversation } = this;
+    const messages = conversation.messages.map(({ role, content }) => ({ role, content }));
+    if (conversation.system.trim()) messages.unshift({ role: "system", content: conversation.system });
+    let outcome;
+    let failed = null;
+    try {
+      await this.save();
+      outcome = await generate({
+        model: this.picker.value, messages, settings, signal: controller.signal,
+        onText: (text) => {
+          waiting.remove();
+          this.follow = this.nearEnd();
+          body.show(text);
+          requestAnimationFrame(() => this.toEnd());
+        },
+      });
+    } catch (error) {
+      failed = error;
+      outcome = error.partial;
+    }
+    if (this.controller !== controller) return; // edited meanwhile: another answer has begun
+    this.controller = null;
+    this.follow = this.nearEnd();
+    if (outcome?.text) {
+      body.finish(outcome.text);
+      if (!failed) conversation.messages.push({ role: "assistant", content: outcome.text, stats: outcome.stats });
+    } else if (!failed && outcome.stats.finish !== "stopped") {
+      failed = Object.assign(new Error("The model ended without a word."), { title: "The answer is empty" });
+    }
+    this.error = failed;
+    this.busy(false);
+    await this.save();
+    this.render();
+    this.toEnd();
+    if (!failed) announce(outcome.stats.finish === "stopped" ? "Stopped" : "The answer is complete");
+  }
+
+  entitle(text) {
+    this.conversation.title = text;
+    this.heading.textContent = text;
+    document.title = `${text} · bitnet`;
+  }
+
+  rename() {
+    const input = h("input", { type: "text", "aria-label": "Name of the conversation", value: this.conversation.title, maxlength: "120" });
+    const form = h("form", { class: "rename" }, input, button("check", "Keep the name", () => form.requestSubmit(), { class: "quiet" }));
+    const done = (keep) => {
+      if (!form.isConnected) return;
+      form.replaceWith(this.heading);
+      this.heading.focus();
+      if (!keep || !input.value.trim()) return;
+      this.conversation.named = true;
+      this.entitle(input.value.trim());
+      this.save();
+    };
+    form.addEventListener("submit", (event) => {
+      event.preventDefault();
+      done(true);
+    });
+    form.addEventListener("keydown", (event) => {
+      if (event.key !== "Escape") return;
+      event.stopPropagation();
+      done(false);
+    });
+    this.heading.replaceWith(form);
+    input.select();
+  }
+
+  async remove() {
+    if (!(await confirm("Delete this conversation?", "It is kept in this browser alone and cannot be brought back.", "Delete"))) return;
+    this.stop();
+    await store.remove(this.conversation.id);
+    this.onDelete(this.conversation.id);
+  }
+}
+
+/** Shows a conversation; returns what ends it. */
+export function show(main, conversation, options) {
+  const chat = new Chat(main, conversation, options);
+  if (matchMedia("(pointer: fine)").matches) chat.input.focus();
+  return () => {
+    main.onkeydown = null;
+    chat.stop();
+  };
+}

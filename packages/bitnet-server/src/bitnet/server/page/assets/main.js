@@ -1,0 +1,92 @@
+// Where the page begins: which view the address names, and whether the server can be reached.
+
+import { getJSON } from "./api.js";
+import * as chat from "./chat.js";
+import * as compare from "./compare.js";
+import * as devices from "./devices.js";
+import { announce, h } from "./dom.js";
+import * as metrics from "./metrics.js";
+import { refresh } from "./models.js";
+import * as preferences from "./settings.js";
+import { Sidebar } from "./sidebar.js";
+import * as store from "./store.js";
+
+const VIEWS = { compare, devices, metrics, settings: preferences };
+const HEALTH_EVERY = 20_000;
+
+const main = document.getElementById("main");
+const notice = document.getElementById("notice");
+const sidebar = new Sidebar(document.getElementById("sidebar"), document.getElementById("menu"), [main, document.getElementById("top"), notice]);
+
+let leave = null;
+let current = null; // the conversation that is shown
+
+/** A view's heading, which gets the focus when the view is entered. */
+function title(text) {
+  document.title = `${text} · bitnet`;
+  return h("h1", { tabindex: "-1" }, text);
+}
+
+async function conversation(id) {
+  const found = id ? await store.load(id) : null;
+  if (id && !found) {
+    location.replace("#/");
+    return;
+  }
+  current = found ?? store.fresh(preferences.settings.system);
+  leave = chat.show(main, current, {
+    title,
+    onSaved: (saved) => {
+      if (saved !== current) return;
+      history.replaceState(null, "", `#/chat/${saved.id}`);
+      sidebar.here(saved.id);
+    },
+    onDelete: () => {
+      announce("The conversation is deleted");
+      location.hash = "#/";
+    },
+  });
+  sidebar.here(current.id);
+}
+
+async function route(first = false) {
+  leave?.();
+  leave = null;
+  current = null;
+  const [view, id] = location.hash.replace(/^#\//, "").split("/");
+  const begun = location.hash;
+  if (VIEWS[view]) {
+    leave = VIEWS[view].show(main, { title, onCleared: () => sidebar.here(view), onKey: refresh }) ?? null;
+    sidebar.here(view);
+  } else {
+    await conversation(view === "chat" ? id : "");
+    if (begun !== location.hash) return;
+  }
+  if (!first && document.activeElement?.tagName !== "TEXTAREA") main.querySelector("h1")?.focus();
+}
+
+async function health() {
+  if (document.hidden) return;
+  let text = "";
+  try {
+    await getJSON("health");
+  } catch (error) {
+    if (error.status === 0 || error.status === 503) text = `${error.title}. Trying again …`;
+  }
+  if (notice.textContent !== text) {
+    notice.textContent = text;
+    if (!text) refresh();
+  }
+}
+
+document.querySelector(".skip").addEventListener("click", (event) => {
+  event.preventDefault(); // the address names the view
+  main.focus();
+});
+addEventListener("hashchange", () => route());
+addEventListener("online", health);
+addEventListener("offline", health);
+setInterval(health, HEALTH_EVERY);
+preferences.applyTheme();
+route(true);
+health();

@@ -1,0 +1,111 @@
+// One message of a conversation, with what can be done with it.
+
+import { facts } from "./answer.js";
+import { announce, autosize, button, copyButton, dialog, download, h, icon } from "./dom.js";
+import { Growing } from "./markdown.js";
+
+/** The list of an answer's facts: speed, device and so on. */
+export const factsList = (stats) =>
+  h("dl", { class: "facts" }, facts(stats).map(([name, value]) => h("div", { title: name }, h("dt", { class: "visually-hidden" }, name), h("dd", {}, value))));
+
+/** What went wrong, kindly, with a way on. */
+export function problem(error, retry) {
+  const wait = error.wait ? ` The server asks to wait ${error.wait} s.` : "";
+  return h(
+    "div",
+    { class: "problem", role: "alert" },
+    icon("warning"),
+    h("div", {}, h("p", { class: "what" }, `${error.title ?? "Something went wrong"}.`), h("p", {}, `${error.message}${wait}`)),
+    h("div", { class: "actions" },
+      error.needsKey && h("a", { class: "button", href: "#/settings" }, "Enter the key"),
+      retry && button("again", "Try again", retry, { text: true })),
+  );
+}
+
+function showReceipt(receipt) {
+  const text = `${JSON.stringify(receipt, null, 2)}\n`;
+  dialog(
+    "Receipt",
+    h("div", {},
+      h("p", {}, "The server’s record of this answer: device, kernels, model, options and times. Check it with ", h("code", {}, "bitnet receipt verify receipt.json"), "."),
+      h("pre", { class: "receipt", tabindex: "0", role: "region", "aria-label": "The receipt as JSON" }, text)),
+    copyButton("Copy the receipt", () => text),
+    button("download", "Download", () => download("receipt.json", "application/json", text), { text: true }),
+    h("button", { type: "button", class: "primary", onclick: (event) => event.target.closest("dialog").close() }, "Close"),
+  );
+}
+
+/** Shows an answer that grows; screen readers get each paragraph once it is complete. */
+export class AnswerBody {
+  constructor() {
+    this.element = h("div", { class: "prose" });
+    this.growing = new Growing(this.element, announce);
+    this.frame = 0;
+    this.text = "";
+  }
+
+  show(text) {
+    this.text = text;
+    this.frame ||= requestAnimationFrame(() => {
+      this.frame = 0;
+      this.growing.show(this.text);
+    });
+  }
+
+  finish(text) {
+    cancelAnimationFrame(this.frame);
+    this.frame = 0;
+    this.growing.show(text, true);
+  }
+}
+
+/** A message of the user; `onEdit(text)` sends it anew. */
+export function userMessage(message, onEdit) {
+  const body = h("div", { class: "bubble" }, message.content);
+  const element = h("li", { class: "message user" }, h("h2", { class: "visually-hidden" }, "You"), body);
+  const tools = h("div", { class: "tools" },
+    copyButton("Copy the message", () => message.content),
+    onEdit && button("edit", "Edit the message", edit, { class: "quiet" }));
+  function edit() {
+    const area = h("textarea", { "aria-label": "Edit the message", "aria-describedby": "edit-hint", value: message.content });
+    const cancel = () => {
+      form.replaceWith(body);
+      tools.hidden = false;
+      tools.querySelector(":scope > :last-child").focus();
+    };
+    const form = h("form", {
+      class: "edit",
+      onsubmit: (event) => {
+        event.preventDefault();
+        if (area.value.trim()) onEdit(area.value.trim());
+      },
+      onkeydown: (event) => {
+        if (event.key === "Escape") cancel();
+        else if (event.key === "Enter" && !event.shiftKey && !event.isComposing) {
+          event.preventDefault();
+          form.requestSubmit();
+        }
+      },
+    }, area, h("p", { class: "hint", id: "edit-hint" }, "What follows this message is answered anew."),
+      h("div", { class: "actions" }, h("button", { type: "button", onclick: cancel }, "Cancel"), h("button", { type: "submit", class: "primary" }, "Send")));
+    body.replaceWith(form);
+    tools.hidden = true;
+    autosize(area);
+    area.focus();
+  }
+  element.append(tools);
+  return element;
+}
+
+/** A finished answer; `onRegenerate` is null for all but the last. */
+export function answerMessage(message, body, onRegenerate) {
+  const { stats = {} } = message;
+  return h("li", { class: "message assistant" },
+    h("h2", { class: "who" }, stats.model || "Answer"),
+    body,
+    h("div", { class: "below" }, factsList(stats),
+      h("div", { class: "tools" },
+        copyButton("Copy the answer", () => message.content),
+        onRegenerate && button("again", "Answer again", onRegenerate, { class: "quiet" }),
+        stats.receipt && button("receipt", "Show the receipt", () => showReceipt(stats.receipt), { class: "quiet" }))));
+}

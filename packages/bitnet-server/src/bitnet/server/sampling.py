@@ -1,0 +1,93 @@
+"""Sampling fields as OpenAI's API, vLLM and llama.cpp's server name them, to the engine's options."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from bitnet.core.engine import GenerationOptions
+from bitnet.core.errors import InvalidInputError, brief
+from bitnet.server.errors import RequestError, wrong
+from bitnet.server.fields import Fields
+
+if TYPE_CHECKING:
+    from bitnet.core.engine.options import OptionArguments
+
+MAX_STOPS = 16
+MAX_CHOICES = 128
+MAX_SEED = 2**63 - 1
+
+PENALTIES = {"presence_penalty": "presence_penalty", "frequency_penalty": "frequency_penalty"}
+
+
+def sampling_options(fields: Fields, *, max_tokens: int | None, logprobs: int | None = None) -> OptionArguments:
+    """The options of a request, checked. The temperature is 1 unless the request says otherwise, as in OpenAI's API.
+
+    Raises:
+        RequestError: A field is out of its range.
+    """
+    temperature = fields.number("temperature", 0, 100)
+    found: dict[str, Any] = {
+        "max_tokens": max_tokens,
+        "temperature": 1.0 if temperature is None else temperature,
+        "top_k": max(0, fields.integer("top_k", -1) or 0),  # -1 is vLLM's word for off
+        "top_p": fields.number("top_p", 0, 1),
+        "min_p": fields.number("min_p", 0, 1),
+        "min_tokens": fields.integer("min_tokens", 0),
+        "presence_penalty": fields.number("presence_penalty", -2, 2),
+        "frequency_penalty": fields.number("frequency_penalty", -2, 2),
+        "repetition_penalty": fields.number(
+            "repeat_penalty" if "repeat_penalty" in fields else "repetition_penalty", 1e-3, 1e3
+        ),
+        "logit_bias": _bias(fields),
+        "seed": _seed(fields),
+        "stop": fields.strings("stop", MAX_STOPS) or None,
+        "stop_tokens": _tokens(fields, "stop_token_ids"),
+        "ignore_eos": fields.flag("ignore_eos") or None,
+        "logprobs": logprobs,
+    }
+    options = {name: value for name, value in found.items() if value is not None or name == "max_tokens"}
+    return checked(options)
+
+
+def checked(options: dict[str, Any]) -> OptionArguments:
+    """Options that the engine takes.
+
+    Raises:
+        RequestError: One is out of its range; the field is named where the engine names it.
+    """
+    try:
+        GenerationOptions(**options)
+    except InvalidInputError as error:
+        name = error.message.split(" ", 1)[0]
+        raise RequestError(400, error.message, field=name if name in options else None) from None
+    return options  # type: ignore[return-value]
+
+
+def _seed(fields: Fields) -> int | None:
+    """A seed; -1 is llama.cpp's word for a random one."""
+    seed = fields.integer("seed", -MAX_SEED, MAX_SEED)
+    if seed is None or seed == -1:
+        return None
+    return seed if seed >= 0 else seed + 2**63
+
+
+def _bias(fields: Fields) -> dict[int, float] | None:
+    found = fields.object("logit_bias")
+    if found is None:
+        return None
+    bias = {}
+    for name in found.values:
+        if not name.isascii() or not name.isdigit():
+            raise wrong(found.name(name), "is no token id.")
+        value = found.number(name, -100, 100)
+        bias[int(name)] = 0.0 if value is None else value
+    return bias
+
+
+def _tokens(fields: Fields, name: str) -> list[int] | None:
+    value = fields.values.get(name)
+    if value is None:
+        return None
+    if not isinstance(value, list) or not all(isinstance(v, int) and not isinstance(v, bool) for v in value):
+        raise wrong(fields.name(name), f"is {brief(value)}; it must be a list of token ids.")
+    return value

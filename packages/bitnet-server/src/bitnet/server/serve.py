@@ -1,0 +1,159 @@
+"""Listening: uvicorn around the application, signals, and an end that lets running requests finish."""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import json
+import logging
+import signal
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+
+import uvicorn
+
+from bitnet.core import Model
+from bitnet.core.cli.console import note
+from bitnet.core.errors import BitNetError
+from bitnet.server.app import App, access
+from bitnet.server.errors import RequestError
+from bitnet.server.service import Service, Settings
+
+BACKLOG = 1024
+IDLE_SECONDS = 75
+"""Seconds after which a connection without a request is closed; longer than proxies keep theirs."""
+MAX_HEADERS = 64 << 10
+"""Bytes of a request's headers that h11 takes at most; httptools has a bound of its own."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Listen:
+    """Where to listen, and how to end.
+
+    Attributes:
+        drain: Seconds that running requests have to end after a signal.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 8080
+    uds: Path | None = None
+    root_path: str = ""
+    ssl_certfile: Path | None = None
+    ssl_keyfile: Path | None = None
+    log_format: str = "text"
+    drain: float = 30.0
+
+    @property
+    def beyond_this_machine(self) -> bool:
+        if self.uds is not None or self.host == "localhost":
+            return False
+        try:
+            return not ipaddress.ip_address(self.host).is_loopback
+        except ValueError:  # a name
+            return True
+
+
+class Server(uvicorn.Server):
+    """Ends in two stages: a signal lets requests finish for a while, a second one ends at once."""
+
+    def __init__(self, config: uvicorn.Config, service: Service, listen: Listen) -> None:
+        super().__init__(config)
+        self._service, self._listen = service, listen
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets=sockets)
+        if self.started:
+            note(f"Serving {', '.join(self._service.names)} on {self._service.model.device.name} at {self._address()}")
+
+    def _address(self) -> str:
+        if self._listen.uds is not None:
+            return f"unix:{self._listen.uds}"
+        port = self.servers[0].sockets[0].getsockname()[1]
+        host = f"[{self._listen.host}]" if ":" in self._listen.host else self._listen.host
+        return f"http{'s' if self._listen.ssl_certfile else ''}://{host}:{port}{self._listen.root_path}"
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """On a signal, in the event loop's thread."""
+        if self._service.draining:
+            self.force_exit = True
+            self._service.end_all(RequestError(503, "The server ends.", code="shutting_down"))
+        else:
+            self._service.draining = True
+            asyncio.get_running_loop().call_later(self._listen.drain, self._end_what_runs)
+        self.should_exit = True
+
+    def _end_what_runs(self) -> None:
+        self._service.end_all(RequestError(503, "The server is shutting down.", code="shutting_down"))
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """As uvicorn's, but the process then ends with status 0: a server that is told to end has done its work."""
+        ours = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGBREAK") if hasattr(signal, name)]
+        before = {number: signal.signal(number, self.handle_exit) for number in ours}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+
+def serve_model(model: Model, settings: Settings, listen: Listen) -> None:
+    """Serve until a signal ends it.
+
+    Raises:
+        BitNetError: The address cannot be listened at, or a certificate cannot be read.
+    """
+    _log_access(listen.log_format)
+    if listen.beyond_this_machine and not settings.api_keys:
+        note(f"Warning: listening at {listen.host} without an API key: whoever reaches it can use it (--api-key).")
+    service = Service(model, settings)
+    try:
+        config = uvicorn.Config(
+            App(service),
+            host=listen.host,
+            port=listen.port,
+            uds=None if listen.uds is None else str(listen.uds),
+            root_path=listen.root_path,
+            ssl_certfile=listen.ssl_certfile,
+            ssl_keyfile=listen.ssl_keyfile,
+            log_config=None,
+            log_level="warning",
+            access_log=False,
+            server_header=False,
+            ws="none",
+            backlog=BACKLOG,
+            timeout_keep_alive=IDLE_SECONDS,
+            timeout_graceful_shutdown=int(listen.drain) + 5,
+            h11_max_incomplete_event_size=MAX_HEADERS,
+        )
+        config.load()
+        server = Server(config, service, listen)
+        server.run()
+    except OSError as error:
+        raise BitNetError(f"cannot serve: {error}.", hint="Look at --ssl-certfile, --ssl-keyfile and --uds.") from None
+    except SystemExit:
+        raise BitNetError(
+            f"cannot listen at {listen.uds or f'{listen.host}:{listen.port}'}.", hint="Choose another --host or --port."
+        ) from None
+    finally:
+        service.close()
+
+
+class _JsonLines(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        assert isinstance(record.args, tuple)
+        names = ("method", "path", "status", "duration")
+        return json.dumps({"time": time.time(), **dict(zip(names, record.args, strict=True))})
+
+
+def _log_access(style: str) -> None:
+    handler = logging.StreamHandler()
+    handler.setFormatter(_JsonLines() if style == "json" else logging.Formatter("%(asctime)s %(message)s"))
+    access.handlers[:] = [handler]
+    access.propagate = False
+    access.setLevel(logging.INFO)

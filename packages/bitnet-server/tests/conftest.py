@@ -1,0 +1,144 @@
+"""A server in a thread, over the demo model or over a model whose answers a test writes."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+import uvicorn
+
+from bitnet.core import Model, load_model
+from bitnet.core.engine import Engine
+from bitnet.core.engine.results import Update
+from bitnet.core.engine.scheduler import Plan
+from bitnet.server.app import App
+from bitnet.server.service import Service, Settings
+
+MAX_SEQS = 4
+Script = Callable[[str], str]
+
+
+class ScriptedEngine(Engine):
+    """An engine that says what a test has it say; the device computes nothing.
+
+    Attributes:
+        script: The answer to a prompt's text.
+        seconds: What a step takes at least.
+        failure: What the next step raises.
+    """
+
+    script: Script
+    seconds = 0.0
+    failure: BaseException | None = None
+    _answers: dict[int, list[int]]
+
+    def _run(self, plan: Plan) -> list[Update]:
+        if self.failure is not None:
+            raise self.failure
+        if self.seconds:
+            threading.Event().wait(self.seconds)
+        rows = [item.sequence for item in plan.work if item.rows]
+        tokens = np.array([[self._next(s, k) for s in rows] for k in range(plan.repeat)], np.int32)
+        logits = np.full((len(rows), self._vocab_size), -20, np.float32)
+        if rows:
+            logits[np.arange(len(rows)), tokens[0]] = 20
+        return self._deliver(plan, tokens.reshape(plan.repeat, len(rows)), logits)
+
+    def _next(self, sequence: Any, ahead: int) -> int:
+        tokenizer = self.tokenizer
+        if sequence.number not in self._answers:
+            answer = self.script(tokenizer.decode(sequence._prompt, skip_special=False))
+            self._answers[sequence.number] = tokenizer.encode(answer, add_special=False)
+        answer_ids = self._answers[sequence.number]
+        at = sequence._generated + ahead
+        return answer_ids[at] if at < len(answer_ids) else min(self._eos)
+
+    tokenizer: Any
+
+
+def _scripted(model: Model, script: Script | str) -> ScriptedEngine:
+    """Have a model's engine say what ``script`` makes of a prompt."""
+    engine: Any = model._worker.engine
+    engine.__class__ = ScriptedEngine
+    engine.script = (lambda _: script) if isinstance(script, str) else script
+    engine.tokenizer, engine._answers = model.tokenizer, {}
+    return engine  # type: ignore[no-any-return]
+
+
+class Running:
+    """A server that runs, and a client for it."""
+
+    def __init__(self, url: str, service: Service) -> None:
+        self.url, self.service, self.model = url, service, service.model
+        self.client = httpx.Client(base_url=url, timeout=60)
+
+    def chat(self, content: str = "What is 17 + 25?", **fields: Any) -> httpx.Response:
+        body = {"messages": [{"role": "user", "content": content}], "temperature": 0, **fields}
+        return self.client.post("/v1/chat/completions", json=body)
+
+    @property
+    def port(self) -> int:
+        return int(self.url.rpartition(":")[2])
+
+
+@contextmanager
+def _running(model: Model, **settings: Any) -> Iterator[Running]:
+    """Serve a model at a free port of this machine."""
+    service = Service(model, Settings(max_seqs=MAX_SEQS, **settings))
+    listener = socket.create_server(("127.0.0.1", 0))
+    config = uvicorn.Config(App(service), log_config=None, access_log=False, server_header=False, lifespan="on")
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=lambda: asyncio.run(server.serve(sockets=[listener])))
+    thread.start()
+    found = Running(f"http://127.0.0.1:{listener.getsockname()[1]}", service)
+    try:
+        while not server.started:
+            assert thread.is_alive()
+            threading.Event().wait(0.01)
+        yield found
+    finally:
+        found.client.close()
+        server.should_exit = server.force_exit = True
+        thread.join(30)
+        listener.close()
+        service.close()
+        assert not thread.is_alive()
+
+
+@pytest.fixture(scope="session")
+def demo_model() -> Iterator[Model]:
+    with load_model(device="cpu", max_seqs=MAX_SEQS, threads=2) as model:
+        yield model
+
+
+@pytest.fixture(scope="session")
+def demo(demo_model: Model) -> Iterator[Running]:
+    """A server over the demo model."""
+    with _running(demo_model, names=("demo",)) as found:
+        yield found
+
+
+@pytest.fixture
+def script_model() -> Iterator[Model]:
+    """A model of its own, for ``scripted``."""
+    with load_model(device="cpu", max_seqs=MAX_SEQS, threads=1, max_queue=64) as model:
+        yield model
+
+
+@pytest.fixture(scope="session")
+def running() -> Callable[..., AbstractContextManager[Running]]:
+    """Serves a model, with :class:`Settings` as keyword arguments, inside a ``with``."""
+    return _running
+
+
+@pytest.fixture(scope="session")
+def scripted() -> Callable[[Model, Script | str], ScriptedEngine]:
+    """Has a model's engine say what a script makes of a prompt."""
+    return _scripted

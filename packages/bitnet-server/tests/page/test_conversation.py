@@ -1,0 +1,294 @@
+"""Conversations in a browser, with the demo model behind a real server."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from playwright.sync_api import Page, Route, expect
+
+pytestmark = pytest.mark.nightly(unless_changed=("packages/bitnet-server",))
+
+STORY = "Tell me a story."
+
+
+def stored(page: Page) -> list[dict[str, Any]]:
+    """What IndexedDB holds, read past the page's own code."""
+    found: list[dict[str, Any]] = page.evaluate(
+        """() => new Promise((resolve) => {
+            const request = indexedDB.open("bitnet");
+            request.onsuccess = () => {
+                const all = request.result.transaction("conversations").objectStore("conversations").getAll();
+                all.onsuccess = () => resolve(all.result);
+            };
+        })"""
+    )
+    return found
+
+
+def test_an_answer_says_how_fast_and_where_it_was_made(page: Page, talk: Any) -> None:
+    talk.ask(page, "What is the capital of France?")
+    assert talk.answered(page) == "The capital of France is Paris."
+    facts = page.locator(".facts").inner_text()
+    assert re.search(r"[\d.]+ tokens/s", facts), facts
+    assert re.search(r"first after [\d.]+ m?s", facts), facts
+    assert "11 tokens" in facts
+    assert re.search(r"cpu:\w+", facts), facts
+
+
+def test_text_grows_while_it_is_generated_and_can_be_stopped(open_page: Callable[..., Page], talk: Any) -> None:
+    """A server that never ends its answer: the page shows what came, and Stop closes the connection."""
+    page = open_page()
+    page.evaluate(
+        """() => {
+            const real = window.fetch;
+            window.fetch = (url, options) => {
+                if (!String(url).endsWith("chat/completions")) return real(url, options);
+                const encoder = new TextEncoder();
+                let n = 0;
+                const body = new ReadableStream({
+                    async pull(controller) {
+                        await new Promise((resolve) => setTimeout(resolve, 30));
+                        const chunk = { choices: [{ index: 0, delta: { content: `word${n++} ` } }] };
+                        const lines = `data: ${JSON.stringify(chunk)}\\r\\n\\r\\n: ping\\r\\n\\r\\n`;
+                        controller.enqueue(encoder.encode(lines));
+                    },
+                });
+                const { signal } = options;
+                signal.addEventListener("abort", () => (window.aborted = true));
+                const start = (side) => signal.addEventListener("abort", () => side.error(signal.reason));
+                const cut = new TransformStream({ start });
+                return Promise.resolve(new Response(body.pipeThrough(cut)));
+            };
+        }"""
+    )
+    talk.ask(page, STORY)
+    prose = page.locator(".message.assistant .prose")
+    expect(prose).to_contain_text("word3")
+    early = len(prose.inner_text())
+    page.wait_for_timeout(300)
+    assert len(prose.inner_text()) > early
+    page.get_by_role("button", name="Stop").click()
+    talk.answered(page)
+    assert page.evaluate("window.aborted") is True
+    end = page.locator(".message.assistant .prose").inner_text()
+    page.wait_for_timeout(200)
+    assert page.locator(".message.assistant .prose").inner_text() == end
+    assert "stopped by you" in page.locator(".facts").inner_text()
+    expect(page.get_by_role("button", name="Send")).to_be_visible()
+
+
+def test_stop_ends_the_generation_on_the_server(page: Page, talk: Any) -> None:
+    talk.ask(page, STORY)
+    page.wait_for_selector(".message.assistant .prose > *")
+    page.keyboard.press("Escape")
+    expect(page.get_by_role("button", name="Send")).to_be_visible()
+    for _ in range(50):
+        metrics = page.evaluate("fetch('metrics').then((r) => r.text())")
+        if re.search(r"^bitnet_requests_running 0\.0$", metrics, re.M):
+            return
+        page.wait_for_timeout(100)
+    pytest.fail("the server goes on generating")
+
+
+def test_regenerate_and_edit(page: Page, talk: Any) -> None:
+    bodies: list[Any] = []
+
+    def answer(route: Route) -> None:
+        bodies.append(route.request.post_data_json)
+        talk.reply(route, f"Answer {len(bodies)}.")
+
+    page.route("**/v1/chat/completions", answer)
+    talk.ask(page, "One")
+    assert talk.answered(page) == "Answer 1."
+    talk.ask(page, "Two")
+    assert talk.answered(page, 2) == "Answer 2."
+    page.get_by_role("button", name="Answer again").click()
+    expect(page.locator(".message.assistant .prose").last).to_have_text("Answer 3.")
+    assert talk.answered(page, 2) == "Answer 3."
+    said = [[m["content"] for m in body["messages"]] for body in bodies]
+    assert said[2] == said[1] == ["One", "Answer 1.", "Two"]
+
+    page.get_by_role("button", name="Edit the message").first.click()
+    page.get_by_role("textbox", name="Edit the message").fill("Three")
+    page.keyboard.press("Enter")
+    expect(page.locator(".message.assistant .prose")).to_have_text(["Answer 4."])
+    assert [m["content"] for m in bodies[3]["messages"]] == ["Three"]
+    (kept,) = stored(page)
+    assert [m["content"] for m in kept["messages"]] == ["Three", "Answer 4."]
+
+
+def test_conversations_are_kept_renamed_and_deleted(page: Page, talk: Any) -> None:
+    talk.ask(page, "What is the capital of France?")
+    talk.answered(page)
+    page.get_by_role("link", name="New conversation", exact=True).first.click()
+    talk.ask(page, "What is the capital of Italy?")
+    talk.answered(page)
+    page.reload()
+    assert "Rome" in talk.answered(page)
+    listed = page.get_by_role("navigation", name="Conversations").get_by_role("link")
+    expect(listed).to_have_text(["What is the capital of Italy?", "What is the capital of France?"])
+
+    listed.nth(1).click()
+    expect(page.locator("h1")).to_have_text("What is the capital of France?")
+    page.get_by_role("button", name="Rename the conversation").click()
+    page.get_by_label("Name of the conversation").fill("Paris")
+    page.keyboard.press("Enter")
+    expect(listed).to_have_text(["Paris", "What is the capital of Italy?"])
+
+    page.get_by_role("button", name="Delete the conversation").click()
+    page.get_by_role("button", name="Keep").click()
+    assert len(stored(page)) == 2
+    page.get_by_role("button", name="Delete the conversation").click()
+    page.get_by_role("dialog").get_by_role("button", name="Delete").click()
+    expect(listed).to_have_text(["What is the capital of Italy?"])
+    assert [one["title"] for one in stored(page)] == ["What is the capital of Italy?"]
+
+
+def test_settings_are_what_the_server_is_asked_with(page: Page, talk: Any) -> None:
+    page.get_by_role("link", name="Settings").click()
+    page.get_by_label("System prompt of new conversations").fill("Be brief.")
+    page.get_by_label("Temperature").fill("0.25")
+    page.get_by_label("Longest answer").fill("7")
+    page.get_by_label("Stop at").fill("END\nSTOP")
+    page.get_by_label("API key").fill("secret-1")
+    page.get_by_label("Ask for a receipt").check()
+    page.get_by_role("link", name="New conversation").first.click()
+    page.wait_for_selector("#prompt")
+    with page.expect_request("**/v1/chat/completions") as request:
+        talk.ask(page, "Hello")
+    body: Any = request.value.post_data_json
+    assert body["messages"] == [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello"}]
+    assert (body["temperature"], body["max_tokens"], body["stop"]) == (0.25, 7, ["END", "STOP"])
+    assert body["x_bitnet_receipt"] is True
+    assert not {"top_p", "top_k", "min_p", "seed"} & body.keys()
+    assert request.value.headers["authorization"] == "Bearer secret-1"
+    assert page.evaluate("sessionStorage.getItem('bitnet.key')") == "secret-1"
+    assert "secret-1" not in page.evaluate("JSON.stringify(localStorage)")
+
+
+def test_a_receipt_is_shown_and_downloaded(page: Page, talk: Any) -> None:
+    page.get_by_role("link", name="Settings").click()
+    page.get_by_label("Ask for a receipt").check()
+    page.get_by_role("link", name="New conversation").first.click()
+    page.wait_for_selector("#prompt")
+    talk.ask(page, "What is the capital of France?")
+    talk.answered(page)
+    page.get_by_role("button", name="Show the receipt").click()
+    with page.expect_download() as download:
+        page.get_by_role("dialog").get_by_role("button", name="Download").click()
+    receipt = json.loads(download.value.path().read_text(encoding="utf-8"))
+    assert receipt == json.loads(page.get_by_label("The receipt as JSON").inner_text())
+    assert "device" in json.dumps(receipt)
+
+
+@pytest.mark.parametrize(
+    ("status", "headers", "title"),
+    [
+        (429, {"Retry-After": "3"}, "The server is busy"),
+        (503, {}, "The server is not ready"),
+        (401, {}, "The server asks for an API key"),
+        (400, {}, "The server refused the request"),
+        (0, {}, "The connection to the server was lost"),
+    ],
+)
+def test_errors_are_told_kindly_and_can_be_tried_again(
+    open_page: Callable[..., Page], status: int, headers: dict[str, str], title: str, talk: Any
+) -> None:
+    page = open_page(expected=("Failed to load resource",))
+    error = json.dumps({"error": {"message": "Why it <b>failed</b>.", "code": "x"}})
+
+    def refuse(route: Route) -> None:
+        if status:
+            route.fulfill(status=status, headers=headers, content_type="application/json", body=error)
+        else:
+            route.abort("connectionrefused")
+
+    page.route("**/v1/chat/completions", refuse)
+    talk.ask(page, "What is the capital of France?")
+    alert = page.get_by_role("alert")
+    expect(alert).to_contain_text(title)
+    if status:
+        expect(alert).to_contain_text("Why it <b>failed</b>.")
+    if headers:
+        expect(alert).to_contain_text("wait 3 s")
+    page.unroute("**/v1/chat/completions")
+    page.get_by_role("button", name="Try again").click()
+    assert talk.answered(page) == "The capital of France is Paris."
+    expect(alert).to_have_count(0)
+
+
+@pytest.mark.parametrize(
+    "ending", ["", 'data: {"error": {"message": "The device was lost.", "code": "device_error"}}\n\n']
+)
+def test_an_answer_that_breaks_off_is_not_taken_for_whole(page: Page, ending: str, talk: Any) -> None:
+    body = f"data: {json.dumps(talk.says('Half of it'))}\n\n{ending}"
+    page.route(
+        "**/v1/chat/completions", lambda route: route.fulfill(status=200, content_type="text/event-stream", body=body)
+    )
+    talk.ask(page, "Hello")
+    expect(page.get_by_role("alert")).to_contain_text("The device was lost." if ending else "broke off")
+    expect(page.locator(".message.assistant .prose")).to_have_text("Half of it")
+    (kept,) = stored(page)
+    assert [m["role"] for m in kept["messages"]] == ["user"]
+
+
+def test_a_lost_server_is_noticed_and_found_again(open_page: Callable[..., Page]) -> None:
+    page = open_page(expected=("Failed to load resource",))
+    page.route("**/health", lambda route: route.abort("connectionrefused"))
+    page.evaluate("dispatchEvent(new Event('offline'))")
+    expect(page.locator("#notice")).to_contain_text("connection to the server was lost")
+    page.unroute("**/health")
+    page.evaluate("dispatchEvent(new Event('online'))")
+    expect(page.locator("#notice")).to_be_empty()
+
+
+def test_keyboard_alone(page: Page, talk: Any) -> None:
+    """From opening the page to a second answer, then to another view and back, without a pointer."""
+    expect(page.get_by_label("Message", exact=True)).to_be_focused()
+    page.keyboard.type("What is the capital of France?")
+    page.keyboard.press("Shift+Enter")
+    page.keyboard.press("Backspace")
+    page.keyboard.press("Enter")
+    talk.answered(page)
+    expect(page.get_by_label("Message", exact=True)).to_be_focused()
+    tab_to(page, "Answer again", "Shift+Tab")
+    page.keyboard.press("Enter")
+    expect(page.get_by_label("Message", exact=True)).to_be_focused()
+    talk.answered(page)
+    tab_to(page, "Skip to the content", "Shift+Tab")
+    page.keyboard.press("Enter")
+    expect(page.locator("main")).to_be_focused()
+    talk.answered(page)  # it is still shown
+    tab_to(page, "Skip to the content", "Shift+Tab")
+    tab_to(page, "Devices", "Tab")
+    page.keyboard.press("Enter")
+    expect(page.locator("h1")).to_have_text("Devices")
+    expect(page.locator("h1")).to_be_focused()
+
+
+def tab_to(page: Page, name: str, key: str) -> None:
+    for _ in range(40):
+        page.keyboard.press(key)
+        focused = page.evaluate(
+            "document.activeElement.getAttribute('aria-label') || document.activeElement.textContent"
+        )
+        if focused == name:
+            return
+    pytest.fail(f"{name} cannot be reached with {key}")
+
+
+def test_a_screen_reader_hears_paragraphs_not_tokens(page: Page, talk: Any) -> None:
+    text = "First paragraph.\n\nSecond one."
+    pieces = [talk.says(letter) for letter in text]
+    page.route(
+        "**/v1/chat/completions",
+        lambda route: route.fulfill(status=200, content_type="text/event-stream", body=talk.sse(*pieces)),
+    )
+    talk.ask(page, "Hello")
+    talk.answered(page)
+    heard = page.locator("#announcer p").all_inner_texts()
+    assert heard == ["The model is answering", "First paragraph.", "Second one.", "The answer is complete"]

@@ -1,0 +1,281 @@
+"""The page's other views, and what holds for all: accessible, small, nothing from elsewhere, and right on a phone."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import re
+import urllib.request
+from collections.abc import Callable
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import pytest
+from playwright.sync_api import Page, expect
+
+import bitnet.server
+
+CHANGED = pytest.mark.nightly(unless_changed=("packages/bitnet-server",))
+PAGE = Path(bitnet.server.__file__).parent / "page"
+MOST_BYTES = 150_000
+PHONE = {"viewport": {"width": 390, "height": 844}, "has_touch": True, "is_mobile": True, "device_scale_factor": 2}
+VIEWS = {
+    "": "New conversation",
+    "compare": "Compare",
+    "devices": "Devices",
+    "metrics": "Metrics",
+    "settings": "Settings",
+}
+RICH = """# Title
+
+Text with `code`, [link](https://x.org) and
+
+1. one
+2. two
+   - [ ] three
+
+> quote
+
+```python
+def f(x):  # why
+    return "a" + 1
+```
+
+| a | b |
+|---|--:|
+| 1 | 2 |
+"""
+
+
+def violations(page: Page) -> list[str]:
+    """What axe finds, all of its rules on but those that are not about accessibility."""
+    page.evaluate((files("axe_playwright_python") / "axe.min.js").read_text(encoding="utf-8"))
+    found = page.evaluate("axe.run(document, { resultTypes: ['violations'] })")
+    return [
+        f"{one['id']}: {node['html'][:200]} {node['failureSummary']}"
+        for one in found["violations"]
+        for node in one["nodes"]
+    ]
+
+
+@CHANGED
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("view", VIEWS)
+def test_axe_finds_nothing(open_page: Callable[..., Page], view: str, scheme: str) -> None:
+    page = open_page(view, color_scheme=scheme)
+    expect(page.locator("h1")).to_have_text(VIEWS[view])
+    if view == "devices":
+        page.wait_for_selector(".device", timeout=60_000)
+    if view == "metrics":
+        page.wait_for_selector(".chart")
+        page.get_by_text("All values").first.click()
+    assert violations(page) == []
+
+
+@CHANGED
+@pytest.mark.parametrize(("scheme", "options"), [("light", {}), ("dark", {}), ("light", PHONE)])
+def test_axe_finds_nothing_in_a_conversation(
+    open_page: Callable[..., Page], scheme: str, options: dict[str, object], talk: Any
+) -> None:
+    page = open_page(expected=("Failed to load resource",), color_scheme=scheme, **options)
+    page.route("**/v1/chat/completions", lambda route: talk.reply(route, RICH))
+    talk.ask(page, "Hello")
+    if options:
+        page.get_by_role("button", name="Send").click()
+    talk.answered(page)
+    assert violations(page) == []
+    page.get_by_role("button", name="Edit the message").click()
+    assert violations(page) == []
+    page.get_by_role("button", name="Cancel").click()
+    page.get_by_role("button", name="Delete the conversation").click()
+    assert violations(page) == []
+    page.get_by_role("button", name="Keep").click()
+    page.route("**/v1/chat/completions", lambda route: route.abort())
+    page.get_by_role("button", name="Answer again").click()
+    page.wait_for_selector(".problem")
+    assert violations(page) == []
+
+
+@CHANGED
+def test_compare(page: Page) -> None:
+    page.get_by_role("link", name="Compare").click()
+    page.get_by_label("Prompt").fill("What is the capital of France?")
+    with page.expect_request("**/v1/chat/completions"):
+        page.get_by_role("button", name="Compare").click()
+    expect(page.locator(".side .facts")).to_have_count(2)
+    expect(page.locator(".side .prose")).to_have_text(["The capital of France is Paris."] * 2)
+    expect(page.locator(".verdict")).to_have_text("The answers are too short to say which is faster.")
+    page.get_by_label("Prompt").fill("Tell me a story.")
+    page.get_by_role("button", name="Compare").click()
+    expect(page.locator(".verdict")).to_have_text(re.compile(r"[AB] was [\d.]+ times as fast this time|about as fast"))
+    expect(page.get_by_role("button", name="Compare")).to_be_visible()
+
+
+@CHANGED
+def test_compare_asks_each_side_for_its_own_model(page: Page, talk: Any) -> None:
+    listed = {"data": [{"id": "first"}, {"id": "second"}]}
+    page.route("**/v1/models", lambda route: route.fulfill(json=listed))
+    asked: list[str] = []
+
+    def answer(route: Any) -> None:
+        asked.append(route.request.post_data_json["model"])
+        talk.reply(route, f"I am {asked[-1]}.")
+
+    page.route("**/v1/chat/completions", answer)
+    page.reload()
+    page.wait_for_selector("h1")
+    page.get_by_role("link", name="Compare").click()
+    page.get_by_label("Prompt").fill("Who are you?")
+    page.get_by_role("button", name="Compare").click()
+    expect(page.locator(".side .prose")).to_have_text(["I am first.", "I am second."])
+    assert asked == ["first", "second"]
+
+
+@CHANGED
+def test_devices_are_those_of_the_server(open_page: Callable[..., Page], server: str) -> None:
+    page = open_page("devices")
+    page.wait_for_selector(".device", timeout=60_000)
+    with urllib.request.urlopen(f"{server}devices", timeout=60) as response:
+        told = json.load(response)
+    names = {device["name"] for backend in told["backends"] for device in backend["devices"]}
+    assert names
+    assert set(page.locator(".device h3 code").all_inner_texts()) == names
+    assert page.locator(".device.chosen h3 code").inner_text() == told["selected"]
+    assert told["selected"].startswith("cpu:")
+    assert set(page.locator(".backend h2").evaluate_all("all => all.map((one) => one.firstChild.data)")) == {
+        b["name"] for b in told["backends"]
+    }
+
+
+@CHANGED
+def test_metrics_are_drawn(page: Page, server: str) -> None:
+    """A counter's rate is what it grew by in the time between two readings."""
+    grown = iter([100, 100 + 84, 100 + 2 * 84, 100 + 3 * 84])
+    last = [0]
+
+    def text(route: Any) -> None:
+        last[0] = next(grown, last[0] + 84)
+        body = "# HELP bitnet_tokens_total Tokens by kind\n# TYPE bitnet_tokens_total counter\n"
+        body += f'bitnet_tokens_total{{kind="generated"}} {last[0]}\n'
+        body += "# TYPE bitnet_requests_running gauge\nbitnet_requests_running 3\n"
+        body += "# TYPE bitnet_queue_seconds histogram\n" + "".join(
+            f'bitnet_queue_seconds_bucket{{le="{edge}"}} {count}\n'
+            for edge, count in (("1", 0), ("2", last[0]), ("+Inf", last[0]))
+        )
+        route.fulfill(body=body, content_type="text/plain")
+
+    page.route("**/metrics", text)
+    page.get_by_role("link", name="Metrics").click()
+    tokens = page.get_by_role("img", name=re.compile("^Tokens, last generated: "))
+    expect(tokens).to_have_attribute("aria-label", re.compile(r"generated: (39|4[0-3])(\.\d+)? /s"), timeout=15_000)
+    expect(page.get_by_role("img", name="Requests, last 3")).to_be_visible()
+    expect(page.get_by_role("img", name="Queue, last median: 1.5 s; 95 %: 1.95 s")).to_be_visible()
+    assert page.locator(".chart polyline").count() >= 4
+
+
+@CHANGED
+def test_the_servers_own_metrics_are_drawn(page: Page) -> None:
+    page.get_by_role("link", name="Metrics").click()
+    for title in ("Tokens", "Requests", "Time to first token", "KV cache"):
+        expect(page.get_by_role("heading", name=title, exact=True)).to_be_visible()
+
+
+@CHANGED
+@pytest.mark.parametrize("view", VIEWS)
+def test_a_phone_scrolls_in_one_direction(open_page: Callable[..., Page], view: str) -> None:
+    page = open_page(view, **PHONE)
+    page.wait_for_timeout(300)
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390
+    assert page.evaluate("document.querySelector('main').scrollWidth") <= 390
+    small = page.evaluate(
+        """() => [...document.querySelectorAll("button, a.button, select, main input, main textarea")]
+            .filter((one) => one.checkVisibility({ visibilityProperty: true }))
+            .map((one) => [one.outerHTML.slice(0, 80), (one.closest("label") ?? one).getBoundingClientRect()])
+            .filter(([, box]) => box.height < 32 || box.width < 32)"""
+    )
+    assert small == []
+
+
+@CHANGED
+def test_the_drawer_of_a_phone(open_page: Callable[..., Page]) -> None:
+    page = open_page(**PHONE)
+    menu = page.get_by_role("button", name="Menu", exact=True)
+    expect(page.get_by_role("link", name="Devices")).not_to_be_visible()
+    menu.click()
+    expect(menu).to_have_attribute("aria-expanded", "true")
+    expect(page.get_by_role("button", name="Close the menu")).to_be_focused()
+    page.keyboard.press("Escape")
+    expect(menu).to_be_focused()
+    menu.click()
+    page.get_by_role("link", name="Settings").click()
+    expect(page.locator("h1")).to_have_text("Settings")
+    expect(page.get_by_role("link", name="Devices")).not_to_be_visible()
+    expect(page.get_by_label("API key")).to_be_editable()
+
+
+@CHANGED
+def test_the_switch_of_colours_is_kept(open_page: Callable[..., Page]) -> None:
+    page = open_page("settings", color_scheme="light")
+    background = "getComputedStyle(document.body).backgroundColor"
+    light = page.evaluate(background)
+    page.get_by_label("Dark").check()
+    dark = page.evaluate(background)
+    assert dark != light
+    page.reload()
+    page.wait_for_selector("h1")
+    assert page.evaluate(background) == dark
+    page.get_by_label("As the system").check()
+    for scheme, colour in (("dark", dark), ("light", light)):
+        page.emulate_media(color_scheme=scheme)  # type: ignore[arg-type]
+        page.wait_for_function(f"() => {background} === {json.dumps(colour)}")
+
+
+@CHANGED
+def test_scripts_and_styles_in_the_page_are_refused(open_page: Callable[..., Page], server: str) -> None:
+    """The policy that the page is served with holds in the browser: this is the counter-check of “no complaint”."""
+    page = open_page(expected=("Content Security Policy", "violates", "Refused", "blocked", "evil.example"))
+    hit = page.evaluate(
+        """async () => {
+            const refused = [];
+            addEventListener("securitypolicyviolation", (event) => refused.push(event.effectiveDirective));
+            const script = document.createElement("script");
+            try { script.textContent = "window.hit = 1"; } catch { refused.push("trusted types, script"); }
+            document.body.append(script);
+            const paragraph = document.createElement("p");
+            try { paragraph.innerHTML = "<b>x</b>"; } catch { refused.push("trusted types, innerHTML"); }
+            await fetch("https://evil.example/").catch(() => 0);
+            const picture = new Image();
+            picture.src = "https://evil.example/x.png";
+            await new Promise((resolve) => setTimeout(resolve, 200));
+            return { hit: window.hit ?? null, refused };
+        }"""
+    )
+    assert hit["hit"] is None
+    assert {"trusted types, innerHTML", "connect-src", "img-src"} <= set(hit["refused"])
+
+
+def test_the_page_is_small_and_asks_nobody_else() -> None:
+    contents = {path.relative_to(PAGE).as_posix(): path.read_bytes() for path in PAGE.rglob("*") if path.is_file()}
+    assert "index.html" in contents
+    size = sum(len(gzip.compress(content, 9)) for content in contents.values())
+    print(f"{size} bytes compressed")
+    assert size <= MOST_BYTES
+    for name, content in contents.items():
+        text = content.decode()
+        addresses = set(re.findall(r"(?:https?:)?//[a-z0-9.-]+\.[a-z]{2,}", text)) - {"http://www.w3.org"}
+        assert not addresses, (name, addresses)
+        assert "innerHTML" not in text, name
+        assert "style=" not in text, name
+
+
+def test_every_asset_that_is_named_is_there() -> None:
+    for path in PAGE.rglob("*.js"):
+        for name in re.findall(r'from "\./([^"]+)"', path.read_text(encoding="utf-8")):
+            assert (path.parent / name).is_file(), (path.name, name)
+    icons = set(re.findall(r'<symbol id="(\w+)"', (PAGE / "assets" / "icons.svg").read_text(encoding="utf-8")))
+    used = set()
+    for path in PAGE.rglob("*.js"):
+        used |= set(re.findall(r'\b(?:icon|button)\("(\w+)"', path.read_text(encoding="utf-8")))
+    assert used
+    assert used <= icons

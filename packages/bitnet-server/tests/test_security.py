@@ -1,0 +1,203 @@
+"""Keys on every path, bodies of every kind, and what a stranger may try."""
+
+from __future__ import annotations
+
+import json
+import logging
+import random
+import socket
+from typing import Any
+
+import pytest
+
+from bitnet.core import Model
+from bitnet.server.app import ENDPOINTS, access
+
+KEYS = ("first-key", "zweiter-schlüssel")
+
+
+@pytest.fixture
+def locked(demo_model: Model, running: Any) -> Any:
+    with running(demo_model, api_keys=KEYS, max_body=100_000) as server:
+        yield server
+
+
+def test_every_path_asks_for_a_key(locked: Any) -> None:
+    public = {"/health", "/health/ready", "/health/live", "/", "/assets/{path:path}"}
+    paths = [(e.path, method) for e in ENDPOINTS for method in e.methods] + [("/nothing", "GET"), ("/v1/x", "POST")]
+    for path, method in paths:
+        url = path.replace("{name:path}", "bitnet-demo").replace("{path:path}", "none.js")
+
+        def status(headers: Any, method: str = method, url: str = url) -> int:
+            return int(locked.client.request(method, url, headers=headers, content=b"{}").status_code)
+
+        good = [{"Authorization": f"Bearer {KEYS[0]}"}, {"x-api-key": KEYS[1].encode()}]
+        wrong = [{}, {"Authorization": "Bearer first-ke"}, {"Authorization": KEYS[0]}, {"x-api-key": ""}]
+        wrong += [{"Authorization": "Basic " + KEYS[0]}, {"Authorization": f"Bearer {KEYS[0]}x"}]
+        for headers in good:
+            assert status(headers) not in (401, 403, 500), (path, headers)
+        for headers in wrong:
+            assert (status(headers) == 401) == (path not in public), (path, headers)
+
+
+def test_a_refused_key_says_so_in_each_apis_shape(locked: Any) -> None:
+    answer = locked.client.post("/v1/chat/completions", json={})
+    assert answer.json()["error"]["code"] == "invalid_api_key"
+    assert answer.headers["www-authenticate"] == "Bearer"
+    assert locked.client.post("/v1/messages", json={}).json()["error"]["type"] == "authentication_error"
+    assert locked.client.post("/api/chat", json={}).json() == {"error": "The API key is missing or wrong."}
+
+
+def test_bodies_that_are_too_large(locked: Any) -> None:
+    headers = {"x-api-key": KEYS[0]}
+    large = json.dumps({"prompt": "x" * 200_000}).encode()
+    assert locked.client.post("/v1/completions", content=large, headers=headers).status_code == 413
+    chunks = (large[i : i + 1000] for i in range(0, len(large), 1000))  # no length is told
+    assert locked.client.post("/v1/completions", content=chunks, headers=headers).status_code == 413
+    assert locked.client.post("/tokenize", content=large, headers=headers).status_code == 413
+
+
+BAD = [
+    b"",
+    b"{",
+    b"[]",
+    b"null",
+    b'"x"',
+    b"\xff\xfe",
+    b"[" * 50_000,
+    b'{"messages":' + b"[" * 40_000,
+    b'{"messages": [{"role": "user", "content": NaN}]}',
+    b'{"messages": [{"role": "user", "content": "\\ud800"}]}',
+    b'{"messages": [{"role": "user", "content": 3}]}',
+    b'{"messages": [[]]}',
+    b'{"messages": {}}',
+    b'{"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}',
+    b'{"messages": [{"role": "user", "content": "x"}], "max_tokens": 1e400}',
+    b'{"messages": [{"role": "user", "content": "x"}], "temperature": "hot"}',
+    b'{"messages": [{"role": "user", "content": "x"}], "logit_bias": {"-1": 3}}',
+    b'{"messages": [{"role": "user", "content": "x"}], "logit_bias": {"99999999999": 3}}',
+    b'{"messages": [{"role": "user", "content": "x"}], "seed": 1e30}',
+    b'{"messages": [{"role": "user", "content": "x"}], "n": 0}',
+    b'{"messages": [{"role": "user", "content": "x"}], "stop": [""]}',
+    b'{"messages": [{"role": "user", "content": "x"}], "stream": "yes"}',
+]
+
+
+@pytest.mark.parametrize("body", BAD, ids=range(len(BAD)))
+def test_bad_bodies_are_the_clients_fault(demo: Any, body: bytes) -> None:
+    for path in ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages", "/api/chat", "/tokenize"):
+        answer = demo.client.post(path, content=body)
+        assert answer.status_code == 400, (path, answer.text)
+        assert answer.json()["error"], path
+        assert "Traceback" not in answer.text
+
+
+def test_mutated_bodies_never_fail_the_server(demo: Any) -> None:
+    seed = random.randrange(2**32)
+    print(f"seed {seed}")
+    chance = random.Random(seed)
+    base: dict[str, Any] = {
+        "model": "demo", "messages": [{"role": "user", "content": "x"}], "max_tokens": 2, "temperature": 1,
+        "top_p": 0.9,
+        "top_k": 5, "min_p": 0.1, "n": 1, "stop": ["a"], "logit_bias": {"5": 1}, "seed": 1, "logprobs": True,
+        "top_logprobs": 2, "stream": False, "stream_options": {}, "prompt": "x", "input": "x", "system": "s",
+        "options": {"num_predict": 2}, "presence_penalty": 0.1, "response_format": {"type": "text"},
+    }  # fmt: skip
+    odd: list[Any] = [
+        None, True, -1, 0, 2**70, 1e308, -0.5, "", "x", [], {}, [None], [[]], {"a": None}, [1, "a"], "\x00", ["a"] * 50,
+    ]  # fmt: skip
+    for _ in range(80):
+        body = {**base, **{chance.choice([*base]): chance.choice(odd) for _ in range(chance.randrange(1, 3))}}
+        path = chance.choice(["/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages", "/api/chat"])
+        answer = demo.client.post(path, content=json.dumps(body).encode())
+        assert answer.status_code in (200, 400, 404, 429), (path, body, answer.text)
+
+
+POST = b"POST /tokenize HTTP/1.1\r\nHost: x\r\n"
+SMUGGLED = b"GET /props HTTP/1.1\r\nHost: x\r\n\r\n"
+
+
+def raw(server: Any, data: bytes) -> bytes:
+    with socket.create_connection(("127.0.0.1", server.port), timeout=10) as connection:
+        connection.sendall(data)
+        connection.shutdown(socket.SHUT_WR)
+        found = b""
+        while more := connection.recv(65536):
+            found += more
+        return found
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        POST + b"Content-Length: 4\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n" + SMUGGLED,
+        POST + b"Content-Length: 2\r\nContent-Length: 40\r\n\r\n{}" + SMUGGLED,
+        POST + b"Content-Length: -1\r\n\r\n",
+        POST + b"Transfer-Encoding: chunked\r\n\r\nzz\r\n{}\r\n0\r\n\r\n",
+        b"GET /health HTTP/1.1\r\nHost: x\r\nX-Bad\x00Name: y\r\n\r\n",
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
+    ],
+    ids=["length and chunks", "two lengths", "negative", "bad chunk", "nul in a name", "tls"],
+)
+def test_requests_that_could_be_smuggled_are_refused(demo: Any, head: bytes) -> None:
+    answer = raw(demo, head)
+    assert answer.startswith(b"HTTP/1.1 400") or not answer, answer
+    assert b"chat_template" not in answer  # what /props says
+    assert demo.client.get("/health").status_code == 200
+
+
+def test_paths_lead_nowhere_else(demo: Any) -> None:
+    for path in (
+        "/assets/../app.py",
+        "/assets/%2e%2e/app.py",
+        "/assets/..%2fapp.py",
+        "/assets//etc/passwd",
+        "/../app.py",
+    ):
+        answer = raw(demo, f"GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n".encode())
+        assert answer.startswith(b"HTTP/1.1 404"), path
+    for name in ("../../etc/passwd", "http://169.254.169.254/", "demo\x00", "/etc/passwd"):
+        assert demo.chat(model=name).status_code == 404
+
+
+def test_pages_of_other_sites_may_not_call(demo: Any, demo_model: Model, running: Any) -> None:
+    body = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 1}
+
+    def status(server: Any, **headers: str) -> int:
+        headers = {name.replace("_", "-"): value for name, value in headers.items()}
+        answer = server.client.post("/v1/chat/completions", json=body, headers=headers)
+        assert ("access-control-allow-origin" in answer.headers) == (server is not demo and "site" in str(headers))
+        return int(answer.status_code)
+
+    assert status(demo, origin="https://evil.example", sec_fetch_site="cross-site") == 403
+    assert status(demo, origin="https://evil.example") == 403
+    assert status(demo, origin=demo.url) == 200
+    assert status(demo, origin="https://public.example", sec_fetch_site="same-origin") == 200
+    assert demo.client.options("/v1/models", headers={"origin": "https://evil.example"}).status_code == 405
+    with running(demo_model, cors=("https://good.site",)) as server:
+        assert status(server, origin="https://good.site", sec_fetch_site="cross-site") == 200
+        preflight = server.client.options("/v1/chat/completions", headers={"origin": "https://good.site"})
+        assert (preflight.status_code, preflight.headers["access-control-allow-origin"]) == (204, "https://good.site")
+
+
+def test_no_prompt_is_logged(demo: Any, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO):
+        access.setLevel(logging.INFO)
+        demo.chat("my secret words", max_tokens=2)
+        demo.chat("my secret words", top_p=7)
+        demo.client.get("/v1/models?secret=1")
+    assert len([r for r in caplog.records if r.name == access.name]) == 3
+    ours = [record.getMessage() for record in caplog.records if record.name.startswith("bitnet")]
+    assert not any("secret" in line for line in ours)
+
+
+def test_a_prompt_of_ten_megabytes_is_bounded(demo: Any) -> None:
+    answer = demo.client.post("/v1/completions", json={"prompt": "many words " * 1_000_000, "max_tokens": 1})
+    assert answer.status_code == 400
+    assert answer.json()["error"]["code"] == "context_length_exceeded"
+    assert "11,000,000 characters" in answer.json()["error"]["message"]
+    longest = demo.service._longest_token * demo.model.context
+    assert demo.client.post("/tokenize", json={"content": "x" * (longest + 1)}).status_code == 400
+    assert demo.client.post("/tokenize", json={"content": "x" * longest}).status_code == 200
+    fits = demo.client.post("/v1/completions", json={"prompt": "many words " * 1000, "max_tokens": 1})
+    assert "the context holds 1024" in fits.json()["error"]["message"]

@@ -1,0 +1,166 @@
+"""The command ``bitnet serve``: options, listening, logs, and both ways of ending it."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+BITNET = [sys.executable, "-m", "bitnet.core"]
+STORY: dict[str, Any] = {"prompt": "Once upon a time", "max_tokens": 900, "ignore_eos": True, "stream": True}
+
+
+class Served:
+    def __init__(self, process: subprocess.Popen[str], address: str) -> None:
+        self.process, self.address = process, address
+        self.lines: list[str] = []
+
+    def client(self, **options: Any) -> httpx.Client:
+        return httpx.Client(base_url=self.address, timeout=60, **options)
+
+
+@contextmanager
+def serve(*arguments: str) -> Iterator[Served]:
+    command = [*BITNET, "serve", "--device", "cpu", "--port", "0", *arguments]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
+    try:
+        assert process.stderr is not None
+        lines: list[str] = []
+        for line in process.stderr:
+            lines.append(line)
+            if found := re.search(r"Serving .* at (\S+)", line):
+                served = Served(process, found[1])
+                served.lines = lines
+                break
+        else:
+            raise AssertionError("".join(lines))
+        stderr = process.stderr
+        reader = threading.Thread(target=lambda: lines.extend(stderr), daemon=True)
+        reader.start()
+        yield served
+    finally:
+        process.kill()
+        process.wait()
+
+
+posix = pytest.mark.skipif(os.name == "nt", reason="Windows has no SIGTERM that a process can handle")
+
+
+@posix
+def test_sigterm_lets_requests_finish() -> None:
+    with serve() as served, served.client() as client, client.stream("POST", "/v1/completions", json=STORY) as answer:
+        events = answer.iter_lines()
+        next(events)
+        served.process.send_signal(signal.SIGTERM)
+        lines = [line for line in events if line]
+        assert lines[-1] == "data: [DONE]"
+        assert '"finish_reason":"length"' in lines[-2]
+        assert served.process.wait(20) == 0
+
+
+@posix
+def test_a_second_signal_ends_at_once() -> None:
+    with serve("--threads", "1") as served, served.client() as client:
+        many = {**STORY, "n": 64}
+        with client.stream("POST", "/v1/completions", json=many) as answer:
+            events = answer.iter_lines()
+            next(events)
+            served.process.send_signal(signal.SIGINT)
+            time.sleep(0.2)
+            served.process.send_signal(signal.SIGTERM)
+            began = time.monotonic()
+            assert served.process.wait(20) == 0
+            assert time.monotonic() - began < 10
+
+
+@posix
+def test_what_outlasts_the_drain_is_ended_with_an_error() -> None:
+    with serve("--drain", "0.3", "--threads", "1") as served, served.client() as client:
+        with client.stream("POST", "/v1/completions", json={**STORY, "n": 64}) as answer:
+            events = answer.iter_lines()
+            next(events)
+            served.process.send_signal(signal.SIGTERM)
+            errors = [line for line in events if "error" in line]
+        assert "The server is shutting down." in errors[-1]
+        assert served.process.wait(20) == 0
+
+
+def test_keys_from_a_file_and_a_log_of_json(tmp_path: Path) -> None:
+    keys = tmp_path / "keys"
+    keys.write_text("one\n\n  two \n")
+    with serve("--api-key-file", str(keys), "--log-format", "json", "--alias", "mine") as served:
+        with served.client(headers={"authorization": "Bearer two"}) as client:
+            assert client.get("/v1/models").json()["data"][0]["id"] == "mine"
+            assert client.post("/tokenize", json={"content": "a secret"}).json()["count"] > 0
+        with served.client() as client:
+            assert client.get("/v1/models").status_code == 401
+            assert client.get("/health").status_code == 200
+        end = time.monotonic() + 10
+        while len(served.lines) < 5 and time.monotonic() < end:
+            time.sleep(0.01)
+        entries = [json.loads(line) for line in served.lines if line.startswith("{")]
+        assert [(e["method"], e["path"], e["status"]) for e in entries] == [
+            ("GET", "/v1/models", 200),
+            ("POST", "/tokenize", 200),
+            ("GET", "/v1/models", 401),
+            ("GET", "/health", 200),
+        ]
+        assert "secret" not in "".join(served.lines)
+
+
+@posix
+def test_unix_socket(tmp_path: Path) -> None:
+    path = tmp_path / "socket"
+    with serve("--uds", str(path)) as served:
+        assert served.address == f"unix:{path}"
+        transport = httpx.HTTPTransport(uds=str(path))
+        with httpx.Client(transport=transport, base_url="http://local") as client:
+            assert client.get("/health").json() == {"status": "ok"}
+
+
+def bitnet(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([*BITNET, *arguments], capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_errors_are_one_line(tmp_path: Path) -> None:
+    with serve() as served:
+        port = served.address.rpartition(":")[2]
+        taken = bitnet("serve", "--device", "cpu", "--port", port)
+        assert taken.returncode == 1
+        assert f"cannot listen at 127.0.0.1:{port}" in taken.stderr
+    missing = bitnet("serve", "--ssl-certfile", str(tmp_path / "none.pem"))
+    assert missing.returncode == 1
+    assert "cannot serve" in missing.stderr
+    empty = tmp_path / "keys"
+    empty.write_text("\n")
+    assert bitnet("serve", "--api-key-file", str(empty)).returncode == 2
+    assert all("Traceback" not in run.stderr for run in (taken, missing))
+
+
+def test_a_warning_beyond_this_machine_without_a_key() -> None:
+    with serve("--host", "0.0.0.0") as served:
+        assert any("without an API key" in line for line in served.lines)
+    with serve("--host", "0.0.0.0", "--api-key", "x") as served:
+        assert not any("without an API key" in line for line in served.lines)
+
+
+def test_help_groups_options_and_imports_no_server() -> None:
+    shown = bitnet("serve", "--help").stdout
+    for group in ("Model:", "Clients:", "Limits:", "Network:"):
+        assert f"\n{group}\n" in shown
+    code = "import sys; from bitnet.core.cli import main; main(['--help']); print('starlette' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert done.stdout.rstrip().endswith("False")
+    assert "serve" in done.stdout
