@@ -19,6 +19,7 @@ from bitnet.core.engine import Engine
 from bitnet.core.engine.results import Update
 from bitnet.core.engine.scheduler import Plan
 from bitnet.server.app import App
+from bitnet.server.serve import IDLE_SECONDS
 from bitnet.server.service import Service, Settings
 
 MAX_SEQS = 4
@@ -49,7 +50,11 @@ class ScriptedEngine(Engine):
         logits = np.full((len(rows), self._vocab_size), -20, np.float32)
         if rows:
             logits[np.arange(len(rows)), tokens[0]] = 20
-        return self._deliver(plan, tokens.reshape(plan.repeat, len(rows)), logits)
+        updates = self._deliver(plan, tokens.reshape(plan.repeat, len(rows)), logits)
+        here = {sequence.number for sequence in self._scheduler.sequences}
+        for number in self._answers.keys() - here:  # ended or cancelled
+            del self._answers[number]
+        return updates
 
     def _next(self, sequence: Any, ahead: int) -> int:
         tokenizer = self.tokenizer
@@ -93,7 +98,9 @@ def _running(model: Model, **settings: Any) -> Iterator[Running]:
     """Serve a model at a free port of this machine."""
     service = Service(model, Settings(max_seqs=MAX_SEQS, **settings))
     listener = socket.create_server(("127.0.0.1", 0))
-    config = uvicorn.Config(App(service), log_config=None, access_log=False, server_header=False, lifespan="on")
+    config = uvicorn.Config(
+        App(service), log_config=None, access_log=False, server_header=False, timeout_keep_alive=IDLE_SECONDS
+    )
     server = uvicorn.Server(config)
     thread = threading.Thread(target=lambda: asyncio.run(server.serve(sockets=[listener])))
     thread.start()

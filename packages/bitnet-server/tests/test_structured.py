@@ -125,11 +125,8 @@ def test_other_forms(demo: Any) -> None:
     assert text(structured_outputs={"choice": ["a+b", "c|d"]}) in ("a+b", "c|d")
     assert re.fullmatch("(ab)+!", text(structured_outputs={"grammar": 'start: ("ab")~1..9 "!"'}))
     assert isinstance(json.loads(text(structured_outputs={"json": {"type": "array", "maxItems": 0}})), list)
-    schema: dict[str, Any] = {
-        "type": "object",
-        "properties": {"n": {"type": "integer", "minimum": 0, "maximum": 9}},
-        "required": ["n"],
-    }
+    digit = {"type": "integer", "minimum": 0, "maximum": 9}
+    schema: dict[str, Any] = {"type": "object", "properties": {"n": digit}, "required": ["n"]}
     schema["additionalProperties"] = False
     body = {"model": "demo", "messages": [{"role": "user", "content": "x"}], "stream": False, "format": schema}
     found = json.loads(demo.client.post("/api/chat", json=body).json()["message"]["content"])
