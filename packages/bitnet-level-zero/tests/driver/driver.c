@@ -110,8 +110,8 @@ ze_result_t zeDeviceGetComputeProperties(ze_device_handle_t device, ze_device_co
     properties->maxGroupCountX = properties->maxGroupCountY = properties->maxGroupCountZ = 0x7FFFFFFF;
     properties->maxSharedLocalMemory = (uint32_t)number(CL_DEVICE_LOCAL_MEM_SIZE);
     properties->numSubGroupSizes = 2;
-    properties->subGroupSizes[0] = 8;
-    properties->subGroupSizes[1] = 16;
+    properties->subGroupSizes[0] = getenv("BITNET_TEST_DRIVER_WIDE") ? 16 : 8;
+    properties->subGroupSizes[1] = 32;
     return ZE_RESULT_SUCCESS;
 }
 

@@ -47,6 +47,39 @@ device.close()
 """
 
 
+# Rows enough for tiles, of shapes that fill none of them; which kernels ran.
+TILED = """
+import numpy as np
+from bitnet.core.arrays import TernaryMatrix
+from bitnet.core.hal import OpenOptions
+from bitnet.level_zero.backend import BACKEND
+from bitnet.level_zero.device import LevelZeroDriver
+seen = set()
+record = LevelZeroDriver.record
+def recorded(self, launches):
+    for one in launches:
+        has = dict(one.kernel.defines)
+        seen.add(f"{{one.kernel.entry}} {{has.get('XMX')}} {{has.get('SG')}}")
+    return record(self, launches)
+LevelZeroDriver.record = recorded
+seed = {seed}
+rng = np.random.default_rng(seed)
+info, *_ = BACKEND.probe().devices
+device = BACKEND.open(info, OpenOptions())
+seen.clear()
+wrong = 0
+for n, k in ((200, 768), (96, 4 * int(rng.integers(40, 300)))):
+    codes = rng.integers(-1, 2, (n, k), np.int8)
+    with TernaryMatrix(codes, device=device, rows=77) as matrix:
+        for m in (77, int(rng.integers(9, 77))):
+            x = rng.integers(-127, 128, (m, k)).astype(np.float32)
+            x[:, 0] = 127  # so that quantising keeps every number as it is
+            wrong += int(np.count_nonzero(np.rint(matrix(x)) != x @ codes.T.astype(np.float32)))
+print(wrong, sorted(name for name in seen if "gemm" in name))
+device.close()
+"""
+
+
 def product(on_driver: Run, before: str = "", **environment: str) -> tuple[int, str, str]:
     """Exit status, output and errors of a product of five rows."""
     done = on_driver("-c", PRODUCT.format(before=before), **environment)
@@ -61,6 +94,24 @@ def test_a_product(on_driver: Run, devices: str) -> None:
 
 def test_a_product_without_the_integer_dot_product(on_driver: Run) -> None:
     assert product(on_driver, BITNET_TEST_DRIVER_NO_DOT="1") == (0, "0", "")
+
+
+@pytest.mark.parametrize(
+    ("kernel", "variables"),
+    [
+        ("ternary_gemm_sg 1 8", {}),
+        ("ternary_gemm_sg 1 16", {"BITNET_TEST_DRIVER_WIDE": "1"}),
+        ("ternary_gemm_sg 0 8", {"BITNET_TEST_DRIVER_NO_XMX": "1"}),
+        ("ternary_gemm_sg 0 8", {"BITNET_TEST_DRIVER_NO_XMX": "1", "BITNET_TEST_DRIVER_NO_DOT": "1"}),
+        ("ternary_gemm None None", {"BITNET_TEST_DRIVER_NO_XMX": "1", "BITNET_TEST_DRIVER_WIDE": "1"}),
+    ],
+)
+def test_products_of_many_rows(on_driver: Run, kernel: str, variables: dict[str, str]) -> None:
+    """By XMX for 8 and 16 columns, by dot products, and by bytes: exact, and by the kernel that is meant."""
+    seed = randrange(1 << 30)
+    done = on_driver("-c", TILED.format(seed=seed), **variables)
+    assert (done.returncode, done.stderr) == (0, ""), (seed, done.stderr)
+    assert done.stdout.strip() == f"0 [{kernel!r}]", seed
 
 
 def test_a_missing_barrier_is_found(on_driver: Run) -> None:

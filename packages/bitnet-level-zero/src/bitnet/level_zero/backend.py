@@ -50,13 +50,13 @@ class LevelZeroBackend:
         for index, hardware in enumerate(devices(level_zero)):
             if str(index) == info.index and hardware.info(index).id == info.id:
                 driver = LevelZeroDriver(level_zero, hardware, info.name)
-                return open_device(info, driver, hardware.abilities, self_check=True)
+                return open_device(info, driver, driver.abilities, self_check=True)
         raise DeviceUnavailableError(f"{info.name} is gone since it was probed.", hint="See bitnet devices.")
 
     def kernels(self) -> Collection[str]:
         from bitnet.core.gpu.clc import sources
 
-        return sources("bitnet.level_zero", self.name, vendors=()).names()
+        return sources("bitnet.level_zero", self.name, vendors=("intel",)).names()
 
 
 def _probe(found: Library) -> ProbeResult:

@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from bitnet.core.errors import DeviceError
 from bitnet.core.gpu import Launch
-from bitnet.core.gpu.clc import values
+from bitnet.core.gpu.clc import tried, values
 from bitnet.core.gpu.failures import buffer_too_large
 from bitnet.core.support.cache import KernelCache
 from bitnet.level_zero.compiler import Compiler
@@ -57,7 +57,11 @@ class Recording:
 
 
 class LevelZeroDriver:
-    """Implements :class:`bitnet.core.gpu.Driver`."""
+    """Implements :class:`bitnet.core.gpu.Driver`.
+
+    Attributes:
+        abilities: What the kernels may use of the device.
+    """
 
     def __init__(self, level_zero: LevelZero, hardware: Hardware, name: str) -> None:
         self._level_zero = level_zero.named(name)
@@ -71,6 +75,7 @@ class LevelZeroDriver:
         self._copies = make("zeCommandListCreateImmediate", self._context, hardware.device, byref(copies))
         self._compiler = Compiler(self._level_zero, self._context, hardware, name, KernelCache())
         self._compiler.use_dot_products()
+        self.abilities = tried(hardware.abilities, self._compiler.builds)
         self._recordings: weakref.WeakSet[Recording] = weakref.WeakSet()
         self._dropped: deque[c_void_p] = deque()
         """Lists that nobody holds any more and that may still run."""

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from ctypes import c_uint32, c_void_p
 from dataclasses import dataclass
 from typing import cast
 
 from bitnet.core.gpu.clc import Abilities
+from bitnet.core.gpu.clc.abilities import Matrix
 from bitnet.core.hal import DeviceInfo, DeviceType
 from bitnet.core.hal.probe import TEST_DRIVER
 from bitnet.level_zero.loader import LevelZero
@@ -33,6 +34,8 @@ LEAST_GROUP = 256
 """Work-items of a work-group that every Intel GPU takes; for a driver that does not tell."""
 COMPUTE = 1
 """Flag of a group of queues that run kernels."""
+MATRIX: Mapping[int, Matrix] = {8: "xmx8", 16: "xmx16"}
+"""The matrix products to try, by the least size of a sub-group."""
 VENDORS = {0x8086: "Intel"}
 TEST_NAME = "bitnet test driver"
 """What the name of a test driver's device begins with."""
@@ -76,7 +79,7 @@ class Hardware:
 
     @property
     def abilities(self) -> Abilities:
-        """What the kernels may use."""
+        """What the kernels may use, if the driver builds it: whether there is an XMX, no property tells."""
         p = self.properties
         return Abilities(  # whether bytes are multiplied by the integer dot product, the compiler finds out
             compute_units=max(1, p.eus_per_subslice * p.subslices_per_slice * p.slices),
@@ -85,6 +88,7 @@ class Hardware:
             gpu=p.kind == GPU,
             subgroups=True,
             f16=True,
+            matrix=MATRIX.get(min(self.sub_groups, default=0), "none"),
         )
 
     @property

@@ -9,8 +9,10 @@ from typing import Literal, TypeAlias
 Dot4: TypeAlias = Literal["none", "khr", "ptx", "sdot4", "sudot4"]
 """Sum of four products of 8-bit integers: by single bytes, ``cl_khr_integer_dot_product``, NVIDIA's ``dp4a``, AMD's
 ``v_dot4_i32_i8`` and ``v_dot4_i32_iu8``."""
-Matrix: TypeAlias = Literal["none", "ptx"]
-"""Matrix products: none, NVIDIA's ``mma`` of compute capability 8.0."""
+Matrix: TypeAlias = Literal["none", "ptx", "intel", "xmx8", "xmx16"]
+"""Matrix products: none, NVIDIA's ``mma`` of compute capability 8.0, Intel's sub-groups of 8 without a matrix unit, and
+Intel's XMX for 8 or 16 columns."""
+INTEL: frozenset[Matrix] = frozenset({"intel", "xmx8", "xmx16"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +55,7 @@ class Abilities:
             "SUDOT4": self.dot4 == "sudot4",
             "PTX": self.dot4 == "ptx",
             "GPU": self.gpu,
+            "INTEL": self.matrix in INTEL,
             "WAVE": self.wave,
         }
         return {name: int(value) for name, value in having.items() if value}

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from bitnet.core.gpu.clc.abilities import Abilities, Matrix
 from bitnet.core.gpu.clc.attention import AttentionOps
+from bitnet.core.gpu.clc.intel_products import IntelProducts, gemm
 from bitnet.core.gpu.clc.nvidia_attention import NvidiaAttention
 from bitnet.core.gpu.clc.nvidia_layers import NvidiaLayers
 from bitnet.core.gpu.clc.nvidia_products import NvidiaProducts
@@ -26,12 +27,18 @@ class Vendor:
         products: Launches of matrix products.
         attention: Launches of attention.
         groups: Launches of groups of operations that the plain kernels do not take.
+        otherwise: What is left of the matrix products where the trial fails.
     """
 
     trial: KernelSpec | None = None
     products: type[Products] = Products
     attention: type[AttentionOps] = AttentionOps
     groups: Callable[[Abilities], Dispatch] = lambda _: {}
+    otherwise: Matrix = "none"
+
+
+def _gemm_trial(matrix: Matrix) -> KernelSpec:
+    return gemm(matrix, "ternary_gemm_sg", cols=128, row_bytes=32, add=0)
 
 
 PLAIN = Vendor()
@@ -44,11 +51,17 @@ VENDORS: Mapping[Matrix, Vendor] = {
         NvidiaAttention,
         lambda abilities: {Layer: NvidiaLayers(abilities).launch},
     ),
+    "intel": Vendor(_gemm_trial("intel"), IntelProducts),
+    "xmx8": Vendor(_gemm_trial("xmx8"), IntelProducts, otherwise="intel"),
+    "xmx16": Vendor(_gemm_trial("xmx16"), IntelProducts),
 }
 """Vendor of each kind of matrix unit."""
 
 
 def tried(abilities: Abilities, builds: Callable[[KernelSpec], bool]) -> Abilities:
     """The abilities, without matrix units whose kernels the driver's compiler does not take."""
-    trial = VENDORS[abilities.matrix].trial
-    return abilities if trial is None or builds(trial) else replace(abilities, matrix="none", resident=0)
+    while True:
+        vendor = VENDORS[abilities.matrix]
+        if vendor.trial is None or builds(vendor.trial):
+            return abilities
+        abilities = replace(abilities, matrix=vendor.otherwise, resident=0)
