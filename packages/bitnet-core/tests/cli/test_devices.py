@@ -39,7 +39,7 @@ from bitnet.core.reference import ReferenceDevice
 
 BOARD = DeviceInfo(
     "acme", "0", "board-1", "Acme board", "Acme", DeviceType.DISCRETE, 2**33, "4.5", ("f16",),
-    {{"note": "not run on hardware"}},
+    {{"note": "not run on hardware", "verified": "not verified on this hardware"}},
 )
 PROBE = ProbeResult(ProbeStatus.OK, [BOARD])
 class Board(ReferenceDevice):
@@ -101,6 +101,13 @@ def test_a_device_that_computes_wrongly_or_fails_is_told(bitnet: Bitnet, with_ba
     assert "1 of 48 products are wrong" in ran.out
     assert "Acme board, discrete, 8.59 GB, driver 4.5, f16" in ran.out
     assert "not run on hardware" in ran.out
+    assert "not verified on this hardware" in ran.out
+
+    with_backend("")
+    ran = bitnet("devices")
+    assert "not run on hardware" in ran.out
+    assert "not verified" not in ran.out  # since it has just computed
+    assert "verified" not in json.loads(bitnet("devices", "--json").out)["backends"][0]["devices"][0]["details"]
 
     with_backend("""
         class Board(ReferenceDevice):
@@ -111,7 +118,7 @@ def test_a_device_that_computes_wrongly_or_fails_is_told(bitnet: Bitnet, with_ba
     assert ran.status == 5
     acme = json.loads(ran.out)["backends"][0]
     assert acme["devices"][0]["proof"]["error"] == "acme:0: it does not answer."
-    assert acme["devices"][0]["details"] == {"note": "not run on hardware"}
+    assert acme["devices"][0]["details"]["verified"] == "not verified on this hardware"
 
 
 def test_an_absent_device_says_why_and_what_to_do(bitnet: Bitnet, with_backend: Any) -> None:

@@ -82,7 +82,7 @@ def _device_document(info: DeviceInfo, proof: Proof) -> dict[str, Any]:
         "memory": info.memory,
         "driver_version": info.driver_version,
         "features": list(info.features),
-        "details": dict(info.details),
+        "details": _details(info, proof),
         "proof": {"passed": proof.passed, "seconds": proof.time, "error": proof.error},
     }
 
@@ -112,6 +112,11 @@ def _device_lines(info: DeviceInfo, proof: Proof) -> list[str]:
     lines = [f"  {info.name:<14} {verdict} {seconds(proof.time):>8}   {', '.join(facts)}"]
     if proof.error:
         lines.append(f"  {'':<14} {proof.error}")
-    if note := info.details.get("note"):
-        lines.append(f"  {'':<14} {note}")
+    details = _details(info, proof)
+    lines += [f"  {'':<14} {details[name]}" for name in ("note", "verified") if details.get(name)]
     return lines
+
+
+def _details(info: DeviceInfo, proof: Proof) -> dict[str, str]:
+    """A device's details. One that has just computed a product rightly is verified, whatever its probe found."""
+    return {name: text for name, text in info.details.items() if not (name == "verified" and proof.passed)}

@@ -8,6 +8,8 @@ from enum import Enum
 
 TEST_DRIVER = "bitnet (test driver)"
 """Vendor of a device that a test driver stands in for, which computes on the CPU: receipts of it do not verify."""
+NOT_VERIFIED = "not verified on this hardware"
+"""The detail ``verified`` of a device whose self-check has not passed here, and whose backend nobody has tried."""
 
 
 class ProbeStatus(str, Enum):

@@ -8,6 +8,7 @@ from bitnet.core.gpu.clc.ops import ClcOps
 from bitnet.core.gpu.device import GpuDevice
 from bitnet.core.gpu.driver import Driver
 from bitnet.core.gpu.self_check import wrong_products
+from bitnet.core.gpu.verified import remember
 from bitnet.core.hal import DeviceInfo
 
 
@@ -15,16 +16,19 @@ def open_device(info: DeviceInfo, driver: Driver, abilities: Abilities, *, self_
     """A device of the family. Where this raises, the driver is closed.
 
     Args:
-        self_check: Whether the device must compute a product right first, as one must that nobody has tried yet.
+        self_check: Whether the device must compute a product right first, as one must that nobody has tried yet. That
+            it has is remembered (:mod:`bitnet.core.gpu.verified`).
 
     Raises:
         DeviceError: It fails, or its product is wrong.
     """
     device = GpuDevice(info, driver, ClcOps(abilities).lowering())
     try:
-        if self_check and (wrong := wrong_products(device)):
-            hint = "Update the device's driver, or choose another device: bitnet devices."
-            raise DeviceError(f"it does not compute: {wrong}.", device=info.name, hint=hint)
+        if self_check:
+            if wrong := wrong_products(device):
+                hint = "Update the device's driver, or choose another device: bitnet devices."
+                raise DeviceError(f"it does not compute: {wrong}.", device=info.name, hint=hint)
+            remember(info)
     except BaseException:
         device.close()
         raise
