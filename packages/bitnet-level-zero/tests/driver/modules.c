@@ -140,7 +140,7 @@ ze_result_t zeKernelSetArgumentValue(ze_kernel_handle_t kernel, uint32_t index, 
         char *at = argument->value.pointer;
         allocation_t *one = kernel->module->context->allocations;
         while (one && (at < (char *)one->pointer || at >= (char *)one->pointer + one->size)) one = one->next;
-        if (!one) return ZE_RESULT_ERROR_INVALID_ARGUMENT;
+        if (!one && !reads(at)) return ZE_RESULT_ERROR_INVALID_ARGUMENT;
     }
     if (index + 1 > kernel->arguments) kernel->arguments = index + 1;
     return ZE_RESULT_SUCCESS;

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import importlib.util
 import random
-import sys
 from array import array
 from collections.abc import Iterator
-from pathlib import Path
 from types import ModuleType
 
 import pytest
@@ -17,20 +14,7 @@ from bitnet.core.gpu import KernelSpec
 from bitnet.level_zero.specialise import module, value
 from bitnet.level_zero.variants import FAMILIES
 
-HOOK = Path(__file__).parents[2] / "modules_build.py"
 CONSTANT, SPEC_CONSTANT, ARRAY, EXECUTION_MODE, LOCAL_SIZE = 43, 50, 28, 16, 17
-
-
-@pytest.fixture(scope="module")
-def hook() -> ModuleType:
-    """The build hook."""
-    spec = importlib.util.spec_from_file_location("level_zero_modules_build", HOOK)
-    assert spec is not None
-    assert spec.loader is not None
-    made = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = made
-    spec.loader.exec_module(made)
-    return made
 
 
 def instructions(words: array[int]) -> Iterator[tuple[int, array[int]]]:

@@ -60,6 +60,7 @@ class LevelZeroBackend:
 
 
 def _probe(found: Library) -> ProbeResult:
+    from bitnet.core.gpu.verified import marked
     from bitnet.level_zero.hardware import NEEDED, api_version, devices
     from bitnet.level_zero.loader import LevelZero
 
@@ -76,7 +77,7 @@ def _probe(found: Library) -> ProbeResult:
     try:
         drivers = level_zero.drivers()
         has = [api_version(level_zero, driver) for driver in drivers]
-        usable = [hardware.info(i) for i, hardware in enumerate(devices(level_zero))]
+        usable = [marked(hardware.info(i)) for i, hardware in enumerate(devices(level_zero))]
     except DeviceError as error:
         return _no_driver(error, found.tried, versions)
     versions["level-zero"] = ", ".join(".".join(map(str, version)) for version in has)

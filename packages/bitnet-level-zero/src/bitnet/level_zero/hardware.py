@@ -18,6 +18,7 @@ from bitnet.level_zero.structures import (
     DeviceProperties,
     DriverProperties,
     ExtensionProperties,
+    MemoryAccessProperties,
     MemoryProperties,
     ModuleProperties,
     QueueGroupProperties,
@@ -32,6 +33,8 @@ FP16, DP4A = 1, 8
 """Flags of ``ze_device_module_flags_t``."""
 LEAST_GROUP = 256
 """Work-items of a work-group that every Intel GPU takes; for a driver that does not tell."""
+READ_WRITE = 1
+"""Flag of ``ze_memory_access_cap_flags_t``."""
 COMPUTE = 1
 """Flag of a group of queues that run kernels."""
 MATRIX: Mapping[int, Matrix] = {8: "xmx8", 16: "xmx16"}
@@ -39,8 +42,6 @@ MATRIX: Mapping[int, Matrix] = {8: "xmx8", 16: "xmx16"}
 VENDORS = {0x8086: "Intel"}
 TEST_NAME = "bitnet test driver"
 """What the name of a test driver's device begins with."""
-UNTRIED = "not verified on this hardware until its self-check has passed, whenever it is opened"
-"""What is said of every device, as none was at hand."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +51,7 @@ class Hardware:
     Attributes:
         api: Version of the API that the driver has.
         ordinal: Group of queues that run kernels.
+        reads_host: Whether kernels may read any memory of the process.
     """
 
     driver: c_void_p
@@ -62,6 +64,7 @@ class Hardware:
     modules: ModuleProperties
     memory: int
     ordinal: int
+    reads_host: bool
 
     @property
     def name(self) -> str:
@@ -123,7 +126,6 @@ class Hardware:
                 "spirv": f"{major}.{minor}",
                 "sub_group_sizes": ",".join(map(str, self.sub_groups)),
                 "compute_units": str(self.abilities.compute_units),
-                "verified": UNTRIED,
             },
         )
 
@@ -155,6 +157,7 @@ def _of_driver(level_zero: LevelZero, driver: c_void_p) -> Iterator[Hardware]:
         if properties.kind not in (GPU, CPU) or ordinal is None or not modules.flags & FP16:
             continue
         memories = level_zero.every("zeDeviceGetMemoryProperties", device, MemoryProperties)
+        access = level_zero.filled("zeDeviceGetMemoryAccessProperties", device, MemoryAccessProperties)
         yield Hardware(
             driver=driver,
             device=device,
@@ -166,4 +169,5 @@ def _of_driver(level_zero: LevelZero, driver: c_void_p) -> Iterator[Hardware]:
             modules=modules,
             memory=sum(one.total for one in memories),
             ordinal=ordinal,
+            reads_host=bool(access.shared_system & READ_WRITE),
         )
