@@ -87,6 +87,7 @@ TYPE = r"(?:local\s+|global\s+|const\s+)*(?:float|int|uint|half|size_t|char)\d*\
 DECLARATOR = r"\*?\w+(?:\[[^\]=]*\])*"
 ARRAYS = re.compile(rf"((?:^|[;{{}}])\s*{TYPE})({DECLARATOR}(?:\s*,\s*{DECLARATOR})*)(?=\s*[;=])", re.MULTILINE)
 """A declaration up to its `;` or `=`. What this misses does not compile: a shape is no constant to clang."""
+INCLUDE = re.compile(r'^#include "([\w./]+)"\n', re.MULTILINE)
 UNROLLED = re.compile(r"#pragma unroll\s*\n(\s*for \([^;]*;)([^;]*);")
 """A loop that is to be unrolled. This compiler drops the pragma; a call in the loop's condition marks it instead."""
 GROUP = re.compile(r"(reqd_work_group_size\()([^,]*)(?=,)")
@@ -166,7 +167,11 @@ def held_open(text: str, shapes: tuple[str, ...], *, mark: bool = True) -> tuple
 def source(file: str) -> str:
     """A kernel's source with what all have in front."""
     kernels = PACKAGE / "kernels"
-    return (kernels / "common.clh").read_text(encoding="utf-8") + (kernels / f"{file}.cl").read_text(encoding="utf-8")
+
+    def read(name: str) -> str:
+        return INCLUDE.sub(lambda line: read(line[1]), (kernels / name).read_text(encoding="utf-8"))
+
+    return read("common.clh") + read(f"{file}.cl")
 
 
 def compile_one(

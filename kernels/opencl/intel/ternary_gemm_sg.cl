@@ -2,59 +2,18 @@
 // having one row of each block. Nothing goes through local memory, and no work-item waits for another.
 //
 // A step of the product is 8 tokens by SG rows over 32 of K. A row's 32 bytes of codes, as ternary_decode has them, hold at each bit
-// pair 32 neighbours of K: what a work-item has to bring to a step, eight words. XMX (cl_intel_subgroup_matrix_multiply_accumulate) takes a
-// step in one instruction; without it, it is 64 dot products of four bytes, whose activations are broadcast from a register.
+// pair 32 neighbours of K: what a work-item has to bring to a step, eight words.
 //
 // activation_tiles comes first. It puts the activations of a step side by side, so that one block read loads them: 8 tokens by 32
 // bytes, [M / 8][K / 32][8][32]. Past the last token or column there are zeros.
-//
-// SG is 8 or 16: as many rows as the device's XMX takes at once.
 #pragma OPENCL FP_CONTRACT OFF  // the contract rounds each product and the sum of `add` separately
-#ifdef cl_intel_subgroups
-#pragma OPENCL EXTENSION cl_intel_subgroups : enable
-#endif
-#ifdef cl_intel_subgroups_short
-#pragma OPENCL EXTENSION cl_intel_subgroups_short : enable
-#endif
+#include "intel/sub_groups.clh"
 
 #define M_BLOCKS (XMX ? 4 : 2) /* dot products take more registers besides */
 #define N_BLOCKS 2
 #define SUB_GROUPS 4 /* of a work-group: each has rows of its own */
 #define BLOCK_K (ROW_BYTES / 8) /* steps of 32 of K */
 #define STEP_BYTES 256
-#define SIZED __attribute__((intel_reqd_sub_group_size(SG)))
-
-// A work-item's part of a step's activations: of token t, 32 / SG neighbours of K.
-#if SG == 16
-#define PART short8
-#define LOAD_PART(p) as_short8(intel_sub_group_block_read_us8((global const ushort *)(p)))
-#else
-#define PART int8
-#define LOAD_PART(p) as_int8(intel_sub_group_block_read8((global const uint *)(p)))
-#endif
-
-#if XMX
-#define MULTIPLY(part, codes, sums) intel_sub_group_i8_i8_matrix_mad_k32(part, codes, sums)
-#else
-// The row's words and a token's: word i of a token is work-item i's, for sub-groups of 8.
-inline int dot_words(int8 codes, int x, int sum) {
-    sum = dot4(as_uint(codes.s0), as_uint(sub_group_broadcast(x, 0)), sum);
-    sum = dot4(as_uint(codes.s1), as_uint(sub_group_broadcast(x, 1)), sum);
-    sum = dot4(as_uint(codes.s2), as_uint(sub_group_broadcast(x, 2)), sum);
-    sum = dot4(as_uint(codes.s3), as_uint(sub_group_broadcast(x, 3)), sum);
-    sum = dot4(as_uint(codes.s4), as_uint(sub_group_broadcast(x, 4)), sum);
-    sum = dot4(as_uint(codes.s5), as_uint(sub_group_broadcast(x, 5)), sum);
-    sum = dot4(as_uint(codes.s6), as_uint(sub_group_broadcast(x, 6)), sum);
-    return dot4(as_uint(codes.s7), as_uint(sub_group_broadcast(x, 7)), sum);
-}
-
-inline int8 MULTIPLY(int8 part, int8 codes, int8 sums) {
-    return (int8)(dot_words(codes, part.s0, sums.s0), dot_words(codes, part.s1, sums.s1),
-                  dot_words(codes, part.s2, sums.s2), dot_words(codes, part.s3, sums.s3),
-                  dot_words(codes, part.s4, sums.s4), dot_words(codes, part.s5, sums.s5),
-                  dot_words(codes, part.s6, sums.s6), dot_words(codes, part.s7, sums.s7));
-}
-#endif
 
 // Grid: [steps of K, blocks of 8 tokens]; a work-item has a word.
 kernel __attribute__((reqd_work_group_size(64, 1, 1))) void activation_tiles(
@@ -66,7 +25,7 @@ kernel __attribute__((reqd_work_group_size(64, 1, 1))) void activation_tiles(
 }
 
 // Grid: [groups of SUB_GROUPS * N_BLOCKS * SG rows, groups of M_BLOCKS * 8 tokens].
-kernel __attribute__((reqd_work_group_size(SUB_GROUPS * SG, 1, 1))) SIZED void ternary_gemm_sg(
+kernel __attribute__((reqd_work_group_size(SUB_GROUPS * SG, 1, 1), intel_reqd_sub_group_size(SG))) void ternary_gemm_sg(
     global const int *step, global const uchar *tiles, global const float *scale, global const int *x_sums,
     global const uint8 *codes, global const float *w_scale, global float *out, int rows) {
     int n0 = (get_group_id(0) * SUB_GROUPS + get_sub_group_id()) * (N_BLOCKS * SG) + get_sub_group_local_id();

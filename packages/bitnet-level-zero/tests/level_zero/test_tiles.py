@@ -23,10 +23,10 @@ from bitnet.level_zero.variants import FAMILIES, module_name
 Run: TypeAlias = Callable[..., subprocess.CompletedProcess[str]]
 
 FAMILY = ("kernels/opencl", "packages/bitnet-core/src/bitnet/core/gpu", "packages/bitnet-level-zero")
-FILE = "intel/ternary_gemm_sg"
 BUILT_IN = "#define intel_sub_group_i8_i8_matrix_mad_k32"
-# Element [m, k] of A: component m of work-item k / (32 / sub-group size), whose bytes are neighbours of K. Element [k, n] of B:
-# byte k % 4 of component k / 4 of work-item n. Element [m, n] of the result: component m of work-item n.
+# Element [m, k] of A: component m of work-item k / (32 / sub-group size), whose bytes are neighbours of K.
+# Element [k, n] of B: byte k % 4 of component k / 4 of work-item n. Element [m, n] of the result: component m of
+# work-item n.
 EMULATION = """
 inline int matrix_word(int a, int8 b, int sum, int bytes) {
     int words[8];
@@ -96,12 +96,13 @@ def emulated(hook: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
         monkeypatch.setattr(hook, "PRELUDE", "\n".join(lines) + EMULATION)
         made = tmp_path / "modules"
         shutil.copytree(Path(str(MODULES)), made)
-        choices = {"XMX": 1, "SG": width, "ADD": 0}
-        words, patches = hook.compile_one(FILE, FAMILIES[FILE].shapes, choices, True, optimised=True)
-        name = module_name(FILE, choices, dot=True)
-        (made / f"{name}.spv").write_bytes(words)
         index = json.loads((made / "index.json").read_text(encoding="utf-8"))
-        (made / "index.json").write_text(json.dumps({**index, name: patches}), encoding="utf-8")
+        for file, more in (("intel/sub_groups", {}), ("intel/ternary_gemm_sg", {"ADD": 0})):
+            choices = {"XMX": 1, "SG": width, **more}
+            name = module_name(file, choices, dot=True)
+            words, index[name] = hook.compile_one(file, FAMILIES[file].shapes, choices, True, optimised=True)
+            (made / f"{name}.spv").write_bytes(words)
+        (made / "index.json").write_text(json.dumps(index), encoding="utf-8")
         return made
 
     return make

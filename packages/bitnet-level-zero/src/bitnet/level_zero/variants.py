@@ -51,6 +51,8 @@ _PRODUCT_ENDS: list[Choices] = [
 ]
 _ROTATIONS: list[Choices] = [{"ROPE": 0, "NEOX": 0}, {"ROPE": 1, "NEOX": 0}, {"ROPE": 1, "NEOX": 1}]
 
+_SUB_GROUPS: list[Choices] = [{"XMX": 0, "SG": 8}, {"XMX": 1, "SG": 8}, {"XMX": 1, "SG": 16}]
+
 FAMILIES: Mapping[str, Family] = {
     "advance": Family(),
     "attention": Family(("WG", *_CACHE), each("KV_F16")),
@@ -59,9 +61,10 @@ FAMILIES: Mapping[str, Family] = {
     "dense_matmul": Family(("WG", "LANES", "EACH", "TOKENS"), each("WEIGHT_F16")),
     "embed": Family(("WG",), each("WEIGHT_F16")),
     "glu_norm_quant": Family(("WG",), each("NORM", "RELU2"), dots=True),
+    "intel/sub_groups": Family(choices=_SUB_GROUPS, dots=True, optimised=True),
     "intel/ternary_gemm_sg": Family(
         ("COLS", "ROW_BYTES"),
-        crossed([{"XMX": 0, "SG": 8}, {"XMX": 1, "SG": 8}, {"XMX": 1, "SG": 16}], each("ADD")),
+        crossed(_SUB_GROUPS, each("ADD")),
         dots=True,
         optimised=True,
     ),

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from bitnet.core.gpu.clc.abilities import Abilities
+from collections.abc import Mapping
+
+from bitnet.core.gpu.clc.abilities import Abilities, Matrix
 from bitnet.core.gpu.clc.products import CHUNK_BYTES, DECODE_TOKENS, Products, tiled_args, tiled_defines
 from bitnet.core.gpu.context import Bucket, Context
 from bitnet.core.gpu.driver import Buffer, KernelSpec, Launch
@@ -11,7 +13,7 @@ from bitnet.core.gpu.weights import TernaryBuffer
 from bitnet.core.hal import TernaryMatmul
 
 FILE = "intel/ternary_gemm_sg"
-WIDTHS = {"intel": 8, "xmx8": 8, "xmx16": 16}
+WIDTHS: Mapping[Matrix, int] = {"intel": 8, "xmx8": 8, "xmx16": 16}
 """Work-items of a sub-group of ternary_gemm_sg, by the device's matrix products."""
 SUB_GROUPS, BLOCKS, BLOCK_TOKENS, TILE_ITEMS = 4, 2, 8, 64
 """Sub-groups of a work-group of ternary_gemm_sg, and blocks of rows of each; tokens of a block, and the work-items of
@@ -21,10 +23,14 @@ GATE_LANES = 16
 processors that multiply byte by byte."""
 
 
-def gemm(matrix: str, entry: str, *, cols: int, row_bytes: int, add: int) -> KernelSpec:
-    """A kernel of the tiled product, for a device's matrix products."""
-    defines = {"XMX": int(matrix != "intel"), "SG": WIDTHS[matrix], "COLS": cols, "ROW_BYTES": row_bytes, "ADD": add}
-    return KernelSpec(FILE, entry, tuple(defines.items()))
+def by_sub_groups(matrix: Matrix) -> dict[str, int]:
+    """What the kernels in ``intel/`` are compiled for, by the device's matrix products."""
+    return {"XMX": int(matrix != "intel"), "SG": WIDTHS[matrix]}
+
+
+def trial(matrix: Matrix) -> KernelSpec:
+    """A kernel with all that the others need of a compiler."""
+    return KernelSpec("intel/sub_groups", "sub_groups", tuple(by_sub_groups(matrix).items()))
 
 
 class IntelProducts(Products):
@@ -45,9 +51,8 @@ class IntelProducts(Products):
         row = 4 * w.row_bytes
         most = ceil_div(ctx.program.limits.max_tokens, tile) * tile
         tiles = ctx.scratch("activation tiles", most * row)
-        tiling, product = (
-            gemm(self._matrix, entry, **_shape(w, op)) for entry in ("activation_tiles", "ternary_gemm_sg")
-        )
+        defines = tuple((by_sub_groups(self._matrix) | tiled_defines(w, op)).items())
+        tiling, product = (KernelSpec(FILE, entry, defines) for entry in ("activation_tiles", "ternary_gemm_sg"))
         width = WIDTHS[self._matrix]
         grid = (ceil_div(w.rows, SUB_GROUPS * BLOCKS * width), ceil_div(bucket.tokens, tile), 1)
         step, _, *args = tiled_args(ctx, op, out or ctx.tensors[op.out])
@@ -62,7 +67,3 @@ class IntelProducts(Products):
         if times == 1:
             return lanes
         return max(lanes, min(GATE_LANES, self._group, power_of_two(w.row_bytes // CHUNK_BYTES)))
-
-
-def _shape(w: TernaryBuffer, op: TernaryMatmul) -> dict[str, int]:
-    return {name.lower(): value for name, value in tiled_defines(w, op).items()}

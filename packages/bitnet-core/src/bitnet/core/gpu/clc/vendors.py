@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from bitnet.core.gpu.clc.abilities import Abilities, Matrix
 from bitnet.core.gpu.clc.attention import AttentionOps
-from bitnet.core.gpu.clc.intel_products import IntelProducts, gemm
+from bitnet.core.gpu.clc.intel_products import IntelProducts, trial
 from bitnet.core.gpu.clc.nvidia_attention import NvidiaAttention
 from bitnet.core.gpu.clc.nvidia_layers import NvidiaLayers
 from bitnet.core.gpu.clc.nvidia_products import NvidiaProducts
@@ -37,10 +37,6 @@ class Vendor:
     otherwise: Matrix = "none"
 
 
-def _gemm_trial(matrix: Matrix) -> KernelSpec:
-    return gemm(matrix, "ternary_gemm_sg", cols=128, row_bytes=32, add=0)
-
-
 PLAIN = Vendor()
 """Kernels that every device runs."""
 VENDORS: Mapping[Matrix, Vendor] = {
@@ -51,9 +47,9 @@ VENDORS: Mapping[Matrix, Vendor] = {
         NvidiaAttention,
         lambda abilities: {Layer: NvidiaLayers(abilities).launch},
     ),
-    "intel": Vendor(_gemm_trial("intel"), IntelProducts),
-    "xmx8": Vendor(_gemm_trial("xmx8"), IntelProducts, otherwise="intel"),
-    "xmx16": Vendor(_gemm_trial("xmx16"), IntelProducts),
+    "intel": Vendor(trial("intel"), IntelProducts),
+    "xmx8": Vendor(trial("xmx8"), IntelProducts, otherwise="intel"),
+    "xmx16": Vendor(trial("xmx16"), IntelProducts),
 }
 """Vendor of each kind of matrix unit."""
 
