@@ -1,7 +1,8 @@
-"""Count what Intel's compiler makes of the kernels of BitNet b1.58 2B4T: instructions, loads, dot products, spilled registers.
+"""Count what Intel's compiler makes of the kernels of BitNet b1.58 2B4T: instructions, dot products, spilled registers.
 
-It needs no GPU: ``ocloc`` compiles the wheel's SPIR-V for any product that it knows, and writes its assembly. Debian has it in
-``intel-opencl-icd`` (12) or ``intel-ocloc`` (newer); ``BITNET_OCLOC`` names another. Decision 0084 goes by these figures.
+It needs no GPU: ``ocloc`` compiles the wheel's SPIR-V for any product that it knows, and writes its assembly. Debian
+has it in ``intel-opencl-icd`` (12) or ``intel-ocloc`` (newer); ``BITNET_OCLOC`` names another. Decision 0084 goes
+by these figures.
 
     uv run --group dev tools/count_intel.py tgllp dg2-g10
 """
@@ -28,7 +29,7 @@ from bitnet.level_zero.specialise import module
 OCLOC = os.environ.get("BITNET_OCLOC", "ocloc")
 COLUMNS = (
     "| product | kernel | SIMD | registers | instructions | loads, stores | products "
-    "| cycles of its loop | of them products | spilled, bytes |"
+    "| vector cycles of its loop | cycles of its products | spilled, bytes |"
 )
 LANES = {"bmg": 16, "lnl": 16, "ptl": 16, "pvc": 16}
 """32-bit lanes of a vector engine in a cycle; 8 of others."""
@@ -57,8 +58,8 @@ class Count:
 
     Attributes:
         cycles: Of a vector engine for one turn of the loop with most of the products, if each instruction took but its
-            lanes; all of the kernel's where it has no loop with products.
-        busy: Those in which it multiplies.
+            lanes; all of the kernel's where it has no loop with products. XMX runs beside it.
+        busy: Cycles of that loop's dot products, which are among those, or of XMX.
         spilled: Bytes of a thread's registers, and of arrays, that are in memory.
     """
 
@@ -169,7 +170,7 @@ def count(spec: KernelSpec, product: str) -> Count:
         instructions=len(all_of),
         memory=sum(memory(name) for name, _ in all_of),
         products=sum(multiplies(name) for name, _ in all_of),
-        cycles=max(alu, dpas) if dpas else alu,  # a thread's XMX runs beside another's vector engine
+        cycles=alu,
         busy=dpas or dots,
         spilled=number(r"^//\.spill size (\d+)") + number(r"^//\.private memory size (\d+)"),
     )

@@ -3,24 +3,34 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 from collections.abc import Mapping
 
 import pyopencl as cl
 
 from bitnet.core.gpu.clc import Abilities
+from bitnet.core.gpu.clc.abilities import Matrix
+from bitnet.opencl.launches import library
 
 EXTENSIONS: Mapping[str, str] = {
     "cl_khr_fp16": "f16",
     "cl_khr_integer_dot_product": "int8-dot",
     "cl_khr_command_buffer": "command-buffer",
+    "cl_intel_subgroup_matrix_multiply_accumulate": "xmx",
 }
+INTEL = frozenset({"cl_intel_subgroups", "cl_intel_subgroups_short", "cl_intel_required_subgroup_size"})
+"""What the kernels of Intel's GPUs need."""
+XMX: Mapping[int, Matrix] = {8: "xmx8", 16: "xmx16"}
+"""The matrix products of devices that have them, by the least size of a sub-group."""
+SUB_GROUP_SIZES = 0x4108
+"""CL_DEVICE_SUB_GROUP_SIZES_INTEL (cl_intel_required_subgroup_size)."""
 NVIDIA = "cl_nv_device_attribute_query"
 CAPABILITIES: Mapping[str, tuple[int, int]] = {"ptx-dp4a": (6, 1), "ptx-mma": (8, 0)}
 """Compute capability from which NVIDIA's devices have what the kernels use by inline PTX."""
 
 
 def features(device: cl.Device) -> tuple[str, ...]:
-    """Features of a device: ``f16``, ``int8-dot``, ``command-buffer``, ``subgroups``, ``ptx-dp4a``, ``ptx-mma``."""
+    """Features: ``f16``, ``int8-dot``, ``command-buffer``, ``xmx``, ``subgroups``, ``ptx-dp4a``, ``ptx-mma``."""
     extensions = set(device.extensions.split())
     found = [text for extension, text in EXTENSIONS.items() if extension in extensions]
     if "cl_khr_subgroups" in extensions or _subgroups(device):
@@ -43,7 +53,7 @@ def abilities(device: cl.Device) -> Abilities:
         subgroups="subgroups" in have,
         f16="f16" in have,
         dot4="khr" if "int8-dot" in have else "ptx" if "ptx-dp4a" in have else "none",
-        matrix="ptx" if matrix else "none",
+        matrix="ptx" if matrix else _intel(device),
         resident=resident(device) if matrix else 0,
     )
 
@@ -75,6 +85,26 @@ def _subgroups(device: cl.Device) -> bool:
     with contextlib.suppress(cl.Error, AttributeError):
         return int(device.max_num_sub_groups) > 0
     return False
+
+
+def _intel(device: cl.Device) -> Matrix:
+    """The matrix products of Intel's GPUs, by the least size of their sub-groups."""
+    extensions = set(device.extensions.split())
+    if not device.type & cl.device_type.GPU or not extensions >= INTEL:
+        return "none"
+    least = min(filter(None, _sub_group_sizes(device)), default=0)
+    if "cl_intel_subgroup_matrix_multiply_accumulate" in extensions:
+        return XMX.get(least, "none")
+    return "intel" if least == 8 else "none"
+
+
+def _sub_group_sizes(device: cl.Device) -> list[int]:
+    """Work-items that a sub-group of an Intel device may have, and zeros. pyopencl does not ask for this."""
+    opencl, sizes = library(), (ctypes.c_size_t * 16)()
+    if opencl is not None:
+        handle = ctypes.c_void_p(device.int_ptr)
+        opencl.clGetDeviceInfo(handle, SUB_GROUP_SIZES, ctypes.c_size_t(ctypes.sizeof(sizes)), sizes, None)
+    return list(sizes)
 
 
 def _compute_capability(device: cl.Device) -> tuple[int, int]:

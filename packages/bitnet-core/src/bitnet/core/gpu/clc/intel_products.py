@@ -38,6 +38,7 @@ class IntelProducts(Products):
 
     def __init__(self, abilities: Abilities) -> None:
         super().__init__(abilities)
+        self._units = max(1, self._units // 2)  # a vector engine has the work-items of half a compute unit of others
         self._matrix = abilities.matrix
 
     def ternary_matmul(
