@@ -35,7 +35,21 @@ def test_matrix_units_whose_trial_does_not_build_are_left_alone() -> None:
     plain = replace(ABILITIES, matrix="none")
     assert tried(plain, builds) == plain
     assert len(asked) == 1
-    assert VENDORS.keys() == {"none", "ptx"}
+    assert VENDORS.keys() >= {"none", "ptx"}
+
+
+def test_xmx_that_does_not_build_leaves_dot_products() -> None:
+    """By the same kernels, for sub-groups of 8; those for 16 have no other form."""
+    asked: list[dict[str, int | str]] = []
+
+    def builds(spec: KernelSpec) -> bool:
+        asked.append(dict(spec.defines))
+        return not asked[-1]["XMX"]
+
+    assert tried(replace(ABILITIES, matrix="xmx8"), builds).matrix == "intel"
+    assert asked == [{"XMX": 1, "SG": 8}, {"XMX": 0, "SG": 8}]
+    assert tried(replace(ABILITIES, matrix="xmx16"), builds).matrix == "none"
+    assert asked[2:] == [{"XMX": 1, "SG": 16}]
 
 
 def test_options() -> None:
