@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from ctypes import c_uint32, c_void_p
 from dataclasses import dataclass
 from typing import cast
 
 from bitnet.core.gpu.clc import Abilities
-from bitnet.core.gpu.clc.abilities import Matrix
+from bitnet.core.gpu.clc.abilities import XMX
 from bitnet.core.hal import DeviceInfo, DeviceType
 from bitnet.core.hal.probe import TEST_DRIVER
 from bitnet.level_zero.loader import LevelZero
@@ -37,8 +37,6 @@ READ_WRITE = 1
 """Flag of ``ze_memory_access_cap_flags_t``."""
 COMPUTE = 1
 """Flag of a group of queues that run kernels."""
-MATRIX: Mapping[int, Matrix] = {8: "xmx8", 16: "xmx16"}
-"""The matrix products to try, by the least size of a sub-group."""
 VENDORS = {0x8086: "Intel"}
 TEST_NAME = "bitnet test driver"
 """What the name of a test driver's device begins with."""
@@ -91,7 +89,7 @@ class Hardware:
             gpu=p.kind == GPU,
             subgroups=True,
             f16=True,
-            matrix=MATRIX.get(min(self.sub_groups, default=0), "none"),
+            matrix=XMX.get(min(self.sub_groups, default=0), "none"),
         )
 
     @property

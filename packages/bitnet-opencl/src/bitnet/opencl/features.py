@@ -9,7 +9,7 @@ from collections.abc import Mapping
 import pyopencl as cl
 
 from bitnet.core.gpu.clc import Abilities
-from bitnet.core.gpu.clc.abilities import Matrix
+from bitnet.core.gpu.clc.abilities import XMX, Matrix
 from bitnet.opencl.launches import library
 
 EXTENSIONS: Mapping[str, str] = {
@@ -20,8 +20,6 @@ EXTENSIONS: Mapping[str, str] = {
 }
 INTEL = frozenset({"cl_intel_subgroups", "cl_intel_subgroups_short", "cl_intel_required_subgroup_size"})
 """What the kernels of Intel's GPUs need."""
-XMX: Mapping[int, Matrix] = {8: "xmx8", 16: "xmx16"}
-"""The matrix products of devices that have them, by the least size of a sub-group."""
 SUB_GROUP_SIZES = 0x4108
 """CL_DEVICE_SUB_GROUP_SIZES_INTEL (cl_intel_required_subgroup_size)."""
 NVIDIA = "cl_nv_device_attribute_query"
@@ -89,13 +87,10 @@ def _subgroups(device: cl.Device) -> bool:
 
 def _intel(device: cl.Device) -> Matrix:
     """The matrix products of Intel's GPUs, by the least size of their sub-groups."""
-    extensions = set(device.extensions.split())
-    if not device.type & cl.device_type.GPU or not extensions >= INTEL:
+    if not device.type & cl.device_type.GPU or not set(device.extensions.split()) >= INTEL:
         return "none"
     least = min(filter(None, _sub_group_sizes(device)), default=0)
-    if "cl_intel_subgroup_matrix_multiply_accumulate" in extensions:
-        return XMX.get(least, "none")
-    return "intel" if least == 8 else "none"
+    return XMX.get(least, "none") if "xmx" in features(device) else "intel" if least == 8 else "none"
 
 
 def _sub_group_sizes(device: cl.Device) -> list[int]:

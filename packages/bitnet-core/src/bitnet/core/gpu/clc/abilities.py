@@ -12,6 +12,8 @@ Dot4: TypeAlias = Literal["none", "khr", "ptx", "sdot4", "sudot4"]
 Matrix: TypeAlias = Literal["none", "ptx", "intel", "xmx8", "xmx16"]
 """Matrix products: none, NVIDIA's ``mma`` of compute capability 8.0, Intel's sub-groups of 8 without a matrix unit, and
 Intel's XMX for 8 or 16 columns."""
+XMX: Mapping[int, Matrix] = {8: "xmx8", 16: "xmx16"}
+"""Intel's, by the least size of a sub-group."""
 INTEL: frozenset[Matrix] = frozenset({"intel", "xmx8", "xmx16"})
 
 
