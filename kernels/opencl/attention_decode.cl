@@ -6,7 +6,11 @@
 // One split writes `out` itself; several write their parts there: DIM sums, a maximum and a total for each token and head.
 //
 // ROPE: each token is a sequence of its own; rotates its q and k here, and stores k and v in the cache (rope_append's work).
+#if INTEL
+#define PARTS (DIM % 32 ? DIM % 16 ? 1 : 4 : 8) /* as below: a cache line of f16; with more vectors each, registers spill */
+#else
 #define PARTS (DIM % 16 ? 1 : 4) /* work-items for a position */
+#endif
 #define CHUNK (WG / PARTS)
 #define VECTORS (DIM / 4)
 #define TEAMS (WG / VECTORS) /* of work-items that share the positions of a chunk; those past TEAMS * VECTORS have no values */

@@ -35,12 +35,14 @@ COMPILER = ["ziglang==0.17.0"]
 Formula: TypeAlias = "int | str | list[Formula]"
 """A number, a shape's name, or an operator and its operands: `["/", "DIM", 4]`."""
 
-FEATURES = {"FP16": 1, "SUBGROUPS": 1, "GPU": 1, "PTX": 0}
+FEATURES = {"FP16": 1, "SUBGROUPS": 1, "GPU": 1, "PTX": 0, "INTEL": 1}
 """What every device of Level Zero has."""
 CLANG = ["clang", "-x", "cl", "-cl-std=CL3.0", "-cl-no-stdinc", "-target", "spirv64v1.2", "-Werror"]
 # Unoptimised, as Intel's own front end hands it to the driver's compiler: an optimiser would fold placeholders.
-COMPILE = ["-O0", "-Xclang", "-fdeclare-opencl-builtins", "-Dinline=static inline"]
-DOT = ["-Xclang", "-mllvm", "-Xclang", "--spirv-ext=+SPV_KHR_integer_dot_product"]
+# Sources without placeholders are optimised: clang then unrolls what drivers of 2022 do not.
+COMPILE = ["-Xclang", "-fdeclare-opencl-builtins", "-Dinline=static inline"]
+EXTENSIONS = ("SPV_INTEL_subgroups", "SPV_INTEL_subgroup_matrix_multiply_accumulate")
+DOT = "SPV_KHR_integer_dot_product"
 FIRST = 20_011
 """The least placeholder: above every id of a module, every number of the kernels and every product of two of them."""
 
@@ -51,7 +53,8 @@ VECTORS = " ".join(
     for n in (2, 3, 4, 8, 16)
 )
 AS = "\n".join(
-    f"#define as_{name}(x) __builtin_astype((x), {name})" for name in ("uint", "float", "uchar4", "char4", "half4")
+    f"#define as_{name}(x) __builtin_astype((x), {name})"
+    for name in ("uint", "float", "uchar4", "char4", "half4", "int8", "short8")
 )
 PRELUDE = f"""
 typedef unsigned char uchar; typedef unsigned short ushort; typedef unsigned int uint; typedef unsigned long ulong;
@@ -68,6 +71,14 @@ OF_HEADER uint get_num_sub_groups(void);
 OF_HEADER uint get_sub_group_id(void);
 OF_HEADER uint get_sub_group_local_id(void);
 OF_HEADER int dot_4x8packed_us_int(uint, uint);
+OF_HEADER int dot_acc_sat_4x8packed_us_int(uint, uint, int);
+OF_HEADER int sub_group_broadcast(int, uint);
+OF_HEADER uint8 intel_sub_group_block_read8(const global uint *);
+OF_HEADER ushort8 intel_sub_group_block_read_us8(const global ushort *);
+OF_HEADER int8 __spirv_SubgroupMatrixMultiplyAccumulateINTEL(int, int8, int8, int8, int);
+OF_HEADER int8 __spirv_SubgroupMatrixMultiplyAccumulateINTEL(int, short8, int8, int8, int);
+// K of 32; both operands are signed bytes, several in a component (bits 0, 1, 4 and 5 of the extension's operands).
+#define intel_sub_group_i8_i8_matrix_mad_k32(a, b, c) __spirv_SubgroupMatrixMultiplyAccumulateINTEL(32, a, b, c, 0x33)
 OF_HEADER int __spirv_SpecConstant(int, int);
 inline bool unrolled(bool goes_on) {{ return goes_on; }}
 """
@@ -76,6 +87,7 @@ TYPE = r"(?:local\s+|global\s+|const\s+)*(?:float|int|uint|half|size_t|char)\d*\
 DECLARATOR = r"\*?\w+(?:\[[^\]=]*\])*"
 ARRAYS = re.compile(rf"((?:^|[;{{}}])\s*{TYPE})({DECLARATOR}(?:\s*,\s*{DECLARATOR})*)(?=\s*[;=])", re.MULTILINE)
 """A declaration up to its `;` or `=`. What this misses does not compile: a shape is no constant to clang."""
+INCLUDE = re.compile(r'^#include "([\w./]+)"\n', re.MULTILINE)
 UNROLLED = re.compile(r"#pragma unroll\s*\n(\s*for \([^;]*;)([^;]*);")
 """A loop that is to be unrolled. This compiler drops the pragma; a call in the loop's condition marks it instead."""
 GROUP = re.compile(r"(reqd_work_group_size\()([^,]*)(?=,)")
@@ -128,8 +140,12 @@ def formula(text: str) -> Formula:
     return walk(ast.parse(text.replace("/", "//").strip(), mode="eval").body)
 
 
-def held_open(text: str, shapes: tuple[str, ...]) -> tuple[str, list[Formula]]:
-    """A preprocessed source with a placeholder for each array length that depends on a shape, and their formulas."""
+def held_open(text: str, shapes: tuple[str, ...], *, mark: bool = True) -> tuple[str, list[Formula]]:
+    """A preprocessed source with a placeholder for each array length that depends on a shape, and their formulas.
+
+    Args:
+        mark: Whether to mark the loops that are to be unrolled.
+    """
     formulas: list[Formula] = []
     names = re.compile(rf"\b(?:{'|'.join(shapes)})\b") if shapes else re.compile(r"(?!)")
 
@@ -142,18 +158,24 @@ def held_open(text: str, shapes: tuple[str, ...]) -> tuple[str, list[Formula]]:
     def declare(found: re.Match[str]) -> str:
         return found[1] + re.sub(r"\[([^\]]*)\]", lambda part: f"[{hold(part[1])}]", found[2])
 
-    text = UNROLLED.sub(r"\1 unrolled(\2);", ARRAYS.sub(declare, text))
+    text = ARRAYS.sub(declare, text)
+    if mark:
+        text = UNROLLED.sub(r"\1 unrolled(\2);", text)
     return GROUP.sub(lambda found: found[1] + hold(found[2]), text), formulas
 
 
 def source(file: str) -> str:
     """A kernel's source with what all have in front."""
     kernels = PACKAGE / "kernels"
-    return (kernels / "common.clh").read_text(encoding="utf-8") + (kernels / f"{file}.cl").read_text(encoding="utf-8")
+
+    def read(name: str) -> str:
+        return INCLUDE.sub(lambda line: read(line[1]), (kernels / name).read_text(encoding="utf-8"))
+
+    return read("common.clh") + read(f"{file}.cl")
 
 
 def compile_one(
-    file: str, shapes: tuple[str, ...], choices: dict[str, int], dot: bool
+    file: str, shapes: tuple[str, ...], choices: dict[str, int], dot: bool, *, optimised: bool = False
 ) -> tuple[bytes, list[tuple[int, Formula]]]:
     """A module, and which of its words are to be set to what."""
     what = f"{file} {choices}"
@@ -163,14 +185,18 @@ def compile_one(
             raise SystemExit(f"{file}.cl: `{line}` asks the preprocessor about {asked[0]}, which is a shape")
     defines = {**FEATURES, "INT_DOT": int(dot), **choices, **{name: name for name in shapes}}
     flat = clang(what, "-E", "-P", "-o", "-", *(f"-D{name}={value}" for name, value in defines.items()), text=original)
-    text, formulas = held_open(flat, shapes)
+    text, formulas = held_open(flat, shapes, mark=not optimised)
+    if optimised and formulas:
+        raise SystemExit(f"{what}: an optimiser would fold the length {formulas[0]}")
     specials = "".join(
         f"inline int shape_{name}(void) {{ return __spirv_SpecConstant({i}, 0); }}\n#define {name} shape_{name}()\n"
         for i, name in enumerate(shapes)
     )
     with tempfile.TemporaryDirectory() as folder:
         made = Path(folder) / "made.spv"
-        clang(what, *COMPILE, *(DOT if dot else []), "-c", "-o", str(made), text=PRELUDE + specials + text)
+        extensions = ",".join(f"+{name}" for name in (*EXTENSIONS, *([DOT] if dot else [])))
+        options = ["-O2" if optimised else "-O0", *COMPILE, "-Xclang", "-mllvm", "-Xclang", f"--spirv-ext={extensions}"]
+        clang(what, *options, "-c", "-o", str(made), text=PRELUDE + specials + text)
         words = array("I", made.read_bytes())
     return finished(what, words, shapes, formulas, contract="FP_CONTRACT OFF" not in original)
 
@@ -203,9 +229,9 @@ def named(words: array[int]) -> dict[str, int]:
 
 
 def special_constants(words: array[int]) -> dict[int, int]:
-    """Number of a specialisation constant → its id."""
+    """Id of a specialisation constant → its number."""
     made = (one for one in instructions(words) if one[0] & 0xFFFF == DECORATE and one[2] == SPEC_ID)
-    return {one[3]: one[1] for one in made}
+    return {one[1]: one[3] for one in made}
 
 
 def made_of(number: int, placeholders: Collection[int]) -> int | None:
@@ -227,7 +253,8 @@ def finished(
     entries: set[int] = set()
     patches: list[tuple[int, Formula]] = []
     names, special = named(words), special_constants(words)
-    number = {names[f"shape_{name}"]: special[i] for i, name in enumerate(shapes) if i in special}
+    calls = {names[f"shape_{name}"]: i for i, name in enumerate(shapes) if f"shape_{name}" in names}
+    number = {call: made for call, i in calls.items() for made, of in special.items() if of == i}
     leads_back, unrolled, label, condition = continues(words), names.get("unrolled"), 0, 0
     for one in instructions(words):
         opcode = one[0] & 0xFFFF
@@ -249,7 +276,7 @@ def finished(
         if opcode == ENTRY_POINT:
             entries.add(one[2])
         elif opcode == SPEC_CONSTANT:
-            patches.append((place + 3, next(shapes[i] for i, made in special.items() if made == one[2])))
+            patches.append((place + 3, shapes[special[one[2]]]))
         elif opcode == FUNCTION:
             one[3] = 0 if one[2] in entries else INLINE
         if opcode == CONSTANT and one[3] not in wanted and (made := made_of(one[3], wanted)):
@@ -269,7 +296,8 @@ def build(target: Path) -> None:
 
     def one(entry: tuple[str, str, dict[str, int], bool]) -> tuple[str, list[tuple[int, Formula]]]:
         name, file, choices, dot = entry
-        module, patches = compile_one(file, listed.FAMILIES[file].shapes, choices, dot)
+        family = listed.FAMILIES[file]
+        module, patches = compile_one(file, family.shapes, choices, dot, optimised=family.optimised)
         (target / f"{name}.spv").write_bytes(module)
         return name, patches
 

@@ -40,6 +40,20 @@ def test_matrix_units_whose_trial_does_not_build_are_left_alone() -> None:
     assert VENDORS.keys() == set(get_args(Matrix))
 
 
+def test_xmx_that_does_not_build_leaves_dot_products() -> None:
+    """By the same kernels, for sub-groups of 8; those for 16 have no other form."""
+    asked: list[dict[str, int | str]] = []
+
+    def builds(spec: KernelSpec) -> bool:
+        asked.append(dict(spec.defines))
+        return not asked[-1]["XMX"]
+
+    assert tried(replace(ABILITIES, matrix="xmx8"), builds).matrix == "intel"
+    assert asked == [{"XMX": 1, "SG": 8}, {"XMX": 0, "SG": 8}]
+    assert tried(replace(ABILITIES, matrix="xmx16"), builds).matrix == "none"
+    assert asked[2:] == [{"XMX": 1, "SG": 16}]
+
+
 def test_options() -> None:
     assert Abilities(8, 256, 32768, gpu=False).options("1.2") == ("-cl-std=CL1.2",)
     assert set(Abilities(8, 256, 32768, f16=True, subgroups=True, dot4="khr").options("3.0")) == {

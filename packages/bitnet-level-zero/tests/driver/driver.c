@@ -11,7 +11,7 @@ uint64_t submitted, finished;
 int objects;
 
 // BITNET_TEST_DRIVER_FAULT: `uninitialized`, `permission`, `old`, `no-device`, `no-half`, `build`, `native`, `memory`, `lost`
-// (from the second submission on), `hung` (every wait fails), `wrong` (launches are left out).
+// (from the second submission on), `hung` (every wait fails), `wrong` (launches are left out), `unnamed` (no test driver, it says).
 int faulty(const char *kind) {
     const char *asked = getenv("BITNET_TEST_DRIVER_FAULT");
     return asked && !strcmp(asked, kind);
@@ -100,7 +100,7 @@ ze_result_t zeDeviceGetProperties(ze_device_handle_t device, ze_device_propertie
     properties->numSlices = properties->numSubslicesPerSlice = 1;
     properties->numEUsPerSubslice = (uint32_t)number(CL_DEVICE_MAX_COMPUTE_UNITS);
     for (int i = 0; i < 16; i++) properties->uuid.id[i] = (uint8_t)(i + 16 * device->index);
-    snprintf(properties->name, sizeof properties->name, "bitnet test driver (Intel's OpenCL for CPUs)");
+    snprintf(properties->name, sizeof properties->name, faulty("unnamed") ? "Some GPU" : "bitnet test driver (Intel's OpenCL for CPUs)");
     return ZE_RESULT_SUCCESS;
 }
 
@@ -110,8 +110,8 @@ ze_result_t zeDeviceGetComputeProperties(ze_device_handle_t device, ze_device_co
     properties->maxGroupCountX = properties->maxGroupCountY = properties->maxGroupCountZ = 0x7FFFFFFF;
     properties->maxSharedLocalMemory = (uint32_t)number(CL_DEVICE_LOCAL_MEM_SIZE);
     properties->numSubGroupSizes = 2;
-    properties->subGroupSizes[0] = 8;
-    properties->subGroupSizes[1] = 16;
+    properties->subGroupSizes[0] = getenv("BITNET_TEST_DRIVER_WIDE") ? 16 : 8;
+    properties->subGroupSizes[1] = 32;
     return ZE_RESULT_SUCCESS;
 }
 

@@ -3,6 +3,9 @@
 // What may run in any order does: the launches between two barriers run in reverse. Memory and lists that work in flight may
 // use are not freed. BITNET_TEST_DRIVER_FAULT makes it fail (faulty() below names how), BITNET_TEST_DRIVER_DEVICES lists
 // what its devices say they are: `cpu` (default), `shared` (a CPU that says its memory is shared), `discrete`, `integrated`.
+// BITNET_TEST_DRIVER_HOST_MEMORY: `read` (kernels may read any of the host's) or `import` (what is imported). Otherwise none of it.
+// BITNET_TEST_DRIVER_NO_DOT, _NO_XMX: it refuses modules with the integer dot product or with matrix products. _WIDE: its least
+// sub-group has 16 work-items, not 8.
 #pragma once
 #include <level_zero/ze_api.h>
 #include <level_zero/ze_ddi.h>
@@ -42,5 +45,6 @@ extern uint64_t submitted, finished;  // submissions to any queue
 extern int objects;                   // handles that were made and not destroyed
 
 int faulty(const char *kind);  // whether that fault is asked for
+int reads(const void *pointer);  // whether kernels may read the host's memory there
 int lost(void);                // whether the device is lost by now
 ze_result_t result_of(cl_int error);

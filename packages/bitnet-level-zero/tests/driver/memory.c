@@ -3,6 +3,7 @@
 
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 static size_t allocated;
 enum { LITTLE = 1 << 20 };  // bytes there are where memory is short
@@ -61,4 +62,52 @@ ze_result_t zeMemFree(ze_context_handle_t context, void *pointer) {
         return result_of(clMemFreeINTEL(context->context, pointer));
     }
     return ZE_RESULT_ERROR_INVALID_ARGUMENT;
+}
+
+static allocation_t *imported;
+
+static int host_memory(const char *kind) {
+    const char *asked = getenv("BITNET_TEST_DRIVER_HOST_MEMORY");
+    return asked && !strcmp(asked, kind);
+}
+
+int reads(const void *pointer) {
+    const char *at = pointer;
+    for (allocation_t *one = imported; one; one = one->next)
+        if (at >= (char *)one->pointer && at < (char *)one->pointer + one->size) return 1;
+    return host_memory("read");
+}
+
+ze_result_t zeDeviceGetMemoryAccessProperties(ze_device_handle_t device, ze_device_memory_access_properties_t *properties) {
+    if (properties->stype != ZE_STRUCTURE_TYPE_DEVICE_MEMORY_ACCESS_PROPERTIES) return ZE_RESULT_ERROR_INVALID_ENUMERATION;
+    properties->sharedSystemAllocCapabilities = host_memory("read") ? ZE_MEMORY_ACCESS_CAP_FLAG_RW : 0;
+    return ZE_RESULT_SUCCESS;
+}
+
+static ze_result_t import(ze_driver_handle_t driver, void *pointer, size_t size) {
+    allocation_t *one = calloc(1, sizeof *one);
+    *one = (allocation_t){pointer, size, imported};
+    imported = one;
+    objects++;
+    return ZE_RESULT_SUCCESS;
+}
+
+static ze_result_t release(ze_driver_handle_t driver, void *pointer) {
+    if (submitted != finished && !lost()) return ZE_RESULT_ERROR_HANDLE_OBJECT_IN_USE;
+    for (allocation_t **one = &imported; *one; one = &(*one)->next) {
+        if ((*one)->pointer != pointer) continue;
+        allocation_t *gone = *one;
+        *one = gone->next;
+        objects--;
+        free(gone);
+        return ZE_RESULT_SUCCESS;
+    }
+    return ZE_RESULT_ERROR_INVALID_ARGUMENT;
+}
+
+ze_result_t zeDriverGetExtensionFunctionAddress(ze_driver_handle_t driver, const char *name, void **function) {
+    *function = 0;
+    if (host_memory("import") && !strcmp(name, "zexDriverImportExternalPointer")) *function = import;
+    if (host_memory("import") && !strcmp(name, "zexDriverReleaseImportedPointer")) *function = release;
+    return *function ? ZE_RESULT_SUCCESS : ZE_RESULT_ERROR_INVALID_ARGUMENT;
 }

@@ -14,12 +14,14 @@ static ze_module_build_log_handle_t log_of(const char *text) {
     return log;
 }
 
-// Whether SPIR-V declares the capability DotProduct: the two words of OpCapability 6019.
-static int has_dot_products(const uint8_t *bytes, size_t size) {
+enum { DOT_PRODUCT = 6019, MATRIX_MULTIPLY_ACCUMULATE = 6236 };
+
+// Whether SPIR-V declares a capability.
+static int declares(uint32_t capability, const uint8_t *bytes, size_t size) {
     for (size_t i = 20; i + 8 <= size; i += 4) {
         uint32_t words[2];
         memcpy(words, bytes + i, 8);
-        if (words[0] == (2u << 16 | 17) && words[1] == 6019) return 1;
+        if (words[0] == (2u << 16 | 17) && words[1] == capability) return 1;
     }
     return 0;
 }
@@ -37,7 +39,8 @@ ze_result_t zeModuleCreate(ze_context_handle_t context, ze_device_handle_t devic
     if (desc->stype != ZE_STRUCTURE_TYPE_MODULE_DESC) return ZE_RESULT_ERROR_INVALID_ENUMERATION;
     if (log) *log = 0;
     if (lost()) return ZE_RESULT_ERROR_DEVICE_LOST;
-    if (faulty("build") || (getenv("BITNET_TEST_DRIVER_NO_DOT") && has_dot_products(words, size))) {
+    if (faulty("build") || (getenv("BITNET_TEST_DRIVER_NO_DOT") && declares(DOT_PRODUCT, words, size)) ||
+        (getenv("BITNET_TEST_DRIVER_NO_XMX") && declares(MATRIX_MULTIPLY_ACCUMULATE, words, size))) {
         if (log) *log = log_of("error: the fault that was asked for");
         return ZE_RESULT_ERROR_MODULE_BUILD_FAILURE;
     }
@@ -137,7 +140,7 @@ ze_result_t zeKernelSetArgumentValue(ze_kernel_handle_t kernel, uint32_t index, 
         char *at = argument->value.pointer;
         allocation_t *one = kernel->module->context->allocations;
         while (one && (at < (char *)one->pointer || at >= (char *)one->pointer + one->size)) one = one->next;
-        if (!one) return ZE_RESULT_ERROR_INVALID_ARGUMENT;
+        if (!one && !reads(at)) return ZE_RESULT_ERROR_INVALID_ARGUMENT;
     }
     if (index + 1 > kernel->arguments) kernel->arguments = index + 1;
     return ZE_RESULT_SUCCESS;

@@ -12,10 +12,12 @@
 
 TABLE(zeGetGlobalProcAddrTable, ze_global_dditable_t, out->pfnInit = zeInit;)
 TABLE(zeGetDriverProcAddrTable, ze_driver_dditable_t, out->pfnGet = zeDriverGet; out->pfnGetApiVersion = zeDriverGetApiVersion;
-      out->pfnGetProperties = zeDriverGetProperties; out->pfnGetExtensionProperties = zeDriverGetExtensionProperties;)
+      out->pfnGetProperties = zeDriverGetProperties; out->pfnGetExtensionProperties = zeDriverGetExtensionProperties;
+      out->pfnGetExtensionFunctionAddress = zeDriverGetExtensionFunctionAddress;)
 TABLE(zeGetDeviceProcAddrTable, ze_device_dditable_t, out->pfnGet = zeDeviceGet; out->pfnGetProperties = zeDeviceGetProperties;
       out->pfnGetComputeProperties = zeDeviceGetComputeProperties; out->pfnGetModuleProperties = zeDeviceGetModuleProperties;
       out->pfnGetMemoryProperties = zeDeviceGetMemoryProperties;
+      out->pfnGetMemoryAccessProperties = zeDeviceGetMemoryAccessProperties;
       out->pfnGetCommandQueueGroupProperties = zeDeviceGetCommandQueueGroupProperties;)
 TABLE(zeGetContextProcAddrTable, ze_context_dditable_t, out->pfnCreate = zeContextCreate; out->pfnDestroy = zeContextDestroy;)
 TABLE(zeGetCommandQueueProcAddrTable, ze_command_queue_dditable_t, out->pfnCreate = zeCommandQueueCreate;

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import ctypes
+import importlib.util
 import os
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import ModuleType
 from typing import TypeAlias
 
 import pytest
 
 REPOSITORY = Path(__file__).parents[4]
+HOOK = Path(__file__).parents[2] / "modules_build.py"
 SOURCES = Path(__file__).parents[1] / "driver"
 INTEL = Path(sys.prefix) / "lib" / "libintelocl.so"
 """Where the wheel intel-opencl-rt puts Intel's OpenCL for CPUs."""
@@ -35,6 +38,18 @@ def _absent() -> str | None:
     except OSError as error:
         return f"{error} (Debian: apt install libze1 ocl-icd-libopencl1)."
     return None
+
+
+@pytest.fixture(scope="session")
+def hook() -> ModuleType:
+    """The build hook."""
+    spec = importlib.util.spec_from_file_location("level_zero_modules_build", HOOK)
+    assert spec is not None
+    assert spec.loader is not None
+    made = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = made
+    spec.loader.exec_module(made)
+    return made
 
 
 @pytest.fixture(scope="session")

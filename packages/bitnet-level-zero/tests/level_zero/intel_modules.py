@@ -21,6 +21,7 @@ from bitnet.level_zero.variants import FAMILIES
 
 ENTRIES = {
     "attention_decode": ("attention_decode", "attention_merge"),
+    "intel/ternary_gemm_sg": ("activation_tiles", "ternary_gemm_sg"),
     "quantize": ("absmean_partial", "absmean_scale", "ternary_codes"),
 }
 SHAPES = {
@@ -45,7 +46,11 @@ def specs() -> list[tuple[str, KernelSpec, bool]]:
     made = []
     for file, family in FAMILIES.items():
         for choices in family.choices:
+            if choices.get("XMX"):  # no extension of the driver of Debian 12
+                continue
             shapes = {name: SHAPES[name] for name in family.shapes}
+            if choices.get("GLU"):
+                shapes["LANES"] = 16  # as the lowering has it
             if file == "attention_decode":
                 shapes["WG"] = 128
             defines = tuple({**choices, **shapes}.items())
@@ -62,7 +67,7 @@ def built(compiler: Compiler, level_zero: LevelZero, label: str, spec: KernelSpe
         made = compiler._create(spec.file, SPIRV, module(spec, dot=dot, device="level-zero:0"))
     except DeviceError as error:
         return {label: str(error)}
-    for entry in ENTRIES.get(spec.file, (spec.file,)):
+    for entry in ENTRIES.get(spec.file, (spec.file.rpartition("/")[2],)):
         try:
             kernel = level_zero.make("zeKernelCreate", made, byref(KernelDesc(name=entry.encode())))
             found[f"{label}: {entry}"] = level_zero.filled(

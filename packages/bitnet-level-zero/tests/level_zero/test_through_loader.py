@@ -98,6 +98,40 @@ def test_the_demo_model_answers_as_on_the_cpu(on_driver: Run) -> None:
     assert int(done.stdout) > 1000
 
 
+# The demo model's answer, and how many of its weights stay where they are.
+ADOPTING = """
+from bitnet.core.testing.answers import assert_same_answers
+from bitnet.level_zero.device import LevelZeroDriver
+adopt, found = LevelZeroDriver.adopt, []
+LevelZeroDriver.adopt = lambda self, array: found.append(adopt(self, array)) or found[-1]
+assert_same_answers('level-zero:0', 2, seed={seed})
+print(sum(one is not None for one in found) * 100 // len(found))
+"""
+
+
+@pytest.mark.nightly(unless_changed=FAMILY)
+@pytest.mark.parametrize(
+    ("devices", "host_memory", "most"),
+    [("shared", "read", 100), ("shared", "import", 100), ("shared", "", 0), ("cpu", "read", 0)],
+)
+def test_weights_that_stay_where_they_are(on_driver: Run, devices: str, host_memory: str, most: int) -> None:
+    """A device that shares memory reads mapped weights without a copy; one of its own copies them. The tokens agree."""
+    variables = {"BITNET_TEST_DRIVER_DEVICES": devices, "BITNET_TEST_DRIVER_HOST_MEMORY": host_memory}
+    seed = randrange(1 << 30)
+    done = on_driver("-c", ADOPTING.format(seed=seed), **variables)
+    assert (done.returncode, done.stderr) == (0, ""), (seed, done.stderr)
+    assert most // 2 <= int(done.stdout) <= most, seed
+
+
+def test_a_device_is_verified_once_its_self_check_has_passed(on_driver: Run, tmp_path: Path) -> None:
+    details = (
+        "from bitnet.level_zero.backend import BACKEND; print(BACKEND.probe().devices[0].details.get('verified', ''))"
+    )
+    assert on_driver("-c", details, BITNET_TEST_DRIVER_FAULT="unnamed").stdout == "not verified on this hardware\n"
+    assert product(on_driver, BITNET_TEST_DRIVER_FAULT="unnamed") == (0, "0", "")
+    assert on_driver("-c", details, BITNET_TEST_DRIVER_FAULT="unnamed").stdout == "\n"
+
+
 def test_the_receipt_of_a_test_driver(on_driver: Run, tmp_path: Path) -> None:
     """The demo model answers, and its receipt says what computed it, and does not verify."""
     receipt = tmp_path / "receipt.json"

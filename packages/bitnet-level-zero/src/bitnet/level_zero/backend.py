@@ -50,16 +50,17 @@ class LevelZeroBackend:
         for index, hardware in enumerate(devices(level_zero)):
             if str(index) == info.index and hardware.info(index).id == info.id:
                 driver = LevelZeroDriver(level_zero, hardware, info.name)
-                return open_device(info, driver, hardware.abilities, self_check=True)
+                return open_device(info, driver, driver.abilities, self_check=True)
         raise DeviceUnavailableError(f"{info.name} is gone since it was probed.", hint="See bitnet devices.")
 
     def kernels(self) -> Collection[str]:
         from bitnet.core.gpu.clc import sources
 
-        return sources("bitnet.level_zero", self.name, vendors=()).names()
+        return sources("bitnet.level_zero", self.name, vendors=("intel",)).names()
 
 
 def _probe(found: Library) -> ProbeResult:
+    from bitnet.core.gpu.verified import marked
     from bitnet.level_zero.hardware import NEEDED, api_version, devices
     from bitnet.level_zero.loader import LevelZero
 
@@ -76,7 +77,7 @@ def _probe(found: Library) -> ProbeResult:
     try:
         drivers = level_zero.drivers()
         has = [api_version(level_zero, driver) for driver in drivers]
-        usable = [hardware.info(i) for i, hardware in enumerate(devices(level_zero))]
+        usable = [marked(hardware.info(i)) for i, hardware in enumerate(devices(level_zero))]
     except DeviceError as error:
         return _no_driver(error, found.tried, versions)
     versions["level-zero"] = ", ".join(".".join(map(str, version)) for version in has)

@@ -43,13 +43,17 @@ class Compiler:
 
         The device's flag for it does not tell: the driver of 2022 does not set it for processors that have it.
         """
-        trial = KernelSpec("row_sums", "row_sums", (("WG", 64), ("COLS", 64)))
         self._dot = True
+        self._dot = self.builds(KernelSpec("row_sums", "row_sums", (("WG", 64), ("COLS", 64))))
+
+    def builds(self, trial: KernelSpec) -> bool:
+        """Whether the driver builds a kernel's module."""
         try:
             self.prepare([trial])
         except KernelCompileError as error:
-            logger.debug("%s: no integer dot product: %s", self._name, error.log)
-            self._dot = False
+            logger.debug("%s: it does not build %s: %s", self._name, trial.file, error.log)
+            return False
+        return True
 
     def prepare(self, specs: Sequence[KernelSpec]) -> None:
         """Build what is not built yet of the kernels' modules, several at a time.

@@ -19,11 +19,12 @@ import numpy.typing as npt
 
 from bitnet.core.errors import DeviceError
 from bitnet.core.gpu import Launch
-from bitnet.core.gpu.clc import values
+from bitnet.core.gpu.clc import tried, values
 from bitnet.core.gpu.failures import buffer_too_large
 from bitnet.core.support.cache import KernelCache
 from bitnet.level_zero.compiler import Compiler
 from bitnet.level_zero.hardware import Hardware
+from bitnet.level_zero.imports import host_imports
 from bitnet.level_zero.loader import LevelZero
 from bitnet.level_zero.structures import (
     ContextDesc,
@@ -36,6 +37,8 @@ from bitnet.level_zero.structures import (
 
 ALIGNMENT = 64
 """Bytes that memory is aligned to: a cache line."""
+READ_ALIGNMENT = 32
+"""Bytes to which the host's memory must be aligned for kernels to read it: a row's codes of one step in a load."""
 SYNCHRONOUS, ASYNCHRONOUS = 1, 2
 """Modes of a queue."""
 FOREVER = 2**64 - 1
@@ -43,10 +46,15 @@ FOREVER = 2**64 - 1
 
 @dataclass(slots=True, eq=False)
 class Memory:
-    """Memory of the device, or on an integrated one memory that the host reads and writes as well."""
+    """Memory of the device, or on an integrated one memory that the host reads and writes as well.
+
+    Attributes:
+        adopted: The array whose own memory it is, if it is one's.
+    """
 
     pointer: c_void_p
     nbytes: int
+    adopted: npt.NDArray[Any] | None = None
 
 
 class Recording:
@@ -57,7 +65,11 @@ class Recording:
 
 
 class LevelZeroDriver:
-    """Implements :class:`bitnet.core.gpu.Driver`."""
+    """Implements :class:`bitnet.core.gpu.Driver`.
+
+    Attributes:
+        abilities: What the kernels may use of the device.
+    """
 
     def __init__(self, level_zero: LevelZero, hardware: Hardware, name: str) -> None:
         self._level_zero = level_zero.named(name)
@@ -71,6 +83,9 @@ class LevelZeroDriver:
         self._copies = make("zeCommandListCreateImmediate", self._context, hardware.device, byref(copies))
         self._compiler = Compiler(self._level_zero, self._context, hardware, name, KernelCache())
         self._compiler.use_dot_products()
+        self.abilities = tried(hardware.abilities, self._compiler.builds)
+        wanted = hardware.integrated and not hardware.reads_host
+        self._imports = host_imports(self._level_zero, hardware.driver) if wanted else None
         self._recordings: weakref.WeakSet[Recording] = weakref.WeakSet()
         self._dropped: deque[c_void_p] = deque()
         """Lists that nobody holds any more and that may still run."""
@@ -92,7 +107,20 @@ class LevelZeroDriver:
         with self._lock:
             with contextlib.suppress(DeviceError):  # of a lost device, which has said so to whoever waited for its work
                 self._wait()
-            self._level_zero.status("zeMemFree", self._context, buffer.pointer)
+            if buffer.adopted is None:
+                self._level_zero.status("zeMemFree", self._context, buffer.pointer)
+            elif self._imports is not None:
+                self._imports.give_back(buffer.pointer)
+
+    def adopt(self, array: npt.NDArray[Any]) -> Memory | None:
+        """The array's own memory: of integrated devices that read all of the host's, or whose driver imports it."""
+        pointer = c_void_p(array.ctypes.data)
+        if not (self._hardware.integrated and array.nbytes) or array.ctypes.data % READ_ALIGNMENT:
+            return None
+        with self._lock:
+            if not self._hardware.reads_host and not (self._imports and self._imports.take(pointer, array.nbytes)):
+                return None
+        return Memory(pointer, array.nbytes, array)
 
     def upload(self, buffer: Memory, array: npt.NDArray[Any], offset: int = 0) -> None:
         with self._lock:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import cast
 
 from bitnet.core.gpu.clc import Abilities
+from bitnet.core.gpu.clc.abilities import XMX
 from bitnet.core.hal import DeviceInfo, DeviceType
 from bitnet.core.hal.probe import TEST_DRIVER
 from bitnet.level_zero.loader import LevelZero
@@ -17,6 +18,7 @@ from bitnet.level_zero.structures import (
     DeviceProperties,
     DriverProperties,
     ExtensionProperties,
+    MemoryAccessProperties,
     MemoryProperties,
     ModuleProperties,
     QueueGroupProperties,
@@ -31,13 +33,13 @@ FP16, DP4A = 1, 8
 """Flags of ``ze_device_module_flags_t``."""
 LEAST_GROUP = 256
 """Work-items of a work-group that every Intel GPU takes; for a driver that does not tell."""
+READ_WRITE = 1
+"""Flag of ``ze_memory_access_cap_flags_t``."""
 COMPUTE = 1
 """Flag of a group of queues that run kernels."""
 VENDORS = {0x8086: "Intel"}
 TEST_NAME = "bitnet test driver"
 """What the name of a test driver's device begins with."""
-UNTRIED = "not verified on this hardware until its self-check has passed, whenever it is opened"
-"""What is said of every device, as none was at hand."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +49,7 @@ class Hardware:
     Attributes:
         api: Version of the API that the driver has.
         ordinal: Group of queues that run kernels.
+        reads_host: Whether kernels may read any memory of the process.
     """
 
     driver: c_void_p
@@ -59,6 +62,7 @@ class Hardware:
     modules: ModuleProperties
     memory: int
     ordinal: int
+    reads_host: bool
 
     @property
     def name(self) -> str:
@@ -76,7 +80,7 @@ class Hardware:
 
     @property
     def abilities(self) -> Abilities:
-        """What the kernels may use."""
+        """What the kernels may use, if the driver builds it: whether there is an XMX, no property tells."""
         p = self.properties
         return Abilities(  # whether bytes are multiplied by the integer dot product, the compiler finds out
             compute_units=max(1, p.eus_per_subslice * p.subslices_per_slice * p.slices),
@@ -85,6 +89,7 @@ class Hardware:
             gpu=p.kind == GPU,
             subgroups=True,
             f16=True,
+            matrix=XMX.get(min(self.sub_groups, default=0), "none"),
         )
 
     @property
@@ -119,7 +124,6 @@ class Hardware:
                 "spirv": f"{major}.{minor}",
                 "sub_group_sizes": ",".join(map(str, self.sub_groups)),
                 "compute_units": str(self.abilities.compute_units),
-                "verified": UNTRIED,
             },
         )
 
@@ -151,6 +155,7 @@ def _of_driver(level_zero: LevelZero, driver: c_void_p) -> Iterator[Hardware]:
         if properties.kind not in (GPU, CPU) or ordinal is None or not modules.flags & FP16:
             continue
         memories = level_zero.every("zeDeviceGetMemoryProperties", device, MemoryProperties)
+        access = level_zero.filled("zeDeviceGetMemoryAccessProperties", device, MemoryAccessProperties)
         yield Hardware(
             driver=driver,
             device=device,
@@ -162,4 +167,5 @@ def _of_driver(level_zero: LevelZero, driver: c_void_p) -> Iterator[Hardware]:
             modules=modules,
             memory=sum(one.total for one in memories),
             ordinal=ordinal,
+            reads_host=bool(access.shared_system & READ_WRITE),
         )

@@ -100,6 +100,18 @@ class MemoryProperties(Structure):
     ]
 
 
+class MemoryAccessProperties(Structure):
+    stype = 0x8
+    _fields_ = [
+        *Structure._base,
+        ("host", c_uint32),
+        ("device", c_uint32),
+        ("shared_single", c_uint32),
+        ("shared_cross", c_uint32),
+        ("shared_system", c_uint32),
+    ]
+
+
 class ContextDesc(Structure):
     stype = 0xD
     _fields_ = [*Structure._base, ("flags", c_uint32)]

@@ -33,11 +33,13 @@ class Family:
         shapes: Constants that are set at load time.
         choices: Values of the others, of each module.
         dots: Whether the source multiplies bytes: then there are modules with the integer dot product and without.
+        optimised: Whether clang optimises it, which it may where no array's length depends on a shape.
     """
 
     shapes: tuple[str, ...] = ()
     choices: Sequence[Choices] = ({},)
     dots: bool = False
+    optimised: bool = False
 
 
 _CACHE = ("DIM", "BLOCK", "HEAD_GROUP")
@@ -49,6 +51,8 @@ _PRODUCT_ENDS: list[Choices] = [
 ]
 _ROTATIONS: list[Choices] = [{"ROPE": 0, "NEOX": 0}, {"ROPE": 1, "NEOX": 0}, {"ROPE": 1, "NEOX": 1}]
 
+_SUB_GROUPS: list[Choices] = [{"XMX": 0, "SG": 8}, {"XMX": 1, "SG": 8}, {"XMX": 1, "SG": 16}]
+
 FAMILIES: Mapping[str, Family] = {
     "advance": Family(),
     "attention": Family(("WG", *_CACHE), each("KV_F16")),
@@ -57,6 +61,13 @@ FAMILIES: Mapping[str, Family] = {
     "dense_matmul": Family(("WG", "LANES", "EACH", "TOKENS"), each("WEIGHT_F16")),
     "embed": Family(("WG",), each("WEIGHT_F16")),
     "glu_norm_quant": Family(("WG",), each("NORM", "RELU2"), dots=True),
+    "intel/sub_groups": Family(choices=_SUB_GROUPS, dots=True, optimised=True),
+    "intel/ternary_gemm_sg": Family(
+        ("COLS", "ROW_BYTES"),
+        crossed(_SUB_GROUPS, each("ADD")),
+        dots=True,
+        optimised=True,
+    ),
     "norm_quant": Family(("WG",), each("NORM"), dots=True),
     "norm_rows": Family(("WG",)),
     "quantize": Family(("WG",)),
@@ -76,7 +87,7 @@ FAMILIES: Mapping[str, Family] = {
 def module_name(file: str, choices: Choices, dot: bool) -> str:
     """What the wheel calls the module of a source, its choices, and whether it uses the integer dot product."""
     values = "".join(f"-{name.lower()}{choices[name]}" for name in sorted(choices))
-    return f"{file}{values}{'-dot' if dot and FAMILIES[file].dots else ''}"
+    return f"{file.replace('/', '-')}{values}{'-dot' if dot and FAMILIES[file].dots else ''}"
 
 
 def all_modules() -> Iterator[tuple[str, str, Choices, bool]]:

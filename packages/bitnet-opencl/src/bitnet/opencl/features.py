@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 from collections.abc import Mapping
 
 import pyopencl as cl
 
 from bitnet.core.gpu.clc import Abilities
-from bitnet.core.gpu.clc.abilities import Dot4
+from bitnet.core.gpu.clc.abilities import XMX, Dot4, Matrix
 from bitnet.core.gpu.clc.amd import Architecture, architecture
+from bitnet.opencl.launches import library
 
 EXTENSIONS: Mapping[str, str] = {
     "cl_khr_fp16": "f16",
     "cl_khr_integer_dot_product": "int8-dot",
     "cl_khr_command_buffer": "command-buffer",
+    "cl_intel_subgroup_matrix_multiply_accumulate": "xmx",
 }
+INTEL = frozenset({"cl_intel_subgroups", "cl_intel_subgroups_short", "cl_intel_required_subgroup_size"})
+"""What the kernels of Intel's GPUs need."""
+SUB_GROUP_SIZES = 0x4108
+"""CL_DEVICE_SUB_GROUP_SIZES_INTEL (cl_intel_required_subgroup_size)."""
 NVIDIA = "cl_nv_device_attribute_query"
 AMD = "cl_amd_device_attribute_query"
 CAPABILITIES: Mapping[str, tuple[int, int]] = {"ptx-dp4a": (6, 1), "ptx-mma": (8, 0)}
@@ -49,7 +56,7 @@ def abilities(device: cl.Device) -> Abilities:
         subgroups="subgroups" in have,
         f16="f16" in have,
         dot4=dot4,
-        matrix="ptx" if ptx else kind.matrix if kind else "none",
+        matrix="ptx" if ptx else kind.matrix if kind else _intel(device),
         resident=resident(device) if ptx else 0,
     )
 
@@ -81,6 +88,23 @@ def _subgroups(device: cl.Device) -> bool:
     with contextlib.suppress(cl.Error, AttributeError):
         return int(device.max_num_sub_groups) > 0
     return False
+
+
+def _intel(device: cl.Device) -> Matrix:
+    """The matrix products of Intel's GPUs, by the least size of their sub-groups."""
+    if not device.type & cl.device_type.GPU or not set(device.extensions.split()) >= INTEL:
+        return "none"
+    least = min(filter(None, _sub_group_sizes(device)), default=0)
+    return XMX.get(least, "none") if "xmx" in features(device) else "intel" if least == 8 else "none"
+
+
+def _sub_group_sizes(device: cl.Device) -> list[int]:
+    """Work-items that a sub-group of an Intel device may have, and zeros. pyopencl does not ask for this."""
+    opencl, sizes = library(), (ctypes.c_size_t * 16)()
+    if opencl is not None:
+        handle = ctypes.c_void_p(device.int_ptr)
+        opencl.clGetDeviceInfo(handle, SUB_GROUP_SIZES, ctypes.c_size_t(ctypes.sizeof(sizes)), sizes, None)
+    return list(sizes)
 
 
 def _compute_capability(device: cl.Device) -> tuple[int, int]:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
-from bitnet.core.gpu.driver import Buffer, Driver, Launch
+from bitnet.core.gpu.driver import Adopter, Buffer, Driver, Launch
 from bitnet.core.gpu.weights import DenseBuffer, TernaryBuffer, put_dense, put_ternary
 from bitnet.core.hal import DenseMatmul, GluNormQuant, KVSpec, NormQuant, NormRows, Program, StepLayout, TernaryMatmul
 from bitnet.core.hal.check import TensorCheck
@@ -76,6 +78,13 @@ class Context:
         self.used += buffer.nbytes
         return buffer
 
+    def _adopt(self, array: npt.NDArray[Any]) -> Buffer | None:
+        """The array's own memory, while the executable lives, where the device can read it there."""
+        buffer = self.driver.adopt(array) if isinstance(self.driver, Adopter) else None
+        if buffer is not None:
+            self._owned.append(buffer)
+        return buffer
+
     def offset(self, field_name: str) -> np.int32:
         """Word offset of a field of the step buffer, as a kernel argument."""
         offset: np.int32 = np.int32(self.layout.offsets[field_name])
@@ -85,13 +94,13 @@ class Context:
         """The named matrices stacked along N."""
         key = tuple(names)
         if key not in self._ternary:
-            self._ternary[key] = put_ternary(self.alloc, self.driver.upload, self.program.weights, key)
+            self._ternary[key] = put_ternary(self.alloc, self.driver.upload, self._adopt, self.program.weights, key)
         return self._ternary[key]
 
     def dense(self, name: str) -> DenseBuffer:
         """A dense weight; one upload, however many operations use it."""
         if name not in self._dense:
-            self._dense[name] = put_dense(self.alloc, self.driver.upload, self.program.weights[name])
+            self._dense[name] = put_dense(self.alloc, self.driver.upload, self._adopt, self.program.weights[name])
         return self._dense[name]
 
     @property

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -110,3 +110,15 @@ class Driver(Protocol):
         ...
 
     def close(self) -> None: ...
+
+
+@runtime_checkable
+class Adopter(Protocol):
+    """A driver whose device may read the host's memory where it lies, as integrated ones do."""
+
+    def adopt(self, array: npt.NDArray[Any]) -> Buffer | None:
+        """A buffer on a C-contiguous array's own memory, which it keeps; kernels only read it.
+
+        :meth:`Driver.free` gives it back. None where the device cannot read that memory.
+        """
+        ...

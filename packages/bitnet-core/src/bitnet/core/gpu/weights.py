@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 
 from bitnet.core.errors import InvalidInputError
 from bitnet.core.gpu.driver import Buffer
@@ -21,6 +22,8 @@ BLOCK_BYTES = 32
 Alloc: TypeAlias = Callable[[int], Buffer]
 Upload: TypeAlias = Callable[..., None]
 """As those of :class:`~bitnet.core.gpu.Driver`."""
+Adopt: TypeAlias = Callable[[npt.NDArray[Any]], "Buffer | None"]
+"""As that of :class:`~bitnet.core.gpu.driver.Adopter`; None for every array where the driver is none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,34 +55,45 @@ class DenseBuffer:
     dtype: str
 
 
-def put_ternary(alloc: Alloc, upload: Upload, weights: Mapping[str, Weight], names: Sequence[str]) -> TernaryBuffer:
-    """Upload the named ternary matrices, of one K, one after the other, releasing each one's host pages."""
+def put_ternary(
+    alloc: Alloc, upload: Upload, adopt: Adopt, weights: Mapping[str, Weight], names: Sequence[str]
+) -> TernaryBuffer:
+    """Upload the named ternary matrices, of one K, one after the other, releasing each one's host pages.
+
+    The codes of one alone stay where they are if the device can read them there.
+    """
     parts = [weight for name in names if isinstance(weight := weights[name], TernaryWeight)]
     if len(parts) != len(names) or len({part.shape[1] for part in parts}) != 1:
         raise InvalidInputError("a ternary product takes ternary weights that share their number of columns.")
     cols = parts[0].shape[1]
     row_bytes = -(-cols // BLOCK_WEIGHTS) * BLOCK_BYTES
     rows = sum(part.shape[0] for part in parts)
-    codes = alloc(rows * row_bytes)
+    alone = np.ascontiguousarray(loaded_ternary(names[0], parts[0]).codes) if len(parts) == 1 else None
+    adopted = adopt(alone) if alone is not None else None
+    codes = adopted or alloc(rows * row_bytes)
     scales = np.empty(rows, np.float32)
     at = 0
     for name, part in zip(names, parts, strict=True):
         data = loaded_ternary(name, part)
-        upload(codes, np.ascontiguousarray(data.codes), at * row_bytes)
+        if adopted is None:
+            upload(codes, np.ascontiguousarray(data.codes), at * row_bytes)
         scales[at : at + part.shape[0]] = data.scale
         at += part.shape[0]
-        part.release()
+        if adopted is None:
+            part.release()
     scale_buffer = alloc(scales.nbytes)
     upload(scale_buffer, scales)
     return TernaryBuffer(codes, scale_buffer, rows, cols, row_bytes)
 
 
-def put_dense(alloc: Alloc, upload: Upload, weight: Weight) -> DenseBuffer:
-    """Upload a dense weight and release its host pages."""
+def put_dense(alloc: Alloc, upload: Upload, adopt: Adopt, weight: Weight) -> DenseBuffer:
+    """Upload a dense weight and release its host pages, unless the device can read it where it lies."""
     if not isinstance(weight, DenseWeight):
         raise InvalidInputError("a dense weight was expected where the program names a ternary one.")
     array = np.ascontiguousarray(weight.load())
-    buffer = alloc(array.nbytes)
-    upload(buffer, array)
-    weight.release()
+    buffer = adopt(array)
+    if buffer is None:
+        buffer = alloc(array.nbytes)
+        upload(buffer, array)
+        weight.release()
     return DenseBuffer(buffer, weight.shape, weight.dtype)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from bitnet.core.gpu.clc.abilities import Abilities, Matrix
 from bitnet.core.gpu.clc.amd_products import AmdProducts
 from bitnet.core.gpu.clc.attention import AttentionOps
+from bitnet.core.gpu.clc.intel_products import IntelProducts, trial
 from bitnet.core.gpu.clc.nvidia_attention import NvidiaAttention
 from bitnet.core.gpu.clc.nvidia_layers import NvidiaLayers
 from bitnet.core.gpu.clc.nvidia_products import NvidiaProducts
@@ -27,12 +28,14 @@ class Vendor:
         products: Launches of matrix products.
         attention: Launches of attention.
         groups: Launches of groups of operations that the plain kernels do not take.
+        otherwise: What is left of the matrix products where the trial fails.
     """
 
     trial: KernelSpec | None = None
     products: type[Products] = Products
     attention: type[AttentionOps] = AttentionOps
     groups: Callable[[Abilities], Dispatch] = lambda _: {}
+    otherwise: Matrix = "none"
 
 
 PLAIN = Vendor()
@@ -52,11 +55,17 @@ VENDORS: Mapping[Matrix, Vendor] = {
     "mfma64": AMD,
     "wmma11": AMD,
     "wmma12": AMD,
+    "intel": Vendor(trial("intel"), IntelProducts),
+    "xmx8": Vendor(trial("xmx8"), IntelProducts, otherwise="intel"),
+    "xmx16": Vendor(trial("xmx16"), IntelProducts),
 }
 """Vendor of each kind of matrix unit."""
 
 
 def tried(abilities: Abilities, builds: Callable[[KernelSpec], bool]) -> Abilities:
     """The abilities, without matrix units whose kernels the driver's compiler does not take."""
-    trial = VENDORS[abilities.matrix].trial
-    return abilities if trial is None or builds(trial) else replace(abilities, matrix="none", resident=0)
+    while True:
+        vendor = VENDORS[abilities.matrix]
+        if vendor.trial is None or builds(vendor.trial):
+            return abilities
+        abilities = replace(abilities, matrix=vendor.otherwise, resident=0)
