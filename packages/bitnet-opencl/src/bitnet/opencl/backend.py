@@ -21,6 +21,7 @@ NEEDED = (1, 2)
 """Least OpenCL version of a device."""
 VENDORS = Path("/etc/OpenCL/vendors")
 PLATFORM_NOT_FOUND = -1001
+UPDATE = "Update the device's driver."
 LOOK = "Check that the system sees the GPU: lspci"
 INSTALL = "Install your GPU vendor's OpenCL driver (Debian: intel-opencl-icd, mesa-opencl-icd or nvidia-opencl-icd)."
 NODES = ("dri/renderD*", "kfd", "nvidiactl")
@@ -35,8 +36,8 @@ class OpenCLBackend:
 
     def probe(self) -> ProbeResult:
         if find_spec("pyopencl") is None:
-            reason = "pyopencl is not installed."
-            return ProbeResult(ProbeStatus.LIBRARY_MISSING, reason=reason, hint="pip install pyopencl")
+            hint = "pip install pyopencl"
+            return ProbeResult(ProbeStatus.LIBRARY_MISSING, reason="pyopencl is not installed.", hint=hint)
         import pyopencl as cl
 
         from bitnet.opencl.features import version
@@ -59,8 +60,7 @@ class OpenCLBackend:
             return ProbeResult(ProbeStatus.OK, devices, versions=versions)
         if old:
             reason = f"OpenCL {versions['opencl-needed']} is needed; found {', '.join(old)}."
-            hint = "Update the device's driver."
-            return ProbeResult(ProbeStatus.DRIVER_TOO_OLD, reason=reason, hint=hint, versions=versions)
+            return ProbeResult(ProbeStatus.DRIVER_TOO_OLD, reason=reason, hint=UPDATE, versions=versions)
         if denied := denied_nodes(NODES):
             return no_permission(denied, versions=versions)
         reason = f"{', '.join(p.name.strip() for p in platforms)}: no usable device."
@@ -100,12 +100,11 @@ def _all_devices(platforms: list[cl.Platform]) -> Iterator[tuple[cl.Platform, cl
 def _info(platform: cl.Platform, device: cl.Device, index: int) -> DeviceInfo:
     import pyopencl as cl
 
-    if device.type & cl.device_type.GPU:
-        kind = DeviceType.INTEGRATED if device.host_unified_memory else DeviceType.DISCRETE
-    else:
-        kind = DeviceType.CPU
     from bitnet.opencl.features import features
 
+    kind = DeviceType.INTEGRATED if device.host_unified_memory else DeviceType.DISCRETE
+    if not device.type & cl.device_type.GPU:
+        kind = DeviceType.CPU
     name = device.name.strip()
     return DeviceInfo(
         backend="opencl",

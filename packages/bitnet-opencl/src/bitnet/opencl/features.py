@@ -9,7 +9,7 @@ from collections.abc import Mapping
 import pyopencl as cl
 
 from bitnet.core.gpu.clc import Abilities
-from bitnet.core.gpu.clc.abilities import XMX, Dot4, Matrix
+from bitnet.core.gpu.clc.abilities import XMX, Matrix
 from bitnet.core.gpu.clc.amd import Architecture, architecture
 from bitnet.opencl.launches import library
 
@@ -36,8 +36,7 @@ def features(device: cl.Device) -> tuple[str, ...]:
     if "cl_khr_subgroups" in extensions or _subgroups(device):
         found.append("subgroups")
     if NVIDIA in extensions:
-        capability = _compute_capability(device)
-        found += [text for text, least in CAPABILITIES.items() if capability >= least]
+        found += [text for text, least in CAPABILITIES.items() if _compute_capability(device) >= least]
     if kind := _amd(device):
         found += [f"amd-{feature}" for feature in kind.features]
     return tuple(found)
@@ -46,8 +45,6 @@ def features(device: cl.Device) -> tuple[str, ...]:
 def abilities(device: cl.Device) -> Abilities:
     """What the kernels may use of a device."""
     have, kind = features(device), _amd(device)
-    ptx = "ptx-mma" in have
-    dot4: Dot4 = "khr" if "int8-dot" in have else "ptx" if "ptx-dp4a" in have else kind.dot4 if kind else "none"
     return Abilities(
         compute_units=int(device.max_compute_units),
         group=int(device.max_work_group_size),
@@ -55,17 +52,16 @@ def abilities(device: cl.Device) -> Abilities:
         gpu=bool(device.type & cl.device_type.GPU),
         subgroups="subgroups" in have,
         f16="f16" in have,
-        dot4=dot4,
-        matrix="ptx" if ptx else kind.matrix if kind else _intel(device),
-        resident=resident(device) if ptx else 0,
+        dot4="khr" if "int8-dot" in have else "ptx" if "ptx-dp4a" in have else kind.dot4 if kind else "none",
+        matrix="ptx" if "ptx-mma" in have else kind.matrix if kind else _intel(device),
+        resident=resident(device) if "ptx-mma" in have else 0,
     )
 
 
 def flags(device: cl.Device) -> tuple[str, ...]:
     """Compiler options for what a device has."""
     has = abilities(device)
-    standard = "3.0" if has.subgroups and version(device) >= (3, 0) else "1.2"
-    return has.options(standard)
+    return has.options("3.0" if has.subgroups and version(device) >= (3, 0) else "1.2")
 
 
 PLAIN = ("-cl-std=CL1.2",)
@@ -73,38 +69,27 @@ PLAIN = ("-cl-std=CL1.2",)
 
 
 def resident(device: cl.Device) -> int:
-    """Work-groups that surely run at once, however much of a compute unit each takes; 0 where nobody can tell.
-
-    OpenCL promises none. NVIDIA's devices start the groups of a kernel on all compute units that are free, and those of
-    kernels before it on the same queue have ended; what other processes have there ends too, or takes turns as a whole.
-    """
+    """Work-groups that surely run at once. OpenCL promises none. NVIDIA's devices start a kernel's groups on all free
+    compute units, and kernels before it on the queue have ended; what other processes have there ends or takes turns."""
     return int(device.max_compute_units) if NVIDIA in device.extensions.split() else 0
 
 
 def _subgroups(device: cl.Device) -> bool:
     """Whether an OpenCL 3.0 device has them as the optional part of the language."""
-    if version(device) < (3, 0):
-        return False
     with contextlib.suppress(cl.Error, AttributeError):
-        return int(device.max_num_sub_groups) > 0
+        return version(device) >= (3, 0) and int(device.max_num_sub_groups) > 0
     return False
 
 
 def _intel(device: cl.Device) -> Matrix:
-    """The matrix products of Intel's GPUs, by the least size of their sub-groups."""
-    if not device.type & cl.device_type.GPU or not set(device.extensions.split()) >= INTEL:
-        return "none"
-    least = min(filter(None, _sub_group_sizes(device)), default=0)
-    return XMX.get(least, "none") if "xmx" in features(device) else "intel" if least == 8 else "none"
-
-
-def _sub_group_sizes(device: cl.Device) -> list[int]:
-    """Work-items that a sub-group of an Intel device may have, and zeros. pyopencl does not ask for this."""
+    """The matrix products of Intel's GPUs, by the least size of their sub-groups, which pyopencl does not ask for."""
     opencl, sizes = library(), (ctypes.c_size_t * 16)()
-    if opencl is not None:
-        handle = ctypes.c_void_p(device.int_ptr)
-        opencl.clGetDeviceInfo(handle, SUB_GROUP_SIZES, ctypes.c_size_t(ctypes.sizeof(sizes)), sizes, None)
-    return list(sizes)
+    if opencl is None or not device.type & cl.device_type.GPU or not set(device.extensions.split()) >= INTEL:
+        return "none"
+    handle = ctypes.c_void_p(device.int_ptr)
+    opencl.clGetDeviceInfo(handle, SUB_GROUP_SIZES, ctypes.c_size_t(ctypes.sizeof(sizes)), sizes, None)
+    least = min(filter(None, sizes), default=0)
+    return XMX.get(least, "none") if "xmx" in features(device) else "intel" if least == 8 else "none"
 
 
 def _compute_capability(device: cl.Device) -> tuple[int, int]:

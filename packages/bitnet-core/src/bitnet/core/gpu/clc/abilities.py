@@ -9,9 +9,7 @@ from typing import Literal, TypeAlias
 Dot4: TypeAlias = Literal["none", "khr", "ptx", "sdot4", "sudot4"]
 """Sum of four products of 8-bit integers: by single bytes, ``cl_khr_integer_dot_product``, NVIDIA's ``dp4a``, AMD's
 ``v_dot4_i32_i8`` and ``v_dot4_i32_iu8``."""
-Matrix: TypeAlias = Literal[
-    "none", "ptx", "mfma16", "mfma32", "mfma64", "wmma11", "wmma12", "intel", "xmx8", "xmx16"
-]
+Matrix: TypeAlias = Literal["none", "ptx", "mfma16", "mfma32", "mfma64", "wmma11", "wmma12", "intel", "xmx8", "xmx16"]
 """Matrix products: none, NVIDIA's ``mma`` of compute capability 8.0, AMD's MFMA of bytes by how many of K an
 instruction takes, AMD's WMMA by the generation whose registers it has, Intel's sub-groups of 8 without a matrix unit,
 and Intel's XMX for 8 or 16 columns."""

@@ -16,7 +16,7 @@ from bitnet.core.gpu import KernelSpec
 from bitnet.core.gpu.clc.amd import architecture
 from bitnet.rocm.compiler import SOURCES, options
 
-HERE = Path(__file__).parent
+HERE = Path(__file__).parents[1]
 REPOSITORY = HERE.parents[2]
 INTEL = Path(sys.prefix) / "lib" / "libintelocl.so"
 """Intel's OpenCL for CPUs, where its wheel puts it: the test driver computes by it."""
