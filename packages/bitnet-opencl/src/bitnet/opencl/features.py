@@ -70,7 +70,7 @@ PLAIN = ("-cl-std=CL1.2",)
 
 def resident(device: cl.Device) -> int:
     """Work-groups that surely run at once. OpenCL promises none. NVIDIA's devices start a kernel's groups on all free
-    compute units, and kernels before it on the queue have ended; what other processes have there ends or takes turns."""
+    compute units, and kernels before it on the queue have ended; what else is there ends or takes turns."""
     return int(device.max_compute_units) if NVIDIA in device.extensions.split() else 0
 
 
