@@ -26,7 +26,7 @@ from bitnet.core.gpu import KernelSpec, Launch
 from bitnet.core.gpu.clc.amd import architecture
 from bitnet.rocm.compiler import SOURCES, options
 
-TESTS = Path(__file__).parents[1] / "packages" / "bitnet-rocm" / "tests" / "test_code_objects.py"
+TESTS = Path(__file__).parents[1] / "packages" / "bitnet-rocm" / "tests" / "rocm" / "test_code_objects.py"
 """What compiles the same launches for the tests."""
 CLANG = (sys.executable, "-m", "ziglang", "clang", "-x", "cl", "-target", "amdgcn-amd-amdhsa")
 LOCAL_BYTES = 65536
