@@ -78,7 +78,7 @@ def test_kernels_travel_with_the_package(
     """Sources live once, in `kernels/`, reached by a relative link; wheel and sdist (above) hold every file of it."""
     source = root / "packages" / package / "src"
     found = links(source)
-    assert found, "a package without kernels"
+    assert found or package == "bitnet-server", "a package without kernels"
     files = wheel_files(wheel(package))
     for link in found:
         assert not link.readlink().is_absolute()

@@ -59,7 +59,7 @@ def test_the_page_has_every_kernel() -> None:
 
 def test_the_suite_passes(toy: Any) -> None:
     said = toy.run(*SUITE, BITNET_REQUIRE_DEVICES="toy:0", BITNET_CONFORMANCE="small").stdout
-    passed = re.search(r"^(\d+) passed in", said, re.MULTILINE)
+    passed = re.search(r"^(\d+) passed(?:, \d+ xfailed)? in", said, re.MULTILINE)  # no GPU backend has it all yet
     assert passed, said
     assert int(passed[1]) > 100
 
