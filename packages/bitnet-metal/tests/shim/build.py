@@ -31,9 +31,10 @@ CHECKS = [
     *(f"-fsanitize={UNDEFINED}", "-fsanitize-minimal-runtime", f"-fno-sanitize-trap={UNDEFINED}"),
 ]
 """Calls of the shim before every access, and where an operation has no defined result."""
-VECTOR = re.compile(r"(?<![\w<])((?:u?char|u?short|u?int|half|float)[234])\s*\(")
-KERNEL = re.compile(r"\[\[kernel(?:, max_total_threads_per_threadgroup\((?P<most>[^()]*)\))?\]\]\s*void\s+(?P<name>\w+)\s*\(")
-SHARED = re.compile(r"^([ \t]*)threadgroup (?P<type>\w+) (?P<names>[^*();=&]+);", re.MULTILINE)
+VECTOR = re.compile(r"(?<![\w<])((?:u?char|u?short|u?int|ulong|half|float)[234])\s*\(")
+KERNEL = re.compile(r"\[\[kernel(?:, max_total_threads_per_threadgroup\((?P<most>(?:[^()]|\([^()]*\))*)\))?\]\]\s*void\s+(?P<name>\w+)\s*\(")
+_NAMED = r"\w+(?:\[[^\]]*\])*"
+SHARED = re.compile(rf"^([ \t]*)threadgroup (?P<type>\w+) (?P<names>{_NAMED}(?:,\s*{_NAMED})*);", re.MULTILINE)
 POSITIONS = {
     "threadgroup_position_in_grid": "shim_make<uint3>(w->group[0], w->group[1], w->group[2])",
     "threadgroups_per_grid": "shim_make<uint3>(w->groups[0], w->groups[1], w->groups[2])",
@@ -119,7 +120,7 @@ def translated(source: str) -> str:
     text = VECTOR.sub(r"shim_make<\1>(", without_comments(source))
 
     def shared(found: re.Match[str]) -> str:
-        names = re.findall(r"(\w+)\s*(?:\[|,|$)", re.sub(r"\[[^\]]*\]", "[", found["names"]).replace("[[", "["))
+        names = re.findall(r"\w+", re.sub(r"\[[^\]]*\]", "", found["names"]))
         told = " ".join(f'shim_threadgroup("{name}", (void *)&{name}, sizeof {name});' for name in names)
         return f"{found[1]}static threadgroup {found['type']} {found['names']}; {told}"
 

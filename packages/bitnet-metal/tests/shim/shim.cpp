@@ -328,6 +328,7 @@ void __asan_unregister_elf_globals(uint64_t *, void *, void *) { constant_count 
     void __ubsan_handle_##name##_minimal() { FAIL(code, text); } \
     void __ubsan_handle_##name##_minimal_abort() { FAIL(code, text); }
 HANDLER(out_of_bounds, SHIM_ARITHMETIC, "an index past its array")
+HANDLER(local_out_of_bounds, SHIM_ARITHMETIC, "an index past its array")
 HANDLER(shift_out_of_bounds, SHIM_ARITHMETIC, "a shift by a negative number or by the width of its type and more")
 HANDLER(divrem_overflow, SHIM_ARITHMETIC, "an integer division by zero, or one that overflows")
 HANDLER(add_overflow, SHIM_ARITHMETIC, "a signed sum that overflows")
