@@ -8,6 +8,6 @@
         history[done * rows + r] = next[r];
         step[tokens + r] = max(next[r], 0);
     }
-    for (int s = int(index); s < seqs; s += WG) step[seq_len + s]++;
+    for (int s = int(index); s < seqs; s += WG) step[seq_len + s] = int(uint(step[seq_len + s]) + 1u);
     if (index == 0) STEP_DONE(step) = done + 1;
 }

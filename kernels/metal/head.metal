@@ -16,8 +16,8 @@ struct ChoiceAt {
 inline Choice head_choice(device const int *step, ChoiceAt at, int r) {
     float temperature = as_type<float>(step[at.temperatures + r]);
     if (temperature == 0.0f) return Choice{0.0f, 0u, 0u, 0u};
-    int position = token_position(step, at.token_seq, at.seq_begin, at.seq_len, step[at.rows + r]) + 1;
-    return Choice{1.0f / temperature, uint(step[at.seeds_lo + r]), uint(step[at.seeds_hi + r]), uint(position)};
+    uint position = uint(token_position(step, at.token_seq, at.seq_begin, at.seq_len, step[at.rows + r])) + 1u;
+    return Choice{1.0f / temperature, uint(step[at.seeds_lo + r]), uint(step[at.seeds_hi + r]), position};
 }
 
 inline float head_key(Choice choice, float score, uint n) {

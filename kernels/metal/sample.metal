@@ -34,7 +34,7 @@ inline float measure(device const float *row, int n, float inverse, uint least, 
     bool odd = false;  // whether this thread has seen a NaN
     float floor_z = -INFINITY;
     if (!greedy) {
-        position = uint(token_position(step, token_seq, seq_begin, seq_len, token) + 1);
+        position = uint(token_position(step, token_seq, seq_begin, seq_len, token)) + 1u;
         float top = -INFINITY;
         for (int v = lane; v < n; v += WG) {
             float z = row[v] * inverse;

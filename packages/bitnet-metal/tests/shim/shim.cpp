@@ -3,7 +3,7 @@
 // linked): those look the address up among the launch's buffers, threadgroup memory, constants and the fibre's stack.
 #include "shim.h"
 
-#include <setjmp.h>
+#include <pthread.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -437,8 +437,8 @@ int checked(const char *name, uint32_t threads, const uint32_t groups[3]) {
 }
 }  // namespace
 
-extern "C" int shim_launch(const char *name, void **given, const uint64_t *given_sizes, uint32_t count, const uint32_t groups[3],
-                           const uint32_t threads[3], uint32_t threadgroup_bytes, char *error, uint32_t error_size) {
+static int launch(const char *name, void **given, const uint64_t *given_sizes, uint32_t count, const uint32_t groups[3],
+                  const uint32_t threads[3], uint32_t threadgroup_bytes, char *error, uint32_t error_size) {
     result = 0, message = error, message_size = error_size, now = nullptr;
     buffers = given, sizes = given_sizes, buffer_count = count, last_buffer = ~0u;
     dynamic_bytes = threadgroup_bytes;
@@ -467,4 +467,13 @@ extern "C" int shim_launch(const char *name, void **given, const uint64_t *given
     for (uint32_t i = 0; i < shared_count; i++) free(traces[i]);
     shared_count = 0, shared_bytes = 0;
     return result;
+}
+
+extern "C" int shim_launch(const char *name, void **given, const uint64_t *given_sizes, uint32_t count, const uint32_t groups[3],
+                           const uint32_t threads[3], uint32_t threadgroup_bytes, char *error, uint32_t error_size) {
+    static pthread_mutex_t one = PTHREAD_MUTEX_INITIALIZER;
+    pthread_mutex_lock(&one);
+    int code = launch(name, given, given_sizes, count, groups, threads, threadgroup_bytes, error, error_size);
+    pthread_mutex_unlock(&one);
+    return code;
 }

@@ -1,5 +1,5 @@
-// What a library exports that was compiled from one Metal source for the CPU (build.py beside this file compiles it).
-// Not safe for several threads at once in one library: threadgroup memory is static there.
+// What a library exports that was compiled from one Metal source for the CPU (metal_shim.py beside this file compiles it).
+// Several threads may call it; they wait for one another, as threadgroup memory is static.
 #pragma once
 #include <stdint.h>
 

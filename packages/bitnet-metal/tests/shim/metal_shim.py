@@ -1,6 +1,6 @@
 """Compiles Metal sources for the CPU through the shim, and runs their kernels on numpy arrays.
 
-``python build.py SOURCE.metal -DNAME=value …`` prints the path of the library that ``shim.h`` describes. Libraries are
+``python metal_shim.py SOURCE.metal -DNAME=value …`` prints the path of the library that ``shim.h`` describes. Libraries are
 kept by the content of what they are made of, in a folder of the system's temporary one (or ``BITNET_METAL_SHIM_CACHE``).
 """
 
@@ -175,7 +175,7 @@ def compiled(source: str, defines: Sequence[str] = (), *, checks: bool = True) -
         CompileError: It is no C++14 with what the shim has of Metal's library.
     """
     flags = [*LANGUAGE, *WARNINGS, *(f"-D{name}" for name in defines), *(CHECKS if checks else ["-fno-sanitize=undefined"])]
-    parts = (source, *flags, *(_text(name) for name in ("metal_stdlib", "shim.h", "shim.cpp", "build.py")))
+    parts = (source, *flags, *(_text(name) for name in ("metal_stdlib", "shim.h", "shim.cpp", "metal_shim.py")))
     path = _kept(parts, ".so")
     if not path.exists():
         with tempfile.TemporaryDirectory(dir=path.parent) as folder:
@@ -225,7 +225,7 @@ def _kept(parts: Sequence[str], ending: str) -> Path:
 @cache
 def _runtime() -> Path:
     """The object of shim.cpp."""
-    path = _kept(tuple(_text(name) for name in ("shim.h", "shim.cpp", "build.py")), ".o")
+    path = _kept(tuple(_text(name) for name in ("shim.h", "shim.cpp", "metal_shim.py")), ".o")
     if not path.exists():
         with tempfile.TemporaryDirectory(dir=path.parent) as folder:
             made = f"{folder}/shim.o"
