@@ -54,6 +54,7 @@ RULES = (
     _rule("fast", r"\bfast\s*::", "the contract needs precise functions"),
     _rule("precise", r"(?<![\w:])(?:exp2?|log2?|sqrt|rsqrt|sin|cos|tan|tanh|pow|powr|divide)\s*\(", "call it as precise::"),
     _rule("matrix-size", r"\bsimdgroup_(?:float|half|bfloat)(?!8x8)\d+x\d+", "matrices of a simdgroup are 8 by 8"),
+    _rule("matrix-origin", r"\bulong2\((?!0, 0\))", "a matrix is loaded from where the pointer points"),
     _rule("newer", WORD.format("bfloat[234]?|tensor|coherent|matmul2d|visible|constexpr sampler"), "newer than Metal 2.4"),
     _rule("old-kernel", r"^[ \t]*kernel\s+\w", "kernels here are written [[kernel, max_total_threads_per_threadgroup(…)]] void"),
 )

@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 SHIM = Path(__file__).resolve().parent
-LANGUAGE = ["-std=c++14", "-x", "c++", "-ffp-contract=off", "-Wno-unknown-attributes", "-Wno-unknown-pragmas"]
+LANGUAGE = ["-std=c++14", "-Werror=c++17-extensions", "-x", "c++", "-ffp-contract=off", "-Wno-unknown-attributes", "-Wno-unknown-pragmas", "-Wno-user-defined-literals"]
 WARNINGS = ["-Wall", "-Werror", "-Wno-unused-function", "-Wno-unused-variable", "-Wno-vla", "-Wno-unused-but-set-variable"]
 UNDEFINED = "shift,bounds,integer-divide-by-zero,float-cast-overflow,alignment,signed-integer-overflow"
 CHECKS = [

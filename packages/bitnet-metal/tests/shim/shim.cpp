@@ -281,9 +281,15 @@ const char *shim_together(int kind, const void *value, uint32_t size) {
 }
 
 // What the compiler calls.
+// An access of a size of its own is one of a type whose alignment is its size; others come to loadN and storeN.
+void natural(const char *at, uint64_t size, bool writes) {
+    if ((uintptr_t)at % size && now && (at < stacks || at >= stacks + (uint64_t)STACK * MOST_THREADS))
+        FAIL(SHIM_MISALIGNED, "%s %llu bytes at %p", writes ? "writes" : "reads", (unsigned long long)size, (const void *)at);
+    look_up(at, size, writes, false);
+}
 #define ACCESS(size) \
-    void __asan_load##size(const char *at) { look_up(at, size, false, false); } \
-    void __asan_store##size(const char *at) { look_up(at, size, true, false); }
+    void __asan_load##size(const char *at) { natural(at, size, false); } \
+    void __asan_store##size(const char *at) { natural(at, size, true); }
 ACCESS(1)
 ACCESS(2)
 ACCESS(4)
@@ -327,8 +333,8 @@ void __asan_unregister_elf_globals(uint64_t *, void *, void *) { constant_count 
 #define HANDLER(name, code, text) \
     void __ubsan_handle_##name##_minimal() { FAIL(code, text); } \
     void __ubsan_handle_##name##_minimal_abort() { FAIL(code, text); }
-HANDLER(out_of_bounds, SHIM_ARITHMETIC, "an index past its array")
-HANDLER(local_out_of_bounds, SHIM_ARITHMETIC, "an index past its array")
+HANDLER(out_of_bounds, SHIM_OUT_OF_BOUNDS, "an index past its array")
+HANDLER(local_out_of_bounds, SHIM_OUT_OF_BOUNDS, "an index past its array")
 HANDLER(shift_out_of_bounds, SHIM_ARITHMETIC, "a shift by a negative number or by the width of its type and more")
 HANDLER(divrem_overflow, SHIM_ARITHMETIC, "an integer division by zero, or one that overflows")
 HANDLER(add_overflow, SHIM_ARITHMETIC, "a signed sum that overflows")

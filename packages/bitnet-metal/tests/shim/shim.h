@@ -12,11 +12,11 @@ enum {
     SHIM_OK = 0,
     SHIM_NO_KERNEL = 1,      // no kernel has this name
     SHIM_ARGUMENTS = 2,      // too few buffers, one too small for its scalar, or threads and groups out of range
-    SHIM_OUT_OF_BOUNDS = 3,  // an access outside every buffer, or a write to what is constant
+    SHIM_OUT_OF_BOUNDS = 3,  // an access outside every buffer, an index past its array, or a write to what is constant
     SHIM_MISALIGNED = 4,     // an access that its type's alignment forbids
     SHIM_BARRIER = 5,        // a barrier or a simdgroup's function that not all of its threads reach
     SHIM_RACE = 6,           // two threads use a byte of threadgroup memory, one writes, no barrier between
-    SHIM_ARITHMETIC = 7,     // division by zero, a shift too far, an index past its array, a signed overflow
+    SHIM_ARITHMETIC = 7,     // division by zero, a shift too far, a signed overflow, a float too large for its integer
 };
 
 // Runs `kernel` for groups[0] * groups[1] * groups[2] threadgroups of threads[0] * threads[1] * threads[2] threads.
