@@ -26,7 +26,7 @@ LANGUAGE = ["-std=c++14", "-Werror=c++17-extensions", "-x", "c++", "-ffp-contrac
 WARNINGS = ["-Wall", "-Werror", "-Wno-unused-function", "-Wno-unused-variable", "-Wno-vla", "-Wno-unused-but-set-variable"]
 UNDEFINED = "shift,bounds,integer-divide-by-zero,float-cast-overflow,alignment,signed-integer-overflow"
 CHECKS = [
-    *("-Xclang", "-fsanitize=address", "-mllvm", "-asan-stack=0"),
+    *("-Xclang", "-fsanitize=address", "-mllvm", "-asan-stack=0", "-mllvm", "-asan-opt-globals=0"),
     *("-mllvm", "-asan-instrumentation-with-call-threshold=0"),
     *(f"-fsanitize={UNDEFINED}", "-fsanitize-minimal-runtime", f"-fno-sanitize-trap={UNDEFINED}"),
 ]
