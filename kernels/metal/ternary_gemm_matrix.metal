@@ -32,6 +32,7 @@
         for (int i = 0; i < 4; i++)
             kept[i] = codes[(ulong(min(n0 + row, rows - 1)) * STAGES + ulong(stage)) * 8 + ulong(half_row * 4 + i)];
         for (int pair = 0; pair < 4; pair++) {
+            GROUP_BARRIER;
             // Past the last token or row, the last one again; its result is not stored.
             for (int at = place.item; at < TILE_M * 8; at += THREADS) {
                 int m = min(m0 + at / 8, tokens - 1), k = stage * 128 + pair * 32 + at % 8 * 4;

@@ -1,8 +1,8 @@
-"""Each Metal kernel, run on the CPU by the shim, against the operation in float64: fresh inputs, outputs poisoned before."""
+"""Each Metal kernel, run on the CPU by the shim, against the operation in float64. Outputs are poisoned before."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -12,13 +12,14 @@ from bitnet.core.hal import SamplingParams
 from bitnet.core.testing import draws, oracle
 
 WG = 64
+STYLES: tuple[Literal["interleaved"], Literal["neox"]] = ("interleaved", "neox")
 
 
 @pytest.fixture
-def rng() -> Iterator[np.random.Generator]:
+def rng() -> np.random.Generator:
     seed = int(np.random.SeedSequence().generate_state(1)[0])
     print(f"seed {seed}")
-    yield np.random.default_rng(seed)
+    return np.random.default_rng(seed)
 
 
 def near(out: Array, exact: Array, bound: float) -> None:
@@ -34,7 +35,9 @@ def quantised(out: Array, scale: Array, sums: Array, y: Array, tokens: int) -> N
     assert abs(scale[:tokens] / wanted.scale - 1).max() <= 1e-5
     assert abs(out[:tokens] - wanted.quotient).max() <= 0.5 + 2e-3
     assert (sums[:tokens] == out[:tokens].astype(np.int64).sum(axis=1)).all()
-    assert (out[tokens:] == -1).all() and np.isnan(scale[tokens:]).all() and (sums[tokens:] == -1).all()
+    assert (out[tokens:] == -1).all()
+    assert np.isnan(scale[tokens:]).all()
+    assert (sums[tokens:] == -1).all()
 
 
 @pytest.mark.parametrize("f16", [0, 1])
@@ -44,7 +47,8 @@ def test_embed(rng: np.random.Generator, f16: int) -> None:
     out = poisoned((5, 37))
     run("embed", {"WG": WG, "WEIGHT_F16": f16}, (5,), WG, step.words, step.at["tokens"], table, out, 37)
     chosen = step.words[step.at["tokens"] :][:3]
-    assert (out[:3] == table[chosen].astype(np.float32)).all() and np.isnan(out[3:]).all()
+    assert (out[:3] == table[chosen].astype(np.float32)).all()
+    assert np.isnan(out[3:]).all()
 
 
 @pytest.mark.parametrize(("norm", "dim"), [(0, 20), (1, 20), (1, 772)])
@@ -80,7 +84,8 @@ def test_norm_rows_and_row_sums(rng: np.random.Generator) -> None:
     assert np.isnan(out[2]).all()
     codes, sums = rng.integers(-128, 128, (6, 148), np.int8), poisoned((6,), np.int32)
     run("row_sums", {"WG": WG, "COLS": 148}, (6,), WG, step.words, codes, sums)
-    assert (sums[:4] == codes[:4].astype(np.int64).sum(axis=1)).all() and (sums[4:] == -1).all()
+    assert (sums[:4] == codes[:4].astype(np.int64).sum(axis=1)).all()
+    assert (sums[4:] == -1).all()
 
 
 def test_quantize(rng: np.random.Generator) -> None:
@@ -92,16 +97,24 @@ def test_quantize(rng: np.random.Generator) -> None:
     quotient, exact = oracle.absmean(x)
     assert abs(scale[0] / exact - 1) <= 1e-6
     sure = abs(abs(quotient) - 0.5) > 1e-5
-    assert (codes[:1999][sure] == np.clip(np.rint(quotient), -1, 1)[sure]).all() and codes[1999] == -1
+    assert (codes[:1999][sure] == np.clip(np.rint(quotient), -1, 1)[sure]).all()
+    assert codes[1999] == -1
 
 
 class Attention:
     """A step with its cache, queries, and what attention of them is."""
 
     def __init__(
-        self, rng: np.random.Generator, sequences: list[tuple[int, int]], *, heads: int, kv_heads: int, dim: int, f16: int,
+        self,
+        rng: np.random.Generator,
+        sequences: list[tuple[int, int]],
+        *,
+        heads: int,
+        kv_heads: int,
+        dim: int,
+        f16: int,
         neox: int | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.heads, self.kv_heads, self.dim, self.f16 = heads, kv_heads, dim, f16
         blocks = sum(-(-length // BLOCK) for _, length in sequences) + 3
         self.step = step = Steps(rng, sequences, blocks=blocks)
@@ -109,10 +122,10 @@ class Attention:
         self.k, self.v = (np.full((blocks, BLOCK, kv_heads, dim), np.nan, dtype) for _ in range(2))
         self.qkv = rng.standard_normal((step.tokens + 1, heads + 2 * kv_heads, dim)).astype(np.float32)
         self.qkv[-1] = np.nan
-        self.cos, self.sin = (f(rng.random((99, dim // 2)) * 7).astype(np.float32) for f in (np.cos, np.sin))
-        cache = oracle.Cache("f16" if f16 else "f32", 99)
-        style = None if neox is None else ("neox" if neox else "interleaved")
-        self.rotated = []
+        self.cos, self.sin = (f(rng.random((300, dim // 2)) * 7).astype(np.float32) for f in (np.cos, np.sin))
+        cache = oracle.Cache("f16" if f16 else "f32", 300)
+        style = None if neox is None else STYLES[neox]
+        self.rotated: list[Array] = []
         own = {where: m for m, where in enumerate(step.where)}
         for s, length in enumerate(step.lengths):
             for p in range(length):
@@ -127,7 +140,7 @@ class Attention:
         self.exact = np.empty((step.tokens, heads, dim))
         self.slack = np.zeros((step.tokens, heads, dim))
         for m, (s, p) in enumerate(step.where):
-            q = self.qkv[m, :heads]
+            q: Array = self.qkv[m, :heads]
             q = q if style is None else oracle.rotate(q, self.cos[p], self.sin[p], style)
             self.rotated.append(q)
             self.exact[m], self.slack[m] = cache.attend(s, p, q), cache.doubt(s, p, q)
@@ -141,7 +154,8 @@ class Attention:
         made, exact = self.out[:-1], self.exact
         greatest = abs(exact).max(axis=-1, keepdims=True)
         bound = (2e-3 if self.f16 else 1e-5) * greatest + self.slack
-        assert not np.isnan(made).any() and (abs(made - exact) <= bound).all()
+        assert not np.isnan(made).any()
+        assert (abs(made - exact) <= bound).all()
         assert np.isnan(self.out[-1]).all()
 
 
@@ -150,7 +164,7 @@ SHAPES = [(4, 2, 32, 1), (3, 3, 20, 0), (5, 1, 128, 1)]
 
 @pytest.mark.parametrize(("heads", "kv_heads", "dim", "f16"), SHAPES)
 def test_attention(rng: np.random.Generator, heads: int, kv_heads: int, dim: int, f16: int) -> None:
-    a = Attention(rng, [(3, 9), (1, 70), (2, 2)], heads=heads, kv_heads=kv_heads, dim=dim, f16=f16)
+    a = Attention(rng, [(3, 9), (1, 270), (2, 2)], heads=heads, kv_heads=kv_heads, dim=dim, f16=f16)
     arguments = (a.step.words, *a.step.positions, a.qkv, a.k, a.v, a.out, heads, kv_heads)
     run("attention", {"WG": WG, **a.defines}, (7, heads), WG, *arguments)
     a.check()
@@ -193,7 +207,7 @@ def test_rope_append(rng: np.random.Generator, neox: int, f16: int) -> None:
     run("rope_append", defines, (6, 5), 32, a.step.words, *a.step.positions, a.qkv, a.k, a.v, a.cos, a.sin, 3, 1)
     for m, (s, p) in enumerate(a.step.where):
         near(a.qkv[m, :3], a.rotated[m], 1e-6)
-        key = oracle.rotate(before[m, 3:4], a.cos[p], a.sin[p], "neox" if neox else "interleaved")
+        key = oracle.rotate(before[m, 3:4], a.cos[p], a.sin[p], STYLES[neox])
         near(a.k[a.step.place(s, p)].astype(np.float64), key, 1e-3 if f16 else 1e-6)
         assert (a.v[a.step.place(s, p)] == before[m, 4:].astype(a.v.dtype)).all()
 
@@ -248,7 +262,9 @@ def test_ternary_decode(
 
 @pytest.mark.parametrize(("kind", "relu2", "each", "cols"), [(1, 0, 1, 260), (2, 1, 2, 1540), (2, 0, 4, 132)])
 @pytest.mark.parametrize("glu", [0, 1])
-def test_ternary_decode_quantises(rng: np.random.Generator, kind: int, relu2: int, each: int, cols: int, glu: int) -> None:
+def test_ternary_decode_quantises(
+    rng: np.random.Generator, kind: int, relu2: int, each: int, cols: int, glu: int
+) -> None:
     p = Product(rng, 1, 74, cols)
     x, norm = rng.standard_normal((1, cols)).astype(np.float32) * 3, rng.random(cols, np.float32) + 0.5
     made = poisoned((1, cols), np.int8), poisoned((1,)), poisoned((1,), np.int32)
@@ -293,7 +309,8 @@ def test_dense_matmul(rng: np.random.Generator, f16: int, rows: int, cols: int, 
     groups = -(-71 // (WG // 32 * each)), rows
     run("dense_matmul", defines, groups, WG, step.words, x, weight, out, cols, 71)
     a, b = x.astype(np.float64), weight.astype(np.float64).T
-    assert (abs(out[:-1] - a @ b) <= 1e-6 * (abs(a) @ abs(b))).all() and np.isnan(out[-1]).all()
+    assert (abs(out[:-1] - a @ b) <= 1e-6 * (abs(a) @ abs(b))).all()
+    assert np.isnan(out[-1]).all()
 
 
 def sampling(rng: np.random.Generator, params: list[SamplingParams], positions: list[int]) -> Steps:
@@ -321,13 +338,26 @@ def test_sample(rng: np.random.Generator, vocabulary: int) -> None:
     logits[1] = logits[1].round()
     params = [SamplingParams(), SamplingParams(), SamplingParams()]
     for _ in range(rows - 3):
-        one = rng.choice([0.5, 1.0, 2.0]), rng.choice([0, 2, 40]), rng.choice([1.0, 0.9, 0.3]), rng.choice([0.0, 0.05])
-        params.append(SamplingParams(float(one[0]), int(one[1]), float(one[2]), float(one[3]), int(rng.integers(2**63))))
+        one = rng.choice([1.0, 2.0, 4.0]), rng.choice([0, 2, 40]), rng.choice([1.0, 0.9, 0.3]), rng.choice([0.0, 0.3])
+        params.append(
+            SamplingParams(float(one[0]), int(one[1]), float(one[2]), float(one[3]), int(rng.integers(2**63)))
+        )
     logits[2, -1] = np.nan
     logits[5, 0] = np.nan
     positions = [int(p) for p in rng.integers(0, 4000, rows)]
     step, out = sampling(rng, params, positions), poisoned((rows + 2,), np.int32)
-    fields = ("rows", "temperature", "top_k", "top_p", "min_p", "seed_lo", "seed_hi", "token_seq", "seq_begin", "seq_len")
+    fields = (
+        "rows",
+        "temperature",
+        "top_k",
+        "top_p",
+        "min_p",
+        "seed_lo",
+        "seed_hi",
+        "token_seq",
+        "seq_begin",
+        "seq_len",
+    )
     run("sample", {"WG": WG}, (rows + 2,), WG, step.words, *(step.at[f] for f in fields), logits, out, vocabulary)
     for r in range(rows):
         wanted = [-1] if np.isnan(logits[r]).any() else draws.allowed(logits[r], params[r], positions[r])
@@ -357,6 +387,15 @@ def test_compact_head(rng: np.random.Generator, cols: int, rows: int) -> None:
     score = {"WG": WG, "COLS": cols, "TOKENS": 8, "EACH": 4}
     arguments = (step.words, codes, size, planes, bounds, scores, state, *at, n)
     run("head_score", score, (-(-n // 8),), WG, *arguments)
+    shifts = 4 * np.arange(8, dtype=np.uint32)
+    each_code = (codes[:, :, None] >> shifts & np.uint32(15)).reshape(n, cols).astype(np.float64)
+    whole = planes * 16.0 ** (np.arange(cols) % 8)
+    assert (whole == whole.round()).all()
+    rough = (each_code @ whole.T - bounds[:, 1]).T * bounds[:, :1].astype(np.float64) * size[:, 0]
+    near(scores, rough, 1e-4)
+    lost = np.linalg.norm(normed.astype(np.float64) * column - whole * bounds[:, :1], axis=1)
+    assert (lost <= bounds[:, 3]).all()
+    assert (bounds[:, 3] <= lost * 1.1).all()
     exact = normed.astype(np.float64) @ weight.T.astype(np.float64)
     doubt = bounds[:, 2:3] * size[:, 0] + bounds[:, 3:] * size[:, 1]
     assert (abs(scores - exact) <= doubt).all()
@@ -370,9 +409,21 @@ def test_compact_head(rng: np.random.Generator, cols: int, rows: int) -> None:
     logits, wanted = poisoned((rows, n)), poisoned((rows,), np.int32)
     dense = {"WG": WG, "WEIGHT_F16": 1, "EACH": 1, "TOKENS": 1}
     run("dense_matmul", dense, (-(-n // 2), rows), WG, step.words, normed, weight, logits, cols, n)
-    fields = ("rows", "temperature", "top_k", "top_p", "min_p", "seed_lo", "seed_hi", "token_seq", "seq_begin", "seq_len")
+    fields = (
+        "rows",
+        "temperature",
+        "top_k",
+        "top_p",
+        "min_p",
+        "seed_lo",
+        "seed_hi",
+        "token_seq",
+        "seq_begin",
+        "seq_len",
+    )
     run("sample", {"WG": WG}, (rows,), WG, step.words, *(step.at[f] for f in fields), logits, wanted, n)
-    assert (chosen[:rows] == wanted).all() and chosen[rows] == -1
+    assert (chosen[:rows] == wanted).all()
+    assert chosen[rows] == -1
     assert (logits.argmax(axis=1)[~sampled] == wanted[~sampled]).all()
 
 
@@ -387,4 +438,5 @@ def test_advance(rng: np.random.Generator) -> None:
     wanted[step.at["tokens"] :][:3] = [7, 0, 4]
     wanted[step.at["seq_len"] :][:3] += 1
     assert (step.words == wanted).all()
-    assert (history[2] == sampled).all() and (np.delete(history, 2, axis=0) == -1).all()
+    assert (history[2] == sampled).all()
+    assert (np.delete(history, 2, axis=0) == -1).all()

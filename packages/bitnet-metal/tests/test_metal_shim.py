@@ -42,7 +42,11 @@ def test_faults_are_found() -> None:
     fails(BOUNDS, "    out[item] = x[item + 1];", words="thread 63: reads 4 bytes at 256 of buffer(0), which has 256")
     fails(BOUNDS, "    out[int(item) - 1] = 0.0f;", words="thread 0: writes 4 bytes at -4 of buffer(1)")
     fails(BOUNDS, "    ((device float4 *)out)[item / 4 + 1] = float4(0.0f);", words="writes 16 bytes")
-    fails(BOUNDS, "    threadgroup float a[8], b[8];\n    a[0] = b[0] = 0.0f;\n    threadgroup float *p = a;\n    p[n] = 1.0f;", n=9)
+    fails(
+        BOUNDS,
+        "    threadgroup float a[8], b[8];\n    a[0] = b[0] = 0.0f;\n    threadgroup float *p = a;\n    p[n] = 1.0f;",
+        n=9,
+    )
     fails(MISALIGNED, "    device const float4 *v = (device const float4 *)(x + 1);\n    out[item] = v[0].x;")
     fails(BARRIER, "    if (item < 40) threadgroup_barrier(mem_flags::mem_threadgroup);", words="40 of 64")
     fails(BARRIER, "    if (item >= 32) return;\n    threadgroup_barrier(mem_flags::mem_threadgroup);")
@@ -72,9 +76,16 @@ def test_faults_are_found() -> None:
 def test_what_has_a_barrier_is_no_fault() -> None:
     x, out = np.arange(64, dtype=np.float32), np.zeros(64, np.float32)
     body = "    threadgroup float s[64];\n    s[item] = x[item];\n"
-    launch(body + "    simdgroup_barrier(mem_flags::mem_threadgroup);\n    out[item] = s[item ^ 31];", x, out, np.int32(1))
+    launch(
+        body + "    simdgroup_barrier(mem_flags::mem_threadgroup);\n    out[item] = s[item ^ 31];", x, out, np.int32(1)
+    )
     assert (out == x[np.arange(64) ^ 31]).all()
-    launch(body + "    threadgroup_barrier(mem_flags::mem_threadgroup);\n    out[item] = s[63 - item];", x, out, np.int32(1))
+    launch(
+        body + "    threadgroup_barrier(mem_flags::mem_threadgroup);\n    out[item] = s[63 - item];",
+        x,
+        out,
+        np.int32(1),
+    )
     assert (out == x[::-1]).all()
 
 
@@ -146,12 +157,18 @@ def test_vectors_halves_and_atomics() -> None:
     if (item != 0) return;
     atomic_fetch_add_explicit(&count[0], atomic_load_explicit(&seen, memory_order_relaxed), memory_order_relaxed);
     uint wrong = 0;
-    for (int i = 0; i < n; i++) wrong += as_type<ushort>(half(float(h[i]))) != ushort(i) && float(h[i]) == float(h[i]) ? 1u : 0u;
+    for (int i = 0; i < n; i++) {
+        bool number = float(h[i]) == float(h[i]);
+        wrong += number && as_type<ushort>(half(float(h[i]))) != ushort(i) ? 1u : 0u;
+    }
     out[0] = float(wrong);
     out[1] = float(as_type<uint>(char4(rint(float4(0.5f, 1.5f, -2.5f, 127.0f)))));
     out[2] = dot(float4(half4(1.0h, 2.0h, 3.0h, 4.0h)), float4(float2(1.0f, 2.0f), float2(3.0f)));
     out[3] = float(as_type<half2>(0x0C000400u).x) + float(mulhi(0x80000000u, 6u));"""
     launch(body, np.zeros(1, np.float32), out, np.int32(65536), bits, count, extra=extra)
     word = int(np.array([0, 2, -2, 127], np.int8).view(np.uint32)[0])
-    assert out[0] == 0 and out[1] == np.float32(word) and out[2] == 1 + 4 + 9 + 12 and out[3] == 2**-14 + 3
+    assert out[0] == 0
+    assert out[1] == np.float32(word)
+    assert out[2] == 1 + 4 + 9 + 12
+    assert out[3] == 2**-14 + 3
     assert count.tolist() == [2016, 63]

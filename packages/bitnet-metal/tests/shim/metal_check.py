@@ -1,7 +1,7 @@
 """Finds in Metal sources what C++14 takes and the Metal Shading Language 2.4, or the kernels' contract, does not.
 
-Run on a source as it is written, before the preprocessor; :func:`parameter_problems` on what the preprocessor leaves. What is left
-to a compiler (types, address spaces, C++ newer than C++14) is :func:`metal_shim.check_spaces`'s.
+:func:`problems` takes a source as it is written, :func:`parameter_problems` what the preprocessor leaves of it. Types,
+address spaces and C++ newer than C++14 are left to a compiler (:func:`metal_shim.check_spaces`).
 """
 
 from __future__ import annotations
@@ -43,24 +43,43 @@ RULES = (
     _rule("thread-local", WORD.format("thread_local|register"), "the language has no such storage"),
     _rule("lambda", r"(?<![\w\])\[])\[[&=]?[\w, &=]*\]\s*[({](?!\()", "lambdas are newer than Metal 2.4"),
     _rule("function-pointer", r"\(\s*\*\s*\w+\s*\)\s*\(", "pointers to functions need visible functions"),
-    _rule("include", r'^[ \t]*#[ \t]*include[ \t]+(?!<metal_stdlib>|"[\w/]+\.metal")', "only metal_stdlib and files here are included"),
+    _rule(
+        "include",
+        r'^[ \t]*#[ \t]*include[ \t]+(?!<metal_stdlib>|"[\w/]+\.metal")',
+        "only metal_stdlib and files here are included",
+    ),
     _rule("assembly", WORD.format("asm|__asm__|__asm"), "the language has no assembly"),
     _rule("variadic", r"\.\.\.", "functions have a fixed number of arguments"),
     _rule("characters", WORD.format("wchar_t|char16_t|char32_t"), "the language has no wide characters"),
     _rule("bit-fields", r"\b(?:uint|int|uchar|ushort)\s+\w+\s*:\s*\d+\s*;", "the language has no bit fields"),
-    _rule("literal", r"(?<![\w.])(?:\d+\.\d*|\.\d+|\d+(?=[eE]))(?:[eE][+-]?\d+)?(?![\w.])", "a number without f is a double elsewhere"),
+    _rule(
+        "literal",
+        r"(?<![\w.])(?:\d+\.\d*|\.\d+|\d+(?=[eE]))(?:[eE][+-]?\d+)?(?![\w.])",
+        "a number without f is a double elsewhere",
+    ),
     _rule("c-library", WORD.format("printf|malloc|free|memcpy|memset|assert|abort"), "there is no C library"),
     _rule("main", r"\bmain\s*\(", "no function is called main"),
     _rule("fast", r"\bfast\s*::", "the contract needs precise functions"),
-    _rule("precise", r"(?<![\w:])(?:exp2?|log2?|sqrt|rsqrt|sin|cos|tan|tanh|pow|powr|divide)\s*\(", "call it as precise::"),
+    _rule(
+        "precise", r"(?<![\w:])(?:exp2?|log2?|sqrt|rsqrt|sin|cos|tan|tanh|pow|powr|divide)\s*\(", "call it as precise::"
+    ),
     _rule("matrix-size", r"\bsimdgroup_(?:float|half|bfloat)(?!8x8)\d+x\d+", "matrices of a simdgroup are 8 by 8"),
     _rule("matrix-origin", r"\bulong2\((?!0, 0\))", "a matrix is loaded from where the pointer points"),
-    _rule("newer", WORD.format("bfloat[234]?|tensor|coherent|matmul2d|visible|constexpr sampler"), "newer than Metal 2.4"),
-    _rule("old-kernel", r"^[ \t]*kernel\s+\w", "kernels here are written [[kernel, max_total_threads_per_threadgroup(…)]] void"),
+    _rule(
+        "newer", WORD.format("bfloat[234]?|tensor|coherent|matmul2d|visible|constexpr sampler"), "newer than Metal 2.4"
+    ),
+    _rule(
+        "old-kernel",
+        r"^[ \t]*kernel\s+\w",
+        "kernels here are written [[kernel, max_total_threads_per_threadgroup(…)]] void",
+    ),
 )
 SHARED_SET = re.compile(r"^[ \t]*threadgroup\s+\w+\s+\w+(?:\[[^\]]*\])*\s*(?:=|\{)", re.MULTILINE)
 SHARED = re.compile(r"^[ \t]*threadgroup\s+\w+\s+\w+\s*(?:\[|;|,)", re.MULTILINE)
-FUNCTION = re.compile(r"^(?:template[^\n]*\n)?(?:inline\s+|\[\[kernel[^\n]*\]\]\s+)?[A-Za-z_]\w*(?:<[^>\n]*>)?\s+\**(\w+)\s*\([^;{}]*\)\s*\{", re.MULTILINE)
+FUNCTION = re.compile(
+    r"^(?:template[^\n]*\n)?(?:inline\s+|\[\[kernel[^\n]*\]\]\s+)?[A-Za-z_]\w*(?:<[^>\n]*>)?\s+\**(\w+)\s*\([^;{}]*\)\s*\{",
+    re.MULTILINE,
+)
 GLOBAL = re.compile(rf"^(?:const\s+)?{BUILTIN}\s+\w+(?:\[[^\]]*\])*\s*(?:=|;)", re.MULTILINE)
 
 
@@ -68,12 +87,20 @@ def problems(source: str) -> list[str]:
     """What is wrong with a source, each as ``line: rule: why``; empty where nothing is."""
     text = re.sub(r'^([ \t]*#[ \t]*error[^\n"]*)"[^"\n]*"', r"\1", without_comments(source), flags=re.MULTILINE)
     found = [
-        (match.start(), f"{rule.name}: {rule.why}: {match[0].strip()}") for rule in RULES for match in rule.pattern.finditer(text)
+        (match.start(), f"{rule.name}: {rule.why}: {match[0].strip()}")
+        for rule in RULES
+        for match in rule.pattern.finditer(text)
     ]
     found += _pointers(text)
     found += _bodies(text)
-    found += [(match.start(), f"shared-set: threadgroup memory cannot be initialised: {match[0].strip()}") for match in SHARED_SET.finditer(text)]
-    found += [(match.start(), f"global: a variable of the program must be constant: {match[0].strip()}") for match in GLOBAL.finditer(text)]
+    found += [
+        (match.start(), f"shared-set: threadgroup memory cannot be initialised: {match[0].strip()}")
+        for match in SHARED_SET.finditer(text)
+    ]
+    found += [
+        (match.start(), f"global: a variable of the program must be constant: {match[0].strip()}")
+        for match in GLOBAL.finditer(text)
+    ]
     return [f"{text.count(chr(10), 0, at) + 1}: {what}" for at, what in sorted(found)]
 
 
@@ -86,14 +113,17 @@ def _pointers(text: str) -> Iterator[tuple[int, str]]:
 
 
 def _bodies(text: str) -> Iterator[tuple[int, str]]:
-    """Functions that call themselves or kernels; threadgroup memory outside kernels; kernels of another type than void."""
+    """Functions that call themselves or kernels, threadgroup memory outside kernels, kernels that return something."""
     calls: dict[str, set[str]] = {}
     kernel_names = {match["name"] for match in KERNEL.finditer(text)}
     for match in FUNCTION.finditer(text):
         name, body = match[1], _block(text, match.end())
         calls.setdefault(name, set()).update(re.findall(r"(?<![.\w])(\w+)\s*\(", body))
         if name not in kernel_names and (shared := SHARED.search(body)):
-            yield match.end() + shared.start(), f"shared-outside: only kernels have threadgroup memory: {shared[0].strip()}"
+            yield (
+                match.end() + shared.start(),
+                f"shared-outside: only kernels have threadgroup memory: {shared[0].strip()}",
+            )
     for name, called in calls.items():
         for other in called & kernel_names:
             yield 0, f"kernel-called: {name} calls the kernel {other}"
@@ -145,7 +175,10 @@ def _kernel(kernel: Kernel) -> Iterator[str]:
                 yield f"{kernel.name}: threadgroup: {p.name} is no pointer to threadgroup memory"
         elif p.attribute not in POSITIONS:
             yield f"{kernel.name}: attribute: {p.name} has {p.attribute}, which is unknown"
-        elif p.attribute.endswith(("_in_grid", "_per_grid", "_in_threadgroup", "_per_threadgroup")) and "index" not in p.attribute:
+        elif (
+            p.attribute.endswith(("_in_grid", "_per_grid", "_in_threadgroup", "_per_threadgroup"))
+            and "index" not in p.attribute
+        ):
             if not p.attribute.startswith("simdgroups"):
                 kinds.add(p.type)
         elif p.type not in ("uint", "ushort"):

@@ -1,7 +1,8 @@
 """Compiles Metal sources for the CPU through the shim, and runs their kernels on numpy arrays.
 
-``python metal_shim.py SOURCE.metal -DNAME=value …`` prints the path of the library that ``shim.h`` describes. Libraries are
-kept by the content of what they are made of, in a folder of the system's temporary one (or ``BITNET_METAL_SHIM_CACHE``).
+``python metal_shim.py SOURCE.metal -DNAME=value …`` prints the path of the library that ``shim.h`` describes. Libraries
+are kept by the content of what they are made of, in a folder of the system's temporary one (or the one that
+``BITNET_METAL_SHIM_CACHE`` names).
 """
 
 from __future__ import annotations
@@ -22,8 +23,24 @@ import numpy as np
 import numpy.typing as npt
 
 SHIM = Path(__file__).resolve().parent
-LANGUAGE = ["-std=c++14", "-Werror=c++17-extensions", "-x", "c++", "-ffp-contract=off", "-Wno-unknown-attributes", "-Wno-unknown-pragmas", "-Wno-user-defined-literals"]
-WARNINGS = ["-Wall", "-Werror", "-Wno-unused-function", "-Wno-unused-variable", "-Wno-vla", "-Wno-unused-but-set-variable"]
+LANGUAGE = [
+    "-std=c++14",
+    "-Werror=c++17-extensions",
+    "-x",
+    "c++",
+    "-ffp-contract=off",
+    "-Wno-unknown-attributes",
+    "-Wno-unknown-pragmas",
+    "-Wno-user-defined-literals",
+]
+WARNINGS = [
+    "-Wall",
+    "-Werror",
+    "-Wno-unused-function",
+    "-Wno-unused-variable",
+    "-Wno-vla",
+    "-Wno-unused-but-set-variable",
+]
 UNDEFINED = "shift,bounds,integer-divide-by-zero,float-cast-overflow,alignment,signed-integer-overflow"
 CHECKS = [
     *("-Xclang", "-fsanitize=address", "-mllvm", "-asan-stack=0", "-mllvm", "-asan-opt-globals=0"),
@@ -32,7 +49,10 @@ CHECKS = [
 ]
 """Calls of the shim before every access, and where an operation has no defined result."""
 VECTOR = re.compile(r"(?<![\w<])((?:u?char|u?short|u?int|ulong|half|float)[234])\s*\(")
-KERNEL = re.compile(r"\[\[kernel(?:, max_total_threads_per_threadgroup\((?P<most>(?:[^()]|\([^()]*\))*)\))?\]\]\s*void\s+(?P<name>\w+)\s*\(")
+KERNEL = re.compile(
+    r"\[\[kernel(?:, max_total_threads_per_threadgroup\((?P<most>(?:[^()]|\([^()]*\))*)\))?\]\]"
+    r"\s*void\s+(?P<name>\w+)\s*\("
+)
 _NAMED = r"\w+(?:\[[^\]]*\])*"
 SHARED = re.compile(rf"^([ \t]*)threadgroup (?P<type>\w+) (?P<names>{_NAMED}(?:,\s*{_NAMED})*);", re.MULTILINE)
 POSITIONS = {
@@ -109,7 +129,9 @@ def _split(text: str) -> list[str]:
 
 
 def _parameter(text: str) -> Parameter:
-    found = re.fullmatch(r"(?P<type>.*?[\s*&])(?P<name>\w+)\s*(?:\[\[(?P<attribute>\w+)(?:\((?P<number>\w+)\))?\]\])?", text, re.DOTALL)
+    found = re.fullmatch(
+        r"(?P<type>.*?[\s*&])(?P<name>\w+)\s*(?:\[\[(?P<attribute>\w+)(?:\((?P<number>\w+)\))?\]\])?", text, re.DOTALL
+    )
     if found is None:
         raise CompileError(f"not understood: {text}")
     return Parameter(found["type"].strip(), found["name"], found["attribute"] or "", found["number"] or "")
@@ -147,7 +169,9 @@ def table(source: str) -> str:
         least = [
             "~(uint64_t)0"
             if i not in by_number
-            else f"sizeof({by_number[i].type[:-1]})" if by_number[i].type.endswith("&") else "0"
+            else f"sizeof({by_number[i].type[:-1]})"
+            if by_number[i].type.endswith("&")
+            else "0"
             for i in range(count)
         ]
         made.append(
@@ -156,12 +180,14 @@ def table(source: str) -> str:
             f"static const uint64_t shim_least_{kernel.name}[] = {{ {', '.join([*least, '0'])} }};\n"
         )
         rows.append(
-            f'{{ "{kernel.name}", shim_run_{kernel.name}, {kernel.most or MOST_THREADS}, {count}, shim_least_{kernel.name} }},'
+            f'{{ "{kernel.name}", shim_run_{kernel.name}, {kernel.most or MOST_THREADS}, {count}, '
+            f"shim_least_{kernel.name} }},"
         )
     end = '{ "", 0, 0, 0, 0 }'
     return (
-        f"{''.join(made)}extern \"C\" {{ extern const shim_kernel shim_table[]; extern const uint32_t shim_table_size;\n"
-        f"const shim_kernel shim_table[] = {{ {' '.join(rows)} {end} }};\nconst uint32_t shim_table_size = {len(rows)}; }}\n"
+        f'{"".join(made)}extern "C" {{ extern const shim_kernel shim_table[]; extern const uint32_t shim_table_size;\n'
+        f"const shim_kernel shim_table[] = {{ {' '.join(rows)} {end} }};\n"
+        f"const uint32_t shim_table_size = {len(rows)}; }}\n"
     )
 
 
@@ -174,24 +200,40 @@ def compiled(source: str, defines: Sequence[str] = (), *, checks: bool = True) -
     Raises:
         CompileError: It is no C++14 with what the shim has of Metal's library.
     """
-    flags = [*LANGUAGE, *WARNINGS, *(f"-D{name}" for name in defines), *(CHECKS if checks else ["-fno-sanitize=undefined"])]
+    flags = [
+        *LANGUAGE,
+        *WARNINGS,
+        *(f"-D{name}" for name in defines),
+        *(CHECKS if checks else ["-fno-sanitize=undefined"]),
+    ]
     parts = (source, *flags, *(_text(name) for name in ("metal_stdlib", "shim.h", "shim.cpp", "metal_shim.py")))
     path = _kept(parts, ".so")
     if not path.exists():
         with tempfile.TemporaryDirectory(dir=path.parent) as folder:
             code = Path(folder, "kernels.cpp")
-            code.write_text(preprocessed(source, defines) + "")
+            code.write_text(preprocessed(source, defines))
             given = ["-O1", "-g0", "-fPIC", "-shared", *flags, str(code), "-x", "none", str(_runtime())]
             _run([*given, f"-I{SHIM}", "-o", f"{folder}/made.so"])
-            os.replace(f"{folder}/made.so", path)
+            Path(folder, "made.so").replace(path)
     return path
 
 
 def preprocessed(source: str, defines: Sequence[str] = ()) -> str:
     """The source translated, with the table of those kernels that the preprocessor leaves in it."""
-    text = _run(["-E", "-P", "-std=c++14", "-nostdinc", "-DSHIM_OUTLINE=1", *(f"-D{name}" for name in defines), "-x", "c++", "-"], INCLUDE.sub("", source))
-    left = "\n".join(line for line in text.splitlines())
-    return '#include "metal_stdlib"\n#undef INFINITY\n#define INFINITY __builtin_inff()\n' + translated(left) + table(left)
+    text = _run(
+        [
+            "-E",
+            "-P",
+            "-std=c++14",
+            "-nostdinc",
+            *(f"-D{name}" for name in defines),
+            "-x",
+            "c++",
+            "-",
+        ],
+        INCLUDE.sub("", source),
+    )
+    return '#include "metal_stdlib"\n' + translated(text) + table(text)
 
 
 INCLUDE = re.compile(r"^#include <metal_stdlib>\n", re.MULTILINE)
@@ -204,7 +246,10 @@ def check_spaces(source: str, defines: Sequence[str] = ()) -> None:
         CompileError: One does not; or the source is no C++14.
     """
     flags = [*LANGUAGE, "-DSHIM_SPACES=1", "-O0", "-c", "-fno-sanitize=undefined", f"-I{SHIM}"]
-    text = _run(["-E", "-P", "-std=c++14", "-nostdinc", *(f"-D{name}" for name in defines), "-x", "c++", "-"], INCLUDE.sub("", source))
+    text = _run(
+        ["-E", "-P", "-std=c++14", "-nostdinc", *(f"-D{name}" for name in defines), "-x", "c++", "-"],
+        INCLUDE.sub("", source),
+    )
     with tempfile.TemporaryDirectory() as folder:
         code = Path(folder, "spaces.cpp")
         code.write_text('#include "metal_stdlib"\n' + translated(text))
@@ -229,8 +274,20 @@ def _runtime() -> Path:
     if not path.exists():
         with tempfile.TemporaryDirectory(dir=path.parent) as folder:
             made = f"{folder}/shim.o"
-            _run(["-std=c++14", "-O2", "-fPIC", "-fno-sanitize=undefined", "-Wall", "-c", str(SHIM / "shim.cpp"), "-o", made])
-            os.replace(made, path)
+            _run(
+                [
+                    "-std=c++14",
+                    "-O2",
+                    "-fPIC",
+                    "-fno-sanitize=undefined",
+                    "-Wall",
+                    "-c",
+                    str(SHIM / "shim.cpp"),
+                    "-o",
+                    made,
+                ]
+            )
+            Path(made).replace(path)
     return path
 
 

@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-
 from metal_shim import Library, library
 
 Array = npt.NDArray[Any]
@@ -45,13 +44,14 @@ def run(
 ) -> None:
     """Launch a kernel of a file; Python's integers are int32, its floats float32."""
     made = [np.int32(a) if isinstance(a, int) else np.float32(a) if isinstance(a, float) else a for a in arguments]
-    grid = (groups[0], *groups[1:], 1, 1)[:3]
-    _made(file, tuple(defines.items())).launch(kernel or file, made, grid, threads)
+    x, y, z = (*groups, 1, 1)[:3]
+    _made(file, tuple(defines.items())).launch(kernel or file, made, (x, y, z), threads)
 
 
 def poisoned(shape: Sequence[int], dtype: Any = np.float32) -> Array:
     """An array of all ones' bits: NaN, or -1."""
-    return np.full(int(np.prod(shape)) * np.dtype(dtype).itemsize, 0xFF, np.uint8).view(dtype).reshape(shape)
+    made: Array = np.full(int(np.prod(shape)) * np.dtype(dtype).itemsize, 0xFF, np.uint8).view(dtype).reshape(shape)
+    return made
 
 
 class Steps:
@@ -89,9 +89,7 @@ class Steps:
             at += need
         self.table = table
         token_seq = np.repeat(np.arange(len(sequences)), [new for new, _ in sequences])
-        self.where = [
-            (int(s), self.lengths[s] - int(begin[s + 1]) + m) for m, s in enumerate(token_seq)
-        ]
+        self.where = [(int(s), self.lengths[s] - int(begin[s + 1]) + m) for m, s in enumerate(token_seq)]
         """Sequence and position of each token."""
         fields: dict[str, Array] = {
             "tokens": rng.integers(0, 5, self.tokens),
