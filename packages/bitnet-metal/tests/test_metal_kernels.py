@@ -369,10 +369,14 @@ def test_sample(rng: np.random.Generator, vocabulary: int) -> None:
 def test_compact_head(rng: np.random.Generator, cols: int, rows: int) -> None:
     """Its tokens are those of the logits that dense_matmul makes, and few rows of the head are scored in full."""
     n, sampled = 403, rng.random(rows) < 0.5
+    sampled[0] = False
     weight = (rng.standard_normal((n, cols)) * 0.02 * rng.choice([1, 5], cols)).astype(np.float16)
     params = [SamplingParams(0.7, seed=int(rng.integers(2**63))) if s else SamplingParams() for s in sampled]
     step = sampling(rng, params, [int(p) for p in rng.integers(0, 900, rows)])
     x, gain = rng.standard_normal((rows, cols)).astype(np.float32) * 3, rng.random(cols, np.float32) + 0.5
+    weight[[90, 380, 20]] = (x[0] * gain * 0.1).astype(
+        np.float16
+    )  # the first row's winners, of which the lowest counts
     column, codes, size = poisoned((cols,)), poisoned((n, cols // 8), np.uint32), poisoned((n, 2))
     run("head_pack", {"WG": WG, "COLS": cols}, (cols // 32,), WG, weight, column, n, kernel="head_columns")
     run("head_pack", {"WG": WG, "COLS": cols}, (100, 5), WG, weight, column, codes, size, n)
@@ -424,6 +428,7 @@ def test_compact_head(rng: np.random.Generator, cols: int, rows: int) -> None:
     run("sample", {"WG": WG}, (rows,), WG, step.words, *(step.at[f] for f in fields), logits, wanted, n)
     assert (chosen[:rows] == wanted).all()
     assert chosen[rows] == -1
+    assert chosen[0] == 20
     assert (logits.argmax(axis=1)[~sampled] == wanted[~sampled]).all()
 
 
