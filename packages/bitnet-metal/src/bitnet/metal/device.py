@@ -25,8 +25,8 @@ from bitnet.metal.objc import MTLSize, NSRange, Objc
 
 ALIGNMENT = 256
 """Bytes that a scalar's place in its buffer is a multiple of, on every Mac."""
-COMPLETED, ERROR = 4, 5
-"""Values of MTLCommandBufferStatus."""
+COMPLETED = 4
+"""MTLCommandBufferStatusCompleted."""
 ERRORS = {
     1: "MTLCommandBufferErrorInternal",
     2: "MTLCommandBufferErrorTimeout",

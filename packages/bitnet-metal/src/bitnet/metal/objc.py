@@ -69,7 +69,6 @@ MESSAGES: Mapping[str, tuple[str, ...]] = {
     "name": ("id",),
     "registryID": ("uint64_t",),
     "supportsFamily:": ("BOOL", "NSInteger"),
-    "hasUnifiedMemory": ("BOOL",),
     "recommendedMaxWorkingSetSize": ("uint64_t",),
     "currentAllocatedSize": ("NSUInteger",),
     "maxBufferLength": ("NSUInteger",),
