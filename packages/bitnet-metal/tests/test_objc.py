@@ -19,7 +19,7 @@ def test_every_message_is_as_documented() -> None:
         name: tuple(ENUMS.get(kind, kind) for kind in (message.result, *message.arguments))
         for name, message in SELECTORS.items()
     }
-    assert objc.MESSAGES == documented
+    assert documented == objc.MESSAGES
 
 
 @pytest.mark.parametrize("selector", objc.MESSAGES)

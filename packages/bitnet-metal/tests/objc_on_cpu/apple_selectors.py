@@ -56,9 +56,7 @@ SELECTORS = {
     "contents": Message("metal/mtlbuffer/contents()", "void *"),
     "commandBuffer": Message("metal/mtlcommandqueue/makecommandbuffer()", "id"),
     "computeCommandEncoder": Message("metal/mtlcommandbuffer/makecomputecommandencoder()", "id"),
-    "setComputePipelineState:": Message(
-        "metal/mtlcomputecommandencoder/setcomputepipelinestate(_:)", "void", ("id",)
-    ),
+    "setComputePipelineState:": Message("metal/mtlcomputecommandencoder/setcomputepipelinestate(_:)", "void", ("id",)),
     "setBuffers:offsets:withRange:": Message(
         "metal/mtlcomputecommandencoder/setbuffers:offsets:withrange:",
         "void",

@@ -32,7 +32,7 @@ def build() -> Path:
     path = folder / f"metal-{hashlib.sha256(b''.join(file.read_bytes() for file in inputs)).hexdigest()[:32]}.so"
     if not path.exists():
         with tempfile.TemporaryDirectory(dir=folder) as made:
-            flags = ["-std=c++17", "-O1", "-shared", "-fPIC", "-Wall", "-Werror", "-fvisibility=hidden"]
+            flags = ["-std=c++17", "-O2", "-shared", "-fPIC", "-Wall", "-Werror", "-fvisibility=hidden"]
             command = [sys.executable, "-m", "ziglang", "c++", *flags, "-fno-sanitize=undefined", *map(str, SOURCES)]
             subprocess.run([*command, "-ldl", "-lpthread", "-o", f"{made}/metal.so"], check=True)
             Path(made, "metal.so").replace(path)

@@ -3,6 +3,8 @@
 #include <cstdlib>
 #include <cstring>
 #include <set>
+#include <unordered_map>
+#include <unordered_set>
 
 namespace {
 std::recursive_mutex lock;
@@ -10,8 +12,8 @@ std::map<std::string, std::map<std::string, Method>> &methods() {
     static std::map<std::string, std::map<std::string, Method>> all;
     return all;
 }
-std::set<Object *> &objects() {
-    static std::set<Object *> all;
+std::unordered_set<Object *> &objects() {
+    static std::unordered_set<Object *> all;
     return all;
 }
 std::string &problems() {
@@ -101,9 +103,15 @@ extern "C" Method test_lookup(Object *receiver, const char *selector) {
         wrong("%s was sent to a %s that is gone", selector, receiver->kind);
         return (Method)nothing;
     }
+    struct Hash {
+        size_t operator()(const std::pair<const char *, const char *> &p) const { return (size_t)p.first * 31 + (size_t)p.second; }
+    };
+    static std::unordered_map<std::pair<const char *, const char *>, Method, Hash> known;  // as selectors are interned, like Apple's
+    auto before = known.find({receiver->kind, selector});
+    if (before != known.end()) return before->second;
     for (const char *kind : {receiver->kind, "any"}) {
         auto found = methods()[kind].find(selector);
-        if (found != methods()[kind].end()) return found->second;
+        if (found != methods()[kind].end()) return known[{receiver->kind, selector}] = found->second;
     }
     wrong("a %s knows no %s", receiver->kind, selector);
     return (Method)nothing;

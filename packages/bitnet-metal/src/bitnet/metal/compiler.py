@@ -13,7 +13,9 @@ from bitnet.core.gpu import KernelSources, KernelSpec
 from bitnet.core.gpu.programs import Compiler, Programs, Source
 from bitnet.metal.objc import Objc
 
-SOURCES = KernelSources("bitnet.metal", "metal", ending=".metal", common="common.metal", entry=r"^\[\[kernel.*\]\] void (\w+)\(")
+SOURCES = KernelSources(
+    "bitnet.metal", "metal", ending=".metal", common="common.metal", entry=r"^\[\[kernel.*\]\] void (\w+)\("
+)
 LANGUAGE = 2 << 16 | 4
 """MTLLanguageVersion2_4, of macOS 12."""
 WIDTH = 32

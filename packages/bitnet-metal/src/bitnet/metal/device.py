@@ -63,7 +63,8 @@ class Recording:
     def __init__(self, driver: MetalDriver, launches: Sequence[Launch], pipelines: Pipelines) -> None:
         words = sum(isinstance(arg, np.generic) for launch in launches for arg in launch.args)
         scalars = driver.alloc(max(words, 1) * ALIGNMENT)
-        weakref.finalize(self, driver.dropped.append, scalars)
+        driver.scalars[scalars.handle] = scalars
+        weakref.finalize(self, driver.dropped.append, scalars.handle)
         numbers = np.zeros((max(words, 1), ALIGNMENT // 4), np.uint32)
         at = 0
         self.commands: list[tuple[Any, ...]] = []
@@ -102,14 +103,16 @@ class MetalDriver:
         name: What it is called in errors.
 
     Attributes:
-        dropped: Scalars of recordings that nobody has any more.
+        scalars: The recordings' buffers of scalars, by their handles.
+        dropped: Those of recordings that nobody has any more.
     """
 
     def __init__(self, objc: Objc, device: int, name: str) -> None:
         self._objc, self._device, self._name = objc, device, name
         self._lock = threading.RLock()
         self._committed: list[int] = []
-        self.dropped: list[MetalBuffer] = []
+        self.scalars: dict[int, MetalBuffer] = {}
+        self.dropped: list[int] = []
         self._largest = int(objc.send(device, "maxBufferLength"))
         self._pipelines = Pipelines(objc, device, name)
         self._queue = objc.send(device, "newCommandQueue")
@@ -183,14 +186,17 @@ class MetalDriver:
             try:
                 self._wait()
             finally:
-                self._give_back()
+                for scalars in self.scalars.values():  # a traceback may still have a recording
+                    self._objc.release(scalars.handle)
+                self.scalars.clear()
                 self._pipelines.close()
                 self._objc.release(self._queue)
                 self._objc.release(self._device)
 
     def _give_back(self) -> None:
+        """Free what belonged to recordings that nobody has any more."""
         while self.dropped:
-            self.free(self.dropped.pop())
+            self.free(self.scalars.pop(self.dropped.pop()))
 
     def _wait(self) -> None:
         """Wait for all that was submitted.

@@ -1,4 +1,4 @@
-"""What differs from the OpenCL C family, of whose kernels those here are ports: simdgroups of 32, and what memory takes."""
+"""What differs from the OpenCL C family, whose kernels Metal's are ports of: simdgroups of 32, and memory."""
 
 from __future__ import annotations
 
