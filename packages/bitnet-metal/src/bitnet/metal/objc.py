@@ -139,7 +139,7 @@ class Objc:
             DeviceError: The receiver is nil, which would answer with nothing.
         """
         if not receiver:
-            raise DeviceError(f"{selector} was sent to no object.")
+            raise DeviceError(f"{selector} was sent to no object.", device="metal")
         function, at = self._messages[selector]
         return function(receiver, at, *arguments)
 
@@ -147,7 +147,7 @@ class Objc:
         """A class. Raises DeviceError where the system has none of this name."""
         found = self._runtime.objc_getClass(name.encode())
         if not found:
-            raise DeviceError(f"this macOS has no class {name}.")
+            raise DeviceError(f"this macOS has no class {name}.", device="metal")
         return int(found)
 
     def made(self, name: str) -> int:
