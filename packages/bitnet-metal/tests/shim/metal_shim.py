@@ -67,6 +67,7 @@ POSITIONS = {
 }
 """What a kernel's argument with each attribute gets."""
 MOST_THREADS = 1024
+RUNTIME = ("shim.h", "fibre.h", "table.h", "shim.cpp")
 
 
 class ShimError(Exception):
@@ -206,7 +207,7 @@ def compiled(source: str, defines: Sequence[str] = (), *, checks: bool = True) -
         *(f"-D{name}" for name in defines),
         *(CHECKS if checks else ["-fno-sanitize=undefined"]),
     ]
-    parts = (source, *flags, *(_text(name) for name in ("metal_stdlib", "shim.h", "shim.cpp", "metal_shim.py")))
+    parts = (source, *flags, *(_text(name) for name in ("metal_stdlib", *RUNTIME, "metal_shim.py")))
     path = _kept(parts, ".so")
     if not path.exists():
         with tempfile.TemporaryDirectory(dir=path.parent) as folder:
@@ -270,7 +271,7 @@ def _kept(parts: Sequence[str], ending: str) -> Path:
 @cache
 def _runtime() -> Path:
     """The object of shim.cpp."""
-    path = _kept(tuple(_text(name) for name in ("shim.h", "shim.cpp", "metal_shim.py")), ".o")
+    path = _kept(tuple(_text(name) for name in (*RUNTIME, "metal_shim.py")), ".o")
     if not path.exists():
         with tempfile.TemporaryDirectory(dir=path.parent) as folder:
             made = f"{folder}/shim.o"
