@@ -103,8 +103,9 @@ def test_conformance(run: Run) -> None:
 
 @pytest.mark.nightly(unless_changed=FAMILY)
 def test_the_demo_model_answers_as_on_the_cpu(run: Run) -> None:
-    """A sample of 100 problems of the evaluation, all tokens of the answers."""
-    assert int(run("-c", ANSWERS.format(seed=randrange(1 << 30))).stdout) > 1000
+    """A sample of 100 problems of the evaluation, all tokens of the answers; the conformance looks up the accesses."""
+    done = run("-c", ANSWERS.format(seed=randrange(1 << 30)), METAL_TEST_UNCHECKED=1)
+    assert int(done.stdout) > 1000
 
 
 @pytest.mark.parametrize(
