@@ -87,6 +87,7 @@ def test_probe(run: Run, environment: dict[str, Any], said: str) -> None:
     assert re.match(said, run("-c", SAY, **environment).stdout)
 
 
+@pytest.mark.nightly(unless_changed=FAMILY)
 def test_a_question_is_answered(run: Run) -> None:
     assert "42" in run("-c", ASK).stdout
 
@@ -108,6 +109,7 @@ def test_the_demo_model_answers_as_on_the_cpu(run: Run) -> None:
     assert int(done.stdout) > 1000
 
 
+@pytest.mark.nightly(unless_changed=FAMILY)
 @pytest.mark.parametrize(
     ("environment", "error"),
     [
@@ -158,6 +160,7 @@ def test_the_library_finds_what_is_done_wrong(run: Run, code: str, found: str) -
     assert found in run("-c", f"{start}{code}; d.close()", status=3).stderr
 
 
+@pytest.mark.nightly(unless_changed=FAMILY)
 def test_devices_and_receipts_say_what_it_is(run: Run, tmp_path: Path) -> None:
     def bitnet(*arguments: str, status: int | None = 0) -> subprocess.CompletedProcess[str]:
         return run("-c", COMMAND.format(arguments=list(arguments)), status=status)

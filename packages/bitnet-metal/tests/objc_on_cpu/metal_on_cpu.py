@@ -1,7 +1,8 @@
 """The Metal backend on the test library of this folder, where it is imported: kernels run on the CPU.
 
 The library's own list of what went wrong (leaks, over-releases, messages to nil, faults of kernels) ends the process
-with status 3 and is printed. ``METAL_TEST_UNCHECKED=1``: kernels do not look up their accesses, at a quarter of the time.
+with status 3 and is printed. With ``METAL_TEST_UNCHECKED=1`` kernels do not look up their accesses, in a quarter of the
+time.
 """
 
 from __future__ import annotations
