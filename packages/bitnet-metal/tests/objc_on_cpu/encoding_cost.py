@@ -17,7 +17,7 @@ from bitnet.metal.device import MetalDriver
 
 LAUNCHES, TIMES = 30 * 6 + 6, 30
 
-_, objc, devices = _look()
+result, objc, devices = _look()
 assert objc is not None
 driver = MetalDriver(objc, devices[0], "metal:0")
 buffers = [driver.alloc(1024) for _ in range(8)]
@@ -25,7 +25,7 @@ kernel = KernelSpec("row_sums", "row_sums", (("WG", 64), ("COLS", 64)))
 launch = Launch(kernel, (4, 1, 1), (64, 1, 1), (*buffers, np.int32(1), np.int32(2)))
 recording = driver.record([launch] * LAUNCHES)
 spent = []
-for _ in range(TIMES):
+for _step in range(TIMES):
     start = time.perf_counter()
     driver.submit(recording)
     spent.append((time.perf_counter() - start) * 1e6)
