@@ -10,7 +10,7 @@ import pytest
 
 KERNELS = Path(__file__).resolve().parents[2] / "kernels"
 FAMILIES = sorted(path.name for path in KERNELS.iterdir() if path.is_dir())
-ENDINGS = {".c", ".h", ".cu", ".cuh", ".cl", ".clh", ".comp", ".glsl", ".wgsl"}
+ENDINGS = {".c", ".h", ".cu", ".cuh", ".cl", ".clh", ".comp", ".glsl", ".metal", ".wgsl"}
 INCLUDE = re.compile(r'^\s*#\s*include "([\w./]+)"', re.MULTILINE)
 
 

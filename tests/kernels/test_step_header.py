@@ -12,6 +12,7 @@ from bitnet.core.hal import HeaderWord, Limits, SequenceStep, Step, StepLayout
 KERNELS = Path(__file__).parents[2] / "kernels"
 COMMON = {
     "cuda": ("common.cuh", r"#define STEP_(\w+)\(step\) \(\(step\)\[(\d+)\]\)"),
+    "metal": ("common.metal", r"#define STEP_(\w+)\(step\) \(\(step\)\[(\d+)\]\)"),
     "opencl": ("common.clh", r"#define STEP_(\w+)\(step\) \(\(step\)\[(\d+)\]\)"),
     "vulkan": ("common.glsl", r"#define STEP_(\w+) step_data\[(\d+)\]"),
     "webgpu": ("common.wgsl", r"const STEP_(\w+) = (\d+);"),

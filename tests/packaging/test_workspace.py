@@ -96,7 +96,8 @@ def test_workspace_knows_every_package(root: Path, packages: list[str]) -> None:
     workspace = toml(root / "pyproject.toml")
     assert set(workspace["tool"]["uv"]["sources"]) == set(packages)
     typed = {path.removeprefix("$MYPY_CONFIG_FILE_DIR/") for path in workspace["tool"]["mypy"]["mypy_path"]}
-    assert typed == {"tools", *(f"packages/{name}{part}" for name in packages for part in ("", "/src"))}
+    helpers = {f"packages/bitnet-metal/tests/{name}" for name in ("shim", "objc_on_cpu")}
+    assert typed == {"tools", *helpers, *(f"packages/{name}{part}" for name in packages for part in ("", "/src"))}
     assert set(toml(root / "tox.toml")["env_list"]) > {name.removeprefix("bitnet-") for name in packages}
 
 
@@ -110,7 +111,8 @@ def test_the_first_command_installs_what_running_needs(uv: Callable[..., str], p
     plain, gpu, dev = installed(), installed("--group", "gpu"), installed("--group", "dev")
     assert plain == installed("--package", "bitnet-core")
     assert plain & set(packages) == {"bitnet-core"}
-    assert gpu > plain | set(packages) - {"bitnet-cuda", "bitnet-server"}
+    assert gpu > plain | set(packages) - {"bitnet-cuda", "bitnet-metal", "bitnet-server"}
+    assert "bitnet-metal" not in gpu
     assert dev > gpu | {"bitnet-server", "pytest", "ruff", "mypy", "zizmor"}
     assert len(plain) < 40 < len(dev)
 

@@ -15,7 +15,7 @@ import numpy as np
 from bitnet.core.gpu.clc.abilities import Abilities
 from bitnet.core.gpu.clc.attention import DECODE_TOKENS
 from bitnet.core.gpu.clc.products import MOST_GROUP
-from bitnet.core.gpu.clc.vendors import VENDORS
+from bitnet.core.gpu.clc.vendors import VENDORS, Vendor
 from bitnet.core.gpu.context import Bucket, Context
 from bitnet.core.gpu.driver import Launch
 from bitnet.core.gpu.groups import FeedForward, GatedProduct, NormGatedProduct, NormProduct, RopeAttention
@@ -43,10 +43,14 @@ def sources(
 
 
 class ClcOps:
-    """The lowering for a device."""
+    """The lowering for a device.
 
-    def __init__(self, abilities: Abilities) -> None:
-        vendor = VENDORS[abilities.matrix]
+    Args:
+        vendor: The kernels where the abilities do not tell: those of a port to another language.
+    """
+
+    def __init__(self, abilities: Abilities, vendor: Vendor | None = None) -> None:
+        vendor = vendor or VENDORS[abilities.matrix]
         self._rows = RowOps(group=power_of_two(min(abilities.group, MOST_GROUP)))
         self._products, self._attention = vendor.products(abilities), vendor.attention(abilities)
         samples = RowOps(group=power_of_two(min(abilities.group, MOST_SAMPLERS))) if abilities.gpu else self._rows

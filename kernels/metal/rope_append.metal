@@ -1,0 +1,32 @@
+// Rotates q in place, stores rotated k, and v, in the cache. One threadgroup per token and head (q heads, k heads, v heads).
+// Cache: [blocks, BLOCK, kv_heads, DIM].
+[[kernel, max_total_threads_per_threadgroup(WG)]] void rope_append(
+    device const int *step [[buffer(0)]], constant int &token_seq [[buffer(1)]], constant int &seq_begin [[buffer(2)]],
+    constant int &seq_len [[buffer(3)]], constant int &block_table [[buffer(4)]], constant int &max_blocks [[buffer(5)]],
+    device float *qkv [[buffer(6)]], device KV *keys [[buffer(7)]], device KV *values [[buffer(8)]],
+    device const float *cosines [[buffer(9)]], device const float *sines [[buffer(10)]], constant int &heads [[buffer(11)]],
+    constant int &kv_heads [[buffer(12)]], PLACE) {
+    int m = int(group.x), head = int(group.y);
+    if (m >= STEP_TOKENS(step)) return;
+    int position = token_position(step, token_seq, seq_begin, seq_len, m);
+    device float *row = qkv + (ulong(m) * ulong(heads + 2 * kv_heads) + ulong(head)) * DIM;
+    int kv_head = head < heads + kv_heads ? head - heads : head - heads - kv_heads;
+    ulong at = head < heads ? 0 : cache_place(step + block_table + step[token_seq + m] * max_blocks, position, kv_heads, kv_head);
+    if (head >= heads + kv_heads) {
+        for (int i = int(index); i < DIM; i += WG) values[at + ulong(i)] = KV(row[i]);
+        return;
+    }
+    for (int i = int(index); i < DIM / 2; i += WG) {
+        int first = NEOX ? i : 2 * i, second = NEOX ? i + DIM / 2 : 2 * i + 1;
+        ulong angle = ulong(position) * (DIM / 2) + ulong(i);
+        float c = cosines[angle], s = sines[angle], a = row[first], b = row[second];
+        float rotated_a = a * c - b * s, rotated_b = b * c + a * s;
+        if (head < heads) {
+            row[first] = rotated_a;
+            row[second] = rotated_b;
+        } else {
+            keys[at + ulong(first)] = KV(rotated_a);
+            keys[at + ulong(second)] = KV(rotated_b);
+        }
+    }
+}

@@ -1,0 +1,77 @@
+// ternary_matmul for many tokens on matrices of 8 by 8: halves hold int8 and weights exactly, and sums of floats are exact below 2^24.
+// A tile of TILE_M tokens by TILE_N rows of W for a threadgroup of four simdgroups, two by two, each a quarter of it. Of 128 of K
+// at a time 32, the weights of one bit pair, go through threadgroup memory together. Codes become halves as in ternary_decode,
+// so that sums are multiples of 2^-14; their offset of one adds the sum of x, which is subtracted at the end.
+#define TILE_M 32
+#define TILE_N 64
+#define THREADS 128
+#define STAGES (ROW_BYTES / 32)
+#define PITCH 40 /* halves of a row of 32, so that neighbours fall into different banks */
+#define OUT_PITCH (TILE_N + 4)
+#define EACH_M (TILE_M / 16)
+#define EACH_N (TILE_N / 16)
+#define UNIT 16384.0f
+
+[[kernel, max_total_threads_per_threadgroup(THREADS)]] void ternary_gemm_matrix(
+    device const int *step [[buffer(0)]], device const char *x [[buffer(1)]], device const float *scale [[buffer(2)]],
+    device const int *x_sums [[buffer(3)]], device const uint *codes [[buffer(4)]], device const float *w_scale [[buffer(5)]],
+    device float *out [[buffer(6)]], constant int &rows [[buffer(7)]], PLACE) {
+    threadgroup float pool[TILE_M * OUT_PITCH];  // the tiles of x and W, later that of out
+    threadgroup half *x_tile = (threadgroup half *)pool, *w_tile = x_tile + TILE_M * PITCH;
+    Place place = PLACED;
+    int n0 = int(group.x) * TILE_N, m0 = int(group.y) * TILE_M, tokens = STEP_TOKENS(step);
+    if (m0 >= tokens) return;
+    int down = place.simdgroup / 2 * (TILE_M / 2), across = place.simdgroup % 2 * (TILE_N / 2);
+    simdgroup_float8x8 sums[EACH_M][EACH_N];
+    for (int i = 0; i < EACH_M; i++)
+        for (int j = 0; j < EACH_N; j++) sums[i][j] = make_filled_simdgroup_matrix<float, 8, 8>(0.0f);
+    for (int stage = 0; stage < STAGES; stage++) {
+        // 32 bytes of each row of W: a thread keeps four words of a row, and takes one bit pair after the other from them.
+        uint kept[4];
+        int row = place.item / 2, half_row = place.item % 2;
+        for (int i = 0; i < 4; i++)
+            kept[i] = codes[(ulong(min(n0 + row, rows - 1)) * STAGES + ulong(stage)) * 8 + ulong(half_row * 4 + i)];
+        for (int pair = 0; pair < 4; pair++) {
+            GROUP_BARRIER;
+            // Past the last token or row, the last one again; its result is not stored.
+            for (int at = place.item; at < TILE_M * 8; at += THREADS) {
+                int m = min(m0 + at / 8, tokens - 1), k = stage * 128 + pair * 32 + at % 8 * 4;
+                char4 v = k < COLS ? *(device const char4 *)(x + ulong(m) * COLS + ulong(k)) : char4(0);
+                *(threadgroup half4 *)(x_tile + at / 8 * PITCH + at % 8 * 4) = half4(v);
+            }
+            for (int i = 0; i < 4; i++) {
+                uint c = kept[i] >> uint(6 - 2 * pair) & 0x03030303u;
+                half2 low = as_type<half2>((c << 10 & 0x0C00u) | (c << 18 & 0x0C000000u));
+                half2 high = as_type<half2>((c >> 6 & 0x0C00u) | (c << 2 & 0x0C000000u));
+                *(threadgroup half4 *)(w_tile + row * PITCH + half_row * 16 + 4 * i) = half4(low, high);
+            }
+            GROUP_BARRIER;
+            for (int k = 0; k < 32; k += 8) {
+                simdgroup_half8x8 left[EACH_M], right[EACH_N];
+                for (int i = 0; i < EACH_M; i++) simdgroup_load(left[i], x_tile + (down + 8 * i) * PITCH + k, PITCH);
+                for (int j = 0; j < EACH_N; j++)
+                    simdgroup_load(right[j], w_tile + (across + 8 * j) * PITCH + k, PITCH, ulong2(0, 0), true);
+                for (int i = 0; i < EACH_M; i++)
+                    for (int j = 0; j < EACH_N; j++) simdgroup_multiply_accumulate(sums[i][j], left[i], right[j], sums[i][j]);
+            }
+        }
+    }
+    GROUP_BARRIER;
+    for (int i = 0; i < EACH_M; i++)
+        for (int j = 0; j < EACH_N; j++)
+            simdgroup_store(sums[i][j], pool + (down + 8 * i) * OUT_PITCH + across + 8 * j, OUT_PITCH);
+    GROUP_BARRIER;
+    for (int at = place.item; at < TILE_M * TILE_N; at += THREADS) {
+        int m = m0 + at / TILE_N, n = n0 + at % TILE_N;
+        if (m >= tokens || n >= rows) continue;
+        int sum = int(pool[at / TILE_N * OUT_PITCH + at % TILE_N] * UNIT) - x_sums[m];
+        float value = float(sum) * (scale[m] * w_scale[n]);
+        ulong to = ulong(m) * ulong(rows) + ulong(n);
+#if ADD
+        float before = out[to];
+        out[to] = before + value;
+#else
+        out[to] = value;
+#endif
+    }
+}

@@ -1,0 +1,160 @@
+"""Finding and opening Metal devices. Importing this opens no library: only the probe does."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from bitnet.core.errors import DeviceUnavailableError
+from bitnet.core.hal import HAL_API, Device, DeviceInfo, DeviceType, OpenOptions, ProbeResult, ProbeStatus
+from bitnet.core.hal.probe import TEST_DRIVER
+
+if TYPE_CHECKING:
+    from bitnet.metal.objc import Objc
+
+LEAST = (12, 0)
+"""macOS from which Metal takes the kernels' language, MSL 2.4."""
+APPLE_7 = 1007
+"""MTLGPUFamilyApple7: M1 and newer."""
+PARAVIRTUAL = "paravirtual"
+"""In the name of the device that Apple's virtual machines have."""
+GPU_CORES = 16
+"""Cores that work is split for, as Metal does not tell how many a GPU has."""
+MOST_THREADS = 1024
+"""Threads of a threadgroup at most, on every GPU of Apple."""
+NOT_RUN = "not run on hardware"
+NO_GPU = "a test driver: computed on the CPU"
+USE_CPU = "Use the CPU: --device cpu."
+
+
+@dataclass(frozen=True, slots=True)
+class System:
+    """macOS, as it names itself: its version and the build, such as ``(14, 5)`` and ``23F79``."""
+
+    version: tuple[int, ...]
+    build: str
+
+
+class MetalBackend:
+    """GPUs of Apple silicon with macOS 12 or newer."""
+
+    name = "metal"
+    hal_api = HAL_API
+
+    def probe(self) -> ProbeResult:
+        result, objc, devices = _look()
+        if objc is not None:
+            for device in devices:
+                objc.release(device)
+        return result
+
+    def open(self, info: DeviceInfo, options: OpenOptions) -> Device:
+        from bitnet.core.gpu.clc import Abilities, open_device
+        from bitnet.metal.device import MetalDriver
+        from bitnet.metal.ops import METAL
+
+        result, objc, devices = _look()
+        own = 0
+        for found, device in zip(result.devices, devices, strict=True):
+            if found.name == info.name:
+                own = device
+            elif objc is not None:
+                objc.release(device)
+        if objc is None or not own:
+            raise DeviceUnavailableError(f"{info.name} is gone since it was probed.", hint="See bitnet devices.")
+        driver = MetalDriver(objc, own, info.name)
+        local = int(objc.send(own, "maxThreadgroupMemoryLength"))
+        abilities = Abilities(compute_units=GPU_CORES, group=MOST_THREADS, local_bytes=local, f16=True)
+        return open_device(info, driver, abilities, self_check=True, vendor=METAL)
+
+    def kernels(self) -> Collection[str]:
+        from bitnet.metal.compiler import SOURCES
+
+        return SOURCES.names()
+
+
+def _look() -> tuple[ProbeResult, Objc | None, list[int]]:
+    """What is there: the result of a probe, the runtime, and each result's device, which is the caller's."""
+    from bitnet.metal import objc as runtime
+
+    libraries = runtime.open_libraries()
+    if not libraries:
+        reason = f"Metal is a part of macOS; this system is {sys.platform}."
+        return ProbeResult(ProbeStatus.UNSUPPORTED, reason=reason), None, []
+    tried = {name: message for library in libraries.values() for name, message in library.tried.items()}
+    if not all(libraries.values()):
+        reason = f"Metal cannot be opened: {'; '.join(filter(None, tried.values()))}."
+        return ProbeResult(ProbeStatus.BROKEN, reason=reason, hint=USE_CPU, tried=tried), None, []
+    objc = runtime.Objc(libraries)
+    with objc.pool():
+        system = _system(objc)
+        versions = {"macos": _text(system.version), "build": system.build, "macos-needed": _text(LEAST)}
+        if system.version < LEAST:
+            reason = f"This is macOS {_text(system.version)}; the kernels need {_text(LEAST)} or newer."
+            hint = "Update macOS."
+            result = ProbeResult(ProbeStatus.DRIVER_TOO_OLD, reason=reason, hint=hint, tried=tried, versions=versions)
+            return result, None, []
+        infos, devices, others = _devices(objc, system)
+    if infos:
+        return ProbeResult(ProbeStatus.OK, infos, tried=tried, versions=versions), objc, devices
+    if others:
+        reason = f"{', '.join(others)}: the kernels are for GPUs of Apple silicon (M1 and newer)."
+        result = ProbeResult(ProbeStatus.UNSUPPORTED, reason=reason, hint=USE_CPU, tried=tried, versions=versions)
+        return result, None, []
+    reason = "Metal finds no GPU; a session without one, or a virtual machine, has none."
+    return ProbeResult(ProbeStatus.NO_DEVICE, reason=reason, hint=USE_CPU, tried=tried, versions=versions), None, []
+
+
+def _devices(objc: Objc, system: System) -> tuple[list[DeviceInfo], list[int], list[str]]:
+    """The devices that the kernels are for, their MTLDevices, and the names of others."""
+    infos: list[DeviceInfo] = []
+    devices: list[int] = []
+    others: list[str] = []
+    found = objc.copy_all_devices()
+    if not found:
+        return infos, devices, others
+    for i in range(objc.send(found, "count")):
+        device = objc.send(found, "objectAtIndex:", i)
+        name = objc.text(objc.send(device, "name"))
+        if not (objc.send(device, "supportsFamily:", APPLE_7) or PARAVIRTUAL in name.lower()):
+            others.append(name)
+            continue
+        infos.append(_info(objc, device, name, str(len(infos)), system))
+        devices.append(objc.send(device, "retain"))
+    objc.release(found)
+    return infos, devices, others
+
+
+def _info(objc: Objc, device: int, name: str, index: str, system: System) -> DeviceInfo:
+    virtual = objc.is_test_driver or PARAVIRTUAL in name.lower()
+    return DeviceInfo(
+        backend="metal",
+        index=index,
+        id=f"{name} {objc.send(device, 'registryID'):016x}",
+        description=name,
+        vendor=TEST_DRIVER if objc.is_test_driver else "Apple",
+        type=DeviceType.VIRTUAL if virtual else DeviceType.INTEGRATED,
+        memory=int(objc.send(device, "recommendedMaxWorkingSetSize")),
+        driver_version=f"macOS {_text(system.version)} ({system.build})",
+        features=("f16",),
+        details={"note": NO_GPU if objc.is_test_driver else NOT_RUN},
+    )
+
+
+def _system(objc: Objc) -> System:
+    """From ``Version 14.5 (Build 23F79)``, whose first word may be in another language."""
+    info = objc.send(objc.class_named("NSProcessInfo"), "processInfo")
+    text = objc.text(objc.send(info, "operatingSystemVersionString"))
+    version, build = re.search(r"\d+(?:\.\d+)*", text), re.search(r"\b\d\d[A-Z]\w+", text)
+    numbers = tuple(map(int, version[0].split("."))) if version else ()
+    return System(numbers, build[0] if build else "")
+
+
+def _text(version: tuple[int, ...]) -> str:
+    return ".".join(map(str, version))
+
+
+BACKEND = MetalBackend()

@@ -1,0 +1,178 @@
+"""The backend from probe to token on the test library (``objc_on_cpu``), its kernels run by the shim.
+
+Every run ends with the library's own list of leaks, over-releases, messages to nil and faults of kernels: a run that
+has any ends with status 3. Not run on hardware.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+from random import randrange
+from typing import Any, TypeAlias
+
+import pytest
+
+Run: TypeAlias = Callable[..., subprocess.CompletedProcess[str]]
+HERE = Path(__file__).resolve().parent
+REPOSITORY = HERE.parents[2]
+FAMILY = ("kernels/metal", "packages/bitnet-core/src/bitnet/core/gpu", "packages/bitnet-metal")
+PYTEST = ("-m", "pytest", "-n0", "-q", "-p", "no:cacheprovider", "-p", "metal_on_cpu")
+PROBE = "import metal_on_cpu; from bitnet.metal.backend import BACKEND as b; r = b.probe(); "
+SAY = PROBE + "print(r.status.value, '|', r.reason, r.hint, '|', [(d.type.value, d.vendor) for d in r.devices])"
+OPEN = PROBE + "from bitnet.core.hal import OpenOptions; d = b.open(r.devices[0], OpenOptions()); "
+ASK = OPEN + (
+    "d.close(); from importlib.resources import files; from bitnet.core import load_model;"
+    "m = load_model(str(files('bitnet.core') / 'data' / 'bitnet-demo.gguf'), device='metal:0', context=128)\n"
+    "try: print(m.generate('What is 17 + 25?', max_tokens=24).text)\n"
+    "finally: m.close()"
+)
+ANSWERS = (
+    "import metal_on_cpu; from bitnet.core.testing.answers import assert_same_answers;"
+    "print(assert_same_answers('metal:0', 10, seed={seed}))"
+)
+COMMAND = (
+    "import sys, metal_on_cpu; sys.frozen = True; "
+    "from bitnet.core.__main__ import main; sys.argv[1:] = {arguments!r}; main()"
+)
+"""The command line, which starts no child: that would know nothing of the library."""
+
+
+@pytest.fixture
+def run(require_device: Callable[..., None], tmp_path: Path) -> Run:
+    """``run("-c", code, METAL_TEST_OS="11.0")`` runs Python on the test library; it must end with ``status``."""
+    absent = "the test library is for Linux" if sys.platform != "linux" else None
+    require_device("metal-test-library", absent or (None if find_spec("ziglang") else "ziglang is not installed"))
+
+    def run(*arguments: str, status: int | None = 0, **environment: Any) -> subprocess.CompletedProcess[str]:
+        clean = {n: v for n, v in os.environ.items() if not n.startswith(("BITNET_", "METAL_")) or n.endswith("_CACHE")}
+        own = {"PYTHONPATH": HERE / "objc_on_cpu", "BITNET_CACHE_DIR": tmp_path}
+        environ = clean | {name: str(value) for name, value in (own | environment).items()}
+        command = [sys.executable, *arguments]
+        done = subprocess.run(command, env=environ, capture_output=True, text=True, cwd=REPOSITORY, check=False)
+        assert status is None or done.returncode == status, done.stdout + done.stderr
+        return done
+
+    return run
+
+
+def test_another_system_is_refused_politely() -> None:
+    if sys.platform == "darwin":
+        pytest.skip("this is macOS")
+    from bitnet.metal.backend import BACKEND
+
+    result = BACKEND.probe()
+    assert result.status.value == "unsupported"
+    assert result.reason == f"Metal is a part of macOS; this system is {sys.platform}."
+    assert not result.devices
+
+
+@pytest.mark.parametrize(
+    ("environment", "said"),
+    [
+        ({}, r"ok \|   \| \[\('virtual', 'bitnet \(test driver\)'\)\]"),
+        ({"METAL_TEST_NAME": "Apple Paravirtual device"}, r"ok \|   \| \[\('virtual', "),
+        ({"METAL_TEST_NAME": "AMD Radeon Pro 5500M"}, r"unsupported \| AMD Radeon Pro 5500M: the kernels .* \| \[\]"),
+        ({"METAL_TEST_NO_DEVICE": 1}, r"no-device \| Metal finds no GPU.* \| \[\]"),
+        ({"METAL_TEST_OS": "11.7.10"}, r"driver-too-old \| This is macOS 11.7.10; the kernels need 12.0 or newer"),
+    ],
+)  # fmt: skip
+def test_probe(run: Run, environment: dict[str, Any], said: str) -> None:
+    assert re.match(said, run("-c", SAY, **environment).stdout)
+
+
+@pytest.mark.nightly(unless_changed=FAMILY)
+def test_a_question_is_answered(run: Run) -> None:
+    assert "42" in run("-c", ASK).stdout
+
+
+@pytest.mark.nightly(unless_changed=FAMILY)
+def test_conformance(run: Run) -> None:
+    done = run(*PYTEST, str(HERE / "test_conformance_metal.py"), BITNET_REQUIRE_DEVICES="metal:0")
+    summary = done.stdout.strip().splitlines()[-1]
+    assert "skipped" not in summary, done.stdout
+    found = re.search(r"(\d+) passed", summary)
+    assert found, done.stdout
+    assert int(found[1]) > 200
+
+
+@pytest.mark.nightly(unless_changed=FAMILY)
+def test_the_demo_model_answers_as_on_the_cpu(run: Run) -> None:
+    """A sample of 100 problems of the evaluation, all tokens of the answers; the conformance looks up the accesses."""
+    done = run("-c", ANSWERS.format(seed=randrange(1 << 30)), METAL_TEST_UNCHECKED=1)
+    assert int(done.stdout) > 1000
+
+
+@pytest.mark.nightly(unless_changed=FAMILY)
+@pytest.mark.parametrize(
+    ("environment", "error"),
+    [
+        ({"MEMORY": 12_000_000}, "OutOfMemoryError: metal:0: Metal gives no buffer of"),
+        ({"MAX_BUFFER": 100_000}, "OutOfMemoryError: metal:0: a buffer of .* exceeds the device's largest, 100,000."),
+        ({"FAIL_AT": 9, "FAIL_CODE": 2}, "DeviceLostError: metal:0: a step failed with MTLCommandBufferErrorTimeout"),
+        ({"FAIL_AT": 9, "FAIL_CODE": 11}, "DeviceLostError: .* failed with MTLCommandBufferErrorDeviceRemoved"),
+        ({"FAIL_AT": 9, "FAIL_CODE": 8}, "OutOfMemoryError: .* failed with MTLCommandBufferErrorOutOfMemory"),
+        ({"FAIL_AT": 9, "FAIL_CODE": 9}, "DeviceError: .* failed with MTLCommandBufferErrorInvalidResource"),
+        ({"NO_PIPELINE": "embed"}, "KernelCompileError: metal:0: embed makes no pipeline"),
+        ({"WIDTH": 64}, "KernelCompileError: metal:0: .* does not fit this GPU"),
+        ({"LEAVE_OUT": "ternary_decode"}, "DeviceError: metal:0: it does not compute"),
+    ],
+)
+def test_faults(run: Run, environment: dict[str, object], error: str) -> None:
+    """A traceback of the error's type ends the process, and everything was given back."""
+    done = run("-c", ASK, status=1, **{f"METAL_TEST_{name}": value for name, value in environment.items()})
+    assert re.search(rf"^(?:[\w.]+\.)?{error}", done.stderr, re.MULTILINE), done.stderr
+
+
+def test_a_source_that_does_not_compile(run: Run) -> None:
+    code = OPEN + (
+        "from bitnet.core.gpu import KernelSpec\n"
+        "k = KernelSpec('row_sums', 'row_sums', (('WG', 64), ('COLS', 'no_number')))\n"
+        "try: d._driver._pipelines.prepare([(k, 64)])\n"
+        "finally: d.close()"
+    )
+    error = run("-c", code, status=1).stderr
+    assert "KernelCompileError: metal:0: row_sums.metal does not compile." in error
+    assert "no_number" in error
+
+
+@pytest.mark.parametrize(
+    ("code", "found"),
+    [
+        ("o.release(b.alloc(64).handle); b._queue = None", "never released: 1 MTLCommandQueue"),
+        ("x = b.alloc(64); b.free(x); o.send(x.handle, 'release')", "release was sent to a MTLBuffer that is gone"),
+        ("b.alloc(64)", "never released: 1 MTLBuffer"),
+        ("f, s = o.message('commit'); f(None, s)", "commit was sent to nil"),
+        ("o.string('x')", "autoreleased without a pool"),
+        ("o.send(b._queue, 'contents')", "a MTLCommandQueue knows no contents"),
+    ],
+)
+def test_the_library_finds_what_is_done_wrong(run: Run, code: str, found: str) -> None:
+    """Faults put in on purpose: without them the same run is clean."""
+    start = OPEN + "b = d._driver; o = b._objc; "
+    assert run("-c", f"{start}d.close()").stderr == ""
+    assert found in run("-c", f"{start}{code}; d.close()", status=3).stderr
+
+
+@pytest.mark.nightly(unless_changed=FAMILY)
+def test_devices_and_receipts_say_what_it_is(run: Run, tmp_path: Path) -> None:
+    def bitnet(*arguments: str, status: int | None = 0) -> subprocess.CompletedProcess[str]:
+        return run("-c", COMMAND.format(arguments=list(arguments)), status=status)
+
+    listed = json.loads(bitnet("devices", "--json").stdout)
+    (backend,) = [b for b in listed["backends"] if b["name"] == "metal"]
+    (device,) = backend["devices"]
+    assert device["type"] == "virtual"
+    assert "test driver" in device["details"]["note"]
+    assert not listed["selected"].startswith("metal")
+    receipt = str(tmp_path / "receipt.json")
+    bitnet("run", "--device", "metal:0", "--receipt", receipt, "What is 17 + 25?")
+    done = bitnet("receipt", "verify", receipt, status=None)
+    assert done.returncode != 0
+    assert "it was made with a test driver" in done.stdout + done.stderr
