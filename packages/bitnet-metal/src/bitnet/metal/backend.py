@@ -25,8 +25,6 @@ GPU_CORES = 16
 """Cores that work is split for, as Metal does not tell how many a GPU has."""
 MOST_THREADS = 1024
 """Threads of a threadgroup at most, on every GPU of Apple."""
-NOT_RUN = "not run on hardware"
-NO_GPU = "a test driver: computed on the CPU"
 USE_CPU = "Use the CPU: --device cpu."
 
 
@@ -129,8 +127,10 @@ def _devices(objc: Objc, system: System) -> tuple[list[DeviceInfo], list[int], l
 
 
 def _info(objc: Objc, device: int, name: str, index: str, system: System) -> DeviceInfo:
+    from bitnet.core.gpu.verified import marked
+
     virtual = objc.is_test_driver or PARAVIRTUAL in name.lower()
-    return DeviceInfo(
+    info = DeviceInfo(
         backend="metal",
         index=index,
         id=f"{name} {objc.send(device, 'registryID'):016x}",
@@ -140,8 +140,8 @@ def _info(objc: Objc, device: int, name: str, index: str, system: System) -> Dev
         memory=int(objc.send(device, "recommendedMaxWorkingSetSize")),
         driver_version=f"macOS {_text(system.version)} ({system.build})",
         features=("f16",),
-        details={"note": NO_GPU if objc.is_test_driver else NOT_RUN},
     )
+    return marked(info)
 
 
 def _system(objc: Objc) -> System:
