@@ -1,7 +1,7 @@
 """Finds in Metal sources what C++14 takes and the Metal Shading Language 2.4, or the kernels' contract, does not.
 
 :func:`problems` takes a source as it is written, :func:`parameter_problems` what the preprocessor leaves of it. Types,
-address spaces and C++ newer than C++14 are left to a compiler (:func:`metal_shim.check_spaces`).
+address spaces and C++ newer than C++14 are left to a compiler (``check_spaces`` of ``metal_shim.py``).
 """
 
 from __future__ import annotations
