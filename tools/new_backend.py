@@ -120,7 +120,7 @@ def registered(root: Path, words: dict[str, str]) -> dict[str, str]:
     put(CORE, "", f'{extra} = ["{package}{span}"]\n', r"^gpu = \[")
     if name != "metal":  # `gpu` is all that can be installed on every platform
         put(CORE, r"^gpu = \[.*", f', "bitnet-core[{extra}]"', r"\]$")
-    put(TOX, r"^env_list = \[.*", f'"{name}", ', r'"packaging"\]$')
+    put(TOX, r"^env_list = \[[^\]]*", f'"{name}", ', r'"packaging",?\s*\]$')
     texts[MATRIX] += f'\n[packages.{package}]\nwheels = ["any"]\napt = []\nrunners = {{ "ubuntu-24.04" = [] }}\n'
     for text in texts.values():
         tomllib.loads(text)
