@@ -2,20 +2,22 @@
 
 Each file is of one tier, by the longest line of ``TIERS`` that its path begins with. A file of a tier that ``-m``
 leaves out is not even imported, so that ``-m unit`` asks no driver and compiles nothing. Tests marked ``nightly`` run
-only where ``-m`` names that word.
+only where ``-m`` names that word. Where nothing has changed that a long file tests, most of its tests become such:
+``STANDS_ON`` says which files, and one test in ``SHARE`` is drawn, others for each commit.
 """
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable
+import zlib
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import pytest
 from _pytest.mark.expression import Expression
 
-from changes import changed
+from changes import changed, head
 
 REQUIRED = "BITNET_REQUIRE_DEVICES"
 ROOT = Path(__file__).parent
@@ -43,11 +45,40 @@ device at hand, emulated ones among them; ``system``: whole commands, installed 
 ORDER = (SYSTEM, DEVICE, UNIT)
 """Files that take long come first, so that workers end together."""
 
+SHARE = 5
+"""One test in so many is drawn from a file of ``STANDS_ON`` whose paths have not changed."""
+PACKAGE = "packages/bitnet-core/src/bitnet/core/"
+DEVICES = (*(PACKAGE + wing for wing in ("hal", "gpu", "reference", "testing")), "tests/conformance")
+OPENCL = ("packages/bitnet-opencl", "kernels/opencl", *DEVICES)
+STANDS_ON = {
+    "packages/bitnet-cuda/": ("packages/bitnet-cuda", "kernels/cuda", *DEVICES),
+    "packages/bitnet-opencl/": OPENCL,
+    "packages/bitnet-rocm/": ("packages/bitnet-rocm", *OPENCL),
+    "packages/bitnet-level-zero/": ("packages/bitnet-level-zero", *OPENCL),
+    "packages/bitnet-metal/": ("packages/bitnet-metal", "kernels/metal", *DEVICES),
+    "packages/bitnet-vulkan/": ("packages/bitnet-vulkan", "kernels/vulkan", *DEVICES),
+    "packages/bitnet-webgpu/": ("packages/bitnet-webgpu", "kernels/webgpu", *DEVICES),
+    "packages/bitnet-server/": ("packages/bitnet-server", PACKAGE + "engine", PACKAGE + "api.py"),
+    "tests/conformance/": (PACKAGE + "cpu", "kernels/cpu", *DEVICES),
+    "tests/downstream/": (PACKAGE + "devices", PACKAGE + "support", *DEVICES, "tests/downstream"),
+    "tests/tools/": ("tools", "tests/tools", *DEVICES),
+    CORE + "cpu/": (PACKAGE + "cpu", "kernels/cpu", CORE + "cpu", *DEVICES),
+    CORE + "testing/": (PACKAGE + "testing", PACKAGE + "reference", CORE + "testing"),
+    CORE + "runtime/test_crashes.py": (PACKAGE + "devices", PACKAGE + "support", CORE + "runtime"),
+    CORE + "model/test_bombs.py": (PACKAGE + "model", PACKAGE + "gguf", PACKAGE + "text", "tools/bombs"),
+}
+"""Path that begins alike → what its tests can find a fault in."""
+
+
+def longest(table: Iterable[str], path: Path) -> str:
+    """The longest key of a table that a test file's path begins with; empty where none does."""
+    name = path.relative_to(ROOT).as_posix() if path.is_relative_to(ROOT) else ""
+    return max(filter(name.startswith, table), key=len, default="")
+
 
 def tier(path: Path) -> str | None:
     """The tier of a test file; None for one that no line names."""
-    name = path.relative_to(ROOT).as_posix() if path.is_relative_to(ROOT) else ""
-    return TIERS.get(max(filter(name.startswith, TIERS), key=len, default=""))
+    return TIERS.get(longest(TIERS, path))
 
 
 def wanted(config: pytest.Config, name: str) -> bool:
@@ -85,12 +116,21 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if by_hand := [mark for mark in ORDER if item.get_closest_marker(mark)]:
             raise pytest.UsageError(f"{item.nodeid} is marked {by_hand[0]}; conftest.py does that, by the file")
         item.add_marker(name)
+        paths = STANDS_ON.get(longest(STANDS_ON, item.path))
+        if paths and item.get_closest_marker("nightly") is None and not drawn(item.nodeid):
+            item.add_marker(pytest.mark.nightly(unless_changed=(*paths, "uv.lock")))
     items.sort(key=lambda item: ORDER.index(str(tier(item.path))))
     if "nightly" not in config.option.markexpr:
         late = [item for item in items if runs_at_night(item)]
         items[:] = [item for item in items if not runs_at_night(item)]
         if late:
             config.hook.pytest_deselected(items=late)
+
+
+def drawn(test: str) -> bool:
+    """Whether a test is among those that are drawn for this commit; True where git cannot tell which commit it is."""
+    commit = head()
+    return not commit or zlib.crc32(f"{commit} {test}".encode()) % SHARE == 0
 
 
 def runs_at_night(item: pytest.Item) -> bool:
@@ -100,15 +140,20 @@ def runs_at_night(item: pytest.Item) -> bool:
 
 
 class Clock:
-    """Adds up how long the tests of each tier take, over all workers."""
+    """Adds up how long the tests of each tier and of each file take, over all workers."""
+
+    LONG = 20.0  # seconds after which the summary names a file
 
     def __init__(self) -> None:
         self.tests: dict[str, set[str]] = {}
         self.seconds: dict[str, float] = {}
+        self.files: dict[str, float] = {}
         self.spans: dict[str, tuple[float, float]] = {}
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        name = tier(ROOT / report.nodeid.partition("::")[0])
+        file = report.nodeid.partition("::")[0]
+        self.files[file] = self.files.get(file, 0) + report.duration
+        name = tier(ROOT / file)
         if name is None:
             return
         begin, end = self.spans.get(name, (report.start, report.stop))
@@ -123,6 +168,9 @@ class Clock:
                 f"tier {name}: {len(self.tests[name])} tests, {self.seconds[name]:.0f} s of work, "
                 f"{end - begin:.0f} s from the first to the last"
             )
+        for file, spent in sorted(self.files.items(), key=lambda item: -item[1]):
+            if spent > self.LONG:
+                terminalreporter.write_line(f"{spent:5.0f} s {file}")
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -40,6 +40,15 @@ def base(root: Path = ROOT) -> str:
 
 
 @cache
+def head(root: Path = ROOT) -> str:
+    """The commit that is tested; empty where git cannot tell."""
+    try:
+        return git("rev-parse", "HEAD", root=root)
+    except (OSError, subprocess.CalledProcessError):
+        return ""
+
+
+@cache
 def changed(*paths: str, root: Path = ROOT) -> bool:
     """Whether a file below one of the paths differs from the base's, or is new; True where git cannot tell."""
     if not paths:

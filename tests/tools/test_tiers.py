@@ -97,6 +97,29 @@ def test_nights(run: Run, tmp_path: Path) -> None:
     assert re.search("2 passed, 2 deselected", run("-n0", "-m", "nightly", system=night))
 
 
+def test_of_what_has_not_changed_some_are_drawn(run: Run, tmp_path: Path) -> None:
+    """Others for each commit, all where it has changed, and the rest at night."""
+    (tmp_path / ".gitignore").write_text("*.pyc\n__pycache__/\n")
+    many = "import pytest\n@pytest.mark.parametrize('n', range(100))\ndef test(n): pass\n"
+    run("-n0", device=many)
+    repository(tmp_path)
+    commit(tmp_path, "c/three.c", "3")  # with the tests; what follows has changed nothing
+
+    def ran(*options: str) -> set[str]:
+        return {*re.findall(r"test_device.py::(test\[\d+\]) PASSED", run("-n0", "-v", *options, device=many))}
+
+    commit(tmp_path, "c/four.c", "4")
+    one = ran()
+    assert 5 <= len(one) <= 40
+    assert ran() == one
+    assert ran("-m", "nightly") == {f"test[{n}]" for n in range(100)} - one
+    commit(tmp_path, "c/five.c", "5")
+    assert ran() != one
+    (tmp_path / "kernels/cuda").mkdir(parents=True)
+    (tmp_path / "kernels/cuda/new.cu").touch()
+    assert len(ran()) == 100
+
+
 def git(root: Path, *words: str) -> str:
     who = ["-c", "user.name=a", "-c", "user.email=a@b", "-c", "init.defaultBranch=main"]
     done = subprocess.run(["git", *who, *words], cwd=root, check=True, capture_output=True, text=True)

@@ -243,9 +243,3 @@ def test_another_package_named_bitnet_is_told_about(python: Any, site: Any, tmp_
     ran = python(code, shared)
     assert "Another package named bitnet hides parts of this one: pip uninstall bitnet" in ran.err
     assert "Another package" not in python(code).err
-
-
-def test_the_extras_name_the_wheels_there_are() -> None:
-    assert registry.offered("cuda")
-    assert not registry.offered("no-such-backend")
-    assert all(registry.offered(name) for name in registry.VENDOR_BACKENDS.values())

@@ -131,7 +131,7 @@ UUID = "GPU-01234567-89ab-cdef-0123-456789abcdef"
         ("gpu", "there is no GPU that a backend can use (opencl: no-permission, acme: ok).", "Join the group."),
         ("cuda", "bitnet-cuda is not installed.", "pip install bitnet-cuda"),
         ("cuda:0", "bitnet-cuda is not installed.", "pip install bitnet-cuda"),
-        ("metal", "this version of bitnet has no backend metal.", ""),
+        ("metal", "bitnet-metal is not installed.", "pip install bitnet-metal"),
         ("opencl", "opencl is no-permission: /dev/dri is closed.", "Join the group."),
         ("acme:7", "there are only acme:0.", "See bitnet devices."),
         ("cpu:neon", "there are only cpu:avx2, cpu:scalar, cpu:numpy.", "See bitnet devices."),

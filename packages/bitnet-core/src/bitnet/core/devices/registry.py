@@ -94,15 +94,6 @@ def missing(plugins: Mapping[str, Plugin]) -> list[BackendReport]:
     return list(reports.values())
 
 
-def offered(name: str) -> bool:
-    """Whether there is a wheel ``bitnet-<name>`` to install, by the extras of this bitnet-core."""
-    try:
-        extras = importlib.metadata.metadata("bitnet-core").get_all("Provides-Extra") or []
-    except importlib.metadata.PackageNotFoundError:
-        return False
-    return {"level-zero": "oneapi"}.get(name, name) in extras
-
-
 def open_device(info: DeviceInfo, options: OpenOptions | None = None) -> Device:
     """Open exactly this device, with :func:`~bitnet.core.devices.options.open_options` where no others are given.
 

@@ -225,8 +225,6 @@ def _missing(
     if backend in (*GPU_ORDER, *registry.installed()) and backend not in plugins:
         if env.names("BITNET_GPU_FAKE"):
             return _Missing("BITNET_GPU_FAKE hides it.", "")
-        if not registry.offered(backend):
-            return _Missing(f"this version of bitnet has no backend {backend}.", "")
         return _Missing(f"bitnet-{backend} is not installed.", f"pip install bitnet-{backend}")
     report = reports.get(backend)
     if report is not None and report.probe.status is not ProbeStatus.OK:
