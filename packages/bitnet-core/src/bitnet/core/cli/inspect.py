@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from bitnet.core.cli.console import note, print_json, progress, say, size
+from bitnet.core.cli.console import note, print_json, progress, say
 from bitnet.core.cli.options import FileName, i2s_layout_option, json_option, verbose_option
 from bitnet.core.errors import BitNetError
 from bitnet.core.support.foreign import label
+from bitnet.core.support.units import size
 
 if TYPE_CHECKING:
     from bitnet.core.gguf import GGUFFile

@@ -13,6 +13,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from bitnet.core.errors import InvalidInputError
+from bitnet.core.hub.names import PREFIX, parse
 from bitnet.core.support.foreign import label
 
 if TYPE_CHECKING:
@@ -55,6 +56,15 @@ class FileName(click.Path):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         if value == "":
             self.fail("the name of the file is empty.", param, ctx)
+        return super().convert(value, param, ctx)
+
+
+class ModelName(FileName):
+    """A file's name, or a model on the hub, which begins with ``hf:`` and stays a ``str``."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if isinstance(value, str) and value.startswith(PREFIX):
+            return f"{PREFIX}{parse(value)}"
         return super().convert(value, param, ctx)
 
 

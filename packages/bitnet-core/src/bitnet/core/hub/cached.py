@@ -1,0 +1,49 @@
+"""What the hub's cache on this disk holds."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from bitnet.core.hub.choice import RemoteFile, choose
+from bitnet.core.hub.errors import ModelNotFoundError
+from bitnet.core.hub.names import HubName
+from bitnet.core.hub.remote import BRANCH, library
+
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+
+
+def cache_folder() -> Path:
+    """The cache: ``HF_HUB_CACHE``, else ``HF_HOME/hub``, else ``~/.cache/huggingface/hub``."""
+    library()
+    from huggingface_hub import constants
+
+    return Path(constants.HF_HUB_CACHE)
+
+
+def model_folder(repo: str) -> Path:
+    """A model's folder in the cache, there or not."""
+    return cache_folder() / f"models--{repo.replace('/', '--')}"
+
+
+def find(name: HubName) -> Path | None:
+    """The file in the cache that a name stands for, chosen among those that are there; None: there is none."""
+    snapshot = _snapshot(name.repo)
+    if snapshot is None:
+        return None
+    paths = {path.relative_to(snapshot).as_posix(): path for path in snapshot.rglob("*.gguf") if path.is_file()}
+    try:
+        choice = choose(name, [RemoteFile(path, paths[path].stat().st_size) for path in sorted(paths)])
+    except ModelNotFoundError:
+        return None
+    return None if choice is None else paths[choice.file.path]
+
+
+def _snapshot(repo: str) -> Path | None:
+    folder = model_folder(repo)
+    try:
+        commit = (folder / "refs" / BRANCH).read_text(encoding="ascii").strip()
+    except (OSError, ValueError):
+        return None
+    snapshot = folder / "snapshots" / commit
+    return snapshot if _COMMIT.fullmatch(commit) and snapshot.is_dir() else None
