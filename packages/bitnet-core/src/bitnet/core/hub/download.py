@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import errno
 import hashlib
-import logging
 import os
 import shutil
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from http.client import PARTIAL_CONTENT
 from pathlib import Path
+from typing import Any
 
 from bitnet.core.hub.cached import model_folder
 from bitnet.core.hub.choice import RemoteFile
@@ -26,9 +28,12 @@ from bitnet.core.hub.errors import (
     HubUnreachableError,
     WrongHashError,
 )
-from bitnet.core.hub.remote import BRANCH, Listing, answering
+from bitnet.core.hub.remote import BRANCH, TIMEOUT, Listing, answering
 from bitnet.core.support.units import size
 
+WAITS = (0.5, 1.0, 2.0, 4.0)
+"""Seconds before each further attempt, while none brings a byte."""
+NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 _CHUNK = 1 << 20
 _SHOWN = 16
 """Hex digits of a hash that an error shows."""
@@ -49,7 +54,7 @@ def fetch(listing: Listing, files: Sequence[RemoteFile]) -> list[Path]:
             _fetch_one(listing, file, folder, pointer)
         _name_commit(folder, listing.commit)
     except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        if error.errno in NO_SPACE:
             raise _no_room(folder) from error
         raise HubError(f"{folder} cannot be written: {error.strerror or error}.") from error
     return pointers
@@ -71,39 +76,50 @@ def _fetch_one(listing: Listing, file: RemoteFile, folder: Path, pointer: Path) 
 
 
 def _download(listing: Listing, file: RemoteFile, partial: Path) -> None:
-    """Append what is missing, over as many connections as it takes, as long as each brings something."""
-    from huggingface_hub import hf_hub_url
-    from huggingface_hub.file_download import http_get
-    from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
+    """Append what is missing, over as many connections as it takes while they bring something."""
+    from huggingface_hub.utils import tqdm  # type: ignore[attr-defined]
+
+    waits = iter(WAITS)
+    looks: dict[str, Any] = {"total": file.size, "unit": "B", "unit_scale": True, "desc": file.path}
+    with tqdm(**looks, disable=None) as bar:  # type: ignore[no-untyped-call]  # None: on a terminal only
+        while (have := _length(partial)) < file.size:
+            bar.update(have - bar.n)
+            try:
+                with answering(listing.repo):
+                    _transfer(listing, file, partial, have, bar.update)
+            except HubUnreachableError as error:
+                if _length(partial) > have:
+                    waits = iter(WAITS)
+                elif (wait := next(waits, None)) is not None:
+                    time.sleep(wait)
+                else:
+                    done = f"{size(have)} of {size(file.size)}"
+                    raise DownloadInterruptedError(
+                        f"The download of {file.path} of {listing.repo} broke off at {done}: {error.message}",
+                        hint="The same command goes on from there.",
+                    ) from error
+
+
+def _transfer(listing: Listing, file: RemoteFile, partial: Path, have: int, progress: Callable[[int], object]) -> None:
+    """Append over one connection; a server that does not know ``Range`` begins anew, and so does the file."""
+    from huggingface_hub import get_session, hf_hub_url
+    from huggingface_hub.utils import build_hf_headers, hf_raise_for_status  # type: ignore[attr-defined]
 
     url = hf_hub_url(listing.repo, file.path, revision=listing.commit)
-    while (have := _length(partial)) != file.size:
-        if have > file.size:
-            partial.unlink()
-            have = 0
+    headers = build_hf_headers() | {"Accept-Encoding": "identity"} | ({"Range": f"bytes={have}-"} if have else {})
+    with get_session().stream("GET", url, headers=headers, timeout=TIMEOUT) as response:
+        hf_raise_for_status(response)
         try:
-            with answering(listing.repo), _quiet(), partial.open("ab") as out:
-                headers = build_hf_headers() | {"Accept-Encoding": "identity"}
-                http_get(
-                    url, out, resume_size=have, headers=headers, expected_size=file.size, displayed_filename=file.path
-                )
-        except HubUnreachableError as error:
-            _go_on(listing, file, partial, have, error)
+            with partial.open("ab" if response.status_code == PARTIAL_CONTENT else "wb") as out:
+                for data in response.iter_bytes():
+                    out.write(data)
+                    progress(len(data))
+                    if out.tell() > file.size:
+                        return  # and the hash will not fit
         except OSError as error:
-            if error.errno in (errno.ENOSPC, errno.EDQUOT):
-                partial.unlink()  # which only keeps others from going on
-            if error.errno is not None:
-                raise
-            _go_on(listing, file, partial, have, error)  # the library's check of the size, which has no number
-
-
-def _go_on(listing: Listing, file: RemoteFile, partial: Path, had: int, cause: Exception) -> None:
-    now = _length(partial)
-    if now <= had:
-        raise DownloadInterruptedError(
-            f"The download of {file.path} of {listing.repo} broke off at {size(now)} of {size(file.size)}: {cause}",
-            hint="The same command goes on from there.",
-        ) from cause
+            if error.errno in NO_SPACE:
+                partial.unlink()  # what is kept would only stand in others' way
+            raise
 
 
 def _check_hash(listing: Listing, file: RemoteFile, path: Path) -> None:
@@ -181,15 +197,3 @@ def _locked(folder: Path, name: str) -> Iterator[None]:
     lock.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(lock):
         yield
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Inside, the library does not log each attempt, with addresses that are keys to the file for a while."""
-    logger = logging.getLogger("huggingface_hub.file_download")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        logger.setLevel(level)

@@ -22,7 +22,7 @@ from bitnet.core.hub.names import is_file_name
 INSTALL = 'pip install "bitnet-core[hub]"'
 BRANCH = "main"
 TIMEOUT = 30.0
-"""Seconds that the hub may take to list a model's files."""
+"""Seconds without a byte after which a connection counts as broken."""
 
 _HASHES = {"sha256": re.compile(r"[0-9a-f]{64}"), "git": re.compile(r"[0-9a-f]{40}")}
 
