@@ -13,7 +13,7 @@ from bitnet.core.cli.console import say
 from bitnet.core.cli.convert import convert
 from bitnet.core.cli.devices import devices
 from bitnet.core.cli.evaluate import evaluate, perplexity
-from bitnet.core.cli.hub import pull
+from bitnet.core.cli.hub import list_models, pull, remove
 from bitnet.core.cli.inspect import inspect
 from bitnet.core.cli.narrow import fits_narrow
 from bitnet.core.cli.receipt import receipt
@@ -85,6 +85,8 @@ for _command in (
     bench,
     inspect,
     pull,
+    list_models,
+    remove,
     convert,
     perplexity,
     evaluate,

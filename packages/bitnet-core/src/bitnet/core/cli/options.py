@@ -41,7 +41,7 @@ def _complete_model(ctx: click.Context, param: click.Parameter, incomplete: str)
     A name that is not printable is left out: shells read what they offer line by line.
     """
     if incomplete.startswith(PREFIX):
-        repos = _complete_cached(ctx, param, incomplete.removeprefix(PREFIX))
+        repos = complete_cached(ctx, param, incomplete.removeprefix(PREFIX))
         return [CompletionItem(PREFIX + item.value) for item in repos]
     folder, start = os.path.split(incomplete)
     typed = incomplete.removesuffix(start)
@@ -50,7 +50,7 @@ def _complete_model(ctx: click.Context, param: click.Parameter, incomplete: str)
     return [CompletionItem(typed + name, type="name") for name in names] or [CompletionItem(incomplete, type="file")]
 
 
-def _complete_cached(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+def complete_cached(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Models in the hub's cache, read from the names of its folders."""
     from bitnet.core.hub.cached import repos
 
@@ -151,7 +151,7 @@ model_file_option = _together(
         expose_value=False,
         is_eager=True,
         callback=_take_hub_model,
-        shell_complete=_complete_cached,
+        shell_complete=complete_cached,
         help="Model on the Hugging Face Hub, downloaded where it is not cached ('bitnet pull').",
     ),
 )

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from pathlib import Path
 
+from bitnet.core.errors import BitNetError
+from bitnet.core.gguf import GGUFFile
 from bitnet.core.hub.choice import RemoteFile, choose
 from bitnet.core.hub.errors import HubNotInstalledError, ModelNotFoundError
 from bitnet.core.hub.names import HubName
@@ -24,6 +27,43 @@ def cache_folder() -> Path:
 def model_folder(repo: str) -> Path:
     """A model's folder in the cache, there or not."""
     return cache_folder() / f"models--{repo.replace('/', '--')}"
+
+
+@dataclass(frozen=True, slots=True)
+class CachedModel:
+    """A GGUF file in the cache.
+
+    Attributes:
+        file: Its path in the repository.
+        family: The architecture that it names, such as ``bitnet-b1.58``; None: it cannot be read.
+    """
+
+    repo: str
+    file: str
+    size: int
+    path: Path
+    family: str | None
+
+
+def models() -> list[CachedModel]:
+    """Every GGUF file in the cache, by name; of several versions of one, those that are there."""
+    found = []
+    for repo in repos():
+        snapshots, seen = model_folder(repo) / "snapshots", set()
+        for path in sorted(snapshots.glob("*/**/*.gguf")):
+            if path.is_file() and (blob := path.resolve()) not in seen:
+                seen.add(blob)
+                file = path.relative_to(snapshots).as_posix().partition("/")[2]
+                found.append(CachedModel(repo, file, path.stat().st_size, path, _family(path)))
+    return found
+
+
+def _family(path: Path) -> str | None:
+    try:
+        family = GGUFFile(path).metadata.get("general.architecture")
+    except BitNetError:
+        return None
+    return family if isinstance(family, str) else None
 
 
 def repos() -> list[str]:
