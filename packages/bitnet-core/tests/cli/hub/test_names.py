@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from bitnet.core.errors import InvalidInputError
-from bitnet.core.hub import choice as choosing
 from bitnet.core.hub.choice import RemoteFile, choose, encoding
 from bitnet.core.hub.errors import ModelNotFoundError
 from bitnet.core.hub.names import HubName, parse
+from bitnet.core.support import system
 
 
 @pytest.mark.parametrize(
@@ -81,7 +81,7 @@ def test_the_choice() -> None:
 
 
 def test_what_does_not_fit_in_memory_comes_last(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(choosing.system, "memory_total", lambda: 5000)
+    monkeypatch.setattr(system, "memory_total", lambda: 5000)
     large, small = RemoteFile("large-i2_s.gguf", 6000), RemoteFile("small-tq1_0.gguf", 4000)
     found = choose(parse("a/b"), [large, small])
     assert found is not None
@@ -90,7 +90,7 @@ def test_what_does_not_fit_in_memory_comes_last(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_no_file_that_runs() -> None:
-    with pytest.raises(ModelNotFoundError, match="m-Q4_K_M.gguf"):
+    with pytest.raises(ModelNotFoundError, match="m-Q4_K_M"):
         choose(parse("a/b"), files("m-Q4_K_M.gguf", "m-q8_0.gguf"))
     with pytest.raises(ModelNotFoundError, match="no encoding 'f16'"):
         choose(parse("a/b:f16"), files("m-i2_s.gguf"))

@@ -1,0 +1,116 @@
+"""``bitnet pull``, ``list``, ``rm``, and models named by ``-hf`` and ``hf:``, as a user runs them."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from bitnet.core.model.default import default_model_path
+
+if TYPE_CHECKING:
+    from .conftest import Hub, Repo
+
+Bitnet = Callable[..., Any]
+NAME = "some-org/tiny"
+FILE = "tiny-i2_s.gguf"
+
+
+@pytest.fixture
+def model(hub: Hub, make_repo: Callable[..., Repo]) -> bytes:
+    """The demo model, which the hub has as an I2_S file beside a worse one."""
+    data = default_model_path().read_bytes()
+    hub.repos[NAME] = make_repo({FILE: data, "tiny-f16.gguf": b"GGUF" + bytes(100)})
+    return data
+
+
+def test_pull_run_list_rm(
+    hub: Hub, bitnet: Bitnet, on_the_cpu: None, model: bytes, cache: Path, offline: Callable[[], None]
+) -> None:
+    pulled = bitnet("pull", NAME)
+    assert pulled.status == 0, pulled.err
+    path = Path(pulled.out.strip())
+    assert path.read_bytes() == model
+    assert pulled.err.startswith(f"{NAME}: {FILE}, ")
+    assert "I2_S is what devices compute with" in pulled.err
+    assert len(pulled.err.splitlines()) == 1, "no bar where there is no terminal"
+
+    asked = len(hub.asked)
+    named, local = bitnet("run", "-hf", NAME, "-n", "4", "Hello"), bitnet("run", "-n", "4", "Hello")
+    assert named.status == 0, named.err
+    assert named.out == local.out
+    assert len(hub.asked) == asked
+
+    listed = bitnet("list")
+    assert listed.out.startswith(f"{NAME}:{FILE}  ")
+    assert str(path) in listed.out
+    (entry,) = json.loads(bitnet("list", "--json").out)
+    family = entry.pop("family")
+    assert entry == {"repo": NAME, "file": FILE, "size": len(model), "path": str(path)}
+    assert family in listed.out
+
+    refused = bitnet("rm", NAME)
+    assert refused.status == 2
+    assert path.exists()
+    assert bitnet("rm", f"{NAME}:f16", "-y").status == 4
+    removed = bitnet("rm", NAME, "-y")
+    assert removed.status == 0, removed.err
+    assert not [p for p in cache.rglob("*") if p.is_file()]
+    assert bitnet("list").out == ""
+    offline()
+    gone = bitnet("run", "-m", f"hf:{NAME}", "-n", "4", "Hello")
+    assert gone.status == 4
+    assert "HF_HUB_OFFLINE" in gone.err
+
+
+def test_load_model_takes_a_name(hub: Hub, model: bytes) -> None:
+    from bitnet.core import load_model
+
+    with load_model(f"hf:{NAME}:i2_s", device="cpu", context=64) as loaded:
+        assert loaded.path.read_bytes() == model
+
+
+def test_one_file_of_two_is_removed(hub: Hub, bitnet: Bitnet, model: bytes) -> None:
+    from bitnet.core.hub.names import parse
+    from bitnet.core.hub.pull import locate
+
+    kept, gone = locate(parse(f"{NAME}:{FILE}")), locate(parse(f"{NAME}:f16"))
+    blob = gone.resolve()
+    assert bitnet("rm", f"{NAME}:F16", "-y").status == 0
+    assert kept.read_bytes() == model
+    assert not gone.is_symlink()
+    assert not blob.exists()
+
+
+def test_errors_are_one_line_with_what_to_do(hub: Hub, bitnet: Bitnet, model: bytes) -> None:
+    hub.repos[NAME].gated = True
+    refused = bitnet("pull", NAME)
+    assert refused.status == 4
+    assert refused.err.splitlines()[-1].startswith("bitnet: error: some-org/tiny is only for accounts")
+    assert f"{hub.url}/{NAME}" in refused.err
+    twice = bitnet("run", "-hf", NAME, "-m", "other.gguf", "Hello")
+    assert twice.status == 2
+    assert "both name a model" in twice.err
+    for name in ("https://evil.example/x", "../../etc", "org/na..me", "a/b/c"):
+        wrong = bitnet("pull", name)
+        assert wrong.status == 2, name
+        assert "is no name of a model on the hub" in wrong.err
+    assert all("evil" not in path and "etc" not in path for _, path, _ in hub.asked)
+
+
+def test_the_extra_is_named_where_it_is_missing(bitnet: Bitnet, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    for command in (("pull", NAME), ("run", "-hf", NAME, "Hello"), ("rm", NAME)):
+        missing = bitnet(*command)
+        assert missing.status == 4
+        assert 'pip install "bitnet-core[hub]"' in missing.err
+
+
+def test_help_does_not_import_the_library() -> None:
+    code = "import sys; from bitnet.core.cli import main; main(['--help']); sys.exit('huggingface_hub' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False, capture_output=True).returncode == 0
