@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import json
 import re
 import threading
@@ -204,3 +205,15 @@ def cache(hub: Hub, tmp_path: Path) -> Path:
 @pytest.fixture
 def make_repo() -> type[Repo]:
     return Repo
+
+
+@pytest.fixture
+def convert_folder() -> Any:
+    """The class of the model folders that tests of conversion make."""
+    path = Path(__file__).parents[2] / "convert" / "conftest.py"
+    spec = importlib.util.spec_from_file_location("convert_folders", path)
+    assert spec
+    assert spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.Folder

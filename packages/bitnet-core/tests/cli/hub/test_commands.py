@@ -87,6 +87,29 @@ def test_one_file_of_two_is_removed(hub: Hub, bitnet: Bitnet, model: bytes) -> N
     assert not blob.exists()
 
 
+def test_safetensors_are_converted(
+    hub: Hub, bitnet: Bitnet, on_the_cpu: None, make_repo: Callable[..., Repo], convert_folder: Any, tmp_path: Path
+) -> None:
+    source = convert_folder(tmp_path / "source")
+    source.pack("autobitlinear", 1.5)
+    files = {path.name: path.read_bytes() for path in source.write(shards=2).iterdir()}
+    hub.repos[NAME] = make_repo(files | {"README.md": b"", "sub/other.safetensors": b"not asked for"})
+    offered = bitnet("pull", NAME)
+    assert offered.status == 4
+    command = f"bitnet convert hf:{NAME} tiny.gguf"
+    assert command in offered.err
+    assert not hub.transfers()
+    done = bitnet("pull", "--convert", NAME)
+    assert done.status == 0, done.err
+    assert "tiny.gguf" in done.out
+    made = (tmp_path / "tiny.gguf").read_bytes()
+    assert bitnet("convert", tmp_path / "source", "local.gguf").status == 0
+    assert made == (tmp_path / "local.gguf").read_bytes()
+    assert bitnet(*command.split()[1:]).status == 2, "the file is there already"
+    assert bitnet(*command.split()[1:], "--force").status == 0
+    assert len(hub.transfers()) == 2
+
+
 def test_errors_are_one_line_with_what_to_do(hub: Hub, bitnet: Bitnet, model: bytes) -> None:
     hub.repos[NAME].gated = True
     refused = bitnet("pull", NAME)

@@ -77,6 +77,20 @@ def test_the_next_command_goes_on_where_the_last_broke_off(hub: Hub, data: bytes
     assert hub.transfers() == ["bytes=100000-"]
 
 
+def test_a_file_that_is_shorter_than_the_hub_says(hub: Hub, data: bytes, cache: Path) -> None:
+    hub.repos[NAME].claimed[FILE] = len(data) + 10
+    with pytest.raises(DownloadInterruptedError, match="nothing more is sent"):
+        locate(parse(NAME))
+    assert no_files(cache)
+
+
+def test_a_file_that_is_longer_than_the_hub_says(hub: Hub, data: bytes, cache: Path) -> None:
+    hub.repos[NAME].claimed[FILE] = 1000
+    with pytest.raises(WrongHashError):
+        locate(parse(NAME))
+    assert no_files(cache)
+
+
 def test_a_server_without_ranges_sends_all_again(hub: Hub, data: bytes) -> None:
     hub.cuts, hub.ranges = [100_000], False
     assert locate(parse(NAME)).read_bytes() == data

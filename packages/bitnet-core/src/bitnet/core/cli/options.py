@@ -152,7 +152,7 @@ model_file_option = _together(
         is_eager=True,
         callback=_take_hub_model,
         shell_complete=complete_cached,
-        help="Model on the Hugging Face Hub, downloaded where it is not cached ('bitnet pull').",
+        help="Model on the Hugging Face Hub, fetched where it is not in the cache (see 'bitnet pull').",
     ),
 )
 i2s_layout_option = click.option(

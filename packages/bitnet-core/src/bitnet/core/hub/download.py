@@ -87,6 +87,8 @@ def _download(listing: Listing, file: RemoteFile, partial: Path) -> None:
             try:
                 with answering(listing.repo):
                     _transfer(listing, file, partial, have, bar.update)
+                if _length(partial) == have:
+                    raise HubUnreachableError("nothing more is sent.")
             except HubUnreachableError as error:
                 if _length(partial) > have:
                     waits = iter(WAITS)
