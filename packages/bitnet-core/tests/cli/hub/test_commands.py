@@ -90,7 +90,7 @@ def test_one_file_of_two_is_removed(hub: Hub, bitnet: Bitnet, model: bytes) -> N
 def test_safetensors_are_converted(
     hub: Hub, bitnet: Bitnet, on_the_cpu: None, make_repo: Callable[..., Repo], convert_folder: Any, tmp_path: Path
 ) -> None:
-    source = convert_folder(tmp_path / "source")
+    source = convert_folder(tmp_path / "tiny")
     source.pack("autobitlinear", 1.5)
     files = {path.name: path.read_bytes() for path in source.write(shards=2).iterdir()}
     hub.repos[NAME] = make_repo(files | {"README.md": b"", "sub/other.safetensors": b"not asked for"})
@@ -103,11 +103,12 @@ def test_safetensors_are_converted(
     assert done.status == 0, done.err
     assert "tiny.gguf" in done.out
     made = (tmp_path / "tiny.gguf").read_bytes()
-    assert bitnet("convert", tmp_path / "source", "local.gguf").status == 0
+    assert bitnet("convert", tmp_path / "tiny", "local.gguf").status == 0
     assert made == (tmp_path / "local.gguf").read_bytes()
     assert bitnet(*command.split()[1:]).status == 2, "the file is there already"
     assert bitnet(*command.split()[1:], "--force").status == 0
     assert len(hub.transfers()) == 2
+    assert bitnet("convert", f"hf:{NAME}:i2_s", "other.gguf").status == 2
 
 
 def test_errors_are_one_line_with_what_to_do(hub: Hub, bitnet: Bitnet, model: bytes) -> None:

@@ -36,11 +36,13 @@ def convert_to(source: Path | str, target: Path, *, force: bool = False, i2s_lay
 
     if target.exists() and not force:
         raise InvalidInputError(f"{target} is there already.", hint="Name another file, or give --force.")
+    name = None
     if isinstance(source, str):
         from bitnet.core.hub.names import parse
         from bitnet.core.hub.pull import weights_folder
 
-        source = weights_folder(parse(source))
+        model = parse(source)
+        source, name = weights_folder(model), model.repo.rpartition("/")[2]
     with progress("converting") as update:
-        convert_model(source, target, i2s_layout=i2s_layout, progress=update)  # type: ignore[arg-type]
+        convert_model(source, target, i2s_layout=i2s_layout, name=name, progress=update)  # type: ignore[arg-type]
     say(f"{target}: {size(target.stat().st_size)}")

@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
+from bitnet.core.errors import InvalidInputError
 from bitnet.core.hub import cached
 from bitnet.core.hub.choice import choose
 from bitnet.core.hub.download import fetch
@@ -50,6 +51,8 @@ def weights_folder(name: HubName) -> Path:
         HubError: It cannot be had, or has none.
         InvalidInputError: The name has a file.
     """
+    if name.file is not None:
+        raise InvalidInputError(f"{name} names one file; to convert a model, name it alone: hf:{name.repo}.")
     there = listing(name.repo)
     files = [file for file in there.files if _TO_CONVERT.fullmatch(file.path)]
     if not any(file.path.endswith(".safetensors") for file in files):
