@@ -8,6 +8,7 @@ import json
 import re
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -39,6 +40,7 @@ class Hub:
     Attributes:
         token: The only one that it knows.
         cuts: For each coming transfer of an LFS object, the bytes after which the connection ends; then whole ones.
+        stall: Bytes after which a transfer waits for ``go_on``.
         ranges: Whether ``Range`` is understood.
         flip: Position of a byte that arrives changed.
         asked: Method, path and ``Range`` of each request so far.
@@ -48,6 +50,8 @@ class Hub:
     repos: dict[str, Repo] = field(default_factory=dict)
     token: str = "hf_right"
     cuts: list[int] = field(default_factory=list)
+    stall: int | None = None
+    go_on: threading.Event = field(default_factory=threading.Event)
     ranges: bool = True
     flip: int | None = None
     asked: list[tuple[str, str, str | None]] = field(default_factory=list)
@@ -64,6 +68,10 @@ def is_lfs(path: str) -> bool:
 class Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     hub: Hub
+
+    def handle(self) -> None:
+        with suppress(ConnectionError):  # the other side may end at any time
+            super().handle()
 
     def log_message(self, format: str, *args: Any) -> None:
         pass
@@ -143,7 +151,11 @@ class Handler(BaseHTTPRequestHandler):
             self.send_header(name, value)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
-        if self.command != "HEAD":
+        if self.command != "HEAD" and self.hub.stall is not None and "Accept-Ranges" in (headers or {}):
+            self.wfile.write(body[: self.hub.stall])
+            self.hub.go_on.wait(60)
+            self.close_connection = True
+        elif self.command != "HEAD":
             self.wfile.write(body[:cut])
         if cut is not None:
             self.close_connection = True
@@ -179,6 +191,7 @@ def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Hub]:
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
     thread.start()
     yield Bound.hub
+    Bound.hub.go_on.set()
     server.shutdown()
     server.server_close()
     thread.join()

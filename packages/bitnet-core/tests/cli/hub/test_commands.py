@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -133,6 +134,32 @@ def test_the_extra_is_named_where_it_is_missing(bitnet: Bitnet, monkeypatch: pyt
         missing = bitnet(*command)
         assert missing.status == 4
         assert 'pip install "bitnet-core[hub]"' in missing.err
+
+
+def test_the_variables_of_the_library_count(hub: Hub, script: Bitnet, model: bytes, cache: Path) -> None:
+    """In processes of their own, which read HF_ENDPOINT, HF_HOME, HF_TOKEN and HF_HUB_OFFLINE themselves."""
+    hub.repos[NAME].gated = True
+    assert script("pull", NAME, HF_HUB_OFFLINE="1").status == 4
+    assert not hub.asked
+    pulled = script("pull", NAME, HF_TOKEN=hub.token)
+    assert pulled.status == 0, pulled.err
+    assert Path(pulled.out.strip()).is_relative_to(cache)
+    assert script("pull", NAME, HF_HUB_OFFLINE="1").out == pulled.out
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no SIGTERM that a process can handle")
+def test_what_a_signal_ends_goes_on(hub: Hub, bitnet: Bitnet, script_path: str, model: bytes, cache: Path) -> None:
+    hub.stall = 150_000
+    with subprocess.Popen([script_path, "pull", NAME], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        deadline = time.monotonic() + 60
+        while not any(path.stat().st_size == hub.stall for path in cache.rglob("*.incomplete")):
+            assert time.monotonic() < deadline, "the download has not begun"
+            time.sleep(0.02)
+        process.terminate()
+        assert process.wait(30) == 143
+    hub.stall = None
+    assert bitnet("pull", NAME).status == 0
+    assert hub.transfers() == [None, "bytes=150000-"]
 
 
 def test_help_does_not_import_the_library() -> None:
