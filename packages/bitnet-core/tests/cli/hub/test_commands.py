@@ -76,6 +76,30 @@ def test_load_model_takes_a_name(hub: Hub, model: bytes) -> None:
         assert loaded.path.read_bytes() == model
 
 
+@pytest.mark.parametrize("command", ["run", "chat", "bench", "perplexity", "eval", "inspect"])
+def test_every_command_with_a_model_takes_a_name(hub: Hub, bitnet: Bitnet, on_the_cpu: None, command: str) -> None:
+    named = [command, f"hf:{NAME}"] if command == "inspect" else [command, "-m", f"hf:{NAME}"]
+    if command == "eval":
+        named.append("demo")
+    told = bitnet(*named)
+    assert told.status == 4, told.err
+    assert f"has no {NAME}" in told.err
+    if command != "inspect":
+        assert f"has no {NAME}" in bitnet(command, "-hf", NAME, *named[3:]).err
+
+
+def test_names_in_the_cache_are_completed(hub: Hub, bitnet: Bitnet, model: bytes) -> None:
+    assert bitnet("pull", NAME).status == 0
+
+    def complete(*words: str) -> str:
+        ran = bitnet(_BITNET_COMPLETE="bash_complete", COMP_WORDS=" ".join(words), COMP_CWORD=str(len(words) - 1))
+        return str(ran.out)
+
+    assert f"plain,{NAME}\n" in complete("bitnet", "rm", "some")
+    assert f"plain,{NAME}\n" in complete("bitnet", "run", "-hf", "some")
+    assert NAME not in complete("bitnet", "rm", "other")
+
+
 def test_one_file_of_two_is_removed(hub: Hub, bitnet: Bitnet, model: bytes) -> None:
     from bitnet.core.hub.names import parse
     from bitnet.core.hub.pull import locate
