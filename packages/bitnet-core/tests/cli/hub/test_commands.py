@@ -76,16 +76,21 @@ def test_load_model_takes_a_name(hub: Hub, model: bytes) -> None:
         assert loaded.path.read_bytes() == model
 
 
-@pytest.mark.parametrize("command", ["run", "chat", "bench", "perplexity", "eval", "inspect"])
-def test_every_command_with_a_model_takes_a_name(hub: Hub, bitnet: Bitnet, on_the_cpu: None, command: str) -> None:
-    named = [command, f"hf:{NAME}"] if command == "inspect" else [command, "-m", f"hf:{NAME}"]
-    if command == "eval":
-        named.append("demo")
-    told = bitnet(*named)
+@pytest.mark.parametrize("words", ["run Hello", "chat", "bench", "perplexity -f text.txt", "eval demo"])
+@pytest.mark.parametrize("option", ["-hf ", "-m hf:"])
+def test_every_command_with_a_model_takes_a_name(
+    hub: Hub, bitnet: Bitnet, on_the_cpu: None, tmp_path: Path, words: str, option: str
+) -> None:
+    (tmp_path / "text.txt").write_text("Hello")
+    told = bitnet(*f"{words} {option}{NAME}".split())
     assert told.status == 4, told.err
     assert f"has no {NAME}" in told.err
-    if command != "inspect":
-        assert f"has no {NAME}" in bitnet(command, "-hf", NAME, *named[3:]).err
+
+
+def test_a_model_on_the_hub_is_inspected(hub: Hub, bitnet: Bitnet, model: bytes) -> None:
+    told = bitnet("inspect", f"hf:{NAME}")
+    assert told.status == 0, told.err
+    assert "bitnet" in told.out
 
 
 def test_names_in_the_cache_are_completed(hub: Hub, bitnet: Bitnet, model: bytes) -> None:
