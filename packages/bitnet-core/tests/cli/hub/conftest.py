@@ -82,7 +82,9 @@ class Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         path = unquote(urlsplit(self.path).path)
         self.hub.asked.append((self.command, path, self.headers.get("Range")))
-        if found := re.fullmatch(r"/api/models/([^/]+/[^/]+)(/revision/main)?", path):
+        if self.headers.get("Authorization") == "Bearer hf_revoked":
+            self._end(401, b"", {"X-Error-Message": "Invalid credentials in Authorization header"})
+        elif found := re.fullmatch(r"/api/models/([^/]+/[^/]+)(/revision/main)?", path):
             self._listing(found[1])
         elif found := re.fullmatch(r"/([^/]+/[^/]+)/resolve/([^/]+)/(.+)", path):
             self._resolve(found[1], found[2], found[3])

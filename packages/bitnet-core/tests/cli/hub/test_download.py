@@ -6,11 +6,13 @@ import hashlib
 import os
 import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
+from bitnet.core.hub.download import fetch
 from bitnet.core.hub.errors import (
     ConversionNeededError,
     DiskFullError,
@@ -23,6 +25,7 @@ from bitnet.core.hub.errors import (
 )
 from bitnet.core.hub.names import parse
 from bitnet.core.hub.pull import locate
+from bitnet.core.hub.remote import listing
 
 if TYPE_CHECKING:
     from .conftest import Hub, Repo
@@ -35,7 +38,7 @@ FILE = "model-i2_s.gguf"
 def data(hub: Hub, make_repo: Callable[..., Repo]) -> bytes:
     """Random bytes, which the hub has as FILE."""
     data = os.urandom(300_000)
-    hub.repos[NAME] = make_repo({FILE: data, "README.md": b"text"})
+    hub.repos[NAME] = make_repo({FILE: data, "README.md": b"text", "empty.json": b""})
     return data
 
 
@@ -58,6 +61,20 @@ def test_a_file_arrives_whole_where_the_library_finds_it(hub: Hub, data: bytes, 
     assert len(hub.asked) == asked, "what is in the cache needs no network"
     assert locate(parse(NAME), update=True) == path
     assert len(hub.transfers()) == 1
+
+
+def test_two_that_fetch_one_file_fetch_it_once(hub: Hub, data: bytes) -> None:
+    with ThreadPoolExecutor(2) as pool:
+        paths = list(pool.map(locate, [parse(NAME), parse(f"{NAME}:i2_s")]))
+    assert [path.read_bytes() for path in paths] == [data, data]
+    assert len(hub.transfers()) == 1
+
+
+def test_an_empty_file_is_one_too(hub: Hub, data: bytes) -> None:
+    there = listing(NAME)
+    assert hub.repos[NAME].files["empty.json"] == b""
+    (path,) = fetch(there, [file for file in there.files if file.path == "empty.json"])
+    assert path.read_bytes() == b""
 
 
 def test_a_connection_that_is_cut_goes_on_by_range(hub: Hub, data: bytes) -> None:
@@ -125,6 +142,9 @@ def test_a_gated_model_needs_a_token(hub: Hub, data: bytes, monkeypatch: pytest.
     assert "HF_TOKEN" in str(raised.value)
     monkeypatch.setenv("HF_TOKEN", "hf_wrong")
     with pytest.raises(GatedModelError, match="may not read"):
+        locate(parse(NAME))
+    monkeypatch.setenv("HF_TOKEN", "hf_revoked")
+    with pytest.raises(GatedModelError, match="does not know the token"):
         locate(parse(NAME))
     monkeypatch.setenv("HF_TOKEN", hub.token)
     assert locate(parse(NAME)).read_bytes() == data  # and the host of its bytes has refused no token

@@ -79,6 +79,7 @@ def _download(listing: Listing, file: RemoteFile, partial: Path) -> None:
     """Append what is missing, over as many connections as it takes while they bring something."""
     from huggingface_hub.utils import tqdm  # type: ignore[attr-defined]
 
+    partial.touch()  # all of an empty file
     waits = iter(WAITS)
     looks: dict[str, Any] = {"total": file.size, "unit": "B", "unit_scale": True, "desc": file.path}
     with tqdm(**looks, disable=None) as bar:  # type: ignore[no-untyped-call]  # None: on a terminal only
