@@ -18,7 +18,9 @@ from bitnet.core.support.units import size
 @click.option("--convert", "to_convert", is_flag=True, help="Make NAME.gguf here of a model that has only safetensors.")
 @verbose_option
 def pull(name: str, to_convert: bool) -> None:
-    """Download a model from the Hugging Face Hub into its cache, and print where its file is.
+    """Download a model from the Hugging Face Hub.
+
+    It goes into the hub's own cache; the path of its file is printed.
 
     NAME is ORG/NAME, or ORG/NAME:FILE with a file or an encoding (i2_s) of it; without, the file is taken that runs
     best here. What is there already is not downloaded again, and what broke off goes on. HF_TOKEN, HF_HOME,
@@ -47,7 +49,9 @@ def pull(name: str, to_convert: bool) -> None:
 @json_option
 @verbose_option
 def list_models(as_json: bool) -> None:
-    """Show the GGUF files in the Hugging Face Hub's cache: name, size, family and path.
+    """List the models that came from the Hugging Face Hub.
+
+    One GGUF file of its cache a line: name, size, family and path.
 
     Each name can be given to -hf, and to 'bitnet rm'. Other programs that use the hub have their models there, too.
     """
