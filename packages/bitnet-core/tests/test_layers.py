@@ -19,6 +19,7 @@ WINGS = (
     "support",
     "hal",
     "gguf",
+    "hub",
     "text",
     "model",
     "reference",

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
         QueueFullError,
         ReceiptError,
     )
+    from bitnet.core.hub.errors import HubError
 
     __version__: str
 
@@ -48,6 +49,7 @@ __all__ = [
     "DeviceError",
     "DeviceLostError",
     "DeviceUnavailableError",
+    "HubError",
     "InvalidInputError",
     "KernelCompileError",
     "Load",
@@ -77,6 +79,7 @@ _HOMES = {
     "devices.plugin": ("BackendReport",),
     "devices.registry": ("list_devices",),
     "devices.select": ("Selection", "select_device"),
+    "hub.errors": ("HubError",),
 }
 _MODULE_OF = {name: module for module, names in _HOMES.items() for name in names}
 

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 import numpy.typing as npt
 
+from bitnet.core import hub
 from bitnet.core.devices import registry
 from bitnet.core.devices.opening import opening
 from bitnet.core.engine import Completion, GenerationOptions
@@ -72,7 +73,8 @@ def load_model(
     """Load a GGUF model onto a device.
 
     Args:
-        path: The file; None: the demo model that comes with bitnet.
+        path: The file, or a model on the Hugging Face Hub (``hf:ORG/NAME``, ``hf:ORG/NAME:FILE``), which is downloaded
+            where its cache lacks it; None: the demo model that comes with bitnet.
         device: ``auto``, ``gpu``, a backend (``cuda``), a device (``cuda:0``, ``cpu:avx2``); None: ``BITNET_DEVICE``,
             else the best there is. Or an open device, which stays open when the model is closed.
         context: Tokens a prompt and its continuation may have together; None: the model's own, at most 4096.
@@ -90,11 +92,12 @@ def load_model(
 
     Raises:
         ModelFileError: The file is not a model bitnet can run.
+        HubError: The model cannot be had from the hub.
         DeviceUnavailableError: The device cannot be had.
         OutOfMemoryError, DeviceError: The model does not fit the device, or the device failed.
         InvalidInputError: An argument is out of its range.
     """
-    path = Path(default_model_path() if path is None else path)
+    path = default_model_path() if path is None else hub.local_path(path)
     selection = None
     if device is None or isinstance(device, str):
         MappedFile(path)  # report a missing file before a driver starts

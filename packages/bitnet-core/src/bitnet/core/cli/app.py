@@ -13,6 +13,7 @@ from bitnet.core.cli.console import say
 from bitnet.core.cli.convert import convert
 from bitnet.core.cli.devices import devices
 from bitnet.core.cli.evaluate import evaluate, perplexity
+from bitnet.core.cli.hub import list_models, pull, remove
 from bitnet.core.cli.inspect import inspect
 from bitnet.core.cli.narrow import fits_narrow
 from bitnet.core.cli.receipt import receipt
@@ -26,7 +27,7 @@ EXIT_CODES = {
     1: "any other error",
     2: "wrong use: an option, an argument or an input that does not fit",
     3: "the device that was asked for cannot be had",
-    4: "a model file cannot be read",
+    4: "a model file cannot be read, or cannot be had from the hub",
     5: "a device failed while it was in use",
     6: "a receipt does not hold, or is none",
     129: "ended by a terminal that went away (SIGHUP)",
@@ -83,6 +84,9 @@ for _command in (
     devices,
     bench,
     inspect,
+    pull,
+    list_models,
+    remove,
     convert,
     perplexity,
     evaluate,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from bitnet.core.cli.bench_plot import limit_of
-from bitnet.core.cli.console import print_json, progress, say, scaled, size
+from bitnet.core.cli.console import print_json, progress, say
 from bitnet.core.cli.options import (
     THREADS_DEFAULT,
     FileName,
@@ -25,6 +25,7 @@ from bitnet.core.cli.options import (
     verbose_option,
 )
 from bitnet.core.support.foreign import label
+from bitnet.core.support.units import scaled, size
 
 if TYPE_CHECKING:
     from bitnet.core.api import Model

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from bitnet.core.cli.console import scaled, size
 from bitnet.core.errors import InvalidInputError
 from bitnet.core.support.files import replacing
+from bitnet.core.support.units import scaled, size
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import click
 
-from bitnet.core.cli.console import print_json, say, size
+from bitnet.core.cli.console import print_json, say
 from bitnet.core.cli.options import json_option
+from bitnet.core.support.units import size
 
 
 @click.group(no_args_is_help=False)

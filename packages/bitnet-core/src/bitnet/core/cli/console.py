@@ -108,20 +108,6 @@ def compile_progress() -> Iterator[None]:
             click.echo("\r\x1b[K", nl=False, err=True)
 
 
-def size(count: float) -> str:
-    """Bytes for people: ``1.2 GB``."""
-    return f"{scaled(count)}B"
-
-
-def scaled(count: float) -> str:
-    """A number with its SI prefix: ``1.2 G``."""
-    for prefix in ("", "k", "M", "G"):
-        if count < 1000:
-            return f"{count:.3g} {prefix}"
-        count /= 1000
-    return f"{count:.3g} T"
-
-
 def seconds(duration: float) -> str:
     """``340 ms``, ``1.2 s``."""
     return f"{duration * 1000:.3g} ms" if duration < 1 else f"{duration:.3g} s"

@@ -6,29 +6,43 @@ from pathlib import Path
 
 import click
 
-from bitnet.core.cli.console import progress, say, size
-from bitnet.core.cli.options import FileName, i2s_layout_option, verbose_option
+from bitnet.core.cli.console import progress, say
+from bitnet.core.cli.options import FileName, ModelName, i2s_layout_option, verbose_option
 from bitnet.core.errors import InvalidInputError
+from bitnet.core.support.units import size
 
 
 @click.command()
-@click.argument("source", type=FileName())
+@click.argument("source", type=ModelName())
 @click.argument("target", type=FileName())
 @click.option("--force", is_flag=True, help="Replace TARGET where it is there already.")
 @i2s_layout_option
 @verbose_option
-def convert(source: Path, target: Path, force: bool, i2s_layout: str) -> None:
+def convert(source: Path | str, target: Path, force: bool, i2s_layout: str) -> None:
     """Convert a model to a GGUF file with I2_S weights.
 
-    SOURCE is a folder from Hugging Face (packed or master weights), or a GGUF file with another ternary encoding.
+    SOURCE is a folder from Hugging Face (packed or master weights), a model on its hub (hf:ORG/NAME), or a GGUF file
+    with another ternary encoding.
 
     \b
     bitnet convert bitnet-b1.58-2B-4T/ 2b4t.gguf
     """
+    convert_to(source, target, force=force, i2s_layout=i2s_layout)
+
+
+def convert_to(source: Path | str, target: Path, *, force: bool = False, i2s_layout: str = "official") -> None:
+    """Convert with a progress bar, and say what was written; a ``str`` is a model on the hub."""
     from bitnet.core.model.convert import convert_model
 
     if target.exists() and not force:
         raise InvalidInputError(f"{target} is there already.", hint="Name another file, or give --force.")
+    name = None
+    if isinstance(source, str):
+        from bitnet.core.hub.names import parse
+        from bitnet.core.hub.pull import weights_folder
+
+        model = parse(source)
+        source, name = weights_folder(model), model.repo.rpartition("/")[2]
     with progress("converting") as update:
-        convert_model(source, target, i2s_layout=i2s_layout, progress=update)  # type: ignore[arg-type]
+        convert_model(source, target, i2s_layout=i2s_layout, name=name, progress=update)  # type: ignore[arg-type]
     say(f"{target}: {size(target.stat().st_size)}")

@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING
 
 import click
 
-from bitnet.core.cli.console import print_json, say, seconds, size
+from bitnet.core.cli.console import print_json, say, seconds
 from bitnet.core.cli.options import json_option, verbose_option
 from bitnet.core.errors import DeviceError, DeviceUnavailableError
+from bitnet.core.support.units import size
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

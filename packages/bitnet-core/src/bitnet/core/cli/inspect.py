@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from bitnet.core.cli.console import note, print_json, progress, say, size
-from bitnet.core.cli.options import FileName, i2s_layout_option, json_option, verbose_option
+from bitnet.core.cli.console import note, print_json, progress, say
+from bitnet.core.cli.options import ModelName, i2s_layout_option, json_option, verbose_option
 from bitnet.core.errors import BitNetError
 from bitnet.core.support.foreign import label
+from bitnet.core.support.units import size
 
 if TYPE_CHECKING:
     from bitnet.core.gguf import GGUFFile
@@ -24,23 +25,24 @@ MOST_ELEMENTS = 16
 
 
 @click.command()
-@click.argument("file", required=False, type=FileName())
+@click.argument("file", required=False, type=ModelName())
 @i2s_layout_option
 @verbose_option
 @json_option
-def inspect(file: Path | None, i2s_layout: str, as_json: bool) -> None:
+def inspect(file: Path | str | None, i2s_layout: str, as_json: bool) -> None:
     """Show a GGUF file's metadata and tensors.
 
     Ternary tensors come with their shares of -1, 0 and +1, and a warning where these speak against the file, or against
-    the layout that I2_S tensors are taken to have. Without FILE, the model in this package is shown. Ends with status 4
-    where bitnet cannot run it.
+    the layout that I2_S tensors are taken to have. FILE may be a model on the hub (hf:ORG/NAME); without it, the model
+    in this package is shown. Ends with status 4 where bitnet cannot run it.
     """
     from bitnet.core.gguf import GGUFFile
+    from bitnet.core.hub import local_path
     from bitnet.core.model.default import default_model_path
     from bitnet.core.model.file import open_model
     from bitnet.core.model.inspect import inspect_tensors
 
-    gguf = GGUFFile(file or default_model_path())
+    gguf = GGUFFile(default_model_path() if file is None else local_path(file, tell=note))
     with progress("tensors") as update:
         reports = []
         for report in inspect_tensors(gguf, i2s_layout):  # type: ignore[arg-type]

@@ -13,6 +13,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from bitnet.core.errors import InvalidInputError
+from bitnet.core.hub.names import PREFIX, parse
 from bitnet.core.support.foreign import label
 
 if TYPE_CHECKING:
@@ -39,11 +40,21 @@ def _complete_model(ctx: click.Context, param: click.Parameter, incomplete: str)
 
     A name that is not printable is left out: shells read what they offer line by line.
     """
+    if incomplete.startswith(PREFIX):
+        repos = complete_cached(ctx, param, incomplete.removeprefix(PREFIX))
+        return [CompletionItem(PREFIX + item.value) for item in repos]
     folder, start = os.path.split(incomplete)
     typed = incomplete.removesuffix(start)
     names = sorted(p.name for p in Path(folder or ".").glob("*.gguf") if p.name.startswith(start))
     names = [name for name in names if name.isprintable()]
     return [CompletionItem(typed + name, type="name") for name in names] or [CompletionItem(incomplete, type="file")]
+
+
+def complete_cached(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Models in the hub's cache, read from the names of its folders."""
+    from bitnet.core.hub.cached import repos
+
+    return [CompletionItem(repo) for repo in repos() if repo.startswith(incomplete)]
 
 
 class FileName(click.Path):
@@ -55,6 +66,15 @@ class FileName(click.Path):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         if value == "":
             self.fail("the name of the file is empty.", param, ctx)
+        return super().convert(value, param, ctx)
+
+
+class ModelName(FileName):
+    """A file's name, or a model on the hub, which begins with ``hf:`` and stays a ``str``."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if isinstance(value, str) and value.startswith(PREFIX):
+            return f"{PREFIX}{parse(value)}"
         return super().convert(value, param, ctx)
 
 
@@ -97,13 +117,43 @@ verbose_option = click.option(
     help="Say on stderr what happens; twice: everything.",
 )
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
-model_file_option = click.option(
-    "-m",
-    "--model",
-    metavar="FILE",
-    type=FileName(),
-    shell_complete=_complete_model,
-    help="GGUF model.  [default: the small one in this package]",
+
+
+def _no_second_model(ctx: click.Context, param: click.Parameter, value: Any) -> Any:
+    """-hf is looked at first and has put its name where -m's value goes."""
+    named = ctx.meta.get(_HUB_MODEL)
+    if named is not None and value is not None:
+        raise click.UsageError("-m and -hf both name a model; give one of them.", ctx)
+    return value if named is None else named
+
+
+def _take_hub_model(ctx: click.Context, param: click.Parameter, value: str | None) -> None:
+    if value is not None:
+        ctx.meta[_HUB_MODEL] = f"{PREFIX}{parse(value)}"
+
+
+_HUB_MODEL = "bitnet.core.cli.hub_model"
+
+model_file_option = _together(
+    click.option(
+        "-m",
+        "--model",
+        metavar="FILE",
+        type=ModelName(),
+        shell_complete=_complete_model,
+        callback=_no_second_model,
+        help="GGUF model, or hf:ORG/NAME[:FILE] for one on the hub.  [default: the small one in this package]",
+    ),
+    click.option(
+        "-hf",
+        "--hf-repo",
+        metavar="ORG/NAME[:FILE]",
+        expose_value=False,
+        is_eager=True,
+        callback=_take_hub_model,
+        shell_complete=complete_cached,
+        help="Model on the Hugging Face Hub, fetched where it is not in the cache (see 'bitnet pull').",
+    ),
 )
 i2s_layout_option = click.option(
     "--i2s-layout",
@@ -223,11 +273,13 @@ sampling_options = _together(
 def load(params: dict[str, Any], **more: Any) -> Model:
     """The model of :data:`model_options`; what is left in ``params`` is not looked at."""
     from bitnet.core.api import load_model
-    from bitnet.core.cli.console import compile_progress
+    from bitnet.core.cli.console import compile_progress, note
+    from bitnet.core.hub import local_path
 
     names = ("device", "strict", "context", "threads", "kv_dtype", "i2s_layout")
+    path = None if params["model"] is None else local_path(params["model"], tell=note)
     with compile_progress(), _option_names():
-        return load_model(params["model"], **{name: params[name] for name in names if name in params} | more)
+        return load_model(path, **{name: params[name] for name in names if name in params} | more)
 
 
 def sampling(params: dict[str, Any], **more: Any) -> OptionArguments:

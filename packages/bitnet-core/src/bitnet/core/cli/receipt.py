@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from bitnet.core.cli.console import compile_progress, note, print_json, read_text, say
-from bitnet.core.cli.options import FileName, device_option, strict_option, utf8_text, verbose_option
+from bitnet.core.cli.options import FileName, ModelName, device_option, strict_option, utf8_text, verbose_option
 from bitnet.core.errors import InvalidInputError, ReceiptError, brief
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ def receipt() -> None:
     "-m",
     "--model",
     metavar="FILE",
-    type=FileName(),
+    type=ModelName(),
     help="Check that it was made with this model.  [default with --rerun: the one in this package, if it is that]",
 )
 @click.option("--prompt", metavar="TEXT|@FILE", callback=utf8_text, help="Check that this was asked (@-: stdin).")
@@ -53,7 +53,7 @@ def receipt() -> None:
 @verbose_option
 def verify(
     file: Path,
-    model: Path | None,
+    model: Path | str | None,
     prompt: str | None,
     system: str | None,
     answer: str | None,
@@ -74,6 +74,7 @@ def verify(
     bitnet receipt verify run.json -m model.gguf --prompt @prompt.txt --rerun
     """
     from bitnet.core import receipts
+    from bitnet.core.hub import local_path
 
     if again and prompt is None:
         raise click.UsageError("--rerun needs what was asked: the receipt has only its hash. Give it with --prompt.")
@@ -81,6 +82,7 @@ def verify(
         raise click.UsageError("--device is for --rerun.")
     if system is not None and prompt is None:
         raise click.UsageError("--system goes with --prompt.")
+    model = None if model is None else local_path(model, tell=note)
     document = receipts.load(file)
     receipts.verify(document)  # of the right form before it is looked into
     asked, answered = _asked(document, prompt, system), _answered(document, answer)

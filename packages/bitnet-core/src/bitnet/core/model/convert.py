@@ -24,6 +24,7 @@ def convert_model(
     target: str | Path,
     *,
     i2s_layout: I2SLayout = "official",
+    name: str | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> None:
     """Convert a model to a GGUF file with I2_S weights.
@@ -33,6 +34,7 @@ def convert_model(
             GGUF file whose ternary weights have another encoding or I2_S layout.
         target: The file to write; whole or not at all.
         i2s_layout: Layout of I2_S tensors in a GGUF source.
+        name: What the new file calls the model; None: the folder's name, or what the GGUF source calls it.
         progress: Called with bytes written and in all.
 
     Raises:
@@ -45,6 +47,8 @@ def convert_model(
         raise InvalidInputError(f"{target} is the model to convert; name another file to write.")
     model = None if source.is_dir() else open_model(source, i2s_layout=i2s_layout)
     metadata, tensors = read_folder(source) if model is None else _read_gguf(model)
+    if name is not None:
+        metadata["general.name"] = name
     try:
         write_gguf(target, metadata, tensors, progress=progress, check=partial(_check, source))
     except BitNetError:

@@ -1,0 +1,98 @@
+"""What the hub's cache on this disk holds."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from bitnet.core.errors import BitNetError
+from bitnet.core.gguf import GGUFFile
+from bitnet.core.hub.choice import RemoteFile, choose
+from bitnet.core.hub.errors import HubNotInstalledError, ModelNotFoundError
+from bitnet.core.hub.names import HubName
+from bitnet.core.hub.remote import BRANCH, library
+
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+
+
+def cache_folder() -> Path:
+    """The cache: ``HF_HUB_CACHE``, else ``HF_HOME/hub``, else ``~/.cache/huggingface/hub``."""
+    library()
+    from huggingface_hub import constants
+
+    return Path(constants.HF_HUB_CACHE)
+
+
+def model_folder(repo: str) -> Path:
+    """A model's folder in the cache, there or not."""
+    return cache_folder() / f"models--{repo.replace('/', '--')}"
+
+
+@dataclass(frozen=True, slots=True)
+class CachedModel:
+    """A GGUF file in the cache.
+
+    Attributes:
+        file: Its path in the repository.
+        family: The architecture that it names, such as ``bitnet-b1.58``; None: it cannot be read.
+    """
+
+    repo: str
+    file: str
+    size: int
+    path: Path
+    family: str | None
+
+
+def models() -> list[CachedModel]:
+    """Every GGUF file in the cache, by name; of several versions of one, those that are there."""
+    found = []
+    for repo in repos():
+        snapshots, seen = model_folder(repo) / "snapshots", set()
+        for path in sorted(snapshots.glob("*/**/*.gguf")):
+            if path.is_file() and (blob := path.resolve()) not in seen:
+                seen.add(blob)
+                file = path.relative_to(snapshots).as_posix().partition("/")[2]
+                found.append(CachedModel(repo, file, path.stat().st_size, path, _family(path)))
+    return found
+
+
+def _family(path: Path) -> str | None:
+    try:
+        family = GGUFFile(path).metadata.get("general.architecture")
+    except BitNetError:
+        return None
+    return family if isinstance(family, str) else None
+
+
+def repos() -> list[str]:
+    """Names of the models that have a folder in the cache, in order; from names of folders alone, so it is quick."""
+    try:
+        folders = [path.name.split("--") for path in cache_folder().glob("models--*--*") if path.is_dir()]
+    except HubNotInstalledError:
+        return []
+    return sorted(f"{parts[1]}/{parts[2]}" for parts in folders if len(parts) == 3)
+
+
+def find(name: HubName) -> Path | None:
+    """The file in the cache that a name stands for, chosen among those that are there; None: there is none."""
+    snapshot = _snapshot(name.repo)
+    if snapshot is None:
+        return None
+    paths = {path.relative_to(snapshot).as_posix(): path for path in snapshot.rglob("*.gguf") if path.is_file()}
+    try:
+        choice = choose(name, [RemoteFile(path, paths[path].stat().st_size) for path in sorted(paths)])
+    except ModelNotFoundError:
+        return None
+    return None if choice is None else paths[choice.file.path]
+
+
+def _snapshot(repo: str) -> Path | None:
+    folder = model_folder(repo)
+    try:
+        commit = (folder / "refs" / BRANCH).read_text(encoding="ascii").strip()
+    except (OSError, ValueError):
+        return None
+    snapshot = folder / "snapshots" / commit
+    return snapshot if _COMMIT.fullmatch(commit) and snapshot.is_dir() else None

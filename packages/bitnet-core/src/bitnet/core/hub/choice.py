@@ -1,0 +1,125 @@
+"""Which file of a repository to take, judged by names and sizes.
+
+Devices compute with I2_S, so files of other ternary encodings are transcoded when they are read, and blocks with
+different scales run on CPUs only. Files of floats are rounded when they are read: they give the same model from many
+times the bytes. Among files of one encoding the smallest is taken.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from bitnet.core.errors import InvalidInputError
+from bitnet.core.hub.errors import ModelNotFoundError
+from bitnet.core.hub.names import HubName
+from bitnet.core.support import system
+
+REASONS = {
+    "i2_s": "I2_S is what devices compute with",
+    "tq2_0": "TQ2_0 is ternary, and read into I2_S",
+    "tq1_0": "TQ1_0 is ternary, and read into I2_S",
+    "q2_0": "Q2_0 is ternary with a scale for each group, which CPUs run",
+    "": "its name does not tell the encoding",
+    "bf16": "its floats are rounded to ternary weights when they are read",
+    "f16": "its floats are rounded to ternary weights when they are read",
+    "f32": "its floats are rounded to ternary weights when they are read",
+}
+"""Encodings that run, best first, as names of files spell them, and what speaks for each."""
+_RANK = {encoding: rank for rank, encoding in enumerate(REASONS)}
+_ENCODING = re.compile(r"(?<![a-z0-9])(i2_s|bf16|f16|f32|tl[12]|(?:tq|iq|q)[1-8](?:_[a-z0-9]+)*)(?![a-z0-9])")
+_PART_OF_SEVERAL = re.compile(r"-\d{5}-of-\d{5}$")
+_NO_MODEL = re.compile(r"(?<![a-z])(mmproj|imatrix)(?![a-z])")
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteFile:
+    """A file of a repository.
+
+    Attributes:
+        path: Where it stands in the repository.
+        size: Bytes.
+        sha256: Of its bytes, in hex; None where git itself keeps the file.
+        git_sha1: Name of git's blob, in hex; None where it is unknown.
+    """
+
+    path: str
+    size: int
+    sha256: str | None = None
+    git_sha1: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A file, and why it was chosen, as the end of a sentence; empty where nothing was to choose."""
+
+    file: RemoteFile
+    why: str
+
+
+def encoding(path: str) -> str:
+    """The encoding in a file's name, in lower case: ``i2_s``, ``q4_k_m``; empty where it tells none."""
+    found = _ENCODING.findall(_stem(path))
+    return found[-1] if found else ""
+
+
+def choose(name: HubName, files: Sequence[RemoteFile]) -> Choice | None:
+    """The file that a name stands for; None: no file was named, and there is no GGUF file.
+
+    Raises:
+        ModelNotFoundError: No file is of that name or encoding, or none of them runs.
+        InvalidInputError: The file that is named is no GGUF file, or a part of one.
+    """
+    models = [file for file in files if file.path.lower().endswith(".gguf") and not _NO_MODEL.search(_stem(file.path))]
+    if name.file is not None:
+        models = _named(name, models, files)
+    elif not models:
+        return None
+    fit = [file for file in models if encoding(file.path) in _RANK and not _is_part(file.path)]
+    if name.file is not None and len(models) == 1:
+        return Choice(models[0], "")
+    if not fit:
+        raise ModelNotFoundError(
+            f"{name} has no GGUF file that bitnet runs: {_listed(models)}.",
+            hint="It runs I2_S, TQ2_0, TQ1_0, Q2_0, F16, BF16 and F32 in one file; name one after a colon to insist.",
+        )
+    room = system.memory_total()
+    best = min(fit, key=lambda file: (file.size > room, _RANK[encoding(file.path)], file.size, file.path))
+    return Choice(best, _why(best, fit, room) if len(fit) > 1 else "")
+
+
+def _named(name: HubName, models: list[RemoteFile], files: Sequence[RemoteFile]) -> list[RemoteFile]:
+    assert name.file is not None
+    if found := [file for file in files if file.path == name.file]:
+        if found[0] not in models:
+            raise InvalidInputError(f"{name.file} of {name.repo} is no GGUF file.")
+        if _is_part(name.file):
+            raise InvalidInputError(f"{name.file} is one part of a model in several files, which bitnet does not read.")
+        return found
+    tag = name.file.lower()
+    if found := [file for file in models if tag == encoding(file.path) and not _is_part(file.path)]:
+        return found
+    known = f"it has {_listed(models)}" if models else "it has no GGUF file"
+    raise ModelNotFoundError(f"{name.repo} has no file and no encoding {name.file!r}; {known}.")
+
+
+def _why(best: RemoteFile, fit: list[RemoteFile], room: int) -> str:
+    chosen = encoding(best.path)
+    alike = [file for file in fit if encoding(file.path) == chosen]
+    why = REASONS[chosen] + (", and it is the smallest of these" if len(alike) > 1 else "")
+    larger = [file for file in fit if file.size > room >= best.size]
+    return f"{why}; {_listed(larger)} would not fit in memory" if larger else why
+
+
+def _is_part(path: str) -> bool:
+    return bool(_PART_OF_SEVERAL.search(_stem(path)))
+
+
+def _stem(path: str) -> str:
+    return path.lower().rpartition("/")[2].removesuffix(".gguf")
+
+
+def _listed(files: Sequence[RemoteFile], most: int = 8) -> str:
+    names = [file.path for file in files[:most]]
+    return ", ".join(names) + (f" and {len(files) - most} more" if len(files) > most else "")

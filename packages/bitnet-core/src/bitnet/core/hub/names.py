@@ -1,0 +1,67 @@
+"""Names of models on the hub: ``ORG/NAME``, and ``ORG/NAME:FILE`` for one file of several."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from bitnet.core.errors import InvalidInputError, brief
+
+PREFIX = "hf:"
+"""What a name begins with where the path of a file could stand as well."""
+
+_PART = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9._-]*[A-Za-z0-9_])?")
+_LONGEST = 96
+"""Characters of ``ORG/NAME``; the hub's own bound."""
+
+
+@dataclass(frozen=True, slots=True)
+class HubName:
+    """A model on the hub.
+
+    Attributes:
+        repo: ``ORG/NAME``.
+        file: A file's path in it (``model-i2_s.gguf``), or an encoding (``i2_s``); None: the one that runs best here.
+    """
+
+    repo: str
+    file: str | None = None
+
+    def __str__(self) -> str:
+        return self.repo if self.file is None else f"{self.repo}:{self.file}"
+
+
+def parse(text: str) -> HubName:
+    """Read ``ORG/NAME`` or ``ORG/NAME:FILE``, with or without ``hf:`` before it.
+
+    Raises:
+        InvalidInputError: It is none: a URL, a path, or a part with characters that the hub allows in no name.
+    """
+    repo, colon, file = text.removeprefix(PREFIX).partition(":")
+    parts = repo.split("/")
+    if len(parts) != 2 or not all(map(_PART.fullmatch, parts)) or len(repo) > _LONGEST:
+        raise _wrong(text)
+    if any(bad in repo for bad in ("--", "..")) or repo.endswith(".git"):
+        raise _wrong(text)
+    if not colon:
+        return HubName(repo)
+    if not is_file_name(file):
+        raise InvalidInputError(
+            f"{brief(file)} is no file of a model on the hub.",
+            hint="Name a path in its repository, such as model-i2_s.gguf, or an encoding, such as i2_s.",
+        )
+    return HubName(repo, file)
+
+
+def is_file_name(path: str) -> bool:
+    """Whether a path stays inside its repository on every system, and a terminal can show it."""
+    if not path or not path.isprintable() or any(c in path for c in '\\:*?"<>|'):
+        return False
+    return not any(part in ("", ".", "..") or part.endswith((".", " ")) for part in path.split("/"))
+
+
+def _wrong(text: str) -> InvalidInputError:
+    return InvalidInputError(
+        f"{brief(text)} is no name of a model on the hub.",
+        hint="Write hf:ORG/NAME or hf:ORG/NAME:FILE; HF_ENDPOINT names another hub than huggingface.co.",
+    )

@@ -1,0 +1,78 @@
+"""From a name to a file on this disk."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+from bitnet.core.errors import InvalidInputError
+from bitnet.core.hub import cached
+from bitnet.core.hub.choice import choose
+from bitnet.core.hub.download import fetch
+from bitnet.core.hub.errors import ConversionNeededError, ModelNotFoundError
+from bitnet.core.hub.names import HubName
+from bitnet.core.hub.remote import Listing, library, listing
+from bitnet.core.support.log import logger
+from bitnet.core.support.units import size
+
+_TO_CONVERT = re.compile(
+    r"(config|generation_config|tokenizer|tokenizer_config|added_tokens)\.json|tokenizer\.model|chat_template\.jinja"
+    r"|[^/]+\.safetensors|model\.safetensors\.index\.json"
+)
+"""Files that ``bitnet convert`` reads of a folder."""
+
+
+def locate(name: HubName, *, update: bool = False, tell: Callable[[str], None] = logger.info) -> Path:
+    """A model's GGUF file in the cache; downloaded if it is not there.
+
+    Args:
+        update: Ask the hub for a newer one also where the cache has it, unless ``HF_HUB_OFFLINE`` is set.
+        tell: Called with the file that was chosen and why, before it is downloaded.
+
+    Raises:
+        HubError: It cannot be had; :mod:`bitnet.core.hub.errors` has the kinds.
+    """
+    found = cached.find(name)
+    if found is not None and (not update or _offline()):
+        return found
+    there = listing(name.repo)
+    choice = choose(name, there.files)
+    if choice is None:
+        raise _without_gguf(name, there)
+    tell(f"{name.repo}: {choice.file.path}, {size(choice.file.size)}{': ' if choice.why else ''}{choice.why}")
+    return fetch(there, [choice.file])[0]
+
+
+def weights_folder(name: HubName) -> Path:
+    """The folder in the cache of a model's safetensors, configuration and tokenizer, as ``bitnet convert`` takes it.
+
+    Raises:
+        HubError: It cannot be had, or has none.
+        InvalidInputError: The name has a file.
+    """
+    if name.file is not None:
+        raise InvalidInputError(f"{name} names one file; to convert a model, name it alone: hf:{name.repo}.")
+    there = listing(name.repo)
+    files = [file for file in there.files if _TO_CONVERT.fullmatch(file.path)]
+    if not any(file.path.endswith(".safetensors") for file in files):
+        raise ModelNotFoundError(f"{name.repo} has no safetensors to convert.")
+    return fetch(there, files)[0].parent
+
+
+def _without_gguf(name: HubName, there: Listing) -> ConversionNeededError | ModelNotFoundError:
+    weights = [file for file in there.files if file.path.endswith(".safetensors")]
+    if not weights:
+        return ModelNotFoundError(f"{name.repo} has no GGUF file.")
+    target = f"{name.repo.rpartition('/')[2]}.gguf"
+    return ConversionNeededError(
+        f"{name.repo} has no GGUF file, only safetensors of {size(sum(file.size for file in weights))}.",
+        hint=f"Fetch and convert them: bitnet convert hf:{name.repo} {target}",
+    )
+
+
+def _offline() -> bool:
+    library()
+    from huggingface_hub import constants
+
+    return bool(constants.HF_HUB_OFFLINE)
