@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from bitnet.core.engine import GenerationOptions, Update
-from bitnet.core.engine.worker import Ticket, Worker
+from bitnet.core.engine.ticket import Ticket
+from bitnet.core.engine.worker import Worker
 from bitnet.core.errors import BitNetError, DeviceLostError, InvalidInputError, QueueFullError
 
 MakeRig = Callable[..., Any]

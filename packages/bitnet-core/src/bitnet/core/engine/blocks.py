@@ -122,9 +122,13 @@ class BlockTable:
 
     def _chain(self, tokens: Sequence[int]) -> Iterator[bytes]:
         """Digests of the full blocks of ``tokens`` after those already known."""
-        size, known = self._block_size, len(self._digests)
-        digest = self._digests[-1] if known else b""
-        for end in range((known + 1) * size, len(tokens) + 1, size):
-            content = np.asarray(tokens[end - size : end], np.int32).tobytes()
-            digest = hashlib.blake2b(digest + content, digest_size=16).digest()
-            yield digest
+        return prefix_digests(tokens, self._block_size, self._digests)
+
+
+def prefix_digests(tokens: Sequence[int], block_size: int, known: Sequence[bytes] = ()) -> Iterator[bytes]:
+    """The names of the full blocks of ``tokens``, without the first ones, which are ``known``."""
+    digest = known[-1] if known else b""
+    for end in range((len(known) + 1) * block_size, len(tokens) + 1, block_size):
+        content = np.asarray(tokens[end - block_size : end], np.int32).tobytes()
+        digest = hashlib.blake2b(digest + content, digest_size=16).digest()
+        yield digest

@@ -6,6 +6,7 @@ import itertools
 import secrets
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from numbers import Integral
 
 import numpy as np
@@ -39,6 +40,7 @@ class Engine:
         text: Makes the decoder of the text that continues a prompt.
         device: The device's name, for errors.
         check: Called after each step; raises where the weights that were read are not the model's any more.
+        first: A context for the first step, in which drivers do what they have put off.
     """
 
     def __init__(
@@ -53,6 +55,7 @@ class Engine:
         text: Callable[[Sequence[int]], TextStream],
         device: str,
         check: Callable[[], None] = lambda: None,
+        first: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> None:
         if context > limits.max_blocks * kv.block_size or limits.max_blocks > kv.num_blocks:
             raise InvalidInputError(f"a context of {context} does not fit {limits} and {kv.num_blocks} KV blocks.")
@@ -60,8 +63,8 @@ class Engine:
             raise InvalidInputError(f"each sequence of a step needs a token and a row: {limits}.")
         self.context, self.kv, self.limits = context, kv, limits
         self._executable, self._layout, self._block_size = executable, StepLayout(limits), kv.block_size
-        self._vocab_size, self._eos, self._text, self._device = vocab_size, eos, text, device
-        self._check_weights = check
+        self._vocab_size, self._eos, self._text, self.device = vocab_size, eos, text, device
+        self._check_weights, self._around = check, first
         self._scheduler = Scheduler(limits, kv.num_blocks, kv.block_size)
         self._numbers = itertools.count()
         self._siblings: dict[TokenSequence, tuple[TokenSequence, ...]] = {}
@@ -77,6 +80,11 @@ class Engine:
     def pool(self) -> BlockPool:
         """The blocks of the KV cache; for reading."""
         return self._scheduler.pool
+
+    def cached(self, digests: Sequence[bytes]) -> int:
+        """Positions in the cache of a prompt whose blocks have these names. May be called from any thread."""
+        find = self.pool.find
+        return self._block_size * next((i for i, digest in enumerate(digests) if find(digest) is None), len(digests))
 
     def prepare(
         self,
@@ -149,6 +157,8 @@ class Engine:
         if self._failure is not None:
             raise self._failure
         first, *others = sequences
+        for sequence in sequences:
+            sequence.device = self.device
         self._scheduler.add([first])
         if others:
             self._siblings[first] = tuple(others)
@@ -188,6 +198,15 @@ class Engine:
         self._release_siblings(sequence)
         return sequence.end("cancelled")
 
+    def surrender(self) -> list[tuple[TokenSequence, ...]]:
+        """Give up all sequences after a step has failed: groups as :meth:`add` of another engine takes them.
+
+        They are in order of arrival. What they have generated stays; the other engine computes their cache anew.
+        """
+        groups = [(first, *self._siblings.pop(first, ())) for first in self._scheduler.sequences]
+        self._scheduler.forget()
+        return groups
+
     def _run(self, plan: Plan) -> list[Update]:
         wanted = any(item.rows and item.sequence.needs_logits for item in plan.work)
         step = Step(
@@ -205,16 +224,18 @@ class Engine:
             block_size=self._block_size,
             logits=wanted,
         )
-        tokens = self._executable.run(step, plan.repeat)
+        with self._around():
+            tokens = self._executable.run(step, plan.repeat)
+        self._around = nullcontext
         self._check_weights()
         if (tokens == NO_TOKEN).any():
             raise DeviceError(
                 "it computed logits that are not numbers (NaN): weights of the model are damaged, or overflow.",
-                device=self._device,
+                device=self.device,
                 hint="Check the model file (bitnet inspect), and the device with another one (--device cpu).",
             )
         if tokens.size and tokens.view(np.uint32).max() >= self._vocab_size:  # or below 0
-            raise DeviceError(f"it sampled a token outside of the vocabulary: {tokens.tolist()}.", device=self._device)
+            raise DeviceError(f"it sampled a token outside of the vocabulary: {tokens.tolist()}.", device=self.device)
         logits = self._executable.read("logits", step.rows) if wanted else None
         return self._deliver(plan, tokens, logits)
 

@@ -80,6 +80,13 @@ class Scheduler:
         else:
             self._waiting.remove(sequence)
 
+    def forget(self) -> None:
+        """Give up all sequences; those that ran have nothing in a cache any more, and the books here are void."""
+        for sequence in self._running:
+            sequence.table, sequence.computed = None, 0
+        self._running.clear()
+        self._waiting.clear()
+
     def plan(self, max_repeat: int = 1) -> Plan | None:
         """The next step, its tokens already counted as computed; None where there is nothing to do.
 

@@ -37,7 +37,7 @@ class TokenSequence(ABC):
         tokens: The prompt, and what was generated.
         computed: Positions in the cache; the scheduler moves it.
         table: Blocks of the cache; the scheduler fills it.
-        scheduled: Whether a step of it has run.
+        device: Name of the device whose engine has it.
     """
 
     def __init__(self, number: int, tokens: Sequence[int]) -> None:
@@ -45,6 +45,7 @@ class TokenSequence(ABC):
         self.tokens = list(tokens)
         self.computed = 0
         self.table: BlockTable | None = None
+        self.device = ""
         self.finished = False
 
     @property
@@ -124,6 +125,7 @@ class Generation(TokenSequence):
         self._started: float | None = None
         self._cached = 0
         self._times: list[float] = []
+        self._devices: list[str] = []
 
     @property
     def _generated(self) -> int:
@@ -155,6 +157,8 @@ class Generation(TokenSequence):
         return self._most - self._generated
 
     def started(self, cached: int) -> None:
+        if self.device not in self._devices:
+            self._devices.append(self.device)
         if self._started is None:
             self._started, self._cached = self._clock() - self._submitted, cached
 
@@ -238,6 +242,7 @@ class Generation(TokenSequence):
             seed=self._params.seed,
             timings=timings,
             options=self._options,
+            devices=tuple(self._devices),
         )
         return Update(self.number, chunk, completion)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING
 
 from bitnet.core.engine.engine import Engine
@@ -53,9 +55,16 @@ def cache_blocks(config: ModelConfig, *, context: int, max_seqs: int, kv_dtype: 
 
 
 def open_engine(
-    file: ModelFile, device: Device, *, context: int | None, kv_dtype: KVDtype, max_seqs: int, step_tokens: int
+    file: ModelFile,
+    device: Device,
+    *,
+    context: int | None,
+    kv_dtype: KVDtype,
+    max_seqs: int,
+    step_tokens: int,
+    first: Callable[[], AbstractContextManager[None]] = nullcontext,
 ) -> tuple[Engine, Executable]:
-    """Compile a model for a device.
+    """Compile a model for a device. ``first`` is a context for the first step.
 
     Raises:
         InvalidInputError: ``context``, ``max_seqs`` or ``step_tokens`` is out of range.
@@ -102,5 +111,6 @@ def open_engine(
         text=lambda prompt: StreamDecoder(tokenizer, after=prompt),
         device=device.info.name,
         check=lambda: file.gguf.check() if file.gguf.lost else None,
+        first=first,
     )
     return engine, executable
