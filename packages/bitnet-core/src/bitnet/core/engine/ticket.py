@@ -5,7 +5,7 @@ from __future__ import annotations
 import queue
 from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from bitnet.core.engine.results import Update
 from bitnet.core.engine.sequence import TokenSequence
@@ -13,16 +13,27 @@ from bitnet.core.engine.sequence import TokenSequence
 if TYPE_CHECKING:
     import asyncio
 
-    from bitnet.core.engine.worker import Worker
-
 WAIT_SECONDS = 0.5
 """Seconds between checks for a signal where the platform cannot interrupt a wait."""
+
+
+class Owner(Protocol):
+    """What a ticket asks of the worker that gave it."""
+
+    @property
+    def elsewhere(self) -> bool: ...
+
+    def check_here(self) -> None: ...
+
+    def cancel(self, sequence: TokenSequence) -> None: ...
+
+    def end(self) -> BaseException: ...
 
 
 class Ticket:
     """A caller's end of one sequence: its updates, as they come, for a thread or for a task of an event loop."""
 
-    def __init__(self, worker: Worker, sequence: TokenSequence) -> None:
+    def __init__(self, worker: Owner, sequence: TokenSequence) -> None:
         self._worker = worker
         self._news: queue.SimpleQueue[Update | None] = queue.SimpleQueue()
         self._waiting: asyncio.Future[None] | None = None
