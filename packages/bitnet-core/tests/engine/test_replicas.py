@@ -46,7 +46,7 @@ def held(worker: Worker) -> Iterator[None]:
     opened = threading.Event()
     for replica in worker.replicas:
         engine: Any = replica.engine
-        engine.step = lambda step=engine.step: opened.wait(60) and step()
+        engine.launch = lambda launch=engine.launch: opened.wait(60) and launch()
     try:
         yield
     finally:

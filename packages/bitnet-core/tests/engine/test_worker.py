@@ -33,13 +33,13 @@ def gate(monkeypatch: pytest.MonkeyPatch) -> Callable[[Worker], AbstractContextM
 
     @contextmanager
     def closed(worker: Worker) -> Iterator[None]:
-        opened, step = threading.Event(), worker.engine.step
+        opened, launch = threading.Event(), worker.engine.launch
 
         def wait() -> Any:
             assert opened.wait(60)
-            return step()
+            return launch()
 
-        monkeypatch.setattr(worker.engine, "step", wait)
+        monkeypatch.setattr(worker.engine, "launch", wait)
         try:
             yield
         finally:

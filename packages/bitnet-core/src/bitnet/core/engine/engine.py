@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import itertools
 import secrets
+import threading
 import time
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from numbers import Integral
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
+from bitnet.core.engine.ahead import Ahead
 from bitnet.core.engine.blocks import BlockPool
 from bitnet.core.engine.constraint import Constraint
 from bitnet.core.engine.options import GenerationOptions
@@ -29,8 +32,16 @@ MAX_REPEAT = 16
 """Tokens a step at most: what is generated past a stop rule is thrown away."""
 
 
+Result: TypeAlias = "tuple[npt.NDArray[np.int32], npt.NDArray[np.float32] | None]"
+"""Tokens that a step sampled, ``int32[repeat, rows]``, and its logits, ``float32[rows, vocab]``, where needed."""
+
+
 class Engine:
     """Runs many sequences through one executable. Not thread-safe but for the ``prepare`` methods.
+
+    A step has three parts, which a worker runs in turns with those of the next step, so that the host works while the
+    device does: :meth:`launch` plans it and begins it, :meth:`wait` takes in its tokens, and :meth:`news` makes text
+    of them after the next step was launched.
 
     Args:
         executable: Of a program as :func:`bitnet.core.model.program.build_program` makes it.
@@ -70,11 +81,14 @@ class Engine:
         self._siblings: dict[TokenSequence, tuple[TokenSequence, ...]] = {}
         self._token_seconds = BURST_SECONDS
         self._failure: BaseException | None = None
+        self._ahead: Ahead[Result] = Ahead(f"bitnet-step-{device}")
+        self._running: tuple[Plan, Callable[[], Result]] | None = None
+        self._told_late: list[TokenSequence] = []  # those with news
 
     @property
     def busy(self) -> bool:
-        """Whether :meth:`step` has something to do."""
-        return bool(self._scheduler.sequences)
+        """Whether there is a step to run, or something to tell."""
+        return self._scheduler.busy or bool(self._told_late)
 
     @property
     def pool(self) -> BlockPool:
@@ -164,27 +178,71 @@ class Engine:
             self._siblings[first] = tuple(others)
 
     def step(self) -> list[Update]:
-        """Run one step and say what is new. Where this raises, the engine is unusable and its sequences are lost.
+        """Run one step and say what is new: :meth:`launch`, :meth:`wait` and :meth:`news`, with nothing in between.
 
         Raises:
             DeviceError: The device failed.
             ModelFileError: The file that weights are read from was cut short.
         """
-        if self._failure is not None:
-            raise self._failure
-        try:
-            began = time.perf_counter()
-            repeat = max(1, min(MAX_REPEAT, int(BURST_SECONDS / self._token_seconds)))
-            plan = self._scheduler.plan(repeat)
+        self.launch()
+        self.wait()
+        return self.news()
+
+    def launch(self) -> None:
+        """Plan the next step and begin it, unless one runs or there is nothing to do.
+
+        While there are news to tell, the step runs in a thread of its own; else :meth:`wait` runs it. Where this,
+        :meth:`wait` or :meth:`news` raises, the engine is unusable and its sequences are lost.
+        """
+        with self._fails():
+            if self._running is not None:
+                return
+            plan = self._scheduler.plan(max(1, min(MAX_REPEAT, int(BURST_SECONDS / self._token_seconds))))
             if plan is None:
-                return []
-            updates = self._run(plan)
-            if all(item.count == 1 for item in plan.work):
-                self._token_seconds = (time.perf_counter() - began) / plan.repeat
+                return
+            compute = self._prepared(plan)
+            if self._told_late:
+                self._ahead.begin(compute)
+                self._running = plan, self._ahead.result
+            else:
+                self._running = plan, compute
+
+    def wait(self) -> None:
+        """Wait for the step that was launched, if there is one, and take in its tokens. What it failed with is raised.
+
+        The news of the step before have been told by then.
+        """
+        if self._running is None:
+            return
+        with self._fails():
+            assert not self._told_late
+            (plan, result), self._running = self._running, None
+            self._accept(plan, *result())
+
+    def news(self) -> list[Update]:
+        """What is new since this was asked last. It may be asked while the next step runs.
+
+        A sequence that a stop string ends here takes part in a step that runs in vain; what it gives is thrown away.
+        """
+        with self._fails():
+            sequences, self._told_late = self._told_late, []
+            updates = []
+            for sequence in sequences:
+                ended = sequence.finished
+                update = sequence.news()
+                if sequence.finished and not ended:
+                    self._scheduler.remove(sequence)
+                if update is not None:
+                    updates.append(update)
             return updates
-        except BaseException as error:
-            self._failure = error
-            raise
+
+    def close(self) -> None:
+        """Wait for the step that runs and end its thread."""
+        self._ahead.close()
+
+    def runs(self, thread: threading.Thread) -> bool:
+        """Whether steps run in that thread."""
+        return thread is self._ahead.thread
 
     def cancel(self, sequence: TokenSequence) -> Update | None:
         """End a sequence where it is; None where it has ended already."""
@@ -196,7 +254,19 @@ class Engine:
                 return sequence.end("cancelled")
         self._scheduler.remove(sequence)
         self._release_siblings(sequence)
+        self._told_late = [s for s in self._told_late if s is not sequence]
         return sequence.end("cancelled")
+
+    @contextmanager
+    def _fails(self) -> Iterator[None]:
+        """Remembers what is raised inside, and raises it again the next time."""
+        if self._failure is not None:
+            raise self._failure
+        try:
+            yield
+        except BaseException as error:
+            self._failure = error
+            raise
 
     def surrender(self) -> list[tuple[TokenSequence, ...]]:
         """Give up all sequences after a step has failed: groups as :meth:`add` of another engine takes them.
@@ -207,7 +277,8 @@ class Engine:
         self._scheduler.forget()
         return groups
 
-    def _run(self, plan: Plan) -> list[Update]:
+    def _prepared(self, plan: Plan) -> Callable[[], Result]:
+        """The step of a plan, ready to run: the device's part, which touches nothing of the engine's books."""
         wanted = any(item.rows and item.sequence.needs_logits for item in plan.work)
         step = Step(
             self._layout,
@@ -224,9 +295,15 @@ class Engine:
             block_size=self._block_size,
             logits=wanted,
         )
+        return lambda: self._compute(step, plan.repeat, wanted)
+
+    def _compute(self, step: Step, repeat: int, wanted: bool) -> Result:
+        began = time.perf_counter()
         with self._around():
-            tokens = self._executable.run(step, plan.repeat)
+            tokens = self._executable.run(step, repeat)
         self._around = nullcontext
+        if step.tokens == step.seqs:
+            self._token_seconds = (time.perf_counter() - began) / repeat
         self._check_weights()
         if (tokens == NO_TOKEN).any():
             raise DeviceError(
@@ -236,28 +313,25 @@ class Engine:
             )
         if tokens.size and tokens.view(np.uint32).max() >= self._vocab_size:  # or below 0
             raise DeviceError(f"it sampled a token outside of the vocabulary: {tokens.tolist()}.", device=self.device)
-        logits = self._executable.read("logits", step.rows) if wanted else None
-        return self._deliver(plan, tokens, logits)
+        return tokens, self._executable.read("logits", step.rows) if wanted else None
 
-    def _deliver(
-        self, plan: Plan, tokens: npt.NDArray[np.int32], logits: npt.NDArray[np.float32] | None
-    ) -> list[Update]:
-        updates = []
-        row = 0
+    def _accept(self, plan: Plan, tokens: npt.NDArray[np.int32], logits: npt.NDArray[np.float32] | None) -> None:
+        """Bring a step's tokens into the books, as far as the next step depends on them."""
+        sampled, row = tokens.T.tolist(), 0
         for item in plan.work:
             if not item.rows:
                 continue
             sequence, rows = item.sequence, slice(row, row + len(item.rows))
             row = rows.stop
+            if sequence.finished:  # while the step ran
+                continue
             seen = logits[rows] if logits is not None and sequence.needs_logits else None
-            update = sequence.accept(tokens[:, rows.start].tolist(), seen)
+            sequence.accept(sampled[rows.start], seen)
             sequence.computed += plan.repeat - 1  # of a repeated step, every token but the last was fed as well
             self._release_siblings(sequence)
             if sequence.finished:
                 self._scheduler.remove(sequence)
-            if update is not None:
-                updates.append(update)
-        return updates
+            self._told_late.append(sequence)
 
     def _release_siblings(self, first: TokenSequence) -> None:
         self._scheduler.add(self._siblings.pop(first, ()), first=True)

@@ -65,6 +65,11 @@ class Scheduler:
         """All that run or wait."""
         return (*self._running, *self._waiting)
 
+    @property
+    def busy(self) -> bool:
+        """Whether any run or wait."""
+        return bool(self._running or self._waiting)
+
     def add(self, sequences: Iterable[TokenSequence], *, first: bool = False) -> None:
         """Queue sequences, at the head of the queue where ``first``."""
         if first:

@@ -182,7 +182,8 @@ class Worker:
     @property
     def runs_this(self) -> bool:
         """Whether the caller is a thread that steps an engine; it cannot wait for its own end."""
-        return any(threading.current_thread() is replica.thread for replica in self.replicas)
+        thread = threading.current_thread()
+        return any(thread is replica.thread or replica.engine.runs(thread) for replica in self.replicas)
 
     def close(self) -> None:
         """Finish the steps that run and end every request with an error. Closing twice is allowed."""
@@ -226,12 +227,16 @@ class Worker:
         self._changed.notify_all()
 
     def _loop(self, replica: Replica) -> None:
+        engine = replica.engine
         try:
             while self._take_in(replica):
-                self._deliver(replica, replica.engine.step())
+                engine.launch()
+                self._deliver(replica, engine.news())  # of the step before, while this one runs
+                engine.wait()
         except BaseException as error:
             if not self._passed_on(replica, error):
                 self._stop(error)
+        engine.close()
         with self._changed:
             tickets = [self._tickets.pop(number) for number in replica.held]
             replica.held.clear()
