@@ -15,6 +15,7 @@ import pstats
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -110,8 +111,8 @@ def main() -> None:
         worker = Worker(engine_over(device, given.streams))
         profile = cProfile.Profile()
         if given.profile:
-            step = worker.engine.step
-            worker.engine.step = lambda step=step, run=profile.runcall: run(step)  # type: ignore[method-assign, misc]
+            engine: Any = worker.engine
+            engine.advance = partial(profile.runcall, engine.advance)
         spent = time.process_time()
         seconds, tokens = serve(worker, given.streams, options)
         spent = time.process_time() - spent

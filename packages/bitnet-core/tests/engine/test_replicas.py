@@ -46,7 +46,7 @@ def held(worker: Worker) -> Iterator[None]:
     opened = threading.Event()
     for replica in worker.replicas:
         engine: Any = replica.engine
-        engine.launch = lambda launch=engine.launch: opened.wait(60) and launch()
+        engine.advance = lambda deliver, advance=engine.advance: opened.wait(60) and advance(deliver)
     try:
         yield
     finally:

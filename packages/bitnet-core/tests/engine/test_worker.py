@@ -33,13 +33,13 @@ def gate(monkeypatch: pytest.MonkeyPatch) -> Callable[[Worker], AbstractContextM
 
     @contextmanager
     def closed(worker: Worker) -> Iterator[None]:
-        opened, launch = threading.Event(), worker.engine.launch
+        opened, advance = threading.Event(), worker.engine.advance
 
-        def wait() -> Any:
+        def wait(deliver: Any) -> None:
             assert opened.wait(60)
-            return launch()
+            advance(deliver)
 
-        monkeypatch.setattr(worker.engine, "launch", wait)
+        monkeypatch.setattr(worker.engine, "advance", wait)
         try:
             yield
         finally:

@@ -9,12 +9,11 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from numbers import Integral
-from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from bitnet.core.engine.ahead import Ahead
+from bitnet.core.engine.aside import Aside
 from bitnet.core.engine.blocks import BlockPool
 from bitnet.core.engine.constraint import Constraint
 from bitnet.core.engine.options import GenerationOptions
@@ -32,16 +31,11 @@ MAX_REPEAT = 16
 """Tokens a step at most: what is generated past a stop rule is thrown away."""
 
 
-Result: TypeAlias = "tuple[npt.NDArray[np.int32], npt.NDArray[np.float32] | None]"
-"""Tokens that a step sampled, ``int32[repeat, rows]``, and its logits, ``float32[rows, vocab]``, where needed."""
-
-
 class Engine:
     """Runs many sequences through one executable. Not thread-safe but for the ``prepare`` methods.
 
-    A step has three parts, which a worker runs in turns with those of the next step, so that the host works while the
-    device does: :meth:`launch` plans it and begins it, :meth:`wait` takes in its tokens, and :meth:`news` makes text
-    of them after the next step was launched.
+    Only what the next step depends on is done before that begins: a step's tokens are taken in, and it is looked for
+    stop tokens among them. Their text is made, and looked through for stop strings, while the device computes.
 
     Args:
         executable: Of a program as :func:`bitnet.core.model.program.build_program` makes it.
@@ -81,14 +75,13 @@ class Engine:
         self._siblings: dict[TokenSequence, tuple[TokenSequence, ...]] = {}
         self._token_seconds = BURST_SECONDS
         self._failure: BaseException | None = None
-        self._ahead: Ahead[Result] = Ahead(f"bitnet-step-{device}")
-        self._running: tuple[Plan, Callable[[], Result]] | None = None
-        self._told_late: list[TokenSequence] = []  # those with news
+        self._text_thread = Aside(f"bitnet-text-{device}")
+        self._untold: list[TokenSequence] = []  # those with news
 
     @property
     def busy(self) -> bool:
         """Whether there is a step to run, or something to tell."""
-        return self._scheduler.busy or bool(self._told_late)
+        return self._scheduler.busy or bool(self._untold)
 
     @property
     def pool(self) -> BlockPool:
@@ -178,71 +171,56 @@ class Engine:
             self._siblings[first] = tuple(others)
 
     def step(self) -> list[Update]:
-        """Run one step and say what is new: :meth:`launch`, :meth:`wait` and :meth:`news`, with nothing in between.
+        """Run one step and say what is new.
 
         Raises:
             DeviceError: The device failed.
             ModelFileError: The file that weights are read from was cut short.
         """
-        self.launch()
-        self.wait()
+        self.advance(lambda updates: None)
         return self.news()
 
-    def launch(self) -> None:
-        """Plan the next step and begin it, unless one runs or there is nothing to do.
+    def advance(self, deliver: Callable[[list[Update]], None]) -> None:
+        """Run one step; meanwhile, in another thread, make text of what the step before gave, and ``deliver`` it.
 
-        While there are news to tell, the step runs in a thread of its own; else :meth:`wait` runs it. Where this,
-        :meth:`wait` or :meth:`news` raises, the engine is unusable and its sequences are lost.
+        Where there is no step to run, that is done here. Where this raises, the engine is unusable and its sequences
+        are lost.
+
+        Raises:
+            DeviceError: The device failed. What the step before gave is delivered.
+            ModelFileError: The file that weights are read from was cut short.
         """
         with self._fails():
-            if self._running is not None:
-                return
             plan = self._scheduler.plan(max(1, min(MAX_REPEAT, int(BURST_SECONDS / self._token_seconds))))
             if plan is None:
+                deliver(self.news())
                 return
-            compute = self._prepared(plan)
-            if self._told_late:
-                self._ahead.begin(compute)
-                self._running = plan, self._ahead.result
+            step, wanted = self._prepared(plan)
+            if self._untold:
+                self._text_thread.begin(lambda: deliver(self.news()))
+                try:
+                    tokens, logits = self._compute(step, plan.repeat, wanted)
+                finally:
+                    self._text_thread.wait()
             else:
-                self._running = plan, compute
-
-    def wait(self) -> None:
-        """Wait for the step that was launched, if there is one, and take in its tokens. What it failed with is raised.
-
-        The news of the step before have been told by then.
-        """
-        if self._running is None:
-            return
-        with self._fails():
-            assert not self._told_late
-            (plan, result), self._running = self._running, None
-            self._accept(plan, *result())
+                tokens, logits = self._compute(step, plan.repeat, wanted)
+            self._accept(plan, tokens, logits)
 
     def news(self) -> list[Update]:
-        """What is new since this was asked last. It may be asked while the next step runs.
+        """What is new since this was asked last.
 
-        A sequence that a stop string ends here takes part in a step that runs in vain; what it gives is thrown away.
+        A sequence that a stop string ends here may take part in a step already; what that gives is thrown away.
         """
-        with self._fails():
-            sequences, self._told_late = self._told_late, []
-            updates = []
-            for sequence in sequences:
-                ended = sequence.finished
-                update = sequence.news()
-                if sequence.finished and not ended:
-                    self._scheduler.remove(sequence)
-                if update is not None:
-                    updates.append(update)
-            return updates
-
-    def close(self) -> None:
-        """Wait for the step that runs and end its thread."""
-        self._ahead.close()
-
-    def runs(self, thread: threading.Thread) -> bool:
-        """Whether steps run in that thread."""
-        return thread is self._ahead.thread
+        sequences, self._untold = self._untold, []
+        updates = []
+        for sequence in sequences:
+            ended = sequence.finished
+            update = sequence.news()
+            if sequence.finished and not ended:
+                self._scheduler.remove(sequence)
+            if update is not None:
+                updates.append(update)
+        return updates
 
     def cancel(self, sequence: TokenSequence) -> Update | None:
         """End a sequence where it is; None where it has ended already."""
@@ -254,8 +232,16 @@ class Engine:
                 return sequence.end("cancelled")
         self._scheduler.remove(sequence)
         self._release_siblings(sequence)
-        self._told_late = [s for s in self._told_late if s is not sequence]
+        self._untold = [s for s in self._untold if s is not sequence]
         return sequence.end("cancelled")
+
+    def close(self) -> None:
+        """End the thread that makes text."""
+        self._text_thread.close()
+
+    def works_in(self, thread: threading.Thread) -> bool:
+        """Whether text is made in that thread."""
+        return thread is self._text_thread.thread
 
     @contextmanager
     def _fails(self) -> Iterator[None]:
@@ -277,8 +263,8 @@ class Engine:
         self._scheduler.forget()
         return groups
 
-    def _prepared(self, plan: Plan) -> Callable[[], Result]:
-        """The step of a plan, ready to run: the device's part, which touches nothing of the engine's books."""
+    def _prepared(self, plan: Plan) -> tuple[Step, bool]:
+        """The step of a plan, and whether the host needs its logits."""
         wanted = any(item.rows and item.sequence.needs_logits for item in plan.work)
         step = Step(
             self._layout,
@@ -295,9 +281,12 @@ class Engine:
             block_size=self._block_size,
             logits=wanted,
         )
-        return lambda: self._compute(step, plan.repeat, wanted)
+        return step, wanted
 
-    def _compute(self, step: Step, repeat: int, wanted: bool) -> Result:
+    def _compute(
+        self, step: Step, repeat: int, wanted: bool
+    ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.float32] | None]:
+        """The tokens that a step samples, and its logits where they are ``wanted``. Touches nothing of the books."""
         began = time.perf_counter()
         with self._around():
             tokens = self._executable.run(step, repeat)
@@ -331,7 +320,7 @@ class Engine:
             self._release_siblings(sequence)
             if sequence.finished:
                 self._scheduler.remove(sequence)
-            self._told_late.append(sequence)
+            self._untold.append(sequence)
 
     def _release_siblings(self, first: TokenSequence) -> None:
         self._scheduler.add(self._siblings.pop(first, ()), first=True)

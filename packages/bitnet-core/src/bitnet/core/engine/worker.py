@@ -11,6 +11,7 @@ import threading
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from types import TracebackType
 
 from bitnet.core.engine.blocks import prefix_digests
@@ -183,7 +184,7 @@ class Worker:
     def runs_this(self) -> bool:
         """Whether the caller is a thread that steps an engine; it cannot wait for its own end."""
         thread = threading.current_thread()
-        return any(thread is replica.thread or replica.engine.runs(thread) for replica in self.replicas)
+        return any(thread is replica.thread or replica.engine.works_in(thread) for replica in self.replicas)
 
     def close(self) -> None:
         """Finish the steps that run and end every request with an error. Closing twice is allowed."""
@@ -227,12 +228,10 @@ class Worker:
         self._changed.notify_all()
 
     def _loop(self, replica: Replica) -> None:
-        engine = replica.engine
+        engine, deliver = replica.engine, partial(self._deliver, replica)
         try:
             while self._take_in(replica):
-                engine.launch()
-                self._deliver(replica, engine.news())  # of the step before, while this one runs
-                engine.wait()
+                engine.advance(deliver)
         except BaseException as error:
             if not self._passed_on(replica, error):
                 self._stop(error)
