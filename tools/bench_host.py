@@ -65,14 +65,14 @@ class Waiting:
         pass
 
 
-def engine_over(executable: Waiting, streams: int) -> Engine:
+def engine_over(executable: Waiting, places: int) -> Engine:
     """An engine with the demo model's tokenizer."""
     tokenizer = open_model(default_model_path()).tokenizer
-    limits = Limits(max_tokens=512, max_seqs=streams, max_rows=max(streams, 32), max_blocks=CONTEXT // BLOCK)
+    limits = Limits(max_tokens=512, max_seqs=places, max_rows=max(places, 32), max_blocks=CONTEXT // BLOCK)
     return Engine(
         executable,
         limits=limits,
-        kv=KVSpec(1, 1, 32, streams * limits.max_blocks, BLOCK, "f16"),
+        kv=KVSpec(1, 1, 32, places * limits.max_blocks, BLOCK, "f16"),
         context=CONTEXT,
         vocab_size=tokenizer.vocab_size,
         eos=tokenizer.eos_ids,
@@ -99,6 +99,7 @@ def serve(worker: Worker, streams: int, options: GenerationOptions) -> tuple[flo
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--streams", type=int, default=64)
+    parser.add_argument("--places", type=int, help="streams that run at a time; the others wait  [default: all]")
     parser.add_argument("--step-ms", type=float, default=2.3)
     parser.add_argument("--tokens", type=int, default=256)
     parser.add_argument("--stop", action="append", default=[], help="a stop string; may be repeated")
@@ -108,7 +109,7 @@ def main() -> None:
     options = GenerationOptions(max_tokens=given.tokens, ignore_eos=True, stop=given.stop)
     for _ in range(given.rounds):
         device = Waiting(given.step_ms / 1e3, 500)
-        worker = Worker(engine_over(device, given.streams))
+        worker = Worker(engine_over(device, given.places or given.streams))
         profile = cProfile.Profile()
         if given.profile:
             engine: Any = worker.engine
