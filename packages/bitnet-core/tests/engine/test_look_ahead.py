@@ -59,8 +59,9 @@ def test_every_stop_rule_holds(make_rig: MakeRig, monkeypatch: pytest.MonkeyPatc
         assert sum((u.chunk.tokens for u in updates if u.chunk), ()) == done.tokens
         assert len(done.timings.token_times) == len(expected.timings.token_times)
         if isinstance(done.stop_reason, str):
-            whole = bytes(t for t in done.tokens if t < 256).decode("utf-8", "replace")
-            assert done.stop_reason in whole
+            whole, before = (bytes(t for t in tokens if t < 256) for tokens in (done.tokens, done.tokens[:-1]))
+            assert done.stop_reason in whole.decode("utf-8", "replace")
+            assert not any(stop in before.decode("utf-8", "replace") for stop in given["stop"])
             assert not any(stop in done.text for stop in given["stop"])
         ends.append(type(done.stop_reason))
     assert {str, int, type(None)} <= set(ends)

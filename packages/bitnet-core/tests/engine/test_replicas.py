@@ -220,6 +220,20 @@ def test_cancelled_ones_end_wherever_they_are(make_worker: Callable[..., Worker]
     assert not worker._tickets
 
 
+def test_one_that_is_cancelled_as_its_device_fails_ends(make_worker: Callable[..., Worker]) -> None:
+    worker = make_worker(2)
+    executable: Any = worker.replicas[0].engine._executable
+
+    def failing(*arguments: Any) -> Any:
+        tickets[0].cancel()
+        raise DeviceLostError("it stopped answering.", device="one")
+
+    executable.run = failing
+    with held(worker):
+        tickets = worker.submit_all([worker.engine.prepare([i], LONG) for i in range(3)])
+    assert [result(ticket).finish_reason for ticket in tickets] == ["cancelled", "length", "length"]
+
+
 def test_the_queue_is_bounded_for_all_replicas_together(make_worker: Callable[..., Worker]) -> None:
     worker = make_worker(2, max_queue=3)
     most = 2 * worker.engine.limits.max_seqs + 3
