@@ -13,6 +13,7 @@
 from __future__ import annotations
 
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -31,9 +32,10 @@ from bitnet.core.engine.constraint import Constraint
 from bitnet.core.engine.perplexity import Perplexity, running_perplexity
 from bitnet.core.engine.request import Request
 from bitnet.core.engine.setup import STEP_TOKENS, open_engine
+from bitnet.core.engine.warm import WarmUp
 from bitnet.core.engine.worker import Load, Worker
 from bitnet.core.errors import BitNetError, InvalidInputError, UnsupportedProgramError, brief
-from bitnet.core.hal import Device, DeviceInfo, Executable, ExecutableStats
+from bitnet.core.hal import Device, DeviceInfo, DeviceType, Executable, ExecutableStats, Preparing
 from bitnet.core.model.default import default_model_path
 from bitnet.core.model.file import ModelFile, open_model
 from bitnet.core.model.program import kv_bytes
@@ -126,6 +128,11 @@ def load_model(
             replicas.append(_Replica(opened, executable, selection))
         worker = Worker(*engines, max_queue=max_queue, max_queue_tokens=max_queue_tokens)
         file.gguf.check()
+        warm_ups = [
+            WarmUp(replica.executable, engine.usual_steps(), lambda: worker.busy, engine.device)
+            for replica, engine in zip(replicas, engines, strict=True)
+            if isinstance(replica.executable, Preparing) and replica.device.info.type in _GPUS
+        ]
     except BaseException as error:
         for selection, opened in places:
             if selection is not None:
@@ -149,7 +156,11 @@ def load_model(
             max_queue=max_queue,
             max_queue_tokens=max_queue_tokens,
         )
-    return Model(file, worker, replicas)
+    return Model(file, worker, replicas, warm_ups)
+
+
+_GPUS = (DeviceType.DISCRETE, DeviceType.INTEGRATED)
+"""Devices that are made ready in the background; what emulates one would take the processors from everybody else."""
 
 
 class _Replica(NamedTuple):
@@ -175,13 +186,15 @@ class Model:
         selection: How the device, the first of several, was chosen; None where it was given open.
     """
 
-    def __init__(self, file: ModelFile, worker: Worker, replicas: Sequence[_Replica]) -> None:
-        self._file, self._worker, self._replicas = file, worker, tuple(replicas)
+    def __init__(
+        self, file: ModelFile, worker: Worker, replicas: Sequence[_Replica], warm_ups: Sequence[WarmUp]
+    ) -> None:
+        self._file, self._worker, self._replicas, self._warm_ups = file, worker, tuple(replicas), tuple(warm_ups)
         self._variables = env.snapshot()
         self.selection = replicas[0].selection
         self.context = worker.engine.context
         # Also runs when the model is dropped, and at exit: the threads must be gone before the interpreter is.
-        self._finalizer = weakref.finalize(self, _close, worker, self._replicas)
+        self._finalizer = weakref.finalize(self, _close, worker, self._replicas, self._warm_ups)
 
     @property
     def config(self) -> ModelConfig:
@@ -221,6 +234,15 @@ class Model:
             DeviceError: The model is closed.
         """
         return self._replicas[0].executable.stats()
+
+    def warm(self, timeout: float | None = None) -> bool:
+        """Wait until the devices are ready for every usual size of step, ``timeout`` seconds at most; whether they are.
+
+        GPUs are made ready in the background from :func:`load_model` on, while no request runs: they compile kernels
+        and record them for each size, for which the first step of a size would have to wait.
+        """
+        ends = None if timeout is None else time.monotonic() + timeout
+        return all(w.wait(None if ends is None else max(0.0, ends - time.monotonic())) for w in self._warm_ups)
 
     def load(self) -> Load:
         """Requests that run and wait now, how full the KV cache is, and which devices have failed."""
@@ -442,13 +464,17 @@ class Model:
         return update.result
 
 
-def _close(worker: Worker, replicas: Sequence[_Replica]) -> None:
+def _close(worker: Worker, replicas: Sequence[_Replica], warm_ups: Sequence[WarmUp]) -> None:
     if worker.elsewhere:  # its parent may have been in a step: the memory goes with this process
         return
-    if worker.runs_this:  # garbage was collected in the middle of a step, which holds what closing waits for
-        threading.Thread(target=_close, args=(worker, replicas), name="bitnet-close").start()
+    if worker.runs_this or any(
+        w.thread is threading.current_thread() for w in warm_ups
+    ):  # garbage was collected in the middle of a step, which holds what closing waits for
+        threading.Thread(target=_close, args=(worker, replicas, warm_ups), name="bitnet-close").start()
         return
     worker.close()
+    for warm_up in warm_ups:
+        warm_up.close()
     with ExitStack() as stack:  # each is closed, whatever a device that has failed says
         for device, executable, selection in replicas:
             if selection is not None:

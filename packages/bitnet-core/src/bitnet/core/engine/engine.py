@@ -21,6 +21,7 @@ from bitnet.core.engine.results import Update
 from bitnet.core.engine.sampling import sibling_seed
 from bitnet.core.engine.scheduler import Plan, Scheduler
 from bitnet.core.engine.sequence import Generation, Scoring, TextStream, TokenSequence
+from bitnet.core.engine.warm import usual_steps
 from bitnet.core.errors import ContextFullError, DeviceError, InvalidInputError
 from bitnet.core.hal import GREEDY, NO_TOKEN, Executable, KVSpec, Limits, SequenceStep, Step, StepLayout
 
@@ -234,6 +235,10 @@ class Engine:
         self._release_siblings(sequence)
         self._untold = [s for s in self._untold if s is not sequence]
         return sequence.end("cancelled")
+
+    def usual_steps(self) -> Iterator[Step]:
+        """Steps of the sizes that traffic brings, to prepare the device with."""
+        return usual_steps(self.limits, self.kv, self.context)
 
     def close(self) -> None:
         """End the thread that makes text."""

@@ -125,6 +125,11 @@ class Worker:
             lost=lost,
         )
 
+    @property
+    def busy(self) -> bool:
+        """Whether any request runs or waits."""
+        return bool(self._tickets)
+
     def _alive(self) -> list[Replica]:
         return [replica for replica in self.replicas if not replica.lost]
 
