@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, get_args
 
 import numpy as np
@@ -188,3 +189,11 @@ def test_a_model_that_is_closed_at_once_waits_for_one_size_at_most(driver: Count
     threads = threading.active_count()
     load_model(device=GpuDevice(INFO, driver, LOWERING), context=128).close()
     assert threading.active_count() == threads
+
+
+@pytest.mark.parametrize(("declared", "given", "taken"), [(0, None, 512), (64, None, 64), (64, 32, 32)])
+def test_a_step_has_as_many_tokens_as_the_device_computes_best(declared: int, given: int | None, taken: int) -> None:
+    device = GpuDevice(replace(INFO, step_tokens=declared), Counting(), LOWERING)
+    with load_model(device=device, context=128, step_tokens=given) as model:
+        assert model._worker.engine.limits.max_tokens == taken
+        assert model.receipt(model.generate("Hi", max_tokens=1))["setup"]["step_tokens"] == taken

@@ -31,7 +31,7 @@ from bitnet.core.engine import Completion, GenerationOptions
 from bitnet.core.engine.constraint import Constraint
 from bitnet.core.engine.perplexity import Perplexity, running_perplexity
 from bitnet.core.engine.request import Request
-from bitnet.core.engine.setup import STEP_TOKENS, open_engine
+from bitnet.core.engine.setup import open_engine
 from bitnet.core.engine.warm import WarmUp
 from bitnet.core.engine.worker import Load, Worker
 from bitnet.core.errors import BitNetError, InvalidInputError, UnsupportedProgramError, brief
@@ -65,7 +65,7 @@ def load_model(
     context: int | None = None,
     kv_dtype: KVDtype = "f16",
     max_seqs: int = 8,
-    step_tokens: int = STEP_TOKENS,
+    step_tokens: int | None = None,
     threads: int | None = None,
     strict: bool | None = None,
     i2s_layout: I2SLayout = "official",
@@ -83,7 +83,8 @@ def load_model(
         kv_dtype: Type of the KV cache.
         max_seqs: Generations that run at the same time (on each device, if several); more wait their turn. The cache
             holds a full context for each if a quarter of the device's free memory allows it.
-        step_tokens: Tokens that a step computes together at most; a longer prompt takes several steps.
+        step_tokens: Tokens that a step computes together at most; a longer prompt takes several steps. None: what the
+            device computes best, else 512.
         threads: CPU threads; None: ``BITNET_THREADS``, else one for each physical core. An open device has its own.
         strict: Whether a ``device`` that was asked for and is missing is an error, and ``BITNET_GPU_FAKE`` is refused;
             else the CPU takes its place, with a warning. None: ``BITNET_STRICT_MODE``, else no.
@@ -412,9 +413,9 @@ class Model:
         if len(completion.devices) > 1:
             where = ", then ".join(completion.devices)
             raise InvalidInputError(f"the completion was computed by {where}; a receipt is of one device.")
-        engine = self._worker.engine
-        computed = [replica for replica in self._replicas if replica.device.info.name in completion.devices]
-        device, executable, selection = (computed or self._replicas)[0]
+        which = next((i for i, info in enumerate(self.devices) if info.name in completion.devices), 0)
+        engine = self._worker.replicas[which].engine
+        device, executable, selection = self._replicas[which]
         made = receipts.build(
             file=self._file,
             device=device.info,
