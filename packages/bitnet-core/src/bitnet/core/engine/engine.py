@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from numbers import Integral
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -30,6 +31,10 @@ BURST_SECONDS = 0.05
 
 MAX_REPEAT = 16
 """Tokens a step at most: what is generated past a stop rule is thrown away."""
+
+
+Result: TypeAlias = "tuple[npt.NDArray[np.int32], npt.NDArray[np.float32] | None]"
+"""Tokens that a step sampled, ``int32[repeat, rows]``, and its logits, ``float32[rows, vocab]``, where wanted."""
 
 
 class Engine:
@@ -200,11 +205,11 @@ class Engine:
             if self._untold:
                 self._text_thread.begin(lambda: deliver(self.news()))
                 try:
-                    tokens, logits = self._compute(step, plan.repeat, wanted)
+                    tokens, logits = self._timed(step, plan.repeat, wanted)
                 finally:
                     self._text_thread.wait()
             else:
-                tokens, logits = self._compute(step, plan.repeat, wanted)
+                tokens, logits = self._timed(step, plan.repeat, wanted)
             self._accept(plan, tokens, logits)
 
     def news(self) -> list[Update]:
@@ -288,16 +293,19 @@ class Engine:
         )
         return step, wanted
 
-    def _compute(
-        self, step: Step, repeat: int, wanted: bool
-    ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.float32] | None]:
-        """The tokens that a step samples, and its logits where they are ``wanted``. Touches nothing of the books."""
+    def _timed(self, step: Step, repeat: int, wanted: bool) -> Result:
+        """As :meth:`_compute`; a decoding step tells how many tokens fit the next burst."""
         began = time.perf_counter()
+        result = self._compute(step, repeat, wanted)
+        if step.tokens == step.seqs:
+            self._token_seconds = (time.perf_counter() - began) / repeat
+        return result
+
+    def _compute(self, step: Step, repeat: int, wanted: bool) -> Result:
+        """The tokens that a step samples, and its logits where they are ``wanted``. Touches nothing of the books."""
         with self._around():
             tokens = self._executable.run(step, repeat)
         self._around = nullcontext
-        if step.tokens == step.seqs:
-            self._token_seconds = (time.perf_counter() - began) / repeat
         self._check_weights()
         if (tokens == NO_TOKEN).any():
             raise DeviceError(
