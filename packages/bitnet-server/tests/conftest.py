@@ -15,9 +15,9 @@ import pytest
 import uvicorn
 
 from bitnet.core import Model, load_model
-from bitnet.core.engine import Engine
-from bitnet.core.engine.results import Update
+from bitnet.core.engine.engine import Engine, Result
 from bitnet.core.engine.scheduler import Plan
+from bitnet.core.hal import Step
 from bitnet.server.app import App
 from bitnet.server.serve import IDLE_SECONDS
 from bitnet.server.service import Service, Settings
@@ -39,8 +39,14 @@ class ScriptedEngine(Engine):
     seconds = 0.0
     failure: BaseException | None = None
     _answers: dict[int, list[int]]
+    _plan: Plan
 
-    def _run(self, plan: Plan) -> list[Update]:
+    def _prepared(self, plan: Plan) -> tuple[Step, bool]:
+        self._plan = plan
+        return super()._prepared(plan)
+
+    def _compute(self, step: Step, repeat: int, wanted: bool) -> Result:
+        plan = self._plan
         if self.failure is not None:
             raise self.failure
         if self.seconds:
@@ -50,11 +56,10 @@ class ScriptedEngine(Engine):
         logits = np.full((len(rows), self._vocab_size), -20, np.float32)
         if rows:
             logits[np.arange(len(rows)), tokens[0]] = 20
-        updates = self._deliver(plan, tokens.reshape(plan.repeat, len(rows)), logits)
         here = {sequence.number for sequence in self._scheduler.sequences}
         for number in self._answers.keys() - here:  # ended or cancelled
             del self._answers[number]
-        return updates
+        return tokens.reshape(repeat, len(rows)), logits
 
     def _next(self, sequence: Any, ahead: int) -> int:
         tokenizer = self.tokenizer

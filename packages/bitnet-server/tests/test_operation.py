@@ -72,8 +72,8 @@ def test_a_client_that_leaves_ends_its_generation(
 def test_the_queue_is_bounded_and_says_when_to_come_back(script_model: Model, running: Any, scripted: Any) -> None:
     engine = scripted(script_model, lambda prompt: "".join(c for c in prompt if c.isdigit()))
     opened = threading.Event()
-    step = engine.step
-    engine.step = lambda: (opened.wait(60), step())[1]
+    advance = engine.advance
+    engine.advance = lambda deliver: (opened.wait(60), advance(deliver))[1]
     with running(script_model, max_queue=2) as server, ThreadPoolExecutor(6) as pool:
         taken = [pool.submit(server.chat, f"number {i}") for i in range(6)]  # 4 run, 2 wait
         until(lambda: server.service.present == 6)

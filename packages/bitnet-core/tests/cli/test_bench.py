@@ -88,7 +88,7 @@ def test_rows_of_the_head_that_are_read_in_full_count(model: Path, require_devic
         whole = loaded.stats().weight_bytes
         loaded.generate([1, 2], max_tokens=4, ignore_eos=True)
         compact = loaded.stats().weight_bytes
-        lowered = loaded._executable._lowered  # type: ignore[attr-defined]
+        lowered = loaded._replicas[0].executable._lowered  # type: ignore[attr-defined]
         least, head = lowered.weight_bytes, lowered.head_bytes
     assert whole == least - head + 2 * 512 * 128
     assert least + 2 * 128 <= compact < whole

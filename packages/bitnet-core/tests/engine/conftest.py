@@ -61,8 +61,8 @@ class ByteText:
     def __init__(self) -> None:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
-    def push(self, token: int) -> str:
-        return self._decoder.decode(bytes([token]) if token < 256 else b"")
+    def push(self, *tokens: int) -> str:
+        return self._decoder.decode(bytes(token for token in tokens if token < 256))
 
     def flush(self) -> str:
         return self._decoder.decode(b"", True)

@@ -229,7 +229,7 @@ def test_a_model_dropped_in_the_middle_of_a_step_closes(path: Path, monkeypatch:
     device, check, steps = ReferenceDevice(), StepCheck.__call__, 0
     model = load_model(path, device=device)
     held = [model, model.stream("x", max_tokens=200, ignore_eos=True)]
-    thread = model._worker._thread
+    thread = model._worker.replicas[0].thread
     assert thread is not None
     del model
 
@@ -257,7 +257,7 @@ def test_threads_are_for_this_model_only(path: Path, monkeypatch: pytest.MonkeyP
     assert os.environ["BITNET_THREADS"] == "2"
     monkeypatch.delenv("BITNET_THREADS")
     with load_model(path, device="cpu:scalar", threads=3) as model:
-        assert getattr(model._device, "threads", 3) == 3
+        assert getattr(model._replicas[0].device, "threads", 3) == 3
         assert len(model.generate("x", max_tokens=3, ignore_eos=True).tokens) == 3
     assert "BITNET_THREADS" not in os.environ
 
@@ -315,16 +315,16 @@ def test_a_device_that_opened_for_nothing_is_closed(
     """It opens in a thread while the file is read, and it may take longer than that."""
     device, begun = Switch(), threading.Event()
 
-    def select(request: str | None, **options: object) -> Switch:
+    def select(request: str | None, **options: object) -> list[Switch]:
         begun.set()
         time.sleep(0.2)
-        return device
+        return [device]
 
     def interrupt(*_: object, **__: object) -> None:
         assert begun.wait(10)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(opening, "select_device", select)
+    monkeypatch.setattr(opening, "select_devices", select)
     data = path.read_bytes()
     if wrong == "merges":
         assert b"a t" in data
@@ -349,7 +349,7 @@ def test_a_device_that_does_not_open(path: Path, tmp_path: Path, monkeypatch: py
         asked.append(request)
         raise DeviceUnavailableError("there is none.")
 
-    monkeypatch.setattr(opening, "select_device", select)
+    monkeypatch.setattr(opening, "select_devices", select)
     with pytest.raises(ModelFileError, match="cannot be opened"):  # said before a driver is looked for
         load_model(tmp_path / "nothing.gguf", device="gpu")
     assert asked == []

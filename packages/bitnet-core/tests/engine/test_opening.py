@@ -35,7 +35,7 @@ def test_turns_are_short_until_the_last_device_is_open() -> None:
     second.__exit__(None, None, None)
     assert sys.getswitchinterval() == pytest.approx(USUAL)
     for future in futures:
-        selection, device = future.result()
+        ((selection, device),) = future.result()
         assert selection.info.backend == "cpu"
         device.close()
 
@@ -53,7 +53,7 @@ def test_devices_that_open_at_the_same_time_have_the_threads_they_were_given(req
         found = set()
         for _ in range(50):
             with opening("cpu", threads=count, strict=None) as future:
-                device = future.result()[1]
+                ((_, device),) = future.result()
             absent = "the native library is not there; numpy computes with one thread"
             require_device("cpu:scalar", None if isinstance(device, CpuDevice) else absent)
             assert isinstance(device, CpuDevice)

@@ -13,12 +13,14 @@
 from __future__ import annotations
 
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from operator import index
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -30,10 +32,11 @@ from bitnet.core.engine import Completion, GenerationOptions
 from bitnet.core.engine.constraint import Constraint
 from bitnet.core.engine.perplexity import Perplexity, running_perplexity
 from bitnet.core.engine.request import Request
-from bitnet.core.engine.setup import STEP_TOKENS, open_engine
+from bitnet.core.engine.setup import open_engine
+from bitnet.core.engine.warm import WarmUp
 from bitnet.core.engine.worker import Load, Worker
 from bitnet.core.errors import BitNetError, InvalidInputError, UnsupportedProgramError, brief
-from bitnet.core.hal import Device, DeviceInfo, Executable, ExecutableStats
+from bitnet.core.hal import Device, DeviceInfo, DeviceType, Executable, ExecutableStats, Preparing
 from bitnet.core.model.default import default_model_path
 from bitnet.core.model.file import ModelFile, open_model
 from bitnet.core.model.program import kv_bytes
@@ -63,7 +66,7 @@ def load_model(
     context: int | None = None,
     kv_dtype: KVDtype = "f16",
     max_seqs: int = 8,
-    step_tokens: int = STEP_TOKENS,
+    step_tokens: int | None = None,
     threads: int | None = None,
     strict: bool | None = None,
     i2s_layout: I2SLayout = "official",
@@ -76,12 +79,14 @@ def load_model(
         path: The file, or a model on the Hugging Face Hub (``hf:ORG/NAME``, ``hf:ORG/NAME:FILE``), which is downloaded
             where its cache lacks it; None: the demo model that comes with bitnet.
         device: ``auto``, ``gpu``, a backend (``cuda``), a device (``cuda:0``, ``cpu:avx2``); None: ``BITNET_DEVICE``,
-            else the best there is. Or an open device, which stays open when the model is closed.
+            else the best there is. Several with commas (``cuda:0,cuda:1``), or all of a backend (``cuda:*``), each get
+            a replica of the model. Or an open device, which stays open when the model is closed.
         context: Tokens a prompt and its continuation may have together; None: the model's own, at most 4096.
         kv_dtype: Type of the KV cache.
-        max_seqs: Generations that run at the same time; more wait their turn. The cache holds a full context for
-            each if a quarter of the device's free memory allows it.
-        step_tokens: Tokens that a step computes together at most; a longer prompt takes several steps.
+        max_seqs: Generations that run at the same time (on each device, if several); more wait their turn. The cache
+            holds a full context for each if a quarter of the device's free memory allows it.
+        step_tokens: Tokens that a step computes together at most; a longer prompt takes several steps. None: what the
+            device computes best, else 512.
         threads: CPU threads; None: ``BITNET_THREADS``, else one for each physical core. An open device has its own.
         strict: Whether a ``device`` that was asked for and is missing is an error, and ``BITNET_GPU_FAKE`` is refused;
             else the CPU takes its place, with a warning. None: ``BITNET_STRICT_MODE``, else no.
@@ -97,31 +102,49 @@ def load_model(
         OutOfMemoryError, DeviceError: The model does not fit the device, or the device failed.
         InvalidInputError: An argument is out of its range.
     """
-    path = default_model_path() if path is None else hub.local_path(path)
-    selection = None
+    path = Path(default_model_path() if path is None else hub.local_path(path))
+    places: list[tuple[Selection | None, Device]]
     if device is None or isinstance(device, str):
         MappedFile(path)  # report a missing file before a driver starts
         with opening(device, threads=threads, strict=strict) as future:
             file = open_model(path, i2s_layout=i2s_layout)
             file.tokenizer  # noqa: B018
-            selection, opened = future.result()
+            places = [*future.result()]
     else:
         if threads is not None or strict is not None:
             raise InvalidInputError("threads and strict are settings of a device that is yet to be opened.")
-        file, opened = open_model(path, i2s_layout=i2s_layout), device
+        file, places = open_model(path, i2s_layout=i2s_layout), [(None, device)]
     try:
-        with registry.computing(opened.info)():
-            engine, executable = open_engine(
-                file, opened, context=context, kv_dtype=kv_dtype, max_seqs=max_seqs, step_tokens=step_tokens
-            )
-        worker = Worker(engine, registry.computing(opened.info), max_queue=max_queue, max_queue_tokens=max_queue_tokens)
+        replicas, engines = [], []
+        for selection, opened in places:
+            computing = registry.computing(opened.info)
+            with computing():
+                engine, executable = open_engine(
+                    file,
+                    opened,
+                    context=context,
+                    kv_dtype=kv_dtype,
+                    max_seqs=max_seqs,
+                    step_tokens=step_tokens,
+                    first=computing,
+                )
+            engines.append(engine)
+            replicas.append(_Replica(opened, executable, selection))
+        worker = Worker(*engines, max_queue=max_queue, max_queue_tokens=max_queue_tokens)
         file.gguf.check()
+        warm_ups = [
+            WarmUp(replica.executable, engine.usual_steps(), lambda: worker.busy, engine.device)
+            for replica, engine in zip(replicas, engines, strict=True)
+            if isinstance(replica.executable, Preparing) and replica.device.info.type in _GPUS
+        ]
     except BaseException as error:
-        if selection is not None:
-            opened.close()
+        for selection, opened in places:
+            if selection is not None:
+                opened.close()
         if isinstance(error, BitNetError):  # a changed file is the cause
             file.gguf.check()
-        if not isinstance(error, UnsupportedProgramError) or selection is None or selection.requested != "auto":
+        chosen = [selection.requested for selection, _ in places if selection is not None]
+        if not isinstance(error, UnsupportedProgramError) or chosen != ["auto"]:
             raise
         logger.warning("%s The CPU runs it.", error.message)
         return load_model(
@@ -137,14 +160,26 @@ def load_model(
             max_queue=max_queue,
             max_queue_tokens=max_queue_tokens,
         )
-    return Model(file, opened, worker, executable, selection)
+    return Model(file, worker, replicas, warm_ups)
+
+
+_GPUS = (DeviceType.DISCRETE, DeviceType.INTEGRATED)
+"""Devices that are made ready in the background; what emulates one would take the processors from everybody else."""
+
+
+class _Replica(NamedTuple):
+    """The model on one device; ``selection`` is None where the device was given open."""
+
+    device: Device
+    executable: Executable
+    selection: Selection | None
 
 
 class Model:
-    """A model on a device; :func:`load_model` makes one. Its methods may be called from many threads.
+    """A model on a device, or on several; :func:`load_model` makes one. Its methods may be called from many threads.
 
     Calls made at the same time run as one batch. A call that is interrupted, or a stream that is closed or dropped,
-    ends its generation. After a device has failed, every call raises the error it failed with.
+    ends its generation. After its last device has failed, every call raises the error that one failed with.
 
     Attributes:
         config: Shape of the model.
@@ -152,19 +187,18 @@ class Model:
         chat_template: How conversations are written for this model; None where it has none.
         path: The model file.
         context: Tokens a prompt and its continuation may have together.
-        selection: How the device was chosen; None where it was given open.
+        selection: How the device, the first of several, was chosen; None where it was given open.
     """
 
     def __init__(
-        self, file: ModelFile, device: Device, worker: Worker, executable: Executable, selection: Selection | None
+        self, file: ModelFile, worker: Worker, replicas: Sequence[_Replica], warm_ups: Sequence[WarmUp]
     ) -> None:
-        self._file, self._device, self._worker, self._executable = file, device, worker, executable
+        self._file, self._worker, self._replicas, self._warm_ups = file, worker, tuple(replicas), tuple(warm_ups)
         self._variables = env.snapshot()
-        self.selection = selection
+        self.selection = replicas[0].selection
         self.context = worker.engine.context
-        # Also runs when the model is dropped, and at exit: the thread must be gone before the interpreter is.
-        owned = device if selection is not None else None
-        self._finalizer = weakref.finalize(self, _close, self._worker, executable, owned)
+        # Also runs when the model is dropped, and at exit: the threads must be gone before the interpreter is.
+        self._finalizer = weakref.finalize(self, _close, worker, self._replicas, self._warm_ups)
 
     @property
     def config(self) -> ModelConfig:
@@ -184,35 +218,50 @@ class Model:
 
     @property
     def device(self) -> DeviceInfo:
-        return self._device.info
+        """The device, or the first of several."""
+        return self.devices[0]
+
+    @property
+    def devices(self) -> tuple[DeviceInfo, ...]:
+        """Each replica's device; those that have failed are in ``load().lost``."""
+        return tuple(replica.device.info for replica in self._replicas)
 
     @property
     def cache_bytes(self) -> int:
-        """Bytes of the KV cache; a device whose memory is the host's commits them as they are used."""
-        return kv_bytes(self._worker.engine.kv)
+        """Bytes of the KV cache of all replicas; a device whose memory is the host's commits them as they are used."""
+        return sum(kv_bytes(replica.engine.kv) for replica in self._worker.replicas)
 
     def stats(self) -> ExecutableStats:
-        """What the step run last cost the device: bytes of weights read, kernels launched.
+        """What the step run last cost the (first) device: bytes of weights read, kernels launched.
 
         Raises:
             DeviceError: The model is closed.
         """
-        return self._executable.stats()
+        return self._replicas[0].executable.stats()
+
+    def warm(self, timeout: float | None = None) -> bool:
+        """Wait until the devices are ready for every usual size of step, ``timeout`` seconds at most; whether they are.
+
+        GPUs are made ready in the background from :func:`load_model` on, while no request runs: they compile kernels
+        and record them for each size, for which the first step of a size would have to wait.
+        """
+        ends = None if timeout is None else time.monotonic() + timeout
+        return all(w.wait(None if ends is None else max(0.0, ends - time.monotonic())) for w in self._warm_ups)
 
     def load(self) -> Load:
-        """Requests that run and wait now, and how full the KV cache is."""
+        """Requests that run and wait now, how full the KV cache is, and which devices have failed."""
         return self._worker.load()
 
     @property
     def position_bytes(self) -> int:
         """Bytes of the KV cache that a position takes, and that a decode step reads of each it attends to."""
         kv = self._worker.engine.kv
-        return self.cache_bytes // (kv.num_blocks * kv.block_size)
+        return kv_bytes(kv) // (kv.num_blocks * kv.block_size)
 
     @property
     def kernels(self) -> tuple[str, ...]:
-        """Names of the kernels launched so far, as the device recorded them."""
-        return self._executable.kernels
+        """Names of the kernels launched so far, as the devices recorded them."""
+        return tuple(dict.fromkeys(name for replica in self._replicas for name in replica.executable.kernels))
 
     def generate(self, prompt: str | Sequence[int], **options: Unpack[OptionArguments]) -> Completion:
         """Continue a prompt.
@@ -352,8 +401,8 @@ class Model:
             key: File of a private key to sign with; None: ``BITNET_RECEIPT_KEY``; where neither is, it is unsigned.
 
         Raises:
-            InvalidInputError: The completion is of another prompt, the key cannot be read, or there is one and
-                ``cryptography`` is not installed.
+            InvalidInputError: The completion is of another prompt, or several devices computed it, as one failed; the
+                key cannot be read, or there is one and ``cryptography`` is not installed.
         """
         from bitnet.core import receipts
 
@@ -364,12 +413,17 @@ class Model:
             )
             if tuple(tokens) != completion.prompt_tokens:
                 raise InvalidInputError("the completion is of another prompt than the one given for its receipt.")
-        engine = self._worker.engine
+        if len(completion.devices) > 1:
+            where = ", then ".join(completion.devices)
+            raise InvalidInputError(f"the completion was computed by {where}; a receipt is of one device.")
+        which = next((i for i, info in enumerate(self.devices) if info.name in completion.devices), 0)
+        engine = self._worker.replicas[which].engine
+        device, executable, selection = self._replicas[which]
         made = receipts.build(
             file=self._file,
-            device=self.device,
-            selection=self.selection,
-            kernels=self.kernels,
+            device=device.info,
+            selection=selection,
+            kernels=executable.kernels,
             completion=completion,
             prompt=prompt,
             variables=self._variables,
@@ -414,13 +468,19 @@ class Model:
         return update.result
 
 
-def _close(worker: Worker, executable: Executable, device: Device | None) -> None:
+def _close(worker: Worker, replicas: Sequence[_Replica], warm_ups: Sequence[WarmUp]) -> None:
     if worker.elsewhere:  # its parent may have been in a step: the memory goes with this process
         return
-    if worker.runs_this:  # garbage was collected in the middle of a step, which holds what closing waits for
-        threading.Thread(target=_close, args=(worker, executable, device), name="bitnet-close").start()
+    if worker.runs_this or any(
+        w.thread is threading.current_thread() for w in warm_ups
+    ):  # garbage was collected in the middle of a step, which holds what closing waits for
+        threading.Thread(target=_close, args=(worker, replicas, warm_ups), name="bitnet-close").start()
         return
     worker.close()
-    executable.close()
-    if device is not None:
-        device.close()
+    for warm_up in warm_ups:
+        warm_up.close()
+    with ExitStack() as stack:  # each is closed, whatever a device that has failed says
+        for device, executable, selection in replicas:
+            if selection is not None:
+                stack.callback(device.close)
+            stack.callback(executable.close)

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from bitnet.core.devices.select import Selection, select_device
+from bitnet.core.devices.select import Selection, select_devices
 from bitnet.core.errors import DeviceError, DeviceLostError, DeviceUnavailableError, InvalidInputError
 from bitnet.core.gguf import pack_ternary
 from bitnet.core.hal import (
@@ -264,7 +264,7 @@ def _prepare_on(request: str | Device | None, prepare: Callable[[Device], _T]) -
     """``prepare`` on the device asked for; on the CPU where none was and the one selected fails to initialise."""
     if request is not None and not isinstance(request, str):
         return prepare(request)
-    selection = select_device(request)
+    selection = select_devices(request)[0]
     try:
         return prepare(_opened(selection))
     except (DeviceError, DeviceUnavailableError) as error:
@@ -273,7 +273,7 @@ def _prepare_on(request: str | Device | None, prepare: Callable[[Device], _T]) -
         if selection.requested != "auto" or selection.info.backend == "cpu":
             raise
         log.logger.warning("%s failed to initialise; falling back to the CPU: %s", selection.info.name, error)
-        return prepare(_opened(select_device("cpu")))
+        return prepare(_opened(select_devices("cpu")[0]))
 
 
 def _opened(selection: Selection) -> Device:

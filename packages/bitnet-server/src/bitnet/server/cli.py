@@ -144,7 +144,7 @@ def serve(**params: Any) -> None:
             names=params["alias"],
             api_keys=keys,
             max_queue=params["max_queue"],
-            max_seqs=params["parallel"],
+            max_seqs=params["parallel"] * len(model.devices),
             max_body=int(params["max_body"] * 1e6),
             timeout=params["timeout"],
             cors=params["cors"],

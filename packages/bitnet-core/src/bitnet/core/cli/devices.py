@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from bitnet.core.devices.plugin import BackendReport
     from bitnet.core.devices.proof import Proof
+    from bitnet.core.devices.select import Selection
     from bitnet.core.hal import DeviceInfo
 
 
@@ -30,26 +31,27 @@ def devices(as_json: bool) -> None:
     own, so that one that crashes or hangs is told of like any other.
     """
     from bitnet.core.devices.document import backend_document, look
-    from bitnet.core.devices.select import select_device
+    from bitnet.core.devices.select import select_devices
 
     reports, proofs = look()
-    selection, unavailable = None, None
+    selections: list[Selection] = []
+    unavailable = None
     try:
-        selection = select_device()
+        selections = select_devices()
     except DeviceUnavailableError as error:
         unavailable = error
     if as_json:
         print_json(
             {
-                "selected": selection and selection.info.name,
-                "summary": selection and selection.summary,
+                "selected": ",".join(selection.info.name for selection in selections) or None,
+                "summary": "; ".join(selection.summary for selection in selections) or None,
                 "backends": [backend_document(report, proofs) for report in reports],
             }
         )
     else:
         say(*(line for report in reports for line in _backend_lines(report, proofs)))
-        if selection is not None:
-            say("", selection.summary)
+        if selections:
+            say("", *(selection.summary for selection in selections))
     if unavailable is not None:
         raise unavailable
     if not all(proof.passed for proof in proofs.values()):

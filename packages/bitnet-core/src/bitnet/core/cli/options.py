@@ -166,7 +166,7 @@ device_option = click.option(
     "--device",
     metavar="DEVICE",
     shell_complete=_complete_device,
-    help="auto, gpu, a backend (cuda), a device (cuda:1, a UUID) or a CPU level (cpu:avx2).  "
+    help="auto, gpu, a backend (cuda), a device (cuda:1, a UUID), a CPU level (cpu:avx2), or several with commas.  "
     "[default: BITNET_DEVICE, else auto]",
 )
 strict_option = click.option(

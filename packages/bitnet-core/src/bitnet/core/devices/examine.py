@@ -274,6 +274,7 @@ def dump_result(result: ProbeResult) -> dict[str, Any]:
             "driver_version": info.driver_version,
             "features": list(info.features),
             "details": dict(info.details),
+            "step_tokens": int(info.step_tokens),
         }
         for info in result.devices
     ]

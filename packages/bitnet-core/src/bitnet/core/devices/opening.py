@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, wait
 from contextlib import contextmanager
 from threading import Lock, Thread
+from typing import TypeAlias
 
 from bitnet.core.devices import registry
-from bitnet.core.devices.select import Selection, select_device
+from bitnet.core.devices.select import Selection, select_devices
+from bitnet.core.errors import DeviceError, DeviceUnavailableError
 from bitnet.core.hal import Device
+from bitnet.core.support.log import logger
+
+Opened: TypeAlias = "list[tuple[Selection, Device]]"
+"""The devices that opened, each with how it was chosen."""
 
 TURN = 0.0002
 """Seconds after which a thread lets others have the interpreter's lock while a device opens. With Python's own 5 ms,
@@ -22,21 +28,18 @@ PATIENCE = 0.3
 
 
 @contextmanager
-def opening(
-    request: str | None, *, threads: int | None, strict: bool | None
-) -> Iterator[Future[tuple[Selection, Device]]]:
-    """Choose and open a device in a thread; how it was chosen, and the device, are the future's result.
+def opening(request: str | None, *, threads: int | None, strict: bool | None) -> Iterator[Future[Opened]]:
+    """Choose and open a device, or each of a list, in a thread; how it was chosen, and the device, are the result.
 
-    Arguments and errors are those of :func:`~bitnet.core.devices.select.select_device` and ``Selection.open``. Leaving
-    the context with an error closes the device; an interrupt does not wait long for a driver that hangs.
+    Arguments and errors are those of :func:`~bitnet.core.devices.select.select_devices` and ``Selection.open``. Leaving
+    the context with an error closes what is open; an interrupt does not wait long for a driver that hangs.
     """
     registry.installed()  # reads hundreds of small files: here, where nobody else takes the lock meanwhile
-    future: Future[tuple[Selection, Device]] = Future()
+    future: Future[Opened] = Future()
 
     def work() -> None:
         try:
-            selection = select_device(request, threads=threads, strict=strict)
-            future.set_result((selection, selection.open()))
+            future.set_result(_open(select_devices(request, threads=threads, strict=strict)))
         except BaseException as error:
             future.set_exception(error)
 
@@ -55,9 +58,29 @@ def opening(
             raise
 
 
-def _close(future: Future[tuple[Selection, Device]]) -> None:
+def _open(selections: Sequence[Selection]) -> Opened:
+    """Open each; of several, one that does not open is left out with a warning, unless that is an error."""
+    opened: Opened = []
+    try:
+        for i, selection in enumerate(selections):
+            try:
+                opened.append((selection, selection.open()))
+            except (DeviceError, DeviceUnavailableError) as error:
+                last = i == len(selections) - 1 and not opened
+                if last or selection.options.strict:
+                    raise
+                logger.warning("%s is left out: %s", selection.requested, error)
+    except BaseException:
+        for _, device in opened:
+            device.close()
+        raise
+    return opened
+
+
+def _close(future: Future[Opened]) -> None:
     if future.exception() is None:
-        future.result()[1].close()
+        for _, device in future.result():
+            device.close()
 
 
 _turns_lock = Lock()

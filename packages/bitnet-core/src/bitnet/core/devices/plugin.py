@@ -285,6 +285,8 @@ def _checked(name: str, result: object) -> ProbeResult:
         texts += _texts(info.details)
         if not isinstance(info.type, DeviceType) or not isinstance(info.memory, Integral):
             raise TypeError(f"its probe returned a device of {brief(info.type)} with {brief(info.memory)} bytes")
+        if not isinstance(info.step_tokens, Integral) or info.step_tokens < 0:
+            raise TypeError(f"its probe returned a device with steps of {brief(info.step_tokens)} tokens")
     if wrong := [text for text in texts if not isinstance(text, str)]:
         raise TypeError(f"its probe returned {brief(wrong[0])} where a text belongs")
     for info in result.devices:

@@ -101,8 +101,67 @@ def select_device(request: str | None = None, *, threads: int | None = None, str
         DeviceUnavailableError: Strict mode, and what was asked for is missing; or nothing works, not even the CPU.
     """
     log.from_environment()
-    requested = (env.text("BITNET_DEVICE") if request is None else request).strip().lower() or "auto"
-    options = open_options(threads=threads, strict=strict)
+    return _select(_requested(request), open_options(threads=threads, strict=strict))
+
+
+def select_devices(
+    request: str | None = None, *, threads: int | None = None, strict: bool | None = None
+) -> list[Selection]:
+    """Choose a device, or several for replicas of a model: ``cuda:0,cuda:1``, or ``cuda:*`` for all of a backend.
+
+    Of several, one that is missing is left out with a warning; where none is left, the CPU takes their place.
+
+    Args:
+        request: A list with commas of what :func:`select_device` takes; None: what ``BITNET_DEVICE`` says.
+        threads, strict: As for :func:`select_device`.
+
+    Raises:
+        InvalidInputError: As for :func:`select_device`; or a device is named twice.
+        DeviceUnavailableError: As for :func:`select_device`.
+    """
+    log.from_environment()
+    requested, options = _requested(request), open_options(threads=threads, strict=strict)
+    parts = [part.strip() for part in requested.split(",")]
+    if not all(parts):
+        raise InvalidInputError(f"{requested!r} is no list of devices.", hint="Separate names with one comma each.")
+    names = [name for part in parts for name in _expanded(part, options)]
+    if len(names) == 1:
+        return [_select(names[0], options)]
+    found: dict[str, Selection] = {}
+    for name in names:
+        try:
+            selection = _select(name, options, alone=False)
+        except DeviceUnavailableError as error:
+            if options.strict:
+                raise
+            log.logger.warning("%s", error)
+            continue
+        if selection.info.name in found:
+            raise InvalidInputError(f"{requested} names {selection.info.name} twice; a device takes one replica.")
+        found[selection.info.name] = selection
+    return list(found.values()) or [_select(names[0], options)]
+
+
+def _requested(request: str | None) -> str:
+    return (env.text("BITNET_DEVICE") if request is None else request).strip().lower() or "auto"
+
+
+def _expanded(part: str, options: OpenOptions) -> list[str]:
+    """``cuda:*`` as the names of all its devices, or as ``cuda`` where there are none; else what it is."""
+    backend, _, index = part.partition(":")
+    if index != "*":
+        return [part]
+    if backend == "cpu":
+        raise InvalidInputError(
+            "cpu:* would be one processor several times.", hint="Name levels (cpu:avx2,cpu:scalar), or take cpu."
+        )
+    plugin = registry.available(strict=options.strict).get(backend)
+    devices = plugin.report().probe.devices if plugin is not None else ()
+    return [info.name for info in devices] or [backend]
+
+
+def _select(requested: str, options: OpenOptions, *, alone: bool = True) -> Selection:
+    """Choose a device; ``alone``: it is the only one, whose place another may take where it is missing."""
     plugins = registry.available(strict=options.strict)
     priority = _priority()
     reports = {name: plugins[name].report() for name in _concerned(requested, plugins)}
@@ -120,12 +179,14 @@ def select_device(request: str | None = None, *, threads: int | None = None, str
     else:
         if not candidates:
             missing = _missing(requested, found, plugins, reports)
-            if options.strict or not cpus:
+            if options.strict or not alone or not cpus:
                 raise DeviceUnavailableError(f"{requested} was asked for, but {missing.why}", hint=missing.hint or None)
             fallback = f"Falling back to CPU ({cpus[0].index})."
             said = f"{requested} was asked for, but {missing.why} {fallback} {missing.hint}"
             log.logger.warning("%s", said.rstrip())
-        if not options.strict:
+        if not alone:
+            del candidates[1:]
+        elif not options.strict:
             candidates += [info for info in cpus if info not in candidates]
     if not candidates:
         cpu = reports["cpu"].probe

@@ -8,10 +8,9 @@ the one unused for longest goes first.
 from __future__ import annotations
 
 import hashlib
+from array import array
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
-
-import numpy as np
 
 
 class BlockPool:
@@ -82,7 +81,7 @@ class BlockTable:
     def __init__(self, pool: BlockPool, block_size: int) -> None:
         self._pool, self._block_size = pool, block_size
         self._digests: list[bytes] = []
-        self.blocks: list[int] = []
+        self.blocks = array("i")  # which numpy copies into a step at once
 
     def reuse(self, tokens: Sequence[int], most: int) -> int:
         """Share the longest known prefix of ``tokens`` in whole blocks, ``most`` positions at most; its length."""
@@ -105,7 +104,7 @@ class BlockTable:
         missing = self.missing(length)
         if missing > self._pool.available:
             return False
-        self.blocks += [self._pool.allocate() for _ in range(missing)]
+        self.blocks.extend([self._pool.allocate() for _ in range(missing)])
         return True
 
     def record(self, tokens: Sequence[int], length: int) -> None:
@@ -118,13 +117,17 @@ class BlockTable:
     def release(self) -> None:
         """Give every block back, last first: the end of a sequence is the least likely to be shared."""
         self._pool.release(reversed(self.blocks))
-        self.blocks, self._digests = [], []
+        self.blocks, self._digests = array("i"), []
 
     def _chain(self, tokens: Sequence[int]) -> Iterator[bytes]:
         """Digests of the full blocks of ``tokens`` after those already known."""
-        size, known = self._block_size, len(self._digests)
-        digest = self._digests[-1] if known else b""
-        for end in range((known + 1) * size, len(tokens) + 1, size):
-            content = np.asarray(tokens[end - size : end], np.int32).tobytes()
-            digest = hashlib.blake2b(digest + content, digest_size=16).digest()
-            yield digest
+        return prefix_digests(tokens, self._block_size, self._digests)
+
+
+def prefix_digests(tokens: Sequence[int], block_size: int, known: Sequence[bytes] = ()) -> Iterator[bytes]:
+    """The names of the full blocks of ``tokens``, without the first ones, which are ``known``."""
+    digest = known[-1] if known else b""
+    for end in range((len(known) + 1) * block_size, len(tokens) + 1, block_size):
+        content = array("i", tokens[end - block_size : end]).tobytes()
+        digest = hashlib.blake2b(digest + content, digest_size=16).digest()
+        yield digest

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import itertools
 import secrets
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from numbers import Integral
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
+from bitnet.core.engine.aside import Aside
 from bitnet.core.engine.blocks import BlockPool
 from bitnet.core.engine.constraint import Constraint
 from bitnet.core.engine.options import GenerationOptions
@@ -18,6 +22,7 @@ from bitnet.core.engine.results import Update
 from bitnet.core.engine.sampling import sibling_seed
 from bitnet.core.engine.scheduler import Plan, Scheduler
 from bitnet.core.engine.sequence import Generation, Scoring, TextStream, TokenSequence
+from bitnet.core.engine.warm import usual_steps
 from bitnet.core.errors import ContextFullError, DeviceError, InvalidInputError
 from bitnet.core.hal import GREEDY, NO_TOKEN, Executable, KVSpec, Limits, SequenceStep, Step, StepLayout
 
@@ -28,8 +33,15 @@ MAX_REPEAT = 16
 """Tokens a step at most: what is generated past a stop rule is thrown away."""
 
 
+Result: TypeAlias = "tuple[npt.NDArray[np.int32], npt.NDArray[np.float32] | None]"
+"""Tokens that a step sampled, ``int32[repeat, rows]``, and its logits, ``float32[rows, vocab]``, where wanted."""
+
+
 class Engine:
     """Runs many sequences through one executable. Not thread-safe but for the ``prepare`` methods.
+
+    Only what the next step depends on is done before that begins: a step's tokens are taken in, and it is looked for
+    stop tokens among them. Their text is made, and looked through for stop strings, while the device computes.
 
     Args:
         executable: Of a program as :func:`bitnet.core.model.program.build_program` makes it.
@@ -39,6 +51,7 @@ class Engine:
         text: Makes the decoder of the text that continues a prompt.
         device: The device's name, for errors.
         check: Called after each step; raises where the weights that were read are not the model's any more.
+        first: A context for the first step, in which drivers do what they have put off.
     """
 
     def __init__(
@@ -53,6 +66,7 @@ class Engine:
         text: Callable[[Sequence[int]], TextStream],
         device: str,
         check: Callable[[], None] = lambda: None,
+        first: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> None:
         if context > limits.max_blocks * kv.block_size or limits.max_blocks > kv.num_blocks:
             raise InvalidInputError(f"a context of {context} does not fit {limits} and {kv.num_blocks} KV blocks.")
@@ -60,23 +74,30 @@ class Engine:
             raise InvalidInputError(f"each sequence of a step needs a token and a row: {limits}.")
         self.context, self.kv, self.limits = context, kv, limits
         self._executable, self._layout, self._block_size = executable, StepLayout(limits), kv.block_size
-        self._vocab_size, self._eos, self._text, self._device = vocab_size, eos, text, device
-        self._check_weights = check
+        self._vocab_size, self._eos, self._text, self.device = vocab_size, eos, text, device
+        self._check_weights, self._around = check, first
         self._scheduler = Scheduler(limits, kv.num_blocks, kv.block_size)
         self._numbers = itertools.count()
         self._siblings: dict[TokenSequence, tuple[TokenSequence, ...]] = {}
         self._token_seconds = BURST_SECONDS
         self._failure: BaseException | None = None
+        self._text_thread = Aside(f"bitnet-text-{device}")
+        self._untold: list[TokenSequence] = []  # those with news
 
     @property
     def busy(self) -> bool:
-        """Whether :meth:`step` has something to do."""
-        return bool(self._scheduler.sequences)
+        """Whether there is a step to run, or something to tell."""
+        return self._scheduler.busy or bool(self._untold)
 
     @property
     def pool(self) -> BlockPool:
         """The blocks of the KV cache; for reading."""
         return self._scheduler.pool
+
+    def cached(self, digests: Sequence[bytes]) -> int:
+        """Positions in the cache of a prompt whose blocks have these names. May be called from any thread."""
+        find = self.pool.find
+        return self._block_size * next((i for i, digest in enumerate(digests) if find(digest) is None), len(digests))
 
     def prepare(
         self,
@@ -149,32 +170,63 @@ class Engine:
         if self._failure is not None:
             raise self._failure
         first, *others = sequences
+        for sequence in sequences:
+            sequence.device = self.device
         self._scheduler.add([first])
         if others:
             self._siblings[first] = tuple(others)
 
     def step(self) -> list[Update]:
-        """Run one step and say what is new. Where this raises, the engine is unusable and its sequences are lost.
+        """Run one step and say what is new.
 
         Raises:
             DeviceError: The device failed.
             ModelFileError: The file that weights are read from was cut short.
         """
-        if self._failure is not None:
-            raise self._failure
-        try:
-            began = time.perf_counter()
-            repeat = max(1, min(MAX_REPEAT, int(BURST_SECONDS / self._token_seconds)))
-            plan = self._scheduler.plan(repeat)
+        self.advance(lambda updates: None)
+        return self.news()
+
+    def advance(self, deliver: Callable[[list[Update]], None]) -> None:
+        """Run one step; meanwhile, in another thread, make text of what the step before gave, and ``deliver`` it.
+
+        Where there is no step to run, that is done here. Where this raises, the engine is unusable and its sequences
+        are lost.
+
+        Raises:
+            DeviceError: The device failed. What the step before gave is delivered.
+            ModelFileError: The file that weights are read from was cut short.
+        """
+        with self._fails():
+            plan = self._scheduler.plan(max(1, min(MAX_REPEAT, int(BURST_SECONDS / self._token_seconds))))
             if plan is None:
-                return []
-            updates = self._run(plan)
-            if all(item.count == 1 for item in plan.work):
-                self._token_seconds = (time.perf_counter() - began) / plan.repeat
-            return updates
-        except BaseException as error:
-            self._failure = error
-            raise
+                deliver(self.news())
+                return
+            step, wanted = self._prepared(plan)
+            if self._untold:
+                self._text_thread.begin(lambda: deliver(self.news()))
+                try:
+                    tokens, logits = self._timed(step, plan.repeat, wanted)
+                finally:
+                    self._text_thread.wait()
+            else:
+                tokens, logits = self._timed(step, plan.repeat, wanted)
+            self._accept(plan, tokens, logits)
+
+    def news(self) -> list[Update]:
+        """What is new since this was asked last.
+
+        A sequence that a stop string ends here may take part in a step already; what that gives is thrown away.
+        """
+        sequences, self._untold = self._untold, []
+        updates = []
+        for sequence in sequences:
+            ended = sequence.finished
+            update = sequence.news()
+            if sequence.finished and not ended:
+                self._scheduler.remove(sequence)
+            if update is not None:
+                updates.append(update)
+        return updates
 
     def cancel(self, sequence: TokenSequence) -> Update | None:
         """End a sequence where it is; None where it has ended already."""
@@ -186,9 +238,43 @@ class Engine:
                 return sequence.end("cancelled")
         self._scheduler.remove(sequence)
         self._release_siblings(sequence)
+        self._untold = [s for s in self._untold if s is not sequence]
         return sequence.end("cancelled")
 
-    def _run(self, plan: Plan) -> list[Update]:
+    def usual_steps(self) -> Iterator[Step]:
+        """Steps of the sizes that traffic brings, to prepare the device with."""
+        return usual_steps(self.limits, self.kv, self.context)
+
+    def close(self) -> None:
+        """End the thread that makes text."""
+        self._text_thread.close()
+
+    def works_in(self, thread: threading.Thread) -> bool:
+        """Whether text is made in that thread."""
+        return thread is self._text_thread.thread
+
+    @contextmanager
+    def _fails(self) -> Iterator[None]:
+        """Remembers what is raised inside, and raises it again the next time."""
+        if self._failure is not None:
+            raise self._failure
+        try:
+            yield
+        except BaseException as error:
+            self._failure = error
+            raise
+
+    def surrender(self) -> list[tuple[TokenSequence, ...]]:
+        """Give up all sequences after a step has failed: groups as :meth:`add` of another engine takes them.
+
+        They are in order of arrival. What they have generated stays; the other engine computes their cache anew.
+        """
+        groups = [(first, *self._siblings.pop(first, ())) for first in self._scheduler.sequences]
+        self._scheduler.forget()
+        return groups
+
+    def _prepared(self, plan: Plan) -> tuple[Step, bool]:
+        """The step of a plan, and whether the host needs its logits."""
         wanted = any(item.rows and item.sequence.needs_logits for item in plan.work)
         step = Step(
             self._layout,
@@ -205,38 +291,49 @@ class Engine:
             block_size=self._block_size,
             logits=wanted,
         )
-        tokens = self._executable.run(step, plan.repeat)
+        return step, wanted
+
+    def _timed(self, step: Step, repeat: int, wanted: bool) -> Result:
+        """As :meth:`_compute`; a decoding step tells how many tokens fit the next burst."""
+        began = time.perf_counter()
+        result = self._compute(step, repeat, wanted)
+        if step.tokens == step.seqs:
+            self._token_seconds = (time.perf_counter() - began) / repeat
+        return result
+
+    def _compute(self, step: Step, repeat: int, wanted: bool) -> Result:
+        """The tokens that a step samples, and its logits where they are ``wanted``. Touches nothing of the books."""
+        with self._around():
+            tokens = self._executable.run(step, repeat)
+        self._around = nullcontext
         self._check_weights()
         if (tokens == NO_TOKEN).any():
             raise DeviceError(
                 "it computed logits that are not numbers (NaN): weights of the model are damaged, or overflow.",
-                device=self._device,
+                device=self.device,
                 hint="Check the model file (bitnet inspect), and the device with another one (--device cpu).",
             )
         if tokens.size and tokens.view(np.uint32).max() >= self._vocab_size:  # or below 0
-            raise DeviceError(f"it sampled a token outside of the vocabulary: {tokens.tolist()}.", device=self._device)
-        logits = self._executable.read("logits", step.rows) if wanted else None
-        return self._deliver(plan, tokens, logits)
+            raise DeviceError(f"it sampled a token outside of the vocabulary: {tokens.tolist()}.", device=self.device)
+        return tokens, self._executable.read("logits", step.rows) if wanted else None
 
-    def _deliver(
-        self, plan: Plan, tokens: npt.NDArray[np.int32], logits: npt.NDArray[np.float32] | None
-    ) -> list[Update]:
-        updates = []
-        row = 0
+    def _accept(self, plan: Plan, tokens: npt.NDArray[np.int32], logits: npt.NDArray[np.float32] | None) -> None:
+        """Bring a step's tokens into the books, as far as the next step depends on them."""
+        sampled, row = tokens.T.tolist(), 0
         for item in plan.work:
             if not item.rows:
                 continue
             sequence, rows = item.sequence, slice(row, row + len(item.rows))
             row = rows.stop
+            if sequence.finished:  # while the step ran
+                continue
             seen = logits[rows] if logits is not None and sequence.needs_logits else None
-            update = sequence.accept(tokens[:, rows.start].tolist(), seen)
+            sequence.accept(sampled[rows.start], seen)
             sequence.computed += plan.repeat - 1  # of a repeated step, every token but the last was fed as well
             self._release_siblings(sequence)
             if sequence.finished:
                 self._scheduler.remove(sequence)
-            if update is not None:
-                updates.append(update)
-        return updates
+            self._untold.append(sequence)
 
     def _release_siblings(self, first: TokenSequence) -> None:
         self._scheduler.add(self._siblings.pop(first, ()), first=True)

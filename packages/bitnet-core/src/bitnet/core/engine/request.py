@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Iterator
 from types import TracebackType
 
 from bitnet.core.engine.results import Chunk, Completion, Update
-from bitnet.core.engine.worker import Ticket
+from bitnet.core.engine.ticket import Ticket
 
 
 class Request(Iterator[Chunk], AsyncIterator[Chunk]):

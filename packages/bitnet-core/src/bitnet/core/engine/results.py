@@ -69,6 +69,7 @@ class Completion:
         logprobs: One for each of ``tokens``, where they were asked for.
         seed: Seed that draws the same tokens again.
         options: The options of the request.
+        devices: Names of the devices that computed it: one, or more where a replica failed meanwhile.
     """
 
     text: str
@@ -80,6 +81,7 @@ class Completion:
     seed: int
     timings: Timings
     options: GenerationOptions
+    devices: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

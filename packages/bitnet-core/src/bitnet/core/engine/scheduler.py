@@ -65,6 +65,11 @@ class Scheduler:
         """All that run or wait."""
         return (*self._running, *self._waiting)
 
+    @property
+    def busy(self) -> bool:
+        """Whether any run or wait."""
+        return bool(self._running or self._waiting)
+
     def add(self, sequences: Iterable[TokenSequence], *, first: bool = False) -> None:
         """Queue sequences, at the head of the queue where ``first``."""
         if first:
@@ -80,6 +85,13 @@ class Scheduler:
         else:
             self._waiting.remove(sequence)
 
+    def forget(self) -> None:
+        """Give up all sequences; those that ran have nothing in a cache any more, and the books here are void."""
+        for sequence in self._running:
+            sequence.table, sequence.computed = None, 0
+        self._running.clear()
+        self._waiting.clear()
+
     def plan(self, max_repeat: int = 1) -> Plan | None:
         """The next step, its tokens already counted as computed; None where there is nothing to do.
 
@@ -87,10 +99,11 @@ class Scheduler:
             max_repeat: Tokens a sequence may be given before the host looks, where all of them just decode.
         """
         work = [Work(s, s.computed, 1, range(1)) for s in self._decoding()]
-        repeat = 1
-        if work and len(work) == len(self._running) and not self._waiting:
-            repeat = self._repeat(work, max_repeat)
         self._admit()
+        repeat = 1
+        if work and len(work) == len(self._running):
+            # Who still waits cannot come in before a sequence ends, which is seen after a step only.
+            repeat = self._repeat(work, max(1, max_repeat // 2) if self._waiting else max_repeat)
         work += self._prefill(work)
         for item in work:
             item.sequence.computed += item.count
@@ -99,14 +112,15 @@ class Scheduler:
 
     def _decoding(self) -> list[TokenSequence]:
         """Sequences that need one more position, each with a block for it."""
-        ready = []
+        ready, gone = [], set()
         for sequence in tuple(self._running):
-            if sequence not in self._running or sequence.target - sequence.computed != 1:
+            if sequence in gone or sequence.target - sequence.computed != 1:
                 continue
             while not self._table(sequence).reserve(sequence.computed + 1):
                 last = self._running.pop()
                 self._leave_cache(last)
                 self._waiting.appendleft(last)
+                gone.add(last)
                 if last is sequence:
                     break
             else:

@@ -25,7 +25,7 @@ F32 = npt.NDArray[np.float32]
 class TextStream(Protocol):
     """Token ids to text, never half a character: ``bitnet.core.text.tokenizer.StreamDecoder``."""
 
-    def push(self, token: int) -> str: ...
+    def push(self, *tokens: int) -> str: ...
 
     def flush(self) -> str: ...
 
@@ -37,7 +37,8 @@ class TokenSequence(ABC):
         tokens: The prompt, and what was generated.
         computed: Positions in the cache; the scheduler moves it.
         table: Blocks of the cache; the scheduler fills it.
-        scheduled: Whether a step of it has run.
+        finished: Whether it takes part in no more steps; its last update may be still to come.
+        device: Name of the device whose engine has it.
     """
 
     def __init__(self, number: int, tokens: Sequence[int]) -> None:
@@ -45,6 +46,7 @@ class TokenSequence(ABC):
         self.tokens = list(tokens)
         self.computed = 0
         self.table: BlockTable | None = None
+        self.device = ""
         self.finished = False
 
     @property
@@ -76,12 +78,19 @@ class TokenSequence(ABC):
         """The first step is about to run; ``cached`` positions were there already."""
 
     @abstractmethod
-    def accept(self, sampled: Sequence[int], logits: F32 | None) -> Update | None:
-        """Take what a step gave: the tokens drawn on the device, or where logits are needed ``logits[rows, V]``."""
+    def accept(self, sampled: Sequence[int], logits: F32 | None) -> None:
+        """Take what a step gave: the tokens drawn on the device, or where logits are needed ``logits[rows, V]``.
+
+        Only what the next step depends on is done here, as the device waits for it.
+        """
+
+    @abstractmethod
+    def news(self) -> Update | None:
+        """What is new since it was asked last. A stop string is found here, which may end it."""
 
     @abstractmethod
     def end(self, reason: FinishReason) -> Update:
-        """End it here."""
+        """End it here; what is new is in the update."""
 
 
 class Generation(TokenSequence):
@@ -124,6 +133,9 @@ class Generation(TokenSequence):
         self._started: float | None = None
         self._cached = 0
         self._times: list[float] = []
+        self._devices: list[str] = []
+        self._told = len(prompt)  # tokens that updates have told of
+        self._reason: FinishReason | None = None
 
     @property
     def _generated(self) -> int:
@@ -155,13 +167,13 @@ class Generation(TokenSequence):
         return self._most - self._generated
 
     def started(self, cached: int) -> None:
+        if self.device not in self._devices:
+            self._devices.append(self.device)
         if self._started is None:
             self._started, self._cached = self._clock() - self._submitted, cached
 
-    def accept(self, sampled: Sequence[int], logits: F32 | None) -> Update:
+    def accept(self, sampled: Sequence[int], logits: F32 | None) -> None:
         now = self._clock() - self._submitted
-        before, texts = self._generated, []
-        reason: FinishReason | None = None
         if logits is not None:
             try:
                 sampled = [self._choose(logits[0])]
@@ -169,27 +181,34 @@ class Generation(TokenSequence):
                 if self._constraint is None:
                     raise
                 # It is not known what may come next.
-                self._stop_reason, reason, sampled = f"{type(error).__name__}: {error}", "failed", ()
-        for token in sampled:
+                self._stop_reason, sampled = f"{type(error).__name__}: {error}", ()
+                self._end("failed")
+        room = self._most - self._generated
+        new = list(sampled[:room])
+        if not self._stop_tokens.isdisjoint(new):
+            stop = next(i for i, token in enumerate(new) if token in self._stop_tokens)
             self._times.append(now)
-            if token in self._stop_tokens:
-                self._stop_reason, reason = token, "stop"
-                break
-            if logits is not None and self._options.logprobs is not None:
-                self._logprobs.append(token_logprob(logits[0], token, self._options.logprobs))
-            self.tokens.append(token)
-            self._counts[token] += 1
-            texts.append(self._stopper.push(self._text.push(token)))
-            if self._stopper.matched is not None:
-                self._stop_reason, reason = self._stopper.matched, "stop"
-            elif self._generated >= self._most:
-                reason = self._at_most
-            if reason is not None:
-                break
-        return self._update(before, texts, reason)
+            self._stop_reason = new[stop]
+            del new[stop:]
+            self._end("stop")
+        elif len(new) == room and new:
+            self._end(self._at_most)
+        if logits is not None:
+            if self._options.logprobs is not None:
+                self._logprobs += [token_logprob(logits[0], token, self._options.logprobs) for token in new]
+            self._counts.update(new)
+        self._times += [now] * len(new)
+        self.tokens += new
+
+    def news(self) -> Update:
+        return self._update()
 
     def end(self, reason: FinishReason) -> Update:
-        return self._update(self._generated, [], reason)
+        self._end(reason)
+        return self._update()
+
+    def _end(self, reason: FinishReason) -> None:
+        self.finished, self._reason = True, reason
 
     def _choose(self, logits: F32) -> int:
         forbidden = tuple(self._stop_tokens) if self._must_go_on else ()
@@ -201,15 +220,31 @@ class Generation(TokenSequence):
             self._constraint.accept(token)
         return token
 
-    def _update(self, before: int, texts: list[str], reason: FinishReason | None) -> Update:
-        """A chunk of the tokens after the first ``before`` and of ``texts``; all of the result if it has ended."""
-        if reason is not None:
+    def _new_text(self) -> list[str]:
+        """Text of the tokens that are new, up to the first stop string, which ends it; tokens after that are undone."""
+        if not self._options.stop_strings:
+            return [self._text.push(*self.tokens[self._told :])]
+        texts = []
+        for i in range(self._told, len(self.tokens)):
+            texts.append(self._stopper.push(self._text.push(self.tokens[i])))
+            if self._stopper.matched is not None:
+                del self.tokens[i + 1 :], self._times[self._generated :], self._logprobs[self._generated :]
+                self._stop_reason = self._stopper.matched
+                self._end("stop")
+                break
+        return texts
+
+    def _update(self) -> Update:
+        """A chunk of what is new; all of the result if it has ended."""
+        texts, reason = self._new_text(), self._reason
+        if reason is not None and self._stopper.matched is None:
             texts.append(self._stopper.push(self._text.flush()))
             if self._stopper.matched is not None and self._stop_reason is None:
                 self._stop_reason, reason = self._stopper.matched, "stop"
             texts.append(self._stopper.flush())
         text = "".join(texts)
         self._pieces.append(text)
+        before, self._told = self._told - len(self._prompt), len(self.tokens)
         asked = self._options.logprobs is not None
         chunk = Chunk(
             text,
@@ -219,7 +254,6 @@ class Generation(TokenSequence):
         )
         if reason is None:
             return Update(self.number, chunk)
-        self.finished = True
         total = self._clock() - self._submitted
         timings = Timings(
             prompt_tokens=len(self._prompt),
@@ -238,6 +272,7 @@ class Generation(TokenSequence):
             seed=self._params.seed,
             timings=timings,
             options=self._options,
+            devices=tuple(self._devices),
         )
         return Update(self.number, chunk, completion)
 
@@ -263,14 +298,17 @@ class Scoring(TokenSequence):
     def needs_logits(self) -> bool:
         return True
 
-    def accept(self, sampled: Sequence[int], logits: F32 | None) -> Update | None:
+    def accept(self, sampled: Sequence[int], logits: F32 | None) -> None:
         assert logits is not None
         first = self._start + self._scored
         wanted = np.asarray(self.tokens[first : first + len(logits)])
         chosen = logits[np.arange(len(wanted)), wanted]
         self._scores.append(chosen - logsumexp(logits))
         self._scored += len(wanted)
-        return self.end("length") if self.first_row == self.target else None
+        self.finished = self.first_row == self.target
+
+    def news(self) -> Update | None:
+        return Update(self.number, result=np.concatenate([*self._scores, np.empty(0)])) if self.finished else None
 
     def end(self, reason: FinishReason) -> Update:
         self.finished = True

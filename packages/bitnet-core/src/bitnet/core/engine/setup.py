@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING
 
 from bitnet.core.engine.engine import Engine
@@ -16,7 +18,8 @@ if TYPE_CHECKING:
 
 DEFAULT_CONTEXT = 4096
 STEP_TOKENS = 512
-"""Tokens a step: enough to keep a matrix product busy; activations cost about 0.1 MB a token in a 2B model."""
+"""Tokens a step, where the device tells no better: enough to keep a matrix product busy. Activations cost about 0.1 MB
+a token in a 2B model."""
 MAX_STEP_TOKENS = 65_536
 STEP_ROWS = 32
 """Rows of logits a step where text is scored; each takes a vocabulary of floats."""
@@ -53,9 +56,16 @@ def cache_blocks(config: ModelConfig, *, context: int, max_seqs: int, kv_dtype: 
 
 
 def open_engine(
-    file: ModelFile, device: Device, *, context: int | None, kv_dtype: KVDtype, max_seqs: int, step_tokens: int
+    file: ModelFile,
+    device: Device,
+    *,
+    context: int | None,
+    kv_dtype: KVDtype,
+    max_seqs: int,
+    step_tokens: int | None,
+    first: Callable[[], AbstractContextManager[None]] = nullcontext,
 ) -> tuple[Engine, Executable]:
-    """Compile a model for a device.
+    """Compile a model for a device. ``first`` is a context for the first step.
 
     Raises:
         InvalidInputError: ``context``, ``max_seqs`` or ``step_tokens`` is out of range.
@@ -68,6 +78,8 @@ def open_engine(
         context = default_context(config, size=file.size, kv_dtype=kv_dtype)
     if not 2 <= context <= config.context_length:
         raise InvalidInputError(f"context is {context}; {config.name} takes 2 … {config.context_length} tokens.")
+    if step_tokens is None:
+        step_tokens = device.info.step_tokens or STEP_TOKENS
     if not 1 <= step_tokens <= MAX_STEP_TOKENS:
         raise InvalidInputError(f"step_tokens is {step_tokens}; it must be in 1 … {MAX_STEP_TOKENS}.")
     if not 1 <= max_seqs <= step_tokens:
@@ -102,5 +114,6 @@ def open_engine(
         text=lambda prompt: StreamDecoder(tokenizer, after=prompt),
         device=device.info.name,
         check=lambda: file.gguf.check() if file.gguf.lost else None,
+        first=first,
     )
     return engine, executable

@@ -1,114 +1,32 @@
-"""Many callers, one engine: a thread that steps it while there is something to do.
+"""Many callers, one queue, and one engine or several: a thread for each steps it while there is something to do.
 
-Steps run in a thread of their own, not in a caller's, so that an interrupt (Ctrl-C) ends the caller's wait and
+Steps run in threads of their own, not in a caller's, so that an interrupt (Ctrl-C) ends the caller's wait and
 never a step half-way, and so that callers in different threads share steps.
 """
 
 from __future__ import annotations
 
 import os
-import queue
 import threading
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING
 
+from bitnet.core.engine.blocks import prefix_digests
 from bitnet.core.engine.engine import Engine
+from bitnet.core.engine.replica import Group, Replica
 from bitnet.core.engine.results import Update
 from bitnet.core.engine.sequence import TokenSequence
-from bitnet.core.errors import InvalidInputError, QueueFullError
-
-if TYPE_CHECKING:
-    import asyncio
-
-WAIT_SECONDS = 0.5
-"""Seconds between checks for a signal where the platform cannot interrupt a wait."""
-
-
-class Ticket:
-    """A caller's end of one sequence: its updates, as they come, for a thread or for a task of an event loop."""
-
-    def __init__(self, worker: Worker, sequence: TokenSequence) -> None:
-        self._worker = worker
-        self._news: queue.SimpleQueue[Update | None] = queue.SimpleQueue()
-        self._waiting: asyncio.Future[None] | None = None
-        self._open = True
-        self.sequence = sequence
-
-    def __iter__(self) -> Iterator[Update]:
-        return self
-
-    def __next__(self) -> Update:
-        """The next update; there is none after the sequence's result.
-
-        Raises:
-            DeviceError: The device failed; or whatever else the engine failed with.
-            InvalidInputError: This is a fork of the process that has the engine's thread: no news comes here.
-        """
-        while self._open:
-            self._worker.check_here()
-            with suppress(queue.Empty):
-                return self._taken(self._news.get(timeout=WAIT_SECONDS))
-        raise StopIteration
-
-    def __aiter__(self) -> AsyncIterator[Update]:
-        return self
-
-    async def __anext__(self) -> Update:
-        """As :meth:`__next__`, for a task; one task may wait at a time, and a task that is cancelled loses no news."""
-        import asyncio  # which takes long to import, and is there already where a task runs
-
-        while self._open:
-            self._worker.check_here()
-            # A future stands here before the queue is looked at, so news that comes in between wakes it.
-            self._waiting = asyncio.get_running_loop().create_future()
-            with suppress(queue.Empty):
-                return self._taken(self._news.get_nowait())
-            await self._waiting
-        raise StopAsyncIteration
-
-    def _taken(self, news: Update | None) -> Update:
-        self._open = news is not None and news.result is None
-        if news is None:
-            raise self._worker.end()
-        return news
-
-    def cancel(self) -> None:
-        """End it if it has not ended. The result so far comes as an update."""
-        if self._worker.elsewhere:  # the parent's generation goes on
-            self._open = False
-        if self._open:
-            self._worker.cancel(self.sequence)
-
-    def put(self, news: Update | None) -> asyncio.Future[None] | None:
-        """For the worker: ``news``, or None where no more will come. Returns what a task waits for, if one does."""
-        self._news.put(news)
-        waiting, self._waiting = self._waiting, None
-        return waiting
-
-
-def _wake(futures: Iterable[asyncio.Future[None] | None]) -> None:
-    """Let the tasks that wait for ``futures`` go on: one call into each event loop, however many wait there."""
-    by_loop: dict[asyncio.AbstractEventLoop, list[asyncio.Future[None]]] = {}
-    for future in futures:
-        if future is not None:
-            by_loop.setdefault(future.get_loop(), []).append(future)
-    for loop, waiting in by_loop.items():
-        with suppress(RuntimeError):  # the loop is closed: nobody waits there any more
-            loop.call_soon_threadsafe(_finish, waiting)
-
-
-def _finish(futures: Iterable[asyncio.Future[None]]) -> None:
-    for future in futures:
-        if not future.done():
-            future.set_result(None)
+from bitnet.core.engine.ticket import Ticket, wake
+from bitnet.core.errors import DeviceError, InvalidInputError, QueueFullError
+from bitnet.core.support.log import logger
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What an engine has to do now.
+    """What there is to do now; blocks are those of all replicas that answer.
 
     Attributes:
         running: Requests that take part in steps.
@@ -118,6 +36,7 @@ class Load:
         kv_used: Blocks that requests hold.
         kv_cached: Blocks that no request holds but whose content can be used again.
         block_size: Positions in a block.
+        lost: Devices that have failed, and whose requests the others answer.
     """
 
     running: int
@@ -127,51 +46,48 @@ class Load:
     kv_used: int
     kv_cached: int
     block_size: int
+    lost: tuple[str, ...] = ()
 
 
 class Worker:
-    """Owns an engine: nothing else may call it, but for its ``prepare`` methods.
+    """Owns engines of the same model: nothing else may call them, but for their ``prepare`` methods.
+
+    With one engine, each request goes to its queue at once. With several, a request waits here until one has a place,
+    and goes where the fewest tokens are left to compute: where its prefix is cached, or else where least waits. When a
+    device fails, the others answer its requests, from where they are.
 
     Args:
-        first: A context for the first step, in which drivers do what they have put off.
+        engines: Replicas: the same model, limits and context.
         max_queue: Requests that may wait besides those that run; None: any number.
         max_queue_tokens: Prompt tokens that may wait; None: any number. One request may always wait.
     """
 
-    def __init__(
-        self,
-        engine: Engine,
-        first: Callable[[], AbstractContextManager[None]] = nullcontext,
-        *,
-        max_queue: int | None = None,
-        max_queue_tokens: int | None = None,
-    ) -> None:
+    def __init__(self, *engines: Engine, max_queue: int | None = None, max_queue_tokens: int | None = None) -> None:
         for name, most in (("max_queue", max_queue), ("max_queue_tokens", max_queue_tokens)):
             if most is not None and most < 0:
                 raise InvalidInputError(f"{name} is {most}; it must be an integer ≥ 0, or None.")
-        self.engine = engine
+        self.engine = engines[0]
+        """Prepares sequences, for all the replicas."""
+        self.replicas = tuple(Replica(engine) for engine in engines)
         self._max_queue, self._max_queue_tokens = max_queue, max_queue_tokens
-        self._around = first
         self._changed = threading.Condition()
-        self._added: list[Sequence[TokenSequence]] = []
-        self._cancelled: list[TokenSequence] = []
+        self._queue: deque[Group] = deque()
         self._tickets: dict[int, Ticket] = {}
-        self._thread: threading.Thread | None = None
         self._end: BaseException | None = None
         self._origin: TracebackType | None = None
-        self._process = 0
+        self._process: int | None = None
 
     def submit(self, sequence: TokenSequence) -> Ticket:
-        """Hand a prepared sequence to the engine.
+        """Hand a prepared sequence to an engine.
 
         Raises:
             QueueFullError: As many requests or prompt tokens wait as may.
-            BitNetError: The worker is closed, its engine failed, or the process with its thread was forked.
+            BitNetError: The worker is closed, its last engine failed, or the process with its threads was forked.
         """
         return self.submit_all([[sequence]])[0]
 
     def submit_all(self, prompts: Sequence[Sequence[TokenSequence]]) -> list[Ticket]:
-        """Hand several prompts' sequences to the engine at the same time, so that they share steps from the first on.
+        """Hand several prompts' sequences over at the same time, so that they share steps from the first on.
 
         Returns:
             A ticket for each sequence: those of the first prompt, then the next.
@@ -180,18 +96,15 @@ class Worker:
             QueueFullError, BitNetError: As for :meth:`submit`. Either all are taken or none.
         """
         self.check_here()
+        groups = [self._group(sequences) for sequences in prompts]
         with self._changed:
             if self._end is not None:
                 raise self.end()
             self._check_room(prompts)
-            tickets = [Ticket(self, sequence) for sequences in prompts for sequence in sequences]
+            tickets = [Ticket(self, sequence) for group in groups for sequence in group.sequences]
             self._tickets.update((ticket.sequence.number, ticket) for ticket in tickets)
-            self._added += prompts
-            if self._thread is None:
-                self._process = os.getpid()
-                self._thread = threading.Thread(target=self._loop, name="bitnet-engine", daemon=True)
-                self._thread.start()
-            self._changed.notify()
+            self._queue += groups
+            self._dispatch()
         return tickets
 
     def load(self) -> Load:
@@ -199,16 +112,26 @@ class Worker:
         with self._changed:
             waiting = self._waiting()
             running = len(self._tickets) - len(waiting)
-        pool = self.engine.pool
+            pools = [replica.engine.pool for replica in self._alive()]
+            lost = tuple(replica.engine.device for replica in self.replicas if replica.lost)
         return Load(
             running=running,
             waiting=len(waiting),
             waiting_tokens=sum(len(s.tokens) for s in waiting),
-            kv_blocks=pool.size,
-            kv_used=pool.size - pool.available,
-            kv_cached=pool.idle,
+            kv_blocks=sum(pool.size for pool in pools),
+            kv_used=sum(pool.size - pool.available for pool in pools),
+            kv_cached=sum(pool.idle for pool in pools),
             block_size=self.engine.kv.block_size,
+            lost=lost,
         )
+
+    @property
+    def busy(self) -> bool:
+        """Whether any request runs or waits."""
+        return bool(self._tickets)
+
+    def _alive(self) -> list[Replica]:
+        return [replica for replica in self.replicas if not replica.lost]
 
     def _waiting(self) -> list[TokenSequence]:
         return [ticket.sequence for ticket in self._tickets.values() if ticket.sequence.table is None]
@@ -216,7 +139,7 @@ class Worker:
     def _check_room(self, prompts: Sequence[Sequence[TokenSequence]]) -> None:
         """Raise QueueFullError where ``prompts`` are too many for the queue. A prompt's tokens count once."""
         if self._max_queue is not None:
-            most = self.engine.limits.max_seqs + self._max_queue
+            most = sum(replica.engine.limits.max_seqs for replica in self._alive()) + self._max_queue
             if len(self._tickets) + sum(map(len, prompts)) > most:
                 raise QueueFullError(
                     f"{len(self._tickets)} requests run or wait; {most} may.",
@@ -238,9 +161,19 @@ class Worker:
             )
 
     def cancel(self, sequence: TokenSequence) -> None:
+        """End a sequence if it has not ended."""
         with self._changed:
-            self._cancelled.append(sequence)
-            self._changed.notify()
+            for group in self._queue:
+                if sequence in group.sequences:
+                    group.sequences.remove(sequence)
+                    if not group.sequences:
+                        self._queue.remove(group)
+                    wake([self._tickets.pop(sequence.number).put(sequence.end("cancelled"))])
+                    return
+            for replica in self.replicas:
+                if sequence.number in replica.held:
+                    replica.cancelled.append(sequence)
+                    self._changed.notify_all()
 
     def end(self) -> BaseException:
         """Why no more requests are taken; anew from where it came, as each ``raise`` adds its callers to an error."""
@@ -249,57 +182,110 @@ class Worker:
 
     @property
     def elsewhere(self) -> bool:
-        """Whether this is a fork of the process that has the thread. Locks that it held then are never free here."""
-        return self._thread is not None and os.getpid() != self._process
+        """Whether this is a fork of the process that has the threads. Locks that it held then are never free here."""
+        return self._process is not None and os.getpid() != self._process
 
     @property
     def runs_this(self) -> bool:
-        """Whether the caller is the thread that steps the engine; it cannot wait for its own end."""
-        return threading.current_thread() is self._thread
+        """Whether the caller is a thread that steps an engine; it cannot wait for its own end."""
+        thread = threading.current_thread()
+        return any(thread is replica.thread or replica.engine.works_in(thread) for replica in self.replicas)
 
     def close(self) -> None:
-        """Finish the step that runs and end every request with an error. Closing twice is allowed."""
+        """Finish the steps that run and end every request with an error. Closing twice is allowed."""
+        self._stop(InvalidInputError("the model is closed."))
+        for replica in self.replicas:
+            # An interrupt may have come before it was started.
+            if replica.thread is not None and replica.thread.is_alive():
+                replica.thread.join()
+
+    def _stop(self, why: BaseException) -> None:
+        """Take no more requests, and end those of the queue; each replica's thread ends its own."""
         with self._changed:
             if self._end is None:
-                self._end = InvalidInputError("the model is closed.")
-            self._changed.notify()
-            thread = self._thread
-        if thread is not None and thread.is_alive():  # an interrupt may have come before it was started
-            thread.join()
+                self._end, self._origin = why, why.__traceback__
+            queued = [self._tickets.pop(s.number) for group in self._queue for s in group.sequences]
+            self._queue.clear()
+            self._changed.notify_all()
+        wake([ticket.put(None) for ticket in queued])
 
-    def _loop(self) -> None:
+    def _group(self, sequences: Sequence[TokenSequence]) -> Group:
+        """One prompt's sequences; where there is a choice of replicas, with what tells which one has its prefix."""
+        chain = prefix_digests(sequences[0].tokens, self.engine.kv.block_size) if len(self.replicas) > 1 else ()
+        return Group(list(sequences), tuple(chain))
+
+    def _dispatch(self) -> None:
+        """Send what waits to the replicas, in order of arrival, as long as one has a place. The lock is held."""
+        alive = self._alive()
+        while self._queue:
+            free = alive if len(alive) == 1 else [replica for replica in alive if not replica.full]
+            if not free:
+                break
+            group = self._queue.popleft()
+            replica = free[0] if len(free) == 1 else min(free, key=lambda replica: replica.cost(group))
+            replica.take(group)
+            if replica.thread is None:
+                self._process = os.getpid()
+                replica.thread = threading.Thread(
+                    target=self._loop, args=(replica,), name=f"bitnet-engine-{replica.engine.device}", daemon=True
+                )
+                replica.thread.start()
+        self._changed.notify_all()
+
+    def _loop(self, replica: Replica) -> None:
+        engine, deliver = replica.engine, partial(self._deliver, replica)
         try:
-            while self._take_in():
-                with self._around():
-                    updates = self.engine.step()
-                self._around = nullcontext
-                self._deliver(updates)
+            while self._take_in(replica):
+                engine.advance(deliver)
         except BaseException as error:
-            with self._changed:
-                if self._end is None:
-                    self._end, self._origin = error, error.__traceback__
+            if not self._passed_on(replica, error):
+                self._stop(error)
+        engine.close()
         with self._changed:
-            tickets, self._tickets = self._tickets, {}
-        _wake([ticket.put(None) for ticket in tickets.values()])
+            tickets = [self._tickets.pop(number) for number in replica.held]
+            replica.held.clear()
+        wake([ticket.put(None) for ticket in tickets])
 
-    def _take_in(self) -> bool:
-        """Wait for something to do and bring in what callers asked for; False once closed."""
+    def _passed_on(self, replica: Replica, error: BaseException) -> bool:
+        """Whether the requests of a replica whose device failed are the others' now: ahead of what waits."""
         with self._changed:
-            while not (self._end or self._added or self._cancelled or self.engine.busy):
+            replica.lost = isinstance(error, DeviceError)
+            others = self._alive()
+            if self._end is not None or not others or not replica.lost:
+                return False
+            groups = [self._group(sequences) for sequences in replica.engine.surrender()] + replica.added
+            replica.added = []
+            replica.held.clear()
+            self._queue.extendleft(reversed(groups))
+            for sequence in replica.cancelled:
+                self.cancel(sequence)
+            self._dispatch()
+        names = ", ".join(other.engine.device for other in others)
+        count = sum(len(group.sequences) for group in groups)
+        logger.warning("A device was lost: %s Its %d requests are answered by %s.", error, count, names)
+        return True
+
+    def _take_in(self, replica: Replica) -> bool:
+        """Wait for something to do and bring in what callers asked for; False once closed."""
+        engine = replica.engine
+        with self._changed:
+            while not (self._end or replica.added or replica.cancelled or engine.busy):
                 self._changed.wait()
             if self._end is not None:
                 return False
-            added, self._added = self._added, []
-            cancelled, self._cancelled = self._cancelled, []
-        for sequences in added:
-            self.engine.add(sequences)
-        self._deliver([update for sequence in cancelled if (update := self.engine.cancel(sequence)) is not None])
+            added, replica.added = replica.added, []
+            cancelled, replica.cancelled = replica.cancelled, []
+        for group in added:
+            engine.add(group.sequences)
+        self._deliver(replica, [update for s in cancelled if (update := engine.cancel(s)) is not None])
         return True
 
-    def _deliver(self, updates: Sequence[Update]) -> None:
+    def _deliver(self, replica: Replica, updates: Sequence[Update]) -> None:
         with self._changed:
             tickets = [self._tickets[update.sequence] for update in updates]
-            for update in updates:
-                if update.result is not None:
-                    del self._tickets[update.sequence]
-        _wake([ticket.put(update) for ticket, update in zip(tickets, updates, strict=True)])
+            ended = [update.sequence for update in updates if update.result is not None]
+            for number in ended:
+                del self._tickets[number], replica.held[number]
+            if ended and self._queue:
+                self._dispatch()
+        wake([ticket.put(update) for ticket, update in zip(tickets, updates, strict=True)])

@@ -109,18 +109,7 @@ class GpuExecutable:
             self._check_step(step, count)
             rows = step.rows if self._check_step.samples else 0
             out = np.empty((count, rows), np.int32)
-            lengths = step.data[self._layout.offsets["seq_len"] :][: step.seqs]
-            longest = int(lengths.max(initial=1)) + count - 1
-            limits = self._program.limits
-            recording, names, self._dispatches = self._recording(
-                Bucket(
-                    bucket_size(step.tokens, limits.max_tokens),
-                    bucket_size(step.rows, limits.max_rows) if step.rows else 0,
-                    self._context_bucket(longest),
-                    logits=not (step.rows and self._leaves_out and self._one_wins(step)),
-                    apart=self._apart(step, count),
-                )
-            )
+            recording, names, self._dispatches = self._recording(self._bucket(step, count))
             self._driver.upload(self.context.step, step.data)
             for start in range(0, count, MAX_COUNT):
                 now = min(MAX_COUNT, count - start)
@@ -132,6 +121,13 @@ class GpuExecutable:
                     self._driver.download(self.context.history, out[start : start + now])
             self._kernels.update(dict.fromkeys(names))
             return out
+
+    def prepare(self, step: Step, count: int = 1) -> None:
+        """Implements :class:`~bitnet.core.hal.Preparing`: records the bucket of a step."""
+        with self._lock:
+            self._check_open()
+            self._check_step(step, count)
+            self._recording(self._bucket(step, count))
 
     def write(self, name: str, array: npt.NDArray[Any]) -> None:
         with self._lock:
@@ -156,6 +152,19 @@ class GpuExecutable:
                 self._recordings.clear()
                 self.context.close()
                 self._on_close(self)
+
+    def _bucket(self, step: Step, count: int) -> Bucket:
+        """The bucket of the recording that runs a step."""
+        lengths = step.data[self._layout.offsets["seq_len"] :][: step.seqs]
+        longest = int(lengths.max(initial=1)) + count - 1
+        limits = self._program.limits
+        return Bucket(
+            bucket_size(step.tokens, limits.max_tokens),
+            bucket_size(step.rows, limits.max_rows) if step.rows else 0,
+            self._context_bucket(longest),
+            logits=not (step.rows and self._leaves_out and self._one_wins(step)),
+            apart=self._apart(step, count),
+        )
 
     def _recording(self, bucket: Bucket) -> tuple[object, tuple[str, ...], int]:
         if bucket not in self._recordings:

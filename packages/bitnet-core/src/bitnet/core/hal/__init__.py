@@ -1,7 +1,7 @@
 """The hardware contract: what the engine asks of a device, and what a backend package implements."""
 
 from bitnet.core.hal.backend import HAL_API, Backend, OpenOptions
-from bitnet.core.hal.device import Device, Executable, ExecutableStats, MemoryInfo
+from bitnet.core.hal.device import Device, Executable, ExecutableStats, MemoryInfo, Preparing
 from bitnet.core.hal.probe import DeviceInfo, DeviceType, ProbeResult, ProbeStatus
 from bitnet.core.hal.program import (
     NO_TOKEN,
@@ -50,6 +50,7 @@ __all__ = [
     "NormRows",
     "Op",
     "OpenOptions",
+    "Preparing",
     "ProbeResult",
     "ProbeStatus",
     "Program",

@@ -94,6 +94,19 @@ class Executable(Protocol):
 
 
 @runtime_checkable
+class Preparing(Protocol):
+    """An executable that prepares something for each size of step, when it first runs one: an option of a device."""
+
+    def prepare(self, step: Step, count: int = 1) -> None:
+        """Make ready what a run of such a step needs, so that nothing is compiled or recorded then. Computes nothing.
+
+        Raises:
+            As :meth:`Executable.run`.
+        """
+        ...
+
+
+@runtime_checkable
 class Device(Protocol):
     """An open device."""
 

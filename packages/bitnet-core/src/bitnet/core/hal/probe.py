@@ -45,6 +45,7 @@ class DeviceInfo:
         memory: Bytes of memory the device can use; 0 where unknown.
         features: What the kernels may use, such as ``("int8-dot", "f16")``.
         details: Further facts for ``bitnet devices --json``.
+        step_tokens: Tokens of a prompt that it computes best together, as measured on such a device; 0: unknown.
     """
 
     backend: str
@@ -57,6 +58,7 @@ class DeviceInfo:
     driver_version: str = ""
     features: tuple[str, ...] = ()
     details: Mapping[str, str] = field(default_factory=dict)
+    step_tokens: int = 0
 
     @property
     def name(self) -> str:

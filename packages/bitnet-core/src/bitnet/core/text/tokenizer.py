@@ -66,6 +66,7 @@ class Tokenizer:
         self._byte = {i: _byte(self._tokens[i]) for i in of_kind(TokenType.BYTE)}
         self._ids = {self._tokens[i]: i for i in self._literal}
         self.control_tokens = tuple(sorted(filter(None, (self._tokens[i] for i in self._special))))
+        self._pieces: tuple[dict[int, bytes], dict[int, bytes]] = {}, {}  # with special tokens, and without
         self._split_all = Literals(self._ids)
         self._split_user = Literals(self._tokens[i] for i in self._literal - self._special)
         control = self._special - of_kind(TokenType.UNKNOWN)
@@ -163,21 +164,31 @@ class StreamDecoder:
     def __init__(self, tokenizer: Tokenizer, *, skip_special: bool = True, after: Sequence[int] = ()) -> None:
         self._tokenizer = tokenizer
         self._skip = skip_special
+        self._pieces = tokenizer._pieces[skip_special]
         self._strip = tokenizer._strip and all(map(tokenizer.is_special, after))
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
 
-    def push(self, id: int) -> str:
-        """The text that one more token completes; may be empty.
+    def push(self, *ids: int) -> str:
+        """The text that more tokens complete; may be empty.
 
         Raises:
             InvalidInputError: There is no such token.
         """
-        data = self._tokenizer.token_bytes(id)
-        if self._skip and self._tokenizer.is_special(id):
-            return ""
+        pieces = self._pieces
+        try:
+            data = b"".join([pieces[id] for id in ids])
+        except KeyError:
+            data = b"".join(map(self._piece, ids))
         if self._strip and data:  # the space that encoding put before the text
             data, self._strip = data.removeprefix(b" "), False
         return self._utf8.decode(data)
+
+    def _piece(self, id: int) -> bytes:
+        """The bytes of a token in a text, kept for the next time."""
+        if id not in self._pieces:
+            data = self._tokenizer.token_bytes(id)
+            self._pieces[id] = b"" if self._skip and self._tokenizer.is_special(id) else data
+        return self._pieces[id]
 
     def flush(self) -> str:
         """The rest at the end: U+FFFD for an unfinished character, else nothing."""

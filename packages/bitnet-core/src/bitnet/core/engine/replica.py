@@ -1,0 +1,62 @@
+"""One of the engines behind a worker's queue, and what it costs to send a request there."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass, field
+
+from bitnet.core.engine.engine import Engine
+from bitnet.core.engine.sequence import TokenSequence
+
+REQUEST_TOKENS = 256
+"""Tokens of a prompt that weigh as much as one more request in a replica's batch: on an H200 (2B4T), 256 tokens of a
+prompt and 64 decoded tokens of the 65th sequence both take about 2 ms."""
+
+
+@dataclass(eq=False)
+class Group:
+    """Sequences of one prompt. They go to one replica, since they share the prompt's cache.
+
+    Attributes:
+        digests: Names of the prompt's full blocks, by which a replica's cache knows them.
+    """
+
+    sequences: list[TokenSequence]
+    digests: tuple[bytes, ...]
+
+
+@dataclass(eq=False)
+class Replica:
+    """An engine, the thread that steps it, and the requests it was given.
+
+    The worker's lock guards all of it but the engine, which is the thread's.
+
+    Attributes:
+        held: Requests that have not ended, by number.
+        added: Requests that the thread has not brought in yet.
+        cancelled: Requests that the thread is to end.
+        lost: Whether its device has failed.
+    """
+
+    engine: Engine
+    thread: threading.Thread | None = None
+    held: dict[int, TokenSequence] = field(default_factory=dict)
+    added: list[Group] = field(default_factory=list)
+    cancelled: list[TokenSequence] = field(default_factory=list)
+    lost: bool = False
+
+    @property
+    def full(self) -> bool:
+        """Whether it holds as many requests as it can run, and one that waits for a place."""
+        return len(self.held) > self.engine.limits.max_seqs
+
+    def cost(self, group: Group) -> int:
+        """Tokens to be computed there before the first token of ``group``, and :data:`REQUEST_TOKENS` a request."""
+        prompt = len(group.sequences[0].tokens) - self.engine.cached(group.digests)
+        begun = sum(max(0, s.target - s.computed) for s in tuple(self.held.values()))
+        return prompt + begun + REQUEST_TOKENS * len(self.held)
+
+    def take(self, group: Group) -> None:
+        """Give it a group."""
+        self.held.update((sequence.number, sequence) for sequence in group.sequences)
+        self.added.append(group)

@@ -1,0 +1,107 @@
+"""Making ready what a device prepares for each size of step, before users wait for it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from itertools import product
+
+from bitnet.core.errors import BitNetError
+from bitnet.core.hal import GREEDY, KVSpec, Limits, Preparing, SamplingParams, SequenceStep, Step, StepLayout
+from bitnet.core.support.log import logger
+
+PAUSE = 0.05
+"""Seconds between looks whether somebody waits. A command that asks at once is not delayed by what it may not need."""
+FIRST_LENGTH, FIRST_CHUNK = 512, 16
+"""The least context, and the least part of a prompt beside decoding sequences, that are prepared."""
+FILTERED = SamplingParams(temperature=1.0, top_p=0.9)
+
+
+def powers(first: int, most: int) -> Iterator[int]:
+    """Powers of two from ``first`` on, and ``most`` as the last."""
+    while first < most:
+        yield first
+        first *= 2
+    yield most
+
+
+def usual_steps(limits: Limits, kv: KVSpec, context: int) -> Iterator[Step]:
+    """A step of each size that traffic brings, the most frequent first: they are not for running.
+
+    Decoding, greedy and with filters; then the parts of one prompt; then prompts beside decoding sequences, and several
+    prompts at once.
+    """
+    layout = StepLayout(limits)
+    most = min(limits.max_seqs, kv.num_blocks)
+
+    def part(i: int, count: int, length: int, sampling: SamplingParams = GREEDY, *, row: bool = True) -> SequenceStep:
+        """A sequence's part: it shares all blocks with the others, but the one it writes last."""
+        length = max(length, count)
+        blocks = [0] * (-(-length // kv.block_size) - 1) + [kv.num_blocks - 1 - i]
+        return SequenceStep([0] * count, length, blocks, [count - 1] if row else [], sampling)
+
+    def step(parts: list[SequenceStep]) -> Step:
+        return Step(layout, parts, block_size=kv.block_size, logits=False)
+
+    lengths = [*powers(min(FIRST_LENGTH, context), context)]
+    for length in lengths:
+        for seqs in powers(1, most):
+            for sampling in (GREEDY, FILTERED):
+                yield step([part(i, 1, length, sampling) for i in range(seqs)])
+    largest = min(limits.max_tokens, context)
+    chunks = [*powers(min(2, largest), largest)]
+    for length in lengths:
+        for count in chunks:
+            for row in (True, False):
+                yield step([part(0, count, length, row=row)])
+    beside = [*powers(min(FIRST_CHUNK, largest), max(1, largest // 4))]
+    for length, sampling in product(lengths, (GREEDY, FILTERED)):
+        for seqs, count in product(powers(1, most - 1), beside if length == lengths[0] else beside[-1:]):
+            if 0 < seqs <= limits.max_tokens - count:
+                decoding = [part(i, 1, length, sampling) for i in range(seqs)]
+                for row in (True, False) if seqs == 1 else (True,):
+                    yield step([*decoding, part(seqs, count, length, row=row)])
+    for seqs in powers(1, most):
+        yield step([part(i, max(1, largest // seqs), lengths[0]) for i in range(seqs)])
+
+
+class WarmUp:
+    """Prepares steps in a thread of its own, as long as nobody waits for an answer.
+
+    Args:
+        busy: Whether somebody does.
+        name: The device's, for logs.
+    """
+
+    def __init__(self, executable: Preparing, steps: Iterator[Step], busy: Callable[[], bool], name: str) -> None:
+        self._executable, self._steps, self._busy, self._name = executable, steps, busy, name
+        self._closing, self._done = threading.Event(), threading.Event()
+        self.ready = False
+        """Whether all steps are prepared."""
+        self.thread = threading.Thread(target=self._work, name=f"bitnet-warm-{name}", daemon=True)
+        self.thread.start()
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait until it ends; whether all steps are prepared then."""
+        self._done.wait(timeout)
+        return self.ready
+
+    def close(self) -> None:
+        """Finish the step in hand and end. Closing twice is allowed."""
+        self._closing.set()
+        self.thread.join()
+
+    def _work(self) -> None:
+        try:
+            self._closing.wait(PAUSE)
+            for step in self._steps:
+                while self._busy() and not self._closing.is_set():
+                    self._closing.wait(PAUSE)
+                if self._closing.is_set():
+                    return
+                self._executable.prepare(step)
+            self.ready = True
+        except BitNetError as error:  # the first request that needs it is told
+            logger.debug("%s: it is not prepared for all sizes of steps: %s", self._name, error)
+        finally:
+            self._done.set()

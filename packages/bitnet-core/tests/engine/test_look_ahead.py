@@ -1,0 +1,120 @@
+"""Text is made while the device computes the next step: nothing that anybody is told depends on it."""
+
+from __future__ import annotations
+
+import queue
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from bitnet.core.engine import GenerationOptions
+from bitnet.core.engine import engine as engine_module
+from bitnet.core.engine.worker import Worker
+from bitnet.core.errors import DeviceLostError
+
+MakeRig = Callable[..., Any]
+
+
+@pytest.fixture
+def worker(make_rig: MakeRig) -> Iterator[Worker]:
+    worker = Worker(make_rig().engine)
+    yield worker
+    worker.close()
+
+
+def options_of(rng: np.random.Generator) -> dict[str, Any]:
+    """Stop rules of every kind, alone and together."""
+    kinds: dict[str, Any] = {
+        "stop": ["".join(map(chr, rng.integers(32, 127, 1 + i // 12))) for i in range(16)],
+        "stop_tokens": rng.integers(0, 260, 6).tolist(),
+        "logprobs": 1,
+        "min_tokens": int(rng.integers(1, 6)),
+        "repetition_penalty": 1.3,
+    }
+    chosen = {name: value for name, value in kinds.items() if rng.random() < 0.4}
+    sampled = {"temperature": 1.0, "seed": int(rng.integers(1 << 30))}
+    return {"max_tokens": int(rng.integers(1, 60)), "ignore_eos": bool(rng.integers(2)), **sampled, **chosen}
+
+
+@pytest.mark.parametrize("burst", [1e-9, 1e9])
+def test_every_stop_rule_holds(make_rig: MakeRig, monkeypatch: pytest.MonkeyPatch, burst: float) -> None:
+    """Against an engine that has one request, and nothing to do while a step runs."""
+    monkeypatch.setattr(engine_module, "BURST_SECONDS", burst)
+    seed = int(np.random.default_rng().integers(1 << 32))
+    print("seed", seed)
+    rng = np.random.default_rng(seed)
+    asked = [(rng.integers(97, 123, rng.integers(1, 30)).tolist(), options_of(rng)) for _ in range(40)]
+    worker = Worker(make_rig().engine)
+    tickets = [worker.submit(*worker.engine.prepare(prompt, GenerationOptions(**given))) for prompt, given in asked]
+    alone, ends = make_rig(), []
+    for ticket, (prompt, given) in zip(tickets, asked, strict=True):
+        *_, last = updates = [*ticket]
+        done: Any = last.result
+        expected = alone.one(prompt, **given)
+        same = ("text", "tokens", "finish_reason", "stop_reason")
+        assert [getattr(done, name) for name in same] == [getattr(expected, name) for name in same]
+        assert "".join(u.chunk.text for u in updates if u.chunk) == done.text
+        assert sum((u.chunk.tokens for u in updates if u.chunk), ()) == done.tokens
+        assert len(done.timings.token_times) == len(expected.timings.token_times)
+        if isinstance(done.stop_reason, str):
+            whole, before = (bytes(t for t in tokens if t < 256) for tokens in (done.tokens, done.tokens[:-1]))
+            assert done.stop_reason in whole.decode("utf-8", "replace")
+            assert not any(stop in before.decode("utf-8", "replace") for stop in given["stop"])
+            assert not any(stop in done.text for stop in given["stop"])
+        ends.append(type(done.stop_reason))
+    assert {str, int, type(None)} <= set(ends)
+    assert worker.load().kv_used == 0
+    worker.close()
+
+
+def test_the_text_of_a_step_comes_while_the_next_one_runs(worker: Worker) -> None:
+    """The device does not finish a step before its caller has read the step before."""
+    executable: Any = worker.engine._executable
+    run, read, steps = executable.run, queue.SimpleQueue[int](), []
+
+    def slow(*arguments: Any) -> Any:
+        steps.append(arguments)
+        if len(steps) > 1:
+            read.get(timeout=60)
+        return run(*arguments)
+
+    executable.run = slow
+    ticket = worker.submit(*worker.engine.prepare([1, 2], GenerationOptions(max_tokens=30, ignore_eos=True)))
+    updates = []
+    for update in ticket:
+        updates.append(update)
+        read.put(0)
+    assert len(updates) == len(steps) > 2
+
+
+def test_a_step_that_fails_takes_nothing_of_the_one_before(worker: Worker) -> None:
+    executable: Any = worker.engine._executable
+    run = executable.run
+    given: list[Any] = []
+
+    def failing(*arguments: Any) -> Any:
+        if len(given) == 3:
+            raise DeviceLostError("it stopped answering.", device="cpu:numpy")
+        given.append(run(*arguments))
+        return given[-1]
+
+    executable.run = failing
+    ticket = worker.submit(*worker.engine.prepare([1, 2], GenerationOptions(max_tokens=90, ignore_eos=True)))
+    told: list[int] = []
+    with pytest.raises(DeviceLostError):
+        told.extend(token for update in ticket if update.chunk for token in update.chunk.tokens)
+    assert told == np.concatenate(given).ravel().tolist()
+
+
+def test_an_error_in_the_text_ends_every_request(worker: Worker) -> None:
+    def broken(*tokens: int) -> str:
+        raise RuntimeError("no such text")
+
+    prepared = [worker.engine.prepare([i], GenerationOptions(max_tokens=90)) for i in range(6)]
+    for (sequence,) in prepared:
+        sequence._text.push = broken  # type: ignore[method-assign]
+    for ticket in worker.submit_all(prepared):
+        with pytest.raises(RuntimeError, match="no such text"):
+            list(ticket)

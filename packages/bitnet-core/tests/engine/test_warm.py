@@ -1,0 +1,199 @@
+"""What a GPU records for each size of step is recorded before users wait for it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any, get_args
+
+import numpy as np
+import pytest
+
+from bitnet.core import load_model
+from bitnet.core.engine import Engine, GenerationOptions
+from bitnet.core.engine.warm import WarmUp, usual_steps
+from bitnet.core.errors import OutOfMemoryError
+from bitnet.core.gpu import Buffer, GpuDevice, Launch, Lowering
+from bitnet.core.hal import DeviceInfo, DeviceType, KVSpec, Limits, Op, Preparing, Step
+
+INFO = DeviceInfo("none", "0", "none", "none", "none", DeviceType.DISCRETE)
+LIMITS = Limits(max_tokens=512, max_seqs=64, max_rows=64, max_blocks=128)
+
+
+class Memory:
+    def __init__(self, nbytes: int) -> None:
+        self.nbytes = nbytes
+
+
+class Counting:
+    """A driver that counts what it records and computes nothing: each token is 0."""
+
+    def __init__(self) -> None:
+        self.recorded = self.submitted = 0
+
+    def alloc(self, nbytes: int) -> Memory:
+        return Memory(nbytes)
+
+    def free(self, buffer: Buffer) -> None: ...
+
+    def upload(self, buffer: Buffer, array: np.ndarray[Any, Any], offset: int = 0) -> None: ...
+
+    def download(self, buffer: Buffer, array: np.ndarray[Any, Any], offset: int = 0) -> None:
+        array[...] = 0
+
+    def record(self, launches: Sequence[Launch]) -> object:
+        self.recorded += 1
+        return launches
+
+    def submit(self, recording: object) -> None:
+        self.submitted += 1
+
+    def memory(self) -> tuple[int, int]:
+        return 0, 0
+
+    def close(self) -> None: ...
+
+
+LOWERING = Lowering(dict.fromkeys(get_args(Op), lambda ctx, op, bucket: []), lambda _: True)
+
+
+@pytest.fixture
+def driver() -> Counting:
+    return Counting()
+
+
+@pytest.fixture
+def make_engine(make_rig: Callable[..., Any]) -> Callable[[], tuple[Engine, Counting]]:
+    """An engine over a driver that counts."""
+
+    def make() -> tuple[Engine, Counting]:
+        driver = Counting()
+        device = GpuDevice(INFO, driver, LOWERING)
+        return make_rig(device, limits=LIMITS, num_blocks=4096, block_size=32, context_length=4096).engine, driver
+
+    return make
+
+
+def traffic(engine: Engine, rng: np.random.Generator, requests: int, *, together: bool) -> None:
+    """Requests with prompts of any length, at once or as they come."""
+    waiting = []
+    for i in range(requests):
+        options = GenerationOptions(
+            max_tokens=int(rng.integers(1, 100)), temperature=float(i % 2), top_p=0.9 if i % 4 == 1 else 1.0
+        )
+        waiting.append(engine.prepare(rng.integers(0, 16, rng.integers(1, 800)).tolist(), options))
+    while waiting or engine.busy:
+        for _ in range(len(waiting) if together else int(rng.integers(0, 2))):
+            if waiting:
+                engine.add(waiting.pop())
+        engine.step()
+
+
+def prepare(engine: Engine, driver: Counting) -> int:
+    """Prepare all usual steps; how many recordings that made."""
+    executable: Any = engine._executable
+    assert isinstance(executable, Preparing)
+    for step in usual_steps(engine.limits, engine.kv, engine.context):
+        executable.prepare(step)
+    return driver.recorded
+
+
+@pytest.mark.parametrize("together", [True, False])
+def test_traffic_finds_what_it_needs_recorded(
+    make_engine: Callable[[], tuple[Engine, Counting]], together: bool
+) -> None:
+    seed = int(np.random.default_rng().integers(1 << 32))
+    print("seed", seed)
+    cold, warm = make_engine(), make_engine()
+    ready = prepare(*warm)
+    assert warm[1].submitted == 0  # nothing ran
+    for engine, _ in (cold, warm):
+        traffic(engine, np.random.default_rng(seed), 100, together=together)
+    missed = warm[1].recorded - ready
+    print(f"recorded in traffic: {cold[1].recorded} cold, {missed} warm")
+    assert missed * 5 <= cold[1].recorded  # seldom sizes, far into a context
+
+
+def test_64_prompts_at_once_record_nothing(make_engine: Callable[[], tuple[Engine, Counting]]) -> None:
+    engine, driver = make_engine()
+    ready = prepare(engine, driver)
+    rng = np.random.default_rng()
+    for _ in range(64):
+        engine.add(
+            engine.prepare(rng.integers(0, 260, 512).tolist(), GenerationOptions(max_tokens=64, ignore_eos=True))
+        )
+    while engine.busy:
+        engine.step()
+    assert driver.recorded == ready
+
+
+class Slow:
+    """An executable whose preparing can be watched."""
+
+    def __init__(self) -> None:
+        self.prepared = threading.Semaphore(0)
+        self.error: Exception | None = None
+
+    def prepare(self, step: Step, count: int = 1) -> None:
+        if self.error is not None:
+            raise self.error
+        self.prepared.release()
+
+
+def steps() -> Any:
+    return usual_steps(Limits(16, 2, 2, 4), KVSpec(1, 1, 32, 8, 32, "f16"), 128)
+
+
+def test_nothing_is_prepared_while_somebody_waits() -> None:
+    slow, busy = Slow(), threading.Event()
+    busy.set()
+    warm_up = WarmUp(slow, steps(), busy.is_set, "none:0")
+    assert not slow.prepared.acquire(timeout=0.2)
+    assert not warm_up.wait(0)
+    busy.clear()
+    assert warm_up.wait(60)
+    assert warm_up.ready
+    warm_up.close()
+
+
+def test_closing_ends_it() -> None:
+    slow = Slow()
+    warm_up = WarmUp(slow, steps(), lambda: True, "none:0")
+    warm_up.close()
+    assert not warm_up.thread.is_alive()
+    assert not warm_up.wait(60)
+    assert not slow.prepared.acquire(blocking=False)
+
+
+def test_a_device_that_refuses_is_left_alone() -> None:
+    slow = Slow()
+    slow.error = OutOfMemoryError("full.", device="none:0")
+    warm_up = WarmUp(slow, steps(), lambda: False, "none:0")
+    assert not warm_up.wait(60)
+    warm_up.close()
+
+
+def test_a_model_is_made_ready_after_it_is_loaded(driver: Counting) -> None:
+    with load_model(device=GpuDevice(INFO, driver, LOWERING), context=128, max_seqs=2) as model:
+        assert model.warm(60)
+        assert driver.recorded > 10
+        ready = driver.recorded
+        model.generate("Hi", max_tokens=9, ignore_eos=True)
+        assert driver.recorded == ready
+    with load_model(device="cpu", context=128) as model:
+        assert model.warm(0)  # there is nothing to prepare
+
+
+def test_a_model_that_is_closed_at_once_waits_for_one_size_at_most(driver: Counting) -> None:
+    threads = threading.active_count()
+    load_model(device=GpuDevice(INFO, driver, LOWERING), context=128).close()
+    assert threading.active_count() == threads
+
+
+@pytest.mark.parametrize(("declared", "given", "taken"), [(0, None, 512), (64, None, 64), (64, 32, 32)])
+def test_a_step_has_as_many_tokens_as_the_device_computes_best(declared: int, given: int | None, taken: int) -> None:
+    device = GpuDevice(replace(INFO, step_tokens=declared), Counting(), LOWERING)
+    with load_model(device=device, context=128, step_tokens=given) as model:
+        assert model._worker.engine.limits.max_tokens == taken
+        assert model.receipt(model.generate("Hi", max_tokens=1))["setup"]["step_tokens"] == taken
