@@ -59,11 +59,11 @@ class MetalBackend:
 
         result, objc, devices = _look()
         own = 0
-        for found, device in zip(result.devices, devices, strict=True):
+        for found, there in zip(result.devices, devices, strict=True):
             if found.name == info.name:
-                own = device
+                own = there
             elif objc is not None:
-                objc.release(device)
+                objc.release(there)
         if objc is None or not own:
             raise DeviceUnavailableError(f"{info.name} is gone since it was probed.", hint="See bitnet devices.")
         try:
@@ -80,7 +80,7 @@ class MetalBackend:
                 device.close()
                 raise
             if wrong:
-                logger.warning("%s Indirect command buffers are not used.", wrong)
+                logger.warning("Indirect command buffers are not used: %s", wrong)
             driver.graphs = not wrong
             return device
         finally:

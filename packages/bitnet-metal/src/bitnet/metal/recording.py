@@ -101,7 +101,7 @@ class IndirectCommands:
         self._used, self._all = (ctypes.c_void_p * len(used))(*used), NSRange(0, len(commands))
 
     def encode(self, encoder: int) -> None:
-        """Encode the launches, with the buffers that they use: those must be resident, and other work waits for them."""
+        """Encode the launches, and which buffers they use: those must be resident, and other work waits for them."""
         self._objc.send(encoder, "useResources:count:usage:", self._used, len(self._used), READ_AND_WRITE)
         self._objc.send(encoder, "executeCommandsInBuffer:withRange:", self.handle, self._all)
 
