@@ -1,6 +1,7 @@
 // Metal's classes as far as the binding uses them. Command buffers run when they are waited for, one after the other, on the CPU:
 // kernels are compiled by the shim beside this folder. Faults are put in by METAL_TEST_... of the environment.
 #include <dlfcn.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -22,13 +23,17 @@ struct Device : Object {
 struct Buffer : Object {
     Size length;
     char *data;
+    bool copied = true;  // else the memory is the caller's
+    Buffer(char *bytes, Size n) : Object("MTLBuffer"), length(n), data(bytes), copied(false) {}
     explicit Buffer(Size n) : Object("MTLBuffer"), length(n), data((char *)aligned_alloc(PAGE, (n + PAGE - 1) / PAGE * PAGE)) {
         memset(data, 0xFF, (n + PAGE - 1) / PAGE * PAGE);  // NaN, and no likely index
         allocated += (long long)n;
     }
     void gone() override {
-        allocated -= (long long)length;
-        free(data);
+        if (copied) {
+            allocated -= (long long)length;
+            free(data);
+        }
         data = nullptr;
     }
 };
@@ -199,6 +204,14 @@ METHOD("MTLDevice", "newBufferWithLength:options:", Object *, new_buffer, Device
     if (!length) wrong("a buffer without any bytes");
     if (!length || length > device_largest(nullptr, nullptr) || allocated + (long long)length > setting("MEMORY", 8LL << 30)) return nullptr;
     return new Buffer(length);
+}
+METHOD("MTLDevice", "newBufferWithBytesNoCopy:length:options:deallocator:", Object *, adopt_bytes, Device *, const char *, char *bytes, Size length, Size options, void *deallocator) {
+    Size page = (Size)sysconf(_SC_PAGESIZE);
+    if (options || deallocator) wrong("memory of the caller's with options, or with a deallocator");
+    if (!length || (Size)bytes % page || length % page) wrong("memory of the caller's that is not whole pages");
+    std::string resident((size_t)(length / page), 0);
+    if (mincore(bytes, length, (unsigned char *)&resident[0])) wrong("memory of the caller's that is not mapped");
+    return setting("NO_ADOPT", 0) || length > device_largest(nullptr, nullptr) ? nullptr : new Buffer(bytes, length);
 }
 METHOD("MTLBuffer", "contents", void *, buffer_contents, Buffer *self, const char *) { return self->data; }
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import math
+import mmap
 import threading
 import weakref
 from collections.abc import Sequence
@@ -20,13 +21,18 @@ import numpy.typing as npt
 from bitnet.core.errors import DeviceError
 from bitnet.core.gpu import Launch
 from bitnet.core.gpu.failures import buffer_too_large, lost, out_of_memory
-from bitnet.core.gpu.windows import memory_of
+from bitnet.core.gpu.windows import Window, memory_of
+from bitnet.core.support.mapped import is_mapped
 from bitnet.metal.compiler import Kernel, Pipelines
 from bitnet.metal.objc import MTLSize, Objc
 from bitnet.metal.recording import Command, IndirectCommands, KeptMessages, Recording
 
 ALIGNMENT = 256
 """Bytes that a scalar's place in its buffer is a multiple of, on every Mac."""
+VECTOR = 16
+"""Bytes that kernels read at a time: buffers begin and end at multiples of them."""
+LEAST_ADOPTED = 1 << 14
+"""Bytes of the smallest array whose own memory is used: a buffer of whole pages saves nothing for less."""
 COMPLETED = 4
 """MTLCommandBufferStatusCompleted."""
 ERRORS = {
@@ -48,11 +54,18 @@ LOST = {1, 2, 3, 4, 11}
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MetalBuffer:
-    """An MTLBuffer with shared storage, and where the CPU sees it; it ends at a multiple of 16 bytes."""
+    """``nbytes`` of an MTLBuffer with shared storage, and where the CPU sees them; it ends at a multiple of 16 bytes.
+
+    Attributes:
+        offset: Bytes before them in the MTLBuffer.
+        adopted: The array whose own memory it is, if it is one's.
+    """
 
     handle: int
     address: int
     nbytes: int
+    offset: int = 0
+    adopted: npt.NDArray[Any] | None = None
 
 
 class MetalDriver:
@@ -83,7 +96,7 @@ class MetalDriver:
             raise DeviceError("it gives no command queue.", device=name)
 
     def alloc(self, nbytes: int) -> MetalBuffer:
-        size = -(-nbytes // 16) * 16
+        size = -(-nbytes // VECTOR) * VECTOR
         if size > self._largest:
             raise buffer_too_large(nbytes, self._largest, self._name)
         with self._lock, self._objc.pool():
@@ -98,6 +111,20 @@ class MetalDriver:
                 self._wait()
             finally:
                 self._objc.release(buffer.handle)
+
+    def adopt(self, array: npt.NDArray[Any]) -> MetalBuffer | None:
+        """The array's own memory, in a buffer of the pages that it lies in: of arrays that are mapped from a file."""
+        address, page = array.ctypes.data, mmap.PAGESIZE
+        if array.nbytes < LEAST_ADOPTED or address % VECTOR or not is_mapped(array):
+            return None
+        first = address // page * page
+        size = -(-(address + array.nbytes) // page) * page - first
+        if size > self._largest:
+            return None
+        make = "newBufferWithBytesNoCopy:length:options:deallocator:"
+        with self._lock, self._objc.pool():
+            handle = self._objc.send(self._device, make, first, size, 0, None)
+        return MetalBuffer(handle, address, array.nbytes, address - first, array) if handle else None
 
     def upload(self, buffer: MetalBuffer, array: npt.NDArray[Any], offset: int = 0) -> None:
         with self._lock:
@@ -179,7 +206,7 @@ class MetalDriver:
                 else:
                     memory: Any = memory_of(arg)
                     buffers.append(memory.handle)
-                    offsets.append(getattr(arg, "offset", 0))
+                    offsets.append(memory.offset + (arg.offset if isinstance(arg, Window) else 0))
             pipeline = self._pipelines[self._kernel(launch)]
             commands.append(Command(pipeline, buffers, offsets, MTLSize(*launch.grid), MTLSize(*launch.block)))
         return commands
