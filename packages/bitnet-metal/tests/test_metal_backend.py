@@ -18,12 +18,11 @@ from random import randbytes, randrange
 from typing import Any, TypeAlias
 
 import pytest
+from metal_steps import OWN
 
 Run: TypeAlias = Callable[..., subprocess.CompletedProcess[str]]
 HERE = Path(__file__).resolve().parent
 REPOSITORY = HERE.parents[2]
-OWN = ("kernels/metal", "packages/bitnet-metal")
-FAMILY = (*OWN, "packages/bitnet-core/src/bitnet/core/gpu")
 PYTEST = ("-m", "pytest", "-n0", "-q", "-p", "no:cacheprovider", "-p", "metal_on_cpu")
 PROBE = "import metal_on_cpu; from bitnet.metal.backend import BACKEND as b; r = b.probe(); "
 SAY = PROBE + "print(r.status.value, '|', r.reason, r.hint, '|', [(d.type.value, d.vendor) for d in r.devices])"
@@ -140,7 +139,7 @@ def test_probe(run: Run, environment: dict[str, Any], said: str) -> None:
     assert re.match(said, run("-c", SAY, **environment).stdout)
 
 
-@pytest.mark.nightly(unless_changed=FAMILY)
+@pytest.mark.nightly(unless_changed=OWN)
 def test_a_question_is_answered(run: Run) -> None:
     assert "42" in run("-c", ASK).stdout
 
@@ -151,7 +150,7 @@ def test_a_sample_of_conformance(run: Run) -> None:
     assert re.match(r"1 passed, \d+ deselected in", done.stdout.strip().splitlines()[-1]), done.stdout
 
 
-@pytest.mark.nightly(unless_changed=FAMILY)
+@pytest.mark.nightly(unless_changed=OWN)
 def test_conformance(run: Run) -> None:
     done = run(*PYTEST, str(HERE / "test_conformance_metal.py"), BITNET_REQUIRE_DEVICES="metal:0")
     summary = done.stdout.strip().splitlines()[-1]
@@ -161,14 +160,14 @@ def test_conformance(run: Run) -> None:
     assert int(found[1]) > 200
 
 
-@pytest.mark.nightly(unless_changed=FAMILY)
+@pytest.mark.nightly(unless_changed=OWN)
 def test_the_demo_model_answers_as_on_the_cpu(run: Run) -> None:
     """A sample of 100 problems of the evaluation, all tokens of the answers; the conformance looks up the accesses."""
     done = run("-c", ANSWERS.format(seed=randrange(1 << 30)), METAL_TEST_UNCHECKED=1)
     assert int(done.stdout) > 1000
 
 
-@pytest.mark.nightly(unless_changed=FAMILY)
+@pytest.mark.nightly(unless_changed=OWN)
 @pytest.mark.parametrize(
     ("environment", "error"),
     [
@@ -189,7 +188,7 @@ def test_faults(run: Run, environment: dict[str, object], error: str) -> None:
     assert re.search(rf"^(?:[\w.]+\.)?{error}", done.stderr, re.MULTILINE), done.stderr
 
 
-@pytest.mark.nightly(unless_changed=FAMILY)
+@pytest.mark.nightly(unless_changed=OWN)
 @pytest.mark.parametrize(
     ("environment", "replays", "said"),
     [
@@ -233,7 +232,7 @@ def test_a_step_is_as_many_messages_however_many_launches_it_has(run: Run) -> No
     assert indirect == indirect_of_many <= 8
 
 
-@pytest.mark.nightly(unless_changed=FAMILY)
+@pytest.mark.nightly(unless_changed=OWN)
 @pytest.mark.parametrize(("variables", "least", "most"), [({}, 60, 99), ({"METAL_TEST_NO_ADOPT": 1}, 0, 0)])
 def test_weights_stay_where_they_are(run: Run, variables: dict[str, int], least: int, most: int) -> None:
     """Metal reads mapped weights without a copy, or copies them where it makes no such buffer. The tokens agree."""
@@ -283,7 +282,7 @@ def test_the_library_finds_what_is_done_wrong(run: Run, code: str, found: str) -
     assert found in run("-c", f"{start}{code}; d.close()", status=3, METAL_TEST_FAMILY=1008).stderr
 
 
-@pytest.mark.nightly(unless_changed=FAMILY)
+@pytest.mark.nightly(unless_changed=OWN)
 def test_devices_and_receipts_say_what_it_is(run: Run, tmp_path: Path) -> None:
     def bitnet(*arguments: str, status: int | None = 0) -> subprocess.CompletedProcess[str]:
         return run("-c", COMMAND.format(arguments=list(arguments)), status=status)
