@@ -271,7 +271,7 @@ def test_a_source_that_does_not_compile(run: Run) -> None:
         ("o.release(b.alloc(64).handle); b._queue = None", "never released: 1 MTLCommandQueue"),
         ("x = b.alloc(64); b.free(x); o.send(x.handle, 'release')", "release was sent to a MTLBuffer that is gone"),
         ("b.alloc(64)", "never released: 1 MTLBuffer"),
-        ("f, s = o.message('commit'); f(None, s)", "commit was sent to nil"),
+        ("f, s = o._messages['commit']; f(None, s)", "commit was sent to nil"),
         ("o.string('x')", "autoreleased without a pool"),
         ("o.send(b._queue, 'contents')", "a MTLCommandQueue knows no contents"),
     ],
