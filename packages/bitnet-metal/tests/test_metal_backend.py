@@ -254,9 +254,9 @@ def test_what_is_adopted(run: Run, tmp_path: Path) -> None:
 @pytest.mark.nightly(unless_changed=OWN)
 def test_a_source_that_does_not_compile(run: Run) -> None:
     code = OPEN + (
-        "from bitnet.core.gpu import KernelSpec\n"
+        "from bitnet.core.gpu import KernelSpec; from bitnet.metal.compiler import Kernel\n"
         "k = KernelSpec('row_sums', 'row_sums', (('WG', 64), ('COLS', 'no_number')))\n"
-        "try: d._driver._pipelines.prepare([(k, 64)])\n"
+        "try: d._driver._pipelines.prepare([Kernel(k, 64, False)])\n"
         "finally: d.close()"
     )
     error = run("-c", code, status=1).stderr
