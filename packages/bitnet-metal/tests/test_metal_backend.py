@@ -14,15 +14,15 @@ import sys
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
-from random import randrange
+from random import randbytes, randrange
 from typing import Any, TypeAlias
 
 import pytest
+from metal_steps import OWN
 
 Run: TypeAlias = Callable[..., subprocess.CompletedProcess[str]]
 HERE = Path(__file__).resolve().parent
 REPOSITORY = HERE.parents[2]
-FAMILY = ("kernels/metal", "packages/bitnet-core/src/bitnet/core/gpu", "packages/bitnet-metal")
 PYTEST = ("-m", "pytest", "-n0", "-q", "-p", "no:cacheprovider", "-p", "metal_on_cpu")
 PROBE = "import metal_on_cpu; from bitnet.metal.backend import BACKEND as b; r = b.probe(); "
 SAY = PROBE + "print(r.status.value, '|', r.reason, r.hint, '|', [(d.type.value, d.vendor) for d in r.devices])"
@@ -33,10 +33,62 @@ ASK = OPEN + (
     "try: print(m.generate('What is 17 + 25?', max_tokens=24).text)\n"
     "finally: m.close()"
 )
+REPLAYS = OPEN + "print(d._driver.graphs); d.close()"
+WITHOUT = (
+    "import metal_on_cpu; from bitnet.metal.objc import Objc; send = Objc.send\n"
+    "Objc.send = lambda o, at, name, *a: None if name == {left_out!r} else send(o, at, name, *a)\n"
+)
+ADOPTED = """
+import metal_on_cpu
+from bitnet.core.testing.answers import assert_same_answers
+from bitnet.metal.device import MetalDriver
+adopt, found = MetalDriver.adopt, []
+MetalDriver.adopt = lambda self, array: found.append((array.nbytes, adopt(self, array))) or found[-1][1]
+assert_same_answers('metal:0', 1, seed={seed})
+print(sum(n for n, one in found if one) * 100 // sum(n for n, _ in found))
+"""
+ADOPT = """
+import mmap, numpy as np
+driver = d._driver
+with open({path!r}, 'rb') as file:
+    mapped = np.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), np.uint8)
+for array in (mapped[4112:], mapped[4112:][:32768], mapped[8:], mapped[16:][:100], mapped[16:].copy(), mapped):
+    buffer = driver.adopt(array)
+    if buffer:
+        out = np.zeros_like(array)
+        driver.download(buffer, out)
+        assert buffer.nbytes == array.nbytes and (out == array).all()
+        driver.free(buffer)
+    print(buffer is not None)
+d.close()
+"""
+MESSAGES = (
+    OPEN
+    + """
+import numpy as np
+from bitnet.core.gpu import KernelSpec, Launch
+driver, objc, sent = d._driver, d._driver._objc, []
+send, buffer = type(objc).send, driver.alloc(4096)
+type(objc).send = lambda o, at, name, *a: sent.append(name) or send(o, at, name, *a)
+kernels = [KernelSpec('row_sums', 'row_sums', (('WG', 64), ('COLS', n))) for n in (64, 128)]
+for graphs in (False, True):
+    driver.graphs = graphs
+    for count in (2, 200):
+        launches = [Launch(kernels[i % 2], (1, 1, 1), (64, 1, 1), (buffer, buffer, buffer)) for i in range(count)]
+        recording = driver.record(launches)
+        sent.clear()
+        driver.submit(recording)
+        print(len(sent))
+driver.free(buffer)
+d.close()
+"""
+)
 ANSWERS = (
     "import metal_on_cpu; from bitnet.core.testing.answers import assert_same_answers;"
     "print(assert_same_answers('metal:0', 10, seed={seed}))"
 )
+SAMPLE = "test_layer_free_to_fuse and llama"
+"""Of the conformance suite, what runs at every push."""
 COMMAND = (
     "import sys, metal_on_cpu; from bitnet.core.devices import examine; examine.possible = lambda: False; "
     "from bitnet.core.__main__ import main; sys.argv[1:] = {arguments!r}; sys.exit(main())"
@@ -87,12 +139,19 @@ def test_probe(run: Run, environment: dict[str, Any], said: str) -> None:
     assert re.match(said, run("-c", SAY, **environment).stdout)
 
 
-@pytest.mark.nightly(unless_changed=FAMILY)
+@pytest.mark.nightly(unless_changed=OWN)
 def test_a_question_is_answered(run: Run) -> None:
     assert "42" in run("-c", ASK).stdout
 
 
-@pytest.mark.nightly(unless_changed=FAMILY)
+def test_a_sample_of_conformance(run: Run) -> None:
+    """What the core plans for Metal fits its kernels."""
+    fast = {"METAL_TEST_FAMILY": 1008, "METAL_TEST_UNCHECKED": 1, "BITNET_REQUIRE_DEVICES": "metal:0"}
+    done = run(*PYTEST, str(HERE / "test_conformance_metal.py"), "-k", SAMPLE, **fast)
+    assert re.match(r"1 passed, \d+ deselected in", done.stdout.strip().splitlines()[-1]), done.stdout
+
+
+@pytest.mark.nightly(unless_changed=OWN)
 def test_conformance(run: Run) -> None:
     done = run(*PYTEST, str(HERE / "test_conformance_metal.py"), BITNET_REQUIRE_DEVICES="metal:0")
     summary = done.stdout.strip().splitlines()[-1]
@@ -102,14 +161,14 @@ def test_conformance(run: Run) -> None:
     assert int(found[1]) > 200
 
 
-@pytest.mark.nightly(unless_changed=FAMILY)
+@pytest.mark.nightly(unless_changed=OWN)
 def test_the_demo_model_answers_as_on_the_cpu(run: Run) -> None:
     """A sample of 100 problems of the evaluation, all tokens of the answers; the conformance looks up the accesses."""
     done = run("-c", ANSWERS.format(seed=randrange(1 << 30)), METAL_TEST_UNCHECKED=1)
     assert int(done.stdout) > 1000
 
 
-@pytest.mark.nightly(unless_changed=FAMILY)
+@pytest.mark.nightly(unless_changed=OWN)
 @pytest.mark.parametrize(
     ("environment", "error"),
     [
@@ -130,11 +189,74 @@ def test_faults(run: Run, environment: dict[str, object], error: str) -> None:
     assert re.search(rf"^(?:[\w.]+\.)?{error}", done.stderr, re.MULTILINE), done.stderr
 
 
+@pytest.mark.nightly(unless_changed=OWN)
+@pytest.mark.parametrize(
+    ("environment", "replays", "said"),
+    [
+        ({}, True, ""),
+        ({"FAMILY": 1008}, False, ""),
+        ({"NO_INDIRECT": 1}, False, "metal:0: it makes no indirect command buffer"),
+        ({"INDIRECT_FAIL": 9}, False, "metal:0: a step failed with MTLCommandBufferErrorInvalidResource"),
+        ({"INDIRECT_FAIL": 3}, False, "metal:0: a step failed with MTLCommandBufferErrorPageFault"),
+        ({"INDIRECT_LEAVE_OUT": "ternary_decode"}, False, "metal:0: a replayed step differs"),
+    ],
+)
+def test_indirect_commands_are_used_where_they_compute_the_same(
+    run: Run, environment: dict[str, object], replays: bool, said: str
+) -> None:
+    """Else the device opens all the same, and a warning says why."""
+    done = run("-c", REPLAYS, **{f"METAL_TEST_{name}": value for name, value in environment.items()})
+    assert done.stdout == f"{replays}\n"
+    assert done.stderr.startswith(f"Indirect command buffers are not used: {said}" if said else ""), done.stderr
+    assert bool(done.stderr) == bool(said)
+
+
+@pytest.mark.nightly(unless_changed=OWN)
+@pytest.mark.parametrize(
+    ("left_out", "status", "said"),
+    [
+        ("setBarrier", 0, "a replayed step differs from the same step"),
+        ("useResources:count:usage:", 3, "has a buffer that is gone, or not resident"),
+        ("setSupportIndirectCommandBuffers:", 3, "has a pipeline that does not support it"),
+        ("setInheritBuffers:", 3, "indirect commands that inherit"),
+    ],
+)
+def test_what_indirect_commands_need_is_missed(run: Run, left_out: str, status: int, said: str) -> None:
+    """Faults put in on purpose: what no barrier orders runs the other way round, and the library looks at the rest."""
+    assert said in run("-c", WITHOUT.format(left_out=left_out) + REPLAYS, status=status).stderr
+
+
+@pytest.mark.nightly(unless_changed=OWN)
+def test_a_step_is_as_many_messages_however_many_launches_it_has(run: Run) -> None:
+    plain, plain_of_many, indirect, indirect_of_many = map(int, run("-c", MESSAGES).stdout.split())
+    assert plain == plain_of_many <= 7
+    assert indirect == indirect_of_many <= 8
+
+
+@pytest.mark.nightly(unless_changed=OWN)
+@pytest.mark.parametrize(("variables", "least", "most"), [({}, 60, 99), ({"METAL_TEST_NO_ADOPT": 1}, 0, 0)])
+def test_weights_stay_where_they_are(run: Run, variables: dict[str, int], least: int, most: int) -> None:
+    """Metal reads mapped weights without a copy, or copies them where it makes no such buffer. The tokens agree."""
+    done = run("-c", ADOPTED.format(seed=randrange(1 << 30)), METAL_TEST_UNCHECKED=1, **variables)
+    assert least <= int(done.stdout) <= most
+
+
+@pytest.mark.nightly(unless_changed=OWN)
+def test_what_is_adopted(run: Run, tmp_path: Path) -> None:
+    """Mapped arrays, from any 16 bytes on, of at least a page; and no more than a buffer may have."""
+    path = tmp_path / "bytes"
+    path.write_bytes(randbytes(100_001))
+    code = OPEN + ADOPT.format(path=str(path))
+    answers = run("-c", code, METAL_TEST_MAX_BUFFER=100_000, METAL_TEST_FAMILY=1008).stdout.split()
+    assert answers == ["False" if wrong else "True" for wrong in (0, 0, 1, 1, 1, 1)]
+
+
+@pytest.mark.nightly(unless_changed=OWN)
 def test_a_source_that_does_not_compile(run: Run) -> None:
     code = OPEN + (
-        "from bitnet.core.gpu import KernelSpec\n"
+        "from bitnet.core.gpu import KernelSpec; from bitnet.metal.compiler import Kernel\n"
         "k = KernelSpec('row_sums', 'row_sums', (('WG', 64), ('COLS', 'no_number')))\n"
-        "try: d._driver._pipelines.prepare([(k, 64)])\n"
+        "try: d._driver._pipelines.prepare([Kernel(k, 64, False)])\n"
         "finally: d.close()"
     )
     error = run("-c", code, status=1).stderr
@@ -142,13 +264,14 @@ def test_a_source_that_does_not_compile(run: Run) -> None:
     assert "no_number" in error
 
 
+@pytest.mark.nightly(unless_changed=OWN)
 @pytest.mark.parametrize(
     ("code", "found"),
     [
         ("o.release(b.alloc(64).handle); b._queue = None", "never released: 1 MTLCommandQueue"),
         ("x = b.alloc(64); b.free(x); o.send(x.handle, 'release')", "release was sent to a MTLBuffer that is gone"),
         ("b.alloc(64)", "never released: 1 MTLBuffer"),
-        ("f, s = o.message('commit'); f(None, s)", "commit was sent to nil"),
+        ("f, s = o._messages['commit']; f(None, s)", "commit was sent to nil"),
         ("o.string('x')", "autoreleased without a pool"),
         ("o.send(b._queue, 'contents')", "a MTLCommandQueue knows no contents"),
     ],
@@ -156,11 +279,11 @@ def test_a_source_that_does_not_compile(run: Run) -> None:
 def test_the_library_finds_what_is_done_wrong(run: Run, code: str, found: str) -> None:
     """Faults put in on purpose: without them the same run is clean."""
     start = OPEN + "b = d._driver; o = b._objc; "
-    assert run("-c", f"{start}d.close()").stderr == ""
-    assert found in run("-c", f"{start}{code}; d.close()", status=3).stderr
+    assert run("-c", f"{start}d.close()", METAL_TEST_FAMILY=1008).stderr == ""
+    assert found in run("-c", f"{start}{code}; d.close()", status=3, METAL_TEST_FAMILY=1008).stderr
 
 
-@pytest.mark.nightly(unless_changed=FAMILY)
+@pytest.mark.nightly(unless_changed=OWN)
 def test_devices_and_receipts_say_what_it_is(run: Run, tmp_path: Path) -> None:
     def bitnet(*arguments: str, status: int | None = 0) -> subprocess.CompletedProcess[str]:
         return run("-c", COMMAND.format(arguments=list(arguments)), status=status)
@@ -173,6 +296,7 @@ def test_devices_and_receipts_say_what_it_is(run: Run, tmp_path: Path) -> None:
     assert not listed["selected"].startswith("metal")
     receipt = str(tmp_path / "receipt.json")
     bitnet("run", "--device", "metal:0", "--receipt", receipt, "What is 17 + 25?")
+    assert "head_score_metal" in Path(receipt).read_text()  # as nobody reads the logits
     done = bitnet("receipt", "verify", receipt, status=None)
     assert done.returncode != 0
     assert "it was made with a test driver" in done.stdout + done.stderr

@@ -6,13 +6,16 @@ from typing import Literal
 
 import numpy as np
 import pytest
-from metal_steps import BLOCK, Array, Steps, packed, poisoned, run
+from metal_steps import BLOCK, OWN, Array, Steps, packed, poisoned, run
 
 from bitnet.core.hal import SamplingParams
 from bitnet.core.testing import draws, oracle
 
 WG = 64
 STYLES: tuple[Literal["interleaved"], Literal["neox"]] = ("interleaved", "neox")
+
+
+pytestmark = pytest.mark.nightly(unless_changed=OWN)
 
 
 @pytest.fixture

@@ -7,7 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 from metal_shim import ShimError, library
+from metal_steps import OWN
 
+pytestmark = pytest.mark.nightly(unless_changed=OWN)
 HEAD = """#include <metal_stdlib>
 using namespace metal;
 """

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import pytest
 from metal_check import parameter_problems, problems
 from metal_shim import CompileError, check_spaces, preprocessed
-from metal_steps import INCLUDED, KERNELS, source
+from metal_steps import INCLUDED, KERNELS, OWN, source
 
 FILES = sorted(path.stem for path in KERNELS.glob("*.metal"))
 BASE = {
@@ -41,6 +41,7 @@ def test_nothing_is_wrong_as_written(file: str) -> None:
     assert problems((KERNELS / f"{file}.metal").read_text(encoding="utf-8")) == []
 
 
+@pytest.mark.nightly(unless_changed=OWN)
 @pytest.mark.parametrize("changed", [{}, OTHER])
 @pytest.mark.parametrize("file", [file for file in FILES if file not in INCLUDED])
 def test_kernels_compile_with_address_spaces(file: str, changed: Mapping[str, int]) -> None:
@@ -135,6 +136,7 @@ def broken(change: tuple[str, str]) -> str:
     return GOOD.replace(*change, 1)
 
 
+@pytest.mark.nightly(unless_changed=OWN)
 def test_a_good_source_passes() -> None:
     assert problems(GOOD) == []
     check_spaces(GOOD)
@@ -147,6 +149,7 @@ def test_faults_are_found_as_written(rule: str) -> None:
     assert any(f": {rule}: " in line for line in found), found
 
 
+@pytest.mark.nightly(unless_changed=OWN)
 @pytest.mark.parametrize("what", PARAMETERS)
 def test_faults_of_parameters_are_found(what: str) -> None:
     from metal_shim import translated
@@ -155,6 +158,7 @@ def test_faults_of_parameters_are_found(what: str) -> None:
     assert any(f"one: {what}" in line for line in found), found
 
 
+@pytest.mark.nightly(unless_changed=OWN)
 @pytest.mark.parametrize("what", COMPILED)
 def test_faults_are_found_by_the_compiler(what: str) -> None:
     with pytest.raises(CompileError):

@@ -7,11 +7,11 @@ import re
 from pathlib import Path
 
 import pytest
-from apple_selectors import CONSTANTS, ENUMS, SELECTORS, STRUCTURES
+from apple_selectors import CONSTANTS, ENCODINGS, ENUMS, SELECTORS, STRUCTURES
 
-from bitnet.metal import backend, compiler, device, objc
+from bitnet.metal import backend, compiler, device, objc, recording
 
-SOURCES = [Path(module.__file__ or "").read_text() for module in (backend, compiler, device, objc)]
+SOURCES = [Path(module.__file__ or "").read_text() for module in (backend, compiler, device, objc, recording)]
 
 
 def test_every_message_is_as_documented() -> None:
@@ -40,6 +40,10 @@ def test_structures(name: str) -> None:
 def test_constants() -> None:
     assert CONSTANTS["MTLLanguageVersion2_4"] == compiler.LANGUAGE
     assert CONSTANTS["MTLGPUFamilyApple7"] == backend.APPLE_7
+    assert CONSTANTS["MTLGPUFamilyApple9"] == backend.APPLE_9
+    assert CONSTANTS["MTLIndirectCommandTypeConcurrentDispatch"] == recording.CONCURRENT_DISPATCH
+    assert CONSTANTS["MTLResourceUsageRead"] | CONSTANTS["MTLResourceUsageWrite"] == recording.READ_AND_WRITE
+    assert ENCODINGS == objc.ENCODINGS
     assert CONSTANTS["MTLCommandBufferStatusCompleted"] == device.COMPLETED
     codes = {name: value for name, value in CONSTANTS.items() if name.startswith("MTLCommandBufferError")}
     assert {name: code for code, name in device.ERRORS.items()} == codes

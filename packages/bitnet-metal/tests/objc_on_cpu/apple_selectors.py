@@ -1,7 +1,11 @@
-"""Messages as Apple documents them: the page under developer.apple.com/documentation, and the declaration's types.
+"""Messages as Apple declares them: where, and the types. ``test_objc.py`` compares ``objc.py`` with it.
 
-``test_objc.py`` compares ``objc.py`` with it. Error codes and ``setBuffers:offsets:withRange:`` were checked against
-Apple's headers. The rest was written from memory, the pages' addresses included: check each before relying on it.
+A source such as ``Metal/MTLDevice`` is the header of that name of metal-cpp, Apple's own C++ interface to Metal (its
+release for macOS 14.2, github.com/bkaradzic/metal-cpp): its selectors, results and arguments were compared with this
+table by a script on 2026-11-23, and its enumerations and their values read. What metal-cpp lacks is a page under
+developer.apple.com/documentation. Those were read on that day but for three, which have other witnesses:
+``stringWithUTF8String:`` (clang's NSAPI.cpp has it), ``setSelector:`` (the property ``selector``, which the page of
+``invokeWithTarget:`` declares) and ``makeObjectsPerformSelector:withObject:`` (pub.dev's objective_c has it).
 """
 
 from __future__ import annotations
@@ -10,75 +14,101 @@ from typing import NamedTuple
 
 
 class Message(NamedTuple):
-    """A selector's page, and the types of its result and its arguments."""
+    """A selector's source, and the types of its result and its arguments."""
 
-    page: str
+    source: str
     result: str
     arguments: tuple[str, ...] = ()
 
 
 SELECTORS = {
-    "alloc": Message("objectivec/nsobject-swift.class/alloc", "id"),
-    "init": Message("objectivec/nsobject-swift.class/init()", "id"),
-    "retain": Message("objectivec/nsobjectprotocol/retain", "id"),
-    "release": Message("objectivec/nsobjectprotocol/release", "void"),
-    "stringWithUTF8String:": Message("foundation/nsstring/1497379-stringwithutf8string", "id", ("const char *",)),
-    "UTF8String": Message("foundation/nsstring/utf8string", "const char *"),
-    "processInfo": Message("foundation/processinfo/processinfo", "id"),
-    "operatingSystemVersionString": Message("foundation/processinfo/operatingsystemversionstring", "id"),
-    "count": Message("foundation/nsarray/count", "NSUInteger"),
-    "objectAtIndex:": Message("foundation/nsarray/object(at:)", "id", ("NSUInteger",)),
-    "localizedDescription": Message("foundation/nserror/localizeddescription", "id"),
-    "code": Message("foundation/nserror/code", "NSInteger"),
-    "name": Message("metal/mtldevice/name", "id"),
-    "registryID": Message("metal/mtldevice/registryid", "uint64_t"),
-    "supportsFamily:": Message("metal/mtldevice/supportsfamily(_:)", "BOOL", ("MTLGPUFamily",)),
-    "recommendedMaxWorkingSetSize": Message("metal/mtldevice/recommendedmaxworkingsetsize", "uint64_t"),
-    "currentAllocatedSize": Message("metal/mtldevice/currentallocatedsize", "NSUInteger"),
-    "maxBufferLength": Message("metal/mtldevice/maxbufferlength", "NSUInteger"),
-    "maxThreadgroupMemoryLength": Message("metal/mtldevice/maxthreadgroupmemorylength", "NSUInteger"),
-    "newCommandQueue": Message("metal/mtldevice/makecommandqueue()", "id"),
-    "newBufferWithLength:options:": Message(
-        "metal/mtldevice/makebuffer(length:options:)", "id", ("NSUInteger", "MTLResourceOptions")
+    "alloc": Message("Foundation/NSObject", "id"),
+    "init": Message("Foundation/NSObject", "id"),
+    "retain": Message("Foundation/NSObject", "id"),
+    "release": Message("Foundation/NSObject", "void"),
+    "stringWithUTF8String:": Message("foundation/nsstring/stringwithutf8string:", "id", ("const char *",)),
+    "UTF8String": Message("Foundation/NSString", "const char *"),
+    "processInfo": Message("Foundation/NSProcessInfo", "id"),
+    "operatingSystemVersionString": Message("Foundation/NSProcessInfo", "id"),
+    "count": Message("Foundation/NSArray", "NSUInteger"),
+    "objectAtIndex:": Message("Foundation/NSArray", "id", ("NSUInteger",)),
+    "localizedDescription": Message("Foundation/NSError", "id"),
+    "code": Message("Foundation/NSError", "NSInteger"),
+    "name": Message("Metal/MTLDevice", "id"),
+    "registryID": Message("Metal/MTLDevice", "uint64_t"),
+    "supportsFamily:": Message("Metal/MTLDevice", "BOOL", ("MTLGPUFamily",)),
+    "recommendedMaxWorkingSetSize": Message("Metal/MTLDevice", "uint64_t"),
+    "currentAllocatedSize": Message("Metal/MTLDevice", "NSUInteger"),
+    "maxBufferLength": Message("Metal/MTLDevice", "NSUInteger"),
+    "maxThreadgroupMemoryLength": Message("Metal/MTLDevice", "NSUInteger"),
+    "newCommandQueue": Message("Metal/MTLDevice", "id"),
+    "newBufferWithLength:options:": Message("Metal/MTLDevice", "id", ("NSUInteger", "MTLResourceOptions")),
+    "newBufferWithBytesNoCopy:length:options:deallocator:": Message(
+        "Metal/MTLDevice", "id", ("void *", "NSUInteger", "MTLResourceOptions", "block")
     ),
-    "newLibraryWithSource:options:error:": Message(
-        "metal/mtldevice/makelibrary(source:options:)", "id", ("id", "id", "NSError **")
+    "newLibraryWithSource:options:error:": Message("Metal/MTLDevice", "id", ("id", "id", "NSError **")),
+    "newFunctionWithName:": Message("Metal/MTLLibrary", "id", ("id",)),
+    "newComputePipelineStateWithDescriptor:options:reflection:error:": Message(
+        "Metal/MTLDevice", "id", ("id", "MTLPipelineOption", "id *", "NSError **")
     ),
-    "newFunctionWithName:": Message("metal/mtllibrary/makefunction(name:)", "id", ("id",)),
-    "newComputePipelineStateWithFunction:error:": Message(
-        "metal/mtldevice/makecomputepipelinestate(function:)", "id", ("id", "NSError **")
-    ),
-    "setFastMathEnabled:": Message("metal/mtlcompileoptions/fastmathenabled", "void", ("BOOL",)),
-    "setLanguageVersion:": Message("metal/mtlcompileoptions/languageversion", "void", ("MTLLanguageVersion",)),
-    "maxTotalThreadsPerThreadgroup": Message(
-        "metal/mtlcomputepipelinestate/maxtotalthreadsperthreadgroup", "NSUInteger"
-    ),
-    "threadExecutionWidth": Message("metal/mtlcomputepipelinestate/threadexecutionwidth", "NSUInteger"),
-    "contents": Message("metal/mtlbuffer/contents()", "void *"),
-    "commandBuffer": Message("metal/mtlcommandqueue/makecommandbuffer()", "id"),
-    "computeCommandEncoder": Message("metal/mtlcommandbuffer/makecomputecommandencoder()", "id"),
-    "setComputePipelineState:": Message("metal/mtlcomputecommandencoder/setcomputepipelinestate(_:)", "void", ("id",)),
+    "setComputeFunction:": Message("Metal/MTLComputePipeline", "void", ("id",)),
+    "setSupportIndirectCommandBuffers:": Message("Metal/MTLComputePipeline", "void", ("BOOL",)),
+    "setFastMathEnabled:": Message("Metal/MTLLibrary", "void", ("BOOL",)),
+    "setLanguageVersion:": Message("Metal/MTLLibrary", "void", ("MTLLanguageVersion",)),
+    "maxTotalThreadsPerThreadgroup": Message("Metal/MTLComputePipeline", "NSUInteger"),
+    "threadExecutionWidth": Message("Metal/MTLComputePipeline", "NSUInteger"),
+    "contents": Message("Metal/MTLBuffer", "void *"),
+    "commandBuffer": Message("Metal/MTLCommandQueue", "id"),
+    "computeCommandEncoder": Message("Metal/MTLCommandBuffer", "id"),
+    "setComputePipelineState:": Message("Metal/MTLComputeCommandEncoder", "void", ("id",)),
     "setBuffers:offsets:withRange:": Message(
-        "metal/mtlcomputecommandencoder/setbuffers:offsets:withrange:",
-        "void",
-        ("const id *", "const NSUInteger *", "NSRange"),
+        "Metal/MTLComputeCommandEncoder", "void", ("const id *", "const NSUInteger *", "NSRange")
     ),
     "dispatchThreadgroups:threadsPerThreadgroup:": Message(
-        "metal/mtlcomputecommandencoder/dispatchthreadgroups(_:threadsperthreadgroup:)",
-        "void",
-        ("MTLSize", "MTLSize"),
+        "Metal/MTLComputeCommandEncoder", "void", ("MTLSize", "MTLSize")
     ),
-    "endEncoding": Message("metal/mtlcommandencoder/endencoding()", "void"),
-    "commit": Message("metal/mtlcommandbuffer/commit()", "void"),
-    "waitUntilCompleted": Message("metal/mtlcommandbuffer/waituntilcompleted()", "void"),
-    "status": Message("metal/mtlcommandbuffer/status", "MTLCommandBufferStatus"),
-    "error": Message("metal/mtlcommandbuffer/error", "id"),
+    "useResources:count:usage:": Message(
+        "Metal/MTLComputeCommandEncoder", "void", ("const id *", "NSUInteger", "MTLResourceUsage")
+    ),
+    "executeCommandsInBuffer:withRange:": Message("Metal/MTLComputeCommandEncoder", "void", ("id", "NSRange")),
+    "endEncoding": Message("Metal/MTLCommandEncoder", "void"),
+    "commit": Message("Metal/MTLCommandBuffer", "void"),
+    "waitUntilCompleted": Message("Metal/MTLCommandBuffer", "void"),
+    "status": Message("Metal/MTLCommandBuffer", "MTLCommandBufferStatus"),
+    "error": Message("Metal/MTLCommandBuffer", "id"),
+    "newIndirectCommandBufferWithDescriptor:maxCommandCount:options:": Message(
+        "Metal/MTLDevice", "id", ("id", "NSUInteger", "MTLResourceOptions")
+    ),
+    "setCommandTypes:": Message("Metal/MTLIndirectCommandBuffer", "void", ("MTLIndirectCommandType",)),
+    "setInheritBuffers:": Message("Metal/MTLIndirectCommandBuffer", "void", ("BOOL",)),
+    "setInheritPipelineState:": Message("Metal/MTLIndirectCommandBuffer", "void", ("BOOL",)),
+    "setMaxKernelBufferBindCount:": Message("Metal/MTLIndirectCommandBuffer", "void", ("NSUInteger",)),
+    "indirectComputeCommandAtIndex:": Message("Metal/MTLIndirectCommandBuffer", "id", ("NSUInteger",)),
+    "setKernelBuffer:offset:atIndex:": Message(
+        "Metal/MTLIndirectCommandEncoder", "void", ("id", "NSUInteger", "NSUInteger")
+    ),
+    "concurrentDispatchThreadgroups:threadsPerThreadgroup:": Message(
+        "Metal/MTLIndirectCommandEncoder", "void", ("MTLSize", "MTLSize")
+    ),
+    "setBarrier": Message("Metal/MTLIndirectCommandEncoder", "void"),
+    "signatureWithObjCTypes:": Message("foundation/nsmethodsignature/signaturewithobjctypes:", "id", ("const char *",)),
+    "invocationWithMethodSignature:": Message("foundation/nsinvocation/invocationwithmethodsignature:", "id", ("id",)),
+    "setSelector:": Message("foundation/nsinvocation/selector", "void", ("SEL",)),
+    "setArgument:atIndex:": Message("foundation/nsinvocation/setargument:atindex:", "void", ("void *", "NSInteger")),
+    "invokeWithTarget:": Message("foundation/nsinvocation/invokewithtarget:", "void", ("id",)),
+    "initWithObjects:count:": Message("Foundation/NSArray", "id", ("const id *", "NSUInteger")),
+    "makeObjectsPerformSelector:withObject:": Message(
+        "foundation/nsarray/makeobjectsperformselector:withobject:", "void", ("SEL", "id")
+    ),
 }
 ENUMS = {
     "MTLGPUFamily": "NSInteger",
     "MTLResourceOptions": "NSUInteger",
     "MTLLanguageVersion": "NSUInteger",
     "MTLCommandBufferStatus": "NSUInteger",
+    "MTLPipelineOption": "NSUInteger",
+    "MTLResourceUsage": "NSUInteger",
+    "MTLIndirectCommandType": "NSUInteger",
 }
 """Apple's enumerations, declared by NS_ENUM and NS_OPTIONS, and the integers that they are."""
 STRUCTURES = {"MTLSize": (("width", "height", "depth"), 24), "NSRange": (("location", "length"), 16)}
@@ -87,6 +117,10 @@ foundation/nsrange)."""
 CONSTANTS = {
     "MTLLanguageVersion2_4": 131076,
     "MTLGPUFamilyApple7": 1007,
+    "MTLGPUFamilyApple9": 1009,
+    "MTLIndirectCommandTypeConcurrentDispatch": 32,
+    "MTLResourceUsageRead": 1,
+    "MTLResourceUsageWrite": 2,
     "MTLCommandBufferStatusCompleted": 4,
     "MTLCommandBufferStatusError": 5,
     "MTLCommandBufferErrorInternal": 1,
@@ -100,4 +134,14 @@ CONSTANTS = {
     "MTLCommandBufferErrorDeviceRemoved": 11,
     "MTLCommandBufferErrorStackOverflow": 12,
 }
-"""Values of metal/mtllanguageversion, metal/mtlgpufamily, metal/mtlcommandbufferstatus, metal/mtlcommandbuffererror."""
+"""Values of metal-cpp's enumerations of these names."""
+ENCODINGS = {
+    "void": "v",
+    "id": "@",
+    "const id *": "^@",
+    "const NSUInteger *": "^Q",
+    "NSRange": "{_NSRange=QQ}",
+    "MTLSize": "{?=QQQ}",
+}
+"""Types as ``@encode`` writes them (Objective-C Runtime Programming Guide, Type Encodings): a structure is its name, or
+``?`` for one without, and its fields."""

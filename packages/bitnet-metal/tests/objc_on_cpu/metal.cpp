@@ -1,40 +1,39 @@
 // Metal's classes as far as the binding uses them. Command buffers run when they are waited for, one after the other, on the CPU:
 // kernels are compiled by the shim beside this folder. Faults are put in by METAL_TEST_... of the environment.
 #include <dlfcn.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 #include <atomic>
 #include <cstdlib>
 #include <cstring>
+#include <set>
 
 #include "../shim/shim.h"
-#include "objc.h"
+#include "foundation.h"
 
 namespace {
-typedef uint64_t Size;
-struct MTLSize {
-    Size width, height, depth;
-};
-struct NSRange {
-    Size location, length;
-};
 std::atomic<long long> allocated{0}, committed{0};
 const Size PAGE = 16384;
 
 struct Device : Object {
     std::string name;
-    Device() : Object("MTLDevice"), name(setting_text("NAME", "Apple M2")) {}
+    Device() : Object("MTLDevice"), name(setting_text("NAME", "Apple M3")) {}
 };
 struct Buffer : Object {
     Size length;
     char *data;
+    bool copied = true;  // else the memory is the caller's
+    Buffer(char *bytes, Size n) : Object("MTLBuffer"), length(n), data(bytes), copied(false) {}
     explicit Buffer(Size n) : Object("MTLBuffer"), length(n), data((char *)aligned_alloc(PAGE, (n + PAGE - 1) / PAGE * PAGE)) {
         memset(data, 0xFF, (n + PAGE - 1) / PAGE * PAGE);  // NaN, and no likely index
         allocated += (long long)n;
     }
     void gone() override {
-        allocated -= (long long)length;
-        free(data);
+        if (copied) {
+            allocated -= (long long)length;
+            free(data);
+        }
         data = nullptr;
     }
 };
@@ -54,16 +53,48 @@ struct Function : Object {
     Function(Library *l, const std::string &n, uint32_t m) : Object("MTLFunction"), library(l), name(n), most(m) { retain(l); }
     void gone() override { release(library); }
 };
+struct PipelineDescriptor : Object {
+    Function *function = nullptr;
+    bool indirect = false;
+    PipelineDescriptor() : Object("MTLComputePipelineDescriptor") {}
+    void gone() override { release(function); }
+};
 struct Pipeline : Object {
     Function *function;
-    explicit Pipeline(Function *f) : Object("MTLComputePipelineState"), function(f) { retain(f); }
+    bool indirect;
+    Pipeline(Function *f, bool i) : Object("MTLComputePipelineState"), function(f), indirect(i) { retain(f); }
     void gone() override { release(function); }
 };
 struct Dispatch {
-    Pipeline *pipeline;
+    Pipeline *pipeline = nullptr;
     std::vector<Buffer *> buffers;
     std::vector<Size> offsets;
-    MTLSize groups, threads;
+    MTLSize groups = {0, 0, 0}, threads = {0, 0, 0};
+    bool barrier = true;  // it waits for all before it, as every dispatch of a serial encoder does
+    void hold() {
+        retain(pipeline);
+        for (Buffer *buffer : buffers) retain(buffer);
+    }
+    void drop() {
+        release(pipeline);
+        for (Buffer *buffer : buffers) release(buffer);
+    }
+};
+struct IndirectDescriptor : Object {
+    Size types = 0, most = 0;
+    bool inherits_buffers = true, inherits_pipeline = true;  // each must be set
+    IndirectDescriptor() : Object("MTLIndirectCommandBufferDescriptor") {}
+};
+struct Indirect : Object {
+    std::vector<Dispatch> commands;
+    Size most;  // buffers of a command
+    Indirect(Size count, Size m) : Object("MTLIndirectCommandBuffer"), commands(count), most(m) {}
+};
+struct IndirectCommand : Object {
+    Indirect *owner;
+    Dispatch *dispatch;
+    IndirectCommand(Indirect *o, Size i) : Object("MTLIndirectComputeCommand"), owner(o), dispatch(&o->commands.at(i)) { retain(o); }
+    void gone() override { release(owner); }
 };
 struct Queue;
 struct Work : Object {
@@ -75,6 +106,8 @@ struct Work : Object {
     explicit Work(Queue *q);
     void gone() override;
     void run();
+    bool run(Dispatch &d);
+    bool indirect = false;  // whether it executes indirect commands
     void fail(long code, const std::string &text) {
         problem = error(code, text);
         state = 5;
@@ -89,10 +122,7 @@ struct Queue : Object {
 };
 Work::Work(Queue *q) : Object("MTLCommandBuffer"), queue(q) { retain(q); }
 void Work::gone() {
-    for (Dispatch &d : dispatches) {
-        release(d.pipeline);
-        for (Buffer *b : d.buffers) release(b);
-    }
+    for (Dispatch &d : dispatches) d.drop();
     release(problem);
     release(queue);
 }
@@ -101,6 +131,7 @@ struct Encoder : Object {
     Pipeline *pipeline = nullptr;
     std::vector<Buffer *> buffers;
     std::vector<Size> offsets;
+    std::set<Buffer *> used;  // resident for indirect commands
     bool ended = false;
     explicit Encoder(Work *w) : Object("MTLComputeCommandEncoder"), work(w) { retain(w); }
     void gone() override {
@@ -108,33 +139,36 @@ struct Encoder : Object {
         release(work);
     }
 };
-struct Array : Object {
-    std::vector<Object *> all;
-    Array() : Object("NSArray") {}
-    void gone() override {
-        for (Object *object : all) release(object);
-    }
-};
 
+bool Work::run(Dispatch &d) {
+    std::vector<void *> data;
+    std::vector<uint64_t> sizes;
+    for (size_t i = 0; i < d.buffers.size(); i++) {
+        data.push_back(d.buffers[i]->data + d.offsets[i]);
+        sizes.push_back(d.buffers[i]->length - d.offsets[i]);
+    }
+    const uint32_t groups[3] = {(uint32_t)d.groups.width, (uint32_t)d.groups.height, (uint32_t)d.groups.depth};
+    const uint32_t threads[3] = {(uint32_t)d.threads.width, (uint32_t)d.threads.height, (uint32_t)d.threads.depth};
+    const std::string &name = d.pipeline->function->name;
+    if (name == setting_text("LEAVE_OUT", "") || (indirect && name == setting_text("INDIRECT_LEAVE_OUT", ""))) return true;
+    char said[1024] = "";
+    auto launch = (decltype(&shim_launch))dlsym(d.pipeline->function->library->handle, "shim_launch");
+    if (launch(name.c_str(), data.data(), sizes.data(), (uint32_t)data.size(), groups, threads, 0, said, sizeof said)) {
+        wrong("%s: %s", name.c_str(), said);
+        fail(3, said);
+        return false;
+    }
+    return true;
+}
+// Dispatches that no barrier orders run the last one first: a barrier that is missing is seen in what they compute.
 void Work::run() {
-    long long number = ++committed, at = setting("FAIL_AT", 0);
+    long long number = ++committed, at = setting("FAIL_AT", 0), code = indirect ? setting("INDIRECT_FAIL", 0) : 0;
     if (at && number >= at) return fail(setting("FAIL_CODE", 1), "a fault put in on purpose");
-    for (Dispatch &d : dispatches) {
-        std::vector<void *> data;
-        std::vector<uint64_t> sizes;
-        for (size_t i = 0; i < d.buffers.size(); i++) {
-            data.push_back(d.buffers[i]->data + d.offsets[i]);
-            sizes.push_back(d.buffers[i]->length - d.offsets[i]);
-        }
-        const uint32_t groups[3] = {(uint32_t)d.groups.width, (uint32_t)d.groups.height, (uint32_t)d.groups.depth};
-        const uint32_t threads[3] = {(uint32_t)d.threads.width, (uint32_t)d.threads.height, (uint32_t)d.threads.depth};
-        if (setting_text("LEAVE_OUT", "") == d.pipeline->function->name) continue;
-        char said[1024] = "";
-        auto launch = (decltype(&shim_launch))dlsym(d.pipeline->function->library->handle, "shim_launch");
-        if (launch(d.pipeline->function->name.c_str(), data.data(), sizes.data(), (uint32_t)data.size(), groups, threads, 0, said, sizeof said)) {
-            wrong("%s: %s", d.pipeline->function->name.c_str(), said);
-            return fail(3, said);
-        }
+    if (code) return fail(code, "a fault put in on purpose");
+    for (size_t first = 0, end; first < dispatches.size(); first = end) {
+        for (end = first + 1; end < dispatches.size() && !dispatches[end].barrier;) end++;
+        for (size_t i = end; i > first; i--)
+            if (!run(dispatches[i - 1])) return;
     }
     state = 4;
 }
@@ -152,13 +186,11 @@ EXPORT Object *MTLCopyAllDevices() {
     if (!setting("NO_DEVICE", 0)) found->all.push_back(new Device);
     return found;
 }
-METHOD("NSArray", "count", Size, array_count, Array *self, const char *) { return self->all.size(); }
-METHOD("NSArray", "objectAtIndex:", Object *, array_at, Array *self, const char *, Size i) { return self->all.at(i); }
 
 METHOD("MTLDevice", "name", Object *, device_name, Device *self, const char *) { return autoreleased(string(self->name)); }
 METHOD("MTLDevice", "registryID", uint64_t, device_id, Device *, const char *) { return 0x100000abc; }
 METHOD("MTLDevice", "supportsFamily:", bool, device_family, Device *self, const char *, long family) {
-    return self->name.compare(0, 7, "Apple M") == 0 && family >= 1001 && family <= 1008;
+    return self->name.compare(0, 7, "Apple M") == 0 && family >= 1001 && family <= setting("FAMILY", 1009);
 }
 METHOD("MTLDevice", "recommendedMaxWorkingSetSize", uint64_t, device_memory, Device *, const char *) {
     return (uint64_t)setting("MEMORY", 8LL << 30);
@@ -172,6 +204,14 @@ METHOD("MTLDevice", "newBufferWithLength:options:", Object *, new_buffer, Device
     if (!length) wrong("a buffer without any bytes");
     if (!length || length > device_largest(nullptr, nullptr) || allocated + (long long)length > setting("MEMORY", 8LL << 30)) return nullptr;
     return new Buffer(length);
+}
+METHOD("MTLDevice", "newBufferWithBytesNoCopy:length:options:deallocator:", Object *, adopt_bytes, Device *, const char *, char *bytes, Size length, Size options, void *deallocator) {
+    Size page = (Size)sysconf(_SC_PAGESIZE);
+    if (options || deallocator) wrong("memory of the caller's with options, or with a deallocator");
+    if (!length || (Size)bytes % page || length % page) wrong("memory of the caller's that is not whole pages");
+    std::string resident((size_t)(length / page), 0);
+    if (mincore(bytes, length, (unsigned char *)&resident[0])) wrong("memory of the caller's that is not mapped");
+    return setting("NO_ADOPT", 0) || length > device_largest(nullptr, nullptr) ? nullptr : new Buffer(bytes, length);
 }
 METHOD("MTLBuffer", "contents", void *, buffer_contents, Buffer *self, const char *) { return self->data; }
 
@@ -206,12 +246,20 @@ METHOD("MTLLibrary", "newFunctionWithName:", Object *, new_function, Library *se
         if (text_of(name) == names[i]) return new Function(self, names[i], most[i]);
     return nullptr;
 }
-METHOD("MTLDevice", "newComputePipelineStateWithFunction:error:", Object *, new_pipeline, Device *, const char *, Function *function, Object **problem) {
-    if (setting_text("NO_PIPELINE", "") == function->name) {
+METHOD("class MTLComputePipelineDescriptor", "alloc", Object *, new_pipeline_descriptor, Object *, const char *) { return new PipelineDescriptor; }
+METHOD("MTLComputePipelineDescriptor", "setComputeFunction:", void, set_function, PipelineDescriptor *self, const char *, Function *function) {
+    retain(function);
+    release(self->function);
+    self->function = function;
+}
+METHOD("MTLComputePipelineDescriptor", "setSupportIndirectCommandBuffers:", void, set_indirect, PipelineDescriptor *self, const char *, bool indirect) { self->indirect = indirect; }
+METHOD("MTLDevice", "newComputePipelineStateWithDescriptor:options:reflection:error:", Object *, new_pipeline, Device *, const char *, PipelineDescriptor *wanted, Size options, Object **reflection, Object **problem) {
+    if (!wanted->function || options || reflection) wrong("a pipeline without a function, or with options");
+    if (setting_text("NO_PIPELINE", "") == wanted->function->name) {
         *problem = autoreleased(error(2, "a fault put in on purpose"));
         return nullptr;
     }
-    return new Pipeline(function);
+    return new Pipeline(wanted->function, wanted->indirect);
 }
 METHOD("MTLComputePipelineState", "maxTotalThreadsPerThreadgroup", Size, pipeline_most, Pipeline *self, const char *) { return self->function->most; }
 METHOD("MTLComputePipelineState", "threadExecutionWidth", Size, pipeline_width, Pipeline *, const char *) { return (Size)setting("WIDTH", 32); }
@@ -238,13 +286,48 @@ METHOD("MTLComputeCommandEncoder", "setBuffers:offsets:withRange:", void, set_bu
         self->offsets[range.location + i] = offsets[i];
     }
 }
+static bool sized(MTLSize groups, MTLSize threads) {
+    for (Size n : {groups.width, groups.height, groups.depth, threads.width, threads.height, threads.depth})
+        if (!n || n >> 31) {
+            wrong("a dispatch of %llu threads or threadgroups in one dimension", (unsigned long long)n);
+            return false;
+        }
+    return true;
+}
 METHOD("MTLComputeCommandEncoder", "dispatchThreadgroups:threadsPerThreadgroup:", void, dispatch, Encoder *self, const char *, MTLSize groups, MTLSize threads) {
     if (self->ended || !self->pipeline) return wrong("a dispatch without a pipeline, or after endEncoding");
-    for (Size n : {groups.width, groups.height, groups.depth, threads.width, threads.height, threads.depth})
-        if (!n || n >> 31) return wrong("a dispatch of %llu threads or threadgroups in one dimension", (unsigned long long)n);
-    retain(self->pipeline);
-    for (Buffer *buffer : self->buffers) retain(buffer);
-    self->work->dispatches.push_back({self->pipeline, self->buffers, self->offsets, groups, threads});
+    if (!sized(groups, threads)) return;
+    self->work->dispatches.emplace_back();
+    Dispatch &made = self->work->dispatches.back();
+    made.pipeline = self->pipeline;
+    made.buffers = self->buffers;
+    made.offsets = self->offsets;
+    made.groups = groups;
+    made.threads = threads;
+    made.hold();
+}
+METHOD("MTLComputeCommandEncoder", "useResources:count:usage:", void, use_resources, Encoder *self, const char *, Buffer **buffers, Size count, Size usage) {
+    if (usage != 3) wrong("resources with usage %llu, which are read and written", (unsigned long long)usage);
+    for (Size i = 0; i < count; i++) {
+        if (strcmp(buffers[i]->kind, "MTLBuffer") || buffers[i]->count <= 0) wrong("a resource is none, or is gone");
+        self->used.insert(buffers[i]);
+    }
+}
+METHOD("MTLComputeCommandEncoder", "executeCommandsInBuffer:withRange:", void, execute, Encoder *self, const char *, Indirect *indirect, NSRange range) {
+    if (self->ended || strcmp(indirect->kind, "MTLIndirectCommandBuffer") || range.location + range.length > indirect->commands.size())
+        return wrong("indirect commands that are none, or after endEncoding");
+    self->work->indirect = true;
+    for (Size i = range.location; i < range.location + range.length; i++) {
+        Dispatch &made = indirect->commands[i];
+        if (!made.pipeline || !made.groups.width) return wrong("indirect command %llu was not encoded", (unsigned long long)i);
+        if (!made.pipeline->indirect) wrong("indirect command %llu has a pipeline that does not support it", (unsigned long long)i);
+        if (made.pipeline->count <= 0) wrong("indirect command %llu has a pipeline that is gone", (unsigned long long)i);
+        for (Buffer *buffer : made.buffers)
+            if (!buffer || buffer->count <= 0 || !self->used.count(buffer)) return wrong("indirect command %llu has a buffer that is gone, or not resident", (unsigned long long)i);
+        self->work->dispatches.push_back(made);
+        self->work->dispatches.back().hold();
+        if (i == range.location) self->work->dispatches.back().barrier = true;
+    }
 }
 METHOD("MTLComputeCommandEncoder", "endEncoding", void, end_encoding, Encoder *self, const char *) {
     if (self->ended) wrong("endEncoding twice");
@@ -270,3 +353,36 @@ METHOD("MTLCommandBuffer", "waitUntilCompleted", void, wait_for, Work *self, con
 }
 METHOD("MTLCommandBuffer", "status", Size, work_status, Work *self, const char *) { return self->state; }
 METHOD("MTLCommandBuffer", "error", Object *, work_error, Work *self, const char *) { return self->problem; }
+
+METHOD("class MTLIndirectCommandBufferDescriptor", "alloc", Object *, new_indirect_descriptor, Object *, const char *) { return new IndirectDescriptor; }
+METHOD("MTLIndirectCommandBufferDescriptor", "setCommandTypes:", void, set_types, IndirectDescriptor *self, const char *, Size types) { self->types = types; }
+METHOD("MTLIndirectCommandBufferDescriptor", "setInheritBuffers:", void, set_inherits_buffers, IndirectDescriptor *self, const char *, bool inherits) { self->inherits_buffers = inherits; }
+METHOD("MTLIndirectCommandBufferDescriptor", "setInheritPipelineState:", void, set_inherits_pipeline, IndirectDescriptor *self, const char *, bool inherits) { self->inherits_pipeline = inherits; }
+METHOD("MTLIndirectCommandBufferDescriptor", "setMaxKernelBufferBindCount:", void, set_most_buffers, IndirectDescriptor *self, const char *, Size most) { self->most = most; }
+METHOD("MTLDevice", "newIndirectCommandBufferWithDescriptor:maxCommandCount:options:", Object *, new_indirect, Device *, const char *, IndirectDescriptor *wanted, Size count, Size options) {
+    if (wanted->types != 32 || wanted->inherits_buffers || wanted->inherits_pipeline) wrong("indirect commands that inherit, or of another type than 32");
+    if (!wanted->most || wanted->most > 31 || !count || count > 16384 || options) wrong("indirect commands beyond the limits");
+    return setting("NO_INDIRECT", 0) ? nullptr : new Indirect(count, wanted->most);
+}
+METHOD("MTLIndirectCommandBuffer", "indirectComputeCommandAtIndex:", Object *, indirect_at, Indirect *self, const char *, Size i) {
+    self->commands.at(i).barrier = false;
+    return autoreleased(new IndirectCommand(self, i));
+}
+METHOD("MTLIndirectComputeCommand", "setComputePipelineState:", void, indirect_pipeline, IndirectCommand *self, const char *, Pipeline *pipeline) { self->dispatch->pipeline = pipeline; }
+METHOD("MTLIndirectComputeCommand", "setKernelBuffer:offset:atIndex:", void, indirect_buffer, IndirectCommand *self, const char *, Buffer *buffer, Size offset, Size index) {
+    if (index >= self->owner->most) return wrong("buffer(%llu) of an indirect command; it has %llu", (unsigned long long)index, (unsigned long long)self->owner->most);
+    if (offset >= buffer->length) wrong("buffer(%llu) begins at its end", (unsigned long long)index);
+    Dispatch &made = *self->dispatch;
+    if (made.buffers.size() <= index) {
+        made.buffers.resize(index + 1);
+        made.offsets.resize(index + 1);
+    }
+    made.buffers[index] = buffer;
+    made.offsets[index] = offset;
+}
+METHOD("MTLIndirectComputeCommand", "concurrentDispatchThreadgroups:threadsPerThreadgroup:", void, indirect_dispatch, IndirectCommand *self, const char *, MTLSize groups, MTLSize threads) {
+    if (!sized(groups, threads)) return;
+    self->dispatch->groups = groups;
+    self->dispatch->threads = threads;
+}
+METHOD("MTLIndirectComputeCommand", "setBarrier", void, indirect_barrier, IndirectCommand *self, const char *) { self->dispatch->barrier = true; }

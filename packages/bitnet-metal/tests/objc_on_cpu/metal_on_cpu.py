@@ -22,12 +22,12 @@ from bitnet.metal import objc
 
 HERE = Path(__file__).resolve().parent
 SHIM = HERE.parent / "shim"
-SOURCES = [HERE / "objc.cpp", HERE / "metal.cpp"]
+SOURCES = [HERE / name for name in ("objc.cpp", "foundation.cpp", "metal.cpp")]
 
 
 def build() -> Path:
     """The test library, kept by the content of its sources."""
-    inputs = [*SOURCES, HERE / "objc.h", SHIM / "shim.h"]
+    inputs = [*SOURCES, HERE / "objc.h", HERE / "foundation.h", SHIM / "shim.h"]
     folder = Path(os.environ.get("BITNET_METAL_SHIM_CACHE", Path(tempfile.gettempdir(), "bitnet-metal-shim")))
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"metal-{hashlib.sha256(b''.join(file.read_bytes() for file in inputs)).hexdigest()[:32]}.so"

@@ -8,17 +8,22 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from bitnet.core.errors import DeviceUnavailableError
+from bitnet.core.errors import DeviceLostError, DeviceUnavailableError
 from bitnet.core.hal import HAL_API, Device, DeviceInfo, DeviceType, OpenOptions, ProbeResult, ProbeStatus
 from bitnet.core.hal.probe import TEST_DRIVER
+from bitnet.core.support.log import logger
 
 if TYPE_CHECKING:
+    from bitnet.core.gpu import GpuDevice
+    from bitnet.metal.device import MetalDriver
     from bitnet.metal.objc import Objc
 
 LEAST = (12, 0)
 """macOS from which Metal takes the kernels' language, MSL 2.4."""
 APPLE_7 = 1007
 """MTLGPUFamilyApple7: M1 and newer."""
+APPLE_9 = 1009
+"""MTLGPUFamilyApple9: M3 and newer."""
 PARAVIRTUAL = "paravirtual"
 """In the name of the device that Apple's virtual machines have."""
 GPU_CORES = 16
@@ -50,28 +55,53 @@ class MetalBackend:
         return result
 
     def open(self, info: DeviceInfo, options: OpenOptions) -> Device:
-        from bitnet.core.gpu.clc import Abilities, open_device
-        from bitnet.metal.device import MetalDriver
-        from bitnet.metal.ops import METAL
+        from bitnet.core.gpu.replay_check import wrong_replay
 
         result, objc, devices = _look()
         own = 0
-        for found, device in zip(result.devices, devices, strict=True):
+        for found, there in zip(result.devices, devices, strict=True):
             if found.name == info.name:
-                own = device
+                own = there
             elif objc is not None:
-                objc.release(device)
+                objc.release(there)
         if objc is None or not own:
             raise DeviceUnavailableError(f"{info.name} is gone since it was probed.", hint="See bitnet devices.")
-        driver = MetalDriver(objc, own, info.name)
-        local = int(objc.send(own, "maxThreadgroupMemoryLength"))
-        abilities = Abilities(compute_units=GPU_CORES, group=MOST_THREADS, local_bytes=local, f16=True)
-        return open_device(info, driver, abilities, self_check=True, vendor=METAL)
+        try:
+            device, driver = _opened(info, objc, own)
+            if not (options.graphs and objc.send(own, "supportsFamily:", APPLE_9)):
+                return device
+            try:
+                wrong = wrong_replay(device, driver)
+            except DeviceLostError as error:
+                device.close()
+                device, driver = _opened(info, objc, own)
+                wrong = error.message
+            except BaseException:
+                device.close()
+                raise
+            if wrong:
+                logger.warning("Indirect command buffers are not used: %s", wrong)
+            driver.graphs = not wrong
+            return device
+        finally:
+            objc.release(own)
 
     def kernels(self) -> Collection[str]:
         from bitnet.metal.compiler import SOURCES
 
         return SOURCES.names()
+
+
+def _opened(info: DeviceInfo, objc: Objc, own: int) -> tuple[GpuDevice, MetalDriver]:
+    """The device, which computes, with a driver that owns its MTLDevice too."""
+    from bitnet.core.gpu.clc import Abilities, open_device
+    from bitnet.metal.device import MetalDriver
+    from bitnet.metal.ops import METAL
+
+    driver = MetalDriver(objc, objc.send(own, "retain"), info.name)
+    local = int(objc.send(own, "maxThreadgroupMemoryLength"))
+    abilities = Abilities(compute_units=GPU_CORES, group=MOST_THREADS, local_bytes=local, f16=True)
+    return open_device(info, driver, abilities, self_check=True, vendor=METAL), driver
 
 
 def _look() -> tuple[ProbeResult, Objc | None, list[int]]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from bitnet.core.errors import KernelCompileError
 from bitnet.core.gpu import KernelSources, KernelSpec
@@ -22,6 +23,14 @@ WIDTH = 32
 """Threads of a simdgroup, on which the kernels rely."""
 
 
+class Kernel(NamedTuple):
+    """What a pipeline is made of: a kernel, its threadgroups' threads, and whether indirect commands may run it."""
+
+    spec: KernelSpec
+    threads: int
+    indirect: bool
+
+
 class Pipelines:
     """The kernels of one device, compiled when first asked for.
 
@@ -33,21 +42,21 @@ class Pipelines:
     def __init__(self, objc: Objc, device: int, name: str) -> None:
         self._objc, self._device, self._name = objc, device, name
         self._owned: list[int] = []
-        self._pipelines: dict[tuple[KernelSpec, int], int] = {}
+        self._pipelines: dict[Kernel, int] = {}
         self._programs = Programs(name, SOURCES, [Compiler(self._library, lambda _, kept: None, identity=None)])
 
-    def prepare(self, kernels: Sequence[tuple[KernelSpec, int]]) -> None:
-        """Compile what is not compiled yet of kernels for threadgroups of so many threads.
+    def prepare(self, kernels: Sequence[Kernel]) -> None:
+        """Compile what is not compiled yet of some kernels.
 
         Raises:
             KernelCompileError: A source does not compile, or makes no pipeline for so many threads.
         """
         missing = [kernel for kernel in dict.fromkeys(kernels) if kernel not in self._pipelines]
-        self._programs.prepare([spec for spec, _ in missing])
-        for spec, threads in missing:
-            self._pipelines[spec, threads] = self._pipeline(spec, threads)
+        self._programs.prepare([kernel.spec for kernel in missing])
+        for kernel in missing:
+            self._pipelines[kernel] = self._pipeline(kernel)
 
-    def __getitem__(self, kernel: tuple[KernelSpec, int]) -> int:
+    def __getitem__(self, kernel: Kernel) -> int:
         """The prepared MTLComputePipelineState of a kernel."""
         return self._pipelines[kernel]
 
@@ -79,24 +88,27 @@ class Pipelines:
         self._owned.append(made)
         return made, b""
 
-    def _pipeline(self, spec: KernelSpec, threads: int) -> int:
-        objc, error = self._objc, ctypes.c_void_p()
+    def _pipeline(self, kernel: Kernel) -> int:
+        objc, error, spec = self._objc, ctypes.c_void_p(), kernel.spec
         with objc.pool():
             function = objc.send(self._programs[spec], "newFunctionWithName:", objc.string(spec.entry))
             if not function:
                 raise KernelCompileError(f"{spec.file}.metal has no kernel {spec.entry}.", device=self._name, log="")
+            wanted = objc.made("MTLComputePipelineDescriptor")
             try:
-                made = objc.send(
-                    self._device, "newComputePipelineStateWithFunction:error:", function, ctypes.byref(error)
-                )
+                objc.send(wanted, "setComputeFunction:", function)
+                objc.send(wanted, "setSupportIndirectCommandBuffers:", kernel.indirect)
+                make = "newComputePipelineStateWithDescriptor:options:reflection:error:"
+                made = objc.send(self._device, make, wanted, 0, None, ctypes.byref(error))
             finally:
+                objc.release(wanted)
                 objc.release(function)
             if not made:
                 raise self._failed(f"{spec.entry} makes no pipeline.", error)
         most, width = (objc.send(made, s) for s in ("maxTotalThreadsPerThreadgroup", "threadExecutionWidth"))
-        if most < threads or width != WIDTH:
+        if most < kernel.threads or width != WIDTH:
             objc.release(made)
-            log = f"It takes {most} threads by simdgroups of {width}; {threads} by {WIDTH} are needed."
+            log = f"It takes {most} threads by simdgroups of {width}; {kernel.threads} by {WIDTH} are needed."
             raise KernelCompileError(f"{spec.entry} does not fit this GPU.", device=self._name, log=log)
         return int(made)
 

@@ -1,16 +1,18 @@
-"""An open Metal device: memory that CPU and GPU share, and launches that are encoded again for each step.
+"""An open Metal device: memory that CPU and GPU share, and a command buffer for each step.
 
-A launch is three messages: its pipeline, all its arguments at once, its size. Scalars stand in one buffer of the
-recording, so that they are arguments like the others.
+Scalars stand in one buffer of the recording, so that they are arguments like the others.
 """
 
 from __future__ import annotations
 
 import ctypes
+import math
+import mmap
 import threading
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -19,12 +21,18 @@ import numpy.typing as npt
 from bitnet.core.errors import DeviceError
 from bitnet.core.gpu import Launch
 from bitnet.core.gpu.failures import buffer_too_large, lost, out_of_memory
-from bitnet.core.gpu.windows import memory_of
-from bitnet.metal.compiler import Pipelines
-from bitnet.metal.objc import MTLSize, NSRange, Objc
+from bitnet.core.gpu.windows import Window, memory_of
+from bitnet.core.support.mapped import is_mapped
+from bitnet.metal.compiler import Kernel, Pipelines
+from bitnet.metal.objc import MTLSize, Objc
+from bitnet.metal.recording import Command, IndirectCommands, KeptMessages, Recording
 
 ALIGNMENT = 256
 """Bytes that a scalar's place in its buffer is a multiple of, on every Mac."""
+VECTOR = 16
+"""Bytes that kernels read at a time: buffers begin and end at multiples of them."""
+LEAST_ADOPTED = 1 << 14
+"""Bytes of the smallest array whose own memory is used: a buffer of whole pages saves nothing for less."""
 COMPLETED = 4
 """MTLCommandBufferStatusCompleted."""
 ERRORS = {
@@ -46,53 +54,18 @@ LOST = {1, 2, 3, 4, 11}
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MetalBuffer:
-    """An MTLBuffer with shared storage, and where the CPU sees it; it ends at a multiple of 16 bytes."""
+    """``nbytes`` of an MTLBuffer with shared storage, and where the CPU sees them; it ends at a multiple of 16 bytes.
+
+    Attributes:
+        offset: Bytes before them in the MTLBuffer.
+        adopted: The array whose own memory it is, if it is one's.
+    """
 
     handle: int
     address: int
     nbytes: int
-
-
-class Recording:
-    """Launches as messages take them; the buffer of their numbers goes to ``dropped`` once nobody has this any more.
-
-    Attributes:
-        commands: Of each launch its pipeline, its buffers and their offsets with their range, its groups and threads.
-    """
-
-    def __init__(self, driver: MetalDriver, launches: Sequence[Launch], pipelines: Pipelines) -> None:
-        words = sum(isinstance(arg, np.generic) for launch in launches for arg in launch.args)
-        scalars = driver.alloc(max(words, 1) * ALIGNMENT)
-        driver.scalars[scalars.handle] = scalars
-        weakref.finalize(self, driver.dropped.append, scalars.handle)
-        numbers = np.zeros((max(words, 1), ALIGNMENT // 4), np.uint32)
-        at = 0
-        self.commands: list[tuple[Any, ...]] = []
-        for launch in launches:
-            handles, offsets = [], []
-            for arg in launch.args:
-                if isinstance(arg, np.generic):
-                    numbers[at, 0] = np.frombuffer(arg.tobytes(), np.uint32)[0]
-                    handles.append(scalars.handle)
-                    offsets.append(at * ALIGNMENT)
-                    at += 1
-                else:
-                    memory: Any = memory_of(arg)
-                    handles.append(memory.handle)
-                    offsets.append(getattr(arg, "offset", 0))
-            count = len(handles)
-            x, y, z = launch.block
-            self.commands.append(
-                (
-                    ctypes.c_void_p(pipelines[launch.kernel, x * y * z]),
-                    (ctypes.c_void_p * count)(*handles),
-                    (ctypes.c_ulong * count)(*offsets),
-                    NSRange(0, count),
-                    MTLSize(*launch.grid),
-                    MTLSize(x, y, z),
-                )
-            )
-        driver.upload(scalars, numbers)
+    offset: int = 0
+    adopted: npt.NDArray[Any] | None = None
 
 
 class MetalDriver:
@@ -103,33 +76,27 @@ class MetalDriver:
         name: What it is called in errors.
 
     Attributes:
-        scalars: The recordings' buffers of scalars, by their handles.
-        dropped: Those of recordings that nobody has any more.
+        graphs: Whether what is recorded from now on is an indirect command buffer; else its launches are encoded again
+            for each step.
     """
 
     def __init__(self, objc: Objc, device: int, name: str) -> None:
         self._objc, self._device, self._name = objc, device, name
         self._lock = threading.RLock()
         self._committed: list[int] = []
-        self.scalars: dict[int, MetalBuffer] = {}
-        self.dropped: list[int] = []
+        self._recorded: set[tuple[int, ...]] = set()
+        self._dropped: list[tuple[int, ...]] = []
+        """What recordings own; what those owned that nobody has any more."""
+        self.graphs = False
         self._largest = int(objc.send(device, "maxBufferLength"))
         self._pipelines = Pipelines(objc, device, name)
         self._queue = objc.send(device, "newCommandQueue")
         if not self._queue:
             objc.release(device)
             raise DeviceError("it gives no command queue.", device=name)
-        self._message = {
-            selector: objc.message(selector)
-            for selector in (
-                "setComputePipelineState:",
-                "setBuffers:offsets:withRange:",
-                "dispatchThreadgroups:threadsPerThreadgroup:",
-            )
-        }
 
     def alloc(self, nbytes: int) -> MetalBuffer:
-        size = -(-nbytes // 16) * 16
+        size = -(-nbytes // VECTOR) * VECTOR
         if size > self._largest:
             raise buffer_too_large(nbytes, self._largest, self._name)
         with self._lock, self._objc.pool():
@@ -145,6 +112,20 @@ class MetalDriver:
             finally:
                 self._objc.release(buffer.handle)
 
+    def adopt(self, array: npt.NDArray[Any]) -> MetalBuffer | None:
+        """The array's own memory, in a buffer of the pages that it lies in: of arrays that are mapped from a file."""
+        address, page = array.ctypes.data, mmap.PAGESIZE
+        if array.nbytes < LEAST_ADOPTED or address % VECTOR or not is_mapped(array):
+            return None
+        first = address // page * page
+        size = -(-(address + array.nbytes) // page) * page - first
+        if size > self._largest:
+            return None
+        make = "newBufferWithBytesNoCopy:length:options:deallocator:"
+        with self._lock, self._objc.pool():
+            handle = self._objc.send(self._device, make, first, size, 0, None)
+        return MetalBuffer(handle, address, array.nbytes, address - first, array) if handle else None
+
     def upload(self, buffer: MetalBuffer, array: npt.NDArray[Any], offset: int = 0) -> None:
         with self._lock:
             self._wait()  # what was submitted may still read what was there
@@ -158,21 +139,33 @@ class MetalDriver:
     def record(self, launches: Sequence[Launch]) -> Recording:
         with self._lock:
             self._give_back()
-            sizes = ((launch, launch.block[0] * launch.block[1] * launch.block[2]) for launch in launches)
-            self._pipelines.prepare([(launch.kernel, threads) for launch, threads in sizes])
-            return Recording(self, launches, self._pipelines)
+            self._pipelines.prepare([self._kernel(launch) for launch in launches])
+            words = sum(isinstance(arg, np.generic) for launch in launches for arg in launch.args)
+            numbers = np.zeros((max(words, 1), ALIGNMENT // 4), np.uint32)
+            scalars = self.alloc(numbers.nbytes)
+            try:
+                commands = self._commands(launches, scalars, numbers)
+                self.upload(scalars, numbers)
+                kept: KeptMessages | IndirectCommands
+                if self.graphs and commands:
+                    kept = IndirectCommands(self._objc, self._device, self._name, commands)
+                else:
+                    kept = KeptMessages(self._objc, commands)
+            except BaseException:
+                self.free(scalars)
+                raise
+            recording = Recording(kept, scalars.handle)
+            self._recorded.add(recording.owned)
+            weakref.finalize(recording, self._dropped.append, recording.owned)
+            return recording
 
     def submit(self, recording: Recording) -> None:
-        (set_pipeline, pipeline), (set_buffers, buffers), (dispatch, threadgroups) = self._message.values()
         objc = self._objc
         with self._lock, objc.pool():
             work = objc.send(objc.send(self._queue, "commandBuffer"), "retain")
             self._committed.append(work)
             encoder = objc.send(work, "computeCommandEncoder")
-            for state, handles, offsets, span, grid, block in recording.commands:
-                set_pipeline(encoder, pipeline, state)
-                set_buffers(encoder, buffers, handles, offsets, span)
-                dispatch(encoder, threadgroups, grid, block)
+            recording.encode(encoder)
             objc.send(encoder, "endEncoding")
             objc.send(work, "commit")
 
@@ -186,17 +179,47 @@ class MetalDriver:
             try:
                 self._wait()
             finally:
-                for scalars in self.scalars.values():  # a traceback may still have a recording
-                    self._objc.release(scalars.handle)
-                self.scalars.clear()
+                for handle in chain.from_iterable(self._recorded):  # a traceback may still have a recording
+                    self._objc.release(handle)
+                self._recorded.clear()
                 self._pipelines.close()
                 self._objc.release(self._queue)
                 self._objc.release(self._device)
 
+    def _kernel(self, launch: Launch) -> Kernel:
+        return Kernel(launch.kernel, math.prod(launch.block), self.graphs)
+
+    def _commands(
+        self, launches: Sequence[Launch], scalars: MetalBuffer, numbers: npt.NDArray[np.uint32]
+    ) -> list[Command]:
+        """The launches, and in ``numbers`` their scalars, each in a row of its own."""
+        rows = iter(range(len(numbers)))
+        commands = []
+        for launch in launches:
+            buffers, offsets = [], []
+            for arg in launch.args:
+                if isinstance(arg, np.generic):
+                    row = next(rows)
+                    numbers[row, 0] = np.frombuffer(arg.tobytes(), np.uint32)[0]
+                    buffers.append(scalars.handle)
+                    offsets.append(row * ALIGNMENT)
+                else:
+                    memory: Any = memory_of(arg)
+                    buffers.append(memory.handle)
+                    offsets.append(memory.offset + (arg.offset if isinstance(arg, Window) else 0))
+            pipeline = self._pipelines[self._kernel(launch)]
+            commands.append(Command(pipeline, buffers, offsets, MTLSize(*launch.grid), MTLSize(*launch.block)))
+        return commands
+
     def _give_back(self) -> None:
-        """Free what belonged to recordings that nobody has any more."""
-        while self.dropped:
-            self.free(self.scalars.pop(self.dropped.pop()))
+        """Release what belonged to recordings that nobody has any more."""
+        while self._dropped:
+            self._wait()
+            owned = self._dropped.pop()
+            if owned in self._recorded:
+                self._recorded.remove(owned)
+                for handle in owned:
+                    self._objc.release(handle)
 
     def _wait(self) -> None:
         """Wait for all that was submitted.

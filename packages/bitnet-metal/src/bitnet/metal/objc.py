@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -46,7 +46,10 @@ TYPES: Mapping[str, Any] = {
     "uint64_t": ctypes.c_uint64,
     "const char *": ctypes.c_char_p,
     "void *": ctypes.c_void_p,
+    "block": ctypes.c_void_p,
     "NSError **": ctypes.POINTER(ctypes.c_void_p),
+    "SEL": ctypes.c_void_p,
+    "id *": ctypes.c_void_p,
     "const id *": ctypes.c_void_p,
     "const NSUInteger *": ctypes.c_void_p,
     "NSRange": NSRange,
@@ -75,9 +78,12 @@ MESSAGES: Mapping[str, tuple[str, ...]] = {
     "maxThreadgroupMemoryLength": ("NSUInteger",),
     "newCommandQueue": ("id",),
     "newBufferWithLength:options:": ("id", "NSUInteger", "NSUInteger"),
+    "newBufferWithBytesNoCopy:length:options:deallocator:": ("id", "void *", "NSUInteger", "NSUInteger", "block"),
     "newLibraryWithSource:options:error:": ("id", "id", "id", "NSError **"),
     "newFunctionWithName:": ("id", "id"),
-    "newComputePipelineStateWithFunction:error:": ("id", "id", "NSError **"),
+    "newComputePipelineStateWithDescriptor:options:reflection:error:": ("id", "id", "NSUInteger", "id *", "NSError **"),
+    "setComputeFunction:": ("void", "id"),
+    "setSupportIndirectCommandBuffers:": ("void", "BOOL"),
     "setFastMathEnabled:": ("void", "BOOL"),
     "setLanguageVersion:": ("void", "NSUInteger"),
     "maxTotalThreadsPerThreadgroup": ("NSUInteger",),
@@ -88,13 +94,40 @@ MESSAGES: Mapping[str, tuple[str, ...]] = {
     "setComputePipelineState:": ("void", "id"),
     "setBuffers:offsets:withRange:": ("void", "const id *", "const NSUInteger *", "NSRange"),
     "dispatchThreadgroups:threadsPerThreadgroup:": ("void", "MTLSize", "MTLSize"),
+    "useResources:count:usage:": ("void", "const id *", "NSUInteger", "NSUInteger"),
+    "executeCommandsInBuffer:withRange:": ("void", "id", "NSRange"),
     "endEncoding": ("void",),
     "commit": ("void",),
     "waitUntilCompleted": ("void",),
     "status": ("NSUInteger",),
     "error": ("id",),
+    "newIndirectCommandBufferWithDescriptor:maxCommandCount:options:": ("id", "id", "NSUInteger", "NSUInteger"),
+    "setCommandTypes:": ("void", "NSUInteger"),
+    "setInheritBuffers:": ("void", "BOOL"),
+    "setInheritPipelineState:": ("void", "BOOL"),
+    "setMaxKernelBufferBindCount:": ("void", "NSUInteger"),
+    "indirectComputeCommandAtIndex:": ("id", "NSUInteger"),
+    "setKernelBuffer:offset:atIndex:": ("void", "id", "NSUInteger", "NSUInteger"),
+    "concurrentDispatchThreadgroups:threadsPerThreadgroup:": ("void", "MTLSize", "MTLSize"),
+    "setBarrier": ("void",),
+    "signatureWithObjCTypes:": ("id", "const char *"),
+    "invocationWithMethodSignature:": ("id", "id"),
+    "setSelector:": ("void", "SEL"),
+    "setArgument:atIndex:": ("void", "void *", "NSInteger"),
+    "invokeWithTarget:": ("void", "id"),
+    "initWithObjects:count:": ("id", "const id *", "NSUInteger"),
+    "makeObjectsPerformSelector:withObject:": ("void", "SEL", "id"),
 }
 """Selector to the type of its result, then those of its arguments, as Apple's documentation has them."""
+ENCODINGS: Mapping[str, str] = {
+    "void": "v",
+    "id": "@",
+    "const id *": "^@",
+    "const NSUInteger *": "^Q",
+    "NSRange": "{_NSRange=QQ}",
+    "MTLSize": "{?=QQQ}",
+}
+"""What Objective-C's ``@encode`` makes of the types that a kept message may have."""
 
 
 def open_libraries() -> dict[str, Library]:
@@ -128,9 +161,32 @@ class Objc:
             prototype = ctypes.CFUNCTYPE(TYPES[result], *types)
             self._messages[selector] = prototype(address), runtime.sel_registerName(selector.encode())
 
-    def message(self, selector: str) -> tuple[Callable[..., Any], int]:
-        """A message's function and selector, for whoever sends it thousands of times: ``f(object, selector, …)``."""
-        return self._messages[selector]
+    def selector(self, name: str) -> int:
+        """A selector, as messages take one for an argument."""
+        return self._messages[name][1]
+
+    def kept_message(self, selector: str, *arguments: Any) -> int:
+        """An NSInvocation: a message to be sent to any object, any number of times, by ``invokeWithTarget:``.
+
+        It lives as long as the pool around it, and owns nothing of what its arguments point to.
+
+        Args:
+            arguments: Instances of the ctypes that :data:`TYPES` has for them.
+        """
+        result, *types = MESSAGES[selector]
+        encoding = "".join((ENCODINGS[result], "@:", *(ENCODINGS[name] for name in types)))
+        signature = self.send(self.class_named("NSMethodSignature"), "signatureWithObjCTypes:", encoding.encode())
+        made = self.send(self.class_named("NSInvocation"), "invocationWithMethodSignature:", signature)
+        self.send(made, "setSelector:", self.selector(selector))
+        for i, argument in enumerate(arguments, 2):  # 0 and 1 are the object and the selector
+            self.send(made, "setArgument:atIndex:", ctypes.byref(argument), i)
+        return int(made)
+
+    def array(self, objects: Sequence[int]) -> int:
+        """A new NSArray, which owns its objects and is the caller's."""
+        all_of_them = (ctypes.c_void_p * len(objects))(*objects)
+        empty = self.send(self.class_named("NSArray"), "alloc")
+        return int(self.send(empty, "initWithObjects:count:", all_of_them, len(objects)))
 
     def send(self, receiver: int | None, selector: str, *arguments: Any) -> Any:
         """Send a message.

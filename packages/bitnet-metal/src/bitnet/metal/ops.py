@@ -7,9 +7,8 @@ from bitnet.core.gpu.clc.products import Products
 from bitnet.core.gpu.clc.vendors import Vendor
 from bitnet.core.gpu.weights import TernaryBuffer
 from bitnet.core.hal import Attention
+from bitnet.metal.head import WIDTH, HeadOps, fits
 
-WIDTH = 32
-"""Threads of a simdgroup."""
 TILED_HEAD = 92
 """Dimensions of a head at most for which tiles of attention fit 32 KiB, whatever the cache's type."""
 
@@ -32,5 +31,10 @@ class MetalAttention(AttentionOps):
         return op.head_dim <= TILED_HEAD and self._group >= TILE_GROUP and super()._tiles(op)
 
 
-METAL = Vendor(products=MetalProducts, attention=MetalAttention)
+METAL = Vendor(
+    products=MetalProducts,
+    attention=MetalAttention,
+    groups=lambda abilities: HeadOps(abilities).table(),
+    leaves_out=fits,
+)
 """The kernels, as the family's lowering takes them."""

@@ -70,9 +70,9 @@ class RocmBackend:
 
     def open(self, info: DeviceInfo, options: OpenOptions) -> Device:
         from bitnet.core.gpu.clc import open_device, tried
+        from bitnet.core.gpu.replay_check import wrong_replay
         from bitnet.rocm.compiler import programs
         from bitnet.rocm.device import RocmDriver
-        from bitnet.rocm.graph_check import wrong_replay
 
         _, runtime, devices = _look()
         found = next((found for found in devices if found.info.name == info.name), None)

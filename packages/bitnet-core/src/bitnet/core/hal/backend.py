@@ -25,7 +25,7 @@ class OpenOptions:
         threads: CPU threads to compute with; None: the device's own choice. Devices that use none ignore it.
         strict: Only what was asked for will do: a backend that could merely pretend or stand in raises instead.
         graphs: Replay recorded launches. False: launch each kernel by itself, on devices whose drivers are known to
-            replay wrongly (ROCm); others ignore it.
+            replay wrongly (ROCm, Metal); others ignore it.
 
     Raises:
         InvalidInputError: ``threads`` is out of range.

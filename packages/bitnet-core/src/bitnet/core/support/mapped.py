@@ -8,6 +8,7 @@ import os
 import stat
 import weakref
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -113,3 +114,11 @@ class MappedFile:
         end = (offset + size) // mmap.PAGESIZE * mmap.PAGESIZE
         if end > begin:
             self.map.madvise(mmap.MADV_DONTNEED, begin, end - begin)
+
+
+def is_mapped(array: npt.NDArray[Any]) -> bool:
+    """Whether an array is part of a mapping, which has whole pages."""
+    owner: Any = array
+    while owner is not None and not isinstance(owner, mmap.mmap):
+        owner = owner.obj if isinstance(owner, memoryview) else getattr(owner, "base", None)
+    return owner is not None

@@ -53,6 +53,7 @@ class ClcOps:
         vendor = vendor or VENDORS[abilities.matrix]
         self._rows = RowOps(group=power_of_two(min(abilities.group, MOST_GROUP)))
         self._products, self._attention = vendor.products(abilities), vendor.attention(abilities)
+        self._leaves_out = vendor.leaves_out
         samples = RowOps(group=power_of_two(min(abilities.group, MOST_SAMPLERS))) if abilities.gpu else self._rows
         self._table: Dispatch = {
             **self._rows.table(),
@@ -72,7 +73,7 @@ class ClcOps:
 
     def lowering(self) -> Lowering:
         """What :class:`bitnet.core.gpu.GpuDevice` takes."""
-        return Lowering(self._table)
+        return Lowering(self._table, self._leaves_out)
 
     def norm_quant(self, ctx: Context, op: NormQuant, bucket: Bucket) -> list[Launch]:
         (launch,) = self._rows.norm_quant(ctx, op, bucket)

@@ -1,18 +1,18 @@
-"""Whether a device replays HIP graphs rightly: steps of a small program, replayed and launched singly.
+"""Whether a device replays recordings rightly: steps of a small program, replayed and launched singly.
 
-ROCm 7.2.0 to 7.2.3 is known to replay wrongly on some devices.
+HIP graphs of ROCm 7.2.0 to 7.2.3 are known to replay wrongly on some devices.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from bitnet.core.errors import DeviceError, DeviceLostError
 from bitnet.core.gguf import pack_ternary
-from bitnet.core.gpu import GpuDevice
+from bitnet.core.gpu.device import GpuDevice
 from bitnet.core.hal import (
     DenseMatmul,
     DenseWeight,
@@ -32,7 +32,6 @@ from bitnet.core.hal import (
     TernaryWeight,
     Weight,
 )
-from bitnet.rocm.device import RocmDriver
 
 WIDTH, TOKENS, LAYERS = 256, 64, 8
 """Columns and rows of each matrix, tokens of the vocabulary, and products of a step."""
@@ -42,7 +41,17 @@ STARTS, STEPS = (1, 40), 4
 Array = npt.NDArray[Any]
 
 
-def wrong_replay(device: GpuDevice, driver: RocmDriver) -> str:
+class Replayer(Protocol):
+    """A driver with two ways to run what it records.
+
+    Attributes:
+        graphs: Whether what is recorded from now on is replayed as a whole; else its launches start one by one.
+    """
+
+    graphs: bool
+
+
+def wrong_replay(device: GpuDevice, driver: Replayer) -> str:
     """What is wrong with replayed steps; empty where they give the bits that the same launches give one by one.
 
     Leaves the driver without graphs.
@@ -98,4 +107,4 @@ def _program(rng: np.random.Generator) -> Program:
         TensorSpec("token", "i32", ("R",)),
     )
     ops = [Embed("table", "x"), *layer * LAYERS, *head, Sample("logits", "token")]
-    return Program(ops, {spec.name: spec for spec in tensors}, weights, Limits(1), name="graph check")
+    return Program(ops, {spec.name: spec for spec in tensors}, weights, Limits(1), name="replay check")
