@@ -1,4 +1,4 @@
-// Shared by sample and head_choose, which must agree: the order of floats as integers, and the noise of a draw.
+// Shared by sample and head_choose, which must agree: the order of floats as integers, the noise of a draw, and the winner.
 
 __device__ __forceinline__ unsigned float_key(float z) {
     unsigned bits = __float_as_uint(z);
@@ -25,4 +25,15 @@ __device__ __noinline__ float gumbel(unsigned seed_lo, unsigned seed_hi, unsigne
     unsigned x = (v & 3) == 0 ? c[0] : (v & 3) == 1 ? c[1] : (v & 3) == 2 ? c[2] : c[3];
     float u = ((float)(x >> 9) + 0.5f) * 0x1p-23f;
     return -logf(-logf(u));
+}
+
+// A key and its token as one number, whose maximum is the winner: the lowest token among equals. A NaN key wins over all and
+// chooses -1.
+typedef unsigned long long Candidate;
+#define NO_NUMBER (~0ull)
+__device__ __forceinline__ Candidate candidate(float key, int n) {
+    return no_number(key) ? NO_NUMBER : (Candidate)float_key(key) << 32 | (FULL - n);
+}
+__device__ __forceinline__ int winner(Candidate best) {
+    return best == NO_NUMBER ? -1 : best ? (int)(FULL - (unsigned)best) : 0;
 }
