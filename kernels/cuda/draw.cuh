@@ -1,7 +1,7 @@
 // Shared by sample and head_choose, which must agree: the order of floats as integers, the noise of a draw, and the winner.
 
 __device__ __forceinline__ unsigned float_key(float z) {
-    unsigned bits = __float_as_uint(z);
+    unsigned bits = z == 0.0f ? 0 : __float_as_uint(z);  // -0 is 0
     return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
 }
 __device__ __forceinline__ bool no_number(float z) { return (__float_as_uint(z) & 0x7FFFFFFFu) > 0x7F800000u; }

@@ -121,7 +121,7 @@ sample(const int *step, int rows, int temperatures, int top_ks, int top_ps, int 
     for (;;) {
         Candidate best = 0;
         if (greedy) {
-            each_token<AHEAD>(row, n, inverse, [&](int v, float z) { best = max(best, candidate(z + 0.0f, v)); });  // -0 is 0
+            each_token<AHEAD>(row, n, inverse, [&](int v, float z) { best = max(best, candidate(z, v)); });
         } else {
             each_token<1>(row, n, inverse, [&](int v, float z) {
                 if (!no_number(z) && (float_key(z) < least || z < floor_z)) return;

@@ -3,14 +3,15 @@
 // stays if the more likely ones have less than the wanted mass; else only those are left, and another is drawn (decision 0026).
 
 inline uint float_key(float z) {
-    uint bits = as_uint(z);
+    uint bits = z == 0.0f ? 0 : as_uint(z);  // -0 is 0
     return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
 }
 
 inline int no_number(float z) { return (as_uint(z) & 0x7FFFFFFFu) > 0x7F800000u; }
 
-// Lane v & 3 of Philox4x32-10 (Salmon et al. 2011) at counter (v >> 2, position, 0, 0), as a Gumbel variate.
-inline float gumbel(uint seed_lo, uint seed_hi, uint v, uint position) {
+// Gumbel variates of the tokens v ... v + 3, v a multiple of 4: the lanes of Philox4x32-10 (Salmon et al. 2011) at counter
+// (v / 4, position, 0, 0).
+inline float4 gumbels(uint seed_lo, uint seed_hi, uint v, uint position) {
     uint4 c = (uint4)(v >> 2, position, 0, 0);
     uint2 key = (uint2)(seed_lo, seed_hi);
     for (int round = 0; round < 10; round++) {
@@ -19,9 +20,7 @@ inline float gumbel(uint seed_lo, uint seed_hi, uint v, uint position) {
         c = (uint4)(hi1 ^ c.y ^ key.x, lo1, hi0 ^ c.w ^ key.y, lo0);
         key += (uint2)(0x9E3779B9u, 0xBB67AE85u);
     }
-    uint x = (v & 3) == 0 ? c.x : (v & 3) == 1 ? c.y : (v & 3) == 2 ? c.z : c.w;
-    float u = ((float)(x >> 9) + 0.5f) * 0x1p-23f;
-    return -log(-log(u));
+    return -log(-log((convert_float4(c >> 9) + 0.5f) * 0x1p-23f));
 }
 
 // Sum over tokens with key >= least: of 1, or of e^(z - top).
@@ -86,13 +85,20 @@ kernel void sample(global const int *step, int rows, int temperatures, int top_k
                 }
             }
         } else {
-            for (int v = lane; v < n; v += WG) {
-                float z = row[v] * inverse;
-                if (float_key(z) < least || z < floor_z) continue;
-                z += gumbel(step[seeds_lo + r], step[seeds_hi + r], v, position);
-                if (z > best || index == n) {
-                    best = z;
-                    index = v;
+            for (int first = 4 * lane; first < n; first += 4 * WG) {
+                float z[4], noise[4];
+                int left = 0;  // of these tokens
+                for (int i = 0; i < 4; i++) {
+                    z[i] = row[min(first + i, n - 1)] * inverse;
+                    left |= (first + i < n && float_key(z[i]) >= least && !(z[i] < floor_z)) << i;
+                }
+                if (left == 0) continue;
+                vstore4(gumbels(step[seeds_lo + r], step[seeds_hi + r], first, position), 0, noise);
+                for (int i = 0; i < 4; i++) {
+                    if ((left >> i & 1) && (z[i] + noise[i] > best || index == n)) {
+                        best = z[i] + noise[i];
+                        index = first + i;
+                    }
                 }
             }
         }

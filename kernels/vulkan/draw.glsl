@@ -1,7 +1,7 @@
 // Shared by sample and the compact head, which must agree: the order of floats as integers, and the noise of a draw.
 
 uint float_key(float z) {
-    uint bits = floatBitsToUint(z);
+    uint bits = z == 0.0 ? 0u : floatBitsToUint(z);  // -0 is 0
     return (bits & 0x80000000u) != 0u ? ~bits : bits | 0x80000000u;
 }
 bool no_number(float z) { return (floatBitsToUint(z) & 0x7FFFFFFFu) > 0x7F800000u; }

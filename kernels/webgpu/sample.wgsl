@@ -14,7 +14,7 @@ var<workgroup> best_value: array<f32, WG>;
 var<workgroup> best_index: array<i32, WG>;
 
 fn float_key(z: f32) -> u32 {
-    let bits = bitcast<u32>(z);
+    let bits = select(bitcast<u32>(z), 0u, z == 0.0);  // -0 is 0
     return select(bits | 0x80000000u, ~bits, (bits & 0x80000000u) != 0u);
 }
 

@@ -145,6 +145,14 @@ class SampleTests(DeviceTests):
             params = [SamplingParams(1.0, seed=seed, **setting) for seed in range(300)]  # type: ignore[arg-type]
             assert set(choose(device, logits, params, [3] * 300)) == {1, 3, 4, 6}
 
+    def test_zeros_of_both_signs_are_ties(self, device: Device) -> None:
+        """A threshold at 0 keeps -0 too, and one at -0 keeps no less than it should."""
+        logits = np.tile(np.array([0.0, -0.0, 1.0, -0.0, 0.0, -3.0], np.float32), (200, 1))
+        settings = [{"top_k": 2}, {"top_p": 0.5}, {"top_k": 5, "top_p": 0.45}, {"min_p": 0.3}]
+        for setting in settings:
+            params = [SamplingParams(1.0, seed=seed, **setting) for seed in range(200)]  # type: ignore[arg-type]
+            assert set(choose(device, logits, params, [3] * 200)) == {0, 1, 2, 3, 4}, f"{setting}"
+
     def test_filters_apply_in_order(self, device: Device) -> None:
         """Top-p counts its mass over what top-k left: half of two equal tokens is one tie of two, not all four."""
         logits = np.tile(np.log(np.array([0.4, 0.3, 0.2, 0.1], np.float32)), (300, 1))
