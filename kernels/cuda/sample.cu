@@ -123,10 +123,21 @@ sample(const int *step, int rows, int temperatures, int top_ks, int top_ps, int 
         if (greedy) {
             each_token<AHEAD>(row, n, inverse, [&](int v, float z) { best = max(best, candidate(z, v)); });
         } else {
-            each_token<1>(row, n, inverse, [&](int v, float z) {
-                if (!no_number(z) && (float_key(z) < least || z < floor_z)) return;
-                best = max(best, candidate(z + gumbel(step[seeds_lo + r], step[seeds_hi + r], v, position), v));
-            });
+            for (int v = 4 * (blocks.rank * WG + threadIdx.x); v < n; v += 4 * CLUSTER * WG) {
+                float z[4];
+                bool in[4];
+#pragma unroll
+                for (int i = 0; i < 4; i++) {
+                    z[i] = row[min(v + i, n - 1)] * inverse;
+                    in[i] = v + i < n && (no_number(z[i]) || (float_key(z[i]) >= least && !(z[i] < floor_z)));
+                }
+                if (!(in[0] || in[1] || in[2] || in[3])) continue;
+                uint4 words = noise_words(step[seeds_lo + r], step[seeds_hi + r], v, position);
+                if (in[0]) best = max(best, candidate(z[0] + gumbel_of(words.x), v));
+                if (in[1]) best = max(best, candidate(z[1] + gumbel_of(words.y), v + 1));
+                if (in[2]) best = max(best, candidate(z[2] + gumbel_of(words.z), v + 2));
+                if (in[3]) best = max(best, candidate(z[3] + gumbel_of(words.w), v + 3));
+            }
         }
         best = blocks.best(best);
         int token = winner(best);

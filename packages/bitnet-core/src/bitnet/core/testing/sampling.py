@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -50,7 +51,7 @@ def filters(rng: np.random.Generator) -> SamplingParams:
     )
 
 
-COMBINATIONS = (
+COMBINATIONS: tuple[dict[str, Any], ...] = (
     {"top_p": 0.9},
     {"top_p": 0.35},
     {"top_k": 9},
@@ -69,8 +70,9 @@ def share_left(logits: Array, params: SamplingParams) -> draws.F64 | None:
     kept = draws.kept(z, params, -draws.TOLERANCE)
     if (kept != draws.kept(z, params, draws.TOLERANCE)).any():
         return None
-    share = np.where(kept, np.exp(z - z.max()), 0.0)
-    return share / share.sum()
+    share: draws.F64 = np.where(kept, np.exp(z - z.max()), 0.0)
+    share /= share.sum()
+    return share
 
 
 def comes_as_often(device: Device, logits: Array, params: Sequence[SamplingParams], share: draws.F64) -> bool:
@@ -188,9 +190,9 @@ class SampleTests(DeviceTests):
             temperature, share = float(rng.uniform(0.6, 1.6)), None
             while share is None or np.count_nonzero(share * count >= 5) < 3:
                 logits = (rng.standard_normal(24) * 2).astype(np.float32)
-                share = share_left(logits, SamplingParams(temperature, **setting))  # type: ignore[arg-type]
+                share = share_left(logits, SamplingParams(temperature, **setting))
             seeds = rng.integers(0, 2**64, 2 * count, dtype=np.uint64)
-            params = [SamplingParams(temperature, seed=int(s), **setting) for s in seeds]  # type: ignore[arg-type]
+            params = [SamplingParams(temperature, seed=int(s), **setting) for s in seeds]
             first, second = params[:count], params[count:]
             plausible = comes_as_often(device, logits, first, share) or comes_as_often(device, logits, second, share)
             assert plausible, f"{setting}, temperature {temperature}: {share}"
