@@ -76,15 +76,22 @@ KERNEL(sample) {
                 REPEAT_8(CHOOSE)
             }
         } else {
-            for (int v = lane; v < n; v += WG) {
-                float z = logits[row + v] * inverse;
-                if (no_number(z)) index = -1;
-                if (index < 0 || float_key(z) < least || z < floor_z) continue;
-                z += gumbel(uint(step_data[seeds_lo + r]), uint(step_data[seeds_hi + r]), uint(v), position);
-                if (z > best || index == n) {
-                    best = z;
-                    index = v;
-                }
+            for (int first = 4 * lane; first < n; first += 4 * WG) {
+                vec4 z;
+                bvec4 left;  // of these tokens
+#define LEFT(i) { \
+                z[i] = logits[row + min(first + i, n - 1)] * inverse; \
+                left[i] = first + i < n && float_key(z[i]) >= least && !(z[i] < floor_z); \
+                if (no_number(z[i])) index = -1; \
+            }
+                REPEAT_4(LEFT)
+                if (index < 0 || !any(left)) continue;
+                uvec4 words = noise_words(uint(step_data[seeds_lo + r]), uint(step_data[seeds_hi + r]), uint(first), position);
+#define OFFER(i) if (left[i]) { \
+                float key = z[i] + gumbel_of(words[i]); \
+                if (key > best || index == n) { best = key; index = first + i; } \
+            }
+                REPEAT_4(OFFER)
             }
         }
         best_value[lane] = best;
