@@ -40,8 +40,9 @@ fn minus_log_of_rest(t: f32) -> f32 {
     return 2.0 * s * sum;
 }
 
-// Lane v & 3 of Philox4x32-10 (Salmon et al. 2011) at counter (v >> 2, position, 0, 0), as a Gumbel variate.
-fn gumbel(seed_lo: u32, seed_hi: u32, v: u32, position: u32) -> f32 {
+// Gumbel variates of the tokens v ... v + 3, v a multiple of 4: the lanes of Philox4x32-10 (Salmon et al. 2011) at counter
+// (v / 4, position, 0, 0).
+fn gumbels(seed_lo: u32, seed_hi: u32, v: u32, position: u32) -> vec4<f32> {
     var c = vec4(v >> 2u, position, 0u, 0u);
     var key = vec2(seed_lo, seed_hi);
     for (var round = 0; round < 10; round++) {
@@ -51,8 +52,8 @@ fn gumbel(seed_lo: u32, seed_hi: u32, v: u32, position: u32) -> f32 {
         key += vec2(0x9E3779B9u, 0xBB67AE85u);
     }
     // u = (n + 0.5) / 2^23, so 1 - u is exact too: a 23-bit number and a half take all bits of an f32.
-    let rest = (f32(0x7FFFFFu - (c[v & 3u] >> 9u)) + 0.5) * 0x1p-23;
-    return -log(minus_log_of_rest(rest));
+    let rest = (vec4<f32>(vec4(0x7FFFFFu) - (c >> vec4(9u))) + 0.5) * 0x1p-23;
+    return -log(vec4(minus_log_of_rest(rest.x), minus_log_of_rest(rest.y), minus_log_of_rest(rest.z), minus_log_of_rest(rest.w)));
 }
 
 // Logits at a time: all are requested before the first is used.
@@ -142,15 +143,22 @@ fn sample(g: Group) {
 #end
             }
         } else {
-            for (var v = i32(g.lane); v < args.n; v += WG) {
-                var z = logits[row + v] * inverse;
-                if (no_number(z)) { index = -1; }
-                if (index < 0 || float_key(z) < least || z < floor_z) { continue; }
-                z += gumbel(u32(step[args.seed_lo + r]), u32(step[args.seed_hi + r]), u32(v), position);
-                if (z > best || index == args.n) {
-                    best = z;
-                    index = v;
+            for (var first = 4 * i32(g.lane); first < args.n; first += 4 * WG) {
+                var z: vec4<f32>;
+                var left: vec4<bool>;  // of these tokens
+#repeat i 4
+                z[i] = logits[row + min(first + i32(i), args.n - 1)] * inverse;
+                left[i] = first + i32(i) < args.n && float_key(z[i]) >= least && !(z[i] < floor_z);
+                if (no_number(z[i])) { index = -1; }
+#end
+                if (index < 0 || !any(left)) { continue; }
+                z += gumbels(u32(step[args.seed_lo + r]), u32(step[args.seed_hi + r]), u32(first), position);
+#repeat i 4
+                if (left[i] && (z[i] > best || index == args.n)) {
+                    best = z[i];
+                    index = first + i32(i);
                 }
+#end
             }
         }
         best_value[g.lane] = best;
