@@ -254,6 +254,13 @@ __device__ __forceinline__ unsigned in_block(const void *mine, int rank) {
     return at;
 }
 
+// Stores to the same place in block `rank` of the cluster.
+__device__ __forceinline__ void store_word(const unsigned long long *place, unsigned long long word, int rank) {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("st.shared::cluster.b64 [%0], %1;" ::"r"(in_block(place, rank)), "l"(word) : "memory");
+#endif
+}
+
 // A barrier in shared memory that opens when one thread has called expect_bytes, and so many have come from other blocks of the
 // cluster. For one thread, before the cluster's blocks meet for the first time.
 __device__ __forceinline__ void init_barrier(unsigned long long *barrier) {

@@ -1,7 +1,7 @@
-// Shared by sample and head_choose, which must agree: the order of floats as integers, and the noise of a draw.
+// Shared by sample and head_choose, which must agree: the order of floats as integers, the noise of a draw, and the winner.
 
 __device__ __forceinline__ unsigned float_key(float z) {
-    unsigned bits = __float_as_uint(z);
+    unsigned bits = z == 0.0f ? 0 : __float_as_uint(z);  // -0 is 0
     return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
 }
 __device__ __forceinline__ bool no_number(float z) { return (__float_as_uint(z) & 0x7FFFFFFFu) > 0x7F800000u; }
@@ -9,20 +9,35 @@ __device__ __forceinline__ float key_float(unsigned key) {
     return __uint_as_float(key & 0x80000000u ? key & 0x7FFFFFFFu : ~key);
 }
 
-// Lane v & 3 of Philox4x32-10 (Salmon et al. 2011) at counter (v >> 2, position, 0, 0), as a Gumbel variate.
-__device__ __noinline__ float gumbel(unsigned seed_lo, unsigned seed_hi, unsigned v, unsigned position) {
-    unsigned c[4] = {v >> 2, position, 0, 0};
+// Philox4x32-10 (Salmon et al. 2011) at counter (v / 4, position, 0, 0): its lanes are for the tokens v ... v + 3, v a multiple of 4.
+__device__ __forceinline__ uint4 noise_words(unsigned seed_lo, unsigned seed_hi, unsigned v, unsigned position) {
+    uint4 c = make_uint4(v >> 2, position, 0, 0);
     for (int round = 0; round < 10; round++) {
-        unsigned lo0 = c[0] * 0xD2511F53u, hi0 = __umulhi(c[0], 0xD2511F53u);
-        unsigned lo1 = c[2] * 0xCD9E8D57u, hi1 = __umulhi(c[2], 0xCD9E8D57u);
-        c[0] = hi1 ^ c[1] ^ seed_lo;
-        c[1] = lo1;
-        c[2] = hi0 ^ c[3] ^ seed_hi;
-        c[3] = lo0;
+        unsigned lo0 = c.x * 0xD2511F53u, hi0 = __umulhi(c.x, 0xD2511F53u);
+        unsigned lo1 = c.z * 0xCD9E8D57u, hi1 = __umulhi(c.z, 0xCD9E8D57u);
+        c = make_uint4(hi1 ^ c.y ^ seed_lo, lo1, hi0 ^ c.w ^ seed_hi, lo0);
         seed_lo += 0x9E3779B9u;
         seed_hi += 0xBB67AE85u;
     }
-    unsigned x = (v & 3) == 0 ? c[0] : (v & 3) == 1 ? c[1] : (v & 3) == 2 ? c[2] : c[3];
-    float u = ((float)(x >> 9) + 0.5f) * 0x1p-23f;
+    return c;
+}
+// A word of it as a Gumbel variate.
+__device__ __forceinline__ float gumbel_of(unsigned word) {
+    float u = ((float)(word >> 9) + 0.5f) * 0x1p-23f;
     return -logf(-logf(u));
+}
+__device__ __noinline__ float gumbel(unsigned seed_lo, unsigned seed_hi, unsigned v, unsigned position) {
+    uint4 c = noise_words(seed_lo, seed_hi, v, position);
+    return gumbel_of((v & 3) == 0 ? c.x : (v & 3) == 1 ? c.y : (v & 3) == 2 ? c.z : c.w);
+}
+
+// A key and its token as one number, whose maximum is the winner: the lowest token among equals. A NaN key wins over all and
+// chooses -1.
+typedef unsigned long long Candidate;
+#define NO_NUMBER (~0ull)
+__device__ __forceinline__ Candidate candidate(float key, int n) {
+    return no_number(key) ? NO_NUMBER : (Candidate)float_key(key) << 32 | (FULL - n);
+}
+__device__ __forceinline__ int winner(Candidate best) {
+    return best == NO_NUMBER ? -1 : best ? (int)(FULL - (unsigned)best) : 0;
 }

@@ -50,21 +50,10 @@ __device__ __forceinline__ float head_key(const Choice &choice, float score, int
     return score * choice.inverse + gumbel(choice.seed_lo, choice.seed_hi, n, choice.position);
 }
 
-// A key and its token as one number, whose maximum is the winner: the lowest token among equals. A NaN key wins over all and
-// chooses -1.
-typedef unsigned long long Candidate;
-#define NO_NUMBER (~0ull)
-__device__ __forceinline__ Candidate candidate(float key, int n) {
-    return no_number(key) ? NO_NUMBER : (Candidate)float_key(key) << 32 | (FULL - n);
-}
-
 // Maximum over the lanes with the same remainder modulo 4.
 __device__ __forceinline__ Candidate best_of_groups(Candidate mine) {
     for (int i = 4; i < WARP; i *= 2) mine = max(mine, __shfl_xor_sync(FULL, mine, i));
     return mine;
-}
-__device__ __forceinline__ int winner(Candidate best) {
-    return best == NO_NUMBER ? -1 : best ? (int)(FULL - (unsigned)best) : 0;
 }
 
 #define CHOICE_FIELDS int rows_at, int temperatures, int seeds_lo, int seeds_hi, int token_seq, int seq_begin, int seq_len

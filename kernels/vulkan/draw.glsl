@@ -1,7 +1,7 @@
 // Shared by sample and the compact head, which must agree: the order of floats as integers, and the noise of a draw.
 
 uint float_key(float z) {
-    uint bits = floatBitsToUint(z);
+    uint bits = z == 0.0 ? 0u : floatBitsToUint(z);  // -0 is 0
     return (bits & 0x80000000u) != 0u ? ~bits : bits | 0x80000000u;
 }
 bool no_number(float z) { return (floatBitsToUint(z) & 0x7FFFFFFFu) > 0x7F800000u; }
@@ -15,8 +15,8 @@ float minus_log1m(float t) {
     return 2.0 * s * sum;
 }
 
-// Lane v & 3 of Philox4x32-10 (Salmon et al. 2011) at counter (v >> 2, position, 0, 0), as a Gumbel variate.
-float gumbel(uint seed_lo, uint seed_hi, uint v, uint position) {
+// Philox4x32-10 (Salmon et al. 2011) at counter (v / 4, position, 0, 0): its lanes are for the tokens v ... v + 3, v a multiple of 4.
+uvec4 noise_words(uint seed_lo, uint seed_hi, uint v, uint position) {
     uvec4 c = uvec4(v >> 2, position, 0, 0);
     uvec2 key = uvec2(seed_lo, seed_hi);
     for (int turn = 0; turn < 10; turn++) {
@@ -26,7 +26,13 @@ float gumbel(uint seed_lo, uint seed_hi, uint v, uint position) {
         c = uvec4(hi1 ^ c.y ^ key.x, lo1, hi0 ^ c.w ^ key.y, lo0);
         key += uvec2(0x9E3779B9u, 0xBB67AE85u);
     }
-    uint bits = c[v & 3u] >> 9;
-    float t = (float(0x7FFFFFu - bits) + 0.5) * 1.1920928955078125e-7;  // 1 - u, exactly
+    return c;
+}
+// A word of it as a Gumbel variate.
+float gumbel_of(uint word) {
+    float t = (float(0x7FFFFFu - (word >> 9)) + 0.5) * 1.1920928955078125e-7;  // 1 - u, exactly
     return -log(minus_log1m(t));
+}
+float gumbel(uint seed_lo, uint seed_hi, uint v, uint position) {
+    return gumbel_of(noise_words(seed_lo, seed_hi, v, position)[v & 3u]);
 }

@@ -27,7 +27,7 @@ from bitnet.core.hal import (
 )
 from bitnet.cuda.attention import AttentionOps
 from bitnet.cuda.head import HeadOps
-from bitnet.cuda.products import DECODE_TOKENS, TENSOR_CORES, Products
+from bitnet.cuda.products import CLUSTERS, DECODE_TOKENS, MAX_CLUSTER, TENSOR_CORES, Products
 
 ENTRY = r"^extern \"C\" __global__ void (?:IN_CLUSTER )?(?:__launch_bounds__\([^\n]*\)\s*)?(\w+)\("
 SOURCES = KernelSources("bitnet.cuda", "cuda", ending=".cu", common="common.cuh", entry=ENTRY)
@@ -43,6 +43,7 @@ class CudaOps:
         self._attention = AttentionOps(multiprocessors, capability)
         self._head = HeadOps(multiprocessors, capability)
         self._rows = RowOps(group=256)
+        self._sample_cluster = MAX_CLUSTER if capability >= CLUSTERS else 1
         groups: Dispatch = {
             NormChoice: self._head.launches,
             Choice: self._head.launches,
@@ -59,13 +60,20 @@ class CudaOps:
             RopeAppend: self._attention.rope_append,
             Attention: self._attention.attention,
             NormRows: lambda *given: _overlapping(self._rows.norm_rows(*given)),
-            Sample: lambda *given: _overlapping(RowOps(group=SAMPLE_GROUP).sample(*given)),
+            Sample: self.sample,
             **(groups if self._tensor_cores else {}),
         }
 
     def lowering(self) -> Lowering:
         """What :class:`bitnet.core.gpu.GpuDevice` takes."""
         return Lowering(self._table, lambda ctx: self._tensor_cores and self._head.fits(ctx))
+
+    def sample(self, ctx: Context, op: Sample, bucket: Bucket) -> list[Launch]:
+        """A cluster a row, where there are clusters; else a block."""
+        (launch,) = _overlapping(RowOps(group=SAMPLE_GROUP).sample(ctx, op, bucket))
+        defines = (*launch.kernel.defines, ("CLUSTER", self._sample_cluster))
+        spec = replace(launch.kernel, defines=defines)
+        return [replace(launch, kernel=spec, grid=(bucket.rows * self._sample_cluster, 1, 1))]
 
     def norm_quant(self, ctx: Context, op: NormQuant, bucket: Bucket) -> list[Launch]:
         return [self._norm_quant(ctx, op, ctx.tensors[op.x], ctx.shape(op.x)[1], bucket)]

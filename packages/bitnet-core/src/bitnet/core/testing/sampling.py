@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -48,6 +49,42 @@ def filters(rng: np.random.Generator) -> SamplingParams:
         min_p=float(rng.choice([0.0, 0.02, 0.3, 1.0])),
         seed=int(rng.integers(0, 2**64, dtype=np.uint64)),
     )
+
+
+COMBINATIONS: tuple[dict[str, Any], ...] = (
+    {"top_p": 0.9},
+    {"top_p": 0.35},
+    {"top_k": 9},
+    {"min_p": 0.1},
+    {"top_k": 12, "top_p": 0.8},
+    {"top_p": 0.85, "min_p": 0.05},
+    {"top_k": 15, "min_p": 0.08},
+    {"top_k": 14, "top_p": 0.85, "min_p": 0.06},
+)
+"""Every combination of filters."""
+
+
+def share_left(logits: Array, params: SamplingParams) -> draws.F64 | None:
+    """How often each token should come, in float64; None where rounding could decide what the filters leave."""
+    z = logits.astype(np.float64) / float(np.float32(params.temperature))
+    kept = draws.kept(z, params, -draws.TOLERANCE)
+    if (kept != draws.kept(z, params, draws.TOLERANCE)).any():
+        return None
+    share: draws.F64 = np.where(kept, np.exp(z - z.max()), 0.0)
+    share /= share.sum()
+    return share
+
+
+def comes_as_often(device: Device, logits: Array, params: Sequence[SamplingParams], share: draws.F64) -> bool:
+    """Whether the tokens of one row of logits, drawn with each of the parameters, come as often as they should."""
+    out = choose(device, np.tile(logits, (len(params), 1)), params, [7] * len(params))
+    counts = np.bincount(out, minlength=len(logits))
+    assert not counts[share == 0].any(), f"{params[0]}: a token came that the filters leave out"
+    often = share * len(params) >= 5
+    wanted, found = share[often], counts[often]
+    if (1 - wanted.sum()) * len(params) >= 5:  # the others count as one
+        wanted, found = np.append(wanted, 1 - wanted.sum()), np.append(found, len(params) - found.sum())
+    return draws.chi_square_is_plausible(found, wanted / wanted.sum())
 
 
 class SampleTests(DeviceTests):
@@ -110,6 +147,14 @@ class SampleTests(DeviceTests):
             params = [SamplingParams(1.0, seed=seed, **setting) for seed in range(300)]  # type: ignore[arg-type]
             assert set(choose(device, logits, params, [3] * 300)) == {1, 3, 4, 6}
 
+    def test_zeros_of_both_signs_are_ties(self, device: Device) -> None:
+        """A threshold at 0 keeps -0 too, and one at -0 keeps no less than it should."""
+        logits = np.tile(np.array([0.0, -0.0, 1.0, -0.0, 0.0, -3.0], np.float32), (200, 1))
+        settings = [{"top_k": 2}, {"top_p": 0.5}, {"top_k": 5, "top_p": 0.45}, {"min_p": 0.3}]
+        for setting in settings:
+            params = [SamplingParams(1.0, seed=seed, **setting) for seed in range(200)]  # type: ignore[arg-type]
+            assert set(choose(device, logits, params, [3] * 200)) == {0, 1, 2, 3, 4}, f"{setting}"
+
     def test_filters_apply_in_order(self, device: Device) -> None:
         """Top-p counts its mass over what top-k left: half of two equal tokens is one tie of two, not all four."""
         logits = np.tile(np.log(np.array([0.4, 0.3, 0.2, 0.1], np.float32)), (300, 1))
@@ -134,6 +179,23 @@ class SampleTests(DeviceTests):
         counts = np.bincount(out, minlength=len(logits))
         probabilities = np.exp(logits.astype(np.float64))
         assert draws.chi_square_is_plausible(counts, probabilities / probabilities.sum())
+
+    def test_distribution_of_what_filters_leave(self, device: Device, rng: np.random.Generator) -> None:
+        """On random logits: what filters leave comes as often as softmax says, and nothing else comes.
+
+        Frequencies that are implausible (1 in 10,000 each time) are drawn once more: a wrong device fails again.
+        """
+        count = 500 if self.run_size == "small" else 4000
+        for setting in COMBINATIONS:
+            temperature, share = float(rng.uniform(0.6, 1.6)), None
+            while share is None or np.count_nonzero(share * count >= 5) < 3:
+                logits = (rng.standard_normal(24) * 2).astype(np.float32)
+                share = share_left(logits, SamplingParams(temperature, **setting))
+            seeds = rng.integers(0, 2**64, 2 * count, dtype=np.uint64)
+            params = [SamplingParams(temperature, seed=int(s), **setting) for s in seeds]
+            first, second = params[:count], params[count:]
+            plausible = comes_as_often(device, logits, first, share) or comes_as_often(device, logits, second, share)
+            assert plausible, f"{setting}, temperature {temperature}: {share}"
 
     def test_a_draw_depends_on_seed_position_and_logits_only(self, device: Device, rng: np.random.Generator) -> None:
         """Not on the row, the company in the step, or the size of the program."""
