@@ -7,6 +7,7 @@ from typing import Any
 from bitnet.core.errors import brief
 from bitnet.server.errors import unsupported, wrong
 from bitnet.server.fields import Fields
+from bitnet.server.tools import function_call
 
 ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
 TEXT_PARTS = ("text", "input_text", "output_text")
@@ -32,10 +33,15 @@ def _message(message: Fields) -> dict[str, Any]:
         if (value := message.text(name)) is not None:
             made[name] = value
     if calls := message.objects("tool_calls"):
-        made["tool_calls"] = [call.values for call in calls]
+        made["tool_calls"] = [_tool_call(call) for call in calls]
     elif "content" not in message and role != "assistant":
         raise wrong(message.name("content"), "is missing.")
     return made
+
+
+def _tool_call(call: Fields) -> dict[str, Any]:
+    call.require("function")
+    return function_call(call.object("function") or call, call.text("id"))
 
 
 def content_text(fields: Fields, field: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,6 +17,7 @@ from bitnet.core.errors import DeviceError, ModelFileError, brief
 from bitnet.server.errors import RequestError
 from bitnet.server.metrics import Metrics
 from bitnet.server.structured import Compiler
+from bitnet.server.tools import Tools, told
 
 T = TypeVar("T")
 
@@ -87,10 +88,11 @@ class Service:
                 code="model_not_found",
             )
 
-    def chat_tokens(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
+    def chat_tokens(self, messages: Sequence[dict[str, Any]], tools: Tools | None = None) -> list[int]:
         """The prompt of a conversation. It takes its time: call it :meth:`in_thread`."""
-        self._check_length(sum(len(message["content"]) for message in messages))
-        return self.model.chat_tokens(messages)
+        made, given = told(messages, tools, self.model.chat_template)
+        self._check_length(sum(len(message["content"]) for message in made))
+        return self.model.chat_tokens(made, tools=given)
 
     def text_tokens(self, text: str, *, add_special: bool = True, parse_special: bool = True) -> list[int]:
         """The tokens of a text. It takes its time: call it :meth:`in_thread`."""
