@@ -29,8 +29,8 @@ def _message(message: Fields) -> dict[str, Any]:
     message.require("role")
     role = ROLES[message.choice("role", tuple(ROLES), "")]
     made: dict[str, Any] = {"role": role, "content": content_text(message, "content")}
-    for name in ("name", "tool_call_id"):
-        if (value := message.text(name)) is not None:
+    for name, sent in (("name", "name"), ("name", "tool_name"), ("tool_call_id", "tool_call_id")):
+        if (value := message.text(sent)) is not None:
             made[name] = value
     if calls := message.objects("tool_calls"):
         made["tool_calls"] = [_tool_call(call) for call in calls]
@@ -53,12 +53,28 @@ def content_text(fields: Fields, field: str) -> str:
     value = fields.values.get(field)
     if value is None or isinstance(value, str):
         return value or ""
+    return "".join(map(part_text, content_parts(fields, field)))
+
+
+def content_parts(fields: Fields, field: str) -> list[Fields]:
+    """The parts of a message's content that is no string.
+
+    Raises:
+        RequestError: It is no list of objects.
+    """
+    value = fields.values.get(field)
     if not isinstance(value, list):
         raise wrong(fields.name(field), f"is {brief(value)}; it must be a string or a list of parts.")
-    texts = []
-    for part in fields.objects(field) or ():
-        if (kind := part.text("type", "text")) not in TEXT_PARTS:
-            raise unsupported(part.name("type"), f"{brief(kind)} is no text, and the model reads text only.")
-        part.require("text")
-        texts.append(part.text("text") or "")
-    return "".join(texts)
+    return fields.objects(field) or []
+
+
+def part_text(part: Fields) -> str:
+    """The text of a part.
+
+    Raises:
+        RequestError: It is no text.
+    """
+    if (kind := part.text("type", "text")) not in TEXT_PARTS:
+        raise unsupported(part.name("type"), f"{brief(kind)} is no text, and the model reads text only.")
+    part.require("text")
+    return part.text("text") or ""

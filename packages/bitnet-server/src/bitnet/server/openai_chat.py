@@ -114,9 +114,7 @@ class ChatAnswer:
         message: dict[str, Any] = {"role": "assistant", "content": completion.text, "refusal": None}
         parser = None
         if self._tools is not None:
-            parser = self._tools.parser(self._service.model.chat_template)
-            parser.push(completion.text)
-            parser.end()
+            parser = self._tools.parsed(completion.text, self._service.model.chat_template)
             message["content"] = parser.text
             if parser.calls:
                 message["content"] = parser.text or None

@@ -1,7 +1,7 @@
 """Tools that a model may call: read from a request, told to the model, and held to where the request says so.
 
-A chat template that reads ``tools`` is given them, and its calls are read as its family writes them. For all others a
-system message says what there is and how to call it.
+A chat template of a known family is given them, and calls are read as the family writes them. For all others a system
+message says what there is and how to call it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from bitnet.core.errors import brief
 from bitnet.server.errors import unsupported, wrong
 from bitnet.server.fields import Fields
 from bitnet.server.structured import ANY_OBJECT, Form, available
-from bitnet.server.tool_calls import CLOSE, OPEN, CallParser
+from bitnet.server.tool_calls import CLOSE, OPEN, PYTHON_TAG, CallParser
 
 if TYPE_CHECKING:
     from bitnet.core.text.chat import ChatTemplate
@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 MAX_TOOLS = 128
 MAX_NAME = 64
 
-Choice = Literal["none", "auto", "required"]
+Family = Literal["tagged", "llama", "generic"]
+"""``tagged`` is as Hermes and Qwen write, ``generic`` as this server asks a model whose template says nothing known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +67,14 @@ class Tools:
 
     def parser(self, template: ChatTemplate | None, prefix: str = "call_") -> CallParser:
         """What takes one answer apart."""
-        return CallParser(self.names, tagged=_tagged(template), parallel=self.parallel, prefix=prefix)
+        return CallParser(self.names, tagged=family(template) == "tagged", parallel=self.parallel, prefix=prefix)
+
+    def parsed(self, text: str, template: ChatTemplate | None, prefix: str = "call_") -> CallParser:
+        """A whole answer, taken apart."""
+        parser = self.parser(template, prefix)
+        parser.push(text)
+        parser.end()
+        return parser
 
     def form(self, template: ChatTemplate | None) -> Form | None:
         """What the answer must fit; None where any may be given.
@@ -85,12 +93,13 @@ class Tools:
 
     def _grammar(self, allowed: Sequence[Tool], template: ChatTemplate | None) -> str:
         """A Lark grammar of the answers; without ``required``, text may stand where calls need not."""
-        tagged, key = _tagged(template), _key(template)
+        kind = family(template)
+        tagged, key = kind == "tagged", "parameters" if kind == "llama" else "arguments"
         held = [tool.parameters if self.required or tool.strict else ANY_OBJECT for tool in allowed]
         rules = ["%llguidance {}"]
         calls = " | ".join(f"call_{i}" for i in range(len(allowed)))
         if self.required or not tagged:
-            more = ('("\\n" call)*' if tagged or key == "arguments" else '("; " call)*') if self.parallel else ""
+            more = ('("; " call)*' if kind == "llama" else '("\\n" call)*') if self.parallel else ""
             rules.append(f"start: call {more}" if self.required else f"start: call {more} | FREE")
             rules.append(f"call: {calls}")
             if not self.required:
@@ -113,34 +122,37 @@ class Tools:
         return "\n".join(rules)
 
 
-def takes_tools(template: ChatTemplate | None) -> bool:
-    """Whether a chat template tells the model of tools itself."""
-    return template is not None and "tools" in template.source
-
-
-def _tagged(template: ChatTemplate | None) -> bool:
-    return template is not None and takes_tools(template) and OPEN in template.source
-
-
-def _key(template: ChatTemplate | None) -> str:
-    """What the arguments of a call are called."""
-    llama = (
-        template is not None and takes_tools(template) and not _tagged(template) and '"parameters"' in template.source
-    )
-    return "parameters" if llama else "arguments"
+def family(template: ChatTemplate | None) -> Family:
+    """How a model writes calls, which its template shows."""
+    source = "" if template is None else template.source
+    if "tools" not in source:
+        return "generic"
+    if OPEN in source:
+        return "tagged"
+    return "llama" if PYTHON_TAG in source else "generic"
 
 
 def told(
     messages: Sequence[dict[str, Any]], tools: Tools | None, template: ChatTemplate | None
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]] | None]:
     """A conversation as the template takes it, and the tools for the template; None: it takes none."""
-    if takes_tools(template):
-        return list(messages), [tool.described() for tool in tools.known] if tools else None
+    kind = family(template)
+    if kind != "generic":
+        each = _one_call_each if kind == "llama" else lambda message: [message]
+        return [m for message in messages for m in each(message)], (
+            [tool.described() for tool in tools.known] if tools else None
+        )
     made = [_in_words(message, messages) for message in messages]
     if tools is None:
         return made, None
     system = [made.pop(0)["content"]] if made[0]["role"] == "system" else []
     return [{"role": "system", "content": "\n\n".join([*system, _instruction(tools)])}, *made], None
+
+
+def _one_call_each(message: dict[str, Any]) -> list[dict[str, Any]]:
+    """A message as several, as Llama's templates take one call in each."""
+    calls = message.get("tool_calls", ())
+    return [{**message, "tool_calls": [call]} for call in calls] if len(calls) > 1 else [message]
 
 
 def _instruction(tools: Tools) -> str:
