@@ -21,6 +21,7 @@ from bitnet.server import (
     responses,
     static,
     status,
+    stored,
     text,
 )
 from bitnet.server.call import Call, ClientGone, Receive, Scope, Send
@@ -81,6 +82,8 @@ ENDPOINTS = (
     generating("/v1/chat/completions", openai_chat.parse),
     generating("/v1/completions", openai_completions.parse),
     generating("/v1/responses", responses.parse),
+    Endpoint("/v1/responses/{id}", stored.retrieve),
+    Endpoint("/v1/responses/{id}", stored.delete, ("DELETE",)),
     generating("/v1/messages", anthropic.parse, anthropic.error_body),
     Endpoint("/v1/messages/count_tokens", anthropic.count_tokens, ("POST",), anthropic.error_body),
     Endpoint("/tokenize", text.tokenize, ("POST",)),
@@ -91,6 +94,8 @@ ENDPOINTS = (
     Endpoint("/api/tags", ollama.tags, errors=ollama.error_body),
     Endpoint("/api/ps", ollama.ps, errors=ollama.error_body),
     Endpoint("/api/show", ollama.show, ("POST",), ollama.error_body),
+    Endpoint("/api/embed", status.embeddings, ("POST",), ollama.error_body),
+    Endpoint("/api/embeddings", status.embeddings, ("POST",), ollama.error_body),
     Endpoint("/api/version", ollama.version, errors=ollama.error_body),
 )
 
@@ -161,7 +166,7 @@ class App:
     def _locked(self, endpoint: Endpoint, scope: Scope) -> RequestError | None:
         """Why a request has no access: another site's page sends it, or it lacks a key, or has a wrong one."""
         headers = dict(scope["headers"])
-        if endpoint.methods == ("POST",) and self._foreign(headers, scope):
+        if endpoint.methods != ("GET",) and self._foreign(headers, scope):
             return RequestError(403, "Pages of other sites may not call this server (--cors allows one).")
         if endpoint.public or not self._keys:
             return None
@@ -207,7 +212,7 @@ class App:
             headers |= {
                 "access-control-allow-origin": origin,
                 "access-control-allow-headers": "authorization, content-type, x-api-key, anthropic-version",
-                "access-control-allow-methods": "GET, POST",
+                "access-control-allow-methods": "GET, POST, DELETE",
                 "vary": "origin",
             }
         return headers

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from bitnet.core import Chunk
@@ -18,11 +18,10 @@ from bitnet.server.sampling import checked
 from bitnet.server.service import Service
 from bitnet.server.structured import checked as checked_form
 from bitnet.server.structured import format_of
-from bitnet.server.tool_calls import Arguments, Begin, Event, Text
+from bitnet.server.tool_calls import Arguments, Begin, Event, Text, ToolCall
 from bitnet.server.tools import Tools, function_call, only_form, openai_tools
 
 REFUSED = {
-    "previous_response_id": "responses are not stored; send the whole conversation as input.",
     "conversation": "conversations are not stored; send the whole conversation as input.",
     "background": "a response is computed while its client waits.",
     "prompt": "prompts are not stored.",
@@ -41,7 +40,8 @@ def parse(service: Service, fields: Fields) -> Job:
     form = None if text is None else text.object("format")
     instructions = fields.text("instructions")
     system: list[dict[str, Any]] = [{"role": "system", "content": instructions}] if instructions else []
-    messages = [*system, *_input(fields)]
+    history = [*_before(service, fields), *_input(fields)]
+    keep = fields.flag("store", True) and service.settings.max_stored > 0
     tools = openai_tools(fields, nested=False)
     temperature, top_p = fields.number("temperature", 0, 2), fields.number("top_p", 0, 1)
     options = {
@@ -51,13 +51,28 @@ def parse(service: Service, fields: Fields) -> Job:
     }
     asked = checked_form(None if form is None else format_of(form, form), fields)
     return Job(
-        prompts=lambda: [service.chat_tokens(messages, tools)],
+        prompts=lambda: [service.chat_tokens([*system, *history], tools)],
         options=checked(options),
-        answer=ResponseAnswer(service, fields, options, tools),
+        answer=ResponseAnswer(service, fields, options, tools, history if keep else None),
         stream=SSE if fields.flag("stream") else None,
         form=only_form(tools, asked, service.model.chat_template),
         receipt=fields.flag("x_bitnet_receipt"),
     )
+
+
+def _before(service: Service, fields: Fields) -> Sequence[dict[str, Any]]:
+    """The conversation that ``previous_response_id`` goes on from."""
+    id = fields.text("previous_response_id")
+    if id is None:
+        return ()
+    if (entry := service.stored.get(id)) is None:
+        raise RequestError(
+            400,
+            f"There is no response {brief(id)}; it was not stored, or it was forgotten. Send the whole conversation.",
+            field="previous_response_id",
+            code="previous_response_not_found",
+        )
+    return entry.messages
 
 
 def _input(fields: Fields) -> list[dict[str, Any]]:
@@ -95,9 +110,21 @@ def add_call(messages: list[dict[str, Any]], call: dict[str, Any]) -> None:
 
 
 class ResponseAnswer:
-    """An answer as ``response`` and the events that build one."""
+    """An answer as ``response`` and the events that build one.
 
-    def __init__(self, service: Service, fields: Fields, options: dict[str, Any], tools: Tools | None) -> None:
+    Args:
+        history: The conversation that it answers, kept with it; None: it is not kept.
+    """
+
+    def __init__(
+        self,
+        service: Service,
+        fields: Fields,
+        options: dict[str, Any],
+        tools: Tools | None,
+        history: list[dict[str, Any]] | None,
+    ) -> None:
+        self._stored, self._history = service.stored, history
         self._number = 0
         self._parser = None if tools is None else tools.parser(service.model.chat_template)
         self._items: list[dict[str, Any]] = []
@@ -113,8 +140,8 @@ class ResponseAnswer:
             "max_output_tokens": options["max_tokens"],
             "metadata": fields.values.get("metadata") or {},
             "parallel_tool_calls": fields.flag("parallel_tool_calls", True),
-            "previous_response_id": None,
-            "store": False,
+            "previous_response_id": fields.text("previous_response_id"),
+            "store": history is not None,
             "temperature": options["temperature"],
             "text": {"format": (fields.values.get("text") or {}).get("format") or {"type": "text"}},
             "tool_choice": fields.values.get("tool_choice") or "auto",
@@ -198,7 +225,10 @@ class ResponseAnswer:
             yield from self._begin_message()
         status = _status(result)
         yield from self._close(status)
-        yield self._event(f"response.{status}", response=self._ended(result))
+        response = self._ended(result)
+        if self._history is not None:
+            self._stored.put(response, [*self._history, *self._answer()])
+        yield self._event(f"response.{status}", response=response)
 
     def failed(self, error: RequestError) -> Iterable[bytes]:
         code = error.code or "server_error"
@@ -213,6 +243,17 @@ class ResponseAnswer:
         for _ in (*self.piece(0, text), *self.end(result)):
             pass
         return self._ended(result)
+
+    def _answer(self) -> list[dict[str, Any]]:
+        """What it said, as templates read it; a call that was cut off is left out."""
+        messages: list[dict[str, Any]] = []
+        for item in self._items:
+            if item["type"] == "message":
+                messages.append({"role": "assistant", "content": item["content"][0]["text"]})
+            elif (values := ToolCall(item["call_id"], item["name"], item["arguments"]).values()) is not None:
+                function = {"name": item["name"], "arguments": values}
+                add_call(messages, {"id": item["call_id"], "type": "function", "function": function})
+        return messages
 
     def _ended(self, result: Result) -> dict[str, Any]:
         status = _status(result)

@@ -16,6 +16,7 @@ from bitnet.core import Model, __version__
 from bitnet.core.errors import DeviceError, ModelFileError, brief
 from bitnet.server.errors import RequestError
 from bitnet.server.metrics import Metrics
+from bitnet.server.stored import Stored
 from bitnet.server.structured import Compiler
 from bitnet.server.tools import Tools, told
 
@@ -40,6 +41,7 @@ class Settings:
         timeout: Seconds that a request may take; None: any time.
         cors: Origins whose pages may call the server.
         page: Whether the page is served at ``/``.
+        max_stored: Responses that are kept for ``previous_response_id``.
     """
 
     names: tuple[str, ...] = ()
@@ -50,6 +52,7 @@ class Settings:
     timeout: float | None = None
     cors: tuple[str, ...] = ()
     page: bool = True
+    max_stored: int = 256
 
 
 class Service:
@@ -61,6 +64,7 @@ class Service:
         self.created = int(time.time())
         self.metrics = Metrics(model, self.names[0])
         self.compiler = Compiler(model.tokenizer)
+        self.stored = Stored(settings.max_stored)
         self.draining = False
         self.failure: BaseException | None = None
         self.present = 0

@@ -7,6 +7,7 @@ from typing import Any
 from bitnet.core import __version__
 from bitnet.server.call import Call
 from bitnet.server.errors import RequestError
+from bitnet.server.fields import Fields
 from bitnet.server.service import Service
 
 
@@ -91,8 +92,17 @@ async def metrics(service: Service, call: Call) -> None:
 
 
 async def embeddings(service: Service, call: Call) -> None:
+    """A refusal: no model that runs here is made for embeddings. It is the client's error, so that none asks again.
+
+    Raises:
+        RequestError: Always.
+    """
+    fields = Fields(await call.json())
+    fields.require("prompt" if "prompt" in fields else "input")  # Ollama's older word, everyone's
+    service.check_model(fields.text("model"))
     raise RequestError(
-        501,
-        f"{service.names[0]} generates text; it was not made for embeddings, and what it would give is none.",
+        400,
+        f"{service.names[0]} generates text and was not made for embeddings; use a model that was, on another server.",
+        field="model",
         code="unsupported_endpoint",
     )
