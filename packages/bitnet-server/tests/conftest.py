@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
@@ -19,8 +19,9 @@ from bitnet.core.engine import Engine
 from bitnet.core.engine.results import Update
 from bitnet.core.engine.scheduler import Plan
 from bitnet.server.app import App
+from bitnet.server.host import Host
 from bitnet.server.serve import IDLE_SECONDS
-from bitnet.server.service import Service, Settings
+from bitnet.server.service import Service, Settings, Source
 
 MAX_SEQS = 4
 Script = Callable[[str], str]
@@ -80,9 +81,20 @@ def _scripted(model: Model, script: Script | str) -> ScriptedEngine:
 class Running:
     """A server that runs, and a client for it."""
 
-    def __init__(self, url: str, service: Service) -> None:
-        self.url, self.service, self.model = url, service, service.model
+    def __init__(self, url: str, host: Host) -> None:
+        self.url, self.host = url, host
         self.client = httpx.Client(base_url=url, timeout=60)
+
+    @property
+    def service(self) -> Service:
+        """The first model, loaded."""
+        service = self.host.slots[0].service
+        assert service is not None
+        return service
+
+    @property
+    def model(self) -> Model:
+        return self.service.model
 
     def chat(self, content: str = "What is 17 + 25?", **fields: Any) -> httpx.Response:
         body = {"messages": [{"role": "user", "content": content}], "temperature": 0, **fields}
@@ -94,17 +106,22 @@ class Running:
 
 
 @contextmanager
-def _running(model: Model, **settings: Any) -> Iterator[Running]:
-    """Serve a model at a free port of this machine."""
-    service = Service(model, Settings(max_seqs=MAX_SEQS, **settings))
+def _running(
+    model: Model | None, *, sources: Sequence[Source] = (), names: tuple[str, ...] = (), **settings: Any
+) -> Iterator[Running]:
+    """Serve a model, or those of ``sources``, at a free port of this machine."""
+    if model is not None:
+        sources = [Source(names or (model.path.stem,), model.path, lambda: model, reloads=False)]
+    host = Host(sources, Settings(max_seqs=MAX_SEQS, **settings))
+    host.open()
     listener = socket.create_server(("127.0.0.1", 0))
     config = uvicorn.Config(
-        App(service), log_config=None, access_log=False, server_header=False, timeout_keep_alive=IDLE_SECONDS
+        App(host), log_config=None, access_log=False, server_header=False, timeout_keep_alive=IDLE_SECONDS
     )
     server = uvicorn.Server(config)
     thread = threading.Thread(target=lambda: asyncio.run(server.serve(sockets=[listener])))
     thread.start()
-    found = Running(f"http://127.0.0.1:{listener.getsockname()[1]}", service)
+    found = Running(f"http://127.0.0.1:{listener.getsockname()[1]}", host)
     try:
         while not server.started:
             assert thread.is_alive()
@@ -115,7 +132,7 @@ def _running(model: Model, **settings: Any) -> Iterator[Running]:
         server.should_exit = server.force_exit = True
         thread.join(30)
         listener.close()
-        service.close()
+        host.close()
         assert not thread.is_alive()
 
 

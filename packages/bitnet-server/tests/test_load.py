@@ -159,7 +159,7 @@ def test_two_hundred_clients(script_model: Model, running: Any, scripted: Any) -
         def watch() -> None:
             nonlocal most
             while not watched.wait(0.01):
-                most = max(most, server.service.present)
+                most = max(most, server.host.present)
 
         watcher = threading.Thread(target=watch)
         watcher.start()
@@ -168,7 +168,7 @@ def test_two_hundred_clients(script_model: Model, running: Any, scripted: Any) -
         watcher.join()
         end = time.monotonic() + 20
         while (
-            server.service.present or script_model.load().running or script_model.load().waiting
+            server.host.present or script_model.load().running or script_model.load().waiting
         ) and time.monotonic() < end:
             time.sleep(0.05)
         engine._answers.clear()
@@ -179,7 +179,7 @@ def test_two_hundred_clients(script_model: Model, running: Any, scripted: Any) -
             ends[name] for name in ("whole", "streamed", "streamed slowly", "left", "nonsense", "oversized", "refused")
         )
         load = script_model.load()
-        assert (server.service.present, load.running, load.waiting, load.kv_used) == (0, 0, 0, 0)
+        assert (server.host.present, load.running, load.waiting, load.kv_used) == (0, 0, 0, 0)
         assert most == 4 + QUEUE
         assert resident() < memory * 1.05
         assert other_threads() == threads

@@ -51,7 +51,7 @@ def parse(service: Service, fields: Fields) -> Job:
     """
     for name in ("model", "max_tokens", "messages"):
         fields.require(name)
-    messages = _conversation(service, fields)
+    messages = _conversation(fields)
     tools, template = anthropic_tools(fields), service.model.chat_template
     options = {
         "max_tokens": fields.integer("max_tokens", 1),
@@ -71,15 +71,13 @@ def parse(service: Service, fields: Fields) -> Job:
     )
 
 
-async def count_tokens(service: Service, call: Call) -> None:
-    fields = Fields(await call.json())
-    messages, tools = _conversation(service, fields), anthropic_tools(fields)
-    tokens = await service.in_thread(lambda: service.chat_tokens(messages, tools))
+async def count_tokens(service: Service, call: Call, fields: Fields) -> None:
+    messages, tools = _conversation(fields), anthropic_tools(fields)
+    tokens = await service.host.in_thread(lambda: service.chat_tokens(messages, tools))
     await call.reply({"input_tokens": len(tokens)})
 
 
-def _conversation(service: Service, fields: Fields) -> list[dict[str, Any]]:
-    service.check_model(fields.text("model"))
+def _conversation(fields: Fields) -> list[dict[str, Any]]:
     fields.refuse(REFUSED)
     thinking = fields.object("thinking")
     if thinking is not None and thinking.text("type") != "disabled":

@@ -12,6 +12,7 @@ from bitnet.server.call import Call, to_json
 from bitnet.server.errors import RequestError, wrong
 from bitnet.server.fields import Fields
 from bitnet.server.generation import NDJSON, Job, Result
+from bitnet.server.host import Host, Slot
 from bitnet.server.messages import openai_messages
 from bitnet.server.sampling import MAX_SEED, MAX_STOPS, checked
 from bitnet.server.service import Service
@@ -76,7 +77,7 @@ def parse_chat(service: Service, fields: Fields) -> Job:
     Raises:
         RequestError: A field is missing, not what it must be, or not supported.
     """
-    _check(service, fields)
+    _check(fields)
     for message in fields.objects("messages") or ():
         message.refuse({"images": REFUSED["images"]})
     messages, tools = openai_messages(fields), openai_tools(fields)
@@ -99,7 +100,7 @@ def parse_generate(service: Service, fields: Fields) -> Job:
     Raises:
         RequestError: A field is missing, not what it must be, or not supported.
     """
-    _check(service, fields)
+    _check(fields)
     prompt, system = fields.text("prompt") or "", fields.text("system")
     if not prompt:
         raise wrong("prompt", "is missing or empty.")
@@ -116,9 +117,8 @@ def parse_generate(service: Service, fields: Fields) -> Job:
     return _job(service, fields, tokens, lambda text, calls: {"response": text})
 
 
-def _check(service: Service, fields: Fields) -> None:
+def _check(fields: Fields) -> None:
     fields.require("model")
-    service.check_model(fields.text("model"))
     fields.refuse(REFUSED)
 
 
@@ -193,32 +193,37 @@ def _now() -> str:
     return datetime.now(timezone.utc).isoformat().replace("+00:00", "Z")
 
 
-def _details(service: Service) -> dict[str, Any]:
-    family = service.model.config.architecture
-    return {"parent_model": "", "format": "gguf", "family": family, "families": [family]}
+def _details(service: Service | None) -> dict[str, Any]:
+    """A model's kind, which is known of one that is loaded."""
+    family = "" if service is None else service.model.config.architecture
+    return {"parent_model": "", "format": "gguf", "family": family, "families": [family] if family else []}
 
 
-def _entry(service: Service, name: str) -> dict[str, Any]:
-    path = service.model.path
-    modified = datetime.fromtimestamp(service.created, timezone.utc).isoformat().replace("+00:00", "Z")
-    size = path.stat().st_size if path.exists() else 0
-    return {"name": name, "model": name, "modified_at": modified, "size": size, "details": _details(service)}
+def _entry(slot: Slot, name: str) -> dict[str, Any]:
+    path = slot.source.path
+    stat = path.stat() if path.exists() else None
+    modified = datetime.fromtimestamp(0 if stat is None else stat.st_mtime, timezone.utc).isoformat()
+    return {
+        "name": name,
+        "model": name,
+        "modified_at": modified.replace("+00:00", "Z"),
+        "size": 0 if stat is None else stat.st_size,
+        "details": _details(slot.service),
+    }
 
 
-async def tags(service: Service, call: Call) -> None:
-    await call.reply({"models": [_entry(service, name) for name in service.names]})
+async def tags(host: Host, call: Call) -> None:
+    await call.reply({"models": [_entry(slot, name) for slot in host.slots for name in slot.source.names]})
 
 
-async def ps(service: Service, call: Call) -> None:
-    """The models that are loaded, which are all."""
-    await call.reply({"models": [_entry(service, service.names[0])]})
+async def ps(host: Host, call: Call) -> None:
+    """The models that are loaded."""
+    loaded = [slot for slot in host.slots if slot.loaded]
+    await call.reply({"models": [_entry(slot, slot.source.names[0]) | {"size": slot.size} for slot in loaded]})
 
 
-async def show(service: Service, call: Call) -> None:
-    fields = Fields(await call.json())
-    name = "model" if "model" in fields else "name"
-    fields.require(name)
-    service.check_model(fields.text(name), name)
+async def show(service: Service, call: Call, fields: Fields) -> None:
+    fields.require("model" if "model" in fields else "name")
     config, template = service.model.config, service.model.chat_template
     family = config.architecture
     await call.reply(
@@ -238,5 +243,5 @@ async def show(service: Service, call: Call) -> None:
     )
 
 
-async def version(service: Service, call: Call) -> None:
+async def version(host: Host, call: Call) -> None:
     await call.reply({"version": __version__})

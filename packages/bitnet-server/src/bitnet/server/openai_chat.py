@@ -37,7 +37,6 @@ def parse(service: Service, fields: Fields) -> Job:
     Raises:
         RequestError: A field is missing, not what it must be, or not supported.
     """
-    service.check_model(fields.text("model"))
     fields.refuse(REFUSED)
     if (modalities := fields.strings("modalities")) and modalities != ("text",):
         raise unsupported("modalities", "the model writes text only.")

@@ -34,14 +34,13 @@ def parse(service: Service, fields: Fields) -> Job:
     Raises:
         RequestError: A field is missing, not what it must be, or not supported.
     """
-    service.check_model(fields.text("model"))
     fields.refuse(REFUSED)
     text = fields.object("text")
     form = None if text is None else text.object("format")
     instructions = fields.text("instructions")
     system: list[dict[str, Any]] = [{"role": "system", "content": instructions}] if instructions else []
     history = [*_before(service, fields), *_input(fields)]
-    keep = fields.flag("store", True) and service.settings.max_stored > 0
+    keep = fields.flag("store", True) and service.host.settings.max_stored > 0
     tools = openai_tools(fields, nested=False)
     temperature, top_p = fields.number("temperature", 0, 2), fields.number("top_p", 0, 1)
     options = {
@@ -65,7 +64,7 @@ def _before(service: Service, fields: Fields) -> Sequence[dict[str, Any]]:
     id = fields.text("previous_response_id")
     if id is None:
         return ()
-    if (entry := service.stored.get(id)) is None:
+    if (entry := service.host.stored.get(id)) is None:
         raise RequestError(
             400,
             f"There is no response {brief(id)}; it was not stored, or it was forgotten. Send the whole conversation.",
@@ -124,7 +123,7 @@ class ResponseAnswer:
         tools: Tools | None,
         history: list[dict[str, Any]] | None,
     ) -> None:
-        self._stored, self._history = service.stored, history
+        self._stored, self._history = service.host.stored, history
         self._number = 0
         self._parser = None if tools is None else tools.parser(service.model.chat_template)
         self._items: list[dict[str, Any]] = []

@@ -13,7 +13,7 @@ from bitnet.server.call import Call, to_json
 from bitnet.server.errors import RequestError
 
 if TYPE_CHECKING:
-    from bitnet.server.service import Service
+    from bitnet.server.host import Host
 
 SECONDS = 3600.0
 """How long a response is kept."""
@@ -79,19 +79,19 @@ class Stored:
             self.delete(id)
 
 
-async def retrieve(service: Service, call: Call) -> None:
-    await call.reply(_found(service, call).response)
+async def retrieve(host: Host, call: Call) -> None:
+    await call.reply(_found(host, call).response)
 
 
-async def delete(service: Service, call: Call) -> None:
-    id = _found(service, call).response["id"]
-    service.stored.delete(id)
+async def delete(host: Host, call: Call) -> None:
+    id = _found(host, call).response["id"]
+    host.stored.delete(id)
     await call.reply({"id": id, "object": "response", "deleted": True})
 
 
-def _found(service: Service, call: Call) -> Entry:
+def _found(host: Host, call: Call) -> Entry:
     id = call.scope["path_params"]["id"]
-    entry = service.stored.get(id)
+    entry = host.stored.get(id)
     if entry is None:
         raise RequestError(404, f"There is no response {brief(id)}; it may have been forgotten.", field="id")
     return entry
