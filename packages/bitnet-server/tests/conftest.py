@@ -32,11 +32,13 @@ class ScriptedEngine(Engine):
 
     Attributes:
         script: The answer to a prompt's text.
+        prompts: The prompts so far.
         seconds: What a step takes at least.
         failure: What the next step raises.
     """
 
     script: Script
+    prompts: list[str]
     seconds = 0.0
     failure: BaseException | None = None
     _answers: dict[int, list[int]]
@@ -60,7 +62,8 @@ class ScriptedEngine(Engine):
     def _next(self, sequence: Any, ahead: int) -> int:
         tokenizer = self.tokenizer
         if sequence.number not in self._answers:
-            answer = self.script(tokenizer.decode(sequence._prompt, skip_special=False))
+            self.prompts.append(tokenizer.decode(sequence._prompt, skip_special=False))
+            answer = self.script(self.prompts[-1])
             self._answers[sequence.number] = tokenizer.encode(answer, add_special=False)
         answer_ids = self._answers[sequence.number]
         at = sequence._generated + ahead
@@ -74,7 +77,7 @@ def _scripted(model: Model, script: Script | str) -> ScriptedEngine:
     engine: Any = model._worker.engine
     engine.__class__ = ScriptedEngine
     engine.script = (lambda _: script) if isinstance(script, str) else script
-    engine.tokenizer, engine._answers = model.tokenizer, {}
+    engine.tokenizer, engine._answers, engine.prompts = model.tokenizer, {}, []
     return engine  # type: ignore[no-any-return]
 
 

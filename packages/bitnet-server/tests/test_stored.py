@@ -13,8 +13,8 @@ from bitnet.server import stored
 
 
 def test_a_conversation_goes_on(script_model: Model, running: Any, scripted: Any) -> None:
-    seen: list[str] = []
-    scripted(script_model, lambda prompt: (seen.append(prompt), f"answer {len(seen)}")[1])
+    engine: Any = scripted(script_model, lambda prompt: f"answer {len(engine.prompts)}")
+    seen = engine.prompts
     with running(script_model, names=("m",)) as server:
         client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
         first = client.responses.create(model="m", input="question one", instructions="Be brief.")
@@ -48,9 +48,9 @@ def test_a_conversation_goes_on(script_model: Model, running: Any, scripted: Any
 
 
 def test_calls_are_part_of_what_is_stored(script_model: Model, running: Any, scripted: Any) -> None:
-    seen: list[str] = []
     call = json.dumps({"name": "add", "arguments": {"a": 1}})
-    scripted(script_model, lambda prompt: (seen.append(prompt), call if len(seen) == 1 else "2")[1])
+    engine: Any = scripted(script_model, lambda prompt: call if len(engine.prompts) == 1 else "2")
+    seen = engine.prompts
     tool: Any = {"type": "function", "name": "add", "parameters": {"type": "object"}, "strict": False}
     with running(script_model, names=("m",)) as server:
         client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
@@ -65,7 +65,7 @@ def test_calls_are_part_of_what_is_stored(script_model: Model, running: Any, scr
 
 def test_count_size_and_age_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [100.0]
-    monkeypatch.setattr(stored.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr("bitnet.server.stored.time.monotonic", lambda: clock[0])
     kept = stored.Stored(3)
     for i in range(5):
         kept.put({"id": f"r{i}"}, [])

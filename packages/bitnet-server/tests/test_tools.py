@@ -99,8 +99,7 @@ EXPECTED = [("weather", ARGUMENTS["weather"]), ("add", ARGUMENTS["add"])]
 @pytest.mark.parametrize("family", FAMILIES)
 def test_calls_reach_every_client(script_model: Model, running: Any, scripted: Any, family: str) -> None:
     name, write = FAMILIES[family]
-    seen: list[str] = []
-    scripted(script_model, lambda prompt: (seen.append(prompt), write("weather", "add"))[1])
+    seen = scripted(script_model, lambda prompt: write("weather", "add")).prompts
     with templated(script_model, name), running(script_model, names=("m",)) as server:
         chats, messages, lines = clients(server.url)
         answer = chats.chat.completions.create(model="m", messages=QUESTION, tools=TOOLS)
@@ -157,9 +156,8 @@ def test_calls_reach_every_client(script_model: Model, running: Any, scripted: A
 @pytest.mark.parametrize("family", FAMILIES)
 def test_results_go_back_to_the_model(script_model: Model, running: Any, scripted: Any, family: str) -> None:
     name, write = FAMILIES[family]
-    seen: list[str] = []
     first = write("weather", "add")
-    scripted(script_model, lambda prompt: (seen.append(prompt), "Sunny." if "27 degrees" in prompt else first)[1])
+    seen = scripted(script_model, lambda prompt: "Sunny." if "27 degrees" in prompt else first).prompts
     with templated(script_model, name), running(script_model, names=("m",)) as server:
         chats, messages, lines = clients(server.url)
         asked = chats.chat.completions.create(model="m", messages=QUESTION, tools=TOOLS).choices[0].message

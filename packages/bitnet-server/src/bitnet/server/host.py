@@ -160,6 +160,7 @@ class Host:
                     raise RequestError(
                         503, f"{name} could not be loaded; the server's log says why.", code="model_load_failed"
                     ) from None
+                await self._make_room(slot, wait=False)  # its size is known now
             assert slot.service is not None
             return slot.service
 
@@ -170,8 +171,12 @@ class Host:
         slot.service, slot.failure, slot.used = service, None, time.monotonic()
         slot.size = service.size
 
-    async def _make_room(self, slot: Slot) -> None:
-        """Unload the models used longest ago, as many as it takes; those with requests when these have ended."""
+    async def _make_room(self, slot: Slot, *, wait: bool = True) -> None:
+        """Unload the models used longest ago, as many as it takes; those with requests when these have ended.
+
+        Args:
+            wait: Whether to wait for requests to end.
+        """
         most = self.settings.max_memory
         until = time.monotonic() + ROOM_SECONDS
         while most is not None:
@@ -186,6 +191,8 @@ class Host:
                 log.info("unloading %s", oldest.source.path)
                 await self.in_thread(service.close)
                 continue
+            if not wait:
+                return
             self._released.clear()
             try:
                 await asyncio.wait_for(self._released.wait(), until - time.monotonic())
