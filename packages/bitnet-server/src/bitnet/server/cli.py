@@ -191,7 +191,7 @@ def _sources(params: dict[str, Any]) -> list[Source]:
     if len(files) == 1 and aliases:
         names = [tuple(aliases)]
     elif aliases and len(aliases) != len(files):
-        raise InvalidInputError(f"--alias was given {len(aliases)} times for {len(files)} models; give each one name.")
+        raise InvalidInputError(f"--alias names {len(aliases)} of {len(files)} models; name each of them.")
     else:
         names = [(name,) for name in aliases or [path.stem for path in paths]]
     every = [name for some in names for name in some]

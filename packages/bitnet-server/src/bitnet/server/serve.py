@@ -8,6 +8,7 @@ import json
 import logging
 import signal
 import socket
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -70,7 +71,8 @@ class Server(uvicorn.Server):
         if self.started:
             devices = ", ".join({service.model.device.name: None for service in self._host.services()})
             note(f"Serving {', '.join(self._host.names)} on {devices} at {self._address()}")
-            if hasattr(signal, "SIGHUP"):
+            if hasattr(signal, "SIGHUP") and not (sys.stdin is not None and sys.stdin.isatty()):
+                # on a terminal it means that the terminal is gone, and ends the server
                 asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._host.reload_soon)
 
     def _address(self) -> str:

@@ -13,12 +13,18 @@ from bitnet.server.service import Service
 
 
 def model_entry(slot: Slot, name: str) -> dict[str, Any]:
-    """A model in OpenAI's list; ``status`` is as in llama.cpp's."""
+    """A model in OpenAI's list; ``status.value`` is as in llama.cpp's."""
     service = slot.service
     entry = {"id": name, "object": "model", "created": slot.created, "owned_by": "bitnet"}
-    entry |= {} if service is None else {"max_model_len": service.model.context}
-    state = "failed" if slot.failure is not None else "unloaded" if service is None else "loaded"
-    return {**entry, "status": {"value": state}}
+    status: dict[str, Any] = {"value": "unloaded", "bytes": slot.size}
+    if service is not None:
+        load = service.model.load()
+        entry["max_model_len"] = service.model.context
+        status |= {"value": "loaded", "device": service.model.device.name}
+        status |= {"running": load.running, "waiting": load.waiting}
+    if slot.failure is not None:
+        status["value"] = "failed"
+    return {**entry, "status": status}
 
 
 async def models(host: Host, call: Call) -> None:
