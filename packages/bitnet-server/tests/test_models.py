@@ -183,7 +183,7 @@ def test_models_take_turns_within_the_memory(file: Path, running: Any, scripted:
             engines[name].step = partial(held, opened, engines[name].step)
         with ThreadPoolExecutor(3) as pool:
             busy = [pool.submit(ask, name) for name in "bc"]
-            until(lambda: sum(s.model.load().running for s in server.host.services()) == 2)
+            until(lambda: sum(service.users for service in server.host.services()) == 2)
             late = pool.submit(ask, "a")
             time.sleep(0.2)
             assert loaded() == "bc"
