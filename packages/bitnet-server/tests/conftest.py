@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
@@ -32,13 +33,13 @@ class ScriptedEngine(Engine):
 
     Attributes:
         script: The answer to a prompt's text.
-        prompts: The prompts so far.
+        prompts: The latest prompts.
         seconds: What a step takes at least.
         failure: What the next step raises.
     """
 
     script: Script
-    prompts: list[str]
+    prompts: deque[str]
     seconds = 0.0
     failure: BaseException | None = None
     _answers: dict[int, list[int]]
@@ -77,7 +78,7 @@ def _scripted(model: Model, script: Script | str) -> ScriptedEngine:
     engine: Any = model._worker.engine
     engine.__class__ = ScriptedEngine
     engine.script = (lambda _: script) if isinstance(script, str) else script
-    engine.tokenizer, engine._answers, engine.prompts = model.tokenizer, {}, []
+    engine.tokenizer, engine._answers, engine.prompts = model.tokenizer, {}, deque(maxlen=100)
     return engine  # type: ignore[no-any-return]
 
 
