@@ -20,6 +20,7 @@ from bitnet.core.model.default import default_model_path
 from bitnet.server.service import Source
 
 ASK: dict[str, Any] = {"messages": [{"role": "user", "content": "go"}], "temperature": 0}
+HERE = ("packages/bitnet-server",)
 
 
 def until(condition: Callable[[], bool], seconds: float = 20) -> None:
@@ -85,6 +86,7 @@ def test_a_fault_is_told_and_the_model_comes_back(file: Path, running: Any, scri
             loader.models[0].generate("x", max_tokens=1)
 
 
+@pytest.mark.nightly(unless_changed=HERE)
 def test_a_model_that_fails_again_is_not_loaded_again(file: Path, running: Any, scripted: Any) -> None:
     healthy = [True, False, True]
 
@@ -145,6 +147,7 @@ def _is_closed(model: Model) -> bool:
     return not model._finalizer.alive
 
 
+@pytest.mark.nightly(unless_changed=HERE)
 def test_models_take_turns_within_the_memory(file: Path, running: Any, scripted: Any) -> None:
     files = [Path(shutil.copy(file, file.with_name(f"{name}.gguf"))) for name in "abc"]
     engines: dict[str, Any] = {}
@@ -193,6 +196,7 @@ def test_models_take_turns_within_the_memory(file: Path, running: Any, scripted:
             assert late.result().startswith("I am a.")
 
 
+@pytest.mark.nightly(unless_changed=HERE)
 def test_a_model_that_cannot_be_loaded_does_not_hurt_the_others(file: Path, running: Any) -> None:
     broken = file.with_name("broken.gguf")
     broken.write_bytes(b"GGUF" + bytes(100))

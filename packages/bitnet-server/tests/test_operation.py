@@ -17,6 +17,7 @@ from bitnet.core.errors import DeviceLostError
 from bitnet.server import call
 
 LONG = "word " * 400
+HERE = ("packages/bitnet-server",)
 
 
 def until(condition: Callable[[], bool], seconds: float = 20) -> None:
@@ -123,6 +124,7 @@ def test_a_device_that_fails(script_model: Model, running: Any, scripted: Any) -
         assert (again.status_code, again.headers["retry-after"]) == (503, "5")
 
 
+@pytest.mark.nightly(unless_changed=HERE)
 def test_a_reader_that_does_not_read_is_left(
     script_model: Model, running: Any, scripted: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -145,6 +147,7 @@ def test_a_reader_that_does_not_read_is_left(
         assert counted in server.client.get("/metrics").text.splitlines()
 
 
+@pytest.mark.nightly(unless_changed=HERE)
 def test_silence_is_broken_by_pings(
     script_model: Model, running: Any, scripted: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -23,6 +23,7 @@ from bitnet.core.model.default import default_model_path
 
 BITNET = [sys.executable, "-m", "bitnet.core"]
 STORY: dict[str, Any] = {"prompt": "Once upon a time", "max_tokens": 900, "ignore_eos": True, "stream": True}
+HERE = ("packages/bitnet-server",)
 
 
 class Served:
@@ -75,6 +76,7 @@ def test_sigterm_lets_requests_finish() -> None:
         assert served.process.wait(20) == 0
 
 
+@pytest.mark.nightly(unless_changed=HERE)
 @posix
 def test_a_second_signal_ends_at_once() -> None:
     with serve("--threads", "1") as served, served.client() as client:
@@ -90,6 +92,7 @@ def test_a_second_signal_ends_at_once() -> None:
             assert time.monotonic() - began < 10
 
 
+@pytest.mark.nightly(unless_changed=HERE)
 @posix
 def test_what_outlasts_the_drain_is_ended_with_an_error() -> None:
     with serve("--drain", "0.3", "--threads", "1") as served, served.client() as client:
@@ -102,6 +105,7 @@ def test_what_outlasts_the_drain_is_ended_with_an_error() -> None:
         assert served.process.wait(20) == 0
 
 
+@pytest.mark.nightly(unless_changed=HERE)
 def test_keys_from_a_file_and_a_log_of_json(tmp_path: Path) -> None:
     keys = tmp_path / "keys"
     keys.write_text("one\n\n  two \n")
@@ -125,6 +129,7 @@ def test_keys_from_a_file_and_a_log_of_json(tmp_path: Path) -> None:
         assert "secret" not in "".join(served.lines)
 
 
+@pytest.mark.nightly(unless_changed=HERE)
 @posix
 def test_unix_socket(tmp_path: Path) -> None:
     path = tmp_path / "socket"
@@ -139,6 +144,7 @@ def bitnet(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([*BITNET, *arguments], capture_output=True, text=True, timeout=60, check=False)
 
 
+@pytest.mark.nightly(unless_changed=HERE)
 def test_errors_are_one_line(tmp_path: Path) -> None:
     with serve() as served:
         port = served.address.rpartition(":")[2]
@@ -154,6 +160,7 @@ def test_errors_are_one_line(tmp_path: Path) -> None:
     assert all("Traceback" not in run.stderr for run in (taken, missing))
 
 
+@pytest.mark.nightly(unless_changed=HERE)
 def test_a_warning_beyond_this_machine_without_a_key() -> None:
     with serve("--host", "0.0.0.0") as served:
         assert any("without an API key" in line for line in served.lines)
@@ -161,6 +168,7 @@ def test_a_warning_beyond_this_machine_without_a_key() -> None:
         assert not any("without an API key" in line for line in served.lines)
 
 
+@pytest.mark.nightly(unless_changed=HERE)
 @posix
 def test_models_by_name_ps_and_a_reload_by_signal(tmp_path: Path) -> None:
     """One process for all of it, as each start takes a second."""

@@ -20,6 +20,7 @@ from bitnet.core.text.chat import ChatTemplate
 from bitnet.server.tool_calls import CallParser, Text
 
 TEMPLATES = Path(__file__).parents[2] / "bitnet-core/tests/text/templates"
+HERE = ("packages/bitnet-server",)
 WEATHER: dict[str, Any] = {
     "type": "object",
     "properties": {"city": {"type": "string", "maxLength": 12}, "days": {"const": 3}},
@@ -153,6 +154,7 @@ def test_calls_reach_every_client(script_model: Model, running: Any, scripted: A
         assert "maxLength" not in seen[-1]
 
 
+@pytest.mark.nightly(unless_changed=HERE)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_results_go_back_to_the_model(script_model: Model, running: Any, scripted: Any, family: str) -> None:
     name, write = FAMILIES[family]
