@@ -39,6 +39,8 @@ HERE = (
 CLIENTS = 200
 QUEUE = 60
 FAULT_SECONDS = 5.0
+WORDS = 10_000
+"""Words that the ``tokenizers`` library remembers at most, some 7 MB: all of them from the start."""
 
 
 def answer_to(prompt: str) -> str:
@@ -181,6 +183,8 @@ def check_load(running: Any, scripted: Any, seconds: float) -> None:
     def load() -> Model:
         models[:] = [load_model(device="cpu", max_seqs=4, threads=1, max_queue=64)]
         scripted(models[0], answer_to)
+        for word in range(WORDS):
+            models[0].tokenizer.encode(f"{word:09}")
         return models[0]
 
     source = Source(("m",), Path(default_model_path()), load)
@@ -200,15 +204,15 @@ def check_load(running: Any, scripted: Any, seconds: float) -> None:
         others = [threading.Thread(target=watch), threading.Thread(target=fail)]
         for thread in others:
             thread.start()
-        threads = other_threads()
-        press_from_outside(server.url, max(seconds / 3, 2.2 * FAULT_SECONDS), seed)  # warm-up, with two faults
-        memory, files = resident(), open_files()
-        ends = press_from_outside(server.url, seconds, seed + CLIENTS)
-        after = resident()
-        assert other_threads() == threads
-        watched.set()
-        for thread in others:
-            thread.join()
+        try:
+            press_from_outside(server.url, max(seconds / 3, 2.2 * FAULT_SECONDS), seed)  # warm-up, with two faults
+            memory, files, threads = resident(), open_files(), other_threads()
+            ends = press_from_outside(server.url, seconds, seed + CLIENTS)
+            after, threads_after = resident(), other_threads()
+        finally:
+            watched.set()
+            for thread in others:
+                thread.join()
         print(dict(ends), f"memory {memory:,} → {after:,}, at most {most} requests")
         assert not [name for name in ends if name.startswith("lost")], ends
         assert all(
@@ -217,6 +221,7 @@ def check_load(running: Any, scripted: Any, seconds: float) -> None:
         assert ends["failed"] + ends["failed in a stream"]
         assert most == 4 + QUEUE
         assert after < memory * 1.05
+        assert threads_after == threads
 
         def idle() -> bool:
             load = models[0].load()
