@@ -164,10 +164,9 @@ def resident() -> int:
 
 
 def other_threads() -> Counter[str]:
-    """Names of the threads, but for the pool that makes prompts, which starts its few threads one by one, and the
-    engine's, which a model starts with its first request."""
+    """Names of the threads, but for the pools that make prompts, which start their few threads one by one."""
     names = (t.name for t in threading.enumerate())
-    return Counter(name for name in names if not name.startswith(("bitnet-http", "bitnet-engine")))
+    return Counter(name for name in names if not name.startswith(("bitnet-http", "bitnet-template")))
 
 
 def open_files() -> int:
