@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
@@ -19,8 +20,9 @@ from bitnet.core.engine.engine import Engine, Result
 from bitnet.core.engine.scheduler import Plan
 from bitnet.core.hal import Step
 from bitnet.server.app import App
+from bitnet.server.host import Host
 from bitnet.server.serve import IDLE_SECONDS
-from bitnet.server.service import Service, Settings
+from bitnet.server.service import Service, Settings, Source
 
 MAX_SEQS = 4
 Script = Callable[[str], str]
@@ -31,11 +33,13 @@ class ScriptedEngine(Engine):
 
     Attributes:
         script: The answer to a prompt's text.
+        prompts: The latest prompts.
         seconds: What a step takes at least.
         failure: What the next step raises.
     """
 
     script: Script
+    prompts: deque[str]
     seconds = 0.0
     failure: BaseException | None = None
     _answers: dict[int, list[int]]
@@ -64,7 +68,8 @@ class ScriptedEngine(Engine):
     def _next(self, sequence: Any, ahead: int) -> int:
         tokenizer = self.tokenizer
         if sequence.number not in self._answers:
-            answer = self.script(tokenizer.decode(sequence._prompt, skip_special=False))
+            self.prompts.append(tokenizer.decode(sequence._prompt, skip_special=False))
+            answer = self.script(self.prompts[-1])
             self._answers[sequence.number] = tokenizer.encode(answer, add_special=False)
         answer_ids = self._answers[sequence.number]
         at = sequence._generated + ahead
@@ -78,16 +83,27 @@ def _scripted(model: Model, script: Script | str) -> ScriptedEngine:
     engine: Any = model._worker.engine
     engine.__class__ = ScriptedEngine
     engine.script = (lambda _: script) if isinstance(script, str) else script
-    engine.tokenizer, engine._answers = model.tokenizer, {}
+    engine.tokenizer, engine._answers, engine.prompts = model.tokenizer, {}, deque(maxlen=100)
     return engine  # type: ignore[no-any-return]
 
 
 class Running:
     """A server that runs, and a client for it."""
 
-    def __init__(self, url: str, service: Service) -> None:
-        self.url, self.service, self.model = url, service, service.model
+    def __init__(self, url: str, host: Host) -> None:
+        self.url, self.host = url, host
         self.client = httpx.Client(base_url=url, timeout=60)
+
+    @property
+    def service(self) -> Service:
+        """The first model, loaded."""
+        service = self.host.slots[0].service
+        assert service is not None
+        return service
+
+    @property
+    def model(self) -> Model:
+        return self.service.model
 
     def chat(self, content: str = "What is 17 + 25?", **fields: Any) -> httpx.Response:
         body = {"messages": [{"role": "user", "content": content}], "temperature": 0, **fields}
@@ -99,17 +115,22 @@ class Running:
 
 
 @contextmanager
-def _running(model: Model, **settings: Any) -> Iterator[Running]:
-    """Serve a model at a free port of this machine."""
-    service = Service(model, Settings(max_seqs=MAX_SEQS, **settings))
+def _running(
+    model: Model | None, *, sources: Sequence[Source] = (), names: tuple[str, ...] = (), **settings: Any
+) -> Iterator[Running]:
+    """Serve a model, or those of ``sources``, at a free port of this machine."""
+    if model is not None:
+        sources = [Source(names or (model.path.stem,), model.path, lambda: model, reloads=False)]
+    host = Host(sources, Settings(max_seqs=MAX_SEQS, **settings))
+    host.open()
     listener = socket.create_server(("127.0.0.1", 0))
     config = uvicorn.Config(
-        App(service), log_config=None, access_log=False, server_header=False, timeout_keep_alive=IDLE_SECONDS
+        App(host), log_config=None, access_log=False, server_header=False, timeout_keep_alive=IDLE_SECONDS
     )
     server = uvicorn.Server(config)
     thread = threading.Thread(target=lambda: asyncio.run(server.serve(sockets=[listener])))
     thread.start()
-    found = Running(f"http://127.0.0.1:{listener.getsockname()[1]}", service)
+    found = Running(f"http://127.0.0.1:{listener.getsockname()[1]}", host)
     try:
         while not server.started:
             assert thread.is_alive()
@@ -120,7 +141,7 @@ def _running(model: Model, **settings: Any) -> Iterator[Running]:
         server.should_exit = server.force_exit = True
         thread.join(30)
         listener.close()
-        service.close()
+        host.close()
         assert not thread.is_alive()
 
 

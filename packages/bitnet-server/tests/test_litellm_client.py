@@ -9,6 +9,8 @@ import pytest
 
 from bitnet.core import Model
 
+pytestmark = pytest.mark.nightly(unless_changed=("packages/bitnet-server",))  # its import takes seconds
+
 os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"  # it would fetch a list of prices from the net
 QUESTION: Any = [{"role": "user", "content": "What is 17 + 25?"}]
 PROVIDERS = {"openai": "/v1", "anthropic": "", "ollama_chat": ""}

@@ -109,8 +109,11 @@ def test_errors_are_the_clients_own(client: openai.OpenAI) -> None:
     assert wrong.value.param == "top_p"
     with pytest.raises(openai.BadRequestError, match="context"):
         client.completions.create(model="demo", prompt="word " * 5000)
-    with pytest.raises(openai.InternalServerError, match="embeddings"):
+    with pytest.raises(openai.BadRequestError, match="not made for embeddings") as refused:
         client.embeddings.create(model="demo", input="x")
+    assert (refused.value.code, refused.value.param) == ("unsupported_endpoint", "model")
+    with pytest.raises(openai.NotFoundError):
+        client.embeddings.create(model="other", input="x")
 
 
 def test_what_a_scripted_model_says_arrives_whole(script_model: Model, running: Any, scripted: Any) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -18,8 +19,11 @@ from typing import Any
 import httpx
 import pytest
 
+from bitnet.core.model.default import default_model_path
+
 BITNET = [sys.executable, "-m", "bitnet.core"]
 STORY: dict[str, Any] = {"prompt": "Once upon a time", "max_tokens": 900, "ignore_eos": True, "stream": True}
+HERE = ("packages/bitnet-server",)
 
 
 class Served:
@@ -34,7 +38,9 @@ class Served:
 @contextmanager
 def serve(*arguments: str) -> Iterator[Served]:
     command = [*BITNET, "serve", "--device", "cpu", "--port", "0", *arguments]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
+    process = subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True
+    )
     try:
         assert process.stderr is not None
         lines: list[str] = []
@@ -70,6 +76,7 @@ def test_sigterm_lets_requests_finish() -> None:
         assert served.process.wait(20) == 0
 
 
+@pytest.mark.nightly(unless_changed=HERE)
 @posix
 def test_a_second_signal_ends_at_once() -> None:
     with serve("--threads", "1") as served, served.client() as client:
@@ -85,6 +92,7 @@ def test_a_second_signal_ends_at_once() -> None:
             assert time.monotonic() - began < 10
 
 
+@pytest.mark.nightly(unless_changed=HERE)
 @posix
 def test_what_outlasts_the_drain_is_ended_with_an_error() -> None:
     with serve("--drain", "0.3", "--threads", "1") as served, served.client() as client:
@@ -97,6 +105,7 @@ def test_what_outlasts_the_drain_is_ended_with_an_error() -> None:
         assert served.process.wait(20) == 0
 
 
+@pytest.mark.nightly(unless_changed=HERE)
 def test_keys_from_a_file_and_a_log_of_json(tmp_path: Path) -> None:
     keys = tmp_path / "keys"
     keys.write_text("one\n\n  two \n")
@@ -120,6 +129,7 @@ def test_keys_from_a_file_and_a_log_of_json(tmp_path: Path) -> None:
         assert "secret" not in "".join(served.lines)
 
 
+@pytest.mark.nightly(unless_changed=HERE)
 @posix
 def test_unix_socket(tmp_path: Path) -> None:
     path = tmp_path / "socket"
@@ -134,6 +144,7 @@ def bitnet(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([*BITNET, *arguments], capture_output=True, text=True, timeout=60, check=False)
 
 
+@pytest.mark.nightly(unless_changed=HERE)
 def test_errors_are_one_line(tmp_path: Path) -> None:
     with serve() as served:
         port = served.address.rpartition(":")[2]
@@ -149,11 +160,55 @@ def test_errors_are_one_line(tmp_path: Path) -> None:
     assert all("Traceback" not in run.stderr for run in (taken, missing))
 
 
+@pytest.mark.nightly(unless_changed=HERE)
 def test_a_warning_beyond_this_machine_without_a_key() -> None:
     with serve("--host", "0.0.0.0") as served:
         assert any("without an API key" in line for line in served.lines)
     with serve("--host", "0.0.0.0", "--api-key", "x") as served:
         assert not any("without an API key" in line for line in served.lines)
+
+
+@pytest.mark.nightly(unless_changed=HERE)
+@posix
+def test_models_by_name_ps_and_a_reload_by_signal(tmp_path: Path) -> None:
+    """One process for all of it, as each start takes a second."""
+    files = [Path(shutil.copy(default_model_path(), tmp_path / f"{name}.gguf")) for name in ("one", "two")]
+    more = [part for file in files for part in ("-m", str(file))]
+    with serve(*more, "--alias", "a", "--alias", "b", "--api-key", "k", "--max-stored", "0") as served:
+
+        def ps(*arguments: str, key: str = "k") -> subprocess.CompletedProcess[str]:
+            return bitnet("ps", served.address, "--api-key", key, *arguments)
+
+        lines = [line.split() for line in ps().stdout.splitlines()]
+        assert lines[0] == ["MODEL", "STATE", "DEVICE", "MEMORY", "RUNNING", "WAITING"]
+        assert [(line[0], line[1], line[-2:]) for line in lines[1:]] == [
+            ("a", "loaded", ["0", "0"]),
+            ("b", "unloaded", ["-", "-"]),
+        ]
+        with served.client(headers={"authorization": "Bearer k"}) as client:
+            with client.stream("POST", "/v1/completions", json={**STORY, "model": "b"}) as answer:
+                events = answer.iter_lines()
+                next(events)
+                found = json.loads(ps("--json").stdout)
+                assert [(m["id"], m["state"], m["running"]) for m in found] == [("a", "loaded", 0), ("b", "loaded", 1)]
+                assert found[0]["device"].startswith("cpu")
+                files[0].with_name("bad").write_bytes(b"no model")
+                files[0].with_name("bad").replace(files[0])
+                served.process.send_signal(signal.SIGHUP)
+                assert '"finish_reason":"length"' in [line for line in events if line][-2]
+            said = ("a was not reloaded", "b was reloaded")
+            end = time.monotonic() + 20
+            while not all(part in "".join(served.lines) for part in said):
+                assert time.monotonic() < end, served.lines
+                time.sleep(0.02)
+            for name in "ab":
+                assert client.post("/v1/completions", json={**STORY, "model": name, "stream": False}).status_code == 200
+        assert "asks for an API key" in ps(key="x").stderr
+    gone = bitnet("ps", served.address)
+    assert (gone.returncode, "no server answers" in gone.stderr, "Traceback" in gone.stderr) == (1, True, False)
+    unnamed = bitnet("serve", *more, "--alias", "a")
+    assert (unnamed.returncode, "--alias names 1 of 2 models" in unnamed.stderr) == (2, True)
+    assert "two models have one name" in bitnet("serve", "-m", str(files[0]), "-m", str(files[0])).stderr
 
 
 def test_help_groups_options_and_imports_no_server() -> None:

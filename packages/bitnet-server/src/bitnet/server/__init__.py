@@ -27,9 +27,13 @@ def create_app(model: Model, settings: Settings | None = None) -> App:
         model: It stays the caller's to close.
     """
     from bitnet.server.app import App
-    from bitnet.server.service import Service, Settings
+    from bitnet.server.host import Host
+    from bitnet.server.service import Settings, Source
 
-    return App(Service(model, settings or Settings()))
+    settings = settings or Settings()
+    host = Host([Source(settings.names or (model.path.stem,), model.path, lambda: model, reloads=False)], settings)
+    host.open()
+    return App(host)
 
 
 def __getattr__(name: str) -> Any:

@@ -11,17 +11,21 @@ from bitnet.server.call import Call, to_json
 from bitnet.server.errors import RequestError, unsupported, wrong
 from bitnet.server.fields import Fields
 from bitnet.server.generation import SSE, Job, Result
-from bitnet.server.messages import content_text
+from bitnet.server.messages import content_parts, content_text, part_text
 from bitnet.server.sampling import MAX_STOPS, checked
 from bitnet.server.service import Service
+from bitnet.server.tool_calls import Arguments, Begin, CallParser, Event, Text
+from bitnet.server.tools import Tools, anthropic_tools, function_call, only_form
 
 REFUSED = {
-    "tools": "tools are not implemented yet.",
     "mcp_servers": "this server reaches no others.",
     "container": "this server runs no code.",
     "output_config": "structured output is not implemented yet.",
     "output_format": "structured output is not implemented yet.",
 }
+CALL = "toolu_"
+"""Beginning of the ids of calls."""
+
 _TYPES = {
     401: "authentication_error",
     403: "permission_error",
@@ -47,7 +51,8 @@ def parse(service: Service, fields: Fields) -> Job:
     """
     for name in ("model", "max_tokens", "messages"):
         fields.require(name)
-    messages = _conversation(service, fields)
+    messages = _conversation(fields)
+    tools, template = anthropic_tools(fields), service.model.chat_template
     options = {
         "max_tokens": fields.integer("max_tokens", 1),
         "temperature": fields.number("temperature", 0, 1),
@@ -57,23 +62,22 @@ def parse(service: Service, fields: Fields) -> Job:
     }
     options = {name: value for name, value in options.items() if value is not None}
     return Job(
-        prompts=lambda: [service.chat_tokens(messages)],
+        prompts=lambda: [service.chat_tokens(messages, tools)],
         options=checked({"temperature": 1.0, **options}),
-        answer=MessageAnswer(service),
+        answer=MessageAnswer(service, tools),
         stream=SSE if fields.flag("stream") else None,
+        form=only_form(tools, None, template),
         receipt=fields.flag("x_bitnet_receipt"),
     )
 
 
-async def count_tokens(service: Service, call: Call) -> None:
-    fields = Fields(await call.json())
-    messages = _conversation(service, fields)
-    tokens = await service.in_thread(lambda: service.chat_tokens(messages))
+async def count_tokens(service: Service, call: Call, fields: Fields) -> None:
+    messages, tools = _conversation(fields), anthropic_tools(fields)
+    tokens = await service.host.in_thread(lambda: service.chat_tokens(messages, tools))
     await call.reply({"input_tokens": len(tokens)})
 
 
-def _conversation(service: Service, fields: Fields) -> list[dict[str, Any]]:
-    service.check_model(fields.text("model"))
+def _conversation(fields: Fields) -> list[dict[str, Any]]:
     fields.refuse(REFUSED)
     thinking = fields.object("thinking")
     if thinking is not None and thinking.text("type") != "disabled":
@@ -87,7 +91,7 @@ def _conversation(service: Service, fields: Fields) -> list[dict[str, Any]]:
         message.require("role")
         message.require("content")
         role = message.choice("role", ("user", "assistant"), "")
-        messages.append({"role": role, "content": content_text(message, "content")})
+        messages += _message(role, message)
     if messages[-1]["role"] == "assistant":
         raise unsupported(
             f"messages[{len(given) - 1}]",
@@ -96,11 +100,38 @@ def _conversation(service: Service, fields: Fields) -> list[dict[str, Any]]:
     return messages
 
 
+def _message(role: str, message: Fields) -> list[dict[str, Any]]:
+    """A message as templates read it: results of tools become messages of their own, before what else the user says."""
+    if isinstance(message.values["content"], str):
+        return [{"role": role, "content": message.values["content"]}]
+    texts, calls, results = [], [], []
+    for part in content_parts(message, "content"):
+        kind = part.text("type", "text")
+        if kind == "tool_use" and role == "assistant":
+            part.require("id")
+            calls.append(function_call(part, part.text("id"), "input"))
+        elif kind == "tool_result" and role == "user":
+            part.require("tool_use_id")
+            text = content_text(part, "content")
+            failed = "Error: " if part.flag("is_error") else ""
+            results.append({"role": "tool", "tool_call_id": part.text("tool_use_id"), "content": failed + text})
+        else:
+            texts.append(part_text(part))
+    made: dict[str, Any] = {"role": role, "content": "".join(texts)}
+    if calls:
+        made["tool_calls"] = calls
+    return [*results, made] if texts or calls or not results else results
+
+
 class MessageAnswer:
     """An answer as ``message`` and the events that build one."""
 
-    def __init__(self, service: Service) -> None:
+    def __init__(self, service: Service, tools: Tools | None) -> None:
         self._service, self._id = service, "msg_" + secrets.token_hex(12)
+        self._tools, self._template = tools, service.model.chat_template
+        self._parser = None if tools is None else tools.parser(self._template, CALL)
+        self._block = -1
+        self._kind = ""  # of the block that is open
 
     def _message(self, content: list[Any], usage: dict[str, Any], completion: Completion | None) -> dict[str, Any]:
         return {
@@ -109,22 +140,52 @@ class MessageAnswer:
             "role": "assistant",
             "model": self._service.names[0],
             "content": content,
-            **_stop(completion),
+            **_stop(completion, any(block["type"] == "tool_use" for block in content)),
             "usage": usage,
         }
 
     def begin(self, prompt_tokens: int) -> Iterable[bytes]:
         usage = {"input_tokens": prompt_tokens, "output_tokens": 0}
         yield _event("message_start", message=self._message([], usage, None))
-        yield _event("content_block_start", index=0, content_block={"type": "text", "text": ""})
+        if self._tools is None:
+            yield self._open({"type": "text", "text": ""})
+
+    def _open(self, block: dict[str, Any]) -> bytes:
+        self._block += 1
+        self._kind = block["type"]
+        return _event("content_block_start", index=self._block, content_block=block)
+
+    def _close(self) -> bytes:
+        self._kind = ""
+        return _event("content_block_stop", index=self._block)
+
+    def _delta(self, kind: str, **value: str) -> bytes:
+        return _event("content_block_delta", index=self._block, delta={"type": kind, **value})
 
     def piece(self, index: int, chunk: Chunk) -> Iterable[bytes]:
-        if chunk.text:
-            yield _event("content_block_delta", index=0, delta={"type": "text_delta", "text": chunk.text})
+        parser = self._parser
+        if parser is None:
+            events: list[Event] = [Text(chunk.text)] if chunk.text else []
+        else:
+            events = parser.push(chunk.text) + (parser.end() if chunk.finish_reason is not None else [])
+        for event in events:
+            if isinstance(event, Arguments):
+                yield self._delta("input_json_delta", partial_json=event.text)
+                continue
+            begin = isinstance(event, Begin)
+            if self._kind and (begin or self._kind != "text"):
+                yield self._close()
+            if isinstance(event, Begin):
+                yield self._open({"type": "tool_use", "id": event.id, "name": event.name, "input": {}})
+            else:
+                if not self._kind:
+                    yield self._open({"type": "text", "text": ""})
+                yield self._delta("text_delta", text=event.text)
 
     def end(self, result: Result) -> Iterable[bytes]:
-        yield _event("content_block_stop", index=0)
-        stop = _stop(result.completions[0])
+        if self._kind:
+            yield self._close()
+        stop = _stop(result.completions[0], self._parser is not None and bool(self._parser.calls))
         yield _event("message_delta", delta=stop, usage=_usage(result), **_receipt(result))
         yield _event("message_stop")
 
@@ -133,21 +194,36 @@ class MessageAnswer:
 
     def whole(self, result: Result) -> Any:
         (completion,) = result.completions
-        content = [{"type": "text", "text": completion.text}]
+        content: list[Any] = [{"type": "text", "text": completion.text}]
+        if self._tools is not None:
+            content = _blocks(self._tools.parsed(completion.text, self._template, CALL))
         return self._message(content, _usage(result), completion) | _receipt(result)
 
 
-def _event(name: str, **values: Any) -> bytes:
+def _event(name: str, /, **values: Any) -> bytes:
     return b"event: " + name.encode() + b"\ndata: " + to_json({"type": name, **values}) + b"\n\n"
 
 
-def _stop(completion: Completion | None) -> dict[str, Any]:
+def _blocks(parser: CallParser) -> list[Any]:
+    """The content of an answer; a call whose arguments were cut off is told as text."""
+    blocks: list[Any] = [{"type": "text", "text": parser.text}] if parser.text else []
+    for call in parser.calls:
+        values = call.values()
+        if values is None:
+            blocks.append({"type": "text", "text": f"{call.name}({call.arguments}"})
+        else:
+            blocks.append({"type": "tool_use", "id": call.id, "name": call.name, "input": values})
+    return blocks
+
+
+def _stop(completion: Completion | None, calls: bool = False) -> dict[str, Any]:
     if completion is None:
         return {"stop_reason": None, "stop_sequence": None}
     if isinstance(completion.stop_reason, str):
         return {"stop_reason": "stop_sequence", "stop_sequence": completion.stop_reason}
     reasons = {"length": "max_tokens", "context": "model_context_window_exceeded"}
-    return {"stop_reason": reasons.get(completion.finish_reason, "end_turn"), "stop_sequence": None}
+    ended = "tool_use" if calls else "end_turn"
+    return {"stop_reason": reasons.get(completion.finish_reason, ended), "stop_sequence": None}
 
 
 def _usage(result: Result) -> dict[str, Any]:

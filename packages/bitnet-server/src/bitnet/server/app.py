@@ -21,20 +21,24 @@ from bitnet.server import (
     responses,
     static,
     status,
+    stored,
     text,
 )
 from bitnet.server.call import Call, ClientGone, Receive, Scope, Send
 from bitnet.server.errors import RequestError, as_request_error
 from bitnet.server.fields import Fields
 from bitnet.server.generation import Job, run
+from bitnet.server.host import Host
 from bitnet.server.openai import error_body
 from bitnet.server.service import Service
 
 log = logging.getLogger("bitnet.server")
 access = logging.getLogger("bitnet.server.access")
 
-Handle = Callable[[Service, Call], Awaitable[None]]
+Handle = Callable[[Host, Call], Awaitable[None]]
 Parse = Callable[[Service, Fields], Job]
+OfModel = Callable[[Service, Call, Fields], Awaitable[None]]
+OfCurrent = Callable[[Service, Call], Awaitable[None]]
 ErrorBody = Callable[[RequestError], dict[str, Any]]
 
 
@@ -56,13 +60,37 @@ class Endpoint:
     generates: bool = False
 
 
+def of_model(path: str, answer: OfModel, errors: ErrorBody = error_body, *, generates: bool = False) -> Endpoint:
+    """An endpoint whose body names its model; without a name it is the first one."""
+
+    async def handle(host: Host, call: Call) -> None:
+        fields = Fields(await call.json())
+        field = "name" if path == "/api/show" and "model" not in fields else "model"
+        async with host.using(fields.text(field), field) as service:
+            call.add_header("x-bitnet-device", service.model.device.name)
+            await answer(service, call, fields)
+
+    return Endpoint(path, handle, ("POST",), errors, generates=generates)
+
+
 def generating(path: str, parse: Parse, errors: ErrorBody = error_body) -> Endpoint:
     """An endpoint whose requests are generations: ``parse`` makes a job of the body."""
 
-    async def handle(service: Service, call: Call) -> None:
-        await run(service, call, parse(service, Fields(await call.json())))
+    async def answer(service: Service, call: Call, fields: Fields) -> None:
+        await run(service, call, parse(service, fields))
 
-    return Endpoint(path, handle, ("POST",), errors, generates=True)
+    return of_model(path, answer, errors, generates=True)
+
+
+def of_current(path: str, answer: OfCurrent) -> Endpoint:
+    """An endpoint about the model that was asked for last."""
+
+    async def handle(host: Host, call: Call) -> None:
+        async with host.using(host.current()) as service:
+            call.add_header("x-bitnet-device", service.model.device.name)
+            await answer(service, call)
+
+    return Endpoint(path, handle)
 
 
 ENDPOINTS = (
@@ -73,24 +101,29 @@ ENDPOINTS = (
     Endpoint("/assets/{path:path}", static.page, public=True),
     Endpoint("/v1/models", status.models),
     Endpoint("/v1/models/{name:path}", status.model),
-    Endpoint("/props", status.props),
-    Endpoint("/slots", status.slots),
+    of_current("/props", status.props),
+    of_current("/slots", status.slots),
     Endpoint("/metrics", status.metrics),
-    Endpoint("/devices", devices_page.devices),
+    of_current("/devices", devices_page.devices),
+    Endpoint("/reload", status.reload, ("POST",)),
     Endpoint("/v1/embeddings", status.embeddings, ("POST",)),
     generating("/v1/chat/completions", openai_chat.parse),
     generating("/v1/completions", openai_completions.parse),
     generating("/v1/responses", responses.parse),
+    Endpoint("/v1/responses/{id}", stored.retrieve),
+    Endpoint("/v1/responses/{id}", stored.delete, ("DELETE",)),
     generating("/v1/messages", anthropic.parse, anthropic.error_body),
-    Endpoint("/v1/messages/count_tokens", anthropic.count_tokens, ("POST",), anthropic.error_body),
-    Endpoint("/tokenize", text.tokenize, ("POST",)),
-    Endpoint("/detokenize", text.detokenize, ("POST",)),
-    Endpoint("/apply-template", text.apply_template, ("POST",)),
+    of_model("/v1/messages/count_tokens", anthropic.count_tokens, anthropic.error_body),
+    of_model("/tokenize", text.tokenize),
+    of_model("/detokenize", text.detokenize),
+    of_model("/apply-template", text.apply_template),
     generating("/api/chat", ollama.parse_chat, ollama.error_body),
     generating("/api/generate", ollama.parse_generate, ollama.error_body),
     Endpoint("/api/tags", ollama.tags, errors=ollama.error_body),
     Endpoint("/api/ps", ollama.ps, errors=ollama.error_body),
-    Endpoint("/api/show", ollama.show, ("POST",), ollama.error_body),
+    of_model("/api/show", ollama.show, ollama.error_body),
+    Endpoint("/api/embed", status.embeddings, ("POST",), ollama.error_body),
+    Endpoint("/api/embeddings", status.embeddings, ("POST",), ollama.error_body),
     Endpoint("/api/version", ollama.version, errors=ollama.error_body),
 )
 
@@ -99,13 +132,13 @@ class App:
     """The server as an ASGI application; :func:`bitnet.server.create_app` makes one.
 
     Args:
-        service: The model and its bounds. It stays the caller's to close.
+        host: The models and their bounds. It stays the caller's to close.
     """
 
-    def __init__(self, service: Service) -> None:
-        self.service = service
+    def __init__(self, host: Host) -> None:
+        self.host = host
         self._router = Router([Route(e.path, _Unused(e), methods=list(e.methods)) for e in ENDPOINTS])
-        self._keys = [hashlib.sha256(key.encode()).digest() for key in service.settings.api_keys]
+        self._keys = [hashlib.sha256(key.encode()).digest() for key in host.settings.api_keys]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -125,7 +158,7 @@ class App:
             await send(message)
 
         endpoint, error = self._find(scope)
-        call = Call(scope, receive, counted, headers=self._headers(scope), max_body=self.service.settings.max_body)
+        call = Call(scope, receive, counted, headers=self._headers(scope), max_body=self.host.settings.max_body)
         try:
             if scope["method"] == "OPTIONS" and self._allowed_origin(scope):
                 await call.reply(b"", status=204)
@@ -138,7 +171,7 @@ class App:
         except Exception as failure:
             await self._fail(endpoint, call, failure)
         finally:
-            self.service.metrics.responses.labels(endpoint.path, str(seen)).inc()
+            self.host.metrics.responses.labels(endpoint.path, str(seen)).inc()
             seconds = time.monotonic() - began
             access.info("%s %s %s %.3fs", scope["method"], endpoint.path, seen, seconds)
 
@@ -161,7 +194,7 @@ class App:
     def _locked(self, endpoint: Endpoint, scope: Scope) -> RequestError | None:
         """Why a request has no access: another site's page sends it, or it lacks a key, or has a wrong one."""
         headers = dict(scope["headers"])
-        if endpoint.methods == ("POST",) and self._foreign(headers, scope):
+        if endpoint.methods != ("GET",) and self._foreign(headers, scope):
             return RequestError(403, "Pages of other sites may not call this server (--cors allows one).")
         if endpoint.public or not self._keys:
             return None
@@ -184,13 +217,12 @@ class App:
 
     async def _answer(self, endpoint: Endpoint, call: Call) -> None:
         if endpoint.generates:
-            with self.service.admitted():
-                await endpoint.handle(self.service, call)
+            with self.host.admitted():
+                await endpoint.handle(self.host, call)
         else:
-            await endpoint.handle(self.service, call)
+            await endpoint.handle(self.host, call)
 
     async def _fail(self, endpoint: Endpoint, call: Call, failure: Exception) -> None:
-        self.service.note_failure(failure)
         error = as_request_error(failure)
         if error.status == 500:
             log.exception("%s failed", endpoint.path, exc_info=failure)
@@ -202,12 +234,12 @@ class App:
         await call.reply(endpoint.errors(error), status=error.status, headers=headers)
 
     def _headers(self, scope: Scope) -> dict[str, str]:
-        headers = dict(self.service.headers)
+        headers = dict(self.host.headers)
         if origin := self._allowed_origin(scope):
             headers |= {
                 "access-control-allow-origin": origin,
                 "access-control-allow-headers": "authorization, content-type, x-api-key, anthropic-version",
-                "access-control-allow-methods": "GET, POST",
+                "access-control-allow-methods": "GET, POST, DELETE",
                 "vary": "origin",
             }
         return headers
@@ -215,7 +247,7 @@ class App:
     def _allowed_origin(self, scope: Scope) -> str | None:
         """The origin of a page that may call the server; None for all others."""
         origin = dict(scope["headers"]).get(b"origin", b"").decode("latin-1")
-        allowed = self.service.settings.cors
+        allowed = self.host.settings.cors
         return origin if origin and (origin in allowed or "*" in allowed) else None
 
 

@@ -47,9 +47,13 @@ class Call:
         self, scope: Scope, receive: Receive, send: Send, *, headers: Mapping[str, str], max_body: int
     ) -> None:
         self.scope, self._receive, self._send = scope, receive, send
-        self._headers, self._max_body = headers, max_body
+        self._headers, self._max_body = dict(headers), max_body
         self._sent = 0.0
         self.started = False
+
+    def add_header(self, name: str, value: str) -> None:
+        """Have the answer carry a header."""
+        self._headers[name] = value
 
     async def json(self) -> dict[str, Any]:
         """The body as a JSON object.

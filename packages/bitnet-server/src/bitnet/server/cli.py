@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from bitnet.core.cli.options import FileName, context_option, load, model_options
+from bitnet.core.cli.options import F, FileName, context_option, load, model_options
 from bitnet.core.errors import InvalidInputError
+
+if TYPE_CHECKING:
+    from bitnet.server.service import Source
 
 GROUPS = {
     "Clients": ("alias", "api_key", "api_key_file", "cors", "page"),
-    "Limits": ("parallel", "max_queue", "max_queue_tokens", "timeout", "max_body", "drain"),
+    "Limits": (
+        *("parallel", "max_queue", "max_queue_tokens", "max_memory", "max_stored", "timeout", "max_body", "drain"),
+    ),
     "Network": ("host", "port", "uds", "root_path", "ssl_certfile", "ssl_keyfile", "log_format"),
 }
 """Heading of the help → options under it; all others are the model's."""
@@ -30,14 +36,23 @@ class Grouped(click.Command):
                 formatter.write_dl([record for record in records if record is not None])
 
 
+def several_models(function: F) -> F:
+    """:data:`model_options`, with ``-m`` as often as there are models."""
+    decorated = model_options(function)
+    (option,) = (p for p in decorated.__click_params__ if p.name == "model")  # type: ignore[attr-defined]
+    option.multiple = True
+    option.help = "GGUF model, or hf:ORG/NAME[:FILE]; may be repeated.  [default: the small one in this package]"
+    return decorated
+
+
 @click.command(cls=Grouped)
-@model_options
+@several_models
 @context_option
 @click.option(
     "--alias",
     metavar="NAME",
     multiple=True,
-    help="Name of the model for clients; may be repeated.  [default: its file's]",
+    help="Name for clients: of the model, or of each -m in turn; may be repeated.  [default: the file's]",
 )
 @click.option(
     "-np",
@@ -61,6 +76,20 @@ class Grouped(click.Command):
     metavar="N",
     type=click.IntRange(0),
     help="Prompt tokens that may wait.  [default: any number]",
+)
+@click.option(
+    "--max-memory",
+    metavar="GB",
+    type=click.FloatRange(min=0, min_open=True),
+    help="Gigabytes that models may take together; those used longest ago are unloaded.  [default: any number]",
+)
+@click.option(
+    "--max-stored",
+    metavar="N",
+    type=click.IntRange(0),
+    default=256,
+    show_default=True,
+    help="Responses kept in memory for previous_response_id.",
 )
 @click.option(
     "--timeout",
@@ -127,31 +156,51 @@ class Grouped(click.Command):
     help="Seconds that running requests have to end after SIGTERM.",
 )
 def serve(**params: Any) -> None:
-    """Serve a model over HTTP: the OpenAI, Anthropic and Ollama APIs, and a page to talk to it.
+    """Serve models over HTTP: the OpenAI, Anthropic and Ollama APIs, and a page to talk to it.
 
     \b
     bitnet serve -m model.gguf
+    bitnet serve -m small.gguf -m large.gguf --max-memory 8
     bitnet serve -m model.gguf --host 0.0.0.0 --api-key-file keys.txt
     """
-    from bitnet.server.serve import Listen, serve_model
+    from bitnet.server.serve import Listen, serve_models
     from bitnet.server.service import Settings
 
-    keys = (*params["api_key"], *_keys_of(params["api_key_file"]))
-    with load(
-        params, max_seqs=params["parallel"], max_queue=params["max_queue"], max_queue_tokens=params["max_queue_tokens"]
-    ) as model:
-        settings = Settings(
-            names=params["alias"],
-            api_keys=keys,
-            max_queue=params["max_queue"],
-            max_seqs=params["parallel"] * len(model.devices),
-            max_body=int(params["max_body"] * 1e6),
-            timeout=params["timeout"],
-            cors=params["cors"],
-            page=params["page"],
-        )
-        names = ("host", "port", "uds", "root_path", "ssl_certfile", "ssl_keyfile", "log_format", "drain")
-        serve_model(model, settings, Listen(**{name: params[name] for name in names}))
+    settings = Settings(
+        api_keys=(*params["api_key"], *_keys_of(params["api_key_file"])),
+        max_queue=params["max_queue"],
+        max_seqs=params["parallel"],
+        max_body=int(params["max_body"] * 1e6),
+        timeout=params["timeout"],
+        cors=params["cors"],
+        page=params["page"],
+        max_stored=params["max_stored"],
+        max_memory=None if params["max_memory"] is None else int(params["max_memory"] * 1e9),
+    )
+    names = ("host", "port", "uds", "root_path", "ssl_certfile", "ssl_keyfile", "log_format", "drain")
+    serve_models(_sources(params), settings, Listen(**{name: params[name] for name in names}))
+
+
+def _sources(params: dict[str, Any]) -> list[Source]:
+    """The models and their names."""
+    from bitnet.core.hub import local_path
+    from bitnet.core.model.default import default_model_path
+    from bitnet.server.service import Source
+
+    files, aliases = params["model"] or (None,), params["alias"]
+    paths = [default_model_path() if file is None else Path(local_path(file)) for file in files]
+    if len(files) == 1 and aliases:
+        names = [tuple(aliases)]
+    elif aliases and len(aliases) != len(files):
+        raise InvalidInputError(f"--alias names {len(aliases)} of {len(files)} models; name each of them.")
+    else:
+        names = [(name,) for name in aliases or [path.stem for path in paths]]
+    every = [name for some in names for name in some]
+    if len(set(every)) < len(every):
+        raise InvalidInputError("two models have one name.", hint="Name them with --alias.")
+    bounds = {"max_seqs": params["parallel"], **{name: params[name] for name in ("max_queue", "max_queue_tokens")}}
+    loads = [partial(load, {**params, "model": path}, **bounds) for path in paths]
+    return [Source(*found) for found in zip(names, paths, loads, strict=True)]
 
 
 def _keys_of(file: Path | None) -> list[str]:

@@ -113,13 +113,13 @@ class _Run:
 
     async def __call__(self) -> None:
         job, service = self._job, self._service
-        submit = service.in_thread(self._submit)
+        submit = service.host.in_thread(self._submit)
         late = None
-        if service.settings.timeout is not None:
-            reason = RequestError(504, f"The request took longer than {service.settings.timeout:g} seconds.")
-            late = asyncio.get_running_loop().call_later(service.settings.timeout, self._end, reason)
+        if service.host.settings.timeout is not None:
+            reason = RequestError(504, f"The request took longer than {service.host.settings.timeout:g} seconds.")
+            late = asyncio.get_running_loop().call_later(service.host.settings.timeout, self._end, reason)
         try:
-            with service.running(self._end):
+            with service.host.running(self._end):
                 await submit
                 if self._reason is not None:  # it was ended while its prompt was made
                     raise self._reason
@@ -172,13 +172,13 @@ class _Run:
         except Exception as error:
             if not call.started:
                 raise
-            self._service.note_failure(error)
+            self._service.host.note_failure(self._service, error)
             await call.write(b"".join(answer.failed(as_request_error(error))), more=False)
 
     async def _result(self) -> Result:
         done = [request.completion for request in self._requests if request.completion is not None]
         for completion in done:
-            self._service.metrics.count(completion)
+            self._service.host.metrics.count(completion)
         if self._reason is not None:
             raise self._reason
         for completion in done:
@@ -187,7 +187,8 @@ class _Run:
         receipts = None
         if self._job.receipt:  # the first one hashes the model's file
             make = self._service.model.receipt
-            receipts = await self._service.in_thread(lambda: [make(completion) for completion in done])
+            receipts = await self._service.host.in_thread(lambda: [make(completion) for completion in done])
+        self._service.proved = True
         return Result(done, self._job.n, receipts)
 
 

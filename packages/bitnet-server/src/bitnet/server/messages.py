@@ -7,6 +7,7 @@ from typing import Any
 from bitnet.core.errors import brief
 from bitnet.server.errors import unsupported, wrong
 from bitnet.server.fields import Fields
+from bitnet.server.tools import function_call
 
 ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
 TEXT_PARTS = ("text", "input_text", "output_text")
@@ -28,14 +29,19 @@ def _message(message: Fields) -> dict[str, Any]:
     message.require("role")
     role = ROLES[message.choice("role", tuple(ROLES), "")]
     made: dict[str, Any] = {"role": role, "content": content_text(message, "content")}
-    for name in ("name", "tool_call_id"):
-        if (value := message.text(name)) is not None:
+    for name, sent in (("name", "name"), ("name", "tool_name"), ("tool_call_id", "tool_call_id")):
+        if (value := message.text(sent)) is not None:
             made[name] = value
     if calls := message.objects("tool_calls"):
-        made["tool_calls"] = [call.values for call in calls]
+        made["tool_calls"] = [_tool_call(call) for call in calls]
     elif "content" not in message and role != "assistant":
         raise wrong(message.name("content"), "is missing.")
     return made
+
+
+def _tool_call(call: Fields) -> dict[str, Any]:
+    call.require("function")
+    return function_call(call.object("function") or call, call.text("id"))
 
 
 def content_text(fields: Fields, field: str) -> str:
@@ -47,12 +53,28 @@ def content_text(fields: Fields, field: str) -> str:
     value = fields.values.get(field)
     if value is None or isinstance(value, str):
         return value or ""
+    return "".join(map(part_text, content_parts(fields, field)))
+
+
+def content_parts(fields: Fields, field: str) -> list[Fields]:
+    """The parts of a message's content that is no string.
+
+    Raises:
+        RequestError: It is no list of objects.
+    """
+    value = fields.values.get(field)
     if not isinstance(value, list):
         raise wrong(fields.name(field), f"is {brief(value)}; it must be a string or a list of parts.")
-    texts = []
-    for part in fields.objects(field) or ():
-        if (kind := part.text("type", "text")) not in TEXT_PARTS:
-            raise unsupported(part.name("type"), f"{brief(kind)} is no text, and the model reads text only.")
-        part.require("text")
-        texts.append(part.text("text") or "")
-    return "".join(texts)
+    return fields.objects(field) or []
+
+
+def part_text(part: Fields) -> str:
+    """The text of a part.
+
+    Raises:
+        RequestError: It is no text.
+    """
+    if (kind := part.text("type", "text")) not in TEXT_PARTS:
+        raise unsupported(part.name("type"), f"{brief(kind)} is no text, and the model reads text only.")
+    part.require("text")
+    return part.text("text") or ""

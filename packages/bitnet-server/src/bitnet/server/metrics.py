@@ -4,13 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import TYPE_CHECKING, TypeAlias
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-from bitnet.core import Completion, Load, Model
+from bitnet.core import Completion, Load
+
+if TYPE_CHECKING:
+    from bitnet.server.service import Service
 
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
 TOKEN_SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1)
+
+Services: TypeAlias = "Callable[[], list[Service]]"
 
 _GAUGES: dict[str, tuple[str, Callable[[Load], float]]] = {
     "bitnet_requests_running": ("Generations that take part in steps", lambda load: load.running),
@@ -22,17 +28,21 @@ _GAUGES: dict[str, tuple[str, Callable[[Load], float]]] = {
 }
 
 
-def _reading(model: Model, read: Callable[[Load], float]) -> float:
-    return read(model.load())
+def _reading(services: Services, read: Callable[[Load], float]) -> float:
+    return sum(read(service.model.load()) for service in services())
 
 
 class Metrics:
-    """One registry a server, so that several may be in a process."""
+    """One registry a server, so that several may be in a process.
 
-    def __init__(self, model: Model, name: str) -> None:
+    Args:
+        services: The models that are loaded; gauges add up over them.
+    """
+
+    def __init__(self, services: Services) -> None:
         self._registry = registry = CollectorRegistry()
-        info = Gauge("bitnet_info", "The model and its device", ["model", "device"], registry=registry)
-        info.labels(name, model.device.name).set(1)
+        self._services = services
+        self._info = Gauge("bitnet_info", "The loaded models and their devices", ["model", "device"], registry=registry)
         self.responses = Counter(
             "bitnet_http_responses", "Answers by path and status", ["path", "status"], registry=registry
         )
@@ -50,7 +60,7 @@ class Metrics:
             registry=registry,
         )
         for gauge, (meaning, read) in _GAUGES.items():
-            Gauge(gauge, meaning, registry=registry).set_function(partial(_reading, model, read))
+            Gauge(gauge, meaning, registry=registry).set_function(partial(_reading, services, read))
 
     def count(self, completion: Completion) -> None:
         """Count a generation that has ended."""
@@ -66,4 +76,7 @@ class Metrics:
             self._inter.observe(1 / rate)
 
     def text(self) -> bytes:
+        self._info.clear()
+        for service in self._services():
+            self._info.labels(service.names[0], service.model.device.name).set(1)
         return generate_latest(self._registry)

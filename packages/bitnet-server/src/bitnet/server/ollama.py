@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime, timezone
 from typing import Any
 
@@ -12,13 +12,15 @@ from bitnet.server.call import Call, to_json
 from bitnet.server.errors import RequestError, wrong
 from bitnet.server.fields import Fields
 from bitnet.server.generation import NDJSON, Job, Result
+from bitnet.server.host import Host, Slot
 from bitnet.server.messages import openai_messages
 from bitnet.server.sampling import MAX_SEED, MAX_STOPS, checked
 from bitnet.server.service import Service
 from bitnet.server.structured import ollama_form
+from bitnet.server.tool_calls import CallParser, Text, ToolCall
+from bitnet.server.tools import Tools, only_form, openai_tools
 
 REFUSED = {
-    "tools": "tools are not implemented yet.",
     "images": "the model reads text only.",
     "suffix": "the model continues a text; it does not fill gaps.",
     "template": "the model's own chat template is used; with raw, none.",
@@ -56,13 +58,15 @@ def _options(fields: Fields) -> dict[str, Any]:
     return {"max_tokens": most if most is not None and most > 0 else None, **chosen}
 
 
-def _job(service: Service, fields: Fields, tokens: Callable[[], list[int]], wrap: Wrap) -> Job:
+def _job(
+    service: Service, fields: Fields, tokens: Callable[[], list[int]], wrap: Wrap, tools: Tools | None = None
+) -> Job:
     return Job(
         prompts=lambda: [tokens()],
         options=checked(_options(fields)),
-        answer=OllamaAnswer(service, wrap),
+        answer=OllamaAnswer(service, wrap, tools),
         stream=NDJSON if fields.flag("stream", True) else None,
-        form=ollama_form(fields),
+        form=only_form(tools, ollama_form(fields), service.model.chat_template),
         receipt=fields.flag("x_bitnet_receipt"),
     )
 
@@ -73,16 +77,21 @@ def parse_chat(service: Service, fields: Fields) -> Job:
     Raises:
         RequestError: A field is missing, not what it must be, or not supported.
     """
-    _check(service, fields)
+    _check(fields)
     for message in fields.objects("messages") or ():
         message.refuse({"images": REFUSED["images"]})
-    messages = openai_messages(fields)
-    return _job(
-        service,
-        fields,
-        lambda: service.chat_tokens(messages),
-        lambda text: {"message": {"role": "assistant", "content": text}},
-    )
+    messages, tools = openai_messages(fields), openai_tools(fields)
+    return _job(service, fields, lambda: service.chat_tokens(messages, tools), _message, tools)
+
+
+def _message(text: str, calls: Sequence[ToolCall] = ()) -> dict[str, Any]:
+    message: dict[str, Any] = {"role": "assistant", "content": text}
+    if calls:
+        message["tool_calls"] = [
+            {"id": call.id, "function": {"index": i, "name": call.name, "arguments": call.values() or {}}}
+            for i, call in enumerate(calls)
+        ]
+    return {"message": message}
 
 
 def parse_generate(service: Service, fields: Fields) -> Job:
@@ -91,7 +100,7 @@ def parse_generate(service: Service, fields: Fields) -> Job:
     Raises:
         RequestError: A field is missing, not what it must be, or not supported.
     """
-    _check(service, fields)
+    _check(fields)
     prompt, system = fields.text("prompt") or "", fields.text("system")
     if not prompt:
         raise wrong("prompt", "is missing or empty.")
@@ -105,44 +114,59 @@ def parse_generate(service: Service, fields: Fields) -> Job:
         before = [{"role": "system", "content": system}] if system else []
         return service.chat_tokens([*before, {"role": "user", "content": prompt}])
 
-    return _job(service, fields, tokens, lambda text: {"response": text})
+    return _job(service, fields, tokens, lambda text, calls: {"response": text})
 
 
-def _check(service: Service, fields: Fields) -> None:
+def _check(fields: Fields) -> None:
     fields.require("model")
-    service.check_model(fields.text("model"))
     fields.refuse(REFUSED)
 
 
-Wrap = Callable[[str], dict[str, Any]]
-"""Text of the answer as a line of the endpoint holds it."""
+Wrap = Callable[[str, Sequence[ToolCall]], dict[str, Any]]
+"""Text and calls of the answer as a line of the endpoint holds them."""
 
 
 class OllamaAnswer:
     """An answer as lines of JSON, the last of which has ``done`` and the times."""
 
-    def __init__(self, service: Service, wrap: Wrap) -> None:
+    def __init__(self, service: Service, wrap: Wrap, tools: Tools | None) -> None:
         self._service, self._wrap = service, wrap
+        self._tools, self._template = tools, service.model.chat_template
+        self._parser = None if tools is None else tools.parser(self._template)
 
-    def _line(self, text: str, done: bool, **values: Any) -> dict[str, Any]:
+    def _line(self, text: str, done: bool, calls: Sequence[ToolCall] = (), **values: Any) -> dict[str, Any]:
         head = {"model": self._service.names[0], "created_at": _now()}
-        return {**head, **self._wrap(text), "done": done, **values}
+        return {**head, **self._wrap(text, calls), "done": done, **values}
 
     def begin(self, prompt_tokens: int) -> Iterable[bytes]:
         return ()
 
     def piece(self, index: int, chunk: Chunk) -> Iterable[bytes]:
-        if chunk.text:
-            yield to_json(self._line(chunk.text, False)) + b"\n"
+        text, parser = chunk.text, self._parser
+        if parser is not None:
+            events = parser.push(text) + (parser.end() if chunk.finish_reason is not None else [])
+            text = "".join(event.text for event in events if isinstance(event, Text))
+        if text:
+            yield to_json(self._line(text, False)) + b"\n"
 
     def end(self, result: Result) -> Iterable[bytes]:
+        """The calls, which this API does not stream by pieces, and the last line."""
+        if calls := _whole_calls(self._parser):
+            yield to_json(self._line("", False, calls)) + b"\n"
         yield to_json(self._line("", True, **_end(result))) + b"\n"
 
     def failed(self, error: RequestError) -> Iterable[bytes]:
         yield to_json(error_body(error)) + b"\n"
 
     def whole(self, result: Result) -> Any:
-        return self._line(result.completions[0].text, True, **_end(result))
+        text = result.completions[0].text
+        parser = None if self._tools is None else self._tools.parsed(text, self._template)
+        return self._line(text if parser is None else parser.text, True, _whole_calls(parser), **_end(result))
+
+
+def _whole_calls(parser: CallParser | None) -> list[ToolCall]:
+    """The calls that were not cut off."""
+    return [] if parser is None else [call for call in parser.calls if call.values() is not None]
 
 
 def _end(result: Result) -> dict[str, Any]:
@@ -169,39 +193,44 @@ def _now() -> str:
     return datetime.now(timezone.utc).isoformat().replace("+00:00", "Z")
 
 
-def _details(service: Service) -> dict[str, Any]:
-    family = service.model.config.architecture
-    return {"parent_model": "", "format": "gguf", "family": family, "families": [family]}
+def _details(service: Service | None) -> dict[str, Any]:
+    """A model's kind, which is known of one that is loaded."""
+    family = "" if service is None else service.model.config.architecture
+    return {"parent_model": "", "format": "gguf", "family": family, "families": [family] if family else []}
 
 
-def _entry(service: Service, name: str) -> dict[str, Any]:
-    path = service.model.path
-    modified = datetime.fromtimestamp(service.created, timezone.utc).isoformat().replace("+00:00", "Z")
-    size = path.stat().st_size if path.exists() else 0
-    return {"name": name, "model": name, "modified_at": modified, "size": size, "details": _details(service)}
+def _entry(slot: Slot, name: str) -> dict[str, Any]:
+    path = slot.source.path
+    stat = path.stat() if path.exists() else None
+    modified = datetime.fromtimestamp(0 if stat is None else stat.st_mtime, timezone.utc).isoformat()
+    return {
+        "name": name,
+        "model": name,
+        "modified_at": modified.replace("+00:00", "Z"),
+        "size": 0 if stat is None else stat.st_size,
+        "details": _details(slot.service),
+    }
 
 
-async def tags(service: Service, call: Call) -> None:
-    await call.reply({"models": [_entry(service, name) for name in service.names]})
+async def tags(host: Host, call: Call) -> None:
+    await call.reply({"models": [_entry(slot, name) for slot in host.slots for name in slot.source.names]})
 
 
-async def ps(service: Service, call: Call) -> None:
-    """The models that are loaded, which are all."""
-    await call.reply({"models": [_entry(service, service.names[0])]})
+async def ps(host: Host, call: Call) -> None:
+    """The models that are loaded."""
+    loaded = [slot for slot in host.slots if slot.loaded]
+    await call.reply({"models": [_entry(slot, slot.source.names[0]) | {"size": slot.size} for slot in loaded]})
 
 
-async def show(service: Service, call: Call) -> None:
-    fields = Fields(await call.json())
-    name = "model" if "model" in fields else "name"
-    fields.require(name)
-    service.check_model(fields.text(name), name)
+async def show(service: Service, call: Call, fields: Fields) -> None:
+    fields.require("model" if "model" in fields else "name")
     config, template = service.model.config, service.model.chat_template
     family = config.architecture
     await call.reply(
         {
             "template": "" if template is None else template.source,
             "details": _details(service),
-            "capabilities": ["completion"],
+            "capabilities": ["completion", "tools"] if template is not None else ["completion"],
             "model_info": {
                 "general.architecture": family,
                 f"{family}.context_length": config.context_length,
@@ -214,5 +243,5 @@ async def show(service: Service, call: Call) -> None:
     )
 
 
-async def version(service: Service, call: Call) -> None:
+async def version(host: Host, call: Call) -> None:
     await call.reply({"version": __version__})

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from bitnet.core import Chunk
+from bitnet.core import Chunk, Completion
+from bitnet.core.engine.results import FinishReason
 from bitnet.server.errors import RequestError, unsupported, wrong
 from bitnet.server.fields import Fields
 from bitnet.server.generation import SSE, Job, Result
@@ -14,11 +15,12 @@ from bitnet.server.openai import FINISH, Head, chat_logprobs, event, failed, usa
 from bitnet.server.sampling import MAX_CHOICES, sampling_options
 from bitnet.server.service import Service
 from bitnet.server.structured import openai_form
+from bitnet.server.tool_calls import Begin, CallParser, Event, Text
+from bitnet.server.tools import Tools, only_form, openai_tools
 
 MAX_TOP_LOGPROBS = 20
 
 REFUSED = {
-    "tools": "tools are not implemented yet.",
     "audio": "the model writes text only.",
     "functions": "it is the old name of tools; use tools.",
     "function_call": "it is the old name of tool_choice; use tool_choice.",
@@ -35,7 +37,6 @@ def parse(service: Service, fields: Fields) -> Job:
     Raises:
         RequestError: A field is missing, not what it must be, or not supported.
     """
-    service.check_model(fields.text("model"))
     fields.refuse(REFUSED)
     if (modalities := fields.strings("modalities")) and modalities != ("text",):
         raise unsupported("modalities", "the model writes text only.")
@@ -47,13 +48,14 @@ def parse(service: Service, fields: Fields) -> Job:
     options = sampling_options(
         fields, max_tokens=fields.integer(most, 1), logprobs=(top or 0) if wants_logprobs else None
     )
+    tools, template = openai_tools(fields), service.model.chat_template
     return Job(
-        prompts=lambda: [service.chat_tokens(messages)],
+        prompts=lambda: [service.chat_tokens(messages, tools)],
         options=options,
-        answer=ChatAnswer(service, fields),
+        answer=ChatAnswer(service, fields, tools),
         n=fields.integer("n", 1, MAX_CHOICES) or 1,
         stream=SSE if fields.flag("stream") else None,
-        form=openai_form(fields),
+        form=only_form(tools, openai_form(fields), template),
         receipt=fields.flag("x_bitnet_receipt"),
     )
 
@@ -61,26 +63,37 @@ def parse(service: Service, fields: Fields) -> Job:
 class ChatAnswer:
     """An answer as ``chat.completion`` and ``chat.completion.chunk``."""
 
-    def __init__(self, service: Service, fields: Fields) -> None:
+    def __init__(self, service: Service, fields: Fields, tools: Tools | None) -> None:
         self._service, self._head = service, Head(service, fields, "chat.completion", "chatcmpl-")
         self._begun: set[int] = set()
+        self._tools = tools
+        self._parsers: dict[int, CallParser] = {}
 
     def begin(self, prompt_tokens: int) -> Iterable[bytes]:
         return ()
 
     def piece(self, index: int, chunk: Chunk) -> Iterable[bytes]:
-        delta: dict[str, Any] = {}
-        if index not in self._begun:
-            self._begun.add(index)
-            delta["role"] = "assistant"
-            delta["content"] = ""
-        if chunk.text:
-            delta["content"] = chunk.text
+        deltas = [{"role": "assistant", "content": ""}] if index not in self._begun else []
+        self._begun.add(index)
+        if self._tools is None:
+            deltas += [{"content": chunk.text}] if chunk.text else []
+        else:
+            deltas += map(_delta, self._parsed(index, self._tools, chunk))
         logprobs = None if chunk.logprobs is None else chat_logprobs(self._service, chunk.logprobs)
-        if delta or (logprobs and logprobs["content"]):
-            yield self._event(index, delta, None, logprobs)
+        if logprobs and logprobs["content"] and not deltas:
+            deltas = [{}]
+        for delta in deltas[:-1]:
+            yield self._event(index, delta, None, None)
+        if deltas:
+            yield self._event(index, deltas[-1], None, logprobs)
         if chunk.finish_reason is not None:
-            yield self._event(index, {}, FINISH[chunk.finish_reason], None)
+            yield self._event(index, {}, _finish(chunk.finish_reason, self._parsers.get(index)), None)
+
+    def _parsed(self, index: int, tools: Tools, chunk: Chunk) -> list[Event]:
+        if index not in self._parsers:
+            self._parsers[index] = tools.parser(self._service.model.chat_template)
+        parser = self._parsers[index]
+        return parser.push(chunk.text) + (parser.end() if chunk.finish_reason is not None else [])
 
     def _event(self, index: int, delta: dict[str, Any], reason: str | None, logprobs: Any) -> bytes:
         choice = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": reason}
@@ -93,13 +106,39 @@ class ChatAnswer:
         return failed(error)
 
     def whole(self, result: Result) -> Any:
-        choices = [
-            {
-                "index": i,
-                "message": {"role": "assistant", "content": c.text, "refusal": None},
-                "logprobs": None if c.logprobs is None else chat_logprobs(self._service, c.logprobs),
-                "finish_reason": FINISH[c.finish_reason],
-            }
-            for i, c in enumerate(result.completions)
-        ]
+        choices = [self._choice(i, completion) for i, completion in enumerate(result.completions)]
         return self._head.object(choices=choices, usage=usage(result), **self._head.extras(result))
+
+    def _choice(self, index: int, completion: Completion) -> dict[str, Any]:
+        message: dict[str, Any] = {"role": "assistant", "content": completion.text, "refusal": None}
+        parser = None
+        if self._tools is not None:
+            parser = self._tools.parsed(completion.text, self._service.model.chat_template)
+            message["content"] = parser.text
+            if parser.calls:
+                message["content"] = parser.text or None
+                message["tool_calls"] = [
+                    {"id": c.id, "type": "function", "function": {"name": c.name, "arguments": c.arguments}}
+                    for c in parser.calls
+                ]
+        logprobs = completion.logprobs
+        return {
+            "index": index,
+            "message": message,
+            "logprobs": None if logprobs is None else chat_logprobs(self._service, logprobs),
+            "finish_reason": _finish(completion.finish_reason, parser),
+        }
+
+
+def _finish(reason: FinishReason, parser: CallParser | None) -> str:
+    return "tool_calls" if reason == "stop" and parser is not None and parser.calls else FINISH[reason]
+
+
+def _delta(event: Event) -> dict[str, Any]:
+    """What a piece of an answer adds to its message."""
+    if isinstance(event, Text):
+        return {"content": event.text}
+    if isinstance(event, Begin):
+        function = {"name": event.name, "arguments": ""}
+        return {"tool_calls": [{"index": event.call, "id": event.id, "type": "function", "function": function}]}
+    return {"tool_calls": [{"index": event.call, "function": {"arguments": event.text}}]}

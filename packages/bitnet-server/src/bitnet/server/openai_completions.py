@@ -32,7 +32,6 @@ def parse(service: Service, fields: Fields) -> Job:
     Raises:
         RequestError: A field is missing, not what it must be, or not supported.
     """
-    service.check_model(fields.text("model"))
     fields.refuse(REFUSED)
     n = fields.integer("n", 1, MAX_CHOICES) or 1
     if fields.integer("best_of") not in (None, n):

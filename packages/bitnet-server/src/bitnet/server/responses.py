@@ -1,10 +1,10 @@
-"""OpenAI's ``/v1/responses``, without stored state: each request brings its whole conversation."""
+"""OpenAI's ``/v1/responses``: what a request brings, and how its answer is written."""
 
 from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from bitnet.core import Chunk
@@ -18,12 +18,12 @@ from bitnet.server.sampling import checked
 from bitnet.server.service import Service
 from bitnet.server.structured import checked as checked_form
 from bitnet.server.structured import format_of
+from bitnet.server.tool_calls import Arguments, Begin, Event, Text, ToolCall
+from bitnet.server.tools import Tools, function_call, only_form, openai_tools
 
 REFUSED = {
-    "previous_response_id": "responses are not stored; send the whole conversation as input.",
     "conversation": "conversations are not stored; send the whole conversation as input.",
     "background": "a response is computed while its client waits.",
-    "tools": "tools are not implemented yet.",
     "prompt": "prompts are not stored.",
 }
 
@@ -34,51 +34,100 @@ def parse(service: Service, fields: Fields) -> Job:
     Raises:
         RequestError: A field is missing, not what it must be, or not supported.
     """
-    service.check_model(fields.text("model"))
     fields.refuse(REFUSED)
     text = fields.object("text")
     form = None if text is None else text.object("format")
-    messages = _conversation(fields)
+    instructions = fields.text("instructions")
+    system: list[dict[str, Any]] = [{"role": "system", "content": instructions}] if instructions else []
+    history = [*_before(service, fields), *_input(fields)]
+    keep = fields.flag("store", True) and service.host.settings.max_stored > 0
+    tools = openai_tools(fields, nested=False)
     temperature, top_p = fields.number("temperature", 0, 2), fields.number("top_p", 0, 1)
     options = {
         "max_tokens": fields.integer("max_output_tokens", 1),
         "temperature": 1.0 if temperature is None else temperature,
         "top_p": 1.0 if top_p is None else top_p,
     }
+    asked = checked_form(None if form is None else format_of(form, form), fields)
     return Job(
-        prompts=lambda: [service.chat_tokens(messages)],
+        prompts=lambda: [service.chat_tokens([*system, *history], tools)],
         options=checked(options),
-        answer=ResponseAnswer(service, fields, options),
+        answer=ResponseAnswer(service, fields, options, tools, history if keep else None),
         stream=SSE if fields.flag("stream") else None,
-        form=checked_form(None if form is None else format_of(form, form), fields),
+        form=only_form(tools, asked, service.model.chat_template),
         receipt=fields.flag("x_bitnet_receipt"),
     )
 
 
-def _conversation(fields: Fields) -> list[dict[str, Any]]:
-    instructions = fields.text("instructions")
-    messages: list[dict[str, Any]] = [{"role": "system", "content": instructions}] if instructions else []
+def _before(service: Service, fields: Fields) -> Sequence[dict[str, Any]]:
+    """The conversation that ``previous_response_id`` goes on from."""
+    id = fields.text("previous_response_id")
+    if id is None:
+        return ()
+    if (entry := service.host.stored.get(id)) is None:
+        raise RequestError(
+            400,
+            f"There is no response {brief(id)}; it was not stored, or it was forgotten. Send the whole conversation.",
+            field="previous_response_id",
+            code="previous_response_not_found",
+        )
+    return entry.messages
+
+
+def _input(fields: Fields) -> list[dict[str, Any]]:
+    """The messages of ``input``."""
     fields.require("input")
     given = fields.values["input"]
     if isinstance(given, str):
-        return [*messages, {"role": "user", "content": given}]
+        return [{"role": "user", "content": given}]
     if not isinstance(given, list) or not given:
         raise wrong("input", f"is {brief(given)}; it must be a text or a list of items.")
+    messages: list[dict[str, Any]] = []
     for item in fields.objects("input") or ():
-        if (kind := item.text("type", "message")) != "message":
-            raise unsupported(item.name("type"), f"{brief(kind)} is no message.")
-        item.require("role")
-        role = ROLES[item.choice("role", ("system", "developer", "user", "assistant"), "")]
-        messages.append({"role": role, "content": content_text(item, "content")})
+        kind = item.text("type", "message")
+        if kind == "function_call":
+            add_call(messages, function_call(item, item.text("call_id")))
+        elif kind == "function_call_output":
+            item.require("call_id")
+            messages.append(
+                {"role": "tool", "tool_call_id": item.text("call_id"), "content": content_text(item, "output")}
+            )
+        elif kind == "message":
+            item.require("role")
+            role = ROLES[item.choice("role", ("system", "developer", "user", "assistant"), "")]
+            messages.append({"role": role, "content": content_text(item, "content")})
+        else:
+            raise unsupported(item.name("type"), f"{brief(kind)} is neither a message nor a function's call or output.")
     return messages
 
 
-class ResponseAnswer:
-    """An answer as ``response`` and the events that build one."""
+def add_call(messages: list[dict[str, Any]], call: dict[str, Any]) -> None:
+    """Put a call into the assistant's message that it belongs to, the last one."""
+    if not messages or messages[-1]["role"] != "assistant":
+        messages.append({"role": "assistant", "content": ""})
+    messages[-1] = {**messages[-1], "tool_calls": [*messages[-1].get("tool_calls", ()), call]}
 
-    def __init__(self, service: Service, fields: Fields, options: dict[str, Any]) -> None:
+
+class ResponseAnswer:
+    """An answer as ``response`` and the events that build one.
+
+    Args:
+        history: The conversation that it answers, kept with it; None: it is not kept.
+    """
+
+    def __init__(
+        self,
+        service: Service,
+        fields: Fields,
+        options: dict[str, Any],
+        tools: Tools | None,
+        history: list[dict[str, Any]] | None,
+    ) -> None:
+        self._stored, self._history = service.host.stored, history
         self._number = 0
-        self._item = "msg_" + secrets.token_hex(12)
+        self._parser = None if tools is None else tools.parser(service.model.chat_template)
+        self._items: list[dict[str, Any]] = []
+        self._open = False  # whether the last item is
         self._response = {
             "id": "resp_" + secrets.token_hex(12),
             "object": "response",
@@ -89,49 +138,96 @@ class ResponseAnswer:
             "instructions": fields.text("instructions"),
             "max_output_tokens": options["max_tokens"],
             "metadata": fields.values.get("metadata") or {},
-            "parallel_tool_calls": True,
-            "previous_response_id": None,
-            "store": False,
+            "parallel_tool_calls": fields.flag("parallel_tool_calls", True),
+            "previous_response_id": fields.text("previous_response_id"),
+            "store": history is not None,
             "temperature": options["temperature"],
             "text": {"format": (fields.values.get("text") or {}).get("format") or {"type": "text"}},
-            "tool_choice": "auto",
-            "tools": [],
+            "tool_choice": fields.values.get("tool_choice") or "auto",
+            "tools": fields.values.get("tools") or [],
             "top_p": options["top_p"],
             "usage": None,
         }
 
-    def _event(self, name: str, **values: Any) -> bytes:
+    def _event(self, name: str, /, **values: Any) -> bytes:
         body = to_json({"type": name, "sequence_number": self._number, **values})
         self._number += 1
         return b"event: " + name.encode() + b"\ndata: " + body + b"\n\n"
-
-    def _message(self, text: str | None, status: str) -> dict[str, Any]:
-        content = [] if text is None else [_part(text)]
-        return {"id": self._item, "type": "message", "role": "assistant", "status": status, "content": content}
 
     def begin(self, prompt_tokens: int) -> Iterable[bytes]:
         running = self._response | {"status": "in_progress", "output": []}
         yield self._event("response.created", response=running)
         yield self._event("response.in_progress", response=running)
-        yield self._event("response.output_item.added", output_index=0, item=self._message(None, "in_progress"))
-        yield self._event("response.content_part.added", **self._place, part=_part(""))
+
+    def piece(self, index: int, chunk: Chunk) -> Iterable[bytes]:
+        parser = self._parser
+        events: list[Event] = [Text(chunk.text)] if chunk.text else []
+        if parser is not None:
+            events = parser.push(chunk.text) + (parser.end() if chunk.finish_reason is not None else [])
+        return self._built(events)
+
+    def _built(self, events: Iterable[Event]) -> Iterable[bytes]:
+        for event in events:
+            if isinstance(event, Text):
+                if not self._open or self._items[-1]["type"] != "message":
+                    yield from self._begin_message()
+                self._items[-1]["content"][0]["text"] += event.text
+                yield self._event("response.output_text.delta", **self._part_place, delta=event.text, logprobs=[])
+            elif isinstance(event, Arguments):
+                self._items[-1]["arguments"] += event.text
+                yield self._event("response.function_call_arguments.delta", **self._place, delta=event.text)
+            else:
+                yield from self._begin_call(event)
+
+    def _begin(self, item: dict[str, Any]) -> Iterable[bytes]:
+        yield from self._close("completed")
+        self._items.append(item)
+        self._open = True
+        yield self._event("response.output_item.added", output_index=len(self._items) - 1, item=item)
+
+    def _begin_message(self) -> Iterable[bytes]:
+        item: dict[str, Any] = {"id": "msg_" + secrets.token_hex(12), "type": "message", "role": "assistant"}
+        yield from self._begin({**item, "status": "in_progress", "content": []})
+        self._items[-1]["content"].append(_part())
+        yield self._event("response.content_part.added", **self._part_place, part=_part())
+
+    def _begin_call(self, begin: Begin) -> Iterable[bytes]:
+        item = {"id": "fc_" + secrets.token_hex(12), "type": "function_call", "status": "in_progress"}
+        yield from self._begin({**item, "call_id": begin.id, "name": begin.name, "arguments": ""})
 
     @property
     def _place(self) -> dict[str, Any]:
-        return {"item_id": self._item, "output_index": 0, "content_index": 0}
+        return {"item_id": self._items[-1]["id"], "output_index": len(self._items) - 1}
 
-    def piece(self, index: int, chunk: Chunk) -> Iterable[bytes]:
-        if chunk.text:
-            yield self._event("response.output_text.delta", **self._place, delta=chunk.text, logprobs=[])
+    @property
+    def _part_place(self) -> dict[str, Any]:
+        return {**self._place, "content_index": 0}
+
+    def _close(self, status: str) -> Iterable[bytes]:
+        """The end of the item that is open, if one is."""
+        if not self._open:
+            return
+        self._open = False
+        item = self._items[-1]
+        item["status"] = status
+        if item["type"] == "message":
+            (part,) = item["content"]
+            yield self._event("response.output_text.done", **self._part_place, text=part["text"], logprobs=[])
+            yield self._event("response.content_part.done", **self._part_place, part=part)
+        else:
+            values = {"name": item["name"], "arguments": item["arguments"]}
+            yield self._event("response.function_call_arguments.done", **self._place, **values)
+        yield self._event("response.output_item.done", output_index=len(self._items) - 1, item=item)
 
     def end(self, result: Result) -> Iterable[bytes]:
-        response = self.whole(result)
-        (item,) = response["output"]
-        (part,) = item["content"]
-        yield self._event("response.output_text.done", **self._place, text=part["text"], logprobs=[])
-        yield self._event("response.content_part.done", **self._place, part=part)
-        yield self._event("response.output_item.done", output_index=0, item=item)
-        yield self._event(f"response.{response['status']}", response=response)
+        if not self._items:
+            yield from self._begin_message()
+        status = _status(result)
+        yield from self._close(status)
+        response = self._ended(result)
+        if self._history is not None:
+            self._stored.put(response, [*self._history, *self._answer()])
+        yield self._event(f"response.{status}", response=response)
 
     def failed(self, error: RequestError) -> Iterable[bytes]:
         code = error.code or "server_error"
@@ -142,14 +238,30 @@ class ResponseAnswer:
 
     def whole(self, result: Result) -> Any:
         (completion,) = result.completions
-        complete = completion.finish_reason not in ("length", "context")
-        status = "completed" if complete else "incomplete"
+        text = Chunk(completion.text, (), None, completion.finish_reason)
+        for _ in (*self.piece(0, text), *self.end(result)):
+            pass
+        return self._ended(result)
+
+    def _answer(self) -> list[dict[str, Any]]:
+        """What it said, as templates read it; a call that was cut off is left out."""
+        messages: list[dict[str, Any]] = []
+        for item in self._items:
+            if item["type"] == "message":
+                messages.append({"role": "assistant", "content": item["content"][0]["text"]})
+            elif (values := ToolCall(item["call_id"], item["name"], item["arguments"]).values()) is not None:
+                function = {"name": item["name"], "arguments": values}
+                add_call(messages, {"id": item["call_id"], "type": "function", "function": function})
+        return messages
+
+    def _ended(self, result: Result) -> dict[str, Any]:
+        status = _status(result)
         receipt = {} if result.receipts is None else {"x_bitnet_receipt": result.receipts[0]}
         return {
             **self._response,
             "status": status,
-            "incomplete_details": None if complete else {"reason": "max_output_tokens"},
-            "output": [self._message(completion.text, status)],
+            "incomplete_details": None if status == "completed" else {"reason": "max_output_tokens"},
+            "output": self._items,
             "usage": {
                 "input_tokens": result.prompt_tokens,
                 "input_tokens_details": {"cached_tokens": result.cached_tokens},
@@ -161,5 +273,9 @@ class ResponseAnswer:
         }
 
 
-def _part(text: str) -> dict[str, Any]:
-    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+def _status(result: Result) -> str:
+    return "incomplete" if result.completions[0].finish_reason in ("length", "context") else "completed"
+
+
+def _part() -> dict[str, Any]:
+    return {"type": "output_text", "text": "", "annotations": [], "logprobs": []}

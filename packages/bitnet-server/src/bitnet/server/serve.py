@@ -8,8 +8,9 @@ import json
 import logging
 import signal
 import socket
+import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,12 +18,12 @@ from types import FrameType
 
 import uvicorn
 
-from bitnet.core import Model
 from bitnet.core.cli.console import note
 from bitnet.core.errors import BitNetError
 from bitnet.server.app import App, access
 from bitnet.server.errors import RequestError
-from bitnet.server.service import Service, Settings
+from bitnet.server.host import Host
+from bitnet.server.service import Settings, Source
 
 BACKLOG = 1024
 IDLE_SECONDS = 75
@@ -61,14 +62,18 @@ class Listen:
 class Server(uvicorn.Server):
     """Ends in two stages: a signal lets requests finish for a while, a second one ends at once."""
 
-    def __init__(self, config: uvicorn.Config, service: Service, listen: Listen) -> None:
+    def __init__(self, config: uvicorn.Config, host: Host, listen: Listen) -> None:
         super().__init__(config)
-        self._service, self._listen = service, listen
+        self._host, self._listen = host, listen
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets=sockets)
         if self.started:
-            note(f"Serving {', '.join(self._service.names)} on {self._service.model.device.name} at {self._address()}")
+            devices = ", ".join({service.model.device.name: None for service in self._host.services()})
+            note(f"Serving {', '.join(self._host.names)} on {devices} at {self._address()}")
+            if hasattr(signal, "SIGHUP") and not (sys.stdin is not None and sys.stdin.isatty()):
+                # on a terminal it means that the terminal is gone, and ends the server
+                asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._host.reload_soon)
 
     def _address(self) -> str:
         if self._listen.uds is not None:
@@ -79,16 +84,16 @@ class Server(uvicorn.Server):
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """On a signal, in the event loop's thread."""
-        if self._service.draining:
+        if self._host.draining:
             self.force_exit = True
-            self._service.end_all(RequestError(503, "The server ends.", code="shutting_down"))
+            self._host.end_all(RequestError(503, "The server ends.", code="shutting_down"))
         else:
-            self._service.draining = True
+            self._host.draining = True
             asyncio.get_running_loop().call_later(self._listen.drain, self._end_what_runs)
         self.should_exit = True
 
     def _end_what_runs(self) -> None:
-        self._service.end_all(RequestError(503, "The server is shutting down.", code="shutting_down"))
+        self._host.end_all(RequestError(503, "The server is shutting down.", code="shutting_down"))
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -102,19 +107,21 @@ class Server(uvicorn.Server):
                 signal.signal(number, handler)
 
 
-def serve_model(model: Model, settings: Settings, listen: Listen) -> None:
+def serve_models(sources: Sequence[Source], settings: Settings, listen: Listen) -> None:
     """Serve until a signal ends it.
 
     Raises:
-        BitNetError: The address cannot be listened at, or a certificate cannot be read.
+        BitNetError: The first model cannot be loaded, the address cannot be listened at, or a certificate cannot be
+            read.
     """
     _log_access(listen.log_format)
     if listen.beyond_this_machine and not settings.api_keys:
         note(f"Warning: listening at {listen.host} without an API key: whoever reaches it can use it (--api-key).")
-    service = Service(model, settings)
+    host = Host(sources, settings)
+    host.open()
     try:
         config = uvicorn.Config(
-            App(service),
+            App(host),
             host=listen.host,
             port=listen.port,
             uds=None if listen.uds is None else str(listen.uds),
@@ -132,7 +139,7 @@ def serve_model(model: Model, settings: Settings, listen: Listen) -> None:
             h11_max_incomplete_event_size=MAX_HEADERS,
         )
         config.load()
-        server = Server(config, service, listen)
+        server = Server(config, host, listen)
         server.run()
     except OSError as error:
         raise BitNetError(f"cannot serve: {error}.", hint="Look at --ssl-certfile, --ssl-keyfile and --uds.") from None
@@ -141,7 +148,7 @@ def serve_model(model: Model, settings: Settings, listen: Listen) -> None:
             f"cannot listen at {listen.uds or f'{listen.host}:{listen.port}'}.", hint="Choose another --host or --port."
         ) from None
     finally:
-        service.close()
+        host.close()
 
 
 class _JsonLines(logging.Formatter):

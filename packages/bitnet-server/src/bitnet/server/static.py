@@ -8,7 +8,7 @@ from importlib.resources import files
 
 from bitnet.server.call import Call
 from bitnet.server.errors import RequestError
-from bitnet.server.service import Service
+from bitnet.server.host import Host
 
 KINDS = {
     ".html": "text/html; charset=utf-8",
@@ -53,10 +53,10 @@ def assets() -> dict[str, tuple[bytes, str, str]]:
     return found
 
 
-async def page(service: Service, call: Call) -> None:
+async def page(host: Host, call: Call) -> None:
     """A file of the page; ``/`` is ``index.html``."""
     path = "/index.html" if "path" not in call.scope["path_params"] else f"/assets/{call.scope['path_params']['path']}"
-    if not service.settings.page or path not in assets():
+    if not host.settings.page or path not in assets():
         raise RequestError(404, "There is no such page.")
     content, kind, tag = assets()[path]
     headers = [*HEADERS, ("etag", tag)]

@@ -7,40 +7,53 @@ from typing import Any
 from bitnet.core import __version__
 from bitnet.server.call import Call
 from bitnet.server.errors import RequestError
+from bitnet.server.fields import Fields
+from bitnet.server.host import Host, Slot
 from bitnet.server.service import Service
 
 
-def model_entry(service: Service, name: str) -> dict[str, Any]:
-    """A model in OpenAI's list."""
-    return {
-        "id": name,
-        "object": "model",
-        "created": service.created,
-        "owned_by": "bitnet",
-        "max_model_len": service.model.context,
-    }
+def model_entry(slot: Slot, name: str) -> dict[str, Any]:
+    """A model in OpenAI's list; ``status.value`` is as in llama.cpp's."""
+    service = slot.service
+    entry = {"id": name, "object": "model", "created": slot.created, "owned_by": "bitnet"}
+    status: dict[str, Any] = {"value": "unloaded", "bytes": slot.size}
+    if service is not None:
+        load = service.model.load()
+        entry["max_model_len"] = service.model.context
+        status |= {"value": "loaded", "device": service.model.device.name}
+        status |= {"running": load.running, "waiting": load.waiting}
+    if slot.failure is not None:
+        status["value"] = "failed"
+    return {**entry, "status": status}
 
 
-async def models(service: Service, call: Call) -> None:
-    await call.reply({"object": "list", "data": [model_entry(service, name) for name in service.names]})
+async def models(host: Host, call: Call) -> None:
+    data = [model_entry(slot, name) for slot in host.slots for name in slot.source.names]
+    await call.reply({"object": "list", "data": data})
 
 
-async def model(service: Service, call: Call) -> None:
+async def model(host: Host, call: Call) -> None:
     name = call.scope["path_params"]["name"]
-    service.check_model(name)
-    await call.reply(model_entry(service, name))
+    await call.reply(model_entry(host.slot(name), name))
 
 
-async def health(service: Service, call: Call) -> None:
-    """Whether requests are taken: 200, or 503 while the server ends or its device has failed."""
-    if service.ready:
+async def reload(host: Host, call: Call) -> None:
+    """Load the models' files anew: what became of each, 200 where all were loaded."""
+    told = await host.reload()
+    whole = all(outcome == "reloaded" for outcome in told.values())
+    await call.reply({"models": told}, status=200 if whole else 500)
+
+
+async def health(host: Host, call: Call) -> None:
+    """Whether requests are taken: 200, or 503 while the server ends or a device has failed."""
+    if host.ready:
         await call.reply({"status": "ok"})
     else:
-        why = "shutting down" if service.draining else "the device failed"
+        why = "shutting down" if host.draining else "the device failed"
         await call.reply({"status": why}, status=503)
 
 
-async def live(service: Service, call: Call) -> None:
+async def live(host: Host, call: Call) -> None:
     """Whether the process answers at all."""
     await call.reply({"status": "ok"})
 
@@ -64,8 +77,8 @@ async def props(service: Service, call: Call) -> None:
             "hidden_size": config.hidden_size,
             "vocab_size": config.vocab_size,
             "context": model.context,
-            "total_slots": service.settings.max_seqs,
-            "max_queue": service.settings.max_queue,
+            "total_slots": service.host.places,
+            "max_queue": service.host.settings.max_queue,
             "chat_template": None if model.chat_template is None else model.chat_template.source,
             "bos_token": model.tokenizer.bos_token,
             "eos_token": model.tokenizer.eos_token,
@@ -80,19 +93,28 @@ async def slots(service: Service, call: Call) -> None:
     await call.reply(
         [
             {"id": i, "n_ctx": service.model.context, "is_processing": i < load.running}
-            for i in range(service.settings.max_seqs)
+            for i in range(service.host.places)
         ]
     )
 
 
-async def metrics(service: Service, call: Call) -> None:
-    text = await service.in_thread(service.metrics.text)
+async def metrics(host: Host, call: Call) -> None:
+    text = await host.in_thread(host.metrics.text)
     await call.reply(text, kind="text/plain; version=0.0.4; charset=utf-8")
 
 
-async def embeddings(service: Service, call: Call) -> None:
+async def embeddings(host: Host, call: Call) -> None:
+    """A refusal: no model that runs here is made for embeddings. It is the client's error, so that none asks again.
+
+    Raises:
+        RequestError: Always.
+    """
+    fields = Fields(await call.json())
+    fields.require("prompt" if "prompt" in fields else "input")  # Ollama's older word, everyone's
+    name = host.slot(fields.text("model")).source.names[0]
     raise RequestError(
-        501,
-        f"{service.names[0]} generates text; it was not made for embeddings, and what it would give is none.",
+        400,
+        f"{name} generates text and was not made for embeddings; use a model that was, on another server.",
+        field="model",
         code="unsupported_endpoint",
     )

@@ -10,16 +10,16 @@ from bitnet.server.errors import wrong
 from bitnet.server.fields import Fields
 from bitnet.server.messages import openai_messages
 from bitnet.server.service import Service
+from bitnet.server.tools import openai_tools, told
 
 
-async def tokenize(service: Service, call: Call) -> None:
-    fields = Fields(await call.json())
+async def tokenize(service: Service, call: Call, fields: Fields) -> None:
     name = "content" if "content" in fields else "prompt"  # llama.cpp's word, vLLM's word
     fields.require(name)
     text = fields.text(name) or ""
     add, parse, pieces = fields.flag("add_special"), fields.flag("parse_special", True), fields.flag("with_pieces")
     tokenizer = service.model.tokenizer
-    ids = await service.in_thread(lambda: service.text_tokens(text, add_special=add, parse_special=parse))
+    ids = await service.host.in_thread(lambda: service.text_tokens(text, add_special=add, parse_special=parse))
     tokens: list[Any] = [{"id": i, "piece": _piece(tokenizer.token_bytes(i))} for i in ids] if pieces else ids
     await call.reply({"tokens": tokens, "count": len(ids), "max_model_len": service.model.context})
 
@@ -32,22 +32,21 @@ def _piece(data: bytes) -> str | list[int]:
         return list(data)
 
 
-async def detokenize(service: Service, call: Call) -> None:
-    fields = Fields(await call.json())
+async def detokenize(service: Service, call: Call, fields: Fields) -> None:
     fields.require("tokens")
     tokens = fields.values["tokens"]
     if not isinstance(tokens, list) or not all(isinstance(t, int) and not isinstance(t, bool) for t in tokens):
         raise wrong("tokens", f"is {brief(tokens)}; it must be a list of token ids.")
     try:
-        text = await service.in_thread(lambda: service.model.tokenizer.decode(tokens, skip_special=False))
+        text = await service.host.in_thread(lambda: service.model.tokenizer.decode(tokens, skip_special=False))
     except InvalidInputError as error:
         raise wrong("tokens", f"cannot be decoded: {error}") from None
     await call.reply({"content": text})
 
 
-async def apply_template(service: Service, call: Call) -> None:
-    messages = openai_messages(Fields(await call.json()))
+async def apply_template(service: Service, call: Call, fields: Fields) -> None:
     template = service.model.chat_template
     if template is None:
         raise InvalidInputError(f"{service.names[0]} has no chat template.")
-    await call.reply({"prompt": await service.in_thread(lambda: template.render(messages))})
+    messages, tools = told(openai_messages(fields), openai_tools(fields), template)
+    await call.reply({"prompt": await service.host.in_thread(lambda: template.render(messages, tools=tools))})

@@ -122,9 +122,11 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON, 
 def _no_second_model(ctx: click.Context, param: click.Parameter, value: Any) -> Any:
     """-hf is looked at first and has put its name where -m's value goes."""
     named = ctx.meta.get(_HUB_MODEL)
-    if named is not None and value is not None:
+    if named is None:
+        return value
+    if value:
         raise click.UsageError("-m and -hf both name a model; give one of them.", ctx)
-    return value if named is None else named
+    return (named,) if param.multiple else named
 
 
 def _take_hub_model(ctx: click.Context, param: click.Parameter, value: str | None) -> None:

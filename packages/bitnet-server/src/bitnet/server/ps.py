@@ -1,0 +1,80 @@
+"""``bitnet ps``: asks a running server what it serves. ``bitnet --help`` imports this, so functions import the rest."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import click
+
+from bitnet.core.cli.console import print_json, say
+from bitnet.core.cli.options import json_option
+from bitnet.core.errors import BitNetError, InvalidInputError
+from bitnet.core.support.units import size
+
+SECONDS = 10.0
+"""How long a server may take to answer."""
+
+
+@click.command()
+@click.argument("url", default="http://127.0.0.1:8080")
+@click.option(
+    "--api-key",
+    metavar="KEY",
+    envvar="BITNET_API_KEY",
+    show_envvar=True,
+    help="One of the keys that the server asks for.",
+)
+@json_option
+def ps(url: str, api_key: str | None, as_json: bool) -> None:
+    """Show what a server serves: its models, their devices, and requests that run and wait.
+
+    URL is the server's address, http://127.0.0.1:8080 unless it is given.
+    """
+    models = _ask(url.rstrip("/"), api_key)
+    if as_json:
+        print_json(models)
+        return
+    rows = [("MODEL", "STATE", "DEVICE", "MEMORY", "RUNNING", "WAITING"), *map(_row, models)]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    say(*("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows))
+
+
+def _row(model: dict[str, Any]) -> tuple[str, ...]:
+    counts = (str(model.get(name, "-")) for name in ("running", "waiting"))
+    return model["id"], model["state"], model.get("device", "-"), size(model["bytes"]), *counts
+
+
+def _ask(url: str, api_key: str | None) -> list[dict[str, Any]]:
+    """The models of a server: id, state, bytes, and for those that are loaded device, running and waiting requests.
+
+    Raises:
+        BitNetError: No server answers there, or it refuses, or it is none of ours.
+    """
+    from http.client import HTTPException
+    from urllib.error import HTTPError
+    from urllib.request import Request, urlopen
+
+    if not url.startswith(("http://", "https://")):
+        raise InvalidInputError(f"{url} is no address of a server; it begins with http:// or https://.")
+    headers = {} if api_key is None else {"authorization": f"Bearer {api_key}"}
+    try:
+        with urlopen(Request(f"{url}/v1/models", headers=headers), timeout=SECONDS) as answer:
+            listed = json.load(answer)
+        return [{"id": entry["id"], **_state(entry["status"])} for entry in listed["data"]]
+    except HTTPError as error:
+        hint = "Give one with --api-key or BITNET_API_KEY." if error.code == 401 else None
+        why = "asks for an API key" if error.code == 401 else f"answers {error.code}"
+        raise BitNetError(f"the server at {url} {why}.", hint=hint) from None
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise BitNetError(f"what answers at {url} is no bitnet server.") from None
+    except (OSError, HTTPException) as error:
+        reason = getattr(error, "reason", error)
+        raise BitNetError(
+            f"no server answers at {url}: {reason}.", hint="Start one with 'bitnet serve', or name its address."
+        ) from None
+
+
+def _state(status: dict[str, Any]) -> dict[str, Any]:
+    more: dict[str, Any] = {name: status[name] for name in ("device", "running", "waiting") if name in status}
+    return {"state": str(status["value"]), "bytes": int(status["bytes"]), **more}

@@ -1,0 +1,97 @@
+"""Responses that ``/v1/responses`` keeps, so that a later request can go on from one: in memory, and bounded."""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from bitnet.core.errors import brief
+from bitnet.server.call import Call, to_json
+from bitnet.server.errors import RequestError
+
+if TYPE_CHECKING:
+    from bitnet.server.host import Host
+
+SECONDS = 3600.0
+"""How long a response is kept."""
+MAX_BYTES = 64 << 20
+"""JSON of all that is kept, at most."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A kept response.
+
+    Attributes:
+        messages: The conversation up to its end, without instructions, which each request brings anew.
+        size: Bytes of the response and its conversation as JSON.
+        until: When it is forgotten, on :func:`time.monotonic`'s clock.
+    """
+
+    response: dict[str, Any]
+    messages: Sequence[dict[str, Any]]
+    size: int
+    until: float
+
+
+class Stored:
+    """Kept responses; where they are too many or too large together, the oldest is forgotten.
+
+    Args:
+        most: How many are kept; 0: none.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._entries: OrderedDict[str, Entry] = OrderedDict()
+        self._bytes = 0
+
+    def __len__(self) -> int:
+        self._forget_old()
+        return len(self._entries)
+
+    def put(self, response: dict[str, Any], messages: Sequence[dict[str, Any]]) -> None:
+        size = len(to_json([response, messages]))
+        self._entries[response["id"]] = Entry(response, messages, size, time.monotonic() + SECONDS)
+        self._bytes += size
+        self._forget_old()
+
+    def get(self, id: str) -> Entry | None:
+        self._forget_old()
+        return self._entries.get(id)
+
+    def delete(self, id: str) -> bool:
+        """Forget one; whether it was there."""
+        entry = self._entries.pop(id, None)
+        self._bytes -= 0 if entry is None else entry.size
+        return entry is not None
+
+    def _forget_old(self) -> None:
+        """All are kept equally long, so the first is the next to go."""
+        now = time.monotonic()
+        while self._entries:
+            id, first = next(iter(self._entries.items()))
+            if first.until > now and len(self._entries) <= self._most and self._bytes <= MAX_BYTES:
+                return
+            self.delete(id)
+
+
+async def retrieve(host: Host, call: Call) -> None:
+    await call.reply(_found(host, call).response)
+
+
+async def delete(host: Host, call: Call) -> None:
+    id = _found(host, call).response["id"]
+    host.stored.delete(id)
+    await call.reply({"id": id, "object": "response", "deleted": True})
+
+
+def _found(host: Host, call: Call) -> Entry:
+    id = call.scope["path_params"]["id"]
+    entry = host.stored.get(id)
+    if entry is None:
+        raise RequestError(404, f"There is no response {brief(id)}; it may have been forgotten.", field="id")
+    return entry

@@ -1,0 +1,312 @@
+"""Tools that a model may call: read from a request, told to the model, and held to where the request says so.
+
+A chat template of a known family is given them, and calls are read as the family writes them. For all others a system
+message says what there is and how to call it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal
+
+from bitnet.core.errors import brief
+from bitnet.server.errors import unsupported, wrong
+from bitnet.server.fields import Fields
+from bitnet.server.structured import ANY_OBJECT, Form, available
+from bitnet.server.tool_calls import CLOSE, OPEN, PYTHON_TAG, CallParser
+
+if TYPE_CHECKING:
+    from bitnet.core.text.chat import ChatTemplate
+
+MAX_TOOLS = 128
+MAX_NAME = 64
+
+Family = Literal["tagged", "llama", "generic"]
+"""``tagged`` is as Hermes and Qwen write, ``generic`` as this server asks a model whose template says nothing known."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tool:
+    """A function that the model may call.
+
+    Attributes:
+        parameters: JSON schema of its arguments.
+        strict: Whether a call's arguments must fit the schema.
+        field: Where it stands in the body.
+    """
+
+    name: str
+    description: str
+    parameters: Mapping[str, Any]
+    strict: bool
+    field: str
+
+    def described(self) -> dict[str, Any]:
+        """As chat templates read it."""
+        function = {"name": self.name, "description": self.description, "parameters": self.parameters}
+        return {"type": "function", "function": function}
+
+
+@dataclass(frozen=True, slots=True)
+class Tools:
+    """The tools of a request.
+
+    Attributes:
+        known: All of them, which the model is told of.
+        names: Those that may be called.
+        required: Whether one must be called.
+        parallel: Whether more than one may be called in an answer.
+    """
+
+    known: tuple[Tool, ...]
+    names: frozenset[str]
+    required: bool = False
+    parallel: bool = True
+
+    def parser(self, template: ChatTemplate | None, prefix: str = "call_") -> CallParser:
+        """What takes one answer apart."""
+        return CallParser(self.names, tagged=family(template) == "tagged", parallel=self.parallel, prefix=prefix)
+
+    def parsed(self, text: str, template: ChatTemplate | None, prefix: str = "call_") -> CallParser:
+        """A whole answer, taken apart."""
+        parser = self.parser(template, prefix)
+        parser.push(text)
+        parser.end()
+        return parser
+
+    def form(self, template: ChatTemplate | None) -> Form | None:
+        """What the answer must fit; None where any may be given.
+
+        Raises:
+            RequestError: It has to fit, and ``llguidance`` is not installed.
+        """
+        allowed = [tool for tool in self.known if tool.name in self.names]
+        strict = [tool for tool in allowed if tool.strict]
+        if not self.required and not strict:
+            return None
+        if not available():
+            field = "tool_choice" if self.required else f"{strict[0].field}.strict"
+            raise unsupported(field, 'the server lacks llguidance (pip install "bitnet-server[structured]").')
+        return "lark", self._grammar(allowed, template), "tools"
+
+    def _grammar(self, allowed: Sequence[Tool], template: ChatTemplate | None) -> str:
+        """A Lark grammar of the answers; without ``required``, text may stand where calls need not."""
+        kind = family(template)
+        tagged, key = kind == "tagged", "parameters" if kind == "llama" else "arguments"
+        held = [tool.parameters if self.required or tool.strict else ANY_OBJECT for tool in allowed]
+        rules = ["%llguidance {}"]
+        calls = " | ".join(f"call_{i}" for i in range(len(allowed)))
+        if self.required or not tagged:
+            more = ('("; " call)*' if kind == "llama" else '("\\n" call)*') if self.parallel else ""
+            rules.append(f"start: call {more}" if self.required else f"start: call {more} | FREE")
+            rules.append(f"call: {calls}")
+            if not self.required:
+                rules.append(r"FREE: /\s*([^\s{\[<](.|\n)*)?/")
+        else:
+            rules.append(f"start: ({calls}){'*' if self.parallel else '?'} TEXT")
+            rules.append(r"TEXT: /(.|\n)*/")
+        for i, (tool, schema) in enumerate(zip(allowed, held, strict=True)):
+            begin = f'{{"name": {json.dumps(tool.name)}, "{key}": '
+            opening, begin = (OPEN, "\n" + begin) if tagged else ("", begin)
+            ending = "}\n" + CLOSE if tagged else "}"
+            if tagged and not self.required:
+                rules.append(f"open_{i}[lazy]: TEXT {json.dumps(opening)}")
+                opening = f"open_{i}"
+            else:
+                begin, opening = opening + begin, ""
+            rules.append(f"call_{i}: {opening} {json.dumps(begin)} arguments_{i} {json.dumps(ending)}")
+            compact = {"x-guidance": {"whitespace_flexible": False}}
+            rules.append(f"arguments_{i}: %json {json.dumps({**schema, **compact})}")
+        return "\n".join(rules)
+
+
+def family(template: ChatTemplate | None) -> Family:
+    """How a model writes calls, which its template shows."""
+    source = "" if template is None else template.source
+    if "tools" not in source:
+        return "generic"
+    if OPEN in source:
+        return "tagged"
+    return "llama" if PYTHON_TAG in source else "generic"
+
+
+def told(
+    messages: Sequence[dict[str, Any]], tools: Tools | None, template: ChatTemplate | None
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]] | None]:
+    """A conversation as the template takes it, and the tools for the template; None: it takes none."""
+    kind = family(template)
+    if kind != "generic":
+        each = _one_call_each if kind == "llama" else lambda message: [message]
+        return [m for message in messages for m in each(message)], (
+            [tool.described() for tool in tools.known] if tools else None
+        )
+    made = [_in_words(message, messages) for message in messages]
+    if tools is None:
+        return made, None
+    system = [made.pop(0)["content"]] if made[0]["role"] == "system" else []
+    return [{"role": "system", "content": "\n\n".join([*system, _instruction(tools)])}, *made], None
+
+
+def _one_call_each(message: dict[str, Any]) -> list[dict[str, Any]]:
+    """A message as several, as Llama's templates take one call in each."""
+    calls = message.get("tool_calls", ())
+    return [{**message, "tool_calls": [call]} for call in calls] if len(calls) > 1 else [message]
+
+
+def _instruction(tools: Tools) -> str:
+    """What a model is told whose template does not tell it."""
+    lines = [json.dumps(tool.described()["function"], ensure_ascii=False) for tool in tools.known]
+    must = "You must call a function." if tools.required else "Call one only where it helps; else answer in words."
+    return "\n".join(
+        [
+            "You can call these functions:",
+            *lines,
+            'To call one, answer with nothing but JSON: {"name": the function\'s name, "arguments": {…}}',
+            must,
+        ]
+    )
+
+
+def _in_words(message: dict[str, Any], messages: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """A message without calls and results, for templates that know none."""
+    if message["role"] == "tool":
+        calls = [call for earlier in messages for call in earlier.get("tool_calls", ())]
+        name = next((c["function"]["name"] for c in calls if c["id"] == message.get("tool_call_id")), "the function")
+        return {"role": "user", "content": f"Result of {message.get('name', name)}: {message['content']}"}
+    if "tool_calls" in message:
+        lines = [json.dumps(call["function"], ensure_ascii=False) for call in message["tool_calls"]]
+        return {"role": message["role"], "content": "\n".join(filter(None, [message["content"], *lines]))}
+    return message
+
+
+def function_call(fields: Fields, id: str | None, arguments: str = "arguments") -> dict[str, Any]:
+    """A call in a conversation, with ``name`` and its arguments, an object or the JSON of one; for templates.
+
+    Raises:
+        RequestError: Something is missing, or the arguments are no JSON object.
+    """
+    fields.require("name")
+    value = fields.values.get(arguments)
+    if isinstance(value, str):
+        try:
+            value = json.loads(value or "{}")
+        except (ValueError, RecursionError):
+            raise wrong(fields.name(arguments), "is no JSON.") from None
+    if not isinstance(value, dict | None):
+        raise wrong(fields.name(arguments), f"is {brief(value)}; it must be a JSON object.")
+    function = {"name": fields.text("name"), "arguments": value or {}}
+    return {"id": id or "", "type": "function", "function": function}
+
+
+def openai_tools(fields: Fields, *, nested: bool = True) -> Tools | None:
+    """``tools``, ``tool_choice`` and ``parallel_tool_calls`` of OpenAI's and Ollama's APIs; None: none may be called.
+
+    Args:
+        nested: Whether a function stands under ``function``, as in chats, or in the tool itself, as in responses.
+
+    Raises:
+        RequestError: A tool or the choice is not what it must be, or is of a kind that this server does not run.
+    """
+    known = []
+    for given in fields.objects("tools") or ():
+        if (kind := given.text("type", "function")) != "function":
+            raise unsupported(given.name("type"), f"{brief(kind)} is run by no server here; only functions are.")
+        if nested:
+            given.require("function")
+        function = (given.object("function") if nested else None) or given
+        known.append(read_tool(function, "parameters"))
+    tools = _all_of(known, fields)
+    choice = fields.values.get("tool_choice")
+    if isinstance(choice, dict):
+        return _named(tools, Fields(choice, "tool_choice"), nested)
+    word = fields.choice("tool_choice", ("none", "auto", "required"), "auto")
+    return chosen(tools, word, "tool_choice", parallel=fields.flag("parallel_tool_calls", True))
+
+
+def read_tool(function: Fields, parameters: str) -> Tool:
+    """A tool with ``name``, ``description``, ``strict`` and the schema in ``parameters``."""
+    function.require("name")
+    name = function.text("name") or ""
+    if len(name) > MAX_NAME or not all(c.isalnum() or c in "_-.:/" for c in name):
+        raise wrong(
+            function.name("name"), f"is {brief(name)}; it must be letters, digits, _ and -, {MAX_NAME} at most."
+        )
+    schema = function.object(parameters)
+    values = {"type": "object", "properties": {}} if schema is None else dict(schema.values)
+    if schema is not None and values.setdefault("type", "object") != "object":
+        raise wrong(schema.name("type"), f"is {brief(values['type'])}; arguments are an object.")
+    return Tool(name, function.text("description") or "", values, function.flag("strict"), function.name(parameters))
+
+
+def _all_of(known: Sequence[Tool], fields: Fields) -> Tools | None:
+    if len(known) > MAX_TOOLS:
+        raise wrong(fields.name("tools"), f"has {len(known)} tools; at most {MAX_TOOLS} are allowed.")
+    names = frozenset(tool.name for tool in known)
+    if len(names) < len(known):
+        raise wrong(fields.name("tools"), "has two tools of one name.")
+    return Tools(tuple(known), names) if known else None
+
+
+def chosen(tools: Tools | None, choice: str, field: str, *, parallel: bool, name: str | None = None) -> Tools | None:
+    """The tools that a choice leaves: ``none``, ``auto``, or ``required``, of which ``name`` may be the only one.
+
+    Raises:
+        RequestError: A call is required of a tool that there is not.
+    """
+    if choice == "none":
+        return None
+    if choice == "auto":
+        return None if tools is None else replace(tools, parallel=parallel)
+    if tools is None:
+        raise wrong(field, "asks for a call, and there are no tools.")
+    if name is None:
+        return replace(tools, required=True, parallel=parallel)
+    if name not in tools.names:
+        raise wrong(field, f"names {brief(name)}, which is none of the tools.")
+    return replace(tools, names=frozenset({name}), required=True, parallel=False)
+
+
+def _named(tools: Tools | None, choice: Fields, nested: bool) -> Tools | None:
+    """A choice that names its tool."""
+    if (kind := choice.text("type", "function")) != "function":
+        raise unsupported(choice.name("type"), f"{brief(kind)} cannot be asked for; only a function can.")
+    named = (choice.object("function") if nested else None) or choice
+    named.require("name")
+    return chosen(tools, "required", named.name("name"), parallel=False, name=named.text("name"))
+
+
+def anthropic_tools(fields: Fields) -> Tools | None:
+    """``tools`` and ``tool_choice`` of Anthropic's API; None: nothing may be called.
+
+    Raises:
+        RequestError: As for :func:`openai_tools`.
+    """
+    known = []
+    for given in fields.objects("tools") or ():
+        if (kind := given.text("type", "custom")) != "custom":
+            raise unsupported(given.name("type"), f"{brief(kind)} is run by no server here; only the client's are.")
+        known.append(read_tool(given, "input_schema"))
+    tools = _all_of(known, fields)
+    choice = fields.object("tool_choice") or Fields({"type": "auto"}, "tool_choice")
+    choice.require("type")
+    kind = choice.choice("type", ("none", "auto", "any", "tool"), "")
+    parallel = not choice.flag("disable_parallel_tool_use")
+    if kind == "tool":
+        choice.require("name")
+        return chosen(tools, "required", choice.name("name"), parallel=False, name=choice.text("name"))
+    return chosen(tools, "required" if kind == "any" else kind, choice.name("type"), parallel=parallel)
+
+
+def only_form(tools: Tools | None, form: Form | None, template: ChatTemplate | None) -> Form | None:
+    """What the answer must fit, by its tools or by the form that was asked for.
+
+    Raises:
+        RequestError: Both were given: an answer that must fit the form can call no tool.
+    """
+    if tools is None:
+        return form
+    if form is not None:
+        raise wrong(form[2], "and tools cannot both be given; set tool_choice to none.")
+    return tools.form(template)

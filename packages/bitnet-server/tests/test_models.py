@@ -1,0 +1,207 @@
+"""Several models, loaded on demand within a bound; models that fail and come back; files that are loaded anew."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+
+from bitnet.core import Model, load_model
+from bitnet.core.errors import DeviceLostError
+from bitnet.core.model.default import default_model_path
+from bitnet.server.service import Source
+
+ASK: dict[str, Any] = {"messages": [{"role": "user", "content": "go"}], "temperature": 0}
+HERE = ("packages/bitnet-server",)
+
+
+def until(condition: Callable[[], bool], seconds: float = 20) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it did not come about in time"
+        time.sleep(0.005)
+
+
+def held(opened: threading.Event, step: Callable[[], Any]) -> Any:
+    """An engine's step, held up."""
+    assert opened.wait(60)
+    return step()
+
+
+class Loader:
+    """Loads a file as the command does, and keeps what it loaded; a test may hold it up, or have it prepare a model."""
+
+    def __init__(self, file: Path, prepare: Callable[[Model], object] = lambda model: None) -> None:
+        self.file, self.prepare = file, prepare
+        self.models: list[Model] = []
+        self.gate = threading.Event()
+        self.gate.set()
+
+    def __call__(self) -> Model:
+        assert self.gate.wait(30)
+        model = load_model(self.file, device="cpu", threads=1, max_seqs=4, max_queue=64)
+        self.prepare(model)
+        self.models.append(model)
+        return model
+
+    def source(self, *names: str) -> Source:
+        return Source(names, self.file, self)
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return Path(shutil.copy(default_model_path(), tmp_path / "model.gguf"))
+
+
+def test_a_fault_is_told_and_the_model_comes_back(file: Path, running: Any, scripted: Any) -> None:
+    engines: list[Any] = []
+    loader = Loader(file, lambda model: engines.append(scripted(model, f"model {len(engines)} " * 60)))
+    with running(None, sources=[loader.source("m")]) as server, ThreadPoolExecutor(2) as pool:
+        assert server.chat().text.count("model 0") == 60
+        engines[0].seconds = 0.02
+        whole, streamed = pool.submit(server.chat, "a"), pool.submit(server.chat, "b", stream=True)
+        until(lambda: loader.models[0].load().running == 2)
+        loader.gate.clear()
+        engines[0].failure = DeviceLostError("it stopped answering.", device="cuda:7")
+        assert whole.result().status_code == 503
+        assert "cuda:7: it stopped answering" in streamed.result().text
+        assert server.client.get("/health").status_code == 503
+        assert server.client.get("/health/live").status_code == 200
+        assert server.client.get("/v1/models").json()["data"][0]["status"]["value"] == "failed"
+        during = server.chat()
+        assert (during.status_code, during.headers["retry-after"]) == (503, "5")
+        loader.gate.set()
+        until(lambda: bool(server.client.get("/health").status_code == 200))
+        assert server.chat().text.count("model 1") == 60
+        assert len(loader.models) == 2
+        with pytest.raises(Exception, match="stopped"):
+            loader.models[0].generate("x", max_tokens=1)
+
+
+@pytest.mark.nightly(unless_changed=HERE)
+def test_a_model_that_fails_again_is_not_loaded_again(file: Path, running: Any, scripted: Any) -> None:
+    healthy = [True, False, True]
+
+    def prepare(model: Model) -> None:
+        engine = scripted(model, "fine")
+        if not healthy[len(loader.models)]:
+            engine.failure = DeviceLostError("it is still broken.", device="cuda:7")
+
+    loader = Loader(file, prepare)
+    with running(None, sources=[loader.source("m")]) as server:
+        assert server.chat().status_code == 200
+        loader.models[0]._worker.engine.failure = DeviceLostError("it broke.", device="cuda:7")  # type: ignore[attr-defined]
+        assert server.chat().status_code == 503
+        until(lambda: bool(server.client.get("/health").status_code == 200))
+        assert server.chat().status_code == 503
+        time.sleep(0.5)
+        assert len(loader.models) == 2
+        assert server.client.get("/health").status_code == 503
+        assert server.client.post("/reload").json() == {"models": {"m": "reloaded"}}
+        assert server.client.get("/health").status_code == 200
+        assert server.chat().json()["choices"][0]["message"]["content"] == "fine"
+
+
+def test_reload_drops_no_request_and_a_corrupt_file_changes_nothing(file: Path, running: Any, scripted: Any) -> None:
+    engines: list[Any] = []
+
+    def prepare(model: Model) -> None:
+        engines.append(scripted(model, f"model {len(engines)} " * 60))
+        engines[-1].seconds = 0.01
+
+    loader = Loader(file, prepare)
+    good = file.read_bytes()
+    with running(None, sources=[loader.source("m")]) as server, ThreadPoolExecutor(4) as pool:
+        long = [pool.submit(server.chat, str(i), stream=i % 2 == 0) for i in range(4)]
+        until(lambda: loader.models[0].load().running == 4)
+        anew = file.with_name("anew")
+        anew.write_bytes(good[: len(good) // 2])
+        anew.replace(file)
+        refused = server.client.post("/reload")
+        assert refused.status_code == 500
+        assert "reloaded" not in refused.json()["models"]["m"]
+        assert server.client.get("/health").status_code == 200
+        assert server.chat(max_tokens=2).status_code == 200
+        anew.write_bytes(good)
+        anew.replace(file)
+        assert server.client.post("/reload").json() == {"models": {"m": "reloaded"}}
+        assert server.chat(max_tokens=6).text.count("model 1")
+        texts = [done.result() for done in long]
+        assert [(t.status_code, t.text.count("model 0") == 60 or "[DONE]" in t.text) for t in texts] == [
+            (200, True)
+        ] * 4
+        assert not any("model 1" in t.text or "error" in t.text for t in texts)
+        until(lambda: _is_closed(loader.models[0]))
+        assert not _is_closed(loader.models[1])
+
+
+def _is_closed(model: Model) -> bool:
+    return not model._finalizer.alive
+
+
+@pytest.mark.nightly(unless_changed=HERE)
+def test_models_take_turns_within_the_memory(file: Path, running: Any, scripted: Any) -> None:
+    files = [Path(shutil.copy(file, file.with_name(f"{name}.gguf"))) for name in "abc"]
+    engines: dict[str, Any] = {}
+
+    def loader(name: str, path: Path) -> Loader:
+        return Loader(path, lambda model: engines.update({name: scripted(model, f"I am {name}. " * 30)}))
+
+    loaders = {name: loader(name, path) for name, path in zip("abc", files, strict=True)}
+    one = load_model(file, device="cpu", threads=1, max_seqs=4)
+    size = file.stat().st_size + one.cache_bytes
+    one.close()
+    sources = [found.source(name) for name, found in loaders.items()]
+    with running(None, sources=sources, max_memory=int(size * 2.5)) as server:
+        client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
+
+        def loaded() -> str:
+            return "".join(m.id for m in client.models.list() if m.status["value"] == "loaded")  # type: ignore[attr-defined]
+
+        def ask(name: str) -> str:
+            messages: Any = [{"role": "user", "content": "who?"}]
+            return str(client.chat.completions.create(model=name, messages=messages).choices[0].message.content)
+
+        assert [model.id for model in client.models.list()] == ["a", "b", "c"]
+        assert loaded() == "a"
+        for name, here in (("b", "ab"), ("a", "ab"), ("c", "ac"), ("b", "bc"), ("c", "bc")):
+            assert ask(name).startswith(f"I am {name}.")
+            assert loaded() == here
+        assert [len(found.models) for found in loaders.values()] == [1, 2, 1]
+        assert _is_closed(loaders["a"].models[0])
+        assert server.client.get("/api/ps").json()["models"][0]["name"] == "b"
+        with pytest.raises(openai.NotFoundError, match="a, b, c are"):
+            ask("d")
+        # A model with requests stays, and the other waits for its memory.
+        opened = threading.Event()
+        for name in "bc":
+            engines[name].step = partial(held, opened, engines[name].step)
+        with ThreadPoolExecutor(3) as pool:
+            busy = [pool.submit(ask, name) for name in "bc"]
+            until(lambda: sum(service.users for service in server.host.services()) == 2)
+            late = pool.submit(ask, "a")
+            time.sleep(0.2)
+            assert loaded() == "bc"
+            assert not late.done()
+            opened.set()
+            assert [b.result().count("I am") for b in busy] == [30, 30]
+            assert late.result().startswith("I am a.")
+
+
+@pytest.mark.nightly(unless_changed=HERE)
+def test_a_model_that_cannot_be_loaded_does_not_hurt_the_others(file: Path, running: Any) -> None:
+    broken = file.with_name("broken.gguf")
+    broken.write_bytes(b"GGUF" + bytes(100))
+    with running(None, sources=[Loader(file).source("good"), Loader(broken).source("bad")]) as server:
+        assert server.chat(model="bad").status_code == 503
+        assert server.chat(model="bad").json()["error"]["code"] == "model_load_failed"
+        assert server.chat(model="good", max_tokens=2).status_code == 200
+        assert server.client.get("/health").status_code == 200

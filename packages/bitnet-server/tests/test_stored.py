@@ -1,0 +1,85 @@
+"""Stored responses: a conversation that goes on, its bounds, and what the official client does with it."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import openai
+import pytest
+
+from bitnet.core import Model
+from bitnet.server import stored
+
+
+def test_a_conversation_goes_on(script_model: Model, running: Any, scripted: Any) -> None:
+    engine: Any = scripted(script_model, lambda prompt: f"answer {len(engine.prompts)}")
+    seen = engine.prompts
+    with running(script_model, names=("m",)) as server:
+        client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
+        first = client.responses.create(model="m", input="question one", instructions="Be brief.")
+        assert (first.output_text, first.to_dict()["store"]) == ("answer 1", True)
+        with client.responses.stream(model="m", input="question two", previous_response_id=first.id) as stream:
+            second = stream.get_final_response()
+        assert second.previous_response_id == first.id
+        parts = ["question one", "answer 1", "question two"]
+        assert [p for p in parts if p in seen[-1]] == parts
+        assert "Be brief." in seen[0]
+        assert "Be brief." not in seen[1]  # instructions are each request's own
+        third = client.responses.create(model="m", input="question three", previous_response_id=second.id)
+        whole = [{"role": "user", "content": "question one"}, {"role": "assistant", "content": "answer 1"},
+                 {"role": "user", "content": "question two"}, {"role": "assistant", "content": "answer 2"},
+                 {"role": "user", "content": "question three"}]  # fmt: skip
+        assert seen[-1] == script_model.tokenizer.decode(script_model.chat_tokens(whole), skip_special=False)
+        assert client.responses.retrieve(second.id).output_text == "answer 2"
+        client.responses.delete(first.id)
+        with pytest.raises(openai.NotFoundError):
+            client.responses.retrieve(first.id)
+        with pytest.raises(openai.NotFoundError):
+            client.responses.delete(first.id)
+        with pytest.raises(openai.BadRequestError) as gone:
+            client.responses.create(model="m", input="x", previous_response_id=first.id)
+        assert (gone.value.code, gone.value.param) == ("previous_response_not_found", "previous_response_id")
+        assert client.responses.create(model="m", input="x", previous_response_id=third.id).status == "completed"
+        assert "question one" in seen[-1]  # what was deleted is part of what came after
+        unkept = client.responses.create(model="m", input="x", store=False)
+        with pytest.raises(openai.NotFoundError):
+            client.responses.retrieve(unkept.id)
+
+
+def test_calls_are_part_of_what_is_stored(script_model: Model, running: Any, scripted: Any) -> None:
+    call = json.dumps({"name": "add", "arguments": {"a": 1}})
+    engine: Any = scripted(script_model, lambda prompt: call if len(engine.prompts) == 1 else "2")
+    seen = engine.prompts
+    tool: Any = {"type": "function", "name": "add", "parameters": {"type": "object"}, "strict": False}
+    with running(script_model, names=("m",)) as server:
+        client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
+        first = client.responses.create(model="m", input="add one", tools=[tool])
+        (item,) = first.output
+        assert item.type == "function_call"
+        output: Any = [{"type": "function_call_output", "call_id": item.call_id, "output": "it is two"}]
+        second = client.responses.create(model="m", input=output, previous_response_id=first.id, tools=[tool])
+        assert second.output_text == "2"
+        assert all(part in seen[-1] for part in ("add one", '"arguments": {"a": 1}', "Result of add: it is two"))
+
+
+def test_count_size_and_age_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [100.0]
+    monkeypatch.setattr("bitnet.server.stored.time.monotonic", lambda: clock[0])
+    kept = stored.Stored(3)
+    for i in range(5):
+        kept.put({"id": f"r{i}"}, [])
+    assert [i for i in range(5) if kept.get(f"r{i}")] == [2, 3, 4]
+    clock[0] += stored.SECONDS / 2
+    kept.put({"id": "young"}, [])
+    clock[0] += stored.SECONDS / 2
+    assert kept.get("r4") is None
+    assert (len(kept), kept.get("young") is not None) == (1, True)
+    monkeypatch.setattr(stored, "MAX_BYTES", 940)
+    kept.put({"id": "large", "text": "x" * 900}, [])
+    assert (kept.get("young"), kept.get("large") is not None) == (None, True)
+    kept.put({"id": "too large", "text": "x" * 2000}, [])
+    assert len(kept) == 0
+    none = stored.Stored(0)
+    none.put({"id": "x"}, [])
+    assert none.get("x") is None

@@ -1,0 +1,303 @@
+"""Tool calls, with the official clients: scripted answers as each family writes, and the demo model held to a call."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import anthropic
+import jsonschema
+import ollama
+import openai
+import pytest
+
+from bitnet.core import Model
+from bitnet.core.text.chat import ChatTemplate
+from bitnet.server.tool_calls import CallParser, Text
+
+TEMPLATES = Path(__file__).parents[2] / "bitnet-core/tests/text/templates"
+HERE = ("packages/bitnet-server",)
+WEATHER: dict[str, Any] = {
+    "type": "object",
+    "properties": {"city": {"type": "string", "maxLength": 12}, "days": {"const": 3}},
+    "required": ["city", "days"],
+    "additionalProperties": False,
+}
+ADD: dict[str, Any] = {
+    "type": "object",
+    "properties": {"a": {"const": 1}, "b": {"const": 2}},
+    "required": ["a", "b"],
+    "additionalProperties": False,
+}
+REFERRING: dict[str, Any] = {
+    "type": "object",
+    "properties": {"a": {"$ref": "#/$defs/digit"}, "b": {"$ref": "#/$defs/digit"}},
+    "required": ["a", "b"],
+    "additionalProperties": False,
+    "$defs": {"digit": {"type": "integer", "minimum": 0, "maximum": 9}},
+}
+SCHEMAS = {"weather": WEATHER, "add": ADD}
+ARGUMENTS = {"weather": {"city": 'Zürich "}{', "days": 3}, "add": {"a": 1, "b": 2}}
+QUESTION: Any = [{"role": "user", "content": "How is the weather?"}]
+
+
+def tool(name: str, **more: Any) -> Any:
+    function = {"name": name, "parameters": SCHEMAS[name], **more}
+    return {"type": "function", "function": function}
+
+
+TOOLS = [tool("weather"), tool("add")]
+
+
+def tagged(*names: str) -> str:
+    calls = (json.dumps({"name": n, "arguments": ARGUMENTS[n]}, ensure_ascii=False) for n in names)
+    return "\n".join(f"<tool_call>\n{call}\n</tool_call>" for call in calls)
+
+
+def bare(key: str, *names: str) -> str:
+    return "; ".join(json.dumps({"name": n, key: ARGUMENTS[n]}, ensure_ascii=False) for n in names)
+
+
+FAMILIES: dict[str, tuple[str | None, Callable[..., str]]] = {
+    "qwen": ("qwen3", tagged),
+    "falcon": ("falcon3", tagged),
+    "llama": ("llama3", lambda *names: bare("parameters", *names)),
+    "generic": (None, lambda *names: bare("arguments", *names)),
+}
+
+
+@contextmanager
+def templated(model: Model, name: str | None) -> Iterator[None]:
+    """The model with a family's chat template."""
+    if name is not None:
+        source = (
+            (TEMPLATES / f"{name}.jinja").read_text("utf-8").replace("(indent=4)", "")
+        )  # short, for the demo's context
+        tokens = model.tokenizer
+        template = ChatTemplate(source, bos_token=tokens.bos_token, eos_token=tokens.eos_token)
+        model._file.__dict__["chat_template"] = template
+    try:
+        yield
+    finally:
+        model._file.__dict__.pop("chat_template", None)
+
+
+def clients(url: str) -> tuple[openai.OpenAI, anthropic.Anthropic, ollama.Client]:
+    return (
+        openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0),
+        anthropic.Anthropic(base_url=url, api_key="none", max_retries=0),
+        ollama.Client(host=url),
+    )
+
+
+EXPECTED = [("weather", ARGUMENTS["weather"]), ("add", ARGUMENTS["add"])]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_calls_reach_every_client(script_model: Model, running: Any, scripted: Any, family: str) -> None:
+    name, write = FAMILIES[family]
+    seen = scripted(script_model, lambda prompt: write("weather", "add")).prompts
+    with templated(script_model, name), running(script_model, names=("m",)) as server:
+        chats, messages, lines = clients(server.url)
+        answer = chats.chat.completions.create(model="m", messages=QUESTION, tools=TOOLS)
+        assert '"maxLength"' in seen[0]
+        assert answer.choices[0].finish_reason == "tool_calls"
+        message = answer.choices[0].message
+        assert message.content is None
+        assert [(c.function.name, json.loads(c.function.arguments)) for c in message.tool_calls] == EXPECTED  # type: ignore[union-attr]
+        assert len({c.id for c in message.tool_calls or ()}) == 2
+        with chats.chat.completions.stream(model="m", messages=QUESTION, tools=TOOLS) as stream:
+            deltas = [e for e in stream if e.type == "tool_calls.function.arguments.delta"]
+            final = stream.get_final_completion().choices[0]
+        assert len(deltas) > 2, "the arguments came in one piece"
+        found = final.message.tool_calls or ()
+        assert [(c.function.name, json.loads(c.function.arguments)) for c in found] == EXPECTED
+        assert final.finish_reason == "tool_calls"
+
+        flat: Any = [{"type": "function", **t["function"]} for t in TOOLS]
+        response = chats.responses.create(model="m", input=QUESTION, tools=flat)
+        assert [(i.name, json.loads(i.arguments)) for i in response.output if i.type == "function_call"] == EXPECTED
+        with chats.responses.stream(model="m", input=QUESTION, tools=flat) as events:
+            parts = [e.delta for e in events if e.type == "response.function_call_arguments.delta"]
+            last = events.get_final_response()
+        assert len(parts) > 2
+        assert [(i.name, json.loads(i.arguments)) for i in last.output if i.type == "function_call"] == EXPECTED
+
+        theirs: Any = [{"name": n, "description": n, "input_schema": SCHEMAS[n]} for n in SCHEMAS]
+        said = messages.messages.create(model="m", max_tokens=300, messages=QUESTION, tools=theirs)
+        assert [(b.name, b.input) for b in said.content if b.type == "tool_use"] == EXPECTED
+        assert said.stop_reason == "tool_use"
+        with messages.messages.stream(model="m", max_tokens=300, messages=QUESTION, tools=theirs) as blocks:
+            pieces = [e.partial_json for e in blocks if e.type == "input_json"]
+            whole = blocks.get_final_message()
+        assert len(pieces) > 2
+        assert [(b.name, b.input) for b in whole.content if b.type == "tool_use"] == EXPECTED
+        assert whole.stop_reason == "tool_use"
+
+        local = lines.chat(model="m", messages=QUESTION, tools=TOOLS)
+        calls = local.message.tool_calls or ()
+        assert [(c.function.name, c.function.arguments) for c in calls] == EXPECTED
+        streamed = [*lines.chat(model="m", messages=QUESTION, tools=TOOLS, stream=True)]
+        calls = [c for line in streamed for c in line.message.tool_calls or ()]
+        assert [(c.function.name, c.function.arguments) for c in calls] == EXPECTED
+        assert not any(line.message.content for line in streamed)
+
+        one = chats.chat.completions.create(model="m", messages=QUESTION, tools=TOOLS, parallel_tool_calls=False)
+        assert [c.function.name for c in one.choices[0].message.tool_calls or ()] == ["weather"]  # type: ignore[union-attr]
+        none = chats.chat.completions.create(model="m", messages=QUESTION, tools=TOOLS, tool_choice="none")
+        assert none.choices[0].message.tool_calls is None
+        assert none.choices[0].message.content == write("weather", "add")
+        assert "maxLength" not in seen[-1]
+
+
+@pytest.mark.nightly(unless_changed=HERE)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_results_go_back_to_the_model(script_model: Model, running: Any, scripted: Any, family: str) -> None:
+    name, write = FAMILIES[family]
+    first = write("weather", "add")
+    seen = scripted(script_model, lambda prompt: "Sunny." if "27 degrees" in prompt else first).prompts
+    with templated(script_model, name), running(script_model, names=("m",)) as server:
+        chats, messages, lines = clients(server.url)
+        asked = chats.chat.completions.create(model="m", messages=QUESTION, tools=TOOLS).choices[0].message
+        ids = [call.id for call in asked.tool_calls or ()]
+        results: Any = [{"role": "tool", "tool_call_id": i, "content": f"27 degrees {i}"} for i in ids]
+        conversation: Any = [*QUESTION, asked.model_dump(exclude_none=True), *results]
+        answer = chats.chat.completions.create(model="m", messages=conversation, tools=TOOLS)
+        assert answer.choices[0].message.content == "Sunny."
+        assert all(i in seen[-1] for i in ids)
+        assert "Zürich" in seen[-1] or "Z\\u00fcrich" in seen[-1]
+
+        flat: Any = [{"type": "function", **t["function"]} for t in TOOLS]
+        response = chats.responses.create(model="m", input=QUESTION, tools=flat)
+        items: Any = [*QUESTION, *(i.model_dump(exclude_none=True) for i in response.output)]
+        for item in response.output:
+            assert item.type == "function_call"
+            items.append({"type": "function_call_output", "call_id": item.call_id, "output": "27 degrees"})
+        assert chats.responses.create(model="m", input=items, tools=flat).output_text == "Sunny."
+
+        theirs: Any = [{"name": n, "description": n, "input_schema": SCHEMAS[n]} for n in SCHEMAS]
+        said = messages.messages.create(model="m", max_tokens=300, messages=QUESTION, tools=theirs)
+        back: Any = [
+            {"type": "tool_result", "tool_use_id": b.id, "content": [{"type": "text", "text": "27 degrees"}]}
+            for b in said.content
+            if b.type == "tool_use"
+        ]
+        turns: Any = [*QUESTION, {"role": "assistant", "content": said.content}, {"role": "user", "content": back}]
+        after = messages.messages.create(model="m", max_tokens=300, messages=turns, tools=theirs)
+        assert [b.text for b in after.content if b.type == "text"] == ["Sunny."]
+
+        local = lines.chat(model="m", messages=QUESTION, tools=TOOLS).message
+        told = [{"role": "tool", "tool_name": "weather", "content": "27 degrees"}]
+        assert lines.chat(model="m", messages=[*QUESTION, local, *told], tools=TOOLS).message.content == "Sunny."
+
+
+def test_text_around_calls_and_what_only_looks_like_one() -> None:
+    call = '{"name": "add", "arguments": {"a": "}\\"{", "b": [1]}}'
+    cases: list[tuple[str, bool, str, list[tuple[str, str]]]] = [
+        (f"Let me see.\n<tool_call>{call}</tool_call>\n", True, "Let me see.\n", [("add", '{"a": "}\\"{", "b": [1]}')]),
+        (f"{call}\n{call}", False, "", [("add", '{"a": "}\\"{", "b": [1]}')] * 2),
+        (f"<|python_tag|>{call}", False, "", [("add", '{"a": "}\\"{", "b": [1]}')]),
+        ('[{"arguments": {"a": 1}, "name": "add"}, {"name":"get","arguments":null}]', False, "",
+         [("add", '{"a": 1}'), ("get", "{}")]),
+        ('{"type":"function","name":"get","parameters":"{\\"x\\":1}","more":[{}]}', False, "", [("get", '{"x":1}')]),
+        ('[{"other": 1}] text', False, '[{"other": 1}] text', []),
+        ('{"name": "nope", "arguments": {}} x', False, '{"name": "nope", "arguments": {}} x', []),
+        (f"hello {call}", False, f"hello {call}", []),
+        ("a <tool_call> b < c <tool", True, "a <tool_call> b < c <tool", []),
+        ("<tool_call>{}</tool_call>", True, "<tool_call>{}</tool_call>", []),
+        ('<tool_call>{"name": "add", "arguments": {"a": 1', True, "", [("add", '{"a": 1')]),
+        ("  \n", False, "  \n", []),
+    ]  # fmt: skip
+    seed = random.randrange(2**32)
+    print(f"seed {seed}")
+    chance = random.Random(seed)
+    for written, tags, text, calls in cases:
+        for most in [1, 2, 3, 5, 8, 100] * 5:
+            parser = CallParser({"add", "get"}, tagged=tags)
+            events, at = [], 0
+            while at < len(written):
+                size = chance.randint(1, most)
+                events += parser.push(written[at : at + size])
+                at += size
+            events += parser.end()
+            assert "".join(e.text for e in events if isinstance(e, Text)) == parser.text == text
+            assert [(c.name, c.arguments) for c in parser.calls] == calls, written
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_required_call_fits_its_schema(demo: Any, family: str) -> None:
+    """The demo model knows no tools: whatever it says is the constraint's doing."""
+    seed = random.randrange(2**31)
+    print(f"seed {seed}")
+    with templated(demo.model, FAMILIES[family][0]):
+        for i, choice in enumerate(["required", {"type": "function", "function": {"name": "add"}}]):
+            more = {"tool_choice": choice, "parallel_tool_calls": False, "temperature": 1, "max_tokens": 200}
+            answer = demo.chat("Do it.", tools=TOOLS, seed=seed + i, **more)
+            assert answer.status_code == 200, answer.text
+            (found,) = answer.json()["choices"]
+            assert found["finish_reason"] == "tool_calls"
+            (call,) = found["message"]["tool_calls"]
+            assert i == 0 or call["function"]["name"] == "add"
+            jsonschema.validate(json.loads(call["function"]["arguments"]), SCHEMAS[call["function"]["name"]])
+
+
+def test_strict_tools_and_choices_of_other_apis(demo: Any) -> None:
+    theirs: Any = [{"name": n, "input_schema": SCHEMAS[n]} for n in SCHEMAS]
+    chats, messages, _ = clients(demo.url)
+    once: Any = {"type": "any", "disable_parallel_tool_use": True}
+    said = messages.messages.create(model="demo", max_tokens=200, messages=QUESTION, tools=theirs, tool_choice=once)
+    (block,) = said.content
+    assert block.type == "tool_use"
+    jsonschema.validate(block.input, SCHEMAS[block.name])
+    flat: Any = [{"type": "function", **tool("add", strict=True, parameters=REFERRING)["function"]}]
+    response = chats.responses.create(
+        model="demo", input="x", tools=flat, tool_choice={"type": "function", "name": "add"}
+    )
+    (item,) = response.output
+    assert item.type == "function_call"
+    jsonschema.validate(json.loads(item.arguments), REFERRING)
+    free = demo.chat("What is 17 + 25?", tools=[tool("add", strict=True)], max_tokens=40)
+    assert free.json()["choices"][0]["finish_reason"] in ("stop", "tool_calls", "length")
+
+
+def test_a_strict_call_that_is_begun_is_held_to(script_model: Model, running: Any, scripted: Any) -> None:
+    """The script writes arguments that the schema forbids; each constrained token is the likeliest allowed one."""
+    scripted(script_model, lambda _: '{"name": "add", "arguments": {"a": "no number"}}')
+    with running(script_model, names=("m",)) as server:
+        loose = server.chat("x", tools=[tool("add")])
+        (call,) = loose.json()["choices"][0]["message"]["tool_calls"]
+        assert json.loads(call["function"]["arguments"]) == {"a": "no number"}
+        strict = server.chat("x", tools=[tool("add", strict=True)], max_tokens=100).json()["choices"][0]
+        for call in strict["message"].get("tool_calls", ()):
+            if strict["finish_reason"] == "tool_calls":
+                jsonschema.validate(json.loads(call["function"]["arguments"]), ADD)
+        assert "no number" not in json.dumps(strict)
+
+
+BAD: list[dict[str, Any]] = [
+    {"tools": [{"type": "retrieval"}]},
+    {"tools": [{"type": "function"}]},
+    {"tools": [{"type": "function", "function": {"name": "a b"}}]},
+    {"tools": [{"type": "function", "function": {"name": "x", "parameters": {"type": "array"}}}]},
+    {"tools": [TOOLS[0], TOOLS[0]]},
+    {"tools": [], "tool_choice": "required"},
+    {"tools": TOOLS, "tool_choice": "sometimes"},
+    {"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "nope"}}},
+    {"tools": TOOLS, "response_format": {"type": "json_object"}},
+    {"tools": [tool("add", parameters={"type": "object", "properties": {"a": {"not": {}}}}, strict=True)]},
+    {"tools": [tool("add", parameters={"type": "object", "properties": {"a": {"$ref": "#/no"}}})],
+     "tool_choice": "required"},
+    {"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "x", "arguments": "{"}}]}]},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("fields", BAD, ids=range(len(BAD)))
+def test_what_cannot_be_followed_is_refused(demo: Any, fields: dict[str, Any]) -> None:
+    for stream in (False, True):
+        answer = demo.chat("x", stream=stream, max_tokens=1, **fields)
+        assert answer.status_code == 400, answer.text
+        assert answer.json()["error"]["param"], answer.text
