@@ -13,9 +13,9 @@ from bitnet.core.gpu.clc.nvidia_attention import NvidiaAttention
 from bitnet.core.gpu.clc.nvidia_layers import NvidiaLayers
 from bitnet.core.gpu.clc.nvidia_products import NvidiaProducts
 from bitnet.core.gpu.clc.products import Products
+from bitnet.core.gpu.context import Dispatch
 from bitnet.core.gpu.driver import KernelSpec
 from bitnet.core.gpu.groups import Layer
-from bitnet.core.gpu.plan import Dispatch
 
 
 @dataclass(frozen=True, slots=True)
