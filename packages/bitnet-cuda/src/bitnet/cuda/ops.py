@@ -65,7 +65,7 @@ class CudaOps:
 
     def lowering(self) -> Lowering:
         """What :class:`bitnet.core.gpu.GpuDevice` takes."""
-        return Lowering(self._table, lambda ctx: self._tensor_cores and self._head.fits(ctx))
+        return Lowering(self._table, lambda ctx: self._tensor_cores and self._head.fits(ctx), scaled=True)
 
     def norm_quant(self, ctx: Context, op: NormQuant, bucket: Bucket) -> list[Launch]:
         return [self._norm_quant(ctx, op, ctx.tensors[op.x], ctx.shape(op.x)[1], bucket)]

@@ -45,6 +45,7 @@ def group_product(ctx: Context, op: TernaryMatmul, bucket: Bucket) -> list[Launc
     groups = max(BLOCK // w.group, 1) if w.group < w.cols else 1  # that a work-item multiplies at a time
     lanes = max(sums // groups, 1)
     tokens = min(bucket.tokens, MOST_TOKENS)
+    held = 2 if tokens == 1 else 1
     defines = {
         "WG": GROUP,
         "COLS": w.cols,
@@ -53,11 +54,12 @@ def group_product(ctx: Context, op: TernaryMatmul, bucket: Bucket) -> list[Launc
         "EACH": groups,
         "SUMS": lanes * groups,
         "LANES": lanes,
+        "HELD": held,
         "TOKENS": tokens,
         "ADD": int(op.add),
     }
     spec = KernelSpec("ternary_groups", "ternary_groups", tuple(defines.items()))
-    grid = (ceil_div(w.rows, GROUP // lanes), ceil_div(bucket.tokens, tokens), 1)
+    grid = (ceil_div(w.rows, GROUP // lanes * held), ceil_div(bucket.tokens, tokens), 1)
     x = ctx.tensors[op.x], ctx.tensors[op.scale]
     return [Launch(spec, grid, (GROUP, 1, 1), (ctx.step, *x, w.codes, w.scales, ctx.tensors[op.out], np.int32(w.rows)))]
 
