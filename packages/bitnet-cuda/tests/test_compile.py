@@ -83,8 +83,13 @@ def programs() -> Sequence[tuple[Program, bool]]:
     """Models, and whether all their tensors are to be kept."""
     wide = TinyModel(np.random.default_rng(5), layers=1, heads=4, kv_heads=2, head_dim=64, ffn=512)
     odd = TinyModel(np.random.default_rng(6), layers=1, activation="silu", style="interleaved", sub_norms=False)
+    scaled = [
+        TinyModel(np.random.default_rng(7), layers=1, head_dim=d, ffn=f, group=group, head_norms=True)
+        for d, f, group in ((32, 128, 32), (64, 256, 64), (128, 1024, 128), (128, 1536, 512))
+    ]
     plain = wide.program(LIMITS, 64)
-    return (plain, False), (plain, True), (odd.program(LIMITS, 64, "f32"), False)
+    others = [(model.program(LIMITS, 64), False) for model in scaled]
+    return (plain, False), (plain, True), (odd.program(LIMITS, 64, "f32"), False), *others
 
 
 @pytest.mark.parametrize("capability", GENERATIONS, ids=architecture)

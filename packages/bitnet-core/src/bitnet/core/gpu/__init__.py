@@ -1,10 +1,10 @@
 """What GPU backends share: the plan of launches, compiling, memory and probing. A backend adds driver and kernels."""
 
-from bitnet.core.gpu.context import MAX_COUNT, Bucket, Context
+from bitnet.core.gpu.context import MAX_COUNT, Bucket, Context, Dispatch
 from bitnet.core.gpu.device import GpuDevice
 from bitnet.core.gpu.driver import Arg, Buffer, Driver, KernelSpec, Launch, Scalar, Size3, launch
 from bitnet.core.gpu.executable import GpuExecutable
-from bitnet.core.gpu.plan import Dispatch, Lowering
+from bitnet.core.gpu.plan import Lowering
 from bitnet.core.gpu.sources import KernelSources
 from bitnet.core.gpu.weights import DenseBuffer, TernaryBuffer
 

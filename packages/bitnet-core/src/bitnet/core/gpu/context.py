@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -168,3 +168,7 @@ class Context:
 
 def _copy(name: str) -> str:
     return f"copy of {name}"
+
+
+Dispatch: TypeAlias = Mapping[type, Callable[[Context, Any, Bucket], list[Launch] | None]]
+"""Operation or group → its launches for a bucket; None from a group's entry that does not take this one."""

@@ -14,15 +14,14 @@ from bitnet.core.gpu.context import MAX_COUNT, Bucket, Context
 from bitnet.core.gpu.driver import Driver
 from bitnet.core.gpu.ops import advance
 from bitnet.core.gpu.plan import Lowering, lower
+from bitnet.core.gpu.scaled import in_groups, norms_heads
 from bitnet.core.hal import (
     DeviceInfo,
     ExecutableStats,
     HeaderWord,
     Program,
-    RopeAppend,
     Step,
     StepLayout,
-    TernaryWeight,
 )
 from bitnet.core.hal.check import StepCheck, TensorCheck, check_program
 from bitnet.core.hal.program import NUMPY_DTYPES
@@ -33,16 +32,16 @@ _LOGITS = HeaderWord.LOGITS.value  # looked up once: steps are run thousands of 
 
 
 def _refuse(program: Program, device: str) -> None:
-    """What no GPU backend has a kernel for yet.
+    """What the backend has no kernel for.
 
     Raises:
         UnsupportedProgramError: The program needs it.
     """
-    grouped = any(isinstance(w, TernaryWeight) and w.group is not None for w in program.weights.values())
-    normed = any(isinstance(op, RopeAppend) and (op.q_norm or op.k_norm) for op in program.ops)
-    if grouped or normed:
+    grouped = any(in_groups(program, op) for op in program.ops)
+    if grouped or any(map(norms_heads, program.ops)):
         what = "weights with a scale for each group of columns" if grouped else "heads of q and k that are normalised"
-        raise UnsupportedProgramError(f"{what} run on CPUs only.", device=device, hint="Use --device cpu.")
+        hint = "Use --device cpu, cuda or opencl."
+        raise UnsupportedProgramError(f"{what} do not run on this backend yet.", device=device, hint=hint)
 
 
 def bucket_size(n: int, most: int) -> int:
@@ -77,7 +76,8 @@ class GpuExecutable:
         self._closed = False
         self._dispatches = 0
         check_program(program)
-        _refuse(program, info.name)
+        if not lowering.scaled:
+            _refuse(program, info.name)
         self._check_step = StepCheck(program)
         self._tensors = TensorCheck(program)
         self._layout = StepLayout(program.limits)

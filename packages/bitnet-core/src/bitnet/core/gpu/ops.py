@@ -13,9 +13,8 @@ from types import MappingProxyType
 import numpy as np
 
 from bitnet.core.errors import InvalidInputError
-from bitnet.core.gpu.context import Bucket, Context
+from bitnet.core.gpu.context import Bucket, Context, Dispatch
 from bitnet.core.gpu.driver import Arg, Buffer, KernelSpec, Launch
-from bitnet.core.gpu.plan import Dispatch
 from bitnet.core.hal import (
     Attention,
     Embed,

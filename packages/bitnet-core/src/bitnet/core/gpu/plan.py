@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from itertools import pairwise
-from typing import Any, TypeAlias, get_type_hints
+from typing import Any, get_type_hints
 
-from bitnet.core.gpu.context import Bucket, Context
+from bitnet.core.gpu.context import Bucket, Context, Dispatch
 from bitnet.core.gpu.driver import Launch
 from bitnet.core.gpu.groups import GROUPS, Group
+from bitnet.core.gpu.scaled import group_product, head_norms, in_groups, norms_heads
 from bitnet.core.hal import (
     Attention,
     DenseMatmul,
@@ -29,9 +30,6 @@ from bitnet.core.hal import (
     TernaryMatmul,
 )
 
-Dispatch: TypeAlias = Mapping[type, Callable[[Context, Any, Bucket], list[Launch] | None]]
-"""Operation or group → its launches for a bucket; None from a group's entry that does not take this one."""
-
 
 @dataclass(frozen=True, slots=True)
 class Lowering:
@@ -40,10 +38,12 @@ class Lowering:
     Attributes:
         table: Its launches for every operation, and for the groups it takes.
         leaves_out: Whether steps of a program whose logits nobody reads are lowered in another way.
+        scaled: Whether it has the kernels of :mod:`bitnet.core.gpu.scaled`.
     """
 
     table: Dispatch
     leaves_out: Callable[[Context], bool] = lambda _: False
+    scaled: bool = False
 
 
 ROW_OPS = (NormRows, DenseMatmul, Sample)
@@ -102,6 +102,8 @@ def lower(ctx: Context, bucket: Bucket, table: Dispatch) -> list[Launch]:
     at = 0
     while at < len(ops):
         for group in () if ctx.keep else candidates(ops, at, bucket):
+            if any(in_groups(ctx.program, op) or norms_heads(op) for op in group.ops):
+                continue
             entry = table.get(type(group))
             made = entry(ctx, group, bucket) if entry else None
             if made is not None:
@@ -109,9 +111,19 @@ def lower(ctx: Context, bucket: Bucket, table: Dispatch) -> list[Launch]:
                 at += len(group.ops)
                 break
         else:
-            launches += table[type(ops[at])](ctx, ops[at], bucket) or ()
+            launches += _alone(ctx, ops[at], bucket, table)
             at += 1
     return launches
+
+
+def _alone(ctx: Context, op: Op, bucket: Bucket, table: Dispatch) -> list[Launch]:
+    """The launches of an operation in no group."""
+    if isinstance(op, TernaryMatmul) and in_groups(ctx.program, op):
+        return group_product(ctx, op, bucket)
+    made = table[type(op)](ctx, op, bucket) or []
+    if isinstance(op, RopeAppend) and norms_heads(op):
+        return [*head_norms(ctx, op, bucket), *made]
+    return made
 
 
 def step_ops(program: Program, bucket: Bucket) -> list[Op]:

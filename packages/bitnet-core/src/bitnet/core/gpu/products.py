@@ -8,10 +8,9 @@ from typing import Protocol
 
 import numpy as np
 
-from bitnet.core.gpu.context import Bucket, Context
+from bitnet.core.gpu.context import Bucket, Context, Dispatch
 from bitnet.core.gpu.driver import Arg, Buffer, Launch
 from bitnet.core.gpu.groups import FeedForward, NormProduct
-from bitnet.core.gpu.plan import Dispatch
 from bitnet.core.hal import GluNormQuant, NormQuant, Op, TernaryMatmul
 
 NO_NORM, NORM = 1, 2

@@ -33,10 +33,11 @@ class TernaryBuffer:
     Attributes:
         codes: ``uint8[rows, row_bytes]`` in the packing of :class:`~bitnet.core.hal.TernaryData`. The four bytes of a
             word of it hold, at each of the four bit pairs, four neighbours: what a 4-way int8 dot product eats.
-        scales: ``f32[rows]``, what +1 stands for in each row.
+        scales: ``f32[rows]``, what +1 stands for in each row; ``f16[rows, cols / group]`` where there are groups.
         rows: N over all the parts.
         cols: K, not padded.
         row_bytes: ``ceil(K / 128) * 32``.
+        group: Columns that share a scale; None for one scale a matrix.
     """
 
     codes: Buffer
@@ -44,6 +45,7 @@ class TernaryBuffer:
     rows: int
     cols: int
     row_bytes: int
+    group: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,13 +67,13 @@ def put_ternary(
     parts = [weight for name in names if isinstance(weight := weights[name], TernaryWeight)]
     if len(parts) != len(names) or len({part.shape[1] for part in parts}) != 1:
         raise InvalidInputError("a ternary product takes ternary weights that share their number of columns.")
-    cols = parts[0].shape[1]
+    cols, group = parts[0].shape[1], parts[0].group
     row_bytes = -(-cols // BLOCK_WEIGHTS) * BLOCK_BYTES
     rows = sum(part.shape[0] for part in parts)
     alone = np.ascontiguousarray(loaded_ternary(names[0], parts[0]).codes) if len(parts) == 1 else None
     adopted = adopt(alone) if alone is not None else None
     codes = adopted or alloc(rows * row_bytes)
-    scales = np.empty(rows, np.float32)
+    scales = np.empty(rows, np.float32) if group is None else np.empty((rows, cols // group), np.float16)
     at = 0
     for name, part in zip(names, parts, strict=True):
         data = loaded_ternary(name, part)
@@ -83,7 +85,7 @@ def put_ternary(
             part.release()
     scale_buffer = alloc(scales.nbytes)
     upload(scale_buffer, scales)
-    return TernaryBuffer(codes, scale_buffer, rows, cols, row_bytes)
+    return TernaryBuffer(codes, scale_buffer, rows, cols, row_bytes, group)
 
 
 def put_dense(alloc: Alloc, upload: Upload, adopt: Adopt, weight: Weight) -> DenseBuffer:

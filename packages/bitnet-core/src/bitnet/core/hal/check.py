@@ -245,6 +245,8 @@ def _operands(op: Op, look: _Lookup) -> Iterator[TensorSpec]:
         else:
             positions = look.dense(op.cos, None, op.head_dim // 2).shape[0]
             look.dense(op.sin, positions, op.head_dim // 2)
+            if (op.q_norm is None) != (op.k_norm is None):
+                raise InvalidInputError("heads of q and of k are normalised, or neither are.")
             for norm in (op.q_norm, op.k_norm):
                 if norm is not None:
                     look.dense(norm, op.head_dim)

@@ -110,8 +110,8 @@ class RopeAppend:
     """Rotate q (in place) and k of ``qkv[M, (heads + 2 kv_heads) head_dim]``; store k and v in the cache of ``layer``.
 
     ``cos`` and ``sin`` name f32 weights ``[max positions, head_dim / 2]``. ``neox`` pairs element ``i`` with
-    ``i + head_dim / 2``, ``interleaved`` pairs ``2i`` with ``2i + 1``. Where ``q_norm`` and ``k_norm`` name f32 weights
-    ``[head_dim]``, each head of q and of k is normalised first (RMSNorm with ``eps``).
+    ``i + head_dim / 2``, ``interleaved`` pairs ``2i`` with ``2i + 1``. Where ``q_norm`` and ``k_norm`` (both or
+    neither) name f32 weights ``[head_dim]``, each head of q and of k is normalised first (RMSNorm with ``eps``).
     """
 
     qkv: str

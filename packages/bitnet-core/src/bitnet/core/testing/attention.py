@@ -168,9 +168,11 @@ class Paged:
 
     def _turned(self, x: Array, norm: Array | None, owner: Sequence[tuple[int, int]]) -> Array:
         """Heads ``x[m, heads, d]`` of each token, normalised and turned to its position."""
-        normed = (head if norm is None else oracle.rms_norm(head, norm, EPS) for head in x)
-        pairs = zip(normed, owner, strict=True)
+        pairs = zip(self._normed(x, norm), owner, strict=True)
         return np.stack([oracle.rotate(head, self.cos[p], self.sin[p], self.heads.style) for head, (_, p) in pairs])
+
+    def _normed(self, x: Array, norm: Array | None) -> Array:
+        return x if norm is None else np.stack([oracle.rms_norm(head, norm, EPS) for head in x])
 
     def random(self, tokens: int) -> Array:
         """Rows of ``qkv`` whose scores have a spread such as trained models have."""
@@ -192,7 +194,9 @@ class Paged:
         assert_rel("rotated q", out_q.reshape(m, -1), exact_q.reshape(m, -1), 1e-6)
         assert_same_bits("v of qkv", out_v, v)
         if not np.array_equal(out_k, k):
-            assert_rel("k of qkv", out_k.reshape(m, -1), exact_k.reshape(m, -1), 1e-6)
+            only_normed = self._normed(k, self.norms["kn"])
+            near = only_normed if np.allclose(out_k, only_normed, rtol=1e-3) else exact_k
+            assert_rel("k of qkv", out_k.reshape(m, -1), near.reshape(m, -1), 1e-6)
         for i, (s, p) in enumerate(owner):
             self.cache.put(s, p, exact_k[i], v[i])
         exact, doubt = (

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
+import numpy.typing as npt
 
 from bitnet.core.hal import (
     Attention,
@@ -33,7 +34,11 @@ BLOCK = 16
 
 @dataclass
 class TinyModel:
-    """BitNet b1.58 in small. ``dense`` and ``ternary`` hold its weights by name."""
+    """BitNet b1.58 in small. ``dense`` and ``ternary`` hold its weights by name.
+
+    Where ``group`` is given each so many columns have a scale of their own. ``head_norms``: heads of q and of k are
+    normalised, as Qwen3's are.
+    """
 
     rng: np.random.Generator
     layers: int = 2
@@ -46,9 +51,11 @@ class TinyModel:
     activation: Literal["relu2", "silu"] = "relu2"
     style: Literal["neox", "interleaved"] = "neox"
     sub_norms: bool = True
+    group: int | None = None
+    head_norms: bool = False
     eps: float = 1e-5
     dense: dict[str, Array] = field(default_factory=dict)
-    ternary: dict[str, tuple[oracle.I8, float]] = field(default_factory=dict)
+    ternary: dict[str, tuple[oracle.I8, float | npt.NDArray[np.float16]]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         rng, width, d = self.rng, self.heads * self.head_dim, self.head_dim
@@ -63,12 +70,22 @@ class TinyModel:
             shapes = {"q": (width, width), "k": (self.kv_heads * d, width), "v": (self.kv_heads * d, width)}
             shapes |= {"o": (width, width), "gate": (self.ffn, width), "up": (self.ffn, width)}
             shapes |= {"down": (width, self.ffn)}
+            norms |= {f"q_norm.{i}": d, f"k_norm.{i}": d} if self.head_norms else {}
             for name, (n, k) in shapes.items():
-                self.ternary[f"{name}.{i}"] = random_ternary(rng, n, k), float(rng.uniform(0.8, 1.2) / k**0.5)
+                self.ternary[f"{name}.{i}"] = random_ternary(rng, n, k), self._scale(n, k)
         self.dense |= {name: rng.uniform(0.5, 1.5, n).astype(np.float32) for name, n in norms.items()}
+
+    def _scale(self, n: int, k: int) -> float | npt.NDArray[np.float16]:
+        if self.group is None:
+            return float(self.rng.uniform(0.8, 1.2) / k**0.5)
+        units: npt.NDArray[np.float16] = (self.rng.uniform(0.5, 1.5, (n, k // self.group)) / k**0.5).astype(np.float16)
+        return units
 
     def sub(self, name: str) -> str | None:
         return name if self.sub_norms else None
+
+    def head_norm(self, name: str) -> str | None:
+        return name if self.head_norms else None
 
     def program(self, limits: Limits, blocks: int, kv_dtype: Literal["f32", "f16"] = "f16") -> Program:
         """Each layer's tensors under names of their own, so that all can be read after a step."""
@@ -79,7 +96,10 @@ class TinyModel:
             ops += [
                 NormQuant("x", f"attn_norm.{i}", self.eps, f"a.{i}", f"as.{i}"),
                 TernaryMatmul(f"a.{i}", f"as.{i}", (f"q.{i}", f"k.{i}", f"v.{i}"), f"qkv.{i}"),
-                RopeAppend(f"qkv.{i}", i, h, g, d, "cos", "sin", self.style),
+                RopeAppend(
+                    *(f"qkv.{i}", i, h, g, d, "cos", "sin", self.style),
+                    *(self.head_norm(f"q_norm.{i}"), self.head_norm(f"k_norm.{i}"), self.eps),
+                ),
                 Attention(f"qkv.{i}", f"att.{i}", i, h, g, d),
                 NormQuant(f"att.{i}", self.sub(f"attn_sub.{i}"), self.eps, f"b.{i}", f"bs.{i}"),
                 TernaryMatmul(f"b.{i}", f"bs.{i}", (f"o.{i}",), "x", add=True),
@@ -110,9 +130,17 @@ class TinyModel:
         """Quantise rows and multiply: a BitLinear in float64."""
         exact = oracle.absmax(y)
         codes = np.rint(exact.quotient)
-        parts = [codes @ self.ternary[n][0].T.astype(np.float64) * self.ternary[n][1] for n in names]
+        parts = [codes @ weights_of(*self.ternary[n]).T for n in names]
         out: oracle.F64 = np.concatenate(parts, axis=1) * exact.scale[:, None]
         return out
+
+    def normed(self, heads: Array, layer: int) -> Array:
+        """Heads of q and of k ``[H + G, d]`` as they are rotated."""
+        if not self.head_norms:
+            return heads
+        q, k = np.split(heads, [self.heads])
+        norms = (self.dense[f"{which}_norm.{layer}"] for which in "qk")
+        return np.concatenate([oracle.rms_norm(x, norm, self.eps) for x, norm in zip((q, k), norms, strict=True)])
 
     def logits(self, tokens: Array, kv_dtype: Literal["f32", "f16"]) -> oracle.F64:
         """``[n, V]`` of a whole text from its start, in float64 throughout but for the cache's type."""
@@ -123,7 +151,8 @@ class TinyModel:
             qkv = self.linear(y, f"q.{i}", f"k.{i}", f"v.{i}").reshape(len(x), h + 2 * g, d)
             cache, att = oracle.Cache(kv_dtype, len(x)), np.empty((len(x), h * d))
             for p in range(len(x)):
-                turned = oracle.rotate(qkv[p, : h + g], self.dense["cos"][p], self.dense["sin"][p], self.style)
+                normed = self.normed(qkv[p, : h + g], i)
+                turned = oracle.rotate(normed, self.dense["cos"][p], self.dense["sin"][p], self.style)
                 cache.put(0, p, turned[h:], qkv[p, h + g :])
                 att[p] = cache.attend(0, p, turned[:h]).reshape(-1)
             x = x + self.linear(oracle.rms_norm(att, self.dense.get(f"attn_sub.{i}"), self.eps), f"o.{i}")
@@ -132,3 +161,10 @@ class TinyModel:
             x = x + self.linear(oracle.rms_norm(act, self.dense.get(f"ffn_sub.{i}"), self.eps), f"down.{i}")
         out: oracle.F64 = oracle.rms_norm(x, self.dense["norm"], self.eps) @ self.dense["head"].T.astype(np.float64)
         return out
+
+
+def weights_of(matrix: oracle.I8, scale: float | npt.NDArray[np.float16]) -> oracle.F64:
+    """What ``matrix[N, K]`` stands for, in float64."""
+    units = np.reshape(np.float64(scale), (-1, 1)) if isinstance(scale, float) else scale.astype(np.float64)
+    out: oracle.F64 = matrix * np.repeat(units, matrix.shape[1] // units.shape[1], axis=1)
+    return out

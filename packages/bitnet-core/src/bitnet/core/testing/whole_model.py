@@ -15,7 +15,7 @@ from bitnet.core.testing.base import DeviceTests
 from bitnet.core.testing.model import BLOCK, TinyModel
 from bitnet.core.testing.norms import check_codes
 from bitnet.core.testing.poison import poison_step
-from bitnet.core.testing.rig import Array, Rig, assert_products, assert_rel, assert_same_bits
+from bitnet.core.testing.rig import Array, Rig, assert_products, assert_rel, assert_same_bits, not_yet
 
 END_TO_END = 0.05
 """Bound on logits against float64, of the greatest in a row. An activation near a rounding border may be quantised one
@@ -29,6 +29,8 @@ TYPICAL = 0.03
 TYPICAL_OF_A_LAYER = 2e-5
 """Bound on the median row of a single layer with an f32 cache, where most rows have no code that falls to the other
 side: what ``norm_rows`` and ``dense_matmul`` may differ together. 2.4e-7 is the most that was seen."""
+
+KINDS = ("bitnet", "llama", "wide", "qwen3")
 
 LIMITS = Limits(max_tokens=64, max_seqs=4, max_rows=8, max_blocks=8)
 
@@ -78,7 +80,7 @@ class Running:
             qkv = self._product(t, f"a.{i}", f"q.{i}", f"k.{i}", f"v.{i}").reshape(len(x), h + 2 * g, d)
             exact = np.empty((len(x), h * d))
             rotated = t[f"qkv.{i}"].reshape(len(x), h + 2 * g, d)[:, :h]
-            turned = np.stack([self._turn(qkv[m, : h + g], p) for m, (_, p) in enumerate(owner)])
+            turned = np.stack([self._turn(qkv[m, : h + g], i, p) for m, (_, p) in enumerate(owner)])
             assert_rel(f"rotated q, layer {i}", rotated.reshape(len(x), -1), turned[:, :h].reshape(len(x), -1), 1e-6)
             for m, (s, p) in enumerate(owner):
                 self.caches[i].put(s, p, turned[m, h:], qkv[m, h + g :])
@@ -114,11 +116,14 @@ class Running:
 
     def _product(self, t: dict[str, Array], name: str, *weights: str) -> oracle.F32:
         kind, layer = name.split(".")
-        return oracle.ternary_matmul(t[name], t[f"{kind}s.{layer}"], [self.model.ternary[w] for w in weights])
+        scale, own = t[f"{kind}s.{layer}"], [self.model.ternary[w] for w in weights]
+        if self.model.group is None:
+            return oracle.ternary_matmul(t[name], scale, [(m, unit) for m, unit in own if isinstance(unit, float)])
+        return oracle.group_matmul(t[name], scale, [(m, unit) for m, unit in own if isinstance(unit, np.ndarray)])
 
-    def _turn(self, heads: Array, position: int) -> oracle.F64:
+    def _turn(self, heads: Array, layer: int, position: int) -> oracle.F64:
         tables = self.model.dense["cos"][position], self.model.dense["sin"][position]
-        return oracle.rotate(heads, *tables, self.model.style)
+        return oracle.rotate(self.model.normed(heads, layer), *tables, self.model.style)
 
 
 def models(rng: np.random.Generator) -> dict[str, dict[str, Any]]:
@@ -126,6 +131,7 @@ def models(rng: np.random.Generator) -> dict[str, dict[str, Any]]:
         "bitnet": {},
         "llama": {"sub_norms": False, "activation": "silu", "style": "interleaved", "kv_heads": 1},
         "wide": {"heads": 3, "kv_heads": 3, "head_dim": 100, "ffn": 260, "activation": "silu", "vocab": 97},
+        "qwen3": {"sub_norms": False, "activation": "silu", "ffn": 256, "group": 32, "head_norms": True},
     }
 
 
@@ -133,7 +139,8 @@ def errors_of_logits(device: Device, model: TinyModel, kv_dtype: Literal["f32", 
     """Errors of rows during a chunked prefill and decode, each relative to the greatest logit of its row."""
     text = model.rng.choice(model.calm(), 60).astype(np.int32)
     exact, layout, errors, done = model.logits(text, kv_dtype), StepLayout(LIMITS), list[float](), 0
-    executable = device.compile(model.program(LIMITS, 8, kv_dtype))
+    with not_yet():
+        executable = device.compile(model.program(LIMITS, 8, kv_dtype))
     try:
         for count in (33, 1, 1, 5, 1, 1, 3, 2, 8, 1, 3, 1):
             rows = sorted({0, count // 2, count - 1})
@@ -151,11 +158,12 @@ def errors_of_logits(device: Device, model: TinyModel, kv_dtype: Literal["f32", 
 
 class WholeModelTests(DeviceTests):
     @pytest.mark.parametrize("kv_dtype", ["f32", "f16"])
-    @pytest.mark.parametrize("kind", ["bitnet", "llama", "wide"])
+    @pytest.mark.parametrize("kind", KINDS)
     def test_model(self, device: Device, rng: np.random.Generator, kind: str, kv_dtype: Literal["f32", "f16"]) -> None:
         """Chunked prefill of one sequence, mixed steps, decode: each operation, and the logits of the whole."""
         model = TinyModel(rng, **models(rng)[kind])
-        running = Running(device, model, kv_dtype)
+        with not_yet():
+            running = Running(device, model, kv_dtype)
 
         def some(count: int) -> Array:
             return rng.integers(0, model.vocab, count).astype(np.int32)
@@ -178,14 +186,14 @@ class WholeModelTests(DeviceTests):
                     assert_rel("logits end to end", logits[row : row + len(feed.rows)], exact, END_TO_END)
                     row += len(feed.rows)
 
-    @pytest.mark.parametrize("kind", ["bitnet", "llama", "wide"])
+    @pytest.mark.parametrize("kind", KINDS)
     def test_model_free_to_fuse(self, device: Device, rng: np.random.Generator, kind: str) -> None:
         """The logits where only they are asked for: what the device makes of neighbouring operations is its own."""
         errors = errors_of_logits(device, TinyModel(rng, **models(rng)[kind]), "f16")
         assert np.max(errors) <= END_TO_END, f"errors of the rows are {errors}"
         assert np.median(errors) <= TYPICAL, f"errors of the rows are {errors}"
 
-    @pytest.mark.parametrize("kind", ["bitnet", "llama", "wide"])
+    @pytest.mark.parametrize("kind", KINDS)
     def test_layer_free_to_fuse(self, device: Device, rng: np.random.Generator, kind: str) -> None:
         """Most rows are exact: in a single layer a code on a rounding border moves the row of its own token only, but
         for the codes that k and v come from, which are clear of borders in this text."""

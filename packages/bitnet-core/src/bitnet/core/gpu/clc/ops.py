@@ -16,11 +16,11 @@ from bitnet.core.gpu.clc.abilities import Abilities
 from bitnet.core.gpu.clc.attention import DECODE_TOKENS
 from bitnet.core.gpu.clc.products import MOST_GROUP
 from bitnet.core.gpu.clc.vendors import VENDORS, Vendor
-from bitnet.core.gpu.context import Bucket, Context
+from bitnet.core.gpu.context import Bucket, Context, Dispatch
 from bitnet.core.gpu.driver import Launch
 from bitnet.core.gpu.groups import FeedForward, GatedProduct, NormGatedProduct, NormProduct, RopeAttention
 from bitnet.core.gpu.ops import RowOps, power_of_two
-from bitnet.core.gpu.plan import Dispatch, Lowering
+from bitnet.core.gpu.plan import Lowering
 from bitnet.core.gpu.products import feed_forward, glu_products, normed, row_sums
 from bitnet.core.gpu.sources import KernelSources
 from bitnet.core.hal import Attention, DenseMatmul, GluNormQuant, NormQuant, Sample, TernaryMatmul
@@ -53,7 +53,7 @@ class ClcOps:
         vendor = vendor or VENDORS[abilities.matrix]
         self._rows = RowOps(group=power_of_two(min(abilities.group, MOST_GROUP)))
         self._products, self._attention = vendor.products(abilities), vendor.attention(abilities)
-        self._leaves_out = vendor.leaves_out
+        self._vendor = vendor
         samples = RowOps(group=power_of_two(min(abilities.group, MOST_SAMPLERS))) if abilities.gpu else self._rows
         self._table: Dispatch = {
             **self._rows.table(),
@@ -73,7 +73,7 @@ class ClcOps:
 
     def lowering(self) -> Lowering:
         """What :class:`bitnet.core.gpu.GpuDevice` takes."""
-        return Lowering(self._table, self._leaves_out)
+        return Lowering(self._table, self._vendor.leaves_out, scaled=self._vendor.scaled)
 
     def norm_quant(self, ctx: Context, op: NormQuant, bucket: Bucket) -> list[Launch]:
         (launch,) = self._rows.norm_quant(ctx, op, bucket)

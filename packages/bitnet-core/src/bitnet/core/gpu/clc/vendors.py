@@ -13,10 +13,9 @@ from bitnet.core.gpu.clc.nvidia_attention import NvidiaAttention
 from bitnet.core.gpu.clc.nvidia_layers import NvidiaLayers
 from bitnet.core.gpu.clc.nvidia_products import NvidiaProducts
 from bitnet.core.gpu.clc.products import Products
-from bitnet.core.gpu.context import Context
+from bitnet.core.gpu.context import Context, Dispatch
 from bitnet.core.gpu.driver import KernelSpec
 from bitnet.core.gpu.groups import Layer
-from bitnet.core.gpu.plan import Dispatch
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +29,7 @@ class Vendor:
         attention: Launches of attention.
         groups: Launches of groups of operations that the plain kernels do not take.
         otherwise: What is left of the matrix products where the trial fails.
-        leaves_out: As :class:`~bitnet.core.gpu.plan.Lowering`'s.
+        leaves_out, scaled: As :class:`~bitnet.core.gpu.plan.Lowering`'s.
     """
 
     trial: KernelSpec | None = None
@@ -39,6 +38,7 @@ class Vendor:
     groups: Callable[[Abilities], Dispatch] = lambda _: {}
     otherwise: Matrix = "none"
     leaves_out: Callable[[Context], bool] = lambda _: False
+    scaled: bool = True
 
 
 PLAIN = Vendor()

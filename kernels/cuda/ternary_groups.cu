@@ -1,0 +1,100 @@
+// ternary_matmul of weights with a scale for each GROUP of columns: out[m, n] = scale[m] * sum over s of f32(x_s . w_s) * w_scale[n, s].
+// The sums of a group are exact, and the terms are added in the order that the contract states, so that the result has its bits.
+//
+// LANES threads share HELD rows of W. Each takes a unit of columns at a time (one block of 128, or a group of more), and adds the
+// terms of its EACH groups to partial sums of its own: SUMS a row in all. At each bit pair a chunk of 16 bytes holds 16 neighbours of
+// K: pair 3 (the top) of the two chunks of a block weights k..k+31, pair 2 those 32 further, and so on.
+#define COUNT (COLS / GROUP) /* groups of a row */
+#define BLOCKS (GROUP < 128 ? 1 : (GROUP + 127) / 128) /* blocks of a unit */
+#define UNITS ((COUNT + EACH - 1) / EACH)
+#define ROWS (WG / LANES * HELD)
+
+__device__ __forceinline__ int dot4(unsigned codes, unsigned x, int sum) {
+    int out;
+    asm("dp4a.u32.s32 %0, %1, %2, %3;" : "=r"(out) : "r"(codes), "r"(x), "r"(sum));
+    return out;
+}
+
+// The products of 16 codes, at a bit pair of `c`, and 16 activations.
+__device__ __forceinline__ int dot16(uint4 c, int shift, uint4 x, int sum) {
+    sum = dot4(c.x >> shift & 0x03030303u, x.x, sum);
+    sum = dot4(c.y >> shift & 0x03030303u, x.y, sum);
+    sum = dot4(c.z >> shift & 0x03030303u, x.z, sum);
+    return dot4(c.w >> shift & 0x03030303u, x.w, sum);
+}
+
+__device__ __forceinline__ int sum16(uint4 x, int sum) {
+    return dot_ones((int)x.x, dot_ones((int)x.y, dot_ones((int)x.z, dot_ones((int)x.w, sum))));
+}
+
+// Activations k to k + 15 of a row, k a multiple of 16; zero beyond COLS, which is a multiple of 4.
+__device__ __forceinline__ uint4 load_x(const signed char *row, int k) {
+    const unsigned *words = (const unsigned *)(row + k);
+    if (COLS % 16 == 0) return COLS % 128 == 0 || k < COLS ? *(const uint4 *)words : make_uint4(0, 0, 0, 0);
+    return make_uint4(k < COLS ? words[0] : 0, k + 4 < COLS ? words[1] : 0, k + 8 < COLS ? words[2] : 0, k + 12 < COLS ? words[3] : 0);
+}
+
+extern "C" __global__ void __launch_bounds__(WG)
+ternary_groups(const int *step, const signed char *x, const float *scale, const uint4 *codes, const f16 *w_scale, float *out,
+               int rows) {
+    __shared__ float parts[ROWS * TOKENS * SUMS];
+    int lane = threadIdx.x % LANES, slot = threadIdx.x / LANES * HELD, tokens = STEP_TOKENS(step);
+    int first = blockIdx.x * ROWS, token = blockIdx.y * TOKENS;
+    if (token >= tokens) return;
+    float sums[HELD][TOKENS][EACH] = {};
+#pragma unroll 4
+    for (int i = 0; i < (UNITS + LANES - 1) / LANES; i++) {
+        int unit = lane + i * LANES;
+        if (unit >= UNITS) break;
+        int found[HELD][TOKENS][EACH] = {}, total[TOKENS][EACH] = {};
+        for (int b = 0; b < BLOCKS; b++) {
+            int block = unit * BLOCKS + b;
+            uint4 low[HELD], high[HELD];
+#pragma unroll
+            for (int r = 0; r < HELD; r++) {
+                const uint4 *row = codes + (size_t)min(first + slot + r, rows - 1) * (ROW_BYTES / 16) + 2 * block;
+                low[r] = row[0], high[r] = row[1];
+            }
+#pragma unroll
+            for (int pair = 0; pair < 4; pair++) {
+                int j = pair * EACH / 4, k = block * 128 + pair * 32, shift = 6 - 2 * pair;
+#pragma unroll
+                for (int t = 0; t < TOKENS; t++) {
+                    const signed char *row = x + (size_t)min(token + t, tokens - 1) * COLS;
+                    uint4 v = load_x(row, k), w = load_x(row, k + 16);
+                    total[t][j] = sum16(w, sum16(v, total[t][j]));
+#pragma unroll
+                    for (int r = 0; r < HELD; r++)
+                        found[r][t][j] = dot16(high[r], shift, w, dot16(low[r], shift, v, found[r][t][j]));
+                }
+            }
+        }
+#pragma unroll
+        for (int r = 0; r < HELD; r++)
+#pragma unroll
+            for (int j = 0; j < EACH; j++) {
+                int s = min(unit * EACH + j, COUNT - 1);  // beyond the last the activations, and so the sums, are zero
+                float w = to_float(w_scale[(size_t)min(first + slot + r, rows - 1) * COUNT + s]);
+#pragma unroll
+                for (int t = 0; t < TOKENS; t++)
+                    sums[r][t][j] = __fadd_rn(sums[r][t][j], __fmul_rn((float)(found[r][t][j] - total[t][j]), w));
+            }
+    }
+#pragma unroll
+    for (int r = 0; r < HELD; r++)
+#pragma unroll
+        for (int t = 0; t < TOKENS; t++)
+#pragma unroll
+            for (int j = 0; j < EACH; j++) parts[((slot + r) * TOKENS + t) * SUMS + lane * EACH + j] = sums[r][t][j];
+    __syncthreads();
+    for (int i = threadIdx.x; i < ROWS * TOKENS; i += WG) {
+        int m = token + i % TOKENS, to = first + i / TOKENS;
+        if (m >= tokens || to >= rows) continue;
+        float *part = parts + i * SUMS;
+        for (int half = SUMS / 2; half > 0; half /= 2)
+            for (int p = 0; p < half; p++) part[p] = __fadd_rn(part[p], part[p + half]);
+        float value = __fmul_rn(part[0], scale[m]);
+        size_t at = (size_t)m * rows + to;
+        out[at] = ADD ? __fadd_rn(out[at], value) : value;
+    }
+}

@@ -1,0 +1,76 @@
+"""Weights with a scale for each group of columns, and heads that are normalised, as launches on every GPU API.
+
+Kernels of these names take these arguments in this order. No group of operations takes them in: each is launched alone.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from bitnet.core.gpu.context import Bucket, Context
+from bitnet.core.gpu.driver import KernelSpec, Launch
+from bitnet.core.gpu.ops import ROPE_GROUP, ceil_div, next_power_of_two
+from bitnet.core.hal import Op, Program, RopeAppend, TernaryMatmul, TernaryWeight
+
+SPAN = 2048
+"""Columns whose groups go to different partial sums, as the contract has it (kernels/README.md)."""
+BLOCK = 128
+"""Columns of a block of codes; a work-item multiplies at least one."""
+GROUP = 64
+"""Work-items of a work-group."""
+MOST_TOKENS = 8
+"""Tokens that a work-item multiplies its codes with."""
+
+
+def in_groups(program: Program, op: Op) -> bool:
+    """Whether an operation is a product of weights with a scale for each group of columns."""
+    if not isinstance(op, TernaryMatmul):
+        return False
+    weight = program.weights[op.weights[0]]
+    return isinstance(weight, TernaryWeight) and weight.group is not None
+
+
+def norms_heads(op: Op) -> bool:
+    """Whether an operation normalises heads before it rotates them."""
+    return isinstance(op, RopeAppend) and (op.q_norm or op.k_norm) is not None
+
+
+def group_product(ctx: Context, op: TernaryMatmul, bucket: Bucket) -> list[Launch]:
+    """``ternary_matmul`` whose work-items each keep some of a row's partial sums."""
+    w = ctx.ternary(op.weights)
+    assert w.group is not None
+    sums = min(next_power_of_two(ceil_div(SPAN, w.group)), next_power_of_two(w.cols // w.group))
+    groups = max(BLOCK // w.group, 1) if w.group < w.cols else 1  # that a work-item multiplies at a time
+    lanes = max(sums // groups, 1)
+    tokens = min(bucket.tokens, MOST_TOKENS)
+    held = 2 if tokens == 1 else 1
+    defines = {
+        "WG": GROUP,
+        "COLS": w.cols,
+        "ROW_BYTES": w.row_bytes,
+        "GROUP": w.group,
+        "EACH": groups,
+        "SUMS": lanes * groups,
+        "LANES": lanes,
+        "HELD": held,
+        "TOKENS": tokens,
+        "ADD": int(op.add),
+    }
+    spec = KernelSpec("ternary_groups", "ternary_groups", tuple(defines.items()))
+    grid = (ceil_div(w.rows, GROUP // lanes * held), ceil_div(bucket.tokens, tokens), 1)
+    x = ctx.tensors[op.x], ctx.tensors[op.scale]
+    return [Launch(spec, grid, (GROUP, 1, 1), (ctx.step, *x, w.codes, w.scales, ctx.tensors[op.out], np.int32(w.rows)))]
+
+
+def head_norms(ctx: Context, op: RopeAppend, bucket: Bucket) -> list[Launch]:
+    """RMSNorm of each head of q and of k, in place. Each work-item has as many elements of a head as the others."""
+    assert op.q_norm is not None
+    assert op.k_norm is not None
+    norms = ctx.dense(op.q_norm).data, ctx.dense(op.k_norm).data
+    sizes = np.float32(op.eps), np.int32(op.heads), np.int32(op.kv_heads)
+    group = math.gcd(op.head_dim, ROPE_GROUP)
+    spec = KernelSpec("head_norms", "head_norms", (("WG", group), ("DIM", op.head_dim)))
+    grid = (bucket.tokens, op.heads + op.kv_heads, 1)
+    return [Launch(spec, grid, (group, 1, 1), (ctx.step, ctx.tensors[op.qkv], *norms, *sizes))]
