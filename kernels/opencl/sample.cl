@@ -9,9 +9,8 @@ inline uint float_key(float z) {
 
 inline int no_number(float z) { return (as_uint(z) & 0x7FFFFFFFu) > 0x7F800000u; }
 
-// Gumbel variates of the tokens v ... v + 3, v a multiple of 4: the lanes of Philox4x32-10 (Salmon et al. 2011) at counter
-// (v / 4, position, 0, 0).
-inline float4 gumbels(uint seed_lo, uint seed_hi, uint v, uint position) {
+// Philox4x32-10 (Salmon et al. 2011) at counter (v / 4, position, 0, 0): its lanes are for the tokens v ... v + 3, v a multiple of 4.
+inline uint4 noise_words(uint seed_lo, uint seed_hi, uint v, uint position) {
     uint4 c = (uint4)(v >> 2, position, 0, 0);
     uint2 key = (uint2)(seed_lo, seed_hi);
     for (int round = 0; round < 10; round++) {
@@ -20,7 +19,13 @@ inline float4 gumbels(uint seed_lo, uint seed_hi, uint v, uint position) {
         c = (uint4)(hi1 ^ c.y ^ key.x, lo1, hi0 ^ c.w ^ key.y, lo0);
         key += (uint2)(0x9E3779B9u, 0xBB67AE85u);
     }
-    return -log(-log((convert_float4(c >> 9) + 0.5f) * 0x1p-23f));
+    return c;
+}
+
+// A word of it as a Gumbel variate.
+inline float gumbel_of(uint word) {
+    float u = ((float)(word >> 9) + 0.5f) * 0x1p-23f;
+    return -log(-log(u));
 }
 
 // Sum over tokens with key >= least: of 1, or of e^(z - top).
@@ -86,17 +91,19 @@ kernel void sample(global const int *step, int rows, int temperatures, int top_k
             }
         } else {
             for (int first = 4 * lane; first < n; first += 4 * WG) {
-                float z[4], noise[4];
+                float z[4];
                 int left = 0;  // of these tokens
                 for (int i = 0; i < 4; i++) {
                     z[i] = row[min(first + i, n - 1)] * inverse;
                     left |= (first + i < n && float_key(z[i]) >= least && !(z[i] < floor_z)) << i;
                 }
                 if (left == 0) continue;
-                vstore4(gumbels(step[seeds_lo + r], step[seeds_hi + r], first, position), 0, noise);
+                uint4 words = noise_words(step[seeds_lo + r], step[seeds_hi + r], first, position);
                 for (int i = 0; i < 4; i++) {
-                    if ((left >> i & 1) && (z[i] + noise[i] > best || index == n)) {
-                        best = z[i] + noise[i];
+                    if ((left >> i & 1) == 0) continue;
+                    float key = z[i] + gumbel_of(i == 0 ? words.x : i == 1 ? words.y : i == 2 ? words.z : words.w);
+                    if (key > best || index == n) {
+                        best = key;
                         index = first + i;
                     }
                 }
