@@ -28,7 +28,7 @@ def in_groups(program: Program, op: Op) -> bool:
     """Whether an operation is a product of weights with a scale for each group of columns."""
     if not isinstance(op, TernaryMatmul):
         return False
-    weight = program.weights[op.weights[0]]
+    weight = program.weights.get(op.weights[0])
     return isinstance(weight, TernaryWeight) and weight.group is not None
 
 

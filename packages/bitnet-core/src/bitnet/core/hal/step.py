@@ -184,7 +184,7 @@ class Step:
                     raise InvalidInputError(f"sequence {s} wants logits of token {row} of {n}.")
                 rows.append(begins[s] + row)
                 drawn.append(seq.sampling)
-            fed += seq.tokens
+            fed.extend(seq.tokens)  # not +=, which an array would take for an addition
             begins.append(begins[s] + n)
 
         def put(field: str, into: npt.NDArray[Any], values: Sequence[float]) -> None:
