@@ -30,10 +30,10 @@ def until(condition: Callable[[], bool], seconds: float = 20) -> None:
         time.sleep(0.005)
 
 
-def held(opened: threading.Event, step: Callable[[], Any]) -> Any:
-    """An engine's step, held up."""
+def held(opened: threading.Event, advance: Callable[..., Any], *given: Any) -> Any:
+    """An engine's next step, held up."""
     assert opened.wait(60)
-    return step()
+    return advance(*given)
 
 
 class Loader:
@@ -183,7 +183,7 @@ def test_models_take_turns_within_the_memory(file: Path, running: Any, scripted:
         # A model with requests stays, and the other waits for its memory.
         opened = threading.Event()
         for name in "bc":
-            engines[name].step = partial(held, opened, engines[name].step)
+            engines[name].advance = partial(held, opened, engines[name].advance)
         with ThreadPoolExecutor(3) as pool:
             busy = [pool.submit(ask, name) for name in "bc"]
             until(lambda: sum(service.users for service in server.host.services()) == 2)
