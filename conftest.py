@@ -128,9 +128,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def drawn(test: str) -> bool:
-    """Whether a test is among those that are drawn for this commit; True where git cannot tell which commit it is."""
+    """Whether a test is among those that are drawn for this commit; all are in a run that a test has begun."""
     commit = head()
-    return not commit or zlib.crc32(f"{commit} {test}".encode()) % SHARE == 0
+    return not commit or "PYTEST_CURRENT_TEST" in os.environ or zlib.crc32(f"{commit} {test}".encode()) % SHARE == 0
 
 
 def runs_at_night(item: pytest.Item) -> bool:

@@ -15,8 +15,8 @@ static need_t sample_need(const run_t *run, const op_t *op) {
 
 /* An integer that orders as the float does. */
 INLINE uint32_t order_key(float a) {
-    uint32_t bits;
-    memcpy(&bits, &a, sizeof bits);
+    uint32_t bits = 0;  /* of zeros of both signs */
+    if (a != 0) memcpy(&bits, &a, sizeof bits);
     return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
 }
 

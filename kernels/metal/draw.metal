@@ -1,7 +1,7 @@
 // Shared by sample and the compact head, which must agree: the order of floats as integers, and the noise of a draw.
 
 inline uint float_key(float z) {
-    uint bits = as_type<uint>(z);
+    uint bits = z == 0.0f ? 0u : as_type<uint>(z);  // -0 is 0
     return (bits & 0x80000000u) != 0u ? ~bits : bits | 0x80000000u;
 }
 inline bool no_number(float z) { return (as_type<uint>(z) & 0x7FFFFFFFu) > 0x7F800000u; }

@@ -40,8 +40,9 @@ STEPS = (*((n, n) for n in FEW), (64, 64), (512, 0))
 SHAPES = {
     "demo": {"heads": 6, "kv_heads": 2, "head_dim": 64, "ffn": 1024},
     "2b4t": {"heads": 20, "kv_heads": 5, "head_dim": 128, "ffn": 6912},
+    "qwen3": {"heads": 4, "kv_heads": 2, "head_dim": 128, "ffn": 1024, "group": 128, "head_norms": True},
 }
-OFTEN = [*((name, "demo") for name in OF_EACH_KIND), ("gfx90a", "2b4t"), ("gfx1100", "2b4t")]
+OFTEN = [*((name, "demo") for name in OF_EACH_KIND), ("gfx90a", "2b4t"), ("gfx1100", "2b4t"), ("gfx1100", "qwen3")]
 SELDOM = [pair for pair in product((*OF_EACH_KIND, *OTHERS), SHAPES) if pair not in OFTEN]
 LOCAL_BYTES = 65536
 METADATA, NAME = 32, b"AMDGPU\0"
@@ -147,7 +148,8 @@ def check(name: str, shape: str, code_object: CodeObject) -> None:
     units = {(spec.file, spec.defines): spec for spec in made}
     codes = compile_all(lambda unit: code_object(units[unit], name), list(units))
     many = "ternary_gemm" if kind.matrix == "none" else "amd/ternary_gemm_matrix"
-    assert {"ternary_decode", many, "attention_decode", "attention_prefill"} <= {file for file, _ in units}
+    products = {"ternary_groups", "head_norms"} if "group" in SHAPES[shape] else {"ternary_decode", many}
+    assert products | {"attention_decode", "attention_prefill"} <= {file for file, _ in units}
     for spec, (launch, tokens) in made.items():
         found, what = metadata(codes[spec.file, spec.defines])[spec.entry], f"{spec} for {name}"
         given = [arg for arg in found[".args"] if not arg[".value_kind"].startswith("hidden")]

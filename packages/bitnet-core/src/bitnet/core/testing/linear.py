@@ -90,6 +90,7 @@ def grouped_shapes(size: Size) -> list[Grouped]:
         Grouped(1, (7,), 128, 128),
         Grouped(2, (33, 5), 192, 64, add=True),
         Grouped(3, (50,), 1024, 256),
+        Grouped(1, (9,), 4224, 128),
         Grouped(1, (64, 16, 16), 2560, 128),
         Grouped(9, (40,), 132, 132),
         Grouped(5, (101, 3), 4096, 64),
