@@ -246,8 +246,8 @@ def test_the_steps_of_the_dockerfile_make_a_server(tmp_path: Path) -> None:
             step = re.sub(r"^python ", f"{shlex.quote(sys.executable)} ", step)
             run("sh", "-ec", step, cwd=tmp_path, env=environment)
     bitnet, *rest = container_command()
-    words = [f"{tmp_path}{bitnet}", *rest[: rest.index("-m")], "--device", "cpu", "--port", str(port := free_port())]
-    with process(*words, port=port):
+    command = [f"{tmp_path}{bitnet}", *rest[: rest.index("-m")], "--device", "cpu", "--port", str(port := free_port())]
+    with process(*command, port=port):
         assert httpx.get(f"http://127.0.0.1:{port}/health").json() == {"status": "ok"}
         fields = {"prompt": "1 + 1", "response_format": {"type": "json_object"}, "max_tokens": 5}
         assert httpx.post(f"http://127.0.0.1:{port}/v1/completions", json=fields, timeout=60).status_code == 200
