@@ -149,7 +149,13 @@ def test_a_proxy_passes_streams_on_and_ends_what_nobody_reads(
         if shutil.which(program) is None:
             require_device(program, f"{program} is not installed")
     scripted(script_model, "one two three four five six seven eight nine ten " * 20).seconds = 0.05
-    body: dict[str, Any] = {"messages": [{"role": "user", "content": "Count."}], "temperature": 0, "stream": True}
+    # Log-probabilities: one token a step, so that 400 tokens take 20 seconds.
+    body: dict[str, Any] = {
+        "messages": [{"role": "user", "content": "Count."}],
+        "stream": True,
+        "logprobs": True,
+        "ignore_eos": True,
+    }
     with running(script_model, api_keys=("right",), max_body=16_000_000) as server, proxy(tmp_path, server.port) as at:
         secret = {"authorization": "Bearer right"}
         with httpx.Client(base_url=at, verify=False, timeout=30, headers=secret) as client:
@@ -163,7 +169,7 @@ def test_a_proxy_passes_streams_on_and_ends_what_nobody_reads(
 
             with client.stream("POST", "/v1/chat/completions", json={**body, "max_tokens": 400}) as answer:
                 next(answer.iter_lines())
-            end = time.monotonic() + 10
+            end = time.monotonic() + 5
             while server.model.load().running:
                 assert time.monotonic() < end, "the generation goes on without a client"
                 time.sleep(0.05)
@@ -245,8 +251,15 @@ def test_the_steps_of_the_dockerfile_make_a_server(tmp_path: Path) -> None:
             step = rest.replace("/opt/", f"{tmp_path}/opt/").replace("/dist/", f"{tmp_path}/dist/")
             step = re.sub(r"^python ", f"{shlex.quote(sys.executable)} ", step)
             run("sh", "-ec", step, cwd=tmp_path, env=environment)
-    bitnet, *rest = container_command()
-    command = [f"{tmp_path}{bitnet}", *rest[: rest.index("-m")], "--device", "cpu", "--port", str(port := free_port())]
+    program, *arguments = container_command()
+    command = [
+        f"{tmp_path}{program}",
+        *arguments[: arguments.index("-m")],
+        "--device",
+        "cpu",
+        "--port",
+        str(port := free_port()),
+    ]
     with process(*command, port=port):
         assert httpx.get(f"http://127.0.0.1:{port}/health").json() == {"status": "ok"}
         fields = {"prompt": "1 + 1", "response_format": {"type": "json_object"}, "max_tokens": 5}
