@@ -106,7 +106,7 @@ def free_port() -> int:
 
 @contextmanager
 def nginx(folder: Path, upstream: int) -> Iterator[str]:
-    """The address of an nginx with the page's server in it, and deaf to the header by which ours turns buffering off."""
+    """An nginx's address; it has the page's server, and ignores the header by which ours turns buffering off."""
     key, certificate, port = folder / "key.pem", folder / "cert.pem", free_port()
     subject = ("-subj", "/CN=llm.example.com", "-days", "1")
     run("openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-keyout", key, "-out", certificate, *subject)
@@ -122,7 +122,8 @@ def nginx(folder: Path, upstream: int) -> Iterator[str]:
     config = folder / "nginx.conf"
     config.write_text(
         f"daemon off; master_process off; pid {folder}/pid; error_log stderr;\nevents {{}}\n"
-        f"http {{ access_log off; proxy_ignore_headers X-Accel-Buffering;\n{temporary}\n{replaced(block('nginx'), **changes)}}}\n"
+        f"http {{ access_log off; proxy_ignore_headers X-Accel-Buffering;\n{temporary}\n"
+        f"{replaced(block('nginx'), **changes)}}}\n"
     )
     words = ("nginx", "-p", folder, "-e", "stderr", "-c", config)
     assert "warn" not in run(*words, "-t").stderr
