@@ -59,6 +59,7 @@ STANDS_ON = {
     "packages/bitnet-vulkan/": ("packages/bitnet-vulkan", "kernels/vulkan", *DEVICES),
     "packages/bitnet-webgpu/": ("packages/bitnet-webgpu", "kernels/webgpu", *DEVICES),
     "packages/bitnet-server/": ("packages/bitnet-server", PACKAGE + "engine", PACKAGE + "api.py"),
+    "packages/bitnet-server/tests/test_deployment.py": ("docs/serve-deploy.md", "packages/bitnet-server"),
     "tests/conformance/": (PACKAGE + "cpu", "kernels/cpu", *DEVICES),
     "tests/downstream/": (PACKAGE + "devices", PACKAGE + "support", *DEVICES, "tests/downstream"),
     "tests/tools/": ("tools", "tests/tools", *DEVICES),
