@@ -11,7 +11,7 @@
 //
 // ROPE: each token is a sequence of its own, and none reads what another writes; rotates q and k here, and stores k and v in the
 // cache (rope_append's work). Entries that were in the cache before the step may be fetched before this kernel waits for the
-// kernel that computes q, k and v.
+// kernel that computes q, k and v. HEAD_NORMS: q and the new k get their RMSNorm (head_norms' work) before they are rotated.
 //
 // DEPTH tiles of a warp are fetched ahead.
 #include "attention.cuh"
@@ -79,7 +79,7 @@ __device__ __forceinline__ void send(unsigned to, unsigned barrier, float2 v) {
 extern "C" __global__ void IN_CLUSTER __launch_bounds__(THREADS, WARPS == 4 ? 3 : 1)
 attention_decode(const int *step, int token_seq, int seq_begin, int seq_len, int block_table, int max_blocks,
                  const float *qkv, f16 *keys, f16 *values, const float *cosines, const float *sines, float *out, float *parts,
-                 unsigned *arrivals) {
+                 unsigned *arrivals, const float *q_norm, const float *k_norm, float eps) {
     __shared__ __align__(16) float warp_sums[WARPS][GROUP][DIM];
     __shared__ float warp_max[WARPS][8], warp_total[WARPS][8];
     int kv_head = blockIdx.x, m = blockIdx.y, split = blockIdx.z;
@@ -142,6 +142,18 @@ attention_decode(const int *step, int token_seq, int seq_begin, int seq_len, int
 #if ROPE
     __shared__ __align__(16) f16 new_key[DIM], new_value[DIM];
     int heads = GROUP + 2 * has_new;
+#if HEAD_NORMS
+    __shared__ float roots[GROUP + 1];
+    for (int h = warp; h < GROUP + has_new; h += WARPS) {
+        const float2 *head = (const float2 *)(row + (h < GROUP ? kv_head * GROUP + h : HEADS + kv_head) * DIM);
+        float sum = 0.0f;
+#pragma unroll
+        for (int i = lane; i < DIM / 2; i += WARP) sum += head[i].x * head[i].x + head[i].y * head[i].y;
+        sum = warp_reduce<Sum>(sum);
+        if (lane == 0) roots[h] = sqrtf(sum / DIM + eps);
+    }
+    __syncthreads();
+#endif
 #else
     int heads = GROUP;
 #endif
@@ -153,6 +165,10 @@ attention_decode(const int *step, int token_seq, int seq_begin, int seq_len, int
         float x = row[from * DIM + a], y = row[from * DIM + b];
 #if ROPE
         if (h <= GROUP) {
+#if HEAD_NORMS
+            const float *norm = h < GROUP ? q_norm : k_norm;
+            x = x * norm[a] / roots[h], y = y * norm[b] / roots[h];
+#endif
             float old = x;
             x = old * cosine - y * sine;
             y = y * cosine + old * sine;

@@ -9,6 +9,9 @@
 // INPUT 0: x is int8 with a scale and a sum for each of up to TOKENS tokens. 1: x is f32: absmax int8 here. 2: the same after RMSNorm.
 // CLUSTER: the blocks of a cluster quantise one token each, and give it to all; or there is one token, and each block does so.
 // GLU: rows 0..rows/2-1 of W are gates, the others their ups: a tile is 8 of each and out = act(gate) * up.
+// GROUP: columns of K that share a scale of a row (64, 128 or 256); 0: one scale for all. A warp's step of 256 columns is two blocks
+// of 128, whose products a token's two columns of the mma keep apart: in each, the other block's activations are zeros. The terms of
+// all groups lie in shared memory, where one thread a row and token adds them in their order.
 #define CHUNKS (ROW_BYTES / 16)
 #define ITERS ((CHUNKS + 4 * KSPLIT - 1) / (4 * KSPLIT))
 #define WARPS (TILES * KSPLIT)
@@ -18,6 +21,16 @@
 #define STRIDE (X_BYTES + 64) /* so that neighbouring tokens fall into different halves of the banks */
 #define VECTORS VECTORS_OF(COLS, THREADS)
 #define UNITS (X_BYTES / 16)
+#if GROUP
+#define PER (256 / GROUP) /* groups of a step of 256 columns */
+#define COUNT (COLS / GROUP)
+#define PITCH (COUNT | 1) /* of a row's terms, odd so that neighbours fall into different banks */
+#define PASSES ((TOKENS + 3) / 4) /* of four tokens with two columns each */
+#define SETS (GROUP == 64 ? 2 : 1) /* groups of a block */
+#define A_TYPE "s8"
+#else
+#define A_TYPE "u8"
+#endif
 #define COLUMNS (TOKENS == 1 ? 1 : 2) /* tokens of a thread's results */
 #define HOLDERS (TOKENS == 1 ? WARP / 4 : WARP) /* threads of a warp that have results */
 #define WHOLE(i) (((i) + 1) * KSPLIT * 4 <= CHUNKS) /* all warps have work in iteration i */
@@ -28,15 +41,47 @@
 #endif
 
 __device__ __forceinline__ void mma(int (&c)[4], unsigned a0, unsigned a1, unsigned a2, unsigned a3, unsigned b0, unsigned b1) {
-    asm volatile("mma.sync.aligned.m16n8k32.row.col.s32.u8.s8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+    asm("mma.sync.aligned.m16n8k32.row.col.s32." A_TYPE ".s8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
         : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
         : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }
 
 // Place in shared memory of the 16 bytes of x at 16 * unit. With several tokens, the bytes that the four quarters take at a
 // time are together, so that the loads of a warp fall into all banks.
-__device__ __forceinline__ unsigned place(unsigned unit) { return TOKENS == 1 && INPUT ? unit : unit & ~14u | (unit & 6) << 1 | unit >> 2 & 2; }
+__device__ __forceinline__ unsigned place(unsigned unit) { return TOKENS == 1 && INPUT && !GROUP ? unit : unit & ~14u | (unit & 6) << 1 | unit >> 2 & 2; }
 
+#if GROUP
+#if PER == 4
+typedef uint2 Scales;
+#elif PER == 2
+typedef unsigned Scales;
+#else
+typedef unsigned short Scales;
+#endif
+
+__device__ __forceinline__ uint4 codes_at(uint4 words, int shift) {
+    const unsigned mask = 0x03030303u;
+    return make_uint4(words.x >> shift & mask, words.y >> shift & mask, words.z >> shift & mask, words.w >> shift & mask);
+}
+
+// The products of one thread's 16 bytes of two rows with the activations of the same places, less those activations' sums.
+__device__ __forceinline__ void multiply(int (&sums)[PASSES][SETS][4], uint4 low, uint4 high, const signed char *const (&x)[PASSES], int at) {
+    const unsigned minus = 0xffffffffu;
+#pragma unroll
+    for (int plane = 0; plane < 4; plane++) {
+        uint4 a = codes_at(low, 6 - 2 * plane), b = codes_at(high, 6 - 2 * plane);
+#pragma unroll
+        for (int pass = 0; pass < PASSES; pass++) {
+            uint4 v = *(const uint4 *)(x[pass] + at + 64 * plane);
+            int(&sum)[4] = sums[pass][plane * SETS / 4];
+            mma(sum, a.x, b.x, a.y, b.y, v.x, v.y);
+            mma(sum, a.z, b.z, a.w, b.w, v.z, v.w);
+            mma(sum, minus, minus, minus, minus, v.x, v.y);
+            mma(sum, minus, minus, minus, minus, v.z, v.w);
+        }
+    }
+}
+#else
 // The products of one thread's 16 bytes of two rows with the activations of the same places, by half of the bytes and bit pair:
 // no product has to wait for the one before.
 __device__ __forceinline__ void multiply(int (&sums)[2][4][4], uint4 low, uint4 high, const signed char *x) {
@@ -59,12 +104,19 @@ __device__ __forceinline__ void multiply(int (&sums)[2][4][4], uint4 low, uint4 
 struct __align__(8 * COLUMNS) Results {
     int low[COLUMNS], high[COLUMNS];
 };
+#endif
 
 extern "C" __global__ void IN_CLUSTER __launch_bounds__(THREADS)
 ternary_decode(const int *step, const void *input, const float *scale, const int *input_sums, const float *norm, float eps,
-               const uint4 *codes, const float *w_scale, float *out, int rows) {
-    extern __shared__ __align__(16) signed char x_shared[];  // [TOKENS][STRIDE]
+               const uint4 *codes, const void *w_scale, float *out, int rows) {
+    extern __shared__ __align__(16) signed char x_shared[];  // [TOKENS][STRIDE], and the terms of groups
+#if GROUP
+    __shared__ uint4 zeros[16];
+    float *terms = (float *)(x_shared + TOKENS * STRIDE);  // [TILES * 16][TOKENS][PITCH]
+    if (threadIdx.x < 16) zeros[threadIdx.x] = make_uint4(0, 0, 0, 0);
+#else
     __shared__ Results parts[WARPS][HOLDERS];
+#endif
     __builtin_assume(threadIdx.x < THREADS);
     int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, group = lane / 4, quarter = lane % 4;
     int tile = blockIdx.x * TILES + warp / KSPLIT, part = warp % KSPLIT;
@@ -81,7 +133,17 @@ ternary_decode(const int *step, const void *input, const float *scale, const int
         low[i] = there ? stream(codes_low + chunk) : make_uint4(0, 0, 0, 0);
         high[i] = there ? stream(codes_high + chunk) : make_uint4(0, 0, 0, 0);
     }
-    float scale_low = w_scale[min(row_low, rows - 1)], scale_high = w_scale[min(row_high, rows - 1)];
+#if GROUP
+    Scales scales_low[ITERS], scales_high[ITERS];
+#pragma unroll
+    for (int i = 0; i < ITERS; i++) {
+        int step_k = min(part + i * KSPLIT, COLS / 256 - 1);
+        scales_low[i] = ((const Scales *)w_scale)[(size_t)min(row_low, rows - 1) * (COLS / 256) + step_k];
+        scales_high[i] = ((const Scales *)w_scale)[(size_t)min(row_high, rows - 1) * (COLS / 256) + step_k];
+    }
+#else
+    float scale_low = ((const float *)w_scale)[min(row_low, rows - 1)], scale_high = ((const float *)w_scale)[min(row_high, rows - 1)];
+#endif
     int tokens = TOKENS == 1 ? 1 : STEP_TOKENS(step);
 #if INPUT
     __shared__ __align__(16) int warp_sums[WARPS];
@@ -115,6 +177,7 @@ ternary_decode(const int *step, const void *input, const float *scale, const int
         if (UNIT == 16) copy_async(to, at < COLS ? from : (const signed char *)input, at < COLS);
         else *(int *)to = at < COLS ? *(const int *)from : 0;
     }
+#if !GROUP
     float x_scale[COLUMNS] = {};
     int x_sum[COLUMNS] = {};
 #pragma unroll
@@ -122,7 +185,8 @@ ternary_decode(const int *step, const void *input, const float *scale, const int
         if (quarter * 2 + i < tokens) x_scale[i] = scale[quarter * 2 + i], x_sum[i] = input_sums[quarter * 2 + i];
     }
 #endif
-#if ADD
+#endif
+#if ADD && !GROUP
     float old_low[COLUMNS] = {}, old_high[COLUMNS] = {};
 #pragma unroll
     for (int i = 0; i < COLUMNS; i++) {
@@ -167,6 +231,66 @@ ternary_decode(const int *step, const void *input, const float *scale, const int
     __syncthreads();
 #endif
 
+#if GROUP
+    const signed char *x[PASSES];
+    int stride = quarter / 2 == group % 2 ? KSPLIT * 256 : 0;
+#pragma unroll
+    for (int pass = 0; pass < PASSES; pass++) {
+        const signed char *row = x_shared + min(group / 2 + 4 * pass, TOKENS - 1) * STRIDE + part * 256 + 16 * quarter;
+        x[pass] = stride ? row : (const signed char *)zeros;
+    }
+#pragma unroll
+    for (int i = 0; i < ITERS; i++) {
+        if (!WHOLE(i) && (part + i * KSPLIT) * 4 >= CHUNKS) break;
+        int sums[PASSES][SETS][4] = {};
+        multiply(sums, low[i], high[i], x, i * stride);
+#pragma unroll
+        for (int pass = 0; pass < PASSES; pass++) {
+            if (quarter + 4 * pass >= TOKENS) continue;
+            float *to = terms + ((warp / KSPLIT * 16 + group) * TOKENS + quarter + 4 * pass) * PITCH + (part + i * KSPLIT) * PER;
+#pragma unroll
+            for (int g = 0; g < PER; g++) {
+                int(&sum)[4] = sums[pass][g % SETS];
+                int half = g / SETS, value_low = sum[half], value_high = sum[2 + half];
+                if (PER == 1) value_low += sum[1], value_high += sum[3];
+                to[g] = __fmul_rn((float)value_low, to_float(((const f16 *)&scales_low[i])[g]));
+                to[8 * TOKENS * PITCH + g] = __fmul_rn((float)value_high, to_float(((const f16 *)&scales_high[i])[g]));
+            }
+        }
+    }
+    __syncthreads();
+    for (int i = threadIdx.x; i < TILES * 8 * TOKENS; i += THREADS) {
+        int m = i % TOKENS, r = i / TOKENS % 8, t = i / TOKENS / 8, tile = blockIdx.x * TILES + t;
+        int row_low = GLU ? tile * 8 + r : tile * 16 + r, row_high = GLU ? rows / 2 + row_low : row_low + 8;
+        if (m >= tokens || row_low >= (GLU ? rows / 2 : rows)) continue;
+        float *to_low = out + (size_t)m * (GLU ? rows / 2 : rows) + row_low, *to_high = to_low + 8;
+        bool high_there = row_high < rows;
+#if ADD
+        float old_low = *to_low, old_high = high_there ? *to_high : 0.0f;
+#endif
+        const float *from_low = terms + ((t * 16 + r) * TOKENS + m) * PITCH, *from_high = from_low + 8 * TOKENS * PITCH;
+        float value_low = 0.0f, value_high = 0.0f;
+#pragma unroll 8
+        for (int g = 0; g < COUNT; g++) value_low = __fadd_rn(value_low, from_low[g]), value_high = __fadd_rn(value_high, from_high[g]);
+#if CLUSTER > 1
+        float x_scale = __int_as_float(((const int2 *)(x_shared + m * STRIDE + X_BYTES))->y);
+#elif INPUT
+        float x_scale = s;
+#else
+        float x_scale = scale[m];
+#endif
+        value_low = __fmul_rn(value_low, x_scale), value_high = __fmul_rn(value_high, x_scale);
+#if GLU
+        *to_low = act(value_low) * value_high;
+#elif ADD  // the contract rounds this sum separately
+        *to_low = __fadd_rn(old_low, value_low);
+        if (high_there) *to_high = __fadd_rn(old_high, value_high);
+#else
+        *to_low = value_low;
+        if (high_there) *to_high = value_high;
+#endif
+    }
+#else
     int sums[2][4][4] = {};
     // Columns past the tokens multiply another token's data, and their results are not read.
     const signed char *x = x_shared + min(group, TOKENS - 1) * STRIDE + part * 256 + 16 * place(quarter / 2 * 8 + quarter % 2);
@@ -227,6 +351,7 @@ ternary_decode(const int *step, const void *input, const float *scale, const int
         if (row_high < rows) out[(size_t)m * rows + row_high] = value_high;
 #endif
     }
+#endif
 #if CLUSTER > 1
     cluster_wait();  // a block must not end while others copy its row
 #endif

@@ -5,6 +5,8 @@
 // other (four neighbours of K each), so a step of K = 32 is one bit pair of all eight words, and the activations at the same
 // places are 8 neighbouring bytes. The codes are 0, 1, 2 for -1, 0, 1: `sums`, of each token's activations, is subtracted.
 // GLU: as in ternary_decode, every 16 rows are 8 gates and their 8 ups.
+// GROUP: columns of K that share a scale of a row (64 or 128); 0: one scale for all. The codes then become -1, 0, 1 before they
+// are multiplied, and the products of each group are added, times its scale, to f32 sums.
 #define ROWS_WARPS (BM / 32)
 #define TOKEN_WARPS (8 / ROWS_WARPS)
 #define NT (BN / TOKEN_WARPS / 8)
@@ -13,17 +15,25 @@
 #define X_PITCH 160 /* bytes: 128, and 32 so that the 8-byte loads of a warp fall into different banks */
 #define W_PITCH 32
 #define BLOCKS ((ROW_BYTES) / 32)
+#if GROUP
+#define A_TYPE "s8"
+#define SETS (GROUP == 64 ? 2 : 1) /* groups of a tile */
+#define COUNT (COLS / GROUP)
+#else
+#define A_TYPE "u8"
+#define SETS 1
+#endif
 #define STAGE (BN * X_PITCH + BM * W_PITCH)
 
 __device__ __forceinline__ void mma(int (&c)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
-    asm("mma.sync.aligned.m16n8k32.row.col.s32.u8.s8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+    asm("mma.sync.aligned.m16n8k32.row.col.s32." A_TYPE ".s8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
         : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 2)
 ternary_mma(const int *step, const signed char *x, const float *scale, const int *sums, const unsigned char *codes,
-            const float *w_scale, float *out, int rows) {
+            const void *w_scale, float *out, int rows) {
     extern __shared__ __align__(16) unsigned char ring[];
     int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, group = lane / 4, quarter = lane % 4;
     int row0 = warp % ROWS_WARPS * 32, token0 = warp / ROWS_WARPS * (BN / TOKEN_WARPS);
@@ -54,12 +64,26 @@ ternary_mma(const int *step, const signed char *x, const float *scale, const int
     };
     for (int block = 0; block < STAGES - 1; block++) fetch(block);
 
+#if GROUP
+    float total[2][NT][4] = {};
+#else
     int acc[2][NT][4] = {};
+#endif
     for (int block = 0; block < BLOCKS; block++) {
         asm volatile("cp.async.wait_group %0;" ::"n"(STAGES - 2));
         __syncthreads();
         fetch(block + STAGES - 1);
         const unsigned char *stage = ring + block % STAGES * STAGE;
+#if GROUP
+        float scale_of[SETS][2][2];
+#pragma unroll
+        for (int i = 0; i < SETS * 4; i++) {
+            int r = row0 + i / 2 % 2 * 16 + i % 2 * 8 + group;
+            size_t at = (size_t)(weight_there(r) ? weight_row(r) : 0) * COUNT + block * SETS + i / 4;
+            scale_of[i / 4][i / 2 % 2][i % 2] = to_float(((const f16 *)w_scale)[at]);
+        }
+        int acc[2][NT][4];
+#endif
         uint2 words[2][2];
 #pragma unroll
         for (int t = 0; t < 2; t++) {
@@ -69,6 +93,12 @@ ternary_mma(const int *step, const signed char *x, const float *scale, const int
         }
 #pragma unroll
         for (int plane = 0; plane < 4; plane++) {
+#if GROUP
+            if (plane % (4 / SETS) == 0) {
+#pragma unroll
+                for (int i = 0; i < 2 * NT * 4; i++) acc[i / 4 / NT][i / 4 % NT][i % 4] = 0;
+            }
+#endif
             unsigned a[2][4];
 #pragma unroll
             for (int t = 0; t < 2; t++) {
@@ -76,6 +106,10 @@ ternary_mma(const int *step, const signed char *x, const float *scale, const int
                 a[t][1] = words[t][1].x >> (6 - 2 * plane) & 0x03030303u;
                 a[t][2] = words[t][0].y >> (6 - 2 * plane) & 0x03030303u;
                 a[t][3] = words[t][1].y >> (6 - 2 * plane) & 0x03030303u;
+#if GROUP
+#pragma unroll
+                for (int i = 0; i < 4; i++) a[t][i] = signed_codes(a[t][i]);
+#endif
             }
 #pragma unroll
             for (int n = 0; n < NT; n++) {
@@ -83,6 +117,14 @@ ternary_mma(const int *step, const signed char *x, const float *scale, const int
                 mma(acc[0][n], a[0], b.x, b.y);
                 mma(acc[1][n], a[1], b.x, b.y);
             }
+#if GROUP
+            if ((plane + 1) % (4 / SETS)) continue;
+#pragma unroll
+            for (int i = 0; i < 2 * NT * 4; i++) {
+                int t = i / 4 / NT, n = i / 4 % NT, j = i % 4;
+                total[t][n][j] = __fadd_rn(total[t][n][j], __fmul_rn((float)acc[t][n][j], scale_of[plane * SETS / 4][t][j / 2]));
+            }
+#endif
         }
     }
 
@@ -91,15 +133,22 @@ ternary_mma(const int *step, const signed char *x, const float *scale, const int
         int r = row0 + t * 16 + group;
         bool low_there = weight_there(r), high_there = weight_there(r + 8);
         int n_low = weight_row(r), n_high = weight_row(r + 8);
-        float scale_low = low_there ? w_scale[n_low] : 0.0f, scale_high = high_there ? w_scale[n_high] : 0.0f;
+#if !GROUP
+        const float *scales = (const float *)w_scale;
+        float scale_low = low_there ? scales[n_low] : 0.0f, scale_high = high_there ? scales[n_high] : 0.0f;
+#endif
 #pragma unroll
         for (int n = 0; n < NT; n++) {
 #pragma unroll
             for (int i = 0; i < 2; i++) {
                 int m = m0 + token0 + n * 8 + quarter * 2 + i;
                 if (m >= tokens) continue;
+#if GROUP
+                float low = __fmul_rn(total[t][n][i], scale[m]), high = __fmul_rn(total[t][n][2 + i], scale[m]);
+#else
                 float low = dequantize(acc[t][n][i] - sums[m], scale[m], scale_low);
                 float high = dequantize(acc[t][n][2 + i] - sums[m], scale[m], scale_high);
+#endif
 #if GLU
                 if (low_there) out[(size_t)m * (rows / 2) + n_low] = act(low) * high;
 #elif ADD  // the contract rounds this sum separately

@@ -73,8 +73,10 @@ def launches(program: Program, capability: tuple[int, int], *, keep: bool = Fals
     for tokens, rows in ((1, 1), (8, 8), (64, 64), (512, 0), (1024, 0)):
         for plain in (False, True):
             logits = plain or not lowering.leaves_out(context)
-            yield from lower(context, Bucket(tokens, rows, 192, logits=logits, apart=not plain), lowering.table)
-    yield from lower(context, Bucket(1, 1, 4096, apart=True), lowering.table)
+            yield from lower(
+                context, Bucket(tokens, rows, 192, logits=logits, apart=not plain), lowering.table, fuses_scaled=True
+            )
+    yield from lower(context, Bucket(1, 1, 4096, apart=True), lowering.table, fuses_scaled=True)
     yield from device.launched
     yield advance(context)
 
@@ -85,7 +87,7 @@ def programs() -> Sequence[tuple[Program, bool]]:
     odd = TinyModel(np.random.default_rng(6), layers=1, activation="silu", style="interleaved", sub_norms=False)
     scaled = [
         TinyModel(np.random.default_rng(7), layers=1, head_dim=d, ffn=f, group=group, head_norms=True)
-        for d, f, group in ((32, 128, 32), (64, 256, 64), (128, 1024, 128), (128, 1536, 512))
+        for d, f, group in ((32, 128, 32), (64, 256, 64), (128, 1024, 128), (128, 1024, 256), (128, 1536, 512))
     ]
     plain = wide.program(LIMITS, 64)
     others = [(model.program(LIMITS, 64), False) for model in scaled]
@@ -123,16 +125,25 @@ def declared(cubin: bytes, entry: str) -> int:
 
 
 @pytest.mark.parametrize("capability", GENERATIONS[1:], ids=architecture)
-@pytest.mark.parametrize("shape", [(1, 64, 23040), (1, 64, 14336), (8, 256, 512)], ids=str)
-def test_a_block_has_the_shared_memory_it_takes(shape: tuple[int, int, int], capability: tuple[int, int]) -> None:
-    """Feed-forwards as long as those of Falcon3 10B and Llama 3 8B, and eight wide heads that share keys and values."""
-    heads, head_dim, ffn = shape
-    model = TinyModel(np.random.default_rng(), layers=1, heads=heads, kv_heads=1, head_dim=head_dim, ffn=ffn)
+@pytest.mark.parametrize(
+    "shape", [(1, 64, 23040, None), (1, 64, 14336, None), (8, 256, 512, None), (4, 64, 12288, 128)], ids=str
+)
+def test_a_block_has_the_shared_memory_it_takes(
+    shape: tuple[int, int, int, int | None], capability: tuple[int, int]
+) -> None:
+    """The feed-forwards of Falcon3 10B, Llama 3 8B and Bonsai 8B (in groups); eight wide heads that share keys."""
+    heads, head_dim, ffn, group = shape
+    sizes = {"heads": heads, "kv_heads": 1, "head_dim": head_dim, "ffn": ffn, "group": group}
+    model = TinyModel(np.random.default_rng(), layers=1, **sizes)  # type: ignore[arg-type]
     program = model.program(LIMITS, 64)
     lowering = CudaOps(132, capability).lowering()
     context = Context(NoDevice(), program, StepLayout(program.limits))  # type: ignore[arg-type]
     buckets = (Bucket(tokens, tokens, 4096, apart=tokens != 8) for tokens in (1, 4, 8))
-    made = {launch.kernel: launch for bucket in buckets for launch in lower(context, bucket, lowering.table)}
+    made = {
+        launch.kernel: launch
+        for bucket in buckets
+        for launch in lower(context, bucket, lowering.table, fuses_scaled=True)
+    }
     some = {spec: launch for spec, launch in made.items() if spec.file in ("attention_decode", "ternary_decode")}
     assert len(some) > 1
     limit = 1024 * SHARED_LIMIT.get(capability, 163) + (RESERVED if capability >= (9, 0) else 0)

@@ -6,6 +6,7 @@ import numpy as np
 
 from bitnet.core.gpu import Bucket, Context, KernelSpec, Launch
 from bitnet.core.gpu.ops import attention_inputs, ceil_div, kv_defines, positions, rope_defines
+from bitnet.core.gpu.scaled import head_norm_inputs, norms_heads
 from bitnet.core.hal import Attention, RopeAppend
 from bitnet.cuda.products import CLUSTERS, DECODE_TOKENS, MAX_CLUSTER, TENSOR_CORES, WGMMA, largest
 from bitnet.cuda.tiles import ALIGNMENT, MANY_TOKENS, PANEL, TiledMatrix
@@ -115,8 +116,10 @@ class AttentionOps:
             "WARPS": warps,
             "DEPTH": depth,
             **rope_defines(rope),
+            "HEAD_NORMS": int(rope is not None and norms_heads(rope)),
         }
+        norms = head_norm_inputs(ctx, rope, ctx.step)
         inputs = attention_inputs(ctx, op, rope, ctx.step)
-        args = (*positions(ctx), *inputs, ctx.tensors[op.out], parts, arrivals)
+        args = (*positions(ctx), *inputs, ctx.tensors[op.out], parts, arrivals, *norms)
         spec = KernelSpec("attention_decode", "attention_decode", tuple(defines.items()))
         return Launch(spec, (op.kv_heads, bucket.tokens, splits), (32 * warps, 1, 1), args, overlaps=True)

@@ -66,7 +66,9 @@ class CudaOps:
 
     def lowering(self) -> Lowering:
         """What :class:`bitnet.core.gpu.GpuDevice` takes."""
-        return Lowering(self._table, lambda ctx: self._tensor_cores and self._head.fits(ctx), scaled=True)
+        return Lowering(
+            self._table, lambda ctx: self._tensor_cores and self._head.fits(ctx), scaled=True, fuses_scaled=True
+        )
 
     def sample(self, ctx: Context, op: Sample, bucket: Bucket) -> list[Launch]:
         """A cluster a row, where there are clusters; else a block."""
@@ -95,7 +97,7 @@ class CudaOps:
         up, glu = group.up, group.glu
         w = ctx.ternary(up.weights)
         decodes = self._products.decodes(w, bucket)
-        if bucket.tokens == 1 or not (decodes or w.cols % 16 == 0):
+        if bucket.tokens == 1 or not (decodes or self._products.tiles(w)):
             return None
         width = ctx.shape(glu.gate_up)[1] // 2
         product = glu_products(ctx, glu)

@@ -9,8 +9,9 @@ import numpy as np
 from bitnet.core.gpu import Bucket, Buffer, Context, KernelSpec, Launch, TernaryBuffer
 from bitnet.core.gpu.ops import ceil_div, power_of_two
 from bitnet.core.gpu.products import Source, product_args, quantised, row_sums
+from bitnet.core.gpu.scaled import group_product
 from bitnet.core.hal import DenseMatmul, TernaryMatmul
-from bitnet.cuda.tiles import ALIGNMENT, MANY_TOKENS, PANEL, TiledMatrix, product_tile
+from bitnet.cuda.tiles import ALIGNMENT, GROUP_TILES, MANY_TOKENS, PANEL, TILES, TiledMatrix, product_tile
 
 DECODE_TOKENS = 8
 """More tokens than this take a tiled product."""
@@ -36,6 +37,10 @@ WARPS, FEW_WARPS = 8, 6
 """Wanted on each multiprocessor by a product of few tokens, and of one: enough to have all weights in flight; of one
 so few that the next kernel's blocks, which fetch theirs, find room beside them."""
 TILE_ROWS = 16
+STEP = 256
+"""Columns of K that a warp of ternary_decode takes at a time."""
+DECODE_GROUPS, TILED_GROUPS = (64, 128, 256), (64, 128)
+"""Columns that may share a scale, in ternary_decode and in the tiled products."""
 WGMMA = (9, 0)
 """The one compute capability that has wgmma."""
 CLUSTERS = (9, 0)
@@ -63,8 +68,10 @@ class Products:
         w = ctx.ternary(op.weights)
         if self.decodes(w, bucket):
             return [*self.row_sums(ctx, op, bucket), self.decode(ctx, op, bucket, Source(x, scale=scale), out)]
-        if self._tensor_cores and w.cols % 16 == 0:
+        if self.tiles(w):
             return [*self.row_sums(ctx, op, bucket), self.tiled(ctx, op, bucket, out)]
+        if w.group is not None:
+            return group_product(ctx, op, bucket)
         args = (ctx.step, x, scale, w.codes, w.scales, out, np.int32(w.rows))
         shape = (("COLS", w.cols), ("ROW_BYTES", w.row_bytes), ("ADD", int(op.add)))
         defines = (*shape, ("ROWS", GEMV_ROWS), ("TOKENS", min(bucket.tokens, DECODE_TOKENS)))
@@ -102,7 +109,7 @@ class Products:
 
     def row_sums(self, ctx: Context, op: TernaryMatmul, bucket: Bucket) -> list[Launch]:
         """What makes the sums of the operation's activations, where the program does not quantise them itself."""
-        if quantised(op.x, ctx.program.ops):
+        if quantised(op.x, ctx.program.ops) or ctx.ternary(op.weights).group is not None:
             return []
         spec = KernelSpec("row_sums", "row_sums", (("COLS", ctx.shape(op.x)[1]),))
         args = (ctx.step, ctx.tensors[op.x], row_sums(ctx, op.x))
@@ -123,9 +130,12 @@ class Products:
         cluster = bucket.tokens if source.kind else 1
         if cluster > 1:  # smaller blocks, or some clusters would have to wait for others
             tiles = min(tiles, ROOMY_WARPS // split or 1)
+        while tiles > 1 and _decode_shared(w, bucket.tokens, tiles) > self._shared:
+            tiles -= 1
         defines = {
             "COLS": w.cols,
             "ROW_BYTES": w.row_bytes,
+            "GROUP": w.group or 0,
             "TOKENS": bucket.tokens,
             "TILES": tiles,
             "KSPLIT": split,
@@ -139,13 +149,20 @@ class Products:
         blocks = ceil_div(ceil_div(w.rows, TILE_ROWS), tiles)
         grid = (ceil_div(blocks, cluster) * cluster, 1, 1)
         spec = KernelSpec("ternary_decode", "ternary_decode", tuple(defines.items()))
-        shared = _stride(w) * bucket.tokens
+        shared = _decode_shared(w, bucket.tokens, tiles)
         return Launch(spec, grid, (32 * tiles * split, 1, 1), args, shared=shared, overlaps=True)
 
     def decodes(self, w: TernaryBuffer, bucket: Bucket) -> bool:
         """Whether ternary_decode can do a product of so many tokens."""
         few = self._tensor_cores and bucket.tokens <= DECODE_TOKENS
-        return few and ceil_div(w.row_bytes, 64) <= MAX_STEPS and _stride(w) * bucket.tokens <= self._shared
+        few = few and (w.group is None or (w.group in DECODE_GROUPS and w.cols % STEP == 0))
+        return few and ceil_div(w.row_bytes, 64) <= MAX_STEPS and _decode_shared(w, bucket.tokens, 1) <= self._shared
+
+    def tiles(self, w: TernaryBuffer) -> bool:
+        """Whether the tiled products can do a matrix."""
+        if w.group is not None and (w.group not in TILED_GROUPS or w.cols % PANEL):
+            return False
+        return self._tensor_cores and w.cols % 16 == 0
 
     def quantises(self, ctx: Context, op: TernaryMatmul, bucket: Bucket) -> bool:
         """Whether ternary_decode can also norm and quantise what it multiplies."""
@@ -155,11 +172,12 @@ class Products:
         w = ctx.ternary(op.weights)
         if self._wgmma and bucket.tokens > MANY_TOKENS and w.row_bytes >= TILES_DEPTH * W_PITCH:
             return self._large(ctx, op, bucket, out, activation)
-        token_tile = TOKEN_TILES[bucket.tokens > TOKEN_TILES[0]]
+        token_tile = TOKEN_TILES[bucket.tokens > TOKEN_TILES[0] and w.group is None]
         token_tiles = ceil_div(bucket.tokens, token_tile)
         defines = {
             "COLS": w.cols,
             "ROW_BYTES": w.row_bytes,
+            "GROUP": w.group or 0,
             "BN": token_tile,
             "GLU": int(bool(activation)),
             "RELU2": int(activation == "relu2"),
@@ -167,7 +185,7 @@ class Products:
         }
         x = ctx.tensors[op.x], ctx.tensors[op.scale], row_sums(ctx, op.x)
         args = (ctx.step, *x, w.codes, w.scales, out, np.int32(w.rows))
-        if self._wgmma:
+        if self._wgmma and w.group is None:
             row_tile = 256 if ceil_div(w.rows, 256) * token_tiles >= self._multiprocessors else 128
             row_tiles = ceil_div(w.rows, row_tile)
             blocks = 5 * self._multiprocessors // 2
@@ -192,12 +210,14 @@ class Products:
     def _large(self, ctx: Context, op: TernaryMatmul, bucket: Bucket, out: Buffer, activation: str) -> Launch:
         """By ternary_tiles."""
         w, glu = ctx.ternary(op.weights), bool(activation)
-        tile = product_tile(w.rows, bucket.tokens, w.row_bytes // W_PITCH, self._multiprocessors)
+        sizes = TILES if w.group is None else GROUP_TILES
+        tile = product_tile(sizes, w.rows, bucket.tokens, w.row_bytes // W_PITCH, self._multiprocessors)
         stage = tile.tokens * PANEL + tile.rows * W_PITCH
         stages = min(TILES_STAGES, (TILES_SHARED - ALIGNMENT) // stage)
         defines = {
             "COLS": w.cols,
             "ROW_BYTES": w.row_bytes,
+            "GROUP": w.group or 0,
             "GLU": int(glu),
             "RELU2": int(activation == "relu2"),
             "ADD": int(op.add),
@@ -230,9 +250,10 @@ def shared_bytes(capability: tuple[int, int]) -> int:
     return 1024 * SHARED.get(capability, LEAST_SHARED)
 
 
-def _stride(w: TernaryBuffer) -> int:
-    """Bytes of a token in the shared memory of ternary_decode."""
-    return ceil_div(w.row_bytes // 16, 4) * 256 + 64
+def _decode_shared(w: TernaryBuffer, tokens: int, tiles: int) -> int:
+    """Bytes of shared memory of a block of ternary_decode: the activations, and the terms of a tile's groups."""
+    terms = 0 if w.group is None else tiles * TILE_ROWS * (w.cols // w.group | 1) * 4
+    return tokens * (ceil_div(w.row_bytes // 16, 4) * 256 + 64 + terms)
 
 
 def largest(most: int, fits: Callable[[int], bool]) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from bitnet.core.gpu import Buffer
@@ -47,15 +48,17 @@ class ProductTile:
 
 
 TILES = (ProductTile(256, 128), ProductTile(256, 160), ProductTile(192, 160))
+GROUP_TILES = (ProductTile(192, 128),)
+"""Where groups of columns have scales: a thread holds f32 sums beside its integers."""
 END_CYCLES = 10_000
 """What a tile takes besides its products: storing it, mostly."""
 
 
-def product_tile(rows: int, tokens: int, depth: int, multiprocessors: int) -> ProductTile:
+def product_tile(tiles: Sequence[ProductTile], rows: int, tokens: int, depth: int, multiprocessors: int) -> ProductTile:
     """The tile that should take least time for a product of so many rows, tokens and 128s of K."""
 
     def cycles(tile: ProductTile) -> int:
         turns = ceil_div(ceil_div(rows, tile.rows) * ceil_div(tokens, tile.tokens), multiprocessors)
         return turns * (depth * tile.rows * tile.tokens // 32 + END_CYCLES)
 
-    return min(TILES, key=cycles)
+    return min(tiles, key=cycles)

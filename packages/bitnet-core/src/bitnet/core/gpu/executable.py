@@ -168,7 +168,7 @@ class GpuExecutable:
 
     def _recording(self, bucket: Bucket) -> tuple[object, tuple[str, ...], int]:
         if bucket not in self._recordings:
-            launches = lower(self.context, bucket, self._lowering.table)
+            launches = lower(self.context, bucket, self._lowering.table, fuses_scaled=self._lowering.fuses_scaled)
             if bucket.rows and self._check_step.samples:
                 launches.append(advance(self.context))
             names = tuple(dict.fromkeys(f"{launch.kernel.entry}_{self._info.backend}" for launch in launches))

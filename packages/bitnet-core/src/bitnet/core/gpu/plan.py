@@ -39,11 +39,14 @@ class Lowering:
         table: Its launches for every operation, and for the groups it takes.
         leaves_out: Whether steps of a program whose logits nobody reads are lowered in another way.
         scaled: Whether it has the kernels of :mod:`bitnet.core.gpu.scaled`.
+        fuses_scaled: Whether its entries know weights with scales of groups and norms of heads, or decline them. Else
+            those are launched alone, by the kernels of :mod:`bitnet.core.gpu.scaled`.
     """
 
     table: Dispatch
     leaves_out: Callable[[Context], bool] = lambda _: False
     scaled: bool = False
+    fuses_scaled: bool = False
 
 
 ROW_OPS = (NormRows, DenseMatmul, Sample)
@@ -95,14 +98,17 @@ def writes(op: Op) -> frozenset[str]:
     return frozenset(getattr(op, name) for name in _WRITES[type(op)])
 
 
-def lower(ctx: Context, bucket: Bucket, table: Dispatch) -> list[Launch]:
-    """The launches of the context's program for a bucket: of each group that the table takes, else of the operation."""
+def lower(ctx: Context, bucket: Bucket, table: Dispatch, *, fuses_scaled: bool = False) -> list[Launch]:
+    """The launches of the context's program for a bucket: of each group that the table takes, else of the operation.
+
+    ``fuses_scaled`` is as :class:`Lowering` has it.
+    """
     ops = step_ops(ctx.program, bucket)
     launches: list[Launch] = []
     at = 0
     while at < len(ops):
         for group in () if ctx.keep else candidates(ops, at, bucket):
-            if any(in_groups(ctx.program, op) or norms_heads(op) for op in group.ops):
+            if not fuses_scaled and any(in_groups(ctx.program, op) or norms_heads(op) for op in group.ops):
                 continue
             entry = table.get(type(group))
             made = entry(ctx, group, bucket) if entry else None
@@ -111,14 +117,14 @@ def lower(ctx: Context, bucket: Bucket, table: Dispatch) -> list[Launch]:
                 at += len(group.ops)
                 break
         else:
-            launches += _alone(ctx, ops[at], bucket, table)
+            launches += _alone(ctx, ops[at], bucket, table, fuses_scaled)
             at += 1
     return launches
 
 
-def _alone(ctx: Context, op: Op, bucket: Bucket, table: Dispatch) -> list[Launch]:
+def _alone(ctx: Context, op: Op, bucket: Bucket, table: Dispatch, fuses_scaled: bool) -> list[Launch]:
     """The launches of an operation in no group."""
-    if isinstance(op, TernaryMatmul) and in_groups(ctx.program, op):
+    if not fuses_scaled and isinstance(op, TernaryMatmul) and in_groups(ctx.program, op):
         return group_product(ctx, op, bucket)
     made = table[type(op)](ctx, op, bucket) or []
     if isinstance(op, RopeAppend) and norms_heads(op):

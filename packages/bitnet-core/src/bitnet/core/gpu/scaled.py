@@ -10,7 +10,7 @@ import math
 import numpy as np
 
 from bitnet.core.gpu.context import Bucket, Context
-from bitnet.core.gpu.driver import KernelSpec, Launch
+from bitnet.core.gpu.driver import Buffer, KernelSpec, Launch
 from bitnet.core.gpu.ops import ROPE_GROUP, ceil_div, next_power_of_two, power_of_two
 from bitnet.core.hal import Op, Program, RopeAppend, TernaryMatmul, TernaryWeight
 
@@ -37,6 +37,13 @@ def in_groups(program: Program, op: Op) -> bool:
 def norms_heads(op: Op) -> bool:
     """Whether an operation normalises heads before it rotates them."""
     return isinstance(op, RopeAppend) and (op.q_norm or op.k_norm) is not None
+
+
+def head_norm_inputs(ctx: Context, rope: RopeAppend | None, unused: Buffer) -> tuple[Buffer, Buffer, np.float32]:
+    """What attention that may norm heads reads: the norms of q and of k (or ``unused``, twice), and their epsilon."""
+    if rope is None or rope.q_norm is None or rope.k_norm is None:
+        return unused, unused, np.float32(0)
+    return ctx.dense(rope.q_norm).data, ctx.dense(rope.k_norm).data, np.float32(rope.eps)
 
 
 def group_product(ctx: Context, op: TernaryMatmul, bucket: Bucket) -> list[Launch]:
@@ -70,10 +77,8 @@ def group_product(ctx: Context, op: TernaryMatmul, bucket: Bucket) -> list[Launc
 
 def head_norms(ctx: Context, op: RopeAppend, bucket: Bucket) -> list[Launch]:
     """RMSNorm of each head of q and of k, in place. Each work-item has as many elements of a head as the others."""
-    assert op.q_norm is not None
-    assert op.k_norm is not None
-    norms = ctx.dense(op.q_norm).data, ctx.dense(op.k_norm).data
-    sizes = np.float32(op.eps), np.int32(op.heads), np.int32(op.kv_heads)
+    norms = head_norm_inputs(ctx, op, ctx.step)
+    sizes = np.int32(op.heads), np.int32(op.kv_heads)
     group = math.gcd(op.head_dim, ROPE_GROUP)
     spec = KernelSpec("head_norms", "head_norms", (("WG", group), ("DIM", op.head_dim)))
     grid = (bucket.tokens, op.heads + op.kv_heads, 1)
