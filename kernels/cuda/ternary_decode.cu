@@ -112,7 +112,7 @@ ternary_decode(const int *step, const void *input, const float *scale, const int
     extern __shared__ __align__(16) signed char x_shared[];  // [TOKENS][STRIDE], and the terms of groups
 #if GROUP
     __shared__ uint4 zeros[16];
-    float *terms = (float *)(x_shared + TOKENS * STRIDE);  // [TILES * 16][TOKENS][PITCH]
+    float *terms = (float *)(x_shared + TOKENS * STRIDE);  // [2][TILES * 16][TOKENS][PITCH]
     if (threadIdx.x < 16) zeros[threadIdx.x] = make_uint4(0, 0, 0, 0);
 #else
     __shared__ Results parts[WARPS][HOLDERS];
@@ -120,10 +120,28 @@ ternary_decode(const int *step, const void *input, const float *scale, const int
     __builtin_assume(threadIdx.x < THREADS);
     int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, group = lane / 4, quarter = lane % 4;
     int tile = blockIdx.x * TILES + warp / KSPLIT, part = warp % KSPLIT;
+#if !GROUP
     int row_low = GLU ? tile * 8 + group : tile * 16 + group;
     int row_high = GLU ? rows / 2 + row_low : row_low + 8;
+#endif
 
     uint4 low[ITERS], high[ITERS];
+#if GROUP
+    int all = (rows + 15) / 16;  // tiles
+    Scales scales_low[ITERS], scales_high[ITERS];
+    auto fetch = [&](int tile) {
+        int from_low = min(GLU ? tile * 8 + group : tile * 16 + group, rows - 1), from_high = min(GLU ? rows / 2 + from_low : from_low + 8, rows - 1);
+#pragma unroll
+        for (int i = 0; i < ITERS; i++) {
+            int at = min(part + i * KSPLIT, COLS / 256 - 1);
+            low[i] = stream(codes + (size_t)from_low * CHUNKS + at * 4 + quarter);
+            high[i] = stream(codes + (size_t)from_high * CHUNKS + at * 4 + quarter);
+            scales_low[i] = ((const Scales *)w_scale)[(size_t)from_low * (COLS / 256) + at];
+            scales_high[i] = ((const Scales *)w_scale)[(size_t)from_high * (COLS / 256) + at];
+        }
+    };
+    fetch(tile);
+#else
     const uint4 *codes_low = codes + (size_t)min(row_low, rows - 1) * CHUNKS;
     const uint4 *codes_high = codes + (size_t)min(row_high, rows - 1) * CHUNKS;
 #pragma unroll
@@ -133,15 +151,6 @@ ternary_decode(const int *step, const void *input, const float *scale, const int
         low[i] = there ? stream(codes_low + chunk) : make_uint4(0, 0, 0, 0);
         high[i] = there ? stream(codes_high + chunk) : make_uint4(0, 0, 0, 0);
     }
-#if GROUP
-    Scales scales_low[ITERS], scales_high[ITERS];
-#pragma unroll
-    for (int i = 0; i < ITERS; i++) {
-        int step_k = min(part + i * KSPLIT, COLS / 256 - 1);
-        scales_low[i] = ((const Scales *)w_scale)[(size_t)min(row_low, rows - 1) * (COLS / 256) + step_k];
-        scales_high[i] = ((const Scales *)w_scale)[(size_t)min(row_high, rows - 1) * (COLS / 256) + step_k];
-    }
-#else
     float scale_low = ((const float *)w_scale)[min(row_low, rows - 1)], scale_high = ((const float *)w_scale)[min(row_high, rows - 1)];
 #endif
     int tokens = TOKENS == 1 ? 1 : STEP_TOKENS(step);
@@ -239,56 +248,72 @@ ternary_decode(const int *step, const void *input, const float *scale, const int
         const signed char *row = x_shared + min(group / 2 + 4 * pass, TOKENS - 1) * STRIDE + part * 256 + 16 * quarter;
         x[pass] = stride ? row : (const signed char *)zeros;
     }
+    // The next tile's codes and scales are on their way while this one's are multiplied. Its terms have the other half of the memory.
+    for (int round = 0;; round++) {
+        uint4 low_now[ITERS], high_now[ITERS];
+        Scales scales_low_now[ITERS], scales_high_now[ITERS];
+        int first = tile - warp / KSPLIT, next = tile + gridDim.x * TILES;
+        float *terms_now = terms + round % 2 * (TILES * 16 * TOKENS * PITCH);
 #pragma unroll
-    for (int i = 0; i < ITERS; i++) {
-        if (!WHOLE(i) && (part + i * KSPLIT) * 4 >= CHUNKS) break;
-        int sums[PASSES][SETS][4] = {};
-        multiply(sums, low[i], high[i], x, i * stride);
+        for (int i = 0; i < ITERS; i++) {
+            low_now[i] = low[i], high_now[i] = high[i], scales_low_now[i] = scales_low[i], scales_high_now[i] = scales_high[i];
+        }
+        if (first + gridDim.x * TILES < all) fetch(next);
 #pragma unroll
-        for (int pass = 0; pass < PASSES; pass++) {
-            if (quarter + 4 * pass >= TOKENS) continue;
-            float *to = terms + ((warp / KSPLIT * 16 + group) * TOKENS + quarter + 4 * pass) * PITCH + (part + i * KSPLIT) * PER;
+        for (int i = 0; i < ITERS; i++) {
+            if (!WHOLE(i) && (part + i * KSPLIT) * 4 >= CHUNKS) break;
+            int sums[PASSES][SETS][4] = {};
+            multiply(sums, low_now[i], high_now[i], x, i * stride);
 #pragma unroll
-            for (int g = 0; g < PER; g++) {
-                int(&sum)[4] = sums[pass][g % SETS];
-                int half = g / SETS, value_low = sum[half], value_high = sum[2 + half];
-                if (PER == 1) value_low += sum[1], value_high += sum[3];
-                to[g] = __fmul_rn((float)value_low, to_float(((const f16 *)&scales_low[i])[g]));
-                to[8 * TOKENS * PITCH + g] = __fmul_rn((float)value_high, to_float(((const f16 *)&scales_high[i])[g]));
+            for (int pass = 0; pass < PASSES; pass++) {
+                if (quarter + 4 * pass >= TOKENS) continue;
+                float *to = terms_now + ((warp / KSPLIT * 16 + group) * TOKENS + quarter + 4 * pass) * PITCH + (part + i * KSPLIT) * PER;
+#pragma unroll
+                for (int g = 0; g < PER; g++) {
+                    int(&sum)[4] = sums[pass][g % SETS];
+                    int half = g / SETS, value_low = sum[half], value_high = sum[2 + half];
+                    if (PER == 1) value_low += sum[1], value_high += sum[3];
+                    to[g] = __fmul_rn((float)value_low, to_float(((const f16 *)&scales_low_now[i])[g]));
+                    to[8 * TOKENS * PITCH + g] = __fmul_rn((float)value_high, to_float(((const f16 *)&scales_high_now[i])[g]));
+                }
             }
         }
-    }
-    __syncthreads();
-    for (int i = threadIdx.x; i < TILES * 8 * TOKENS; i += THREADS) {
-        int m = i % TOKENS, r = i / TOKENS % 8, t = i / TOKENS / 8, tile = blockIdx.x * TILES + t;
-        int row_low = GLU ? tile * 8 + r : tile * 16 + r, row_high = GLU ? rows / 2 + row_low : row_low + 8;
-        if (m >= tokens || row_low >= (GLU ? rows / 2 : rows)) continue;
-        float *to_low = out + (size_t)m * (GLU ? rows / 2 : rows) + row_low, *to_high = to_low + 8;
-        bool high_there = row_high < rows;
+        __syncthreads();
+        // Another warp each time, as the others go on.
+        for (int i = (threadIdx.x + round % WARPS * WARP) % THREADS; i < TILES * 8 * TOKENS; i += THREADS) {
+            int m = i % TOKENS, r = i / TOKENS % 8, t = i / TOKENS / 8;
+            int row_low = GLU ? (first + t) * 8 + r : (first + t) * 16 + r, row_high = GLU ? rows / 2 + row_low : row_low + 8;
+            if (m >= tokens || row_low >= (GLU ? rows / 2 : rows)) continue;
+            float *to_low = out + (size_t)m * (GLU ? rows / 2 : rows) + row_low;
+            [[maybe_unused]] float *to_high = to_low + 8;
+            [[maybe_unused]] bool high_there = row_high < rows;
 #if ADD
-        float old_low = *to_low, old_high = high_there ? *to_high : 0.0f;
+            float old_low = *to_low, old_high = high_there ? *to_high : 0.0f;
 #endif
-        const float *from_low = terms + ((t * 16 + r) * TOKENS + m) * PITCH, *from_high = from_low + 8 * TOKENS * PITCH;
-        float value_low = 0.0f, value_high = 0.0f;
+            const float *from_low = terms_now + ((t * 16 + r) * TOKENS + m) * PITCH, *from_high = from_low + 8 * TOKENS * PITCH;
+            float value_low = 0.0f, value_high = 0.0f;
 #pragma unroll 8
-        for (int g = 0; g < COUNT; g++) value_low = __fadd_rn(value_low, from_low[g]), value_high = __fadd_rn(value_high, from_high[g]);
+            for (int g = 0; g < COUNT; g++) value_low = __fadd_rn(value_low, from_low[g]), value_high = __fadd_rn(value_high, from_high[g]);
 #if CLUSTER > 1
-        float x_scale = __int_as_float(((const int2 *)(x_shared + m * STRIDE + X_BYTES))->y);
+            float x_scale = __int_as_float(((const int2 *)(x_shared + m * STRIDE + X_BYTES))->y);
 #elif INPUT
-        float x_scale = s;
+            float x_scale = s;
 #else
-        float x_scale = scale[m];
+            float x_scale = scale[m];
 #endif
-        value_low = __fmul_rn(value_low, x_scale), value_high = __fmul_rn(value_high, x_scale);
+            value_low = __fmul_rn(value_low, x_scale), value_high = __fmul_rn(value_high, x_scale);
 #if GLU
-        *to_low = act(value_low) * value_high;
+            *to_low = act(value_low) * value_high;
 #elif ADD  // the contract rounds this sum separately
-        *to_low = __fadd_rn(old_low, value_low);
-        if (high_there) *to_high = __fadd_rn(old_high, value_high);
+            *to_low = __fadd_rn(old_low, value_low);
+            if (high_there) *to_high = __fadd_rn(old_high, value_high);
 #else
-        *to_low = value_low;
-        if (high_there) *to_high = value_high;
+            *to_low = value_low;
+            if (high_there) *to_high = value_high;
 #endif
+        }
+        if (first + gridDim.x * TILES >= all) break;
+        tile = next;
     }
 #else
     int sums[2][4][4] = {};

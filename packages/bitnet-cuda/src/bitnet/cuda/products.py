@@ -37,6 +37,8 @@ WARPS, FEW_WARPS = 8, 6
 """Wanted on each multiprocessor by a product of few tokens, and of one: enough to have all weights in flight; of one
 so few that the next kernel's blocks, which fetch theirs, find room beside them."""
 TILE_ROWS = 16
+GROUP_BLOCKS, GROUP_STEPS = 1, 4
+"""With scales of groups: blocks of ternary_decode on each multiprocessor, and steps of a warp in flight."""
 STEP = 256
 """Columns of K that a warp of ternary_decode takes at a time."""
 DECODE_GROUPS, TILED_GROUPS = (64, 128, 256), (64, 128)
@@ -126,7 +128,8 @@ class Products:
         activation: str = "",
     ) -> Launch:
         w = ctx.ternary(op.weights)
-        tiles, split = self._shape(w.rows, w.row_bytes, bucket.tokens)
+        shape = self._shape if w.group is None else self._group_shape
+        tiles, split = shape(w.rows, w.row_bytes, bucket.tokens)
         cluster = bucket.tokens if source.kind else 1
         if cluster > 1:  # smaller blocks, or some clusters would have to wait for others
             tiles = min(tiles, ROOMY_WARPS // split or 1)
@@ -147,6 +150,8 @@ class Products:
         }
         args = product_args(ctx, op, source, out)
         blocks = ceil_div(ceil_div(w.rows, TILE_ROWS), tiles)
+        if w.group is not None:  # blocks that take tile after tile, as many each
+            blocks = ceil_div(blocks, ceil_div(blocks, GROUP_BLOCKS * self._multiprocessors))
         grid = (ceil_div(blocks, cluster) * cluster, 1, 1)
         spec = KernelSpec("ternary_decode", "ternary_decode", tuple(defines.items()))
         shared = _decode_shared(w, bucket.tokens, tiles)
@@ -244,6 +249,11 @@ class Products:
             least, split = 2, min(split, max(5, ceil_div(steps, 6)))
         return max(min(least, MOST_WARPS // split), min(round(tiles / self._multiprocessors), most // split), 1), split
 
+    def _group_shape(self, rows: int, row_bytes: int, tokens: int) -> tuple[int, int]:
+        """As :meth:`_shape`, for blocks that take tile after tile."""
+        split = min(ceil_div(ceil_div(row_bytes, 64), GROUP_STEPS), MOST_WARPS)
+        return max(WARPS // split, 1), split
+
 
 def shared_bytes(capability: tuple[int, int]) -> int:
     """Most bytes of shared memory that a launch may ask for."""
@@ -251,8 +261,8 @@ def shared_bytes(capability: tuple[int, int]) -> int:
 
 
 def _decode_shared(w: TernaryBuffer, tokens: int, tiles: int) -> int:
-    """Bytes of shared memory of a block of ternary_decode: the activations, and the terms of a tile's groups."""
-    terms = 0 if w.group is None else tiles * TILE_ROWS * (w.cols // w.group | 1) * 4
+    """Bytes of shared memory of a block of ternary_decode: the activations, and terms of two tiles, used in turn."""
+    terms = 0 if w.group is None else 2 * tiles * TILE_ROWS * (w.cols // w.group | 1) * 4
     return tokens * (ceil_div(w.row_bytes // 16, 4) * 256 + 64 + terms)
 
 
