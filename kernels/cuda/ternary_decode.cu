@@ -27,9 +27,6 @@
 #define PITCH (COUNT | 1) /* of a row's terms, odd so that neighbours fall into different banks */
 #define PASSES ((TOKENS + 3) / 4) /* of four tokens with two columns each */
 #define SETS (GROUP == 64 ? 2 : 1) /* groups of a block */
-#define A_TYPE "s8"
-#else
-#define A_TYPE "u8"
 #endif
 #define COLUMNS (TOKENS == 1 ? 1 : 2) /* tokens of a thread's results */
 #define HOLDERS (TOKENS == 1 ? WARP / 4 : WARP) /* threads of a warp that have results */
@@ -41,7 +38,7 @@
 #endif
 
 __device__ __forceinline__ void mma(int (&c)[4], unsigned a0, unsigned a1, unsigned a2, unsigned a3, unsigned b0, unsigned b1) {
-    asm("mma.sync.aligned.m16n8k32.row.col.s32." A_TYPE ".s8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+    asm("mma.sync.aligned.m16n8k32.row.col.s32.u8.s8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
         : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
         : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }
@@ -64,9 +61,8 @@ __device__ __forceinline__ uint4 codes_at(uint4 words, int shift) {
     return make_uint4(words.x >> shift & mask, words.y >> shift & mask, words.z >> shift & mask, words.w >> shift & mask);
 }
 
-// The products of one thread's 16 bytes of two rows with the activations of the same places, less those activations' sums.
+// The products of one thread's 16 bytes of two rows with the activations of the same places.
 __device__ __forceinline__ void multiply(int (&sums)[PASSES][SETS][4], uint4 low, uint4 high, const signed char *const (&x)[PASSES], int at) {
-    const unsigned minus = 0xffffffffu;
 #pragma unroll
     for (int plane = 0; plane < 4; plane++) {
         uint4 a = codes_at(low, 6 - 2 * plane), b = codes_at(high, 6 - 2 * plane);
@@ -76,8 +72,6 @@ __device__ __forceinline__ void multiply(int (&sums)[PASSES][SETS][4], uint4 low
             int(&sum)[4] = sums[pass][plane * SETS / 4];
             mma(sum, a.x, b.x, a.y, b.y, v.x, v.y);
             mma(sum, a.z, b.z, a.w, b.w, v.z, v.w);
-            mma(sum, minus, minus, minus, minus, v.x, v.y);
-            mma(sum, minus, minus, minus, minus, v.z, v.w);
         }
     }
 }
@@ -112,6 +106,7 @@ ternary_decode(const int *step, const void *input, const float *scale, const int
     extern __shared__ __align__(16) signed char x_shared[];  // [TOKENS][STRIDE], and the terms of groups
 #if GROUP
     __shared__ uint4 zeros[16];
+    __shared__ int group_sums[TOKENS * COUNT];  // of the activations
     float *terms = (float *)(x_shared + TOKENS * STRIDE);  // [2][TILES * 16][TOKENS][PITCH]
     if (threadIdx.x < 16) zeros[threadIdx.x] = make_uint4(0, 0, 0, 0);
 #else
@@ -241,6 +236,19 @@ ternary_decode(const int *step, const void *input, const float *scale, const int
 #endif
 
 #if GROUP
+    for (int i = threadIdx.x; i < TOKENS * COUNT; i += THREADS) {
+        int at = i % COUNT / PER * 256 + (SETS == 2 ? i % 2 * 128 : 0) + (PER > 1 ? i % PER / SETS * 32 : 0), sum = 0;
+#pragma unroll
+        for (int plane = 0; plane < 4 / SETS; plane++) {
+#pragma unroll
+            for (int j = 0; j < (PER > 1 ? 2 : 4); j++) {
+                uint4 v = *(const uint4 *)(x_shared + i / COUNT * STRIDE + at + 64 * plane + 16 * j);
+                sum = dot_ones((int)v.x, dot_ones((int)v.y, dot_ones((int)v.z, dot_ones((int)v.w, sum))));
+            }
+        }
+        group_sums[i] = sum;
+    }
+    __syncthreads();
     const signed char *x[PASSES];
     int stride = quarter / 2 == group % 2 ? KSPLIT * 256 : 0;
 #pragma unroll
@@ -273,8 +281,9 @@ ternary_decode(const int *step, const void *input, const float *scale, const int
                     int(&sum)[4] = sums[pass][g % SETS];
                     int half = g / SETS, value_low = sum[half], value_high = sum[2 + half];
                     if (PER == 1) value_low += sum[1], value_high += sum[3];
-                    to[g] = __fmul_rn((float)value_low, to_float(((const f16 *)&scales_low_now[i])[g]));
-                    to[8 * TOKENS * PITCH + g] = __fmul_rn((float)value_high, to_float(((const f16 *)&scales_high_now[i])[g]));
+                    int total = group_sums[(quarter + 4 * pass) * COUNT + (part + i * KSPLIT) * PER + g];
+                    to[g] = __fmul_rn((float)(value_low - total), to_float(((const f16 *)&scales_low_now[i])[g]));
+                    to[8 * TOKENS * PITCH + g] = __fmul_rn((float)(value_high - total), to_float(((const f16 *)&scales_high_now[i])[g]));
                 }
             }
         }

@@ -9,8 +9,7 @@
 // of each token's activations, is subtracted.
 //
 // For at least LAG + 1 stages of K. GLU: as in ternary_decode, every 16 rows are 8 gates and their 8 ups.
-// GROUP: as in ternary_mma. The warpgroups take turns at the tensor cores, so that one multiplies while the others add up their
-// products: left alone they share them, all end at once, and the tensor cores wait for all sums.
+// GROUP: as in ternary_mma. The next tile's codes and scales are read while this one's are multiplied.
 #define NT (BN / 8)
 #define LAG 2 /* stages by which the fastest warpgroup may lead the slowest without waiting */
 #define THREADS (2 * BM)
@@ -22,7 +21,6 @@
 #define A_TYPE "s8"
 #define SETS (GROUP == 64 ? 2 : 1) /* groups of a tile */
 #define COUNT (COLS / GROUP)
-#define WARPGROUPS (THREADS / 128)
 #else
 #define A_TYPE "u8"
 #define SETS 1
@@ -46,12 +44,6 @@ __device__ __forceinline__ void multiply(int (&acc)[NT][4], const unsigned (&a)[
                  : ACC4(0), ACC4(4), ACC4(8), ACC4(12) A_AND_X);
 #endif
 }
-
-#if GROUP
-// A warpgroup waits for its turn, which the one before passes on.
-__device__ __forceinline__ void turn_wait(int warpgroup) { asm volatile("bar.sync %0, 256;" ::"r"(warpgroup + 1) : "memory"); }
-__device__ __forceinline__ void turn_pass(int warpgroup) { asm volatile("bar.arrive %0, 256;" ::"r"(warpgroup + 1) : "memory"); }
-#endif
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
 ternary_tiles(const int *step, const __grid_constant__ TensorMap x, const __grid_constant__ TensorMap codes, const float *scale,
@@ -101,13 +93,16 @@ ternary_tiles(const int *step, const __grid_constant__ TensorMap x, const __grid
     };
     wait_for_before();
 
-#if GROUP
-    int warpgroup = warp / 4;
-    if (warpgroup == WARPGROUPS - 1) turn_pass(0);  // the first turn
-#endif
     int stage = 0, parity = 0, used = 0;
     int row = warp * 16 + group, swap = group / 4 * 16;  // the swizzle of rows of 32 bytes
     int low = (GLU ? warp * 8 + group : row) * 32 + quarter * 4, high = low + (GLU ? BM * 16 : 256);
+    unsigned words[4];
+    auto read = [&](unsigned (&to)[4]) {  // a thread's codes of the next stage
+        const unsigned char *code = ring + stage * STAGE + BN * 128;
+        barrier_wait(full + stage, parity);
+        to[0] = *(const unsigned *)(code + low + swap), to[1] = *(const unsigned *)(code + high + swap);
+        to[2] = *(const unsigned *)(code + low + (16 ^ swap)), to[3] = *(const unsigned *)(code + high + (16 ^ swap));
+    };
     for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
         int acc[NT][4] = {};
 #if GROUP
@@ -115,17 +110,11 @@ ternary_tiles(const int *step, const __grid_constant__ TensorMap x, const __grid
         int first = tile % row_tiles * BM, to_low = GLU ? first / 2 + warp * 8 + group : first + row, to_high = to_low + (GLU ? rows / 2 : 8);
         const f16 *scales_low = (const f16 *)w_scale + (size_t)min(to_low, rows - 1) * COUNT;
         const f16 *scales_high = (const f16 *)w_scale + (size_t)min(to_high, rows - 1) * COUNT;
+        read(words);
 #endif
         for (int k = 0; k < BLOCKS; k++) {
-            const unsigned char *from = ring + stage * STAGE, *code = from + BN * 128;
-            barrier_wait(full + stage, parity);
-            unsigned words[4] = {*(const unsigned *)(code + low + swap), *(const unsigned *)(code + high + swap),
-                                 *(const unsigned *)(code + low + (16 ^ swap)), *(const unsigned *)(code + high + (16 ^ swap))};
-#if GROUP
-            f16 scale_low[SETS], scale_high[SETS];
-#pragma unroll
-            for (int i = 0; i < SETS; i++) scale_low[i] = scales_low[k * SETS + i], scale_high[i] = scales_high[k * SETS + i];
-#else
+#if !GROUP
+            read(words);
             products_wait<0>();  // of the stage before
             if (lane == 0 && k > 0) barrier_arrive(empty + (stage ? stage : STAGES) - 1);
 #endif
@@ -138,23 +127,23 @@ ternary_tiles(const int *step, const __grid_constant__ TensorMap x, const __grid
                     if (GROUP) a[plane][i] = signed_codes(a[plane][i]);
                 }
             }
-            unsigned long long tokens_at = operand(from);
+            unsigned long long tokens_at = operand(ring + stage * STAGE);
+            [[maybe_unused]] int here = stage;
+            if (++stage == STAGES) stage = 0, parity ^= 1;
 #if GROUP
+            f16 scale_low[SETS], scale_high[SETS];
+#pragma unroll
+            for (int i = 0; i < SETS; i++) scale_low[i] = scales_low[k * SETS + i], scale_high[i] = scales_high[k * SETS + i];
 #pragma unroll
             for (int i = 0; i < SETS; i++) {
-                const int first_plane = i * 4 / SETS, end_plane = (i + 1) * 4 / SETS;
-                turn_wait(warpgroup);
                 products_begin();
-                multiply<0>(acc, a[first_plane], tokens_at + 2 * first_plane);
-                if (SETS == 1) multiply<1>(acc, a[1], tokens_at + 2);
-                products_commit();
+                multiply<0>(acc, a[i * 4 / SETS], tokens_at + 2 * (i * 4 / SETS));
 #pragma unroll
-                for (int plane = end_plane - 2 / SETS; plane < end_plane; plane++) multiply<1>(acc, a[plane], tokens_at + 2 * plane);
+                for (int plane = i * 4 / SETS + 1; plane < (i + 1) * 4 / SETS; plane++) multiply<1>(acc, a[plane], tokens_at + 2 * plane);
                 products_commit();
-                products_wait<1>();  // the next warpgroup's first products come behind this one's last
-                bool end = k == BLOCKS - 1 && i == SETS - 1 && tile + gridDim.x >= tiles;
-                if (!end || warpgroup < WARPGROUPS - 1) turn_pass((warpgroup + 1) % WARPGROUPS);
+                if (i == 0 && k + 1 < BLOCKS) read(words);
                 products_wait<0>();
+                if (i == SETS - 1 && lane == 0) barrier_arrive(empty + here);
                 float factor_low = to_float(scale_low[i]), factor_high = to_float(scale_high[i]);
 #pragma unroll
                 for (int n = 0; n < NT; n++) {
@@ -164,7 +153,6 @@ ternary_tiles(const int *step, const __grid_constant__ TensorMap x, const __grid
                         total[n][j] = __fadd_rn(total[n][j], __fmul_rn((float)acc[n][j], j < 2 ? factor_low : factor_high));
                 }
             }
-            if (lane == 0) barrier_arrive(empty + stage);
 #else
             products_begin();
 #pragma unroll
@@ -173,7 +161,6 @@ ternary_tiles(const int *step, const __grid_constant__ TensorMap x, const __grid
 #endif
             if (threadIdx.x == 0 && used++ >= LAG) fill();
             __syncwarp();
-            if (++stage == STAGES) stage = 0, parity ^= 1;
         }
 #if !GROUP
         products_wait<0>();

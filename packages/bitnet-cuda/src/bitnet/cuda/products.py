@@ -37,8 +37,6 @@ WARPS, FEW_WARPS = 8, 6
 """Wanted on each multiprocessor by a product of few tokens, and of one: enough to have all weights in flight; of one
 so few that the next kernel's blocks, which fetch theirs, find room beside them."""
 TILE_ROWS = 16
-GROUP_BLOCKS, GROUP_STEPS = 1, 4
-"""With scales of groups: blocks of ternary_decode on each multiprocessor, and steps of a warp in flight."""
 STEP = 256
 """Columns of K that a warp of ternary_decode takes at a time."""
 DECODE_GROUPS, TILED_GROUPS = (64, 128, 256), (64, 128)
@@ -128,8 +126,9 @@ class Products:
         activation: str = "",
     ) -> Launch:
         w = ctx.ternary(op.weights)
-        shape = self._shape if w.group is None else self._group_shape
-        tiles, split = shape(w.rows, w.row_bytes, bucket.tokens)
+        tiles, split = self._shape(w.rows, w.row_bytes, bucket.tokens)
+        if w.group is not None:
+            tiles, split = self._group_shape(w.rows, w.row_bytes)
         cluster = bucket.tokens if source.kind else 1
         if cluster > 1:  # smaller blocks, or some clusters would have to wait for others
             tiles = min(tiles, ROOMY_WARPS // split or 1)
@@ -151,7 +150,8 @@ class Products:
         args = product_args(ctx, op, source, out)
         blocks = ceil_div(ceil_div(w.rows, TILE_ROWS), tiles)
         if w.group is not None:  # blocks that take tile after tile, as many each
-            blocks = ceil_div(blocks, ceil_div(blocks, GROUP_BLOCKS * self._multiprocessors))
+            most = (1 if tiles * split > WARPS else 2) * self._multiprocessors
+            blocks = ceil_div(blocks, ceil_div(blocks, most))
         grid = (ceil_div(blocks, cluster) * cluster, 1, 1)
         spec = KernelSpec("ternary_decode", "ternary_decode", tuple(defines.items()))
         shared = _decode_shared(w, bucket.tokens, tiles)
@@ -249,10 +249,12 @@ class Products:
             least, split = 2, min(split, max(5, ceil_div(steps, 6)))
         return max(min(least, MOST_WARPS // split), min(round(tiles / self._multiprocessors), most // split), 1), split
 
-    def _group_shape(self, rows: int, row_bytes: int, tokens: int) -> tuple[int, int]:
-        """As :meth:`_shape`, for blocks that take tile after tile."""
-        split = min(ceil_div(ceil_div(row_bytes, 64), GROUP_STEPS), MOST_WARPS)
-        return max(WARPS // split, 1), split
+    def _group_shape(self, rows: int, row_bytes: int) -> tuple[int, int]:
+        """As :meth:`_shape`, for blocks that take tile after tile: 16 warps where there are few tiles, else 8."""
+        steps = ceil_div(row_bytes, 64)
+        few = ceil_div(rows, TILE_ROWS) <= 2 * self._multiprocessors
+        split = min(max(ceil_div(steps, 2 if few else 4), ceil_div(steps, 6)), MOST_WARPS)
+        return max((MOST_WARPS if few else WARPS) // split, 1), split
 
 
 def shared_bytes(capability: tuple[int, int]) -> int:
