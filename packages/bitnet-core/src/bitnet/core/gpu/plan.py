@@ -127,7 +127,7 @@ def _alone(ctx: Context, op: Op, bucket: Bucket, table: Dispatch, fuses_scaled: 
     if not fuses_scaled and isinstance(op, TernaryMatmul) and in_groups(ctx.program, op):
         return group_product(ctx, op, bucket)
     made = table[type(op)](ctx, op, bucket) or []
-    if isinstance(op, RopeAppend) and norms_heads(op):
+    if not fuses_scaled and isinstance(op, RopeAppend) and norms_heads(op):
         return [*head_norms(ctx, op, bucket), *made]
     return made
 
