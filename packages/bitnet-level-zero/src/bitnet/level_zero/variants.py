@@ -61,6 +61,7 @@ FAMILIES: Mapping[str, Family] = {
     "dense_matmul": Family(("WG", "LANES", "EACH", "TOKENS"), each("WEIGHT_F16")),
     "embed": Family(("WG",), each("WEIGHT_F16")),
     "glu_norm_quant": Family(("WG",), each("NORM", "RELU2"), dots=True),
+    "head_norms": Family(("WG", "DIM")),
     "intel/sub_groups": Family(choices=_SUB_GROUPS, dots=True, optimised=True),
     "intel/ternary_gemm_sg": Family(
         ("COLS", "ROW_BYTES"),
@@ -80,6 +81,9 @@ FAMILIES: Mapping[str, Family] = {
         dots=True,
     ),
     "ternary_gemm": Family(("COLS", "ROW_BYTES", "TX", "TY", "EACH_M"), each("ADD"), dots=True),
+    "ternary_groups": Family(
+        ("WG", "COLS", "ROW_BYTES", "GROUP", "EACH", "SUMS", "LANES", "HELD", "TOKENS"), each("ADD"), dots=True
+    ),
 }
 """By the source's file, without its ending."""
 
