@@ -51,7 +51,8 @@ _PRODUCT_ENDS: list[Choices] = [
 ]
 _ROTATIONS: list[Choices] = [{"ROPE": 0, "NEOX": 0}, {"ROPE": 1, "NEOX": 0}, {"ROPE": 1, "NEOX": 1}]
 
-_SUB_GROUPS: list[Choices] = [{"XMX": 0, "SG": 8}, {"XMX": 1, "SG": 8}, {"XMX": 1, "SG": 16}]
+_XMX: list[Choices] = [{"XMX": 1, "SG": 8}, {"XMX": 1, "SG": 16}]
+_SUB_GROUPS: list[Choices] = [{"XMX": 0, "SG": 8}, *_XMX]
 
 FAMILIES: Mapping[str, Family] = {
     "advance": Family(),
@@ -62,6 +63,9 @@ FAMILIES: Mapping[str, Family] = {
     "embed": Family(("WG",), each("WEIGHT_F16")),
     "glu_norm_quant": Family(("WG",), each("NORM", "RELU2"), dots=True),
     "head_norms": Family(("WG", "DIM")),
+    "intel/attention_prefill_xmx": Family(
+        ("BLOCK", "HEAD_GROUP"), crossed(_XMX, [{"DIM": 64, "KV_F16": 1}, {"DIM": 128, "KV_F16": 1}]), optimised=True
+    ),
     "intel/sub_groups": Family(choices=_SUB_GROUPS, dots=True, optimised=True),
     "intel/ternary_gemm_sg": Family(
         ("COLS", "ROW_BYTES"),
