@@ -32,7 +32,8 @@ class Family:
     Attributes:
         shapes: Constants that are set at load time.
         choices: Values of the others, of each module.
-        dots: Whether the source multiplies bytes: then there are modules with the integer dot product and without.
+        dots: Whether the source multiplies bytes: then there are modules with the integer dot product and without, but
+            for XMX, which takes its place.
         optimised: Whether clang optimises it, which it may where no array's length depends on a shape.
     """
 
@@ -92,15 +93,20 @@ FAMILIES: Mapping[str, Family] = {
 """By the source's file, without its ending."""
 
 
+def dots(file: str, choices: Choices) -> tuple[bool, ...]:
+    """Whether with the integer dot product, of each module of a source and its choices."""
+    return (False, True) if FAMILIES[file].dots and not choices.get("XMX") else (False,)
+
+
 def module_name(file: str, choices: Choices, dot: bool) -> str:
     """What the wheel calls the module of a source, its choices, and whether it uses the integer dot product."""
     values = "".join(f"-{name.lower()}{choices[name]}" for name in sorted(choices))
-    return f"{file.replace('/', '-')}{values}{'-dot' if dot and FAMILIES[file].dots else ''}"
+    return f"{file.replace('/', '-')}{values}{'-dot' if dot and True in dots(file, choices) else ''}"
 
 
 def all_modules() -> Iterator[tuple[str, str, Choices, bool]]:
     """Name, source, choices, and whether with the integer dot product, of every module of the wheel."""
     for file, family in FAMILIES.items():
         for choices in family.choices:
-            for dot in (False, True) if family.dots else (False,):
+            for dot in dots(file, choices):
                 yield module_name(file, choices, dot), file, choices, dot
