@@ -49,7 +49,7 @@ UNITS = {"skl": 24, "tgllp": 96, "dg2-g10": 512, "mtl-h": 128, "bmg-g21": 160, "
 """Vector engines of the largest device of a product."""
 INSTRUCTION = re.compile(r"^\s*(?:\([^)]*\)\s+)*([a-z]\w*)(?:\.[\w.]+)*\s+\((\d+)\|M\d+\)", re.MULTILINE)
 CALLS = ("call", "calla")
-"""Instructions that call a function. A module's own are inlined; one that is nowhere is called, and ocloc says nothing."""
+"""Instructions that call a function. A module's own are inlined; of one that is nowhere ocloc says nothing."""
 LABEL = re.compile(r"^(\w+):\s*$")
 BRANCH = re.compile(r"\b(?:jmpi|while|goto)\b.*?((?:_0_|L)\d+)")
 
