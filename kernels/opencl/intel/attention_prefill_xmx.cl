@@ -20,9 +20,9 @@
 #define PITCH (KEYS + 1)
 #define LOWEST -1e30f /* below any score, and finite: the difference of two is no NaN */
 #if SG == 16
-#define PAIR ushort /* a work-item's columns of a row */
+#define COLUMNS ushort /* a work-item's of a row of 16 */
 #else
-#define PAIR uint
+#define COLUMNS uint
 #endif
 
 // Where element [row, column] of a matrix with STEPS * 16 columns lies, in tiles. Whole tiles may be added.
@@ -118,12 +118,12 @@ kernel __attribute__((reqd_work_group_size(WG, 1, 1), intel_reqd_sub_group_size(
                     top = fmax(top, s[k]);
                 }
                 top = sub_group_reduce_max(top);
-                float correction = exp(largest[i] - top);
+                float correction = native_exp(largest[i] - top);
                 largest[i] = top;
                 total[i] *= correction;
                 UNROLL
                 for (int k = 0; k < KEYS / SG; k++) {
-                    float w = exp(s[k] - top);
+                    float w = native_exp(s[k] - top);
                     total[i] += w;
                     weight[TILED(i * SUB_GROUPS, k * SG, KEYS / 16) + own] = (half)w;
                 }
@@ -138,10 +138,10 @@ kernel __attribute__((reqd_work_group_size(WG, 1, 1), intel_reqd_sub_group_size(
             }
             for (int k = 0; k < min(KEYS / 16, (length - start + 15) / 16); k++) {
                 int p = start + k * 16;
-                global const PAIR *from = (global const PAIR *)(values + place(table, p, kv_head, kv_heads) + part * 16) + lane;
+                global const ushort *from = values + place(table, p, kv_head, kv_heads) + part * 16;
                 uint row[16], pairs[EACH][8];
                 UNROLL
-                for (int i = 0; i < 16; i++) row[i] = from[(size_t)min(i, length - 1 - p) * kv_heads * (DIM / EACH)];
+                for (int i = 0; i < 16; i++) row[i] = ((global const COLUMNS *)(from + min(i, length - 1 - p) * kv_heads * DIM))[lane];
                 UNROLL
                 for (int i = 0; i < 8; i++) {
                     pairs[0][i] = (row[2 * i] & 0xffff) | row[2 * i + 1] << 16;
