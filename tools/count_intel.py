@@ -17,15 +17,19 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from bitnet.core.gpu import KernelSpec
 from bitnet.core.gpu.clc import Abilities
 from bitnet.core.gpu.clc.abilities import Matrix
 from bitnet.core.gpu.clc.intel_products import FILE, IntelProducts, by_sub_groups
+from bitnet.core.gpu.scaled import group_product
 from bitnet.core.gpu.weights import TernaryBuffer
+from bitnet.core.hal import TernaryMatmul
 from bitnet.level_zero.specialise import module
 
+ATTENTION = "intel/attention_prefill_xmx"
 OCLOC = os.environ.get("BITNET_OCLOC", "ocloc")
 COLUMNS = (
     "| product | kernel | SIMD | registers | instructions | loads, stores | products "
@@ -44,6 +48,8 @@ NO_DOT = ("skl",)
 UNITS = {"skl": 24, "tgllp": 96, "dg2-g10": 512, "mtl-h": 128, "bmg-g21": 160, "lnl-m": 64, "ptl-h": 96, "pvc": 1024}
 """Vector engines of the largest device of a product."""
 INSTRUCTION = re.compile(r"^\s*(?:\([^)]*\)\s+)*([a-z]\w*)(?:\.[\w.]+)*\s+\((\d+)\|M\d+\)", re.MULTILINE)
+CALLS = ("call", "calla")
+"""Instructions that call a function. A module's own are inlined; of one that is nowhere ocloc says nothing."""
 LABEL = re.compile(r"^(\w+):\s*$")
 BRANCH = re.compile(r"\b(?:jmpi|while|goto)\b.*?((?:_0_|L)\d+)")
 
@@ -74,7 +80,10 @@ class Count:
 
 
 def specs(product: str) -> Iterator[tuple[str, KernelSpec]]:
-    """Name and specification of each kernel that a step of the model launches most, as the lowering makes them."""
+    """Name and specification of each kernel that a step of the model launches most, as the lowering makes them.
+
+    Besides them, products of a model of Qwen3 8B's width with a scale for each group of columns.
+    """
     lanes = {
         "qkv": (3840, 2560, 1),
         "gates and ups": (6912, 2560, 2),
@@ -92,6 +101,8 @@ def specs(product: str) -> Iterator[tuple[str, KernelSpec]]:
     cache = {"WG": 128, "DIM": 128, "BLOCK": 32, "HEAD_GROUP": 4, "KV_F16": 1, "ROPE": 1, "NEOX": 1}
     for entry in ("attention_decode", "attention_merge"):
         yield entry, KernelSpec("attention_decode", entry, tuple(cache.items()))
+    for group in (32, 128):
+        yield f"groups of {group}", grouped(4096, 4096, group)
     head = {"WG": 256, "LANES": 32, "EACH": 4, "TOKENS": 1, "WEIGHT_F16": 1}
     yield "head", KernelSpec("dense_matmul", "dense_matmul", tuple(head.items()))
     for matrix in dict.fromkeys((XMX.get(product, "intel"), "intel")):
@@ -99,6 +110,20 @@ def specs(product: str) -> Iterator[tuple[str, KernelSpec]]:
             tiles = by_sub_groups(matrix) | {"COLS": 2560, "ROW_BYTES": 640, "ADD": 1}
             label = "prefill" if matrix == "intel" else "prefill by XMX"
             yield label, KernelSpec(FILE, "ternary_gemm_sg", tuple(tiles.items()))
+    if product in XMX:
+        tiles = by_sub_groups(XMX[product]) | {"DIM": 128, "BLOCK": 32, "KV_F16": 1, "HEAD_GROUP": 4}
+        yield "attention_prefill by XMX", KernelSpec(ATTENTION, "attention_prefill_xmx", tuple(tiles.items()))
+
+
+def grouped(rows: int, cols: int, group: int) -> KernelSpec:
+    """The product of one token and weights with a scale for each group of columns, as the lowering has it."""
+    nowhere: Any = None
+    names = {"x": nowhere, "scale": nowhere, "out": nowhere}
+    matrix = TernaryBuffer(nowhere, nowhere, rows, cols, cols // 4, group)
+    ctx: Any = SimpleNamespace(ternary=lambda _: matrix, tensors=names, step=nowhere)
+    op = TernaryMatmul("x", "scale", ("w",), "out")
+    bucket: Any = SimpleNamespace(tokens=1)
+    return group_product(ctx, op, bucket)[0].kernel
 
 
 def lanes_of(product: str, rows: int, cols: int, times: int) -> int:
@@ -109,15 +134,15 @@ def lanes_of(product: str, rows: int, cols: int, times: int) -> int:
     return products._lanes(matrix, times)
 
 
-def assembly(spec: KernelSpec, product: str) -> tuple[str, str]:
+def assembly(spec: KernelSpec, product: str, dot: bool) -> tuple[str, str]:
     """What the compiler made of a kernel: the name of its file and its text.
 
     Raises:
-        Refused: It does not take the module, or leaves a function unresolved.
+        Refused: It does not take the module, or leaves a function unresolved, of which its exit status says nothing.
     """
     with tempfile.TemporaryDirectory() as folder:
         source, dump = Path(folder) / "kernel.spv", Path(folder) / "dump"
-        source.write_bytes(module(spec, dot=product not in NO_DOT, device=product))
+        source.write_bytes(module(spec, dot=dot, device=product))
         command = [
             *OCLOC.split(),
             "compile",
@@ -131,22 +156,21 @@ def assembly(spec: KernelSpec, product: str) -> tuple[str, str]:
         ]
         wanted = {**os.environ, "IGC_ShaderDumpEnable": "1", "IGC_DumpToCustomDir": str(dump)}
         done = subprocess.run(command, env=wanted, capture_output=True, text=True, check=False, cwd=folder)
-        if (
-            done.returncode
-            or "undefined" in (said := done.stdout + done.stderr).lower()
-            or "unresolved" in said.lower()
-        ):
+        if done.returncode:
             raise Refused(f"{product} {spec.file}: {done.stdout}{done.stderr}")
         tries = sorted(dump.glob("*_entry_*.asm"), key=lambda path: path.stat().st_mtime_ns)
         texts = [(path.name, text) for path in tries if f"//.kernel {spec.entry}\n" in (text := path.read_text())]
         if not texts:
             raise Refused(f"{product} {spec.file}: there is no {spec.entry} in what ocloc wrote")
-        return texts[-1]  # the last try is what it takes
+        file, text = texts[-1]  # the last try is what it takes
+        if any(name in CALLS for name, _ in INSTRUCTION.findall(text)):
+            raise Refused(f"{product} {spec.file}: {spec.entry} calls a function, which the module may not have")
+        return file, text
 
 
-def count(spec: KernelSpec, product: str) -> Count:
-    """The figures of a kernel for a product."""
-    file, text = assembly(spec, product)
+def count(spec: KernelSpec, product: str, *, dot: bool | None = None) -> Count:
+    """The figures of a kernel for a product, of its module with the integer dot product where that has one."""
+    file, text = assembly(spec, product, product not in NO_DOT if dot is None else dot)
     lanes = LANES.get(product.split("-", maxsplit=1)[0], 8)
     all_of = INSTRUCTION.findall(text)
     loop = INSTRUCTION.findall(_loop(text))

@@ -54,7 +54,7 @@ VECTORS = " ".join(
 )
 AS = "\n".join(
     f"#define as_{name}(x) __builtin_astype((x), {name})"
-    for name in ("uint", "float", "uchar4", "char4", "half4", "int8", "short8")
+    for name in ("uint", "float", "uchar4", "char4", "half4", "int8", "short8", "float8")
 )
 PRELUDE = f"""
 typedef unsigned char uchar; typedef unsigned short ushort; typedef unsigned int uint; typedef unsigned long ulong;
@@ -77,8 +77,12 @@ OF_HEADER uint8 intel_sub_group_block_read8(const global uint *);
 OF_HEADER ushort8 intel_sub_group_block_read_us8(const global ushort *);
 OF_HEADER int8 __spirv_SubgroupMatrixMultiplyAccumulateINTEL(int, int8, int8, int8, int);
 OF_HEADER int8 __spirv_SubgroupMatrixMultiplyAccumulateINTEL(int, short8, int8, int8, int);
+OF_HEADER float8 __spirv_SubgroupMatrixMultiplyAccumulateINTEL(int, int8, int8, float8, int);
+OF_HEADER float8 __spirv_SubgroupMatrixMultiplyAccumulateINTEL(int, short8, int8, float8, int);
 // K of 32; both operands are signed bytes, several in a component (bits 0, 1, 4 and 5 of the extension's operands).
 #define intel_sub_group_i8_i8_matrix_mad_k32(a, b, c) __spirv_SubgroupMatrixMultiplyAccumulateINTEL(32, a, b, c, 0x33)
+// K of 16; both operands are halves, several in a component (bits 10 and 11).
+#define intel_sub_group_f16_f16_matrix_mad_k16(a, b, c) __spirv_SubgroupMatrixMultiplyAccumulateINTEL(16, a, b, c, 3072)
 OF_HEADER int __spirv_SpecConstant(int, int);
 inline bool unrolled(bool goes_on) {{ return goes_on; }}
 """

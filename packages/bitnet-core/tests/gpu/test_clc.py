@@ -17,7 +17,8 @@ from bitnet.core.gpu.clc import Abilities, device, open_device, tried, values, w
 from bitnet.core.gpu.clc.abilities import Matrix
 from bitnet.core.gpu.clc.amd_products import AmdProducts, Tile
 from bitnet.core.gpu.clc.vendors import VENDORS
-from bitnet.core.hal import DeviceInfo, DeviceType
+from bitnet.core.gpu.context import Bucket
+from bitnet.core.hal import Attention, DeviceInfo, DeviceType, Limits
 from bitnet.core.reference import ReferenceDevice
 
 INFO = DeviceInfo("made-up", "0", "id", "Made-up 9000", "Nobody", DeviceType.DISCRETE)
@@ -52,6 +53,37 @@ def test_xmx_that_does_not_build_leaves_dot_products() -> None:
     assert asked == [{"XMX": 1, "SG": 8}, {"XMX": 0, "SG": 8}]
     assert tried(replace(ABILITIES, matrix="xmx16"), builds).matrix == "none"
     assert asked[2:] == [{"XMX": 1, "SG": 16}]
+
+
+@pytest.mark.parametrize(
+    ("matrix", "heads", "dim", "block", "dtype", "launch"),
+    [
+        ("xmx8", (20, 5), 128, 32, "f16", ("attention_prefill_xmx", 128, (5, 25, 1), (64, 1, 1))),
+        ("xmx16", (20, 5), 128, 32, "f16", ("attention_prefill_xmx", 128, (5, 13, 1), (128, 1, 1))),
+        ("xmx16", (32, 1), 64, 48, "f16", ("attention_prefill_xmx", 64, (1, 100, 1), (64, 1, 1))),
+        ("xmx8", (32, 1), 64, 32, "f16", ("attention_prefill", 64, (1, 100, 1), (256, 1, 1))),
+        ("xmx16", (4, 2), 64, 24, "f16", ("attention_prefill", 64, (2, 7, 1), (256, 1, 1))),
+        ("xmx16", (4, 2), 64, 32, "f32", ("attention_prefill", 64, (2, 7, 1), (256, 1, 1))),
+        ("xmx16", (4, 2), 96, 32, "f16", ("attention_prefill", 96, (2, 7, 1), (256, 1, 1))),
+        ("intel", (4, 2), 64, 32, "f16", ("attention_prefill", 64, (2, 7, 1), (256, 1, 1))),
+    ],
+)
+def test_attention_by_xmx(
+    matrix: Matrix, heads: tuple[int, int], dim: int, block: int, dtype: str, launch: tuple[Any, ...]
+) -> None:
+    """The kernel, the dimensions that it is for, its work-groups, and their work-items, of 100 tokens."""
+    cache = SimpleNamespace(block_size=block, dtype=dtype)
+    ctx: Any = SimpleNamespace(
+        cache=cache,
+        step=None,
+        offset=lambda _: np.int32(0),
+        tensors={"qkv": None, "out": None},
+        kv=lambda *_: None,
+        program=SimpleNamespace(limits=Limits(100)),
+    )
+    attention = VENDORS[matrix].attention(Abilities(64, 256, 65536, f16=True, matrix=matrix))
+    (made,) = attention.lower(ctx, Attention("qkv", "out", 0, *heads, dim), Bucket(100, 1, 100))
+    assert (made.kernel.entry, dict(made.kernel.defines)["DIM"], made.grid, made.block) == launch
 
 
 def test_options() -> None:

@@ -17,7 +17,7 @@ from bitnet.level_zero.hardware import devices
 from bitnet.level_zero.loader import LevelZero, loader
 from bitnet.level_zero.specialise import module
 from bitnet.level_zero.structures import ContextDesc, KernelDesc, KernelProperties
-from bitnet.level_zero.variants import FAMILIES
+from bitnet.level_zero.variants import FAMILIES, dots
 
 ENTRIES = {
     "attention_decode": ("attention_decode", "attention_merge"),
@@ -34,30 +34,45 @@ SHAPES = {
     "TOKENS": 1,
     "LANES": 8,
     "EACH": 4,
+    "GROUP": 32,
+    "SUMS": 64,
+    "HELD": 2,
     "EACH_M": 4,
     "TX": 16,
     "TY": 16,
 }
-"""Of BitNet b1.58 2B4T's layers."""
+"""Of BitNet b1.58 2B4T's layers; of those with scales of groups, the narrowest groups there are."""
 
 
-def specs() -> list[tuple[str, KernelSpec, bool]]:
-    """Every module of the wheel: its name, a kernel's specification, and whether with the integer dot product."""
+def specs(sub_group: int = 8, xmx: bool = False) -> list[tuple[str, KernelSpec, bool]]:
+    """The wheel's modules for a device: the name, a kernel's specification, and whether with the integer dot product.
+
+    Args:
+        sub_group: Least work-items of its sub-groups.
+        xmx: Whether its compiler takes XMX; that of Debian 12 does not.
+    """
     made = []
     for file, family in FAMILIES.items():
         for choices in family.choices:
-            if choices.get("XMX"):  # no extension of the driver of Debian 12
+            if choices.get("SG", sub_group) != sub_group or (choices.get("XMX") and not xmx):
                 continue
             shapes = {name: SHAPES[name] for name in family.shapes}
             if choices.get("GLU"):
                 shapes["LANES"] = 16  # as the lowering has it
             if file == "attention_decode":
                 shapes["WG"] = 128
+            if file == "ternary_groups":
+                shapes |= {"WG": 64, "LANES": 16}
             defines = tuple({**choices, **shapes}.items())
-            for dot in (False, True) if family.dots else (False,):
+            for dot in dots(file, choices):
                 label = " ".join([file, *(f"{name}={value}" for name, value in choices.items()), *["dot"] * dot])
                 made.append((label, KernelSpec(file, file, defines), dot))
     return made
+
+
+def entries(file: str) -> tuple[str, ...]:
+    """The kernels of a source."""
+    return ENTRIES.get(file, (file.rpartition("/")[2],))
 
 
 def built(compiler: Compiler, level_zero: LevelZero, label: str, spec: KernelSpec, dot: bool) -> dict[str, Any]:
@@ -67,7 +82,7 @@ def built(compiler: Compiler, level_zero: LevelZero, label: str, spec: KernelSpe
         made = compiler._create(spec.file, SPIRV, module(spec, dot=dot, device="level-zero:0"))
     except DeviceError as error:
         return {label: str(error)}
-    for entry in ENTRIES.get(spec.file, (spec.file.rpartition("/")[2],)):
+    for entry in entries(spec.file):
         try:
             kernel = level_zero.make("zeKernelCreate", made, byref(KernelDesc(name=entry.encode())))
             found[f"{label}: {entry}"] = level_zero.filled(

@@ -17,11 +17,19 @@ import pytest
 from bitnet.core.gpu import KernelSpec
 from bitnet.core.support.dynlib import open_library
 from bitnet.level_zero.loader import DRIVER
-from bitnet.level_zero.variants import all_modules
+from bitnet.level_zero.variants import FAMILIES, all_modules
 
-TOOL = Path(__file__).parents[4] / "tools/count_intel.py"
-NEWER = ("mtl-h", "bmg-g21", "lnl-m")
-"""Products that the ocloc of Debian 12 does not know."""
+TOOLS = Path(__file__).parents[4] / "tools"
+TARGETS = [
+    ("skl", "ocloc"),
+    ("tgllp", "ocloc"),
+    ("dg2-g10", "ocloc"),
+    ("dg2-g10", "newer"),
+    ("mtl-h", "newer"),
+    ("bmg-g21", "newer"),
+    ("lnl-m", "newer"),
+]
+"""Products, and which compiler is asked: this Debian's, or a newer one, that knows XMX in SPIR-V and later products."""
 FAMILY = ("kernels/opencl", "packages/bitnet-core/src/bitnet/core/gpu/clc", "packages/bitnet-level-zero")
 SCRIPT = str(Path(__file__).with_name("intel_modules.py"))
 DOT_PRODUCTS = {"skl": False, "tgllp": True}
@@ -30,8 +38,8 @@ DOT_PRODUCTS = {"skl": False, "tgllp": True}
 UNRESOLVED = "int nowhere(int); kernel void k(global int *o) { o[0] = nowhere(o[1]); }"
 
 
-def _tool() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("count_intel", TOOL)
+def _loaded(path: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None
     assert spec.loader is not None
     made = importlib.util.module_from_spec(spec)
@@ -40,7 +48,26 @@ def _tool() -> ModuleType:
     return made
 
 
-counting = _tool()
+counting = _loaded(TOOLS / "count_intel.py")
+modules = _loaded(Path(SCRIPT))
+
+
+@pytest.fixture
+def asking(require_device: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """``asking(compiler)`` has the counts made by that compiler."""
+
+    def use(compiler: str) -> None:
+        if compiler == "ocloc":
+            absent = None if shutil.which("ocloc") else "ocloc is not there (apt: intel-opencl-icd)."
+            require_device("level-zero-compiler", absent)
+        else:
+            named = os.environ.get("BITNET_OCLOC")
+            absent = None if named else "BITNET_OCLOC names no newer ocloc (python3 tools/intel_compiler.py FOLDER)."
+            require_device("level-zero-newer-compiler", absent)
+            compiler = named or ""
+        monkeypatch.setattr(counting, "OCLOC", compiler)
+
+    return use
 
 
 @pytest.fixture
@@ -65,45 +92,75 @@ def test_every_module_is_built(on_product: Any, product: str) -> None:
     found.pop("name")
     if not DOT_PRODUCTS[product]:  # the device is found not to take these, and is given the others
         found = {kernel: made for kernel, made in found.items() if " dot" not in kernel}
-    modules = sum((DOT_PRODUCTS[product] or not dot) and not choices.get("XMX") for *_, choices, dot in all_modules())
-    assert len(found) >= modules
+    count = sum((DOT_PRODUCTS[product] or not dot) and not choices.get("XMX") for *_, choices, dot in all_modules())
+    assert len(found) >= count
     assert {kernel: made for kernel, made in found.items() if isinstance(made, str)} == {}
     assert {kernel: made for kernel, made in found.items() if made and "ternary_gemm" not in kernel} == {}
 
 
-@pytest.mark.parametrize("product", ["skl", "tgllp", "dg2-g10", "mtl-h", "bmg-g21", "lnl-m"])
+@pytest.mark.parametrize(("product", "compiler"), TARGETS)
 @pytest.mark.nightly(unless_changed=FAMILY)
-def test_decode_kernels_keep_their_registers(require_device: Any, product: str) -> None:
-    """No spill, no array in memory, and no unresolved function, for the model's shapes; prefill multiplies mostly."""
-    absent = None if shutil.which(counting.OCLOC.split()[0]) else "ocloc is not there (apt: intel-opencl-icd)."
-    require_device("level-zero-compiler", absent)
-    if (product in NEWER) != ("BITNET_OCLOC" in os.environ):
-        pytest.skip(f"{product} takes {'a newer' if product in NEWER else 'the older'} ocloc; BITNET_OCLOC names it.")
+def test_decode_kernels_keep_their_registers(asking: Any, product: str, compiler: str) -> None:
+    """No spill, no array in memory, and no unresolved function, for models' shapes; prefill multiplies mostly."""
+    asking(compiler)
     specs = dict(counting.specs(product)).items()
-    made = {name: counting.count(spec, product) for name, spec in specs if product in NEWER or "XMX" not in name}
-    assert {"qkv", "gates and ups", "down", "attention_decode", "head"} <= set(made)
+    made = {name: counting.count(spec, product) for name, spec in specs if compiler == "newer" or "XMX" not in name}
+    assert {"qkv", "gates and ups", "down", "attention_decode", "head", "groups of 32"} <= set(made)
     assert {name: count.spilled for name, count in made.items() if count.spilled} == {}
     if "prefill" in made and product not in counting.NO_DOT:
         assert made["prefill"].busy > 0.8 * made["prefill"].cycles
 
 
-def test_spills_are_counted(require_device: Any) -> None:
+@pytest.mark.parametrize(("product", "compiler"), [one for one in TARGETS if one[0] not in DOT_PRODUCTS])
+@pytest.mark.nightly(unless_changed=FAMILY)
+def test_every_module_is_compiled(asking: Any, product: str, compiler: str) -> None:
+    """Each with all of its kernels and no unresolved function; of the other products the driver itself is asked."""
+    asking(compiler)
+    xmx = compiler == "newer" and product in counting.XMX
+    specs = modules.specs(16 if product in counting.WIDE else 8, xmx)
+    assert {spec.file for _, spec, _ in specs} >= {*FAMILIES} - {file for file in FAMILIES if "/" in file}
+    assert xmx == any("XMX=1" in label for label, _, _ in specs)
+    spilled = {}
+    for label, spec, dot in specs:
+        for entry in modules.entries(spec.file):
+            count = counting.count(KernelSpec(spec.file, entry, spec.defines), product, dot=dot)
+            if count.spilled and "ternary_gemm" not in label:
+                spilled[f"{label}: {entry}"] = count.spilled
+    assert spilled == {}
+
+
+@pytest.mark.parametrize("compiler", ["ocloc", pytest.param("newer", marks=pytest.mark.nightly(unless_changed=FAMILY))])
+def test_ocloc_that_leaves_a_function_open_is_refused(
+    asking: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, compiler: str
+) -> None:
+    asking(compiler)
+    made = unresolved(tmp_path)
+    monkeypatch.setattr(counting, "module", lambda spec, **_: made.read_bytes())
+    with pytest.raises(counting.Refused, match="calls a function"):
+        counting.count(KernelSpec("unresolved", "k"), "tgllp")
+
+
+def test_spills_are_counted(asking: Any) -> None:
     """Of the product of many tokens for all devices, which has more sums than Gen12 has registers."""
-    require_device(
-        "level-zero-compiler", None if shutil.which("ocloc") else "ocloc is not there (apt: intel-opencl-icd)."
-    )
+    asking("ocloc")
     shapes = {"ADD": 0, "COLS": 2560, "ROW_BYTES": 640, "TX": 16, "TY": 16, "EACH_M": 4}
     spec = KernelSpec("ternary_gemm", "ternary_gemm", tuple(shapes.items()))
     assert counting.count(spec, "tgllp").spilled > 0
 
 
-def test_an_unresolved_function_is_noticed(on_product: Any, tmp_path: Path) -> None:
-    """The driver builds such a module all the same; its kernels it does not make."""
-    source, made = tmp_path / "unresolved.cl", tmp_path / "unresolved.spv"
+def unresolved(folder: Path) -> Path:
+    """A module whose kernel calls a function that is nowhere."""
+    source, made = folder / "unresolved.cl", folder / "unresolved.spv"
     source.write_text(UNRESOLVED)
     options = ["-x", "cl", "-cl-std=CL3.0", "-cl-no-stdinc", "-target", "spirv64v1.2", "-O0", "-c"]
     command = [sys.executable, "-m", "ziglang", "clang", *options, str(source), "-o", str(made)]
     subprocess.run(command, check=True, capture_output=True)
+    return made
+
+
+def test_an_unresolved_function_is_noticed(on_product: Any, tmp_path: Path) -> None:
+    """The driver builds such a module all the same; its kernels it does not make."""
+    made = unresolved(tmp_path)
     done = on_product("tgllp", str(made))
     assert done.returncode == 1
     assert "zeKernelCreate failed with ZE_RESULT_ERROR_INVALID_MODULE_UNLINKED" in done.stderr

@@ -83,6 +83,8 @@ def test_the_conformance_suite(on_driver: Run) -> None:
     found = re.search(r"(\d+) passed in", said)
     assert found, said
     assert int(found[1]) > 200
+    assert "deselected" not in said, said
+    assert "skipped" not in said, said
     assert "test driver:" not in said
 
 

@@ -1,4 +1,4 @@
-"""Products of many rows through the loader, by each kernel that a device may get: exact integers.
+"""Steps of many tokens through the loader, by each kernel that a device may get: products are exact.
 
 Intel's OpenCL for CPUs has no XMX. In its place stands what the extension says that it computes
 (cl_intel_subgroup_matrix_multiply_accumulate: which work-item holds which elements), compiled into the kernel.
@@ -7,6 +7,7 @@ Intel's OpenCL for CPUs has no XMX. In its place stands what the extension says 
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 from collections.abc import Callable
@@ -18,37 +19,13 @@ from typing import TypeAlias
 import pytest
 
 from bitnet.level_zero.specialise import MODULES
-from bitnet.level_zero.variants import FAMILIES, module_name
+from bitnet.level_zero.variants import FAMILIES, all_modules
 
 Run: TypeAlias = Callable[..., subprocess.CompletedProcess[str]]
 
 FAMILY = ("kernels/opencl", "packages/bitnet-core/src/bitnet/core/gpu", "packages/bitnet-level-zero")
-BUILT_IN = "#define intel_sub_group_i8_i8_matrix_mad_k32"
-# Element [m, k] of A: component m of work-item k / (32 / sub-group size), whose bytes are neighbours of K.
-# Element [k, n] of B: byte k % 4 of component k / 4 of work-item n. Element [m, n] of the result: component m of
-# work-item n.
-EMULATION = """
-inline int matrix_word(int a, int8 b, int sum, int bytes) {
-    int words[8];
-    vstore8(b, 0, words);
-#pragma clang loop unroll(disable)
-    for (int k = 0; k < 32; k++) {
-        int x = (char)(sub_group_broadcast(a, k / bytes) >> (8 * (k % bytes)));
-        int w = (char)(words[k / 4] >> (8 * (k % 4)));
-        sum += x * w;
-    }
-    return sum;
-}
-#define MATRIX(TYPE, BYTES) \\
-    OF_HEADER inline int8 intel_sub_group_i8_i8_matrix_mad_k32(TYPE a, int8 b, int8 c) { \\
-        return (int8)(matrix_word(a.s0, b, c.s0, BYTES), matrix_word(a.s1, b, c.s1, BYTES), \\
-                      matrix_word(a.s2, b, c.s2, BYTES), matrix_word(a.s3, b, c.s3, BYTES), \\
-                      matrix_word(a.s4, b, c.s4, BYTES), matrix_word(a.s5, b, c.s5, BYTES), \\
-                      matrix_word(a.s6, b, c.s6, BYTES), matrix_word(a.s7, b, c.s7, BYTES)); \\
-    }
-MATRIX(int8, 4)
-MATRIX(short8, 2)
-"""
+BUILT_IN = re.compile(r"#define intel_sub_group_\w+_matrix_mad_k\d+\(")
+EMULATION = Path(__file__).parents[3] / "bitnet-opencl/tests/xmx.clh"
 
 # Rows enough for tiles, of shapes that fill none of them; which kernels ran.
 TILED = """
@@ -86,22 +63,53 @@ device.close()
 """
 
 
+# A step of several sequences: ends of some in one tile, more positions than a work-group has at a time.
+ATTENTION = """
+from pathlib import Path
+import numpy as np
+from bitnet.core.hal import OpenOptions
+from bitnet.core.testing.attention import Heads, Paged, Part
+from bitnet.level_zero.backend import BACKEND
+from bitnet.level_zero import specialise
+from bitnet.level_zero.device import LevelZeroDriver
+specialise.MODULES = Path({modules!r})
+seen = set()
+record = LevelZeroDriver.record
+def recorded(self, launches):
+    seen.update(launch.kernel.entry for launch in launches)
+    return record(self, launches)
+LevelZeroDriver.record = recorded
+rng = np.random.default_rng({seed})
+info, *_ = BACKEND.probe().devices
+device = BACKEND.open(info, OpenOptions())
+heads = Heads({heads})
+past, new = rng.integers(60, 200, 2).tolist(), int(rng.integers(2, 40))
+parts = [Part(0, 70), Part(past[0], 5), Part(3, 1), Part(past[1], new)]
+most = max(part.past + part.new for part in parts)
+paged = Paged(device, rng, heads, length=most, seqs=len(parts), chunk=sum(part.new for part in parts))
+with paged.rig:
+    paged.prefill(*(part.past for part in parts))
+    paged.run(list(enumerate(parts)))
+print(sorted(name for name in seen if "prefill" in name))
+device.close()
+"""
+
+
 @pytest.fixture
 def emulated(hook: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[int], Path]:
     """``emulated(width)``: the wheel's modules, those for XMX of that width with its emulation in its place."""
 
     def make(width: int) -> Path:
-        lines = [line for line in hook.PRELUDE.splitlines() if not line.startswith(BUILT_IN)]
-        assert len(lines) == len(hook.PRELUDE.splitlines()) - 1
-        monkeypatch.setattr(hook, "PRELUDE", "\n".join(lines) + EMULATION)
+        lines = [line for line in hook.PRELUDE.splitlines() if not BUILT_IN.match(line)]
+        assert len(lines) == len(hook.PRELUDE.splitlines()) - 2
+        monkeypatch.setattr(hook, "PRELUDE", "\n".join([*lines, EMULATION.read_text(encoding="utf-8")]))
         made = tmp_path / "modules"
         shutil.copytree(Path(str(MODULES)), made)
         index = json.loads((made / "index.json").read_text(encoding="utf-8"))
-        for file, more in (("intel/sub_groups", {}), ("intel/ternary_gemm_sg", {"ADD": 0})):
-            choices = {"XMX": 1, "SG": width, **more}
-            name = module_name(file, choices, dot=True)
-            words, index[name] = hook.compile_one(file, FAMILIES[file].shapes, choices, True, optimised=True)
-            (made / f"{name}.spv").write_bytes(words)
+        for name, file, choices, dot in all_modules():
+            if choices.get("XMX") and choices["SG"] == width:
+                words, index[name] = hook.compile_one(file, FAMILIES[file].shapes, choices, dot, optimised=True)
+                (made / f"{name}.spv").write_bytes(words)
         (made / "index.json").write_text(json.dumps(index), encoding="utf-8")
         return made
 
@@ -122,6 +130,25 @@ def test_xmx(on_driver: Run, emulated: Callable[[int], Path], width: int) -> Non
     """What the driver is given is refused as it is, so that the emulation is what runs."""
     wide = {"BITNET_TEST_DRIVER_WIDE": "1"} if width == 16 else {}
     check(on_driver, f"ternary_gemm_sg 1 {width}", emulated(width), {**wide, "BITNET_TEST_DRIVER_NO_XMX": "1"})
+
+
+@pytest.mark.nightly(unless_changed=FAMILY)
+@pytest.mark.parametrize(
+    ("width", "heads", "kernel"),
+    [
+        (8, "4, 1, 128, 16", "attention_prefill_xmx"),
+        (16, "7, 1, 64, 48", "attention_prefill_xmx"),
+        (16, "4, 2, 128, 24", "attention_prefill"),  # its blocks are no multiple of 16 positions
+    ],
+)
+def test_attention_by_xmx(on_driver: Run, emulated: Callable[[int], Path], width: int, heads: str, kernel: str) -> None:
+    """Within the bounds of the contract."""
+    wide = {"BITNET_TEST_DRIVER_WIDE": "1"} if width == 16 else {}
+    seed = randrange(1 << 30)
+    code = ATTENTION.format(seed=seed, modules=str(emulated(width)), heads=heads)
+    done = on_driver("-c", code, BITNET_TEST_DRIVER_NO_XMX="1", **wide)
+    assert (done.returncode, done.stderr) == (0, ""), (seed, done.stderr)
+    assert done.stdout.strip() == f"[{kernel!r}]", seed
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Collection, Mapping
-from dataclasses import replace
 
 from bitnet.core.errors import DeviceError, DeviceUnavailableError
 from bitnet.core.gpu.probing import denied_nodes, device_nodes, no_library, no_permission
@@ -43,7 +42,6 @@ class LevelZeroBackend:
 
     def open(self, info: DeviceInfo, options: OpenOptions) -> Device:
         from bitnet.core.gpu.clc import open_device
-        from bitnet.core.gpu.clc.vendors import VENDORS
         from bitnet.level_zero.device import LevelZeroDriver
         from bitnet.level_zero.hardware import devices
         from bitnet.level_zero.loader import LevelZero, loader
@@ -52,9 +50,7 @@ class LevelZeroBackend:
         for index, hardware in enumerate(devices(level_zero)):
             if str(index) == info.index and hardware.info(index).id == info.id:
                 driver = LevelZeroDriver(level_zero, hardware, info.name)
-                # The wheel has no modules yet for weights with a scale for each group of columns.
-                vendor = replace(VENDORS[driver.abilities.matrix], scaled=False)
-                return open_device(info, driver, driver.abilities, self_check=True, vendor=vendor)
+                return open_device(info, driver, driver.abilities, self_check=True)
         raise DeviceUnavailableError(f"{info.name} is gone since it was probed.", hint="See bitnet devices.")
 
     def kernels(self) -> Collection[str]:

@@ -32,7 +32,8 @@ class Family:
     Attributes:
         shapes: Constants that are set at load time.
         choices: Values of the others, of each module.
-        dots: Whether the source multiplies bytes: then there are modules with the integer dot product and without.
+        dots: Whether the source multiplies bytes: then there are modules with the integer dot product and without, but
+            for XMX, which takes its place.
         optimised: Whether clang optimises it, which it may where no array's length depends on a shape.
     """
 
@@ -51,7 +52,8 @@ _PRODUCT_ENDS: list[Choices] = [
 ]
 _ROTATIONS: list[Choices] = [{"ROPE": 0, "NEOX": 0}, {"ROPE": 1, "NEOX": 0}, {"ROPE": 1, "NEOX": 1}]
 
-_SUB_GROUPS: list[Choices] = [{"XMX": 0, "SG": 8}, {"XMX": 1, "SG": 8}, {"XMX": 1, "SG": 16}]
+_XMX: list[Choices] = [{"XMX": 1, "SG": 8}, {"XMX": 1, "SG": 16}]
+_SUB_GROUPS: list[Choices] = [{"XMX": 0, "SG": 8}, *_XMX]
 
 FAMILIES: Mapping[str, Family] = {
     "advance": Family(),
@@ -61,6 +63,10 @@ FAMILIES: Mapping[str, Family] = {
     "dense_matmul": Family(("WG", "LANES", "EACH", "TOKENS"), each("WEIGHT_F16")),
     "embed": Family(("WG",), each("WEIGHT_F16")),
     "glu_norm_quant": Family(("WG",), each("NORM", "RELU2"), dots=True),
+    "head_norms": Family(("WG", "DIM")),
+    "intel/attention_prefill_xmx": Family(
+        ("BLOCK", "HEAD_GROUP"), crossed(_XMX, [{"DIM": 64, "KV_F16": 1}, {"DIM": 128, "KV_F16": 1}]), optimised=True
+    ),
     "intel/sub_groups": Family(choices=_SUB_GROUPS, dots=True, optimised=True),
     "intel/ternary_gemm_sg": Family(
         ("COLS", "ROW_BYTES"),
@@ -80,19 +86,27 @@ FAMILIES: Mapping[str, Family] = {
         dots=True,
     ),
     "ternary_gemm": Family(("COLS", "ROW_BYTES", "TX", "TY", "EACH_M"), each("ADD"), dots=True),
+    "ternary_groups": Family(
+        ("WG", "COLS", "ROW_BYTES", "GROUP", "EACH", "SUMS", "LANES", "HELD", "TOKENS"), each("ADD"), dots=True
+    ),
 }
 """By the source's file, without its ending."""
+
+
+def dots(file: str, choices: Choices) -> tuple[bool, ...]:
+    """Whether with the integer dot product, of each module of a source and its choices."""
+    return (False, True) if FAMILIES[file].dots and not choices.get("XMX") else (False,)
 
 
 def module_name(file: str, choices: Choices, dot: bool) -> str:
     """What the wheel calls the module of a source, its choices, and whether it uses the integer dot product."""
     values = "".join(f"-{name.lower()}{choices[name]}" for name in sorted(choices))
-    return f"{file.replace('/', '-')}{values}{'-dot' if dot and FAMILIES[file].dots else ''}"
+    return f"{file.replace('/', '-')}{values}{'-dot' if dot and True in dots(file, choices) else ''}"
 
 
 def all_modules() -> Iterator[tuple[str, str, Choices, bool]]:
     """Name, source, choices, and whether with the integer dot product, of every module of the wheel."""
     for file, family in FAMILIES.items():
         for choices in family.choices:
-            for dot in (False, True) if family.dots else (False,):
+            for dot in dots(file, choices):
                 yield module_name(file, choices, dot), file, choices, dot

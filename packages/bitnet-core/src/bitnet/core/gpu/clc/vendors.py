@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from bitnet.core.gpu.clc.abilities import Abilities, Matrix
 from bitnet.core.gpu.clc.amd_products import AmdProducts
 from bitnet.core.gpu.clc.attention import AttentionOps
+from bitnet.core.gpu.clc.intel_attention import IntelAttention
 from bitnet.core.gpu.clc.intel_products import IntelProducts, trial
 from bitnet.core.gpu.clc.nvidia_attention import NvidiaAttention
 from bitnet.core.gpu.clc.nvidia_layers import NvidiaLayers
@@ -59,8 +60,8 @@ VENDORS: Mapping[Matrix, Vendor] = {
     "wmma11": AMD,
     "wmma12": AMD,
     "intel": Vendor(trial("intel"), IntelProducts),
-    "xmx8": Vendor(trial("xmx8"), IntelProducts, otherwise="intel"),
-    "xmx16": Vendor(trial("xmx16"), IntelProducts),
+    "xmx8": Vendor(trial("xmx8"), IntelProducts, IntelAttention, otherwise="intel"),
+    "xmx16": Vendor(trial("xmx16"), IntelProducts, IntelAttention),
 }
 """Vendor of each kind of matrix unit."""
 
