@@ -10,7 +10,7 @@
 #define BLOCKS (GROUP < 128 ? 1 : (GROUP + 127) / 128) /* blocks of a unit */
 #define UNITS ((COUNT + EACH - 1) / EACH)
 #define ROWS (WG / LANES * HELD)
-#define PITCH (COUNT | 1) /* of a row's terms, odd so that neighbours fall into different banks */
+#define PITCH (COUNT / 2 * 2 + 1) /* of a row's terms, odd so that neighbours fall into different banks */
 
 // The products of 16 codes and 16 activations.
 inline int dot16(uint4 c, uint4 x, int sum) {

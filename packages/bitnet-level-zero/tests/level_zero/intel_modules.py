@@ -35,7 +35,6 @@ SHAPES = {
     "LANES": 8,
     "EACH": 4,
     "GROUP": 32,
-    "SUMS": 64,
     "HELD": 2,
     "EACH_M": 4,
     "TX": 16,

@@ -54,7 +54,6 @@ def shapes_of(file: str) -> dict[str, int]:
         "LANES": rng.choice([8, 16, 32]),
         "EACH": rng.choice([1, 4]),
         "GROUP": rng.choice([32, 64, 128, 256]),
-        "SUMS": rng.choice([8, 16, 32, 64]),
         "HELD": rng.choice([1, 2]),
         "EACH_M": rng.randint(1, 4),
         "TX": 16,

@@ -87,7 +87,7 @@ FAMILIES: Mapping[str, Family] = {
     ),
     "ternary_gemm": Family(("COLS", "ROW_BYTES", "TX", "TY", "EACH_M"), each("ADD"), dots=True),
     "ternary_groups": Family(
-        ("WG", "COLS", "ROW_BYTES", "GROUP", "EACH", "SUMS", "LANES", "HELD", "TOKENS"), each("ADD"), dots=True
+        ("WG", "COLS", "ROW_BYTES", "GROUP", "EACH", "LANES", "HELD", "TOKENS"), each("ADD"), dots=True
     ),
 }
 """By the source's file, without its ending."""
