@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
@@ -15,6 +16,8 @@ from bitnet.server.service import Service
 
 if TYPE_CHECKING:
     from bitnet.core.engine.options import OptionArguments
+
+log = logging.getLogger("bitnet.server")
 
 SSE = "text/event-stream; charset=utf-8"
 NDJSON = "application/x-ndjson"
@@ -173,7 +176,10 @@ class _Run:
             if not call.started:
                 raise
             self._service.host.note_failure(self._service, error)
-            await call.write(b"".join(answer.failed(as_request_error(error))), more=False)
+            told = as_request_error(error)
+            if told.status == 500:
+                log.exception("a stream failed", exc_info=error)
+            await call.write(b"".join(answer.failed(told)), more=False)
 
     async def _result(self) -> Result:
         done = [request.completion for request in self._requests if request.completion is not None]

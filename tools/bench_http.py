@@ -1,0 +1,168 @@
+"""What the server adds to the engine: tokens a second through HTTP, and those of the engine alone, in one process.
+
+    uv run tools/bench_http.py                                    # over a device that only lets time pass
+    uv run tools/bench_http.py -m model.gguf --device cuda:0      # over a real one
+
+The engine's requests are read by a thread each; those of the server by ``bitnet bench-serve``, which is a process of
+its own. Each number is the best of the rounds, which take turns. ``--profile`` prints where the server's event loop
+spends its time; ``--idle`` opens connections that send nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import cProfile
+import json
+import pstats
+import socket
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import uvicorn
+
+from bench_host import Waiting, engine_over
+from bitnet.core import Model, load_model
+from bitnet.core.engine.worker import Worker
+from bitnet.server import Settings, create_app
+
+SAMPLING: dict[str, dict[str, float]] = {"greedy": {}, "top_p": {"temperature": 0.8, "top_p": 0.95}}
+
+
+def waiting_model(seconds: float, streams: int) -> Model:
+    """The demo model's tokenizer and template over a device that takes ``seconds`` for a pass."""
+    model = load_model(device="cpu", max_seqs=1, threads=1)
+    model._worker = Worker(engine_over(Waiting(seconds, 500), streams))
+    return model
+
+
+def engine_alone(model: Model, streams: int, given: argparse.Namespace, sampling: dict[str, float]) -> dict[str, float]:
+    """Tokens a second and the median TTFT in ms, each stream read by a thread of its own."""
+    rng = np.random.default_rng(time.monotonic_ns())
+    prompts = [rng.integers(0, 250, given.prompt).tolist() for _ in range(streams)]
+
+    def read(prompt: list[int]) -> tuple[int, float]:
+        begun = time.perf_counter()
+        (request,) = model.submit(prompt, max_tokens=given.tokens, ignore_eos=True, **sampling)  # type: ignore[arg-type]
+        next(request)
+        first = time.perf_counter() - begun
+        return len(request.result().tokens), first
+
+    with ThreadPoolExecutor(streams) as pool:
+        begun, spent = time.perf_counter(), time.process_time()
+        results = list(pool.map(read, prompts))
+        seconds, spent = time.perf_counter() - begun, time.process_time() - spent
+    tokens = sum(n for n, _ in results)
+    ttft = statistics.median(first for _, first in results) * 1e3
+    return {"rate": tokens / seconds, "ttft": ttft, "cpu": spent / tokens * 1e6}
+
+
+def through_http(url: str, streams: int, given: argparse.Namespace, sampling: dict[str, float]) -> dict[str, float]:
+    """The same by ``bitnet bench-serve``."""
+    command = [sys.executable, "-m", "bitnet.core", "bench-serve", "--json", "--ignore-eos", "--base-url", url]
+    options = {
+        "endpoint": given.endpoint,
+        "num-prompts": streams,
+        "input-len": given.prompt,
+        "output-len": given.tokens,
+        "seed": time.monotonic_ns() % 2**31,
+        **{name.replace("_", "-"): value for name, value in sampling.items()},
+    }
+    spent = time.process_time()
+    done = subprocess.run(
+        [*command, *(f"--{name}={value}" for name, value in options.items())], stdout=subprocess.PIPE, check=True
+    )
+    spent = time.process_time() - spent
+    found = json.loads(done.stdout)
+    assert found["failed"] == 0, found["errors"]
+    tokens = found["total_output_tokens"]
+    assert tokens == streams * given.tokens
+    return {"rate": found["output_throughput"], "ttft": found["median_ttft_ms"], "cpu": spent / tokens * 1e6}
+
+
+@contextmanager
+def serving(model: Model, places: int, profile: cProfile.Profile | None) -> Iterator[str]:
+    """The address at which a thread serves the model, as ``bitnet serve`` would."""
+    listener = socket.create_server(("127.0.0.1", 0), backlog=1024)
+    app = create_app(model, Settings(max_seqs=places))
+    server = uvicorn.Server(uvicorn.Config(app, log_config=None, access_log=False, server_header=False))
+
+    def run() -> None:
+        if profile is not None:
+            profile.enable()
+        server.run(sockets=[listener])
+        if profile is not None:
+            profile.disable()
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        while not server.started:
+            assert thread.is_alive()
+            time.sleep(0.01)
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+    finally:
+        server.should_exit = server.force_exit = True
+        thread.join(30)
+        app.host.close()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("-m", "--model", type=Path, help="a real model")
+    parser.add_argument("--device", help="where it runs")
+    parser.add_argument("--step-ms", type=float, default=2.3, help="a pass of the device that only lets time pass")
+    parser.add_argument("--streams", type=int, nargs="+", default=[1, 64])
+    parser.add_argument("--sampling", choices=SAMPLING, nargs="+", default=list(SAMPLING))
+    parser.add_argument("--prompt", type=int, default=32)
+    parser.add_argument("--tokens", type=int, default=512)
+    parser.add_argument("--endpoint", default="completions")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--idle", type=int, default=0, help="connections that send nothing meanwhile")
+    parser.add_argument("--profile", action="store_true")
+    given = parser.parse_args()
+    places = max(given.streams)
+    real = given.model is not None or given.device is not None
+    model = load_model(given.model, device=given.device, max_seqs=places) if real else None
+    profile = cProfile.Profile() if given.profile else None
+    with ExitStack() as stack:
+        used = stack.enter_context(model if model is not None else waiting_model(given.step_ms / 1e3, places))
+        used.warm()
+        url = stack.enter_context(serving(used, places, profile))
+        address = ("127.0.0.1", int(url.rpartition(":")[2]))
+        for _ in range(given.idle):
+            stack.enter_context(socket.create_connection(address))
+        print(
+            f"{used.device.name}, {places} places, prompts of {given.prompt}, answers of {given.tokens}, {given.idle} idle"
+        )
+        for streams in given.streams:
+            for name in given.sampling:
+                pairs = [
+                    (
+                        engine_alone(used, streams, given, SAMPLING[name]),
+                        through_http(url, streams, given, SAMPLING[name]),
+                    )
+                    for _ in range(given.rounds)
+                ]
+                engine, http = (max(side, key=lambda found: found["rate"]) for side in zip(*pairs, strict=True))
+                print(
+                    f"{streams:3} streams {name:7} engine {engine['rate']:9,.0f} tokens/s, HTTP {http['rate']:9,.0f}: "
+                    f"{http['rate'] / engine['rate']:.1%}; TTFT {engine['ttft']:,.1f} and {http['ttft']:,.1f} ms; "
+                    f"processor time a token {engine['cpu']:.1f} and {http['cpu']:.1f} us",
+                    flush=True,
+                )
+    if profile is not None:
+        pstats.Stats(profile).sort_stats("tottime").print_stats(30)
+
+
+if __name__ == "__main__":
+    main()
