@@ -45,6 +45,8 @@ MAX_SEQS = 4  # as in conftest.py
 QUEUE = 60
 FAULT_SECONDS = 5.0
 """Seconds between two failures of the device."""
+WARM_UP = 20.0
+"""Seconds at least that the server is pressed before its memory is looked at: its heap takes so long to settle."""
 SETTLED = 10
 """Looks, a tenth of a second apart, at which the number of descriptors is the same once all connections are closed."""
 MAX_BODY = 100_000
@@ -285,7 +287,7 @@ def check_load(running: Any, scripted: Any, seconds: float) -> None:
 
         fill_pools(server.host)
         with Watch(server.host, models):
-            press_from_outside(server.url, seconds / 3, seed)  # warm-up
+            press_from_outside(server.url, max(WARM_UP, seconds / 5), seed)
         before, files, threads = rest()
         with Watch(server.host, models) as watch:
             ends = press_from_outside(server.url, seconds, seed + CLIENTS)
