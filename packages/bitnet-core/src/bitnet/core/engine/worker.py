@@ -198,6 +198,10 @@ class Worker:
             # An interrupt may have come before it was started.
             if replica.thread is not None and replica.thread.is_alive():
                 replica.thread.join()
+        with self._changed:  # the frames that its error came through hold this worker, and all that they hold with it
+            self._origin = None
+            if self._end is not None:
+                self._end.with_traceback(None)
 
     def _stop(self, why: BaseException) -> None:
         """Take no more requests, and end those of the queue; each replica's thread ends its own."""

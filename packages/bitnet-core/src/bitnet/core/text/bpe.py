@@ -87,7 +87,8 @@ class BytePairs:
         merges = self._merges(ids)
         if merges is None:
             return None
-        backend = Tokenizer(models.BPE(dict(ids), merges, **self._options))
+        # The library remembers words for each thread and model until the thread ends, long after the model has gone.
+        backend = Tokenizer(models.BPE(dict(ids), merges, cache_capacity=0, **self._options))
         if self._cut is not None:
             backend.pre_tokenizer = self._cut
         if self._normalize is not None:
