@@ -1,8 +1,8 @@
 """Count what Intel's compiler makes of the kernels of BitNet b1.58 2B4T: instructions, dot products, spilled registers.
 
 It needs no GPU: ``ocloc`` compiles the wheel's SPIR-V for any product that it knows, and writes its assembly. Debian
-has it in ``intel-opencl-icd`` (12) or ``intel-ocloc`` (newer); ``BITNET_OCLOC`` names another. Decision 0084 goes
-by these figures.
+has it in ``intel-opencl-icd`` (12) or ``intel-ocloc`` (newer); ``BITNET_OCLOC`` names another, such as one that
+``tools/intel_compiler.py`` fetches. Decision 0084 goes by these figures.
 
     uv run --group dev tools/count_intel.py tgllp dg2-g10
 """

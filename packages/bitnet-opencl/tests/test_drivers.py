@@ -35,7 +35,7 @@ SMALL = (
 UNITS = "test_ternary_matmul_of_stacked or test_matrix_units or (test_heads and d64)"
 """Tests that reach each of the kernels for matrix units."""
 
-XMX_UNITS = "test_ternary_matmul_of_stacked or test_attention_of_many_tokens"
+XMX_UNITS = "test_ternary_matmul_of_stacked or test_attention_of_many_tokens or (test_a_model_of_such_heads and whole)"
 FAMILY = ("kernels/opencl", "packages/bitnet-core/src/bitnet/core/gpu/clc", "packages/bitnet-opencl")
 
 
@@ -106,7 +106,7 @@ def test_intel_with_xmx(require_device: Require, run_on: Run, width: int) -> Non
     """The kernels that Intel's GPUs get, with the matrix unit's built-ins made of sub-groups."""
     require_device("opencl-intel", absent(INTEL, "pip install intel-opencl-rt intel-cmplr-lib-rt"))
     environment = {"BITNET_REQUIRE_DEVICES": "opencl:0", "PYTHONPATH": str(HERE), "BITNET_TEST_XMX": str(width)}
-    tests = [SUITE, str(HERE / "test_attention_tiles.py"), "-k", XMX_UNITS]
+    tests = [SUITE, str(HERE / "test_attention_tiles.py"), str(HERE / "test_matrix_units.py"), "-k", XMX_UNITS]
     done = run_on(INTEL, ["-m", "pytest", "-n0", "-q", "-p", "by_xmx", "-p", "no:cacheprovider", *tests], environment)
     assert passed(done) > 5
     assert "by XMX: intel/attention_prefill_xmx, intel/sub_groups, intel/ternary_gemm_sg" in done.stdout
