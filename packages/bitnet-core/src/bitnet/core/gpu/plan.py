@@ -14,7 +14,7 @@ from typing import Any, get_type_hints
 from bitnet.core.gpu.context import Bucket, Context, Dispatch
 from bitnet.core.gpu.driver import Launch
 from bitnet.core.gpu.groups import GROUPS, Group
-from bitnet.core.gpu.scaled import group_product, head_norms, in_groups, norms_heads
+from bitnet.core.gpu.scaled import InGroups, group_product, head_norms, in_groups, norms_heads
 from bitnet.core.hal import (
     Attention,
     DenseMatmul,
@@ -119,7 +119,7 @@ def lower(ctx: Context, bucket: Bucket, table: Dispatch) -> list[Launch]:
 def _alone(ctx: Context, op: Op, bucket: Bucket, table: Dispatch) -> list[Launch]:
     """The launches of an operation in no group."""
     if isinstance(op, TernaryMatmul) and in_groups(ctx.program, op):
-        return group_product(ctx, op, bucket)
+        return table.get(InGroups, group_product)(ctx, op, bucket) or []
     made = table[type(op)](ctx, op, bucket) or []
     if isinstance(op, RopeAppend) and norms_heads(op):
         return [*head_norms(ctx, op, bucket), *made]

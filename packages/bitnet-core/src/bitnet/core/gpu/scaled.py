@@ -24,6 +24,13 @@ MOST_TOKENS = 8
 """Tokens that a work-item multiplies its codes with."""
 
 
+class InGroups:
+    """Key of a lowering table: products of such weights, where a backend has its own instead of :func:`group_product`.
+
+    The entry takes a :class:`~bitnet.core.hal.TernaryMatmul` and declines none.
+    """
+
+
 def in_groups(program: Program, op: Op) -> bool:
     """Whether an operation is a product of weights with a scale for each group of columns."""
     if not isinstance(op, TernaryMatmul):
