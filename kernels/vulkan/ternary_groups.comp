@@ -11,13 +11,24 @@ const uint UNITS = (COUNT + EACH - 1) / EACH;
 const uint SLOTS = WG / LANES, ROWS = SLOTS * HELD;
 shared float terms[ROWS * TOKENS * PITCH];
 
+// For one token, codes stay where they are in their bytes, but those of the top bit pair, which would not be signed bytes: the sum is
+// shifted once, and the activations' sum taken off, as codes are w + 1. For more tokens, signed weights save the activations' sums.
+int place_of(int plane) { return plane == 0 ? 4 : 6 - 2 * plane; }
+uvec4 operand(uvec4 quad, int plane) {
+    if (TOKENS > 1) return plane_of(quad, plane);
+    return (plane == 0 ? quad >> 2 : quad) & (0x03030303u << place_of(plane));
+}
+
 KERNEL(ternary_groups) {
     uint item = LANE, slot = item / LANES, tokens = STEP_TOKENS;
     uint n0 = (gl_WorkGroupID.y * gl_NumWorkGroups.x + gl_WorkGroupID.x) * ROWS, m0 = gl_WorkGroupID.z * TOKENS;
     if (m0 >= tokens || n0 >= rows) return;
-    for (uint unit = item % LANES; unit < UNITS; unit += LANES) {
-        int found[HELD * TOKENS * EACH];  // of group j, token t and row r: at (r TOKENS + t) EACH + j
-        [[unroll]] for (int i = 0; i < HELD * TOKENS * EACH; i++) found[i] = 0;
+    for (uint i = 0; i < (UNITS + LANES - 1) / LANES; i++) {
+        uint unit = i * LANES + item % LANES;
+        if (unit >= UNITS) break;
+        int found[HELD * TOKENS * 4], total[4];  // of a plane, token t and row r: at (r TOKENS + t) 4 + plane
+        [[unroll]] for (int f = 0; f < HELD * TOKENS * 4; f++) found[f] = 0;
+        [[unroll]] for (int plane = 0; plane < 4; plane++) total[plane] = 0;
         for (uint b = 0; b < BLOCKS; b++) {
             uint block = unit * BLOCKS + b;
             uvec4 low[HELD], high[HELD];
@@ -29,15 +40,16 @@ KERNEL(ternary_groups) {
             [[unroll]] for (int plane = 0; plane < 4; plane++) {
                 uvec4 w[HELD], u[HELD];
                 [[unroll]] for (int r = 0; r < HELD; r++) {
-                    w[r] = plane_of(low[r], plane);
-                    u[r] = plane_of(high[r], plane);
+                    w[r] = operand(low[r], plane);
+                    u[r] = operand(high[r], plane);
                 }
                 [[unroll]] for (int t = 0; t < TOKENS; t++) {
                     uint m = min(m0 + t, tokens - 1), at = block * 8 + 2 * plane;
                     uvec4 v = load_x(m, at), y = load_x(m, at + 1);
+                    if (TOKENS == 1) total[plane] = dot16(uvec4(0x01010101u), y, dot16(uvec4(0x01010101u), v, total[plane]));
                     [[unroll]] for (int r = 0; r < HELD; r++) {
-                        int i = (r * TOKENS + t) * EACH + plane * EACH / 4;
-                        found[i] = dot16(u[r], y, dot16(w[r], v, found[i]));
+                        int f = (r * TOKENS + t) * 4 + plane;
+                        found[f] = dot16(u[r], y, dot16(w[r], v, found[f]));
                     }
                 }
             }
@@ -46,8 +58,14 @@ KERNEL(ternary_groups) {
             [[unroll]] for (int j = 0; j < EACH; j++) {
                 uint n = slot * HELD + r, s = unit * EACH + j;
                 if (s < COUNT)
-                    [[unroll]] for (int t = 0; t < TOKENS; t++)
-                        terms[(n * TOKENS + t) * PITCH + s] = term(found[(r * TOKENS + t) * EACH + j], min(n0 + n, rows - 1), s);
+                    [[unroll]] for (int t = 0; t < TOKENS; t++) {
+                        int sum = 0;
+                        [[unroll]] for (int p = 0; p < PLANES; p++) {
+                            int plane = j * PLANES + p, part = found[(r * TOKENS + t) * 4 + plane];
+                            sum += TOKENS == 1 ? (part >> place_of(plane)) - total[plane] : part;
+                        }
+                        terms[(n * TOKENS + t) * PITCH + s] = term(sum, min(n0 + n, rows - 1), s);
+                    }
             }
     }
     barrier();
