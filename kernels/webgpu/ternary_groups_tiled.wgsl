@@ -1,15 +1,18 @@
 // ternary_matmul of weights with a scale for each group of columns, for many tokens: a tile of TILE_M tokens and TILE_N rows for a workgroup of
-// 128, 4 by 4 of it an invocation. The columns of a group, at most 128 at a time, go through workgroup memory, where weights lie as
-// bytes; the next are fetched while these are multiplied.
+// 128, EACH_M by 4 of it an invocation. The columns of a group, at most 128 at a time, go through workgroup memory, where weights lie
+// as bytes; the next are fetched while these are multiplied, X_LOADS vectors of activations by an invocation. Places are swizzled, so
+// that what is stored together falls into different banks.
 //
 // The groups of one partial sum follow one another, and the partial sums come in bit-reversed order: so each of the LEVELS = log2(SUMS) of
 // the tree that adds them up waits with one value (`held`), not with all of its own.
 #include "ternary_group.wgsl"
-const TILE_M = 32u;
+const TILE_M = 8u * u32(EACH_M);
 const TILE_N = 64u;
 const UNITS = 2u * u32(PLANES);  // 16 columns each, of the bit pairs of a block that are one group's
-var<workgroup> x_tile: array<array<vec4<u32>, TILE_M + 1u>, UNITS>;  // what is stored together falls into different banks
-var<workgroup> w_tile: array<array<vec4<u32>, TILE_N + 4u>, UNITS>;
+var<workgroup> x_tile: array<array<vec4<u32>, TILE_M>, UNITS>;
+var<workgroup> w_tile: array<array<vec4<u32>, TILE_N>, UNITS>;
+
+fn w_place(unit: u32, n: u32) -> u32 { return n ^ (unit % 2u * 4u); }
 
 // The place-th fetch of x: 16 columns of a token that meet group s's block b.
 fn fetch_x(place: u32, m0: u32, tokens: u32, s: u32, b: u32) -> vec4<u32> {
@@ -26,29 +29,29 @@ fn ternary_groups_tiled(g: Group) {
     let my_n = g.lane % 16u;  // rows my_n + 16 i, tokens my_m + 8 t
     let my_m = g.lane / 16u;
     let code_row = min(n0 + g.lane / 2u, args.rows - 1u) * ROW + g.lane % 2u;
-    var found: array<array<i32, 4>, 4>;
-    var sum: array<array<f32, 4>, 4>;
+    var found: array<array<i32, EACH_M>, 4>;
+    var sum: array<array<f32, EACH_M>, 4>;
 #if LEVELS
-    var held: array<array<array<f32, 4>, 4>, LEVELS>;
+    var held: array<array<array<f32, EACH_M>, 4>, LEVELS>;
 #endif
-    var next_x: array<vec4<u32>, 2>;
+    var next_x: array<vec4<u32>, X_LOADS>;
     var next_w: vec4<u32>;
     var at = 0u;    // the partial sum at hand
     var done = 0u;  // those that are complete
     var s = 0u;     // the group, and its block
     var b = 0u;
     next_w = codes[code_row];
-#repeat i 2
+#repeat i X_LOADS
     next_x[i] = fetch_x(g.lane + i * u32(WG), m0, tokens, 0u, 0u);
 #end
     while (at < CHAINS) {
         workgroupBarrier();
-#repeat i 2
+#repeat i X_LOADS
         let place = g.lane + i * u32(WG);
-        if (place < TILE_M * UNITS) { x_tile[place % UNITS][place / UNITS] = next_x[i]; }
+        if (place < TILE_M * UNITS) { x_tile[place % UNITS][(place / UNITS) ^ (place % UNITS)] = next_x[i]; }
 #end
 #repeat p PLANES
-        w_tile[2u * p + g.lane % 2u][g.lane / 2u] = weights_of(next_w, s % u32(EACH) * u32(PLANES) + p);
+        w_tile[2u * p + g.lane % 2u][w_place(g.lane, g.lane / 2u)] = weights_of(next_w, s % u32(EACH) * u32(PLANES) + p);
 #end
         workgroupBarrier();
         let now = s;
@@ -64,25 +67,25 @@ fn ternary_groups_tiled(g: Group) {
         }
         if (at < CHAINS) {
             next_w = codes[code_row + 2u * (s / u32(EACH) * BLOCKS + b)];
-#repeat i 2
+#repeat i X_LOADS
             next_x[i] = fetch_x(g.lane + i * u32(WG), m0, tokens, s, b);
 #end
         }
         for (var u = 0u; u < UNITS; u++) {
-            var mine: array<vec4<u32>, 4>;
-#repeat t 4
-            mine[t] = x_tile[u][my_m + 8u * t];
+            var mine: array<vec4<u32>, EACH_M>;
+#repeat t EACH_M
+            mine[t] = x_tile[u][(my_m + 8u * t) ^ u];
 #end
 #repeat i 4
-            let w = w_tile[u][my_n + 16u * i];
-#repeat t 4
+            let w = w_tile[u][w_place(u, my_n + 16u * i)];
+#repeat t EACH_M
             found[i][t] += dot16(w, mine[t]);
 #end
 #end
         }
         if (ends) {
 #repeat i 4
-#repeat t 4
+#repeat t EACH_M
             sum[i][t] = added(sum[i][t], term(found[i][t], min(n0 + my_n + 16u * i, args.rows - 1u), now));
             found[i][t] = 0;
 #end
@@ -90,7 +93,7 @@ fn ternary_groups_tiled(g: Group) {
         }
         for (; done < at; done++) {
 #repeat i 4
-#repeat t 4
+#repeat t EACH_M
             var whole = sum[i][t];  // with the halves before it that it completes
 #repeat level LEVELS
             let below = done & ((2u << level) - 1u);
@@ -103,7 +106,7 @@ fn ternary_groups_tiled(g: Group) {
         }
     }
 #repeat i 4
-#repeat t 4
+#repeat t EACH_M
     let m = m0 + my_m + 8u * t;
     let n = n0 + my_n + 16u * i;
     if (m < tokens && n < args.rows) { store(m, n, sum[i][t]); }

@@ -29,8 +29,10 @@ FEW_TOKENS = 8
 """More tokens than this take the tiled product."""
 TERMS = 4096
 """Terms of groups that a work-group keeps: 16 KiB, which every device grants it."""
-TILE_M, TILE_N, TILE_GROUP = 32, 64, 128
-"""Tokens, rows and invocations of a work-group of the tiled product, as its sources have them."""
+TILE_SIDE, TILE_N, TILE_GROUP = 8, 64, 128
+"""Of a work-group of the tiled product, as its sources have them: invocations along the tokens, rows, invocations."""
+TILE_EACH = (2, 4)
+"""Tokens of such an invocation: the first with which one work-group takes all tokens of a step, else the last."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,9 +56,11 @@ class GroupProducts:
                 grid = (*across, ceil_div(bucket.tokens, few["TOKENS"]))
                 made.append(launch("ternary_groups", grid, GROUP, args, shape | few))
             else:
-                grid = (ceil_div(rows, TILE_N), ceil_div(bucket.tokens, TILE_M), 1)
-                levels = {"LEVELS": shape["SUMS"].bit_length() - 1}
-                made.append(launch("ternary_groups_tiled", grid, TILE_GROUP, args, shape | levels))
+                each = next((n for n in TILE_EACH if TILE_SIDE * n >= bucket.tokens), TILE_EACH[-1])
+                grid = (ceil_div(rows, TILE_N), ceil_div(bucket.tokens, TILE_SIDE * each), 1)
+                loads = ceil_div(TILE_SIDE * each * 2 * shape["PLANES"], TILE_GROUP)
+                tile = {"LEVELS": shape["SUMS"].bit_length() - 1, "EACH_M": each, "X_LOADS": loads}
+                made.append(launch("ternary_groups_tiled", grid, TILE_GROUP, args, shape | tile))
         return made
 
 
