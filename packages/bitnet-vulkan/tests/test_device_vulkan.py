@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from bitnet.core.errors import DeviceError, DeviceLostError, KernelCompileError, OutOfMemoryError
-from bitnet.core.gpu import GpuDevice, Launch
+from bitnet.core.gpu import GpuDevice, Launch, windows
 from bitnet.core.hal import (
     DenseMatmul,
     DeviceInfo,
@@ -26,6 +26,7 @@ from bitnet.core.hal import (
 )
 from bitnet.core.support import cache
 from bitnet.core.testing.answers import assert_same_answers
+from bitnet.core.testing.linear import Grouped, check_groups
 from bitnet.core.testing.model import BLOCK, TinyModel
 from bitnet.core.testing.rig import Rig, dense, random_ternary, tensor, ternary, tokens
 from bitnet.vulkan import compiler
@@ -274,6 +275,18 @@ def test_more_rows_than_a_grid_has_groups(info: DeviceInfo, monkeypatch: Patch, 
                 product = rig.run(tokens(few), {"x": codes[:few], "s": unit[:few]}, ["out"])["out"]
             assert np.array_equal(product, codes[:few].astype(np.float32) @ weight.T.astype(np.float32))
     assert max(map(max, grids)) <= 65535, grids
+
+
+@pytest.mark.parametrize("what", ["no-dot-product", "small-bindings", "small-groups"])
+@pytest.mark.parametrize("count", [2, 9])
+def test_groups_of_columns_without(info: DeviceInfo, monkeypatch: Patch, what: str, count: int) -> None:
+    """The bits of products with a scale for each group: of weights bound in parts too, and grids of two dimensions."""
+    monkeypatch.setattr(windows, "MOST_GROUPS", 3)
+    seed = int(np.random.SeedSequence().generate_state(1)[0])
+    print(f"seed {seed}")
+    rng = np.random.default_rng(seed)
+    with Opened(info, WITHOUT[what]) as poor:
+        check_groups(poor.device, rng, Grouped(count, (1301,), 320, 64))
 
 
 def test_a_buffer_that_no_kernel_can_bind(info: DeviceInfo) -> None:

@@ -22,6 +22,7 @@ from bitnet.core.hal import (
 )
 from bitnet.core.testing import oracle
 from bitnet.core.testing.answers import assert_same_answers
+from bitnet.core.testing.linear import Grouped, check_groups
 from bitnet.core.testing.rig import (
     Rig,
     assert_products,
@@ -175,6 +176,7 @@ def test_weights_larger_than_a_binding(info: DeviceInfo, rng: np.random.Generato
         with Rig(poor, [op], specs, {"w": ternary(*weight)}, limits=Limits(m)) as rig:
             product = rig.run(tokens(m), {"x": codes, "s": scale}, ["out"])["out"]
         assert_same_bits("ternary_matmul", product, oracle.ternary_matmul(codes, scale, [weight]))
+        check_groups(poor, rng, Grouped(m, (1301,), 320, 64))
 
 
 @pytest.mark.parametrize("most", [256, 384, 896])

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
 
-from bitnet.core.gpu import Buffer, DenseBuffer
-from bitnet.core.gpu.windows import row_windows
+from bitnet.core.gpu import Buffer
+from bitnet.core.gpu.windows import MOST_GROUPS, row_windows
 from bitnet.core.hal import DeviceInfo, DeviceType
 from bitnet.vulkan.driver import VERSION_1_1, VERSION_1_2, VERSION_1_3, Functions, Instance, api, make, text
 
@@ -22,8 +22,6 @@ MATRIX_FEATURES = {"cooperativeMatrix", "shaderInt8", *MEMORY_MODEL}
 """What products of cooperative matrices need; where one is missing, none of them is switched on."""
 NVIDIA_DRIVER = 4
 """VK_DRIVER_ID_NVIDIA_PROPRIETARY."""
-MOST_GROUPS = 65535
-"""Work-groups along one side of a grid, as many as every device takes."""
 COMPUTE, GRAPHICS = 2, 1
 DEVICE_LOCAL = 1
 SUBGROUP_OPERATIONS = 1 | 4 | 16
@@ -109,7 +107,7 @@ class Hardware:
         found += ["cooperative-matrix"] if self.int8_tile else []
         return tuple(sorted(found))
 
-    def windows(self, weight: DenseBuffer, group_rows: int | None = None) -> Iterator[tuple[Buffer, int, int]]:
+    def windows(self, data: Buffer, rows: int, group_rows: int | None = None) -> Iterator[tuple[Buffer, int, int]]:
         """A matrix as parts that a kernel can bind, and that a grid reaches: the part, its first row, its rows.
 
         Args:
@@ -117,7 +115,6 @@ class Hardware:
         """
         most_rows = group_rows * MOST_GROUPS if group_rows else None
         largest, alignment = self.largest_binding // 16 * 16, max(self.alignment, 16)
-        data, (rows, _) = weight.data, weight.shape
         return row_windows(data, rows, data.nbytes // rows, largest=largest, alignment=alignment, most_rows=most_rows)
 
 

@@ -14,10 +14,10 @@ from bitnet.core.gpu import Arg, Bucket, Buffer, Context, DenseBuffer, Launch, l
 from bitnet.core.gpu.groups import Choice, NormChoice
 from bitnet.core.gpu.head import COMPACT_ROWS, choice, compact_shape, unnormed
 from bitnet.core.gpu.ops import ceil_div, next_power_of_two
-from bitnet.core.gpu.windows import Window
+from bitnet.core.gpu.windows import MOST_GROUPS, Window
 from bitnet.core.hal import DenseMatmul
 from bitnet.vulkan import matrices
-from bitnet.vulkan.hardware import MOST_GROUPS, Hardware
+from bitnet.vulkan.hardware import Hardware
 
 FEW_ROWS = 8
 """Rows of x that dense_matmul takes in one pass over the weights."""
@@ -61,7 +61,7 @@ class HeadOps:
             file, each, tokens = "dense_matmul", group // lanes, min(bucket.rows, FEW_ROWS)
             defines |= {"LANES": lanes, "TOKENS": tokens, "WEIGHT_F16": f16, "WIDE": int(cols % 8 == 0)}
         made = []
-        for part, first, count in self._hardware.windows(weight, each):
+        for part, first, count in self._hardware.windows(weight.data, weight.shape[0], each):
             grid = (ceil_div(count, each), ceil_div(bucket.rows, tokens), 1)
             args = (ctx.step, *given, part, ctx.tensors[op.out], *map(np.int32, (count, first, rows)))
             made.append(launch(file, grid, group, args, defines))

@@ -11,13 +11,16 @@ from functools import partial
 import numpy as np
 
 from bitnet.core.gpu import Arg, Bucket, Buffer, Context, Dispatch, Launch, Lowering, launch
+from bitnet.core.gpu.group_products import GroupProducts
 from bitnet.core.gpu.groups import Choice, Layer, NormChoice, RopeAttention
 from bitnet.core.gpu.ops import RowOps, attention_inputs, ceil_div, kv_defines, positions, power_of_two, rope_defines
 from bitnet.core.gpu.products import Source, decode_defines, fused_products
+from bitnet.core.gpu.scaled import InGroups
 from bitnet.core.gpu.weights import TernaryBuffer
+from bitnet.core.gpu.windows import MOST_GROUPS
 from bitnet.core.hal import Attention, DenseMatmul, Embed, RopeAppend, Sample, TernaryMatmul
 from bitnet.vulkan import matrices
-from bitnet.vulkan.hardware import MOST_GROUPS, Hardware
+from bitnet.vulkan.hardware import Hardware
 from bitnet.vulkan.head import HeadOps
 from bitnet.vulkan.layers import one_launch, pitch, wide
 
@@ -55,6 +58,7 @@ class VulkanOps:
             **self._rows.table(),
             Embed: self.embed,
             TernaryMatmul: self.ternary_matmul,
+            InGroups: GroupProducts(hardware.windows).lower,
             DenseMatmul: self._head.dense_matmul,
             Attention: self.attention,
             Sample: self.sample,
@@ -67,14 +71,14 @@ class VulkanOps:
 
     def lowering(self) -> Lowering:
         """What :class:`bitnet.core.gpu.GpuDevice` takes."""
-        return Lowering(self._table, self._head.fits)
+        return Lowering(self._table, self._head.fits, scaled=True)
 
     def embed(self, ctx: Context, op: Embed, bucket: Bucket) -> list[Launch]:
         table = ctx.dense(op.table)
         offset, dim = ctx.offset("tokens"), np.int32(table.shape[1])
         defines = {"WEIGHT_F16": int(table.dtype == "f16")}
         made = []
-        for part, first, count in self._hardware.windows(table):
+        for part, first, count in self._hardware.windows(table.data, table.shape[0]):
             args = (ctx.step, part, ctx.tensors[op.out], offset, dim, np.int32(first), np.int32(count))
             made.append(self._rows.launch("embed", bucket.tokens, args, defines=defines))
         return made

@@ -12,10 +12,12 @@ from dataclasses import replace
 import numpy as np
 
 from bitnet.core.gpu import Arg, Bucket, Buffer, Context, Dispatch, Launch, Lowering, launch
+from bitnet.core.gpu.group_products import GroupProducts
 from bitnet.core.gpu.groups import NormHead, RopeAttention, RopeAttentionProduct
 from bitnet.core.gpu.ops import RowOps, attention_inputs, ceil_div, kv_defines, positions, power_of_two, rope_defines
 from bitnet.core.gpu.products import NORM, Source, decode_defines, fused_products, normed
-from bitnet.core.gpu.windows import row_windows
+from bitnet.core.gpu.scaled import InGroups
+from bitnet.core.gpu.windows import MOST_GROUPS, in_two, row_windows
 from bitnet.core.hal import Attention, DenseMatmul, Embed, NormRows, RopeAppend, Sample, TernaryMatmul
 from bitnet.webgpu.device import ALIGNMENT
 
@@ -35,8 +37,6 @@ DENSE_LANES, DENSE_EACH = 32, 4
 """Invocations that share rows of a dense product, and how many rows, as its source has it."""
 DENSE_TILE = 8
 """Weight rows of an invocation of the tiled dense product."""
-MAX_GROUPS = 65535
-"""Workgroups in one dimension, on every device."""
 SAMPLE_GROUP = 1024
 """Invocations that choose a token, at most: a power of two, as halves are put together."""
 SPLIT_CONTEXT = 64
@@ -66,12 +66,6 @@ DENSE_SHARED = 6 * 1024
 """Bytes of workgroup memory that ternary_decode and dense_matmul take besides their row."""
 
 
-def in_two(groups: int) -> tuple[int, int]:
-    """A number of workgroups as a grid of two dimensions, each as large as a device allows; some may be too many."""
-    rows = ceil_div(groups, MAX_GROUPS)
-    return ceil_div(groups, rows), rows
-
-
 class WebGPUOps:
     """The lowering for a device with these limits, in WebGPU's names."""
 
@@ -85,6 +79,7 @@ class WebGPUOps:
             **rows.table(),
             Embed: self.embed,
             TernaryMatmul: self.ternary_matmul,
+            InGroups: GroupProducts(self._windows).lower,
             DenseMatmul: self.dense_matmul,
             Attention: self.attention,
             Sample: RowOps(group=group).sample,
@@ -96,7 +91,7 @@ class WebGPUOps:
 
     def lowering(self) -> Lowering:
         """What :class:`bitnet.core.gpu.GpuDevice` takes."""
-        return Lowering(self._table)
+        return Lowering(self._table, scaled=True)
 
     def embed(self, ctx: Context, op: Embed, bucket: Bucket) -> list[Launch]:
         table = ctx.dense(op.table)
@@ -200,7 +195,7 @@ class WebGPUOps:
         w = ctx.ternary(op.weights)
         groups = ceil_div(w.rows, DECODE_GROUP // _lanes(w.row_bytes))
         fits = 4 * (w.row_bytes + factors) + DECODE_SHARED <= self._shared and w.codes.nbytes <= self._binding
-        return fits and groups < MAX_GROUPS
+        return fits and groups < MOST_GROUPS
 
     def _decode(
         self,

@@ -14,7 +14,7 @@ from typing import Any, get_type_hints
 from bitnet.core.gpu.context import Bucket, Context, Dispatch
 from bitnet.core.gpu.driver import Launch
 from bitnet.core.gpu.groups import GROUPS, Group
-from bitnet.core.gpu.scaled import group_product, head_norms, in_groups, norms_heads
+from bitnet.core.gpu.scaled import InGroups, group_product, head_norms, in_groups, norms_heads
 from bitnet.core.hal import (
     Attention,
     DenseMatmul,
@@ -125,7 +125,7 @@ def lower(ctx: Context, bucket: Bucket, table: Dispatch, *, fuses_scaled: bool =
 def _alone(ctx: Context, op: Op, bucket: Bucket, table: Dispatch, fuses_scaled: bool) -> list[Launch]:
     """The launches of an operation in no group."""
     if not fuses_scaled and isinstance(op, TernaryMatmul) and in_groups(ctx.program, op):
-        return group_product(ctx, op, bucket)
+        return table.get(InGroups, group_product)(ctx, op, bucket) or []
     made = table[type(op)](ctx, op, bucket) or []
     if not fuses_scaled and isinstance(op, RopeAppend) and norms_heads(op):
         return [*head_norms(ctx, op, bucket), *made]

@@ -26,6 +26,13 @@ TERMS = 4096
 """Terms of groups that a work-group keeps: 16 KiB of the 32 that every GPU API grants it."""
 
 
+class InGroups:
+    """Key of a lowering table: products of such weights, where a backend has its own instead of :func:`group_product`.
+
+    The entry takes a :class:`~bitnet.core.hal.TernaryMatmul` and declines none.
+    """
+
+
 def in_groups(program: Program, op: Op) -> bool:
     """Whether an operation is a product of weights with a scale for each group of columns."""
     if not isinstance(op, TernaryMatmul):

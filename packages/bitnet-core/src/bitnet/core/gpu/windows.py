@@ -10,6 +10,15 @@ from typing import Any
 from bitnet.core.gpu.driver import Buffer
 from bitnet.core.gpu.failures import binding_too_large
 
+MOST_GROUPS = 65535
+"""Work-groups along one side of a grid, as many as every Vulkan and WebGPU device takes."""
+
+
+def in_two(groups: int) -> tuple[int, int]:
+    """A number of work-groups as a grid of two dimensions, each as large as a device allows; some may be too many."""
+    rows = -(-groups // MOST_GROUPS)
+    return -(-groups // rows), rows
+
 
 @dataclass(frozen=True, slots=True)
 class Window:

@@ -143,6 +143,49 @@ def uneven(rng: np.random.Generator, *shape: int) -> Array:
     return rows.astype(np.float32)
 
 
+def check_groups(device: Device, rng: np.random.Generator, case: Grouped) -> None:
+    """The bits of a product whose scales differ from group to group by up to a hundred times, of both signs, some zero.
+
+    Raises:
+        UnsupportedProgramError: The device refuses such weights.
+    """
+    codes = rng.integers(-128, 128, (case.m, case.k), dtype=np.int8)
+    scale: oracle.F32 = rng.uniform(1e-4, 2, (case.m,)).astype(np.float32)
+    weights = []
+    for n in case.n:
+        units = 10 ** rng.uniform(-2, 0, (n, case.k // case.group)) * rng.choice([-1, 0, 1, 1, 1], (n, 1))
+        weights.append((random_ternary(rng, n, case.k), units.astype(np.float16)))
+    addend = uneven(rng, case.m, sum(case.n)) if case.add else None
+    product = oracle.group_matmul(codes, scale, weights)
+    _check_product(device, codes, scale, weights, product, addend, spare=2)
+
+
+def _check_product(
+    device: Device,
+    codes: oracle.I8,
+    scale: oracle.F32,
+    weights: Sequence[tuple[oracle.I8, float | npt.NDArray[np.float16]]],
+    product: oracle.F32,
+    addend: Array | None,
+    spare: int,
+) -> None:
+    (m, k), n = codes.shape, sum(len(w) for w, _ in weights)
+    names = tuple(f"w{i}" for i in range(len(weights)))
+    specs = [tensor("x", "i8", "M", k), tensor("s", "f32", "M"), tensor("out", "f32", "M", n)]
+    op = TernaryMatmul("x", "s", names, "out", addend is not None)
+    loaded = {name: ternary(*weight) for name, weight in zip(names, weights, strict=True)}
+    inputs: dict[str, Array] = {"x": codes, "s": scale}
+    if addend is not None:
+        inputs["out"] = addend
+    with Rig(device, [op], specs, loaded, limits=Limits(m + spare)) as rig:
+        out = rig.run(tokens(m), inputs, ["out"])["out"]
+    if addend is None:
+        assert_same_bits("out", out, product)
+    else:
+        total = addend.astype(np.float64) + product
+        assert_within("out", out, total, np.spacing(np.maximum(abs(total), abs(addend)).astype(np.float32)))
+
+
 class LinearTests(DeviceTests):
     @pytest.mark.parametrize("dtype", [np.float16, np.float32])
     def test_embed(self, device: Device, rng: np.random.Generator, dtype: type[np.floating]) -> None:
@@ -183,17 +226,8 @@ class LinearTests(DeviceTests):
 
     @over(grouped_shapes)
     def test_ternary_matmul_of_groups(self, device: Device, rng: np.random.Generator, case: Grouped) -> None:
-        """Scales that differ from group to group by up to a hundred times, of both signs, some of them zero."""
-        codes = rng.integers(-128, 128, (case.m, case.k), dtype=np.int8)
-        scale: oracle.F32 = rng.uniform(1e-4, 2, (case.m,)).astype(np.float32)
-        weights = []
-        for n in case.n:
-            units = 10 ** rng.uniform(-2, 0, (n, case.k // case.group)) * rng.choice([-1, 0, 1, 1, 1], (n, 1))
-            weights.append((random_ternary(rng, n, case.k), units.astype(np.float16)))
-        addend = uneven(rng, case.m, sum(case.n)) if case.add else None
-        product = oracle.group_matmul(codes, scale, weights)
         with not_yet():
-            self._check_product(device, codes, scale, weights, product, addend, spare=2)
+            check_groups(device, rng, case)
 
     def _extremes(self, device: Device, m: int, n: int, k: int) -> None:
         codes = np.stack([np.full(k, c, np.int8) for c in (127, -128, -127, 0)])
@@ -228,33 +262,7 @@ class LinearTests(DeviceTests):
         addend: Array | None = None,
         spare: int = 0,
     ) -> None:
-        self._check_product(device, codes, scale, weights, oracle.ternary_matmul(codes, scale, weights), addend, spare)
-
-    def _check_product(
-        self,
-        device: Device,
-        codes: oracle.I8,
-        scale: oracle.F32,
-        weights: Sequence[tuple[oracle.I8, float | npt.NDArray[np.float16]]],
-        product: oracle.F32,
-        addend: Array | None,
-        spare: int,
-    ) -> None:
-        (m, k), n = codes.shape, sum(len(w) for w, _ in weights)
-        names = tuple(f"w{i}" for i in range(len(weights)))
-        specs = [tensor("x", "i8", "M", k), tensor("s", "f32", "M"), tensor("out", "f32", "M", n)]
-        op = TernaryMatmul("x", "s", names, "out", addend is not None)
-        loaded = {name: ternary(*weight) for name, weight in zip(names, weights, strict=True)}
-        inputs: dict[str, Array] = {"x": codes, "s": scale}
-        if addend is not None:
-            inputs["out"] = addend
-        with Rig(device, [op], specs, loaded, limits=Limits(m + spare)) as rig:
-            out = rig.run(tokens(m), inputs, ["out"])["out"]
-        if addend is None:
-            assert_same_bits("out", out, product)
-        else:
-            total = addend.astype(np.float64) + product
-            assert_within("out", out, total, np.spacing(np.maximum(abs(total), abs(addend)).astype(np.float32)))
+        _check_product(device, codes, scale, weights, oracle.ternary_matmul(codes, scale, weights), addend, spare)
 
     @over(dense_shapes)
     @pytest.mark.parametrize("dtype", [np.float16, np.float32])

@@ -1,0 +1,86 @@
+"""Products of weights with a scale for each group of columns, where matrices are bound in parts: Vulkan and WebGPU.
+
+Both have kernels of these names, which take these constants and these arguments in this order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+
+from bitnet.core.gpu.context import Bucket, Context
+from bitnet.core.gpu.driver import Arg, Buffer, Launch, launch
+from bitnet.core.gpu.ops import ceil_div, next_power_of_two, power_of_two
+from bitnet.core.gpu.scaled import BLOCK
+from bitnet.core.gpu.weights import TernaryBuffer
+from bitnet.core.gpu.windows import in_two
+from bitnet.core.hal import TernaryMatmul
+
+Windows: TypeAlias = Callable[[Buffer, int], Iterator[tuple[Buffer, int, int]]]
+"""A matrix of so many rows as parts that can be bound: the part, its first row, its rows."""
+GROUP, LANES = 64, 16
+"""Invocations of a work-group of a product of few tokens, and how many of them share a row at least."""
+HELD = 2
+"""Rows that those share, for one token."""
+FEW_TOKENS = 8
+"""More tokens than this take the tiled product."""
+TERMS = 4096
+"""Terms of groups that a work-group keeps: 16 KiB, which every device grants it."""
+TILE_SIDE, TILE_N, TILE_GROUP = 8, 64, 128
+"""Of a work-group of the tiled product, as its sources have them: invocations along the tokens, rows, invocations."""
+TILE_EACH = (2, 4)
+"""Tokens of such an invocation: the first with which one work-group takes all tokens of a step, else the last."""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupProducts:
+    """The launches of such products on a device whose bindings are ``windows``."""
+
+    windows: Windows
+
+    def lower(self, ctx: Context, op: TernaryMatmul, bucket: Bucket) -> list[Launch]:
+        """A product of few tokens reads each weight once; one of many goes by tiles."""
+        w = ctx.ternary(op.weights)
+        shape = _shape(w) | {"ADD": int(op.add), "WIDE": int(w.cols % 16 == 0)}
+        few = _few(w, shape["EACH"], bucket.tokens)
+        made = []
+        for codes, first, rows in self.windows(w.codes, w.rows):
+            x = ctx.tensors[op.x], ctx.tensors[op.scale]
+            sizes = (np.uint32(n) for n in (rows, first, w.rows))
+            args: tuple[Arg, ...] = (ctx.step, *x, codes, w.scales, ctx.tensors[op.out], *sizes)
+            if bucket.tokens <= FEW_TOKENS:
+                across = in_two(ceil_div(rows, GROUP // few["LANES"] * few["HELD"]))
+                grid = (*across, ceil_div(bucket.tokens, few["TOKENS"]))
+                made.append(launch("ternary_groups", grid, GROUP, args, shape | few))
+            else:
+                each = next((n for n in TILE_EACH if TILE_SIDE * n >= bucket.tokens), TILE_EACH[-1])
+                grid = (ceil_div(rows, TILE_N), ceil_div(bucket.tokens, TILE_SIDE * each), 1)
+                loads = ceil_div(TILE_SIDE * each * 2 * shape["PLANES"], TILE_GROUP)
+                tile = {"EACH_M": each, "X_LOADS": loads}
+                made.append(launch("ternary_groups_tiled", grid, TILE_GROUP, args, shape | tile))
+        return made
+
+
+def _shape(w: TernaryBuffer) -> dict[str, int]:
+    """What both kernels are compiled for: the row and its groups."""
+    assert w.group is not None
+    count = w.cols // w.group
+    each = max(BLOCK // w.group, 1) if count > 1 else 1
+    return {"COLS": w.cols, "GROUP": w.group, "EACH": each, "PLANES": 4 // each}
+
+
+def _few(w: TernaryBuffer, each: int, tokens: int) -> dict[str, int]:
+    """How a work-group of a product of few tokens divides its work, so that the terms of its rows fit."""
+    assert w.group is not None
+    count = w.cols // w.group
+    pitch = count + (count % 2 == 0 and count < TERMS)  # odd, so that the rows fall into different banks
+    lanes = min(next_power_of_two(ceil_div(count, each)), LANES)
+    while lanes < GROUP and GROUP // lanes * pitch > TERMS:
+        lanes *= 2
+    slots = GROUP // lanes
+    held = HELD if tokens == 1 and slots * HELD * pitch <= TERMS else 1
+    most = power_of_two(max(TERMS // (slots * held * pitch), 1))
+    return {"LANES": lanes, "HELD": held, "TOKENS": min(tokens, FEW_TOKENS, most), "PITCH": pitch}
