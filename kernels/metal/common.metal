@@ -1,4 +1,5 @@
-// Shared by every kernel here; put in front of each source. WG is the number of threads of a threadgroup, a multiple of 32.
+// Shared by every kernel here; put in front of each source. WG is the number of threads of a threadgroup, a multiple of 32
+// or, where rows are short, a part of a simdgroup.
 // The step buffer's header: word 0 tokens (M), 1 sequences (S), 2 rows (R), 3 decode steps done in this run.
 // Sources are compiled without fast math; functions that may lose accuracy are called in their `precise` form all the same.
 #include <metal_stdlib>
@@ -11,8 +12,8 @@ using namespace metal;
 #ifndef WG
 #define WG 32
 #endif
-#if WG % 32
-#error "a threadgroup has whole simdgroups"
+#if WG % 32 && WG > 32
+#error "a threadgroup has whole simdgroups, or a part of one"
 #endif
 
 // Where a thread is, the last parameters of a kernel.
@@ -24,7 +25,7 @@ struct Place {
     int item, lane, simdgroup;
 };
 #define PLACED Place{int(index), int(lane_index), int(simdgroup_index)}
-#define SIMDGROUPS (WG / 32)
+#define SIMDGROUPS ((WG + 31) / 32)
 #define GROUP_BARRIER threadgroup_barrier(mem_flags::mem_threadgroup)
 
 #define STEP_TOKENS(step) ((step)[0])

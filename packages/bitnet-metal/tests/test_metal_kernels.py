@@ -287,6 +287,51 @@ def test_ternary_decode_quantises(
 
 
 @pytest.mark.parametrize("add", [0, 1])
+@pytest.mark.parametrize(
+    ("tokens", "most", "rows", "cols", "group", "lanes", "held"),
+    [
+        (1, 1, 9, 192, 32, 4, 2),
+        (5, 4, 37, 1024, 64, 16, 1),
+        (3, 2, 70, 640, 128, 8, 1),
+        (2, 2, 13, 2048, 512, 4, 2),
+        (1, 1, 5, 132, 132, 1, 2),
+    ],
+)
+def test_ternary_groups(
+    rng: np.random.Generator, tokens: int, most: int, rows: int, cols: int, group: int, lanes: int, held: int, add: int
+) -> None:
+    p = Product(rng, tokens, rows, cols)
+    units = (rng.standard_normal((rows, cols // group)) * 10 ** rng.uniform(-2, 0, (rows, 1))).astype(np.float16)
+    exact = oracle.group_matmul(p.x[:-1], p.scale[:-1], [(p.matrix, units)])
+    out = poisoned((tokens + 1, rows))
+    addend = rng.standard_normal(out.shape).astype(np.float32) if add else None
+    if addend is not None:
+        out[:-1] = addend[:-1]
+        exact = addend[:-1] + exact
+    shape = {"GROUP": group, "EACH": max(128 // group, 1) if group < cols else 1, "LANES": lanes, "HELD": held}
+    groups = -(-rows // (WG // lanes * held)), -(-tokens // most) + 1
+    arguments = (p.step.words, p.x, p.scale, p.codes, units, out, rows)
+    run("ternary_groups", {"WG": WG, **p.defines, **shape, "TOKENS": most, "ADD": add}, groups, WG, *arguments)
+    assert (out[:-1].view(np.int32) == exact.view(np.int32)).all()
+    assert (out[-1].view(np.int32) == -1).all()
+
+
+@pytest.mark.parametrize(("dim", "threads"), [(128, 32), (20, 4), (48, 16)])
+def test_head_norms(rng: np.random.Generator, dim: int, threads: int) -> None:
+    heads, kv_heads, step = 3, 2, Steps(rng, [(2, 2)])
+    qkv = rng.standard_normal((3, heads + 2 * kv_heads, dim)).astype(np.float32) * 9
+    norms = rng.uniform(-2, 2, (2, dim)).astype(np.float32)
+    qkv[-1], before = np.nan, qkv.copy()
+    arguments = (step.words, qkv, *norms, 1e-5, heads, kv_heads)
+    run("head_norms", {"WG": threads, "DIM": dim}, (3, heads + kv_heads), threads, *arguments)
+    for first, end, norm in ((0, heads, norms[0]), (heads, heads + kv_heads, norms[1])):
+        wanted = oracle.rms_norm(before[:2, first:end].reshape(-1, dim), norm, 1e-5)
+        near(qkv[:2, first:end].reshape(-1, dim), wanted, 1e-6)
+    assert (qkv[:2, heads + kv_heads :] == before[:2, heads + kv_heads :]).all()
+    assert np.isnan(qkv[-1]).all()
+
+
+@pytest.mark.parametrize("add", [0, 1])
 @pytest.mark.parametrize("file", ["ternary_gemm", "ternary_gemm_matrix"])
 @pytest.mark.parametrize(("tokens", "rows", "cols"), [(9, 70, 132), (70, 65, 516)])
 def test_ternary_gemm(rng: np.random.Generator, file: str, tokens: int, rows: int, cols: int, add: int) -> None:

@@ -14,7 +14,7 @@ FILES = sorted(path.stem for path in KERNELS.glob("*.metal"))
 BASE = {
     "WG": 64, "WEIGHT_F16": 1, "KV_F16": 1, "DIM": 64, "BLOCK": 16, "NORM": 1, "RELU2": 1, "COLS": 320, "ROW_BYTES": 96,
     "TOKENS": 2, "INPUT": 0, "GLU": 1, "ADD": 0, "LANES": 32, "EACH": 2, "HEAD_GROUP": 4, "ROPE": 1, "NEOX": 1,
-    "TX": 16, "TY": 16, "EACH_M": 2,
+    "TX": 16, "TY": 16, "EACH_M": 2, "GROUP": 64, "HELD": 2,
 }  # fmt: skip
 OTHER = {
     "WEIGHT_F16": 0,

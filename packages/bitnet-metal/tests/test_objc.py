@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 from apple_selectors import CONSTANTS, ENCODINGS, ENUMS, SELECTORS, STRUCTURES
 
-from bitnet.metal import backend, compiler, device, objc, recording
+from bitnet.metal import archive, backend, compiler, device, objc, recording, residency
 
-SOURCES = [Path(module.__file__ or "").read_text() for module in (backend, compiler, device, objc, recording)]
+MODULES = (archive, backend, compiler, device, objc, recording, residency)
+SOURCES = [Path(module.__file__ or "").read_text() for module in MODULES]
 
 
 def test_every_message_is_as_documented() -> None:
@@ -42,6 +43,7 @@ def test_constants() -> None:
     assert CONSTANTS["MTLGPUFamilyApple7"] == backend.APPLE_7
     assert CONSTANTS["MTLGPUFamilyApple9"] == backend.APPLE_9
     assert CONSTANTS["MTLIndirectCommandTypeConcurrentDispatch"] == recording.CONCURRENT_DISPATCH
+    assert CONSTANTS["MTLPipelineOptionFailOnBinaryArchiveMiss"] == archive.FAIL_ON_MISS
     assert CONSTANTS["MTLResourceUsageRead"] | CONSTANTS["MTLResourceUsageWrite"] == recording.READ_AND_WRITE
     assert ENCODINGS == objc.ENCODINGS
     assert CONSTANTS["MTLCommandBufferStatusCompleted"] == device.COMPLETED

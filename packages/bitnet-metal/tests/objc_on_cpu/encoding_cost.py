@@ -20,7 +20,7 @@ LAUNCHES, TIMES = 30 * 6 + 6, 30
 
 result, objc, devices = _look()
 assert objc is not None
-driver = MetalDriver(objc, devices[0], "metal:0")
+driver = MetalDriver(objc, devices[0], result.devices[0])
 buffers = [driver.alloc(1024) for _ in range(8)]
 kernels = [KernelSpec("row_sums", "row_sums", (("WG", 64), ("COLS", columns))) for columns in (64, 128)]
 args = (*buffers, np.int32(1), np.int32(2))

@@ -7,6 +7,7 @@
 #include <atomic>
 #include <cstdlib>
 #include <cstring>
+#include <fstream>
 #include <set>
 
 #include "../shim/shim.h"
@@ -44,7 +45,8 @@ struct Options : Object {
 };
 struct Library : Object {
     void *handle;
-    explicit Library(void *h) : Object("MTLLibrary"), handle(h) {}
+    std::string path;  // which tells its contents
+    Library(void *h, const std::string &p) : Object("MTLLibrary"), handle(h), path(p) {}
 };
 struct Function : Object {
     Library *library;
@@ -56,8 +58,45 @@ struct Function : Object {
 struct PipelineDescriptor : Object {
     Function *function = nullptr;
     bool indirect = false;
+    Array *archives = nullptr;
     PipelineDescriptor() : Object("MTLComputePipelineDescriptor") {}
-    void gone() override { release(function); }
+    void gone() override {
+        release(function);
+        release(archives);
+    }
+    // What a pipeline is kept by in an archive.
+    std::string key() const { return function->library->path + " " + function->name + (indirect ? " indirect" : ""); }
+};
+struct Url : Object {
+    std::string path;
+    explicit Url(const std::string &p) : Object("NSURL"), path(p) {}
+};
+struct ArchiveDescriptor : Object {
+    Url *url = nullptr;
+    ArchiveDescriptor() : Object("MTLBinaryArchiveDescriptor") {}
+    void gone() override { release(url); }
+};
+// As a file: the system and the GPU, a line for each pipeline, and a line "end".
+struct Archive : Object {
+    std::set<std::string> kept;
+    Archive() : Object("MTLBinaryArchive") {}
+    static std::string head() { return setting_text("BUILD", BUILD) + " " + setting_text("NAME", "Apple M3"); }
+    bool read(const std::string &path) {
+        std::ifstream file(path);
+        std::string line;
+        if (!std::getline(file, line) || line != head()) return false;
+        while (std::getline(file, line) && line != "end") kept.insert(line);
+        return line == "end";
+    }
+};
+struct Residency : Object {
+    std::multiset<Object *> staged, added, removed;  // staged: those that a commit makes resident
+    bool requested = true;
+    Residency() : Object("MTLResidencySet") {}
+    void gone() override {
+        for (Object *object : added) release(object);
+        for (Object *object : staged) release(object);
+    }
 };
 struct Pipeline : Object {
     Function *function;
@@ -115,9 +154,11 @@ struct Work : Object {
 };
 struct Queue : Object {
     std::vector<Work *> waiting;
+    Residency *resident = nullptr;
     Queue() : Object("MTLCommandQueue") {}
     void gone() override {
         if (!waiting.empty()) wrong("a queue was released with work that nobody waited for");
+        release(resident);
     }
 };
 Work::Work(Queue *q) : Object("MTLCommandBuffer"), queue(q) { retain(q); }
@@ -150,6 +191,11 @@ bool Work::run(Dispatch &d) {
     const uint32_t groups[3] = {(uint32_t)d.groups.width, (uint32_t)d.groups.height, (uint32_t)d.groups.depth};
     const uint32_t threads[3] = {(uint32_t)d.threads.width, (uint32_t)d.threads.height, (uint32_t)d.threads.depth};
     const std::string &name = d.pipeline->function->name;
+    if (Residency *set = queue->resident) {
+        if (!set->requested) wrong("residency was not requested before %s", name.c_str());
+        for (Buffer *buffer : d.buffers)
+            if (!set->added.count(buffer)) wrong("%s has a buffer that the queue's residency set has not", name.c_str());
+    }
     if (name == setting_text("LEAVE_OUT", "") || (indirect && name == setting_text("INDIRECT_LEAVE_OUT", ""))) return true;
     char said[1024] = "";
     auto launch = (decltype(&shim_launch))dlsym(d.pipeline->function->library->handle, "shim_launch");
@@ -232,7 +278,7 @@ METHOD("MTLDevice", "newLibraryWithSource:options:error:", Object *, new_library
     unlink(path);
     while (!said.empty() && said.back() == '\n') said.pop_back();
     void *handle = status ? nullptr : dlopen(said.c_str(), RTLD_NOW | RTLD_LOCAL);
-    if (handle) return new Library(handle);
+    if (handle) return new Library(handle, said);
     *problem = autoreleased(error(3, status ? said : dlerror()));
     return nullptr;
 }
@@ -254,13 +300,98 @@ METHOD("MTLComputePipelineDescriptor", "setComputeFunction:", void, set_function
 }
 METHOD("MTLComputePipelineDescriptor", "setSupportIndirectCommandBuffers:", void, set_indirect, PipelineDescriptor *self, const char *, bool indirect) { self->indirect = indirect; }
 METHOD("MTLDevice", "newComputePipelineStateWithDescriptor:options:reflection:error:", Object *, new_pipeline, Device *, const char *, PipelineDescriptor *wanted, Size options, Object **reflection, Object **problem) {
-    if (!wanted->function || options || reflection) wrong("a pipeline without a function, or with options");
+    if (!wanted->function || options & ~4ull || reflection) wrong("a pipeline without a function, or with options");
+    bool found = false;
+    if (wanted->archives)
+        for (Object *archive : wanted->archives->all) found |= ((Archive *)archive)->kept.count(wanted->key()) > 0;
+    if (options == 4 && !found) {
+        *problem = autoreleased(error(2, "it is not in the archive"));
+        return nullptr;
+    }
+    if (!found && setting("ONLY_KEPT", 0)) {
+        *problem = autoreleased(error(2, "a pipeline was compiled, where all should have been kept"));
+        return nullptr;
+    }
     if (setting_text("NO_PIPELINE", "") == wanted->function->name) {
         *problem = autoreleased(error(2, "a fault put in on purpose"));
         return nullptr;
     }
     return new Pipeline(wanted->function, wanted->indirect);
 }
+METHOD("MTLComputePipelineDescriptor", "setBinaryArchives:", void, set_archives, PipelineDescriptor *self, const char *, Array *archives) {
+    if (archives)
+        for (Object *archive : archives->all)
+            if (strcmp(archive->kind, "MTLBinaryArchive") || archive->count <= 0) wrong("an archive that is none, or is gone");
+    if (archives) retain(archives);
+    release(self->archives);
+    self->archives = archives;
+}
+METHOD("class NSURL", "fileURLWithPath:", Object *, url_with, Object *, const char *, Object *path) { return autoreleased(new Url(text_of(path))); }
+METHOD("class MTLBinaryArchiveDescriptor", "alloc", Object *, new_archive_descriptor, Object *, const char *) { return new ArchiveDescriptor; }
+METHOD("MTLBinaryArchiveDescriptor", "setUrl:", void, set_url, ArchiveDescriptor *self, const char *, Url *url) {
+    retain(url);
+    release(self->url);
+    self->url = url;
+}
+METHOD("MTLDevice", "newBinaryArchiveWithDescriptor:error:", Object *, new_archive, Device *, const char *, ArchiveDescriptor *wanted, Object **problem) {
+    Archive *made = new Archive;
+    if (!(wanted->url ? made->read(wanted->url->path) : !setting("NO_ARCHIVE", 0))) {
+        release(made);
+        *problem = autoreleased(error(1, wanted->url ? "MTLBinaryArchiveErrorInvalidFile" : "a fault put in on purpose"));
+        return nullptr;
+    }
+    return made;
+}
+METHOD("MTLBinaryArchive", "addComputePipelineFunctionsWithDescriptor:error:", bool, archive_add, Archive *self, const char *, PipelineDescriptor *wanted, Object **problem) {
+    if (setting("NO_ADD", 0) || setting("ONLY_KEPT", 0)) {
+        *problem = autoreleased(error(3, "MTLBinaryArchiveErrorCompilationFailure"));
+        return false;
+    }
+    self->kept.insert(wanted->key());
+    return true;
+}
+METHOD("MTLBinaryArchive", "serializeToURL:error:", bool, archive_write, Archive *self, const char *, Url *url, Object **problem) {
+    std::ofstream file(url->path);
+    file << Archive::head() << "\n";
+    for (const std::string &key : self->kept) file << key << "\n";
+    file << (setting("CUT_OFF", 0) ? "" : "end\n");
+    if (!setting("NO_SERIALIZE", 0)) return true;
+    *problem = autoreleased(error(4, "MTLBinaryArchiveErrorInternalError"));
+    return false;
+}
+
+METHOD("class MTLResidencySetDescriptor", "alloc", Object *, new_residency_descriptor, Object *, const char *) { return new Object("MTLResidencySetDescriptor"); }
+METHOD("MTLDevice", "newResidencySetWithDescriptor:error:", Object *, new_residency, Device *, const char *, Object *, Object **problem) {
+    if (!setting("NO_RESIDENCY", 0)) return new Residency;
+    *problem = autoreleased(error(1, "a fault put in on purpose"));
+    return nullptr;
+}
+METHOD("MTLResidencySet", "addAllocation:", void, residency_add, Residency *self, const char *, Object *buffer) {
+    if (strcmp(buffer->kind, "MTLBuffer") || buffer->count <= 0) return wrong("an allocation that is none, or is gone");
+    retain(buffer);
+    self->staged.insert(buffer);
+}
+METHOD("MTLResidencySet", "removeAllocation:", void, residency_remove, Residency *self, const char *, Object *buffer) {
+    if (!self->staged.count(buffer) && !self->added.count(buffer)) return wrong("what is removed from a residency set is not in it");
+    self->removed.insert(buffer);
+}
+METHOD("MTLResidencySet", "commit", void, residency_commit, Residency *self, const char *) {
+    if (!self->staged.empty()) self->requested = false;
+    self->added.insert(self->staged.begin(), self->staged.end());
+    self->staged.clear();
+    for (Object *buffer : self->removed) {
+        self->added.erase(self->added.find(buffer));
+        release(buffer);
+    }
+    self->removed.clear();
+}
+METHOD("MTLResidencySet", "requestResidency", void, residency_request, Residency *self, const char *) { self->requested = true; }
+METHOD("MTLCommandQueue", "addResidencySet:", void, queue_residency, Queue *self, const char *, Residency *set) {
+    if (self->resident) return wrong("a queue has two residency sets");
+    retain(set);
+    self->resident = set;
+}
+
 METHOD("MTLComputePipelineState", "maxTotalThreadsPerThreadgroup", Size, pipeline_most, Pipeline *self, const char *) { return self->function->most; }
 METHOD("MTLComputePipelineState", "threadExecutionWidth", Size, pipeline_width, Pipeline *, const char *) { return (Size)setting("WIDTH", 32); }
 

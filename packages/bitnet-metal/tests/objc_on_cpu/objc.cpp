@@ -176,6 +176,7 @@ EXPORT Object *objc_getClass(const char *name) {
     static std::map<std::string, Object *> classes;
     std::lock_guard<std::recursive_mutex> held(lock);
     if (!methods().count(std::string("class ") + name)) return nullptr;
+    if (!strcmp(name, "MTLResidencySetDescriptor") && atof(setting_text("OS", OS).c_str()) < 15) return nullptr;  // it is of macOS 15
     Object *&found = classes[name];
     if (!found) found = new Class(name);
     return found;
@@ -221,5 +222,5 @@ METHOD("class NSProcessInfo", "processInfo", Object *, process_info, Object *, c
     return one;
 }
 METHOD("NSProcessInfo", "operatingSystemVersionString", Object *, os_version, Object *, const char *) {
-    return autoreleased(string("Version " + setting_text("OS", "14.5") + " (Build 23F79)"));
+    return autoreleased(string("Version " + setting_text("OS", OS) + " (Build " + setting_text("BUILD", BUILD) + ")"));
 }

@@ -8,6 +8,8 @@
 #include <string>
 #include <vector>
 
+static const char *const OS = "15.0", *const BUILD = "24A335";  // the system, where METAL_TEST_OS and _BUILD name no other
+
 #define EXPORT extern "C" __attribute__((visibility("default")))
 
 // An object. It is never given back to the heap, so that a message to one that is gone is found.

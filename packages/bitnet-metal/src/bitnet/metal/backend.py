@@ -98,7 +98,7 @@ def _opened(info: DeviceInfo, objc: Objc, own: int) -> tuple[GpuDevice, MetalDri
     from bitnet.metal.device import MetalDriver
     from bitnet.metal.ops import METAL
 
-    driver = MetalDriver(objc, objc.send(own, "retain"), info.name)
+    driver = MetalDriver(objc, objc.send(own, "retain"), info)
     local = int(objc.send(own, "maxThreadgroupMemoryLength"))
     abilities = Abilities(compute_units=GPU_CORES, group=MOST_THREADS, local_bytes=local, f16=True)
     return open_device(info, driver, abilities, self_check=True, vendor=METAL), driver

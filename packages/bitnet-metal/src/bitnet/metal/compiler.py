@@ -1,6 +1,7 @@
 """Metal sources to pipelines of one device.
 
-macOS keeps what it compiles in a cache of its own, by source and system; bitnet's kernel cache holds nothing here.
+bitnet's kernel cache holds the pipelines (:mod:`bitnet.metal.archive`). What a source is compiled to before that, macOS
+keeps in a cache of its own, by source and system.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import NamedTuple
 from bitnet.core.errors import KernelCompileError
 from bitnet.core.gpu import KernelSources, KernelSpec
 from bitnet.core.gpu.programs import Compiler, Programs, Source
+from bitnet.metal.archive import Archive
 from bitnet.metal.objc import Objc
 
 SOURCES = KernelSources(
@@ -37,10 +39,12 @@ class Pipelines:
     Args:
         device: The MTLDevice.
         name: What the device is called in errors.
+        archive: Where pipelines are kept, which is the caller's.
     """
 
-    def __init__(self, objc: Objc, device: int, name: str) -> None:
+    def __init__(self, objc: Objc, device: int, name: str, archive: Archive) -> None:
         self._objc, self._device, self._name = objc, device, name
+        self._archive = archive
         self._owned: list[int] = []
         self._pipelines: dict[Kernel, int] = {}
         self._programs = Programs(name, SOURCES, [Compiler(self._library, lambda _, kept: None, identity=None)])
@@ -55,6 +59,7 @@ class Pipelines:
         self._programs.prepare([kernel.spec for kernel in missing])
         for kernel in missing:
             self._pipelines[kernel] = self._pipeline(kernel)
+        self._archive.save()
 
     def __getitem__(self, kernel: Kernel) -> int:
         """The prepared MTLComputePipelineState of a kernel."""
@@ -98,8 +103,7 @@ class Pipelines:
             try:
                 objc.send(wanted, "setComputeFunction:", function)
                 objc.send(wanted, "setSupportIndirectCommandBuffers:", kernel.indirect)
-                make = "newComputePipelineStateWithDescriptor:options:reflection:error:"
-                made = objc.send(self._device, make, wanted, 0, None, ctypes.byref(error))
+                made = self._archive.pipeline(wanted, error)
             finally:
                 objc.release(wanted)
                 objc.release(function)
@@ -110,7 +114,7 @@ class Pipelines:
             objc.release(made)
             log = f"It takes {most} threads by simdgroups of {width}; {kernel.threads} by {WIDTH} are needed."
             raise KernelCompileError(f"{spec.entry} does not fit this GPU.", device=self._name, log=log)
-        return int(made)
+        return made
 
     def _failed(self, what: str, error: ctypes.c_void_p) -> KernelCompileError:
         log = self._objc.text(self._objc.send(error.value, "localizedDescription")) if error.value else ""

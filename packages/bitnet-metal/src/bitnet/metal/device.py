@@ -22,10 +22,13 @@ from bitnet.core.errors import DeviceError
 from bitnet.core.gpu import Launch
 from bitnet.core.gpu.failures import buffer_too_large, lost, out_of_memory
 from bitnet.core.gpu.windows import Window, memory_of
+from bitnet.core.hal import DeviceInfo
 from bitnet.core.support.mapped import is_mapped
+from bitnet.metal.archive import Archive
 from bitnet.metal.compiler import Kernel, Pipelines
 from bitnet.metal.objc import MTLSize, Objc
 from bitnet.metal.recording import Command, IndirectCommands, KeptMessages, Recording
+from bitnet.metal.residency import Resident
 
 ALIGNMENT = 256
 """Bytes that a scalar's place in its buffer is a multiple of, on every Mac."""
@@ -73,27 +76,29 @@ class MetalDriver:
 
     Args:
         device: The MTLDevice, which is the driver's from now on.
-        name: What it is called in errors.
+        info: What the probe found of it.
 
     Attributes:
         graphs: Whether what is recorded from now on is an indirect command buffer; else its launches are encoded again
             for each step.
     """
 
-    def __init__(self, objc: Objc, device: int, name: str) -> None:
-        self._objc, self._device, self._name = objc, device, name
+    def __init__(self, objc: Objc, device: int, info: DeviceInfo) -> None:
+        self._objc, self._device, self._name = objc, device, info.name
         self._lock = threading.RLock()
         self._committed: list[int] = []
-        self._recorded: set[tuple[int, ...]] = set()
-        self._dropped: list[tuple[int, ...]] = []
+        self._recorded: set[tuple[int, int]] = set()
+        self._dropped: list[tuple[int, int]] = []
         """What recordings own; what those owned that nobody has any more."""
         self.graphs = False
         self._largest = int(objc.send(device, "maxBufferLength"))
-        self._pipelines = Pipelines(objc, device, name)
         self._queue = objc.send(device, "newCommandQueue")
         if not self._queue:
             objc.release(device)
-            raise DeviceError("it gives no command queue.", device=name)
+            raise DeviceError("it gives no command queue.", device=info.name)
+        self._resident = Resident(objc, device, self._queue, info.name)
+        self._archive = Archive(objc, device, info.name, gpu=info.description, system=info.driver_version)
+        self._pipelines = Pipelines(objc, device, info.name, self._archive)
 
     def alloc(self, nbytes: int) -> MetalBuffer:
         size = -(-nbytes // VECTOR) * VECTOR
@@ -103,6 +108,7 @@ class MetalDriver:
             handle = self._objc.send(self._device, "newBufferWithLength:options:", size, 0)
             if not handle:
                 raise out_of_memory(f"Metal gives no buffer of {nbytes:,} bytes.", self._name)
+            self._resident.add(handle)
             return MetalBuffer(handle, self._objc.send(handle, "contents"), nbytes)
 
     def free(self, buffer: MetalBuffer) -> None:
@@ -110,7 +116,7 @@ class MetalDriver:
             try:
                 self._wait()
             finally:
-                self._objc.release(buffer.handle)
+                self._release_buffer(buffer.handle)
 
     def adopt(self, array: npt.NDArray[Any]) -> MetalBuffer | None:
         """The array's own memory, in a buffer of the pages that it lies in: of arrays that are mapped from a file."""
@@ -124,7 +130,10 @@ class MetalDriver:
         make = "newBufferWithBytesNoCopy:length:options:deallocator:"
         with self._lock, self._objc.pool():
             handle = self._objc.send(self._device, make, first, size, 0, None)
-        return MetalBuffer(handle, address, array.nbytes, address - first, array) if handle else None
+            if not handle:
+                return None
+            self._resident.add(handle)
+        return MetalBuffer(handle, address, array.nbytes, address - first, array)
 
     def upload(self, buffer: MetalBuffer, array: npt.NDArray[Any], offset: int = 0) -> None:
         with self._lock:
@@ -162,6 +171,7 @@ class MetalDriver:
     def submit(self, recording: Recording) -> None:
         objc = self._objc
         with self._lock, objc.pool():
+            self._resident.settle()
             work = objc.send(objc.send(self._queue, "commandBuffer"), "retain")
             self._committed.append(work)
             encoder = objc.send(work, "computeCommandEncoder")
@@ -183,7 +193,9 @@ class MetalDriver:
                     self._objc.release(handle)
                 self._recorded.clear()
                 self._pipelines.close()
+                self._archive.close()
                 self._objc.release(self._queue)
+                self._resident.close()
                 self._objc.release(self._device)
 
     def _kernel(self, launch: Launch) -> Kernel:
@@ -218,8 +230,13 @@ class MetalDriver:
             owned = self._dropped.pop()
             if owned in self._recorded:
                 self._recorded.remove(owned)
-                for handle in owned:
-                    self._objc.release(handle)
+                launches, scalars = owned
+                self._objc.release(launches)
+                self._release_buffer(scalars)
+
+    def _release_buffer(self, handle: int) -> None:
+        self._resident.remove(handle)
+        self._objc.release(handle)
 
     def _wait(self) -> None:
         """Wait for all that was submitted.

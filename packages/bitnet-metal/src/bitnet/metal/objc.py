@@ -84,6 +84,17 @@ MESSAGES: Mapping[str, tuple[str, ...]] = {
     "newComputePipelineStateWithDescriptor:options:reflection:error:": ("id", "id", "NSUInteger", "id *", "NSError **"),
     "setComputeFunction:": ("void", "id"),
     "setSupportIndirectCommandBuffers:": ("void", "BOOL"),
+    "setBinaryArchives:": ("void", "id"),
+    "fileURLWithPath:": ("id", "id"),
+    "setUrl:": ("void", "id"),
+    "newBinaryArchiveWithDescriptor:error:": ("id", "id", "NSError **"),
+    "addComputePipelineFunctionsWithDescriptor:error:": ("BOOL", "id", "NSError **"),
+    "serializeToURL:error:": ("BOOL", "id", "NSError **"),
+    "newResidencySetWithDescriptor:error:": ("id", "id", "NSError **"),
+    "addResidencySet:": ("void", "id"),
+    "addAllocation:": ("void", "id"),
+    "removeAllocation:": ("void", "id"),
+    "requestResidency": ("void",),
     "setFastMathEnabled:": ("void", "BOOL"),
     "setLanguageVersion:": ("void", "NSUInteger"),
     "maxTotalThreadsPerThreadgroup": ("NSUInteger",),
@@ -198,6 +209,10 @@ class Objc:
             raise DeviceError(f"{selector} was sent to no object.", device="metal")
         function, at = self._messages[selector]
         return function(receiver, at, *arguments)
+
+    def has_class(self, name: str) -> bool:
+        """Whether the system has a class."""
+        return bool(self._runtime.objc_getClass(name.encode()))
 
     def class_named(self, name: str) -> int:
         """A class. Raises DeviceError where the system has none of this name."""

@@ -36,6 +36,5 @@ METAL = Vendor(
     attention=MetalAttention,
     groups=lambda abilities: HeadOps(abilities).table(),
     leaves_out=fits,
-    scaled=False,
 )
 """The kernels, as the family's lowering takes them."""
