@@ -11,7 +11,6 @@ spends its time; ``--idle`` opens connections that send nothing.
 from __future__ import annotations
 
 import argparse
-import asyncio
 import cProfile
 import json
 import pstats
@@ -25,7 +24,6 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import uvicorn
@@ -141,9 +139,7 @@ def main() -> None:
         address = ("127.0.0.1", int(url.rpartition(":")[2]))
         for _ in range(given.idle):
             stack.enter_context(socket.create_connection(address))
-        print(
-            f"{used.device.name}, {places} places, prompts of {given.prompt}, answers of {given.tokens}, {given.idle} idle"
-        )
+        print(f"{used.device.name}; prompts of {given.prompt}, answers of {given.tokens} tokens, {given.idle} idle")
         for streams in given.streams:
             for name in given.sampling:
                 pairs = [

@@ -132,12 +132,15 @@ def arrivals(count: int, rate: float, burstiness: float, rng: np.random.Generato
 class Client:
     """Sends requests to one server. Use it in ``async with``.
 
+    Raises InvalidInputError where its address is none.
+
     Each request that runs has an ``httpx.AsyncClient`` of its own: a shared pool of connections looks through all of
     them whenever a request begins or ends, which for 64 requests takes the client longer than their first tokens take.
     """
 
     def __init__(self, target: Target) -> None:
         self._target = target
+        _check_url(target.url)
         self._headers = {"accept-encoding": "identity"}
         if target.api_key is not None:
             self._headers["authorization"] = f"Bearer {target.api_key}"
@@ -230,8 +233,6 @@ class Client:
             value = answer.json()
             if not isinstance(value, dict):
                 raise ValueError
-        except (httpx.InvalidURL, httpx.UnsupportedProtocol):
-            raise InvalidInputError(f"{self._target.url} is no address of a server.") from None
         except httpx.HTTPError as error:
             raise BitNetError(
                 f"no server answers at {self._target.url}: {str(error) or type(error).__name__}.",
@@ -278,6 +279,18 @@ class Client:
         except httpx.HTTPError as error:
             raise Failed(f"connection lost: {str(error) or type(error).__name__}") from None
         return stream.answered(sent, prompt)
+
+
+def _check_url(url: str) -> None:
+    try:
+        parsed = httpx.URL(url)
+        right = parsed.scheme in ("http", "https") and parsed.host and (parsed.port or 0) < 1 << 16
+    except httpx.InvalidURL:
+        right = False
+    if not right:
+        raise InvalidInputError(
+            f"{brief(url)} is no address of a server.", hint="Write one as http://127.0.0.1:8080, with --base-url."
+        )
 
 
 def _refusal(status: int, body: bytes) -> str:

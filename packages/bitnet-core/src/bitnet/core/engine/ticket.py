@@ -66,10 +66,11 @@ class Ticket:
         while self._open:
             self._worker.check_here()
             # A future stands here before the queue is looked at, so news that comes in between wakes it.
-            self._waiting = asyncio.get_running_loop().create_future()
+            # The worker takes it from there when it wakes it.
+            waiting = self._waiting = asyncio.get_running_loop().create_future()
             with suppress(queue.Empty):
                 return self._taken(self._news.get_nowait())
-            await self._waiting
+            await waiting
         raise StopAsyncIteration
 
     def _taken(self, news: Update | None) -> Update:
