@@ -12,6 +12,9 @@ typedef struct {
     const float *temperature, *top_p, *min_p;
     const int32_t *top_k;
     const uint32_t *seed_lo, *seed_hi;
+    bool adjust;
+    const int32_t *slot;
+    const float *repetition, *presence, *frequency;
     const int32_t *block_table;
 } step_t;
 

@@ -210,6 +210,11 @@ static void view_step(executable_t *e) {
         .min_p = (const float *)(words + at->min_p),
         .seed_lo = (const uint32_t *)(words + at->seed_lo),
         .seed_hi = (const uint32_t *)(words + at->seed_hi),
+        .adjust = words[STEP_ADJUST] != 0,
+        .slot = words + at->slot,
+        .repetition = (const float *)(words + at->repetition),
+        .presence = (const float *)(words + at->presence),
+        .frequency = (const float *)(words + at->frequency),
         .block_table = words + at->block_table,
     };
 }

@@ -15,7 +15,7 @@ from bitnet.core.cpu.lowering import LoweredProgram, NativeDevice
 from bitnet.core.cpu.threads import default_threads
 from bitnet.core.errors import DeviceError, OutOfMemoryError
 from bitnet.core.hal import DeviceInfo, ExecutableStats, HeaderWord, MemoryInfo, Program, Step
-from bitnet.core.hal.check import StepCheck, TensorCheck, check_program
+from bitnet.core.hal.check import SlotCheck, StepCheck, TensorCheck, check_program
 from bitnet.core.support import system
 
 _LOGITS = HeaderWord.LOGITS.value  # looked up once: steps are run thousands of times a second
@@ -98,7 +98,7 @@ class CpuExecutable:
         self._device = device  # keeps the pool
         self._name = program.name
         self._check = StepCheck(program)
-        self._tensors = TensorCheck(program)
+        self._tensors, self._check_slot = TensorCheck(program), SlotCheck(program)
         self._lock = threading.Lock()
         self._kernels: tuple[str, ...] = ()
         self._library = library = device.library
@@ -135,6 +135,13 @@ class CpuExecutable:
             self._library.bitnet_executable_run(self._handle, step.data.ctypes.data, count, tokens.ctypes.data)
             self._turns, self._exact = count, bool(step.data[_LOGITS])
             return tokens
+
+    def fill_slot(self, slot: int, marks: npt.NDArray[np.int32], biases: npt.NDArray[np.float32]) -> None:
+        """Implements :class:`~bitnet.core.hal.Adjusting`."""
+        with self._lock:
+            self._usable()
+            self._check_slot(slot, marks, biases)
+            self._lowered.marks[slot], self._lowered.biases[slot] = marks, biases
 
     def write(self, name: str, array: npt.NDArray[Any]) -> None:
         with self._lock:

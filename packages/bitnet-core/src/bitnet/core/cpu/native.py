@@ -158,7 +158,7 @@ class DenseMatmulOp(ctypes.Structure):
 
 
 class SampleOp(ctypes.Structure):
-    _fields_ = (("logits", Matrix), ("out", c_void_p))
+    _fields_ = (("logits", Matrix), ("out", c_void_p), ("marks", c_void_p), ("biases", c_void_p))
 
 
 class QuantizeOp(ctypes.Structure):
@@ -232,6 +232,10 @@ class NativeStepLayout(ctypes.Structure):
             "min_p",
             "seed_lo",
             "seed_hi",
+            "slot",
+            "repetition",
+            "presence",
+            "frequency",
             "block_table",
         )
     )

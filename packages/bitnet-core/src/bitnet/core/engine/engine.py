@@ -6,7 +6,7 @@ import itertools
 import secrets
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from numbers import Integral
 from typing import TypeAlias
@@ -22,9 +22,21 @@ from bitnet.core.engine.results import Update
 from bitnet.core.engine.sampling import sibling_seed
 from bitnet.core.engine.scheduler import Plan, Scheduler
 from bitnet.core.engine.sequence import Generation, Scoring, TextStream, TokenSequence
+from bitnet.core.engine.slots import Slots
 from bitnet.core.engine.warm import usual_steps
 from bitnet.core.errors import ContextFullError, DeviceError, InvalidInputError
-from bitnet.core.hal import GREEDY, NO_TOKEN, Executable, KVSpec, Limits, SequenceStep, Step, StepLayout
+from bitnet.core.hal import (
+    GREEDY,
+    NO_TOKEN,
+    PENALTIES,
+    Adjusting,
+    Executable,
+    KVSpec,
+    Limits,
+    SequenceStep,
+    Step,
+    StepLayout,
+)
 
 BURST_SECONDS = 0.05
 """How long tokens may be kept on the device before the host sees them: text that grows 20 times a second flows."""
@@ -52,6 +64,7 @@ class Engine:
         device: The device's name, for errors.
         check: Called after each step; raises where the weights that were read are not the model's any more.
         first: A context for the first step, in which drivers do what they have put off.
+        features: The device's, among which are those beyond what all have.
     """
 
     def __init__(
@@ -67,6 +80,7 @@ class Engine:
         device: str,
         check: Callable[[], None] = lambda: None,
         first: Callable[[], AbstractContextManager[None]] = nullcontext,
+        features: Collection[str] = (),
     ) -> None:
         if context > limits.max_blocks * kv.block_size or limits.max_blocks > kv.num_blocks:
             raise InvalidInputError(f"a context of {context} does not fit {limits} and {kv.num_blocks} KV blocks.")
@@ -77,6 +91,10 @@ class Engine:
         self._vocab_size, self._eos, self._text, self.device = vocab_size, eos, text, device
         self._check_weights, self._around = check, first
         self._scheduler = Scheduler(limits, kv.num_blocks, kv.block_size)
+        self._slots: Slots | None = None
+        if PENALTIES in features:
+            assert isinstance(executable, Adjusting), "the device lists the feature"
+            self._slots = Slots(executable, limits.slots, vocab_size)
         self._numbers = itertools.count()
         self._siblings: dict[TokenSequence, tuple[TokenSequence, ...]] = {}
         self._token_seconds = BURST_SECONDS
@@ -171,7 +189,7 @@ class Engine:
             raise self._failure
         first, *others = sequences
         for sequence in sequences:
-            sequence.device = self.device
+            sequence.device, sequence.slot = self.device, None
         self._scheduler.add([first])
         if others:
             self._siblings[first] = tuple(others)
@@ -243,7 +261,7 @@ class Engine:
 
     def usual_steps(self) -> Iterator[Step]:
         """Steps of the sizes that traffic brings, to prepare the device with."""
-        return usual_steps(self.limits, self.kv, self.context)
+        return usual_steps(self.limits, self.kv, self.context, adjusted=self._slots is not None)
 
     def close(self) -> None:
         """End the thread that makes text."""
@@ -275,6 +293,10 @@ class Engine:
 
     def _prepared(self, plan: Plan) -> tuple[Step, bool]:
         """The step of a plan, and whether the host needs its logits."""
+        if self._slots is not None:
+            for item in plan.work:
+                if item.rows and item.sequence.wants_slot:
+                    self._slots.claim(item.sequence)
         wanted = any(item.rows and item.sequence.needs_logits for item in plan.work)
         step = Step(
             self._layout,
@@ -285,6 +307,7 @@ class Engine:
                     blocks=item.sequence.table.blocks if item.sequence.table else (),
                     rows=item.rows,
                     sampling=GREEDY if item.sequence.needs_logits else item.sequence.sampling,
+                    adjustment=item.sequence.adjustment if item.rows else None,
                 )
                 for item in plan.work
             ],

@@ -1,7 +1,7 @@
 """The hardware contract: what the engine asks of a device, and what a backend package implements."""
 
 from bitnet.core.hal.backend import HAL_API, Backend, OpenOptions
-from bitnet.core.hal.device import Device, Executable, ExecutableStats, MemoryInfo, Preparing
+from bitnet.core.hal.device import Adjusting, Device, Executable, ExecutableStats, MemoryInfo, Preparing
 from bitnet.core.hal.probe import DeviceInfo, DeviceType, ProbeResult, ProbeStatus
 from bitnet.core.hal.program import (
     NO_TOKEN,
@@ -25,12 +25,28 @@ from bitnet.core.hal.program import (
     TernaryWeight,
     Weight,
 )
-from bitnet.core.hal.step import GREEDY, HeaderWord, SamplingParams, SequenceStep, Step, StepLayout
+from bitnet.core.hal.step import (
+    GREEDY,
+    IN_OUTPUT,
+    IN_PROMPT,
+    PENALTIES,
+    Adjustment,
+    HeaderWord,
+    SamplingParams,
+    SequenceStep,
+    Step,
+    StepLayout,
+)
 
 __all__ = [
     "GREEDY",
     "HAL_API",
+    "IN_OUTPUT",
+    "IN_PROMPT",
     "NO_TOKEN",
+    "PENALTIES",
+    "Adjusting",
+    "Adjustment",
     "Attention",
     "Backend",
     "DenseMatmul",

@@ -107,6 +107,25 @@ class Preparing(Protocol):
 
 
 @runtime_checkable
+class Adjusting(Protocol):
+    """An executable of a device that adjusts logits (the feature ``penalties``)."""
+
+    def fill_slot(self, slot: int, marks: npt.NDArray[np.int32], biases: npt.NDArray[np.float32]) -> None:
+        """Say what a slot holds from now on; a step that names it counts the tokens it chooses there. At first: zeros.
+
+        Args:
+            slot: Below :attr:`~bitnet.core.hal.Limits.slots`.
+            marks: ``int32[V]``: for each token 2 × how often it is in the output, plus 1 where it is in the prompt.
+            biases: ``float32[V]``, added to the logits; ``-inf`` forbids a token.
+
+        Raises:
+            InvalidInputError: There is no such slot, the program has no ``Sample``, or an array is not as above.
+            OutOfMemoryError, DeviceError: The device failed; the executable is unusable.
+        """
+        ...
+
+
+@runtime_checkable
 class Device(Protocol):
     """An open device."""
 

@@ -11,6 +11,9 @@ import numpy.typing as npt
 
 from bitnet.core.errors import DeviceError, OutOfMemoryError
 from bitnet.core.hal import (
+    IN_OUTPUT,
+    NO_TOKEN,
+    PENALTIES,
     Attention,
     DenseMatmul,
     DenseWeight,
@@ -33,9 +36,9 @@ from bitnet.core.hal import (
     TernaryMatmul,
     TernaryWeight,
 )
-from bitnet.core.hal.check import StepCheck, TensorCheck, check_program, loaded_ternary
+from bitnet.core.hal.check import SlotCheck, StepCheck, TensorCheck, check_program, loaded_ternary
 from bitnet.core.hal.program import NUMPY_DTYPES
-from bitnet.core.hal.sampling import choose
+from bitnet.core.hal.sampling import adjusted, choose
 from bitnet.core.reference import ops
 
 NUMPY_INFO = DeviceInfo(
@@ -45,6 +48,7 @@ NUMPY_INFO = DeviceInfo(
     description="numpy reference device",
     vendor="numpy",
     type=DeviceType.CPU,
+    features=(PENALTIES,),
     details={"numpy": np.__version__},
 )
 """``cpu:numpy``; its memory is the host's, and not known here."""
@@ -154,7 +158,9 @@ class ReferenceExecutable:
     def __init__(self, device: ReferenceDevice, program: Program) -> None:
         self._device, self._program = device, program
         self._check = StepCheck(program)
-        self._shapes = TensorCheck(program)
+        self._shapes, self._check_slot = TensorCheck(program), SlotCheck(program)
+        v, slots = self._check_slot.vocabulary, range(program.limits.slots)
+        self._slots = [(np.zeros(v, np.int32), np.zeros(v, np.float32)) for _ in slots]
         self._lock = threading.Lock()
         self._kernels: dict[str, None] = {}
         self._closed = False
@@ -212,6 +218,13 @@ class ReferenceExecutable:
                 if i + 1 < count:
                     fields.advance(tokens[i])
             return tokens
+
+    def fill_slot(self, slot: int, marks: npt.NDArray[np.int32], biases: npt.NDArray[np.float32]) -> None:
+        """Implements :class:`~bitnet.core.hal.Adjusting`."""
+        with self._lock:
+            self._usable()
+            self._check_slot(slot, marks, biases)
+            self._slots[slot] = marks.copy(), biases.copy()
 
     def write(self, name: str, array: npt.NDArray[Any]) -> None:
         with self._lock:
@@ -306,10 +319,17 @@ class ReferenceExecutable:
         r, positions = step.rows, step.positions()
         rows = step.field("rows", r)
         temperature, top_p, min_p = (step.field(n, r).view(np.float32) for n in ("temperature", "top_p", "min_p"))
+        slots = step.field("slot", r) if step.data[HeaderWord.ADJUST] else np.zeros(r, np.int32)
+        factors = [step.field(n, r).view(np.float32) for n in ("repetition", "presence", "frequency")]
         low, high = (step.field(n, r).view(np.uint32) for n in ("seed_lo", "seed_hi"))
         for i in range(r):
-            self._tensors[op.out][i] = choose(
-                self._tensors[op.logits][i],
+            logits, slot = self._tensors[op.logits][i], int(slots[i]) - 1
+            if slot >= 0:
+                marks, biases = self._slots[slot]
+                repetition, presence, frequency = (float(f[i]) for f in factors)
+                logits = adjusted(logits, marks, biases, repetition=repetition, presence=presence, frequency=frequency)
+            token = choose(
+                logits,
                 temperature=float(temperature[i]),
                 top_k=int(step.field("top_k", r)[i]),
                 top_p=float(top_p[i]),
@@ -317,3 +337,6 @@ class ReferenceExecutable:
                 seed=int(high[i]) << 32 | int(low[i]),
                 position=int(positions[rows[i]]),
             )
+            self._tensors[op.out][i] = token
+            if slot >= 0 and token != NO_TOKEN:
+                marks[token] += IN_OUTPUT
