@@ -54,6 +54,7 @@ _ROTATIONS: list[Choices] = [{"ROPE": 0, "NEOX": 0}, {"ROPE": 1, "NEOX": 0}, {"R
 _SUB_GROUPS: list[Choices] = [{"XMX": 0, "SG": 8}, {"XMX": 1, "SG": 8}, {"XMX": 1, "SG": 16}]
 
 FAMILIES: Mapping[str, Family] = {
+    "adjust": Family(("WG", "EACH")),
     "advance": Family(),
     "attention": Family(("WG", *_CACHE), each("KV_F16")),
     "attention_decode": Family(("WG", *_CACHE), crossed(each("KV_F16"), _ROTATIONS)),

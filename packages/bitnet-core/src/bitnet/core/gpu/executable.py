@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from bitnet.core.errors import DeviceError, UnsupportedProgramError
+from bitnet.core.gpu.adjusting import count_chosen
 from bitnet.core.gpu.context import MAX_COUNT, Bucket, Context
 from bitnet.core.gpu.driver import Driver
 from bitnet.core.gpu.ops import advance
@@ -23,12 +24,15 @@ from bitnet.core.hal import (
     Step,
     StepLayout,
 )
-from bitnet.core.hal.check import StepCheck, TensorCheck, check_program
+from bitnet.core.hal.check import SlotCheck, StepCheck, TensorCheck, check_program
 from bitnet.core.hal.program import NUMPY_DTYPES
 
 MIN_CONTEXT_BUCKET = 512
 _NONE_DONE, _DONE_AT = np.zeros(1, np.int32), HeaderWord.DONE * 4
-_LOGITS = HeaderWord.LOGITS.value  # looked up once: steps are run thousands of times a second
+_LOGITS, _ADJUST = (
+    HeaderWord.LOGITS.value,
+    HeaderWord.ADJUST.value,
+)  # looked up once: steps are run thousands of times a second
 
 
 def _refuse(program: Program, device: str) -> None:
@@ -79,7 +83,7 @@ class GpuExecutable:
         if not lowering.scaled:
             _refuse(program, info.name)
         self._check_step = StepCheck(program)
-        self._tensors = TensorCheck(program)
+        self._tensors, self._check_slot = TensorCheck(program), SlotCheck(program)
         self._layout = StepLayout(program.limits)
         self.context = Context(driver, program, self._layout, keep)
         try:
@@ -106,7 +110,7 @@ class GpuExecutable:
     def run(self, step: Step, count: int = 1) -> npt.NDArray[np.int32]:
         with self._lock:
             self._check_open()
-            self._check_step(step, count)
+            self._check(step, count)
             rows = step.rows if self._check_step.samples else 0
             out = np.empty((count, rows), np.int32)
             recording, names, self._dispatches = self._recording(self._bucket(step, count))
@@ -126,8 +130,17 @@ class GpuExecutable:
         """Implements :class:`~bitnet.core.hal.Preparing`: records the bucket of a step."""
         with self._lock:
             self._check_open()
-            self._check_step(step, count)
+            self._check(step, count)
             self._recording(self._bucket(step, count))
+
+    def fill_slot(self, slot: int, marks: npt.NDArray[np.int32], biases: npt.NDArray[np.float32]) -> None:
+        """Implements :class:`~bitnet.core.hal.Adjusting`."""
+        with self._lock:
+            self._check_open()
+            self._check_adjusts()
+            self._check_slot(slot, marks, biases)
+            for buffer, array in zip(self.context.slots(), (marks, biases), strict=True):
+                self._driver.upload(buffer, np.ascontiguousarray(array), slot * array.nbytes)
 
     def write(self, name: str, array: npt.NDArray[Any]) -> None:
         with self._lock:
@@ -164,12 +177,15 @@ class GpuExecutable:
             self._context_bucket(longest),
             logits=not (step.rows and self._leaves_out and self._one_wins(step)),
             apart=self._apart(step, count),
+            adjusted=bool(step.data[_ADJUST]),
         )
 
     def _recording(self, bucket: Bucket) -> tuple[object, tuple[str, ...], int]:
         if bucket not in self._recordings:
             launches = lower(self.context, bucket, self._lowering.table)
             if bucket.rows and self._check_step.samples:
+                if bucket.adjusted:
+                    launches.append(count_chosen(self.context))
                 launches.append(advance(self.context))
             names = tuple(dict.fromkeys(f"{launch.kernel.entry}_{self._info.backend}" for launch in launches))
             self._recordings[bucket] = (self._driver.record(launches), names, len(launches))
@@ -201,6 +217,16 @@ class GpuExecutable:
         if kv is None:
             return 0
         return bucket_size(max(longest, MIN_CONTEXT_BUCKET), self._program.limits.max_blocks * kv.block_size)
+
+    def _check(self, step: Step, count: int) -> None:
+        """Raise for a step that this executable does not take."""
+        self._check_step(step, count)
+        if step.data[_ADJUST]:
+            self._check_adjusts()
+
+    def _check_adjusts(self) -> None:
+        if not self._lowering.adjusts:
+            raise UnsupportedProgramError("this backend does not adjust logits.", device=self._info.name)
 
     def _check_open(self) -> None:
         if self._closed:
