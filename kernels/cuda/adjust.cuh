@@ -22,12 +22,12 @@ __device__ __forceinline__ Adjustment row_adjustment(const int *step, const Adju
             __int_as_float(step[at.frequencies + r]), vocabulary - 1};
 }
 
-// Tokens past the last are taken as the last.
+// Tokens past the last are taken as the last. Rounded step by step, so that it is the same number wherever it is compiled.
 __device__ __forceinline__ float adjusted(const Adjustment &a, float logit, int v) {
     if (a.marks == nullptr) return logit;
     v = min(v, a.last);
     int mark = a.marks[v];
-    if (mark != 0) logit = logit > 0.0f ? logit / a.repetition : logit * a.repetition;
-    if (mark >= 2) logit -= a.presence + a.frequency * (float)(mark / 2);
-    return logit + a.biases[v];
+    if (mark != 0) logit = logit > 0.0f ? __fdiv_rn(logit, a.repetition) : __fmul_rn(logit, a.repetition);
+    if (mark >= 2) logit = __fsub_rn(logit, __fadd_rn(a.presence, __fmul_rn(a.frequency, (float)(mark / 2))));
+    return __fadd_rn(logit, a.biases[v]);
 }

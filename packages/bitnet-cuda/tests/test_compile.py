@@ -11,6 +11,7 @@ import pytest
 
 from bitnet.core.errors import KernelCompileError
 from bitnet.core.gpu import Bucket, Context, KernelSpec, Launch
+from bitnet.core.gpu.adjusting import count_chosen
 from bitnet.core.gpu.ops import advance
 from bitnet.core.gpu.plan import lower
 from bitnet.core.hal import Limits, Program, StepLayout
@@ -75,7 +76,11 @@ def launches(program: Program, capability: tuple[int, int], *, keep: bool = Fals
             logits = plain or not lowering.leaves_out(context)
             yield from lower(context, Bucket(tokens, rows, 192, logits=logits, apart=not plain), lowering.table)
     yield from lower(context, Bucket(1, 1, 4096, apart=True), lowering.table)
+    for rows in (1, 64):
+        for logits in (False, True):
+            yield from lower(context, Bucket(rows, rows, 192, logits, apart=True, adjusted=True), lowering.table)
     yield from device.launched
+    yield count_chosen(context)
     yield advance(context)
 
 
