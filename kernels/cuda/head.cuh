@@ -4,8 +4,8 @@
 #include "draw.cuh"
 #if ADJUST
 #include "adjust.cuh"
-#define ADJUSTMENT_FIELDS , int slots, int repetitions, int presences, int frequencies, const int *marks, const float *biases
-#define ADJUSTMENT_AT , {slots, repetitions, presences, frequencies, marks, biases}
+#define ADJUSTMENT_FIELDS , int slots, int repetitions, int presences, int frequencies, const int *slot_marks, const float *slot_biases
+#define ADJUSTMENT_AT , {slots, repetitions, presences, frequencies, slot_marks, slot_biases}
 #else
 #define ADJUSTMENT_FIELDS
 #define ADJUSTMENT_AT

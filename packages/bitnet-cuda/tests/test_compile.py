@@ -77,7 +77,7 @@ def launches(program: Program, capability: tuple[int, int], *, keep: bool = Fals
             yield from lower(context, Bucket(tokens, rows, 192, logits=logits, apart=not plain), lowering.table)
     yield from lower(context, Bucket(1, 1, 4096, apart=True), lowering.table)
     for rows in (1, 64):
-        for logits in (False, True):
+        for logits in (True, not lowering.leaves_out(context)):
             yield from lower(context, Bucket(rows, rows, 192, logits, apart=True, adjusted=True), lowering.table)
     yield from device.launched
     yield count_chosen(context)
