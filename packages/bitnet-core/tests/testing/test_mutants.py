@@ -20,7 +20,7 @@ Array: TypeAlias = Any  # numpy's, unchecked: what these do is wrong on purpose
 
 rms_norm, absmax_int8, glu = ops.rms_norm, ops.absmax_int8, ops.glu
 ternary_matmul, dense_matmul, rotate, attention = ops.ternary_matmul, ops.dense_matmul, ops.rotate, ops.attention
-choose, gumbel = sampling.choose, sampling.gumbel
+choose, gumbel, adjusted = sampling.choose, sampling.gumbel, sampling.adjusted
 Executable, Fields = reference.ReferenceExecutable, reference._Fields
 sequences, positions, load, run_op = Fields.sequences, Fields.positions, Executable._load, Executable._run_op
 
@@ -288,6 +288,19 @@ def noise(change: Callable[[int, int, int], tuple[int, int, int]]) -> Patch:
     return lambda patch: patch.setattr(sampling, "gumbel", lambda *args: gumbel(*change(*args)))
 
 
+def adjusting(change: Callable[[Array, Array, Any], tuple[Array, Array, Any]]) -> Patch:
+    def broken(logits: Array, marks: Array, biases: Array, **factors: float) -> Array:
+        marks, biases, factors = change(marks, biases, factors)
+        return adjusted(logits, marks, biases, **factors)
+
+    return lambda patch: patch.setattr(reference, "adjusted", broken)
+
+
+def fills_all_slots(self: Any, slot: int, marks: Array, biases: Array) -> None:
+    self._check_slot(slot, marks, biases)
+    self._slots = [(marks.copy(), biases.copy())] * len(self._slots)
+
+
 def noise_by_row(self: Any, operation: Any, step: Any) -> None:
     if isinstance(operation, hal.Sample):
         step.field("seed_lo", step.rows)[:] += np.arange(step.rows, dtype=np.int32)
@@ -412,6 +425,12 @@ MUTANTS = [
     Mutant(
         "coarse logarithm", ("flat_distribution",), lambda patch: patch.setattr(sampling, "gumbel", coarse_logarithm)
     ),
+    Mutant("repetition of outputs only", ("adjusted_choices",), adjusting(lambda m, b, f: (m // 2 * 2, b, f))),
+    Mutant("presence without output", ("adjusted_choices",), adjusting(lambda m, b, f: (m * 2, b, f))),
+    Mutant("biases ignored", ("adjusted_choices",), adjusting(lambda m, b, f: (m, b * 0, f))),
+    Mutant("frequency ignored", ("tokens_count",), adjusting(lambda m, b, f: (m, b, {**f, "frequency": 0.0}))),
+    Mutant("chosen tokens not counted", ("tokens_count",), lambda patch: patch.setattr(reference, "IN_OUTPUT", 0)),
+    Mutant("one slot for all", ("slots_are_apart",), method(Executable, "fill_slot", fills_all_slots)),
     Mutant("count feeds the old token", ("test_count",), method(Fields, "advance", feeds_the_old_token)),
     Mutant("count stays at its position", ("test_count",), method(Fields, "advance", stays_at_its_position)),
     Mutant("bits that drift", ("same_bits",), method(Executable, "_run_op", drifts)),
