@@ -173,8 +173,8 @@ typedef struct {
 } limits_t;
 
 /* Words of a step's header: tokens (M), sequences (S), rows (R), one that is not used here, whether logits are read,
- * and whether a row's are adjusted. */
-enum { STEP_TOKENS, STEP_SEQS, STEP_ROWS, STEP_DONE, STEP_LOGITS, STEP_ADJUST };
+ * whether a row's are adjusted, and 1 and how many likeliest tokens' log-probabilities are told with the chosen ones'. */
+enum { STEP_TOKENS, STEP_SEQS, STEP_ROWS, STEP_DONE, STEP_LOGITS, STEP_ADJUST, STEP_LOGPROBS };
 
 /* Word offsets in the step buffer: bitnet.core.hal.step.StepLayout. */
 typedef struct {

@@ -203,6 +203,30 @@ INLINE void keep_token(const sample_op_t *o, const adjust_t *a, int64_t r, int32
     if (a->marks && token != NO_TOKEN) a->marks[token] += IN_OUTPUT;
 }
 
+/*
+ * Log-probabilities of a row: words[0] is that of `token`, and then come the k likeliest tokens, greatest first and of equals the
+ * lower, and k log-probabilities of theirs. Tokens past the vocabulary are -1. p: scratch for n + VL values.
+ */
+static void tell_logprobs(const float *logits, int64_t n, int32_t token, int32_t k, int32_t *words, float *p) {
+    const float top = greatest(logits, n);
+    double total = 0;
+    for (int64_t i = 0; i < n; i += VL) v_store(p + i, v_exp(v_load(logits + i) - top));
+    for (int64_t i = 0; i < n; i++) total += p[i];
+    const double normaliser = top + log(total);
+    int32_t *tokens = words + 1;
+    float *values = (float *)(words + 1 + k); /* logits, until the end */
+    int32_t count = 0;
+    for (int64_t i = 0; i < n && k > 0; i++) {
+        if (count == k && !(logits[i] > values[k - 1])) continue;
+        int32_t at = count < k ? count++ : k - 1;
+        for (; at > 0 && logits[i] > values[at - 1]; at--) tokens[at] = tokens[at - 1], values[at] = values[at - 1];
+        tokens[at] = (int32_t)i, values[at] = logits[i];
+    }
+    for (int32_t i = 0; i < count; i++) values[i] = (float)(values[i] - normaliser);
+    for (int32_t i = count; i < k; i++) tokens[i] = -1, values[i] = -INFINITY;
+    ((float *)words)[0] = token == NO_TOKEN ? NAN : (float)(logits[token] - normaliser);
+}
+
 static void sample(run_t *run, const op_t *op, int thread) {
     const sample_op_t *o = &op->sample;
     const int64_t n = o->logits.columns;
@@ -213,6 +237,8 @@ static void sample(run_t *run, const op_t *op, int thread) {
         const adjust_t adjust = adjust_of(&run->step, o, r);
         const float *logits = (const float *)o->logits.data + r * o->logits.stride;
         keep_token(o, &adjust, r, choose_adjusted(&draw, &adjust, logits, n, z, p));
+        const int32_t words = run->step.logprobs;
+        if (words) tell_logprobs(logits, n, o->out[r], words / 2, run->logprobs + r * words, p);
     }
 }
 

@@ -8,7 +8,9 @@ kernel void adjust(global const int *step, int slots, int repetitions, int prese
     size_t slot_at = (size_t)max(slot - 1, 0) * n;
     float repetition = as_float(step[repetitions + r]), presence = as_float(step[presences + r]);
     float frequency = as_float(step[frequencies + r]);
-    for (int v = get_global_id(0); v < n; v += get_global_size(0)) {
+    for (int i = 0; i < EACH; i++) {
+        int v = (get_group_id(0) * EACH + i) * WG + get_local_id(0);
+        if (v >= n) return;
         float logit = logits[(size_t)r * n + v];
         if (slot != 0) {
             int mark = marks[slot_at + v];
@@ -22,7 +24,7 @@ kernel void adjust(global const int *step, int slots, int repetitions, int prese
 
 // Counts the chosen tokens in the slots of their rows. One work-group; no two rows have the same slot.
 kernel void count_chosen(global const int *step, int slots, global int *marks, global const int *next, int n) {
-    for (int r = get_local_id(0); r < STEP_ROWS(step); r += get_local_size(0)) {
+    for (int r = get_local_id(0); r < STEP_ROWS(step); r += WG) {
         int slot = step[slots + r];
         if (slot != 0 && next[r] >= 0) marks[(size_t)(slot - 1) * n + next[r]] += 2;
     }

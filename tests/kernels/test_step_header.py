@@ -55,10 +55,10 @@ def test_no_kernel_reads_a_word_by_its_number(family: str) -> None:
 def test_a_step_has_its_words_there(logits: bool) -> None:
     limits = Limits(max_tokens=9, max_seqs=3, max_rows=4)
     step = Step(StepLayout(limits), [SequenceStep([1, 2], 2, rows=[0]), SequenceStep([3], 3, rows=[0])], logits=logits)
-    assert [step.data[word] for word in HeaderWord] == [3, 2, 2, 0, logits, 0]
+    assert [step.data[word] for word in HeaderWord] == [3, 2, 2, 0, logits, 0, 0]
     adjusted = SequenceStep([3], 3, rows=[0], adjustment=Adjustment(2, 1.25, 0.5, -1.0))
     step = Step(StepLayout(limits), [SequenceStep([1], 2, rows=[0]), adjusted], logits=logits)
-    assert [step.data[word] for word in HeaderWord] == [2, 2, 2, 0, logits, 1]
+    assert [step.data[word] for word in HeaderWord] == [2, 2, 2, 0, logits, 1, 0]
     at = step.layout.offsets
     assert step.data[at["slot"] : at["slot"] + 2].tolist() == [0, 3]
     for name, wanted in (("repetition", 1.25), ("presence", 0.5), ("frequency", -1.0)):

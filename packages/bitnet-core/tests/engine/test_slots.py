@@ -1,4 +1,4 @@
-"""Slots: penalties and biases on the device give the tokens that the host gives, and bursts go on."""
+"""Penalties, biases and log-probabilities on the device are those that the host gives, and bursts go on."""
 
 from __future__ import annotations
 
@@ -36,6 +36,7 @@ def random_request(rng: np.random.Generator) -> tuple[list[int], dict[str, Any]]
         "logit_bias": {t: float(rng.choice([-np.inf, 2.0, -1.0])) for t in biased} if rng.random() < 0.5 else None,
         "stop_tokens": rng.choice(256, 20, replace=False).tolist(),
         "seed": int(rng.integers(2**62)),
+        "logprobs": [None, None, 0, 5, 20, 21][rng.integers(6)],
     }
     return rng.integers(0, 256, rng.integers(3, 30)).tolist(), options
 
@@ -43,7 +44,7 @@ def random_request(rng: np.random.Generator) -> tuple[list[int], dict[str, Any]]
 def complete(rig: Any, requests: list[tuple[list[int], dict[str, Any]]], *, on_host: bool = False) -> list[Completion]:
     """All requests at once."""
     if on_host:
-        rig.engine._slots = None
+        rig.engine._slots, rig.engine._logprobs_told = None, -1
     numbers = []
     for prompt, options in requests:
         sequences = rig.engine.prepare(prompt, GenerationOptions(**options))
@@ -56,6 +57,12 @@ def complete(rig: Any, requests: list[tuple[list[int], dict[str, Any]]], *, on_h
 def same(found: list[Completion], wanted: list[Completion]) -> None:
     for a, b in zip(found, wanted, strict=True):
         assert (a.tokens, a.finish_reason, a.stop_reason) == (b.tokens, b.finish_reason, b.stop_reason), a.options
+        assert (a.logprobs is None) == (b.logprobs is None)
+        for found_one, wanted_one in zip(a.logprobs or (), b.logprobs or (), strict=True):
+            assert found_one.token == wanted_one.token
+            assert [token for token, _ in found_one.top] == [token for token, _ in wanted_one.top]
+            values = [(x.logprob, *(value for _, value in x.top)) for x in (found_one, wanted_one)]
+            assert np.allclose(*values, rtol=1e-5, atol=1e-5)
 
 
 def test_tokens_are_those_of_the_host(make_rig: MakeRig, device: Device, rng: np.random.Generator) -> None:
@@ -104,6 +111,7 @@ def test_bursts_go_on(make_rig: MakeRig, monkeypatch: pytest.MonkeyPatch) -> Non
     rig.engine._token_seconds = 0.001
     monkeypatch.setattr(rig.engine, "_timed", rig.engine._compute)
     options = {"max_tokens": 60, "repetition_penalty": 1.2, "min_tokens": 21, "ignore_eos": True, "stop_tokens": [3]}
+    options["logprobs"] = 5
     prompts = [list(range(5, 14)), list(range(40, 60))]
     done = rig.run(prompts, **options)
     assert max(counts) == 16

@@ -66,7 +66,8 @@ class CudaOps:
 
     def lowering(self) -> Lowering:
         """What :class:`bitnet.core.gpu.GpuDevice` takes."""
-        return Lowering(self._table, lambda ctx: self._tensor_cores and self._head.fits(ctx), scaled=True, adjusts=True)
+        group = self._rows.group
+        return Lowering(self._table, lambda ctx: self._tensor_cores and self._head.fits(ctx), scaled=True, group=group)
 
     def sample(self, ctx: Context, op: Sample, bucket: Bucket) -> list[Launch]:
         """A cluster a row, where there are clusters; else a block."""

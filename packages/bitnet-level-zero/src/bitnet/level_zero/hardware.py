@@ -10,7 +10,7 @@ from typing import cast
 
 from bitnet.core.gpu.clc import Abilities
 from bitnet.core.gpu.clc.abilities import XMX
-from bitnet.core.hal import PENALTIES, DeviceInfo, DeviceType
+from bitnet.core.hal import LOGPROBS, PENALTIES, DeviceInfo, DeviceType
 from bitnet.core.hal.probe import TEST_DRIVER
 from bitnet.level_zero.loader import LevelZero
 from bitnet.level_zero.structures import (
@@ -101,6 +101,7 @@ class Hardware:
             "subgroups": bool(self.sub_groups),
             "shared-memory": self.integrated,
             PENALTIES: True,
+            LOGPROBS: True,
         }
         return tuple(name for name, has in listed.items() if has)
 

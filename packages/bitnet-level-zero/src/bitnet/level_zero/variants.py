@@ -69,6 +69,7 @@ FAMILIES: Mapping[str, Family] = {
         dots=True,
         optimised=True,
     ),
+    "logprobs": Family(("WG", "EACH")),
     "norm_quant": Family(("WG",), each("NORM"), dots=True),
     "norm_rows": Family(("WG",)),
     "quantize": Family(("WG",)),

@@ -267,7 +267,7 @@ FUNCTIONS = {
     "bitnet_executable_new": (c_void_p, (c_void_p, c_void_p, c_int, POINTER(NativeProgram))),
     "bitnet_executable_delete": (None, (c_void_p,)),
     "bitnet_executable_bytes": (c_size_t, (c_void_p,)),
-    "bitnet_executable_run": (None, (c_void_p, c_void_p, c_int32, c_void_p)),
+    "bitnet_executable_run": (None, (c_void_p, c_void_p, c_int32, c_void_p, c_void_p)),
     "bitnet_executable_kernel": (c_char_p, (c_void_p, c_int)),
     "bitnet_head_bytes": (c_size_t, (c_void_p, c_int64, c_int64)),
     "bitnet_head_pack": (c_bool, (c_void_p, c_void_p, c_int, POINTER(DenseMatmulOp), POINTER(HeadSampleOp))),

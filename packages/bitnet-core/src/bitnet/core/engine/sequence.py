@@ -39,6 +39,7 @@ class TokenSequence(ABC):
         table: Blocks of the cache; the scheduler fills it.
         finished: Whether it takes part in no more steps; its last update may be still to come.
         device: Name of the device whose engine has it.
+        logprobs_told: Likeliest tokens of which that device tells log-probabilities at most; -1 where it tells of none.
         slot: Where that device keeps what adjusting its logits needs (:mod:`bitnet.core.engine.slots`).
     """
 
@@ -50,6 +51,7 @@ class TokenSequence(ABC):
         self.device = ""
         self.finished = False
         self.slot: int | None = None
+        self.logprobs_told = -1
 
     @property
     @abstractmethod
@@ -98,9 +100,16 @@ class TokenSequence(ABC):
     def started(self, cached: int) -> None:  # noqa: B027  (most need not know)
         """The first step is about to run; ``cached`` positions were there already."""
 
+    @property
+    def logprobs_wanted(self) -> int | None:
+        """Likeliest tokens of which the device is to tell log-probabilities, besides the chosen one; None: of none."""
+        return None
+
     @abstractmethod
-    def accept(self, sampled: Sequence[int], logits: F32 | None) -> None:
+    def accept(self, sampled: Sequence[int], logits: F32 | None, told: Sequence[TokenLogprob] = ()) -> None:
         """Take what a step gave: the tokens drawn on the device, or where logits are needed ``logits[rows, V]``.
+
+        ``told`` has the log-probabilities of the tokens, where the device was to tell them.
 
         Only what the next step depends on is done here, as the device waits for it.
         """
@@ -181,7 +190,12 @@ class Generation(TokenSequence):
 
     @property
     def _read_on_host(self) -> bool:
-        return self._options.logprobs is not None or self._constraint is not None
+        asked = self._options.logprobs
+        return self._constraint is not None or (asked is not None and asked > self.logprobs_told)
+
+    @property
+    def logprobs_wanted(self) -> int | None:
+        return None if self._read_on_host or self.needs_logits else self._options.logprobs
 
     @property
     def needs_logits(self) -> bool:
@@ -229,7 +243,7 @@ class Generation(TokenSequence):
         if self._started is None:
             self._started, self._cached = self._clock() - self._submitted, cached
 
-    def accept(self, sampled: Sequence[int], logits: F32 | None) -> None:
+    def accept(self, sampled: Sequence[int], logits: F32 | None, told: Sequence[TokenLogprob] = ()) -> None:
         now = self._clock() - self._submitted
         if logits is not None:
             try:
@@ -252,6 +266,7 @@ class Generation(TokenSequence):
             self._end(self._at_most)
         if logits is not None and self._options.logprobs is not None:
             self._logprobs += [token_logprob(logits[0], token, self._options.logprobs) for token in new]
+        self._logprobs += told[: len(new)]
         if self._options.changes_logits:
             self._counts.update(new)
         self._times += [now] * len(new)
@@ -355,7 +370,7 @@ class Scoring(TokenSequence):
     def needs_logits(self) -> bool:
         return True
 
-    def accept(self, sampled: Sequence[int], logits: F32 | None) -> None:
+    def accept(self, sampled: Sequence[int], logits: F32 | None, told: Sequence[TokenLogprob] = ()) -> None:
         assert logits is not None
         first = self._start + self._scored
         wanted = np.asarray(self.tokens[first : first + len(logits)])

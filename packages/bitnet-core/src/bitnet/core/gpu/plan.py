@@ -39,13 +39,13 @@ class Lowering:
         table: Its launches for every operation, and for the groups it takes.
         leaves_out: Whether steps of a program whose logits nobody reads are lowered in another way.
         scaled: Whether it has the kernels of :mod:`bitnet.core.gpu.scaled`.
-        adjusts: Whether it has those of :mod:`bitnet.core.gpu.adjusting`.
+        group: Work-items of those of :mod:`bitnet.core.gpu.adjusting` and :mod:`bitnet.core.gpu.logprobs`; 0 without.
     """
 
     table: Dispatch
     leaves_out: Callable[[Context], bool] = lambda _: False
     scaled: bool = False
-    adjusts: bool = False
+    group: int = 0
 
 
 ROW_OPS = (NormRows, DenseMatmul, Sample)

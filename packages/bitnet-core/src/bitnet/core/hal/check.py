@@ -30,7 +30,10 @@ from bitnet.core.hal.program import (
 )
 from bitnet.core.hal.step import HeaderWord, Step
 
-_ADJUST = HeaderWord.ADJUST.value  # looked up once: steps are checked thousands of times a second
+_ADJUST, _LOGPROBS = (
+    HeaderWord.ADJUST.value,
+    HeaderWord.LOGPROBS.value,
+)  # looked up once: steps are checked thousands of times a second
 MAX_K = 131_072
 """Longest row of a ternary matrix: the greatest for which every partial sum stays within 2²⁴, exact in float32."""
 
@@ -114,6 +117,8 @@ class StepCheck:
                 raise InvalidInputError(
                     f"count is {count}: that needs a program ending in Sample, and one token and one row a sequence."
                 )
+        if data[_LOGPROBS] and not self.samples:
+            raise InvalidInputError("the step asks for log-probabilities of tokens, and the program samples none.")
         if data[_ADJUST]:
             slots = data[at["slot"] : at["slot"] + r]
             named = slots[slots != 0]

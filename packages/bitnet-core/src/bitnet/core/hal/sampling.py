@@ -53,6 +53,18 @@ def adjusted(
     return result
 
 
+def logprobs(logits: npt.NDArray[np.float32], token: int, k: int) -> npt.NDArray[np.int32]:
+    """``int32[1 + 2 k]`` of ``logits[V]``, as :meth:`~bitnet.core.hal.Logprobs.of_words` takes it."""
+    words = np.full(1 + 2 * k, -1, np.int32)
+    exact = logits.astype(np.float64)
+    normaliser = exact.max() + np.log(np.exp(exact - exact.max()).sum())
+    top = np.argsort(-exact, kind="stable")[:k]
+    words[1 : 1 + len(top)] = top
+    floats = words.view(np.float32)
+    floats[0], floats[1 + k : 1 + k + len(top)] = exact[token] - normaliser, exact[top] - normaliser
+    return words
+
+
 def choose(
     logits: npt.NDArray[np.float32],
     *,

@@ -30,6 +30,7 @@ class HeaderWord(IntEnum):
         DONE: The device's own, 0 from the host: how many of the ``count`` passes of a run are done.
         LOGITS: 1 where the host reads the logits after the run, else 0.
         ADJUST: 1 where a row's logits are adjusted before its token is chosen, else 0.
+        LOGPROBS: 1 and how many likeliest tokens the device is to tell of with the chosen ones; 0: of none.
     """
 
     TOKENS = 0
@@ -38,9 +39,10 @@ class HeaderWord(IntEnum):
     DONE = 3
     LOGITS = 4
     ADJUST = 5
+    LOGPROBS = 6
 
 
-_HEADER = slice(HeaderWord.TOKENS, HeaderWord.ADJUST + 1)
+_HEADER = slice(HeaderWord.TOKENS, HeaderWord.LOGPROBS + 1)
 """All of them at once, as a step is made thousands of times a second."""
 
 
@@ -100,6 +102,10 @@ class Adjustment:
 
 PENALTIES = "penalties"
 """The feature of devices that adjust logits: they take steps with an :class:`Adjustment`."""
+LOGPROBS = "logprobs"
+"""The feature of devices that tell log-probabilities: they take steps with ``logprobs``."""
+MOST_LOGPROBS = 20
+"""Likeliest tokens that a device tells of, at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,15 +182,24 @@ class Step:
     Args:
         logits: Whether the logits that ``Sample`` reads must be there after the run. Where they need not, a device may
             leave out those of tokens that cannot be chosen; the tokens it samples are the same.
+        logprobs: How many likeliest tokens of each row the device tells log-probabilities of, besides the chosen one's
+            (:class:`~bitnet.core.hal.TellsLogprobs`); None: of none. For devices that list :data:`LOGPROBS`.
 
     Raises:
-        InvalidInputError: The sequences do not fit the limits, or a sequence's blocks do not hold its length.
+        InvalidInputError: The sequences do not fit the limits, a sequence's blocks do not hold its length, or
+            ``logprobs`` is out of its range.
     """
 
     __slots__ = ("data", "layout", "rows", "seqs", "tokens")
 
     def __init__(
-        self, layout: StepLayout, sequences: Sequence[SequenceStep], *, block_size: int = 32, logits: bool = True
+        self,
+        layout: StepLayout,
+        sequences: Sequence[SequenceStep],
+        *,
+        block_size: int = 32,
+        logits: bool = True,
+        logprobs: int | None = None,
     ) -> None:
         limits, at = layout.limits, layout.offsets
         self.layout = layout
@@ -201,7 +216,10 @@ class Step:
                 raise InvalidInputError(f"a step of {have} {what} exceeds the program's limit of {most}.")
         data, floats, words = self.data, self.data.view(np.float32), self.data.view(np.uint32)
         adjusted = any(seq.adjustment is not None for seq in sequences)
-        data[_HEADER] = self.tokens, self.seqs, self.rows, 0, logits, adjusted
+        told = 0 if logprobs is None else 1 + logprobs
+        if logprobs is not None and not 0 <= logprobs <= MOST_LOGPROBS:
+            raise InvalidInputError(f"logprobs is {logprobs}; it must be in 0 … {MOST_LOGPROBS}, or None.")
+        data[_HEADER] = self.tokens, self.seqs, self.rows, 0, logits, adjusted, told
         # Fields are written whole, from lists: writing one number into an array takes ten times as long as an append
         fed: list[int] = []
         begins, rows, drawn = [0], [], []

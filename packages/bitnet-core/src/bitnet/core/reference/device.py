@@ -9,9 +9,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from bitnet.core.errors import DeviceError, OutOfMemoryError
+from bitnet.core.errors import DeviceError, InvalidInputError, OutOfMemoryError
 from bitnet.core.hal import (
     IN_OUTPUT,
+    LOGPROBS,
     NO_TOKEN,
     PENALTIES,
     Attention,
@@ -23,6 +24,7 @@ from bitnet.core.hal import (
     ExecutableStats,
     GluNormQuant,
     HeaderWord,
+    Logprobs,
     MemoryInfo,
     NormQuant,
     NormRows,
@@ -38,7 +40,7 @@ from bitnet.core.hal import (
 )
 from bitnet.core.hal.check import SlotCheck, StepCheck, TensorCheck, check_program, loaded_ternary
 from bitnet.core.hal.program import NUMPY_DTYPES
-from bitnet.core.hal.sampling import adjusted, choose
+from bitnet.core.hal.sampling import adjusted, choose, logprobs
 from bitnet.core.reference import ops
 
 NUMPY_INFO = DeviceInfo(
@@ -48,7 +50,7 @@ NUMPY_INFO = DeviceInfo(
     description="numpy reference device",
     vendor="numpy",
     type=DeviceType.CPU,
-    features=(PENALTIES,),
+    features=(PENALTIES, LOGPROBS),
     details={"numpy": np.__version__},
 )
 """``cpu:numpy``; its memory is the host's, and not known here."""
@@ -164,6 +166,7 @@ class ReferenceExecutable:
         self._lock = threading.Lock()
         self._kernels: dict[str, None] = {}
         self._closed = False
+        self._logprobs: npt.NDArray[np.int32] | None = None
         try:
             self._load(program)
         except MemoryError as error:
@@ -210,14 +213,27 @@ class ReferenceExecutable:
             self._check(step, count)
             fields = _Fields(step)
             tokens = np.zeros((count, fields.rows if self._check.samples else 0), np.int32)
+            told = 2 * int(fields.data[HeaderWord.LOGPROBS]) - 1
+            self._logprobs = None if told < 0 else np.zeros((count, fields.rows, told), np.int32)
             for i in range(count):
                 for op in self._program.ops:
                     self._run_op(op, fields)
                     if isinstance(op, Sample):
                         tokens[i] = self._tensors[op.out][: fields.rows]
+                        for r in range(fields.rows if self._logprobs is not None else 0):
+                            row = self._tensors[op.logits][r]
+                            self._logprobs[i, r] = logprobs(row, tokens[i, r], told // 2)
                 if i + 1 < count:
                     fields.advance(tokens[i])
             return tokens
+
+    def logprobs(self) -> Logprobs:
+        """Implements :class:`~bitnet.core.hal.TellsLogprobs`."""
+        with self._lock:
+            self._usable()
+            if self._logprobs is None:
+                raise InvalidInputError("the last step did not ask for log-probabilities.")
+            return Logprobs.of_words(self._logprobs)
 
     def fill_slot(self, slot: int, marks: npt.NDArray[np.int32], biases: npt.NDArray[np.float32]) -> None:
         """Implements :class:`~bitnet.core.hal.Adjusting`."""

@@ -6,6 +6,7 @@ from bitnet.core.testing.attention import AttentionTests
 from bitnet.core.testing.heads import HeadTests
 from bitnet.core.testing.lifecycle import LifecycleTests
 from bitnet.core.testing.linear import LinearTests
+from bitnet.core.testing.logprobs import LogprobTests
 from bitnet.core.testing.norms import NormTests
 from bitnet.core.testing.penalties import PenaltyTests
 from bitnet.core.testing.probing import ProbeTests
@@ -21,6 +22,7 @@ class ConformanceSuite(
     HeadTests,
     SampleTests,
     PenaltyTests,
+    LogprobTests,
     WholeModelTests,
     LifecycleTests,
 ):
