@@ -12,6 +12,7 @@ import pytest
 from bitnet.core.errors import KernelCompileError
 from bitnet.core.gpu import Bucket, Context, KernelSpec, Launch
 from bitnet.core.gpu.adjusting import count_chosen
+from bitnet.core.gpu.logprobs import logprobs
 from bitnet.core.gpu.ops import advance
 from bitnet.core.gpu.plan import lower
 from bitnet.core.hal import Limits, Program, StepLayout
@@ -81,6 +82,7 @@ def launches(program: Program, capability: tuple[int, int], *, keep: bool = Fals
             yield from lower(context, Bucket(rows, rows, 192, logits, apart=True, adjusted=True), lowering.table)
     yield from device.launched
     yield count_chosen(context)
+    yield from logprobs(context, Bucket(1, 1, 192, logprobs=True), lowering.group)
     yield advance(context)
 
 

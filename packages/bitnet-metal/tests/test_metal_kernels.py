@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 from metal_steps import BLOCK, OWN, Array, Steps, packed, poisoned, run
 
-from bitnet.core.hal import Adjustment, SamplingParams
+from bitnet.core.hal import Adjustment, HeaderWord, Logprobs, SamplingParams
 from bitnet.core.testing import draws, oracle
+from bitnet.core.testing.logprobs import check as check_logprobs
 from bitnet.core.testing.penalties import exactly_adjusted, random_biases, random_marks
 
 WG = 64
@@ -475,6 +476,27 @@ def test_adjust(rng: np.random.Generator) -> None:
     run("adjust", {"WG": 32, "EACH": each}, (1,), 32, step.words, fields[0], marks, chosen, n, kernel="count_chosen")
     before[2, 7] += 2
     assert (marks == before).all()
+
+
+def test_logprobs(rng: np.random.Generator) -> None:
+    """Of rows with ties, and with fewer tokens in a part than are asked for; of the second pass of a run."""
+    rows, n, each, k = 3, 300, 2, 5
+    step = Steps(rng, [(1, 4), (1, 9), (1, 2)], rows=list(range(rows)))
+    step.words[HeaderWord.LOGPROBS], step.words[HeaderWord.DONE] = 1 + k, 1
+    logits = rng.normal(0, 3, (rows + 1, n)).astype(np.float32)
+    logits[1] = logits[1].round()
+    logits[2, 20:] = -np.inf
+    chosen = rng.integers(0, 20, rows + 1).astype(np.int32)
+    count = -(-n // (WG * each))
+    parts, history = poisoned((rows + 1, count, 42), np.int32), poisoned((3, rows, 1 + 2 * k), np.int32)
+    defines = {"WG": WG, "EACH": each}
+    run("logprobs", defines, (count, rows + 1), WG, step.words, logits, parts, n, count, kernel="logprobs_parts")
+    run("logprobs", defines, (rows + 1,), WG, step.words, logits, parts, chosen, history, n, count)
+    assert (parts[rows] == -1).all()
+    assert (history[[0, 2]] == -1).all()
+    told = Logprobs.of_words(history)
+    for r in range(rows):
+        check_logprobs(told, 1, r, logits[r], int(chosen[r]), k)
 
 
 def test_advance(rng: np.random.Generator) -> None:

@@ -296,6 +296,37 @@ def adjusting(change: Callable[[Array, Array, Any], tuple[Array, Array, Any]]) -
     return lambda patch: patch.setattr(reference, "adjusted", broken)
 
 
+def telling(change: Callable[[Array], Array]) -> Patch:
+    tell = sampling.logprobs
+    return lambda patch: patch.setattr(reference, "logprobs", lambda *given: change(tell(*given)))
+
+
+def base_2(words: Array) -> Array:
+    words.view(np.float32)[0] /= np.float32(np.log(2))
+    return words
+
+
+def leaves_likeliest_out(words: Array) -> Array:
+    if len(words) > 3:
+        words[1 : 1 + len(words) // 2] = np.roll(words[1 : 1 + len(words) // 2], 1)
+    return words
+
+
+tells = Executable.logprobs
+
+
+def of_the_last_pass(self: Any) -> Any:
+    return hal.Logprobs(*(np.repeat(part[-1:], len(part), 0) for part in tells(self)))
+
+
+def keeps_adjusted(self: Any, operation: Any, step: Any) -> None:
+    run_op(self, operation, step)
+    if isinstance(operation, hal.Sample) and step.data[hal.HeaderWord.ADJUST]:
+        for r, slot in enumerate(step.field("slot", step.rows)):
+            if slot:
+                self._tensors[operation.logits][r] += self._slots[slot - 1][1]
+
+
 def fills_all_slots(self: Any, slot: int, marks: Array, biases: Array) -> None:
     self._check_slot(slot, marks, biases)
     self._slots = [(marks.copy(), biases.copy())] * len(self._slots)
@@ -430,6 +461,10 @@ MUTANTS = [
     Mutant("biases ignored", ("adjusted_choices",), adjusting(lambda m, b, f: (m, b * 0, f))),
     Mutant("frequency ignored", ("tokens_count",), adjusting(lambda m, b, f: (m, b, {**f, "frequency": 0.0}))),
     Mutant("chosen tokens not counted", ("tokens_count",), lambda patch: patch.setattr(reference, "IN_OUTPUT", 0)),
+    Mutant("logprobs of adjusted logits", ("logprobs_are_of",), method(Executable, "_run_op", keeps_adjusted)),
+    Mutant("logprobs in base 2", ("test_logprobs",), telling(base_2)),
+    Mutant("one likeliest left out", ("test_logprobs",), telling(leaves_likeliest_out)),
+    Mutant("logprobs of the last pass", ("every_pass",), method(Executable, "logprobs", of_the_last_pass)),
     Mutant("one slot for all", ("slots_are_apart",), method(Executable, "fill_slot", fills_all_slots)),
     Mutant("count feeds the old token", ("test_count",), method(Fields, "advance", feeds_the_old_token)),
     Mutant("count stays at its position", ("test_count",), method(Fields, "advance", stays_at_its_position)),
