@@ -49,21 +49,19 @@ static head_mode_t head_mode(const draw_t *d, int64_t n) {
     return d->min_p > 0 ? HEAD_WITHIN : HEAD_NOISE;
 }
 
-/* The key by which a row's tokens compete: the logit, with or without noise. */
+/* The key by which a row's tokens compete: the adjusted logit, with or without noise. */
 INLINE float head_key(const head_row_t *row, float logit, float noise) {
     return row->mode == HEAD_NOISE ? logit / row->draw.temperature + noise : logit;
 }
 
 /* Keys of the `count` approximate scores of a chunk that begins at `token`. */
 static void head_keys(const head_row_t *row, const float *scores, int64_t begin, int64_t count, float *keys) {
-    if (row->mode != HEAD_NOISE) {
-        memcpy(keys, scores, (size_t)count * sizeof *keys);
-        return;
-    }
+    for (int64_t i = 0; i < count; i++) keys[i] = adjusted(&row->adjust, scores[i], begin + i);
+    if (row->mode != HEAD_NOISE) return;
     float noise[HEAD_CHUNK];
     for (int64_t i = 0; i < count; i += 4 * VL)
         gumbel(begin + i, row->draw.position, row->draw.seed_lo, row->draw.seed_hi, noise + i);
-    for (int64_t i = 0; i < count; i++) keys[i] = head_key(row, scores[i], noise[i]);
+    for (int64_t i = 0; i < count; i++) keys[i] = head_key(row, keys[i], noise[i]);
 }
 
 static float head_exact(run_t *run, const dense_matmul_op_t *dense, const head_row_t *row, int64_t token, int64_t r) {
@@ -71,7 +69,8 @@ static float head_exact(run_t *run, const dense_matmul_op_t *dense, const head_r
     if (row->mode == HEAD_NOISE)
         gumbel(token / 4 * 4, row->draw.position, row->draw.seed_lo, row->draw.seed_hi, noise);
     atomic_fetch_add_explicit(&run->scored, 1, memory_order_relaxed);
-    return head_key(row, dense_score(dense, token, r), row->mode == HEAD_NOISE ? noise[token % 4] : 0);
+    const float logit = adjusted(&row->adjust, dense_score(dense, token, r), token);
+    return head_key(row, logit, row->mode == HEAD_NOISE ? noise[token % 4] : 0);
 }
 
 /* The greatest key of a chunk. Its token is looked up only if needed. */
@@ -162,6 +161,13 @@ static void head_settle(
     }
 }
 
+/* How far a key moves at most where its score moves by 1. */
+INLINE float head_slope(const head_row_t *row) {
+    const float repetition = row->adjust.marks ? row->adjust.repetition : 1.0f;
+    const float slope = repetition > 1.0f ? repetition : 1.0f / repetition; /* of logits below 0, or above */
+    return row->mode == HEAD_NOISE ? slope / row->draw.temperature : slope;
+}
+
 /* Score exactly the tokens of one chunk (the c-th in the order of `tops`) that may reach the threshold. */
 static void head_filter(
     run_t *run, const head_sample_op_t *o, const head_scratch_t *s, int64_t r, int64_t c, doubts_t *doubts,
@@ -170,7 +176,7 @@ static void head_filter(
     const head_row_t *row = &s->row[r];
     const int64_t n = dense->out.columns;
     const scored_t top = s->tops[r * chunks_of(n) + c];
-    const float scale = row->mode == HEAD_NOISE ? 1.0f / row->draw.temperature : 1.0f;
+    const float scale = head_slope(row);
     const float norm = o->chunk_norm[top.token];
     /* Where one token is wanted, this thread's best rules out more of them. */
     const float own = row->mode == HEAD_WITHIN ? -INFINITY : head_below(best[r].value);
@@ -220,7 +226,8 @@ static int32_t head_choose(
     const dense_matmul_op_t *dense = &o->dense->dense_matmul;
     head_row_t *row = &s->row[r];
     if (head_all(row))
-        return choose_token(&row->draw, (const float *)dense->out.data + r * dense->out.stride, dense->out.columns, z, p);
+        return choose_adjusted(
+            &row->draw, &row->adjust, (const float *)dense->out.data + r * dense->out.stride, dense->out.columns, z, p);
     if (row->mode == HEAD_WITHIN) return head_draw(row, z, p);
     scored_t best = s->best[r];
     for (int t = 1; t < pool_threads(run->pool); t++) {
@@ -250,6 +257,7 @@ static void head_sample(run_t *run, const op_t *op, int thread) {
     for (int64_t r; (r = pool_take(run->pool, thread, rows)) >= 0;) {
         head_row_t *row = &s.row[r];
         row->draw = draw_of(&run->step, r);
+        row->adjust = adjust_of(&run->step, &o->sample->sample, r);
         row->mode = head_quantise(o, &s, r, rows) ? head_mode(&row->draw, n) : HEAD_ALL;
         row->listed = 0;
     }
@@ -290,5 +298,5 @@ static void head_sample(run_t *run, const op_t *op, int thread) {
         pool_barrier(run->pool, thread);
     }
     for (int64_t r; (r = pool_take(run->pool, thread, rows)) >= 0;)
-        o->sample->sample.out[r] = head_choose(run, o, &s, r, z, p);
+        keep_token(&o->sample->sample, &s.row[r].adjust, r, head_choose(run, o, &s, r, z, p));
 }

@@ -30,6 +30,7 @@ typedef struct {
 /* Shared by the threads: the state of one row of logits. */
 typedef struct {
     draw_t draw;
+    adjust_t adjust;
     head_mode_t mode;
     float unit; /* value of one step of the activations */
     float base; /* Σ offset · activation, in those steps */

@@ -12,6 +12,10 @@ typedef struct {
     const float *temperature, *top_p, *min_p;
     const int32_t *top_k;
     const uint32_t *seed_lo, *seed_hi;
+    bool adjust;
+    int32_t logprobs; /* words of a row's log-probabilities: 1 and 2 for each of the likeliest, or 0 */
+    const int32_t *slot;
+    const float *repetition, *presence, *frequency;
     const int32_t *block_table;
 } step_t;
 
@@ -25,6 +29,7 @@ typedef struct {
     size_t shared_bytes, scratch_bytes;
     _Atomic int64_t scored; /* head rows that this run has read in full */
     bool multipliers_are_few;
+    int32_t *logprobs; /* [rows][step.logprobs], of this pass */
 } run_t;
 
 typedef struct {

@@ -210,6 +210,12 @@ static void view_step(executable_t *e) {
         .min_p = (const float *)(words + at->min_p),
         .seed_lo = (const uint32_t *)(words + at->seed_lo),
         .seed_hi = (const uint32_t *)(words + at->seed_hi),
+        .adjust = words[STEP_ADJUST] != 0,
+        .logprobs = words[STEP_LOGPROBS] ? 2 * words[STEP_LOGPROBS] - 1 : 0,
+        .slot = words + at->slot,
+        .repetition = (const float *)(words + at->repetition),
+        .presence = (const float *)(words + at->presence),
+        .frequency = (const float *)(words + at->frequency),
         .block_table = words + at->block_table,
     };
 }
@@ -225,6 +231,7 @@ static void advance(executable_t *e, const int32_t *sampled, int32_t turn) {
     const step_layout_t *at = &e->run.program.step;
     memcpy(e->tokens + (int64_t)turn * e->run.step.rows, sampled, (size_t)e->run.step.rows * sizeof *sampled);
     if (turn + 1 == e->count) return;
+    e->run.logprobs += (int64_t)e->run.step.rows * e->run.step.logprobs;
     for (int32_t s = 0; s < e->run.step.seqs; s++) {
         e->step[at->tokens + s] = sampled[s] < 0 ? 0 : sampled[s];
         e->step[at->seq_len + s]++;
@@ -278,14 +285,17 @@ static void run_job(void *argument, int thread) {
 
 #define LONG_STEP 1e11 /* products that take some tenths of a second */
 
-/* Run the program `count` times; `tokens` gets int32[count, R] where it ends in a sample. Where the step says that nobody
- * reads the logits, those that a compact head stands for hold approximate scores afterwards. */
-BN_API void bitnet_executable_run(executable_t *e, const int32_t *step, int32_t count, int32_t *tokens) {
+/* Run the program `count` times; `tokens` gets int32[count, R] where it ends in a sample, and `logprobs` int32[count, R, words]
+ * where the step asks for them. Where it says that nobody reads the logits, those that a compact head stands for hold approximate
+ * scores afterwards. */
+BN_API void bitnet_executable_run(
+    executable_t *e, const int32_t *step, int32_t count, int32_t *tokens, int32_t *logprobs) {
     memcpy(e->step, step, (size_t)e->run.program.step.words * sizeof *step);
     view_step(e);
     e->count = count;
     e->tokens = tokens;
-    e->exact = step[STEP_LOGITS] != 0;
+    e->run.logprobs = logprobs;
+    e->exact = step[STEP_LOGITS] != 0 || step[STEP_LOGPROBS] != 0;
     e->run.scored = 0;
     pool_run(e->run.pool, run_job, e, (double)e->run.step.tokens * e->products > LONG_STEP);
 }

@@ -122,9 +122,12 @@ typedef struct {
     matrix_t out;
 } dense_matmul_op_t;
 
+/* marks and biases, [slots][V], adjust the logits of rows that name a slot. */
 typedef struct {
     matrix_t logits;
     int32_t *out;
+    int32_t *marks;
+    float *biases;
 } sample_op_t;
 
 typedef struct {
@@ -169,14 +172,15 @@ typedef struct {
     int32_t max_tokens, max_seqs, max_rows, max_blocks;
 } limits_t;
 
-/* Words of a step's header: tokens (M), sequences (S), rows (R), one that is not used here, whether logits are read. */
-enum { STEP_TOKENS, STEP_SEQS, STEP_ROWS, STEP_DONE, STEP_LOGITS };
+/* Words of a step's header: tokens (M), sequences (S), rows (R), one that is not used here, whether logits are read,
+ * whether a row's are adjusted, and 1 and how many likeliest tokens' log-probabilities are told with the chosen ones'. */
+enum { STEP_TOKENS, STEP_SEQS, STEP_ROWS, STEP_DONE, STEP_LOGITS, STEP_ADJUST, STEP_LOGPROBS };
 
 /* Word offsets in the step buffer: bitnet.core.hal.step.StepLayout. */
 typedef struct {
     int32_t words;
     int32_t tokens, token_seq, seq_begin, seq_len, rows;
-    int32_t temperature, top_k, top_p, min_p, seed_lo, seed_hi, block_table;
+    int32_t temperature, top_k, top_p, min_p, seed_lo, seed_hi, slot, repetition, presence, frequency, block_table;
 } step_layout_t;
 
 typedef struct {

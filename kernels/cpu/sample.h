@@ -118,6 +118,29 @@ static draw_t draw_of(const step_t *step, int64_t r) {
     };
 }
 
+/* What adjusts the logits of a row: its slot's marks and biases, NULL where it has none. */
+typedef struct {
+    int32_t *marks;
+    const float *biases;
+    float repetition, presence, frequency;
+} adjust_t;
+
+static adjust_t adjust_of(const step_t *step, const sample_op_t *o, int64_t r) {
+    if (!step->adjust || !o->marks || step->slot[r] == 0) return (adjust_t){0};
+    const int64_t begin = (int64_t)(step->slot[r] - 1) * o->logits.columns;
+    return (adjust_t){o->marks + begin, o->biases + begin, step->repetition[r], step->presence[r], step->frequency[r]};
+}
+
+#define IN_OUTPUT 2 /* a mark counts this for each time that the token is in the output */
+
+INLINE float adjusted(const adjust_t *a, float logit, int64_t token) {
+    if (!a->marks) return logit;
+    const int32_t mark = a->marks[token];
+    if (mark) logit = logit > 0 ? logit / a->repetition : logit * a->repetition;
+    if (mark >= IN_OUTPUT) logit -= a->presence + a->frequency * (float)(mark / IN_OUTPUT);
+    return logit + a->biases[token];
+}
+
 /* The tokens that top-k, top-p and min-p leave. */
 typedef struct {
     uint32_t least; /* order_key of the least z */
@@ -166,6 +189,44 @@ static int32_t choose_token(const draw_t *d, const float *logits, int64_t n, flo
     return token;
 }
 
+/* The same of logits that are adjusted first. */
+static int32_t choose_adjusted(
+    const draw_t *d, const adjust_t *a, const float *logits, int64_t n, float *z, float *p) {
+    if (!a->marks) return choose_token(d, logits, n, z, p);
+    for (int64_t i = 0; i < n; i++) z[i] = adjusted(a, logits[i], i);
+    return choose_token(d, z, n, z, p);
+}
+
+/* Keep the token of a row, which counts as one of the output. */
+INLINE void keep_token(const sample_op_t *o, const adjust_t *a, int64_t r, int32_t token) {
+    o->out[r] = token;
+    if (a->marks && token != NO_TOKEN) a->marks[token] += IN_OUTPUT;
+}
+
+/*
+ * Log-probabilities of a row: words[0] is that of `token`, and then come the k likeliest tokens, greatest first and of equals the
+ * lower, and k log-probabilities of theirs. Tokens past the vocabulary are -1. p: scratch for n + VL values.
+ */
+static void tell_logprobs(const float *logits, int64_t n, int32_t token, int32_t k, int32_t *words, float *p) {
+    const float top = greatest(logits, n);
+    double total = 0;
+    for (int64_t i = 0; i < n; i += VL) v_store(p + i, v_exp(v_load(logits + i) - top));
+    for (int64_t i = 0; i < n; i++) total += p[i];
+    const double normaliser = top + log(total);
+    int32_t *tokens = words + 1;
+    float *values = (float *)(words + 1 + k); /* logits, until the end */
+    int32_t count = 0;
+    for (int64_t i = 0; i < n && k > 0; i++) {
+        if (count == k && !(logits[i] > values[k - 1])) continue;
+        int32_t at = count < k ? count++ : k - 1;
+        for (; at > 0 && logits[i] > values[at - 1]; at--) tokens[at] = tokens[at - 1], values[at] = values[at - 1];
+        tokens[at] = (int32_t)i, values[at] = logits[i];
+    }
+    for (int32_t i = 0; i < count; i++) values[i] = (float)(values[i] - normaliser);
+    for (int32_t i = count; i < k; i++) tokens[i] = -1, values[i] = -INFINITY;
+    ((float *)words)[0] = token == NO_TOKEN ? NAN : (float)(logits[token] - normaliser);
+}
+
 static void sample(run_t *run, const op_t *op, int thread) {
     const sample_op_t *o = &op->sample;
     const int64_t n = o->logits.columns;
@@ -173,7 +234,11 @@ static void sample(run_t *run, const op_t *op, int thread) {
     float *p = z + aligned_bytes((size_t)n + 4 * VL, sizeof(float)) / sizeof(float);
     for (int64_t r; (r = pool_take(run->pool, thread, run->step.rows)) >= 0;) {
         const draw_t draw = draw_of(&run->step, r);
-        o->out[r] = choose_token(&draw, (const float *)o->logits.data + r * o->logits.stride, n, z, p);
+        const adjust_t adjust = adjust_of(&run->step, o, r);
+        const float *logits = (const float *)o->logits.data + r * o->logits.stride;
+        keep_token(o, &adjust, r, choose_adjusted(&draw, &adjust, logits, n, z, p));
+        const int32_t words = run->step.logprobs;
+        if (words) tell_logprobs(logits, n, o->out[r], words / 2, run->logprobs + r * words, p);
     }
 }
 

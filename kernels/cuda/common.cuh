@@ -5,6 +5,7 @@
 #define STEP_SEQS(step) ((step)[1])
 #define STEP_ROWS(step) ((step)[2])
 #define STEP_DONE(step) ((step)[3])
+#define STEP_LOGPROBS(step) ((step)[6])
 #define WARP 32
 #define FULL 0xFFFFFFFFu
 #define QUANT_FLOOR 1e-5f

@@ -1,5 +1,15 @@
 // Shared by the kernels of the compact head (decision 0060).
+//
+// ADJUST: the logits of rows that name a slot are adjusted first. A greater score has a greater adjusted one, so bounds stay bounds.
 #include "draw.cuh"
+#if ADJUST
+#include "adjust.cuh"
+#define ADJUSTMENT_FIELDS , int slots, int repetitions, int presences, int frequencies, const int *slot_marks, const float *slot_biases
+#define ADJUSTMENT_AT , {slots, repetitions, presences, frequencies, slot_marks, slot_biases}
+#else
+#define ADJUSTMENT_FIELDS
+#define ADJUSTMENT_AT
+#endif
 
 // A hash of k in [0, 1): multiples of the golden ratio, scrambled.
 __device__ __forceinline__ float head_dither(unsigned k) {
@@ -32,20 +42,37 @@ __device__ __forceinline__ float head_doubt(int planes, float4 params, float2 si
 struct Choice {
     float inverse;  // of the temperature; 0 where it is
     unsigned seed_lo, seed_hi, position;
+#if ADJUST
+    Adjustment adjustment;
+#endif
 };
 
 struct ChoiceFields {  // where the step has them, in words
     int rows, temperatures, seeds_lo, seeds_hi, token_seq, seq_begin, seq_len;
+#if ADJUST
+    AdjustmentFields adjustment;
+#endif
 };
 
-__device__ __forceinline__ Choice head_choice(const int *step, const ChoiceFields &at, int r) {
+// How a row's token is chosen from `vocabulary` rows of the head.
+__device__ __forceinline__ Choice head_choice(const int *step, const ChoiceFields &at, int r, int vocabulary) {
     float temperature = __int_as_float(step[at.temperatures + r]);
-    if (temperature == 0.0f) return {};
-    unsigned position = token_position(step, at.token_seq, at.seq_begin, at.seq_len, step[at.rows + r]) + 1;
-    return {1.0f / temperature, (unsigned)step[at.seeds_lo + r], (unsigned)step[at.seeds_hi + r], position};
+    Choice choice = {};
+    if (temperature != 0.0f) {
+        choice.inverse = 1.0f / temperature;
+        choice.seed_lo = step[at.seeds_lo + r], choice.seed_hi = step[at.seeds_hi + r];
+        choice.position = token_position(step, at.token_seq, at.seq_begin, at.seq_len, step[at.rows + r]) + 1;
+    }
+#if ADJUST
+    choice.adjustment = row_adjustment(step, at.adjustment, r, vocabulary);
+#endif
+    return choice;
 }
 
 __device__ __forceinline__ float head_key(const Choice &choice, float score, int n) {
+#if ADJUST
+    score = adjusted(choice.adjustment, score, n);
+#endif
     if (choice.inverse == 0.0f) return score;
     return score * choice.inverse + gumbel(choice.seed_lo, choice.seed_hi, n, choice.position);
 }
@@ -56,5 +83,5 @@ __device__ __forceinline__ Candidate best_of_groups(Candidate mine) {
     return mine;
 }
 
-#define CHOICE_FIELDS int rows_at, int temperatures, int seeds_lo, int seeds_hi, int token_seq, int seq_begin, int seq_len
-#define CHOICE_AT ChoiceFields{rows_at, temperatures, seeds_lo, seeds_hi, token_seq, seq_begin, seq_len}
+#define CHOICE_FIELDS int rows_at, int temperatures, int seeds_lo, int seeds_hi, int token_seq, int seq_begin, int seq_len ADJUSTMENT_FIELDS
+#define CHOICE_AT ChoiceFields{rows_at, temperatures, seeds_lo, seeds_hi, token_seq, seq_begin, seq_len ADJUSTMENT_AT}

@@ -53,7 +53,7 @@ head_choose(const int *step, CHOICE_FIELDS, const unsigned char *head, const flo
     if (count > 0) stage_x(0);  // else the block's rows are past the last, and were never written
     if ((int)threadIdx.x < count) {  // signed: the count of a block that is past the last row is below zero
         int r = first + threadIdx.x;
-        choice[threadIdx.x] = head_choice(step, CHOICE_AT, r), p[threadIdx.x] = params[r], floor[threadIdx.x] = floors[r];
+        choice[threadIdx.x] = head_choice(step, CHOICE_AT, r, rows), p[threadIdx.x] = params[r], floor[threadIdx.x] = floors[r];
     }
     __syncthreads();
     for (int i = 0; i < EACH && count > 0; i += TOGETHER) {

@@ -4,7 +4,7 @@
 #define ROUNDING 1e-4f /* share of the sum of magnitudes: 320 dependent sums, each truncated after 23 bits, and more */
 
 extern "C" __global__ void head_floor(const int *step, CHOICE_FIELDS, const Candidate *likeliest, const f16 *split, const float *scales,
-                                      const f16 *weight, float *floors) {
+                                      const f16 *weight, float *floors, int rows) {
     int r = blockIdx.x;
     start_dependents();
     wait_for_before();
@@ -26,6 +26,6 @@ extern "C" __global__ void head_floor(const int *step, CHOICE_FIELDS, const Cand
     sum = block_reduce<Sum>(sum);
     magnitude = block_reduce<Sum>(magnitude);
     if (threadIdx.x > 0) return;
-    float key = head_key(head_choice(step, CHOICE_AT, r), (sum - ROUNDING * magnitude) * (1.0f / scales[r]), n);
+    float key = head_key(head_choice(step, CHOICE_AT, r, rows), (sum - ROUNDING * magnitude) * (1.0f / scales[r]), n);
     floors[r] = top ? key - (1e-5f + 1e-6f * fabsf(key)) : -INFINITY_F;
 }

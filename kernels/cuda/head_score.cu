@@ -46,7 +46,7 @@ head_score(const int *step, CHOICE_FIELDS, const unsigned char *head, const sign
     }
     if (threadIdx.x < count) {
         p[threadIdx.x] = params[threadIdx.x];
-        choice[threadIdx.x] = head_choice(step, CHOICE_AT, threadIdx.x);
+        choice[threadIdx.x] = head_choice(step, CHOICE_AT, threadIdx.x, rows);
         best[threadIdx.x] = 0;
     }
     unsigned marks[TILES * EACH] = {};  // the likeliest of this thread's rows of the head, for each of its rows of x

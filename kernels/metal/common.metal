@@ -32,6 +32,7 @@ struct Place {
 #define STEP_SEQS(step) ((step)[1])
 #define STEP_ROWS(step) ((step)[2])
 #define STEP_DONE(step) ((step)[3])
+#define STEP_LOGPROBS(step) ((step)[6])
 
 #if WEIGHT_F16
 #define WEIGHT half

@@ -2,11 +2,6 @@
 // of floats, so that no sort is needed and ties are all kept. That of top-p is not looked for: a token is drawn from all, and
 // stays if the more likely ones have less than the wanted mass; else only those are left, and another is drawn (decision 0026).
 
-inline uint float_key(float z) {
-    uint bits = z == 0.0f ? 0 : as_uint(z);  // -0 is 0
-    return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
-}
-
 inline int no_number(float z) { return (as_uint(z) & 0x7FFFFFFFu) > 0x7F800000u; }
 
 // Philox4x32-10 (Salmon et al. 2011) at counter (v / 4, position, 0, 0): its lanes are for the tokens v ... v + 3, v a multiple of 4.

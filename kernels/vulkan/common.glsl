@@ -35,6 +35,7 @@ layout(local_size_x_id = 0) in;
 #define STEP_SEQS step_data[1]
 #define STEP_ROWS step_data[2]
 #define STEP_DONE step_data[3]
+#define STEP_LOGPROBS step_data[6]
 
 #define INFINITY uintBitsToFloat(0x7F800000u)
 const float QUANT_FLOOR = 1e-5;

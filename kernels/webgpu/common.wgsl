@@ -19,6 +19,7 @@ const STEP_TOKENS = 0;
 const STEP_SEQS = 1;
 const STEP_ROWS = 2;
 const STEP_DONE = 3;
+const STEP_LOGPROBS = 6;
 
 // Below every computed score; WGSL has no literal for infinity.
 const LOWEST = -3.0e38;
@@ -58,6 +59,12 @@ fn group_sum_max(g: Group, value: vec2<f32>) -> vec2<f32> {
 fn group_sum(g: Group, value: f32) -> f32 { return group_sum_max(g, vec2(value, 0.0)).x; }
 
 fn group_max(g: Group, value: f32) -> f32 { return group_sum_max(g, vec2(0.0, value)).y; }
+
+// An integer that orders as the float does.
+fn float_key(z: f32) -> u32 {
+    let bits = select(bitcast<u32>(z), 0u, z == 0.0);  // -0 is 0
+    return select(bits | 0x80000000u, ~bits, (bits & 0x80000000u) != 0u);
+}
 
 // Four signed products of bytes, added.
 fn dot4(a: u32, b: u32) -> i32 {

@@ -13,11 +13,6 @@ struct Args {
 var<workgroup> best_value: array<f32, WG>;
 var<workgroup> best_index: array<i32, WG>;
 
-fn float_key(z: f32) -> u32 {
-    let bits = select(bitcast<u32>(z), 0u, z == 0.0);  // -0 is 0
-    return select(bits | 0x80000000u, ~bits, (bits & 0x80000000u) != 0u);
-}
-
 fn no_number(z: f32) -> bool { return (bitcast<u32>(z) & 0x7FFFFFFFu) > 0x7F800000u; }
 
 fn multiply_high(a: u32, b: u32) -> u32 {

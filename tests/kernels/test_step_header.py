@@ -5,9 +5,11 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from bitnet.core.hal import HeaderWord, Limits, SequenceStep, Step, StepLayout
+from bitnet.core.errors import InvalidInputError
+from bitnet.core.hal import Adjustment, HeaderWord, Limits, SequenceStep, Step, StepLayout
 
 KERNELS = Path(__file__).parents[2] / "kernels"
 COMMON = {
@@ -30,7 +32,8 @@ def numbers(family: str) -> dict[str, int]:
 
 @pytest.mark.parametrize("family", COMMON)
 def test_kernels_have_the_words_of_the_contract(family: str) -> None:
-    used = {word.name: word.value for word in HeaderWord if word is not HeaderWord.LOGITS}  # the host looks at that
+    hosts = HeaderWord.LOGITS, HeaderWord.ADJUST  # the host looks at those
+    used = {word.name: word.value for word in HeaderWord if word not in hosts}
     assert numbers(family) == used
 
 
@@ -52,4 +55,17 @@ def test_no_kernel_reads_a_word_by_its_number(family: str) -> None:
 def test_a_step_has_its_words_there(logits: bool) -> None:
     limits = Limits(max_tokens=9, max_seqs=3, max_rows=4)
     step = Step(StepLayout(limits), [SequenceStep([1, 2], 2, rows=[0]), SequenceStep([3], 3, rows=[0])], logits=logits)
-    assert [step.data[word] for word in HeaderWord] == [3, 2, 2, 0, logits]
+    assert [step.data[word] for word in HeaderWord] == [3, 2, 2, 0, logits, 0, 0]
+    adjusted = SequenceStep([3], 3, rows=[0], adjustment=Adjustment(2, 1.25, 0.5, -1.0))
+    step = Step(StepLayout(limits), [SequenceStep([1], 2, rows=[0]), adjusted], logits=logits)
+    assert [step.data[word] for word in HeaderWord] == [2, 2, 2, 0, logits, 1, 0]
+    at = step.layout.offsets
+    assert step.data[at["slot"] : at["slot"] + 2].tolist() == [0, 3]
+    for name, wanted in (("repetition", 1.25), ("presence", 0.5), ("frequency", -1.0)):
+        assert step.data.view(np.float32)[at[name] + 1] == wanted
+
+
+def test_a_sequence_with_a_slot_has_one_row() -> None:
+    parts = [SequenceStep([1, 2], 2, rows=[0, 1], adjustment=Adjustment(0))]
+    with pytest.raises(InvalidInputError, match="with a slot it has one"):
+        Step(StepLayout(Limits(max_tokens=4, max_rows=4)), parts)

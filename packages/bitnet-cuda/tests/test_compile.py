@@ -11,6 +11,8 @@ import pytest
 
 from bitnet.core.errors import KernelCompileError
 from bitnet.core.gpu import Bucket, Context, KernelSpec, Launch
+from bitnet.core.gpu.adjusting import count_chosen
+from bitnet.core.gpu.logprobs import logprobs
 from bitnet.core.gpu.ops import advance
 from bitnet.core.gpu.plan import lower
 from bitnet.core.hal import Limits, Program, StepLayout
@@ -77,7 +79,12 @@ def launches(program: Program, capability: tuple[int, int], *, keep: bool = Fals
                 context, Bucket(tokens, rows, 192, logits=logits, apart=not plain), lowering.table, fuses_scaled=True
             )
     yield from lower(context, Bucket(1, 1, 4096, apart=True), lowering.table, fuses_scaled=True)
+    for rows in (1, 64):
+        for logits in (True, not lowering.leaves_out(context)):
+            yield from lower(context, Bucket(rows, rows, 192, logits, apart=True, adjusted=True), lowering.table)
     yield from device.launched
+    yield count_chosen(context)
+    yield from logprobs(context, Bucket(1, 1, 192, logprobs=True), lowering.group)
     yield advance(context)
 
 

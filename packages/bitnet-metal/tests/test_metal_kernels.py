@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 from metal_steps import BLOCK, OWN, Array, Steps, packed, poisoned, run
 
-from bitnet.core.hal import SamplingParams
+from bitnet.core.hal import Adjustment, HeaderWord, Logprobs, SamplingParams
 from bitnet.core.testing import draws, oracle
+from bitnet.core.testing.logprobs import check as check_logprobs
+from bitnet.core.testing.penalties import exactly_adjusted, random_biases, random_marks
 
 WG = 64
 STYLES: tuple[Literal["interleaved"], Literal["neox"]] = ("interleaved", "neox")
@@ -491,6 +493,55 @@ def test_compact_head(rng: np.random.Generator, cols: int, rows: int) -> None:
     assert chosen[rows] == -1
     assert chosen[0] == 20
     assert (logits.argmax(axis=1)[~sampled] == wanted[~sampled]).all()
+
+
+def test_adjust(rng: np.random.Generator) -> None:
+    """Rows with slots and one without; then the chosen tokens are counted, of which one is none."""
+    rows, slots, n, each = 3, 4, 300, 2
+    given = [Adjustment(2, 1.3, 0.4, 0.25), None, Adjustment(0, 0.8, -0.5, 0.0)]
+    choice = {"slot": np.array([0 if a is None else a.slot + 1 for a in given])}
+    for field in ("repetition", "presence", "frequency"):
+        choice[field] = np.array([getattr(a, field, 1.0) for a in given], np.float32).view(np.int32)
+    step = Steps(rng, [(1, 4), (1, 9), (1, 2)], rows=list(range(rows)), choice=choice)
+    marks = np.stack([random_marks(rng, n) for _ in range(slots)])
+    biases = np.stack([random_biases(rng, n) for _ in range(slots)])
+    logits, out = rng.normal(0, 3, (rows + 1, n)).astype(np.float32), poisoned((rows + 1, n), np.float32)
+    fields = [step.at[field] for field in ("slot", "repetition", "presence", "frequency")]
+    grid = (-(-n // (WG * each)), rows + 1)
+    run("adjust", {"WG": WG, "EACH": each}, grid, WG, step.words, *fields, marks, biases, logits, out, n)
+    for r, adjustment in enumerate(given):
+        wanted = logits[r].astype(np.float64)
+        if adjustment is not None:
+            wanted = exactly_adjusted(logits[r], marks[adjustment.slot], biases[adjustment.slot], adjustment)
+        assert (np.isneginf(out[r]) == np.isneginf(wanted)).all()
+        allowed = np.isfinite(wanted)
+        assert abs(out[r][allowed] - wanted[allowed]).max() <= 1e-5
+    assert np.isnan(out[rows]).all()
+    chosen, before = np.array([7, 9, -1, 5], np.int32), marks.copy()
+    run("adjust", {"WG": 32, "EACH": each}, (1,), 32, step.words, fields[0], marks, chosen, n, kernel="count_chosen")
+    before[2, 7] += 2
+    assert (marks == before).all()
+
+
+def test_logprobs(rng: np.random.Generator) -> None:
+    """Of rows with ties, and with fewer tokens in a part than are asked for; of the second pass of a run."""
+    rows, n, each, k = 3, 300, 2, 5
+    step = Steps(rng, [(1, 4), (1, 9), (1, 2)], rows=list(range(rows)))
+    step.words[HeaderWord.LOGPROBS], step.words[HeaderWord.DONE] = 1 + k, 1
+    logits = rng.normal(0, 3, (rows + 1, n)).astype(np.float32)
+    logits[1] = logits[1].round()
+    logits[2, 20:] = -np.inf
+    chosen = rng.integers(0, 20, rows + 1).astype(np.int32)
+    count = -(-n // (WG * each))
+    parts, history = poisoned((rows + 1, count, 42), np.int32), poisoned((3, rows, 1 + 2 * k), np.int32)
+    defines = {"WG": WG, "EACH": each}
+    run("logprobs", defines, (count, rows + 1), WG, step.words, logits, parts, n, count, kernel="logprobs_parts")
+    run("logprobs", defines, (rows + 1,), WG, step.words, logits, parts, chosen, history, n, count)
+    assert (parts[rows] == -1).all()
+    assert (history[[0, 2]] == -1).all()
+    told = Logprobs.of_words(history)
+    for r in range(rows):
+        check_logprobs(told, 1, r, logits[r], int(chosen[r]), k)
 
 
 def test_advance(rng: np.random.Generator) -> None:

@@ -5,7 +5,17 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from bitnet.core.errors import DeviceUnavailableError
-from bitnet.core.hal import HAL_API, Device, DeviceInfo, DeviceType, OpenOptions, ProbeResult, ProbeStatus
+from bitnet.core.hal import (
+    HAL_API,
+    LOGPROBS,
+    PENALTIES,
+    Device,
+    DeviceInfo,
+    DeviceType,
+    OpenOptions,
+    ProbeResult,
+    ProbeStatus,
+)
 
 FEATURES = {"cl_khr_fp16": "f16", "cl_khr_integer_dot_product": "int8-dot", "cl_khr_subgroups": "subgroups"}
 
@@ -28,7 +38,7 @@ def find_devices() -> list[DeviceInfo]:
             type=DeviceType.CPU,
             memory=api.number(device, api.GLOBAL_MEM_SIZE),
             driver_version=api.text(device, api.DRIVER_VERSION),
-            features=tuple(name for extension, name in FEATURES.items() if extension in extensions),
+            features=(*(name for extension, name in FEATURES.items() if extension in extensions), PENALTIES, LOGPROBS),
         )
         found.append(info)
     return found

@@ -151,7 +151,8 @@ def make_rig() -> Iterator[Callable[..., Rig]]:
             table[7, 3] = np.nan
             weights[nan_in] = dense(table)
         program = build_program(shape, weights, limits=limits, num_blocks=num_blocks, block_size=block_size)
-        executable = (device or ReferenceDevice(NUMPY_INFO)).compile(program)
+        opened = device or ReferenceDevice(NUMPY_INFO)
+        executable = opened.compile(program)
         assert program.kv is not None
         engine = Engine(
             executable,
@@ -162,6 +163,7 @@ def make_rig() -> Iterator[Callable[..., Rig]]:
             eos=frozenset({EOS}),
             text=lambda prompt: ByteText(),
             device="cpu:numpy",
+            features=opened.info.features,
         )
         made.append(Rig(engine, executable, program))
         return made[-1]

@@ -20,7 +20,7 @@ Array: TypeAlias = Any  # numpy's, unchecked: what these do is wrong on purpose
 
 rms_norm, absmax_int8, glu = ops.rms_norm, ops.absmax_int8, ops.glu
 ternary_matmul, dense_matmul, rotate, attention = ops.ternary_matmul, ops.dense_matmul, ops.rotate, ops.attention
-choose, gumbel = sampling.choose, sampling.gumbel
+choose, gumbel, adjusted = sampling.choose, sampling.gumbel, sampling.adjusted
 Executable, Fields = reference.ReferenceExecutable, reference._Fields
 sequences, positions, load, run_op = Fields.sequences, Fields.positions, Executable._load, Executable._run_op
 
@@ -288,6 +288,50 @@ def noise(change: Callable[[int, int, int], tuple[int, int, int]]) -> Patch:
     return lambda patch: patch.setattr(sampling, "gumbel", lambda *args: gumbel(*change(*args)))
 
 
+def adjusting(change: Callable[[Array, Array, Any], tuple[Array, Array, Any]]) -> Patch:
+    def broken(logits: Array, marks: Array, biases: Array, **factors: float) -> Array:
+        marks, biases, factors = change(marks, biases, factors)
+        return adjusted(logits, marks, biases, **factors)
+
+    return lambda patch: patch.setattr(reference, "adjusted", broken)
+
+
+def telling(change: Callable[[Array], Array]) -> Patch:
+    tell = sampling.logprobs
+    return lambda patch: patch.setattr(reference, "logprobs", lambda *given: change(tell(*given)))
+
+
+def base_2(words: Array) -> Array:
+    words.view(np.float32)[0] /= np.float32(np.log(2))
+    return words
+
+
+def leaves_likeliest_out(words: Array) -> Array:
+    if len(words) > 3:
+        words[1 : 1 + len(words) // 2] = np.roll(words[1 : 1 + len(words) // 2], 1)
+    return words
+
+
+tells = Executable.logprobs
+
+
+def of_the_last_pass(self: Any) -> Any:
+    return hal.Logprobs(*(np.repeat(part[-1:], len(part), 0) for part in tells(self)))
+
+
+def keeps_adjusted(self: Any, operation: Any, step: Any) -> None:
+    run_op(self, operation, step)
+    if isinstance(operation, hal.Sample) and step.data[hal.HeaderWord.ADJUST]:
+        for r, slot in enumerate(step.field("slot", step.rows)):
+            if slot:
+                self._tensors[operation.logits][r] += self._slots[slot - 1][1]
+
+
+def fills_all_slots(self: Any, slot: int, marks: Array, biases: Array) -> None:
+    self._check_slot(slot, marks, biases)
+    self._slots = [(marks.copy(), biases.copy())] * len(self._slots)
+
+
 def noise_by_row(self: Any, operation: Any, step: Any) -> None:
     if isinstance(operation, hal.Sample):
         step.field("seed_lo", step.rows)[:] += np.arange(step.rows, dtype=np.int32)
@@ -412,6 +456,16 @@ MUTANTS = [
     Mutant(
         "coarse logarithm", ("flat_distribution",), lambda patch: patch.setattr(sampling, "gumbel", coarse_logarithm)
     ),
+    Mutant("repetition of outputs only", ("adjusted_choices",), adjusting(lambda m, b, f: (m // 2 * 2, b, f))),
+    Mutant("presence without output", ("adjusted_choices",), adjusting(lambda m, b, f: (m * 2, b, f))),
+    Mutant("biases ignored", ("adjusted_choices",), adjusting(lambda m, b, f: (m, b * 0, f))),
+    Mutant("frequency ignored", ("tokens_count",), adjusting(lambda m, b, f: (m, b, {**f, "frequency": 0.0}))),
+    Mutant("chosen tokens not counted", ("tokens_count",), lambda patch: patch.setattr(reference, "IN_OUTPUT", 0)),
+    Mutant("logprobs of adjusted logits", ("logprobs_are_of",), method(Executable, "_run_op", keeps_adjusted)),
+    Mutant("logprobs in base 2", ("test_logprobs",), telling(base_2)),
+    Mutant("one likeliest left out", ("test_logprobs",), telling(leaves_likeliest_out)),
+    Mutant("logprobs of the last pass", ("every_pass",), method(Executable, "logprobs", of_the_last_pass)),
+    Mutant("one slot for all", ("slots_are_apart",), method(Executable, "fill_slot", fills_all_slots)),
     Mutant("count feeds the old token", ("test_count",), method(Fields, "advance", feeds_the_old_token)),
     Mutant("count stays at its position", ("test_count",), method(Fields, "advance", stays_at_its_position)),
     Mutant("bits that drift", ("same_bits",), method(Executable, "_run_op", drifts)),

@@ -16,9 +16,11 @@ import numpy as np
 import pytest
 
 from bitnet.core.gpu import Bucket, Context, KernelSpec, Launch
+from bitnet.core.gpu.adjusting import count_chosen
 from bitnet.core.gpu.clc import ClcOps
 from bitnet.core.gpu.clc.amd import architecture
 from bitnet.core.gpu.compiling import compile_all
+from bitnet.core.gpu.logprobs import logprobs
 from bitnet.core.gpu.ops import advance
 from bitnet.core.gpu.plan import lower
 from bitnet.core.hal import Limits, Program, StepLayout
@@ -76,11 +78,17 @@ def launches(
     """What steps of some tokens and rows launch on a device of an architecture, each with the step's tokens."""
     kind = architecture(name)
     assert kind is not None
-    table = ClcOps(kind.abilities(compute_units=units, group=1024, local_bytes=LOCAL_BYTES)).lowering().table
+    lowering = ClcOps(kind.abilities(compute_units=units, group=1024, local_bytes=LOCAL_BYTES)).lowering()
+    table = lowering.table
     context = Context(NoDevice(), program(shape), StepLayout(LIMITS))  # type: ignore[arg-type]
     for tokens, rows in steps:
         for launch in lower(context, Bucket(tokens, rows, 1024, apart=tokens == rows), table):
             yield launch, tokens
+    for launch in lower(context, Bucket(1, 1, 1024, adjusted=True), table):
+        yield launch, 1
+    for launch in logprobs(context, Bucket(1, 1, 1024, logprobs=True), lowering.group):
+        yield launch, 1
+    yield count_chosen(context), 1
     yield advance(context), 1
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import numpy as np
 
 from bitnet.core.gpu import Arg, Bucket, Buffer, Context, KernelSpec, Launch
+from bitnet.core.gpu.adjusting import adjustment
 from bitnet.core.gpu.groups import Choice, NormChoice
 from bitnet.core.gpu.head import choice, compact_shape, unnormed
 from bitnet.core.gpu.ops import ceil_div
@@ -74,9 +75,12 @@ class HeadOps:
             likeliest,
             best,
         )
-        score = (*choice(ctx), head, planes, params, scores, likeliest, n)
-        floor = (*choice(ctx), likeliest, split, scales, weight.data, floors)
-        choose = (*choice(ctx), head, params, scores, floors, split, scales, weight.data, best, arrivals)
+        chosen_by, adjusts = choice(ctx), {"ADJUST": 1} if bucket.adjusted else {}
+        if bucket.adjusted:
+            chosen_by = (*chosen_by, *adjustment(ctx))
+        score = (*chosen_by, head, planes, params, scores, likeliest, n)
+        floor = (*chosen_by, likeliest, split, scales, weight.data, floors, n)
+        choose = (*chosen_by, head, params, scores, floors, split, scales, weight.data, best, arrivals)
         bits = {"PLANES": 2 if few else 1}
         tiles = ceil_div(bits["PLANES"] * bucket.rows, 8)
         score_blocks, choose_blocks = (2, 1) if few else (1, 2)  # on a multiprocessor
@@ -97,8 +101,9 @@ class HeadOps:
                 BLOCKS=score_blocks,
                 ITERS=4 if few and cols % 512 == 0 else 2,
                 **bits,
+                **adjusts,
             ),
-            launch("head_floor", (bucket.rows, 1), ROW_GROUP, floor),
+            launch("head_floor", (bucket.rows, 1), ROW_GROUP, floor, **adjusts),
             launch(
                 "head_choose",
                 (ceil_div(rows, each * CHOOSE_GROUP), eights),
@@ -110,6 +115,7 @@ class HeadOps:
                 STAGE=stage,
                 EACH=each,
                 **bits,
+                **adjusts,
             ),
         ]
 

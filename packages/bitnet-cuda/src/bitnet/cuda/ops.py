@@ -67,15 +67,18 @@ class CudaOps:
     def lowering(self) -> Lowering:
         """What :class:`bitnet.core.gpu.GpuDevice` takes."""
         return Lowering(
-            self._table, lambda ctx: self._tensor_cores and self._head.fits(ctx), scaled=True, fuses_scaled=True
+            self._table,
+            lambda ctx: self._tensor_cores and self._head.fits(ctx),
+            scaled=True,
+            fuses_scaled=True,
+            group=self._rows.group,
         )
 
     def sample(self, ctx: Context, op: Sample, bucket: Bucket) -> list[Launch]:
         """A cluster a row, where there are clusters; else a block."""
-        (launch,) = _overlapping(RowOps(group=SAMPLE_GROUP).sample(ctx, op, bucket))
-        defines = (*launch.kernel.defines, ("CLUSTER", self._sample_cluster))
-        spec = replace(launch.kernel, defines=defines)
-        return [replace(launch, kernel=spec, grid=(bucket.rows * self._sample_cluster, 1, 1))]
+        *before, last = RowOps(group=SAMPLE_GROUP).sample(ctx, op, bucket)
+        spec = replace(last.kernel, defines=(*last.kernel.defines, ("CLUSTER", self._sample_cluster)))
+        return [*before, replace(last, kernel=spec, grid=(bucket.rows * self._sample_cluster, 1, 1), overlaps=True)]
 
     def norm_quant(self, ctx: Context, op: NormQuant, bucket: Bucket) -> list[Launch]:
         return [self._norm_quant(ctx, op, ctx.tensors[op.x], ctx.shape(op.x)[1], bucket)]

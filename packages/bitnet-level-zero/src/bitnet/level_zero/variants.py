@@ -56,6 +56,7 @@ _XMX: list[Choices] = [{"XMX": 1, "SG": 8}, {"XMX": 1, "SG": 16}]
 _SUB_GROUPS: list[Choices] = [{"XMX": 0, "SG": 8}, *_XMX]
 
 FAMILIES: Mapping[str, Family] = {
+    "adjust": Family(("WG", "EACH")),
     "advance": Family(),
     "attention": Family(("WG", *_CACHE), each("KV_F16")),
     "attention_decode": Family(("WG", *_CACHE), crossed(each("KV_F16"), _ROTATIONS)),
@@ -74,6 +75,7 @@ FAMILIES: Mapping[str, Family] = {
         dots=True,
         optimised=True,
     ),
+    "logprobs": Family(("WG", "EACH")),
     "norm_quant": Family(("WG",), each("NORM"), dots=True),
     "norm_rows": Family(("WG",)),
     "quantize": Family(("WG",)),

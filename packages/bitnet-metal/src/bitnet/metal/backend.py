@@ -9,7 +9,17 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from bitnet.core.errors import DeviceLostError, DeviceUnavailableError
-from bitnet.core.hal import HAL_API, Device, DeviceInfo, DeviceType, OpenOptions, ProbeResult, ProbeStatus
+from bitnet.core.hal import (
+    HAL_API,
+    LOGPROBS,
+    PENALTIES,
+    Device,
+    DeviceInfo,
+    DeviceType,
+    OpenOptions,
+    ProbeResult,
+    ProbeStatus,
+)
 from bitnet.core.hal.probe import TEST_DRIVER
 from bitnet.core.support.log import logger
 
@@ -169,7 +179,7 @@ def _info(objc: Objc, device: int, name: str, index: str, system: System) -> Dev
         type=DeviceType.VIRTUAL if virtual else DeviceType.INTEGRATED,
         memory=int(objc.send(device, "recommendedMaxWorkingSetSize")),
         driver_version=f"macOS {_text(system.version)} ({system.build})",
-        features=("f16",),
+        features=("f16", PENALTIES, LOGPROBS),
     )
     return marked(info)
 

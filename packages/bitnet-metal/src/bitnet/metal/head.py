@@ -44,8 +44,8 @@ class HeadOps:
         return {Choice: self.tokens, NormChoice: self.tokens}
 
     def tokens(self, ctx: Context, head: Choice | NormChoice, bucket: Bucket) -> list[Launch] | None:
-        """The tokens of a step's rows without their logits; None where there are too many rows."""
-        if bucket.rows > COMPACT_ROWS:
+        """The tokens of a step's rows without their logits; None where rows are too many, or are adjusted."""
+        if bucket.rows > COMPACT_ROWS or bucket.adjusted:
             return None
         weight, group = ctx.dense(head.dense.weight), self._group
         rows, cols = weight.shape

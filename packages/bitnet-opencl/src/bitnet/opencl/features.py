@@ -11,6 +11,7 @@ import pyopencl as cl
 from bitnet.core.gpu.clc import Abilities
 from bitnet.core.gpu.clc.abilities import XMX, Matrix
 from bitnet.core.gpu.clc.amd import Architecture, architecture
+from bitnet.core.hal import LOGPROBS, PENALTIES
 from bitnet.opencl.launches import library
 
 EXTENSIONS: Mapping[str, str] = {
@@ -30,7 +31,7 @@ CAPABILITIES: Mapping[str, tuple[int, int]] = {"ptx-dp4a": (6, 1), "ptx-mma": (8
 
 
 def features(device: cl.Device) -> tuple[str, ...]:
-    """Features of a device: those of :data:`EXTENSIONS` and :data:`CAPABILITIES`, ``subgroups``, ``amd-int8-…``."""
+    """Features of a device: those of :data:`EXTENSIONS` and :data:`CAPABILITIES`, and a few besides."""
     extensions = set(device.extensions.split())
     found = [text for extension, text in EXTENSIONS.items() if extension in extensions]
     if "cl_khr_subgroups" in extensions or _subgroups(device):
@@ -39,7 +40,7 @@ def features(device: cl.Device) -> tuple[str, ...]:
         found += [text for text, least in CAPABILITIES.items() if _compute_capability(device) >= least]
     if kind := _amd(device):
         found += [f"amd-{feature}" for feature in kind.features]
-    return tuple(found)
+    return (*found, PENALTIES, LOGPROBS)
 
 
 def abilities(device: cl.Device) -> Abilities:

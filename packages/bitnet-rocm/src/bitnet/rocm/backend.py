@@ -10,7 +10,17 @@ from typing import TYPE_CHECKING
 
 from bitnet.core.errors import DeviceError, DeviceUnavailableError
 from bitnet.core.gpu.probing import denied_nodes, no_permission
-from bitnet.core.hal import HAL_API, Device, DeviceInfo, DeviceType, OpenOptions, ProbeResult, ProbeStatus
+from bitnet.core.hal import (
+    HAL_API,
+    LOGPROBS,
+    PENALTIES,
+    Device,
+    DeviceInfo,
+    DeviceType,
+    OpenOptions,
+    ProbeResult,
+    ProbeStatus,
+)
 from bitnet.core.hal.probe import TEST_DRIVER
 from bitnet.core.support.dynlib import Library
 from bitnet.core.support.log import logger
@@ -192,7 +202,7 @@ def _found(hip: Hip, index: int, properties: Properties, kind: Architecture, ver
         type=DeviceType.VIRTUAL if hip.is_test_driver else kind_of,
         memory=properties.total_memory,
         driver_version=version,
-        features=(*kind.features, "f16", f"wave{kind.wave}"),
+        features=(*kind.features, "f16", f"wave{kind.wave}", PENALTIES, LOGPROBS),
         details=details,
     )
     return Found(marked(info), kind, abilities)

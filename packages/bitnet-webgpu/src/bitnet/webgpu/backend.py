@@ -11,7 +11,17 @@ from typing import TYPE_CHECKING
 
 from bitnet.core.errors import DeviceUnavailableError
 from bitnet.core.gpu.probing import denied_nodes, device_nodes, no_permission
-from bitnet.core.hal import HAL_API, Device, DeviceInfo, DeviceType, OpenOptions, ProbeResult, ProbeStatus
+from bitnet.core.hal import (
+    HAL_API,
+    LOGPROBS,
+    PENALTIES,
+    Device,
+    DeviceInfo,
+    DeviceType,
+    OpenOptions,
+    ProbeResult,
+    ProbeStatus,
+)
 from bitnet.core.support.dynlib import open_library, without_display
 
 if TYPE_CHECKING:
@@ -119,7 +129,7 @@ def _info(adapter: wgpu.GPUAdapter, index: int) -> DeviceInfo:
         vendor=info["vendor"] or f"{info['vendor_id']:04x}",
         type=TYPES.get(info["adapter_type"], DeviceType.VIRTUAL),
         driver_version=info["description"],
-        features=tuple(text for feature, text in FEATURES.items() if feature in adapter.features),
+        features=(*(text for feature, text in FEATURES.items() if feature in adapter.features), PENALTIES, LOGPROBS),
         details={"api": info["backend_type"], **{name: str(limits[name]) for name in shown}},
     )
 

@@ -12,7 +12,17 @@ from bitnet.core.cpu.device import CpuDevice, device_of
 from bitnet.core.cpu.native import OpKind
 from bitnet.core.cpu.threads import default_threads
 from bitnet.core.errors import DeviceError
-from bitnet.core.hal import HAL_API, Device, DeviceInfo, DeviceType, OpenOptions, ProbeResult, ProbeStatus
+from bitnet.core.hal import (
+    HAL_API,
+    LOGPROBS,
+    PENALTIES,
+    Device,
+    DeviceInfo,
+    DeviceType,
+    OpenOptions,
+    ProbeResult,
+    ProbeStatus,
+)
 from bitnet.core.reference import NUMPY_INFO, ReferenceDevice
 from bitnet.core.support import log, system
 
@@ -73,7 +83,7 @@ class CpuBackend:
             vendor=_vendor(system.cpu_model()),
             type=DeviceType.CPU,
             memory=system.memory_total(),
-            features=_FEATURES[level],
+            features=(*_FEATURES[level], PENALTIES, LOGPROBS),
             details={"level": level, "cores": str(default_threads()), "architecture": platform.machine()},
         )
 

@@ -13,12 +13,13 @@ import numpy.typing as npt
 from bitnet.core.cpu import native
 from bitnet.core.cpu.lowering import LoweredProgram, NativeDevice
 from bitnet.core.cpu.threads import default_threads
-from bitnet.core.errors import DeviceError, OutOfMemoryError
-from bitnet.core.hal import DeviceInfo, ExecutableStats, HeaderWord, MemoryInfo, Program, Step
-from bitnet.core.hal.check import StepCheck, TensorCheck, check_program
+from bitnet.core.errors import DeviceError, InvalidInputError, OutOfMemoryError
+from bitnet.core.hal import DeviceInfo, ExecutableStats, HeaderWord, Logprobs, MemoryInfo, Program, Step
+from bitnet.core.hal.check import SlotCheck, StepCheck, TensorCheck, check_program
 from bitnet.core.support import system
 
-_LOGITS = HeaderWord.LOGITS.value  # looked up once: steps are run thousands of times a second
+# Looked up once: steps are run thousands of times a second
+_LOGITS, _LOGPROBS = HeaderWord.LOGITS.value, HeaderWord.LOGPROBS.value
 
 
 class CpuDevice:
@@ -98,7 +99,7 @@ class CpuExecutable:
         self._device = device  # keeps the pool
         self._name = program.name
         self._check = StepCheck(program)
-        self._tensors = TensorCheck(program)
+        self._tensors, self._check_slot = TensorCheck(program), SlotCheck(program)
         self._lock = threading.Lock()
         self._kernels: tuple[str, ...] = ()
         self._library = library = device.library
@@ -111,6 +112,7 @@ class CpuExecutable:
         self._delete = weakref.finalize(self, library.bitnet_executable_delete, self._handle)
         self._delete.atexit = False  # as an Arena's memory
         self.used = self._lowered.used + library.bitnet_executable_bytes(self._handle)
+        self._logprobs: npt.NDArray[np.int32] | None = None
         self._turns, self._exact = 1, False  # the last run: its turns, whether it computed all logits
 
     def stats(self) -> ExecutableStats:
@@ -132,9 +134,27 @@ class CpuExecutable:
             self._usable()
             self._check(step, count)
             tokens = np.zeros((count, step.rows if self._check.samples else 0), np.int32)
-            self._library.bitnet_executable_run(self._handle, step.data.ctypes.data, count, tokens.ctypes.data)
-            self._turns, self._exact = count, bool(step.data[_LOGITS])
+            told = 2 * int(step.data[_LOGPROBS]) - 1
+            self._logprobs = None if told < 0 else np.zeros((count, step.rows, told), np.int32)
+            where = None if self._logprobs is None else self._logprobs.ctypes.data
+            self._library.bitnet_executable_run(self._handle, step.data.ctypes.data, count, tokens.ctypes.data, where)
+            self._turns, self._exact = count, bool(step.data[_LOGITS]) or told >= 0
             return tokens
+
+    def logprobs(self) -> Logprobs:
+        """Implements :class:`~bitnet.core.hal.TellsLogprobs`."""
+        with self._lock:
+            self._usable()
+            if self._logprobs is None:
+                raise InvalidInputError("the last step did not ask for log-probabilities.")
+            return Logprobs.of_words(self._logprobs)
+
+    def fill_slot(self, slot: int, marks: npt.NDArray[np.int32], biases: npt.NDArray[np.float32]) -> None:
+        """Implements :class:`~bitnet.core.hal.Adjusting`."""
+        with self._lock:
+            self._usable()
+            self._check_slot(slot, marks, biases)
+            self._lowered.marks[slot], self._lowered.biases[slot] = marks, biases
 
     def write(self, name: str, array: npt.NDArray[Any]) -> None:
         with self._lock:

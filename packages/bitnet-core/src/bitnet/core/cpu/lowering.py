@@ -28,7 +28,7 @@ from bitnet.core.hal import (
     TernaryMatmul,
     TernaryWeight,
 )
-from bitnet.core.hal.check import loaded_ternary
+from bitnet.core.hal.check import SlotCheck, loaded_ternary
 from bitnet.core.hal.program import NUMPY_DTYPES
 
 COPIED = 1 << 20
@@ -94,6 +94,7 @@ class LoweredProgram:
         head: The matrix whose logits only the program's sampling needs, if there is one.
         head_bytes: Bytes of its compact form.
         arrays: The activation tensors by name, as views; rows are padded to whole cache lines in memory.
+        marks, biases: What the slots hold, ``[slots, V]``, as views.
         program: What the native library runs. It points into the arenas and to ``self``, which must outlive it.
         used: Bytes of weights, cache and activations; weights that stay in their mapped file are not among them.
 
@@ -113,6 +114,7 @@ class LoweredProgram:
         try:
             self._lay_out_cache()
             self._lay_out_tensors()
+            self._lay_out_slots()
             self._load_weights()
             lowered = self._lower()
             ops = (native.Op * len(lowered))(*lowered)
@@ -154,6 +156,7 @@ class LoweredProgram:
     def close(self) -> None:
         """Free all memory."""
         self.arrays.clear()
+        self.marks, self.biases = np.empty((0, 0), np.int32), np.empty((0, 0), np.float32)
         for arena in self._arenas:
             arena.close()
         self._arenas.clear()
@@ -208,6 +211,16 @@ class LoweredProgram:
             address = arena.take(shape[0] * row)
             self.arrays[name] = self._view(address, shape, dtype, row)
             self._matrices[name] = native.Matrix(address, shape[-1], row // dtype.itemsize)
+
+    def _lay_out_slots(self) -> None:
+        """Marks and biases, whose memory the system gives once they are written."""
+        slots, vocabulary = self._source.limits.slots, SlotCheck(self._source).vocabulary
+        arena = self._arena(2 * aligned(4 * slots * vocabulary), "the slots of penalties and biases")
+        self._slots = arena.take(4 * slots * vocabulary), arena.take(4 * slots * vocabulary)
+        self.marks, self.biases = (
+            self._view(address, (slots, vocabulary), np.dtype(dtype), 4 * vocabulary)
+            for address, dtype in zip(self._slots, (np.int32, np.float32), strict=True)
+        )
 
     def _load_weights(self) -> None:
         self._dense: dict[str, int] = {}
@@ -353,7 +366,9 @@ class LoweredProgram:
             head = native.DenseMatmulOp(matrix[op.x], dense[op.weight], self._half(op.weight), 0, matrix[op.out])
             return native.Op(OpKind.DENSE_MATMUL, dense_matmul=head)
         if isinstance(op, Sample):
-            return native.Op(OpKind.SAMPLE, sample=native.SampleOp(matrix[op.logits], address(op.out)))
+            slots = self._slots if op is self._source.ops[-1] else (None, None)
+            sample = native.SampleOp(matrix[op.logits], address(op.out), *slots)
+            return native.Op(OpKind.SAMPLE, sample=sample)
         count = len(self.arrays[op.x])
         quantize = native.QuantizeOp(matrix[op.x], count, 0, matrix[op.codes], address(op.scale))
         return native.Op(OpKind.QUANTIZE, quantize=quantize)

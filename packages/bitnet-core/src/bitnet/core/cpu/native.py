@@ -158,7 +158,7 @@ class DenseMatmulOp(ctypes.Structure):
 
 
 class SampleOp(ctypes.Structure):
-    _fields_ = (("logits", Matrix), ("out", c_void_p))
+    _fields_ = (("logits", Matrix), ("out", c_void_p), ("marks", c_void_p), ("biases", c_void_p))
 
 
 class QuantizeOp(ctypes.Structure):
@@ -232,6 +232,10 @@ class NativeStepLayout(ctypes.Structure):
             "min_p",
             "seed_lo",
             "seed_hi",
+            "slot",
+            "repetition",
+            "presence",
+            "frequency",
             "block_table",
         )
     )
@@ -263,7 +267,7 @@ FUNCTIONS = {
     "bitnet_executable_new": (c_void_p, (c_void_p, c_void_p, c_int, POINTER(NativeProgram))),
     "bitnet_executable_delete": (None, (c_void_p,)),
     "bitnet_executable_bytes": (c_size_t, (c_void_p,)),
-    "bitnet_executable_run": (None, (c_void_p, c_void_p, c_int32, c_void_p)),
+    "bitnet_executable_run": (None, (c_void_p, c_void_p, c_int32, c_void_p, c_void_p)),
     "bitnet_executable_kernel": (c_char_p, (c_void_p, c_int)),
     "bitnet_head_bytes": (c_size_t, (c_void_p, c_int64, c_int64)),
     "bitnet_head_pack": (c_bool, (c_void_p, c_void_p, c_int, POINTER(DenseMatmulOp), POINTER(HeadSampleOp))),

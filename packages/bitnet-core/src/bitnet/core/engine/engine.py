@@ -6,10 +6,10 @@ import itertools
 import secrets
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from numbers import Integral
-from typing import TypeAlias
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -19,13 +19,31 @@ from bitnet.core.engine.blocks import BlockPool
 from bitnet.core.engine.constraint import Constraint
 from bitnet.core.engine.options import GenerationOptions
 from bitnet.core.engine.results import Update
-from bitnet.core.engine.sampling import sibling_seed
+from bitnet.core.engine.sampling import TokenLogprob, sibling_seed, told_logprobs
 from bitnet.core.engine.scheduler import Plan, Scheduler
 from bitnet.core.engine.sequence import Generation, Scoring, TextStream, TokenSequence
+from bitnet.core.engine.slots import Slots
 from bitnet.core.engine.warm import usual_steps
 from bitnet.core.errors import ContextFullError, DeviceError, InvalidInputError
-from bitnet.core.hal import GREEDY, NO_TOKEN, Executable, KVSpec, Limits, SequenceStep, Step, StepLayout
+from bitnet.core.hal import (
+    GREEDY,
+    LOGPROBS,
+    MOST_LOGPROBS,
+    NO_TOKEN,
+    PENALTIES,
+    Adjusting,
+    Executable,
+    HeaderWord,
+    KVSpec,
+    Limits,
+    Logprobs,
+    SequenceStep,
+    Step,
+    StepLayout,
+    TellsLogprobs,
+)
 
+_LOGPROBS = HeaderWord.LOGPROBS.value  # looked up once: steps are run thousands of times a second
 BURST_SECONDS = 0.05
 """How long tokens may be kept on the device before the host sees them: text that grows 20 times a second flows."""
 
@@ -33,8 +51,17 @@ MAX_REPEAT = 16
 """Tokens a step at most: what is generated past a stop rule is thrown away."""
 
 
-Result: TypeAlias = "tuple[npt.NDArray[np.int32], npt.NDArray[np.float32] | None]"
-"""Tokens that a step sampled, ``int32[repeat, rows]``, and its logits, ``float32[rows, vocab]``, where wanted."""
+class Result(NamedTuple):
+    """Of a step: the tokens that it sampled; its logits, and log-probabilities, where wanted.
+
+    Attributes:
+        tokens: ``int32[repeat, rows]``.
+        logits: ``float32[rows, vocab]``.
+    """
+
+    tokens: npt.NDArray[np.int32]
+    logits: npt.NDArray[np.float32] | None
+    logprobs: Logprobs | None
 
 
 class Engine:
@@ -52,6 +79,7 @@ class Engine:
         device: The device's name, for errors.
         check: Called after each step; raises where the weights that were read are not the model's any more.
         first: A context for the first step, in which drivers do what they have put off.
+        features: The device's, among which are those beyond what all have.
     """
 
     def __init__(
@@ -67,6 +95,7 @@ class Engine:
         device: str,
         check: Callable[[], None] = lambda: None,
         first: Callable[[], AbstractContextManager[None]] = nullcontext,
+        features: Collection[str] = (),
     ) -> None:
         if context > limits.max_blocks * kv.block_size or limits.max_blocks > kv.num_blocks:
             raise InvalidInputError(f"a context of {context} does not fit {limits} and {kv.num_blocks} KV blocks.")
@@ -77,6 +106,11 @@ class Engine:
         self._vocab_size, self._eos, self._text, self.device = vocab_size, eos, text, device
         self._check_weights, self._around = check, first
         self._scheduler = Scheduler(limits, kv.num_blocks, kv.block_size)
+        self._logprobs_told = MOST_LOGPROBS if LOGPROBS in features else -1
+        self._slots: Slots | None = None
+        if PENALTIES in features:
+            assert isinstance(executable, Adjusting), "the device lists the feature"
+            self._slots = Slots(executable, limits.slots, vocab_size)
         self._numbers = itertools.count()
         self._siblings: dict[TokenSequence, tuple[TokenSequence, ...]] = {}
         self._token_seconds = BURST_SECONDS
@@ -171,7 +205,7 @@ class Engine:
             raise self._failure
         first, *others = sequences
         for sequence in sequences:
-            sequence.device = self.device
+            sequence.device, sequence.slot, sequence.logprobs_told = self.device, None, self._logprobs_told
         self._scheduler.add([first])
         if others:
             self._siblings[first] = tuple(others)
@@ -205,12 +239,12 @@ class Engine:
             if self._untold:
                 self._text_thread.begin(lambda: deliver(self.news()))
                 try:
-                    tokens, logits = self._timed(step, plan.repeat, wanted)
+                    result = self._timed(step, plan.repeat, wanted)
                 finally:
                     self._text_thread.wait()
             else:
-                tokens, logits = self._timed(step, plan.repeat, wanted)
-            self._accept(plan, tokens, logits)
+                result = self._timed(step, plan.repeat, wanted)
+            self._accept(plan, result)
 
     def news(self) -> list[Update]:
         """What is new since this was asked last.
@@ -243,7 +277,7 @@ class Engine:
 
     def usual_steps(self) -> Iterator[Step]:
         """Steps of the sizes that traffic brings, to prepare the device with."""
-        return usual_steps(self.limits, self.kv, self.context)
+        return usual_steps(self.limits, self.kv, self.context, adjusted=self._slots is not None)
 
     def close(self) -> None:
         """End the thread that makes text."""
@@ -275,7 +309,12 @@ class Engine:
 
     def _prepared(self, plan: Plan) -> tuple[Step, bool]:
         """The step of a plan, and whether the host needs its logits."""
+        if self._slots is not None:
+            for item in plan.work:
+                if item.rows and item.sequence.wants_slot:
+                    self._slots.claim(item.sequence)
         wanted = any(item.rows and item.sequence.needs_logits for item in plan.work)
+        told = (item.sequence.logprobs_wanted for item in plan.work if item.rows)
         step = Step(
             self._layout,
             [
@@ -285,11 +324,13 @@ class Engine:
                     blocks=item.sequence.table.blocks if item.sequence.table else (),
                     rows=item.rows,
                     sampling=GREEDY if item.sequence.needs_logits else item.sequence.sampling,
+                    adjustment=item.sequence.adjustment if item.rows else None,
                 )
                 for item in plan.work
             ],
             block_size=self._block_size,
             logits=wanted,
+            logprobs=max((n for n in told if n is not None), default=None),
         )
         return step, wanted
 
@@ -315,11 +356,16 @@ class Engine:
             )
         if tokens.size and tokens.view(np.uint32).max() >= self._vocab_size:  # or below 0
             raise DeviceError(f"it sampled a token outside of the vocabulary: {tokens.tolist()}.", device=self.device)
-        return tokens, self._executable.read("logits", step.rows) if wanted else None
+        told = None
+        if step.data[_LOGPROBS]:
+            assert isinstance(self._executable, TellsLogprobs), "the device lists the feature"
+            told = self._executable.logprobs()
+        return Result(tokens, self._executable.read("logits", step.rows) if wanted else None, told)
 
-    def _accept(self, plan: Plan, tokens: npt.NDArray[np.int32], logits: npt.NDArray[np.float32] | None) -> None:
+    def _accept(self, plan: Plan, result: Result) -> None:
         """Bring a step's tokens into the books, as far as the next step depends on them."""
-        sampled, row = tokens.T.tolist(), 0
+        (tokens, logits, logprobs), row = result, 0
+        sampled = tokens.T.tolist()
         for item in plan.work:
             if not item.rows:
                 continue
@@ -328,7 +374,10 @@ class Engine:
             if sequence.finished:  # while the step ran
                 continue
             seen = logits[rows] if logits is not None and sequence.needs_logits else None
-            sequence.accept(sampled[rows.start], seen)
+            told: list[TokenLogprob] = []
+            if (top := sequence.logprobs_wanted) is not None and logprobs is not None:
+                told = told_logprobs(logprobs, rows.start, sampled[rows.start], top)
+            sequence.accept(sampled[rows.start], seen, told)
             sequence.computed += plan.repeat - 1  # of a repeated step, every token but the last was fed as well
             self._release_siblings(sequence)
             if sequence.finished:

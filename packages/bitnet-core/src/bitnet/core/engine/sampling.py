@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from bitnet.core.engine.options import GenerationOptions
-from bitnet.core.hal import SamplingParams
+from bitnet.core.hal import Logprobs, SamplingParams
 from bitnet.core.hal.sampling import choose
 
 F32 = npt.NDArray[np.float32]
@@ -90,6 +90,17 @@ def token_logprob(logits: F32, token: int, top: int) -> TokenLogprob:
     return TokenLogprob(
         token, float(logits[token]) - normaliser, tuple((i, float(logits[i]) - normaliser) for i in likeliest)
     )
+
+
+def told_logprobs(told: Logprobs, row: int, tokens: Sequence[int], top: int) -> list[TokenLogprob]:
+    """The log-probabilities of a row's ``tokens``, of each pass of a run, as a device has told them."""
+    chosen, ids, values = (part[:, row].tolist() for part in told)
+    return [
+        TokenLogprob(
+            token, chosen[i], tuple(pair for pair in zip(ids[i][:top], values[i], strict=False) if pair[0] >= 0)
+        )
+        for i, token in enumerate(tokens)
+    ]
 
 
 def sibling_seed(seed: int, index: int) -> int:

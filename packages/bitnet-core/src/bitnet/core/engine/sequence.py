@@ -17,7 +17,7 @@ from bitnet.core.engine.options import GenerationOptions
 from bitnet.core.engine.results import Chunk, Completion, FinishReason, Timings, Update
 from bitnet.core.engine.sampling import TokenLogprob, adjusted_logits, logsumexp, sample, token_logprob
 from bitnet.core.engine.stop import StopMatcher
-from bitnet.core.hal import GREEDY, SamplingParams
+from bitnet.core.hal import GREEDY, IN_OUTPUT, IN_PROMPT, Adjustment, SamplingParams
 
 F32 = npt.NDArray[np.float32]
 
@@ -39,6 +39,8 @@ class TokenSequence(ABC):
         table: Blocks of the cache; the scheduler fills it.
         finished: Whether it takes part in no more steps; its last update may be still to come.
         device: Name of the device whose engine has it.
+        logprobs_told: Likeliest tokens of which that device tells log-probabilities at most; -1 where it tells of none.
+        slot: Where that device keeps what adjusting its logits needs (:mod:`bitnet.core.engine.slots`).
     """
 
     def __init__(self, number: int, tokens: Sequence[int]) -> None:
@@ -48,6 +50,8 @@ class TokenSequence(ABC):
         self.table: BlockTable | None = None
         self.device = ""
         self.finished = False
+        self.slot: int | None = None
+        self.logprobs_told = -1
 
     @property
     @abstractmethod
@@ -71,15 +75,41 @@ class TokenSequence(ABC):
 
     @property
     def steps_left(self) -> int:
-        """Tokens that it can still be given."""
+        """Tokens that it can still be given before the host has to look."""
         return 1
+
+    @property
+    def wants_slot(self) -> bool:
+        """Whether its logits have to be adjusted, and nothing else needs them on the host."""
+        return False
+
+    @property
+    def slot_is_stale(self) -> bool:
+        """Whether its slot was filled for tokens that are there by now, and something changes after them."""
+        return False
+
+    def slot_contents(self, vocab_size: int) -> tuple[npt.NDArray[np.int32], F32]:
+        """The marks and biases of its next token, ``[vocab_size]`` each; from now on they are not stale."""
+        raise NotImplementedError
+
+    @property
+    def adjustment(self) -> Adjustment | None:
+        """How the device adjusts its next logits; None: not at all."""
+        return None
 
     def started(self, cached: int) -> None:  # noqa: B027  (most need not know)
         """The first step is about to run; ``cached`` positions were there already."""
 
+    @property
+    def logprobs_wanted(self) -> int | None:
+        """Likeliest tokens of which the device is to tell log-probabilities, besides the chosen one; None: of none."""
+        return None
+
     @abstractmethod
-    def accept(self, sampled: Sequence[int], logits: F32 | None) -> None:
+    def accept(self, sampled: Sequence[int], logits: F32 | None, told: Sequence[TokenLogprob] = ()) -> None:
         """Take what a step gave: the tokens drawn on the device, or where logits are needed ``logits[rows, V]``.
+
+        ``told`` has the log-probabilities of the tokens, where the device was to tell them.
 
         Only what the next step depends on is done here, as the device waits for it.
         """
@@ -134,6 +164,7 @@ class Generation(TokenSequence):
         self._cached = 0
         self._times: list[float] = []
         self._devices: list[str] = []
+        self._forbids_end = False  # in the slot
         self._told = len(prompt)  # tokens that updates have told of
         self._reason: FinishReason | None = None
 
@@ -154,9 +185,48 @@ class Generation(TokenSequence):
         return self._generated < self._options.min_tokens
 
     @property
+    def _changes_logits(self) -> bool:
+        return self._options.changes_logits or self._must_go_on
+
+    @property
+    def _read_on_host(self) -> bool:
+        asked = self._options.logprobs
+        return self._constraint is not None or (asked is not None and asked > self.logprobs_told)
+
+    @property
+    def logprobs_wanted(self) -> int | None:
+        return None if self._read_on_host or self.needs_logits else self._options.logprobs
+
+    @property
     def needs_logits(self) -> bool:
-        wanted = self._options.changes_logits or self._options.logprobs is not None or self._must_go_on
-        return wanted or self._constraint is not None
+        return self._read_on_host or (self._changes_logits and self.slot is None)
+
+    @property
+    def wants_slot(self) -> bool:
+        return self._changes_logits and not self._read_on_host
+
+    @property
+    def slot_is_stale(self) -> bool:
+        return self._forbids_end != self._must_go_on
+
+    def slot_contents(self, vocab_size: int) -> tuple[npt.NDArray[np.int32], F32]:
+        output = np.asarray(self.tokens[len(self._prompt) :], np.int64)
+        marks = (IN_OUTPUT * np.bincount(output, minlength=vocab_size)).astype(np.int32)
+        marks[list(self._prompt)] |= IN_PROMPT
+        biases = np.zeros(vocab_size, np.float32)
+        if given := self._options.logit_bias:
+            biases[list(given)] = list(given.values())
+        self._forbids_end = self._must_go_on
+        if self._forbids_end:
+            biases[list(self._stop_tokens)] = -np.inf
+        return marks, biases
+
+    @property
+    def adjustment(self) -> Adjustment | None:
+        if self.slot is None or not self.wants_slot:
+            return None
+        o = self._options
+        return Adjustment(self.slot, o.repetition_penalty, o.presence_penalty, o.frequency_penalty)
 
     @property
     def sampling(self) -> SamplingParams:
@@ -164,7 +234,8 @@ class Generation(TokenSequence):
 
     @property
     def steps_left(self) -> int:
-        return self._most - self._generated
+        most = self._options.min_tokens if self._must_go_on else self._most
+        return min(most, self._most) - self._generated
 
     def started(self, cached: int) -> None:
         if self.device not in self._devices:
@@ -172,7 +243,7 @@ class Generation(TokenSequence):
         if self._started is None:
             self._started, self._cached = self._clock() - self._submitted, cached
 
-    def accept(self, sampled: Sequence[int], logits: F32 | None) -> None:
+    def accept(self, sampled: Sequence[int], logits: F32 | None, told: Sequence[TokenLogprob] = ()) -> None:
         now = self._clock() - self._submitted
         if logits is not None:
             try:
@@ -193,9 +264,10 @@ class Generation(TokenSequence):
             self._end("stop")
         elif len(new) == room and new:
             self._end(self._at_most)
-        if logits is not None:
-            if self._options.logprobs is not None:
-                self._logprobs += [token_logprob(logits[0], token, self._options.logprobs) for token in new]
+        if logits is not None and self._options.logprobs is not None:
+            self._logprobs += [token_logprob(logits[0], token, self._options.logprobs) for token in new]
+        self._logprobs += told[: len(new)]
+        if self._options.changes_logits:
             self._counts.update(new)
         self._times += [now] * len(new)
         self.tokens += new
@@ -298,7 +370,7 @@ class Scoring(TokenSequence):
     def needs_logits(self) -> bool:
         return True
 
-    def accept(self, sampled: Sequence[int], logits: F32 | None) -> None:
+    def accept(self, sampled: Sequence[int], logits: F32 | None, told: Sequence[TokenLogprob] = ()) -> None:
         assert logits is not None
         first = self._start + self._scored
         wanted = np.asarray(self.tokens[first : first + len(logits)])

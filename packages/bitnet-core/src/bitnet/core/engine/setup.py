@@ -115,5 +115,6 @@ def open_engine(
         device=device.info.name,
         check=lambda: file.gguf.check() if file.gguf.lost else None,
         first=first,
+        features=device.info.features,
     )
     return engine, executable

@@ -7,7 +7,17 @@ from collections.abc import Callable, Iterator
 from itertools import product
 
 from bitnet.core.errors import BitNetError
-from bitnet.core.hal import GREEDY, KVSpec, Limits, Preparing, SamplingParams, SequenceStep, Step, StepLayout
+from bitnet.core.hal import (
+    GREEDY,
+    Adjustment,
+    KVSpec,
+    Limits,
+    Preparing,
+    SamplingParams,
+    SequenceStep,
+    Step,
+    StepLayout,
+)
 from bitnet.core.support.log import logger
 
 PAUSE = 0.05
@@ -25,20 +35,23 @@ def powers(first: int, most: int) -> Iterator[int]:
     yield most
 
 
-def usual_steps(limits: Limits, kv: KVSpec, context: int) -> Iterator[Step]:
+def usual_steps(limits: Limits, kv: KVSpec, context: int, *, adjusted: bool = False) -> Iterator[Step]:
     """A step of each size that traffic brings, the most frequent first: they are not for running.
 
     Decoding, greedy and with filters; then the parts of one prompt; then prompts beside decoding sequences, and several
-    prompts at once.
+    prompts at once. Decoding with logits that the device adjusts is the last, where it does (``adjusted``).
     """
     layout = StepLayout(limits)
     most = min(limits.max_seqs, kv.num_blocks)
 
-    def part(i: int, count: int, length: int, sampling: SamplingParams = GREEDY, *, row: bool = True) -> SequenceStep:
+    def part(
+        i: int, count: int, length: int, sampling: SamplingParams = GREEDY, *, row: bool = True, slot: bool = False
+    ) -> SequenceStep:
         """A sequence's part: it shares all blocks with the others, but the one it writes last."""
         length = max(length, count)
         blocks = [0] * (-(-length // kv.block_size) - 1) + [kv.num_blocks - 1 - i]
-        return SequenceStep([0] * count, length, blocks, [count - 1] if row else [], sampling)
+        adjustment = Adjustment(i) if slot and i < limits.slots else None
+        return SequenceStep([0] * count, length, blocks, [count - 1] if row else [], sampling, adjustment)
 
     def step(parts: list[SequenceStep]) -> Step:
         return Step(layout, parts, block_size=kv.block_size, logits=False)
@@ -63,6 +76,9 @@ def usual_steps(limits: Limits, kv: KVSpec, context: int) -> Iterator[Step]:
                     yield step([*decoding, part(seqs, count, length, row=row)])
     for seqs in powers(1, most):
         yield step([part(i, max(1, largest // seqs), lengths[0]) for i in range(seqs)])
+    for length, seqs in product(lengths, powers(1, most)) if adjusted else ():
+        for sampling in (GREEDY, FILTERED):
+            yield step([part(i, 1, length, sampling, slot=True) for i in range(seqs)])
 
 
 class WarmUp:

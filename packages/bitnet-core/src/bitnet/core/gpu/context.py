@@ -12,7 +12,7 @@ import numpy.typing as npt
 from bitnet.core.gpu.driver import Adopter, Buffer, Driver, Launch
 from bitnet.core.gpu.weights import DenseBuffer, TernaryBuffer, put_dense, put_ternary
 from bitnet.core.hal import DenseMatmul, GluNormQuant, KVSpec, NormQuant, NormRows, Program, StepLayout, TernaryMatmul
-from bitnet.core.hal.check import TensorCheck
+from bitnet.core.hal.check import SlotCheck, TensorCheck
 from bitnet.core.hal.program import NUMPY_DTYPES
 
 MAX_COUNT = 64
@@ -26,7 +26,8 @@ class Bucket:
     ``rows`` 0 means that nothing after the last layer is needed. ``context`` bounds every sequence's length. Where
     ``logits`` is false nobody reads them, and each row's token is the greatest logit's, or the greatest's with noise
     added (neither top-k nor top-p nor min-p): a lowering may then leave out logits that cannot win. ``apart``: each
-    token is a sequence of its own, and no other reads the blocks of the cache that it writes.
+    token is a sequence of its own, and no other reads the blocks of the cache that it writes. ``adjusted``: rows may
+    name slots, by which their logits are adjusted. ``logprobs``: the step asks for log-probabilities, of all logits.
     """
 
     tokens: int
@@ -34,6 +35,8 @@ class Bucket:
     context: int
     logits: bool = True
     apart: bool = False
+    adjusted: bool = False
+    logprobs: bool = False
 
 
 @dataclass
@@ -135,6 +138,11 @@ class Context:
             self._kv[key] = self.alloc(words * NUMPY_DTYPES[spec.dtype].itemsize)
         return self._kv[key]
 
+    def slots(self) -> tuple[Buffer, Buffer]:
+        """Marks and biases of the slots, ``[slots, V]`` each, of zeros at first."""
+        nbytes = self.program.limits.slots * SlotCheck(self.program).vocabulary * 4
+        return self.zeroed("marks of slots", nbytes), self.zeroed("biases of slots", nbytes)
+
     def scratch(self, name: str, nbytes: int) -> Buffer:
         """Working memory that operations of the same name share, as no two run at once."""
         if name not in self._scratch or self._scratch[name].nbytes < nbytes:
@@ -142,7 +150,7 @@ class Context:
         return self._scratch[name]
 
     def zeroed(self, name: str, nbytes: int) -> Buffer:
-        """Working memory that starts as zeros and that its kernels leave as zeros."""
+        """Memory that starts as zeros."""
         if name not in self._scratch:
             buffer = self.alloc(nbytes)
             self.driver.upload(buffer, np.zeros(nbytes, np.uint8))

@@ -9,9 +9,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from bitnet.core.errors import DeviceError, UnsupportedProgramError
+from bitnet.core.errors import DeviceError, InvalidInputError, UnsupportedProgramError
+from bitnet.core.gpu.adjusting import count_chosen
 from bitnet.core.gpu.context import MAX_COUNT, Bucket, Context
 from bitnet.core.gpu.driver import Driver
+from bitnet.core.gpu.logprobs import history, logprobs
 from bitnet.core.gpu.ops import advance
 from bitnet.core.gpu.plan import Lowering, lower
 from bitnet.core.gpu.scaled import in_groups, norms_heads
@@ -19,16 +21,18 @@ from bitnet.core.hal import (
     DeviceInfo,
     ExecutableStats,
     HeaderWord,
+    Logprobs,
     Program,
     Step,
     StepLayout,
 )
-from bitnet.core.hal.check import StepCheck, TensorCheck, check_program
+from bitnet.core.hal.check import SlotCheck, StepCheck, TensorCheck, check_program
 from bitnet.core.hal.program import NUMPY_DTYPES
 
 MIN_CONTEXT_BUCKET = 512
 _NONE_DONE, _DONE_AT = np.zeros(1, np.int32), HeaderWord.DONE * 4
-_LOGITS = HeaderWord.LOGITS.value  # looked up once: steps are run thousands of times a second
+# Looked up once: steps are run thousands of times a second
+_LOGITS, _ADJUST, _LOGPROBS = HeaderWord.LOGITS.value, HeaderWord.ADJUST.value, HeaderWord.LOGPROBS.value
 
 
 def _refuse(program: Program, device: str) -> None:
@@ -75,11 +79,12 @@ class GpuExecutable:
         self._kernels: dict[str, None] = {}
         self._closed = False
         self._dispatches = 0
+        self._told: npt.NDArray[np.int32] | None = None
         check_program(program)
         if not lowering.scaled:
             _refuse(program, info.name)
         self._check_step = StepCheck(program)
-        self._tensors = TensorCheck(program)
+        self._tensors, self._check_slot = TensorCheck(program), SlotCheck(program)
         self._layout = StepLayout(program.limits)
         self.context = Context(driver, program, self._layout, keep)
         try:
@@ -106,9 +111,11 @@ class GpuExecutable:
     def run(self, step: Step, count: int = 1) -> npt.NDArray[np.int32]:
         with self._lock:
             self._check_open()
-            self._check_step(step, count)
+            self._check(step, count)
             rows = step.rows if self._check_step.samples else 0
             out = np.empty((count, rows), np.int32)
+            words = 2 * int(step.data[_LOGPROBS]) - 1
+            told = np.empty((count, rows, words), np.int32) if words > 0 and rows else None
             recording, names, self._dispatches = self._recording(self._bucket(step, count))
             self._driver.upload(self.context.step, step.data)
             for start in range(0, count, MAX_COUNT):
@@ -119,15 +126,35 @@ class GpuExecutable:
                     self._driver.submit(recording)
                 if rows:
                     self._driver.download(self.context.history, out[start : start + now])
+                if told is not None:
+                    self._driver.download(history(self.context), told[start : start + now])
             self._kernels.update(dict.fromkeys(names))
+            self._told = told
             return out
 
     def prepare(self, step: Step, count: int = 1) -> None:
         """Implements :class:`~bitnet.core.hal.Preparing`: records the bucket of a step."""
         with self._lock:
             self._check_open()
-            self._check_step(step, count)
+            self._check(step, count)
             self._recording(self._bucket(step, count))
+
+    def logprobs(self) -> Logprobs:
+        """Implements :class:`~bitnet.core.hal.TellsLogprobs`."""
+        with self._lock:
+            self._check_open()
+            if self._told is None:
+                raise InvalidInputError("the last step did not ask for log-probabilities.")
+            return Logprobs.of_words(self._told)
+
+    def fill_slot(self, slot: int, marks: npt.NDArray[np.int32], biases: npt.NDArray[np.float32]) -> None:
+        """Implements :class:`~bitnet.core.hal.Adjusting`."""
+        with self._lock:
+            self._check_open()
+            self._check_has_kernels()
+            self._check_slot(slot, marks, biases)
+            for buffer, array in zip(self.context.slots(), (marks, biases), strict=True):
+                self._driver.upload(buffer, np.ascontiguousarray(array), slot * array.nbytes)
 
     def write(self, name: str, array: npt.NDArray[Any]) -> None:
         with self._lock:
@@ -164,12 +191,18 @@ class GpuExecutable:
             self._context_bucket(longest),
             logits=not (step.rows and self._leaves_out and self._one_wins(step)),
             apart=self._apart(step, count),
+            adjusted=bool(step.data[_ADJUST]),
+            logprobs=bool(step.data[_LOGPROBS]),
         )
 
     def _recording(self, bucket: Bucket) -> tuple[object, tuple[str, ...], int]:
         if bucket not in self._recordings:
             launches = lower(self.context, bucket, self._lowering.table, fuses_scaled=self._lowering.fuses_scaled)
             if bucket.rows and self._check_step.samples:
+                if bucket.logprobs:
+                    launches += logprobs(self.context, bucket, self._lowering.group)
+                if bucket.adjusted:
+                    launches.append(count_chosen(self.context))
                 launches.append(advance(self.context))
             names = tuple(dict.fromkeys(f"{launch.kernel.entry}_{self._info.backend}" for launch in launches))
             self._recordings[bucket] = (self._driver.record(launches), names, len(launches))
@@ -181,7 +214,7 @@ class GpuExecutable:
         top_k, top_p, min_p = (data[at[name] :][:rows] for name in ("top_k", "top_p", "min_p"))
         unfiltered = (top_k == 0) & (top_p.view(np.float32) == 1) & (min_p == 0)
         greedy = data[at["temperature"] :][:rows] == 0
-        return not data[_LOGITS] and bool((greedy | unfiltered).all())
+        return not data[_LOGITS] and not data[_LOGPROBS] and bool((greedy | unfiltered).all())
 
     def _apart(self, step: Step, count: int) -> bool:
         """Whether each token is a sequence of its own, whose new places in the cache no other sequence looks at."""
@@ -201,6 +234,17 @@ class GpuExecutable:
         if kv is None:
             return 0
         return bucket_size(max(longest, MIN_CONTEXT_BUCKET), self._program.limits.max_blocks * kv.block_size)
+
+    def _check(self, step: Step, count: int) -> None:
+        """Raise for a step that this executable does not take."""
+        self._check_step(step, count)
+        if step.data[_ADJUST] or step.data[_LOGPROBS]:
+            self._check_has_kernels()
+
+    def _check_has_kernels(self) -> None:
+        if not self._lowering.group:
+            what = "this backend neither adjusts logits nor tells log-probabilities."
+            raise UnsupportedProgramError(what, device=self._info.name)
 
     def _check_open(self) -> None:
         if self._closed:

@@ -13,6 +13,7 @@ from types import MappingProxyType
 import numpy as np
 
 from bitnet.core.errors import InvalidInputError
+from bitnet.core.gpu.adjusting import adjust
 from bitnet.core.gpu.context import Bucket, Context, Dispatch
 from bitnet.core.gpu.driver import Arg, Buffer, KernelSpec, Launch
 from bitnet.core.hal import (
@@ -145,8 +146,12 @@ class RowOps:
     def sample(self, ctx: Context, op: Sample, bucket: Bucket) -> list[Launch]:
         choice = ("rows", "temperature", "top_k", "top_p", "min_p", "seed_lo", "seed_hi")
         position = ("token_seq", "seq_begin", "seq_len")
-        args = (ctx.step, *(ctx.offset(f) for f in choice + position), ctx.tensors[op.logits], ctx.tensors[op.out])
-        return [self.launch("sample", bucket.rows, (*args, np.int32(ctx.shape(op.logits)[1])))]
+        logits, before = ctx.tensors[op.logits], list[Launch]()
+        if bucket.adjusted and op is ctx.program.ops[-1]:
+            launch, logits = adjust(ctx, op, bucket, self.group)
+            before = [launch]
+        args = (ctx.step, *(ctx.offset(f) for f in choice + position), logits, ctx.tensors[op.out])
+        return [*before, self.launch("sample", bucket.rows, (*args, np.int32(ctx.shape(op.logits)[1])))]
 
     def quantize(self, ctx: Context, op: Quantize, bucket: Bucket) -> list[Launch]:
         x, scale = ctx.tensors[op.x], ctx.tensors[op.scale]

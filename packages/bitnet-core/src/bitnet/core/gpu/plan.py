@@ -41,12 +41,14 @@ class Lowering:
         scaled: Whether it has the kernels of :mod:`bitnet.core.gpu.scaled`.
         fuses_scaled: Whether its entries know weights with scales of groups and norms of heads, or decline them. Else
             those are launched alone, by the kernels of :mod:`bitnet.core.gpu.scaled`.
+        group: Work-items of those of :mod:`bitnet.core.gpu.adjusting` and :mod:`bitnet.core.gpu.logprobs`; 0 without.
     """
 
     table: Dispatch
     leaves_out: Callable[[Context], bool] = lambda _: False
     scaled: bool = False
     fuses_scaled: bool = False
+    group: int = 0
 
 
 ROW_OPS = (NormRows, DenseMatmul, Sample)

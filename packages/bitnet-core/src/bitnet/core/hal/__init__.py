@@ -1,7 +1,16 @@
 """The hardware contract: what the engine asks of a device, and what a backend package implements."""
 
 from bitnet.core.hal.backend import HAL_API, Backend, OpenOptions
-from bitnet.core.hal.device import Device, Executable, ExecutableStats, MemoryInfo, Preparing
+from bitnet.core.hal.device import (
+    Adjusting,
+    Device,
+    Executable,
+    ExecutableStats,
+    Logprobs,
+    MemoryInfo,
+    Preparing,
+    TellsLogprobs,
+)
 from bitnet.core.hal.probe import DeviceInfo, DeviceType, ProbeResult, ProbeStatus
 from bitnet.core.hal.program import (
     NO_TOKEN,
@@ -25,12 +34,32 @@ from bitnet.core.hal.program import (
     TernaryWeight,
     Weight,
 )
-from bitnet.core.hal.step import GREEDY, HeaderWord, SamplingParams, SequenceStep, Step, StepLayout
+from bitnet.core.hal.step import (
+    GREEDY,
+    IN_OUTPUT,
+    IN_PROMPT,
+    LOGPROBS,
+    MOST_LOGPROBS,
+    PENALTIES,
+    Adjustment,
+    HeaderWord,
+    SamplingParams,
+    SequenceStep,
+    Step,
+    StepLayout,
+)
 
 __all__ = [
     "GREEDY",
     "HAL_API",
+    "IN_OUTPUT",
+    "IN_PROMPT",
+    "LOGPROBS",
+    "MOST_LOGPROBS",
     "NO_TOKEN",
+    "PENALTIES",
+    "Adjusting",
+    "Adjustment",
     "Attention",
     "Backend",
     "DenseMatmul",
@@ -45,6 +74,7 @@ __all__ = [
     "HeaderWord",
     "KVSpec",
     "Limits",
+    "Logprobs",
     "MemoryInfo",
     "NormQuant",
     "NormRows",
@@ -61,6 +91,7 @@ __all__ = [
     "SequenceStep",
     "Step",
     "StepLayout",
+    "TellsLogprobs",
     "TensorSpec",
     "TernaryData",
     "TernaryMatmul",

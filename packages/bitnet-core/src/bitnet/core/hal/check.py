@@ -28,8 +28,12 @@ from bitnet.core.hal.program import (
     TernaryMatmul,
     TernaryWeight,
 )
-from bitnet.core.hal.step import Step
+from bitnet.core.hal.step import HeaderWord, Step
 
+_ADJUST, _LOGPROBS = (
+    HeaderWord.ADJUST.value,
+    HeaderWord.LOGPROBS.value,
+)  # looked up once: steps are checked thousands of times a second
 MAX_K = 131_072
 """Longest row of a ternary matrix: the greatest for which every partial sum stays within 2²⁴, exact in float32."""
 
@@ -113,6 +117,15 @@ class StepCheck:
                 raise InvalidInputError(
                     f"count is {count}: that needs a program ending in Sample, and one token and one row a sequence."
                 )
+        if data[_LOGPROBS] and not self.samples:
+            raise InvalidInputError("the step asks for log-probabilities of tokens, and the program samples none.")
+        if data[_ADJUST]:
+            slots = data[at["slot"] : at["slot"] + r]
+            named = slots[slots != 0]
+            if (words[at["slot"] : at["slot"] + r] > self.limits.slots).any() or len(np.unique(named)) < len(named):
+                raise InvalidInputError(
+                    f"the step names slots {(named - 1).tolist()}; each is below {self.limits.slots} and named once."
+                )
         longest = int(data[at["seq_len"] : at["seq_len"] + s].max()) + count - 1
         if longest > self._positions:
             raise InvalidInputError(f"the step reaches position {longest - 1}; the last is {self._positions - 1}.")
@@ -121,6 +134,35 @@ class StepCheck:
             table = words[at["block_table"] : at["block_table"] + s * self.limits.max_blocks]
             if table.max() >= self.kv.num_blocks:
                 raise InvalidInputError(f"the step has a block outside of the cache, 0 to {self.kv.num_blocks - 1}.")
+
+
+class SlotCheck:
+    """What may be put into a program's slots.
+
+    Attributes:
+        vocabulary: Columns of the logits that the program samples from; 0 where it samples nothing.
+    """
+
+    def __init__(self, program: Program) -> None:
+        last = program.ops[-1] if program.ops else None
+        shape = program.tensors[last.logits].shape if isinstance(last, Sample) else (0, 0)
+        assert isinstance(shape[1], int)
+        self.vocabulary, self._slots = shape[1], program.limits.slots
+
+    def __call__(self, slot: int, marks: npt.NDArray[np.int32], biases: npt.NDArray[np.float32]) -> None:
+        """Check what a slot is to hold.
+
+        Raises:
+            InvalidInputError: There is no such slot, or an array has another type or shape.
+        """
+        if not self.vocabulary:
+            raise InvalidInputError("the program samples nothing, so it has no slots.")
+        if not 0 <= slot < self._slots:
+            raise InvalidInputError(f"slot is {slot}; it must be in 0 … {self._slots - 1}.")
+        for name, array, dtype in (("marks", marks, np.int32), ("biases", biases, np.float32)):
+            if array.shape != (self.vocabulary,) or array.dtype != dtype:
+                wanted = f"{np.dtype(dtype)}[{self.vocabulary}]"
+                raise InvalidInputError(f"{name} is {array.dtype}{list(array.shape)}; it must be {wanted}.")
 
 
 class TensorCheck:

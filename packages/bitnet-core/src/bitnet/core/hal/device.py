@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -102,6 +102,59 @@ class Preparing(Protocol):
 
         Raises:
             As :meth:`Executable.run`.
+        """
+        ...
+
+
+@runtime_checkable
+class Adjusting(Protocol):
+    """An executable of a device that adjusts logits (the feature ``penalties``)."""
+
+    def fill_slot(self, slot: int, marks: npt.NDArray[np.int32], biases: npt.NDArray[np.float32]) -> None:
+        """Say what a slot holds from now on; a step that names it counts the tokens it chooses there. At first: zeros.
+
+        Args:
+            slot: Below :attr:`~bitnet.core.hal.Limits.slots`.
+            marks: ``int32[V]``: for each token 2 × how often it is in the output, plus 1 where it is in the prompt.
+            biases: ``float32[V]``, added to the logits; ``-inf`` forbids a token.
+
+        Raises:
+            InvalidInputError: There is no such slot, the program has no ``Sample``, or an array is not as above.
+            OutOfMemoryError, DeviceError: The device failed; the executable is unusable.
+        """
+        ...
+
+
+class Logprobs(NamedTuple):
+    """Natural log-probabilities of a run's passes, of the logits as they are before any adjustment.
+
+    Attributes:
+        chosen: ``float32[count, R]``, of the sampled tokens.
+        tokens: ``int32[count, R, k]``: the likeliest first, of equals the lower; -1 past the vocabulary.
+        values: ``float32[count, R, k]``, of those.
+    """
+
+    chosen: npt.NDArray[np.float32]
+    tokens: npt.NDArray[np.int32]
+    values: npt.NDArray[np.float32]
+
+    @classmethod
+    def of_words(cls, words: npt.NDArray[np.int32]) -> Logprobs:
+        """From ``int32[count, R, 1 + 2 k]``: the chosen one's bits, the k tokens, and the bits of theirs."""
+        k = words.shape[2] // 2
+        floats = words.view(np.float32)
+        return cls(floats[:, :, 0], words[:, :, 1 : 1 + k], floats[:, :, 1 + k :])
+
+
+@runtime_checkable
+class TellsLogprobs(Protocol):
+    """An executable of a device that tells log-probabilities (the feature ``logprobs``)."""
+
+    def logprobs(self) -> Logprobs:
+        """Those of the last run.
+
+        Raises:
+            InvalidInputError: Its step did not ask for them, or nothing has run.
         """
         ...
 

@@ -220,6 +220,10 @@ class KVSpec:
     dtype: Literal["f32", "f16"] = "f16"
 
 
+MAX_SLOTS = 64
+"""Slots of a program at most."""
+
+
 @dataclass(frozen=True, slots=True)
 class Limits:
     """The largest step a program will be given; a device sizes its buffers by it.
@@ -235,6 +239,11 @@ class Limits:
     max_seqs: int = 1
     max_rows: int = 1
     max_blocks: int = 1
+
+    @property
+    def slots(self) -> int:
+        """Sequences whose marks and biases a device keeps: a vocabulary of each takes a megabyte or so."""
+        return min(self.max_seqs, MAX_SLOTS)
 
 
 @dataclass(frozen=True)

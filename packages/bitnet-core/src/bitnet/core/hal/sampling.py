@@ -1,5 +1,5 @@
 """``sample`` in numpy, for the engine and for devices whose host draws: greedy, or the Gumbel-max draw over what top-k,
-top-p and min-p leave."""
+top-p and min-p leave; and how penalties and biases change logits before that."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from bitnet.core.hal.program import NO_TOKEN
+from bitnet.core.hal.step import IN_OUTPUT
 
 _ROUND_0, _ROUND_1 = np.uint64(0xD2511F53), np.uint64(0xCD9E8D57)
 _WEYL_0, _WEYL_1 = 0x9E3779B9, 0xBB67AE85
@@ -33,6 +34,35 @@ def gumbel(count: int, position: int, seed: int) -> npt.NDArray[np.float64]:
     u = ((lanes >> np.uint64(9)).astype(np.float64) + 0.5) * 2.0**-23
     noise: npt.NDArray[np.float64] = -np.log(-np.log(u))
     return noise
+
+
+def adjusted(
+    logits: npt.NDArray[np.float32],
+    marks: npt.NDArray[np.int32],
+    biases: npt.NDArray[np.float32],
+    *,
+    repetition: float,
+    presence: float,
+    frequency: float,
+) -> npt.NDArray[np.float32]:
+    """``logits[V]`` as a slot's marks and biases, and the factors of a row, change them."""
+    factor, times = np.float32(repetition), marks // IN_OUTPUT
+    changed = np.where(marks != 0, np.where(logits > 0, logits / factor, logits * factor), logits)
+    subtracted = np.float32(presence) + np.float32(frequency) * times.astype(np.float32)
+    result: npt.NDArray[np.float32] = np.where(times > 0, changed - subtracted, changed) + biases
+    return result
+
+
+def logprobs(logits: npt.NDArray[np.float32], token: int, k: int) -> npt.NDArray[np.int32]:
+    """``int32[1 + 2 k]`` of ``logits[V]``, as :meth:`~bitnet.core.hal.Logprobs.of_words` takes it."""
+    words = np.full(1 + 2 * k, -1, np.int32)
+    exact = logits.astype(np.float64)
+    normaliser = exact.max() + np.log(np.exp(exact - exact.max()).sum())
+    top = np.argsort(-exact, kind="stable")[:k]
+    words[1 : 1 + len(top)] = top
+    floats = words.view(np.float32)
+    floats[0], floats[1 + k : 1 + k + len(top)] = exact[token] - normaliser, exact[top] - normaliser
+    return words
 
 
 def choose(

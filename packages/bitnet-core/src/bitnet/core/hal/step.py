@@ -29,6 +29,8 @@ class HeaderWord(IntEnum):
         ROWS: R, its rows that need logits.
         DONE: The device's own, 0 from the host: how many of the ``count`` passes of a run are done.
         LOGITS: 1 where the host reads the logits after the run, else 0.
+        ADJUST: 1 where a row's logits are adjusted before its token is chosen, else 0.
+        LOGPROBS: 1 and how many likeliest tokens the device is to tell of with the chosen ones; 0: of none.
     """
 
     TOKENS = 0
@@ -36,9 +38,11 @@ class HeaderWord(IntEnum):
     ROWS = 2
     DONE = 3
     LOGITS = 4
+    ADJUST = 5
+    LOGPROBS = 6
 
 
-_HEADER = slice(HeaderWord.TOKENS, HeaderWord.LOGITS + 1)
+_HEADER = slice(HeaderWord.TOKENS, HeaderWord.LOGPROBS + 1)
 """All of them at once, as a step is made thousands of times a second."""
 
 
@@ -73,6 +77,36 @@ class SamplingParams:
 
 GREEDY = SamplingParams()
 
+IN_PROMPT, IN_OUTPUT = 1, 2
+"""A token's mark in a slot: 1 where it is in the prompt, and 2 for each time that it is in the output."""
+
+
+@dataclass(frozen=True, slots=True)
+class Adjustment:
+    """How a sequence's logits are adjusted before its token is chosen. Semantics: ``sample`` in kernels/README.md.
+
+    For devices that list the feature :data:`PENALTIES`.
+
+    Attributes:
+        slot: Where the device keeps its marks and biases (:class:`~bitnet.core.hal.Adjusting`); of this sequence alone.
+        repetition: Divides positive and multiplies negative logits of marked tokens.
+        presence: Subtracted from those of tokens in the output.
+        frequency: Subtracted once for each time a token is in the output.
+    """
+
+    slot: int
+    repetition: float = 1.0
+    presence: float = 0.0
+    frequency: float = 0.0
+
+
+PENALTIES = "penalties"
+"""The feature of devices that adjust logits: they take steps with an :class:`Adjustment`."""
+LOGPROBS = "logprobs"
+"""The feature of devices that tell log-probabilities: they take steps with ``logprobs``."""
+MOST_LOGPROBS = 20
+"""Likeliest tokens that a device tells of, at most."""
+
 
 @dataclass(frozen=True, slots=True)
 class SequenceStep:
@@ -83,6 +117,7 @@ class SequenceStep:
         length: Positions in the cache once these tokens are in it; the first token is at ``length - len(tokens)``.
         blocks: Cache blocks of the sequence, in order, enough for ``length`` positions.
         rows: Indices into ``tokens`` whose logits are wanted (usually only the last, or none during prefill).
+        adjustment: Of its only row; the token chosen there counts as one of the output in the slot.
     """
 
     tokens: Sequence[int] | npt.NDArray[np.int32]
@@ -90,6 +125,7 @@ class SequenceStep:
     blocks: Sequence[int] = ()
     rows: Sequence[int] = ()
     sampling: SamplingParams = GREEDY
+    adjustment: Adjustment | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +135,8 @@ class StepLayout:
     Fields, in order: header, ``tokens[max_tokens]``, ``token_seq[max_tokens]`` (which sequence a token belongs to),
     ``seq_begin[max_seqs + 1]`` (its first token; entry S is M), ``seq_len[max_seqs]`` (cache length after the step),
     ``rows[max_rows]`` (token index of each row), then per row ``temperature``, ``top_k``, ``top_p``, ``min_p`` (floats
-    as their bits), ``seed_lo``, ``seed_hi``, and ``block_table[max_seqs, max_blocks]``.
+    as their bits), ``seed_lo``, ``seed_hi``, ``slot`` (0: none, else its number and 1), ``repetition``, ``presence``,
+    ``frequency``, and ``block_table[max_seqs, max_blocks]``.
     """
 
     limits: Limits
@@ -121,6 +158,10 @@ class StepLayout:
             "min_p": r,
             "seed_lo": r,
             "seed_hi": r,
+            "slot": r,
+            "repetition": r,
+            "presence": r,
+            "frequency": r,
             "block_table": s * self.limits.max_blocks,
         }
         offsets, at = {}, 0
@@ -141,15 +182,24 @@ class Step:
     Args:
         logits: Whether the logits that ``Sample`` reads must be there after the run. Where they need not, a device may
             leave out those of tokens that cannot be chosen; the tokens it samples are the same.
+        logprobs: How many likeliest tokens of each row the device tells log-probabilities of, besides the chosen one's
+            (:class:`~bitnet.core.hal.TellsLogprobs`); None: of none. For devices that list :data:`LOGPROBS`.
 
     Raises:
-        InvalidInputError: The sequences do not fit the limits, or a sequence's blocks do not hold its length.
+        InvalidInputError: The sequences do not fit the limits, a sequence's blocks do not hold its length, or
+            ``logprobs`` is out of its range.
     """
 
     __slots__ = ("data", "layout", "rows", "seqs", "tokens")
 
     def __init__(
-        self, layout: StepLayout, sequences: Sequence[SequenceStep], *, block_size: int = 32, logits: bool = True
+        self,
+        layout: StepLayout,
+        sequences: Sequence[SequenceStep],
+        *,
+        block_size: int = 32,
+        logits: bool = True,
+        logprobs: int | None = None,
     ) -> None:
         limits, at = layout.limits, layout.offsets
         self.layout = layout
@@ -165,7 +215,11 @@ class Step:
             if have > most:
                 raise InvalidInputError(f"a step of {have} {what} exceeds the program's limit of {most}.")
         data, floats, words = self.data, self.data.view(np.float32), self.data.view(np.uint32)
-        data[_HEADER] = self.tokens, self.seqs, self.rows, 0, logits
+        adjusted = any(seq.adjustment is not None for seq in sequences)
+        told = 0 if logprobs is None else 1 + logprobs
+        if logprobs is not None and not 0 <= logprobs <= MOST_LOGPROBS:
+            raise InvalidInputError(f"logprobs is {logprobs}; it must be in 0 … {MOST_LOGPROBS}, or None.")
+        data[_HEADER] = self.tokens, self.seqs, self.rows, 0, logits, adjusted, told
         # Fields are written whole, from lists: writing one number into an array takes ten times as long as an append
         fed: list[int] = []
         begins, rows, drawn = [0], [], []
@@ -201,3 +255,17 @@ class Step:
         put("min_p", floats, [p.min_p for p in drawn])
         put("seed_lo", words, [p.seed & 0xFFFFFFFF for p in drawn])
         put("seed_hi", words, [p.seed >> 32 for p in drawn])
+        if not adjusted:
+            return
+        changes = []
+        for s, seq in enumerate(sequences):
+            if seq.adjustment is not None and len(seq.rows) > 1:
+                raise InvalidInputError(f"sequence {s} has a slot and {len(seq.rows)} rows; with a slot it has one.")
+            changes += [seq.adjustment or _NONE] * len(seq.rows)
+        put("slot", data, [a.slot + 1 for a in changes])
+        put("repetition", floats, [a.repetition for a in changes])
+        put("presence", floats, [a.presence for a in changes])
+        put("frequency", floats, [a.frequency for a in changes])
+
+
+_NONE = Adjustment(-1)

@@ -9,8 +9,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from bitnet.core.errors import DeviceError, OutOfMemoryError
+from bitnet.core.errors import DeviceError, InvalidInputError, OutOfMemoryError
 from bitnet.core.hal import (
+    IN_OUTPUT,
+    LOGPROBS,
+    NO_TOKEN,
+    PENALTIES,
     Attention,
     DenseMatmul,
     DenseWeight,
@@ -20,6 +24,7 @@ from bitnet.core.hal import (
     ExecutableStats,
     GluNormQuant,
     HeaderWord,
+    Logprobs,
     MemoryInfo,
     NormQuant,
     NormRows,
@@ -33,9 +38,9 @@ from bitnet.core.hal import (
     TernaryMatmul,
     TernaryWeight,
 )
-from bitnet.core.hal.check import StepCheck, TensorCheck, check_program, loaded_ternary
+from bitnet.core.hal.check import SlotCheck, StepCheck, TensorCheck, check_program, loaded_ternary
 from bitnet.core.hal.program import NUMPY_DTYPES
-from bitnet.core.hal.sampling import choose
+from bitnet.core.hal.sampling import adjusted, choose, logprobs
 from bitnet.core.reference import ops
 
 NUMPY_INFO = DeviceInfo(
@@ -45,6 +50,7 @@ NUMPY_INFO = DeviceInfo(
     description="numpy reference device",
     vendor="numpy",
     type=DeviceType.CPU,
+    features=(PENALTIES, LOGPROBS),
     details={"numpy": np.__version__},
 )
 """``cpu:numpy``; its memory is the host's, and not known here."""
@@ -154,10 +160,13 @@ class ReferenceExecutable:
     def __init__(self, device: ReferenceDevice, program: Program) -> None:
         self._device, self._program = device, program
         self._check = StepCheck(program)
-        self._shapes = TensorCheck(program)
+        self._shapes, self._check_slot = TensorCheck(program), SlotCheck(program)
+        v, slots = self._check_slot.vocabulary, range(program.limits.slots)
+        self._slots = [(np.zeros(v, np.int32), np.zeros(v, np.float32)) for _ in slots]
         self._lock = threading.Lock()
         self._kernels: dict[str, None] = {}
         self._closed = False
+        self._logprobs: npt.NDArray[np.int32] | None = None
         try:
             self._load(program)
         except MemoryError as error:
@@ -204,14 +213,34 @@ class ReferenceExecutable:
             self._check(step, count)
             fields = _Fields(step)
             tokens = np.zeros((count, fields.rows if self._check.samples else 0), np.int32)
+            told = 2 * int(fields.data[HeaderWord.LOGPROBS]) - 1
+            self._logprobs = None if told < 0 else np.zeros((count, fields.rows, told), np.int32)
             for i in range(count):
                 for op in self._program.ops:
                     self._run_op(op, fields)
                     if isinstance(op, Sample):
                         tokens[i] = self._tensors[op.out][: fields.rows]
+                        for r in range(fields.rows if self._logprobs is not None else 0):
+                            row = self._tensors[op.logits][r]
+                            self._logprobs[i, r] = logprobs(row, tokens[i, r], told // 2)
                 if i + 1 < count:
                     fields.advance(tokens[i])
             return tokens
+
+    def logprobs(self) -> Logprobs:
+        """Implements :class:`~bitnet.core.hal.TellsLogprobs`."""
+        with self._lock:
+            self._usable()
+            if self._logprobs is None:
+                raise InvalidInputError("the last step did not ask for log-probabilities.")
+            return Logprobs.of_words(self._logprobs)
+
+    def fill_slot(self, slot: int, marks: npt.NDArray[np.int32], biases: npt.NDArray[np.float32]) -> None:
+        """Implements :class:`~bitnet.core.hal.Adjusting`."""
+        with self._lock:
+            self._usable()
+            self._check_slot(slot, marks, biases)
+            self._slots[slot] = marks.copy(), biases.copy()
 
     def write(self, name: str, array: npt.NDArray[Any]) -> None:
         with self._lock:
@@ -306,10 +335,17 @@ class ReferenceExecutable:
         r, positions = step.rows, step.positions()
         rows = step.field("rows", r)
         temperature, top_p, min_p = (step.field(n, r).view(np.float32) for n in ("temperature", "top_p", "min_p"))
+        slots = step.field("slot", r) if step.data[HeaderWord.ADJUST] else np.zeros(r, np.int32)
+        factors = [step.field(n, r).view(np.float32) for n in ("repetition", "presence", "frequency")]
         low, high = (step.field(n, r).view(np.uint32) for n in ("seed_lo", "seed_hi"))
         for i in range(r):
-            self._tensors[op.out][i] = choose(
-                self._tensors[op.logits][i],
+            logits, slot = self._tensors[op.logits][i], int(slots[i]) - 1
+            if slot >= 0:
+                marks, biases = self._slots[slot]
+                repetition, presence, frequency = (float(f[i]) for f in factors)
+                logits = adjusted(logits, marks, biases, repetition=repetition, presence=presence, frequency=frequency)
+            token = choose(
+                logits,
                 temperature=float(temperature[i]),
                 top_k=int(step.field("top_k", r)[i]),
                 top_p=float(top_p[i]),
@@ -317,3 +353,6 @@ class ReferenceExecutable:
                 seed=int(high[i]) << 32 | int(low[i]),
                 position=int(positions[rows[i]]),
             )
+            self._tensors[op.out][i] = token
+            if slot >= 0 and token != NO_TOKEN:
+                marks[token] += IN_OUTPUT

@@ -8,7 +8,18 @@ import pytest
 pytest.register_assert_rewrite(
     *(
         f"bitnet.core.testing.{name}"
-        for name in ("rig", "linear", "norms", "attention", "heads", "sampling", "whole_model", "answers")
+        for name in (
+            "rig",
+            "linear",
+            "norms",
+            "attention",
+            "heads",
+            "sampling",
+            "penalties",
+            "logprobs",
+            "whole_model",
+            "answers",
+        )
     ),
     *(f"bitnet.core.testing.{name}" for name in ("lifecycle", "probing", "model", "oracle", "draws", "poison")),
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -70,6 +71,17 @@ def allowed(logits: npt.NDArray[Any], params: SamplingParams, position: int) -> 
     scores = z + gumbel(len(z), position, params.seed)
     least = scores[kept(z, params, -TOLERANCE)].max() - TOLERANCE * max(1.0, float(abs(z[np.isfinite(z)]).max()))
     return [int(v) for v in np.flatnonzero((scores >= least) & kept(z, params, TOLERANCE))]
+
+
+def come_as_often(tokens: Sequence[int], share: F64) -> bool:
+    """Whether tokens come as often as they should, ``share[V]``; one whose share is 0 never."""
+    counts = np.bincount(tokens, minlength=len(share))
+    assert not counts[share == 0].any(), "a token came that the filters leave out"
+    often = share * len(tokens) >= 5
+    wanted, found = share[often], counts[often]
+    if (1 - wanted.sum()) * len(tokens) >= 5:  # the others count as one
+        wanted, found = np.append(wanted, 1 - wanted.sum()), np.append(found, len(tokens) - found.sum())
+    return chi_square_is_plausible(found, wanted / wanted.sum())
 
 
 def chi_square_is_plausible(counts: npt.NDArray[np.int64], probabilities: F64) -> bool:

@@ -8,10 +8,13 @@ from typing import Any
 import numpy as np
 
 from bitnet.core.gpu import GpuDevice
-from bitnet.core.hal import Device, Step
+from bitnet.core.hal import Device, HeaderWord, Step
 
 WORD = np.int32(0x7FFF7FFF)
 """Not a number as f32 and as two f16, as a token or a block beyond every table, as a count of tokens without an end."""
+
+_ADJUSTED = "slot", "repetition", "presence", "frequency"
+"""Fields that mean nothing in a step that adjusts no logits."""
 
 UNWRITTEN = "BITNET_CONFORMANCE_UNWRITTEN"
 """Set to 1 where a tool looks for reads of memory that nothing wrote: poison would be a write."""
@@ -28,6 +31,7 @@ def poison_step(step: Step) -> Step:
     per_row = ("rows", "temperature", "top_k", "top_p", "min_p", "seed_lo", "seed_hi")
     used = {"tokens": step.tokens, "token_seq": step.tokens, "seq_begin": step.seqs + 1, "seq_len": step.seqs}
     used |= dict.fromkeys(per_row, step.rows) | {"block_table": step.seqs * limits.max_blocks}
+    used |= dict.fromkeys(_ADJUSTED, step.rows if step.data[HeaderWord.ADJUST] else 0)
     ends = [*list(at.values())[1:], step.layout.words]
     for (name, begin), end in zip(at.items(), ends, strict=True):
         if name in used:

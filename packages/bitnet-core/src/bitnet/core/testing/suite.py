@@ -6,14 +6,25 @@ from bitnet.core.testing.attention import AttentionTests
 from bitnet.core.testing.heads import HeadTests
 from bitnet.core.testing.lifecycle import LifecycleTests
 from bitnet.core.testing.linear import LinearTests
+from bitnet.core.testing.logprobs import LogprobTests
 from bitnet.core.testing.norms import NormTests
+from bitnet.core.testing.penalties import PenaltyTests
 from bitnet.core.testing.probing import ProbeTests
 from bitnet.core.testing.sampling import SampleTests
 from bitnet.core.testing.whole_model import WholeModelTests
 
 
 class ConformanceSuite(
-    ProbeTests, LinearTests, NormTests, AttentionTests, HeadTests, SampleTests, WholeModelTests, LifecycleTests
+    ProbeTests,
+    LinearTests,
+    NormTests,
+    AttentionTests,
+    HeadTests,
+    SampleTests,
+    PenaltyTests,
+    LogprobTests,
+    WholeModelTests,
+    LifecycleTests,
 ):
     """All tests that hold a backend to the contract, on each of its devices.
 

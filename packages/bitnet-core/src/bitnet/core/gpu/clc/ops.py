@@ -73,7 +73,7 @@ class ClcOps:
 
     def lowering(self) -> Lowering:
         """What :class:`bitnet.core.gpu.GpuDevice` takes."""
-        return Lowering(self._table, self._vendor.leaves_out, scaled=self._vendor.scaled)
+        return Lowering(self._table, self._vendor.leaves_out, scaled=self._vendor.scaled, group=self._rows.group)
 
     def norm_quant(self, ctx: Context, op: NormQuant, bucket: Bucket) -> list[Launch]:
         (launch,) = self._rows.norm_quant(ctx, op, bucket)

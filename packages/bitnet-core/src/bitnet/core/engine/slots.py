@@ -1,0 +1,37 @@
+"""Slots: where a device keeps what penalties and biases need of a sequence, so that its logits stay there."""
+
+from __future__ import annotations
+
+from bitnet.core.engine.sequence import TokenSequence
+from bitnet.core.hal import Adjusting
+
+
+class Slots:
+    """Gives slots to sequences. One is free where its sequence has ended, or gave its cache back.
+
+    Args:
+        count: How many there are.
+        vocab_size: V of the arrays that they hold.
+    """
+
+    def __init__(self, executable: Adjusting, count: int, vocab_size: int) -> None:
+        self._executable, self._vocab_size = executable, vocab_size
+        self._owners: list[TokenSequence | None] = [None] * count
+
+    def claim(self, sequence: TokenSequence) -> None:
+        """See to it that a sequence that wants a slot has one, as long as there are any, and that it is up to date."""
+        if sequence.slot is None:
+            sequence.slot = next((i for i, owner in enumerate(self._owners) if self._is_free(i, owner)), None)
+            if sequence.slot is None:
+                return
+            previous = self._owners[sequence.slot]
+            if previous is not None and previous.slot == sequence.slot:
+                previous.slot = None
+            self._owners[sequence.slot] = sequence
+        elif not sequence.slot_is_stale:
+            return
+        self._executable.fill_slot(sequence.slot, *sequence.slot_contents(self._vocab_size))
+
+    @staticmethod
+    def _is_free(slot: int, owner: TokenSequence | None) -> bool:
+        return owner is None or owner.finished or owner.table is None or owner.slot != slot

@@ -1,0 +1,44 @@
+"""Log-probabilities told with the chosen tokens: launches of every backend that has the kernels."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from bitnet.core.gpu.context import MAX_COUNT, Bucket, Context
+from bitnet.core.gpu.driver import Arg, Buffer, KernelSpec, Launch
+from bitnet.core.hal import MOST_LOGPROBS, Sample
+
+EACH = 8
+"""Logits of a work-item, where a row has no more than as many parts as a work-group has work-items."""
+PART_WORDS = 2 + 2 * MOST_LOGPROBS
+MOST_WORDS = 1 + 2 * MOST_LOGPROBS
+"""Words of a row's log-probabilities, at most."""
+
+
+def history(ctx: Context) -> Buffer:
+    """Where the passes of a run leave them, one after the other: ``int32[passes, R, words]``."""
+    return ctx.scratch("history of logprobs", MAX_COUNT * ctx.program.limits.max_rows * MOST_WORDS * 4)
+
+
+def logprobs(ctx: Context, bucket: Bucket, group: int) -> list[Launch]:
+    """The launches that follow those of the program's ``Sample``, by work-groups of ``group``, a power of two."""
+    sample = ctx.program.ops[-1]
+    assert isinstance(sample, Sample)
+    most, vocabulary = ctx.shape(sample.logits)
+    each = max(EACH, -(-vocabulary // group**2))
+    count = -(-vocabulary // (each * group))
+    n, logits = np.int32(vocabulary), ctx.tensors[sample.logits]
+    parts = ctx.scratch("parts of logprobs", most * count * PART_WORDS * 4)
+
+    def launch(entry: str, grid: tuple[int, int], args: tuple[Arg, ...]) -> Launch:
+        spec = KernelSpec("logprobs", entry, (("WG", group), ("EACH", each)))
+        return Launch(spec, (*grid, 1), (group, 1, 1), args)
+
+    return [
+        launch("logprobs_parts", (count, bucket.rows), (ctx.step, logits, parts, n, np.int32(count))),
+        launch(
+            "logprobs",
+            (bucket.rows, 1),
+            (ctx.step, logits, parts, ctx.tensors[sample.out], history(ctx), n, np.int32(count)),
+        ),
+    ]
