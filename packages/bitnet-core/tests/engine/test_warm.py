@@ -15,7 +15,7 @@ from bitnet.core.engine import Engine, GenerationOptions
 from bitnet.core.engine.warm import WarmUp, usual_steps
 from bitnet.core.errors import OutOfMemoryError
 from bitnet.core.gpu import Buffer, GpuDevice, Launch, Lowering
-from bitnet.core.hal import DeviceInfo, DeviceType, KVSpec, Limits, Op, Preparing, Step
+from bitnet.core.hal import LOGPROBS, PENALTIES, DeviceInfo, DeviceType, KVSpec, Limits, Op, Preparing, Step
 
 INFO = DeviceInfo("none", "0", "none", "none", "none", DeviceType.DISCRETE)
 LIMITS = Limits(max_tokens=512, max_seqs=64, max_rows=64, max_blocks=128)
@@ -126,6 +126,22 @@ def test_64_prompts_at_once_record_nothing(make_engine: Callable[[], tuple[Engin
     while engine.busy:
         engine.step()
     assert driver.recorded == ready
+
+
+def test_penalties_and_logprobs_record_nothing(make_rig: Callable[..., Any]) -> None:
+    driver, able = Counting(), replace(INFO, features=(PENALTIES, LOGPROBS))
+    device = GpuDevice(able, driver, replace(LOWERING, group=256))
+    rig = make_rig(device, limits=LIMITS, num_blocks=4096, block_size=32, context_length=4096)
+    for step in rig.engine.usual_steps():
+        rig.executable.prepare(step)
+    ready, rng = driver.recorded, np.random.default_rng()
+    for options in ({"repetition_penalty": 1.2}, {"logprobs": 5}, {"frequency_penalty": 0.1, "top_p": 0.9}):
+        for _ in range(64):
+            given = GenerationOptions(max_tokens=24, ignore_eos=True, temperature=1.0, **options)  # type: ignore[arg-type]
+            rig.engine.add(rig.engine.prepare(rng.integers(0, 260, 100).tolist(), given))
+        while rig.engine.busy:
+            rig.engine.step()
+    assert driver.recorded - ready <= 3  # a size of prompts that end, of each of them; decoding records nothing
 
 
 class Slow:

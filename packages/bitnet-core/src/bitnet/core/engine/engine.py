@@ -106,6 +106,7 @@ class Engine:
         self._vocab_size, self._eos, self._text, self.device = vocab_size, eos, text, device
         self._check_weights, self._around = check, first
         self._scheduler = Scheduler(limits, kv.num_blocks, kv.block_size)
+        self._features = features
         self._logprobs_told = MOST_LOGPROBS if LOGPROBS in features else -1
         self._slots: Slots | None = None
         if PENALTIES in features:
@@ -277,7 +278,7 @@ class Engine:
 
     def usual_steps(self) -> Iterator[Step]:
         """Steps of the sizes that traffic brings, to prepare the device with."""
-        return usual_steps(self.limits, self.kv, self.context, adjusted=self._slots is not None)
+        return usual_steps(self.limits, self.kv, self.context, features=self._features)
 
     def close(self) -> None:
         """End the thread that makes text."""

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from itertools import product
 
 from bitnet.core.errors import BitNetError
 from bitnet.core.hal import (
     GREEDY,
+    LOGPROBS,
+    PENALTIES,
     Adjustment,
     KVSpec,
     Limits,
@@ -35,11 +37,11 @@ def powers(first: int, most: int) -> Iterator[int]:
     yield most
 
 
-def usual_steps(limits: Limits, kv: KVSpec, context: int, *, adjusted: bool = False) -> Iterator[Step]:
+def usual_steps(limits: Limits, kv: KVSpec, context: int, *, features: Collection[str] = ()) -> Iterator[Step]:
     """A step of each size that traffic brings, the most frequent first: they are not for running.
 
     Decoding, greedy and with filters; then the parts of one prompt; then prompts beside decoding sequences, and several
-    prompts at once. Decoding with logits that the device adjusts is the last, where it does (``adjusted``).
+    prompts at once. Decoding with penalties and with log-probabilities is the last, where the device has the feature.
     """
     layout = StepLayout(limits)
     most = min(limits.max_seqs, kv.num_blocks)
@@ -53,8 +55,8 @@ def usual_steps(limits: Limits, kv: KVSpec, context: int, *, adjusted: bool = Fa
         adjustment = Adjustment(i) if slot and i < limits.slots else None
         return SequenceStep([0] * count, length, blocks, [count - 1] if row else [], sampling, adjustment)
 
-    def step(parts: list[SequenceStep]) -> Step:
-        return Step(layout, parts, block_size=kv.block_size, logits=False)
+    def step(parts: list[SequenceStep], logprobs: int | None = None) -> Step:
+        return Step(layout, parts, block_size=kv.block_size, logits=False, logprobs=logprobs)
 
     lengths = [*powers(min(FIRST_LENGTH, context), context)]
     for length in lengths:
@@ -76,9 +78,11 @@ def usual_steps(limits: Limits, kv: KVSpec, context: int, *, adjusted: bool = Fa
                     yield step([*decoding, part(seqs, count, length, row=row)])
     for seqs in powers(1, most):
         yield step([part(i, max(1, largest // seqs), lengths[0]) for i in range(seqs)])
-    for length, seqs in product(lengths, powers(1, most)) if adjusted else ():
-        for sampling in (GREEDY, FILTERED):
+    for length, seqs in product(lengths, powers(1, most)):
+        for sampling in (GREEDY, FILTERED) if PENALTIES in features else ():
             yield step([part(i, 1, length, sampling, slot=True) for i in range(seqs)])
+        if LOGPROBS in features:
+            yield step([part(i, 1, length) for i in range(seqs)], logprobs=0)
 
 
 class WarmUp:
