@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import queue
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -12,7 +13,7 @@ from typing import Any
 import pytest
 
 from bitnet.core.engine import GenerationOptions, Update
-from bitnet.core.engine.ticket import Ticket
+from bitnet.core.engine.ticket import Ticket, wake
 from bitnet.core.engine.worker import Worker
 from bitnet.core.errors import BitNetError, DeviceLostError, InvalidInputError, QueueFullError
 
@@ -138,6 +139,33 @@ def test_tasks_and_threads_get_the_same_tokens(worker: Worker, make_rig: MakeRig
 
     alone = make_rig()
     assert asyncio.run(every()) == [alone.one(p, max_tokens=100, ignore_eos=True).tokens for p in prompts]
+
+
+def test_news_that_comes_as_a_task_begins_to_wait_reaches_it(worker: Worker) -> None:
+    """Between the task's look at the queue and its wait; the engine's thread may be anywhere meanwhile."""
+
+    class Queue:
+        def __init__(self) -> None:
+            self.news: list[Update] = []
+
+        def put(self, update: Update) -> None:
+            self.news.append(update)
+
+        def get_nowait(self) -> Update:
+            if self.news:
+                return self.news.pop()
+            wake([ticket.put(Update(0))])
+            raise queue.Empty
+
+    prompt = worker.engine.prepare([1, 2], LONG)
+    ticket = Ticket(worker, *prompt)
+    news: Any = Queue()
+    ticket._news = news
+
+    async def read() -> Update:
+        return await asyncio.wait_for(anext(ticket), 20)
+
+    assert asyncio.run(read()) == Update(0)
 
 
 def test_a_task_that_is_cancelled_while_it_waits_loses_no_news(worker: Worker) -> None:

@@ -27,8 +27,11 @@ class ClientGone(Exception):
     """The client closed the connection, or does not read."""
 
 
+_encoded = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
+
+
 def to_json(value: Any) -> bytes:
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace")
+    return _encoded(value).encode("utf-8", "replace")
 
 
 def _no_constant(name: str) -> None:

@@ -63,7 +63,9 @@ class Head:
 
     def __init__(self, service: Service, fields: Fields, kind: str, prefix: str) -> None:
         self.id = prefix + secrets.token_hex(12)
-        self._service, self._kind, self._created = service, kind, int(time.time())
+        self._kind, self._created = kind, int(time.time())
+        self._start = b""
+        self._names = {"model": service.names[0], "system_fingerprint": service.fingerprint}
         stream = fields.object("stream_options")
         self.usage = stream is not None and stream.flag("include_usage")
 
@@ -72,10 +74,15 @@ class Head:
             "id": self.id,
             "object": self._kind + suffix,
             "created": self._created,
-            "model": self._service.names[0],
-            "system_fingerprint": self._service.fingerprint,
+            **self._names,
             **values,
         }
+
+    def event(self, suffix: str, choices: list[dict[str, Any]]) -> bytes:
+        """An object of a stream as an event. What all of them begin with is made JSON once, as one comes a step."""
+        if not self._start:
+            self._start = event(self.object(suffix)).removesuffix(b"}\n\n") + b',"choices":'
+        return self._start + to_json(choices) + b"}\n\n"
 
     def extras(self, result: Result) -> dict[str, Any]:
         """Timings, and the receipts that were asked for: of the first continuation, or a list where there are more."""

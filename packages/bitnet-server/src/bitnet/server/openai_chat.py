@@ -11,7 +11,7 @@ from bitnet.server.errors import RequestError, unsupported, wrong
 from bitnet.server.fields import Fields
 from bitnet.server.generation import SSE, Job, Result
 from bitnet.server.messages import openai_messages
-from bitnet.server.openai import FINISH, Head, chat_logprobs, event, failed, usage
+from bitnet.server.openai import FINISH, Head, chat_logprobs, failed, usage
 from bitnet.server.sampling import MAX_CHOICES, sampling_options
 from bitnet.server.service import Service
 from bitnet.server.structured import openai_form
@@ -97,7 +97,7 @@ class ChatAnswer:
 
     def _event(self, index: int, delta: dict[str, Any], reason: str | None, logprobs: Any) -> bytes:
         choice = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": reason}
-        return event(self._head.object(".chunk", choices=[choice]))
+        return self._head.event(".chunk", [choice])
 
     def end(self, result: Result) -> Iterable[bytes]:
         return self._head.last_events(result, ".chunk")

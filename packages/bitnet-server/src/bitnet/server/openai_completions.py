@@ -11,7 +11,7 @@ from bitnet.core.errors import brief
 from bitnet.server.errors import RequestError, unsupported, wrong
 from bitnet.server.fields import Fields
 from bitnet.server.generation import SSE, Job, Result
-from bitnet.server.openai import FINISH, Head, event, failed, finite, usage
+from bitnet.server.openai import FINISH, Head, failed, finite, usage
 from bitnet.server.sampling import MAX_CHOICES, sampling_options
 from bitnet.server.service import Service
 from bitnet.server.structured import openai_form
@@ -104,7 +104,7 @@ class CompletionAnswer:
         self._length[index] = before + len(text)
         if text or chunk.logprobs or chunk.finish_reason is not None:
             reason = None if chunk.finish_reason is None else FINISH[chunk.finish_reason]
-            yield event(self._head.object(choices=[self._choice(index, text, chunk.logprobs, reason, before)]))
+            yield self._head.event("", [self._choice(index, text, chunk.logprobs, reason, before)])
 
     def end(self, result: Result) -> Iterable[bytes]:
         return self._head.last_events(result, "")
