@@ -21,7 +21,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from bitnet.core.gpu import KernelSpec
-from bitnet.core.gpu.clc import Abilities
+from bitnet.core.gpu.clc import Abilities, sources
 from bitnet.core.gpu.clc.abilities import Matrix
 from bitnet.core.gpu.clc.intel_products import FILE, IntelProducts, by_sub_groups
 from bitnet.core.gpu.scaled import group_product
@@ -134,26 +134,17 @@ def lanes_of(product: str, rows: int, cols: int, times: int) -> int:
     return products._lanes(matrix, times)
 
 
-def assembly(spec: KernelSpec, product: str, dot: bool) -> tuple[str, str]:
-    """What the compiler made of a kernel: the name of its file and its text.
+def assembly(spec: KernelSpec, product: str, program: bytes, *options: str) -> tuple[str, str]:
+    """What the compiler made of a kernel of a program: the name of its file and its text.
 
     Raises:
-        Refused: It does not take the module, or leaves a function unresolved, of which its exit status says nothing.
+        Refused: It does not take the program, or leaves a function unresolved, of which its exit status says nothing.
     """
     with tempfile.TemporaryDirectory() as folder:
-        source, dump = Path(folder) / "kernel.spv", Path(folder) / "dump"
-        source.write_bytes(module(spec, dot=dot, device=product))
-        command = [
-            *OCLOC.split(),
-            "compile",
-            "-file",
-            str(source),
-            "-spirv_input",
-            "-device",
-            product,
-            "-out_dir",
-            folder,
-        ]
+        source, dump = Path(folder) / "kernel", Path(folder) / "dump"
+        source.write_bytes(program)
+        about = ["-file", str(source), "-device", product, "-out_dir", folder]
+        command = [*OCLOC.split(), "compile", *about, *options]
         wanted = {**os.environ, "IGC_ShaderDumpEnable": "1", "IGC_DumpToCustomDir": str(dump)}
         done = subprocess.run(command, env=wanted, capture_output=True, text=True, check=False, cwd=folder)
         if done.returncode:
@@ -170,7 +161,23 @@ def assembly(spec: KernelSpec, product: str, dot: bool) -> tuple[str, str]:
 
 def count(spec: KernelSpec, product: str, *, dot: bool | None = None) -> Count:
     """The figures of a kernel for a product, of its module with the integer dot product where that has one."""
-    file, text = assembly(spec, product, product not in NO_DOT if dot is None else dot)
+    words = module(spec, dot=product not in NO_DOT if dot is None else dot, device=product)
+    return figures(product, *assembly(spec, product, words, "-spirv_input"))
+
+
+def count_source(spec: KernelSpec, product: str, matrix: Matrix) -> Count:
+    """The figures of a kernel in OpenCL C, as an OpenCL driver without the integer dot product compiles it."""
+    has = Abilities(UNITS[product], 1024, 65536, subgroups=True, f16=True, matrix=matrix)
+    defines = [f"-D{name}={value}" for name, value in spec.defines]
+    if matrix != "intel":  # ocloc does not say so, which a driver does of a device that has it
+        defines.append("-Dcl_intel_subgroup_matrix_multiply_accumulate")
+    options = " ".join([*has.options("3.0"), *defines])
+    text = sources("bitnet.level_zero", "level-zero", vendors=("intel",)).text(spec.file)
+    return figures(product, *assembly(spec, product, text.encode(), "-options", options))
+
+
+def figures(product: str, file: str, text: str) -> Count:
+    """The figures of a kernel's assembly."""
     lanes = LANES.get(product.split("-", maxsplit=1)[0], 8)
     all_of = INSTRUCTION.findall(text)
     loop = INSTRUCTION.findall(_loop(text))

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from bitnet.core.gpu import KernelSpec
+from bitnet.core.gpu.clc.abilities import Matrix
 from bitnet.core.support.dynlib import open_library
 from bitnet.level_zero.loader import DRIVER
 from bitnet.level_zero.variants import FAMILIES, all_modules
@@ -127,6 +128,25 @@ def test_every_module_is_compiled(asking: Any, product: str, compiler: str) -> N
             if count.spilled and "ternary_gemm" not in label:
                 spilled[f"{label}: {entry}"] = count.spilled
     assert spilled == {}
+
+
+@pytest.mark.parametrize(("product", "matrix"), [("skl", "intel"), ("tgllp", "intel"), ("dg2-g10", "xmx8")])
+@pytest.mark.nightly(unless_changed=FAMILY)
+def test_sources_for_sub_groups_are_compiled(asking: Any, product: str, matrix: Matrix) -> None:
+    """From OpenCL C, as OpenCL's driver is given it; this Debian's compiler takes XMX in that language alone."""
+    asking("ocloc")
+    seen = set()
+    for label, spec, dot in modules.specs(8, matrix != "intel"):
+        xmx = dict(spec.defines).get("XMX")
+        if xmx != int(matrix != "intel") or dot:
+            continue
+        for entry in modules.entries(spec.file):
+            count = counting.count_source(KernelSpec(spec.file, entry, spec.defines), product, matrix)
+            assert not count.spilled or "ternary_gemm" in label, label
+            assert count.products or matrix == "intel" or entry == "activation_tiles", label
+            seen.add(entry)
+    assert seen >= {"sub_groups", "activation_tiles", "ternary_gemm_sg"}
+    assert ("attention_prefill_xmx" in seen) == (matrix != "intel")
 
 
 @pytest.mark.parametrize("compiler", ["ocloc", pytest.param("newer", marks=pytest.mark.nightly(unless_changed=FAMILY))])
