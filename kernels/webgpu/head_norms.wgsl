@@ -9,12 +9,13 @@ struct Args { eps: f32, heads: i32, kv_heads: i32 }
 @compute @workgroup_size(WG)
 fn head_norms(g: Group) {
     let m = i32(g.id.x);
-    if (m >= step[STEP_TOKENS]) { return; }
+    let tokens = step[STEP_TOKENS];
     let head = i32(g.id.y);
-    let row = (m * (args.heads + 2 * args.kv_heads) + head) * DIM;
+    let row = (min(m, tokens - 1) * (args.heads + 2 * args.kv_heads) + head) * DIM;
     var squares = 0.0;
     for (var i = i32(g.lane); i < DIM; i += WG) { squares += qkv[row + i] * qkv[row + i]; }
     let root = sqrt(group_sum(g, squares) / f32(DIM) + args.eps);
+    if (m >= tokens) { return; }  // not before the sum: a browser's compiler would forbid its barriers
     for (var i = i32(g.lane); i < DIM; i += WG) {
         var gain = k_norm[i];
         if (head < args.heads) { gain = q_norm[i]; }

@@ -1,6 +1,8 @@
 // What both products of weights with a scale for each GROUP of columns share. The sums of a group are exact, and their terms are added in
 // the order that the contract states, so that the result has its bits. EACH: groups of a block of 128 columns; 1 where a group has
 // one or more blocks. PLANES: bit pairs of a block that are one group's. Packing as in ternary_gemv.
+// The kernels do not take a Group: a browser's compiler has each of its members differ within a workgroup, and forbids barriers after
+// a return that depends on one.
 struct Args { rows: u32, first: u32, total: u32 }  // rows of W that are bound, the first of them, and all
 @group(0) @binding(0) var<storage, read> step: array<i32>;
 #if WIDE

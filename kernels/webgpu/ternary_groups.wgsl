@@ -22,13 +22,17 @@ fn part(sum: i32, plane: u32, total: i32) -> i32 {
 }
 
 @compute @workgroup_size(WG)
-fn ternary_groups(g: Group) {
+fn ternary_groups(
+    @builtin(workgroup_id) id: vec3<u32>,
+    @builtin(num_workgroups) count: vec3<u32>,
+    @builtin(local_invocation_index) lane: u32,
+) {
     let tokens = u32(step[STEP_TOKENS]);
-    let n0 = (g.id.y * g.count.x + g.id.x) * ROWS;
-    let m0 = g.id.z * u32(TOKENS);
+    let n0 = (id.y * count.x + id.x) * ROWS;
+    let m0 = id.z * u32(TOKENS);
     if (m0 >= tokens || n0 >= args.rows) { return; }
-    let slot = g.lane / STRIDE * u32(HELD);
-    for (var unit = g.lane % STRIDE; unit < UNITS; unit += STRIDE) {
+    let slot = lane / STRIDE * u32(HELD);
+    for (var unit = lane % STRIDE; unit < UNITS; unit += STRIDE) {
         var found = array<array<array<i32, 4>, TOKENS>, HELD>();  // a sum of each plane
         var total = array<i32, 4>();
         for (var b = 0u; b < BLOCKS; b++) {
@@ -75,7 +79,7 @@ fn ternary_groups(g: Group) {
 #end
     }
     workgroupBarrier();
-    for (var i = g.lane; i < ROWS * u32(TOKENS); i += u32(WG)) {
+    for (var i = lane; i < ROWS * u32(TOKENS); i += u32(WG)) {
         let m = m0 + i % u32(TOKENS);
         let n = n0 + i / u32(TOKENS);
         if (m >= tokens || n >= args.rows) { continue; }

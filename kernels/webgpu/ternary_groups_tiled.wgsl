@@ -18,14 +18,14 @@ fn fetch_x(place: u32, m0: u32, tokens: u32, s: u32, b: u32) -> vec4<u32> {
 }
 
 @compute @workgroup_size(WG)
-fn ternary_groups_tiled(g: Group) {
+fn ternary_groups_tiled(@builtin(workgroup_id) id: vec3<u32>, @builtin(local_invocation_index) lane: u32) {
     let tokens = u32(step[STEP_TOKENS]);
-    let n0 = g.id.x * TILE_N;
-    let m0 = g.id.y * TILE_M;
+    let n0 = id.x * TILE_N;
+    let m0 = id.y * TILE_M;
     if (m0 >= tokens) { return; }
-    let my_n = g.lane % 16u;  // rows my_n + 16 i, tokens my_m + 8 t
-    let my_m = g.lane / 16u;
-    let code_row = min(n0 + g.lane / 2u, args.rows - 1u) * ROW + g.lane % 2u;
+    let my_n = lane % 16u;  // rows my_n + 16 i, tokens my_m + 8 t
+    let my_m = lane / 16u;
+    let code_row = min(n0 + lane / 2u, args.rows - 1u) * ROW + lane % 2u;
     var found: array<array<i32, EACH_M>, 4>;
     var sum: array<array<f32, EACH_M>, 4>;
     var next_x: array<vec4<u32>, X_LOADS>;
@@ -34,16 +34,16 @@ fn ternary_groups_tiled(g: Group) {
     var b = 0u;
     next_w = codes[code_row];
 #repeat i X_LOADS
-    next_x[i] = fetch_x(g.lane + i * u32(WG), m0, tokens, 0u, 0u);
+    next_x[i] = fetch_x(lane + i * u32(WG), m0, tokens, 0u, 0u);
 #end
     while (s < COUNT) {
         workgroupBarrier();
 #repeat i X_LOADS
-        let place = g.lane + i * u32(WG);
+        let place = lane + i * u32(WG);
         if (place < TILE_M * UNITS) { x_tile[place % UNITS][(place / UNITS) ^ (place % UNITS)] = next_x[i]; }
 #end
 #repeat p PLANES
-        w_tile[2u * p + g.lane % 2u][w_place(g.lane, g.lane / 2u)] = weights_of(next_w, s % u32(EACH) * u32(PLANES) + p);
+        w_tile[2u * p + lane % 2u][w_place(lane, lane / 2u)] = weights_of(next_w, s % u32(EACH) * u32(PLANES) + p);
 #end
         workgroupBarrier();
         let now = s;
@@ -56,7 +56,7 @@ fn ternary_groups_tiled(g: Group) {
         if (s < COUNT) {
             next_w = codes[code_row + 2u * (s / u32(EACH) * BLOCKS + b)];
 #repeat i X_LOADS
-            next_x[i] = fetch_x(g.lane + i * u32(WG), m0, tokens, s, b);
+            next_x[i] = fetch_x(lane + i * u32(WG), m0, tokens, s, b);
 #end
         }
         for (var u = 0u; u < UNITS; u++) {
