@@ -2,34 +2,21 @@
  * ternary_matmul of weights with a scale for each group of columns: out[M, ΣN] = scale · Σ_s (x_s · W_sᵀ) · w_s.
  *
  * A group is packed on its own, so that the micro-kernels of ternary_matmul.h multiply it exactly in int32: columns of
- * padding at its end have digits 0, whatever activations stand there. Products of groups are added in the order that
- * kernels/README.md states: GROUP_SPAN / group partial sums, each over every so many groups, then added pairwise. The
- * result has the same bits on every level and every device.
+ * padding at its end have digits 0, whatever activations stand there. Products of groups are added one after the other,
+ * as kernels/README.md states: the result has the same bits on every level and every device.
  */
 #include "gemm_dot.h"
 
-/* Columns whose groups go to different partial sums. */
-#define GROUP_SPAN 2048
-
 INLINE int64_t span_columns(int64_t group) { return groups_of(group) * GROUP_COLUMNS; }
-INLINE int64_t partial_sums(int64_t group, int64_t count) {
-    const int64_t most = group < GROUP_SPAN ? GROUP_SPAN / group : 1;
-    int64_t sums = 1;
-    while (sums < most && sums < count) sums *= 2;
-    return sums;
-}
 
-/* Bytes of a block of tokens' sums in a panel, and of the sums of each group's activations. */
-INLINE size_t sums_bytes(const group_matmul_op_t *o) {
-    const int64_t sums = partial_sums(o->group, o->x.columns / o->group);
-    return aligned_bytes((size_t)(sums * BLOCK_TOKENS * PANEL_ROWS), sizeof(float));
-}
+/* Bytes of a block of tokens' sums in a panel. */
+INLINE size_t sums_bytes(void) { return aligned_bytes(BLOCK_TOKENS * PANEL_ROWS, sizeof(float)); }
 
 static need_t group_matmul_need(const run_t *run, const op_t *op) {
     const group_matmul_op_t *o = &op->group_matmul;
     const size_t m = (size_t)run->program.limits.max_tokens, count = (size_t)(o->x.columns / o->group);
     const size_t side_by_side = aligned_bytes(m * count, (size_t)span_columns(o->group));
-    return (need_t){.shared = side_by_side + aligned_bytes(m * count, sizeof(int32_t)), .scratch = sums_bytes(o)};
+    return (need_t){.shared = side_by_side + aligned_bytes(m * count, sizeof(int32_t)), .scratch = sums_bytes()};
 }
 
 /* A part, its first column of the output, and the number of a panel in it. */
@@ -84,12 +71,11 @@ static void group_block(
     const group_matmul_op_t *o, group_place_t at, const int32_t *x, const int32_t *totals, int64_t first, int tokens,
     float *sums) {
     const int64_t group = o->group, count = o->x.columns / group, groups = groups_of(group);
-    const int64_t partial = partial_sums(group, count), width = (int64_t)tokens * PANEL_ROWS;
     const int64_t left = at.part->rows - at.panel * PANEL_ROWS, rows = left < PANEL_ROWS ? left : PANEL_ROWS;
     const int tiles = panel_tiles(at.part->rows, at.panel);
     const uint8_t *w = panel_at(at.part->codes, at.panel, count * groups);
     const half_t *scales = at.part->scales + at.panel * count * PANEL_ROWS;
-    memset(sums, 0, (size_t)(partial * width) * sizeof *sums);
+    memset(sums, 0, (size_t)tokens * PANEL_ROWS * sizeof *sums);
     for (int64_t s = 0; s < count; s++, w += tiles * groups * TILE_BYTES, scales += PANEL_ROWS) {
         int32_t acc[BLOCK_TOKENS * PANEL_ROWS];
         const int32_t *own = x + s * span_columns(group) / 4 * tokens;
@@ -97,13 +83,9 @@ static void group_block(
             gemv_panel(w, tiles, groups, (const int8_t *)own, acc);
         else
             gemm_panel(w, tiles, groups, own, tokens, acc);
-        float *to = sums + (s & (partial - 1)) * width;
         for (int m = 0; m < tokens; m++)
-            group_add(acc + m * PANEL_ROWS, totals[m * count + s], scales, rows, to + m * PANEL_ROWS);
+            group_add(acc + m * PANEL_ROWS, totals[m * count + s], scales, rows, sums + m * PANEL_ROWS);
     }
-    for (int64_t half = partial / 2; half; half /= 2)
-        for (int64_t i = 0; i < half * width; i += VL)
-            v_store(sums + i, v_load(sums + i) + v_load(sums + half * width + i));
     for (int m = 0; m < tokens; m++) {
         float *out = (float *)o->out.data + (first + m) * o->out.stride + at.column + at.panel * PANEL_ROWS;
         for (int64_t i = 0; i < rows; i += VL) {

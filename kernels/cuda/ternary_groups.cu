@@ -1,13 +1,14 @@
 // ternary_matmul of weights with a scale for each GROUP of columns: out[m, n] = scale[m] * sum over s of f32(x_s . w_s) * w_scale[n, s].
 // The sums of a group are exact, and the terms are added in the order that the contract states, so that the result has its bits.
 //
-// LANES threads share HELD rows of W. Each takes a unit of columns at a time (one block of 128, or a group of more), and adds the
-// terms of its EACH groups to partial sums of its own: SUMS a row in all. At each bit pair a chunk of 16 bytes holds 16 neighbours of
-// K: pair 3 (the top) of the two chunks of a block weights k..k+31, pair 2 those 32 further, and so on.
+// LANES threads share HELD rows of W. Each takes a unit of columns at a time (one block of 128, or a group of more), and keeps the
+// terms of its EACH groups in shared memory, where one thread a row and token adds them up. At each bit pair a chunk of 16 bytes holds
+// 16 neighbours of K: pair 3 (the top) of the two chunks of a block weights k..k+31, pair 2 those 32 further, and so on.
 #define COUNT (COLS / GROUP) /* groups of a row */
 #define BLOCKS (GROUP < 128 ? 1 : (GROUP + 127) / 128) /* blocks of a unit */
 #define UNITS ((COUNT + EACH - 1) / EACH)
 #define ROWS (WG / LANES * HELD)
+#define PITCH (COUNT | 1) /* of a row's terms, odd so that neighbours fall into different banks */
 
 __device__ __forceinline__ int dot4(unsigned codes, unsigned x, int sum) {
     int out;
@@ -37,11 +38,10 @@ __device__ __forceinline__ uint4 load_x(const signed char *row, int k) {
 extern "C" __global__ void __launch_bounds__(WG)
 ternary_groups(const int *step, const signed char *x, const float *scale, const uint4 *codes, const f16 *w_scale, float *out,
                int rows) {
-    __shared__ float parts[ROWS * TOKENS * SUMS];
+    __shared__ float terms[ROWS * TOKENS * PITCH];
     int lane = threadIdx.x % LANES, slot = threadIdx.x / LANES * HELD, tokens = STEP_TOKENS(step);
     int first = blockIdx.x * ROWS, token = blockIdx.y * TOKENS;
     if (token >= tokens) return;
-    float sums[HELD][TOKENS][EACH] = {};
 #pragma unroll 4
     for (int i = 0; i < (UNITS + LANES - 1) / LANES; i++) {
         int unit = lane + i * LANES;
@@ -73,27 +73,22 @@ ternary_groups(const int *step, const signed char *x, const float *scale, const 
         for (int r = 0; r < HELD; r++)
 #pragma unroll
             for (int j = 0; j < EACH; j++) {
-                int s = min(unit * EACH + j, COUNT - 1);  // beyond the last the activations, and so the sums, are zero
+                int s = unit * EACH + j;
+                if (s >= COUNT) continue;
                 float w = to_float(w_scale[(size_t)min(first + slot + r, rows - 1) * COUNT + s]);
 #pragma unroll
                 for (int t = 0; t < TOKENS; t++)
-                    sums[r][t][j] = __fadd_rn(sums[r][t][j], __fmul_rn((float)(found[r][t][j] - total[t][j]), w));
+                    terms[((slot + r) * TOKENS + t) * PITCH + s] = __fmul_rn((float)(found[r][t][j] - total[t][j]), w);
             }
     }
-#pragma unroll
-    for (int r = 0; r < HELD; r++)
-#pragma unroll
-        for (int t = 0; t < TOKENS; t++)
-#pragma unroll
-            for (int j = 0; j < EACH; j++) parts[((slot + r) * TOKENS + t) * SUMS + lane * EACH + j] = sums[r][t][j];
     __syncthreads();
     for (int i = threadIdx.x; i < ROWS * TOKENS; i += WG) {
         int m = token + i % TOKENS, to = first + i / TOKENS;
         if (m >= tokens || to >= rows) continue;
-        float *part = parts + i * SUMS;
-        for (int half = SUMS / 2; half > 0; half /= 2)
-            for (int p = 0; p < half; p++) part[p] = __fadd_rn(part[p], part[p + half]);
-        float value = __fmul_rn(part[0], scale[m]);
+        float sum = 0.0f;
+#pragma unroll 8
+        for (int s = 0; s < COUNT; s++) sum = __fadd_rn(sum, terms[i * PITCH + s]);
+        float value = __fmul_rn(sum, scale[m]);
         size_t at = (size_t)m * rows + to;
         out[at] = ADD ? __fadd_rn(out[at], value) : value;
     }

@@ -1,15 +1,16 @@
 // ternary_matmul of weights with a scale for each GROUP of columns: out[m, n] = scale[m] * sum over s of f32(x_s . w_s) * w_scale[n, s].
 // The sums of a group are exact, and the terms are added in the order that the contract states, so that the result has its bits.
 //
-// LANES work-items share HELD rows of W. Each takes a unit of columns at a time (one block of 128, or a group of more), and adds the
-// terms of its EACH groups to partial sums of its own: SUMS a row in all. At each bit pair a chunk of 16 bytes holds 16 neighbours of
-// K: pair 3 (the top) of the two chunks of a block weights k..k+31, pair 2 those 32 further, and so on.
+// LANES work-items share HELD rows of W. Each takes a unit of columns at a time (one block of 128, or a group of more), and keeps the
+// terms of its EACH groups in local memory, where one work-item a row and token adds them up. At each bit pair a chunk of 16 bytes holds
+// 16 neighbours of K: pair 3 (the top) of the two chunks of a block weights k..k+31, pair 2 those 32 further, and so on.
 #pragma OPENCL FP_CONTRACT OFF  // the contract rounds each product and each sum separately
 
 #define COUNT (COLS / GROUP) /* groups of a row */
 #define BLOCKS (GROUP < 128 ? 1 : (GROUP + 127) / 128) /* blocks of a unit */
 #define UNITS ((COUNT + EACH - 1) / EACH)
 #define ROWS (WG / LANES * HELD)
+#define PITCH (COUNT | 1) /* of a row's terms, odd so that neighbours fall into different banks */
 
 // The products of 16 codes and 16 activations.
 inline int dot16(uint4 c, uint4 x, int sum) {
@@ -19,17 +20,10 @@ inline int dot16(uint4 c, uint4 x, int sum) {
 kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void ternary_groups(
     global const int *step, global const char *x, global const float *scale, global const uint4 *codes,
     global const half *w_scale, global float *out, int rows) {
-    local float parts[ROWS * TOKENS * SUMS];
+    local float terms[ROWS * TOKENS * PITCH];
     int item = get_local_id(0), lane = item % LANES, slot = item / LANES * HELD, tokens = STEP_TOKENS(step);
     int first = get_group_id(0) * ROWS, token = get_group_id(1) * TOKENS;
     if (token >= tokens) return;
-    float sums[HELD][TOKENS][EACH];
-    UNROLL
-    for (int r = 0; r < HELD; r++)
-        UNROLL
-        for (int t = 0; t < TOKENS; t++)
-            UNROLL
-            for (int j = 0; j < EACH; j++) sums[r][t][j] = 0.0f;
     UNROLL_BY_8
     for (int i = 0; i < (UNITS + LANES - 1) / LANES; i++) {
         int unit = lane + i * LANES;
@@ -71,26 +65,20 @@ kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void ternary_groups(
         for (int r = 0; r < HELD; r++)
             UNROLL
             for (int j = 0; j < EACH; j++) {
-                int s = min(unit * EACH + j, COUNT - 1);  // beyond the last the activations, and so the sums, are zero
+                int s = unit * EACH + j;
+                if (s >= COUNT) continue;
                 float w = vload_half((size_t)min(first + slot + r, rows - 1) * COUNT + s, w_scale);
                 UNROLL
-                for (int t = 0; t < TOKENS; t++) sums[r][t][j] += (float)(found[r][t][j] - total[t][j]) * w;
+                for (int t = 0; t < TOKENS; t++) terms[((slot + r) * TOKENS + t) * PITCH + s] = (float)(found[r][t][j] - total[t][j]) * w;
             }
     }
-    UNROLL
-    for (int r = 0; r < HELD; r++)
-        UNROLL
-        for (int t = 0; t < TOKENS; t++)
-            UNROLL
-            for (int j = 0; j < EACH; j++) parts[((slot + r) * TOKENS + t) * SUMS + lane * EACH + j] = sums[r][t][j];
     barrier(CLK_LOCAL_MEM_FENCE);
     for (int i = item; i < ROWS * TOKENS; i += WG) {
         int m = token + i % TOKENS, to = first + i / TOKENS;
         if (m >= tokens || to >= rows) continue;
-        local float *part = parts + i * SUMS;
-        for (int half_size = SUMS / 2; half_size > 0; half_size /= 2)
-            for (int p = 0; p < half_size; p++) part[p] += part[p + half_size];
-        float value = part[0] * scale[m];
+        float sum = 0.0f;
+        for (int s = 0; s < COUNT; s++) sum += terms[i * PITCH + s];
+        float value = sum * scale[m];
 #if ADD
         out[(size_t)m * rows + to] += value;
 #else

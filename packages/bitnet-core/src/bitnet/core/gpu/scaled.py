@@ -11,17 +11,19 @@ import numpy as np
 
 from bitnet.core.gpu.context import Bucket, Context
 from bitnet.core.gpu.driver import KernelSpec, Launch
-from bitnet.core.gpu.ops import ROPE_GROUP, ceil_div, next_power_of_two
+from bitnet.core.gpu.ops import ROPE_GROUP, ceil_div, next_power_of_two, power_of_two
 from bitnet.core.hal import Op, Program, RopeAppend, TernaryMatmul, TernaryWeight
 
-SPAN = 2048
-"""Columns whose groups go to different partial sums, as the contract has it (kernels/README.md)."""
 BLOCK = 128
 """Columns of a block of codes; a work-item multiplies at least one."""
 GROUP = 64
 """Work-items of a work-group."""
+LANES = 16
+"""Work-items that share a row."""
 MOST_TOKENS = 8
 """Tokens that a work-item multiplies its codes with."""
+TERMS = 4096
+"""Terms of groups that a work-group keeps: 16 KiB of the 32 that every GPU API grants it."""
 
 
 def in_groups(program: Program, op: Op) -> bool:
@@ -38,21 +40,23 @@ def norms_heads(op: Op) -> bool:
 
 
 def group_product(ctx: Context, op: TernaryMatmul, bucket: Bucket) -> list[Launch]:
-    """``ternary_matmul`` whose work-items each keep some of a row's partial sums."""
+    """``ternary_matmul`` by kernels that keep the terms of a row's groups, then add them up in their order."""
     w = ctx.ternary(op.weights)
     assert w.group is not None
-    sums = min(next_power_of_two(ceil_div(SPAN, w.group)), next_power_of_two(w.cols // w.group))
-    groups = max(BLOCK // w.group, 1) if w.group < w.cols else 1  # that a work-item multiplies at a time
-    lanes = max(sums // groups, 1)
-    tokens = min(bucket.tokens, MOST_TOKENS)
-    held = 2 if tokens == 1 else 1
+    count = w.cols // w.group
+    groups = max(BLOCK // w.group, 1) if count > 1 else 1  # that a work-item multiplies at a time
+    lanes = min(next_power_of_two(ceil_div(count, groups)), LANES)
+    while lanes < GROUP and GROUP // lanes * count > TERMS:
+        lanes *= 2
+    held = 2 if bucket.tokens == 1 and 2 * GROUP // lanes * count <= TERMS else 1
+    room = TERMS // (GROUP // lanes * held * count)
+    tokens = min(bucket.tokens, MOST_TOKENS, power_of_two(max(room, 1)))
     defines = {
         "WG": GROUP,
         "COLS": w.cols,
         "ROW_BYTES": w.row_bytes,
         "GROUP": w.group,
         "EACH": groups,
-        "SUMS": lanes * groups,
         "LANES": lanes,
         "HELD": held,
         "TOKENS": tokens,

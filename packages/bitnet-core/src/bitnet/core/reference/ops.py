@@ -61,29 +61,19 @@ def ternary_matmul(x: I8, scale: F32, weight: TernaryData) -> F32:
     return acc
 
 
-GROUP_SPAN = 2048
-"""Columns whose groups go to different partial sums."""
-
-
 def group_matmul(x: I8, scale: F32, weight: TernaryData, group: int) -> F32:
     """``ternary_matmul`` of a weight with a scale for each ``group`` columns, summed as ``kernels/README.md`` says."""
-    count, sums = x.shape[1] // group, 1
-    while sums * group < GROUP_SPAN:
-        sums *= 2
     out = np.empty((len(x), len(weight.codes)), np.float32)
     rows = max(1, _CHUNK // x.shape[1])
     for n in range(0, len(weight.codes), rows):
         codes, scales = weight.codes[n : n + rows], weight.scale[n : n + rows].astype(np.float32)
         chunk = _UNPACKED[codes].reshape(len(codes), -1, 32, 4).swapaxes(2, 3).reshape(len(codes), -1)
-        partial = np.zeros((sums, len(x), len(codes)), np.float32)
-        for s in range(count):
+        total = np.zeros((len(x), len(codes)), np.float32)
+        for s in range(x.shape[1] // group):
             columns = slice(s * group, (s + 1) * group)
             acc = x[:, columns].astype(np.float32) @ chunk[:, columns].T
-            partial[s % sums] += acc * scales[:, s]
-        while len(partial) > 1:
-            half = len(partial) // 2
-            partial = partial[:half] + partial[half:]
-        out[:, n : n + rows] = partial[0] * scale[:, None]
+            total += acc * scales[:, s]
+        out[:, n : n + rows] = total * scale[:, None]
     return out
 
 

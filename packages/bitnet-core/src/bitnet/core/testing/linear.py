@@ -99,6 +99,7 @@ def grouped_shapes(size: Size) -> list[Grouped]:
         Grouped(70, (300,), 4224, 128),
         Grouped(2, (40,), 8192, 4096),
         Grouped(1, (40,), 3204, 3204),
+        Grouped(1, (5,), 40960, 32),
     ]
 
     def draw(rng: np.random.Generator) -> Grouped:

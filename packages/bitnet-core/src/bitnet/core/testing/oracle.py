@@ -69,16 +69,10 @@ def group_matmul(codes: I8, scale: F32, weights: Sequence[tuple[I8, npt.NDArray[
         x, w = codes.reshape(len(codes), count, group), matrix.reshape(n, count, group)
         acc = np.einsum("msk,nsk->smn", x.astype(np.float64), w.astype(np.float64), optimize=True)
         terms = acc.astype(np.float32) * units.T.astype(np.float32)[:, None, :]
-        sums = 1
-        while sums * group < 2048:
-            sums *= 2
-        partial = [np.zeros((len(codes), n), np.float32) for _ in range(sums)]
-        for s, term in enumerate(terms):
-            partial[s % sums] = partial[s % sums] + term
-        while len(partial) > 1:
-            half = len(partial) // 2
-            partial = [a + b for a, b in zip(partial[:half], partial[half:], strict=True)]
-        parts.append(partial[0] * scale[:, None])
+        total = np.zeros((len(codes), n), np.float32)
+        for term in terms:
+            total = total + term
+        parts.append(total * scale[:, None])
     return np.concatenate(parts, axis=1)
 
 
