@@ -10,7 +10,7 @@ from bitnet.core.gpu.driver import KernelSpec, Launch
 from bitnet.core.hal import Attention
 
 WAVES, KEYS, WIDEST = 4, 32, 128
-"""Waves of a work-group, the positions of its tile, and the dimensions of a head at most; the source has the first two."""
+"""Waves of a work-group, positions of its tile, and dimensions of a head at most; the source has the first two too."""
 
 
 class AmdAttention(AttentionOps):
