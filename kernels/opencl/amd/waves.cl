@@ -7,4 +7,7 @@ kernel __attribute__((reqd_work_group_size(MATRIX_WAVE, 1, 1))) OF_WAVES void wa
     for (int i = 0; i < PLANES * UNITS; i++) a[i] = at[i * MATRIX_WAVE + lane];
     sums16 sums = multiplied(a, a, (sums16)(0));
     for (int i = 0; i < D_ROWS; i++) ((global int *)at)[(size_t)D_ROW(i, lane) * 16 + lane % 16] = sums[i];
+    halves16 b = as_part((floats16)(column_add(lane, lane)), lane);
+    floats16 found = multiplied_halves(b, b, (floats16)(column_max(lane, lane)));
+    for (int i = 0; i < D_ROWS; i++) ((global float *)at)[(size_t)(16 + D_ROW(i, lane)) * 16 + lane % 16] = found[i];
 }

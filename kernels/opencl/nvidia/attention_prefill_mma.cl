@@ -2,9 +2,9 @@
 // maximum (FlashAttention; Dao 2023). A work-group of 4 warps has a tile and a head, a warp 16 of its tokens. Keys of the next tile
 // are on their way while values are used, and the other way round; values are transposed on their way into registers.
 //
-// Grid: [heads, tiles]. Tiles are counted over the sequences, each of which begins with a new one; the last come first, as those of
-// one sequence take the longest.
+// Grid: [heads, tiles].
 #include "nvidia/warps.clh"
+#include "attention_tiles.clh"
 
 #define TILE 64
 #define THREADS (TILE / 16 * WARP)
@@ -26,16 +26,10 @@ kernel __attribute__((reqd_work_group_size(THREADS, 1, 1))) OF_WARPS void attent
     global const KV *keys, global const KV *values, global float *out, int heads, int kv_heads) {
     local uint4 key[TILE * UNITS], value[TILE * UNITS];
     int item = get_local_id(0), warp = item / WARP, lane = item % WARP, group = lane / 4, quarter = lane % 4, head = get_group_id(0);
-    int seqs = STEP_SEQS(step), seq = 0, tile = -1 - (int)get_group_id(1);
-#define TILES_OF(s) ((step[seq_begin + (s) + 1] - step[seq_begin + (s)] + TILE - 1) / TILE)
-    for (int s = 0; s < seqs; s++) tile += TILES_OF(s);
-    if (tile < 0) return;
-    for (int count; tile >= (count = TILES_OF(seq)); seq++) tile -= count;
-    int begin = step[seq_begin + seq], end = step[seq_begin + seq + 1];
-    int m0 = begin + tile * TILE;                            // the tile's first token
-    int position0 = step[seq_len + seq] - end + m0;          // and its position
-    int length = min(step[seq_len + seq], position0 + TILE); // positions that its tokens see between them
-    global const int *table = step + block_table + seq * max_blocks;
+    Tile tile = tile_of(step, seq_begin, seq_len, TILE, get_group_id(1));
+    int m0 = tile.begin, end = tile.end, position0 = tile.position, length = tile.length;
+    if (length == 0) return;
+    global const int *table = step + block_table + tile.seq * max_blocks;
     int kv_head = head / HEAD_GROUP;
     fetch(key, (global const ushort *)keys, table, 0, length, kv_head, kv_heads);
     fetch(value, (global const ushort *)values, table, 0, length, kv_head, kv_heads);

@@ -2,8 +2,9 @@
 //
 // Matrix products: element [row][k] of A, [k][column] of B and [row][column] of D by lane and register, as AMD's Matrix Instruction
 // Calculator (github.com/ROCm/amd_matrix_instruction_calculator) prints them by --register-layout for V_MFMA_I32_16X16X16I8 (CDNA2),
-// V_MFMA_I32_16X16X32_I8 (CDNA3) and V_WMMA_I32_16X16X16_IU8 (RDNA3, RDNA4). It does not know CDNA4: V_MFMA_I32_16X16X64_I8 follows its
-// elders here, and another order of K, if A and B have the same, would give the same D. What other lanes hold comes by a shuffle:
+// V_MFMA_I32_16X16X32_I8 (CDNA3), V_MFMA_F32_16X16X16_F16, V_WMMA_I32_16X16X16_IU8 and V_WMMA_F32_16X16X16_F16 (RDNA3, RDNA4). It does not
+// know CDNA4: V_MFMA_I32_16X16X64_I8 follows its elders here. Another order of K, if A and B have the same, gives the same D; RDNA 4's
+// halves have one, 4 of K in one half of a wave and 4 in the other, which is left out here. What other lanes hold comes by a shuffle:
 // sub-groups here have as many work-items as AMD's waves.
 #include "opencl.h"
 
@@ -36,6 +37,19 @@ const char *const shim =
     "    }\n"
     "    return sum;\n"
     "}\n"
+    // The same of halves, two of K in a word, 16 of K in all.
+    "inline float element_f16(int row, int column, int regs, const uint *a, const uint *b, float sum) {\n"
+    "    for (int word = 0; word < 8; word++) {\n"
+    "        uint of_a = 0, of_b = 0;\n"
+    "        for (int r = 0; r < regs; r++) {\n"
+    "            uint x = sub_group_shuffle(a[r], LANE_OF(row, word, regs)), y = sub_group_shuffle(b[r], LANE_OF(column, word, regs));\n"
+    "            if (r == word % regs) of_a = x, of_b = y;\n"
+    "        }\n"
+    "        for (int i = 0; i < 2; i++) sum += vload_half(i, (const half *)&of_a) * vload_half(i, (const half *)&of_b);\n"
+    "    }\n"
+    "    return sum;\n"
+    "}\n"
+    "#define __builtin_amdgcn_ds_bpermute(at, x) sub_group_shuffle((int)(x), (at) / 4)\n"
     "#endif\n"
     "#if MFMA\n"
     "inline int4 mfma(int words, int regs, const uint *a, const uint *b, int4 d) {\n"
@@ -49,6 +63,13 @@ const char *const shim =
     "#define __builtin_amdgcn_mfma_i32_16x16x16i8(a, b, d, cbsz, abid, blgp) mfma16(a, b, d)\n"
     "#define __builtin_amdgcn_mfma_i32_16x16x32_i8(a, b, d, cbsz, abid, blgp) mfma32(a, b, d)\n"
     "#define __builtin_amdgcn_mfma_i32_16x16x64_i8(a, b, d, cbsz, abid, blgp) mfma64(a, b, d)\n"
+    "inline float4 mfma_f16(uint2 a, uint2 b, float4 d) {\n"
+    "    int lane = get_sub_group_local_id();\n"
+    "    float found[4] = {d.x, d.y, d.z, d.w};\n"
+    "    for (int i = 0; i < 4; i++) found[i] = element_f16(lane / 16 * 4 + i, lane % 16, 2, (const uint *)&a, (const uint *)&b, found[i]);\n"
+    "    return (float4)(found[0], found[1], found[2], found[3]);\n"
+    "}\n"
+    "#define __builtin_amdgcn_mfma_f32_16x16x16f16(a, b, d, cbsz, abid, blgp) mfma_f16(as_uint2(a), as_uint2(b), d)\n"
     "#elif WMMA\n"
     "inline int8 wmma(int rdna3, int regs, int sa, const uint *a, int sb, const uint *b, int8 d) {\n"
     "    int lane = get_sub_group_local_id(), found[8] = {d.s0, d.s1, d.s2, d.s3, d.s4, d.s5, d.s6, d.s7};\n"
@@ -58,6 +79,19 @@ const char *const shim =
     "    }\n"
     "    return (int8)(found[0], found[1], found[2], found[3], found[4], found[5], found[6], found[7]);\n"
     "}\n"
+    "inline float8 wmma_f16(int rdna3, int regs, const uint *a, const uint *b, float8 d) {\n"
+    "    int lane = get_sub_group_local_id();\n"
+    "    float found[8] = {d.s0, d.s1, d.s2, d.s3, d.s4, d.s5, d.s6, d.s7};\n"
+    "    for (int i = 0; i < 8; i++) {\n"
+    "        int row = rdna3 ? 2 * i + lane / 16 : lane / 16 * 8 + i;\n"
+    "        found[i] = element_f16(row, lane % 16, regs, a, b, found[i]);\n"
+    "    }\n"
+    "    return (float8)(found[0], found[1], found[2], found[3], found[4], found[5], found[6], found[7]);\n"
+    "}\n"
+    "inline float8 wmma_f16_rdna3(uint8 a, uint8 b, float8 d) { return wmma_f16(1, 8, (const uint *)&a, (const uint *)&b, d); }\n"
+    "inline float8 wmma_f16_rdna4(uint4 a, uint4 b, float8 d) { return wmma_f16(0, 4, (const uint *)&a, (const uint *)&b, d); }\n"
+    "#define __builtin_amdgcn_wmma_f32_16x16x16_f16_w32(a, b, d) wmma_f16_rdna3(as_uint8(a), as_uint8(b), d)\n"
+    "#define __builtin_amdgcn_wmma_f32_16x16x16_f16_w32_gfx12(a, b, d) wmma_f16_rdna4(as_uint4(a), as_uint4(b), d)\n"
     "inline int8 wmma_rdna3(int sa, int4 a, int sb, int4 b, int8 d) { return wmma(1, 4, sa, (const uint *)&a, sb, (const uint *)&b, d); }\n"
     "inline int8 wmma_rdna4(int sa, int2 a, int sb, int2 b, int8 d) { return wmma(0, 2, sa, (const uint *)&a, sb, (const uint *)&b, d); }\n"
     "#define __builtin_amdgcn_wmma_i32_16x16x16_iu8_w32(sa, a, sb, b, d, clamp) wmma_rdna3(sa, a, sb, b, d)\n"

@@ -157,7 +157,8 @@ def check(name: str, shape: str, code_object: CodeObject) -> None:
     codes = compile_all(lambda unit: code_object(units[unit], name), list(units))
     many = "ternary_gemm" if kind.matrix == "none" else "amd/ternary_gemm_matrix"
     products = {"ternary_groups", "head_norms"} if "group" in SHAPES[shape] else {"ternary_decode", many}
-    assert products | {"attention_decode", "attention_prefill"} <= {file for file, _ in units}
+    prefill = "attention_prefill" if kind.matrix == "none" else "amd/attention_prefill_matrix"
+    assert products | {"attention_decode", prefill} <= {file for file, _ in units}
     for spec, (launch, tokens) in made.items():
         found, what = metadata(codes[spec.file, spec.defines])[spec.entry], f"{spec} for {name}"
         given = [arg for arg in found[".args"] if not arg[".value_kind"].startswith("hidden")]
@@ -202,20 +203,22 @@ WAVES = KernelSpec("amd/waves", "waves")
 
 
 @pytest.mark.parametrize(
-    ("name", "instruction"),
+    ("name", "of_bytes", "of_halves"),
     [
-        ("gfx908", "v_mfma_i32_16x16x16i8"),
-        ("gfx90a", "v_mfma_i32_16x16x16i8"),
-        ("gfx942", "v_mfma_i32_16x16x32_i8"),
-        ("gfx950", "v_mfma_i32_16x16x64_i8"),
-        ("gfx1103", "v_wmma_i32_16x16x16_iu8"),
-        ("gfx1201", "v_wmma_i32_16x16x16_iu8"),
+        ("gfx908", "v_mfma_i32_16x16x16i8", "v_mfma_f32_16x16x16f16"),
+        ("gfx90a", "v_mfma_i32_16x16x16i8", "v_mfma_f32_16x16x16f16"),
+        ("gfx942", "v_mfma_i32_16x16x32_i8", "v_mfma_f32_16x16x16_f16"),
+        ("gfx950", "v_mfma_i32_16x16x64_i8", "v_mfma_f32_16x16x16_f16"),
+        ("gfx1103", "v_wmma_i32_16x16x16_iu8", "v_wmma_f32_16x16x16_f16"),
+        ("gfx1201", "v_wmma_i32_16x16x16_iu8", "v_wmma_f32_16x16x16_f16"),
     ],
 )
 def test_matrix_products_are_instructions(
-    name: str, instruction: str, disassembly: Callable[[KernelSpec, str], str]
+    name: str, of_bytes: str, of_halves: str, disassembly: Callable[[KernelSpec, str], str]
 ) -> None:
-    assert instruction in disassembly(WAVES, name)
+    text = disassembly(WAVES, name)
+    assert of_bytes in text
+    assert of_halves in text
 
 
 @pytest.mark.parametrize(

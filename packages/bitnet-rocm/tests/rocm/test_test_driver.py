@@ -17,7 +17,8 @@ import pytest
 
 Run: TypeAlias = Callable[..., subprocess.CompletedProcess[str]]
 SUITE = str(Path(__file__).with_name("test_conformance_rocm.py"))
-PYTEST = ("-m", "pytest", "-q", "-p", "no:cacheprovider", SUITE)
+ATTENTION = str(Path(__file__).with_name("test_attention_rocm.py"))
+PYTEST = ("-m", "pytest", "-q", "-p", "no:cacheprovider")
 OPEN = (
     "import logging; logging.basicConfig(format='%(message)s');"
     "from bitnet.rocm.backend import BACKEND as b; from bitnet.core.devices.options import open_options;"
@@ -47,14 +48,14 @@ def passed(done: subprocess.CompletedProcess[str]) -> int:
 
 @pytest.mark.nightly(unless_changed=FAMILY)
 def test_conformance(run: Run) -> None:
-    assert passed(run(*PYTEST, BITNET_REQUIRE_DEVICES="rocm:0")) > 200
+    assert passed(run(*PYTEST, SUITE, BITNET_REQUIRE_DEVICES="rocm:0")) > 200
 
 
 def test_conformance_of_another_kind(run: Run) -> None:
     """Waves of 64, dot products of signed bytes, and the older compiler's numbers."""
     some = "test_ternary_matmul_of_stacked or test_norm_quant_rounds or test_greedy"
     other = {"HIP_TEST_ARCH": "gfx906:sramecc+:xnack-", "HIP_TEST_COMGR": 2, "HIP_TEST_VERSION": 60443482}
-    assert passed(run(*PYTEST, "-k", some, BITNET_REQUIRE_DEVICES="rocm:0", **other)) > 10
+    assert passed(run(*PYTEST, SUITE, "-k", some, BITNET_REQUIRE_DEVICES="rocm:0", **other)) > 10
 
 
 @pytest.mark.nightly(unless_changed=FAMILY)
@@ -64,6 +65,13 @@ def test_products_on_matrix_units(run: Run, name: str) -> None:
     printed = run(str(Path(__file__).with_name("matrix_products.py")), HIP_TEST_ARCH=name).stdout
     print(printed)
     assert "5 tiles, 0 wrong" in printed
+
+
+@pytest.mark.nightly(unless_changed=FAMILY)
+@pytest.mark.parametrize("name", ["gfx90a", "gfx1100", "gfx1201"])
+def test_attention_on_matrix_units(run: Run, name: str) -> None:
+    """Each register layout of halves; gfx942 and gfx950 have gfx90a's."""
+    assert passed(run(*PYTEST, ATTENTION, BITNET_REQUIRE_DEVICES="rocm:0", HIP_TEST_ARCH=name)) == 4
 
 
 @pytest.mark.nightly(unless_changed=FAMILY)

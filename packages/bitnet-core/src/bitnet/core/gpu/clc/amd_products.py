@@ -45,12 +45,17 @@ TILES = {
 """Tiles by the wave's work-items, the largest first. A wave of 32 holds twice as much of a sum in each work-item."""
 
 
+def wave_of(abilities: Abilities) -> int:
+    """Work-items of a wave that a matrix unit multiplies for."""
+    return 64 if abilities.matrix.startswith("mfma") else 32
+
+
 class AmdProducts(Products):
     """The launches for a device with MFMA or WMMA of bytes."""
 
     def __init__(self, abilities: Abilities) -> None:
         super().__init__(abilities)
-        self._wave = 64 if abilities.matrix.startswith("mfma") else 32
+        self._wave = wave_of(abilities)
         self._tiles = [
             tile
             for tile in TILES[self._wave]

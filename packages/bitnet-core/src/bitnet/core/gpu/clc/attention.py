@@ -91,6 +91,11 @@ def defines_of(ctx: Context, op: Attention) -> dict[str, int]:
     return kv_defines(ctx, op) | {"HEAD_GROUP": op.heads // op.kv_heads}
 
 
+def tiles_of(ctx: Context, bucket: Bucket, side: int) -> int:
+    """Tiles of ``side`` tokens at most, where each sequence begins with a new one."""
+    return bucket.tokens // side + min(bucket.tokens, ctx.program.limits.max_seqs)
+
+
 def prefill_args(ctx: Context, op: Attention) -> tuple[Arg, ...]:
     """The arguments of attention of many tokens."""
     cache = ctx.kv("k", op.layer), ctx.kv("v", op.layer)

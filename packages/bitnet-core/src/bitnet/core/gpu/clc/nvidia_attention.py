@@ -13,6 +13,7 @@ from bitnet.core.gpu.clc.attention import (
     most_tokens,
     parts_of,
     prefill_args,
+    tiles_of,
 )
 from bitnet.core.gpu.clc.nvidia_products import WARP
 from bitnet.core.gpu.context import Bucket, Context
@@ -35,8 +36,8 @@ class NvidiaAttention(AttentionOps):
             return super().lower(ctx, op, bucket)
         defines = tuple(defines_of(ctx, op).items())
         spec = KernelSpec("nvidia/attention_prefill_mma", "attention_prefill_mma", defines)
-        tiles = bucket.tokens // TILE + min(bucket.tokens, ctx.program.limits.max_seqs)
-        return [Launch(spec, (op.heads, tiles, 1), (WARP * WARPS, 1, 1), prefill_args(ctx, op))]
+        grid = (op.heads, tiles_of(ctx, bucket, TILE), 1)
+        return [Launch(spec, grid, (WARP * WARPS, 1, 1), prefill_args(ctx, op))]
 
     def splits(self, ctx: Context, op: Attention, bucket: Bucket) -> bool:
         return decoding(bucket) if takes_matrix_units(ctx, op) else super().splits(ctx, op, bucket)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from bitnet.core.gpu.clc.abilities import Abilities, Matrix
+from bitnet.core.gpu.clc.amd_attention import AmdAttention
 from bitnet.core.gpu.clc.amd_products import AmdProducts
 from bitnet.core.gpu.clc.attention import AttentionOps
 from bitnet.core.gpu.clc.intel_attention import IntelAttention
@@ -44,7 +45,7 @@ class Vendor:
 
 PLAIN = Vendor()
 """Kernels that every device runs."""
-AMD = Vendor(KernelSpec("amd/waves", "waves"), AmdProducts)
+AMD = Vendor(KernelSpec("amd/waves", "waves"), AmdProducts, AmdAttention)
 """Kernels for MFMA and WMMA, whichever of them it is."""
 VENDORS: Mapping[Matrix, Vendor] = {
     "none": PLAIN,
