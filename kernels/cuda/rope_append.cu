@@ -1,8 +1,8 @@
 // Rotates q in place, and stores k (rotated) and v in the paged cache. A warp a head of a token; a lane two pairs, or four values
-// of v, at a time. HEAD_NORMS: heads of q and of k get their RMSNorm before they are rotated.
+// of v, at a time.
 extern "C" __global__ void __launch_bounds__(WARPS * WARP)
 rope_append(const int *step, int token_seq, int seq_begin, int seq_len, int block_table, int max_blocks, float *qkv,
-            kv_t *keys, kv_t *values, const float *cosines, const float *sines, const float *q_norm, const float *k_norm, float eps) {
+            kv_t *keys, kv_t *values, const float *cosines, const float *sines) {
     int m = blockIdx.x, head = blockIdx.y * WARPS + threadIdx.x / WARP, lane = threadIdx.x % WARP;
     if (m >= STEP_TOKENS(step) || head >= HEADS + 2 * KV_HEADS) return;
     int p = token_position(step, token_seq, seq_begin, seq_len, m);
@@ -15,13 +15,6 @@ rope_append(const int *step, int token_seq, int seq_begin, int seq_len, int bloc
     };
     wait_for_before();
     start_dependents();
-#if HEAD_NORMS
-    const float *norm = head < HEADS ? q_norm : k_norm;
-    float sum = 0.0f;
-#pragma unroll
-    for (int i = lane; i < DIM / 2; i += WARP) sum += row[2 * i] * row[2 * i] + row[2 * i + 1] * row[2 * i + 1];
-    float root = sqrtf(warp_reduce<Sum>(sum) / DIM + eps);
-#endif
     for (int pair = 2 * lane; pair < DIM / 2; pair += 2 * WARP) {
         float2 a, b;
         if (NEOX || head >= HEADS + KV_HEADS) {
@@ -34,11 +27,6 @@ rope_append(const int *step, int token_seq, int seq_begin, int seq_len, int bloc
             store(to + pair, a.x, a.y), store(to + DIM / 2 + pair, b.x, b.y);
             continue;
         }
-#if HEAD_NORMS
-        const float *gain = norm + (NEOX ? pair : 2 * pair);
-        a = make_float2(a.x * gain[0] / root, a.y * gain[NEOX ? 1 : 2] / root);
-        b = make_float2(b.x * gain[NEOX ? DIM / 2 : 1] / root, b.y * gain[NEOX ? DIM / 2 + 1 : 3] / root);
-#endif
         float2 c = *(const float2 *)(cosines + (size_t)p * (DIM / 2) + pair), s = *(const float2 *)(sines + (size_t)p * (DIM / 2) + pair);
         float2 x = make_float2(a.x * c.x - b.x * s.x, a.y * c.y - b.y * s.y);
         float2 y = make_float2(b.x * c.x + a.x * s.x, b.y * c.y + a.y * s.y);

@@ -5,8 +5,8 @@
 // other (four neighbours of K each), so a step of K = 32 is one bit pair of all eight words, and the activations at the same
 // places are 8 neighbouring bytes. The codes are 0, 1, 2 for -1, 0, 1: `sums`, of each token's activations, is subtracted.
 // GLU: as in ternary_decode, every 16 rows are 8 gates and their 8 ups.
-// GROUP: columns of K that share a scale of a row (64 or 128); 0: one scale for all. The codes then become -64, 0, 64
-// before they are multiplied, and the products of each group are added, times a 64th of its scale, to f32 sums.
+// GROUP: columns of K that share a scale of a row (64 or 128); 0: one scale for all. The codes then become -1, 0, 1 before they
+// are multiplied, and the products of each group are added, times its scale, to f32 sums.
 #define ROWS_WARPS (BM / 32)
 #define TOKEN_WARPS (8 / ROWS_WARPS)
 #define NT (BN / TOKEN_WARPS / 8)
@@ -19,10 +19,8 @@
 #define A_TYPE "s8"
 #define SETS (GROUP == 64 ? 2 : 1) /* groups of a tile */
 #define COUNT (COLS / GROUP)
-#define CODES_AT(word, plane) ((word) << 2 * (plane) & 0xc0c0c0c0u)
 #else
 #define A_TYPE "u8"
-#define CODES_AT(word, plane) ((word) >> (6 - 2 * (plane)) & 0x03030303u)
 #define SETS 1
 #endif
 #define STAGE (BN * X_PITCH + BM * W_PITCH)
@@ -82,7 +80,7 @@ ternary_mma(const int *step, const signed char *x, const float *scale, const int
         for (int i = 0; i < SETS * 4; i++) {
             int r = row0 + i / 2 % 2 * 16 + i % 2 * 8 + group;
             size_t at = (size_t)(weight_there(r) ? weight_row(r) : 0) * COUNT + block * SETS + i / 4;
-            scale_of[i / 4][i / 2 % 2][i % 2] = to_float(((const f16 *)w_scale)[at]) / 64;
+            scale_of[i / 4][i / 2 % 2][i % 2] = to_float(((const f16 *)w_scale)[at]);
         }
         int acc[2][NT][4];
 #endif
@@ -93,13 +91,6 @@ ternary_mma(const int *step, const signed char *x, const float *scale, const int
             for (int h = 0; h < 2; h++)
                 words[t][h] = *(const uint2 *)(stage + BN * X_PITCH + (row0 + t * 16 + h * 8 + group) * W_PITCH + quarter * 8);
         }
-#if GROUP
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-            uint2 &word = words[i / 2][i % 2];
-            word = make_uint2(signed_codes(word.x), signed_codes(word.y));
-        }
-#endif
 #pragma unroll
         for (int plane = 0; plane < 4; plane++) {
 #if GROUP
@@ -111,8 +102,14 @@ ternary_mma(const int *step, const signed char *x, const float *scale, const int
             unsigned a[2][4];
 #pragma unroll
             for (int t = 0; t < 2; t++) {
-                a[t][0] = CODES_AT(words[t][0].x, plane), a[t][1] = CODES_AT(words[t][1].x, plane);
-                a[t][2] = CODES_AT(words[t][0].y, plane), a[t][3] = CODES_AT(words[t][1].y, plane);
+                a[t][0] = words[t][0].x >> (6 - 2 * plane) & 0x03030303u;
+                a[t][1] = words[t][1].x >> (6 - 2 * plane) & 0x03030303u;
+                a[t][2] = words[t][0].y >> (6 - 2 * plane) & 0x03030303u;
+                a[t][3] = words[t][1].y >> (6 - 2 * plane) & 0x03030303u;
+#if GROUP
+#pragma unroll
+                for (int i = 0; i < 4; i++) a[t][i] = signed_codes(a[t][i]);
+#endif
             }
 #pragma unroll
             for (int n = 0; n < NT; n++) {

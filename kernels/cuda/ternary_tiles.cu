@@ -21,7 +21,6 @@
 #define A_TYPE "s8"
 #define SETS (GROUP == 64 ? 2 : 1) /* groups of a tile */
 #define COUNT (COLS / GROUP)
-#define CODES_AT(word, plane) ((word) << 2 * (plane) & 0xc0c0c0c0u)
 #else
 #define A_TYPE "u8"
 #define SETS 1
@@ -30,7 +29,6 @@
 #define ACC(n) "+r"(acc[n][0]), "+r"(acc[n][1]), "+r"(acc[n][2]), "+r"(acc[n][3])
 #define ACC4(n) ACC(n), ACC(n + 1), ACC(n + 2), ACC(n + 3)
 #define NAMES32 "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31"
-#define NAMES56 NAMES32 ",%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,%55"
 #define NAMES64 NAMES32 ",%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63"
 #define NAMES80 NAMES64 ",%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76,%77,%78,%79"
 #define A_AND_X : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(x), "n"(ADDED)
@@ -41,9 +39,6 @@ __device__ __forceinline__ void multiply(int (&acc)[NT][4], const unsigned (&a)[
 #if BN == 160
     asm volatile("wgmma.mma_async.sync.aligned.m64n160k32.s32." A_TYPE ".s8 {" NAMES80 "}, {%80,%81,%82,%83}, %84, %85;"
                  : ACC4(0), ACC4(4), ACC4(8), ACC4(12), ACC4(16) A_AND_X);
-#elif BN == 112
-    asm volatile("wgmma.mma_async.sync.aligned.m64n112k32.s32." A_TYPE ".s8 {" NAMES56 "}, {%56,%57,%58,%59}, %60, %61;"
-                 : ACC4(0), ACC4(4), ACC4(8), ACC(12), ACC(13) A_AND_X);
 #else
     asm volatile("wgmma.mma_async.sync.aligned.m64n128k32.s32." A_TYPE ".s8 {" NAMES64 "}, {%64,%65,%66,%67}, %68, %69;"
                  : ACC4(0), ACC4(4), ACC4(8), ACC4(12) A_AND_X);
@@ -123,17 +118,15 @@ ternary_tiles(const int *step, const __grid_constant__ TensorMap x, const __grid
             products_wait<0>();  // of the stage before
             if (lane == 0 && k > 0) barrier_arrive(empty + (stage ? stage : STAGES) - 1);
 #endif
-#if GROUP
-#pragma unroll
-            for (int i = 0; i < 4; i++) words[i] = signed_codes(words[i]);
-#else
             unsigned a[4][4];
 #pragma unroll
             for (int plane = 0; plane < 4; plane++) {
 #pragma unroll
-                for (int i = 0; i < 4; i++) a[plane][i] = words[i] >> (6 - 2 * plane) & 0x03030303u;
+                for (int i = 0; i < 4; i++) {
+                    a[plane][i] = words[i] >> (6 - 2 * plane) & 0x03030303u;
+                    if (GROUP) a[plane][i] = signed_codes(a[plane][i]);
+                }
             }
-#endif
             unsigned long long tokens_at = operand(ring + stage * STAGE);
             [[maybe_unused]] int here = stage;
             if (++stage == STAGES) stage = 0, parity ^= 1;
@@ -144,18 +137,14 @@ ternary_tiles(const int *step, const __grid_constant__ TensorMap x, const __grid
 #pragma unroll
             for (int i = 0; i < SETS; i++) {
                 products_begin();
+                multiply<0>(acc, a[i * 4 / SETS], tokens_at + 2 * (i * 4 / SETS));
 #pragma unroll
-                for (int j = 0; j < 4 / SETS; j++) {
-                    const int plane = i * 4 / SETS + j;
-                    unsigned a[4] = {CODES_AT(words[0], plane), CODES_AT(words[1], plane), CODES_AT(words[2], plane), CODES_AT(words[3], plane)};
-                    if (j == 0) multiply<0>(acc, a, tokens_at + 2 * plane);
-                    else multiply<1>(acc, a, tokens_at + 2 * plane);
-                }
+                for (int plane = i * 4 / SETS + 1; plane < (i + 1) * 4 / SETS; plane++) multiply<1>(acc, a[plane], tokens_at + 2 * plane);
                 products_commit();
-                if (i == SETS - 1 && k + 1 < BLOCKS) read(words);
+                if (i == 0 && k + 1 < BLOCKS) read(words);
                 products_wait<0>();
                 if (i == SETS - 1 && lane == 0) barrier_arrive(empty + here);
-                float factor_low = to_float(scale_low[i]) / 64, factor_high = to_float(scale_high[i]) / 64;
+                float factor_low = to_float(scale_low[i]), factor_high = to_float(scale_high[i]);
 #pragma unroll
                 for (int n = 0; n < NT; n++) {
                     asm volatile("" : ACC(n));

@@ -48,7 +48,7 @@ class ProductTile:
 
 
 TILES = (ProductTile(256, 128), ProductTile(256, 160), ProductTile(192, 160))
-GROUP_TILES = (ProductTile(192, 112),)
+GROUP_TILES = (ProductTile(192, 128),)
 """Where groups of columns have scales: a thread holds f32 sums beside its integers."""
 END_CYCLES = 10_000
 """What a tile takes besides its products: storing it, mostly."""

@@ -129,7 +129,7 @@ def _alone(ctx: Context, op: Op, bucket: Bucket, table: Dispatch, fuses_scaled: 
     if not fuses_scaled and isinstance(op, TernaryMatmul) and in_groups(ctx.program, op):
         return table.get(InGroups, group_product)(ctx, op, bucket) or []
     made = table[type(op)](ctx, op, bucket) or []
-    if not fuses_scaled and isinstance(op, RopeAppend) and norms_heads(op):
+    if isinstance(op, RopeAppend) and norms_heads(op):
         return [*head_norms(ctx, op, bucket), *made]
     return made
 
