@@ -22,6 +22,7 @@ import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import httpx
@@ -190,7 +191,6 @@ def press_from_outside(url: str, seconds: float, seed: int) -> Counter[str]:
 
 def resident() -> int:
     """Bytes of this process in memory."""
-    gc.collect()
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
@@ -219,11 +219,13 @@ class Watch:
 
     Attributes:
         most: Requests that were there at the same time.
+        sizes: Bytes of this process in memory, each time it was looked at.
         faults: How often the device has failed.
     """
 
     def __init__(self, host: Any, models: list[Model], fault_seconds: float) -> None:
         self.most = self.faults = 0
+        self.sizes: list[int] = []
         self._host, self._models, self._fault_seconds = host, models, fault_seconds
         self._over = threading.Event()
         self._threads = [threading.Thread(target=work, name="test") for work in (self._look, self._fail)]
@@ -232,6 +234,7 @@ class Watch:
         while not self._over.wait(0.01):
             load = self._models[-1].load()
             self.most = max(self.most, self._host.present, load.running + load.waiting)
+            self.sizes.append(resident())
 
     def _fail(self) -> None:
         while not self._over.wait(self._fault_seconds):
@@ -257,6 +260,7 @@ def check_load(running: Any, scripted: Any, seconds: float) -> None:
     seed = random.randrange(2**32)
     print(f"seed {seed}")
     models: list[Model] = []
+    gc.collect()  # what other tests left, which holds descriptors
 
     def load() -> Model:
         model = load_model(device="cpu", max_seqs=MAX_SEQS, threads=1, max_queue=QUEUE)
@@ -272,8 +276,8 @@ def check_load(running: Any, scripted: Any, seconds: float) -> None:
             here = (server.host.present, load.running, load.waiting, load.kv_used)
             return here == (0, 0, 0, 0) and server.host.ready
 
-        def rest() -> tuple[int, int, Counter[str]]:
-            """Memory, descriptors and threads, once nothing runs and every client's connection is closed."""
+        def rest() -> tuple[int, Counter[str]]:
+            """Descriptors and threads, once nothing runs and every client's connection is closed."""
             seen = [0]
             while len(seen) < SETTLED or len({*seen[-SETTLED:]}) > 1 or not idle():
                 server.chat("nonce 7 times 2")  # the first one may yet meet the last fault
@@ -281,20 +285,23 @@ def check_load(running: Any, scripted: Any, seconds: float) -> None:
                 time.sleep(0.1)
                 seen.append(open_files())
             assert server.chat("nonce 7 times 2").json()["choices"][0]["message"]["content"] == "7 7 "
-            return resident(), open_files(), thread_names()
+            return open_files(), thread_names()
 
         fill_pools(server.host)
         with Watch(server.host, models, WARM_UP_FAULT_SECONDS):
             press_from_outside(server.url, max(WARM_UP, seconds / 5), seed)
-        before, files, threads = rest()
+        files, threads = rest()
         with Watch(server.host, models, FAULT_SECONDS) as watch:
             ends = press_from_outside(server.url, seconds, seed + CLIENTS)
-        after, files_after, threads_after = rest()
+        files_after, threads_after = rest()
+        third = len(watch.sizes) // 3
+        before, after = fmean(watch.sizes[:third]), fmean(watch.sizes[-third:])
         change = 100 * (after - before) / before
         print(
             f"{dict(ends)}, {watch.faults} faults, {watch.most} requests at most, "
-            f"memory {before:,} → {after:,} bytes ({change:+.1f} %), {files} → {files_after} descriptors, "
-            f"{threads.total()} → {threads_after.total()} threads"
+            f"memory {before / 1e6:.1f} → {after / 1e6:.1f} MB ({change:+.1f} %), means of the first and last third, "
+            f"{min(watch.sizes) / 1e6:.1f} to {max(watch.sizes) / 1e6:.1f} MB in all; "
+            f"{files} → {files_after} descriptors, {threads.total()} → {threads_after.total()} threads"
         )
         assert not [name for name in ends if name.startswith("lost")], ends
         for name in (
@@ -342,6 +349,7 @@ def test_reloads_leave_no_memory(running: Any) -> None:
         for _ in range(WARM_RELOADS + RELOADS):
             answer_many(server)
             assert server.client.post("/reload").json() == {"models": {"m": "reloaded"}}
+            gc.collect()
             sizes.append(resident())
     sizes = sizes[WARM_RELOADS:]
     print("MB:", [round(size / 1e6, 1) for size in sizes])

@@ -6,11 +6,14 @@ import json
 import logging
 import random
 import socket
+import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 
 from bitnet.core import Model
+from bitnet.core.text.chat import ChatTemplate
 from bitnet.server import devices_page
 from bitnet.server.app import ENDPOINTS, access
 
@@ -191,6 +194,29 @@ def test_no_prompt_is_logged(demo: Any, caplog: pytest.LogCaptureFixture) -> Non
     assert len([r for r in caplog.records if r.name == access.name]) == 3
     ours = [record.getMessage() for record in caplog.records if record.name.startswith("bitnet")]
     assert not any("secret" in line for line in ours)
+
+
+BOMBS = (
+    "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
+    "{{ '{0:>{1[0]}}'.format('a', [9000000000]) | length }}",
+)
+
+
+@pytest.mark.parametrize("source", BOMBS, ids=["time", "memory"])
+def test_a_template_bomb_is_bounded(script_model: Model, running: Any, scripted: Any, source: str) -> None:
+    """It is refused within its time, with as many requests as may come, and the server answers meanwhile."""
+    scripted(script_model, "fine")
+    script_model._file.__dict__["chat_template"] = ChatTemplate(source)
+    with running(script_model) as server, ThreadPoolExecutor(8) as pool:
+        begin = time.monotonic()
+        asked = [pool.submit(server.chat, str(i)) for i in range(8)]
+        assert server.client.get("/health").status_code == 200
+        answers = [answer.result() for answer in asked]
+        assert [answer.status_code for answer in answers] == [400] * 8, answers[0].text
+        assert "the chat template" in answers[0].json()["error"]["message"]
+        assert time.monotonic() - begin < 30
+        made = server.client.post("/v1/completions", json={"prompt": "x"})
+        assert made.json()["choices"][0]["text"] == "fine"
 
 
 def test_a_prompt_of_ten_megabytes_is_bounded(demo: Any) -> None:
