@@ -25,7 +25,7 @@
 #define COLUMNS uint
 #endif
 
-// Where element [row, column] of a matrix with STEPS * 16 columns lies, in tiles. Whole tiles may be added.
+// Where element [row, column] of a matrix with STEPS * 16 columns lies, in tiles: the place of its tile plus the place in that.
 #define TILED(row, column, STEPS) \
     ((((row) / 8 * (STEPS) + (column) / 16) * 128) + ((column) % 16 / EACH * 8 + (row) % 8) * EACH + (column) % EACH)
 
