@@ -63,7 +63,7 @@ class ScriptedEngine(Engine):
         here = {sequence.number for sequence in self._scheduler.sequences}
         for number in self._answers.keys() - here:  # ended or cancelled
             del self._answers[number]
-        return tokens.reshape(repeat, len(rows)), logits
+        return Result(tokens.reshape(repeat, len(rows)), logits, None)
 
     def _next(self, sequence: Any, ahead: int) -> int:
         tokenizer = self.tokenizer
