@@ -20,7 +20,7 @@ word_t bitnet_op_size(void), bitnet_program_size(void), bitnet_pages_alloc(size_
 void bitnet_pages_free(word_t, size_t), bitnet_pool_delete(word_t), bitnet_executable_delete(word_t);
 void bitnet_pack(word_t, word_t, word_t);
 word_t bitnet_executable_new(word_t, word_t, int, word_t), bitnet_executable_bytes(word_t);
-void bitnet_executable_run(word_t, word_t, int32_t, word_t);
+void bitnet_executable_run(word_t, word_t, int32_t, word_t, word_t);
 int64_t bitnet_executable_scored(word_t);
 size_t bitnet_head_bytes(word_t, int64_t, int64_t);
 bool bitnet_head_pack(word_t, word_t, int, word_t, word_t);
@@ -47,7 +47,7 @@ static word_t call(word_t function, const word_t *a) {
         case 11: return bitnet_executable_new(a[0], a[1], (int)a[2], a[3]);
         case 12: return bitnet_executable_delete(a[0]), 0;
         case 13: return bitnet_executable_bytes(a[0]);
-        case 14: return bitnet_executable_run(a[0], a[1], (int32_t)a[2], a[3]), 0;
+        case 14: return bitnet_executable_run(a[0], a[1], (int32_t)a[2], a[3], a[4]), 0;
         case 15: return bitnet_executable_kernel(a[0], (int)a[1]);
         case 16: return bitnet_head_bytes(a[0], (int64_t)a[1], (int64_t)a[2]);
         case 17: return bitnet_head_pack(a[0], a[1], (int)a[2], a[3], a[4]);

@@ -32,7 +32,8 @@ from bitnet.core.cpu import native
 from bitnet.core.cpu.backend import BACKEND
 from bitnet.core.cpu.device import CpuDevice
 from bitnet.core.cpu.lowering import LoweredProgram
-from bitnet.core.hal import HAL_API, DeviceInfo, DeviceType, OpenOptions, ProbeResult, ProbeStatus
+from bitnet.core.hal import HAL_API, DeviceInfo, DeviceType, HeaderWord, OpenOptions, ProbeResult, ProbeStatus
+from bitnet.core.hal.step import HEADER_WORDS
 
 SOURCE = Path(__file__).with_suffix(".c")
 HOOK = Path(__file__).resolve().parents[1] / "packages/bitnet-core/hatch_build.py"
@@ -180,11 +181,15 @@ class EmulatedLibrary:
         operands = self.upload(bytes(dense)), self.upload(bytes(head))
         return bool(self.__getattr__("bitnet_head_pack")(level, pool, threads, *operands))
 
-    def bitnet_executable_run(self, handle: int, step: int, count: int, tokens: int) -> None:
+    def bitnet_executable_run(self, handle: int, step: int, count: int, tokens: int, logprobs: int | None) -> None:
         data = ctypes.string_at(step, 4 * self._words[handle])
-        size = 4 * count * int.from_bytes(data[8:12], "little")
-        here, out = self.upload(data), self.bitnet_pages_alloc(max(size, 1))
-        self.__getattr__("bitnet_executable_run")(handle, here, count, out)
+        header = np.frombuffer(data, np.int32, HEADER_WORDS)
+        size = 4 * count * int(header[HeaderWord.ROWS])
+        told = size * max(2 * int(header[HeaderWord.LOGPROBS]) - 1, 0)
+        here, out, tell = self.upload(data), *(self.bitnet_pages_alloc(max(n, 1)) for n in (size, told))
+        self.__getattr__("bitnet_executable_run")(handle, here, count, out, tell)
+        if logprobs is not None:
+            ctypes.memmove(logprobs, self.read(tell, told), told)
         if self._samples[handle]:  # else there is no room for tokens
             ctypes.memmove(tokens, self.read(out, size), size)
 
@@ -228,7 +233,7 @@ class EmulatedArray:
         return np.ascontiguousarray(row).view(self.dtype).reshape(count, *self.shape[1:])
 
     def __setitem__(self, rows: slice, array: np.ndarray[Any, Any]) -> None:
-        for i, row in enumerate(np.ascontiguousarray(array).reshape(len(array), -1)):
+        for i, row in enumerate(np.ascontiguousarray(array).reshape(len(array), -1), rows.indices(len(self))[0]):
             self._library.write(self._address + i * self._stride, row.tobytes())
 
 

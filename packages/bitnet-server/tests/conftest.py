@@ -83,6 +83,7 @@ def _scripted(model: Model, script: Script | str) -> ScriptedEngine:
     """Have a model's engine say what ``script`` makes of a prompt."""
     engine: Any = model._worker.engine
     engine.__class__ = ScriptedEngine
+    engine._slots, engine._logprobs_told = None, -1  # all is chosen from logits
     engine.script = (lambda _: script) if isinstance(script, str) else script
     engine.tokenizer, engine._answers, engine.prompts = model.tokenizer, {}, deque(maxlen=100)
     return engine  # type: ignore[no-any-return]

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from bitnet.core.engine import Completion, GenerationOptions
-from bitnet.core.hal import Device, Limits, program
+from bitnet.core.hal import Device, Limits, Step, program
 
 MakeRig = Callable[..., Any]
 
@@ -61,8 +61,8 @@ def same(found: list[Completion], wanted: list[Completion]) -> None:
         for found_one, wanted_one in zip(a.logprobs or (), b.logprobs or (), strict=True):
             assert found_one.token == wanted_one.token
             assert [token for token, _ in found_one.top] == [token for token, _ in wanted_one.top]
-            values = [(x.logprob, *(value for _, value in x.top)) for x in (found_one, wanted_one)]
-            assert np.allclose(*values, rtol=1e-5, atol=1e-5)
+            x, y = ((o.logprob, *(value for _, value in o.top)) for o in (found_one, wanted_one))
+            assert np.allclose(x, y, rtol=1e-5, atol=1e-5)
 
 
 def test_tokens_are_those_of_the_host(make_rig: MakeRig, device: Device, rng: np.random.Generator) -> None:
@@ -80,7 +80,8 @@ def test_with_little_cache_slots_change_hands(
     wanted = [complete(make_rig(), [request], on_host=True)[0] for request in requests]
     monkeypatch.setattr(program, "MAX_SLOTS", 2)
     rig = make_rig(num_blocks=32)
-    claim, changes = rig.engine._slots.claim, []
+    claim = rig.engine._slots.claim
+    changes: list[Any] = []
 
     def watched(sequence: Any) -> None:
         before = list(rig.engine._slots._owners)
@@ -105,8 +106,14 @@ def test_more_sequences_than_slots(
 def test_bursts_go_on(make_rig: MakeRig, monkeypatch: pytest.MonkeyPatch) -> None:
     """A step with slots runs for many tokens, up to where end tokens are allowed; no logits are read."""
     rig = make_rig(limits=Limits(max_tokens=32, max_seqs=4, max_rows=8, max_blocks=32))
-    counts, run = [], rig.executable.run
-    rig.executable.run = lambda step, count=1: (counts.append(count), run(step, count))[1]
+    counts: list[int] = []
+    run = rig.executable.run
+
+    def counted(step: Step, count: int = 1) -> Any:
+        counts.append(count)
+        return run(step, count)
+
+    rig.executable.run = counted
     rig.executable.read = lambda *given: pytest.fail("logits are read")
     rig.engine._token_seconds = 0.001
     monkeypatch.setattr(rig.engine, "_timed", rig.engine._compute)

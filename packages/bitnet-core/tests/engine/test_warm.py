@@ -137,7 +137,7 @@ def test_penalties_and_logprobs_record_nothing(make_rig: Callable[..., Any]) -> 
     ready, rng = driver.recorded, np.random.default_rng()
     for options in ({"repetition_penalty": 1.2}, {"logprobs": 5}, {"frequency_penalty": 0.1, "top_p": 0.9}):
         for _ in range(64):
-            given = GenerationOptions(max_tokens=24, ignore_eos=True, temperature=1.0, **options)  # type: ignore[arg-type]
+            given = GenerationOptions(max_tokens=24, ignore_eos=True, temperature=1.0, **options)
             rig.engine.add(rig.engine.prepare(rng.integers(0, 260, 100).tolist(), given))
         while rig.engine.busy:
             rig.engine.step()

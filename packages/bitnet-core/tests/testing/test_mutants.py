@@ -316,7 +316,8 @@ tells = Executable.logprobs
 
 
 def of_the_last_pass(self: Any) -> Any:
-    return hal.Logprobs(*(np.repeat(part[-1:], len(part), 0) for part in tells(self)))
+    told: Array = tells(self)
+    return hal.Logprobs(*(np.repeat(part[-1:], len(part), 0) for part in told))
 
 
 def keeps_adjusted(self: Any, operation: Any, step: Any) -> None:

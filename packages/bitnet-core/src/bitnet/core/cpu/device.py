@@ -154,7 +154,7 @@ class CpuExecutable:
         with self._lock:
             self._usable()
             self._check_slot(slot, marks, biases)
-            self._lowered.marks[slot], self._lowered.biases[slot] = marks, biases
+            self._lowered.marks[slot : slot + 1], self._lowered.biases[slot : slot + 1] = marks[None], biases[None]
 
     def write(self, name: str, array: npt.NDArray[Any]) -> None:
         with self._lock:

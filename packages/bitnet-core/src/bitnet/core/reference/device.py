@@ -214,17 +214,18 @@ class ReferenceExecutable:
             fields = _Fields(step)
             tokens = np.zeros((count, fields.rows if self._check.samples else 0), np.int32)
             told = 2 * int(fields.data[HeaderWord.LOGPROBS]) - 1
-            self._logprobs = None if told < 0 else np.zeros((count, fields.rows, told), np.int32)
+            words = None if told < 0 else np.zeros((count, fields.rows, told), np.int32)
             for i in range(count):
                 for op in self._program.ops:
                     self._run_op(op, fields)
                     if isinstance(op, Sample):
                         tokens[i] = self._tensors[op.out][: fields.rows]
-                        for r in range(fields.rows if self._logprobs is not None else 0):
-                            row = self._tensors[op.logits][r]
-                            self._logprobs[i, r] = logprobs(row, tokens[i, r], told // 2)
+                        for r in range(fields.rows if words is not None else 0):
+                            assert words is not None
+                            words[i, r] = logprobs(self._tensors[op.logits][r], tokens[i, r], told // 2)
                 if i + 1 < count:
                     fields.advance(tokens[i])
+            self._logprobs = words
             return tokens
 
     def logprobs(self) -> Logprobs:
