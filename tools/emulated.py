@@ -32,7 +32,17 @@ from bitnet.core.cpu import native
 from bitnet.core.cpu.backend import BACKEND
 from bitnet.core.cpu.device import CpuDevice
 from bitnet.core.cpu.lowering import LoweredProgram
-from bitnet.core.hal import HAL_API, DeviceInfo, DeviceType, HeaderWord, OpenOptions, ProbeResult, ProbeStatus
+from bitnet.core.hal import (
+    HAL_API,
+    LOGPROBS,
+    PENALTIES,
+    DeviceInfo,
+    DeviceType,
+    HeaderWord,
+    OpenOptions,
+    ProbeResult,
+    ProbeStatus,
+)
 from bitnet.core.hal.step import HEADER_WORDS
 
 SOURCE = Path(__file__).with_suffix(".c")
@@ -214,6 +224,10 @@ class EmulatedLibrary:
         return bytes(data)
 
 
+FEATURES = (PENALTIES, LOGPROBS)
+"""Those of every level."""
+
+
 class EmulatedArray:
     """As much of an array over emulated memory as an executable uses."""
 
@@ -299,7 +313,10 @@ class EmulatedBackend:
         names = list(native.levels(library))  # type: ignore[arg-type]
         library.close()
         what = " ".join([self.name, *self._options])
-        devices = [DeviceInfo(self.name, level, f"{self.name}:{level}", what, "", DeviceType.CPU) for level in names]
+        devices = [
+            DeviceInfo(self.name, level, f"{self.name}:{level}", what, "", DeviceType.CPU, features=FEATURES)
+            for level in names
+        ]
         return ProbeResult(ProbeStatus.OK, devices)
 
     def open(self, info: DeviceInfo, options: OpenOptions) -> CpuDevice:

@@ -43,7 +43,7 @@ from bitnet.core.testing import ConformanceSuite
 from bitnet.core.testing.cases import Size
 from bitnet.core.testing.linear import LinearTests
 from bitnet.core.testing.rig import Rig, dense, tensor, ternary, tokens
-from emulated import NIGHT, BestByDay, EmulatedBackend, build_hook
+from emulated import FEATURES, NIGHT, BestByDay, EmulatedBackend, build_hook
 
 HERE = Path(__file__).parent
 
@@ -131,7 +131,7 @@ class StandInBackend:
     def probe(self) -> ProbeResult:
         levels = native.levels(native.library().handle)
         devices = [
-            DeviceInfo("cpu", s.level, f"cpu:{s.level}", s.level, "", DeviceType.CPU)
+            DeviceInfo("cpu", s.level, f"cpu:{s.level}", s.level, "", DeviceType.CPU, features=FEATURES)
             for s in STAND_INS
             if s.needs in levels
         ]

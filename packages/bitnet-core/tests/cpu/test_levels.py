@@ -6,7 +6,16 @@ from bitnet.core.cpu import native
 from bitnet.core.cpu.backend import BACKEND
 from bitnet.core.cpu.device import CpuDevice
 from bitnet.core.errors import DeviceError
-from bitnet.core.hal import HAL_API, DeviceInfo, DeviceType, OpenOptions, ProbeResult, ProbeStatus
+from bitnet.core.hal import (
+    HAL_API,
+    LOGPROBS,
+    PENALTIES,
+    DeviceInfo,
+    DeviceType,
+    OpenOptions,
+    ProbeResult,
+    ProbeStatus,
+)
 from bitnet.core.testing import ConformanceSuite
 
 
@@ -17,7 +26,8 @@ class LevelBackend:
     def probe(self) -> ProbeResult:
         chosen = {info.details.get("level") for info in BACKEND.probe().devices}
         rest = [level for level in native.levels(native.library().handle) if level not in chosen]
-        devices = [DeviceInfo("cpu", level, f"cpu:{level}", level, "", DeviceType.CPU) for level in rest]
+        features = (PENALTIES, LOGPROBS)
+        devices = [DeviceInfo("cpu", n, f"cpu:{n}", n, "", DeviceType.CPU, features=features) for n in rest]
         return ProbeResult(ProbeStatus.OK, devices)
 
     def open(self, info: DeviceInfo, options: OpenOptions) -> CpuDevice:
