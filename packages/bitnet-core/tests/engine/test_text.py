@@ -13,8 +13,8 @@ MakeRig = Callable[..., Any]
 
 
 def force(rig: Any, text: bytes, **options: Any) -> Iterable[Any]:
-    """Updates of a generation that is made to say ``text`` and then ends: one token, so one bias, at a time."""
-    (sequence,) = rig.engine.prepare([1], GenerationOptions(logit_bias={0: 0.0}, ignore_eos=True, **options))
+    """Updates of a generation that is made to say ``text`` and then ends. More than 20 log-probabilities are the host's, which chooses then, too."""
+    (sequence,) = rig.engine.prepare([1], GenerationOptions(logprobs=21, ignore_eos=True, **options))
     wanted = iter(text)
     sequence._choose = lambda logits: next(wanted)
     rig.engine.add([sequence])

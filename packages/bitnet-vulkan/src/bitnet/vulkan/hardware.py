@@ -102,10 +102,9 @@ class Hardware:
     def used(self) -> tuple[str, ...]:
         """What ``bitnet devices`` lists."""
         names = {DOT: "int8-dot", "timelineSemaphore": "timeline"}
-        found = [label for name, label in names.items() if name in self.features]
+        found = [PENALTIES, LOGPROBS, *(label for name, label in names.items() if name in self.features)]
         found += [f"subgroups:{self.subgroup}"] if self.subgroup else []
         found += ["cooperative-matrix"] if self.int8_tile else []
-        found += [PENALTIES, LOGPROBS]
         return tuple(sorted(found))
 
     def windows(self, data: Buffer, rows: int, group_rows: int | None = None) -> Iterator[tuple[Buffer, int, int]]:
