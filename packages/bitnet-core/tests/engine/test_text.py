@@ -13,7 +13,7 @@ MakeRig = Callable[..., Any]
 
 
 def force(rig: Any, text: bytes, **options: Any) -> Iterable[Any]:
-    """Updates of a generation that is made to say ``text`` and then ends. More than 20 log-probabilities are the host's, which chooses then, too."""
+    """Updates of a generation that is made to say ``text``, chosen by the host as it wants 21 log-probabilities."""
     (sequence,) = rig.engine.prepare([1], GenerationOptions(logprobs=21, ignore_eos=True, **options))
     wanted = iter(text)
     sequence._choose = lambda logits: next(wanted)
