@@ -19,7 +19,7 @@ from bitnet.server.bench_metrics import Answered, summary
 def rng() -> np.random.Generator:
     seed = np.random.SeedSequence().entropy
     print(f"seed {seed}")
-    return np.random.default_rng(seed)  # type: ignore[arg-type]
+    return np.random.default_rng(seed)
 
 
 def interpolated(values: Any, percent: float) -> float:
