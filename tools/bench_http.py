@@ -148,19 +148,20 @@ def main() -> None:
         address = ("127.0.0.1", int(url.rpartition(":")[2]))
         for _ in range(given.idle):
             stack.enter_context(socket.create_connection(address))
-        print(f"{used.device.name}; prompts of {given.prompt}, answers of {given.tokens} tokens, {given.idle} idle")
+        name = used.device.name if real else f"a device that takes {given.step_ms:g} ms"
+        print(f"{name}; prompts of {given.prompt}, answers of {given.tokens} tokens, {given.idle} idle")
         for streams in given.streams:
-            for name in given.sampling:
+            for drawn in given.sampling:
                 pairs = [
                     (
-                        engine_alone(used, streams, given, SAMPLING[name]),
-                        through_http(url, loop, streams, given, SAMPLING[name]),
+                        engine_alone(used, streams, given, SAMPLING[drawn]),
+                        through_http(url, loop, streams, given, SAMPLING[drawn]),
                     )
                     for _ in range(given.rounds)
                 ]
                 engine, http = (max(side, key=lambda found: found["rate"]) for side in zip(*pairs, strict=True))
                 print(
-                    f"{streams:3} streams {name:7} engine {engine['rate']:9,.0f} tokens/s, HTTP {http['rate']:9,.0f}: "
+                    f"{streams:3} streams {drawn:7} engine {engine['rate']:9,.0f} tokens/s, HTTP {http['rate']:9,.0f}: "
                     f"{http['rate'] / engine['rate']:.1%}; TTFT {engine['ttft']:,.1f} and {http['ttft']:,.1f} ms; "
                     f"processor time a token {engine['cpu']:.1f} and {http['cpu']:.1f} us, "
                     f"of which the event loop {http['loop']:.1f}",
