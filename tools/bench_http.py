@@ -97,14 +97,14 @@ def through_http(
 @contextmanager
 def serving(model: Model, places: int, profile: cProfile.Profile | None) -> Iterator[tuple[str, Callable[[], float]]]:
     """A thread serves the model, as ``bitnet serve`` would: its address, and the processor time of the thread."""
-    listener = socket.create_server(("127.0.0.1", 0), backlog=1024)
     app = create_app(model, Settings(max_seqs=places))
-    server = uvicorn.Server(uvicorn.Config(app, log_config=None, access_log=False, server_header=False))
+    config = uvicorn.Config(app, port=0, log_config=None, access_log=False, server_header=False, backlog=1024)
+    server = uvicorn.Server(config)
 
     def run() -> None:
         if profile is not None:
             profile.enable()
-        server.run(sockets=[listener])
+        server.run()
         if profile is not None:
             profile.disable()
 
@@ -116,7 +116,8 @@ def serving(model: Model, places: int, profile: cProfile.Profile | None) -> Iter
             time.sleep(0.01)
         assert thread.ident is not None
         clock = time.pthread_getcpuclockid(thread.ident)
-        yield f"http://127.0.0.1:{listener.getsockname()[1]}", lambda: time.clock_gettime(clock)
+        port = server.servers[0].sockets[0].getsockname()[1]
+        yield f"http://127.0.0.1:{port}", lambda: time.clock_gettime(clock)
     finally:
         server.should_exit = server.force_exit = True
         thread.join(30)
