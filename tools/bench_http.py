@@ -20,7 +20,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -64,8 +64,10 @@ def engine_alone(model: Model, streams: int, given: argparse.Namespace, sampling
     return {"rate": tokens / seconds, "ttft": ttft, "cpu": spent / tokens * 1e6}
 
 
-def through_http(url: str, streams: int, given: argparse.Namespace, sampling: dict[str, float]) -> dict[str, float]:
-    """The same by ``bitnet bench-serve``."""
+def through_http(
+    url: str, loop: Callable[[], float], streams: int, given: argparse.Namespace, sampling: dict[str, float]
+) -> dict[str, float]:
+    """The same by ``bitnet bench-serve``, and what the event loop's thread spends a token."""
     command = [sys.executable, "-m", "bitnet.core", "bench-serve", "--json", "--ignore-eos", "--base-url", url]
     options = {
         "endpoint": given.endpoint,
@@ -75,29 +77,34 @@ def through_http(url: str, streams: int, given: argparse.Namespace, sampling: di
         "seed": time.monotonic_ns() % 2**31,
         **{name.replace("_", "-"): value for name, value in sampling.items()},
     }
-    spent = time.process_time()
+    spent, looped = time.process_time(), loop()
     done = subprocess.run(
         [*command, *(f"--{name}={value}" for name, value in options.items())], stdout=subprocess.PIPE, check=True
     )
-    spent = time.process_time() - spent
+    spent, looped = time.process_time() - spent, loop() - looped
     found = json.loads(done.stdout)
     assert found["failed"] == 0, found["errors"]
-    tokens = found["total_output_tokens"]
-    assert tokens == streams * given.tokens
-    return {"rate": found["output_throughput"], "ttft": found["median_ttft_ms"], "cpu": spent / tokens * 1e6}
+    assert found["total_output_tokens"] == streams * given.tokens
+    tokens = (streams + 1) * given.tokens  # the first request, which bench-serve does not count, takes its time, too
+    return {
+        "rate": found["output_throughput"],
+        "ttft": found["median_ttft_ms"],
+        "cpu": spent / tokens * 1e6,
+        "loop": looped / tokens * 1e6,
+    }
 
 
 @contextmanager
-def serving(model: Model, places: int, profile: cProfile.Profile | None) -> Iterator[str]:
-    """The address at which a thread serves the model, as ``bitnet serve`` would."""
-    listener = socket.create_server(("127.0.0.1", 0), backlog=1024)
+def serving(model: Model, places: int, profile: cProfile.Profile | None) -> Iterator[tuple[str, Callable[[], float]]]:
+    """A thread serves the model, as ``bitnet serve`` would: its address, and the processor time of the thread."""
     app = create_app(model, Settings(max_seqs=places))
-    server = uvicorn.Server(uvicorn.Config(app, log_config=None, access_log=False, server_header=False))
+    config = uvicorn.Config(app, port=0, log_config=None, access_log=False, server_header=False, backlog=1024)
+    server = uvicorn.Server(config)
 
     def run() -> None:
         if profile is not None:
             profile.enable()
-        server.run(sockets=[listener])
+        server.run()
         if profile is not None:
             profile.disable()
 
@@ -107,7 +114,10 @@ def serving(model: Model, places: int, profile: cProfile.Profile | None) -> Iter
         while not server.started:
             assert thread.is_alive()
             time.sleep(0.01)
-        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        assert thread.ident is not None
+        clock = time.pthread_getcpuclockid(thread.ident)
+        port = server.servers[0].sockets[0].getsockname()[1]
+        yield f"http://127.0.0.1:{port}", lambda: time.clock_gettime(clock)
     finally:
         server.should_exit = server.force_exit = True
         thread.join(30)
@@ -135,25 +145,27 @@ def main() -> None:
     with ExitStack() as stack:
         used = stack.enter_context(model if model is not None else waiting_model(given.step_ms / 1e3, places))
         used.warm()
-        url = stack.enter_context(serving(used, places, profile))
+        url, loop = stack.enter_context(serving(used, places, profile))
         address = ("127.0.0.1", int(url.rpartition(":")[2]))
         for _ in range(given.idle):
             stack.enter_context(socket.create_connection(address))
-        print(f"{used.device.name}; prompts of {given.prompt}, answers of {given.tokens} tokens, {given.idle} idle")
+        name = used.device.name if real else f"a device that takes {given.step_ms:g} ms"
+        print(f"{name}; prompts of {given.prompt}, answers of {given.tokens} tokens, {given.idle} idle")
         for streams in given.streams:
-            for name in given.sampling:
+            for drawn in given.sampling:
                 pairs = [
                     (
-                        engine_alone(used, streams, given, SAMPLING[name]),
-                        through_http(url, streams, given, SAMPLING[name]),
+                        engine_alone(used, streams, given, SAMPLING[drawn]),
+                        through_http(url, loop, streams, given, SAMPLING[drawn]),
                     )
                     for _ in range(given.rounds)
                 ]
                 engine, http = (max(side, key=lambda found: found["rate"]) for side in zip(*pairs, strict=True))
                 print(
-                    f"{streams:3} streams {name:7} engine {engine['rate']:9,.0f} tokens/s, HTTP {http['rate']:9,.0f}: "
+                    f"{streams:3} streams {drawn:7} engine {engine['rate']:9,.0f} tokens/s, HTTP {http['rate']:9,.0f}: "
                     f"{http['rate'] / engine['rate']:.1%}; TTFT {engine['ttft']:,.1f} and {http['ttft']:,.1f} ms; "
-                    f"processor time a token {engine['cpu']:.1f} and {http['cpu']:.1f} us",
+                    f"processor time a token {engine['cpu']:.1f} and {http['cpu']:.1f} us, "
+                    f"of which the event loop {http['loop']:.1f}",
                     flush=True,
                 )
     if profile is not None:
