@@ -34,6 +34,12 @@ ASK = OPEN + (
     "finally: m.close()"
 )
 REPLAYS = OPEN + "print(d._driver.graphs); d.close()"
+CLOSED = OPEN + "d.close()"
+ARCHIVE = "metal:0: the archive of compiled pipelines"
+RESIDENT = OPEN + (
+    "b = d._driver; n = b.memory()[1]; x = b.alloc(1 << 20); kept = n - b.memory()[1]; b.free(x);"
+    "print(kept, n - b.memory()[1], bool(b._resident._set)); d.close()"
+)
 WITHOUT = (
     "import metal_on_cpu; from bitnet.metal.objc import Objc; send = Objc.send\n"
     "Objc.send = lambda o, at, name, *a: None if name == {left_out!r} else send(o, at, name, *a)\n"
@@ -231,6 +237,75 @@ def test_a_step_is_as_many_messages_however_many_launches_it_has(run: Run) -> No
     plain, plain_of_many, indirect, indirect_of_many = map(int, run("-c", MESSAGES).stdout.split())
     assert plain == plain_of_many <= 7
     assert indirect == indirect_of_many <= 8
+
+
+@pytest.mark.nightly(unless_changed=OWN)
+def test_compiled_pipelines_are_kept(run: Run) -> None:
+    """The next process compiles none, on the same build of macOS; on another it compiles all of them."""
+    only_kept = {"METAL_TEST_ONLY_KEPT": 1}
+    assert "a pipeline was compiled" in run("-c", CLOSED, status=1, **only_kept).stderr
+    assert run("-c", CLOSED).stderr == ""
+    assert run("-c", CLOSED, **only_kept).stderr == ""
+    assert "a pipeline was compiled" in run("-c", CLOSED, status=1, METAL_TEST_BUILD="24B83", **only_kept).stderr
+    assert run("-c", CLOSED, METAL_TEST_BUILD="24B83").stderr == ""
+
+
+@pytest.mark.nightly(unless_changed=OWN)
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [
+        ("NO_ARCHIVE", "cannot be made: a fault put in on purpose"),
+        ("NO_ADD", "takes no pipeline: MTLBinaryArchiveErrorCompilationFailure"),
+        ("NO_SERIALIZE", "cannot be written: MTLBinaryArchiveErrorInternalError"),
+    ],
+)
+def test_pipelines_that_cannot_be_kept(run: Run, tmp_path: Path, fault: str, said: str) -> None:
+    """One line says so, nothing is left on disk, and the device works."""
+    done = run("-c", CLOSED, TMPDIR=tmp_path, **{f"METAL_TEST_{fault}": 1})
+    assert done.stderr == f"{ARCHIVE} {said}\n"
+    assert [path for path in tmp_path.rglob("*") if path.suffix == ".kernel" or "bitnet-metal-" in path.name] == []
+
+
+@pytest.mark.nightly(unless_changed=OWN)
+@pytest.mark.parametrize("damage", ["on the disk", "as Metal sees it"])
+def test_a_damaged_archive_is_made_again(run: Run, tmp_path: Path, damage: str) -> None:
+    """What the cache finds damaged is as if it were not there; what Metal refuses, a line tells."""
+    run("-c", CLOSED, METAL_TEST_CUT_OFF=int(damage != "on the disk"))
+    (entry,) = tmp_path.rglob("*.kernel")
+    if damage == "on the disk":
+        entry.write_bytes(entry.read_bytes()[:-9])
+    said = "" if damage == "on the disk" else f"{ARCHIVE} is not used: MTLBinaryArchiveErrorInvalidFile\n"
+    assert run("-c", CLOSED).stderr == said
+    assert run("-c", CLOSED, METAL_TEST_ONLY_KEPT=1).stderr == ""
+    assert list(tmp_path.rglob("*.kernel")) == [entry]
+
+
+@pytest.mark.nightly(unless_changed=OWN)
+@pytest.mark.parametrize(
+    ("environment", "left_out", "status", "said"),
+    [
+        ({}, "", 0, ""),
+        ({"OS": "14.5"}, "", 0, ""),
+        ({"NO_RESIDENCY": 1}, "", 0, "metal:0: buffers are not kept resident: a fault put in on purpose"),
+        ({}, "addAllocation:", 3, "has a buffer that the queue's residency set has not"),
+        ({}, "requestResidency", 3, "residency was not requested before"),
+    ],
+)
+def test_buffers_are_resident(run: Run, environment: dict[str, object], left_out: str, status: int, said: str) -> None:
+    """On macOS 15, and given back when they are freed; an older one is sent nothing of it."""
+    settings = {f"METAL_TEST_{name}": value for name, value in environment.items()}
+    done = run("-c", WITHOUT.format(left_out=left_out) + RESIDENT, status=status, METAL_TEST_FAMILY=1008, **settings)
+    assert said in done.stderr
+    if status == 0:
+        assert bool(done.stderr) == bool(said)
+        assert done.stdout == f"1048576 0 {not environment}\n"
+
+
+@pytest.mark.nightly(unless_changed=OWN)
+def test_a_freed_buffer_that_stays_in_the_set_is_seen(run: Run) -> None:
+    """A fault put in on purpose: the set is what still owns it."""
+    done = run("-c", WITHOUT.format(left_out="removeAllocation:") + RESIDENT, METAL_TEST_FAMILY=1008)
+    assert done.stdout == "1048576 1048576 True\n"
 
 
 @pytest.mark.nightly(unless_changed=OWN)

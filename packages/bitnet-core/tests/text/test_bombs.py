@@ -253,7 +253,7 @@ def ends_in_one_error_and_soon(source: str) -> None:
 )
 @pytest.mark.skipif(sys.platform != "linux", reason="systems bound and name things differently")
 def test_the_error_names_the_bound(name: str, message: str) -> None:
-    assert re.match(f"the chat template {message}", run(HARM[name]))
+    assert re.match(f"the chat template ({message})", run(HARM[name]))
 
 
 def test_what_is_written_is_bounded() -> None:
