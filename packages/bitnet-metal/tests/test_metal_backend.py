@@ -82,6 +82,7 @@ for graphs in (False, True):
     for count in (2, 200):
         launches = [Launch(kernels[i % 2], (1, 1, 1), (64, 1, 1), (buffer, buffer, buffer)) for i in range(count)]
         recording = driver.record(launches)
+        driver.submit(recording)  # makes what was allocated resident, once
         sent.clear()
         driver.submit(recording)
         print(len(sent))
