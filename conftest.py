@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import re
 import zlib
+from collections import Counter
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
@@ -141,7 +142,7 @@ def runs_at_night(item: pytest.Item) -> bool:
 
 
 class Clock:
-    """Adds up how long the tests of each tier and of each file take, over all workers."""
+    """Adds up how long the tests of each tier and of each file take, over all workers, and why some are skipped."""
 
     LONG = 20.0  # seconds after which the summary names a file
 
@@ -150,8 +151,11 @@ class Clock:
         self.seconds: dict[str, float] = {}
         self.files: dict[str, float] = {}
         self.spans: dict[str, tuple[float, float]] = {}
+        self.skipped: Counter[str] = Counter()
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.skipped and isinstance(report.longrepr, tuple) and not hasattr(report, "wasxfail"):
+            self.skipped[report.longrepr[2].removeprefix("Skipped: ")] += 1
         file = report.nodeid.partition("::")[0]
         self.files[file] = self.files.get(file, 0) + report.duration
         name = tier(ROOT / file)
@@ -163,6 +167,8 @@ class Clock:
         self.tests.setdefault(name, set()).add(report.nodeid)
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        for reason, count in self.skipped.most_common():
+            terminalreporter.write_line(f"skipped {count}: {reason}")
         for name in filter(self.tests.__contains__, ORDER):
             begin, end = self.spans[name]
             terminalreporter.write_line(
