@@ -1,10 +1,11 @@
-"""Write a BitNet model of any shape with random ternary weights and a made-up vocabulary, for tests and measurements.
+"""Write a ternary model of any shape with random weights and a made-up vocabulary, for tests and measurements.
 
     uv run python tools/make_random_model.py --preset 2b4t /tmp/2b4t.gguf
     uv run python tools/make_random_model.py --layers 2 --hidden 256 --heads 4 --kv-heads 2 --ffn 512 /tmp/small.gguf
 
-The ``2b4t`` preset has the shape, the tensors and the metadata keys of the official file of BitNet b1.58 2B4T. The same
-seed gives the same file.
+The ``2b4t`` preset has the shape, the tensors and the metadata keys of the official file of BitNet b1.58 2B4T;
+``bonsai-8b`` has those of Ternary-Bonsai 8B: Qwen3's graph, Q2_0 weights, embedding and head. ``--group 64`` writes
+such a file with llama.cpp's groups. The same seed gives the same file.
 """
 
 from __future__ import annotations
@@ -35,7 +36,10 @@ CHAT_TEMPLATE = (
 
 @dataclass(frozen=True)
 class Shape:
-    """A model's shape; ``head_dim`` times ``heads`` is its attention's width."""
+    """A model's shape; ``head_dim`` times ``heads`` is its attention's width.
+
+    ``group`` makes it Qwen3's, with a scale for each group of 64 or 128 columns, embedding and head among them.
+    """
 
     layers: int = 2
     hidden: int = 256
@@ -47,12 +51,32 @@ class Shape:
     context: int = 512
     rope_theta: float = 500_000.0
     tied: bool = True
+    group: int | None = None
+
+    @property
+    def architecture(self) -> str:
+        """As ``general.architecture`` names it."""
+        return "bitnet-b1.58" if self.group is None else "qwen3"
 
 
 PRESETS = {
     "small": Shape(),
     "2b4t": Shape(layers=30, hidden=2560, heads=20, kv_heads=5, head_dim=128, ffn=6912, vocab=128_256, context=4096),
+    "bonsai-8b": Shape(
+        layers=36,
+        hidden=4096,
+        heads=32,
+        kv_heads=8,
+        head_dim=128,
+        ffn=12_288,
+        vocab=151_936,
+        context=65_536,
+        rope_theta=1_000_000.0,
+        tied=False,
+        group=128,
+    ),
 }
+Q2_0 = {64: GGMLType.Q2_0, 128: GGMLType.Q2_0_G128}
 
 
 def make_model(
@@ -64,13 +88,13 @@ def make_model(
 
 def metadata(shape: Shape) -> dict[str, MetadataValue]:
     """The keys of the official file."""
-    arch = "bitnet-b1.58"
+    arch = shape.architecture
     tokens, types, merges = vocabulary(shape.vocab)
     ids = {token: i for i, token in enumerate(tokens)}
     return {
         "general.architecture": arch,
         "general.name": f"random-{shape.layers}x{shape.hidden}",
-        "general.file_type": 40,
+        **({"general.file_type": 40} if shape.group is None else {}),
         "general.quantization_version": 2,
         f"{arch}.vocab_size": shape.vocab,
         f"{arch}.context_length": shape.context,
@@ -122,47 +146,73 @@ def vocabulary(size: int) -> tuple[list[str], list[int], list[str]]:
 def tensors(shape: Shape, seed: int) -> Iterator[tuple[str, TensorSource]]:
     """Every tensor, each from a random stream of its own."""
     streams = iter(np.random.SeedSequence(seed).spawn(11 * shape.layers + 3))
+    group = shape.group
     queries, keys = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
 
     def ternary(n: int, k: int) -> TensorSource:
-        return _ternary(np.random.default_rng(next(streams)), n, k)
+        rng = np.random.default_rng(next(streams))
+        return _ternary(rng, n, k) if group is None else _ternary_in_groups(rng, n, k, group)
 
     def norm(n: int) -> TensorSource:
         return _normal(np.random.default_rng(next(streams)), (n,), 1.0, 0.1, np.float32)
 
-    def dense(n: int, k: int) -> TensorSource:
+    def table(n: int, k: int) -> TensorSource:
+        if group is not None:
+            return ternary(n, k)
         return _normal(np.random.default_rng(next(streams)), (n, k), 0.0, k**-0.5, np.float16)
 
-    yield "token_embd.weight", dense(shape.vocab, shape.hidden)
+    yield "token_embd.weight", table(shape.vocab, shape.hidden)
     for layer in range(shape.layers):
         block = f"blk.{layer}."
         yield block + "attn_norm.weight", norm(shape.hidden)
         yield block + "ffn_down.weight", ternary(shape.hidden, shape.ffn)
-        yield block + "ffn_sub_norm.weight", norm(shape.ffn)
+        if group is None:
+            yield block + "ffn_sub_norm.weight", norm(shape.ffn)
+        else:
+            yield block + "attn_q_norm.weight", norm(shape.head_dim)
+            yield block + "attn_k_norm.weight", norm(shape.head_dim)
         yield block + "ffn_gate.weight", ternary(shape.ffn, shape.hidden)
         yield block + "ffn_up.weight", ternary(shape.ffn, shape.hidden)
         yield block + "ffn_norm.weight", norm(shape.hidden)
-        yield block + "attn_sub_norm.weight", norm(queries)
+        if group is None:
+            yield block + "attn_sub_norm.weight", norm(queries)
         yield block + "attn_k.weight", ternary(keys, shape.hidden)
         yield block + "attn_output.weight", ternary(shape.hidden, queries)
         yield block + "attn_q.weight", ternary(queries, shape.hidden)
         yield block + "attn_v.weight", ternary(keys, shape.hidden)
     yield "output_norm.weight", norm(shape.hidden)
     if not shape.tied:
-        yield "output.weight", dense(shape.vocab, shape.hidden)
+        yield "output.weight", table(shape.vocab, shape.hidden)
+
+
+_digits = np.arange(81)
+FOUR = (_digits // 27 << 6 | _digits // 9 % 3 << 4 | _digits // 3 % 3 << 2 | _digits % 3).astype(np.uint8)
+"""Bytes of four codes of 0, 1 or 2."""
 
 
 def _ternary(rng: np.random.Generator, n: int, k: int) -> TensorSource:
     """Codes drawn evenly, four at a time; the scale keeps the spread of what goes through."""
-    digits = np.arange(81)
-    table = (digits // 27 << 6 | digits // 9 % 3 << 4 | digits // 3 % 3 << 2 | digits % 3).astype(np.uint8)
 
     def data() -> Iterator[npt.NDArray[np.uint8]]:
         for begin in range(0, n * k // 4, CHUNK):
-            yield table[rng.integers(0, 81, min(CHUNK, n * k // 4 - begin), dtype=np.uint8)]
+            yield FOUR[rng.integers(0, 81, min(CHUNK, n * k // 4 - begin), dtype=np.uint8)]
         yield i2s_tail((1.5 / k) ** 0.5)
 
     return TensorSource((n, k), GGMLType.I2_S, data)
+
+
+def _ternary_in_groups(rng: np.random.Generator, n: int, k: int, group: int) -> TensorSource:
+    """As ``_ternary``, in blocks of a scale and ``group`` codes; scales differ by half to either side."""
+    block = np.dtype([("scale", np.float16), ("codes", np.uint8, group // 4)])
+
+    def data() -> Iterator[npt.NDArray[np.uint8]]:
+        for begin in range(0, n * k // group, CHUNK // group):
+            blocks = np.empty(min(CHUNK // group, n * k // group - begin), block)
+            blocks["scale"] = (1.5 / k) ** 0.5 * rng.uniform(0.5, 1.5, len(blocks))
+            blocks["codes"] = FOUR[rng.integers(0, 81, blocks["codes"].shape, dtype=np.uint8)]
+            yield blocks.view(np.uint8)
+
+    return TensorSource((n, k), Q2_0[group], data)
 
 
 def _normal(
@@ -185,12 +235,14 @@ def main() -> None:
     for name in ("layers", "hidden", "heads", "kv_heads", "head_dim", "ffn", "vocab", "context"):
         parser.add_argument(f"--{name.replace('_', '-')}", type=int, metavar="N")
     parser.add_argument("--rope-theta", type=float, metavar="X")
+    parser.add_argument("--group", type=int, choices=Q2_0, help="columns of a scale (default: the preset's)")
     parser.add_argument("--untied", action="store_true", help="give the LM head a matrix of its own")
     parser.add_argument("--seed", type=int, default=0)
     arguments = vars(parser.parse_args())
     path, preset, seed = arguments.pop("path"), arguments.pop("preset"), arguments.pop("seed")
-    given = {name: value for name, value in arguments.items() if name != "untied" and value is not None}
-    shape = replace(PRESETS[preset], tied=not arguments["untied"], **given)
+    if arguments.pop("untied"):
+        arguments["tied"] = False
+    shape = replace(PRESETS[preset], **{name: value for name, value in arguments.items() if value is not None})
     make_model(path, shape, seed=seed)
     print(f"{path}: {path.stat().st_size:,} bytes")
 

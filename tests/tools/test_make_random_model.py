@@ -7,8 +7,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pytest
 import tokenizers
 
+from bitnet.core.hal import TernaryData
 from bitnet.core.model import open_model
 from bitnet.core.model.inspect import inspect_tensors
 from make_random_model import PRESETS, make_model, metadata, tensors, vocabulary
@@ -53,6 +55,21 @@ def test_other_shapes(tmp_path: Path) -> None:
     assert model.weights["blk.0.attn_q"].shape == (256, 128)
     assert not model.config.tied_embeddings
     assert model.tokenizer.vocab_size == 300
+
+
+@pytest.mark.parametrize("group", [64, 128])
+def test_a_model_with_groups_opens(tmp_path: Path, group: int) -> None:
+    shape = replace(PRESETS["bonsai-8b"], layers=1, hidden=256, heads=4, kv_heads=2, head_dim=64, ffn=384, vocab=300)
+    make_model(tmp_path / "a.gguf", replace(shape, group=group))
+    model = open_model(tmp_path / "a.gguf")
+    assert model.quantization == {64: "Q2_0", 128: "Q2_0_G128"}[group]
+    assert (model.config.architecture, model.config.tied_embeddings) == ("qwen3", False)
+    assert not [report.warnings for report in inspect_tensors(model.gguf) if report.warnings]
+    weight = model.weights["blk.0.ffn_down"].load()
+    assert isinstance(weight, TernaryData)
+    assert isinstance(weight.scale, np.ndarray)
+    assert weight.scale.shape == (256, 384 // group)
+    assert 0.5 <= weight.scale.astype(np.float64).min() / (1.5 / 384) ** 0.5 < weight.scale.max() / (1.5 / 384) ** 0.5
 
 
 def test_every_token_can_be_made() -> None:
