@@ -132,16 +132,17 @@ static void table_split(
     }
 }
 
-/* sums[row] += unit · w · (65536 a + 256 b + c) of one group, from the sums of its digits. */
+_Static_assert(TILE_ROWS % VL == 0, "a tile is whole vectors");
+
+/* sums[row] += unit · w · (65536 a + 256 b + c) of one group, for whole tiles, from the sums of its digits. */
 INLINE void table_add(
-    const int32_t *acc, const int32_t *totals, int64_t pitch, float unit, const half_t *w, int64_t rows, float *sums) {
-    for (int64_t i = 0; i < rows; i += VL) {
-        const int n = rows - i < VL ? (int)(rows - i) : VL;
+    const int32_t *acc, const int32_t *totals, int64_t pitch, float unit, const half_t *w, int tiles, float *sums) {
+    for (int i = 0; i < tiles * TILE_ROWS; i += VL) {
         vf part[DIGITS];
         for (int d = 0; d < DIGITS; d++)
             part[d] = __builtin_convertvector(*(const vi_mem *)(acc + d * PANEL_ROWS + i) - totals[d * pitch], vf);
         const vf number = part[0] * 65536.0f + (part[1] * 256.0f + part[2]);
-        v_store_part(sums + i, v_load_part(sums + i, n) + number * (v_load_half_part(w + i, n) * unit), n);
+        v_store(sums + i, v_load(sums + i) + number * (v_load_half(w + i) * unit));
     }
 }
 
@@ -159,7 +160,7 @@ static void table_block(
         for (int64_t r = 0; r < rows; r++) {
             const int32_t *totals = s->totals + (first + r) * DIGITS * count + g;
             table_add(
-                acc + r * DIGITS * PANEL_ROWS, totals, count, s->units[(first + r) * count + g], at.scales, n,
+                acc + r * DIGITS * PANEL_ROWS, totals, count, s->units[(first + r) * count + g], at.scales, at.tiles,
                 sums + r * PANEL_ROWS);
         }
         at.codes += at.tiles * groups * TILE_BYTES;
