@@ -1,13 +1,16 @@
-"""``embed``, ``dense_matmul`` and sampling with ternary tables, on devices that list the feature ``ternary-tables``."""
+"""``embed``, ``dense_matmul`` and sampling with ternary tables; devices without the feature refuse such programs."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import pytest
 
+from bitnet.core.errors import UnsupportedProgramError
 from bitnet.core.hal import (
     GREEDY,
     NO_TOKEN,
@@ -24,7 +27,7 @@ from bitnet.core.hal import (
     StepLayout,
 )
 from bitnet.core.testing.base import DeviceTests
-from bitnet.core.testing.cases import Size, log_uniform, needs, over, pick
+from bitnet.core.testing.cases import Size, log_uniform, over, pick
 from bitnet.core.testing.heads import DRAWS
 from bitnet.core.testing.poison import poison_step
 from bitnet.core.testing.rig import Array, Rig, assert_within, random_ternary, tensor, ternary, tokens
@@ -94,30 +97,37 @@ def scores(x: Array, codes: npt.NDArray[np.int8], scales: F16) -> tuple[npt.NDAr
     return exact, (1e-6 * groups.sum(axis=2) + greatest) @ sizes + 1e-37
 
 
+@contextmanager
+def taken(device: Device) -> Iterator[None]:
+    """What a device without the feature ``ternary-tables`` must refuse with ``UnsupportedProgramError``."""
+    if TERNARY_TABLES in device.info.features:
+        yield
+        return
+    with pytest.raises(UnsupportedProgramError):
+        yield
+
+
 class TableTests(DeviceTests):
-    @needs(TERNARY_TABLES)
     @over(table_shapes)
     def test_embed_of_a_ternary_table(self, device: Device, rng: np.random.Generator, case: Table) -> None:
         codes, scales = random_table(rng, case)
         ids = rng.integers(0, case.rows, case.m).astype(np.int32)
         ids[-1] = case.rows - 1
         specs, weights = [tensor("out", "f32", "M", case.width)], {"t": ternary(codes, scales)}
-        with Rig(device, [Embed("t", "out")], specs, weights, limits=Limits(case.m + case.spare)) as rig:
+        with taken(device), Rig(device, [Embed("t", "out")], specs, weights, limits=Limits(case.m + case.spare)) as rig:
             out = rig.run([SequenceStep(ids, case.m)], {}, ["out"])["out"]
-        assert_within("out", out, values(codes, scales)[ids], 0.0)
+            assert_within("out", out, values(codes, scales)[ids], 0.0)
 
-    @needs(TERNARY_TABLES)
     @over(table_shapes)
     def test_dense_matmul_of_a_ternary_table(self, device: Device, rng: np.random.Generator, case: Table) -> None:
         codes, scales = random_table(rng, case)
         x = activations(rng, case.m, case.width)
         specs = [tensor("x", "f32", "R", case.width), tensor("out", "f32", "R", case.rows)]
         limits, weights = Limits(case.m + case.spare, max_rows=case.m + case.spare), {"w": ternary(codes, scales)}
-        with Rig(device, [DenseMatmul("x", "w", "out")], specs, weights, limits=limits) as rig:
+        with taken(device), Rig(device, [DenseMatmul("x", "w", "out")], specs, weights, limits=limits) as rig:
             out = rig.run(tokens(case.m, range(case.m)), {"x": x}, ["out"])["out"]
-        assert_within("out", out, *scores(x, codes, scales))
+            assert_within("out", out, *scores(x, codes, scales))
 
-    @needs(TERNARY_TABLES)
     @pytest.mark.parametrize("kind", ["random", "copies", "nan", "infinite"])
     @pytest.mark.parametrize("rows", [1, 7])
     def test_sampling_from_a_ternary_head(self, device: Device, rng: np.random.Generator, rows: int, kind: str) -> None:
@@ -137,8 +147,7 @@ class TableTests(DeviceTests):
         ops: list[Op] = [Embed("head", "e"), DenseMatmul("x", "head", "logits"), Sample("logits", "out")]
         limits = Limits(rows, rows, rows)
         program = Program(ops, {s.name: s for s in specs}, {"head": ternary(codes, scales)}, limits, name="head")
-        layout, executable = StepLayout(limits), device.compile(program)
-        try:
+        with taken(device), closing(device.compile(program)) as executable:
             for params in (GREEDY, *DRAWS):
                 x = activations(rng, rows, width)
                 odd = np.zeros(rows, bool)
@@ -148,7 +157,8 @@ class TableTests(DeviceTests):
                 parts = [SequenceStep([0], int(at) + 1, rows=[0], sampling=params) for at in rng.integers(0, 99, rows)]
                 executable.write("x", x)
                 roughly, exactly = (
-                    executable.run(poison_step(Step(layout, parts, logits=logits)))[0] for logits in (False, True)
+                    executable.run(poison_step(Step(StepLayout(limits), parts, logits=logits)))[0]
+                    for logits in (False, True)
                 )
                 assert roughly.tolist() == exactly.tolist(), f"{params} chose another token where no logits are read"
                 assert ((roughly == NO_TOKEN) == odd).all(), f"{params}: {roughly.tolist()}, NaN in {odd.tolist()}"
@@ -159,5 +169,3 @@ class TableTests(DeviceTests):
                 assert (chosen >= exact.max(axis=1) - 2 * bounds.max(axis=1)).all(), "a better token is there"
                 if kind == "copies":
                     assert (roughly[~odd] < vocabulary // 3).all()
-        finally:
-            executable.close()
