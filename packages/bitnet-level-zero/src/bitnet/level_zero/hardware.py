@@ -94,7 +94,7 @@ class Hardware:
 
     @property
     def features(self) -> tuple[str, ...]:
-        """What ``bitnet devices`` lists: ``f16``, ``int8-dot``, ``subgroups``, ``shared-memory``, ``penalties``."""
+        """What ``bitnet devices`` lists: ``f16``, ``int8-dot``, ``subgroups``, ``shared-memory``, ``penalties``, …"""
         listed = {
             "f16": self.modules.flags & FP16,
             "int8-dot": self.modules.flags & DP4A,
