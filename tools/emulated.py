@@ -36,6 +36,7 @@ from bitnet.core.hal import (
     HAL_API,
     LOGPROBS,
     PENALTIES,
+    TERNARY_TABLES,
     DeviceInfo,
     DeviceType,
     HeaderWord,
@@ -224,7 +225,7 @@ class EmulatedLibrary:
         return bytes(data)
 
 
-FEATURES = (PENALTIES, LOGPROBS)
+FEATURES = (PENALTIES, LOGPROBS, TERNARY_TABLES)
 """Those of every level."""
 
 

@@ -33,7 +33,6 @@
 #include "dense_matmul.h"
 #include "embed.h"
 #include "glu_norm_quant.h"
-#include "group_matmul.h"
 #include "head_sample.h"
 #include "norm_quant.h"
 #include "norm_rows.h"
@@ -42,6 +41,7 @@
 #include "rope_append.h"
 #include "sample.h"
 #include "ternary_matmul.h"
+#include "ternary_table.h"
 
 #define OPERATION(name, need) {#name "_" TEXT(LEVEL), name, need, NULL}
 #define STREAMING(name) {#name "_" TEXT(LEVEL), name, name##_need, name##_begins}
@@ -71,5 +71,7 @@ const level_t JOIN(level_, LEVEL) = {
             [OP_QUANTIZE] = OPERATION(quantize, quantize_need),
             [OP_HEAD_SAMPLE] = STREAMING(head_sample),
             [OP_GROUP_MATMUL] = OPERATION(group_matmul, group_matmul_need),
+            [OP_TABLE_EMBED] = OPERATION(table_embed, NULL),
+            [OP_TABLE_MATMUL] = STREAMING(table_matmul),
         },
 };

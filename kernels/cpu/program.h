@@ -26,6 +26,8 @@ enum op_kind {
     OP_QUANTIZE,
     OP_HEAD_SAMPLE,
     OP_GROUP_MATMUL,
+    OP_TABLE_EMBED,
+    OP_TABLE_MATMUL,
     OP_KINDS
 };
 
@@ -74,6 +76,20 @@ typedef struct {
     matrix_t out;
     int32_t group, pad; /* columns of a group, which divide those of x */
 } group_matmul_op_t;
+
+/* embed and dense_matmul of a ternary table, in groups of `group` columns. */
+typedef struct {
+    group_part_t table;
+    int32_t group, pad;
+    matrix_t out;
+} table_embed_op_t;
+
+typedef struct {
+    matrix_t x;
+    group_part_t table;
+    int32_t group, pad;
+    matrix_t out;
+} table_matmul_op_t;
 
 /* One layer of the cache. Keys stand transposed, so that a vector is one element of neighbouring positions:
  * k[block][kv head][element][position], v[block][kv head][position][element], with the strides of kv_t. A block's layers
@@ -159,6 +175,8 @@ typedef struct op {
         quantize_op_t quantize;
         head_sample_op_t head_sample;
         group_matmul_op_t group_matmul;
+        table_embed_op_t table_embed;
+        table_matmul_op_t table_matmul;
     };
 } op_t;
 

@@ -49,6 +49,8 @@ INLINE uint32_t encode_lane(const encoding_t *made, uint32_t numbers) {
     (void)made;
     return numbers;
 }
+/* The p-th four neighbouring codes of a lane, one a byte. */
+INLINE uint32_t plane_codes(uint32_t lane, int p) { return lane >> 2 * p & 0x03030303; }
 #endif
 
 /* Columns that are taken out of a row at a time: whole quarters of a block of 128, and whole groups. */

@@ -62,6 +62,16 @@ INLINE uint32_t encode_lane(const encoding_t *made, uint32_t numbers) {
     return lane;
 }
 
+/* The p-th four neighbouring codes of a lane, one a byte. */
+INLINE uint32_t plane_codes(uint32_t lane, int p) {
+    uint32_t codes = 0;
+    for (int j = 0; j < 4; j++) {
+        const uint8_t byte = (uint8_t)(lane >> 8 * j), four = UPPER[byte >> 2] ^ LOWER[byte & 63];
+        codes |= (uint32_t)(p == 4 ? FIFTH[byte >> 2] : four >> 2 * p & 3) << 8 * j;
+    }
+    return codes;
+}
+
 typedef struct {
     __m512i fifth, upper, lower;
 } tables_t;

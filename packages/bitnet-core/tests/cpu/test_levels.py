@@ -10,6 +10,7 @@ from bitnet.core.hal import (
     HAL_API,
     LOGPROBS,
     PENALTIES,
+    TERNARY_TABLES,
     DeviceInfo,
     DeviceType,
     OpenOptions,
@@ -26,7 +27,7 @@ class LevelBackend:
     def probe(self) -> ProbeResult:
         chosen = {info.details.get("level") for info in BACKEND.probe().devices}
         rest = [level for level in native.levels(native.library().handle) if level not in chosen]
-        features = (PENALTIES, LOGPROBS)
+        features = (PENALTIES, LOGPROBS, TERNARY_TABLES)
         devices = [DeviceInfo("cpu", n, f"cpu:{n}", n, "", DeviceType.CPU, features=features) for n in rest]
         return ProbeResult(ProbeStatus.OK, devices)
 

@@ -15,8 +15,9 @@ from bitnet.core.cli import main
 from bitnet.core.engine import setup
 from bitnet.core.errors import ModelFileError, UnsupportedProgramError
 from bitnet.core.gguf import GGMLType, TensorSource, unpack_ternary
-from bitnet.core.hal import TernaryWeight
+from bitnet.core.hal import TERNARY_TABLES, DenseWeight, TernaryWeight
 from bitnet.core.model.convert import convert_model
+from bitnet.core.model.file import ModelFile
 
 GROUP = {GGMLType.Q2_0: 64, GGMLType.Q2_0_G128: 128}
 
@@ -76,6 +77,63 @@ def test_devices_agree(bonsai: Any) -> None:
     assert scores[0].std() > 0.5
     np.testing.assert_allclose(scores[0], scores[1], atol=0.25)
     assert np.median(abs(scores[0] - scores[1])) < 0.02
+
+
+def untie(model: Any) -> None:
+    """Give the model a head of its own, of the embedding's type."""
+    dtype, rng = model.tensors["token_embd.weight"].type, np.random.default_rng()
+    model.head = rng.integers(-1, 2, model.embedding.shape, dtype=np.int8)
+    scales = rng.uniform(0.05, 0.2, (len(model.head), model.head.shape[1] // GROUP[dtype])).astype(np.float16)
+    model.units["output"] = scales
+    model.tensors["output.weight"] = TensorSource(model.head.shape, dtype, q2_0(model.head + 1, scales))
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_tables_stay_ternary_where_a_device_takes_them(bonsai: Any, tied: bool) -> None:
+    if not tied:
+        untie(bonsai)
+    file = bonsai.open()
+    assert isinstance(file.weights_for(())["token_embd"], DenseWeight)
+    weights = file.weights_for((TERNARY_TABLES,))
+    assert (weights["output"] is weights["token_embd"]) == tied
+    for name, codes in {"token_embd": bonsai.embedding, "output": bonsai.embedding if tied else bonsai.head}.items():
+        data = weights[name].load()
+        np.testing.assert_array_equal(unpack_ternary(data.codes, codes.shape[1]), codes)
+        np.testing.assert_array_equal(data.scale, bonsai.units["token_embd" if tied else name])
+
+
+def test_a_table_with_codes_of_3_is_not_ternary(bonsai: Any) -> None:
+    """Another quantiser's 2 bits: 3 stands for 2, and the table is dense as before, whatever the device."""
+    untie(bonsai)
+    bonsai.embedding[7, 9], tensor = 2, bonsai.tensors["token_embd.weight"]
+    bonsai.tensors["token_embd.weight"] = TensorSource(
+        tensor.shape, tensor.type, q2_0(bonsai.embedding + 1, bonsai.units["token_embd"])
+    )
+    weights = bonsai.open().weights_for((TERNARY_TABLES,))
+    assert isinstance(weights["token_embd"], DenseWeight)
+    assert isinstance(weights["output"], TernaryWeight)
+    assert weights["token_embd"].load()[7, 9] == 2 * bonsai.units["token_embd"][7, 0]
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_ternary_tables_give_what_dense_ones_do(bonsai: Any, monkeypatch: pytest.MonkeyPatch, tied: bool) -> None:
+    """The same layers on the same device: scores of a text, from fewer bytes."""
+    if not tied:
+        untie(bonsai)
+    path, tokens = bonsai.write(), np.random.default_rng().integers(0, 256, 60).tolist()
+    found = []
+    for dense in (False, True):
+        if dense:
+            monkeypatch.setattr(ModelFile, "weights_for", lambda self, features: self.weights)
+        with load_model(path, device="cpu") as model:
+            model.generate("abc", max_tokens=2, ignore_eos=True)
+            found.append(
+                (model.score(tokens), model.stats().weight_bytes, {k.partition("_")[0] for k in model.kernels})
+            )
+    (scores, size, kernels), (dense_scores, dense_size, dense_kernels) = found
+    np.testing.assert_allclose(scores, dense_scores, atol=1e-4)
+    assert size < dense_size
+    assert ("table" in kernels, "table" in dense_kernels) == (True, False)
 
 
 def test_the_cpu_stands_in_for_a_gpu_that_nobody_asked_for(

@@ -20,6 +20,7 @@ Array: TypeAlias = Any  # numpy's, unchecked: what these do is wrong on purpose
 
 rms_norm, absmax_int8, glu = ops.rms_norm, ops.absmax_int8, ops.glu
 ternary_matmul, dense_matmul, rotate, attention = ops.ternary_matmul, ops.dense_matmul, ops.rotate, ops.attention
+table_rows, table_matmul = ops.table_rows, ops.table_matmul
 choose, gumbel, adjusted = sampling.choose, sampling.gumbel, sampling.adjusted
 Executable, Fields = reference.ReferenceExecutable, reference._Fields
 sequences, positions, load, run_op = Fields.sequences, Fields.positions, Executable._load, Executable._run_op
@@ -102,6 +103,16 @@ def wraps_at_16_bits(x: Array, scale: Array, weight: TernaryData) -> Array:
 
 def rounds_in_another_order(x: Array, scale: Array, weight: TernaryData) -> Array:
     return ternary_matmul(x, scale, TernaryData(weight.codes, np.ones(1, np.float32))) * weight.scale
+
+
+def table_in_15_bits(x: Array, weight: TernaryData) -> Array:
+    with np.errstate(invalid="ignore"):
+        unit = np.float32(2.0**-14) * abs(x).max(axis=1, keepdims=True)
+        return table_matmul(np.rint(x / np.where(unit == 0, 1, unit)) * unit, weight)
+
+
+def first_scale_of_a_row(weight: TernaryData, rows: Array, width: int) -> Array:
+    return table_rows(weight._replace(scale=np.repeat(weight.scale[:, :1], weight.scale.shape[1], 1)), rows, width)
 
 
 def drops_the_tail_of_k(x: Array, scale: Array, weight: TernaryData) -> Array:
@@ -420,6 +431,14 @@ MUTANTS = [
     Mutant("last column of the head", ("test_dense",), op("dense_matmul", leaves_the_last_column(dense_matmul))),
     Mutant("head in f16", ("test_dense",), op("dense_matmul", products_in_f16)),
     Mutant("head in 15 bits", ("test_dense",), op("dense_matmul", products_in_15_bits)),
+    Mutant("ternary head in 15 bits", ("test_dense_matmul_of_a",), op("table_matmul", table_in_15_bits)),
+    Mutant(
+        "last row of a ternary head",
+        ("test_dense_matmul_of_a",),
+        op("table_matmul", leaves_the_last_column(table_matmul)),
+    ),
+    Mutant("first scale of a table's row", ("test_embed_of_a",), op("table_rows", first_scale_of_a_row)),
+    Mutant("ternary logits negated", ("from_a_ternary_head",), op("table_matmul", lambda x, w: -table_matmul(x, w))),
     Mutant("all logits 4 % off", ("model_free_to_fuse",), op("dense_matmul", products_times(1.04))),
     Mutant("all logits 0.01 % off", ("layer_free_to_fuse",), op("dense_matmul", products_times(1.0001))),
     Mutant("scale of the first weight", ("stacked",), method(Executable, "_run_op", scale_of_the_first_weight)),

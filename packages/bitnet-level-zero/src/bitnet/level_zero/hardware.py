@@ -10,7 +10,7 @@ from typing import cast
 
 from bitnet.core.gpu.clc import Abilities
 from bitnet.core.gpu.clc.abilities import XMX
-from bitnet.core.hal import LOGPROBS, PENALTIES, DeviceInfo, DeviceType
+from bitnet.core.hal import LOGPROBS, PENALTIES, TERNARY_TABLES, DeviceInfo, DeviceType
 from bitnet.core.hal.probe import TEST_DRIVER
 from bitnet.level_zero.loader import LevelZero
 from bitnet.level_zero.structures import (
@@ -94,7 +94,7 @@ class Hardware:
 
     @property
     def features(self) -> tuple[str, ...]:
-        """What ``bitnet devices`` lists: ``f16``, ``int8-dot``, ``subgroups``, ``shared-memory``, ``penalties``."""
+        """What ``bitnet devices`` lists: ``f16``, ``int8-dot``, ``subgroups``, ``shared-memory``, ``penalties``, …"""
         listed = {
             "f16": self.modules.flags & FP16,
             "int8-dot": self.modules.flags & DP4A,
@@ -102,6 +102,7 @@ class Hardware:
             "shared-memory": self.integrated,
             PENALTIES: True,
             LOGPROBS: True,
+            TERNARY_TABLES: True,
         }
         return tuple(name for name, has in listed.items() if has)
 

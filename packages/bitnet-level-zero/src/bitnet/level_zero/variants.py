@@ -82,6 +82,8 @@ FAMILIES: Mapping[str, Family] = {
     "rope_append": Family(("DIM", "BLOCK"), each("KV_F16", "NEOX")),
     "row_sums": Family(("WG", "COLS"), dots=True),
     "sample": Family(("WG",)),
+    "table_embed": Family(("COLS", "ROW_BYTES", "GROUP")),
+    "table_matmul": Family(("WG", "COLS", "ROW_BYTES", "GROUP", "LANES", "EACH", "TOKENS")),
     "ternary_decode": Family(
         ("WG", "COLS", "ROW_BYTES", "TOKENS", "LANES"),
         crossed([{"INPUT": n} for n in range(3)], _PRODUCT_ENDS),

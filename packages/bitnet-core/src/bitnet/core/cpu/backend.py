@@ -16,6 +16,7 @@ from bitnet.core.hal import (
     HAL_API,
     LOGPROBS,
     PENALTIES,
+    TERNARY_TABLES,
     Device,
     DeviceInfo,
     DeviceType,
@@ -83,7 +84,7 @@ class CpuBackend:
             vendor=_vendor(system.cpu_model()),
             type=DeviceType.CPU,
             memory=system.memory_total(),
-            features=(*_FEATURES[level], PENALTIES, LOGPROBS),
+            features=(*_FEATURES[level], PENALTIES, LOGPROBS, TERNARY_TABLES),
             details={"level": level, "cores": str(default_threads()), "architecture": platform.machine()},
         )
 

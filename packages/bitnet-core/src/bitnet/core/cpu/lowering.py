@@ -57,6 +57,8 @@ def _head_of(program: Program) -> CompactHead | None:
     *before, dense, sample = program.ops
     if not isinstance(dense, DenseMatmul) or not isinstance(sample, Sample) or sample.logits != dense.out:
         return None
+    if isinstance(program.weights[dense.weight], TernaryWeight):
+        return None  # it is compact as it is
     if any(dense.out in (getattr(op, field) for field in op.__slots__) for op in before):
         return None
     return CompactHead(dense.x, dense.weight, dense.out)
@@ -137,7 +139,9 @@ class LoweredProgram:
             if isinstance(op, TernaryMatmul):
                 size += sum(sum(self._packed_bytes(name)) for name in op.weights)
             elif isinstance(op, NormQuant | GluNormQuant | NormRows | DenseMatmul) and op.weight is not None:
-                size += self._dense_bytes(op.weight)
+                size += (
+                    sum(self._packed_bytes(op.weight)) if op.weight in self._ternary else self._dense_bytes(op.weight)
+                )
         return size
 
     @property
@@ -227,6 +231,12 @@ class LoweredProgram:
         self._ternary: dict[str, PackedMatrix] = {}
         weights = self._source.weights
         used = dict.fromkeys(name for op in self._source.ops if isinstance(op, TernaryMatmul) for name in op.weights)
+        tables = {
+            op.table if isinstance(op, Embed) else op.weight
+            for op in self._source.ops
+            if isinstance(op, Embed | DenseMatmul)
+        }
+        used |= dict.fromkeys(sorted(name for name in tables if isinstance(weights[name], TernaryWeight)))
         packed = {name: self._packed_bytes(name) for name in used}
         copied = {
             name: int(np.prod(weight.shape)) * NUMPY_DTYPES[weight.dtype].itemsize
@@ -324,6 +334,13 @@ class LoweredProgram:
         where = self._keep(parts), len(parts), op.add, self._matrices[op.out]
         return native.Op(OpKind.GROUP_MATMUL, group_matmul=native.GroupMatmulOp(*operands, *where, first.group))
 
+    def _table(self, name: str) -> tuple[native.GroupPart, int, int]:
+        """A ternary table as its operations begin with it: the matrix, the columns of a group, and no more."""
+        matrix, weight = self._ternary[name], self._source.weights[name]
+        assert isinstance(weight, TernaryWeight)
+        assert weight.group is not None
+        return native.GroupPart(matrix.codes, matrix.scales, matrix.rows), weight.group, 0
+
     def _half(self, weight: str) -> bool:
         dense = self._source.weights[weight]
         return isinstance(dense, DenseWeight) and dense.dtype == "f16"
@@ -335,6 +352,10 @@ class LoweredProgram:
             data: int = matrix[tensor].data
             return data
 
+        if isinstance(op, Embed) and op.table in self._ternary:
+            return native.Op(
+                OpKind.TABLE_EMBED, table_embed=native.TableEmbedOp(*self._table(op.table), matrix[op.out])
+            )
         if isinstance(op, Embed):
             embed = native.EmbedOp(dense[op.table], self._half(op.table), 0, matrix[op.out])
             return native.Op(OpKind.EMBED, embed=embed)
@@ -362,6 +383,9 @@ class LoweredProgram:
         if isinstance(op, NormRows):
             rows = native.NormRowsOp(matrix[op.x], dense[op.weight], op.eps, 0, matrix[op.out])
             return native.Op(OpKind.NORM_ROWS, norm_rows=rows)
+        if isinstance(op, DenseMatmul) and op.weight in self._ternary:
+            table = native.TableMatmulOp(matrix[op.x], *self._table(op.weight), matrix[op.out])
+            return native.Op(OpKind.TABLE_MATMUL, table_matmul=table)
         if isinstance(op, DenseMatmul):
             head = native.DenseMatmulOp(matrix[op.x], dense[op.weight], self._half(op.weight), 0, matrix[op.out])
             return native.Op(OpKind.DENSE_MATMUL, dense_matmul=head)

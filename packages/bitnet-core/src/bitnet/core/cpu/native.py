@@ -47,6 +47,8 @@ class OpKind(enum.IntEnum):
     QUANTIZE = 9
     HEAD_SAMPLE = 10
     GROUP_MATMUL = 11
+    TABLE_EMBED = 12
+    TABLE_MATMUL = 13
 
 
 class Matrix(ctypes.Structure):
@@ -89,6 +91,14 @@ class GroupPart(ctypes.Structure):
 
 class GroupMatmulOp(ctypes.Structure):
     _fields_ = (*TernaryMatmulOp._fields_, ("group", c_int32), ("pad", c_int32))
+
+
+class TableEmbedOp(ctypes.Structure):
+    _fields_ = (("table", GroupPart), ("group", c_int32), ("pad", c_int32), ("out", Matrix))
+
+
+class TableMatmulOp(ctypes.Structure):
+    _fields_ = (("x", Matrix), *TableEmbedOp._fields_)
 
 
 class PackJob(ctypes.Structure):
@@ -192,6 +202,8 @@ class AnyOp(ctypes.Union):
         ("quantize", QuantizeOp),
         ("head_sample", HeadSampleOp),
         ("group_matmul", GroupMatmulOp),
+        ("table_embed", TableEmbedOp),
+        ("table_matmul", TableMatmulOp),
     )
 
 

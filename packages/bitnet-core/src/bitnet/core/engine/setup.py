@@ -100,7 +100,9 @@ def open_engine(
             hint="Choose a shorter context.",
         )
     blocks = cache_blocks(config, context=context, max_seqs=max_seqs, kv_dtype=kv_dtype, free=max(0, free))
-    program = build_program(config, file.weights, limits=limits, num_blocks=blocks, kv_dtype=kv_dtype)
+    program = build_program(
+        config, file.weights_for(device.info.features), limits=limits, num_blocks=blocks, kv_dtype=kv_dtype
+    )
     assert program.kv is not None
     tokenizer = file.tokenizer
     executable = device.compile(program)

@@ -198,6 +198,16 @@ def _block_rows(dtype: GGMLType, blocks: Bytes, k: int, begin: int, end: int) ->
     return codes.reshape(-1, k)
 
 
+def holds_threes(dtype: GGMLType, data: Bytes) -> bool:
+    """Whether a weight of a tensor of one of :data:`BLOCK_TYPES` has the code 3, which no ternary weight has."""
+    if dtype is GGMLType.TQ1_0:  # digits of base 3
+        return False
+    blocks = data.reshape(-1, BLOCKS[dtype][1])
+    packed = blocks[:, 2:] if dtype in (GGMLType.Q2_0, GGMLType.Q2_0_G128) else blocks[:, :-2]
+    pieces = (packed[at : at + PIECE // 64] for at in range(0, len(packed), PIECE // 64))
+    return any(bool((piece & piece >> np.uint8(1) & np.uint8(0x55)).any()) for piece in pieces)
+
+
 def block_scales(dtype: GGMLType, data: Bytes) -> npt.NDArray[np.float16]:
     """The ``f16[blocks]`` scales of a tensor of one of :data:`BLOCK_TYPES`."""
     blocks = data.reshape(-1, BLOCKS[dtype][1])

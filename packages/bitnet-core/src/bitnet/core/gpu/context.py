@@ -11,7 +11,17 @@ import numpy.typing as npt
 
 from bitnet.core.gpu.driver import Adopter, Buffer, Driver, Launch
 from bitnet.core.gpu.weights import DenseBuffer, TernaryBuffer, put_dense, put_ternary
-from bitnet.core.hal import DenseMatmul, GluNormQuant, KVSpec, NormQuant, NormRows, Program, StepLayout, TernaryMatmul
+from bitnet.core.hal import (
+    DenseMatmul,
+    GluNormQuant,
+    KVSpec,
+    NormQuant,
+    NormRows,
+    Program,
+    StepLayout,
+    TernaryMatmul,
+    TernaryWeight,
+)
 from bitnet.core.hal.check import SlotCheck, TensorCheck
 from bitnet.core.hal.program import NUMPY_DTYPES
 
@@ -116,6 +126,9 @@ class Context:
         for op in self.program.ops:
             if isinstance(op, TernaryMatmul):
                 w = self.ternary(op.weights)
+                size += w.codes.nbytes + w.scales.nbytes
+            elif isinstance(op, DenseMatmul) and isinstance(self.program.weights.get(op.weight), TernaryWeight):
+                w = self.ternary((op.weight,))
                 size += w.codes.nbytes + w.scales.nbytes
             elif isinstance(op, NormQuant | GluNormQuant | NormRows | DenseMatmul) and op.weight is not None:
                 copy = self._scratch.get(_copy(op.weight))

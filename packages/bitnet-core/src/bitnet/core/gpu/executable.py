@@ -17,6 +17,7 @@ from bitnet.core.gpu.logprobs import history, logprobs
 from bitnet.core.gpu.ops import advance
 from bitnet.core.gpu.plan import Lowering, lower
 from bitnet.core.gpu.scaled import in_groups, norms_heads
+from bitnet.core.gpu.tables import check_tables
 from bitnet.core.hal import (
     DeviceInfo,
     ExecutableStats,
@@ -83,6 +84,7 @@ class GpuExecutable:
         check_program(program)
         if not lowering.scaled:
             _refuse(program, info.name)
+        check_tables(program, info)
         self._check_step = StepCheck(program)
         self._tensors, self._check_slot = TensorCheck(program), SlotCheck(program)
         self._layout = StepLayout(program.limits)

@@ -24,7 +24,8 @@ def compact_shape(ctx: Context, multiple: int) -> tuple[int, int] | None:
     match ctx.program.ops[-2:]:
         case [DenseMatmul() as dense, Sample() as sample] if not ctx.keep and dense.out == sample.logits:
             weight = ctx.program.weights[dense.weight]
-            assert isinstance(weight, DenseWeight)
+            if not isinstance(weight, DenseWeight):
+                return None
             rows, cols = weight.shape
             if weight.dtype == "f16" and cols % multiple == 0 and cols <= COMPACT_COLS:
                 return rows, cols

@@ -15,6 +15,7 @@ from bitnet.core.gpu.context import Bucket, Context, Dispatch
 from bitnet.core.gpu.driver import Launch
 from bitnet.core.gpu.groups import GROUPS, Group
 from bitnet.core.gpu.scaled import InGroups, group_product, head_norms, in_groups, norms_heads
+from bitnet.core.gpu.tables import table_launches, ternary_table
 from bitnet.core.hal import (
     Attention,
     DenseMatmul,
@@ -112,6 +113,8 @@ def lower(ctx: Context, bucket: Bucket, table: Dispatch, *, fuses_scaled: bool =
         for group in () if ctx.keep else candidates(ops, at, bucket):
             if not fuses_scaled and any(in_groups(ctx.program, op) or norms_heads(op) for op in group.ops):
                 continue
+            if any(ternary_table(ctx.program, op) for op in group.ops):
+                continue
             entry = table.get(type(group))
             made = entry(ctx, group, bucket) if entry else None
             if made is not None:
@@ -128,6 +131,8 @@ def _alone(ctx: Context, op: Op, bucket: Bucket, table: Dispatch, fuses_scaled: 
     """The launches of an operation in no group."""
     if not fuses_scaled and isinstance(op, TernaryMatmul) and in_groups(ctx.program, op):
         return table.get(InGroups, group_product)(ctx, op, bucket) or []
+    if isinstance(op, Embed | DenseMatmul) and (name := ternary_table(ctx.program, op)):
+        return table_launches(ctx, op, name, bucket)
     made = table[type(op)](ctx, op, bucket) or []
     if isinstance(op, RopeAppend) and norms_heads(op):
         return [*head_norms(ctx, op, bucket), *made]

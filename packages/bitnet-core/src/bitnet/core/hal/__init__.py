@@ -14,6 +14,7 @@ from bitnet.core.hal.device import (
 from bitnet.core.hal.probe import DeviceInfo, DeviceType, ProbeResult, ProbeStatus
 from bitnet.core.hal.program import (
     NO_TOKEN,
+    TERNARY_TABLES,
     Attention,
     DenseMatmul,
     DenseWeight,
@@ -58,6 +59,7 @@ __all__ = [
     "MOST_LOGPROBS",
     "NO_TOKEN",
     "PENALTIES",
+    "TERNARY_TABLES",
     "Adjusting",
     "Adjustment",
     "Attention",

@@ -231,6 +231,16 @@ class _Lookup:
             raise InvalidInputError(f"needs weight {name!r} as {wanted} and finds {_text(weight)}.")
         return weight
 
+    def table(self, name: str, columns: int | None) -> tuple[int, int]:
+        """The shape of a matrix that an embedding or a head may be: dense, or ternary with groups."""
+        weight = self.program.weights.get(name)
+        if not isinstance(weight, TernaryWeight):
+            rows, width = self.dense(name, None, columns, f16=True).shape
+            return rows, width
+        if weight.group is None:
+            raise InvalidInputError(f"weight {name!r} has one scale; a ternary table has scales of groups.")
+        return self.ternary(name, weight.shape[1] if columns is None else columns).shape
+
     def ternary(self, name: str, columns: int) -> TernaryWeight:
         weight = self.program.weights.get(name)
         if not isinstance(weight, TernaryWeight) or weight.shape[1] != columns:
@@ -255,8 +265,8 @@ class _Lookup:
 def _operands(op: Op, look: _Lookup) -> Iterator[TensorSpec]:
     """The activation tensors ``op`` needs, its weights checked on the way."""
     if isinstance(op, Embed):
-        table = look.dense(op.table, None, None, f16=True)
-        yield TensorSpec(op.out, "f32", ("M", _multiple_of_4(table.shape[1], "D")))
+        width = look.table(op.table, None)[1]
+        yield TensorSpec(op.out, "f32", ("M", _multiple_of_4(width, "D")))
     elif isinstance(op, NormQuant | GluNormQuant):
         if isinstance(op, NormQuant):
             k = look.columns(op.x)
@@ -299,7 +309,7 @@ def _operands(op: Op, look: _Lookup) -> Iterator[TensorSpec]:
         yield TensorSpec(op.out, "f32", ("R", d))
     elif isinstance(op, DenseMatmul):
         k = _multiple_of_4(look.columns(op.x), "K")
-        n = look.dense(op.weight, None, k, f16=True).shape[0]
+        n = look.table(op.weight, k)[0]
         yield TensorSpec(op.x, "f32", ("R", k))
         yield TensorSpec(op.out, "f32", ("R", n))
     elif isinstance(op, Sample):

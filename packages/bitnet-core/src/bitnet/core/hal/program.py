@@ -72,9 +72,13 @@ class DenseWeight:
 Weight: TypeAlias = TernaryWeight | DenseWeight
 
 
+TERNARY_TABLES = "ternary-tables"
+"""The feature of devices whose ``Embed`` and ``DenseMatmul`` also take ternary weights that have groups."""
+
+
 @dataclass(frozen=True, slots=True)
 class Embed:
-    """``out[m] = table[tokens[m]]`` as f32."""
+    """``out[m] = table[tokens[m]]`` as f32. The table is dense, or ternary with groups (:data:`TERNARY_TABLES`)."""
 
     table: str
     out: str
@@ -163,7 +167,10 @@ class NormRows:
 
 @dataclass(frozen=True, slots=True)
 class DenseMatmul:
-    """``out[R, N] = x[R, K] · weightᵀ`` with f32 accumulation."""
+    """``out[R, N] = x[R, K] · weightᵀ`` with f32 accumulation.
+
+    The weight is dense, or ternary with groups (:data:`TERNARY_TABLES`).
+    """
 
     x: str
     weight: str

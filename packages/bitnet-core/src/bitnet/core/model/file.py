@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 from bitnet.core.errors import InvalidInputError
 from bitnet.core.gguf import GGUFFile, MetadataValue
 from bitnet.core.gguf.ternary import I2S_LAYOUTS, I2SLayout
-from bitnet.core.hal import TernaryWeight, Weight
+from bitnet.core.hal import TERNARY_TABLES, TernaryWeight, Weight
 from bitnet.core.model.config import ModelConfig, read_config
-from bitnet.core.model.weights import bind_weights
+from bitnet.core.model.weights import bind_weights, ternary_tables
 
 if TYPE_CHECKING:
     from bitnet.core.text.chat import ChatTemplate
@@ -37,6 +37,16 @@ class ModelFile:
         self.i2s_layout: I2SLayout = layout
         self.config: ModelConfig = read_config(file)
         self.weights: Mapping[str, Weight] = bind_weights(file, self.config, layout)
+
+    def weights_for(self, features: Collection[str]) -> Mapping[str, Weight]:
+        """The weights as a device with these features takes them: embedding and head ternary where they are and it can.
+
+        Raises:
+            ModelFileError: The file has changed, and parts of it are lost.
+        """
+        if TERNARY_TABLES not in features:
+            return self.weights
+        return {**self.weights, **ternary_tables(self.gguf, self.config)}
 
     @property
     def metadata(self) -> Mapping[str, MetadataValue]:

@@ -10,7 +10,14 @@ import numpy.typing as npt
 
 from bitnet.core.gguf import GGMLType, GGUFFile, TensorInfo
 from bitnet.core.gguf.quants import DECODERS, decode
-from bitnet.core.gguf.ternary import BLOCK_TYPES, I2SLayout, block_scales, check_ternary, load_ternary
+from bitnet.core.gguf.ternary import (
+    BLOCK_TYPES,
+    I2SLayout,
+    block_scales,
+    check_ternary,
+    holds_threes,
+    load_ternary,
+)
 from bitnet.core.gguf.types import BLOCKS
 from bitnet.core.hal import DenseWeight, TernaryData, TernaryWeight, Weight
 from bitnet.core.model.config import ModelConfig
@@ -80,6 +87,22 @@ def bind_weights(file: GGUFFile, config: ModelConfig, layout: I2SLayout) -> Mapp
     if config.tied_embeddings:
         weights["output"] = weights["token_embd"]
     return weights
+
+
+def ternary_tables(file: GGUFFile, config: ModelConfig) -> Mapping[str, TernaryWeight]:
+    """The embedding and the head, where the file has them in ternary blocks, with the scale of each block.
+
+    For devices with the feature :data:`~bitnet.core.hal.TERNARY_TABLES`. A table that holds the code 3, as a generic
+    2-bit quantiser may write it, is not ternary and not among them; to see that, its codes are read.
+    """
+    tables: dict[str, TernaryWeight] = {}
+    for name in ("token_embd", "output"):
+        tensor = file.tensors.get(f"{name}.weight")
+        if tensor is not None and tensor.type in BLOCK_TYPES and not holds_threes(tensor.type, file.data(tensor)):
+            tables[name] = _ternary(file, config, tensor, None, "official", grouped=True)
+    if config.tied_embeddings and "token_embd" in tables:
+        tables["output"] = tables["token_embd"]
+    return tables
 
 
 def _several_scales(file: GGUFFile) -> bool:

@@ -15,6 +15,7 @@ from bitnet.core.hal import (
     LOGPROBS,
     NO_TOKEN,
     PENALTIES,
+    TERNARY_TABLES,
     Attention,
     DenseMatmul,
     DenseWeight,
@@ -50,7 +51,7 @@ NUMPY_INFO = DeviceInfo(
     description="numpy reference device",
     vendor="numpy",
     type=DeviceType.CPU,
-    features=(PENALTIES, LOGPROBS),
+    features=(PENALTIES, LOGPROBS, TERNARY_TABLES),
     details={"numpy": np.__version__},
 )
 """``cpu:numpy``; its memory is the host's, and not known here."""
@@ -193,8 +194,9 @@ class ReferenceExecutable:
             self._cache = np.zeros(cache, NUMPY_DTYPES[kv.dtype])
         named = [op.weights for op in program.ops if isinstance(op, TernaryMatmul)]
         codes = sum(self._ternary[name].codes.nbytes for names in named for name in names)
-        dense = [op.weight for op in program.ops if isinstance(op, NormQuant | GluNormQuant | NormRows | DenseMatmul)]
-        self._weight_bytes = codes + sum(self._dense[name].nbytes for name in dense if name is not None)
+        others = [op.weight for op in program.ops if isinstance(op, NormQuant | GluNormQuant | NormRows | DenseMatmul)]
+        self._weight_bytes = codes + sum(self._dense[name].nbytes for name in others if name in self._dense)
+        self._weight_bytes += sum(sum(a.nbytes for a in self._ternary[n]) for n in others if n in self._ternary)
         self.used = self._cache.nbytes + sum(t.nbytes for t in self._tensors.values())
         self.used += sum(w.nbytes for w in self._dense.values()) + sum(w.codes.nbytes for w in self._ternary.values())
 
@@ -270,7 +272,9 @@ class ReferenceExecutable:
     def _run_op(self, op: Op, step: _Fields) -> None:
         t, w, m, r = self._tensors, self._dense, step.tokens, step.rows
         if isinstance(op, Embed):
-            t[op.out][:m] = w[op.table][step.field("tokens", m)]
+            ids = step.field("tokens", m)
+            packed = self._ternary.get(op.table)
+            t[op.out][:m] = w[op.table][ids] if packed is None else ops.table_rows(packed, ids, t[op.out].shape[1])
         elif isinstance(op, NormQuant):
             y = ops.rms_norm(t[op.x][:m], None if op.weight is None else w[op.weight], op.eps)
             t[op.out][:m], t[op.scale][:m] = ops.absmax_int8(y)
@@ -289,7 +293,8 @@ class ReferenceExecutable:
         elif isinstance(op, NormRows):
             t[op.out][:r] = ops.rms_norm(t[op.x][step.field("rows", r)], w[op.weight], op.eps)
         elif isinstance(op, DenseMatmul):
-            t[op.out][:r] = ops.dense_matmul(t[op.x][:r], w[op.weight])
+            head, x = self._ternary.get(op.weight), t[op.x][:r]
+            t[op.out][:r] = ops.dense_matmul(x, w[op.weight]) if head is None else ops.table_matmul(x, head)
         elif isinstance(op, Sample):
             self._sample(op, step)
         elif isinstance(op, Quantize):

@@ -77,6 +77,25 @@ def group_matmul(x: I8, scale: F32, weight: TernaryData, group: int) -> F32:
     return out
 
 
+def table_rows(weight: TernaryData, rows: npt.NDArray[np.int32], width: int) -> F32:
+    """Rows of a ternary table with scales of groups, ``[len(rows), width]``: a code's value times its group's scale."""
+    codes, scales = weight.codes[rows], weight.scale[rows].astype(np.float32)
+    values = _UNPACKED[codes].reshape(len(rows), -1, 32, 4).swapaxes(2, 3).reshape(len(rows), -1)[:, :width]
+    scaled: F32 = (values.reshape(*scales.shape, -1) * scales[:, :, None]).reshape(len(rows), width)
+    return scaled
+
+
+def table_matmul(x: F32, weight: TernaryData) -> F32:
+    """``dense_matmul`` of a ternary table with scales of groups."""
+    out = np.empty((len(x), len(weight.codes)), np.float32)
+    step = max(1, _CHUNK // x.shape[1])
+    for n in range(0, out.shape[1], step):
+        rows = np.arange(n, min(n + step, out.shape[1]), dtype=np.int32)
+        with np.errstate(invalid="ignore"):  # an infinity times 0
+            np.matmul(x, table_rows(weight, rows, x.shape[1]).T, out=out[:, n : n + step])
+    return out
+
+
 def dense_matmul(x: F32, weight: npt.NDArray[np.float32] | npt.NDArray[np.float16]) -> F32:
     """``[R, N]``."""
     out = np.empty((len(x), len(weight)), np.float32)

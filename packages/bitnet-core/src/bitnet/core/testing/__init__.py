@@ -14,6 +14,7 @@ pytest.register_assert_rewrite(
             "norms",
             "attention",
             "heads",
+            "tables",
             "sampling",
             "penalties",
             "logprobs",

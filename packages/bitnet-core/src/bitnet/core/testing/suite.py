@@ -11,6 +11,7 @@ from bitnet.core.testing.norms import NormTests
 from bitnet.core.testing.penalties import PenaltyTests
 from bitnet.core.testing.probing import ProbeTests
 from bitnet.core.testing.sampling import SampleTests
+from bitnet.core.testing.tables import TableTests
 from bitnet.core.testing.whole_model import WholeModelTests
 
 
@@ -20,6 +21,7 @@ class ConformanceSuite(
     NormTests,
     AttentionTests,
     HeadTests,
+    TableTests,
     SampleTests,
     PenaltyTests,
     LogprobTests,
