@@ -30,7 +30,8 @@ def test_a_device_that_cannot_refuses() -> None:
         load_model(device="cpu:numpy", context=64, deterministic=True)
 
 
-@pytest.mark.parametrize("given", [{"step_tokens": 32}, {"max_seqs": 65}])
-def test_sizes_that_a_deterministic_step_has_not(given: dict[str, int]) -> None:
-    with pytest.raises(InvalidInputError, match="64"):
-        load_model(device="cpu", context=64, deterministic=True, **given)
+def test_sizes_that_a_deterministic_step_has_not() -> None:
+    with pytest.raises(InvalidInputError, match="step_tokens is 32; deterministic steps have 64"):
+        load_model(device="cpu", context=64, deterministic=True, step_tokens=32)
+    with pytest.raises(InvalidInputError, match="max_seqs is 65; it must be in 1 … 64"):
+        load_model(device="cpu", context=64, deterministic=True, max_seqs=65)

@@ -29,7 +29,7 @@ class Load(NamedTuple):
 
 
 LOADS: dict[Size, Load] = {
-    "small": Load(6, 6, 96, 40),
+    "small": Load(4, 4, 96, 32),
     "quick": Load(24, 16, 640, 40),
     "full": Load(200, 64, 640, 40),
 }
