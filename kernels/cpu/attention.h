@@ -49,8 +49,9 @@ INLINE int32_t split_length(int32_t length) {
     return even <= SPLIT ? SPLIT : (even + CHUNK - 1) / CHUNK * CHUNK;
 }
 
-INLINE int32_t splits_of(int32_t tokens, int32_t length) {
-    if (tokens > 1) return 1;
+/* A deterministic program has no parts: a position is summed in the same order whether it is decoded or in a prompt. */
+INLINE int32_t splits_of(const run_t *run, int32_t tokens, int32_t length) {
+    if (tokens > 1 || run->program.deterministic) return 1;
     int32_t part = split_length(length);
     return (length + part - 1) / part;
 }
@@ -287,25 +288,26 @@ typedef struct {
 
 INLINE int32_t tokens_of(const step_t *step, int32_t s) { return step->seq_begin[s + 1] - step->seq_begin[s]; }
 
-static int64_t items_of(const attention_op_t *o, const step_t *step, int32_t s) {
+static int64_t items_of(const run_t *run, const attention_op_t *o, int32_t s) {
+    const step_t *step = &run->step;
     const int32_t tokens = tokens_of(step, s);
-    return (int64_t)tiles_of_queries(o, tokens) * splits_of(tokens, step->seq_len[s]) * o->kv_heads;
+    return (int64_t)tiles_of_queries(o, tokens) * splits_of(run, tokens, step->seq_len[s]) * o->kv_heads;
 }
 
 /* This thread's next item; false when none is left. */
 static bool next_item(const run_t *run, const attention_op_t *o, int thread, attention_item_t *item) {
     const step_t *step = &run->step;
     int64_t total = 0;
-    for (int32_t s = 0; s < step->seqs; s++) total += items_of(o, step, s);
+    for (int32_t s = 0; s < step->seqs; s++) total += items_of(run, o, s);
     int64_t number = pool_take(run->pool, thread, total);
     for (int32_t s = 0; number >= 0 && s < step->seqs; s++) {
-        const int64_t items = items_of(o, step, s);
+        const int64_t items = items_of(run, o, s);
         if (number >= items) {
             number -= items;
             continue;
         }
         const int32_t tokens = tokens_of(step, s);
-        const int32_t splits = splits_of(tokens, step->seq_len[s]), tiles = tiles_of_queries(o, tokens);
+        const int32_t splits = splits_of(run, tokens, step->seq_len[s]), tiles = tiles_of_queries(o, tokens);
         *item = (attention_item_t){
             .s = s,
             .tokens = tokens,
@@ -406,7 +408,7 @@ static void attention(run_t *run, const op_t *op, int thread) {
 
     bool split = false;
     for (int32_t s = 0; s < step->seqs; s++)
-        split |= splits_of(tokens_of(step, s), step->seq_len[s]) > 1;
+        split |= splits_of(run, tokens_of(step, s), step->seq_len[s]) > 1;
     if (!split) return;
     pool_barrier(run->pool, thread);
     while (next_item(run, o, thread, &item))

@@ -203,7 +203,7 @@ typedef struct {
 
 typedef struct {
     const op_t *ops;
-    int32_t op_count, pad;
+    int32_t op_count, deterministic;
     kv_t kv;
     limits_t limits;
     step_layout_t step;

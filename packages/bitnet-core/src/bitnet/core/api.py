@@ -72,6 +72,7 @@ def load_model(
     i2s_layout: I2SLayout = "official",
     max_queue: int | None = None,
     max_queue_tokens: int | None = None,
+    deterministic: bool | None = None,
 ) -> Model:
     """Load a GGUF model onto a device.
 
@@ -94,6 +95,9 @@ def load_model(
         max_queue: Generations that may wait besides those that run; one more is refused. None: any number.
         max_queue_tokens: Prompt tokens that may wait; a prompt that makes them more is refused, unless none waits.
             None: any number.
+        deterministic: Whether a request's tokens and log-probabilities depend on the request alone, to the bit on one
+            kind of device, and not on what else is computed, what was cached, or how often it was interrupted. Prompts
+            take longer. A device that cannot refuses it. None: ``BITNET_DETERMINISTIC``, else no.
 
     Raises:
         ModelFileError: The file is not a model bitnet can run.
@@ -102,6 +106,7 @@ def load_model(
         OutOfMemoryError, DeviceError: The model does not fit the device, or the device failed.
         InvalidInputError: An argument is out of its range.
     """
+    deterministic = env.flag("BITNET_DETERMINISTIC") if deterministic is None else deterministic
     path = Path(default_model_path() if path is None else hub.local_path(path))
     places: list[tuple[Selection | None, Device]]
     if device is None or isinstance(device, str):
@@ -126,6 +131,7 @@ def load_model(
                     kv_dtype=kv_dtype,
                     max_seqs=max_seqs,
                     step_tokens=step_tokens,
+                    deterministic=deterministic,
                     first=computing,
                 )
             engines.append(engine)
@@ -159,8 +165,9 @@ def load_model(
             i2s_layout=i2s_layout,
             max_queue=max_queue,
             max_queue_tokens=max_queue_tokens,
+            deterministic=deterministic,
         )
-    return Model(file, worker, replicas, warm_ups)
+    return Model(file, worker, replicas, warm_ups, deterministic=deterministic)
 
 
 _GPUS = (DeviceType.DISCRETE, DeviceType.INTEGRATED)
@@ -188,11 +195,19 @@ class Model:
         path: The model file.
         context: Tokens a prompt and its continuation may have together.
         selection: How the device, the first of several, was chosen; None where it was given open.
+        deterministic: Whether what a request gets depends on it alone, as :func:`load_model` was told.
     """
 
     def __init__(
-        self, file: ModelFile, worker: Worker, replicas: Sequence[_Replica], warm_ups: Sequence[WarmUp]
+        self,
+        file: ModelFile,
+        worker: Worker,
+        replicas: Sequence[_Replica],
+        warm_ups: Sequence[WarmUp],
+        *,
+        deterministic: bool = False,
     ) -> None:
+        self.deterministic = deterministic
         self._file, self._worker, self._replicas, self._warm_ups = file, worker, tuple(replicas), tuple(warm_ups)
         self._variables = env.snapshot()
         self.selection = replicas[0].selection
@@ -433,6 +448,7 @@ class Model:
                 "max_seqs": engine.limits.max_seqs,
                 "step_tokens": engine.limits.max_tokens,
                 "i2s_layout": self._file.i2s_layout,
+                "deterministic": self.deterministic,
             },
         )
         key = key or env.text("BITNET_RECEIPT_KEY")

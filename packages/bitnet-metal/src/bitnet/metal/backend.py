@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from bitnet.core.errors import DeviceLostError, DeviceUnavailableError
 from bitnet.core.hal import (
+    DETERMINISTIC,
     HAL_API,
     LOGPROBS,
     PENALTIES,
@@ -179,7 +180,7 @@ def _info(objc: Objc, device: int, name: str, index: str, system: System) -> Dev
         type=DeviceType.VIRTUAL if virtual else DeviceType.INTEGRATED,
         memory=int(objc.send(device, "recommendedMaxWorkingSetSize")),
         driver_version=f"macOS {_text(system.version)} ({system.build})",
-        features=("f16", PENALTIES, LOGPROBS),
+        features=("f16", PENALTIES, LOGPROBS, DETERMINISTIC),
     )
     return marked(info)
 

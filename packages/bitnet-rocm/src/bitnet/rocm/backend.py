@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from bitnet.core.errors import DeviceError, DeviceUnavailableError
 from bitnet.core.gpu.probing import denied_nodes, no_permission
 from bitnet.core.hal import (
+    DETERMINISTIC,
     HAL_API,
     LOGPROBS,
     PENALTIES,
@@ -203,7 +204,7 @@ def _found(hip: Hip, index: int, properties: Properties, kind: Architecture, ver
         type=DeviceType.VIRTUAL if hip.is_test_driver else kind_of,
         memory=properties.total_memory,
         driver_version=version,
-        features=(*kind.features, "f16", f"wave{kind.wave}", PENALTIES, LOGPROBS, TERNARY_TABLES),
+        features=(*kind.features, "f16", f"wave{kind.wave}", PENALTIES, LOGPROBS, TERNARY_TABLES, DETERMINISTIC),
         details=details,
     )
     return Found(marked(info), kind, abilities)

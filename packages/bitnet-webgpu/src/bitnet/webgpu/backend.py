@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from bitnet.core.errors import DeviceUnavailableError
 from bitnet.core.gpu.probing import denied_nodes, device_nodes, no_permission
 from bitnet.core.hal import (
+    DETERMINISTIC,
     HAL_API,
     LOGPROBS,
     PENALTIES,
@@ -121,6 +122,7 @@ def _rank(adapter: wgpu.GPUAdapter) -> int:
 def _info(adapter: wgpu.GPUAdapter, index: int) -> DeviceInfo:
     info, limits = adapter.info, adapter.limits
     shown = ("max-buffer-size", "max-storage-buffer-binding-size", "max-compute-workgroup-storage-size")
+    found = (text for feature, text in FEATURES.items() if feature in adapter.features)
     return DeviceInfo(
         backend="webgpu",
         index=str(index),
@@ -129,7 +131,7 @@ def _info(adapter: wgpu.GPUAdapter, index: int) -> DeviceInfo:
         vendor=info["vendor"] or f"{info['vendor_id']:04x}",
         type=TYPES.get(info["adapter_type"], DeviceType.VIRTUAL),
         driver_version=info["description"],
-        features=(*(text for feature, text in FEATURES.items() if feature in adapter.features), PENALTIES, LOGPROBS),
+        features=(*found, PENALTIES, LOGPROBS, DETERMINISTIC),
         details={"api": info["backend_type"], **{name: str(limits[name]) for name in shown}},
     )
 

@@ -177,6 +177,12 @@ strict_option = click.option(
     default=None,
     help="A device that was named and is missing is an error, as with BITNET_STRICT_MODE=1.",
 )
+deterministic_option = click.option(
+    "--deterministic",
+    is_flag=True,
+    default=None,
+    help="Tokens depend on the request alone, not on what else runs; slower.  [default: BITNET_DETERMINISTIC]",
+)
 THREADS_DEFAULT = "[default: BITNET_THREADS, else one for each physical core]"
 context_option = click.option(
     "-c",
@@ -203,6 +209,7 @@ model_options = _together(
     click.option("-t", "--threads", metavar="N", type=click.IntRange(1, 1024), help=f"CPU threads.  {THREADS_DEFAULT}"),
     kv_dtype_option,
     i2s_layout_option,
+    deterministic_option,
     verbose_option,
 )
 sampling_options = _together(
@@ -278,7 +285,7 @@ def load(params: dict[str, Any], **more: Any) -> Model:
     from bitnet.core.cli.console import compile_progress, note
     from bitnet.core.hub import local_path
 
-    names = ("device", "strict", "context", "threads", "kv_dtype", "i2s_layout")
+    names = ("device", "strict", "context", "threads", "kv_dtype", "i2s_layout", "deterministic")
     path = None if params["model"] is None else local_path(params["model"], tell=note)
     with compile_progress(), _option_names():
         return load_model(path, **{name: params[name] for name in names if name in params} | more)

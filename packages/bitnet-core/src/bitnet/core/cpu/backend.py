@@ -13,6 +13,7 @@ from bitnet.core.cpu.native import OpKind
 from bitnet.core.cpu.threads import default_threads
 from bitnet.core.errors import DeviceError
 from bitnet.core.hal import (
+    DETERMINISTIC,
     HAL_API,
     LOGPROBS,
     PENALTIES,
@@ -84,7 +85,7 @@ class CpuBackend:
             vendor=_vendor(system.cpu_model()),
             type=DeviceType.CPU,
             memory=system.memory_total(),
-            features=(*_FEATURES[level], PENALTIES, LOGPROBS, TERNARY_TABLES),
+            features=(*_FEATURES[level], PENALTIES, LOGPROBS, TERNARY_TABLES, DETERMINISTIC),
             details={"level": level, "cores": str(default_threads()), "architecture": platform.machine()},
         )
 

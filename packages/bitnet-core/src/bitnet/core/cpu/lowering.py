@@ -291,7 +291,7 @@ class LoweredProgram:
         return native.NativeProgram(
             ops,
             count,
-            0,
+            self._source.deterministic,
             self._kv,
             native.NativeLimits(limits.max_tokens, limits.max_seqs, limits.max_rows, limits.max_blocks),
             native.NativeStepLayout(layout.words, *(layout.offsets[name] for name in names)),

@@ -257,7 +257,7 @@ class NativeProgram(ctypes.Structure):
     _fields_ = (
         ("ops", c_void_p),
         ("op_count", c_int32),
-        ("pad", c_int32),
+        ("deterministic", c_int32),
         ("kv", KV),
         ("limits", NativeLimits),
         ("step", NativeStepLayout),

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from bitnet.core.engine.engine import Engine
 from bitnet.core.errors import InvalidInputError, OutOfMemoryError
 from bitnet.core.hal import Device, Executable, KVSpec, Limits
+from bitnet.core.hal.check import check_deterministic
 from bitnet.core.model.program import BLOCK_SIZE, KVDtype, build_program, kv_bytes, rope_bytes
 from bitnet.core.text.tokenizer import StreamDecoder
 
@@ -21,6 +22,8 @@ STEP_TOKENS = 512
 """Tokens a step, where the device tells no better: enough to keep a matrix product busy. Activations cost about 0.1 MB
 a token in a 2B model."""
 MAX_STEP_TOKENS = 65_536
+DETERMINISTIC_TOKENS = 64
+"""Tokens, and rows, of every step of a deterministic program, whatever it holds (decision 0029)."""
 STEP_ROWS = 32
 """Rows of logits a step where text is scored; each takes a vocabulary of floats."""
 UNKNOWN_MEMORY = 4 << 30
@@ -63,12 +66,14 @@ def open_engine(
     kv_dtype: KVDtype,
     max_seqs: int,
     step_tokens: int | None,
+    deterministic: bool = False,
     first: Callable[[], AbstractContextManager[None]] = nullcontext,
 ) -> tuple[Engine, Executable]:
     """Compile a model for a device. ``first`` is a context for the first step.
 
     Raises:
         InvalidInputError: ``context``, ``max_seqs`` or ``step_tokens`` is out of range.
+        UnsupportedProgramError: ``deterministic``, and the device cannot be.
         OutOfMemoryError, KernelCompileError: The device cannot take the model.
     """
     config = file.config
@@ -78,6 +83,12 @@ def open_engine(
         context = default_context(config, size=file.size, kv_dtype=kv_dtype)
     if not 2 <= context <= config.context_length:
         raise InvalidInputError(f"context is {context}; {config.name} takes 2 … {config.context_length} tokens.")
+    if deterministic:
+        if step_tokens not in (None, DETERMINISTIC_TOKENS):
+            raise InvalidInputError(
+                f"step_tokens is {step_tokens}; deterministic steps have {DETERMINISTIC_TOKENS}: leave it out."
+            )
+        step_tokens = DETERMINISTIC_TOKENS
     if step_tokens is None:
         step_tokens = device.info.step_tokens or STEP_TOKENS
     if not 1 <= step_tokens <= MAX_STEP_TOKENS:
@@ -87,7 +98,7 @@ def open_engine(
     limits = Limits(
         max_tokens=step_tokens,
         max_seqs=max_seqs,
-        max_rows=max(max_seqs, min(STEP_ROWS, step_tokens)),
+        max_rows=step_tokens if deterministic else max(max_seqs, min(STEP_ROWS, step_tokens)),
         max_blocks=-(-context // BLOCK_SIZE),
     )
     memory = device.memory()
@@ -101,10 +112,16 @@ def open_engine(
         )
     blocks = cache_blocks(config, context=context, max_seqs=max_seqs, kv_dtype=kv_dtype, free=max(0, free))
     program = build_program(
-        config, file.weights_for(device.info.features), limits=limits, num_blocks=blocks, kv_dtype=kv_dtype
+        config,
+        file.weights_for(device.info.features),
+        limits=limits,
+        num_blocks=blocks,
+        kv_dtype=kv_dtype,
+        deterministic=deterministic,
     )
     assert program.kv is not None
     tokenizer = file.tokenizer
+    check_deterministic(program, device.info)
     executable = device.compile(program)
     engine = Engine(
         executable,

@@ -27,7 +27,7 @@ from bitnet.core.hal import (
     Step,
     StepLayout,
 )
-from bitnet.core.hal.check import SlotCheck, StepCheck, TensorCheck, check_program
+from bitnet.core.hal.check import SlotCheck, StepCheck, TensorCheck, check_deterministic, check_program
 from bitnet.core.hal.program import NUMPY_DTYPES
 
 MIN_CONTEXT_BUCKET = 512
@@ -82,6 +82,7 @@ class GpuExecutable:
         self._dispatches = 0
         self._told: npt.NDArray[np.int32] | None = None
         check_program(program)
+        check_deterministic(program, info)
         if not lowering.scaled:
             _refuse(program, info.name)
         check_tables(program, info)
@@ -94,9 +95,8 @@ class GpuExecutable:
             # and reports what does not fit or compile.
             rows = min(1, program.limits.max_rows)
             self._leaves_out = lowering.leaves_out(self.context)
-            self._recording(
-                Bucket(1, rows, self._context_bucket(1), logits=not (rows and self._leaves_out), apart=True)
-            )
+            one = Bucket(1, rows, self._context_bucket(1), logits=not (rows and self._leaves_out), apart=True)
+            self._recording(self._largest() if program.deterministic else one)
         except BaseException:
             self.context.close()
             raise
@@ -184,6 +184,8 @@ class GpuExecutable:
 
     def _bucket(self, step: Step, count: int) -> Bucket:
         """The bucket of the recording that runs a step."""
+        if self._program.deterministic:
+            return self._largest(adjusted=bool(step.data[_ADJUST]), logprobs=bool(step.data[_LOGPROBS]))
         lengths = step.data[self._layout.offsets["seq_len"] :][: step.seqs]
         longest = int(lengths.max(initial=1)) + count - 1
         limits = self._program.limits
@@ -196,6 +198,12 @@ class GpuExecutable:
             adjusted=bool(step.data[_ADJUST]),
             logprobs=bool(step.data[_LOGPROBS]),
         )
+
+    def _largest(self, *, adjusted: bool = False, logprobs: bool = False) -> Bucket:
+        """The one bucket of a deterministic program (decision 0029): every step has the same kernels and splits."""
+        limits, kv = self._program.limits, self._program.kv
+        context = limits.max_blocks * kv.block_size if kv else 0
+        return Bucket(limits.max_tokens, limits.max_rows, context, adjusted=adjusted, logprobs=logprobs)
 
     def _recording(self, bucket: Bucket) -> tuple[object, tuple[str, ...], int]:
         if bucket not in self._recordings:

@@ -13,6 +13,7 @@ from bitnet.core.hal.device import (
 )
 from bitnet.core.hal.probe import DeviceInfo, DeviceType, ProbeResult, ProbeStatus
 from bitnet.core.hal.program import (
+    DETERMINISTIC,
     NO_TOKEN,
     TERNARY_TABLES,
     Attention,
@@ -51,6 +52,7 @@ from bitnet.core.hal.step import (
 )
 
 __all__ = [
+    "DETERMINISTIC",
     "GREEDY",
     "HAL_API",
     "IN_OUTPUT",

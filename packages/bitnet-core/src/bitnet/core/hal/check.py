@@ -8,8 +8,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from bitnet.core.errors import InvalidInputError
+from bitnet.core.errors import InvalidInputError, UnsupportedProgramError
+from bitnet.core.hal.probe import DeviceInfo
 from bitnet.core.hal.program import (
+    DETERMINISTIC,
     NUMPY_DTYPES,
     Attention,
     DenseMatmul,
@@ -36,6 +38,17 @@ _ADJUST, _LOGPROBS = (
 )  # looked up once: steps are checked thousands of times a second
 MAX_K = 131_072
 """Longest row of a ternary matrix: the greatest for which every partial sum stays within 2²⁴, exact in float32."""
+
+
+def check_deterministic(program: Program, info: DeviceInfo) -> None:
+    """Refuse a deterministic program on a device that does not promise it.
+
+    Raises:
+        UnsupportedProgramError: The program is deterministic, and the device does not list :data:`DETERMINISTIC`.
+    """
+    if program.deterministic and DETERMINISTIC not in info.features:
+        hint = "Leave deterministic out (BITNET_DETERMINISTIC=0), or use a device that 'bitnet devices' lists with it."
+        raise UnsupportedProgramError("it cannot compute deterministically.", device=info.name, hint=hint)
 
 
 def check_program(program: Program) -> None:

@@ -253,6 +253,10 @@ class Limits:
         return min(self.max_seqs, MAX_SLOTS)
 
 
+DETERMINISTIC = "deterministic"
+"""Feature of devices that take deterministic programs; no other is given one."""
+
+
 @dataclass(frozen=True)
 class Program:
     """What a device compiles.
@@ -262,6 +266,8 @@ class Program:
         tensors: Every activation the ops name. Each keeps its own memory for the life of the executable.
         weights: Every weight the ops name.
         kv: Shape of the paged cache, where an op uses one.
+        deterministic: What a token's row gets depends, to the bit, on its sequence up to it alone: not on the other
+            rows of the step, nor on the steps that filled the cache. For devices that list :data:`DETERMINISTIC`.
     """
 
     ops: Sequence[Op]
@@ -270,3 +276,4 @@ class Program:
     limits: Limits
     kv: KVSpec | None = None
     name: str = "program"
+    deterministic: bool = False

@@ -82,6 +82,7 @@ def build_program(
     num_blocks: int,
     kv_dtype: KVDtype = "f16",
     block_size: int = BLOCK_SIZE,
+    deterministic: bool = False,
 ) -> Program:
     """The program of a model; it ends in ``Sample``, so that a step returns a token for each of its rows.
 
@@ -92,6 +93,7 @@ def build_program(
         weights: By canonical name (``blk.0.attn_q``); a tied head is the same object as ``token_embd``.
         limits: ``max_blocks * block_size`` is the longest sequence; the rotary tables have as many rows.
         num_blocks: Blocks of the KV cache, over all sequences.
+        deterministic: As :class:`~bitnet.core.hal.Program` has it.
     """
     cos, sin = rope_tables(config, limits.max_blocks * block_size)
     used = dict(weights)
@@ -133,6 +135,7 @@ def build_program(
         limits=limits,
         kv=KVSpec(config.layers, config.kv_heads, config.head_dim, num_blocks, block_size, kv_dtype),
         name=config.name or config.architecture,
+        deterministic=deterministic,
     )
 
 

@@ -39,7 +39,7 @@ from bitnet.core.hal import (
     TernaryMatmul,
     TernaryWeight,
 )
-from bitnet.core.hal.check import SlotCheck, StepCheck, TensorCheck, check_program, loaded_ternary
+from bitnet.core.hal.check import SlotCheck, StepCheck, TensorCheck, check_deterministic, check_program, loaded_ternary
 from bitnet.core.hal.program import NUMPY_DTYPES
 from bitnet.core.hal.sampling import adjusted, choose, logprobs
 from bitnet.core.reference import ops
@@ -90,6 +90,7 @@ class ReferenceDevice:
         if self._closed:
             raise DeviceError("the device is closed.", device=self._info.name)
         check_program(program)
+        check_deterministic(program, self._info)
         executable = ReferenceExecutable(self, program)
         with self._lock:
             self._open.append(executable)

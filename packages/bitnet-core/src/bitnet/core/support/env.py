@@ -47,6 +47,11 @@ VARIABLES: tuple[Variable, ...] = (
         "For tests: pretend that these GPUs are there, computed by numpy, or that there are none.",
     ),
     Variable("BITNET_ROCM_GRAPHS", "1|0", "0: on ROCm, start kernels one by one; replay no HIP graphs."),
+    Variable(
+        "BITNET_DETERMINISTIC",
+        "1|0",
+        "1: a request's tokens depend on it alone, not on what else is computed, to the bit on one kind of device.",
+    ),
     Variable("BITNET_THREADS", "N", "CPU threads; by default one for each physical core."),
     Variable("BITNET_CACHE_DIR", "FOLDER", "Where caches are kept, instead of the platform's cache folder."),
     Variable("BITNET_NO_KERNEL_CACHE", "1|0", "1: compile kernels anew, and keep none."),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bitnet.core.testing.attention import AttentionTests
+from bitnet.core.testing.determinism import DeterminismTests
 from bitnet.core.testing.heads import HeadTests
 from bitnet.core.testing.lifecycle import LifecycleTests
 from bitnet.core.testing.linear import LinearTests
@@ -26,6 +27,7 @@ class ConformanceSuite(
     PenaltyTests,
     LogprobTests,
     WholeModelTests,
+    DeterminismTests,
     LifecycleTests,
 ):
     """All tests that hold a backend to the contract, on each of its devices.
