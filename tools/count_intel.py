@@ -115,14 +115,14 @@ def specs(product: str) -> Iterator[tuple[str, KernelSpec]]:
         yield "attention_prefill by XMX", KernelSpec(ATTENTION, "attention_prefill_xmx", tuple(tiles.items()))
 
 
-def grouped(rows: int, cols: int, group: int) -> KernelSpec:
-    """The product of one token and weights with a scale for each group of columns, as the lowering has it."""
+def grouped(rows: int, cols: int, group: int, tokens: int = 1) -> KernelSpec:
+    """The product of few tokens and weights with a scale for each group of columns, as the lowering has it."""
     nowhere: Any = None
     names = {"x": nowhere, "scale": nowhere, "out": nowhere}
     matrix = TernaryBuffer(nowhere, nowhere, rows, cols, cols // 4, group)
     ctx: Any = SimpleNamespace(ternary=lambda _: matrix, tensors=names, step=nowhere)
     op = TernaryMatmul("x", "scale", ("w",), "out")
-    bucket: Any = SimpleNamespace(tokens=1)
+    bucket: Any = SimpleNamespace(tokens=tokens)
     return group_product(ctx, op, bucket)[0].kernel
 
 

@@ -12,6 +12,13 @@
 #define ROWS (WG / LANES * HELD)
 #define PITCH (COUNT / 2 * 2 + 1) /* of a row's terms, odd so that neighbours fall into different banks */
 
+// AT_ONCE: tokens that a work-item multiplies together. Byte by byte, the sums of more do not fit the registers of Gen9.
+#if INTEL && !INT_DOT
+#define AT_ONCE 1
+#else
+#define AT_ONCE TOKENS
+#endif
+
 // The products of 16 codes and 16 activations.
 inline int dot16(uint4 c, uint4 x, int sum) {
     return dot4(c.w, x.w, dot4(c.z, x.z, dot4(c.y, x.y, dot4(c.x, x.x, sum))));
@@ -24,53 +31,55 @@ kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void ternary_groups(
     int item = get_local_id(0), lane = item % LANES, slot = item / LANES * HELD, tokens = STEP_TOKENS(step);
     int first = get_group_id(0) * ROWS, token = get_group_id(1) * TOKENS;
     if (token >= tokens) return;
-    UNROLL_BY_8
-    for (int i = 0; i < (UNITS + LANES - 1) / LANES; i++) {
-        int unit = lane + i * LANES;
-        if (unit >= UNITS) break;
-        int found[HELD][TOKENS][EACH], total[TOKENS][EACH];
-        UNROLL
-        for (int t = 0; t < TOKENS; t++)
+    for (int part = 0; part < TOKENS; part += AT_ONCE) {
+        UNROLL_BY_8
+        for (int i = 0; i < (UNITS + LANES - 1) / LANES; i++) {
+            int unit = lane + i * LANES;
+            if (unit >= UNITS) break;
+            int found[HELD][AT_ONCE][EACH], total[AT_ONCE][EACH];
             UNROLL
-            for (int j = 0; j < EACH; j++) {
-                total[t][j] = 0;
+            for (int t = 0; t < AT_ONCE; t++)
                 UNROLL
-                for (int r = 0; r < HELD; r++) found[r][t][j] = 0;
-            }
-        for (int b = 0; b < BLOCKS; b++) {
-            int block = unit * BLOCKS + b;
-            uint4 low[HELD], high[HELD];
-            UNROLL
-            for (int r = 0; r < HELD; r++) {
-                global const uint4 *row = codes + (size_t)min(first + slot + r, rows - 1) * (ROW_BYTES / 16) + 2 * block;
-                low[r] = row[0], high[r] = row[1];
-            }
-            UNROLL
-            for (int pair = 0; pair < 4; pair++) {
-                int j = pair * EACH / 4, k = block * 128 + pair * 32;
-                UNROLL
-                for (int t = 0; t < TOKENS; t++) {
-                    size_t m = min(token + t, tokens - 1);
-                    uint4 v = load_x(x, m, k), w = load_x(x, m, k + 16);
-                    total[t][j] = dot16((uint4)(0x01010101u), w, dot16((uint4)(0x01010101u), v, total[t][j]));
+                for (int j = 0; j < EACH; j++) {
+                    total[t][j] = 0;
                     UNROLL
-                    for (int r = 0; r < HELD; r++) {
-                        uint4 c = low[r] >> (6 - 2 * pair) & 0x03030303u, d = high[r] >> (6 - 2 * pair) & 0x03030303u;
-                        found[r][t][j] = dot16(d, w, dot16(c, v, found[r][t][j]));
+                    for (int r = 0; r < HELD; r++) found[r][t][j] = 0;
+                }
+            for (int b = 0; b < BLOCKS; b++) {
+                int block = unit * BLOCKS + b;
+                uint4 low[HELD], high[HELD];
+                UNROLL
+                for (int r = 0; r < HELD; r++) {
+                    global const uint4 *row = codes + (size_t)min(first + slot + r, rows - 1) * (ROW_BYTES / 16) + 2 * block;
+                    low[r] = row[0], high[r] = row[1];
+                }
+                UNROLL
+                for (int pair = 0; pair < 4; pair++) {
+                    int j = pair * EACH / 4, k = block * 128 + pair * 32;
+                    UNROLL
+                    for (int t = 0; t < AT_ONCE; t++) {
+                        size_t m = min(token + part + t, tokens - 1);
+                        uint4 v = load_x(x, m, k), w = load_x(x, m, k + 16);
+                        total[t][j] = dot16((uint4)(0x01010101u), w, dot16((uint4)(0x01010101u), v, total[t][j]));
+                        UNROLL
+                        for (int r = 0; r < HELD; r++) {
+                            uint4 c = low[r] >> (6 - 2 * pair) & 0x03030303u, d = high[r] >> (6 - 2 * pair) & 0x03030303u;
+                            found[r][t][j] = dot16(d, w, dot16(c, v, found[r][t][j]));
+                        }
                     }
                 }
             }
-        }
-        UNROLL
-        for (int r = 0; r < HELD; r++)
             UNROLL
-            for (int j = 0; j < EACH; j++) {
-                int s = unit * EACH + j;
-                if (s >= COUNT) continue;
-                float w = vload_half((size_t)min(first + slot + r, rows - 1) * COUNT + s, w_scale);
+            for (int r = 0; r < HELD; r++)
                 UNROLL
-                for (int t = 0; t < TOKENS; t++) terms[((slot + r) * TOKENS + t) * PITCH + s] = (float)(found[r][t][j] - total[t][j]) * w;
-            }
+                for (int j = 0; j < EACH; j++) {
+                    int s = unit * EACH + j;
+                    if (s >= COUNT) continue;
+                    float w = vload_half((size_t)min(first + slot + r, rows - 1) * COUNT + s, w_scale);
+                    UNROLL
+                    for (int t = 0; t < AT_ONCE; t++) terms[((slot + r) * TOKENS + part + t) * PITCH + s] = (float)(found[r][t][j] - total[t][j]) * w;
+                }
+        }
     }
     barrier(CLK_LOCAL_MEM_FENCE);
     for (int i = item; i < ROWS * TOKENS; i += WG) {

@@ -112,6 +112,14 @@ def test_decode_kernels_keep_their_registers(asking: Any, product: str, compiler
         assert made["prefill"].busy > 0.8 * made["prefill"].cycles
 
 
+@pytest.mark.nightly(unless_changed=FAMILY)
+def test_groups_of_columns_keep_their_registers_for_eight_tokens(asking: Any) -> None:
+    """On Gen9, which multiplies byte by byte: one token after another."""
+    asking("ocloc")
+    made = {group: counting.count(counting.grouped(4096, 4096, group, 8), "skl") for group in (32, 64, 128)}
+    assert {group: count.spilled for group, count in made.items() if count.spilled} == {}
+
+
 @pytest.mark.parametrize(("product", "compiler"), [one for one in TARGETS if one[0] not in DOT_PRODUCTS])
 @pytest.mark.nightly(unless_changed=FAMILY)
 def test_every_module_is_compiled(asking: Any, product: str, compiler: str) -> None:

@@ -101,6 +101,17 @@ def test_the_conformance_suite(on_driver: Run) -> None:
 
 
 @pytest.mark.nightly(unless_changed=FAMILY)
+def test_groups_of_columns_without_the_integer_dot_product(on_driver: Run) -> None:
+    """Their products take one token after another there."""
+    arguments = ("-n0", "-q", "-p", "no:cacheprovider", SUITE, "-k", "test_ternary_matmul_of_groups")
+    wanted = {"BITNET_REQUIRE_DEVICES": "level-zero:0", "BITNET_TEST_DRIVER_NO_DOT": "1"}
+    done = on_driver("-m", "pytest", *arguments, **wanted)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert re.search(r"\d+ passed", done.stdout), done.stdout
+    assert "skipped" not in done.stdout, done.stdout
+
+
+@pytest.mark.nightly(unless_changed=FAMILY)
 def test_the_demo_model_answers_as_on_the_cpu(on_driver: Run) -> None:
     """A sample of 100 problems of the evaluation, all tokens of the answers."""
     code = (
