@@ -56,12 +56,15 @@ def test_the_page_has_every_kernel() -> None:
         "attention_decode", "attention_prefill", "row_sums", "ternary_decode", "ternary_gemm",
         # for models of a family that the toy refuses
         "ternary_groups", "head_norms",
+        # for features that the toy does not list
+        "adjust", "logprobs", "table_embed", "table_matmul",
     } | {"common", "ternary_matmul"}  # fmt: skip
 
 
 def test_the_suite_passes(toy: Any) -> None:
     said = toy.run(*SUITE, BITNET_REQUIRE_DEVICES="toy:0", BITNET_CONFORMANCE="small").stdout
-    passed = re.search(r"^(\d+) passed(?:, \d+ xfailed)? in", said, re.MULTILINE)  # no GPU backend has it all yet
+    # What no GPU backend has yet is expected to fail; what takes features that the toy does not list is skipped.
+    passed = re.search(r"^(\d+) passed, \d+ skipped(?:, \d+ xfailed)? in", said, re.MULTILINE)
     assert passed, said
     assert int(passed[1]) > 100
 

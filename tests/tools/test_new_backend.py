@@ -72,12 +72,13 @@ def test_it_is_listed_with_what_it_lacks_and_not_selected(run: Run) -> None:
 
 
 def test_its_tests_pass_and_its_conformance_is_skipped_with_the_reason(run: Run) -> None:
-    said = run(sys.executable, "-m", "pytest", "-n0", "-q", "-p", "no:cacheprovider", PACKAGE).stdout
+    said = run(sys.executable, "-m", "pytest", "-n0", "-q", "-rs", "-p", "no:cacheprovider", PACKAGE).stdout
     summary = re.search(r"(\d+) passed, (\d+) skipped in", said)
     assert summary, said
     assert int(summary[1]) >= 6
     assert int(summary[2]) > 100
     skipped = [line for line in said.splitlines() if line.startswith("SKIPPED")]
+    assert skipped
     assert all(f"{NAME} is unsupported: {NAME} is not written yet" in line for line in skipped)
 
 

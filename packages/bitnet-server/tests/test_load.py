@@ -319,7 +319,8 @@ def check_load(running: Any, scripted: Any, seconds: float) -> None:
         assert watch.faults >= seconds // FAULT_SECONDS - 2
         assert watch.most == MAX_SEQS + QUEUE
         assert abs(change) <= 5
-        assert (files_after, threads_after) == (files, threads)
+        assert files_after <= files  # what other tests left may have been closed meanwhile
+        assert threads_after <= threads
 
 
 def answer_many(server: Any) -> None:

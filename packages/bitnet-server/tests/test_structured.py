@@ -6,6 +6,7 @@ import json
 import random
 import re
 from concurrent.futures import ThreadPoolExecutor
+from datetime import date
 from typing import Any
 
 import jsonschema
@@ -21,6 +22,18 @@ HERE = "packages/bitnet-server/src/bitnet/server/structured.py"
 
 FORMATS = jsonschema.FormatChecker()
 TIME = re.compile(r"([01]\d|2[0-3]):[0-5]\d:([0-5]\d|60)(\.\d+)?(z|[+-]([01]\d|2[0-3]):[0-5]\d)", re.IGNORECASE)
+
+
+@FORMATS.checks("date")
+def is_date(value: object) -> bool:
+    """As RFC 3339 has it, the year 0 included, which Python's dates lack."""
+    if not isinstance(value, str):
+        return True
+    try:
+        date.fromisoformat(f"2000{value[4:]}" if value[:4] == "0000" else value)
+    except ValueError:
+        return False
+    return len(value) == len("0000-00-00")
 
 
 @FORMATS.checks("time")

@@ -6,9 +6,11 @@ from collections.abc import Collection
 
 from bitnet.core.errors import DeviceUnavailableError
 from bitnet.core.hal import (
+    DETERMINISTIC,
     HAL_API,
     LOGPROBS,
     PENALTIES,
+    TERNARY_TABLES,
     Device,
     DeviceInfo,
     DeviceType,
@@ -38,7 +40,10 @@ def find_devices() -> list[DeviceInfo]:
             type=DeviceType.CPU,
             memory=api.number(device, api.GLOBAL_MEM_SIZE),
             driver_version=api.text(device, api.DRIVER_VERSION),
-            features=(*(name for extension, name in FEATURES.items() if extension in extensions), PENALTIES, LOGPROBS),
+            features=(
+                *(name for extension, name in FEATURES.items() if extension in extensions),
+                *(PENALTIES, LOGPROBS, TERNARY_TABLES, DETERMINISTIC),
+            ),
         )
         found.append(info)
     return found

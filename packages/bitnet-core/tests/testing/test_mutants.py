@@ -112,7 +112,9 @@ def table_in_15_bits(x: Array, weight: TernaryData) -> Array:
 
 
 def first_scale_of_a_row(weight: TernaryData, rows: Array, width: int) -> Array:
-    return table_rows(weight._replace(scale=np.repeat(weight.scale[:, :1], weight.scale.shape[1], 1)), rows, width)
+    scale = weight.scale.copy()
+    scale[:] = scale[:, :1]
+    return table_rows(weight._replace(scale=scale), rows, width)
 
 
 def drops_the_tail_of_k(x: Array, scale: Array, weight: TernaryData) -> Array:

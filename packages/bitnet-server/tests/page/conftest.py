@@ -54,7 +54,9 @@ def wait_until_it_answers(url: str, process: subprocess.Popen[bytes], log: Path)
     pytest.fail(f"the server did not start:\n{log.read_text(encoding='utf-8', errors='replace')}")
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(
+    scope="module"
+)  # Playwright's event loop runs in this thread: other files' tests have loops of their own
 def browser(require_device: Callable[[str, str | None], None]) -> Iterator[Browser]:
     require_device("chromium", None if BROWSER else "there is no Chromium (Debian: apt install chromium)")
     with sync_playwright() as playwright:
