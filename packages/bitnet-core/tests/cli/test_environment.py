@@ -133,7 +133,7 @@ def test_cache_folder(bitnet: Bitnet, tmp_path: Path) -> None:
 
 def test_help_names_every_variable_and_exit_code(bitnet: Bitnet) -> None:
     text = bitnet("--help").out
-    assert len(VARIABLES) == 10
+    assert len(VARIABLES) == 11
     for variable in VARIABLES:
         assert f"{variable.name}={variable.values}" in text
     assert list(EXIT_CODES) == [0, 1, 2, 3, 4, 5, 6, 129, 130, 141, 143]
