@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import statistics
+import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -64,6 +65,19 @@ def recorded(model: Model) -> int:
     return sum(len(getattr(replica.executable, "_recordings", ())) for replica in model._replicas)
 
 
+def watch(model: Model) -> list[str]:
+    """The threads in which sizes are recorded from now on: requests wait for those of the engine's."""
+    threads: list[str] = []
+    for replica in model._replicas:
+        driver: Any = getattr(replica.executable, "_driver", None)
+        if driver is not None:
+            driver.record = lambda launches, record=driver.record: (
+                threads.append(threading.current_thread().name),
+                record(launches),
+            )[1]
+    return threads
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model")
@@ -87,7 +101,7 @@ def main() -> None:
     with model:
         print(f"{model.device.name}: loaded in {time.perf_counter() - begun:.1f} s", flush=True)
         if given.at_once:
-            before, ends, sent = recorded(model), time.perf_counter() + 5, 0
+            threads, ends, sent = watch(model), time.perf_counter() + 5, 0
             while time.perf_counter() < ends:
                 count = int(rng.integers(1, places + 1))
                 run = answer(model, prompts(count, int(rng.integers(8, 600))), 64, DRAWN if sent % 2 else {})
@@ -95,7 +109,11 @@ def main() -> None:
                 print(
                     f"  {count:3} at once: first tokens after {statistics.median(run.firsts) * 1e3:.0f} ms", flush=True
                 )
-            print(f"sizes recorded in 5 s of {sent} requests: {recorded(model) - before}", flush=True)
+            waited = sum(name.startswith("bitnet-engine") for name in threads)
+            idle = len(threads) - waited
+            print(
+                f"5 s of {sent} requests waited for {waited} sizes to be recorded; {idle} were between them", flush=True
+            )
         model.warm()
         print(f"ready after {time.perf_counter() - begun:.1f} s: {recorded(model)} sizes", flush=True)
         for streams in given.streams:

@@ -13,20 +13,22 @@ from hypothesis import strategies as st
 
 from bitnet.core.engine import GenerationOptions
 from bitnet.core.engine import engine as engine_module
-from bitnet.core.engine.scheduler import fair_shares
+from bitnet.core.engine.scheduler import shares
 from bitnet.core.hal import Limits, Step
 
 MakeRig = Callable[..., Any]
 
 
 @given(wanted=st.lists(st.integers(0, 50), max_size=8), budget=st.integers(0, 120))
-def test_shares_are_fair_and_waste_nothing(wanted: list[int], budget: int) -> None:
-    shares = fair_shares(wanted, budget)
-    assert sum(shares) == min(sum(wanted), budget)
-    assert all(share <= want for share, want in zip(shares, wanted, strict=True))
-    for share, want in zip(shares, wanted, strict=True):
-        if share < want:  # who got less than it wanted got as much as anybody, but for a remainder of one
-            assert share >= max(shares) - 1
+def test_shares_waste_nothing_and_nobody_starves(wanted: list[int], budget: int) -> None:
+    given = shares(wanted, budget)
+    assert sum(given) == min(sum(wanted), budget)
+    assert all(0 <= share <= want for share, want in zip(given, wanted, strict=True))
+    if wanted:
+        assert given[0] >= min(wanted[0], budget // len(wanted))
+    for one, want in list(zip(given, wanted, strict=True))[1:]:
+        if one < want:  # nobody who wants more, or as much and came later, has anything; but the oldest
+            assert not any(share for share, other in list(zip(given, wanted, strict=True))[1:] if other > want)
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -58,12 +60,12 @@ def test_every_step_of_a_random_load(make_rig: MakeRig, monkeypatch: pytest.Monk
         if decoding & set(work):
             prefill = sum(i.count for n, i in work.items() if n not in decoding)
             assert prefill <= max(limits.max_tokens // 4, scheduler.beside_decode)
-        assert work.keys() == running, "a running sequence made no progress"
+        assert work.keys() <= running
+        assert scheduler._running[0].number in work, "the oldest sequence made no progress"
+        first_seen.extend(s.number for s in scheduler._running if s.number not in first_seen)
         for number, item in work.items():
             assert item.start + item.count <= item.sequence.target
             assert item.start == before[number] or before[number] == 0
-            if number not in first_seen:
-                first_seen.append(number)
             last_step[number] = steps
         return result
 
@@ -115,6 +117,20 @@ def test_a_short_prompt_does_not_wait_for_a_long_one(make_rig: MakeRig) -> None:
     done = [update.sequence for _ in range(3) for update in rig.engine.step()]
     assert done == [short.number]
     assert list(rig.finish()) == [long.number]
+
+
+def test_equal_prompts_end_one_after_the_other(make_rig: MakeRig) -> None:
+    """Shared out evenly, all of them would have their first token when the last one has it."""
+    rig = make_rig(limits=Limits(max_tokens=16, max_seqs=4, max_rows=4, max_blocks=32))
+    prompts = [rig.engine.prepare([i] * 30, GenerationOptions(max_tokens=1))[0] for i in range(4)]
+    for prompt in prompts:
+        rig.engine.add([prompt])
+    ends: dict[int, int] = {}
+    while rig.engine.busy:
+        step = len(ends)
+        for update in rig.engine.step():
+            ends[update.sequence] = step
+    assert [*ends] == [p.number for p in prompts]
 
 
 def test_who_was_preempted_comes_before_who_waits(make_rig: MakeRig) -> None:

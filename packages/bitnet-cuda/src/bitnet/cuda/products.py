@@ -31,7 +31,7 @@ TILES_STAGES, TILES_SHARED, TILES_DEPTH = 8, 224 * 1024, 4
 """Limits of ternary_tiles: most tiles of K in its ring, most bytes of the ring, fewest tiles of K."""
 MIN_TILES = 4
 """Minimum K tiles (128 wide) per block of ternary_wgmma."""
-HEAD_ROWS, HEAD_PITCH = 256, 160
+HEAD_ROWS, HEAD_PITCH = (128, 256), 160
 """Weight rows of a block of dense_mma, and bytes of a half row of x in its shared memory."""
 WARPS, FEW_WARPS = 8, 6
 """Wanted on each multiprocessor by a product of few tokens, and of one: enough to have all weights in flight; of one
@@ -94,12 +94,13 @@ class Products:
             halves, scales = ctx.scratch("row halves", most * cols * 4), ctx.scratch("row scales", most * 4)
             sizes = (("COLS", cols), ("NT", tiles))
             split, product = (KernelSpec("dense_mma", entry, sizes) for entry in ("split_rows", "dense_mma"))
-            grid = (ceil_div(rows, HEAD_ROWS), ceil_div(bucket.rows, 8 * tiles), 1)
+            head_rows = HEAD_ROWS[tiles > 1]
+            grid = (ceil_div(rows, head_rows), ceil_div(bucket.rows, 8 * tiles), 1)
             args = (ctx.step, halves, scales, weight.data, out, n)
             shared = 2 * tiles * 16 * HEAD_PITCH
             return [
                 Launch(split, (bucket.rows, 1, 1), (256, 1, 1), (ctx.step, x, halves, scales), overlaps=True),
-                Launch(product, grid, (HEAD_ROWS, 1, 1), args, shared=shared, overlaps=True),
+                Launch(product, grid, (head_rows, 1, 1), args, shared=shared, overlaps=True),
             ]
         tokens = min(bucket.rows, DECODE_TOKENS)
         defines = (("WEIGHT_F16", int(weight.dtype == "f16")), ("ROWS", GEMV_ROWS), ("TOKENS", tokens))

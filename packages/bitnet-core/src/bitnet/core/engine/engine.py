@@ -51,7 +51,7 @@ BURST_SECONDS = 0.05
 """How long tokens may be kept on the device before the host sees them: text that grows 20 times a second flows."""
 
 PROMPT_SECONDS = 0.025
-"""Time that a step with decoding sequences may take for parts of prompts beyond a quarter of the tokens there may be."""
+"""Seconds that parts of prompts may take in a step with decoding sequences, unless a quarter of it takes longer."""
 
 MAX_REPEAT = 16
 """Tokens a step at most: what is generated past a stop rule is thrown away."""

@@ -71,7 +71,7 @@ def stand_ins(limits: Limits, kv: KVSpec, context: int, *, features: Collection[
 def usual_steps(limits: Limits, kv: KVSpec, context: int, *, features: Collection[str] = ()) -> Iterator[Step]:
     """A step of each size that traffic brings, the most frequent first: they are not for running.
 
-    Decoding, greedy and with filters; then the parts of one prompt; then prompts beside decoding sequences, and several
+    Decoding, greedy and with filters; then the parts of one prompt; then parts beside decoding sequences, and several
     prompts at once. Decoding with penalties and with log-probabilities is the last, where the device has the feature.
     """
     layout = StepLayout(limits)
@@ -100,13 +100,12 @@ def usual_steps(limits: Limits, kv: KVSpec, context: int, *, features: Collectio
         for count in chunks:
             for row in (True, False):
                 yield step([part(0, count, length, row=row)])
-    beside = [*powers(min(FIRST_CHUNK, largest), max(1, largest // 4))]
+    beside = [*powers(min(FIRST_CHUNK, largest), largest)]
     for length, sampling in product(lengths, (GREEDY, FILTERED)):
-        for seqs, count in product(powers(1, most - 1), beside if length == lengths[0] else beside[-1:]):
-            if 0 < seqs <= limits.max_tokens - count:
+        for seqs, count in product((1, *powers(8, most - 1)), beside if length in lengths[:2] else beside[-1:]):
+            if 0 < seqs < most and seqs <= limits.max_tokens - count:
                 decoding = [part(i, 1, length, sampling) for i in range(seqs)]
-                for row in (True, False) if seqs == 1 else (True,):
-                    yield step([*decoding, part(seqs, count, length, row=row)])
+                yield step([*decoding, part(seqs, count, length, row=False)])
     for seqs in powers(1, most):
         yield step([part(i, max(1, largest // seqs), lengths[0]) for i in range(seqs)])
     for length, seqs in product(lengths, powers(1, most)):

@@ -44,7 +44,7 @@ class Launch:
 
     Attributes:
         shared: Bytes of work-group memory beyond what the kernel declares.
-        overlaps: The kernel waits for the one before it by itself, so it may start before that one has ended.
+        overlaps: The kernel waits for the one before it by itself, where an API has a way to; so it may start earlier.
     """
 
     kernel: KernelSpec

@@ -38,6 +38,11 @@ _NONE_DONE, _DONE_AT = np.zeros(1, np.int32), HeaderWord.DONE * 4
 _LOGITS, _ADJUST, _LOGPROBS = HeaderWord.LOGITS.value, HeaderWord.ADJUST.value, HeaderWord.LOGPROBS.value
 
 
+def coarse_size(n: int, most: int) -> int:
+    """The power of eight that holds ``n``, capped at ``most``."""
+    return min(1 << (max(n - 1, 0).bit_length() + 2) // 3 * 3, most)
+
+
 class _Flight(NamedTuple):
     """Passes that were submitted: where their tokens and log-probabilities go, and what waits for them."""
 
@@ -260,9 +265,11 @@ class GpuExecutable:
         lengths = step.data[self._layout.offsets["seq_len"] :][: step.seqs]
         longest = int(lengths.max(initial=1)) + count - 1
         limits = self._program.limits
+        # With parts of prompts, which take longest, the number of rows matters little: there are fewer sizes to prepare.
+        rows = bucket_size if step.tokens == step.seqs else coarse_size
         return Bucket(
             bucket_size(step.tokens, limits.max_tokens),
-            bucket_size(step.rows, limits.max_rows) if step.rows else 0,
+            rows(step.rows, limits.max_rows) if step.rows else 0,
             self._context_bucket(longest),
             logits=not (step.rows and self._leaves_out and self._one_wins(step)),
             apart=self._apart(step, count),
