@@ -14,7 +14,7 @@ import argparse
 import statistics
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
@@ -70,11 +70,14 @@ def watch(model: Model) -> list[str]:
     threads: list[str] = []
     for replica in model._replicas:
         driver: Any = getattr(replica.executable, "_driver", None)
-        if driver is not None:
-            driver.record = lambda launches, record=driver.record: (
-                threads.append(threading.current_thread().name),
-                record(launches),
-            )[1]
+        if driver is None:
+            continue
+
+        def record(launches: Any, made: Callable[[Any], Any] = driver.record) -> Any:
+            threads.append(threading.current_thread().name)
+            return made(launches)
+
+        driver.record = record
     return threads
 
 

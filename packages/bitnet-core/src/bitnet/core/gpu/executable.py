@@ -265,7 +265,7 @@ class GpuExecutable:
         lengths = step.data[self._layout.offsets["seq_len"] :][: step.seqs]
         longest = int(lengths.max(initial=1)) + count - 1
         limits = self._program.limits
-        # With parts of prompts, which take longest, the number of rows matters little: there are fewer sizes to prepare.
+        # Beside parts of prompts, which take longest, rows matter little: so there are fewer sizes to prepare.
         rows = bucket_size if step.tokens == step.seqs else coarse_size
         return Bucket(
             bucket_size(step.tokens, limits.max_tokens),
