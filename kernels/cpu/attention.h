@@ -84,7 +84,9 @@ INLINE const float *scales_of(const void *cache, int64_t head, int64_t codes, in
     return (const float *)((const int8_t *)cache + head + codes) + place;
 }
 
-/* Keys and values needed next: a part of them is prefetched with each element of the keys that are scored, since no
+#define PART 4 /* elements of the keys that are scored between two prefetches; it divides every head */
+
+/* Keys and values needed next: a part of them is prefetched with each part of the keys that are scored, since no
  * processor guesses where the next block is. */
 typedef struct {
     const char *keys, *values;
@@ -106,18 +108,20 @@ INLINE void score_run(
     const int d = s->op->head_dim;
     const int wide = nq <= 8; /* two vectors at a time: with more queries, sums of one fill the registers */
     for (int i = 0; i < n; i += VL << wide) {
-        const int two = wide && n - i > VL;
+        const int two = wide && n - i > VL; /* where it is one, the other is read and not stored */
         vf sum[QUERIES][2];
         for (int q = 0; q < nq; q++) sum[q][0] = sum[q][1] = v_set(0.0f);
-        for (int e = 0; e < d; e++) {
-            const int64_t from = at + e * stride + i;
-            if (i == 0) ask_for(wanted, e);
-            const vf k0 = cache_load(s->op->layer.k, from, type);
-            const vf k1 = two ? cache_load(s->op->layer.k, from + VL, type) : k0;
-            for (int q = 0; q < nq; q++) {
-                const vf y = v_set(t->q[e * QUERIES + q]);
-                sum[q][0] = v_fma(y, k0, sum[q][0]);
-                if (wide) sum[q][1] = v_fma(y, k1, sum[q][1]);
+        int64_t from = at + i;
+        for (int part = 0; part < d; part += PART) {
+            if (i == 0) ask_for(wanted, part / PART);
+            for (int e = part; e < part + PART; e++, from += stride) {
+                const vf k0 = cache_load(s->op->layer.k, from, type);
+                const vf k1 = wide ? cache_load(s->op->layer.k, from + VL, type) : k0;
+                for (int q = 0; q < nq; q++) {
+                    const vf y = v_set(t->q[e * QUERIES + q]);
+                    sum[q][0] = v_fma(y, k0, sum[q][0]);
+                    if (wide) sum[q][1] = v_fma(y, k1, sum[q][1]);
+                }
             }
         }
         for (int q = 0; q < nq; q++) {
@@ -149,7 +153,7 @@ INLINE void value_run(
         for (int i = 0; i < n; i++) {
             const int64_t from = at + i * stride + e;
             const vf v0 = cache_load(s->op->layer.v, from, type);
-            const vf v1 = two ? cache_load(s->op->layer.v, from + VL, type) : v0;
+            const vf v1 = wide ? cache_load(s->op->layer.v, from + VL, type) : v0;
             for (int q = 0; q < nq; q++) {
                 const vf p = v_set(t->scores[(first + q) * (CHUNK + VL) + offset + i]);
                 sum[q][0] = v_fma(p, v0, sum[q][0]);
@@ -256,8 +260,8 @@ INLINE wanted_t wanted_after(const queries_t *s, int32_t p, int n, int32_t end) 
     return (wanted_t){
         .keys = (const char *)o->layer.k + keys * item,
         .values = (const char *)o->layer.v + values * item,
-        .keys_step = more ? kv->k_head * item / d : 0,
-        .values_step = n * kv->v_stride * item / d,
+        .keys_step = more ? kv->k_head * item / (d / PART) : 0,
+        .values_step = n * kv->v_stride * item / (d / PART),
     };
 }
 
