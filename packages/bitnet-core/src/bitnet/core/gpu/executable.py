@@ -29,7 +29,7 @@ from bitnet.core.hal import (
     Step,
     StepLayout,
 )
-from bitnet.core.hal.check import SlotCheck, StepCheck, TensorCheck, check_deterministic, check_program
+from bitnet.core.hal.check import SlotCheck, StepCheck, TensorCheck, check_features, check_program
 from bitnet.core.hal.program import NUMPY_DTYPES
 
 MIN_CONTEXT_BUCKET = 512
@@ -101,7 +101,7 @@ class GpuExecutable:
         self._flying: deque[_Flight] = deque()
         self._started: tuple[Step, int] | None = None  # and how many passes of it
         check_program(program)
-        check_deterministic(program, info)
+        check_features(program, info)
         if not lowering.scaled:
             _refuse(program, info.name)
         check_tables(program, info)

@@ -15,6 +15,7 @@ from bitnet.core.hal.device import (
 from bitnet.core.hal.probe import DeviceInfo, DeviceType, ProbeResult, ProbeStatus
 from bitnet.core.hal.program import (
     DETERMINISTIC,
+    KV_I8,
     NO_TOKEN,
     TERNARY_TABLES,
     Attention,
@@ -22,6 +23,7 @@ from bitnet.core.hal.program import (
     DenseWeight,
     Embed,
     GluNormQuant,
+    KVDtype,
     KVSpec,
     Limits,
     NormQuant,
@@ -59,6 +61,7 @@ __all__ = [
     "HAL_API",
     "IN_OUTPUT",
     "IN_PROMPT",
+    "KV_I8",
     "LOGPROBS",
     "LOOK_AHEAD",
     "MOST_LOGPROBS",
@@ -80,6 +83,7 @@ __all__ = [
     "GluNormQuant",
     "GoesOn",
     "HeaderWord",
+    "KVDtype",
     "KVSpec",
     "Limits",
     "Logprobs",
