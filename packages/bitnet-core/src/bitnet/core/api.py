@@ -39,7 +39,6 @@ from bitnet.core.errors import BitNetError, InvalidInputError, UnsupportedProgra
 from bitnet.core.hal import Device, DeviceInfo, DeviceType, Executable, ExecutableStats, Preparing
 from bitnet.core.model.default import default_model_path
 from bitnet.core.model.file import ModelFile, open_model
-from bitnet.core.model.program import kv_bytes
 from bitnet.core.support import env
 from bitnet.core.support.log import logger
 from bitnet.core.support.mapped import MappedFile
@@ -50,8 +49,8 @@ if TYPE_CHECKING:
     from bitnet.core.devices.select import Selection
     from bitnet.core.engine.options import OptionArguments
     from bitnet.core.gguf.ternary import I2SLayout
+    from bitnet.core.hal import KVDtype
     from bitnet.core.model.config import ModelConfig
-    from bitnet.core.model.program import KVDtype
     from bitnet.core.text.chat import ChatTemplate
     from bitnet.core.text.tokenizer import Tokenizer
 
@@ -244,7 +243,7 @@ class Model:
     @property
     def cache_bytes(self) -> int:
         """Bytes of the KV cache of all replicas; a device whose memory is the host's commits them as they are used."""
-        return sum(kv_bytes(replica.engine.kv) for replica in self._worker.replicas)
+        return sum(replica.engine.kv.bytes for replica in self._worker.replicas)
 
     def stats(self) -> ExecutableStats:
         """What the step run last cost the (first) device: bytes of weights read, kernels launched.
@@ -271,7 +270,7 @@ class Model:
     def position_bytes(self) -> int:
         """Bytes of the KV cache that a position takes, and that a decode step reads of each it attends to."""
         kv = self._worker.engine.kv
-        return kv_bytes(kv) // (kv.num_blocks * kv.block_size)
+        return kv.bytes // (kv.num_blocks * kv.block_size)
 
     @property
     def kernels(self) -> tuple[str, ...]:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 from bitnet.core.engine.engine import Engine
 from bitnet.core.errors import InvalidInputError, OutOfMemoryError
-from bitnet.core.hal import Device, Executable, KVSpec, Limits
-from bitnet.core.hal.check import check_deterministic
-from bitnet.core.model.program import BLOCK_SIZE, KVDtype, build_program, kv_bytes, rope_bytes
+from bitnet.core.hal import Device, Executable, KVDtype, KVSpec, Limits
+from bitnet.core.hal.check import check_features
+from bitnet.core.model.program import BLOCK_SIZE, build_program, rope_bytes
 from bitnet.core.text.tokenizer import StreamDecoder
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ fifth to three times their file for 4096 positions; one whose cache is large bes
 
 def position_bytes(config: ModelConfig, kv_dtype: KVDtype) -> int:
     """Bytes that a position of a sequence takes, in the cache and in the rotary tables."""
-    return kv_bytes(KVSpec(config.layers, config.kv_heads, config.head_dim, 1, 1, kv_dtype)) + rope_bytes(config)
+    return KVSpec(config.layers, config.kv_heads, config.head_dim, 1, 1, kv_dtype).bytes + rope_bytes(config)
 
 
 def default_context(config: ModelConfig, *, size: int, kv_dtype: KVDtype) -> int:
@@ -54,7 +54,7 @@ def cache_blocks(config: ModelConfig, *, context: int, max_seqs: int, kv_dtype: 
     """
     one = -(-context // BLOCK_SIZE)
     block = KVSpec(config.layers, config.kv_heads, config.head_dim, 1, BLOCK_SIZE, kv_dtype)
-    affordable = free // 4 // kv_bytes(block)
+    affordable = free // 4 // block.bytes
     return max(one, min(one * max_seqs, affordable))
 
 
@@ -77,8 +77,8 @@ def open_engine(
         OutOfMemoryError, KernelCompileError: The device cannot take the model.
     """
     config = file.config
-    if kv_dtype not in ("f16", "f32"):
-        raise InvalidInputError(f"kv_dtype is {kv_dtype!r}; it must be f16 or f32.")
+    if kv_dtype not in get_args(KVDtype):
+        raise InvalidInputError(f"kv_dtype is {kv_dtype!r}; it must be f16, f32 or i8.")
     if context is None:
         context = default_context(config, size=file.size, kv_dtype=kv_dtype)
     if not 2 <= context <= config.context_length:
@@ -121,7 +121,7 @@ def open_engine(
     )
     assert program.kv is not None
     tokenizer = file.tokenizer
-    check_deterministic(program, device.info)
+    check_features(program, device.info)
     executable = device.compile(program)
     engine = Engine(
         executable,

@@ -143,12 +143,16 @@ class Context:
         return spec
 
     def kv(self, which: str, layer: int) -> Buffer:
-        """Keys (``"k"``) or values (``"v"``) of a layer: ``[blocks, block_size, kv_heads, head_dim]``."""
+        """Keys (``"k"``) or values (``"v"``) of a layer: ``[blocks, block_size, kv_heads, head_dim]``.
+
+        Of an ``i8`` cache, each block's codes ``i8[block_size, kv_heads, head_dim]`` are followed by their scales
+        ``f32[block_size, kv_heads]``, so that a block has ``block_size · kv_heads · (head_dim + 4)`` bytes.
+        """
         key = (which, layer)
         if key not in self._kv:
             spec = self.cache
-            words = spec.num_blocks * spec.block_size * spec.kv_heads * spec.head_dim
-            self._kv[key] = self.alloc(words * NUMPY_DTYPES[spec.dtype].itemsize)
+            rows = spec.num_blocks * spec.block_size * spec.kv_heads
+            self._kv[key] = self.alloc(rows * spec.row_bytes)
         return self._kv[key]
 
     def slots(self) -> tuple[Buffer, Buffer]:

@@ -27,7 +27,7 @@ from bitnet.core.hal import (
     Step,
     StepLayout,
 )
-from bitnet.core.hal.check import SlotCheck, StepCheck, TensorCheck, check_deterministic, check_program
+from bitnet.core.hal.check import SlotCheck, StepCheck, TensorCheck, check_features, check_program
 from bitnet.core.hal.program import NUMPY_DTYPES
 
 MIN_CONTEXT_BUCKET = 512
@@ -82,7 +82,7 @@ class GpuExecutable:
         self._dispatches = 0
         self._told: npt.NDArray[np.int32] | None = None
         check_program(program)
-        check_deterministic(program, info)
+        check_features(program, info)
         if not lowering.scaled:
             _refuse(program, info.name)
         check_tables(program, info)

@@ -14,6 +14,7 @@ from bitnet.core.hal.device import (
 from bitnet.core.hal.probe import DeviceInfo, DeviceType, ProbeResult, ProbeStatus
 from bitnet.core.hal.program import (
     DETERMINISTIC,
+    KV_I8,
     NO_TOKEN,
     TERNARY_TABLES,
     Attention,
@@ -21,6 +22,7 @@ from bitnet.core.hal.program import (
     DenseWeight,
     Embed,
     GluNormQuant,
+    KVDtype,
     KVSpec,
     Limits,
     NormQuant,
@@ -57,6 +59,7 @@ __all__ = [
     "HAL_API",
     "IN_OUTPUT",
     "IN_PROMPT",
+    "KV_I8",
     "LOGPROBS",
     "MOST_LOGPROBS",
     "NO_TOKEN",
@@ -76,6 +79,7 @@ __all__ = [
     "ExecutableStats",
     "GluNormQuant",
     "HeaderWord",
+    "KVDtype",
     "KVSpec",
     "Limits",
     "Logprobs",

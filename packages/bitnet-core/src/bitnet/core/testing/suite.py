@@ -5,6 +5,7 @@ from __future__ import annotations
 from bitnet.core.testing.attention import AttentionTests
 from bitnet.core.testing.determinism import DeterminismTests
 from bitnet.core.testing.heads import HeadTests
+from bitnet.core.testing.int8_cache import Int8CacheTests
 from bitnet.core.testing.lifecycle import LifecycleTests
 from bitnet.core.testing.linear import LinearTests
 from bitnet.core.testing.logprobs import LogprobTests
@@ -21,6 +22,7 @@ class ConformanceSuite(
     LinearTests,
     NormTests,
     AttentionTests,
+    Int8CacheTests,
     HeadTests,
     TableTests,
     SampleTests,
