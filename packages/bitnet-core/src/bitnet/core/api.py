@@ -32,7 +32,7 @@ from bitnet.core.engine import Completion, GenerationOptions
 from bitnet.core.engine.constraint import Constraint
 from bitnet.core.engine.perplexity import Perplexity, running_perplexity
 from bitnet.core.engine.request import Request
-from bitnet.core.engine.setup import open_engine
+from bitnet.core.engine.setup import context_for, open_engine
 from bitnet.core.engine.warm import WarmUp
 from bitnet.core.engine.worker import Load, Worker
 from bitnet.core.errors import BitNetError, InvalidInputError, UnsupportedProgramError, brief
@@ -81,8 +81,10 @@ def load_model(
         device: ``auto``, ``gpu``, a backend (``cuda``), a device (``cuda:0``, ``cpu:avx2``); None: ``BITNET_DEVICE``,
             else the best there is. Several with commas (``cuda:0,cuda:1``), or all of a backend (``cuda:*``), each get
             a replica of the model. Or an open device, which stays open when the model is closed.
-        context: Tokens a prompt and its continuation may have together; None: the model's own, at most 4096.
-        kv_dtype: Type of the KV cache.
+        context: Tokens a prompt and its continuation may have together; None: the model's own, at most 4096, or as far
+            as 32,768 where the device's memory has room (docs/models.md, Limits).
+        kv_dtype: Type of the KV cache: ``f16``, ``f32``, or ``i8`` for half the memory of ``f16``, on devices with the
+            feature ``kv-i8``.
         max_seqs: Generations that run at the same time (on each device, if several); more wait their turn. The cache
             holds a full context for each if a quarter of the device's free memory allows it.
         step_tokens: Tokens that a step computes together at most; a longer prompt takes several steps. None: what the
@@ -120,13 +122,14 @@ def load_model(
         file, places = open_model(path, i2s_layout=i2s_layout), [(None, device)]
     try:
         replicas, engines = [], []
+        length = context_for(file, [opened for _, opened in places], kv_dtype=kv_dtype) if context is None else context
         for selection, opened in places:
             computing = registry.computing(opened.info)
             with computing():
                 engine, executable = open_engine(
                     file,
                     opened,
-                    context=context,
+                    context=length,
                     kv_dtype=kv_dtype,
                     max_seqs=max_seqs,
                     step_tokens=step_tokens,
