@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from bitnet.core.gpu import Bucket, Context, KernelSpec, Launch
+from bitnet.core.gpu import Arg, Bucket, Context, KernelSpec, Launch
 from bitnet.core.gpu.ops import attention_inputs, ceil_div, kv_defines, positions, rope_defines
 from bitnet.core.gpu.scaled import head_norm_inputs, norms_heads
 from bitnet.core.hal import Attention, RopeAppend
@@ -69,7 +69,7 @@ class AttentionOps:
         if self._tensor_cores and self._narrow(ctx, op) and op.head_dim in (64, 128):
             defines |= {"HEADS": op.heads, "KV_HEADS": op.kv_heads}
             fits = op.heads // op.kv_heads <= QUERY_ROWS and defines["BLOCK"] in KEY_BLOCKS
-            if self._wgmma and bucket.tokens > MANY_TOKENS and fits and defines["KV_F16"]:
+            if self._wgmma and bucket.tokens > MANY_TOKENS and fits:
                 return [self._wgmma_launch(ctx, op, bucket, defines)]
             spec = KernelSpec("attention_prefill", "attention_prefill", tuple(defines.items()))
             tiles = bucket.tokens // QUERY_TILE + min(bucket.tokens, ctx.program.limits.max_seqs)
@@ -83,7 +83,9 @@ class AttentionOps:
     def _wgmma_launch(self, ctx: Context, op: Attention, bucket: Bucket, defines: dict[str, int]) -> Launch:
         kv = ctx.cache
         positions_there, width = kv.num_blocks * kv.block_size, op.kv_heads * op.head_dim * 2
-        cache = (TiledMatrix(ctx.kv(which, op.layer), positions_there, width, kv.block_size, PANEL) for which in "kv")
+        cache: tuple[Arg, ...] = ctx.kv("k", op.layer), ctx.kv("v", op.layer)
+        if defines["KV_F16"]:
+            cache = tuple(TiledMatrix(data, positions_there, width, kv.block_size, PANEL) for data in cache)
         tokens = QUERY_ROWS // (op.heads // op.kv_heads)
         tiles = bucket.tokens // tokens + min(bucket.tokens, ctx.program.limits.max_seqs)
         args = (*positions(ctx), ctx.tensors[op.qkv], *cache, ctx.tensors[op.out])
