@@ -1,6 +1,7 @@
 """The head and the choice of tokens in one, where nobody reads the logits (decision 0060 of bitnet-core).
 
 All rows of the head are scored from a copy of it in 4 bits, and those that could still win from the weights themselves.
+With filters some others are too: they tell whether the winner passes (decision 0026).
 """
 
 from __future__ import annotations
@@ -26,6 +27,12 @@ MANY_ROWS = 64
 """Rows of x at most, on devices of :data:`LARGE_SHARED`; elsewhere those of a decode step."""
 LARGE_SHARED = ((9, 0), (10, 0))
 """Compute capabilities whose blocks can have 227 KiB of shared memory."""
+SAMPLES = 4096
+"""Rows of the head that are taken to measure masses for filters, at most on average: more leave fewer steps undecided."""
+CAPACITY = SAMPLES + 16 * 64
+"""Rows that are listed: 16 standard deviations more. A row of x with more is undecided."""
+DECIDE_GROUP = 512
+"""Threads of a block of head_decide."""
 STAGE = 1280
 """Columns that head_choose has in shared memory at a time elsewhere, at most: then it fits every GPU."""
 
@@ -51,7 +58,7 @@ class HeadOps:
         n, head = np.int32(rows), self._packed(ctx, dense.weight)
         most, few = self._most_rows(cols), bucket.rows <= DECODE_TOKENS
         planes, params = ctx.scratch("head planes", 2 * most * cols), ctx.scratch("head params", most * 16)
-        split, scales = ctx.scratch("row halves", most * cols * 4), ctx.scratch("row scales", most * 4)
+        undecided, split, scales = self.undecided(ctx, dense.weight)
         likeliest, best = ctx.scratch("head likeliest", most * 8), ctx.scratch("head best", most * 8)
         floors = ctx.scratch("head floors", most * 4)
         scores, arrivals = ctx.tensors[dense.out], ctx.zeroed("head arrivals", 4)
@@ -75,24 +82,36 @@ class HeadOps:
             likeliest,
             best,
         )
-        chosen_by, adjusts = choice(ctx), {"ADJUST": 1} if bucket.adjusted else {}
+        chosen_by, variant = choice(ctx), {"ADJUST": 1} if bucket.adjusted else {}
+        score_blocks, choose_blocks = (2, 1) if few else (1, 2)  # on a multiprocessor
+        parts = score_blocks * self._multiprocessors
+        masses, rates, taken, decide = list[Arg](), list[Arg](), list[Arg](), list[Launch]()
+        if bucket.filtered:
+            variant |= {"FILTERED": 1, "SAMPLES": SAMPLES, "CAPACITY": CAPACITY}
+            chosen_by = (*chosen_by, *(ctx.offset(f) for f in ("top_k", "top_p", "min_p")))
+            masses = [ctx.scratch("head masses", DECODE_TOKENS * parts * 8)]
+            taken = [ctx.scratch(f"head {name}", DECODE_TOKENS * 4) for name in ("rates", "bars", "counts")]
+            rates = [*masses, np.int32(parts), *taken]
+            taken = [*taken, ctx.scratch("head lists", DECODE_TOKENS * CAPACITY * 8)]
         if bucket.adjusted:
             chosen_by = (*chosen_by, *adjustment(ctx))
-        score = (*chosen_by, head, planes, params, scores, likeliest, n)
-        floor = (*chosen_by, likeliest, split, scales, weight.data, floors, n)
-        choose = (*chosen_by, head, params, scores, floors, split, scales, weight.data, best, arrivals)
+        score = (*chosen_by, head, planes, params, scores, likeliest, *masses, n)
+        floor = (*chosen_by, likeliest, split, scales, weight.data, floors, *rates, n)
+        choose = (*chosen_by, head, params, scores, floors, split, scales, weight.data, best, arrivals, *taken)
         bits = {"PLANES": 2 if few else 1}
         tiles = ceil_div(bits["PLANES"] * bucket.rows, 8)
-        score_blocks, choose_blocks = (2, 1) if few else (1, 2)  # on a multiprocessor
         warps = SCORE_WARPS // score_blocks
         eights = ceil_div(bucket.rows, 8)
         each = min(ceil_div(rows * eights, CHOOSE_GROUP * choose_blocks * self._multiprocessors), MOST_EACH)
         stage = cols if self._large else min(cols, STAGE)
+        if bucket.filtered:
+            args = (*chosen_by, scores, best, *taken, undecided, n)
+            decide = [launch("head_decide", (bucket.rows, 1), DECIDE_GROUP, args, WG=DECIDE_GROUP, **variant)]
         return [
             launch("head_rows", (bucket.rows, 1), ROW_GROUP, x, NORM=int(norm is not None), **bits),
             launch(
                 "head_score",
-                (score_blocks * self._multiprocessors, 1),
+                (parts, 1),
                 32 * warps,
                 score,
                 shared=tiles * 8 * (cols + 16),
@@ -101,9 +120,9 @@ class HeadOps:
                 BLOCKS=score_blocks,
                 ITERS=4 if few and cols % 512 == 0 else 2,
                 **bits,
-                **adjusts,
+                **variant,
             ),
-            launch("head_floor", (bucket.rows, 1), ROW_GROUP, floor, **adjusts),
+            launch("head_floor", (bucket.rows, 1), ROW_GROUP, floor, **variant),
             launch(
                 "head_choose",
                 (ceil_div(rows, each * CHOOSE_GROUP), eights),
@@ -115,9 +134,17 @@ class HeadOps:
                 STAGE=stage,
                 EACH=each,
                 **bits,
-                **adjusts,
+                **variant,
             ),
+            *decide,
         ]
+
+    def undecided(self, ctx: Context, name: str) -> tuple[Buffer, Buffer, Buffer]:
+        """For each row of x whether filters leave it undecided; and the rows as halves, and their scales."""
+        cols = ctx.program.weights[name].shape[1]
+        most = self._most_rows(cols)
+        halves, scales = ctx.scratch("row halves", most * cols * 4), ctx.scratch("row scales", most * 4)
+        return ctx.scratch("head undecided", most * 4), halves, scales
 
     def _most_rows(self, cols: int) -> int:
         return MANY_ROWS if self._large and MANY_ROWS * (cols + 16) <= self._shared else DECODE_TOKENS
