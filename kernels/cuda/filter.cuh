@@ -3,12 +3,14 @@
 //
 // A row with the mass m is taken with the chance min(1, rate e^u). `u` is its rough z, or less than its greatest possible z by
 // `spare`, if that is more. So of the rows above the winner only those whose error is beyond RAISED bounds have rate * m * bet *
-// (1 - share) over MOST_BET of their chance; they count as not above, and have less than half of MARGIN of all mass.
+// (1 - share) over MOST_BET of their chance; they count as not above, and have less than half of MARGIN of all mass. The rate is
+// what takes SAMPLES rows on average (head_floor).
 #define WRONG 29.5f /* -ln of the chance that a token is accepted wrongly because of the rows that are taken */
 #define RAISED (8.9f / 7.5f) /* of the bound: for 8.9 standard deviations instead of 7.5 */
 #define MARGIN 0x1p-12f /* half for rows beyond their bounds, half for the rounding of sums */
 #define MOST_BET 0.9f
 #define MOST_TOP_K 8192
+#define BINS 256 /* in which rows are counted by u; threads of a block of head_floor, too */
 
 struct Filter {
     bool on;  // else the greatest key wins as it is
@@ -34,7 +36,7 @@ __device__ __forceinline__ Filter row_filter(const int *step, int top_ks, int to
     return f;
 }
 
-// The logarithm of what is proportional to a row's chance, for its rough z and its greatest possible one.
+// u, for a row's rough z and its greatest possible one.
 __device__ __forceinline__ float log_size(const Filter &f, float z, float high) { return fmaxf(z, high - f.spare); }
 
 // The chance, in steps of 2^-32 and never 0; a NaN is taken for sure.
@@ -43,21 +45,3 @@ __device__ __forceinline__ float chance_of(float log_size, float log_rate) {
     return chance < 1.0f ? fmaxf(ceilf(chance * 0x1p32f), 1.0f) * 0x1p-32f : 1.0f;
 }
 __device__ __forceinline__ bool takes(float chance, unsigned word) { return chance >= 1.0f || word < (unsigned)(chance * 0x1p32f); }
-
-// A sum of e^x as its greatest x and the sum of e^(x - peak).
-struct Mass {
-    float peak, sum;
-    __device__ __forceinline__ void add(float x) {
-        if (x > peak) sum = sum * expf(peak - x) + 1.0f, peak = x;
-        else sum += expf(x - peak);
-    }
-    __device__ __forceinline__ void add(Mass other) {
-        float greatest = fmaxf(peak, other.peak);
-        sum = sum * expf(peak - greatest) + other.sum * expf(other.peak - greatest);
-        peak = greatest;
-    }
-    __device__ __forceinline__ Mass across(int lanes) const {
-        return {__shfl_xor_sync(FULL, peak, lanes), __shfl_xor_sync(FULL, sum, lanes)};
-    }
-};
-#define NO_MASS Mass{-3.4e38f, 0.0f}

@@ -103,6 +103,16 @@ __device__ __forceinline__ float head_z(const Choice &choice, float score, int n
     return __fmul_rn(score, choice.inverse);
 }
 
+#if FILTERED
+// The greatest z that a row of the head may have, for its rough score, and its u (filter.cuh).
+__device__ __forceinline__ float head_high(int planes, const Choice &choice, float4 params, float2 size, float score, int n) {
+    return head_z(choice, fmaf(RAISED, head_doubt(planes, params, size), score), n);
+}
+__device__ __forceinline__ float head_size(int planes, const Choice &choice, float4 params, float2 size, float score, int n) {
+    return log_size(choice.filter, head_z(choice, score, n), head_high(planes, choice, params, size, score, n));
+}
+#endif
+
 // Maximum over the lanes with the same remainder modulo 4.
 __device__ __forceinline__ Candidate best_of_groups(Candidate mine) {
     for (int i = 4; i < WARP; i *= 2) mine = max(mine, __shfl_xor_sync(FULL, mine, i));

@@ -74,9 +74,8 @@ head_choose(const int *step, CHOICE_FIELDS, const unsigned char *head, const flo
         }
     };
 #if FILTERED
-    auto chance_for = [&](int r, int n, float rough, float2 size, float &high) {  // `high`: the greatest z that a row may have
-        high = head_z(choice[r], fmaf(RAISED, head_doubt(PLANES, p[r], size), rough), n);
-        return chance_of(log_size(choice[r].filter, head_z(choice[r], rough, n), high), log_rate[r]);
+    auto chance_for = [&](int r, int n, float rough, float2 size) {
+        return chance_of(head_size(PLANES, choice[r], p[r], size, rough, n), log_rate[r]);
     };
 #endif
     fetch(0);
@@ -111,8 +110,8 @@ head_choose(const int *step, CHOICE_FIELDS, const unsigned char *head, const flo
                 if (r >= count) break;
 #if FILTERED
                 if (there && choice[r].filter.on) {
-                    float high;
-                    float chance = chance_for(r, n, score[j][r], size[j], high);
+                    float chance = chance_for(r, n, score[j][r], size[j]);
+                    float high = head_high(PLANES, choice[r], p[r], size[j], score[j][r], n);
                     if (chance < 1.0f) highest[r] = max(highest[r], float_key(no_number(high) ? INFINITY_F : high));
                     if (takes(chance, word)) taking |= 1 << r, atomicAdd(taken + r, 1);
                 }
@@ -204,7 +203,7 @@ head_choose(const int *step, CHOICE_FIELDS, const unsigned char *head, const flo
                 int n = listed[at];
                 float *score = scores + (size_t)r * rows + n;
                 if (taken_for[at] >> r & 1) {
-                    float high, chance = chance_for(r, n, *score, ((const float2 *)(head + head_sizes_at(rows)))[n], high);
+                    float chance = chance_for(r, n, *score, ((const float2 *)(head + head_sizes_at(rows)))[n]);
                     int to = atomicAdd(place + r, 1);
                     if (to < CAPACITY) lists[(size_t)r * CAPACITY + to] = make_float2(head_z(choice[r], logit, n), chance);
                 }

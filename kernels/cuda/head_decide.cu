@@ -1,5 +1,6 @@
 // Whether each row's token, the winner of all, is also that of the filters: certain from the rows of the head that were taken (filter.cuh), or
-// undecided; then all logits are computed and `sample` draws. One block a row of x. Decision 0026 has the proof.
+// undecided; then all logits are computed and `sample` draws. One block a row of x. What the kernels before it added up is set to
+// zero again. Decision 0026 has the proof.
 #include "head.cuh"
 
 // The greatest key that `wanted` of the `count` numbers reach; 0 where there are fewer.
@@ -18,8 +19,8 @@ __device__ __forceinline__ unsigned kth_greatest(const unsigned *keys, int count
 }
 
 extern "C" __global__ void __launch_bounds__(WG)
-head_decide(const int *step, CHOICE_FIELDS, const float *scores, const Candidate *best, const float *log_rates, const unsigned *bars,
-            const int *counts, const float2 *lists, int *undecided, int rows) {
+head_decide(const int *step, CHOICE_FIELDS, const float *scores, const Candidate *best, const float *log_rates, unsigned *peaks,
+            int *bins, unsigned *bars, int *counts, const float2 *lists, int *undecided, int rows) {
     __shared__ unsigned keys[CAPACITY];  // of rows that were sure to be taken; else 0
     int r = blockIdx.x;
     start_dependents();
@@ -28,7 +29,11 @@ head_decide(const int *step, CHOICE_FIELDS, const float *scores, const Candidate
     Choice choice = head_choice(step, CHOICE_AT, r, rows);
     const Filter &f = choice.filter;
     int token = winner(best[r]), count = counts[r];
+    unsigned bar = bars[r];  // 0: of no row
     float log_rate = log_rates[r];
+    __syncthreads();
+    if (threadIdx.x == 0) peaks[r] = bars[r] = 0, counts[r] = 0;
+    if (threadIdx.x < BINS) bins[r * BINS + threadIdx.x] = 0;
     bool known = !f.on || token < 0, able = fabsf(log_rate) < INFINITY_F && count <= CAPACITY && f.top_k <= MOST_TOP_K;
     if (known || !able) {
         if (threadIdx.x == 0) undecided[r] = !known;
@@ -53,11 +58,10 @@ head_decide(const int *step, CHOICE_FIELDS, const float *scores, const Candidate
     more = block_reduce<Sum>(more);
     above = block_reduce<Sum>(above);
     greatest = block_reduce<Max>(greatest);
-    float bar = key_float(bars[r]);
-    bool all_known = bars[r] == 0 || !(z_w < bar);  // all tokens likelier than the winner were sure to be taken
+    bool all_known = bar == 0 || !(z_w < key_float(bar));  // all tokens likelier than the winner were sure to be taken
     bool passes = true;
     if (f.top_k > 0) passes = all_known && more < f.top_k;
-    if (f.min_z > -INFINITY_F) passes = passes && !(z_w < (bars[r] ? fmaxf(greatest, bar) : greatest) + f.min_z);
+    if (f.min_z > -INFINITY_F) passes = passes && !(z_w < (bar ? fmaxf(greatest, key_float(bar)) : greatest) + f.min_z);
     if (passes && f.top_p < 1.0f && f.top_k > 0 && more > 0.0f) {  // of the mass of the k likeliest
         unsigned least = kth_greatest(keys, count, f.top_k);
         float mass = 0.0f;
@@ -65,7 +69,7 @@ head_decide(const int *step, CHOICE_FIELDS, const float *scores, const Candidate
             if (keys[i] > 0 && keys[i] >= least) mass += expf(list[i].x + log_rate);
         }
         mass = block_reduce<Sum>(mass);
-        passes = (least == 0 || least >= bars[r]) && above < f.share * mass;
+        passes = (least == 0 || least >= bar) && above < f.share * mass;
     } else if (f.top_p < 1.0f) {
         passes = passes && (evidence >= WRONG || (all_known && more == 0.0f));
     }

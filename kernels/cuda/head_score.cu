@@ -20,7 +20,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * WARP, BLOCKS)
 head_score(const int *step, CHOICE_FIELDS, const unsigned char *head, const signed char *planes, const float4 *params,
            float *scores, Candidate *likeliest,
 #if FILTERED
-           Mass *masses,  // [rows of x][blocks], of what the chances of rows of the head are proportional to
+           unsigned *peaks,  // keys of the greatest u (filter.cuh) for each row of x
 #endif
            int rows) {
     extern __shared__ __align__(16) signed char columns[];  // [TILES * 8][PITCH]
@@ -55,10 +55,9 @@ head_score(const int *step, CHOICE_FIELDS, const unsigned char *head, const sign
     }
     unsigned marks[TILES * EACH] = {};  // the likeliest of this thread's rows of the head, for each of its rows of x
 #if FILTERED
-    __shared__ Mass parts[WARPS][TOKENS];
-    Mass mass[TILES * EACH];
-#pragma unroll
-    for (int i = 0; i < TILES * EACH; i++) mass[i] = NO_MASS;
+    __shared__ unsigned peak[TOKENS];
+    unsigned greatest[TILES * EACH] = {};
+    if (threadIdx.x < TOKENS) peak[threadIdx.x] = 0;
 #endif
     int first = tile, turn = 0;
     asm volatile("cp.async.wait_all;");
@@ -108,8 +107,7 @@ head_score(const int *step, CHOICE_FIELDS, const unsigned char *head, const sign
                 float key = head_key(choice[r], score - p[r].z * size.x, n);
                 if (key == key && mark >> TURN_BITS == 0) marks[i] = max(marks[i], float_key(key) >> TURN_BITS << TURN_BITS | mark);
 #if FILTERED
-                float high = fmaf(RAISED, head_doubt(PLANES, p[r], size), score);
-                if (choice[r].filter.on) mass[i].add(log_size(choice[r].filter, head_z(choice[r], score, n), head_z(choice[r], high, n)));
+                if (choice[r].filter.on) greatest[i] = max(greatest[i], float_key(head_size(PLANES, choice[r], p[r], size, score, n)));
 #endif
             }
         }
@@ -122,17 +120,12 @@ head_score(const int *step, CHOICE_FIELDS, const unsigned char *head, const sign
         Candidate reached = best_of_groups(key ? (Candidate)key << 32 | (FULL - n) : 0);
         if (group == 0 && r < count) atomicMax(best + r, reached);
 #if FILTERED
-        for (int lanes = 4; lanes < WARP; lanes *= 2) mass[i].add(mass[i].across(lanes));
-        if (group == 0 && r < count) parts[warp][r] = mass[i];
+        if (r < count) atomicMax(peak + r, greatest[i]);
 #endif
     }
     __syncthreads();
-#if FILTERED
-    if (threadIdx.x < count) {
-        Mass all = NO_MASS;
-        for (int w = 0; w < WARPS; w++) all.add(parts[w][threadIdx.x]);
-        masses[threadIdx.x * gridDim.x + blockIdx.x] = all;
-    }
-#endif
     if (threadIdx.x < count) atomicMax(likeliest + threadIdx.x, best[threadIdx.x]);
+#if FILTERED
+    if (threadIdx.x < count) atomicMax(peaks + threadIdx.x, peak[threadIdx.x]);
+#endif
 }

@@ -28,9 +28,11 @@ MANY_ROWS = 64
 LARGE_SHARED = ((9, 0), (10, 0))
 """Compute capabilities whose blocks can have 227 KiB of shared memory."""
 SAMPLES = 4096
-"""Rows of the head that are taken to measure masses for filters, at most on average: more leave fewer steps undecided."""
+"""Rows of the head that are taken to measure masses for filters, on average: more leave fewer steps undecided."""
 CAPACITY = SAMPLES + 16 * 64
 """Rows that are listed: 16 standard deviations more. A row of x with more is undecided."""
+BINS, RATE_BLOCKS = 256, 32
+"""In which head_floor counts rows, as in filter.cuh, and its blocks that do so, for each row of x."""
 DECIDE_GROUP = 512
 """Threads of a block of head_decide."""
 STAGE = 1280
@@ -83,35 +85,37 @@ class HeadOps:
             best,
         )
         chosen_by, variant = choice(ctx), {"ADJUST": 1} if bucket.adjusted else {}
-        score_blocks, choose_blocks = (2, 1) if few else (1, 2)  # on a multiprocessor
-        parts = score_blocks * self._multiprocessors
-        masses, rates, taken, decide = list[Arg](), list[Arg](), list[Arg](), list[Launch]()
         if bucket.filtered:
             variant |= {"FILTERED": 1, "SAMPLES": SAMPLES, "CAPACITY": CAPACITY}
             chosen_by = (*chosen_by, *(ctx.offset(f) for f in ("top_k", "top_p", "min_p")))
-            masses = [ctx.scratch("head masses", DECODE_TOKENS * parts * 8)]
-            taken = [ctx.scratch(f"head {name}", DECODE_TOKENS * 4) for name in ("rates", "bars", "counts")]
-            rates = [*masses, np.int32(parts), *taken]
-            taken = [*taken, ctx.scratch("head lists", DECODE_TOKENS * CAPACITY * 8)]
         if bucket.adjusted:
             chosen_by = (*chosen_by, *adjustment(ctx))
-        score = (*chosen_by, head, planes, params, scores, likeliest, *masses, n)
-        floor = (*chosen_by, likeliest, split, scales, weight.data, floors, *rates, n)
-        choose = (*chosen_by, head, params, scores, floors, split, scales, weight.data, best, arrivals, *taken)
+        peaks, rate, lists, all_taken = self._taken(ctx, bucket)
+        score = (*chosen_by, head, planes, params, scores, likeliest, *peaks, n)
+        floor = (
+            *chosen_by,
+            likeliest,
+            split,
+            scales,
+            weight.data,
+            floors,
+            *((head, params, scores, *rate) if rate else ()),
+            n,
+        )
+        choose = (*chosen_by, head, params, scores, floors, split, scales, weight.data, best, arrivals, *lists)
+        decide = (*chosen_by, scores, best, *all_taken, undecided, n)
         bits = {"PLANES": 2 if few else 1}
         tiles = ceil_div(bits["PLANES"] * bucket.rows, 8)
+        score_blocks, choose_blocks = (2, 1) if few else (1, 2)  # on a multiprocessor
         warps = SCORE_WARPS // score_blocks
         eights = ceil_div(bucket.rows, 8)
         each = min(ceil_div(rows * eights, CHOOSE_GROUP * choose_blocks * self._multiprocessors), MOST_EACH)
         stage = cols if self._large else min(cols, STAGE)
-        if bucket.filtered:
-            args = (*chosen_by, scores, best, *taken, undecided, n)
-            decide = [launch("head_decide", (bucket.rows, 1), DECIDE_GROUP, args, WG=DECIDE_GROUP, **variant)]
         return [
             launch("head_rows", (bucket.rows, 1), ROW_GROUP, x, NORM=int(norm is not None), **bits),
             launch(
                 "head_score",
-                (parts, 1),
+                (score_blocks * self._multiprocessors, 1),
                 32 * warps,
                 score,
                 shared=tiles * 8 * (cols + 16),
@@ -122,7 +126,7 @@ class HeadOps:
                 **bits,
                 **variant,
             ),
-            launch("head_floor", (bucket.rows, 1), ROW_GROUP, floor, **variant),
+            launch("head_floor", (bucket.rows, 1 + RATE_BLOCKS * len(peaks)), ROW_GROUP, floor, **variant, **bits),
             launch(
                 "head_choose",
                 (ceil_div(rows, each * CHOOSE_GROUP), eights),
@@ -136,7 +140,11 @@ class HeadOps:
                 **bits,
                 **variant,
             ),
-            *decide,
+            *(
+                [launch("head_decide", (bucket.rows, 1), DECIDE_GROUP, decide, WG=DECIDE_GROUP, **variant)]
+                if rate
+                else []
+            ),
         ]
 
     def undecided(self, ctx: Context, name: str) -> tuple[Buffer, Buffer, Buffer]:
@@ -145,6 +153,17 @@ class HeadOps:
         most = self._most_rows(cols)
         halves, scales = ctx.scratch("row halves", most * cols * 4), ctx.scratch("row scales", most * 4)
         return ctx.scratch("head undecided", most * 4), halves, scales
+
+    def _taken(self, ctx: Context, bucket: Bucket) -> tuple[list[Buffer], ...]:
+        """What head_score, head_floor, head_choose and head_decide know of the rows of the head that are taken."""
+        if not bucket.filtered:
+            return [], [], [], []
+        each = DECODE_TOKENS * 4
+        names = {"peaks": each, "bins": each * BINS, "bars": each, "counts": each, "arrivals of bins": each}
+        peaks, bins, bars, counts, arrivals = (ctx.zeroed(f"head {name}", size) for name, size in names.items())
+        rates, lists = ctx.scratch("head rates", each), ctx.scratch("head lists", 2 * each * CAPACITY)
+        all_taken = [rates, peaks, bins, bars, counts, lists]
+        return [peaks], [peaks, bins, arrivals, rates], [rates, bars, counts, lists], all_taken
 
     def _most_rows(self, cols: int) -> int:
         return MANY_ROWS if self._large and MANY_ROWS * (cols + 16) <= self._shared else DECODE_TOKENS
