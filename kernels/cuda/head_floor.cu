@@ -11,7 +11,8 @@
 __device__ __forceinline__ void find_rate(const Choice &choice, float4 params, const float2 *sizes, const float *scores, float peak,
                                           int *counts, unsigned *arrivals, float *log_rate, int rows) {
     __shared__ int parts[BINS * (COPIES + 1)];  // one more, so that copies are in different banks
-    __shared__ bool last;
+    __shared__ float counted[BINS];
+    __shared__ bool last, fits[BINS / WARP];
     for (int i = threadIdx.x; i < BINS * (COPIES + 1); i += BINS) parts[i] = 0;
     __syncthreads();
     int stride = (gridDim.y - 1) * BINS;
@@ -30,12 +31,18 @@ __device__ __forceinline__ void find_rate(const Choice &choice, float4 params, c
     if (threadIdx.x == 0) last = atomicInc(arrivals, gridDim.y - 2) == gridDim.y - 2;
     __syncthreads();
     if (!last) return;
-    float count = *(volatile int *)(counts + threadIdx.x), edge = threadIdx.x * (-1.0f / BINS_EACH);
-    float low = -20.0f, high = (float)BINS / BINS_EACH;
-    for (int i = 0; i < 13; i++) {
-        float middle = 0.5f * (low + high);
-        if (block_reduce<Sum>(count * fminf(expf(edge + middle), 1.0f)) <= SAMPLES) low = middle;
-        else high = middle;
+    counted[threadIdx.x] = *(volatile int *)(counts + threadIdx.x);
+    float low = -20.0f, width = 20.0f + BINS / BINS_EACH;  // where the logarithm of the rate is, with the greatest u at 0
+    int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
+    for (int turn = 0; turn < 4; turn++) {
+        width *= 1.0f / (BINS / WARP + 1);
+        __syncthreads();
+        float sum = 0.0f;
+        for (int i = lane; i < BINS; i += WARP) sum += counted[i] * fminf(expf(low + (warp + 1) * width - i * (1.0f / BINS_EACH)), 1.0f);
+        sum = warp_reduce<Sum>(sum);
+        if (lane == 0) fits[warp] = sum <= SAMPLES;
+        __syncthreads();
+        for (int w = 0; w < BINS / WARP; w++) low += fits[w] ? width : 0.0f;
     }
     if (threadIdx.x == 0) *log_rate = low - peak;
 }

@@ -31,7 +31,7 @@ SAMPLES = 4096
 """Rows of the head that are taken to measure masses for filters, on average: more leave fewer steps undecided."""
 CAPACITY = SAMPLES + 16 * 64
 """Rows that are listed: 16 standard deviations more. A row of x with more is undecided."""
-BINS, RATE_BLOCKS = 256, 32
+BINS, RATE_BLOCKS = 256, 64
 """In which head_floor counts rows, as in filter.cuh, and its blocks that do so, for each row of x."""
 DECIDE_GROUP = 512
 """Threads of a block of head_decide."""
