@@ -9,6 +9,7 @@
 #define LOADS (CHUNK / 32)
 #define STAGE (NT * 8 * 2 * PITCH)
 
+// GATED: leaves at once where none of its rows of x is undecided (decision 0026).
 #define SUMS (NT == 1 ? 4 : 1) /* as in head_choose, whose tokens must be those of these logits */
 #include "dense.cuh"
 
@@ -28,7 +29,11 @@ extern "C" __global__ void split_rows(const int *step, const float *x, f16 *spli
 }
 
 extern "C" __global__ void __launch_bounds__(WARPS * WARP, 16 / WARPS)
-dense_mma(const int *step, const f16 *split, const float *scales, const uint4 *weight, float *out, int rows) {
+dense_mma(const int *step, const f16 *split, const float *scales, const uint4 *weight, float *out,
+#if GATED
+          const int *undecided,
+#endif
+          int rows) {
     extern __shared__ __align__(16) f16 tiles[];  // [2][NT * 8 rows][high, low][PITCH]
     int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, group = lane / 4, quarter = lane % 4;
     int n0 = (blockIdx.x * WARPS + warp) * 32 + group, first = blockIdx.y * NT * 8;
@@ -42,11 +47,19 @@ dense_mma(const int *step, const f16 *split, const float *scales, const uint4 *w
                 next[h][i] = k / 8 + i * 4 + quarter < COLS / 8 ? stream(from + i * 4) : make_uint4(0, 0, 0, 0);
         }
     };
+#if !GATED
     fetch(0);
+#endif
     wait_for_before();
     start_dependents();
     int count = STEP_ROWS(step) - first;
     if (count <= 0) return;
+#if GATED
+    int any = 0;
+    for (int r = 0; r < min(count, NT * 8); r++) any |= undecided[first + r];
+    if (!any) return;
+    fetch(0);
+#endif
     auto fetch_x = [&](int k) {
         for (int i = threadIdx.x; i < NT * 8 * 2 * (CHUNK / 8) && k < COLS; i += WARPS * WARP) {
             int r = i / (CHUNK / 8), at = k + i % (CHUNK / 8) * 8;  // r: a half row

@@ -55,7 +55,7 @@ def stand_ins(limits: Limits, kv: KVSpec, context: int, *, features: Collection[
             blocks = [0] * (-(-length // kv.block_size) - 1) + [kv.num_blocks - 1 - i]
             adjustment = Adjustment(0) if slot and i == 0 else None
             parts.append(SequenceStep([0] * count, length, blocks, [count - 1] if rows else [], sampling, adjustment))
-        return Step(layout, parts, block_size=kv.block_size, logits=False, logprobs=told)
+        return Step(layout, parts, block_size=kv.block_size, logits=tokens > most and rows, logprobs=told)
 
     largest = min(limits.max_tokens, most - 1 + context)
     yield step(largest, True, FILTERED)

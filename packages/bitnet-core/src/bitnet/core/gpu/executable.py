@@ -6,6 +6,7 @@ import itertools
 import threading
 from collections import deque
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -267,15 +268,18 @@ class GpuExecutable:
         limits = self._program.limits
         # Beside parts of prompts, which take longest, rows matter little: so there are fewer sizes to prepare.
         rows = bucket_size if step.tokens == step.seqs else coarse_size
-        return Bucket(
+        bucket = Bucket(
             bucket_size(step.tokens, limits.max_tokens),
             rows(step.rows, limits.max_rows) if step.rows else 0,
             self._context_bucket(longest),
-            logits=not (step.rows and self._leaves_out and self._one_wins(step)),
             apart=self._apart(step, count),
             adjusted=bool(step.data[_ADJUST]),
             logprobs=bool(step.data[_LOGPROBS]),
         )
+        if not (step.rows and self._leaves_out) or step.data[_LOGITS] or step.data[_LOGPROBS]:
+            return bucket
+        unread = replace(bucket, logits=False, filtered=self._filtered(step))
+        return bucket if unread.filtered and not self._lowering.filters(self.context, unread) else unread
 
     def _largest(self, *, adjusted: bool = False, logprobs: bool = False) -> Bucket:
         """The one bucket of a deterministic program (decision 0029): every step has the same kernels and splits."""
@@ -306,13 +310,13 @@ class GpuExecutable:
             self._missed.pop(bucket, None)
         return self._recordings[bucket]
 
-    def _one_wins(self, step: Step) -> bool:
-        """Whether nobody reads the logits, and each row's token is that of the greatest number."""
+    def _filtered(self, step: Step) -> bool:
+        """Whether some row's token may be another than that of the greatest number."""
         data, at, rows = step.data, self._layout.offsets, step.rows
         top_k, top_p, min_p = (data[at[name] :][:rows] for name in ("top_k", "top_p", "min_p"))
         unfiltered = (top_k == 0) & (top_p.view(np.float32) == 1) & (min_p == 0)
         greedy = data[at["temperature"] :][:rows] == 0
-        return not data[_LOGITS] and not data[_LOGPROBS] and bool((greedy | unfiltered).all())
+        return not (greedy | unfiltered).all()
 
     def _apart(self, step: Step, count: int) -> bool:
         """Whether each token is a sequence of its own, whose new places in the cache no other sequence looks at."""
