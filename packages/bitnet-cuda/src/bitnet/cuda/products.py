@@ -95,8 +95,8 @@ class Products:
             halves, scales = ctx.scratch("row halves", most * cols * 4), ctx.scratch("row scales", most * 4)
             product = self.dense_halves(ctx, op, bucket, halves, scales)
             split = replace(product.kernel, entry="split_rows")
-            args = (ctx.step, x, halves, scales)
-            return [Launch(split, (bucket.rows, 1, 1), (256, 1, 1), args, overlaps=True), product]
+            given = (ctx.step, x, halves, scales)
+            return [Launch(split, (bucket.rows, 1, 1), (256, 1, 1), given, overlaps=True), product]
         tokens = min(bucket.rows, DECODE_TOKENS)
         defines = (("WEIGHT_F16", int(weight.dtype == "f16")), ("ROWS", GEMV_ROWS), ("TOKENS", tokens))
         args = (ctx.step, x, weight.data, out, np.int32(cols), n)
