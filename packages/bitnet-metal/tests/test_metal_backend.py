@@ -34,6 +34,7 @@ ASK = OPEN + (
     "finally: m.close()"
 )
 REPLAYS = OPEN + "print(d._driver.graphs); d.close()"
+GEMM = OPEN + "print(*{k.spec.entry for k in d._driver._pipelines._pipelines if 'gemm' in k.spec.entry}); d.close()"
 CLOSED = OPEN + "d.close()"
 ARCHIVE = "metal:0: the archive of compiled pipelines"
 RESIDENT = OPEN + (
@@ -194,6 +195,26 @@ def test_faults(run: Run, environment: dict[str, object], error: str) -> None:
     """A traceback of the error's type ends the process, and everything was given back."""
     done = run("-c", ASK, status=1, **{f"METAL_TEST_{name}": value for name, value in environment.items()})
     assert re.search(rf"^(?:[\w.]+\.)?{error}", done.stderr, re.MULTILINE), done.stderr
+
+
+@pytest.mark.nightly(unless_changed=OWN)
+@pytest.mark.parametrize(
+    ("environment", "kernel", "said"),
+    [
+        ({}, "ternary_gemm_matrix", ""),
+        ({"NAME": "Apple Paravirtual device"}, "ternary_gemm", ""),
+        ({"NO_PIPELINE": "ternary_gemm_matrix"}, "ternary_gemm", "metal:0: ternary_gemm_matrix makes no pipeline"),
+        ({"LEAVE_OUT": "ternary_gemm_matrix"}, "ternary_gemm", "metal:0: it does not compute"),
+    ],
+)
+def test_prompts_take_matrices_where_they_compute(
+    run: Run, environment: dict[str, object], kernel: str, said: str
+) -> None:
+    """Else the device opens all the same, and a warning says why; a virtual one is not asked."""
+    done = run("-c", GEMM, METAL_TEST_FAMILY=1008, **{f"METAL_TEST_{name}": v for name, v in environment.items()})
+    assert done.stdout == f"{kernel}\n"
+    assert done.stderr.startswith(f"Matrices of a simdgroup are not used: {said}" if said else ""), done.stderr
+    assert bool(done.stderr) == bool(said)
 
 
 @pytest.mark.nightly(unless_changed=OWN)

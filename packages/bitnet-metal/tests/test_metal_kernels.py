@@ -350,6 +350,30 @@ def test_ternary_gemm(rng: np.random.Generator, file: str, tokens: int, rows: in
     p.check(out, p.exact, addend)
 
 
+@pytest.mark.parametrize(("cols", "group"), [(132, 132), (640, 32)])
+def test_ternary_tables(rng: np.random.Generator, cols: int, group: int) -> None:
+    """Embeddings are exact; logits are products in float64, and have the same bits in a step of one row."""
+    n, rows, most = 71, 5, 4
+    step, one = Steps(rng, [(rows, rows)], rows=range(rows)), Steps(rng, [(1, 1)], rows=[0])
+    matrix = rng.integers(-1, 2, (n, cols), np.int8)
+    units = (rng.standard_normal((n, cols // group)) * 10 ** rng.uniform(-2, 0, (n, 1))).astype(np.float16)
+    exact = matrix * np.repeat(units.astype(np.float64), group, axis=1)
+    codes, shape = packed(matrix), {"COLS": cols, "ROW_BYTES": -(-cols // 128) * 32, "GROUP": group}
+    embedded = poisoned((rows + 1, cols))
+    run("table_embed", shape, (rows + 1,), 64, step.words, step.at["tokens"], codes, units, embedded)
+    assert (embedded[:-1] == exact[step.words[step.at["tokens"] :][:rows]]).all()
+    assert np.isnan(embedded[-1]).all()
+    x, out, alone = rng.standard_normal((rows, cols)).astype(np.float32), poisoned((rows + 1, n)), poisoned((2, n))
+    for s, y, to, tokens in ((step, x, out, most), (one, x[4:], alone, 1)):
+        groups, defines = (-(-n // 8), -(-len(y) // tokens)), {**shape, "LANES": 16, "EACH": 2, "TOKENS": tokens}
+        run("table_matmul", {"WG": WG, **defines}, groups, WG, s.words, y, codes, units, to, n)
+    a = x.astype(np.float64)
+    assert (abs(out[:-1] - a @ exact.T) <= 1e-6 * (abs(a) @ abs(exact.T))).all()
+    assert (out[4].view(np.int32) == alone[0].view(np.int32)).all()
+    assert np.isnan(out[-1]).all()
+    assert np.isnan(alone[-1]).all()
+
+
 @pytest.mark.parametrize(("f16", "rows", "cols", "each"), [(1, 5, 132, 1), (0, 1, 36, 4), (1, 3, 388, 4)])
 def test_dense_matmul(rng: np.random.Generator, f16: int, rows: int, cols: int, each: int) -> None:
     step = Steps(rng, [(rows, rows)], rows=range(rows))
