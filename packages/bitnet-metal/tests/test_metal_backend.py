@@ -204,6 +204,7 @@ def test_faults(run: Run, environment: dict[str, object], error: str) -> None:
         ({}, "ternary_gemm_matrix", ""),
         ({"NAME": "Apple Paravirtual device"}, "ternary_gemm", ""),
         ({"NO_PIPELINE": "ternary_gemm_matrix"}, "ternary_gemm", "metal:0: ternary_gemm_matrix makes no pipeline"),
+        ({"NO_PIPELINE": "dense_matmul_matrix"}, "ternary_gemm", "metal:0: dense_matmul_matrix makes no pipeline"),
         ({"LEAVE_OUT": "ternary_gemm_matrix"}, "ternary_gemm", "metal:0: it does not compute"),
     ],
 )

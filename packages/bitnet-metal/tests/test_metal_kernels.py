@@ -350,6 +350,25 @@ def test_ternary_gemm(rng: np.random.Generator, file: str, tokens: int, rows: in
     p.check(out, p.exact, addend)
 
 
+@pytest.mark.parametrize(("f16", "rows", "cols"), [(1, 9, 132), (0, 33, 36), (1, 40, 388)])
+def test_dense_matmul_matrix(rng: np.random.Generator, f16: int, rows: int, cols: int) -> None:
+    """Equal rows of the head have equal logits, and a row's logits the same bits in another place of another step."""
+    n = 71
+    weight = rng.standard_normal((n, cols)).astype(np.float16 if f16 else np.float32)
+    weight[66] = weight[2]
+    x, outs = rng.standard_normal((rows, cols)).astype(np.float32), []
+    for y in (x, x[::-1][:9].copy()):
+        step, out = Steps(rng, [(len(y), len(y))], rows=range(len(y))), poisoned((len(y) + 1, n))
+        groups = -(-n // 64), -(-len(y) // 32) + 1
+        run("dense_matmul_matrix", {"WEIGHT_F16": f16}, groups, 128, step.words, y, weight, out, cols, n)
+        assert np.isnan(out[-1]).all()
+        outs.append(out[:-1])
+    a, b = x.astype(np.float64), weight.astype(np.float64).T
+    assert (abs(outs[0] - a @ b) <= 1e-6 * (abs(a) @ abs(b))).all()
+    assert (outs[0][:, 66] == outs[0][:, 2]).all()
+    assert (outs[0][::-1][:9] == outs[1]).all()
+
+
 @pytest.mark.parametrize(("cols", "group"), [(132, 132), (640, 32)])
 def test_ternary_tables(rng: np.random.Generator, cols: int, group: int) -> None:
     """Embeddings are exact; logits are products in float64, and have the same bits in a step of one row."""

@@ -129,7 +129,14 @@ def _with(vendor: Vendor, info: DeviceInfo, objc: Objc, own: int) -> tuple[GpuDe
     driver = MetalDriver(objc, objc.send(own, "retain"), info)
     local = int(objc.send(own, "maxThreadgroupMemoryLength"))
     abilities = Abilities(compute_units=GPU_CORES, group=MOST_THREADS, local_bytes=local, f16=True)
-    return open_device(info, driver, abilities, self_check=True, vendor=vendor), driver
+    device = open_device(info, driver, abilities, self_check=True, vendor=vendor)
+    try:
+        if vendor.trial:
+            driver.prepare(vendor.trial)
+    except BaseException:
+        device.close()
+        raise
+    return device, driver
 
 
 def _look() -> tuple[ProbeResult, Objc | None, list[int]]:

@@ -4,23 +4,24 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
+
 from bitnet.core.gpu.clc.attention import TILE_GROUP, AttentionOps
-from bitnet.core.gpu.clc.products import Products, tiled_args, tiled_defines
+from bitnet.core.gpu.clc.products import DECODE_TOKENS, Products, tiled_args, tiled_defines
 from bitnet.core.gpu.clc.vendors import Vendor
 from bitnet.core.gpu.context import Bucket, Context
-from bitnet.core.gpu.driver import Buffer, KernelSpec, Launch
+from bitnet.core.gpu.driver import Arg, Buffer, KernelSpec, Launch
 from bitnet.core.gpu.ops import ceil_div
 from bitnet.core.gpu.weights import TernaryBuffer
-from bitnet.core.hal import Attention, TernaryMatmul
+from bitnet.core.hal import Attention, DenseMatmul, TernaryMatmul
 from bitnet.metal.head import WIDTH, HeadOps, fits
 
 TILED_HEAD = 92
 """Dimensions of a head at most for which tiles of attention fit 32 KiB, whatever the cache's type."""
-MATRIX = "ternary_gemm_matrix"
-TILE_TOKENS, TILE_ROWS, TILE_THREADS = 32, 64, 128
-"""Tokens and rows of W of a tile of it, and a threadgroup's threads; its source has the same numbers."""
-MATRIX_COLS = (1 << 16) - 1
-"""Columns at most: its sums of int8 times codes of at most 2 stay below 2²⁴, where those of floats are exact."""
+TILE_M, TILE_N, TILE_THREADS = 32, 64, 128
+"""Rows of x and of W of a tile of matrices, and its threadgroup's threads; their source has the same numbers."""
+TERNARY_COLS = (1 << 16) - 1
+"""Columns at most: sums of int8 times codes of at most 2 stay below 2²⁴, where those of floats are exact."""
 
 
 class MetalProducts(Products):
@@ -35,15 +36,29 @@ class MetalProducts(Products):
 
 
 class MatrixProducts(MetalProducts):
-    """The products of many tokens on matrices of a simdgroup."""
+    """The products of many tokens, or with many rows, on matrices of a simdgroup."""
 
     def tiled(self, ctx: Context, op: TernaryMatmul, bucket: Bucket, out: Buffer, *, activation: str = "") -> Launch:
         w = ctx.ternary(op.weights)
-        if w.cols > MATRIX_COLS:
+        if w.cols > TERNARY_COLS:
             return super().tiled(ctx, op, bucket, out, activation=activation)
-        spec = KernelSpec(MATRIX, MATRIX, tuple(tiled_defines(w, op).items()))
-        grid = (ceil_div(w.rows, TILE_ROWS), ceil_div(bucket.tokens, TILE_TOKENS), 1)
-        return Launch(spec, grid, (TILE_THREADS, 1, 1), tiled_args(ctx, op, out))
+        args = tiled_args(ctx, op, out)
+        return _tiles("ternary_gemm_matrix", bucket.tokens, w.rows, args, **tiled_defines(w, op))
+
+    def dense_matmul(self, ctx: Context, op: DenseMatmul, bucket: Bucket) -> list[Launch]:
+        """Up to ``DECODE_TOKENS`` rows read a head once without matrices too, and have the compact head's sums."""
+        if bucket.rows <= DECODE_TOKENS:
+            return super().dense_matmul(ctx, op, bucket)
+        weight = ctx.dense(op.weight)
+        rows, cols = weight.shape
+        args = (ctx.step, ctx.tensors[op.x], weight.data, ctx.tensors[op.out], np.int32(cols), np.int32(rows))
+        return [_tiles("dense_matmul_matrix", bucket.rows, rows, args, WEIGHT_F16=int(weight.dtype == "f16"))]
+
+
+def _tiles(kernel: str, m: int, n: int, args: tuple[Arg, ...], **defines: int) -> Launch:
+    """The launch of a kernel on matrices, for ``m`` rows of x and ``n`` of W."""
+    spec = KernelSpec(kernel, kernel, tuple(defines.items()))
+    return Launch(spec, (ceil_div(n, TILE_N), ceil_div(m, TILE_M), 1), (TILE_THREADS, 1, 1), args)
 
 
 class MetalAttention(AttentionOps):
@@ -60,5 +75,7 @@ PLAIN = Vendor(
     leaves_out=fits,
 )
 """The kernels that every device runs, as the family's lowering takes them."""
-MATRICES = replace(PLAIN, products=MatrixProducts)
-"""The same with matrices of a simdgroup."""
+MATRICES = replace(
+    PLAIN, trial=KernelSpec("dense_matmul_matrix", "dense_matmul_matrix", (("WEIGHT_F16", 1),)), products=MatrixProducts
+)
+"""The same with matrices of a simdgroup: of halves, which the self-check tries, and of floats, which the trial has."""
