@@ -11,8 +11,8 @@ inline float4 columns(device const T *row, int k, int cols) {
 [[kernel, max_total_threads_per_threadgroup(THREADS)]] void dense_matmul_matrix(
     device const int *step [[buffer(0)]], device const float4 *x [[buffer(1)]], device const WEIGHT4 *weight [[buffer(2)]],
     device float *out [[buffer(3)]], constant int &cols [[buffer(4)]], constant int &rows [[buffer(5)]], PLACE) {
-    threadgroup float pool[(TILE_M + TILE_N) * PITCH];  // the tiles of x and W, later that of out
-    threadgroup float *x_tile = pool, *w_tile = pool + TILE_M * PITCH;
+    threadgroup float4 memory[(TILE_M + TILE_N) * PITCH / 4];  // the tiles of x and W, later that of out
+    threadgroup float *pool = (threadgroup float *)memory, *x_tile = pool, *w_tile = pool + TILE_M * PITCH;
     Place place = PLACED;
     int n0 = int(group.x) * TILE_N, m0 = int(group.y) * TILE_M, count = STEP_ROWS(step);
     if (m0 >= count) return;

@@ -9,8 +9,9 @@
     device const int *step [[buffer(0)]], device const char *x [[buffer(1)]], device const float *scale [[buffer(2)]],
     device const int *x_sums [[buffer(3)]], device const uint *codes [[buffer(4)]], device const float *w_scale [[buffer(5)]],
     device float *out [[buffer(6)]], constant int &rows [[buffer(7)]], PLACE) {
-    threadgroup float pool[TILE_M * OUT_PITCH];  // the tiles of x and W, later that of out
-    threadgroup half *x_tile = (threadgroup half *)pool, *w_tile = x_tile + TILE_M * PITCH;
+    threadgroup float4 memory[TILE_M * OUT_PITCH / 4];  // the tiles of x and W, later that of out
+    threadgroup float *pool = (threadgroup float *)memory;
+    threadgroup half *x_tile = (threadgroup half *)memory, *w_tile = x_tile + TILE_M * PITCH;
     Place place = PLACED;
     int n0 = int(group.x) * TILE_N, m0 = int(group.y) * TILE_M, tokens = STEP_TOKENS(step);
     if (m0 >= tokens) return;

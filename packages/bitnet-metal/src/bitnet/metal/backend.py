@@ -125,6 +125,7 @@ def _with(vendor: Vendor, info: DeviceInfo, objc: Objc, own: int) -> tuple[GpuDe
     """The device with some kernels, by which it computes rightly, and a driver that owns its MTLDevice too."""
     from bitnet.core.gpu.clc import Abilities, open_device
     from bitnet.metal.device import MetalDriver
+    from bitnet.metal.ops import TILE_THREADS
 
     driver = MetalDriver(objc, objc.send(own, "retain"), info)
     local = int(objc.send(own, "maxThreadgroupMemoryLength"))
@@ -132,7 +133,7 @@ def _with(vendor: Vendor, info: DeviceInfo, objc: Objc, own: int) -> tuple[GpuDe
     device = open_device(info, driver, abilities, self_check=True, vendor=vendor)
     try:
         if vendor.trial:
-            driver.prepare(vendor.trial)
+            driver.prepare(vendor.trial, TILE_THREADS)
     except BaseException:
         device.close()
         raise

@@ -145,14 +145,14 @@ class MetalDriver:
             self._wait()
             ctypes.memmove(array.ctypes.data, buffer.address + offset, array.nbytes)
 
-    def prepare(self, kernel: KernelSpec) -> None:
-        """Compile a kernel ahead of its first launch.
+    def prepare(self, kernel: KernelSpec, threads: int) -> None:
+        """Compile a kernel, for threadgroups of so many threads, ahead of its first launch.
 
         Raises:
             KernelCompileError: It cannot be.
         """
         with self._lock:
-            self._pipelines.prepare([Kernel(kernel, 1, self.graphs)])
+            self._pipelines.prepare([Kernel(kernel, threads, self.graphs)])
 
     def record(self, launches: Sequence[Launch]) -> Recording:
         with self._lock:

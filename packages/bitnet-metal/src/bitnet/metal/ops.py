@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from bitnet.core.gpu.clc.attention import TILE_GROUP, AttentionOps
+from bitnet.core.gpu.clc.attention import QUERIES, TILE_GROUP, AttentionOps, defines_of, prefill_args
 from bitnet.core.gpu.clc.products import DECODE_TOKENS, Products, tiled_args, tiled_defines
 from bitnet.core.gpu.clc.vendors import Vendor
 from bitnet.core.gpu.context import Bucket, Context
@@ -16,6 +16,8 @@ from bitnet.core.gpu.weights import TernaryBuffer
 from bitnet.core.hal import Attention, DenseMatmul, TernaryMatmul
 from bitnet.metal.head import WIDTH, HeadOps, fits
 
+MATRIX_HEAD = 128
+"""Dimensions of a head at most for which attention on matrices keeps its sums in registers, and fits 32 KiB."""
 TILED_HEAD = 92
 """Dimensions of a head at most for which tiles of attention fit 32 KiB, whatever the cache's type."""
 TILE_M, TILE_N, TILE_THREADS = 32, 64, 128
@@ -68,6 +70,18 @@ class MetalAttention(AttentionOps):
         return op.head_dim <= TILED_HEAD and self._group >= TILE_GROUP and super()._tiles(op)
 
 
+class MatrixAttention(MetalAttention):
+    """Attention of many tokens on matrices of a simdgroup."""
+
+    def lower(self, ctx: Context, op: Attention, bucket: Bucket) -> list[Launch]:
+        share = op.heads // op.kv_heads
+        if self.splits(ctx, op, bucket) or op.head_dim > MATRIX_HEAD or op.head_dim % 8 or share > QUERIES:
+            return super().lower(ctx, op, bucket)
+        spec = KernelSpec("attention_matrix", "attention_matrix", tuple(defines_of(ctx, op).items()))
+        grid = (op.kv_heads, ceil_div(bucket.tokens, QUERIES // share), 1)
+        return [Launch(spec, grid, (TILE_THREADS, 1, 1), prefill_args(ctx, op))]
+
+
 PLAIN = Vendor(
     products=MetalProducts,
     attention=MetalAttention,
@@ -76,6 +90,9 @@ PLAIN = Vendor(
 )
 """The kernels that every device runs, as the family's lowering takes them."""
 MATRICES = replace(
-    PLAIN, trial=KernelSpec("dense_matmul_matrix", "dense_matmul_matrix", (("WEIGHT_F16", 1),)), products=MatrixProducts
+    PLAIN,
+    trial=KernelSpec("dense_matmul_matrix", "dense_matmul_matrix", (("WEIGHT_F16", 1),)),
+    products=MatrixProducts,
+    attention=MatrixAttention,
 )
 """The same with matrices of a simdgroup: of halves, which the self-check tries, and of floats, which the trial has."""
