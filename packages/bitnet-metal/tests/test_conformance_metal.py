@@ -1,4 +1,4 @@
-"""The Metal backend held to the operations' contract, on every device it finds, and to the CPU's tokens on the first."""
+"""The Metal backend held to the operations' contract on every device it finds, and to the CPU's tokens on the first."""
 
 from __future__ import annotations
 
