@@ -93,7 +93,7 @@ d.close()
 )
 CONFORMANCE, CONFORMANCE_CLASS = HERE / "test_conformance_metal.py", "TestConformance"
 PLAIN = {"METAL_TEST_NAME": "Apple Paravirtual device"}
-"""A device that is not asked to compute with matrices: the shim takes ten times as long for them as for plain kernels."""
+"""A device that is not asked for matrices: the shim takes ten times as long for them as for plain kernels."""
 SAMPLE = "test_layer_free_to_fuse and llama"
 """Of the conformance suite, what runs at every push."""
 COMMAND = (
