@@ -112,6 +112,17 @@ def test_decode_kernels_keep_their_registers(asking: Any, product: str, compiler
         assert made["prefill"].busy > 0.8 * made["prefill"].cycles
 
 
+@pytest.mark.parametrize("tokens", [2, 4, 8])
+@pytest.mark.parametrize(("product", "compiler"), TARGETS)
+@pytest.mark.nightly(unless_changed=FAMILY)
+def test_decode_kernels_of_several_tokens_keep_their_registers(
+    asking: Any, product: str, compiler: str, tokens: int
+) -> None:
+    asking(compiler)
+    made = {name: counting.count(spec, product).spilled for name, spec in counting.of_several(product, tokens)}
+    assert set(made.values()) == {0}, made
+
+
 @pytest.mark.parametrize(("product", "compiler"), TARGETS)
 @pytest.mark.nightly(unless_changed=FAMILY)
 def test_groups_of_columns_keep_their_registers_for_eight_tokens(asking: Any, product: str, compiler: str) -> None:
