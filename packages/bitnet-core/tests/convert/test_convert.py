@@ -298,7 +298,7 @@ CONFIG: list[tuple[str, Any, str]] = [
     ("rope_theta", "x", "not a positive number"),
     ("hidden_act", "gelu", "'gelu' is not supported"),
     ("hidden_act", ["silu"], "is not supported"),
-    ("rope_scaling", {"type": "yarn", "factor": 2}, "'yarn' is not supported"),
+    ("rope_scaling", {"type": "ntk", "factor": 2}, "'ntk' is not supported"),
     ("rope_scaling", [1], "not an object"),
     ("rope_scaling", {"type": "linear"}, "not a positive number"),
     ("vocab_size", 100, "config.json makes it (100, 64)"),
