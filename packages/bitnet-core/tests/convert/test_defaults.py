@@ -46,7 +46,8 @@ LLAMA = {
     "tied_embeddings": False,
 }
 QWEN3 = LLAMA | {"vocab_size": 151_936, "ffn_size": 22_016, "context_length": 32_768, "head_norms": True}
-MINICPM = LLAMA | {"tied_embeddings": True, "embedding_scale": 1.0, "residual_scale": 1 / math.sqrt(32), "logit_scale": 2**-12}
+SCALES = {"embedding_scale": 1.0, "residual_scale": 1 / math.sqrt(32), "logit_scale": 2**-12}
+MINICPM = LLAMA | {"tied_embeddings": True} | SCALES
 TABLE = {
     "BitNetForCausalLM": BITNET,
     "LlamaForCausalLM": LLAMA,

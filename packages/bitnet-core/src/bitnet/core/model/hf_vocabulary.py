@@ -13,8 +13,8 @@ import tokenizers
 
 from bitnet.core.errors import InvalidInputError, ModelFileError, brief
 from bitnet.core.model.safetensors import MAX_JSON, read_bytes, read_json
-from bitnet.core.text.tokenizer import LLAMA3_WORDS, SPACE, Tokenizer, word_cutter
-from bitnet.core.text.vocabulary import GPT2, LLAMA3, MAX_TOKENS, TokenType, Vocabulary, excess
+from bitnet.core.text.tokenizer import LLAMA3_WORDS, QWEN2_WORDS, SPACE, Tokenizer, word_cutter
+from bitnet.core.text.vocabulary import GPT2, LLAMA3, MAX_TOKENS, QWEN2, TokenType, Vocabulary, excess
 
 PROBES = (
     "Hello, world! It's 1234567 o'clock; WE'LL see, don't they've? ",
@@ -84,14 +84,15 @@ def _from_json(path: Path) -> Vocabulary:
         ways = (base, replace(base, space_prefix=False))
     else:
         base = Vocabulary("gpt2", tokens, types, merges=[" ".join(pair) for pair in pairs], scores=[])
-        ways = (replace(base, pre=LLAMA3), replace(base, pre=GPT2))
+        ways = (replace(base, pre=LLAMA3), replace(base, pre=GPT2), replace(base, pre=QWEN2))
     for way in ways:
         try:
             if _same(way, original):
                 return way
         except InvalidInputError as error:
             raise ModelFileError(f"{error.message}", path=path, field="model") from error
-    raise _cuts_otherwise(path)
+    cutter = data.get("pre_tokenizer")
+    raise _cuts_otherwise(path, metaspace=isinstance(cutter, dict) and cutter.get("type") == "Metaspace")
 
 
 def _original(path: Path) -> tokenizers.Tokenizer:
@@ -129,21 +130,30 @@ def _check_words(path: Path, cutter: Any) -> None:
         inner = step.get("pretokenizers")
         steps += inner if isinstance(inner, list) else []
         pattern = step.get("pattern")
-        known = {"Regex": LLAMA3_WORDS}, {"Regex": GPT2_WORDS}
+        known = {"Regex": LLAMA3_WORDS}, {"Regex": GPT2_WORDS}, {"Regex": QWEN2_WORDS}
         if isinstance(pattern, dict) and "Regex" in pattern and pattern not in known:
             raise _cuts_otherwise(path, f" It is {brief(pattern['Regex'])}.")
 
 
-def _cuts_otherwise(path: Path, how: str = "") -> ModelFileError:
-    message = "cuts text in a way that is not supported: neither like Llama 3, GPT-2 nor SentencePiece."
-    return ModelFileError(message + how, path=path, field="pre_tokenizer")
+def _cuts_otherwise(path: Path, how: str = "", *, metaspace: bool = False) -> ModelFileError:
+    message = "cuts text in a way that is not supported: neither like Llama 3, GPT-2, Qwen 2 nor SentencePiece."
+    hint = None
+    if metaspace:
+        message += " It is a SentencePiece tokenizer saved with legacy=False, for which GGUF files have no key."
+        hint = (
+            "Save it with transformers' legacy=True, or remove tokenizer.json where tokenizer.model is beside it: only "
+            "texts that begin with a space or follow a special token are cut otherwise then."
+        )
+    return ModelFileError(message + how, path=path, field="pre_tokenizer", hint=hint)
 
 
 SPACES = ({"type": "Prepend", "prepend": SPACE}, {"type": "Replace", "pattern": {"String": " "}, "content": SPACE})
 
 
 def _check_normalizer(path: Path, normalizer: Any) -> None:
-    """Refuse a normalizer, which a GGUF file cannot describe; SentencePiece's spaces are the exception."""
+    """Refuse a normalizer, which a GGUF file cannot describe, but for SentencePiece's spaces and Qwen's NFC."""
+    if normalizer == {"type": "NFC"}:
+        return
     steps = normalizer.get("normalizers", [normalizer]) if isinstance(normalizer, dict) else [normalizer]
     for step in steps if normalizer else []:
         if step not in SPACES or len(steps) > len(SPACES):
