@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import gguf
 import numpy as np
 import pytest
 
@@ -36,8 +37,7 @@ def test_what_is_folded_where(minicpm: Any, tied: bool) -> None:
     assert (config.rope_style, config.activation) == ("interleaved", "silu")
     assert config.stream_eps == pytest.approx(16 * config.rms_eps)
     table = minicpm.tensors["token_embd.weight"].astype(np.float64)
-    assert weights["token_embd"].load().dtype == np.float16
-    np.testing.assert_allclose(weights["token_embd"].load(), 48 * table, rtol=2**-11, atol=2**-25)
+    np.testing.assert_allclose(weights["token_embd"].load(), 48 * table, rtol=2**-22)
     norm = minicpm.tensors["output_norm.weight"]
     np.testing.assert_allclose(weights["output_norm"].load(), norm / (8 * 48 if tied else 8), rtol=2**-22)
     if not tied:
@@ -46,10 +46,18 @@ def test_what_is_folded_where(minicpm: Any, tied: bool) -> None:
         assert weights[f"blk.1.{name}"].load().scale[0] == np.float32(minicpm.scales[f"blk.1.{name}"])
 
 
-def test_f32_tables_stay_f32(minicpm: Any) -> None:
-    table = np.random.default_rng().normal(size=(300, 128)).astype(np.float32)
-    minicpm.tensors["token_embd.weight"] = table
-    np.testing.assert_allclose(minicpm.open().weights["token_embd"].load(), 48 * table, rtol=2**-22)
+def test_tables_are_rounded_once(minicpm: Any) -> None:
+    """Of floats nothing is lost; quantised ones are f16, as without a scale."""
+    minicpm.metadata[minicpm.key("embedding_scale")] = 11.7
+    raw = np.random.default_rng().normal(size=(300, 128)).astype(np.float32)
+    for kind, dtype in (("F32", np.float32), ("F16", np.float32), ("BF16", np.float32), ("Q8_0", np.float16)):
+        name = gguf.GGMLQuantizationType[kind]
+        data = gguf.quants.quantize(raw, name)
+        minicpm.tensors["token_embd.weight"] = TensorSource(raw.shape, GGMLType[kind], data.view(np.uint8).reshape(-1))
+        table = minicpm.open().weights["token_embd"].load()
+        assert table.dtype == dtype
+        exact = gguf.quants.dequantize(data, name).astype(np.float64) * np.float64(np.float32(11.7)) * 4
+        np.testing.assert_allclose(table, exact, rtol=2**-11 if dtype is np.float16 else 2**-22, atol=2**-25)
 
 
 @pytest.mark.parametrize("unit", [1.0, 2000.0])

@@ -23,6 +23,9 @@ from bitnet.core.hal import DenseWeight, TernaryData, TernaryWeight, Weight
 from bitnet.core.model.config import ModelConfig
 from bitnet.core.model.rope import LongRope
 
+FLOATS = (GGMLType.F16, GGMLType.BF16)
+"""Types of numbers that were not quantised, of half the size of f32."""
+
 
 class Expected(NamedTuple):
     """A weight a model must have: a ternary matrix, a dense one, or the weight of a norm."""
@@ -171,11 +174,13 @@ def _ternary(
 
 
 def _dense(file: GGUFFile, tensor: TensorInfo, kind: Literal["dense", "norm"], factor: float) -> DenseWeight:
-    """Numbers times ``factor``; norms as f32, all else as f16, which rounds others by up to 2⁻¹¹ (ADR 0034)."""
+    """Numbers times ``factor``: norms and floats that a factor changes as f32, F32 and F16 as they are, and all else as
+    f16, which rounds quantised values by up to 2⁻¹¹ (ADR 0034)."""
     if tensor.type not in DECODERS:
         names = ", ".join(dtype.name for dtype in DECODERS)
         raise file.error(f"{tensor.type.name} cannot be read as numbers; {names} can.", tensor=tensor.name)
-    dtype: Literal["f32", "f16"] = "f32" if kind == "norm" or tensor.type is GGMLType.F32 else "f16"
+    floats = tensor.type in (GGMLType.F32, *(FLOATS if factor != 1 else ()))
+    dtype: Literal["f32", "f16"] = "f32" if kind == "norm" or floats else "f16"
     as_is = tensor.type.name == dtype.upper() and factor == 1
     numpy_dtype = np.dtype({"f32": "<f4", "f16": "<f2"}[dtype])
 
