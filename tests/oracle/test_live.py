@@ -141,7 +141,7 @@ CHECKPOINTS = [
     ("one-layer-llama-yarn", "autobitlinear"),
     ("one-layer-qwen3", "bitlinear"),
     ("qwen3-yarn", "autobitlinear"),
-    ("minicpm", "bitlinear"),
+    ("minicpm-g256", "bitlinear"),
     ("one-layer-minicpm", "autobitlinear"),
 ]
 

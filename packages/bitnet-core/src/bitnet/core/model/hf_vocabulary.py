@@ -72,8 +72,8 @@ def _from_json(path: Path) -> Vocabulary:
         raise ModelFileError("holds no byte-pair encoding; no other kind is supported.", path=path, field="model")
     # Input that could make the library run or grow without end is refused before the library sees it.
     _check_sizes(path, model, data.get("added_tokens"))
-    _check_normalizer(path, data.get("normalizer"))
-    _check_words(path, data.get("pre_tokenizer"))
+    qwen = QWEN2_WORDS in _check_words(path, data.get("pre_tokenizer"))
+    _check_normalizer(path, data.get("normalizer"), nfc=qwen)
     original = _original(path)
     pairs = [tuple(merge.split(" ", 1)) if isinstance(merge, str) else tuple(merge) for merge in model["merges"]]
     tokens, types = _tokens(path, original)
@@ -120,9 +120,13 @@ GPT2_WORDS = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(
 """Words of GPT-2, which most tokenizers leave to the library to write out."""
 
 
-def _check_words(path: Path, cutter: Any) -> None:
-    """Refuse regular expressions that are not known: some take the library hours, and others end it in a panic."""
-    steps = [cutter]
+def _check_words(path: Path, cutter: Any) -> list[str]:
+    """Refuse regular expressions that are not known: some take the library hours, and others end it in a panic.
+
+    Returns:
+        Those that are there.
+    """
+    steps, found = [cutter], []
     while steps:
         step = steps.pop()
         if not isinstance(step, dict):
@@ -133,6 +137,8 @@ def _check_words(path: Path, cutter: Any) -> None:
         known = {"Regex": LLAMA3_WORDS}, {"Regex": GPT2_WORDS}, {"Regex": QWEN2_WORDS}
         if isinstance(pattern, dict) and "Regex" in pattern and pattern not in known:
             raise _cuts_otherwise(path, f" It is {brief(pattern['Regex'])}.")
+        found += [pattern["Regex"]] if pattern in known else []
+    return found
 
 
 def _cuts_otherwise(path: Path, how: str = "", *, metaspace: bool = False) -> ModelFileError:
@@ -150,9 +156,9 @@ def _cuts_otherwise(path: Path, how: str = "", *, metaspace: bool = False) -> Mo
 SPACES = ({"type": "Prepend", "prepend": SPACE}, {"type": "Replace", "pattern": {"String": " "}, "content": SPACE})
 
 
-def _check_normalizer(path: Path, normalizer: Any) -> None:
-    """Refuse a normalizer, which a GGUF file cannot describe, but for SentencePiece's spaces and Qwen's NFC."""
-    if normalizer == {"type": "NFC"}:
+def _check_normalizer(path: Path, normalizer: Any, *, nfc: bool) -> None:
+    """Refuse a normalizer, which a GGUF file cannot describe, but for SentencePiece's spaces and Qwen's NFC (``nfc``)."""
+    if nfc and normalizer == {"type": "NFC"}:
         return
     steps = normalizer.get("normalizers", [normalizer]) if isinstance(normalizer, dict) else [normalizer]
     for step in steps if normalizer else []:
