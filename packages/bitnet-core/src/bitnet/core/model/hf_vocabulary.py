@@ -157,7 +157,7 @@ SPACES = ({"type": "Prepend", "prepend": SPACE}, {"type": "Replace", "pattern": 
 
 
 def _check_normalizer(path: Path, normalizer: Any, *, nfc: bool) -> None:
-    """Refuse a normalizer, which a GGUF file cannot describe, but for SentencePiece's spaces and Qwen's NFC (``nfc``)."""
+    """Refuse a normalizer, which a GGUF file cannot describe, but for SentencePiece's spaces and, with ``nfc``, NFC."""
     if nfc and normalizer == {"type": "NFC"}:
         return
     steps = normalizer.get("normalizers", [normalizer]) if isinstance(normalizer, dict) else [normalizer]
