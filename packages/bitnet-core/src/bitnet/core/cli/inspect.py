@@ -69,10 +69,13 @@ def inspect(file: Path | str | None, i2s_layout: str, as_json: bool) -> None:
 
 
 def _document(gguf: GGUFFile, config: ModelConfig | None, reports: list[TensorReport]) -> dict[str, Any]:
+    from bitnet.core.model.family import family
+
     return {
         "path": str(gguf.path),
         "size": gguf.size,
         "version": gguf.version,
+        "family": config and family(config, gguf.metadata),
         "model": config and {k: v for k, v in asdict(config).items() if k != "rope_freq_factors"},
         "metadata": {key: _plain(value) for key, value in gguf.metadata.items()},
         "tensors": [
@@ -106,6 +109,8 @@ def _plain(value: Any) -> Any:
 
 
 def _lines(gguf: GGUFFile, config: ModelConfig | None, reports: list[TensorReport]) -> list[str]:
+    from bitnet.core.model.family import family
+
     lines = [f"{gguf.path}: {size(gguf.size)}, GGUF version {gguf.version}"]
     if config is not None:
         traits: list[str] = [config.activation]
@@ -113,7 +118,8 @@ def _lines(gguf: GGUFFile, config: ModelConfig | None, reports: list[TensorRepor
         traits += ["norms of heads"] if config.head_norms else []
         traits += ["tied embeddings"] if config.tied_embeddings else []
         lines.append(
-            f"{label(config.name)} ({config.architecture}): {config.layers} layers, {config.hidden_size} wide, "
+            f"{label(config.name)} ({config.architecture}, {family(config, gguf.metadata)}): "
+            f"{config.layers} layers, {config.hidden_size} wide, "
             f"{config.heads} heads of {config.head_dim} over {config.kv_heads} KV heads, FFN {config.ffn_size}, "
             f"vocabulary {config.vocab_size}, context {config.context_length}, {', '.join(traits)}"
         )

@@ -10,7 +10,8 @@ from bitnet.core.engine.engine import Engine
 from bitnet.core.errors import InvalidInputError, OutOfMemoryError
 from bitnet.core.hal import Device, Executable, KVDtype, KVSpec, Limits
 from bitnet.core.hal.check import check_features
-from bitnet.core.model.program import BLOCK_SIZE, build_program, rope_bytes
+from bitnet.core.model.program import BLOCK_SIZE, build_program
+from bitnet.core.model.rope import rope_bytes
 from bitnet.core.text.tokenizer import StreamDecoder
 
 if TYPE_CHECKING:

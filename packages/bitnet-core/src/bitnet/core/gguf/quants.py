@@ -21,8 +21,10 @@ CHUNK = 1 << 20
 """Elements decoded at a time, so that temporaries stay small beside the tensor."""
 
 
-def decode(dtype: GGMLType, data: Bytes, out: npt.NDArray[np.float32] | npt.NDArray[np.float16]) -> None:
-    """Decode a whole tensor's bytes into ``out``, a C-contiguous array of its shape, chunk by chunk.
+def decode(
+    dtype: GGMLType, data: Bytes, out: npt.NDArray[np.float32] | npt.NDArray[np.float16], factor: float = 1.0
+) -> None:
+    """Decode a whole tensor's bytes, times ``factor``, into ``out``, a C-contiguous array of its shape, by chunks.
 
     Raises:
         ValueError: A value is not finite, or too large for float16 where ``out`` has that type.
@@ -35,6 +37,8 @@ def decode(dtype: GGMLType, data: Bytes, out: npt.NDArray[np.float32] | npt.NDAr
     blocks = data.reshape(-1, size)
     for begin in range(0, len(blocks), step):
         chunk = decoder(blocks[begin : begin + step]).reshape(-1)
+        if factor != 1:
+            chunk = chunk * np.float32(factor)
         if not np.abs(chunk).max() <= limit:
             raise ValueError(f"a value is not finite, or too large for {out.dtype}")
         flat[begin * elements : begin * elements + chunk.size] = chunk

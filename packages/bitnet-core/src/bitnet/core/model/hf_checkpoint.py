@@ -27,6 +27,8 @@ LAYER_NAMES = {
     "self_attn.q_proj": "attn_q",
     "self_attn.k_proj": "attn_k",
     "self_attn.v_proj": "attn_v",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
     "self_attn.attn_sub_norm": "attn_sub_norm",
     "self_attn.inner_attn_ln": "attn_sub_norm",
     "self_attn.o_proj": "attn_output",
@@ -53,9 +55,10 @@ def read_folder(folder: Path) -> tuple[dict[str, MetadataValue], dict[str, Tenso
         stored.pop("output.weight", None)
     sources = _sources(config, stored, folder)
     # Tensors have confirmed the shape: from here on, its sizes may be allocated.
-    factors = config.frequency_factors()
-    tensors: dict[str, Tensor] = {} if factors is None else {"rope_freqs.weight": factors}
-    metadata = config.metadata() | read_vocabulary(folder, config.values, config.default_ids).metadata()
+    keys, factors = config.rope()
+    tensors: dict[str, Tensor] = {**factors}
+    rope: dict[str, MetadataValue] = {f"{config.model.architecture}.{key}": value for key, value in keys.items()}
+    metadata = config.metadata() | rope | read_vocabulary(folder, config.values, config.default_ids).metadata()
     template = _chat_template(folder)
     if template is not None:
         metadata["tokenizer.chat_template"] = template
