@@ -176,3 +176,12 @@ def test_a_scale_tensor_beside_scales_of_blocks(bonsai: Any) -> None:
     bonsai.tensors["blk.1.attn_q.scale"] = np.array([2], np.float32)
     with pytest.raises(BitNetError, match="not expected beside scales of blocks"):
         bonsai.open()
+
+
+def test_rotated_weights_are_refused(bonsai: Any) -> None:
+    """Bonsai 2: the weights are of a basis that activations are turned into before each product."""
+    bonsai.metadata["prism.hadamard.block_size"] = 1024
+    with pytest.raises(ModelFileError, match="rotated by a Hadamard matrix") as caught:
+        bonsai.open()
+    assert caught.value.field == "metadata 'prism.hadamard.block_size'"
+    assert caught.value.offset

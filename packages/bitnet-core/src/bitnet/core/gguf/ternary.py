@@ -13,7 +13,8 @@ from typing import Literal, TypeAlias, get_args
 import numpy as np
 import numpy.typing as npt
 
-from bitnet.core.gguf.quants import DECODERS, ternary_codes
+from bitnet.core.gguf.blocks import FORMATS, TWO_BITS, block_scales, ternary_codes
+from bitnet.core.gguf.quants import DECODERS
 from bitnet.core.gguf.types import BLOCKS, I2S_TAIL, GGMLType
 from bitnet.core.hal.check import MAX_K
 from bitnet.core.hal.program import TernaryData
@@ -29,7 +30,7 @@ as some ARM builds of bitnet.cpp write it. ``columns``: byte ``r K + c`` holds c
 bits 7-6 … 1-0, as x86 builds without ``ACT_PARALLEL`` write it. Nothing in a file says which it is."""
 I2S_LAYOUTS: tuple[I2SLayout, ...] = get_args(I2SLayout)
 
-BLOCK_TYPES = (GGMLType.TQ1_0, GGMLType.TQ2_0, GGMLType.Q2_0, GGMLType.Q2_0_G128)
+BLOCK_TYPES = tuple(FORMATS)
 """Types with a scale in each block."""
 TERNARY_TYPES = (GGMLType.I2_S, *BLOCK_TYPES, GGMLType.F32, GGMLType.F16, GGMLType.BF16)
 """Types a ternary matrix may have in a file."""
@@ -193,27 +194,19 @@ def i2s_codes(data: Bytes, k: int, begin: int, end: int, layout: I2SLayout) -> B
 def _block_rows(dtype: GGMLType, blocks: Bytes, k: int, begin: int, end: int) -> Bytes:
     codes, scales = ternary_codes(dtype, blocks[begin:end].reshape(-1, BLOCKS[dtype][1]))
     codes[scales == 0] = 1
-    if dtype in (GGMLType.Q2_0, GGMLType.Q2_0_G128) and (codes == 3).any():
+    if dtype in TWO_BITS and (codes == 3).any():
         raise ValueError("its weights are not ternary: one has code 3, which stands for 2")
     return codes.reshape(-1, k)
 
 
 def holds_threes(dtype: GGMLType, data: Bytes) -> bool:
     """Whether a weight of a tensor of one of :data:`BLOCK_TYPES` has the code 3, which no ternary weight has."""
-    if dtype is GGMLType.TQ1_0:  # digits of base 3
+    if dtype not in TWO_BITS:
         return False
     blocks = data.reshape(-1, BLOCKS[dtype][1])
-    packed = blocks[:, 2:] if dtype in (GGMLType.Q2_0, GGMLType.Q2_0_G128) else blocks[:, :-2]
+    packed = blocks[:, 2:] if FORMATS[dtype].scale_at == 0 else blocks[:, :-2]
     pieces = (packed[at : at + PIECE // 64] for at in range(0, len(packed), PIECE // 64))
     return any(bool((piece & piece >> np.uint8(1) & np.uint8(0x55)).any()) for piece in pieces)
-
-
-def block_scales(dtype: GGMLType, data: Bytes) -> npt.NDArray[np.float16]:
-    """The ``f16[blocks]`` scales of a tensor of one of :data:`BLOCK_TYPES`."""
-    blocks = data.reshape(-1, BLOCKS[dtype][1])
-    first = dtype in (GGMLType.Q2_0, GGMLType.Q2_0_G128)
-    scales: npt.NDArray[np.float16] = (blocks[:, :2] if first else blocks[:, -2:]).copy().view("<f2")[:, 0]
-    return scales
 
 
 def _block_scale(scales: npt.NDArray[np.float16]) -> float:

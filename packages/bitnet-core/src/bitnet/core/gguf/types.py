@@ -1,8 +1,8 @@
 """Names, numbers and sizes of the GGUF format: tensor types, metadata value types, bytes of a tensor.
 
-Source: the GGUF specification (ggml ``docs/gguf.md``) and ``ggml.h``; I2_S is Microsoft's (bitnet.cpp). Q2_0 is
-llama.cpp's, with groups of 64; PrismML's fork, which made the Ternary-Bonsai files, has groups of 128 under the same
-number.
+Source: the GGUF specification (ggml ``docs/gguf.md``) and ``ggml.h``; I2_S, TL1 and TL2 are Microsoft's (bitnet.cpp).
+Q2_0 is llama.cpp's, with groups of 64; PrismML's fork, which made the Ternary-Bonsai files, had groups of 128 under the
+same number before it had PQ2_0, and Tencent's files have STQ1_0 under it (43 in its pull request to llama.cpp).
 """
 
 from __future__ import annotations
@@ -58,6 +58,9 @@ class GGMLType(IntEnum):
     I2_S = 36
     Q2_0 = 42
     Q2_0_G128 = -42  # 42 in files too: only the bytes of the tensors tell the two apart
+    STQ1_0 = 43  # or 42
+    PQ2_0 = 142
+    PTQ1_0 = 143
 
 
 BLOCKS: Mapping[GGMLType, tuple[int, int]] = {
@@ -92,6 +95,9 @@ BLOCKS: Mapping[GGMLType, tuple[int, int]] = {
     GGMLType.TQ2_0: (256, 66),
     GGMLType.Q2_0: (64, 18),
     GGMLType.Q2_0_G128: (128, 34),
+    GGMLType.STQ1_0: (256, 42),
+    GGMLType.PQ2_0: (128, 34),
+    GGMLType.PTQ1_0: (128, 28),
 }
 """Elements and bytes of a block, for every type but I2_S, whose size is not a sum of blocks."""
 

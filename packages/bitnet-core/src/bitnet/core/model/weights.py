@@ -65,6 +65,11 @@ def bind_weights(file: GGUFFile, config: ModelConfig, layout: I2SLayout) -> Mapp
         ModelFileError: A tensor is missing, of another shape or of a type that cannot hold such a weight, or the file
             has tensors that this architecture does not know, such as biases.
     """
+    rotated = next((key for key in file.metadata if key.startswith("prism.hadamard.")), None)
+    if rotated is not None:
+        raise file.error(
+            "says that the weights are rotated by a Hadamard matrix, which bitnet cannot undo.", key=rotated
+        )
     weights: dict[str, Weight] = {}
     known = {"rope_freqs.weight"}
     grouped = _several_scales(file)
