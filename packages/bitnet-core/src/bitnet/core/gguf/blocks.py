@@ -21,6 +21,7 @@ Digits: TypeAlias = tuple[tuple[int, int], ...]
 """Bytes of base-3 digits, in stages: how many bytes, and how many digits in each."""
 
 TQ1_DIGITS: Digits = ((32, 5), (16, 5), (4, 4))
+SHIFTS = np.array([0, 2, 4, 6], np.uint8)
 PTQ1_DIGITS: Digits = ((16, 5), (8, 5), (2, 4))
 
 
@@ -58,32 +59,44 @@ def encode_blocks(dtype: GGMLType, codes: Bytes, scales: npt.NDArray[np.float16]
     Raises:
         ValueError: The type cannot hold these codes; says why.
     """
+    if dtype is GGMLType.STQ1_0:  # it has no block of zeros but one whose scale is 0
+        empty = (codes == 1).all(axis=1)
+        codes, scales = codes.copy(), np.where(empty, np.float16(0), scales)
+        codes[empty] = _unpack_sparse(np.zeros((1, 40), np.uint8))
     parts = [scales.astype("<f2").reshape(-1, 1).view(np.uint8), FORMATS[dtype].pack(codes)]
     return np.concatenate(parts if FORMATS[dtype].scale_at == 0 else parts[::-1], axis=1)
 
 
 def _unpack_neighbours(packed: Bytes) -> Bytes:
     """Four neighbouring codes in a byte, the first in its lowest bits."""
-    codes = packed[:, :, None] >> np.array([0, 2, 4, 6], np.uint8) & np.uint8(3)
+    codes = np.empty((*packed.shape, 4), np.uint8)
+    for i, shift in enumerate(SHIFTS):  # four long loops, where broadcasting makes loops of four
+        np.right_shift(packed, shift, out=codes[..., i])
+    codes &= 3
     return codes.reshape(len(packed), -1)
 
 
 def _pack_neighbours(codes: Bytes) -> Bytes:
-    quads = codes.reshape(len(codes), -1, 4)
-    packed: Bytes = quads[..., 0] | quads[..., 1] << 2 | quads[..., 2] << 4 | quads[..., 3] << 6
-    return packed
+    return _join(codes.reshape(len(codes), -1, 4), 2)
 
 
 def _unpack_quarters(packed: Bytes) -> Bytes:
     """128 codes in 32 bytes: byte ``m`` holds codes ``m, m+32, m+64, m+96``, the first in its lowest bits."""
-    shifts = np.array([0, 2, 4, 6], np.uint8).reshape(1, 1, 4, 1)
-    return (packed.reshape(-1, 2, 1, 32) >> shifts & np.uint8(3)).reshape(len(packed), -1)
+    codes: Bytes = packed.reshape(-1, 2, 1, 32) >> SHIFTS.reshape(-1, 1) & np.uint8(3)
+    return codes.reshape(len(packed), -1)
 
 
 def _pack_quarters(codes: Bytes) -> Bytes:
-    quarters = codes.reshape(-1, 2, 4, 32)
-    packed = quarters[:, :, 0] | quarters[:, :, 1] << 2 | quarters[:, :, 2] << 4 | quarters[:, :, 3] << 6
-    return packed.reshape(len(codes), -1)
+    return _join(codes.reshape(-1, 2, 4, 32), 2).reshape(len(codes), -1)
+
+
+def _join(codes: Bytes, axis: int) -> Bytes:
+    """The four codes along an axis as a byte, the first in its lowest bits."""
+    first, *others = np.moveaxis(codes, axis, 0)
+    packed: Bytes = first.copy()
+    for other, shift in zip(others, SHIFTS[1:], strict=True):
+        packed |= other << shift
+    return packed
 
 
 def _unpack_digits(stages: Digits, packed: Bytes) -> Bytes:
@@ -127,7 +140,7 @@ def _sparse_patterns() -> Bytes:
 
 PATTERNS = _sparse_patterns()
 _NUMBERS = np.full(256, 255, np.uint8)
-_NUMBERS[(PATTERNS << np.array([0, 2, 4, 6], np.uint8)).sum(axis=1)] = np.arange(32)
+_NUMBERS[_join(PATTERNS, 1)] = np.arange(32)
 
 
 def _unpack_sparse(packed: Bytes) -> Bytes:
@@ -137,13 +150,12 @@ def _unpack_sparse(packed: Bytes) -> Bytes:
     """
     low = np.stack([packed[:, :32] & np.uint8(15), packed[:, :32] >> np.uint8(4)], axis=2).reshape(len(packed), 64)
     numbers = low | np.unpackbits(packed[:, 32:], axis=1, bitorder="little") << np.uint8(4)
-    return PATTERNS[numbers].reshape(-1, 4, 16, 4).swapaxes(2, 3).reshape(len(packed), 256)
+    codes: Bytes = PATTERNS[numbers].reshape(-1, 4, 16, 4).swapaxes(2, 3)
+    return codes.reshape(len(packed), 256)
 
 
 def _pack_sparse(codes: Bytes) -> Bytes:
-    fours = codes.reshape(-1, 4, 4, 16)
-    key = fours[:, :, 0] | fours[:, :, 1] << 2 | fours[:, :, 2] << 4 | fours[:, :, 3] << 6
-    numbers = _NUMBERS[key].reshape(len(codes), 64)
+    numbers = _NUMBERS[_join(codes.reshape(-1, 4, 4, 16), 2)].reshape(len(codes), 64)
     if (numbers == 255).any():
         raise ValueError("STQ1_0 holds exactly one zero in each four weights m, m+16, m+32 and m+48 of a row")
     halves = (numbers & np.uint8(15)).reshape(len(codes), 32, 2)

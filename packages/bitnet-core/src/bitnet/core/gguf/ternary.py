@@ -139,7 +139,7 @@ def load_ternary(
         scale = np.array([i2s_scale(data)], np.float32)
         if layout == "official" and k % GROUP == 0:
             return TernaryData(data[:-I2S_TAIL].reshape(n, k // 4), scale)
-        return TernaryData(_transcode(shape, lambda a, b: i2s_codes(data, k, a, b, layout)), scale)
+        return TernaryData(transcode(shape, lambda a, b: i2s_codes(data, k, a, b, layout)), scale)
     elements, size = BLOCKS[dtype]
     blocks = data.reshape(n, k // elements * size)
     if dtype in BLOCK_TYPES:
@@ -147,22 +147,22 @@ def load_ternary(
         scales = raw.reshape(n, -1) if grouped else np.array([_block_scale(raw)], np.float32)
         if not np.isfinite(scales).all():
             raise ValueError("a scale is not finite")
-        return TernaryData(_transcode(shape, lambda a, b: _block_rows(dtype, blocks, k, a, b)), scales)
+        return TernaryData(transcode(shape, lambda a, b: _block_rows(dtype, blocks, k, a, b)), scales)
     unit, rounded = _float_scale(dtype, blocks, master)
-    codes = _transcode(shape, lambda a, b: _float_rows(dtype, blocks[a:b], unit, rounded))
+    codes = transcode(shape, lambda a, b: _float_rows(dtype, blocks[a:b], unit, rounded))
     return TernaryData(codes, np.array([unit], np.float32))
 
 
-def _transcode(shape: tuple[int, int], rows: Callable[[int, int], Bytes]) -> Bytes:
+def transcode(shape: tuple[int, int], rows: Callable[[int, int], Bytes]) -> Bytes:
     """Pack the codes that ``rows(begin, end)`` gives, a piece at a time."""
     n, k = shape
     packed = np.empty((n, row_bytes(k)), np.uint8)
-    for begin, end in _pieces(n, k):
+    for begin, end in pieces(n, k):
         packed[begin:end] = pack_codes(rows(begin, end))
     return packed
 
 
-def _pieces(n: int, k: int) -> Iterator[tuple[int, int]]:
+def pieces(n: int, k: int) -> Iterator[tuple[int, int]]:
     """Rows transcoded at a time: multiples of 128, so that flat blocks never cross from one piece to the next."""
     rows = max(PIECE // k // GROUP, 1) * GROUP
     return ((begin, min(begin + rows, n)) for begin in range(0, n, rows))
@@ -223,7 +223,7 @@ def _block_scale(scales: npt.NDArray[np.float16]) -> float:
 def _float_scale(dtype: GGMLType, rows: Bytes, master: bool) -> tuple[float, bool]:
     """The scale of a float tensor, and whether its weights still have to be rounded to it."""
     total, ternary, magnitude = 0.0, True, 0.0
-    for begin, end in _pieces(len(rows), rows.shape[1] // BLOCKS[dtype][1]):
+    for begin, end in pieces(len(rows), rows.shape[1] // BLOCKS[dtype][1]):
         values = np.abs(DECODERS[dtype](rows[begin:end]))
         with np.errstate(invalid="ignore"):  # a sum that is not finite is refused below
             total += float(values.sum(dtype=np.float64))

@@ -9,15 +9,9 @@ import numpy as np
 import numpy.typing as npt
 
 from bitnet.core.gguf import GGMLType, GGUFFile, TensorInfo
+from bitnet.core.gguf.blocks import block_scales
 from bitnet.core.gguf.quants import DECODERS, decode
-from bitnet.core.gguf.ternary import (
-    BLOCK_TYPES,
-    I2SLayout,
-    block_scales,
-    check_ternary,
-    holds_threes,
-    load_ternary,
-)
+from bitnet.core.gguf.ternary import BLOCK_TYPES, I2SLayout, check_ternary, holds_threes, load_ternary
 from bitnet.core.gguf.types import BLOCKS
 from bitnet.core.hal import DenseWeight, TernaryData, TernaryWeight, Weight
 from bitnet.core.model.config import ModelConfig
