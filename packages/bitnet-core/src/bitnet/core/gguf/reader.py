@@ -428,7 +428,7 @@ def _tensor_entry(cursor: _Cursor, index: int) -> _Entry:
     try:
         dtype = GGMLType(number)  # numbers in files are not negative
     except ValueError:
-        cursor.fail(f"{field} type", at, f"{number} is no tensor type known here.", hint=_type_hint(number))
+        cursor.fail(f"{field} type", at, f"{number} is no tensor type known here.")
     try:
         nbytes = tensor_bytes(dtype, shape)
     except ValueError as error:
@@ -462,9 +462,3 @@ def _fills(entries: list[_Entry], end: int, alignment: int) -> bool:
     return all(
         0 <= limit - e.offset - e.nbytes < alignment for e, limit in zip(ordered, ends, strict=True) if e.type in SHARED
     )
-
-
-def _type_hint(number: int) -> str | None:
-    if number in (38, 39):
-        return "bitnet.cpp's TL1 and TL2 are made for one machine: use the model's I2_S, TQ1_0 or TQ2_0 file."
-    return None

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from bitnet.core.gguf.blocks import FORMATS, TWO_BITS, block_scales, ternary_codes
+from bitnet.core.gguf.lookup import check_tiles, lookup_rows
 from bitnet.core.gguf.quants import DECODERS
 from bitnet.core.gguf.types import BLOCKS, I2S_TAIL, GGMLType
 from bitnet.core.hal.check import MAX_K
@@ -32,7 +33,9 @@ I2S_LAYOUTS: tuple[I2SLayout, ...] = get_args(I2SLayout)
 
 BLOCK_TYPES = tuple(FORMATS)
 """Types with a scale in each block."""
-TERNARY_TYPES = (GGMLType.I2_S, *BLOCK_TYPES, GGMLType.F32, GGMLType.F16, GGMLType.BF16)
+LOOKUP_TYPES = (GGMLType.TL1, GGMLType.TL2)
+"""Types ordered by the tiles of a kernel, with their scale in a tensor of its own."""
+TERNARY_TYPES = (GGMLType.I2_S, *BLOCK_TYPES, *LOOKUP_TYPES, GGMLType.F32, GGMLType.F16, GGMLType.BF16)
 """Types a ternary matrix may have in a file."""
 
 Bytes: TypeAlias = npt.NDArray[np.uint8]
@@ -117,6 +120,8 @@ def check_ternary(dtype: GGMLType, shape: tuple[int, int], layout: I2SLayout) ->
         raise ValueError(f"rows of {k} columns; {MAX_K} are the most")
     if dtype is GGMLType.I2_S and layout != "columns" and n * k % GROUP:
         raise ValueError(f"{n} rows of {k} weights; I2_S needs a multiple of {GROUP} in all")
+    if dtype in LOOKUP_TYPES:
+        check_tiles(dtype, shape)
     if dtype is GGMLType.I2_S and layout == "columns" and n % 4:
         raise ValueError(f"{n} rows; the I2_S layout 'columns' needs a multiple of 4")
 
@@ -140,6 +145,9 @@ def load_ternary(
         if layout == "official" and k % GROUP == 0:
             return TernaryData(data[:-I2S_TAIL].reshape(n, k // 4), scale)
         return TernaryData(transcode(shape, lambda a, b: i2s_codes(data, k, a, b, layout)), scale)
+    if dtype in LOOKUP_TYPES:
+        packed = np.concatenate([pack_codes(codes) for codes in lookup_rows(dtype, shape, data)])
+        return TernaryData(packed, np.ones(1, np.float32))
     elements, size = BLOCKS[dtype]
     blocks = data.reshape(n, k // elements * size)
     if dtype in BLOCK_TYPES:

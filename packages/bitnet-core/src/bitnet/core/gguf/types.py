@@ -56,6 +56,8 @@ class GGMLType(IntEnum):
     TQ1_0 = 34
     TQ2_0 = 35
     I2_S = 36
+    TL1 = 38
+    TL2 = 39
     Q2_0 = 42
     Q2_0_G128 = -42  # 42 in files too: only the bytes of the tensors tell the two apart
     STQ1_0 = 43  # or 42
@@ -99,7 +101,7 @@ BLOCKS: Mapping[GGMLType, tuple[int, int]] = {
     GGMLType.PQ2_0: (128, 34),
     GGMLType.PTQ1_0: (128, 28),
 }
-"""Elements and bytes of a block, for every type but I2_S, whose size is not a sum of blocks."""
+"""Elements and bytes of a block, for every type but Microsoft's, whose sizes are not sums of blocks."""
 
 
 class ValueType(IntEnum):
@@ -155,8 +157,18 @@ def tensor_bytes(dtype: GGMLType, shape: Sequence[int]) -> int:
         if count % 4:
             raise ValueError(f"{count} elements; I2_S needs a multiple of 4")
         return count // 4 + I2S_TAIL
+    if dtype in (GGMLType.TL1, GGMLType.TL2):
+        if len(shape) != 2 or shape[1] < 256 or prod(shape) % 64:
+            raise ValueError(f"the shape is {tuple(shape)}; {dtype.name} needs rows of 256 elements at least")
+        return prod(shape) // 4 if dtype is GGMLType.TL1 else tl2_bytes((shape[0], shape[1]))
     elements, size = BLOCKS[dtype]
     row = shape[-1] if shape else 1
     if row % elements:
         raise ValueError(f"rows of {row} elements; {dtype.name} needs a multiple of {elements}")
     return prod(shape) // elements * size
+
+
+def tl2_bytes(shape: tuple[int, int]) -> int:
+    """Bytes of a TL2 matrix as bitnet.cpp has them: 5 bits for 3 weights, but 4 bits for 2 in 256 of each row."""
+    n, k = shape
+    return (k - 256) * n // 3 * 5 // 8 + 256 * n // 2 * 4 // 8

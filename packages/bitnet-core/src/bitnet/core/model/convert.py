@@ -111,7 +111,7 @@ def _read_gguf(model: ModelFile) -> tuple[dict[str, MetadataValue], dict[str, Te
             tensors[name] = TernarySource(weight, partial(model.gguf.error, tensor=name))
         elif _table(name) and info.type in BLOCK_TYPES and not holds_threes(info.type, model.gguf.data(info)):
             tensors[name] = _read_table(model, info)
-        elif not name.endswith(".scale"):  # the weights come with those
+        elif not name.endswith((".scale", ".weight_scale")):  # the weights come with those
             tensors[name] = TensorSource(info.shape, info.type, model.gguf.data(info))
     return metadata, tensors
 

@@ -9,7 +9,15 @@ import numpy as np
 import numpy.typing as npt
 
 from bitnet.core.gguf import GGMLType, GGUFFile, TensorInfo
-from bitnet.core.gguf.ternary import BLOCK_TYPES, I2SLayout, check_ternary, i2s_codes, i2s_scale, load_ternary
+from bitnet.core.gguf.ternary import (
+    BLOCK_TYPES,
+    LOOKUP_TYPES,
+    I2SLayout,
+    check_ternary,
+    i2s_codes,
+    i2s_scale,
+    load_ternary,
+)
 from bitnet.core.gguf.types import BLOCKS, I2S_TAIL
 
 ROWS = 1024
@@ -54,7 +62,7 @@ def inspect_tensors(file: GGUFFile, layout: I2SLayout = "official") -> Iterator[
             weights speak against it.
     """
     for info in file.tensors.values():
-        if info.type not in (GGMLType.I2_S, *BLOCK_TYPES) or len(info.shape) != 2:
+        if info.type not in (GGMLType.I2_S, *BLOCK_TYPES, *LOOKUP_TYPES) or len(info.shape) != 2:
             yield TensorReport(info)
             continue
         try:

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from bitnet.core.gguf import GGMLType, GGUFFile, TensorInfo
 from bitnet.core.gguf.blocks import block_scales
 from bitnet.core.gguf.quants import DECODERS, decode
-from bitnet.core.gguf.ternary import BLOCK_TYPES, I2SLayout, check_ternary, holds_threes, load_ternary
+from bitnet.core.gguf.ternary import BLOCK_TYPES, LOOKUP_TYPES, I2SLayout, check_ternary, holds_threes, load_ternary
 from bitnet.core.gguf.types import BLOCKS
 from bitnet.core.hal import DenseWeight, TernaryData, TernaryWeight, Weight
 from bitnet.core.model.config import ModelConfig
@@ -74,9 +74,13 @@ def bind_weights(file: GGUFFile, config: ModelConfig, layout: I2SLayout) -> Mapp
         if tensor.shape != shape:
             raise file.error(f"has the shape {tensor.shape}; the model's metadata make it {shape}.", tensor=tensor.name)
         if kind == "ternary":
-            scale = file.tensors.get(f"{name}.scale")  # llama.cpp keeps the scale apart where it reads packed weights
+            # llama.cpp keeps the scale apart where it reads packed weights; bitnet.cpp's converter names it otherwise.
+            apart = f"{name}.weight_scale" if tensor.type in LOOKUP_TYPES else f"{name}.scale"
+            scale = file.tensors.get(apart)
+            if scale is None and tensor.type in LOOKUP_TYPES:
+                raise file.error("is missing.", tensor=apart)
             weights[name] = _ternary(file, config, tensor, scale, layout, grouped)
-            known.add(f"{name}.scale")
+            known.add(apart)
         else:
             weights[name] = _dense(file, tensor, kind)
         known.add(tensor.name)
