@@ -311,7 +311,7 @@ def test_rows_that_are_no_whole_blocks(build: Any, tmp_path: Path) -> None:
 @pytest.mark.parametrize("number", [4, 37, 2**32 - 1])
 def test_unknown_tensor_types(build: Any, tmp_path: Path, number: int) -> None:
     build.tensor("t", (8,), number)
-    error = check(build.write(tmp_path / "a"), "tensor 't' type", TENSOR + 9 + 4 + 8, f"{number} is no tensor type")
+    check(build.write(tmp_path / "a"), "tensor 't' type", TENSOR + 9 + 4 + 8, f"{number} is no tensor type")
 
 
 OFFSET = TENSOR + 9 + 4 + 8 + 4
