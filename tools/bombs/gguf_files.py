@@ -172,8 +172,8 @@ def _many_scales(dtype: GGMLType) -> Callable[[Path], Path]:
 
 
 def _unknown_tiles(folder: Path) -> Path:
-    model = GGUF(Shape(hidden=256, ffn=65_536, heads=8))
-    data = np.zeros(tensor_bytes(GGMLType.TL2, (65_536, 256)), np.uint8)
-    model.tensors["blk.0.ffn_gate.weight"] = TensorSource((65_536, 256), GGMLType.TL2, data)
+    model = GGUF(Shape(hidden=256, ffn=8192, heads=8))
+    data = np.zeros(tensor_bytes(GGMLType.TL2, (8192, 256)), np.uint8)
+    model.tensors["blk.0.ffn_gate.weight"] = TensorSource((8192, 256), GGMLType.TL2, data)
     model.tensors["blk.0.ffn_gate.weight_scale"] = np.ones(1, np.float32)
     return model.write(folder)

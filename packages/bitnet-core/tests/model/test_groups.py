@@ -164,6 +164,7 @@ def test_inspect_tells(bonsai: Any, capsys: pytest.CaptureFixture[str]) -> None:
     group = bonsai.tensors["blk.0.attn_q.weight"].type
     assert "norms of heads" in said
     assert f"median of groups of {GROUP[group]}" in said
+    assert f"ternary: 15 {group.name} (a scale for each {GROUP[group]} columns)" in said
 
 
 def test_what_has_one_scale_cannot_hold_it(bonsai: Any, tmp_path: Path) -> None:
