@@ -85,7 +85,8 @@ def choose(name: HubName, files: Sequence[RemoteFile]) -> Choice | None:
     if not fit:
         raise ModelNotFoundError(
             f"{name} has no GGUF file that bitnet runs: {_listed(models)}.",
-            hint="It runs I2_S, TQ2_0, TQ1_0, Q2_0, F16, BF16 and F32 in one file; name one after a colon to insist.",
+            hint="It runs ternary encodings (I2_S, TQ2_0, Q2_0, …), F16, BF16 and F32 in one file; "
+            "name one after a colon to insist.",
         )
     room = system.memory_total()
     best = min(fit, key=lambda file: (file.size > room, _RANK[encoding(file.path)], file.size, file.path))
