@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -11,8 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bitnet.core.engine import GenerationOptions
+from bitnet.core.engine import engine as engine_module
 from bitnet.core.engine.scheduler import fair_shares
-from bitnet.core.hal import Limits
+from bitnet.core.hal import Limits, Step
 
 MakeRig = Callable[..., Any]
 
@@ -55,7 +57,7 @@ def test_every_step_of_a_random_load(make_rig: MakeRig, monkeypatch: pytest.Monk
             assert work[number].count == 1, "a decoding sequence was passed over"
         if decoding & set(work):
             prefill = sum(i.count for n, i in work.items() if n not in decoding)
-            assert prefill <= limits.max_tokens // 4
+            assert prefill <= max(limits.max_tokens // 4, scheduler.beside_decode)
         assert work.keys() == running, "a running sequence made no progress"
         for number, item in work.items():
             assert item.start + item.count <= item.sequence.target
@@ -139,3 +141,24 @@ def test_a_newcomer_leaves_each_running_sequence_a_block(make_rig: MakeRig) -> N
     assert rig.engine._scheduler.sequences == (runs, waits)
     assert waits.table is None
     assert list(rig.finish()) == [runs.number, waits.number]
+
+
+@pytest.mark.parametrize(("seconds", "most"), [(0.025, 50), (0.001, 16), (1.0, 63)])
+def test_prompts_beside_decoding_take_a_set_time(
+    make_rig: MakeRig, monkeypatch: pytest.MonkeyPatch, seconds: float, most: int
+) -> None:
+    """At 0.5 ms a token 25 ms are 50 tokens of a prompt; a quarter of the 64 there may be at least, all at most."""
+    rig = make_rig(limits=Limits(64, 4, 8, 128), num_blocks=256)
+    run, steps, now = rig.executable.run, list[tuple[int, int]](), [0.0]
+
+    def timed(step: Step, count: int = 1) -> Any:
+        steps.append((step.seqs, step.tokens))
+        now[0] += 0.0005 * step.tokens * count
+        return run(step, count)
+
+    monkeypatch.setattr(rig.executable, "run", timed)
+    monkeypatch.setattr(engine_module, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+    monkeypatch.setattr(engine_module, "PROMPT_SECONDS", seconds)
+    rig.run([list(range(250)), [1, 2, 3]], max_tokens=30, ignore_eos=True)
+    beside = [tokens - 1 for seqs, tokens in steps if seqs == 2 and tokens > 4]  # the first step has both prompts
+    assert max(beside[1:]) == most

@@ -8,7 +8,8 @@ Rules, in order:
 2. Waiting sequences come in, first come first served, while there is a place in the batch and their whole prompt fits
    the cache, with a block to spare for each that runs. So prefill never runs out of blocks.
 3. What is left of the token budget goes to prompts in chunks, in fair shares: a short prompt does not wait for a long
-   one. While sequences decode, prompts get a quarter of the budget at most, which bounds the time between two tokens.
+   one. While sequences decode, prompts get as many tokens as the device computes in a set time, or a quarter of the
+   budget where that is more, which bounds the time between two tokens.
 """
 
 from __future__ import annotations
@@ -55,7 +56,8 @@ class Scheduler:
 
     def __init__(self, limits: Limits, num_blocks: int, block_size: int) -> None:
         self._limits, self._block_size = limits, block_size
-        self._prefill_beside_decode = max(1, limits.max_tokens // 4)
+        self.beside_decode = self._least_beside = max(1, limits.max_tokens // 4)
+        """Tokens of prompts in a step at most, while sequences decode."""
         self._waiting: deque[TokenSequence] = deque()
         self._running: list[TokenSequence] = []  # in the order they came in
         self.pool = BlockPool(num_blocks)
@@ -133,8 +135,9 @@ class Scheduler:
             return 1
         repeat = min(most, *(item.sequence.steps_left for item in work))
         tables = [(self._table(item.sequence), item.start + repeat) for item in work]
-        if sum(table.missing(length) for table, length in tables) > self.pool.available:
-            return 1
+        while repeat > 1 and sum(table.missing(length) for table, length in tables) > self.pool.available:
+            repeat //= 2
+            tables = [(table, item.start + repeat) for item, (table, _) in zip(work, tables, strict=True)]
         for table, length in tables:
             table.reserve(length)
         return repeat
@@ -157,7 +160,7 @@ class Scheduler:
         prompts = [s for s in self._running if id(s) not in planned]
         budget = self._limits.max_tokens - len(decoding)
         if decoding:
-            budget = min(budget, self._prefill_beside_decode)
+            budget = min(budget, max(self.beside_decode, self._least_beside))
         shares = fair_shares([s.target - s.computed for s in prompts], budget)
         rows = self._limits.max_rows - len(decoding)
         work = []

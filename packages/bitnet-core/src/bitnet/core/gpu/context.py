@@ -48,6 +48,18 @@ class Bucket:
     adjusted: bool = False
     logprobs: bool = False
 
+    def serves(self, other: Bucket) -> bool:
+        """Whether the recording of this size runs steps of the other as well."""
+        return (
+            self.tokens >= other.tokens
+            and self.rows >= other.rows
+            and bool(self.rows) == bool(other.rows)
+            and self.context >= other.context
+            and self.logits >= other.logits
+            and self.apart <= other.apart
+            and (self.adjusted, self.logprobs) == (other.adjusted, other.logprobs)
+        )
+
 
 @dataclass
 class Context:

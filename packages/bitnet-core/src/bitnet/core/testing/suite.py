@@ -8,6 +8,7 @@ from bitnet.core.testing.heads import HeadTests
 from bitnet.core.testing.lifecycle import LifecycleTests
 from bitnet.core.testing.linear import LinearTests
 from bitnet.core.testing.logprobs import LogprobTests
+from bitnet.core.testing.look_ahead import LookAheadTests
 from bitnet.core.testing.norms import NormTests
 from bitnet.core.testing.penalties import PenaltyTests
 from bitnet.core.testing.probing import ProbeTests
@@ -28,6 +29,7 @@ class ConformanceSuite(
     LogprobTests,
     WholeModelTests,
     DeterminismTests,
+    LookAheadTests,
     LifecycleTests,
 ):
     """All tests that hold a backend to the contract, on each of its devices.
