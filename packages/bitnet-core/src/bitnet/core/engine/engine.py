@@ -17,9 +17,10 @@ import numpy.typing as npt
 from bitnet.core.engine.aside import Aside
 from bitnet.core.engine.blocks import BlockPool
 from bitnet.core.engine.constraint import Constraint
+from bitnet.core.engine.lookup import REFRESH_REPEAT, agreeing
 from bitnet.core.engine.options import GenerationOptions
 from bitnet.core.engine.results import Update
-from bitnet.core.engine.sampling import TokenLogprob, sibling_seed, told_logprobs
+from bitnet.core.engine.sampling import sibling_seed, told_logprobs
 from bitnet.core.engine.scheduler import Plan, Scheduler
 from bitnet.core.engine.sequence import Generation, Scoring, TextStream, TokenSequence
 from bitnet.core.engine.slots import Slots
@@ -80,6 +81,7 @@ class Engine:
         check: Called after each step; raises where the weights that were read are not the model's any more.
         first: A context for the first step, in which drivers do what they have put off.
         features: The device's, among which are those beyond what all have.
+        lookup: Whether text that repeats is drafted from where it stood before (:mod:`bitnet.core.engine.lookup`).
     """
 
     def __init__(
@@ -96,6 +98,7 @@ class Engine:
         check: Callable[[], None] = lambda: None,
         first: Callable[[], AbstractContextManager[None]] = nullcontext,
         features: Collection[str] = (),
+        lookup: bool = False,
     ) -> None:
         if context > limits.max_blocks * kv.block_size or limits.max_blocks > kv.num_blocks:
             raise InvalidInputError(f"a context of {context} does not fit {limits} and {kv.num_blocks} KV blocks.")
@@ -106,7 +109,7 @@ class Engine:
         self._vocab_size, self._eos, self._text, self.device = vocab_size, eos, text, device
         self._check_weights, self._around = check, first
         self._scheduler = Scheduler(limits, kv.num_blocks, kv.block_size)
-        self._features = features
+        self._features, self.lookup = features, lookup
         self._logprobs_told = MOST_LOGPROBS if LOGPROBS in features else -1
         self._slots: Slots | None = None
         if PENALTIES in features:
@@ -175,6 +178,7 @@ class Engine:
                 seed=sibling_seed(seed, i),
                 text=self._text(prompt),
                 constraint=None if constraint is None else constraint(),
+                lookup=self.lookup,
             )
             for i in range(n)
         )
@@ -232,7 +236,9 @@ class Engine:
             ModelFileError: The file that weights are read from was cut short.
         """
         with self._fails():
-            plan = self._scheduler.plan(max(1, min(MAX_REPEAT, int(BURST_SECONDS / self._token_seconds))))
+            began, pace = time.perf_counter(), self._scheduler.pace
+            most = REFRESH_REPEAT if pace.stale else MAX_REPEAT
+            plan = self._scheduler.plan(max(1, min(most, int(BURST_SECONDS / self._token_seconds))))
             if plan is None:
                 deliver(self.news())
                 return
@@ -246,6 +252,10 @@ class Engine:
             else:
                 result = self._timed(step, plan.repeat, wanted)
             self._accept(plan, result)
+            if plan.cap:
+                pace.drafted(plan.cap, step.tokens - step.seqs, time.perf_counter() - began)
+            elif step.tokens == step.seqs:
+                pace.plain(step.seqs, (time.perf_counter() - began) / plan.repeat)
 
     def news(self) -> list[Update]:
         """What is new since this was asked last.
@@ -320,8 +330,8 @@ class Engine:
             self._layout,
             [
                 SequenceStep(
-                    tokens=item.sequence.tokens[item.start : item.start + item.count],
-                    length=item.start + item.count,
+                    tokens=[*item.sequence.tokens[item.start : item.start + item.count], *item.draft],
+                    length=item.start + item.count + len(item.draft),
                     blocks=item.sequence.table.blocks if item.sequence.table else (),
                     rows=item.rows,
                     sampling=GREEDY if item.sequence.needs_logits else item.sequence.sampling,
@@ -366,7 +376,6 @@ class Engine:
     def _accept(self, plan: Plan, result: Result) -> None:
         """Bring a step's tokens into the books, as far as the next step depends on them."""
         (tokens, logits, logprobs), row = result, 0
-        sampled = tokens.T.tolist()
         for item in plan.work:
             if not item.rows:
                 continue
@@ -375,11 +384,14 @@ class Engine:
             if sequence.finished:  # while the step ran
                 continue
             seen = logits[rows] if logits is not None and sequence.needs_logits else None
-            told: list[TokenLogprob] = []
+            drawn, told = tokens[:, rows].ravel().tolist(), []
+            if item.draft:
+                del drawn[agreeing(item.draft, drawn) :]
             if (top := sequence.logprobs_wanted) is not None and logprobs is not None:
-                told = told_logprobs(logprobs, rows.start, sampled[rows.start], top)
-            sequence.accept(sampled[rows.start], seen, told)
-            sequence.computed += plan.repeat - 1  # of a repeated step, every token but the last was fed as well
+                told = told_logprobs(logprobs, rows, drawn, top)
+            sequence.accept(drawn, seen, told, len(item.draft))
+            if item.draft or plan.repeat > 1:
+                sequence.computed += len(drawn) - 1  # every token but the last was fed as well
             self._release_siblings(sequence)
             if sequence.finished:
                 self._scheduler.remove(sequence)

@@ -14,30 +14,39 @@ Rules, in order:
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 
 from bitnet.core.engine.blocks import BlockPool, BlockTable
+from bitnet.core.engine.lookup import CAPS, Pace
 from bitnet.core.engine.sequence import TokenSequence
 from bitnet.core.hal import Limits
 
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """One sequence's part of a step: ``count`` tokens from position ``start`` on, and the logits that are wanted."""
+    """One sequence's part of a step: ``count`` tokens from position ``start`` on, and the logits that are wanted.
+
+    ``draft`` is fed after them, and its rows are wanted too; only some of it may turn out to be right.
+    """
 
     sequence: TokenSequence
     start: int
     count: int
     rows: range
+    draft: Sequence[int] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A step; ``repeat`` is for how many tokens it runs on the device before the host looks."""
+    """A step; ``repeat`` is for how many tokens it runs on the device before the host looks.
+
+    ``cap`` is the most tokens of a draft in it, as :class:`~bitnet.core.engine.lookup.Pace` chose it.
+    """
 
     work: tuple[Work, ...]
     repeat: int
+    cap: int = 0
 
 
 def fair_shares(wanted: list[int], budget: int) -> list[int]:
@@ -59,6 +68,7 @@ class Scheduler:
         self._waiting: deque[TokenSequence] = deque()
         self._running: list[TokenSequence] = []  # in the order they came in
         self.pool = BlockPool(num_blocks)
+        self.pace = Pace()
 
     @property
     def sequences(self) -> tuple[TokenSequence, ...]:
@@ -100,15 +110,17 @@ class Scheduler:
         """
         work = [Work(s, s.computed, 1, range(1)) for s in self._decoding()]
         self._admit()
-        repeat = 1
+        repeat, cap = 1, 0
         if work and len(work) == len(self._running):
-            # Who still waits cannot come in before a sequence ends, which is seen after a step only.
-            repeat = self._repeat(work, max(1, max_repeat // 2) if self._waiting else max_repeat)
+            work, cap = self._drafted(work)
+            if not cap:
+                # Who still waits cannot come in before a sequence ends, which is seen after a step only.
+                repeat = self._repeat(work, max(1, max_repeat // 2) if self._waiting else max_repeat)
         work += self._prefill(work)
         for item in work:
             item.sequence.computed += item.count
             self._table(item.sequence).record(item.sequence.tokens, item.sequence.computed)
-        return Plan(tuple(work), repeat) if work else None
+        return Plan(tuple(work), repeat, cap) if work else None
 
     def _decoding(self) -> list[TokenSequence]:
         """Sequences that need one more position, each with a block for it."""
@@ -127,17 +139,35 @@ class Scheduler:
                 ready.append(sequence)
         return ready
 
+    def _drafted(self, work: list[Work]) -> tuple[list[Work], int]:
+        """The work of decoding sequences with their drafts, and the most tokens of one; 0 where plain steps are faster."""
+        drafts = [item.sequence.draft(CAPS[-1]) for item in work]
+        if not any(draft.tokens for draft in drafts):
+            return work, 0
+        cap = self.pace.choose(drafts, min(self._limits.max_rows, self._limits.max_tokens) - len(work))
+        longer = [min(cap, len(draft.tokens)) for draft in drafts]
+        if not cap or not self._reserve(work, [1 + more for more in longer]):
+            return work, 0
+        return [
+            replace(item, rows=range(1 + more), draft=draft.tokens[:more])
+            for item, draft, more in zip(work, drafts, longer, strict=True)
+        ], cap
+
     def _repeat(self, work: list[Work], most: int) -> int:
         """Tokens for which a step of decoding sequences can run by itself."""
         if any(item.sequence.needs_logits for item in work):
             return 1
         repeat = min(most, *(item.sequence.steps_left for item in work))
-        tables = [(self._table(item.sequence), item.start + repeat) for item in work]
+        return repeat if self._reserve(work, [repeat] * len(work)) else 1
+
+    def _reserve(self, work: list[Work], counts: list[int]) -> bool:
+        """Give each so many positions from its start on; False, and nothing changed, where there are too few."""
+        tables = [(self._table(item.sequence), item.start + count) for item, count in zip(work, counts, strict=True)]
         if sum(table.missing(length) for table, length in tables) > self.pool.available:
-            return 1
+            return False
         for table, length in tables:
             table.reserve(length)
-        return repeat
+        return True
 
     def _admit(self) -> None:
         while self._waiting and len(self._running) < self._limits.max_seqs:

@@ -1,0 +1,163 @@
+"""Prompt look-up: text that repeats is drafted from where it stood before, and verified in one step.
+
+A draft is what followed the latest earlier occurrence of the last tokens (Saxena 2023). The device is fed the draft
+beside the token that is due, and draws a token after each. A draw depends on seed, position and logits only, so the
+draws are those of single steps as long as the draft agrees with them; from the first that differs on, they are dropped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+CAPS = (1, 3, 7, 15)
+"""Tokens of a draft at most. With the one that is due, steps have the sizes for which devices are prepared."""
+NGRAMS = (3, 2)
+"""Tokens that must have occurred before; the first that has counts."""
+LONGEST = 8
+"""Tokens up to which a longer match is told from a shorter one."""
+MEMORY = 16
+"""Drafted tokens over which the chance of a draft is averaged."""
+
+
+class Draft(NamedTuple):
+    """What a sequence may be fed, and the chance of each token where those before it are right."""
+
+    tokens: Sequence[int]
+    chance: float
+
+    def gain(self, most: int) -> float:
+        """Tokens more than one that a step is expected to give with ``most`` of the draft."""
+        return sum(self.chance**i for i in range(1, min(most, len(self.tokens)) + 1))
+
+
+NO_DRAFT = Draft((), 0.0)
+
+
+class Lookup:
+    """Where each n-gram of a sequence occurred last, and how often drafts from there were right.
+
+    Drafts are compared with what comes after them whether they were fed or not, so a sequence whose text begins to
+    repeat is noticed without a step that tries.
+
+    Args:
+        tokens: Of the sequence; a list that its owner goes on with, and tells of by :meth:`learn`.
+    """
+
+    def __init__(self, tokens: Sequence[int]) -> None:
+        self._tokens = tokens
+        self._after = {n: dict(zip(_ngrams(tokens[:-1], n), range(n, len(tokens)), strict=True)) for n in NGRAMS}
+        self._known = len(tokens)
+        self._draft: list[int] = []
+        self._match = 0
+        self._chances = [0.5] * (LONGEST + 1)  # by length of the match
+        self._trials = [2] * (LONGEST + 1)
+
+    def propose(self, most: int) -> Draft:
+        """What may come next, ``most`` tokens of it; nothing where the last tokens are new."""
+        tokens, end = self._tokens, len(self._tokens)
+        for n in NGRAMS:
+            after = self._after[n].get(tuple(tokens[-n:]))
+            if after is not None:
+                break
+        else:
+            self._draft = []
+            return NO_DRAFT
+        self._match = n
+        while self._match < min(LONGEST, after) and tokens[after - 1 - self._match] == tokens[end - 1 - self._match]:
+            self._match += 1
+        self._draft = tokens[after : after + most]  # type: ignore[assignment]
+        while len(self._draft) < most:  # it runs into its own beginning: a loop
+            self._draft += self._draft[: most - len(self._draft)]
+        return Draft(self._draft, self._chances[self._match])
+
+    def learn(self) -> None:
+        """Take in the tokens that are new, and compare them with the last draft."""
+        tokens, draft, known = self._tokens, self._draft, self._known
+        for token, drafted in zip(tokens[known : known + len(draft)], draft, strict=False):
+            hit = token == drafted
+            self._chances[self._match] += (hit - self._chances[self._match]) / self._trials[self._match]
+            self._trials[self._match] = min(MEMORY, self._trials[self._match] + 1)
+            if not hit:
+                break
+        self._draft = []
+        for end in range(known, len(tokens)):
+            for n in NGRAMS:
+                if end >= n:
+                    self._after[n][tuple(tokens[end - n : end])] = end
+        self._known = len(tokens)
+
+
+def _ngrams(tokens: Sequence[int], n: int) -> zip[tuple[int, ...]]:
+    return zip(*(tokens[i:] for i in range(n)), strict=False)
+
+
+def agreeing(draft: Sequence[int], drawn: Sequence[int]) -> int:
+    """Tokens of ``drawn`` that count: those that the draft had foreseen, and the one after them."""
+    return next((i + 1 for i, token in enumerate(draft) if token != drawn[i]), len(draft) + 1)
+
+
+SHY = 1.03
+"""How many times as fast as plain steps a draft must promise to be."""
+REFRESH, REFRESH_REPEAT = 128, 4
+"""Drafted steps after which plain ones are timed again, and for how many tokens."""
+FORGIVEN = 1 / 512
+"""By how much the cost of drafts falls each time that it is too high, so that one measured in a bad moment is again."""
+UNKNOWN_COST = 1 / 8
+"""The cost of a draft's token before one was measured, in plain steps."""
+
+
+class Pace:
+    """How long an engine's steps take, plain and with drafts: which of the two gives more tokens a second.
+
+    A step of a few tokens costs one device hardly more than a step of one, and another nearly as much as so many steps.
+    """
+
+    def __init__(self) -> None:
+        self._seqs = 0
+        self._plain = 0.0  # seconds a token of each of so many sequences
+        self._since = 0  # drafted steps since that was measured
+        self._costs: dict[int, float] = {}  # seconds a drafted token, by cap
+
+    @property
+    def stale(self) -> bool:
+        """Whether plain steps have to be timed again."""
+        return self._since >= REFRESH
+
+    def choose(self, drafts: Sequence[Draft], room: int) -> int:
+        """Tokens of each draft to feed at most; 0: none. A step has ``room`` for so many beside those that are due."""
+        seqs = len(drafts)
+        if seqs != self._seqs or self.stale:
+            return 0
+        best, chosen, before, tried = SHY * seqs / self._plain, 0, 0, []
+        for cap in CAPS:
+            drafted = sum(min(cap, len(draft.tokens)) for draft in drafts)
+            if drafted == before or drafted > room:
+                break
+            before = drafted
+            cost = self._costs.get(cap, UNKNOWN_COST * self._plain)
+            tried.append(cap)
+            rate = (seqs + sum(draft.gain(cap) for draft in drafts)) / (self._plain + drafted * cost)
+            if rate > best:
+                best, chosen = rate, cap
+        if not chosen:
+            for cap in tried:
+                if cap in self._costs:
+                    self._costs[cap] *= 1 - FORGIVEN
+        return chosen
+
+    def plain(self, seqs: int, seconds: float) -> None:
+        """A plain step of ``seqs`` sequences took so long, for each token of one."""
+        self._plain = seconds if seqs != self._seqs else _nearer(self._plain, seconds)
+        self._seqs, self._since = seqs, 0
+
+    def drafted(self, cap: int, tokens: int, seconds: float) -> None:
+        """A step with so many drafted tokens took so long."""
+        self._since += 1
+        cost = max(self._plain / 64, seconds - self._plain) / tokens
+        self._costs[cap] = _nearer(self._costs.get(cap, UNKNOWN_COST * self._plain), cost)
+
+
+def _nearer(average: float, value: float) -> float:
+    """A running average. One value moves it little, however far off it is: a moment of another program's."""
+    return average + (min(value, 4 * average) - average) / 4
