@@ -252,8 +252,8 @@ class Engine:
             else:
                 result = self._timed(step, plan.repeat, wanted)
             self._accept(plan, result)
-            if plan.cap:
-                pace.drafted(plan.cap, step.tokens - step.seqs, time.perf_counter() - began)
+            if plan.drafted:
+                pace.drafted(step.tokens - step.seqs, time.perf_counter() - began)
             elif step.tokens == step.seqs:
                 pace.plain(step.seqs, (time.perf_counter() - began) / plan.repeat)
 

@@ -28,7 +28,8 @@ class Draft(NamedTuple):
 
     def gain(self, most: int) -> float:
         """Tokens more than one that a step is expected to give with ``most`` of the draft."""
-        return sum(self.chance**i for i in range(1, min(most, len(self.tokens)) + 1))
+        fed, p = min(most, len(self.tokens)), self.chance
+        return fed if p == 1 else p * (1 - p**fed) / (1 - p)
 
 
 NO_DRAFT = Draft((), 0.0)
@@ -98,13 +99,13 @@ def agreeing(draft: Sequence[int], drawn: Sequence[int]) -> int:
 
 
 SHY = 1.03
-"""How many times as fast as plain steps a draft must promise to be."""
+"""How many times as fast a draft must promise to be as none, and a longer one as a shorter one."""
 REFRESH, REFRESH_REPEAT = 128, 4
 """Drafted steps after which plain ones are timed again, and for how many tokens."""
-FORGIVEN = 1 / 512
+FORGIVEN = 1 / 1024
 """By how much the cost of drafts falls each time that it is too high, so that one measured in a bad moment is again."""
 UNKNOWN_COST = 1 / 8
-"""The cost of a draft's token before one was measured, in plain steps."""
+"""The cost of a drafted token before one was measured, in tokens of plain steps."""
 
 
 class Pace:
@@ -115,9 +116,9 @@ class Pace:
 
     def __init__(self) -> None:
         self._seqs = 0
-        self._plain = 0.0  # seconds a token of each of so many sequences
+        self._plain = 0.0  # seconds of a step of so many sequences, which gives each one token
         self._since = 0  # drafted steps since that was measured
-        self._costs: dict[int, float] = {}  # seconds a drafted token, by cap
+        self._cost: float | None = None  # seconds that each drafted token adds to a step
 
     @property
     def stale(self) -> bool:
@@ -129,21 +130,17 @@ class Pace:
         seqs = len(drafts)
         if seqs != self._seqs or self.stale:
             return 0
-        best, chosen, before, tried = SHY * seqs / self._plain, 0, 0, []
+        cost = UNKNOWN_COST * self._plain / seqs if self._cost is None else self._cost
+        best, chosen = seqs / self._plain, 0
         for cap in CAPS:
             drafted = sum(min(cap, len(draft.tokens)) for draft in drafts)
-            if drafted == before or drafted > room:
+            if drafted > room:
                 break
-            before = drafted
-            cost = self._costs.get(cap, UNKNOWN_COST * self._plain)
-            tried.append(cap)
             rate = (seqs + sum(draft.gain(cap) for draft in drafts)) / (self._plain + drafted * cost)
-            if rate > best:
+            if rate > SHY * best:
                 best, chosen = rate, cap
-        if not chosen:
-            for cap in tried:
-                if cap in self._costs:
-                    self._costs[cap] *= 1 - FORGIVEN
+        if not chosen and self._cost is not None:
+            self._cost *= 1 - FORGIVEN
         return chosen
 
     def plain(self, seqs: int, seconds: float) -> None:
@@ -151,11 +148,11 @@ class Pace:
         self._plain = seconds if seqs != self._seqs else _nearer(self._plain, seconds)
         self._seqs, self._since = seqs, 0
 
-    def drafted(self, cap: int, tokens: int, seconds: float) -> None:
+    def drafted(self, tokens: int, seconds: float) -> None:
         """A step with so many drafted tokens took so long."""
         self._since += 1
-        cost = max(self._plain / 64, seconds - self._plain) / tokens
-        self._costs[cap] = _nearer(self._costs.get(cap, UNKNOWN_COST * self._plain), cost)
+        usual = UNKNOWN_COST * self._plain / self._seqs if self._cost is None else self._cost
+        self._cost = _nearer(usual, max(self._plain / 64, seconds - self._plain) / tokens)
 
 
 def _nearer(average: float, value: float) -> float:

@@ -39,14 +39,15 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A step; ``repeat`` is for how many tokens it runs on the device before the host looks.
-
-    ``cap`` is the most tokens of a draft in it, as :class:`~bitnet.core.engine.lookup.Pace` chose it.
-    """
+    """A step; ``repeat`` is for how many tokens it runs on the device before the host looks."""
 
     work: tuple[Work, ...]
     repeat: int
-    cap: int = 0
+
+    @property
+    def drafted(self) -> bool:
+        """Whether drafts are verified in it."""
+        return any(item.draft for item in self.work)
 
 
 def fair_shares(wanted: list[int], budget: int) -> list[int]:
@@ -110,17 +111,18 @@ class Scheduler:
         """
         work = [Work(s, s.computed, 1, range(1)) for s in self._decoding()]
         self._admit()
-        repeat, cap = 1, 0
+        repeat = 1
         if work and len(work) == len(self._running):
-            work, cap = self._drafted(work)
-            if not cap:
+            if drafted := self._drafted(work):
+                work = drafted
+            else:
                 # Who still waits cannot come in before a sequence ends, which is seen after a step only.
                 repeat = self._repeat(work, max(1, max_repeat // 2) if self._waiting else max_repeat)
         work += self._prefill(work)
         for item in work:
             item.sequence.computed += item.count
             self._table(item.sequence).record(item.sequence.tokens, item.sequence.computed)
-        return Plan(tuple(work), repeat, cap) if work else None
+        return Plan(tuple(work), repeat) if work else None
 
     def _decoding(self) -> list[TokenSequence]:
         """Sequences that need one more position, each with a block for it."""
@@ -139,19 +141,19 @@ class Scheduler:
                 ready.append(sequence)
         return ready
 
-    def _drafted(self, work: list[Work]) -> tuple[list[Work], int]:
-        """The work of decoding sequences with their drafts, and the most tokens of one; 0 where plain steps are faster."""
+    def _drafted(self, work: list[Work]) -> list[Work]:
+        """The work of decoding sequences with their drafts; nothing where there is none, or plain steps are faster."""
         drafts = [item.sequence.draft(CAPS[-1]) for item in work]
         if not any(draft.tokens for draft in drafts):
-            return work, 0
+            return []
         cap = self.pace.choose(drafts, min(self._limits.max_rows, self._limits.max_tokens) - len(work))
         longer = [min(cap, len(draft.tokens)) for draft in drafts]
         if not cap or not self._reserve(work, [1 + more for more in longer]):
-            return work, 0
+            return []
         return [
             replace(item, rows=range(1 + more), draft=draft.tokens[:more])
             for item, draft, more in zip(work, drafts, longer, strict=True)
-        ], cap
+        ]
 
     def _repeat(self, work: list[Work], most: int) -> int:
         """Tokens for which a step of decoding sequences can run by itself."""
