@@ -265,12 +265,11 @@ def with_foresight(
 SLOTS = Limits(max_tokens=32, max_seqs=4, max_rows=16, max_blocks=32)
 
 
-@pytest.mark.parametrize("caps", [(0, 1, 3, 7), (3,), (1,)])
 def test_every_rule_holds_in_the_middle_of_a_draft(
-    device: Device, make_rig: MakeRig, monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator, caps: tuple[int, ...]
+    device: Device, make_rig: MakeRig, monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator
 ) -> None:
     """Stop tokens and strings, lengths, the context's end, log-probabilities, and what is not drafted for."""
-    texts = [rng.integers(97, 123, rng.integers(1, 40)).tolist() for _ in range(24)]
+    texts = [rng.integers(97, 123, rng.integers(1, 40)).tolist() for _ in range(16)]
     kinds: list[dict[str, Any]] = [
         {"stop_tokens": rng.integers(0, 260, 12).tolist()},
         {"stop": [chr(c) for c in rng.integers(32, 127, 5)]},
@@ -287,7 +286,7 @@ def test_every_rule_holds_in_the_middle_of_a_draft(
     free = [make_rig(device, limits=SLOTS).one(text, **{**more, "stop": (), "stop_tokens": (), "max_tokens": 60})
             for text, more in zip(texts, given, strict=True)]  # fmt: skip
     rig = make_rig(device, limits=SLOTS, context=64)
-    with_foresight(monkeypatch, rng, free, caps, rig)
+    with_foresight(monkeypatch, rng, free, (0, 1, 3, 7), rig)
     done = ask(rig, texts, given)
     same(done, wanted, bits=device.info.index != "numpy")
     assert rig.free_blocks == 64

@@ -454,6 +454,7 @@ class Model:
                 "step_tokens": engine.limits.max_tokens,
                 "i2s_layout": self._file.i2s_layout,
                 "deterministic": self.deterministic,
+                "prompt_lookup": engine.lookup,
             },
         )
         key = key or env.text("BITNET_RECEIPT_KEY")

@@ -288,7 +288,7 @@ class Engine:
 
     def usual_steps(self) -> Iterator[Step]:
         """Steps of the sizes that traffic brings, to prepare the device with."""
-        return usual_steps(self.limits, self.kv, self.context, features=self._features)
+        return usual_steps(self.limits, self.kv, self.context, features=self._features, lookup=self.lookup)
 
     def close(self) -> None:
         """End the thread that makes text."""

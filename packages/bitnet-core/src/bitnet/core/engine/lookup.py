@@ -156,5 +156,5 @@ class Pace:
 
 
 def _nearer(average: float, value: float) -> float:
-    """A running average. One value moves it little, however far off it is: a moment of another program's."""
-    return average + (min(value, 4 * average) - average) / 4
+    """A running average that keeps low: what makes a step slower than usual is mostly another program's work."""
+    return average + (value - average) / 2 if value < average else average + (min(value, 4 * average) - average) / 8

@@ -94,7 +94,7 @@ def token_logprob(logits: F32, token: int, top: int) -> TokenLogprob:
 
 def told_logprobs(told: Logprobs, rows: slice, tokens: Sequence[int], top: int) -> list[TokenLogprob]:
     """The log-probabilities of ``tokens``, as a device has told them: of each pass of a run, and of each of ``rows``."""
-    chosen, ids, values = (part[:, rows].reshape(-1, *part.shape[2:]).tolist() for part in told)
+    chosen, ids, values = (np.concatenate(part[:, rows]).tolist() for part in told)
     return [
         TokenLogprob(
             token, chosen[i], tuple(pair for pair in zip(ids[i][:top], values[i], strict=False) if pair[0] >= 0)
