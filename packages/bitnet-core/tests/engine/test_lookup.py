@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from bitnet.core.engine import GenerationOptions
-from bitnet.core.engine.lookup import CAPS, FORGIVEN, NGRAMS, REFRESH, SHY, Draft, Lookup, Pace, agreeing
+from bitnet.core.engine.lookup import CAPS, FORGIVEN, NGRAMS, REFRESH, Draft, Lookup, Pace, agreeing
 from bitnet.core.engine.sequence import Generation
 from bitnet.core.hal import Device, Limits
 
@@ -78,12 +78,13 @@ def test_matches_of_different_lengths_have_chances_of_their_own() -> None:
         assert lookup.propose(1).tokens
         tokens.append(again)  # after two it is something new
         lookup.learn()
-    tokens += [1, 2]
+    passage = [30, 31, 32, 33, 34, 35, 36]
+    tokens += [*passage, 1, 2]
     lookup.learn()
     assert lookup.propose(4).chance < 0.2
-    tokens += [3, 4, 5, 6]
+    tokens += passage[:4]
     lookup.learn()
-    assert lookup.propose(4).chance == 0.5
+    assert lookup.propose(4) == (passage[4:] + [1], 0.5)
 
 
 def test_what_agrees() -> None:
@@ -94,7 +95,7 @@ def test_what_agrees() -> None:
 
 
 def simulated(plain: float, cost: float, chance: float, seqs: int, steps: int = 1500, length: int = 15) -> float:
-    """How many times as many tokens a second as without drafts, where steps take ``plain`` and ``cost`` a drafted token."""
+    """Times as many tokens a second as without drafts, where steps take ``plain``, and ``cost`` a drafted token."""
     rng, pace, seconds, tokens = np.random.default_rng(1), Pace(), 0.0, 0
     drafts = [Draft([0] * length, chance)] * seqs
     for _ in range(steps):
@@ -118,7 +119,7 @@ def simulated(plain: float, cost: float, chance: float, seqs: int, steps: int = 
 def test_the_pace_is_near_the_best_there_is(cost: float, chance: float, seqs: int) -> None:
     plain = 10 ** np.random.default_rng().uniform(-5, 0)
     best = max((1 + sum(chance**i for i in range(1, cap + 1))) / (1 + cost * cap) for cap in (0, *CAPS))
-    assert simulated(plain, cost * plain / seqs, chance, seqs) > max(0.98 if chance < 0.1 else 0.95, 0.88 * best)
+    assert simulated(plain, cost * plain / seqs, chance, seqs) > max(0.98 if chance < 0.1 else 0.93, 0.88 * best)
 
 
 def test_a_moment_of_another_program_is_forgotten() -> None:
@@ -130,7 +131,7 @@ def test_a_moment_of_another_program_is_forgotten() -> None:
     assert not pace.choose(draft, 31)
     steps = next(i for i in range(20_000) if pace.choose(draft, 31))
     assert steps < 5 / FORGIVEN
-    for _ in range(9):
+    for _ in range(30):
         pace.drafted(7, 1.5)
     assert pace.choose(draft, 31) >= 7
 
@@ -221,10 +222,14 @@ def verified(done: Sequence[Any]) -> tuple[int, int]:
 def test_tokens_are_the_same(
     device: Device, make_rig: MakeRig, rng: np.random.Generator, options: dict[str, Any]
 ) -> None:
-    """Each alone without, against all in a batch with drafts of any length at any time."""
-    texts = texts_with_repeats(rng, 10)
-    given = [{**options, "max_tokens": int(n)} for n in rng.integers(1, 60, len(texts))]
-    plain, rig = repeating(make_rig, device), repeating(make_rig, device, lookup=True)
+    """Each alone without, against all in a batch with drafts of any length at any time; some to the context's end."""
+    texts = [*texts_with_repeats(rng, 10), *(rng.integers(97, 99, n).tolist() for n in (50, 61))]
+    given = [{**options, "max_tokens": int(n)} for n in rng.integers(1, 60, 10)]
+    given += [{**options, "max_tokens": None, "ignore_eos": True}, {**options, "max_tokens": None, "min_tokens": 20}]
+    given[0] |= {"repetition_penalty": 1.1}
+    limits = Limits(max_tokens=32, max_seqs=4, max_rows=16, max_blocks=16)
+    plain = repeating(make_rig, device, limits=limits)
+    rig = repeating(make_rig, device, limits=limits, lookup=True)
     rig.engine._scheduler.pace = Random(rng)
     wanted = [plain.one(text, **more) for text, more in zip(texts, given, strict=True)]
     done = ask(rig, texts, given)
@@ -232,6 +237,7 @@ def test_tokens_are_the_same(
     assert rig.free_blocks == 64
     drafted, accepted = verified(done)
     assert 0 < accepted <= drafted
+    assert not done[0].timings.drafted_tokens
 
 
 class Foresight:
@@ -255,9 +261,12 @@ class Foresight:
 def with_foresight(
     monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator, wanted: Sequence[Any], caps: Sequence[int], *rigs: Any
 ) -> None:
-    known = {c.prompt_tokens: c.tokens for c in wanted}
-    foresight = Foresight(rng, known)
-    monkeypatch.setattr(Generation, "draft", lambda sequence, most: foresight.draft(sequence, most))
+    foresight = Foresight(rng, {c.prompt_tokens: c.tokens for c in wanted})
+
+    def draft(sequence: Generation, most: int) -> Draft:
+        return foresight.draft(sequence, most)
+
+    monkeypatch.setattr(Generation, "draft", draft)
     for rig in rigs:
         rig.engine._scheduler.pace = Random(rng, caps)
 
@@ -315,9 +324,7 @@ def test_what_was_rejected_is_nobodys_prefix(
     assert cached
 
 
-def test_preempted_and_cancelled(
-    make_rig: MakeRig, monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator
-) -> None:
+def test_preempted_and_cancelled(make_rig: MakeRig, monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator) -> None:
     texts = [rng.integers(0, 256, n).tolist() for n in (30, 20, 25, 9, 14)]
     options = {"max_tokens": 60, "temperature": 1.0, "seed": 2}
     wanted = [make_rig().one(text, **options) for text in texts]

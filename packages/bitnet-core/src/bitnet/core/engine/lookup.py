@@ -151,10 +151,10 @@ class Pace:
     def drafted(self, tokens: int, seconds: float) -> None:
         """A step with so many drafted tokens took so long."""
         self._since += 1
-        usual = UNKNOWN_COST * self._plain / self._seqs if self._cost is None else self._cost
-        self._cost = _nearer(usual, max(self._plain / 64, seconds - self._plain) / tokens)
+        cost = max(self._plain / 64, seconds - self._plain) / tokens
+        self._cost = min(cost, self._plain / self._seqs) if self._cost is None else _nearer(self._cost, cost)
 
 
 def _nearer(average: float, value: float) -> float:
-    """A running average that keeps low: what makes a step slower than usual is mostly another program's work."""
-    return average + (value - average) / 2 if value < average else average + (min(value, 4 * average) - average) / 8
+    """A running average. One value moves it little, however far off it is: a moment of another program's."""
+    return average + (min(value, 2 * average) - average) / 8

@@ -93,7 +93,7 @@ def token_logprob(logits: F32, token: int, top: int) -> TokenLogprob:
 
 
 def told_logprobs(told: Logprobs, rows: slice, tokens: Sequence[int], top: int) -> list[TokenLogprob]:
-    """The log-probabilities of ``tokens``, as a device has told them: of each pass of a run, and of each of ``rows``."""
+    """The log-probabilities of ``tokens``, as a device has told them of each pass of a run and each of ``rows``."""
     chosen, ids, values = (np.concatenate(part[:, rows]).tolist() for part in told)
     return [
         TokenLogprob(
