@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+AT_ONCE = 1024
+"""Tokens that are taken in before another thread may run."""
 CAPS = (1, 3, 7, 15)
 """Tokens of a draft at most. With the one that is due, steps have the sizes for which devices are prepared."""
 NGRAMS = (3, 2)
@@ -42,20 +44,23 @@ class Lookup:
     repeat is noticed without a step that tries.
 
     Args:
-        tokens: Of the sequence; a list that its owner goes on with, and tells of by :meth:`learn`.
+        tokens: Of the sequence; a list that its owner goes on with.
     """
 
-    def __init__(self, tokens: Sequence[int]) -> None:
+    def __init__(self, tokens: list[int]) -> None:
         self._tokens = tokens
-        self._after = {n: dict(zip(_ngrams(tokens[:-1], n), range(n, len(tokens)), strict=True)) for n in NGRAMS}
-        self._known = len(tokens)
+        self._after: dict[int, dict[tuple[int, ...], int]] = {n: {} for n in NGRAMS}
+        self._known = 0
         self._draft: list[int] = []
         self._match = 0
         self._chances = [0.5] * (LONGEST + 1)  # by length of the match
         self._trials = [2] * (LONGEST + 1)
+        self._learn()
 
     def propose(self, most: int) -> Draft:
         """What may come next, ``most`` tokens of it; nothing where the last tokens are new."""
+        self._compare()
+        self._learn()
         tokens, end = self._tokens, len(self._tokens)
         for n in NGRAMS:
             after = self._after[n].get(tuple(tokens[-n:]))
@@ -67,30 +72,30 @@ class Lookup:
         self._match = n
         while self._match < min(LONGEST, after) and tokens[after - 1 - self._match] == tokens[end - 1 - self._match]:
             self._match += 1
-        self._draft = tokens[after : after + most]  # type: ignore[assignment]
+        self._draft = tokens[after : after + most]
         while len(self._draft) < most:  # it runs into its own beginning: a loop
             self._draft += self._draft[: most - len(self._draft)]
         return Draft(self._draft, self._chances[self._match])
 
-    def learn(self) -> None:
-        """Take in the tokens that are new, and compare them with the last draft."""
-        tokens, draft, known = self._tokens, self._draft, self._known
-        for token, drafted in zip(tokens[known : known + len(draft)], draft, strict=False):
+    def _compare(self) -> None:
+        """Compare the last draft with what came."""
+        for token, drafted in zip(self._tokens[self._known :], self._draft, strict=False):
             hit = token == drafted
             self._chances[self._match] += (hit - self._chances[self._match]) / self._trials[self._match]
             self._trials[self._match] = min(MEMORY, self._trials[self._match] + 1)
             if not hit:
                 break
-        self._draft = []
-        for end in range(known, len(tokens)):
-            for n in NGRAMS:
-                if end >= n:
-                    self._after[n][tuple(tokens[end - n : end])] = end
-        self._known = len(tokens)
 
-
-def _ngrams(tokens: Sequence[int], n: int) -> zip[tuple[int, ...]]:
-    return zip(*(tokens[i:] for i in range(n)), strict=False)
+    def _learn(self) -> None:
+        """Take in the tokens that are new: what each n-gram is followed by."""
+        tokens, end = self._tokens, len(self._tokens)
+        while self._known < end:
+            until = min(end, self._known + AT_ONCE)
+            for n, after in self._after.items():
+                first = max(self._known, n)
+                grams = (tokens[first - n + i : max(first, until) - n + i] for i in range(n))
+                after.update(zip(zip(*grams, strict=True), range(first, until), strict=True))
+            self._known = until
 
 
 def agreeing(draft: Sequence[int], drawn: Sequence[int]) -> int:

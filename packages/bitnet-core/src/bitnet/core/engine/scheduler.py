@@ -143,10 +143,13 @@ class Scheduler:
 
     def _drafted(self, work: list[Work]) -> list[Work]:
         """The work of decoding sequences with their drafts; nothing where there is none, or plain steps are faster."""
+        room = min(self._limits.max_rows, self._limits.max_tokens) - len(work)
+        if room < len(work):  # looking takes time, too
+            return []
         drafts = [item.sequence.draft(CAPS[-1]) for item in work]
         if not any(draft.tokens for draft in drafts):
             return []
-        cap = self.pace.choose(drafts, min(self._limits.max_rows, self._limits.max_tokens) - len(work))
+        cap = self.pace.choose(drafts, room)
         longer = [min(cap, len(draft.tokens)) for draft in drafts]
         if not cap or not self._reserve(work, [1 + more for more in longer]):
             return []

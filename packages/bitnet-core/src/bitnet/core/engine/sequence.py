@@ -290,8 +290,6 @@ class Generation(TokenSequence):
             self._counts.update(new)
         self._times += [now] * len(new)
         self.tokens += new
-        if self._lookup is not None:
-            self._lookup.learn()
         if drafted:
             self._drafted += drafted
             self._agreed += len(sampled) - 1
