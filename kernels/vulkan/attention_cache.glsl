@@ -2,14 +2,14 @@
 // values, which are in flight before q is computed. Declared before it: the constants, step_data, qkv, the cache, the tables, kv_heads, max_blocks.
 // ROPE: q is rotated here, and the token's own k (rotated) and v are stored by the part that reads them.
 const int QUADS = DIM / 4;
-const int WIDE = KV_F16 != 0 || KV_I8 != 0 ? 8 : 4;  // dimensions of a load
+const int WIDE = KV_F16 + KV_I8 != 0 ? 8 : 4;  // dimensions of a load
 #include "cache_loads.glsl"
 const int LOADS = DIM / WIDE, STEP = WIDE / 4;
 const int EACH = CHUNK / RUNS;         // positions of an invocation
 shared vec4 query[GROUP * QUADS];
 shared uvec4 own_key[LOADS];
 shared uvec4 own_value[LOADS];
-shared vec4 own_exact[KV_I8 != 0 ? 2 * QUADS : 1];  // before they become codes
+shared vec4 own_exact[2 * QUADS];  // before they become codes
 
 vec4 halves(uint a, uint b) { return vec4(unpackHalf2x16(a), unpackHalf2x16(b)); }
 

@@ -14,7 +14,7 @@ BUFFER(5, readonly, float, sines);
 layout(push_constant) uniform Push { int token_seq, seq_begin, seq_len, block_table, max_blocks, heads, kv_heads; };
 
 #include "cache.glsl"
-shared float exact[KV_I8 != 0 ? DIM : 1];  // a row before it becomes codes
+shared float exact[DIM];  // a row before it becomes codes
 shared uint greatest;
 
 void store_key(uint at, float a, float b) {
