@@ -83,6 +83,9 @@ def launches(program: Program, capability: tuple[int, int], *, keep: bool = Fals
     for rows in (1, 64):
         for logits in (True, not lowering.leaves_out(context)):
             yield from lower(context, Bucket(rows, rows, 192, logits, apart=True, adjusted=True), lowering.table)
+    for rows, adjusted in ((1, False), (8, False), (8, True)):
+        filtered = Bucket(rows, rows, 192, not lowering.leaves_out(context), adjusted=adjusted, filtered=True)
+        yield from lower(context, filtered, lowering.table)
     yield from device.launched
     yield count_chosen(context)
     yield from logprobs(context, Bucket(1, 1, 192, logprobs=True), lowering.group)
