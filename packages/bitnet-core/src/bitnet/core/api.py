@@ -33,7 +33,7 @@ from bitnet.core.engine.constraint import Constraint
 from bitnet.core.engine.perplexity import Perplexity, running_perplexity
 from bitnet.core.engine.request import Request
 from bitnet.core.engine.setup import context_for, open_engine
-from bitnet.core.engine.warm import WarmUp
+from bitnet.core.engine.warm import WarmUp, prepare_stand_ins
 from bitnet.core.engine.worker import Load, Worker
 from bitnet.core.errors import BitNetError, InvalidInputError, UnsupportedProgramError, brief
 from bitnet.core.hal import Device, DeviceInfo, DeviceType, Executable, ExecutableStats, Preparing
@@ -140,11 +140,15 @@ def load_model(
             replicas.append(_Replica(opened, executable, selection))
         worker = Worker(*engines, max_queue=max_queue, max_queue_tokens=max_queue_tokens)
         file.gguf.check()
-        warm_ups = [
-            WarmUp(replica.executable, engine.usual_steps(), lambda: worker.busy, engine.device)
-            for replica, engine in zip(replicas, engines, strict=True)
-            if isinstance(replica.executable, Preparing) and replica.device.info.type in _GPUS
-        ]
+        warm_ups = []
+        for replica, engine in zip(replicas, engines, strict=True):
+            executable = replica.executable
+            if not isinstance(executable, Preparing) or replica.device.info.type not in _GPUS:
+                continue
+            if max_seqs > 1:  # who asks for one answer waits for that alone
+                with registry.computing(replica.device.info)():
+                    prepare_stand_ins(executable, engine.stand_ins(), engine.device)
+            warm_ups.append(WarmUp(executable, engine.usual_steps(), lambda: worker.busy, engine.device))
     except BaseException as error:
         for selection, opened in places:
             if selection is not None:

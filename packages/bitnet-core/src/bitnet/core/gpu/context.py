@@ -35,9 +35,10 @@ class Bucket:
 
     ``rows`` 0 means that nothing after the last layer is needed. ``context`` bounds every sequence's length. Where
     ``logits`` is false nobody reads them, and each row's token is the greatest logit's, or the greatest's with noise
-    added (neither top-k nor top-p nor min-p): a lowering may then leave out logits that cannot win. ``apart``: each
-    token is a sequence of its own, and no other reads the blocks of the cache that it writes. ``adjusted``: rows may
-    name slots, by which their logits are adjusted. ``logprobs``: the step asks for log-probabilities, of all logits.
+    added (neither top-k nor top-p nor min-p, unless ``filtered``): a lowering may then leave out logits that cannot
+    win. ``apart``: each token is a sequence of its own, and no other reads the blocks of the cache that it writes.
+    ``adjusted``: rows may name slots, by which their logits are adjusted. ``logprobs``: the step asks for
+    log-probabilities, of all logits.
     """
 
     tokens: int
@@ -47,6 +48,19 @@ class Bucket:
     apart: bool = False
     adjusted: bool = False
     logprobs: bool = False
+    filtered: bool = False
+
+    def serves(self, other: Bucket) -> bool:
+        """Whether the recording of this size runs steps of the other as well."""
+        return (
+            self.tokens >= other.tokens
+            and self.rows >= other.rows
+            and bool(self.rows) == bool(other.rows)
+            and self.context >= other.context
+            and (self.logits or (not other.logits and self.filtered >= other.filtered))
+            and self.apart <= other.apart
+            and (self.adjusted, self.logprobs) == (other.adjusted, other.logprobs)
+        )
 
 
 @dataclass

@@ -181,4 +181,4 @@ def advance(ctx: Context) -> Launch:
     sample = ctx.program.ops[-1]
     assert isinstance(sample, Sample)  # else no step is ever advanced
     args = (ctx.step, ctx.offset("tokens"), ctx.offset("seq_len"), ctx.tensors[sample.out], ctx.history)
-    return Launch(KernelSpec("advance", "advance"), (1, 1, 1), (ADVANCE_GROUP, 1, 1), args)
+    return Launch(KernelSpec("advance", "advance"), (1, 1, 1), (ADVANCE_GROUP, 1, 1), args, overlaps=True)

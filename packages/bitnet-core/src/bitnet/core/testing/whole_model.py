@@ -15,6 +15,7 @@ from bitnet.core.hal import (
     Device,
     KVDtype,
     Limits,
+    Preparing,
     SamplingParams,
     SequenceStep,
     Step,
@@ -154,17 +155,29 @@ def models(rng: np.random.Generator) -> dict[str, dict[str, Any]]:
 
 
 def errors_of_logits(
-    device: Device, model: TinyModel, kv_dtype: KVDtype, *, against: KVDtype | None = None
+    device: Device,
+    model: TinyModel,
+    kv_dtype: KVDtype,
+    *,
+    against: KVDtype | None = None,
+    stand_in: bool = False,
 ) -> list[float]:
     """Errors of rows during a chunked prefill and decode, each relative to the greatest logit of its row.
 
-    They are against float64 with a cache of the type ``against``, or of the same type as the device's.
+    They are against float64 with a cache of the type ``against``, or of the same type as the device's. Where
+    ``stand_in``, what is prepared for a step of the largest size runs all of them.
     """
     text = model.rng.choice(model.calm(), 60).astype(np.int32)
     exact, layout, errors, done = model.logits(text, against or kv_dtype), StepLayout(LIMITS), list[float](), 0
     with not_yet():
         executable = device.compile(model.program(LIMITS, 8, kv_dtype))
     try:
+        if stand_in:
+            if not isinstance(executable, Preparing):
+                pytest.skip("it prepares no sizes of steps")
+            tokens, rows = LIMITS.max_tokens, [*range(LIMITS.max_rows)]
+            largest = SequenceStep([0] * tokens, LIMITS.max_blocks * BLOCK, range(LIMITS.max_blocks), rows)
+            executable.prepare(Step(layout, [largest], block_size=BLOCK), stands_in=True)
         for count in (33, 1, 1, 5, 1, 1, 3, 2, 8, 1, 3, 1):
             rows = sorted({0, count // 2, count - 1})
             executable.write("logits", np.full((LIMITS.max_rows, model.vocab), np.nan, np.float32))
@@ -214,6 +227,12 @@ class WholeModelTests(DeviceTests):
     def test_model_free_to_fuse(self, device: Device, rng: np.random.Generator, kind: str, kv_dtype: KVDtype) -> None:
         """The logits where only they are asked for: what the device makes of neighbouring operations is its own."""
         errors = errors_of_logits(device, TinyModel(rng, **models(rng)[kind]), kv_dtype)
+        assert np.max(errors) <= END_TO_END, f"errors of the rows are {errors}"
+        assert np.median(errors) <= TYPICAL, f"errors of the rows are {errors}"
+
+    def test_the_largest_size_stands_in(self, device: Device, rng: np.random.Generator) -> None:
+        """As above, each step run by what was prepared for the largest."""
+        errors = errors_of_logits(device, TinyModel(rng, **models(rng)["bitnet"]), "f16", stand_in=True)
         assert np.max(errors) <= END_TO_END, f"errors of the rows are {errors}"
         assert np.median(errors) <= TYPICAL, f"errors of the rows are {errors}"
 
