@@ -17,7 +17,7 @@ kernel void rope_append(global const int *step, int token_seq, int seq_begin, in
 #if KV_I8
     local float2 scratch[MOST];
     if (head >= heads) {
-        bool key = head < heads + kv_heads;
+        int key = head < heads + kv_heads;
         global char *cache = key ? keys : values;
         float greatest = 0.0f;
         for (int i = get_local_id(0); i < DIM; i += get_local_size(0))

@@ -8,6 +8,7 @@ from bitnet.core.errors import DeviceUnavailableError
 from bitnet.core.hal import (
     DETERMINISTIC,
     HAL_API,
+    KV_I8,
     LOGPROBS,
     PENALTIES,
     TERNARY_TABLES,
@@ -42,7 +43,7 @@ def find_devices() -> list[DeviceInfo]:
             driver_version=api.text(device, api.DRIVER_VERSION),
             features=(
                 *(name for extension, name in FEATURES.items() if extension in extensions),
-                *(PENALTIES, LOGPROBS, TERNARY_TABLES, DETERMINISTIC),
+                *(PENALTIES, LOGPROBS, TERNARY_TABLES, DETERMINISTIC, KV_I8),
             ),
         )
         found.append(info)

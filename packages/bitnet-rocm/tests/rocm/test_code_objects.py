@@ -249,3 +249,18 @@ def test_matrix_products_are_instructions(
 def test_architectures(reported: str, expected: Sequence[Any] | None) -> None:
     found = architecture(reported)
     assert (found and (found.name, found.wave, found.dot4, found.matrix)) == expected
+
+
+@pytest.mark.parametrize("name", sorted({name for name, _ in OFTEN}))
+def test_kernels_of_an_int8_cache_compile(name: str, code_object: CodeObject) -> None:
+    """Its kernels take the same arguments as those of any cache, and their scratch memory is local."""
+    cache = (("DIM", 128), ("BLOCK", 32), ("KV_F16", 0), ("KV_I8", 1))
+    for file, defines in (
+        ("rope_append", (*cache, ("NEOX", 1))),
+        ("attention_decode", (("WG", 128), *cache, ("HEAD_GROUP", 4), ("ROPE", 1), ("NEOX", 1))),
+        ("attention_prefill", (*cache, ("HEAD_GROUP", 4))),
+        ("attention", (("WG", 256), *cache, ("HEAD_GROUP", 4))),
+    ):
+        found = metadata(code_object(KernelSpec(file, file, defines), name))[file]
+        assert found[".private_segment_fixed_size"] == 0, file
+        assert found[".group_segment_fixed_size"] <= LOCAL_BYTES, file
