@@ -1,9 +1,10 @@
 // dense_matmul of f16 weights for several rows of x, on the tensor cores.
 //
-// A block has 8 warps of 32 weight rows, and NT * 8 rows of x in shared memory, CHUNK columns at a time. As in ternary_decode, a
+// A block has WARPS warps of 32 weight rows, and NT * 8 rows of x in shared memory, CHUNK columns at a time. Small blocks end closer
+// to one another, and large ones read x less often. As in ternary_decode, a
 // thread takes 16 bytes of weights as they lie, and x follows the order of K that this gives.
 #define CHUNK 64
-#define WARPS 8
+#define WARPS (NT == 1 ? 4 : 8)
 #define PITCH (CHUNK + 16) /* halves: two of them are 64 bytes more than whole rounds of the banks, for neighbouring rows of x */
 #define LOADS (CHUNK / 32)
 #define STAGE (NT * 8 * 2 * PITCH)
@@ -27,7 +28,7 @@ extern "C" __global__ void split_rows(const int *step, const float *x, f16 *spli
     if (threadIdx.x == 0) scales[r] = scale;
 }
 
-extern "C" __global__ void __launch_bounds__(WARPS * WARP, 2)
+extern "C" __global__ void __launch_bounds__(WARPS * WARP, 16 / WARPS)
 dense_mma(const int *step, const f16 *split, const float *scales, const uint4 *weight, float *out,
 #if GATED
           const int *undecided,

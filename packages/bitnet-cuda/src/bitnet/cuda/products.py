@@ -32,7 +32,7 @@ TILES_STAGES, TILES_SHARED, TILES_DEPTH = 8, 224 * 1024, 4
 """Limits of ternary_tiles: most tiles of K in its ring, most bytes of the ring, fewest tiles of K."""
 MIN_TILES = 4
 """Minimum K tiles (128 wide) per block of ternary_wgmma."""
-HEAD_ROWS, HEAD_PITCH = 256, 160
+HEAD_ROWS, HEAD_PITCH = (128, 256), 160
 """Weight rows of a block of dense_mma, and bytes of a half row of x in its shared memory."""
 WARPS, FEW_WARPS = 8, 6
 """Wanted on each multiprocessor by a product of few tokens, and of one: enough to have all weights in flight; of one
@@ -95,8 +95,8 @@ class Products:
             halves, scales = ctx.scratch("row halves", most * cols * 4), ctx.scratch("row scales", most * 4)
             product = self.dense_halves(ctx, op, bucket, halves, scales)
             split = replace(product.kernel, entry="split_rows")
-            args = (ctx.step, x, halves, scales)
-            return [Launch(split, (bucket.rows, 1, 1), (256, 1, 1), args, overlaps=True), product]
+            given = (ctx.step, x, halves, scales)
+            return [Launch(split, (bucket.rows, 1, 1), (256, 1, 1), given, overlaps=True), product]
         tokens = min(bucket.rows, DECODE_TOKENS)
         defines = (("WEIGHT_F16", int(weight.dtype == "f16")), ("ROWS", GEMV_ROWS), ("TOKENS", tokens))
         args = (ctx.step, x, weight.data, out, np.int32(cols), n)
@@ -110,10 +110,11 @@ class Products:
         weight, tiles = ctx.dense(op.weight), min(ceil_div(bucket.rows, 8), 8)
         rows, cols = weight.shape
         defines = (("COLS", cols), ("NT", tiles), *((("GATED", 1),) if gate else ()))
-        grid = (ceil_div(rows, HEAD_ROWS), ceil_div(bucket.rows, 8 * tiles), 1)
+        head_rows = HEAD_ROWS[tiles > 1]
+        grid = (ceil_div(rows, head_rows), ceil_div(bucket.rows, 8 * tiles), 1)
         args = (ctx.step, halves, scales, weight.data, ctx.tensors[op.out], *gate, np.int32(rows))
         spec, shared = KernelSpec("dense_mma", "dense_mma", defines), 2 * tiles * 16 * HEAD_PITCH
-        return Launch(spec, grid, (HEAD_ROWS, 1, 1), args, shared=shared, overlaps=True)
+        return Launch(spec, grid, (head_rows, 1, 1), args, shared=shared, overlaps=True)
 
     def row_sums(self, ctx: Context, op: TernaryMatmul, bucket: Bucket) -> list[Launch]:
         """What makes the sums of the operation's activations, where the program does not quantise them itself."""

@@ -8,7 +8,7 @@ which norms have a weight and in the activation.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +19,7 @@ from bitnet.core.hal import (
     DenseWeight,
     Embed,
     GluNormQuant,
+    KVDtype,
     KVSpec,
     Limits,
     NormQuant,
@@ -31,23 +32,16 @@ from bitnet.core.hal import (
     TernaryMatmul,
     Weight,
 )
-from bitnet.core.hal.program import NUMPY_DTYPES
 
 if TYPE_CHECKING:
     from bitnet.core.model.config import ModelConfig
 
 F32 = npt.NDArray[np.float32]
-KVDtype = Literal["f16", "f32"]
 
 ROPE_PIECE = 1024
 """Positions whose angles are computed at a time: between two pieces Ctrl-C is heard."""
 BLOCK_SIZE = 32
 """Positions in a KV block: long enough for an attention kernel to stream, short enough to share prefixes well."""
-
-
-def kv_bytes(kv: KVSpec) -> int:
-    """Bytes of a KV cache: keys and values of every layer and position."""
-    return 2 * kv.layers * kv.kv_heads * kv.head_dim * kv.num_blocks * kv.block_size * NUMPY_DTYPES[kv.dtype].itemsize
 
 
 def rope_tables(config: ModelConfig, positions: int) -> tuple[F32, F32]:
