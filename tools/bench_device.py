@@ -22,6 +22,7 @@ import numpy as np
 
 from bitnet.core import select_device
 from bitnet.core.hal import (
+    GREEDY,
     Attention,
     DenseMatmul,
     DenseWeight,
@@ -37,6 +38,7 @@ from bitnet.core.hal import (
     Program,
     RopeAppend,
     Sample,
+    SamplingParams,
     SequenceStep,
     Step,
     StepLayout,
@@ -133,9 +135,9 @@ def main() -> None:
     print(f"KV cache: {args.kv_dtype}, {program.kv.bytes if program.kv else 0:,} bytes")
     device = selection.open()
 
-    def sequence(length: int, tokens: int = 1, first: int = 0) -> SequenceStep:
+    def sequence(length: int, tokens: int = 1, first: int = 0, sampling: SamplingParams = GREEDY) -> SequenceStep:
         ids, blocks = rng.integers(0, VOCAB, tokens, np.int32), range(first, first - (-(length + 32) // BLOCK))
-        return SequenceStep(ids, length, list(blocks)[: limits.max_blocks], [tokens - 1])
+        return SequenceStep(ids, length, list(blocks)[: limits.max_blocks], [tokens - 1], sampling)
 
     try:
         if args.context:
@@ -152,6 +154,10 @@ def main() -> None:
         for batch in (8, 64):
             seqs = [sequence(480, first=i * each) for i in range(batch)]
             measure(f"decode, batch {batch}, context 512", executable, layout, seqs, 16)
+        for batch in (1, 8, 64):
+            filtered = [SamplingParams(0.8, top_p=0.95, seed=int(seed)) for seed in rng.integers(0, 2**62, batch)]
+            seqs = [sequence(480, first=i * each, sampling=params) for i, params in enumerate(filtered)]
+            measure(f"decode, batch {batch}, top_p 0.95", executable, layout, seqs, 32)
         measure("prefill 512", executable, layout, [sequence(512, 512)], 1)
         executable.close()
         limits = replace(limits, max_tokens=CHUNK)

@@ -43,8 +43,10 @@ class NoDevice:
     def close(self) -> None: ...
 
 
-def bucket_of(sequences: Sequence[SequenceStep], *, logits: bool = False, count: int = 1, able: bool = True) -> Bucket:
-    """The bucket of a step, for a lowering that can leave out logits or cannot."""
+def bucket_of(
+    sequences: Sequence[SequenceStep], *, logits: bool = False, count: int = 1, able: bool = True, filters: int = 0
+) -> Bucket:
+    """The bucket of a step, for a lowering that can leave out logits or cannot, with filters of so many rows."""
     buckets: list[Bucket] = []
 
     def nothing(ctx: Context, op: Op, bucket: Bucket) -> list[Launch]:
@@ -53,7 +55,8 @@ def bucket_of(sequences: Sequence[SequenceStep], *, logits: bool = False, count:
 
     program = TinyModel(np.random.default_rng(), layers=1).program(LIMITS, 24)
     info = DeviceInfo("none", "0", "none", "none", "none", DeviceType.DISCRETE)
-    lowering = Lowering(dict.fromkeys(get_args(Op), nothing), lambda _: able)
+    table = dict.fromkeys(get_args(Op), nothing)
+    lowering = Lowering(table, lambda _: able, filters=lambda _, bucket: bucket.rows <= filters)
     executable = GpuExecutable(NoDevice(), info, program, lowering, lambda _: None)
     first = len(buckets)
     executable.run(Step(executable.context.layout, sequences, block_size=BLOCK, logits=logits), count)
@@ -79,7 +82,13 @@ def test_logits_are_left_out_where_the_greatest_number_wins(sampling: SamplingPa
     steps = [sequence(3, [0]), sequence(5, [1], sampling)]
     assert bucket_of(steps).logits is not alone
     assert bucket_of(steps, logits=True).logits
-    assert bucket_of(steps, able=False).logits
+    assert bucket_of(steps, able=False, filters=2).logits
+    assert not bucket_of(steps).filtered
+    bucket = bucket_of(steps, filters=2)  # of a lowering that leaves them out all the same
+    assert not bucket.logits
+    assert bucket.filtered is not alone
+    assert bucket_of(steps, logits=True, filters=2) == bucket_of(steps, logits=True)
+    assert bucket_of([*steps, sequence(3, [2])], filters=2).logits is not alone
 
 
 def test_sequences_are_apart_unless_one_reads_what_another_writes() -> None:
