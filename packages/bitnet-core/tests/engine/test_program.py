@@ -20,7 +20,6 @@ from bitnet.core.hal import (
     RopeAppend,
     TernaryMatmul,
 )
-from bitnet.core.model.program import kv_bytes
 from bitnet.core.model.rope import ROPE_PIECE, rope_tables
 
 
@@ -77,5 +76,6 @@ def test_kv_bytes(make_rig: Callable[..., Any]) -> None:
     rig = make_rig(limits=Limits(8, 1, 1, 4), num_blocks=4, block_size=32)
     kv = rig.program.kv
     assert (kv.layers, kv.kv_heads, kv.head_dim, kv.num_blocks, kv.dtype) == (2, 2, 16, 4, "f16")
-    assert kv_bytes(KVSpec(30, 5, 128, 128, 32, "f16")) == 4096 * 76_800  # 2B4T: 75 KiB a token
-    assert kv_bytes(KVSpec(30, 5, 128, 128, 32, "f32")) == 4096 * 153_600
+    assert KVSpec(30, 5, 128, 128, 32, "f16").bytes == 4096 * 76_800  # 2B4T: 75 KiB a token
+    assert KVSpec(30, 5, 128, 128, 32, "f32").bytes == 4096 * 153_600
+    assert KVSpec(30, 5, 128, 128, 32, "i8").bytes == 4096 * (38_400 + 1_200)  # codes, and a scale for each row

@@ -8,7 +8,7 @@ Qwen3's (no sub-norms, but norms of q's and k's heads): they differ in which nor
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from bitnet.core.hal import (
     Attention,
@@ -16,6 +16,7 @@ from bitnet.core.hal import (
     DenseWeight,
     Embed,
     GluNormQuant,
+    KVDtype,
     KVSpec,
     Limits,
     NormQuant,
@@ -28,21 +29,13 @@ from bitnet.core.hal import (
     TernaryMatmul,
     Weight,
 )
-from bitnet.core.hal.program import NUMPY_DTYPES
 from bitnet.core.model.rope import rope_tables
 
 if TYPE_CHECKING:
     from bitnet.core.model.config import ModelConfig
 
-KVDtype = Literal["f16", "f32"]
-
 BLOCK_SIZE = 32
 """Positions in a KV block: long enough for an attention kernel to stream, short enough to share prefixes well."""
-
-
-def kv_bytes(kv: KVSpec) -> int:
-    """Bytes of a KV cache: keys and values of every layer and position."""
-    return 2 * kv.layers * kv.kv_heads * kv.head_dim * kv.num_blocks * kv.block_size * NUMPY_DTYPES[kv.dtype].itemsize
 
 
 def build_program(
