@@ -56,6 +56,23 @@ __device__ __forceinline__ uint4 load(const void *p) {
     return v;
 }
 
+// Sum i of a share, of so many splits: the sum, their maximum, and the total weight. (A generic lambda in the kernel would be a host
+// function to NVRTC 13.0.)
+template <class Sum, class Weight>
+__device__ __forceinline__ float4 merged(int count, Sum sum_of, Weight weight_of, int i, int h) {
+    float sum = 0.0f, weight = 0.0f, top = LOWEST;
+#pragma unroll 8
+    for (int s = 0; s < count; s++) top = fmaxf(top, weight_of(s, h).x);
+#pragma unroll 8
+    for (int s = 0; s < count; s++) {
+        float2 of = weight_of(s, h);
+        float scale = power(of.x - top);
+        sum += sum_of(s, i) * scale;
+        weight += of.y * scale;
+    }
+    return make_float4(sum, top, weight, 0.0f);
+}
+
 __device__ __forceinline__ float load_scale(const float *p) {
     float v;
     asm volatile("ld.global.cg.f32 %0, [%1];" : "=f"(v) : "l"(p) : "memory");
@@ -401,20 +418,6 @@ attention_decode(const int *step, int token_seq, int seq_begin, int seq_len, int
 #endif
     }
 #if SPLITS > 1
-    // Sum i of a share, of so many splits: the sum, their maximum, and the total weight.
-    auto merged = [&](int count, auto sum_of, auto weight_of, int i, int h) {
-        float sum = 0.0f, weight = 0.0f, top = LOWEST;
-#pragma unroll 8
-        for (int s = 0; s < count; s++) top = fmaxf(top, weight_of(s, h).x);
-#pragma unroll 8
-        for (int s = 0; s < count; s++) {
-            float2 of = weight_of(s, h);
-            float scale = power(of.x - top);
-            sum += sum_of(s, i) * scale;
-            weight += of.y * scale;
-        }
-        return make_float4(sum, top, weight, 0.0f);
-    };
 #if CLUSTER
     wait_for_bytes(&all_here);
     auto sum_of = [&](int s, int i) { return sums_of[s][i]; };

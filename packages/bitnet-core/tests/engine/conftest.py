@@ -141,6 +141,7 @@ def make_rig() -> Iterator[Callable[..., Rig]]:
         context: int | None = None,
         weights_seed: int = 7,
         nan_in: str = "",
+        lookup: bool = False,
         **config: Any,
     ) -> Rig:
         limits = limits or Limits(max_tokens=32, max_seqs=4, max_rows=8, max_blocks=32)
@@ -164,6 +165,7 @@ def make_rig() -> Iterator[Callable[..., Rig]]:
             text=lambda prompt: ByteText(),
             device="cpu:numpy",
             features=opened.info.features,
+            lookup=lookup,
         )
         made.append(Rig(engine, executable, program))
         return made[-1]

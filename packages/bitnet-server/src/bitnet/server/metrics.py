@@ -69,6 +69,8 @@ class Metrics:
         self._tokens.labels("prompt").inc(timings.prompt_tokens - timings.cached_tokens)
         self._tokens.labels("cached").inc(timings.cached_tokens)
         self._tokens.labels("generated").inc(len(completion.tokens))
+        self._tokens.labels("drafted").inc(timings.drafted_tokens)
+        self._tokens.labels("accepted").inc(timings.accepted_tokens)
         self._queue.observe(timings.started)
         if timings.first_token is not None:
             self._first.observe(timings.first_token)

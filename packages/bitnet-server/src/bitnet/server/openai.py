@@ -45,6 +45,7 @@ def timings(completion: Completion) -> dict[str, Any]:
     """How fast a continuation was, under the names that llama.cpp's server uses."""
     t = completion.timings
     first = t.first_token
+    drafts = {"draft_n": t.drafted_tokens, "draft_n_accepted": t.accepted_tokens} if t.drafted_tokens else {}
     return {
         "cache_n": t.cached_tokens,
         "prompt_n": t.prompt_tokens - t.cached_tokens,
@@ -53,6 +54,7 @@ def timings(completion: Completion) -> dict[str, Any]:
         "predicted_n": len(completion.tokens),
         "predicted_ms": None if first is None else (t.total - first) * 1e3,
         "predicted_per_second": t.decode_tokens_per_second,
+        **drafts,
         "queue_ms": t.started * 1e3,
         "first_token_ms": None if first is None else first * 1e3,
     }

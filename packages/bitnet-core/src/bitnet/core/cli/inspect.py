@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -123,6 +124,9 @@ def _lines(gguf: GGUFFile, config: ModelConfig | None, reports: list[TensorRepor
             f"{config.heads} heads of {config.head_dim} over {config.kv_heads} KV heads, FFN {config.ffn_size}, "
             f"vocabulary {config.vocab_size}, context {config.context_length}, {', '.join(traits)}"
         )
+    encodings = Counter(_encoding(report) for report in reports if report.statistics is not None)
+    if encodings:
+        lines.append("ternary: " + ", ".join(f"{count} {name}" for name, count in encodings.most_common()))
     lines += ["", f"{len(gguf.metadata)} metadata keys"]
     lines += [f"  {label(key):<44} {_short(value)}" for key, value in gguf.metadata.items()]
     lines += ["", f"{len(reports)} tensors {'-1':>53} {'0':>7} {'+1':>7} {'scale':>9}"]
@@ -136,6 +140,12 @@ def _lines(gguf: GGUFFile, config: ModelConfig | None, reports: list[TensorRepor
             line += f" (median of groups of {codes.group})" if codes.group else ""
         lines.append(line)
     return lines
+
+
+def _encoding(report: TensorReport) -> str:
+    """How a ternary tensor is stored, in words."""
+    group = report.statistics and report.statistics.group
+    return f"{report.info.type.name} ({f'a scale for each {group} columns' if group else 'one scale each'})"
 
 
 def _short(value: Any) -> str:

@@ -183,6 +183,12 @@ deterministic_option = click.option(
     default=None,
     help="Tokens depend on the request alone, not on what else runs; slower.  [default: BITNET_DETERMINISTIC]",
 )
+prompt_lookup_option = click.option(
+    "--prompt-lookup/--no-prompt-lookup",
+    default=True,
+    show_default=True,
+    help="Draft text that repeats what was there before, where that is faster; the tokens are the same.",
+)
 THREADS_DEFAULT = "[default: BITNET_THREADS, else one for each physical core]"
 context_option = click.option(
     "-c",
@@ -214,6 +220,7 @@ model_options = _together(
     kv_dtype_option,
     i2s_layout_option,
     deterministic_option,
+    prompt_lookup_option,
     verbose_option,
 )
 sampling_options = _together(
@@ -289,7 +296,7 @@ def load(params: dict[str, Any], **more: Any) -> Model:
     from bitnet.core.cli.console import compile_progress, note
     from bitnet.core.hub import local_path
 
-    names = ("device", "strict", "context", "threads", "kv_dtype", "i2s_layout", "deterministic")
+    names = ("device", "strict", "context", "threads", "kv_dtype", "i2s_layout", "deterministic", "prompt_lookup")
     path = None if params["model"] is None else local_path(params["model"], tell=note)
     with compile_progress(), _option_names():
         return load_model(path, **{name: params[name] for name in names if name in params} | more)

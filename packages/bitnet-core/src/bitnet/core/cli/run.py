@@ -196,6 +196,8 @@ def _document(model: Model, completion: Completion) -> dict[str, Any]:
             "prompt_tokens": timings.prompt_tokens,
             "cached_tokens": timings.cached_tokens,
             "generated_tokens": len(completion.tokens),
+            "drafted_tokens": timings.drafted_tokens,
+            "accepted_tokens": timings.accepted_tokens,
             "first_token_s": timings.first_token,
             "total_s": timings.total,
             "prefill_tokens_per_second": timings.prefill_tokens_per_second,
@@ -220,6 +222,8 @@ def summary(model: Model, completion: Completion) -> str:
     if timings.first_token is not None:
         parts.append(f"first token {seconds(timings.first_token)}")
     parts.append(f"answer {_rate(len(completion.tokens), timings.decode_tokens_per_second)}")
+    if timings.drafted_tokens:
+        parts[-1] += f", {timings.accepted_tokens} of {timings.drafted_tokens} looked up"
     if completion.finish_reason != "stop":
         ends = {"length": "ended by --max-tokens", "context": "ended by the full context", "cancelled": "interrupted"}
         parts.append(ends[completion.finish_reason])

@@ -17,10 +17,11 @@ import numpy.typing as npt
 from bitnet.core.engine.aside import Aside
 from bitnet.core.engine.blocks import BlockPool
 from bitnet.core.engine.constraint import Constraint
+from bitnet.core.engine.lookup import REFRESH_REPEAT, agreeing
 from bitnet.core.engine.options import GenerationOptions
 from bitnet.core.engine.results import Update
 from bitnet.core.engine.rounds import Rounds
-from bitnet.core.engine.sampling import TokenLogprob, sibling_seed, told_logprobs
+from bitnet.core.engine.sampling import sibling_seed, told_logprobs
 from bitnet.core.engine.scheduler import Plan, Scheduler
 from bitnet.core.engine.sequence import Generation, Scoring, TextStream, TokenSequence
 from bitnet.core.engine.slots import Slots
@@ -89,6 +90,7 @@ class Engine:
         check: Called after each step; raises where the weights that were read are not the model's any more.
         first: A context for the first step, in which drivers do what they have put off.
         features: The device's, among which are those beyond what all have.
+        lookup: Whether text that repeats is drafted from where it stood before (:mod:`bitnet.core.engine.lookup`).
     """
 
     def __init__(
@@ -105,6 +107,7 @@ class Engine:
         check: Callable[[], None] = lambda: None,
         first: Callable[[], AbstractContextManager[None]] = nullcontext,
         features: Collection[str] = (),
+        lookup: bool = False,
     ) -> None:
         if context > limits.max_blocks * kv.block_size or limits.max_blocks > kv.num_blocks:
             raise InvalidInputError(f"a context of {context} does not fit {limits} and {kv.num_blocks} KV blocks.")
@@ -115,7 +118,7 @@ class Engine:
         self._vocab_size, self._eos, self._text, self.device = vocab_size, eos, text, device
         self._check_weights, self._around = check, first
         self._scheduler = Scheduler(limits, kv.num_blocks, kv.block_size)
-        self._features = features
+        self._features, self.lookup = features, lookup
         self._ahead: GoesOn | None = None
         if LOOK_AHEAD in features:
             assert isinstance(executable, GoesOn), "the device lists the feature"
@@ -190,6 +193,7 @@ class Engine:
                 seed=sibling_seed(seed, i),
                 text=self._text(prompt),
                 constraint=None if constraint is None else constraint(),
+                lookup=self.lookup,
             )
             for i in range(n)
         )
@@ -248,10 +252,12 @@ class Engine:
             ModelFileError: The file that weights are read from was cut short.
         """
         with self._fails():
-            each = max(1, min(MAX_REPEAT, int(BURST_SECONDS / self._token_seconds)))
+            began, pace = time.perf_counter(), self._scheduler.pace
+            most = REFRESH_REPEAT if pace.stale else MAX_REPEAT
+            each = max(1, min(most, int(BURST_SECONDS / self._token_seconds)))
             if self._ahead is not None:  # a round is taken in while the next is computed
                 each = max(1, each // 2)
-            plan = self._scheduler.plan(each if self._ahead is None else each * ROUNDS)
+            plan = self._scheduler.plan(each if self._ahead is None or pace.stale else each * ROUNDS)
             if plan is None:
                 deliver(self.news())
                 return
@@ -269,6 +275,11 @@ class Engine:
                 else:
                     result = self._timed(step, rounds, wanted)
                 self._accept(plan, result, fed=rounds.passes > len(result.tokens))
+                began, seconds = time.perf_counter(), time.perf_counter() - began
+                if plan.drafted:
+                    pace.drafted(step.tokens - step.seqs, seconds)
+                elif step.tokens == step.seqs:
+                    pace.plain(step.seqs, seconds / len(result.tokens))
 
     def news(self) -> list[Update]:
         """What is new since this was asked last.
@@ -301,7 +312,7 @@ class Engine:
 
     def usual_steps(self) -> Iterator[Step]:
         """Steps of the sizes that traffic brings, to prepare the device with."""
-        return usual_steps(self.limits, self.kv, self.context, features=self._features)
+        return usual_steps(self.limits, self.kv, self.context, features=self._features, lookup=self.lookup)
 
     def stand_ins(self) -> Iterator[Step]:
         """Steps that can stand in for those of all other sizes, to prepare the device with before anything runs."""
@@ -347,8 +358,8 @@ class Engine:
             self._layout,
             [
                 SequenceStep(
-                    tokens=item.sequence.tokens[item.start : item.start + item.count],
-                    length=item.start + item.count,
+                    tokens=[*item.sequence.tokens[item.start : item.start + item.count], *item.draft],
+                    length=item.start + item.count + len(item.draft),
                     blocks=item.sequence.table.blocks if item.sequence.table else (),
                     rows=item.rows,
                     sampling=GREEDY if item.sequence.needs_logits else item.sequence.sampling,
@@ -363,8 +374,11 @@ class Engine:
         return step, wanted
 
     def _may_go_on(self, plan: Plan) -> bool:
-        """Whether the sequences of a plan are to have more tokens before anybody else's turn comes."""
-        return not self.interrupted() and not any(item.sequence.finished for item in plan.work)
+        """Whether the sequences of a plan are to have more tokens one by one, before anybody else's turn comes."""
+        sequences = [item.sequence for item in plan.work]
+        if self.interrupted() or any(sequence.finished for sequence in sequences):
+            return False
+        return not self._scheduler.drafts(sequences)
 
     def _timed(self, step: Step, rounds: Rounds, wanted: bool) -> Result:
         """As :meth:`_compute`; how long it takes tells how many tokens fit the next burst, and how many of prompts."""
@@ -404,7 +418,6 @@ class Engine:
             fed: Whether the first of them came of a token that the round before sampled.
         """
         (tokens, logits, logprobs), row = result, 0
-        sampled = tokens.T.tolist()
         for item in plan.work:
             if not item.rows:
                 continue
@@ -413,12 +426,14 @@ class Engine:
             if sequence.finished:  # while the step ran
                 continue
             seen = logits[rows] if logits is not None and sequence.needs_logits else None
-            told: list[TokenLogprob] = []
+            drawn, told = tokens[:, rows].ravel().tolist(), []
+            if item.draft:
+                del drawn[agreeing(item.draft, drawn) :]
             if (top := sequence.logprobs_wanted) is not None and logprobs is not None:
-                told = told_logprobs(logprobs, rows.start, sampled[rows.start], top)
-            sequence.accept(sampled[rows.start], seen, told)
+                told = told_logprobs(logprobs, rows, drawn, top)
+            sequence.accept(drawn, seen, told, len(item.draft))
             # Every token but the last was fed as well, and so was the last of the round before.
-            sequence.computed += len(result.tokens) - 1 + fed
+            sequence.computed += (len(drawn) if item.draft else len(tokens)) - 1 + fed
             self._release_siblings(sequence)
             if sequence.finished:
                 self._scheduler.remove(sequence)

@@ -25,6 +25,8 @@ class Timings:
         started: When the prompt's first step began: the time spent waiting for a place.
         token_times: When each generated token was there, a stop token included.
         total: When the generation ended.
+        drafted_tokens: Tokens that prompt look-up drafted and the device verified.
+        accepted_tokens: Those of them that the model chose as well.
     """
 
     prompt_tokens: int
@@ -32,6 +34,8 @@ class Timings:
     started: float
     token_times: tuple[float, ...]
     total: float
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
 
     @property
     def first_token(self) -> float | None:

@@ -92,9 +92,9 @@ def token_logprob(logits: F32, token: int, top: int) -> TokenLogprob:
     )
 
 
-def told_logprobs(told: Logprobs, row: int, tokens: Sequence[int], top: int) -> list[TokenLogprob]:
-    """The log-probabilities of a row's ``tokens``, of each pass of a run, as a device has told them."""
-    chosen, ids, values = (part[:, row].tolist() for part in told)
+def told_logprobs(told: Logprobs, rows: slice, tokens: Sequence[int], top: int) -> list[TokenLogprob]:
+    """The log-probabilities of ``tokens``, as a device has told them of each pass of a run and each of ``rows``."""
+    chosen, ids, values = (np.concatenate(part[:, rows]).tolist() for part in told)
     return [
         TokenLogprob(
             token, chosen[i], tuple(pair for pair in zip(ids[i][:top], values[i], strict=False) if pair[0] >= 0)

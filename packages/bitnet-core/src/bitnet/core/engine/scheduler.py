@@ -16,22 +16,27 @@ Rules, in order:
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 
 from bitnet.core.engine.blocks import BlockPool, BlockTable
+from bitnet.core.engine.lookup import CAPS, Pace
 from bitnet.core.engine.sequence import TokenSequence
 from bitnet.core.hal import Limits
 
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """One sequence's part of a step: ``count`` tokens from position ``start`` on, and the logits that are wanted."""
+    """One sequence's part of a step: ``count`` tokens from position ``start`` on, and the logits that are wanted.
+
+    ``draft`` is fed after them, and its rows are wanted too; only some of it may turn out to be right.
+    """
 
     sequence: TokenSequence
     start: int
     count: int
     rows: range
+    draft: Sequence[int] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +45,11 @@ class Plan:
 
     work: tuple[Work, ...]
     repeat: int
+
+    @property
+    def drafted(self) -> bool:
+        """Whether drafts are verified in it."""
+        return any(item.draft for item in self.work)
 
 
 def shares(wanted: list[int], budget: int) -> list[int]:
@@ -65,6 +75,7 @@ class Scheduler:
         self._waiting: deque[TokenSequence] = deque()
         self._running: list[TokenSequence] = []  # in the order they came in
         self.pool = BlockPool(num_blocks)
+        self.pace = Pace()
 
     @property
     def sequences(self) -> tuple[TokenSequence, ...]:
@@ -108,8 +119,11 @@ class Scheduler:
         self._admit()
         repeat = 1
         if work and len(work) == len(self._running):
-            # Who still waits cannot come in before a sequence ends, which is seen after a step only.
-            repeat = self._repeat(work, max(1, max_repeat // 2) if self._waiting else max_repeat)
+            if drafted := self._drafted(work):
+                work = drafted
+            else:
+                # Who still waits cannot come in before a sequence ends, which is seen after a step only.
+                repeat = self._repeat(work, max(1, max_repeat // 2) if self._waiting else max_repeat)
         work += self._prefill(work)
         for item in work:
             item.sequence.computed += item.count
@@ -133,18 +147,43 @@ class Scheduler:
                 ready.append(sequence)
         return ready
 
+    def _drafted(self, work: list[Work]) -> list[Work]:
+        """The work of decoding sequences with their drafts; nothing where there is none, or plain steps are faster."""
+        drafts = self.drafts([item.sequence for item in work])
+        if not drafts or not self._reserve(work, [1 + len(draft) for draft in drafts]):
+            return []
+        return [
+            replace(item, rows=range(1 + len(draft)), draft=draft) for item, draft in zip(work, drafts, strict=True)
+        ]
+
+    def drafts(self, sequences: Sequence[TokenSequence]) -> list[Sequence[int]]:
+        """What decoding sequences may be fed beside what is due; nothing where there is nothing or it does not pay."""
+        room = min(self._limits.max_rows, self._limits.max_tokens) - len(sequences)
+        if room < len(sequences):  # looking takes time, too
+            return []
+        drafts = [sequence.draft(CAPS[-1]) for sequence in sequences]
+        if not any(draft.tokens for draft in drafts):
+            return []
+        cap = self.pace.choose(drafts, room)
+        return [draft.tokens[:cap] for draft in drafts] if cap else []
+
     def _repeat(self, work: list[Work], most: int) -> int:
         """Tokens for which a step of decoding sequences can run by itself."""
         if any(item.sequence.needs_logits for item in work):
             return 1
         repeat = min(most, *(item.sequence.steps_left for item in work))
-        tables = [(self._table(item.sequence), item.start + repeat) for item in work]
-        while repeat > 1 and sum(table.missing(length) for table, length in tables) > self.pool.available:
+        while repeat > 1 and not self._reserve(work, [repeat] * len(work)):
             repeat //= 2
-            tables = [(table, item.start + repeat) for item, (table, _) in zip(work, tables, strict=True)]
+        return repeat
+
+    def _reserve(self, work: list[Work], counts: list[int]) -> bool:
+        """Give each so many positions from its start on; False, and nothing changed, where there are too few."""
+        tables = [(self._table(item.sequence), item.start + count) for item, count in zip(work, counts, strict=True)]
+        if sum(table.missing(length) for table, length in tables) > self.pool.available:
+            return False
         for table, length in tables:
             table.reserve(length)
-        return repeat
+        return True
 
     def _admit(self) -> None:
         while self._waiting and len(self._running) < self._limits.max_seqs:

@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from bitnet.core.engine.blocks import BlockTable
 from bitnet.core.engine.constraint import Constraint, masked
+from bitnet.core.engine.lookup import NO_DRAFT, Draft, Lookup
 from bitnet.core.engine.options import GenerationOptions
 from bitnet.core.engine.results import Chunk, Completion, FinishReason, Timings, Update
 from bitnet.core.engine.sampling import TokenLogprob, adjusted_logits, logsumexp, sample, token_logprob
@@ -97,6 +98,10 @@ class TokenSequence(ABC):
         """How the device adjusts its next logits; None: not at all."""
         return None
 
+    def draft(self, most: int) -> Draft:
+        """What its next tokens may be, ``most`` of them, to be verified in one step; nothing where that cannot be."""
+        return NO_DRAFT
+
     def started(self, cached: int) -> None:  # noqa: B027  (most need not know)
         """The first step is about to run; ``cached`` positions were there already."""
 
@@ -106,10 +111,13 @@ class TokenSequence(ABC):
         return None
 
     @abstractmethod
-    def accept(self, sampled: Sequence[int], logits: F32 | None, told: Sequence[TokenLogprob] = ()) -> None:
+    def accept(
+        self, sampled: Sequence[int], logits: F32 | None, told: Sequence[TokenLogprob] = (), drafted: int = 0
+    ) -> None:
         """Take what a step gave: the tokens drawn on the device, or where logits are needed ``logits[rows, V]``.
 
-        ``told`` has the log-probabilities of the tokens, where the device was to tell them.
+        ``told`` has the log-probabilities of the tokens, where the device was to tell them. ``drafted`` tokens were
+        fed; all of ``sampled`` but the last agree with them.
 
         Only what the next step depends on is done here, as the device waits for it.
         """
@@ -131,6 +139,7 @@ class Generation(TokenSequence):
         context: Tokens that prompt and output may have together.
         seed: Of this completion.
         constraint: What it may say; None: anything.
+        lookup: Whether it may be drafted for.
         clock: Seconds; the origin does not matter.
     """
 
@@ -145,6 +154,7 @@ class Generation(TokenSequence):
         seed: int,
         text: TextStream,
         constraint: Constraint | None = None,
+        lookup: bool = False,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         super().__init__(number, prompt)
@@ -165,6 +175,8 @@ class Generation(TokenSequence):
         self._times: list[float] = []
         self._devices: list[str] = []
         self._forbids_end = False  # in the slot
+        self._lookup = Lookup(self.tokens) if lookup else None
+        self._drafted = self._agreed = 0
         self._told = len(prompt)  # tokens that updates have told of
         self._reason: FinishReason | None = None
 
@@ -237,13 +249,20 @@ class Generation(TokenSequence):
         most = self._options.min_tokens if self._must_go_on else self._most
         return min(most, self._most) - self._generated
 
+    def draft(self, most: int) -> Draft:
+        if self._lookup is None or self.needs_logits or self.wants_slot:  # a slot counts one token at a time
+            return NO_DRAFT
+        return self._lookup.propose(min(most, self.steps_left - 1))
+
     def started(self, cached: int) -> None:
         if self.device not in self._devices:
             self._devices.append(self.device)
         if self._started is None:
             self._started, self._cached = self._clock() - self._submitted, cached
 
-    def accept(self, sampled: Sequence[int], logits: F32 | None, told: Sequence[TokenLogprob] = ()) -> None:
+    def accept(
+        self, sampled: Sequence[int], logits: F32 | None, told: Sequence[TokenLogprob] = (), drafted: int = 0
+    ) -> None:
         now = self._clock() - self._submitted
         if logits is not None:
             try:
@@ -271,6 +290,9 @@ class Generation(TokenSequence):
             self._counts.update(new)
         self._times += [now] * len(new)
         self.tokens += new
+        if drafted:
+            self._drafted += drafted
+            self._agreed += len(sampled) - 1
 
     def news(self) -> Update:
         return self._update()
@@ -333,6 +355,8 @@ class Generation(TokenSequence):
             started=total if self._started is None else self._started,
             token_times=tuple(self._times),
             total=total,
+            drafted_tokens=self._drafted,
+            accepted_tokens=self._agreed,
         )
         completion = Completion(
             text="".join(self._pieces),
@@ -370,7 +394,9 @@ class Scoring(TokenSequence):
     def needs_logits(self) -> bool:
         return True
 
-    def accept(self, sampled: Sequence[int], logits: F32 | None, told: Sequence[TokenLogprob] = ()) -> None:
+    def accept(
+        self, sampled: Sequence[int], logits: F32 | None, told: Sequence[TokenLogprob] = (), drafted: int = 0
+    ) -> None:
         assert logits is not None
         first = self._start + self._scored
         wanted = np.asarray(self.tokens[first : first + len(logits)])

@@ -100,6 +100,7 @@ def open_engine(
     max_seqs: int,
     step_tokens: int | None,
     deterministic: bool = False,
+    lookup: bool = False,
     first: Callable[[], AbstractContextManager[None]] = nullcontext,
 ) -> tuple[Engine, Executable]:
     """Compile a model for a device. ``first`` is a context for the first step.
@@ -164,5 +165,6 @@ def open_engine(
         check=lambda: file.gguf.check() if file.gguf.lost else None,
         first=first,
         features=device.info.features,
+        lookup=lookup,
     )
     return engine, executable

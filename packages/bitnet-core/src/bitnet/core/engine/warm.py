@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator
+from dataclasses import replace
 from itertools import product
 
 from bitnet.core.errors import BitNetError
@@ -68,11 +69,14 @@ def stand_ins(limits: Limits, kv: KVSpec, context: int, *, features: Collection[
         yield step(largest, True, GREEDY, told=0)
 
 
-def usual_steps(limits: Limits, kv: KVSpec, context: int, *, features: Collection[str] = ()) -> Iterator[Step]:
+def usual_steps(
+    limits: Limits, kv: KVSpec, context: int, *, features: Collection[str] = (), lookup: bool = False
+) -> Iterator[Step]:
     """A step of each size that traffic brings, the most frequent first: they are not for running.
 
     Decoding, greedy and with filters; then the parts of one prompt; then parts beside decoding sequences, and several
-    prompts at once. Decoding with penalties and with log-probabilities is the last, where the device has the feature.
+    prompts at once; then drafts, where there is ``lookup``. Decoding with penalties and with log-probabilities is the
+    last, where the device has the feature.
     """
     layout = StepLayout(limits)
     most = min(limits.max_seqs, kv.num_blocks)
@@ -108,6 +112,9 @@ def usual_steps(limits: Limits, kv: KVSpec, context: int, *, features: Collectio
                 yield step([*decoding, part(seqs, count, length, row=False)])
     for seqs in powers(1, most):
         yield step([part(i, max(1, largest // seqs), lengths[0]) for i in range(seqs)])
+    drafted = powers(2, min(limits.max_rows, largest)) if lookup and min(limits.max_rows, largest) > 1 else ()
+    for length, count, sampling in product(lengths, drafted, (GREEDY, FILTERED)):
+        yield step([replace(part(0, count, length, sampling), rows=range(count))])
     for length, seqs in product(lengths, powers(1, most)):
         for sampling in (GREEDY, FILTERED) if PENALTIES in features else ():
             yield step([part(i, 1, length, sampling, slot=True) for i in range(seqs)])

@@ -73,7 +73,9 @@ def rerun(
         check(opened.info)
         options: Any = asdict(replace(options_of(receipt), max_tokens=most))
         try:
-            with load_model(model, device=opened, **{"deterministic": False, **receipt["setup"]}) as loaded:
+            with load_model(
+                model, device=opened, **{"deterministic": False, "prompt_lookup": False, **receipt["setup"]}
+            ) as loaded:
                 done = (loaded.chat if is_conversation(prompt) else loaded.generate)(prompt, **options)
         except InvalidInputError as error:
             raise ReceiptError(f"The receipt does not hold: it cannot be run again, as {error.message}") from error

@@ -78,8 +78,6 @@ DEFAULTS: Mapping[str, Mapping[str, Any]] = {
 """What a key that ``config.json`` lacks stands for: the defaults of transformers' ``BitNetConfig``, ``LlamaConfig`` and
 ``Qwen3Config`` (5.23). 1bitLLM's own configuration class has those of ``LlamaConfig``, and OpenBMB's class of MiniCPM
 those above. None: derived from other keys."""
-FILE_TYPE_I2S = 40
-"""``general.file_type`` of I2_S files, as the official one has it."""
 _KEYS_OF_SHAPE = {
     "hidden": "hidden_size",
     "heads": "num_attention_heads",
@@ -198,7 +196,6 @@ class HFConfig:
         general: dict[str, MetadataValue] = {
             "general.architecture": model.architecture,
             "general.name": model.name,
-            "general.file_type": FILE_TYPE_I2S,
             "general.quantization_version": 2,
         }
         return general | {f"{model.architecture}.{key}": value for key, value in values.items()}
@@ -236,8 +233,19 @@ class HFConfig:
             raise self.error(key, f"is {brief(value)}, not a positive number that float32 can hold.")
         return float(value)
 
+    @property
+    def is_mlx(self) -> bool:
+        """Whether MLX wrote the folder: its configuration has the group's size and no method."""
+        found = self._mapping("quantization") or self._mapping("quantization_config")
+        return "group_size" in found and "quant_method" not in found
+
     def _quantization(self, architecture: str) -> Mapping[str, Any]:
         found = self._mapping("quantization_config")
+        if self.is_mlx:
+            found = self._mapping("quantization") or found
+            if found.get("bits") != 2 or found.get("mode", "affine") != "affine":
+                raise self.error("quantization", f"is {brief(found)}; ternary weights have 2 bits, and affine scales.")
+            return {"linear_class": "autobitlinear", "quantization_mode": "offline"}
         if not found:
             if architecture in ("llama", "qwen3"):
                 raise self.error("quantization_config", "is missing: this is no 1.58-bit model.")

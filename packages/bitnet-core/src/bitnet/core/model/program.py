@@ -34,6 +34,7 @@ from bitnet.core.model.rope import rope_tables
 if TYPE_CHECKING:
     from bitnet.core.model.config import ModelConfig
 
+
 BLOCK_SIZE = 32
 """Positions in a KV block: long enough for an attention kernel to stream, short enough to share prefixes well."""
 

@@ -9,15 +9,9 @@ import numpy as np
 import numpy.typing as npt
 
 from bitnet.core.gguf import GGMLType, GGUFFile, TensorInfo
+from bitnet.core.gguf.blocks import block_scales
 from bitnet.core.gguf.quants import DECODERS, decode
-from bitnet.core.gguf.ternary import (
-    BLOCK_TYPES,
-    I2SLayout,
-    block_scales,
-    check_ternary,
-    holds_threes,
-    load_ternary,
-)
+from bitnet.core.gguf.ternary import BLOCK_TYPES, LOOKUP_TYPES, I2SLayout, check_ternary, holds_threes, load_ternary
 from bitnet.core.gguf.types import BLOCKS
 from bitnet.core.hal import DenseWeight, TernaryData, TernaryWeight, Weight
 from bitnet.core.model.config import ModelConfig
@@ -69,6 +63,11 @@ def bind_weights(file: GGUFFile, config: ModelConfig, layout: I2SLayout) -> Mapp
         ModelFileError: A tensor is missing, of another shape or of a type that cannot hold such a weight, or the file
             has tensors that this architecture does not know, such as biases.
     """
+    rotated = next((key for key in file.metadata if key.startswith("prism.hadamard.")), None)
+    if rotated is not None:
+        raise file.error(
+            "says that the weights are rotated by a Hadamard matrix, which bitnet cannot undo.", key=rotated
+        )
     weights: dict[str, Weight] = {}
     known = {"rope_freqs.weight"}
     if isinstance(config.rope_scaling, LongRope):
@@ -82,9 +81,13 @@ def bind_weights(file: GGUFFile, config: ModelConfig, layout: I2SLayout) -> Mapp
         if tensor.shape != shape:
             raise file.error(f"has the shape {tensor.shape}; the model's metadata make it {shape}.", tensor=tensor.name)
         if kind == "ternary":
-            scale = file.tensors.get(f"{name}.scale")  # llama.cpp keeps the scale apart where it reads packed weights
+            # llama.cpp keeps the scale apart where it reads packed weights; bitnet.cpp's converter names it otherwise.
+            apart = f"{name}.weight_scale" if tensor.type in LOOKUP_TYPES else f"{name}.scale"
+            scale = file.tensors.get(apart)
+            if scale is None and tensor.type in LOOKUP_TYPES:
+                raise file.error("is missing.", tensor=apart)
             weights[name] = _ternary(file, config, tensor, scale, layout, grouped)
-            known.add(f"{name}.scale")
+            known.add(apart)
         else:
             weights[name] = _dense(file, tensor, kind, factors.get(name, 1.0))
         known.add(tensor.name)

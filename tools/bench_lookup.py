@@ -1,0 +1,231 @@
+"""How many times as fast generations are with prompt look-up, on a device, with the tokens that they have without it.
+
+    python tools/bench_lookup.py cuda:0
+
+Two engines share one executable and take turns; each line has the median of the ratios of their pairs, and the least.
+
+The model has the shape of 2B4T and random weights, so that steps take what that model's take, but so small a share of
+them reaches the logits that its next token depends on the last one alone: a fixed order of the vocabulary. So it says
+what a task wants:
+
+- quote: passages of 40 tokens of the prompt, and 10 tokens that are not in it before each: a summary that quotes.
+- fresh: tokens of which none comes twice. Nothing is drafted; this is what looking costs.
+- misled: the prompt has each three tokens of the answer, and another one after them: every draft is wrong.
+- sampled: a temperature at which any token may come.
+
+``story again`` is the demo model's, which is asked for a story that it has told already; ``story`` is the first time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+
+from bench_device import BLOCK, POSITIONS, VOCAB, build
+from bitnet.core import load_model, select_device
+from bitnet.core.engine import Completion, Engine, GenerationOptions
+from bitnet.core.hal import DenseMatmul, DenseWeight, Device, Limits, Program, TernaryData, TernaryWeight
+
+QUOTED, OWN = 40, 10
+"""Tokens of a passage that is quoted, and of what is said before it."""
+SEQS = 8
+
+
+class NoText:
+    """A text of tokens that stand for none."""
+
+    def push(self, *tokens: int) -> str:
+        return ""
+
+    def flush(self) -> str:
+        return ""
+
+
+def ordered(rng: np.random.Generator, limits: Limits, blocks: int) -> tuple[Program, list[int]]:
+    """A program whose greedy answers follow an order of the vocabulary, and that order."""
+    program, order = build(rng, limits, blocks), rng.permutation(VOCAB)
+    table = program.weights["embd"].load()
+    head = np.empty_like(table)
+    head[np.roll(order, -1)] = table[order]
+    weights = {
+        name: weight if not isinstance(weight, TernaryWeight) else quiet(weight)
+        for name, weight in program.weights.items()
+    }
+    weights["norm"] = DenseWeight((table.shape[1],), "f32", lambda: np.ones(table.shape[1], np.float32))
+    weights["head"] = DenseWeight(table.shape, "f16", lambda: head)
+    ops = [replace(op, weight="head") if isinstance(op, DenseMatmul) else op for op in program.ops]
+    return replace(program, ops=ops, weights=weights), order.tolist()
+
+
+def quiet(weight: TernaryWeight) -> TernaryWeight:
+    """The same codes with a scale so small that they change no token."""
+    return replace(weight, load=lambda: TernaryData(weight.load().codes, np.array([1e-6], np.float32)))
+
+
+class Tasks:
+    """Prompts whose greedy answers are known. No two share a token of their walk, so none finds another's cache."""
+
+    def __init__(self, rng: np.random.Generator, order: list[int], answer: int) -> None:
+        self._rng, self._order, self._answer, self._at = rng, order, answer, 0
+
+    def _walk(self) -> list[int]:
+        """The last token of a prompt, and what comes after it."""
+        self._at += self._answer + 2
+        return [self._order[(self._at + i) % VOCAB] for i in range(self._answer + 1)]
+
+    def _filler(self, count: int) -> list[int]:
+        return self._rng.integers(0, VOCAB, count).tolist()
+
+    def quote(self) -> list[int]:
+        walk, parts = self._walk(), []
+        for begin in range(1 + OWN, len(walk), OWN + QUOTED):
+            parts.append([*walk[begin : begin + QUOTED], *self._filler(5)])
+        self._rng.shuffle(parts)
+        return [*self._filler(20), *itertools.chain(*parts), walk[0]]
+
+    def fresh(self) -> list[int]:
+        return [*self._filler(self._answer), self._walk()[0]]
+
+    def misled(self) -> list[int]:
+        walk = self._walk()
+        parts = [[*walk[i : i + 3], *self._filler(1)] for i in range(len(walk) - 2)]
+        self._rng.shuffle(parts)
+        return [*self._filler(20), *itertools.chain(*parts), walk[0]]
+
+
+def timed(
+    engine: Engine, prompts: Sequence[Sequence[int]], options: GenerationOptions
+) -> tuple[float, list[Completion]]:
+    """Seconds of decoding, from when all have their first token, and the completions."""
+    numbers, done = [], {}
+    for prompt in prompts:
+        (sequence,) = engine.prepare(prompt, options)
+        engine.add([sequence])
+        numbers.append(sequence.number)
+    while engine.busy:
+        done.update({u.sequence: u.result for u in engine.step() if isinstance(u.result, Completion)})
+    answers = [done[number] for number in numbers]
+    return mean_seconds(answers), answers
+
+
+def asked(
+    engines: Mapping[bool, Engine],
+    prompts: Sequence[Sequence[list[int]]],
+    options: GenerationOptions,
+    pair: int,
+    lookup: bool,
+) -> tuple[float, list[Completion]]:
+    return timed(engines[lookup], prompts[pair], options)
+
+
+def mean_seconds(answers: Sequence[Completion]) -> float:
+    return statistics.mean(c.timings.token_times[-1] - c.timings.token_times[0] for c in answers)
+
+
+def compare(name: str, pairs: int, run: Callable[[int, bool], tuple[float, list[Completion]]]) -> None:
+    """Print how the two compare, over ``pairs`` of runs in alternation."""
+    ratios, answers = [], []
+    for pair in range(pairs + 1):  # the first is for what is made ready
+        took: dict[bool, float] = {}
+        told: dict[bool, list[Completion]] = {}
+        for lookup in (False, True) if pair % 2 else (True, False):
+            took[lookup], told[lookup] = run(pair, lookup)
+        if [c.tokens for c in told[False]] != [c.tokens for c in told[True]]:
+            print(f"{name}: OTHER TOKENS", flush=True)
+        if pair:
+            ratios.append(took[False] / took[True])
+            answers += told[True]
+    drafted, accepted = (sum(getattr(c.timings, f"{kind}_tokens") for c in answers) for kind in ("drafted", "accepted"))
+    tokens = sum(len(c.tokens) for c in answers)
+    print(
+        f"{name:12s} {statistics.median(ratios):5.2f} x (least {min(ratios):.2f}, {pairs} pairs); of {tokens} tokens "
+        f"{accepted} looked up, {drafted} drafted",
+        flush=True,
+    )
+
+
+def constructed(device: Device, answer: int, pairs: int) -> None:
+    """The tasks of the model whose order is known."""
+    rng = np.random.default_rng(1)
+    each = -(-(6 * answer + 64) // BLOCK)
+    limits = Limits(512, SEQS, 32, min(POSITIONS // BLOCK, each))
+    program, order = ordered(rng, limits, SEQS * each)
+    executable = device.compile(program)
+    assert program.kv is not None
+    engines = {
+        lookup: Engine(
+            executable,
+            limits=limits,
+            kv=program.kv,
+            context=limits.max_blocks * BLOCK,
+            vocab_size=VOCAB,
+            eos=frozenset(),
+            text=lambda prompt: NoText(),
+            device=device.info.name,
+            features=device.info.features,
+            lookup=lookup,
+        )
+        for lookup in (False, True)
+    }
+    tasks = Tasks(rng, order, answer)
+    greedy, drawn = (
+        GenerationOptions(max_tokens=answer),
+        GenerationOptions(max_tokens=answer, temperature=100.0, seed=1),
+    )
+    for name, make, options in (
+        ("quote", tasks.quote, greedy),
+        ("fresh", tasks.fresh, greedy),
+        ("misled", tasks.misled, greedy),
+        ("sampled", tasks.fresh, drawn),
+    ):
+        for seqs in (1, SEQS):
+            # Each engine has books of its own over the one cache: prompts of a pair are the same, those of two are not.
+            prompts = [[make() for _ in range(seqs)] for _ in range(pairs + 1)]
+            compare(f"{name}, {seqs}", pairs, partial(asked, engines, prompts, options))
+    executable.close()
+
+
+def story(device: str, pairs: int) -> None:
+    """The demo model tells the story that it has told, and tells it the first time."""
+    told = [{"role": "user", "content": "Tell me a story about a cat."}]
+    models = {lookup: load_model(device=device, prompt_lookup=lookup) for lookup in (False, True)}
+    first = models[False].chat(told, max_tokens=400)
+    again = [*told, {"role": "assistant", "content": first.text}, *told]
+    for name, messages in (("story again", again), ("story", told)):
+
+        def run(pair: int, lookup: bool, messages: list[dict[str, str]] = messages) -> tuple[float, list[Completion]]:
+            done = models[lookup].chat(messages, max_tokens=400)
+            return mean_seconds([done]), [done]
+
+        compare(name, pairs, run)
+    for model in models.values():
+        model.close()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("device", help="such as cuda:0")
+    parser.add_argument("--answer", type=int, default=250, help="tokens of an answer (250)")
+    parser.add_argument("--pairs", type=int, default=5, help="pairs of runs (5)")
+    parser.add_argument("--only", choices=["constructed", "story"], help="the model to ask; both if left out")
+    given = parser.parse_args()
+    selection = select_device(given.device)
+    print(f"{selection.info.name}: {selection.info.description}, driver {selection.info.driver_version}", flush=True)
+    if given.only != "constructed":
+        story(given.device, given.pairs)
+    if given.only != "story":
+        device = selection.open()
+        try:
+            constructed(device, given.answer, given.pairs)
+        finally:
+            device.close()
+
+
+if __name__ == "__main__":
+    main()
