@@ -38,7 +38,8 @@ def write_golden(model: GoldenModel, path: Path) -> None:
 
 def _neighbours(rows: int, heads: int) -> Array:
     """Rows in the order of files: row ``i`` of the first half of a head, then row ``i`` of its second half."""
-    return np.arange(rows).reshape(heads, 2, -1).transpose(0, 2, 1).reshape(-1)
+    order: Array = np.arange(rows).reshape(heads, 2, -1).transpose(0, 2, 1).reshape(-1)
+    return order
 
 
 def _ternary(weights: Array, unit: Array) -> TensorSource:

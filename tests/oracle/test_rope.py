@@ -43,7 +43,7 @@ def parameters(kind: str, pairs: int, rng: np.random.Generator) -> dict[str, Any
     if kind == "yarn":
         found |= some(attention_factor=float(rng.uniform(0.5, 2)))
         found |= some(beta_fast=float(rng.uniform(16, 64)), beta_slow=float(rng.uniform(0.5, 4)))
-        found |= rng.choice([{}, {"mscale": 0.707, "mscale_all_dim": float(rng.uniform(0.5, 2))}])
+        found |= {"mscale": 0.707, "mscale_all_dim": float(rng.uniform(0.5, 2))} if rng.random() < 0.5 else {}
     if kind == "longrope":
         found["short_factor"], found["long_factor"] = rng.uniform(1, 60, (2, pairs)).tolist()
         found |= some(attention_factor=float(rng.uniform(0.5, 2)))

@@ -30,7 +30,8 @@ def test_a_good_file(bitnet: Bitnet, model: Path) -> None:
     assert 0.3 < codes["zero"] < 0.37
     assert tensors["output_norm.weight"]["statistics"] is None
     text = bitnet("inspect", model).out
-    assert "random-2x128 (bitnet-b1.58): 2 layers, 128 wide, 4 heads of 32 over 2 KV heads" in text
+    assert "random-2x128 (bitnet-b1.58, BitNet b1.58 (2B4T)): 2 layers, 128 wide, 4 heads of 32 over 2 KV heads" in text
+    assert document["family"] == "BitNet b1.58 (2B4T)"
     for name in (*document["metadata"], *tensors):
         assert name in text
 
