@@ -1,9 +1,11 @@
 """Decode and prefill speed of a device, without engine and tokenizer, on a model of 2B4T's shape with random weights.
 
     python tools/bench_device.py cuda:0
+    python tools/bench_device.py cuda:0 --context 32768 --kv-dtype i8
 
 Prints tokens a second and microseconds a step, the best of all runs within half a second and the median of their steps,
-host loop included: the upload of a step, and the download of the tokens of all steps of a run.
+host loop included: the upload of a step, and the download of the tokens of all steps of a run. With ``--context`` only
+that context is measured: decode of one sequence, and the last 2048 tokens of a prompt of that length.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import product
+from typing import get_args
 
 import numpy as np
 
@@ -25,6 +28,7 @@ from bitnet.core.hal import (
     Embed,
     Executable,
     GluNormQuant,
+    KVDtype,
     KVSpec,
     Limits,
     NormQuant,
@@ -44,7 +48,7 @@ from bitnet.core.hal import (
 )
 
 LAYERS, WIDTH, HEADS, KV_HEADS, HEAD_DIM, FFN, VOCAB, POSITIONS = 30, 2560, 20, 5, 128, 6912, 128_256, 4096
-BLOCK, RUNS, SECONDS = 32, 5, 0.5
+BLOCK, CHUNK, RUNS, SECONDS = 32, 2048, 5, 0.5
 
 
 @dataclass
@@ -63,11 +67,12 @@ class RandomWeights:
         return DenseWeight(shape, "f16" if dtype is np.float16 else "f32", lambda: array)
 
 
-def build(rng: np.random.Generator, limits: Limits, blocks: int) -> Program:
-    """The operations of BitNet b1.58 2B4T."""
+def build(rng: np.random.Generator, limits: Limits, blocks: int, kv_dtype: KVDtype) -> Program:
+    """The operations of BitNet b1.58 2B4T, for contexts as long as the limits' sequences."""
+    positions = limits.max_blocks * BLOCK
     made, qkv = RandomWeights(rng), HEADS * HEAD_DIM
     w: dict[str, Weight] = {"embd": made.dense(VOCAB, WIDTH, dtype=np.float16), "norm": made.dense(WIDTH)}
-    w |= {"cos": made.dense(POSITIONS, HEAD_DIM // 2), "sin": made.dense(POSITIONS, HEAD_DIM // 2)}
+    w |= {"cos": made.dense(positions, HEAD_DIM // 2), "sin": made.dense(positions, HEAD_DIM // 2)}
     ops: list[Op] = [Embed("embd", "x")]
     for i in range(LAYERS):
         shapes = {"q": (qkv, WIDTH), "k": (KV_HEADS * HEAD_DIM, WIDTH), "v": (KV_HEADS * HEAD_DIM, WIDTH)}
@@ -92,7 +97,7 @@ def build(rng: np.random.Generator, limits: Limits, blocks: int) -> Program:
     specs += [TensorSpec(name, "i8", ("M", n)) for name, n in (("a", WIDTH), ("h", FFN))]
     specs += [TensorSpec("y", "f32", ("R", WIDTH)), TensorSpec("logits", "f32", ("R", VOCAB))]
     specs += [TensorSpec("token", "i32", ("R",))]
-    kv = KVSpec(LAYERS, KV_HEADS, HEAD_DIM, blocks, BLOCK)
+    kv = KVSpec(LAYERS, KV_HEADS, HEAD_DIM, blocks, BLOCK, kv_dtype)
     return Program(ops, {s.name: s for s in specs}, w, limits, kv, "2B4T, random")
 
 
@@ -114,11 +119,18 @@ def measure(name: str, executable: Executable, layout: StepLayout, seqs: Sequenc
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("device", help="such as cuda:0")
-    selection = select_device(parser.parse_args().device)
+    parser.add_argument("--kv-dtype", choices=get_args(KVDtype), default="f16", help="type of the KV cache")
+    parser.add_argument("--context", type=int, metavar="POSITIONS", help="measure this context, at least 2048, only")
+    args = parser.parse_args()
+    if args.context is not None and args.context < CHUNK:
+        parser.error(f"--context is {args.context}: the least is {CHUNK}.")
+    selection = select_device(args.device)
     rng = np.random.default_rng(1)
-    limits, each = Limits(512, 64, 64, POSITIONS // BLOCK), 17
-    program = build(rng, limits, 64 * each + POSITIONS // BLOCK)
+    longest = -(-(args.context or POSITIONS) // BLOCK)
+    limits, each = Limits(512, 64, 64, longest), 17
+    program = build(rng, limits, (0 if args.context else 64 * each) + longest, args.kv_dtype)
     print(f"{selection.info.name}: {selection.info.description}, driver {selection.info.driver_version}")
+    print(f"KV cache: {args.kv_dtype}, {program.kv.bytes if program.kv else 0:,} bytes")
     device = selection.open()
 
     def sequence(length: int, tokens: int = 1, first: int = 0) -> SequenceStep:
@@ -126,6 +138,14 @@ def main() -> None:
         return SequenceStep(ids, length, list(blocks)[: limits.max_blocks], [tokens - 1])
 
     try:
+        if args.context:
+            limits = replace(limits, max_tokens=CHUNK)
+            executable, layout = device.compile(replace(program, limits=limits)), StepLayout(limits)
+            for start in range(0, args.context - CHUNK, CHUNK):  # so that the whole cache holds numbers
+                executable.run(Step(layout, [sequence(start + CHUNK, CHUNK)], logits=False))
+            measure(f"prefill {CHUNK} at {args.context}", executable, layout, [sequence(args.context, CHUNK)], 1)
+            measure(f"decode, batch 1, at {args.context}", executable, layout, [sequence(args.context - 36)], 32)
+            return
         executable, layout = device.compile(program), StepLayout(limits)
         measure("decode, batch 1, context 512", executable, layout, [sequence(480)], 32)
         measure("decode, batch 1, context 4096", executable, layout, [sequence(4060)], 32)
@@ -134,9 +154,9 @@ def main() -> None:
             measure(f"decode, batch {batch}, context 512", executable, layout, seqs, 16)
         measure("prefill 512", executable, layout, [sequence(512, 512)], 1)
         executable.close()
-        limits = replace(limits, max_tokens=2048)
+        limits = replace(limits, max_tokens=CHUNK)
         executable = device.compile(replace(program, limits=limits))
-        measure("prefill 2048", executable, StepLayout(limits), [sequence(2048, 2048)], 1)
+        measure(f"prefill {CHUNK}", executable, StepLayout(limits), [sequence(CHUNK, CHUNK)], 1)
     finally:
         device.close()
 

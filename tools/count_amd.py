@@ -96,9 +96,11 @@ def products(card: str, tokens: int) -> list[tuple[Launch, int, int]]:
     assert spec.loader is not None
     module = sys.modules.setdefault(TESTS.stem, module_from_spec(spec))
     spec.loader.exec_module(module)
-    found = [launch for launch, _ in module.launches(card, "2b4t", units=CARDS[card].units, steps=steps)]
-    named = [launch for launch in found if launch.kernel.entry.startswith("ternary_")]
-    return [(launch, int(launch.args[-1]), int(dict(launch.kernel.defines)["COLS"])) for launch in named]
+    launches = module.launches(card, "2b4t", units=CARDS[card].units, steps=steps)
+    named = [launch for launch, of in launches if of == tokens and launch.kernel.entry.startswith("ternary_")]
+    # The kernels of one token are there again for a step whose logits are adjusted.
+    once = {(launch.kernel, int(launch.args[-1])): launch for launch in named}
+    return [(launch, rows, int(dict(kernel.defines)["COLS"])) for (kernel, rows), launch in once.items()]
 
 
 def counted(spec: KernelSpec, card: str, folder: Path) -> Counted:

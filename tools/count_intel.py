@@ -126,6 +126,16 @@ def grouped(rows: int, cols: int, group: int, tokens: int = 1) -> KernelSpec:
     return group_product(ctx, op, bucket)[0].kernel
 
 
+def of_several(product: str, tokens: int) -> Iterator[tuple[str, KernelSpec]]:
+    """Products and head of a decode step of several tokens: their rows are quantised by launches of their own."""
+    for rows, cols in ((3840, 2560), (13824, 2560), (2560, 6912)):
+        defines = {"WG": 256, "COLS": cols, "ROW_BYTES": cols // 4, "TOKENS": tokens, "INPUT": 0, "GLU": 0, "RELU2": 0}
+        more = {"ADD": int(cols == 6912), "LANES": lanes_of(product, rows, cols, 1)}
+        yield f"{rows} x {cols}", KernelSpec("ternary_decode", "ternary_decode", tuple((defines | more).items()))
+    head = {"WG": 256, "LANES": 32, "EACH": 1, "TOKENS": tokens, "WEIGHT_F16": 1}
+    yield "head", KernelSpec("dense_matmul", "dense_matmul", tuple(head.items()))
+
+
 def lanes_of(product: str, rows: int, cols: int, times: int) -> int:
     """Work-items that share a row, as the lowering chooses them."""
     products = IntelProducts(Abilities(UNITS[product], 1024, 65536, matrix="intel"))

@@ -30,11 +30,14 @@ class GoldenModel:
 
     Attributes:
         family: ``bitnet`` has sub-norms (BitNet b1.58 2B4T with ``relu2``, the 1bitLLM models with ``silu``); ``llama``
-            has none (Falcon3 and Llama 3 at 1.58 bits); ``qwen3`` has norms of q's and k's heads instead.
-        group: Columns of a weight that share a scale (Ternary-Bonsai has 64 or 128); None: all of a matrix.
+            has none (Falcon3 and Llama 3 at 1.58 bits); ``qwen3`` has norms of q's and k's heads instead; ``minicpm``
+            has ``scales`` (BitCPM4).
+        group: Columns of a weight that share a scale (64 or 128 in Ternary-Bonsai, 256 in BitCPM4); None: all of it.
         width: Of the residual stream; None: that of all heads together.
         linear: Which of transformers' quantised layers computes it: ``bitlinear`` multiplies int8 codes by unpacked
             ternary ones, ``autobitlinear`` multiplies their float forms.
+        rope: ``rope_parameters`` besides the base, as in a ``config.json``.
+        scales: ``scale_emb``, ``scale_depth`` and ``dim_model_base`` of MiniCPM.
     """
 
     name: str
@@ -44,7 +47,7 @@ class GoldenModel:
     ffn: int
     layers: int
     vocab: int = 400
-    family: Literal["bitnet", "llama", "qwen3"] = "bitnet"
+    family: Literal["bitnet", "llama", "qwen3", "minicpm"] = "bitnet"
     activation: Literal["relu2", "silu"] = "relu2"
     linear: Literal["bitlinear", "autobitlinear"] = "bitlinear"
     tied: bool = True
@@ -54,6 +57,8 @@ class GoldenModel:
     seed: int = 0
     group: int | None = None
     width: int | None = None
+    rope: dict[str, Any] | None = None
+    scales: tuple[float, float, float] = (1.0, 1.0, 1.0)
 
     @property
     def hidden(self) -> int:
@@ -120,6 +125,25 @@ def _bonsai(name: str, **shape: Any) -> GoldenModel:
     return GoldenModel(name, family="qwen3", activation="silu", rope_theta=1e6, eps=1e-6, **shape)
 
 
+def _minicpm(name: str, **shape: Any) -> GoldenModel:
+    return GoldenModel(
+        name, family="minicpm", activation="silu", rope_theta=1e4, scales=(12.0, 1.4, 64.0), vocab=160, **shape
+    )
+
+
+def _longrope(pairs: int, original: int) -> dict[str, Any]:
+    """Factors that grow from pair to pair."""
+    short, long = (np.linspace(1, most, pairs, dtype=np.float32).tolist() for most in (2, 30))
+    return {
+        "rope_type": "longrope",
+        "short_factor": short,
+        "long_factor": long,
+        "original_max_position_embeddings": original,
+    }
+
+
+_YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128}
+
 MODELS = (
     GoldenModel("bitnet-gqa1", heads=4, kv_heads=4, head_dim=64, ffn=324, layers=2),
     GoldenModel("bitnet-gqa4", heads=8, kv_heads=2, head_dim=32, ffn=384, layers=2, linear="autobitlinear"),
@@ -137,6 +161,45 @@ MODELS = (
     _bonsai("qwen3-g64", heads=4, kv_heads=2, head_dim=64, ffn=448, layers=2, group=64, width=192, tied=False, seed=2),
     _bonsai("qwen3-g128", heads=4, kv_heads=1, head_dim=64, ffn=640, layers=2, group=128, width=384),
     _bonsai("one-layer-qwen3", heads=8, kv_heads=2, head_dim=32, ffn=512, layers=1, group=128, width=128),
+    _bonsai(
+        "qwen3-yarn",
+        heads=4,
+        kv_heads=2,
+        head_dim=64,
+        ffn=320,
+        layers=2,
+        group=64,
+        width=192,
+        vocab=160,
+        seed=1,
+        rope=_YARN,
+    ),
+    GoldenModel(
+        "one-layer-llama-yarn",
+        heads=6,
+        kv_heads=2,
+        head_dim=64,
+        ffn=512,
+        layers=1,
+        vocab=160,
+        family="llama",
+        activation="silu",
+        rope=_YARN | {"factor": 11.0, "beta_fast": 24.0, "beta_slow": 2.0, "attention_factor": 1.5},
+    ),
+    _minicpm("minicpm", heads=6, kv_heads=2, head_dim=32, ffn=320, layers=3, rope=_longrope(16, 256)),
+    _minicpm(
+        "minicpm-g256",
+        heads=4,
+        kv_heads=2,
+        head_dim=64,
+        ffn=512,
+        layers=2,
+        group=256,
+        tied=False,
+        seed=5,
+        rope=_longrope(32, 1024),
+    ),
+    _minicpm("one-layer-minicpm", heads=8, kv_heads=1, head_dim=64, ffn=768, layers=1, group=256),
 )
 
 

@@ -1,7 +1,7 @@
 """Make the golden files of tests/oracle: logits and greedy tokens by Hugging Face transformers, in fp32 on the CPU.
 
     uvx --with tox-uv tox -e oracle -- --no-header -q  # the live comparison
-    python tools/make_golden.py                         # rewrites tests/oracle/golden, where torch and transformers are
+    python tools/make_golden.py [NAME …]                # rewrites tests/oracle/golden, where torch and transformers are
 
 The linears are transformers' own *quantised* ones (int8 activations, ternary weights). Two right implementations may
 still round an activation to different sides where it stands on a border between two int8 codes; one such step moves the
@@ -18,6 +18,7 @@ os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")  # transformers compiles its B
 
 import copy
 import itertools
+import sys
 import types
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -28,6 +29,7 @@ import torch
 import transformers
 from transformers.integrations.bitnet import BitLinear, pack_weights, replace_with_bitnet_linear
 from transformers.models.bitnet.modeling_bitnet import BitNetRMSNorm
+from transformers.models.granite.modeling_granite import GraniteRMSNorm
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
 
@@ -77,8 +79,10 @@ def config(model: GoldenModel) -> transformers.PretrainedConfig:
         "bitnet": transformers.BitNetConfig,
         "llama": transformers.LlamaConfig,
         "qwen3": transformers.Qwen3Config,
+        "minicpm": transformers.GraniteConfig,
     }
     return families[model.family](
+        **_scales(model),
         head_dim=model.head_dim,
         vocab_size=model.vocab,
         hidden_size=model.hidden,
@@ -89,13 +93,34 @@ def config(model: GoldenModel) -> transformers.PretrainedConfig:
         hidden_act=model.activation,
         max_position_embeddings=model.context,
         rms_norm_eps=model.eps,
-        rope_theta=model.rope_theta,
+        rope_parameters={"rope_type": "default", "rope_theta": model.rope_theta} | _rope(model),
         tie_word_embeddings=model.tied,
         bos_token_id=None,
         eos_token_id=None,
         pad_token_id=None,
         attn_implementation="eager",
     )
+
+
+def _scales(model: GoldenModel) -> dict[str, float]:
+    """MiniCPM's scales as those of Granite, which computes the same with them and is in transformers."""
+    if model.family != "minicpm":
+        return {}
+    embedding, depth, base = model.scales
+    return {
+        "attention_multiplier": model.head_dim**-0.5,
+        "embedding_multiplier": embedding,
+        "residual_multiplier": depth / model.layers**0.5,
+        "logits_scaling": model.hidden / base,
+    }
+
+
+def _rope(model: GoldenModel) -> dict[str, Any]:
+    """transformers takes LongRoPE's long factors once a text is long; here a model has a context from the start."""
+    rope = dict(model.rope or {})
+    if "long_factor" in rope and model.context > rope["original_max_position_embeddings"]:
+        rope["short_factor"] = rope["long_factor"]
+    return rope
 
 
 def hugging_face(model: GoldenModel, weights: Mapping[str, Array] | None = None) -> Any:
@@ -105,6 +130,7 @@ def hugging_face(model: GoldenModel, weights: Mapping[str, Array] | None = None)
         "bitnet": transformers.BitNetForCausalLM,
         "llama": transformers.LlamaForCausalLM,
         "qwen3": transformers.Qwen3ForCausalLM,
+        "minicpm": transformers.GraniteForCausalLM,
     }
     hf = families[model.family](config(model)).to(torch.float32).eval()
     if model.group is None:
@@ -152,7 +178,7 @@ class Watched:
         for module in self._exact.modules():
             if isinstance(module, BitLinear):
                 module.dtype = torch.float64
-            elif isinstance(module, BitNetRMSNorm | LlamaRMSNorm | Qwen3RMSNorm):
+            elif isinstance(module, BitNetRMSNorm | GraniteRMSNorm | LlamaRMSNorm | Qwen3RMSNorm):
                 module.forward = types.MethodType(_norm_of_its_type, module)
         self._seen: dict[tuple[Any, int, str], list[torch.Tensor]] = {}
         for layer, part in itertools.product(range(model.layers), ("attn_q", "attn_output", "ffn_gate", "ffn_down")):
@@ -267,7 +293,7 @@ def make(model: GoldenModel) -> dict[str, Array]:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    for golden in MODELS:
+    for golden in [model for model in MODELS if not sys.argv[1:] or model.name in sys.argv[1:]]:
         contents = make(golden)
         golden.path.parent.mkdir(exist_ok=True)
         np.savez_compressed(golden.path, allow_pickle=False, **contents)

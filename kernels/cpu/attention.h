@@ -74,11 +74,19 @@ static need_t attention_need(const run_t *run, const op_t *op) {
     };
 }
 
-INLINE vf cache_load(const void *cache, int64_t at, const int half) {
-    return half ? v_load_half((const half_t *)cache + at) : v_load((const float *)cache + at);
+INLINE vf cache_load(const void *cache, int64_t at, const int type) {
+    if (type == KV_I8) return v_load_codes((const int8_t *)cache + at);
+    return type == KV_F16 ? v_load_half((const half_t *)cache + at) : v_load((const float *)cache + at);
 }
 
-/* Keys and values needed next: a part of them is prefetched with each element of the keys that are scored, since no
+/* Scales of an i8 cache, from a position on: they stand behind the `codes` elements of the head that is at `head`. */
+INLINE const float *scales_of(const void *cache, int64_t head, int64_t codes, int32_t place) {
+    return (const float *)((const int8_t *)cache + head + codes) + place;
+}
+
+#define PART 4 /* elements of the keys that are scored between two prefetches; it divides every head */
+
+/* Keys and values needed next: a part of them is prefetched with each part of the keys that are scored, since no
  * processor guesses where the next block is. */
 typedef struct {
     const char *keys, *values;
@@ -91,30 +99,37 @@ INLINE void ask_for(const wanted_t *wanted, int part) {
     for (int64_t i = 0; i < wanted->values_step; i += 64) __builtin_prefetch(values + i, 0, 2);
 }
 
-/* scores[q][0 … n) of adjacent positions from `at` on; lanes behind n are overwritten later. */
+/* scores[q][0 … n) of adjacent positions from `at` on; lanes behind n are overwritten later. Codes are multiplied with q
+ * as they are, and their sums with the positions' scales. */
 INLINE void score_run(
     const queries_t *s, const attention_scratch_t *t, int64_t at, int64_t offset, int n, const wanted_t *wanted,
-    const int half, const int nq) {
+    const float *scales, const int type, const int nq) {
     const int64_t stride = s->kv->k_stride;
     const int d = s->op->head_dim;
     const int wide = nq <= 8; /* two vectors at a time: with more queries, sums of one fill the registers */
     for (int i = 0; i < n; i += VL << wide) {
-        const int two = wide && n - i > VL;
+        const int two = wide && n - i > VL; /* where it is one, the other is read and not stored */
         vf sum[QUERIES][2];
         for (int q = 0; q < nq; q++) sum[q][0] = sum[q][1] = v_set(0.0f);
-        for (int e = 0; e < d; e++) {
-            const int64_t from = at + e * stride + i;
-            if (i == 0) ask_for(wanted, e);
-            const vf k0 = cache_load(s->op->layer.k, from, half);
-            const vf k1 = two ? cache_load(s->op->layer.k, from + VL, half) : k0;
-            for (int q = 0; q < nq; q++) {
-                const vf y = v_set(t->q[e * QUERIES + q]);
-                sum[q][0] = v_fma(y, k0, sum[q][0]);
-                if (wide) sum[q][1] = v_fma(y, k1, sum[q][1]);
+        int64_t from = at + i;
+        for (int part = 0; part < d; part += PART) {
+            if (i == 0) ask_for(wanted, part / PART);
+            for (int e = part; e < part + PART; e++, from += stride) {
+                const vf k0 = cache_load(s->op->layer.k, from, type);
+                const vf k1 = wide ? cache_load(s->op->layer.k, from + VL, type) : k0;
+                for (int q = 0; q < nq; q++) {
+                    const vf y = v_set(t->q[e * QUERIES + q]);
+                    sum[q][0] = v_fma(y, k0, sum[q][0]);
+                    if (wide) sum[q][1] = v_fma(y, k1, sum[q][1]);
+                }
             }
         }
         for (int q = 0; q < nq; q++) {
             float *scores = t->scores + q * (CHUNK + VL) + offset + i;
+            if (type == KV_I8) {
+                sum[q][0] *= v_load(scales + i);
+                if (two) sum[q][1] *= v_load(scales + i + VL);
+            }
             v_store(scores, sum[q][0]);
             if (two) v_store(scores + VL, sum[q][1]);
         }
@@ -123,7 +138,7 @@ INLINE void score_run(
 
 /* acc[q] += p[q][i] · v[i] for n positions from `at` on and the queries first … first + nq - 1. */
 INLINE void value_run(
-    const queries_t *s, const attention_scratch_t *t, int64_t at, int64_t offset, int n, const int half, int first,
+    const queries_t *s, const attention_scratch_t *t, int64_t at, int64_t offset, int n, const int type, int first,
     const int nq) {
     const int64_t stride = s->kv->v_stride;
     const int wide = nq <= 8;
@@ -137,8 +152,8 @@ INLINE void value_run(
         }
         for (int i = 0; i < n; i++) {
             const int64_t from = at + i * stride + e;
-            const vf v0 = cache_load(s->op->layer.v, from, half);
-            const vf v1 = two ? cache_load(s->op->layer.v, from + VL, half) : v0;
+            const vf v0 = cache_load(s->op->layer.v, from, type);
+            const vf v1 = wide ? cache_load(s->op->layer.v, from + VL, type) : v0;
             for (int q = 0; q < nq; q++) {
                 const vf p = v_set(t->scores[(first + q) * (CHUNK + VL) + offset + i]);
                 sum[q][0] = v_fma(p, v0, sum[q][0]);
@@ -169,22 +184,37 @@ INLINE int rounded_up(int count) {
     } while (0)
 
 static void score_positions(
-    const queries_t *s, const attention_scratch_t *t, int64_t at, int64_t offset, int n, const wanted_t *wanted) {
+    const queries_t *s, const attention_scratch_t *t, int64_t head, int32_t place, int64_t offset, int n,
+    const wanted_t *wanted) {
+    const int64_t at = head + place;
+    const float *scales = scales_of(s->op->layer.k, head, (int64_t)s->op->head_dim * s->kv->k_stride, place);
 #define CALL(nq) \
     do { \
-        if (s->kv->half) score_run(s, t, at, offset, n, wanted, 1, nq); \
-        else score_run(s, t, at, offset, n, wanted, 0, nq); \
+        if (s->kv->type == KV_I8) score_run(s, t, at, offset, n, wanted, scales, KV_I8, nq); \
+        else if (s->kv->type == KV_F16) score_run(s, t, at, offset, n, wanted, NULL, KV_F16, nq); \
+        else score_run(s, t, at, offset, n, wanted, NULL, KV_F32, nq); \
     } while (0)
     BY_COUNT(s->count, CALL);
 #undef CALL
 }
 
 static void add_values(
-    const queries_t *s, const attention_scratch_t *t, int64_t at, int64_t offset, int n, int first, int count) {
+    const queries_t *s, const attention_scratch_t *t, int64_t head, int32_t place, int64_t offset, int n, int first,
+    int count) {
+    const kv_t *kv = s->kv;
+    const int64_t at = head + place * kv->v_stride;
+    if (kv->type == KV_I8) { /* probabilities take the scales, so that codes can be added as they are */
+        const float *scales = scales_of(s->op->layer.v, head, (int64_t)kv->block_size * kv->v_stride, place);
+        for (int q = first; q < first + count; q++) {
+            float *p = t->scores + q * (CHUNK + VL) + offset;
+            for (int i = 0; i < n; i += VL) v_store_part(p + i, v_load(p + i) * v_load(scales + i), n - i < VL ? n - i : VL);
+        }
+    }
 #define CALL(nq) \
     do { \
-        if (s->kv->half) value_run(s, t, at, offset, n, 1, first, nq); \
-        else value_run(s, t, at, offset, n, 0, first, nq); \
+        if (kv->type == KV_I8) value_run(s, t, at, offset, n, KV_I8, first, nq); \
+        else if (kv->type == KV_F16) value_run(s, t, at, offset, n, KV_F16, first, nq); \
+        else value_run(s, t, at, offset, n, KV_F32, first, nq); \
     } while (0)
     BY_COUNT(count, CALL);
 #undef CALL
@@ -201,6 +231,7 @@ static void soften(const queries_t *s, const attention_scratch_t *t, int q, int 
     vf sum = v_set(0.0f);
     for (int i = 0; i < n; i += VL) {
         const int rest = n - i < VL ? n - i : VL;
+        sum = v_fma(v_load_part(scores + i, rest), v_set(0.0f), sum); /* a NaN, which v_exp and v_max would hide */
         vf p = v_exp(v_load(scores + i) - top);
         v_store(scores + i, p);
         sum += v_load_part(scores + i, rest);
@@ -222,16 +253,15 @@ INLINE wanted_t wanted_after(const queries_t *s, int32_t p, int n, int32_t end) 
     const attention_op_t *o = s->op;
     const kv_t *kv = s->kv;
     const int d = o->head_dim, size = kv->block_size;
-    const int64_t item = kv->half ? sizeof(half_t) : sizeof(float);
-    const int64_t k_head = (int64_t)d * kv->k_stride, v_head = (int64_t)size * kv->v_stride;
-    const int64_t values = s->table[p / size] * kv->block + s->group * v_head + p % size * kv->v_stride;
+    const int64_t item = kv->type == KV_I8 ? 1 : kv->type == KV_F16 ? sizeof(half_t) : sizeof(float);
+    const int64_t values = s->table[p / size] * kv->block + s->group * kv->v_head + p % size * kv->v_stride;
     const bool more = p + n < end;
-    const int64_t keys = s->table[(more ? p + n : p) / size] * kv->block + s->group * k_head;
+    const int64_t keys = s->table[(more ? p + n : p) / size] * kv->block + s->group * kv->k_head;
     return (wanted_t){
         .keys = (const char *)o->layer.k + keys * item,
         .values = (const char *)o->layer.v + values * item,
-        .keys_step = more ? kv->k_stride * item : 0,
-        .values_step = n * kv->v_stride * item / d,
+        .keys_step = more ? kv->k_head * item / (d / PART) : 0,
+        .values_step = n * kv->v_stride * item / (d / PART),
     };
 }
 
@@ -240,7 +270,6 @@ static void attend(const queries_t *s, const attention_scratch_t *t, int32_t beg
     const attention_op_t *o = s->op;
     const kv_t *kv = s->kv;
     const int d = o->head_dim, size = kv->block_size;
-    const int64_t k_head = (int64_t)d * kv->k_stride, v_head = (int64_t)size * kv->v_stride;
     const float scale = 1.0f / sqrtf((float)d);
     const int computed = rounded_up(s->count);
     for (int q = 0; q < computed; q++) {
@@ -254,7 +283,8 @@ static void attend(const queries_t *s, const attention_scratch_t *t, int32_t beg
         for (int32_t p = chunk, n; p < stop; p += n) {
             n = size - p % size < stop - p ? size - p % size : stop - p;
             const wanted_t wanted = wanted_after(s, p, n, end);
-            score_positions(s, t, s->table[p / size] * kv->block + s->group * k_head + p % size, p - chunk, n, &wanted);
+            const int64_t head = s->table[p / size] * kv->block + s->group * kv->k_head;
+            score_positions(s, t, head, p % size, p - chunk, n, &wanted);
         }
         int32_t seen[QUERIES], least = stop - chunk;
         for (int q = 0; q < s->count; q++) {
@@ -265,17 +295,17 @@ static void attend(const queries_t *s, const attention_scratch_t *t, int32_t beg
         if (least < 0) least = 0;
         /* Positions that some queries do not see, whatever they hold, reach only the queries that do. */
         for (int32_t p = chunk, n; p < stop; p += n) {
-            const int64_t at = s->table[p / size] * kv->block + s->group * v_head + p % size * kv->v_stride;
+            const int64_t head = s->table[p / size] * kv->block + s->group * kv->v_head;
             const bool shared = p < chunk + least;
             const int32_t limit = shared ? chunk + least : stop;
             n = size - p % size < limit - p ? size - p % size : limit - p;
             if (shared) {
-                add_values(s, t, at, p - chunk, n, 0, s->count);
+                add_values(s, t, head, p % size, p - chunk, n, 0, s->count);
                 continue;
             }
             for (int q = 0; q < s->count; q++) {
                 const int32_t own = seen[q] - (p - chunk);
-                if (own > 0) add_values(s, t, at, p - chunk, own < n ? own : n, q, 1);
+                if (own > 0) add_values(s, t, head, p % size, p - chunk, own < n ? own : n, q, 1);
             }
         }
     }

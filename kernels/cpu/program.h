@@ -92,8 +92,9 @@ typedef struct {
 } table_matmul_op_t;
 
 /* One layer of the cache. Keys stand transposed, so that a vector is one element of neighbouring positions:
- * k[block][kv head][element][position], v[block][kv head][position][element], with the strides of kv_t. A block's layers
- * stand side by side, so that a short sequence uses few pages. */
+ * k[block][kv head][element][position], v[block][kv head][position][element], with the strides of kv_t. The codes of a
+ * head of an i8 cache are followed by a scale for each position. A block's layers stand side by side, so that a short
+ * sequence uses few pages. */
 typedef struct {
     void *k, *v;
 } kv_layer_t;
@@ -180,10 +181,12 @@ typedef struct op {
     };
 } op_t;
 
-/* Strides of the cache, in elements: of an element row among keys, a position among values, and a block. */
+enum kv_type { KV_F32, KV_F16, KV_I8 };
+
+/* Strides of the cache, in elements: of an element row among keys, a position among values, a block, and a head. */
 typedef struct {
-    int32_t half, block_size, k_stride, v_stride;
-    int64_t block;
+    int32_t type, block_size, k_stride, v_stride;
+    int64_t block, k_head, v_head;
 } kv_t;
 
 typedef struct {

@@ -2,6 +2,8 @@
  * into the paged cache. */
 #include "rows.h"
 
+#define LEAST_ROW 1e-30f /* a row of an i8 cache whose greatest magnitude is below it is kept as zeros */
+
 /* One head of d elements to its RMSNorm, in place. */
 static void norm_head(float *head, const float *weight, float eps, int d) {
     double squares = 0;
@@ -30,12 +32,35 @@ static void rotate(const float *from, float *to, const float *cosine, const floa
     }
 }
 
+/* to[i · stride] = the code of from[i], and the scale of them all. */
+static void append_codes(int8_t *to, float *scale, int64_t stride, const float *from, int d) {
+    vu most = (vu)(0u);
+    for (int i = 0; i < d; i += VL) {
+        const vu bits = (vu)v_abs(v_load_part(from + i, d - i < VL ? d - i : VL));
+        most = bits > most ? bits : most; /* integers order numbers, infinities and NaN, the last above all */
+    }
+    uint32_t lanes[VL], top = 0;
+    memcpy(lanes, &most, sizeof lanes);
+    for (int i = 0; i < VL; i++) top = lanes[i] > top ? lanes[i] : top;
+    float greatest;
+    memcpy(&greatest, &top, sizeof greatest);
+    const int sound = top < 0x7f800000u, zero = greatest < LEAST_ROW;
+    *scale = !sound ? NAN : zero ? 0.0f : greatest / 127.0f;
+    const float inverse = sound && !zero ? 127.0f / greatest : 0.0f;
+    for (int i = 0; i < d; i += VL) {
+        const int n = d - i < VL ? d - i : VL;
+        const vf a = v_round(v_load_part(from + i, n) * inverse);
+        const vi codes = __builtin_convertvector(v_min(v_max(a, v_set(-127.0f)), v_set(127.0f)), vi);
+        for (int j = 0; j < n; j++) to[(i + j) * stride] = (int8_t)codes[j];
+    }
+}
+
 /* to[i · stride] = from[i] in the cache's type. */
 static void append(const kv_t *kv, void *cache, int64_t at, int64_t stride, const float *from, int d) {
     for (int i = 0; i < d; i += VL) {
         const int n = d - i < VL ? d - i : VL;
         const vf a = v_load_part(from + i, n);
-        if (kv->half) {
+        if (kv->type == KV_F16) {
             half_t *to = (half_t *)cache + at + i * stride;
             const vs h = v_to_half(a);
             if (stride == 1)
@@ -55,7 +80,7 @@ static void rope_append(run_t *run, const op_t *op, int thread) {
     const kv_t *kv = &run->program.kv;
     const step_t *step = &run->step;
     const int d = o->head_dim, ratio = o->heads / o->kv_heads;
-    const int64_t k_head = (int64_t)d * kv->k_stride, v_head = (int64_t)kv->block_size * kv->v_stride;
+    const int64_t k_codes = (int64_t)d * kv->k_stride, v_codes = (int64_t)kv->block_size * kv->v_stride; /* of a head */
     const int64_t items = (int64_t)step->tokens * o->kv_heads;
     for (int64_t item; (item = pool_take(run->pool, thread, items)) >= 0;) {
         const int32_t m = (int32_t)(item / o->kv_heads), g = (int32_t)(item % o->kv_heads);
@@ -71,7 +96,14 @@ static void rope_append(run_t *run, const op_t *op, int thread) {
         float *k = row + (o->heads + g) * d, *v = k + o->kv_heads * d;
         if (o->k_norm) norm_head(k, o->k_norm, o->eps, d);
         rotate(k, k, cosine, sine, d, o->interleaved);
-        append(kv, o->layer.k, block + g * k_head + place, kv->k_stride, k, d);
-        append(kv, o->layer.v, block + g * v_head + place * kv->v_stride, 1, v, d);
+        const int64_t keys = block + g * kv->k_head, values = block + g * kv->v_head;
+        if (kv->type == KV_I8) {
+            int8_t *k_to = (int8_t *)o->layer.k + keys, *v_to = (int8_t *)o->layer.v + values;
+            append_codes(k_to + place, (float *)(k_to + k_codes) + place, kv->k_stride, k, d);
+            append_codes(v_to + place * kv->v_stride, (float *)(v_to + v_codes) + place, 1, v, d);
+            continue;
+        }
+        append(kv, o->layer.k, keys + place, kv->k_stride, k, d);
+        append(kv, o->layer.v, values + place * kv->v_stride, 1, v, d);
     }
 }

@@ -134,6 +134,8 @@ INLINE void v_store_half_part(half_t *p, vf a, int n) {
     memcpy(p, &h, (size_t)n * sizeof *p);
 }
 
+INLINE vf v_load_codes(const int8_t *p) { return __builtin_convertvector(__builtin_convertvector(*(const vb_mem *)p, vi), vf); }
+
 /* ---- elementary functions ---- */
 
 /* e^a within 2e-7, relative; a is clamped to ±87, so that nothing overflows or becomes subnormal. */

@@ -1,5 +1,6 @@
 // Ends a decode step: keeps the sampled tokens, feeds them (0 for -1) next, lengthens the sequences. One block.
 extern "C" __global__ void advance(int *step, int tokens, int seq_len, const int *next, int *history) {
+    wait_for_before();
     int rows = STEP_ROWS(step), seqs = STEP_SEQS(step), done = STEP_DONE(step);
     __syncthreads();
     for (int r = threadIdx.x; r < rows; r += blockDim.x) {

@@ -1,5 +1,6 @@
 // Causal attention of one token and head per block, over the paged cache, in chunks of WG positions with a running
 // maximum (Milakov and Gimelshein 2018). Threads first take a position each (scores), then dimensions (values).
+#include "cache.cuh"
 #define PER_THREAD ((DIM + WG - 1) / WG)
 
 extern "C" __global__ void attention(const int *step, int token_seq, int seq_begin, int seq_len, int block_table,
@@ -21,15 +22,21 @@ extern "C" __global__ void attention(const int *step, int token_seq, int seq_beg
         int p = start + lane;
         float score = -INFINITY_F;
         if (p < length) {
-            size_t at = (((size_t)table[p / BLOCK] * BLOCK + p % BLOCK) * kv_heads + kv_head) * DIM;
+            size_t at = row_of(table[p / BLOCK], p % BLOCK, kv_head, kv_heads);
             place[lane] = at;
             score = 0.0f;
             for (int i = 0; i < DIM; i++) score += query[i] * to_float(keys[at + i]);
+#if KV_I8
+            score *= *scale_of(keys, table[p / BLOCK], p % BLOCK, kv_head, kv_heads);
+#endif
         }
         float before = largest;
         largest = fmaxf(largest, block_reduce<Max>(score));
         float w = expf(score - largest), correction = expf(before - largest);
         weight[lane] = w;
+#if KV_I8
+        if (p < length) weight[lane] = w * *scale_of(values, table[p / BLOCK], p % BLOCK, kv_head, kv_heads);
+#endif
         total = total * correction + block_reduce<Sum>(w);  // its barriers publish `weight` and `place`
         int count = min(WG, length - start);
         for (int d = 0; d < PER_THREAD; d++) {

@@ -1,13 +1,14 @@
-// Attention of few tokens over long, f16 caches, on the tensor cores: the positions of a sequence are split over blocks (flash
-// decoding), and those of a block over its warps, 16 at a time.
+// Attention of few tokens over long caches of f16 or int8, on the tensor cores: the positions of a sequence are split over blocks
+// (flash decoding), and those of a block over its warps, 16 at a time.
 //
 // Grid: [KV_HEADS, tokens, SPLITS]. Keys are the rows of one product, S = K Qt, and values of the other, O = Vt Pt, so that the
 // GROUP query heads of a key/value head are the 8 columns of both. All comes 16 bytes a thread as it lies in the cache: of keys
 // in an order of dimensions that q follows, of values with neighbouring positions paired in registers. q is the sum of two halves.
+// Codes of int8 become halves in registers, exactly; the scales of keys are part of the scores, those of values of the weights.
 //
-// CLUSTER: the splits are a thread block cluster. Each block sends its results to the others' shared memory, a share of the
-// dimensions to each, which merges it when all has arrived: no cluster barrier is needed. Else the block that finishes
-// last for a token and key/value head merges all through memory.
+// CLUSTER: so many splits are a thread block cluster. Each block sends its results to the others' shared memory, a share of the
+// dimensions to each, which merges it when all has arrived: no cluster barrier is needed. The shares of several clusters, or of
+// blocks that are in none, are merged through memory by the block that finishes last.
 //
 // ROPE: each token is a sequence of its own, and none reads what another writes; rotates q and k here, and stores k and v in the
 // cache (rope_append's work). Entries that were in the cache before the step may be fetched before this kernel waits for the
@@ -15,27 +16,66 @@
 //
 // DEPTH tiles of a warp are fetched ahead.
 #include "attention.cuh"
+#include "cache.cuh"
 #define GROUP (HEADS / KV_HEADS)
-#define CHUNKS (DIM / 32)
-#define HALVES (DIM / 64)
+#define CHUNKS (DIM / 32) /* of a row, 8 dimensions for each of 4 threads */
+#define HALVES (DIM / 64) /* of a row, 8 dimensions for each of 8 threads */
+#define KEY_EACH (16 / (int)sizeof(kv_t)) /* dimensions that a thread loads at once */
+#define VALUE_EACH (KEY_EACH < DIM / 8 ? KEY_EACH : DIM / 8)
+#define KEY_LOADS (DIM / 4 / KEY_EACH)
+#define VALUE_LOADS (DIM / 8 / VALUE_EACH)
 #define TILE 16
 #define THREADS (WARPS * WARP)
 #define PAIRS (DIM / 2)
 #define Q_PITCH (DIM + 32) /* so that neighbouring heads fall into different halves of the banks */
 #define SUMS (GROUP * DIM) /* of a token and key/value head */
-#define SHARE (SUMS / SPLITS) /* dimensions that a block of a cluster merges */
+#if CLUSTER
+#define RANKS CLUSTER
+#else
+#define RANKS 1
+#endif
+#define PARTS (SPLITS / RANKS) /* merged through memory */
+#define SHARE (SUMS / RANKS)   /* dimensions that a block of a cluster merges */
 #define LOG2_E 1.44269504f
 #define LOWEST -1e30f /* below any score, and finite: the difference of two is no NaN */
 #if CLUSTER
-#define IN_CLUSTER __cluster_dims__(1, 1, SPLITS)
+#define IN_CLUSTER __cluster_dims__(1, 1, CLUSTER)
 #else
 #define IN_CLUSTER
 #endif
 
 // From the second-level cache: another kernel may have written it while this one was waiting.
-__device__ __forceinline__ uint4 load(const f16 *p) {
-    uint4 v;
-    asm volatile("ld.global.cg.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(p) : "memory");
+template <int BYTES = 16>
+__device__ __forceinline__ uint4 load(const void *p) {
+    uint4 v = make_uint4(0, 0, 0, 0);
+    if (BYTES == 16) {
+        asm volatile("ld.global.cg.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(p) : "memory");
+    } else {
+        asm volatile("ld.global.cg.v2.u32 {%0,%1}, [%2];" : "=r"(v.x), "=r"(v.y) : "l"(p) : "memory");
+    }
+    return v;
+}
+
+// Sum i of a share, of so many splits: the sum, their maximum, and the total weight. (A generic lambda in the kernel would be a host
+// function to NVRTC 13.0.)
+template <class Sum, class Weight>
+__device__ __forceinline__ float4 merged(int count, Sum sum_of, Weight weight_of, int i, int h) {
+    float sum = 0.0f, weight = 0.0f, top = LOWEST;
+#pragma unroll 8
+    for (int s = 0; s < count; s++) top = fmaxf(top, weight_of(s, h).x);
+#pragma unroll 8
+    for (int s = 0; s < count; s++) {
+        float2 of = weight_of(s, h);
+        float scale = power(of.x - top);
+        sum += sum_of(s, i) * scale;
+        weight += of.y * scale;
+    }
+    return make_float4(sum, top, weight, 0.0f);
+}
+
+__device__ __forceinline__ float load_scale(const float *p) {
+    float v;
+    asm volatile("ld.global.cg.f32 %0, [%1];" : "=f"(v) : "l"(p) : "memory");
     return v;
 }
 
@@ -78,7 +118,7 @@ __device__ __forceinline__ void send(unsigned to, unsigned barrier, float2 v) {
 
 extern "C" __global__ void IN_CLUSTER __launch_bounds__(THREADS, WARPS == 4 ? 3 : 1)
 attention_decode(const int *step, int token_seq, int seq_begin, int seq_len, int block_table, int max_blocks,
-                 const float *qkv, f16 *keys, f16 *values, const float *cosines, const float *sines, float *out, float *parts,
+                 const float *qkv, kv_t *keys, kv_t *values, const float *cosines, const float *sines, float *out, float *parts,
                  unsigned *arrivals, const float *q_norm, const float *k_norm, float eps) {
     __shared__ __align__(16) float warp_sums[WARPS][GROUP][DIM];
     __shared__ float warp_max[WARPS][8], warp_total[WARPS][8];
@@ -87,8 +127,8 @@ attention_decode(const int *step, int token_seq, int seq_begin, int seq_len, int
     if (m >= STEP_TOKENS(step)) return;
 #if CLUSTER
     __shared__ unsigned long long all_here;
-    __shared__ __align__(16) float sums_of[SPLITS][SHARE];
-    __shared__ __align__(8) float2 weights_of[SPLITS][GROUP];  // the maximum, and the total
+    __shared__ __align__(16) float sums_of[CLUSTER][SHARE];
+    __shared__ __align__(8) float2 weights_of[CLUSTER][GROUP];  // the maximum, and the total
     if (threadIdx.x == 0) init_barrier(&all_here), expect_bytes(&all_here, sizeof(sums_of) + sizeof(weights_of));
     cluster_arrive();
 #endif
@@ -97,26 +137,34 @@ attention_decode(const int *step, int token_seq, int seq_begin, int seq_len, int
     int span = ((length + TILE - 1) / TILE + SPLITS - 1) / SPLITS * TILE;
     int begin = split * span, end = min(length, begin + span), stored = ROPE ? min(end, length - 1) : end;
 
-    auto place = [&](int p) {
-        return (((size_t)table[p / BLOCK] * BLOCK + p % BLOCK) * KV_HEADS + kv_head) * DIM;
-    };
-    uint4 keys_of[DEPTH][2][CHUNKS], values_of[DEPTH][4][HALVES];
+    auto place = [&](int p) { return row_of(table[p / BLOCK], p % BLOCK, kv_head, KV_HEADS); };
+    uint4 keys_of[DEPTH][2][KEY_LOADS], values_of[DEPTH][4][VALUE_LOADS];
+#if KV_I8
+    float scales_of[DEPTH][2][2];  // of keys and of values, at positions group and group + 8
+#endif
     auto fetch = [&](int slot, int start) {
         auto &key = keys_of[slot];
         auto &value = values_of[slot];
 #pragma unroll
         for (int h = 0; h < 2; h++) {
             int p = start + group + 8 * h;
-            size_t at = (p < stored ? place(p) : 0) + quarter * 8;
+            size_t at = (p < stored ? place(p) : 0) + quarter * KEY_EACH;
 #pragma unroll
-            for (int c = 0; c < CHUNKS; c++) key[h][c] = p < stored ? load(keys + at + 32 * c) : make_uint4(0, 0, 0, 0);
+            for (int c = 0; c < KEY_LOADS; c++) key[h][c] = p < stored ? load(keys + at + 4 * KEY_EACH * c) : make_uint4(0, 0, 0, 0);
+#if KV_I8
+            int block = p < stored ? table[p / BLOCK] : 0;
+            scales_of[slot][0][h] = p < stored ? load_scale(scale_of(keys, block, p % BLOCK, kv_head, KV_HEADS)) : 0.0f;
+            scales_of[slot][1][h] = p < stored ? load_scale(scale_of(values, block, p % BLOCK, kv_head, KV_HEADS)) : 0.0f;
+#endif
         }
 #pragma unroll
         for (int i = 0; i < 4; i++) {
             int p = start + 2 * quarter + i % 2 + i / 2 * 8;
-            size_t at = (p < stored ? place(p) : 0) + group * 8;
+            size_t at = (p < stored ? place(p) : 0) + group * VALUE_EACH;
 #pragma unroll
-            for (int h = 0; h < HALVES; h++) value[i][h] = p < stored ? load(values + at + 64 * h) : make_uint4(0, 0, 0, 0);
+            for (int c = 0; c < VALUE_LOADS; c++) {
+                value[i][c] = p < stored ? load<VALUE_EACH * sizeof(kv_t)>(values + at + 8 * VALUE_EACH * c) : make_uint4(0, 0, 0, 0);
+            }
         }
     };
     auto fetch_first = [&] {
@@ -140,7 +188,12 @@ attention_decode(const int *step, int token_seq, int seq_begin, int seq_len, int
     const float *row = qkv + (size_t)m * (HEADS + 2 * KV_HEADS) * DIM;
     int a = ROPE && !NEOX ? threadIdx.x % PAIRS * 2 : threadIdx.x % PAIRS, b = ROPE && !NEOX ? a + 1 : a + PAIRS;
 #if ROPE
-    __shared__ __align__(16) f16 new_key[DIM], new_value[DIM];
+    __shared__ __align__(16) kv_t new_rows[2][DIM];  // of k and of v
+#if KV_I8
+    __shared__ __align__(16) float exact_rows[2][DIM], new_scales[2];
+#else
+    auto &exact_rows = new_rows;
+#endif
     int heads = GROUP + 2 * has_new;
 #if HEAD_NORMS
     __shared__ float roots[GROUP + 1];
@@ -174,12 +227,11 @@ attention_decode(const int *step, int token_seq, int seq_begin, int seq_len, int
             y = y * cosine + old * sine;
         }
         if (h >= GROUP) {
-            f16 *to = h == GROUP ? new_key : new_value;
-            put(to + a, x), put(to + b, y);
+            put(&exact_rows[h - GROUP][a], x), put(&exact_rows[h - GROUP][b], y);
             continue;
         }
 #endif
-        x *= rsqrtf(DIM) * LOG2_E, y *= rsqrtf(DIM) * LOG2_E;
+        x *= rsqrtf(DIM) * (LOG2_E * Q_UNIT), y *= rsqrtf(DIM) * (LOG2_E * Q_UNIT);
         f16 high_x, high_y;
         put(&high_x, x), put(&high_y, y);
         q_shared[0][h][a] = high_x, q_shared[0][h][b] = high_y;
@@ -187,17 +239,39 @@ attention_decode(const int *step, int token_seq, int seq_begin, int seq_len, int
     }
     __syncthreads();
 #if ROPE
-    if (has_new && threadIdx.x < DIM / 4) {
-        int part = threadIdx.x % (DIM / 8) * 8;
-        bool value = threadIdx.x >= DIM / 8;
-        *(uint4 *)((value ? values : keys) + place(length - 1) + part) = *(const uint4 *)((value ? new_value : new_key) + part);
+    if (has_new) {
+#if KV_I8
+        if (warp < 2) {
+            const int turns = (DIM + 4 * WARP - 1) / (4 * WARP);
+            float v[turns][4] = {};
+#pragma unroll
+            for (int i = 0; i < 4 * turns; i++) {
+                if (i * WARP < DIM) v[i / 4][i % 4] = exact_rows[warp][i * WARP + lane];
+            }
+            RowUnit unit = row_unit(v);
+#pragma unroll
+            for (int i = 0; i < DIM / WARP; i++) put(&new_rows[warp][i * WARP + lane], v[i / 4][i % 4] * unit.factor);
+            if (lane == 0) {
+                int p = length - 1;
+                new_scales[warp] = unit.scale;
+                *scale_of(warp ? values : keys, table[p / BLOCK], p % BLOCK, kv_head, KV_HEADS) = unit.scale;
+            }
+        }
+        __syncthreads();
+#endif
+        const int words = DIM * sizeof(kv_t) / 16;  // of 16 bytes
+        if (threadIdx.x < 2 * words) {
+            int which = threadIdx.x / words, word = threadIdx.x % words;
+            ((uint4 *)((which ? values : keys) + place(length - 1)))[word] = ((const uint4 *)new_rows[which])[word];
+        }
     }
 #endif
     uint4 q_high[CHUNKS], q_low[CHUNKS];  // columns past GROUP belong to no head
 #pragma unroll
     for (int c = 0; c < CHUNKS; c++) {
-        q_high[c] = *(const uint4 *)&q_shared[0][min(group, GROUP - 1)][32 * c + quarter * 8];
-        q_low[c] = *(const uint4 *)&q_shared[1][min(group, GROUP - 1)][32 * c + quarter * 8];
+        const int in_load = KEY_EACH / 8, at = (4 * (c / in_load) + quarter) * KEY_EACH + c % in_load * 8;
+        q_high[c] = *(const uint4 *)&q_shared[0][min(group, GROUP - 1)][at];
+        q_low[c] = *(const uint4 *)&q_shared[1][min(group, GROUP - 1)][at];
     }
 
     float sums[HALVES * 4][4] = {}, largest[2] = {LOWEST, LOWEST}, total[2] = {};  // for heads 2 quarter + 0, 1
@@ -211,28 +285,47 @@ attention_decode(const int *step, int token_seq, int seq_begin, int seq_len, int
             for (int h = 0; h < 2; h++) {
                 if (fresh != group + 8 * h) continue;
 #pragma unroll
-                for (int c = 0; c < CHUNKS; c++) key[h][c] = *(const uint4 *)&new_key[32 * c + quarter * 8];
+                for (int c = 0; c < KEY_LOADS; c++) key[h][c] = *(const uint4 *)&new_rows[0][(4 * c + quarter) * KEY_EACH];
+#if KV_I8
+                scales_of[slot][0][h] = new_scales[0], scales_of[slot][1][h] = new_scales[1];
+#endif
             }
 #pragma unroll
             for (int i = 0; i < 4; i++) {
                 if (fresh != 2 * quarter + i % 2 + i / 2 * 8) continue;
 #pragma unroll
-                for (int h = 0; h < HALVES; h++) value[i][h] = *(const uint4 *)&new_value[64 * h + group * 8];
+                for (int c = 0; c < VALUE_LOADS; c++) {
+                    const kv_t *from = &new_rows[1][(8 * c + group) * VALUE_EACH];
+                    if (VALUE_EACH * sizeof(kv_t) == 16) value[i][c] = *(const uint4 *)from;
+                    else value[i][c].x = ((const unsigned *)from)[0], value[i][c].y = ((const unsigned *)from)[1];
+                }
             }
         }
 #endif
         float score[4] = {}, rest[3][4] = {};  // for positions group and group + 8, each with the two heads
 #pragma unroll
         for (int c = 0; c < CHUNKS; c++) {
+#if KV_I8
+            uint4 a = code_halves(word(key[0][c / 2], c % 2 * 2), word(key[0][c / 2], c % 2 * 2 + 1));
+            uint4 b = code_halves(word(key[1][c / 2], c % 2 * 2), word(key[1][c / 2], c % 2 * 2 + 1));
+#else
             uint4 a = key[0][c], b = key[1][c];
+#endif
             mma(score, a.x, b.x, a.y, b.y, q_high[c].x, q_high[c].y);
             mma(rest[0], a.x, b.x, a.y, b.y, q_low[c].x, q_low[c].y);
             mma(rest[1], a.z, b.z, a.w, b.w, q_high[c].z, q_high[c].w);
             mma(rest[2], a.z, b.z, a.w, b.w, q_low[c].z, q_low[c].w);
         }
+#if KV_I8
+        float unit[2] = {exponent(scales_of[slot][1][0]), exponent(scales_of[slot][1][1])};
+#endif
 #pragma unroll
         for (int i = 0; i < 4; i++) {
-            score[i] = start + group + i / 2 * 8 < end ? (score[i] + rest[1][i]) + (rest[0][i] + rest[2][i]) : -INFINITY_F;
+            float sum = (score[i] + rest[1][i]) + (rest[0][i] + rest[2][i]);
+#if KV_I8
+            sum = sum * (scales_of[slot][0][i / 2] * (1.0f / Q_UNIT)) + unit[i / 2];
+#endif
+            score[i] = start + group + i / 2 * 8 < end ? sum : -INFINITY_F;
         }
 #pragma unroll
         for (int h = 0; h < 2; h++) {
@@ -245,15 +338,26 @@ attention_decode(const int *step, int token_seq, int seq_begin, int seq_len, int
             }
             largest[h] = top;
             score[h] = power(score[h] - top), score[2 + h] = power(score[2 + h] - top);
+#if KV_I8
+            total[h] += score[h] * power(-unit[0]) + score[2 + h] * power(-unit[1]);
+#else
             total[h] += score[h] + score[2 + h];
+#endif
         }
         unsigned b0 = transposed(halves(score[0], score[1])), b1 = transposed(halves(score[2], score[3]));
 #pragma unroll
         for (int t = 0; t < HALVES * 4; t++) {
+#if KV_I8
+            const int load = t * 2 / VALUE_EACH, i = t * 2 % VALUE_EACH / 4, pair = t % 2 ? 0x7362 : 0x5140;
+            unsigned low = __byte_perm(word(value[0][load], i), word(value[1][load], i), pair);
+            unsigned high = __byte_perm(word(value[2][load], i), word(value[3][load], i), pair);
+            mma(sums[t], code_halves<0>(low), code_halves<2>(low), code_halves<0>(high), code_halves<2>(high), b0, b1);
+#else
             unsigned v0 = word(value[0][t / 4], t % 4), v1 = word(value[1][t / 4], t % 4);
             unsigned v2 = word(value[2][t / 4], t % 4), v3 = word(value[3][t / 4], t % 4);
             mma(sums[t], __byte_perm(v0, v1, 0x5410), __byte_perm(v0, v1, 0x7632), __byte_perm(v2, v3, 0x5410),
                 __byte_perm(v2, v3, 0x7632), b0, b1);
+#endif
         }
     };
     for (int start = begin + warp * TILE; start < end; start += DEPTH * WARPS * TILE) {
@@ -276,14 +380,16 @@ attention_decode(const int *step, int token_seq, int seq_begin, int seq_len, int
         if (head >= GROUP) continue;
 #pragma unroll
         for (int t = 0; t < HALVES * 4; t++) {
-            *(float2 *)&warp_sums[warp][head][t / 4 * 64 + group * 8 + t % 4 * 2] = make_float2(sums[t][h], sums[t][2 + h]);
+            const int load = t * 2 / VALUE_EACH, at = (8 * load + group) * VALUE_EACH + t * 2 % VALUE_EACH;
+            *(float2 *)&warp_sums[warp][head][at] = make_float2(sums[t][h], sums[t][2 + h]);
         }
     }
     __syncthreads();
     float *result = out + ((size_t)m * HEADS + kv_head * GROUP) * DIM;
 #if CLUSTER
     cluster_wait();  // all blocks expect their bytes
-#elif SPLITS > 1
+#endif
+#if SPLITS > 1 && !CLUSTER
     // Each split: sums, then maxima with totals.
     float *first = parts + ((size_t)m * KV_HEADS + kv_head) * SPLITS * (SUMS + 2 * GROUP);
     float *mine = first + split * (SUMS + 2 * GROUP);
@@ -303,9 +409,9 @@ attention_decode(const int *step, int token_seq, int seq_begin, int seq_len, int
 #if SPLITS == 1
         ((float4 *)result)[i] = times(sum, reciprocal(weight));
 #elif CLUSTER
-        int to = i / (SHARE / 4);
-        send(in_block(&sums_of[split][i % (SHARE / 4) * 4], to), in_block(&all_here, to), sum);
-        if (d < SPLITS) send(in_block(&weights_of[split][h], d), in_block(&all_here, d), make_float2(top, weight));
+        int to = i / (SHARE / 4), rank = split % CLUSTER;
+        send(in_block(&sums_of[rank][i % (SHARE / 4) * 4], to), in_block(&all_here, to), sum);
+        if (d < CLUSTER) send(in_block(&weights_of[rank][h], d), in_block(&all_here, d), make_float2(top, weight));
 #else
         ((float4 *)mine)[i] = sum;
         if (d == 0) ((float2 *)(mine + SUMS))[h] = make_float2(top, weight);
@@ -316,35 +422,42 @@ attention_decode(const int *step, int token_seq, int seq_begin, int seq_len, int
     wait_for_bytes(&all_here);
     auto sum_of = [&](int s, int i) { return sums_of[s][i]; };
     auto weight_of = [&](int s, int h) { return weights_of[s][h]; };
-    int begin_share = split * SHARE, count = SHARE;
+    int begin_share = split % CLUSTER * SHARE;
 #else
-    __shared__ bool last;
-    __threadfence();
-    __syncthreads();
-    if (threadIdx.x == 0) last = atomicInc(arrivals + m * KV_HEADS + kv_head, SPLITS - 1) == SPLITS - 1;
-    __syncthreads();
-    if (!last) return;
-    __threadfence();
     auto sum_of = [&](int s, int i) { return ((const volatile float *)first)[s * (SUMS + 2 * GROUP) + i]; };
     auto weight_of = [&](int s, int h) {
         const volatile float *at = first + s * (SUMS + 2 * GROUP) + SUMS + 2 * h;
         return make_float2(at[0], at[1]);
     };
-    int begin_share = 0, count = SUMS;
+    const int begin_share = 0;
 #endif
-    for (int i = threadIdx.x; i < count; i += THREADS) {
-        int h = (begin_share + i) / DIM;
-        float sum = 0.0f, weight = 0.0f, top = LOWEST;
-#pragma unroll 8
-        for (int s = 0; s < SPLITS; s++) top = fmaxf(top, weight_of(s, h).x);
-#pragma unroll 8
-        for (int s = 0; s < SPLITS; s++) {
-            float2 of = weight_of(s, h);
-            float scale = power(of.x - top);
-            sum += sum_of(s, i) * scale;
-            weight += of.y * scale;
-        }
-        result[begin_share + i] = sum * reciprocal(weight);
+#if CLUSTER && PARTS > 1
+    float4 *shares = (float4 *)parts + ((size_t)m * KV_HEADS + kv_head) * PARTS * SUMS + begin_share;
+    for (int i = threadIdx.x; i < SHARE; i += THREADS) {
+        shares[split / CLUSTER * SUMS + i] = merged(CLUSTER, sum_of, weight_of, i, (begin_share + i) / DIM);
+    }
+#endif
+#if PARTS > 1
+    __shared__ bool last;
+    __threadfence();
+    __syncthreads();
+    if (threadIdx.x == 0) last = atomicInc(arrivals + (m * KV_HEADS + kv_head) * RANKS + split % RANKS, PARTS - 1) == PARTS - 1;
+    __syncthreads();
+    if (!last) return;
+    __threadfence();
+#endif
+    for (int i = threadIdx.x; i < SHARE; i += THREADS) {
+#if CLUSTER && PARTS > 1
+        auto share_of = [&](int s, int i) { return ((const volatile float *)(shares + s * SUMS + i))[0]; };
+        auto whole_of = [&](int s, int) {
+            const volatile float *at = (const volatile float *)(shares + s * SUMS + i);
+            return make_float2(at[1], at[2]);
+        };
+        float4 all = merged(PARTS, share_of, whole_of, i, 0);
+#else
+        float4 all = merged(SPLITS, sum_of, weight_of, i, (begin_share + i) / DIM);
+#endif
+        result[begin_share + i] = all.x * reciprocal(all.z);
     }
 #endif
 }

@@ -1,15 +1,19 @@
-// Attention of many tokens over an f16 cache, on the tensor cores, in tiles of 64 tokens of one sequence by 64 positions with a
+// Attention of many tokens over a cache of f16 or int8, on the tensor cores, in tiles of 64 tokens of one sequence by 64 positions with a
 // running maximum (FlashAttention; Dao 2023). A block of 8 warps has a tile and a head, a warp 16 of its tokens and half of the
 // positions of every tile; the results of the two halves are merged at the end.
 //
 // Two tiles of keys and values are in shared memory, one filling as the other is used; values are transposed on their way into
-// registers. Tiles of tokens are in the grid's last dimension, so that tiles in use come before unused ones.
+// registers. Codes of int8 become halves on their way into shared memory, exactly; the scales of keys are part of the scores,
+// those of values of the weights. Tiles of tokens are in the grid's last dimension, so that tiles in use come before unused ones.
 #include "attention.cuh"
+#include "cache.cuh"
 #define TILE 64
 #define WARPS 8
 #define SPAN (TILE / 2) /* positions of a tile that a warp takes */
 #define PITCH (DIM + 8) /* halves: 16 bytes, so that eight rows fall into different banks */
 #define CHUNKS (DIM / 32)
+#define EACH (16 / (int)sizeof(kv_t)) /* dimensions in 16 bytes of the cache */
+#define LOADS (TILE * DIM / EACH / (WARPS * WARP)) /* of keys, and of values, that a thread makes for a tile */
 #define LOG2_E 1.44269504f
 #define LOWEST -1e30f /* below any score, and finite: the difference of two is no NaN */
 
@@ -34,8 +38,11 @@ __device__ __forceinline__ void load_matrices(unsigned (&m)[4], const f16 *row) 
 
 extern "C" __global__ void __launch_bounds__(WARPS * WARP)
 attention_prefill(const int *step, int token_seq, int seq_begin, int seq_len, int block_table, int max_blocks,
-                  const float *qkv, const f16 *keys, const f16 *values, float *out) {
+                  const float *qkv, const kv_t *keys, const kv_t *values, float *out) {
     extern __shared__ __align__(16) f16 tiles[];  // [2][keys, values][TILE][PITCH]
+#if KV_I8
+    __shared__ __align__(8) float scales[2][3][TILE];  // of keys; of values as powers of two; and what undoes the latter
+#endif
     int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, group = lane / 4, quarter = lane % 4, head = blockIdx.x;
     int part = warp / 4, token0 = warp % 4 * 16;
     start_dependents();
@@ -46,21 +53,59 @@ attention_prefill(const int *step, int token_seq, int seq_begin, int seq_len, in
     const int *table = step + block_table + seq * max_blocks;
     int kv_head = head / (HEADS / KV_HEADS);
 
+    auto place = [&](int p) { return row_of(table[p / BLOCK], p % BLOCK, kv_head, KV_HEADS); };
+    auto tile_of = [&](int start) { return tiles + start / TILE % 2 * 2 * TILE * PITCH; };
+#if KV_I8
+    // Codes wait in registers for the place that the tile before is leaving.
+    uint4 codes[2][LOADS];
+    float scale[2];
     auto fetch = [&](int start) {
-        f16 *to = tiles + start / TILE % 2 * 2 * TILE * PITCH;
+#pragma unroll
+        for (int i = 0; i < LOADS; i++) {
+            int load = threadIdx.x + i * WARPS * WARP, p = start + load / (DIM / EACH);
+            size_t at = (p < length ? place(p) : 0) + load % (DIM / EACH) * EACH;
+            codes[0][i] = p < length ? *(const uint4 *)(keys + at) : make_uint4(0, 0, 0, 0);
+            codes[1][i] = p < length ? *(const uint4 *)(values + at) : make_uint4(0, 0, 0, 0);
+        }
+        int p = start + threadIdx.x % TILE, block = p < length ? table[p / BLOCK] : 0;
+        scale[0] = p < length ? *scale_of(keys, block, p % BLOCK, kv_head, KV_HEADS) : 0.0f;
+        scale[1] = p < length ? *scale_of(values, block, p % BLOCK, kv_head, KV_HEADS) : 0.0f;
+    };
+    auto store = [&](int start) {
+#pragma unroll
+        for (int i = 0; i < 2 * LOADS; i++) {
+            int load = threadIdx.x + i / 2 * WARPS * WARP;
+            uint4 raw = codes[i % 2][i / 2];
+            uint4 *to = (uint4 *)(tile_of(start) + (i % 2 * TILE + load / (DIM / EACH)) * PITCH + load % (DIM / EACH) * EACH);
+            to[0] = code_halves(raw.x, raw.y), to[1] = code_halves(raw.z, raw.w);
+        }
+        auto &to = scales[start / TILE % 2];
+        float unit = exponent(scale[1]);
+        if (threadIdx.x < TILE) {
+            to[0][threadIdx.x] = scale[0] * (1.0f / Q_UNIT), to[1][threadIdx.x] = unit, to[2][threadIdx.x] = power(-unit);
+        }
+    };
+#else
+    auto fetch = [&](int start) {
+        f16 *to = tile_of(start);
         if (start < length) {
-            for (int i = threadIdx.x; i < TILE * DIM / 8; i += WARPS * WARP) {
-                int row = i / (DIM / 8), at = i % (DIM / 8) * 8, p = start + row;
+#pragma unroll
+            for (int i = 0; i < LOADS; i++) {
+                int load = threadIdx.x + i * WARPS * WARP, row = load / (DIM / EACH), at = load % (DIM / EACH) * EACH, p = start + row;
                 bool there = p < length;
-                size_t from = there ? (((size_t)table[p / BLOCK] * BLOCK + p % BLOCK) * KV_HEADS + kv_head) * DIM + at : 0;
+                size_t from = there ? place(p) + at : 0;
                 copy_async(to + row * PITCH + at, keys + from, there);
                 copy_async(to + (TILE + row) * PITCH + at, values + from, there);
             }
         }
         asm volatile("cp.async.commit_group;");
     };
+#endif
     wait_for_before();
     fetch(0);
+#if KV_I8
+    store(0);
+#endif
 
     unsigned q[CHUNKS][2][4];
 #pragma unroll
@@ -72,17 +117,20 @@ attention_prefill(const int *step, int token_seq, int seq_begin, int seq_len, in
 #pragma unroll
             for (int i = 0; i < 4; i++) {
                 float2 v = row[c * 16 + i * 4];
-                q[c][i / 2][i % 2 * 2 + h] = halves(v.x * (rsqrtf(DIM) * LOG2_E), v.y * (rsqrtf(DIM) * LOG2_E));
+                const float unit = rsqrtf(DIM) * (LOG2_E * Q_UNIT);
+                q[c][i / 2][i % 2 * 2 + h] = halves(v.x * unit, v.y * unit);
             }
         }
     }
 
     float sums[DIM / 8][4] = {}, largest[2] = {LOWEST, LOWEST}, total[2] = {};
     for (int start = 0; start < length; start += TILE) {
+#if !KV_I8
         asm volatile("cp.async.wait_group 0;");
+#endif
         __syncthreads();
         fetch(start + TILE);
-        const f16 *key = tiles + start / TILE % 2 * 2 * TILE * PITCH, *value = key + TILE * PITCH;
+        const f16 *key = tile_of(start), *value = key + TILE * PITCH;
         key += part * SPAN * PITCH, value += part * SPAN * PITCH;
         float score[SPAN / 8][4] = {};
 #pragma unroll
@@ -104,6 +152,10 @@ attention_prefill(const int *step, int token_seq, int seq_begin, int seq_len, in
 #pragma unroll
                 for (int i = 0; i < 2; i++) {
                     int p = start + part * SPAN + n * 8 + quarter * 2 + i;
+#if KV_I8
+                    const auto &of = scales[start / TILE % 2];
+                    score[n][2 * h + i] = score[n][2 * h + i] * of[0][p - start] + of[1][p - start];
+#endif
                     if (p > position || p >= length) score[n][2 * h + i] = -INFINITY_F;
                     top = fmaxf(top, score[n][2 * h + i]);
                 }
@@ -118,7 +170,13 @@ attention_prefill(const int *step, int token_seq, int seq_begin, int seq_len, in
 #pragma unroll
                 for (int i = 0; i < 2; i++) {
                     score[n][2 * h + i] = power(score[n][2 * h + i] - top);
+#if KV_I8
+                    // A place that the token does not see may hold NaN.
+                    float undo = scales[start / TILE % 2][2][part * SPAN + n * 8 + quarter * 2 + i];
+                    total[h] += score[n][2 * h + i] == 0.0f ? 0.0f : score[n][2 * h + i] * undo;
+#else
                     total[h] += score[n][2 * h + i];
+#endif
                 }
             }
 #pragma unroll
@@ -136,6 +194,9 @@ attention_prefill(const int *step, int token_seq, int seq_begin, int seq_len, in
                 mma(sums[2 * d + 1], weight, v[2], v[3]);
             }
         }
+#if KV_I8
+        store(start + TILE);
+#endif
     }
 #pragma unroll
     for (int h = 0; h < 2; h++) {

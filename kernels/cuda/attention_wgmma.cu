@@ -1,6 +1,7 @@
 #include "attention.cuh"
+#include "cache.cuh"
 #include "hopper.cuh"
-// Attention of many tokens over an f16 cache on Hopper's asynchronous tensor cores (wgmma), with a running maximum (FlashAttention;
+// Attention of many tokens over a cache of f16 or int8 on Hopper's asynchronous tensor cores (wgmma), with a running maximum (FlashAttention;
 // Dao 2023). A block has 128 rows: as many tokens of one sequence as that makes with all query heads of a key/value head, which
 // share its keys and values. Two warpgroups have 64 rows each; a thread of a third has the copy engine fetch the cache's blocks,
 // TILE positions of keys and of values at a time, into STAGES places for each.
@@ -8,6 +9,9 @@
 // While the values of a tile are multiplied, the scores of the next are computed (Shah et al. 2024). Keys and values lie as in
 // the cache, one position after the other: 128 bytes in the 128-byte swizzle, one panel for every 64 dimensions.
 // Tiles of tokens are in the grid's last dimension, so that tiles in use come before unused ones.
+//
+// Of an int8 cache, all threads of the third warpgroup fetch, and store the codes as halves, exactly; the scales of keys are part
+// of the scores, those of values of the weights.
 #define ROWS 128
 #define GROUP (HEADS / KV_HEADS)
 #define TOKENS (ROWS / GROUP) /* of a block */
@@ -17,6 +21,16 @@
 #define PANEL (TILE * 128) /* bytes */
 #define SIDE (TILE * DIM * 2) /* bytes of a tile's keys, and of its values */
 #define CONSUMERS (ROWS / 16) /* warps */
+#if KV_I8
+#define PRODUCERS 4 /* warps, of which each fills its part of a place */
+#define PRODUCER_REGISTERS 56
+#define CONSUMER_REGISTERS 224
+#define UNITS (2 * STAGES) /* tiles whose scales are kept: a key's place is free before its scale has been used */
+#else
+#define PRODUCERS 1
+#define PRODUCER_REGISTERS 24
+#define CONSUMER_REGISTERS 240
+#endif
 #define LOG2_E 1.44269504f
 #define LOWEST -1e30f /* below any score, and finite: the difference of two is no NaN */
 
@@ -48,7 +62,12 @@ __device__ __forceinline__ void made(float (&c)[N][4]) {  // nothing that reads 
 
 extern "C" __global__ void __launch_bounds__(3 * ROWS, 1)
 attention_wgmma(const int *step, int token_seq, int seq_begin, int seq_len, int block_table, int max_blocks, const float *qkv,
+#if KV_I8
+                const kv_t *keys, const kv_t *values, float *out) {
+    __shared__ __align__(8) float units[UNITS][3][TILE];  // as in attention_prefill
+#else
                 const __grid_constant__ TensorMap keys, const __grid_constant__ TensorMap values, float *out) {
+#endif
     extern __shared__ unsigned char unaligned[];  // [STAGES][keys, values][SIDE], and 1024 bytes to align it
     __shared__ Barrier full[2 * STAGES], empty[2 * STAGES];
     unsigned char *places = unaligned + (1024 - shared_at(unaligned) % 1024) % 1024;
@@ -62,15 +81,59 @@ attention_wgmma(const int *step, int token_seq, int seq_begin, int seq_len, int 
     int count = (length + TILE - 1) / TILE;
 
     if (threadIdx.x == 0) {
-        for (int i = 0; i < 2 * STAGES; i++) barrier_init(full + i, 1), barrier_init(empty + i, CONSUMERS);
+        for (int i = 0; i < 2 * STAGES; i++) barrier_init(full + i, PRODUCERS), barrier_init(empty + i, CONSUMERS);
         barriers_ready();
     }
     __syncthreads();
 
     if (warp >= CONSUMERS) {
-        registers_less<24>();
+        registers_less<PRODUCER_REGISTERS>();
+        const int *table = step + block_table + seq * max_blocks;
+#if KV_I8
+        const int lanes = DIM / 16, rows = WARP / lanes, half = TILE / PRODUCERS / rows / 2;  // of a row; at once; turns of a batch
+        int part = warp - CONSUMERS, column = lane % lanes;
+        wait_for_before();
+        for (int t = 0; t < 2 * count; t++) {  // keys, values, keys, …
+            int start = t / 2 * TILE + part * (TILE / PRODUCERS), at = t % (2 * STAGES);
+            const kv_t *cache = t % 2 ? values : keys;
+            if (t >= 2 * STAGES) barrier_wait(empty + at, t / (2 * STAGES) & 1 ^ 1);
+            if (t % 2 == 0) {
+                for (int i = lane; i < TILE / PRODUCERS; i += WARP) {
+                    int p = start + i, block = p < length ? table[p / BLOCK] : 0;
+                    float key = p < length ? *scale_of(keys, block, p % BLOCK, kv_head, KV_HEADS) : 0.0f;
+                    float unit = exponent(p < length ? *scale_of(values, block, p % BLOCK, kv_head, KV_HEADS) : 0.0f);
+                    auto &to = units[t / 2 % UNITS];
+                    int row = part * (TILE / PRODUCERS) + i;
+                    to[0][row] = key * (1.0f / Q_UNIT), to[1][row] = unit, to[2][row] = power(-unit);
+                }
+            }
+#pragma unroll 1
+            for (int batch = 0; batch < 2; batch++) {
+                uint4 codes[half];
+#pragma unroll
+                for (int i = 0; i < half; i++) {
+                    int p = start + (batch * half + i) * rows + lane / lanes;
+                    size_t from = p < length ? row_of(table[p / BLOCK], p % BLOCK, kv_head, KV_HEADS) + column * 16 : 0;
+                    codes[i] = p < length ? *(const uint4 *)(cache + from) : make_uint4(0, 0, 0, 0);
+                }
+#pragma unroll
+                for (int i = 0; i < half; i++) {
+                    int row = part * (TILE / PRODUCERS) + (batch * half + i) * rows + lane / lanes;
+                    unsigned char *to = places + at * SIDE + column / 4 * PANEL + row * 128;
+                    uint4 halves[2] = {code_halves(codes[i].x, codes[i].y), code_halves(codes[i].z, codes[i].w)};
+#pragma unroll
+                    for (int j = 0; j < 2; j++) {  // lanes that write to the same banks take the other first
+                        int second = j ^ column / 4;
+                        *(uint4 *)(to + ((column % 4 * 2 + second) ^ row % 8) * 16) = second ? halves[1] : halves[0];
+                    }
+                }
+            }
+            asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+            __syncwarp();
+            if (lane == 0) barrier_arrive(full + at);
+        }
+#else
         if (threadIdx.x == CONSUMERS * WARP) {
-            const int *table = step + block_table + seq * max_blocks;
             wait_for_before();
             for (int t = 0; t < 2 * count; t++) {  // keys, values, keys, …
                 int start = t / 2 * TILE, blocks = (min(TILE, length - start) + BLOCK - 1) / BLOCK, at = t % (2 * STAGES);
@@ -85,8 +148,9 @@ attention_wgmma(const int *step, int token_seq, int seq_begin, int seq_len, int 
                 }
             }
         }
+#endif
     } else {
-        registers_more<240>();
+        registers_more<CONSUMER_REGISTERS>();
         wait_for_before();
         // This thread's two rows: the token, and its place in q and out.
         int m[2], position[2];
@@ -103,7 +167,8 @@ attention_wgmma(const int *step, int token_seq, int seq_begin, int seq_len, int 
 #pragma unroll
             for (int i = 0; i < DIM / 8; i++) {
                 float2 v = from[i * 4];
-                q[i / 2][i % 2 * 2 + h] = halves(v.x * (rsqrtf(DIM) * LOG2_E), v.y * (rsqrtf(DIM) * LOG2_E));
+                const float unit = rsqrtf(DIM) * (LOG2_E * Q_UNIT);
+                q[i / 2][i % 2 * 2 + h] = halves(v.x * unit, v.y * unit);
             }
         }
 
@@ -133,6 +198,15 @@ attention_wgmma(const int *step, int token_seq, int seq_begin, int seq_len, int 
         };
         auto weigh = [&](int t) {  // scores to weights, and the factor for the sums so far
             int start = t * TILE;
+#if KV_I8
+            const auto &unit = units[t % UNITS];
+#pragma unroll
+            for (int n = 0; n < TILE / 8; n++) {
+                float2 scale = *(const float2 *)&unit[0][n * 8 + quarter * 2], added = *(const float2 *)&unit[1][n * 8 + quarter * 2];
+                score[n][0] = score[n][0] * scale.x + added.x, score[n][1] = score[n][1] * scale.y + added.y;
+                score[n][2] = score[n][2] * scale.x + added.x, score[n][3] = score[n][3] * scale.y + added.y;
+            }
+#endif
             if (start + TILE - 1 > position0) {
 #pragma unroll
                 for (int n = 0; n < TILE / 8; n++) {
@@ -155,7 +229,14 @@ attention_wgmma(const int *step, int token_seq, int seq_begin, int seq_len, int 
 #pragma unroll
                 for (int n = 0; n < TILE / 8; n++) {
                     score[n][2 * h] = power(score[n][2 * h] - top), score[n][2 * h + 1] = power(score[n][2 * h + 1] - top);
+#if KV_I8
+                    // A place that the token does not see may hold NaN.
+                    float2 undo = *(const float2 *)&unit[2][n * 8 + quarter * 2];
+                    total[h] += score[n][2 * h] == 0.0f ? 0.0f : score[n][2 * h] * undo.x;
+                    total[h] += score[n][2 * h + 1] == 0.0f ? 0.0f : score[n][2 * h + 1] * undo.y;
+#else
                     total[h] += score[n][2 * h] + score[n][2 * h + 1];
+#endif
                 }
             }
         };
@@ -191,6 +272,7 @@ attention_wgmma(const int *step, int token_seq, int seq_begin, int seq_len, int 
             }
             pack_weights();
         }
+#if !KV_I8
         // Places past the last position may hold NaN, which a weight of 0 would not hide.
         int last = (count - 1) % STAGES * 2 + 1, there = length - (count - 1) * TILE;
         barrier_wait(full + last, (count - 1) / STAGES & 1);
@@ -199,6 +281,7 @@ attention_wgmma(const int *step, int token_seq, int seq_begin, int seq_len, int 
             *(uint4 *)(places + last * SIDE + panel * PANEL + row * 128 + i % 8 * 16) = make_uint4(0, 0, 0, 0);
         }
         asm volatile("fence.proxy.async.shared::cta;\n\tbar.sync 1, %0;" ::"n"(CONSUMERS * WARP) : "memory");
+#endif
         begin_sums(count - 1);
         products_wait<0>();
         made(sums);

@@ -29,11 +29,6 @@ typedef f16 weight_t;
 #else
 typedef float weight_t;
 #endif
-#if KV_F16
-typedef f16 kv_t;
-#else
-typedef float kv_t;
-#endif
 
 // Position in its sequence of token m.
 __device__ __forceinline__ int token_position(const int *step, int token_seq, int seq_begin, int seq_len, int m) {

@@ -1,13 +1,15 @@
 // dense_matmul of f16 weights for several rows of x, on the tensor cores.
 //
-// A block has 8 warps of 32 weight rows, and NT * 8 rows of x in shared memory, CHUNK columns at a time. As in ternary_decode, a
+// A block has WARPS warps of 32 weight rows, and NT * 8 rows of x in shared memory, CHUNK columns at a time. Small blocks end closer
+// to one another, and large ones read x less often. As in ternary_decode, a
 // thread takes 16 bytes of weights as they lie, and x follows the order of K that this gives.
 #define CHUNK 64
-#define WARPS 8
+#define WARPS (NT == 1 ? 4 : 8)
 #define PITCH (CHUNK + 16) /* halves: two of them are 64 bytes more than whole rounds of the banks, for neighbouring rows of x */
 #define LOADS (CHUNK / 32)
 #define STAGE (NT * 8 * 2 * PITCH)
 
+// GATED: leaves at once where none of its rows of x is undecided (decision 0026).
 #define SUMS (NT == 1 ? 4 : 1) /* as in head_choose, whose tokens must be those of these logits */
 #include "dense.cuh"
 
@@ -26,8 +28,12 @@ extern "C" __global__ void split_rows(const int *step, const float *x, f16 *spli
     if (threadIdx.x == 0) scales[r] = scale;
 }
 
-extern "C" __global__ void __launch_bounds__(WARPS * WARP, 2)
-dense_mma(const int *step, const f16 *split, const float *scales, const uint4 *weight, float *out, int rows) {
+extern "C" __global__ void __launch_bounds__(WARPS * WARP, 16 / WARPS)
+dense_mma(const int *step, const f16 *split, const float *scales, const uint4 *weight, float *out,
+#if GATED
+          const int *undecided,
+#endif
+          int rows) {
     extern __shared__ __align__(16) f16 tiles[];  // [2][NT * 8 rows][high, low][PITCH]
     int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, group = lane / 4, quarter = lane % 4;
     int n0 = (blockIdx.x * WARPS + warp) * 32 + group, first = blockIdx.y * NT * 8;
@@ -41,11 +47,19 @@ dense_mma(const int *step, const f16 *split, const float *scales, const uint4 *w
                 next[h][i] = k / 8 + i * 4 + quarter < COLS / 8 ? stream(from + i * 4) : make_uint4(0, 0, 0, 0);
         }
     };
+#if !GATED
     fetch(0);
+#endif
     wait_for_before();
     start_dependents();
     int count = STEP_ROWS(step) - first;
     if (count <= 0) return;
+#if GATED
+    int any = 0;
+    for (int r = 0; r < min(count, NT * 8); r++) any |= undecided[first + r];
+    if (!any) return;
+    fetch(0);
+#endif
     auto fetch_x = [&](int k) {
         for (int i = threadIdx.x; i < NT * 8 * 2 * (CHUNK / 8) && k < COLS; i += WARPS * WARP) {
             int r = i / (CHUNK / 8), at = k + i % (CHUNK / 8) * 8;  // r: a half row

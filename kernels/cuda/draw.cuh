@@ -9,9 +9,10 @@ __device__ __forceinline__ float key_float(unsigned key) {
     return __uint_as_float(key & 0x80000000u ? key & 0x7FFFFFFFu : ~key);
 }
 
-// Philox4x32-10 (Salmon et al. 2011) at counter (v / 4, position, 0, 0): its lanes are for the tokens v ... v + 3, v a multiple of 4.
-__device__ __forceinline__ uint4 noise_words(unsigned seed_lo, unsigned seed_hi, unsigned v, unsigned position) {
-    uint4 c = make_uint4(v >> 2, position, 0, 0);
+// Philox4x32-10 (Salmon et al. 2011) at counter (v / 4, position, use, 0): its lanes are for the tokens v ... v + 3, v a multiple of
+// 4. Use 0 is the noise of a draw.
+__device__ __forceinline__ uint4 noise_words(unsigned seed_lo, unsigned seed_hi, unsigned v, unsigned position, unsigned use = 0) {
+    uint4 c = make_uint4(v >> 2, position, use, 0);
     for (int round = 0; round < 10; round++) {
         unsigned lo0 = c.x * 0xD2511F53u, hi0 = __umulhi(c.x, 0xD2511F53u);
         unsigned lo1 = c.z * 0xCD9E8D57u, hi1 = __umulhi(c.z, 0xCD9E8D57u);
@@ -21,6 +22,9 @@ __device__ __forceinline__ uint4 noise_words(unsigned seed_lo, unsigned seed_hi,
     }
     return c;
 }
+__device__ __forceinline__ unsigned lane_of(uint4 words, unsigned v) {
+    return (v & 3) == 0 ? words.x : (v & 3) == 1 ? words.y : (v & 3) == 2 ? words.z : words.w;
+}
 // A word of it as a Gumbel variate.
 __device__ __forceinline__ float gumbel_of(unsigned word) {
     float u = ((float)(word >> 9) + 0.5f) * 0x1p-23f;
@@ -28,7 +32,7 @@ __device__ __forceinline__ float gumbel_of(unsigned word) {
 }
 __device__ __noinline__ float gumbel(unsigned seed_lo, unsigned seed_hi, unsigned v, unsigned position) {
     uint4 c = noise_words(seed_lo, seed_hi, v, position);
-    return gumbel_of((v & 3) == 0 ? c.x : (v & 3) == 1 ? c.y : (v & 3) == 2 ? c.z : c.w);
+    return gumbel_of(lane_of(c, v));
 }
 
 // A key and its token as one number, whose maximum is the winner: the lowest token among equals. A NaN key wins over all and

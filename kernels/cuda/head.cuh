@@ -1,6 +1,7 @@
 // Shared by the kernels of the compact head (decision 0060).
 //
 // ADJUST: the logits of rows that name a slot are adjusted first. A greater score has a greater adjusted one, so bounds stay bounds.
+// FILTERED: rows may have top-k, top-p and min-p (decision 0026).
 #include "draw.cuh"
 #if ADJUST
 #include "adjust.cuh"
@@ -9,6 +10,14 @@
 #else
 #define ADJUSTMENT_FIELDS
 #define ADJUSTMENT_AT
+#endif
+#if FILTERED
+#include "filter.cuh"
+#define FILTER_FIELDS , int top_ks, int top_ps, int min_ps
+#define FILTER_AT , top_ks, top_ps, min_ps
+#else
+#define FILTER_FIELDS
+#define FILTER_AT
 #endif
 
 // A hash of k in [0, 1): multiples of the golden ratio, scrambled.
@@ -31,10 +40,10 @@ __device__ __forceinline__ size_t head_columns_at(int rows) { return head_sizes_
 // (two planes) a known error of x.
 __device__ __forceinline__ float head_doubt(int planes, float4 params, float2 size) {
     float weights = params.z * size.x;
-    if (planes == 2) return weights + params.w * size.y;
-    float stored = size.y + size.x * sqrtf((float)COLS), x = params.w * stored;
+    if (planes == 2) return fmaf(params.w, size.y, weights);
+    float stored = fmaf(size.x, sqrtf((float)COLS), size.y), x = params.w * stored;
     float root;
-    asm("sqrt.approx.f32 %0, %1;" : "=f"(root) : "f"(weights * weights + x * x));  // within the 1 % of `params`
+    asm("sqrt.approx.f32 %0, %1;" : "=f"(root) : "f"(fmaf(weights, weights, x * x)));  // within the 1 % of `params`
     return root;
 }
 
@@ -42,6 +51,9 @@ __device__ __forceinline__ float head_doubt(int planes, float4 params, float2 si
 struct Choice {
     float inverse;  // of the temperature; 0 where it is
     unsigned seed_lo, seed_hi, position;
+#if FILTERED
+    Filter filter;
+#endif
 #if ADJUST
     Adjustment adjustment;
 #endif
@@ -49,6 +61,9 @@ struct Choice {
 
 struct ChoiceFields {  // where the step has them, in words
     int rows, temperatures, seeds_lo, seeds_hi, token_seq, seq_begin, seq_len;
+#if FILTERED
+    int top_ks, top_ps, min_ps;
+#endif
 #if ADJUST
     AdjustmentFields adjustment;
 #endif
@@ -63,6 +78,9 @@ __device__ __forceinline__ Choice head_choice(const int *step, const ChoiceField
         choice.seed_lo = step[at.seeds_lo + r], choice.seed_hi = step[at.seeds_hi + r];
         choice.position = token_position(step, at.token_seq, at.seq_begin, at.seq_len, step[at.rows + r]) + 1;
     }
+#if FILTERED
+    choice.filter = row_filter(step, at.top_ks, at.top_ps, at.min_ps, r, temperature == 0.0f, vocabulary);
+#endif
 #if ADJUST
     choice.adjustment = row_adjustment(step, at.adjustment, r, vocabulary);
 #endif
@@ -77,11 +95,29 @@ __device__ __forceinline__ float head_key(const Choice &choice, float score, int
     return score * choice.inverse + gumbel(choice.seed_lo, choice.seed_hi, n, choice.position);
 }
 
+// The logit over the temperature, as `sample` has it.
+__device__ __forceinline__ float head_z(const Choice &choice, float score, int n) {
+#if ADJUST
+    score = adjusted(choice.adjustment, score, n);
+#endif
+    return __fmul_rn(score, choice.inverse);
+}
+
+#if FILTERED
+// The greatest z that a row of the head may have, for its rough score, and its u (filter.cuh).
+__device__ __forceinline__ float head_high(int planes, const Choice &choice, float4 params, float2 size, float score, int n) {
+    return head_z(choice, fmaf(RAISED, head_doubt(planes, params, size), score), n);
+}
+__device__ __forceinline__ float head_size(int planes, const Choice &choice, float4 params, float2 size, float score, int n) {
+    return log_size(choice.filter, head_z(choice, score, n), head_high(planes, choice, params, size, score, n));
+}
+#endif
+
 // Maximum over the lanes with the same remainder modulo 4.
 __device__ __forceinline__ Candidate best_of_groups(Candidate mine) {
     for (int i = 4; i < WARP; i *= 2) mine = max(mine, __shfl_xor_sync(FULL, mine, i));
     return mine;
 }
 
-#define CHOICE_FIELDS int rows_at, int temperatures, int seeds_lo, int seeds_hi, int token_seq, int seq_begin, int seq_len ADJUSTMENT_FIELDS
-#define CHOICE_AT ChoiceFields{rows_at, temperatures, seeds_lo, seeds_hi, token_seq, seq_begin, seq_len ADJUSTMENT_AT}
+#define CHOICE_FIELDS int rows_at, int temperatures, int seeds_lo, int seeds_hi, int token_seq, int seq_begin, int seq_len FILTER_FIELDS ADJUSTMENT_FIELDS
+#define CHOICE_AT ChoiceFields{rows_at, temperatures, seeds_lo, seeds_hi, token_seq, seq_begin, seq_len FILTER_AT ADJUSTMENT_AT}

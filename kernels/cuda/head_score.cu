@@ -18,7 +18,11 @@ __device__ __forceinline__ void mma(int (&c)[4], unsigned a0, unsigned a1, unsig
 
 extern "C" __global__ void __launch_bounds__(WARPS * WARP, BLOCKS)
 head_score(const int *step, CHOICE_FIELDS, const unsigned char *head, const signed char *planes, const float4 *params,
-           float *scores, Candidate *likeliest, int rows) {
+           float *scores, Candidate *likeliest,
+#if FILTERED
+           unsigned *peaks,  // keys of the greatest u (filter.cuh) for each row of x
+#endif
+           int rows) {
     extern __shared__ __align__(16) signed char columns[];  // [TILES * 8][PITCH]
     __shared__ float4 p[TOKENS];
     __shared__ Choice choice[TOKENS];
@@ -50,6 +54,11 @@ head_score(const int *step, CHOICE_FIELDS, const unsigned char *head, const sign
         best[threadIdx.x] = 0;
     }
     unsigned marks[TILES * EACH] = {};  // the likeliest of this thread's rows of the head, for each of its rows of x
+#if FILTERED
+    __shared__ unsigned peak[TOKENS];
+    unsigned greatest[TILES * EACH] = {};
+    if (threadIdx.x < TOKENS) peak[threadIdx.x] = 0;
+#endif
     int first = tile, turn = 0;
     asm volatile("cp.async.wait_all;");
     __syncthreads();
@@ -97,6 +106,9 @@ head_score(const int *step, CHOICE_FIELDS, const unsigned char *head, const sign
                 scores[(size_t)r * rows + n] = score;
                 float key = head_key(choice[r], score - p[r].z * size.x, n);
                 if (key == key && mark >> TURN_BITS == 0) marks[i] = max(marks[i], float_key(key) >> TURN_BITS << TURN_BITS | mark);
+#if FILTERED
+                if (choice[r].filter.on) greatest[i] = max(greatest[i], float_key(head_size(PLANES, choice[r], p[r], size, score, n)));
+#endif
             }
         }
     }
@@ -107,7 +119,13 @@ head_score(const int *step, CHOICE_FIELDS, const unsigned char *head, const sign
         unsigned n = (first + (mark >> 1) * gridDim.x * WARPS) * 16 + group + mark % 2 * 8;
         Candidate reached = best_of_groups(key ? (Candidate)key << 32 | (FULL - n) : 0);
         if (group == 0 && r < count) atomicMax(best + r, reached);
+#if FILTERED
+        if (r < count) atomicMax(peak + r, greatest[i]);
+#endif
     }
     __syncthreads();
     if (threadIdx.x < count) atomicMax(likeliest + threadIdx.x, best[threadIdx.x]);
+#if FILTERED
+    if (threadIdx.x < count) atomicMax(peaks + threadIdx.x, peak[threadIdx.x]);
+#endif
 }

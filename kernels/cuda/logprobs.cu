@@ -19,6 +19,8 @@ __device__ __forceinline__ int token_of(Candidate c) { return c ? (int)(FULL - (
 __device__ __forceinline__ float logit_of(Candidate c) { return c ? key_float((unsigned)(c >> 32)) : -INFINITY_F; }
 
 extern "C" __global__ void __launch_bounds__(WG) logprobs_parts(const int *step, const float *logits, int *parts, int n, int count) {
+    start_dependents();
+    wait_for_before();
     int r = blockIdx.y, begin = blockIdx.x * EACH * WG + threadIdx.x, k = STEP_LOGPROBS(step) - 1;
     if (r >= STEP_ROWS(step)) return;
     int *part = parts + ((size_t)r * count + blockIdx.x) * PITCH;
@@ -51,6 +53,8 @@ extern "C" __global__ void __launch_bounds__(WG) logprobs_parts(const int *step,
 // A block a row; there are no more parts than threads.
 extern "C" __global__ void __launch_bounds__(WG)
 logprobs(const int *step, const float *logits, const int *parts, const int *next, int *history, int n, int count) {
+    start_dependents();
+    wait_for_before();
     int r = blockIdx.x, t = threadIdx.x, k = STEP_LOGPROBS(step) - 1, taken = 0;
     if (r >= STEP_ROWS(step)) return;
     const int *part = parts + ((size_t)r * count + min(t, count - 1)) * PITCH;

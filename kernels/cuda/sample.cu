@@ -2,6 +2,8 @@
 // bisection over the order-preserving integer form of floats, so that no sort is needed and ties are all kept. That of top-p is not
 // looked for: a token is drawn from all, and stays if the more likely ones have less than the wanted mass; else only those are
 // left, and another is drawn (decision 0026).
+//
+// GATED: only for rows that are undecided; the others have their tokens.
 
 #include "draw.cuh"
 #define AHEAD (CLUSTER > 1 ? 4 : 8)
@@ -90,13 +92,20 @@ __device__ __forceinline__ unsigned threshold(Blocks &blocks, const float *row, 
 
 extern "C" __global__ void IN_CLUSTER __launch_bounds__(WG)
 sample(const int *step, int rows, int temperatures, int top_ks, int top_ps, int min_ps, int seeds_lo, int seeds_hi, int token_seq,
-       int seq_begin, int seq_len, const float *logits, int *out, int n) {
+       int seq_begin, int seq_len, const float *logits, int *out,
+#if GATED
+       const int *undecided,
+#endif
+       int n) {
     __shared__ unsigned long long places[2][CLUSTER];
     int r = blockIdx.x / CLUSTER;
     Blocks blocks = {places, (int)blockIdx.x % CLUSTER, 0};
     start_dependents();
     wait_for_before();
     if (r >= STEP_ROWS(step)) return;
+#if GATED
+    if (!undecided[r]) return;
+#endif
     cluster_arrive();
     const float *row = logits + (size_t)r * n;
     float temperature = __int_as_float(step[temperatures + r]);

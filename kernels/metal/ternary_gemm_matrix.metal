@@ -1,30 +1,22 @@
-// ternary_matmul for many tokens on matrices of 8 by 8: halves hold int8 and weights exactly, and sums of floats are exact below 2^24.
-// A tile of TILE_M tokens by TILE_N rows of W for a threadgroup of four simdgroups, two by two, each a quarter of it. Of 128 of K
-// at a time 32, the weights of one bit pair, go through threadgroup memory together. Codes become halves as in ternary_decode,
-// so that sums are multiples of 2^-14; their offset of one adds the sum of x, which is subtracted at the end.
-#define TILE_M 32
-#define TILE_N 64
-#define THREADS 128
+// ternary_matmul for many tokens on matrices of 8 by 8: halves hold int8 and weights exactly, and sums of floats are exact below 2^24,
+// for up to 65,535 columns. Of 128 of K at a time 32, the weights of one bit pair, are multiplied together. Codes become halves
+// as in ternary_decode, so that sums are multiples of 2^-14; their offset of one adds the sum of x, which is subtracted at the end.
+#include "matrix.metal"
 #define STAGES (ROW_BYTES / 32)
-#define PITCH 40 /* halves of a row of 32, so that neighbours fall into different banks */
-#define OUT_PITCH (TILE_N + 4)
-#define EACH_M (TILE_M / 16)
-#define EACH_N (TILE_N / 16)
 #define UNIT 16384.0f
 
 [[kernel, max_total_threads_per_threadgroup(THREADS)]] void ternary_gemm_matrix(
     device const int *step [[buffer(0)]], device const char *x [[buffer(1)]], device const float *scale [[buffer(2)]],
     device const int *x_sums [[buffer(3)]], device const uint *codes [[buffer(4)]], device const float *w_scale [[buffer(5)]],
     device float *out [[buffer(6)]], constant int &rows [[buffer(7)]], PLACE) {
-    threadgroup float pool[TILE_M * OUT_PITCH];  // the tiles of x and W, later that of out
-    threadgroup half *x_tile = (threadgroup half *)pool, *w_tile = x_tile + TILE_M * PITCH;
+    threadgroup float4 memory[TILE_M * OUT_PITCH / 4];  // the tiles of x and W, later that of out
+    threadgroup float *pool = (threadgroup float *)memory;
+    threadgroup half *x_tile = (threadgroup half *)memory, *w_tile = x_tile + TILE_M * PITCH;
     Place place = PLACED;
     int n0 = int(group.x) * TILE_N, m0 = int(group.y) * TILE_M, tokens = STEP_TOKENS(step);
     if (m0 >= tokens) return;
-    int down = place.simdgroup / 2 * (TILE_M / 2), across = place.simdgroup % 2 * (TILE_N / 2);
-    simdgroup_float8x8 sums[EACH_M][EACH_N];
-    for (int i = 0; i < EACH_M; i++)
-        for (int j = 0; j < EACH_N; j++) sums[i][j] = make_filled_simdgroup_matrix<float, 8, 8>(0.0f);
+    Sums sums;
+    clear(sums);
     for (int stage = 0; stage < STAGES; stage++) {
         // 32 bytes of each row of W: a thread keeps four words of a row, and takes one bit pair after the other from them.
         uint kept[4];
@@ -46,21 +38,10 @@
                 *(threadgroup half4 *)(w_tile + row * PITCH + half_row * 16 + 4 * i) = half4(low, high);
             }
             GROUP_BARRIER;
-            for (int k = 0; k < 32; k += 8) {
-                simdgroup_half8x8 left[EACH_M], right[EACH_N];
-                for (int i = 0; i < EACH_M; i++) simdgroup_load(left[i], x_tile + (down + 8 * i) * PITCH + k, PITCH);
-                for (int j = 0; j < EACH_N; j++)
-                    simdgroup_load(right[j], w_tile + (across + 8 * j) * PITCH + k, PITCH, ulong2(0, 0), true);
-                for (int i = 0; i < EACH_M; i++)
-                    for (int j = 0; j < EACH_N; j++) simdgroup_multiply_accumulate(sums[i][j], left[i], right[j], sums[i][j]);
-            }
+            multiply<half>(sums, x_tile, w_tile, place);
         }
     }
-    GROUP_BARRIER;
-    for (int i = 0; i < EACH_M; i++)
-        for (int j = 0; j < EACH_N; j++)
-            simdgroup_store(sums[i][j], pool + (down + 8 * i) * OUT_PITCH + across + 8 * j, OUT_PITCH);
-    GROUP_BARRIER;
+    spread(sums, pool, place);
     for (int at = place.item; at < TILE_M * TILE_N; at += THREADS) {
         int m = m0 + at / TILE_N, n = n0 + at % TILE_N;
         if (m >= tokens || n >= rows) continue;

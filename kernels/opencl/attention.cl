@@ -23,15 +23,16 @@ kernel void attention(global const int *step, int token_seq, int seq_begin, int 
         int p = start + lane;
         float score = -INFINITY;
         if (p < length) {
-            size_t at = (((size_t)table[p / BLOCK] * BLOCK + p % BLOCK) * kv_heads + kv_head) * DIM;
+            size_t at = KV_ROW(table[p / BLOCK], p, kv_heads, kv_head);
             place[lane] = at;
             score = 0.0f;
             for (int i = 0; i < DIM; i++) score += query[i] * LOAD_KV(keys, at + i);
+            score *= KV_SCALE(keys, table[p / BLOCK], p, kv_heads, kv_head);
         }
         float before = largest;
         largest = fmax(largest, group_max(score, scratch));
         float w = exp(score - largest), correction = exp(before - largest);
-        weight[lane] = w;
+        weight[lane] = p < length ? w * KV_SCALE(values, table[p / BLOCK], p, kv_heads, kv_head) : 0.0f;
         total = total * correction + group_sum(w, scratch);  // its barriers publish `weight` and `place`
         int count = min(WG, length - start);
         for (int d = 0; d < PER_ITEM; d++) {

@@ -18,13 +18,7 @@
 #define LOWEST -1e30f /* below any score, and finite: the difference of two is no NaN */
 
 #if ROPE
-// Element i of a rotated head.
-inline float rotated(global const float *head, global const float *cosines, global const float *sines, int position, int i) {
-    int pair = NEOX ? i % (DIM / 2) : i / 2, second = NEOX ? i >= DIM / 2 : i % 2;
-    float c = cosines[(size_t)position * (DIM / 2) + pair], s = sines[(size_t)position * (DIM / 2) + pair];
-    float a = head[NEOX ? pair : 2 * pair], b = head[NEOX ? pair + DIM / 2 : 2 * pair + 1];
-    return second ? b * c + a * s : a * c - b * s;
-}
+#include "cache_rows.clh"
 #endif
 
 kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void attention_decode(
@@ -34,6 +28,9 @@ kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void attention_decode(
     local float4 query[HEAD_GROUP][VECTORS], team_sums[TEAMS][HEAD_GROUP][VECTORS];
     local float score[HEAD_GROUP][WG], weight[HEAD_GROUP][CHUNK], reduced[HEAD_GROUP][REDUCERS], scale[HEAD_GROUP];
     local size_t place[CHUNK];
+#if KV_I8
+    local float value_scale[CHUNK];
+#endif
     int kv_head = get_group_id(0), m = get_group_id(1), split = get_group_id(2), splits = get_num_groups(2), item = get_local_id(0);
     int there = m < STEP_TOKENS(step);  // not a return: PoCL 3.1 lets all work-items into the last condition then
     if (!there) m = 0;
@@ -51,13 +48,38 @@ kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void attention_decode(
         ((local float *)query)[i] = q / sqrt((float)DIM);
     }
 #if ROPE
+    global const float *row_k = row + (heads + kv_head) * DIM, *row_v = row_k + kv_heads * DIM;
+#if KV_I8
+    local float2 *scratch = (local float2 *)team_sums;  // not in use yet, and room for WG of them
+    float top_k = 0.0f, top_v = 0.0f;
     if (begin < end && end == length) {
-        int p = length - 1;
-        size_t at = (((size_t)table[p / BLOCK] * BLOCK + p % BLOCK) * kv_heads + kv_head) * DIM;
         for (int i = item; i < DIM; i += WG) {
-            STORE_KV(rotated(row + (heads + kv_head) * DIM, cosines, sines, p, i), keys, at + i);
-            STORE_KV(row[(heads + kv_heads + kv_head) * DIM + i], values, at + i);
+            top_k = fmax(top_k, kv_magnitude(rotated(row_k, cosines, sines, length - 1, i)));
+            top_v = fmax(top_v, kv_magnitude(row_v[i]));
         }
+    }
+    top_k = group_max(top_k, scratch);
+    top_v = group_max(top_v, scratch);
+#endif
+    if (begin < end && end == length) {
+        int p = length - 1, block = table[p / BLOCK];
+        size_t at = KV_ROW(block, p, kv_heads, kv_head);
+        for (int i = item; i < DIM; i += WG) {
+            float key = rotated(row_k, cosines, sines, p, i), value = row_v[i];
+#if KV_I8
+            keys[at + i] = kv_code(key, top_k);
+            values[at + i] = kv_code(value, top_v);
+#else
+            STORE_KV(key, keys, at + i);
+            STORE_KV(value, values, at + i);
+#endif
+        }
+#if KV_I8
+        if (item == 0) {
+            KV_SCALE(keys, block, p, kv_heads, kv_head) = kv_scale(top_k);
+            KV_SCALE(values, block, p, kv_heads, kv_head) = kv_scale(top_v);
+        }
+#endif
     }
     barrier(CLK_LOCAL_MEM_FENCE | CLK_GLOBAL_MEM_FENCE);
 #else
@@ -77,14 +99,25 @@ kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void attention_decode(
         UNROLL
         for (int g = 0; g < HEAD_GROUP; g++) dots[g] = 0.0f;
         if (p < end) {
-            size_t at = (((size_t)table[p / BLOCK] * BLOCK + p % BLOCK) * kv_heads + kv_head) * DIM;
-            if (item % PARTS == 0) place[item / PARTS] = at;
+            int block = table[p / BLOCK];
+            size_t at = KV_ROW(block, p, kv_heads, kv_head);
+            if (item % PARTS == 0) {
+                place[item / PARTS] = at;
+#if KV_I8
+                value_scale[item / PARTS] = KV_SCALE(values, block, p, kv_heads, kv_head);
+#endif
+            }
             for (int i = 0; i < VECTORS / PARTS; i++) {
                 int k = item % PARTS + i * PARTS;
                 float4 key = LOAD_KV4(keys, at + 4 * k);
                 UNROLL
                 for (int g = 0; g < HEAD_GROUP; g++) dots[g] += dot(key, query[g][k]);
             }
+#if KV_I8
+            float unit = KV_SCALE(keys, block, p, kv_heads, kv_head);
+            UNROLL
+            for (int g = 0; g < HEAD_GROUP; g++) dots[g] *= unit;
+#endif
         }
         UNROLL
         for (int g = 0; g < HEAD_GROUP; g++) score[g][item] = dots[g];
@@ -108,7 +141,11 @@ kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void attention_decode(
             total *= correction;
             for (int t = reducer; t < count; t += REDUCERS) {
                 float w = exp(weight[mine][t] - top);
+#if KV_I8
+                weight[mine][t] = w * value_scale[t];
+#else
                 weight[mine][t] = w;
+#endif
                 total += w;
             }
             if (reducer == 0) scale[mine] = correction;

@@ -45,8 +45,9 @@ kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void attention_prefill(
             barrier(CLK_LOCAL_MEM_FENCE);
             for (int i = item; i < KEYS * VECTORS; i += WG) {
                 int p = min(start + i / VECTORS, length - 1);
-                size_t at = (((size_t)table[p / BLOCK] * BLOCK + p % BLOCK) * kv_heads + kv_head) * DIM;
-                cached[i / VECTORS * PITCH + i % VECTORS] = LOAD_KV4(keys, at + i % VECTORS * 4);
+                size_t at = KV_ROW(table[p / BLOCK], p, kv_heads, kv_head);
+                float unit = KV_SCALE(keys, table[p / BLOCK], p, kv_heads, kv_head);
+                cached[i / VECTORS * PITCH + i % VECTORS] = LOAD_KV4(keys, at + i % VECTORS * 4) * unit;
             }
             barrier(CLK_LOCAL_MEM_FENCE);
             float dots[2][2] = {{0.0f, 0.0f}, {0.0f, 0.0f}};
@@ -69,8 +70,9 @@ kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void attention_prefill(
             barrier(CLK_LOCAL_MEM_FENCE);
             for (int i = item; i < KEYS * VECTORS; i += WG) {
                 int p = min(start + i / VECTORS, length - 1);
-                size_t at = (((size_t)table[p / BLOCK] * BLOCK + p % BLOCK) * kv_heads + kv_head) * DIM;
-                cached[i / VECTORS * PITCH + i % VECTORS] = LOAD_KV4(values, at + i % VECTORS * 4);
+                size_t at = KV_ROW(table[p / BLOCK], p, kv_heads, kv_head);
+                float unit = KV_SCALE(values, table[p / BLOCK], p, kv_heads, kv_head);
+                cached[i / VECTORS * PITCH + i % VECTORS] = LOAD_KV4(values, at + i % VECTORS * 4) * unit;
             }
             float top = LOWEST;
             UNROLL

@@ -12,9 +12,12 @@
 #define ROWS (WG / LANES * HELD)
 #define PITCH (COUNT / 2 * 2 + 1) /* of a row's terms, odd so that neighbours fall into different banks */
 
-// AT_ONCE: tokens that a work-item multiplies together. Byte by byte, the sums of more do not fit the registers of Gen9.
+// AT_ONCE: tokens that a work-item multiplies together. Intel's GPUs have no registers for the sums of more: byte by byte on Gen9, and
+// of 8 tokens with groups of 32 on Gen12.
 #if INTEL && !INT_DOT
 #define AT_ONCE 1
+#elif INTEL
+#define AT_ONCE (TOKENS / (1 + TOKENS * EACH / 32)) /* half of them where they are 8 and EACH is 4 */
 #else
 #define AT_ONCE TOKENS
 #endif

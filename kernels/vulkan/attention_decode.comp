@@ -15,6 +15,7 @@ layout(constant_id = 10) const int CHUNK = 32;  // positions that are looked at 
 #if !SUBGROUPS
 layout(constant_id = 11) const int POOL = 64;   // keys, and later the runs' sums
 #endif
+layout(constant_id = 12) const int KV_I8 = 0;
 BUFFER(0, readonly, int, step_data);
 BUFFER(1, readonly, vec4, qkv);
 BUFFER(2, , uvec4, keys);

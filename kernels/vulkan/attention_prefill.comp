@@ -1,8 +1,9 @@
-// Attention of many tokens over an f16 cache: a work-group of 128 takes one head of TILE tokens of a sequence, and the cache in
+// Attention of many tokens over a cache of f16 or int8: a work-group of 128 takes one head of TILE tokens of a sequence, and the cache in
 // chunks of CHUNK positions through shared memory, with a running maximum (Dao et al. 2022).
 layout(constant_id = 1) const int DIM = 64;  // a multiple of 8, at most 128
 layout(constant_id = 2) const int BLOCK = 32;
 layout(constant_id = 3) const int KV_F16 = 1;
+layout(constant_id = 4) const int KV_I8 = 0;
 BUFFER(0, readonly, int, step_data);
 BUFFER(1, readonly, vec4, qkv);
 BUFFER(2, readonly, uvec4, keys);
@@ -12,12 +13,22 @@ layout(push_constant) uniform Push { int token_seq, seq_begin, seq_len, block_ta
 const int TILE = 32, CHUNK = 32, QUADS = DIM / 4, LOADS = DIM / 8;
 const int EACH = (QUADS + 15) / 16;  // quads of dimensions that an invocation sums for each of its four tokens
 shared vec4 query[TILE * (QUADS + 1)];  // one more a row, so that rows fall into different banks
-shared uvec2 cached[CHUNK * (QUADS + 1)];
+shared uvec2 cached[CHUNK * (QUADS + 1)];  // two words of halves, or one of codes and their scale
 shared float score[TILE * (CHUNK + 1)];
 shared float partial[128];
 shared float correction[TILE];
 
-vec4 halves(uvec2 words) { return vec4(unpackHalf2x16(words.x), unpackHalf2x16(words.y)); }
+#include "cache_loads.glsl"
+
+vec4 halves(uvec2 words) {
+    if (KV_I8 != 0) return codes_of(words.x, uintBitsToFloat(words.y));
+    return vec4(unpackHalf2x16(words.x), unpackHalf2x16(words.y));
+}
+
+void put(uint at, uvec4 words) {
+    cached[at] = KV_I8 != 0 ? words.xz : words.xy;
+    cached[at + 1] = KV_I8 != 0 ? words.yz : words.zw;
+}
 
 KERNEL(attention_prefill) {
     int lane = int(gl_LocalInvocationID.x), head = int(gl_WorkGroupID.x), tile = int(gl_WorkGroupID.y);
@@ -54,11 +65,9 @@ KERNEL(attention_prefill) {
             uvec4 words = uvec4(0);  // beyond the end: not to be read
             if (p < end) {
                 uint block = step_data[table + p / BLOCK];
-                words = keys[((block * BLOCK + p % BLOCK) * kv_heads + kv_head) * LOADS + i % LOADS];
+                words = key_load(block, p % BLOCK * kv_heads + kv_head, i % LOADS);
             }
-            uint at = i / LOADS * (QUADS + 1) + i % LOADS * 2;
-            cached[at] = words.xy;
-            cached[at + 1] = words.zw;
+            put(i / LOADS * (QUADS + 1) + i % LOADS * 2, words);
         }
         barrier();
         float found[8];
@@ -83,11 +92,9 @@ KERNEL(attention_prefill) {
             uvec4 words = uvec4(0);
             if (p < end) {
                 uint block = step_data[table + p / BLOCK];
-                words = values[((block * BLOCK + p % BLOCK) * kv_heads + kv_head) * LOADS + i % LOADS];
+                words = value_load(block, p % BLOCK * kv_heads + kv_head, i % LOADS);
             }
-            uint at = i / LOADS * (QUADS + 1) + i % LOADS * 2;
-            cached[at] = words.xy;
-            cached[at + 1] = words.zw;
+            put(i / LOADS * (QUADS + 1) + i % LOADS * 2, words);
         }
         int mine = row * (CHUNK + 1) + quarter * 8;
         float most = -INFINITY;

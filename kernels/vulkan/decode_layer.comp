@@ -45,7 +45,7 @@ BUFFER(19, readonly, vec4, norm3);
 BUFFER(20, readonly, uvec4, codes3);
 BUFFER(21, readonly, float, scale3);
 layout(push_constant) uniform Push { int seq_len, block_table, max_blocks; float eps0, eps1, eps2, eps3; };
-const int ROPE = 1, kv_heads = KV_HEADS;
+const int ROPE = 1, KV_I8 = 0, kv_heads = KV_HEADS;
 #include "attention_lanes.glsl"
 #include "ternary_row.glsl"
 const uint ATTENTION = KV_HEADS * GROUP * DIM, QKV = ATTENTION + 2 * KV_HEADS * DIM;

@@ -1,4 +1,4 @@
-// Causal attention of one token over the paged cache [blocks, BLOCK, kv_heads, DIM]: a workgroup takes TEAM query heads of one
+// Causal attention of one token over the paged cache: a workgroup takes TEAM query heads of one
 // key/value head (at most LANES), so that these read each key and value once, in chunks of positions with a running maximum
 // (Milakov and Gimelshein 2018). The keys and values of the next chunk are asked for as soon as their registers are free.
 // KEYS: quads of a position's key that an invocation takes. VALUES: positions whose values it takes, and EACH: quads of these.
@@ -8,17 +8,23 @@
 struct Args { token_seq: i32, seq_begin: i32, seq_len: i32, block_table: i32, max_blocks: i32, heads: i32, kv_heads: i32 }
 @group(0) @binding(0) var<storage, read> step: array<i32>;
 @group(0) @binding(1) var<storage, read> qkv: array<vec4<f32>>;
+#if KV_I8
+alias Quad = vec2<u32>;  // codes, and the bits of their scale
+alias Kept = u32;
+#else
 #if KV_F16
 alias Quad = vec2<u32>;
 #else
 alias Quad = vec4<f32>;
 #endif
+alias Kept = Quad;
+#endif
 #if ROPE
-@group(0) @binding(2) var<storage, read_write> keys: array<Quad>;
-@group(0) @binding(3) var<storage, read_write> values: array<Quad>;
+@group(0) @binding(2) var<storage, read_write> keys: array<Kept>;
+@group(0) @binding(3) var<storage, read_write> values: array<Kept>;
 #else
-@group(0) @binding(2) var<storage, read> keys: array<Quad>;
-@group(0) @binding(3) var<storage, read> values: array<Quad>;
+@group(0) @binding(2) var<storage, read> keys: array<Kept>;
+@group(0) @binding(3) var<storage, read> values: array<Kept>;
 #endif
 @group(0) @binding(4) var<storage, read> cosines: array<vec2<f32>>;
 @group(0) @binding(5) var<storage, read> sines: array<vec2<f32>>;
@@ -33,6 +39,10 @@ const COLUMNS = min(QUADS, u32(WG));             // quads of values that are sum
 const SPREAD = u32(WG) / COLUMNS;                // positions whose values are read at once
 const PAD = HEADS * CHUNK + 8u;                  // padding that keeps the lanes' scores in different banks
 
+#include "cache.wgsl"
+#if KV_I8
+fn loaded(quad: Quad) -> vec4<f32> { return coded(quad); }
+#else
 #if KV_F16
 fn loaded(quad: Quad) -> vec4<f32> { return halves(quad); }
 fn stored(value: vec4<f32>) -> Quad { return vec2(pack2x16float(value.xy), pack2x16float(value.zw)); }
@@ -40,9 +50,18 @@ fn stored(value: vec4<f32>) -> Quad { return vec2(pack2x16float(value.xy), pack2
 fn loaded(quad: Quad) -> vec4<f32> { return quad; }
 fn stored(value: vec4<f32>) -> Quad { return value; }
 #endif
+#endif
 
 var<workgroup> query: array<vec4<f32>, HEADS * QUADS>;
+#if KV_I8
+var<workgroup> place: array<Row, 2u * CHUNK>;
+fn key_of(at: u32, i: u32) -> Quad { return vec2(keys[place[at].codes + i], keys[place[at].scale]); }
+fn value_of(at: u32, i: u32) -> Quad { return vec2(values[place[at].codes + i], values[place[at].scale]); }
+#else
 var<workgroup> place: array<u32, 2u * CHUNK>;
+fn key_of(at: u32, i: u32) -> Quad { return keys[place[at] + i]; }
+fn value_of(at: u32, i: u32) -> Quad { return values[place[at] + i]; }
+#endif
 var<workgroup> parts: array<f32, LANES * PAD>;
 var<workgroup> scores: array<vec4<f32>, HEADS * CHUNK / 4u>;
 var<workgroup> weights: array<f32, HEADS * CHUNK>;
@@ -51,6 +70,17 @@ var<workgroup> sums_of: array<vec4<f32>, SPREAD * COLUMNS>;
 #if ROPE
 var<workgroup> new_key: array<Quad, QUADS>;
 var<workgroup> new_value: array<Quad, QUADS>;
+#if KV_I8
+var<workgroup> new_rows: array<vec4<f32>, 2u * QUADS>;  // of k and of v, before they become codes
+
+// Codes of row `which` and their scale.
+fn codes_of(which: u32, i: u32) -> Quad {
+    var greatest = 0u;
+    for (var j = 0u; j < QUADS; j++) { greatest = max(greatest, magnitude_bits(new_rows[which * QUADS + j])); }
+    let unit = row_unit(greatest);
+    return vec2(quantised(new_rows[which * QUADS + i] * unit.x), bitcast<u32>(unit.y));
+}
+#endif
 
 fn element(quad: u32, i: u32) -> f32 { return qkv[quad + i / 4u][i % 4u]; }
 
@@ -79,13 +109,20 @@ fn rotated(from_quad: u32, i: u32, position: u32) -> vec4<f32> {
 }
 #endif
 
-// Place in the cache of position p of the sequence with this table. Positions that it has not reached get any place: what is
+// Notes at `at` the place in the cache of position p of the sequence with this table. Positions that it has not reached get any place: what is
 // read there has no effect, and loads need not wait for the sequence's length.
-fn place_of(table: u32, p: u32, kv_head: u32) -> u32 {
+fn find_place(at: u32, table: u32, p: u32, kv_head: u32) {
     let near = min(p, u32(args.max_blocks * BLOCK) - 1u);
-    let row = u32(args.kv_heads) * QUADS;
+    let kv_heads = u32(args.kv_heads);
+#if KV_I8
+    let last = arrayLength(&keys) / (kv_heads * u32(BLOCK) * (QUADS + 1u)) - 1u;
+    let block = min(u32(step[table + near / u32(BLOCK)]), last);
+    place[at] = row_of(block, near % u32(BLOCK) * kv_heads + kv_head, kv_heads * u32(BLOCK));
+#else
+    let row = kv_heads * QUADS;
     let block = min(u32(step[table + near / u32(BLOCK)]), arrayLength(&keys) / (row * u32(BLOCK)) - 1u);
-    return (block * u32(BLOCK) + near % u32(BLOCK)) * row + kv_head * QUADS;
+    place[at] = (block * u32(BLOCK) + near % u32(BLOCK)) * row + kv_head * QUADS;
+#endif
 }
 
 @compute @workgroup_size(WG)
@@ -120,14 +157,14 @@ fn attention(g: Group) {
     let spread = g.lane / COLUMNS;
     var key: array<Quad, KEYS>;
     var value: array<Quad, VALUES * EACH>;
-    if (g.lane < CHUNK) { place[g.lane] = place_of(table, begin + g.lane, kv_head); }
+    if (g.lane < CHUNK) { find_place(g.lane, table, begin + g.lane, kv_head); }
     workgroupBarrier();
 #repeat j KEYS
-    key[j] = keys[place[group] + min(lane + j * LANES, QUADS - 1u)];
+    key[j] = key_of(group, min(lane + j * LANES, QUADS - 1u));
 #end
 #repeat j VALUES
 #repeat e EACH
-    value[j * u32(EACH) + e] = values[place[min(spread + j * SPREAD, CHUNK - 1u)] + min(column + e * COLUMNS, QUADS - 1u)];
+    value[j * u32(EACH) + e] = value_of(min(spread + j * SPREAD, CHUNK - 1u), min(column + e * COLUMNS, QUADS - 1u));
 #end
 #end
     let root = 1.0 / sqrt(f32(DIM));
@@ -137,17 +174,43 @@ fn attention(g: Group) {
         let quad = i % QUADS;
         let is_key = i >= HEADS * QUADS;
         let turned = rotated((row + select(first_head + i / QUADS, heads + kv_head, is_key)) * QUADS, quad, position);
+#if KV_I8
+        if (is_key) { new_rows[quad] = turned; } else { query[i] = turned * root; }
+#else
         if (is_key) { new_key[quad] = stored(turned); } else { query[i] = turned * root; }
+#endif
     }
-    for (var i = g.lane; i < QUADS; i += u32(WG)) { new_value[i] = stored(qkv[(row + heads + kv_heads + kv_head) * QUADS + i]); }
+    let new_v = (row + heads + kv_heads + kv_head) * QUADS;
+#if KV_I8
+    for (var i = g.lane; i < QUADS; i += u32(WG)) { new_rows[QUADS + i] = qkv[new_v + i]; }
+    workgroupBarrier();
+    for (var i = g.lane; i < QUADS; i += u32(WG)) {
+        new_key[i] = codes_of(0u, i);
+        new_value[i] = codes_of(1u, i);
+    }
+#else
+    for (var i = g.lane; i < QUADS; i += u32(WG)) { new_value[i] = stored(qkv[new_v + i]); }
+#endif
     workgroupBarrier();
     if (first_head % ratio == 0u && g.id.z == 0u) {
         let block = u32(step[table + position / u32(BLOCK)]);
+#if KV_I8
+        let here = row_of(block, position % u32(BLOCK) * kv_heads + kv_head, kv_heads * u32(BLOCK));
+        for (var i = g.lane; i < QUADS; i += u32(WG)) {
+            keys[here.codes + i] = new_key[i].x;
+            values[here.codes + i] = new_value[i].x;
+        }
+        if (g.lane == 0u) {
+            keys[here.scale] = new_key[0].y;
+            values[here.scale] = new_value[0].y;
+        }
+#else
         let here = ((block * u32(BLOCK) + position % u32(BLOCK)) * kv_heads + kv_head) * QUADS;
         for (var i = g.lane; i < QUADS; i += u32(WG)) {
             keys[here + i] = new_key[i];
             values[here + i] = new_value[i];
         }
+#endif
     }
 #else
     for (var i = g.lane; i < HEADS * QUADS; i += u32(WG)) { query[i] = qkv[(row + first_head) * QUADS + i] * root; }
@@ -166,7 +229,7 @@ fn attention(g: Group) {
     for (var start = begin; start < end; start += CHUNK) {
         let count = min(CHUNK, end - start);
         now ^= CHUNK;
-        if (g.lane < CHUNK) { place[now + g.lane] = place_of(table, start + CHUNK + g.lane, kv_head); }
+        if (g.lane < CHUNK) { find_place(now + g.lane, table, start + CHUNK + g.lane, kv_head); }
 #if ROPE
         if (start + group == position) {
 #repeat j KEYS
@@ -192,7 +255,7 @@ fn attention(g: Group) {
         let more = start + CHUNK < end;
         if (more) {
 #repeat j KEYS
-            key[j] = keys[place[now + group] + min(lane + j * LANES, QUADS - 1u)];
+            key[j] = key_of(now + group, min(lane + j * LANES, QUADS - 1u));
 #end
         }
         if (my_head < HEADS) {
@@ -236,7 +299,7 @@ fn attention(g: Group) {
         if (more) {
 #repeat j VALUES
 #repeat e EACH
-            value[j * u32(EACH) + e] = values[place[now + min(spread + j * SPREAD, CHUNK - 1u)] + min(column + e * COLUMNS, QUADS - 1u)];
+            value[j * u32(EACH) + e] = value_of(now + min(spread + j * SPREAD, CHUNK - 1u), min(column + e * COLUMNS, QUADS - 1u));
 #end
 #end
         }

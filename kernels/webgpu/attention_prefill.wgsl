@@ -7,12 +7,17 @@
 struct Args { token_seq: i32, seq_begin: i32, seq_len: i32, block_table: i32, max_blocks: i32, heads: i32, kv_heads: i32 }
 @group(0) @binding(0) var<storage, read> step: array<i32>;
 @group(0) @binding(1) var<storage, read> qkv: array<vec4<f32>>;
+#if KV_I8
+@group(0) @binding(2) var<storage, read> keys: array<u32>;
+@group(0) @binding(3) var<storage, read> values: array<u32>;
+#else
 #if KV_F16
 @group(0) @binding(2) var<storage, read> keys: array<vec2<u32>>;
 @group(0) @binding(3) var<storage, read> values: array<vec2<u32>>;
 #else
 @group(0) @binding(2) var<storage, read> keys: array<vec4<f32>>;
 @group(0) @binding(3) var<storage, read> values: array<vec4<f32>>;
+#endif
 #endif
 @group(0) @binding(4) var<storage, read_write> out: array<vec4<f32>>;
 @group(0) @binding(5) var<uniform> args: Args;
@@ -32,16 +37,24 @@ const START = -1.0e30;                           // greater than LOWEST, which m
 
 var<workgroup> tile: array<vec4<f32>, max(SLICE * (Q_PITCH + K_PITCH), SPAN * QUADS)>;
 var<workgroup> weights: array<vec4<f32>, ROWS * PITCH>;
-var<workgroup> place: array<u32, KEYS>;
 var<workgroup> of_part: array<f32, WG>;
 var<workgroup> correction_of: array<f32, ROWS>;
 
-#if KV_F16
-fn load_key(at: u32) -> vec4<f32> { return halves(keys[at]); }
-fn load_value(at: u32) -> vec4<f32> { return halves(values[at]); }
+#include "cache.wgsl"
+// Quad i of the key and the value at position p of a chunk.
+#if KV_I8
+var<workgroup> place: array<Row, KEYS>;
+fn load_key(p: u32, i: u32) -> vec4<f32> { return coded(vec2(keys[place[p].codes + i], keys[place[p].scale])); }
+fn load_value(p: u32, i: u32) -> vec4<f32> { return coded(vec2(values[place[p].codes + i], values[place[p].scale])); }
 #else
-fn load_key(at: u32) -> vec4<f32> { return keys[at]; }
-fn load_value(at: u32) -> vec4<f32> { return values[at]; }
+var<workgroup> place: array<u32, KEYS>;
+#if KV_F16
+fn load_key(p: u32, i: u32) -> vec4<f32> { return halves(keys[place[p] + i]); }
+fn load_value(p: u32, i: u32) -> vec4<f32> { return halves(values[place[p] + i]); }
+#else
+fn load_key(p: u32, i: u32) -> vec4<f32> { return keys[place[p] + i]; }
+fn load_value(p: u32, i: u32) -> vec4<f32> { return values[place[p] + i]; }
+#endif
 #endif
 
 // This invocation's quads of the values of SPAN positions from t on.
@@ -49,7 +62,7 @@ fn fetch_values(g: Group, t: u32) -> array<vec4<f32>, V_LOADS> {
     var fetched: array<vec4<f32>, V_LOADS>;
 #repeat i V_LOADS
     let at = min(g.lane + i * u32(WG), SPAN * QUADS - 1u);
-    fetched[i] = load_value(place[t + at / QUADS] + at % QUADS);
+    fetched[i] = load_value(t + at / QUADS, at % QUADS);
 #end
     return fetched;
 }
@@ -84,7 +97,12 @@ fn attention_prefill(g: Group) {
             workgroupBarrier();
             if (g.lane < KEYS) {
                 let p = min(start + g.lane, length - 1u);
-                place[g.lane] = ((u32(step[table + p / u32(BLOCK)]) * u32(BLOCK) + p % u32(BLOCK)) * kv_heads + kv_head) * QUADS;
+                let block = u32(step[table + p / u32(BLOCK)]);
+#if KV_I8
+                place[g.lane] = row_of(block, p % u32(BLOCK) * kv_heads + kv_head, kv_heads * u32(BLOCK));
+#else
+                place[g.lane] = ((block * u32(BLOCK) + p % u32(BLOCK)) * kv_heads + kv_head) * QUADS;
+#endif
             }
             workgroupBarrier();
 
@@ -115,7 +133,7 @@ fn attention_prefill(g: Group) {
                     next_q[i] = select(vec4(0.0), q, inside);
 #end
 #repeat i K_LOADS
-                    next_k[i] = select(vec4(0.0), load_key(place[(g.lane + i * u32(WG)) / SLICE] + near), inside);
+                    next_k[i] = select(vec4(0.0), load_key((g.lane + i * u32(WG)) / SLICE, near), inside);
 #end
                 }
                 if (d > 0u) {

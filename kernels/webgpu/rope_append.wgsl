@@ -1,8 +1,12 @@
 // Rotates q in place, stores rotated k, and v, in the cache. A workgroup per token and head (q heads, k heads, v heads); an
-// invocation takes two pairs at a time, which make whole words of an f16 cache: [blocks, BLOCK, kv_heads, DIM].
+// invocation takes two pairs at a time, which make whole words of an f16 cache.
 struct Args { token_seq: i32, seq_begin: i32, seq_len: i32, block_table: i32, max_blocks: i32, heads: i32, kv_heads: i32 }
 @group(0) @binding(0) var<storage, read> step: array<i32>;
 @group(0) @binding(1) var<storage, read_write> qkv: array<vec2<f32>>;
+#if KV_I8
+@group(0) @binding(2) var<storage, read_write> keys: array<u32>;
+@group(0) @binding(3) var<storage, read_write> values: array<u32>;
+#else
 #if KV_F16
 @group(0) @binding(2) var<storage, read_write> keys: array<u32>;
 @group(0) @binding(3) var<storage, read_write> values: array<u32>;
@@ -10,15 +14,38 @@ struct Args { token_seq: i32, seq_begin: i32, seq_len: i32, block_table: i32, ma
 @group(0) @binding(2) var<storage, read_write> keys: array<vec2<f32>>;
 @group(0) @binding(3) var<storage, read_write> values: array<vec2<f32>>;
 #endif
+#endif
 @group(0) @binding(4) var<storage, read> cosines: array<vec2<f32>>;
 @group(0) @binding(5) var<storage, read> sines: array<vec2<f32>>;
 @group(0) @binding(6) var<uniform> args: Args;
 
+#include "cache.wgsl"
+#if KV_I8
+var<workgroup> exact: array<vec2<f32>, DIM / 2>;  // a row before it becomes codes
+var<workgroup> greatest: atomic<u32>;
+#else
 #if KV_F16
 fn stored(value: vec2<f32>) -> u32 { return pack2x16float(value); }
 #else
 fn stored(value: vec2<f32>) -> vec2<f32> { return value; }
 #endif
+#endif
+
+fn put_key(place: i32, i: i32, value: vec2<f32>) {
+#if KV_I8
+    exact[i] = value;
+#else
+    keys[place + i] = stored(value);
+#endif
+}
+
+fn put_value(place: i32, i: i32, value: vec2<f32>) {
+#if KV_I8
+    exact[i] = value;
+#else
+    values[place + i] = stored(value);
+#endif
+}
 
 @compute @workgroup_size(WG)
 fn rope_append(g: Group) {
@@ -45,8 +72,8 @@ fn rope_append(g: Group) {
         let b = vec2(qkv[row + first].y, qkv[row + second].y);
 #endif
         if (is_value) {
-            values[place + first] = stored(qkv[row + first]);
-            values[place + second] = stored(qkv[row + second]);
+            put_value(place, first, qkv[row + first]);
+            put_value(place, second, qkv[row + second]);
             continue;
         }
         let c = cosines[position * (DIM / 4) + i];
@@ -62,8 +89,27 @@ fn rope_append(g: Group) {
             qkv[row + first] = to_first;
             qkv[row + second] = to_second;
         } else {
-            keys[place + first] = stored(to_first);
-            keys[place + second] = stored(to_second);
+            put_key(place, first, to_first);
+            put_key(place, second, to_second);
         }
     }
+#if KV_I8
+    if (head < args.heads) { return; }
+    if (g.lane == 0u) { atomicStore(&greatest, 0u); }
+    workgroupBarrier();
+    for (var i = i32(g.lane); i < DIM / 4; i += WG) {
+        atomicMax(&greatest, magnitude_bits(vec4(exact[2 * i], exact[2 * i + 1])));
+    }
+    workgroupBarrier();
+    let unit = row_unit(atomicLoad(&greatest));
+    let rows = u32(BLOCK * args.kv_heads);
+    let to = row_of(u32(block), u32(position % BLOCK * args.kv_heads + kv_head), rows);
+    for (var i = i32(g.lane); i < DIM / 4; i += WG) {
+        let codes = quantised(vec4(exact[2 * i], exact[2 * i + 1]) * unit.x);
+        if (is_value) { values[to.codes + u32(i)] = codes; } else { keys[to.codes + u32(i)] = codes; }
+    }
+    if (g.lane == 0u) {
+        if (is_value) { values[to.scale] = bitcast<u32>(unit.y); } else { keys[to.scale] = bitcast<u32>(unit.y); }
+    }
+#endif
 }

@@ -6,14 +6,17 @@ import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
 import pytest
 
 from bitnet.core.hal import Device, Executable, Limits, SequenceStep, Step, StepLayout, Weight
 from bitnet.core.model.config import ModelConfig
+from bitnet.core.model.file import open_model
 from bitnet.core.model.program import BLOCK_SIZE, build_program
-from bitnet.core.testing.rig import dense, ternary
+from golden_files import write_golden
 from golden_models import Array, GoldenModel
 
 DETERMINED = 1e-5
@@ -32,45 +35,12 @@ TYPICAL = 0.02
 """Bound on the median of a model's undetermined rows, where there are ten or more: 1.2 % is the most that was seen."""
 
 
-def weights_of(model: GoldenModel) -> dict[str, Weight]:
-    """The model's weights as a device takes them."""
-    arrays = model.weights()
-    weights: dict[str, Weight] = {}
-    for name, array in arrays.items():
-        if not name.endswith(".unit"):
-            unit = arrays.get(f"{name}.unit")
-            one = unit is not None and unit.shape == (1,)
-            weights[name] = dense(array) if unit is None else ternary(array, float(unit[0]) if one else unit)
-    if model.tied:
-        weights["output"] = weights["token_embd"]
-    return weights
-
-
-def config_of(model: GoldenModel) -> ModelConfig:
-    return ModelConfig(
-        architecture={"bitnet": "bitnet-b1.58"}.get(model.family, model.family),
-        name=model.name,
-        vocab_size=model.vocab,
-        hidden_size=model.hidden,
-        layers=model.layers,
-        heads=model.heads,
-        kv_heads=model.kv_heads,
-        head_dim=model.head_dim,
-        ffn_size=model.ffn,
-        context_length=model.context,
-        rms_eps=model.eps,
-        rope_theta=model.rope_theta,
-        rope_style="neox",  # as in transformers; a GGUF of the Llama family has q and k reordered
-        rope_freq_factors=None,
-        activation=model.activation,
-        sub_norms=model.family == "bitnet",
-        tied_embeddings=model.tied,
-        head_norms=model.family == "qwen3",
-    )
-
-
-def parts_of(model: GoldenModel) -> tuple[ModelConfig, dict[str, Weight]]:
-    return config_of(model), weights_of(model)
+def parts_of(model: GoldenModel) -> tuple[ModelConfig, Mapping[str, Weight]]:
+    """A model's configuration and weights, from a file with llama.cpp's keys."""
+    with TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+        write_golden(model, Path(folder) / "model.gguf")
+        file = open_model(Path(folder) / "model.gguf")
+        return file.config, file.weights
 
 
 @dataclass(frozen=True)
@@ -197,7 +167,7 @@ def _check_rows() -> Callable[..., None]:
 
 
 @pytest.fixture(name="parts_of")
-def _parts_of() -> Callable[[GoldenModel], tuple[ModelConfig, dict[str, Weight]]]:
+def _parts_of() -> Callable[[GoldenModel], tuple[ModelConfig, Mapping[str, Weight]]]:
     return parts_of
 
 

@@ -13,7 +13,7 @@ from bitnet.core.model.hf_config import DEFAULTS, HFConfig
 
 transformers = pytest.importorskip("transformers", reason="transformers is not installed; tox -e oracle has it")
 
-CLASSES = {"BitNetForCausalLM": "BitNetConfig", "LlamaForCausalLM": "LlamaConfig"}
+CLASSES = {"BitNetForCausalLM": "BitNetConfig", "LlamaForCausalLM": "LlamaConfig", "Qwen3ForCausalLM": "Qwen3Config"}
 VALUES: dict[str, list[Any]] = {
     "vocab_size": [64, 1000],
     "hidden_size": [640, 1280],
@@ -63,14 +63,14 @@ def test_any_keys(architecture: str, tmp_path: Path) -> None:
             continue  # no model
         ours = HFConfig(tmp_path)
         model, rope = ours.model, oracle.rope_parameters
-        factors = ours.frequency_factors()
+        factors = ours.rope()[1].get("rope_freqs.weight")
         expected = {
             "vocab_size": oracle.vocab_size,
             "hidden_size": oracle.hidden_size,
             "layers": oracle.num_hidden_layers,
             "heads": oracle.num_attention_heads,
             "kv_heads": oracle.num_key_value_heads,
-            "head_dim": oracle.hidden_size // oracle.num_attention_heads,
+            "head_dim": getattr(oracle, "head_dim", None) or oracle.hidden_size // oracle.num_attention_heads,
             "ffn_size": oracle.intermediate_size,
             "context_length": oracle.max_position_embeddings,
             "rms_eps": oracle.rms_norm_eps,

@@ -94,6 +94,11 @@ def save(hf: Any, model: GoldenModel, quantization: Any, folder: Path) -> None:
     hf.config.quantization_config = quantization
     hf.config.architectures = [type(hf).__name__]
     hf.save_pretrained(folder)
+    if model.family == "minicpm":  # Granite's names for the same
+        config = json.loads((folder / "config.json").read_text())
+        scales = zip(("scale_emb", "scale_depth", "dim_model_base"), model.scales, strict=True)
+        config |= {"architectures": ["MiniCPMForCausalLM"], "rope_scaling": model.rope, **dict(scales)}
+        (folder / "config.json").write_text(json.dumps(config))
     alphabet = [chr(code) for code in [*range(33, 127), *range(161, 173), *range(174, 256), *range(256, 324)]]
     vocabulary = {token: i for i, token in enumerate(alphabet)}
     vocabulary["th"] = len(vocabulary)
@@ -133,6 +138,11 @@ CHECKPOINTS = [
     ("one-layer-gqa1", "online"),
     ("one-layer-llama", "bitlinear"),
     ("llama", "bitlinear"),
+    ("one-layer-llama-yarn", "autobitlinear"),
+    ("one-layer-qwen3", "bitlinear"),
+    ("qwen3-yarn", "autobitlinear"),
+    ("minicpm-g256", "bitlinear"),
+    ("one-layer-minicpm", "autobitlinear"),
 ]
 
 
@@ -152,7 +162,7 @@ def test_saved_checkpoint(
         model = replace(BY_NAME[name], seed=seed, linear="autobitlinear")
         hf, quantization = masters(model), make_golden.quantization(model, "online")
     else:
-        model = replace(BY_NAME[name], seed=seed, linear=kind)
+        model = replace(BY_NAME[name], seed=seed, linear=kind, group=None, vocab=400)
         hf, quantization = make_golden.hugging_face(model), make_golden.quantization(model)
     texts = texts_of(hf, model, seed, (1, 9, 90), text_type)
     save(hf, model, quantization, tmp_path / "saved")

@@ -183,6 +183,21 @@ class Folder:
             for name, size in shape.norms().items():
                 self.tensors[f"{prefix}{HF_NAMES[name]}.weight"] = np.ones(size, np.float16)
 
+    def mlx(self, group: int = 32) -> None:
+        """Make it a Llama-shaped folder that MLX has quantised to 2 bits, the embedding too."""
+        self.config["architectures"] = ["LlamaForCausalLM"]
+        del self.config["quantization_config"]
+        self.config["quantization"] = {"group_size": group, "bits": 2}
+        for name in [name for name in self.tensors if "sub_norm" in name or name.endswith("weight_scale")]:
+            del self.tensors[name]
+        for name, tensor in list(self.tensors.items()):
+            if tensor.ndim == 2:
+                n, k = tensor.shape[0] * (4 if tensor.dtype == np.uint8 else 1), tensor.shape[1]
+                self.tensors[name] = np.full((n, k // 16), 0x55555555, np.uint32)
+                base = name.removesuffix(".weight")
+                self.tensors[f"{base}.scales"] = np.ones((n, k // group), np.float16)
+                self.tensors[f"{base}.biases"] = -np.ones((n, k // group), np.float16)
+
     def added(self, content: str, id: int, *, special: bool = False) -> dict[str, Any]:
         """An entry of ``added_tokens``."""
         flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": special}
@@ -205,7 +220,7 @@ class Folder:
 
 def safetensors(tensors: Mapping[str, Any], header: Mapping[str, Any] | None = None) -> bytes:
     """A checkpoint; ``header`` replaces entries of the one that fits."""
-    names = {"float16": "F16", "uint8": "U8", "float32": "F32"}
+    names = {"float16": "F16", "uint8": "U8", "uint32": "U32", "float32": "F32"}
     entries, parts, at = {}, [], 0
     for name, array in tensors.items():
         end = at + array.nbytes

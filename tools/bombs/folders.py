@@ -80,6 +80,41 @@ def _all() -> Iterator[tuple[str, Callable[[Path], Path], str | None]]:
     yield "SentencePiece: 120,000 added tokens", _sentencepiece_added, None
     yield "SentencePiece: runs of a letter", _sentencepiece(_sentencepiece_runs), None
     yield "a configuration that is a pipe", _pipe, "config.json"
+    yield "MLX: sound", _mlx(lambda bomb: None), None
+    yield "MLX: groups of 2^31", _mlx(lambda bomb: bomb.config.update(quantization=_groups(2**31))), None
+    yield "MLX: a million scales", _mlx(_many_scales), "one scale for each"
+    yield "MLX: a wide embedding", _mlx(_wide_embedding), "makes it"
+    yield "MLX: biases that all differ", _mlx(_many_biases), "not ternary"
+
+
+def _groups(size: int) -> dict[str, int]:
+    return {"group_size": size, "bits": 2}
+
+
+def _mlx(change: Callable[[Folder], None]) -> Callable[[Path], Path]:
+    def make(folder: Path) -> Path:
+        bomb = Folder()
+        bomb.mlx()
+        change(bomb)
+        return bomb.write(folder)
+
+    return make
+
+
+def _many_scales(bomb: Folder) -> None:
+    bomb.tensors["model.embed_tokens.scales"] = np.ones((300, 4096), np.float16)
+
+
+def _wide_embedding(bomb: Folder) -> None:
+    bomb.tensors["model.embed_tokens.weight"] = np.zeros((MB, 4), np.uint32)
+    for part in ("scales", "biases"):
+        bomb.tensors[f"model.embed_tokens.{part}"] = np.zeros((MB, 2), np.float16)
+
+
+def _many_biases(bomb: Folder) -> None:
+    name = "model.embed_tokens.biases"
+    size = bomb.tensors[name].size
+    bomb.tensors[name] = np.arange(size, dtype=np.float32).reshape(bomb.tensors[name].shape)
 
 
 def _config(**changes: Any) -> Callable[[Path], Path]:

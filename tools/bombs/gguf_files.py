@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 
 from bitnet.core.gguf import GGMLType, TensorSource
+from bitnet.core.gguf.blocks import FORMATS
+from bitnet.core.gguf.types import BLOCKS, tensor_bytes
 from bombs.base import GGUF, Shape
 from bombs.family import Family
 
@@ -53,7 +55,16 @@ def families() -> Iterator[Family]:
     yield Family("a matrix of one row", _extra((1, 32 * MB), GGMLType.TQ1_0), "not part of")
     yield Family("a float matrix of long rows", _extra((16, 131_072), GGMLType.F32), "not part of")
     yield Family("an embedding of narrow rows", _narrow_vocabulary, None)
-    yield Family("scales that all differ", _many_scales, "different scales", lenient=("inspect", "encode"))
+    for dtype in (GGMLType.TQ2_0, GGMLType.STQ1_0, GGMLType.PTQ1_0, GGMLType.PQ2_0):
+        yield Family(
+            f"{dtype.name}: scales that all differ",
+            _many_scales(dtype),
+            "different scales",
+            lenient=("inspect", "encode"),
+        )
+    yield Family("a large TL1 matrix", _extra((4096, 4096), GGMLType.TL1), "not part of")
+    yield Family("a large TL2 matrix", _extra((8640, 3200), GGMLType.TL2), "not part of")
+    yield Family("a TL2 matrix of unknown tiles", _unknown_tiles, "no tile sizes")
 
 
 def _shape(**sizes: int) -> Callable[[Path], Path]:
@@ -136,8 +147,6 @@ def _nested_arrays(folder: Path) -> Path:
 
 def _extra(shape: tuple[int, int], dtype: GGMLType) -> Callable[[Path], Path]:
     def make(folder: Path) -> Path:
-        from bitnet.core.gguf.types import tensor_bytes
-
         model = GGUF()
         model.tensors["extra.weight"] = TensorSource(shape, dtype, np.zeros(tensor_bytes(dtype, shape), np.uint8))
         return model.write(folder)
@@ -149,9 +158,22 @@ def _narrow_vocabulary(folder: Path) -> Path:
     return GGUF(Shape(hidden=16, ffn=32, heads=1, head_dim=16, vocab=300_000)).write(folder)
 
 
-def _many_scales(folder: Path) -> Path:
-    model = GGUF(Shape(hidden=256, ffn=4096, heads=8))
-    blocks = np.zeros((4096, 66), np.uint8)
-    blocks[:, 64:] = np.arange(1, 4097, dtype="<u2").view(np.uint8).reshape(-1, 2)
-    model.tensors["blk.0.ffn_gate.weight"] = TensorSource((4096, 256), GGMLType.TQ2_0, blocks)
+def _many_scales(dtype: GGMLType) -> Callable[[Path], Path]:
+    def make(folder: Path) -> Path:
+        model = GGUF(Shape(hidden=256, ffn=4096, heads=8))
+        size, nbytes = BLOCKS[dtype]
+        blocks = np.zeros((4096 * 256 // size, nbytes), np.uint8)
+        at = FORMATS[dtype].scale_at
+        blocks[:, at : at + 2] = np.arange(1, len(blocks) + 1, dtype="<u2").view(np.uint8).reshape(-1, 2)
+        model.tensors["blk.0.ffn_gate.weight"] = TensorSource((4096, 256), dtype, blocks)
+        return model.write(folder)
+
+    return make
+
+
+def _unknown_tiles(folder: Path) -> Path:
+    model = GGUF(Shape(hidden=256, ffn=8192, heads=8))
+    data = np.zeros(tensor_bytes(GGMLType.TL2, (8192, 256)), np.uint8)
+    model.tensors["blk.0.ffn_gate.weight"] = TensorSource((8192, 256), GGMLType.TL2, data)
+    model.tensors["blk.0.ffn_gate.weight_scale"] = np.ones(1, np.float32)
     return model.write(folder)

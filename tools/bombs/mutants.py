@@ -102,6 +102,8 @@ def _tensor(rng: random.Random, model: GGUF) -> None:
 
 def _folder(rng: random.Random, shape: Shape, folder: Path) -> Path:
     model = Folder(shape)
+    if rng.random() < 0.3:
+        model.mlx()
     for _ in range(rng.randint(1, 3)):
         part = rng.choice(["config", "config", "tokenizer", "header", "bytes"])
         if part == "config":
@@ -126,7 +128,10 @@ def _folder(rng: random.Random, shape: Shape, folder: Path) -> Path:
         elif part == "header":
             name = rng.choice(list(model.tensors))
             array = model.tensors[name]
-            model.tensors[name] = array.reshape(-1)[: rng.randrange(1, array.size + 1)]
+            if rng.random() < 0.5:
+                model.tensors[name] = array.reshape(-1)[: rng.randrange(1, array.size + 1)]
+            else:
+                model.tensors[name] = np.resize(np.frombuffer(rng.randbytes(64), array.dtype), array.shape)
         else:
             path = rng.choice(
                 ["config.json", "tokenizer.json", "tokenizer_config.json", "model.safetensors.index.json"]

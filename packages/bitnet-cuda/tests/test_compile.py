@@ -78,10 +78,14 @@ def launches(program: Program, capability: tuple[int, int], *, keep: bool = Fals
             yield from lower(
                 context, Bucket(tokens, rows, 192, logits=logits, apart=not plain), lowering.table, fuses_scaled=True
             )
-    yield from lower(context, Bucket(1, 1, 4096, apart=True), lowering.table, fuses_scaled=True)
+    for far in (4096, 16384):
+        yield from lower(context, Bucket(1, 1, far, apart=True), lowering.table, fuses_scaled=True)
     for rows in (1, 64):
         for logits in (True, not lowering.leaves_out(context)):
             yield from lower(context, Bucket(rows, rows, 192, logits, apart=True, adjusted=True), lowering.table)
+    for rows, adjusted in ((1, False), (8, False), (8, True)):
+        filtered = Bucket(rows, rows, 192, not lowering.leaves_out(context), adjusted=adjusted, filtered=True)
+        yield from lower(context, filtered, lowering.table)
     yield from device.launched
     yield count_chosen(context)
     yield from logprobs(context, Bucket(1, 1, 192, logprobs=True), lowering.group)
@@ -98,6 +102,7 @@ def programs() -> Sequence[tuple[Program, bool]]:
     ]
     plain = wide.program(LIMITS, 64)
     others = [(model.program(LIMITS, 64), False) for model in scaled]
+    others += [(model.program(LIMITS, 64, "i8"), False) for model in (wide, scaled[0], scaled[2])]
     return (plain, False), (plain, True), (odd.program(LIMITS, 64, "f32"), False), *others
 
 

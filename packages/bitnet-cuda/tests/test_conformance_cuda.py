@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from bitnet.core.hal import (
+    KV_I8,
     Device,
     GluNormQuant,
     Limits,
@@ -18,8 +19,10 @@ from bitnet.core.hal import (
 )
 from bitnet.core.testing import ConformanceSuite, oracle
 from bitnet.core.testing.attention import Heads, Paged, Part
+from bitnet.core.testing.cases import needs
 from bitnet.core.testing.norms import check_codes
 from bitnet.core.testing.rig import dense, random_ternary, tensor, ternary, tokens
+from bitnet.cuda.attention import FAR
 from bitnet.cuda.backend import BACKEND
 
 
@@ -76,7 +79,16 @@ class TestConformance(ConformanceSuite):
         assert (h[m:] == -128).all(), "rows past the step's tokens were written"
 
     @pytest.mark.parametrize(
-        "heads", [Heads(20, 5, 128), Heads(6, 2, 64, 16), Heads(3, 3, 128, 8), Heads(5, 1, 64, 64)]
+        "heads",
+        [
+            Heads(20, 5, 128),
+            Heads(6, 2, 64, 16),
+            Heads(3, 3, 128, 8),
+            Heads(5, 1, 64, 64),
+            Heads(20, 5, 128, dtype="i8"),
+            Heads(6, 2, 64, 16, "i8"),
+            Heads(5, 1, 128, 64, "i8"),
+        ],
     )
     def test_attention_of_many_tokens(self, device: Device, rng: np.random.Generator, heads: Heads) -> None:
         """Several tiles of tokens and of positions, a later chunk, and short sequences beside it."""
@@ -84,3 +96,14 @@ class TestConformance(ConformanceSuite):
         with paged.rig:
             paged.run([(0, Part(0, 620))])
             paged.run([(0, Part(620, 150)), (1, Part(0, 529)), (2, Part(0, 1))])
+
+    @needs(KV_I8)
+    def test_a_far_context(self, device: Device, rng: np.random.Generator) -> None:
+        """So far that several clusters share the positions of an int8 cache, and what they find goes through memory."""
+        past = FAR + 300
+        paged = Paged(device, rng, Heads(4, 1, 128, dtype="i8"), length=past + 3, seqs=1, chunk=512)
+        with paged.rig:
+            for at in range(0, past, 512):
+                paged.run([(0, Part(at, min(512, past - at)))])
+            for i in range(3):
+                paged.run([(0, Part(past + i, 1))])

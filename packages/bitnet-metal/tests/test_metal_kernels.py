@@ -197,11 +197,16 @@ def test_attention_decode(
 
 @pytest.mark.parametrize(("heads", "kv_heads", "dim", "f16"), [(4, 2, 32, 1), (5, 1, 128, 1), (2, 2, 36, 0)])
 def test_attention_prefill(rng: np.random.Generator, heads: int, kv_heads: int, dim: int, f16: int) -> None:
+    """Without matrices, and with them where heads are of whole ones."""
     a = Attention(rng, [(19, 40), (1, 33), (15, 15)], heads=heads, kv_heads=kv_heads, dim=dim, f16=f16)
     tiles = -(-(a.step.tokens + 40) // (32 // (heads // kv_heads)))
     arguments = (a.step.words, *a.step.positions, a.qkv, a.k, a.v, a.out, heads, kv_heads)
     run("attention_prefill", a.defines, (kv_heads, tiles), 256, *arguments)
     a.check()
+    if dim % 8 == 0:
+        a.out[:] = np.nan
+        run("attention_matrix", a.defines, (kv_heads, tiles), 128, *arguments)
+        a.check()
 
 
 @pytest.mark.parametrize(("neox", "f16"), [(0, 0), (1, 1)])
@@ -348,6 +353,49 @@ def test_ternary_gemm(rng: np.random.Generator, file: str, tokens: int, rows: in
     groups = -(-rows // tile_n), -(-tokens // tile_m) + 1
     run(file, defines, groups, threads, p.step.words, p.x, p.scale, p.sums, p.codes, p.w_scale, out, rows)
     p.check(out, p.exact, addend)
+
+
+@pytest.mark.parametrize(("f16", "rows", "cols"), [(1, 9, 132), (0, 33, 36), (1, 40, 388)])
+def test_dense_matmul_matrix(rng: np.random.Generator, f16: int, rows: int, cols: int) -> None:
+    """Equal rows of the head have equal logits, and a row's logits the same bits in another place of another step."""
+    n = 71
+    weight = rng.standard_normal((n, cols)).astype(np.float16 if f16 else np.float32)
+    weight[66] = weight[2]
+    x, outs = rng.standard_normal((rows, cols)).astype(np.float32), []
+    for y in (x, x[::-1][:9].copy()):
+        step, out = Steps(rng, [(len(y), len(y))], rows=range(len(y))), poisoned((len(y) + 1, n))
+        groups = -(-n // 64), -(-len(y) // 32) + 1
+        run("dense_matmul_matrix", {"WEIGHT_F16": f16}, groups, 128, step.words, y, weight, out, cols, n)
+        assert np.isnan(out[-1]).all()
+        outs.append(out[:-1])
+    a, b = x.astype(np.float64), weight.astype(np.float64).T
+    assert (abs(outs[0] - a @ b) <= 1e-6 * (abs(a) @ abs(b))).all()
+    assert (outs[0][:, 66] == outs[0][:, 2]).all()
+    assert (outs[0][::-1][:9] == outs[1]).all()
+
+
+@pytest.mark.parametrize(("cols", "group"), [(132, 132), (640, 32)])
+def test_ternary_tables(rng: np.random.Generator, cols: int, group: int) -> None:
+    """Embeddings are exact; logits are products in float64, and have the same bits in a step of one row."""
+    n, rows, most = 71, 5, 4
+    step, one = Steps(rng, [(rows, rows)], rows=range(rows)), Steps(rng, [(1, 1)], rows=[0])
+    matrix = rng.integers(-1, 2, (n, cols), np.int8)
+    units = (rng.standard_normal((n, cols // group)) * 10 ** rng.uniform(-2, 0, (n, 1))).astype(np.float16)
+    exact = matrix * np.repeat(units.astype(np.float64), group, axis=1)
+    codes, shape = packed(matrix), {"COLS": cols, "ROW_BYTES": -(-cols // 128) * 32, "GROUP": group}
+    embedded = poisoned((rows + 1, cols))
+    run("table_embed", shape, (rows + 1,), 64, step.words, step.at["tokens"], codes, units, embedded)
+    assert (embedded[:-1] == exact[step.words[step.at["tokens"] :][:rows]]).all()
+    assert np.isnan(embedded[-1]).all()
+    x, out, alone = rng.standard_normal((rows, cols)).astype(np.float32), poisoned((rows + 1, n)), poisoned((2, n))
+    for s, y, to, tokens in ((step, x, out, most), (one, x[4:], alone, 1)):
+        groups, defines = (-(-n // 8), -(-len(y) // tokens)), {**shape, "LANES": 16, "EACH": 2, "TOKENS": tokens}
+        run("table_matmul", {"WG": WG, **defines}, groups, WG, s.words, y, codes, units, to, n)
+    a = x.astype(np.float64)
+    assert (abs(out[:-1] - a @ exact.T) <= 1e-6 * (abs(a) @ abs(exact.T))).all()
+    assert (out[4].view(np.int32) == alone[0].view(np.int32)).all()
+    assert np.isnan(out[-1]).all()
+    assert np.isnan(alone[-1]).all()
 
 
 @pytest.mark.parametrize(("f16", "rows", "cols", "each"), [(1, 5, 132, 1), (0, 1, 36, 4), (1, 3, 388, 4)])

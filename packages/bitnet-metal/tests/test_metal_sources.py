@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 import pytest
 from metal_check import parameter_problems, problems
-from metal_shim import CompileError, check_spaces, preprocessed
+from metal_compile import CompileError, check_spaces, preprocessed
 from metal_steps import INCLUDED, KERNELS, OWN, source
 
 FILES = sorted(path.stem for path in KERNELS.glob("*.metal"))
@@ -152,7 +152,7 @@ def test_faults_are_found_as_written(rule: str) -> None:
 @pytest.mark.nightly(unless_changed=OWN)
 @pytest.mark.parametrize("what", PARAMETERS)
 def test_faults_of_parameters_are_found(what: str) -> None:
-    from metal_shim import translated
+    from metal_compile import translated
 
     found = parameter_problems(translated(broken(PARAMETERS[what])))
     assert any(f"one: {what}" in line for line in found), found

@@ -50,7 +50,7 @@ BAD = [
     ("chat -m absent.gguf --temp -1", 2, "--temperature is -1.0"),
     ("run -m MODEL Hi -t 0", 2, "0 is not in the range 1<=x<=1024"),
     ("run -m MODEL Hi -t 9999", 2, "9999 is not in the range 1<=x<=1024"),
-    ("run -m MODEL Hi --kv-dtype i8", 2, "'i8' is not one of 'f16', 'f32'"),
+    ("run -m MODEL Hi --kv-dtype q4", 2, "'q4' is not one of 'f16', 'f32', 'i8'"),
     ("run -m MODEL Hi --i2s-layout x", 2, "'x' is not one of 'official', 'arm', 'columns'"),
     ("run -m MODEL Hi --device toaster", 2, "there is no device 'toaster'"),
     ("run -m MODEL Hi --device cuda:77 --strict", 3, "cuda:77 was asked for, but"),

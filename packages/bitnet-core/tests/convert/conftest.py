@@ -43,7 +43,7 @@ def bf16(values: np.ndarray) -> np.ndarray:
 
 def write_safetensors(path: Path, tensors: Mapping[str, np.ndarray]) -> None:
     """The format as its description has it; two-byte integers stand for bfloat16."""
-    names = {"float32": "F32", "float16": "F16", "uint16": "BF16", "uint8": "U8"}
+    names = {"float32": "F32", "float16": "F16", "uint16": "BF16", "uint8": "U8", "uint32": "U32"}
     header, data = {}, b""
     for name, array in tensors.items():
         raw = array.tobytes()

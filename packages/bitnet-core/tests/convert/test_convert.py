@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import struct
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +17,7 @@ from bitnet.core.gguf import GGMLType, TensorSource, i2s_bytes, unpack_ternary, 
 from bitnet.core.model import ModelFile, open_model
 from bitnet.core.model.convert import convert_model
 from bitnet.core.model.hf_checkpoint import interleave
+from bitnet.core.model.rope import LongRope, Yarn
 
 Make = Callable[..., Any]
 OURS = {
@@ -284,6 +286,95 @@ def test_rotary_scaling(folder: Make, new: bool) -> None:
     np.testing.assert_array_equal(converted(source.write()).config.rope_freq_factors, np.full(8, 4))
 
 
+def reshaped(folder: Make, architecture: str) -> Any:
+    """A folder of Llama's tensors as one of another architecture with the same."""
+    source = folder("LlamaForCausalLM")
+    source.pack("bitlinear")
+    source.config["architectures"] = [architecture]
+    return source
+
+
+def test_qwen3(folder: Make) -> None:
+    source = reshaped(folder, "Qwen3ForCausalLM")
+    source.config |= {"head_dim": 16, "rope_scaling": {"rope_type": "yarn", "factor": 4.0}}
+    norms = np.random.default_rng().uniform(0.5, 2, (2, 2, 16)).astype(np.float32)
+    for layer in range(2):
+        for i, name in enumerate(("q_norm", "k_norm")):
+            source.tensors[f"model.layers.{layer}.self_attn.{name}.weight"] = norms[layer, i]
+    model = converted(source.write())
+    assert (model.config.architecture, model.config.rope_style, model.config.head_norms) == ("qwen3", "neox", True)
+    assert model.config.rope_scaling == Yarn(4.0, 128)
+    np.testing.assert_array_equal(model.weights["blk.1.attn_k_norm"].load(), norms[1, 1])
+    for name, codes in source.codes.items():
+        np.testing.assert_array_equal(ternary(model, name)[0], codes)
+
+
+def test_minicpm(folder: Make) -> None:
+    source = reshaped(folder, "MiniCPMForCausalLM")
+    short, long = np.random.default_rng().uniform(1, 9, (2, 8)).astype(np.float32).tolist()
+    rope = {"type": "longrope", "short_factor": short, "long_factor": long, "original_max_position_embeddings": 32}
+    source.config |= {"scale_emb": 12, "scale_depth": 1.4, "dim_model_base": 16, "rope_scaling": rope}
+    model = converted(source.write())
+    config = model.config
+    assert (config.architecture, config.rope_style, config.sub_norms) == ("minicpm", "interleaved", False)
+    assert config.rope_scaling == LongRope(tuple(short), tuple(long), 32)
+    assert config.rope_attention_factor == pytest.approx(math.sqrt(1 + math.log(4) / math.log(32)))
+    assert config.embedding_scale == 12
+    assert config.residual_scale == pytest.approx(1.4 / math.sqrt(2))
+    assert config.logit_scale == pytest.approx(16 / 64)
+    again = source.path.parent / "again.gguf"
+    convert_model(model.path, again)
+    assert open_model(again).config == config
+
+
+def test_weights_of_minicpm_are_ternary_already(folder: Make) -> None:
+    """BitCPM4's folders hold floats that training rounded, and no configuration of a quantisation."""
+    source = reshaped(folder, "MiniCPMForCausalLM")
+    del source.config["quantization_config"]
+    for name, codes in source.codes.items():
+        del source.tensors[f"{name}.weight_scale"]
+        source.tensors[f"{name}.weight"] = codes * np.float32(0.25)
+    model = converted(source.write())
+    for name in source.codes:
+        assert ternary(model, name)[1] == 0.25
+    name = "model.layers.0.mlp.up_proj"
+    source.tensors[f"{name}.weight"] = source.codes[name] * np.linspace(1, 2, 128, dtype=np.float32)[:, None]
+    with pytest.raises(ModelFileError, match="more than one magnitude"):
+        converted(source.write())
+
+
+ROPE: list[tuple[dict[str, Any], str]] = [
+    ({"rope_type": "yarn", "factor": "4"}, "factor"),
+    ({"rope_type": "yarn", "factor": 4.0, "truncate": False}, "truncate"),
+    (
+        {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64.5},
+        "original_max_position_embeddings",
+    ),
+    ({"rope_type": "yarn", "factor": 4.0, "attention_factor": -1.0}, "attention_factor"),
+    ({"rope_type": "yarn", "factor": 4.0, "beta_fast": 1.0, "beta_slow": 9.0}, "beta_fast"),
+    ({"rope_type": "longrope", "short_factor": [1.0] * 8}, "long_factor"),
+    ({"rope_type": "longrope", "short_factor": [1.0] * 7, "long_factor": [1.0] * 8}, "short_factor"),
+    ({"rope_type": "longrope", "short_factor": [0.0] * 8, "long_factor": [1.0] * 8}, "short_factor"),
+    ({"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 4.0, "high_freq_factor": 1.0}, "high_freq_factor"),
+]
+
+
+@pytest.mark.parametrize(("rope", "field"), ROPE)
+def test_rotary_scalings_that_cannot_be(folder: Make, rope: dict[str, Any], field: str) -> None:
+    source = folder("LlamaForCausalLM")
+    source.pack("bitlinear")
+    source.config["rope_scaling"] = rope
+    refused(source.write(), field)
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [("Qwen2ForCausalLM", "biases"), ("Gemma3ForCausalLM", "windows"), ("OLMoForCausalLM", "LayerNorm")],
+)
+def test_architectures_that_are_refused_with_a_reason(folder: Make, name: str, why: str) -> None:
+    refused(reshaped(folder, name).write(), why)
+
+
 CONFIG: list[tuple[str, Any, str]] = [
     ("architectures", ["GPT2LMHeadModel"], "not supported"),
     ("architectures", "Llama", "not supported"),
@@ -298,9 +389,11 @@ CONFIG: list[tuple[str, Any, str]] = [
     ("rope_theta", "x", "not a positive number"),
     ("hidden_act", "gelu", "'gelu' is not supported"),
     ("hidden_act", ["silu"], "is not supported"),
-    ("rope_scaling", {"type": "yarn", "factor": 2}, "'yarn' is not supported"),
+    ("rope_scaling", {"type": "ntk", "factor": 2}, "'ntk' is not supported"),
     ("rope_scaling", [1], "not an object"),
     ("rope_scaling", {"type": "linear"}, "not a positive number"),
+    ("use_sliding_window", True, "every token attends to all"),
+    ("sparse_config", {"topk": 64}, "every token attends to all"),
     ("vocab_size", 100, "config.json makes it (100, 64)"),
     ("quantization_config", {"quant_method": "gptq"}, "'gptq' is not supported"),
     ("quantization_config", {"quant_method": "bitnet", "use_rms_norm": True}, "use_rms_norm"),

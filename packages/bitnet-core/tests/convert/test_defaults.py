@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -44,8 +45,17 @@ LLAMA = {
     "activation": "silu",
     "tied_embeddings": False,
 }
-TABLE = {"BitNetForCausalLM": BITNET, "LlamaForCausalLM": LLAMA, "BitnetForCausalLM": LLAMA}
-IDS = {"BitNetForCausalLM": (128_000, 128_001), "LlamaForCausalLM": (1, 2), "BitnetForCausalLM": (1, 2)}
+QWEN3 = LLAMA | {"vocab_size": 151_936, "ffn_size": 22_016, "context_length": 32_768, "head_norms": True}
+SCALES = {"embedding_scale": 1.0, "residual_scale": 1 / math.sqrt(32), "logit_scale": 2**-12}
+MINICPM = LLAMA | {"tied_embeddings": True} | SCALES
+TABLE = {
+    "BitNetForCausalLM": BITNET,
+    "LlamaForCausalLM": LLAMA,
+    "BitnetForCausalLM": LLAMA,
+    "Qwen3ForCausalLM": QWEN3,
+    "MiniCPMForCausalLM": MINICPM,
+}
+IDS = dict.fromkeys(TABLE, (1, 2)) | {"BitNetForCausalLM": (128_000, 128_001), "Qwen3ForCausalLM": (None, None)}
 
 
 def read(folder: Path, architecture: str, **values: Any) -> HFConfig:
@@ -64,7 +74,7 @@ def test_nothing_but_the_architecture(architecture: str, tmp_path: Path) -> None
     config = read(tmp_path, architecture)
     assert {name: getattr(config.model, name) for name in TABLE[architecture]} == TABLE[architecture]
     assert (config.default_ids["bos_token_id"], config.default_ids["eos_token_id"]) == IDS[architecture]
-    assert config.frequency_factors() is None
+    assert config.rope() == ({}, {})
 
 
 @pytest.mark.parametrize("architecture", TABLE)
@@ -89,11 +99,9 @@ def test_rotary_parameters(architecture: str, tmp_path: Path) -> None:
     scaling = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
     trained = {"max_position_embeddings": 64}
     given = scaling | {"original_max_position_embeddings": 64}
-    expected = read(tmp_path, architecture, rope_parameters=given).frequency_factors()
-    assert expected is not None
+    expected = read(tmp_path, architecture, rope_parameters=given).rope()[1]["rope_freqs.weight"]
     for values in (trained, {"original_max_position_embeddings": 64}):
-        factors = read(tmp_path, architecture, rope_parameters=scaling, **values).frequency_factors()
-        assert factors is not None
+        factors = read(tmp_path, architecture, rope_parameters=scaling, **values).rope()[1]["rope_freqs.weight"]
         assert factors.tolist() == expected.tolist()
     with pytest.raises(ModelFileError, match="partial_rotary_factor"):
         model(tmp_path, architecture, rope_parameters={"partial_rotary_factor": 0.5})

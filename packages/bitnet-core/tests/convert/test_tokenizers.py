@@ -18,7 +18,7 @@ from bitnet.core.errors import InvalidInputError, ModelFileError
 from bitnet.core.gguf import TensorSource, write_gguf
 from bitnet.core.model import ModelFile, open_model
 from bitnet.core.model.convert import convert_model
-from bitnet.core.text.tokenizer import SPACE
+from bitnet.core.text.tokenizer import QWEN2_WORDS, SPACE
 
 Make = Callable[..., Any]
 TEXT = "The cat's 1234 mats,\n\n  naïve 😀 the rat  <x> "
@@ -123,6 +123,14 @@ def fallback_without_unknown(source: Source) -> None:
     source.tokenizer["model"]["unk_token"] = None
 
 
+def like_qwen(source: Source) -> None:
+    level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False}
+    split = {"type": "Split", "pattern": {"Regex": QWEN2_WORDS}, "behavior": "Isolated", "invert": False}
+    source.tokenizer |= {"normalizer": {"type": "NFC"}, "decoder": level}
+    source.tokenizer["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": [split, level]}
+    source.tokenizer["model"]["ignore_merges"] = False
+
+
 def unknown_instead_of_bytes(source: Source) -> None:
     source.sentencepiece()
     vocabulary = source.tokenizer["model"]["vocab"]
@@ -143,6 +151,7 @@ def unknown_instead_of_bytes(source: Source) -> None:
         fallback_without_a_prefix,
         fallback_without_unknown,
         unknown_instead_of_bytes,
+        like_qwen,
     ],
 )
 def test_what_is_converted_runs(source: Source, change: Callable[[Source], None]) -> None:
@@ -240,6 +249,22 @@ def test_what_cannot_run_is_refused(source: Source, change: Callable[[Source], N
     assert caught.value.path.parent == source.path
     assert source.target.read_bytes() == b"what was there"
     assert {p.name for p in source.target.parent.iterdir()} == {"model", "out.gguf"}
+
+
+def test_sentencepiece_without_legacy(source: Source) -> None:
+    """No key of GGUF says that only the first text has a space put before it: what to do instead is said."""
+    source.sentencepiece()
+    source.tokenizer["normalizer"] = None
+    source.tokenizer["pre_tokenizer"] = {
+        "type": "Metaspace",
+        "replacement": SPACE,
+        "prepend_scheme": "first",
+        "split": False,
+    }
+    with pytest.raises(ModelFileError, match="legacy=False") as caught:
+        source.converted()
+    assert caught.value.field == "pre_tokenizer"
+    assert "tokenizer.model" in str(caught.value.hint)
 
 
 def test_text_that_no_file_can_hold(source: Source) -> None:

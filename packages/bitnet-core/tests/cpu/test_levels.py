@@ -9,6 +9,7 @@ from bitnet.core.errors import DeviceError
 from bitnet.core.hal import (
     DETERMINISTIC,
     HAL_API,
+    KV_I8,
     LOGPROBS,
     PENALTIES,
     TERNARY_TABLES,
@@ -28,7 +29,7 @@ class LevelBackend:
     def probe(self) -> ProbeResult:
         chosen = {info.details.get("level") for info in BACKEND.probe().devices}
         rest = [level for level in native.levels(native.library().handle) if level not in chosen]
-        features = (PENALTIES, LOGPROBS, TERNARY_TABLES, DETERMINISTIC)
+        features = (PENALTIES, LOGPROBS, TERNARY_TABLES, DETERMINISTIC, KV_I8)
         devices = [DeviceInfo("cpu", n, f"cpu:{n}", n, "", DeviceType.CPU, features=features) for n in rest]
         return ProbeResult(ProbeStatus.OK, devices)
 

@@ -25,18 +25,20 @@ from bitnet.core.devices import opening
 from bitnet.core.devices.select import select_device
 from bitnet.core.engine import GenerationOptions
 from bitnet.core.engine.options import OptionArguments
-from bitnet.core.engine.setup import cache_blocks, default_context
+from bitnet.core.engine.setup import cache_blocks, context_for, default_context, position_bytes
 from bitnet.core.errors import (
     ContextFullError,
     DeviceUnavailableError,
     InvalidInputError,
     ModelFileError,
     OutOfMemoryError,
+    UnsupportedProgramError,
 )
 from bitnet.core.gguf import TensorSource, write_gguf
+from bitnet.core.hal import KVDtype, MemoryInfo
 from bitnet.core.hal.check import StepCheck
 from bitnet.core.model import open_model
-from bitnet.core.reference import ReferenceDevice
+from bitnet.core.reference import NUMPY_INFO, ReferenceDevice
 from bitnet.core.text.vocabulary import Vocabulary
 
 ROOT = Path(__file__).parents[4]
@@ -381,10 +383,11 @@ def test_a_context_that_nobody_asked_for_is_bounded_by_the_file(model: Model) ->
     """A file of 3 MB with a wide cache took 1.3 GB for 4096 positions."""
 
     def context(size: int, **changes: Any) -> int:
-        return default_context(replace(model.config, **changes), size=size, kv_dtype="f16")
+        config = replace(model.config, **changes)
+        return default_context(config, size=size, kv_dtype="f16", total=1 << 50, free=1 << 50)
 
     assert context(1 << 20) == 256
-    assert context(1 << 20, context_length=2**31 - 1) == 4096
+    assert context(1 << 30, context_length=2**31 - 1) == 32_768
     wide: dict[str, int] = {"context_length": 4096, "layers": 40, "kv_heads": 512, "head_dim": 32}
     position = 2 * 40 * 512 * 32 * 2 + 4 * 32
     for size in (1 << 20, 1 << 27):
@@ -394,6 +397,58 @@ def test_a_context_that_nobody_asked_for_is_bounded_by_the_file(model: Model) ->
     for size, layers, kv_heads, head_dim in ((3_050, 28, 4, 256), (3_580, 32, 8, 128), (1_190, 30, 5, 128)):
         real = {"context_length": 4096, "layers": layers, "kv_heads": kv_heads, "head_dim": head_dim}
         assert context(size * 10**6, **real) == 4096
+
+
+def test_a_long_context_is_the_default_where_memory_has_room(model: Model) -> None:
+    """Qwen3 8B's shape: 147,968 bytes a position with the rotary tables' in f16, 76,544 in i8."""
+    shape: dict[str, int] = {"context_length": 40_960, "layers": 36, "kv_heads": 8, "head_dim": 128}
+    config = replace(model.config, **shape)
+
+    def context(total: int, free: int, kv_dtype: KVDtype = "f16") -> int:
+        return default_context(config, size=2 << 30, kv_dtype=kv_dtype, total=total, free=free)
+
+    each: dict[KVDtype, int] = {"f16": 147_968, "i8": 76_544}
+    assert {kv_dtype: position_bytes(config, kv_dtype) for kv_dtype in each} == each
+    assert context(80 << 30, 70 << 30) == 32_768
+    assert context(80 << 30, 4 << 30) == (2 << 30) // each["f16"] // 1024 * 1024 == 14_336
+    assert context(16 << 30, 12 << 30) == (2 << 30) // each["f16"] // 1024 * 1024
+    assert context(16 << 30, 12 << 30, "i8") == (2 << 30) // each["i8"] // 1024 * 1024 == 27_648
+    assert context(4 << 30, 3 << 30) == context(0, 0) == 4096
+
+
+def test_replicas_have_the_default_context_of_the_smallest(tmp_path: Path) -> None:
+    class Small(ReferenceDevice):
+        def memory(self) -> MemoryInfo:
+            return MemoryInfo(32 << 20, 32 << 20, 0)
+
+    maker = tool("make_random_model")
+    shape = maker.Shape(layers=1, hidden=128, heads=4, kv_heads=2, head_dim=32, ffn=192, context=16_384, vocab=520)
+    maker.make_model(tmp_path / "long.gguf", shape)
+    file = open_model(tmp_path / "long.gguf")
+    assert context_for(file, [ReferenceDevice()], kv_dtype="f16") == 16_384
+    assert context_for(file, [ReferenceDevice(), Small()], kv_dtype="f16") == 10_240
+    with load_model(tmp_path / "long.gguf", device=Small()) as model:
+        assert model.context == 10_240
+
+
+def test_a_cache_in_int8(path: Path) -> None:
+    """It takes half the memory, computes what f16 does but for rounding, and shares its prefixes."""
+    text = "The cache holds keys and values of all positions that a sequence has."
+    with load_model(path, device="cpu") as model:
+        exact, size = np.array(model.score(text)[1:]), model.cache_bytes
+    with load_model(path, device="cpu", kv_dtype="i8") as model:
+        found = np.array(model.score(text)[1:])
+        assert model.cache_bytes == size * 36 // 64  # 32 elements a row
+        first, again = (model.generate(text, max_tokens=8, ignore_eos=True) for _ in range(2))
+        assert first.tokens == again.tokens
+        assert again.timings.cached_tokens >= 32
+    assert 0 < np.abs(found - exact).max() < 0.2
+
+
+def test_a_device_without_int8_caches_refuses_them(path: Path) -> None:
+    device = ReferenceDevice(replace(NUMPY_INFO, features=()))
+    with pytest.raises(UnsupportedProgramError, match=r"cpu:numpy: it keeps no KV cache in int8\..*--kv-dtype f16"):
+        load_model(path, device=device, kv_dtype="i8")
 
 
 def test_a_context_beyond_all_memory_is_refused_before_it_is_made(path: Path, tmp_path: Path) -> None:

@@ -1,9 +1,14 @@
-"""Text is made while the device computes the next step: nothing that anybody is told depends on it."""
+"""Text is made while the device computes, which may be ahead by a round: nothing that anybody is told depends on it."""
 
 from __future__ import annotations
 
+import copy
+import itertools
 import queue
+import threading
+from collections import deque
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,8 +18,60 @@ from bitnet.core.engine import GenerationOptions
 from bitnet.core.engine import engine as engine_module
 from bitnet.core.engine.worker import Worker
 from bitnet.core.errors import DeviceLostError
+from bitnet.core.hal import LOOK_AHEAD, NO_TOKEN, Executable, Program, Step
+from bitnet.core.reference import NUMPY_INFO, ReferenceDevice
 
 MakeRig = Callable[..., Any]
+
+
+class Ahead:
+    """The numpy device's executable, with rounds that are computed when they are begun and taken later."""
+
+    def __init__(self, executable: Executable) -> None:
+        self._executable: Any = executable
+        self._flying: deque[tuple[Any, Any]] = deque()
+        self.most = 0
+        """Rounds that were under way at a time."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._executable, name)
+
+    def run(self, step: Step, count: int = 1) -> Any:
+        assert not self._flying, "a run while rounds are under way"
+        return self._executable.run(step, count)
+
+    def start(self, step: Step, count: int = 1) -> None:
+        assert not self._flying, "a start while rounds are under way"
+        self._step = copy.copy(step)
+        self._step.data = step.data.copy()
+        self._begin(count)
+
+    def go_on(self, count: int) -> None:
+        assert self._flying, "there is nothing to go on with"
+        self._begin(count)
+
+    def collect(self) -> Any:
+        tokens, self._told = self._flying.popleft()
+        return tokens
+
+    def logprobs(self) -> Any:
+        return self._told
+
+    def _begin(self, count: int) -> None:
+        step, at = self._step, self._step.layout.offsets
+        tokens = self._executable.run(step, count)
+        self._flying.append((tokens, self._executable.logprobs() if step.data[6] else None))
+        self.most = max(self.most, len(self._flying))
+        step.data[at["tokens"] :][: step.rows] = np.where(tokens[-1] == NO_TOKEN, 0, tokens[-1])
+        step.data[at["seq_len"] :][: step.seqs] += count
+
+
+class AheadDevice(ReferenceDevice):
+    def __init__(self) -> None:
+        super().__init__(replace(NUMPY_INFO, features=(*NUMPY_INFO.features, LOOK_AHEAD)))
+
+    def compile(self, program: Program, *, keep: bool = False) -> Any:
+        return Ahead(super().compile(program, keep=keep))
 
 
 @pytest.fixture
@@ -38,15 +95,16 @@ def options_of(rng: np.random.Generator) -> dict[str, Any]:
     return {"max_tokens": int(rng.integers(1, 60)), "ignore_eos": bool(rng.integers(2)), **sampled, **chosen}
 
 
+@pytest.mark.parametrize("ahead", [False, True])
 @pytest.mark.parametrize("burst", [1e-9, 1e9])
-def test_every_stop_rule_holds(make_rig: MakeRig, monkeypatch: pytest.MonkeyPatch, burst: float) -> None:
+def test_every_stop_rule_holds(make_rig: MakeRig, monkeypatch: pytest.MonkeyPatch, burst: float, ahead: bool) -> None:
     """Against an engine that has one request, and nothing to do while a step runs."""
     monkeypatch.setattr(engine_module, "BURST_SECONDS", burst)
     seed = int(np.random.default_rng().integers(1 << 32))
     print("seed", seed)
     rng = np.random.default_rng(seed)
     asked = [(rng.integers(97, 123, rng.integers(1, 30)).tolist(), options_of(rng)) for _ in range(40)]
-    worker = Worker(make_rig().engine)
+    worker = Worker(make_rig(AheadDevice() if ahead else None).engine)
     tickets = [worker.submit(*worker.engine.prepare(prompt, GenerationOptions(**given))) for prompt, given in asked]
     alone, ends = make_rig(), []
     for ticket, (prompt, given) in zip(tickets, asked, strict=True):
@@ -118,3 +176,45 @@ def test_an_error_in_the_text_ends_every_request(worker: Worker) -> None:
     for ticket in worker.submit_all(prepared):
         with pytest.raises(RuntimeError, match="no such text"):
             list(ticket)
+
+
+def test_rounds_follow_each_other_until_a_sequence_ends(make_rig: MakeRig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While one round is taken in the next is computed. What a sequence left in the cache is what it accepted."""
+    monkeypatch.setattr(engine_module, "BURST_SECONDS", 1e9)
+    prompt = list(range(1, 10))
+    plain = make_rig().one(prompt, max_tokens=60, seed=1, temperature=1.0, ignore_eos=True)
+    at = next(i for i in range(25, 60) if plain.tokens[i] not in plain.tokens[:i])
+    rig = make_rig(AheadDevice())
+    stop = [plain.tokens[at]]
+    done = rig.one(prompt, max_tokens=60, seed=1, temperature=1.0, ignore_eos=True, stop_tokens=stop)
+    assert (done.tokens, done.stop_reason) == (plain.tokens[:at], plain.tokens[at])
+    assert rig.executable.most == 2
+    assert rig.free_blocks == 64
+    text = [*prompt, *plain.tokens[: at + 1]]
+    assert rig.one(text, max_tokens=10).tokens == make_rig().one(text, max_tokens=10).tokens
+
+
+def test_a_newcomer_waits_for_two_rounds_at_most(make_rig: MakeRig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_module, "BURST_SECONDS", 1e9)
+    worker = Worker(make_rig(AheadDevice()).engine)
+    executable: Any = worker.engine._executable
+    begin, begun, opened = executable._begin, list[int](), threading.Event()
+
+    def held(count: int) -> None:
+        begun.append(count)
+        if len(begun) == 3:
+            opened.wait(60)
+        begin(count)
+
+    executable._begin = held
+    first = worker.submit(*worker.engine.prepare([1, 2], GenerationOptions(max_tokens=110, ignore_eos=True)))
+    while len(begun) < 3:
+        pass
+    second = worker.submit(*worker.engine.prepare([3], GenerationOptions(max_tokens=1, ignore_eos=True)))
+    at = len(begun)
+    opened.set()
+    assert [*second][-1].result is not None
+    alone = [*itertools.takewhile(lambda count: count > 1, begun[at:])]  # until the newcomer takes part
+    assert len(alone) <= 2, f"rounds begun after the newcomer had come: {begun[at:]}"
+    assert sum(len(update.chunk.tokens) for update in first if update.chunk) == 110
+    worker.close()

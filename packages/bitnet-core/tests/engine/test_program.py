@@ -20,7 +20,7 @@ from bitnet.core.hal import (
     RopeAppend,
     TernaryMatmul,
 )
-from bitnet.core.model.program import ROPE_PIECE, kv_bytes, rope_tables
+from bitnet.core.model.rope import ROPE_PIECE, rope_tables
 
 
 def test_sub_norms_and_activation(make_rig: Callable[..., Any]) -> None:
@@ -52,7 +52,9 @@ def test_a_tied_head_is_loaded_once(make_rig: Callable[..., Any]) -> None:
 
 @pytest.mark.parametrize("factors", [None, np.linspace(1, 8, 8, dtype=np.float32)])
 def test_rope_tables(factors: Any) -> None:
-    config: Any = SimpleNamespace(head_dim=16, rope_theta=500_000.0, rope_freq_factors=factors)
+    config: Any = SimpleNamespace(
+        head_dim=16, rope_theta=500_000.0, rope_freq_factors=factors, rope_scaling=None, rope_attention_factor=1.0
+    )
     cos, sin = rope_tables(config, 4096)
     frequencies = 500_000.0 ** (-np.arange(0, 16, 2) / 16) / (1 if factors is None else factors)
     angles = np.arange(4096)[:, None] * frequencies
@@ -74,5 +76,6 @@ def test_kv_bytes(make_rig: Callable[..., Any]) -> None:
     rig = make_rig(limits=Limits(8, 1, 1, 4), num_blocks=4, block_size=32)
     kv = rig.program.kv
     assert (kv.layers, kv.kv_heads, kv.head_dim, kv.num_blocks, kv.dtype) == (2, 2, 16, 4, "f16")
-    assert kv_bytes(KVSpec(30, 5, 128, 128, 32, "f16")) == 4096 * 76_800  # 2B4T: 75 KiB a token
-    assert kv_bytes(KVSpec(30, 5, 128, 128, 32, "f32")) == 4096 * 153_600
+    assert KVSpec(30, 5, 128, 128, 32, "f16").bytes == 4096 * 76_800  # 2B4T: 75 KiB a token
+    assert KVSpec(30, 5, 128, 128, 32, "f32").bytes == 4096 * 153_600
+    assert KVSpec(30, 5, 128, 128, 32, "i8").bytes == 4096 * (38_400 + 1_200)  # codes, and a scale for each row

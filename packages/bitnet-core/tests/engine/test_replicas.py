@@ -186,8 +186,8 @@ def test_log_probabilities_go_on_where_they_were(make_worker: Callable[..., Work
 
 def test_the_last_device_ends_every_request(make_worker: Callable[..., Worker]) -> None:
     worker = make_worker(2)
-    lose(worker, 0, 3)
-    lose(worker, 1, 9)
+    lose(worker, 0, 2)
+    lose(worker, 1, 4)
     tickets = worker.submit_all([worker.engine.prepare(text, LONG) for text in prompts(20)])
     for ticket in tickets:
         with pytest.raises(DeviceLostError):

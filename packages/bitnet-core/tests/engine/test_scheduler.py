@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -11,20 +12,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bitnet.core.engine import GenerationOptions
-from bitnet.core.engine.scheduler import fair_shares
-from bitnet.core.hal import Limits
+from bitnet.core.engine import engine as engine_module
+from bitnet.core.engine.scheduler import shares
+from bitnet.core.hal import Limits, Step
 
 MakeRig = Callable[..., Any]
 
 
 @given(wanted=st.lists(st.integers(0, 50), max_size=8), budget=st.integers(0, 120))
-def test_shares_are_fair_and_waste_nothing(wanted: list[int], budget: int) -> None:
-    shares = fair_shares(wanted, budget)
-    assert sum(shares) == min(sum(wanted), budget)
-    assert all(share <= want for share, want in zip(shares, wanted, strict=True))
-    for share, want in zip(shares, wanted, strict=True):
-        if share < want:  # who got less than it wanted got as much as anybody, but for a remainder of one
-            assert share >= max(shares) - 1
+def test_shares_waste_nothing_and_nobody_starves(wanted: list[int], budget: int) -> None:
+    given = shares(wanted, budget)
+    assert sum(given) == min(sum(wanted), budget)
+    assert all(0 <= share <= want for share, want in zip(given, wanted, strict=True))
+    if wanted:
+        assert given[0] >= min(wanted[0], budget // len(wanted))
+    for one, want in list(zip(given, wanted, strict=True))[1:]:
+        if one < want:  # nobody who wants more, or as much and came later, has anything; but the oldest
+            assert not any(share for share, other in list(zip(given, wanted, strict=True))[1:] if other > want)
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -55,13 +59,13 @@ def test_every_step_of_a_random_load(make_rig: MakeRig, monkeypatch: pytest.Monk
             assert work[number].count == 1, "a decoding sequence was passed over"
         if decoding & set(work):
             prefill = sum(i.count for n, i in work.items() if n not in decoding)
-            assert prefill <= limits.max_tokens // 4
-        assert work.keys() == running, "a running sequence made no progress"
+            assert prefill <= max(limits.max_tokens // 4, scheduler.beside_decode)
+        assert work.keys() <= running
+        assert scheduler._running[0].number in work, "the oldest sequence made no progress"
+        first_seen.extend(s.number for s in scheduler._running if s.number not in first_seen)
         for number, item in work.items():
             assert item.start + item.count <= item.sequence.target
             assert item.start == before[number] or before[number] == 0
-            if number not in first_seen:
-                first_seen.append(number)
             last_step[number] = steps
         return result
 
@@ -115,6 +119,20 @@ def test_a_short_prompt_does_not_wait_for_a_long_one(make_rig: MakeRig) -> None:
     assert list(rig.finish()) == [long.number]
 
 
+def test_equal_prompts_end_one_after_the_other(make_rig: MakeRig) -> None:
+    """Shared out evenly, all of them would have their first token when the last one has it."""
+    rig = make_rig(limits=Limits(max_tokens=16, max_seqs=4, max_rows=4, max_blocks=32))
+    prompts = [rig.engine.prepare([i] * 30, GenerationOptions(max_tokens=1))[0] for i in range(4)]
+    for prompt in prompts:
+        rig.engine.add([prompt])
+    ends: dict[int, int] = {}
+    while rig.engine.busy:
+        step = len(ends)
+        for update in rig.engine.step():
+            ends[update.sequence] = step
+    assert [*ends] == [p.number for p in prompts]
+
+
 def test_who_was_preempted_comes_before_who_waits(make_rig: MakeRig) -> None:
     rig = make_rig(limits=Limits(max_tokens=16, max_seqs=2, max_rows=4, max_blocks=32), num_blocks=32)
     options = GenerationOptions(max_tokens=70, ignore_eos=True)
@@ -139,3 +157,24 @@ def test_a_newcomer_leaves_each_running_sequence_a_block(make_rig: MakeRig) -> N
     assert rig.engine._scheduler.sequences == (runs, waits)
     assert waits.table is None
     assert list(rig.finish()) == [runs.number, waits.number]
+
+
+@pytest.mark.parametrize(("seconds", "most"), [(0.025, 50), (0.001, 16), (1.0, 63)])
+def test_prompts_beside_decoding_take_a_set_time(
+    make_rig: MakeRig, monkeypatch: pytest.MonkeyPatch, seconds: float, most: int
+) -> None:
+    """At 0.5 ms a token 25 ms are 50 tokens of a prompt; a quarter of the 64 there may be at least, all at most."""
+    rig = make_rig(limits=Limits(64, 4, 8, 128), num_blocks=256)
+    run, steps, now = rig.executable.run, list[tuple[int, int]](), [0.0]
+
+    def timed(step: Step, count: int = 1) -> Any:
+        steps.append((step.seqs, step.tokens))
+        now[0] += 0.0005 * step.tokens * count
+        return run(step, count)
+
+    monkeypatch.setattr(rig.executable, "run", timed)
+    monkeypatch.setattr(engine_module, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+    monkeypatch.setattr(engine_module, "PROMPT_SECONDS", seconds)
+    rig.run([list(range(250)), [1, 2, 3]], max_tokens=30, ignore_eos=True)
+    beside = [tokens - 1 for seqs, tokens in steps if seqs == 2 and tokens > 4]  # the first step has both prompts
+    assert max(beside[1:]) == most

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, get_args
@@ -11,8 +12,8 @@ import numpy as np
 import pytest
 
 from bitnet.core import load_model
-from bitnet.core.engine import Engine, GenerationOptions
-from bitnet.core.engine.warm import WarmUp, usual_steps
+from bitnet.core.engine import Engine, GenerationOptions, warm
+from bitnet.core.engine.warm import WarmUp, prepare_stand_ins, usual_steps
 from bitnet.core.errors import OutOfMemoryError
 from bitnet.core.gpu import Buffer, GpuDevice, Launch, Lowering
 from bitnet.core.hal import LOGPROBS, PENALTIES, DeviceInfo, DeviceType, KVSpec, Limits, Op, Preparing, Step
@@ -91,9 +92,10 @@ def traffic(engine: Engine, rng: np.random.Generator, requests: int, *, together
 
 
 def prepare(engine: Engine, driver: Counting) -> int:
-    """Prepare all usual steps; how many recordings that made."""
+    """Prepare all usual steps, and what stands in for others; how many recordings that made."""
     executable: Any = engine._executable
     assert isinstance(executable, Preparing)
+    prepare_stand_ins(executable, engine.stand_ins(), "none:0")
     for step in usual_steps(engine.limits, engine.kv, engine.context):
         executable.prepare(step)
     return driver.recorded
@@ -110,7 +112,9 @@ def test_traffic_finds_what_it_needs_recorded(
         assert warm[1].submitted == 0  # nothing ran
         for engine, _ in (cold, warm):
             traffic(engine, np.random.default_rng(seed), 100, together=together)
-        recorded, missed = recorded + cold[1].recorded, missed + warm[1].recorded - ready
+        assert warm[1].recorded == ready
+        executable: Any = warm[0]._executable
+        recorded, missed = recorded + cold[1].recorded, missed + len(executable._missed)
         print(f"seed {seed}; recorded by then: {recorded} cold, {missed} warm")
     assert missed * 5 <= recorded  # seldom sizes, far into a context
 
@@ -132,6 +136,7 @@ def test_penalties_and_logprobs_record_nothing(make_rig: Callable[..., Any]) -> 
     driver, able = Counting(), replace(INFO, features=(PENALTIES, LOGPROBS))
     device = GpuDevice(able, driver, replace(LOWERING, group=256))
     rig = make_rig(device, limits=LIMITS, num_blocks=4096, block_size=32, context_length=4096)
+    prepare_stand_ins(rig.executable, rig.engine.stand_ins(), "none:0")
     for step in rig.engine.usual_steps():
         rig.executable.prepare(step)
     ready, rng = driver.recorded, np.random.default_rng()
@@ -141,7 +146,34 @@ def test_penalties_and_logprobs_record_nothing(make_rig: Callable[..., Any]) -> 
             rig.engine.add(rig.engine.prepare(rng.integers(0, 260, 100).tolist(), given))
         while rig.engine.busy:
             rig.engine.step()
-    assert driver.recorded - ready <= 3  # a size of prompts that end, of each of them; decoding records nothing
+    assert driver.recorded == ready
+    assert all(size.tokens > size.rows for size in rig.executable._missed)  # decoding finds its own sizes
+
+
+@pytest.mark.parametrize("together", [True, False])
+def test_what_stands_in_for_all_other_sizes(make_rig: Callable[..., Any], together: bool) -> None:
+    """Traffic that comes before any usual size is prepared records nothing; what it missed is prepared afterwards."""
+    driver, able = Counting(), replace(INFO, features=(PENALTIES, LOGPROBS))
+    device = GpuDevice(able, driver, replace(LOWERING, group=256))
+    engine = make_rig(device, limits=LIMITS, num_blocks=4096, block_size=32, context_length=4096).engine
+    executable: Any = engine._executable
+    prepare_stand_ins(executable, engine.stand_ins(), "none:0")
+    ready, rng = driver.recorded, np.random.default_rng()
+    assert ready <= 8  # a model is loaded so much later
+    traffic(engine, rng, 60, together=together)
+    for options in ({"repetition_penalty": 1.2}, {"logprobs": 5}, {"frequency_penalty": 0.1, "top_p": 0.9}):
+        given = GenerationOptions(max_tokens=24, ignore_eos=True, temperature=1.0, **options)
+        engine.add(engine.prepare(rng.integers(0, 260, 100).tolist(), given))
+        while engine.busy:
+            engine.step()
+    assert driver.recorded == ready
+    missed = [*executable._missed]
+    assert missed
+    (step, *_) = engine.usual_steps()
+    for _ in missed:
+        executable.prepare(step)
+    assert set(missed) <= set(executable._recordings)
+    assert not executable._missed
 
 
 class Slow:
@@ -151,7 +183,7 @@ class Slow:
         self.prepared = threading.Semaphore(0)
         self.error: Exception | None = None
 
-    def prepare(self, step: Step, count: int = 1) -> None:
+    def prepare(self, step: Step, count: int = 1, *, stands_in: bool = False) -> None:
         if self.error is not None:
             raise self.error
         self.prepared.release()
@@ -170,6 +202,18 @@ def test_nothing_is_prepared_while_somebody_waits() -> None:
     busy.clear()
     assert warm_up.wait(60)
     assert warm_up.ready
+    warm_up.close()
+
+
+def test_who_never_waits_long_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where requests come without an end, sizes are prepared beside them, one at a time."""
+    monkeypatch.setattr(warm, "PATIENCE", 0.3)
+    monkeypatch.setattr(warm, "BESIDE", 0.01)
+    slow, begun = Slow(), time.monotonic()
+    warm_up = WarmUp(slow, steps(), lambda: True, "none:0")
+    assert slow.prepared.acquire(timeout=60)
+    assert time.monotonic() - begun >= 0.3
+    assert warm_up.wait(60)
     warm_up.close()
 
 

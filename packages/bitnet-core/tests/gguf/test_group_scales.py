@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +73,28 @@ def test_bytes_tell_the_groups(dtype: GGMLType, tmp_path: Path) -> None:
         out = np.empty(info.shape, np.float32)
         decode(info.type, file.data(info), out)
         np.testing.assert_array_equal(out, (codes - 1) * scales.repeat(GROUPS[dtype], 1).astype(np.float32))
+
+
+@pytest.mark.parametrize("number", [42, 43])
+def test_the_number_of_stq1_0(number: int, tmp_path: Path) -> None:
+    """Tencent's files have it under 42, llama.cpp's pull request has 43."""
+    rng = np.random.default_rng()
+    tensors: dict[str, Any] = {"norm": rng.standard_normal(7).astype(np.float32)}
+    blocks = {name: rng.integers(0, 256, (n, 42), dtype=np.uint8) for name, n in {"small": 3, "large": 120}.items()}
+    for name, data in blocks.items():
+        tensors[name] = TensorSource((len(data) // 3, 768), GGMLType.STQ1_0, data)
+    path = tmp_path / "a.gguf"
+    write_gguf(path, {"general.architecture": "qwen3"}, tensors)
+    for name in blocks:
+        entry = GGUFFile(path).tensors[name].entry
+        at = entry + 8 + len(name) + 4 + 2 * 8
+        content = path.read_bytes()
+        assert content[at : at + 4] == struct.pack("<I", 43)
+        path.write_bytes(content[:at] + struct.pack("<I", number) + content[at + 4 :])
+    file = GGUFFile(path)
+    for name, data in blocks.items():
+        assert file.tensors[name].type is GGMLType.STQ1_0
+        np.testing.assert_array_equal(file.data(file.tensors[name]).reshape(-1, 42), data)
 
 
 def test_files_that_hold_neither(tmp_path: Path) -> None:

@@ -308,11 +308,10 @@ def test_rows_that_are_no_whole_blocks(build: Any, tmp_path: Path) -> None:
     check(build.write(tmp_path / "a"), "tensor 't' shape", TENSOR + 9 + 4, "multiple of 32")
 
 
-@pytest.mark.parametrize("number", [4, 38, 2**32 - 1])
+@pytest.mark.parametrize("number", [4, 37, 2**32 - 1])
 def test_unknown_tensor_types(build: Any, tmp_path: Path, number: int) -> None:
     build.tensor("t", (8,), number)
-    error = check(build.write(tmp_path / "a"), "tensor 't' type", TENSOR + 9 + 4 + 8, f"{number} is no tensor type")
-    assert (error.hint is not None) == (number == 38)
+    check(build.write(tmp_path / "a"), "tensor 't' type", TENSOR + 9 + 4 + 8, f"{number} is no tensor type")
 
 
 OFFSET = TENSOR + 9 + 4 + 8 + 4

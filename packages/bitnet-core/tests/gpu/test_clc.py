@@ -18,6 +18,7 @@ from bitnet.core.gpu.clc.abilities import Matrix
 from bitnet.core.gpu.clc.amd_products import AmdProducts, Tile
 from bitnet.core.gpu.clc.vendors import VENDORS
 from bitnet.core.gpu.context import Bucket
+from bitnet.core.gpu.weights import TernaryBuffer
 from bitnet.core.hal import Attention, DeviceInfo, DeviceType, Limits
 from bitnet.core.reference import ReferenceDevice
 
@@ -155,3 +156,21 @@ def test_tiles_for_amds_matrix_units(matrix: Matrix) -> None:
     assert size(tile(1, 13824, 512, local=32768)) == (64, 128)
     assert tile(1, 13824, 512, local=8192) is None
     assert tile(1, 13824, 512, group=64) is None
+
+
+@pytest.mark.parametrize(
+    ("matrix", "units", "rows", "cols", "times", "lanes"),
+    [
+        ("mfma32", 304, 3840, 2560, 1, 16),  # 240 work-groups: each quantises the row again
+        ("mfma32", 304, 13824, 2560, 2, 8),
+        ("mfma32", 304, 2560, 6912, 1, 16),
+        ("mfma16", 104, 2560, 2560, 1, 8),
+        ("mfma16", 104, 2560, 6912, 1, 16),  # 14 chunks of codes would take the registers of other waves
+        ("mfma32", 304, 3840, 64, 1, 1),  # a row of one chunk
+        ("wmma11", 304, 3840, 2560, 1, 32),
+    ],
+)
+def test_work_items_of_a_row_on_amds(matrix: Matrix, units: int, rows: int, cols: int, times: int, lanes: int) -> None:
+    nowhere: Any = None
+    weights = TernaryBuffer(nowhere, nowhere, rows, cols, cols // 4)
+    assert AmdProducts(Abilities(units, 1024, 65536, matrix=matrix))._lanes(weights, times) == lanes

@@ -152,7 +152,7 @@ def test_impossible_frequency_factors(tiny: Make, factors: np.ndarray) -> None:
         ("attention.layer_norm_rms_epsilon", float("nan"), "not a positive number"),
         ("rope.freq_base", float("inf"), "not a positive number"),
         ("rope.freq_base", "x", "not a positive number"),
-        ("rope.scaling.type", "yarn", "'yarn' is not supported"),
+        ("rope.scaling.type", "ntk", "'ntk' is not supported"),
         ("hidden_activation", "gelu", "'gelu' is not supported"),
         ("hidden_activation", [1, 2], "not supported"),
     ],

@@ -20,6 +20,8 @@ import pytest
 
 from bitnet.core.errors import InvalidInputError, ModelFileError
 from bitnet.core.gguf import GGMLType, TensorSource, write_gguf
+from bitnet.core.gguf.blocks import encode_blocks
+from bitnet.core.gguf.types import BLOCKS
 from bitnet.core.model import open_model
 from bitnet.core.model.inspect import inspect_tensors
 
@@ -105,6 +107,14 @@ def mutated(content: bytes, rng: random.Random) -> bytes:
     return bytes(data)
 
 
+def sparse_blocks(count: int) -> tuple[np.ndarray, np.ndarray]:
+    """Codes of which each four 16 apart have one zero, and scales."""
+    rng = np.random.default_rng()
+    fours = rng.choice(np.array([0, 2], np.uint8), (count, 4, 16, 4))
+    np.put_along_axis(fours, rng.integers(0, 4, (count, 4, 16, 1)), 1, axis=3)
+    return fours.swapaxes(2, 3).reshape(count, 256), np.ones(count, np.float16)
+
+
 @pytest.fixture
 def varied(tiny: Make) -> Any:
     """A model with many kinds of values and tensors in its file."""
@@ -115,6 +125,14 @@ def varied(tiny: Make) -> Any:
     for name, dtype in (("blk.1.ffn_down", GGMLType.TQ2_0), ("blk.0.ffn_down", GGMLType.TQ1_0)):
         data = gguf.quants.quantize(codes * np.float32(0.5), gguf.GGMLQuantizationType(dtype))
         model.tensors[f"{name}.weight"] = TensorSource(codes.shape, dtype, data)
+    for name, dtype in {"v": GGMLType.PTQ1_0, "k": GGMLType.PQ2_0, "output": GGMLType.Q2_0}.items():
+        codes = model.codes[f"blk.0.attn_{name}"]
+        blocks = (codes + 1).view(np.uint8).reshape(-1, BLOCKS[dtype][0])
+        data = encode_blocks(dtype, blocks, np.ones(len(blocks), np.float16))
+        model.tensors[f"blk.0.attn_{name}.weight"] = TensorSource(codes.shape, dtype, data)
+    if random.random() < 0.5:
+        data = encode_blocks(GGMLType.STQ1_0, *sparse_blocks(128))
+        model.tensors["blk.1.ffn_down.weight"] = TensorSource((128, 256), GGMLType.STQ1_0, data)
     model.tensors["blk.0.attn_q.scale"] = np.ones(1, np.float32)
     model.tensors["blk.1.attn_q.weight"] = model.codes["blk.1.attn_q"].astype(np.float16)
     model.tensors["rope_freqs.weight"] = np.ones(16, np.float32)

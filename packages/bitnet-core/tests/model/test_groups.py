@@ -164,11 +164,12 @@ def test_inspect_tells(bonsai: Any, capsys: pytest.CaptureFixture[str]) -> None:
     group = bonsai.tensors["blk.0.attn_q.weight"].type
     assert "norms of heads" in said
     assert f"median of groups of {GROUP[group]}" in said
+    assert f"ternary: 15 {group.name} (a scale for each {GROUP[group]} columns)" in said
 
 
 def test_what_has_one_scale_cannot_hold_it(bonsai: Any, tmp_path: Path) -> None:
     with pytest.raises(ModelFileError, match="I2_S has one for all"):
-        convert_model(bonsai.write(), tmp_path / "out.gguf")
+        convert_model(bonsai.write(), tmp_path / "out.gguf", dtype="i2_s")
     assert not (tmp_path / "out.gguf").exists()
 
 
@@ -176,3 +177,12 @@ def test_a_scale_tensor_beside_scales_of_blocks(bonsai: Any) -> None:
     bonsai.tensors["blk.1.attn_q.scale"] = np.array([2], np.float32)
     with pytest.raises(BitNetError, match="not expected beside scales of blocks"):
         bonsai.open()
+
+
+def test_rotated_weights_are_refused(bonsai: Any) -> None:
+    """Bonsai 2: the weights are of a basis that activations are turned into before each product."""
+    bonsai.metadata["prism.hadamard.block_size"] = 1024
+    with pytest.raises(ModelFileError, match="rotated by a Hadamard matrix") as caught:
+        bonsai.open()
+    assert caught.value.field == "metadata 'prism.hadamard.block_size'"
+    assert caught.value.offset

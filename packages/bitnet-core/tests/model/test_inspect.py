@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import gguf
 import numpy as np
 import pytest
 
 from bitnet.core.gguf import GGMLType, GGUFFile, TensorSource, i2s_bytes, write_gguf
-from bitnet.core.gguf.ternary import I2SLayout, i2s_tail
+from bitnet.core.gguf.ternary import I2SLayout, i2s_codes, i2s_tail
+from bitnet.core.model.default import default_model_path
 from bitnet.core.model.inspect import TensorReport, inspect_tensors
 
 
@@ -97,3 +99,32 @@ def test_tensors_that_cannot_be_read(tmp_path: Path) -> None:
     assert "a scale is not finite" in report(tmp_path, TensorSource((2, 512), GGMLType.TQ2_0, data)).warnings[0]
     odd = TensorSource((3, 64), GGMLType.I2_S, np.zeros(48 + 32, np.uint8))
     assert "multiple of 128" in report(tmp_path, odd).warnings[0]
+
+
+@pytest.mark.parametrize("stored", ["official", "arm"])
+@pytest.mark.parametrize("assumed", ["official", "arm"])
+def test_the_order_of_columns_is_told_by_norms(tmp_path: Path, stored: I2SLayout, assumed: I2SLayout) -> None:
+    """A trained model: the one that comes with the package."""
+    model = GGUFFile(default_model_path())
+    tensors: dict[str, Any] = {}
+    for name, info in model.tensors.items():
+        tensors[name] = TensorSource(info.shape, info.type, model.data(info))
+        if info.type is GGMLType.I2_S:
+            codes = i2s_codes(model.data(info), info.shape[1], 0, info.shape[0], "official")
+            tensors[name] = encoded(codes.view(np.int8) - np.int8(1), stored)
+    write_gguf(tmp_path / "a", {}, tensors)
+    warned = [r for r in inspect_tensors(GGUFFile(tmp_path / "a"), assumed) if r.warnings]
+    if stored == assumed:
+        assert not warned
+        return
+    assert len(warned) >= 10
+    for found in warned:
+        assert f"_norm.weight' when read with the I2_S layout '{stored}'" in found.warnings[0]
+
+
+@pytest.mark.parametrize("gain", [np.nan, np.inf, 0, 3e38])
+def test_norms_that_tell_nothing(tmp_path: Path, gain: float) -> None:
+    norm = np.full(512, gain, np.float32)
+    tensors = {"blk.0.attn_norm.weight": norm, "blk.0.attn_q.weight": encoded(trained(256, 512), "arm")}
+    write_gguf(tmp_path / "a", {}, tensors)
+    assert [r.warnings for r in inspect_tensors(GGUFFile(tmp_path / "a"))] == [(), ()]

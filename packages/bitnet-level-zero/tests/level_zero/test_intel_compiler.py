@@ -112,11 +112,23 @@ def test_decode_kernels_keep_their_registers(asking: Any, product: str, compiler
         assert made["prefill"].busy > 0.8 * made["prefill"].cycles
 
 
+@pytest.mark.parametrize("tokens", [2, 4, 8])
+@pytest.mark.parametrize(("product", "compiler"), TARGETS)
 @pytest.mark.nightly(unless_changed=FAMILY)
-def test_groups_of_columns_keep_their_registers_for_eight_tokens(asking: Any) -> None:
-    """On Gen9, which multiplies byte by byte: one token after another."""
-    asking("ocloc")
-    made = {group: counting.count(counting.grouped(4096, 4096, group, 8), "skl") for group in (32, 64, 128)}
+def test_decode_kernels_of_several_tokens_keep_their_registers(
+    asking: Any, product: str, compiler: str, tokens: int
+) -> None:
+    asking(compiler)
+    made = {name: counting.count(spec, product).spilled for name, spec in counting.of_several(product, tokens)}
+    assert set(made.values()) == {0}, made
+
+
+@pytest.mark.parametrize(("product", "compiler"), TARGETS)
+@pytest.mark.nightly(unless_changed=FAMILY)
+def test_groups_of_columns_keep_their_registers_for_eight_tokens(asking: Any, product: str, compiler: str) -> None:
+    """A work-item multiplies as many tokens at once as its registers hold the sums of."""
+    asking(compiler)
+    made = {group: counting.count(counting.grouped(4096, 4096, group, 8), product) for group in (32, 64, 128)}
     assert {group: count.spilled for group, count in made.items() if count.spilled} == {}
 
 

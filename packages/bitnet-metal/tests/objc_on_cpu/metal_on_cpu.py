@@ -57,8 +57,8 @@ def _report() -> None:
         os._exit(3)
 
 
-_COMPILER = HERE / "compile_unchecked.py" if os.environ.get("METAL_TEST_UNCHECKED") else SHIM / "metal_shim.py"
-os.environ["METAL_TEST_COMPILER"] = shlex.join([sys.executable, str(_COMPILER)])
+_UNCHECKED = ["--unchecked"] if os.environ.get("METAL_TEST_UNCHECKED") else []
+os.environ["METAL_TEST_COMPILER"] = shlex.join([sys.executable, str(SHIM / "metal_compile.py"), *_UNCHECKED])
 _LIBRARY = open_library(str(build()))
 assert _LIBRARY.handle is not None, _LIBRARY.tried
 _HANDLE = _LIBRARY.handle

@@ -1,7 +1,7 @@
 """Finds in Metal sources what C++14 takes and the Metal Shading Language 2.4, or the kernels' contract, does not.
 
 :func:`problems` takes a source as it is written, :func:`parameter_problems` what the preprocessor leaves of it. Types,
-address spaces and C++ newer than C++14 are left to a compiler (``check_spaces`` of ``metal_shim.py``).
+address spaces and C++ newer than C++14 are left to a compiler (``check_spaces`` of ``metal_compile.py``).
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from metal_shim import KERNEL, POSITIONS, Kernel, kernels, without_comments
+from metal_compile import KERNEL, POSITIONS, Kernel, kernels, without_comments
 
 MOST_BUFFERS = 31
 SPACES = {"device", "constant", "threadgroup", "thread"}

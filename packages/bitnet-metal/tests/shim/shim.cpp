@@ -55,7 +55,8 @@ uint32_t dynamic_bytes;
 
 void **buffers;
 const uint64_t *sizes;
-uint32_t buffer_count, last_buffer;
+uint32_t buffer_count;
+uint16_t guesses[4096];  // by address: the buffer that was there last
 const shim_kernel *kernel;
 Fibre *now;
 void *scheduler;
@@ -127,7 +128,9 @@ void look_up(const char *at, uint64_t size, bool writes, bool atomic) {
     if (!now) return;
     const char *stack = stacks + (uint64_t)now->where.index * STACK;
     if (at >= stack && at + size <= stack + STACK) return;
-    if (last_buffer < buffer_count && inside({"", (char *)buffers[last_buffer], sizes[last_buffer]}, at, size)) return;
+    if (!writes && (inside({"", (char *)fibres, sizeof fibres}, at, size) || inside({"", (char *)values, sizeof values}, at, size))) return;
+    uint16_t &guess = guesses[(uintptr_t)at / 64 % 4096];
+    if (guess < buffer_count && inside({"", (char *)buffers[guess], sizes[guess]}, at, size)) return;
     for (uint32_t i = 0; i < shared_count; i++) {
         if (!inside(shared[i], at, size)) continue;
         trace(i, at - shared[i].at, size, writes, atomic);
@@ -135,11 +138,10 @@ void look_up(const char *at, uint64_t size, bool writes, bool atomic) {
     }
     for (uint32_t i = 0; i < buffer_count; i++) {
         if (!buffers[i] || !inside({"", (char *)buffers[i], sizes[i]}, at, size)) continue;
-        last_buffer = i;
+        guess = (uint16_t)i;
         return;
     }
     if (!writes) {
-        if (inside({"", (char *)values, sizeof values}, at, size) || inside({"", (char *)fibres, sizeof fibres}, at, size)) return;
         for (uint32_t i = 0; i < constant_count; i++) {
             if (inside(constants[i], at, size)) return;
         }
@@ -372,7 +374,7 @@ int checked(const char *name, uint32_t threads, const uint32_t groups[3]) {
 static int launch(const char *name, void **given, const uint64_t *given_sizes, uint32_t count, const uint32_t groups[3],
                   const uint32_t threads[3], uint32_t threadgroup_bytes, char *error, uint32_t error_size) {
     result = 0, message = error, message_size = error_size, now = nullptr;
-    buffers = given, sizes = given_sizes, buffer_count = count, last_buffer = ~0u;
+    buffers = given, sizes = given_sizes, buffer_count = count;
     dynamic_bytes = threadgroup_bytes;
     if (error_size) error[0] = 0;
     uint64_t total = (uint64_t)threads[0] * threads[1] * threads[2];
@@ -389,10 +391,8 @@ static int launch(const char *name, void **given, const uint64_t *given_sizes, u
     for (uint64_t g = 0; g < (uint64_t)groups[0] * groups[1] * groups[2] && !result; g++) {
         const uint32_t group[3] = {(uint32_t)(g % groups[0]), (uint32_t)(g / groups[0] % groups[1]), (uint32_t)(g / groups[0] / groups[1])};
         for (uint32_t i = 0; i < total; i++) prepare(i, group, groups, threads, (uint32_t)total);
-        for (uint32_t i = 0; i < shared_count; i++) {
-            memset(shared[i].at, 0xFF, shared[i].size);
-            memset(traces[i], 0, shared[i].size * sizeof(Trace));
-        }
+        for (uint32_t i = 0; i < shared_count; i++) memset(shared[i].at, 0xFF, shared[i].size);
+        epoch++;  // who used threadgroup memory before does not matter
         run_group((uint32_t)total);
     }
     now = nullptr;

@@ -1,4 +1,4 @@
-// What a library exports that was compiled from one Metal source for the CPU (metal_shim.py beside this file compiles it).
+// What a library exports that was compiled from one Metal source for the CPU (metal_compile.py beside this file compiles it).
 // Several threads may call it; they wait for one another, as threadgroup memory is static.
 #pragma once
 #include <stdint.h>

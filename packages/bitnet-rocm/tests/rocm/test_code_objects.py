@@ -47,6 +47,10 @@ SHAPES = {
 OFTEN = [*((name, "demo") for name in OF_EACH_KIND), ("gfx90a", "2b4t"), ("gfx1100", "2b4t"), ("gfx1100", "qwen3")]
 SELDOM = [pair for pair in product((*OF_EACH_KIND, *OTHERS), SHAPES) if pair not in OFTEN]
 LOCAL_BYTES = 65536
+SIMDS = 4
+"""Of a compute unit of gfx9, and of two together from gfx10 on, which share a work-group."""
+REGISTERS = {"gfx900": 256, "gfx906": 256, "gfx908": 256, "gfx90a": 512, "gfx942": 512, "gfx950": 512}
+"""Vector registers that a lane of a SIMD has, for all of its waves; 1,024 or more from gfx10 on."""
 METADATA, NAME = 32, b"AMDGPU\0"
 """Type and name of the note that holds a code object's metadata (LLVM's "User Guide for AMDGPU Backend")."""
 
@@ -166,6 +170,8 @@ def check(name: str, shape: str, code_object: CodeObject) -> None:
         assert found[".wavefront_size"] == kind.wave, what
         assert found[".group_segment_fixed_size"] + launch.shared <= LOCAL_BYTES, what
         assert found[".max_flat_workgroup_size"] >= np.prod(launch.block), what
+        waves = -(-int(np.prod(launch.block)) // kind.wave)
+        assert -(-waves // SIMDS) * found[".vgpr_count"] <= REGISTERS.get(name, 1024), what
         assert f"{spec.entry}_rocm" in SOURCES.names(), what
         if tokens in FEW or spec.file.startswith("amd/"):
             spilled = {key: found[key] for key in (".vgpr_spill_count", ".sgpr_spill_count")}

@@ -83,18 +83,34 @@ def test_a_system_that_has_no_hip(monkeypatch: Patch) -> None:
 
 
 def test_where_libraries_are_looked_for(monkeypatch: Patch, tmp_path: Path) -> None:
-    """ROCM_PATH first, then the loader's path, then /opt; only files that are there, but for the loader's names."""
-    for folder in ("given", "opt/rocm", "opt/rocm-6.4.0"):
+    """ROCM_PATH, the loader's path, pip's SDK, then /opt; only files that are there, but for the loader's names."""
+    for folder in ("given", f"site/{libraries.SDK}", "opt/rocm", "opt/rocm-6.4.0"):
         (tmp_path / folder / "lib").mkdir(parents=True)
         (tmp_path / folder / "lib" / "libamdhip64.so.6").touch()
+    (tmp_path / "site" / libraries.SDK / "__init__.py").touch()
+    monkeypatch.syspath_prepend(tmp_path / "site")
     monkeypatch.setenv("ROCM_PATH", str(tmp_path / "given"))
     monkeypatch.setattr(libraries, "SYSTEM", tmp_path / "opt")
     monkeypatch.setattr(sys, "platform", "linux")
     seen: list[str] = []
     monkeypatch.setattr(libraries, "open_library", seen.extend)
     libraries.open_hip()
-    places = [str(tmp_path / place / "lib" / "libamdhip64.so.6") for place in ("given", "opt/rocm", "opt/rocm-6.4.0")]
+    folders = ("given", f"site/{libraries.SDK}", "opt/rocm", "opt/rocm-6.4.0")
+    places = [str(tmp_path / place / "lib" / "libamdhip64.so.6") for place in folders]
     assert seen == [places[0], *libraries.HIP["linux"], *places[1:]]
+
+
+def test_where_windows_has_them(monkeypatch: Patch, tmp_path: Path) -> None:
+    """The driver's, by the names that the loader finds, or those of an SDK's folder."""
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "amdhip64_7.dll").touch()
+    monkeypatch.delenv("ROCM_PATH", raising=False)
+    monkeypatch.setenv("HIP_PATH", str(tmp_path))
+    monkeypatch.setattr(sys, "platform", "win32")
+    seen: list[str] = []
+    monkeypatch.setattr(libraries, "open_library", seen.extend)
+    libraries.open_hip()
+    assert seen == [str(tmp_path / "bin" / "amdhip64_7.dll"), "amdhip64_7.dll", "amdhip64_6.dll", "amdhip64.dll"]
 
 
 def test_a_device(run: Run, tmp_path: Path) -> None:
@@ -105,7 +121,7 @@ def test_a_device(run: Run, tmp_path: Path) -> None:
     name, _, uuid, description, memory, features, details = devices[1]
     assert (name, uuid, memory) == ("rocm:1", "GPU-00000000000b17e1", 2**32)
     assert "gfx90a" in description
-    everywhere = ["penalties", "logprobs", "ternary-tables", "deterministic"]
+    everywhere = ["penalties", "logprobs", "ternary-tables", "deterministic", "kv-i8"]
     assert features == ["int8-dot", "int8-matrix", "f16", "wave64", *everywhere]
     assert details["architecture"] == "gfx90a:sramecc+:xnack-"
     assert details["pci"] == "0000:04:00.0"

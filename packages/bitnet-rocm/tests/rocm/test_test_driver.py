@@ -125,6 +125,27 @@ def test_faults(run: Run, name: str, value: object, error: str) -> None:
     assert error in run("-c", ASK, status=1, **{f"HIP_TEST_{name}": value}).stderr
 
 
+def test_a_device_is_verified_once_its_self_check_has_passed(
+    run: Run, build_driver: Callable[..., Path], tmp_path: Path
+) -> None:
+    """With a driver that does not say what it is. A product that is wrong verifies nothing."""
+    environment = {"ROCM_PATH": build_driver(tmp_path / "rocm", "-DUNNAMED"), "BITNET_CACHE_DIR": tmp_path / "cache"}
+
+    def said() -> str | None:
+        """Of the device by ``bitnet devices``."""
+        listed = json.loads(run("-m", "bitnet.core", "devices", "--json", **environment).stdout)
+        ((device,),) = [backend["devices"] for backend in listed["backends"] if backend["name"] == "rocm"]
+        assert device["type"] == "discrete"
+        found: str | None = device["details"].get("verified")
+        return found
+
+    assert said() == "not verified on this hardware"
+    run("-c", OPEN, status=1, HIP_TEST_LEAVE_OUT="ternary_decode", **environment)
+    assert said() == "not verified on this hardware"
+    run("-c", OPEN + "d.close()", **environment)
+    assert said() is None
+
+
 def test_a_source_that_does_not_compile(run: Run) -> None:
     code = (
         OPEN + "from bitnet.core.gpu import KernelSpec;"

@@ -32,14 +32,13 @@ from bitnet.core.engine import Completion, GenerationOptions
 from bitnet.core.engine.constraint import Constraint
 from bitnet.core.engine.perplexity import Perplexity, running_perplexity
 from bitnet.core.engine.request import Request
-from bitnet.core.engine.setup import open_engine
-from bitnet.core.engine.warm import WarmUp
+from bitnet.core.engine.setup import context_for, open_engine
+from bitnet.core.engine.warm import WarmUp, prepare_stand_ins
 from bitnet.core.engine.worker import Load, Worker
 from bitnet.core.errors import BitNetError, InvalidInputError, UnsupportedProgramError, brief
 from bitnet.core.hal import Device, DeviceInfo, DeviceType, Executable, ExecutableStats, Preparing
 from bitnet.core.model.default import default_model_path
 from bitnet.core.model.file import ModelFile, open_model
-from bitnet.core.model.program import kv_bytes
 from bitnet.core.support import env
 from bitnet.core.support.log import logger
 from bitnet.core.support.mapped import MappedFile
@@ -50,8 +49,8 @@ if TYPE_CHECKING:
     from bitnet.core.devices.select import Selection
     from bitnet.core.engine.options import OptionArguments
     from bitnet.core.gguf.ternary import I2SLayout
+    from bitnet.core.hal import KVDtype
     from bitnet.core.model.config import ModelConfig
-    from bitnet.core.model.program import KVDtype
     from bitnet.core.text.chat import ChatTemplate
     from bitnet.core.text.tokenizer import Tokenizer
 
@@ -83,8 +82,10 @@ def load_model(
         device: ``auto``, ``gpu``, a backend (``cuda``), a device (``cuda:0``, ``cpu:avx2``); None: ``BITNET_DEVICE``,
             else the best there is. Several with commas (``cuda:0,cuda:1``), or all of a backend (``cuda:*``), each get
             a replica of the model. Or an open device, which stays open when the model is closed.
-        context: Tokens a prompt and its continuation may have together; None: the model's own, at most 4096.
-        kv_dtype: Type of the KV cache.
+        context: Tokens a prompt and its continuation may have together; None: the model's own, at most 4096, or as far
+            as 32,768 where the device's memory has room (docs/models.md, Limits).
+        kv_dtype: Type of the KV cache: ``f16``, ``f32``, or ``i8`` for half the memory of ``f16``, on devices with the
+            feature ``kv-i8``.
         max_seqs: Generations that run at the same time (on each device, if several); more wait their turn. The cache
             holds a full context for each if a quarter of the device's free memory allows it.
         step_tokens: Tokens that a step computes together at most; a longer prompt takes several steps. None: what the
@@ -124,13 +125,14 @@ def load_model(
         file, places = open_model(path, i2s_layout=i2s_layout), [(None, device)]
     try:
         replicas, engines = [], []
+        length = context_for(file, [opened for _, opened in places], kv_dtype=kv_dtype) if context is None else context
         for selection, opened in places:
             computing = registry.computing(opened.info)
             with computing():
                 engine, executable = open_engine(
                     file,
                     opened,
-                    context=context,
+                    context=length,
                     kv_dtype=kv_dtype,
                     max_seqs=max_seqs,
                     step_tokens=step_tokens,
@@ -142,11 +144,15 @@ def load_model(
             replicas.append(_Replica(opened, executable, selection))
         worker = Worker(*engines, max_queue=max_queue, max_queue_tokens=max_queue_tokens)
         file.gguf.check()
-        warm_ups = [
-            WarmUp(replica.executable, engine.usual_steps(), lambda: worker.busy, engine.device)
-            for replica, engine in zip(replicas, engines, strict=True)
-            if isinstance(replica.executable, Preparing) and replica.device.info.type in _GPUS
-        ]
+        warm_ups = []
+        for replica, engine in zip(replicas, engines, strict=True):
+            executable = replica.executable
+            if not isinstance(executable, Preparing) or replica.device.info.type not in _GPUS:
+                continue
+            if max_seqs > 1:  # who asks for one answer waits for that alone
+                with registry.computing(replica.device.info)():
+                    prepare_stand_ins(executable, engine.stand_ins(), engine.device)
+            warm_ups.append(WarmUp(executable, engine.usual_steps(), lambda: worker.busy, engine.device))
     except BaseException as error:
         for selection, opened in places:
             if selection is not None:
@@ -249,7 +255,7 @@ class Model:
     @property
     def cache_bytes(self) -> int:
         """Bytes of the KV cache of all replicas; a device whose memory is the host's commits them as they are used."""
-        return sum(kv_bytes(replica.engine.kv) for replica in self._worker.replicas)
+        return sum(replica.engine.kv.bytes for replica in self._worker.replicas)
 
     def stats(self) -> ExecutableStats:
         """What the step run last cost the (first) device: bytes of weights read, kernels launched.
@@ -276,7 +282,7 @@ class Model:
     def position_bytes(self) -> int:
         """Bytes of the KV cache that a position takes, and that a decode step reads of each it attends to."""
         kv = self._worker.engine.kv
-        return kv_bytes(kv) // (kv.num_blocks * kv.block_size)
+        return kv.bytes // (kv.num_blocks * kv.block_size)
 
     @property
     def kernels(self) -> tuple[str, ...]:

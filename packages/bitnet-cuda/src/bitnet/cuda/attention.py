@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from bitnet.core.gpu import Bucket, Context, KernelSpec, Launch
+from bitnet.core.gpu import Arg, Bucket, Context, KernelSpec, Launch
 from bitnet.core.gpu.ops import attention_inputs, ceil_div, kv_defines, positions, rope_defines
 from bitnet.core.gpu.scaled import head_norm_inputs, norms_heads
 from bitnet.core.hal import Attention, RopeAppend
@@ -32,6 +32,11 @@ LONG_WARPS, LONG_DEPTH = 8, 2
 """Warps of a block, and tiles that each has in flight, where few blocks share a long context."""
 LONG_SUMS = 1024
 """Sums of such a block's warp, at most: more do not fit its shared memory."""
+CODES_DEPTH = 4
+"""The tiles in flight where the cache is int8, of half the bytes."""
+FAR = 8192
+"""Context beyond which an int8 cache is read by as many clusters as the device has room for: in one, its blocks leave
+multiprocessors idle, which takes longer than merging the clusters through memory."""
 ROPE_WARPS = 8
 ATTENTION_BLOCKS = 3
 """Blocks of attention_decode on each multiprocessor, at most, for which a sequence is split."""
@@ -61,7 +66,7 @@ class AttentionOps:
         if self.splits(ctx, op, bucket):
             return [self.decode(ctx, op, bucket, rope=None)]
         defines = kv_defines(ctx, op)
-        if self._tensor_cores and defines["KV_F16"] and op.head_dim in (64, 128):
+        if self._tensor_cores and self._narrow(ctx, op) and op.head_dim in (64, 128):
             defines |= {"HEADS": op.heads, "KV_HEADS": op.kv_heads}
             fits = op.heads // op.kv_heads <= QUERY_ROWS and defines["BLOCK"] in KEY_BLOCKS
             if self._wgmma and bucket.tokens > MANY_TOKENS and fits:
@@ -78,7 +83,9 @@ class AttentionOps:
     def _wgmma_launch(self, ctx: Context, op: Attention, bucket: Bucket, defines: dict[str, int]) -> Launch:
         kv = ctx.cache
         positions_there, width = kv.num_blocks * kv.block_size, op.kv_heads * op.head_dim * 2
-        cache = (TiledMatrix(ctx.kv(which, op.layer), positions_there, width, kv.block_size, PANEL) for which in "kv")
+        cache: tuple[Arg, ...] = ctx.kv("k", op.layer), ctx.kv("v", op.layer)
+        if defines["KV_F16"]:
+            cache = tuple(TiledMatrix(data, positions_there, width, kv.block_size, PANEL) for data in cache)
         tokens = QUERY_ROWS // (op.heads // op.kv_heads)
         tiles = bucket.tokens // tokens + min(bucket.tokens, ctx.program.limits.max_seqs)
         args = (*positions(ctx), ctx.tensors[op.qkv], *cache, ctx.tensors[op.out])
@@ -89,30 +96,40 @@ class AttentionOps:
     def splits(self, ctx: Context, op: Attention, bucket: Bucket) -> bool:
         fits = self._tensor_cores and op.head_dim in (64, 128, 256) and op.heads // op.kv_heads <= 8
         decoding = bucket.tokens <= DECODE_TOKENS or bucket.tokens == bucket.rows
-        return fits and ctx.cache.dtype == "f16" and decoding
+        return fits and self._narrow(ctx, op) and decoding
+
+    @staticmethod
+    def _narrow(ctx: Context, op: Attention) -> bool:
+        """Whether the cache is of f16, or of int8 whose blocks of positions are whole 16 bytes, scales included."""
+        kv = ctx.cache
+        return kv.dtype == "f16" or (kv.dtype == "i8" and kv.block_size * op.kv_heads % 4 == 0)
 
     def decode(self, ctx: Context, op: Attention, bucket: Bucket, rope: RopeAppend | None) -> Launch:
         limit = max(ctx.program.limits.max_rows, min(ctx.program.limits.max_tokens, DECODE_TOKENS))
         heads, splits = bucket.tokens * op.kv_heads, ceil_div(bucket.context, SPLIT)
-        sums = op.heads // op.kv_heads * op.head_dim
-        clusters = self._clusters and sums <= CLUSTER_SUMS
-        if clusters:
+        sums, codes = op.heads // op.kv_heads * op.head_dim, ctx.cache.dtype == "i8"
+        cluster, parts = 0, ctx.step  # the latter is not used where one cluster has all splits
+        if self._clusters and sums <= CLUSTER_SUMS:
             long = bucket.context > MAX_CLUSTER * LONG_WARPS * LONG_DEPTH * TILE
             most = min(splits, LARGE_CLUSTER if long and self._large_clusters else MAX_CLUSTER)
-            splits = largest(most, lambda n: heads * n <= ATTENTION_BLOCKS * self._multiprocessors)
-            parts = arrivals = ctx.step  # not used
+            splits = cluster = largest(most, lambda n: heads * n <= ATTENTION_BLOCKS * self._multiprocessors)
+            several = self._multiprocessors // (heads * MAX_CLUSTER)
+            if codes and bucket.context > FAR and several * MAX_CLUSTER > splits:
+                splits, cluster = several * MAX_CLUSTER, MAX_CLUSTER
+                parts = ctx.scratch("attention shares", limit * op.heads * several * op.head_dim * 16)
         else:
             splits = min(splits, MAX_SPLITS)
             parts = ctx.scratch("attention parts", limit * op.heads * MAX_SPLITS * (op.head_dim + 2) * 4)
-            arrivals = ctx.zeroed("attention arrivals", limit * op.kv_heads * 4)
+        merges = splits > max(cluster, 1)
+        arrivals = ctx.zeroed("attention arrivals", limit * op.kv_heads * MAX_CLUSTER * 4) if merges else ctx.step
         few = bucket.context > SPLIT * splits and heads * splits <= self._multiprocessors
         few = few and sums <= LONG_SUMS
-        warps, depth = (LONG_WARPS, LONG_DEPTH) if few else (4, 1)
+        warps, depth = (LONG_WARPS, CODES_DEPTH if codes else LONG_DEPTH) if few else (4, 1)
         defines = kv_defines(ctx, op) | {
             "HEADS": op.heads,
             "KV_HEADS": op.kv_heads,
             "SPLITS": splits,
-            "CLUSTER": int(clusters and splits > 1),
+            "CLUSTER": cluster if splits > 1 else 0,
             "WARPS": warps,
             "DEPTH": depth,
             **rope_defines(rope),

@@ -10,7 +10,20 @@ from typing import Any
 from uuid import UUID
 
 from bitnet.core.gpu.probing import denied_nodes, no_library, no_permission
-from bitnet.core.hal import HAL_API, Device, DeviceInfo, DeviceType, OpenOptions, ProbeResult, ProbeStatus
+from bitnet.core.hal import (
+    DETERMINISTIC,
+    HAL_API,
+    KV_I8,
+    LOGPROBS,
+    LOOK_AHEAD,
+    PENALTIES,
+    Device,
+    DeviceInfo,
+    DeviceType,
+    OpenOptions,
+    ProbeResult,
+    ProbeStatus,
+)
 from bitnet.core.support.dynlib import open_library
 
 DRIVER = {"linux": ["libcuda.so.1"], "win32": ["nvcuda.dll"]}
@@ -139,7 +152,7 @@ def _info(index: int, driver_version: str) -> tuple[DeviceInfo, tuple[int, int]]
     integrated = get(driver.cuDeviceGetAttribute(attribute.CU_DEVICE_ATTRIBUTE_INTEGRATED, device))
     multiprocessors = get(driver.cuDeviceGetAttribute(attribute.CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, device))
     memory = int(get(driver.cuDeviceTotalMem(device)))
-    features = ["int8-dot", "f16"]  # not `penalties` and `logprobs`: their kernels have run on no hardware yet
+    features = ["int8-dot", "f16", DETERMINISTIC, KV_I8, LOGPROBS, LOOK_AHEAD, PENALTIES]
     features += ["int8-tensor-cores"] if capability >= (8, 0) else []
     features += ["dependent-launch"] if capability >= (9, 0) else []
     info = DeviceInfo(

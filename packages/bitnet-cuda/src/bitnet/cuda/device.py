@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import ctypes
+import itertools
 import threading
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -40,6 +41,14 @@ class CudaBuffer:
     nbytes: int
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Staging:
+    """Page-locked memory that the device copies to, and the event that says it has."""
+
+    address: int
+    event: Any
+
+
 class Recording:
     """A graph to launch, which goes to ``dropped`` once nobody has this any more."""
 
@@ -64,6 +73,7 @@ class CudaDriver:
         self._modules: dict[bytes, Any] = {}
         self._functions: dict[KernelSpec, Any] = {}
         self._dropped: list[Any] = []
+        self._spare: dict[int, list[Staging]] = {}
         self.capability = capability_of(self._device, name)
         count = driver.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT
         self.multiprocessors = int(self._check(driver.cuDeviceGetAttribute(count, self._device)))
@@ -90,6 +100,21 @@ class CudaDriver:
             self._check(driver.cuMemcpyDtoHAsync(array.ctypes.data, start, array.nbytes, self._stream))
             self._check(driver.cuStreamSynchronize(self._stream))
 
+    def fetch(self, buffer: CudaBuffer, array: npt.NDArray[Any]) -> Callable[[], None]:
+        """Implements :class:`bitnet.core.gpu.Fetching`, through page-locked memory, without which a copy waits."""
+        with self._entered():
+            spare = self._spare.setdefault(1 << max(array.nbytes - 1, 0).bit_length(), [])
+            staged = spare.pop() if spare else self._staging(array.nbytes)
+            self._check(driver.cuMemcpyDtoHAsync(staged.address, buffer.address, array.nbytes, self._stream))
+            self._check(driver.cuEventRecord(staged.event, self._stream))
+
+        def wait() -> None:
+            self._check(driver.cuEventSynchronize(staged.event))
+            ctypes.memmove(array.ctypes.data, staged.address, array.nbytes)
+            spare.append(staged)
+
+        return wait
+
     def record(self, launches: Sequence[Launch]) -> Recording:
         with self._entered():
             self._load([launch.kernel for launch in launches])  # before capturing
@@ -111,10 +136,20 @@ class CudaDriver:
     def close(self) -> None:
         with self._ended() as alive:
             if alive:
+                for staged in itertools.chain(*self._spare.values()):
+                    self._check(driver.cuEventDestroy(staged.event))
+                    self._check(driver.cuMemFreeHost(staged.address))
+                self._spare.clear()
                 self._check(driver.cuStreamDestroy(self._stream))
                 for module in self._modules.values():
                     self._check(driver.cuModuleUnload(module))
             driver.cuDevicePrimaryCtxRelease(self._device)
+
+    def _staging(self, nbytes: int) -> Staging:
+        """Page-locked memory of the power of two that holds ``nbytes``."""
+        address = int(self._check(driver.cuMemAllocHost(1 << max(nbytes - 1, 0).bit_length())))
+        flags = driver.CUevent_flags.CU_EVENT_DISABLE_TIMING
+        return Staging(address, self._check(driver.cuEventCreate(flags)))
 
     def _capture(self, launches: Sequence[Launch]) -> Any:
         """The launches as a graph."""

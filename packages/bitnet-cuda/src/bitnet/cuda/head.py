@@ -1,6 +1,7 @@
 """The head and the choice of tokens in one, where nobody reads the logits (decision 0060 of bitnet-core).
 
 All rows of the head are scored from a copy of it in 4 bits, and those that could still win from the weights themselves.
+With filters some others are too: they tell whether the winner passes (decision 0026).
 """
 
 from __future__ import annotations
@@ -26,6 +27,14 @@ MANY_ROWS = 64
 """Rows of x at most, on devices of :data:`LARGE_SHARED`; elsewhere those of a decode step."""
 LARGE_SHARED = ((9, 0), (10, 0))
 """Compute capabilities whose blocks can have 227 KiB of shared memory."""
+SAMPLES = 4096
+"""Rows of the head that are taken to measure masses for filters, on average: more leave fewer steps undecided."""
+CAPACITY = SAMPLES + 16 * 64
+"""Rows that are listed: 16 standard deviations more. A row of x with more is undecided."""
+BINS, RATE_BLOCKS = 256, 64
+"""In which head_floor counts rows, as in filter.cuh, and its blocks that do so, for each row of x."""
+DECIDE_GROUP = 512
+"""Threads of a block of head_decide."""
 STAGE = 1280
 """Columns that head_choose has in shared memory at a time elsewhere, at most: then it fits every GPU."""
 
@@ -51,7 +60,7 @@ class HeadOps:
         n, head = np.int32(rows), self._packed(ctx, dense.weight)
         most, few = self._most_rows(cols), bucket.rows <= DECODE_TOKENS
         planes, params = ctx.scratch("head planes", 2 * most * cols), ctx.scratch("head params", most * 16)
-        split, scales = ctx.scratch("row halves", most * cols * 4), ctx.scratch("row scales", most * 4)
+        undecided, split, scales = self.undecided(ctx, dense.weight)
         likeliest, best = ctx.scratch("head likeliest", most * 8), ctx.scratch("head best", most * 8)
         floors = ctx.scratch("head floors", most * 4)
         scores, arrivals = ctx.tensors[dense.out], ctx.zeroed("head arrivals", 4)
@@ -75,12 +84,26 @@ class HeadOps:
             likeliest,
             best,
         )
-        chosen_by, adjusts = choice(ctx), {"ADJUST": 1} if bucket.adjusted else {}
+        chosen_by, variant = choice(ctx), {"ADJUST": 1} if bucket.adjusted else {}
+        if bucket.filtered:
+            variant |= {"FILTERED": 1, "SAMPLES": SAMPLES, "CAPACITY": CAPACITY}
+            chosen_by = (*chosen_by, *(ctx.offset(f) for f in ("top_k", "top_p", "min_p")))
         if bucket.adjusted:
             chosen_by = (*chosen_by, *adjustment(ctx))
-        score = (*chosen_by, head, planes, params, scores, likeliest, n)
-        floor = (*chosen_by, likeliest, split, scales, weight.data, floors, n)
-        choose = (*chosen_by, head, params, scores, floors, split, scales, weight.data, best, arrivals)
+        peaks, rate, lists, all_taken = self._taken(ctx, bucket)
+        score = (*chosen_by, head, planes, params, scores, likeliest, *peaks, n)
+        floor = (
+            *chosen_by,
+            likeliest,
+            split,
+            scales,
+            weight.data,
+            floors,
+            *((head, params, scores, *rate) if rate else ()),
+            n,
+        )
+        choose = (*chosen_by, head, params, scores, floors, split, scales, weight.data, best, arrivals, *lists)
+        decide = (*chosen_by, scores, best, *all_taken, undecided, n)
         bits = {"PLANES": 2 if few else 1}
         tiles = ceil_div(bits["PLANES"] * bucket.rows, 8)
         score_blocks, choose_blocks = (2, 1) if few else (1, 2)  # on a multiprocessor
@@ -101,9 +124,9 @@ class HeadOps:
                 BLOCKS=score_blocks,
                 ITERS=4 if few and cols % 512 == 0 else 2,
                 **bits,
-                **adjusts,
+                **variant,
             ),
-            launch("head_floor", (bucket.rows, 1), ROW_GROUP, floor, **adjusts),
+            launch("head_floor", (bucket.rows, 1 + RATE_BLOCKS * len(peaks)), ROW_GROUP, floor, **variant, **bits),
             launch(
                 "head_choose",
                 (ceil_div(rows, each * CHOOSE_GROUP), eights),
@@ -115,9 +138,32 @@ class HeadOps:
                 STAGE=stage,
                 EACH=each,
                 **bits,
-                **adjusts,
+                **variant,
+            ),
+            *(
+                [launch("head_decide", (bucket.rows, 1), DECIDE_GROUP, decide, WG=DECIDE_GROUP, **variant)]
+                if rate
+                else []
             ),
         ]
+
+    def undecided(self, ctx: Context, name: str) -> tuple[Buffer, Buffer, Buffer]:
+        """For each row of x whether filters leave it undecided; and the rows as halves, and their scales."""
+        cols = ctx.program.weights[name].shape[1]
+        most = self._most_rows(cols)
+        halves, scales = ctx.scratch("row halves", most * cols * 4), ctx.scratch("row scales", most * 4)
+        return ctx.scratch("head undecided", most * 4), halves, scales
+
+    def _taken(self, ctx: Context, bucket: Bucket) -> tuple[list[Buffer], ...]:
+        """What head_score, head_floor, head_choose and head_decide know of the rows of the head that are taken."""
+        if not bucket.filtered:
+            return [], [], [], []
+        each = DECODE_TOKENS * 4
+        names = {"peaks": each, "bins": each * BINS, "bars": each, "counts": each, "arrivals of bins": each}
+        peaks, bins, bars, counts, arrivals = (ctx.zeroed(f"head {name}", size) for name, size in names.items())
+        rates, lists = ctx.scratch("head rates", each), ctx.scratch("head lists", 2 * each * CAPACITY)
+        all_taken = [rates, peaks, bins, bars, counts, lists]
+        return [peaks], [peaks, bins, arrivals, rates], [rates, bars, counts, lists], all_taken
 
     def _most_rows(self, cols: int) -> int:
         return MANY_ROWS if self._large and MANY_ROWS * (cols + 16) <= self._shared else DECODE_TOKENS

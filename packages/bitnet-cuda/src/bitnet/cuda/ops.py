@@ -45,8 +45,8 @@ class CudaOps:
         self._rows = RowOps(group=256)
         self._sample_cluster = MAX_CLUSTER if capability >= CLUSTERS else 1
         groups: Dispatch = {
-            NormChoice: self._head.launches,
-            Choice: self._head.launches,
+            NormChoice: self._choice,
+            Choice: self._choice,
             RopeAttention: self._rope_attention,
             GatedProduct: self._gated_product,
             **fused_products(self._products.decode, self._products.quantises),
@@ -72,13 +72,16 @@ class CudaOps:
             scaled=True,
             fuses_scaled=True,
             group=self._rows.group,
+            filters=lambda _, bucket: bucket.rows <= DECODE_TOKENS,
         )
 
-    def sample(self, ctx: Context, op: Sample, bucket: Bucket) -> list[Launch]:
-        """A cluster a row, where there are clusters; else a block."""
+    def sample(self, ctx: Context, op: Sample, bucket: Bucket, *gate: Buffer) -> list[Launch]:
+        """A cluster a row, where there are clusters; else a block. With a gate, for rows that are undecided."""
         *before, last = RowOps(group=SAMPLE_GROUP).sample(ctx, op, bucket)
-        spec = replace(last.kernel, defines=(*last.kernel.defines, ("CLUSTER", self._sample_cluster)))
-        return [*before, replace(last, kernel=spec, grid=(bucket.rows * self._sample_cluster, 1, 1), overlaps=True)]
+        gated = (("GATED", 1),) if gate else ()
+        spec = replace(last.kernel, defines=(*last.kernel.defines, ("CLUSTER", self._sample_cluster), *gated))
+        args, grid = (*last.args[:-1], *gate, last.args[-1]), (bucket.rows * self._sample_cluster, 1, 1)
+        return [*before, replace(last, kernel=spec, grid=grid, args=args, overlaps=True)]
 
     def norm_quant(self, ctx: Context, op: NormQuant, bucket: Bucket) -> list[Launch]:
         return [self._norm_quant(ctx, op, ctx.tensors[op.x], ctx.shape(op.x)[1], bucket)]
@@ -95,6 +98,15 @@ class CudaOps:
     def _rope_attention(self, ctx: Context, group: RopeAttention, bucket: Bucket) -> list[Launch] | None:
         able = bucket.tokens <= DECODE_TOKENS and self._attention.splits(ctx, group.attention, bucket)
         return [self._attention.decode(ctx, group.attention, bucket, group.rope)] if able else None
+
+    def _choice(self, ctx: Context, group: Choice | NormChoice, bucket: Bucket) -> list[Launch] | None:
+        """The compact head; where filters leave rows undecided, then all logits, and draws from these (0026)."""
+        made = self._head.launches(ctx, group, bucket)
+        if made is None or not bucket.filtered:
+            return made
+        gate, halves, scales = self._head.undecided(ctx, group.dense.weight)
+        product = self._products.dense_halves(ctx, group.dense, bucket, halves, scales, gate)
+        return [*made, product, *self.sample(ctx, group.sample, bucket, gate)]
 
     def _gated_product(self, ctx: Context, group: GatedProduct, bucket: Bucket) -> list[Launch] | None:
         up, glu = group.up, group.glu

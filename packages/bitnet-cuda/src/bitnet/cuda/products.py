@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 
@@ -31,7 +32,7 @@ TILES_STAGES, TILES_SHARED, TILES_DEPTH = 8, 224 * 1024, 4
 """Limits of ternary_tiles: most tiles of K in its ring, most bytes of the ring, fewest tiles of K."""
 MIN_TILES = 4
 """Minimum K tiles (128 wide) per block of ternary_wgmma."""
-HEAD_ROWS, HEAD_PITCH = 256, 160
+HEAD_ROWS, HEAD_PITCH = (128, 256), 160
 """Weight rows of a block of dense_mma, and bytes of a half row of x in its shared memory."""
 WARPS, FEW_WARPS = 8, 6
 """Wanted on each multiprocessor by a product of few tokens, and of one: enough to have all weights in flight; of one
@@ -90,22 +91,30 @@ class Products:
             grid, block = (2 * self._multiprocessors, 1, 1), (32 * WARPS, 1, 1)
             return [Launch(spec, grid, block, (ctx.step, x, weight.data, out, n), overlaps=True)]
         if weight.dtype == "f16" and cols % 8 == 0 and self._tensor_cores:
-            tiles, most = min(ceil_div(bucket.rows, 8), 8), ctx.program.limits.max_rows
+            most = ctx.program.limits.max_rows
             halves, scales = ctx.scratch("row halves", most * cols * 4), ctx.scratch("row scales", most * 4)
-            sizes = (("COLS", cols), ("NT", tiles))
-            split, product = (KernelSpec("dense_mma", entry, sizes) for entry in ("split_rows", "dense_mma"))
-            grid = (ceil_div(rows, HEAD_ROWS), ceil_div(bucket.rows, 8 * tiles), 1)
-            args = (ctx.step, halves, scales, weight.data, out, n)
-            shared = 2 * tiles * 16 * HEAD_PITCH
-            return [
-                Launch(split, (bucket.rows, 1, 1), (256, 1, 1), (ctx.step, x, halves, scales), overlaps=True),
-                Launch(product, grid, (HEAD_ROWS, 1, 1), args, shared=shared, overlaps=True),
-            ]
+            product = self.dense_halves(ctx, op, bucket, halves, scales)
+            split = replace(product.kernel, entry="split_rows")
+            given = (ctx.step, x, halves, scales)
+            return [Launch(split, (bucket.rows, 1, 1), (256, 1, 1), given, overlaps=True), product]
         tokens = min(bucket.rows, DECODE_TOKENS)
         defines = (("WEIGHT_F16", int(weight.dtype == "f16")), ("ROWS", GEMV_ROWS), ("TOKENS", tokens))
         args = (ctx.step, x, weight.data, out, np.int32(cols), n)
         grid = (ceil_div(rows, GEMV_ROWS), ceil_div(bucket.rows, tokens), 1)
         return [Launch(KernelSpec("dense_matmul", "dense_matmul", defines), grid, (LANES, GEMV_ROWS, 1), args)]
+
+    def dense_halves(
+        self, ctx: Context, op: DenseMatmul, bucket: Bucket, halves: Buffer, scales: Buffer, *gate: Buffer
+    ) -> Launch:
+        """A product of f16 weights with rows that are split in halves; with a gate, if one of these is undecided."""
+        weight, tiles = ctx.dense(op.weight), min(ceil_div(bucket.rows, 8), 8)
+        rows, cols = weight.shape
+        defines = (("COLS", cols), ("NT", tiles), *((("GATED", 1),) if gate else ()))
+        head_rows = HEAD_ROWS[tiles > 1]
+        grid = (ceil_div(rows, head_rows), ceil_div(bucket.rows, 8 * tiles), 1)
+        args = (ctx.step, halves, scales, weight.data, ctx.tensors[op.out], *gate, np.int32(rows))
+        spec, shared = KernelSpec("dense_mma", "dense_mma", defines), 2 * tiles * 16 * HEAD_PITCH
+        return Launch(spec, grid, (head_rows, 1, 1), args, shared=shared, overlaps=True)
 
     def row_sums(self, ctx: Context, op: TernaryMatmul, bucket: Bucket) -> list[Launch]:
         """What makes the sums of the operation's activations, where the program does not quantise them itself."""

@@ -10,7 +10,7 @@ from typing import cast
 
 from bitnet.core.gpu.clc import Abilities
 from bitnet.core.gpu.clc.abilities import XMX
-from bitnet.core.hal import DETERMINISTIC, LOGPROBS, PENALTIES, TERNARY_TABLES, DeviceInfo, DeviceType
+from bitnet.core.hal import DETERMINISTIC, KV_I8, LOGPROBS, PENALTIES, TERNARY_TABLES, DeviceInfo, DeviceType
 from bitnet.core.hal.probe import TEST_DRIVER
 from bitnet.level_zero.loader import LevelZero
 from bitnet.level_zero.structures import (
@@ -104,6 +104,7 @@ class Hardware:
             LOGPROBS: True,
             DETERMINISTIC: True,
             TERNARY_TABLES: True,
+            KV_I8: True,
         }
         return tuple(name for name, has in listed.items() if has)
 

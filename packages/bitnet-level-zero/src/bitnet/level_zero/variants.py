@@ -44,6 +44,8 @@ class Family:
 
 
 _CACHE = ("DIM", "BLOCK", "HEAD_GROUP")
+_CACHE_TYPES: list[Choices] = [{"KV_F16": 0, "KV_I8": 1}, {"KV_F16": 0}, {"KV_F16": 1}]
+"""The first names all that tell types apart: the loader goes by it."""
 _PRODUCT_ENDS: list[Choices] = [
     {"GLU": 0, "RELU2": 0, "ADD": 0},
     {"GLU": 0, "RELU2": 0, "ADD": 1},
@@ -58,9 +60,9 @@ _SUB_GROUPS: list[Choices] = [{"XMX": 0, "SG": 8}, *_XMX]
 FAMILIES: Mapping[str, Family] = {
     "adjust": Family(("WG", "EACH")),
     "advance": Family(),
-    "attention": Family(("WG", *_CACHE), each("KV_F16")),
-    "attention_decode": Family(("WG", *_CACHE), crossed(each("KV_F16"), _ROTATIONS)),
-    "attention_prefill": Family(_CACHE, each("KV_F16")),
+    "attention": Family(("WG", *_CACHE), _CACHE_TYPES),
+    "attention_decode": Family(("WG", *_CACHE), crossed(_CACHE_TYPES, _ROTATIONS)),
+    "attention_prefill": Family(_CACHE, _CACHE_TYPES),
     "dense_matmul": Family(("WG", "LANES", "EACH", "TOKENS"), each("WEIGHT_F16")),
     "embed": Family(("WG",), each("WEIGHT_F16")),
     "glu_norm_quant": Family(("WG",), each("NORM", "RELU2"), dots=True),
@@ -79,7 +81,7 @@ FAMILIES: Mapping[str, Family] = {
     "norm_quant": Family(("WG",), each("NORM"), dots=True),
     "norm_rows": Family(("WG",)),
     "quantize": Family(("WG",)),
-    "rope_append": Family(("DIM", "BLOCK"), each("KV_F16", "NEOX")),
+    "rope_append": Family(("DIM", "BLOCK"), crossed(_CACHE_TYPES, each("NEOX"))),
     "row_sums": Family(("WG", "COLS"), dots=True),
     "sample": Family(("WG",)),
     "table_embed": Family(("COLS", "ROW_BYTES", "GROUP")),

@@ -8,12 +8,13 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from bitnet.core.errors import DeviceLostError, DeviceUnavailableError
+from bitnet.core.errors import DeviceError, DeviceLostError, DeviceUnavailableError, OutOfMemoryError
 from bitnet.core.hal import (
     DETERMINISTIC,
     HAL_API,
     LOGPROBS,
     PENALTIES,
+    TERNARY_TABLES,
     Device,
     DeviceInfo,
     DeviceType,
@@ -26,6 +27,7 @@ from bitnet.core.support.log import logger
 
 if TYPE_CHECKING:
     from bitnet.core.gpu import GpuDevice
+    from bitnet.core.gpu.clc.vendors import Vendor
     from bitnet.metal.device import MetalDriver
     from bitnet.metal.objc import Objc
 
@@ -104,15 +106,38 @@ class MetalBackend:
 
 
 def _opened(info: DeviceInfo, objc: Objc, own: int) -> tuple[GpuDevice, MetalDriver]:
-    """The device, which computes, with a driver that owns its MTLDevice too."""
+    """The device, which computes: with matrices of a simdgroup, unless it is virtual or they fail."""
+    from bitnet.metal.ops import MATRICES, PLAIN
+
+    if _is_virtual(info.description):
+        return _with(PLAIN, info, objc, own)
+    try:
+        return _with(MATRICES, info, objc, own)
+    except OutOfMemoryError:
+        raise
+    except DeviceError as error:
+        opened = _with(PLAIN, info, objc, own)
+        logger.warning("Matrices of a simdgroup are not used: %s", error.message)
+        return opened
+
+
+def _with(vendor: Vendor, info: DeviceInfo, objc: Objc, own: int) -> tuple[GpuDevice, MetalDriver]:
+    """The device with some kernels, by which it computes rightly, and a driver that owns its MTLDevice too."""
     from bitnet.core.gpu.clc import Abilities, open_device
     from bitnet.metal.device import MetalDriver
-    from bitnet.metal.ops import METAL
+    from bitnet.metal.ops import TILE_THREADS
 
     driver = MetalDriver(objc, objc.send(own, "retain"), info)
     local = int(objc.send(own, "maxThreadgroupMemoryLength"))
     abilities = Abilities(compute_units=GPU_CORES, group=MOST_THREADS, local_bytes=local, f16=True)
-    return open_device(info, driver, abilities, self_check=True, vendor=METAL), driver
+    device = open_device(info, driver, abilities, self_check=True, vendor=vendor)
+    try:
+        if vendor.trial:
+            driver.prepare(vendor.trial, TILE_THREADS)
+    except BaseException:
+        device.close()
+        raise
+    return device, driver
 
 
 def _look() -> tuple[ProbeResult, Objc | None, list[int]]:
@@ -158,7 +183,7 @@ def _devices(objc: Objc, system: System) -> tuple[list[DeviceInfo], list[int], l
     for i in range(objc.send(found, "count")):
         device = objc.send(found, "objectAtIndex:", i)
         name = objc.text(objc.send(device, "name"))
-        if not (objc.send(device, "supportsFamily:", APPLE_7) or PARAVIRTUAL in name.lower()):
+        if not (objc.send(device, "supportsFamily:", APPLE_7) or _is_virtual(name)):
             others.append(name)
             continue
         infos.append(_info(objc, device, name, str(len(infos)), system))
@@ -170,7 +195,7 @@ def _devices(objc: Objc, system: System) -> tuple[list[DeviceInfo], list[int], l
 def _info(objc: Objc, device: int, name: str, index: str, system: System) -> DeviceInfo:
     from bitnet.core.gpu.verified import marked
 
-    virtual = objc.is_test_driver or PARAVIRTUAL in name.lower()
+    virtual = objc.is_test_driver or _is_virtual(name)
     info = DeviceInfo(
         backend="metal",
         index=index,
@@ -180,9 +205,14 @@ def _info(objc: Objc, device: int, name: str, index: str, system: System) -> Dev
         type=DeviceType.VIRTUAL if virtual else DeviceType.INTEGRATED,
         memory=int(objc.send(device, "recommendedMaxWorkingSetSize")),
         driver_version=f"macOS {_text(system.version)} ({system.build})",
-        features=("f16", PENALTIES, LOGPROBS, DETERMINISTIC),
+        features=("f16", PENALTIES, LOGPROBS, TERNARY_TABLES, DETERMINISTIC),
     )
     return marked(info)
+
+
+def _is_virtual(name: str) -> bool:
+    """Whether a device of this name is a virtual machine's."""
+    return PARAVIRTUAL in name.lower()
 
 
 def _system(objc: Objc) -> System:

@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from bitnet.core.errors import DeviceError
-from bitnet.core.gpu import Launch
+from bitnet.core.gpu import KernelSpec, Launch
 from bitnet.core.gpu.failures import buffer_too_large, lost, out_of_memory
 from bitnet.core.gpu.windows import Window, memory_of
 from bitnet.core.hal import DeviceInfo
@@ -144,6 +144,15 @@ class MetalDriver:
         with self._lock:
             self._wait()
             ctypes.memmove(array.ctypes.data, buffer.address + offset, array.nbytes)
+
+    def prepare(self, kernel: KernelSpec, threads: int) -> None:
+        """Compile a kernel, for threadgroups of so many threads, ahead of its first launch.
+
+        Raises:
+            KernelCompileError: It cannot be.
+        """
+        with self._lock:
+            self._pipelines.prepare([Kernel(kernel, threads, self.graphs)])
 
     def record(self, launches: Sequence[Launch]) -> Recording:
         with self._lock:

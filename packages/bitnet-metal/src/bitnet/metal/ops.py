@@ -2,15 +2,28 @@
 
 from __future__ import annotations
 
-from bitnet.core.gpu.clc.attention import TILE_GROUP, AttentionOps
-from bitnet.core.gpu.clc.products import Products
+from dataclasses import replace
+
+import numpy as np
+
+from bitnet.core.gpu.clc.attention import QUERIES, TILE_GROUP, AttentionOps, defines_of, prefill_args
+from bitnet.core.gpu.clc.products import DECODE_TOKENS, Products, tiled_args, tiled_defines
 from bitnet.core.gpu.clc.vendors import Vendor
+from bitnet.core.gpu.context import Bucket, Context
+from bitnet.core.gpu.driver import Arg, Buffer, KernelSpec, Launch
+from bitnet.core.gpu.ops import ceil_div
 from bitnet.core.gpu.weights import TernaryBuffer
-from bitnet.core.hal import Attention
+from bitnet.core.hal import Attention, DenseMatmul, TernaryMatmul
 from bitnet.metal.head import WIDTH, HeadOps, fits
 
+MATRIX_HEAD = 128
+"""Dimensions of a head at most for which attention on matrices keeps its sums in registers, and fits 32 KiB."""
 TILED_HEAD = 92
 """Dimensions of a head at most for which tiles of attention fit 32 KiB, whatever the cache's type."""
+TILE_M, TILE_N, TILE_THREADS = 32, 64, 128
+"""Rows of x and of W of a tile of matrices, and its threadgroup's threads; their source has the same numbers."""
+TERNARY_COLS = (1 << 16) - 1
+"""Columns at most: sums of int8 times codes of at most 2 stay below 2²⁴, where those of floats are exact."""
 
 
 class MetalProducts(Products):
@@ -24,6 +37,32 @@ class MetalProducts(Products):
         return min(super()._lanes(w, times), WIDTH)
 
 
+class MatrixProducts(MetalProducts):
+    """The products of many tokens, or with many rows, on matrices of a simdgroup."""
+
+    def tiled(self, ctx: Context, op: TernaryMatmul, bucket: Bucket, out: Buffer, *, activation: str = "") -> Launch:
+        w = ctx.ternary(op.weights)
+        if w.cols > TERNARY_COLS:
+            return super().tiled(ctx, op, bucket, out, activation=activation)
+        args = tiled_args(ctx, op, out)
+        return _tiles("ternary_gemm_matrix", bucket.tokens, w.rows, args, **tiled_defines(w, op))
+
+    def dense_matmul(self, ctx: Context, op: DenseMatmul, bucket: Bucket) -> list[Launch]:
+        """Up to ``DECODE_TOKENS`` rows read a head once without matrices too, and have the compact head's sums."""
+        if bucket.rows <= DECODE_TOKENS:
+            return super().dense_matmul(ctx, op, bucket)
+        weight = ctx.dense(op.weight)
+        rows, cols = weight.shape
+        args = (ctx.step, ctx.tensors[op.x], weight.data, ctx.tensors[op.out], np.int32(cols), np.int32(rows))
+        return [_tiles("dense_matmul_matrix", bucket.rows, rows, args, WEIGHT_F16=int(weight.dtype == "f16"))]
+
+
+def _tiles(kernel: str, m: int, n: int, args: tuple[Arg, ...], **defines: int) -> Launch:
+    """The launch of a kernel on matrices, for ``m`` rows of x and ``n`` of W."""
+    spec = KernelSpec(kernel, kernel, tuple(defines.items()))
+    return Launch(spec, (ceil_div(n, TILE_N), ceil_div(m, TILE_M), 1), (TILE_THREADS, 1, 1), args)
+
+
 class MetalAttention(AttentionOps):
     """Attention, whose tiles take the memory that Metal's kernel has them take."""
 
@@ -31,10 +70,29 @@ class MetalAttention(AttentionOps):
         return op.head_dim <= TILED_HEAD and self._group >= TILE_GROUP and super()._tiles(op)
 
 
-METAL = Vendor(
+class MatrixAttention(MetalAttention):
+    """Attention of many tokens on matrices of a simdgroup."""
+
+    def lower(self, ctx: Context, op: Attention, bucket: Bucket) -> list[Launch]:
+        share = op.heads // op.kv_heads
+        if self.splits(ctx, op, bucket) or op.head_dim > MATRIX_HEAD or op.head_dim % 8 or share > QUERIES:
+            return super().lower(ctx, op, bucket)
+        spec = KernelSpec("attention_matrix", "attention_matrix", tuple(defines_of(ctx, op).items()))
+        grid = (op.kv_heads, ceil_div(bucket.tokens, QUERIES // share), 1)
+        return [Launch(spec, grid, (TILE_THREADS, 1, 1), prefill_args(ctx, op))]
+
+
+PLAIN = Vendor(
     products=MetalProducts,
     attention=MetalAttention,
     groups=lambda abilities: HeadOps(abilities).table(),
     leaves_out=fits,
 )
-"""The kernels, as the family's lowering takes them."""
+"""The kernels that every device runs, as the family's lowering takes them."""
+MATRICES = replace(
+    PLAIN,
+    trial=KernelSpec("dense_matmul_matrix", "dense_matmul_matrix", (("WEIGHT_F16", 1),)),
+    products=MatrixProducts,
+    attention=MatrixAttention,
+)
+"""The same with matrices of a simdgroup: of halves, which the self-check tries, and of floats, which the trial has."""

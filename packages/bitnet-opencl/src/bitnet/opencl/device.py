@@ -57,11 +57,8 @@ class OpenCLDriver:
 
     def alloc(self, nbytes: int) -> OpenCLBuffer:
         if nbytes > self._largest:
-            raise OutOfMemoryError(
-                f"a buffer of {nbytes:,} bytes exceeds the device's largest, {self._largest:,}.",
-                device=self._name,
-                hint=SMALLER,
-            )
+            what = f"a buffer of {nbytes:,} bytes exceeds the device's largest, {self._largest:,}."
+            raise OutOfMemoryError(what, device=self._name, hint=SMALLER)
         memory = self._call(cl.Buffer, self._context, cl.mem_flags.READ_WRITE, nbytes)
         # OpenCL may put allocation off to the first use, inside a launch: touching it now makes the failure land here.
         self._call(cl.enqueue_fill_buffer, self._queue, memory, np.zeros(1, np.uint8), 0, min(nbytes, 4))
@@ -75,6 +72,10 @@ class OpenCLDriver:
 
     def download(self, buffer: OpenCLBuffer, array: npt.NDArray[Any], offset: int = 0) -> None:
         self._call(cl.enqueue_copy, self._queue, array, buffer.memory, src_offset=offset, is_blocking=True)
+
+    def fetch(self, buffer: OpenCLBuffer, array: npt.NDArray[Any]) -> Callable[[], None]:
+        copy = self._call(cl.enqueue_copy, self._queue, array, buffer.memory, is_blocking=False)
+        return lambda: self._call(copy.wait)
 
     def record(self, launches: Sequence[Launch]) -> CommandBuffer | Launches:
         self._programs.prepare([launch.kernel for launch in launches])

@@ -13,6 +13,7 @@ from bitnet.core.gpu.probing import denied_nodes, no_permission
 from bitnet.core.hal import (
     DETERMINISTIC,
     HAL_API,
+    KV_I8,
     LOGPROBS,
     PENALTIES,
     TERNARY_TABLES,
@@ -204,7 +205,7 @@ def _found(hip: Hip, index: int, properties: Properties, kind: Architecture, ver
         type=DeviceType.VIRTUAL if hip.is_test_driver else kind_of,
         memory=properties.total_memory,
         driver_version=version,
-        features=(*kind.features, "f16", f"wave{kind.wave}", PENALTIES, LOGPROBS, TERNARY_TABLES, DETERMINISTIC),
+        features=(*kind.features, "f16", f"wave{kind.wave}", PENALTIES, LOGPROBS, TERNARY_TABLES, DETERMINISTIC, KV_I8),
         details=details,
     )
     return Found(marked(info), kind, abilities)

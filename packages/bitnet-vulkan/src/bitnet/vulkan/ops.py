@@ -37,7 +37,7 @@ MATRIX_TILE = 64
 """Tokens of a work-group of attention_mma."""
 LONG_ROW = 64
 """Quads of codes of a row from which 16 invocations share it, not 8."""
-CHUNKS = {"f16": 64, "f32": 32}
+CHUNKS = {"f16": 64, "i8": 64, "f32": 32}
 """Positions that attention_decode looks at together, by the cache's type."""
 MOST_PARTS, ENOUGH_PARTS = 24, 512
 """Work-groups of attention_decode: most that share the positions of a token, and how many are enough in all."""
@@ -110,8 +110,8 @@ class VulkanOps:
         step, *place = positions(ctx)
         args = (step, ctx.tensors[op.qkv], *cache, ctx.tensors[op.out], *place, *map(np.int32, (op.heads, op.kv_heads)))
         seqs = min(bucket.tokens, ctx.program.limits.max_seqs)  # each of which begins with a tile of its own
-        narrow = ctx.cache.dtype == "f16" and op.head_dim <= 128
-        if narrow and op.head_dim % 16 == 0 and matrices.has_f16(self._hardware):
+        narrow = ctx.cache.dtype != "f32" and op.head_dim <= 128 and ctx.cache.block_size % 4 == 0
+        if narrow and ctx.cache.dtype == "f16" and op.head_dim % 16 == 0 and matrices.has_f16(self._hardware):
             grid = (op.heads, bucket.tokens // MATRIX_TILE + seqs, 1)
             defines = {"DIM": op.head_dim, "BLOCK": kv_defines(ctx, op)["BLOCK"]}
             return [launch("attention_mma", grid, matrices.MATRIX_GROUP, args, defines)]
@@ -162,7 +162,7 @@ class VulkanOps:
         if dim % wide(ctx) or group > 8 or runs < 2 or chunk > 8 * runs or group * chunk > 8 * self._group:
             return None
         defines = {**kv_defines(ctx, op), "GROUP": group, "RUNS": runs, "CHUNK": chunk}
-        space = self._hardware.shared // 4 - (group * (dim + MOST_PARTS + 2) + 2 * dim + 64)
+        space = self._hardware.shared // 4 - (group * (dim + MOST_PARTS + 2) + 3 * dim + 64)
         shuffles = lanes and lanes % loads == 0 and runs * loads == self._group
         if shuffles and self._group // lanes * group * (dim + 2) <= space:
             return {**defines, "SUBGROUPS": 1}
@@ -180,7 +180,7 @@ class VulkanOps:
     ) -> list[Launch] | None:
         """Attention whose work-groups share positions; None where the step or the shape is not for it."""
         defines, limits = self._attention_size(ctx, op), ctx.program.limits
-        if defines is None or (bucket.tokens > FEW_TOKENS and bucket.tokens != bucket.rows):
+        if defines is None or ctx.cache.block_size % 4 or (bucket.tokens > FEW_TOKENS and bucket.tokens != bucket.rows):
             return None
         chunk, wanted = defines["CHUNK"], ceil_div(ENOUGH_PARTS, bucket.tokens * op.kv_heads)
         part = chunk * ceil_div(bucket.context, chunk * min(wanted, MOST_PARTS))

@@ -14,6 +14,7 @@ from bitnet.core.gpu.probing import denied_nodes, device_nodes, no_permission
 from bitnet.core.hal import (
     DETERMINISTIC,
     HAL_API,
+    KV_I8,
     LOGPROBS,
     PENALTIES,
     Device,
@@ -131,7 +132,7 @@ def _info(adapter: wgpu.GPUAdapter, index: int) -> DeviceInfo:
         vendor=info["vendor"] or f"{info['vendor_id']:04x}",
         type=TYPES.get(info["adapter_type"], DeviceType.VIRTUAL),
         driver_version=info["description"],
-        features=(*found, PENALTIES, LOGPROBS, DETERMINISTIC),
+        features=(*found, PENALTIES, LOGPROBS, DETERMINISTIC, KV_I8),
         details={"api": info["backend_type"], **{name: str(limits[name]) for name in shown}},
     )
 

@@ -269,7 +269,7 @@ class WebGPUOps:
     def _team(self, op: Attention) -> int:
         """Query heads that share a workgroup of attention: as many of a key/value head's as its memory allows."""
         for team in range(ATTENTION_TEAM, 1, -1):
-            needed = 4 * (team * op.head_dim + 6 * team * GROUP // 4) + 8 * op.head_dim + ATTENTION_SHARED
+            needed = 4 * (team * op.head_dim + 6 * team * GROUP // 4) + 12 * op.head_dim + ATTENTION_SHARED
             if (op.heads // op.kv_heads) % team == 0 and needed <= self._shared:
                 return team
         return 1

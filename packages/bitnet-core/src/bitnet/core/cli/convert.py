@@ -15,22 +15,37 @@ from bitnet.core.support.units import size
 @click.command()
 @click.argument("source", type=ModelName())
 @click.argument("target", type=FileName())
+@click.option(
+    "--type",
+    "--outtype",
+    "dtype",
+    type=click.Choice(["i2_s", "tq1_0", "tq2_0", "q2_0", "q2_0_g128", "pq2_0", "ptq1_0", "stq1_0"]),
+    help="Encoding of the ternary weights.  [default: i2_s where each matrix has one scale, else q2_0]",
+)
 @click.option("--force", is_flag=True, help="Replace TARGET where it is there already.")
 @i2s_layout_option
 @verbose_option
-def convert(source: Path | str, target: Path, force: bool, i2s_layout: str) -> None:
-    """Convert a model to a GGUF file with I2_S weights.
+def convert(source: Path | str, target: Path, dtype: str | None, force: bool, i2s_layout: str) -> None:
+    """Convert a model to a GGUF file.
 
-    SOURCE is a folder from Hugging Face (packed or master weights), a model on its hub (hf:ORG/NAME), or a GGUF file
-    with another ternary encoding.
+    SOURCE is a folder from Hugging Face (packed or master weights) or of MLX (2 bits), a model on the hub
+    (hf:ORG/NAME), or a GGUF file. Weights and scales stay what they are, or the conversion ends with an error.
 
     \b
     bitnet convert bitnet-b1.58-2B-4T/ 2b4t.gguf
+    bitnet convert --type q2_0 bonsai-g128.gguf bonsai-g64.gguf
     """
-    convert_to(source, target, force=force, i2s_layout=i2s_layout)
+    convert_to(source, target, dtype=dtype, force=force, i2s_layout=i2s_layout)
 
 
-def convert_to(source: Path | str, target: Path, *, force: bool = False, i2s_layout: str = "official") -> None:
+def convert_to(
+    source: Path | str,
+    target: Path,
+    *,
+    dtype: str | None = None,
+    force: bool = False,
+    i2s_layout: str = "official",
+) -> None:
     """Convert with a progress bar, and say what was written; a ``str`` is a model on the hub."""
     from bitnet.core.model.convert import convert_model
 
@@ -44,5 +59,5 @@ def convert_to(source: Path | str, target: Path, *, force: bool = False, i2s_lay
         model = parse(source)
         source, name = weights_folder(model), model.repo.rpartition("/")[2]
     with progress("converting") as update:
-        convert_model(source, target, i2s_layout=i2s_layout, name=name, progress=update)  # type: ignore[arg-type]
+        convert_model(source, target, dtype=dtype, i2s_layout=i2s_layout, name=name, progress=update)  # type: ignore[arg-type]
     say(f"{target}: {size(target.stat().st_size)}")

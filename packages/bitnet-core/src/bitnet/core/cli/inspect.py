@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -69,10 +70,13 @@ def inspect(file: Path | str | None, i2s_layout: str, as_json: bool) -> None:
 
 
 def _document(gguf: GGUFFile, config: ModelConfig | None, reports: list[TensorReport]) -> dict[str, Any]:
+    from bitnet.core.model.family import family
+
     return {
         "path": str(gguf.path),
         "size": gguf.size,
         "version": gguf.version,
+        "family": config and family(config, gguf.metadata),
         "model": config and {k: v for k, v in asdict(config).items() if k != "rope_freq_factors"},
         "metadata": {key: _plain(value) for key, value in gguf.metadata.items()},
         "tensors": [
@@ -106,6 +110,8 @@ def _plain(value: Any) -> Any:
 
 
 def _lines(gguf: GGUFFile, config: ModelConfig | None, reports: list[TensorReport]) -> list[str]:
+    from bitnet.core.model.family import family
+
     lines = [f"{gguf.path}: {size(gguf.size)}, GGUF version {gguf.version}"]
     if config is not None:
         traits: list[str] = [config.activation]
@@ -113,10 +119,14 @@ def _lines(gguf: GGUFFile, config: ModelConfig | None, reports: list[TensorRepor
         traits += ["norms of heads"] if config.head_norms else []
         traits += ["tied embeddings"] if config.tied_embeddings else []
         lines.append(
-            f"{label(config.name)} ({config.architecture}): {config.layers} layers, {config.hidden_size} wide, "
+            f"{label(config.name)} ({config.architecture}, {family(config, gguf.metadata)}): "
+            f"{config.layers} layers, {config.hidden_size} wide, "
             f"{config.heads} heads of {config.head_dim} over {config.kv_heads} KV heads, FFN {config.ffn_size}, "
             f"vocabulary {config.vocab_size}, context {config.context_length}, {', '.join(traits)}"
         )
+    encodings = Counter(_encoding(report) for report in reports if report.statistics is not None)
+    if encodings:
+        lines.append("ternary: " + ", ".join(f"{count} {name}" for name, count in encodings.most_common()))
     lines += ["", f"{len(gguf.metadata)} metadata keys"]
     lines += [f"  {label(key):<44} {_short(value)}" for key, value in gguf.metadata.items()]
     lines += ["", f"{len(reports)} tensors {'-1':>53} {'0':>7} {'+1':>7} {'scale':>9}"]
@@ -130,6 +140,12 @@ def _lines(gguf: GGUFFile, config: ModelConfig | None, reports: list[TensorRepor
             line += f" (median of groups of {codes.group})" if codes.group else ""
         lines.append(line)
     return lines
+
+
+def _encoding(report: TensorReport) -> str:
+    """How a ternary tensor is stored, in words."""
+    group = report.statistics and report.statistics.group
+    return f"{report.info.type.name} ({f'a scale for each {group} columns' if group else 'one scale each'})"
 
 
 def _short(value: Any) -> str:

@@ -196,7 +196,7 @@ context_option = click.option(
     "--ctx-size",
     metavar="N",
     type=int,
-    help="Tokens that prompt and answer may have together.  [default: the model's own, at most 4096]",
+    help="Tokens that prompt and answer may have together.  [default: the model's own, as memory allows]",
 )
 system_option = click.option(
     "--system",
@@ -206,7 +206,11 @@ system_option = click.option(
     help="System message, for models whose chat template has one.",
 )
 kv_dtype_option = click.option(
-    "--kv-dtype", type=click.Choice(["f16", "f32"]), default="f16", show_default=True, help="Type of the KV cache."
+    "--kv-dtype",
+    type=click.Choice(["f16", "f32", "i8"]),
+    default="f16",
+    show_default=True,
+    help="Type of the KV cache; i8 takes half the memory of f16.",
 )
 model_options = _together(
     model_file_option,

@@ -15,6 +15,7 @@ from bitnet.core.errors import DeviceError
 from bitnet.core.hal import (
     DETERMINISTIC,
     HAL_API,
+    KV_I8,
     LOGPROBS,
     PENALTIES,
     TERNARY_TABLES,
@@ -85,7 +86,7 @@ class CpuBackend:
             vendor=_vendor(system.cpu_model()),
             type=DeviceType.CPU,
             memory=system.memory_total(),
-            features=(*_FEATURES[level], PENALTIES, LOGPROBS, TERNARY_TABLES, DETERMINISTIC),
+            features=(*_FEATURES[level], PENALTIES, LOGPROBS, TERNARY_TABLES, DETERMINISTIC, KV_I8),
             details={"level": level, "cores": str(default_threads()), "architecture": platform.machine()},
         )
 

@@ -189,11 +189,13 @@ class LoweredProgram:
         if kv is None:
             return
         item, positions, elements = NUMPY_DTYPES[kv.dtype].itemsize, padded(kv.block_size), padded(kv.head_dim)
-        keys = aligned(kv.kv_heads * kv.head_dim * positions * item)
-        values = aligned(kv.kv_heads * kv.block_size * elements * item)
+        scales = 4 * positions if kv.dtype == "i8" else 0
+        k_head, v_head = kv.head_dim * positions + scales, kv.block_size * elements + scales
+        keys, values = aligned(kv.kv_heads * k_head * item), aligned(kv.kv_heads * v_head * item)
         # An odd number of pages, so that the blocks of a layer do not all fall on the same lines of a cache.
         block = (-(-kv.layers * (keys + values) // PAGE) | 1) * PAGE
-        self._kv = native.KV(kv.dtype == "f16", kv.block_size, positions, elements, block // item)
+        kind = native.KV_TYPES.index(kv.dtype)
+        self._kv = native.KV(kind, kv.block_size, positions, elements, block // item, k_head, v_head)
         first = self._arena(kv.num_blocks * block, "the KV cache").take(kv.num_blocks * block)
         layers = range(first, first + kv.layers * (keys + values), keys + values)
         self._layers = [native.KVLayer(layer, layer + keys) for layer in layers]

@@ -212,13 +212,19 @@ class Op(ctypes.Structure):
     _fields_ = (("kind", c_int32), ("pad", c_int32), ("any", AnyOp))
 
 
+KV_TYPES = "f32", "f16", "i8"
+"""Types of the cache, by the number that ``enum kv_type`` of ``kernels/cpu/program.h`` gives them."""
+
+
 class KV(ctypes.Structure):
     _fields_ = (
-        ("half", c_int32),
+        ("type", c_int32),
         ("block_size", c_int32),
         ("k_stride", c_int32),
         ("v_stride", c_int32),
         ("block", c_int64),
+        ("k_head", c_int64),
+        ("v_head", c_int64),
     )
 
 

@@ -20,20 +20,23 @@ from bitnet.core.engine.constraint import Constraint
 from bitnet.core.engine.lookup import REFRESH_REPEAT, agreeing
 from bitnet.core.engine.options import GenerationOptions
 from bitnet.core.engine.results import Update
+from bitnet.core.engine.rounds import Rounds
 from bitnet.core.engine.sampling import sibling_seed, told_logprobs
 from bitnet.core.engine.scheduler import Plan, Scheduler
 from bitnet.core.engine.sequence import Generation, Scoring, TextStream, TokenSequence
 from bitnet.core.engine.slots import Slots
-from bitnet.core.engine.warm import usual_steps
+from bitnet.core.engine.warm import stand_ins, usual_steps
 from bitnet.core.errors import ContextFullError, DeviceError, InvalidInputError
 from bitnet.core.hal import (
     GREEDY,
     LOGPROBS,
+    LOOK_AHEAD,
     MOST_LOGPROBS,
     NO_TOKEN,
     PENALTIES,
     Adjusting,
     Executable,
+    GoesOn,
     HeaderWord,
     KVSpec,
     Limits,
@@ -48,8 +51,14 @@ _LOGPROBS = HeaderWord.LOGPROBS.value  # looked up once: steps are run thousands
 BURST_SECONDS = 0.05
 """How long tokens may be kept on the device before the host sees them: text that grows 20 times a second flows."""
 
+PROMPT_SECONDS = 0.025
+"""Seconds that parts of prompts may take in a step with decoding sequences, unless a quarter of it takes longer."""
+
 MAX_REPEAT = 16
 """Tokens a step at most: what is generated past a stop rule is thrown away."""
+
+ROUNDS = 16
+"""Rounds of a step at most, on devices that begin one while the host takes in the one before."""
 
 
 class Result(NamedTuple):
@@ -110,6 +119,12 @@ class Engine:
         self._check_weights, self._around = check, first
         self._scheduler = Scheduler(limits, kv.num_blocks, kv.block_size)
         self._features, self.lookup = features, lookup
+        self._ahead: GoesOn | None = None
+        if LOOK_AHEAD in features:
+            assert isinstance(executable, GoesOn), "the device lists the feature"
+            self._ahead = executable
+        self.interrupted: Callable[[], bool] = lambda: False
+        """Asked whether something else than the next tokens of those that run is to be done."""
         self._logprobs_told = MOST_LOGPROBS if LOGPROBS in features else -1
         self._slots: Slots | None = None
         if PENALTIES in features:
@@ -222,11 +237,12 @@ class Engine:
             DeviceError: The device failed.
             ModelFileError: The file that weights are read from was cut short.
         """
-        self.advance(lambda updates: None)
-        return self.news()
+        updates: list[Update] = []
+        self.advance(updates.extend)
+        return updates + self.news()
 
     def advance(self, deliver: Callable[[list[Update]], None]) -> None:
-        """Run one step; meanwhile, in another thread, make text of what the step before gave, and ``deliver`` it.
+        """Run one step; meanwhile, in another thread, make text of what is there already, and ``deliver`` it.
 
         Where there is no step to run, that is done here. Where this raises, the engine is unusable and its sequences
         are lost.
@@ -238,24 +254,32 @@ class Engine:
         with self._fails():
             began, pace = time.perf_counter(), self._scheduler.pace
             most = REFRESH_REPEAT if pace.stale else MAX_REPEAT
-            plan = self._scheduler.plan(max(1, min(most, int(BURST_SECONDS / self._token_seconds))))
+            each = max(1, min(most, int(BURST_SECONDS / self._token_seconds)))
+            if self._ahead is not None:  # a round is taken in while the next is computed
+                each = max(1, each // 2)
+            plan = self._scheduler.plan(each if self._ahead is None or pace.stale else each * ROUNDS)
             if plan is None:
                 deliver(self.news())
                 return
             step, wanted = self._prepared(plan)
-            if self._untold:
-                self._text_thread.begin(lambda: deliver(self.news()))
-                try:
-                    result = self._timed(step, plan.repeat, wanted)
-                finally:
-                    self._text_thread.wait()
-            else:
-                result = self._timed(step, plan.repeat, wanted)
-            self._accept(plan, result)
-            if plan.drafted:
-                pace.drafted(step.tokens - step.seqs, time.perf_counter() - began)
-            elif step.tokens == step.seqs:
-                pace.plain(step.seqs, (time.perf_counter() - began) / plan.repeat)
+            rounds = Rounds(
+                self._executable, self._ahead, step, plan.repeat, min(each, plan.repeat), lambda: self._may_go_on(plan)
+            )
+            while rounds.begin():
+                if self._untold:
+                    self._text_thread.begin(lambda: deliver(self.news()))
+                    try:
+                        result = self._timed(step, rounds, wanted)
+                    finally:
+                        self._text_thread.wait()
+                else:
+                    result = self._timed(step, rounds, wanted)
+                self._accept(plan, result, fed=rounds.passes > len(result.tokens))
+                began, seconds = time.perf_counter(), time.perf_counter() - began
+                if plan.drafted:
+                    pace.drafted(step.tokens - step.seqs, seconds)
+                elif step.tokens == step.seqs:
+                    pace.plain(step.seqs, seconds / len(result.tokens))
 
     def news(self) -> list[Update]:
         """What is new since this was asked last.
@@ -289,6 +313,10 @@ class Engine:
     def usual_steps(self) -> Iterator[Step]:
         """Steps of the sizes that traffic brings, to prepare the device with."""
         return usual_steps(self.limits, self.kv, self.context, features=self._features, lookup=self.lookup)
+
+    def stand_ins(self) -> Iterator[Step]:
+        """Steps that can stand in for those of all other sizes, to prepare the device with before anything runs."""
+        return stand_ins(self.limits, self.kv, self.context, features=self._features)
 
     def close(self) -> None:
         """End the thread that makes text."""
@@ -345,18 +373,28 @@ class Engine:
         )
         return step, wanted
 
-    def _timed(self, step: Step, repeat: int, wanted: bool) -> Result:
-        """As :meth:`_compute`; a decoding step tells how many tokens fit the next burst."""
+    def _may_go_on(self, plan: Plan) -> bool:
+        """Whether the sequences of a plan are to have more tokens one by one, before anybody else's turn comes."""
+        sequences = [item.sequence for item in plan.work]
+        if self.interrupted() or any(sequence.finished for sequence in sequences):
+            return False
+        return not self._scheduler.drafts(sequences)
+
+    def _timed(self, step: Step, rounds: Rounds, wanted: bool) -> Result:
+        """As :meth:`_compute`; how long it takes tells how many tokens fit the next burst, and how many of prompts."""
         began = time.perf_counter()
-        result = self._compute(step, repeat, wanted)
+        result = self._compute(step, rounds, wanted)
+        seconds = time.perf_counter() - began
         if step.tokens == step.seqs:
-            self._token_seconds = (time.perf_counter() - began) / repeat
+            self._token_seconds = seconds / len(result.tokens)
+        elif step.tokens >= self.limits.max_tokens // 4:
+            self._scheduler.beside_decode = int(PROMPT_SECONDS * step.tokens / seconds)
         return result
 
-    def _compute(self, step: Step, repeat: int, wanted: bool) -> Result:
-        """The tokens that a step samples, and its logits where they are ``wanted``. Touches nothing of the books."""
+    def _compute(self, step: Step, rounds: Rounds, wanted: bool) -> Result:
+        """The tokens that a round samples, and its logits where they are ``wanted``. Touches nothing of the books."""
         with self._around():
-            tokens = self._executable.run(step, repeat)
+            tokens = rounds.take()
         self._around = nullcontext
         self._check_weights()
         if (tokens == NO_TOKEN).any():
@@ -373,8 +411,12 @@ class Engine:
             told = self._executable.logprobs()
         return Result(tokens, self._executable.read("logits", step.rows) if wanted else None, told)
 
-    def _accept(self, plan: Plan, result: Result) -> None:
-        """Bring a step's tokens into the books, as far as the next step depends on them."""
+    def _accept(self, plan: Plan, result: Result, *, fed: bool) -> None:
+        """Bring a round's tokens into the books, as far as the next step depends on them.
+
+        Args:
+            fed: Whether the first of them came of a token that the round before sampled.
+        """
         (tokens, logits, logprobs), row = result, 0
         for item in plan.work:
             if not item.rows:
@@ -390,8 +432,8 @@ class Engine:
             if (top := sequence.logprobs_wanted) is not None and logprobs is not None:
                 told = told_logprobs(logprobs, rows, drawn, top)
             sequence.accept(drawn, seen, told, len(item.draft))
-            if item.draft or plan.repeat > 1:
-                sequence.computed += len(drawn) - 1  # every token but the last was fed as well
+            # Every token but the last was fed as well, and so was the last of the round before.
+            sequence.computed += (len(drawn) if item.draft else len(tokens)) - 1 + fed
             self._release_siblings(sequence)
             if sequence.finished:
                 self._scheduler.remove(sequence)

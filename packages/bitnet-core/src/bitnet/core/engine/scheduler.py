@@ -7,8 +7,10 @@ Rules, in order:
    then is found there, like any prefix.
 2. Waiting sequences come in, first come first served, while there is a place in the batch and their whole prompt fits
    the cache, with a block to spare for each that runs. So prefill never runs out of blocks.
-3. What is left of the token budget goes to prompts in chunks, in fair shares: a short prompt does not wait for a long
-   one. While sequences decode, prompts get a quarter of the budget at most, which bounds the time between two tokens.
+3. What is left of the token budget goes to prompts in chunks: an even share to the oldest, so that it does not starve,
+   then all that they want to the shortest. So each first token comes as early as it can. While sequences decode,
+   prompts get as many tokens as the device computes in a set time, or a quarter of the budget where that is more,
+   which bounds the time between two tokens.
 """
 
 from __future__ import annotations
@@ -50,14 +52,17 @@ class Plan:
         return any(item.draft for item in self.work)
 
 
-def fair_shares(wanted: list[int], budget: int) -> list[int]:
-    """Split ``budget`` evenly; the part that one does not want goes to the others."""
-    shares = [0] * len(wanted)
-    order = sorted(range(len(wanted)), key=wanted.__getitem__)
-    for done, i in enumerate(order):
-        shares[i] = min(wanted[i], budget // (len(order) - done))
-        budget -= shares[i]
-    return shares
+def shares(wanted: list[int], budget: int) -> list[int]:
+    """Split ``budget`` among prompts, the oldest first: an even part for that one, the rest for who wants least."""
+    given = [0] * len(wanted)
+    if wanted:
+        given[0] = min(wanted[0], -(-budget // len(wanted)))
+        budget -= given[0]
+    for i in sorted(range(len(wanted)), key=wanted.__getitem__):
+        more = min(wanted[i] - given[i], budget)
+        given[i] += more
+        budget -= more
+    return given
 
 
 class Scheduler:
@@ -65,7 +70,8 @@ class Scheduler:
 
     def __init__(self, limits: Limits, num_blocks: int, block_size: int) -> None:
         self._limits, self._block_size = limits, block_size
-        self._prefill_beside_decode = max(1, limits.max_tokens // 4)
+        self.beside_decode = self._least_beside = max(1, limits.max_tokens // 4)
+        """Tokens of prompts in a step at most, while sequences decode."""
         self._waiting: deque[TokenSequence] = deque()
         self._running: list[TokenSequence] = []  # in the order they came in
         self.pool = BlockPool(num_blocks)
@@ -143,27 +149,32 @@ class Scheduler:
 
     def _drafted(self, work: list[Work]) -> list[Work]:
         """The work of decoding sequences with their drafts; nothing where there is none, or plain steps are faster."""
-        room = min(self._limits.max_rows, self._limits.max_tokens) - len(work)
-        if room < len(work):  # looking takes time, too
+        drafts = self.drafts([item.sequence for item in work])
+        if not drafts or not self._reserve(work, [1 + len(draft) for draft in drafts]):
             return []
-        drafts = [item.sequence.draft(CAPS[-1]) for item in work]
+        return [
+            replace(item, rows=range(1 + len(draft)), draft=draft) for item, draft in zip(work, drafts, strict=True)
+        ]
+
+    def drafts(self, sequences: Sequence[TokenSequence]) -> list[Sequence[int]]:
+        """What decoding sequences may be fed beside what is due; nothing where there is nothing or it does not pay."""
+        room = min(self._limits.max_rows, self._limits.max_tokens) - len(sequences)
+        if room < len(sequences):  # looking takes time, too
+            return []
+        drafts = [sequence.draft(CAPS[-1]) for sequence in sequences]
         if not any(draft.tokens for draft in drafts):
             return []
         cap = self.pace.choose(drafts, room)
-        longer = [min(cap, len(draft.tokens)) for draft in drafts]
-        if not cap or not self._reserve(work, [1 + more for more in longer]):
-            return []
-        return [
-            replace(item, rows=range(1 + more), draft=draft.tokens[:more])
-            for item, draft, more in zip(work, drafts, longer, strict=True)
-        ]
+        return [draft.tokens[:cap] for draft in drafts] if cap else []
 
     def _repeat(self, work: list[Work], most: int) -> int:
         """Tokens for which a step of decoding sequences can run by itself."""
         if any(item.sequence.needs_logits for item in work):
             return 1
         repeat = min(most, *(item.sequence.steps_left for item in work))
-        return repeat if self._reserve(work, [repeat] * len(work)) else 1
+        while repeat > 1 and not self._reserve(work, [repeat] * len(work)):
+            repeat //= 2
+        return repeat
 
     def _reserve(self, work: list[Work], counts: list[int]) -> bool:
         """Give each so many positions from its start on; False, and nothing changed, where there are too few."""
@@ -192,11 +203,11 @@ class Scheduler:
         prompts = [s for s in self._running if id(s) not in planned]
         budget = self._limits.max_tokens - len(decoding)
         if decoding:
-            budget = min(budget, self._prefill_beside_decode)
-        shares = fair_shares([s.target - s.computed for s in prompts], budget)
+            budget = min(budget, max(self.beside_decode, self._least_beside))
+        given = shares([s.target - s.computed for s in prompts], budget)
         rows = self._limits.max_rows - len(decoding)
         work = []
-        for i, (sequence, share) in enumerate(zip(prompts, shares, strict=True)):
+        for i, (sequence, share) in enumerate(zip(prompts, given, strict=True)):
             spare = rows - (len(prompts) - i - 1)  # leave a row for each that comes after
             before_rows = max(0, sequence.first_row - sequence.computed)
             count = min(share, before_rows + spare)

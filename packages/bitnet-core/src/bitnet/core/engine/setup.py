@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 from bitnet.core.engine.engine import Engine
 from bitnet.core.errors import InvalidInputError, OutOfMemoryError
-from bitnet.core.hal import Device, Executable, KVSpec, Limits
-from bitnet.core.hal.check import check_deterministic
-from bitnet.core.model.program import BLOCK_SIZE, KVDtype, build_program, kv_bytes, rope_bytes
+from bitnet.core.hal import Device, Executable, KVDtype, KVSpec, Limits
+from bitnet.core.hal.check import check_features
+from bitnet.core.model.program import BLOCK_SIZE, build_program
+from bitnet.core.model.rope import rope_bytes
 from bitnet.core.text.tokenizer import StreamDecoder
 
 if TYPE_CHECKING:
     from bitnet.core.model.config import ModelConfig
     from bitnet.core.model.file import ModelFile
 
-DEFAULT_CONTEXT = 4096
+DEFAULT_CONTEXT, LONGEST_DEFAULT = 4096, 32_768
+"""The default context at most, on any device and where memory allows. A longer one is for those who ask for it: each
+step carries the table of its blocks, and its rotary tables take time to compute."""
+PART_OF_MEMORY, PART_OF_FREE = 8, 2
+"""One default context of more than ``DEFAULT_CONTEXT`` takes these parts of a device's memory, and of what is free."""
 STEP_TOKENS = 512
 """Tokens a step, where the device tells no better: enough to keep a matrix product busy. Activations cost about 0.1 MB
 a token in a 2B model."""
@@ -38,13 +43,41 @@ fifth to three times their file for 4096 positions; one whose cache is large bes
 
 def position_bytes(config: ModelConfig, kv_dtype: KVDtype) -> int:
     """Bytes that a position of a sequence takes, in the cache and in the rotary tables."""
-    return kv_bytes(KVSpec(config.layers, config.kv_heads, config.head_dim, 1, 1, kv_dtype)) + rope_bytes(config)
+    return KVSpec(config.layers, config.kv_heads, config.head_dim, 1, 1, kv_dtype).bytes + rope_bytes(config)
 
 
-def default_context(config: ModelConfig, *, size: int, kv_dtype: KVDtype) -> int:
-    """Tokens of the default context: the model's own, limited for a file of ``size`` bytes."""
-    affordable = (TIMES_THE_FILE * size + SMALL_CACHE) // position_bytes(config, kv_dtype)
-    return min(config.context_length, DEFAULT_CONTEXT, max(affordable, BLOCK_SIZE))
+def default_context(config: ModelConfig, *, size: int, kv_dtype: KVDtype, total: int, free: int) -> int:
+    """Tokens of the default context: the model's own, limited for a file of ``size`` bytes and by the device's memory.
+
+    That is 4,096 tokens at most, or as far as 32,768, in steps of 1,024, where one such context takes no more than an
+    eighth of the ``total`` bytes of memory, which stay the same from run to run, and half of the ``free`` ones.
+    """
+    each = position_bytes(config, kv_dtype)
+    affordable = (TIMES_THE_FILE * size + SMALL_CACHE) // each
+    roomy = min(total // PART_OF_MEMORY, free // PART_OF_FREE) // each // 1024 * 1024
+    most = min(max(DEFAULT_CONTEXT, roomy), LONGEST_DEFAULT)
+    return min(config.context_length, most, max(affordable, BLOCK_SIZE))
+
+
+def context_for(file: ModelFile, devices: Iterable[Device], *, kv_dtype: KVDtype) -> int:
+    """Tokens of the default context of a model on devices: what all of them have room for."""
+    _check_type(kv_dtype)
+    return min(
+        default_context(file.config, size=file.size, kv_dtype=kv_dtype, total=total, free=max(0, free - file.size))
+        for total, free in map(_memory, devices)
+    )
+
+
+def _check_type(kv_dtype: str) -> None:
+    if kv_dtype not in get_args(KVDtype):
+        raise InvalidInputError(f"kv_dtype is {kv_dtype!r}; it must be f16, f32 or i8.")
+
+
+def _memory(device: Device) -> tuple[int, int]:
+    """Bytes of a device in all, and free: guesses, where it does not know."""
+    memory = device.memory()
+    total = memory.total or UNKNOWN_MEMORY
+    return total, memory.free or total - memory.used
 
 
 def cache_blocks(config: ModelConfig, *, context: int, max_seqs: int, kv_dtype: KVDtype, free: int) -> int:
@@ -54,7 +87,7 @@ def cache_blocks(config: ModelConfig, *, context: int, max_seqs: int, kv_dtype: 
     """
     one = -(-context // BLOCK_SIZE)
     block = KVSpec(config.layers, config.kv_heads, config.head_dim, 1, BLOCK_SIZE, kv_dtype)
-    affordable = free // 4 // kv_bytes(block)
+    affordable = free // 4 // block.bytes
     return max(one, min(one * max_seqs, affordable))
 
 
@@ -62,7 +95,7 @@ def open_engine(
     file: ModelFile,
     device: Device,
     *,
-    context: int | None,
+    context: int,
     kv_dtype: KVDtype,
     max_seqs: int,
     step_tokens: int | None,
@@ -73,15 +106,12 @@ def open_engine(
     """Compile a model for a device. ``first`` is a context for the first step.
 
     Raises:
-        InvalidInputError: ``context``, ``max_seqs`` or ``step_tokens`` is out of range.
-        UnsupportedProgramError: ``deterministic``, and the device cannot be.
+        InvalidInputError: ``context``, ``kv_dtype``, ``max_seqs`` or ``step_tokens`` is out of range.
+        UnsupportedProgramError: ``deterministic`` or a cache in ``i8``, and the device cannot do that.
         OutOfMemoryError, KernelCompileError: The device cannot take the model.
     """
     config = file.config
-    if kv_dtype not in ("f16", "f32"):
-        raise InvalidInputError(f"kv_dtype is {kv_dtype!r}; it must be f16 or f32.")
-    if context is None:
-        context = default_context(config, size=file.size, kv_dtype=kv_dtype)
+    _check_type(kv_dtype)
     if not 2 <= context <= config.context_length:
         raise InvalidInputError(f"context is {context}; {config.name} takes 2 … {config.context_length} tokens.")
     if deterministic:
@@ -102,14 +132,13 @@ def open_engine(
         max_rows=step_tokens if deterministic else max(max_seqs, min(STEP_ROWS, step_tokens)),
         max_blocks=-(-context // BLOCK_SIZE),
     )
-    memory = device.memory()
-    free = (memory.free or (memory.total or UNKNOWN_MEMORY) - memory.used) - file.size
+    total, free = device.memory().total, _memory(device)[1] - file.size
     needed = context * position_bytes(config, kv_dtype)
-    if memory.total and needed > memory.total:
+    if total and needed > total:
         raise OutOfMemoryError(
-            f"a context of {context} takes {needed:,} bytes; {memory.total:,} are all there is.",
+            f"a context of {context} takes {needed:,} bytes; {total:,} are all there is.",
             device=device.info.name,
-            hint="Choose a shorter context.",
+            hint="Choose a shorter context, or keep the cache in int8 (kv_dtype i8).",
         )
     blocks = cache_blocks(config, context=context, max_seqs=max_seqs, kv_dtype=kv_dtype, free=max(0, free))
     program = build_program(
@@ -122,7 +151,7 @@ def open_engine(
     )
     assert program.kv is not None
     tokenizer = file.tokenizer
-    check_deterministic(program, device.info)
+    check_features(program, device.info)
     executable = device.compile(program)
     engine = Engine(
         executable,

@@ -238,6 +238,7 @@ class Worker:
 
     def _loop(self, replica: Replica) -> None:
         engine, deliver = replica.engine, partial(self._deliver, replica)
+        engine.interrupted = lambda: bool(self._end or replica.added or replica.cancelled)
         try:
             while self._take_in(replica):
                 engine.advance(deliver)

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from bitnet.core.gguf.blocks import FORMATS, ternary_codes
 from bitnet.core.gguf.types import BLOCKS, GGMLType
 
 Bytes = npt.NDArray[np.uint8]
@@ -21,8 +22,10 @@ CHUNK = 1 << 20
 """Elements decoded at a time, so that temporaries stay small beside the tensor."""
 
 
-def decode(dtype: GGMLType, data: Bytes, out: npt.NDArray[np.float32] | npt.NDArray[np.float16]) -> None:
-    """Decode a whole tensor's bytes into ``out``, a C-contiguous array of its shape, chunk by chunk.
+def decode(
+    dtype: GGMLType, data: Bytes, out: npt.NDArray[np.float32] | npt.NDArray[np.float16], factor: float = 1.0
+) -> None:
+    """Decode a whole tensor's bytes, times ``factor``, into ``out``, a C-contiguous array of its shape, by chunks.
 
     Raises:
         ValueError: A value is not finite, or too large for float16 where ``out`` has that type.
@@ -35,27 +38,11 @@ def decode(dtype: GGMLType, data: Bytes, out: npt.NDArray[np.float32] | npt.NDAr
     blocks = data.reshape(-1, size)
     for begin in range(0, len(blocks), step):
         chunk = decoder(blocks[begin : begin + step]).reshape(-1)
+        if factor != 1:
+            chunk = chunk * np.float32(factor)
         if not np.abs(chunk).max() <= limit:
             raise ValueError(f"a value is not finite, or too large for {out.dtype}")
         flat[begin * elements : begin * elements + chunk.size] = chunk
-
-
-def ternary_codes(dtype: GGMLType, blocks: Bytes) -> tuple[Bytes, Floats]:
-    """Codes (weight + 1) ``uint8[blocks, elements]`` and scales ``float32[blocks]`` of TQ1_0, TQ2_0 or Q2_0 blocks."""
-    if dtype in (GGMLType.Q2_0, GGMLType.Q2_0_G128):
-        # Four neighbouring codes in a byte, the first in its lowest bits; code 3 stands for 2.
-        codes = blocks[:, 2:, None] >> np.array([0, 2, 4, 6], np.uint8) & np.uint8(3)
-        return codes.reshape(len(blocks), -1), _f16(blocks, 0)
-    if dtype is GGMLType.TQ2_0:
-        quarters = blocks[:, :64].reshape(-1, 2, 1, 32) >> np.array([0, 2, 4, 6], np.uint8).reshape(1, 1, 4, 1)
-        return (quarters & np.uint8(3)).reshape(-1, 256), _f16(blocks, 64)
-    # A byte holds five base-3 digits as a fraction of 256: times 3^n, modulo 256, its top digit is digit n.
-    parts = []
-    for begin, end, digits in ((0, 32, 5), (32, 48, 5), (48, 52, 4)):
-        powers = np.array([1, 3, 9, 27, 81], np.uint8)[:digits].reshape(1, -1, 1)
-        fraction = blocks[:, None, begin:end] * powers
-        parts.append(((fraction.astype(np.uint16) * 3) >> 8).astype(np.uint8).reshape(len(blocks), -1))
-    return np.concatenate(parts, axis=1), _f16(blocks, 52)
 
 
 def _f16(blocks: Bytes, at: int) -> Floats:
@@ -122,7 +109,7 @@ def _q6_k(blocks: Bytes) -> Floats:
 def _ternary(dtype: GGMLType) -> Callable[[Bytes], Floats]:
     def decoder(blocks: Bytes) -> Floats:
         codes, scales = ternary_codes(dtype, blocks)
-        return _scaled(codes.view(np.int8) - np.int8(1), scales)
+        return _scaled(codes.view(np.int8) - np.int8(1), scales.astype(np.float32))
 
     return decoder
 
@@ -135,9 +122,6 @@ DECODERS: Mapping[GGMLType, Callable[[Bytes], Floats]] = {
     GGMLType.Q6_K: _q6_k,
     GGMLType.Q4_K: _q4_k,
     GGMLType.Q4_0: _q4_0,
-    GGMLType.TQ1_0: _ternary(GGMLType.TQ1_0),
-    GGMLType.TQ2_0: _ternary(GGMLType.TQ2_0),
-    GGMLType.Q2_0: _ternary(GGMLType.Q2_0),
-    GGMLType.Q2_0_G128: _ternary(GGMLType.Q2_0_G128),
+    **{dtype: _ternary(dtype) for dtype in FORMATS},
 }
 """Every type that can be decoded block by block; I2_S is in :mod:`bitnet.core.gguf.ternary`."""

@@ -44,6 +44,8 @@ PIECE = 1 << 18
 MAX_ODD = 1000
 """Strings read one by one where fewer short ones were found: looking again for those costs as much as some hundred.
 Each time in a row that it finds few, twice as many are read before the next."""
+SHARED = (GGMLType.Q2_0, GGMLType.Q2_0_G128, GGMLType.STQ1_0)
+"""Types that files have under the number 42."""
 MIN_METADATA_ENTRY = 8 + 1 + 4 + 1
 MIN_TENSOR_ENTRY = 8 + 1 + 4 + 4 + 8
 
@@ -106,7 +108,7 @@ class GGUFFile:
         alignment = self._alignment()
         entries = [_tensor_entry(cursor, i) for i in range(tensor_count)]
         start = -(-cursor.at // alignment) * alignment
-        entries = _with_groups(entries, self.size - start, alignment)
+        entries = _told_apart(entries, self.size - start, alignment)
         self.tensors: Mapping[str, TensorInfo] = self._place(cursor, entries, start, alignment)
 
     def data(self, tensor: TensorInfo) -> npt.NDArray[np.uint8]:
@@ -426,7 +428,7 @@ def _tensor_entry(cursor: _Cursor, index: int) -> _Entry:
     try:
         dtype = GGMLType(number)  # numbers in files are not negative
     except ValueError:
-        cursor.fail(f"{field} type", at, f"{number} is no tensor type known here.", hint=_type_hint(number))
+        cursor.fail(f"{field} type", at, f"{number} is no tensor type known here.")
     try:
         nbytes = tensor_bytes(dtype, shape)
     except ValueError as error:
@@ -435,34 +437,28 @@ def _tensor_entry(cursor: _Cursor, index: int) -> _Entry:
     return _Entry(name, shape, dtype, cursor.u64(f"{field} offset"), nbytes, begin, at)
 
 
-def _with_groups(entries: list[_Entry], end: int, alignment: int) -> list[_Entry]:
-    """Entries whose Q2_0 tensors have groups of 128 where only those fill the room that each has, of ``end`` bytes."""
+def _told_apart(entries: list[_Entry], end: int, alignment: int) -> list[_Entry]:
+    """Entries whose type 42 is that of :data:`SHARED` with which each such tensor fills its room, of ``end`` bytes.
+
+    Q2_0 where several would, or none.
+    """
     if all(e.type is not GGMLType.Q2_0 for e in entries):
         return entries
-    wide = [_widened(e) if e.type is GGMLType.Q2_0 else e for e in entries]
-    narrow_fits, wide_fits = (_fills(way, end, alignment) for way in (entries, wide))
-    return wide if wide_fits and not narrow_fits else entries
+    ways = ([_retyped(e, dtype) if e.type is GGMLType.Q2_0 else e for e in entries] for dtype in SHARED)
+    return next((way for way in ways if _fills(way, end, alignment)), entries)
 
 
-def _widened(entry: _Entry) -> _Entry:
+def _retyped(entry: _Entry, dtype: GGMLType) -> _Entry:
     try:
-        nbytes = tensor_bytes(GGMLType.Q2_0_G128, entry.shape)
-    except ValueError:  # rows of an odd number of groups of 64
+        return replace(entry, type=dtype, nbytes=tensor_bytes(dtype, entry.shape))
+    except ValueError:  # rows that are no whole number of its blocks
         return entry
-    return replace(entry, type=GGMLType.Q2_0_G128, nbytes=nbytes)
 
 
 def _fills(entries: list[_Entry], end: int, alignment: int) -> bool:
-    """Whether each Q2_0 tensor ends where the next tensor begins, or the file ends, but for padding."""
+    """Whether each tensor of the types in question ends where the next begins, or the file ends, but for padding."""
     ordered = sorted(entries, key=lambda e: e.offset)
     ends = [*(e.offset for e in ordered[1:]), end]
-    kinds = GGMLType.Q2_0, GGMLType.Q2_0_G128
     return all(
-        0 <= limit - e.offset - e.nbytes < alignment for e, limit in zip(ordered, ends, strict=True) if e.type in kinds
+        0 <= limit - e.offset - e.nbytes < alignment for e, limit in zip(ordered, ends, strict=True) if e.type in SHARED
     )
-
-
-def _type_hint(number: int) -> str | None:
-    if number in (38, 39):
-        return "bitnet.cpp's TL1 and TL2 are made for one machine: use the model's I2_S, TQ1_0 or TQ2_0 file."
-    return None

@@ -13,7 +13,9 @@ from typing import Literal, TypeAlias, get_args
 import numpy as np
 import numpy.typing as npt
 
-from bitnet.core.gguf.quants import DECODERS, ternary_codes
+from bitnet.core.gguf.blocks import FORMATS, TWO_BITS, block_scales, ternary_codes
+from bitnet.core.gguf.lookup import check_tiles, lookup_rows
+from bitnet.core.gguf.quants import DECODERS
 from bitnet.core.gguf.types import BLOCKS, I2S_TAIL, GGMLType
 from bitnet.core.hal.check import MAX_K
 from bitnet.core.hal.program import TernaryData
@@ -29,9 +31,11 @@ as some ARM builds of bitnet.cpp write it. ``columns``: byte ``r K + c`` holds c
 bits 7-6 … 1-0, as x86 builds without ``ACT_PARALLEL`` write it. Nothing in a file says which it is."""
 I2S_LAYOUTS: tuple[I2SLayout, ...] = get_args(I2SLayout)
 
-BLOCK_TYPES = (GGMLType.TQ1_0, GGMLType.TQ2_0, GGMLType.Q2_0, GGMLType.Q2_0_G128)
+BLOCK_TYPES = tuple(FORMATS)
 """Types with a scale in each block."""
-TERNARY_TYPES = (GGMLType.I2_S, *BLOCK_TYPES, GGMLType.F32, GGMLType.F16, GGMLType.BF16)
+LOOKUP_TYPES = (GGMLType.TL1, GGMLType.TL2)
+"""Types ordered by the tiles of a kernel, with their scale in a tensor of its own."""
+TERNARY_TYPES = (GGMLType.I2_S, *BLOCK_TYPES, *LOOKUP_TYPES, GGMLType.F32, GGMLType.F16, GGMLType.BF16)
 """Types a ternary matrix may have in a file."""
 
 Bytes: TypeAlias = npt.NDArray[np.uint8]
@@ -116,6 +120,8 @@ def check_ternary(dtype: GGMLType, shape: tuple[int, int], layout: I2SLayout) ->
         raise ValueError(f"rows of {k} columns; {MAX_K} are the most")
     if dtype is GGMLType.I2_S and layout != "columns" and n * k % GROUP:
         raise ValueError(f"{n} rows of {k} weights; I2_S needs a multiple of {GROUP} in all")
+    if dtype in LOOKUP_TYPES:
+        check_tiles(dtype, shape)
     if dtype is GGMLType.I2_S and layout == "columns" and n % 4:
         raise ValueError(f"{n} rows; the I2_S layout 'columns' needs a multiple of 4")
 
@@ -138,7 +144,10 @@ def load_ternary(
         scale = np.array([i2s_scale(data)], np.float32)
         if layout == "official" and k % GROUP == 0:
             return TernaryData(data[:-I2S_TAIL].reshape(n, k // 4), scale)
-        return TernaryData(_transcode(shape, lambda a, b: i2s_codes(data, k, a, b, layout)), scale)
+        return TernaryData(transcode(shape, lambda a, b: i2s_codes(data, k, a, b, layout)), scale)
+    if dtype in LOOKUP_TYPES:
+        packed = np.concatenate([pack_codes(codes) for codes in lookup_rows(dtype, shape, data)])
+        return TernaryData(packed, np.ones(1, np.float32))
     elements, size = BLOCKS[dtype]
     blocks = data.reshape(n, k // elements * size)
     if dtype in BLOCK_TYPES:
@@ -146,22 +155,22 @@ def load_ternary(
         scales = raw.reshape(n, -1) if grouped else np.array([_block_scale(raw)], np.float32)
         if not np.isfinite(scales).all():
             raise ValueError("a scale is not finite")
-        return TernaryData(_transcode(shape, lambda a, b: _block_rows(dtype, blocks, k, a, b)), scales)
+        return TernaryData(transcode(shape, lambda a, b: _block_rows(dtype, blocks, k, a, b)), scales)
     unit, rounded = _float_scale(dtype, blocks, master)
-    codes = _transcode(shape, lambda a, b: _float_rows(dtype, blocks[a:b], unit, rounded))
+    codes = transcode(shape, lambda a, b: _float_rows(dtype, blocks[a:b], unit, rounded))
     return TernaryData(codes, np.array([unit], np.float32))
 
 
-def _transcode(shape: tuple[int, int], rows: Callable[[int, int], Bytes]) -> Bytes:
+def transcode(shape: tuple[int, int], rows: Callable[[int, int], Bytes]) -> Bytes:
     """Pack the codes that ``rows(begin, end)`` gives, a piece at a time."""
     n, k = shape
     packed = np.empty((n, row_bytes(k)), np.uint8)
-    for begin, end in _pieces(n, k):
+    for begin, end in pieces(n, k):
         packed[begin:end] = pack_codes(rows(begin, end))
     return packed
 
 
-def _pieces(n: int, k: int) -> Iterator[tuple[int, int]]:
+def pieces(n: int, k: int) -> Iterator[tuple[int, int]]:
     """Rows transcoded at a time: multiples of 128, so that flat blocks never cross from one piece to the next."""
     rows = max(PIECE // k // GROUP, 1) * GROUP
     return ((begin, min(begin + rows, n)) for begin in range(0, n, rows))
@@ -193,27 +202,19 @@ def i2s_codes(data: Bytes, k: int, begin: int, end: int, layout: I2SLayout) -> B
 def _block_rows(dtype: GGMLType, blocks: Bytes, k: int, begin: int, end: int) -> Bytes:
     codes, scales = ternary_codes(dtype, blocks[begin:end].reshape(-1, BLOCKS[dtype][1]))
     codes[scales == 0] = 1
-    if dtype in (GGMLType.Q2_0, GGMLType.Q2_0_G128) and (codes == 3).any():
+    if dtype in TWO_BITS and (codes == 3).any():
         raise ValueError("its weights are not ternary: one has code 3, which stands for 2")
     return codes.reshape(-1, k)
 
 
 def holds_threes(dtype: GGMLType, data: Bytes) -> bool:
     """Whether a weight of a tensor of one of :data:`BLOCK_TYPES` has the code 3, which no ternary weight has."""
-    if dtype is GGMLType.TQ1_0:  # digits of base 3
+    if dtype not in TWO_BITS:
         return False
     blocks = data.reshape(-1, BLOCKS[dtype][1])
-    packed = blocks[:, 2:] if dtype in (GGMLType.Q2_0, GGMLType.Q2_0_G128) else blocks[:, :-2]
+    packed = blocks[:, 2:] if FORMATS[dtype].scale_at == 0 else blocks[:, :-2]
     pieces = (packed[at : at + PIECE // 64] for at in range(0, len(packed), PIECE // 64))
     return any(bool((piece & piece >> np.uint8(1) & np.uint8(0x55)).any()) for piece in pieces)
-
-
-def block_scales(dtype: GGMLType, data: Bytes) -> npt.NDArray[np.float16]:
-    """The ``f16[blocks]`` scales of a tensor of one of :data:`BLOCK_TYPES`."""
-    blocks = data.reshape(-1, BLOCKS[dtype][1])
-    first = dtype in (GGMLType.Q2_0, GGMLType.Q2_0_G128)
-    scales: npt.NDArray[np.float16] = (blocks[:, :2] if first else blocks[:, -2:]).copy().view("<f2")[:, 0]
-    return scales
 
 
 def _block_scale(scales: npt.NDArray[np.float16]) -> float:
@@ -230,7 +231,7 @@ def _block_scale(scales: npt.NDArray[np.float16]) -> float:
 def _float_scale(dtype: GGMLType, rows: Bytes, master: bool) -> tuple[float, bool]:
     """The scale of a float tensor, and whether its weights still have to be rounded to it."""
     total, ternary, magnitude = 0.0, True, 0.0
-    for begin, end in _pieces(len(rows), rows.shape[1] // BLOCKS[dtype][1]):
+    for begin, end in pieces(len(rows), rows.shape[1] // BLOCKS[dtype][1]):
         values = np.abs(DECODERS[dtype](rows[begin:end]))
         with np.errstate(invalid="ignore"):  # a sum that is not finite is refused below
             total += float(values.sum(dtype=np.float64))

@@ -1,8 +1,8 @@
 """Names, numbers and sizes of the GGUF format: tensor types, metadata value types, bytes of a tensor.
 
-Source: the GGUF specification (ggml ``docs/gguf.md``) and ``ggml.h``; I2_S is Microsoft's (bitnet.cpp). Q2_0 is
-llama.cpp's, with groups of 64; PrismML's fork, which made the Ternary-Bonsai files, has groups of 128 under the same
-number.
+Source: the GGUF specification (ggml ``docs/gguf.md``) and ``ggml.h``; I2_S, TL1 and TL2 are Microsoft's (bitnet.cpp).
+Q2_0 is llama.cpp's, with groups of 64; PrismML's fork, which made the Ternary-Bonsai files, had groups of 128 under the
+same number before it had PQ2_0, and Tencent's files have STQ1_0 under it (43 in its pull request to llama.cpp).
 """
 
 from __future__ import annotations
@@ -56,8 +56,13 @@ class GGMLType(IntEnum):
     TQ1_0 = 34
     TQ2_0 = 35
     I2_S = 36
+    TL1 = 38
+    TL2 = 39
     Q2_0 = 42
     Q2_0_G128 = -42  # 42 in files too: only the bytes of the tensors tell the two apart
+    STQ1_0 = 43  # or 42
+    PQ2_0 = 142
+    PTQ1_0 = 143
 
 
 BLOCKS: Mapping[GGMLType, tuple[int, int]] = {
@@ -92,8 +97,11 @@ BLOCKS: Mapping[GGMLType, tuple[int, int]] = {
     GGMLType.TQ2_0: (256, 66),
     GGMLType.Q2_0: (64, 18),
     GGMLType.Q2_0_G128: (128, 34),
+    GGMLType.STQ1_0: (256, 42),
+    GGMLType.PQ2_0: (128, 34),
+    GGMLType.PTQ1_0: (128, 28),
 }
-"""Elements and bytes of a block, for every type but I2_S, whose size is not a sum of blocks."""
+"""Elements and bytes of a block, for every type but Microsoft's, whose sizes are not sums of blocks."""
 
 
 class ValueType(IntEnum):
@@ -149,8 +157,18 @@ def tensor_bytes(dtype: GGMLType, shape: Sequence[int]) -> int:
         if count % 4:
             raise ValueError(f"{count} elements; I2_S needs a multiple of 4")
         return count // 4 + I2S_TAIL
+    if dtype in (GGMLType.TL1, GGMLType.TL2):
+        if len(shape) != 2 or shape[1] < 256 or prod(shape) % 64:
+            raise ValueError(f"the shape is {tuple(shape)}; {dtype.name} needs rows of 256 elements at least")
+        return prod(shape) // 4 if dtype is GGMLType.TL1 else tl2_bytes((shape[0], shape[1]))
     elements, size = BLOCKS[dtype]
     row = shape[-1] if shape else 1
     if row % elements:
         raise ValueError(f"rows of {row} elements; {dtype.name} needs a multiple of {elements}")
     return prod(shape) // elements * size
+
+
+def tl2_bytes(shape: tuple[int, int]) -> int:
+    """Bytes of a TL2 matrix as bitnet.cpp has them: 5 bits for 3 weights, but 4 bits for 2 in 256 of each row."""
+    n, k = shape
+    return (k - 256) * n // 3 * 5 // 8 + 256 * n // 2 * 4 // 8

@@ -2,7 +2,7 @@
 
 from bitnet.core.gpu.context import MAX_COUNT, Bucket, Context, Dispatch
 from bitnet.core.gpu.device import GpuDevice
-from bitnet.core.gpu.driver import Arg, Buffer, Driver, KernelSpec, Launch, Scalar, Size3, launch
+from bitnet.core.gpu.driver import Arg, Buffer, Driver, Fetching, KernelSpec, Launch, Scalar, Size3, launch
 from bitnet.core.gpu.executable import GpuExecutable
 from bitnet.core.gpu.plan import Lowering
 from bitnet.core.gpu.sources import KernelSources
@@ -17,6 +17,7 @@ __all__ = [
     "DenseBuffer",
     "Dispatch",
     "Driver",
+    "Fetching",
     "GpuDevice",
     "GpuExecutable",
     "KernelSources",

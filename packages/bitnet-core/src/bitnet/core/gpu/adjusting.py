@@ -25,7 +25,7 @@ def adjust(ctx: Context, op: Sample, bucket: Bucket, group: int) -> tuple[Launch
     out = ctx.scratch("adjusted logits", rows * vocabulary * 4)
     args = (ctx.step, *adjustment(ctx), ctx.tensors[op.logits], out, np.int32(vocabulary))
     grid = (-(-vocabulary // (EACH * group)), bucket.rows, 1)
-    return Launch(_kernel("adjust", group), grid, (group, 1, 1), args), out
+    return Launch(_kernel("adjust", group), grid, (group, 1, 1), args, overlaps=True), out
 
 
 def count_chosen(ctx: Context) -> Launch:
@@ -34,7 +34,7 @@ def count_chosen(ctx: Context) -> Launch:
     assert isinstance(sample, Sample)
     marks, _ = ctx.slots()
     args = (ctx.step, ctx.offset("slot"), marks, ctx.tensors[sample.out], np.int32(ctx.shape(sample.logits)[1]))
-    return Launch(_kernel("count_chosen", COUNT_GROUP), (1, 1, 1), (COUNT_GROUP, 1, 1), args)
+    return Launch(_kernel("count_chosen", COUNT_GROUP), (1, 1, 1), (COUNT_GROUP, 1, 1), args, overlaps=True)
 
 
 def _kernel(entry: str, group: int) -> KernelSpec:

@@ -35,9 +35,10 @@ class Bucket:
 
     ``rows`` 0 means that nothing after the last layer is needed. ``context`` bounds every sequence's length. Where
     ``logits`` is false nobody reads them, and each row's token is the greatest logit's, or the greatest's with noise
-    added (neither top-k nor top-p nor min-p): a lowering may then leave out logits that cannot win. ``apart``: each
-    token is a sequence of its own, and no other reads the blocks of the cache that it writes. ``adjusted``: rows may
-    name slots, by which their logits are adjusted. ``logprobs``: the step asks for log-probabilities, of all logits.
+    added (neither top-k nor top-p nor min-p, unless ``filtered``): a lowering may then leave out logits that cannot
+    win. ``apart``: each token is a sequence of its own, and no other reads the blocks of the cache that it writes.
+    ``adjusted``: rows may name slots, by which their logits are adjusted. ``logprobs``: the step asks for
+    log-probabilities, of all logits.
     """
 
     tokens: int
@@ -47,6 +48,19 @@ class Bucket:
     apart: bool = False
     adjusted: bool = False
     logprobs: bool = False
+    filtered: bool = False
+
+    def serves(self, other: Bucket) -> bool:
+        """Whether the recording of this size runs steps of the other as well."""
+        return (
+            self.tokens >= other.tokens
+            and self.rows >= other.rows
+            and bool(self.rows) == bool(other.rows)
+            and self.context >= other.context
+            and (self.logits or (not other.logits and self.filtered >= other.filtered))
+            and self.apart <= other.apart
+            and (self.adjusted, self.logprobs) == (other.adjusted, other.logprobs)
+        )
 
 
 @dataclass
@@ -143,12 +157,16 @@ class Context:
         return spec
 
     def kv(self, which: str, layer: int) -> Buffer:
-        """Keys (``"k"``) or values (``"v"``) of a layer: ``[blocks, block_size, kv_heads, head_dim]``."""
+        """Keys (``"k"``) or values (``"v"``) of a layer: ``[blocks, block_size, kv_heads, head_dim]``.
+
+        Of an ``i8`` cache, each block's codes ``i8[block_size, kv_heads, head_dim]`` are followed by their scales
+        ``f32[block_size, kv_heads]``, so that a block has ``block_size · kv_heads · (head_dim + 4)`` bytes.
+        """
         key = (which, layer)
         if key not in self._kv:
             spec = self.cache
-            words = spec.num_blocks * spec.block_size * spec.kv_heads * spec.head_dim
-            self._kv[key] = self.alloc(words * NUMPY_DTYPES[spec.dtype].itemsize)
+            rows = spec.num_blocks * spec.block_size * spec.kv_heads
+            self._kv[key] = self.alloc(rows * spec.row_bytes)
         return self._kv[key]
 
     def slots(self) -> tuple[Buffer, Buffer]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Protocol, TypeAlias, runtime_checkable
@@ -44,7 +44,7 @@ class Launch:
 
     Attributes:
         shared: Bytes of work-group memory beyond what the kernel declares.
-        overlaps: The kernel waits for the one before it by itself, so it may start before that one has ended.
+        overlaps: The kernel waits for the one before it by itself, where an API has a way to; so it may start earlier.
     """
 
     kernel: KernelSpec
@@ -110,6 +110,19 @@ class Driver(Protocol):
         ...
 
     def close(self) -> None: ...
+
+
+@runtime_checkable
+class Fetching(Protocol):
+    """A driver that copies to the host while what was submitted later runs."""
+
+    def fetch(self, buffer: Any, array: npt.NDArray[Any]) -> Callable[[], None]:
+        """Begin to copy the buffer's start, as it is after all that was submitted until now.
+
+        Returns:
+            What waits for the copy and then fills the C-contiguous array; to be called once.
+        """
+        ...
 
 
 @runtime_checkable

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
+from collections import deque
 from collections.abc import Callable
-from typing import Any
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -12,7 +15,7 @@ import numpy.typing as npt
 from bitnet.core.errors import DeviceError, InvalidInputError, UnsupportedProgramError
 from bitnet.core.gpu.adjusting import count_chosen
 from bitnet.core.gpu.context import MAX_COUNT, Bucket, Context
-from bitnet.core.gpu.driver import Driver
+from bitnet.core.gpu.driver import Driver, Fetching
 from bitnet.core.gpu.logprobs import history, logprobs
 from bitnet.core.gpu.ops import advance
 from bitnet.core.gpu.plan import Lowering, lower
@@ -27,13 +30,26 @@ from bitnet.core.hal import (
     Step,
     StepLayout,
 )
-from bitnet.core.hal.check import SlotCheck, StepCheck, TensorCheck, check_deterministic, check_program
+from bitnet.core.hal.check import SlotCheck, StepCheck, TensorCheck, check_features, check_program
 from bitnet.core.hal.program import NUMPY_DTYPES
 
 MIN_CONTEXT_BUCKET = 512
 _NONE_DONE, _DONE_AT = np.zeros(1, np.int32), HeaderWord.DONE * 4
 # Looked up once: steps are run thousands of times a second
 _LOGITS, _ADJUST, _LOGPROBS = HeaderWord.LOGITS.value, HeaderWord.ADJUST.value, HeaderWord.LOGPROBS.value
+
+
+def coarse_size(n: int, most: int) -> int:
+    """The power of eight that holds ``n``, capped at ``most``."""
+    return min(1 << (max(n - 1, 0).bit_length() + 2) // 3 * 3, most)
+
+
+class _Flight(NamedTuple):
+    """Passes that were submitted: where their tokens and log-probabilities go, and what waits for them."""
+
+    tokens: npt.NDArray[np.int32]
+    told: npt.NDArray[np.int32] | None
+    waits: tuple[Callable[[], None], ...]
 
 
 def _refuse(program: Program, device: str) -> None:
@@ -77,12 +93,16 @@ class GpuExecutable:
         self._lowering, self._on_close = lowering, on_close
         self._lock = threading.RLock()
         self._recordings: dict[Bucket, tuple[object, tuple[str, ...], int]] = {}
+        self._stand_ins: list[Bucket] = []
+        self._missed: dict[Bucket, None] = {}  # those that others stood in for
         self._kernels: dict[str, None] = {}
         self._closed = False
         self._dispatches = 0
         self._told: npt.NDArray[np.int32] | None = None
+        self._flying: deque[_Flight] = deque()
+        self._started: tuple[Step, int] | None = None  # and how many passes of it
         check_program(program)
-        check_deterministic(program, info)
+        check_features(program, info)
         if not lowering.scaled:
             _refuse(program, info.name)
         check_tables(program, info)
@@ -110,15 +130,68 @@ class GpuExecutable:
             self._check_open()
             return ExecutableStats(self.context.weight_bytes, self._dispatches)
 
+    def start(self, step: Step, count: int = 1) -> None:
+        """Implements :class:`~bitnet.core.hal.GoesOn`, as the next two do, over a driver that is :class:`Fetching`."""
+        with self._lock:
+            self._check_open()
+            self._check_idle()
+            self._check(step, count)
+            recording, names, self._dispatches = self._serving(self._bucket(step, count))
+            self._driver.upload(self.context.step, step.data)
+            self._submit(step, recording, names, count)
+            self._started = (step, count)
+
+    def go_on(self, count: int) -> None:
+        with self._lock:
+            self._check_open()
+            if self._started is None:
+                raise InvalidInputError("no step was started that could go on.")
+            step, done = self._started
+            self._check(step, done + count)
+            recording, names, self._dispatches = self._serving(self._bucket(step, done + count))
+            self._driver.upload(self.context.step, _NONE_DONE, _DONE_AT)
+            self._submit(step, recording, names, count)
+            self._started = (step, done + count)
+
+    def _submit(self, step: Step, recording: object, names: tuple[str, ...], count: int) -> None:
+        """Submit ``count`` passes, and the copies of what they give."""
+        if not 1 <= count <= MAX_COUNT:
+            raise InvalidInputError(f"count is {count}; at most {MAX_COUNT} passes can be started at a time.")
+        assert isinstance(self._driver, Fetching), "the device lists the feature"
+        for _ in range(count):
+            self._driver.submit(recording)
+        self._kernels.update(dict.fromkeys(names))
+        rows, words = step.rows if self._check_step.samples else 0, 2 * int(step.data[_LOGPROBS]) - 1
+        out, told = np.empty((count, rows), np.int32), None
+        waits = [self._driver.fetch(self.context.history, out)] if rows else []
+        if words > 0 and rows:
+            told = np.empty((count, rows, words), np.int32)
+            waits.append(self._driver.fetch(history(self.context), told))
+        self._flying.append(_Flight(out, told, tuple(waits)))
+
+    def collect(self) -> npt.NDArray[np.int32]:
+        with self._lock:
+            self._check_open()
+            if not self._flying:
+                raise InvalidInputError("nothing was started whose tokens could be collected.")
+            flight = self._flying.popleft()
+            for wait in flight.waits:
+                wait()
+            self._told = flight.told
+            if not self._flying:
+                self._started = None
+            return flight.tokens
+
     def run(self, step: Step, count: int = 1) -> npt.NDArray[np.int32]:
         with self._lock:
             self._check_open()
+            self._check_idle()
             self._check(step, count)
             rows = step.rows if self._check_step.samples else 0
             out = np.empty((count, rows), np.int32)
             words = 2 * int(step.data[_LOGPROBS]) - 1
             told = np.empty((count, rows, words), np.int32) if words > 0 and rows else None
-            recording, names, self._dispatches = self._recording(self._bucket(step, count))
+            recording, names, self._dispatches = self._serving(self._bucket(step, count))
             self._driver.upload(self.context.step, step.data)
             for start in range(0, count, MAX_COUNT):
                 now = min(MAX_COUNT, count - start)
@@ -134,12 +207,16 @@ class GpuExecutable:
             self._told = told
             return out
 
-    def prepare(self, step: Step, count: int = 1) -> None:
-        """Implements :class:`~bitnet.core.hal.Preparing`: records the bucket of a step."""
+    def prepare(self, step: Step, count: int = 1, *, stands_in: bool = False) -> None:
+        """Implements :class:`~bitnet.core.hal.Preparing`: records the bucket of a step, after one that was missed."""
         with self._lock:
             self._check_open()
             self._check(step, count)
-            self._recording(self._bucket(step, count))
+            bucket = self._bucket(step, count)
+            for wanted in (*itertools.islice(self._missed, 1), bucket):
+                self._recording(wanted)
+            if stands_in:
+                self._stand_ins.append(bucket)
 
     def logprobs(self) -> Logprobs:
         """Implements :class:`~bitnet.core.hal.TellsLogprobs`."""
@@ -189,21 +266,35 @@ class GpuExecutable:
         lengths = step.data[self._layout.offsets["seq_len"] :][: step.seqs]
         longest = int(lengths.max(initial=1)) + count - 1
         limits = self._program.limits
-        return Bucket(
+        # Beside parts of prompts, which take longest, rows matter little: so there are fewer sizes to prepare.
+        rows = bucket_size if step.tokens == step.seqs else coarse_size
+        bucket = Bucket(
             bucket_size(step.tokens, limits.max_tokens),
-            bucket_size(step.rows, limits.max_rows) if step.rows else 0,
+            rows(step.rows, limits.max_rows) if step.rows else 0,
             self._context_bucket(longest),
-            logits=not (step.rows and self._leaves_out and self._one_wins(step)),
             apart=self._apart(step, count),
             adjusted=bool(step.data[_ADJUST]),
             logprobs=bool(step.data[_LOGPROBS]),
         )
+        if not (step.rows and self._leaves_out) or step.data[_LOGITS] or step.data[_LOGPROBS]:
+            return bucket
+        unread = replace(bucket, logits=False, filtered=self._filtered(step))
+        return bucket if unread.filtered and not self._lowering.filters(self.context, unread) else unread
 
     def _largest(self, *, adjusted: bool = False, logprobs: bool = False) -> Bucket:
         """The one bucket of a deterministic program (decision 0029): every step has the same kernels and splits."""
         limits, kv = self._program.limits, self._program.kv
         context = limits.max_blocks * kv.block_size if kv else 0
         return Bucket(limits.max_tokens, limits.max_rows, context, adjusted=adjusted, logprobs=logprobs)
+
+    def _serving(self, bucket: Bucket) -> tuple[object, tuple[str, ...], int]:
+        """A bucket's recording; where it is not made yet, that of the smallest which stands in for it."""
+        if bucket not in self._recordings:
+            able = [larger for larger in self._stand_ins if larger.serves(bucket)]
+            if able:
+                self._missed[bucket] = None
+                return self._recordings[min(able, key=lambda b: (b.tokens, b.rows, b.context))]
+        return self._recording(bucket)
 
     def _recording(self, bucket: Bucket) -> tuple[object, tuple[str, ...], int]:
         if bucket not in self._recordings:
@@ -216,15 +307,16 @@ class GpuExecutable:
                 launches.append(advance(self.context))
             names = tuple(dict.fromkeys(f"{launch.kernel.entry}_{self._info.backend}" for launch in launches))
             self._recordings[bucket] = (self._driver.record(launches), names, len(launches))
+            self._missed.pop(bucket, None)
         return self._recordings[bucket]
 
-    def _one_wins(self, step: Step) -> bool:
-        """Whether nobody reads the logits, and each row's token is that of the greatest number."""
+    def _filtered(self, step: Step) -> bool:
+        """Whether some row's token may be another than that of the greatest number."""
         data, at, rows = step.data, self._layout.offsets, step.rows
         top_k, top_p, min_p = (data[at[name] :][:rows] for name in ("top_k", "top_p", "min_p"))
         unfiltered = (top_k == 0) & (top_p.view(np.float32) == 1) & (min_p == 0)
         greedy = data[at["temperature"] :][:rows] == 0
-        return not data[_LOGITS] and not data[_LOGPROBS] and bool((greedy | unfiltered).all())
+        return not (greedy | unfiltered).all()
 
     def _apart(self, step: Step, count: int) -> bool:
         """Whether each token is a sequence of its own, whose new places in the cache no other sequence looks at."""
@@ -250,6 +342,10 @@ class GpuExecutable:
         self._check_step(step, count)
         if step.data[_ADJUST] or step.data[_LOGPROBS]:
             self._check_has_kernels()
+
+    def _check_idle(self) -> None:
+        if self._flying:
+            raise InvalidInputError("the tokens of a step that was started are to be collected first.")
 
     def _check_has_kernels(self) -> None:
         if not self._lowering.group:

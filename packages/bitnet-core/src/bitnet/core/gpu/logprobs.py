@@ -32,7 +32,7 @@ def logprobs(ctx: Context, bucket: Bucket, group: int) -> list[Launch]:
 
     def launch(entry: str, grid: tuple[int, int], args: tuple[Arg, ...]) -> Launch:
         spec = KernelSpec("logprobs", entry, (("WG", group), ("EACH", each)))
-        return Launch(spec, (*grid, 1), (group, 1, 1), args)
+        return Launch(spec, (*grid, 1), (group, 1, 1), args, overlaps=True)
 
     return [
         launch("logprobs_parts", (count, bucket.rows), (ctx.step, logits, parts, n, np.int32(count))),

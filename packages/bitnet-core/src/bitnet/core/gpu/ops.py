@@ -58,7 +58,9 @@ def positions(ctx: Context) -> tuple[Arg, ...]:
 
 def kv_defines(ctx: Context, op: RopeAppend | Attention) -> dict[str, int]:
     """What a kernel that reads or writes the cache is compiled for."""
-    return {"DIM": op.head_dim, "BLOCK": ctx.cache.block_size, "KV_F16": int(ctx.cache.dtype == "f16")}
+    cache = ctx.cache
+    codes = {"KV_I8": 1} if cache.dtype == "i8" else {}  # left out elsewhere: most devices have no kernels for it
+    return {"DIM": op.head_dim, "BLOCK": cache.block_size, "KV_F16": int(cache.dtype == "f16")} | codes
 
 
 def rope_defines(rope: RopeAppend | None) -> dict[str, int]:
@@ -179,4 +181,4 @@ def advance(ctx: Context) -> Launch:
     sample = ctx.program.ops[-1]
     assert isinstance(sample, Sample)  # else no step is ever advanced
     args = (ctx.step, ctx.offset("tokens"), ctx.offset("seq_len"), ctx.tensors[sample.out], ctx.history)
-    return Launch(KernelSpec("advance", "advance"), (1, 1, 1), (ADVANCE_GROUP, 1, 1), args)
+    return Launch(KernelSpec("advance", "advance"), (1, 1, 1), (ADVANCE_GROUP, 1, 1), args, overlaps=True)

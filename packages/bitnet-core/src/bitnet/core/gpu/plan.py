@@ -39,6 +39,7 @@ class Lowering:
     Attributes:
         table: Its launches for every operation, and for the groups it takes.
         leaves_out: Whether steps of a program whose logits nobody reads are lowered in another way.
+        filters: Whether those of a bucket are too where rows have top-k, top-p or min-p. Asked where `leaves_out` is.
         scaled: Whether it has the kernels of :mod:`bitnet.core.gpu.scaled`.
         fuses_scaled: Whether its entries know weights with scales of groups and norms of heads, or decline them. Else
             those are launched alone, by the kernels of :mod:`bitnet.core.gpu.scaled`.
@@ -47,6 +48,7 @@ class Lowering:
 
     table: Dispatch
     leaves_out: Callable[[Context], bool] = lambda _: False
+    filters: Callable[[Context, Bucket], bool] = lambda _, bucket: False
     scaled: bool = False
     fuses_scaled: bool = False
     group: int = 0

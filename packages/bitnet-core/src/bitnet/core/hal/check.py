@@ -12,6 +12,7 @@ from bitnet.core.errors import InvalidInputError, UnsupportedProgramError
 from bitnet.core.hal.probe import DeviceInfo
 from bitnet.core.hal.program import (
     DETERMINISTIC,
+    KV_I8,
     NUMPY_DTYPES,
     Attention,
     DenseMatmul,
@@ -40,15 +41,19 @@ MAX_K = 131_072
 """Longest row of a ternary matrix: the greatest for which every partial sum stays within 2²⁴, exact in float32."""
 
 
-def check_deterministic(program: Program, info: DeviceInfo) -> None:
-    """Refuse a deterministic program on a device that does not promise it.
+def check_features(program: Program, info: DeviceInfo) -> None:
+    """Refuse a program that needs a feature the device does not list: determinism, or a KV cache in int8.
 
     Raises:
-        UnsupportedProgramError: The program is deterministic, and the device does not list :data:`DETERMINISTIC`.
+        UnsupportedProgramError: The program is deterministic and the device does not list :data:`DETERMINISTIC`, or its
+            cache is ``i8`` and the device does not list :data:`KV_I8`.
     """
     if program.deterministic and DETERMINISTIC not in info.features:
         hint = "Leave deterministic out (BITNET_DETERMINISTIC=0), or use a device that 'bitnet devices' lists with it."
         raise UnsupportedProgramError("it cannot compute deterministically.", device=info.name, hint=hint)
+    if program.kv is not None and program.kv.dtype == "i8" and KV_I8 not in info.features:
+        hint = f"Use kv_dtype f16 (--kv-dtype f16), or a device that 'bitnet devices --json' lists with {KV_I8!r}."
+        raise UnsupportedProgramError("it keeps no KV cache in int8.", device=info.name, hint=hint)
 
 
 def check_program(program: Program) -> None:

@@ -97,11 +97,49 @@ class Executable(Protocol):
 class Preparing(Protocol):
     """An executable that prepares something for each size of step, when it first runs one: an option of a device."""
 
-    def prepare(self, step: Step, count: int = 1) -> None:
+    def prepare(self, step: Step, count: int = 1, *, stands_in: bool = False) -> None:
         """Make ready what a run of such a step needs, so that nothing is compiled or recorded then. Computes nothing.
+
+        Args:
+            stands_in: What is prepared also runs smaller steps, as long as their own size is not prepared.
 
         Raises:
             As :meth:`Executable.run`.
+        """
+        ...
+
+
+@runtime_checkable
+class GoesOn(Protocol):
+    """An executable of a device that computes the next tokens before the host has the last (feature ``look-ahead``)."""
+
+    def start(self, step: Step, count: int = 1) -> None:
+        """Begin what :meth:`Executable.run` does, and do not wait for it.
+
+        Raises:
+            As :meth:`Executable.run`; an InvalidInputError also where something started was not collected.
+        """
+        ...
+
+    def go_on(self, count: int) -> None:
+        """Begin ``count`` more decode steps after all that were started, each feeding the tokens just sampled.
+
+        Their positions fit the blocks of the step that was started.
+
+        Raises:
+            As :meth:`start`; an InvalidInputError where nothing was started that can go on.
+        """
+        ...
+
+    def collect(self) -> npt.NDArray[np.int32]:
+        """Wait for the oldest call of :meth:`start` or :meth:`go_on` whose tokens were not collected.
+
+        Returns:
+            As :meth:`Executable.run`. Log-probabilities told from now on are of these tokens.
+
+        Raises:
+            DeviceLostError, OutOfMemoryError, DeviceError: The device failed; the executable is unusable.
+            InvalidInputError: There is nothing to collect.
         """
         ...
 

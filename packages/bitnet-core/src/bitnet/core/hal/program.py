@@ -21,6 +21,7 @@ NUMPY_DTYPES: Mapping[str, np.dtype] = {
     "i32": np.dtype(np.int32),
 }
 Dim: TypeAlias = int | Literal["M", "R"]
+KVDtype: TypeAlias = Literal["f32", "f16", "i8"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,11 +213,16 @@ Op: TypeAlias = (
 )
 
 
+KV_I8 = "kv-i8"
+"""The feature of devices that take a cache of int8 codes; no other is given a program with one."""
+
+
 @dataclass(frozen=True, slots=True)
 class KVSpec:
     """The paged KV cache a program needs; its memory layout is the device's own.
 
-    A block holds ``block_size`` positions of every layer. ``dtype`` is the type k and v are stored in.
+    A block holds ``block_size`` positions of every layer. ``dtype`` is the type k and v are stored in: ``i8`` stands
+    for codes with an f32 scale for each row, and is for devices with the feature :data:`KV_I8`.
     """
 
     layers: int
@@ -224,7 +230,17 @@ class KVSpec:
     head_dim: int
     num_blocks: int
     block_size: int = 32
-    dtype: Literal["f32", "f16"] = "f16"
+    dtype: KVDtype = "f16"
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of a row, which is k or v of one position and head: its elements, and its scale where it has one."""
+        return self.head_dim * NUMPY_DTYPES[self.dtype].itemsize + (4 if self.dtype == "i8" else 0)
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of the whole cache: a row of k and one of v for each layer, head and position."""
+        return 2 * self.layers * self.kv_heads * self.num_blocks * self.block_size * self.row_bytes
 
 
 MAX_SLOTS = 64

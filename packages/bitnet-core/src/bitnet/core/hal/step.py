@@ -104,6 +104,8 @@ PENALTIES = "penalties"
 """The feature of devices that adjust logits: they take steps with an :class:`Adjustment`."""
 LOGPROBS = "logprobs"
 """The feature of devices that tell log-probabilities: they take steps with ``logprobs``."""
+LOOK_AHEAD = "look-ahead"
+"""The feature of devices whose executables are :class:`~bitnet.core.hal.GoesOn`."""
 MOST_LOGPROBS = 20
 """Likeliest tokens that a device tells of, at most."""
 

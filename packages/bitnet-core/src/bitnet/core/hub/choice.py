@@ -1,8 +1,8 @@
 """Which file of a repository to take, judged by names and sizes.
 
-Devices compute with I2_S, so files of other ternary encodings are transcoded when they are read, and blocks with
-different scales run on CPUs only. Files of floats are rounded when they are read: they give the same model from many
-times the bytes. Among files of one encoding the smallest is taken.
+Devices compute with I2_S, so files of other ternary encodings are transcoded when they are read. Files of floats are
+rounded when they are read: they give the same model from many times the bytes. Among files of one encoding the smallest
+is taken.
 """
 
 from __future__ import annotations
@@ -20,7 +20,10 @@ REASONS = {
     "i2_s": "I2_S is what devices compute with",
     "tq2_0": "TQ2_0 is ternary, and read into I2_S",
     "tq1_0": "TQ1_0 is ternary, and read into I2_S",
-    "q2_0": "Q2_0 is ternary with a scale for each group, which CPUs run",
+    "q2_0": "Q2_0 is ternary with a scale for each group",
+    "pq2_0": "PQ2_0 is ternary with a scale for each group",
+    "ptq1_0": "PTQ1_0 is ternary with a scale for each group",
+    "stq1_0": "STQ1_0 is ternary with a scale for each group",
     "": "its name does not tell the encoding",
     "bf16": "its floats are rounded to ternary weights when they are read",
     "f16": "its floats are rounded to ternary weights when they are read",
@@ -28,7 +31,7 @@ REASONS = {
 }
 """Encodings that run, best first, as names of files spell them, and what speaks for each."""
 _RANK = {encoding: rank for rank, encoding in enumerate(REASONS)}
-_ENCODING = re.compile(r"(?<![a-z0-9])(i2_s|bf16|f16|f32|tl[12]|(?:tq|iq|q)[1-8](?:_[a-z0-9]+)*)(?![a-z0-9])")
+_ENCODING = re.compile(r"(?<![a-z0-9])(i2_s|bf16|f16|f32|tl[12]|(?:p?tq|stq|iq|p?q)[1-8](?:_[a-z0-9]+)*)(?![a-z0-9])")
 _PART_OF_SEVERAL = re.compile(r"-\d{5}-of-\d{5}$")
 _NO_MODEL = re.compile(r"(?<![a-z])(mmproj|imatrix)(?![a-z])")
 
@@ -82,7 +85,8 @@ def choose(name: HubName, files: Sequence[RemoteFile]) -> Choice | None:
     if not fit:
         raise ModelNotFoundError(
             f"{name} has no GGUF file that bitnet runs: {_listed(models)}.",
-            hint="It runs I2_S, TQ2_0, TQ1_0, Q2_0, F16, BF16 and F32 in one file; name one after a colon to insist.",
+            hint="It runs ternary encodings (I2_S, TQ2_0, Q2_0, …), F16, BF16 and F32 in one file; "
+            "name one after a colon to insist.",
         )
     room = system.memory_total()
     best = min(fit, key=lambda file: (file.size > room, _RANK[encoding(file.path)], file.size, file.path))

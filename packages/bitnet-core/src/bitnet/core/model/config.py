@@ -14,6 +14,7 @@ from bitnet.core.errors import brief
 from bitnet.core.gguf import GGUFFile
 from bitnet.core.gguf.quants import DECODERS
 from bitnet.core.hal.check import MAX_K
+from bitnet.core.model.rope import BETA_FAST, BETA_SLOW, LongRope, Yarn, longrope_attention, yarn_attention
 
 Activation = Literal["relu2", "silu"]
 RopeStyle = Literal["neox", "interleaved"]
@@ -23,17 +24,28 @@ ARCHITECTURES: Mapping[str, RopeStyle] = {
     "bitnet-25": "neox",
     "bitnet": "neox",
     "llama": "interleaved",
+    "minicpm": "interleaved",
     "qwen3": "neox",
 }
 """Architectures of GGUF files bitnet runs, and how each pairs the elements it rotates. The three BitNet names stand for
-one graph (official file, an early converter, llama.cpp); ``llama`` holds Falcon3 and Llama 3 at 1.58 bits, whose
-converter reorders the rows of q and k for interleaved pairs; ``qwen3`` holds Ternary-Bonsai."""
+one graph (official file, an early converter, llama.cpp); ``llama`` holds Falcon3, Falcon-E, TriLM and Llama 3 at 1.58
+bits and ``minicpm`` BitCPM4, whose converters reorder the rows of q and k for interleaved pairs; ``qwen3`` holds
+Ternary-Bonsai."""
+REFUSED: Mapping[str, str] = {
+    "qwen2": "its q, k and v have biases, which no operation here adds",
+    "gemma3": "its norms after each sub-layer, its windows and its scales are not built here",
+    "olmo": "its LayerNorm is no RMSNorm",
+}
+"""Architectures that ternary models may have, and why they are not supported."""
 
 MAX_HEAD_DIM = 1024
 """Maximum elements of a head; models have 64 to 256."""
 MOST_TIMES_WIDER = 64
 """How much wider than the residual stream all heads together and the feed-forward layer may be; in models it is at most
 8 times. A file has this many weights for each of the activations that a step keeps."""
+
+MOST_SCALED = 1 << 16
+"""How much a scale of embeddings, residuals or logits may differ from 1; in models it is 50 times at most."""
 
 ACTIVATIONS: Mapping[str, Activation] = {"relu2": "relu2", "silu": "silu", "swish": "silu"}
 
@@ -47,9 +59,14 @@ class ModelConfig:
         context_length: Positions the model was trained for.
         rope_theta: Base of the rotary frequencies.
         rope_freq_factors: ``f32[head_dim / 2]`` that divide the rotary frequencies, or None.
+        rope_scaling: How the rotary frequencies are stretched besides, if they are.
+        rope_attention_factor: What rotary cosines and sines are multiplied by.
         sub_norms: Whether there is an RMSNorm before the attention's and the feed-forward's output projections.
         tied_embeddings: Whether the LM head is the embedding table.
         head_norms: Whether each head of q and of k has an RMSNorm before it is rotated.
+        embedding_scale: What a token's embedding is multiplied by.
+        residual_scale: What each sub-layer's result is multiplied by before it is added.
+        logit_scale: What the logits are multiplied by.
     """
 
     architecture: str
@@ -70,6 +87,16 @@ class ModelConfig:
     sub_norms: bool
     tied_embeddings: bool
     head_norms: bool = False
+    rope_scaling: Yarn | LongRope | None = None
+    rope_attention_factor: float = 1.0
+    embedding_scale: float = 1.0
+    residual_scale: float = 1.0
+    logit_scale: float = 1.0
+
+    @property
+    def stream_eps(self) -> float:
+        """The epsilon of norms of the residual stream, which is kept divided by ``residual_scale`` (ADR 0045)."""
+        return self.rms_eps / self.residual_scale**2
 
 
 _KEYS_OF_SHAPE = {
@@ -88,8 +115,9 @@ def read_config(file: GGUFFile) -> ModelConfig:
     """
     architecture = file.metadata.get("general.architecture")
     if not isinstance(architecture, str) or architecture not in ARCHITECTURES:
+        why = f": {REFUSED[architecture]}" if isinstance(architecture, str) and architecture in REFUSED else ""
         raise file.error(
-            f"{brief(architecture)} is not supported; {', '.join(ARCHITECTURES)} are.", key="general.architecture"
+            f"{brief(architecture)} is not supported{why}; {', '.join(ARCHITECTURES)} are.", key="general.architecture"
         )
     keys = _Keys(file, architecture)
     heads = keys.integer("attention.head_count")
@@ -112,6 +140,9 @@ def read_config(file: GGUFFile) -> ModelConfig:
     if embedding is None or len(embedding.shape) != 2:
         raise file.error("is missing or no matrix.", tensor="token_embd.weight")
     name = file.metadata.get("general.name")
+    context, theta = keys.integer("context_length"), keys.positive("rope.freq_base", 10_000.0)
+    scaling, attention = _rope_scaling(keys, head_dim, context, theta)
+    scales: Mapping[str, Any] = _scales(keys) if architecture == "minicpm" else {}
     return ModelConfig(
         architecture=architecture,
         name=name if isinstance(name, str) and name else file.path.stem,
@@ -122,15 +153,18 @@ def read_config(file: GGUFFile) -> ModelConfig:
         kv_heads=kv_heads,
         head_dim=head_dim,
         ffn_size=ffn,
-        context_length=keys.integer("context_length"),
+        context_length=context,
         rms_eps=keys.positive("attention.layer_norm_rms_epsilon"),
-        rope_theta=keys.positive("rope.freq_base", 10_000.0),
+        rope_theta=theta,
         rope_style=ARCHITECTURES[architecture],
         rope_freq_factors=_freq_factors(keys, head_dim),
         activation=_activation(keys),
         sub_norms="blk.0.attn_sub_norm.weight" in file.tensors,
         tied_embeddings="output.weight" not in file.tensors,
         head_norms="blk.0.attn_q_norm.weight" in file.tensors,
+        rope_scaling=scaling,
+        rope_attention_factor=attention,
+        **scales,
     )
 
 
@@ -198,24 +232,95 @@ def _activation(keys: _Keys) -> Activation:
         return ACTIVATIONS[value]
     tokenizer = keys.file.metadata.get("tokenizer.ggml.model")
     sentencepiece = isinstance(tokenizer, str) and tokenizer == "llama"
-    silu = keys.architecture in ("llama", "qwen3") or (keys.architecture == "bitnet" and sentencepiece)
+    silu = keys.architecture in ("llama", "minicpm", "qwen3") or (keys.architecture == "bitnet" and sentencepiece)
     return "silu" if silu else "relu2"
+
+
+def _scales(keys: _Keys) -> dict[str, float]:
+    """MiniCPM's scales. A file names what the logits are divided by.
+
+    llama.cpp puts those of MiniCPM 2B in the place of keys that are missing, but takes its factor of the logits for the
+    divisor.
+    """
+    hint = "Convert the model again with a newer converter."
+    found = {}
+    for name in ("embedding_scale", "residual_scale", "logit_scale"):
+        if keys.get(name) is None:
+            raise keys.file.error("is missing.", key=f"{keys.architecture}.{name}", hint=hint)
+        found[name] = keys.positive(name)
+        if not 1 / MOST_SCALED <= found[name] <= MOST_SCALED:
+            raise keys.error(name, f"is {found[name]:g}; 1/{MOST_SCALED} … {MOST_SCALED} is supported.")
+    return found | {"logit_scale": 1 / found["logit_scale"]}
 
 
 def _freq_factors(keys: _Keys, head_dim: int) -> npt.NDArray[np.float32] | None:
     """Llama 3.1's factors from their tensor, or a linear scaling as factors that are all the same."""
-    scaling = keys.choice("rope.scaling.type", ("none", "linear"))
+    scaling = keys.get("rope.scaling.type")
     factors = np.ones(head_dim // 2, np.float32)
     if scaling == "linear" or keys.get("rope.scale_linear") is not None:
         key = "rope.scaling.factor" if scaling == "linear" else "rope.scale_linear"
         factors *= np.float32(keys.positive(key, 1.0))
-    tensor = keys.file.tensors.get("rope_freqs.weight")
-    if tensor is not None:
-        if tensor.shape != factors.shape or tensor.type.name != "F32":
-            raise keys.file.error(
-                f"is {tensor.type.name} {tensor.shape}; it must be F32 {factors.shape}.", tensor=tensor.name
-            )
-        factors *= DECODERS[tensor.type](keys.file.data(tensor))
-    if not (np.isfinite(factors) & (factors > 0)).all():
-        raise keys.file.error("has factors that are not positive numbers.", tensor="rope_freqs.weight")
+    if "rope_freqs.weight" in keys.file.tensors:
+        factors *= _pair_factors(keys.file, "rope_freqs.weight", head_dim)
     return None if (factors == 1).all() else factors
+
+
+def _pair_factors(file: GGUFFile, name: str, head_dim: int) -> npt.NDArray[np.float32]:
+    """The tensor of a factor for each rotated pair."""
+    tensor = file.tensors.get(name)
+    if tensor is None:
+        raise file.error("is missing.", tensor=name)
+    if tensor.shape != (head_dim // 2,) or tensor.type.name != "F32":
+        raise file.error(f"is {tensor.type.name} {tensor.shape}; it must be F32 {(head_dim // 2,)}.", tensor=name)
+    factors: npt.NDArray[np.float32] = DECODERS[tensor.type](file.data(tensor)).reshape(-1)
+    if not (np.isfinite(factors) & (factors > 0)).all():
+        raise file.error("has factors that are not positive numbers.", tensor=name)
+    return factors
+
+
+def _rope_scaling(keys: _Keys, head_dim: int, context: int, theta: float) -> tuple[Yarn | LongRope | None, float]:
+    """How the rotary frequencies are stretched, and what cosines and sines are multiplied by.
+
+    The keys mean what llama.cpp takes them for: ``attn_factor`` is on top of YaRN's own rule, but in the place of
+    LongRoPE's, which applies where the key is missing.
+    """
+    kind = keys.choice("rope.scaling.type", ("none", "linear", "yarn", "longrope"))
+    given = "rope.scaling.attn_factor"
+    attention = keys.positive(given, 1.0)
+    original = keys.integer("rope.scaling.original_context_length", context)
+    if kind == "yarn":
+        return _yarn(keys, head_dim, original, theta, attention)
+    if kind != "longrope":
+        return None, attention
+    if keys.positive("rope.scaling.factor", 1.0) != 1:
+        raise keys.error("rope.scaling.factor", "other than 1 is not supported beside LongRoPE's factors.")
+    short, long = (
+        tuple(map(float, _pair_factors(keys.file, f"rope_factors_{name}.weight", head_dim)))
+        for name in ("short", "long")
+    )
+    if original < 2:
+        raise keys.error("rope.scaling.original_context_length", "of 1 is no context.")
+    if keys.get(given) is None:
+        attention = longrope_attention(context / original, original)
+    return LongRope(short, long, original), attention
+
+
+def _yarn(keys: _Keys, head_dim: int, original: int, theta: float, attention: float) -> tuple[Yarn, float]:
+    scaling = "rope.scaling."
+    factor = keys.positive(scaling + "factor")
+    yarn = Yarn(
+        factor,
+        original,
+        keys.positive(scaling + "yarn_beta_fast", BETA_FAST),
+        keys.positive(scaling + "yarn_beta_slow", BETA_SLOW),
+    )
+    # llama.cpp overrides the last of these, and the models' own code means something else by it.
+    for key, only in (("ext_factor", 1), ("log_multiplier", 0), ("attn_factor", yarn_attention(factor))):
+        value = keys.get(f"{scaling}yarn_{key}")
+        if value is not None and not (type(value) in (int, float) and math.isclose(value, only, rel_tol=1e-6)):
+            raise keys.error(f"{scaling}yarn_{key}", f"is {brief(value)}; other than {only:g} is not supported.")
+    try:
+        yarn.ramp(theta, head_dim)
+    except ValueError as error:
+        raise keys.error(scaling + "type", f"'yarn' has {error}.") from None
+    return yarn, attention * yarn_attention(factor)

@@ -1,56 +1,68 @@
-"""Conversion of models to GGUF with I2_S weights: from Hugging Face folders, and from other GGUF files."""
+"""Conversion of models to GGUF files of any ternary encoding: from folders of Hugging Face or MLX, and GGUF files."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 
-import numpy as np
-import numpy.typing as npt
-
 from bitnet.core.errors import BitNetError, InvalidInputError, ModelFileError
-from bitnet.core.gguf import GGMLType, MetadataValue, TensorSource, i2s_bytes, unpack_ternary, write_gguf
-from bitnet.core.gguf.ternary import I2SLayout
-from bitnet.core.gguf.writer import Tensor
-from bitnet.core.hal import TernaryWeight
+from bitnet.core.gguf import GGMLType, MetadataValue, TensorInfo, write_gguf
+from bitnet.core.gguf.ternary import BLOCK_TYPES, I2SLayout, holds_threes, load_ternary
+from bitnet.core.gguf.types import BLOCKS
+from bitnet.core.gguf.writer import Tensor, TensorSource
+from bitnet.core.hal import TernaryData, TernaryWeight
 from bitnet.core.model.file import ModelFile, open_model
 from bitnet.core.model.hf_checkpoint import read_folder
-from bitnet.core.model.hf_config import FILE_TYPE_I2S
+from bitnet.core.model.recode import TernarySource, encoded
+
+TYPES: Mapping[str, GGMLType] = {dtype.name.lower(): dtype for dtype in (GGMLType.I2_S, *BLOCK_TYPES)}
+"""Encodings that files can be converted to."""
+TABLES = ("token_embd", "output")
+FILE_TYPES = {GGMLType.I2_S: 40, GGMLType.TQ1_0: 36, GGMLType.TQ2_0: 37, GGMLType.Q2_0: 41, GGMLType.Q2_0_G128: 41}
+"""``general.file_type`` as the official I2_S file has it, and llama.cpp (``llama.h``); other types have no number."""
 
 
 def convert_model(
     source: str | Path,
     target: str | Path,
     *,
+    dtype: str | None = None,
     i2s_layout: I2SLayout = "official",
     name: str | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> None:
-    """Convert a model to a GGUF file with I2_S weights.
+    """Convert a model to a GGUF file; its ternary weights and their scales stay what they are, to the bit.
 
     Args:
-        source: A Hugging Face folder (``config.json``, a tokenizer, safetensors with packed or master weights), or a
-            GGUF file whose ternary weights have another encoding or I2_S layout.
+        source: A Hugging Face folder (``config.json``, a tokenizer, safetensors with packed or master weights, or MLX's
+            of 2 bits), or a GGUF file.
         target: The file to write; whole or not at all.
+        dtype: Encoding of its ternary matrices, one of :data:`TYPES`; None: I2_S where each has one scale, else Q2_0.
         i2s_layout: Layout of I2_S tensors in a GGUF source.
         name: What the new file calls the model; None: the folder's name, or what the GGUF source calls it.
         progress: Called with bytes written and in all.
 
     Raises:
-        ModelFileError: The source is not a model bitnet can run.
-        InvalidInputError: Source and target are the same file.
+        ModelFileError: The source is not a model bitnet can run, or the encoding cannot hold one of its matrices.
+        InvalidInputError: Source and target are the same file, or there is no such encoding.
         BitNetError: The target cannot be written.
     """
     source, target = Path(source), Path(target)
+    if dtype is not None and dtype not in TYPES:
+        raise InvalidInputError(f"dtype is {dtype!r}; it must be one of {', '.join(TYPES)}.")
     if target.exists() and source.exists() and target.samefile(source):
         raise InvalidInputError(f"{target} is the model to convert; name another file to write.")
     model = None if source.is_dir() else open_model(source, i2s_layout=i2s_layout)
     metadata, tensors = read_folder(source) if model is None else _read_gguf(model)
     if name is not None:
         metadata["general.name"] = name
+    kind = TYPES[dtype] if dtype is not None else _fitting(tensors)
+    metadata.pop("general.file_type", None)
+    if kind in FILE_TYPES:
+        metadata["general.file_type"] = FILE_TYPES[kind]
     try:
-        write_gguf(target, metadata, tensors, progress=progress, check=partial(_check, source))
+        write_gguf(target, metadata, _written(tensors, kind), progress=progress, check=partial(_check, source))
     except BitNetError:
         if model is not None:  # where the file has changed, that is the error
             model.gguf.check()
@@ -68,36 +80,50 @@ def _check(source: Path, path: Path) -> None:
         ) from error
 
 
-def _read_gguf(model: ModelFile) -> tuple[dict[str, MetadataValue], dict[str, Tensor]]:
-    metadata = dict(model.metadata) | {
-        "general.file_type": FILE_TYPE_I2S,
-        f"{model.config.architecture}.hidden_activation": model.config.activation,
-    }
-    tensors: dict[str, Tensor] = {}
+def _fitting(tensors: Mapping[str, Tensor | TernarySource]) -> GGMLType:
+    """The encoding for those who name none."""
+    grouped = (t.weight.group is not None for n, t in tensors.items() if isinstance(t, TernarySource) and not _table(n))
+    return GGMLType.Q2_0 if any(grouped) else GGMLType.I2_S
+
+
+def _table(name: str) -> bool:
+    return name.removesuffix(".weight") in TABLES
+
+
+def _written(tensors: Mapping[str, Tensor | TernarySource], kind: GGMLType) -> dict[str, Tensor]:
+    written: dict[str, Tensor] = {}
+    for name, tensor in tensors.items():
+        if isinstance(tensor, TernarySource):
+            # A ternary embedding or head is no I2_S, which has one scale.
+            its_kind = GGMLType.Q2_0 if _table(name) and kind is GGMLType.I2_S else kind
+            written |= encoded(name.removesuffix(".weight"), tensor, its_kind)
+        else:
+            written[name] = tensor
+    return written
+
+
+def _read_gguf(model: ModelFile) -> tuple[dict[str, MetadataValue], dict[str, Tensor | TernarySource]]:
+    metadata = dict(model.metadata) | {f"{model.config.architecture}.hidden_activation": model.config.activation}
+    tensors: dict[str, Tensor | TernarySource] = {}
     for name, info in model.gguf.tensors.items():
         weight = model.weights.get(name.removesuffix(".weight"))
         if isinstance(weight, TernaryWeight):
-            if weight.group is not None:
-                raise model.gguf.error(
-                    f"has a scale for each {weight.group} columns; I2_S has one for all.",
-                    tensor=name,
-                    hint="The file can be run as it is.",
-                )
-            tensors[name] = TensorSource(weight.shape, GGMLType.I2_S, partial(_recode, model, name, weight))
-        elif not name.endswith(".scale"):  # those are in the scales of I2_S now
+            tensors[name] = TernarySource(weight, partial(model.gguf.error, tensor=name))
+        elif _table(name) and info.type in BLOCK_TYPES and not holds_threes(info.type, model.gguf.data(info)):
+            tensors[name] = _read_table(model, info)
+        elif not name.endswith((".scale", ".weight_scale")):  # the weights come with those
             tensors[name] = TensorSource(info.shape, info.type, model.gguf.data(info))
     return metadata, tensors
 
 
-def _recode(model: ModelFile, name: str, weight: TernaryWeight) -> Iterator[npt.NDArray[np.uint8]]:
-    data = weight.load()
-    codes = unpack_ternary(data.codes, weight.shape[1])
-    if codes.max() > 1:
-        raise model.gguf.error(
-            "holds the code 3, which stands for no weight.", tensor=name, hint="Another I2_S layout may fit."
-        )
-    try:
-        yield i2s_bytes(codes, float(data.scale[0]))
-    except ValueError as error:
-        raise model.gguf.error(str(error), tensor=name) from None
-    weight.release()
+def _read_table(model: ModelFile, info: TensorInfo) -> TernarySource:
+    """An embedding or a head of ternary blocks."""
+    shape, error = (info.shape[0], info.shape[1]), partial(model.gguf.error, tensor=info.name)
+
+    def load() -> TernaryData:
+        try:
+            return load_ternary(info.type, shape, model.gguf.data(info), "official", master=False, grouped=True)
+        except ValueError as wrong:
+            raise error(f"{wrong}.") from None
+
+    return TernarySource(TernaryWeight(shape, load, lambda: model.gguf.release(info), BLOCKS[info.type][0]), error)

@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from bitnet.core.errors import InvalidInputError, ModelFileError
-from bitnet.core.gguf import GGMLType, MetadataValue, TensorSource, i2s_bytes, unpack_ternary
+from bitnet.core.gguf import GGMLType, MetadataValue, TensorSource, pack_ternary
 from bitnet.core.gguf.quants import CHUNK, decode
-from bitnet.core.gguf.ternary import GROUP, load_ternary
+from bitnet.core.gguf.ternary import load_ternary
 from bitnet.core.gguf.writer import Tensor
+from bitnet.core.hal import TernaryData, TernaryWeight
+from bitnet.core.model import mlx
 from bitnet.core.model.hf_config import HFConfig
 from bitnet.core.model.hf_vocabulary import read_vocabulary
+from bitnet.core.model.mlx import FLOATS
+from bitnet.core.model.recode import TernarySource
 from bitnet.core.model.safetensors import Stored, open_checkpoint, read_json
 from bitnet.core.model.weights import Expected, expected_weights
 from bitnet.core.text.chat import ChatTemplate
@@ -27,6 +32,8 @@ LAYER_NAMES = {
     "self_attn.q_proj": "attn_q",
     "self_attn.k_proj": "attn_k",
     "self_attn.v_proj": "attn_v",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
     "self_attn.attn_sub_norm": "attn_sub_norm",
     "self_attn.inner_attn_ln": "attn_sub_norm",
     "self_attn.o_proj": "attn_output",
@@ -38,10 +45,10 @@ LAYER_NAMES = {
     "mlp.down_proj": "ffn_down",
 }
 """Names of a checkpoint's tensors, and of a GGUF's. The other names of the sub-norms are those in 1bitLLM's code."""
-FLOATS = {"F32": GGMLType.F32, "F16": GGMLType.F16, "BF16": GGMLType.BF16}
+Array = TypeVar("Array", bound=npt.NDArray[Any])
 
 
-def read_folder(folder: Path) -> tuple[dict[str, MetadataValue], dict[str, Tensor]]:
+def read_folder(folder: Path) -> tuple[dict[str, MetadataValue], dict[str, Tensor | TernarySource]]:
     """Metadata and tensors of a model folder; weights are read when a tensor is written.
 
     Raises:
@@ -50,29 +57,40 @@ def read_folder(folder: Path) -> tuple[dict[str, MetadataValue], dict[str, Tenso
     config = HFConfig(folder)
     stored = {_name(tensor): tensor for tensor in open_checkpoint(folder).values()}
     if config.model.tied_embeddings:
-        stored.pop("output.weight", None)
+        for part in ("weight", "scales", "biases"):
+            stored.pop(f"output.{part}", None)
     sources = _sources(config, stored, folder)
     # Tensors have confirmed the shape: from here on, its sizes may be allocated.
-    factors = config.frequency_factors()
-    tensors: dict[str, Tensor] = {} if factors is None else {"rope_freqs.weight": factors}
-    metadata = config.metadata() | read_vocabulary(folder, config.values, config.default_ids).metadata()
+    keys, factors = config.rope()
+    tensors: dict[str, Tensor | TernarySource] = {**factors}
+    rope: dict[str, MetadataValue] = {f"{config.model.architecture}.{key}": value for key, value in keys.items()}
+    metadata = config.metadata() | rope | read_vocabulary(folder, config.values, config.default_ids).metadata()
     template = _chat_template(folder)
     if template is not None:
         metadata["tokenizer.chat_template"] = template
     return metadata, tensors | sources
 
 
-def _sources(config: HFConfig, stored: dict[str, Stored], folder: Path) -> dict[str, TensorSource]:
+def _sources(config: HFConfig, stored: dict[str, Stored], folder: Path) -> dict[str, Tensor | TernarySource]:
     """The source of each weight of the model; ``stored`` holds the checkpoint's tensors by their GGUF names."""
-    tensors: dict[str, TensorSource] = {}
+    tensors: dict[str, Tensor | TernarySource] = {}
     for name, expected in expected_weights(config.model):
         tensor = stored.pop(f"{name}.weight", None)
         if tensor is None:
             raise ModelFileError("is missing.", path=folder, field=f"tensor {name!r} (as GGUF calls it)")
         scale = stored.pop(f"{name}.weight_scale", None)
-        source = _ternary(config, name, tensor, scale) if expected.kind == "ternary" else _dense(tensor, expected)
-        if source.shape != expected.shape:
-            raise tensor.error(f"has the shape {source.shape}; config.json makes it {expected.shape}.")
+        source: TensorSource | TernarySource
+        if tensor.dtype == "U32" and expected.kind != "norm":
+            scales, biases = (stored.pop(f"{name}.{part}", None) for part in ("scales", "biases"))
+            weight = mlx.ternary_matrix(tensor, scales, biases, expected.shape[1])
+            source = TernarySource(_reordered(config, name, weight), tensor.error)
+        elif expected.kind == "ternary":
+            source = _ternary(config, name, tensor, scale)
+        else:
+            source = _dense(tensor, expected)
+        shape = source.shape if isinstance(source, TensorSource) else source.weight.shape
+        if shape != expected.shape:
+            raise tensor.error(f"has the shape {shape}; config.json makes it {expected.shape}.")
         tensors[f"{name}.weight"] = source
     for name, tensor in stored.items():
         if not name.endswith("inv_freq"):  # rotary frequencies that old versions stored
@@ -111,33 +129,41 @@ def _dense(tensor: Stored, expected: Expected) -> TensorSource:
     return TensorSource(tensor.shape, GGMLType.F32 if expected.kind == "norm" else GGMLType.F16, data)
 
 
-def _ternary(config: HFConfig, name: str, tensor: Stored, scale: Stored | None) -> TensorSource:
-    """A ternary matrix as I2_S, from packed codes or from floats."""
+def _ternary(config: HFConfig, name: str, tensor: Stored, scale: Stored | None) -> TernarySource:
+    """A ternary matrix from packed codes or from floats."""
     packed = tensor.dtype == "U8"
     if len(tensor.shape) != 2 or (packed and scale is None) or (not packed and tensor.dtype not in FLOATS):
         raise tensor.error(f"{tensor.dtype} {tensor.shape} is no ternary matrix with a scale.")
     shape = (tensor.shape[0] * (4 if packed else 1), tensor.shape[1])
-    if shape[0] * shape[1] % GROUP:
-        raise tensor.error(f"{shape} has {shape[0] * shape[1]} weights; I2_S holds a multiple of {GROUP}.")
-    heads = {"attn_q": config.model.heads, "attn_k": config.model.kv_heads}.get(name.rpartition(".")[2])
-    reorder = heads if config.model.rope_style == "interleaved" else None
 
-    def data() -> Iterator[npt.NDArray[np.uint8]]:
+    def load() -> TernaryData:
         factor = 1.0 if scale is None else _scale(scale, divides=config.divides)
         try:
             if packed:
-                codes = unpack_huggingface(tensor.bytes().reshape(tensor.shape))
+                codes = pack_ternary(unpack_huggingface(tensor.bytes().reshape(tensor.shape)))
             else:
                 floats = load_ternary(FLOATS[tensor.dtype], shape, tensor.bytes(), "official", master=config.online)
-                codes, factor = unpack_ternary(floats.codes, shape[1]), factor * float(floats.scale[0])
+                codes, factor = floats.codes, factor * float(floats.scale[0])
         except ValueError as error:
             raise tensor.error(f"{error}.") from None
         if abs(factor) > float(np.finfo(np.float32).max):
             raise tensor.error(f"its scale is {factor}, which float32 does not hold.")
-        tensor.release()
-        yield i2s_bytes(codes if reorder is None else interleave(codes, reorder), factor)
+        return TernaryData(codes, np.array([factor], np.float32))
 
-    return TensorSource(shape, GGMLType.I2_S, data)
+    return TernarySource(_reordered(config, name, TernaryWeight(shape, load, tensor.release)), tensor.error)
+
+
+def _reordered(config: HFConfig, name: str, weight: TernaryWeight) -> TernaryWeight:
+    """A matrix with its rows in the order of a GGUF file."""
+    heads = {"attn_q": config.model.heads, "attn_k": config.model.kv_heads}.get(name.rpartition(".")[2])
+    if heads is None or config.model.rope_style != "interleaved":
+        return weight
+
+    def load() -> TernaryData:
+        codes, scale = weight.load()
+        return TernaryData(interleave(codes, heads), scale if weight.group is None else interleave(scale, heads))
+
+    return replace(weight, load=load)
 
 
 def _scale(tensor: Stored, *, divides: bool) -> float:
@@ -172,13 +198,14 @@ def unpack_huggingface(packed: npt.NDArray[np.uint8]) -> npt.NDArray[np.int8]:
     return codes
 
 
-def interleave(rows: npt.NDArray[np.int8], heads: int) -> npt.NDArray[np.int8]:
+def interleave(rows: Array, heads: int) -> Array:
     """Order q's or k's rows so that a rotated pair is neighbours, as GGUF files of ``llama`` have it.
 
     Hugging Face pairs row ``i`` of a head with row ``i + head_dim / 2``.
     """
-    pairs = rows.reshape(heads, 2, -1, rows.shape[1]).swapaxes(1, 2)
-    return np.ascontiguousarray(pairs).reshape(rows.shape)
+    order = np.arange(len(rows)).reshape(heads, 2, -1).swapaxes(1, 2).reshape(-1)
+    ordered: Array = rows[order]
+    return ordered
 
 
 def _chat_template(folder: Path) -> str | None:

@@ -13,12 +13,21 @@ import numpy.typing as npt
 
 from bitnet.core.errors import ModelFileError, brief
 from bitnet.core.gguf import MetadataValue
-from bitnet.core.model.config import ACTIVATIONS, ARCHITECTURES, ModelConfig, shape_faults
+from bitnet.core.model.config import ACTIVATIONS, ARCHITECTURES, REFUSED, ModelConfig, shape_faults
+from bitnet.core.model.rope import longrope_attention, yarn_attention
 from bitnet.core.model.safetensors import read_json
 
-HF_ARCHITECTURES = {"BitNetForCausalLM": "bitnet-b1.58", "BitnetForCausalLM": "bitnet", "LlamaForCausalLM": "llama"}
-"""GGUF architectures of Hugging Face's: BitNet in transformers, 1bitLLM's models, and Llama-shaped ones."""
-_LLAMA: Mapping[str, Any] = {
+HF_ARCHITECTURES = {
+    "BitNetForCausalLM": "bitnet-b1.58",
+    "BitnetForCausalLM": "bitnet",
+    "LlamaForCausalLM": "llama",
+    "MiniCPMForCausalLM": "minicpm",
+    "Qwen3ForCausalLM": "qwen3",
+}
+"""GGUF architectures of Hugging Face's: BitNet in transformers, 1bitLLM's models, and those shaped as others are."""
+HF_REFUSED = {"Qwen2": "qwen2", "Gemma3": "gemma3", "Olmo": "olmo", "OLMo": "olmo"}
+"""Beginnings of names of architectures that are not supported, and what GGUF calls them."""
+_LLAMA: dict[str, Any] = {
     "vocab_size": 32_000,
     "hidden_size": 4096,
     "intermediate_size": 11_008,
@@ -53,11 +62,22 @@ DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     },
     "LlamaForCausalLM": _LLAMA,
     "BitnetForCausalLM": _LLAMA,
+    "MiniCPMForCausalLM": _LLAMA
+    | {"tie_word_embeddings": True, "scale_emb": 1.0, "scale_depth": 1.0, "dim_model_base": 1.0},
+    "Qwen3ForCausalLM": _LLAMA
+    | {
+        "vocab_size": 151_936,
+        "intermediate_size": 22_016,
+        "num_key_value_heads": 32,
+        "head_dim": 128,
+        "max_position_embeddings": 32_768,
+        "bos_token_id": None,
+        "eos_token_id": None,
+    },
 }
-"""What a key that ``config.json`` lacks stands for: the defaults of transformers' ``BitNetConfig`` and ``LlamaConfig``
-(5.23). 1bitLLM's own configuration class has those of ``LlamaConfig``. None: derived from other keys."""
-FILE_TYPE_I2S = 40
-"""``general.file_type`` of I2_S files, as the official one has it."""
+"""What a key that ``config.json`` lacks stands for: the defaults of transformers' ``BitNetConfig``, ``LlamaConfig`` and
+``Qwen3Config`` (5.23). 1bitLLM's own configuration class has those of ``LlamaConfig``, and OpenBMB's class of MiniCPM
+those above. None: derived from other keys."""
 _KEYS_OF_SHAPE = {
     "hidden": "hidden_size",
     "heads": "num_attention_heads",
@@ -76,7 +96,8 @@ class HFConfig:
     Attributes:
         values: All of ``config.json``, and :data:`DEFAULTS` for what it lacks.
         default_ids: Begin and end tokens, where nothing in the folder names any.
-        model: The model's shape, without frequency factors: nothing is allocated by numbers that no tensor confirms.
+        model: The model's shape, without how its rotary frequencies are stretched: nothing is allocated by numbers that
+            no tensor confirms.
         divides: Whether ``weight_scale`` divides the codes (transformers' BitLinear) or multiplies (AutoBitLinear).
         online: Whether float weights are masters that are quantised at every use.
 
@@ -90,7 +111,11 @@ class HFConfig:
         names = self.values.get("architectures")
         name = names[0] if isinstance(names, list) and names else None
         if not isinstance(name, str) or name not in HF_ARCHITECTURES:
-            raise self.error("architectures", f"{brief(name)} is not supported; {', '.join(HF_ARCHITECTURES)} are.")
+            kind = next((kind for begin, kind in HF_REFUSED.items() if str(name).startswith(begin)), None)
+            why = f": {REFUSED[kind]}" if kind else ""
+            raise self.error(
+                "architectures", f"{brief(name)} is not supported{why}; {', '.join(HF_ARCHITECTURES)} are."
+            )
         architecture = HF_ARCHITECTURES[name]
         defaults = dict(DEFAULTS[name])
         self.default_ids = {key: defaults.pop(key) for key in ("bos_token_id", "eos_token_id")}
@@ -108,6 +133,9 @@ class HFConfig:
         ffn = self._integer("intermediate_size")
         for wrong, message in shape_faults(hidden=hidden, heads=heads, head_dim=head_dim, ffn=ffn):
             raise self.error(_KEYS_OF_SHAPE[wrong], message)
+        for key in ("use_sliding_window", "sparse_config"):
+            if self.values.get(key):
+                raise self.error(key, "is not supported: every token attends to all before it here.")
         self._rope = scaling = self._mapping("rope_scaling") or self._mapping("rope_parameters")
         theta = self._number(scaling if scaling.get("rope_theta") is not None else self.values, "rope_theta")
         partial = scaling if "partial_rotary_factor" in scaling else self.values
@@ -132,8 +160,10 @@ class HFConfig:
             rope_style=ARCHITECTURES[architecture],
             rope_freq_factors=None,
             activation=ACTIVATIONS[activation],
-            sub_norms=architecture != "llama",
+            sub_norms=architecture.startswith("bitnet"),
             tied_embeddings=self.values["tie_word_embeddings"] is True,
+            head_norms=architecture == "qwen3",
+            **self._scales(architecture),
         )
 
     def error(self, key: str, message: str) -> ModelFileError:
@@ -155,15 +185,31 @@ class HFConfig:
             "attention.layer_norm_rms_epsilon": model.rms_eps,
             "hidden_activation": model.activation,
         }
+        if model.architecture == "minicpm":
+            values |= {
+                "embedding_scale": model.embedding_scale,
+                "residual_scale": model.residual_scale,
+                "logit_scale": 1 / model.logit_scale,  # what llama.cpp divides by
+            }
         if model.head_dim * model.heads != model.hidden_size:
             values |= {"attention.key_length": model.head_dim, "attention.value_length": model.head_dim}
         general: dict[str, MetadataValue] = {
             "general.architecture": model.architecture,
             "general.name": model.name,
-            "general.file_type": FILE_TYPE_I2S,
             "general.quantization_version": 2,
         }
         return general | {f"{model.architecture}.{key}": value for key, value in values.items()}
+
+    def _scales(self, architecture: str) -> dict[str, Any]:
+        """MiniCPM's scales of embeddings, of what is added to the residual stream, and of logits."""
+        if architecture != "minicpm":
+            return {}
+        depth, base = self._number(self.values, "scale_depth"), self._number(self.values, "dim_model_base")
+        return {
+            "embedding_scale": self._number(self.values, "scale_emb"),
+            "residual_scale": depth / math.sqrt(self._integer("num_hidden_layers")),
+            "logit_scale": base / self._integer("hidden_size"),
+        }
 
     def _mapping(self, key: str) -> dict[str, Any]:
         value = self.values.get(key) or {}
@@ -187,12 +233,24 @@ class HFConfig:
             raise self.error(key, f"is {brief(value)}, not a positive number that float32 can hold.")
         return float(value)
 
+    @property
+    def is_mlx(self) -> bool:
+        """Whether MLX wrote the folder: its configuration has the group's size and no method."""
+        found = self._mapping("quantization") or self._mapping("quantization_config")
+        return "group_size" in found and "quant_method" not in found
+
     def _quantization(self, architecture: str) -> Mapping[str, Any]:
         found = self._mapping("quantization_config")
+        if self.is_mlx:
+            found = self._mapping("quantization") or found
+            if found.get("bits") != 2 or found.get("mode", "affine") != "affine":
+                raise self.error("quantization", f"is {brief(found)}; ternary weights have 2 bits, and affine scales.")
+            return {"linear_class": "autobitlinear", "quantization_mode": "offline"}
         if not found:
-            if architecture == "llama":
+            if architecture in ("llama", "qwen3"):
                 raise self.error("quantization_config", "is missing: this is no 1.58-bit model.")
-            return {"linear_class": "autobitlinear", "quantization_mode": "online"}
+            mode = "offline" if architecture == "minicpm" else "online"  # BitCPM4's weights are ternary already
+            return {"linear_class": "autobitlinear", "quantization_mode": mode}
         if found.get("quant_method") != "bitnet":
             raise self.error(
                 "quantization_config", f"{brief(found.get('quant_method'))} is not supported; only bitnet is."
@@ -206,26 +264,86 @@ class HFConfig:
             )
         return found
 
-    def frequency_factors(self) -> npt.NDArray[np.float32] | None:
-        """Divisors of the rotary frequencies, ``f32[head_dim / 2]``: one number, or more for long waves (``llama3``).
+    def rope(self) -> tuple[dict[str, MetadataValue], dict[str, npt.NDArray[np.float32]]]:
+        """The GGUF keys, without the architecture before them, and tensors of how rotary frequencies are stretched.
 
         Raises:
-            ModelFileError: The configuration scales them in another way.
+            ModelFileError: The configuration stretches them in another way.
         """
-        scaling, head_dim, theta = self._rope, self.model.head_dim, self.model.rope_theta
+        scaling = self._rope
         kind = scaling.get("rope_type") or scaling.get("type") or "default"
-        if kind == "default":
-            return None
-        if kind not in ("linear", "llama3"):
-            raise self.error("rope_scaling", f"{brief(kind)} is not supported; linear and llama3 are.")
-        factor = self._number(scaling, "factor")
+        if kind in ("default", "dynamic"):  # up to the model's own context, which is the most here, these are the same
+            return {}, {}
         if kind == "linear":
-            return np.full(head_dim // 2, factor, np.float32)
+            factor = np.full(self.model.head_dim // 2, self._number(scaling, "factor"), np.float32)
+            return {}, {"rope_freqs.weight": factor}
+        if kind == "llama3":
+            return {}, {"rope_freqs.weight": self._llama3()}
+        if kind == "yarn":
+            return self._yarn(), {}
+        if kind in ("longrope", "su"):
+            return self._longrope()
+        names = "linear, dynamic, llama3, yarn and longrope"
+        raise self.error("rope_scaling", f"{brief(kind)} is not supported; {names} are.")
+
+    def _original_context(self) -> float:
+        apart = self.values.get("original_max_position_embeddings") is not None
+        context = self.model.context_length
+        return self._number(self.values if apart else self._rope, "original_max_position_embeddings", context)
+
+    def _llama3(self) -> npt.NDArray[np.float32]:
+        """Divisors of the frequencies: one number for long waves, 1 for short ones."""
+        scaling, head_dim = self._rope, self.model.head_dim
+        factor = self._number(scaling, "factor")
         low, high = self._number(scaling, "low_freq_factor"), self._number(scaling, "high_freq_factor")
         if high <= low:
             raise self.error("rope_scaling", f"high_freq_factor {high} is not above low_freq_factor {low}.")
-        trained = self.values if self.values.get("original_max_position_embeddings") is not None else scaling
-        context = self._number(trained, "original_max_position_embeddings", self.model.context_length)
-        turns = context / (2 * math.pi) * theta ** -(np.arange(0, head_dim, 2) / head_dim)  # in the original context
+        waves = self.model.rope_theta ** (np.arange(0, head_dim, 2) / head_dim)
+        turns = self._original_context() / (2 * math.pi) / waves  # in the original context
         smooth = np.clip((turns - low) / (high - low), 0, 1)
         return (1 / ((1 - smooth) / factor + smooth)).astype(np.float32)
+
+    def _yarn(self) -> dict[str, MetadataValue]:
+        scaling, original = self._rope, self._original_context()
+        if scaling.get("truncate") is False:
+            raise self.error("rope_scaling", "truncate false is not supported: a GGUF file has no key for it.")
+        if original != int(original):
+            raise self.error("rope_scaling", f"original_max_position_embeddings is {original}, no integer.")
+        factor = self._number(scaling, "factor", self.model.context_length / original)
+        attention, scale, whole = (scaling.get(key) for key in ("attention_factor", "mscale", "mscale_all_dim"))
+        rule = yarn_attention(factor)
+        if attention is not None:
+            attention = self._number(scaling, "attention_factor")
+        elif scale and whole:
+            scale, whole = self._number(scaling, "mscale"), self._number(scaling, "mscale_all_dim")
+            attention = (1 + scale * (rule - 1)) / (1 + whole * (rule - 1))
+        keys: dict[str, MetadataValue] = {
+            "rope.scaling.type": "yarn",
+            "rope.scaling.factor": factor,
+            "rope.scaling.original_context_length": int(original),
+        }
+        if attention is not None:
+            keys["rope.scaling.attn_factor"] = attention / rule  # on top of YaRN's own rule
+        for key in ("beta_fast", "beta_slow"):
+            if scaling.get(key):
+                keys[f"rope.scaling.yarn_{key}"] = self._number(scaling, key)
+        return keys
+
+    def _longrope(self) -> tuple[dict[str, MetadataValue], dict[str, npt.NDArray[np.float32]]]:
+        scaling, original, pairs = self._rope, self._original_context(), self.model.head_dim // 2
+        if not 2 <= original == int(original):
+            raise self.error("rope_scaling", f"original_max_position_embeddings is {original}, no context.")
+        tensors = {}
+        for name in ("short", "long"):
+            values = scaling.get(f"{name}_factor")
+            if not isinstance(values, list) or len(values) != pairs:
+                raise self.error("rope_scaling", f"{name}_factor is not a list of {pairs} numbers, one for each pair.")
+            numbers = [self._number({f"{name}_factor": value}, f"{name}_factor") for value in values]
+            tensors[f"rope_factors_{name}.weight"] = np.array(numbers, np.float32)
+        factor = self._number(scaling, "factor", self.model.context_length / original)
+        attention = self._number(scaling, "attention_factor", longrope_attention(factor, original))
+        return {
+            "rope.scaling.type": "longrope",
+            "rope.scaling.original_context_length": int(original),
+            "rope.scaling.attn_factor": attention,
+        }, tensors

@@ -13,8 +13,8 @@ import tokenizers
 
 from bitnet.core.errors import InvalidInputError, ModelFileError, brief
 from bitnet.core.model.safetensors import MAX_JSON, read_bytes, read_json
-from bitnet.core.text.tokenizer import LLAMA3_WORDS, SPACE, Tokenizer, word_cutter
-from bitnet.core.text.vocabulary import GPT2, LLAMA3, MAX_TOKENS, TokenType, Vocabulary, excess
+from bitnet.core.text.tokenizer import LLAMA3_WORDS, QWEN2_WORDS, SPACE, Tokenizer, word_cutter
+from bitnet.core.text.vocabulary import GPT2, LLAMA3, MAX_TOKENS, QWEN2, TokenType, Vocabulary, excess
 
 PROBES = (
     "Hello, world! It's 1234567 o'clock; WE'LL see, don't they've? ",
@@ -72,8 +72,8 @@ def _from_json(path: Path) -> Vocabulary:
         raise ModelFileError("holds no byte-pair encoding; no other kind is supported.", path=path, field="model")
     # Input that could make the library run or grow without end is refused before the library sees it.
     _check_sizes(path, model, data.get("added_tokens"))
-    _check_normalizer(path, data.get("normalizer"))
-    _check_words(path, data.get("pre_tokenizer"))
+    qwen = QWEN2_WORDS in _check_words(path, data.get("pre_tokenizer"))
+    _check_normalizer(path, data.get("normalizer"), nfc=qwen)
     original = _original(path)
     pairs = [tuple(merge.split(" ", 1)) if isinstance(merge, str) else tuple(merge) for merge in model["merges"]]
     tokens, types = _tokens(path, original)
@@ -84,14 +84,15 @@ def _from_json(path: Path) -> Vocabulary:
         ways = (base, replace(base, space_prefix=False))
     else:
         base = Vocabulary("gpt2", tokens, types, merges=[" ".join(pair) for pair in pairs], scores=[])
-        ways = (replace(base, pre=LLAMA3), replace(base, pre=GPT2))
+        ways = (replace(base, pre=LLAMA3), replace(base, pre=GPT2), replace(base, pre=QWEN2))
     for way in ways:
         try:
             if _same(way, original):
                 return way
         except InvalidInputError as error:
             raise ModelFileError(f"{error.message}", path=path, field="model") from error
-    raise _cuts_otherwise(path)
+    cutter = data.get("pre_tokenizer")
+    raise _cuts_otherwise(path, metaspace=isinstance(cutter, dict) and cutter.get("type") == "Metaspace")
 
 
 def _original(path: Path) -> tokenizers.Tokenizer:
@@ -119,9 +120,13 @@ GPT2_WORDS = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(
 """Words of GPT-2, which most tokenizers leave to the library to write out."""
 
 
-def _check_words(path: Path, cutter: Any) -> None:
-    """Refuse regular expressions that are not known: some take the library hours, and others end it in a panic."""
-    steps = [cutter]
+def _check_words(path: Path, cutter: Any) -> list[str]:
+    """Refuse regular expressions that are not known: some take the library hours, and others end it in a panic.
+
+    Returns:
+        Those that are there.
+    """
+    steps, found = [cutter], []
     while steps:
         step = steps.pop()
         if not isinstance(step, dict):
@@ -129,21 +134,32 @@ def _check_words(path: Path, cutter: Any) -> None:
         inner = step.get("pretokenizers")
         steps += inner if isinstance(inner, list) else []
         pattern = step.get("pattern")
-        known = {"Regex": LLAMA3_WORDS}, {"Regex": GPT2_WORDS}
+        known = {"Regex": LLAMA3_WORDS}, {"Regex": GPT2_WORDS}, {"Regex": QWEN2_WORDS}
         if isinstance(pattern, dict) and "Regex" in pattern and pattern not in known:
             raise _cuts_otherwise(path, f" It is {brief(pattern['Regex'])}.")
+        found += [pattern["Regex"]] if pattern in known else []
+    return found
 
 
-def _cuts_otherwise(path: Path, how: str = "") -> ModelFileError:
-    message = "cuts text in a way that is not supported: neither like Llama 3, GPT-2 nor SentencePiece."
-    return ModelFileError(message + how, path=path, field="pre_tokenizer")
+def _cuts_otherwise(path: Path, how: str = "", *, metaspace: bool = False) -> ModelFileError:
+    message = "cuts text in a way that is not supported: neither like Llama 3, GPT-2, Qwen 2 nor SentencePiece."
+    hint = None
+    if metaspace:
+        message += " It is a SentencePiece tokenizer saved with legacy=False, for which GGUF files have no key."
+        hint = (
+            "Save it with transformers' legacy=True, or remove tokenizer.json where tokenizer.model is beside it: only "
+            "texts that begin with a space or follow a special token are cut otherwise then."
+        )
+    return ModelFileError(message + how, path=path, field="pre_tokenizer", hint=hint)
 
 
 SPACES = ({"type": "Prepend", "prepend": SPACE}, {"type": "Replace", "pattern": {"String": " "}, "content": SPACE})
 
 
-def _check_normalizer(path: Path, normalizer: Any) -> None:
-    """Refuse a normalizer, which a GGUF file cannot describe; SentencePiece's spaces are the exception."""
+def _check_normalizer(path: Path, normalizer: Any, *, nfc: bool) -> None:
+    """Refuse a normalizer, which a GGUF file cannot describe, but for SentencePiece's spaces and, with ``nfc``, NFC."""
+    if nfc and normalizer == {"type": "NFC"}:
+        return
     steps = normalizer.get("normalizers", [normalizer]) if isinstance(normalizer, dict) else [normalizer]
     for step in steps if normalizer else []:
         if step not in SPACES or len(steps) > len(SPACES):

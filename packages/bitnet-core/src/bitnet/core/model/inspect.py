@@ -9,7 +9,15 @@ import numpy as np
 import numpy.typing as npt
 
 from bitnet.core.gguf import GGMLType, GGUFFile, TensorInfo
-from bitnet.core.gguf.ternary import BLOCK_TYPES, I2SLayout, check_ternary, i2s_codes, i2s_scale, load_ternary
+from bitnet.core.gguf.ternary import (
+    BLOCK_TYPES,
+    LOOKUP_TYPES,
+    I2SLayout,
+    check_ternary,
+    i2s_codes,
+    i2s_scale,
+    load_ternary,
+)
 from bitnet.core.gguf.types import BLOCKS, I2S_TAIL
 
 ROWS = 1024
@@ -19,6 +27,18 @@ MOST_ZERO, LEAST_ZERO, MOST_SKEWED = 0.9, 0.1, 0.1
 """Shares of zeros, and of the difference between +1 and -1 in all others, beyond which weights are hardly a model's."""
 CLEARER = 1.5
 """Factor by which another layout must set columns apart to speak against the assumed one."""
+SURE = 6.0
+"""Standard deviations, of what weights without structure would have, beyond which columns go with a norm's weights."""
+NORMS = {
+    "attn_q": "attn_norm",
+    "attn_k": "attn_norm",
+    "attn_v": "attn_norm",
+    "attn_output": "attn_sub_norm",
+    "ffn_gate": "ffn_norm",
+    "ffn_up": "ffn_norm",
+    "ffn_down": "ffn_sub_norm",
+}
+"""The norm whose output a matrix multiplies."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +74,7 @@ def inspect_tensors(file: GGUFFile, layout: I2SLayout = "official") -> Iterator[
             weights speak against it.
     """
     for info in file.tensors.values():
-        if info.type not in (GGMLType.I2_S, *BLOCK_TYPES) or len(info.shape) != 2:
+        if info.type not in (GGMLType.I2_S, *BLOCK_TYPES, *LOOKUP_TYPES) or len(info.shape) != 2:
             yield TensorReport(info)
             continue
         try:
@@ -81,6 +101,7 @@ def _report(file: GGUFFile, info: TensorInfo, layout: I2SLayout) -> TensorReport
     warnings = [*_odd(statistics)]
     if info.type is GGMLType.I2_S:
         warnings += _layout_doubts(data, shape, layout)
+        warnings += _order_doubts(file, info, layout)
     return TensorReport(info, statistics, tuple(warnings))
 
 
@@ -110,7 +131,7 @@ def _layout_doubts(data: npt.NDArray[np.uint8], shape: tuple[int, int], layout: 
 
     Trained weights have more zeros in some columns than in others. Read by a layout that mixes rows and columns, what
     is taken for a column is parts of many, and they become alike. ``official`` and ``arm`` only order the columns of a
-    block in different ways, so this cannot tell these two apart.
+    block in different ways: :func:`_order_doubts` tells these two apart.
     """
     other: I2SLayout = "official" if layout == "columns" else "columns"
     try:
@@ -122,12 +143,50 @@ def _layout_doubts(data: npt.NDArray[np.uint8], shape: tuple[int, int], layout: 
         yield f"its columns differ {rival / taken:.1f} times as much when read with the I2_S layout '{other}'."
 
 
+def _order_doubts(file: GGUFFile, info: TensorInfo, layout: I2SLayout) -> Iterator[str]:
+    """Whether the order of columns is rather that of the other layout which only orders them differently.
+
+    In trained models, the columns that the norm before a matrix makes large have fewer zeros, or more.
+    """
+    block, _, name = info.name.removesuffix(".weight").rpartition(".")
+    norm = file.tensors.get(f"{block}.{NORMS.get(name, '')}.weight")
+    shape = (info.shape[0], info.shape[1])
+    if layout == "columns" or norm is None or norm.shape != shape[1:] or norm.type is not GGMLType.F32:
+        return
+    other: I2SLayout = "arm" if layout == "official" else "official"
+    gains = np.abs(file.data(norm).view("<f4").astype(np.float64))
+    taken, rival = (_correlation(_zeros(file.data(info), shape, way), gains) for way in (layout, other))
+    if rival > max(SURE, CLEARER * taken):
+        yield (
+            f"the zeros of its columns go {f'{rival / taken:.1f} times as much ' if taken else ''}with "
+            f"{norm.name!r} when read with the I2_S layout '{other}'."
+        )
+
+
+def _correlation(shares: npt.NDArray[np.float64], gains: npt.NDArray[np.float64]) -> float:
+    """The magnitude of a correlation, in standard deviations of what independent numbers would have."""
+    with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
+        found = float(abs(np.corrcoef(shares, gains)[0, 1])) * len(gains) ** 0.5
+    return found if np.isfinite(found) else 0.0
+
+
 def _column_spread(data: npt.NDArray[np.uint8], shape: tuple[int, int], layout: I2SLayout) -> float:
     """Variance of the columns' shares of zeros, in units of what independent weights would have (1 for those)."""
-    n, k = shape
-    begin = max(n - ROWS, 0) // 2 // 128 * 128
-    end = min(begin + ROWS, n) if layout != "columns" else min(begin + ROWS, n) // 4 * 4
-    zero = i2s_codes(data, k, begin, end, layout) == 1
-    shares = zero.mean(axis=0)
+    shares, rows = _zeros(data, shape, layout), _rows(shape[0], layout)
     p = float(shares.mean())
-    return float(shares.var()) * (end - begin) / (p * (1 - p)) if 0 < p < 1 else 1.0
+    return float(shares.var()) * len(rows) / (p * (1 - p)) if 0 < p < 1 else 1.0
+
+
+def _rows(n: int, layout: I2SLayout) -> range:
+    """The rows of a tensor that are looked at."""
+    begin = max(n - ROWS, 0) // 2 // 128 * 128
+    end = min(begin + ROWS, n)
+    return range(begin, end if layout != "columns" else end // 4 * 4)
+
+
+def _zeros(data: npt.NDArray[np.uint8], shape: tuple[int, int], layout: I2SLayout) -> npt.NDArray[np.float64]:
+    """The share of zeros in each column."""
+    rows = _rows(shape[0], layout)
+    zero = i2s_codes(data, shape[1], rows.start, rows.stop, layout) == 1
+    shares: npt.NDArray[np.float64] = zero.mean(axis=0)
+    return shares

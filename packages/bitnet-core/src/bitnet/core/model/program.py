@@ -1,17 +1,14 @@
 """From a model's shape and weights to the program that a device compiles.
 
-One builder serves BitNet b1.58 2B4T (sub-norms, squared ReLU), the 1bitLLM models (sub-norms, SiLU) and Llama-shaped
-1.58-bit models (no sub-norms, SiLU), and Qwen3's shape (no sub-norms, but norms of q's and k's heads): they differ in
-which norms have a weight and in the activation.
+One builder serves BitNet b1.58 2B4T (sub-norms, squared ReLU), the 1bitLLM models (sub-norms, SiLU), Llama-shaped
+1.58-bit models (no sub-norms, SiLU), MiniCPM's (the same, with scales that are folded into what is there: ADR 0045) and
+Qwen3's (no sub-norms, but norms of q's and k's heads): they differ in which norms have a weight and in the activation.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Literal
-
-import numpy as np
-import numpy.typing as npt
+from typing import TYPE_CHECKING
 
 from bitnet.core.hal import (
     Attention,
@@ -19,6 +16,7 @@ from bitnet.core.hal import (
     DenseWeight,
     Embed,
     GluNormQuant,
+    KVDtype,
     KVSpec,
     Limits,
     NormQuant,
@@ -31,47 +29,14 @@ from bitnet.core.hal import (
     TernaryMatmul,
     Weight,
 )
-from bitnet.core.hal.program import NUMPY_DTYPES
+from bitnet.core.model.rope import rope_tables
 
 if TYPE_CHECKING:
     from bitnet.core.model.config import ModelConfig
 
-F32 = npt.NDArray[np.float32]
-KVDtype = Literal["f16", "f32"]
 
-ROPE_PIECE = 1024
-"""Positions whose angles are computed at a time: between two pieces Ctrl-C is heard."""
 BLOCK_SIZE = 32
 """Positions in a KV block: long enough for an attention kernel to stream, short enough to share prefixes well."""
-
-
-def kv_bytes(kv: KVSpec) -> int:
-    """Bytes of a KV cache: keys and values of every layer and position."""
-    return 2 * kv.layers * kv.kv_heads * kv.head_dim * kv.num_blocks * kv.block_size * NUMPY_DTYPES[kv.dtype].itemsize
-
-
-def rope_tables(config: ModelConfig, positions: int) -> tuple[F32, F32]:
-    """Cosines and sines, each ``f32[positions, head_dim / 2]``, of the rotary angles (Su et al. 2021).
-
-    Frequencies and angles are rounded to f32 as in Hugging Face's implementation, on which these models were trained
-    and are checked: at long positions that rounding moves an angle further than anything else here does (ADR 0020).
-    """
-    dim = config.head_dim
-    exponents = np.arange(0, dim, 2, dtype=np.float32) / np.float32(dim)
-    frequencies = 1 / np.power(np.float64(config.rope_theta), exponents).astype(np.float32)
-    if config.rope_freq_factors is not None:
-        frequencies = frequencies / np.asarray(config.rope_freq_factors, np.float32)
-    cos, sin = np.empty((2, positions, dim // 2), np.float32)
-    for begin in range(0, positions, ROPE_PIECE):
-        piece = slice(begin, min(begin + ROPE_PIECE, positions))
-        angles = np.outer(np.arange(piece.start, piece.stop, dtype=np.float32), frequencies).astype(np.float64)
-        cos[piece], sin[piece] = np.cos(angles), np.sin(angles)
-    return cos, sin
-
-
-def rope_bytes(config: ModelConfig) -> int:
-    """Bytes of the rotary tables for each position."""
-    return 4 * config.head_dim
 
 
 def build_program(
@@ -107,7 +72,7 @@ def build_program(
     for layer in range(config.layers):
         ops += _layer_ops(config, layer)
     ops += [
-        NormRows("x", "output_norm", config.rms_eps, "last"),
+        NormRows("x", "output_norm", config.stream_eps, "last"),
         DenseMatmul("last", head, "logits"),
         Sample("logits", "next"),
     ]
@@ -150,7 +115,7 @@ def _layer_ops(config: ModelConfig, layer: int) -> list[Op]:
     ffn_sub_norm = weight("ffn_sub_norm") if config.sub_norms else None
     q_norm, k_norm = (weight("attn_q_norm"), weight("attn_k_norm")) if config.head_norms else (None, None)
     return [
-        NormQuant("x", weight("attn_norm"), eps, "q8", "q8_scale"),
+        NormQuant("x", weight("attn_norm"), config.stream_eps, "q8", "q8_scale"),
         TernaryMatmul("q8", "q8_scale", (weight("attn_q"), weight("attn_k"), weight("attn_v")), "qkv"),
         RopeAppend(
             "qkv", layer, heads, kv_heads, head_dim, "rope_cos", "rope_sin", config.rope_style, q_norm, k_norm, eps
@@ -158,7 +123,7 @@ def _layer_ops(config: ModelConfig, layer: int) -> list[Op]:
         Attention("qkv", "attn", layer, heads, kv_heads, head_dim),
         NormQuant("attn", attn_sub_norm, eps, "attn_q8", "attn_q8_scale"),
         TernaryMatmul("attn_q8", "attn_q8_scale", (weight("attn_output"),), "x", add=True),
-        NormQuant("x", weight("ffn_norm"), eps, "q8", "q8_scale"),
+        NormQuant("x", weight("ffn_norm"), config.stream_eps, "q8", "q8_scale"),
         TernaryMatmul("q8", "q8_scale", (weight("ffn_gate"), weight("ffn_up")), "gate_up"),
         GluNormQuant("gate_up", ffn_sub_norm, eps, config.activation, "h8", "h8_scale"),
         TernaryMatmul("h8", "h8_scale", (weight("ffn_down"),), "x", add=True),

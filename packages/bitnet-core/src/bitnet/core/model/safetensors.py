@@ -25,7 +25,7 @@ MAX_HEADER = 8 << 20
 needs about 120, and the models that bitnet runs have some hundreds."""
 MAX_JSON = 64 << 20
 """Maximum bytes of a JSON file; the largest are tokenizers', of 33 MB."""
-SIZES = {"F32": 4, "F16": 2, "BF16": 2, "U8": 1, "I8": 1}
+SIZES = {"F32": 4, "F16": 2, "BF16": 2, "U8": 1, "I8": 1, "U32": 4}
 """Bytes of an element of each type that weights of ternary models have."""
 
 

@@ -9,18 +9,16 @@ import numpy as np
 import numpy.typing as npt
 
 from bitnet.core.gguf import GGMLType, GGUFFile, TensorInfo
+from bitnet.core.gguf.blocks import block_scales
 from bitnet.core.gguf.quants import DECODERS, decode
-from bitnet.core.gguf.ternary import (
-    BLOCK_TYPES,
-    I2SLayout,
-    block_scales,
-    check_ternary,
-    holds_threes,
-    load_ternary,
-)
+from bitnet.core.gguf.ternary import BLOCK_TYPES, LOOKUP_TYPES, I2SLayout, check_ternary, holds_threes, load_ternary
 from bitnet.core.gguf.types import BLOCKS
 from bitnet.core.hal import DenseWeight, TernaryData, TernaryWeight, Weight
 from bitnet.core.model.config import ModelConfig
+from bitnet.core.model.rope import LongRope
+
+FLOATS = (GGMLType.F16, GGMLType.BF16)
+"""Types of numbers that were not quantised, of half the size of f32."""
 
 
 class Expected(NamedTuple):
@@ -65,8 +63,16 @@ def bind_weights(file: GGUFFile, config: ModelConfig, layout: I2SLayout) -> Mapp
         ModelFileError: A tensor is missing, of another shape or of a type that cannot hold such a weight, or the file
             has tensors that this architecture does not know, such as biases.
     """
+    rotated = next((key for key in file.metadata if key.startswith("prism.hadamard.")), None)
+    if rotated is not None:
+        raise file.error(
+            "says that the weights are rotated by a Hadamard matrix, which bitnet cannot undo.", key=rotated
+        )
     weights: dict[str, Weight] = {}
     known = {"rope_freqs.weight"}
+    if isinstance(config.rope_scaling, LongRope):
+        known |= {"rope_factors_short.weight", "rope_factors_long.weight"}
+    factors = folded_scales(config)
     grouped = _several_scales(file)
     for name, (kind, shape) in expected_weights(config):
         tensor = file.tensors.get(f"{name}.weight")
@@ -75,11 +81,15 @@ def bind_weights(file: GGUFFile, config: ModelConfig, layout: I2SLayout) -> Mapp
         if tensor.shape != shape:
             raise file.error(f"has the shape {tensor.shape}; the model's metadata make it {shape}.", tensor=tensor.name)
         if kind == "ternary":
-            scale = file.tensors.get(f"{name}.scale")  # llama.cpp keeps the scale apart where it reads packed weights
+            # llama.cpp keeps the scale apart where it reads packed weights; bitnet.cpp's converter names it otherwise.
+            apart = f"{name}.weight_scale" if tensor.type in LOOKUP_TYPES else f"{name}.scale"
+            scale = file.tensors.get(apart)
+            if scale is None and tensor.type in LOOKUP_TYPES:
+                raise file.error("is missing.", tensor=apart)
             weights[name] = _ternary(file, config, tensor, scale, layout, grouped)
-            known.add(f"{name}.scale")
+            known.add(apart)
         else:
-            weights[name] = _dense(file, tensor, kind)
+            weights[name] = _dense(file, tensor, kind, factors.get(name, 1.0))
         known.add(tensor.name)
     unknown = next((name for name in file.tensors if name not in known), None)
     if unknown is not None:
@@ -87,6 +97,16 @@ def bind_weights(file: GGUFFile, config: ModelConfig, layout: I2SLayout) -> Mapp
     if config.tied_embeddings:
         weights["output"] = weights["token_embd"]
     return weights
+
+
+def folded_scales(config: ModelConfig) -> Mapping[str, float]:
+    """What weights are multiplied by, so that a program without MiniCPM's scales computes what one with them would.
+
+    The residual stream is kept divided by ``residual_scale``: what a sub-layer adds to it is then unscaled, and the
+    embedding takes both scales. The norms behind take the rest (ADR 0045).
+    """
+    embedding = config.embedding_scale / config.residual_scale
+    return {"token_embd": embedding, "output_norm": config.logit_scale / (embedding if config.tied_embeddings else 1)}
 
 
 def ternary_tables(file: GGUFFile, config: ModelConfig) -> Mapping[str, TernaryWeight]:
@@ -99,7 +119,8 @@ def ternary_tables(file: GGUFFile, config: ModelConfig) -> Mapping[str, TernaryW
     for name in ("token_embd", "output"):
         tensor = file.tensors.get(f"{name}.weight")
         if tensor is not None and tensor.type in BLOCK_TYPES and not holds_threes(tensor.type, file.data(tensor)):
-            tables[name] = _ternary(file, config, tensor, None, "official", grouped=True)
+            factor = folded_scales(config).get(name, 1.0)
+            tables[name] = _ternary(file, config, tensor, None, "official", grouped=True, factor=factor)
     if config.tied_embeddings and "token_embd" in tables:
         tables["output"] = tables["token_embd"]
     return tables
@@ -120,16 +141,16 @@ def _ternary(
     scale: TensorInfo | None,
     layout: I2SLayout,
     grouped: bool,
+    factor: float = 1.0,
 ) -> TernaryWeight:
     shape = (tensor.shape[0], tensor.shape[1])
     # A file of floats may as well be no ternary model at all.
-    master = config.architecture not in ("llama", "qwen3")
+    master = config.architecture not in ("llama", "minicpm", "qwen3")
     group = BLOCKS[tensor.type][0] if grouped and tensor.type in BLOCK_TYPES else None
     try:
         check_ternary(tensor.type, shape, layout)
     except ValueError as error:
         raise file.error(f"{error}.", tensor=tensor.name) from None
-    factor = 1.0
     if scale is not None:
         if scale.type is not GGMLType.F32 or scale.nbytes != 4:
             raise file.error(f"is {scale.type.name} {scale.shape}; it must be one F32.", tensor=scale.name)
@@ -144,18 +165,26 @@ def _ternary(
             data = load_ternary(tensor.type, shape, file.data(tensor), layout, master=master, grouped=group is not None)
         except ValueError as error:
             raise file.error(f"{error}.", tensor=tensor.name) from None
-        return data if factor == 1 else data._replace(scale=data.scale * np.float32(factor))
+        if factor == 1:
+            return data
+        with np.errstate(over="ignore"):
+            scaled = (data.scale * np.float32(factor)).astype(data.scale.dtype)
+        if not np.isfinite(scaled).all():
+            raise file.error(f"a scale times {factor:g} is too large for {scaled.dtype}.", tensor=tensor.name)
+        return data._replace(scale=scaled)
 
     return TernaryWeight(shape, load, lambda: file.release(tensor), group)
 
 
-def _dense(file: GGUFFile, tensor: TensorInfo, kind: Literal["dense", "norm"]) -> DenseWeight:
-    """Floats as they are; norms as f32, all else as f16, which rounds quantised values by up to 2⁻¹¹ (ADR 0034)."""
+def _dense(file: GGUFFile, tensor: TensorInfo, kind: Literal["dense", "norm"], factor: float) -> DenseWeight:
+    """Numbers times ``factor``: norms and floats that a factor changes as f32, F32 and F16 as they are, and all else as
+    f16, which rounds quantised values by up to 2⁻¹¹ (ADR 0034)."""
     if tensor.type not in DECODERS:
         names = ", ".join(dtype.name for dtype in DECODERS)
         raise file.error(f"{tensor.type.name} cannot be read as numbers; {names} can.", tensor=tensor.name)
-    dtype: Literal["f32", "f16"] = "f32" if kind == "norm" or tensor.type is GGMLType.F32 else "f16"
-    as_is = tensor.type.name == dtype.upper()
+    floats = tensor.type in (GGMLType.F32, *(FLOATS if factor != 1 else ()))
+    dtype: Literal["f32", "f16"] = "f32" if kind == "norm" or floats else "f16"
+    as_is = tensor.type.name == dtype.upper() and factor == 1
     numpy_dtype = np.dtype({"f32": "<f4", "f16": "<f2"}[dtype])
 
     def load() -> npt.NDArray[np.float32] | npt.NDArray[np.float16]:
@@ -165,7 +194,7 @@ def _dense(file: GGUFFile, tensor: TensorInfo, kind: Literal["dense", "norm"]) -
             return view
         out: npt.NDArray[np.float32] = np.empty(tensor.shape, numpy_dtype)
         try:
-            decode(tensor.type, data, out)
+            decode(tensor.type, data, out, factor)
         except ValueError as error:
             raise file.error(f"{error}.", tensor=tensor.name) from None
         return out

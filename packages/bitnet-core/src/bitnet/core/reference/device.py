@@ -12,6 +12,7 @@ import numpy.typing as npt
 from bitnet.core.errors import DeviceError, InvalidInputError, OutOfMemoryError
 from bitnet.core.hal import (
     IN_OUTPUT,
+    KV_I8,
     LOGPROBS,
     NO_TOKEN,
     PENALTIES,
@@ -39,7 +40,7 @@ from bitnet.core.hal import (
     TernaryMatmul,
     TernaryWeight,
 )
-from bitnet.core.hal.check import SlotCheck, StepCheck, TensorCheck, check_deterministic, check_program, loaded_ternary
+from bitnet.core.hal.check import SlotCheck, StepCheck, TensorCheck, check_features, check_program, loaded_ternary
 from bitnet.core.hal.program import NUMPY_DTYPES
 from bitnet.core.hal.sampling import adjusted, choose, logprobs
 from bitnet.core.reference import ops
@@ -51,7 +52,7 @@ NUMPY_INFO = DeviceInfo(
     description="numpy reference device",
     vendor="numpy",
     type=DeviceType.CPU,
-    features=(PENALTIES, LOGPROBS, TERNARY_TABLES),
+    features=(PENALTIES, LOGPROBS, TERNARY_TABLES, KV_I8),
     details={"numpy": np.__version__},
 )
 """``cpu:numpy``; its memory is the host's, and not known here."""
@@ -90,7 +91,7 @@ class ReferenceDevice:
         if self._closed:
             raise DeviceError("the device is closed.", device=self._info.name)
         check_program(program)
-        check_deterministic(program, self._info)
+        check_features(program, self._info)
         executable = ReferenceExecutable(self, program)
         with self._lock:
             self._open.append(executable)
@@ -189,16 +190,18 @@ class ReferenceExecutable:
             else:
                 self._ternary[name] = loaded_ternary(name, weight)
         self._cache: npt.NDArray[Any] = np.empty(0)
+        self._scales: ops.F32 | None = None
         if (kv := program.kv) is not None:
             # [layer, k or v, block, position in the block, head, element]
             cache = (kv.layers, 2, kv.num_blocks, kv.block_size, kv.kv_heads, kv.head_dim)
             self._cache = np.zeros(cache, NUMPY_DTYPES[kv.dtype])
+            self._scales = np.zeros(cache[:-1], np.float32) if kv.dtype == "i8" else None
         named = [op.weights for op in program.ops if isinstance(op, TernaryMatmul)]
         codes = sum(self._ternary[name].codes.nbytes for names in named for name in names)
         others = [op.weight for op in program.ops if isinstance(op, NormQuant | GluNormQuant | NormRows | DenseMatmul)]
         self._weight_bytes = codes + sum(self._dense[name].nbytes for name in others if name in self._dense)
         self._weight_bytes += sum(sum(a.nbytes for a in self._ternary[n]) for n in others if n in self._ternary)
-        self.used = self._cache.nbytes + sum(t.nbytes for t in self._tensors.values())
+        self.used = (0 if kv is None else kv.bytes) + sum(t.nbytes for t in self._tensors.values())
         self.used += sum(w.nbytes for w in self._dense.values()) + sum(w.codes.nbytes for w in self._ternary.values())
 
     @property
@@ -263,7 +266,7 @@ class ReferenceExecutable:
             if self._closed:
                 return
             self._closed = True
-            del self._tensors, self._dense, self._ternary, self._cache
+            del self._tensors, self._dense, self._ternary, self._cache, self._scales
         self._device._forget(self)
 
     def _usable(self) -> None:
@@ -324,8 +327,12 @@ class ReferenceExecutable:
         for seq in step.sequences():
             own = slice(seq.begin, seq.end)
             blocks, places = seq.blocks[positions[own] // size], positions[own] % size
-            self._cache[op.layer, 0, blocks, places] = rotated[own, heads:]
-            self._cache[op.layer, 1, blocks, places] = qkv[own, heads + groups :]
+            for which, rows in enumerate((rotated[own, heads:], qkv[own, heads + groups :])):
+                at = op.layer, which, blocks, places
+                if self._scales is None:
+                    self._cache[at] = rows
+                else:
+                    self._cache[at], self._scales[at] = ops.row_int8(rows)
 
     def _attention(self, op: Attention, step: _Fields) -> None:
         m, groups, d = step.tokens, op.kv_heads, op.head_dim
@@ -334,7 +341,10 @@ class ReferenceExecutable:
         for seq in step.sequences():
             length = seq.position + seq.end - seq.begin
             blocks = seq.blocks[: -(-length // size)]
-            k, v = self._cache[op.layer][:, blocks].reshape(2, -1, groups, d)[:, :length]
+            cached = self._cache[op.layer][:, blocks]
+            if self._scales is not None:
+                cached = cached * self._scales[op.layer][:, blocks, ..., None]
+            k, v = cached.reshape(2, -1, groups, d)[:, :length]
             out = ops.attention(qkv[seq.begin : seq.end, : op.heads], k, v, seq.position)
             self._tensors[op.out][seq.begin : seq.end] = out.reshape(-1, op.heads * d)
 

@@ -16,6 +16,9 @@ I8 = npt.NDArray[np.int8]
 _CHUNK = 1 << 21
 """Elements of a weight matrix, or of attention scores, held unpacked at a time: 8 or 16 MiB."""
 
+LEAST_ROW = 1e-30
+"""A row of an ``i8`` cache whose greatest magnitude is below this is stored as zeros."""
+
 # The four weights of each byte, in the order its two-bit fields come: bits 7-6 first.
 _UNPACKED = ((np.arange(256)[:, None] >> np.array([6, 4, 2, 0])) & 3).astype(np.float32) - 1
 
@@ -132,6 +135,16 @@ def attention(q: F32, k: npt.NDArray[np.floating], v: npt.NDArray[np.floating], 
         out[:, :, at : at + step] = weights @ values / weights.sum(axis=-1, keepdims=True)
     rows: F32 = out.transpose(2, 0, 1, 3).reshape(n, heads, d).astype(np.float32)
     return rows
+
+
+def row_int8(x: F32) -> tuple[I8, F32]:
+    """Codes ``[..., d]`` and scales ``[...]`` of rows of an ``i8`` cache; one that is not all finite has scale NaN."""
+    greatest = np.abs(x.astype(np.float64)).max(axis=-1)
+    sound = np.isfinite(greatest)
+    inverse = np.where(sound & (greatest >= LEAST_ROW), 127 / np.maximum(np.where(sound, greatest, 1), LEAST_ROW), 0)
+    codes = np.clip(np.rint(np.where(sound[..., None], x, 0) * inverse[..., None]), -127, 127)
+    scale = np.where(sound, np.where(inverse > 0, greatest / 127, 0), np.nan)
+    return codes.astype(np.int8), scale.astype(np.float32)
 
 
 def absmean_ternary(x: F32) -> tuple[I8, np.float32]:

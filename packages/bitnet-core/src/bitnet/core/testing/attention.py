@@ -12,6 +12,7 @@ from bitnet.core.hal import (
     Attention,
     Device,
     Embed,
+    KVDtype,
     KVSpec,
     Limits,
     Op,
@@ -26,7 +27,7 @@ from bitnet.core.testing.base import DeviceTests
 from bitnet.core.testing.cases import Size, over, pick
 from bitnet.core.testing.rig import Array, Rig, assert_rel, assert_same_bits, assert_within, dense, not_yet, tensor
 
-BOUND = {"f32": 1e-5, "f16": 2e-3}
+BOUND = {"f32": 1e-5, "f16": 2e-3, "i8": 2e-3}
 EPS = 1e-6
 
 
@@ -37,7 +38,7 @@ class Heads(NamedTuple):
     g: int
     d: int
     block: int = 32
-    dtype: Literal["f32", "f16"] = "f16"
+    dtype: KVDtype = "f16"
     style: Literal["neox", "interleaved"] = "neox"
 
     @property
@@ -74,15 +75,17 @@ def head_shapes(size: Size) -> list[Heads]:
         Heads(18, 1, 32, 16),
         Heads(12, 4, 64),
     ]
+    fixed += [heads._replace(dtype="i8") for heads in fixed if heads.dtype == "f16"]
+    fixed += [Heads(6, 2, 100, dtype="i8"), Heads(7, 1, 32, 16, "i8", "interleaved")]
 
     def draw(rng: np.random.Generator) -> Heads:
         g = int(rng.integers(1, 5))
         ratio = int(rng.integers(1, 9))
         d = int(rng.choice([16, 32, 64, 80, 96, 100, 128, 256]))
         block = int(rng.choice([16, 32, 64]))
-        dtypes: tuple[Literal["f32", "f16"], ...] = ("f32", "f16")
+        dtypes: tuple[KVDtype, ...] = ("f32", "f16", "i8")
         styles: tuple[Literal["neox", "interleaved"], ...] = ("neox", "interleaved")
-        return Heads(ratio * g, g, d, block, dtypes[rng.integers(2)], styles[rng.integers(2)])
+        return Heads(ratio * g, g, d, block, dtypes[rng.integers(3)], styles[rng.integers(2)])
 
     # The work of the mixed step below, roughly: 100 queries over 100 keys.
     return pick(size, fixed, draw, lambda s: s.h * s.d * {"small": 400, "quick": 8_000, "full": 20_000}[size])
@@ -180,14 +183,17 @@ class Paged:
         qkv[:, : self.heads.h * self.heads.d] *= 2
         return qkv
 
-    def run(self, parts: Sequence[tuple[int, Part]], qkv: Array | None = None) -> None:
-        """Run a step of q, k and v for each ``(sequence, part)`` and check all that comes out."""
+    def step(self, parts: Sequence[tuple[int, Part]]) -> list[SequenceStep]:
+        """The step of each ``(sequence, part)``, whose tokens do not matter."""
+        return [SequenceStep(np.zeros(p.new, np.int32), p.past + p.new, self.tables[s]) for s, p in parts]
+
+    def run(self, parts: Sequence[tuple[int, Part]], qkv: Array | None = None) -> Array:
+        """Run a step of q, k and v for each ``(sequence, part)`` and check all that comes out: attention's is given."""
         heads, (h, g, d) = self.heads, self.heads[:3]
         owner = [(s, part.past + i) for s, part in parts for i in range(part.new)]
         m = len(owner)
         qkv = self.random(m) if qkv is None else qkv
-        step = [SequenceStep(np.zeros(p.new, np.int32), p.past + p.new, self.tables[s]) for s, p in parts]
-        result = self.rig.run(step, {"qkv": qkv}, ["qkv", "out"])
+        result = self.rig.run(self.step(parts), {"qkv": qkv}, ["qkv", "out"])
         q, k, v = np.split(qkv.reshape(m, h + 2 * g, d), [h, h + g], axis=1)
         out_q, out_k, out_v = np.split(result["qkv"].reshape(m, h + 2 * g, d), [h, h + g], axis=1)
         exact_q, exact_k = self._turned(q, self.norms["qn"], owner), self._turned(k, self.norms["kn"], owner)
@@ -205,6 +211,7 @@ class Paged:
         )
         bound = BOUND[heads.dtype] * abs(exact).max(axis=-1, keepdims=True) + doubt
         assert_within("attention", result["out"], exact, bound)
+        return result["out"]
 
     def prefill(self, *pasts: int) -> None:
         """Bring each sequence to a length, in chunks that step over block borders."""
@@ -225,7 +232,11 @@ class AttentionTests(DeviceTests):
             parts += [Part(70, 1), Part(0, 40)]
         self._mixture(device, rng, case, parts)
 
-    @pytest.mark.parametrize("heads", [Heads(4, 2, 128), Heads(3, 1, 20, 16, "f32", "interleaved")], ids=["f16", "f32"])
+    @pytest.mark.parametrize(
+        "heads",
+        [Heads(4, 2, 128), Heads(3, 1, 20, 16, "f32", "interleaved"), Heads(4, 2, 64, dtype="i8")],
+        ids=["f16", "f32", "i8"],
+    )
     def test_heads_with_norms(self, device: Device, rng: np.random.Generator, heads: Heads) -> None:
         """Each head of q and of k is normalised before it is turned."""
         with not_yet():
@@ -236,7 +247,9 @@ class AttentionTests(DeviceTests):
 
     @over(mixtures)
     @pytest.mark.parametrize(
-        "heads", [Heads(4, 2, 64, 16, "f32"), Heads(8, 2, 32, 32, "f16", "interleaved")], ids=["f32", "f16"]
+        "heads",
+        [Heads(4, 2, 64, 16, "f32"), Heads(8, 2, 32, 32, "f16", "interleaved"), Heads(4, 2, 64, 16, "i8")],
+        ids=["f32", "f16", "i8"],
     )
     def test_mixtures(self, device: Device, rng: np.random.Generator, case: tuple[Part, ...], heads: Heads) -> None:
         self._mixture(device, rng, heads, case)
@@ -248,8 +261,8 @@ class AttentionTests(DeviceTests):
             paged.prefill(*(p.past for p in parts))
             paged.run(list(enumerate(parts)))
 
-    @pytest.mark.parametrize("dtype", ["f32", "f16"])
-    def test_a_long_context(self, device: Device, rng: np.random.Generator, dtype: Literal["f32", "f16"]) -> None:
+    @pytest.mark.parametrize("dtype", ["f32", "f16", "i8"])
+    def test_a_long_context(self, device: Device, rng: np.random.Generator, dtype: KVDtype) -> None:
         """Decode so far from the start that a device may split a sequence's positions, beside one that is short."""
         past = {"small": 300, "quick": 700, "full": 1100}[self.run_size]
         paged = Paged(device, rng, Heads(4, 1, 32, 16, dtype), length=past + 2, seqs=2, chunk=256)
@@ -260,8 +273,8 @@ class AttentionTests(DeviceTests):
             for i in range(2):
                 paged.run([(0, Part(past + i, 1)), (1, Part(5 + i, 1))])
 
-    @pytest.mark.parametrize("dtype", ["f32", "f16"])
-    def test_huge_scores(self, device: Device, rng: np.random.Generator, dtype: Literal["f32", "f16"]) -> None:
+    @pytest.mark.parametrize("dtype", ["f32", "f16", "i8"])
+    def test_huge_scores(self, device: Device, rng: np.random.Generator, dtype: KVDtype) -> None:
         """Scores in the hundreds overflow unless the maximum is subtracted; small integers keep them exact."""
         heads = Heads(4, 1, 64, dtype=dtype)
         paged = Paged(device, rng, heads, length=80, seqs=2, chunk=64, turning=False)
@@ -272,9 +285,10 @@ class AttentionTests(DeviceTests):
             paged.run([(0, Part(0, 30))], qkv[:30])
             paged.run([(1, Part(0, 15)), (0, Part(30, 5))], qkv[30:])
 
-    def test_one_sequence_leaves_another_alone(self, device: Device, rng: np.random.Generator) -> None:
+    @pytest.mark.parametrize("dtype", ["f32", "i8"])
+    def test_one_sequence_leaves_another_alone(self, device: Device, rng: np.random.Generator, dtype: KVDtype) -> None:
         """Appending to and reusing blocks of one sequence changes nothing another sequence sees."""
-        paged = Paged(device, rng, Heads(4, 2, 64, 16, "f32"), length=60, seqs=3, chunk=40)
+        paged = Paged(device, rng, Heads(4, 2, 64, 16, dtype), length=60, seqs=3, chunk=40)
         lengths = [30, 18, 1]
         with paged.rig:
             paged.prefill(*lengths)
@@ -285,8 +299,11 @@ class AttentionTests(DeviceTests):
             paged.run([(1, Part(0, 2)), (0, Part(lengths[0], 1))])
             paged.run([(2, Part(lengths[2], 9)), (1, Part(2, 1))])
 
-    def test_sequences_share_the_blocks_of_a_prefix(self, device: Device, rng: np.random.Generator) -> None:
-        paged = Paged(device, rng, Heads(4, 2, 64, 16, "f32"), length=60, seqs=3, chunk=50)
+    @pytest.mark.parametrize("dtype", ["f32", "i8"])
+    def test_sequences_share_the_blocks_of_a_prefix(
+        self, device: Device, rng: np.random.Generator, dtype: KVDtype
+    ) -> None:
+        paged = Paged(device, rng, Heads(4, 2, 64, 16, dtype), length=60, seqs=3, chunk=50)
         with paged.rig:
             paged.prefill(32)
             for other in (1, 2):
@@ -295,25 +312,34 @@ class AttentionTests(DeviceTests):
             paged.run([(0, Part(32, 1)), (1, Part(32, 7)), (2, Part(32, 1))])
             paged.run([(2, Part(33, 1)), (1, Part(39, 1)), (0, Part(33, 2))])
 
-    def test_a_prefix_is_read_in_the_step_that_writes_it(self, device: Device, rng: np.random.Generator) -> None:
-        paged = Paged(device, rng, Heads(4, 2, 64, 16, "f32"), length=40, seqs=2, chunk=40)
+    @pytest.mark.parametrize("dtype", ["f32", "i8"])
+    def test_a_prefix_is_read_in_the_step_that_writes_it(
+        self, device: Device, rng: np.random.Generator, dtype: KVDtype
+    ) -> None:
+        paged = Paged(device, rng, Heads(4, 2, 64, 16, dtype), length=40, seqs=2, chunk=40)
         with paged.rig:
             paged.tables[1][:1] = paged.tables[0][:1]
             paged.cache.share(0, 1, 16)
             paged.run([(0, Part(0, 20)), (1, Part(16, 5))])
 
-    def test_a_decoding_step_reads_what_it_writes_for_another(self, device: Device, rng: np.random.Generator) -> None:
+    @pytest.mark.parametrize("dtype", ["f16", "i8"])
+    def test_a_decoding_step_reads_what_it_writes_for_another(
+        self, device: Device, rng: np.random.Generator, dtype: KVDtype
+    ) -> None:
         """One sequence's new position is the end of the prefix that the other one stands on."""
-        paged = Paged(device, rng, Heads(4, 2, 64, 16, "f16"), length=40, seqs=2, chunk=40)
+        paged = Paged(device, rng, Heads(4, 2, 64, 16, dtype), length=40, seqs=2, chunk=40)
         with paged.rig:
             paged.tables[1][:1] = paged.tables[0][:1]
             paged.cache.share(0, 1, 16)
             paged.run([(0, Part(0, 15))])
             paged.run([(0, Part(15, 1)), (1, Part(16, 1))])
 
-    def test_a_rotation_that_two_attentions_read(self, device: Device, rng: np.random.Generator) -> None:
+    @pytest.mark.parametrize("dtype", ["f32", "i8"])
+    def test_a_rotation_that_two_attentions_read(
+        self, device: Device, rng: np.random.Generator, dtype: KVDtype
+    ) -> None:
         """A device that fuses the rotation with the first may not leave the second one q as it was before."""
-        heads, limits, most = Heads(4, 2, 64, 16, "f32"), Limits(1, 1, 1, 1), 8
+        heads, limits, most = Heads(4, 2, 64, 16, dtype), Limits(1, 1, 1, 1), 8
         h, g, d = shape = heads[:3]
         table, (cos, sin) = rng.standard_normal((most, heads.columns)).astype(np.float32), angles(most, d)
         ops: list[Op] = [Embed("table", "qkv"), RopeAppend("qkv", 0, *shape, "cos", "sin", heads.style)]
@@ -333,8 +359,10 @@ class AttentionTests(DeviceTests):
                 executable.run(Step(StepLayout(limits), [SequenceStep([token], p + 1, [0])], block_size=heads.block))
                 q, k, v = np.split(table[token].reshape(-1, d), [h, h + g])
                 cache.put(0, p, oracle.rotate(k, cos[p], sin[p], heads.style), v)
-                exact = cache.attend(0, p, oracle.rotate(q, cos[p], sin[p], heads.style)).reshape(1, -1)
-                for name in names:  # off by the bounds of both operations at most
-                    assert_rel(f"the {name} attention", executable.read(name, 1), exact, 2 * BOUND[heads.dtype])
+                turned = oracle.rotate(q, cos[p], sin[p], heads.style)
+                exact, doubt = (of(0, p, turned).reshape(1, -1) for of in (cache.attend, cache.doubt))
+                bound = 2 * BOUND[heads.dtype] * abs(exact).max() + doubt  # off by those of both operations at most
+                for name in names:
+                    assert_within(f"the {name} attention", executable.read(name, 1), exact, bound)
         finally:
             executable.close()

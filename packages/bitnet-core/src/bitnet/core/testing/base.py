@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
-from bitnet.core.hal import Backend, Device, DeviceInfo, OpenOptions
+from bitnet.core.hal import KV_I8, Backend, Device, DeviceInfo, OpenOptions
 from bitnet.core.testing import cases, poison
 
 REQUIRED = "BITNET_REQUIRE_DEVICES"
@@ -97,7 +97,8 @@ class DeviceTests:
             pytest.fail(f"{REQUIRED} names a device that is not there; {info}")
         name, case = request.node.originalname, request.node.callspec.params.get("case")
         keys = (name, f"{name}[{cases.case_id(case)}]")
-        if lacking := [f for f in getattr(request.function, "conformance_needs", ()) if f not in info.features]:
+        needed = [*getattr(request.function, "conformance_needs", ()), *_of_cases(request.node.callspec.params)]
+        if lacking := [feature for feature in needed if feature not in info.features]:
             pytest.skip(f"{info.name} has no {', '.join(lacking)}")
         for reason in self._reasons(self.exclusions(info), keys):
             pytest.skip(f"{info.name} can never do this: {reason}")
@@ -121,3 +122,8 @@ class DeviceTests:
         seed = int(os.environ.get("BITNET_CONFORMANCE_SEED") or secrets.randbits(32))
         print(f"BITNET_CONFORMANCE_SEED={seed} repeats this test")
         return np.random.default_rng(seed)
+
+
+def _of_cases(params: Mapping[str, Any]) -> list[str]:
+    """The features that a test's parameters need: of a type of the cache, or of a case that has one."""
+    return [KV_I8 for value in params.values() if "i8" in (value, getattr(value, "dtype", None))][:1]

@@ -8,11 +8,12 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
+import pytest
 
 from bitnet.core.engine.engine import Engine
 from bitnet.core.engine.options import GenerationOptions
 from bitnet.core.engine.results import Completion
-from bitnet.core.hal import DETERMINISTIC, Device, Executable, Limits, Program
+from bitnet.core.hal import DETERMINISTIC, Device, Executable, KVDtype, Limits, Program
 from bitnet.core.testing.base import DeviceTests
 from bitnet.core.testing.cases import Size, needs
 from bitnet.core.testing.model import BLOCK, TinyModel
@@ -130,13 +131,14 @@ def engines(device: Device, program: Program, load: Load, vocab: int) -> Iterato
 
 class DeterminismTests(DeviceTests):
     @needs(DETERMINISTIC)
-    def test_a_request_is_alone_among_others(self, device: Device, rng: np.random.Generator) -> None:
+    @pytest.mark.parametrize("kv_dtype", ["f16", "i8"])
+    def test_a_request_is_alone_among_others(self, device: Device, rng: np.random.Generator, kv_dtype: KVDtype) -> None:
         """Alone; with others that come and go, in chunks, preempted; with what a cache has left of the same prompts."""
         load = LOADS[self.run_size]
         model = TinyModel(rng, positions=load.context)
         limits = Limits(load.seqs, load.seqs, load.seqs, load.context // BLOCK)
         # The cache holds the longest request and no more: others that grow in it push each other out.
-        program = model.program(limits, limits.max_blocks)
+        program = model.program(limits, limits.max_blocks, kv_dtype)
         asks = asked(rng, model.vocab, load)
         with engines(device, replace(program, deterministic=self.asks_for_it), load, model.vocab) as make:
             alone = [bits(answers(make(), [ask], [0])[0][0]) for ask in asks]

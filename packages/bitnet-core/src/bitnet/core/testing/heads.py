@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -10,6 +13,7 @@ from bitnet.core.hal import (
     NO_TOKEN,
     DenseMatmul,
     Device,
+    Executable,
     Limits,
     Op,
     Program,
@@ -19,6 +23,7 @@ from bitnet.core.hal import (
     Step,
     StepLayout,
 )
+from bitnet.core.testing import draws, sampling
 from bitnet.core.testing.base import DeviceTests
 from bitnet.core.testing.poison import poison_step
 from bitnet.core.testing.rig import Array, Rig, assert_products, dense, tensor
@@ -55,7 +60,50 @@ def exact_scores(x: Array, w: Array) -> tuple[Array, Array]:
     return np.concatenate([a for a, _ in pairs], axis=1), np.concatenate([b for _, b in pairs], axis=1)
 
 
+def _compile(device: Device, w: Array, rows: int) -> tuple[Executable, StepLayout]:
+    """A head and the choice of tokens, for so many rows at most."""
+    vocabulary, width = w.shape
+    specs = [tensor("x", "f32", "R", width), tensor("logits", "f32", "R", vocabulary), tensor("out", "i32", "R")]
+    limits = Limits(rows, rows, rows)
+    ops: list[Op] = [DenseMatmul("x", "head", "logits"), Sample("logits", "out")]
+    program = Program(ops, {s.name: s for s in specs}, {"head": dense(w)}, limits, name="head")
+    return device.compile(program), StepLayout(limits)
+
+
+def _draw(
+    executable: Executable, layout: StepLayout, params: Sequence[SamplingParams], positions: Sequence[int]
+) -> list[int]:
+    """The token of each row, where nobody reads the logits."""
+    rows = len(params)
+    parts = [SequenceStep([0], at + 1, rows=[0], sampling=p) for p, at in zip(params, positions, strict=True)]
+    executable.write("out", np.full(rows, -7, np.int32))
+    return [int(token) for token in executable.run(poison_step(Step(layout, parts, logits=False)))[0]]
+
+
+def _near(rng: np.random.Generator, logits: Array, position: int) -> SamplingParams:
+    """Filters near the token that wins without them: all of a random few of the three, each on a side of its own."""
+    temperature, seed = float(rng.uniform(0.6, 1.2)), int(rng.integers(0, 2**64, dtype=np.uint64))
+    z = logits.astype(np.float64) / float(np.float32(temperature))
+    winner = z[np.argmax(z + draws.gumbel(len(z), position, seed))]
+    k = int(np.count_nonzero(z > winner)) + int(rng.integers(0, 3))  # 0: no top-k
+    left = z >= np.sort(z)[-k] if (by_count := bool(k and rng.random() < 0.3)) else np.ones(len(z), bool)
+    share = np.exp(z - z.max()) * left
+    mass = share[z > winner].sum() / share.sum() + rng.choice([-0.2, -0.02, -1e-3, -1e-4, 1e-4, 1e-3, 0.02, 0.2])
+    apart = winner - z.max() + rng.choice([-1, -0.01, -1e-3, 1e-3, 0.01, 1])
+    return SamplingParams(
+        temperature,
+        top_k=k if by_count else 0,
+        top_p=float(np.clip(mass, 1e-4, 1)) if rng.random() < 0.8 else 1.0,
+        min_p=float(np.exp(min(apart, 0))) if rng.random() < 0.3 else 0.0,
+        seed=seed,
+    )
+
+
 class HeadTests(DeviceTests):
+    def _head_shape(self) -> tuple[int, int]:
+        """Rows and columns of a head."""
+        return {"small": (301, 256), "quick": (5003, 512), "full": (128_256, 2560)}[self.run_size]
+
     @pytest.mark.parametrize("kind", ["plain", "twins", "copies", "outliers"])
     @pytest.mark.parametrize("rows", [1, 3, 16, 52])
     def test_head_without_logits(self, device: Device, rng: np.random.Generator, kind: str, rows: int) -> None:
@@ -68,18 +116,9 @@ class HeadTests(DeviceTests):
         self._check_head(device, rng, "plain", rows, most)
 
     def _check_head(self, device: Device, rng: np.random.Generator, kind: str, rows: int, most: int) -> None:
-        vocabulary, width = {"small": (301, 256), "quick": (5003, 512), "full": (128_256, 2560)}[self.run_size]
+        vocabulary, width = self._head_shape()
         w = weights(rng, kind, vocabulary, width)
-        specs = [
-            tensor("x", "f32", "R", width),
-            tensor("logits", "f32", "R", vocabulary),
-            tensor("out", "i32", "R"),
-        ]
-        limits = Limits(most, most, most)
-        ops: list[Op] = [DenseMatmul("x", "head", "logits"), Sample("logits", "out")]
-        program = Program(ops, {s.name: s for s in specs}, {"head": dense(w)}, limits, name="head")
-        layout = StepLayout(limits)
-        executable = device.compile(program)
+        executable, layout = _compile(device, w, most)
         try:
             for params in (GREEDY, GREEDY, GREEDY, *DRAWS):
                 x = (rng.standard_normal((rows, width)) * 10.0 ** rng.uniform(-2, 2)).astype(np.float32)
@@ -95,6 +134,63 @@ class HeadTests(DeviceTests):
                     logits, magnitudes = exact_scores(x, w)
                     chosen = logits[np.arange(rows), roughly]
                     assert (chosen >= logits.max(axis=1) - 2e-6 * magnitudes.max(axis=1)).all()
+        finally:
+            executable.close()
+
+    @pytest.mark.parametrize("rows", [1, 8])
+    def test_filters_that_just_let_a_token_pass(self, device: Device, rng: np.random.Generator, rows: int) -> None:
+        """Top-p, top-k and min-p on either side of the token that would win without them, near and far.
+
+        A device that looks at some of the logits only, and guesses, takes that token where it does not pass, or another
+        one where it does.
+        """
+        vocabulary, width = self._head_shape()
+        w = weights(rng, "plain", vocabulary, width)
+        executable, layout = _compile(device, w, rows)
+        try:
+            for spread in (0.05, 1.0, 2.5, 6.0, 30.0):
+                x = rng.standard_normal((rows, width)) * spread / (0.02 * width**0.5)
+                x = x.astype(np.float32)
+                executable.write("x", x)
+                executable.run(Step(layout, [SequenceStep([0], 1, rows=[0])] * rows, logits=True))
+                logits = executable.read("logits", rows)
+                for _ in range({"small": 2, "quick": 4, "full": 12}[self.run_size]):
+                    at = [int(p) for p in rng.integers(0, 5000, rows)]
+                    params = [_near(rng, logits[r], at[r]) for r in range(rows)]
+                    out = _draw(executable, layout, params, at)
+                    sampling.check(out, logits, params, at)
+        finally:
+            executable.close()
+
+    def test_distribution_without_logits(self, device: Device, rng: np.random.Generator) -> None:
+        """Of every combination of filters: what they leave comes as often as softmax says, and nothing else comes.
+
+        Frequencies that are implausible (1 in 10,000 each time) are drawn once more: a wrong device fails again.
+        """
+        rows, steps = 8, {"small": 40, "quick": 100, "full": 500}[self.run_size]
+        vocabulary, width = self._head_shape()
+        w = weights(rng, "plain", vocabulary, width)
+        executable, layout = _compile(device, w, rows)
+
+        def plausible(x: Array, temperature: float, setting: dict[str, Any], share: draws.F64) -> bool:
+            executable.write("x", np.tile(x, (rows, 1)))
+            tokens: list[int] = []
+            for _ in range(steps):
+                seeds = rng.integers(0, 2**64, rows, dtype=np.uint64)
+                params = [SamplingParams(temperature, seed=int(seed), **setting) for seed in seeds]
+                tokens += _draw(executable, layout, params, [7] * rows)
+            return draws.come_as_often(tokens, share)
+
+        try:
+            for setting in sampling.COMBINATIONS:
+                temperature, share = float(rng.uniform(0.6, 1.6)), None
+                while share is None or np.count_nonzero(share * rows * steps >= 5) < 3:
+                    spread = rng.uniform(3, 6) * temperature / (0.02 * width**0.5)
+                    x = (rng.standard_normal(width) * spread).astype(np.float32)
+                    logits, _ = exact_scores(x[None], w)
+                    share = sampling.share_left(logits[0], SamplingParams(temperature, **setting))
+                often = plausible(x, temperature, setting, share) or plausible(x, temperature, setting, share)
+                assert often, f"{setting}, temperature {temperature}"
         finally:
             executable.close()
 
@@ -114,7 +210,7 @@ class HeadTests(DeviceTests):
     @pytest.mark.parametrize("where", ["activations", "weights", "a weight of an unlikely token"])
     def test_head_with_a_nan(self, device: Device, rng: np.random.Generator, where: str, rows: int) -> None:
         """A row with a NaN among its logits has no token, where they are left out as where they are not."""
-        vocabulary, width = {"small": (301, 256), "quick": (5003, 512), "full": (128_256, 2560)}[self.run_size]
+        vocabulary, width = self._head_shape()
         w = weights(rng, "plain", vocabulary, width)
         token, column = int(rng.integers(vocabulary)), int(rng.integers(width))
         if where != "activations":

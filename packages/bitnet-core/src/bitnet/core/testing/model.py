@@ -13,6 +13,7 @@ from bitnet.core.hal import (
     DenseMatmul,
     Embed,
     GluNormQuant,
+    KVDtype,
     KVSpec,
     Limits,
     NormQuant,
@@ -87,7 +88,7 @@ class TinyModel:
     def head_norm(self, name: str) -> str | None:
         return name if self.head_norms else None
 
-    def program(self, limits: Limits, blocks: int, kv_dtype: Literal["f32", "f16"] = "f16") -> Program:
+    def program(self, limits: Limits, blocks: int, kv_dtype: KVDtype = "f16") -> Program:
         """Each layer's tensors under names of their own, so that all can be read after a step."""
         width, d, h, g, f = self.width, self.head_dim, self.heads, self.kv_heads, self.ffn
         ops: list[Op] = [Embed("embd", "x")]
@@ -142,7 +143,7 @@ class TinyModel:
         norms = (self.dense[f"{which}_norm.{layer}"] for which in "qk")
         return np.concatenate([oracle.rms_norm(x, norm, self.eps) for x, norm in zip((q, k), norms, strict=True)])
 
-    def logits(self, tokens: Array, kv_dtype: Literal["f32", "f16"]) -> oracle.F64:
+    def logits(self, tokens: Array, kv_dtype: KVDtype) -> oracle.F64:
         """``[n, V]`` of a whole text from its start, in float64 throughout but for the cache's type."""
         h, g, d = self.heads, self.kv_heads, self.head_dim
         x = self.dense["embd"][tokens].astype(np.float64)

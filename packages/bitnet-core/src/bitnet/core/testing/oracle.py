@@ -11,6 +11,9 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from bitnet.core.hal import KVDtype
+from bitnet.core.hal.program import NUMPY_DTYPES
+
 F32 = npt.NDArray[np.float32]
 F64 = npt.NDArray[np.float64]
 I8 = npt.NDArray[np.int8]
@@ -91,17 +94,39 @@ def rotate(x: Array, cos: Array, sin: Array, style: Literal["neox", "interleaved
     return out
 
 
+class Rows(NamedTuple):
+    """Rows of an ``i8`` cache: exact quotients ``[..., d]`` before they are rounded to codes, and scales ``[...]``."""
+
+    quotient: F64
+    scale: F64
+
+
+LEAST_ROW = 1e-30
+"""A row of an ``i8`` cache whose greatest magnitude is below this is stored as zeros."""
+CODE_SLACK = {"k": 5e-4, "v": 1e-4}
+"""How far from a rounding border the quotient of a code is that has one right value, in units of a code."""
+
+
+def int8_rows(x: Array) -> Rows:
+    rows = np.asarray(x, np.float64)
+    greatest = abs(rows).max(axis=-1)
+    zero, sound = greatest < LEAST_ROW, np.isfinite(greatest)
+    quotient = np.where((sound & ~zero)[..., None], rows, 0) * 127 / np.where(sound & ~zero, greatest, 1)[..., None]
+    return Rows(quotient, np.where(sound, np.where(zero, 0, greatest / 127), np.nan))
+
+
 class Cache:
     """The keys and values of one layer, by sequence, rounded to the type a device stores them in.
 
     Keys come rotated. A device's may be off by ``rotation`` of the greatest in the row before they are rounded, and
-    where that decides on which side of a tie they are, it rounds them the other way.
+    where that decides on which side of a tie they are, it rounds them the other way. Codes of ``i8`` that are within
+    ``CODE_SLACK`` of a tie, values' too, may be either.
     """
 
     rotation = 1e-6
 
-    def __init__(self, dtype: Literal["f32", "f16"], positions: int) -> None:
-        self._dtype, self._positions = np.float16 if dtype == "f16" else np.float32, positions
+    def __init__(self, dtype: KVDtype, positions: int) -> None:
+        self._dtype, self._positions = dtype, positions
         self._held: dict[int, F64] = {}
         self._doubt: dict[int, F64] = {}
         self._prefix: dict[int, tuple[int, int]] = {}
@@ -114,16 +139,26 @@ class Cache:
         """Store ``k`` and ``v`` ``[G, d]`` at a position."""
         if sequence not in self._held:
             self._held[sequence] = np.full((2, self._positions, *k.shape), np.nan)
-            self._doubt[sequence] = np.full((self._positions, *k.shape), np.nan)
+            self._doubt[sequence] = np.full((2, self._positions, *k.shape), np.nan)
             if sequence in self._prefix:
                 source, count = self._prefix[sequence]
                 self._held[sequence][:, :count] = self._held[source][:, :count]
-                self._doubt[sequence][:count] = self._doubt[source][:count]
-        self._held[sequence][:, position] = np.stack([k, v]).astype(self._dtype)
-        ties = self._dtype is np.float16  # of f32, rounding adds nothing to the rotation's own error
-        exact, off = np.asarray(k, np.float64), ties * self.rotation * abs(k).max(axis=-1, keepdims=True)
-        ends = ((exact + sign * off).astype(self._dtype).astype(np.float64) for sign in (1, -1))
-        self._doubt[sequence][position] = abs(np.subtract(*ends))
+                self._doubt[sequence][:, :count] = self._doubt[source][:, :count]
+        for i, (name, rows) in enumerate((("k", k), ("v", v))):
+            self._held[sequence][i, position], self._doubt[sequence][i, position] = self._rounded(name, rows)
+
+    def _rounded(self, name: str, rows: Array) -> tuple[F64, F64]:
+        """Rows of keys or values as they are stored, and by how much a device's elements may differ from that."""
+        exact = np.asarray(rows, np.float64)
+        if self._dtype == "i8":
+            quotient, scale = int8_rows(exact)
+            either = abs(quotient - np.floor(quotient) - 0.5) < CODE_SLACK[name]
+            return np.rint(quotient) * scale[..., None], either * scale[..., None]
+        if self._dtype == "f32" or name == "v":  # rounding adds nothing to the rotation's own error, or there is none
+            return exact.astype(NUMPY_DTYPES[self._dtype]).astype(np.float64), np.zeros(exact.shape)
+        off = self.rotation * abs(exact).max(axis=-1, keepdims=True)
+        up, down = ((exact + sign * off).astype(NUMPY_DTYPES[self._dtype]).astype(np.float64) for sign in (1, -1))
+        return exact.astype(NUMPY_DTYPES[self._dtype]).astype(np.float64), abs(up - down)
 
     def attend(self, sequence: int, position: int, q: Array) -> F64:
         """``q[H, d]`` at a position over all up to it: ``[H, d]``."""
@@ -133,14 +168,15 @@ class Cache:
         return np.stack([w @ values[:, head // ratio] for head, w in enumerate(weights)])
 
     def doubt(self, sequence: int, position: int, q: Array) -> F64:
-        """How far keys that a device rounds the other way may move what :meth:`attend` gives, to the first order."""
+        """How far what a device rounds the other way may move what :meth:`attend` gives, to the first order."""
         _, values = self._held[sequence][:, : position + 1]
-        keys, ratio = self._doubt[sequence][: position + 1], len(q) // values.shape[1]
+        (keys, other), ratio = self._doubt[sequence][:, : position + 1], len(q) // values.shape[1]
         moved = np.empty(q.shape)
         for head, weights in enumerate(self._weights(sequence, position, q)):
             group = head // ratio
             scores = keys[:, group] @ abs(np.asarray(q[head], np.float64)) / q.shape[1] ** 0.5
             moved[head] = (weights * scores) @ abs(values[:, group] - weights @ values[:, group])
+            moved[head] += weights @ other[:, group]
         return moved
 
     def _weights(self, sequence: int, position: int, q: Array) -> list[F64]:

@@ -5,9 +5,11 @@ from __future__ import annotations
 from bitnet.core.testing.attention import AttentionTests
 from bitnet.core.testing.determinism import DeterminismTests
 from bitnet.core.testing.heads import HeadTests
+from bitnet.core.testing.int8_cache import Int8CacheTests
 from bitnet.core.testing.lifecycle import LifecycleTests
 from bitnet.core.testing.linear import LinearTests
 from bitnet.core.testing.logprobs import LogprobTests
+from bitnet.core.testing.look_ahead import LookAheadTests
 from bitnet.core.testing.norms import NormTests
 from bitnet.core.testing.penalties import PenaltyTests
 from bitnet.core.testing.probing import ProbeTests
@@ -21,6 +23,7 @@ class ConformanceSuite(
     LinearTests,
     NormTests,
     AttentionTests,
+    Int8CacheTests,
     HeadTests,
     TableTests,
     SampleTests,
@@ -28,6 +31,7 @@ class ConformanceSuite(
     LogprobTests,
     WholeModelTests,
     DeterminismTests,
+    LookAheadTests,
     LifecycleTests,
 ):
     """All tests that hold a backend to the contract, on each of its devices.

@@ -3,19 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 
-from bitnet.core.hal import GREEDY, NO_TOKEN, Device, Limits, SamplingParams, SequenceStep, Step, StepLayout
+from bitnet.core.hal import (
+    GREEDY,
+    KV_I8,
+    NO_TOKEN,
+    Device,
+    KVDtype,
+    Limits,
+    Preparing,
+    SamplingParams,
+    SequenceStep,
+    Step,
+    StepLayout,
+)
 from bitnet.core.testing import draws, oracle
 from bitnet.core.testing.attention import BOUND
 from bitnet.core.testing.base import DeviceTests
+from bitnet.core.testing.cases import needs
 from bitnet.core.testing.model import BLOCK, TinyModel
 from bitnet.core.testing.norms import check_codes
 from bitnet.core.testing.poison import poison_step
-from bitnet.core.testing.rig import Array, Rig, assert_products, assert_rel, assert_same_bits, not_yet
+from bitnet.core.testing.rig import Array, Rig, assert_products, assert_rel, assert_same_bits, assert_within, not_yet
 
 END_TO_END = 0.05
 """Bound on logits against float64, of the greatest in a row. An activation near a rounding border may be quantised one
@@ -29,6 +42,10 @@ TYPICAL = 0.03
 TYPICAL_OF_A_LAYER = 2e-5
 """Bound on the median row of a single layer with an f32 cache, where most rows have no code that falls to the other
 side: what ``norm_rows`` and ``dense_matmul`` may differ together. 2.4e-7 is the most that was seen."""
+
+INT8_CACHE, TYPICAL_OF_INT8 = 0.1, 0.04
+"""Bounds on logits with an i8 cache against float64 with an exact one, of a row and of the median row of a text: 5.0 %
+and 2.4 % are the most that codes as the contract has them gave in float64, where f16 gave 3.3 % and 1.8 %."""
 
 KINDS = ("bitnet", "llama", "wide", "qwen3")
 
@@ -47,7 +64,7 @@ class Feed(NamedTuple):
 class Running:
     """The model on a device, followed operation by operation: each is held to its bound on its own actual inputs."""
 
-    def __init__(self, device: Device, model: TinyModel, kv_dtype: Literal["f32", "f16"]) -> None:
+    def __init__(self, device: Device, model: TinyModel, kv_dtype: KVDtype) -> None:
         self.model, self.bound = model, BOUND[kv_dtype]
         program = model.program(LIMITS, 4 * LIMITS.max_blocks, kv_dtype)
         self.rig = Rig(device, program.ops, program.tensors.values(), program.weights, limits=LIMITS, kv=program.kv)
@@ -78,7 +95,7 @@ class Running:
         for i in range(model.layers):
             self._codes(t, f"a.{i}", oracle.rms_norm(x, model.dense[f"attn_norm.{i}"], model.eps))
             qkv = self._product(t, f"a.{i}", f"q.{i}", f"k.{i}", f"v.{i}").reshape(len(x), h + 2 * g, d)
-            exact = np.empty((len(x), h * d))
+            exact, doubt = np.empty((2, len(x), h * d))
             rotated = t[f"qkv.{i}"].reshape(len(x), h + 2 * g, d)[:, :h]
             turned = np.stack([self._turn(qkv[m, : h + g], i, p) for m, (_, p) in enumerate(owner)])
             assert_rel(f"rotated q, layer {i}", rotated.reshape(len(x), -1), turned[:, :h].reshape(len(x), -1), 1e-6)
@@ -86,7 +103,9 @@ class Running:
                 self.caches[i].put(s, p, turned[m, h:], qkv[m, h + g :])
             for m, (s, p) in enumerate(owner):
                 exact[m] = self.caches[i].attend(s, p, rotated[m]).reshape(-1)
-            assert_rel(f"attention, layer {i}", t[f"att.{i}"], exact, self.bound)
+                doubt[m] = self.caches[i].doubt(s, p, rotated[m]).reshape(-1)
+            bound = self.bound * abs(exact).max(axis=-1, keepdims=True) + doubt
+            assert_within(f"attention, layer {i}", t[f"att.{i}"], exact, bound)
             self._codes(t, f"b.{i}", oracle.rms_norm(t[f"att.{i}"], model.dense.get(f"attn_sub.{i}"), model.eps))
             x = x + self._product(t, f"b.{i}", f"o.{i}")
             self._codes(t, f"c.{i}", oracle.rms_norm(x, model.dense[f"ffn_norm.{i}"], model.eps))
@@ -135,13 +154,30 @@ def models(rng: np.random.Generator) -> dict[str, dict[str, Any]]:
     }
 
 
-def errors_of_logits(device: Device, model: TinyModel, kv_dtype: Literal["f32", "f16"]) -> list[float]:
-    """Errors of rows during a chunked prefill and decode, each relative to the greatest logit of its row."""
+def errors_of_logits(
+    device: Device,
+    model: TinyModel,
+    kv_dtype: KVDtype,
+    *,
+    against: KVDtype | None = None,
+    stand_in: bool = False,
+) -> list[float]:
+    """Errors of rows during a chunked prefill and decode, each relative to the greatest logit of its row.
+
+    They are against float64 with a cache of the type ``against``, or of the same type as the device's. Where
+    ``stand_in``, what is prepared for a step of the largest size runs all of them.
+    """
     text = model.rng.choice(model.calm(), 60).astype(np.int32)
-    exact, layout, errors, done = model.logits(text, kv_dtype), StepLayout(LIMITS), list[float](), 0
+    exact, layout, errors, done = model.logits(text, against or kv_dtype), StepLayout(LIMITS), list[float](), 0
     with not_yet():
         executable = device.compile(model.program(LIMITS, 8, kv_dtype))
     try:
+        if stand_in:
+            if not isinstance(executable, Preparing):
+                pytest.skip("it prepares no sizes of steps")
+            tokens, rows = LIMITS.max_tokens, [*range(LIMITS.max_rows)]
+            largest = SequenceStep([0] * tokens, LIMITS.max_blocks * BLOCK, range(LIMITS.max_blocks), rows)
+            executable.prepare(Step(layout, [largest], block_size=BLOCK), stands_in=True)
         for count in (33, 1, 1, 5, 1, 1, 3, 2, 8, 1, 3, 1):
             rows = sorted({0, count // 2, count - 1})
             executable.write("logits", np.full((LIMITS.max_rows, model.vocab), np.nan, np.float32))
@@ -157,9 +193,9 @@ def errors_of_logits(device: Device, model: TinyModel, kv_dtype: Literal["f32", 
 
 
 class WholeModelTests(DeviceTests):
-    @pytest.mark.parametrize("kv_dtype", ["f32", "f16"])
+    @pytest.mark.parametrize("kv_dtype", ["f32", "f16", "i8"])
     @pytest.mark.parametrize("kind", KINDS)
-    def test_model(self, device: Device, rng: np.random.Generator, kind: str, kv_dtype: Literal["f32", "f16"]) -> None:
+    def test_model(self, device: Device, rng: np.random.Generator, kind: str, kv_dtype: KVDtype) -> None:
         """Chunked prefill of one sequence, mixed steps, decode: each operation, and the logits of the whole."""
         model = TinyModel(rng, **models(rng)[kind])
         with not_yet():
@@ -186,12 +222,27 @@ class WholeModelTests(DeviceTests):
                     assert_rel("logits end to end", logits[row : row + len(feed.rows)], exact, END_TO_END)
                     row += len(feed.rows)
 
+    @pytest.mark.parametrize("kv_dtype", ["f16", "i8"])
     @pytest.mark.parametrize("kind", KINDS)
-    def test_model_free_to_fuse(self, device: Device, rng: np.random.Generator, kind: str) -> None:
+    def test_model_free_to_fuse(self, device: Device, rng: np.random.Generator, kind: str, kv_dtype: KVDtype) -> None:
         """The logits where only they are asked for: what the device makes of neighbouring operations is its own."""
-        errors = errors_of_logits(device, TinyModel(rng, **models(rng)[kind]), "f16")
+        errors = errors_of_logits(device, TinyModel(rng, **models(rng)[kind]), kv_dtype)
         assert np.max(errors) <= END_TO_END, f"errors of the rows are {errors}"
         assert np.median(errors) <= TYPICAL, f"errors of the rows are {errors}"
+
+    def test_the_largest_size_stands_in(self, device: Device, rng: np.random.Generator) -> None:
+        """As above, each step run by what was prepared for the largest."""
+        errors = errors_of_logits(device, TinyModel(rng, **models(rng)["bitnet"]), "f16", stand_in=True)
+        assert np.max(errors) <= END_TO_END, f"errors of the rows are {errors}"
+        assert np.median(errors) <= TYPICAL, f"errors of the rows are {errors}"
+
+    @needs(KV_I8)
+    @pytest.mark.parametrize("kind", KINDS)
+    def test_what_an_int8_cache_costs(self, device: Device, rng: np.random.Generator, kind: str) -> None:
+        """The logits against those with an exact cache."""
+        errors = errors_of_logits(device, TinyModel(rng, **models(rng)[kind]), "i8", against="f32")
+        assert np.max(errors) <= INT8_CACHE, f"errors of the rows are {errors}"
+        assert np.median(errors) <= TYPICAL_OF_INT8, f"errors of the rows are {errors}"
 
     @pytest.mark.parametrize("kind", KINDS)
     def test_layer_free_to_fuse(self, device: Device, rng: np.random.Generator, kind: str) -> None:
@@ -201,9 +252,12 @@ class WholeModelTests(DeviceTests):
         assert np.max(errors) <= END_TO_END, f"errors of the rows are {errors}"
         assert np.median(errors) <= TYPICAL_OF_A_LAYER, f"errors of the rows are {errors}"
 
-    def test_a_step_run_again_gives_the_same_bits(self, device: Device, rng: np.random.Generator) -> None:
+    @pytest.mark.parametrize("kv_dtype", ["f16", "i8"])
+    def test_a_step_run_again_gives_the_same_bits(
+        self, device: Device, rng: np.random.Generator, kv_dtype: KVDtype
+    ) -> None:
         model = TinyModel(rng)
-        running = Running(device, model, "f16")
+        running = Running(device, model, kv_dtype)
         with running.rig:
             first = [
                 Feed(0, rng.integers(0, 301, 33).astype(np.int32)),

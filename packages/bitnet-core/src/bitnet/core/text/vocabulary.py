@@ -25,8 +25,8 @@ GPT2 = "gpt-2"
 QWEN2 = "qwen2"
 PRE_TOKENIZERS: Mapping[str, str] = {
     **dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "falcon3", "falcon-h1", "falcon_e"), LLAMA3),
-    **dict.fromkeys(("gpt-2", "default"), GPT2),
-    QWEN2: QWEN2,
+    **dict.fromkeys(("gpt-2", "default", "olmo"), GPT2),
+    **dict.fromkeys(("qwen2", "deepseek-r1-qwen"), QWEN2),
 }
 """How text is cut into words before byte-pair encoding: names in files, and the one of three ways each stands for."""
 
@@ -64,7 +64,7 @@ class Vocabulary:
 
     Attributes:
         model: ``gpt2``: byte-level BPE with ``merges``; ``llama``: SentencePiece BPE with ``scores`` and byte fallback.
-        pre: ``llama-bpe`` or ``gpt-2``, for ``gpt2`` vocabularies.
+        pre: ``llama-bpe``, ``gpt-2`` or ``qwen2``, for ``gpt2`` vocabularies.
         types: :class:`TokenType` of each token.
         merges: Pairs as ``left right``, first merged first.
         end_ids: Further tokens that end an answer.

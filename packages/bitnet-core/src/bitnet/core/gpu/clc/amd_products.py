@@ -5,16 +5,20 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from bitnet.core.gpu.clc.abilities import Abilities
-from bitnet.core.gpu.clc.products import Products, tiled_args, tiled_defines
+from bitnet.core.gpu.clc.products import CHUNK_BYTES, LEAST_LANES, Products, tiled_args, tiled_defines
 from bitnet.core.gpu.context import Bucket, Context
 from bitnet.core.gpu.driver import Buffer, KernelSpec, Launch
 from bitnet.core.gpu.ops import ceil_div, next_power_of_two
+from bitnet.core.gpu.weights import TernaryBuffer
 from bitnet.core.hal import TernaryMatmul
 
 SIDE = 16
 """Tokens, and rows of W, of a matrix unit's tile."""
 STAGE_BYTES = 2 * 144, 2 * 48
 """Bytes of local memory of a token, and of a row of W, in both buffers."""
+
+MOST_CHUNKS = 8
+"""Chunks of codes of a work-item for which its registers leave room for a SIMD's other waves."""
 
 
 class Tile(NamedTuple):
@@ -72,6 +76,13 @@ class AmdProducts(Products):
         )
         grid = (ceil_div(w.rows, tile.rows), ceil_div(bucket.tokens, tile.tokens), 1)
         return Launch(spec, grid, (self._wave * tile.WAVES_M * tile.WAVES_N, 1, 1), tiled_args(ctx, op, out))
+
+    def _lanes(self, w: TernaryBuffer, times: int = 1) -> int:
+        """Half as many with waves of 64: each work-group quantises the row, which takes them longer than reading."""
+        lanes = super()._lanes(w, times)
+        half = lanes // 2
+        fits = half >= LEAST_LANES and ceil_div(w.row_bytes // CHUNK_BYTES, half) <= MOST_CHUNKS
+        return half if self._wave == 64 and fits else lanes
 
     def _tile(self, rows: int, tokens: int) -> Tile | None:
         """The largest of which there are enough for every compute unit, else the smallest; None where none fits."""

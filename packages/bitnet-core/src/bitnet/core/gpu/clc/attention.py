@@ -50,6 +50,7 @@ class AttentionOps:
         """Whether :meth:`decode` is for a step of this size, and a work-group can hold what it needs."""
         share, group = op.heads // op.kv_heads, min(self._group, DECODE_GROUP)
         floats = share * (op.head_dim + 4 * group + 2 * group + REDUCERS + 1) + 2 * group
+        floats += group if ctx.cache.dtype == "i8" else 0
         fits = op.head_dim <= 4 * group and share * REDUCERS <= group and 4 * floats <= self._local
         return decoding(bucket) and fits
 

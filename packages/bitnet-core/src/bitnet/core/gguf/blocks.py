@@ -1,0 +1,178 @@
+"""Ternary block formats: each block holds codes (weight + 1) and the f16 number that a weight of +1 stands for.
+
+Layouts and their sources are in ``docs/formats.md``: TQ1_0, TQ2_0 and Q2_0 are llama.cpp's (``ggml-common.h``,
+``ggml-quants.c``), Q2_0 in groups of 128, PQ2_0 and PTQ1_0 are those of PrismML's fork, STQ1_0 is Tencent's
+(pull request 22836 of llama.cpp).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import NamedTuple, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from bitnet.core.gguf.types import BLOCKS, GGMLType
+
+Bytes: TypeAlias = npt.NDArray[np.uint8]
+Digits: TypeAlias = tuple[tuple[int, int], ...]
+"""Bytes of base-3 digits, in stages: how many bytes, and how many digits in each."""
+
+TQ1_DIGITS: Digits = ((32, 5), (16, 5), (4, 4))
+SHIFTS = np.array([0, 2, 4, 6], np.uint8)
+PTQ1_DIGITS: Digits = ((16, 5), (8, 5), (2, 4))
+
+
+class BlockFormat(NamedTuple):
+    """How the codes of a type lie in a block.
+
+    Attributes:
+        scale_at: Byte of the f16 scale; the codes are the other bytes.
+        unpack: The codes ``uint8[blocks, elements]`` in those bytes, ``uint8[blocks, bytes]``.
+        pack: The reverse; a ValueError says why these codes cannot be held.
+    """
+
+    scale_at: int
+    unpack: Callable[[Bytes], Bytes]
+    pack: Callable[[Bytes], Bytes]
+
+
+def ternary_codes(dtype: GGMLType, blocks: Bytes) -> tuple[Bytes, npt.NDArray[np.float16]]:
+    """Codes ``uint8[blocks, elements]`` and scales ``f16[blocks]`` of whole blocks, ``uint8[blocks, bytes]``."""
+    at = FORMATS[dtype].scale_at
+    packed = blocks[:, 2:] if at == 0 else blocks[:, :at]
+    return FORMATS[dtype].unpack(packed), block_scales(dtype, blocks)
+
+
+def block_scales(dtype: GGMLType, data: Bytes) -> npt.NDArray[np.float16]:
+    """The ``f16[blocks]`` scales of a tensor's bytes."""
+    at = FORMATS[dtype].scale_at
+    scales: npt.NDArray[np.float16] = data.reshape(-1, BLOCKS[dtype][1])[:, at : at + 2].copy().view("<f2")[:, 0]
+    return scales
+
+
+def encode_blocks(dtype: GGMLType, codes: Bytes, scales: npt.NDArray[np.float16]) -> Bytes:
+    """Blocks ``uint8[blocks, bytes]`` of codes ``uint8[blocks, elements]`` in {0, 1, 2} and scales ``f16[blocks]``.
+
+    Raises:
+        ValueError: The type cannot hold these codes; says why.
+    """
+    if dtype is GGMLType.STQ1_0:  # it has no block of zeros but one whose scale is 0
+        empty = (codes == 1).all(axis=1)
+        codes, scales = codes.copy(), np.where(empty, np.float16(0), scales)
+        codes[empty] = _unpack_sparse(np.zeros((1, 40), np.uint8))
+    parts = [scales.astype("<f2").reshape(-1, 1).view(np.uint8), FORMATS[dtype].pack(codes)]
+    return np.concatenate(parts if FORMATS[dtype].scale_at == 0 else parts[::-1], axis=1)
+
+
+def _unpack_neighbours(packed: Bytes) -> Bytes:
+    """Four neighbouring codes in a byte, the first in its lowest bits."""
+    codes = np.empty((*packed.shape, 4), np.uint8)
+    for i, shift in enumerate(SHIFTS):  # four long loops, where broadcasting makes loops of four
+        np.right_shift(packed, shift, out=codes[..., i])
+    codes &= 3
+    return codes.reshape(len(packed), -1)
+
+
+def _pack_neighbours(codes: Bytes) -> Bytes:
+    return _join(codes.reshape(len(codes), -1, 4), 2)
+
+
+def _unpack_quarters(packed: Bytes) -> Bytes:
+    """128 codes in 32 bytes: byte ``m`` holds codes ``m, m+32, m+64, m+96``, the first in its lowest bits."""
+    codes: Bytes = packed.reshape(-1, 2, 1, 32) >> SHIFTS.reshape(-1, 1) & np.uint8(3)
+    return codes.reshape(len(packed), -1)
+
+
+def _pack_quarters(codes: Bytes) -> Bytes:
+    return _join(codes.reshape(-1, 2, 4, 32), 2).reshape(len(codes), -1)
+
+
+def _join(codes: Bytes, axis: int) -> Bytes:
+    """The four codes along an axis as a byte, the first in its lowest bits."""
+    first, *others = np.moveaxis(codes, axis, 0)
+    packed: Bytes = first.copy()
+    for other, shift in zip(others, SHIFTS[1:], strict=True):
+        packed |= other << shift
+    return packed
+
+
+def _unpack_digits(stages: Digits, packed: Bytes) -> Bytes:
+    """Base-3 digits: a stage of ``b`` bytes holds code ``n b + m`` as digit ``n`` of byte ``m``.
+
+    A byte is a fraction of 256: times 3^n, modulo 256, its top digit is digit n.
+    """
+    parts, begin = [], 0
+    for size, count in stages:
+        powers = np.array([1, 3, 9, 27, 81], np.uint8)[:count].reshape(1, -1, 1)
+        fraction = packed[:, None, begin : begin + size] * powers
+        parts.append(((fraction.astype(np.uint16) * 3) >> 8).astype(np.uint8).reshape(len(packed), -1))
+        begin += size
+    return np.concatenate(parts, axis=1)
+
+
+def _pack_digits(stages: Digits, codes: Bytes) -> Bytes:
+    """Digits as the least byte that is no less than them, as a fraction of 3^5."""
+    parts, begin = [], 0
+    for size, count in stages:
+        digits = codes[:, begin : begin + size * count].reshape(-1, count, size).astype(np.uint16)
+        powers = np.array([81, 27, 9, 3, 1], np.uint16)[:count].reshape(1, -1, 1)
+        parts.append((((digits * powers).sum(axis=1, dtype=np.uint32) * 256 + 242) // 243).astype(np.uint8))
+        begin += size * count
+    return np.concatenate(parts, axis=1)
+
+
+def _sparse_patterns() -> Bytes:
+    """``uint8[32, 4]``: the codes of four weights, of which one is zero, by the number that stands for them.
+
+    Bits 3-2 say which weight is zero; of the other three the first is +1, and bits 0 and 1 make the second and third
+    -1. Bit 4 changes every sign.
+    """
+    patterns = np.empty((32, 4), np.uint8)
+    for number in range(32):
+        signs = [1, 1 - 2 * (number & 1), 1 - (number & 2)]
+        signs.insert(number >> 2 & 3, 0)
+        patterns[number] = 1 + np.array(signs) * (1 - 2 * (number >> 4))
+    return patterns
+
+
+PATTERNS = _sparse_patterns()
+_NUMBERS = np.full(256, 255, np.uint8)
+_NUMBERS[_join(PATTERNS, 1)] = np.arange(32)
+
+
+def _unpack_sparse(packed: Bytes) -> Bytes:
+    """64 numbers of :data:`PATTERNS`: 4 bits of each in 32 bytes, low half first, then bit 4 of each in 8 bytes.
+
+    Number ``16 c + m`` is of weights ``64 c + m + 16 p``, p = 0 … 3.
+    """
+    low = np.stack([packed[:, :32] & np.uint8(15), packed[:, :32] >> np.uint8(4)], axis=2).reshape(len(packed), 64)
+    numbers = low | np.unpackbits(packed[:, 32:], axis=1, bitorder="little") << np.uint8(4)
+    codes: Bytes = PATTERNS[numbers].reshape(-1, 4, 16, 4).swapaxes(2, 3)
+    return codes.reshape(len(packed), 256)
+
+
+def _pack_sparse(codes: Bytes) -> Bytes:
+    numbers = _NUMBERS[_join(codes.reshape(-1, 4, 4, 16), 2)].reshape(len(codes), 64)
+    if (numbers == 255).any():
+        raise ValueError("STQ1_0 holds exactly one zero in each four weights m, m+16, m+32 and m+48 of a row")
+    halves = (numbers & np.uint8(15)).reshape(len(codes), 32, 2)
+    signs = np.packbits(numbers >> np.uint8(4), axis=1, bitorder="little")
+    return np.concatenate([halves[..., 0] | halves[..., 1] << 4, signs], axis=1)
+
+
+_NEIGHBOURS = BlockFormat(0, _unpack_neighbours, _pack_neighbours)
+FORMATS: Mapping[GGMLType, BlockFormat] = {
+    GGMLType.TQ1_0: BlockFormat(52, partial(_unpack_digits, TQ1_DIGITS), partial(_pack_digits, TQ1_DIGITS)),
+    GGMLType.TQ2_0: BlockFormat(64, _unpack_quarters, _pack_quarters),
+    GGMLType.Q2_0: _NEIGHBOURS,
+    GGMLType.Q2_0_G128: _NEIGHBOURS,
+    GGMLType.PQ2_0: _NEIGHBOURS,
+    GGMLType.PTQ1_0: BlockFormat(26, partial(_unpack_digits, PTQ1_DIGITS), partial(_pack_digits, PTQ1_DIGITS)),
+    GGMLType.STQ1_0: BlockFormat(40, _unpack_sparse, _pack_sparse),
+}
+"""Every type with a scale in each block."""
+TWO_BITS = frozenset(t for t, form in FORMATS.items() if form.unpack in (_unpack_neighbours, _unpack_quarters))
+"""Those whose codes may be 3, which stands for a weight of 2."""

@@ -1,0 +1,25 @@
+"""Which published models a file is like."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from bitnet.core.gguf import MetadataValue
+from bitnet.core.model.config import ModelConfig
+
+LLAMA = {"falcon3": "Falcon3 at 1.58 bits", "falcon_e": "Falcon-E", "olmo": "TriLM"}
+"""Families of Llama's shape that a file's ``tokenizer.ggml.pre`` tells apart."""
+
+
+def family(config: ModelConfig, metadata: Mapping[str, MetadataValue]) -> str:
+    """The family of a model: by its architecture, its activation, and the tokenizer that comes with it."""
+    match config.architecture:
+        case "llama":
+            pre = metadata.get("tokenizer.ggml.pre")
+            return LLAMA.get(pre, "Llama at 1.58 bits") if isinstance(pre, str) else "Llama at 1.58 bits"
+        case "minicpm":
+            return "MiniCPM (BitCPM4)"
+        case "qwen3":
+            return "Qwen3 (Ternary-Bonsai)"
+        case _:
+            return "BitNet b1.58 (2B4T)" if config.activation == "relu2" else "bitnet_b1_58 (1bitLLM)"

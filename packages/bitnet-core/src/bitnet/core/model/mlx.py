@@ -1,0 +1,100 @@
+"""MLX's quantised matrices: 2-bit codes, and a scale and a bias for each group of columns.
+
+A weight is ``scale * code + bias``. Sixteen codes are in a little-endian ``uint32``, the first in its lowest bits;
+scales and biases are ``[N, K / group]``. Source: ``mx.quantize`` and ``mx.dequantize`` in MLX's documentation; tested
+against what ``mx.dequantize`` makes of such tensors.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from bitnet.core.errors import ModelFileError
+from bitnet.core.gguf import GGMLType
+from bitnet.core.gguf.blocks import FORMATS
+from bitnet.core.gguf.quants import decode
+from bitnet.core.gguf.ternary import transcode
+from bitnet.core.hal import TernaryData, TernaryWeight
+from bitnet.core.model.safetensors import Stored
+
+BITS, PER_WORD = 2, 16
+FLOATS = {"F32": GGMLType.F32, "F16": GGMLType.F16, "BF16": GGMLType.BF16}
+"""Types of floats in safetensors."""
+
+
+def ternary_matrix(words: Stored, scales: Stored | None, biases: Stored | None, columns: int) -> TernaryWeight:
+    """A matrix ``[N, columns]`` whose every group of columns is ternary: its bias is minus its scale, and no code is 3.
+
+    Raises:
+        ModelFileError: The tensors do not fit together, or have another number of bits. What is no ternary matrix, or
+            has a scale that float16 does not hold, is found when it is loaded; that names the row and the columns.
+    """
+    if len(words.shape) != 2 or columns * BITS != words.shape[1] * 32:
+        bits = f"{words.shape[1] * 32 / columns:g} bits a weight" if len(words.shape) == 2 else "no matrix"
+        raise words.error(f"U32 {words.shape} is {bits}; ternary weights are two dimensions of {BITS} bits each.")
+    if scales is None or biases is None:
+        raise words.error("has no scales and biases beside it.")
+    groups = scales.shape[1] if len(scales.shape) == 2 else 0
+    group = columns // groups if groups else 0
+    if scales.shape != (words.shape[0], groups) or group * groups != columns or group < 32 or group & (group - 1):
+        raise scales.error(f"has the shape {scales.shape}; one scale for each 32, 64 or 128 columns is expected.")
+    if biases.shape != scales.shape or biases.dtype not in FLOATS or scales.dtype not in FLOATS:
+        raise biases.error(f"is {biases.dtype} {biases.shape} beside scales of {scales.dtype} {scales.shape}.")
+
+    def load() -> TernaryData:
+        units, shifts = _floats(scales), _floats(biases)
+        data = words.bytes().reshape(words.shape[0], columns // 4)
+        packed = transcode((words.shape[0], columns), lambda a, b: _codes(words, data, units, shifts, a, b))
+        halves = units.astype(np.float16)
+        wrong = np.argwhere(halves != units)
+        if wrong.size:
+            row, at = map(int, wrong[0])
+            raise scales.error(f"float16 does not hold the scale {units[row, at]} of {_place(row, at, group)}.")
+        return TernaryData(packed, halves)
+
+    return TernaryWeight((words.shape[0], columns), load, words.release, group)
+
+
+def _floats(tensor: Stored) -> npt.NDArray[np.float32]:
+    out = np.empty(tensor.shape, np.float32)
+    try:
+        decode(FLOATS[tensor.dtype], tensor.bytes(), out)
+    except ValueError as error:
+        raise tensor.error(f"{error}.") from None
+    return out
+
+
+def _codes(
+    words: Stored,
+    data: npt.NDArray[np.uint8],
+    scales: npt.NDArray[np.float32],
+    biases: npt.NDArray[np.float32],
+    begin: int,
+    end: int,
+) -> npt.NDArray[np.uint8]:
+    """Codes (weight + 1) of some rows."""
+    codes = FORMATS[GGMLType.Q2_0].unpack(data[begin:end])
+    scale, bias = scales[begin:end], biases[begin:end]
+    group = codes.shape[1] // scale.shape[1]
+    grouped = codes.reshape(*scale.shape, group)
+    zero = (scale == 0) & (bias == 0) | (bias == 0) & (grouped == 0).all(axis=2)
+    grouped[zero] = 1
+    wrong = np.argwhere((bias != -scale) & ~zero)
+    if wrong.size:
+        row, at = map(int, wrong[0])
+        place = _place(begin + row, at, group)
+        raise _not_ternary(words, f"the bias of {place} is {bias[row, at]}, its scale {scale[row, at]}")
+    wrong = np.argwhere(grouped == 3)
+    if wrong.size:
+        row, at, column = map(int, wrong[0])
+        raise _not_ternary(words, f"column {at * group + column} of row {begin + row} has the code 3, a weight of 2")
+    return codes
+
+
+def _not_ternary(words: Stored, why: str) -> ModelFileError:
+    return words.error(f"is not ternary: {why}.")
+
+
+def _place(row: int, at: int, group: int) -> str:
+    return f"columns {at * group} to {at * group + group - 1} of row {row}"

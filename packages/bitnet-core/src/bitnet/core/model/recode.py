@@ -1,0 +1,120 @@
+"""Ternary matrices in the encoding that a GGUF file is to have: the same weights to the bit, or an error."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from bitnet.core.errors import ModelFileError
+from bitnet.core.gguf import GGMLType, TensorSource, i2s_bytes, unpack_ternary
+from bitnet.core.gguf.blocks import encode_blocks
+from bitnet.core.gguf.ternary import GROUP, pieces
+from bitnet.core.gguf.types import BLOCKS
+from bitnet.core.hal import TernaryData, TernaryWeight
+
+Codes = npt.NDArray[np.uint8]
+Scales = npt.NDArray[np.float16]
+
+
+class TernarySource(NamedTuple):
+    """A ternary matrix of a model that is converted.
+
+    Attributes:
+        weight: The matrix; its ``load`` raises a :class:`ModelFileError` that names it.
+        error: Makes an error that names it.
+    """
+
+    weight: TernaryWeight
+    error: Callable[[str], ModelFileError]
+
+
+def encoded(name: str, source: TernarySource, dtype: GGMLType) -> dict[str, TensorSource]:
+    """The tensors that hold a matrix in a GGUF file.
+
+    Where it has one scale, and ``dtype`` one in each block, blocks have the scale 1 and a tensor ``NAME.scale`` the
+    matrix's, as f32: so nothing is rounded, and llama.cpp reads it too.
+
+    Args:
+        name: Its name, without ``.weight``.
+
+    Raises:
+        ModelFileError: ``dtype`` cannot hold a matrix of this shape. What else it cannot hold is found when the data
+            are read.
+    """
+    (n, k), group = source.weight.shape, source.weight.group
+    if dtype is GGMLType.I2_S:
+        if n * k % GROUP:
+            raise source.error(f"has the shape ({n}, {k}); I2_S holds a multiple of {GROUP} weights.")
+        return {f"{name}.weight": TensorSource((n, k), dtype, partial(_i2s, source))}
+    if k % BLOCKS[dtype][0]:
+        raise source.error(f"has rows of {k} weights; {dtype.name} holds a multiple of {BLOCKS[dtype][0]}.")
+    if group is not None:
+        return {f"{name}.weight": TensorSource((n, k), dtype, partial(_blocks, source, dtype, None))}
+    scale = np.empty(1, np.float32)  # set while the blocks are written, which are before it
+    return {
+        f"{name}.weight": TensorSource((n, k), dtype, partial(_blocks, source, dtype, scale)),
+        f"{name}.scale": TensorSource((1,), GGMLType.F32, lambda: (scale,)),
+    }
+
+
+def _i2s(source: TernarySource) -> Iterator[Codes]:
+    data = source.weight.load()
+    weights = unpack_ternary(data.codes, source.weight.shape[1])
+    _check_codes(source, weights.view(np.uint8) + np.uint8(1))
+    scale = data.scale.reshape(-1)
+    if source.weight.group is not None:
+        used = (weights.reshape(scale.size, -1) != 0).any(axis=1)
+        scale = np.unique(scale[used]) if used.any() else scale[:1]
+        if scale.size > 1:
+            several = f"{scale.size} different scales, {scale.min()} to {scale.max()}"
+            raise source.error(f"has {several}; I2_S has one for all. Q2_0 holds them.")
+    yield i2s_bytes(weights, float(scale[0]))
+    source.weight.release()
+
+
+def _blocks(source: TernarySource, dtype: GGMLType, apart: npt.NDArray[np.float32] | None) -> Iterator[Codes]:
+    """The blocks, some rows at a time; ``apart`` takes the scale of a matrix that has one."""
+    (n, k), size = source.weight.shape, BLOCKS[dtype][0]
+    data = source.weight.load()
+    if apart is not None:
+        apart[:] = data.scale
+    for begin, end in pieces(n, k):
+        codes = unpack_ternary(data.codes[begin:end], k).view(np.uint8) + np.uint8(1)
+        _check_codes(source, codes)
+        scales: Scales = np.ones((end - begin, k // size), np.float16)
+        if apart is None:
+            scales = _regrouped(source, dtype, codes, data, begin)
+        try:
+            yield encode_blocks(dtype, codes.reshape(-1, size), scales.reshape(-1))
+        except ValueError as error:
+            raise source.error(f"{error}.") from None
+    source.weight.release()
+
+
+def _check_codes(source: TernarySource, codes: Codes) -> None:
+    if codes.max() > 2:
+        raise source.error("holds the code 3, which stands for no weight. Another I2_S layout may fit.")
+
+
+def _regrouped(source: TernarySource, dtype: GGMLType, codes: Codes, data: TernaryData, begin: int) -> Scales:
+    """The scale of each block of some rows: a group's scale again, or that which all of its groups have."""
+    (rows, k), size = codes.shape, BLOCKS[dtype][0]
+    scales: Scales = data.scale[begin : begin + rows]  # type: ignore[assignment]
+    group = k // scales.shape[1]
+    if group % size == 0:
+        return scales.repeat(group // size, axis=1)
+    each = scales.reshape(rows, k // size, size // group)
+    used = (codes.reshape(rows, k // size, size // group, group) != 1).any(axis=3)
+    first = np.take_along_axis(each, used.argmax(axis=2)[..., None], axis=2)
+    wrong = np.argwhere((used & (each != first)).any(axis=2))
+    if wrong.size:
+        row, block = map(int, wrong[0])
+        raise source.error(
+            f"has scales from {each[row, block].min()} to {each[row, block].max()} in columns {block * size} to "
+            f"{block * size + size - 1} of row {begin + row}, where {dtype.name} has one."
+        )
+    return first[..., 0]

@@ -1,0 +1,138 @@
+"""Rotary embeddings: the frequency of each pair, how a model stretches them for long contexts, and the tables."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+if TYPE_CHECKING:
+    from bitnet.core.model.config import ModelConfig
+
+F32 = npt.NDArray[np.float32]
+
+ROPE_PIECE = 1024
+"""Positions whose angles are computed at a time: between two pieces Ctrl-C is heard."""
+BETA_FAST, BETA_SLOW = 32.0, 1.0
+"""Turns that bound YaRN's ramp, where a model names none: those of its paper."""
+
+
+@dataclass(frozen=True, slots=True)
+class Yarn:
+    """YaRN (Peng et al. 2023): short waves stay as they are, long ones are stretched, and a ramp lies between.
+
+    Attributes:
+        factor: By how much the longest waves are stretched.
+        original_context: Positions that the model was trained for before.
+        beta_fast: Turns in the original context from which on a wave stays as it is.
+        beta_slow: Turns up to which it is stretched by the whole factor.
+    """
+
+    factor: float
+    original_context: float
+    beta_fast: float = BETA_FAST
+    beta_slow: float = BETA_SLOW
+
+    def ramp(self, theta: float, head_dim: int) -> tuple[float, float]:
+        """Pairs between which waves go over from staying to being stretched; the second is not below the first.
+
+        Raises:
+            ValueError: No pairs are there; says why.
+        """
+        if theta <= 1:
+            raise ValueError(f"a rotary base of {theta}, which YaRN needs to be above 1")
+        if self.beta_fast < self.beta_slow:
+            raise ValueError(f"a beta_fast of {self.beta_fast}, below the beta_slow of {self.beta_slow}")
+
+        def pair(turns: float) -> float:
+            return head_dim * math.log(self.original_context / (turns * 2 * math.pi)) / (2 * math.log(theta))
+
+        low, high = max(math.floor(pair(self.beta_fast)), 0), min(math.ceil(pair(self.beta_slow)), head_dim - 1)
+        if high < low:
+            raise ValueError(f"no ramp: it would go from pair {low} to pair {high}")
+        return low, high
+
+    def frequencies(self, waves: F32, theta: float) -> F32:
+        """Frequencies of waves ``f32[head_dim / 2]``, each the reciprocal of a frequency."""
+        low, high = self.ramp(theta, 2 * len(waves))
+        pairs = np.arange(len(waves), dtype=np.float32)
+        kept: F32 = np.float32(1) - np.clip((pairs - np.float32(low)) / np.float32(high - low or 0.001), 0, 1)
+        stretched: F32 = np.reciprocal(np.float32(self.factor) * waves)
+        return stretched * (1 - kept) + kept / waves
+
+
+@dataclass(frozen=True, slots=True)
+class LongRope:
+    """LongRoPE (Ding et al. 2024): each pair's wave is stretched by a factor that was searched for.
+
+    Attributes:
+        short: Factors of contexts up to the original one, for each pair.
+        long: Factors of longer contexts.
+        original_context: Positions that the model was trained for before.
+    """
+
+    short: tuple[float, ...]
+    long: tuple[float, ...]
+    original_context: int
+
+    def frequencies(self, waves: F32, positions: int) -> F32:
+        """Frequencies in a context of some positions: one cache holds keys that were rotated in one way."""
+        factors = np.array(self.long if positions > self.original_context else self.short, np.float32)
+        frequencies: F32 = np.reciprocal(factors * waves)
+        return frequencies
+
+
+def yarn_attention(factor: float) -> float:
+    """What sines and cosines are multiplied by in a context that is stretched by ``factor``, by YaRN's rule."""
+    return 0.1 * math.log(factor) + 1 if factor > 1 else 1.0
+
+
+def longrope_attention(factor: float, original_context: float) -> float:
+    """The same by LongRoPE's rule."""
+    return math.sqrt(1 + math.log(factor) / math.log(original_context)) if factor > 1 else 1.0
+
+
+def rope_frequencies(config: ModelConfig, positions: int) -> F32:
+    """The angle from one position to the next of each pair, ``f32[head_dim / 2]``, in a context of ``positions``.
+
+    Each step is rounded to f32 as transformers' ``ROPE_INIT_FUNCTIONS`` do it, which the models were trained with.
+    """
+    exponents = np.arange(0, config.head_dim, 2, dtype=np.float32) / np.float32(config.head_dim)
+    waves = np.power(np.float64(config.rope_theta), exponents).astype(np.float32)
+    frequencies: F32
+    match config.rope_scaling:
+        case None:
+            frequencies = np.reciprocal(waves)
+        case Yarn() as yarn:
+            frequencies = yarn.frequencies(waves, config.rope_theta)
+        case LongRope() as long:
+            frequencies = long.frequencies(waves, positions)
+    if config.rope_freq_factors is not None:
+        frequencies /= np.asarray(config.rope_freq_factors, np.float32)
+    return frequencies
+
+
+def rope_tables(config: ModelConfig, positions: int) -> tuple[F32, F32]:
+    """Cosines and sines, each ``f32[positions, head_dim / 2]``, of the rotary angles (Su et al. 2021).
+
+    Frequencies and angles are rounded to f32 as in Hugging Face's implementation, on which these models were trained
+    and are checked: at long positions that rounding moves an angle further than anything else here does (ADR 0020).
+    """
+    frequencies, factor = rope_frequencies(config, positions), np.float32(config.rope_attention_factor)
+    cos, sin = np.empty((2, positions, config.head_dim // 2), np.float32)
+    for begin in range(0, positions, ROPE_PIECE):
+        piece = slice(begin, min(begin + ROPE_PIECE, positions))
+        angles = np.outer(np.arange(piece.start, piece.stop, dtype=np.float32), frequencies).astype(np.float64)
+        cos[piece], sin[piece] = np.cos(angles), np.sin(angles)
+        if factor != 1:
+            cos[piece] *= factor
+            sin[piece] *= factor
+    return cos, sin
+
+
+def rope_bytes(config: ModelConfig) -> int:
+    """Bytes of the rotary tables for each position."""
+    return 4 * config.head_dim
