@@ -51,6 +51,7 @@ def ordered(rng: np.random.Generator, limits: Limits, blocks: int) -> tuple[Prog
     """A program whose greedy answers follow an order of the vocabulary, and that order."""
     program, order = build(rng, limits, blocks), rng.permutation(VOCAB)
     table = program.weights["embd"].load()
+    assert isinstance(table, np.ndarray)
     head = np.empty_like(table)
     head[np.roll(order, -1)] = table[order]
     weights = {
@@ -80,7 +81,7 @@ class Tasks:
         return [self._order[(self._at + i) % VOCAB] for i in range(self._answer + 1)]
 
     def _filler(self, count: int) -> list[int]:
-        return self._rng.integers(0, VOCAB, count).tolist()
+        return [int(token) for token in self._rng.integers(0, VOCAB, count)]
 
     def quote(self) -> list[int]:
         walk, parts = self._walk(), []

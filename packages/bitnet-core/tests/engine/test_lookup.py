@@ -326,7 +326,12 @@ def test_preempted_and_cancelled(make_rig: MakeRig, monkeypatch: pytest.MonkeyPa
     rig = make_rig(num_blocks=33)  # one full context and a block: far too few for four
     with_foresight(monkeypatch, rng, [*wanted, known], (0, 1), rig)
     left, leave = [], rig.engine._scheduler._leave_cache
-    monkeypatch.setattr(rig.engine._scheduler, "_leave_cache", lambda s: (left.append(s), leave(s)))
+
+    def counted(sequence: Generation) -> None:
+        left.append(sequence)
+        leave(sequence)
+
+    monkeypatch.setattr(rig.engine._scheduler, "_leave_cache", counted)
     cancelled = rig.engine.prepare([1, 2, 3], GenerationOptions(max_tokens=60))[0]
     rig.engine.add([cancelled])
     for _ in range(6):
