@@ -3,7 +3,7 @@
 // A block has WARPS warps of 32 weight rows, and NT * 8 rows of x in shared memory, CHUNK columns at a time. Small blocks end closer
 // to one another, and large ones read x less often. As in ternary_decode, a
 // thread takes 16 bytes of weights as they lie, and x follows the order of K that this gives.
-#define CHUNK 64
+#define CHUNK (NT == 1 ? 128 : 64) /* few rows of x leave registers for more weights on their way */
 #define WARPS (NT == 1 ? 4 : 8)
 #define PITCH (CHUNK + 16) /* halves: two of them are 64 bytes more than whole rounds of the banks, for neighbouring rows of x */
 #define LOADS (CHUNK / 32)
@@ -28,7 +28,7 @@ extern "C" __global__ void split_rows(const int *step, const float *x, f16 *spli
     if (threadIdx.x == 0) scales[r] = scale;
 }
 
-extern "C" __global__ void __launch_bounds__(WARPS * WARP, 16 / WARPS)
+extern "C" __global__ void __launch_bounds__(WARPS * WARP, NT == 1 ? 3 : 2)
 dense_mma(const int *step, const f16 *split, const float *scales, const uint4 *weight, float *out,
 #if GATED
           const int *undecided,

@@ -32,8 +32,8 @@ TILES_STAGES, TILES_SHARED, TILES_DEPTH = 8, 224 * 1024, 4
 """Limits of ternary_tiles: most tiles of K in its ring, most bytes of the ring, fewest tiles of K."""
 MIN_TILES = 4
 """Minimum K tiles (128 wide) per block of ternary_wgmma."""
-HEAD_ROWS, HEAD_PITCH = (128, 256), 160
-"""Weight rows of a block of dense_mma, and bytes of a half row of x in its shared memory."""
+HEAD_ROWS, HEAD_PITCH = (128, 256), (288, 160)
+"""Weight rows of a block of dense_mma, and bytes of a half row of x in its shared memory; for 8 rows of x, and more."""
 WARPS, FEW_WARPS = 8, 6
 """Wanted on each multiprocessor by a product of few tokens, and of one: enough to have all weights in flight; of one
 so few that the next kernel's blocks, which fetch theirs, find room beside them."""
@@ -113,7 +113,7 @@ class Products:
         head_rows = HEAD_ROWS[tiles > 1]
         grid = (ceil_div(rows, head_rows), ceil_div(bucket.rows, 8 * tiles), 1)
         args = (ctx.step, halves, scales, weight.data, ctx.tensors[op.out], *gate, np.int32(rows))
-        spec, shared = KernelSpec("dense_mma", "dense_mma", defines), 2 * tiles * 16 * HEAD_PITCH
+        spec, shared = KernelSpec("dense_mma", "dense_mma", defines), 2 * tiles * 16 * HEAD_PITCH[tiles > 1]
         return Launch(spec, grid, (head_rows, 1, 1), args, shared=shared, overlaps=True)
 
     def row_sums(self, ctx: Context, op: TernaryMatmul, bucket: Bucket) -> list[Launch]:
