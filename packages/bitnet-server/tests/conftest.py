@@ -17,6 +17,7 @@ import uvicorn
 
 from bitnet.core import Model, load_model
 from bitnet.core.engine.engine import Engine, Result
+from bitnet.core.engine.rounds import Rounds
 from bitnet.core.engine.scheduler import Plan
 from bitnet.core.hal import Step
 from bitnet.server.app import App
@@ -49,8 +50,9 @@ class ScriptedEngine(Engine):
         self._plan = plan
         return super()._prepared(plan)
 
-    def _compute(self, step: Step, repeat: int, wanted: bool) -> Result:
-        plan = self._plan
+    def _compute(self, step: Step, rounds: Rounds, wanted: bool) -> Result:
+        plan, repeat = self._plan, rounds._begun.popleft()
+        rounds.passes += repeat
         if self.failure is not None:
             failure, self.failure = self.failure, None  # else its frames would hold this engine, and it them
             raise failure

@@ -401,8 +401,7 @@ def test_a_context_that_nobody_asked_for_is_bounded_by_the_file(model: Model) ->
 
 def test_a_long_context_is_the_default_where_memory_has_room(model: Model) -> None:
     """Qwen3 8B's shape: 147,968 bytes a position with the rotary tables' in f16, 76,544 in i8."""
-    shape: dict[str, int] = {"context_length": 40_960, "layers": 36, "kv_heads": 8, "head_dim": 128}
-    config = replace(model.config, **shape)
+    config = replace(model.config, context_length=40_960, layers=36, kv_heads=8, head_dim=128)
 
     def context(total: int, free: int, kv_dtype: KVDtype = "f16") -> int:
         return default_context(config, size=2 << 30, kv_dtype=kv_dtype, total=total, free=free)
