@@ -49,7 +49,7 @@ class NoText:
 
 def ordered(rng: np.random.Generator, limits: Limits, blocks: int) -> tuple[Program, list[int]]:
     """A program whose greedy answers follow an order of the vocabulary, and that order."""
-    program, order = build(rng, limits, blocks), rng.permutation(VOCAB)
+    program, order = build(rng, limits, blocks, "f16"), rng.permutation(VOCAB)
     table = program.weights["embd"].load()
     assert isinstance(table, np.ndarray)
     head = np.empty_like(table)
