@@ -59,7 +59,7 @@ class ScriptedEngine(Engine):
         if self.seconds:
             threading.Event().wait(self.seconds)
         rows = [item.sequence for item in plan.work if item.rows]
-        tokens = np.array([[self._next(s, k) for s in rows] for k in range(plan.repeat)], np.int32)
+        tokens = np.array([[self._next(s, k) for s in rows] for k in range(repeat)], np.int32)
         logits = np.full((len(rows), self._vocab_size), -20, np.float32)
         if rows:
             logits[np.arange(len(rows)), tokens[0]] = 20
@@ -84,6 +84,7 @@ class ScriptedEngine(Engine):
 def _scripted(model: Model, script: Script | str) -> ScriptedEngine:
     """Have a model's engine say what ``script`` makes of a prompt."""
     engine: Any = model._worker.engine
+    engine.lookup = False  # scripts repeat themselves: looked up, they would come many tokens a step
     engine.__class__ = ScriptedEngine
     engine._slots, engine._logprobs_told = None, -1  # all is chosen from logits
     engine.script = (lambda _: script) if isinstance(script, str) else script
