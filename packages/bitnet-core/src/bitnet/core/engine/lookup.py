@@ -130,12 +130,17 @@ class Pace:
         """Whether plain steps have to be timed again."""
         return self._since >= REFRESH
 
+    @property
+    def _guess(self) -> float:
+        """The cost before one was measured. The first drafted step may be slow, as its size is prepared for it."""
+        return UNKNOWN_COST * self._plain / self._seqs
+
     def choose(self, drafts: Sequence[Draft], room: int) -> int:
         """Tokens of each draft to feed at most; 0: none. A step has ``room`` for so many beside those that are due."""
         seqs = len(drafts)
         if seqs != self._seqs or self.stale:
             return 0
-        cost = UNKNOWN_COST * self._plain / seqs if self._cost is None else self._cost
+        cost = self._guess if self._cost is None else self._cost
         best, chosen = seqs / self._plain, 0
         for cap in CAPS:
             drafted = sum(min(cap, len(draft.tokens)) for draft in drafts)
@@ -157,7 +162,7 @@ class Pace:
         """A step with so many drafted tokens took so long."""
         self._since += 1
         cost = max(self._plain / 64, seconds - self._plain) / tokens
-        self._cost = min(cost, self._plain / self._seqs) if self._cost is None else _nearer(self._cost, cost)
+        self._cost = _nearer(self._guess if self._cost is None else self._cost, cost)
 
 
 def _nearer(average: float, value: float) -> float:
