@@ -74,20 +74,20 @@ class OpenCLDriver:
         self._call(cl.enqueue_copy, self._queue, array, buffer.memory, src_offset=offset, is_blocking=True)
 
     def fetch(self, buffer: OpenCLBuffer, array: npt.NDArray[Any]) -> Callable[[], None]:
-        copy = self._call(cl.enqueue_copy, self._queue, array, buffer.memory, is_blocking=False)
-        return lambda: self._call(copy.wait)
+        return partial(
+            self._call, self._call(cl.enqueue_copy, self._queue, array, buffer.memory, is_blocking=False).wait
+        )
 
     def record(self, launches: Sequence[Launch]) -> CommandBuffer | Launches:
         self._programs.prepare([launch.kernel for launch in launches])
         commands = [self._prepare(launch) for launch in launches]
-        if self._functions is None or not commands:
-            return Launches(self._queue, commands)
-        try:
-            return CommandBuffer(self._functions, self._queue, commands)
-        except cl.Error as error:
-            logger.warning("%s: its command buffers are not used: %s", self._name, error)
-            self._functions = None
-            return Launches(self._queue, commands)
+        if self._functions is not None and commands:
+            try:
+                return CommandBuffer(self._functions, self._queue, commands)
+            except cl.Error as error:
+                logger.warning("%s: its command buffers are not used: %s", self._name, error)
+                self._functions = None
+        return Launches(self._queue, commands)
 
     def submit(self, recording: CommandBuffer | Launches) -> None:
         self._call(recording.enqueue)

@@ -24,8 +24,7 @@ INTEL = frozenset({"cl_intel_subgroups", "cl_intel_subgroups_short", "cl_intel_r
 """What the kernels of Intel's GPUs need."""
 SUB_GROUP_SIZES = 0x4108
 """CL_DEVICE_SUB_GROUP_SIZES_INTEL (cl_intel_required_subgroup_size)."""
-NVIDIA = "cl_nv_device_attribute_query"
-AMD = "cl_amd_device_attribute_query"
+NVIDIA, AMD = "cl_nv_device_attribute_query", "cl_amd_device_attribute_query"
 CAPABILITIES: Mapping[str, tuple[int, int]] = {"ptx-dp4a": (6, 1), "ptx-mma": (8, 0)}
 """Compute capability from which NVIDIA's devices have what the kernels use by inline PTX."""
 

@@ -11,6 +11,8 @@ from bitnet.core.cli.options import FileName, ModelName, i2s_layout_option, verb
 from bitnet.core.errors import InvalidInputError
 from bitnet.core.support.units import size
 
+TYPES = ("i2_s", "tq1_0", "tq2_0", "q2_0", "q2_0_g128", "pq2_0", "ptq1_0", "stq1_0")
+
 
 @click.command()
 @click.argument("source", type=ModelName())
@@ -19,8 +21,10 @@ from bitnet.core.support.units import size
     "--type",
     "--outtype",
     "dtype",
-    type=click.Choice(["i2_s", "tq1_0", "tq2_0", "q2_0", "q2_0_g128", "pq2_0", "ptq1_0", "stq1_0"]),
-    help="Encoding of the ternary weights.  [default: i2_s where each matrix has one scale, else q2_0]",
+    type=click.Choice(TYPES),
+    metavar="TYPE",
+    help=f"Encoding of the ternary weights: {', '.join(TYPES)}.  [default: i2_s where each matrix has one scale, else "
+    "q2_0]",
 )
 @click.option("--force", is_flag=True, help="Replace TARGET where it is there already.")
 @i2s_layout_option
