@@ -74,9 +74,8 @@ class OpenCLDriver:
         self._call(cl.enqueue_copy, self._queue, array, buffer.memory, src_offset=offset, is_blocking=True)
 
     def fetch(self, buffer: OpenCLBuffer, array: npt.NDArray[Any]) -> Callable[[], None]:
-        return partial(
-            self._call, self._call(cl.enqueue_copy, self._queue, array, buffer.memory, is_blocking=False).wait
-        )
+        copy = self._call(cl.enqueue_copy, self._queue, array, buffer.memory, is_blocking=False)
+        return lambda: self._call(copy.wait)
 
     def record(self, launches: Sequence[Launch]) -> CommandBuffer | Launches:
         self._programs.prepare([launch.kernel for launch in launches])
