@@ -47,8 +47,11 @@ def engine_alone(model: Model, streams: int, given: argparse.Namespace, sampling
     """Tokens a second and the median TTFT in ms, each stream read by a thread of its own."""
     rng = np.random.default_rng(time.monotonic_ns())
     prompts = [rng.integers(0, 250, given.prompt).tolist() for _ in range(streams)]
+    pauses = np.cumsum(rng.exponential(1 / given.rate, streams)) if given.rate else np.zeros(streams)
+    start = time.perf_counter()
 
-    def read(prompt: list[int]) -> tuple[int, float]:
+    def read(prompt: list[int], pause: float) -> tuple[int, float]:
+        time.sleep(max(0.0, start + pause - time.perf_counter()))
         begun = time.perf_counter()
         (request,) = model.submit(prompt, max_tokens=given.tokens, ignore_eos=True, **sampling)  # type: ignore[arg-type]
         next(request)
@@ -57,7 +60,7 @@ def engine_alone(model: Model, streams: int, given: argparse.Namespace, sampling
 
     with ThreadPoolExecutor(streams) as pool:
         begun, spent = time.perf_counter(), time.process_time()
-        results = list(pool.map(read, prompts))
+        results = list(pool.map(read, prompts, pauses))
         seconds, spent = time.perf_counter() - begun, time.process_time() - spent
     tokens = sum(n for n, _ in results)
     ttft = statistics.median(first for _, first in results) * 1e3
@@ -75,6 +78,7 @@ def through_http(
         "input-len": given.prompt,
         "output-len": given.tokens,
         "seed": time.monotonic_ns() % 2**31,
+        **({"request-rate": given.rate} if given.rate else {}),
         **{name.replace("_", "-"): value for name, value in sampling.items()},
     }
     spent, looped = time.process_time(), loop()
@@ -133,6 +137,7 @@ def main() -> None:
     parser.add_argument("--sampling", choices=SAMPLING, nargs="+", default=list(SAMPLING))
     parser.add_argument("--prompt", type=int, default=32)
     parser.add_argument("--tokens", type=int, default=512)
+    parser.add_argument("--rate", type=float, help="requests a second, at random times; all at once if left out")
     parser.add_argument("--endpoint", default="completions")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--idle", type=int, default=0, help="connections that send nothing meanwhile")
