@@ -523,6 +523,16 @@ MUTANTS = [
 ]
 
 
+WITHOUT = (
+    "test_a_request_is_alone_among_others",  # numpy's sums are not
+    "test_rounds_give_what_one_run_gives",  # it does not look ahead
+    "test_logprobs_are_of_the_round_that_was_taken",
+    "test_what_cannot_be_begun_or_taken",
+    "test_the_largest_size_stands_in",  # it prepares no sizes
+)
+"""Tests of what the numpy device cannot do."""
+
+
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda m: m.defect.replace(" ", "-"))
 def test_the_suite_catches(mutant: Mutant, run_suite: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Executable, "turns", 0, raising=False)
@@ -533,7 +543,7 @@ def test_the_suite_catches(mutant: Mutant, run_suite: Any, monkeypatch: pytest.M
 def test_the_unbroken_device_passes(run_suite: Any) -> None:
     outcome = run_suite()
     assert not outcome.failed, outcome.text
-    assert all("test_a_request_is_alone_among_others" in test for test in outcome.skipped)  # numpy's sums are not
+    assert all(any(name in test for name in WITHOUT) for test in outcome.skipped), outcome.skipped
     for mutant in MUTANTS:
         for name in mutant.tests:
             assert any(name in test for test in outcome.passed), f"{mutant.defect}: no test has {name} in its name"
