@@ -6,6 +6,7 @@ Each is the library as the wheel has it, opened by a program of that system (``t
 from __future__ import annotations
 
 import mmap
+import os
 import platform
 import shutil
 import sys
@@ -63,8 +64,11 @@ def system32() -> Path | None:
 
 @cache
 def prefix() -> Path:
-    """A Windows of a few links, made at once; Wine's own way fills some 700 MB."""
-    folder: Path = build_hook().cache() / "wine"
+    """A Windows of a few links, made at once; Wine's own way fills some 700 MB.
+
+    Each process that tests has its own: two that start the server of one at the same moment are in each other's way.
+    """
+    folder: Path = build_hook().cache() / f"wine-{os.environ.get('PYTEST_XDIST_WORKER', 'alone')}"
     if not folder.exists():
         folder.parent.mkdir(parents=True, exist_ok=True)
         libraries = system32()
