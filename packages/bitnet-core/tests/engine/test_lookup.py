@@ -120,7 +120,7 @@ def test_a_moment_of_another_program_is_forgotten() -> None:
     """Drafts that seemed ten times as slow are tried again, and found to pay."""
     pace, draft = Pace(), [Draft([0] * 15, 0.9)]
     pace.plain(1, 1.0)
-    for _ in range(9):
+    for _ in range(24):
         pace.drafted(7, 60.0)
     assert not pace.choose(draft, 31)
     steps = next(i for i in range(20_000) if pace.choose(draft, 31))
