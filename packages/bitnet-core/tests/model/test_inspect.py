@@ -125,6 +125,6 @@ def test_the_order_of_columns_is_told_by_norms(tmp_path: Path, stored: I2SLayout
 @pytest.mark.parametrize("gain", [np.nan, np.inf, 0, 3e38])
 def test_norms_that_tell_nothing(tmp_path: Path, gain: float) -> None:
     norm = np.full(512, gain, np.float32)
-    tensors = {"blk.0.attn_norm.weight": norm, "blk.0.attn_q.weight": encoded(trained(256, 512), "arm")}
+    tensors: dict[str, Any] = {"blk.0.attn_norm.weight": norm, "blk.0.attn_q.weight": encoded(trained(256, 512), "arm")}
     write_gguf(tmp_path / "a", {}, tensors)
     assert [r.warnings for r in inspect_tensors(GGUFFile(tmp_path / "a"))] == [(), ()]
