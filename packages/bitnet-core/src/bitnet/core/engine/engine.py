@@ -61,6 +61,11 @@ ROUNDS = 16
 """Rounds of a step at most, on devices that begin one while the host takes in the one before."""
 
 
+def never() -> bool:
+    """Nothing interrupts."""
+    return False
+
+
 class Result(NamedTuple):
     """Of a step: the tokens that it sampled; its logits, and log-probabilities, where wanted.
 
@@ -123,7 +128,7 @@ class Engine:
         if LOOK_AHEAD in features:
             assert isinstance(executable, GoesOn), "the device lists the feature"
             self._ahead = executable
-        self.interrupted: Callable[[], bool] = lambda: False
+        self.interrupted: Callable[[], bool] = never
         """Asked whether something else than the next tokens of those that run is to be done."""
         self._logprobs_told = MOST_LOGPROBS if LOGPROBS in features else -1
         self._slots: Slots | None = None

@@ -15,7 +15,7 @@ from functools import partial
 from types import TracebackType
 
 from bitnet.core.engine.blocks import prefix_digests
-from bitnet.core.engine.engine import Engine
+from bitnet.core.engine.engine import Engine, never
 from bitnet.core.engine.replica import Group, Replica
 from bitnet.core.engine.results import Update
 from bitnet.core.engine.sequence import TokenSequence
@@ -245,6 +245,7 @@ class Worker:
         except BaseException as error:
             if not self._passed_on(replica, error):
                 self._stop(error)
+        engine.interrupted = never  # or worker and engine would hold each other
         engine.close()
         with self._changed:
             tickets = [self._tickets.pop(number) for number in replica.held]

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
-
-if TYPE_CHECKING:
-    from bitnet.core.model.config import ModelConfig
 
 F32 = npt.NDArray[np.float32]
 
@@ -95,7 +92,22 @@ def longrope_attention(factor: float, original_context: float) -> float:
     return math.sqrt(1 + math.log(factor) / math.log(original_context)) if factor > 1 else 1.0
 
 
-def rope_frequencies(config: ModelConfig, positions: int) -> F32:
+class Rotated(Protocol):
+    """What the tables need to know of a model; :class:`bitnet.core.model.ModelConfig` has it."""
+
+    @property
+    def head_dim(self) -> int: ...
+    @property
+    def rope_theta(self) -> float: ...
+    @property
+    def rope_freq_factors(self) -> F32 | None: ...
+    @property
+    def rope_scaling(self) -> Yarn | LongRope | None: ...
+    @property
+    def rope_attention_factor(self) -> float: ...
+
+
+def rope_frequencies(config: Rotated, positions: int) -> F32:
     """The angle from one position to the next of each pair, ``f32[head_dim / 2]``, in a context of ``positions``.
 
     Each step is rounded to f32 as transformers' ``ROPE_INIT_FUNCTIONS`` do it, which the models were trained with.
@@ -115,7 +127,7 @@ def rope_frequencies(config: ModelConfig, positions: int) -> F32:
     return frequencies
 
 
-def rope_tables(config: ModelConfig, positions: int) -> tuple[F32, F32]:
+def rope_tables(config: Rotated, positions: int) -> tuple[F32, F32]:
     """Cosines and sines, each ``f32[positions, head_dim / 2]``, of the rotary angles (Su et al. 2021).
 
     Frequencies and angles are rounded to f32 as in Hugging Face's implementation, on which these models were trained
@@ -133,6 +145,6 @@ def rope_tables(config: ModelConfig, positions: int) -> tuple[F32, F32]:
     return cos, sin
 
 
-def rope_bytes(config: ModelConfig) -> int:
+def rope_bytes(config: Rotated) -> int:
     """Bytes of the rotary tables for each position."""
     return 4 * config.head_dim
