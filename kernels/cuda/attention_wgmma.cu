@@ -10,8 +10,8 @@
 // the cache, one position after the other: 128 bytes in the 128-byte swizzle, one panel for every 64 dimensions.
 // Tiles of tokens are in the grid's last dimension, so that tiles in use come before unused ones.
 //
-// Of an int8 cache, all threads of the third warpgroup fetch, and store the codes as halves, exactly; the scales of keys are part
-// of the scores, those of values of the weights.
+// With an int8 cache, all threads of the third warpgroup fetch, and store the codes as halves, exactly. The scales of keys go into
+// the scores, those of values into the weights.
 #define ROWS 128
 #define GROUP (HEADS / KV_HEADS)
 #define TOKENS (ROWS / GROUP) /* of a block */

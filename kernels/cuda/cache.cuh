@@ -38,7 +38,7 @@ struct RowUnit {
     float scale, factor;
 };
 
-// Of a row that a warp holds, N times four values a lane.
+// The scale and factor of a row that a warp holds, N times four values a lane.
 template <int N>
 __device__ __forceinline__ RowUnit row_unit(const float (&v)[N][4]) {
     unsigned bits = 0;  // of magnitudes, ordered as they are, NaN above all

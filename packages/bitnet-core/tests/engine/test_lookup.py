@@ -51,7 +51,7 @@ def test_drafts_are_those_of_a_search(rng: np.random.Generator) -> None:
 
 
 def test_the_chance_is_how_often_drafts_were_right() -> None:
-    """Of a text in which each token follows the one before with a known chance."""
+    """The chance of a draft, in a text whose tokens follow one another with a known chance."""
     for right in (0.0, 0.5, 0.9, 1.0):
         rng = np.random.default_rng(3)
         tokens = list(range(12)) * 2

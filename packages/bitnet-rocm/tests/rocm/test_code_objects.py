@@ -48,7 +48,7 @@ OFTEN = [*((name, "demo") for name in OF_EACH_KIND), ("gfx90a", "2b4t"), ("gfx11
 SELDOM = [pair for pair in product((*OF_EACH_KIND, *OTHERS), SHAPES) if pair not in OFTEN]
 LOCAL_BYTES = 65536
 SIMDS = 4
-"""Of a compute unit of gfx9, and of two together from gfx10 on, which share a work-group."""
+"""SIMD units that share a work-group: those of a compute unit on gfx9, of two together from gfx10 on."""
 REGISTERS = {"gfx900": 256, "gfx906": 256, "gfx908": 256, "gfx90a": 512, "gfx942": 512, "gfx950": 512}
 """Vector registers that a lane of a SIMD has, for all of its waves; 1,024 or more from gfx10 on."""
 METADATA, NAME = 32, b"AMDGPU\0"
