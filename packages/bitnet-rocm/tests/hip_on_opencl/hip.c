@@ -23,6 +23,7 @@ typedef struct { cl_handle kernel; Signature signature; } Function;
 typedef struct { Function *function; size_t global[3], local[3]; uint64_t values[MOST_ARGUMENTS]; } Command;
 typedef struct { Command *commands; size_t count, launched; } Graph;
 typedef struct { int device, capturing, broken; pthread_t by; Graph *graph; } Stream;
+typedef struct { int recorded; } Event;
 typedef struct { cl_handle program; Signature kernels[MOST_KERNELS]; } Module;
 typedef struct Block { struct Block *next; void *address; size_t size; } Block;
 
@@ -32,7 +33,7 @@ EXPORT const int bitnet_test_driver = 1;  // by which the backend knows it
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static __thread int current;
-static Block *blocks;
+static Block *blocks, *pinned;  // of the device; of the host, page-locked
 static Stream *streams[64];
 static int lost;
 
@@ -90,8 +91,8 @@ static size_t used(void) {
     for (Block *block = blocks; block; block = block->next) sum += block->size;
     return sum;
 }
-static int inside(const void *address, size_t size) {
-    for (Block *block = blocks; block; block = block->next) {
+static int inside(const Block *block, const void *address, size_t size) {
+    for (; block; block = block->next) {
         size_t at = (size_t)((const char *)address - (char *)block->address);
         if ((const char *)address >= (char *)block->address && at + size <= block->size) return 1;
     }
@@ -167,19 +168,43 @@ EXPORT int hipMalloc(void **address, size_t size) {
     END
 }
 
-EXPORT int hipFree(void *address) {
-    BEGIN_OUTSIDE("hipFree")
+// Takes a block off its list, once nothing runs that could use it.
+static int forget(Block **at, const void *address) {
     clFinish(opencl_queue);
-    status = INVALID_VALUE;
-    for (Block **at = &blocks; *at; at = &(*at)->next) {
+    for (; *at; at = &(*at)->next) {
         if ((*at)->address != address) continue;
         Block *gone = *at;
         *at = gone->next;
-        clSVMFree(opencl_context, address);
         free(gone);
-        status = OK;
-        break;
+        return OK;
     }
+    return INVALID_VALUE;
+}
+
+EXPORT int hipFree(void *address) {
+    BEGIN_OUTSIDE("hipFree")
+    status = forget(&blocks, address);
+    if (!status) clSVMFree(opencl_context, address);
+    END
+}
+
+EXPORT int hipHostMalloc(void **address, size_t size, unsigned flags) {
+    BEGIN_OUTSIDE("hipHostMalloc")
+    if (flags) {
+        status = INVALID_VALUE;
+        goto end;
+    }
+    Block *block = malloc(sizeof *block);
+    *block = (Block){pinned, malloc(size), size};
+    pinned = block;
+    *address = block->address;
+    END
+}
+
+EXPORT int hipHostFree(void *address) {
+    BEGIN_OUTSIDE("hipHostFree")
+    status = forget(&pinned, address);
+    if (!status) free(address);
     END
 }
 
@@ -192,8 +217,13 @@ EXPORT int hipMemGetInfo(size_t *available, size_t *total) {
 
 static int copy(const char *call, void *to, const void *from, size_t size, const void *on_device) {
     BEGIN_OUTSIDE(call)
-    if (!inside(on_device, size)) {
+    if (!inside(blocks, on_device, size)) {
         status = INVALID_VALUE;
+        goto end;
+    }
+    if (inside(pinned, to, size)) {  // over only when the stream comes to it: poison until then
+        memset(to, 0xA5, size);
+        if (clEnqueueSVMMemcpy(opencl_queue, 0, to, from, size, 0, NULL, NULL)) status = INVALID_VALUE;
         goto end;
     }
     clFinish(opencl_queue);
@@ -207,6 +237,32 @@ EXPORT int hipMemcpyHtoDAsync(void *to, const void *from, size_t size, Stream *s
 
 EXPORT int hipMemcpyDtoHAsync(void *to, const void *from, size_t size, Stream *stream) {
     return copy("hipMemcpyDtoHAsync", to, from, size, from);
+}
+
+EXPORT int hipEventCreateWithFlags(Event **event, unsigned flags) {
+    BEGIN_OUTSIDE("hipEventCreateWithFlags")
+    *event = calloc(1, sizeof **event);
+    END
+}
+
+EXPORT int hipEventRecord(Event *event, Stream *stream) {
+    BEGIN_OUTSIDE("hipEventRecord")
+    event->recorded = stream->device == current;
+    status = event->recorded ? OK : INVALID_VALUE;
+    END
+}
+
+EXPORT int hipEventSynchronize(Event *event) {
+    BEGIN_OUTSIDE("hipEventSynchronize")
+    status = event->recorded ? OK : INVALID_VALUE;
+    clFinish(opencl_queue);
+    END
+}
+
+EXPORT int hipEventDestroy(Event *event) {
+    BEGIN_OUTSIDE("hipEventDestroy")
+    free(event);
+    END
 }
 
 EXPORT int hipStreamCreateWithFlags(Stream **stream, unsigned flags) {
@@ -256,7 +312,7 @@ EXPORT int hipModuleLaunchKernel(Function *function, unsigned gx, unsigned gy, u
     Command command = {function, {(size_t)gx * bx, (size_t)gy * by, (size_t)gz * bz}, {bx, by, bz}, {0}};
     for (uint32_t i = 0; i < function->signature.arguments; i++) {
         memcpy(&command.values[i], parameters[i], function->signature.pointer[i] ? 8 : 4);
-        if (function->signature.pointer[i] && !inside((void *)command.values[i], 1)) status = INVALID_VALUE;
+        if (function->signature.pointer[i] && !inside(blocks, (void *)command.values[i], 1)) status = INVALID_VALUE;
     }
     if (status) goto end;
     if (!stream->capturing) {

@@ -33,6 +33,7 @@ enum { CL_DEVICE_TYPE_ALL = -1, CL_PROGRAM_BINARY_SIZES = 0x1165, CL_PROGRAM_BIN
     X(clEnqueueNDRangeKernel, int,                                                                                             \
       (cl_handle, cl_handle, uint32_t, const size_t *, const size_t *, const size_t *, uint32_t, const void *, void *))        \
     X(clFinish, int, (cl_handle))                                                                                              \
+    X(clEnqueueSVMMemcpy, int, (cl_handle, uint32_t, void *, const void *, size_t, uint32_t, const void *, void *))             \
     X(clSVMAlloc, void *, (cl_handle, uint64_t, size_t, uint32_t))                                                             \
     X(clSVMFree, void, (cl_handle, void *))
 

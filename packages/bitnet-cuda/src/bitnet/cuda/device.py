@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import itertools
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -17,6 +16,7 @@ from cuda.bindings import driver
 
 from bitnet.core.errors import DeviceLostError
 from bitnet.core.gpu import Arg, KernelSpec, Launch
+from bitnet.core.gpu.staging import Staging, StagingPool
 from bitnet.core.support.cache import KernelCache
 from bitnet.cuda.compiler import Compiler
 from bitnet.cuda.driver import check
@@ -39,14 +39,6 @@ class CudaBuffer:
 
     address: int
     nbytes: int
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Staging:
-    """Page-locked memory that the device copies to, and the event that says it has."""
-
-    address: int
-    event: Any
 
 
 class Recording:
@@ -73,7 +65,7 @@ class CudaDriver:
         self._modules: dict[bytes, Any] = {}
         self._functions: dict[KernelSpec, Any] = {}
         self._dropped: list[Any] = []
-        self._spare: dict[int, list[Staging]] = {}
+        self._stagings = StagingPool(self._staging, lambda staged: self._check(driver.cuEventSynchronize(staged.event)))
         self.capability = capability_of(self._device, name)
         count = driver.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT
         self.multiprocessors = int(self._check(driver.cuDeviceGetAttribute(count, self._device)))
@@ -102,18 +94,13 @@ class CudaDriver:
 
     def fetch(self, buffer: CudaBuffer, array: npt.NDArray[Any]) -> Callable[[], None]:
         """Implements :class:`bitnet.core.gpu.Fetching`, through page-locked memory, without which a copy waits."""
-        with self._entered():
-            spare = self._spare.setdefault(1 << max(array.nbytes - 1, 0).bit_length(), [])
-            staged = spare.pop() if spare else self._staging(array.nbytes)
+
+        def copy(staged: Staging) -> None:
             self._check(driver.cuMemcpyDtoHAsync(staged.address, buffer.address, array.nbytes, self._stream))
             self._check(driver.cuEventRecord(staged.event, self._stream))
 
-        def wait() -> None:
-            self._check(driver.cuEventSynchronize(staged.event))
-            ctypes.memmove(array.ctypes.data, staged.address, array.nbytes)
-            spare.append(staged)
-
-        return wait
+        with self._entered():
+            return self._stagings.fetch(array, copy)
 
     def record(self, launches: Sequence[Launch]) -> Recording:
         with self._entered():
@@ -136,18 +123,16 @@ class CudaDriver:
     def close(self) -> None:
         with self._ended() as alive:
             if alive:
-                for staged in itertools.chain(*self._spare.values()):
+                for staged in self._stagings.empty():
                     self._check(driver.cuEventDestroy(staged.event))
                     self._check(driver.cuMemFreeHost(staged.address))
-                self._spare.clear()
                 self._check(driver.cuStreamDestroy(self._stream))
                 for module in self._modules.values():
                     self._check(driver.cuModuleUnload(module))
             driver.cuDevicePrimaryCtxRelease(self._device)
 
     def _staging(self, nbytes: int) -> Staging:
-        """Page-locked memory of the power of two that holds ``nbytes``."""
-        address = int(self._check(driver.cuMemAllocHost(1 << max(nbytes - 1, 0).bit_length())))
+        address = int(self._check(driver.cuMemAllocHost(nbytes)))
         flags = driver.CUevent_flags.CU_EVENT_DISABLE_TIMING
         return Staging(address, self._check(driver.cuEventCreate(flags)))
 

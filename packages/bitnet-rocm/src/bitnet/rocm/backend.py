@@ -15,6 +15,7 @@ from bitnet.core.hal import (
     HAL_API,
     KV_I8,
     LOGPROBS,
+    LOOK_AHEAD,
     PENALTIES,
     TERNARY_TABLES,
     Device,
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
     from bitnet.rocm.comgr_process import ComgrProcess
     from bitnet.rocm.hip import Hip, Properties
 
+FEATURES = (DETERMINISTIC, KV_I8, LOGPROBS, LOOK_AHEAD, PENALTIES, TERNARY_TABLES)
+"""What the kernels and the driver do on every device."""
 NODES = ("kfd", "dri/renderD*")
 """Device nodes that the runtime opens, under /dev."""
 KFD = Path("/dev/kfd")
@@ -205,7 +208,7 @@ def _found(hip: Hip, index: int, properties: Properties, kind: Architecture, ver
         type=DeviceType.VIRTUAL if hip.is_test_driver else kind_of,
         memory=properties.total_memory,
         driver_version=version,
-        features=(*kind.features, "f16", f"wave{kind.wave}", PENALTIES, LOGPROBS, TERNARY_TABLES, DETERMINISTIC, KV_I8),
+        features=(*kind.features, "f16", f"wave{kind.wave}", *FEATURES),
         details=details,
     )
     return Found(marked(info), kind, abilities)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import threading
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -16,7 +16,8 @@ from bitnet.core.errors import DeviceLostError
 from bitnet.core.gpu import KernelSpec, Launch
 from bitnet.core.gpu.clc import values
 from bitnet.core.gpu.programs import Programs
-from bitnet.rocm.hip import NON_BLOCKING_STREAM, THREAD_LOCAL_CAPTURE, Hip
+from bitnet.core.gpu.staging import Staging, StagingPool
+from bitnet.rocm.hip import NON_BLOCKING_STREAM, THREAD_LOCAL_CAPTURE, UNTIMED_EVENT, Hip
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -62,6 +63,7 @@ class RocmDriver:
         self._modules: dict[bytes, int] = {}
         self._functions: dict[KernelSpec, int] = {}
         self._dropped: list[int] = []
+        self._stagings = StagingPool(self._staging, lambda staged: self._call("hipEventSynchronize", staged.event))
         self.graphs = False
         self._call("hipInit", 0)
         self._call("hipSetDevice", ordinal)
@@ -86,6 +88,16 @@ class RocmDriver:
             self._call("hipMemcpyDtoHAsync", array.ctypes.data, buffer.address + offset, array.nbytes, self._stream)
             self._call("hipStreamSynchronize", self._stream)
 
+    def fetch(self, buffer: RocmBuffer, array: npt.NDArray[Any]) -> Callable[[], None]:
+        """Implements :class:`bitnet.core.gpu.Fetching`, through page-locked memory, without which a copy waits."""
+
+        def copy(staged: Staging) -> None:
+            self._call("hipMemcpyDtoHAsync", staged.address, buffer.address, array.nbytes, self._stream)
+            self._call("hipEventRecord", staged.event, self._stream)
+
+        with self._entered():
+            return self._stagings.fetch(array, copy)
+
     def record(self, launches: Sequence[Launch]) -> Graph | list[Command]:
         with self._entered():
             self._load([launch.kernel for launch in launches])  # before capturing
@@ -108,9 +120,16 @@ class RocmDriver:
     def close(self) -> None:
         with self._ended() as alive:
             if alive:
+                for staged in self._stagings.empty():
+                    self._call("hipEventDestroy", staged.event)
+                    self._call("hipHostFree", staged.address)
                 self._call("hipStreamDestroy", self._stream)
                 for module in self._modules.values():
                     self._call("hipModuleUnload", module)
+
+    def _staging(self, nbytes: int) -> Staging:
+        address = self._handle("hipHostMalloc", nbytes, 0)
+        return Staging(address, self._handle("hipEventCreateWithFlags", UNTIMED_EVENT))
 
     def _captured(self, commands: list[Command]) -> Graph:
         self._call("hipStreamBeginCapture", self._stream, THREAD_LOCAL_CAPTURE)

@@ -13,6 +13,7 @@ from bitnet.core.gpu.probing import SMALLER
 LEAST = (6, 0)
 """Oldest version of the runtime: from it on, properties of devices have the layout below."""
 NON_BLOCKING_STREAM = 1
+UNTIMED_EVENT = 2
 THREAD_LOCAL_CAPTURE = 1
 """RDNA 2 needs it: a global capture there refuses calls of other threads."""
 NO_DEVICE = "hipErrorNoDevice"
@@ -74,12 +75,18 @@ CALLS: dict[str, Sequence[Any]] = {
     "hipSetDevice": (c_int,),
     "hipMalloc": (_HANDLE, c_size_t),
     "hipFree": (c_void_p,),
+    "hipHostMalloc": (_HANDLE, c_size_t, c_uint),
+    "hipHostFree": (c_void_p,),
     "hipMemGetInfo": (POINTER(c_size_t), POINTER(c_size_t)),
     "hipMemcpyHtoDAsync": (c_void_p, c_void_p, c_size_t, c_void_p),
     "hipMemcpyDtoHAsync": (c_void_p, c_void_p, c_size_t, c_void_p),
     "hipStreamCreateWithFlags": (_HANDLE, c_uint),
     "hipStreamSynchronize": (c_void_p,),
     "hipStreamDestroy": (c_void_p,),
+    "hipEventCreateWithFlags": (_HANDLE, c_uint),
+    "hipEventRecord": (c_void_p, c_void_p),
+    "hipEventSynchronize": (c_void_p,),
+    "hipEventDestroy": (c_void_p,),
     "hipStreamBeginCapture": (c_void_p, c_int),
     "hipStreamEndCapture": (c_void_p, _HANDLE),
     "hipGraphInstantiateWithFlags": (_HANDLE, c_void_p, c_ulonglong),
