@@ -145,7 +145,7 @@ def main() -> None:
     given = parser.parse_args()
     places = max(given.streams)
     real = given.model is not None or given.device is not None
-    model = load_model(given.model, device=given.device, max_seqs=places) if real else None
+    model = load_model(given.model, device=given.device, max_seqs=places, prompt_lookup=False) if real else None
     profile = cProfile.Profile() if given.profile else None
     with ExitStack() as stack:
         used = stack.enter_context(model if model is not None else waiting_model(given.step_ms / 1e3, places))

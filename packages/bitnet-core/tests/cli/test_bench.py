@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
-from bitnet.core import load_model
+from bitnet.core import Model, load_model
 from bitnet.core.cli.bench_plot import draw
 from bitnet.core.cpu.device import CpuExecutable
 from bitnet.core.devices.select import select_device
@@ -104,7 +104,7 @@ def test_speed_is_tokens_over_time(model: Path, monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(CpuExecutable, "run", slow)
     monkeypatch.setattr("bitnet.core.engine.engine.MAX_REPEAT", 1)
-    with load_model(model, device="cpu:scalar", step_tokens=16) as loaded:
+    with load_model(model, device="cpu:scalar", step_tokens=16, prompt_lookup=False) as loaded:
         for test, most in (
             (Workload("decode", 4), 1 / 0.02),
             (Workload("decode", 4, parallel=3), 3 / 0.02),
@@ -112,6 +112,26 @@ def test_speed_is_tokens_over_time(model: Path, monkeypatch: pytest.MonkeyPatch)
         ):
             speed = measure(loaded, test, repeats=1).mean
             assert most / 5 < speed < most, test
+
+
+def test_sequences_that_never_decode_together(bitnet: Bitnet, model: Path) -> None:
+    """Eight prompts of 32 tokens, at most 8 of them in a step: the first sequence has ended by the end of the last."""
+    ran = bitnet("bench", "-m", model, "-p", "0", "-n", "1", "-d", "32", "-np", "8", "-b", "8", "--device", "cpu")
+    assert ran.status == 2
+    assert "tg1 x8 @ d32 cannot be measured" in ran.err
+
+
+def test_drafts_do_not_count_as_speed(bitnet: Bitnet, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    drafting: list[object] = []
+
+    def looked(loaded: Model, *args: Any, **kwargs: Any) -> Measurement:
+        receipt = loaded.receipt(loaded.generate([1], max_tokens=1))
+        drafting.append(receipt["setup"]["prompt_lookup"])
+        return measure(loaded, *args, **kwargs)
+
+    monkeypatch.setattr("bitnet.core.evaluation.bench.measure", looked)
+    assert bitnet("bench", "-m", model, "-p", "0", "-n", "4", "-r", "1", "--device", "cpu").status == 0
+    assert drafting == [False]
 
 
 def test_decode_counts_only_what_runs_together() -> None:

@@ -160,7 +160,7 @@ def bench(
     for count in threads or (None,):
         with closing(select_device(device, threads=count, strict=strict).open()) as opened:
             sizes = {"context": context, "max_seqs": most, "step_tokens": batch_size}
-            with load({"model": model, **params}, device=opened, **sizes) as loaded:
+            with load({"model": model, **params}, device=opened, prompt_lookup=False, **sizes) as loaded:
                 if not as_json:
                     say(*_header(loaded, opened.threads if isinstance(opened, CpuDevice) else None))
                 for test in tests:

@@ -181,7 +181,7 @@ def device_limits(device: Device) -> Limits | None:
 
 
 UNCACHED = 128
-"""Tokens of prompts in a step beside decoding sequences, at least: so many steps the first may be ahead of the last."""
+"""Tokens of prompts in a step beside decoding sequences, unless the batch size or a slow device makes it less."""
 
 
 def measure(
@@ -195,6 +195,7 @@ def measure(
     """Run a test ``repeats`` times, after one run that does not count.
 
     Args:
+        model: Loaded with ``prompt_lookup=False``, as drafts of text that repeats would count as speed.
         limits: Measures what to hold the speed against; called between the repetitions.
         progress: Called with runs done and in all.
 
@@ -241,11 +242,20 @@ def _decode(model: Model, test: Workload, rng: np.random.Generator) -> float:
     prompts = [_tokens(model, max(1, test.depth), rng) for _ in range(test.parallel)]
     if test.depth:  # what is in the cache then leaves little for the first to run ahead of the last
         model.generate_batch(prompts, max_tokens=1)
+    most = model.context - len(prompts[0]) - test.tokens - 1
     ahead = -(-test.parallel * min(test.depth, BLOCK_SIZE) // UNCACHED)
-    done = model.generate_batch(prompts, max_tokens=test.tokens + 1 + ahead, ignore_eos=True)
-    times = [c.timings.token_times for c in done]
-    begin, end = max(t[0] for t in times), min(t[-1] for t in times)
-    return sum(begin < at <= end for t in times for at in t) / (end - begin)
+    while True:
+        ahead = min(ahead, most)
+        done = model.generate_batch(prompts, max_tokens=test.tokens + 1 + ahead, ignore_eos=True)
+        times = [c.timings.token_times for c in done]
+        begin, end = max(t[0] for t in times), min(t[-1] for t in times)
+        together = [sum(begin < at <= end for at in t) for t in times]
+        if min(together) >= test.tokens or (ahead == most and begin < end):
+            return sum(together) / (end - begin)
+        if ahead == most:
+            what = f"{test.name} cannot be measured: the first sequence ends before the last one's prompt is computed."
+            raise InvalidInputError(what, hint="Use a larger batch size, or generate more tokens.")
+        ahead = 2 * ahead + 1
 
 
 def _tokens(model: Model, count: int, rng: np.random.Generator) -> list[int]:
