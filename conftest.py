@@ -20,6 +20,7 @@ from _pytest.mark.expression import Expression
 
 from changes import changed, head
 
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # before numpy is imported: processes test side by side
 REQUIRED = "BITNET_REQUIRE_DEVICES"
 ROOT = Path(__file__).parent
 
@@ -30,12 +31,14 @@ TIERS = {
     CORE: UNIT,
     CORE + "cpu/": DEVICE,
     CORE + "testing/test_mutants.py": DEVICE,
+    CORE + "testing/test_suite.py": SYSTEM,
     CORE + "cli/": SYSTEM,
     CORE + "runtime/test_crashes.py": SYSTEM,
     CORE + "runtime/test_registry.py": SYSTEM,
     CORE + "evaluation/": SYSTEM,
     CORE + "model/test_bombs.py": SYSTEM,
     CORE + "text/test_bombs.py": SYSTEM,
+    CORE + "text/test_sandbox.py": SYSTEM,
     "packages/bitnet-server/tests/": SYSTEM,
     "tests/": SYSTEM,
     "tests/conformance/": DEVICE,

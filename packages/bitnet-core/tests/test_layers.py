@@ -51,11 +51,15 @@ def modules(root: Path) -> Mapping[str, ast.Module]:
     return found
 
 
+@cache
+def statements(tree: ast.Module) -> list[ast.Import | ast.ImportFrom]:
+    """The imports of a module, wherever in the source they stand."""
+    return [node for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom)]
+
+
 def imports(tree: ast.Module, known: Mapping[str, ast.Module]) -> Iterator[tuple[int, str]]:
-    """Line and module of each import from ``bitnet.core``, wherever in the source it stands."""
-    for node in ast.walk(tree):
-        if not isinstance(node, ast.Import | ast.ImportFrom):
-            continue
+    """Line and module of each import from ``bitnet.core``."""
+    for node in statements(tree):
         names = [alias.name for alias in node.names]
         if isinstance(node, ast.ImportFrom):
             assert node.level == 0, "imports are absolute"

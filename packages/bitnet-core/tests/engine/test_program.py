@@ -25,7 +25,7 @@ from bitnet.core.model.rope import ROPE_PIECE, rope_tables
 
 def test_sub_norms_and_activation(make_rig: Callable[..., Any]) -> None:
     for sub_norms, activation in ((True, "relu2"), (True, "silu"), (False, "silu")):
-        ops = make_rig(sub_norms=sub_norms, activation=activation, tied_embeddings=sub_norms).program.ops
+        ops = make_rig(layers=2, sub_norms=sub_norms, activation=activation, tied_embeddings=sub_norms).program.ops
         norms = [op.weight for op in ops if isinstance(op, NormQuant)]
         sub = [None, None] if not sub_norms else ["blk.0.attn_sub_norm", "blk.1.attn_sub_norm"]
         assert norms == ["blk.0.attn_norm", sub[0], "blk.0.ffn_norm", "blk.1.attn_norm", sub[1], "blk.1.ffn_norm"]
@@ -73,7 +73,7 @@ def test_rope_tables(factors: Any) -> None:
 
 
 def test_kv_bytes(make_rig: Callable[..., Any]) -> None:
-    rig = make_rig(limits=Limits(8, 1, 1, 4), num_blocks=4, block_size=32)
+    rig = make_rig(layers=2, limits=Limits(8, 1, 1, 4), num_blocks=4, block_size=32)
     kv = rig.program.kv
     assert (kv.layers, kv.kv_heads, kv.head_dim, kv.num_blocks, kv.dtype) == (2, 2, 16, 4, "f16")
     assert KVSpec(30, 5, 128, 128, 32, "f16").bytes == 4096 * 76_800  # 2B4T: 75 KiB a token

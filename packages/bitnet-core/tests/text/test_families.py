@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import json
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -87,8 +88,9 @@ class Generation(jinja2.ext.Extension):
         return caller()
 
 
-def oracle(source: str, values: dict[str, Any]) -> str | None:
-    """What Jinja2 makes of a template, set up as Hugging Face does; None where it fails."""
+@cache
+def compiled(source: str) -> jinja2.Template:
+    """A template, set up as Hugging Face does."""
 
     def raise_exception(message: str) -> None:
         raise jinja2.TemplateError(message)
@@ -102,8 +104,13 @@ def oracle(source: str, values: dict[str, Any]) -> str | None:
     environment.filters["tojson"] = tojson
     environment.globals["raise_exception"] = raise_exception
     environment.globals["strftime_now"] = lambda format: datetime.datetime.now().strftime(format)
+    return environment.from_string(source)
+
+
+def oracle(source: str, values: dict[str, Any]) -> str | None:
+    """What Jinja2 makes of a template; None where it fails."""
     try:
-        return environment.from_string(source).render(values)
+        return compiled(source).render(values)
     except Exception:
         return None
 
