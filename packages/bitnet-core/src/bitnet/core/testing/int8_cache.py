@@ -49,8 +49,7 @@ class Int8CacheTests(DeviceTests):
             assert (out == 0).all(), "rows of zeros, or as good as that, gave something else"
             return
         codes, right = np.rint(out / scale[..., None]), np.rint(quotient)
-        exact_ties = kind == "ties"
-        either = ~exact_ties & (abs(quotient - np.floor(quotient) - 0.5) < oracle.CODE_SLACK["v"])
+        either = (kind != "ties") & (abs(quotient - np.floor(quotient) - 0.5) < oracle.CODE_SLACK["v"])
         wrong = (codes != right) & ~(either & (abs(codes - quotient) < 1))
         assert not wrong.any(), f"{wrong.sum()} codes are wrong: {codes[wrong][:4]} of {quotient[wrong][:4]}"
         error = abs(out - right * scale[..., None])[~either]
