@@ -98,7 +98,7 @@ class DeviceTests:
         name, case = request.node.originalname, request.node.callspec.params.get("case")
         keys = (name, f"{name}[{cases.case_id(case)}]")
         needed = [*getattr(request.function, "conformance_needs", ()), *_of_cases(request.node.callspec.params)]
-        if lacking := [feature for feature in needed if feature not in info.features]:
+        if lacking := [feature for feature in dict.fromkeys(needed) if feature not in info.features]:
             pytest.skip(f"{info.name} has no {', '.join(lacking)}")
         for reason in self._reasons(self.exclusions(info), keys):
             pytest.skip(f"{info.name} can never do this: {reason}")
