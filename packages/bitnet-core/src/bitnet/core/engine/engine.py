@@ -26,7 +26,7 @@ from bitnet.core.engine.scheduler import Plan, Scheduler
 from bitnet.core.engine.sequence import Generation, Scoring, TextStream, TokenSequence
 from bitnet.core.engine.slots import Slots
 from bitnet.core.engine.warm import stand_ins, usual_steps
-from bitnet.core.errors import ContextFullError, DeviceError, InvalidInputError
+from bitnet.core.errors import BitNetError, ContextFullError, DeviceError, InvalidInputError
 from bitnet.core.hal import (
     GREEDY,
     LOGPROBS,
@@ -257,34 +257,41 @@ class Engine:
             ModelFileError: The file that weights are read from was cut short.
         """
         with self._fails():
-            began, pace = time.perf_counter(), self._scheduler.pace
-            most = REFRESH_REPEAT if pace.stale else MAX_REPEAT
-            each = max(1, min(most, int(BURST_SECONDS / self._token_seconds)))
-            if self._ahead is not None:  # a round is taken in while the next is computed
-                each = max(1, each // 2)
-            plan = self._scheduler.plan(each if self._ahead is None or pace.stale else each * ROUNDS)
-            if plan is None:
+            try:
+                self._advance(deliver)
+            except BitNetError:  # where this step did not begin, nobody has told yet what the one before gave
                 deliver(self.news())
-                return
-            step, wanted = self._prepared(plan)
-            rounds = Rounds(
-                self._executable, self._ahead, step, plan.repeat, min(each, plan.repeat), lambda: self._may_go_on(plan)
-            )
-            while rounds.begin():
-                if self._untold:
-                    self._text_thread.begin(lambda: deliver(self.news()))
-                    try:
-                        result = self._timed(step, rounds, wanted)
-                    finally:
-                        self._text_thread.wait()
-                else:
+                raise
+
+    def _advance(self, deliver: Callable[[list[Update]], None]) -> None:
+        began, pace = time.perf_counter(), self._scheduler.pace
+        most = REFRESH_REPEAT if pace.stale else MAX_REPEAT
+        each = max(1, min(most, int(BURST_SECONDS / self._token_seconds)))
+        if self._ahead is not None:  # a round is taken in while the next is computed
+            each = max(1, each // 2)
+        plan = self._scheduler.plan(each if self._ahead is None or pace.stale else each * ROUNDS)
+        if plan is None:
+            deliver(self.news())
+            return
+        step, wanted = self._prepared(plan)
+        rounds = Rounds(
+            self._executable, self._ahead, step, plan.repeat, min(each, plan.repeat), lambda: self._may_go_on(plan)
+        )
+        while rounds.begin():
+            if self._untold:
+                self._text_thread.begin(lambda: deliver(self.news()))
+                try:
                     result = self._timed(step, rounds, wanted)
-                self._accept(plan, result, fed=rounds.passes > len(result.tokens))
-                began, seconds = time.perf_counter(), time.perf_counter() - began
-                if plan.drafted:
-                    pace.drafted(step.tokens - step.seqs, seconds)
-                elif step.tokens == step.seqs:
-                    pace.plain(step.seqs, seconds / len(result.tokens))
+                finally:
+                    self._text_thread.wait()
+            else:
+                result = self._timed(step, rounds, wanted)
+            self._accept(plan, result, fed=rounds.passes > len(result.tokens))
+            began, seconds = time.perf_counter(), time.perf_counter() - began
+            if plan.drafted:
+                pace.drafted(step.tokens - step.seqs, seconds)
+            elif step.tokens == step.seqs:
+                pace.plain(step.seqs, seconds / len(result.tokens))
 
     def news(self) -> list[Update]:
         """What is new since this was asked last.
