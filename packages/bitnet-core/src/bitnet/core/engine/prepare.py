@@ -10,7 +10,8 @@ from numbers import Integral
 from bitnet.core.engine.constraint import Constraint
 from bitnet.core.engine.options import GenerationOptions
 from bitnet.core.engine.sampling import sibling_seed
-from bitnet.core.engine.sequence import Generation, Scoring, TextStream
+from bitnet.core.engine.scoring import Scoring
+from bitnet.core.engine.sequence import Generation, TextStream
 from bitnet.core.errors import ContextFullError, InvalidInputError
 
 
