@@ -19,6 +19,7 @@ from bitnet.core import Model, load_model
 from bitnet.core.cli.bench_plot import draw
 from bitnet.core.cpu.device import CpuExecutable
 from bitnet.core.devices.select import select_device
+from bitnet.core.errors import ContextFullError
 from bitnet.core.evaluation.bench import Limits, Measurement, Workload, device_limits, measure
 from bitnet.core.hal import ExecutableStats
 
@@ -112,6 +113,20 @@ def test_speed_is_tokens_over_time(model: Path, monkeypatch: pytest.MonkeyPatch)
         ):
             speed = measure(loaded, test, repeats=1).mean
             assert most / 5 < speed < most, test
+
+
+@pytest.mark.parametrize("parallel", [1, 2])
+def test_a_context_that_is_too_short_for_a_workload(model: Path, parallel: int) -> None:
+    """Fewer tokens than a measurement's name says are not measured instead."""
+    test = Workload("decode", 40, depth=8, parallel=parallel)
+    for context in (24, test.context - 1):
+        with (
+            load_model(model, device="cpu", context=context, prompt_lookup=False) as loaded,
+            pytest.raises(ContextFullError, match=f"takes a context of {test.context}.*holds {context}"),
+        ):
+            measure(loaded, test, repeats=1)
+    with load_model(model, device="cpu", context=test.context, prompt_lookup=False) as loaded:
+        assert measure(loaded, test, repeats=1).mean > 0
 
 
 def test_sequences_that_never_decode_together(bitnet: Bitnet, model: Path) -> None:

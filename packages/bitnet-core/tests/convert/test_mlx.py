@@ -167,11 +167,13 @@ def test_what_is_not_ternary_is_refused(
     assert not (tmp_path / "out.gguf").exists()
 
 
-def test_scales_that_float16_does_not_hold(bonsai: Any, tmp_path: Path) -> None:
+@pytest.mark.filterwarnings("error")  # numpy's would stand before the error
+@pytest.mark.parametrize("scale", [0.1, 70000.0])
+def test_scales_that_float16_does_not_hold(bonsai: Any, tmp_path: Path, scale: float) -> None:
     for part in ("scales", "biases"):
         bonsai.tensors[f"{UP}.{part}"] = bonsai.tensors[f"{UP}.{part}"].astype(np.float32)
-        bonsai.tensors[f"{UP}.{part}"][4, 0] = 0.1 if part == "scales" else -0.1
-    with pytest.raises(ModelFileError, match=r"float16 does not hold the scale 0.1.* of columns 0 to 63 of row 4"):
+        bonsai.tensors[f"{UP}.{part}"][4, 0] = scale if part == "scales" else -scale
+    with pytest.raises(ModelFileError, match=rf"float16 does not hold the scale {scale}.* of columns 0 to 63 of row 4"):
         convert_model(bonsai.write(), tmp_path / "out.gguf")
 
 

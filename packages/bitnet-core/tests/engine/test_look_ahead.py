@@ -127,6 +127,36 @@ def test_every_stop_rule_holds(make_rig: MakeRig, monkeypatch: pytest.MonkeyPatc
     worker.close()
 
 
+@pytest.mark.parametrize(("call", "after"), [("start", 1), ("fill_slot", 0)])
+def test_what_has_ended_is_told_though_the_next_step_cannot_begin(make_rig: MakeRig, call: str, after: int) -> None:
+    """One of two requests ends in the first step; the device is lost as the second step is handed to it."""
+    engines, alone = [make_rig(AheadDevice()).engine for _ in range(2)], make_rig()
+    for engine, name in zip(engines, ("one", "two"), strict=True):
+        engine.device = name
+    executable: Any = engines[0]._executable
+    begin, calls = getattr(executable, call), itertools.count()
+
+    def failing(*arguments: Any) -> None:
+        if next(calls) >= after:
+            raise DeviceLostError("it stopped answering.", device="one")
+        begin(*arguments)
+
+    setattr(executable, call, failing)
+    worker, prompt = Worker(*engines), [3] * 5
+    given: list[dict[str, Any]] = [
+        {"max_tokens": 1, "ignore_eos": True},
+        {"max_tokens": 9, "ignore_eos": True, "repetition_penalty": 1.3},
+    ]
+    group = [engines[0].prepare(prompt, GenerationOptions(**options))[0] for options in given]
+    first, second = worker.submit_all([group])
+    *_, last = second
+    assert not worker._tickets, "nobody would ever be told how the first ended"
+    ends: list[Any] = [[*first][-1].result, last.result]
+    assert [c.tokens for c in ends] == [alone.one(prompt, **options).tokens for options in given]
+    assert [c.devices[-1] for c in ends] == ["one", "two"]
+    worker.close()
+
+
 def test_the_text_of_a_step_comes_while_the_next_one_runs(worker: Worker) -> None:
     """The device does not finish a step before its caller has read the step before."""
     executable: Any = worker.engine._executable

@@ -1,23 +1,17 @@
 // HIP's calls over the CPU's OpenCL, so that the whole backend runs where there is no AMD GPU. Never in a wheel.
 //
-// Device memory is OpenCL's shared virtual memory, poisoned when it is allocated; a module is an OpenCL program's binary, which
-// comgr.c makes. Tests set by environment variables what it pretends and where it fails:
+// Memory is in memory.c; a module is an OpenCL program's binary, which comgr.c makes. Tests set by environment variables what it
+// pretends and where it fails:
 //   HIP_TEST_VERSION  hipRuntimeGetVersion's number      HIP_TEST_DEVICES  devices, 0 for none
 //   HIP_TEST_MEMORY   bytes of device memory              HIP_TEST_ARCH     gcnArchName
 //   HIP_TEST_INTEGRATED  1: an APU                        HIP_TEST_FAULT    call:nth:status; from 700 on the device stays lost
 //   HIP_TEST_LEAVE_OUT  a kernel that does nothing
 //   HIP_TEST_GRAPHS   "refused": no capture ends well; "wrong": a graph launched again leaves a kernel out
-#include "opencl.h"
+#include "hip.h"
 
-#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-#define EXPORT __attribute__((visibility("default")))
-enum { OK = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, INVALID_CONFIGURATION = 9, NO_DEVICE = 100, INVALID_DEVICE = 101,
-       INVALID_IMAGE = 200, NOT_FOUND = 500, CAPTURE_UNSUPPORTED = 900, CAPTURE_INVALIDATED = 901 };
-enum { MOST_GROUP = 1024 };
 
 typedef struct { cl_handle kernel; Signature signature; } Function;
 typedef struct { Function *function; size_t global[3], local[3]; uint64_t values[MOST_ARGUMENTS]; } Command;
@@ -25,20 +19,17 @@ typedef struct { Command *commands; size_t count, launched; } Graph;
 typedef struct { int device, capturing, broken; pthread_t by; Graph *graph; } Stream;
 typedef struct { int recorded; } Event;
 typedef struct { cl_handle program; Signature kernels[MOST_KERNELS]; } Module;
-typedef struct Block { struct Block *next; void *address; size_t size; } Block;
 
 #ifndef UNNAMED  // as a GPU's runtime is
 EXPORT const int bitnet_test_driver = 1;  // by which the backend knows it
 #endif
 
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static __thread int current;
-static Block *blocks, *pinned;  // of the device; of the host, page-locked
 static Stream *streams[64];
 static int lost;
 
-// What a call returns before it does anything: an error that a test asked for, or that of a lost device.
-static int fault(const char *call) {
+int fault(const char *call) {
     static char seen[256];
     static long calls;
     const char *wanted = getenv("HIP_TEST_FAULT");
@@ -58,8 +49,7 @@ static int fault(const char *call) {
     return (int)status;
 }
 
-// Whether this thread is capturing: HIP then refuses what is no launch, and the capture with it.
-static int refused(void) {
+int refused(void) {
     for (size_t i = 0; i < 64; i++) {
         if (streams[i] && streams[i]->capturing && pthread_equal(streams[i]->by, pthread_self())) {
             streams[i]->broken = 1;
@@ -69,35 +59,7 @@ static int refused(void) {
     return 0;
 }
 
-#define BEGIN(name)                                                                                                            \
-    pthread_mutex_lock(&lock);                                                                                                 \
-    int status = fault(name);                                                                                                  \
-    if (status) goto end;
-#define BEGIN_OUTSIDE(name)                                                                                                    \
-    BEGIN(name)                                                                                                                \
-    if (refused()) {                                                                                                           \
-        status = CAPTURE_UNSUPPORTED;                                                                                          \
-        goto end;                                                                                                              \
-    }
-#define END                                                                                                                    \
-    end:                                                                                                                       \
-    pthread_mutex_unlock(&lock);                                                                                               \
-    return status;
-
 static long devices(void) { return setting("HIP_TEST_DEVICES", 1); }
-static size_t memory(void) { return (size_t)setting("HIP_TEST_MEMORY", 1L << 32); }
-static size_t used(void) {
-    size_t sum = 0;
-    for (Block *block = blocks; block; block = block->next) sum += block->size;
-    return sum;
-}
-static int inside(const Block *block, const void *address, size_t size) {
-    for (; block; block = block->next) {
-        size_t at = (size_t)((const char *)address - (char *)block->address);
-        if ((const char *)address >= (char *)block->address && at + size <= block->size) return 1;
-    }
-    return 0;
-}
 
 EXPORT int hipInit(unsigned flags) {
     BEGIN("hipInit")
@@ -132,7 +94,7 @@ EXPORT int hipGetDevicePropertiesR0600(char *properties, int device) {
     char uuid[17];
     snprintf(uuid, sizeof uuid, "%016x", 0xb17e0 + device);
     memcpy(properties + 256, uuid, 16);
-    *(size_t *)(properties + 288) = memory();
+    *(size_t *)(properties + 288) = device_memory();
     *(size_t *)(properties + 296) = 65536;
     *(int *)(properties + 308) = strncmp(arch, "gfx9", 4) ? 32 : 64;
     *(int *)(properties + 320) = MOST_GROUP;
@@ -149,94 +111,6 @@ EXPORT int hipSetDevice(int device) {
     if (device < 0 || device >= devices()) status = INVALID_DEVICE;
     else current = device;
     END
-}
-
-EXPORT int hipMalloc(void **address, size_t size) {
-    BEGIN_OUTSIDE("hipMalloc")
-    Block *block = malloc(sizeof *block);
-    *block = (Block){blocks, NULL, size};
-    if (used() + size <= memory())
-        block->address = clSVMAlloc(opencl_context, CL_MEM_READ_WRITE | CL_MEM_SVM_FINE_GRAIN_BUFFER, size, 0);
-    if (!block->address) {
-        free(block);
-        status = OUT_OF_MEMORY;
-        goto end;
-    }
-    memset(block->address, 0xA5, size);
-    blocks = block;
-    *address = block->address;
-    END
-}
-
-// Takes a block off its list, once nothing runs that could use it.
-static int forget(Block **at, const void *address) {
-    clFinish(opencl_queue);
-    for (; *at; at = &(*at)->next) {
-        if ((*at)->address != address) continue;
-        Block *gone = *at;
-        *at = gone->next;
-        free(gone);
-        return OK;
-    }
-    return INVALID_VALUE;
-}
-
-EXPORT int hipFree(void *address) {
-    BEGIN_OUTSIDE("hipFree")
-    status = forget(&blocks, address);
-    if (!status) clSVMFree(opencl_context, address);
-    END
-}
-
-EXPORT int hipHostMalloc(void **address, size_t size, unsigned flags) {
-    BEGIN_OUTSIDE("hipHostMalloc")
-    if (flags) {
-        status = INVALID_VALUE;
-        goto end;
-    }
-    Block *block = malloc(sizeof *block);
-    *block = (Block){pinned, malloc(size), size};
-    pinned = block;
-    *address = block->address;
-    END
-}
-
-EXPORT int hipHostFree(void *address) {
-    BEGIN_OUTSIDE("hipHostFree")
-    status = forget(&pinned, address);
-    if (!status) free(address);
-    END
-}
-
-EXPORT int hipMemGetInfo(size_t *available, size_t *total) {
-    BEGIN("hipMemGetInfo")
-    *total = memory();
-    *available = *total - used();
-    END
-}
-
-static int copy(const char *call, void *to, const void *from, size_t size, const void *on_device) {
-    BEGIN_OUTSIDE(call)
-    if (!inside(blocks, on_device, size)) {
-        status = INVALID_VALUE;
-        goto end;
-    }
-    if (inside(pinned, to, size)) {  // over only when the stream comes to it: poison until then
-        memset(to, 0xA5, size);
-        if (clEnqueueSVMMemcpy(opencl_queue, 0, to, from, size, 0, NULL, NULL)) status = INVALID_VALUE;
-        goto end;
-    }
-    clFinish(opencl_queue);
-    memcpy(to, from, size);
-    END
-}
-
-EXPORT int hipMemcpyHtoDAsync(void *to, const void *from, size_t size, Stream *stream) {
-    return copy("hipMemcpyHtoDAsync", to, from, size, to);
-}
-
-EXPORT int hipMemcpyDtoHAsync(void *to, const void *from, size_t size, Stream *stream) {
-    return copy("hipMemcpyDtoHAsync", to, from, size, from);
 }
 
 EXPORT int hipEventCreateWithFlags(Event **event, unsigned flags) {
@@ -312,7 +186,7 @@ EXPORT int hipModuleLaunchKernel(Function *function, unsigned gx, unsigned gy, u
     Command command = {function, {(size_t)gx * bx, (size_t)gy * by, (size_t)gz * bz}, {bx, by, bz}, {0}};
     for (uint32_t i = 0; i < function->signature.arguments; i++) {
         memcpy(&command.values[i], parameters[i], function->signature.pointer[i] ? 8 : 4);
-        if (function->signature.pointer[i] && !inside(blocks, (void *)command.values[i], 1)) status = INVALID_VALUE;
+        if (function->signature.pointer[i] && !on_device((void *)command.values[i], 1)) status = INVALID_VALUE;
     }
     if (status) goto end;
     if (!stream->capturing) {

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import itertools
-import secrets
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from numbers import Integral
 from typing import NamedTuple
 
 import numpy as np
@@ -16,17 +13,16 @@ import numpy.typing as npt
 
 from bitnet.core.engine.aside import Aside
 from bitnet.core.engine.blocks import BlockPool
-from bitnet.core.engine.constraint import Constraint
 from bitnet.core.engine.lookup import REFRESH_REPEAT, agreeing
-from bitnet.core.engine.options import GenerationOptions
+from bitnet.core.engine.prepare import Preparer
 from bitnet.core.engine.results import Update
 from bitnet.core.engine.rounds import Rounds
-from bitnet.core.engine.sampling import sibling_seed, told_logprobs
+from bitnet.core.engine.sampling import told_logprobs
 from bitnet.core.engine.scheduler import Plan, Scheduler
-from bitnet.core.engine.sequence import Generation, Scoring, TextStream, TokenSequence
+from bitnet.core.engine.sequence import TextStream, TokenSequence
 from bitnet.core.engine.slots import Slots
 from bitnet.core.engine.warm import stand_ins, usual_steps
-from bitnet.core.errors import ContextFullError, DeviceError, InvalidInputError
+from bitnet.core.errors import BitNetError, DeviceError, InvalidInputError
 from bitnet.core.hal import (
     GREEDY,
     LOGPROBS,
@@ -79,8 +75,8 @@ class Result(NamedTuple):
     logprobs: Logprobs | None
 
 
-class Engine:
-    """Runs many sequences through one executable. Not thread-safe but for the ``prepare`` methods.
+class Engine(Preparer):
+    """Runs many sequences through one executable. Not thread-safe but for the ``prepare`` methods and ``cached``.
 
     Only what the next step depends on is done before that begins: a step's tokens are taken in, and it is looked for
     stop tokens among them. Their text is made, and looked through for stop strings, while the device computes.
@@ -88,14 +84,11 @@ class Engine:
     Args:
         executable: Of a program as :func:`bitnet.core.model.program.build_program` makes it.
         limits, kv: Of that program.
-        context: Tokens a sequence may have.
-        eos: Ids that end a generation.
-        text: Makes the decoder of the text that continues a prompt.
+        context, vocab_size, eos, text, lookup: As for :class:`~bitnet.core.engine.prepare.Preparer`.
         device: The device's name, for errors.
         check: Called after each step; raises where the weights that were read are not the model's any more.
         first: A context for the first step, in which drivers do what they have put off.
         features: The device's, among which are those beyond what all have.
-        lookup: Whether text that repeats is drafted from where it stood before (:mod:`bitnet.core.engine.lookup`).
     """
 
     def __init__(
@@ -118,12 +111,12 @@ class Engine:
             raise InvalidInputError(f"a context of {context} does not fit {limits} and {kv.num_blocks} KV blocks.")
         if limits.max_seqs > min(limits.max_tokens, limits.max_rows):
             raise InvalidInputError(f"each sequence of a step needs a token and a row: {limits}.")
-        self.context, self.kv, self.limits = context, kv, limits
+        super().__init__(context=context, vocab_size=vocab_size, eos=eos, text=text, lookup=lookup)
+        self.kv, self.limits, self.device = kv, limits, device
         self._executable, self._layout, self._block_size = executable, StepLayout(limits), kv.block_size
-        self._vocab_size, self._eos, self._text, self.device = vocab_size, eos, text, device
         self._check_weights, self._around = check, first
         self._scheduler = Scheduler(limits, kv.num_blocks, kv.block_size)
-        self._features, self.lookup = features, lookup
+        self._features = features
         self._ahead: GoesOn | None = None
         if LOOK_AHEAD in features:
             assert isinstance(executable, GoesOn), "the device lists the feature"
@@ -135,7 +128,6 @@ class Engine:
         if PENALTIES in features:
             assert isinstance(executable, Adjusting), "the device lists the feature"
             self._slots = Slots(executable, limits.slots, vocab_size)
-        self._numbers = itertools.count()
         self._siblings: dict[TokenSequence, tuple[TokenSequence, ...]] = {}
         self._token_seconds = BURST_SECONDS
         self._failure: BaseException | None = None
@@ -156,69 +148,6 @@ class Engine:
         """Positions in the cache of a prompt whose blocks have these names. May be called from any thread."""
         find = self.pool.find
         return self._block_size * next((i for i, digest in enumerate(digests) if find(digest) is None), len(digests))
-
-    def prepare(
-        self,
-        prompt: Sequence[int],
-        options: GenerationOptions,
-        n: int = 1,
-        constraint: Callable[[], Constraint] | None = None,
-    ) -> tuple[Generation, ...]:
-        """``n`` continuations of ``prompt``, checked but not begun: hand them to :meth:`add`.
-
-        Args:
-            constraint: Makes the constraint of each continuation; None: they may say anything.
-
-        Raises:
-            ContextFullError: The prompt leaves no room for a token.
-            InvalidInputError: The prompt is empty, or a token id is not in the vocabulary.
-        """
-        self._check_tokens("the prompt", prompt)
-        if n < 1:
-            raise InvalidInputError(f"n is {n}; it must be an integer ≥ 1.")
-        if len(prompt) >= self.context:
-            raise ContextFullError(
-                f"the prompt has {len(prompt)} tokens; the context holds {self.context}, at least one of them new.",
-                hint="Shorten the prompt, or load the model with a longer context.",
-            )
-        for name, ids in (("stop_tokens", options.stop_tokens), ("logit_bias", options.logit_bias or ())):
-            if ids:
-                self._check_tokens(name, tuple(ids))
-        seed = options.seed
-        if seed is None:
-            seed = 0 if options.temperature == 0 else secrets.randbits(63)
-        stop = frozenset(options.stop_tokens) | (frozenset() if options.ignore_eos else self._eos)
-        return tuple(
-            Generation(
-                next(self._numbers),
-                prompt,
-                options,
-                stop_tokens=stop,
-                context=self.context,
-                seed=sibling_seed(seed, i),
-                text=self._text(prompt),
-                constraint=None if constraint is None else constraint(),
-                lookup=self.lookup,
-            )
-            for i in range(n)
-        )
-
-    def prepare_score(self, tokens: Sequence[int], start: int = 1) -> Scoring:
-        """The scoring of ``tokens[start:]``, each given all before it; hand it to :meth:`add`.
-
-        Raises:
-            ContextFullError: There are more tokens than the context holds.
-            InvalidInputError: A token id is not in the vocabulary, or ``start`` not in ``1 … len(tokens) - 1``.
-        """
-        self._check_tokens("the text", tokens)
-        if len(tokens) > self.context:
-            raise ContextFullError(
-                f"{len(tokens)} tokens are to be scored; the context holds {self.context}.",
-                hint="Score fewer at a time, or load the model with a longer context.",
-            )
-        if not isinstance(start, Integral) or not 1 <= start < len(tokens):
-            raise InvalidInputError(f"start is {start}; it must be in 1 … {len(tokens) - 1}.")
-        return Scoring(next(self._numbers), tokens, int(start))
 
     def add(self, sequences: Sequence[TokenSequence]) -> None:
         """Queue prepared sequences of one prompt. All but the first wait for its prompt, to share its cache.
@@ -257,34 +186,41 @@ class Engine:
             ModelFileError: The file that weights are read from was cut short.
         """
         with self._fails():
-            began, pace = time.perf_counter(), self._scheduler.pace
-            most = REFRESH_REPEAT if pace.stale else MAX_REPEAT
-            each = max(1, min(most, int(BURST_SECONDS / self._token_seconds)))
-            if self._ahead is not None:  # a round is taken in while the next is computed
-                each = max(1, each // 2)
-            plan = self._scheduler.plan(each if self._ahead is None or pace.stale else each * ROUNDS)
-            if plan is None:
+            try:
+                self._advance(deliver)
+            except BitNetError:  # where this step did not begin, nobody has told yet what the one before gave
                 deliver(self.news())
-                return
-            step, wanted = self._prepared(plan)
-            rounds = Rounds(
-                self._executable, self._ahead, step, plan.repeat, min(each, plan.repeat), lambda: self._may_go_on(plan)
-            )
-            while rounds.begin():
-                if self._untold:
-                    self._text_thread.begin(lambda: deliver(self.news()))
-                    try:
-                        result = self._timed(step, rounds, wanted)
-                    finally:
-                        self._text_thread.wait()
-                else:
+                raise
+
+    def _advance(self, deliver: Callable[[list[Update]], None]) -> None:
+        began, pace = time.perf_counter(), self._scheduler.pace
+        most = REFRESH_REPEAT if pace.stale else MAX_REPEAT
+        each = max(1, min(most, int(BURST_SECONDS / self._token_seconds)))
+        if self._ahead is not None:  # a round is taken in while the next is computed
+            each = max(1, each // 2)
+        plan = self._scheduler.plan(each if self._ahead is None or pace.stale else each * ROUNDS)
+        if plan is None:
+            deliver(self.news())
+            return
+        step, wanted = self._prepared(plan)
+        rounds = Rounds(
+            self._executable, self._ahead, step, plan.repeat, min(each, plan.repeat), lambda: self._may_go_on(plan)
+        )
+        while rounds.begin():
+            if self._untold:
+                self._text_thread.begin(lambda: deliver(self.news()))
+                try:
                     result = self._timed(step, rounds, wanted)
-                self._accept(plan, result, fed=rounds.passes > len(result.tokens))
-                began, seconds = time.perf_counter(), time.perf_counter() - began
-                if plan.drafted:
-                    pace.drafted(step.tokens - step.seqs, seconds)
-                elif step.tokens == step.seqs:
-                    pace.plain(step.seqs, seconds / len(result.tokens))
+                finally:
+                    self._text_thread.wait()
+            else:
+                result = self._timed(step, rounds, wanted)
+            self._accept(plan, result, fed=rounds.passes > len(result.tokens))
+            began, seconds = time.perf_counter(), time.perf_counter() - began
+            if plan.drafted:
+                pace.drafted(step.tokens - step.seqs, seconds)
+            elif step.tokens == step.seqs:
+                pace.plain(step.seqs, seconds / len(result.tokens))
 
     def news(self) -> list[Update]:
         """What is new since this was asked last.
@@ -446,10 +382,3 @@ class Engine:
 
     def _release_siblings(self, first: TokenSequence) -> None:
         self._scheduler.add(self._siblings.pop(first, ()), first=True)
-
-    def _check_tokens(self, what: str, tokens: Sequence[int]) -> None:
-        if not len(tokens):
-            raise InvalidInputError(f"{what} has no tokens.")
-        wrong = next((t for t in tokens if not 0 <= t < self._vocab_size), None)
-        if wrong is not None:
-            raise InvalidInputError(f"{what} has token {wrong}; the vocabulary is 0 … {self._vocab_size - 1}.")

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from bitnet.core.errors import InvalidInputError
+from bitnet.core.errors import ContextFullError, InvalidInputError
 from bitnet.core.model.program import BLOCK_SIZE
 
 if TYPE_CHECKING:
@@ -206,6 +206,11 @@ def measure(
     """
     if repeats < 1:
         raise InvalidInputError(f"repeats is {repeats}; it must be at least 1.")
+    if model.context < test.context:
+        raise ContextFullError(
+            f"{test.name} takes a context of {test.context} tokens; the model's holds {model.context}.",
+            hint="Load the model with a longer context.",
+        )
     run = _prefill if test.kind == "prefill" else _decode
     samples, found = [], []
     for i in range(repeats + 1):

@@ -46,7 +46,8 @@ def ternary_matrix(words: Stored, scales: Stored | None, biases: Stored | None, 
         units, shifts = _floats(scales), _floats(biases)
         data = words.bytes().reshape(words.shape[0], columns // 4)
         packed = transcode((words.shape[0], columns), lambda a, b: _codes(words, data, units, shifts, a, b))
-        halves = units.astype(np.float16)
+        with np.errstate(over="ignore"):  # what it is too small for is refused below
+            halves = units.astype(np.float16)
         wrong = np.argwhere(halves != units)
         if wrong.size:
             row, at = map(int, wrong[0])

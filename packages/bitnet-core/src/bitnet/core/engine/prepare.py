@@ -1,0 +1,109 @@
+"""Requests to sequences: prompts, texts and options are checked before an engine sees them."""
+
+from __future__ import annotations
+
+import itertools
+import secrets
+from collections.abc import Callable, Sequence
+from numbers import Integral
+
+from bitnet.core.engine.constraint import Constraint
+from bitnet.core.engine.options import GenerationOptions
+from bitnet.core.engine.sampling import sibling_seed
+from bitnet.core.engine.scoring import Scoring
+from bitnet.core.engine.sequence import Generation, TextStream
+from bitnet.core.errors import ContextFullError, InvalidInputError
+
+
+class Preparer:
+    """Makes the sequences that an engine can run. May be called from any thread.
+
+    Args:
+        context: Tokens a sequence may have.
+        eos: Ids that end a generation.
+        text: Makes the decoder of the text that continues a prompt.
+        lookup: Whether text that repeats is drafted from where it stood before (:mod:`bitnet.core.engine.lookup`).
+    """
+
+    def __init__(
+        self,
+        *,
+        context: int,
+        vocab_size: int,
+        eos: frozenset[int],
+        text: Callable[[Sequence[int]], TextStream],
+        lookup: bool,
+    ) -> None:
+        self.context, self.lookup = context, lookup
+        self._vocab_size, self._eos, self._text = vocab_size, eos, text
+        self._numbers = itertools.count()
+
+    def prepare(
+        self,
+        prompt: Sequence[int],
+        options: GenerationOptions,
+        n: int = 1,
+        constraint: Callable[[], Constraint] | None = None,
+    ) -> tuple[Generation, ...]:
+        """``n`` continuations of ``prompt``, checked but not begun: hand them to :meth:`Engine.add`.
+
+        Args:
+            constraint: Makes the constraint of each continuation; None: they may say anything.
+
+        Raises:
+            ContextFullError: The prompt leaves no room for a token.
+            InvalidInputError: The prompt is empty, or a token id is not in the vocabulary.
+        """
+        self._check_tokens("the prompt", prompt)
+        if n < 1:
+            raise InvalidInputError(f"n is {n}; it must be an integer ≥ 1.")
+        if len(prompt) >= self.context:
+            raise ContextFullError(
+                f"the prompt has {len(prompt)} tokens; the context holds {self.context}, at least one of them new.",
+                hint="Shorten the prompt, or load the model with a longer context.",
+            )
+        for name, ids in (("stop_tokens", options.stop_tokens), ("logit_bias", options.logit_bias or ())):
+            if ids:
+                self._check_tokens(name, tuple(ids))
+        seed = options.seed
+        if seed is None:
+            seed = 0 if options.temperature == 0 else secrets.randbits(63)
+        stop = frozenset(options.stop_tokens) | (frozenset() if options.ignore_eos else self._eos)
+        return tuple(
+            Generation(
+                next(self._numbers),
+                prompt,
+                options,
+                stop_tokens=stop,
+                context=self.context,
+                seed=sibling_seed(seed, i),
+                text=self._text(prompt),
+                constraint=None if constraint is None else constraint(),
+                lookup=self.lookup,
+            )
+            for i in range(n)
+        )
+
+    def prepare_score(self, tokens: Sequence[int], start: int = 1) -> Scoring:
+        """The scoring of ``tokens[start:]``, each given all before it; hand it to :meth:`Engine.add`.
+
+        Raises:
+            ContextFullError: There are more tokens than the context holds.
+            InvalidInputError: A token id is not in the vocabulary, or ``start`` not in ``1 … len(tokens) - 1``.
+        """
+        self._check_tokens("the text", tokens)
+        if len(tokens) > self.context:
+            raise ContextFullError(
+                f"{len(tokens)} tokens are to be scored; the context holds {self.context}.",
+                hint="Score fewer at a time, or load the model with a longer context.",
+            )
+        if not isinstance(start, Integral) or not 1 <= start < len(tokens):
+            raise InvalidInputError(f"start is {start}; it must be in 1 … {len(tokens) - 1}.")
+        return Scoring(next(self._numbers), tokens, int(start))
+
+    def _check_tokens(self, what: str, tokens: Sequence[int]) -> None:
+        if not len(tokens):
+            raise InvalidInputError(f"{what} has no tokens.")
+        wrong = next((t for t in tokens if not 0 <= t < self._vocab_size), None)
+        if wrong is not None:
+            raise InvalidInputError(f"{what} has token {wrong}; the vocabulary is 0 … {self._vocab_size - 1}.")
