@@ -155,7 +155,7 @@ def test_scales_that_narrower_blocks_repeat(model: Model, source: str, target: s
 
 
 def test_i2_s_has_one_scale(model: Model) -> None:
-    with pytest.raises(ModelFileError, match=r"different scales.* I2_S has one for all. Q2_0 holds them"):
+    with pytest.raises(ModelFileError, match=r"different scales.* I2_S holds one for the whole matrix. Use q2_0"):
         converted(model.write(GGMLType.Q2_0), dtype="i2_s")
 
 

@@ -168,7 +168,7 @@ def test_inspect_tells(bonsai: Any, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_what_has_one_scale_cannot_hold_it(bonsai: Any, tmp_path: Path) -> None:
-    with pytest.raises(ModelFileError, match="I2_S has one for all"):
+    with pytest.raises(ModelFileError, match="I2_S holds one for the whole matrix"):
         convert_model(bonsai.write(), tmp_path / "out.gguf", dtype="i2_s")
     assert not (tmp_path / "out.gguf").exists()
 
