@@ -56,7 +56,7 @@ attention_prefill(const int *step, int token_seq, int seq_begin, int seq_len, in
     auto place = [&](int p) { return row_of(table[p / BLOCK], p % BLOCK, kv_head, KV_HEADS); };
     auto tile_of = [&](int start) { return tiles + start / TILE % 2 * 2 * TILE * PITCH; };
 #if KV_I8
-    // Codes wait in registers for the place that the tile before is leaving.
+    // Codes wait in registers until the previous tile no longer needs its place.
     uint4 codes[2][LOADS];
     float scale[2];
     auto fetch = [&](int start) {

@@ -19,7 +19,7 @@ fn magnitude_bits(v: vec4<f32>) -> u32 {
     return max(max(bits.x, bits.y), max(bits.z, bits.w));
 }
 
-// How a row becomes codes, from the greatest bits of its magnitudes: a factor, and the scale, NaN where not all are finite.
+// The factor that turns a row into codes, and its scale, from the greatest bits of its magnitudes. The scale is NaN where not all are finite.
 fn row_unit(greatest: u32) -> vec2<f32> {
     if (greatest >= 0x7F800000u) { return vec2(0.0, bitcast<f32>(greatest | 0x7FC00000u)); }
     let largest = bitcast<f32>(greatest);

@@ -1,6 +1,6 @@
 """TL1 and TL2, the packings of bitnet.cpp's look-up kernels (ARM and x86), decoded.
 
-TL1 packs two neighbouring weights into a number from 0 to 8 in 4 bits. TL2 packs three into a number from -13 to 13, its
+TL1 packs two neighbouring weights into a number from 0 to 8 in 4 bits. TL2 packs three into one from -13 to 13, its
 magnitude in 4 bits and its sign apart. They are ordered by tiles, whose sizes are compiled into the kernels and are in
 no file. Known are those that bitnet.cpp's ``setup_env.py`` names for the models that its converter takes. Layouts:
 ``utils/convert-hf-to-gguf-bitnet.py`` of https://github.com/microsoft/BitNet; ``docs/formats.md`` writes them out.
