@@ -1,5 +1,5 @@
-// The paged cache: block after block, [BLOCK, kv_heads, DIM] each. In int8 a word is the codes of four dimensions, and behind a
-// block's codes are the scales of its rows. A row is a position and a key/value head.
+// The paged cache: block after block, [BLOCK, kv_heads, DIM] each. In int8 a word has the codes of four dimensions, and a block's
+// codes are followed by the scales of its rows. A row is one position of one key/value head.
 #if KV_I8
 // Places in the cache, in words: of a row's first codes, and of its scale.
 struct Row { codes: u32, scale: u32 }

@@ -117,7 +117,7 @@ def _opened(info: DeviceInfo, objc: Objc, own: int) -> tuple[GpuDevice, MetalDri
         raise
     except DeviceError as error:
         opened = _with(PLAIN, info, objc, own)
-        logger.warning("Matrices of a simdgroup are not used: %s", error.message)
+        logger.warning("Simdgroup matrices are not used: %s", error.message)
         return opened
 
 

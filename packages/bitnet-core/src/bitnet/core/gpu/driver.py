@@ -44,7 +44,7 @@ class Launch:
 
     Attributes:
         shared: Bytes of work-group memory beyond what the kernel declares.
-        overlaps: The kernel waits for the one before it by itself, where an API has a way to; so it may start earlier.
+        overlaps: The kernel itself waits for the one before it, where the API allows that, so it may start earlier.
     """
 
     kernel: KernelSpec

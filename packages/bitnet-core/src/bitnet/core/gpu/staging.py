@@ -22,7 +22,7 @@ class StagingPool:
     """Staging areas, each used again once its copy has been taken.
 
     Args:
-        make: Allocates an area of so many bytes.
+        make: Allocates an area of a number of bytes.
         wait: Waits for an area's event.
     """
 

@@ -299,7 +299,7 @@ def _rope_scaling(keys: _Keys, head_dim: int, context: int, theta: float) -> tup
         for name in ("short", "long")
     )
     if original < 2:
-        raise keys.error("rope.scaling.original_context_length", "of 1 is no context.")
+        raise keys.error("rope.scaling.original_context_length", f"is {original:g}; it must be at least 2.")
     if keys.get(given) is None:
         attention = longrope_attention(context / original, original)
     return LongRope(short, long, original), attention

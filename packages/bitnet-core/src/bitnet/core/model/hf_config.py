@@ -308,7 +308,7 @@ class HFConfig:
         if scaling.get("truncate") is False:
             raise self.error("rope_scaling", "truncate false is not supported: a GGUF file has no key for it.")
         if original != int(original):
-            raise self.error("rope_scaling", f"original_max_position_embeddings is {original}, no integer.")
+            raise self.error("rope_scaling", f"original_max_position_embeddings is {original}; an integer is needed.")
         factor = self._number(scaling, "factor", self.model.context_length / original)
         attention, scale, whole = (scaling.get(key) for key in ("attention_factor", "mscale", "mscale_all_dim"))
         rule = yarn_attention(factor)
@@ -332,7 +332,7 @@ class HFConfig:
     def _longrope(self) -> tuple[dict[str, MetadataValue], dict[str, npt.NDArray[np.float32]]]:
         scaling, original, pairs = self._rope, self._original_context(), self.model.head_dim // 2
         if not 2 <= original == int(original):
-            raise self.error("rope_scaling", f"original_max_position_embeddings is {original}, no context.")
+            raise self.error("rope_scaling", f"original_max_position_embeddings is {original}; an integer of at least 2 is needed.")
         tensors = {}
         for name in ("short", "long"):
             values = scaling.get(f"{name}_factor")

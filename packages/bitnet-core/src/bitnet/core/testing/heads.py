@@ -61,7 +61,7 @@ def exact_scores(x: Array, w: Array) -> tuple[Array, Array]:
 
 
 def _compile(device: Device, w: Array, rows: int) -> tuple[Executable, StepLayout]:
-    """A head and the choice of tokens, for so many rows at most."""
+    """A head and the choice of tokens, for a number of rows at most."""
     vocabulary, width = w.shape
     specs = [tensor("x", "f32", "R", width), tensor("logits", "f32", "R", vocabulary), tensor("out", "i32", "R")]
     limits = Limits(rows, rows, rows)
