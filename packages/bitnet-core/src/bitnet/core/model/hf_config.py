@@ -332,7 +332,8 @@ class HFConfig:
     def _longrope(self) -> tuple[dict[str, MetadataValue], dict[str, npt.NDArray[np.float32]]]:
         scaling, original, pairs = self._rope, self._original_context(), self.model.head_dim // 2
         if not 2 <= original == int(original):
-            raise self.error("rope_scaling", f"original_max_position_embeddings is {original}; an integer of at least 2 is needed.")
+            what = f"original_max_position_embeddings is {original}; an integer of at least 2 is needed."
+            raise self.error("rope_scaling", what)
         tensors = {}
         for name in ("short", "long"):
             values = scaling.get(f"{name}_factor")
