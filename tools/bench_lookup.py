@@ -1,19 +1,19 @@
-"""How many times as fast generations are with prompt look-up, on a device, with the tokens that they have without it.
+"""The speed of generations with prompt look-up relative to the speed without, on a device; the tokens are the same.
 
     python tools/bench_lookup.py cuda:0
 
-Two engines share one executable and take turns; each line has the median of the ratios of their pairs, and the least.
+Two engines share one executable and alternate. Each line has the median and the least ratio of their pairs.
 
-The model has the shape of 2B4T and random weights, so that steps take what that model's take, but so small a share of
-them reaches the logits that its next token depends on the last one alone: a fixed order of the vocabulary. So it says
-what a task wants:
+The model has the shape of 2B4T and random weights, so that its steps take as long as that model's. Layers add so little
+to the logits that the next token depends on the last one alone: answers follow a fixed order of the vocabulary. So the
+answer to each task is known:
 
-- quote: passages of 40 tokens of the prompt, and 10 tokens that are not in it before each: a summary that quotes.
-- fresh: tokens of which none comes twice. Nothing is drafted; this is what looking costs.
-- misled: the prompt has each three tokens of the answer, and another one after them: every draft is wrong.
+- quote: passages of 40 tokens of the prompt, each after 10 tokens that are not in it: a summary that quotes.
+- fresh: no token comes twice. Nothing is drafted; this measures the cost of the look-up.
+- misled: the prompt has each three tokens of the answer, followed by another token: every draft is wrong.
 - sampled: a temperature at which any token may come.
 
-``story again`` is the demo model's, which is asked for a story that it has told already; ``story`` is the first time.
+In ``story again`` the demo model is asked for a story that it has told already; in ``story`` it tells it first.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ from bitnet.core.engine import Completion, Engine, GenerationOptions
 from bitnet.core.hal import DenseMatmul, DenseWeight, Device, Limits, Program, TernaryData, TernaryWeight
 
 QUOTED, OWN = 40, 10
-"""Tokens of a passage that is quoted, and of what is said before it."""
+"""Tokens of a quoted passage, and of the new text before it."""
 SEQS = 8
 
 
 class NoText:
-    """A text of tokens that stand for none."""
+    """The text of tokens that have none."""
 
     def push(self, *tokens: int) -> str:
         return ""
@@ -132,7 +132,7 @@ def mean_seconds(answers: Sequence[Completion]) -> float:
 def compare(name: str, pairs: int, run: Callable[[int, bool], tuple[float, list[Completion]]]) -> None:
     """Print how the two compare, over ``pairs`` of runs in alternation."""
     ratios, answers = [], []
-    for pair in range(pairs + 1):  # the first is for what is made ready
+    for pair in range(pairs + 1):  # the first pair only warms up
         took: dict[bool, float] = {}
         told: dict[bool, list[Completion]] = {}
         for lookup in (False, True) if pair % 2 else (True, False):
@@ -186,14 +186,14 @@ def constructed(device: Device, answer: int, pairs: int) -> None:
         ("sampled", tasks.fresh, drawn),
     ):
         for seqs in (1, SEQS):
-            # Each engine has books of its own over the one cache: prompts of a pair are the same, those of two are not.
+            # Each engine keeps its own books of the shared cache, so different pairs have different prompts.
             prompts = [[make() for _ in range(seqs)] for _ in range(pairs + 1)]
             compare(f"{name}, {seqs}", pairs, partial(asked, engines, prompts, options))
     executable.close()
 
 
 def story(device: str, pairs: int) -> None:
-    """The demo model tells the story that it has told, and tells it the first time."""
+    """The demo model tells a story for the first time, and again."""
     told = [{"role": "user", "content": "Tell me a story about a cat."}]
     models = {lookup: load_model(device=device, prompt_lookup=lookup) for lookup in (False, True)}
     first = models[False].chat(told, max_tokens=400)

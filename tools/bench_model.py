@@ -1,4 +1,4 @@
-"""What a caller of `load_model` gets of a device: streams, sampling, time to first token, and the cost of determinism.
+"""The speed that a caller of `load_model` gets: streams, sampling, time to first token, and the cost of determinism.
 
     uv run tools/make_random_model.py --preset 2b4t /tmp/2b4t.gguf
     uv run tools/bench_model.py /tmp/2b4t.gguf cuda:0
@@ -66,7 +66,7 @@ def recorded(model: Model) -> int:
 
 
 def watch(model: Model) -> list[str]:
-    """The threads in which sizes are recorded from now on: requests wait for those of the engine's."""
+    """The threads in which sizes are recorded from now on; requests wait for recordings in the engine's threads."""
     threads: list[str] = []
     for replica in model._replicas:
         driver: Any = getattr(replica.executable, "_driver", None)
@@ -95,7 +95,7 @@ def main() -> None:
     given = parser.parse_args()
     rng, begun = np.random.default_rng(), time.perf_counter()
     places = max(*given.streams, given.prompts, 1)
-    # Random weights repeat themselves, and drafts of what is repeated would count as speed.
+    # Answers of random weights repeat themselves, and drafts of repeated text would count as speed.
     options: dict[str, Any] = {"max_seqs": places, "deterministic": given.deterministic or None, "prompt_lookup": False}
     model = load_model(given.model, device=given.device, **options)
 

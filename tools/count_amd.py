@@ -98,7 +98,7 @@ def products(card: str, tokens: int) -> list[tuple[Launch, int, int]]:
     spec.loader.exec_module(module)
     launches = module.launches(card, "2b4t", units=CARDS[card].units, steps=steps)
     named = [launch for launch, of in launches if of == tokens and launch.kernel.entry.startswith("ternary_")]
-    # The kernels of one token are there again for a step whose logits are adjusted.
+    # A step whose logits are adjusted compiles the kernels of one token once more.
     once = {(launch.kernel, int(launch.args[-1])): launch for launch in named}
     return [(launch, rows, int(dict(kernel.defines)["COLS"])) for (kernel, rows), launch in once.items()]
 

@@ -41,8 +41,8 @@ XMX: Mapping[str, Matrix] = {"dg2-g10": "xmx8", "bmg-g21": "xmx16", "lnl-m": "xm
 WIDE = ("bmg-g21", "lnl-m", "ptl-h", "pvc")
 """Products whose least sub-group has 16 work-items."""
 DPAS_CYCLES = 16
-"""Of one XMX for 8 tokens by as many rows as it takes at once, over 32 of K: 8 * 8 * 32 products at 128 a cycle, or
-8 * 16 * 32 at 256."""
+"""Cycles of one XMX for 8 tokens by as many rows as it takes at once, over 32 columns: 8 * 8 * 32 products at 128 a
+cycle, or 8 * 16 * 32 at 256."""
 NO_DOT = ("skl",)
 """Products without the integer dot product."""
 UNITS = {"skl": 24, "tgllp": 96, "dg2-g10": 512, "mtl-h": 128, "bmg-g21": 160, "lnl-m": 64, "ptl-h": 96, "pvc": 1024}
@@ -127,7 +127,7 @@ def grouped(rows: int, cols: int, group: int, tokens: int = 1) -> KernelSpec:
 
 
 def of_several(product: str, tokens: int) -> Iterator[tuple[str, KernelSpec]]:
-    """Products and head of a decode step of several tokens: their rows are quantised by launches of their own."""
+    """Products and head of a decode step of several tokens; separate launches quantise their rows."""
     for rows, cols in ((3840, 2560), (13824, 2560), (2560, 6912)):
         defines = {"WG": 256, "COLS": cols, "ROW_BYTES": cols // 4, "TOKENS": tokens, "INPUT": 0, "GLU": 0, "RELU2": 0}
         more = {"ADD": int(cols == 6912), "LANES": lanes_of(product, rows, cols, 1)}

@@ -96,7 +96,7 @@ def _rope(model: GoldenModel) -> tuple[dict[str, Any], dict[str, Array]]:
         keys = {"rope.scaling.type": "yarn", "rope.scaling.factor": rope["factor"], **original}
         for key in {"beta_fast", "beta_slow"} & {*rope}:
             keys[f"rope.scaling.yarn_{key}"] = rope[key]
-        if "attention_factor" in rope:  # a GGUF file's is on top of the one that follows from the factor
+        if "attention_factor" in rope:  # a GGUF file's multiplies the one that follows from `factor`
             keys["rope.scaling.attn_factor"] = rope["attention_factor"] / (1 + 0.1 * math.log(rope["factor"]))
         return keys, {}
     return {}, {}

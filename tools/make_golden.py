@@ -103,7 +103,7 @@ def config(model: GoldenModel) -> transformers.PretrainedConfig:
 
 
 def _scales(model: GoldenModel) -> dict[str, float]:
-    """MiniCPM's scales as those of Granite, which computes the same with them and is in transformers."""
+    """MiniCPM's scales as Granite has them: transformers' Granite computes the same with them."""
     if model.family != "minicpm":
         return {}
     embedding, depth, base = model.scales

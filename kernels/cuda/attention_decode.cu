@@ -6,7 +6,7 @@
 // in an order of dimensions that q follows, of values with neighbouring positions paired in registers. q is the sum of two halves.
 // Codes of int8 become halves in registers, exactly; the scales of keys are part of the scores, those of values of the weights.
 //
-// CLUSTER: so many splits are a thread block cluster. Each block sends its results to the others' shared memory, a share of the
+// CLUSTER: the number of splits that form a thread block cluster. Each block sends its results to the others' shared memory, a share of the
 // dimensions to each, which merges it when all has arrived: no cluster barrier is needed. The shares of several clusters, or of
 // blocks that are in none, are merged through memory by the block that finishes last.
 //
@@ -56,7 +56,7 @@ __device__ __forceinline__ uint4 load(const void *p) {
     return v;
 }
 
-// Sum i of a share, of so many splits: the sum, their maximum, and the total weight. (A generic lambda in the kernel would be a host
+// Sum i of a share of several splits: the sum, their maximum, and the total weight. (A generic lambda in the kernel would be a host
 // function to NVRTC 13.0.)
 template <class Sum, class Weight>
 __device__ __forceinline__ float4 merged(int count, Sum sum_of, Weight weight_of, int i, int h) {

@@ -41,7 +41,7 @@ attention_prefill(const int *step, int token_seq, int seq_begin, int seq_len, in
                   const float *qkv, const kv_t *keys, const kv_t *values, float *out) {
     extern __shared__ __align__(16) f16 tiles[];  // [2][keys, values][TILE][PITCH]
 #if KV_I8
-    __shared__ __align__(8) float scales[2][3][TILE];  // of keys; of values as powers of two; and what undoes the latter
+    __shared__ __align__(8) float scales[2][3][TILE];  // of keys; log2 of those of values; the factors that undo the latter
 #endif
     int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, group = lane / 4, quarter = lane % 4, head = blockIdx.x;
     int part = warp / 4, token0 = warp % 4 * 16;
@@ -56,7 +56,7 @@ attention_prefill(const int *step, int token_seq, int seq_begin, int seq_len, in
     auto place = [&](int p) { return row_of(table[p / BLOCK], p % BLOCK, kv_head, KV_HEADS); };
     auto tile_of = [&](int start) { return tiles + start / TILE % 2 * 2 * TILE * PITCH; };
 #if KV_I8
-    // Codes wait in registers for the place that the tile before is leaving.
+    // Codes wait in registers until the previous tile no longer needs its place.
     uint4 codes[2][LOADS];
     float scale[2];
     auto fetch = [&](int start) {

@@ -122,7 +122,7 @@ attention_wgmma(const int *step, int token_seq, int seq_begin, int seq_len, int 
                     unsigned char *to = places + at * SIDE + column / 4 * PANEL + row * 128;
                     uint4 halves[2] = {code_halves(codes[i].x, codes[i].y), code_halves(codes[i].z, codes[i].w)};
 #pragma unroll
-                    for (int j = 0; j < 2; j++) {  // lanes that write to the same banks take the other first
+                    for (int j = 0; j < 2; j++) {  // lanes that would write to the same banks begin with the other half
                         int second = j ^ column / 4;
                         *(uint4 *)(to + ((column % 4 * 2 + second) ^ row % 8) * 16) = second ? halves[1] : halves[0];
                     }

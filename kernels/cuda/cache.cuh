@@ -1,5 +1,5 @@
-// The paged cache: block after block, and of each the keys or values [BLOCK][kv_heads][DIM]. In int8 these are codes, stored
-// plus 128, and behind a block's codes lie the scales of its rows, f32 [kv_heads][BLOCK].
+// The paged cache: block after block, each with its keys or values [BLOCK][kv_heads][DIM]. In int8 these are codes, stored with
+// 128 added, and a block's codes are followed by the scales of its rows, f32 [kv_heads][BLOCK].
 #define CODES_BIAS 128
 #define LEAST_ROW 1e-30f /* a row of lesser magnitudes is stored as zeros */
 
@@ -70,8 +70,8 @@ __device__ __forceinline__ uint4 code_halves(unsigned low, unsigned high) {
 // q is multiplied by this, and the scales of keys are divided: halves of q stay normal where keys are large.
 #define Q_UNIT 8.0f
 
-// The scale of a row of v as a power of two, a term of the exponent that a weight is computed from. The running maximum then is
-// one of weights times scales: their halves neither overflow nor vanish, whatever the scale.
+// log2 of the scale of a row of v, which is added to the exponent of a weight. The running maximum is then that of weights times
+// scales, so their halves neither overflow nor vanish, whatever the scale.
 __device__ __forceinline__ float exponent(float scale) {
     float y;
     asm("lg2.approx.f32 %0, %1;" : "=f"(y) : "f"(scale < LEAST_ROW ? LEAST_ROW : scale));  // NaN stays

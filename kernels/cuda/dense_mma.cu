@@ -9,7 +9,7 @@
 #define LOADS (CHUNK / 32)
 #define STAGE (NT * 8 * 2 * PITCH)
 
-// GATED: leaves at once where none of its rows of x is undecided (decision 0026).
+// GATED: returns at once where none of its rows of x is undecided (decision 0026).
 #define SUMS (NT == 1 ? 4 : 1) /* as in head_choose, whose tokens must be those of these logits */
 #include "dense.cuh"
 

@@ -1,11 +1,11 @@
-// Filtered draws over the compact head (decision 0026): with what chance a row of the head is taken, that is scored from the full
-// weights to measure masses, and how a mass is compared with top-p.
+// Filtered draws over the compact head (decision 0026): the probability with which a row of the head is taken, which means scored
+// from the full weights to measure masses, and how a mass is compared with top-p.
 //
-// A row with the mass m is taken with the chance min(1, rate e^u). `u` is its rough z, or less than its greatest possible z by
-// `spare`, if that is more. So of the rows above the winner only those whose error is beyond RAISED bounds have rate * m * bet *
-// (1 - share) over MOST_BET of their chance; they count as not above, and have less than half of MARGIN of all mass. The rate is
-// what takes SAMPLES rows on average (head_floor).
-#define WRONG 29.5f /* -ln of the chance that a token is accepted wrongly because of the rows that are taken */
+// A row with the mass m is taken with the probability min(1, rate e^u). `u` is the larger of its rough z and its greatest possible
+// z less `spare`. So among the rows above the winner, rate * m * bet * (1 - share) exceeds MOST_BET of the probability only where
+// the error is beyond RAISED bounds. Such rows count as not above, and have less than half of MARGIN of all mass. The rate is
+// chosen so that SAMPLES rows are taken on average (head_floor).
+#define WRONG 29.5f /* -ln of the probability that a token is accepted wrongly because of the rows that are taken */
 #define RAISED (8.9f / 7.5f) /* of the bound: for 8.9 standard deviations instead of 7.5 */
 #define MARGIN 0x1p-12f /* half for rows beyond their bounds, half for the rounding of sums */
 #define MOST_BET 0.9f
@@ -13,7 +13,7 @@
 #define BINS 256 /* in which rows are counted by u; threads of a block of head_floor, too */
 
 struct Filter {
-    bool on;  // else the greatest key wins as it is
+    bool on;  // otherwise the greatest key wins without a check
     int top_k;  // 0: all tokens
     float top_p, share, min_z;  // `share`: top-p less MARGIN; `min_z`: of the log of min-p
     float bet, spare;
@@ -39,7 +39,7 @@ __device__ __forceinline__ Filter row_filter(const int *step, int top_ks, int to
 // u, for a row's rough z and its greatest possible one.
 __device__ __forceinline__ float log_size(const Filter &f, float z, float high) { return fmaxf(z, high - f.spare); }
 
-// The chance, in steps of 2^-32 and never 0; a NaN is taken for sure.
+// The probability, in steps of 2^-32 and never 0; a NaN is always taken.
 __device__ __forceinline__ float chance_of(float log_size, float log_rate) {
     float chance = expf(__fadd_rn(log_size, log_rate));
     return chance < 1.0f ? fmaxf(ceilf(chance * 0x1p32f), 1.0f) * 0x1p-32f : 1.0f;

@@ -2,9 +2,9 @@
 // score, 16 at a time, exactly as dense_mma does (the same products in the same order), and takes the greatest. A block
 // looks at EACH * THREADS rows of the head for 8 of the rows; the one that finishes last stores the tokens.
 //
-// FILTERED: scores the rows of the head that are taken (filter.cuh) too, and lists z and chance of these, by row of x. The random numbers
-// are the same for all 8, so that most rows taken for one are taken for the others. `bars` is the greatest z that a row may
-// have that was not sure to be taken. Exact scores take the place of the rough ones.
+// FILTERED: also scores the rows of the head that are taken (filter.cuh), and lists their z and probability for each row of x. The
+// random numbers are the same for all 8 rows of x, so that most rows taken for one are taken for the others. `bars` is the greatest
+// possible z of the rows that were not certain to be taken. Exact scores replace the rough ones.
 #include "head.cuh"
 #include "dense.cuh"
 #define THREADS 256

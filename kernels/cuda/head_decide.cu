@@ -1,9 +1,9 @@
-// Whether each row's token, the winner of all, is also that of the filters: certain from the rows of the head that were taken (filter.cuh), or
-// undecided; then all logits are computed and `sample` draws. One block a row of x. What the kernels before it added up is set to
-// zero again. Decision 0026 has the proof.
+// Whether each row's token, the winner of all, also passes the filters: certain from the rows of the head that were taken
+// (filter.cuh), or undecided. For undecided rows all logits are computed and `sample` draws. One block for each row of x. It sets
+// the sums of the kernels before it to zero again. Decision 0026 has the proof.
 #include "head.cuh"
 
-// The greatest key that `wanted` of the `count` numbers reach; 0 where there are fewer.
+// The greatest key that at least `wanted` of the `count` numbers reach; 0 where there are fewer numbers.
 __device__ __forceinline__ unsigned kth_greatest(const unsigned *keys, int count, float wanted) {
     unsigned low = 0, high = 0xFFFFFFFFu;
     while (low < high) {
@@ -21,7 +21,7 @@ __device__ __forceinline__ unsigned kth_greatest(const unsigned *keys, int count
 extern "C" __global__ void __launch_bounds__(WG)
 head_decide(const int *step, CHOICE_FIELDS, const float *scores, const Candidate *best, const float *log_rates, unsigned *peaks,
             int *bins, unsigned *bars, int *counts, const float2 *lists, int *undecided, int rows) {
-    __shared__ unsigned keys[CAPACITY];  // of rows that were sure to be taken; else 0
+    __shared__ unsigned keys[CAPACITY];  // keys of rows that were certain to be taken; 0 for the others
     int r = blockIdx.x;
     start_dependents();
     wait_for_before();
@@ -29,7 +29,7 @@ head_decide(const int *step, CHOICE_FIELDS, const float *scores, const Candidate
     Choice choice = head_choice(step, CHOICE_AT, r, rows);
     const Filter &f = choice.filter;
     int token = winner(best[r]), count = counts[r];
-    unsigned bar = bars[r];  // 0: of no row
+    unsigned bar = bars[r];  // 0: there is no such row
     float log_rate = log_rates[r];
     __syncthreads();
     if (threadIdx.x == 0) peaks[r] = bars[r] = 0, counts[r] = 0;
@@ -58,11 +58,11 @@ head_decide(const int *step, CHOICE_FIELDS, const float *scores, const Candidate
     more = block_reduce<Sum>(more);
     above = block_reduce<Sum>(above);
     greatest = block_reduce<Max>(greatest);
-    bool all_known = bar == 0 || !(z_w < key_float(bar));  // all tokens likelier than the winner were sure to be taken
+    bool all_known = bar == 0 || !(z_w < key_float(bar));  // all tokens likelier than the winner were certain to be taken
     bool passes = true;
     if (f.top_k > 0) passes = all_known && more < f.top_k;
     if (f.min_z > -INFINITY_F) passes = passes && !(z_w < (bar ? fmaxf(greatest, key_float(bar)) : greatest) + f.min_z);
-    if (passes && f.top_p < 1.0f && f.top_k > 0 && more > 0.0f) {  // of the mass of the k likeliest
+    if (passes && f.top_p < 1.0f && f.top_k > 0 && more > 0.0f) {  // top-p is a share of the mass of the k likeliest
         unsigned least = kth_greatest(keys, count, f.top_k);
         float mass = 0.0f;
         for (int i = threadIdx.x; i < count; i += WG) {

@@ -1,6 +1,6 @@
-// Attention of many tokens, over the paged cache, as attention_prefill.metal, on matrices of 8 by 8, of floats: each of four simdgroups
-// has eight of a tile's QUERIES rows, and keeps their queries and their sums in registers. Keys and values take turns in
-// threadgroup memory, KEYS positions at a time. DIM is a multiple of 8.
+// Attention of many tokens over the paged cache, like attention_prefill.metal, on 8 by 8 matrices of floats. Each of four simdgroups
+// has eight of a tile's QUERIES rows, and keeps their queries and sums in registers. Keys and values share threadgroup memory
+// in turn, KEYS positions at a time. DIM is a multiple of 8.
 #define QUERIES 32
 #define KEYS 32
 #define TOKENS (QUERIES / HEAD_GROUP)
@@ -26,7 +26,7 @@ inline void fetch(threadgroup float *tile, device const KV *cache, device const 
     constant int &seq_len [[buffer(3)]], constant int &block_table [[buffer(4)]], constant int &max_blocks [[buffer(5)]],
     device const float *qkv [[buffer(6)]], device const KV *keys [[buffer(7)]], device const KV *values [[buffer(8)]],
     device float *out [[buffer(9)]], constant int &heads [[buffer(10)]], constant int &kv_heads [[buffer(11)]], PLACE) {
-    threadgroup float4 memory[QUERIES * PITCH / 4];  // the queries, keys and values in turn, at last what comes out
+    threadgroup float4 memory[QUERIES * PITCH / 4];  // the queries, then keys and values in turn, then the output
     threadgroup float score[QUERIES * SCORE_PITCH], diagonal[QUERIES * 8];
     threadgroup float *tile = (threadgroup float *)memory;
     Place place = PLACED;

@@ -1,5 +1,5 @@
-// dense_matmul of many rows on matrices of 8 by 8, of floats: each row of the head is read once for TILE_M rows of x. A sum depends on
-// nothing but its own rows.
+// dense_matmul of many rows on 8 by 8 matrices of floats: each row of the head is read once for TILE_M rows of x. A sum depends
+// only on its own rows.
 #include "matrix.metal"
 
 // Four of the columns of a row, zeros past the last.

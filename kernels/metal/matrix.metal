@@ -1,5 +1,5 @@
-// A tile of TILE_M rows of x by TILE_N rows of W, on matrices of 8 by 8: a threadgroup of four simdgroups, two by two, each with the
-// sums of a quarter. Of K, 32 at a time go through threadgroup memory, PITCH from row to row, so that neighbours fall into
+// A tile of TILE_M rows of x by TILE_N rows of W, on 8 by 8 matrices: a threadgroup of four simdgroups, two by two, each with the
+// sums of a quarter. 32 columns at a time go through threadgroup memory; rows are PITCH apart, so that neighbouring rows are in
 // different banks.
 #define TILE_M 32
 #define TILE_N 64
@@ -22,7 +22,7 @@ inline void clear(thread Sums &sums) {
         for (int j = 0; j < EACH_N; j++) sums.at[i][j] = make_filled_simdgroup_matrix<float, 8, 8>(0.0f);
 }
 
-// Adds the products of 32 of K.
+// Adds the products of 32 columns.
 template <typename T>
 inline void multiply(thread Sums &sums, threadgroup const T *x, threadgroup const T *w, Place place) {
     for (int k = 0; k < 32; k += 8) {
@@ -35,7 +35,7 @@ inline void multiply(thread Sums &sums, threadgroup const T *x, threadgroup cons
     }
 }
 
-// Puts the tile where all threads can read it: OUT_PITCH from a row of x to the next.
+// Stores the tile where all threads can read it; rows of x are OUT_PITCH apart.
 inline void spread(thread Sums &sums, threadgroup float *to, Place place) {
     GROUP_BARRIER;
     for (int i = 0; i < EACH_M; i++)

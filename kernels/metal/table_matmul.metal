@@ -1,5 +1,5 @@
 // dense_matmul of a ternary table with a scale for each GROUP of columns: out[r, n] = x[r] . ((codes[n] - 1) * w_scale[n]), f32 sums.
-// LANES threads of a simdgroup share EACH rows of the table, TOKENS rows of x share their read. A sum does not depend on either.
+// LANES threads of a simdgroup share EACH rows of the table, and TOKENS rows of x share one read of them. A sum depends on neither.
 #include "table.metal"
 #include "dense.metal"
 #define WORDS (ROW_BYTES / 4)

@@ -1,6 +1,6 @@
-// ternary_matmul for many tokens on matrices of 8 by 8: halves hold int8 and weights exactly, and sums of floats are exact below 2^24,
-// for up to 65,535 columns. Of 128 of K at a time 32, the weights of one bit pair, are multiplied together. Codes become halves
-// as in ternary_decode, so that sums are multiples of 2^-14; their offset of one adds the sum of x, which is subtracted at the end.
+// ternary_matmul for many tokens on 8 by 8 matrices: halves hold int8 and weights exactly, and sums of floats are exact below 2^24,
+// for up to 65,535 columns. 32 of 128 columns, the weights of one bit pair, are multiplied at a time. Codes become halves as in
+// ternary_decode, so sums are multiples of 2^-14. The codes' offset of one adds the sum of x, which is subtracted at the end.
 #include "matrix.metal"
 #define STAGES (ROW_BYTES / 32)
 #define UNIT 16384.0f

@@ -12,8 +12,8 @@
 #define ROWS (WG / LANES * HELD)
 #define PITCH (COUNT / 2 * 2 + 1) /* of a row's terms, odd so that neighbours fall into different banks */
 
-// AT_ONCE: tokens that a work-item multiplies together. Intel's GPUs have no registers for the sums of more: byte by byte on Gen9, and
-// of 8 tokens with groups of 32 on Gen12.
+// AT_ONCE: tokens that a work-item multiplies together. Intel's GPUs lack registers for the sums of more tokens: on Gen9 where bytes
+// are multiplied one by one, and on Gen12 for 8 tokens with groups of 32.
 #if INTEL && !INT_DOT
 #define AT_ONCE 1
 #elif INTEL

@@ -109,7 +109,7 @@ fn rotated(from_quad: u32, i: u32, position: u32) -> vec4<f32> {
 }
 #endif
 
-// Notes at `at` the place in the cache of position p of the sequence with this table. Positions that it has not reached get any place: what is
+// Stores at `at` the place in the cache of position p of the sequence with this table. Positions not reached yet get any place: what is
 // read there has no effect, and loads need not wait for the sequence's length.
 fn find_place(at: u32, table: u32, p: u32, kv_head: u32) {
     let near = min(p, u32(args.max_blocks * BLOCK) - 1u);

@@ -1,5 +1,5 @@
-// The paged cache: block after block, [BLOCK, kv_heads, DIM] each. In int8 a word is the codes of four dimensions, and behind a
-// block's codes are the scales of its rows. A row is a position and a key/value head.
+// The paged cache: block after block, [BLOCK, kv_heads, DIM] each. In int8 a word has the codes of four dimensions, and a block's
+// codes are followed by the scales of its rows. A row is one position of one key/value head.
 #if KV_I8
 // Places in the cache, in words: of a row's first codes, and of its scale.
 struct Row { codes: u32, scale: u32 }
@@ -19,7 +19,7 @@ fn magnitude_bits(v: vec4<f32>) -> u32 {
     return max(max(bits.x, bits.y), max(bits.z, bits.w));
 }
 
-// How a row becomes codes, from the greatest bits of its magnitudes: a factor, and the scale, NaN where not all are finite.
+// The factor that turns a row into codes, and its scale, from the greatest bits of its magnitudes. The scale is NaN where not all are finite.
 fn row_unit(greatest: u32) -> vec2<f32> {
     if (greatest >= 0x7F800000u) { return vec2(0.0, bitcast<f32>(greatest | 0x7FC00000u)); }
     let largest = bitcast<f32>(greatest);

@@ -26,7 +26,7 @@ KINDS = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
 
 
 def parameters(kind: str, pairs: int, rng: np.random.Generator) -> dict[str, Any]:
-    """Rotary parameters of some kind, with what may be left out there or not."""
+    """Rotary parameters of some kind, with or without the optional ones."""
 
     def some(**optional: float) -> dict[str, float]:
         return {key: value for key, value in optional.items() if rng.random() < 0.5}
@@ -66,7 +66,7 @@ def through_files(values: dict[str, Any], folder: Path) -> ModelConfig:
 
 
 def bound(rope: dict[str, Any], config: ModelConfig) -> Any:
-    """Of each pair, how far frequencies may be apart: PyTorch rounds a power to one of the two numbers beside it.
+    """How far the frequencies of each pair may differ: PyTorch rounds a power to either neighbouring number.
 
     Llama 3's rule is computed in f32 there, in f64 here: it divides a difference of numbers up to ``high`` by another.
     """

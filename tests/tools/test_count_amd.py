@@ -1,4 +1,4 @@
-"""What ``tools/count_amd.py`` counts: the launches by which decision 0083 predicts, one for each product of a layer."""
+"""``tools/count_amd.py`` counts the launches behind decision 0083's predictions, one for each product of a layer."""
 
 from __future__ import annotations
 

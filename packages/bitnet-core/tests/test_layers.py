@@ -53,7 +53,7 @@ def modules(root: Path) -> Mapping[str, ast.Module]:
 
 @cache
 def statements(tree: ast.Module) -> list[ast.Import | ast.ImportFrom]:
-    """The imports of a module, wherever in the source they stand."""
+    """The imports of a module, anywhere in its source."""
     return [node for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom)]
 
 

@@ -99,7 +99,7 @@ class TestConformance(ConformanceSuite):
 
     @needs(KV_I8)
     def test_a_far_context(self, device: Device, rng: np.random.Generator) -> None:
-        """So far that several clusters share the positions of an int8 cache, and what they find goes through memory."""
+        """So many positions that several clusters share those of an int8 cache and merge their sums in memory."""
         past = FAR + 300
         paged = Paged(device, rng, Heads(4, 1, 128, dtype="i8"), length=past + 3, seqs=1, chunk=512)
         with paged.rig:

@@ -93,7 +93,7 @@ d.close()
 )
 CONFORMANCE, CONFORMANCE_CLASS = HERE / "test_conformance_metal.py", "TestConformance"
 PLAIN = {"METAL_TEST_NAME": "Apple Paravirtual device"}
-"""A device that is not asked for matrices: the shim takes ten times as long for them as for plain kernels."""
+"""A device without matrices: the shim takes ten times as long for them as for plain kernels."""
 SAMPLE = "test_layer_free_to_fuse and llama"
 """Of the conformance suite, what runs at every push."""
 COMMAND = (
@@ -170,7 +170,7 @@ def test_conformance(run: Run) -> None:
 
 @pytest.mark.nightly(unless_changed=OWN)
 def test_the_demo_model_answers_as_on_the_cpu(run: Run) -> None:
-    """By plain kernels, as on the virtual Mac that CI has; the conformance takes matrices and looks up the accesses."""
+    """With plain kernels, as on CI's virtual Mac; the conformance tests use matrices and check every access."""
     plain = {**PLAIN, "METAL_TEST_UNCHECKED": 1, "BITNET_REQUIRE_DEVICES": "metal:0"}
     done = run(*PYTEST, str(CONFORMANCE), "-k", f"not {CONFORMANCE_CLASS}", **plain)
     assert re.match(r"1 passed, \d+ deselected in", done.stdout.strip().splitlines()[-1]), done.stdout
@@ -211,10 +211,10 @@ def test_faults(run: Run, environment: dict[str, object], error: str) -> None:
 def test_prompts_take_matrices_where_they_compute(
     run: Run, environment: dict[str, object], kernel: str, said: str
 ) -> None:
-    """Else the device opens all the same, and a warning says why; a virtual one is not asked."""
+    """Without matrices the device opens all the same, and a warning says why; a virtual one does not try them."""
     done = run("-c", GEMM, METAL_TEST_FAMILY=1008, **{f"METAL_TEST_{name}": v for name, v in environment.items()})
     assert done.stdout == f"{kernel}\n"
-    assert done.stderr.startswith(f"Matrices of a simdgroup are not used: {said}" if said else ""), done.stderr
+    assert done.stderr.startswith(f"Simdgroup matrices are not used: {said}" if said else ""), done.stderr
     assert bool(done.stderr) == bool(said)
 
 

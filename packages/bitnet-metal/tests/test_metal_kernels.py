@@ -197,7 +197,7 @@ def test_attention_decode(
 
 @pytest.mark.parametrize(("heads", "kv_heads", "dim", "f16"), [(4, 2, 32, 1), (5, 1, 128, 1), (2, 2, 36, 0)])
 def test_attention_prefill(rng: np.random.Generator, heads: int, kv_heads: int, dim: int, f16: int) -> None:
-    """Without matrices, and with them where heads are of whole ones."""
+    """Without matrices, and with them where heads are a whole number of them."""
     a = Attention(rng, [(19, 40), (1, 33), (15, 15)], heads=heads, kv_heads=kv_heads, dim=dim, f16=f16)
     tiles = -(-(a.step.tokens + 40) // (32 // (heads // kv_heads)))
     arguments = (a.step.words, *a.step.positions, a.qkv, a.k, a.v, a.out, heads, kv_heads)

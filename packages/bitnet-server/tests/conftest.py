@@ -84,7 +84,7 @@ class ScriptedEngine(Engine):
 def _scripted(model: Model, script: Script | str) -> ScriptedEngine:
     """Have a model's engine say what ``script`` makes of a prompt."""
     engine: Any = model._worker.engine
-    engine.lookup = False  # scripts repeat themselves: looked up, they would come many tokens a step
+    engine.lookup = False  # scripts repeat themselves: with look-up, a step would give many of their tokens
     engine.__class__ = ScriptedEngine
     engine._slots, engine._logprobs_told = None, -1  # all is chosen from logits
     engine.script = (lambda _: script) if isinstance(script, str) else script

@@ -21,7 +21,7 @@ HERE = "packages/bitnet-server/src/bitnet/server/structured.py"
 
 
 ENDED = 0.86
-"""Share of the answers that end within 200 tokens, of 1,000: 858 did."""
+"""Share of the answers that end within 200 tokens: 858 of 1,000 did."""
 FORMATS = jsonschema.FormatChecker()
 TIME = re.compile(r"([01]\d|2[0-3]):[0-5]\d:([0-5]\d|60)(\.\d+)?(z|[+-]([01]\d|2[0-3]):[0-5]\d)", re.IGNORECASE)
 

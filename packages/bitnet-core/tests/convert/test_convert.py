@@ -287,7 +287,7 @@ def test_rotary_scaling(folder: Make, new: bool) -> None:
 
 
 def reshaped(folder: Make, architecture: str) -> Any:
-    """A folder of Llama's tensors as one of another architecture with the same."""
+    """A folder of Llama's tensors as one of another architecture that has the same tensors."""
     source = folder("LlamaForCausalLM")
     source.pack("bitlinear")
     source.config["architectures"] = [architecture]
@@ -328,7 +328,7 @@ def test_minicpm(folder: Make) -> None:
 
 
 def test_weights_of_minicpm_are_ternary_already(folder: Make) -> None:
-    """BitCPM4's folders hold floats that training rounded, and no configuration of a quantisation."""
+    """BitCPM4's folders hold floats that training rounded, and no quantisation settings."""
     source = reshaped(folder, "MiniCPMForCausalLM")
     del source.config["quantization_config"]
     for name, codes in source.codes.items():

@@ -109,7 +109,7 @@ def test_one_scale_for_all_fits_into_i2_s(bonsai: Any) -> None:
 
 
 def test_groups_of_zeros(bonsai: Any) -> None:
-    """MLX gives them a tiny scale and the bias 0, and code 0 for every weight."""
+    """MLX gives a group of zeros a tiny scale, the bias 0, and code 0 for every weight."""
     name = "model.layers.1.mlp.up_proj"
     bonsai.codes[name][5] = 0
     bonsai.units[name][5] = 1e-6

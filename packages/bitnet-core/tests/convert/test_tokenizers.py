@@ -252,7 +252,7 @@ def test_what_cannot_run_is_refused(source: Source, change: Callable[[Source], N
 
 
 def test_sentencepiece_without_legacy(source: Source) -> None:
-    """No key of GGUF says that only the first text has a space put before it: what to do instead is said."""
+    """GGUF has no key to put a space before the first text only: the error says what to do instead."""
     source.sentencepiece()
     source.tokenizer["normalizer"] = None
     source.tokenizer["pre_tokenizer"] = {

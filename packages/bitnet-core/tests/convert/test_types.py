@@ -1,4 +1,4 @@
-"""From each encoding of ternary weights to each that can hold them, to the bit."""
+"""Conversion from each encoding of ternary weights to each that can hold them, bit for bit."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ BLOCK_NAMES = [name for name in TYPES if name != "i2_s"]
 
 
 class Model:
-    """A model of random weights, of which each four 16 columns apart have one zero; and scales for each 256 columns."""
+    """A model of random weights with one zero in each four that are 16 columns apart, and a scale for 256 columns."""
 
     def __init__(self, path: Path) -> None:
         rng = np.random.default_rng()
@@ -69,7 +69,7 @@ def converted(path: Path, **options: Any) -> ModelFile:
 
 
 def numbers(file: ModelFile, name: str) -> np.ndarray:
-    """What a tensor's bytes say, and the scale beside it."""
+    """The weights in a tensor's bytes, and the scale beside it."""
     info = file.gguf.tensors[f"{name}.weight"]
     out = np.full(info.shape, np.nan, np.float32)
     decode(info.type, file.gguf.data(info), out)
@@ -100,7 +100,7 @@ def test_the_gguf_package_reads_the_same(model: Model, source: str, target: str)
 
 @pytest.mark.parametrize("target", TYPES)
 def test_one_scale(model: Model, target: str) -> None:
-    """An f32 scale that no f16 is: it stays what it is, beside blocks of scale 1."""
+    """An f32 scale that f16 cannot hold is kept beside blocks of scale 1."""
     scales = {}
     for name, codes in list(model.codes.items()):
         if name != "token_embd":
@@ -127,7 +127,7 @@ def test_the_encoding_for_those_who_name_none(model: Model) -> None:
 
 
 def write_groups(model: Model, dtype: GGMLType) -> np.ndarray:
-    """The model, with random scales for each block of ``ffn_down``, which are given back."""
+    """Give each block of the model's ``ffn_down`` a random scale, and return these scales."""
     model.write(dtype)
     size, codes = BLOCKS[dtype][0], model.codes["blk.0.ffn_down"]
     scales = np.random.default_rng().uniform(0.5, 2, (len(codes), codes.shape[1] // size)).astype(np.float16)
@@ -155,7 +155,7 @@ def test_scales_that_narrower_blocks_repeat(model: Model, source: str, target: s
 
 
 def test_i2_s_has_one_scale(model: Model) -> None:
-    with pytest.raises(ModelFileError, match=r"different scales.* I2_S has one for all. Q2_0 holds them"):
+    with pytest.raises(ModelFileError, match=r"different scales.* I2_S holds one for the whole matrix. Use q2_0"):
         converted(model.write(GGMLType.Q2_0), dtype="i2_s")
 
 

@@ -431,7 +431,7 @@ def test_replicas_have_the_default_context_of_the_smallest(tmp_path: Path) -> No
 
 
 def test_a_cache_in_int8(path: Path) -> None:
-    """It takes half the memory, computes what f16 does but for rounding, and shares its prefixes."""
+    """An int8 cache takes half the memory, computes what f16 does except for rounding, and shares its prefixes."""
     text = "The cache holds keys and values of all positions that a sequence has."
     with load_model(path, device="cpu") as model:
         exact, size = np.array(model.score(text)[1:]), model.cache_bytes

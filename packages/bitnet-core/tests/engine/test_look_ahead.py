@@ -1,4 +1,4 @@
-"""Text is made while the device computes, which may be ahead by a round: nothing that anybody is told depends on it."""
+"""Text is made while the device computes, which may be ahead by a round: no result depends on that."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Ahead:
         self._executable: Any = executable
         self._flying: deque[tuple[Any, Any]] = deque()
         self.most = 0
-        """Rounds that were under way at a time."""
+        """Rounds in flight at a time."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._executable, name)
@@ -209,7 +209,7 @@ def test_an_error_in_the_text_ends_every_request(worker: Worker) -> None:
 
 
 def test_rounds_follow_each_other_until_a_sequence_ends(make_rig: MakeRig, monkeypatch: pytest.MonkeyPatch) -> None:
-    """While one round is taken in the next is computed. What a sequence left in the cache is what it accepted."""
+    """The next round is computed while one is taken in. A sequence leaves in the cache what it accepted."""
     monkeypatch.setattr(engine_module, "BURST_SECONDS", 1e9)
     prompt = list(range(1, 10))
     plain = make_rig().one(prompt, max_tokens=60, seed=1, temperature=1.0, ignore_eos=True)

@@ -25,7 +25,7 @@ def rng() -> np.random.Generator:
 
 
 def expected(tokens: Sequence[int], most: int) -> list[int]:
-    """By looking at every place: what follows the last one where the longest of the n-grams stood before."""
+    """A search of every position: what follows the latest earlier occurrence of the longest n-gram that has one."""
     for n in NGRAMS:
         ends = [end for end in range(n, len(tokens)) if tokens[end - n : end] == tokens[-n:]]
         if ends:
@@ -51,7 +51,7 @@ def test_drafts_are_those_of_a_search(rng: np.random.Generator) -> None:
 
 
 def test_the_chance_is_how_often_drafts_were_right() -> None:
-    """The chance of a draft, in a text whose tokens follow one another with a known chance."""
+    """The probability of a draft in a text whose tokens follow one another with a known probability."""
     for right in (0.0, 0.5, 0.9, 1.0):
         rng = np.random.default_rng(3)
         tokens = list(range(12)) * 2
@@ -89,7 +89,7 @@ def test_what_agrees() -> None:
 
 
 def simulated(plain: float, cost: float, chance: float, seqs: int, steps: int = 1500, length: int = 15) -> float:
-    """Times as many tokens a second as without drafts, where steps take ``plain``, and ``cost`` a drafted token."""
+    """Tokens a second relative to none drafted, where a step takes ``plain`` and a drafted token adds ``cost``."""
     rng, pace, seconds, tokens = np.random.default_rng(1), Pace(), 0.0, 0
     drafts = [Draft([0] * length, chance)] * seqs
     for _ in range(steps):
@@ -117,7 +117,7 @@ def test_the_pace_is_near_the_best_there_is(cost: float, chance: float, seqs: in
 
 
 def test_a_moment_of_another_program_is_forgotten() -> None:
-    """Drafts that seemed ten times as slow are tried again, and found to pay."""
+    """Drafts that seemed ten times as slow are tried again, and turn out to be faster."""
     pace, draft = Pace(), [Draft([0] * 15, 0.9)]
     pace.plain(1, 1.0)
     for _ in range(24):
@@ -172,7 +172,7 @@ class Random:
 
 
 def texts_with_repeats(rng: np.random.Generator, count: int) -> list[list[int]]:
-    """Of few letters, of a passage twice, and of tokens that never come again."""
+    """Texts of few letters, of one passage twice, and of tokens that never repeat."""
     made = []
     for _ in range(count):
         passage = rng.integers(0, 256, rng.integers(2, 20)).tolist()
@@ -202,7 +202,7 @@ def ask(rig: Any, texts: Sequence[list[int]], options: Sequence[dict[str, Any]])
 
 
 def same(done: Sequence[Any], wanted: Sequence[Any], *, bits: bool = True) -> None:
-    """Log-probabilities are, to the bit, where a row of a product does not depend on the others."""
+    """Log-probabilities have the same bits where a row of a product does not depend on the others."""
     for name in ("tokens", "text", "finish_reason", "stop_reason", *(["logprobs"] if bits else [])):
         assert [getattr(c, name) for c in done] == [getattr(c, name) for c in wanted], name
     assert not any(c.timings.drafted_tokens for c in wanted)
@@ -216,7 +216,7 @@ def verified(done: Sequence[Any]) -> tuple[int, int]:
 def test_tokens_are_the_same(
     device: Device, make_rig: MakeRig, rng: np.random.Generator, options: dict[str, Any]
 ) -> None:
-    """Each alone without, against all in a batch with drafts of any length at any time; some to the context's end."""
+    """Each alone without drafts, against all in a batch with drafts of any length; some reach the context's end."""
     texts = [*texts_with_repeats(rng, 10), *(rng.integers(97, 99, n).tolist() for n in (50, 61))]
     given = [{**options, "max_tokens": int(n)} for n in rng.integers(1, 60, 10)]
     given += [{**options, "max_tokens": None, "ignore_eos": True}, {**options, "max_tokens": None, "min_tokens": 20}]
@@ -235,7 +235,7 @@ def test_tokens_are_the_same(
 
 
 class Foresight:
-    """Drafts that are right up to some token, where all of a text's continuation is known."""
+    """Drafts that are right up to some token, from the known continuation of a text."""
 
     def __init__(self, rng: np.random.Generator, known: dict[tuple[int, ...], tuple[int, ...]]) -> None:
         self._rng, self._known = rng, known
@@ -271,7 +271,7 @@ SLOTS = Limits(max_tokens=32, max_seqs=4, max_rows=16, max_blocks=32)
 def test_every_rule_holds_in_the_middle_of_a_draft(
     device: Device, make_rig: MakeRig, monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator
 ) -> None:
-    """Stop tokens and strings, lengths, the context's end, log-probabilities, and what is not drafted for."""
+    """Stop tokens and strings, lengths, the context's end, log-probabilities, and requests that get no drafts."""
     texts = [rng.integers(97, 123, rng.integers(1, 40)).tolist() for _ in range(16)]
     kinds: list[dict[str, Any]] = [
         {"stop_tokens": rng.integers(0, 260, 12).tolist()},
@@ -301,7 +301,7 @@ def test_every_rule_holds_in_the_middle_of_a_draft(
 def test_what_was_rejected_is_nobodys_prefix(
     device: Device, make_rig: MakeRig, monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator
 ) -> None:
-    """Later requests find in the cache what was accepted, and never what a draft left there."""
+    """Later requests find accepted tokens in the cache, and never those that a rejected draft left there."""
     texts = [rng.integers(0, 256, rng.integers(1, 30)).tolist() for _ in range(8)]
     wanted = [make_rig(device).one(text, max_tokens=50) for text in texts]
     rig = make_rig(device, num_blocks=256)

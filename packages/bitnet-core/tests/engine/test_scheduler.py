@@ -120,7 +120,7 @@ def test_a_short_prompt_does_not_wait_for_a_long_one(make_rig: MakeRig) -> None:
 
 
 def test_equal_prompts_end_one_after_the_other(make_rig: MakeRig) -> None:
-    """Shared out evenly, all of them would have their first token when the last one has it."""
+    """With even shares all prompts would have their first tokens when the last one has it."""
     rig = make_rig(limits=Limits(max_tokens=16, max_seqs=4, max_rows=4, max_blocks=32))
     prompts = [rig.engine.prepare([i] * 30, GenerationOptions(max_tokens=1))[0] for i in range(4)]
     for prompt in prompts:
@@ -163,7 +163,7 @@ def test_a_newcomer_leaves_each_running_sequence_a_block(make_rig: MakeRig) -> N
 def test_prompts_beside_decoding_take_a_set_time(
     make_rig: MakeRig, monkeypatch: pytest.MonkeyPatch, seconds: float, most: int
 ) -> None:
-    """At 0.5 ms a token 25 ms are 50 tokens of a prompt; a quarter of the 64 there may be at least, all at most."""
+    """At 0.5 ms a token, 25 ms are 50 tokens of a prompt. A quarter of the budget of 64 is the least, 64 the most."""
     rig = make_rig(limits=Limits(64, 4, 8, 128), num_blocks=256)
     run, steps, now = rig.executable.run, list[tuple[int, int]](), [0.0]
 

@@ -92,7 +92,7 @@ def traffic(engine: Engine, rng: np.random.Generator, requests: int, *, together
 
 
 def prepare(engine: Engine, driver: Counting) -> int:
-    """Prepare all usual steps, and what stands in for others; how many recordings that made."""
+    """Prepare all usual steps and the stand-ins; the number of recordings made."""
     executable: Any = engine._executable
     assert isinstance(executable, Preparing)
     prepare_stand_ins(executable, engine.stand_ins(), "none:0")
@@ -159,7 +159,7 @@ def test_what_stands_in_for_all_other_sizes(make_rig: Callable[..., Any], togeth
     executable: Any = engine._executable
     prepare_stand_ins(executable, engine.stand_ins(), "none:0")
     ready, rng = driver.recorded, np.random.default_rng()
-    assert ready <= 8  # a model is loaded so much later
+    assert ready <= 8  # each delays the loading of a model
     traffic(engine, rng, 60, together=together)
     for options in ({"repetition_penalty": 1.2}, {"logprobs": 5}, {"frequency_penalty": 0.1, "top_p": 0.9}):
         given = GenerationOptions(max_tokens=24, ignore_eos=True, temperature=1.0, **options)
@@ -206,7 +206,7 @@ def test_nothing_is_prepared_while_somebody_waits() -> None:
 
 
 def test_who_never_waits_long_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where requests come without an end, sizes are prepared beside them, one at a time."""
+    """While requests never stop, sizes are prepared beside them, one at a time."""
     monkeypatch.setattr(warm, "PATIENCE", 0.3)
     monkeypatch.setattr(warm, "BESIDE", 0.01)
     slow, begun = Slow(), time.monotonic()

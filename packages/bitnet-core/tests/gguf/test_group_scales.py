@@ -77,7 +77,7 @@ def test_bytes_tell_the_groups(dtype: GGMLType, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("number", [42, 43])
 def test_the_number_of_stq1_0(number: int, tmp_path: Path) -> None:
-    """Tencent's files have it under 42, llama.cpp's pull request has 43."""
+    """Tencent's files have STQ1_0 under the number 42; llama.cpp's pull request has 43."""
     rng = np.random.default_rng()
     tensors: dict[str, Any] = {"norm": rng.standard_normal(7).astype(np.float32)}
     blocks = {name: rng.integers(0, 256, (n, 42), dtype=np.uint8) for name, n in {"small": 3, "large": 120}.items()}

@@ -54,7 +54,7 @@ def drawn(shape: tuple[int, int], seed: str | None = None) -> np.ndarray:
 
 
 def tl1(weights: np.ndarray, tile: Tile) -> np.ndarray:
-    """Two weights are ``3 a + b + 4``; where that number stands, from the row of tiles to the half of a byte."""
+    """Two weights are the number ``3 a + b + 4``; its place goes from the row of tiles down to the half of a byte."""
     k = weights.shape[1]
     numbers = 3 * weights[:, 0::2] + weights[:, 1::2] + 4
     row, pair = np.indices(numbers.shape)
@@ -79,7 +79,7 @@ def halves(at: np.ndarray, half: np.ndarray, numbers: np.ndarray) -> np.ndarray:
 
 
 def numbers_of_32_rows(numbers: np.ndarray, tile_rows: int, tile_numbers: int) -> np.ndarray:
-    """TL2's numbers: of each tile 32 rows, of these two numbers each, and of the rows eight in the order 0, 2, 1, 3."""
+    """TL2's numbers: a tile's parts of 32 rows, with two numbers of each row; groups of 8 rows go 0, 2, 1, 3."""
     row, column = np.indices(numbers.shape)
     at = row // tile_rows
     at = at * (numbers.shape[1] // tile_numbers) + column // tile_numbers
@@ -91,7 +91,7 @@ def numbers_of_32_rows(numbers: np.ndarray, tile_rows: int, tile_numbers: int) -
 
 
 def tl2(weights: np.ndarray, tile: Tile) -> np.ndarray:
-    """Three weights are the magnitude of ``9 a + 3 b + c``, their signs come after all of these; the rest are pairs."""
+    """Three weights are the magnitude of ``9 a + 3 b + c``; the signs come after all of these; the rest are pairs."""
     n, k = weights.shape
     threes = k // tile.columns * tile.columns
     a, b, c = (weights[:, i:threes:3].astype(np.int64) for i in range(3))
@@ -136,7 +136,7 @@ LARGE = Shape(hidden=1536, ffn=1536, heads=16, kv_heads=16, head_dim=96, vocab=2
 
 @kinds
 def test_a_model(tmp_path: Path, dtype: GGMLType, tiles: Any, encode: Encoder) -> None:
-    """A layer of squares, as bitnet_b1_58-large has them; the converter names the scales ``NAME.weight_scale``."""
+    """A layer of square matrices of bitnet_b1_58-large's size; the converter names the scales ``NAME.weight_scale``."""
     rng, model, weights = np.random.default_rng(), GGUF(LARGE), {}
     shape = (1536, 1536)
     pair = [drawn(shape, str(rng.integers(2**60))) for _ in range(2)]

@@ -46,7 +46,7 @@ class NoDevice:
 def bucket_of(
     sequences: Sequence[SequenceStep], *, logits: bool = False, count: int = 1, able: bool = True, filters: int = 0
 ) -> Bucket:
-    """The bucket of a step, for a lowering that can leave out logits or cannot, with filters of so many rows."""
+    """The bucket of a step; the lowering can leave out logits or not, with filters in a number of rows or not."""
     buckets: list[Bucket] = []
 
     def nothing(ctx: Context, op: Op, bucket: Bucket) -> list[Launch]:
@@ -84,7 +84,7 @@ def test_logits_are_left_out_where_the_greatest_number_wins(sampling: SamplingPa
     assert bucket_of(steps, logits=True).logits
     assert bucket_of(steps, able=False, filters=2).logits
     assert not bucket_of(steps).filtered
-    bucket = bucket_of(steps, filters=2)  # of a lowering that leaves them out all the same
+    bucket = bucket_of(steps, filters=2)  # the lowering leaves out logits of filtered rows too
     assert not bucket.logits
     assert bucket.filtered is not alone
     assert bucket_of(steps, logits=True, filters=2) == bucket_of(steps, logits=True)

@@ -1,4 +1,4 @@
-"""Copies that are taken later: each gets what its own copy left, and areas are used again."""
+"""Copies that are taken later: each array gets its own copy, and areas are used again."""
 
 from __future__ import annotations
 

@@ -168,7 +168,7 @@ def test_inspect_tells(bonsai: Any, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_what_has_one_scale_cannot_hold_it(bonsai: Any, tmp_path: Path) -> None:
-    with pytest.raises(ModelFileError, match="I2_S has one for all"):
+    with pytest.raises(ModelFileError, match="I2_S holds one for the whole matrix"):
         convert_model(bonsai.write(), tmp_path / "out.gguf", dtype="i2_s")
     assert not (tmp_path / "out.gguf").exists()
 
@@ -180,7 +180,7 @@ def test_a_scale_tensor_beside_scales_of_blocks(bonsai: Any) -> None:
 
 
 def test_rotated_weights_are_refused(bonsai: Any) -> None:
-    """Bonsai 2: the weights are of a basis that activations are turned into before each product."""
+    """Bonsai 2: the weights are in a basis that activations are rotated into before each product."""
     bonsai.metadata["prism.hadamard.block_size"] = 1024
     with pytest.raises(ModelFileError, match="rotated by a Hadamard matrix") as caught:
         bonsai.open()

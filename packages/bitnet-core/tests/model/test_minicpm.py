@@ -47,7 +47,7 @@ def test_what_is_folded_where(minicpm: Any, tied: bool) -> None:
 
 
 def test_tables_are_rounded_once(minicpm: Any) -> None:
-    """Of floats nothing is lost; quantised ones are f16, as without a scale."""
+    """Float embeddings lose nothing; quantised ones become f16, as without a scale."""
     minicpm.metadata[minicpm.key("embedding_scale")] = 11.7
     raw = np.random.default_rng().normal(size=(300, 128)).astype(np.float32)
     for kind, dtype in (("F32", np.float32), ("F16", np.float32), ("BF16", np.float32), ("Q8_0", np.float16)):
@@ -62,7 +62,7 @@ def test_tables_are_rounded_once(minicpm: Any) -> None:
 
 @pytest.mark.parametrize("unit", [1.0, 2000.0])
 def test_a_ternary_table(minicpm: Any, unit: float) -> None:
-    """Its scales are f16 still, and too large ones an error."""
+    """The scales stay f16, and a scale too large for f16 is an error."""
     blocks = np.full((300 * 128 // 64, 18), 0b10_01_00_10, np.uint8)
     blocks[:, :2] = np.array([unit], "<f2").view(np.uint8)
     minicpm.tensors["token_embd.weight"] = TensorSource((300, 128), GGMLType.Q2_0, blocks.reshape(-1))
@@ -94,7 +94,7 @@ def test_scales_that_no_model_has(minicpm: Any, value: object) -> None:
 
 
 def test_floats_are_no_masters(minicpm: Any) -> None:
-    """BitCPM4's weights are trained with a scale for each group: absmean of a whole matrix would be another model."""
+    """BitCPM4 is trained with a scale for each group: one absmean for a whole matrix would be another model."""
     minicpm.tensors["blk.0.attn_q.weight"] = np.random.default_rng().normal(size=(128, 128)).astype(np.float32)
     with pytest.raises(ModelFileError, match="not ternary"):
         minicpm.open().weights["blk.0.attn_q"].load()

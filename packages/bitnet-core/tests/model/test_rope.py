@@ -55,7 +55,7 @@ def test_the_ramp_of_yarn_is_the_files(tiny: Make) -> None:
 
 @pytest.mark.parametrize("original", [32, 64])
 def test_longrope(tiny: Make, original: int) -> None:
-    """The factors are those of the context that is asked for; the file's own context is 64."""
+    """The requested context decides the factors; the file's own context is 64."""
     model = stretched(tiny, "longrope", original_context_length=original)
     short, long = np.random.default_rng().uniform(1, 9, (2, PAIRS)).astype(np.float32)
     model.tensors |= {"rope_factors_short.weight": short, "rope_factors_long.weight": long}
@@ -85,7 +85,7 @@ WRONG: list[tuple[str, dict[str, Any], str, str]] = [
     ("yarn", {"factor": 2.0, "yarn_log_multiplier": 0.1}, "yarn_log_multiplier", "other than 0"),
     ("yarn", {"factor": 2.0, "yarn_attn_factor": 1.0}, "yarn_attn_factor", "other than 1.06931"),
     ("longrope", {"factor": 2.0}, "factor", "other than 1"),
-    ("longrope", {"original_context_length": 1}, "original_context_length", "of 1 is no context"),
+    ("longrope", {"original_context_length": 1}, "original_context_length", "is 1; it must be at least 2"),
     ("longrope", {"attn_factor": "x"}, "attn_factor", "not a positive number"),
 ]
 

@@ -108,7 +108,7 @@ def compiled(source: str) -> jinja2.Template:
 
 
 def oracle(source: str, values: dict[str, Any]) -> str | None:
-    """What Jinja2 makes of a template; None where it fails."""
+    """The text that Jinja2 renders from a template; None where it fails."""
     try:
         return compiled(source).render(values)
     except Exception:

@@ -46,7 +46,7 @@ CHECKS = [
     *("-mllvm", "-asan-instrumentation-with-call-threshold=0"),
     *(f"-fsanitize={UNDEFINED}", "-fsanitize-minimal-runtime", f"-fno-sanitize-trap={UNDEFINED}"),
 ]
-"""Calls of the shim before every access, and where an operation has no defined result."""
+"""Calls to the shim before every access, and wherever an operation may have no defined result."""
 VECTOR = re.compile(r"(?<![\w<])((?:u?char|u?short|u?int|ulong|half|float)[234])\s*\(")
 KERNEL = re.compile(
     r"\[\[kernel(?:, max_total_threads_per_threadgroup\((?P<most>(?:[^()]|\([^()]*\))*)\))?\]\]"
@@ -70,7 +70,7 @@ RUNTIME = ("shim.h", "fibre.h", "table.h", "shim.cpp")
 
 
 class CompileError(Exception):
-    """A source is no C++14 with Metal's library; the text is the compiler's."""
+    """A source is not C++14 with Metal's library; the text is the compiler's."""
 
 
 class Parameter(NamedTuple):
@@ -96,7 +96,7 @@ def without_comments(source: str) -> str:
 
 
 def kernels(source: str) -> list[Kernel]:
-    """The kernels of a source, in order; whatever the preprocessor keeps of it."""
+    """All kernels of a source, in order, whether or not the preprocessor keeps them."""
     text, found = without_comments(source), []
     for head in KERNEL.finditer(text):
         depth, end = 1, head.end()

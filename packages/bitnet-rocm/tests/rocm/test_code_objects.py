@@ -253,7 +253,7 @@ def test_architectures(reported: str, expected: Sequence[Any] | None) -> None:
 
 @pytest.mark.parametrize("name", sorted({name for name, _ in OFTEN}))
 def test_kernels_of_an_int8_cache_compile(name: str, code_object: CodeObject) -> None:
-    """Its kernels take the same arguments as those of any cache, and their scratch memory is local."""
+    """The kernels take the same arguments as those of any cache, and their scratch memory is local."""
     cache = (("DIM", 128), ("BLOCK", 32), ("KV_F16", 0), ("KV_I8", 1))
     for file, defines in (
         ("rope_append", (*cache, ("NEOX", 1))),

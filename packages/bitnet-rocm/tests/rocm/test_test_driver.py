@@ -128,7 +128,7 @@ def test_faults(run: Run, name: str, value: object, error: str) -> None:
 def test_a_device_is_verified_once_its_self_check_has_passed(
     run: Run, build_driver: Callable[..., Path], tmp_path: Path
 ) -> None:
-    """With a driver that does not say what it is. A product that is wrong verifies nothing."""
+    """A wrong product verifies nothing. The driver here does not say what it is."""
     environment = {"ROCM_PATH": build_driver(tmp_path / "rocm", "-DUNNAMED"), "BITNET_CACHE_DIR": tmp_path / "cache"}
 
     said = "from bitnet.rocm.backend import BACKEND as b; print(b.probe().devices[0].details.get('verified', ''))"

@@ -82,8 +82,8 @@ def load_model(
         device: ``auto``, ``gpu``, a backend (``cuda``), a device (``cuda:0``, ``cpu:avx2``); None: ``BITNET_DEVICE``,
             else the best there is. Several with commas (``cuda:0,cuda:1``), or all of a backend (``cuda:*``), each get
             a replica of the model. Or an open device, which stays open when the model is closed.
-        context: Tokens a prompt and its continuation may have together; None: the model's own, at most 4096, or as far
-            as 32,768 where the device's memory has room (docs/models.md, Limits).
+        context: Tokens a prompt and its continuation may have together; None: the model's own, at most 4,096, or up to
+            32,768 where the device's memory has room (docs/models.md, Limits).
         kv_dtype: Type of the KV cache: ``f16``, ``f32``, or ``i8`` for half the memory of ``f16``, on devices with the
             feature ``kv-i8``.
         max_seqs: Generations that run at the same time (on each device, if several); more wait their turn. The cache
@@ -100,8 +100,8 @@ def load_model(
         deterministic: Whether a request's tokens and log-probabilities depend on the request alone, to the bit on one
             kind of device, and not on what else is computed, what was cached, or how often it was interrupted. Prompts
             take longer. A device that cannot refuses it. None: ``BITNET_DETERMINISTIC``, else no.
-        prompt_lookup: Whether text that repeats what is in the prompt or the answer is drafted from there, and verified
-            several tokens a step, wherever that is measured to be faster. The tokens are the same.
+        prompt_lookup: Whether text that repeats a passage of the prompt or the answer is drafted from that passage, and
+            several tokens are verified in one step, where that is measured to be faster. The tokens are the same.
 
     Raises:
         ModelFileError: The file is not a model bitnet can run.
@@ -149,7 +149,7 @@ def load_model(
             executable = replica.executable
             if not isinstance(executable, Preparing) or replica.device.info.type not in _GPUS:
                 continue
-            if max_seqs > 1:  # who asks for one answer waits for that alone
+            if max_seqs > 1:  # a caller who wants one answer need not wait for other sizes
                 with registry.computing(replica.device.info)():
                     prepare_stand_ins(executable, engine.stand_ins(), engine.device)
             warm_ups.append(WarmUp(executable, engine.usual_steps(), lambda: worker.busy, engine.device))

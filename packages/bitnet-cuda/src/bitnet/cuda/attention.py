@@ -33,7 +33,7 @@ LONG_WARPS, LONG_DEPTH = 8, 2
 LONG_SUMS = 1024
 """Sums of such a block's warp, at most: more do not fit its shared memory."""
 CODES_DEPTH = 4
-"""The tiles in flight where the cache is int8, of half the bytes."""
+"""Tiles in flight where the cache is int8: each has half the bytes of f16."""
 FAR = 8192
 """Context beyond which an int8 cache is read by as many clusters as the device has room for: in one, its blocks leave
 multiprocessors idle, which takes longer than merging the clusters through memory."""
@@ -100,7 +100,7 @@ class AttentionOps:
 
     @staticmethod
     def _narrow(ctx: Context, op: Attention) -> bool:
-        """Whether the cache is of f16, or of int8 whose blocks of positions are whole 16 bytes, scales included."""
+        """Whether the cache is f16, or int8 with blocks whose size, scales included, is a multiple of 16 bytes."""
         kv = ctx.cache
         return kv.dtype == "f16" or (kv.dtype == "i8" and kv.block_size * op.kv_heads % 4 == 0)
 

@@ -93,7 +93,7 @@ class CudaDriver:
             self._check(driver.cuStreamSynchronize(self._stream))
 
     def fetch(self, buffer: CudaBuffer, array: npt.NDArray[Any]) -> Callable[[], None]:
-        """Implements :class:`bitnet.core.gpu.Fetching`, through page-locked memory, without which a copy waits."""
+        """Implements :class:`bitnet.core.gpu.Fetching` with page-locked memory: copies to other memory block."""
 
         def copy(staged: Staging) -> None:
             self._check(driver.cuMemcpyDtoHAsync(staged.address, buffer.address, array.nbytes, self._stream))

@@ -1,7 +1,7 @@
 """The head and the choice of tokens in one, where nobody reads the logits (decision 0060 of bitnet-core).
 
 All rows of the head are scored from a copy of it in 4 bits, and those that could still win from the weights themselves.
-With filters some others are too: they tell whether the winner passes (decision 0026).
+With filters, some other rows are scored in full too: they tell whether the winner passes (decision 0026).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ LARGE_SHARED = ((9, 0), (10, 0))
 SAMPLES = 4096
 """Rows of the head that are taken to measure masses for filters, on average: more leave fewer steps undecided."""
 CAPACITY = SAMPLES + 16 * 64
-"""Rows that are listed: 16 standard deviations more. A row of x with more is undecided."""
+"""Room for rows that are taken: 16 standard deviations above the average. A row of x with more is undecided."""
 BINS, RATE_BLOCKS = 256, 64
 """In which head_floor counts rows, as in filter.cuh, and its blocks that do so, for each row of x."""
 DECIDE_GROUP = 512
@@ -148,14 +148,14 @@ class HeadOps:
         ]
 
     def undecided(self, ctx: Context, name: str) -> tuple[Buffer, Buffer, Buffer]:
-        """For each row of x whether filters leave it undecided; and the rows as halves, and their scales."""
+        """Whether filters leave each row of x undecided; the rows of x as halves; and their scales."""
         cols = ctx.program.weights[name].shape[1]
         most = self._most_rows(cols)
         halves, scales = ctx.scratch("row halves", most * cols * 4), ctx.scratch("row scales", most * 4)
         return ctx.scratch("head undecided", most * 4), halves, scales
 
     def _taken(self, ctx: Context, bucket: Bucket) -> tuple[list[Buffer], ...]:
-        """What head_score, head_floor, head_choose and head_decide know of the rows of the head that are taken."""
+        """What head_score, head_floor, head_choose and head_decide share about the rows of the head that are taken."""
         if not bucket.filtered:
             return [], [], [], []
         each = DECODE_TOKENS * 4

@@ -76,7 +76,7 @@ class CudaOps:
         )
 
     def sample(self, ctx: Context, op: Sample, bucket: Bucket, *gate: Buffer) -> list[Launch]:
-        """A cluster a row, where there are clusters; else a block. With a gate, for rows that are undecided."""
+        """A cluster for each row where the GPU has clusters, else a block. With a gate, only for undecided rows."""
         *before, last = RowOps(group=SAMPLE_GROUP).sample(ctx, op, bucket)
         gated = (("GATED", 1),) if gate else ()
         spec = replace(last.kernel, defines=(*last.kernel.defines, ("CLUSTER", self._sample_cluster), *gated))
@@ -100,7 +100,7 @@ class CudaOps:
         return [self._attention.decode(ctx, group.attention, bucket, group.rope)] if able else None
 
     def _choice(self, ctx: Context, group: Choice | NormChoice, bucket: Bucket) -> list[Launch] | None:
-        """The compact head; where filters leave rows undecided, then all logits, and draws from these (0026)."""
+        """The compact head. Where filters leave rows undecided, all logits follow, and draws from them (0026)."""
         made = self._head.launches(ctx, group, bucket)
         if made is None or not bucket.filtered:
             return made

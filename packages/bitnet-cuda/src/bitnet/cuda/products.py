@@ -106,7 +106,7 @@ class Products:
     def dense_halves(
         self, ctx: Context, op: DenseMatmul, bucket: Bucket, halves: Buffer, scales: Buffer, *gate: Buffer
     ) -> Launch:
-        """A product of f16 weights with rows that are split in halves; with a gate, if one of these is undecided."""
+        """A product of f16 weights with rows split into two halves. With a gate, only if one of them is undecided."""
         weight, tiles = ctx.dense(op.weight), min(ceil_div(bucket.rows, 8), 8)
         rows, cols = weight.shape
         defines = (("COLS", cols), ("NT", tiles), *((("GATED", 1),) if gate else ()))

@@ -45,7 +45,7 @@ class Family:
 
 _CACHE = ("DIM", "BLOCK", "HEAD_GROUP")
 _CACHE_TYPES: list[Choices] = [{"KV_F16": 0, "KV_I8": 1}, {"KV_F16": 0}, {"KV_F16": 1}]
-"""The first names all that tell types apart: the loader goes by it."""
+"""The first entry names every constant that distinguishes types; the loader reads the names from it."""
 _PRODUCT_ENDS: list[Choices] = [
     {"GLU": 0, "RELU2": 0, "ADD": 0},
     {"GLU": 0, "RELU2": 0, "ADD": 1},

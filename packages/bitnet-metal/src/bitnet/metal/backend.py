@@ -106,7 +106,7 @@ class MetalBackend:
 
 
 def _opened(info: DeviceInfo, objc: Objc, own: int) -> tuple[GpuDevice, MetalDriver]:
-    """The device, which computes: with matrices of a simdgroup, unless it is virtual or they fail."""
+    """The device, once its self-check passes: with simdgroup matrices, unless it is virtual or they fail."""
     from bitnet.metal.ops import MATRICES, PLAIN
 
     if _is_virtual(info.description):
@@ -117,12 +117,12 @@ def _opened(info: DeviceInfo, objc: Objc, own: int) -> tuple[GpuDevice, MetalDri
         raise
     except DeviceError as error:
         opened = _with(PLAIN, info, objc, own)
-        logger.warning("Matrices of a simdgroup are not used: %s", error.message)
+        logger.warning("Simdgroup matrices are not used: %s", error.message)
         return opened
 
 
 def _with(vendor: Vendor, info: DeviceInfo, objc: Objc, own: int) -> tuple[GpuDevice, MetalDriver]:
-    """The device with some kernels, by which it computes rightly, and a driver that owns its MTLDevice too."""
+    """The device with kernels that pass the self-check, and a driver that also owns its MTLDevice."""
     from bitnet.core.gpu.clc import Abilities, open_device
     from bitnet.metal.device import MetalDriver
     from bitnet.metal.ops import TILE_THREADS

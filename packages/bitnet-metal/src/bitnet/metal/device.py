@@ -146,7 +146,7 @@ class MetalDriver:
             ctypes.memmove(array.ctypes.data, buffer.address + offset, array.nbytes)
 
     def prepare(self, kernel: KernelSpec, threads: int) -> None:
-        """Compile a kernel, for threadgroups of so many threads, ahead of its first launch.
+        """Compile a kernel, for threadgroups of a number of threads, ahead of its first launch.
 
         Raises:
             KernelCompileError: It cannot be.

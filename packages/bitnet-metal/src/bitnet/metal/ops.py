@@ -17,13 +17,13 @@ from bitnet.core.hal import Attention, DenseMatmul, TernaryMatmul
 from bitnet.metal.head import WIDTH, HeadOps, fits
 
 MATRIX_HEAD = 128
-"""Dimensions of a head at most for which attention on matrices keeps its sums in registers, and fits 32 KiB."""
+"""The most dimensions of a head with which attention on matrices keeps its sums in registers and fits 32 KiB."""
 TILED_HEAD = 92
 """Dimensions of a head at most for which tiles of attention fit 32 KiB, whatever the cache's type."""
 TILE_M, TILE_N, TILE_THREADS = 32, 64, 128
 """Rows of x and of W of a tile of matrices, and its threadgroup's threads; their source has the same numbers."""
 TERNARY_COLS = (1 << 16) - 1
-"""Columns at most: sums of int8 times codes of at most 2 stay below 2²⁴, where those of floats are exact."""
+"""The most columns: sums of int8 times codes of at most 2 then stay below 2²⁴, where floats add exactly."""
 
 
 class MetalProducts(Products):
@@ -38,7 +38,7 @@ class MetalProducts(Products):
 
 
 class MatrixProducts(MetalProducts):
-    """The products of many tokens, or with many rows, on matrices of a simdgroup."""
+    """Products of many tokens, or with many rows, on simdgroup matrices."""
 
     def tiled(self, ctx: Context, op: TernaryMatmul, bucket: Bucket, out: Buffer, *, activation: str = "") -> Launch:
         w = ctx.ternary(op.weights)
@@ -48,7 +48,7 @@ class MatrixProducts(MetalProducts):
         return _tiles("ternary_gemm_matrix", bucket.tokens, w.rows, args, **tiled_defines(w, op))
 
     def dense_matmul(self, ctx: Context, op: DenseMatmul, bucket: Bucket) -> list[Launch]:
-        """Up to ``DECODE_TOKENS`` rows read a head once without matrices too, and have the compact head's sums."""
+        """The plain kernel reads a head once for up to ``DECODE_TOKENS`` rows too, with the compact head's sums."""
         if bucket.rows <= DECODE_TOKENS:
             return super().dense_matmul(ctx, op, bucket)
         weight = ctx.dense(op.weight)
@@ -71,7 +71,7 @@ class MetalAttention(AttentionOps):
 
 
 class MatrixAttention(MetalAttention):
-    """Attention of many tokens on matrices of a simdgroup."""
+    """Attention of many tokens on simdgroup matrices."""
 
     def lower(self, ctx: Context, op: Attention, bucket: Bucket) -> list[Launch]:
         share = op.heads // op.kv_heads
@@ -95,4 +95,4 @@ MATRICES = replace(
     products=MatrixProducts,
     attention=MatrixAttention,
 )
-"""The same with matrices of a simdgroup: of halves, which the self-check tries, and of floats, which the trial has."""
+"""The same with simdgroup matrices: of halves, which the self-check tries, and of floats, which the trial has."""

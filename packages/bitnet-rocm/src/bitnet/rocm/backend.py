@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from bitnet.rocm.hip import Hip, Properties
 
 FEATURES = (DETERMINISTIC, KV_I8, LOGPROBS, LOOK_AHEAD, PENALTIES, TERNARY_TABLES)
-"""What the kernels and the driver do on every device."""
+"""Features that the kernels and the driver have on every device."""
 NODES = ("kfd", "dri/renderD*")
 """Device nodes that the runtime opens, under /dev."""
 KFD = Path("/dev/kfd")

@@ -89,7 +89,7 @@ class RocmDriver:
             self._call("hipStreamSynchronize", self._stream)
 
     def fetch(self, buffer: RocmBuffer, array: npt.NDArray[Any]) -> Callable[[], None]:
-        """Implements :class:`bitnet.core.gpu.Fetching`, through page-locked memory, without which a copy waits."""
+        """Implements :class:`bitnet.core.gpu.Fetching` with page-locked memory: copies to other memory block."""
 
         def copy(staged: Staging) -> None:
             self._call("hipMemcpyDtoHAsync", staged.address, buffer.address, array.nbytes, self._stream)

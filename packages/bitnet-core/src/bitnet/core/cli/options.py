@@ -187,7 +187,7 @@ prompt_lookup_option = click.option(
     "--prompt-lookup/--no-prompt-lookup",
     default=True,
     show_default=True,
-    help="Draft text that repeats what was there before, where that is faster; the tokens are the same.",
+    help="Draft text that repeats an earlier passage, where that is faster; the tokens are the same.",
 )
 THREADS_DEFAULT = "[default: BITNET_THREADS, else one for each physical core]"
 context_option = click.option(

@@ -195,7 +195,7 @@ def measure(
     """Run a test ``repeats`` times, after one run that does not count.
 
     Args:
-        model: Loaded with ``prompt_lookup=False``, as drafts of text that repeats would count as speed.
+        model: Loaded with ``prompt_lookup=False``: otherwise drafts of repeated text would count as speed.
         limits: Measures what to hold the speed against; called between the repetitions.
         progress: Called with runs done and in all.
 
@@ -245,7 +245,7 @@ def _prefill(model: Model, test: Workload, rng: np.random.Generator) -> float:
 def _decode(model: Model, test: Workload, rng: np.random.Generator) -> float:
     """While every sequence is past its prompt and none has ended."""
     prompts = [_tokens(model, max(1, test.depth), rng) for _ in range(test.parallel)]
-    if test.depth:  # what is in the cache then leaves little for the first to run ahead of the last
+    if test.depth:  # prompts are then cached for the most part, so the first sequence runs little ahead of the last
         model.generate_batch(prompts, max_tokens=1)
     most = model.context - len(prompts[0]) - test.tokens - 1
     ahead = -(-test.parallel * min(test.depth, BLOCK_SIZE) // UNCACHED)

@@ -59,7 +59,7 @@ def encode_blocks(dtype: GGMLType, codes: Bytes, scales: npt.NDArray[np.float16]
     Raises:
         ValueError: The type cannot hold these codes; says why.
     """
-    if dtype is GGMLType.STQ1_0:  # it has no block of zeros but one whose scale is 0
+    if dtype is GGMLType.STQ1_0:  # only a scale of 0 makes a block of zeros
         empty = (codes == 1).all(axis=1)
         codes, scales = codes.copy(), np.where(empty, np.float16(0), scales)
         codes[empty] = _unpack_sparse(np.zeros((1, 40), np.uint8))
@@ -70,7 +70,7 @@ def encode_blocks(dtype: GGMLType, codes: Bytes, scales: npt.NDArray[np.float16]
 def _unpack_neighbours(packed: Bytes) -> Bytes:
     """Four neighbouring codes in a byte, the first in its lowest bits."""
     codes = np.empty((*packed.shape, 4), np.uint8)
-    for i, shift in enumerate(SHIFTS):  # four long loops, where broadcasting makes loops of four
+    for i, shift in enumerate(SHIFTS):  # four long loops; broadcasting would make many loops of four
         np.right_shift(packed, shift, out=codes[..., i])
     codes &= 3
     return codes.reshape(len(packed), -1)
@@ -114,7 +114,7 @@ def _unpack_digits(stages: Digits, packed: Bytes) -> Bytes:
 
 
 def _pack_digits(stages: Digits, codes: Bytes) -> Bytes:
-    """Digits as the least byte that is no less than them, as a fraction of 3^5."""
+    """Digits as a byte: the number they form as a fraction of 3^5, in 256ths, rounded up."""
     parts, begin = [], 0
     for size, count in stages:
         digits = codes[:, begin : begin + size * count].reshape(-1, count, size).astype(np.uint16)
@@ -127,8 +127,8 @@ def _pack_digits(stages: Digits, codes: Bytes) -> Bytes:
 def _sparse_patterns() -> Bytes:
     """``uint8[32, 4]``: the codes of four weights, of which one is zero, by the number that stands for them.
 
-    Bits 3-2 say which weight is zero; of the other three the first is +1, and bits 0 and 1 make the second and third
-    -1. Bit 4 changes every sign.
+    Bits 3-2 say which weight is zero. The first of the other three is +1; bits 0 and 1 make the second and third -1.
+    Bit 4 changes every sign.
     """
     patterns = np.empty((32, 4), np.uint8)
     for number in range(32):
@@ -146,7 +146,7 @@ _NUMBERS[_join(PATTERNS, 1)] = np.arange(32)
 def _unpack_sparse(packed: Bytes) -> Bytes:
     """64 numbers of :data:`PATTERNS`: 4 bits of each in 32 bytes, low half first, then bit 4 of each in 8 bytes.
 
-    Number ``16 c + m`` is of weights ``64 c + m + 16 p``, p = 0 … 3.
+    Number ``16 c + m`` encodes the weights ``64 c + m + 16 p``, p = 0 … 3.
     """
     low = np.stack([packed[:, :32] & np.uint8(15), packed[:, :32] >> np.uint8(4)], axis=2).reshape(len(packed), 64)
     numbers = low | np.unpackbits(packed[:, 32:], axis=1, bitorder="little") << np.uint8(4)
@@ -175,4 +175,4 @@ FORMATS: Mapping[GGMLType, BlockFormat] = {
 }
 """Every type with a scale in each block."""
 TWO_BITS = frozenset(t for t, form in FORMATS.items() if form.unpack in (_unpack_neighbours, _unpack_quarters))
-"""Those whose codes may be 3, which stands for a weight of 2."""
+"""Types with codes of two bits, which may be 3: a weight of 2."""

@@ -1,8 +1,8 @@
 """TL1 and TL2, the packings of bitnet.cpp's look-up kernels (ARM and x86), decoded.
 
-Two neighbouring weights are a number from 0 to 8 in 4 bits; TL2 has three as the magnitude of a number from -13 to 13
-in 4 bits, and their signs apart. They are ordered by tiles whose sizes the kernels were compiled for, and which no file
-tells. Known are those that bitnet.cpp's ``setup_env.py`` names for the models that its converter takes. Layouts:
+TL1 packs two neighbouring weights into a number from 0 to 8 in 4 bits. TL2 packs three into one from -13 to 13, its
+magnitude in 4 bits and its sign apart. They are ordered by tiles, whose sizes are compiled into the kernels and are in
+no file. Known are those that bitnet.cpp's ``setup_env.py`` names for the models that its converter takes. Layouts:
 ``utils/convert-hf-to-gguf-bitnet.py`` of https://github.com/microsoft/BitNet; ``docs/formats.md`` writes them out.
 """
 
@@ -101,7 +101,7 @@ def _part(data: Bytes, index: int, count: int) -> Bytes:
 
 
 def _tl1(data: Bytes, k: int, tile: Tile) -> Bytes:
-    """A row of tiles: of each tile ``lanes`` rows, of these ``256 / lanes`` columns, of these 16 rows, of these 4."""
+    """A row of tiles: each tile is divided by ``lanes`` rows, then ``256 / lanes`` columns, 16 rows, and 4 columns."""
     columns = 256 // tile.lanes
     halves = np.stack([data >> np.uint8(4), data & np.uint8(15)], axis=-1).reshape(
         k // tile.columns, tile.rows // tile.lanes, tile.columns // columns, tile.lanes // 16, columns // 4, 16, 2
@@ -124,8 +124,8 @@ def _threes(data: Bytes, signs: Bytes, k: int, tile: Tile) -> Bytes:
     numbers = _halves(data, (k // tile.columns, tile.rows // _LANES, tile.columns // 6))
     if numbers.max() > 13:
         raise ValueError(f"it holds the number {numbers.max()}, which stands for no three weights")
-    # A word of 16 bits is of rows m and m + 16, m = 0 … 15, and of eight neighbouring numbers: from its highest bit
-    # on, the first number of row m, that of row m + 16, the second of row m, …
+    # A word of 16 bits has the signs of eight neighbouring numbers of rows m and m + 16, m = 0 … 15. From its highest
+    # bit on they are of the first number of row m, the first of row m + 16, the second of row m, …
     words = (
         np.ascontiguousarray(signs)
         .view("<u2")

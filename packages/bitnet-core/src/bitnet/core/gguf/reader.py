@@ -438,9 +438,9 @@ def _tensor_entry(cursor: _Cursor, index: int) -> _Entry:
 
 
 def _told_apart(entries: list[_Entry], end: int, alignment: int) -> list[_Entry]:
-    """Entries whose type 42 is that of :data:`SHARED` with which each such tensor fills its room, of ``end`` bytes.
+    """The entries, those of type 42 with the type of :data:`SHARED` that fills the space of every such tensor.
 
-    Q2_0 where several would, or none.
+    They stay Q2_0 where several types fit, or none does. ``end`` is where the space of the last one ends, in bytes.
     """
     if all(e.type is not GGMLType.Q2_0 for e in entries):
         return entries
@@ -451,7 +451,7 @@ def _told_apart(entries: list[_Entry], end: int, alignment: int) -> list[_Entry]
 def _retyped(entry: _Entry, dtype: GGMLType) -> _Entry:
     try:
         return replace(entry, type=dtype, nbytes=tensor_bytes(dtype, entry.shape))
-    except ValueError:  # rows that are no whole number of its blocks
+    except ValueError:  # rows are not a whole number of its blocks
         return entry
 
 

@@ -169,6 +169,6 @@ def tensor_bytes(dtype: GGMLType, shape: Sequence[int]) -> int:
 
 
 def tl2_bytes(shape: tuple[int, int]) -> int:
-    """Bytes of a TL2 matrix as bitnet.cpp has them: 5 bits for 3 weights, but 4 bits for 2 in 256 of each row."""
+    """Bytes of a TL2 matrix in bitnet.cpp: 5 bits for 3 weights, except in 256 of each row, with 4 bits for 2."""
     n, k = shape
     return (k - 256) * n // 3 * 5 // 8 + 256 * n // 2 * 4 // 8

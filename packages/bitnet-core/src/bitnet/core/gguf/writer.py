@@ -74,7 +74,7 @@ def write_gguf(
     """
     sources = {name: _source(name, tensor) for name, tensor in tensors.items()}
     if {GGMLType.Q2_0, GGMLType.Q2_0_G128} <= {source.type for source in sources.values()}:
-        raise InvalidInputError("Q2_0 in groups of 64 and of 128 have one number, and cannot be in one file.")
+        raise InvalidInputError("Q2_0 in groups of 64 and of 128 share a type number, so one file cannot hold both.")
     sizes = {name: _size(name, source) for name, source in sources.items()}
     head = [MAGIC, struct.pack("<IQQ", 3, len(sources), len(metadata))]
     for key, value in metadata.items():

@@ -159,7 +159,7 @@ class Context:
     def kv(self, which: str, layer: int) -> Buffer:
         """Keys (``"k"``) or values (``"v"``) of a layer: ``[blocks, block_size, kv_heads, head_dim]``.
 
-        Of an ``i8`` cache, each block's codes ``i8[block_size, kv_heads, head_dim]`` are followed by their scales
+        In an ``i8`` cache, each block's codes ``i8[block_size, kv_heads, head_dim]`` are followed by their scales
         ``f32[block_size, kv_heads]``, so that a block has ``block_size · kv_heads · (head_dim + 4)`` bytes.
         """
         key = (which, layer)

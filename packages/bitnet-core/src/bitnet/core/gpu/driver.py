@@ -44,7 +44,7 @@ class Launch:
 
     Attributes:
         shared: Bytes of work-group memory beyond what the kernel declares.
-        overlaps: The kernel waits for the one before it by itself, where an API has a way to; so it may start earlier.
+        overlaps: The kernel itself waits for the one before it, where the API allows that, so it may start earlier.
     """
 
     kernel: KernelSpec
@@ -114,13 +114,13 @@ class Driver(Protocol):
 
 @runtime_checkable
 class Fetching(Protocol):
-    """A driver that copies to the host while what was submitted later runs."""
+    """A driver that copies to the host while work submitted later runs."""
 
     def fetch(self, buffer: Any, array: npt.NDArray[Any]) -> Callable[[], None]:
-        """Begin to copy the buffer's start, as it is after all that was submitted until now.
+        """Begin to copy the buffer's start, as it is after all work submitted so far.
 
         Returns:
-            What waits for the copy and then fills the C-contiguous array; to be called once.
+            A function that waits for the copy and then fills the C-contiguous array; to be called once.
         """
         ...
 

@@ -45,7 +45,7 @@ def coarse_size(n: int, most: int) -> int:
 
 
 class _Flight(NamedTuple):
-    """Passes that were submitted: where their tokens and log-probabilities go, and what waits for them."""
+    """Submitted passes: the arrays for their tokens and log-probabilities, and the functions that wait for these."""
 
     tokens: npt.NDArray[np.int32]
     told: npt.NDArray[np.int32] | None
@@ -94,13 +94,13 @@ class GpuExecutable:
         self._lock = threading.RLock()
         self._recordings: dict[Bucket, tuple[object, tuple[str, ...], int]] = {}
         self._stand_ins: list[Bucket] = []
-        self._missed: dict[Bucket, None] = {}  # those that others stood in for
+        self._missed: dict[Bucket, None] = {}  # buckets that were needed and ran as a larger one
         self._kernels: dict[str, None] = {}
         self._closed = False
         self._dispatches = 0
         self._told: npt.NDArray[np.int32] | None = None
         self._flying: deque[_Flight] = deque()
-        self._started: tuple[Step, int] | None = None  # and how many passes of it
+        self._started: tuple[Step, int] | None = None  # the step, and the number of passes begun
         check_program(program)
         check_features(program, info)
         if not lowering.scaled:
@@ -145,7 +145,7 @@ class GpuExecutable:
         with self._lock:
             self._check_open()
             if self._started is None:
-                raise InvalidInputError("no step was started that could go on.")
+                raise InvalidInputError("no step was started; call start before go_on.")
             step, done = self._started
             self._check(step, done + count)
             recording, names, self._dispatches = self._serving(self._bucket(step, done + count))
@@ -154,7 +154,7 @@ class GpuExecutable:
             self._started = (step, done + count)
 
     def _submit(self, step: Step, recording: object, names: tuple[str, ...], count: int) -> None:
-        """Submit ``count`` passes, and the copies of what they give."""
+        """Submit ``count`` passes, and the copies of their results."""
         if not 1 <= count <= MAX_COUNT:
             raise InvalidInputError(f"count is {count}; at most {MAX_COUNT} passes can be started at a time.")
         assert isinstance(self._driver, Fetching), "the device lists the feature"
@@ -173,7 +173,7 @@ class GpuExecutable:
         with self._lock:
             self._check_open()
             if not self._flying:
-                raise InvalidInputError("nothing was started whose tokens could be collected.")
+                raise InvalidInputError("there are no tokens to collect; call start or go_on before collect.")
             flight = self._flying.popleft()
             for wait in flight.waits:
                 wait()
@@ -266,7 +266,7 @@ class GpuExecutable:
         lengths = step.data[self._layout.offsets["seq_len"] :][: step.seqs]
         longest = int(lengths.max(initial=1)) + count - 1
         limits = self._program.limits
-        # Beside parts of prompts, which take longest, rows matter little: so there are fewer sizes to prepare.
+        # In steps with parts of prompts the rows take little of the time: coarse sizes leave fewer to prepare.
         rows = bucket_size if step.tokens == step.seqs else coarse_size
         bucket = Bucket(
             bucket_size(step.tokens, limits.max_tokens),
@@ -288,7 +288,7 @@ class GpuExecutable:
         return Bucket(limits.max_tokens, limits.max_rows, context, adjusted=adjusted, logprobs=logprobs)
 
     def _serving(self, bucket: Bucket) -> tuple[object, tuple[str, ...], int]:
-        """A bucket's recording; where it is not made yet, that of the smallest which stands in for it."""
+        """A bucket's recording, or until it is made, that of the smallest bucket that stands in for it."""
         if bucket not in self._recordings:
             able = [larger for larger in self._stand_ins if larger.serves(bucket)]
             if able:
@@ -311,7 +311,7 @@ class GpuExecutable:
         return self._recordings[bucket]
 
     def _filtered(self, step: Step) -> bool:
-        """Whether some row's token may be another than that of the greatest number."""
+        """Whether some row may get another token than that of its greatest logit."""
         data, at, rows = step.data, self._layout.offsets, step.rows
         top_k, top_p, min_p = (data[at[name] :][:rows] for name in ("top_k", "top_p", "min_p"))
         unfiltered = (top_k == 0) & (top_p.view(np.float32) == 1) & (min_p == 0)
@@ -345,7 +345,7 @@ class GpuExecutable:
 
     def _check_idle(self) -> None:
         if self._flying:
-            raise InvalidInputError("the tokens of a step that was started are to be collected first.")
+            raise InvalidInputError("collect the tokens of the step that was started first.")
 
     def _check_has_kernels(self) -> None:
         if not self._lowering.group:

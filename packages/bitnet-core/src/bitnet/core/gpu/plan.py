@@ -39,7 +39,8 @@ class Lowering:
     Attributes:
         table: Its launches for every operation, and for the groups it takes.
         leaves_out: Whether steps of a program whose logits nobody reads are lowered in another way.
-        filters: Whether those of a bucket are too where rows have top-k, top-p or min-p. Asked where `leaves_out` is.
+        filters: Whether a bucket's logits are left out also where rows have top-k, top-p or min-p. Asked only where
+            `leaves_out` holds.
         scaled: Whether it has the kernels of :mod:`bitnet.core.gpu.scaled`.
         fuses_scaled: Whether its entries know weights with scales of groups and norms of heads, or decline them. Else
             those are launched alone, by the kernels of :mod:`bitnet.core.gpu.scaled`.

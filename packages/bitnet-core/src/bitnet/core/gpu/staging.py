@@ -1,4 +1,4 @@
-"""Page-locked memory that a device copies to while what was submitted later runs."""
+"""Page-locked memory that a device copies to while work submitted later runs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Staging:
-    """Page-locked memory of the host, and the event that says that it holds what was copied."""
+    """Page-locked memory of the host, and the event that is recorded when the copy to it is complete."""
 
     address: int
     event: Any
@@ -22,7 +22,7 @@ class StagingPool:
     """Staging areas, each used again once its copy has been taken.
 
     Args:
-        make: Allocates an area of so many bytes.
+        make: Allocates an area of a number of bytes.
         wait: Waits for an area's event.
     """
 

@@ -101,7 +101,7 @@ class Preparing(Protocol):
         """Make ready what a run of such a step needs, so that nothing is compiled or recorded then. Computes nothing.
 
         Args:
-            stands_in: What is prepared also runs smaller steps, as long as their own size is not prepared.
+            stands_in: Whether this size also runs smaller steps, as long as their own sizes are not prepared.
 
         Raises:
             As :meth:`Executable.run`.
@@ -117,17 +117,17 @@ class GoesOn(Protocol):
         """Begin what :meth:`Executable.run` does, and do not wait for it.
 
         Raises:
-            As :meth:`Executable.run`; an InvalidInputError also where something started was not collected.
+            As :meth:`Executable.run`; an InvalidInputError also where tokens of a started step were not collected.
         """
         ...
 
     def go_on(self, count: int) -> None:
-        """Begin ``count`` more decode steps after all that were started, each feeding the tokens just sampled.
+        """Begin ``count`` more decode steps after all that were started, each with the tokens sampled last as input.
 
         Their positions fit the blocks of the step that was started.
 
         Raises:
-            As :meth:`start`; an InvalidInputError where nothing was started that can go on.
+            As :meth:`start`; an InvalidInputError where no step was started.
         """
         ...
 
@@ -135,7 +135,7 @@ class GoesOn(Protocol):
         """Wait for the oldest call of :meth:`start` or :meth:`go_on` whose tokens were not collected.
 
         Returns:
-            As :meth:`Executable.run`. Log-probabilities told from now on are of these tokens.
+            As :meth:`Executable.run`. Log-probabilities that are read from now on are of these tokens.
 
         Raises:
             DeviceLostError, OutOfMemoryError, DeviceError: The device failed; the executable is unusable.

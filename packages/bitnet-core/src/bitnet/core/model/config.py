@@ -59,14 +59,14 @@ class ModelConfig:
         context_length: Positions the model was trained for.
         rope_theta: Base of the rotary frequencies.
         rope_freq_factors: ``f32[head_dim / 2]`` that divide the rotary frequencies, or None.
-        rope_scaling: How the rotary frequencies are stretched besides, if they are.
-        rope_attention_factor: What rotary cosines and sines are multiplied by.
+        rope_scaling: How the rotary frequencies are stretched in addition, if at all.
+        rope_attention_factor: The factor of rotary cosines and sines.
         sub_norms: Whether there is an RMSNorm before the attention's and the feed-forward's output projections.
         tied_embeddings: Whether the LM head is the embedding table.
         head_norms: Whether each head of q and of k has an RMSNorm before it is rotated.
-        embedding_scale: What a token's embedding is multiplied by.
-        residual_scale: What each sub-layer's result is multiplied by before it is added.
-        logit_scale: What the logits are multiplied by.
+        embedding_scale: The factor of a token's embedding.
+        residual_scale: The factor of each sub-layer's result, applied before it is added.
+        logit_scale: The factor of the logits.
     """
 
     architecture: str
@@ -239,7 +239,7 @@ def _activation(keys: _Keys) -> Activation:
 def _scales(keys: _Keys) -> dict[str, float]:
     """MiniCPM's scales. A file names what the logits are divided by.
 
-    llama.cpp puts those of MiniCPM 2B in the place of keys that are missing, but takes its factor of the logits for the
+    llama.cpp replaces missing keys with the scales of MiniCPM 2B, but takes its factor of the logits for the
     divisor.
     """
     hint = "Convert the model again with a newer converter."
@@ -281,8 +281,8 @@ def _pair_factors(file: GGUFFile, name: str, head_dim: int) -> npt.NDArray[np.fl
 def _rope_scaling(keys: _Keys, head_dim: int, context: int, theta: float) -> tuple[Yarn | LongRope | None, float]:
     """How the rotary frequencies are stretched, and what cosines and sines are multiplied by.
 
-    The keys mean what llama.cpp takes them for: ``attn_factor`` is on top of YaRN's own rule, but in the place of
-    LongRoPE's, which applies where the key is missing.
+    The keys mean what they mean in llama.cpp. ``attn_factor`` multiplies YaRN's own rule, but replaces LongRoPE's rule,
+    which applies where the key is missing.
     """
     kind = keys.choice("rope.scaling.type", ("none", "linear", "yarn", "longrope"))
     given = "rope.scaling.attn_factor"
@@ -299,7 +299,7 @@ def _rope_scaling(keys: _Keys, head_dim: int, context: int, theta: float) -> tup
         for name in ("short", "long")
     )
     if original < 2:
-        raise keys.error("rope.scaling.original_context_length", "of 1 is no context.")
+        raise keys.error("rope.scaling.original_context_length", f"is {original:g}; it must be at least 2.")
     if keys.get(given) is None:
         attention = longrope_attention(context / original, original)
     return LongRope(short, long, original), attention
@@ -314,7 +314,7 @@ def _yarn(keys: _Keys, head_dim: int, original: int, theta: float, attention: fl
         keys.positive(scaling + "yarn_beta_fast", BETA_FAST),
         keys.positive(scaling + "yarn_beta_slow", BETA_SLOW),
     )
-    # llama.cpp overrides the last of these, and the models' own code means something else by it.
+    # llama.cpp overrides the last of these keys, and in the models' own code it means something else.
     for key, only in (("ext_factor", 1), ("log_multiplier", 0), ("attn_factor", yarn_attention(factor))):
         value = keys.get(f"{scaling}yarn_{key}")
         if value is not None and not (type(value) in (int, float) and math.isclose(value, only, rel_tol=1e-6)):

@@ -32,7 +32,7 @@ def convert_model(
     name: str | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> None:
-    """Convert a model to a GGUF file; its ternary weights and their scales stay what they are, to the bit.
+    """Convert a model to a GGUF file; its ternary weights and their scales keep every bit.
 
     Args:
         source: A Hugging Face folder (``config.json``, a tokenizer, safetensors with packed or master weights, or MLX's
@@ -81,7 +81,7 @@ def _check(source: Path, path: Path) -> None:
 
 
 def _fitting(tensors: Mapping[str, Tensor | TernarySource]) -> GGMLType:
-    """The encoding for those who name none."""
+    """The encoding where the caller names none."""
     grouped = (t.weight.group is not None for n, t in tensors.items() if isinstance(t, TernarySource) and not _table(n))
     return GGMLType.Q2_0 if any(grouped) else GGMLType.I2_S
 
@@ -94,7 +94,7 @@ def _written(tensors: Mapping[str, Tensor | TernarySource], kind: GGMLType) -> d
     written: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
         if isinstance(tensor, TernarySource):
-            # A ternary embedding or head is no I2_S, which has one scale.
+            # A ternary embedding or head has a scale for each block, which I2_S cannot hold.
             its_kind = GGMLType.Q2_0 if _table(name) and kind is GGMLType.I2_S else kind
             written |= encoded(name.removesuffix(".weight"), tensor, its_kind)
         else:
@@ -111,7 +111,7 @@ def _read_gguf(model: ModelFile) -> tuple[dict[str, MetadataValue], dict[str, Te
             tensors[name] = TernarySource(weight, partial(model.gguf.error, tensor=name))
         elif _table(name) and info.type in BLOCK_TYPES and not holds_threes(info.type, model.gguf.data(info)):
             tensors[name] = _read_table(model, info)
-        elif not name.endswith((".scale", ".weight_scale")):  # the weights come with those
+        elif not name.endswith((".scale", ".weight_scale")):  # scales are part of their weights' sources
             tensors[name] = TensorSource(info.shape, info.type, model.gguf.data(info))
     return metadata, tensors
 

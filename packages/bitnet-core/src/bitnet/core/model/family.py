@@ -1,4 +1,4 @@
-"""Which published models a file is like."""
+"""The family of published models that a file belongs to."""
 
 from __future__ import annotations
 

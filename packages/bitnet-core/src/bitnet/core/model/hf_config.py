@@ -135,7 +135,7 @@ class HFConfig:
             raise self.error(_KEYS_OF_SHAPE[wrong], message)
         for key in ("use_sliding_window", "sparse_config"):
             if self.values.get(key):
-                raise self.error(key, "is not supported: every token attends to all before it here.")
+                raise self.error(key, "is not supported: in bitnet every token attends to all before it.")
         self._rope = scaling = self._mapping("rope_scaling") or self._mapping("rope_parameters")
         theta = self._number(scaling if scaling.get("rope_theta") is not None else self.values, "rope_theta")
         partial = scaling if "partial_rotary_factor" in scaling else self.values
@@ -201,7 +201,7 @@ class HFConfig:
         return general | {f"{model.architecture}.{key}": value for key, value in values.items()}
 
     def _scales(self, architecture: str) -> dict[str, Any]:
-        """MiniCPM's scales of embeddings, of what is added to the residual stream, and of logits."""
+        """MiniCPM's scales of embeddings, of the sub-layers' results, and of logits."""
         if architecture != "minicpm":
             return {}
         depth, base = self._number(self.values, "scale_depth"), self._number(self.values, "dim_model_base")
@@ -265,7 +265,7 @@ class HFConfig:
         return found
 
     def rope(self) -> tuple[dict[str, MetadataValue], dict[str, npt.NDArray[np.float32]]]:
-        """The GGUF keys, without the architecture before them, and tensors of how rotary frequencies are stretched.
+        """The GGUF keys (without the architecture in front) and tensors that say how rotary frequencies are stretched.
 
         Raises:
             ModelFileError: The configuration stretches them in another way.
@@ -308,7 +308,7 @@ class HFConfig:
         if scaling.get("truncate") is False:
             raise self.error("rope_scaling", "truncate false is not supported: a GGUF file has no key for it.")
         if original != int(original):
-            raise self.error("rope_scaling", f"original_max_position_embeddings is {original}, no integer.")
+            raise self.error("rope_scaling", f"original_max_position_embeddings is {original}; an integer is needed.")
         factor = self._number(scaling, "factor", self.model.context_length / original)
         attention, scale, whole = (scaling.get(key) for key in ("attention_factor", "mscale", "mscale_all_dim"))
         rule = yarn_attention(factor)
@@ -323,7 +323,7 @@ class HFConfig:
             "rope.scaling.original_context_length": int(original),
         }
         if attention is not None:
-            keys["rope.scaling.attn_factor"] = attention / rule  # on top of YaRN's own rule
+            keys["rope.scaling.attn_factor"] = attention / rule  # the key multiplies YaRN's own rule
         for key in ("beta_fast", "beta_slow"):
             if scaling.get(key):
                 keys[f"rope.scaling.yarn_{key}"] = self._number(scaling, key)
@@ -332,7 +332,8 @@ class HFConfig:
     def _longrope(self) -> tuple[dict[str, MetadataValue], dict[str, npt.NDArray[np.float32]]]:
         scaling, original, pairs = self._rope, self._original_context(), self.model.head_dim // 2
         if not 2 <= original == int(original):
-            raise self.error("rope_scaling", f"original_max_position_embeddings is {original}, no context.")
+            what = f"original_max_position_embeddings is {original}; an integer of at least 2 is needed."
+            raise self.error("rope_scaling", what)
         tensors = {}
         for name in ("short", "long"):
             values = scaling.get(f"{name}_factor")

@@ -147,8 +147,8 @@ def _cuts_otherwise(path: Path, how: str = "", *, metaspace: bool = False) -> Mo
     if metaspace:
         message += " It is a SentencePiece tokenizer saved with legacy=False, for which GGUF files have no key."
         hint = (
-            "Save it with transformers' legacy=True, or remove tokenizer.json where tokenizer.model is beside it: only "
-            "texts that begin with a space or follow a special token are cut otherwise then."
+            "Save it with transformers' legacy=True, or remove tokenizer.json where tokenizer.model is beside it: then "
+            "only text that begins with a space or follows a special token is cut differently."
         )
     return ModelFileError(message + how, path=path, field="pre_tokenizer", hint=hint)
 
@@ -157,7 +157,7 @@ SPACES = ({"type": "Prepend", "prepend": SPACE}, {"type": "Replace", "pattern": 
 
 
 def _check_normalizer(path: Path, normalizer: Any, *, nfc: bool) -> None:
-    """Refuse a normalizer, which a GGUF file cannot describe, but for SentencePiece's spaces and, with ``nfc``, NFC."""
+    """Refuse a normalizer that a GGUF file cannot describe: all but SentencePiece's spaces and, with ``nfc``, NFC."""
     if nfc and normalizer == {"type": "NFC"}:
         return
     steps = normalizer.get("normalizers", [normalizer]) if isinstance(normalizer, dict) else [normalizer]

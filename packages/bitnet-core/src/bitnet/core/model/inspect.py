@@ -28,7 +28,7 @@ MOST_ZERO, LEAST_ZERO, MOST_SKEWED = 0.9, 0.1, 0.1
 CLEARER = 1.5
 """Factor by which another layout must set columns apart to speak against the assumed one."""
 SURE = 6.0
-"""Standard deviations, of what weights without structure would have, beyond which columns go with a norm's weights."""
+"""The correlation of columns with a norm's weights that counts, in standard deviations of unstructured weights."""
 NORMS = {
     "attn_q": "attn_norm",
     "attn_k": "attn_norm",
@@ -144,7 +144,7 @@ def _layout_doubts(data: npt.NDArray[np.uint8], shape: tuple[int, int], layout: 
 
 
 def _order_doubts(file: GGUFFile, info: TensorInfo, layout: I2SLayout) -> Iterator[str]:
-    """Whether the order of columns is rather that of the other layout which only orders them differently.
+    """Whether columns seem to be in the order of the other layout, which differs in nothing else.
 
     In trained models, the columns that the norm before a matrix makes large have fewer zeros, or more.
     """
@@ -158,13 +158,13 @@ def _order_doubts(file: GGUFFile, info: TensorInfo, layout: I2SLayout) -> Iterat
     taken, rival = (_correlation(_zeros(file.data(info), shape, way), gains) for way in (layout, other))
     if rival > max(SURE, CLEARER * taken):
         yield (
-            f"the zeros of its columns go {f'{rival / taken:.1f} times as much ' if taken else ''}with "
+            f"the zeros of its columns correlate {f'{rival / taken:.1f} times as much ' if taken else ''}with "
             f"{norm.name!r} when read with the I2_S layout '{other}'."
         )
 
 
 def _correlation(shares: npt.NDArray[np.float64], gains: npt.NDArray[np.float64]) -> float:
-    """The magnitude of a correlation, in standard deviations of what independent numbers would have."""
+    """The magnitude of a correlation, in standard deviations of the correlation of independent numbers."""
     with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
         found = float(abs(np.corrcoef(shares, gains)[0, 1])) * len(gains) ** 0.5
     return found if np.isfinite(found) else 0.0

@@ -27,8 +27,8 @@ def ternary_matrix(words: Stored, scales: Stored | None, biases: Stored | None, 
     """A matrix ``[N, columns]`` whose every group of columns is ternary: its bias is minus its scale, and no code is 3.
 
     Raises:
-        ModelFileError: The tensors do not fit together, or have another number of bits. What is no ternary matrix, or
-            has a scale that float16 does not hold, is found when it is loaded; that names the row and the columns.
+        ModelFileError: The tensors do not fit together, or have another number of bits. A group that is not ternary, or
+            whose scale float16 does not hold, is found when the matrix is loaded; the error names row and columns.
     """
     if len(words.shape) != 2 or columns * BITS != words.shape[1] * 32:
         bits = f"{words.shape[1] * 32 / columns:g} bits a weight" if len(words.shape) == 2 else "no matrix"

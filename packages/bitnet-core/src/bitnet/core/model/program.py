@@ -1,7 +1,7 @@
 """From a model's shape and weights to the program that a device compiles.
 
 One builder serves BitNet b1.58 2B4T (sub-norms, squared ReLU), the 1bitLLM models (sub-norms, SiLU), Llama-shaped
-1.58-bit models (no sub-norms, SiLU), MiniCPM's (the same, with scales that are folded into what is there: ADR 0045) and
+1.58-bit models (no sub-norms, SiLU), MiniCPM's (the same, with scales that are folded into weights: ADR 0045) and
 Qwen3's (no sub-norms, but norms of q's and k's heads): they differ in which norms have a weight and in the activation.
 """
 

@@ -35,8 +35,8 @@ class TernarySource(NamedTuple):
 def encoded(name: str, source: TernarySource, dtype: GGMLType) -> dict[str, TensorSource]:
     """The tensors that hold a matrix in a GGUF file.
 
-    Where it has one scale, and ``dtype`` one in each block, blocks have the scale 1 and a tensor ``NAME.scale`` the
-    matrix's, as f32: so nothing is rounded, and llama.cpp reads it too.
+    Where the matrix has one scale and ``dtype`` has one in each block, blocks get the scale 1, and a tensor
+    ``NAME.scale`` holds the matrix's scale as f32. Nothing is rounded, and llama.cpp reads such files too.
 
     Args:
         name: Its name, without ``.weight``.
@@ -54,7 +54,7 @@ def encoded(name: str, source: TernarySource, dtype: GGMLType) -> dict[str, Tens
         raise source.error(f"has rows of {k} weights; {dtype.name} holds a multiple of {BLOCKS[dtype][0]}.")
     if group is not None:
         return {f"{name}.weight": TensorSource((n, k), dtype, partial(_blocks, source, dtype, None))}
-    scale = np.empty(1, np.float32)  # set while the blocks are written, which are before it
+    scale = np.empty(1, np.float32)  # set while the blocks are written, which come first in the file
     return {
         f"{name}.weight": TensorSource((n, k), dtype, partial(_blocks, source, dtype, scale)),
         f"{name}.scale": TensorSource((1,), GGMLType.F32, lambda: (scale,)),
@@ -71,7 +71,7 @@ def _i2s(source: TernarySource) -> Iterator[Codes]:
         scale = np.unique(scale[used]) if used.any() else scale[:1]
         if scale.size > 1:
             several = f"{scale.size} different scales, {scale.min()} to {scale.max()}"
-            raise source.error(f"has {several}; I2_S has one for all. Q2_0 holds them.")
+            raise source.error(f"has {several}; I2_S holds one for the whole matrix. Use q2_0.")
     yield i2s_bytes(weights, float(scale[0]))
     source.weight.release()
 
@@ -101,7 +101,7 @@ def _check_codes(source: TernarySource, codes: Codes) -> None:
 
 
 def _regrouped(source: TernarySource, dtype: GGMLType, codes: Codes, data: TernaryData, begin: int) -> Scales:
-    """The scale of each block of some rows: a group's scale again, or that which all of its groups have."""
+    """The scale of each block of some rows: that of the group it is part of, or that which all of its groups share."""
     (rows, k), size = codes.shape, BLOCKS[dtype][0]
     scales: Scales = data.scale[begin : begin + rows]  # type: ignore[assignment]
     group = k // scales.shape[1]

@@ -23,9 +23,9 @@ class Yarn:
 
     Attributes:
         factor: By how much the longest waves are stretched.
-        original_context: Positions that the model was trained for before.
-        beta_fast: Turns in the original context from which on a wave stays as it is.
-        beta_slow: Turns up to which it is stretched by the whole factor.
+        original_context: Positions that the model was first trained for.
+        beta_fast: Waves of at least this many turns in the original context stay as they are.
+        beta_slow: Waves of at most this many turns are stretched by the whole factor.
     """
 
     factor: float
@@ -34,10 +34,10 @@ class Yarn:
     beta_slow: float = BETA_SLOW
 
     def ramp(self, theta: float, head_dim: int) -> tuple[float, float]:
-        """Pairs between which waves go over from staying to being stretched; the second is not below the first.
+        """The pairs at which the ramp begins and ends; the second is not below the first.
 
         Raises:
-            ValueError: No pairs are there; says why.
+            ValueError: There is no such ramp; says why.
         """
         if theta <= 1:
             raise ValueError(f"a rotary base of {theta}, which YaRN needs to be above 1")
@@ -68,7 +68,7 @@ class LongRope:
     Attributes:
         short: Factors of contexts up to the original one, for each pair.
         long: Factors of longer contexts.
-        original_context: Positions that the model was trained for before.
+        original_context: Positions that the model was first trained for.
     """
 
     short: tuple[float, ...]
@@ -76,14 +76,14 @@ class LongRope:
     original_context: int
 
     def frequencies(self, waves: F32, positions: int) -> F32:
-        """Frequencies in a context of some positions: one cache holds keys that were rotated in one way."""
+        """Frequencies in a context of ``positions``: all keys of a cache are rotated with the same ones."""
         factors = np.array(self.long if positions > self.original_context else self.short, np.float32)
         frequencies: F32 = np.reciprocal(factors * waves)
         return frequencies
 
 
 def yarn_attention(factor: float) -> float:
-    """What sines and cosines are multiplied by in a context that is stretched by ``factor``, by YaRN's rule."""
+    """The factor of sines and cosines in a context that is stretched by ``factor``, by YaRN's rule."""
     return 0.1 * math.log(factor) + 1 if factor > 1 else 1.0
 
 
@@ -93,7 +93,7 @@ def longrope_attention(factor: float, original_context: float) -> float:
 
 
 class Rotated(Protocol):
-    """What the tables need to know of a model; :class:`bitnet.core.model.ModelConfig` has it."""
+    """What the tables need to know about a model; :class:`bitnet.core.model.ModelConfig` has it."""
 
     @property
     def head_dim(self) -> int: ...
@@ -110,7 +110,7 @@ class Rotated(Protocol):
 def rope_frequencies(config: Rotated, positions: int) -> F32:
     """The angle from one position to the next of each pair, ``f32[head_dim / 2]``, in a context of ``positions``.
 
-    Each step is rounded to f32 as transformers' ``ROPE_INIT_FUNCTIONS`` do it, which the models were trained with.
+    Each step is rounded to f32 as in transformers' ``ROPE_INIT_FUNCTIONS``, with which the models were trained.
     """
     exponents = np.arange(0, config.head_dim, 2, dtype=np.float32) / np.float32(config.head_dim)
     waves = np.power(np.float64(config.rope_theta), exponents).astype(np.float32)

@@ -18,7 +18,7 @@ from bitnet.core.model.config import ModelConfig
 from bitnet.core.model.rope import LongRope
 
 FLOATS = (GGMLType.F16, GGMLType.BF16)
-"""Types of numbers that were not quantised, of half the size of f32."""
+"""Types of numbers that were not quantised, half the size of f32."""
 
 
 class Expected(NamedTuple):
@@ -100,7 +100,7 @@ def bind_weights(file: GGUFFile, config: ModelConfig, layout: I2SLayout) -> Mapp
 
 
 def folded_scales(config: ModelConfig) -> Mapping[str, float]:
-    """What weights are multiplied by, so that a program without MiniCPM's scales computes what one with them would.
+    """Factors of weights with which a program without MiniCPM's scales computes the same as one with them.
 
     The residual stream is kept divided by ``residual_scale``: what a sub-layer adds to it is then unscaled, and the
     embedding takes both scales. The norms behind take the rest (ADR 0045).
@@ -177,8 +177,8 @@ def _ternary(
 
 
 def _dense(file: GGUFFile, tensor: TensorInfo, kind: Literal["dense", "norm"], factor: float) -> DenseWeight:
-    """Numbers times ``factor``: norms and floats that a factor changes as f32, F32 and F16 as they are, and all else as
-    f16, which rounds quantised values by up to 2⁻¹¹ (ADR 0034)."""
+    """Numbers times ``factor``. Norms, and floats that a factor changes, become f32; F32 and F16 stay as they are. All
+    else becomes f16, which rounds quantised values by up to 2⁻¹¹ (ADR 0034)."""
     if tensor.type not in DECODERS:
         names = ", ".join(dtype.name for dtype in DECODERS)
         raise file.error(f"{tensor.type.name} cannot be read as numbers; {names} can.", tensor=tensor.name)

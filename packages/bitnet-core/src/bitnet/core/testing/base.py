@@ -125,5 +125,5 @@ class DeviceTests:
 
 
 def _of_cases(params: Mapping[str, Any]) -> list[str]:
-    """The features that a test's parameters need: of a type of the cache, or of a case that has one."""
+    """The features that a test's parameters need: that of an int8 cache, as a parameter or in a case."""
     return [KV_I8 for value in params.values() if "i8" in (value, getattr(value, "dtype", None))][:1]

@@ -61,7 +61,7 @@ def exact_scores(x: Array, w: Array) -> tuple[Array, Array]:
 
 
 def _compile(device: Device, w: Array, rows: int) -> tuple[Executable, StepLayout]:
-    """A head and the choice of tokens, for so many rows at most."""
+    """A head and the choice of tokens, for a number of rows at most."""
     vocabulary, width = w.shape
     specs = [tensor("x", "f32", "R", width), tensor("logits", "f32", "R", vocabulary), tensor("out", "i32", "R")]
     limits = Limits(rows, rows, rows)
@@ -81,7 +81,7 @@ def _draw(
 
 
 def _near(rng: np.random.Generator, logits: Array, position: int) -> SamplingParams:
-    """Filters near the token that wins without them: all of a random few of the three, each on a side of its own."""
+    """Filters near the token that wins without them: some of the three at random, each on either side of the token."""
     temperature, seed = float(rng.uniform(0.6, 1.2)), int(rng.integers(0, 2**64, dtype=np.uint64))
     z = logits.astype(np.float64) / float(np.float32(temperature))
     winner = z[np.argmax(z + draws.gumbel(len(z), position, seed))]
@@ -163,7 +163,7 @@ class HeadTests(DeviceTests):
             executable.close()
 
     def test_distribution_without_logits(self, device: Device, rng: np.random.Generator) -> None:
-        """Of every combination of filters: what they leave comes as often as softmax says, and nothing else comes.
+        """With every combination of filters the tokens left come as often as softmax says, and no others come.
 
         Frequencies that are implausible (1 in 10,000 each time) are drawn once more: a wrong device fails again.
         """

@@ -1,4 +1,4 @@
-"""What only a cache of int8 codes has: how values become codes and scales, and rows that have none."""
+"""Tests of caches of int8 codes: how values become codes and scales, and rows that are not finite."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ HEADS = [Heads(2, 2, 64, 16, "i8"), Heads(3, 1, 100, 16, "i8", "interleaved"), H
 
 
 def rows_of(rng: np.random.Generator, kind: str, count: int, d: int) -> Array:
-    """Rows ``[count, d]`` whose codes have to be right."""
-    if kind == "ties":  # a scale of 1: the codes are the elements, those between two codes go to the even one
+    """Rows ``[count, d]`` whose codes are checked."""
+    if kind == "ties":  # a scale of 1: the codes are the elements, and ties are rounded to the even code
         rows = rng.integers(-253, 254, (count, d)) / 2
         rows[np.arange(count), rng.integers(0, d, count)] = 127 * rng.choice([-1, 1], count)
     elif kind == "single":
@@ -78,7 +78,7 @@ class Int8CacheTests(DeviceTests):
     @needs(KV_I8)
     @pytest.mark.parametrize("size", [1e-3, 1.0, 2e4])
     def test_sizes_of_rows(self, device: Device, rng: np.random.Generator, size: float) -> None:
-        """Keys and values as large, and as small, as f16 takes them in full; those of one head differ a lot."""
+        """Keys and values as large and as small as normal f16 numbers are; those of one head differ a lot."""
         heads = Heads(4, 2, 64, 16, "i8")
         h, g, d = heads[:3]
         with not_yet():
@@ -98,7 +98,7 @@ class Int8CacheTests(DeviceTests):
     @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf], ids=["nan", "inf", "minus-inf"])
     @pytest.mark.parametrize("which", ["key", "value"])
     def test_a_row_that_is_not_finite(self, device: Device, rng: np.random.Generator, which: str, value: float) -> None:
-        """Every result of attention that reads the row is NaN; heads, tokens and sequences that do not are right."""
+        """Attention that reads the row gives NaN; heads, tokens and sequences that do not read it are right."""
         heads = Heads(4, 2, 64, 16, "i8")
         h, g, d = heads[:3]
         with not_yet():

@@ -1,4 +1,4 @@
-"""Decode steps begun before the tokens of those before are taken (the feature ``look-ahead``)."""
+"""Decode steps that begin before the host has the tokens of earlier steps (the feature ``look-ahead``)."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def going_on(executable: Executable) -> GoesOn:
 
 
 def decode(rng: np.random.Generator, model: TinyModel) -> Callable[[], Step]:
-    """Makes one token of two sequences, drawn, behind a cache that nobody has filled: its positions are poison."""
+    """A step that draws one token for each of two sequences. Nothing has filled the cache: its positions are poison."""
     firsts, seeds = rng.choice(model.calm(), 2).tolist(), rng.integers(0, 2**63, 2).tolist()
     parts = [
         SequenceStep([t], 1, range(4 * i, 4 * i + 4), [0], SamplingParams(1.0, seed=s))
@@ -50,7 +50,7 @@ def decode(rng: np.random.Generator, model: TinyModel) -> Callable[[], Step]:
 class LookAheadTests(DeviceTests):
     @needs(LOOK_AHEAD)
     def test_rounds_give_what_one_run_gives(self, device: Device, rng: np.random.Generator) -> None:
-        """Two rounds are under way at any time, and tokens of the first lie where those of the second go."""
+        """Two rounds are in flight at any time; the second writes its tokens where those of the first are."""
         model = TinyModel(rng, layers=1, vocab=97)
         with closing(device.compile(model.program(LIMITS, 8))) as executable:
             for _ in range(2):
@@ -87,7 +87,7 @@ class LookAheadTests(DeviceTests):
 
     @needs(LOOK_AHEAD)
     def test_what_cannot_be_begun_or_taken(self, device: Device, rng: np.random.Generator) -> None:
-        """It is said before anything runs, and the executable stays usable."""
+        """The error comes before anything runs, and the executable stays usable."""
         model = TinyModel(rng, layers=1, vocab=97)
         with closing(device.compile(model.program(LIMITS, 8))) as executable:
             step, ahead = decode(rng, model), going_on(executable)
@@ -104,6 +104,6 @@ class LookAheadTests(DeviceTests):
             ahead.go_on(2)
             assert [*ahead.collect().tolist(), *ahead.collect().tolist()] == expected
             assert executable.run(step(), 4).tolist() == expected
-            ahead.start(step(), 2)  # and is never taken
+            ahead.start(step(), 2)  # its tokens are never collected
         with pytest.raises(DeviceError):
             ahead.collect()

@@ -104,7 +104,7 @@ class Rows(NamedTuple):
 LEAST_ROW = 1e-30
 """A row of an ``i8`` cache whose greatest magnitude is below this is stored as zeros."""
 CODE_SLACK = {"k": 5e-4, "v": 1e-4}
-"""How far from a rounding border the quotient of a code is that has one right value, in units of a code."""
+"""The least distance of a quotient from a rounding border at which only one code is right, in units of a code."""
 
 
 def int8_rows(x: Array) -> Rows:
@@ -148,7 +148,7 @@ class Cache:
             self._held[sequence][i, position], self._doubt[sequence][i, position] = self._rounded(name, rows)
 
     def _rounded(self, name: str, rows: Array) -> tuple[F64, F64]:
-        """Rows of keys or values as they are stored, and by how much a device's elements may differ from that."""
+        """Rows of keys or values as they are stored, and how far a device's elements may differ from these."""
         exact = np.asarray(rows, np.float64)
         if self._dtype == "i8":
             quotient, scale = int8_rows(exact)
@@ -168,7 +168,7 @@ class Cache:
         return np.stack([w @ values[:, head // ratio] for head, w in enumerate(weights)])
 
     def doubt(self, sequence: int, position: int, q: Array) -> F64:
-        """How far what a device rounds the other way may move what :meth:`attend` gives, to the first order."""
+        """How far a device's other roundings may move the result of :meth:`attend`, to the first order."""
         _, values = self._held[sequence][:, : position + 1]
         (keys, other), ratio = self._doubt[sequence][:, : position + 1], len(q) // values.shape[1]
         moved = np.empty(q.shape)

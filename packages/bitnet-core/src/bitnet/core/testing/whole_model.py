@@ -44,8 +44,8 @@ TYPICAL_OF_A_LAYER = 2e-5
 side: what ``norm_rows`` and ``dense_matmul`` may differ together. 2.4e-7 is the most that was seen."""
 
 INT8_CACHE, TYPICAL_OF_INT8 = 0.1, 0.04
-"""Bounds on logits with an i8 cache against float64 with an exact one, of a row and of the median row of a text: 5.0 %
-and 2.4 % are the most that codes as the contract has them gave in float64, where f16 gave 3.3 % and 1.8 %."""
+"""Bounds on logits with an i8 cache against float64 with an exact one, for a row and for the median row of a text. The
+contract's codes, computed in float64, gave at most 5.0 % and 2.4 %; f16 gave 3.3 % and 1.8 %."""
 
 KINDS = ("bitnet", "llama", "wide", "qwen3")
 
@@ -231,7 +231,7 @@ class WholeModelTests(DeviceTests):
         assert np.median(errors) <= TYPICAL, f"errors of the rows are {errors}"
 
     def test_the_largest_size_stands_in(self, device: Device, rng: np.random.Generator) -> None:
-        """As above, each step run by what was prepared for the largest."""
+        """As above, with each step run by the recording of the largest size."""
         errors = errors_of_logits(device, TinyModel(rng, **models(rng)["bitnet"]), "f16", stand_in=True)
         assert np.max(errors) <= END_TO_END, f"errors of the rows are {errors}"
         assert np.median(errors) <= TYPICAL, f"errors of the rows are {errors}"

@@ -78,7 +78,7 @@ class AmdProducts(Products):
         return Launch(spec, grid, (self._wave * tile.WAVES_M * tile.WAVES_N, 1, 1), tiled_args(ctx, op, out))
 
     def _lanes(self, w: TernaryBuffer, times: int = 1) -> int:
-        """Half as many with waves of 64: each work-group quantises the row, which takes them longer than reading."""
+        """Half as many with waves of 64: each work-group quantises the row, which then takes longer than reading."""
         lanes = super()._lanes(w, times)
         half = lanes // 2
         fits = half >= LEAST_LANES and ceil_div(w.row_bytes // CHUNK_BYTES, half) <= MOST_CHUNKS
