@@ -181,7 +181,7 @@ def test_a_2_bit_table_that_is_not_ternary_stays(model: Model) -> None:
     made = converted(model.write(GGMLType.Q2_0), dtype="pq2_0")
     assert made.gguf.tensors["token_embd.weight"].type is GGMLType.Q2_0
     np.testing.assert_array_equal(numbers(made, "token_embd"), model.values("token_embd"))
-    with pytest.raises(InvalidInputError, match="cannot be in one file"):
+    with pytest.raises(InvalidInputError, match="one file cannot hold both"):
         converted(model.path, dtype="q2_0_g128")
 
 

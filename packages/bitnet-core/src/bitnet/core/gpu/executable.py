@@ -61,7 +61,7 @@ def _refuse(program: Program, device: str) -> None:
     grouped = any(in_groups(program, op) for op in program.ops)
     if grouped or any(map(norms_heads, program.ops)):
         what = "weights with a scale for each group of columns" if grouped else "heads of q and k that are normalised"
-        hint = "Use --device cpu, cuda, opencl, rocm, vulkan or webgpu."
+        hint = "Use --device cpu, or another backend."
         raise UnsupportedProgramError(f"{what} do not run on this backend yet.", device=device, hint=hint)
 
 

@@ -19,6 +19,8 @@ from bitnet.core.hal import TernaryData, TernaryWeight
 from bitnet.core.model.safetensors import Stored
 
 BITS, PER_WORD = 2, 16
+GROUPS = (32, 64, 128)
+"""Columns that share a scale, as MLX has them."""
 FLOATS = {"F32": GGMLType.F32, "F16": GGMLType.F16, "BF16": GGMLType.BF16}
 """Types of floats in safetensors."""
 
@@ -37,7 +39,7 @@ def ternary_matrix(words: Stored, scales: Stored | None, biases: Stored | None, 
         raise words.error("has no scales and biases beside it.")
     groups = scales.shape[1] if len(scales.shape) == 2 else 0
     group = columns // groups if groups else 0
-    if scales.shape != (words.shape[0], groups) or group * groups != columns or group < 32 or group & (group - 1):
+    if scales.shape != (words.shape[0], groups) or group * groups != columns or group not in GROUPS:
         raise scales.error(f"has the shape {scales.shape}; one scale for each 32, 64 or 128 columns is expected.")
     if biases.shape != scales.shape or biases.dtype not in FLOATS or scales.dtype not in FLOATS:
         raise biases.error(f"is {biases.dtype} {biases.shape} beside scales of {scales.dtype} {scales.shape}.")
