@@ -63,8 +63,8 @@ class Count:
     """What the compiler made of a kernel.
 
     Attributes:
-        cycles: Of a vector engine for one turn of the loop with most of the products, if each instruction took but its
-            lanes; all of the kernel's where it has no loop with products. XMX runs beside it.
+        cycles: Cycles of a vector engine for one turn of the loop with most of the products, if each instruction took
+            but its lanes; all of the kernel's where it has no loop with products. XMX runs beside it.
         busy: Cycles of that loop's dot products, which are among those, or of XMX.
         spilled: Bytes of a thread's registers, and of arrays, that are in memory.
     """

@@ -33,7 +33,7 @@ class GoldenModel:
             has none (Falcon3 and Llama 3 at 1.58 bits); ``qwen3`` has norms of q's and k's heads instead; ``minicpm``
             has ``scales`` (BitCPM4).
         group: Columns of a weight that share a scale (64 or 128 in Ternary-Bonsai, 256 in BitCPM4); None: all of it.
-        width: Of the residual stream; None: that of all heads together.
+        width: Width of the residual stream; None: that of all heads together.
         linear: Which of transformers' quantised layers computes it: ``bitlinear`` multiplies int8 codes by unpacked
             ternary ones, ``autobitlinear`` multiplies their float forms.
         rope: ``rope_parameters`` besides the base, as in a ``config.json``.

@@ -140,8 +140,8 @@ def build(name: str) -> Path:
         return library
     library.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=library.parent) as scratch:
-        # An optimised link, so that zig compiles no run-time of sanitisers first. Of the compiler's own run-time only
-        # Windows' stack probe is used.
+        # An optimised link, so that zig compiles no run-time of sanitisers first. The only part
+        # of the compiler's own run-time that is used is Windows' stack probe.
         options = ["-shared", "-s", "-O2", *([] if target.system == "windows" else ["-rtlib=none"])]
         link(target, [*options, *objects(target, scratch)], linked := Path(scratch, library.name))
         linked.replace(library)

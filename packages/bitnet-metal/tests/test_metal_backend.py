@@ -95,7 +95,7 @@ CONFORMANCE, CONFORMANCE_CLASS = HERE / "test_conformance_metal.py", "TestConfor
 PLAIN = {"METAL_TEST_NAME": "Apple Paravirtual device"}
 """A device without matrices: the shim takes ten times as long for them as for plain kernels."""
 SAMPLE = "test_layer_free_to_fuse and llama"
-"""Of the conformance suite, what runs at every push."""
+"""The part of the conformance suite that runs at every push."""
 COMMAND = (
     "import sys, metal_on_cpu; from bitnet.core.devices import examine; examine.possible = lambda: False; "
     "from bitnet.core.__main__ import main; sys.argv[1:] = {arguments!r}; sys.exit(main())"

@@ -572,7 +572,7 @@ def test_adjust(rng: np.random.Generator) -> None:
 
 
 def test_logprobs(rng: np.random.Generator) -> None:
-    """Of rows with ties, and with fewer tokens in a part than are asked for; of the second pass of a run."""
+    """Rows with ties, and with fewer tokens in a part than are asked for; the second pass of a run."""
     rows, n, each, k = 3, 300, 2, 5
     step = Steps(rng, [(1, 4), (1, 9), (1, 2)], rows=list(range(rows)))
     step.words[HeaderWord.LOGPROBS], step.words[HeaderWord.DONE] = 1 + k, 1

@@ -63,7 +63,7 @@ class TestMatrixUnits(DeviceTests):
 
     @pytest.mark.parametrize("shape", [(1, 70, 512), (11, 300, 264), (70, 40, 88)], ids=str)
     def test_heads_of_models(self, device: Device, rng: np.random.Generator, shape: tuple[int, int, int]) -> None:
-        """Of one row, and of more rows than fit a tile; their elements differ much in size."""
+        """One row, and more rows than fit a tile; their elements differ much in size."""
         m, n, k = shape
         x, weight = uneven(rng, m, k), rng.standard_normal((n, k)).astype(np.float16)
         specs = [tensor("x", "f32", "R", k), tensor("out", "f32", "R", n)]

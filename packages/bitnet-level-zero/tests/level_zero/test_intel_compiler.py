@@ -181,7 +181,7 @@ def test_ocloc_that_leaves_a_function_open_is_refused(
 
 
 def test_spills_are_counted(asking: Any) -> None:
-    """Of the product of many tokens for all devices, which has more sums than Gen12 has registers."""
+    """The product of many tokens for all devices, which has more sums than Gen12 has registers."""
     asking("ocloc")
     shapes = {"ADD": 0, "COLS": 2560, "ROW_BYTES": 640, "TX": 16, "TY": 16, "EACH_M": 4}
     spec = KernelSpec("ternary_gemm", "ternary_gemm", tuple(shapes.items()))

@@ -22,9 +22,9 @@ class TiledMatrix:
 
     Attributes:
         buffer: Bytes, row after row.
-        rows: Of the matrix. What lies past them is read as zeros, as is what lies past a row's end.
+        rows: Rows of the matrix. What lies past them is read as zeros, as is what lies past a row's end.
         width: Bytes of a row; a multiple of 16.
-        tile_rows: Of a tile, 256 at most.
+        tile_rows: Rows of a tile, 256 at most.
         tile_width: Bytes of a tile's row: 32 or 128, which are swizzled in shared memory.
     """
 

@@ -1,6 +1,6 @@
 """The Vulkan loader through cffi: structures that keep what they point at, results as our errors, and an instance.
 
-The binding is PyPI's ``vulkan``. Of it this takes the declarations only: importing the package itself opens the loader,
+The binding is PyPI's ``vulkan``. Only its declarations are taken: importing the package itself opens the loader,
 and takes ten times as long as they do.
 """
 

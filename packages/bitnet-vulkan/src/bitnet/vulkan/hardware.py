@@ -67,7 +67,7 @@ class Hardware:
         f16_product: Whether there is one of f16 with f32 sums, of 16 x 16 x 16.
         largest_binding: Bytes that a kernel sees of a buffer at most.
         largest_buffer: Bytes of a buffer at most.
-        alignment: Of the place in a buffer that a kernel sees first, in bytes.
+        alignment: Alignment of the place in a buffer that a kernel sees first, in bytes.
         shared: Bytes of shared memory of a work-group.
         group: Invocations of a work-group at most.
         buffers: Storage buffers that a kernel may bind.

@@ -32,7 +32,7 @@ class Module:
         file: Its source, without the ending.
         entry: The kernel.
         text: The source as compilers get it, the common part in front.
-        macros: Of this variant; features that the source does not ask about are left out.
+        macros: Macros of this variant; features that the source does not ask about are left out.
     """
 
     file: str

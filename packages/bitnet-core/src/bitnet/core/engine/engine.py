@@ -48,7 +48,7 @@ BURST_SECONDS = 0.05
 """How long tokens may be kept on the device before the host sees them: text that grows 20 times a second flows."""
 
 PROMPT_SECONDS = 0.025
-"""Seconds that parts of prompts may take in a step with decoding sequences, unless a quarter of it takes longer."""
+"""Seconds that parts of prompts may take in a step with decoding sequences; a quarter of the step tokens always may."""
 
 MAX_REPEAT = 16
 """Tokens a step at most: what is generated past a stop rule is thrown away."""
@@ -63,7 +63,7 @@ def never() -> bool:
 
 
 class Result(NamedTuple):
-    """Of a step: the tokens that it sampled; its logits, and log-probabilities, where wanted.
+    """What a step gives: the tokens that it sampled, and its logits and log-probabilities where they were asked for.
 
     Attributes:
         tokens: ``int32[repeat, rows]``.
@@ -82,8 +82,8 @@ class Engine(Preparer):
     stop tokens among them. Their text is made, and looked through for stop strings, while the device computes.
 
     Args:
-        executable: Of a program as :func:`bitnet.core.model.program.build_program` makes it.
-        limits, kv: Of that program.
+        executable: That of a program as :func:`bitnet.core.model.program.build_program` makes it.
+        limits, kv: The program's own.
         context, vocab_size, eos, text, lookup: As for :class:`~bitnet.core.engine.prepare.Preparer`.
         device: The device's name, for errors.
         check: Called after each step; raises where the weights that were read are not the model's any more.
@@ -122,7 +122,7 @@ class Engine(Preparer):
             assert isinstance(executable, GoesOn), "the device lists the feature"
             self._ahead = executable
         self.interrupted: Callable[[], bool] = never
-        """Asked whether something else than the next tokens of those that run is to be done."""
+        """Whether anything but the next tokens of the running sequences is to be done; asked between rounds."""
         self._logprobs_told = MOST_LOGPROBS if LOGPROBS in features else -1
         self._slots: Slots | None = None
         if PENALTIES in features:

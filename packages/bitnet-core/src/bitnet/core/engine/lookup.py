@@ -44,7 +44,7 @@ class Lookup:
     repeat is noticed without a step that tries.
 
     Args:
-        tokens: Of the sequence; a list that its owner goes on with.
+        tokens: The sequence's tokens, a list to which its owner appends.
     """
 
     def __init__(self, tokens: list[int]) -> None:
@@ -104,11 +104,12 @@ def agreeing(draft: Sequence[int], drawn: Sequence[int]) -> int:
 
 
 SHY = 1.03
-"""How many times as fast a draft must promise to be as none, and a longer one as a shorter one."""
+"""Speedup that a draft must promise over no draft, and a longer draft over a shorter one."""
 REFRESH, REFRESH_REPEAT = 128, 4
 """Drafted steps after which plain ones are timed again, and for how many tokens."""
 FORGIVEN = 1 / 1024
-"""By how much the cost of drafts falls each time that it is too high, so that one measured in a bad moment is again."""
+"""Share by which the cost of drafts falls each time that it is too high. A cost measured in a bad moment is so measured
+again."""
 UNKNOWN_COST = 1 / 8
 """The cost of a drafted token before one was measured, in tokens of plain steps."""
 

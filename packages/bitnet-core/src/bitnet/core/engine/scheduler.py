@@ -53,7 +53,7 @@ class Plan:
 
 
 def shares(wanted: list[int], budget: int) -> list[int]:
-    """Split ``budget`` among prompts, the oldest first: an even part for that one, the rest for who wants least."""
+    """Split ``budget`` among prompts, the oldest first: an even part for that one, the rest for the shortest."""
     given = [0] * len(wanted)
     if wanted:
         given[0] = min(wanted[0], -(-budget // len(wanted)))

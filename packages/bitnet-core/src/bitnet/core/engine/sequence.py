@@ -99,7 +99,7 @@ class TokenSequence(ABC):
         return None
 
     def draft(self, most: int) -> Draft:
-        """What its next tokens may be, ``most`` of them, to be verified in one step; nothing where that cannot be."""
+        """A guess at its next tokens, ``most`` at most, to be verified in one step; none where that cannot be."""
         return NO_DRAFT
 
     def started(self, cached: int) -> None:  # noqa: B027  (most need not know)
@@ -137,7 +137,7 @@ class Generation(TokenSequence):
     Args:
         stop_tokens: Ids that end it.
         context: Tokens that prompt and output may have together.
-        seed: Of this completion.
+        seed: This completion's own.
         constraint: What it may say; None: anything.
         lookup: Whether it may be drafted for.
         clock: Seconds; the origin does not matter.

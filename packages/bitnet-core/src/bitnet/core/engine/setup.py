@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from bitnet.core.model.file import ModelFile
 
 DEFAULT_CONTEXT, LONGEST_DEFAULT = 4096, 32_768
-"""The default context at most, on any device and where memory allows. A longer one is for those who ask for it: each
+"""The default context at most, on any device and where memory allows. A longer one must be asked for: each
 step carries the table of its blocks, and its rotary tables take time to compute."""
 PART_OF_MEMORY, PART_OF_FREE = 8, 2
 """One default context of more than ``DEFAULT_CONTEXT`` takes these parts of a device's memory, and of what is free."""

@@ -29,7 +29,7 @@ PAUSE = 0.05
 FIRST_LENGTH, FIRST_CHUNK = 512, 16
 """The least context, and the least part of a prompt beside decoding sequences, that are prepared."""
 PATIENCE, BESIDE = 10.0, 1.0
-"""Seconds in which it hopes that nobody asks for anything; after them, seconds between two sizes."""
+"""Seconds that the warm-up waits for a moment without requests; then, seconds between two sizes beside requests."""
 FILTERED = SamplingParams(temperature=1.0, top_p=0.9)
 
 

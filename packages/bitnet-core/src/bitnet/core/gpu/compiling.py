@@ -23,7 +23,7 @@ class Way(Generic[Made]):
 
     Attributes:
         label: What is compiled, for the log and for progress.
-        key: Of its entry in the kernel cache; None where it is not kept.
+        key: Key of its entry in the kernel cache; None where it is not kept.
         build: Compiles it: what the device runs, and the bytes to keep. Raises KernelCompileError.
         load: What the device runs, from the bytes that were kept; None where a driver refuses them.
         name: What to call the way in errors, where there is more than one.

@@ -30,7 +30,7 @@ FEW_TOKENS = 8
 TERMS = 4096
 """Terms of groups that a work-group keeps: 16 KiB, which every device grants it."""
 TILE_SIDE, TILE_N, TILE_GROUP = 8, 64, 128
-"""Of a work-group of the tiled product, as its sources have them: invocations along the tokens, rows, invocations."""
+"""Sizes of a work-group of the tiled product, as in its sources: invocations along the tokens, rows, invocations."""
 TILE_EACH = (2, 4)
 """Tokens of such an invocation: the first with which one work-group takes all tokens of a step, else the last."""
 

@@ -48,7 +48,7 @@ class Compiler(Generic[Made]):
     Attributes:
         build: What the device runs, and the bytes to keep of it. Raises KernelCompileError.
         load: What the device runs, from the bytes that were kept; None where the driver refuses them.
-        identity: Of the device, the driver and the compiler; None where programs are not kept, being at hand.
+        identity: Identity of the device, the driver and the compiler; None where programs are not kept, being at hand.
         options: Options of every source, before its constants.
         name: What to call it in errors, where a device has several.
     """

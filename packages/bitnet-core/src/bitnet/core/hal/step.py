@@ -119,7 +119,7 @@ class SequenceStep:
         length: Positions in the cache once these tokens are in it; the first token is at ``length - len(tokens)``.
         blocks: Cache blocks of the sequence, in order, enough for ``length`` positions.
         rows: Indices into ``tokens`` whose logits are wanted (usually only the last, or none during prefill).
-        adjustment: Of its only row; the token chosen there counts as one of the output in the slot.
+        adjustment: Adjustment of its only row; the token chosen there counts as one of the output in the slot.
     """
 
     tokens: Sequence[int] | npt.NDArray[np.int32]

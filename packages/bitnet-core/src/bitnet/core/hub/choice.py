@@ -43,7 +43,7 @@ class RemoteFile:
     Attributes:
         path: Where it stands in the repository.
         size: Bytes.
-        sha256: Of its bytes, in hex; None where git itself keeps the file.
+        sha256: Hash of its bytes, in hex; None where git itself keeps the file.
         git_sha1: Name of git's blob, in hex; None where it is unknown.
     """
 

@@ -39,7 +39,7 @@ from bitnet.core.testing.rig import Array, dense, tensor
 from bitnet.core.testing.sampling import filters, vocabularies
 
 BOUND = 2e-5
-"""Of a log-probability, times its magnitude where that is above 1."""
+"""Greatest error of a log-probability, times its magnitude where that is above 1."""
 
 
 def told_by(executable: Executable) -> Told:
@@ -70,7 +70,7 @@ class LogprobTests(DeviceTests):
     @needs(LOGPROBS)
     @over(vocabularies)
     def test_logprobs(self, device: Device, rng: np.random.Generator, case: int) -> None:
-        """Of chosen and of likeliest tokens: random rows, ties, zeros of both signs, minus infinities, great sizes."""
+        """Chosen and likeliest tokens: random rows, ties, zeros of both signs, minus infinities, great sizes."""
         rows = 9
         logits = (rng.standard_normal((rows, case)) * rng.choice([0.5, 3, 10], (rows, 1))).astype(np.float32)
         logits[1] = logits[1].round()
@@ -93,7 +93,7 @@ class LogprobTests(DeviceTests):
 
     @needs(LOGPROBS)
     def test_logprobs_of_every_pass(self, device: Device, rng: np.random.Generator) -> None:
-        """Of a run of more passes than a device's history has places for, each fed what the one before chose."""
+        """A run of more passes than a device's history has places for, each fed what the one before chose."""
         vocabulary, rows, count, width = 53, 3, 70, 16
         table = rng.standard_normal((vocabulary, width)).astype(np.float32)
         head = rng.standard_normal((vocabulary, width)).astype(np.float16)

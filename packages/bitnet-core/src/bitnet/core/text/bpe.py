@@ -42,7 +42,7 @@ class BytePairs:
         cut: Cuts text into words; None: all of it is one.
         normalize: Rewrites text before that.
         always: Tokens that stand for what is not in a text: the unknown one, those of bytes.
-        options: Of the library's ``BPE``.
+        options: Options of the library's ``BPE``.
     """
 
     def __init__(
