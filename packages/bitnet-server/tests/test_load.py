@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import json
+import logging
 import os
 import random
 import re
@@ -20,7 +21,9 @@ import sys
 import threading
 import time
 from collections import Counter
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -255,6 +258,17 @@ class Watch:
             thread.join()
 
 
+@contextmanager
+def unrecorded() -> Iterator[None]:
+    """Inside, pytest keeps no log records: a few kilobytes for each of thousands would count as the server's memory."""
+    root = logging.getLogger()
+    handlers, root.handlers = root.handlers, [logging.NullHandler()]
+    try:
+        yield
+    finally:
+        root.handlers = handlers
+
+
 def check_load(running: Any, scripted: Any, seconds: float) -> None:
     """Press a server, whose device fails now and then, and see that nothing is left of it."""
     seed = random.randrange(2**32)
@@ -269,7 +283,7 @@ def check_load(running: Any, scripted: Any, seconds: float) -> None:
         return model
 
     source = Source(("m",), Path(default_model_path()), load)
-    with running(None, sources=[source], max_queue=QUEUE, max_body=MAX_BODY) as server:
+    with unrecorded(), running(None, sources=[source], max_queue=QUEUE, max_body=MAX_BODY) as server:
 
         def idle() -> bool:
             load = models[0].load()
