@@ -45,7 +45,7 @@ class Preparer:
         n: int = 1,
         constraint: Callable[[], Constraint] | None = None,
     ) -> tuple[Generation, ...]:
-        """``n`` continuations of ``prompt``, checked but not begun: hand them to :meth:`Engine.add`.
+        """``n`` continuations of ``prompt``, checked but not begun: for :meth:`~bitnet.core.engine.Engine.add`.
 
         Args:
             constraint: Makes the constraint of each continuation; None: they may say anything.
@@ -85,7 +85,7 @@ class Preparer:
         )
 
     def prepare_score(self, tokens: Sequence[int], start: int = 1) -> Scoring:
-        """The scoring of ``tokens[start:]``, each given all before it; hand it to :meth:`Engine.add`.
+        """The scoring of ``tokens[start:]``, each given all before it: for :meth:`~bitnet.core.engine.Engine.add`.
 
         Raises:
             ContextFullError: There are more tokens than the context holds.
