@@ -322,7 +322,7 @@ def test_preempted_and_cancelled(make_rig: MakeRig, monkeypatch: pytest.MonkeyPa
     texts = [rng.integers(0, 256, n).tolist() for n in (30, 20, 25, 9, 14)]
     options = {"max_tokens": 60, "temperature": 1.0, "seed": 2}
     wanted = [make_rig().one(text, **options) for text in texts]
-    known = make_rig().one([1, 2, 3], max_tokens=60)
+    known = make_rig().one([1, 2, 3], max_tokens=60, ignore_eos=True)
     rig = make_rig(num_blocks=33)  # one full context and a block: far too few for four
     with_foresight(monkeypatch, rng, [*wanted, known], (0, 1), rig)
     left, leave = [], rig.engine._scheduler._leave_cache
@@ -332,9 +332,9 @@ def test_preempted_and_cancelled(make_rig: MakeRig, monkeypatch: pytest.MonkeyPa
         leave(sequence)
 
     monkeypatch.setattr(rig.engine._scheduler, "_leave_cache", counted)
-    cancelled = rig.engine.prepare([1, 2, 3], GenerationOptions(max_tokens=60))[0]
+    cancelled = rig.engine.prepare([1, 2, 3], GenerationOptions(max_tokens=60, ignore_eos=True))[0]
     rig.engine.add([cancelled])
-    for _ in range(6):
+    for _ in range(3):  # of 16 tokens at most
         rig.engine.step()
     update = rig.engine.cancel(cancelled)
     assert update is not None
