@@ -258,7 +258,7 @@ class _Unused:
         self.endpoint = endpoint
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        raise NotImplementedError
+        raise AssertionError("the router only matches paths; App calls the endpoint")
 
 
 def _errors_of(path: str) -> ErrorBody:

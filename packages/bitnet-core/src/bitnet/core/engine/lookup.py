@@ -108,8 +108,7 @@ SHY = 1.03
 REFRESH, REFRESH_REPEAT = 128, 4
 """Drafted steps after which plain ones are timed again, and for how many tokens."""
 FORGIVEN = 1 / 1024
-"""Share by which the cost of drafts falls each time that it is too high. A cost measured in a bad moment is so measured
-again."""
+"""Share by which the cost of drafts falls each time that it is too high, so that it is measured again some day."""
 UNKNOWN_COST = 1 / 8
 """The cost of a drafted token before one was measured, in tokens of plain steps."""
 

@@ -20,6 +20,7 @@ class Preparer:
 
     Args:
         context: Tokens a sequence may have.
+        vocab_size: Number of token ids; the model has those from 0 on.
         eos: Ids that end a generation.
         text: Makes the decoder of the text that continues a prompt.
         lookup: Whether text that repeats is drafted from where it stood before (:mod:`bitnet.core.engine.lookup`).
@@ -45,7 +46,7 @@ class Preparer:
         n: int = 1,
         constraint: Callable[[], Constraint] | None = None,
     ) -> tuple[Generation, ...]:
-        """``n`` continuations of ``prompt``, checked but not begun: for :meth:`~bitnet.core.engine.Engine.add`.
+        """``n`` continuations of ``prompt``, checked; :meth:`~bitnet.core.engine.Engine.add` begins them.
 
         Args:
             constraint: Makes the constraint of each continuation; None: they may say anything.
@@ -85,7 +86,7 @@ class Preparer:
         )
 
     def prepare_score(self, tokens: Sequence[int], start: int = 1) -> Scoring:
-        """The scoring of ``tokens[start:]``, each given all before it: for :meth:`~bitnet.core.engine.Engine.add`.
+        """The scoring of ``tokens[start:]``, each given all before it; :meth:`~bitnet.core.engine.Engine.add` begins.
 
         Raises:
             ContextFullError: There are more tokens than the context holds.

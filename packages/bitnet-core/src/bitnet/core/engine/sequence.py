@@ -91,7 +91,7 @@ class TokenSequence(ABC):
 
     def slot_contents(self, vocab_size: int) -> tuple[npt.NDArray[np.int32], F32]:
         """The marks and biases of its next token, ``[vocab_size]`` each; from now on they are not stale."""
-        raise NotImplementedError
+        return np.zeros(vocab_size, np.int32), np.zeros(vocab_size, np.float32)
 
     @property
     def adjustment(self) -> Adjustment | None:

@@ -76,7 +76,7 @@ def tokens(count: int, rows: Sequence[int] = ()) -> list[SequenceStep]:
 
 @contextmanager
 def not_yet() -> Iterator[None]:
-    """What a device may refuse for now, with ``UnsupportedProgramError``: the test is then expected to fail."""
+    """Expects the test to fail where a device refuses the program with ``UnsupportedProgramError``."""
     try:
         yield
     except UnsupportedProgramError as error:
