@@ -92,8 +92,9 @@ def test_nothing_of_it_is_copied() -> None:
 
 
 def test_a_copy_would_be_found() -> None:
-    text = lines(ROOT / "packages/bitnet-opencl/src/bitnet/opencl/device.py")
-    assert sum(map(len, copies(["x = 1", *text[60:90], "y = 2"], text))) >= 20
+    text = [f"line = {number}" for number in range(50)]
+    assert list(copies(["import x", "y = 1", *text[10:40], "z = 2"], text)) == [text[10:40]]
+    assert list(copies(["y = 1", *text[10 : 10 + COPIED - 1], "z = 2"], text)) == []
     assert len(added(["a", "b", "c"], ["a", "x", "c", "d"])) == 2
 
 
