@@ -5,8 +5,8 @@ Each is the library as the wheel has it, opened by a program of that system (``t
 
 from __future__ import annotations
 
+import atexit
 import mmap
-import os
 import platform
 import shutil
 import sys
@@ -23,7 +23,7 @@ from bitnet.core.hal import Limits, OpenOptions, SamplingParams, SequenceStep
 from bitnet.core.testing import ConformanceSuite
 from bitnet.core.testing.model import TinyModel
 from bitnet.core.testing.rig import Rig
-from emulated import BestByDay, EmulatedBackend, build_hook
+from emulated import BestByDay, EmulatedBackend
 
 LIMITS = Limits(max_tokens=80, max_seqs=4, max_rows=4, max_blocks=60)
 
@@ -68,23 +68,16 @@ def prefix() -> Path:
 
     Each process that tests has its own: two that start the server of one at the same moment are in each other's way.
     """
-    folder: Path = build_hook().cache() / f"wine-{os.environ.get('PYTEST_XDIST_WORKER', 'alone')}"
-    if not folder.exists():
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        libraries = system32()
-        assert libraries is not None
-        with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
-            made = Path(scratch, "wine")
-            (made / "dosdevices").mkdir(parents=True)
-            (made / "drive_c/windows").mkdir(parents=True)
-            (made / "dosdevices/c:").symlink_to("../drive_c")
-            (made / "dosdevices/z:").symlink_to("/")
-            (made / "drive_c/windows/system32").symlink_to(libraries)
-            (made / ".update-timestamp").write_text("disable\n")
-            try:
-                made.rename(folder)
-            except OSError:  # another process was faster
-                assert folder.is_dir()
+    libraries = system32()
+    assert libraries is not None
+    folder = Path(tempfile.mkdtemp(prefix="bitnet-wine-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    (folder / "dosdevices").mkdir()
+    (folder / "drive_c/windows").mkdir(parents=True)
+    (folder / "dosdevices/c:").symlink_to("../drive_c")
+    (folder / "dosdevices/z:").symlink_to("/")
+    (folder / "drive_c/windows/system32").symlink_to(libraries)
+    (folder / ".update-timestamp").write_text("disable\n")
     return folder
 
 
