@@ -20,6 +20,7 @@ import subprocess
 import sys
 import threading
 import time
+from array import array
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -228,7 +229,7 @@ class Watch:
 
     def __init__(self, host: Any, models: list[Model], fault_seconds: float) -> None:
         self.most = self.faults = 0
-        self.sizes: list[int] = []
+        self.sizes = array("Q")
         self._host, self._models, self._fault_seconds = host, models, fault_seconds
         self._over = threading.Event()
         self._threads = [threading.Thread(target=work, name="test") for work in (self._look, self._fail)]

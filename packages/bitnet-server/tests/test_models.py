@@ -145,8 +145,11 @@ def test_reload_drops_no_request_and_a_corrupt_file_changes_nothing(file: Path, 
         assert not _is_closed(loader.models[1])
 
 
-def test_a_model_that_was_closed_is_freed_at_once(file: Path, running: Any, scripted: Any) -> None:
+def test_a_model_that_was_closed_is_freed_at_once(
+    file: Path, running: Any, scripted: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Its file stays mapped, and its tokenizer in memory, until nothing refers to it: no cycle may."""
+    monkeypatch.setattr("bitnet.server.host.set_aside", lambda: None)  # it searches for cycles
     made: list[weakref.ref[Model]] = []
 
     def load() -> Model:
@@ -173,6 +176,20 @@ def test_a_model_that_was_closed_is_freed_at_once(file: Path, running: Any, scri
             until(lambda: here() == [3])
     finally:
         gc.enable()
+
+
+def test_a_search_for_cycles_skips_a_loaded_model(file: Path, running: Any, scripted: Any) -> None:
+    loader = Loader(file, lambda model: scripted(model, "fine"))
+    try:
+        with running(None, sources=[loader.source("m")]) as server:
+            for _ in range(2):
+                assert server.chat().status_code == 200
+                words = loader.models[-1].tokenizer.vocab_size
+                assert gc.get_freeze_count() > words
+                assert len(gc.get_objects()) < words
+                assert server.client.post("/reload").json() == {"models": {"m": "reloaded"}}
+    finally:
+        gc.unfreeze()
 
 
 def _is_closed(model: Model) -> bool:

@@ -13,6 +13,7 @@ from typing import TypeVar
 
 from bitnet.core import __version__
 from bitnet.core.errors import BitNetError, DeviceError, ModelFileError, brief
+from bitnet.core.support.garbage import give_back, set_aside
 from bitnet.server.errors import RequestError
 from bitnet.server.metrics import Metrics
 from bitnet.server.service import Service, Settings, Source
@@ -40,6 +41,8 @@ class Slot:
         failure: Why it answers nothing until it is loaded anew.
         size: Bytes that it takes; before it was loaded first, those of its file.
         used: When a request asked for it last, on :func:`time.monotonic`'s clock.
+        thread: Loads and frees the model. It is always the same one, as the C library keeps what a thread has freed for
+            the allocations of that thread: in turns, each would keep a model's memory.
     """
 
     def __init__(self, source: Source) -> None:
@@ -50,6 +53,7 @@ class Slot:
         self.used = 0.0
         self.created = int(time.time())
         self.lock = asyncio.Lock()
+        self.thread = ThreadPoolExecutor(1, thread_name_prefix="bitnet-load")
 
     @property
     def loaded(self) -> bool:
@@ -142,7 +146,7 @@ class Host:
             service.users -= 1
             self._released.set()
             if service.retired and not service.users:
-                self._close(service)
+                slot.thread.submit(service.close)
 
     def current(self) -> str:
         """The name of the model that was asked for last."""
@@ -158,7 +162,7 @@ class Host:
                 await self._make_room(slot)
                 log.info("loading %s", slot.source.path)
                 try:
-                    self._took(slot, await self.in_thread(lambda: self._load(slot)))
+                    self._took(slot, await self.in_thread(lambda: self._load(slot), slot.thread))
                 except (BitNetError, OSError) as error:
                     name = slot.source.names[0]
                     log.error("%s could not be loaded: %s", name, error)
@@ -170,7 +174,11 @@ class Host:
             return slot.service
 
     def _load(self, slot: Slot) -> Service:
-        return Service(slot.source.load(), slot.source, self)
+        service = Service(slot.source.load(), slot.source, self)
+        if slot.source.reloads:  # the process is the server's own
+            set_aside()
+            give_back()
+        return service
 
     def _took(self, slot: Slot, service: Service) -> None:
         slot.service, slot.failure, slot.used = service, None, time.monotonic()
@@ -194,7 +202,7 @@ class Host:
                 service, oldest.service = oldest.service, None
                 assert service is not None
                 log.info("unloading %s", oldest.source.path)
-                await self.in_thread(service.close)
+                await self.in_thread(service.close, oldest.thread)
                 continue
             if not wait:
                 return
@@ -223,9 +231,10 @@ class Host:
                 await asyncio.sleep(0.02)
             slot.service = None
             service.retired = True
-            await self.in_thread(service.close)  # its device's memory is needed
+            await self.in_thread(service.close, slot.thread)  # its device's memory is needed
+            del service  # and the host's
             try:
-                anew = await self.in_thread(lambda: self._load(slot))
+                anew = await self.in_thread(lambda: self._load(slot), slot.thread)
                 anew.proved = False
                 self._took(slot, anew)
             except Exception as error:
@@ -250,7 +259,7 @@ class Host:
         async with slot.lock:
             old = slot.service
             try:
-                service = await self.in_thread(lambda: self._load(slot))
+                service = await self.in_thread(lambda: self._load(slot), slot.thread)
             except (BitNetError, OSError) as error:
                 log.error("%s was not reloaded: %s", slot.source.names[0], error)
                 return str(error)
@@ -258,7 +267,7 @@ class Host:
             if old is not None:
                 old.retired = True
                 if not old.users:
-                    self._close(old)
+                    slot.thread.submit(old.close)
         log.warning("%s was reloaded", slot.source.names[0])
         return "reloaded"
 
@@ -273,9 +282,6 @@ class Host:
         task = asyncio.ensure_future(work)  # type: ignore[call-overload]
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-
-    def _close(self, service: Service) -> None:
-        self._threads.submit(service.close)
 
     @contextmanager
     def admitted(self) -> Iterator[None]:
@@ -307,9 +313,13 @@ class Host:
         """Seconds in which a place in the queue comes free, as requests have taken of late."""
         return max(1, min(MAX_RETRY, math.ceil(self._seconds / self.places)))
 
-    async def in_thread(self, call: Callable[[], T]) -> T:
-        """Run what takes the host long, such as a template or a tokenizer, beside the event loop."""
-        return await asyncio.get_running_loop().run_in_executor(self._threads, call)
+    async def in_thread(self, call: Callable[[], T], threads: ThreadPoolExecutor | None = None) -> T:
+        """Run what takes the host long, such as a template or a tokenizer, beside the event loop.
+
+        Args:
+            threads: Whose threads run it; None: those that make prompts.
+        """
+        return await asyncio.get_running_loop().run_in_executor(threads or self._threads, call)
 
     @contextmanager
     def running(self, end: Callable[[RequestError], None]) -> Iterator[None]:
@@ -332,6 +342,7 @@ class Host:
 
     def close(self) -> None:
         """Unload what this loaded."""
-        self._threads.shutdown(wait=True, cancel_futures=True)
+        for threads in (self._threads, *(slot.thread for slot in self.slots)):
+            threads.shutdown(wait=True, cancel_futures=True)
         for service in self.services():
             service.close()
