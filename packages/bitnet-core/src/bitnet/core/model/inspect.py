@@ -166,7 +166,8 @@ def _order_doubts(file: GGUFFile, info: TensorInfo, layout: I2SLayout) -> Iterat
 def _correlation(shares: npt.NDArray[np.float64], gains: npt.NDArray[np.float64]) -> float:
     """The magnitude of a correlation, in standard deviations of the correlation of independent numbers."""
     with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
-        found = float(abs(np.corrcoef(shares, gains)[0, 1])) * len(gains) ** 0.5
+        x, y = shares - shares.mean(), gains - gains.mean()  # np.corrcoef takes twice as long for small tensors
+        found = float(abs(x @ y) / np.sqrt((x @ x) * (y @ y))) * len(gains) ** 0.5
     return found if np.isfinite(found) else 0.0
 
 
