@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from bitnet.core.errors import ModelFileError
-from bitnet.core.gguf import GGMLType, GGUFFile, reader
+from bitnet.core.gguf import GGMLType, GGUFFile, cursor
 
 U8, U32, F32, BOOL, STRING, ARRAY, U64 = 0, 4, 6, 7, 8, 9, 10
 
@@ -202,8 +202,8 @@ def test_array_text_that_is_not_utf8(build: Any, tmp_path: Path) -> None:
 @pytest.mark.parametrize("piece", [0, 7, 8, 9, 64, 1000, 1 << 18])
 def test_arrays_of_strings(build: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, piece: int) -> None:
     """Strings of any length, with NULs, and such that look like lengths, whatever is read at a time."""
-    monkeypatch.setattr(reader, "PIECE", piece)
-    monkeypatch.setattr(reader, "MAX_ODD", 3)
+    monkeypatch.setattr(cursor, "PIECE", piece)
+    monkeypatch.setattr(cursor, "MAX_ODD", 3)
     letters = "abc\0\u0120\u65e5\U0001f600"
     odd = ["", "\0", "\1" + "\0" * 7 + "a", "\0" * 8, "x" * 255, "x" * 256, "\u0120" * 128, "y" * 70_000]
     arrays = []

@@ -6,51 +6,33 @@ every violation is one :class:`~bitnet.core.errors.ModelFileError` with the file
 
 from __future__ import annotations
 
-import mmap
-import struct
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
-from typing import Any, NoReturn
 
 import numpy as np
 import numpy.typing as npt
 
 from bitnet.core.errors import ModelFileError, brief
+from bitnet.core.gguf.cursor import Cursor
 from bitnet.core.gguf.types import (
     ALIGNMENT,
     MAGIC,
     MAX_DIMS,
-    SCALARS,
     GGMLType,
     MetadataValue,
-    ValueType,
     tensor_bytes,
 )
 from bitnet.core.support.mapped import MappedFile
 
-MAX_KEY = 65_535
-"""Maximum bytes of a metadata key or tensor name, by the specification."""
 MAX_ENTRIES = 1 << 16
 """Maximum metadata keys, and tensors: each takes 15 bytes of the file, but several microseconds and half a kilobyte
 here. Models have some dozens of keys and some hundreds of tensors."""
-MAX_NESTING = 4
-"""Maximum depth of arrays in arrays; no known writer nests at all."""
-MAX_NESTED = 1 << 16
-"""Maximum arrays in arrays in a file: each takes 12 bytes of it, but half a kilobyte and ten microseconds here."""
-PIECE = 1 << 18
-"""Bytes of an array of strings that are read together; an array of the cache's size, not of the file's."""
-MAX_ODD = 1000
-"""Strings read one by one where fewer short ones were found: looking again for those costs as much as some hundred.
-Each time in a row that it finds few, twice as many are read before the next."""
 SHARED = (GGMLType.Q2_0, GGMLType.Q2_0_G128, GGMLType.STQ1_0)
 """Types that files have under the number 42."""
 MIN_METADATA_ENTRY = 8 + 1 + 4 + 1
 MIN_TENSOR_ENTRY = 8 + 1 + 4 + 4 + 8
-
-_U32 = struct.Struct("<I")
-_U64 = struct.Struct("<Q")
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +81,7 @@ class GGUFFile:
             self._file.check()
 
     def _read(self) -> None:
-        cursor = _Cursor(self.path, self._file.map)
+        cursor = Cursor(self.path, self._file.map)
         self.version, tensor_count, metadata_count = _header(cursor)
         self._key_offsets: dict[str, int] = {}
         self.metadata: dict[str, MetadataValue] = {}
@@ -150,7 +132,7 @@ class GGUFFile:
             message, path=self.path, field=field, offset=self._key_offsets.get(key) if key else None, hint=hint
         )
 
-    def _read_metadata(self, cursor: _Cursor, index: int) -> None:
+    def _read_metadata(self, cursor: Cursor, index: int) -> None:
         begin = cursor.at
         key = cursor.name(f"metadata key {index}")
         field = f"metadata {brief(key)}"
@@ -167,7 +149,7 @@ class GGUFFile:
             raise self.error(f"is {brief(value)}; it must be a power of two and at least 8.", key=key)
         return value
 
-    def _place(self, cursor: _Cursor, entries: list[_Entry], start: int, alignment: int) -> Mapping[str, TensorInfo]:
+    def _place(self, cursor: Cursor, entries: list[_Entry], start: int, alignment: int) -> Mapping[str, TensorInfo]:
         tensors: dict[str, TensorInfo] = {}
         for e in entries:
             field = f"tensor {brief(e.name)}"
@@ -210,169 +192,7 @@ class _Entry:
     offset_at: int
 
 
-class _Cursor:
-    """Reads values one after another and never past the end."""
-
-    def __init__(self, path: Path, data: mmap.mmap) -> None:
-        self.path = path
-        self.data = data
-        self.end = len(data)
-        self.at = 0
-        self.nested = 0
-
-    def fail(self, field: str, offset: int, message: str, *, hint: str | None = None) -> NoReturn:
-        raise ModelFileError(message, path=self.path, field=field, offset=offset, hint=hint)
-
-    def take(self, size: int, field: str) -> int:
-        """Move past ``size`` bytes; returns where they begin."""
-        begin = self.at
-        if size > self.end - begin:
-            self.fail(
-                field,
-                begin,
-                f"needs {size} bytes, but only {self.end - begin} are left in the file.",
-                hint="The file is truncated or corrupt: download or convert it again.",
-            )
-        self.at = begin + size
-        return begin
-
-    def u32(self, field: str) -> int:
-        return int(_U32.unpack_from(self.data, self.take(4, field))[0])
-
-    def u64(self, field: str) -> int:
-        return int(_U64.unpack_from(self.data, self.take(8, field))[0])
-
-    def count(self, field: str, smallest: int) -> int:
-        """A u64 count of things of at least ``smallest`` bytes each, which must fit into the rest of the file."""
-        begin = self.at
-        count = self.u64(field)
-        if count * smallest > self.end - self.at:
-            self.fail(field, begin, f"{count} cannot be: only {self.end - self.at} bytes are left in the file.")
-        return count
-
-    def string(self, field: str) -> str:
-        begin = self.at
-        size = self.count(f"{field} length", 1)
-        raw = self.data[self.take(size, field) : self.at]
-        try:
-            return raw.decode()
-        except UnicodeDecodeError as error:
-            self.fail(field, begin + 8 + error.start, "is not valid UTF-8.")
-
-    def name(self, field: str) -> str:
-        begin = self.at
-        name = self.string(field)
-        if not 0 < self.at - begin - 8 <= MAX_KEY:
-            self.fail(field, begin, f"has {self.at - begin - 8} bytes; names have 1 to {MAX_KEY}.")
-        return name
-
-    def value_type(self, field: str) -> ValueType:
-        begin = self.at
-        number = self.u32(field)
-        try:
-            return ValueType(number)
-        except ValueError:
-            self.fail(field, begin, f"{number} is no metadata value type.")
-
-    def value(self, kind: ValueType, field: str, depth: int = 0) -> MetadataValue:
-        if kind is ValueType.STRING:
-            return self.string(field)
-        if kind is ValueType.ARRAY:
-            return self._array(field, depth + 1)
-        return self._numbers(kind, 1, field)[0].item()  # type: ignore[no-any-return]
-
-    def _array(self, field: str, depth: int) -> MetadataValue:
-        if depth > MAX_NESTING:
-            self.fail(field, self.at, f"arrays are nested more than {MAX_NESTING} deep.")
-        kind = self.value_type(f"{field} element type")
-        smallest = {ValueType.STRING: 8, ValueType.ARRAY: 12}.get(kind) or SCALARS[kind].itemsize
-        count = self.count(f"{field} array length", smallest)
-        if kind is ValueType.STRING:
-            return self._strings(count, field)
-        if kind is ValueType.ARRAY:
-            self.nested += count
-            if self.nested > MAX_NESTED:
-                self.fail(field, self.at, f"there are {self.nested} arrays in arrays; {MAX_NESTED} are the most.")
-            return [self._array(f"{field}[{i}]", depth + 1) for i in range(count)]
-        return self._numbers(kind, count, field)
-
-    def _numbers(self, kind: ValueType, count: int, field: str) -> npt.NDArray[Any]:
-        dtype = SCALARS[kind]
-        begin = self.take(count * dtype.itemsize, field)
-        if kind is ValueType.BOOL:
-            wrong = np.flatnonzero(np.frombuffer(self.data, np.uint8, count, begin) > 1)
-            if wrong.size:
-                self.fail(field, begin + int(wrong[0]), "is neither true (1) nor false (0).")
-        return np.frombuffer(self.data, dtype, count, begin)
-
-    def _strings(self, count: int, field: str) -> list[str]:
-        # A vocabulary has hundreds of thousands of strings, nearly all of them short.
-        out: list[str] = []
-        odd = MAX_ODD
-        while len(out) < count:
-            found = self._short_strings(count - len(out))
-            out += found
-            if len(found) < MAX_ODD:
-                out += self._any_strings(min(count - len(out), odd), field, len(out))
-                odd *= 2
-            else:
-                odd = MAX_ODD
-        return out
-
-    def _short_strings(self, most: int) -> list[str]:
-        """Strings from here on, as many as lie in a piece of the file and need no care: none where the first does.
-
-        Where lengths are below 256, every place that can be one is found at once, and they are right as far as each
-        leads to the next.
-        """
-        raw = self.data[self.at : min(self.at + PIECE, self.end)]
-        if len(raw) < 8:
-            return []
-        numbers = np.ndarray((len(raw) - 7,), "<u8", raw, strides=(1,))
-        heads = np.flatnonzero(numbers < 256)[:most]
-        ends = heads + 8 + numbers[heads].astype(np.int64)
-        follows = np.concatenate(([0], ends[:-1])) == heads
-        follows &= ends <= len(raw)
-        if not len(follows) or not follows[0]:
-            return []
-        heads = heads[: len(heads) if follows.all() else int(follows.argmin())]
-        size = int(ends[len(heads) - 1])
-        text = np.frombuffer(raw, np.uint8, size).copy()
-        kept = np.ones(size, np.bool_)
-        for i in range(1, 8):  # of each length a NUL stays, between the strings
-            kept[heads + i] = False
-        text[heads] = 0
-        try:
-            found: list[str] = text[kept].tobytes().decode().split("\0")[1:]
-        except UnicodeDecodeError:
-            return []
-        if len(found) != len(heads):  # there are NULs in them
-            return []
-        self.at += size
-        return found
-
-    def _any_strings(self, count: int, field: str, index: int) -> list[str]:
-        """``count`` strings, the first of them number ``index``: one by one, and errors are sorted out after it."""
-        data, at, end, unpack = self.data, self.at, self.end, _U64.unpack_from
-        out: list[str] = []
-        append = out.append
-        try:
-            for _ in range(count):
-                begin = at + 8
-                at = begin + unpack(data, at)[0]
-                if at > end:
-                    break
-                append(data[begin:at].decode())
-        except (struct.error, UnicodeDecodeError):
-            pass
-        if len(out) < count:
-            self.at = begin - 8
-            self.string(f"{field}[{index + len(out)}]")  # raises the error there
-        self.at = at
-        return out
-
-
-def _header(cursor: _Cursor) -> tuple[int, int, int]:
+def _header(cursor: Cursor) -> tuple[int, int, int]:
     """Version, number of tensors, number of metadata entries."""
     begin = cursor.take(4, "magic")
     magic = cursor.data[begin : begin + 4]
@@ -403,7 +223,7 @@ def _header(cursor: _Cursor) -> tuple[int, int, int]:
     )
 
 
-def _entries(cursor: _Cursor, field: str, smallest: int) -> int:
+def _entries(cursor: Cursor, field: str, smallest: int) -> int:
     begin = cursor.at
     count = cursor.count(field, smallest)
     if count > MAX_ENTRIES:
@@ -411,7 +231,7 @@ def _entries(cursor: _Cursor, field: str, smallest: int) -> int:
     return count
 
 
-def _tensor_entry(cursor: _Cursor, index: int) -> _Entry:
+def _tensor_entry(cursor: Cursor, index: int) -> _Entry:
     begin = cursor.at
     name = cursor.name(f"tensor {index} name")
     field = f"tensor {brief(name)}"

@@ -1,0 +1,191 @@
+"""Reading the values of a GGUF file one after another, with every count held against the bytes that are left."""
+
+from __future__ import annotations
+
+import mmap
+import struct
+from pathlib import Path
+from typing import Any, NoReturn
+
+import numpy as np
+import numpy.typing as npt
+
+from bitnet.core.errors import ModelFileError
+from bitnet.core.gguf.types import SCALARS, MetadataValue, ValueType
+
+MAX_KEY = 65_535
+"""Maximum bytes of a metadata key or tensor name, by the specification."""
+MAX_NESTING = 4
+"""Maximum depth of arrays in arrays; no known writer nests at all."""
+MAX_NESTED = 1 << 16
+"""Maximum arrays in arrays in a file: each takes 12 bytes of it, but half a kilobyte and ten microseconds here."""
+PIECE = 1 << 18
+"""Bytes of an array of strings that are read together; an array of the cache's size, not of the file's."""
+MAX_ODD = 1000
+"""Strings read one by one where fewer short ones were found: looking again for those costs as much as some hundred.
+Each time in a row that it finds few, twice as many are read before the next."""
+
+_U32 = struct.Struct("<I")
+_U64 = struct.Struct("<Q")
+
+
+class Cursor:
+    """Reads values one after another and never past the end."""
+
+    def __init__(self, path: Path, data: mmap.mmap) -> None:
+        self.path = path
+        self.data = data
+        self.end = len(data)
+        self.at = 0
+        self.nested = 0
+
+    def fail(self, field: str, offset: int, message: str, *, hint: str | None = None) -> NoReturn:
+        raise ModelFileError(message, path=self.path, field=field, offset=offset, hint=hint)
+
+    def take(self, size: int, field: str) -> int:
+        """Move past ``size`` bytes; returns where they begin."""
+        begin = self.at
+        if size > self.end - begin:
+            self.fail(
+                field,
+                begin,
+                f"needs {size} bytes, but only {self.end - begin} are left in the file.",
+                hint="The file is truncated or corrupt: download or convert it again.",
+            )
+        self.at = begin + size
+        return begin
+
+    def u32(self, field: str) -> int:
+        return int(_U32.unpack_from(self.data, self.take(4, field))[0])
+
+    def u64(self, field: str) -> int:
+        return int(_U64.unpack_from(self.data, self.take(8, field))[0])
+
+    def count(self, field: str, smallest: int) -> int:
+        """A u64 count of things of at least ``smallest`` bytes each, which must fit into the rest of the file."""
+        begin = self.at
+        count = self.u64(field)
+        if count * smallest > self.end - self.at:
+            self.fail(field, begin, f"{count} cannot be: only {self.end - self.at} bytes are left in the file.")
+        return count
+
+    def string(self, field: str) -> str:
+        begin = self.at
+        size = self.count(f"{field} length", 1)
+        raw = self.data[self.take(size, field) : self.at]
+        try:
+            return raw.decode()
+        except UnicodeDecodeError as error:
+            self.fail(field, begin + 8 + error.start, "is not valid UTF-8.")
+
+    def name(self, field: str) -> str:
+        begin = self.at
+        name = self.string(field)
+        if not 0 < self.at - begin - 8 <= MAX_KEY:
+            self.fail(field, begin, f"has {self.at - begin - 8} bytes; names have 1 to {MAX_KEY}.")
+        return name
+
+    def value_type(self, field: str) -> ValueType:
+        begin = self.at
+        number = self.u32(field)
+        try:
+            return ValueType(number)
+        except ValueError:
+            self.fail(field, begin, f"{number} is no metadata value type.")
+
+    def value(self, kind: ValueType, field: str, depth: int = 0) -> MetadataValue:
+        if kind is ValueType.STRING:
+            return self.string(field)
+        if kind is ValueType.ARRAY:
+            return self._array(field, depth + 1)
+        return self._numbers(kind, 1, field)[0].item()  # type: ignore[no-any-return]
+
+    def _array(self, field: str, depth: int) -> MetadataValue:
+        if depth > MAX_NESTING:
+            self.fail(field, self.at, f"arrays are nested more than {MAX_NESTING} deep.")
+        kind = self.value_type(f"{field} element type")
+        smallest = {ValueType.STRING: 8, ValueType.ARRAY: 12}.get(kind) or SCALARS[kind].itemsize
+        count = self.count(f"{field} array length", smallest)
+        if kind is ValueType.STRING:
+            return self._strings(count, field)
+        if kind is ValueType.ARRAY:
+            self.nested += count
+            if self.nested > MAX_NESTED:
+                self.fail(field, self.at, f"there are {self.nested} arrays in arrays; {MAX_NESTED} are the most.")
+            return [self._array(f"{field}[{i}]", depth + 1) for i in range(count)]
+        return self._numbers(kind, count, field)
+
+    def _numbers(self, kind: ValueType, count: int, field: str) -> npt.NDArray[Any]:
+        dtype = SCALARS[kind]
+        begin = self.take(count * dtype.itemsize, field)
+        if kind is ValueType.BOOL:
+            wrong = np.flatnonzero(np.frombuffer(self.data, np.uint8, count, begin) > 1)
+            if wrong.size:
+                self.fail(field, begin + int(wrong[0]), "is neither true (1) nor false (0).")
+        return np.frombuffer(self.data, dtype, count, begin)
+
+    def _strings(self, count: int, field: str) -> list[str]:
+        # A vocabulary has hundreds of thousands of strings, nearly all of them short.
+        out: list[str] = []
+        odd = MAX_ODD
+        while len(out) < count:
+            found = self._short_strings(count - len(out))
+            out += found
+            if len(found) < MAX_ODD:
+                out += self._any_strings(min(count - len(out), odd), field, len(out))
+                odd *= 2
+            else:
+                odd = MAX_ODD
+        return out
+
+    def _short_strings(self, most: int) -> list[str]:
+        """Strings from here on, as many as lie in a piece of the file and need no care: none where the first does.
+
+        Where lengths are below 256, every place that can be one is found at once, and they are right as far as each
+        leads to the next.
+        """
+        raw = self.data[self.at : min(self.at + PIECE, self.end)]
+        if len(raw) < 8:
+            return []
+        numbers = np.ndarray((len(raw) - 7,), "<u8", raw, strides=(1,))
+        heads = np.flatnonzero(numbers < 256)[:most]
+        ends = heads + 8 + numbers[heads].astype(np.int64)
+        follows = np.concatenate(([0], ends[:-1])) == heads
+        follows &= ends <= len(raw)
+        if not len(follows) or not follows[0]:
+            return []
+        heads = heads[: len(heads) if follows.all() else int(follows.argmin())]
+        size = int(ends[len(heads) - 1])
+        text = np.frombuffer(raw, np.uint8, size).copy()
+        kept = np.ones(size, np.bool_)
+        for i in range(1, 8):  # of each length a NUL stays, between the strings
+            kept[heads + i] = False
+        text[heads] = 0
+        try:
+            found: list[str] = text[kept].tobytes().decode().split("\0")[1:]
+        except UnicodeDecodeError:
+            return []
+        if len(found) != len(heads):  # there are NULs in them
+            return []
+        self.at += size
+        return found
+
+    def _any_strings(self, count: int, field: str, index: int) -> list[str]:
+        """``count`` strings, the first of them number ``index``: one by one, and errors are sorted out after it."""
+        data, at, end, unpack = self.data, self.at, self.end, _U64.unpack_from
+        out: list[str] = []
+        append = out.append
+        try:
+            for _ in range(count):
+                begin = at + 8
+                at = begin + unpack(data, at)[0]
+                if at > end:
+                    break
+                append(data[begin:at].decode())
+        except (struct.error, UnicodeDecodeError):
+            pass
+        if len(out) < count:
+            self.at = begin - 8
+            self.string(f"{field}[{index + len(out)}]")  # raises the error there
+        self.at = at
+        return out
