@@ -15,6 +15,8 @@
 // kernel that computes q, k and v. HEAD_NORMS: q and the new k get their RMSNorm (head_norms' work) before they are rotated.
 //
 // DEPTH tiles of a warp are fetched ahead.
+//
+// One kernel, and longer than other files: fetching, products, softmax and merging share its registers and shared memory.
 #include "attention.cuh"
 #include "cache.cuh"
 #define GROUP (HEADS / KV_HEADS)

@@ -123,7 +123,7 @@ changed_or_at_night = pytest.mark.nightly(unless_changed=DECIDES)
 def test_the_suite_passes(
     size: str, least: int, filled: Any, require_device: Callable[[str, str | None], None]
 ) -> None:
-    """The suite for devices and the backend's other tests; skipped is only what needs copies that do not wait."""
+    """The suite for devices and the backend's other tests; only look-ahead, which it does not have, is skipped."""
     require_device("opencl-intel", None if INTEL.exists() else f"{INTEL} is not there (pip install intel-opencl-rt).")
     tests = [sys.executable, "-m", "pytest", "-q", "-rs", "-p", "no:cacheprovider", PACKAGE]
     required = {"BITNET_REQUIRE_DEVICES": f"{NAME}:0", "BITNET_CONFORMANCE": size}

@@ -149,7 +149,7 @@ def test_a_model_that_was_closed_is_freed_at_once(
     file: Path, running: Any, scripted: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its file stays mapped, and its tokenizer in memory, until nothing refers to it: no cycle may."""
-    monkeypatch.setattr("bitnet.server.host.set_aside", lambda: None)  # it searches for cycles
+    monkeypatch.setattr("bitnet.server.host.set_aside", lambda: None)  # which would free cycles
     made: list[weakref.ref[Model]] = []
 
     def load() -> Model:
@@ -180,16 +180,13 @@ def test_a_model_that_was_closed_is_freed_at_once(
 
 def test_a_search_for_cycles_skips_a_loaded_model(file: Path, running: Any, scripted: Any) -> None:
     loader = Loader(file, lambda model: scripted(model, "fine"))
-    try:
-        with running(None, sources=[loader.source("m")]) as server:
-            for _ in range(2):
-                assert server.chat().status_code == 200
-                words = loader.models[-1].tokenizer.vocab_size
-                assert gc.get_freeze_count() > words
-                assert len(gc.get_objects()) < words
-                assert server.client.post("/reload").json() == {"models": {"m": "reloaded"}}
-    finally:
-        gc.unfreeze()
+    with running(None, sources=[loader.source("m")]) as server:
+        for _ in range(2):
+            assert server.chat().status_code == 200
+            words = loader.models[-1].tokenizer.vocab_size
+            assert gc.get_freeze_count() > words
+            assert len(gc.get_objects()) < words
+            assert server.client.post("/reload").json() == {"models": {"m": "reloaded"}}
 
 
 def _is_closed(model: Model) -> bool:

@@ -41,8 +41,8 @@ class Slot:
         failure: Why it answers nothing until it is loaded anew.
         size: Bytes that it takes; before it was loaded first, those of its file.
         used: When a request asked for it last, on :func:`time.monotonic`'s clock.
-        thread: Loads and frees the model. It is always the same one, as the C library keeps what a thread has freed for
-            the allocations of that thread: in turns, each would keep a model's memory.
+        thread: The one thread that loads and closes the model. The C library has a heap for each thread and keeps what
+            was freed there, so if several threads took turns, each of their heaps would grow to a model's size.
     """
 
     def __init__(self, source: Source) -> None:
@@ -232,7 +232,7 @@ class Host:
             slot.service = None
             service.retired = True
             await self.in_thread(service.close, slot.thread)  # its device's memory is needed
-            del service  # and the host's
+            del service  # its tokenizer is freed before another is made
             try:
                 anew = await self.in_thread(lambda: self._load(slot), slot.thread)
                 anew.proved = False

@@ -1,4 +1,4 @@
-"""What Python's search for unreachable cycles looks at, and when."""
+"""Memory that nothing uses: when Python searches for it, and when it goes back to the system."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ def no_collection() -> Iterator[None]:
 
 
 def set_aside() -> None:
-    """Take every object there is now out of the search for cycles, after one last search.
+    """Search for cycles once, then exclude the objects that are left from later searches.
 
-    A vocabulary is some hundred thousand objects. While they are searched, every thread waits; and Python searches
-    all objects only once the new ones are a quarter of them. Until then a server's closed connections, which are
-    cycles, would stay in memory. Objects set aside are still freed when nothing refers to them; cycles among them are
-    found by the next call.
+    A vocabulary is some hundred thousand objects, and every thread waits while they are searched. Python searches all
+    objects only once the new ones are a quarter of them; until then a server's closed connections, which are cycles,
+    stay in memory. An excluded object is still freed when nothing refers to it. A cycle of excluded objects is freed by
+    the next call.
     """
     gc.unfreeze()
     gc.collect()
     gc.freeze()
-    gc.collect()  # the quarter is of what this search sees: nothing
+    gc.collect()  # it sees nothing, and the quarter is of what the last search saw
 
 
 def give_back() -> None:
-    """Return the pages of memory that was freed to the system; glibc alone would keep them."""
+    """Give freed memory back to the system, which glibc does not do by itself."""
     if sys.platform == "linux":
         trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # musl has none
         if trim is not None:
