@@ -114,8 +114,9 @@ def rotate(x: F32, cos: F32, sin: F32, style: Literal["neox", "interleaved"]) ->
     half = x.shape[-1] // 2
     first, second = (np.s_[..., :half], np.s_[..., half:]) if style == "neox" else (np.s_[..., 0::2], np.s_[..., 1::2])
     a, b, cos, sin = x[first], x[second], cos[:, None, :], sin[:, None, :]
-    out[first] = a * cos - b * sin
-    out[second] = b * cos + a * sin
+    with np.errstate(invalid="ignore"):  # an infinity times 0
+        out[first] = a * cos - b * sin
+        out[second] = b * cos + a * sin
     return out
 
 
