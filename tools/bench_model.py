@@ -86,6 +86,7 @@ def main() -> None:
     parser.add_argument("model")
     parser.add_argument("device")
     parser.add_argument("--streams", type=int, nargs="+", default=[1, 64])
+    parser.add_argument("--places", type=int, help="answers at the same time on each device; default: all")
     parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS))
     parser.add_argument("--tokens", type=int, default=512)
     parser.add_argument("--rounds", type=int, default=3)
@@ -94,7 +95,7 @@ def main() -> None:
     parser.add_argument("--at-once", action="store_true")
     given = parser.parse_args()
     rng, begun = np.random.default_rng(), time.perf_counter()
-    places = max(*given.streams, given.prompts, 1)
+    places = given.places or max(*given.streams, given.prompts, 1)
     # Answers of random weights repeat themselves, and drafts of repeated text would count as speed.
     options: dict[str, Any] = {"max_seqs": places, "deterministic": given.deterministic or None, "prompt_lookup": False}
     model = load_model(given.model, device=given.device, **options)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import reprlib
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 _SHORT = reprlib.Repr()
 _SHORT.maxstring = _SHORT.maxother = 80
@@ -33,6 +33,17 @@ class BitNetError(Exception):
 
     def __str__(self) -> str:
         return f"{self.message} {self.hint}" if self.hint else self.message
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """As it is, for another process: subclasses take other arguments than an exception keeps."""
+        return _as_it_was, (type(self), self.args, self.__dict__)
+
+
+def _as_it_was(kind: type[BitNetError], arguments: tuple[Any, ...], state: dict[str, Any]) -> BitNetError:
+    error = Exception.__new__(kind, *arguments)
+    error.args = arguments
+    error.__dict__.update(state)
+    return error
 
 
 class InvalidInputError(BitNetError, ValueError):

@@ -15,7 +15,7 @@ import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from bitnet.core.devices.examine import possible
+from bitnet.core.devices.child import possible
 from bitnet.core.errors import KernelCompileError
 from bitnet.rocm.comgr import Comgr, ComgrError
 from bitnet.rocm.libraries import open_comgr

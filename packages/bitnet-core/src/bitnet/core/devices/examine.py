@@ -9,9 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import queue
-import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -19,7 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from bitnet.core.devices import crashes, plugin
+from bitnet.core.devices import child, crashes, plugin
 from bitnet.core.devices.plugin import BackendReport, Plugin
 from bitnet.core.devices.proof import Proof, prove
 from bitnet.core.hal import DeviceInfo, DeviceType, ProbeResult, ProbeStatus
@@ -27,13 +25,6 @@ from bitnet.core.support import log
 
 PROOF_SECONDS = 60.0
 """For a device to be opened and a kernel to be run; compiling the first takes some drivers many seconds."""
-_START = """
-import json, sys
-request = json.loads(sys.stdin.buffer.readline())
-sys.path[:] = request["path"]
-from bitnet.core.devices.examinee import main
-main(request)
-"""
 _LOOK_SECONDS = 0.5
 """How often it is looked whether a child lives that says nothing."""
 
@@ -57,16 +48,11 @@ class Ended(Exception):
     """A child has ended, or was ended, without an answer; the text is a sentence that says how, after its subject."""
 
 
-def possible() -> bool:
-    """Whether this Python can start another; a program that was frozen into one file would start itself."""
-    return bool(sys.executable) and not getattr(sys, "frozen", False)
-
-
 def again(suspect: Plugin, marks: Mapping[Path, str]) -> Mapping[str, str]:
     """The marked backends and devices that also crash a child, with how it ended. The others are forgiven."""
     log.logger.info("An earlier process ended in %s; a child tries it first.", ", ".join(sorted({*marks.values()})))
     crashed: Mapping[str, str] = {}
-    if possible():
+    if child.possible():
         with _children([suspect]) as children:
             crashed = children[0].examine(set(marks.values())).crashed
     crashes.forget(marks)  # a child that crashes leaves a new one
@@ -75,14 +61,14 @@ def again(suspect: Plugin, marks: Mapping[Path, str]) -> Mapping[str, str]:
 
 def examine_all(plugins: Mapping[str, Plugin]) -> list[Examination]:
     """Every backend and all of its devices. What is found is what the plugins report from then on."""
-    if not possible():
+    if not child.possible():
         return [_examine_here(plugin) for plugin in plugins.values()]
     marks = {path: what for name in plugins for path, what in crashes.left_by(name).items()}
     with _children(list(plugins.values())) as children:
-        for child in children:
+        for examiner in children:
             with contextlib.suppress(Ended):  # it will say so when it is asked
-                child.begin()
-        found = [child.examine() for child in children]
+                examiner.begin()
+        found = [examiner.examine() for examiner in children]
     crashes.forget(marks)
     for backend, result in zip(plugins.values(), found, strict=True):
         backend.adopt(result.report, result.crashed)
@@ -173,20 +159,12 @@ class _Child:
         self._began = time.monotonic()
         self._answers: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         try:
-            # Isolated (-I), so that nothing is imported from the current folder; in a session of its own, so that a
-            # Ctrl-C meant for us does not look like a failure of the backend.
-            self._process = subprocess.Popen(
-                [sys.executable, "-I", "-c", _START],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                start_new_session=True,
+            self._process = child.start(
+                "bitnet.core.devices.examinee", {"backend": backend, "seconds": plugin.PROBE_SECONDS}
             )
         except OSError as error:
             raise Ended(f"could not be tried ({error.strerror or error})") from error
         threading.Thread(target=self._listen, name="bitnet-examine", daemon=True).start()
-        path = [part for part in sys.path if isinstance(part, str)]
-        level = log.logger.getEffectiveLevel()
-        self._say({"path": path, "backend": backend, "level": level, "seconds": plugin.PROBE_SECONDS})
 
     def ask(self, request: Any, seconds: float) -> Any:
         """The answer to a request; errors as for :meth:`answer`."""
@@ -218,15 +196,7 @@ class _Child:
 
     def close(self, patience: float) -> None:
         """Let it end; one that has not after so many seconds is killed."""
-        assert self._process.stdin is not None
-        with contextlib.suppress(OSError):
-            self._process.stdin.close()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(patience)
-            return
-        self._process.kill()
-        with contextlib.suppress(subprocess.TimeoutExpired):  # a driver can hang where not even that is heard
-            self._process.wait(1)
+        child.end(self._process, patience)
 
     def _say(self, value: Any) -> None:
         assert self._process.stdin is not None
@@ -244,20 +214,8 @@ class _Child:
     def _ending(self, seconds: float, deadline: float) -> str:
         with contextlib.suppress(subprocess.TimeoutExpired):
             status = self._process.wait(max(0.0, min(1.0, deadline - time.monotonic())))
-            return describe_status(status)
+            return child.describe_status(status)
         return f"did not answer within {seconds:g} s"
-
-
-def describe_status(status: int) -> str:
-    """How a process ended: ``crashed (SIGSEGV: Segmentation fault)``."""
-    if status < 0:
-        with contextlib.suppress(ValueError):
-            found = signal.Signals(-status)
-            return f"crashed ({found.name}: {signal.strsignal(found) or 'a signal'})"
-        return f"crashed (signal {-status})"
-    if status >= 0xC0000000:  # of Windows: an NTSTATUS
-        return f"crashed (0x{status:08X})"
-    return f"ended the process (exit status {status})"
 
 
 def dump_result(result: ProbeResult) -> dict[str, Any]:

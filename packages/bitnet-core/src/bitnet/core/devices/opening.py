@@ -59,12 +59,12 @@ def opening(request: str | None, *, threads: int | None, strict: bool | None) ->
 
 
 def _open(selections: Sequence[Selection]) -> Opened:
-    """Open each; of several, one that does not open is left out with a warning, unless that is an error."""
+    """Open each, of several in a process of its own; one that does not open is left out with a warning, or an error."""
     opened: Opened = []
     try:
         for i, selection in enumerate(selections):
             try:
-                opened.append((selection, selection.open()))
+                opened.append((selection, selection.open(isolated=len(selections) > 1)))
             except (DeviceError, DeviceUnavailableError) as error:
                 last = i == len(selections) - 1 and not opened
                 if last or selection.options.strict:

@@ -7,7 +7,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from bitnet.core.devices import registry
+from bitnet.core.devices import child, registry
+from bitnet.core.devices.isolated import open_isolated
 from bitnet.core.devices.options import open_options
 from bitnet.core.devices.plugin import BackendReport, Plugin
 from bitnet.core.devices.registry import GPU_ORDER
@@ -56,17 +57,23 @@ class Selection:
         """The start-up line: ``requested=auto detected=[cuda, opencl, cpu] selected=cuda:0``."""
         return f"requested={self.requested} detected=[{', '.join(self.detected)}] selected={self.info.name}"
 
-    def open(self) -> Device:
+    def open(self, *, isolated: bool = False) -> Device:
         """Open the device, and log the start-up line (once a process, at INFO).
 
         One that fails to open is warned about and the next best is taken; in strict mode only where none was asked for.
+
+        Args:
+            isolated: Open it in a process of its own, where it is no CPU and this Python can start one.
 
         Raises:
             DeviceUnavailableError: None opens.
         """
         while True:
             try:
-                device = registry.open_device(self.info, self.options)
+                if isolated and self.info.backend != "cpu" and not self.fake and child.possible():
+                    device = open_isolated(self.info, self.options)
+                else:
+                    device = registry.open_device(self.info, self.options)
             except (DeviceError, DeviceUnavailableError) as error:
                 rest = self._candidates[self._candidates.index(self.info) + 1 :]
                 if not rest:

@@ -1,0 +1,209 @@
+"""A device in a process of its own, whose faults end no other device of ours.
+
+After a kernel that faults, CUDA fails every call of the process, on all of its GPUs (measured: ADR 0027). So each GPU
+of several replicas is opened in a child, and used through :class:`IsolatedDevice`, which is a device like any other.
+The child's side is :mod:`bitnet.core.devices.isolated_child`.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from bitnet.core.devices import child, messages
+from bitnet.core.errors import DeviceError, DeviceLostError
+from bitnet.core.hal import (
+    Device,
+    DeviceInfo,
+    Executable,
+    ExecutableStats,
+    Logprobs,
+    MemoryInfo,
+    OpenOptions,
+    Program,
+    Step,
+    TernaryData,
+    TernaryWeight,
+    Weight,
+)
+
+PATIENCE = 5.0
+"""Seconds that a child has to close its device."""
+
+
+def open_isolated(info: DeviceInfo, options: OpenOptions) -> Device:
+    """Open a device in a child.
+
+    Raises:
+        DeviceError, DeviceUnavailableError: It cannot be opened, or no child can be started.
+    """
+    try:
+        process = child.start("bitnet.core.devices.isolated_child", {})
+    except OSError as error:
+        raise DeviceError(f"no process can be started for it ({error.strerror or error})", device=info.name) from error
+    device = IsolatedDevice(info, process)
+    try:
+        device.ask(None, "open", replace(info, details=dict(info.details)), options)
+    except BaseException:
+        device.close()
+        raise
+    return device
+
+
+class IsolatedDevice:
+    """A device that a child has open."""
+
+    def __init__(self, info: DeviceInfo, process: Any) -> None:
+        self.info, self._process = info, process
+        self._lock = threading.RLock()
+        self._lost: DeviceError | None = None
+
+    @property
+    def pid(self) -> int:
+        """The child's process."""
+        return int(self._process.pid)
+
+    def memory(self) -> MemoryInfo:
+        found: MemoryInfo = self.ask(None, "memory")
+        return found
+
+    def compile(self, program: Program, *, keep: bool = False) -> Executable:
+        """As :meth:`bitnet.core.hal.Device.compile`; the weights are loaded here and sent, as the child asks for them.
+
+        What is in one file is read once, then, however many devices there are.
+        """
+        described = {name: _described(weight) for name, weight in program.weights.items()}
+        bare = replace(program, weights={}, tensors=dict(program.tensors), ops=list(program.ops))
+        number, abilities = self.ask(None, "compile", bare, described, keep, weights=program.weights)
+        kind = type("IsolatedExecutable", (*map(ABILITIES.__getitem__, abilities), _Executable), {})
+        executable: Executable = kind(self, number)
+        return executable
+
+    def ask(self, target: int | None, call: str, *arguments: Any, weights: Mapping[str, Weight] | None = None) -> Any:
+        """What a call of the child's device, or of an executable of it, returns; or its error.
+
+        Raises:
+            DeviceLostError: The child has ended, or the device has been lost before.
+        """
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        with self._lock:
+            if self._lost is not None:
+                raise self._lost
+            try:
+                messages.send(self._process.stdin, (target, call, arguments))
+                while True:
+                    kind, value = messages.receive(self._process.stdout)
+                    if kind != "weight":
+                        break
+                    assert weights is not None
+                    messages.send(self._process.stdin, _loaded(weights[value]))
+            except (OSError, EOFError, ValueError) as error:  # ValueError: the pipe is closed
+                self._lost = DeviceLostError(f"{self._ending()}.", device=self.info.name)
+                raise self._lost from error
+            if kind == "error":
+                if isinstance(value, DeviceLostError):
+                    self._lost = value
+                raise value
+            return value
+
+    def close(self) -> None:
+        with self._lock:
+            if self._lost is None:
+                self._lost = DeviceError("the device is closed", device=self.info.name)
+            child.end(self._process, PATIENCE)
+            self._process.stdout.close()
+
+    def _ending(self) -> str:
+        child.end(self._process, 1.0)
+        return f"its process {child.describe_status(self._process.returncode or 0)}"
+
+
+def _described(weight: Weight) -> tuple[Any, ...]:
+    """A weight without what loads it."""
+    if isinstance(weight, TernaryWeight):
+        return "ternary", weight.shape, weight.group
+    return "dense", weight.shape, weight.dtype
+
+
+def _loaded(weight: Weight) -> Any:
+    """The numbers of a weight, in memory of our own: a file that shrinks is noticed here, not in a pipe."""
+    data = weight.load()
+    copied = TernaryData(data.codes.copy(), data.scale.copy()) if isinstance(data, TernaryData) else np.array(data)
+    weight.release()
+    return copied
+
+
+class _Executable:
+    """A program that the child has compiled; its kernels are known after its process has ended, too."""
+
+    def __init__(self, device: IsolatedDevice, number: int) -> None:
+        self._device, self._number, self._kernels = device, number, ()
+
+    def _ask(self, call: str, *arguments: Any) -> Any:
+        value, kernels = self._device.ask(self._number, call, *arguments)
+        if kernels is not None:
+            self._kernels = kernels
+        return value
+
+    @property
+    def kernels(self) -> tuple[str, ...]:
+        return self._kernels
+
+    def stats(self) -> ExecutableStats:
+        found: ExecutableStats = self._ask("stats")
+        return found
+
+    def run(self, step: Step, count: int = 1) -> npt.NDArray[np.int32]:
+        tokens: npt.NDArray[np.int32] = self._ask("run", step, count)
+        return tokens
+
+    def write(self, name: str, array: npt.NDArray[Any]) -> None:
+        self._ask("write", name, array)
+
+    def read(self, name: str, rows: int | None = None) -> npt.NDArray[Any]:
+        found: npt.NDArray[Any] = self._ask("read", name, rows)
+        return found
+
+    def close(self) -> None:
+        try:
+            self._ask("close")
+        except DeviceError:  # nothing is left of it
+            return
+
+
+class _Prepares(_Executable):
+    def prepare(self, step: Step, count: int = 1, *, stands_in: bool = False) -> None:
+        self._ask("prepare", step, count, stands_in)
+
+
+class _GoesOn(_Executable):
+    def start(self, step: Step, count: int = 1) -> None:
+        self._ask("start", step, count)
+
+    def go_on(self, count: int) -> None:
+        self._ask("go_on", count)
+
+    def collect(self) -> npt.NDArray[np.int32]:
+        tokens: npt.NDArray[np.int32] = self._ask("collect")
+        return tokens
+
+
+class _Adjusts(_Executable):
+    def fill_slot(self, slot: int, marks: npt.NDArray[np.int32], biases: npt.NDArray[np.float32]) -> None:
+        self._ask("fill_slot", slot, marks, biases)
+
+
+class _TellsLogprobs(_Executable):
+    def logprobs(self) -> Logprobs:
+        found: Logprobs = self._ask("logprobs")
+        return found
+
+
+ABILITIES = {"Preparing": _Prepares, "GoesOn": _GoesOn, "Adjusting": _Adjusts, "TellsLogprobs": _TellsLogprobs}
+"""What an executable may do besides, by the protocol's name in :mod:`bitnet.core.hal`."""
