@@ -49,7 +49,7 @@ device at hand, emulated ones among them; ``system``: whole commands, installed 
 ORDER = (SYSTEM, DEVICE, UNIT)
 """Files that take long come first, so that workers end together."""
 
-SHARE = 8
+SHARE = 16
 """One test in so many is drawn from a file of ``STANDS_ON`` whose paths have not changed."""
 PACKAGE = "packages/bitnet-core/src/bitnet/core/"
 DEVICES = (*(PACKAGE + wing for wing in ("hal", "gpu", "reference", "testing")), "tests/conformance")

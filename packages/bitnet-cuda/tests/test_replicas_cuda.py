@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -12,16 +13,14 @@ pytest.importorskip("cuda.bindings.driver", reason="cuda-bindings is not install
 backend = pytest.importorskip("bitnet.cuda.backend", reason="NVRTC is not installed")
 
 PAIR = ("cuda:0", "cuda:1")
-FAULT = r"""
-import threading
-from concurrent.futures import ThreadPoolExecutor
-import numpy as np
-from cuda.bindings import driver, nvrtc
-from bitnet.core import load_model
+FAULTY = '''
+"""What an isolated device's process runs, and a kernel that traps when it is sent a signal."""
 
-OPTIONS = {"max_tokens": 150, "ignore_eos": True, "temperature": 0.9, "logprobs": 2}
-rng = np.random.default_rng()
-prompts = [rng.integers(0, 256, int(rng.integers(2, 60))).tolist() for _ in range(128)]
+import signal
+
+from cuda.bindings import driver, nvrtc
+
+from bitnet.core.devices import isolated_child
 
 
 def ok(result):
@@ -29,17 +28,38 @@ def ok(result):
     return result[1] if len(result) > 1 else None
 
 
-def fault():
-    '''A kernel that traps, in the context of the first GPU: all calls in it fail from then on.'''
+def fault(*_):
     source = b'extern "C" __global__ void fault() { __trap(); }'
     program = ok(nvrtc.nvrtcCreateProgram(source, b"fault.cu", 0, [], []))
-    ok(nvrtc.nvrtcCompileProgram(program, 1, [b"--gpu-architecture=compute_75"]))
-    text = b" " * ok(nvrtc.nvrtcGetPTXSize(program))
-    ok(nvrtc.nvrtcGetPTX(program, text))
-    ok(driver.cuInit(0))
-    ok(driver.cuCtxSetCurrent(ok(driver.cuDevicePrimaryCtxRetain(ok(driver.cuDeviceGet(0))))))
-    kernel = ok(driver.cuModuleGetFunction(ok(driver.cuModuleLoadData(text)), b"fault"))
+    device = ok(driver.cuDeviceGet(0))
+    attribute = driver.CUdevice_attribute
+    major = ok(driver.cuDeviceGetAttribute(attribute.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, device))
+    minor = ok(driver.cuDeviceGetAttribute(attribute.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, device))
+    ok(nvrtc.nvrtcCompileProgram(program, 1, [f"--gpu-architecture=sm_{major}{minor}".encode()]))
+    binary = b" " * ok(nvrtc.nvrtcGetCUBINSize(program))
+    ok(nvrtc.nvrtcGetCUBIN(program, binary))
+    ok(driver.cuCtxSetCurrent(ok(driver.cuDevicePrimaryCtxRetain(device))))
+    kernel = ok(driver.cuModuleGetFunction(ok(driver.cuModuleLoadData(binary)), b"fault"))
     ok(driver.cuLaunchKernel(kernel, 1, 1, 1, 1, 1, 1, 0, 0, 0, 0))
+
+
+def main(request):
+    signal.signal(signal.SIGUSR1, fault)
+    isolated_child.main(request)
+'''
+SCRIPT = r"""
+import os, signal, sys, threading
+from concurrent.futures import ThreadPoolExecutor
+import numpy as np
+from bitnet.core import load_model
+from bitnet.core.devices import child
+
+OPTIONS = {"max_tokens": 150, "ignore_eos": True, "temperature": 0.9, "logprobs": 2}
+rng = np.random.default_rng()
+prompts = [rng.integers(0, 256, int(rng.integers(2, 60))).tolist() for _ in range(128)]
+sys.path.insert(0, sys.argv[1])
+start = child.start
+child.start = lambda module, request: start("faulty", request)
 
 
 def answers(model, on_token):
@@ -48,7 +68,7 @@ def answers(model, on_token):
     def read(request):
         for _ in request:
             on_token()
-        return request.result()
+        return request.completion
 
     with ThreadPoolExecutor(len(requests)) as pool:
         return list(pool.map(read, requests))
@@ -63,8 +83,8 @@ with load_model(device="cuda:0,cuda:1", max_seqs=64, deterministic=True) as mode
     def count():
         with lock:
             told[0] += 1
-            if told[0] == 2000:
-                fault()
+            if told[0] == 600:
+                os.kill(model._replicas[0].device.pid, signal.SIGUSR1)
 
     found = answers(model, count)
     lost = model.load().lost
@@ -77,14 +97,17 @@ print(f"{len(found)} requests answered, {moved} of them moved from {lost[0]}")
 """
 
 
-def test_a_gpu_that_fails_in_the_middle_loses_no_request(require_device: Callable[[str, str | None], None]) -> None:
-    """In a process of its own, since nothing can use the failed GPU's context afterwards."""
+def test_a_gpu_that_fails_in_the_middle_loses_no_request(
+    require_device: Callable[[str, str | None], None], tmp_path: Path
+) -> None:
+    """The fault is a kernel that traps, in the process that has the first GPU: every call of it fails from then on."""
     names = [info.name for info in backend.BACKEND.probe().devices]
     for name in PAIR:
         require_device(name, None if name in names else f"there is no {name}")
-    done = subprocess.run(
-        [sys.executable, "-c", FAULT], check=False, capture_output=True, encoding="utf-8", timeout=300
-    )
+    (tmp_path / "faulty.py").write_text(FAULTY, encoding="utf-8")
+    command = [sys.executable, "-c", SCRIPT, str(tmp_path)]
+    done = subprocess.run(command, check=False, capture_output=True, encoding="utf-8", timeout=300)
     assert done.returncode == 0, done.stderr
-    print(done.stdout)
+    print(done.stdout, done.stderr)
     assert done.stdout.startswith("128 requests answered")
+    assert "CUDA_ERROR_LAUNCH_FAILED" in done.stderr

@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Any
 
+import numpy as np
 import pytest
 
 from bitnet.core.engine import GenerationOptions, Update
@@ -166,6 +167,16 @@ def test_news_that_comes_as_a_task_begins_to_wait_reaches_it(worker: Worker) -> 
         return await asyncio.wait_for(anext(ticket), 20)
 
     assert asyncio.run(read()) == Update(0)
+
+
+def test_who_waits_for_the_result_alone_is_not_woken_for_each_token(worker: Worker) -> None:
+    ticket = Ticket(worker, *worker.engine.prepare([1, 2], LONG))
+    ticket.put(Update(0))
+    ticket.hush()
+    ticket.put(Update(1))
+    last = Update(2, result=np.zeros(1))
+    ticket.put(last)
+    assert list(ticket) == [Update(0), last]
 
 
 def test_a_task_that_is_cancelled_while_it_waits_loses_no_news(worker: Worker) -> None:

@@ -17,7 +17,7 @@ import pytest
 
 from bitnet.core import errors, load_model
 from bitnet.core.cpu.backend import BACKEND
-from bitnet.core.devices import isolated
+from bitnet.core.devices import child
 from bitnet.core.devices.isolated import IsolatedDevice, open_isolated
 from bitnet.core.errors import BitNetError, DeviceError, DeviceLostError, InvalidInputError, ModelFileError
 from bitnet.core.hal import Limits, OpenOptions, Program, SequenceStep, Step, StepLayout
@@ -95,15 +95,15 @@ def test_wrong_input_is_the_callers_error_and_nothing_ends(device: IsolatedDevic
 
 def test_a_weight_that_cannot_be_loaded_is_told_as_it_is(device: IsolatedDevice) -> None:
     one = program()
-    broken = dict(one.weights)
-    name = next(iter(broken))
+    weights: dict[str, Any] = dict(one.weights)
+    name = next(iter(weights))
 
     def fail() -> Any:
         raise ModelFileError("was cut short", path="model.gguf")
 
-    broken[name] = replace(broken[name], load=fail)
+    weights[name] = replace(weights[name], load=fail)
     with pytest.raises(ModelFileError, match=r"model.gguf: was cut short"):
-        device.compile(replace(one, weights=broken))
+        device.compile(replace(one, weights=weights))
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="signals")
@@ -131,7 +131,7 @@ def test_a_process_that_cannot_be_started(monkeypatch: pytest.MonkeyPatch) -> No
     def fail(*_: Any) -> Any:
         raise OSError(12, "Cannot allocate memory")
 
-    monkeypatch.setattr(isolated.child, "start", fail)
+    monkeypatch.setattr(child, "start", fail)
     with pytest.raises(DeviceError, match=r"no process can be started for it \(Cannot allocate memory\)"):
         open_isolated(BACKEND.probe().devices[0], OpenOptions())
 

@@ -29,8 +29,8 @@ import numpy.typing as npt
 
 from bitnet.core import hub
 from bitnet.core.devices import registry
-from bitnet.core.devices.opening import opening
-from bitnet.core.engine import Completion, GenerationOptions
+from bitnet.core.devices.opening import opening, side_by_side
+from bitnet.core.engine import Completion, Engine, GenerationOptions
 from bitnet.core.engine.constraint import Constraint
 from bitnet.core.engine.perplexity import Perplexity, running_perplexity
 from bitnet.core.engine.request import Request
@@ -128,10 +128,11 @@ def load_model(
     try:
         replicas, engines = [], []
         length = context_for(file, [opened for _, opened in places], kv_dtype=kv_dtype) if context is None else context
-        for selection, opened in places:
+
+        def load(opened: Device) -> tuple[Engine, Executable]:
             computing = registry.computing(opened.info)
             with computing():
-                engine, executable = open_engine(
+                return open_engine(
                     file,
                     opened,
                     context=length,
@@ -142,6 +143,9 @@ def load_model(
                     lookup=prompt_lookup,
                     first=computing,
                 )
+
+        loaded = side_by_side(load, [opened for _, opened in places])
+        for (selection, opened), (engine, executable) in zip(places, loaded, strict=True):
             engines.append(engine)
             replicas.append(_Replica(opened, executable, selection))
         worker = Worker(*engines, max_queue=max_queue, max_queue_tokens=max_queue_tokens)

@@ -73,11 +73,14 @@ class IsolatedDevice:
         return found
 
     def compile(self, program: Program, *, keep: bool = False) -> Executable:
-        """As :meth:`bitnet.core.hal.Device.compile`; the weights are loaded here and sent, as the child asks for them.
+        """As :meth:`bitnet.core.hal.Device.compile`.
 
-        What is in one file is read once, then, however many devices there are.
+        The child makes the weights again, from a file that the system has in memory already; or else they are loaded
+        here, and sent as the child asks for them.
         """
-        described = {name: _described(weight) for name, weight in program.weights.items()}
+        described = None
+        if program.again is None:
+            described = {name: _described(weight) for name, weight in program.weights.items()}
         bare = replace(program, weights={}, tensors=dict(program.tensors), ops=list(program.ops))
         number, abilities = self.ask(None, "compile", bare, described, keep, weights=program.weights)
         kind = type("IsolatedExecutable", (*map(ABILITIES.__getitem__, abilities), _Executable), {})

@@ -73,11 +73,16 @@ class _Served:
         return self.device.memory()
 
     def compile(
-        self, program: Program, described: Mapping[str, tuple[Any, ...]], keep: bool
+        self, program: Program, described: Mapping[str, tuple[Any, ...]] | None, keep: bool
     ) -> tuple[int, tuple[str, ...]]:
         """An executable's number, and what it may do besides."""
         assert self.device is not None
-        weights = {name: self._weight(name, *told) for name, told in described.items()}
+        weights: Mapping[str, Weight]
+        if described is None:
+            assert program.again is not None
+            weights = program.again()
+        else:
+            weights = {name: self._weight(name, *told) for name, told in described.items()}
         with registry.computing(self.device.info)():
             executable = self.device.compile(replace(program, weights=weights), keep=keep)
         self._executables.append(executable)

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
-from concurrent.futures import Future, wait
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
+from functools import partial
 from threading import Lock, Thread
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 from bitnet.core.devices import registry
 from bitnet.core.devices.select import Selection, select_devices
-from bitnet.core.errors import DeviceError, DeviceUnavailableError
+from bitnet.core.errors import BitNetError, DeviceError, DeviceUnavailableError
 from bitnet.core.hal import Device
 from bitnet.core.support.log import logger
 
+_T = TypeVar("_T")
+_Result = TypeVar("_Result")
 Opened: TypeAlias = "list[tuple[Selection, Device]]"
 """The devices that opened, each with how it was chosen."""
 
@@ -62,19 +65,33 @@ def _open(selections: Sequence[Selection]) -> Opened:
     """Open each, of several in a process of its own; one that does not open is left out with a warning, or an error."""
     opened: Opened = []
     try:
-        for i, selection in enumerate(selections):
-            try:
-                opened.append((selection, selection.open(isolated=len(selections) > 1)))
-            except (DeviceError, DeviceUnavailableError) as error:
-                last = i == len(selections) - 1 and not opened
-                if last or selection.options.strict:
-                    raise
+        found = side_by_side(partial(_try, isolated=len(selections) > 1), selections)
+        opened += [(s, f) for s, f in zip(selections, found, strict=True) if not isinstance(f, BitNetError)]
+        for selection, error in zip(selections, found, strict=True):
+            if isinstance(error, BitNetError):
+                if selection.options.strict or not opened:
+                    raise error
                 logger.warning("%s is left out: %s", selection.requested, error)
     except BaseException:
         for _, device in opened:
             device.close()
         raise
     return opened
+
+
+def _try(selection: Selection, *, isolated: bool) -> Device | DeviceError | DeviceUnavailableError:
+    try:
+        return selection.open(isolated=isolated)
+    except (DeviceError, DeviceUnavailableError) as error:
+        return error
+
+
+def side_by_side(function: Callable[[_T], _Result], arguments: Sequence[_T]) -> list[_Result]:
+    """``function`` of each argument, of several in threads; where one raises, the others are waited for."""
+    if len(arguments) == 1:
+        return [function(arguments[0])]
+    with ThreadPoolExecutor(len(arguments)) as pool:
+        return list(pool.map(function, arguments))
 
 
 def _close(future: Future[Opened]) -> None:

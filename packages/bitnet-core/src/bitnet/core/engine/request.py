@@ -43,7 +43,8 @@ class Request(Iterator[Chunk], AsyncIterator[Chunk]):
         self._ticket.cancel()
 
     def result(self) -> Completion:
-        """The completion, once it is there. An interrupt meanwhile ends the generation."""
+        """The completion, once it is there, and no more chunks. An interrupt meanwhile ends the generation."""
+        self._ticket.hush()
         try:
             for _ in self:
                 pass

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, get_args
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, get_args
 
 from bitnet.core.engine.engine import Engine
-from bitnet.core.errors import InvalidInputError, OutOfMemoryError
-from bitnet.core.hal import Device, Executable, KVDtype, KVSpec, Limits
+from bitnet.core.errors import InvalidInputError, ModelFileError, OutOfMemoryError
+from bitnet.core.hal import Device, Executable, KVDtype, KVSpec, Limits, Weight
 from bitnet.core.hal.check import check_features
 from bitnet.core.model.program import BLOCK_SIZE, build_program
 from bitnet.core.model.rope import rope_bytes
 from bitnet.core.text.tokenizer import StreamDecoder
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
+    from bitnet.core.gguf.ternary import I2SLayout
     from bitnet.core.model.config import ModelConfig
     from bitnet.core.model.file import ModelFile
 
@@ -91,6 +96,22 @@ def cache_blocks(config: ModelConfig, *, context: int, max_seqs: int, kv_dtype: 
     return max(one, min(one * max_seqs, affordable))
 
 
+def weights_again(
+    path: Path, layout: I2SLayout, identity: tuple[int, ...], features: tuple[str, ...], options: Mapping[str, Any]
+) -> Mapping[str, Weight]:
+    """The weights of a program, from its file, in another process.
+
+    Raises:
+        ModelFileError: Another file has the name now.
+    """
+    from bitnet.core.model.file import open_model
+
+    file = open_model(path, i2s_layout=layout)
+    if file.gguf.identity != identity:
+        raise ModelFileError("was replaced while it was loaded.", path=path, hint="Load it again.")
+    return build_program(file.config, file.weights_for(features), **options).weights
+
+
 def open_engine(
     file: ModelFile,
     device: Device,
@@ -141,14 +162,11 @@ def open_engine(
             hint="Choose a shorter context, or keep the cache in int8 (kv_dtype i8).",
         )
     blocks = cache_blocks(config, context=context, max_seqs=max_seqs, kv_dtype=kv_dtype, free=max(0, free))
-    program = build_program(
-        config,
-        file.weights_for(device.info.features),
-        limits=limits,
-        num_blocks=blocks,
-        kv_dtype=kv_dtype,
-        deterministic=deterministic,
-    )
+    options: dict[str, Any] = {"limits": limits, "num_blocks": blocks, "kv_dtype": kv_dtype}
+    options["deterministic"] = deterministic
+    program = build_program(config, file.weights_for(device.info.features), **options)
+    again = partial(weights_again, file.path.absolute(), file.i2s_layout, file.gguf.identity, device.info.features)
+    program = replace(program, again=partial(again, options))
     assert program.kv is not None
     tokenizer = file.tokenizer
     check_features(program, device.info)

@@ -38,6 +38,7 @@ class Ticket:
         self._news: queue.SimpleQueue[Update | None] = queue.SimpleQueue()
         self._waiting: asyncio.Future[None] | None = None
         self._open = True
+        self._hushed = False
         self.sequence = sequence
 
     def __iter__(self) -> Iterator[Update]:
@@ -86,8 +87,14 @@ class Ticket:
         if self._open:
             self._worker.cancel(self.sequence)
 
+    def hush(self) -> None:
+        """Leave out all updates from now on but the result: a thread that only waits for that is woken once."""
+        self._hushed = True
+
     def put(self, news: Update | None) -> asyncio.Future[None] | None:
         """For the worker: ``news``, or None where no more will come. Returns what a task waits for, if one does."""
+        if self._hushed and news is not None and news.result is None:
+            return None
         self._news.put(news)
         waiting, self._waiting = self._waiting, None
         return waiting

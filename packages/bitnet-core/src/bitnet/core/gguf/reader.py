@@ -114,6 +114,11 @@ class GGUFFile:
         """
         self._file.check()
 
+    @property
+    def identity(self) -> tuple[int, ...]:
+        """What tells the file from another, and from itself once it is written to."""
+        return self._file.identity
+
     def sha256(self) -> str:
         """Hexadecimal SHA-256 of the whole file, as it was opened."""
         return self._file.sha256()

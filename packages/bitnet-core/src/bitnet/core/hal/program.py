@@ -284,6 +284,7 @@ class Program:
         kv: Shape of the paged cache, where an op uses one.
         deterministic: What a token's row gets depends, to the bit, on its sequence up to it alone: not on the other
             rows of the step, nor on the steps that filled the cache. For devices that list :data:`DETERMINISTIC`.
+        again: Makes the same weights in another process, to which it can be pickled; None: they are sent there.
     """
 
     ops: Sequence[Op]
@@ -293,3 +294,4 @@ class Program:
     kv: KVSpec | None = None
     name: str = "program"
     deterministic: bool = False
+    again: Callable[[], Mapping[str, Weight]] | None = None

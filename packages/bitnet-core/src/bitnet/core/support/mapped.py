@@ -87,6 +87,12 @@ class MappedFile:
         info = os.fstat(self._handle)
         return info.st_size, info.st_mtime_ns
 
+    @property
+    def identity(self) -> tuple[int, ...]:
+        """What tells it from another file, and from itself once it is written to."""
+        info = os.fstat(self._handle)
+        return info.st_dev, info.st_ino, info.st_size, info.st_mtime_ns
+
     def sha256(self) -> str:
         """Hexadecimal SHA-256 of the mapped file, even where another file has its name by now.
 
