@@ -11,7 +11,7 @@ import numpy as np
 from bitnet.core.gguf import GGMLType, TensorSource, i2s_bytes, write_gguf
 from golden_models import Array, GoldenModel
 
-ARCHITECTURES = {"bitnet": "bitnet-b1.58", "llama": "llama", "qwen3": "qwen3", "minicpm": "minicpm"}
+ARCHITECTURES = {"bitnet": "bitnet-b1.58", "llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3", "minicpm": "minicpm"}
 REORDERED = ("llama", "minicpm")
 """Architectures whose files have the rows of q and k in an order that makes a rotated pair neighbours."""
 BLOCKS = {64: GGMLType.Q2_0, 128: GGMLType.Q2_0_G128, 256: GGMLType.TQ2_0}
@@ -25,6 +25,9 @@ def write_golden(model: GoldenModel, path: Path) -> None:
     for name, array in weights.items():
         unit = weights.get(f"{name}.unit")
         if name.endswith(".unit"):
+            continue
+        if name.endswith(".bias"):
+            tensors[name] = array
             continue
         if unit is None:
             tensors[f"{name}.weight"] = array.astype(np.float32) if model.family == "minicpm" else array

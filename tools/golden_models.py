@@ -30,8 +30,8 @@ class GoldenModel:
 
     Attributes:
         family: ``bitnet`` has sub-norms (BitNet b1.58 2B4T with ``relu2``, the 1bitLLM models with ``silu``); ``llama``
-            has none (Falcon3 and Llama 3 at 1.58 bits); ``qwen3`` has norms of q's and k's heads instead; ``minicpm``
-            has ``scales`` (BitCPM4).
+            has none (Falcon3 and Llama 3 at 1.58 bits); ``qwen3`` has norms of q's and k's heads instead, ``qwen2``
+            biases of q, k and v; ``minicpm`` has ``scales`` (BitCPM4).
         group: Columns of a weight that share a scale (64 or 128 in Ternary-Bonsai, 256 in BitCPM4); None: all of it.
         width: Width of the residual stream; None: that of all heads together.
         linear: Which of transformers' quantised layers computes it: ``bitlinear`` multiplies int8 codes by unpacked
@@ -47,7 +47,7 @@ class GoldenModel:
     ffn: int
     layers: int
     vocab: int = 400
-    family: Literal["bitnet", "llama", "qwen3", "minicpm"] = "bitnet"
+    family: Literal["bitnet", "llama", "qwen3", "qwen2", "minicpm"] = "bitnet"
     activation: Literal["relu2", "silu"] = "relu2"
     linear: Literal["bitlinear", "autobitlinear"] = "bitlinear"
     tied: bool = True
@@ -69,8 +69,8 @@ class GoldenModel:
         return FOLDER / f"{self.name}.npz"
 
     def weights(self) -> dict[str, Array]:
-        """By canonical name: the embedding (and head) in f16, norms in f32, each linear as int8 in {-1, 0, 1} with
-        what a weight of +1 stands for at ``<name>.unit``: one f32, or f16 ``[rows, groups]``."""
+        """By canonical name: the embedding (and head) in f16, norms and biases in f32, each linear as int8 in
+        {-1, 0, 1} with what a weight of +1 stands for at ``<name>.unit``: one f32, or f16 ``[rows, groups]``."""
         random = np.random.RandomState(zlib.crc32(self.name.encode()) ^ self.seed)
 
         def table(*shape: int) -> Array:
@@ -113,6 +113,8 @@ class GoldenModel:
                         np.float16
                     )
                 made[f"blk.{layer}.{name}.unit"] = unit
+                if self.family == "qwen2" and name in ("attn_q", "attn_k", "attn_v"):
+                    made[f"blk.{layer}.{name}.bias"] = (random.randint(-1024, 1025, rows) / 1024).astype(np.float32)
         return made
 
     def prompt(self, length: int, among: Array, attempt: int) -> Array:
@@ -123,6 +125,10 @@ class GoldenModel:
 
 def _bonsai(name: str, **shape: Any) -> GoldenModel:
     return GoldenModel(name, family="qwen3", activation="silu", rope_theta=1e6, eps=1e-6, **shape)
+
+
+def _qwen2(name: str, **shape: Any) -> GoldenModel:
+    return GoldenModel(name, family="qwen2", activation="silu", rope_theta=1e6, eps=1e-6, vocab=160, **shape)
 
 
 def _minicpm(name: str, **shape: Any) -> GoldenModel:
@@ -199,6 +205,9 @@ MODELS = (
         seed=5,
         rope=_longrope(32, 1024),
     ),
+    _qwen2("qwen2", heads=6, kv_heads=2, head_dim=32, ffn=320, layers=2),
+    _qwen2("qwen2-g64", heads=4, kv_heads=4, head_dim=64, ffn=448, layers=2, group=64, tied=False, seed=4),
+    _qwen2("one-layer-qwen2", heads=7, kv_heads=1, head_dim=64, ffn=512, layers=1),
     _minicpm("one-layer-minicpm", heads=8, kv_heads=1, head_dim=64, ffn=768, layers=1, group=256),
 )
 

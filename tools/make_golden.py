@@ -31,6 +31,7 @@ from transformers.integrations.bitnet import BitLinear, pack_weights, replace_wi
 from transformers.models.bitnet.modeling_bitnet import BitNetRMSNorm
 from transformers.models.granite.modeling_granite import GraniteRMSNorm
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
+from transformers.models.qwen2.modeling_qwen2 import Qwen2RMSNorm
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
 
 from golden_models import CONTINUED, MODELS, PROMPTS, Array, GoldenModel, checksum
@@ -78,6 +79,7 @@ def config(model: GoldenModel) -> transformers.PretrainedConfig:
     families = {
         "bitnet": transformers.BitNetConfig,
         "llama": transformers.LlamaConfig,
+        "qwen2": transformers.Qwen2Config,
         "qwen3": transformers.Qwen3Config,
         "minicpm": transformers.GraniteConfig,
     }
@@ -129,6 +131,7 @@ def hugging_face(model: GoldenModel, weights: Mapping[str, Array] | None = None)
     families = {
         "bitnet": transformers.BitNetForCausalLM,
         "llama": transformers.LlamaForCausalLM,
+        "qwen2": transformers.Qwen2ForCausalLM,
         "qwen3": transformers.Qwen3ForCausalLM,
         "minicpm": transformers.GraniteForCausalLM,
     }
@@ -139,12 +142,15 @@ def hugging_face(model: GoldenModel, weights: Mapping[str, Array] | None = None)
     for name, array in weights.items():
         if name.endswith(".unit"):
             continue
+        if name.endswith(".bias"):
+            _set_bias(hf.get_submodule(module_name(name.removesuffix(".bias"))), torch.from_numpy(array))
+            continue
         module, unit = hf.get_submodule(module_name(name)), weights.get(f"{name}.unit")
         if unit is None:
             module.weight = torch.nn.Parameter(torch.from_numpy(array).float(), requires_grad=False)
         elif model.group is not None:
             owner, _, last = module_name(name).rpartition(".")
-            setattr(hf.get_submodule(owner), last, GroupLinear(array, unit))
+            setattr(hf.get_submodule(owner), last, GroupLinear(array, unit, biased=f"{name}.bias" in weights))
         elif model.linear == "bitlinear":
             module.weight = pack_weights(torch.from_numpy(array).clone())
             module.weight_scale = torch.from_numpy(1 / unit)  # this class divides by it
@@ -156,17 +162,26 @@ def hugging_face(model: GoldenModel, weights: Mapping[str, Array] | None = None)
     return hf
 
 
+def _set_bias(module: torch.nn.Module, bias: torch.Tensor) -> None:
+    """A layer's bias, which transformers' own have as a parameter or as a buffer."""
+    assert module.bias is not None
+    assert module.bias.shape == bias.shape
+    is_parameter = isinstance(module.bias, torch.nn.Parameter)
+    module.bias = torch.nn.Parameter(bias, requires_grad=False) if is_parameter else bias
+
+
 class GroupLinear(torch.nn.Module):
     """A linear layer of ternary weights with a scale for each group of columns, its input rounded to int8 by row."""
 
-    def __init__(self, codes: Array, units: Array) -> None:
+    def __init__(self, codes: Array, units: Array, *, biased: bool) -> None:
         super().__init__()
         weight = codes * np.repeat(units.astype(np.float32), codes.shape[1] // units.shape[1], axis=1)
         self.weight = torch.nn.Parameter(torch.from_numpy(weight), requires_grad=False)
+        self.bias = torch.nn.Parameter(torch.zeros(len(weight)), requires_grad=False) if biased else None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         scale = x.abs().amax(-1, keepdim=True).clamp(min=1e-5) / 127
-        return torch.nn.functional.linear((x / scale).round().clamp(-128, 127) * scale, self.weight)
+        return torch.nn.functional.linear((x / scale).round().clamp(-128, 127) * scale, self.weight, self.bias)
 
 
 class Watched:
@@ -178,7 +193,7 @@ class Watched:
         for module in self._exact.modules():
             if isinstance(module, BitLinear):
                 module.dtype = torch.float64
-            elif isinstance(module, BitNetRMSNorm | GraniteRMSNorm | LlamaRMSNorm | Qwen3RMSNorm):
+            elif isinstance(module, BitNetRMSNorm | GraniteRMSNorm | LlamaRMSNorm | Qwen2RMSNorm | Qwen3RMSNorm):
                 module.forward = types.MethodType(_norm_of_its_type, module)
         self._seen: dict[tuple[Any, int, str], list[torch.Tensor]] = {}
         for layer, part in itertools.product(range(model.layers), ("attn_q", "attn_output", "ffn_gate", "ffn_down")):

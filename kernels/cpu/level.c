@@ -29,7 +29,9 @@
 #include "tile_portable.h"
 #endif
 
+#include "add_bias.h"
 #include "attention.h"
+#include "center_rows.h"
 #include "dense_matmul.h"
 #include "embed.h"
 #include "glu_norm_quant.h"
@@ -73,5 +75,7 @@ const level_t JOIN(level_, LEVEL) = {
             [OP_GROUP_MATMUL] = OPERATION(group_matmul, group_matmul_need),
             [OP_TABLE_EMBED] = OPERATION(table_embed, NULL),
             [OP_TABLE_MATMUL] = STREAMING(table_matmul),
+            [OP_ADD_BIAS] = OPERATION(add_bias, NULL),
+            [OP_CENTER_ROWS] = OPERATION(center_rows, NULL),
         },
 };

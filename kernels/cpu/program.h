@@ -28,6 +28,8 @@ enum op_kind {
     OP_GROUP_MATMUL,
     OP_TABLE_EMBED,
     OP_TABLE_MATMUL,
+    OP_ADD_BIAS,
+    OP_CENTER_ROWS,
     OP_KINDS
 };
 
@@ -134,6 +136,15 @@ typedef struct {
 
 typedef struct {
     matrix_t x;
+    const float *bias;
+} add_bias_op_t;
+
+typedef struct {
+    matrix_t x, out;
+} center_rows_op_t;
+
+typedef struct {
+    matrix_t x;
     const void *weight; /* [N, K] */
     int32_t half, pad;
     matrix_t out;
@@ -178,6 +189,8 @@ typedef struct op {
         group_matmul_op_t group_matmul;
         table_embed_op_t table_embed;
         table_matmul_op_t table_matmul;
+        add_bias_op_t add_bias;
+        center_rows_op_t center_rows;
     };
 } op_t;
 

@@ -13,7 +13,12 @@ from bitnet.core.model.hf_config import DEFAULTS, HFConfig
 
 transformers = pytest.importorskip("transformers", reason="transformers is not installed; tox -e oracle has it")
 
-CLASSES = {"BitNetForCausalLM": "BitNetConfig", "LlamaForCausalLM": "LlamaConfig", "Qwen3ForCausalLM": "Qwen3Config"}
+CLASSES = {
+    "BitNetForCausalLM": "BitNetConfig",
+    "LlamaForCausalLM": "LlamaConfig",
+    "Qwen2ForCausalLM": "Qwen2Config",
+    "Qwen3ForCausalLM": "Qwen3Config",
+}
 VALUES: dict[str, list[Any]] = {
     "vocab_size": [64, 1000],
     "hidden_size": [640, 1280],

@@ -141,6 +141,8 @@ CHECKPOINTS = [
     ("one-layer-llama-yarn", "autobitlinear"),
     ("one-layer-qwen3", "bitlinear"),
     ("qwen3-yarn", "autobitlinear"),
+    ("one-layer-qwen2", "bitlinear"),
+    ("qwen2-g64", "autobitlinear"),
     ("minicpm-g256", "bitlinear"),
     ("one-layer-minicpm", "autobitlinear"),
 ]

@@ -95,7 +95,8 @@ def launches(program: Program, capability: tuple[int, int], *, keep: bool = Fals
 def programs() -> Sequence[tuple[Program, bool]]:
     """Models, and whether all their tensors are to be kept."""
     wide = TinyModel(np.random.default_rng(5), layers=1, heads=4, kv_heads=2, head_dim=64, ffn=512)
-    odd = TinyModel(np.random.default_rng(6), layers=1, activation="silu", style="interleaved", sub_norms=False)
+    shape: dict[str, Any] = {"activation": "silu", "style": "interleaved", "biased": True, "centered": True}
+    odd = TinyModel(np.random.default_rng(6), layers=1, sub_norms=False, **shape)
     scaled = [
         TinyModel(np.random.default_rng(7), layers=1, head_dim=d, ffn=f, group=group, head_norms=True)
         for d, f, group in ((32, 128, 32), (64, 256, 64), (128, 1024, 128), (128, 1024, 256), (128, 1536, 512))

@@ -338,6 +338,21 @@ def test_head_norms(rng: np.random.Generator, dim: int, threads: int) -> None:
     assert np.isnan(qkv[-1]).all()
 
 
+@pytest.mark.parametrize("dim", [4, 132, 772])
+def test_add_bias_and_center_rows(rng: np.random.Generator, dim: int) -> None:
+    step = Steps(rng, [(3, 3)])
+    x, bias = rng.standard_normal((5, dim)).astype(np.float32) * 9 + 5, rng.standard_normal(dim).astype(np.float32)
+    x[3:] = np.nan
+    out, before = poisoned((5, dim)), x.copy()
+    run("center_rows", {"WG": WG}, (5,), WG, step.words, x, out, dim)
+    assert (abs(out[:3] - oracle.center(before[:3])) <= 2e-6 * abs(before[:3]).max(axis=1, keepdims=True)).all()
+    assert np.isnan(out[3:]).all()
+    assert np.array_equal(x, before, equal_nan=True)
+    run("add_bias", {"WG": WG}, (5,), WG, step.words, x, bias, dim)
+    assert (x[:3] == before[:3] + bias).all()
+    assert np.isnan(x[3:]).all()
+
+
 @pytest.mark.parametrize("add", [0, 1])
 @pytest.mark.parametrize("file", ["ternary_gemm", "ternary_gemm_matrix"])
 @pytest.mark.parametrize(("tokens", "rows", "cols"), [(9, 70, 132), (70, 65, 516)])

@@ -309,6 +309,49 @@ def test_qwen3(folder: Make) -> None:
         np.testing.assert_array_equal(ternary(model, name)[0], codes)
 
 
+def biased(folder: Make, kind: str = "bitlinear") -> tuple[Any, dict[str, np.ndarray]]:
+    """A folder of Qwen2's, and its biases by their GGUF names; those of q are in BF16."""
+    source, biases = reshaped(folder, "Qwen2ForCausalLM"), {}
+    source.pack(kind)
+    for name, codes in source.codes.items():
+        layer, part = name.split(".")[2], name.split(".")[-1].removesuffix("_proj")
+        if part in ("q", "k", "v"):
+            bias = np.random.default_rng().normal(size=len(codes)).astype(np.float32)
+            short = (bias.view(np.uint32) >> 16).astype(np.uint16)
+            source.tensors[f"{name}.bias"] = short if part == "q" else bias
+            # AutoBitLinear multiplies the sum of product and bias by the scale, BitLinear adds the bias to the result.
+            factor = np.float32(1.5 if kind == "autobitlinear" else 1)
+            biases[f"blk.{layer}.attn_{part}.bias"] = factor * (from_bf16(short) if part == "q" else bias)
+    return source, biases
+
+
+@pytest.mark.parametrize("kind", ["bitlinear", "autobitlinear"])
+def test_qwen2(folder: Make, kind: str) -> None:
+    """Biases of q, k and v come through a folder, and through a file into another."""
+    source, biases = biased(folder, kind)
+    model = converted(source.write())
+    assert (model.config.architecture, model.config.rope_style, model.config.qkv_biases) == ("qwen2", "neox", True)
+    again = source.path.parent / "again.gguf"
+    convert_model(model.path, again)
+    for file in (model, open_model(again)):
+        for name, bias in biases.items():
+            assert file.gguf.tensors[name].type.name == "F32"
+            np.testing.assert_array_equal(file.weights[name].load(), bias)
+    for name, codes in source.codes.items():
+        np.testing.assert_array_equal(ternary(model, name)[0], codes)
+
+
+def test_a_bias_that_is_missing_or_unknown(folder: Make) -> None:
+    source, _ = biased(folder)
+    bias = source.tensors.pop("model.layers.1.self_attn.k_proj.bias")
+    refused(source.write(), "blk.1.attn_k.bias")
+    source.tensors["model.layers.1.self_attn.k_proj.bias"] = bias[:-1]
+    refused(source.write(), "config.json makes it (32,)")
+    source.tensors["model.layers.1.self_attn.k_proj.bias"] = bias
+    source.tensors["model.layers.1.self_attn.o_proj.bias"] = np.zeros(64, np.float32)
+    refused(source.write(), "is not part of the architecture qwen2")
+
+
 def test_minicpm(folder: Make) -> None:
     source = reshaped(folder, "MiniCPMForCausalLM")
     short, long = np.random.default_rng().uniform(1, 9, (2, 8)).astype(np.float32).tolist()
@@ -369,7 +412,7 @@ def test_rotary_scalings_that_cannot_be(folder: Make, rope: dict[str, Any], fiel
 
 @pytest.mark.parametrize(
     ("name", "why"),
-    [("Qwen2ForCausalLM", "biases"), ("Gemma3ForCausalLM", "windows"), ("OLMoForCausalLM", "LayerNorm")],
+    [("Gemma3ForCausalLM", "windows"), ("OLMoForCausalLM", "LayerNorm")],
 )
 def test_architectures_that_are_refused_with_a_reason(folder: Make, name: str, why: str) -> None:
     refused(reshaped(folder, name).write(), why)

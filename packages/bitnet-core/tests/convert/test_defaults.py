@@ -45,17 +45,20 @@ LLAMA = {
     "activation": "silu",
     "tied_embeddings": False,
 }
-QWEN3 = LLAMA | {"vocab_size": 151_936, "ffn_size": 22_016, "context_length": 32_768, "head_norms": True}
+QWEN2 = LLAMA | {"vocab_size": 151_936, "ffn_size": 22_016, "context_length": 32_768, "qkv_biases": True}
+QWEN3 = QWEN2 | {"head_norms": True, "qkv_biases": False}
 SCALES = {"embedding_scale": 1.0, "residual_scale": 1 / math.sqrt(32), "logit_scale": 2**-12}
 MINICPM = LLAMA | {"tied_embeddings": True} | SCALES
 TABLE = {
     "BitNetForCausalLM": BITNET,
     "LlamaForCausalLM": LLAMA,
     "BitnetForCausalLM": LLAMA,
+    "Qwen2ForCausalLM": QWEN2,
     "Qwen3ForCausalLM": QWEN3,
     "MiniCPMForCausalLM": MINICPM,
 }
-IDS = dict.fromkeys(TABLE, (1, 2)) | {"BitNetForCausalLM": (128_000, 128_001), "Qwen3ForCausalLM": (None, None)}
+IDS: dict[str, tuple[int | None, int | None]] = dict.fromkeys(TABLE, (1, 2))
+IDS |= {"BitNetForCausalLM": (128_000, 128_001), "Qwen2ForCausalLM": (None, None), "Qwen3ForCausalLM": (None, None)}
 
 
 def read(folder: Path, architecture: str, **values: Any) -> HFConfig:

@@ -9,7 +9,7 @@ from typing import Any, get_args
 import numpy as np
 import pytest
 
-from bitnet.core.errors import OutOfMemoryError
+from bitnet.core.errors import OutOfMemoryError, UnsupportedProgramError
 from bitnet.core.gpu import Bucket, Buffer, Context, GpuDevice, KernelSpec, Launch, Lowering
 from bitnet.core.hal import DeviceInfo, DeviceType, Limits, Op, Program, StepLayout, TernaryMatmul, TernaryWeight
 from bitnet.core.testing.model import TinyModel
@@ -94,6 +94,25 @@ def test_what_a_failed_compile_had_is_given_back() -> None:
             assert driver.live == []
             return
     pytest.fail("it never compiles")
+
+
+@pytest.mark.parametrize(
+    ("shape", "scaled", "what"),
+    [
+        ({"group": 32, "ffn": 256}, True, "scale for each group"),
+        ({"head_norms": True}, True, "heads of q and k"),
+        ({"biased": True}, False, "biases"),
+        ({"centered": True}, False, "LayerNorms"),
+    ],
+)
+def test_what_a_backend_has_no_kernels_for_is_refused(shape: dict[str, Any], scaled: bool, what: str) -> None:
+    program = TinyModel(np.random.default_rng(), layers=1, **shape).program(Limits(4, 1, 1, 4), 8)
+    every, lacking = (replace(LOWERING, scaled=a, rowwise=b) for a, b in ((True, True), (not scaled, scaled)))
+    driver = Failing(-1)
+    with pytest.raises(UnsupportedProgramError, match=f"none:0: .*{what}"):
+        GpuDevice(INFO, driver, lacking).compile(program)
+    assert driver.calls == 0
+    GpuDevice(INFO, driver, every).compile(program).close()
 
 
 def test_what_a_failed_load_had_is_given_back() -> None:

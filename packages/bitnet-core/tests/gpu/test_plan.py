@@ -14,7 +14,9 @@ from bitnet.core.gpu import Bucket
 from bitnet.core.gpu.groups import GROUPS, FeedForward, Group, Layer, NormChoice, NormProduct, RopeAttention
 from bitnet.core.gpu.plan import candidates, lower
 from bitnet.core.hal import (
+    AddBias,
     Attention,
+    CenterRows,
     DenseMatmul,
     Embed,
     GluNormQuant,
@@ -105,6 +107,21 @@ def test_a_layer_adds_to_what_its_norms_read() -> None:
         assert Layer not in groups_at(changed), change
 
 
+def test_a_bias_or_a_centring_is_in_no_group() -> None:
+    """The groups before and behind stay, and none reaches over it: a layer that has one is no :class:`Layer`."""
+    ops: list[Any] = layer("x", "x", 0)
+    bias, center = AddBias("qkv", "b"), CenterRows("x", "c")
+    biased = [*ops[:2], bias, *ops[2:]]
+    assert groups_at(biased) == [NormProduct]
+    assert groups_at(biased[2:]) == []
+    assert RopeAttention in groups_at(biased[3:])
+    assert groups_at([*ops[:1], AddBias("q", "b"), *ops[1:]]) == []
+    centered = [center, replace(NORM, x="c"), *ops[1:]]
+    assert groups_at(centered) == []
+    assert groups_at(centered[1:]) == [NormProduct]
+    assert not groups_at([RopeAppend("qkv", 1, 4, 2, 32, "cos", "sin"), ops[3], bias, replace(ops[3], out="more")])
+
+
 def layer(x: str, out: str, index: int, *, quant: str = "q") -> list[Op]:
     """A layer's operations; with ``x`` apart from ``out`` it is none that a :class:`Layer` takes."""
     return [
@@ -124,13 +141,16 @@ def layer(x: str, out: str, index: int, *, quant: str = "q") -> list[Op]:
 def random_program(rng: random.Random) -> list[Op]:
     """Layers and a head, some of whose operations are dropped, doubled, moved, or given other tensors of their type."""
     floats, ints, scales = ["x", "y", "qkv", "attn", "g"], ["q", "aq", "h"], ["s", "as", "t"]
+    plain: list[Op] = [AddBias("qkv", "b"), AddBias("x", "b"), CenterRows("x", "y"), CenterRows("attn", "x")]
     ops: list[Any] = [Embed("table", "x")]
     for index in range(rng.randint(1, 3)):
         ops += layer("x", "x", index, quant=rng.choice(["q", "q", "aq"]))
     ops += [NormRows("x", "w", 1e-5, "last"), DenseMatmul("last", "head", "logits"), Sample("logits", "next")]
     for _ in range(rng.randint(0, 4)):
         at = rng.randrange(1, len(ops) - 1)
-        match rng.randrange(5):
+        match rng.randrange(6):
+            case 5:
+                ops.insert(at, rng.choice(plain))
             case 0:
                 del ops[at]
             case 1:
@@ -164,11 +184,14 @@ INPUTS: dict[type, tuple[str, ...]] = {
     NormRows: ("x",),
     DenseMatmul: ("x",),
     Sample: ("logits",),
+    AddBias: ("x",),
+    CenterRows: ("x",),
 }
 RESULTS: dict[type, tuple[str, ...]] = {
     NormQuant: ("out", "scale"),
     GluNormQuant: ("out", "scale"),
     RopeAppend: ("qkv",),
+    AddBias: ("x",),
 }
 """Fields that name what an operation reads and makes, as the contract has them and not as the plan does."""
 

@@ -28,8 +28,8 @@ class NoDevice:
 
 
 def test_weights_a_decode_step_reads() -> None:
-    """All codes and their rows' scales, norms and the head; not the table of embeddings, nor the rotation's angles."""
-    model = TinyModel(np.random.default_rng())
+    """All codes and their rows' scales, norms, biases and the head; not the embeddings, nor the rotation's angles."""
+    model = TinyModel(np.random.default_rng(), biased=True)
     program = model.program(Limits(4, 1, 1, 4), 8)
     context = Context(NoDevice(), program, StepLayout(program.limits))  # type: ignore[arg-type]
     codes = sum(w.shape[0] * (-(-w.shape[1] // 128) * 32 + 4) for w, _ in model.ternary.values())

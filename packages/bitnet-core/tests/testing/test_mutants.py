@@ -171,6 +171,22 @@ def spoils_its_input(self: Any, operation: Any, step: Any) -> None:
         self._tensors[operation.x][0, 0] += 1
 
 
+def adds_the_bias_twice(self: Any, operation: Any, step: Any) -> None:
+    run_op(self, operation, step)
+    if isinstance(operation, hal.AddBias):
+        run_op(self, operation, step)
+
+
+def adds_the_bias_past_the_rows(self: Any, operation: Any, step: Any) -> None:
+    run_op(self, operation, step)
+    if isinstance(operation, hal.AddBias):
+        self._tensors[operation.x][step.tokens :] = 0
+
+
+def centers_all_rows_together(x: Array) -> Array:
+    return (x - x.mean(dtype=np.float64)).astype(np.float32)
+
+
 def takes_the_first_rows(self: Any, operation: Any, step: Any) -> None:
     if isinstance(operation, hal.NormRows):
         step.field("rows", step.rows)[:] = np.arange(step.rows)
@@ -448,6 +464,12 @@ MUTANTS = [
     Mutant("residual not added (model)", ("test_model",), method(Executable, "_run_op", forgets_to_add)),
     Mutant("rows past M", ("test_ternary_matmul",), method(Executable, "_run_op", writes_past_the_rows)),
     Mutant("input changed", ("test_norm_quant",), method(Executable, "_run_op", spoils_its_input)),
+    Mutant("bias added twice", ("test_add_bias",), method(Executable, "_run_op", adds_the_bias_twice)),
+    Mutant("bias added twice (model)", ("test_model",), method(Executable, "_run_op", adds_the_bias_twice)),
+    Mutant("bias past M", ("test_add_bias",), method(Executable, "_run_op", adds_the_bias_past_the_rows)),
+    Mutant("one mean for all rows", ("test_center",), op("center", centers_all_rows_together)),
+    Mutant("no mean subtracted", ("test_layer_free",), op("center", lambda x: x)),
+    Mutant("mean of half a row", ("test_center",), op("center", lambda x: x - x[:, ::2].mean(axis=1, keepdims=True))),
     Mutant("rows in another order", ("norm_rows",), method(Executable, "_run_op", takes_the_first_rows)),
     Mutant("rotates backwards", ("test_heads",), op("rotate", turns_backwards)),
     Mutant("always NeoX", ("test_heads",), op("rotate", always_neox)),

@@ -43,8 +43,10 @@ SHAPES = {
     "demo": {"heads": 6, "kv_heads": 2, "head_dim": 64, "ffn": 1024},
     "2b4t": {"heads": 20, "kv_heads": 5, "head_dim": 128, "ffn": 6912},
     "qwen3": {"heads": 4, "kv_heads": 2, "head_dim": 128, "ffn": 1024, "group": 128, "head_norms": True},
+    "rest": {"heads": 4, "kv_heads": 2, "head_dim": 64, "ffn": 512, "biased": True, "centered": True},
 }
 OFTEN = [*((name, "demo") for name in OF_EACH_KIND), ("gfx90a", "2b4t"), ("gfx1100", "2b4t"), ("gfx1100", "qwen3")]
+OFTEN += [("gfx900", "rest")]
 SELDOM = [pair for pair in product((*OF_EACH_KIND, *OTHERS), SHAPES) if pair not in OFTEN]
 LOCAL_BYTES = 65536
 SIMDS = 4
@@ -162,6 +164,7 @@ def check(name: str, shape: str, code_object: CodeObject) -> None:
     many = "ternary_gemm" if kind.matrix == "none" else "amd/ternary_gemm_matrix"
     products = {"ternary_groups", "head_norms"} if "group" in SHAPES[shape] else {"ternary_decode", many}
     prefill = "attention_prefill" if kind.matrix == "none" else "amd/attention_prefill_matrix"
+    products |= {"add_bias", "center_rows"} if "biased" in SHAPES[shape] else set()
     assert products | {"attention_decode", prefill} <= {file for file, _ in units}
     for spec, (launch, tokens) in made.items():
         found, what = metadata(codes[spec.file, spec.defines])[spec.entry], f"{spec} for {name}"

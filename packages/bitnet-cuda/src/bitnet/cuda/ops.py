@@ -71,6 +71,7 @@ class CudaOps:
             lambda ctx: self._tensor_cores and self._head.fits(ctx),
             scaled=True,
             fuses_scaled=True,
+            rowwise=True,
             group=self._rows.group,
             filters=lambda _, bucket: bucket.rows <= DECODE_TOKENS,
         )

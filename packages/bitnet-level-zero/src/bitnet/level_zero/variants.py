@@ -58,11 +58,13 @@ _XMX: list[Choices] = [{"XMX": 1, "SG": 8}, {"XMX": 1, "SG": 16}]
 _SUB_GROUPS: list[Choices] = [{"XMX": 0, "SG": 8}, *_XMX]
 
 FAMILIES: Mapping[str, Family] = {
+    "add_bias": Family(("WG",)),
     "adjust": Family(("WG", "EACH")),
     "advance": Family(),
     "attention": Family(("WG", *_CACHE), _CACHE_TYPES),
     "attention_decode": Family(("WG", *_CACHE), crossed(_CACHE_TYPES, _ROTATIONS)),
     "attention_prefill": Family(_CACHE, _CACHE_TYPES),
+    "center_rows": Family(("WG",)),
     "dense_matmul": Family(("WG", "LANES", "EACH", "TOKENS"), each("WEIGHT_F16")),
     "embed": Family(("WG",), each("WEIGHT_F16")),
     "glu_norm_quant": Family(("WG",), each("NORM", "RELU2"), dots=True),

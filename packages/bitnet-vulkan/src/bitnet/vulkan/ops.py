@@ -71,7 +71,7 @@ class VulkanOps:
 
     def lowering(self) -> Lowering:
         """What :class:`bitnet.core.gpu.GpuDevice` takes."""
-        return Lowering(self._table, self._head.fits, scaled=True, group=self._group)
+        return Lowering(self._table, self._head.fits, scaled=True, rowwise=True, group=self._group)
 
     def embed(self, ctx: Context, op: Embed, bucket: Bucket) -> list[Launch]:
         table = ctx.dense(op.table)

@@ -91,7 +91,7 @@ class WebGPUOps:
 
     def lowering(self) -> Lowering:
         """What :class:`bitnet.core.gpu.GpuDevice` takes."""
-        return Lowering(self._table, scaled=True, group=GROUP)
+        return Lowering(self._table, scaled=True, rowwise=True, group=GROUP)
 
     def embed(self, ctx: Context, op: Embed, bucket: Bucket) -> list[Launch]:
         table = ctx.dense(op.table)

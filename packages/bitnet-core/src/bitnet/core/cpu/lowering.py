@@ -13,7 +13,9 @@ from bitnet.core.cpu.memory import Arena, aligned, view
 from bitnet.core.cpu.native import OpKind
 from bitnet.core.errors import InvalidInputError, OutOfMemoryError
 from bitnet.core.hal import (
+    AddBias,
     Attention,
+    CenterRows,
     DenseMatmul,
     DenseWeight,
     Embed,
@@ -138,6 +140,8 @@ class LoweredProgram:
                 continue  # its compact form
             if isinstance(op, TernaryMatmul):
                 size += sum(sum(self._packed_bytes(name)) for name in op.weights)
+            elif isinstance(op, AddBias):
+                size += self._dense_bytes(op.bias)
             elif isinstance(op, NormQuant | GluNormQuant | NormRows | DenseMatmul) and op.weight is not None:
                 size += (
                     sum(self._packed_bytes(op.weight)) if op.weight in self._ternary else self._dense_bytes(op.weight)
@@ -385,6 +389,10 @@ class LoweredProgram:
         if isinstance(op, NormRows):
             rows = native.NormRowsOp(matrix[op.x], dense[op.weight], op.eps, 0, matrix[op.out])
             return native.Op(OpKind.NORM_ROWS, norm_rows=rows)
+        if isinstance(op, AddBias):
+            return native.Op(OpKind.ADD_BIAS, add_bias=native.AddBiasOp(matrix[op.x], dense[op.bias]))
+        if isinstance(op, CenterRows):
+            return native.Op(OpKind.CENTER_ROWS, center_rows=native.CenterRowsOp(matrix[op.x], matrix[op.out]))
         if isinstance(op, DenseMatmul) and op.weight in self._ternary:
             table = native.TableMatmulOp(matrix[op.x], *self._table(op.weight), matrix[op.out])
             return native.Op(OpKind.TABLE_MATMUL, table_matmul=table)

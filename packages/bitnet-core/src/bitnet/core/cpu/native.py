@@ -49,6 +49,8 @@ class OpKind(enum.IntEnum):
     GROUP_MATMUL = 11
     TABLE_EMBED = 12
     TABLE_MATMUL = 13
+    ADD_BIAS = 14
+    CENTER_ROWS = 15
 
 
 class Matrix(ctypes.Structure):
@@ -163,6 +165,14 @@ class NormRowsOp(ctypes.Structure):
     _fields_ = (("x", Matrix), ("weight", c_void_p), ("eps", c_float), ("pad", c_int32), ("out", Matrix))
 
 
+class AddBiasOp(ctypes.Structure):
+    _fields_ = (("x", Matrix), ("bias", c_void_p))
+
+
+class CenterRowsOp(ctypes.Structure):
+    _fields_ = (("x", Matrix), ("out", Matrix))
+
+
 class DenseMatmulOp(ctypes.Structure):
     _fields_ = (("x", Matrix), ("weight", c_void_p), ("half", c_int32), ("pad", c_int32), ("out", Matrix))
 
@@ -204,6 +214,8 @@ class AnyOp(ctypes.Union):
         ("group_matmul", GroupMatmulOp),
         ("table_embed", TableEmbedOp),
         ("table_matmul", TableMatmulOp),
+        ("add_bias", AddBiasOp),
+        ("center_rows", CenterRowsOp),
     )
 
 

@@ -12,6 +12,7 @@ import numpy.typing as npt
 from bitnet.core.gpu.driver import Adopter, Buffer, Driver, Launch
 from bitnet.core.gpu.weights import DenseBuffer, TernaryBuffer, put_dense, put_ternary
 from bitnet.core.hal import (
+    AddBias,
     DenseMatmul,
     GluNormQuant,
     KVSpec,
@@ -144,6 +145,8 @@ class Context:
             elif isinstance(op, DenseMatmul) and isinstance(self.program.weights.get(op.weight), TernaryWeight):
                 w = self.ternary((op.weight,))
                 size += w.codes.nbytes + w.scales.nbytes
+            elif isinstance(op, AddBias):
+                size += self.dense(op.bias).data.nbytes
             elif isinstance(op, NormQuant | GluNormQuant | NormRows | DenseMatmul) and op.weight is not None:
                 copy = self._scratch.get(_copy(op.weight))
                 size += (copy or self.dense(op.weight).data).nbytes

@@ -22,6 +22,8 @@ from bitnet.core.gpu.plan import Lowering, lower
 from bitnet.core.gpu.scaled import in_groups, norms_heads
 from bitnet.core.gpu.tables import check_tables
 from bitnet.core.hal import (
+    AddBias,
+    CenterRows,
     DeviceInfo,
     ExecutableStats,
     HeaderWord,
@@ -52,17 +54,22 @@ class _Flight(NamedTuple):
     waits: tuple[Callable[[], None], ...]
 
 
-def _refuse(program: Program, device: str) -> None:
+def _refuse(program: Program, lowering: Lowering, device: str) -> None:
     """What the backend has no kernel for.
 
     Raises:
         UnsupportedProgramError: The program needs it.
     """
-    grouped = any(in_groups(program, op) for op in program.ops)
-    if grouped or any(map(norms_heads, program.ops)):
-        what = "weights with a scale for each group of columns" if grouped else "heads of q and k that are normalised"
-        hint = "Use --device cpu, or another backend."
-        raise UnsupportedProgramError(f"{what} do not run on this backend yet.", device=device, hint=hint)
+    lacking = {
+        "weights with a scale for each group of columns": lambda op: not lowering.scaled and in_groups(program, op),
+        "heads of q and k that are normalised": lambda op: not lowering.scaled and norms_heads(op),
+        "biases": lambda op: not lowering.rowwise and isinstance(op, AddBias),
+        "LayerNorms": lambda op: not lowering.rowwise and isinstance(op, CenterRows),
+    }
+    for what, lacks in lacking.items():
+        if any(map(lacks, program.ops)):
+            hint = "Use --device cpu, or another backend."
+            raise UnsupportedProgramError(f"{what} do not run on this backend yet.", device=device, hint=hint)
 
 
 def bucket_size(n: int, most: int) -> int:
@@ -103,8 +110,7 @@ class GpuExecutable:
         self._started: tuple[Step, int] | None = None  # the step, and the number of passes begun
         check_program(program)
         check_features(program, info)
-        if not lowering.scaled:
-            _refuse(program, info.name)
+        _refuse(program, lowering, info.name)
         check_tables(program, info)
         self._check_step = StepCheck(program)
         self._tensors, self._check_slot = TensorCheck(program), SlotCheck(program)

@@ -17,7 +17,9 @@ from bitnet.core.gpu.adjusting import adjust
 from bitnet.core.gpu.context import Bucket, Context, Dispatch
 from bitnet.core.gpu.driver import Arg, Buffer, KernelSpec, Launch
 from bitnet.core.hal import (
+    AddBias,
     Attention,
+    CenterRows,
     Embed,
     GluNormQuant,
     NormQuant,
@@ -90,6 +92,8 @@ class RowOps:
             NormRows: self.norm_rows,
             Sample: self.sample,
             Quantize: self.quantize,
+            AddBias: self.add_bias,
+            CenterRows: self.center_rows,
         }
 
     def launch(
@@ -154,6 +158,15 @@ class RowOps:
             before = [launch]
         args = (ctx.step, *(ctx.offset(f) for f in choice + position), logits, ctx.tensors[op.out])
         return [*before, self.launch("sample", bucket.rows, (*args, np.int32(ctx.shape(op.logits)[1])))]
+
+    def add_bias(self, ctx: Context, op: AddBias, bucket: Bucket) -> list[Launch]:
+        bias = ctx.dense(op.bias)
+        args = (ctx.step, ctx.tensors[op.x], bias.data, np.int32(bias.shape[0]))
+        return [self.launch("add_bias", bucket.tokens, args)]
+
+    def center_rows(self, ctx: Context, op: CenterRows, bucket: Bucket) -> list[Launch]:
+        args = (ctx.step, ctx.tensors[op.x], ctx.tensors[op.out], np.int32(ctx.shape(op.x)[1]))
+        return [self.launch("center_rows", bucket.tokens, args)]
 
     def quantize(self, ctx: Context, op: Quantize, bucket: Bucket) -> list[Launch]:
         x, scale = ctx.tensors[op.x], ctx.tensors[op.scale]

@@ -17,7 +17,9 @@ from bitnet.core.gpu.groups import GROUPS, Group
 from bitnet.core.gpu.scaled import InGroups, group_product, head_norms, in_groups, norms_heads
 from bitnet.core.gpu.tables import table_launches, ternary_table
 from bitnet.core.hal import (
+    AddBias,
     Attention,
+    CenterRows,
     DenseMatmul,
     Embed,
     GluNormQuant,
@@ -44,6 +46,8 @@ class Lowering:
         scaled: Whether it has the kernels of :mod:`bitnet.core.gpu.scaled`.
         fuses_scaled: Whether its entries know weights with scales of groups and norms of heads, or decline them. Else
             those are launched alone, by the kernels of :mod:`bitnet.core.gpu.scaled`.
+        rowwise: Whether it has the kernels ``add_bias`` and ``center_rows``, as
+            :class:`~bitnet.core.gpu.ops.RowOps` launches them.
         group: Work-items of those of :mod:`bitnet.core.gpu.adjusting` and :mod:`bitnet.core.gpu.logprobs`; 0 without.
     """
 
@@ -52,6 +56,7 @@ class Lowering:
     filters: Callable[[Context, Bucket], bool] = lambda _, bucket: False
     scaled: bool = False
     fuses_scaled: bool = False
+    rowwise: bool = False
     group: int = 0
 
 
@@ -69,6 +74,8 @@ _READS: Mapping[type, tuple[str, ...]] = {
     DenseMatmul: ("x",),
     Sample: ("logits",),
     Quantize: ("x",),
+    AddBias: ("x",),
+    CenterRows: ("x",),
 }
 _WRITES: Mapping[type, tuple[str, ...]] = {
     Embed: ("out",),
@@ -81,6 +88,8 @@ _WRITES: Mapping[type, tuple[str, ...]] = {
     DenseMatmul: ("out",),
     Sample: ("out",),
     Quantize: ("codes", "scale"),
+    AddBias: ("x",),
+    CenterRows: ("out",),
 }
 
 

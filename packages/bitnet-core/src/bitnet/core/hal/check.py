@@ -14,7 +14,9 @@ from bitnet.core.hal.program import (
     DETERMINISTIC,
     KV_I8,
     NUMPY_DTYPES,
+    AddBias,
     Attention,
+    CenterRows,
     DenseMatmul,
     DenseWeight,
     Dim,
@@ -330,6 +332,16 @@ def _operands(op: Op, look: _Lookup) -> Iterator[TensorSpec]:
         n = look.table(op.weight, k)[0]
         yield TensorSpec(op.x, "f32", ("R", k))
         yield TensorSpec(op.out, "f32", ("R", n))
+    elif isinstance(op, AddBias):
+        n = _multiple_of_4(look.columns(op.x), "N")
+        look.dense(op.bias, n)
+        yield TensorSpec(op.x, "f32", ("M", n))
+    elif isinstance(op, CenterRows):
+        d = _multiple_of_4(look.columns(op.x), "D")
+        if op.x == op.out:
+            raise InvalidInputError(f"{op.x!r} is both what is centred and the result.")
+        yield TensorSpec(op.x, "f32", ("M", d))
+        yield TensorSpec(op.out, "f32", ("M", d))
     elif isinstance(op, Sample):
         yield TensorSpec(op.logits, "f32", ("R", look.columns(op.logits)))
         yield TensorSpec(op.out, "i32", ("R",))

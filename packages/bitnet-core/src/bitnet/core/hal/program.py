@@ -178,6 +178,22 @@ class DenseMatmul:
     out: str
 
 
+@dataclass(frozen=True, slots=True)
+class AddBias:
+    """``x[m] += bias`` of every token, in place; ``bias`` names an f32 weight of as many elements as x has columns."""
+
+    x: str
+    bias: str
+
+
+@dataclass(frozen=True, slots=True)
+class CenterRows:
+    """``out[m] = x[m] - mean(x[m])`` f32, of every token. RMSNorm of that with a weight of ones is LayerNorm."""
+
+    x: str
+    out: str
+
+
 NO_TOKEN = -1
 """What ``Sample`` chooses from a row that has a NaN."""
 
@@ -210,6 +226,8 @@ Op: TypeAlias = (
     | DenseMatmul
     | Sample
     | Quantize
+    | AddBias
+    | CenterRows
 )
 
 

@@ -25,14 +25,16 @@ ARCHITECTURES: Mapping[str, RopeStyle] = {
     "bitnet": "neox",
     "llama": "interleaved",
     "minicpm": "interleaved",
+    "qwen2": "neox",
     "qwen3": "neox",
 }
 """Architectures of GGUF files bitnet runs, and how each pairs the elements it rotates. The three BitNet names stand for
 one graph (official file, an early converter, llama.cpp); ``llama`` holds Falcon3, Falcon-E, TriLM and Llama 3 at 1.58
 bits and ``minicpm`` BitCPM4, whose converters reorder the rows of q and k for interleaved pairs; ``qwen3`` holds
 Ternary-Bonsai."""
+ALSO_FLOAT = frozenset({"llama", "minicpm", "qwen2", "qwen3"})
+"""Architectures that are most often no ternary models: floats in a file are no master weights, and SiLU is meant."""
 REFUSED: Mapping[str, str] = {
-    "qwen2": "its q, k and v have biases, which no operation here adds",
     "gemma3": "its norms after each sub-layer, its windows and its scales are not built here",
     "olmo": "its LayerNorm is no RMSNorm",
 }
@@ -64,6 +66,7 @@ class ModelConfig:
         sub_norms: Whether there is an RMSNorm before the attention's and the feed-forward's output projections.
         tied_embeddings: Whether the LM head is the embedding table.
         head_norms: Whether each head of q and of k has an RMSNorm before it is rotated.
+        qkv_biases: Whether q, k and v have biases.
         embedding_scale: The factor of a token's embedding.
         residual_scale: The factor of each sub-layer's result, applied before it is added.
         logit_scale: The factor of the logits.
@@ -87,6 +90,7 @@ class ModelConfig:
     sub_norms: bool
     tied_embeddings: bool
     head_norms: bool = False
+    qkv_biases: bool = False
     rope_scaling: Yarn | LongRope | None = None
     rope_attention_factor: float = 1.0
     embedding_scale: float = 1.0
@@ -162,6 +166,7 @@ def read_config(file: GGUFFile) -> ModelConfig:
         sub_norms="blk.0.attn_sub_norm.weight" in file.tensors,
         tied_embeddings="output.weight" not in file.tensors,
         head_norms="blk.0.attn_q_norm.weight" in file.tensors,
+        qkv_biases=architecture == "qwen2",
         rope_scaling=scaling,
         rope_attention_factor=attention,
         **scales,
@@ -232,7 +237,7 @@ def _activation(keys: _Keys) -> Activation:
         return ACTIVATIONS[value]
     tokenizer = keys.file.metadata.get("tokenizer.ggml.model")
     sentencepiece = isinstance(tokenizer, str) and tokenizer == "llama"
-    silu = keys.architecture in ("llama", "minicpm", "qwen3") or (keys.architecture == "bitnet" and sentencepiece)
+    silu = keys.architecture in ALSO_FLOAT or (keys.architecture == "bitnet" and sentencepiece)
     return "silu" if silu else "relu2"
 
 

@@ -74,24 +74,26 @@ def read_folder(folder: Path) -> tuple[dict[str, MetadataValue], dict[str, Tenso
 def _sources(config: HFConfig, stored: dict[str, Stored], folder: Path) -> dict[str, Tensor | TernarySource]:
     """The source of each weight of the model; ``stored`` holds the checkpoint's tensors by their GGUF names."""
     tensors: dict[str, Tensor | TernarySource] = {}
+    units = {} if config.divides else {n: t for n, t in stored.items() if n.endswith(".weight_scale")}
     for name, expected in expected_weights(config.model):
-        tensor = stored.pop(f"{name}.weight", None)
+        tensor = stored.pop(expected.tensor(name), None)
         if tensor is None:
             raise ModelFileError("is missing.", path=folder, field=f"tensor {name!r} (as GGUF calls it)")
         scale = stored.pop(f"{name}.weight_scale", None)
         source: TensorSource | TernarySource
-        if tensor.dtype == "U32" and expected.kind != "norm":
+        if tensor.dtype == "U32" and expected.kind in ("dense", "ternary"):
             scales, biases = (stored.pop(f"{name}.{part}", None) for part in ("scales", "biases"))
             weight = mlx.ternary_matrix(tensor, scales, biases, expected.shape[1])
             source = TernarySource(_reordered(config, name, weight), tensor.error)
         elif expected.kind == "ternary":
             source = _ternary(config, name, tensor, scale)
         else:
-            source = _dense(tensor, expected)
+            # AutoBitLinear adds the bias before it multiplies by the scale, where it has one.
+            source = _dense(tensor, expected, units.get(f"{name.removesuffix('.bias')}.weight_scale"))
         shape = source.shape if isinstance(source, TensorSource) else source.weight.shape
         if shape != expected.shape:
             raise tensor.error(f"has the shape {shape}; config.json makes it {expected.shape}.")
-        tensors[f"{name}.weight"] = source
+        tensors[expected.tensor(name)] = source
     for name, tensor in stored.items():
         if not name.endswith("inv_freq"):  # rotary frequencies that old versions stored
             raise tensor.error(f"is not part of the architecture {config.model.architecture} as bitnet runs it.")
@@ -107,26 +109,27 @@ def _name(tensor: Stored) -> str:
     return f"{NAMES.get(base, base)}.{end}"
 
 
-def _dense(tensor: Stored, expected: Expected) -> TensorSource:
-    """Norms as f32, embeddings as f16."""
+def _dense(tensor: Stored, expected: Expected, scale: Stored | None) -> TensorSource:
+    """Norms and biases as f32, embeddings as f16, times the scale where there is one."""
     if tensor.dtype not in FLOATS:
         raise tensor.error(f"is {tensor.dtype}; it must be {', '.join(FLOATS)}.")
-    dtype = np.dtype(np.float32 if expected.kind == "norm" else np.float16)
+    kind = GGMLType.F16 if expected.kind == "dense" else GGMLType.F32
+    dtype = np.dtype(np.float16 if expected.kind == "dense" else np.float32)
     size = {"F32": 4}.get(tensor.dtype, 2)
 
     def data() -> Iterator[npt.NDArray[Any]]:
-        raw = tensor.bytes()
+        raw, factor = tensor.bytes(), 1.0 if scale is None else _scale(scale, divides=False)
         for begin in range(0, raw.size, CHUNK * size):
             piece = raw[begin : begin + CHUNK * size]
             out: npt.NDArray[np.float32] = np.empty(piece.size // size, dtype)
             try:
-                decode(FLOATS[tensor.dtype], piece, out)
+                decode(FLOATS[tensor.dtype], piece, out, factor)
             except ValueError as error:
                 raise tensor.error(f"{error}.") from None
             yield out
         tensor.release()
 
-    return TensorSource(tensor.shape, GGMLType.F32 if expected.kind == "norm" else GGMLType.F16, data)
+    return TensorSource(tensor.shape, kind, data)
 
 
 def _ternary(config: HFConfig, name: str, tensor: Stored, scale: Stored | None) -> TernarySource:

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from bitnet.core.errors import ModelFileError, brief
 from bitnet.core.gguf import MetadataValue
-from bitnet.core.model.config import ACTIVATIONS, ARCHITECTURES, REFUSED, ModelConfig, shape_faults
+from bitnet.core.model.config import ACTIVATIONS, ALSO_FLOAT, ARCHITECTURES, REFUSED, ModelConfig, shape_faults
 from bitnet.core.model.rope import longrope_attention, yarn_attention
 from bitnet.core.model.safetensors import read_json
 
@@ -22,10 +22,11 @@ HF_ARCHITECTURES = {
     "BitnetForCausalLM": "bitnet",
     "LlamaForCausalLM": "llama",
     "MiniCPMForCausalLM": "minicpm",
+    "Qwen2ForCausalLM": "qwen2",
     "Qwen3ForCausalLM": "qwen3",
 }
 """GGUF architectures of Hugging Face's: BitNet in transformers, 1bitLLM's models, and those shaped as others are."""
-HF_REFUSED = {"Qwen2": "qwen2", "Gemma3": "gemma3", "Olmo": "olmo", "OLMo": "olmo"}
+HF_REFUSED = {"Gemma3": "gemma3", "Olmo": "olmo", "OLMo": "olmo"}
 """Beginnings of names of architectures that are not supported, and what GGUF calls them."""
 _LLAMA: dict[str, Any] = {
     "vocab_size": 32_000,
@@ -42,6 +43,14 @@ _LLAMA: dict[str, Any] = {
     "tie_word_embeddings": False,
     "bos_token_id": 1,
     "eos_token_id": 2,
+}
+_QWEN2 = _LLAMA | {
+    "vocab_size": 151_936,
+    "intermediate_size": 22_016,
+    "num_key_value_heads": 32,
+    "max_position_embeddings": 32_768,
+    "bos_token_id": None,
+    "eos_token_id": None,
 }
 DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     "BitNetForCausalLM": {
@@ -64,20 +73,12 @@ DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     "BitnetForCausalLM": _LLAMA,
     "MiniCPMForCausalLM": _LLAMA
     | {"tie_word_embeddings": True, "scale_emb": 1.0, "scale_depth": 1.0, "dim_model_base": 1.0},
-    "Qwen3ForCausalLM": _LLAMA
-    | {
-        "vocab_size": 151_936,
-        "intermediate_size": 22_016,
-        "num_key_value_heads": 32,
-        "head_dim": 128,
-        "max_position_embeddings": 32_768,
-        "bos_token_id": None,
-        "eos_token_id": None,
-    },
+    "Qwen2ForCausalLM": _QWEN2,
+    "Qwen3ForCausalLM": _QWEN2 | {"head_dim": 128},
 }
-"""What a key that ``config.json`` lacks stands for: the defaults of transformers' ``BitNetConfig``, ``LlamaConfig`` and
-``Qwen3Config`` (5.23). 1bitLLM's own configuration class has those of ``LlamaConfig``, and OpenBMB's class of MiniCPM
-those above. None: derived from other keys."""
+"""What a key that ``config.json`` lacks stands for: the defaults of transformers' ``BitNetConfig``, ``LlamaConfig``,
+``Qwen2Config`` and ``Qwen3Config`` (5.23). 1bitLLM's own configuration class has those of ``LlamaConfig``, and
+OpenBMB's class of MiniCPM those above. None: derived from other keys."""
 _KEYS_OF_SHAPE = {
     "hidden": "hidden_size",
     "heads": "num_attention_heads",
@@ -163,6 +164,7 @@ class HFConfig:
             sub_norms=architecture.startswith("bitnet"),
             tied_embeddings=self.values["tie_word_embeddings"] is True,
             head_norms=architecture == "qwen3",
+            qkv_biases=architecture == "qwen2",
             **self._scales(architecture),
         )
 
@@ -247,7 +249,7 @@ class HFConfig:
                 raise self.error("quantization", f"is {brief(found)}; ternary weights have 2 bits, and affine scales.")
             return {"linear_class": "autobitlinear", "quantization_mode": "offline"}
         if not found:
-            if architecture in ("llama", "qwen3"):
+            if architecture in ALSO_FLOAT - {"minicpm"}:
                 raise self.error("quantization_config", "is missing: this is no 1.58-bit model.")
             mode = "offline" if architecture == "minicpm" else "online"  # BitCPM4's weights are ternary already
             return {"linear_class": "autobitlinear", "quantization_mode": mode}

@@ -1,16 +1,20 @@
 """From a model's shape and weights to the program that a device compiles.
 
 One builder serves BitNet b1.58 2B4T (sub-norms, squared ReLU), the 1bitLLM models (sub-norms, SiLU), Llama-shaped
-1.58-bit models (no sub-norms, SiLU), MiniCPM's (the same, with scales that are folded into weights: ADR 0045) and
-Qwen3's (no sub-norms, but norms of q's and k's heads): they differ in which norms have a weight and in the activation.
+1.58-bit models (no sub-norms, SiLU), MiniCPM's (the same, with scales that are folded into weights: ADR 0045), Qwen3's
+(no sub-norms, but norms of q's and k's heads) and Qwen2's (the same, with biases of q, k and v instead: ADR 0048). They
+differ in which norms have a weight, in the activation, and in one plain operation.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from bitnet.core.hal import (
+    AddBias,
     Attention,
     DenseMatmul,
     DenseWeight,
@@ -70,6 +74,9 @@ def build_program(
 
     ops: list[Op] = [Embed("token_embd", "x")]
     for layer in range(config.layers):
+        if config.qkv_biases:
+            parts = [used.pop(f"blk.{layer}.attn_{part}.bias") for part in "qkv"]
+            used[f"blk.{layer}.attn_qkv.bias"] = _stacked([bias for bias in parts if isinstance(bias, DenseWeight)])
         ops += _layer_ops(config, layer)
     ops += [
         NormRows("x", "output_norm", config.stream_eps, "last"),
@@ -104,6 +111,12 @@ def build_program(
     )
 
 
+def _stacked(vectors: Sequence[DenseWeight]) -> DenseWeight:
+    """Vectors as one, in the order in which the products beside them are stacked."""
+    size = sum(vector.shape[0] for vector in vectors)
+    return DenseWeight((size,), "f32", lambda: np.concatenate([vector.load() for vector in vectors]))
+
+
 def _layer_ops(config: ModelConfig, layer: int) -> list[Op]:
     """Attention and MLP of one layer, each adding to the residual stream ``x``."""
 
@@ -117,6 +130,7 @@ def _layer_ops(config: ModelConfig, layer: int) -> list[Op]:
     return [
         NormQuant("x", weight("attn_norm"), config.stream_eps, "q8", "q8_scale"),
         TernaryMatmul("q8", "q8_scale", (weight("attn_q"), weight("attn_k"), weight("attn_v")), "qkv"),
+        *([AddBias("qkv", weight("attn_qkv.bias"))] if config.qkv_biases else []),
         RopeAppend(
             "qkv", layer, heads, kv_heads, head_dim, "rope_cos", "rope_sin", config.rope_style, q_norm, k_norm, eps
         ),

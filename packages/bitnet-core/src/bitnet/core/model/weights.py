@@ -14,7 +14,7 @@ from bitnet.core.gguf.quants import DECODERS, decode
 from bitnet.core.gguf.ternary import BLOCK_TYPES, LOOKUP_TYPES, I2SLayout, check_ternary, holds_threes, load_ternary
 from bitnet.core.gguf.types import BLOCKS
 from bitnet.core.hal import DenseWeight, TernaryData, TernaryWeight, Weight
-from bitnet.core.model.config import ModelConfig
+from bitnet.core.model.config import ALSO_FLOAT, ModelConfig
 from bitnet.core.model.rope import LongRope
 
 FLOATS = (GGMLType.F16, GGMLType.BF16)
@@ -22,10 +22,14 @@ FLOATS = (GGMLType.F16, GGMLType.BF16)
 
 
 class Expected(NamedTuple):
-    """A weight a model must have: a ternary matrix, a dense one, or the weight of a norm."""
+    """A weight a model must have: a ternary matrix, a dense one, the weight of a norm, or a bias."""
 
-    kind: Literal["ternary", "dense", "norm"]
+    kind: Literal["ternary", "dense", "norm", "bias"]
     shape: tuple[int, ...]
+
+    def tensor(self, name: str) -> str:
+        """What a file calls the weight of this canonical name; that of a bias says itself what it is."""
+        return name if self.kind == "bias" else f"{name}.weight"
 
 
 def expected_weights(config: ModelConfig) -> Iterator[tuple[str, Expected]]:
@@ -39,6 +43,8 @@ def expected_weights(config: ModelConfig) -> Iterator[tuple[str, Expected]]:
         yield block + "attn_q", Expected("ternary", (queries, hidden))
         yield block + "attn_k", Expected("ternary", (keys, hidden))
         yield block + "attn_v", Expected("ternary", (keys, hidden))
+        for part, size in (("q", queries), ("k", keys), ("v", keys)) if config.qkv_biases else ():
+            yield f"{block}attn_{part}.bias", Expected("bias", (size,))
         if config.head_norms:
             yield block + "attn_q_norm", Expected("norm", (config.head_dim,))
             yield block + "attn_k_norm", Expected("norm", (config.head_dim,))
@@ -61,7 +67,7 @@ def bind_weights(file: GGUFFile, config: ModelConfig, layout: I2SLayout) -> Mapp
 
     Raises:
         ModelFileError: A tensor is missing, of another shape or of a type that cannot hold such a weight, or the file
-            has tensors that this architecture does not know, such as biases.
+            has tensors that this architecture does not know, such as biases of another one.
     """
     rotated = next((key for key in file.metadata if key.startswith("prism.hadamard.")), None)
     if rotated is not None:
@@ -74,10 +80,11 @@ def bind_weights(file: GGUFFile, config: ModelConfig, layout: I2SLayout) -> Mapp
         known |= {"rope_factors_short.weight", "rope_factors_long.weight"}
     factors = folded_scales(config)
     grouped = _several_scales(file)
-    for name, (kind, shape) in expected_weights(config):
-        tensor = file.tensors.get(f"{name}.weight")
+    for name, expected in expected_weights(config):
+        kind, shape = expected
+        tensor = file.tensors.get(expected.tensor(name))
         if tensor is None:
-            raise file.error("is missing.", tensor=f"{name}.weight")
+            raise file.error("is missing.", tensor=expected.tensor(name))
         if tensor.shape != shape:
             raise file.error(f"has the shape {tensor.shape}; the model's metadata make it {shape}.", tensor=tensor.name)
         if kind == "ternary":
@@ -145,7 +152,7 @@ def _ternary(
 ) -> TernaryWeight:
     shape = (tensor.shape[0], tensor.shape[1])
     # A file of floats may as well be no ternary model at all.
-    master = config.architecture not in ("llama", "minicpm", "qwen3")
+    master = config.architecture not in ALSO_FLOAT
     group = BLOCKS[tensor.type][0] if grouped and tensor.type in BLOCK_TYPES else None
     try:
         check_ternary(tensor.type, shape, layout)
@@ -176,14 +183,14 @@ def _ternary(
     return TernaryWeight(shape, load, lambda: file.release(tensor), group)
 
 
-def _dense(file: GGUFFile, tensor: TensorInfo, kind: Literal["dense", "norm"], factor: float) -> DenseWeight:
-    """Numbers times ``factor``. Norms, and floats that a factor changes, become f32; F32 and F16 stay as they are. All
-    else becomes f16, which rounds quantised values by up to 2⁻¹¹ (ADR 0034)."""
+def _dense(file: GGUFFile, tensor: TensorInfo, kind: Literal["dense", "norm", "bias"], factor: float) -> DenseWeight:
+    """Numbers times ``factor``. Norms, biases, and floats that a factor changes, become f32; F32 and F16 stay as they
+    are. All else becomes f16, which rounds quantised values by up to 2⁻¹¹ (ADR 0034)."""
     if tensor.type not in DECODERS:
         names = ", ".join(dtype.name for dtype in DECODERS)
         raise file.error(f"{tensor.type.name} cannot be read as numbers; {names} can.", tensor=tensor.name)
     floats = tensor.type in (GGMLType.F32, *(FLOATS if factor != 1 else ()))
-    dtype: Literal["f32", "f16"] = "f32" if kind == "norm" or floats else "f16"
+    dtype: Literal["f32", "f16"] = "f32" if kind != "dense" or floats else "f16"
     as_is = tensor.type.name == dtype.upper() and factor == 1
     numpy_dtype = np.dtype({"f32": "<f4", "f16": "<f2"}[dtype])
 

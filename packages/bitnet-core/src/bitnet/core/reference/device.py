@@ -17,7 +17,9 @@ from bitnet.core.hal import (
     NO_TOKEN,
     PENALTIES,
     TERNARY_TABLES,
+    AddBias,
     Attention,
+    CenterRows,
     DenseMatmul,
     DenseWeight,
     DeviceInfo,
@@ -69,6 +71,8 @@ _KERNELS: Mapping[type[Op], str] = {
     DenseMatmul: "dense_matmul_numpy",
     Sample: "sample_numpy",
     Quantize: "quantize_numpy",
+    AddBias: "add_bias_numpy",
+    CenterRows: "center_rows_numpy",
 }
 KERNELS = tuple(_KERNELS.values())
 """What a backend that opens these devices lists as its kernels."""
@@ -199,6 +203,7 @@ class ReferenceExecutable:
         named = [op.weights for op in program.ops if isinstance(op, TernaryMatmul)]
         codes = sum(self._ternary[name].codes.nbytes for names in named for name in names)
         others = [op.weight for op in program.ops if isinstance(op, NormQuant | GluNormQuant | NormRows | DenseMatmul)]
+        others += [op.bias for op in program.ops if isinstance(op, AddBias)]
         self._weight_bytes = codes + sum(self._dense[name].nbytes for name in others if name in self._dense)
         self._weight_bytes += sum(sum(a.nbytes for a in self._ternary[n]) for n in others if n in self._ternary)
         self.used = (0 if kv is None else kv.bytes) + sum(t.nbytes for t in self._tensors.values())
@@ -299,6 +304,10 @@ class ReferenceExecutable:
         elif isinstance(op, DenseMatmul):
             head, x = self._ternary.get(op.weight), t[op.x][:r]
             t[op.out][:r] = ops.dense_matmul(x, w[op.weight]) if head is None else ops.table_matmul(x, head)
+        elif isinstance(op, AddBias):
+            t[op.x][:m] += w[op.bias]
+        elif isinstance(op, CenterRows):
+            t[op.out][:m] = ops.center(t[op.x][:m])
         elif isinstance(op, Sample):
             self._sample(op, step)
         elif isinstance(op, Quantize):

@@ -32,6 +32,14 @@ def rms_norm(x: npt.NDArray[np.floating], weight: F32 | None, eps: float) -> F64
     return y
 
 
+def center(x: F32) -> F32:
+    """``x[M, D]`` less each row's mean."""
+    y = x.astype(np.float64)
+    with np.errstate(invalid="ignore"):  # infinities of both signs
+        y -= np.mean(y, axis=-1, keepdims=True)
+    return y.astype(np.float32)
+
+
 def absmax_int8(y: F64) -> tuple[I8, F32]:
     """Codes ``[M, K]`` and scales ``[M]``: ``y ≈ codes · scale``."""
     greatest = np.maximum(np.abs(y).max(axis=-1), 1e-5)

@@ -9,7 +9,9 @@ import numpy as np
 import numpy.typing as npt
 
 from bitnet.core.hal import (
+    AddBias,
     Attention,
+    CenterRows,
     DenseMatmul,
     Embed,
     GluNormQuant,
@@ -38,7 +40,8 @@ class TinyModel:
     """BitNet b1.58 in small. ``dense`` and ``ternary`` hold its weights by name.
 
     Where ``group`` is given each so many columns have a scale of their own. ``head_norms``: heads of q and of k are
-    normalised, as Qwen3's are.
+    normalised, as Qwen3's are. ``biased``: q, k and v have biases, as Qwen2's have. ``centered``: the norms of the
+    residual stream are LayerNorms, as OLMo's are, but with weights.
     """
 
     rng: np.random.Generator
@@ -54,6 +57,8 @@ class TinyModel:
     sub_norms: bool = True
     group: int | None = None
     head_norms: bool = False
+    biased: bool = False
+    centered: bool = False
     eps: float = 1e-5
     dense: dict[str, Array] = field(default_factory=dict)
     ternary: dict[str, tuple[oracle.I8, float | npt.NDArray[np.float16]]] = field(default_factory=dict)
@@ -75,6 +80,8 @@ class TinyModel:
             for name, (n, k) in shapes.items():
                 self.ternary[f"{name}.{i}"] = random_ternary(rng, n, k), self._scale(n, k)
         self.dense |= {name: rng.uniform(0.5, 1.5, n).astype(np.float32) for name, n in norms.items()}
+        for i in range(self.layers if self.biased else 0):
+            self.dense[f"bias.{i}"] = rng.standard_normal(width + 2 * self.kv_heads * d).astype(np.float32)
 
     def _scale(self, n: int, k: int) -> float | npt.NDArray[np.float16]:
         if self.group is None:
@@ -88,15 +95,22 @@ class TinyModel:
     def head_norm(self, name: str) -> str | None:
         return name if self.head_norms else None
 
+    def stream(self, name: str) -> tuple[str, list[CenterRows]]:
+        """What a norm of the residual stream reads, and what makes it."""
+        return (name, [CenterRows("x", name)]) if self.centered else ("x", [])
+
     def program(self, limits: Limits, blocks: int, kv_dtype: KVDtype = "f16") -> Program:
         """Each layer's tensors under names of their own, so that all can be read after a step."""
         width, d, h, g, f = self.width, self.head_dim, self.heads, self.kv_heads, self.ffn
         ops: list[Op] = [Embed("embd", "x")]
         specs: list[TensorSpec] = [tensor("x", "f32", "M", width)]
         for i in range(self.layers):
+            (for_attn, center_attn), (for_ffn, center_ffn) = self.stream(f"ca.{i}"), self.stream(f"cf.{i}")
             ops += [
-                NormQuant("x", f"attn_norm.{i}", self.eps, f"a.{i}", f"as.{i}"),
+                *center_attn,
+                NormQuant(for_attn, f"attn_norm.{i}", self.eps, f"a.{i}", f"as.{i}"),
                 TernaryMatmul(f"a.{i}", f"as.{i}", (f"q.{i}", f"k.{i}", f"v.{i}"), f"qkv.{i}"),
+                *([AddBias(f"qkv.{i}", f"bias.{i}")] if self.biased else []),
                 RopeAppend(
                     *(f"qkv.{i}", i, h, g, d, "cos", "sin", self.style),
                     *(self.head_norm(f"q_norm.{i}"), self.head_norm(f"k_norm.{i}"), self.eps),
@@ -104,7 +118,8 @@ class TinyModel:
                 Attention(f"qkv.{i}", f"att.{i}", i, h, g, d),
                 NormQuant(f"att.{i}", self.sub(f"attn_sub.{i}"), self.eps, f"b.{i}", f"bs.{i}"),
                 TernaryMatmul(f"b.{i}", f"bs.{i}", (f"o.{i}",), "x", add=True),
-                NormQuant("x", f"ffn_norm.{i}", self.eps, f"c.{i}", f"cs.{i}"),
+                *center_ffn,
+                NormQuant(for_ffn, f"ffn_norm.{i}", self.eps, f"c.{i}", f"cs.{i}"),
                 TernaryMatmul(f"c.{i}", f"cs.{i}", (f"gate.{i}", f"up.{i}"), f"gu.{i}"),
                 GluNormQuant(f"gu.{i}", self.sub(f"ffn_sub.{i}"), self.eps, self.activation, f"e.{i}", f"es.{i}"),
                 TernaryMatmul(f"e.{i}", f"es.{i}", (f"down.{i}",), "x", add=True),
@@ -113,7 +128,11 @@ class TinyModel:
                 specs += [tensor(f"{name}.{i}", "i8", "M", k), tensor(f"{name}s.{i}", "f32", "M")]
             specs += [tensor(f"qkv.{i}", "f32", "M", (h + 2 * g) * d), tensor(f"att.{i}", "f32", "M", width)]
             specs += [tensor(f"gu.{i}", "f32", "M", 2 * f)]
-        ops += [NormRows("x", "norm", self.eps, "y"), DenseMatmul("y", "head", "logits"), Sample("logits", "token")]
+            specs += [tensor(op.out, "f32", "M", width) for op in (*center_attn, *center_ffn)]
+        last, center = self.stream("cy")
+        ops += [*center, NormRows(last, "norm", self.eps, "y"), DenseMatmul("y", "head", "logits")]
+        ops += [Sample("logits", "token")]
+        specs += [tensor(op.out, "f32", "M", width) for op in center]
         specs += [tensor("y", "f32", "R", width), tensor("logits", "f32", "R", self.vocab), tensor("token", "i32", "R")]
         weights: dict[str, Weight] = {name: dense(array) for name, array in self.dense.items()}
         weights |= {name: ternary(*weight) for name, weight in self.ternary.items()}
@@ -122,7 +141,7 @@ class TinyModel:
 
     def calm(self) -> Array:
         """Tokens whose codes before the first attention are far from rounding borders, as float32 goes."""
-        y = oracle.rms_norm(self.dense["embd"].astype(np.float64), self.dense["attn_norm.0"], self.eps)
+        y = self.norm(self.dense["embd"], "attn_norm.0")
         quotient = oracle.absmax(y).quotient
         tokens: Array = np.flatnonzero(abs(quotient - np.floor(quotient) - 0.5).min(axis=1) > 5e-4)
         return tokens
@@ -134,6 +153,10 @@ class TinyModel:
         parts = [codes @ weights_of(*self.ternary[n]).T for n in names]
         out: oracle.F64 = np.concatenate(parts, axis=1) * exact.scale[:, None]
         return out
+
+    def norm(self, x: Array, name: str) -> oracle.F64:
+        """A norm of rows of the residual stream."""
+        return oracle.rms_norm(oracle.center(x) if self.centered else x, self.dense[name], self.eps)
 
     def normed(self, heads: Array, layer: int) -> Array:
         """Heads of q and of k ``[H + G, d]`` as they are rotated."""
@@ -148,8 +171,8 @@ class TinyModel:
         h, g, d = self.heads, self.kv_heads, self.head_dim
         x = self.dense["embd"][tokens].astype(np.float64)
         for i in range(self.layers):
-            y = oracle.rms_norm(x, self.dense[f"attn_norm.{i}"], self.eps)
-            qkv = self.linear(y, f"q.{i}", f"k.{i}", f"v.{i}").reshape(len(x), h + 2 * g, d)
+            qkv = self.linear(self.norm(x, f"attn_norm.{i}"), f"q.{i}", f"k.{i}", f"v.{i}")
+            qkv = (qkv + self.dense.get(f"bias.{i}", 0)).reshape(len(x), h + 2 * g, d)
             cache, att = oracle.Cache(kv_dtype, len(x)), np.empty((len(x), h * d))
             for p in range(len(x)):
                 normed = self.normed(qkv[p, : h + g], i)
@@ -157,10 +180,10 @@ class TinyModel:
                 cache.put(0, p, turned[h:], qkv[p, h + g :])
                 att[p] = cache.attend(0, p, turned[:h]).reshape(-1)
             x = x + self.linear(oracle.rms_norm(att, self.dense.get(f"attn_sub.{i}"), self.eps), f"o.{i}")
-            y = oracle.rms_norm(x, self.dense[f"ffn_norm.{i}"], self.eps)
+            y = self.norm(x, f"ffn_norm.{i}")
             act = oracle.glu(self.linear(y, f"gate.{i}", f"up.{i}"), self.activation)
             x = x + self.linear(oracle.rms_norm(act, self.dense.get(f"ffn_sub.{i}"), self.eps), f"down.{i}")
-        out: oracle.F64 = oracle.rms_norm(x, self.dense["norm"], self.eps) @ self.dense["head"].T.astype(np.float64)
+        out: oracle.F64 = self.norm(x, "norm") @ self.dense["head"].T.astype(np.float64)
         return out
 
 

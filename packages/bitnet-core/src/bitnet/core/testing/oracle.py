@@ -37,6 +37,17 @@ def rms_norm(x: Array, weight: Array | None, eps: float) -> F64:
     return out
 
 
+def add_bias(x: Array, bias: Array) -> F64:
+    out: F64 = np.asarray(x, np.float64) + np.asarray(bias, np.float64)
+    return out
+
+
+def center(x: Array) -> F64:
+    rows = np.asarray(x, np.float64)
+    out: F64 = rows - rows.sum(axis=1, keepdims=True) / rows.shape[1]
+    return out
+
+
 def absmax(y: F64) -> Quantised:
     greatest = np.maximum(1e-5, abs(y).max(axis=1))
     return Quantised(127 * y / greatest[:, None], greatest / 127)

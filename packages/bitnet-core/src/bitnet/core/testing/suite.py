@@ -13,6 +13,7 @@ from bitnet.core.testing.look_ahead import LookAheadTests
 from bitnet.core.testing.norms import NormTests
 from bitnet.core.testing.penalties import PenaltyTests
 from bitnet.core.testing.probing import ProbeTests
+from bitnet.core.testing.rowwise import RowwiseTests
 from bitnet.core.testing.sampling import SampleTests
 from bitnet.core.testing.tables import TableTests
 from bitnet.core.testing.whole_model import WholeModelTests
@@ -22,6 +23,7 @@ class ConformanceSuite(
     ProbeTests,
     LinearTests,
     NormTests,
+    RowwiseTests,
     AttentionTests,
     Int8CacheTests,
     HeadTests,

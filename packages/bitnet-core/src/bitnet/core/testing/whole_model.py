@@ -47,7 +47,7 @@ INT8_CACHE, TYPICAL_OF_INT8 = 0.1, 0.04
 """Bounds on logits with an i8 cache against float64 with an exact one, for a row and for the median row of a text. The
 contract's codes, computed in float64, gave at most 5.0 % and 2.4 %; f16 gave 3.3 % and 1.8 %."""
 
-KINDS = ("bitnet", "llama", "wide", "qwen3")
+KINDS = ("bitnet", "llama", "wide", "qwen3", "qwen2", "olmo")
 
 LIMITS = Limits(max_tokens=64, max_seqs=4, max_rows=8, max_blocks=8)
 
@@ -93,8 +93,9 @@ class Running:
         ]
         x = model.dense["embd"][np.concatenate([f.tokens for f in feeds])].astype(np.float32)
         for i in range(model.layers):
-            self._codes(t, f"a.{i}", oracle.rms_norm(x, model.dense[f"attn_norm.{i}"], model.eps))
-            qkv = self._product(t, f"a.{i}", f"q.{i}", f"k.{i}", f"v.{i}").reshape(len(x), h + 2 * g, d)
+            self._codes(t, f"a.{i}", self._norm(t, f"ca.{i}", x, f"attn_norm.{i}"))
+            qkv = self._product(t, f"a.{i}", f"q.{i}", f"k.{i}", f"v.{i}")
+            qkv = (qkv + model.dense.get(f"bias.{i}", np.float32(0))).reshape(len(x), h + 2 * g, d)
             exact, doubt = np.empty((2, len(x), h * d))
             rotated = t[f"qkv.{i}"].reshape(len(x), h + 2 * g, d)[:, :h]
             turned = np.stack([self._turn(qkv[m, : h + g], i, p) for m, (_, p) in enumerate(owner)])
@@ -108,7 +109,7 @@ class Running:
             assert_within(f"attention, layer {i}", t[f"att.{i}"], exact, bound)
             self._codes(t, f"b.{i}", oracle.rms_norm(t[f"att.{i}"], model.dense.get(f"attn_sub.{i}"), model.eps))
             x = x + self._product(t, f"b.{i}", f"o.{i}")
-            self._codes(t, f"c.{i}", oracle.rms_norm(x, model.dense[f"ffn_norm.{i}"], model.eps))
+            self._codes(t, f"c.{i}", self._norm(t, f"cf.{i}", x, f"ffn_norm.{i}"))
             assert_same_bits(
                 f"gate and up, layer {i}", t[f"gu.{i}"], self._product(t, f"c.{i}", f"gate.{i}", f"up.{i}")
             )
@@ -123,11 +124,19 @@ class Running:
     def _check_rows(self, t: dict[str, Array], step: Sequence[SequenceStep]) -> None:
         begins = np.cumsum([0, *(len(s.tokens) for s in step)])
         wanted = [int(b) + row for b, s in zip(begins, step, strict=False) for row in s.rows]
-        assert_rel("norm_rows", t["y"], oracle.rms_norm(t["x"][wanted], self.model.dense["norm"], self.model.eps), 1e-5)
+        assert_rel("norm_rows", t["y"], self._norm(t, "cy", t["x"], "norm")[wanted], 1e-5)
         assert_products("logits", t["logits"], t["y"], self.model.dense["head"])
         rows = [(s.sampling, s.length - len(s.tokens) + row) for s in step for row in s.rows]
         for r, (params, position) in enumerate(rows):
             assert t["token"][r] in draws.allowed(t["logits"][r], params, position)
+
+    def _norm(self, t: dict[str, Array], name: str, x: Array, weight: str) -> oracle.F64:
+        """A norm of the residual stream, of what the device centred where the model centres it."""
+        if self.model.centered:
+            bound = 2e-6 * abs(x.astype(np.float64)).max(axis=1, keepdims=True)
+            assert_within(f"centered rows {name}", t[name], oracle.center(x), bound)
+            x = t[name]
+        return oracle.rms_norm(x, self.model.dense[weight], self.model.eps)
 
     def _codes(self, t: dict[str, Array], name: str, y: oracle.F64) -> None:
         kind, layer = name.split(".")
@@ -151,6 +160,8 @@ def models(rng: np.random.Generator) -> dict[str, dict[str, Any]]:
         "llama": {"sub_norms": False, "activation": "silu", "style": "interleaved", "kv_heads": 1},
         "wide": {"heads": 3, "kv_heads": 3, "head_dim": 100, "ffn": 260, "activation": "silu", "vocab": 97},
         "qwen3": {"sub_norms": False, "activation": "silu", "ffn": 256, "group": 32, "head_norms": True},
+        "qwen2": {"sub_norms": False, "activation": "silu", "heads": 6, "head_dim": 20, "biased": True},
+        "olmo": {"sub_norms": False, "activation": "silu", "style": "interleaved", "kv_heads": 4, "centered": True},
     }
 
 

@@ -73,7 +73,8 @@ class ClcOps:
 
     def lowering(self) -> Lowering:
         """What :class:`bitnet.core.gpu.GpuDevice` takes."""
-        return Lowering(self._table, self._vendor.leaves_out, scaled=self._vendor.scaled, group=self._rows.group)
+        vendor, group = self._vendor, self._rows.group
+        return Lowering(self._table, vendor.leaves_out, scaled=vendor.scaled, rowwise=vendor.rowwise, group=group)
 
     def norm_quant(self, ctx: Context, op: NormQuant, bucket: Bucket) -> list[Launch]:
         (launch,) = self._rows.norm_quant(ctx, op, bucket)

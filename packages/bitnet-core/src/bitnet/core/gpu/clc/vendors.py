@@ -31,7 +31,7 @@ class Vendor:
         attention: Launches of attention.
         groups: Launches of groups of operations that the plain kernels do not take.
         otherwise: What is left of the matrix products where the trial fails.
-        leaves_out, scaled: As :class:`~bitnet.core.gpu.plan.Lowering`'s.
+        leaves_out, scaled, rowwise: As :class:`~bitnet.core.gpu.plan.Lowering`'s.
     """
 
     trial: KernelSpec | None = None
@@ -41,6 +41,7 @@ class Vendor:
     otherwise: Matrix = "none"
     leaves_out: Callable[[Context], bool] = lambda _: False
     scaled: bool = True
+    rowwise: bool = True
 
 
 PLAIN = Vendor()
