@@ -2,22 +2,37 @@
 
 from __future__ import annotations
 
+import bitnet.opencl.backend
 from bitnet.core.cpu.backend import BACKEND
 from bitnet.core.devices.isolated import open_isolated
-from bitnet.core.hal import Device, DeviceInfo, OpenOptions
+from bitnet.core.hal import Backend, Device, DeviceInfo, OpenOptions
 from bitnet.core.testing import ConformanceSuite
+from bitnet.core.testing.look_ahead import LookAheadTests
 
 
 class Isolated:
-    """The CPU backend, whose devices are opened in children."""
+    """A backend whose devices are opened in children."""
 
-    name, hal_api, probe, kernels = BACKEND.name, BACKEND.hal_api, BACKEND.probe, BACKEND.kernels
+    def __init__(self, backend: Backend) -> None:
+        self.name, self.hal_api, self.probe, self.kernels = (
+            backend.name,
+            backend.hal_api,
+            backend.probe,
+            backend.kernels,
+        )
 
     def open(self, info: DeviceInfo, options: OpenOptions) -> Device:
         return open_isolated(info, options)
 
 
 class TestIsolated(ConformanceSuite):
-    backend = Isolated()
+    backend = Isolated(BACKEND)
     devices = ("cpu:scalar",)
+    size = "small"
+
+
+class TestIsolatedLookAhead(LookAheadTests):
+    """OpenCL's devices go on before the host has the last tokens, which no level of the CPU does."""
+
+    backend = Isolated(bitnet.opencl.backend.BACKEND)
     size = "small"
