@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from bitnet.core.engine import GenerationOptions
-from bitnet.core.engine.lookup import CAPS, FORGIVEN, NGRAMS, REFRESH, Draft, Lookup, Pace, agreeing
+from bitnet.core.engine.lookup import CAPS, FORGIVEN, NGRAMS, RECENT, REFRESH, Draft, Lookup, Pace, agreeing
 from bitnet.core.engine.sequence import Generation
 from bitnet.core.hal import Device, Limits
 
@@ -65,6 +65,27 @@ def test_the_chance_is_how_often_drafts_were_right() -> None:
                 tokens.append(int(rng.integers(12)))
         usual = float(np.mean(chances[200:]))
         assert abs(usual - (right + (1 - right) / 12)) < 0.1, right
+
+
+def test_a_text_repeats_for_a_while_after_a_passage_that_did() -> None:
+    passage = list(range(100, 120))
+    tokens = [*passage, 1, 2]
+    lookup = Lookup(tokens)
+    lookup.propose(15)
+    assert not lookup.repeats
+    for token in passage[:4]:
+        tokens.append(token)
+        lookup.propose(15)
+    assert not lookup.repeats, "two tokens find the passage, and one or two agree with it"
+    tokens += passage[4:10]
+    lookup.propose(15)
+    assert lookup.repeats
+    tokens += range(1000, 1000 + RECENT - 1)
+    lookup.propose(15)
+    assert lookup.repeats
+    tokens.append(2000)
+    lookup.propose(15)
+    assert not lookup.repeats
 
 
 def test_matches_of_different_lengths_have_chances_of_their_own() -> None:

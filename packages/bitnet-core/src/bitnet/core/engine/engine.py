@@ -53,6 +53,9 @@ PROMPT_SECONDS = 0.025
 MAX_REPEAT = 16
 """Tokens a step at most: what is generated past a stop rule is thrown away."""
 
+WATCHED = 2
+"""Tokens at a time of sequences that have repeated a passage a little while ago: none is drafted in between."""
+
 ROUNDS = 16
 """Rounds of a step at most, on devices that begin one while the host takes in the one before."""
 
@@ -198,6 +201,8 @@ class Engine(Preparer):
         each = max(1, min(most, int(BURST_SECONDS / self._token_seconds)))
         if self._ahead is not None:  # a round is taken in while the next is computed
             each = max(1, each // 2)
+        if self._expects_drafts():
+            each = min(each, WATCHED)
         plan = self._scheduler.plan(each if self._ahead is None or pace.stale else each * ROUNDS)
         if plan is None:
             deliver(self.news())
@@ -313,6 +318,11 @@ class Engine(Preparer):
             logprobs=max((n for n in told if n is not None), default=None),
         )
         return step, wanted
+
+    def _expects_drafts(self) -> bool:
+        """Whether drafts are likely to come soon for all that runs, and a step has room for them."""
+        running = self._scheduler.sequences
+        return 0 < 2 * len(running) <= self.limits.max_rows and all(sequence.repeats for sequence in running)
 
     def _may_go_on(self, plan: Plan) -> bool:
         """Whether the sequences of a plan are to have more tokens one by one, before anybody else's turn comes."""

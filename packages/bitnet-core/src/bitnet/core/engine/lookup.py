@@ -18,6 +18,8 @@ NGRAMS = (3, 2)
 """Tokens that must have occurred before; the first that has counts."""
 LONGEST = 8
 """Tokens up to which a longer match is told from a shorter one."""
+RUN, RECENT = 4, 64
+"""Drafted tokens in a row that make a passage a repeated one, and the tokens after it in which another is expected."""
 MEMORY = 16
 """Drafted tokens over which the chance of a draft is averaged."""
 
@@ -53,9 +55,15 @@ class Lookup:
         self._known = 0
         self._draft: list[int] = []
         self._match = 0
+        self._repeated = -RECENT  # where the last repeated passage ended, as far as is known
         self._chances = [0.5] * (LONGEST + 1)  # by length of the match
         self._trials = [2] * (LONGEST + 1)
         self._learn()
+
+    @property
+    def repeats(self) -> bool:
+        """Whether the text has repeated a passage a little while ago, and may well do so again."""
+        return len(self._tokens) - self._repeated < RECENT
 
     def propose(self, most: int) -> Draft:
         """What may come next, ``most`` tokens of it; nothing where the last tokens are new."""
@@ -79,12 +87,16 @@ class Lookup:
 
     def _compare(self) -> None:
         """Compare the last draft with what came."""
+        hits = 0
         for token, drafted in zip(self._tokens[self._known :], self._draft, strict=False):
             hit = token == drafted
+            hits += hit
             self._chances[self._match] += (hit - self._chances[self._match]) / self._trials[self._match]
             self._trials[self._match] = min(MEMORY, self._trials[self._match] + 1)
             if not hit:
                 break
+        if hits >= RUN:
+            self._repeated = self._known + hits
 
     def _learn(self) -> None:
         """Take in the tokens that are new: what each n-gram is followed by."""

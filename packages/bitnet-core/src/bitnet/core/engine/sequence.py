@@ -102,6 +102,11 @@ class TokenSequence(ABC):
         """A guess at its next tokens, ``most`` at most, to be verified in one step; none where that cannot be."""
         return NO_DRAFT
 
+    @property
+    def repeats(self) -> bool:
+        """Whether drafts are likely to come soon."""
+        return False
+
     def started(self, cached: int) -> None:  # noqa: B027  (most need not know)
         """The first step is about to run; ``cached`` positions were there already."""
 
@@ -253,6 +258,10 @@ class Generation(TokenSequence):
         if self._lookup is None or self.needs_logits or self.wants_slot:  # a slot counts one token at a time
             return NO_DRAFT
         return self._lookup.propose(min(most, self.steps_left - 1))
+
+    @property
+    def repeats(self) -> bool:
+        return self._lookup is not None and self._lookup.repeats
 
     def started(self, cached: int) -> None:
         if self.device not in self._devices:
