@@ -12,7 +12,7 @@
 //
 // ROPE: each token is a sequence of its own, and none reads what another writes; rotates q and k here, and stores k and v in the
 // cache (rope_append's work). Entries that were in the cache before the step may be fetched before this kernel waits for the
-// kernel that computes q, k and v. HEAD_NORMS: q and the new k get their RMSNorm (head_norms' work) before they are rotated.
+// kernel that computes q, k and v. HEAD_NORMS: q and the new k get their RMSNorm before they are rotated.
 //
 // DEPTH tiles of a warp are fetched ahead.
 //

@@ -9,7 +9,6 @@
 // of each token's activations, is subtracted.
 //
 // For at least LAG + 1 stages of K. GLU: as in ternary_decode, every 16 rows are 8 gates and their 8 ups.
-// GROUP: as in ternary_mma. The next tile's codes and scales are read while this one's are multiplied.
 #define NT (BN / 8)
 #define LAG 2 /* stages by which the fastest warpgroup may lead the slowest without waiting */
 #define THREADS (2 * BM)
@@ -17,37 +16,27 @@
 #define STAGE (BN * 128 + BM * 32)
 #define BATCH (BN == 160 ? 2 : NT % 4 == 0 ? 4 : 2) /* as many at a time as there are registers for */
 
-#if GROUP
-#define A_TYPE "s8"
-#define SETS (GROUP == 64 ? 2 : 1) /* groups of a tile */
-#define COUNT (COLS / GROUP)
-#else
-#define A_TYPE "u8"
-#define SETS 1
-#endif
-
 #define ACC(n) "+r"(acc[n][0]), "+r"(acc[n][1]), "+r"(acc[n][2]), "+r"(acc[n][3])
 #define ACC4(n) ACC(n), ACC(n + 1), ACC(n + 2), ACC(n + 3)
 #define NAMES32 "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31"
 #define NAMES64 NAMES32 ",%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63"
 #define NAMES80 NAMES64 ",%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76,%77,%78,%79"
-#define A_AND_X : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(x), "n"(ADDED)
+#define A_AND_X : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(x)
 
-// acc = a (64 rows of W by 32 of K, in registers) times the tokens that `x` describes; plus acc, where there are any yet.
-template <int ADDED>
+// acc += a (64 rows of W by 32 of K, in registers) times the tokens that `x` describes.
 __device__ __forceinline__ void multiply(int (&acc)[NT][4], const unsigned (&a)[4], unsigned long long x) {
 #if BN == 160
-    asm volatile("wgmma.mma_async.sync.aligned.m64n160k32.s32." A_TYPE ".s8 {" NAMES80 "}, {%80,%81,%82,%83}, %84, %85;"
+    asm volatile("wgmma.mma_async.sync.aligned.m64n160k32.s32.u8.s8 {" NAMES80 "}, {%80,%81,%82,%83}, %84, 1;"
                  : ACC4(0), ACC4(4), ACC4(8), ACC4(12), ACC4(16) A_AND_X);
 #else
-    asm volatile("wgmma.mma_async.sync.aligned.m64n128k32.s32." A_TYPE ".s8 {" NAMES64 "}, {%64,%65,%66,%67}, %68, %69;"
+    asm volatile("wgmma.mma_async.sync.aligned.m64n128k32.s32.u8.s8 {" NAMES64 "}, {%64,%65,%66,%67}, %68, 1;"
                  : ACC4(0), ACC4(4), ACC4(8), ACC4(12) A_AND_X);
 #endif
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
 ternary_tiles(const int *step, const __grid_constant__ TensorMap x, const __grid_constant__ TensorMap codes, const float *scale,
-              const int *sums, const void *w_scale, float *out, int rows) {
+              const int *sums, const float *w_scale, float *out, int rows) {
     extern __shared__ unsigned char unaligned[];  // the ring, and 1024 bytes to align it
     __shared__ Barrier full[STAGES], empty[STAGES];
     unsigned char *ring = unaligned + (1024 - shared_at(unaligned) % 1024) % 1024;
@@ -96,87 +85,41 @@ ternary_tiles(const int *step, const __grid_constant__ TensorMap x, const __grid
     int stage = 0, parity = 0, used = 0;
     int row = warp * 16 + group, swap = group / 4 * 16;  // the swizzle of rows of 32 bytes
     int low = (GLU ? warp * 8 + group : row) * 32 + quarter * 4, high = low + (GLU ? BM * 16 : 256);
-    unsigned words[4];
-    auto read = [&](unsigned (&to)[4]) {  // a thread's codes of the next stage
-        const unsigned char *code = ring + stage * STAGE + BN * 128;
-        barrier_wait(full + stage, parity);
-        to[0] = *(const unsigned *)(code + low + swap), to[1] = *(const unsigned *)(code + high + swap);
-        to[2] = *(const unsigned *)(code + low + (16 ^ swap)), to[3] = *(const unsigned *)(code + high + (16 ^ swap));
-    };
     for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
         int acc[NT][4] = {};
-#if GROUP
-        float total[NT][4] = {};
-        int first = tile % row_tiles * BM, to_low = GLU ? first / 2 + warp * 8 + group : first + row, to_high = to_low + (GLU ? rows / 2 : 8);
-        const f16 *scales_low = (const f16 *)w_scale + (size_t)min(to_low, rows - 1) * COUNT;
-        const f16 *scales_high = (const f16 *)w_scale + (size_t)min(to_high, rows - 1) * COUNT;
-        read(words);
-#endif
         for (int k = 0; k < BLOCKS; k++) {
-#if !GROUP
-            read(words);
+            const unsigned char *from = ring + stage * STAGE, *code = from + BN * 128;
+            barrier_wait(full + stage, parity);
+            unsigned words[4] = {*(const unsigned *)(code + low + swap), *(const unsigned *)(code + high + swap),
+                                 *(const unsigned *)(code + low + (16 ^ swap)), *(const unsigned *)(code + high + (16 ^ swap))};
             products_wait<0>();  // of the stage before
             if (lane == 0 && k > 0) barrier_arrive(empty + (stage ? stage : STAGES) - 1);
-#endif
             unsigned a[4][4];
 #pragma unroll
             for (int plane = 0; plane < 4; plane++) {
 #pragma unroll
-                for (int i = 0; i < 4; i++) {
-                    a[plane][i] = words[i] >> (6 - 2 * plane) & 0x03030303u;
-                    if (GROUP) a[plane][i] = signed_codes(a[plane][i]);
-                }
+                for (int i = 0; i < 4; i++) a[plane][i] = words[i] >> (6 - 2 * plane) & 0x03030303u;
             }
-            unsigned long long tokens_at = operand(ring + stage * STAGE);
-            [[maybe_unused]] int here = stage;
-            if (++stage == STAGES) stage = 0, parity ^= 1;
-#if GROUP
-            f16 scale_low[SETS], scale_high[SETS];
-#pragma unroll
-            for (int i = 0; i < SETS; i++) scale_low[i] = scales_low[k * SETS + i], scale_high[i] = scales_high[k * SETS + i];
-#pragma unroll
-            for (int i = 0; i < SETS; i++) {
-                products_begin();
-                multiply<0>(acc, a[i * 4 / SETS], tokens_at + 2 * (i * 4 / SETS));
-#pragma unroll
-                for (int plane = i * 4 / SETS + 1; plane < (i + 1) * 4 / SETS; plane++) multiply<1>(acc, a[plane], tokens_at + 2 * plane);
-                products_commit();
-                if (i == 0 && k + 1 < BLOCKS) read(words);
-                products_wait<0>();
-                if (i == SETS - 1 && lane == 0) barrier_arrive(empty + here);
-                float factor_low = to_float(scale_low[i]), factor_high = to_float(scale_high[i]);
-#pragma unroll
-                for (int n = 0; n < NT; n++) {
-                    asm volatile("" : ACC(n));
-#pragma unroll
-                    for (int j = 0; j < 4; j++)
-                        total[n][j] = __fadd_rn(total[n][j], __fmul_rn((float)acc[n][j], j < 2 ? factor_low : factor_high));
-                }
-            }
-#else
+            unsigned long long tokens_at = operand(from);
             products_begin();
 #pragma unroll
-            for (int plane = 0; plane < 4; plane++) multiply<1>(acc, a[plane], tokens_at + 2 * plane);
+            for (int plane = 0; plane < 4; plane++) multiply(acc, a[plane], tokens_at + 2 * plane);
             products_commit();
-#endif
             if (threadIdx.x == 0 && used++ >= LAG) fill();
             __syncwarp();
+            if (++stage == STAGES) stage = 0, parity ^= 1;
         }
-#if !GROUP
         products_wait<0>();
 #pragma unroll
         for (int n = 0; n < NT; n++) asm volatile("" : ACC(n));
         if (lane == 0) barrier_arrive(empty + (stage ? stage : STAGES) - 1);
-#endif
 
         int n0 = tile % row_tiles * BM, m0 = tile / row_tiles * BN, last = tokens - 1 - m0, width = GLU ? rows / 2 : rows;
         asm volatile("" : "+r"(width));  // or products with it would be computed before all tiles, and kept
         int n_low = GLU ? n0 / 2 + warp * 8 + group : n0 + row, n_high = n_low + (GLU ? width : 8);
         bool low_there = n_low < width, high_there = n_high < rows;
-        [[maybe_unused]] int from_low = low_there ? n_low : 0, from_high = high_there ? n_high : 0;
-#if !GROUP
-        float scale_low = ((const float *)w_scale)[from_low], scale_high = ((const float *)w_scale)[from_high];
-#endif
+        int from_low = low_there ? n_low : 0, from_high = high_there ? n_high : 0;
+        float scale_low = w_scale[from_low], scale_high = w_scale[from_high];
         float *to = out + (size_t)m0 * width;
         // All loads of a batch come before its first store, which they could not overtake.
 #pragma unroll
@@ -185,13 +128,9 @@ ternary_tiles(const int *step, const __grid_constant__ TensorMap x, const __grid
 #pragma unroll
             for (int i = 0; i < BATCH * 2; i++) {
                 int n = start + i / 2, m = min(n * 8 + quarter * 2 + i % 2, last);
-                float s = scale[m0 + m];
-#if GROUP
-                v[i] = make_float2(__fmul_rn(total[n][i % 2], s), __fmul_rn(total[n][2 + i % 2], s));
-#else
                 int sum = sums[m0 + m];
+                float s = scale[m0 + m];
                 v[i] = make_float2(dequantize(acc[n][i % 2] - sum, s, scale_low), dequantize(acc[n][2 + i % 2] - sum, s, scale_high));
-#endif
 #if ADD  // the contract rounds this sum separately
                 v[i] = make_float2(__fadd_rn(to[m * width + from_low], v[i].x), __fadd_rn(to[m * width + from_high], v[i].y));
 #endif

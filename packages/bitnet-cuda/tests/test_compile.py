@@ -82,10 +82,11 @@ def launches(program: Program, capability: tuple[int, int], *, keep: bool = Fals
         yield from lower(context, Bucket(1, 1, far, apart=True), lowering.table, fuses_scaled=True)
     for rows in (1, 64):
         for logits in (True, not lowering.leaves_out(context)):
-            yield from lower(context, Bucket(rows, rows, 192, logits, apart=True, adjusted=True), lowering.table)
-    for rows, adjusted in ((1, False), (8, False), (8, True)):
-        filtered = Bucket(rows, rows, 192, not lowering.leaves_out(context), adjusted=adjusted, filtered=True)
-        yield from lower(context, filtered, lowering.table)
+            adjusted = Bucket(rows, rows, 192, logits, apart=True, adjusted=True)
+            yield from lower(context, adjusted, lowering.table, fuses_scaled=True)
+    for rows, penalties in ((1, False), (8, False), (8, True)):
+        filtered = Bucket(rows, rows, 192, not lowering.leaves_out(context), adjusted=penalties, filtered=True)
+        yield from lower(context, filtered, lowering.table, fuses_scaled=True)
     yield from device.launched
     yield count_chosen(context)
     yield from logprobs(context, Bucket(1, 1, 192, logprobs=True), lowering.group)

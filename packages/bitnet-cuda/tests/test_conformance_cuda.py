@@ -1,8 +1,9 @@
 """The CUDA backend held to the operations' contract, on every device it finds."""
 
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 
 from bitnet.core.hal import (
@@ -20,6 +21,7 @@ from bitnet.core.hal import (
 from bitnet.core.testing import ConformanceSuite, oracle
 from bitnet.core.testing.attention import Heads, Paged, Part
 from bitnet.core.testing.cases import needs
+from bitnet.core.testing.linear import Grouped, check_groups
 from bitnet.core.testing.norms import check_codes
 from bitnet.core.testing.rig import dense, random_ternary, tensor, ternary, tokens
 from bitnet.cuda.attention import FAR
@@ -47,15 +49,57 @@ class TestConformance(ConformanceSuite):
         """Each kind of tile, whole and at the edges, several of them for a block, and a short K."""
         self._ternary(device, rng, rng.integers(-127, 128, (m, k), dtype=np.int8), [n], add=add, spare=m % 7)
 
-    @pytest.mark.parametrize(("m", "width"), [(700, 6912), (513, 300), (100, 2560), (60, 640)])
+    @pytest.mark.parametrize(
+        "shape",
+        [
+            Grouped(300, (130,), 512, 128),
+            Grouped(300, (131, 2), 640, 64, add=True),
+            Grouped(700, (2561,), 640, 128),
+            Grouped(513, (4000, 72), 1024, 64),
+            Grouped(1100, (4198,), 640, 128, add=True),
+            Grouped(257, (260,), 4224, 128, add=True),
+            Grouped(400, (70,), 1024, 256),
+        ],
+    )
+    def test_groups_of_many_tokens(self, device: Device, rng: np.random.Generator, shape: Grouped) -> None:
+        """Whole tiles and edges, several for a block, rows of no multiple of 16 bytes, odd numbers of groups."""
+        check_groups(device, rng, shape)
+
+    @pytest.mark.parametrize(
+        ("m", "width", "group"),
+        [
+            (700, 6912, None),
+            (513, 300, None),
+            (100, 2560, None),
+            (60, 640, None),
+            (700, 6912, 128),
+            (513, 302, 64),
+            (257, 129, 128),
+            (100, 2560, 64),
+        ],
+    )
     @pytest.mark.parametrize("activation", ["relu2", "silu"])
     def test_gates_of_many_tokens(
-        self, device: Device, rng: np.random.Generator, m: int, width: int, activation: Literal["relu2", "silu"]
+        self,
+        device: Device,
+        rng: np.random.Generator,
+        m: int,
+        width: int,
+        group: int | None,
+        activation: Literal["relu2", "silu"],
     ) -> None:
         """Gates and ups multiplied in the product that makes them, as in no program that keeps its tensors."""
-        k = 656
+        k = 640 if group else 656
         codes, scale = rng.integers(-127, 128, (m, k), dtype=np.int8), rng.uniform(1e-3, 0.1, m).astype(np.float32)
-        gate, up = ((random_ternary(rng, width, k), float(rng.uniform(0.01, 0.1))) for _ in range(2))
+
+        def unit() -> float | npt.NDArray[np.float16]:
+            return (
+                rng.uniform(0.01, 0.1, (width, k // group)).astype(np.float16)
+                if group
+                else float(rng.uniform(0.01, 0.1))
+            )
+
+        gate, up = ((random_ternary(rng, width, k), unit()) for _ in range(2))
         gain = rng.uniform(0.5, 2, width).astype(np.float32)
         specs = [tensor("x", "i8", "M", k), tensor("xs", "f32", "M"), tensor("gu", "f32", "M", 2 * width)]
         specs += [tensor("h", "i8", "M", width), tensor("hs", "f32", "M")]
@@ -74,7 +118,8 @@ class TestConformance(ConformanceSuite):
             h, hs = executable.read("h"), executable.read("hs", m)
         finally:
             executable.close()
-        products = oracle.glu(oracle.ternary_matmul(codes, scale, [gate, up]), activation)
+        multiply: Any = oracle.group_matmul if group else oracle.ternary_matmul
+        products = oracle.glu(multiply(codes, scale, [gate, up]), activation)
         check_codes(h[:m], hs, oracle.absmax(oracle.rms_norm(products, gain, 1e-5)))
         assert (h[m:] == -128).all(), "rows past the step's tokens were written"
 

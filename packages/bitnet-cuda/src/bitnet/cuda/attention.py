@@ -54,8 +54,10 @@ class AttentionOps:
 
     def rope_append(self, ctx: Context, op: RopeAppend, bucket: Bucket) -> list[Launch]:
         tensors = ctx.tensors[op.qkv], ctx.kv("k", op.layer), ctx.kv("v", op.layer)
-        args = (*positions(ctx), *tensors, ctx.dense(op.cos).data, ctx.dense(op.sin).data)
+        angles = ctx.dense(op.cos).data, ctx.dense(op.sin).data
+        args = (*positions(ctx), *tensors, *angles, *head_norm_inputs(ctx, op, ctx.step))
         sizes = {"HEADS": op.heads, "KV_HEADS": op.kv_heads, "WARPS": ROPE_WARPS, "NEOX": int(op.style == "neox")}
+        sizes["NORMS"] = int(norms_heads(op))
         spec = KernelSpec("rope_append", "rope_append", tuple((kv_defines(ctx, op) | sizes).items()))
         grid = (bucket.tokens, ceil_div(op.heads + 2 * op.kv_heads, ROPE_WARPS), 1)
         return [Launch(spec, grid, (32 * ROPE_WARPS, 1, 1), args, overlaps=True)]

@@ -12,7 +12,7 @@ from bitnet.core.gpu.ops import ceil_div, power_of_two
 from bitnet.core.gpu.products import Source, product_args, quantised, row_sums
 from bitnet.core.gpu.scaled import group_product
 from bitnet.core.hal import DenseMatmul, TernaryMatmul
-from bitnet.cuda.tiles import ALIGNMENT, GROUP_TILES, MANY_TOKENS, PANEL, TILES, TiledMatrix, product_tile
+from bitnet.cuda.tiles import ALIGNMENT, GROUP_TILE, MANY_TOKENS, PANEL, TILES, TiledMatrix, product_tile
 
 DECODE_TOKENS = 8
 """More tokens than this take a tiled product."""
@@ -222,16 +222,19 @@ class Products:
         return Launch(spec, grid, (256, 1, 1), args, shared=shared, overlaps=True)
 
     def _large(self, ctx: Context, op: TernaryMatmul, bucket: Bucket, out: Buffer, activation: str) -> Launch:
-        """By ternary_tiles."""
+        """By ternary_tiles, or ternary_group_tiles, which keeps a tile's results in shared memory too."""
         w, glu = ctx.ternary(op.weights), bool(activation)
-        sizes = TILES if w.group is None else GROUP_TILES
-        tile = product_tile(sizes, w.rows, bucket.tokens, w.row_bytes // W_PITCH, self._multiprocessors)
+        tile, results, name = GROUP_TILE, 0, "ternary_group_tiles"
+        if w.group is None:
+            name = "ternary_tiles"
+            tile = product_tile(TILES, w.rows, bucket.tokens, w.row_bytes // W_PITCH, self._multiprocessors)
+        else:
+            results = 2 * tile.tokens * (tile.rows // (4 if glu else 2) + 4) * 4
         stage = tile.tokens * PANEL + tile.rows * W_PITCH
-        stages = min(TILES_STAGES, (TILES_SHARED - ALIGNMENT) // stage)
+        stages = min(TILES_STAGES, (TILES_SHARED - ALIGNMENT - results) // stage)
         defines = {
             "COLS": w.cols,
             "ROW_BYTES": w.row_bytes,
-            "GROUP": w.group or 0,
             "GLU": int(glu),
             "RELU2": int(activation == "relu2"),
             "ADD": int(op.add),
@@ -241,11 +244,14 @@ class Products:
         }
         x = TiledMatrix(ctx.tensors[op.x], ctx.shape(op.x)[0], w.cols, tile.tokens, PANEL)
         codes = TiledMatrix(w.codes, w.rows, w.row_bytes, tile.rows // 2 if glu else tile.rows, W_PITCH)
-        args = (ctx.step, x, codes, ctx.tensors[op.scale], row_sums(ctx, op.x), w.scales, out, np.int32(w.rows))
+        sums = (row_sums(ctx, op.x),) if w.group is None else ()
+        args = (ctx.step, x, codes, ctx.tensors[op.scale], *sums, w.scales, out, np.int32(w.rows))
         tiles = ceil_div(w.rows, tile.rows) * ceil_div(bucket.tokens, tile.tokens)
-        grid = (min(tiles, self._multiprocessors), 1, 1)
-        spec = KernelSpec("ternary_tiles", "ternary_tiles", tuple(defines.items()))
-        return Launch(spec, grid, (2 * tile.rows, 1, 1), args, shared=ALIGNMENT + stages * stage, overlaps=True)
+        grid, block = (min(tiles, self._multiprocessors), 1, 1), (2 * tile.rows, 1, 1)
+        if w.group is not None:
+            defines["GROUP"], block = w.group, (2 * tile.rows + 128, 1, 1)
+        shared = ALIGNMENT + stages * stage + results
+        return Launch(KernelSpec(name, name, tuple(defines.items())), grid, block, args, shared=shared, overlaps=True)
 
     def _shape(self, rows: int, row_bytes: int, tokens: int) -> tuple[int, int]:
         """Row tiles of a block, and the warps that share a tile's K: enough warps to have all weights in flight."""

@@ -41,15 +41,15 @@ class TiledMatrix:
 
 @dataclass(frozen=True, slots=True)
 class ProductTile:
-    """``rows`` of W by ``tokens``: what a block of ternary_tiles makes at a time."""
+    """``rows`` of W by ``tokens``: what a block makes at a time."""
 
     rows: int
     tokens: int
 
 
 TILES = (ProductTile(256, 128), ProductTile(256, 160), ProductTile(192, 160))
-GROUP_TILES = (ProductTile(192, 128),)
-"""Where groups of columns have scales: a thread holds f32 sums beside its integers."""
+GROUP_TILE = ProductTile(128, 128)
+"""Of ternary_group_tiles: a thread holds f32 sums beside two sets of integers."""
 END_CYCLES = 10_000
 """What a tile takes besides its products: storing it, mostly."""
 

@@ -44,8 +44,9 @@ class Lowering:
         filters: Whether a bucket's logits are left out also where rows have top-k, top-p or min-p. Asked only where
             `leaves_out` holds.
         scaled: Whether it has the kernels of :mod:`bitnet.core.gpu.scaled`.
-        fuses_scaled: Whether its entries know weights with scales of groups and norms of heads, or decline them. Else
-            those are launched alone, by the kernels of :mod:`bitnet.core.gpu.scaled`.
+        fuses_scaled: Whether its entries for operations take weights with scales of groups and norms of heads, and
+            those for groups of operations take or decline them. Else they are launched alone, by the kernels of
+            :mod:`bitnet.core.gpu.scaled`.
         rowwise: Whether it has the kernels ``add_bias`` and ``center_rows``, as
             :class:`~bitnet.core.gpu.ops.RowOps` launches them.
         group: Work-items of those of :mod:`bitnet.core.gpu.adjusting` and :mod:`bitnet.core.gpu.logprobs`; 0 without.
@@ -146,7 +147,7 @@ def _alone(ctx: Context, op: Op, bucket: Bucket, table: Dispatch, fuses_scaled: 
     if isinstance(op, Embed | DenseMatmul) and (name := ternary_table(ctx.program, op)):
         return table_launches(ctx, op, name, bucket)
     made = table[type(op)](ctx, op, bucket) or []
-    if isinstance(op, RopeAppend) and norms_heads(op):
+    if not fuses_scaled and isinstance(op, RopeAppend) and norms_heads(op):
         return [*head_norms(ctx, op, bucket), *made]
     return made
 

@@ -1,0 +1,260 @@
+#include "hopper.cuh"
+// ternary_matmul for many tokens of weights with a scale for each group of columns (64 or 128), on Hopper's asynchronous tensor
+// cores: as ternary_tiles, but each group's sums are made floats, scaled and added to the total in their order. Two warpgroups
+// have 64 rows of W each. While a group is multiplied into one set of integers, the sums in the other are added. A third
+// warpgroup has one thread that has the copy engine fill the ring, and a warp for each of the others that carries its results
+// between shared and global memory while the next tile is multiplied.
+//
+// A code's two bits 0, 1, 2 become two's complement, all sixteen of a word at once. A bit pair at the top of its byte is then 64
+// times the weight, so the sums count 64-fold, which the factors of groups undo exactly.
+//
+// Every group is multiplied the same way, over the ends of tiles too: the last tile is followed by EXTRA stages that are read or
+// multiplied in vain. Where the groups of a row are odd in number, one of zeros follows. GLU: as in ternary_tiles.
+#define NT (BN / 8)
+#define BLOCKS (ROW_BYTES / 32)
+#define COUNT (COLS / GROUP)
+#define STAGE (BN * 128 + BM * 32)
+#define CONSUMERS (BM / 16) /* warps that multiply */
+#define THREADS (BM * 2 + 128)
+#define PAIR (GROUP / 64) /* stages of two groups */
+#define STEPS ((BLOCKS + PAIR - 1) / PAIR * PAIR) /* stages of a tile */
+#define EXTRA (GROUP / 64)
+#define HALF (GROUP == 64 ? 2 : 4) /* bit pairs of a stage that are of one group */
+#define PART (GLU ? 32 : 64) /* columns of out that a warpgroup makes */
+#define PITCH (PART + 4) /* of their rows in shared memory: four of eight rows fall into different banks */
+#define PRODUCER_REGISTERS 40
+#define CONSUMER_REGISTERS 232
+
+#define ACC(n) "+r"(acc[n][0]), "+r"(acc[n][1]), "+r"(acc[n][2]), "+r"(acc[n][3])
+#define ACC4(n) ACC(n), ACC(n + 1), ACC(n + 2), ACC(n + 3)
+#define NAMES32 "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31"
+#define NAMES64 NAMES32 ",%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63"
+
+// acc = a (64 rows of W by 32 of K, in registers) times the tokens that `x` describes; plus acc, where there are any yet.
+template <int ADDED>
+__device__ __forceinline__ void multiply(int (&acc)[NT][4], const unsigned *a, unsigned long long x) {
+    asm volatile("wgmma.mma_async.sync.aligned.m64n128k32.s32.s8.s8 {" NAMES64 "}, {%64,%65,%66,%67}, %68, %69;"
+                 : ACC4(0), ACC4(4), ACC4(8), ACC4(12)
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(x), "n"(ADDED));
+}
+
+// Waits for them. Only here may ptxas see that the sums are there: with other products under way it would serialise all.
+__device__ __forceinline__ void finish(int (&acc)[NT][4]) {
+    products_wait<0>();
+#pragma unroll
+    for (int n = 0; n < NT; n++) asm volatile("" : ACC(n));
+}
+
+// total += the sums of a group, scaled. Those of 64 columns have 13 bits and a scale has 11, so a product is exact, and a fused sum
+// rounds as the contract's does.
+__device__ __forceinline__ void add_group(float (&total)[NT][4], const int (&acc)[NT][4], float low, float high) {
+#pragma unroll
+    for (int n = 0; n < NT; n++) {
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+            float sum = (float)acc[n][j], unit = j < 2 ? low : high;
+            total[n][j] = GROUP == 64 ? __fmaf_rn(sum, unit, total[n][j]) : __fadd_rn(total[n][j], __fmul_rn(sum, unit));
+        }
+    }
+}
+
+// Products of the bit pairs FROM to TO - 1 of a stage begin.
+template <int FROM, int TO>
+__device__ __forceinline__ void begin(int (&acc)[NT][4], const unsigned (&words)[4], unsigned long long x) {
+    unsigned a[TO - FROM][4];
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        unsigned word = ~words[i] & (~(words[i] << 1) | 0x55555555u);
+#pragma unroll
+        for (int plane = FROM; plane < TO; plane++) a[plane - FROM][i] = word << 2 * plane & 0xC0C0C0C0u;
+    }
+    products_begin();
+    multiply<0>(acc, a[0], x + 2 * FROM);
+#pragma unroll
+    for (int plane = FROM + 1; plane < TO; plane++) multiply<1>(acc, a[plane - FROM], x + 2 * plane);
+    products_commit();
+}
+
+// The first or second half of a word, as a factor of sums that count 64-fold.
+template <int SECOND>
+__device__ __forceinline__ float factor(unsigned halves) { return to_float(f16{(unsigned short)(halves >> 16 * SECOND)}) * (1.0f / 64); }
+
+// Carries `rows` rows of `width` floats at most to shared memory, without waiting, or from there.
+template <bool IN>
+__device__ __forceinline__ void carry(float *shared, float *global, int rows, int width, int stride, int lane) {
+    if (stride % 4 == 0) {
+#pragma unroll 4
+        for (int i = lane; i < BN * (PART / 4); i += WARP) {
+            int m = i / (PART / 4), n = i % (PART / 4) * 4;
+            if (m >= rows || n >= width) continue;
+            if (IN) copy_async(shared + m * PITCH + n, global + (size_t)m * stride + n, true);
+            else *(float4 *)(global + (size_t)m * stride + n) = *(const float4 *)(shared + m * PITCH + n);
+        }
+    } else {
+        for (int i = lane; i < BN * PART; i += WARP) {
+            int m = i / PART, n = i % PART;
+            if (m >= rows || n >= width) continue;
+            if (IN) shared[m * PITCH + n] = global[(size_t)m * stride + n];
+            else global[(size_t)m * stride + n] = shared[m * PITCH + n];
+        }
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, 1)
+ternary_group_tiles(const int *step, const __grid_constant__ TensorMap x, const __grid_constant__ TensorMap codes, const float *scale,
+                    const void *w_scale, float *out, int rows) {
+    extern __shared__ unsigned char unaligned[];  // the ring, 1024 bytes to align it, and results [2][BN][PITCH]
+    __shared__ Barrier full[STAGES], empty[STAGES], ready[2], made[2];
+    __shared__ float scales[2][BN];
+    unsigned char *ring = unaligned + (1024 - shared_at(unaligned) % 1024) % 1024;
+    int warp = __shfl_sync(FULL, threadIdx.x / WARP, 0), lane = threadIdx.x % WARP, group = lane / 4, quarter = lane % 4;
+    int tokens = STEP_TOKENS(step), row_tiles = (rows + BM - 1) / BM, tiles = row_tiles * ((tokens + BN - 1) / BN);
+    if (blockIdx.x >= tiles) return;
+
+    if (threadIdx.x == 0) {
+        for (int s = 0; s < STAGES; s++) barrier_init(full + s, 1), barrier_init(empty + s, CONSUMERS);
+        for (int i = 0; i < 2; i++) barrier_init(ready + i, 1), barrier_init(made + i, 4);
+        barriers_ready();
+    }
+    __syncthreads();
+    start_dependents();
+
+    if (warp >= CONSUMERS) {
+        registers_less<PRODUCER_REGISTERS>();
+        if (threadIdx.x == CONSUMERS * WARP) {
+            auto fetch_codes = [&](int stage, int tile, int k) {
+                unsigned char *to = ring + stage * STAGE + BN * 128;
+                int n0 = tile % row_tiles * BM, at = k * 32;
+                barrier_expect(full + stage, STAGE);
+#if GLU
+                copy_tile(to, &codes, at, n0 / 2, full + stage);
+                copy_tile(to + BM * 16, &codes, at, (rows + n0) / 2, full + stage);
+#else
+                copy_tile(to, &codes, at, n0, full + stage);
+#endif
+            };
+            auto fetch_x = [&](int stage, int tile, int k) {
+                copy_tile(ring + stage * STAGE, &x, k * 128, tile / row_tiles * BN, full + stage);
+            };
+            const int ahead = STAGES < STEPS ? STAGES : STEPS;
+#pragma unroll 1
+            for (int k = 0; k < ahead; k++) fetch_codes(k, blockIdx.x, k);
+            wait_for_before();
+#pragma unroll 1
+            for (int k = 0; k < ahead; k++) fetch_x(k, blockIdx.x, k);
+            int stage = ahead % STAGES, parity = ahead / STAGES ^ 1, k = ahead;
+            for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
+                int end = STEPS + (tile + (int)gridDim.x >= tiles ? EXTRA : 0);
+#pragma unroll 1
+                for (; k < end; k++) {
+                    barrier_wait(empty + stage, parity);
+                    fetch_codes(stage, tile, k), fetch_x(stage, tile, k);
+                    if (++stage == STAGES) stage = 0, parity ^= 1;
+                }
+                k = 0;
+            }
+        } else if (warp == CONSUMERS + 1 || warp == CONSUMERS + 2) {
+            int which = warp - CONSUMERS - 1, width = GLU ? rows / 2 : rows, parity = 0;
+            float *results = (float *)(ring + STAGES * STAGE) + which * BN * PITCH;
+            wait_for_before();
+            for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x, parity ^= 1) {
+                int n0 = tile % row_tiles * (2 * PART) + which * PART, m0 = tile / row_tiles * BN, there = min(tokens - m0, BN);
+                float *to = out + (size_t)m0 * width + n0;
+                for (int i = lane; i < BN; i += WARP) scales[which][i] = scale[m0 + min(i, there - 1)];
+#if ADD
+                carry<true>(results, to, there, width - n0, width, lane);
+                asm volatile("cp.async.wait_all;" ::: "memory");
+#endif
+                __syncwarp();
+                if (lane == 0) barrier_arrive(ready + which);
+                barrier_wait(made + which, parity);
+                carry<false>(results, to, there, width - n0, width, lane);
+                __syncwarp();
+            }
+        }
+        return;
+    }
+    registers_more<CONSUMER_REGISTERS>();
+
+    int stage = 0, parity = 0, done = 0, which = warp / 4;
+    int row = warp * 16 + group, swap = group / 4 * 16;  // the swizzle of rows of 32 bytes
+    int low = (GLU ? warp * 8 + group : row) * 32 + quarter * 4, high = low + (GLU ? BM * 16 : 256);
+    unsigned words[4], halves_low, halves_high;
+    unsigned long long x_at;
+    auto read = [&] {  // the next stage: a thread's codes, and where the activations are
+        const unsigned char *code = ring + stage * STAGE + BN * 128;
+        x_at = operand(ring + stage * STAGE);
+        barrier_wait(full + stage, parity);
+        words[0] = *(const unsigned *)(code + low + swap), words[1] = *(const unsigned *)(code + high + swap);
+        words[2] = *(const unsigned *)(code + low + (16 ^ swap)), words[3] = *(const unsigned *)(code + high + (16 ^ swap));
+        if (++stage == STAGES) stage = 0, parity ^= 1;
+    };
+    auto release = [&] {  // the oldest
+        if (lane == 0) barrier_arrive(empty + done);
+        if (++done == STAGES) done = 0;
+    };
+    int scales_low, scales_high;  // where a thread's rows begin
+    auto find_scales = [&](int tile) {
+        int n0 = tile % row_tiles * BM, n_low = GLU ? n0 / 2 + warp * 8 + group : n0 + row, n_high = n_low + (GLU ? rows / 2 : 8);
+        scales_low = min(n_low, rows - 1) * COUNT, scales_high = min(n_high, rows - 1) * COUNT;
+    };
+    auto load_scales = [&](int g) {  // of two groups
+#if COUNT % 2
+        const unsigned short *at = (const unsigned short *)w_scale + g;
+        halves_low = at[scales_low], halves_high = at[scales_high];
+        if (g + 1 < COUNT) halves_low |= at[scales_low + 1] << 16, halves_high |= at[scales_high + 1] << 16;
+#else
+        const unsigned *at = (const unsigned *)w_scale + g / 2;
+        halves_low = at[scales_low / 2], halves_high = at[scales_high / 2];
+#endif
+    };
+    int acc[2][NT][4];
+    find_scales(blockIdx.x);
+    load_scales(0);
+    read();
+    begin<0, HALF>(acc[0], words, x_at);
+    if (GROUP != 64) read();
+    for (int tile = blockIdx.x, turn = 0; tile < tiles; tile += gridDim.x, turn ^= 1) {
+        float total[NT][4] = {};
+#pragma unroll 1
+        for (int g = 0; g < STEPS * 128 / GROUP; g += 2) {
+            // After products begin there is a wait, though for what may be there already: ptxas moves no sums past it, which would
+            // delay the products.
+            finish(acc[0]);
+            begin<4 - HALF, 4>(acc[1], words, x_at);
+            if (GROUP != 64) release();
+            read();
+            add_group(total, acc[0], factor<0>(halves_low), factor<0>(halves_high));
+            finish(acc[1]);
+            begin<0, HALF>(acc[0], words, x_at);
+            release();
+            if (GROUP != 64) read();
+            else barrier_wait(full + (stage ? stage : STAGES) - 1, stage ? parity : parity ^ 1);
+            add_group(total, acc[1], factor<1>(halves_low), factor<1>(halves_high));
+            if (g + 2 < COUNT) load_scales(g + 2);
+        }
+        if (tile + gridDim.x < tiles) find_scales(tile + gridDim.x), load_scales(0);
+        const float *scales_here = scales[which] + quarter * 2;
+        float *to = (float *)(ring + STAGES * STAGE) + (which * BN + quarter * 2) * PITCH + warp % 4 * (PART / 4) + group;
+        barrier_wait(ready + which, turn);
+#pragma unroll
+        for (int n = 0; n < NT; n++) {
+            float2 s = *(const float2 *)(scales_here + n * 8);
+#pragma unroll
+            for (int i = 0; i < 2; i++) {
+                float *at = to + (n * 8 + i) * PITCH;
+                float v_low = __fmul_rn(total[n][i], i ? s.y : s.x), v_high = __fmul_rn(total[n][2 + i], i ? s.y : s.x);
+#if GLU
+                *at = act(v_low) * v_high;
+#elif ADD  // the contract rounds this sum separately
+                at[0] = __fadd_rn(at[0], v_low), at[8] = __fadd_rn(at[8], v_high);
+#else
+                at[0] = v_low, at[8] = v_high;
+#endif
+            }
+        }
+        __syncwarp();
+        if (lane == 0) barrier_arrive(made + which);
+    }
+    finish(acc[0]);  // before the block ends
+}
