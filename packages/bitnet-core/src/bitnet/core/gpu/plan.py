@@ -44,12 +44,15 @@ class Lowering:
         scaled: Whether it has the kernels of :mod:`bitnet.core.gpu.scaled`.
         fuses_scaled: Whether its entries know weights with scales of groups and norms of heads, or decline them. Else
             those are launched alone, by the kernels of :mod:`bitnet.core.gpu.scaled`.
+        tells: Whether a bucket's last `Sample` tells log-probabilities itself, into the history of
+            :mod:`bitnet.core.gpu.logprobs`.
         group: Work-items of those of :mod:`bitnet.core.gpu.adjusting` and :mod:`bitnet.core.gpu.logprobs`; 0 without.
     """
 
     table: Dispatch
     leaves_out: Callable[[Context], bool] = lambda _: False
     filters: Callable[[Context, Bucket], bool] = lambda _, bucket: False
+    tells: Callable[[Context, Bucket], bool] = lambda _, bucket: False
     scaled: bool = False
     fuses_scaled: bool = False
     group: int = 0
