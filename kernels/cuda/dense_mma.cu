@@ -8,25 +8,21 @@
 #define PITCH (CHUNK + 16) /* halves: two of them are 64 bytes more than whole rounds of the banks, for neighbouring rows of x */
 #define LOADS (CHUNK / 32)
 #define STAGE (NT * 8 * 2 * PITCH)
+#if ONE
+// As `stream` loads, and has the second-level cache fetch all of the 256 bytes around it.
+__device__ __forceinline__ uint4 fetch_weights(const uint4 *p) {
+    uint4 v;
+    asm volatile("ld.global.nc.L1::no_allocate.L2::256B.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(p));
+    return v;
+}
+#else
+#define fetch_weights stream
+#endif
 
 // GATED: returns at once where none of its rows of x is undecided (decision 0026).
+// ONE: there is one row of x, which is in shared memory as a whole, so that warps do not wait for one another.
 #define SUMS (NT == 1 ? 4 : 1) /* as in head_choose, whose tokens must be those of these logits */
 #include "dense.cuh"
-
-// Each row of x as two rows of halves, and the power of two by which it was scaled. One block a row.
-extern "C" __global__ void split_rows(const int *step, const float *x, f16 *split, float *scales) {
-    int r = blockIdx.x;
-    start_dependents();
-    wait_for_before();
-    if (r >= STEP_ROWS(step)) return;
-    const float *from = x + (size_t)r * COLS;
-    float largest = 0.0f;
-    for (int k = threadIdx.x; k < COLS; k += blockDim.x) largest = fmaxf(largest, fabsf(from[k]));
-    largest = block_reduce<Max>(largest);
-    float scale = split_scale(largest);
-    for (int k = threadIdx.x; k < COLS; k += blockDim.x) split_store(split + (size_t)r * 2 * COLS + k, COLS, from[k] * scale);
-    if (threadIdx.x == 0) scales[r] = scale;
-}
 
 extern "C" __global__ void __launch_bounds__(WARPS * WARP, NT == 1 ? 3 : 2)
 dense_mma(const int *step, const f16 *split, const float *scales, const uint4 *weight, float *out,
@@ -44,7 +40,7 @@ dense_mma(const int *step, const f16 *split, const float *scales, const uint4 *w
             const uint4 *from = weight + (size_t)min(n0 + 8 * h, rows - 1) * (COLS / 8) + quarter + k / 8;
 #pragma unroll
             for (int i = 0; i < LOADS; i++)
-                next[h][i] = k / 8 + i * 4 + quarter < COLS / 8 ? stream(from + i * 4) : make_uint4(0, 0, 0, 0);
+                next[h][i] = k / 8 + i * 4 + quarter < COLS / 8 ? fetch_weights(from + i * 4) : make_uint4(0, 0, 0, 0);
         }
     };
 #if !GATED
@@ -60,6 +56,30 @@ dense_mma(const int *step, const f16 *split, const float *scales, const uint4 *w
     if (!any) return;
     fetch(0);
 #endif
+#if ONE
+    // The only row of x is there as a whole; lanes of other columns multiply by zeros.
+    uint4 *both = (uint4 *)tiles;  // [high, low][COLS / 8]
+    for (int i = threadIdx.x; i < 2 * (COLS / 8); i += WARPS * WARP) copy_async(both + i, split + (size_t)i * 8, true);
+    asm volatile("cp.async.wait_all;");
+    __syncthreads();
+    DenseSums<SUMS> sums[2][NT] = {};
+    for (int k = 0; k < COLS; k += CHUNK) {
+        uint4 now[4][LOADS];
+#pragma unroll
+        for (int i = 0; i < 4 * LOADS; i++) now[i / LOADS][i % LOADS] = next[i / LOADS][i % LOADS];
+        fetch(k + CHUNK);
+#pragma unroll
+        for (int i = 0; i < LOADS; i++) {
+            int at = k / 8 + i * 4 + quarter;
+#pragma unroll
+            for (int t = 0; t < 2; t++) {
+                uint4 x = group == 0 && at < COLS / 8 ? both[t * (COLS / 8) + at] : make_uint4(0, 0, 0, 0);
+#pragma unroll
+                for (int h = 0; h < 2; h++) sums[h][0].add(now[2 * h][i], now[2 * h + 1][i], x, t);
+            }
+        }
+    }
+#else
     auto fetch_x = [&](int k) {
         for (int i = threadIdx.x; i < NT * 8 * 2 * (CHUNK / 8) && k < COLS; i += WARPS * WARP) {
             int r = i / (CHUNK / 8), at = k + i % (CHUNK / 8) * 8;  // r: a half row
@@ -88,6 +108,7 @@ dense_mma(const int *step, const f16 *split, const float *scales, const uint4 *w
             }
         }
     }
+#endif
 #pragma unroll
     for (int t = 0; t < NT; t++) {
 #pragma unroll

@@ -42,6 +42,19 @@ typedef unsigned long long Candidate;
 __device__ __forceinline__ Candidate candidate(float key, int n) {
     return no_number(key) ? NO_NUMBER : (Candidate)float_key(key) << 32 | (FULL - n);
 }
+__device__ __forceinline__ Candidate warp_best(Candidate mine) {
+#if __CUDA_ARCH__ >= 800
+    unsigned key = __reduce_max_sync(FULL, (unsigned)(mine >> 32));
+    unsigned token = __reduce_max_sync(FULL, (unsigned)(mine >> 32) == key ? (unsigned)mine : 0);
+    return (Candidate)key << 32 | token;
+#else
+    for (int i = WARP / 2; i > 0; i /= 2) mine = max(mine, __shfl_xor_sync(FULL, mine, i));
+    return mine;
+#endif
+}
 __device__ __forceinline__ int winner(Candidate best) {
     return best == NO_NUMBER ? -1 : best ? (int)(FULL - (unsigned)best) : 0;
 }
+// The token of one of the likeliest, and its logit; -1 where there are fewer tokens.
+__device__ __forceinline__ int token_of(Candidate c) { return c ? (int)(FULL - (unsigned)c) : -1; }
+__device__ __forceinline__ float logit_of(Candidate c) { return c ? key_float((unsigned)(c >> 32)) : -INFINITY_F; }

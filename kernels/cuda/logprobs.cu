@@ -8,15 +8,13 @@
 // The greatest candidate of the block, in every thread.
 __device__ __forceinline__ Candidate block_best(Candidate mine) {
     __shared__ Candidate best[WG / WARP];
-    for (int i = WARP / 2; i > 0; i /= 2) mine = max(mine, __shfl_xor_sync(FULL, mine, i));
+    mine = warp_best(mine);
     __syncthreads();
     if (threadIdx.x % WARP == 0) best[threadIdx.x / WARP] = mine;
     __syncthreads();
     for (int i = 0; i < WG / WARP; i++) mine = max(mine, best[i]);
     return mine;
 }
-__device__ __forceinline__ int token_of(Candidate c) { return c ? (int)(FULL - (unsigned)c) : -1; }
-__device__ __forceinline__ float logit_of(Candidate c) { return c ? key_float((unsigned)(c >> 32)) : -INFINITY_F; }
 
 extern "C" __global__ void __launch_bounds__(WG) logprobs_parts(const int *step, const float *logits, int *parts, int n, int count) {
     start_dependents();

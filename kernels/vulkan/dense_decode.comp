@@ -5,15 +5,17 @@
 layout(constant_id = 1) const int COLS = 8;  // a multiple of 8
 layout(constant_id = 2) const int LANES = 32;
 layout(constant_id = 3) const int TURNS = 1;
+layout(constant_id = 4) const int GATE = 2;  // a word, 0 where there is nothing to do: the step's rows, or a flag of the compact head
 BUFFER(0, readonly, int, step_data);
 BUFFER(1, readonly, vec4, x);
 BUFFER(2, readonly, uvec4, weight);
 BUFFER(3, writeonly, float, result);
+BUFFER(4, readonly, uint, gate);
 layout(push_constant) uniform Push { int rows, first_row, all_rows; };
 const int QUADS = COLS / 8, EACH = (QUADS + LANES - 1) / LANES;
 
 KERNEL(dense_decode) {
-    if (STEP_ROWS == 0) return;
+    if (gate[GATE] == 0) return;
     uint lane = gl_SubgroupInvocationID, from = (gl_WorkGroupID.x * (WG / LANES) + gl_SubgroupID) * TURNS;
     vec4 low[16], high[16];
 #define HOLD(i) if (i < EACH) { \

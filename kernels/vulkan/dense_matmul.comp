@@ -6,6 +6,7 @@ layout(constant_id = 1) const int COLS = 8;
 layout(constant_id = 2) const int LANES = 4;
 layout(constant_id = 3) const int TOKENS = 1;
 layout(constant_id = 4) const int WEIGHT_F16 = 0;
+layout(constant_id = 5) const int GATE = 2;  // as dense_decode has it
 BUFFER(0, readonly, int, step_data);
 BUFFER(1, readonly, vec4, x);
 #if WIDE
@@ -14,6 +15,7 @@ BUFFER(2, readonly, uvec4, weight);
 BUFFER(2, readonly, uint, weight);
 #endif
 BUFFER(3, writeonly, float, result);
+BUFFER(4, readonly, uint, gate);
 layout(push_constant) uniform Push { int rows, first_row, all_rows; };
 #if !SUBGROUPS
 shared float partial[TOKENS * WG];
@@ -22,7 +24,7 @@ shared float partial[TOKENS * WG];
 KERNEL(dense_matmul) {
     uint lane = LANE, part = lane % LANES, n = gl_WorkGroupID.x * (WG / LANES) + lane / LANES;
     uint first = gl_WorkGroupID.y * TOKENS, count = STEP_ROWS;
-    if (first >= count) return;
+    if (first >= count || gate[GATE] == 0) return;
     float sums[TOKENS];
     for (int t = 0; t < TOKENS; t++) sums[t] = 0.0;
     uint row = min(n, rows - 1);

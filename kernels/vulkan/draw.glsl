@@ -15,9 +15,10 @@ float minus_log1m(float t) {
     return 2.0 * s * sum;
 }
 
-// Philox4x32-10 (Salmon et al. 2011) at counter (v / 4, position, 0, 0): its lanes are for the tokens v ... v + 3, v a multiple of 4.
-uvec4 noise_words(uint seed_lo, uint seed_hi, uint v, uint position) {
-    uvec4 c = uvec4(v >> 2, position, 0, 0);
+// Philox4x32-10 (Salmon et al. 2011) at counter (v / 4, position, use, 0): its lanes are for the tokens v ... v + 3, v a multiple of
+// 4. Use 0 is the noise of a draw.
+uvec4 noise_words(uint seed_lo, uint seed_hi, uint v, uint position, uint use) {
+    uvec4 c = uvec4(v >> 2, position, use, 0);
     uvec2 key = uvec2(seed_lo, seed_hi);
     for (int turn = 0; turn < 10; turn++) {
         uint hi0, lo0, hi1, lo1;
@@ -34,5 +35,5 @@ float gumbel_of(uint word) {
     return -log(minus_log1m(t));
 }
 float gumbel(uint seed_lo, uint seed_hi, uint v, uint position) {
-    return gumbel_of(noise_words(seed_lo, seed_hi, v, position)[v & 3u]);
+    return gumbel_of(noise_words(seed_lo, seed_hi, v, position, 0)[v & 3u]);
 }

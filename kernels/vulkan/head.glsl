@@ -1,6 +1,8 @@
 // Shared by the kernels of the compact head (decision 0060). Declared before it: step_data, and where the step has
 // the parameters by which tokens are chosen.
 #include "draw.glsl"
+#include "head_layout.glsl"
+#include "filter.glsl"
 
 // How a row's token is chosen: the greatest logit, or with noise added.
 struct Choice {
@@ -19,9 +21,3 @@ float head_key(Choice choice, float score, uint n) {
     if (choice.inverse == 0.0) return score;
     return score * choice.inverse + gumbel(choice.seed_lo, choice.seed_hi, n, choice.position);
 }
-
-#define MOST_ROWS 8  // of x
-// The state of a step: for each row of x the greatest key that its winner reaches for certain; how many work-groups of head_choose
-// have ended; and each one's result for each row, as a key (0: nothing) and a token.
-#define STATE_ARRIVALS MOST_ROWS
-#define STATE_FOUND (2 * MOST_ROWS)

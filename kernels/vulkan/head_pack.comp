@@ -5,6 +5,7 @@
 // that errors are uniform and independent (decision 0060 has the proof). size.y is the norm of the stored row,
 // without the column sizes. Sixteen bytes of codes are 32 columns: byte b has those at b (low bits) and at 16 + b.
 #include "head_offset.glsl"
+#include "head_layout.glsl"
 layout(constant_id = 1) const int COLS = 32;  // a multiple of 32
 BUFFER(0, readonly, uvec4, weight);
 layout(push_constant) uniform Push { int rows; };
@@ -73,10 +74,10 @@ KERNEL(head_pack) {
 #define PACK(i) word[i] = code_word(inverse > 0.0 ? v[i] : vec4(0.0), inverse, lane * 32 + 4 * i, squares);
         REPEAT_8(PACK)
         uvec4 low = uvec4(word[0], word[1], word[2], word[3]), high = uvec4(word[4], word[5], word[6], word[7]);
-        codes[n * (COLS / 32) + lane] = low | high << 4;
+        codes[CODES_AT + n * (COLS / 32) + lane] = low | high << 4;
     }
     squares = group_sum_max(squares, 0.0).x;
     float stored = finite ? step : INFINITY;  // a weight is NaN: the row is always in doubt
-    if (lane == 0) size[n] = vec2(stored, stored * sqrt(squares) * 1.0001);
+    if (lane == 0) size[SIZES_AT + n] = vec2(stored, stored * sqrt(squares) * 1.0001);
 }
 #endif

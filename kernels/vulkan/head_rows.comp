@@ -3,6 +3,7 @@
 // separate bytes, 16 columns together like the codes of head_pack. Also the bound of a score's error. A work-group a row.
 // NORM: does the work of norm_rows first, in the same order: the tokens must be those of its logits.
 #include "head_offset.glsl"
+#include "head_layout.glsl"
 layout(constant_id = 1) const int COLS = 32;  // a multiple of 32, at most 32 WG
 layout(constant_id = 2) const int NORM = 0;
 layout(constant_id = 3) const int ONE = 0;    // the step has one token, whose row this is
@@ -14,7 +15,7 @@ BUFFER(4, writeonly, vec4, normed);  // where NORM
 BUFFER(5, writeonly, uint, planes);
 BUFFER(6, writeonly, vec4, params);
 BUFFER(7, writeonly, uint, state);
-layout(push_constant) uniform Push { int rows; float eps; };
+layout(push_constant) uniform Push { float eps; int rows; };
 const float LIMIT = 32512.0;  // 127 * 256: the high bytes stay below 128 for half a per cent more, too
 const float DEVIATIONS = 7.5 * 0.288675135 * 1.01;  // t / sqrt(12), and 1 % for rounding to f32
 const uint QUADS = COLS / 4, CHUNKS = COLS / 32;
@@ -73,6 +74,7 @@ KERNEL(head_rows) {
     if (lane == 0) {
         params[r] = vec4(unit, more.x, sqrt(found.y) * norm * DEVIATIONS, sqrt(more.y) * 1.01);
         state[r] = 0;  // less than any key
-        if (r == 0) state[8] = 0;  // STATE_ARRIVALS
     }
+    if (r == 0)
+        for (uint i = MOST_ROWS + lane; i < STATE_FOUND; i += WG) state[i] = 0;
 }

@@ -2,10 +2,13 @@
 // variants: DOT
 // Scores of all rows of a compact head, roughly, for up to 8 rows of x, and for each of these the greatest key that its winner
 // reaches for certain. LANES invocations share four rows of the head at a time, whose loads are in flight together.
+//
+// FILTERED: counts the rows of the head by their u, too, for the only row of x (filter.glsl).
 layout(constant_id = 1) const int COLS = 32;  // a multiple of 32
 layout(constant_id = 2) const int TOKENS = 1;
 layout(constant_id = 3) const int LANES = 8;  // at least 8
 layout(constant_id = 4) const int TURNS = 1;
+layout(constant_id = 5) const int FILTERED = 0;
 BUFFER(0, readonly, int, step_data);
 BUFFER(1, readonly, uvec4, codes);
 BUFFER(2, readonly, vec2, size);
@@ -13,12 +16,14 @@ BUFFER(3, readonly, uvec4, planes);
 BUFFER(4, readonly, vec4, params);
 BUFFER(5, writeonly, float, scores);
 BUFFER(6, , uint, state);
-layout(push_constant) uniform Push { int rows_at, temperatures, seeds_lo, seeds_hi, token_seq, seq_begin, seq_len, rows; };
+layout(push_constant) uniform Push { int rows_at, temperatures, seeds_lo, seeds_hi, token_seq, seq_begin, seq_len, top_ks, top_ps, min_ps, rows; };
 #include "head.glsl"
 const int CHUNKS = COLS / 32, EACH = (CHUNKS + LANES - 1) / LANES;  // of 32 columns; of an invocation
 const int MINE = (4 * TOKENS + LANES - 1) / LANES;  // scores of an invocation
 shared uvec4 pool[TOKENS * 4 * CHUNKS];
 shared uint reached[TOKENS];
+shared uint counted[1 + FILTERED * (BINS - 1)];
+shared uint peak;
 
 int product(uvec4 a, uvec4 b, int sum) {
     sum = dot4(a.x, b.x, sum);
@@ -40,19 +45,26 @@ KERNEL(head_score) {
     }
     REPEAT_4(CHOOSE)
     if (lane < TOKENS) reached[lane] = 0;
+    Filter f;
+    uint greatest_size = 0;
+    if (FILTERED != 0) {
+        f = row_filter(0, rows);
+        for (uint i = lane; i < BINS; i += WG) counted[i] = 0;
+        if (lane == 0) peak = 0;
+    }
     for (uint turn = 0; turn < TURNS; turn++) {
         uint n = ((gl_WorkGroupID.x * TURNS + turn) * (WG / LANES) + lane / LANES) * 4;
-        vec2 sizes = size[min(n + part % 4, rows - 1)];
+        vec2 sizes = size[SIZES_AT + min(n + part % 4, rows - 1)];
         uvec4 words[4][8];
         int sums[4 * TOKENS];
         [[unroll]] for (int s = 0; s < 4 * TOKENS; s++) sums[s] = 0;
         for (uint base = part; base < part + CHUNKS; base += 8 * LANES) {
 #define FETCH(i) if (i < EACH) { \
             uint chunk = min(base + i * LANES, CHUNKS - 1); \
-            words[0][i] = codes[min(n, rows - 1) * CHUNKS + chunk]; \
-            words[1][i] = codes[min(n + 1, rows - 1) * CHUNKS + chunk]; \
-            words[2][i] = codes[min(n + 2, rows - 1) * CHUNKS + chunk]; \
-            words[3][i] = codes[min(n + 3, rows - 1) * CHUNKS + chunk]; \
+            words[0][i] = codes[CODES_AT + min(n, rows - 1) * CHUNKS + chunk]; \
+            words[1][i] = codes[CODES_AT + min(n + 1, rows - 1) * CHUNKS + chunk]; \
+            words[2][i] = codes[CODES_AT + min(n + 2, rows - 1) * CHUNKS + chunk]; \
+            words[3][i] = codes[CODES_AT + min(n + 3, rows - 1) * CHUNKS + chunk]; \
         }
             REPEAT_8(FETCH)
             if (turn == 0 && base == part) {  // while the first are on their way
@@ -85,12 +97,22 @@ KERNEL(head_score) {
                 float score = (float(mine[m]) - p[m].y) * p[m].x * sizes.x, doubt = p[m].z * sizes.x + p[m].w * sizes.y; \
                 scores[r * rows + at] = score; \
                 greatest[m] = max(greatest[m], head_key(choice[m], score - doubt, at)); \
+                if (FILTERED != 0 && f.on) { \
+                    float u = log_size(f, score * choice[m].inverse, (score + RAISED * doubt) * choice[m].inverse); \
+                    atomicAdd(counted[bin_of(u)], 1); \
+                    greatest_size = max(greatest_size, float_key(u)); \
+                } \
             } \
         }
         REPEAT_4(SCORE)
     }
 #define REACH(m) if (m < MINE && part + m * LANES < 4 * TOKENS) atomicMax(reached[(part + m * LANES) / 4], float_key(greatest[m]));
     REPEAT_4(REACH)
+    if (FILTERED != 0 && greatest_size != 0) atomicMax(peak, greatest_size);
     barrier();
     if (lane < min(TOKENS, count)) atomicMax(state[lane], reached[lane]);
+    if (FILTERED == 0 || !f.on) return;
+    for (uint i = lane; i < BINS; i += WG)
+        if (counted[i] != 0) atomicAdd(state[STATE_BINS + i], counted[i]);
+    if (lane == 0) atomicMax(state[STATE_PEAK], peak);
 }

@@ -3,9 +3,11 @@
 // of floats, so that no sort is needed and ties are all kept. That of top-p is not looked for: a token is drawn from all, and
 // stays if the more likely ones have less than the wanted mass; else only those are left, and another is drawn (decision 0026).
 #include "draw.glsl"
+layout(constant_id = 1) const int GATE = 2;  // as dense_decode has it
 BUFFER(0, readonly, int, step_data);
 BUFFER(1, readonly, float, logits);
 BUFFER(2, writeonly, int, chosen);
+BUFFER(3, readonly, uint, gate);
 layout(push_constant) uniform Push {
     int rows, temperatures, top_ks, top_ps, min_ps, seeds_lo, seeds_hi, token_seq, seq_begin, seq_len, n;
 };
@@ -43,7 +45,7 @@ uint threshold(uint row, float inverse, float wanted) {
 
 KERNEL(sample) {
     int r = int(gl_WorkGroupID.x), lane = LANE;
-    if (r >= STEP_ROWS) return;
+    if (r >= STEP_ROWS || gate[GATE] == 0) return;
     uint row = r * uint(n);
     float temperature = intBitsToFloat(step_data[temperatures + r]);
     bool greedy = temperature == 0.0;
@@ -86,7 +88,7 @@ KERNEL(sample) {
             }
                 REPEAT_4(LEFT)
                 if (index < 0 || !any(left)) continue;
-                uvec4 words = noise_words(uint(step_data[seeds_lo + r]), uint(step_data[seeds_hi + r]), uint(first), position);
+                uvec4 words = noise_words(uint(step_data[seeds_lo + r]), uint(step_data[seeds_hi + r]), uint(first), position, 0);
 #define OFFER(i) if (left[i]) { \
                 float key = z[i] + gumbel_of(words[i]); \
                 if (key > best || index == n) { best = key; index = first + i; } \

@@ -12,8 +12,9 @@ from dataclasses import replace
 import numpy as np
 
 from bitnet.core.gpu import Bucket, Buffer, Context, Dispatch, KernelSources, Launch, Lowering
-from bitnet.core.gpu.groups import Choice, GatedProduct, NormChoice, RopeAttention
-from bitnet.core.gpu.ops import RowOps
+from bitnet.core.gpu.groups import Choice, GatedProduct, NormChoice, NormHead, RopeAttention
+from bitnet.core.gpu.logprobs import history
+from bitnet.core.gpu.ops import RowOps, ceil_div
 from bitnet.core.gpu.products import Source, fused_products, glu_products, row_sums
 from bitnet.core.hal import (
     Attention,
@@ -31,7 +32,8 @@ from bitnet.cuda.products import CLUSTERS, DECODE_TOKENS, MAX_CLUSTER, TENSOR_CO
 
 ENTRY = r"^extern \"C\" __global__ void (?:IN_CLUSTER )?(?:__launch_bounds__\([^\n]*\)\s*)?(\w+)\("
 SOURCES = KernelSources("bitnet.cuda", "cuda", ending=".cu", common="common.cuh", entry=ENTRY)
-SAMPLE_GROUP = 1024
+SAMPLE_GROUP, MOST_HELD = 1024, 4
+"""Threads of a block of sample, and vectors of four logits that one can keep in registers."""
 
 
 class CudaOps:
@@ -47,6 +49,7 @@ class CudaOps:
         groups: Dispatch = {
             NormChoice: self._choice,
             Choice: self._choice,
+            NormHead: self._products.norm_head,
             RopeAttention: self._rope_attention,
             GatedProduct: self._gated_product,
             **fused_products(self._products.decode, self._products.quantises),
@@ -74,15 +77,35 @@ class CudaOps:
             rowwise=True,
             group=self._rows.group,
             filters=lambda _, bucket: bucket.rows <= DECODE_TOKENS,
+            tells=self._tells,
         )
 
     def sample(self, ctx: Context, op: Sample, bucket: Bucket, *gate: Buffer) -> list[Launch]:
         """A cluster for each row where the GPU has clusters, else a block. With a gate, only for undecided rows."""
         *before, last = RowOps(group=SAMPLE_GROUP).sample(ctx, op, bucket)
-        gated = (("GATED", 1),) if gate else ()
-        spec = replace(last.kernel, defines=(*last.kernel.defines, ("CLUSTER", self._sample_cluster), *gated))
-        args, grid = (*last.args[:-1], *gate, last.args[-1]), (bucket.rows * self._sample_cluster, 1, 1)
+        tells = op is ctx.program.ops[-1] and bucket.logprobs and self._tells(ctx, bucket)
+        variant = {
+            "CLUSTER": self._sample_cluster,
+            "HELD": self._held(ctx, op),
+            "GATED": len(gate),
+            "TELLS": int(tells),
+        }
+        spec = replace(last.kernel, defines=(*last.kernel.defines, *variant.items()))
+        more = (*gate, *((history(ctx),) if tells else ()))
+        args, grid = (*last.args[:-1], *more, last.args[-1]), (bucket.rows * self._sample_cluster, 1, 1)
         return [*before, replace(last, kernel=spec, grid=grid, args=args, overlaps=True)]
+
+    def _held(self, ctx: Context, op: Sample) -> int:
+        """Vectors of four logits that each thread of ``sample`` keeps; 0 where it cannot have all of its own."""
+        vocabulary = ctx.shape(op.logits)[1]
+        held = ceil_div(vocabulary, 4 * SAMPLE_GROUP * self._sample_cluster)
+        return held if vocabulary % 4 == 0 and held <= MOST_HELD else 0
+
+    def _tells(self, ctx: Context, bucket: Bucket) -> bool:
+        """Whether ``sample`` tells log-probabilities, too: not of adjusted logits, nor where some steps have those."""
+        last = ctx.program.ops[-1]
+        able = self._sample_cluster > 1 and not (bucket.adjusted or ctx.program.deterministic)
+        return able and isinstance(last, Sample) and self._held(ctx, last) > 0
 
     def norm_quant(self, ctx: Context, op: NormQuant, bucket: Bucket) -> list[Launch]:
         return [self._norm_quant(ctx, op, ctx.tensors[op.x], ctx.shape(op.x)[1], bucket)]

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 
 import numpy as np
 
-from bitnet.core.gpu import Bucket, Buffer, Context, KernelSpec, Launch, TernaryBuffer
+from bitnet.core.gpu import Arg, Bucket, Buffer, Context, DenseBuffer, KernelSpec, Launch, TernaryBuffer
+from bitnet.core.gpu.groups import NormHead
+from bitnet.core.gpu.head import unnormed
 from bitnet.core.gpu.ops import ceil_div, power_of_two
 from bitnet.core.gpu.products import Source, product_args, quantised, row_sums
 from bitnet.core.gpu.scaled import group_product
@@ -34,6 +35,10 @@ MIN_TILES = 4
 """Minimum K tiles (128 wide) per block of ternary_wgmma."""
 HEAD_ROWS, HEAD_PITCH = (128, 256), (288, 160)
 """Weight rows of a block of dense_mma, and bytes of a half row of x in its shared memory; for 8 rows of x, and more."""
+SPLIT_GROUP = 256
+"""Threads of a block of split_rows, as in its source."""
+MOST_ONE = 8192
+"""Columns of an only row of x that dense_mma keeps in shared memory, at most."""
 WARPS, FEW_WARPS = 8, 6
 """Wanted on each multiprocessor by a product of few tokens, and of one: enough to have all weights in flight; of one
 so few that the next kernel's blocks, which fetch theirs, find room beside them."""
@@ -90,18 +95,33 @@ class Products:
             spec = KernelSpec("dense_decode", "dense_decode", (("COLS", cols), ("TOKENS", 1), ("WARPS", WARPS)))
             grid, block = (2 * self._multiprocessors, 1, 1), (32 * WARPS, 1, 1)
             return [Launch(spec, grid, block, (ctx.step, x, weight.data, out, n), overlaps=True)]
-        if weight.dtype == "f16" and cols % 8 == 0 and self._tensor_cores:
-            most = ctx.program.limits.max_rows
-            halves, scales = ctx.scratch("row halves", most * cols * 4), ctx.scratch("row scales", most * 4)
-            product = self.dense_halves(ctx, op, bucket, halves, scales)
-            split = replace(product.kernel, entry="split_rows")
-            given = (ctx.step, x, halves, scales)
-            return [Launch(split, (bucket.rows, 1, 1), (256, 1, 1), given, overlaps=True), product]
+        if self._splits(weight):
+            return self._split_product(ctx, op, bucket, (x, x, np.float32(0)), norm=False)
         tokens = min(bucket.rows, DECODE_TOKENS)
         defines = (("WEIGHT_F16", int(weight.dtype == "f16")), ("ROWS", GEMV_ROWS), ("TOKENS", tokens))
         args = (ctx.step, x, weight.data, out, np.int32(cols), n)
         grid = (ceil_div(rows, GEMV_ROWS), ceil_div(bucket.rows, tokens), 1)
         return [Launch(KernelSpec("dense_matmul", "dense_matmul", defines), grid, (LANES, GEMV_ROWS, 1), args)]
+
+    def norm_head(self, ctx: Context, group: NormHead, bucket: Bucket) -> list[Launch] | None:
+        """A head whose rows are normed as they are split into halves; None where they are not split."""
+        if not self._splits(ctx.dense(group.dense.weight)):
+            return None
+        return self._split_product(ctx, group.dense, bucket, unnormed(ctx, group), norm=True)
+
+    def _splits(self, weight: DenseBuffer) -> bool:
+        return weight.dtype == "f16" and weight.shape[1] % 8 == 0 and self._tensor_cores
+
+    def _split_product(
+        self, ctx: Context, op: DenseMatmul, bucket: Bucket, given: tuple[Arg, ...], *, norm: bool
+    ) -> list[Launch]:
+        """``given`` are the rows, and the norm's weight and epsilon."""
+        most, cols = ctx.program.limits.max_rows, ctx.dense(op.weight).shape[1]
+        halves, scales = ctx.scratch("row halves", most * cols * 4), ctx.scratch("row scales", most * 4)
+        product = self.dense_halves(ctx, op, bucket, halves, scales)
+        split = KernelSpec("split_rows", "split_rows", (("COLS", cols), ("NORM", int(norm))))
+        args = (ctx.step, ctx.offset("rows"), *given, halves, scales)
+        return [Launch(split, (bucket.rows, 1, 1), (SPLIT_GROUP, 1, 1), args, overlaps=True), product]
 
     def dense_halves(
         self, ctx: Context, op: DenseMatmul, bucket: Bucket, halves: Buffer, scales: Buffer, *gate: Buffer
@@ -109,11 +129,15 @@ class Products:
         """A product of f16 weights with rows split into two halves. With a gate, only if one of them is undecided."""
         weight, tiles = ctx.dense(op.weight), min(ceil_div(bucket.rows, 8), 8)
         rows, cols = weight.shape
-        defines = (("COLS", cols), ("NT", tiles), *((("GATED", 1),) if gate else ()))
         head_rows = HEAD_ROWS[tiles > 1]
+        one = bucket.rows == 1 and cols <= MOST_ONE
+        defines = (("COLS", cols), ("NT", tiles), ("GATED", len(gate)), ("ONE", int(one)))
         grid = (ceil_div(rows, head_rows), ceil_div(bucket.rows, 8 * tiles), 1)
         args = (ctx.step, halves, scales, weight.data, ctx.tensors[op.out], *gate, np.int32(rows))
-        spec, shared = KernelSpec("dense_mma", "dense_mma", defines), 2 * tiles * 16 * HEAD_PITCH[tiles > 1]
+        spec, shared = (
+            KernelSpec("dense_mma", "dense_mma", defines),
+            4 * cols if one else 2 * tiles * 16 * HEAD_PITCH[tiles > 1],
+        )
         return Launch(spec, grid, (head_rows, 1, 1), args, shared=shared, overlaps=True)
 
     def row_sums(self, ctx: Context, op: TernaryMatmul, bucket: Bucket) -> list[Launch]:

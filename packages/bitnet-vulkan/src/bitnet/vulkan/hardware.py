@@ -135,12 +135,8 @@ def inspect(instance: Instance, physical: Any, index: int) -> Hardware | None:
     asked += ["DriverProperties"] if version >= VERSION_1_2 or "VK_KHR_driver_properties" in extensions else []
     asked += ["ShaderSMBuiltinsPropertiesNV"] if "VK_NV_shader_sm_builtins" in extensions else []
     told = instance.query("Properties", physical, asked)
-    found, driver, processors = (
-        told["Properties2"].properties,
-        told.get("DriverProperties"),
-        told.get("ShaderSMBuiltinsPropertiesNV"),
-    )
-    limits = found.limits
+    found, driver = told["Properties2"].properties, told.get("DriverProperties")
+    processors, limits = told.get("ShaderSMBuiltinsPropertiesNV"), found.limits
     subgroup, asks = _subgroup(told["SubgroupProperties"], told.get("SubgroupSizeControlProperties"), features)
     version_text = text(driver.driverInfo) if driver is not None else ""
     nvidia = driver is not None and driver.driverID == NVIDIA_DRIVER

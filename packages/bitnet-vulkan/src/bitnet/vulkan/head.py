@@ -1,12 +1,12 @@
 """The head as Vulkan dispatches: all logits, or only the tokens, where nobody reads the logits (decision 0060).
 
 For the latter all rows of the head are scored from a copy in 4 bits, and those that could still win from the weights
-themselves, with the very sums that the logits have.
+themselves, with the very sums that the logits have. With filters, others tell whether the winner passes (0026).
 """
 
 from __future__ import annotations
 
-from itertools import accumulate
+from dataclasses import replace
 
 import numpy as np
 
@@ -14,23 +14,23 @@ from bitnet.core.gpu import Arg, Bucket, Buffer, Context, DenseBuffer, Launch, l
 from bitnet.core.gpu.groups import Choice, NormChoice
 from bitnet.core.gpu.head import COMPACT_ROWS, choice, compact_shape, unnormed
 from bitnet.core.gpu.ops import ceil_div, next_power_of_two
-from bitnet.core.gpu.windows import MOST_GROUPS, Window
+from bitnet.core.gpu.windows import MOST_GROUPS
 from bitnet.core.hal import DenseMatmul
 from bitnet.vulkan import matrices
 from bitnet.vulkan.hardware import Hardware
 
-FEW_ROWS = 8
-"""Rows of x that dense_matmul takes in one pass over the weights."""
 LANES, TURNS, MATRIX_ROWS = 32, 16, 128
 """Invocations that share a row of the weight, at most; rows of a subgroup of dense_decode, of a group of dense_mma."""
-KEPT = 16 * 8
-"""Columns of a row of x that an invocation of dense_decode keeps, at most."""
+FEW_ROWS, KEPT = 8, 16 * 8
+"""Rows of x that dense_matmul takes in one pass; columns of one that an invocation of dense_decode keeps, at most."""
 CHUNK = 32
 """Columns in 16 bytes of the compact copy: it has a multiple of them."""
 SCORE_LANES, SCORE_ROWS, SCORE_TURNS = 16, 4, 2
 """Sizes of head_score: most invocations that share rows of the head, rows at a time, and turns."""
 CHOOSE_GROUPS, CHOOSE_EACH = 256, 8
 """Limits of head_choose: work-groups that are enough, and most rows of an invocation."""
+FOUND, UNDECIDED, CAPACITY = 272, 9, 4096 + 16 * 64
+"""Words of a step's state before what head_choose found, its flag, and rows it lists: head_layout.glsl, filter.glsl."""
 
 
 class HeadOps:
@@ -60,10 +60,10 @@ class HeadOps:
         else:
             file, each, tokens = "dense_matmul", group // lanes, min(bucket.rows, FEW_ROWS)
             defines |= {"LANES": lanes, "TOKENS": tokens, "WEIGHT_F16": f16, "WIDE": int(cols % 8 == 0)}
-        made = []
+        made, gate = [], () if split else (ctx.step,)
         for part, first, count in self._hardware.windows(weight.data, weight.shape[0], each):
             grid = (ceil_div(count, each), ceil_div(bucket.rows, tokens), 1)
-            args = (ctx.step, *given, part, ctx.tensors[op.out], *map(np.int32, (count, first, rows)))
+            args = (ctx.step, *given, part, ctx.tensors[op.out], *map(np.int32, (count, first, rows)), *gate)
             made.append(launch(file, grid, group, args, defines))
         return [*split, *made]
 
@@ -74,12 +74,12 @@ class HeadOps:
             return False
         rows, cols = shape
         tokens = min(ctx.program.limits.max_rows, COMPACT_ROWS)
-        largest = rows * cols * 2, tokens * rows * 4
+        each = min(ceil_div(rows, self._group * CHOOSE_GROUPS), CHOOSE_EACH)
         choice_tiles = 160 * 9 * 4 if matrices.has_f16(hardware) else 0
-        shared = tokens * cols * 2 + 64, (CHOOSE_EACH * self._group + choice_tiles + 4 * COMPACT_ROWS) * 4
+        shared = tokens * cols * 2 + 2048, (2 * each * self._group + choice_tiles + 512) * 4
         return (
             cols <= CHUNK * self._group
-            and max(largest) <= hardware.largest_binding
+            and rows * cols * 2 <= hardware.largest_binding
             and max(shared) <= hardware.shared
             and rows <= MOST_GROUPS * 4 * self._group // self._score_lanes
         )
@@ -91,21 +91,20 @@ class HeadOps:
         weight = ctx.dense(head.dense.weight)
         rows, cols = weight.shape
         n, group = np.int32(rows), self._group
-        codes, sizes, columns = self._packed(ctx, head.dense.weight)
+        packed = self._packed(ctx, head.dense.weight)
         each = min(ceil_div(rows, group * CHOOSE_GROUPS), CHOOSE_EACH)
         choosers = ceil_div(rows, group * each)
-        y, planes = ctx.tensors[head.dense.x], ctx.scratch("head planes", 2 * FEW_ROWS * cols)
-        source, gain, eps = unnormed(ctx, head)
-        params = ctx.scratch("head params", FEW_ROWS * 16)
-        state = ctx.scratch("head state", (2 + 2 * choosers) * COMPACT_ROWS * 4)
+        y, params = ctx.tensors[head.dense.x], ctx.scratch("head params", COMPACT_ROWS * 16)
+        planes = ctx.scratch("head planes", 2 * COMPACT_ROWS * cols)
+        state = ctx.scratch("head state", (FOUND + 2 * choosers * COMPACT_ROWS + 2 * CAPACITY) * 4)
         scores, chosen = ctx.tensors[head.dense.out], ctx.tensors[head.sample.out]
-        step, *chosen_by = choice(ctx)
-        rows_args = (step, source, gain, columns, y, planes, params, state, ctx.offset("rows"), eps)
-        score_args = (step, codes, sizes, planes, params, scores, state, *chosen_by, n)
+        chosen_by = (*choice(ctx)[1:], *(ctx.offset(f) for f in ("top_k", "top_p", "min_p")))
+        rows_args = (ctx.step, *unnormed(ctx, head), packed, y, planes, params, state, ctx.offset("rows"))
+        score_args = (ctx.step, packed, packed, planes, params, scores, state, *chosen_by, n)
         by_matrices = bucket.rows > 1 and self._multiplies(weight)
         exact: tuple[Arg, ...] = self._halves(ctx, cols) if by_matrices else (y,)
-        choose_args = (step, sizes, params, scores, state, weight.data, chosen, *exact, *chosen_by, n)
-        sizes_of = {"COLS": cols, "TOKENS": bucket.rows}
+        choose_args = (ctx.step, packed, params, scores, state, weight.data, chosen, *exact, *chosen_by, n)
+        sizes_of = {"COLS": cols, "TOKENS": bucket.rows, "FILTERED": int(bucket.filtered)}
         scorers = ceil_div(rows, group // self._score_lanes * SCORE_ROWS * SCORE_TURNS)
         score = {**sizes_of, "LANES": self._score_lanes, "TURNS": SCORE_TURNS}
         choose = {**sizes_of, "LANES": self._lanes, "EACH": each, "MATRICES": int(by_matrices)}
@@ -117,28 +116,26 @@ class HeadOps:
             launch("head_choose", (choosers, 1, 1), group, choose_args, choose),
         ]
 
-    def _packed(self, ctx: Context, name: str) -> list[Window]:
-        """The compact copy of a head, made on the device when first asked for: its codes, sizes and columns."""
+    def gated(self, ctx: Context, made: Launch) -> Launch:
+        """A launch that ends in a gate (all logits, a draw from them), only for a row that filters leave undecided."""
+        spec = replace(made.kernel, defines=(*made.kernel.defines, ("GATE", UNDECIDED)))
+        return replace(made, kernel=spec, args=(*made.args[:-1], ctx.scratch("head state", 0)))
+
+    def _packed(self, ctx: Context, name: str) -> Buffer:
+        """The compact copy of a head, made on the device when first asked for."""
         weight = ctx.dense(name)
         rows, cols = weight.shape
-        sizes, alignment = (rows * cols // 2, rows * 8, cols * 4), self._hardware.alignment
-        *places, total = accumulate((ceil_div(nbytes, alignment) * alignment for nbytes in sizes), initial=0)
 
-        def windows(buffer: Buffer) -> list[Window]:
-            return [Window(buffer, first, nbytes) for first, nbytes in zip(places, sizes, strict=True)]
-
-        def fill(buffer: Buffer) -> list[Launch]:
-            codes, sizes, columns = windows(buffer)
+        def fill(packed: Buffer) -> list[Launch]:
             n, size = np.int32(rows), {"COLS": cols}
             group = max(next_power_of_two(cols // CHUNK), self._hardware.subgroup)
             grid = min(rows, MOST_GROUPS), ceil_div(rows, MOST_GROUPS), 1
-            columns_args, pack_args = (weight.data, columns, n), (weight.data, columns, codes, sizes, n)
-            return [
-                launch("head_pack", (cols // CHUNK, 1, 1), self._group, columns_args, size, entry="head_columns"),
-                launch("head_pack", grid, group, pack_args, size),
-            ]
+            columns = launch(
+                "head_pack", (cols // CHUNK, 1, 1), self._group, (weight.data, packed, n), size, entry="head_columns"
+            )
+            return [columns, launch("head_pack", grid, group, (weight.data, packed, packed, packed, n), size)]
 
-        return windows(ctx.copy(name, total, fill))
+        return ctx.copy(name, cols * 4 + rows * (cols // 2 + 8), fill)
 
     def _multiplies(self, weight: DenseBuffer) -> bool:
         """Whether dense_mma takes a weight."""

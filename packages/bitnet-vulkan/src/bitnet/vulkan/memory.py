@@ -99,9 +99,8 @@ class Memory:
             self._copies.move_to_end(key)
             return self._copies[key]
         commands = self.queue.command_buffer()
-        source, first, target, second = (
-            (self._up, staged, buffer, offset) if up else (buffer, offset, self._down, staged)
-        )
+        sent, received = (self._up, staged, buffer, offset), (buffer, offset, self._down, staged)
+        source, first, target, second = sent if up else received
         region = make("VkBufferCopy", size=nbytes, srcOffset=first, dstOffset=second)
         barrier(self.vk, commands, COMPUTE_STAGE | TRANSFER_STAGE, TRANSFER_STAGE)
         self.vk.CmdCopyBuffer(commands, source.handle, target.handle, 1, region)

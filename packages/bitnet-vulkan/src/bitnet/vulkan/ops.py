@@ -6,6 +6,7 @@ gate's activation into the product before it, the rotation and the cache's new e
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -63,15 +64,17 @@ class VulkanOps:
             Attention: self.attention,
             Sample: self.sample,
             Layer: partial(one_launch, hardware),
-            NormChoice: self._head.tokens,
-            Choice: self._head.tokens,
+            NormChoice: self._choice,
+            Choice: self._choice,
             RopeAttention: self._rope_attention,
             **fused_products(self._decode, self._quantises),
         }
 
     def lowering(self) -> Lowering:
         """What :class:`bitnet.core.gpu.GpuDevice` takes."""
-        return Lowering(self._table, self._head.fits, scaled=True, rowwise=True, group=self._group)
+        return Lowering(
+            self._table, self._head.fits, lambda _, b: b.rows == 1, scaled=True, rowwise=True, group=self._group
+        )
 
     def embed(self, ctx: Context, op: Embed, bucket: Bucket) -> list[Launch]:
         table = ctx.dense(op.table)
@@ -123,7 +126,17 @@ class VulkanOps:
 
     def sample(self, ctx: Context, op: Sample, bucket: Bucket) -> list[Launch]:
         each = max(ctx.shape(op.logits)[1] // SAMPLE_EACH, 64)
-        return RowOps(group=power_of_two(min(each, SAMPLE_GROUP, self._hardware.group))).sample(ctx, op, bucket)
+        group = power_of_two(min(each, SAMPLE_GROUP, self._hardware.group))
+        *before, last = RowOps(group=group).sample(ctx, op, bucket)
+        return [*before, replace(last, args=(*last.args, ctx.step))]
+
+    def _choice(self, ctx: Context, head: Choice | NormChoice, bucket: Bucket) -> list[Launch] | None:
+        """The compact head. Where filters leave the row undecided, all logits follow, and a draw from them (0026)."""
+        made = self._head.tokens(ctx, head, bucket)
+        if made is None or not bucket.filtered:
+            return made
+        later = [*self._head.dense_matmul(ctx, head.dense, bucket), *self.sample(ctx, head.sample, bucket)]
+        return [*made, *(self._head.gated(ctx, launch) for launch in later)]
 
     def _rope_attention(self, ctx: Context, group: RopeAttention, bucket: Bucket) -> list[Launch] | None:
         return self._attention_decode(ctx, group.attention, bucket, group.rope) if bucket.tokens == 1 else None

@@ -15,17 +15,14 @@ BATCH, MOST = 8, 64
 """Command buffers that wait for one another to be submitted together, once the device has work, and at most."""
 SIMULTANEOUS_USE, RESETTABLE = 4, 2
 COMPUTE_STAGE, TRANSFER_STAGE, HOST_STAGE = 0x800, 0x1000, 0x4000
-READS = {COMPUTE_STAGE: 0x20, TRANSFER_STAGE: 0x800, HOST_STAGE: 0x2000}
-WRITES = {COMPUTE_STAGE: 0x40, TRANSFER_STAGE: 0x1000}
-"""VkAccessFlagBits of what a stage reads and writes."""
+MEMORY_READ, MEMORY_WRITE = 0x8000, 0x10000
+"""VkAccessFlagBits: whatever a stage reads, and writes."""
 
 
 def barrier(vk: Functions, commands: Any, before: int, after: int) -> None:
     """All that stages wrote in the commands before is seen by those in the commands after."""
-    written = sum(access for stage, access in WRITES.items() if stage & before)
-    used = sum(access for kind in (READS, WRITES) for stage, access in kind.items() if stage & after)
-    memory, nothing = make("VkMemoryBarrier", srcAccessMask=written, dstAccessMask=used), api().NULL
-    vk.CmdPipelineBarrier(commands, before, after, 0, 1, memory, 0, nothing, 0, nothing)
+    memory = make("VkMemoryBarrier", srcAccessMask=MEMORY_WRITE, dstAccessMask=MEMORY_READ | MEMORY_WRITE)
+    vk.CmdPipelineBarrier(commands, before, after, 0, 1, memory, 0, api().NULL, 0, api().NULL)
 
 
 class Queue:

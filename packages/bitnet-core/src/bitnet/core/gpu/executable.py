@@ -306,7 +306,7 @@ class GpuExecutable:
         if bucket not in self._recordings:
             launches = lower(self.context, bucket, self._lowering.table, fuses_scaled=self._lowering.fuses_scaled)
             if bucket.rows and self._check_step.samples:
-                if bucket.logprobs:
+                if bucket.logprobs and not self._lowering.tells(self.context, bucket):
                     launches += logprobs(self.context, bucket, self._lowering.group)
                 if bucket.adjusted:
                     launches.append(count_chosen(self.context))

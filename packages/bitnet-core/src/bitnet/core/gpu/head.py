@@ -6,7 +6,7 @@ import numpy as np
 
 from bitnet.core.gpu.context import Context
 from bitnet.core.gpu.driver import Arg, Buffer
-from bitnet.core.gpu.groups import Choice, NormChoice
+from bitnet.core.gpu.groups import Choice, NormChoice, NormHead
 from bitnet.core.hal import DenseMatmul, DenseWeight, Sample
 
 COMPACT_ROWS = 8
@@ -38,7 +38,7 @@ def choice(ctx: Context) -> tuple[Arg, ...]:
     return (ctx.step, *(ctx.offset(f) for f in fields))
 
 
-def unnormed(ctx: Context, group: Choice | NormChoice) -> tuple[Buffer, Buffer, np.float32]:
+def unnormed(ctx: Context, group: Choice | NormChoice | NormHead) -> tuple[Buffer, Buffer, np.float32]:
     """What a head that norms its rows itself reads: the rows, the norm's weight (any, without a norm), its epsilon."""
     if group.norm is None:
         x = ctx.tensors[group.dense.x]

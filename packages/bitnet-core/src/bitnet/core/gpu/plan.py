@@ -49,12 +49,15 @@ class Lowering:
             :mod:`bitnet.core.gpu.scaled`.
         rowwise: Whether it has the kernels ``add_bias`` and ``center_rows``, as
             :class:`~bitnet.core.gpu.ops.RowOps` launches them.
+        tells: Whether a bucket's last `Sample` tells log-probabilities itself, into the history of
+            :mod:`bitnet.core.gpu.logprobs`.
         group: Work-items of those of :mod:`bitnet.core.gpu.adjusting` and :mod:`bitnet.core.gpu.logprobs`; 0 without.
     """
 
     table: Dispatch
     leaves_out: Callable[[Context], bool] = lambda _: False
     filters: Callable[[Context, Bucket], bool] = lambda _, bucket: False
+    tells: Callable[[Context, Bucket], bool] = lambda _, bucket: False
     scaled: bool = False
     fuses_scaled: bool = False
     rowwise: bool = False
