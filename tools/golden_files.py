@@ -11,8 +11,9 @@ import numpy as np
 from bitnet.core.gguf import GGMLType, TensorSource, i2s_bytes, write_gguf
 from golden_models import Array, GoldenModel
 
-ARCHITECTURES = {"bitnet": "bitnet-b1.58", "llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3", "minicpm": "minicpm"}
-REORDERED = ("llama", "minicpm")
+ARCHITECTURES = {"bitnet": "bitnet-b1.58"}
+"""What files call a family, where that is not its name."""
+REORDERED = ("llama", "minicpm", "olmo")
 """Architectures whose files have the rows of q and k in an order that makes a rotated pair neighbours."""
 BLOCKS = {64: GGMLType.Q2_0, 128: GGMLType.Q2_0_G128, 256: GGMLType.TQ2_0}
 """Types of blocks with a scale each, by their columns."""
@@ -69,7 +70,7 @@ def _metadata(model: GoldenModel, rope: dict[str, Any]) -> dict[str, Any]:
         "attention.head_count_kv": model.kv_heads,
         "attention.key_length": model.head_dim,
         "attention.value_length": model.head_dim,
-        "attention.layer_norm_rms_epsilon": model.eps,
+        f"attention.layer_norm_{'' if model.family == 'olmo' else 'rms_'}epsilon": model.eps,
         "rope.dimension_count": model.head_dim,
         "rope.freq_base": model.rope_theta,
         "hidden_activation": model.activation,
@@ -82,7 +83,7 @@ def _metadata(model: GoldenModel, rope: dict[str, Any]) -> dict[str, Any]:
             "residual_scale": depth / math.sqrt(model.layers),
             "logit_scale": model.hidden / base,
         }
-    architecture = ARCHITECTURES[model.family]
+    architecture = ARCHITECTURES.get(model.family, model.family)
     keys = {f"{architecture}.{key}": value for key, value in values.items()}
     return {"general.architecture": architecture, "general.name": model.name, **keys}
 

@@ -31,7 +31,7 @@ class GoldenModel:
     Attributes:
         family: ``bitnet`` has sub-norms (BitNet b1.58 2B4T with ``relu2``, the 1bitLLM models with ``silu``); ``llama``
             has none (Falcon3 and Llama 3 at 1.58 bits); ``qwen3`` has norms of q's and k's heads instead, ``qwen2``
-            biases of q, k and v; ``minicpm`` has ``scales`` (BitCPM4).
+            biases of q, k and v, ``olmo`` LayerNorms without weights; ``minicpm`` has ``scales`` (BitCPM4).
         group: Columns of a weight that share a scale (64 or 128 in Ternary-Bonsai, 256 in BitCPM4); None: all of it.
         width: Width of the residual stream; None: that of all heads together.
         linear: Which of transformers' quantised layers computes it: ``bitlinear`` multiplies int8 codes by unpacked
@@ -47,7 +47,7 @@ class GoldenModel:
     ffn: int
     layers: int
     vocab: int = 400
-    family: Literal["bitnet", "llama", "qwen3", "qwen2", "minicpm"] = "bitnet"
+    family: Literal["bitnet", "llama", "qwen3", "qwen2", "olmo", "minicpm"] = "bitnet"
     activation: Literal["relu2", "silu"] = "relu2"
     linear: Literal["bitlinear", "autobitlinear"] = "bitlinear"
     tied: bool = True
@@ -84,7 +84,8 @@ class GoldenModel:
         made = {"token_embd": table(self.vocab, hidden)}
         if not self.tied:
             made["output"] = table(self.vocab, hidden)
-        made["output_norm"] = norm(hidden)
+        if self.family != "olmo":
+            made["output_norm"] = norm(hidden)
         shapes = {
             "attn_q": (queries, hidden),
             "attn_k": (kv, hidden),
@@ -94,7 +95,7 @@ class GoldenModel:
             "ffn_up": (self.ffn, hidden),
             "ffn_down": (hidden, self.ffn),
         }
-        norms = {"attn_norm": hidden, "ffn_norm": hidden}
+        norms = {"attn_norm": hidden, "ffn_norm": hidden} if self.family != "olmo" else {}
         if self.family == "bitnet":
             norms |= {"attn_sub_norm": hidden, "ffn_sub_norm": self.ffn}
         if self.family == "qwen3":
@@ -129,6 +130,10 @@ def _bonsai(name: str, **shape: Any) -> GoldenModel:
 
 def _qwen2(name: str, **shape: Any) -> GoldenModel:
     return GoldenModel(name, family="qwen2", activation="silu", rope_theta=1e6, eps=1e-6, vocab=160, **shape)
+
+
+def _olmo(name: str, **shape: Any) -> GoldenModel:
+    return GoldenModel(name, family="olmo", activation="silu", rope_theta=1e4, vocab=160, **shape)
 
 
 def _minicpm(name: str, **shape: Any) -> GoldenModel:
@@ -208,6 +213,9 @@ MODELS = (
     _qwen2("qwen2", heads=6, kv_heads=2, head_dim=32, ffn=320, layers=2),
     _qwen2("qwen2-g64", heads=4, kv_heads=4, head_dim=64, ffn=448, layers=2, group=64, tied=False, seed=4),
     _qwen2("one-layer-qwen2", heads=7, kv_heads=1, head_dim=64, ffn=512, layers=1),
+    _olmo("olmo", heads=4, kv_heads=4, head_dim=48, ffn=320, layers=2),
+    _olmo("olmo-g128", heads=4, kv_heads=2, head_dim=64, ffn=512, layers=2, group=128, tied=False),
+    _olmo("one-layer-olmo", heads=6, kv_heads=6, head_dim=64, ffn=640, layers=1, linear="autobitlinear"),
     _minicpm("one-layer-minicpm", heads=8, kv_heads=1, head_dim=64, ffn=768, layers=1, group=256),
 )
 

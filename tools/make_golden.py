@@ -31,6 +31,7 @@ from transformers.integrations.bitnet import BitLinear, pack_weights, replace_wi
 from transformers.models.bitnet.modeling_bitnet import BitNetRMSNorm
 from transformers.models.granite.modeling_granite import GraniteRMSNorm
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
+from transformers.models.olmo.modeling_olmo import OlmoLayerNorm
 from transformers.models.qwen2.modeling_qwen2 import Qwen2RMSNorm
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
 
@@ -79,6 +80,7 @@ def config(model: GoldenModel) -> transformers.PretrainedConfig:
     families = {
         "bitnet": transformers.BitNetConfig,
         "llama": transformers.LlamaConfig,
+        "olmo": transformers.OlmoConfig,
         "qwen2": transformers.Qwen2Config,
         "qwen3": transformers.Qwen3Config,
         "minicpm": transformers.GraniteConfig,
@@ -131,6 +133,7 @@ def hugging_face(model: GoldenModel, weights: Mapping[str, Array] | None = None)
     families = {
         "bitnet": transformers.BitNetForCausalLM,
         "llama": transformers.LlamaForCausalLM,
+        "olmo": transformers.OlmoForCausalLM,
         "qwen2": transformers.Qwen2ForCausalLM,
         "qwen3": transformers.Qwen3ForCausalLM,
         "minicpm": transformers.GraniteForCausalLM,
@@ -195,6 +198,8 @@ class Watched:
                 module.dtype = torch.float64
             elif isinstance(module, BitNetRMSNorm | GraniteRMSNorm | LlamaRMSNorm | Qwen2RMSNorm | Qwen3RMSNorm):
                 module.forward = types.MethodType(_norm_of_its_type, module)
+            elif isinstance(module, OlmoLayerNorm):
+                module.forward = types.MethodType(_layer_norm_of_its_type, module)
         self._seen: dict[tuple[Any, int, str], list[torch.Tensor]] = {}
         for layer, part in itertools.product(range(model.layers), ("attn_q", "attn_output", "ffn_gate", "ffn_down")):
             for watched in (self.hf, self._exact):
@@ -280,6 +285,11 @@ def _norm_of_its_type(self: Any, x: torch.Tensor) -> torch.Tensor:
     """RMSNorm in the type of its input; transformers' own computes it in float32 whatever the model's type is."""
     out: torch.Tensor = self.weight * (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.variance_epsilon))
     return out
+
+
+def _layer_norm_of_its_type(self: Any, x: torch.Tensor) -> torch.Tensor:
+    """LayerNorm in the type of its input, as above, with the epsilon that transformers' own has in its code."""
+    return torch.nn.functional.layer_norm(x, self.normalized_shape, eps=1e-5)
 
 
 def make(model: GoldenModel) -> dict[str, Array]:

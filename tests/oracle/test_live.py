@@ -143,6 +143,8 @@ CHECKPOINTS = [
     ("qwen3-yarn", "autobitlinear"),
     ("one-layer-qwen2", "bitlinear"),
     ("qwen2-g64", "autobitlinear"),
+    ("olmo-g128", "bitlinear"),
+    ("one-layer-olmo", "autobitlinear"),
     ("minicpm-g256", "bitlinear"),
     ("one-layer-minicpm", "autobitlinear"),
 ]

@@ -352,6 +352,31 @@ def test_a_bias_that_is_missing_or_unknown(folder: Make) -> None:
     refused(source.write(), "is not part of the architecture qwen2")
 
 
+def test_olmo(folder: Make) -> None:
+    """No norm has a weight, and its epsilon is in no key."""
+    source = reshaped(folder, "OlmoForCausalLM")
+    norms = [name for name in source.tensors if "norm" in name]
+    for name in norms[1:]:
+        del source.tensors[name]
+    refused(source.write(), "is not part of the architecture olmo")
+    del source.tensors[norms[0]]
+    source.config["clip_qkv"] = 8.0
+    refused(source.write(), "clip_qkv")
+    source.config["clip_qkv"] = None
+    model = converted(source.write())
+    config = model.config
+    assert (config.architecture, config.rope_style, config.layer_norms) == ("olmo", "interleaved", True)
+    assert config.rms_eps == pytest.approx(1e-5)
+    assert not any("norm" in name for name in model.gguf.tensors)
+    for name, codes in source.codes.items():
+        heads = {"q_proj": 4, "k_proj": 2}.get(name.split(".")[-1])
+        expected = interleave(codes, heads) if heads else codes
+        np.testing.assert_array_equal(ternary(model, name)[0], expected)
+    again = source.path.parent / "again.gguf"
+    convert_model(model.path, again)
+    assert open_model(again).config == config
+
+
 def test_minicpm(folder: Make) -> None:
     source = reshaped(folder, "MiniCPMForCausalLM")
     short, long = np.random.default_rng().uniform(1, 9, (2, 8)).astype(np.float32).tolist()
@@ -412,7 +437,7 @@ def test_rotary_scalings_that_cannot_be(folder: Make, rope: dict[str, Any], fiel
 
 @pytest.mark.parametrize(
     ("name", "why"),
-    [("Gemma3ForCausalLM", "windows"), ("OLMoForCausalLM", "LayerNorm")],
+    [("Gemma3ForCausalLM", "windows"), ("OLMoForCausalLM", "OLMo-BitNet"), ("OLMoModelForCausalLM", "OLMo-BitNet")],
 )
 def test_architectures_that_are_refused_with_a_reason(folder: Make, name: str, why: str) -> None:
     refused(reshaped(folder, name).write(), why)

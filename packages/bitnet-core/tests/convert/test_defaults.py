@@ -45,6 +45,7 @@ LLAMA = {
     "activation": "silu",
     "tied_embeddings": False,
 }
+OLMO = LLAMA | {"vocab_size": 50_304, "rms_eps": 1e-5, "layer_norms": True}
 QWEN2 = LLAMA | {"vocab_size": 151_936, "ffn_size": 22_016, "context_length": 32_768, "qkv_biases": True}
 QWEN3 = QWEN2 | {"head_norms": True, "qkv_biases": False}
 SCALES = {"embedding_scale": 1.0, "residual_scale": 1 / math.sqrt(32), "logit_scale": 2**-12}
@@ -53,12 +54,14 @@ TABLE = {
     "BitNetForCausalLM": BITNET,
     "LlamaForCausalLM": LLAMA,
     "BitnetForCausalLM": LLAMA,
+    "OlmoForCausalLM": OLMO,
     "Qwen2ForCausalLM": QWEN2,
     "Qwen3ForCausalLM": QWEN3,
     "MiniCPMForCausalLM": MINICPM,
 }
 IDS: dict[str, tuple[int | None, int | None]] = dict.fromkeys(TABLE, (1, 2))
 IDS |= {"BitNetForCausalLM": (128_000, 128_001), "Qwen2ForCausalLM": (None, None), "Qwen3ForCausalLM": (None, None)}
+IDS["OlmoForCausalLM"] = (None, 50_279)
 
 
 def read(folder: Path, architecture: str, **values: Any) -> HFConfig:

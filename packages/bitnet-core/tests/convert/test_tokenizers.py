@@ -131,6 +131,12 @@ def like_qwen(source: Source) -> None:
     source.tokenizer["model"]["ignore_merges"] = False
 
 
+def like_olmo(source: Source) -> None:
+    level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
+    source.tokenizer |= {"normalizer": {"type": "NFC"}, "decoder": level, "pre_tokenizer": level}
+    source.tokenizer["model"]["ignore_merges"] = False
+
+
 def unknown_instead_of_bytes(source: Source) -> None:
     source.sentencepiece()
     vocabulary = source.tokenizer["model"]["vocab"]
@@ -152,6 +158,7 @@ def unknown_instead_of_bytes(source: Source) -> None:
         fallback_without_unknown,
         unknown_instead_of_bytes,
         like_qwen,
+        like_olmo,
     ],
 )
 def test_what_is_converted_runs(source: Source, change: Callable[[Source], None]) -> None:

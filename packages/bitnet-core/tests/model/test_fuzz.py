@@ -117,10 +117,17 @@ def sparse_blocks(count: int) -> tuple[np.ndarray, np.ndarray]:
 
 @pytest.fixture
 def varied(tiny: Make) -> Any:
-    """A model with many kinds of values and tensors in its file."""
+    """A model with many kinds of values and tensors in its file, of any of three architectures."""
     import gguf
 
-    model = tiny("bitnet")
+    model = tiny(random.choice(["bitnet", "olmo", "qwen2"]))
+    for name in [name for name in model.tensors if "norm" in name and model.architecture != "bitnet"]:
+        if model.architecture == "olmo" or "sub_norm" in name:
+            del model.tensors[name]
+    if model.architecture == "olmo":
+        model.metadata[model.key("attention.layer_norm_epsilon")] = 1e-5
+    for name in [name for name in model.codes if name[-2:] in ("_q", "_k", "_v") and model.architecture == "qwen2"]:
+        model.tensors[f"{name}.bias"] = np.ones(len(model.codes[name]), random.choice([np.float16, np.float32]))
     codes = model.codes["blk.1.ffn_down"]
     for name, dtype in (("blk.1.ffn_down", GGMLType.TQ2_0), ("blk.0.ffn_down", GGMLType.TQ1_0)):
         data = gguf.quants.quantize(codes * np.float32(0.5), gguf.GGMLQuantizationType(dtype))
@@ -136,7 +143,7 @@ def varied(tiny: Make) -> Any:
     model.tensors["blk.0.attn_q.scale"] = np.ones(1, np.float32)
     model.tensors["blk.1.attn_q.weight"] = model.codes["blk.1.attn_q"].astype(np.float16)
     model.tensors["rope_freqs.weight"] = np.ones(16, np.float32)
-    model.metadata["bitnet.hidden_activation"] = "relu2"
+    model.metadata[model.key("hidden_activation")] = "relu2"
     model.metadata["tokenizer.chat_template"] = "{% for m in messages %}{{ m.content | trim }}{% endfor %}"
     return model
 

@@ -100,9 +100,8 @@ def test_floats_are_no_masters(minicpm: Any) -> None:
         minicpm.open().weights["blk.0.attn_q"].load()
 
 
-@pytest.mark.parametrize(("architecture", "why"), [("gemma3", "windows"), ("olmo", "LayerNorm")])
-def test_architectures_that_are_refused_with_a_reason(minicpm: Any, architecture: str, why: str) -> None:
-    minicpm.metadata["general.architecture"] = architecture
-    with pytest.raises(ModelFileError, match=why) as caught:
+def test_architectures_that_are_refused_with_a_reason(minicpm: Any) -> None:
+    minicpm.metadata["general.architecture"] = "gemma3"
+    with pytest.raises(ModelFileError, match="windows") as caught:
         minicpm.open()
     assert caught.value.field == "metadata 'general.architecture'"

@@ -10,7 +10,7 @@ import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
 from bitnet.core.text.tokenizer import LLAMA3_WORDS, SPACE
-from bitnet.core.text.vocabulary import GPT2, LLAMA3, QWEN2
+from bitnet.core.text.vocabulary import GPT2, LLAMA3, OLMO, QWEN2
 
 SPECIAL = ["<|begin_of_text|>", "<|end_of_text|>", "<|eot_id|>"]
 QWEN2_WORDS = (
@@ -27,15 +27,15 @@ CORPUS = [
 
 @pytest.fixture(scope="session")
 def byte_level() -> Callable[[str], tokenizers.Tokenizer]:
-    """A byte-level BPE as Hugging Face would load it, with the words of Llama 3, Qwen 2 or GPT-2."""
+    """A byte-level BPE as Hugging Face would load it, with the words of Llama 3, Qwen 2 or GPT-2 (OLMo's, too)."""
 
     def train(pre: str) -> tokenizers.Tokenizer:
         tokenizer = tokenizers.Tokenizer(models.BPE(ignore_merges=pre == LLAMA3))
-        level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=pre == GPT2)
-        words = {LLAMA3: LLAMA3_WORDS, QWEN2: QWEN2_WORDS, GPT2: ""}[pre]
+        level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=pre in (GPT2, OLMO))
+        words = {LLAMA3: LLAMA3_WORDS, QWEN2: QWEN2_WORDS}.get(pre, "")
         split = pre_tokenizers.Split(tokenizers.Regex(words), "isolated")
-        tokenizer.pre_tokenizer = level if pre == GPT2 else pre_tokenizers.Sequence([split, level])
-        if pre == QWEN2:
+        tokenizer.pre_tokenizer = level if not words else pre_tokenizers.Sequence([split, level])
+        if pre in (QWEN2, OLMO):
             tokenizer.normalizer = normalizers.NFC()
         tokenizer.decoder = decoders.ByteLevel()
         trainer = trainers.BpeTrainer(

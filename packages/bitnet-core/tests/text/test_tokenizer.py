@@ -18,7 +18,7 @@ from bitnet.core.errors import InvalidInputError
 from bitnet.core.model.default import default_model_path
 from bitnet.core.model.file import open_model
 from bitnet.core.text.tokenizer import SPACE, StreamDecoder, Tokenizer
-from bitnet.core.text.vocabulary import GPT2, LLAMA3, QWEN2, TokenType, Vocabulary, vocabulary_from_metadata
+from bitnet.core.text.vocabulary import GPT2, LLAMA3, OLMO, QWEN2, TokenType, Vocabulary, vocabulary_from_metadata
 
 RandomText = Callable[[], str]
 
@@ -42,7 +42,7 @@ def sentencepiece_vocabulary(original: tokenizers.Tokenizer) -> Vocabulary:
     return replace(vocabulary, model="llama", merges=[], scores=scores, types=types, bos_id=1, eos_id=2, add_bos=True)
 
 
-@pytest.fixture(params=[LLAMA3, QWEN2, GPT2])
+@pytest.fixture(params=[LLAMA3, QWEN2, GPT2, OLMO])
 def pair(request: pytest.FixtureRequest, byte_level: Callable[[str], Any]) -> tuple[Tokenizer, tokenizers.Tokenizer]:
     original = byte_level(request.param)
     return Tokenizer(vocabulary_of(original, pre=request.param)), original

@@ -117,6 +117,7 @@ def _lines(gguf: GGUFFile, config: ModelConfig | None, reports: list[TensorRepor
         traits: list[str] = [config.activation]
         traits += ["sub-norms"] if config.sub_norms else []
         traits += ["norms of heads"] if config.head_norms else []
+        traits += ["LayerNorms without weights"] if config.layer_norms else []
         traits += ["biases of q, k and v"] if config.qkv_biases else []
         traits += ["tied embeddings"] if config.tied_embeddings else []
         lines.append(

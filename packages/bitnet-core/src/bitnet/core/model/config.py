@@ -25,18 +25,18 @@ ARCHITECTURES: Mapping[str, RopeStyle] = {
     "bitnet": "neox",
     "llama": "interleaved",
     "minicpm": "interleaved",
+    "olmo": "interleaved",
     "qwen2": "neox",
     "qwen3": "neox",
 }
 """Architectures of GGUF files bitnet runs, and how each pairs the elements it rotates. The three BitNet names stand for
 one graph (official file, an early converter, llama.cpp); ``llama`` holds Falcon3, Falcon-E, TriLM and Llama 3 at 1.58
-bits and ``minicpm`` BitCPM4, whose converters reorder the rows of q and k for interleaved pairs; ``qwen3`` holds
-Ternary-Bonsai."""
-ALSO_FLOAT = frozenset({"llama", "minicpm", "qwen2", "qwen3"})
+bits, ``minicpm`` BitCPM4 and ``olmo`` the first OLMo, whose converters reorder the rows of q and k for interleaved
+pairs; ``qwen3`` holds Ternary-Bonsai."""
+ALSO_FLOAT = frozenset({"llama", "minicpm", "olmo", "qwen2", "qwen3"})
 """Architectures that are most often no ternary models: floats in a file are no master weights, and SiLU is meant."""
 REFUSED: Mapping[str, str] = {
     "gemma3": "its norms after each sub-layer, its windows and its scales are not built here",
-    "olmo": "its LayerNorm is no RMSNorm",
 }
 """Architectures that ternary models may have, and why they are not supported."""
 
@@ -67,6 +67,7 @@ class ModelConfig:
         tied_embeddings: Whether the LM head is the embedding table.
         head_norms: Whether each head of q and of k has an RMSNorm before it is rotated.
         qkv_biases: Whether q, k and v have biases.
+        layer_norms: Whether the norms of the residual stream are LayerNorms, which have no weights.
         embedding_scale: The factor of a token's embedding.
         residual_scale: The factor of each sub-layer's result, applied before it is added.
         logit_scale: The factor of the logits.
@@ -91,6 +92,7 @@ class ModelConfig:
     tied_embeddings: bool
     head_norms: bool = False
     qkv_biases: bool = False
+    layer_norms: bool = False
     rope_scaling: Yarn | LongRope | None = None
     rope_attention_factor: float = 1.0
     embedding_scale: float = 1.0
@@ -143,6 +145,9 @@ def read_config(file: GGUFFile) -> ModelConfig:
     embedding = file.tensors.get("token_embd.weight")
     if embedding is None or len(embedding.shape) != 2:
         raise file.error("is missing or no matrix.", tensor="token_embd.weight")
+    if keys.get("attention.clamp_kqv"):
+        raise keys.error("attention.clamp_kqv", "is not supported: no operation here limits q, k and v.")
+    layer_norms = architecture == "olmo"
     name = file.metadata.get("general.name")
     context, theta = keys.integer("context_length"), keys.positive("rope.freq_base", 10_000.0)
     scaling, attention = _rope_scaling(keys, head_dim, context, theta)
@@ -158,7 +163,7 @@ def read_config(file: GGUFFile) -> ModelConfig:
         head_dim=head_dim,
         ffn_size=ffn,
         context_length=context,
-        rms_eps=keys.positive("attention.layer_norm_rms_epsilon"),
+        rms_eps=keys.positive(f"attention.layer_norm_{'' if layer_norms else 'rms_'}epsilon"),
         rope_theta=theta,
         rope_style=ARCHITECTURES[architecture],
         rope_freq_factors=_freq_factors(keys, head_dim),
@@ -167,6 +172,7 @@ def read_config(file: GGUFFile) -> ModelConfig:
         tied_embeddings="output.weight" not in file.tensors,
         head_norms="blk.0.attn_q_norm.weight" in file.tensors,
         qkv_biases=architecture == "qwen2",
+        layer_norms=layer_norms,
         rope_scaling=scaling,
         rope_attention_factor=attention,
         **scales,

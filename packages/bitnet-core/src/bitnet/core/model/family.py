@@ -19,6 +19,8 @@ def family(config: ModelConfig, metadata: Mapping[str, MetadataValue]) -> str:
             return LLAMA.get(pre, "Llama at 1.58 bits") if isinstance(pre, str) else "Llama at 1.58 bits"
         case "minicpm":
             return "MiniCPM (BitCPM4)"
+        case "olmo":
+            return "OLMo at 1.58 bits"
         case "qwen2":
             return "Qwen2 at 1.58 bits"
         case "qwen3":

@@ -22,12 +22,18 @@ HF_ARCHITECTURES = {
     "BitnetForCausalLM": "bitnet",
     "LlamaForCausalLM": "llama",
     "MiniCPMForCausalLM": "minicpm",
+    "OlmoForCausalLM": "olmo",
     "Qwen2ForCausalLM": "qwen2",
     "Qwen3ForCausalLM": "qwen3",
 }
 """GGUF architectures of Hugging Face's: BitNet in transformers, 1bitLLM's models, and those shaped as others are."""
-HF_REFUSED = {"Gemma3": "gemma3", "Olmo": "olmo", "OLMo": "olmo"}
-"""Beginnings of names of architectures that are not supported, and what GGUF calls them."""
+HF_REFUSED = {
+    "Gemma3": REFUSED["gemma3"],
+    "OLMo": "folders of OLMo's own code are not read, and OLMo-BitNet's linear layers norm their inputs themselves",
+}
+"""Beginnings of names of architectures that are not supported, and why."""
+OLMO_EPS = 1e-5
+"""The epsilon of OLMo's norms, which no key gives."""
 _LLAMA: dict[str, Any] = {
     "vocab_size": 32_000,
     "hidden_size": 4096,
@@ -73,12 +79,13 @@ DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     "BitnetForCausalLM": _LLAMA,
     "MiniCPMForCausalLM": _LLAMA
     | {"tie_word_embeddings": True, "scale_emb": 1.0, "scale_depth": 1.0, "dim_model_base": 1.0},
+    "OlmoForCausalLM": _LLAMA | {"vocab_size": 50_304, "bos_token_id": None, "eos_token_id": 50_279},
     "Qwen2ForCausalLM": _QWEN2,
     "Qwen3ForCausalLM": _QWEN2 | {"head_dim": 128},
 }
 """What a key that ``config.json`` lacks stands for: the defaults of transformers' ``BitNetConfig``, ``LlamaConfig``,
-``Qwen2Config`` and ``Qwen3Config`` (5.23). 1bitLLM's own configuration class has those of ``LlamaConfig``, and
-OpenBMB's class of MiniCPM those above. None: derived from other keys."""
+``OlmoConfig``, ``Qwen2Config`` and ``Qwen3Config`` (5.23). 1bitLLM's own configuration class has those of
+``LlamaConfig``, and OpenBMB's class of MiniCPM those above. None: derived from other keys."""
 _KEYS_OF_SHAPE = {
     "hidden": "hidden_size",
     "heads": "num_attention_heads",
@@ -112,8 +119,7 @@ class HFConfig:
         names = self.values.get("architectures")
         name = names[0] if isinstance(names, list) and names else None
         if not isinstance(name, str) or name not in HF_ARCHITECTURES:
-            kind = next((kind for begin, kind in HF_REFUSED.items() if str(name).startswith(begin)), None)
-            why = f": {REFUSED[kind]}" if kind else ""
+            why = next((f": {why}" for begin, why in HF_REFUSED.items() if str(name).startswith(begin)), "")
             raise self.error(
                 "architectures", f"{brief(name)} is not supported{why}; {', '.join(HF_ARCHITECTURES)} are."
             )
@@ -134,6 +140,8 @@ class HFConfig:
         ffn = self._integer("intermediate_size")
         for wrong, message in shape_faults(hidden=hidden, heads=heads, head_dim=head_dim, ffn=ffn):
             raise self.error(_KEYS_OF_SHAPE[wrong], message)
+        if self.values.get("clip_qkv") is not None:
+            raise self.error("clip_qkv", "is not supported: no operation here limits q, k and v.")
         for key in ("use_sliding_window", "sparse_config"):
             if self.values.get(key):
                 raise self.error(key, "is not supported: in bitnet every token attends to all before it.")
@@ -156,7 +164,7 @@ class HFConfig:
             head_dim=head_dim,
             ffn_size=ffn,
             context_length=self._integer("max_position_embeddings"),
-            rms_eps=self._number(self.values, "rms_norm_eps"),
+            rms_eps=OLMO_EPS if architecture == "olmo" else self._number(self.values, "rms_norm_eps"),
             rope_theta=theta,
             rope_style=ARCHITECTURES[architecture],
             rope_freq_factors=None,
@@ -165,6 +173,7 @@ class HFConfig:
             tied_embeddings=self.values["tie_word_embeddings"] is True,
             head_norms=architecture == "qwen3",
             qkv_biases=architecture == "qwen2",
+            layer_norms=architecture == "olmo",
             **self._scales(architecture),
         )
 
@@ -184,7 +193,7 @@ class HFConfig:
             "rope.freq_base": model.rope_theta,
             "attention.head_count": model.heads,
             "attention.head_count_kv": model.kv_heads,
-            "attention.layer_norm_rms_epsilon": model.rms_eps,
+            f"attention.layer_norm_{'' if model.layer_norms else 'rms_'}epsilon": model.rms_eps,
             "hidden_activation": model.activation,
         }
         if model.architecture == "minicpm":

@@ -14,7 +14,7 @@ import tokenizers
 from bitnet.core.errors import InvalidInputError, ModelFileError, brief
 from bitnet.core.model.safetensors import MAX_JSON, read_bytes, read_json
 from bitnet.core.text.tokenizer import LLAMA3_WORDS, QWEN2_WORDS, SPACE, Tokenizer, word_cutter
-from bitnet.core.text.vocabulary import GPT2, LLAMA3, MAX_TOKENS, QWEN2, TokenType, Vocabulary, excess
+from bitnet.core.text.vocabulary import GPT2, LLAMA3, MAX_TOKENS, OLMO, QWEN2, TokenType, Vocabulary, excess
 
 PROBES = (
     "Hello, world! It's 1234567 o'clock; WE'LL see, don't they've? ",
@@ -72,8 +72,8 @@ def _from_json(path: Path) -> Vocabulary:
         raise ModelFileError("holds no byte-pair encoding; no other kind is supported.", path=path, field="model")
     # Input that could make the library run or grow without end is refused before the library sees it.
     _check_sizes(path, model, data.get("added_tokens"))
-    qwen = QWEN2_WORDS in _check_words(path, data.get("pre_tokenizer"))
-    _check_normalizer(path, data.get("normalizer"), nfc=qwen)
+    llama = LLAMA3_WORDS in _check_words(path, data.get("pre_tokenizer"))
+    _check_normalizer(path, data.get("normalizer"), nfc=not (llama or model.get("byte_fallback")))
     original = _original(path)
     pairs = [tuple(merge.split(" ", 1)) if isinstance(merge, str) else tuple(merge) for merge in model["merges"]]
     tokens, types = _tokens(path, original)
@@ -84,7 +84,7 @@ def _from_json(path: Path) -> Vocabulary:
         ways = (base, replace(base, space_prefix=False))
     else:
         base = Vocabulary("gpt2", tokens, types, merges=[" ".join(pair) for pair in pairs], scores=[])
-        ways = (replace(base, pre=LLAMA3), replace(base, pre=GPT2), replace(base, pre=QWEN2))
+        ways = tuple(replace(base, pre=pre) for pre in (LLAMA3, GPT2, QWEN2, OLMO))
     for way in ways:
         try:
             if _same(way, original):

@@ -2,8 +2,9 @@
 
 One builder serves BitNet b1.58 2B4T (sub-norms, squared ReLU), the 1bitLLM models (sub-norms, SiLU), Llama-shaped
 1.58-bit models (no sub-norms, SiLU), MiniCPM's (the same, with scales that are folded into weights: ADR 0045), Qwen3's
-(no sub-norms, but norms of q's and k's heads) and Qwen2's (the same, with biases of q, k and v instead: ADR 0048). They
-differ in which norms have a weight, in the activation, and in one plain operation.
+(no sub-norms, but norms of q's and k's heads), Qwen2's (the same, with biases of q, k and v instead) and OLMo's (the
+same, with LayerNorms instead: ADR 0048). They differ in which norms have a weight, in the activation, and in one plain
+operation.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import numpy as np
 from bitnet.core.hal import (
     AddBias,
     Attention,
+    CenterRows,
     DenseMatmul,
     DenseWeight,
     Embed,
@@ -39,6 +41,8 @@ if TYPE_CHECKING:
     from bitnet.core.model.config import ModelConfig
 
 
+UNIT_NORM = "unit_norm"
+"""The weight of a norm that has none in its file: ones."""
 BLOCK_SIZE = 32
 """Positions in a KV block: long enough for an attention kernel to stream, short enough to share prefixes well."""
 
@@ -55,7 +59,8 @@ def build_program(
 ) -> Program:
     """The program of a model; it ends in ``Sample``, so that a step returns a token for each of its rows.
 
-    Activation tensors are named once and reused by every layer: ``x`` the residual stream, ``q8`` and ``h8`` the
+    Activation tensors are named once and reused by every layer: ``x`` the residual stream (``centered`` the same less
+    its rows' means, where norms are LayerNorms), ``q8`` and ``h8`` the
     quantised inputs of the attention's and the MLP's products, ``logits`` ``f32[R, vocab]``, ``next`` ``i32[R]``.
 
     Args:
@@ -78,14 +83,19 @@ def build_program(
             parts = [used.pop(f"blk.{layer}.attn_{part}.bias") for part in "qkv"]
             used[f"blk.{layer}.attn_qkv.bias"] = _stacked([bias for bias in parts if isinstance(bias, DenseWeight)])
         ops += _layer_ops(config, layer)
+    stream, center = _stream(config)
     ops += [
-        NormRows("x", "output_norm", config.stream_eps, "last"),
+        *center,
+        NormRows(stream, UNIT_NORM if config.layer_norms else "output_norm", config.stream_eps, "last"),
         DenseMatmul("last", head, "logits"),
         Sample("logits", "next"),
     ]
 
     hidden, heads_width = config.hidden_size, config.heads * config.head_dim
+    if config.layer_norms:
+        used[UNIT_NORM] = DenseWeight((hidden,), "f32", lambda: np.ones(hidden, np.float32))
     tensors = (
+        *(TensorSpec(op.out, "f32", ("M", hidden)) for op in center),
         TensorSpec("x", "f32", ("M", hidden)),
         TensorSpec("q8", "i8", ("M", hidden)),
         TensorSpec("q8_scale", "f32", ("M",)),
@@ -117,6 +127,11 @@ def _stacked(vectors: Sequence[DenseWeight]) -> DenseWeight:
     return DenseWeight((size,), "f32", lambda: np.concatenate([vector.load() for vector in vectors]))
 
 
+def _stream(config: ModelConfig) -> tuple[str, list[CenterRows]]:
+    """What a norm of the residual stream reads, and what makes it: LayerNorm is RMSNorm of centred rows."""
+    return ("centered", [CenterRows("x", "centered")]) if config.layer_norms else ("x", [])
+
+
 def _layer_ops(config: ModelConfig, layer: int) -> list[Op]:
     """Attention and MLP of one layer, each adding to the residual stream ``x``."""
 
@@ -127,8 +142,11 @@ def _layer_ops(config: ModelConfig, layer: int) -> list[Op]:
     attn_sub_norm = weight("attn_sub_norm") if config.sub_norms else None
     ffn_sub_norm = weight("ffn_sub_norm") if config.sub_norms else None
     q_norm, k_norm = (weight("attn_q_norm"), weight("attn_k_norm")) if config.head_norms else (None, None)
+    stream, center = _stream(config)
+    attn_norm, ffn_norm = (UNIT_NORM,) * 2 if config.layer_norms else (weight("attn_norm"), weight("ffn_norm"))
     return [
-        NormQuant("x", weight("attn_norm"), config.stream_eps, "q8", "q8_scale"),
+        *center,
+        NormQuant(stream, attn_norm, config.stream_eps, "q8", "q8_scale"),
         TernaryMatmul("q8", "q8_scale", (weight("attn_q"), weight("attn_k"), weight("attn_v")), "qkv"),
         *([AddBias("qkv", weight("attn_qkv.bias"))] if config.qkv_biases else []),
         RopeAppend(
@@ -137,7 +155,8 @@ def _layer_ops(config: ModelConfig, layer: int) -> list[Op]:
         Attention("qkv", "attn", layer, heads, kv_heads, head_dim),
         NormQuant("attn", attn_sub_norm, eps, "attn_q8", "attn_q8_scale"),
         TernaryMatmul("attn_q8", "attn_q8_scale", (weight("attn_output"),), "x", add=True),
-        NormQuant("x", weight("ffn_norm"), config.stream_eps, "q8", "q8_scale"),
+        *center,
+        NormQuant(stream, ffn_norm, config.stream_eps, "q8", "q8_scale"),
         TernaryMatmul("q8", "q8_scale", (weight("ffn_gate"), weight("ffn_up")), "gate_up"),
         GluNormQuant("gate_up", ffn_sub_norm, eps, config.activation, "h8", "h8_scale"),
         TernaryMatmul("h8", "h8_scale", (weight("ffn_down"),), "x", add=True),

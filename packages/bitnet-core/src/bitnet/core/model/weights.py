@@ -39,7 +39,8 @@ def expected_weights(config: ModelConfig) -> Iterator[tuple[str, Expected]]:
     yield "token_embd", Expected("dense", (vocab, hidden))
     for layer in range(config.layers):
         block = f"blk.{layer}."
-        yield block + "attn_norm", Expected("norm", (hidden,))
+        if not config.layer_norms:
+            yield block + "attn_norm", Expected("norm", (hidden,))
         yield block + "attn_q", Expected("ternary", (queries, hidden))
         yield block + "attn_k", Expected("ternary", (keys, hidden))
         yield block + "attn_v", Expected("ternary", (keys, hidden))
@@ -51,13 +52,15 @@ def expected_weights(config: ModelConfig) -> Iterator[tuple[str, Expected]]:
         if config.sub_norms:
             yield block + "attn_sub_norm", Expected("norm", (queries,))
         yield block + "attn_output", Expected("ternary", (hidden, queries))
-        yield block + "ffn_norm", Expected("norm", (hidden,))
+        if not config.layer_norms:
+            yield block + "ffn_norm", Expected("norm", (hidden,))
         yield block + "ffn_gate", Expected("ternary", (ffn, hidden))
         yield block + "ffn_up", Expected("ternary", (ffn, hidden))
         if config.sub_norms:
             yield block + "ffn_sub_norm", Expected("norm", (ffn,))
         yield block + "ffn_down", Expected("ternary", (hidden, ffn))
-    yield "output_norm", Expected("norm", (hidden,))
+    if not config.layer_norms:
+        yield "output_norm", Expected("norm", (hidden,))
     if not config.tied_embeddings:
         yield "output", Expected("dense", (vocab, hidden))
 

@@ -17,7 +17,7 @@ from bitnet.core.gguf import GGUFFile
 from bitnet.core.support.garbage import no_collection
 from bitnet.core.text.bpe import BytePairs, listed_merges, scored_merges
 from bitnet.core.text.literals import Literals
-from bitnet.core.text.vocabulary import GPT2, KEY, LLAMA3, QWEN2, TokenType, Vocabulary, vocabulary_from_metadata
+from bitnet.core.text.vocabulary import GPT2, KEY, LLAMA3, OLMO, QWEN2, TokenType, Vocabulary, vocabulary_from_metadata
 
 _NUMBER, _REST = r"\p{N}", r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 _WORD = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|"
@@ -237,14 +237,14 @@ def _byte_level(vocabulary: Vocabulary, control: Set[int]) -> BytePairs:
 
 def word_cutter(pre: str) -> pre_tokenizers.PreTokenizer:
     """The pre-tokenizer named ``pre``, which cuts text into words before byte-level encoding."""
-    if pre == GPT2:
+    if pre in (GPT2, OLMO):
         return pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
     words = pre_tokenizers.Split(tokenizers.Regex(QWEN2_WORDS if pre == QWEN2 else LLAMA3_WORDS), "isolated")
     return pre_tokenizers.Sequence([words, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
 
 
 def _normalizer(pre: str) -> normalizers.Normalizer | None:
-    return normalizers.NFC() if pre == QWEN2 else None
+    return normalizers.NFC() if pre in (QWEN2, OLMO) else None
 
 
 def _sentencepiece(vocabulary: Vocabulary, control: Set[int]) -> BytePairs:

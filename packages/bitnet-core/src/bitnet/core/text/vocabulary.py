@@ -22,13 +22,16 @@ merges, and runs of 128 spaces: what is derived from a vocabulary is bounded by 
 
 LLAMA3 = "llama-bpe"
 GPT2 = "gpt-2"
+OLMO = "olmo"
 QWEN2 = "qwen2"
 PRE_TOKENIZERS: Mapping[str, str] = {
     **dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "falcon3", "falcon-h1", "falcon_e"), LLAMA3),
-    **dict.fromkeys(("gpt-2", "default", "olmo"), GPT2),
+    **dict.fromkeys(("gpt-2", "default"), GPT2),
+    "olmo": OLMO,
     **dict.fromkeys(("qwen2", "deepseek-r1-qwen"), QWEN2),
 }
-"""How text is cut into words before byte-pair encoding: names in files, and the one of three ways each stands for."""
+"""How text is cut into words before byte-pair encoding: names in files, and the one of four ways each stands for.
+``olmo`` is GPT-2's way after NFC, as the tokenizers of OLMo and TriLM have it, which are GPT-NeoX's."""
 
 END_OF_TURN = frozenset(
     {"<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|end_of_text|>", "<EOT>"}
@@ -64,7 +67,7 @@ class Vocabulary:
 
     Attributes:
         model: ``gpt2``: byte-level BPE with ``merges``; ``llama``: SentencePiece BPE with ``scores`` and byte fallback.
-        pre: ``llama-bpe``, ``gpt-2`` or ``qwen2``, for ``gpt2`` vocabularies.
+        pre: ``llama-bpe``, ``gpt-2``, ``olmo`` or ``qwen2``, for ``gpt2`` vocabularies.
         types: :class:`TokenType` of each token.
         merges: Pairs as ``left right``, first merged first.
         end_ids: Further tokens that end an answer.
