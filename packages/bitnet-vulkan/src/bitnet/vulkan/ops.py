@@ -72,14 +72,12 @@ class VulkanOps:
 
     def lowering(self) -> Lowering:
         """What :class:`bitnet.core.gpu.GpuDevice` takes."""
-        return Lowering(
-            self._table, self._head.fits, lambda _, b: b.rows == 1, scaled=True, rowwise=True, group=self._group
-        )
+        table, fits, group = self._table, self._head.fits, self._group
+        return Lowering(table, fits, lambda _, b: b.rows == 1, scaled=True, rowwise=True, group=group)
 
     def embed(self, ctx: Context, op: Embed, bucket: Bucket) -> list[Launch]:
         table = ctx.dense(op.table)
-        offset, dim = ctx.offset("tokens"), np.int32(table.shape[1])
-        defines = {"WEIGHT_F16": int(table.dtype == "f16")}
+        offset, dim, defines = ctx.offset("tokens"), np.int32(table.shape[1]), {"WEIGHT_F16": int(table.dtype == "f16")}
         made = []
         for part, first, count in self._hardware.windows(table.data, table.shape[0]):
             args = (ctx.step, part, ctx.tensors[op.out], offset, dim, np.int32(first), np.int32(count))
