@@ -66,7 +66,7 @@ class AttentionOps:
         if self.splits(ctx, op, bucket):
             return [self.decode(ctx, op, bucket, rope=None)]
         defines = kv_defines(ctx, op)
-        if self._tensor_cores and self._narrow(ctx, op) and op.head_dim in (64, 128):
+        if self._tensor_cores and self._narrow(ctx) and op.head_dim in (64, 128):
             defines |= {"HEADS": op.heads, "KV_HEADS": op.kv_heads}
             fits = op.heads // op.kv_heads <= QUERY_ROWS and defines["BLOCK"] in KEY_BLOCKS
             if self._wgmma and bucket.tokens > MANY_TOKENS and fits:
@@ -82,10 +82,10 @@ class AttentionOps:
 
     def _wgmma_launch(self, ctx: Context, op: Attention, bucket: Bucket, defines: dict[str, int]) -> Launch:
         kv = ctx.cache
-        positions_there, width = kv.num_blocks * kv.block_size, op.kv_heads * op.head_dim * 2
+        rows, width = kv.num_blocks * op.kv_heads * kv.block_size, op.head_dim * 2
         cache: tuple[Arg, ...] = ctx.kv("k", op.layer), ctx.kv("v", op.layer)
         if defines["KV_F16"]:
-            cache = tuple(TiledMatrix(data, positions_there, width, kv.block_size, PANEL) for data in cache)
+            cache = tuple(TiledMatrix(data, rows, width, kv.block_size, PANEL) for data in cache)
         tokens = QUERY_ROWS // (op.heads // op.kv_heads)
         tiles = bucket.tokens // tokens + min(bucket.tokens, ctx.program.limits.max_seqs)
         args = (*positions(ctx), ctx.tensors[op.qkv], *cache, ctx.tensors[op.out])
@@ -96,13 +96,13 @@ class AttentionOps:
     def splits(self, ctx: Context, op: Attention, bucket: Bucket) -> bool:
         fits = self._tensor_cores and op.head_dim in (64, 128, 256) and op.heads // op.kv_heads <= 8
         decoding = bucket.tokens <= DECODE_TOKENS or bucket.tokens == bucket.rows
-        return fits and self._narrow(ctx, op) and decoding
+        return fits and self._narrow(ctx) and decoding
 
     @staticmethod
-    def _narrow(ctx: Context, op: Attention) -> bool:
-        """Whether the cache is f16, or int8 with blocks whose size, scales included, is a multiple of 16 bytes."""
+    def _narrow(ctx: Context) -> bool:
+        """Whether the cache is f16, or int8 with what a head has in a block in a multiple of 16 bytes."""
         kv = ctx.cache
-        return kv.dtype == "f16" or (kv.dtype == "i8" and kv.block_size * op.kv_heads % 4 == 0)
+        return kv.dtype == "f16" or (kv.dtype == "i8" and kv.block_size % 4 == 0)
 
     def decode(self, ctx: Context, op: Attention, bucket: Bucket, rope: RopeAppend | None) -> Launch:
         limit = max(ctx.program.limits.max_rows, min(ctx.program.limits.max_tokens, DECODE_TOKENS))
