@@ -35,8 +35,12 @@ LONG_SUMS = 1024
 CODES_DEPTH = 4
 """Tiles in flight where the cache is int8: each has half the bytes of f16."""
 FAR = 8192
-"""Context beyond which an int8 cache is read by as many clusters as the device has room for: in one, its blocks leave
+"""Context beyond which a sequence is read by as many clusters as the device has room for: in one, its blocks leave
 multiprocessors idle, which takes longer than merging the clusters through memory."""
+FAR_BLOCKS = {"f16": 1.5, "i8": 2.0}
+"""How many times as many blocks that must give: fewer multiprocessors read int8 at the memory's speed."""
+RING_HEAD = 128
+"""Width of the heads whose tiles may be under way in shared memory instead of in registers."""
 ROPE_WARPS = 8
 ATTENTION_BLOCKS = 3
 """Blocks of attention_decode on each multiprocessor, at most, for which a sequence is split."""
@@ -114,7 +118,7 @@ class AttentionOps:
             most = min(splits, LARGE_CLUSTER if long and self._large_clusters else MAX_CLUSTER)
             splits = cluster = largest(most, lambda n: heads * n <= ATTENTION_BLOCKS * self._multiprocessors)
             several = self._multiprocessors // (heads * MAX_CLUSTER)
-            if codes and bucket.context > FAR and several * MAX_CLUSTER > splits:
+            if bucket.context > FAR and several * MAX_CLUSTER >= splits * FAR_BLOCKS[ctx.cache.dtype]:
                 splits, cluster = several * MAX_CLUSTER, MAX_CLUSTER
                 parts = ctx.scratch("attention shares", limit * op.heads * several * op.head_dim * 16)
         else:
@@ -125,6 +129,8 @@ class AttentionOps:
         few = bucket.context > SPLIT * splits and heads * splits <= self._multiprocessors
         few = few and sums <= LONG_SUMS
         warps, depth = (LONG_WARPS, CODES_DEPTH if codes else LONG_DEPTH) if few else (4, 1)
+        ring = few and splits >= LARGE_CLUSTER and (codes or merges) and self._rings(ctx, op)
+        shared = warps * depth * TILE * 2 * ctx.cache.row_bytes if ring else 0
         defines = kv_defines(ctx, op) | {
             "HEADS": op.heads,
             "KV_HEADS": op.kv_heads,
@@ -132,6 +138,7 @@ class AttentionOps:
             "CLUSTER": cluster if splits > 1 else 0,
             "WARPS": warps,
             "DEPTH": depth,
+            "RING": int(ring),
             **rope_defines(rope),
             "HEAD_NORMS": int(rope is not None and norms_heads(rope)),
         }
@@ -139,4 +146,9 @@ class AttentionOps:
         inputs = attention_inputs(ctx, op, rope, ctx.step)
         args = (*positions(ctx), *inputs, ctx.tensors[op.out], parts, arrivals, *norms)
         spec = KernelSpec("attention_decode", "attention_decode", tuple(defines.items()))
-        return Launch(spec, (op.kv_heads, bucket.tokens, splits), (32 * warps, 1, 1), args, overlaps=True)
+        grid = op.kv_heads, bucket.tokens, splits
+        return Launch(spec, grid, (32 * warps, 1, 1), args, shared=shared, overlaps=True)
+
+    def _rings(self, ctx: Context, op: Attention) -> bool:
+        """Whether shared memory has room for a ring of tiles, and a tile is in one block of the cache."""
+        return self._large_clusters and op.head_dim == RING_HEAD and ctx.cache.block_size % TILE == 0
