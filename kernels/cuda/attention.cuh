@@ -7,9 +7,9 @@ __device__ __forceinline__ unsigned halves(float low, float high) {
     return out;
 }
 
-__device__ __forceinline__ float power(float x) {  // of 2
+__device__ __forceinline__ float power(float x) {  // of 2; 0 for what would be less than the normal numbers
     float y;
-    asm("ex2.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
     return y;
 }
 

@@ -14,7 +14,8 @@
 // cache (rope_append's work). Entries that were in the cache before the step may be fetched before this kernel waits for the
 // kernel that computes q, k and v. HEAD_NORMS: q and the new k get their RMSNorm before they are rotated.
 //
-// DEPTH tiles of a warp are fetched ahead.
+// DEPTH tiles of a warp are fetched ahead: into registers or, where RING, to a ring in shared memory that each warp has for itself. The
+// latter takes rows of 128 or 256 bytes, and blocks of the cache that are whole tiles.
 //
 // One kernel, and longer than other files: fetching, products, softmax and merging share its registers and shared memory.
 #include "attention.cuh"
@@ -38,6 +39,17 @@
 #endif
 #define PARTS (SPLITS / RANKS) /* merged through memory */
 #define SHARE (SUMS / RANKS)   /* dimensions that a block of a cluster merges */
+#if RING
+#define PIECES (DIM * (int)sizeof(kv_t) / 16) /* of 16 bytes, of a row */
+#define SIDE (TILE * PIECES)                  /* of a tile's keys, and of its values */
+#if KV_I8
+#define PLACE (2 * SIDE + TILE / 2) /* of a tile in the ring, with the scales of keys and of values at its end */
+#else
+#define PLACE (2 * SIDE)
+#endif
+// The pieces of row r are exchanged, so that neither those of keys nor those of values that lanes read at once share banks.
+#define TURNED(r) (((r) >> 1 & 3) << 1 ^ ((r) & 1) << 2)
+#endif
 #define LOG2_E 1.44269504f
 #define LOWEST -1e30f /* below any score, and finite: the difference of two is no NaN */
 #if CLUSTER
@@ -122,10 +134,15 @@ extern "C" __global__ void IN_CLUSTER __launch_bounds__(THREADS, WARPS == 4 ? 3 
 attention_decode(const int *step, int token_seq, int seq_begin, int seq_len, int block_table, int max_blocks,
                  const float *qkv, kv_t *keys, kv_t *values, const float *cosines, const float *sines, float *out, float *parts,
                  unsigned *arrivals, const float *q_norm, const float *k_norm, float eps) {
+#if RING
+    extern __shared__ uint4 ring[];                    // [WARPS][DEPTH][PLACE]
+    auto warp_sums = (float(*)[GROUP][DIM])ring;       // [WARPS], once all tiles are done
+#else
     __shared__ __align__(16) float warp_sums[WARPS][GROUP][DIM];
+#endif
     __shared__ float warp_max[WARPS][8], warp_total[WARPS][8];
     int kv_head = blockIdx.x, m = blockIdx.y, split = blockIdx.z;
-    int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, group = lane / 4, quarter = lane % 4;
+    int warp = RING ? __shfl_sync(FULL, threadIdx.x / WARP, 0) : threadIdx.x / WARP, lane = threadIdx.x % WARP, group = lane / 4, quarter = lane % 4;
     if (m >= STEP_TOKENS(step)) return;
 #if CLUSTER
     __shared__ unsigned long long all_here;
@@ -140,6 +157,40 @@ attention_decode(const int *step, int token_seq, int seq_begin, int seq_len, int
     int begin = split * span, end = min(length, begin + span), stored = ROPE ? min(end, length - 1) : end;
 
     auto place = [&](int p) { return row_of(table[p / BLOCK], p % BLOCK, kv_head, KV_HEADS); };
+#if RING
+    // Tile `turn` of this warp. The number of its block is in a lane: that of turn i, 32 + i, … in lane i.
+    int turns = max(0, (end - begin + TILE - 1) / TILE - warp + WARPS - 1) / WARPS, blocks = 0;
+    uint4 *places = ring + warp * DEPTH * PLACE;
+    auto start_of = [&](int turn) { return begin + (warp + turn * WARPS) * TILE; };
+    auto fetch = [&](int turn) {
+        if (turn % WARP == 0) blocks = start_of(turn + lane) < stored ? table[start_of(turn + lane) / BLOCK] : 0;
+        int block = __shfl_sync(FULL, blocks, turn % WARP), start = start_of(turn);
+        size_t from = row_of(block, start % BLOCK, kv_head, KV_HEADS);
+        uint4 *to = places + turn % DEPTH * PLACE;
+        const uint4 *key = (const uint4 *)(keys + from) + lane, *value = (const uint4 *)(values + from) + lane;
+        int mine = lane % PIECES ^ TURNED(lane / PIECES);
+#pragma unroll
+        for (int i = 0; i < SIDE / WARP; i++) {
+            int above = i * WARP / PIECES, at = lane / PIECES * PIECES + i * WARP + (mine ^ TURNED(above));
+            bool there = start + above + lane / PIECES < stored;
+            copy_async(to + at, key + i * WARP, there), copy_async(to + SIDE + at, value + i * WARP, there);
+        }
+#if KV_I8
+        if (lane < 8) {  // four scales each, of keys and then of values; those past the last position are not used
+            copy_async(to + 2 * SIDE + lane, scale_of(lane < 4 ? keys : values, block, start % BLOCK + lane % 4 * 4, kv_head, KV_HEADS),
+                       start + lane % 4 * 4 < stored);
+        }
+#endif
+    };
+    auto fetched = [] { asm volatile("cp.async.commit_group;" ::: "memory"); };
+    auto fetch_first = [&] {
+#pragma unroll
+        for (int turn = 0; turn < DEPTH; turn++) {
+            if (turn < turns) fetch(turn);
+            fetched();
+        }
+    };
+#else
     uint4 keys_of[DEPTH][2][KEY_LOADS], values_of[DEPTH][4][VALUE_LOADS];
 #if KV_I8
     float scales_of[DEPTH][2][2];  // of keys and of values, at positions group and group + 8
@@ -173,6 +224,7 @@ attention_decode(const int *step, int token_seq, int seq_begin, int seq_len, int
 #pragma unroll
         for (int slot = 0; slot < DEPTH; slot++) fetch(slot, begin + (warp + slot * WARPS) * TILE);
     };
+#endif
 #if ROPE
     fetch_first();
     int pair = threadIdx.x % PAIRS;
@@ -278,8 +330,30 @@ attention_decode(const int *step, int token_seq, int seq_begin, int seq_len, int
 
     float sums[HALVES * 4][4] = {}, largest[2] = {LOWEST, LOWEST}, total[2] = {};  // for heads 2 quarter + 0, 1
     auto attend = [&](int slot, int start) {
+#if RING
+        const uint4 *from = places + slot * PLACE;
+        uint4 key[2][KEY_LOADS], value[4][VALUE_LOADS];
+        int key_piece = quarter ^ TURNED(group);
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+#pragma unroll
+            for (int c = 0; c < KEY_LOADS; c++) key[h][c] = from[(group + 8 * h) * PIECES + (key_piece ^ 4 * c)];
+        }
+#if KV_I8
+        const float *scale_at = (const float *)(from + 2 * SIDE);
+        float scales[2][2];
+#pragma unroll
+        for (int i = 0; i < 4; i++) {  // those past the last position may be of rows that nobody has written
+            scales[i / 2][i % 2] = start + group + i % 2 * 8 < stored ? scale_at[i / 2 * TILE + i % 2 * 8 + group] : 0.0f;
+        }
+#endif
+#else
         auto &key = keys_of[slot];
         auto &value = values_of[slot];
+#if KV_I8
+        auto &scales = scales_of[slot];
+#endif
+#endif
 #if ROPE
         int fresh = length - 1 - start;  // the new position's place in this tile
         if (fresh < TILE) {
@@ -289,18 +363,8 @@ attention_decode(const int *step, int token_seq, int seq_begin, int seq_len, int
 #pragma unroll
                 for (int c = 0; c < KEY_LOADS; c++) key[h][c] = *(const uint4 *)&new_rows[0][(4 * c + quarter) * KEY_EACH];
 #if KV_I8
-                scales_of[slot][0][h] = new_scales[0], scales_of[slot][1][h] = new_scales[1];
+                scales[0][h] = new_scales[0], scales[1][h] = new_scales[1];
 #endif
-            }
-#pragma unroll
-            for (int i = 0; i < 4; i++) {
-                if (fresh != 2 * quarter + i % 2 + i / 2 * 8) continue;
-#pragma unroll
-                for (int c = 0; c < VALUE_LOADS; c++) {
-                    const kv_t *from = &new_rows[1][(8 * c + group) * VALUE_EACH];
-                    if (VALUE_EACH * sizeof(kv_t) == 16) value[i][c] = *(const uint4 *)from;
-                    else value[i][c].x = ((const unsigned *)from)[0], value[i][c].y = ((const unsigned *)from)[1];
-                }
             }
         }
 #endif
@@ -319,20 +383,20 @@ attention_decode(const int *step, int token_seq, int seq_begin, int seq_len, int
             mma(rest[2], a.z, b.z, a.w, b.w, q_low[c].z, q_low[c].w);
         }
 #if KV_I8
-        float unit[2] = {exponent(scales_of[slot][1][0]), exponent(scales_of[slot][1][1])};
+        float unit[2] = {exponent(scales[1][0]), exponent(scales[1][1])};
 #endif
 #pragma unroll
         for (int i = 0; i < 4; i++) {
             float sum = (score[i] + rest[1][i]) + (rest[0][i] + rest[2][i]);
 #if KV_I8
-            sum = sum * (scales_of[slot][0][i / 2] * (1.0f / Q_UNIT)) + unit[i / 2];
+            sum = sum * (scales[0][i / 2] * (1.0f / Q_UNIT)) + unit[i / 2];
 #endif
             score[i] = start + group + i / 2 * 8 < end ? sum : -INFINITY_F;
         }
 #pragma unroll
         for (int h = 0; h < 2; h++) {
             float top = fmaxf(largest[h], over_groups<Max>(fmaxf(score[h], score[2 + h])));
-            if (start >= begin + WARPS * TILE) {  // not the first
+            if (RING ? __any_sync(FULL, top > largest[h]) : start >= begin + WARPS * TILE) {  // or not the first
                 float correction = power(largest[h] - top);
                 total[h] *= correction;
 #pragma unroll
@@ -347,6 +411,28 @@ attention_decode(const int *step, int token_seq, int seq_begin, int seq_len, int
 #endif
         }
         unsigned b0 = transposed(halves(score[0], score[1])), b1 = transposed(halves(score[2], score[3]));
+#if RING
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            int row = 2 * quarter + i % 2 + i / 2 * 8, piece = group ^ TURNED(2 * quarter) ^ TURNED(i % 2);
+#pragma unroll
+            for (int c = 0; c < VALUE_LOADS; c++) value[i][c] = from[SIDE + row * PIECES + piece + 8 * c];
+        }
+#endif
+#if ROPE
+        if (fresh < TILE) {
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                if (fresh != 2 * quarter + i % 2 + i / 2 * 8) continue;
+#pragma unroll
+                for (int c = 0; c < VALUE_LOADS; c++) {
+                    const kv_t *from = &new_rows[1][(8 * c + group) * VALUE_EACH];
+                    if (VALUE_EACH * sizeof(kv_t) == 16) value[i][c] = *(const uint4 *)from;
+                    else value[i][c].x = ((const unsigned *)from)[0], value[i][c].y = ((const unsigned *)from)[1];
+                }
+            }
+        }
+#endif
 #pragma unroll
         for (int t = 0; t < HALVES * 4; t++) {
 #if KV_I8
@@ -362,6 +448,18 @@ attention_decode(const int *step, int token_seq, int seq_begin, int seq_len, int
 #endif
         }
     };
+#if RING
+#pragma unroll 1
+    for (int turn = 0; turn < turns; turn++) {
+        asm volatile("cp.async.wait_group %0;" ::"n"(DEPTH - 1) : "memory");
+        __syncwarp();  // what the other lanes copied is here, too
+        attend(turn % DEPTH, start_of(turn));
+        __syncwarp();
+        if (turn + DEPTH < turns) fetch(turn + DEPTH);
+        fetched();
+    }
+    __syncthreads();
+#else
     for (int start = begin + warp * TILE; start < end; start += DEPTH * WARPS * TILE) {
 #pragma unroll
         for (int slot = 0; slot < DEPTH; slot++) {
@@ -372,6 +470,7 @@ attention_decode(const int *step, int token_seq, int seq_begin, int seq_len, int
             if (next < end) fetch(slot, next);
         }
     }
+#endif
 
     // Merges the warps of the block. Columns past GROUP belong to no head.
 #pragma unroll

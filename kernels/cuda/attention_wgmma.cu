@@ -140,10 +140,9 @@ attention_wgmma(const int *step, int token_seq, int seq_begin, int seq_len, int 
                 if (t >= 2 * STAGES) barrier_wait(empty + at, t / (2 * STAGES) & 1 ^ 1);
                 barrier_expect(full + at, blocks * BLOCK * DIM * 2);
                 for (int b = 0; b < blocks; b++) {
-                    int row = table[start / BLOCK + b] * BLOCK;
+                    int row = (table[start / BLOCK + b] * KV_HEADS + kv_head) * BLOCK;
                     for (int p = 0; p < PANELS; p++) {
-                        copy_tile(places + at * SIDE + p * PANEL + b * BLOCK * 128, t % 2 ? &values : &keys,
-                                  (kv_head * DIM + p * 64) * 2, row, full + at);
+                        copy_tile(places + at * SIDE + p * PANEL + b * BLOCK * 128, t % 2 ? &values : &keys, p * 128, row, full + at);
                     }
                 }
             }

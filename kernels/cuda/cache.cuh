@@ -1,5 +1,6 @@
-// The paged cache: block after block, each with its keys or values [BLOCK][kv_heads][DIM]. In int8 these are codes, stored with
-// 128 added, and a block's codes are followed by the scales of its rows, f32 [kv_heads][BLOCK].
+// The paged cache: block after block, each with its keys or values [kv_heads][BLOCK][DIM]. What a head has in a block is in one piece, as
+// memory takes longer for rows with those of other heads between them. In int8 the elements are codes, stored with 128 added, and a
+// head's codes in a block are followed by the scales of its rows, f32 [BLOCK].
 #define CODES_BIAS 128
 #define LEAST_ROW 1e-30f /* a row of lesser magnitudes is stored as zeros */
 
@@ -20,17 +21,16 @@ typedef float kv_t;
 // Place of a position's row: the index of its first element.
 __device__ __forceinline__ size_t row_of(int block, int slot, int kv_head, int kv_heads) {
 #if KV_I8
-    return (size_t)block * (BLOCK * kv_heads * (DIM + 4)) + (slot * kv_heads + kv_head) * DIM;
+    return (size_t)(block * kv_heads + kv_head) * (BLOCK * (DIM + 4)) + slot * DIM;
 #else
-    return (((size_t)block * BLOCK + slot) * kv_heads + kv_head) * DIM;
+    return ((size_t)(block * kv_heads + kv_head) * BLOCK + slot) * DIM;
 #endif
 }
 
 #if KV_I8
 // Place of its scale.
 __device__ __forceinline__ float *scale_of(const kv_t *cache, int block, int slot, int kv_head, int kv_heads) {
-    const kv_t *scales = cache + (size_t)block * (BLOCK * kv_heads * (DIM + 4)) + BLOCK * kv_heads * DIM;
-    return (float *)scales + kv_head * BLOCK + slot;
+    return (float *)(cache + row_of(block, BLOCK, kv_head, kv_heads)) + slot;
 }
 
 // How a row of k or v becomes codes: each value times `factor`. Its scale is NaN where not all values are finite.
@@ -74,7 +74,7 @@ __device__ __forceinline__ uint4 code_halves(unsigned low, unsigned high) {
 // scales, so their halves neither overflow nor vanish, whatever the scale.
 __device__ __forceinline__ float exponent(float scale) {
     float y;
-    asm("lg2.approx.f32 %0, %1;" : "=f"(y) : "f"(scale < LEAST_ROW ? LEAST_ROW : scale));  // NaN stays
+    asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(scale < LEAST_ROW ? LEAST_ROW : scale));  // NaN stays
     return y;
 }
 #else

@@ -143,12 +143,25 @@ class TestConformance(ConformanceSuite):
             paged.run([(0, Part(620, 150)), (1, Part(0, 529)), (2, Part(0, 1))])
 
     @needs(KV_I8)
-    def test_a_far_context(self, device: Device, rng: np.random.Generator) -> None:
-        """So many positions that several clusters share those of an int8 cache and merge their sums in memory."""
-        past = FAR + 300
-        paged = Paged(device, rng, Heads(4, 1, 128, dtype="i8"), length=past + 3, seqs=1, chunk=512)
+    @pytest.mark.parametrize(
+        ("heads", "past"),
+        [
+            (Heads(4, 1, 128, dtype="i8"), FAR + 300),
+            (Heads(4, 1, 128), FAR + 300),
+            (Heads(10, 5, 128, 16, "i8", "interleaved"), FAR + 13),
+            (Heads(10, 5, 128, 16, style="interleaved"), FAR + 14),
+            (Heads(4, 1, 64, dtype="i8"), FAR + 1),
+            (Heads(20, 5, 128, dtype="i8"), 2046),
+            (Heads(2, 1, 128, 64, "i8"), 2500),
+            (Heads(8, 1, 128), 2047),
+        ],
+        ids=str,
+    )
+    def test_a_far_context(self, device: Device, rng: np.random.Generator, heads: Heads, past: int) -> None:
+        """So many positions that one cluster or several share them, with tiles in registers or in shared memory."""
+        paged = Paged(device, rng, heads, length=past + 5, seqs=1, chunk=512)
         with paged.rig:
             for at in range(0, past, 512):
-                paged.run([(0, Part(at, min(512, past - at)))])
-            for i in range(3):
+                paged.fill(0, Part(at, min(512, past - at)))
+            for i in range(4):
                 paged.run([(0, Part(past + i, 1))])

@@ -35,8 +35,12 @@ LONG_SUMS = 1024
 CODES_DEPTH = 4
 """Tiles in flight where the cache is int8: each has half the bytes of f16."""
 FAR = 8192
-"""Context beyond which an int8 cache is read by as many clusters as the device has room for: in one, its blocks leave
+"""Context beyond which a sequence is read by as many clusters as the device has room for: in one, its blocks leave
 multiprocessors idle, which takes longer than merging the clusters through memory."""
+FAR_BLOCKS = {"f16": 1.5, "i8": 2.0}
+"""How many times as many blocks that must give: fewer multiprocessors read int8 at the memory's speed."""
+RING_HEAD = 128
+"""Width of the heads whose tiles may be under way in shared memory instead of in registers."""
 ROPE_WARPS = 8
 ATTENTION_BLOCKS = 3
 """Blocks of attention_decode on each multiprocessor, at most, for which a sequence is split."""
@@ -68,7 +72,7 @@ class AttentionOps:
         if self.splits(ctx, op, bucket):
             return [self.decode(ctx, op, bucket, rope=None)]
         defines = kv_defines(ctx, op)
-        if self._tensor_cores and self._narrow(ctx, op) and op.head_dim in (64, 128):
+        if self._tensor_cores and self._narrow(ctx) and op.head_dim in (64, 128):
             defines |= {"HEADS": op.heads, "KV_HEADS": op.kv_heads}
             fits = op.heads // op.kv_heads <= QUERY_ROWS and defines["BLOCK"] in KEY_BLOCKS
             if self._wgmma and bucket.tokens > MANY_TOKENS and fits:
@@ -84,10 +88,10 @@ class AttentionOps:
 
     def _wgmma_launch(self, ctx: Context, op: Attention, bucket: Bucket, defines: dict[str, int]) -> Launch:
         kv = ctx.cache
-        positions_there, width = kv.num_blocks * kv.block_size, op.kv_heads * op.head_dim * 2
+        rows, width = kv.num_blocks * op.kv_heads * kv.block_size, op.head_dim * 2
         cache: tuple[Arg, ...] = ctx.kv("k", op.layer), ctx.kv("v", op.layer)
         if defines["KV_F16"]:
-            cache = tuple(TiledMatrix(data, positions_there, width, kv.block_size, PANEL) for data in cache)
+            cache = tuple(TiledMatrix(data, rows, width, kv.block_size, PANEL) for data in cache)
         tokens = QUERY_ROWS // (op.heads // op.kv_heads)
         tiles = bucket.tokens // tokens + min(bucket.tokens, ctx.program.limits.max_seqs)
         args = (*positions(ctx), ctx.tensors[op.qkv], *cache, ctx.tensors[op.out])
@@ -98,13 +102,13 @@ class AttentionOps:
     def splits(self, ctx: Context, op: Attention, bucket: Bucket) -> bool:
         fits = self._tensor_cores and op.head_dim in (64, 128, 256) and op.heads // op.kv_heads <= 8
         decoding = bucket.tokens <= DECODE_TOKENS or bucket.tokens == bucket.rows
-        return fits and self._narrow(ctx, op) and decoding
+        return fits and self._narrow(ctx) and decoding
 
     @staticmethod
-    def _narrow(ctx: Context, op: Attention) -> bool:
-        """Whether the cache is f16, or int8 with blocks whose size, scales included, is a multiple of 16 bytes."""
+    def _narrow(ctx: Context) -> bool:
+        """Whether the cache is f16, or int8 with what a head has in a block in a multiple of 16 bytes."""
         kv = ctx.cache
-        return kv.dtype == "f16" or (kv.dtype == "i8" and kv.block_size * op.kv_heads % 4 == 0)
+        return kv.dtype == "f16" or (kv.dtype == "i8" and kv.block_size % 4 == 0)
 
     def decode(self, ctx: Context, op: Attention, bucket: Bucket, rope: RopeAppend | None) -> Launch:
         limit = max(ctx.program.limits.max_rows, min(ctx.program.limits.max_tokens, DECODE_TOKENS))
@@ -116,7 +120,7 @@ class AttentionOps:
             most = min(splits, LARGE_CLUSTER if long and self._large_clusters else MAX_CLUSTER)
             splits = cluster = largest(most, lambda n: heads * n <= ATTENTION_BLOCKS * self._multiprocessors)
             several = self._multiprocessors // (heads * MAX_CLUSTER)
-            if codes and bucket.context > FAR and several * MAX_CLUSTER > splits:
+            if bucket.context > FAR and several * MAX_CLUSTER >= splits * FAR_BLOCKS[ctx.cache.dtype]:
                 splits, cluster = several * MAX_CLUSTER, MAX_CLUSTER
                 parts = ctx.scratch("attention shares", limit * op.heads * several * op.head_dim * 16)
         else:
@@ -127,6 +131,8 @@ class AttentionOps:
         few = bucket.context > SPLIT * splits and heads * splits <= self._multiprocessors
         few = few and sums <= LONG_SUMS
         warps, depth = (LONG_WARPS, CODES_DEPTH if codes else LONG_DEPTH) if few else (4, 1)
+        ring = few and splits >= LARGE_CLUSTER and (codes or merges) and self._rings(ctx, op)
+        shared = warps * depth * TILE * 2 * ctx.cache.row_bytes if ring else 0
         defines = kv_defines(ctx, op) | {
             "HEADS": op.heads,
             "KV_HEADS": op.kv_heads,
@@ -134,6 +140,7 @@ class AttentionOps:
             "CLUSTER": cluster if splits > 1 else 0,
             "WARPS": warps,
             "DEPTH": depth,
+            "RING": int(ring),
             **rope_defines(rope),
             "HEAD_NORMS": int(rope is not None and norms_heads(rope)),
         }
@@ -141,4 +148,9 @@ class AttentionOps:
         inputs = attention_inputs(ctx, op, rope, ctx.step)
         args = (*positions(ctx), *inputs, ctx.tensors[op.out], parts, arrivals, *norms)
         spec = KernelSpec("attention_decode", "attention_decode", tuple(defines.items()))
-        return Launch(spec, (op.kv_heads, bucket.tokens, splits), (32 * warps, 1, 1), args, overlaps=True)
+        grid = op.kv_heads, bucket.tokens, splits
+        return Launch(spec, grid, (32 * warps, 1, 1), args, shared=shared, overlaps=True)
+
+    def _rings(self, ctx: Context, op: Attention) -> bool:
+        """Whether shared memory has room for a ring of tiles, and a tile is in one block of the cache."""
+        return self._large_clusters and op.head_dim == RING_HEAD and ctx.cache.block_size % TILE == 0

@@ -163,7 +163,8 @@ class Context:
         """Keys (``"k"``) or values (``"v"``) of a layer: ``[blocks, block_size, kv_heads, head_dim]``.
 
         In an ``i8`` cache, each block's codes ``i8[block_size, kv_heads, head_dim]`` are followed by their scales
-        ``f32[block_size, kv_heads]``, so that a block has ``block_size · kv_heads · (head_dim + 4)`` bytes.
+        ``f32[block_size, kv_heads]``, so that a block has ``block_size · kv_heads · (head_dim + 4)`` bytes. A backend
+        may order a block's rows and scales otherwise, as CUDA does.
         """
         key = (which, layer)
         if key not in self._kv:

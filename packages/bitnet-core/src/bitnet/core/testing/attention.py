@@ -187,6 +187,15 @@ class Paged:
         """The step of each ``(sequence, part)``, whose tokens do not matter."""
         return [SequenceStep(np.zeros(p.new, np.int32), p.past + p.new, self.tables[s]) for s, p in parts]
 
+    def fill(self, s: int, part: Part) -> None:
+        """Bring a part of a sequence into the cache, without a look at what attention gives for it."""
+        h, g, d = self.heads[:3]
+        owner, qkv = [(s, part.past + i) for i in range(part.new)], self.random(part.new)
+        self.rig.run(self.step([(s, part)]), {"qkv": qkv}, ["out"])
+        _, k, v = np.split(qkv.reshape(part.new, h + 2 * g, d), [h, h + g], axis=1)
+        for (_, p), key, value in zip(owner, self._turned(k, self.norms["kn"], owner), v, strict=True):
+            self.cache.put(s, p, key, value)
+
     def run(self, parts: Sequence[tuple[int, Part]], qkv: Array | None = None) -> Array:
         """Run a step of q, k and v for each ``(sequence, part)`` and check all that comes out: attention's is given."""
         heads, (h, g, d) = self.heads, self.heads[:3]
