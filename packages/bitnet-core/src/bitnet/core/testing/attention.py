@@ -191,7 +191,7 @@ class Paged:
         """Bring a part of a sequence into the cache, without a look at what attention gives for it."""
         h, g, d = self.heads[:3]
         owner, qkv = [(s, part.past + i) for i in range(part.new)], self.random(part.new)
-        self.rig.run(self.step([(s, part)]), {"qkv": qkv}, ["out"])
+        self.rig.run(self.step([(s, part)]), {"qkv": qkv}, ["qkv", "out"])
         _, k, v = np.split(qkv.reshape(part.new, h + 2 * g, d), [h, h + g], axis=1)
         for (_, p), key, value in zip(owner, self._turned(k, self.norms["kn"], owner), v, strict=True):
             self.cache.put(s, p, key, value)
