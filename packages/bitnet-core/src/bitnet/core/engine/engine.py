@@ -320,9 +320,9 @@ class Engine(Preparer):
         return step, wanted
 
     def _expects_drafts(self) -> bool:
-        """Whether drafts are likely to come soon for all that runs, and a step has room for them."""
+        """Whether one sequence runs, and drafts are likely to come soon. For several, short rounds cost more than that."""
         running = self._scheduler.sequences
-        return 0 < 2 * len(running) <= self.limits.max_rows and all(sequence.repeats for sequence in running)
+        return len(running) == 1 and running[0].repeats
 
     def _may_go_on(self, plan: Plan) -> bool:
         """Whether the sequences of a plan are to have more tokens one by one, before anybody else's turn comes."""
