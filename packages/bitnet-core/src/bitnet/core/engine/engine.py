@@ -320,7 +320,7 @@ class Engine(Preparer):
         return step, wanted
 
     def _expects_drafts(self) -> bool:
-        """Whether one sequence runs, and drafts are likely to come soon. For several, short rounds cost more than that."""
+        """Whether one sequence runs and drafts are likely to come soon; for several, short rounds cost more."""
         running = self._scheduler.sequences
         return len(running) == 1 and running[0].repeats
 
