@@ -1,4 +1,4 @@
-#include "hopper.cuh"
+#include "tiles.cuh"
 // ternary_matmul for many tokens of weights with a scale for each group of columns (64 or 128), on Hopper's asynchronous tensor
 // cores: as ternary_tiles, but each group's sums are made floats, scaled and added to the total in their order. Two warpgroups
 // have 64 rows of W each. While a group is multiplied into one set of integers, the sums in the other are added. A third
@@ -10,10 +10,7 @@
 //
 // Every group is multiplied the same way, over the ends of tiles too: the last tile is followed by EXTRA stages that are read or
 // multiplied in vain. Where the groups of a row are odd in number, one of zeros follows. GLU: as in ternary_tiles.
-#define NT (BN / 8)
-#define BLOCKS (ROW_BYTES / 32)
 #define COUNT (COLS / GROUP)
-#define STAGE (BN * 128 + BM * 32)
 #define CONSUMERS (BM / 16) /* warps that multiply */
 #define THREADS (BM * 2 + 128)
 #define PAIR (GROUP / 64) /* stages of two groups */
@@ -25,10 +22,6 @@
 #define PRODUCER_REGISTERS 40
 #define CONSUMER_REGISTERS 232
 
-#define ACC(n) "+r"(acc[n][0]), "+r"(acc[n][1]), "+r"(acc[n][2]), "+r"(acc[n][3])
-#define ACC4(n) ACC(n), ACC(n + 1), ACC(n + 2), ACC(n + 3)
-#define NAMES32 "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31"
-#define NAMES64 NAMES32 ",%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63"
 
 // acc = a (64 rows of W by 32 of K, in registers) times the tokens that `x` describes; plus acc, where there are any yet.
 template <int ADDED>

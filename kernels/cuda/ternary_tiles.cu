@@ -1,4 +1,4 @@
-#include "hopper.cuh"
+#include "tiles.cuh"
 // ternary_matmul for many tokens on Hopper's asynchronous tensor cores (wgmma): tiles of BM rows of W by BN tokens, 64 rows a
 // warpgroup. One thread has the copy engine fill a ring of STAGES tiles of 128 of K in shared memory. The warpgroups wait for one
 // another only through the ring, so that one expands its codes while another multiplies. A block takes tile after tile.
@@ -9,17 +9,10 @@
 // of each token's activations, is subtracted.
 //
 // For at least LAG + 1 stages of K. GLU: as in ternary_decode, every 16 rows are 8 gates and their 8 ups.
-#define NT (BN / 8)
 #define LAG 2 /* stages by which the fastest warpgroup may lead the slowest without waiting */
 #define THREADS (2 * BM)
-#define BLOCKS (ROW_BYTES / 32)
-#define STAGE (BN * 128 + BM * 32)
 #define BATCH (BN == 160 ? 2 : NT % 4 == 0 ? 4 : 2) /* as many at a time as there are registers for */
 
-#define ACC(n) "+r"(acc[n][0]), "+r"(acc[n][1]), "+r"(acc[n][2]), "+r"(acc[n][3])
-#define ACC4(n) ACC(n), ACC(n + 1), ACC(n + 2), ACC(n + 3)
-#define NAMES32 "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31"
-#define NAMES64 NAMES32 ",%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63"
 #define NAMES80 NAMES64 ",%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76,%77,%78,%79"
 #define A_AND_X : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(x)
 

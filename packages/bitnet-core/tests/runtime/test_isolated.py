@@ -104,6 +104,7 @@ def test_a_weight_that_cannot_be_loaded_is_told_as_it_is(device: IsolatedDevice)
     weights[name] = replace(weights[name], load=fail)
     with pytest.raises(ModelFileError, match=r"model.gguf: was cut short"):
         device.compile(replace(one, weights=weights))
+    assert device.compile(one).run(step()).shape == (1, 1), "the device can be used after that"
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="signals")

@@ -126,7 +126,6 @@ def load_model(
             raise InvalidInputError("threads and strict are settings of a device that is yet to be opened.")
         file, places = open_model(path, i2s_layout=i2s_layout), [(None, device)]
     try:
-        replicas, engines = [], []
         length = context_for(file, [opened for _, opened in places], kv_dtype=kv_dtype) if context is None else context
 
         def load(opened: Device) -> tuple[Engine, Executable]:
@@ -145,9 +144,11 @@ def load_model(
                 )
 
         loaded = side_by_side(load, [opened for _, opened in places])
-        for (selection, opened), (engine, executable) in zip(places, loaded, strict=True):
-            engines.append(engine)
-            replicas.append(_Replica(opened, executable, selection))
+        engines = [engine for engine, _ in loaded]
+        replicas = [
+            _Replica(opened, executable, selection)
+            for (selection, opened), (_, executable) in zip(places, loaded, strict=True)
+        ]
         worker = Worker(*engines, max_queue=max_queue, max_queue_tokens=max_queue_tokens)
         file.gguf.check()
         warm_ups = []

@@ -38,9 +38,10 @@ FAR = 8192
 """Context beyond which a sequence is read by as many clusters as the device has room for: in one, its blocks leave
 multiprocessors idle, which takes longer than merging the clusters through memory."""
 FAR_BLOCKS = {"f16": 1.5, "i8": 2.0}
-"""How many times as many blocks that must give: fewer multiprocessors read int8 at the memory's speed."""
+"""Factor by which several clusters must raise the number of blocks; int8 needs fewer multiprocessors to read at the
+memory's speed."""
 RING_HEAD = 128
-"""Width of the heads whose tiles may be under way in shared memory instead of in registers."""
+"""Width of heads whose tiles may be kept in a ring in shared memory instead of in registers."""
 ROPE_WARPS = 8
 ATTENTION_BLOCKS = 3
 """Blocks of attention_decode on each multiprocessor, at most, for which a sequence is split."""

@@ -38,7 +38,7 @@ HEAD_ROWS, HEAD_PITCH = (128, 256), (288, 160)
 SPLIT_GROUP = 256
 """Threads of a block of split_rows, as in its source."""
 MOST_ONE = 8192
-"""Columns of an only row of x that dense_mma keeps in shared memory, at most."""
+"""Maximum columns of x that dense_mma keeps in shared memory as a whole, where x has one row."""
 WARPS, FEW_WARPS = 8, 6
 """Wanted on each multiprocessor by a product of few tokens, and of one: enough to have all weights in flight; of one
 so few that the next kernel's blocks, which fetch theirs, find room beside them."""
@@ -134,10 +134,8 @@ class Products:
         defines = (("COLS", cols), ("NT", tiles), ("GATED", len(gate)), ("ONE", int(one)))
         grid = (ceil_div(rows, head_rows), ceil_div(bucket.rows, 8 * tiles), 1)
         args = (ctx.step, halves, scales, weight.data, ctx.tensors[op.out], *gate, np.int32(rows))
-        spec, shared = (
-            KernelSpec("dense_mma", "dense_mma", defines),
-            4 * cols if one else 2 * tiles * 16 * HEAD_PITCH[tiles > 1],
-        )
+        spec = KernelSpec("dense_mma", "dense_mma", defines)
+        shared = 4 * cols if one else 2 * tiles * 16 * HEAD_PITCH[tiles > 1]
         return Launch(spec, grid, (head_rows, 1, 1), args, shared=shared, overlaps=True)
 
     def row_sums(self, ctx: Context, op: TernaryMatmul, bucket: Bucket) -> list[Launch]:
@@ -246,7 +244,7 @@ class Products:
         return Launch(spec, grid, (256, 1, 1), args, shared=shared, overlaps=True)
 
     def _large(self, ctx: Context, op: TernaryMatmul, bucket: Bucket, out: Buffer, activation: str) -> Launch:
-        """By ternary_tiles, or ternary_group_tiles, which keeps a tile's results in shared memory too."""
+        """By ternary_tiles, or by ternary_group_tiles, which also keeps a tile's results in shared memory."""
         w, glu = ctx.ternary(op.weights), bool(activation)
         tile, results, name = GROUP_TILE, 0, "ternary_group_tiles"
         if w.group is None:

@@ -49,7 +49,7 @@ class ProductTile:
 
 TILES = (ProductTile(256, 128), ProductTile(256, 160), ProductTile(192, 160))
 GROUP_TILE = ProductTile(128, 128)
-"""Of ternary_group_tiles: a thread holds f32 sums beside two sets of integers."""
+"""Tile of ternary_group_tiles, whose threads hold f32 sums beside two sets of integers."""
 END_CYCLES = 10_000
 """What a tile takes besides its products: storing it, mostly."""
 

@@ -29,8 +29,8 @@ def possible() -> bool:
 def start(module: str, request: Mapping[str, Any]) -> subprocess.Popen[bytes]:
     """Run ``main(request)`` of a module in a child, with our path and level of logging; its pipes stay open.
 
-    It is isolated (``-I``), so that nothing is imported from the current folder, and in a session of its own, so that
-    a Ctrl-C meant for us does not look like a failure of its driver.
+    The child is isolated (``-I``), so that nothing is imported from the current folder, and in a session of its own, so
+    that a Ctrl-C meant for us does not look like a failure of its driver.
 
     Raises:
         OSError: No process can be started.
@@ -58,8 +58,7 @@ def settle(request: Mapping[str, Any]) -> tuple[BinaryIO, BinaryIO]:
     sys.stdin, sys.stdout = Path(os.devnull).open(encoding="utf-8"), sys.stderr  # noqa: SIM115
     _die_quietly()
     log.setup("debug")
-    # What the parent has warned of already is not said again by each child.
-    log.logger.setLevel(request["level"] if request["level"] <= log.LEVELS["debug"] else log.LEVELS["error"])
+    log.logger.setLevel(request["level"])
     return requests, answers
 
 

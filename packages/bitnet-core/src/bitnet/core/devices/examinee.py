@@ -14,7 +14,7 @@ from bitnet.core.devices.examine import dump_result
 from bitnet.core.devices.plugin import Plugin
 from bitnet.core.devices.proof import Proof, prove
 from bitnet.core.hal import DeviceInfo
-from bitnet.core.support import foreign_output
+from bitnet.core.support import foreign_output, log
 
 _SPARE_SECONDS = 10
 """Above what the parent waits for; by then it has gone, and nobody else would end us where a driver hangs."""
@@ -23,6 +23,8 @@ _SPARE_SECONDS = 10
 def main(request: dict[str, Any]) -> NoReturn:
     """Probe the backend that the request names; then run a kernel on each device that is named on standard input."""
     requests, answers = child.settle(request)
+    if request["level"] > log.LEVELS["debug"]:  # what the parent has warned of already is not said again by each child
+        log.logger.setLevel(log.LEVELS["error"])
     _limit(request)
     plugin.PROBE_SECONDS = request["seconds"] + _SPARE_SECONDS  # the parent counts
     suspect = registry.available()[request["backend"]]

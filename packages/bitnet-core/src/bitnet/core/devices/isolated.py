@@ -1,7 +1,7 @@
-"""A device in a process of its own, whose faults end no other device of ours.
+"""A device in a process of its own, so that a fault of it ends no other device of ours.
 
-After a kernel that faults, CUDA fails every call of the process, on all of its GPUs (measured: ADR 0027). So each GPU
-of several replicas is opened in a child, and used through :class:`IsolatedDevice`, which is a device like any other.
+After a kernel has faulted, CUDA fails every call of its process, on all GPUs (measured: ADR 0027). So each GPU of
+several replicas is opened in a child, and used through :class:`IsolatedDevice`, which is a device like any other.
 The child's side is :mod:`bitnet.core.devices.isolated_child`.
 """
 
@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from bitnet.core.devices import child, messages
-from bitnet.core.errors import DeviceError, DeviceLostError
+from bitnet.core.errors import BitNetError, DeviceError, DeviceLostError
 from bitnet.core.hal import (
     Device,
     DeviceInfo,
@@ -88,10 +88,14 @@ class IsolatedDevice:
         return executable
 
     def ask(self, target: int | None, call: str, *arguments: Any, weights: Mapping[str, Weight] | None = None) -> Any:
-        """What a call of the child's device, or of an executable of it, returns; or its error.
+        """What a call of the child's device returns, or of its executable number ``target``.
+
+        Args:
+            weights: Those that the child may ask for meanwhile.
 
         Raises:
             DeviceLostError: The child has ended, or the device has been lost before.
+            BitNetError: What the call raises in the child.
         """
         assert self._process.stdin is not None
         assert self._process.stdout is not None
@@ -109,6 +113,9 @@ class IsolatedDevice:
             except (OSError, EOFError, ValueError) as error:  # ValueError: the pipe is closed
                 self._lost = DeviceLostError(f"{self._ending()}.", device=self.info.name)
                 raise self._lost from error
+            except BaseException:  # such as Ctrl-C; the answer that is still to come would be taken for the next call's
+                self._lost = DeviceLostError("A call to its process was interrupted.", device=self.info.name)
+                raise
             if kind == "error":
                 if isinstance(value, DeviceLostError):
                     self._lost = value
@@ -135,8 +142,14 @@ def _described(weight: Weight) -> tuple[Any, ...]:
 
 
 def _loaded(weight: Weight) -> Any:
-    """The numbers of a weight, in memory of our own: a file that shrinks is noticed here, not in a pipe."""
-    data = weight.load()
+    """The numbers of a weight, or why they cannot be had, which the child raises where it asked for them.
+
+    They are copied to memory of our own, so that a file that shrinks is noticed here, not in a pipe.
+    """
+    try:
+        data = weight.load()
+    except BitNetError as error:
+        return error
     copied = TernaryData(data.codes.copy(), data.scale.copy()) if isinstance(data, TernaryData) else np.array(data)
     weight.release()
     return copied

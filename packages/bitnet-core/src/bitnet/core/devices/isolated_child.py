@@ -95,7 +95,10 @@ class _Served:
         def load() -> Any:
             with self._loading:
                 messages.send(self._answers, ("weight", name))
-                return messages.receive(self._requests)
+                found = messages.receive(self._requests)
+            if isinstance(found, BitNetError):
+                raise found
+            return found
 
         if kind == "ternary":
             return TernaryWeight((shape[0], shape[1]), load, group=more)

@@ -54,7 +54,7 @@ MAX_REPEAT = 16
 """Tokens a step at most: what is generated past a stop rule is thrown away."""
 
 WATCHED = 2
-"""Tokens at a time of sequences that have repeated a passage a little while ago: none is drafted in between."""
+"""Tokens in a run of a sequence that has repeated a passage a little while ago. No draft can begin within a run."""
 
 ROUNDS = 16
 """Rounds of a step at most, on devices that begin one while the host takes in the one before."""

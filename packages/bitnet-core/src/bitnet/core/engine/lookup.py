@@ -19,7 +19,8 @@ NGRAMS = (3, 2)
 LONGEST = 8
 """Tokens up to which a longer match is told from a shorter one."""
 RUN, RECENT = 4, 64
-"""Drafted tokens in a row that make a passage a repeated one, and the tokens after it in which another is expected."""
+"""Drafted tokens in a row that must be right for a passage to count as repeated; tokens after it in which another
+repeated passage is expected."""
 MEMORY = 16
 """Drafted tokens over which the chance of a draft is averaged."""
 
