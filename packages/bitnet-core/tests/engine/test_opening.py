@@ -6,11 +6,13 @@ import os
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from bitnet.core.cpu.device import CpuDevice
+from bitnet.core.devices import opening as module
 from bitnet.core.devices.opening import TURN, opening
 from bitnet.core.errors import BitNetError, InvalidInputError
 
@@ -73,3 +75,25 @@ def test_a_number_of_threads_that_cannot_be_is_refused(count: int) -> None:
     wanted = pytest.raises(InvalidInputError, match=rf"^threads is {count};")
     with wanted, opening("cpu", threads=count, strict=None) as future:
         future.result()
+
+
+def test_what_opened_is_closed_where_another_fails_for_an_unexpected_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where it is no error of the device, and its neighbour opened after it."""
+    closed: list[str] = []
+
+    class Opened:
+        def close(self) -> None:
+            closed.append("second")
+
+    def first(*, isolated: bool) -> Any:
+        raise InvalidInputError("BITNET_NO_KERNEL_CACHE is 'maybe'.")
+
+    def second(*, isolated: bool) -> Any:
+        return Opened()
+
+    options = SimpleNamespace(strict=False)
+    selections = [SimpleNamespace(open=how, options=options, requested="x") for how in (first, second)]
+    monkeypatch.setattr(module, "select_devices", lambda *_, **__: selections)
+    with pytest.raises(InvalidInputError, match="maybe"), opening("x,y", threads=None, strict=None) as future:
+        future.result()
+    assert closed == ["second"]

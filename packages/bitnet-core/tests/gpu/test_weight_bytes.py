@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -35,3 +38,23 @@ def test_weights_a_decode_step_reads() -> None:
     codes = sum(w.shape[0] * (-(-w.shape[1] // 128) * 32 + 4) for w, _ in model.ternary.values())
     dense = sum(a.nbytes for name, a in model.dense.items() if name not in ("embd", "cos", "sin"))
     assert context.weight_bytes == codes + dense
+
+
+def test_each_weight_is_loaded_once() -> None:
+    """Decoding a matrix takes longer than uploading it."""
+    loads: Counter[str] = Counter()
+    model = TinyModel(np.random.default_rng(), biased=True)
+    program = model.program(Limits(4, 1, 1, 4), 8)
+
+    def counted(name: str, load: Callable[[], Any]) -> Any:
+        loads[name] += 1
+        return load()
+
+    weights: Any = dict(program.weights)
+    for name, weight in weights.items():
+        weights[name] = replace(weight, load=partial(counted, name, weight.load))
+    program = replace(program, weights=weights)
+    context = Context(NoDevice(), program, StepLayout(program.limits))  # type: ignore[arg-type]
+    assert context.weight_bytes
+    assert {name: loads[name] for name in model.ternary} == dict.fromkeys(model.ternary, 1)
+    assert max(loads.values()) == 1

@@ -44,6 +44,9 @@ def hang():
 def hold_the_lock():
     ctypes.PyDLL(None).sleep(1000)
 
+def end_in_a_second():
+    signal.alarm(1)
+
 def say():
     print("from Python")
     sys.stdout.write("written ")
@@ -326,6 +329,21 @@ def test_a_driver_that_hangs_is_given_up(install: Any, python: Any, site: Any, h
     found = backend_of(ran)
     assert (found["status"], found["reason"]) == ("broken", "It did not answer within 3 s while it was probed.")
     assert json.loads(ran.out)["backends"][-1]["status"] == "ok"
+
+
+@needs_signals
+def test_a_device_may_wait_for_its_turn(install: Any, python: Any, site: Any) -> None:
+    """The time that a probe has ends with its answer: what other backends take afterwards is not counted."""
+    install(probe="end_in_a_second")
+    code = """
+    import time
+    from bitnet.core.devices import examine, registry
+    with examine._children([registry.available()["acme"]]) as (child,):
+        child.begin()
+        time.sleep(4)
+        print(child.examine().crashed)
+    """
+    assert python(code, site).out == "{}\n"
 
 
 def test_a_device_that_hangs_is_given_up(install: Any, python: Any, site: Any) -> None:

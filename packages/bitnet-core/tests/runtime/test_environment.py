@@ -20,7 +20,7 @@ from numpy.linalg import _umath_linalg as umath_linalg
 import bitnet.core
 from bitnet.core.errors import BitNetError, InvalidInputError
 from bitnet.core.support import dynlib, env, log, system
-from bitnet.core.support.dynlib import open_library
+from bitnet.core.support.dynlib import file_of, open_library, stamp
 from bitnet.core.support.files import replacing
 
 SOURCES = Path(bitnet.core.__file__).parent
@@ -187,6 +187,19 @@ class TestDynlib:
                 """
             )
         assert ran.out == "no-permission\n"
+
+    def test_a_library_is_told_from_itself_after_an_update(self, tmp_path: Path) -> None:
+        path = tmp_path / "libany.so"
+        shutil.copy(umath_linalg.__file__, path)
+        library = open_library(str(path))
+        assert library.handle is not None
+        assert Path(file_of(library.handle, "PyInit__umath_linalg")).samefile(path)
+        before = stamp(str(path))
+        path.with_suffix(".new").write_bytes(path.read_bytes() + b"more")
+        path.with_suffix(".new").replace(path)
+        assert before.startswith(str(path))
+        assert stamp(str(path)) != before
+        assert stamp(str(tmp_path / "gone")) == str(tmp_path / "gone")
 
     @pytest.mark.parametrize(
         ("message", "failure"),

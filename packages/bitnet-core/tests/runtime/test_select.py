@@ -193,6 +193,19 @@ def test_a_broken_backend_is_told_about_although_others_serve(
     assert said(logging.WARNING) == ["The backend cuda is broken: OSError: no libx. pip install it"]
 
 
+def test_a_gpu_that_may_not_be_opened_goes_before_drivers_that_are_not_there(
+    machine: Any, backend: Any, make_device: Any, said: Any
+) -> None:
+    """CUDA's driver is missing on every machine without NVIDIA's GPUs; Vulkan has its CPU device, but not the GPU."""
+    absent = ProbeResult(ProbeStatus.DRIVER_MISSING, reason="no driver.", hint="Install the NVIDIA driver.")
+    cpu = [make_device("vulkan:0", "cpu")]
+    denied = ProbeResult(ProbeStatus.OK, cpu, reason="This user may not open it.", hint="Join the group.")
+    machine(backend("cuda", result=absent), backend("vulkan", result=denied))
+    assert select_device("gpu").info.backend == "cpu"
+    (warning,) = said(logging.WARNING)
+    assert warning.endswith("Join the group.")
+
+
 def test_only_what_matters_is_probed(machine: Any, backend: Any, make_device: Any) -> None:
     have = machine(backend("cuda", [make_device("cuda:0")]), backend("opencl", [make_device("opencl:0")]))
     assert select_device("cpu").detected == ("cpu",)

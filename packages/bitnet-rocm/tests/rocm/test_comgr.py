@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import TypeAlias
 
 import pytest
 
+from bitnet.core.devices import child
 from bitnet.core.errors import KernelCompileError
 from bitnet.core.gpu import KernelSpec
 from bitnet.core.gpu.clc.amd import architecture
+from bitnet.rocm import comgr_process
 from bitnet.rocm.comgr import ComgrError
 from bitnet.rocm.comgr_process import ComgrProcess
 from bitnet.rocm.compiler import SOURCES, options
 
 Require: TypeAlias = Callable[[str, str | None], None]
+Patch = pytest.MonkeyPatch
 EMBED = KernelSpec("embed", "embed", (("WG", 256), ("WEIGHT_F16", 1)))
 SAMPLE = KernelSpec("sample", "sample", (("WG", 1024),))
 MACHINES = {"gfx906": 0x2F, "gfx90a": 0x3F, "gfx1030": 0x36}
@@ -59,3 +65,21 @@ def test_an_architecture_it_does_not_know(comgr: ComgrProcess) -> None:
     with pytest.raises(KernelCompileError) as raised:
         comgr.compile("", "x.cl", "gfx9999", [], "rocm:0")
     assert "does not know gfx9999" in raised.value.log
+
+
+def test_nothing_of_the_current_folder_is_run(comgr: ComgrProcess, tmp_path: Path, monkeypatch: Patch) -> None:
+    (tmp_path / "json.py").write_text("raise SystemExit('of the current folder')")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path, Path(tmp_path)])  # a Path, as some programs leave there
+    assert ComgrProcess("libamdhip64.so.7").version == comgr.version
+
+
+def test_a_compiler_that_hangs_is_given_up(monkeypatch: Patch) -> None:
+    def hanging(*_: object) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-c", "import time; time.sleep(1000)"]
+        return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+
+    monkeypatch.setattr(child, "start", hanging)
+    monkeypatch.setattr(comgr_process, "SECONDS", 0.3)
+    with pytest.raises(ComgrError, match=r"did not answer within 0\.3 s"):
+        ComgrProcess("libamdhip64.so.7")

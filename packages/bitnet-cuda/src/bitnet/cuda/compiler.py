@@ -6,11 +6,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from cuda.bindings import nvrtc
+from cuda.pathfinder import load_nvidia_dynamic_lib
 
 from bitnet.core.errors import DeviceError, KernelCompileError
 from bitnet.core.gpu import KernelSpec
 from bitnet.core.gpu.compiling import Way, compiled
 from bitnet.core.support.cache import KernelCache
+from bitnet.core.support.dynlib import stamp
 from bitnet.cuda.ops import SOURCES
 
 
@@ -54,7 +56,8 @@ class Compiler:
         self._name, self._arch, self._device, self._driver = name, arch, device, driver
         self._cache = kernels
         _, major, minor = nvrtc.nvrtcVersion()
-        self._version = f"nvrtc {major}.{minor}"
+        library = load_nvidia_dynamic_lib("nvrtc").abs_path  # the version is the same after a mended release
+        self._version = f"nvrtc {major}.{minor} {stamp(library or '')}"
 
     def cubins(self, specs: Sequence[KernelSpec]) -> dict[KernelSpec, bytes]:
         """Machine code that holds each of the kernels; those of one source and its constants share it.

@@ -8,8 +8,8 @@ from ctypes import POINTER, byref, c_char_p, c_size_t, c_uint32, c_uint64, c_voi
 from functools import cache
 from typing import Any, TypeVar
 
-from bitnet.core.errors import DeviceError, DeviceLostError, OutOfMemoryError
-from bitnet.core.gpu.probing import SMALLER
+from bitnet.core.errors import DeviceError
+from bitnet.core.gpu import failures
 from bitnet.core.support.dynlib import Library, open_library
 from bitnet.level_zero.structures import GroupCount, InitDriversDesc, Structure
 
@@ -181,9 +181,9 @@ class LevelZero:
         """Raise what a result stands for."""
         what = f"{name} failed with {RESULTS.get(result, f'{result:#x}')}."
         if result in OUT_OF_MEMORY:
-            raise OutOfMemoryError(what, device=self._device, hint=SMALLER)
+            raise failures.out_of_memory(what, self._device)
         if result in LOST:
-            raise DeviceLostError(what, device=self._device, hint="Start again; see the system's log.")
+            raise failures.lost(what, self._device)
         raise LevelZeroError(what, device=self._device, result=result)
 
     def make(self, name: str, *arguments: Any) -> c_void_p:

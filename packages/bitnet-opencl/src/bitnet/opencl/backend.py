@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bitnet.core.errors import DeviceUnavailableError
-from bitnet.core.gpu.probing import denied_nodes, no_permission
+from bitnet.core.gpu.probing import denied_nodes, devices_found, no_permission
 from bitnet.core.hal import HAL_API, Device, DeviceInfo, DeviceType, OpenOptions, ProbeResult, ProbeStatus
 from bitnet.core.support.dynlib import open_library
 
@@ -57,7 +57,7 @@ class OpenCLBackend:
             elif device.available and device.compiler_available:
                 devices.append(_info(platform, device, index))
         if devices:
-            return ProbeResult(ProbeStatus.OK, devices, versions=versions)
+            return devices_found(devices, NODES, versions=versions)
         if old:
             reason = f"OpenCL {versions['opencl-needed']} is needed; found {', '.join(old)}."
             return ProbeResult(ProbeStatus.DRIVER_TOO_OLD, reason=reason, hint=UPDATE, versions=versions)

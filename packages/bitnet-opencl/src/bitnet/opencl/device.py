@@ -14,10 +14,9 @@ import numpy as np
 import numpy.typing as npt
 import pyopencl as cl
 
-from bitnet.core.errors import DeviceError, DeviceLostError, OutOfMemoryError
-from bitnet.core.gpu import Launch
+from bitnet.core.errors import DeviceError
+from bitnet.core.gpu import Launch, failures
 from bitnet.core.gpu.clc import tried, work_items
-from bitnet.core.gpu.probing import SMALLER
 from bitnet.core.support.log import logger
 from bitnet.opencl.command_buffer import CommandBuffer, functions
 from bitnet.opencl.compiler import programs
@@ -27,8 +26,11 @@ from bitnet.opencl.launches import Command, Launches
 P = ParamSpec("P")
 T = TypeVar("T")
 
-OUT_OF_MEMORY = {cl.status_code.MEM_OBJECT_ALLOCATION_FAILURE, cl.status_code.OUT_OF_RESOURCES}
-LOST = {cl.status_code.DEVICE_NOT_AVAILABLE, cl.status_code.INVALID_COMMAND_QUEUE, cl.status_code.INVALID_CONTEXT}
+Status = cl.status_code
+OUT_OF_MEMORY = {Status.MEM_OBJECT_ALLOCATION_FAILURE, Status.OUT_OF_RESOURCES, Status.OUT_OF_HOST_MEMORY}
+ILLEGAL_ACCESS = -9999
+"""What NVIDIA's driver returns after a kernel has read or written where it may not; OpenCL has no name for it."""
+LOST = {Status.DEVICE_NOT_AVAILABLE, Status.INVALID_COMMAND_QUEUE, Status.INVALID_CONTEXT, ILLEGAL_ACCESS}
 
 
 @dataclass(slots=True, eq=False)
@@ -57,8 +59,7 @@ class OpenCLDriver:
 
     def alloc(self, nbytes: int) -> OpenCLBuffer:
         if nbytes > self._largest:
-            what = f"a buffer of {nbytes:,} bytes exceeds the device's largest, {self._largest:,}."
-            raise OutOfMemoryError(what, device=self._name, hint=SMALLER)
+            raise failures.buffer_too_large(nbytes, self._largest, self._name)
         memory = self._call(cl.Buffer, self._context, cl.mem_flags.READ_WRITE, nbytes)
         # OpenCL may put allocation off to the first use, inside a launch: touching it now makes the failure land here.
         self._call(cl.enqueue_fill_buffer, self._queue, memory, np.zeros(1, np.uint8), 0, min(nbytes, 4))
@@ -109,10 +110,10 @@ class OpenCLDriver:
         try:
             return function(*args, **kwargs)
         except cl.Error as error:
-            name = cl.status_code.to_string(error.code)  # type: ignore[operator]  # pyopencl adds it at run time
+            name = Status.to_string(error.code, "error %d")  # type: ignore[operator]  # pyopencl adds it at run time
             what = f"{error.routine} failed with {name}."
             if isinstance(error, cl.MemoryError) or error.code in OUT_OF_MEMORY:
-                raise OutOfMemoryError(what, device=self._name, hint=SMALLER) from error
+                raise failures.out_of_memory(what, self._name) from error
             if error.code in LOST:
-                raise DeviceLostError(what, device=self._name, hint="Start again; see the system's log.") from error
+                raise failures.lost(what, self._name) from error
             raise DeviceError(what, device=self._name) from error

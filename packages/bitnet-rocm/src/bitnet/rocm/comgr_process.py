@@ -6,65 +6,70 @@ A compiler may end the process that asks it: Debian's does where another library
 from __future__ import annotations
 
 import base64
-import contextlib
 import json
-import subprocess
-import sys
+import os
 import tempfile
+import threading
 import weakref
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
-from bitnet.core.devices.child import possible
+from bitnet.core.devices import child
 from bitnet.core.errors import KernelCompileError
+from bitnet.core.support.dynlib import file_of, stamp
 from bitnet.rocm.comgr import Comgr, ComgrError
 from bitnet.rocm.libraries import open_comgr
 
-_START = """
-import json, sys
-sys.path[:] = json.loads(sys.stdin.readline())
-from bitnet.rocm.comgr_process import answer
-for line in sys.stdin:
-    print(json.dumps(answer(**json.loads(line))), flush=True)
-"""
+SECONDS = 300.0
+"""For one source. The longest takes some ten; a compiler that takes so much longer hangs."""
 
 
 class _Child:
-    """A process that answers one request after another, and ends when its input does."""
+    """A process that answers one request after another, and ends when its input does.
+
+    Raises:
+        ComgrError: It cannot be started.
+    """
 
     def __init__(self) -> None:
-        self._errors = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115 - end() closes it
-        command = [sys.executable, "-c", _START]
-        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": self._errors}
-        self._process = subprocess.Popen(command, text=True, **pipes)  # type: ignore[call-overload]
-        self._send(sys.path)
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - end() closes it
+        try:
+            self._process = child.start("bitnet.rocm.comgr_process", {}, self._errors)
+        except OSError as error:
+            self._errors.close()
+            raise ComgrError(f"no process can be started for libamd_comgr ({error.strerror or error})") from error
 
     def ask(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        """Its answer. Raises ComgrError where it ends instead."""
+        """Its answer. Raises ComgrError where it ends instead, or hangs, and is then of no more use."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        hangs = threading.Timer(SECONDS, self._process.kill)
+        hangs.daemon = True
+        hangs.start()
         try:
-            self._send(request)
+            self._process.stdin.write(json.dumps(request).encode() + b"\n")
+            self._process.stdin.flush()
             line = self._process.stdout.readline()
         except BrokenPipeError:
-            line = ""
+            line = b""
+        finally:
+            late = hangs.finished.is_set()
+            hangs.cancel()
         if line:
             found: dict[str, Any] = json.loads(line)
             return found
-        status = self._process.wait()
+        if late:
+            raise ComgrError(f"libamd_comgr did not answer within {SECONDS:g} s")
+        how = child.describe_status(self._process.wait())
         self._errors.seek(0)
-        said = " ".join((self._errors.read().strip().splitlines() or ["It said nothing."])[-1].split())
-        self.end()
-        raise ComgrError(f"libamd_comgr ended its process with status {status}: {said}")
+        said = self._errors.read().decode(errors="replace").strip().splitlines() or ["It said nothing."]
+        raise ComgrError(f"libamd_comgr {how}: {' '.join(said[-1].split())}")
 
     def end(self) -> None:
-        with contextlib.suppress(OSError):
-            self._process.stdin.close()
-        self._process.wait()
+        child.end(self._process, 1.0)
+        assert self._process.stdout is not None
         self._process.stdout.close()
         self._errors.close()
-
-    def _send(self, value: object) -> None:
-        self._process.stdin.write(json.dumps(value) + "\n")
-        self._process.stdin.flush()
 
 
 def _end(children: list[_Child]) -> None:
@@ -84,6 +89,7 @@ class ComgrProcess:
     Attributes:
         tried: Libraries tried, as :class:`~bitnet.core.hal.ProbeResult` wants them.
         version: Such as ``3.0``.
+        stamp: What tells the library's file from itself after an update.
         architectures: Those that it compiles for, such as ``gfx90a``.
     """
 
@@ -96,6 +102,7 @@ class ComgrProcess:
             raise ComgrError(found["error"])
         self.tried: Mapping[str, str] = found["tried"]
         self.version: str = found["version"]
+        self.stamp: str = found["stamp"]
         self.architectures = frozenset(found["architectures"])
 
     def compile(self, source: str, name: str, architecture: str, options: Sequence[str], device: str) -> bytes:
@@ -114,15 +121,28 @@ class ComgrProcess:
 
     def _ask(self, source: list[Any] | None) -> dict[str, Any]:
         request: dict[str, Any] = {"hip": self._hip, "source": source}
-        if not possible():
+        if not child.possible():
             return answer(**request)
         try:
-            child = self._idle.pop()
+            idle = self._idle.pop()
         except IndexError:
-            child = _Child()
-        found = child.ask(request)
-        self._idle.append(child)
+            idle = _Child()
+        try:
+            found = idle.ask(request)
+        except BaseException:  # an interrupt, too: its answer would be taken for the next one's
+            idle.end()
+            raise
+        self._idle.append(idle)
         return found
+
+
+def main(request: Mapping[str, Any]) -> NoReturn:
+    """The process: answers requests until there are no more."""
+    requests, answers = child.settle(request)
+    for line in requests:
+        answers.write(json.dumps(answer(**json.loads(line))).encode() + b"\n")
+        answers.flush()
+    os._exit(0)  # without what the compiler does at the end of a process
 
 
 def answer(hip: str, source: list[Any] | None) -> dict[str, Any]:
@@ -136,7 +156,8 @@ def answer(hip: str, source: list[Any] | None) -> dict[str, Any]:
         if source is not None:
             return {"code": base64.b64encode(comgr.compile(*source)).decode()}
         version = ".".join(map(str, comgr.version))
-        return {"tried": tried, "version": version, "architectures": sorted(comgr.architectures())}
+        file = stamp(file_of(opened.handle, "amd_comgr_get_version"))
+        return {"tried": tried, "version": version, "stamp": file, "architectures": sorted(comgr.architectures())}
     except KernelCompileError as error:
         return {"error": error.log or error.message}
     except (AttributeError, ComgrError) as error:

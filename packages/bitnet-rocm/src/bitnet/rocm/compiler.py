@@ -37,5 +37,5 @@ def programs(name: str, comgr: ComgrProcess, architecture: str, abilities: Abili
         code = comgr.compile(source.text, f"{source.file}.cl", architecture, source.options, name)
         return code, code
 
-    identity = Identity(architecture, driver, f"comgr {comgr.version}")
+    identity = Identity(architecture, driver, f"comgr {comgr.version} {comgr.stamp}")
     return Programs(name, SOURCES, [Compiler(build, lambda _, code: code, identity, options(abilities))])

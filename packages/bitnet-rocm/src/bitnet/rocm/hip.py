@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from ctypes import POINTER, c_char_p, c_int, c_size_t, c_uint, c_ulonglong, c_void_p
 from typing import Any
 
-from bitnet.core.errors import DeviceError, DeviceLostError, OutOfMemoryError
-from bitnet.core.gpu.probing import SMALLER
+from bitnet.core.errors import DeviceError
+from bitnet.core.gpu import failures
 
 LEAST = (6, 0)
 """Oldest version of the runtime: from it on, properties of devices have the layout below."""
@@ -137,9 +137,9 @@ class Hip:
             return
         what = f"{call} failed with {error}."
         if error in OUT_OF_MEMORY:
-            raise OutOfMemoryError(what, device=device, hint=SMALLER)
+            raise failures.out_of_memory(what, device)
         if error in LOST:
-            raise DeviceLostError(what, device=device, hint="Start again; rocm-smi and the system's log tell more.")
+            raise failures.lost(what, device, "rocm-smi and the system's log")
         raise DeviceError(what, device=device)
 
     def handle(self, device: str, call: str, *args: Any) -> int:

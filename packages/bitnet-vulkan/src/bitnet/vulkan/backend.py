@@ -10,7 +10,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
 from bitnet.core.errors import DeviceError, DeviceUnavailableError
-from bitnet.core.gpu.probing import denied_nodes, no_library, no_permission
+from bitnet.core.gpu.probing import denied_nodes, devices_found, no_library, no_permission
 from bitnet.core.hal import HAL_API, Device, DeviceInfo, OpenOptions, ProbeResult, ProbeStatus
 from bitnet.core.support.dynlib import open_library
 
@@ -93,7 +93,7 @@ def _probe_loader(tried: dict[str, str]) -> ProbeResult:
         hint = "Run vulkaninfo --summary and see the system's log."
         why = ProbeStatus.BROKEN, f"The Vulkan driver does not start: {error.message}", hint
     if usable := [hardware for hardware in found if hardware.buffers >= NEEDED_BUFFERS]:
-        return ProbeResult(ProbeStatus.OK, [_info(hardware) for hardware in usable], **told)
+        return devices_found([_info(hardware) for hardware in usable], NODES, **told)
     if found:
         names = ", ".join(f"{hardware.info.description} ({hardware.buffers})" for hardware in found)
         reason = f"A kernel binds {NEEDED_BUFFERS} storage buffers; the device takes fewer: {names}."

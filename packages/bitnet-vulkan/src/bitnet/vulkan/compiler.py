@@ -22,7 +22,7 @@ from typing import NamedTuple
 from bitnet.core.errors import KernelCompileError
 from bitnet.core.gpu.compiling import Way, compiled
 from bitnet.core.support.cache import KernelCache
-from bitnet.core.support.dynlib import open_library
+from bitnet.core.support.dynlib import file_of, open_library, stamp
 from bitnet.vulkan.modules import TARGET, Module
 
 KERNELS = Path(str(files("bitnet.vulkan") / "kernels"))
@@ -90,7 +90,7 @@ def shaderc(lib: ctypes.CDLL, name: str) -> SpirvCompiler:
             lib.shaderc_compile_options_release(options)
             lib.shaderc_compiler_release(compiler)
 
-    return SpirvCompiler(name, name, spirv)
+    return SpirvCompiler(name, f"{name} {stamp(file_of(lib, 'shaderc_compiler_initialize'))}", spirv)
 
 
 def program(name: str, path: str) -> SpirvCompiler:
@@ -111,8 +111,7 @@ def program(name: str, path: str) -> SpirvCompiler:
                 raise Refused(said or f"{name} ended with {done.returncode}.")
             return target.read_bytes()
 
-    found = Path(path).stat()
-    return SpirvCompiler(name, f"{path} {found.st_size} {found.st_mtime_ns}", spirv)
+    return SpirvCompiler(name, stamp(path), spirv)
 
 
 def built(module: Module) -> bytes:

@@ -10,7 +10,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from bitnet.core.errors import DeviceUnavailableError
-from bitnet.core.gpu.probing import denied_nodes, device_nodes, no_permission
+from bitnet.core.gpu.probing import denied_nodes, device_nodes, devices_found, no_permission
 from bitnet.core.hal import (
     DETERMINISTIC,
     HAL_API,
@@ -69,7 +69,7 @@ class WebGPUBackend:
         usable = _usable(adapters)
         if usable:
             devices = [_info(adapter, index) for index, adapter in enumerate(usable)]
-            return ProbeResult(ProbeStatus.OK, devices, versions=versions)
+            return devices_found(devices, NODES, versions=versions)
         return _nothing([str(a.info["device"]) for a in adapters], versions)
 
     def open(self, info: DeviceInfo, options: OpenOptions) -> Device:

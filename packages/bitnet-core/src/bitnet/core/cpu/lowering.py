@@ -30,7 +30,7 @@ from bitnet.core.hal import (
     TernaryMatmul,
     TernaryWeight,
 )
-from bitnet.core.hal.check import SlotCheck, loaded_ternary
+from bitnet.core.hal.check import SlotCheck, loaded_dense, loaded_ternary
 from bitnet.core.hal.program import NUMPY_DTYPES
 
 COPIED = 1 << 20
@@ -260,7 +260,7 @@ class LoweredProgram:
             self._ternary[name] = self._pack(name, weight, *where)
         for name, weight in weights.items():
             if isinstance(weight, DenseWeight):
-                self._dense[name] = self._place(weight, arena.take(copied[name]) if name in copied else None)
+                self._dense[name] = self._place(name, weight, arena.take(copied[name]) if name in copied else None)
 
     def _packed_bytes(self, name: str) -> tuple[int, int]:
         """Bytes of a matrix's codes and of its scales, as they are packed."""
@@ -280,9 +280,9 @@ class LoweredProgram:
         weight.release()
         return PackedMatrix(address, weight.shape[0], scale, scales)
 
-    def _place(self, weight: DenseWeight, address: int | None) -> int:
+    def _place(self, name: str, weight: DenseWeight, address: int | None) -> int:
         """The address of a dense weight: copied to ``address``, or where it is."""
-        array = np.ascontiguousarray(weight.load(), NUMPY_DTYPES[weight.dtype]).reshape(weight.shape)
+        array = loaded_dense(name, weight)
         if address is None:
             self._kept.append(array)
             return array.ctypes.data

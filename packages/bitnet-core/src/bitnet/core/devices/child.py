@@ -9,7 +9,7 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import IO, Any, BinaryIO
 
 from bitnet.core.support import log
 
@@ -26,17 +26,24 @@ def possible() -> bool:
     return bool(sys.executable) and not getattr(sys, "frozen", False)
 
 
-def start(module: str, request: Mapping[str, Any]) -> subprocess.Popen[bytes]:
+def start(module: str, request: Mapping[str, Any], errors: IO[bytes] | None = None) -> subprocess.Popen[bytes]:
     """Run ``main(request)`` of a module in a child, with our path and level of logging; its pipes stay open.
 
     The child is isolated (``-I``), so that nothing is imported from the current folder, and in a session of its own, so
     that a Ctrl-C meant for us does not look like a failure of its driver.
 
+    Args:
+        errors: A file for what it prints; None: where ours goes.
+
     Raises:
         OSError: No process can be started.
     """
     process = subprocess.Popen(
-        [sys.executable, "-I", "-c", _START], stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
+        [sys.executable, "-I", "-c", _START],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=errors,
+        start_new_session=True,
     )
     path = [part for part in sys.path if isinstance(part, str)]
     first = {"module": module, "path": path, "level": log.logger.getEffectiveLevel(), **request}

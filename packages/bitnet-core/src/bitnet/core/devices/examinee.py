@@ -25,7 +25,7 @@ def main(request: dict[str, Any]) -> NoReturn:
     requests, answers = child.settle(request)
     if request["level"] > log.LEVELS["debug"]:  # what the parent has warned of already is not said again by each child
         log.logger.setLevel(log.LEVELS["error"])
-    _limit(request)
+    _limit(request["seconds"])
     plugin.PROBE_SECONDS = request["seconds"] + _SPARE_SECONDS  # the parent counts
     suspect = registry.available()[request["backend"]]
     suspect.trust()
@@ -34,15 +34,15 @@ def main(request: dict[str, Any]) -> NoReturn:
     devices = {info.index: info for info in result.devices}
     for line in requests:
         request = json.loads(line)
-        _limit(request)
+        _limit(request["seconds"])
         _say(answers, asdict(_prove(suspect, devices[request["prove"]])))
     os._exit(0)  # without what drivers do at the end of a process, of which nobody would be told
 
 
-def _limit(request: dict[str, Any]) -> None:
-    """End this process, whoever holds the interpreter's lock, when nobody can be waiting for it any more."""
+def _limit(seconds: float) -> None:
+    """End this process, whoever holds the interpreter's lock, when nobody can be waiting for its answer any more."""
     if sys.platform != "win32":
-        signal.alarm(int(request["seconds"]) + _SPARE_SECONDS)
+        signal.alarm(int(seconds) + _SPARE_SECONDS)
 
 
 def _prove(backend: Plugin, info: DeviceInfo) -> Proof:
@@ -56,3 +56,5 @@ def _say(answers: BinaryIO, value: Any) -> None:
     foreign_output.flush_c()  # nothing does at the end, which is none of C's
     answers.write(json.dumps(value).encode() + b"\n")
     answers.flush()
+    if sys.platform != "win32":
+        signal.alarm(0)  # until the next request, which other backends may have to go before

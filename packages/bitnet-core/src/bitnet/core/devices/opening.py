@@ -12,7 +12,7 @@ from typing import TypeAlias, TypeVar
 
 from bitnet.core.devices import registry
 from bitnet.core.devices.select import Selection, select_devices
-from bitnet.core.errors import BitNetError, DeviceError, DeviceUnavailableError
+from bitnet.core.errors import DeviceError, DeviceUnavailableError
 from bitnet.core.hal import Device
 from bitnet.core.support.log import logger
 
@@ -66,10 +66,11 @@ def _open(selections: Sequence[Selection]) -> Opened:
     opened: Opened = []
     try:
         found = side_by_side(partial(_try, isolated=len(selections) > 1), selections)
-        opened += [(s, f) for s, f in zip(selections, found, strict=True) if not isinstance(f, BitNetError)]
+        opened += [(s, f) for s, f in zip(selections, found, strict=True) if not isinstance(f, Exception)]
         for selection, error in zip(selections, found, strict=True):
-            if isinstance(error, BitNetError):
-                if selection.options.strict or not opened:
+            if isinstance(error, Exception):
+                absent = isinstance(error, (DeviceError, DeviceUnavailableError))
+                if selection.options.strict or not opened or not absent:
                     raise error
                 logger.warning("%s is left out: %s", selection.requested, error)
     except BaseException:
@@ -79,10 +80,11 @@ def _open(selections: Sequence[Selection]) -> Opened:
     return opened
 
 
-def _try(selection: Selection, *, isolated: bool) -> Device | DeviceError | DeviceUnavailableError:
+def _try(selection: Selection, *, isolated: bool) -> Device | Exception:
+    """The device, or why it does not open, so that the others' are known as well."""
     try:
         return selection.open(isolated=isolated)
-    except (DeviceError, DeviceUnavailableError) as error:
+    except Exception as error:
         return error
 
 

@@ -287,7 +287,10 @@ def _missing(
     backend = requested.partition(":")[0]
     if requested == "gpu":
         states = [f"{name}: {report.probe.status.value}" for name, report in reports.items() if name != "cpu"]
-        hints = [r.probe.hint for r in [*reports.values(), *registry.missing(plugins)] if r.name != "cpu"]
+        probed = [*reports.values(), *registry.missing(plugins)]
+        # A GPU that this user may not open is there; the driver that another backend lacks may be for none that is.
+        probed.sort(key=lambda r: r.probe.status not in (ProbeStatus.OK, ProbeStatus.NO_PERMISSION))
+        hints = [r.probe.hint for r in probed if r.name != "cpu"]
         why = f"there is no GPU that a backend can use ({', '.join(states) or 'no GPU backend is installed'})."
         return _Missing(why, next(filter(None, hints), "See bitnet devices."))
     if backend in (*GPU_ORDER, *registry.installed()) and backend not in plugins:

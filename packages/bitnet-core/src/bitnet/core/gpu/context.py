@@ -128,7 +128,7 @@ class Context:
     def dense(self, name: str) -> DenseBuffer:
         """A dense weight; one upload, however many operations use it."""
         if name not in self._dense:
-            self._dense[name] = put_dense(self.alloc, self.driver.upload, self._adopt, self.program.weights[name])
+            self._dense[name] = put_dense(self.alloc, self.driver.upload, self._adopt, self.program.weights, name)
         return self._dense[name]
 
     @property

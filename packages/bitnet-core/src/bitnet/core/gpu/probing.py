@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
-from bitnet.core.hal import ProbeResult, ProbeStatus
+from bitnet.core.hal import DeviceInfo, DeviceType, ProbeResult, ProbeStatus
 from bitnet.core.support.dynlib import Library
 
 SMALLER = "Use a shorter context, fewer sequences, or another device."
 """The hint of an OutOfMemoryError."""
 JOIN_GROUPS = "sudo usermod -aG render,video $USER, then log in again."
 """The hint where Linux keeps a user from a GPU."""
+_NO_GPU = {DeviceType.CPU, DeviceType.VIRTUAL}
 
 
 def device_nodes(patterns: Iterable[str]) -> list[Path]:
@@ -34,6 +36,25 @@ def no_permission(
     """The result of a probe that found device nodes which this user may not open."""
     reason = f"This user may not open {', '.join(nodes)}."
     return ProbeResult(ProbeStatus.NO_PERMISSION, reason=reason, hint=hint, tried=tried, versions=versions)
+
+
+def devices_found(
+    devices: Sequence[DeviceInfo],
+    patterns: Iterable[str],
+    *,
+    tried: Mapping[str, str] = {},
+    versions: Mapping[str, str],
+) -> ProbeResult:
+    """The result of a probe that found devices.
+
+    Where none of them is a GPU, such as those that Mesa and PoCL make of a CPU, it tells of a GPU's device nodes that
+    this user may not open.
+    """
+    result = ProbeResult(ProbeStatus.OK, devices, tried=tried, versions=versions)
+    if all(info.type in _NO_GPU for info in devices) and (denied := denied_nodes(patterns)):
+        why = no_permission(denied)
+        return replace(result, reason=why.reason, hint=why.hint)
+    return result
 
 
 def no_library(what: str, library: Library, hints: Mapping[ProbeStatus, str], *, names: str = "") -> ProbeResult:

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from bitnet.core.errors import InvalidInputError
 from bitnet.core.gpu.driver import Buffer
 from bitnet.core.hal import DenseWeight, TernaryWeight, Weight
-from bitnet.core.hal.check import loaded_ternary
+from bitnet.core.hal.check import loaded_dense, loaded_ternary
 
 BLOCK_WEIGHTS = 128
 BLOCK_BYTES = 32
@@ -70,29 +70,31 @@ def put_ternary(
     cols, group = parts[0].shape[1], parts[0].group
     row_bytes = -(-cols // BLOCK_WEIGHTS) * BLOCK_BYTES
     rows = sum(part.shape[0] for part in parts)
-    alone = np.ascontiguousarray(loaded_ternary(names[0], parts[0]).codes) if len(parts) == 1 else None
-    adopted = adopt(alone) if alone is not None else None
-    codes = adopted or alloc(rows * row_bytes)
+    codes: Buffer | None = None
     scales = np.empty(rows, np.float32) if group is None else np.empty((rows, cols // group), np.float16)
     at = 0
     for name, part in zip(names, parts, strict=True):
         data = loaded_ternary(name, part)
-        if adopted is None:
-            upload(codes, np.ascontiguousarray(data.codes), at * row_bytes)
+        array = np.ascontiguousarray(data.codes)
+        adopted = adopt(array) if len(parts) == 1 else None
+        codes = codes or adopted or alloc(rows * row_bytes)
         scales[at : at + part.shape[0]] = data.scale
-        at += part.shape[0]
         if adopted is None:
+            upload(codes, array, at * row_bytes)
             part.release()
+        at += part.shape[0]
+    assert codes is not None
     scale_buffer = alloc(scales.nbytes)
     upload(scale_buffer, scales)
     return TernaryBuffer(codes, scale_buffer, rows, cols, row_bytes, group)
 
 
-def put_dense(alloc: Alloc, upload: Upload, adopt: Adopt, weight: Weight) -> DenseBuffer:
+def put_dense(alloc: Alloc, upload: Upload, adopt: Adopt, weights: Mapping[str, Weight], name: str) -> DenseBuffer:
     """Upload a dense weight and release its host pages, unless the device can read it where it lies."""
+    weight = weights[name]
     if not isinstance(weight, DenseWeight):
         raise InvalidInputError("a dense weight was expected where the program names a ternary one.")
-    array = np.ascontiguousarray(weight.load())
+    array = loaded_dense(name, weight)
     buffer = adopt(array)
     if buffer is None:
         buffer = alloc(array.nbytes)

@@ -35,10 +35,8 @@ from bitnet.core.hal.program import (
 )
 from bitnet.core.hal.step import HeaderWord, Step
 
-_ADJUST, _LOGPROBS = (
-    HeaderWord.ADJUST.value,
-    HeaderWord.LOGPROBS.value,
-)  # looked up once: steps are checked thousands of times a second
+_ADJUST, _LOGPROBS = HeaderWord.ADJUST.value, HeaderWord.LOGPROBS.value
+"""Looked up once: steps are checked thousands of times a second."""
 MAX_K = 131_072
 """Longest row of a ternary matrix: the greatest for which every partial sum stays within 2²⁴, exact in float32."""
 
@@ -95,6 +93,20 @@ def loaded_ternary(name: str, weight: TernaryWeight) -> TernaryData:
         found = f"{data.scale.dtype}{list(data.scale.shape)}"
         raise InvalidInputError(f"weight {name!r} has scales {found}; {dtype.__name__}{list(shape)} was declared.")
     return data
+
+
+def loaded_dense(name: str, weight: DenseWeight) -> npt.NDArray[Any]:
+    """What a dense weight loads as, C-contiguous, if devices can take it.
+
+    Raises:
+        InvalidInputError: The array is not as the weight was declared.
+    """
+    array = weight.load()
+    wanted = np.dtype(NUMPY_DTYPES[weight.dtype])
+    if array.shape != weight.shape or array.dtype != wanted:
+        found = f"{array.dtype}{list(array.shape)}"
+        raise InvalidInputError(f"weight {name!r} loads as {found}; {wanted}{list(weight.shape)} was declared.")
+    return np.ascontiguousarray(array)
 
 
 class StepCheck:
@@ -330,6 +342,8 @@ def _operands(op: Op, look: _Lookup) -> Iterator[TensorSpec]:
     elif isinstance(op, DenseMatmul):
         k = _multiple_of_4(look.columns(op.x), "K")
         n = look.table(op.weight, k)[0]
+        if op.x == op.out:
+            raise InvalidInputError(f"{op.x!r} is both what is multiplied and the result.")
         yield TensorSpec(op.x, "f32", ("R", k))
         yield TensorSpec(op.out, "f32", ("R", n))
     elif isinstance(op, AddBias):

@@ -71,7 +71,7 @@ class ProbeResult:
     """What a backend found out about this machine.
 
     Attributes:
-        reason: Why the status is what it is, for a person; empty when ``ok``.
+        reason: Why the status is what it is, for a person; with ``ok``, what is missing besides, mostly nothing.
         hint: The one command or step that fixes it; empty when there is none.
         tried: Libraries tried, each with the loader's message (``""`` for the one that opened).
         versions: Versions found and needed, such as ``{"driver": "12.2", "driver-needed": "12.0"}``.

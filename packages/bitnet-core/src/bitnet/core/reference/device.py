@@ -42,7 +42,15 @@ from bitnet.core.hal import (
     TernaryMatmul,
     TernaryWeight,
 )
-from bitnet.core.hal.check import SlotCheck, StepCheck, TensorCheck, check_features, check_program, loaded_ternary
+from bitnet.core.hal.check import (
+    SlotCheck,
+    StepCheck,
+    TensorCheck,
+    check_features,
+    check_program,
+    loaded_dense,
+    loaded_ternary,
+)
 from bitnet.core.hal.program import NUMPY_DTYPES
 from bitnet.core.hal.sampling import adjusted, choose, logprobs
 from bitnet.core.reference import ops
@@ -190,7 +198,7 @@ class ReferenceExecutable:
         self._ternary: dict[str, TernaryData] = {}
         for name, weight in program.weights.items():
             if isinstance(weight, DenseWeight):
-                self._dense[name] = weight.load()
+                self._dense[name] = loaded_dense(name, weight)
             else:
                 self._ternary[name] = loaded_ternary(name, weight)
         self._cache: npt.NDArray[Any] = np.empty(0)

@@ -69,6 +69,28 @@ def open_library(names: Names) -> Library:
     return Library(None, "", tried, next((f for f in nearest if f in failures), "missing"))
 
 
+def file_of(library: ctypes.CDLL, symbol: str) -> str:
+    """The file that an open library comes from, found by a function of it; empty where the system does not tell."""
+    if sys.platform == "win32":
+        text = ctypes.create_unicode_buffer(32768)
+        ctypes.windll.kernel32.GetModuleFileNameW(ctypes.c_void_p(library._handle), text, len(text))
+        return text.value
+    known = (ctypes.c_void_p * 4)()  # Dl_info: the file's name comes first
+    address = ctypes.cast(getattr(library, symbol), ctypes.c_void_p)
+    dladdr = getattr(ctypes.CDLL(None), "dladdr", None)  # musl has it as well
+    found = dladdr is not None and dladdr(address, known)
+    return ctypes.string_at(known[0]).decode(errors="replace") if found and known[0] else ""
+
+
+def stamp(path: str) -> str:
+    """What tells a file from itself after an update: its path, size and time of change; the path where it is gone."""
+    try:
+        found = Path(path).stat()
+    except OSError:
+        return path
+    return f"{path} {found.st_size} {found.st_mtime_ns}"
+
+
 def _failure(name: str, error: OSError | ValueError) -> Failure:
     """Loaders tell only in words: ``dlopen`` sets no error number, and names the file that is missing."""
     if isinstance(error, ValueError):

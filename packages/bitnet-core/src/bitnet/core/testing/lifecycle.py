@@ -12,6 +12,8 @@ import pytest
 from bitnet.core.errors import DeviceError, InvalidInputError, OutOfMemoryError
 from bitnet.core.hal import (
     Attention,
+    DenseMatmul,
+    DenseWeight,
     Device,
     DeviceInfo,
     Embed,
@@ -236,6 +238,22 @@ class LifecycleTests(DeviceTests):
         for k, width, name in ((8, 4, "w"), (6, 3, "w"), (8, 3, "v")):
             with pytest.raises(InvalidInputError):
                 compiled(k, width, name)
+
+    def test_dense_weights_that_no_device_takes(self, device: Device, rng: np.random.Generator) -> None:
+        """An array that is not as it was declared; a product that would overwrite what it reads."""
+
+        def compiled(loaded: Array, out: str) -> Executable:
+            specs = [tensor("x", "f32", "R", 64), tensor("y", "f32", "R", 64)]
+            weight = DenseWeight((64, 64), "f16", lambda: loaded)
+            return device.compile(
+                Program([DenseMatmul("x", "w", out)], {t.name: t for t in specs}, {"w": weight}, Limits(2))
+            )
+
+        good = rng.standard_normal((64, 64)).astype(np.float16)
+        compiled(good, "y").close()
+        for loaded, out in ((good[:4], "y"), (good.astype(np.float32), "y"), (good, "x")):
+            with pytest.raises(InvalidInputError, match="'w'" if out == "y" else "'x'"):
+                compiled(loaded, out)
 
     @pytest.mark.parametrize("shape", [(), (3,), (3, 2)], ids=str)
     def test_scales_that_no_device_takes(
