@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-import threading
-import weakref
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,8 +11,8 @@ import numpy as np
 import numpy.typing as npt
 from cuda.bindings import driver
 
-from bitnet.core.errors import DeviceLostError
 from bitnet.core.gpu import Arg, KernelSpec, Launch
+from bitnet.core.gpu.graphs import CapturingDriver, Graph
 from bitnet.core.gpu.staging import Staging, StagingPool
 from bitnet.core.support.cache import KernelCache
 from bitnet.cuda.compiler import Compiler
@@ -41,30 +38,19 @@ class CudaBuffer:
     nbytes: int
 
 
-class Recording:
-    """A graph to launch, which goes to ``dropped`` once nobody has this any more."""
-
-    __slots__ = ("__weakref__", "graph")
-
-    def __init__(self, graph: Any, dropped: list[Any]) -> None:
-        self.graph = graph
-        weakref.finalize(self, dropped.append, graph)
-
-
-class CudaDriver:
+class CudaDriver(CapturingDriver):
     """Implements :class:`bitnet.core.gpu.Driver` with the driver API."""
 
     def __init__(self, ordinal: int, name: str) -> None:
+        super().__init__()
         self._name = name
         self._check(driver.cuInit(0))
         self._device = self._check(driver.cuDeviceGet(ordinal))
         self._context = self._check(driver.cuDevicePrimaryCtxRetain(self._device))
-        self._lock = threading.RLock()
         with self._entered():
             self._stream = self._check(driver.cuStreamCreate(driver.CUstream_flags.CU_STREAM_NON_BLOCKING))
         self._modules: dict[bytes, Any] = {}
         self._functions: dict[KernelSpec, Any] = {}
-        self._dropped: list[Any] = []
         self._stagings = StagingPool(self._staging, lambda staged: self._check(driver.cuEventSynchronize(staged.event)))
         self.capability = capability_of(self._device, name)
         count = driver.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT
@@ -102,18 +88,18 @@ class CudaDriver:
         with self._entered():
             return self._stagings.fetch(array, copy)
 
-    def record(self, launches: Sequence[Launch]) -> Recording:
+    def record(self, launches: Sequence[Launch]) -> Graph:
         with self._entered():
             self._load([launch.kernel for launch in launches])  # before capturing
             graph = self._capture(launches)
             try:
-                return Recording(self._check(driver.cuGraphInstantiate(graph, 0)), self._dropped)
+                return Graph(self._check(driver.cuGraphInstantiate(graph, 0)), self._dropped)
             finally:
                 driver.cuGraphDestroy(graph)
 
-    def submit(self, recording: Recording) -> None:
+    def submit(self, recording: Graph) -> None:
         with self._entered():
-            self._check(driver.cuGraphLaunch(recording.graph, self._stream))
+            self._check(driver.cuGraphLaunch(recording.handle, self._stream))
 
     def memory(self) -> tuple[int, int]:
         with self._entered():
@@ -204,29 +190,14 @@ class CudaDriver:
             )
         )
 
-    @contextmanager
-    def _entered(self) -> Iterator[None]:
-        """Make the context current in this thread, one thread at a time: a capture takes all its stream is given."""
-        with self._lock:
-            self._check(driver.cuCtxSetCurrent(self._context))
-            yield
+    def _enter(self) -> None:
+        self._check(driver.cuCtxSetCurrent(self._context))
 
-    @contextmanager
-    def _ended(self) -> Iterator[bool]:
-        """As :meth:`_entered`, when nothing runs any more and the graphs that nobody has are destroyed.
+    def _wait(self) -> None:
+        self._check(driver.cuStreamSynchronize(self._stream))
 
-        False on a lost device, whose driver does no more: the end of the process gives back what is on it.
-        """
-        with self._lock:
-            alive = True
-            try:
-                self._check(driver.cuCtxSetCurrent(self._context))
-                self._check(driver.cuStreamSynchronize(self._stream))
-                while self._dropped:
-                    self._check(driver.cuGraphExecDestroy(self._dropped.pop()))
-            except DeviceLostError:
-                alive = False
-            yield alive
+    def _destroy(self, graph: Any) -> None:
+        self._check(driver.cuGraphExecDestroy(graph))
 
     def _text(self) -> str:
         name: bytes = self._check(driver.cuDeviceGetName(128, self._device))

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import ctypes
-import threading
-import weakref
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy.typing as npt
 
-from bitnet.core.errors import DeviceLostError
 from bitnet.core.gpu import KernelSpec, Launch
 from bitnet.core.gpu.clc import values
+from bitnet.core.gpu.graphs import CapturingDriver, Graph
 from bitnet.core.gpu.programs import Programs
 from bitnet.core.gpu.staging import Staging, StagingPool
 from bitnet.rocm.hip import NON_BLOCKING_STREAM, THREAD_LOCAL_CAPTURE, UNTIMED_EVENT, Hip
@@ -26,16 +23,6 @@ class RocmBuffer:
 
     address: int
     nbytes: int
-
-
-class Graph:
-    """A graph to launch, which goes to ``dropped`` once nobody has this any more."""
-
-    __slots__ = ("__weakref__", "executable")
-
-    def __init__(self, executable: int, dropped: list[int]) -> None:
-        self.executable = executable
-        weakref.finalize(self, dropped.append, executable)
 
 
 class Command:
@@ -50,7 +37,7 @@ class Command:
         self.function, self.sizes = function, (*launch.grid, *launch.block, launch.shared)
 
 
-class RocmDriver:
+class RocmDriver(CapturingDriver):
     """Implements :class:`bitnet.core.gpu.Driver` with HIP.
 
     Attributes:
@@ -58,11 +45,10 @@ class RocmDriver:
     """
 
     def __init__(self, hip: Hip, ordinal: int, name: str, programs: Programs[bytes]) -> None:
+        super().__init__()
         self._hip, self._ordinal, self._name, self._programs = hip, ordinal, name, programs
-        self._lock = threading.RLock()
         self._modules: dict[bytes, int] = {}
         self._functions: dict[KernelSpec, int] = {}
-        self._dropped: list[int] = []
         self._stagings = StagingPool(self._staging, lambda staged: self._call("hipEventSynchronize", staged.event))
         self.graphs = False
         self._call("hipInit", 0)
@@ -107,7 +93,7 @@ class RocmDriver:
     def submit(self, recording: Graph | list[Command]) -> None:
         with self._entered():
             if isinstance(recording, Graph):
-                self._call("hipGraphLaunch", recording.executable, self._stream)
+                self._call("hipGraphLaunch", recording.handle, self._stream)
             else:
                 self._launch(recording)
 
@@ -163,29 +149,14 @@ class RocmDriver:
                 self._modules[code] = self._handle("hipModuleLoadData", code)
             self._functions[spec] = self._handle("hipModuleGetFunction", self._modules[code], spec.entry.encode())
 
-    @contextmanager
-    def _entered(self) -> Iterator[None]:
-        """Make the device this thread's, one thread at a time: a capture takes all its stream is given."""
-        with self._lock:
-            self._call("hipSetDevice", self._ordinal)
-            yield
+    def _enter(self) -> None:
+        self._call("hipSetDevice", self._ordinal)
 
-    @contextmanager
-    def _ended(self) -> Iterator[bool]:
-        """As :meth:`_entered`, when nothing runs any more and the graphs that nobody has are destroyed.
+    def _wait(self) -> None:
+        self._call("hipStreamSynchronize", self._stream)
 
-        False on a lost device, whose driver does no more: the end of the process gives back what is on it.
-        """
-        with self._lock:
-            alive = True
-            try:
-                self._call("hipSetDevice", self._ordinal)
-                self._call("hipStreamSynchronize", self._stream)
-                while self._dropped:
-                    self._call("hipGraphExecDestroy", self._dropped.pop())
-            except DeviceLostError:
-                alive = False
-            yield alive
+    def _destroy(self, graph: Any) -> None:
+        self._call("hipGraphExecDestroy", graph)
 
     def _call(self, call: str, *args: Any) -> None:
         self._hip.call(self._name, call, *args)

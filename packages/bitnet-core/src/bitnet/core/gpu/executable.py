@@ -100,7 +100,7 @@ class GpuExecutable:
         self._lowering, self._on_close = lowering, on_close
         self._lock = threading.RLock()
         self._recordings: dict[Bucket, tuple[object, tuple[str, ...], int]] = {}
-        self._stand_ins: list[Bucket] = []
+        self._stand_ins: set[Bucket] = set()
         self._missed: dict[Bucket, None] = {}  # buckets that were needed and ran as a larger one
         self._kernels: dict[str, None] = {}
         self._closed = False
@@ -222,7 +222,7 @@ class GpuExecutable:
             for wanted in (*itertools.islice(self._missed, 1), bucket):
                 self._recording(wanted)
             if stands_in:
-                self._stand_ins.append(bucket)
+                self._stand_ins.add(bucket)
 
     def logprobs(self) -> Logprobs:
         """Implements :class:`~bitnet.core.hal.TellsLogprobs`."""
