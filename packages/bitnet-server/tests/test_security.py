@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 import random
@@ -10,12 +11,16 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import click
 import pytest
 
 from bitnet.core import Model
+from bitnet.core.errors import InvalidInputError
 from bitnet.core.text.chat import ChatTemplate
 from bitnet.server import devices_page
 from bitnet.server.app import ENDPOINTS, access
+from bitnet.server.cli import serve
+from bitnet.server.service import Settings
 
 KEYS = ("first-key", "zweiter-schlüssel")
 
@@ -51,6 +56,17 @@ def test_a_refused_key_says_so_in_each_apis_shape(locked: Any) -> None:
     assert answer.headers["www-authenticate"] == "Bearer"
     assert locked.client.post("/v1/messages", json={}).json()["error"]["type"] == "authentication_error"
     assert locked.client.post("/api/chat", json={}).json() == {"error": "The API key is missing or wrong."}
+
+
+@pytest.mark.parametrize("key", ["", " "])
+def test_an_empty_key_opens_nothing(key: str, demo_model: Model, running: Any) -> None:
+    with pytest.raises(InvalidInputError, match="key is empty"):
+        Settings(api_keys=(KEYS[0], key))
+    with pytest.raises(click.BadParameter, match="key is empty"):
+        serve.make_context("serve", ["--api-key", key])
+    with running(demo_model, api_keys=KEYS[:1]) as server:
+        server.app._keys.append(hashlib.sha256(b"").digest())
+        assert server.client.get("/v1/models", headers={"x-api-key": key.strip()}).status_code == 401
 
 
 def test_bodies_that_are_too_large(locked: Any) -> None:

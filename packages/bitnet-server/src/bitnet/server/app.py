@@ -201,7 +201,7 @@ class App:
         given = headers.get(b"authorization", b"")
         key = given[7:].strip() if given[:7].lower() == b"bearer " else headers.get(b"x-api-key", b"")
         digest = hashlib.sha256(key).digest()
-        if sum(hmac.compare_digest(digest, known) for known in self._keys):
+        if key and sum(hmac.compare_digest(digest, known) for known in self._keys):
             return None
         return RequestError(401, "The API key is missing or wrong.", code="invalid_api_key")
 

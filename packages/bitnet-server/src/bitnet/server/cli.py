@@ -36,6 +36,12 @@ class Grouped(click.Command):
                 formatter.write_dl([record for record in records if record is not None])
 
 
+def _no_empty_key(ctx: click.Context, param: click.Parameter, keys: tuple[str, ...]) -> tuple[str, ...]:
+    if not all(key.strip() for key in keys):
+        raise click.BadParameter("the key is empty; leave the option out to ask for none.", ctx, param)
+    return keys
+
+
 def several_models(function: F) -> F:
     """:data:`model_options`, with ``-m`` as often as there are models."""
     decorated = model_options(function)
@@ -130,6 +136,7 @@ def several_models(function: F) -> F:
     multiple=True,
     envvar="BITNET_API_KEY",
     show_envvar=True,
+    callback=_no_empty_key,
     help="Key that requests must have; may be repeated.",
 )
 @click.option("--api-key-file", metavar="FILE", type=FileName(), help="File of such keys, one a line.")
