@@ -7,6 +7,7 @@ import hmac
 import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import Any
 
@@ -60,15 +61,25 @@ class Endpoint:
     generates: bool = False
 
 
+async def _with_model(
+    host: Host, call: Call, name: str | None, field: str, answer: Callable[[Service], Awaitable[None]]
+) -> None:
+    """Have a model answer. Its loading counts in the request's time, and a client that leaves does not wait for it."""
+    if host.settings.timeout is not None:
+        call.until = time.monotonic() + host.settings.timeout
+    async with AsyncExitStack() as held:
+        service = await call.watch(held.enter_async_context(host.using(name, field, call.until)))
+        call.add_header("x-bitnet-device", service.model.device.name)
+        await answer(service)
+
+
 def of_model(path: str, answer: OfModel, errors: ErrorBody = error_body, *, generates: bool = False) -> Endpoint:
     """An endpoint whose body names its model; without a name it is the first one."""
 
     async def handle(host: Host, call: Call) -> None:
         fields = Fields(await call.json())
         field = "name" if path == "/api/show" and "model" not in fields else "model"
-        async with host.using(fields.text(field), field) as service:
-            call.add_header("x-bitnet-device", service.model.device.name)
-            await answer(service, call, fields)
+        await _with_model(host, call, fields.text(field), field, lambda service: answer(service, call, fields))
 
     return Endpoint(path, handle, ("POST",), errors, generates=generates)
 
@@ -86,9 +97,7 @@ def of_current(path: str, answer: OfCurrent) -> Endpoint:
     """An endpoint about the model that was asked for last."""
 
     async def handle(host: Host, call: Call) -> None:
-        async with host.using(host.current()) as service:
-            call.add_header("x-bitnet-device", service.model.device.name)
-            await answer(service, call)
+        await _with_model(host, call, host.current(), "model", lambda service: answer(service, call))
 
     return Endpoint(path, handle)
 

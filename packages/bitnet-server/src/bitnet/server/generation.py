@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
@@ -118,9 +119,9 @@ class _Run:
         job, service = self._job, self._service
         submit = service.host.in_thread(self._submit)
         late = None
-        if service.host.settings.timeout is not None:
-            reason = RequestError(504, f"The request took longer than {service.host.settings.timeout:g} seconds.")
-            late = asyncio.get_running_loop().call_later(service.host.settings.timeout, self._end, reason)
+        if (until := self._call.until) is not None:
+            seconds = max(0.0, until - time.monotonic())
+            late = asyncio.get_running_loop().call_later(seconds, self._end, service.host.too_late)
         try:
             with service.host.running(self._end):
                 await submit
