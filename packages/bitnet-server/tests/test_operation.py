@@ -128,7 +128,11 @@ def test_a_device_that_fails(script_model: Model, running: Any, scripted: Any) -
 
 @pytest.mark.nightly(unless_changed=HERE)
 def test_a_reader_that_does_not_read_is_left(
-    script_model: Model, running: Any, scripted: Any, monkeypatch: pytest.MonkeyPatch
+    script_model: Model,
+    running: Any,
+    scripted: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     monkeypatch.setattr(call, "SEND_SECONDS", 0.5)
     scripted(script_model, LONG)
@@ -145,6 +149,7 @@ def test_a_reader_that_does_not_read_is_left(
         until(lambda: server.host.present == 0, 60)
         assert script_model.load().running == 0
         connection.close()
+        assert "a stream failed" not in caplog.text
         counted = 'bitnet_http_responses_total{path="/v1/chat/completions",status="499"} 1.0'
         assert counted in server.client.get("/metrics").text.splitlines()
 

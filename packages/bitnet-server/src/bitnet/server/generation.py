@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from bitnet.core import Chunk, Completion, Request
 from bitnet.server import structured
-from bitnet.server.call import Call
+from bitnet.server.call import Call, ClientGone
 from bitnet.server.errors import RequestError, as_request_error
 from bitnet.server.service import Service
 
@@ -173,6 +173,8 @@ class _Run:
                 if events:
                     await call.write(b"".join(events))
             await call.write(b"".join(answer.end(await self._result())), more=False)
+        except ClientGone:  # there is nobody to tell
+            raise
         except Exception as error:
             if not call.started:
                 raise
