@@ -97,7 +97,10 @@ BAD = [
     b'{"messages": [{"role": "user", "content": "x"}], "temperature": "hot"}',
     b'{"messages": [{"role": "user", "content": "x"}], "logit_bias": {"-1": 3}}',
     b'{"messages": [{"role": "user", "content": "x"}], "logit_bias": {"99999999999": 3}}',
+    b'{"messages": [{"role": "user", "content": "x"}], "logit_bias": {"1%s": 3}}' % (b"0" * 5000),
     b'{"messages": [{"role": "user", "content": "x"}], "seed": 1e30}',
+    b'{"messages": [{"role": "user", "content": "x"}], "seed": 1%s}' % (b"0" * 400),
+    b'{"messages": [{"role": "user", "content": "x"}], "max_tokens": 1%s}' % (b"0" * 400),
     b'{"messages": [{"role": "user", "content": "x"}], "n": 0}',
     b'{"messages": [{"role": "user", "content": "x"}], "stop": [""]}',
     b'{"messages": [{"role": "user", "content": "x"}], "stream": "yes"}',
@@ -125,7 +128,7 @@ def test_mutated_bodies_never_fail_the_server(demo: Any) -> None:
         "options": {"num_predict": 2}, "presence_penalty": 0.1, "response_format": {"type": "text"},
     }  # fmt: skip
     odd: list[Any] = [
-        None, True, -1, 0, 2**70, 1e308, -0.5, "", "x", [], {}, [None], [[]], {"a": None}, [1, "a"], "\x00", ["a"] * 50,
+        None, True, -1, 0, 2**70, 10**400, 1e308, -0.5, "", "x", [], {}, [None], [[]], {"a": None}, [1, "a"], "\x00", ["a"] * 50,
     ]  # fmt: skip
     for _ in range(80):
         body = {**base, **{chance.choice([*base]): chance.choice(odd) for _ in range(chance.randrange(1, 3))}}
