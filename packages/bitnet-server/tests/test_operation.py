@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from bitnet.core import Model
+from bitnet.core import Model, load_model
+from bitnet.core.cpu.backend import BACKEND
 from bitnet.core.errors import DeviceLostError
 from bitnet.server import call
 
@@ -97,6 +98,21 @@ def test_many_continuations_count_in_the_engine(running: Any, scripted: Any, scr
         assert "100 generations; at most 68 may run and wait" in never.json()["error"]["message"]
         assert "retry-after" not in never.headers
         assert len(server.chat("x", n=60, temperature=1).json()["choices"]) == 60
+
+
+def test_an_answer_names_the_device_that_computed_it(running: Any, require_device: Callable[[str, str], None]) -> None:
+    names = [info.name for info in BACKEND.probe().devices]
+    if "cpu:scalar" not in names:
+        require_device("cpu:scalar", "the native library is not there")
+    pair = "cpu:scalar, cpu:numpy"
+    with load_model(device=pair, context=128, threads=1, max_seqs=1) as model, running(model) as server:
+        with ThreadPoolExecutor(4) as pool:
+            body = {"prompt": "Once", "max_tokens": 20, "ignore_eos": True}
+            asked = [pool.submit(server.client.post, "/v1/completions", json=body) for _ in range(4)]
+            assert {answer.result().headers["x-bitnet-device"] for answer in asked} == {*pair.split(", ")}
+        stream = server.client.post("/v1/completions", json={**body, "stream": True})
+        assert stream.headers["x-bitnet-device"] == pair
+        assert server.client.get("/v1/models").json()["data"][0]["status"]["device"] == pair
 
 
 def test_time_limit(script_model: Model, running: Any, scripted: Any) -> None:

@@ -69,7 +69,7 @@ async def _with_model(
         call.until = time.monotonic() + host.settings.timeout
     async with AsyncExitStack() as held:
         service = await call.watch(held.enter_async_context(host.using(name, field, call.until)))
-        call.add_header("x-bitnet-device", service.model.device.name)
+        call.add_header("x-bitnet-device", service.devices)
         await answer(service)
 
 

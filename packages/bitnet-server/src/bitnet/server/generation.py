@@ -46,6 +46,11 @@ class Result:
     def generated_tokens(self) -> int:
         return sum(len(c.tokens) for c in self.completions)
 
+    @property
+    def devices(self) -> str:
+        """The devices that computed it."""
+        return ", ".join(dict.fromkeys(name for c in self.completions for name in c.devices))
+
 
 class Answer(Protocol):
     """How an API writes an answer. Events are bytes that go out as they are."""
@@ -155,7 +160,9 @@ class _Run:
     async def _whole(self) -> None:
         async for _ in _merged(self._requests):
             pass
-        await self._call.reply(self._job.answer.whole(await self._result()))
+        result = await self._result()
+        self._call.add_header("x-bitnet-device", result.devices)
+        await self._call.reply(self._job.answer.whole(result))
 
     async def _stream(self) -> None:
         answer, call = self._job.answer, self._call

@@ -69,7 +69,7 @@ class Server(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets=sockets)
         if self.started:
-            devices = ", ".join({service.model.device.name: None for service in self._host.services()})
+            devices = ", ".join({service.devices: None for service in self._host.services()})
             note(f"Serving {', '.join(self._host.names)} on {devices} at {self._address()}")
             if hasattr(signal, "SIGHUP") and not (sys.stdin is not None and sys.stdin.isatty()):
                 # on a terminal it means that the terminal is gone, and ends the server

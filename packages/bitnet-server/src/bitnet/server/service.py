@@ -89,9 +89,14 @@ class Service:
         self.size = (model.path.stat().st_size if model.path.exists() else 0) + model.cache_bytes
 
     @property
+    def devices(self) -> str:
+        """The devices of the model, each of which may compute an answer."""
+        return ", ".join(info.name for info in self.model.devices)
+
+    @property
     def fingerprint(self) -> str:
-        """What computed an answer, as OpenAI's ``system_fingerprint``."""
-        return f"bitnet-{__version__}-{self.model.device.name}"
+        """What computes answers, as OpenAI's ``system_fingerprint``."""
+        return f"bitnet-{__version__}-{self.devices.replace(', ', '+')}"
 
     def chat_tokens(self, messages: Sequence[dict[str, Any]], tools: Tools | None = None) -> list[int]:
         """The prompt of a conversation. It takes its time: call it beside the event loop."""
