@@ -122,7 +122,12 @@ class Running:
 
 @contextmanager
 def _running(
-    model: Model | None, *, sources: Sequence[Source] = (), names: tuple[str, ...] = (), **settings: Any
+    model: Model | None,
+    *,
+    sources: Sequence[Source] = (),
+    names: tuple[str, ...] = (),
+    local: bool = False,
+    **settings: Any,
 ) -> Iterator[Running]:
     """Serve a model, or those of ``sources``, at a free port of this machine."""
     if model is not None:
@@ -130,7 +135,7 @@ def _running(
     host = Host(sources, Settings(max_seqs=MAX_SEQS, **settings))
     host.open()
     listener = socket.create_server(("127.0.0.1", 0))
-    app = App(host)
+    app = App(host, local=local)
     config = uvicorn.Config(
         app, log_config=None, access_log=False, server_header=False, timeout_keep_alive=IDLE_SECONDS
     )

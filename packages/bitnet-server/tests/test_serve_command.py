@@ -140,6 +140,15 @@ def test_unix_socket(tmp_path: Path) -> None:
             assert client.get("/health").json() == {"status": "ok"}
 
 
+def test_behind_a_root_path_and_at_this_machines_names_alone() -> None:
+    """The address that it tells is its own; what a proxy makes of it, the proxy knows."""
+    with serve("--root-path", "/llm") as served, served.client() as client:
+        assert not served.address.endswith("/llm")
+        assert client.get("/v1/models").status_code == 200
+        assert client.get("/v1/models", headers={"host": "evil.example"}).status_code == 403
+        assert client.post("/api/nothing").json() == {"error": "There is no such path."}
+
+
 def bitnet(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([*BITNET, *arguments], capture_output=True, text=True, timeout=60, check=False)
 
