@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,6 +23,16 @@ GROUPS = {
     "Network": ("host", "port", "uds", "root_path", "ssl_certfile", "ssl_keyfile", "log_format"),
 }
 """Heading of the help → options under it; all others are the model's."""
+
+
+class Finite(click.FloatRange):
+    """A number in a range, and neither infinite nor none at all."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        number = super().convert(value, param, ctx)
+        if not math.isfinite(number):
+            self.fail(f"{value} is no finite number.", param, ctx)
+        return number
 
 
 class Grouped(click.Command):
@@ -86,7 +97,7 @@ def several_models(function: F) -> F:
 @click.option(
     "--max-memory",
     metavar="GB",
-    type=click.FloatRange(min=0, min_open=True),
+    type=Finite(min=0, min_open=True),
     help="Gigabytes that models may take together; those used longest ago are unloaded.  [default: any number]",
 )
 @click.option(
@@ -100,13 +111,13 @@ def several_models(function: F) -> F:
 @click.option(
     "--timeout",
     metavar="S",
-    type=click.FloatRange(min=0, min_open=True),
+    type=Finite(min=0, min_open=True),
     help="Seconds that a request may take.  [default: any time]",
 )
 @click.option(
     "--max-body",
     metavar="MB",
-    type=click.FloatRange(min=0, min_open=True),
+    type=Finite(min=0, min_open=True),
     default=16,
     show_default=True,
     help="Megabytes of a request's body at most.",
@@ -157,7 +168,7 @@ def several_models(function: F) -> F:
 @click.option(
     "--drain",
     metavar="S",
-    type=click.FloatRange(min=0),
+    type=Finite(min=0),
     default=30,
     show_default=True,
     help="Seconds that running requests have to end after SIGTERM.",
@@ -170,6 +181,9 @@ def serve(**params: Any) -> None:
     bitnet serve -m small.gguf -m large.gguf --max-memory 8
     bitnet serve -m model.gguf --host 0.0.0.0 --api-key-file keys.txt
     """
+    if params["ssl_keyfile"] is not None and params["ssl_certfile"] is None:
+        raise click.UsageError("--ssl-keyfile needs --ssl-certfile, the certificate that the key belongs to.")
+
     from bitnet.server.serve import Listen, serve_models
     from bitnet.server.service import Settings
 
