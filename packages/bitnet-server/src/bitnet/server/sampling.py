@@ -57,6 +57,8 @@ def checked(options: dict[str, Any]) -> OptionArguments:
     Raises:
         RequestError: One is out of its range; the field is named where the engine names it.
     """
+    if options.get("top_p") == 0:  # where OpenAI's range begins: the likeliest token alone
+        options = {**options, "top_p": 1.0, "top_k": 1}
     try:
         GenerationOptions(**options)
     except InvalidInputError as error:
