@@ -47,7 +47,7 @@ class Call:
 
     Attributes:
         started: Whether the answer has begun.
-        until: When it must be there, on :func:`time.monotonic`'s clock; None: at any time.
+        until: When it must be there, on the clock of ``time.monotonic``; None: at any time.
     """
 
     def __init__(
