@@ -291,17 +291,17 @@ def test_models_that_are_asked_for_together_keep_within_the_memory(file: Path, r
 def test_who_waits_for_a_model_may_leave_and_runs_out_of_time(file: Path, running: Any, scripted: Any) -> None:
     """The model is loaded all the same, once."""
     loader = Loader(file, lambda model: scripted(model, "fine"))
-    with running(None, sources=[Loader(file).source("a"), loader.source("b")], timeout=1.5) as server:
+    with running(None, sources=[Loader(file).source("a"), loader.source("b")], timeout=3) as server:
         loader.gate.clear()
         begin = time.monotonic()
         assert server.chat(model="b", stream=True).status_code == 504
-        assert time.monotonic() - begin < 5
+        assert time.monotonic() - begin < 10
         body = json.dumps({**ASK, "model": "b"}).encode()
         with socket.create_connection(("127.0.0.1", server.port), timeout=20) as connection:
             head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n"
             connection.sendall(head % len(body) + body)
             until(lambda: server.host.slots[1].waiting == 1)
-        until(lambda: server.host.present == 0, 1)
+        until(lambda: server.host.present == 0, 2)
         loader.gate.set()
         until(lambda: server.host.slots[1].loaded)
         assert server.chat(model="b").status_code == 200
@@ -324,7 +324,7 @@ def test_requests_wait_for_room_together(
         begin = time.monotonic()
         late = [pool.submit(server.chat, model="b") for _ in range(3)]
         assert [answer.result().status_code for answer in late] == [503] * 3
-        assert time.monotonic() - begin < 2
+        assert time.monotonic() - begin < 2.5
         assert "there is no memory" in late[0].result().text
         late = [pool.submit(server.chat, model="b") for _ in range(3)]
         until(lambda: server.host.slots[1].waiting == 3)
