@@ -96,8 +96,8 @@ def _scripted(model: Model, script: Script | str) -> ScriptedEngine:
 class Running:
     """A server that runs, and a client for it."""
 
-    def __init__(self, url: str, host: Host) -> None:
-        self.url, self.host = url, host
+    def __init__(self, url: str, app: App) -> None:
+        self.url, self.app, self.host = url, app, app.host
         self.client = httpx.Client(base_url=url, timeout=60)
 
     @property
@@ -122,7 +122,12 @@ class Running:
 
 @contextmanager
 def _running(
-    model: Model | None, *, sources: Sequence[Source] = (), names: tuple[str, ...] = (), **settings: Any
+    model: Model | None,
+    *,
+    sources: Sequence[Source] = (),
+    names: tuple[str, ...] = (),
+    local: bool = False,
+    **settings: Any,
 ) -> Iterator[Running]:
     """Serve a model, or those of ``sources``, at a free port of this machine."""
     if model is not None:
@@ -130,13 +135,14 @@ def _running(
     host = Host(sources, Settings(max_seqs=MAX_SEQS, **settings))
     host.open()
     listener = socket.create_server(("127.0.0.1", 0))
+    app = App(host, local=local)
     config = uvicorn.Config(
-        App(host), log_config=None, access_log=False, server_header=False, timeout_keep_alive=IDLE_SECONDS
+        app, log_config=None, access_log=False, server_header=False, timeout_keep_alive=IDLE_SECONDS
     )
     server = uvicorn.Server(config)
     thread = threading.Thread(target=lambda: asyncio.run(server.serve(sockets=[listener])))
     thread.start()
-    found = Running(f"http://127.0.0.1:{listener.getsockname()[1]}", host)
+    found = Running(f"http://127.0.0.1:{listener.getsockname()[1]}", app)
     try:
         while not server.started:
             assert thread.is_alive()

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gc
+import json
 import shutil
+import socket
 import threading
 import time
 import weakref
@@ -19,6 +21,7 @@ import pytest
 from bitnet.core import Model, load_model
 from bitnet.core.errors import DeviceLostError
 from bitnet.core.model.default import default_model_path
+from bitnet.server import host
 from bitnet.server.service import Source
 
 ASK: dict[str, Any] = {"messages": [{"role": "user", "content": "go"}], "temperature": 0}
@@ -86,6 +89,25 @@ def test_a_fault_is_told_and_the_model_comes_back(file: Path, running: Any, scri
         assert len(loader.models) == 2
         with pytest.raises(Exception, match="stopped"):
             loader.models[0].generate("x", max_tokens=1)
+
+
+def test_a_failed_model_that_cannot_even_be_closed_says_so(
+    file: Path, running: Any, scripted: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    loader = Loader(file, lambda model: scripted(model, "fine"))
+    with running(None, sources=[loader.source("m")]) as server:
+        assert server.chat().status_code == 200
+
+        def close() -> None:
+            raise DeviceLostError("it cannot be closed.", device="cuda:7")
+
+        server.service.close = close
+        loader.models[0]._worker.engine.failure = DeviceLostError("it broke.", device="cuda:7")  # type: ignore[attr-defined]
+        assert server.chat().status_code == 503
+        until(lambda: "it cannot be closed" in server.chat().text)
+        assert "m could not be loaded anew: cuda:7: it cannot be closed" in caplog.text
+        assert server.client.post("/reload").json() == {"models": {"m": "reloaded"}}
+        assert server.chat().status_code == 200
 
 
 @pytest.mark.nightly(unless_changed=HERE)
@@ -240,6 +262,74 @@ def test_models_take_turns_within_the_memory(file: Path, running: Any, scripted:
             opened.set()
             assert [b.result().count("I am") for b in busy] == [30, 30]
             assert late.result().startswith("I am a.")
+
+
+def test_models_that_are_asked_for_together_keep_within_the_memory(file: Path, running: Any, scripted: Any) -> None:
+    """Each is loaded where no other is left, and answers all that waited for it."""
+    loaders: dict[str, Loader] = {}
+
+    def prepare(model: Model) -> None:
+        scripted(model, "fine")
+        crowded.append([name for name, found in loaders.items() for other in found.models if not _is_closed(other)])
+
+    crowded: list[list[str]] = []
+    for name in "abc":
+        copied = Path(shutil.copy(file, file.with_name(f"{name}.gguf")))
+        loaders[name] = Loader(copied, prepare)
+    sources = [found.source(name) for name, found in loaders.items()]
+    with running(None, sources=sources, max_memory=int(file.stat().st_size * 1.5)) as server:
+        with ThreadPoolExecutor(12) as pool:
+            loaders["b"].gate.clear()  # so that the requests meet
+            asked = [pool.submit(server.chat, model=name) for name in "bcbcabcabcba"]
+            until(lambda: server.host.present == 12)
+            loaders["b"].gate.set()
+            assert [answer.result().text.count('"fine"') for answer in asked] == [1] * 12
+        assert len(server.host.services()) == 1
+    assert crowded == [[]] * len(crowded)
+
+
+def test_who_waits_for_a_model_may_leave_and_runs_out_of_time(file: Path, running: Any, scripted: Any) -> None:
+    """The model is loaded all the same, once."""
+    loader = Loader(file, lambda model: scripted(model, "fine"))
+    with running(None, sources=[Loader(file).source("a"), loader.source("b")], timeout=3) as server:
+        loader.gate.clear()
+        begin = time.monotonic()
+        assert server.chat(model="b", stream=True).status_code == 504
+        assert time.monotonic() - begin < 10
+        body = json.dumps({**ASK, "model": "b"}).encode()
+        with socket.create_connection(("127.0.0.1", server.port), timeout=20) as connection:
+            head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n"
+            connection.sendall(head % len(body) + body)
+            until(lambda: server.host.slots[1].waiting == 1)
+        until(lambda: server.host.present == 0, 2)
+        loader.gate.set()
+        until(lambda: server.host.slots[1].loaded)
+        assert server.chat(model="b").status_code == 200
+        assert len(loader.models) == 1
+
+
+def test_requests_wait_for_room_together(
+    file: Path, running: Any, scripted: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(host, "ROOM_SECONDS", 1.0)
+    engines: list[Any] = []
+    loader = Loader(file, lambda model: engines.append(scripted(model, "fine")))
+    other = Path(shutil.copy(file, file.with_name("other.gguf")))
+    sources = [loader.source("a"), Loader(other, lambda model: scripted(model, "fine")).source("b")]
+    with running(None, sources=sources, max_memory=file.stat().st_size) as server, ThreadPoolExecutor(4) as pool:
+        opened = threading.Event()
+        engines[0].advance = partial(held, opened, engines[0].advance)
+        busy = pool.submit(server.chat, model="a")
+        until(lambda: server.service.users == 1)
+        begin = time.monotonic()
+        late = [pool.submit(server.chat, model="b") for _ in range(3)]
+        assert [answer.result().status_code for answer in late] == [503] * 3
+        assert time.monotonic() - begin < 2.5
+        assert "there is no memory" in late[0].result().text
+        late = [pool.submit(server.chat, model="b") for _ in range(3)]
+        until(lambda: server.host.slots[1].waiting == 3)
+        opened.set()
+        assert [answer.result().status_code for answer in (busy, *late)] == [200] * 4
 
 
 @pytest.mark.nightly(unless_changed=HERE)

@@ -38,6 +38,21 @@ def test_generate(client: ollama.Client, demo: Any) -> None:
     assert raw.done_reason == "length"
 
 
+def test_without_a_prompt_it_only_loads_the_model(client: ollama.Client, demo: Any) -> None:
+    for more in ({}, {"stream": False}, {"prompt": ""}):
+        answer = demo.client.post("/api/generate", json={"model": "demo", **more})
+        told = answer.json()
+        assert told.pop("created_at").endswith("Z")
+        assert told == {"model": "demo", "response": "", "done": True, "done_reason": "load"}
+    chat = demo.client.post("/api/chat", json={"model": "demo"}).json()
+    assert (chat["message"], chat["done"]) == ({"role": "assistant", "content": ""}, True)
+    assert client.chat(model="demo", messages=[]).done_reason == "load"
+    assert [line.done_reason for line in client.generate(model="demo", stream=True)] == ["load"]
+    assert demo.client.post("/api/generate", json={}).status_code == 400
+    assert demo.client.post("/api/chat", json={"model": "demo", "messages": "x"}).status_code == 400
+    assert demo.client.post("/api/generate", json={"model": "other"}).status_code == 404
+
+
 def test_what_there_is(client: ollama.Client, demo: Any) -> None:
     assert [model.model for model in client.list().models] == ["demo"]
     assert [model.model for model in client.ps().models] == ["demo"]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from typing import Any
 
 import openai
@@ -77,6 +79,51 @@ def test_completions(client: openai.OpenAI, demo: Any) -> None:
     chunks = list(client.completions.create(model="demo", prompt="The cat", max_tokens=5, temperature=0, stream=True))
     assert "".join(c.choices[0].text for c in chunks) == expected[1].text
     assert chunks[-1].choices[0].finish_reason == "length"
+
+
+def test_offsets_in_a_stream_are_those_of_the_whole_answer(script_model: Model, running: Any, scripted: Any) -> None:
+    """Text that may begin a stop string is held back, and its tokens are not."""
+    scripted(script_model, "one two three four five six seven")
+    body = {"prompt": "x", "logprobs": 0, "max_tokens": 50, "stop": ["two thrill", "five six"], "temperature": 0}
+    with running(script_model) as server:
+        (whole,) = server.client.post("/v1/completions", json=body).json()["choices"]
+        lines = server.client.post("/v1/completions", json={**body, "stream": True}).text.split("\n\n")
+    parts = [json.loads(line[6:])["choices"][0] for line in lines if line.startswith("data: {")]
+    assert "".join(part["text"] for part in parts) == whole["text"] == "one two three four "
+    found = [part["logprobs"] for part in parts if part["logprobs"]]
+    for name in ("tokens", "text_offset"):
+        assert [value for logprobs in found for value in logprobs[name]] == whole["logprobs"][name]
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/responses", "/v1/messages", "/api/chat"])
+def test_a_top_p_of_zero_takes_the_likeliest_token(demo: Any, path: str) -> None:
+    text: dict[str, Any] = {"messages": [{"role": "user", "content": "Tell me a story."}]}
+    if path == "/v1/responses":
+        text = {"input": text["messages"]}
+    most = {"max_tokens": 24, "max_output_tokens": 24}
+
+    def ask(**options: float) -> Any:
+        body = {"model": "demo", "stream": False, **text, **most, **options}
+        answer = demo.client.post(path, json={**body, "options": {"num_predict": 24, **options}})
+        assert answer.status_code == 200, answer.text
+        told = answer.json()
+        found = told.get("choices") or told.get("content") or told.get("message") or told.get("output")
+        return re.findall('"(?:text|content)": ("[^"]*")', json.dumps(found))
+
+    greedy = ask(temperature=0)
+    assert greedy
+    assert [ask(temperature=1, top_p=0) for _ in range(3)] == [greedy] * 3
+
+
+def test_responses_have_no_log_probabilities(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.BadRequestError, match="chat/completions has log-probabilities") as refused:
+        client.responses.create(model="demo", input="x", top_logprobs=2)
+    assert (refused.value.code, refused.value.param) == ("unsupported_parameter", "top_logprobs")
+    with pytest.raises(openai.BadRequestError) as refused:
+        client.responses.create(model="demo", input="x", include=["message.output_text.logprobs"])
+    assert (refused.value.code, refused.value.param) == ("unsupported_parameter", "include")
+    other: Any = ["reasoning.encrypted_content"]
+    assert client.responses.create(model="demo", input="x", include=other, max_output_tokens=1).id
 
 
 def test_responses(client: openai.OpenAI, demo: Any) -> None:

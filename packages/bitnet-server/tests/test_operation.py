@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from bitnet.core import Model
+from bitnet.core import Model, load_model
+from bitnet.core.cpu.backend import BACKEND
 from bitnet.core.errors import DeviceLostError
 from bitnet.server import call
 
@@ -92,9 +93,26 @@ def test_the_queue_is_bounded_and_says_when_to_come_back(script_model: Model, ru
 def test_many_continuations_count_in_the_engine(running: Any, scripted: Any, script_model: Model) -> None:
     scripted(script_model, "x")
     with running(script_model, max_queue=2) as server:  # the engine takes 4 + 64
-        refused = server.chat("x", n=100)
-        assert (refused.status_code, refused.headers["retry-after"]) == (429, "1")
+        never = server.chat("x", n=100)
+        assert never.status_code == 400
+        assert "100 generations; at most 68 may run and wait" in never.json()["error"]["message"]
+        assert "retry-after" not in never.headers
         assert len(server.chat("x", n=60, temperature=1).json()["choices"]) == 60
+
+
+def test_an_answer_names_the_device_that_computed_it(running: Any, require_device: Callable[[str, str], None]) -> None:
+    names = [info.name for info in BACKEND.probe().devices]
+    if "cpu:scalar" not in names:
+        require_device("cpu:scalar", "the native library is not there")
+    pair = "cpu:scalar, cpu:numpy"
+    with load_model(device=pair, context=128, threads=1, max_seqs=1) as model, running(model) as server:
+        with ThreadPoolExecutor(4) as pool:
+            body = {"prompt": "Once", "max_tokens": 20, "ignore_eos": True}
+            asked = [pool.submit(server.client.post, "/v1/completions", json=body) for _ in range(4)]
+            assert {answer.result().headers["x-bitnet-device"] for answer in asked} == {*pair.split(", ")}
+        stream = server.client.post("/v1/completions", json={**body, "stream": True})
+        assert stream.headers["x-bitnet-device"] == pair
+        assert server.client.get("/v1/models").json()["data"][0]["status"]["device"] == pair
 
 
 def test_time_limit(script_model: Model, running: Any, scripted: Any) -> None:
@@ -126,7 +144,11 @@ def test_a_device_that_fails(script_model: Model, running: Any, scripted: Any) -
 
 @pytest.mark.nightly(unless_changed=HERE)
 def test_a_reader_that_does_not_read_is_left(
-    script_model: Model, running: Any, scripted: Any, monkeypatch: pytest.MonkeyPatch
+    script_model: Model,
+    running: Any,
+    scripted: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     monkeypatch.setattr(call, "SEND_SECONDS", 0.5)
     scripted(script_model, LONG)
@@ -143,6 +165,7 @@ def test_a_reader_that_does_not_read_is_left(
         until(lambda: server.host.present == 0, 60)
         assert script_model.load().running == 0
         connection.close()
+        assert "a stream failed" not in caplog.text
         counted = 'bitnet_http_responses_total{path="/v1/chat/completions",status="499"} 1.0'
         assert counted in server.client.get("/metrics").text.splitlines()
 

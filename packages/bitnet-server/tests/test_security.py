@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import hashlib
 import json
 import logging
 import random
@@ -10,12 +12,17 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import click
+import httpx
 import pytest
 
 from bitnet.core import Model
+from bitnet.core.errors import InvalidInputError
 from bitnet.core.text.chat import ChatTemplate
 from bitnet.server import devices_page
 from bitnet.server.app import ENDPOINTS, access
+from bitnet.server.cli import serve
+from bitnet.server.service import Settings
 
 KEYS = ("first-key", "zweiter-schlüssel")
 
@@ -53,6 +60,17 @@ def test_a_refused_key_says_so_in_each_apis_shape(locked: Any) -> None:
     assert locked.client.post("/api/chat", json={}).json() == {"error": "The API key is missing or wrong."}
 
 
+@pytest.mark.parametrize("key", ["", " "])
+def test_an_empty_key_opens_nothing(key: str, demo_model: Model, running: Any) -> None:
+    with pytest.raises(InvalidInputError, match="key is empty"):
+        Settings(api_keys=(KEYS[0], key))
+    with pytest.raises(click.BadParameter, match="key is empty"):
+        serve.make_context("serve", ["--api-key", key])
+    with running(demo_model, api_keys=KEYS[:1]) as server:
+        server.app._keys.append(hashlib.sha256(b"").digest())
+        assert server.client.get("/v1/models", headers={"x-api-key": key.strip()}).status_code == 401
+
+
 def test_bodies_that_are_too_large(locked: Any) -> None:
     headers = {"x-api-key": KEYS[0]}
     large = json.dumps({"prompt": "x" * 200_000}).encode()
@@ -81,7 +99,10 @@ BAD = [
     b'{"messages": [{"role": "user", "content": "x"}], "temperature": "hot"}',
     b'{"messages": [{"role": "user", "content": "x"}], "logit_bias": {"-1": 3}}',
     b'{"messages": [{"role": "user", "content": "x"}], "logit_bias": {"99999999999": 3}}',
+    b'{"messages": [{"role": "user", "content": "x"}], "logit_bias": {"1%s": 3}}' % (b"0" * 5000),
     b'{"messages": [{"role": "user", "content": "x"}], "seed": 1e30}',
+    b'{"messages": [{"role": "user", "content": "x"}], "seed": 1%s}' % (b"0" * 400),
+    b'{"messages": [{"role": "user", "content": "x"}], "max_tokens": 1%s}' % (b"0" * 400),
     b'{"messages": [{"role": "user", "content": "x"}], "n": 0}',
     b'{"messages": [{"role": "user", "content": "x"}], "stop": [""]}',
     b'{"messages": [{"role": "user", "content": "x"}], "stream": "yes"}',
@@ -109,7 +130,8 @@ def test_mutated_bodies_never_fail_the_server(demo: Any) -> None:
         "options": {"num_predict": 2}, "presence_penalty": 0.1, "response_format": {"type": "text"},
     }  # fmt: skip
     odd: list[Any] = [
-        None, True, -1, 0, 2**70, 1e308, -0.5, "", "x", [], {}, [None], [[]], {"a": None}, [1, "a"], "\x00", ["a"] * 50,
+        None, True, -1, 0, 2**70, 10**400, 1e308, -0.5, "", "x", [], {}, [None], [[]], {"a": None}, [1, "a"], "\x00",
+        ["a"] * 50,
     ]  # fmt: skip
     for _ in range(80):
         body = {**base, **{chance.choice([*base]): chance.choice(odd) for _ in range(chance.randrange(1, 3))}}
@@ -179,10 +201,65 @@ def test_pages_of_other_sites_may_not_call(demo: Any, demo_model: Model, running
     assert status(demo, origin=demo.url) == 200
     assert status(demo, origin="https://public.example", sec_fetch_site="same-origin") == 200
     assert demo.client.options("/v1/models", headers={"origin": "https://evil.example"}).status_code == 405
+    asked = {"access-control-request-method": "POST", "access-control-request-headers": "authorization, x-stainless-os"}
     with running(demo_model, cors=("https://good.site",)) as server:
         assert status(server, origin="https://good.site", sec_fetch_site="cross-site") == 200
-        preflight = server.client.options("/v1/chat/completions", headers={"origin": "https://good.site"})
+        origin = {"origin": "https://good.site"}
+        preflight = server.client.options("/v1/chat/completions", headers={**origin, **asked})
         assert (preflight.status_code, preflight.headers["access-control-allow-origin"]) == (204, "https://good.site")
+        assert preflight.headers["access-control-allow-headers"] == asked["access-control-request-headers"]
+        shown = server.client.post("/v1/completions", json={"prompt": "x", "max_tokens": 1}, headers=origin).headers
+        assert shown["access-control-expose-headers"] == "retry-after, x-bitnet-device"
+        assert shown["x-bitnet-device"]
+
+
+NAMED = {
+    "localhost": 200, "LOCALHOST:8080": 200, "localhost.": 200,
+    "127.0.0.1:8080": 200, "127.9.9.9": 200, "[::1]:8080": 200,
+    "evil.example": 403, "evil.example:8080": 403, "127.0.0.1.evil.example": 403, "localhost.evil.example": 403,
+    "10.0.0.7": 403, "[fe80::1]": 403, "[::1": 403, "x@localhost@evil.example": 403,
+}  # fmt: skip
+
+
+def test_a_name_made_to_lead_here_is_refused(demo: Any, demo_model: Model, running: Any) -> None:
+    """A page of that name would be of the server's own origin, to a browser (DNS rebinding)."""
+
+    def status(server: Any, name: str, path: str = "/v1/models") -> int:
+        return int(server.client.get(path, headers={"host": name}).status_code)
+
+    assert status(demo, "evil.example") == 200  # hosted by another program, which may be reached by any name
+    with running(demo_model, local=True) as server:
+        assert {name: status(server, name) for name in NAMED} == NAMED
+        assert raw(server, b"GET /v1/models HTTP/1.0\r\n\r\n").startswith(b"HTTP/1.1 200")
+        body = {"model": "demo", "messages": [{"role": "user", "content": "x"}]}
+        refused = server.client.post("/api/chat", json=body, headers={"host": "evil.example"})
+        assert refused.status_code == 403
+        assert "answers to localhost alone, not to 'evil.example'" in refused.json()["error"]
+    with running(demo_model, local=True, api_keys=KEYS) as server:
+        assert status(server, "evil.example") == 401
+        assert status(server, "evil.example", "/health") == 200
+    with running(demo_model, local=True, cors=("https://proxied.example",)) as server:
+        assert (status(server, "proxied.example"), status(server, "evil.example")) == (200, 403)
+
+
+def test_a_method_that_a_path_does_not_take(demo: Any) -> None:
+    for path, allow in (
+        ("/v1/responses/x", "DELETE, GET, HEAD"),
+        ("/tokenize", "POST"),
+        ("/v1/models", "GET, HEAD"),
+    ):
+        answer = demo.client.request("PATCH", path)
+        assert (answer.status_code, answer.headers["allow"]) == (405, allow)
+
+
+def test_errors_have_their_apis_shape_behind_a_root_path(demo: Any) -> None:
+    async def ask() -> httpx.Response:
+        transport = httpx.ASGITransport(demo.app, root_path="/llm")
+        async with httpx.AsyncClient(transport=transport, base_url="http://llm.example") as client:
+            return await client.post("/llm/api/nothing")
+
+    answer = asyncio.run(ask())
+    assert (answer.status_code, answer.json()) == (404, {"error": "There is no such path."})
 
 
 def test_no_prompt_is_logged(demo: Any, caplog: pytest.LogCaptureFixture) -> None:

@@ -18,8 +18,10 @@ from typing import Any
 
 import httpx
 import pytest
+from click.testing import CliRunner
 
 from bitnet.core.model.default import default_model_path
+from bitnet.server.cli import serve as serve_command
 
 BITNET = [sys.executable, "-m", "bitnet.core"]
 STORY: dict[str, Any] = {"prompt": "Once upon a time", "max_tokens": 900, "ignore_eos": True, "stream": True}
@@ -140,6 +142,15 @@ def test_unix_socket(tmp_path: Path) -> None:
             assert client.get("/health").json() == {"status": "ok"}
 
 
+def test_behind_a_root_path_and_at_this_machines_names_alone() -> None:
+    """The address that it tells is its own; what a proxy makes of it, the proxy knows."""
+    with serve("--root-path", "/llm") as served, served.client() as client:
+        assert not served.address.endswith("/llm")
+        assert client.get("/v1/models").status_code == 200
+        assert client.get("/v1/models", headers={"host": "evil.example"}).status_code == 403
+        assert client.post("/api/nothing").json() == {"error": "There is no such path."}
+
+
 def bitnet(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([*BITNET, *arguments], capture_output=True, text=True, timeout=60, check=False)
 
@@ -209,6 +220,20 @@ def test_models_by_name_ps_and_a_reload_by_signal(tmp_path: Path) -> None:
     unnamed = bitnet("serve", *more, "--alias", "a")
     assert (unnamed.returncode, "--alias names 1 of 2 models" in unnamed.stderr) == (2, True)
     assert "two models have one name" in bitnet("serve", "-m", str(files[0]), "-m", str(files[0])).stderr
+
+
+WRONG = [("--max-body", "inf"), ("--max-memory", "inf"), ("--drain", "inf"), ("--timeout", "nan"), ("--drain", "nan")]
+
+
+@pytest.mark.parametrize("words", [*WRONG, ("--ssl-keyfile", "key.pem")], ids=" ".join)
+def test_what_cannot_be_meant_is_said_before_a_model_is_loaded(
+    words: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("bitnet.server.serve.serve_models", lambda *_: pytest.fail("it would serve"))
+    done = CliRunner().invoke(serve_command, words)
+    assert done.exit_code == 2, done.output
+    assert "Error: " in done.output
+    assert words[0] in done.output
 
 
 def test_help_groups_options_and_imports_no_server() -> None:

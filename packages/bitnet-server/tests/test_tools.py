@@ -211,6 +211,15 @@ def test_text_around_calls_and_what_only_looks_like_one() -> None:
         ("<tool_call>{}</tool_call>", True, "<tool_call>{}</tool_call>", []),
         ('<tool_call>{"name": "add", "arguments": {"a": 1', True, "", [("add", '{"a": 1')]),
         ("  \n", False, "  \n", []),
+        (r'{"name": "get\_x", "arguments": {}}', False, r'{"name": "get\_x", "arguments": {}}', []),
+        (r'{"a\_b": 1} x', False, r'{"a\_b": 1} x', []),
+        ('{"arguments": {}, "name": ["add"]}', False, '{"arguments": {}, "name": ["add"]}', []),
+        (r"""{"name":"add","arguments":"{\'a\': 1}"} x""", False,
+         r"""{"name":"add","arguments":"{\'a\': 1}"} x""", []),
+        (r'<tool_call>{"name":"add","arguments":"\_"}</tool_call>, ' f"<tool_call>{call}</tool_call>", True,
+         r'<tool_call>{"name":"add","arguments":"\_"}</tool_call>, ', [("add", '{"a": "}\\"{", "b": [1]}')]),
+        ('{"name":"get","arguments":"{', False, '{"name":"get","arguments":"{', []),
+        ('<tool_call>{"name":"get","arguments":"{}"}</tool_call>', True, "", [("get", "{}")]),
     ]  # fmt: skip
     seed = random.randrange(2**32)
     print(f"seed {seed}")
@@ -226,6 +235,22 @@ def test_text_around_calls_and_what_only_looks_like_one() -> None:
             events += parser.end()
             assert "".join(e.text for e in events if isinstance(e, Text)) == parser.text == text
             assert [(c.name, c.arguments) for c in parser.calls] == calls, written
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_what_only_looks_like_a_call_reaches_the_client(
+    script_model: Model, running: Any, scripted: Any, stream: bool
+) -> None:
+    written = r'{"name": "weather\_x", "arguments": {}}'
+    scripted(script_model, written)
+    with running(script_model) as server:
+        answer = server.chat(tools=TOOLS, stream=stream)
+    assert answer.status_code == 200
+    if stream:
+        events = [json.loads(line[6:]) for line in answer.text.split("\n\n") if line.startswith("data: {")]
+        assert "".join(event["choices"][0]["delta"].get("content", "") for event in events) == written
+    else:
+        assert answer.json()["choices"][0]["message"]["content"] == written
 
 
 @pytest.mark.parametrize("family", FAMILIES)

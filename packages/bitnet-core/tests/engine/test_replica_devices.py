@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from bitnet.core import api, load_model
+from bitnet.core.cli.run import _document, summary
 from bitnet.core.devices.select import select_devices
 from bitnet.core.errors import DeviceLostError, DeviceUnavailableError, InvalidInputError
 from bitnet.core.model import open_model
@@ -52,6 +53,17 @@ def test_each_answer_is_what_its_device_gives_alone() -> None:
     answered = [name for c in done for name in c.devices]
     assert [c.tokens for c in done] == [expected[name][i] for i, name in enumerate(answered)]
     assert set(answered) == set(levels)
+
+
+@pytest.mark.usefixtures("scalar")
+def test_the_command_line_names_the_device_that_computed() -> None:
+    with load_model(device=PAIR, context=128, threads=1, max_seqs=1) as model:
+        done = model.generate_batch(prompts(2), **OPTIONS)
+        assert {c.devices for c in done} == {(name,) for name in PAIR.split(",")}
+        for completion in done:
+            (name,) = completion.devices
+            assert _document(model, completion)["device"] == name
+            assert summary(model, completion).startswith(f"[{name}: ")
 
 
 @pytest.mark.usefixtures("scalar")

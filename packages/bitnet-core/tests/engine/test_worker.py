@@ -218,8 +218,13 @@ def test_the_queue_takes_so_many_requests(make_rig: MakeRig, gate: Any) -> None:
             worker.submit(*engine.prepare([9], LONG))
         taken.pop().cancel()
     assert [result(ticket).finish_reason for ticket in taken] == ["length"] * len(taken)
-    with pytest.raises(QueueFullError):  # all or none
+    with pytest.raises(InvalidInputError, match=f"asks for {most + 1} generations; at most {most} may"):
         worker.submit_all([engine.prepare([i], LONG) for i in range(most + 1)])
+    with gate(worker):
+        first = worker.submit(*engine.prepare([1], LONG))
+        with pytest.raises(QueueFullError):  # all or none
+            worker.submit_all([engine.prepare([i], LONG) for i in range(most)])
+    assert result(first).finish_reason == "length"
     assert worker.load().running == worker.load().waiting == 0
     assert len(worker.submit_all([engine.prepare([i], LONG) for i in range(most)])) == most
     worker.close()

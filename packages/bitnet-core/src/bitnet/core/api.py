@@ -331,6 +331,7 @@ class Model:
 
         Raises:
             QueueFullError: More requests or prompt tokens would wait than the model was loaded for.
+            InvalidInputError: Alone they are more than may run and wait.
         """
         return self.submit_batch([prompt], n=n, constraint=constraint, **options)
 

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import ipaddress
 import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import urlsplit
 
-from starlette.routing import Match, Route, Router
+from starlette.routing import Match, Route
 
+from bitnet.core.errors import brief
 from bitnet.server import (
     anthropic,
     devices_page,
@@ -60,15 +64,25 @@ class Endpoint:
     generates: bool = False
 
 
+async def _with_model(
+    host: Host, call: Call, name: str | None, field: str, answer: Callable[[Service], Awaitable[None]]
+) -> None:
+    """Have a model answer. Its loading counts in the request's time, and a client that leaves does not wait for it."""
+    if host.settings.timeout is not None:
+        call.until = time.monotonic() + host.settings.timeout
+    async with AsyncExitStack() as held:
+        service = await call.watch(held.enter_async_context(host.using(name, field, call.until)))
+        call.add_header("x-bitnet-device", service.devices)
+        await answer(service)
+
+
 def of_model(path: str, answer: OfModel, errors: ErrorBody = error_body, *, generates: bool = False) -> Endpoint:
     """An endpoint whose body names its model; without a name it is the first one."""
 
     async def handle(host: Host, call: Call) -> None:
         fields = Fields(await call.json())
         field = "name" if path == "/api/show" and "model" not in fields else "model"
-        async with host.using(fields.text(field), field) as service:
-            call.add_header("x-bitnet-device", service.model.device.name)
-            await answer(service, call, fields)
+        await _with_model(host, call, fields.text(field), field, lambda service: answer(service, call, fields))
 
     return Endpoint(path, handle, ("POST",), errors, generates=generates)
 
@@ -86,9 +100,7 @@ def of_current(path: str, answer: OfCurrent) -> Endpoint:
     """An endpoint about the model that was asked for last."""
 
     async def handle(host: Host, call: Call) -> None:
-        async with host.using(host.current()) as service:
-            call.add_header("x-bitnet-device", service.model.device.name)
-            await answer(service, call)
+        await _with_model(host, call, host.current(), "model", lambda service: answer(service, call))
 
     return Endpoint(path, handle)
 
@@ -117,8 +129,8 @@ ENDPOINTS = (
     of_model("/tokenize", text.tokenize),
     of_model("/detokenize", text.detokenize),
     of_model("/apply-template", text.apply_template),
-    generating("/api/chat", ollama.parse_chat, ollama.error_body),
-    generating("/api/generate", ollama.parse_generate, ollama.error_body),
+    of_model("/api/chat", ollama.chat, ollama.error_body, generates=True),
+    of_model("/api/generate", ollama.generate, ollama.error_body, generates=True),
     Endpoint("/api/tags", ollama.tags, errors=ollama.error_body),
     Endpoint("/api/ps", ollama.ps, errors=ollama.error_body),
     of_model("/api/show", ollama.show, ollama.error_body),
@@ -133,11 +145,14 @@ class App:
 
     Args:
         host: The models and their bounds. It stays the caller's to close.
+        local: Whether it listens at this machine alone. Without keys it then answers to this machine's own names only:
+            a page whose site's name was made to lead here (DNS rebinding) would count as the server's own.
     """
 
-    def __init__(self, host: Host) -> None:
+    def __init__(self, host: Host, *, local: bool = False) -> None:
         self.host = host
-        self._router = Router([Route(e.path, _Unused(e), methods=list(e.methods)) for e in ENDPOINTS])
+        self._local = local and not host.settings.api_keys
+        self._routes = [Route(e.path, _Unused(e), methods=list(e.methods)) for e in ENDPOINTS]
         self._keys = [hashlib.sha256(key.encode()).digest() for key in host.settings.api_keys]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -158,6 +173,7 @@ class App:
             await send(message)
 
         endpoint, error = self._find(scope)
+        error = self._misnamed(scope) or error
         call = Call(scope, receive, counted, headers=self._headers(scope), max_body=self.host.settings.max_body)
         try:
             if scope["method"] == "OPTIONS" and self._allowed_origin(scope):
@@ -178,17 +194,21 @@ class App:
     def _find(self, scope: Scope) -> tuple[Endpoint, RequestError | None]:
         """The endpoint of a path, and why it does not answer; its path parameters go into the scope."""
         near: Endpoint | None = None
-        for route in self._router.routes:
+        methods: set[str] = set()
+        for route in self._routes:
             match, found = route.matches(scope)
             if match is Match.NONE:
                 continue
             near = found["endpoint"].endpoint
+            methods |= route.methods or set()
             if match is Match.FULL:
                 scope["path_params"] = found.get("path_params", {})
                 return near, self._locked(near, scope)
         if near is not None:
-            return near, RequestError(405, f"{near.path} takes {', '.join(near.methods)}, not {scope['method']}.")
-        unknown = Endpoint("unknown", status.live, errors=_errors_of(scope["path"]))
+            allow = ", ".join(sorted(methods))
+            return near, RequestError(405, f"{near.path} takes {allow}, not {scope['method']}.", allow=allow)
+        path = scope["path"].removeprefix(scope.get("root_path", ""))
+        unknown = Endpoint("unknown", status.live, errors=_errors_of(path))
         return unknown, self._locked(unknown, scope) or RequestError(404, "There is no such path.", code="not_found")
 
     def _locked(self, endpoint: Endpoint, scope: Scope) -> RequestError | None:
@@ -201,9 +221,23 @@ class App:
         given = headers.get(b"authorization", b"")
         key = given[7:].strip() if given[:7].lower() == b"bearer " else headers.get(b"x-api-key", b"")
         digest = hashlib.sha256(key).digest()
-        if sum(hmac.compare_digest(digest, known) for known in self._keys):
+        if key and sum(hmac.compare_digest(digest, known) for known in self._keys):
             return None
         return RequestError(401, "The API key is missing or wrong.", code="invalid_api_key")
+
+    def _misnamed(self, scope: Scope) -> RequestError | None:
+        """Why a request is not for this server, by the name that its client knows the server by."""
+        name = dict(scope["headers"]).get(b"host", b"").decode("latin-1")
+        if not self._local or not name or _is_local(name):
+            return None
+        allowed = self.host.settings.cors
+        if "*" in allowed or any(origin.partition("://")[2] == name for origin in allowed):
+            return None
+        return RequestError(
+            403,
+            f"Without a key this server answers to localhost alone, not to {brief(name)}: "
+            "set one (--api-key-file), or allow that site's pages (--cors https://…).",
+        )
 
     def _foreign(self, headers: Mapping[bytes, bytes], scope: Scope) -> bool:
         """Whether a page of another site sends this, as a browser tells."""
@@ -229,6 +263,8 @@ class App:
         if call.started:
             return  # the connection is cut: the answer is not whole
         headers = [("retry-after", str(error.retry_after))] if error.retry_after is not None else []
+        if error.allow is not None:
+            headers.append(("allow", error.allow))
         if error.status == 401:
             headers.append(("www-authenticate", "Bearer"))
         await call.reply(endpoint.errors(error), status=error.status, headers=headers)
@@ -236,11 +272,13 @@ class App:
     def _headers(self, scope: Scope) -> dict[str, str]:
         headers = dict(self.host.headers)
         if origin := self._allowed_origin(scope):
+            wanted = dict(scope["headers"]).get(b"access-control-request-headers", b"").decode("latin-1")
             headers |= {
                 "access-control-allow-origin": origin,
-                "access-control-allow-headers": "authorization, content-type, x-api-key, anthropic-version",
+                "access-control-allow-headers": wanted or "authorization, content-type, x-api-key, anthropic-version",
                 "access-control-allow-methods": "GET, POST, DELETE",
-                "vary": "origin",
+                "access-control-expose-headers": "retry-after, x-bitnet-device",
+                "vary": "origin, access-control-request-headers",
             }
         return headers
 
@@ -252,13 +290,22 @@ class App:
 
 
 class _Unused:
-    """What a route holds: the endpoint it leads to. The router is only asked which one that is."""
+    """What a route holds: the endpoint it leads to. A route is only asked whether it matches."""
 
     def __init__(self, endpoint: Endpoint) -> None:
         self.endpoint = endpoint
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        raise AssertionError("the router only matches paths; App calls the endpoint")
+        raise AssertionError("routes only match paths; App calls the endpoint")
+
+
+def _is_local(name: str) -> bool:
+    """Whether a ``Host`` is one that only this machine has: ``localhost``, or a loopback address."""
+    try:
+        host = urlsplit(f"//{name}").hostname or ""
+        return host.removesuffix(".") == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:  # another name
+        return False
 
 
 def _errors_of(path: str) -> ErrorBody:

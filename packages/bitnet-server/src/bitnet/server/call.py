@@ -44,6 +44,10 @@ class Call:
     Args:
         headers: Headers that every answer carries.
         max_body: Bytes of a body at most.
+
+    Attributes:
+        started: Whether the answer has begun.
+        until: When it must be there, on the clock of ``time.monotonic``; None: at any time.
     """
 
     def __init__(
@@ -53,6 +57,7 @@ class Call:
         self._headers, self._max_body = dict(headers), max_body
         self._sent = 0.0
         self.started = False
+        self.until: float | None = None
 
     def add_header(self, name: str, value: str) -> None:
         """Have the answer carry a header."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,6 +25,16 @@ GROUPS = {
 """Heading of the help → options under it; all others are the model's."""
 
 
+class Finite(click.FloatRange):
+    """A number in a range, and neither infinite nor none at all."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        number = super().convert(value, param, ctx)
+        if not math.isfinite(number):
+            self.fail(f"{value} is no finite number.", param, ctx)
+        return number
+
+
 class Grouped(click.Command):
     """A command whose help groups its options."""
 
@@ -34,6 +45,12 @@ class Grouped(click.Command):
             records = [p.get_help_record(ctx) for p in self.get_params(ctx) if p.name in names]
             with formatter.section(heading):
                 formatter.write_dl([record for record in records if record is not None])
+
+
+def _no_empty_key(ctx: click.Context, param: click.Parameter, keys: tuple[str, ...]) -> tuple[str, ...]:
+    if not all(key.strip() for key in keys):
+        raise click.BadParameter("the key is empty; leave the option out to ask for none.", ctx, param)
+    return keys
 
 
 def several_models(function: F) -> F:
@@ -80,7 +97,7 @@ def several_models(function: F) -> F:
 @click.option(
     "--max-memory",
     metavar="GB",
-    type=click.FloatRange(min=0, min_open=True),
+    type=Finite(min=0, min_open=True),
     help="Gigabytes that models may take together; those used longest ago are unloaded.  [default: any number]",
 )
 @click.option(
@@ -94,13 +111,13 @@ def several_models(function: F) -> F:
 @click.option(
     "--timeout",
     metavar="S",
-    type=click.FloatRange(min=0, min_open=True),
+    type=Finite(min=0, min_open=True),
     help="Seconds that a request may take.  [default: any time]",
 )
 @click.option(
     "--max-body",
     metavar="MB",
-    type=click.FloatRange(min=0, min_open=True),
+    type=Finite(min=0, min_open=True),
     default=16,
     show_default=True,
     help="Megabytes of a request's body at most.",
@@ -130,6 +147,7 @@ def several_models(function: F) -> F:
     multiple=True,
     envvar="BITNET_API_KEY",
     show_envvar=True,
+    callback=_no_empty_key,
     help="Key that requests must have; may be repeated.",
 )
 @click.option("--api-key-file", metavar="FILE", type=FileName(), help="File of such keys, one a line.")
@@ -150,7 +168,7 @@ def several_models(function: F) -> F:
 @click.option(
     "--drain",
     metavar="S",
-    type=click.FloatRange(min=0),
+    type=Finite(min=0),
     default=30,
     show_default=True,
     help="Seconds that running requests have to end after SIGTERM.",
@@ -163,6 +181,9 @@ def serve(**params: Any) -> None:
     bitnet serve -m small.gguf -m large.gguf --max-memory 8
     bitnet serve -m model.gguf --host 0.0.0.0 --api-key-file keys.txt
     """
+    if params["ssl_keyfile"] is not None and params["ssl_certfile"] is None:
+        raise click.UsageError("--ssl-keyfile needs --ssl-certfile, the certificate that the key belongs to.")
+
     from bitnet.server.serve import Listen, serve_models
     from bitnet.server.service import Settings
 

@@ -14,6 +14,7 @@ class RequestError(BitNetError):
         field: The field of the body at fault, such as ``messages[1].role``.
         code: A short word for programs, such as ``model_not_found``.
         retry_after: Seconds after which the client may ask again.
+        allow: Methods that the path takes, where it does not take this one.
     """
 
     def __init__(
@@ -24,9 +25,10 @@ class RequestError(BitNetError):
         field: str | None = None,
         code: str | None = None,
         retry_after: int | None = None,
+        allow: str | None = None,
     ) -> None:
         super().__init__(message)
-        self.status, self.field, self.code, self.retry_after = status, field, code, retry_after
+        self.status, self.field, self.code, self.retry_after, self.allow = status, field, code, retry_after, allow
 
 
 def wrong(field: str, message: str) -> RequestError:

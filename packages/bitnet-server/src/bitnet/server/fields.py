@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from bitnet.core.errors import brief
 from bitnet.server.errors import unsupported, wrong
+
+LARGEST = 2**63 - 1
+"""Of integers; what reads them may compute with floats, or with integers of 64 bits."""
 
 
 class Fields:
@@ -47,8 +49,8 @@ class Fields:
         value: Any = self._typed(field, (int, float), "an integer")
         if value is None:
             return None
-        if int(value) != value if math.isfinite(value) else True:
-            raise wrong(self.name(field), f"is {brief(value)}; it must be an integer.")
+        if not -LARGEST <= value <= LARGEST or int(value) != value:
+            raise wrong(self.name(field), f"is {brief(value)}; it must be an integer of 64 bits at most.")
         return int(self._bounded(field, value, low, high))
 
     def number(self, field: str, low: float | None = None, high: float | None = None) -> float | None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from bitnet.core import Chunk, Completion, Request
 from bitnet.server import structured
-from bitnet.server.call import Call
+from bitnet.server.call import Call, ClientGone
 from bitnet.server.errors import RequestError, as_request_error
 from bitnet.server.service import Service
 
@@ -44,6 +45,11 @@ class Result:
     @property
     def generated_tokens(self) -> int:
         return sum(len(c.tokens) for c in self.completions)
+
+    @property
+    def devices(self) -> str:
+        """The devices that computed it."""
+        return ", ".join(dict.fromkeys(name for c in self.completions for name in c.devices))
 
 
 class Answer(Protocol):
@@ -118,9 +124,9 @@ class _Run:
         job, service = self._job, self._service
         submit = service.host.in_thread(self._submit)
         late = None
-        if service.host.settings.timeout is not None:
-            reason = RequestError(504, f"The request took longer than {service.host.settings.timeout:g} seconds.")
-            late = asyncio.get_running_loop().call_later(service.host.settings.timeout, self._end, reason)
+        if (until := self._call.until) is not None:
+            seconds = max(0.0, until - time.monotonic())
+            late = asyncio.get_running_loop().call_later(seconds, self._end, service.host.too_late)
         try:
             with service.host.running(self._end):
                 await submit
@@ -154,7 +160,9 @@ class _Run:
     async def _whole(self) -> None:
         async for _ in _merged(self._requests):
             pass
-        await self._call.reply(self._job.answer.whole(await self._result()))
+        result = await self._result()
+        self._call.add_header("x-bitnet-device", result.devices)
+        await self._call.reply(self._job.answer.whole(result))
 
     async def _stream(self) -> None:
         answer, call = self._job.answer, self._call
@@ -172,6 +180,8 @@ class _Run:
                 if events:
                     await call.write(b"".join(events))
             await call.write(b"".join(answer.end(await self._result())), more=False)
+        except ClientGone:  # there is nobody to tell
+            raise
         except Exception as error:
             if not call.started:
                 raise

@@ -8,7 +8,7 @@ import math
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, nullcontext
 from typing import TypeVar
 
 from bitnet.core import __version__
@@ -41,6 +41,8 @@ class Slot:
         failure: Why it answers nothing until it is loaded anew.
         size: Bytes that it takes; before it was loaded first, those of its file.
         used: When a request asked for it last, on :func:`time.monotonic`'s clock.
+        waiting: Requests that are about to use it, and wait where it is not loaded.
+        loading: What loads it, for all of them.
         thread: The one thread that loads and closes the model. The C library has a heap for each thread and keeps what
             was freed there, so if several threads took turns, each of their heaps would grow to a model's size.
     """
@@ -51,6 +53,8 @@ class Slot:
         self.failure: str | None = None
         self.size = source.path.stat().st_size if source.path.exists() else 0
         self.used = 0.0
+        self.waiting = 0
+        self.loading: asyncio.Task[None] | None = None
         self.created = int(time.time())
         self.lock = asyncio.Lock()
         self.thread = ThreadPoolExecutor(1, thread_name_prefix="bitnet-load")
@@ -78,6 +82,10 @@ class Host:
         self._threads = ThreadPoolExecutor(HOST_THREADS, thread_name_prefix="bitnet-http")
         self._running: set[Callable[[RequestError], None]] = set()
         self._released = asyncio.Event()
+        self._room: AbstractAsyncContextManager[object] = nullcontext()
+        """Held by whoever makes room and loads into it, so that none counts on room that another one takes."""
+        if settings.max_memory is not None:
+            self._room = asyncio.Lock()
         self._tasks: set[asyncio.Task[None]] = set()
 
     def open(self) -> None:
@@ -125,17 +133,29 @@ class Host:
         are = f"{', '.join(here)} {'is' if len(here) == 1 else 'are'}"
         raise RequestError(404, f"The model {brief(name)} is not here; {are}.", field=field, code="model_not_found")
 
+    @property
+    def too_late(self) -> RequestError:
+        """What a request is told that takes longer than it may."""
+        return RequestError(504, f"The request took longer than {self.settings.timeout:g} seconds.")
+
     @asynccontextmanager
-    async def using(self, name: str | None, field: str = "model") -> AsyncIterator[Service]:
+    async def using(self, name: str | None, field: str = "model", until: float | None = None) -> AsyncIterator[Service]:
         """The model that a request names, which is loaded where it is not, and stays loaded inside.
 
+        Args:
+            until: How long to wait for it, on :func:`time.monotonic`'s clock; None: as long as it takes.
+
         Raises:
-            RequestError: There is none of that name, it failed, or there was no room for it in time.
-            BitNetError: It cannot be loaded.
+            RequestError: There is none of that name, it failed or cannot be loaded, or there was no room or no time.
         """
         slot = self.slot(name, field)
-        service = await self._ready(slot)
-        service.users += 1
+        slot.waiting += 1
+        try:
+            service = await self._ready(slot, until)
+            service.users += 1
+        finally:
+            slot.waiting -= 1
+            self._released.set()
         slot.used = time.monotonic()
         try:
             yield service
@@ -152,26 +172,55 @@ class Host:
         """The name of the model that was asked for last."""
         return max(self.slots, key=lambda slot: (slot.loaded, slot.used)).source.names[0]
 
-    async def _ready(self, slot: Slot) -> Service:
-        if slot.failure is not None:
-            raise RequestError(503, f"The model is not ready: {slot.failure}", code="device_error", retry_after=5)
-        if slot.service is not None:
-            return slot.service
-        async with slot.lock:
-            if slot.service is None:
-                await self._make_room(slot)
-                log.info("loading %s", slot.source.path)
-                try:
-                    self._took(slot, await self.in_thread(lambda: self._load(slot), slot.thread))
-                except (BitNetError, OSError) as error:
-                    name = slot.source.names[0]
-                    log.error("%s could not be loaded: %s", name, error)
-                    raise RequestError(
-                        503, f"{name} could not be loaded; the server's log says why.", code="model_load_failed"
-                    ) from None
-                await self._make_room(slot, wait=False)  # its size is known now
-            assert slot.service is not None
-            return slot.service
+    async def _ready(self, slot: Slot, until: float | None) -> Service:
+        """The model of a slot. Requests wait for its loading together, and each may leave; it goes on without them."""
+        while True:
+            if slot.failure is not None:
+                raise RequestError(503, f"The model is not ready: {slot.failure}", code="device_error", retry_after=5)
+            if slot.service is not None:
+                return slot.service
+            if slot.loading is None:
+                slot.loading = asyncio.ensure_future(self._bring(slot))
+            seconds = None if until is None else until - time.monotonic()
+            try:
+                await asyncio.wait_for(asyncio.shield(slot.loading), seconds)
+            except asyncio.TimeoutError:
+                raise self.too_late from None
+
+    async def _bring(self, slot: Slot) -> None:
+        """Load a model as soon as there is room for it, unless nobody waits for it any more.
+
+        Raises:
+            RequestError: It cannot be loaded, or there was no room for it in time.
+        """
+        until = time.monotonic() + ROOM_SECONDS
+        try:
+            async with slot.lock:
+                while slot.service is None and slot.failure is None and slot.waiting:
+                    async with self._room:
+                        if await self._make_room(slot):
+                            await self._load_for_requests(slot)
+                            await self._make_room(slot)  # its size is known now
+                            return
+                    self._released.clear()
+                    await asyncio.wait_for(self._released.wait(), until - time.monotonic())
+        except asyncio.TimeoutError:
+            raise RequestError(
+                503, "Other models run, and there is no memory for this one beside them.", retry_after=5
+            ) from None
+        finally:
+            slot.loading = None
+
+    async def _load_for_requests(self, slot: Slot) -> None:
+        log.info("loading %s", slot.source.path)
+        try:
+            self._took(slot, await self.in_thread(lambda: self._load(slot), slot.thread))
+        except (BitNetError, OSError) as error:
+            name = slot.source.names[0]
+            log.error("%s could not be loaded: %s", name, error)
+            raise RequestError(
+                503, f"{name} could not be loaded; the server's log says why.", code="model_load_failed"
+            ) from None
 
     def _load(self, slot: Slot) -> Service:
         service = Service(slot.source.load(), slot.source, self)
@@ -184,35 +233,22 @@ class Host:
         slot.service, slot.failure, slot.used = service, None, time.monotonic()
         slot.size = service.size
 
-    async def _make_room(self, slot: Slot, *, wait: bool = True) -> None:
-        """Unload the models used longest ago, as many as it takes; those with requests when these have ended.
-
-        Args:
-            wait: Whether to wait for requests to end.
-        """
+    async def _make_room(self, slot: Slot) -> bool:
+        """Unload the models used longest ago, as many as it takes, but none with requests; whether that is enough."""
         most = self.settings.max_memory
-        until = time.monotonic() + ROOM_SECONDS
         while most is not None:
             others = [other for other in self.slots if other.service is not None and other is not slot]
             if sum(other.size for other in others) + slot.size <= most or not others:
-                return
-            idle = [other for other in others if other.service is not None and not other.service.users]
-            if idle:
-                oldest = min(idle, key=lambda other: other.used)
-                service, oldest.service = oldest.service, None
-                assert service is not None
-                log.info("unloading %s", oldest.source.path)
-                await self.in_thread(service.close, oldest.thread)
-                continue
-            if not wait:
-                return
-            self._released.clear()
-            try:
-                await asyncio.wait_for(self._released.wait(), until - time.monotonic())
-            except asyncio.TimeoutError:
-                raise RequestError(
-                    503, "Other models run, and there is no memory for this one beside them.", retry_after=5
-                ) from None
+                return True
+            idle = [o for o in others if o.service is not None and not o.service.users and not o.waiting]
+            if not idle:
+                return False
+            oldest = min(idle, key=lambda other: other.used)
+            service, oldest.service = oldest.service, None
+            assert service is not None
+            log.info("unloading %s", oldest.source.path)
+            await self.in_thread(service.close, oldest.thread)
+        return True
 
     def note_failure(self, service: Service, error: BaseException) -> None:
         """Take a model out of service whose device or file has failed, and try once to load it anew."""
@@ -229,12 +265,13 @@ class Host:
             until = time.monotonic() + END_SECONDS
             while service.users and time.monotonic() < until:
                 await asyncio.sleep(0.02)
-            slot.service = None
             service.retired = True
-            await self.in_thread(service.close, slot.thread)  # its device's memory is needed
-            del service  # its tokenizer is freed before another is made
             try:
-                anew = await self.in_thread(lambda: self._load(slot), slot.thread)
+                async with self._room:
+                    slot.service = None
+                    await self.in_thread(service.close, slot.thread)  # its device's memory is needed
+                    del service  # its tokenizer is freed before another is made
+                    anew = await self.in_thread(lambda: self._load(slot), slot.thread)
                 anew.proved = False
                 self._took(slot, anew)
             except Exception as error:
@@ -257,13 +294,13 @@ class Host:
 
     async def _reload(self, slot: Slot) -> str:
         async with slot.lock:
-            old = slot.service
             try:
-                service = await self.in_thread(lambda: self._load(slot), slot.thread)
+                async with self._room:
+                    old = slot.service
+                    self._took(slot, await self.in_thread(lambda: self._load(slot), slot.thread))
             except (BitNetError, OSError) as error:
                 log.error("%s was not reloaded: %s", slot.source.names[0], error)
                 return str(error)
-            self._took(slot, service)
             if old is not None:
                 old.retired = True
                 if not old.users:

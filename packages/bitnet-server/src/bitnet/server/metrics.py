@@ -80,5 +80,5 @@ class Metrics:
     def text(self) -> bytes:
         self._info.clear()
         for service in self._services():
-            self._info.labels(service.names[0], service.model.device.name).set(1)
+            self._info.labels(service.names[0], service.devices).set(1)
         return generate_latest(self._registry)

@@ -9,9 +9,9 @@ from typing import Any
 from bitnet.core import Chunk, Completion, __version__
 from bitnet.core.errors import InvalidInputError
 from bitnet.server.call import Call, to_json
-from bitnet.server.errors import RequestError, wrong
+from bitnet.server.errors import RequestError
 from bitnet.server.fields import Fields
-from bitnet.server.generation import NDJSON, Job, Result
+from bitnet.server.generation import NDJSON, Job, Result, run
 from bitnet.server.host import Host, Slot
 from bitnet.server.messages import openai_messages
 from bitnet.server.sampling import MAX_SEED, MAX_STOPS, checked
@@ -71,13 +71,33 @@ def _job(
     )
 
 
-def parse_chat(service: Service, fields: Fields) -> Job:
-    """A request of ``/api/chat``.
+async def chat(service: Service, call: Call, fields: Fields) -> None:
+    """``/api/chat``; without messages it asks for the model to be loaded, which it is by now.
 
     Raises:
         RequestError: A field is missing, not what it must be, or not supported.
     """
     _check(fields)
+    if fields.objects("messages"):
+        await run(service, call, _chat_job(service, fields))
+    else:
+        await call.reply(_line(service, _message(""), True, done_reason="load"))
+
+
+async def generate(service: Service, call: Call, fields: Fields) -> None:
+    """``/api/generate``; without a prompt it asks for the model to be loaded, which it is by now.
+
+    Raises:
+        RequestError: A field is missing, not what it must be, or not supported.
+    """
+    _check(fields)
+    if prompt := fields.text("prompt"):
+        await run(service, call, _generate_job(service, fields, prompt))
+    else:
+        await call.reply(_line(service, {"response": ""}, True, done_reason="load"))
+
+
+def _chat_job(service: Service, fields: Fields) -> Job:
     for message in fields.objects("messages") or ():
         message.refuse({"images": REFUSED["images"]})
     messages, tools = openai_messages(fields), openai_tools(fields)
@@ -94,17 +114,9 @@ def _message(text: str, calls: Sequence[ToolCall] = ()) -> dict[str, Any]:
     return {"message": message}
 
 
-def parse_generate(service: Service, fields: Fields) -> Job:
-    """A request of ``/api/generate``: the prompt in the model's chat template, or as it is with ``raw``.
-
-    Raises:
-        RequestError: A field is missing, not what it must be, or not supported.
-    """
-    _check(fields)
-    prompt, system = fields.text("prompt") or "", fields.text("system")
-    if not prompt:
-        raise wrong("prompt", "is missing or empty.")
-    model = service.model
+def _generate_job(service: Service, fields: Fields, prompt: str) -> Job:
+    """The prompt in the model's chat template, or as it is with ``raw``."""
+    system, model = fields.text("system"), service.model
 
     def tokens() -> list[int]:
         if fields.flag("raw") or model.chat_template is None:
@@ -122,6 +134,10 @@ def _check(fields: Fields) -> None:
     fields.refuse(REFUSED)
 
 
+def _line(service: Service, said: dict[str, Any], done: bool, **values: Any) -> dict[str, Any]:
+    return {"model": service.names[0], "created_at": _now(), **said, "done": done, **values}
+
+
 Wrap = Callable[[str, Sequence[ToolCall]], dict[str, Any]]
 """Text and calls of the answer as a line of the endpoint holds them."""
 
@@ -135,8 +151,7 @@ class OllamaAnswer:
         self._parser = None if tools is None else tools.parser(self._template)
 
     def _line(self, text: str, done: bool, calls: Sequence[ToolCall] = (), **values: Any) -> dict[str, Any]:
-        head = {"model": self._service.names[0], "created_at": _now()}
-        return {**head, **self._wrap(text, calls), "done": done, **values}
+        return _line(self._service, self._wrap(text, calls), done, **values)
 
     def begin(self, prompt_tokens: int) -> Iterable[bytes]:
         return ()

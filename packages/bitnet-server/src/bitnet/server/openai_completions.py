@@ -90,7 +90,7 @@ class CompletionAnswer:
     def __init__(self, service: Service, fields: Fields, echo: Sequence[str] | None, n: int) -> None:
         self._service, self._head = service, Head(service, fields, "text_completion", "cmpl-")
         self._echo, self._n = echo, n
-        self._length: dict[int, int] = {}
+        self._offsets: dict[int, int] = {}  # of the next token, where it stands in the whole text
 
     def begin(self, prompt_tokens: int) -> Iterable[bytes]:
         return ()
@@ -99,12 +99,12 @@ class CompletionAnswer:
         return "" if self._echo is None else self._echo[index // self._n]
 
     def piece(self, index: int, chunk: Chunk) -> Iterable[bytes]:
-        text = chunk.text if index in self._length else self._before(index) + chunk.text
-        before = self._length.get(index, 0)
-        self._length[index] = before + len(text)
+        text = chunk.text if index in self._offsets else self._before(index) + chunk.text
+        offset = self._offsets.get(index, 0)
+        self._offsets[index] = offset + sum(len(self._name(entry.token)) for entry in chunk.logprobs or ())
         if text or chunk.logprobs or chunk.finish_reason is not None:
             reason = None if chunk.finish_reason is None else FINISH[chunk.finish_reason]
-            yield self._head.event("", [self._choice(index, text, chunk.logprobs, reason, before)])
+            yield self._head.event("", [self._choice(index, text, chunk.logprobs, reason, offset)])
 
     def end(self, result: Result) -> Iterable[bytes]:
         return self._head.last_events(result, "")

@@ -57,22 +57,28 @@ def _ask(url: str, api_key: str | None) -> list[dict[str, Any]]:
 
     if not url.startswith(("http://", "https://")):
         raise InvalidInputError(f"{url} is no address of a server; it begins with http:// or https://.")
-    headers = {} if api_key is None else {"authorization": f"Bearer {api_key}"}
+    if api_key is not None and not api_key.isprintable():
+        raise InvalidInputError("the API key holds a line break or another character that cannot be sent.")
+    # Headers are latin-1 to Python; the server reads keys as UTF-8.
+    key = {} if api_key is None else {"authorization": f"Bearer {api_key}".encode().decode("latin-1")}
     try:
-        with urlopen(Request(f"{url}/v1/models", headers=headers), timeout=SECONDS) as answer:
-            listed = json.load(answer)
-        return [{"id": entry["id"], **_state(entry["status"])} for entry in listed["data"]]
+        with urlopen(Request(f"{url}/v1/models", headers=key), timeout=SECONDS) as answer:
+            told = answer.read()
     except HTTPError as error:
         hint = "Give one with --api-key or BITNET_API_KEY." if error.code == 401 else None
         why = "asks for an API key" if error.code == 401 else f"answers {error.code}"
         raise BitNetError(f"the server at {url} {why}.", hint=hint) from None
-    except (ValueError, KeyError, TypeError, AttributeError):
-        raise BitNetError(f"what answers at {url} is no bitnet server.") from None
     except (OSError, HTTPException) as error:
         reason = getattr(error, "reason", error)
         raise BitNetError(
             f"no server answers at {url}: {reason}.", hint="Start one with 'bitnet serve', or name its address."
         ) from None
+    except ValueError as error:
+        raise InvalidInputError(f"{url} is no address of a server: {error}.") from None
+    try:
+        return [{"id": entry["id"], **_state(entry["status"])} for entry in json.loads(told)["data"]]
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise BitNetError(f"what answers at {url} is no bitnet server.") from None
 
 
 def _state(status: dict[str, Any]) -> dict[str, Any]:

@@ -25,7 +25,9 @@ REFUSED = {
     "conversation": "conversations are not stored; send the whole conversation as input.",
     "background": "a response is computed while its client waits.",
     "prompt": "prompts are not stored.",
+    "top_logprobs": "/v1/chat/completions has log-probabilities.",
 }
+LOGPROBS = "message.output_text.logprobs"
 
 
 def parse(service: Service, fields: Fields) -> Job:
@@ -35,6 +37,8 @@ def parse(service: Service, fields: Fields) -> Job:
         RequestError: A field is missing, not what it must be, or not supported.
     """
     fields.refuse(REFUSED)
+    if LOGPROBS in fields.strings("include"):
+        raise unsupported("include", REFUSED["top_logprobs"])
     text = fields.object("text")
     form = None if text is None else text.object("format")
     instructions = fields.text("instructions")

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 MAX_STOPS = 16
 MAX_CHOICES = 128
 MAX_SEED = 2**63 - 1
+MAX_DIGITS = 18
+"""Of a token id in ``logit_bias``; Python refuses to read thousands of them."""
 
 PENALTIES = {"presence_penalty": "presence_penalty", "frequency_penalty": "frequency_penalty"}
 
@@ -55,6 +57,8 @@ def checked(options: dict[str, Any]) -> OptionArguments:
     Raises:
         RequestError: One is out of its range; the field is named where the engine names it.
     """
+    if options.get("top_p") == 0:  # where OpenAI's range begins: the likeliest token alone
+        options = {**options, "top_p": 1.0, "top_k": 1}
     try:
         GenerationOptions(**options)
     except InvalidInputError as error:
@@ -77,7 +81,7 @@ def _bias(fields: Fields) -> dict[int, float] | None:
         return None
     bias = {}
     for name in found.values:
-        if not name.isascii() or not name.isdigit():
+        if not name.isascii() or not name.isdigit() or len(name) > MAX_DIGITS:
             raise wrong(found.name(name), "is no token id.")
         value = found.number(name, -100, 100)
         bias[int(name)] = 0.0 if value is None else value

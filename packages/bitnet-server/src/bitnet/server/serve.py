@@ -69,7 +69,7 @@ class Server(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets=sockets)
         if self.started:
-            devices = ", ".join({service.model.device.name: None for service in self._host.services()})
+            devices = ", ".join({service.devices: None for service in self._host.services()})
             note(f"Serving {', '.join(self._host.names)} on {devices} at {self._address()}")
             if hasattr(signal, "SIGHUP") and not (sys.stdin is not None and sys.stdin.isatty()):
                 # on a terminal it means that the terminal is gone, and ends the server
@@ -80,7 +80,7 @@ class Server(uvicorn.Server):
             return f"unix:{self._listen.uds}"
         port = self.servers[0].sockets[0].getsockname()[1]
         host = f"[{self._listen.host}]" if ":" in self._listen.host else self._listen.host
-        return f"http{'s' if self._listen.ssl_certfile else ''}://{host}:{port}{self._listen.root_path}"
+        return f"http{'s' if self._listen.ssl_certfile else ''}://{host}:{port}"
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """On a signal, in the event loop's thread."""
@@ -121,7 +121,7 @@ def serve_models(sources: Sequence[Source], settings: Settings, listen: Listen) 
     host.open()
     try:
         config = uvicorn.Config(
-            App(host),
+            App(host, local=listen.uds is None and not listen.beyond_this_machine),
             host=listen.host,
             port=listen.port,
             uds=None if listen.uds is None else str(listen.uds),

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bitnet.core import Model, __version__
+from bitnet.core.errors import InvalidInputError
 from bitnet.server.errors import RequestError
 from bitnet.server.structured import Compiler
 from bitnet.server.tools import Tools, told
@@ -33,6 +34,9 @@ class Settings:
         page: Whether the page is served at ``/``.
         max_stored: Responses that are kept for ``previous_response_id``.
         max_memory: Bytes of model files and KV caches that are loaded at the same time; None: any number.
+
+    Raises:
+        InvalidInputError: A key is empty, which would let in whoever sends none.
     """
 
     names: tuple[str, ...] = ()
@@ -45,6 +49,10 @@ class Settings:
     page: bool = True
     max_stored: int = 256
     max_memory: int | None = None
+
+    def __post_init__(self) -> None:
+        if not all(key.strip() for key in self.api_keys):
+            raise InvalidInputError("an API key is empty.", hint="Leave it out to ask for none.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,9 +89,14 @@ class Service:
         self.size = (model.path.stat().st_size if model.path.exists() else 0) + model.cache_bytes
 
     @property
+    def devices(self) -> str:
+        """The devices of the model, each of which may compute an answer."""
+        return ", ".join(info.name for info in self.model.devices)
+
+    @property
     def fingerprint(self) -> str:
-        """What computed an answer, as OpenAI's ``system_fingerprint``."""
-        return f"bitnet-{__version__}-{self.model.device.name}"
+        """What computes answers, as OpenAI's ``system_fingerprint``."""
+        return f"bitnet-{__version__}-{self.devices.replace(', ', '+')}"
 
     def chat_tokens(self, messages: Sequence[dict[str, Any]], tools: Tools | None = None) -> list[int]:
         """The prompt of a conversation. It takes its time: call it beside the event loop."""

@@ -20,7 +20,7 @@ def model_entry(slot: Slot, name: str) -> dict[str, Any]:
     if service is not None:
         load = service.model.load()
         entry["max_model_len"] = service.model.context
-        status |= {"value": "loaded", "device": service.model.device.name}
+        status |= {"value": "loaded", "device": service.devices}
         status |= {"running": load.running, "waiting": load.waiting}
     if slot.failure is not None:
         status["value"] = "failed"

@@ -72,6 +72,15 @@ class ToolCall:
         return found if isinstance(found, dict) else None
 
 
+def _string(text: str) -> str | None:
+    """What a JSON string says, with line breaks in it as models write them; None where it is none."""
+    try:
+        found = json.loads(text, strict=False)
+    except ValueError:
+        return None
+    return found if isinstance(found, str) else None
+
+
 class _Value:
     """Finds the end of a JSON object, list or string that comes in pieces."""
 
@@ -123,7 +132,8 @@ class CallParser:
         self._state = self._between
         self._value = _Value()
         self._ended = False  # a call, and nothing came since
-        self._skipped = ""  # before what may be a call
+        self._skipped = ""  # what may be the beginning of a call, and is text if it is none
+        self._name = ""  # of the call whose arguments are a string
         self._fresh = 0  # characters of what is held that the value has not seen
         self.text = ""
         self.calls: list[ToolCall] = []
@@ -136,8 +146,8 @@ class CallParser:
 
     def end(self) -> list[Event]:
         """What the end brings: text that could have become a call."""
-        if self._state in (self._between, self._head, self._plain):
-            rest = (self._skipped if self._state == self._head else "") + self._held
+        if self._state in (self._between, self._head, self._encoded, self._plain):
+            rest = (self._skipped if self._state in (self._head, self._encoded) else "") + self._held
             self._held = ""
             return [*self._said(rest)]
         return []
@@ -192,18 +202,22 @@ class CallParser:
     def _head(self) -> Iterator[Event]:
         """In a call, before its arguments."""
         if head := _HEAD.match(self._held):
-            name = json.loads(head[1], strict=False)
-            if name in self._names:
-                self._held = self._held[head.end() :]
-                yield from self._begin(name)
-                self._to(self._encoded if self._held[0] == '"' else self._arguments)
-            else:
+            name = _string(head[1])
+            if name is None or name not in self._names:
                 yield from self._no_call()
+                return
+            self._held = self._held[head.end() :]
+            if self._held[0] == '"':  # it is a call if this string is one
+                self._skipped, self._name = self._skipped + head[0], name
+                self._to(self._encoded)
+            else:
+                yield from self._begin(name)
+                self._to(self._arguments)
             return
         key = _FIRST_KEY.match(self._held)
         fresh, self._fresh = self._held[len(self._held) - self._fresh :], 0
         end = self._value.feed(fresh)
-        if key and json.loads(key[1], strict=False) not in _KEYS:
+        if key and _string(key[1]) not in _KEYS:
             yield from self._no_call()
         elif end is not None:
             yield from self._object(len(self._held) - len(fresh) + end)
@@ -214,19 +228,20 @@ class CallParser:
             found = json.loads(self._held[:end])
         except (ValueError, RecursionError):
             found = None
-        if not isinstance(found, dict) or found.get("name") not in self._names:
+        name = found.get("name") if isinstance(found, dict) else None
+        if not isinstance(name, str) or name not in self._names:
             yield from self._no_call()
             return
         self._held = self._held[end:]
-        yield from self._begin(found["name"])
+        yield from self._begin(name)
         given = found.get("arguments", found.get("parameters")) or {}
         yield from self._argue(given if isinstance(given, str) else json.dumps(given, ensure_ascii=False))
         self._after()
 
     def _no_call(self) -> Iterator[Event]:
-        text, self._held = self._held, ""
+        """What was skipped is text; in what is held there may be another call, where calls stand in tags."""
         self._to(self._between if self._tagged else self._plain)
-        yield from self._said(self._skipped + text)
+        yield from self._said(self._skipped)
 
     def _begin(self, name: str) -> Iterator[Event]:
         self.calls.append(ToolCall(self._prefix + secrets.token_hex(12), name))
@@ -252,8 +267,13 @@ class CallParser:
         end = self._value.feed(fresh)
         if end is not None:
             end += len(self._held) - len(fresh)
-            text, self._held = self._held[:end], self._held[end:]
-            yield from self._argue(json.loads(text, strict=False))
+            arguments = _string(self._held[:end])
+            if arguments is None:
+                yield from self._no_call()
+                return
+            self._held = self._held[end:]
+            yield from self._begin(self._name)
+            yield from self._argue(arguments)
             self._to(self._rest, depth=1)
 
     def _rest(self) -> Iterator[Event]:

@@ -185,7 +185,7 @@ def _document(model: Model, completion: Completion) -> dict[str, Any]:
         ]
     return {
         "model": str(model.path),
-        "device": model.device.name,
+        "device": _devices(model, completion),
         "text": completion.text,
         "tokens": list(completion.tokens),
         "finish_reason": completion.finish_reason,
@@ -227,7 +227,12 @@ def summary(model: Model, completion: Completion) -> str:
     if completion.finish_reason != "stop":
         ends = {"length": "ended by --max-tokens", "context": "ended by the full context", "cancelled": "interrupted"}
         parts.append(ends[completion.finish_reason])
-    return f"[{model.device.name}: {' · '.join(parts)}]"
+    return f"[{_devices(model, completion)}: {' · '.join(parts)}]"
+
+
+def _devices(model: Model, completion: Completion) -> str:
+    """What computed an answer: one of the model's devices, or more where one failed meanwhile."""
+    return ", ".join(completion.devices or (model.device.name,))
 
 
 def _rate(tokens: int, per_second: float | None) -> str:

@@ -94,6 +94,7 @@ class Worker:
 
         Raises:
             QueueFullError, BitNetError: As for :meth:`submit`. Either all are taken or none.
+            InvalidInputError: They are more than may ever run and wait.
         """
         self.check_here()
         groups = [self._group(sequences) for sequences in prompts]
@@ -137,10 +138,18 @@ class Worker:
         return [ticket.sequence for ticket in self._tickets.values() if ticket.sequence.table is None]
 
     def _check_room(self, prompts: Sequence[Sequence[TokenSequence]]) -> None:
-        """Raise QueueFullError where ``prompts`` are too many for the queue. A prompt's tokens count once."""
+        """Raise QueueFullError where ``prompts`` are too many for the queue, InvalidInputError where they always would
+        be. A prompt's tokens count once.
+        """
         if self._max_queue is not None:
             most = sum(replica.engine.limits.max_seqs for replica in self._alive()) + self._max_queue
-            if len(self._tickets) + sum(map(len, prompts)) > most:
+            count = sum(map(len, prompts))
+            if count > most:
+                raise InvalidInputError(
+                    f"this asks for {count} generations; at most {most} may run and wait.",
+                    hint="Ask for fewer, or raise max_queue (--max-queue).",
+                )
+            if len(self._tickets) + count > most:
                 raise QueueFullError(
                     f"{len(self._tickets)} requests run or wait; {most} may.",
                     hint="Ask again later, or raise max_queue.",
