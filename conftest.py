@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 from _pytest.mark.expression import Expression
 
-from changes import changed, head
+from changes import BUILDS, changed, head
 
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # before numpy is imported: processes test side by side
 REQUIRED = "BITNET_REQUIRE_DEVICES"
@@ -50,11 +50,13 @@ device at hand, emulated ones among them; ``system``: whole commands, installed 
 ORDER = (SYSTEM, DEVICE, UNIT)
 """Files that take long come first, so that workers end together."""
 
-SHARE = 16
+SHARE = 32
 """One test in so many is drawn from a file of ``STANDS_ON`` whose paths have not changed."""
 PACKAGE = "packages/bitnet-core/src/bitnet/core/"
 DEVICES = (*(PACKAGE + wing for wing in ("hal", "gpu", "reference", "testing")), "tests/conformance")
 OPENCL = ("packages/bitnet-opencl", "kernels/opencl", *DEVICES)
+PROBING = (PACKAGE + "devices", PACKAGE + "support", CORE + "runtime")
+MAPPING = (PACKAGE + "gguf", PACKAGE + "model", PACKAGE + "support")
 STANDS_ON = {
     "packages/bitnet-cuda/": ("packages/bitnet-cuda", "kernels/cuda", *DEVICES),
     "packages/bitnet-opencl/": OPENCL,
@@ -68,10 +70,17 @@ STANDS_ON = {
     "tests/conformance/": (PACKAGE + "cpu", "kernels/cpu", *DEVICES),
     "tests/conformance/test_isolated.py": (PACKAGE + "devices", *DEVICES),
     "tests/downstream/": (PACKAGE + "devices", PACKAGE + "support", *DEVICES, "tests/downstream"),
+    "tests/demo_model/": ("tools/demo_model", "tests/demo_model", PACKAGE + "evaluation", PACKAGE + "gguf"),
+    "tests/oracle/test_golden.py": (PACKAGE + "cpu", PACKAGE + "model", "kernels/cpu", "tests/oracle", *DEVICES),
+    "tests/packaging/test_distributions.py": (*BUILDS, "kernels"),
+    "tests/packaging/test_install.py": (*BUILDS, "kernels", PACKAGE, "packages/bitnet-vulkan"),
     "tests/tools/": ("tools", "tests/tools", *DEVICES),
     CORE + "cpu/": (PACKAGE + "cpu", "kernels/cpu", CORE + "cpu", *DEVICES),
     CORE + "testing/": (PACKAGE + "testing", PACKAGE + "reference", CORE + "testing"),
-    CORE + "runtime/test_crashes.py": (PACKAGE + "devices", PACKAGE + "support", CORE + "runtime"),
+    CORE + "runtime/test_crashes.py": PROBING,
+    CORE + "runtime/test_isolated.py": (*PROBING, PACKAGE + "hal", PACKAGE + "engine", PACKAGE + "api.py"),
+    CORE + "runtime/test_registry.py": PROBING,
+    CORE + "cli/test_cut_short.py": (*MAPPING, PACKAGE + "cpu", "kernels/cpu", CORE + "cli/test_cut_short.py"),
     CORE + "model/test_bombs.py": (PACKAGE + "model", PACKAGE + "gguf", PACKAGE + "text", "tools/bombs"),
 }
 """Path that begins alike → what its tests can find a fault in."""
