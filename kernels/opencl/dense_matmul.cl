@@ -1,5 +1,5 @@
-// out[r, n] = x[r] . weight[n], f32 sums.
-#include "row_products.clh"
+// out[r, n] = x[r] . weight[n], f32 sums. LANES work-items share EACH weight rows, TOKENS rows of x share their read.
+#define SLOTS (WG / LANES)
 
 kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void dense_matmul(
     global const int *step, global const float *x, global const WEIGHT *weight, global float *out, int cols, int rows) {
@@ -24,5 +24,18 @@ kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void dense_matmul(
             for (int e = 0; e < EACH; e++) sums[e][t] += dot(w[e], v);
         }
     }
-    put_products(parts, sums, first_row, first, rows, count, out);
+    UNROLL
+    for (int e = 0; e < EACH; e++) {
+        UNROLL
+        for (int t = 0; t < TOKENS; t++) parts[slot][e][t][lane] = sums[e][t];
+    }
+    barrier(CLK_LOCAL_MEM_FENCE);
+    for (int i = item; i < SLOTS * EACH * TOKENS; i += WG) {
+        int to_row = first_row + i / TOKENS, to = first + i % TOKENS;
+        if (to_row < rows && to < count) {
+            float sum = 0.0f;
+            for (int l = 0; l < LANES; l++) sum += parts[i / TOKENS / EACH][i / TOKENS % EACH][i % TOKENS][l];
+            out[(size_t)to * rows + to_row] = sum;
+        }
+    }
 }

@@ -1,6 +1,7 @@
 // dense_matmul of a ternary table with a scale for each GROUP of columns: out[r, n] = x[r] . ((codes[n] - 1) * w_scale[n]), f32 sums.
-// A word holds, at each bit pair, four neighbours of K: pair 3 (the top) weights k..k+3, pair 2 those 32 further, and so on.
-#include "row_products.clh"
+// LANES work-items share EACH rows of the table, TOKENS rows of x share their read. A word holds, at each bit pair, four
+// neighbours of K: pair 3 (the top) weights k..k+3, pair 2 those 32 further, and so on.
+#define SLOTS (WG / LANES)
 
 kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void table_matmul(
     global const int *step, global const float *x, global const uint *codes, global const half *w_scale, global float *out,
@@ -39,5 +40,18 @@ kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void table_matmul(
             }
         }
     }
-    put_products(parts, sums, first_row, first, rows, count, out);
+    UNROLL
+    for (int e = 0; e < EACH; e++) {
+        UNROLL
+        for (int t = 0; t < TOKENS; t++) parts[slot][e][t][lane] = sums[e][t];
+    }
+    barrier(CLK_LOCAL_MEM_FENCE);
+    for (int i = item; i < SLOTS * EACH * TOKENS; i += WG) {
+        int to_row = first_row + i / TOKENS, to = first + i % TOKENS;
+        if (to_row < rows && to < count) {
+            float sum = 0.0f;
+            for (int l = 0; l < LANES; l++) sum += parts[i / TOKENS / EACH][i / TOKENS % EACH][i % TOKENS][l];
+            out[(size_t)to * rows + to_row] = sum;
+        }
+    }
 }
