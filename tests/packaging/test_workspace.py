@@ -12,6 +12,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from packaging.markers import Marker
 from packaging.requirements import Requirement
 from packaging.version import Version
 
@@ -79,8 +80,36 @@ def test_extras_are_the_backends_that_exist(root: Path, backends: list[str]) -> 
     assert set(extras) == {*names, "gpu", "hub", "plot", "server", "sign", "testing"}
     for extra, package in names.items():
         assert [Requirement(line).name for line in extras[extra]] == [package]
-    in_gpu = {extra for line in extras["gpu"] for extra in Requirement(line).extras}
-    assert in_gpu == set(names) - {"metal"}
+    in_gpu = {name for line in extras["gpu"] for name in Requirement(line).extras or [Requirement(line).name]}
+    assert {names.get(name, name) for name in in_gpu} == set(backends) - {"bitnet-metal"}
+
+
+@pytest.mark.parametrize(
+    ("system", "machine", "left_out"),
+    [
+        ("linux", "x86_64", set()),
+        ("linux", "aarch64", set()),
+        ("darwin", "arm64", {"bitnet-cuda"}),
+        ("win32", "AMD64", set()),
+        ("win32", "ARM64", {"bitnet-opencl"}),
+    ],
+)
+def test_gpu_is_what_can_be_installed(
+    root: Path, uv: Callable[..., str], backends: list[str], system: str, machine: str, left_out: set[str]
+) -> None:
+    """By a wheel's metadata, and by the lock file, whose markers are uv's."""
+    here = {"sys_platform": system, "platform_machine": machine, "extra": ""}
+    extras = project(root, "bitnet-core")["optional-dependencies"]
+    wanted = [r for line in extras["gpu"] if (r := Requirement(line)).marker is None or r.marker.evaluate(here)]
+    names = {Requirement(extras[next(iter(r.extras))][0]).name if r.extras else r.name for r in wanted}
+    exported = uv("export", "--frozen", "--no-hashes", "--no-annotate", "--no-header", "--group", "gpu")
+    locked = {
+        match[1]
+        for line in exported.splitlines()
+        if (match := re.fullmatch(r"-e \./packages/([\w-]+)(?: ; (.*))?", line))
+        and (match[2] is None or Marker(match[2]).evaluate(here))
+    }
+    assert names == locked - {"bitnet-core"} == set(backends) - {"bitnet-metal"} - left_out
 
 
 def test_a_backend_needs_the_core_and_its_driver_binding_only(root: Path, backends: list[str]) -> None:

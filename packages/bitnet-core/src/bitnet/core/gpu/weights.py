@@ -77,7 +77,8 @@ def put_ternary(
         data = loaded_ternary(name, part)
         array = np.ascontiguousarray(data.codes)
         adopted = adopt(array) if len(parts) == 1 else None
-        codes = codes or adopted or alloc(rows * row_bytes)
+        if codes is None:
+            codes = alloc(rows * row_bytes) if adopted is None else adopted
         scales[at : at + part.shape[0]] = data.scale
         if adopted is None:
             upload(codes, array, at * row_bytes)
