@@ -20,6 +20,9 @@ from typing import Any, TypeAlias
 import pytest
 from metal_steps import OWN
 
+CORE = tuple(f"packages/bitnet-core/src/bitnet/core/{wing}" for wing in ("gpu", "hal", "testing"))
+pytestmark = pytest.mark.nightly(unless_changed=OWN)  # the library takes a minute to build
+of_the_core_too = pytest.mark.nightly(unless_changed=(*OWN, *CORE))
 Run: TypeAlias = Callable[..., subprocess.CompletedProcess[str]]
 HERE = Path(__file__).resolve().parent
 REPOSITORY = HERE.parents[2]
@@ -121,17 +124,7 @@ def run(require_device: Callable[..., None], tmp_path: Path) -> Run:
     return run
 
 
-def test_another_system_is_refused_politely() -> None:
-    if sys.platform == "darwin":
-        pytest.skip("this is macOS")
-    from bitnet.metal.backend import BACKEND
-
-    result = BACKEND.probe()
-    assert result.status.value == "unsupported"
-    assert result.reason == f"Metal is a part of macOS; this system is {sys.platform}."
-    assert not result.devices
-
-
+@of_the_core_too
 @pytest.mark.parametrize(
     ("environment", "said"),
     [
@@ -146,11 +139,11 @@ def test_probe(run: Run, environment: dict[str, Any], said: str) -> None:
     assert re.match(said, run("-c", SAY, **environment).stdout)
 
 
-@pytest.mark.nightly(unless_changed=OWN)
 def test_a_question_is_answered(run: Run) -> None:
     assert "42" in run("-c", ASK, METAL_TEST_UNCHECKED=1).stdout
 
 
+@of_the_core_too
 def test_a_sample_of_conformance(run: Run) -> None:
     """What the core plans for Metal fits its kernels."""
     fast = {"METAL_TEST_FAMILY": 1008, "METAL_TEST_UNCHECKED": 1, "BITNET_REQUIRE_DEVICES": "metal:0"}
@@ -158,7 +151,6 @@ def test_a_sample_of_conformance(run: Run) -> None:
     assert re.match(r"1 passed, \d+ deselected in", done.stdout.strip().splitlines()[-1]), done.stdout
 
 
-@pytest.mark.nightly(unless_changed=OWN)
 def test_conformance(run: Run) -> None:
     done = run(*PYTEST, str(CONFORMANCE), "-k", CONFORMANCE_CLASS, BITNET_REQUIRE_DEVICES="metal:0")
     lacking = re.findall(r"^skipped \d+: (.*)$", done.stdout, re.MULTILINE)
@@ -168,7 +160,6 @@ def test_conformance(run: Run) -> None:
     assert int(found[1]) > 200
 
 
-@pytest.mark.nightly(unless_changed=OWN)
 def test_the_demo_model_answers_as_on_the_cpu(run: Run) -> None:
     """With plain kernels, as on CI's virtual Mac; the conformance tests use matrices and check every access."""
     plain = {**PLAIN, "METAL_TEST_UNCHECKED": 1, "BITNET_REQUIRE_DEVICES": "metal:0"}
@@ -176,7 +167,6 @@ def test_the_demo_model_answers_as_on_the_cpu(run: Run) -> None:
     assert re.match(r"1 passed, \d+ deselected in", done.stdout.strip().splitlines()[-1]), done.stdout
 
 
-@pytest.mark.nightly(unless_changed=OWN)
 @pytest.mark.parametrize(
     ("environment", "error"),
     [
@@ -197,7 +187,6 @@ def test_faults(run: Run, environment: dict[str, object], error: str) -> None:
     assert re.search(rf"^(?:[\w.]+\.)?{error}", done.stderr, re.MULTILINE), done.stderr
 
 
-@pytest.mark.nightly(unless_changed=OWN)
 @pytest.mark.parametrize(
     ("environment", "kernel", "said"),
     [
@@ -218,7 +207,6 @@ def test_prompts_take_matrices_where_they_compute(
     assert bool(done.stderr) == bool(said)
 
 
-@pytest.mark.nightly(unless_changed=OWN)
 @pytest.mark.parametrize(
     ("environment", "replays", "said"),
     [
@@ -240,7 +228,6 @@ def test_indirect_commands_are_used_where_they_compute_the_same(
     assert bool(done.stderr) == bool(said)
 
 
-@pytest.mark.nightly(unless_changed=OWN)
 @pytest.mark.parametrize(
     ("left_out", "status", "said"),
     [
@@ -255,14 +242,12 @@ def test_what_indirect_commands_need_is_missed(run: Run, left_out: str, status: 
     assert said in run("-c", WITHOUT.format(left_out=left_out) + REPLAYS, status=status).stderr
 
 
-@pytest.mark.nightly(unless_changed=OWN)
 def test_a_step_is_as_many_messages_however_many_launches_it_has(run: Run) -> None:
     plain, plain_of_many, indirect, indirect_of_many = map(int, run("-c", MESSAGES).stdout.split())
     assert plain == plain_of_many <= 7
     assert indirect == indirect_of_many <= 8
 
 
-@pytest.mark.nightly(unless_changed=OWN)
 def test_compiled_pipelines_are_kept(run: Run) -> None:
     """The next process compiles none, on the same build of macOS; on another it compiles all of them."""
     only_kept = {"METAL_TEST_ONLY_KEPT": 1}
@@ -273,7 +258,6 @@ def test_compiled_pipelines_are_kept(run: Run) -> None:
     assert run("-c", CLOSED, METAL_TEST_BUILD="24B83").stderr == ""
 
 
-@pytest.mark.nightly(unless_changed=OWN)
 @pytest.mark.parametrize(
     ("fault", "said"),
     [
@@ -290,7 +274,6 @@ def test_pipelines_that_cannot_be_kept(run: Run, tmp_path: Path, fault: str, sai
     assert left <= {tmp_path / "bitnet-metal-shim"}, "the test library's own folder"
 
 
-@pytest.mark.nightly(unless_changed=OWN)
 @pytest.mark.parametrize("damage", ["on the disk", "as Metal sees it"])
 def test_a_damaged_archive_is_made_again(run: Run, tmp_path: Path, damage: str) -> None:
     """What the cache finds damaged is as if it were not there; what Metal refuses, a line tells."""
@@ -304,7 +287,6 @@ def test_a_damaged_archive_is_made_again(run: Run, tmp_path: Path, damage: str) 
     assert list(tmp_path.rglob("*.kernel")) == [entry]
 
 
-@pytest.mark.nightly(unless_changed=OWN)
 @pytest.mark.parametrize(
     ("environment", "left_out", "status", "said"),
     [
@@ -325,14 +307,12 @@ def test_buffers_are_resident(run: Run, environment: dict[str, object], left_out
         assert done.stdout == f"1048576 0 {not environment}\n"
 
 
-@pytest.mark.nightly(unless_changed=OWN)
 def test_a_freed_buffer_that_stays_in_the_set_is_seen(run: Run) -> None:
     """A fault put in on purpose: the set is what still owns it."""
     done = run("-c", WITHOUT.format(left_out="removeAllocation:") + RESIDENT, METAL_TEST_FAMILY=1008)
     assert done.stdout == "1048576 1048576 True\n"
 
 
-@pytest.mark.nightly(unless_changed=OWN)
 @pytest.mark.parametrize(("variables", "least", "most"), [({}, 60, 99), ({"METAL_TEST_NO_ADOPT": 1}, 0, 0)])
 def test_weights_stay_where_they_are(run: Run, variables: dict[str, int], least: int, most: int) -> None:
     """Metal reads mapped weights without a copy, or copies them where it makes no such buffer. The tokens agree."""
@@ -340,7 +320,6 @@ def test_weights_stay_where_they_are(run: Run, variables: dict[str, int], least:
     assert least <= int(done.stdout) <= most
 
 
-@pytest.mark.nightly(unless_changed=OWN)
 def test_what_is_adopted(run: Run, tmp_path: Path) -> None:
     """Mapped arrays, from any 16 bytes on, of at least a page; and no more than a buffer may have."""
     path = tmp_path / "bytes"
@@ -350,7 +329,6 @@ def test_what_is_adopted(run: Run, tmp_path: Path) -> None:
     assert answers == ["False" if wrong else "True" for wrong in (0, 0, 1, 1, 1, 1)]
 
 
-@pytest.mark.nightly(unless_changed=OWN)
 def test_a_source_that_does_not_compile(run: Run) -> None:
     code = OPEN + (
         "from bitnet.core.gpu import KernelSpec; from bitnet.metal.compiler import Kernel\n"
@@ -363,7 +341,6 @@ def test_a_source_that_does_not_compile(run: Run) -> None:
     assert "no_number" in error
 
 
-@pytest.mark.nightly(unless_changed=OWN)
 @pytest.mark.parametrize(
     ("code", "found"),
     [
@@ -382,7 +359,6 @@ def test_the_library_finds_what_is_done_wrong(run: Run, code: str, found: str) -
     assert found in run("-c", f"{start}{code}; d.close()", status=3, METAL_TEST_FAMILY=1008).stderr
 
 
-@pytest.mark.nightly(unless_changed=OWN)
 def test_devices_and_receipts_say_what_it_is(run: Run, tmp_path: Path) -> None:
     def bitnet(*arguments: str, status: int | None = 0) -> subprocess.CompletedProcess[str]:
         return run("-c", COMMAND.format(arguments=list(arguments)), status=status, **PLAIN)
