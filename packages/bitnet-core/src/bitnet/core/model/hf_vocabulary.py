@@ -13,6 +13,7 @@ import tokenizers
 
 from bitnet.core.errors import InvalidInputError, ModelFileError, brief
 from bitnet.core.model.safetensors import MAX_JSON, read_bytes, read_json
+from bitnet.core.text.literals import Literals
 from bitnet.core.text.tokenizer import LLAMA3_WORDS, QWEN2_WORDS, SPACE, Tokenizer, word_cutter
 from bitnet.core.text.vocabulary import GPT2, LLAMA3, MAX_TOKENS, OLMO, QWEN2, TokenType, Vocabulary, excess
 
@@ -189,7 +190,7 @@ def _samples(vocabulary: Vocabulary, tokenizer: Tokenizer) -> Iterator[str]:
     tokens that none makes, show."""
     normal = [i for i, kind in enumerate(vocabulary.types) if kind == TokenType.NORMAL]
     literal = (TokenType.CONTROL, TokenType.USER_DEFINED, TokenType.UNKNOWN)
-    names = {t for t, kind in zip(vocabulary.tokens, vocabulary.types, strict=True) if t and kind in literal}
+    special = Literals(t for t, kind in zip(vocabulary.tokens, vocabulary.types, strict=True) if kind in literal)
     left = sum(map(len, vocabulary.tokens)) * 4 if tokenizer.prepare() else FEW_CHARACTERS
     for order in (normal, random.Random(0).sample(normal, len(normal))):
         for begin in range(0, len(order), SAMPLE):
@@ -197,7 +198,7 @@ def _samples(vocabulary: Vocabulary, tokenizer: Tokenizer) -> Iterator[str]:
             left -= len(text)
             if left < 0:
                 return
-            if not any(name in text for name in names):  # special tokens are read in text by the one, not the other
+            if len(special.split(text)) == 1:  # special tokens are read in text by the one, not the other
                 yield text
 
 
