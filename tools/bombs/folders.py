@@ -246,8 +246,8 @@ def _vocabulary(tokens: Callable[[], list[str]], **options: Any) -> Callable[[Pa
     return make
 
 
-BPE = b"\x12\x02\x18\x02"
-"""A trainer_spec that says byte-pair encoding."""
+BPE = b"\x12\x02\x18\x02\x1a\x02\x20\x00"
+"""A trainer_spec that says byte-pair encoding, and a normalizer_spec that leaves spaces as they are."""
 
 
 def _varint(number: int) -> bytes:

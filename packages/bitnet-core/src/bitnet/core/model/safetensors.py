@@ -62,6 +62,11 @@ def read_json(path: Path, most: int = MAX_HEADER) -> dict[str, Any]:
     return _json_object(read_bytes(path, most), path, None)
 
 
+def optional_json(path: Path) -> dict[str, Any]:
+    """As :func:`read_json`; nothing where there is no such file."""
+    return read_json(path) if path.is_file() else {}
+
+
 def read_bytes(path: Path, most: int) -> bytes:
     """All of a regular file of ``most`` bytes at most.
 
