@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from bitnet.core.cli.console import progress, say
+from bitnet.core.cli.console import note, progress, say
 from bitnet.core.cli.options import FileName, ModelName, i2s_layout_option, verbose_option
 from bitnet.core.errors import InvalidInputError
 from bitnet.core.support.units import size
@@ -53,6 +53,8 @@ def convert_to(
     """Convert with a progress bar, and say what was written; a ``str`` is a model on the hub."""
     from bitnet.core.model.convert import convert_model
 
+    if target.is_dir():
+        raise InvalidInputError(f"{target} is a folder; name the file to write.")
     if target.exists() and not force:
         raise InvalidInputError(f"{target} is there already.", hint="Name another file, or give --force.")
     name = None
@@ -64,4 +66,7 @@ def convert_to(
         source, name = weights_folder(model), model.repo.rpartition("/")[2]
     with progress("converting") as update:
         convert_model(source, target, dtype=dtype, i2s_layout=i2s_layout, name=name, progress=update)  # type: ignore[arg-type]
-    say(f"{target}: {size(target.stat().st_size)}")
+    if target.is_file():
+        say(f"{target}: {size(target.stat().st_size)}")
+    else:  # a pipe, and standard output may be the same one
+        note(f"{target}: written")
