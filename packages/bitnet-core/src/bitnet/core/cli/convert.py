@@ -33,7 +33,8 @@ def convert(source: Path | str, target: Path, dtype: str | None, force: bool, i2
     """Convert a model to a GGUF file.
 
     SOURCE is a folder from Hugging Face (packed or master weights) or of MLX (2 bits), a model on the hub
-    (hf:ORG/NAME), or a GGUF file. Weights and scales keep every bit, or the conversion ends with an error.
+    (hf:ORG/NAME), or a GGUF file. Ternary weights and their scales keep every bit, or the conversion ends with an
+    error; a folder's embeddings and heads of floats become F16.
 
     \b
     bitnet convert bitnet-b1.58-2B-4T/ 2b4t.gguf
