@@ -76,7 +76,7 @@ def read_bytes(path: Path, most: int) -> bytes:
     file = MappedFile(path)
     if file.size > most:
         raise ModelFileError(f"has {file.size} bytes; {most} are the most.", path=path)
-    return file.map[:]
+    return file.map.read()  # a call, after which Ctrl-C is answered; it would be lost while the file is closed
 
 
 def open_checkpoint(folder: Path) -> Mapping[str, Stored]:
