@@ -173,6 +173,8 @@ def test_impossible_frequency_factors(tiny: Make, factors: np.ndarray) -> None:
         ("rope.freq_base", float("inf"), "not a positive number"),
         ("rope.freq_base", "x", "not a positive number"),
         ("rope.scaling.type", "ntk", "'ntk' is not supported"),
+        ("rope.scaling.factor", np.float64(1e300), "float32 does not hold"),
+        ("rope.scaling.factor", np.float64(1e-300), "float32 does not hold"),
         ("hidden_activation", "gelu", "'gelu' is not supported"),
         ("hidden_activation", [1, 2], "not supported"),
     ],

@@ -271,7 +271,10 @@ def _freq_factors(keys: _Keys, head_dim: int) -> npt.NDArray[np.float32] | None:
     """
     factors = np.ones(head_dim // 2, np.float32)
     if keys.get("rope.scaling.type") in (None, "linear"):
-        factors *= np.float32(_scaling_factor(keys))
+        with np.errstate(over="ignore"):  # refused below
+            factors *= np.float32(_scaling_factor(keys))
+        if not 0 < factors[0] < np.inf:
+            raise keys.error("rope.scaling.factor", f"is {_scaling_factor(keys):g}, which float32 does not hold.")
     if "rope_freqs.weight" in keys.file.tensors:
         factors *= _pair_factors(keys.file, "rope_freqs.weight", head_dim)
     return None if (factors == 1).all() else factors
