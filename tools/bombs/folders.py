@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Callable, Iterator
+from itertools import islice, product
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +64,7 @@ def _all() -> Iterator[tuple[str, Callable[[Path], Path], str | None]]:
     yield "words cut by a panic", _tokenizer(pre_tokenizer=_split(r"([ -}]|[ -}][ -}])+[~]")), "pre_tokenizer"
     yield "pre-tokenizers in pre-tokenizers", _nested_pre_tokenizers, "tokenizer"
     yield "added tokens with a shared prefix", _added(20_000), None
+    yield "added tokens beside many others", _added(30_000, 20_000), None
     yield "an added token of a megabyte", _one_added("x" * MB), "characters"
     yield "an added token with id 2^31", _one_added("x", GREATEST), None
     yield "a token of a megabyte", _vocabulary(lambda: ["x" * MB]), "characters"
@@ -79,6 +81,7 @@ def _all() -> Iterator[tuple[str, Callable[[Path], Path], str | None]]:
     yield "SentencePiece: a piece of 300,000", _sentencepiece(lambda: _piece("a" * 300_000) + BPE), "characters"
     yield "SentencePiece: 120,000 added tokens", _sentencepiece_added, None
     yield "SentencePiece: runs of a letter", _sentencepiece(_sentencepiece_runs), None
+    yield "chat_template.jinja of 40 MB", _file("chat_template.jinja", lambda: b"x" * (40 * MB)), "bytes"
     yield "a configuration that is a pipe", _pipe, "config.json"
     yield "MLX: sound", _mlx(lambda bomb: None), None
     yield "MLX: groups of 2^31", _mlx(lambda bomb: bomb.config.update(quantization=_groups(2**31))), None
@@ -202,11 +205,13 @@ def _nested_pre_tokenizers(folder: Path) -> Path:
     return bomb.write(folder)
 
 
-def _added(count: int) -> Callable[[Path], Path]:
+def _added(count: int, words: int = 0) -> Callable[[Path], Path]:
     def make(folder: Path) -> Path:
         bomb = Folder()
-        bomb.tokenizer["added_tokens"] = [bomb.added(f"<|reserved_{i}|>", 256 + i) for i in range(count)]
-        return _sized(bomb, 256 + count).write(folder)
+        tokens = [*BYTE_TOKENS, *("".join(word) for word in islice(product("abcdefghijkl", repeat=4), words))]
+        bomb.tokenizer["model"]["vocab"] = {token: i for i, token in enumerate(tokens)}
+        bomb.tokenizer["added_tokens"] = [bomb.added(f"<|reserved_{i}|>", len(tokens) + i) for i in range(count)]
+        return _sized(bomb, len(tokens) + count).write(folder)
 
     return make
 
@@ -241,8 +246,8 @@ def _vocabulary(tokens: Callable[[], list[str]], **options: Any) -> Callable[[Pa
     return make
 
 
-BPE = b"\x12\x02\x18\x02"
-"""A trainer_spec that says byte-pair encoding."""
+BPE = b"\x12\x02\x18\x02\x1a\x02\x20\x00"
+"""A trainer_spec that says byte-pair encoding, and a normalizer_spec that leaves spaces as they are."""
 
 
 def _varint(number: int) -> bytes:

@@ -79,6 +79,7 @@ BAD = [
     ("convert absent out.gguf", 4, "absent"),
     ("convert . out.gguf", 4, "config.json"),
     ("convert MODEL short.txt", 2, "short.txt is there already"),
+    ("convert MODEL --force .", 2, ". is a folder; name the file to write"),
     ("convert MODEL no/such/out.gguf", 1, "no/such/out.gguf cannot be written"),
     ("bench -m MODEL -p 0 -n 0", 2, "there is nothing to measure"),
     ("bench -m MODEL -p -3 -n 0", 2, "-3 is less than 0"),

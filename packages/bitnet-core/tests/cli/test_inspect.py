@@ -61,3 +61,14 @@ def test_what_is_odd_is_warned_about_and_what_cannot_run_is_still_shown(
     assert ran.status == 4
     assert "blk.0.attn_q.weight" in ran.out
     assert ran.err.splitlines()[-1].startswith("bitnet: error: mamba.gguf")
+
+
+def test_numbers_that_json_does_not_have(bitnet: Bitnet, random_model: Any, tmp_path: Path) -> None:
+    metadata: dict[str, Any] = {"a": float("inf"), "b": -float("inf"), "c": np.array([0.5, np.nan], np.float32)}
+    random_model.write_gguf(tmp_path / "a.gguf", metadata, {"norm": np.ones(3, np.float32)})
+
+    def refuse(constant: str) -> None:
+        raise AssertionError(f"{constant} is no JSON")
+
+    document = json.loads(bitnet("inspect", "a.gguf", "--json").out, parse_constant=refuse)
+    assert document["metadata"] == {"a": "inf", "b": "-inf", "c": [0.5, "nan"]}

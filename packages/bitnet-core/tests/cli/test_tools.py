@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import re
+import sys
+import threading
 from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
@@ -43,6 +45,20 @@ def test_convert_and_perplexity(bitnet: Bitnet, model: Path, tmp_path: Path) -> 
     text = bitnet(*base[:-1], "-m", model).out
     assert text.startswith(f"perplexity {wanted.value:.4f} ± {wanted.error:.4f}")
     assert bitnet("convert", model, "copy.gguf", "--force").status == 0
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows' pipes are not in the file system")
+def test_convert_writes_nothing_else_into_a_pipe(bitnet: Bitnet, model: Path, tmp_path: Path) -> None:
+    """Standard output may be that pipe."""
+    pipe, read = tmp_path / "pipe", list[bytes]()
+    os.mkfifo(pipe)
+    reader = threading.Thread(target=lambda: read.append(pipe.read_bytes()), daemon=True)
+    reader.start()
+    ran = bitnet("convert", model, pipe, "--force")
+    reader.join(10)
+    assert (ran.status, ran.out, ran.err) == (0, "", f"{pipe}: written\n")
+    assert bitnet("convert", model, "copy.gguf").status == 0
+    assert read == [(tmp_path / "copy.gguf").read_bytes()]
 
 
 def test_eval_ends_with_1_where_the_claims_are_missed(bitnet: Bitnet, model: Path) -> None:

@@ -200,60 +200,6 @@ def test_tokenizer_and_chat_template(folder: Make) -> None:
     assert model.chat_template.render([]) == "J"
 
 
-def protobuf(*fields: tuple[int, int | float | bytes]) -> bytes:
-    out = b""
-    for number, value in fields:
-        if isinstance(value, bytes):
-            out += bytes([number << 3 | 2]) + varint(len(value)) + value
-        elif isinstance(value, float):
-            out += bytes([number << 3 | 5]) + struct.pack("<f", value)
-        else:
-            out += bytes([number << 3]) + varint(value)
-    return out
-
-
-def varint(value: int) -> bytes:
-    out = b""
-    while value > 127:
-        out += bytes([value & 127 | 128])
-        value >>= 7
-    return out + bytes([value])
-
-
-def test_sentencepiece_model(folder: Make) -> None:
-    source = folder("BitnetForCausalLM")
-    source.pack("bitlinear")
-    pieces: list[tuple[str, float, int]] = [("<unk>", 0.0, 2), ("<s>", 0.0, 3), ("</s>", 0.0, 3)]
-    pieces += [(f"<0x{b:02X}>", 0.0, 6) for b in range(256)]
-    pieces += [("▁t", 0.0, 1), ("he", -1.0, 1), ("▁the", -2.0, 1), ("▁", -9.0, 1)]
-    pieces += [(c, -10.0 - i, 1) for i, c in enumerate("the")]
-    entries = [(1, protobuf((1, p.encode()), (2, s), *([] if k == 1 else [(3, k)]))) for p, s, k in pieces]
-    data = protobuf(*entries, (2, protobuf((3, 2))), (3, protobuf((1, b"identity"), (3, 1))))
-    source.config |= {"vocab_size": len(pieces) + 3, "bos_token_id": 1, "eos_token_id": 2}
-    source.tensors["model.embed_tokens.weight"] = source.tensors["model.embed_tokens.weight"][: len(pieces) + 3]
-    path = source.write()
-    (path / "tokenizer.json").unlink()
-    (path / "tokenizer_config.json").write_text("{}")
-    (path / "tokenizer.model").write_bytes(data)
-    (path / "added_tokens.json").write_text(json.dumps({"<extra>": len(pieces)}))
-    tokenizer = converted(path).tokenizer
-    ids = {p: i for i, (p, _, _) in enumerate(pieces)}
-    assert tokenizer.encode("the") == [1, ids["▁the"]]
-    assert tokenizer.encode("the é", add_special=False) == [ids["▁the"], ids["▁"], ids["<0xC3>"], ids["<0xA9>"]]
-    assert tokenizer.encode("<extra>", add_special=False) == [len(pieces)]
-    assert tokenizer.decode(tokenizer.encode("the é the")) == "the é the"
-    for wrong in (list[int](), "a", None, 1.5):
-        (path / "added_tokens.json").write_text(json.dumps({"<extra>": len(pieces), "<more>": wrong}))
-        with pytest.raises(ModelFileError, match=r"added_tokens\.json: must give"):
-            convert_model(path, path.parent / "no.gguf")
-    (path / "added_tokens.json").unlink()
-    unknown = protobuf((1, protobuf((1, b"more"), (2, 0.0), (3, 2**31))))
-    for broken in (data + unknown, *(data[:size] for size in range(0, len(data) - 1, 97))):
-        (path / "tokenizer.model").write_bytes(broken)
-        with pytest.raises(ModelFileError, match=r"tokenizer\.model"):
-            convert_model(path, path.parent / "no.gguf")
-
-
 @pytest.mark.parametrize("new", [False, True])
 def test_rotary_scaling(folder: Make, new: bool) -> None:
     source = folder("LlamaForCausalLM")

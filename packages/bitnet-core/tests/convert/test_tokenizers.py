@@ -238,6 +238,8 @@ def merges_that_make_no_token(source: Source) -> None:
         (settings("bos_token", 5), "bos_token"),
         (settings("bos_token", {"text": "a"}), "bos_token"),
         (settings("eos_token", {"content": ["a"]}), "eos_token"),
+        (settings("bos_token", "<nowhere>"), "bos_token"),
+        (settings("eos_token", {"content": "<nowhere>"}), "eos_token"),
         (settings("chat_template", "{% for x in %}"), "chat_template"),
         (settings("chat_template", [{"name": "default", "template": "{% if %}"}]), "chat_template"),
         (config(num_key_value_heads=3), "num_key_value_heads"),
@@ -258,20 +260,57 @@ def test_what_cannot_run_is_refused(source: Source, change: Callable[[Source], N
     assert {p.name for p in source.target.parent.iterdir()} == {"model", "out.gguf"}
 
 
-def test_sentencepiece_without_legacy(source: Source) -> None:
-    """GGUF has no key to put a space before the first text only: the error says what to do instead."""
+@pytest.mark.parametrize("scheme", ["first", "always"])
+def test_sentencepiece_without_legacy(source: Source, scheme: str) -> None:
+    """GGUF has no key for where these put no space: the error says where, and what to do instead."""
     source.sentencepiece()
+    legacy = source.theirs()
     source.tokenizer["normalizer"] = None
     source.tokenizer["pre_tokenizer"] = {
         "type": "Metaspace",
         "replacement": SPACE,
-        "prepend_scheme": "first",
+        "prepend_scheme": scheme,
         "split": False,
     }
-    with pytest.raises(ModelFileError, match="legacy=False") as caught:
+    with pytest.raises(ModelFileError, match="legacy=False" if scheme == "first" else "as transformers 5") as caught:
         source.converted()
     assert caught.value.field == "pre_tokenizer"
-    assert "tokenizer.model" in str(caught.value.hint)
+    hint = str(caught.value.hint)
+    assert "tokenizer.model" in hint
+    differs = {
+        text for text in ("the cat", " the cat", "the</s>cat") if ids(legacy, text) != ids(source.theirs(), text)
+    }
+    assert (" the cat" in differs) == ("begins with a space" in hint)
+    assert ("the</s>cat" in differs) == ("follows a special token" in hint)
+    assert "the cat" not in differs
+
+
+def ids(tokenizer: tokenizers.Tokenizer, text: str) -> list[int]:
+    return list(tokenizer.encode(text, add_special_tokens=False).ids)
+
+
+def with_ends(source: Source, *names: str) -> set[int]:
+    """Let a model's configuration name these end tokens, besides ``<|eot_id|>``, whose name says that it is one."""
+    added = source.tokenizer["added_tokens"]
+    first = added[-1]["id"] + 1
+    source.tokenizer["added_tokens"] += [added[0] | {"id": first + i, "content": name} for i, name in enumerate(names)]
+    ends = [*range(first, first + len(names)), added[2]["id"]]
+    assert added[2]["content"] == "<|eot_id|>"
+    source.config["eos_token_id"] = ends
+    source.settings["eos_token"] = names[0]
+    return set(ends)
+
+
+def test_all_ends_are_kept(source: Source) -> None:
+    ends = with_ends(source, "<stop1>", "<stop2>", "<stop3>")
+    assert source.converted().tokenizer.eos_ids >= ends
+
+
+def test_more_ends_than_a_file_holds(source: Source) -> None:
+    with_ends(source, "<stop1>", "<stop2>", "<stop3>", "<stop4>")
+    with pytest.raises(ModelFileError, match="has 5 tokens; GGUF files hold three") as caught:
+        source.converted()
+    assert caught.value.field == "eos_token_id"
 
 
 def test_text_that_no_file_can_hold(source: Source) -> None:

@@ -98,6 +98,18 @@ def test_the_gguf_package_reads_the_same(model: Model, source: str, target: str)
         np.testing.assert_array_equal(values.reshape(model.codes[name].shape), model.values(name))
 
 
+def test_metadata_keep_their_types(model: Model) -> None:
+    numbers = [np.float64(1e300), np.float64(0.1), np.float32("inf"), np.bool_(True), np.uint64(5), np.int64(-5)]
+    numbers += [np.uint8(7), np.int8(-7), np.uint16(7), np.int16(-7), np.uint32(7), np.int32(7)]
+    model.gguf.metadata |= {f"x.{i}": number for i, number in enumerate(numbers)} | {"general.alignment": np.uint32(64)}
+    before = gguf.GGUFReader(model.write(GGMLType.TQ2_0))
+    after = gguf.GGUFReader(converted(model.path, dtype="tq1_0").path)
+    for key, field in before.fields.items():
+        if not key.startswith("GGUF.") and key != "general.file_type":
+            assert after.fields[key].types == field.types, key
+            assert after.fields[key].contents() == field.contents(), key
+
+
 @pytest.mark.parametrize("target", TYPES)
 def test_one_scale(model: Model, target: str) -> None:
     """An f32 scale that f16 cannot hold is kept beside blocks of scale 1."""

@@ -72,6 +72,26 @@ def test_the_keyword_arguments_are_the_options() -> None:
     assert list(OptionArguments.__annotations__) == [field.name for field in fields(GenerationOptions)]
 
 
+def test_collections_among_the_options() -> None:
+    stop = ["a", "b"]
+    options = GenerationOptions(stop=stop)
+    stop.append("")
+    assert options.stop_strings == ("a", "b")
+    assert GenerationOptions(stop=iter(["a"])).stop_strings == ("a",)  # type: ignore[arg-type]
+    none: Any = {"stop": None, "stop_tokens": None, "logit_bias": None}
+    assert GenerationOptions(**none) == GenerationOptions()
+    wrong: list[tuple[dict[str, Any], str]] = [
+        ({"stop": 5}, "stop is 5; it must be a string or strings"),
+        ({"stop": [""]}, "none empty"),
+        ({"stop": b"ab"}, "it must be a string or strings"),
+        ({"stop_tokens": 5}, "stop_tokens is 5; it must be token ids"),
+        ({"logit_bias": [(1, 2)]}, "must map token ids to numbers"),
+    ]
+    for given, message in wrong:
+        with pytest.raises(InvalidInputError, match=message):
+            GenerationOptions(**given)
+
+
 def test_generate_stream_and_batch_agree(model: Model) -> None:
     options: dict[str, Any] = {"max_tokens": 20, "temperature": 1.0, "seed": 9, "ignore_eos": True}
     done = model.generate("the sea", **options)
@@ -190,6 +210,8 @@ def test_context_and_other_bad_input(path: Path, model: Model, tmp_path: Path) -
             model.generate(prompt)  # type: ignore[arg-type]
     with pytest.raises(InvalidInputError, match=r"start is 1\.5"):
         model.score("a b c d", start=1.5)  # type: ignore[arg-type]
+    with pytest.raises(InvalidInputError, match="one token; at least two are needed"):
+        model.score([5])
     with pytest.raises(InvalidInputError, match="seed"):  # and not in the engine, which would be lost
         model.generate("a", seed=1.5)  # type: ignore[arg-type]
     assert model.generate(np.array([1, 2]), max_tokens=1).prompt_tokens == (1, 2)  # type: ignore[arg-type]

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from bitnet.core.engine import GenerationOptions, Update
+from bitnet.core.engine.request import Request
 from bitnet.core.engine.ticket import Ticket, wake
 from bitnet.core.engine.worker import Worker
 from bitnet.core.errors import BitNetError, DeviceLostError, InvalidInputError, QueueFullError
@@ -107,6 +108,20 @@ def test_every_waiting_caller_gets_the_devices_error(worker: Worker, monkeypatch
         lengths.append(len(caught.traceback))
     assert lengths[0] == lengths[-1]  # each caller's own, or they would hold on to all that ever asked
     assert "lose" in [entry.name for entry in caught.traceback]
+
+
+def test_an_error_that_was_told_is_told_again(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
+    def lose(*arguments: Any) -> Any:
+        raise DeviceLostError("it stopped answering.", device="cpu:numpy")
+
+    monkeypatch.setattr(worker.engine._executable, "run", lose)
+    request = Request(None, worker.submit(*worker.engine.prepare([1, 2], LONG)))
+    with pytest.raises(DeviceLostError, match="stopped answering"):
+        list(request)
+    for _ in range(2):
+        with pytest.raises(DeviceLostError, match="stopped answering"):
+            request.result()
+    request.close()
 
 
 def test_close_ends_what_runs_and_what_waits(make_rig: MakeRig) -> None:

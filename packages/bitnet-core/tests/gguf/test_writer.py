@@ -82,7 +82,9 @@ def test_round_trip_with_our_reader(tmp_path: Path) -> None:
     np.testing.assert_array_equal(file.data(file.tensors["w"]), i2s_bytes(weights, 0.5))
 
 
-@pytest.mark.parametrize("value", [None, 2**64, [1, "a"], {"a": 1}, np.ones((2, 2)), 1j, [object()]])
+@pytest.mark.parametrize(
+    "value", [None, 2**64, [1, "a"], {"a": 1}, np.ones((2, 2)), 1j, [object()], 1e300, [1.0, -1e39]]
+)
 def test_values_without_a_gguf_form(tmp_path: Path, value: object) -> None:
     with pytest.raises(InvalidInputError, match="'key'"):
         write_gguf(tmp_path / "a", {"key": value}, {})  # type: ignore[dict-item]

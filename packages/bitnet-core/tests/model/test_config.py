@@ -123,6 +123,26 @@ def test_frequency_factors(tiny: Make) -> None:
     assert model.open().config.rope_freq_factors is None
 
 
+@pytest.mark.parametrize(
+    ("keys", "factor"),
+    [
+        ({"rope.scaling.factor": 4.0}, 4),
+        ({"rope.scale_linear": 4.0}, 4),
+        ({"rope.scaling.type": "linear", "rope.scale_linear": 4.0}, 4),
+        ({"rope.scaling.factor": 2.0, "rope.scale_linear": 4.0}, 2),
+        ({"rope.scaling.type": "none", "rope.scaling.factor": 4.0}, 1),
+        ({"rope.scaling.type": "none", "rope.scale_linear": 4.0}, 1),
+        ({"rope.scaling.type": "yarn", "rope.scaling.factor": 2.0, "rope.scale_linear": 4.0}, 1),
+    ],
+)
+def test_linear_scaling(tiny: Make, keys: dict[str, Any], factor: float) -> None:
+    """The rule of llama.cpp's loader (``llama-model.cpp``, ``llama-context.cpp``): linear is the default type."""
+    model = tiny()
+    model.metadata |= {model.key(key): value for key, value in keys.items()}
+    found = model.open().config.rope_freq_factors
+    np.testing.assert_array_equal(np.ones(16) if found is None else found, np.full(16, factor))
+
+
 @pytest.mark.parametrize("factors", [np.ones(4), np.zeros(16), np.full(16, np.nan), np.full(16, -1)])
 def test_impossible_frequency_factors(tiny: Make, factors: np.ndarray) -> None:
     model = tiny()
@@ -153,6 +173,8 @@ def test_impossible_frequency_factors(tiny: Make, factors: np.ndarray) -> None:
         ("rope.freq_base", float("inf"), "not a positive number"),
         ("rope.freq_base", "x", "not a positive number"),
         ("rope.scaling.type", "ntk", "'ntk' is not supported"),
+        ("rope.scaling.factor", np.float64(1e300), "float32 does not hold"),
+        ("rope.scaling.factor", np.float64(1e-300), "float32 does not hold"),
         ("hidden_activation", "gelu", "'gelu' is not supported"),
         ("hidden_activation", [1, 2], "not supported"),
     ],

@@ -14,7 +14,7 @@ from bitnet.core import BitNetError, load_model
 from bitnet.core.cli import main
 from bitnet.core.engine import setup
 from bitnet.core.errors import ModelFileError, UnsupportedProgramError
-from bitnet.core.gguf import GGMLType, TensorSource, unpack_ternary
+from bitnet.core.gguf import GGMLType, GGUFFile, TensorSource, unpack_ternary
 from bitnet.core.hal import TERNARY_TABLES, DenseWeight, TernaryWeight
 from bitnet.core.model.convert import convert_model
 from bitnet.core.model.file import ModelFile
@@ -186,3 +186,25 @@ def test_rotated_weights_are_refused(bonsai: Any) -> None:
         bonsai.open()
     assert caught.value.field == "metadata 'prism.hadamard.block_size'"
     assert caught.value.offset
+
+
+@pytest.mark.parametrize("apart", [False, True])
+def test_blocks_of_zeros_are_no_groups(tiny: Callable[..., Any], tmp_path: Path, apart: bool) -> None:
+    """Quantisers give them the scale 0: the model has one scale a matrix all the same, in its blocks or apart."""
+    model = tiny()
+    for name, codes in model.codes.items():
+        codes[:, :64] = 0
+        scales = np.zeros((len(codes), codes.shape[1] // 64), np.float16)
+        scales[:, 1:] = 1 if apart else model.scales[name]
+        model.tensors[f"{name}.weight"] = TensorSource(codes.shape, GGMLType.Q2_0, q2_0(codes + 1, scales))
+        if apart:
+            model.tensors[f"{name}.scale"] = np.array([model.scales[name]], np.float32)
+    weights = model.open().weights
+    for name, codes in model.codes.items():
+        weight: Any = weights[name]
+        assert weight.group is None
+        codes_read, scale = weight.load()
+        np.testing.assert_array_equal(unpack_ternary(codes_read, codes.shape[1]), codes)
+        assert scale.tolist() == [model.scales[name]]
+    convert_model(model.path, tmp_path / "out.gguf")
+    assert GGUFFile(tmp_path / "out.gguf").tensors["blk.0.attn_q.weight"].type is GGMLType.I2_S

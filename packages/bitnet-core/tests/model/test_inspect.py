@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from bitnet.core.gguf import GGMLType, GGUFFile, TensorSource, i2s_bytes, write_gguf
+from bitnet.core.gguf.blocks import encode_blocks
 from bitnet.core.gguf.ternary import I2SLayout, i2s_codes, i2s_tail
 from bitnet.core.model.default import default_model_path
 from bitnet.core.model.inspect import TensorReport, inspect_tensors
@@ -64,6 +65,30 @@ def test_statistics_of_other_types(tmp_path: Path, dtype: GGMLType) -> None:
     assert found.statistics.zero == pytest.approx((weights == 0).mean())
     assert found.statistics.scale == 2.0
     assert found.warnings == ()
+
+
+@pytest.mark.parametrize("name", ["w.scale", "w.weight_scale"])
+def test_a_scale_in_a_tensor_of_its_own(tmp_path: Path, name: str) -> None:
+    weights = trained(100, 512)
+    data = gguf.quants.quantize(weights * np.float32(2), gguf.GGMLQuantizationType.TQ2_0)
+    source = TensorSource(weights.shape, GGMLType.TQ2_0, data)
+    tensors: dict[str, Any] = {"w.weight": source, name: np.array([0.375], np.float32)}
+    write_gguf(tmp_path / "a", {}, tensors)
+    statistics = next(inspect_tensors(GGUFFile(tmp_path / "a"))).statistics
+    assert statistics is not None
+    assert statistics.scale == 0.75
+
+
+@pytest.mark.parametrize("columns", [64, 192])
+def test_padding_counts_for_nothing(tmp_path: Path, columns: int) -> None:
+    """Rows are read into whole blocks of 128."""
+    weights = np.random.default_rng().choice(np.array([-1, 0, 1, 1], np.int8), (50, columns))
+    codes, scales = (weights + 1).astype(np.uint8), np.ones(weights.size // 64, np.float16)
+    blocks = encode_blocks(GGMLType.Q2_0, codes.reshape(-1, 64), scales)
+    statistics = report(tmp_path, TensorSource(weights.shape, GGMLType.Q2_0, blocks)).statistics
+    assert statistics is not None
+    shares = [float((weights == weight).mean()) for weight in (-1, 0, 1)]
+    assert [statistics.minus, statistics.zero, statistics.plus] == pytest.approx(shares)
 
 
 @pytest.mark.parametrize("shape", [(640, 2560), (1024, 1728), (256, 256)])
@@ -122,9 +147,14 @@ def test_the_order_of_columns_is_told_by_norms(tmp_path: Path, stored: I2SLayout
         assert f"_norm.weight' when read with the I2_S layout '{stored}'" in found.warnings[0]
 
 
-@pytest.mark.parametrize("gain", [np.nan, np.inf, 0, 3e38])
-def test_norms_that_tell_nothing(tmp_path: Path, gain: float) -> None:
-    norm = np.full(512, gain, np.float32)
+SIGNALLING = int(np.array(0x7F800001).astype(np.int32))
+"""The bits of a NaN that raises a warning where it is converted."""
+
+
+@pytest.mark.parametrize("bits", [*np.array([np.nan, np.inf, 0, 3e38], np.float32).view(np.int32), SIGNALLING])
+@pytest.mark.filterwarnings("error")
+def test_norms_that_tell_nothing(tmp_path: Path, bits: int) -> None:
+    norm = np.full(512, bits, np.int32).view(np.float32)
     tensors: dict[str, Any] = {"blk.0.attn_norm.weight": norm, "blk.0.attn_q.weight": encoded(trained(256, 512), "arm")}
     write_gguf(tmp_path / "a", {}, tensors)
     assert [r.warnings for r in inspect_tensors(GGUFFile(tmp_path / "a"))] == [(), ()]

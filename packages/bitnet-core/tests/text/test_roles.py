@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +14,7 @@ import tokenizers
 
 from bitnet.core.errors import InvalidInputError
 from bitnet.core.text.chat import ChatTemplate
-from bitnet.core.text.prompt import prompt_tokens
+from bitnet.core.text.prompt import parts, prompt_tokens
 from bitnet.core.text.tokenizer import Tokenizer
 from bitnet.core.text.vocabulary import LLAMA3, TokenType, Vocabulary
 
@@ -285,3 +286,13 @@ def test_what_is_said_does_not_take_the_place_of_a_token(content: str, made: Cal
 def test_text_that_is_no_unicode(made: Callable[[str], Both]) -> None:
     with pytest.raises(InvalidInputError, match="no Unicode character"):
         prompt_tokens(template_of("qwen3"), made("qwen3")[0], [{"role": "user", "content": "a\ud800<"}])
+
+
+def test_very_many_control_tokens() -> None:
+    """60,000 of them took a regular expression more than 4 s to compile, and again for each prompt that hid words."""
+    control = tuple(f"<|reserved_{i}|>" for i in range(60_000))
+    source = "".join(f"{token}{{{{ m }}}}" for token in control[:20]) + "<| reserved |>" * 5000
+    said, began = f"a {control[7]} b", time.process_time()
+    found = parts(lambda variants: [f"{control[3]}{said}{control[4]}" for (said,) in variants], [said], source, control)
+    assert time.process_time() - began < 2
+    assert found == ["", control[3], said, control[4], ""]

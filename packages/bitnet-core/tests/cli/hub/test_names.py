@@ -53,6 +53,12 @@ def test_what_is_no_name(text: str) -> None:
         ("model-IQ2_XXS.gguf", "iq2_xxs"),
         ("ggml-model-tl2.gguf", "tl2"),
         ("model-bf16.gguf", "bf16"),
+        ("ggml-model-i2_s-embed-q6_k.gguf", "i2_s"),
+        ("TriLM_3.9B_Unpacked-TQ1_0-F16.gguf", "tq1_0"),
+        ("Ternary-Bonsai-8B-Q2_0_g64.gguf", "q2_0"),
+        ("Ternary-Bonsai-8B-Q2_0_g128_v2.gguf", "q2_0_g128"),
+        ("m-TQ2_0_v2.gguf", "tq2_0"),
+        ("m-f16-Q4_K_M.gguf", "q4_k_m"),
         ("model.gguf", ""),
         ("qwen3-4b.gguf", ""),
     ],
@@ -80,6 +86,10 @@ def test_the_choice() -> None:
     assert chosen("a/b:m-Q4_K_M.gguf", *every) == "m-Q4_K_M.gguf"  # who names a file gets it
     assert chosen("a/b", "m-i2_s.gguf", "mmproj-i2_s.gguf") == "m-i2_s.gguf"
     assert chosen("a/b", "x.gguf", "x-f16.gguf") == "x.gguf"
+    groups = "x-F16.gguf", "x-Q2_0_g64.gguf", "x-Q2_0_g128.gguf"
+    assert chosen("a/b", *groups) == "x-Q2_0_g64.gguf"
+    for tag, path in (("q2_0", groups[1]), ("Q2_0_g64", groups[1]), ("q2_0_g128", groups[2])):
+        assert chosen(f"a/b:{tag}", *groups) == path
     assert choose(parse("a/b"), files("model.safetensors")) is None
 
 

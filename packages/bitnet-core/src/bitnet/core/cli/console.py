@@ -6,6 +6,7 @@ Every command writes through this module, which lets no control character of a f
 from __future__ import annotations
 
 import json
+import math
 import re
 import shutil
 import sys
@@ -39,9 +40,20 @@ def say(*lines: str) -> None:
 
 
 def print_json(value: Any) -> None:
-    """A document on standard output; unprintable characters are written as JSON's escapes."""
-    text = json.dumps(value, indent=2, ensure_ascii=False)
+    """A document on standard output; unprintable characters are written as JSON's escapes.
+
+    JSON has no numbers that are not finite: they are the texts ``inf``, ``-inf`` and ``nan``.
+    """
+    text = json.dumps(_finite(value), indent=2, ensure_ascii=False, allow_nan=False)
     _put(re.sub(r"[^ -~\n]", lambda c: c[0] if c[0].isprintable() else json.dumps(c[0])[1:-1], text) + "\n")
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(item) for item in value]
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def answer(text: str) -> None:

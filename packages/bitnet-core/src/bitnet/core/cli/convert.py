@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from bitnet.core.cli.console import progress, say
+from bitnet.core.cli.console import note, progress, say
 from bitnet.core.cli.options import FileName, ModelName, i2s_layout_option, verbose_option
 from bitnet.core.errors import InvalidInputError
 from bitnet.core.support.units import size
@@ -33,7 +33,8 @@ def convert(source: Path | str, target: Path, dtype: str | None, force: bool, i2
     """Convert a model to a GGUF file.
 
     SOURCE is a folder from Hugging Face (packed or master weights) or of MLX (2 bits), a model on the hub
-    (hf:ORG/NAME), or a GGUF file. Weights and scales keep every bit, or the conversion ends with an error.
+    (hf:ORG/NAME), or a GGUF file. Ternary weights and their scales keep every bit, or the conversion ends with an
+    error; a folder's embeddings and heads of floats become F16.
 
     \b
     bitnet convert bitnet-b1.58-2B-4T/ 2b4t.gguf
@@ -53,6 +54,8 @@ def convert_to(
     """Convert with a progress bar, and say what was written; a ``str`` is a model on the hub."""
     from bitnet.core.model.convert import convert_model
 
+    if target.is_dir():
+        raise InvalidInputError(f"{target} is a folder; name the file to write.")
     if target.exists() and not force:
         raise InvalidInputError(f"{target} is there already.", hint="Name another file, or give --force.")
     name = None
@@ -64,4 +67,7 @@ def convert_to(
         source, name = weights_folder(model), model.repo.rpartition("/")[2]
     with progress("converting") as update:
         convert_model(source, target, dtype=dtype, i2s_layout=i2s_layout, name=name, progress=update)  # type: ignore[arg-type]
-    say(f"{target}: {size(target.stat().st_size)}")
+    if target.is_file():
+        say(f"{target}: {size(target.stat().st_size)}")
+    else:  # a pipe, and standard output may be the same one
+        note(f"{target}: written")

@@ -23,6 +23,7 @@ class GenerationOptions:
     """How to generate. Every default switches its feature off; the default is greedy.
 
     Numbers are converted to Python's own types and collections are copied, so the engine's thread reads valid values.
+    None in the place of a collection is an empty one.
 
     Attributes:
         max_tokens: Tokens to generate at most; None: until the context is full.
@@ -68,8 +69,13 @@ class GenerationOptions:
                 object.__setattr__(self, name, _integer(name, value))
         for name in _NUMBERS:
             object.__setattr__(self, name, _number(name, getattr(self, name)))
-        object.__setattr__(self, "stop_tokens", tuple(_integer("stop_tokens", token) for token in self.stop_tokens))
+        if not isinstance(self.stop, str):
+            object.__setattr__(self, "stop", _several("stop", self.stop, "a string or strings"))
+        stop_tokens = _several("stop_tokens", self.stop_tokens, "token ids")
+        object.__setattr__(self, "stop_tokens", tuple(_integer("stop_tokens", token) for token in stop_tokens))
         if self.logit_bias is not None:
+            if not isinstance(self.logit_bias, Mapping):
+                raise InvalidInputError(f"logit_bias is {brief(self.logit_bias)}; it must map token ids to numbers.")
             bias = {_integer("logit_bias", token): _number("logit_bias", b) for token, b in self.logit_bias.items()}
             object.__setattr__(self, "logit_bias", bias)
         SamplingParams(self.temperature, self.top_k, self.top_p, self.min_p, self.seed or 0)
@@ -116,6 +122,14 @@ class OptionArguments(TypedDict, total=False):
     stop_tokens: Collection[int]
     ignore_eos: bool
     logprobs: int | None
+
+
+def _several(name: str, values: Any, wanted: str) -> tuple[Any, ...]:
+    """A copy of what a caller gave in the place of several values."""
+    try:
+        return () if values is None else tuple(values)
+    except TypeError:
+        raise InvalidInputError(f"{name} is {brief(values)}; it must be {wanted}.") from None
 
 
 def _integer(name: str, value: Any) -> int:

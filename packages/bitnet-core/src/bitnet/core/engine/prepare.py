@@ -90,13 +90,18 @@ class Preparer:
 
         Raises:
             ContextFullError: There are more tokens than the context holds.
-            InvalidInputError: A token id is not in the vocabulary, or ``start`` not in ``1 … len(tokens) - 1``.
+            InvalidInputError: There are fewer than two tokens, one is not in the vocabulary, or ``start`` is not in
+                ``1 … len(tokens) - 1``.
         """
         self._check_tokens("the text", tokens)
         if len(tokens) > self.context:
             raise ContextFullError(
                 f"{len(tokens)} tokens are to be scored; the context holds {self.context}.",
                 hint="Score fewer at a time, or load the model with a longer context.",
+            )
+        if len(tokens) < 2:
+            raise InvalidInputError(
+                "the text has one token; at least two are needed: each is scored given those before."
             )
         if not isinstance(start, Integral) or not 1 <= start < len(tokens):
             raise InvalidInputError(f"start is {start}; it must be in 1 … {len(tokens) - 1}.")

@@ -50,7 +50,8 @@ class Request(Iterator[Chunk], AsyncIterator[Chunk]):
                 pass
         finally:
             self.cancel()
-        assert self.completion is not None
+        if self.completion is None:  # an earlier call was told why
+            raise self._ticket.failure()
         return self.completion
 
     def close(self) -> None:

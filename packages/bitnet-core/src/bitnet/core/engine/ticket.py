@@ -80,6 +80,11 @@ class Ticket:
             raise self._worker.end()
         return news
 
+    def failure(self) -> BaseException:
+        """Why no result came: what the last update raised in its place."""
+        self._worker.check_here()
+        return self._worker.end()
+
     def cancel(self) -> None:
         """End it if it has not ended. The result so far comes as an update."""
         if self._worker.elsewhere:  # the parent's generation goes on

@@ -20,8 +20,10 @@ from bitnet.core.gguf.types import (
     ALIGNMENT,
     MAGIC,
     MAX_DIMS,
+    SCALARS,
     GGMLType,
     MetadataValue,
+    ValueType,
     tensor_bytes,
 )
 from bitnet.core.support.mapped import MappedFile
@@ -84,6 +86,7 @@ class GGUFFile:
         cursor = Cursor(self.path, self._file.map)
         self.version, tensor_count, metadata_count = _header(cursor)
         self._key_offsets: dict[str, int] = {}
+        self._kinds: dict[str, ValueType] = {}
         self.metadata: dict[str, MetadataValue] = {}
         for i in range(metadata_count):
             self._read_metadata(cursor, i)
@@ -92,6 +95,13 @@ class GGUFFile:
         start = -(-cursor.at // alignment) * alignment
         entries = _told_apart(entries, self.size - start, alignment)
         self.tensors: Mapping[str, TensorInfo] = self._place(cursor, entries, start, alignment)
+
+    def typed_metadata(self) -> dict[str, MetadataValue]:
+        """Every key with its value, numbers as numpy's scalars of the types that they have in the file."""
+        return {
+            key: SCALARS[kind].type(value) if (kind := self._kinds[key]) in SCALARS else value
+            for key, value in self.metadata.items()
+        }
 
     def data(self, tensor: TensorInfo) -> npt.NDArray[np.uint8]:
         """The tensor's bytes, ``uint8[nbytes]``, read-only and mapped: nothing is copied."""
@@ -144,7 +154,7 @@ class GGUFFile:
         if key in self.metadata:
             cursor.fail(field, begin, "this key occurs twice.")
         kind = cursor.value_type(f"{field} type")
-        self._key_offsets[key] = cursor.at
+        self._key_offsets[key], self._kinds[key] = cursor.at, kind
         self.metadata[key] = cursor.value(kind, field)
 
     def _alignment(self) -> int:

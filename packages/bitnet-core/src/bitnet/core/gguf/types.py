@@ -137,8 +137,9 @@ SCALARS: Mapping[ValueType, np.dtype[Any]] = {
 }
 """The numpy type of each value type of fixed size."""
 
-MetadataValue: TypeAlias = "str | bool | int | float | npt.NDArray[Any] | list[Any]"
-"""Arrays of numbers are numpy arrays; arrays of strings, and of arrays, are lists."""
+MetadataValue: TypeAlias = "str | bool | int | float | np.generic | npt.NDArray[Any] | list[Any]"
+"""Arrays of numbers are numpy arrays; arrays of strings, and of arrays, are lists. What a reader gives has Python's
+numbers; numpy's can be written, and keep their type."""
 
 
 def number_in_files(dtype: GGMLType) -> int:

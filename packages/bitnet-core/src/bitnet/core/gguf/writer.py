@@ -84,6 +84,7 @@ def write_gguf(
             wrong = error.object[error.start]
             raise InvalidInputError(f"metadata {key!r}: {wrong!r} is no Unicode character.") from None
     alignment = metadata.get("general.alignment", ALIGNMENT)
+    alignment = int(alignment) if isinstance(alignment, np.integer) else alignment
     if type(alignment) is not int or not 8 <= alignment <= MAX_ALIGNMENT or alignment & (alignment - 1):
         raise InvalidInputError(f"general.alignment is {brief(alignment)}; it must be a power of two, 8 at least.")
     offset = 0
@@ -159,7 +160,19 @@ def _value(key: str, value: Any) -> bytes:
     if isinstance(value, (list, tuple, np.ndarray)):
         return struct.pack("<I", ValueType.ARRAY) + _array(key, value)
     kind = _kind(key, value)
-    return struct.pack("<I", kind) + np.array(value, SCALARS[kind]).tobytes()
+    number = _f32(key, value) if kind is ValueType.FLOAT32 else np.array(value, SCALARS[kind])
+    return struct.pack("<I", kind) + number.tobytes()
+
+
+def _f32(key: str, values: Any) -> npt.NDArray[np.float32]:
+    """A float, or several, in the type that files have for them."""
+    with np.errstate(over="ignore"):  # refused here
+        numbers = np.array(values, np.float32)
+    if (np.isinf(numbers) & np.isfinite(values)).any():
+        raise InvalidInputError(
+            f"metadata {key!r}: {brief(values)} is too large for f32; numpy's float64 can be written."
+        )
+    return numbers
 
 
 def _kind(key: str, value: Any) -> ValueType:
@@ -192,5 +205,5 @@ def _array(key: str, values: list[Any] | tuple[Any, ...] | npt.NDArray[Any]) -> 
         small = all(-(2**31) <= v < 2**31 for v in values)
         return _array(key, np.array(values, np.int32 if small else np.int64))
     if types in ({float}, {bool}):
-        return _array(key, np.array(values, np.float32 if types == {float} else np.bool_))
+        return _array(key, _f32(key, values) if types == {float} else np.array(values, np.bool_))
     raise InvalidInputError(f"metadata {key!r}: a list of {sorted(t.__name__ for t in types)} has no GGUF form.")

@@ -21,6 +21,7 @@ REASONS = {
     "tq2_0": "TQ2_0 is ternary, and read into I2_S",
     "tq1_0": "TQ1_0 is ternary, and read into I2_S",
     "q2_0": "Q2_0 is ternary with a scale for each group",
+    "q2_0_g128": "Q2_0 is ternary with a scale for each group",
     "pq2_0": "PQ2_0 is ternary with a scale for each group",
     "ptq1_0": "PTQ1_0 is ternary with a scale for each group",
     "stq1_0": "STQ1_0 is ternary with a scale for each group",
@@ -30,8 +31,11 @@ REASONS = {
     "f32": "its floats are rounded to ternary weights when they are read",
 }
 """Encodings that run, best first, as names of files spell them, and what speaks for each."""
+_FLOATS = ("bf16", "f16", "f32")
 _RANK = {encoding: rank for rank, encoding in enumerate(REASONS)}
 _ENCODING = re.compile(r"(?<![a-z0-9])(i2_s|bf16|f16|f32|tl[12]|(?:p?tq|stq|iq|p?q)[1-8](?:_[a-z0-9]+)*)(?![a-z0-9])")
+_DETAIL = re.compile(r"_[gv]\d+$")
+"""The size of a group or a version, after an encoding."""
 _PART_OF_SEVERAL = re.compile(r"-\d{5}-of-\d{5}$")
 _NO_MODEL = re.compile(r"(?<![a-z])(mmproj|imatrix)(?![a-z])")
 
@@ -62,9 +66,20 @@ class Choice:
 
 
 def encoding(path: str) -> str:
-    """The encoding in a file's name, in lower case: ``i2_s``, ``q4_k_m``; empty where it tells none."""
-    found = _ENCODING.findall(_stem(path))
-    return found[-1] if found else ""
+    """The encoding in a file's name, in lower case: ``i2_s``, ``q4_k_m``; empty where it tells none.
+
+    Of several it is the first ternary one: the others are of embeddings, or of what the file was made from.
+    """
+    found = [_plain(written) for written in _ENCODING.findall(_stem(path))]
+    ternary = (one for one in found if one in _RANK and one not in _FLOATS)
+    return next(ternary, found[-1] if found else "")
+
+
+def _plain(written: str) -> str:
+    """An encoding without what a name adds to it: ``q2_0`` for ``q2_0_g64``, ``tq2_0`` for ``tq2_0_v2``."""
+    while written not in _RANK and (shorter := _DETAIL.sub("", written)) != written:
+        written = shorter
+    return written
 
 
 def choose(name: HubName, files: Sequence[RemoteFile]) -> Choice | None:
@@ -102,7 +117,8 @@ def _named(name: HubName, models: list[RemoteFile], files: Sequence[RemoteFile])
             raise InvalidInputError(f"{name.file} is one part of a model in several files, which bitnet does not read.")
         return found
     tag = name.file.lower()
-    if found := [file for file in models if tag == encoding(file.path) and not _is_part(file.path)]:
+    alike = [file for file in models if encoding(file.path) == _plain(tag) and tag in _stem(file.path)]
+    if found := [file for file in alike if not _is_part(file.path)]:
         return found
     known = f"it has {_listed(models)}" if models else "it has no GGUF file"
     raise ModelNotFoundError(f"{name.repo} has no file and no encoding {name.file!r}; {known}.")

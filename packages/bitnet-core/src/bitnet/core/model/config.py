@@ -265,15 +265,24 @@ def _scales(keys: _Keys) -> dict[str, float]:
 
 
 def _freq_factors(keys: _Keys, head_dim: int) -> npt.NDArray[np.float32] | None:
-    """Llama 3.1's factors from their tensor, or a linear scaling as factors that are all the same."""
-    scaling = keys.get("rope.scaling.type")
+    """Llama 3.1's factors from their tensor, times that of a linear scaling, which is the same for all pairs.
+
+    A factor without a type is that of a linear scaling, as in llama.cpp.
+    """
     factors = np.ones(head_dim // 2, np.float32)
-    if scaling == "linear" or keys.get("rope.scale_linear") is not None:
-        key = "rope.scaling.factor" if scaling == "linear" else "rope.scale_linear"
-        factors *= np.float32(keys.positive(key, 1.0))
+    if keys.get("rope.scaling.type") in (None, "linear"):
+        with np.errstate(over="ignore"):  # refused below
+            factors *= np.float32(_scaling_factor(keys))
+        if not 0 < factors[0] < np.inf:
+            raise keys.error("rope.scaling.factor", f"is {_scaling_factor(keys):g}, which float32 does not hold.")
     if "rope_freqs.weight" in keys.file.tensors:
         factors *= _pair_factors(keys.file, "rope_freqs.weight", head_dim)
     return None if (factors == 1).all() else factors
+
+
+def _scaling_factor(keys: _Keys) -> float:
+    """What positions are divided by. The second key is an old name of the first, which counts where both are there."""
+    return keys.positive("rope.scaling.factor", keys.positive("rope.scale_linear", 1.0))
 
 
 def _pair_factors(file: GGUFFile, name: str, head_dim: int) -> npt.NDArray[np.float32]:
@@ -303,7 +312,7 @@ def _rope_scaling(keys: _Keys, head_dim: int, context: int, theta: float) -> tup
         return _yarn(keys, head_dim, original, theta, attention)
     if kind != "longrope":
         return None, attention
-    if keys.positive("rope.scaling.factor", 1.0) != 1:
+    if _scaling_factor(keys) != 1:
         raise keys.error("rope.scaling.factor", "other than 1 is not supported beside LongRoPE's factors.")
     short, long = (
         tuple(map(float, _pair_factors(keys.file, f"rope_factors_{name}.weight", head_dim)))

@@ -103,7 +103,7 @@ def _written(tensors: Mapping[str, Tensor | TernarySource], kind: GGMLType) -> d
 
 
 def _read_gguf(model: ModelFile) -> tuple[dict[str, MetadataValue], dict[str, Tensor | TernarySource]]:
-    metadata = dict(model.metadata) | {f"{model.config.architecture}.hidden_activation": model.config.activation}
+    metadata = model.gguf.typed_metadata() | {f"{model.config.architecture}.hidden_activation": model.config.activation}
     tensors: dict[str, Tensor | TernarySource] = {}
     for name, info in model.gguf.tensors.items():
         weight = model.weights.get(name.removesuffix(".weight"))

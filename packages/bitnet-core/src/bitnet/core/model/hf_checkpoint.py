@@ -22,9 +22,9 @@ from bitnet.core.model.hf_config import HFConfig
 from bitnet.core.model.hf_vocabulary import read_vocabulary
 from bitnet.core.model.mlx import FLOATS
 from bitnet.core.model.recode import TernarySource
-from bitnet.core.model.safetensors import Stored, open_checkpoint, read_json
+from bitnet.core.model.safetensors import Stored, open_checkpoint, read_bytes, read_json
 from bitnet.core.model.weights import Expected, expected_weights
-from bitnet.core.text.chat import ChatTemplate
+from bitnet.core.text.chat import MAX_SOURCE, ChatTemplate
 
 NAMES = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
 LAYER_NAMES = {
@@ -216,7 +216,7 @@ def _chat_template(folder: Path) -> str | None:
     path = folder / "chat_template.jinja"
     found: Any
     if path.is_file():
-        found = path.read_text(encoding="utf-8", errors="replace")
+        found = read_bytes(path, 4 * MAX_SOURCE).decode(errors="replace")  # a character has four bytes at most
     else:
         path = folder / "tokenizer_config.json"
         found = read_json(path).get("chat_template") if path.is_file() else None

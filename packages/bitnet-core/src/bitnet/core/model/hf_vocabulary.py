@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import struct
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -12,9 +11,11 @@ from typing import Any
 import tokenizers
 
 from bitnet.core.errors import InvalidInputError, ModelFileError, brief
-from bitnet.core.model.safetensors import MAX_JSON, read_bytes, read_json
+from bitnet.core.model.hf_sentencepiece import read_sentencepiece
+from bitnet.core.model.safetensors import MAX_JSON, optional_json, read_bytes, read_json
+from bitnet.core.text.literals import Literals
 from bitnet.core.text.tokenizer import LLAMA3_WORDS, QWEN2_WORDS, SPACE, Tokenizer, word_cutter
-from bitnet.core.text.vocabulary import GPT2, LLAMA3, MAX_TOKENS, OLMO, QWEN2, TokenType, Vocabulary, excess
+from bitnet.core.text.vocabulary import GPT2, LLAMA3, MAX_LISTED_ENDS, OLMO, QWEN2, TokenType, Vocabulary, excess
 
 PROBES = (
     "Hello, world! It's 1234567 o'clock; WE'LL see, don't they've? ",
@@ -23,8 +24,6 @@ PROBES = (
     'if x[0] != "a_b": return {"k": -1e-5} // $%&/()=?  #@!!! ...—–“quotes” camelCase HTTPServer',
 )
 """Texts on which ways to cut words differ."""
-MAX_FIELDS = 256
-"""Fields of a protocol buffer message at most, besides the pieces of a vocabulary; SentencePiece's have about 50."""
 FEW_CHARACTERS = 4096
 """Characters of such texts where the vocabulary is so large, or merged in so many ways, that encoding is slow."""
 SAMPLE = 64
@@ -44,7 +43,7 @@ def read_vocabulary(folder: Path, config: dict[str, Any], default_ids: Mapping[s
     if (folder / "tokenizer.json").is_file():
         vocabulary = _from_json(folder / "tokenizer.json")
     elif (folder / "tokenizer.model").is_file():
-        vocabulary = _from_sentencepiece(folder / "tokenizer.model")
+        vocabulary = read_sentencepiece(folder / "tokenizer.model")
     else:
         raise ModelFileError("holds neither tokenizer.json nor tokenizer.model.", path=folder)
     wrong = excess(vocabulary.tokens, vocabulary.merges)
@@ -91,8 +90,7 @@ def _from_json(path: Path) -> Vocabulary:
                 return way
         except InvalidInputError as error:
             raise ModelFileError(f"{error.message}", path=path, field="model") from error
-    cutter = data.get("pre_tokenizer")
-    raise _cuts_otherwise(path, metaspace=isinstance(cutter, dict) and cutter.get("type") == "Metaspace")
+    raise _cuts_otherwise(path, cutter=data.get("pre_tokenizer"))
 
 
 def _original(path: Path) -> tokenizers.Tokenizer:
@@ -141,14 +139,30 @@ def _check_words(path: Path, cutter: Any) -> list[str]:
     return found
 
 
-def _cuts_otherwise(path: Path, how: str = "", *, metaspace: bool = False) -> ModelFileError:
+METASPACE = {
+    "first": (
+        "SentencePiece tokenizer saved with legacy=False: only the first part of a text gets a space before it",
+        "begins with a space or follows a special token",
+    ),
+    "always": (
+        "SentencePiece tokenizer as transformers 5 saves it: a text that begins with a space gets no other before it",
+        "begins with a space",
+    ),
+}
+"""How SentencePiece tokenizers that a GGUF file cannot describe treat spaces, and which texts are cut differently by
+the nearest one that it can. The names are tokenizers' own ones."""
+
+
+def _cuts_otherwise(path: Path, how: str = "", cutter: Any = None) -> ModelFileError:
     message = "cuts text in a way that is not supported: neither like Llama 3, GPT-2, Qwen 2 nor SentencePiece."
     hint = None
-    if metaspace:
-        message += " It is a SentencePiece tokenizer saved with legacy=False, for which GGUF files have no key."
+    spaces = isinstance(cutter, dict) and cutter.get("type") == "Metaspace" and cutter.get("split") is False
+    if spaces and cutter.get("prepend_scheme") in METASPACE:
+        what, differs = METASPACE[cutter["prepend_scheme"]]
+        how = f" It is a {what}, for which GGUF files have no key."
         hint = (
-            "Save it with transformers' legacy=True, or remove tokenizer.json where tokenizer.model is beside it: then "
-            "only text that begins with a space or follows a special token is cut differently."
+            "Save it with transformers 4 and legacy=True, or remove tokenizer.json where tokenizer.model is beside it: "
+            f"then only text that {differs} is cut differently."
         )
     return ModelFileError(message + how, path=path, field="pre_tokenizer", hint=hint)
 
@@ -189,7 +203,7 @@ def _samples(vocabulary: Vocabulary, tokenizer: Tokenizer) -> Iterator[str]:
     tokens that none makes, show."""
     normal = [i for i, kind in enumerate(vocabulary.types) if kind == TokenType.NORMAL]
     literal = (TokenType.CONTROL, TokenType.USER_DEFINED, TokenType.UNKNOWN)
-    names = {t for t, kind in zip(vocabulary.tokens, vocabulary.types, strict=True) if t and kind in literal}
+    special = Literals(t for t, kind in zip(vocabulary.tokens, vocabulary.types, strict=True) if kind in literal)
     left = sum(map(len, vocabulary.tokens)) * 4 if tokenizer.prepare() else FEW_CHARACTERS
     for order in (normal, random.Random(0).sample(normal, len(normal))):
         for begin in range(0, len(order), SAMPLE):
@@ -197,7 +211,7 @@ def _samples(vocabulary: Vocabulary, tokenizer: Tokenizer) -> Iterator[str]:
             left -= len(text)
             if left < 0:
                 return
-            if not any(name in text for name in names):  # special tokens are read in text by the one, not the other
+            if len(special.split(text)) == 1:  # special tokens are read in text by the one, not the other
                 yield text
 
 
@@ -228,79 +242,12 @@ def _scores(tokens: list[str], pairs: list[tuple[str, ...]]) -> list[float]:
     return [-float(rank.get(token, len(pairs))) for token in tokens]
 
 
-def _from_sentencepiece(path: Path) -> Vocabulary:
-    """SentencePiece's own file, a protocol buffer (``sentencepiece_model.proto``): pieces, and how to prepare text."""
-    try:
-        data = read_bytes(path, MAX_JSON)
-        tokens, scores, types, algorithm, prefix = [], [], [], 1, True
-        for number, value in list(_fields(data, MAX_TOKENS + MAX_FIELDS)):  # counted before any piece is read
-            if number == 1 and isinstance(value, bytes):  # ModelProto.pieces
-                piece = dict(_fields(value))
-                tokens.append(piece[1].decode())  # type: ignore[union-attr]
-                scores.append(struct.unpack("<f", piece.get(2, bytes(4)))[0])  # type: ignore[arg-type]
-                types.append(int(TokenType(int(piece.get(3, TokenType.NORMAL)))))
-            elif number == 2 and isinstance(value, bytes):  # trainer_spec.model_type
-                algorithm = int(dict(_fields(value)).get(3, 1))
-            elif number == 3 and isinstance(value, bytes):  # normalizer_spec.add_dummy_prefix
-                prefix = bool(dict(_fields(value)).get(3, 1))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, struct.error) as error:
-        raise ModelFileError(f"is no SentencePiece model: {error}.", path=path) from error
-    if algorithm != 2 or not tokens:
-        raise ModelFileError("is no byte-pair encoding; no other kind is supported.", path=path, field="model_type")
-    added = _optional(path.parent / "added_tokens.json")
-    if not all(type(i) is int for i in added.values()):
-        raise ModelFileError("must give each token its id.", path=path.parent / "added_tokens.json")
-    for token, i in sorted(added.items(), key=lambda entry: entry[1]):
-        if i == len(tokens):
-            tokens.append(token)
-            scores.append(0.0)
-            types.append(int(TokenType.USER_DEFINED))
-    return Vocabulary("llama", tokens, types, merges=[], scores=scores, space_prefix=prefix)
-
-
-def _fields(data: bytes, most: int = MAX_FIELDS) -> Iterator[tuple[int, bytes | int]]:
-    """Number and value of every field of a protocol buffer message; fixed32 values are their four bytes."""
-    at = count = 0
-
-    def varint() -> int:
-        nonlocal at
-        value = shift = 0
-        while True:
-            if at >= len(data) or shift > 63:
-                raise ValueError(f"it is cut off at byte {at}")
-            byte = data[at]
-            at += 1
-            value |= (byte & 127) << shift
-            if byte < 128:
-                return value
-            shift += 7
-
-    while at < len(data):
-        count += 1
-        if count > most:
-            raise ValueError(f"it has more than {most} fields")
-        key = varint()
-        kind = key & 7
-        if kind == 0:
-            yield key >> 3, varint()
-            continue
-        size = {1: 8, 5: 4}.get(kind)
-        if size is None:
-            if kind != 2:
-                raise ValueError(f"field {key >> 3} has the unknown wire type {kind}")
-            size = varint()
-        if size > len(data) - at:
-            raise ValueError(f"field {key >> 3} is cut off at byte {at}")
-        yield key >> 3, data[at : at + size]
-        at += size
-
-
 def _special_ids(
     folder: Path, config: dict[str, Any], default_ids: Mapping[str, int], vocabulary: Vocabulary
 ) -> Vocabulary:
     """Begin and end tokens, from the tokenizer's and the model's configuration."""
-    settings = _optional(folder / "tokenizer_config.json")
-    generation = _optional(folder / "generation_config.json")
+    settings = optional_json(folder / "tokenizer_config.json")
+    generation = optional_json(folder / "generation_config.json")
     ids = {token: i for i, token in enumerate(vocabulary.tokens)}
 
     def named(key: str) -> int | None:
@@ -308,7 +255,11 @@ def _special_ids(
         text = token.get("content") if isinstance(token, dict) else token
         if token is not None and not isinstance(text, str):
             raise ModelFileError(f"is {brief(token)}, not a token.", path=folder / "tokenizer_config.json", field=key)
-        return ids.get(text) if text else None
+        if text and text not in ids:
+            raise ModelFileError(
+                f"is {brief(text)}, which is no token.", path=folder / "tokenizer_config.json", field=key
+            )
+        return ids[text] if text else None
 
     def numbered(key: str) -> list[int]:
         values = [value for source in (generation, config) for value in _as_list(source.get(key))]
@@ -326,7 +277,7 @@ def _special_ids(
     add_bos = settings.get("add_bos_token")
     if add_bos is None:
         add_bos = _adds_bos(folder, bos, default=vocabulary.model == "llama" or vocabulary.pre == LLAMA3)
-    return replace(
+    vocabulary = replace(
         vocabulary,
         bos_id=bos,
         eos_id=eos,
@@ -334,6 +285,13 @@ def _special_ids(
         add_bos=bool(add_bos) and bos is not None,
         add_eos=bool(settings.get("add_eos_token")) and eos is not None,
     )
+    if len(vocabulary.listed_ends) > MAX_LISTED_ENDS:
+        raise ModelFileError(
+            f"has {len(ends)} tokens; GGUF files hold three, besides those of known names such as <|im_end|>.",
+            path=folder,
+            field="eos_token_id",
+        )
+    return vocabulary
 
 
 def _adds_bos(folder: Path, bos: int | None, *, default: bool) -> bool:
@@ -346,7 +304,3 @@ def _adds_bos(folder: Path, bos: int | None, *, default: bool) -> bool:
 
 def _as_list(value: Any) -> list[Any]:
     return value if isinstance(value, list) else [value]
-
-
-def _optional(path: Path) -> dict[str, Any]:
-    return read_json(path) if path.is_file() else {}

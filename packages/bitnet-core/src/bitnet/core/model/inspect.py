@@ -91,11 +91,14 @@ def _report(file: GGUFFile, info: TensorInfo, layout: I2SLayout) -> TensorReport
     if info.type is GGMLType.I2_S:
         # Every layout has four codes in a byte, so the bytes of the file are counted, without any padding.
         codes, scale, several = data[:-I2S_TAIL], i2s_scale(data), False
+        padding = 0
     else:
         codes, scales = load_ternary(info.type, shape, data, layout, master=False, grouped=True)
         used = np.sort(scales[scales != 0])
         several, scale = bool(used.size and used[0] != used[-1]), float(np.median(abs(used))) if used.size else 0.0
-    counts = _count(codes)
+        padding = shape[0] * (codes.shape[1] * 4 - shape[1])
+    scale *= _scale_apart(file, info)
+    counts = _count(codes) - np.array([0, padding, 0, 0])
     minus, zero, plus, unused = (float(share) for share in counts / counts.sum())
     statistics = CodeStatistics(minus, zero, plus, unused, scale, BLOCKS[info.type][0] if several else None)
     warnings = [*_odd(statistics)]
@@ -103,6 +106,16 @@ def _report(file: GGUFFile, info: TensorInfo, layout: I2SLayout) -> TensorReport
         warnings += _layout_doubts(data, shape, layout)
         warnings += _order_doubts(file, info, layout)
     return TensorReport(info, statistics, tuple(warnings))
+
+
+def _scale_apart(file: GGUFFile, info: TensorInfo) -> float:
+    """The scale of a tensor that is in one of its own; 1 where there is none."""
+    base = info.name.removesuffix(".weight")
+    for name in (f"{base}.scale", f"{base}.weight_scale"):
+        apart = file.tensors.get(name)
+        if apart is not None and apart.type is GGMLType.F32 and apart.nbytes == 4:
+            return float(file.data(apart).view("<f4")[0])
+    return 1.0
 
 
 def _count(packed: npt.NDArray[np.uint8]) -> npt.NDArray[np.int64]:
@@ -154,7 +167,8 @@ def _order_doubts(file: GGUFFile, info: TensorInfo, layout: I2SLayout) -> Iterat
     if layout == "columns" or norm is None or norm.shape != shape[1:] or norm.type is not GGMLType.F32:
         return
     other: I2SLayout = "arm" if layout == "official" else "official"
-    gains = np.abs(file.data(norm).view("<f4").astype(np.float64))
+    with np.errstate(invalid="ignore"):  # a NaN that signals
+        gains = np.abs(file.data(norm).view("<f4").astype(np.float64))
     taken, rival = (_correlation(_zeros(file.data(info), shape, way), gains) for way in (layout, other))
     if rival > max(SURE, CLEARER * taken):
         yield (

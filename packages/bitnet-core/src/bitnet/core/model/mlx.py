@@ -18,7 +18,7 @@ from bitnet.core.gguf.ternary import transcode
 from bitnet.core.hal import TernaryData, TernaryWeight
 from bitnet.core.model.safetensors import Stored
 
-BITS, PER_WORD = 2, 16
+BITS = 2
 GROUPS = (32, 64, 128)
 """Columns that share a scale, as MLX has them."""
 FLOATS = {"F32": GGMLType.F32, "F16": GGMLType.F16, "BF16": GGMLType.BF16}

@@ -62,6 +62,11 @@ def read_json(path: Path, most: int = MAX_HEADER) -> dict[str, Any]:
     return _json_object(read_bytes(path, most), path, None)
 
 
+def optional_json(path: Path) -> dict[str, Any]:
+    """As :func:`read_json`; nothing where there is no such file."""
+    return read_json(path) if path.is_file() else {}
+
+
 def read_bytes(path: Path, most: int) -> bytes:
     """All of a regular file of ``most`` bytes at most.
 
@@ -71,7 +76,7 @@ def read_bytes(path: Path, most: int) -> bytes:
     file = MappedFile(path)
     if file.size > most:
         raise ModelFileError(f"has {file.size} bytes; {most} are the most.", path=path)
-    return file.map[:]
+    return file.map.read()  # a call, after which Ctrl-C is answered; it would be lost while the file is closed
 
 
 def open_checkpoint(folder: Path) -> Mapping[str, Stored]:

@@ -137,11 +137,13 @@ def ternary_tables(file: GGUFFile, config: ModelConfig) -> Mapping[str, TernaryW
 
 
 def _several_scales(file: GGUFFile) -> bool:
-    """Whether the blocks of the first projection differ in scale; in a model with one scale a tensor they do not."""
+    """Whether the blocks of the first projection differ in scale; in a model with one scale a tensor they do not,
+    except blocks of zeros."""
     first = file.tensors.get("blk.0.attn_q.weight")
-    if first is None or first.type not in BLOCK_TYPES:
+    if first is None or first.type not in BLOCK_TYPES or "blk.0.attn_q.scale" in file.tensors:
         return False
-    return len(np.unique(block_scales(first.type, file.data(first)))) > 1
+    scales = block_scales(first.type, file.data(first))
+    return len(np.unique(scales[scales != 0])) > 1
 
 
 def _ternary(

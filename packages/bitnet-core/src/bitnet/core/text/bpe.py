@@ -150,29 +150,31 @@ def scored_merges(scores: Mapping[str, float]) -> Merges:
 
     Every way to cut a token in two is a merge, ranked by the token's score, then by its place in ``scores``.
     """
+    lengths = set(map(len, scores))
 
     def among(tokens: Collection[str]) -> list[tuple[str, str]] | None:
         chosen = [token for token in scores if token in tokens]
-        begins = _begins(chosen)
-        if begins is None:
+        ways = _ways(chosen, scores, lengths)
+        if ways is None or len(tokens) + sum(map(len, ways.values())) > WHOLE:
             return None
-        ranked = [
-            (-scores[token], (left, right))
-            for token in chosen
-            for left in begins[token]
-            if (right := token[len(left) :]) in scores
-        ]
-        if len(tokens) + len(ranked) > WHOLE:
-            return None
-        ranked.sort(key=lambda merge: merge[0])
-        return [pair for _, pair in ranked]
+        made = sorted(filter(ways.__contains__, chosen), key=lambda token: -scores[token])
+        return [pair for token in made for pair in ways[token]]
 
     return among
 
 
-def _begins(tokens: Collection[str]) -> dict[str, tuple[str, ...]] | None:
-    """The tokens that each token begins with, shortest first; None where they are too many."""
-    begins: dict[str, tuple[str, ...]] = {}
+def _ways(
+    tokens: Collection[str], known: Collection[str], lengths: Collection[int]
+) -> dict[str, list[tuple[str, str]]] | None:
+    """The ways to cut each token, where there are any, into one of the tokens and a known rest, shortest first.
+
+    Args:
+        lengths: Those of the known ones.
+
+    Returns:
+        None where there is too much to try.
+    """
+    ways: dict[str, list[tuple[str, str]]] = {}
     open_ones: list[str] = []  # sorted, each token comes after all that it begins with
     count, characters = len(tokens), 0
     for token in sorted(tokens):
@@ -182,9 +184,11 @@ def _begins(tokens: Collection[str]) -> dict[str, tuple[str, ...]] | None:
         characters += len(open_ones) * len(token)
         if count > WHOLE * 2 or characters > CHARACTERS:
             return None
-        begins[token] = tuple(open_ones)
+        for left in open_ones:
+            if len(token) - len(left) in lengths and (right := token[len(left) :]) in known:
+                ways.setdefault(token, []).append((left, right))
         open_ones.append(token)
-    return begins
+    return ways
 
 
 def _check_each(merges: Iterable[str], ids: Mapping[str, int]) -> None:

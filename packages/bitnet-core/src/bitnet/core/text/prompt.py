@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 from bitnet.core.errors import InvalidInputError
 from bitnet.core.text import sandbox
 from bitnet.core.text.chat import ChatTemplate, Message
+from bitnet.core.text.literals import Literals
 from bitnet.core.text.tokenizer import Tokenizer
 
 STRUCTURE = frozenset({"role", "type"})
@@ -107,14 +108,12 @@ def _masks(control: tuple[str, ...], source: str) -> tuple[list[_Mask], Callable
     """
     marks = {c for token in control for c in _WORD.sub("", token) if not c.isspace()}
     marks |= {c for token in control for c in token if marks.isdisjoint(token)}
-    rest = source
-    for token in sorted(control, key=len, reverse=True):
-        rest = rest.replace(token, "")
+    split = Literals(control).split
+    rest = "".join(split(source)[::2])
+    around = {token: [run for run in _WORD.split(token) if run] for token in control}
+    written = {run for run in {run for runs in around.values() for run in runs} if run in rest}
     words = {
-        word
-        for token in control
-        if (runs := [run for run in _WORD.split(token) if run]) and all(run in rest for run in runs)
-        for word in _WORD.findall(token)
+        word for token, runs in around.items() if runs and written.issuperset(runs) for word in _WORD.findall(token)
     }
     few: set[str] = set()
     for token in control:
@@ -122,8 +121,7 @@ def _masks(control: tuple[str, ...], source: str) -> tuple[list[_Mask], Callable
             few.add(max(marks.intersection(token), key=lambda mark: (sum(mark in t for t in control), mark)))
     kinds = [(marks, words), (marks, set[str]()), (few, set[str]())]
     masks = list(dict.fromkeys(_Mask(frozenset(characters), frozenset(hidden)) for characters, hidden in kinds))
-    alternatives = "|".join(map(re.escape, sorted(control, key=len, reverse=True)))
-    return masks, re.compile(f"({alternatives})").split if control else lambda text: [text]
+    return masks, split
 
 
 class _Hiding:
@@ -136,7 +134,7 @@ class _Hiding:
 
     def __init__(self, mask: _Mask, text: str) -> None:
         unused = (c for c in map(chr, chain(*_CODES)) if c not in text and _escaped(c) not in text)
-        self._words = re.compile(rf"\b(?:{'|'.join(map(re.escape, sorted(mask.words)))})\b") if mask.words else None
+        self._words = mask.words
         self._initials = {c: next(unused) for c in sorted({word[0] for word in mask.words})}
         self._characters = {c: next(unused) for c in sorted(mask.characters)}
         pairs = [*self._characters.items(), *self._initials.items()]
@@ -149,9 +147,13 @@ class _Hiding:
             return [self.hide(item) for item in value]
         if not isinstance(value, str):
             return value
-        if self._words is not None and key not in STRUCTURE:
-            value = self._words.sub(lambda match: self._initials[match[0][0]] + match[0][1:], value)
+        if self._words and key not in STRUCTURE:
+            value = _WORD.sub(self._hidden_word, value)
         return self._marks(value)
+
+    def _hidden_word(self, match: re.Match[str]) -> str:
+        word = match[0]
+        return self._initials[word[0]] + word[1:] if word in self._words else word
 
     def _marks(self, text: str) -> str:
         for character, hidden in self._characters.items():

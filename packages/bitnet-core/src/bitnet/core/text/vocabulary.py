@@ -38,6 +38,9 @@ END_OF_TURN = frozenset(
 )
 """Tokens that end a model's answer, wherever a vocabulary has them; files name only one of them as the end."""
 
+MAX_LISTED_ENDS = 2
+"""End tokens of other names that a file can list, besides the one that it names the end: as ``eot`` and ``eom``."""
+
 
 def excess(tokens: Sequence[str], merges: Sequence[object] = ()) -> str | None:
     """The vocabulary's count that exceeds its bound, if any; checked before anything is derived from it."""
@@ -87,8 +90,15 @@ class Vocabulary:
     add_eos: bool = False
     space_prefix: bool = True
 
+    @property
+    def listed_ends(self) -> list[int]:
+        """The further end tokens that a file must list, as their names do not say that they end an answer."""
+        others = self.end_ids - {self.eos_id, self.bos_id}
+        return sorted(i for i in others if self.tokens[i] not in END_OF_TURN)
+
     def metadata(self) -> dict[str, MetadataValue]:
-        """The GGUF keys that hold this vocabulary."""
+        """The GGUF keys that hold this vocabulary; of :attr:`listed_ends`, two at most."""
+        ends = self.listed_ends or sorted(self.end_ids - {self.eos_id})[:1]
         values: dict[str, MetadataValue | None] = {
             "model": self.model,
             "pre": self.pre if self.model == "gpt2" else "default",
@@ -98,7 +108,8 @@ class Vocabulary:
             "scores": np.array(self.scores, np.float32) if self.model == "llama" else None,
             "bos_token_id": self.bos_id,
             "eos_token_id": self.eos_id,
-            "eot_token_id": min(self.end_ids - {self.eos_id}, default=None),
+            "eot_token_id": ends[0] if ends else None,
+            "eom_token_id": ends[1] if len(ends) > 1 else None,
             "add_bos_token": self.add_bos,
             "add_eos_token": self.add_eos,
             "add_space_prefix": self.space_prefix if self.model == "llama" else None,
