@@ -121,31 +121,40 @@ SHY = 1.03
 REFRESH, REFRESH_REPEAT = 128, 4
 """Drafted steps after which plain ones are timed again, and for how many tokens."""
 FORGIVEN = 1 / 1024
-"""Share by which the cost of drafts falls each time that it is too high, so that it is measured again some day."""
+"""Share by which costs fall each time that they are too high, so that they are measured again some day; of all sizes."""
 UNKNOWN_COST = 1 / 8
-"""The cost of a drafted token before one was measured, in tokens of plain steps."""
+"""The cost of a drafted token before any was measured, in tokens of plain steps."""
 
 
 class Pace:
     """How long an engine's steps take, plain and with drafts: which of the two gives more tokens a second.
 
     A step of a few tokens costs one device hardly more than a step of one, and another nearly as much as so many steps.
+    A step with drafts may also cost something however few they are, so costs are kept by size: numbers of drafted
+    tokens that have as many binary digits.
     """
 
     def __init__(self) -> None:
         self._seqs = 0
         self._plain = 0.0  # seconds of a step of so many sequences, which gives each one token
         self._since = 0  # drafted steps since that was measured
-        self._cost: float | None = None  # seconds that each drafted token adds to a step
+        self._costs: dict[int, float] = {}  # seconds that each drafted token adds to a step, by size
+        self._timed = [0] * 32  # steps of each size that have been timed
 
     @property
     def stale(self) -> bool:
         """Whether plain steps have to be timed again."""
         return self._since >= REFRESH
 
-    @property
-    def _guess(self) -> float:
-        """The cost before one was measured. The first drafted step may be slow, as its size is prepared for it."""
+    def _cost(self, drafted: int) -> float:
+        """Seconds that each of so many drafted tokens adds to a step, measured or guessed."""
+        size = drafted.bit_length()
+        if (known := self._costs.get(size)) is not None:
+            return known
+        if smaller := [other for other in self._costs if other < size]:
+            return self._costs[max(smaller)] / 2  # as if it were the step that costs: it is tried, and then measured
+        if self._costs:
+            return self._costs[min(self._costs)]
         return UNKNOWN_COST * self._plain / self._seqs
 
     def choose(self, drafts: Sequence[Draft], room: int) -> int:
@@ -153,17 +162,17 @@ class Pace:
         seqs = len(drafts)
         if seqs != self._seqs or self.stale:
             return 0
-        cost = self._guess if self._cost is None else self._cost
-        best, chosen = seqs / self._plain, 0
+        best, chosen, fed = seqs / self._plain, 0, 0
         for cap in CAPS:
             drafted = sum(min(cap, len(draft.tokens)) for draft in drafts)
             if drafted > room:
                 break
-            rate = (seqs + sum(draft.gain(cap) for draft in drafts)) / (self._plain + drafted * cost)
+            rate = (seqs + sum(draft.gain(cap) for draft in drafts)) / (self._plain + drafted * self._cost(drafted))
             if rate > SHY * best:
-                best, chosen = rate, cap
-        if not chosen and self._cost is not None:
-            self._cost *= 1 - FORGIVEN
+                best, chosen, fed = rate, cap, drafted
+        for size in self._costs:
+            if size > fed.bit_length():
+                self._costs[size] *= 1 - FORGIVEN / len(self._costs)
         return chosen
 
     def plain(self, seqs: int, seconds: float) -> None:
@@ -174,10 +183,12 @@ class Pace:
     def drafted(self, tokens: int, seconds: float) -> None:
         """A step with so many drafted tokens took so long."""
         self._since += 1
+        size = tokens.bit_length()
+        self._timed[size] += 1
         cost = max(self._plain / 64, seconds - self._plain) / tokens
-        self._cost = _nearer(self._guess if self._cost is None else self._cost, cost)
+        self._costs[size] = _nearer(self._cost(tokens), cost, max(1 / 8, 1 / self._timed[size]))
 
 
-def _nearer(average: float, value: float) -> float:
+def _nearer(average: float, value: float, share: float = 1 / 8) -> float:
     """A running average. One value moves it little, however far off it is: a moment of another program's."""
-    return average + (min(value, 2 * average) - average) / 8
+    return average + (min(value, 2 * average) - average) * share
