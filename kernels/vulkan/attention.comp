@@ -1,4 +1,4 @@
-// variants: SUBGROUPS
+// variants: SUBGROUPS KV_I8
 // Causal attention of one token and head per work-group, over the paged cache, in chunks of WG positions with a running
 // maximum (Milakov and Gimelshein 2018). Invocations first take a position each (scores), then four dimensions (values).
 // Serves any shape; attention_decode and attention_prefill are for those that matter.
@@ -14,17 +14,29 @@ layout(push_constant) uniform Push { int token_seq, seq_begin, seq_len, block_ta
 const int QUADS = DIM / 4, PER_LANE = (QUADS + WG - 1) / WG;
 shared vec4 query[QUADS];
 shared float weight[WG];
-shared uint place[WG];
+#include "cache.glsl"
+#if KV_I8
+#define Row uvec2
+Row row_at(uint block, uint position, uint kv_head) { return row_of(block, position, kv_head, kv_heads); }
+vec4 key(Row row, uint quad) { return coded(keys[row.x + quad]) * uintBitsToFloat(keys[row.y]); }
+vec4 value(Row row, uint quad) { return coded(values[row.x + quad]) * uintBitsToFloat(values[row.y]); }
+#else
+#define Row uint
+Row row_at(uint block, uint position, uint kv_head) { return ((block * BLOCK + position % BLOCK) * kv_heads + kv_head) * QUADS; }
 
-vec4 key(uint i) {
+vec4 key(Row row, uint quad) {
+    uint i = row + quad;
     if (KV_F16 != 0) return vec4(unpackHalf2x16(keys[2 * i]), unpackHalf2x16(keys[2 * i + 1]));
     return uintBitsToFloat(uvec4(keys[4 * i], keys[4 * i + 1], keys[4 * i + 2], keys[4 * i + 3]));
 }
 
-vec4 value(uint i) {
+vec4 value(Row row, uint quad) {
+    uint i = row + quad;
     if (KV_F16 != 0) return vec4(unpackHalf2x16(values[2 * i]), unpackHalf2x16(values[2 * i + 1]));
     return uintBitsToFloat(uvec4(values[4 * i], values[4 * i + 1], values[4 * i + 2], values[4 * i + 3]));
 }
+#endif
+shared Row place[WG];
 
 KERNEL(attention) {
     int m = int(gl_WorkGroupID.x), head = int(gl_WorkGroupID.y), lane = LANE;
@@ -42,10 +54,10 @@ KERNEL(attention) {
         int p = start + lane;
         float score = -INFINITY;
         if (p < length) {
-            uint at = ((step_data[table + p / BLOCK] * uint(BLOCK) + p % BLOCK) * kv_heads + kv_head) * QUADS;
+            Row at = row_at(step_data[table + p / BLOCK], p, kv_head);
             place[lane] = at;
             score = 0.0;
-            for (int i = 0; i < QUADS; i++) score += dot(query[i], key(at + i));
+            for (int i = 0; i < QUADS; i++) score += dot(query[i], key(at, i));
         }
         float before = largest;
         largest = max(largest, group_sum_max(0.0, score).y);
@@ -57,7 +69,7 @@ KERNEL(attention) {
             int i = lane + d * WG;
             if (i >= QUADS) break;
             vec4 sum = sums[d] * correction;
-            for (int t = 0; t < count; t++) sum += weight[t] * value(place[t] + i);
+            for (int t = 0; t < count; t++) sum += weight[t] * value(place[t], i);
             sums[d] = sum;
         }
     }

@@ -1,8 +1,10 @@
 // The common beginning of a part of a token's attention: an invocation holds up to 8 times 16 bytes of keys and
 // values, which are in flight before q is computed. Declared before it: the constants, step_data, qkv, the cache, the tables, kv_heads, max_blocks.
 // ROPE: q is rotated here, and the token's own k (rotated) and v are stored by the part that reads them.
+// KV_I8: 8 codes and their scale are held in those 16 bytes.
+#include "cache.glsl"
 const int QUADS = DIM / 4;
-const int WIDE = KV_F16 != 0 ? 8 : 4;  // dimensions in 16 bytes of the cache
+const int WIDE = KV_F16 + KV_I8 != 0 ? 8 : 4;  // dimensions in the 16 bytes
 const int LOADS = DIM / WIDE, STEP = WIDE / 4;
 const int EACH = CHUNK / RUNS;         // positions of an invocation
 shared vec4 query[GROUP * QUADS];
@@ -33,9 +35,31 @@ uvec4 packed(vec4 a, vec4 b) {
     return uvec4(half_pair(a.x, a.y), half_pair(a.z, a.w), half_pair(b.x, b.y), half_pair(b.z, b.w));
 }
 
-// 16 bytes of the cache as WIDE dimensions: the second four are zeros where there are none.
+#if KV_I8
+#define AT uvec2
+#define PLACE(block, p, kv_head, column) row_of(block, p, kv_head, kv_heads)
+#define LOAD(cache, at, column) uvec4(cache[at.x + 2 * column], cache[at.x + 2 * column + 1], cache[at.y], 0)
+vec4 low_of(uvec4 words) { return coded(words.x) * uintBitsToFloat(words.z); }
+vec4 high_of(uvec4 words) { return coded(words.y) * uintBitsToFloat(words.z); }
+
+shared vec4 exact[2 * QUADS];  // the token's own k and v, before they become codes
+
+// Loads `column` of row `which` as the cache has it.
+uvec4 row_codes(uint which, uint column) {
+    uint greatest = 0;
+    for (uint i = 0; i < QUADS; i++) greatest = max(greatest, magnitude_bits(exact[which * QUADS + i]));
+    vec2 unit = row_unit(greatest);
+    uint quad = which * QUADS + 2 * column;
+    return uvec4(quantised(exact[quad] * unit.x), quantised(exact[quad + 1] * unit.x), floatBitsToUint(unit.y), 0);
+}
+#else
+#define AT uint
+#define PLACE(block, p, kv_head, column) ((block * BLOCK + p % BLOCK) * kv_heads + kv_head) * LOADS + column
+#define LOAD(cache, at, column) cache[at]
+// The 16 bytes as WIDE dimensions: the second four are zeros where there are none.
 vec4 low_of(uvec4 words) { return KV_F16 != 0 ? halves(words.x, words.y) : uintBitsToFloat(words); }
 vec4 high_of(uvec4 words) { return KV_F16 != 0 ? halves(words.z, words.w) : vec4(0.0); }
+#endif
 
 uvec4 held_k[8], held_v[8];
 uint blocks[8];
@@ -61,9 +85,9 @@ void fetch_cached(Place at, int start, int end) {
 #define FETCH_POSITION(i) if (i < EACH) { \
         int p = start + run + i * RUNS; \
         bool there = run < RUNS && p < end && !IS_OWN(i); \
-        uint from = there ? ((blocks[i] * BLOCK + p % BLOCK) * kv_heads + at.kv_head) * LOADS + column : 0; \
-        held_k[i] = there ? keys[from] : uvec4(0); \
-        held_v[i] = there ? values[from] : uvec4(0); \
+        AT from = there ? PLACE(blocks[i], p, at.kv_head, column) : AT(0); \
+        held_k[i] = there ? LOAD(keys, from, column) : uvec4(0); \
+        held_v[i] = there ? LOAD(values, from, column) : uvec4(0); \
     }
     REPEAT_8(FETCH_POSITION)
 }
@@ -76,6 +100,30 @@ void share_token(Place at, int begin, int end) {
         uint from = at.row + (at.kv_head * GROUP + i / QUADS) * QUADS;
         query[i] = (ROPE != 0 ? rotated(from, at.position, i % QUADS) : qkv[from + i % QUADS]) * unit;
     }
+#if KV_I8
+    if (ROPE != 0 && at.position >= begin && at.position < end) {  // the same for the whole work-group
+        uint k = at.row + (heads + at.kv_head) * QUADS, v = k + kv_heads * QUADS;
+        for (uint i = lane; i < QUADS; i += WG) {
+            exact[i] = rotated(k, at.position, i);
+            exact[QUADS + i] = qkv[v + i];
+        }
+        barrier();
+        if (lane < LOADS) {
+            uvec2 to = row_of(step_data[at.table + at.position / BLOCK], at.position, at.kv_head, kv_heads);
+            uvec4 key = row_codes(0, lane), value = row_codes(1, lane);
+            own_key[lane] = key;
+            own_value[lane] = value;
+            keys[to.x + 2 * lane] = key.x;
+            keys[to.x + 2 * lane + 1] = key.y;
+            values[to.x + 2 * lane] = value.x;
+            values[to.x + 2 * lane + 1] = value.y;
+            if (lane == 0) {
+                keys[to.y] = key.z;
+                values[to.y] = value.z;
+            }
+        }
+    }
+#else
     if (ROPE != 0 && at.position >= begin && at.position < end && lane < LOADS) {
         uint k = at.row + (heads + at.kv_head) * QUADS, v = k + kv_heads * QUADS;
         uint block = step_data[at.table + at.position / BLOCK];
@@ -91,4 +139,5 @@ void share_token(Place at, int begin, int end) {
         own_key[lane] = keys[to] = key;
         own_value[lane] = values[to] = value;
     }
+#endif
 }

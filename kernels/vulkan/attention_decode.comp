@@ -1,4 +1,4 @@
-// variants: SUBGROUPS
+// variants: SUBGROUPS KV_I8
 // Attention of one token: a work-group for each key/value head and each PART positions of the sequence, for all the GROUP query
 // heads that share the keys. The part that ends last merges the results of all.
 // SUBGROUPS: the loads of a position are a power of two that divides a subgroup.
@@ -17,8 +17,13 @@ layout(constant_id = 11) const int POOL = 64;   // keys, and later the runs' sum
 #endif
 BUFFER(0, readonly, int, step_data);
 BUFFER(1, readonly, vec4, qkv);
+#if KV_I8
+BUFFER(2, , uint, keys);
+BUFFER(3, , uint, values);
+#else
 BUFFER(2, , uvec4, keys);
 BUFFER(3, , uvec4, values);
+#endif
 BUFFER(4, readonly, float, cosines);
 BUFFER(5, readonly, float, sines);
 BUFFER(6, writeonly, float, result);

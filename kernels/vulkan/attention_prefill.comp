@@ -1,12 +1,18 @@
-// Attention of many tokens over an f16 cache: a work-group of 128 takes one head of TILE tokens of a sequence, and the cache in
+// variants: KV_I8
+// Attention of many tokens over a cache of f16 or int8: a work-group of 128 takes one head of TILE tokens of a sequence, and the cache in
 // chunks of CHUNK positions through shared memory, with a running maximum (Dao et al. 2022).
 layout(constant_id = 1) const int DIM = 64;  // a multiple of 8, at most 128
 layout(constant_id = 2) const int BLOCK = 32;
 layout(constant_id = 3) const int KV_F16 = 1;
 BUFFER(0, readonly, int, step_data);
 BUFFER(1, readonly, vec4, qkv);
+#if KV_I8
+BUFFER(2, readonly, uint, keys);
+BUFFER(3, readonly, uint, values);
+#else
 BUFFER(2, readonly, uvec4, keys);
 BUFFER(3, readonly, uvec4, values);
+#endif
 BUFFER(4, writeonly, vec4, result);
 layout(push_constant) uniform Push { int token_seq, seq_begin, seq_len, block_table, max_blocks, heads, kv_heads; };
 const int TILE = 32, CHUNK = 32, QUADS = DIM / 4, LOADS = DIM / 8;
@@ -16,6 +22,24 @@ shared uvec2 cached[CHUNK * (QUADS + 1)];
 shared float score[TILE * (CHUNK + 1)];
 shared float partial[128];
 shared float correction[TILE];
+
+#include "cache.glsl"
+#if KV_I8
+shared float key_scale[CHUNK];
+shared float value_scale[CHUNK];
+#define KEY_SCALE(p) key_scale[p]
+#define WEIGHT(w, p) (w == 0.0 ? 0.0 : w * value_scale[p])  // a position that is not seen may have any scale
+// Eight codes as f16, which holds them exactly, and their row's scale.
+#define LOAD(cache, scales, block, p, column) \
+    uvec2 at = row_of(block, p, kv_head, kv_heads); \
+    vec4 low = coded(cache[at.x + 2 * (column)]), high = coded(cache[at.x + 2 * (column) + 1]); \
+    words = uvec4(packHalf2x16(low.xy), packHalf2x16(low.zw), packHalf2x16(high.xy), packHalf2x16(high.zw)); \
+    scales[p - from] = uintBitsToFloat(cache[at.y])
+#else
+#define KEY_SCALE(p) 1.0
+#define WEIGHT(w, p) w
+#define LOAD(cache, scales, block, p, column) words = cache[((block * BLOCK + p % BLOCK) * kv_heads + kv_head) * LOADS + column]
+#endif
 
 vec4 halves(uvec2 words) { return vec4(unpackHalf2x16(words.x), unpackHalf2x16(words.y)); }
 
@@ -54,7 +78,7 @@ KERNEL(attention_prefill) {
             uvec4 words = uvec4(0);  // beyond the end: not to be read
             if (p < end) {
                 uint block = step_data[table + p / BLOCK];
-                words = keys[((block * BLOCK + p % BLOCK) * kv_heads + kv_head) * LOADS + i % LOADS];
+                LOAD(keys, key_scale, block, p, i % LOADS);
             }
             uint at = i / LOADS * (QUADS + 1) + i % LOADS * 2;
             cached[at] = words.xy;
@@ -75,7 +99,7 @@ KERNEL(attention_prefill) {
             [[unroll]] for (int j = 0; j < 2; j++) {
                 int p = column + 16 * j;
                 bool seen = from + p <= start + 4 * band + t && from + p < end;
-                score[(4 * band + t) * (CHUNK + 1) + p] = seen ? found[2 * t + j] : -INFINITY;
+                score[(4 * band + t) * (CHUNK + 1) + p] = seen ? found[2 * t + j] * KEY_SCALE(p) : -INFINITY;
             }
         barrier();
         for (uint i = lane; i < CHUNK * LOADS; i += 128) {
@@ -83,7 +107,7 @@ KERNEL(attention_prefill) {
             uvec4 words = uvec4(0);
             if (p < end) {
                 uint block = step_data[table + p / BLOCK];
-                words = values[((block * BLOCK + p % BLOCK) * kv_heads + kv_head) * LOADS + i % LOADS];
+                LOAD(values, value_scale, block, p, i % LOADS);
             }
             uint at = i / LOADS * (QUADS + 1) + i % LOADS * 2;
             cached[at] = words.xy;
@@ -117,7 +141,7 @@ KERNEL(attention_prefill) {
             [[unroll]] for (int j = 0; j < EACH; j++)
                 v[j] = halves(cached[p * (QUADS + 1) + min(column + 16 * j, QUADS - 1)]);
             [[unroll]] for (int t = 0; t < 4; t++) {
-                float w = score[(4 * band + t) * (CHUNK + 1) + p];
+                float w = WEIGHT(score[(4 * band + t) * (CHUNK + 1) + p], p);
                 [[unroll]] for (int j = 0; j < EACH; j++) sums[t * EACH + j] += w * v[j];
             }
         }

@@ -46,6 +46,7 @@ BUFFER(20, readonly, uvec4, codes3);
 BUFFER(21, readonly, float, scale3);
 layout(push_constant) uniform Push { int seq_len, block_table, max_blocks; float eps0, eps1, eps2, eps3; };
 const int ROPE = 1, kv_heads = KV_HEADS;
+#define KV_I8 0  // a layer of one launch takes no int8 cache
 #include "attention_lanes.glsl"
 #include "ternary_row.glsl"
 const uint ATTENTION = KV_HEADS * GROUP * DIM, QKV = ATTENTION + 2 * KV_HEADS * DIM;

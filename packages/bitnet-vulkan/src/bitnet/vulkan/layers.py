@@ -27,7 +27,7 @@ def one_launch(hardware: Hardware, ctx: Context, layer: Layer, bucket: Bucket) -
     """The one launch of a layer; None where it cannot be one: always, where a device has no ``processors``."""
     groups = hardware.processors
     able = groups and hardware.macros["DOT"] and hardware.group >= GROUP and hardware.buffers >= BUFFERS
-    able = able and hardware.subgroup >= LEAST_LANES and bucket.tokens == 1
+    able = able and hardware.subgroup >= LEAST_LANES and bucket.tokens == 1 and ctx.cache.dtype != "i8"
     sizes = _sizes(hardware, ctx, layer) if able else None
     if sizes is None:
         return None
@@ -84,5 +84,5 @@ def pitch(chunks: int) -> int:
 
 
 def wide(ctx: Context) -> int:
-    """Dimensions in 16 bytes of the cache."""
-    return 8 if ctx.cache.dtype == "f16" else 4
+    """Dimensions of the cache in 16 bytes of an invocation."""
+    return 4 if ctx.cache.dtype == "f32" else 8

@@ -38,7 +38,7 @@ MATRIX_TILE = 64
 """Tokens of a work-group of attention_mma."""
 LONG_ROW = 64
 """Quads of codes of a row from which 16 invocations share it, not 8."""
-CHUNKS = {"f16": 64, "f32": 32}
+CHUNKS = {"f16": 64, "f32": 32, "i8": 64}
 """Positions that attention_decode looks at together, by the cache's type."""
 MOST_PARTS, ENOUGH_PARTS = 24, 512
 """Work-groups of attention_decode: most that share the positions of a token, and how many are enough in all."""
@@ -111,8 +111,8 @@ class VulkanOps:
         step, *place = positions(ctx)
         args = (step, ctx.tensors[op.qkv], *cache, ctx.tensors[op.out], *place, *map(np.int32, (op.heads, op.kv_heads)))
         seqs = min(bucket.tokens, ctx.program.limits.max_seqs)  # each of which begins with a tile of its own
-        narrow = ctx.cache.dtype == "f16" and op.head_dim <= 128
-        if narrow and op.head_dim % 16 == 0 and matrices.has_f16(self._hardware):
+        narrow, f16 = ctx.cache.dtype != "f32" and op.head_dim <= 128, ctx.cache.dtype == "f16"
+        if narrow and f16 and op.head_dim % 16 == 0 and matrices.has_f16(self._hardware):
             grid = (op.heads, bucket.tokens // MATRIX_TILE + seqs, 1)
             defines = {"DIM": op.head_dim, "BLOCK": kv_defines(ctx, op)["BLOCK"]}
             return [launch("attention_mma", grid, matrices.MATRIX_GROUP, args, defines)]
@@ -173,7 +173,7 @@ class VulkanOps:
         if dim % wide(ctx) or group > 8 or runs < 2 or chunk > 8 * runs or group * chunk > 8 * self._group:
             return None
         defines = {**kv_defines(ctx, op), "GROUP": group, "RUNS": runs, "CHUNK": chunk}
-        space = self._hardware.shared // 4 - (group * (dim + MOST_PARTS + 2) + 2 * dim + 64)
+        space = self._hardware.shared // 4 - (group * (dim + MOST_PARTS + 2) + 3 * dim + 64)
         shuffles = lanes and lanes % loads == 0 and runs * loads == self._group
         if shuffles and self._group // lanes * group * (dim + 2) <= space:
             return {**defines, "SUBGROUPS": 1}
@@ -183,7 +183,7 @@ class VulkanOps:
     def _tiles_attention(self, op: Attention) -> bool:
         """Whether attention_prefill takes heads of this size; tokens of any sequences may be in the step."""
         quads, hardware = op.head_dim // 4, self._hardware
-        shared = QUERY_TILE * ((quads + 1) * 24 + (QUERY_TILE + 1) * 4) + (QUERY_GROUP + QUERY_TILE) * 4
+        shared = QUERY_TILE * ((quads + 1) * 24 + (QUERY_TILE + 1) * 4) + (QUERY_GROUP + 3 * QUERY_TILE) * 4
         return op.head_dim % 8 == 0 and shared <= hardware.shared and hardware.group >= QUERY_GROUP
 
     def _attention_decode(
