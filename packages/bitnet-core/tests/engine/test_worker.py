@@ -208,6 +208,22 @@ def test_a_task_that_is_cancelled_while_it_waits_loses_no_news(worker: Worker) -
     assert asyncio.run(impatient()) == 100
 
 
+def test_a_second_task_that_waits_is_told(worker: Worker, gate: Any) -> None:
+    """Only one can be woken: the other would wait for ever."""
+
+    async def both() -> None:
+        with gate(worker):
+            ticket = worker.submit(*worker.engine.prepare([1, 2], LONG))
+            first = asyncio.ensure_future(anext(ticket))
+            await asyncio.sleep(0)
+            with pytest.raises(InvalidInputError, match="another task waits"):
+                await asyncio.wait_for(anext(ticket), 5)
+        assert (await first).chunk is not None
+        assert (await anext(ticket)).chunk is not None
+
+    asyncio.run(both())
+
+
 def test_a_loop_that_is_gone_disturbs_nobody(worker: Worker) -> None:
     async def leave() -> Any:
         ticket = worker.submit(*worker.engine.prepare([1, 2], LONG))
