@@ -37,6 +37,12 @@ class Request(Iterator[Chunk], AsyncIterator[Chunk]):
     def __aiter__(self) -> AsyncIterator[Chunk]:
         return self
 
+    def _settle(self) -> None:
+        """Note the completion, as an interrupt may have come just before."""
+        last = self._ticket.last
+        if last is not None and isinstance(last.result, Completion):
+            self.completion = last.result
+
     def _chunk(self, update: Update) -> Chunk:
         if isinstance(update.result, Completion):
             self.completion = update.result
@@ -55,6 +61,7 @@ class Request(Iterator[Chunk], AsyncIterator[Chunk]):
                 pass
         finally:
             self.cancel()
+        self._settle()
         if self.completion is None:  # an earlier call was told why
             raise self._ticket.failure()
         return self.completion
@@ -65,6 +72,7 @@ class Request(Iterator[Chunk], AsyncIterator[Chunk]):
         with suppress(BitNetError):  # its caller wants no more of it, and may be on the way out with another error
             for _ in self:
                 pass
+        self._settle()
 
     async def aclose(self) -> None:
         """As :meth:`close`, for a task: other tasks run while the step that computes it ends."""
@@ -72,6 +80,7 @@ class Request(Iterator[Chunk], AsyncIterator[Chunk]):
         with suppress(BitNetError):
             async for _ in self:
                 pass
+        self._settle()
 
     def __enter__(self) -> Request:
         return self

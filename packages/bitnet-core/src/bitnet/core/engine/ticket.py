@@ -41,7 +41,14 @@ class Ticket:
         self._open = True
         self._awaited = False
         self._hushed = False
+        self._ended = False
+        self._last: Update | None = None
         self.sequence = sequence
+
+    @property
+    def last(self) -> Update | None:
+        """The update with the result, once it is there, whether or not it was taken."""
+        return self._last
 
     def __iter__(self) -> Iterator[Update]:
         return self
@@ -55,8 +62,11 @@ class Ticket:
         """
         while self._open:
             self._worker.check_here()
+            ended = self._ended
             with suppress(queue.Empty):
-                return self._taken(self._news.get(timeout=WAIT_SECONDS))
+                return self._taken(self._news.get(timeout=0 if ended else WAIT_SECONDS))
+            if ended:  # an interrupt came between the queue and here, and took the last news with it
+                return self._taken(self._last)
         raise StopIteration
 
     def __aiter__(self) -> AsyncIterator[Update]:
@@ -79,8 +89,11 @@ class Ticket:
                 # A future stands here before the queue is looked at, so news that comes in between wakes it.
                 # The worker takes it from there when it wakes it.
                 waiting = self._waiting = asyncio.get_running_loop().create_future()
+                ended = self._ended
                 with suppress(queue.Empty):
                     return self._taken(self._news.get_nowait())
+                if ended:
+                    return self._taken(self._last)
                 await waiting
         finally:
             self._awaited = False
@@ -113,6 +126,8 @@ class Ticket:
         if self._hushed and news is not None and news.result is None:
             return None
         self._news.put(news)
+        if news is None or news.result is not None:
+            self._last, self._ended = news, True
         waiting, self._waiting = self._waiting, None
         return waiting
 
