@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+import copy
 import gc
 import importlib.util
 import json
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -42,6 +45,7 @@ from bitnet.core.reference import NUMPY_INFO, ReferenceDevice
 from bitnet.core.text.vocabulary import Vocabulary
 
 ROOT = Path(__file__).parents[4]
+WHOLE = ("context", "max_seqs", "step_tokens", "max_queue", "max_queue_tokens")
 
 
 def tool(name: str) -> Any:
@@ -205,9 +209,15 @@ def test_context_and_other_bad_input(path: Path, model: Model, tmp_path: Path) -
     assert model.context == 256
     with pytest.raises(ContextFullError, match="256"):
         model.generate([1] * 256)
-    for prompt in ([1.5], ["a", "b"], None):
-        with pytest.raises(InvalidInputError, match=r"the prompt is .* neither"):
+    for prompt in ([1.5], ["a", "b"], None, b"text that was not decoded"):
+        with pytest.raises(InvalidInputError, match=r"the prompt is .* neither") as told:
             model.generate(prompt)  # type: ignore[arg-type]
+        assert ("generate_batch" in str(told.value)) == (prompt == ["a", "b"])
+    with pytest.raises(InvalidInputError, match="the prompts are the text 'one'"):  # and not three prompts
+        model.generate_batch("one")
+    for count in (0, 1.5, "2"):
+        with pytest.raises(InvalidInputError, match=r"n is .*; it must be an integer ≥ 1"):
+            model.generate_batch(["a"], n=count)  # type: ignore[arg-type]
     with pytest.raises(InvalidInputError, match=r"start is 1\.5"):
         model.score("a b c d", start=1.5)  # type: ignore[arg-type]
     with pytest.raises(InvalidInputError, match="one token; at least two are needed"):
@@ -217,17 +227,82 @@ def test_context_and_other_bad_input(path: Path, model: Model, tmp_path: Path) -
     assert model.generate(np.array([1, 2]), max_tokens=1).prompt_tokens == (1, 2)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="heat"):
         model.generate("a", heat=3)  # type: ignore[call-arg]
-    for arguments, message in (
+    wrong: list[tuple[dict[str, Any], str]] = [
         ({"context": 257}, "context is 257"),
         ({"context": 1}, "context is 1"),
         ({"max_seqs": 0}, "max_seqs is 0"),
+        *(({name: "8"}, f"{name} is '8'; it must be an integer") for name in WHOLE),
+        ({"max_seqs": 2.5}, r"max_seqs is 2\.5; it must be an integer"),
+        ({"device": ["cpu"]}, r"device is \['cpu'\]; it must be a name or an open device"),
         ({"kv_dtype": "q4"}, "kv_dtype is 'q4'"),
-    ):
+    ]
+    for arguments, message in wrong:
         with pytest.raises(InvalidInputError, match=message):
-            load_model(path, device=ReferenceDevice(), **arguments)
+            load_model(path, **{"device": ReferenceDevice(), **arguments})
+    load_model(path, device=ReferenceDevice(), max_seqs=np.int64(2), context=np.int64(64)).close()
     (tmp_path / "x.gguf").write_bytes(b"GGUF")
     with pytest.raises(ModelFileError):
         load_model(tmp_path / "x.gguf", device=ReferenceDevice())
+
+
+@pytest.mark.parametrize(
+    "messages", ["hello", {"role": "user", "content": "hello"}, [("user", "hello")], ["hello"]], ids=repr
+)
+def test_what_is_no_conversation_is_refused(model: Model, messages: Any) -> None:
+    """A template that is given a text reads a message of its every letter."""
+    for ask in (model.chat, model.chat_stream, model.chat_tokens):
+        with pytest.raises(InvalidInputError, match=r"the messages are .* must be a list of mappings"):
+            ask(messages)
+
+
+def test_a_model_is_of_its_process(model: Model) -> None:
+    """A copy would share the device, and lose it with the original."""
+    request = model.stream("x", max_tokens=2)
+    copies: list[Any] = [copy.copy, copy.deepcopy, pickle.dumps]
+    for made in copies:
+        with pytest.raises(TypeError, match="a model cannot be pickled or copied"):
+            made(model)
+        with pytest.raises(TypeError, match="a request cannot be pickled or copied"):
+            made(request)
+    done = request.result()
+    assert pickle.loads(pickle.dumps(done)) == done
+
+
+def test_a_model_shows_what_it_is(path: Path) -> None:
+    with load_model(path, device=ReferenceDevice()) as model:
+        assert repr(model) == f"<Model {model.config.name!r} on cpu:numpy, open>"
+    assert repr(model).endswith("closed>")
+
+
+def test_a_request_closes_beside_other_tasks(model: Model) -> None:
+    async def some() -> Any:
+        async with model.stream("x", max_tokens=200, ignore_eos=True) as stream:
+            async for chunk in stream:
+                assert len(chunk.tokens) >= 1
+                break
+        return stream.completion
+
+    assert asyncio.run(some()).finish_reason == "cancelled"
+    assert model.load().running == 0
+
+
+def test_a_stream_whose_model_was_closed_closes(path: Path) -> None:
+    """What its block raised is told, and not that there is nothing left to close."""
+    options: dict[str, Any] = {"max_tokens": 200, "ignore_eos": True}
+
+    def block(model: Model) -> None:
+        with model.stream("x", **options):
+            model.close()
+            raise KeyError("of the caller")
+
+    async def beside(model: Model) -> None:
+        async with model.stream("x", **options) as stream:
+            model.close()
+        assert stream.completion is None
+
+    with pytest.raises(KeyError):
+        block(load_model(path, device=ReferenceDevice()))
+    asyncio.run(beside(load_model(path, device=ReferenceDevice())))
 
 
 def test_a_dropped_stream_frees_its_place(model: Model) -> None:

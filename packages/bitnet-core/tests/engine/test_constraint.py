@@ -87,3 +87,13 @@ def test_ids_beyond_the_mask_are_not_allowed() -> None:
     logits = np.arange(20, dtype=np.float32)
     assert np.isfinite(masked(logits, b"\xff\xff")).tolist() == [True] * 16 + [False] * 4
     assert np.flatnonzero(np.isfinite(masked(logits, b"\x01\x80"))).tolist() == [0, 15]
+
+
+def test_a_mask_that_is_no_bytes_fails(model: Any) -> None:
+    class Booleans(Cycle):
+        def allowed(self) -> Any:
+            return np.ones(model.config.vocab_size, bool)
+
+    done = model.submit("a", max_tokens=4, constraint=lambda: Booleans([], 0))[0].result()
+    assert (done.finish_reason, done.tokens) == ("failed", ())
+    assert done.stop_reason == "TypeError: allowed() gave ndarray; it must give bytes, one bit for each token id."

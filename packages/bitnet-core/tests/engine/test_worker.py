@@ -208,6 +208,51 @@ def test_a_task_that_is_cancelled_while_it_waits_loses_no_news(worker: Worker) -
     assert asyncio.run(impatient()) == 100
 
 
+@pytest.mark.parametrize("call", ["close", "aclose", "result"])
+def test_a_result_that_an_interrupt_took_away_is_there(worker: Worker, call: str) -> None:
+    """It comes when the queue has handed out the last news, and before anybody has them."""
+
+    class Queue(queue.SimpleQueue[Any]):
+        def get(self, block: bool = True, timeout: float | None = None) -> Any:
+            news = super().get(block, timeout)
+            if news.result is not None:
+                raise KeyboardInterrupt
+            return news
+
+    ticket = Ticket(worker, *worker.engine.prepare([1, 2], GenerationOptions(max_tokens=3)))
+    ticket._news = Queue()
+    for update in (*worker.submit(*worker.engine.prepare([1, 2], GenerationOptions(max_tokens=3))),):
+        ticket.put(update)
+    request = Request(None, ticket)
+    with pytest.raises(KeyboardInterrupt):
+        list(request)
+    if call == "aclose":
+        asyncio.run(asyncio.wait_for(request.aclose(), 20))
+    else:
+        caller = threading.Thread(target=getattr(request, call), daemon=True)
+        caller.start()
+        caller.join(20)
+        assert not caller.is_alive()
+    assert request.completion is not None
+    assert len(request.completion.tokens) == 3
+
+
+def test_a_second_task_that_waits_is_told(worker: Worker, gate: Any) -> None:
+    """Only one can be woken: the other would wait for ever."""
+
+    async def both() -> None:
+        with gate(worker):
+            ticket = worker.submit(*worker.engine.prepare([1, 2], LONG))
+            first = asyncio.ensure_future(anext(ticket))
+            await asyncio.sleep(0)
+            with pytest.raises(InvalidInputError, match="another task waits"):
+                await asyncio.wait_for(anext(ticket), 5)
+        assert (await first).chunk is not None
+        assert (await anext(ticket)).chunk is not None
+
+    asyncio.run(both())
+
+
 def test_a_loop_that_is_gone_disturbs_nobody(worker: Worker) -> None:
     async def leave() -> Any:
         ticket = worker.submit(*worker.engine.prepare([1, 2], LONG))

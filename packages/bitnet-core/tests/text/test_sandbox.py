@@ -107,6 +107,33 @@ if {busy}:
 
 
 @posix
+@pytest.mark.parametrize("where", ["subprocess.Popen.__init__", "threading.Thread.start", "process._Running._next"])
+def test_an_interrupt_while_a_helper_starts_leaves_nothing(where: str) -> None:
+    program = f"""
+import subprocess
+from bitnet.core.text.sandbox import process
+
+def left():
+    return threading.active_count(), len(process._living), len(os.listdir("/dev/fd"))
+
+before, meant = left(), {where}
+def interrupted(*arguments, **options):
+    meant(*arguments, **options)
+    raise KeyboardInterrupt
+{where} = interrupted
+try:
+    sandbox.render("a", [{{}}])
+except KeyboardInterrupt:
+    {where} = meant
+end = time.monotonic() + 10
+while left() != before and time.monotonic() < end:
+    time.sleep(0.01)
+print(left() == before, sandbox.render("b", [{{}}]))
+"""
+    assert run(program) == "True ['b']\n"
+
+
+@posix
 def test_an_interrupt_of_the_terminal_spares_the_helper() -> None:
     """Ctrl-C goes to all processes of the terminal's group."""
     program = """

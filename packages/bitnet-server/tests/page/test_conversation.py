@@ -199,7 +199,7 @@ def test_errors_are_told_kindly_and_can_be_tried_again(
     open_page: Callable[..., Page], status: int, headers: dict[str, str], title: str, talk: Any
 ) -> None:
     page = open_page(expected=("Failed to load resource",))
-    error = json.dumps({"error": {"message": "Why it <b>failed</b>.", "code": "x"}})
+    error = json.dumps({"error": {"message": "why it <b>failed</b>.", "code": "x"}})
 
     def refuse(route: Route) -> None:
         if status:
@@ -217,6 +217,28 @@ def test_errors_are_told_kindly_and_can_be_tried_again(
         expect(alert).to_contain_text("wait 3 s")
     page.unroute("**/v1/chat/completions")
     page.get_by_role("button", name="Try again").click()
+    assert talk.answered(page) == "The capital of France is Paris."
+    expect(alert).to_have_count(0)
+
+
+def test_an_error_has_its_icons_where_the_server_is_gone(open_page: Callable[..., Page], talk: Any) -> None:
+    page = open_page(expected=("Failed to load resource",))
+    page.context.set_offline(True)
+    talk.ask(page, "Hello")
+    expect(page.get_by_role("alert")).to_contain_text("The connection to the server was lost")
+    for place in (".problem > .icon", ".problem button .icon", ".composer .icon"):
+        assert page.locator(place).evaluate("icon => icon.firstChild.getBBox().width") > 0, place
+
+
+def test_a_conversation_that_is_too_long_has_a_way_on(open_page: Callable[..., Page], talk: Any) -> None:
+    """Asking again would be refused again."""
+    page = open_page(expected=("Failed to load resource",))
+    talk.ask(page, "word " * 10_000)
+    alert = page.get_by_role("alert")
+    expect(alert).to_contain_text("This is too long for the model.")
+    expect(alert).to_contain_text("Edit an earlier message, or begin a new conversation.")
+    alert.get_by_role("link", name="New conversation").click()
+    talk.ask(page, "What is the capital of France?")
     assert talk.answered(page) == "The capital of France is Paris."
     expect(alert).to_have_count(0)
 

@@ -273,7 +273,7 @@ def test_every_asset_that_is_named_is_there() -> None:
     for path in PAGE.rglob("*.js"):
         for name in re.findall(r'from "\./([^"]+)"', path.read_text(encoding="utf-8")):
             assert (path.parent / name).is_file(), (path.name, name)
-    icons = set(re.findall(r'<symbol id="(\w+)"', (PAGE / "assets" / "icons.svg").read_text(encoding="utf-8")))
+    icons = set(re.findall(r'<symbol id="icon-(\w+)"', (PAGE / "index.html").read_text(encoding="utf-8")))
     used = set()
     for path in PAGE.rglob("*.js"):
         used |= set(re.findall(r'\b(?:icon|button)\("(\w+)"', path.read_text(encoding="utf-8")))

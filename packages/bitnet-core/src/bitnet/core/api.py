@@ -22,7 +22,7 @@ from contextlib import ExitStack
 from operator import index
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -113,6 +113,11 @@ def load_model(
         InvalidInputError: An argument is out of its range.
     """
     deterministic = env.flag("BITNET_DETERMINISTIC") if deterministic is None else deterministic
+    max_seqs = _integer("max_seqs", max_seqs)
+    context = None if context is None else _integer("context", context)
+    step_tokens = None if step_tokens is None else _integer("step_tokens", step_tokens)
+    max_queue = None if max_queue is None else _integer("max_queue", max_queue)
+    max_queue_tokens = None if max_queue_tokens is None else _integer("max_queue_tokens", max_queue_tokens)
     path = Path(default_model_path() if path is None else hub.local_path(path))
     places: list[tuple[Selection | None, Device]]
     if device is None or isinstance(device, str):
@@ -121,6 +126,11 @@ def load_model(
             file = open_model(path, i2s_layout=i2s_layout)
             file.tokenizer  # noqa: B018
             places = [*future.result()]
+    elif not hasattr(device, "compile"):
+        raise InvalidInputError(
+            f"device is {brief(device)}; it must be a name or an open device.",
+            hint="Write several names with commas: 'cuda:0,cuda:1'.",
+        )
     else:
         if threads is not None or strict is not None:
             raise InvalidInputError("threads and strict are settings of a device that is yet to be opened.")
@@ -192,6 +202,13 @@ _GPUS = (DeviceType.DISCRETE, DeviceType.INTEGRATED)
 """Devices that are made ready in the background; what emulates one would take the processors from everybody else."""
 
 
+def _integer(name: str, value: int) -> int:
+    try:
+        return index(value)
+    except TypeError:
+        raise InvalidInputError(f"{name} is {brief(value)}; it must be an integer.") from None
+
+
 class _Replica(NamedTuple):
     """The model on one device; ``selection`` is None where the device was given open."""
 
@@ -232,6 +249,16 @@ class Model:
         self.context = worker.engine.context
         # Also runs when the model is dropped, and at exit: the threads must be gone before the interpreter is.
         self._finalizer = weakref.finalize(self, _close, worker, self._replicas, self._warm_ups)
+
+    def __repr__(self) -> str:
+        where = ", ".join(info.name for info in self.devices)
+        return f"<Model {self.config.name!r} on {where}, {'open' if self._finalizer.alive else 'closed'}>"
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            "a model cannot be pickled or copied: it is on a device. "
+            "Threads may share it; another process loads its own."
+        )
 
     @property
     def config(self) -> ModelConfig:
@@ -344,6 +371,11 @@ class Model:
         **options: Unpack[OptionArguments],
     ) -> list[Request]:
         """Begin ``n`` continuations of each prompt, as :meth:`submit` does; either all are taken or none."""
+        if isinstance(prompts, str):
+            raise InvalidInputError(
+                f"the prompts are the text {brief(prompts)}; they must be several.",
+                hint="Put a single one into a list.",
+            )
         given, prepare = GenerationOptions(**options), self._worker.engine.prepare
         tickets = self._worker.submit_all([prepare(self._tokens(p), given, n, constraint) for p in prompts])
         return [Request(self, ticket) for ticket in tickets]
@@ -374,6 +406,11 @@ class Model:
         """
         from bitnet.core.text.prompt import prompt_tokens
 
+        if isinstance(messages, str | Mapping) or not all(isinstance(message, Mapping) for message in messages):
+            raise InvalidInputError(
+                f"the messages are {brief(messages)}; they must be a list of mappings.",
+                hint='Write [{"role": "user", "content": "…"}].',
+            )
         if self.chat_template is None:
             raise InvalidInputError(
                 f"{self.config.name} has no chat template.", hint="Write the prompt yourself and call generate()."
@@ -489,10 +526,16 @@ class Model:
     def _tokens(self, prompt: str | Sequence[int]) -> list[int]:
         if isinstance(prompt, str):
             return self.tokenizer.encode(prompt, add_special=True, parse_special=True)
+        several = isinstance(prompt, list | tuple) and any(isinstance(part, str) for part in prompt)
         try:
+            if isinstance(prompt, bytes | bytearray):  # a text that was not decoded: its bytes are no token ids
+                raise TypeError
             return [index(token) for token in prompt]
         except TypeError:
-            raise InvalidInputError(f"the prompt is {brief(prompt)}, neither a text nor token ids.") from None
+            raise InvalidInputError(
+                f"the prompt is {brief(prompt)}, neither a text nor token ids.",
+                hint="generate_batch() takes several prompts." if several else None,
+            ) from None
 
     def _score(self, tokens: Sequence[int], start: int) -> npt.NDArray[np.float64]:
         ticket = self._worker.submit(self._worker.engine.prepare_score(tokens, start))

@@ -100,8 +100,7 @@ class Conversation:
             except KeyboardInterrupt:
                 stream.close()
         say("")
-        completion = stream.completion
-        assert completion is not None
+        completion = stream.result()
         self._exchanges[-1].append({"role": "assistant", "content": completion.text})
         note(summary(self._model, completion))
 

@@ -32,7 +32,10 @@ def masked(logits: npt.NDArray[np.float32], allowed: bytes) -> npt.NDArray[np.fl
 
     Raises:
         ConstraintError: None is left.
+        TypeError: The mask is no ``bytes``: an array of booleans would be read as one of bits.
     """
+    if not isinstance(allowed, bytes):
+        raise TypeError(f"allowed() gave {type(allowed).__name__}; it must give bytes, one bit for each token id.")
     bits = np.unpackbits(np.frombuffer(allowed, np.uint8), count=min(len(logits), 8 * len(allowed)), bitorder="little")
     result = np.full_like(logits, -np.inf)
     chosen = np.flatnonzero(bits)

@@ -27,7 +27,7 @@ class GenerationOptions:
 
     Attributes:
         max_tokens: Tokens to generate at most; None: until the context is full.
-        min_tokens: No end-of-sequence or stop token is chosen before this many tokens.
+        min_tokens: No end-of-sequence or stop token is chosen before this many tokens. A stop string ends shorter ones.
         temperature: 0 is greedy; logits are divided by it.
         top_k: Sample from the k most likely tokens only (0: off).
         top_p: Sample from the smallest set of most likely tokens that has this probability (1: off).

@@ -56,8 +56,8 @@ class Preparer:
             InvalidInputError: The prompt is empty, or a token id is not in the vocabulary.
         """
         self._check_tokens("the prompt", prompt)
-        if n < 1:
-            raise InvalidInputError(f"n is {n}; it must be an integer ≥ 1.")
+        if not isinstance(n, Integral) or n < 1:
+            raise InvalidInputError(f"n is {n!r}; it must be an integer ≥ 1.")
         if len(prompt) >= self.context:
             raise ContextFullError(
                 f"the prompt has {len(prompt)} tokens; the context holds {self.context}, at least one of them new.",

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator
+from contextlib import suppress
 from types import TracebackType
+from typing import NoReturn
 
 from bitnet.core.engine.results import Chunk, Completion, Update
 from bitnet.core.engine.ticket import Ticket
+from bitnet.core.errors import BitNetError
 
 
 class Request(Iterator[Chunk], AsyncIterator[Chunk]):
-    """Chunks of one generation, as they come: ``for`` or ``async for``. Closing or dropping it ends the generation.
+    """Chunks of one generation, as they come: ``for``, or ``async for`` in one task.
 
-    Both raise the error that the engine failed with, such as ``DeviceError``.
+    Both raise the error that the engine failed with, such as ``DeviceError``. Closing or dropping the request ends the
+    generation; ``with`` and ``async with`` close it.
 
     Attributes:
-        completion: The whole result, once the last chunk has been taken, or the request was closed.
+        completion: The whole result, once the last chunk has been taken, or the request was closed; None where the
+            engine failed, or the model was closed, before that.
     """
 
     def __init__(self, owner: object, ticket: Ticket) -> None:
@@ -31,6 +36,12 @@ class Request(Iterator[Chunk], AsyncIterator[Chunk]):
 
     def __aiter__(self) -> AsyncIterator[Chunk]:
         return self
+
+    def _settle(self) -> None:
+        """Note the completion, as an interrupt may have come just before."""
+        last = self._ticket.last
+        if last is not None and isinstance(last.result, Completion):
+            self.completion = last.result
 
     def _chunk(self, update: Update) -> Chunk:
         if isinstance(update.result, Completion):
@@ -50,15 +61,26 @@ class Request(Iterator[Chunk], AsyncIterator[Chunk]):
                 pass
         finally:
             self.cancel()
+        self._settle()
         if self.completion is None:  # an earlier call was told why
             raise self._ticket.failure()
         return self.completion
 
     def close(self) -> None:
-        """End the generation where it is; ``completion`` then holds what there is of it."""
+        """End the generation where it is; ``completion`` then holds what there is of it. No error of it is raised."""
         self.cancel()
-        for _ in self:
-            pass
+        with suppress(BitNetError):  # its caller wants no more of it, and may be on the way out with another error
+            for _ in self:
+                pass
+        self._settle()
+
+    async def aclose(self) -> None:
+        """As :meth:`close`, for a task: other tasks run while the step that computes it ends."""
+        self.cancel()
+        with suppress(BitNetError):
+            async for _ in self:
+                pass
+        self._settle()
 
     def __enter__(self) -> Request:
         return self
@@ -67,6 +89,17 @@ class Request(Iterator[Chunk], AsyncIterator[Chunk]):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    async def __aenter__(self) -> Request:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a request cannot be pickled or copied: it runs on a device. Its completion can be.")
 
     def __del__(self) -> None:
         self._ticket.cancel()

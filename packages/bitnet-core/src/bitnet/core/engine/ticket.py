@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from bitnet.core.engine.results import Update
 from bitnet.core.engine.sequence import TokenSequence
+from bitnet.core.errors import InvalidInputError
 
 if TYPE_CHECKING:
     import asyncio
@@ -38,8 +39,16 @@ class Ticket:
         self._news: queue.SimpleQueue[Update | None] = queue.SimpleQueue()
         self._waiting: asyncio.Future[None] | None = None
         self._open = True
+        self._awaited = False
         self._hushed = False
+        self._ended = False
+        self._last: Update | None = None
         self.sequence = sequence
+
+    @property
+    def last(self) -> Update | None:
+        """The update with the result, once it is there, whether or not it was taken."""
+        return self._last
 
     def __iter__(self) -> Iterator[Update]:
         return self
@@ -53,25 +62,41 @@ class Ticket:
         """
         while self._open:
             self._worker.check_here()
+            ended = self._ended
             with suppress(queue.Empty):
-                return self._taken(self._news.get(timeout=WAIT_SECONDS))
+                return self._taken(self._news.get(timeout=0 if ended else WAIT_SECONDS))
+            if ended:  # an interrupt came between the queue and here, and took the last news with it
+                return self._taken(self._last)
         raise StopIteration
 
     def __aiter__(self) -> AsyncIterator[Update]:
         return self
 
     async def __anext__(self) -> Update:
-        """As :meth:`__next__`, for a task; one task may wait at a time, and a task that is cancelled loses no news."""
+        """As :meth:`__next__`, for a task; one task may wait at a time, and a task that is cancelled loses no news.
+
+        Raises:
+            InvalidInputError: Another task waits, and one at a time may; or as for :meth:`__next__`.
+        """
         import asyncio  # which takes long to import, and is there already where a task runs
 
-        while self._open:
-            self._worker.check_here()
-            # A future stands here before the queue is looked at, so news that comes in between wakes it.
-            # The worker takes it from there when it wakes it.
-            waiting = self._waiting = asyncio.get_running_loop().create_future()
-            with suppress(queue.Empty):
-                return self._taken(self._news.get_nowait())
-            await waiting
+        if self._awaited:
+            raise InvalidInputError("another task waits for the same request.", hint="Read it in one task.")
+        self._awaited = True
+        try:
+            while self._open:
+                self._worker.check_here()
+                # A future stands here before the queue is looked at, so news that comes in between wakes it.
+                # The worker takes it from there when it wakes it.
+                waiting = self._waiting = asyncio.get_running_loop().create_future()
+                ended = self._ended
+                with suppress(queue.Empty):
+                    return self._taken(self._news.get_nowait())
+                if ended:
+                    return self._taken(self._last)
+                await waiting
+        finally:
+            self._awaited = False
         raise StopAsyncIteration
 
     def _taken(self, news: Update | None) -> Update:
@@ -101,6 +126,8 @@ class Ticket:
         if self._hushed and news is not None and news.result is None:
             return None
         self._news.put(news)
+        if news is None or news.result is not None:
+            self._last, self._ended = news, True
         waiting, self._waiting = self._waiting, None
         return waiting
 

@@ -108,21 +108,26 @@ class _Running:
                 self._process = subprocess.Popen(
                     command, stdin=read, stdout=write, stderr=subprocess.DEVNULL, cwd=os.sep, **_detached()
                 )
-            except OSError as error:
+            except BaseException as error:
                 os.close(self._in)
                 os.close(self._out)
-                raise _no_start(command[0], str(error)) from error
+                if isinstance(error, OSError):
+                    raise _no_start(command[0], str(error)) from error
+                raise
             finally:
                 os.close(read)
                 os.close(write)
             _living.add(self)
+        thread = threading.Thread(target=self._attend, name="bitnet-template", daemon=True)
         try:
             self._job = _job(self._process)
-            threading.Thread(target=self._attend, name="bitnet-template", daemon=True).start()
-        except BaseException:
-            self._leave()
+            thread.start()
+            kind, _ = self._next(START_SECONDS)
+        except BaseException:  # an interrupt, too: nobody else knows of it yet
+            self.end()
+            if not thread.is_alive():
+                self._leave()
             raise
-        kind, _ = self._next(START_SECONDS)
         if kind != "ready":
             self.end()
             raise _no_start(command[0], f"it ended with status {self._process.wait()}")
@@ -182,9 +187,10 @@ class _Running:
 
     def _leave(self) -> None:
         with _living_lock:
-            _living.discard(self)
-            os.close(self._in)
-            os.close(self._out)
+            if self in _living:  # else it has left
+                _living.discard(self)
+                os.close(self._in)
+                os.close(self._out)
         self._process.kill()
         self._process.wait()
 

@@ -11,22 +11,28 @@ export function setApiKey(value) {
   else sessionStorage.removeItem(KEY);
 }
 
-/** A request that failed: `status` 0 means that the server was not reached; `wait` is in seconds, or null. */
+/** A request that failed: `status` 0 means that the server was not reached; `wait` is in seconds, or null; `code` is the server's word for it. */
 export class ApiError extends Error {
-  constructor(status, detail, wait = null) {
+  constructor(status, detail, wait = null, code = "") {
     super(detail);
     this.status = status;
     this.wait = wait;
+    this.code = code;
   }
 
   /** What happened, in words for whoever sits in front of the page. */
   get title() {
+    if (this.tooLong) return "This is too long for the model";
     if (this.status === 0) return "The connection to the server was lost";
     if (this.status === 401 || this.status === 403) return "The server asks for an API key";
     if (this.status === 429) return "The server is busy";
     if (this.status === 503) return "The server is not ready";
     if (this.status >= 500) return "The server had a problem";
     return "The server refused the request";
+  }
+
+  get tooLong() {
+    return this.code === "context_length_exceeded";
   }
 
   get needsKey() {
@@ -43,13 +49,15 @@ function retryAfter(response) {
 
 async function failure(response) {
   let detail = response.statusText || `HTTP status ${response.status}`;
+  let code;
   try {
     const body = await response.json();
+    code = body.error?.code;
     detail = body.error?.message ?? body.detail ?? body.message ?? detail;
   } catch {
     // The status has to do: the body is not JSON.
   }
-  return new ApiError(response.status, String(detail), retryAfter(response));
+  return new ApiError(response.status, String(detail), retryAfter(response), code);
 }
 
 async function request(path, { body, signal } = {}) {

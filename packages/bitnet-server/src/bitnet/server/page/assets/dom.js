@@ -1,7 +1,6 @@
 // Building the page's elements. Text is always a text node: nothing here, or anywhere in the page, parses HTML.
 
 const SVG = "http://www.w3.org/2000/svg";
-const ICONS = new URL("icons.svg", import.meta.url);
 
 function build(element, props, children) {
   for (const [name, value] of Object.entries(props)) {
@@ -20,9 +19,9 @@ export const h = (tag, props = {}, ...children) => build(document.createElement(
 /** An SVG element. */
 export const s = (tag, props = {}, ...children) => build(document.createElementNS(SVG, tag), props, children);
 
-/** A picture from icons.svg, which assistive technology passes over. */
+/** A picture from index.html, which assistive technology passes over. */
 export const icon = (name) =>
-  s("svg", { class: "icon", "aria-hidden": "true", focusable: "false" }, s("use", { href: `${ICONS}#${name}` }));
+  s("svg", { class: "icon", "aria-hidden": "true", focusable: "false" }, s("use", { href: `#icon-${name}` }));
 
 /** A button that shows an icon and is called `label`; with `text` the label is seen, too. */
 export function button(name, label, onclick, { text = false, ...props } = {}) {

@@ -10,13 +10,16 @@ export const factsList = (stats) =>
 
 /** What went wrong, kindly, with a way on. */
 export function problem(error, retry) {
+  const said = error.message.charAt(0).toUpperCase() + error.message.slice(1);
   const wait = error.wait ? ` The server asks to wait ${error.wait} s.` : "";
+  const shorten = error.tooLong && retry ? " Edit an earlier message, or begin a new conversation." : "";
   return h(
     "div",
     { class: "problem", role: "alert" },
     icon("warning"),
-    h("div", {}, h("p", { class: "what" }, `${error.title ?? "Something went wrong"}.`), h("p", {}, `${error.message}${wait}`)),
+    h("div", {}, h("p", { class: "what" }, `${error.title ?? "Something went wrong"}.`), h("p", {}, `${said}${wait}${shorten}`)),
     h("div", { class: "actions" },
+      shorten && h("a", { class: "button", href: "#/" }, "New conversation"),
       error.needsKey && h("a", { class: "button", href: "#/settings" }, "Enter the key"),
       retry && button("again", "Try again", retry, { text: true })),
   );
