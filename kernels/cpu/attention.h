@@ -16,6 +16,7 @@
 #define CHUNK 128
 #define SPLIT 512 /* minimum positions a part */
 #define MAX_SPLITS 16
+#define FAR 8192 /* positions whose sum is set aside: one added to the sum of many more would lose digits */
 
 /* Sums over one item; before a merge, out = acc / sum. */
 typedef struct {
@@ -38,11 +39,14 @@ typedef struct {
     float *q; /* [d][QUERIES], divided by sqrt(d) */
     float *scores; /* [QUERIES][CHUNK + VL] */
     partial_t *partial;
+    float *far; /* [QUERIES][v_stride]: what `partial` has of every FAR positions before; NULL where there are no more than that */
 } attention_scratch_t;
 
 INLINE size_t partial_bytes(const kv_t *kv) {
     return aligned_bytes(sizeof(partial_t) + QUERIES * (size_t)kv->v_stride * sizeof(float), 1);
 }
+
+INLINE size_t far_bytes(const kv_t *kv) { return aligned_bytes(QUERIES * (size_t)kv->v_stride, sizeof(float)); }
 
 INLINE int32_t split_length(int32_t length) {
     int32_t even = (length + MAX_SPLITS - 1) / MAX_SPLITS;
@@ -70,7 +74,7 @@ static need_t attention_need(const run_t *run, const op_t *op) {
     const bool split = limits->max_blocks * (int64_t)kv->block_size > SPLIT;
     return (need_t){
         .shared = split ? partials * partial_bytes(kv) : 0,
-        .scratch = q + scores + partial_bytes(kv),
+        .scratch = q + scores + partial_bytes(kv) + far_bytes(kv),
     };
 }
 
@@ -240,6 +244,8 @@ static void soften(const queries_t *s, const attention_scratch_t *t, int q, int 
         const vf shrink = v_exp(v_set(partial->top[q] - top));
         float *acc = partial->acc + (int64_t)q * s->kv->v_stride;
         for (int e = 0; e < s->kv->v_stride; e += VL) v_store(acc + e, v_load(acc + e) * shrink);
+        float *far = t->far ? t->far + (int64_t)q * s->kv->v_stride : NULL;
+        for (int e = 0; far && e < s->kv->v_stride; e += VL) v_store(far + e, v_load(far + e) * shrink);
         partial->sum[q] *= shrink[0];
         partial->top[q] = top;
     }
@@ -265,6 +271,11 @@ INLINE wanted_t wanted_after(const queries_t *s, int32_t p, int n, int32_t end) 
     };
 }
 
+/* to[0 … n) += from[0 … n), whole vectors. */
+INLINE void add_floats(float *to, const float *from, size_t n) {
+    for (size_t i = 0; i < n; i += VL) v_store(to + i, v_load(to + i) + v_load(from + i));
+}
+
 /* The positions begin … end - 1 of one item, `end` not beyond its last query. */
 static void attend(const queries_t *s, const attention_scratch_t *t, int32_t begin, int32_t end) {
     const attention_op_t *o = s->op;
@@ -277,7 +288,10 @@ static void attend(const queries_t *s, const attention_scratch_t *t, int32_t beg
         t->partial->top[q] = -INFINITY;
         t->partial->sum[q] = 0;
     }
-    memset(t->partial->acc, 0, (size_t)computed * (size_t)kv->v_stride * sizeof(float));
+    float *acc = t->partial->acc;
+    const size_t sums = (size_t)computed * (size_t)kv->v_stride;
+    memset(acc, 0, sums * sizeof *acc);
+    if (t->far) memset(t->far, 0, sums * sizeof *acc);
     for (int32_t chunk = begin; chunk < end; chunk += CHUNK) {
         const int32_t stop = chunk + CHUNK < end ? chunk + CHUNK : end;
         for (int32_t p = chunk, n; p < stop; p += n) {
@@ -308,7 +322,12 @@ static void attend(const queries_t *s, const attention_scratch_t *t, int32_t beg
                 if (own > 0) add_values(s, t, head, p % size, p - chunk, own < n ? own : n, q, 1);
             }
         }
+        if (t->far && (stop - begin) % FAR == 0) {
+            add_floats(t->far, acc, sums);
+            memset(acc, 0, sums * sizeof *acc);
+        }
     }
+    if (t->far) add_floats(acc, t->far, sums);
 }
 
 typedef struct {
@@ -400,6 +419,7 @@ static void attention_item(run_t *run, const attention_op_t *o, const attention_
         end = begin + part < end ? begin + part : end;
         t.partial = partial_at(run, o, item);
     }
+    if (end - begin <= FAR) t.far = NULL;
     attend(&s, &t, begin, end);
     if (item->splits > 1) return;
     for (int q = 0; q < s.count; q++) divide(t.partial, q, s.kv->v_stride, out_row(run, o, item, q), o->head_dim);
@@ -433,6 +453,7 @@ static void attention(run_t *run, const op_t *op, int thread) {
     t.scores = (float *)own;
     own += aligned_bytes(QUERIES * (CHUNK + VL), sizeof(float));
     t.partial = (partial_t *)own;
+    t.far = (float *)(own + partial_bytes(&run->program.kv));
     attention_item_t item;
     while (next_item(run, o, thread, &item)) attention_item(run, o, &item, t);
 

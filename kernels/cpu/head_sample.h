@@ -29,7 +29,7 @@ static head_scratch_t head_parts(const run_t *run, const dense_matmul_op_t *o, i
     const size_t x = aligned_bytes((size_t)(rows * head_groups(o->x.columns)), HEAD_COLUMNS);
     const size_t row = aligned_bytes((size_t)rows, sizeof(head_row_t));
     const size_t tops = aligned_bytes((size_t)(rows * chunks_of(o->out.columns)), sizeof(scored_t));
-    uint8_t *base = run->shared;
+    const uintptr_t base = (uintptr_t)run->shared; /* 0 where only the size is asked for */
     *bytes = x + row + tops + aligned_bytes((size_t)(rows * run->threads), sizeof(scored_t));
     return (head_scratch_t){
         (int32_t *)base, (head_row_t *)(base + x), (scored_t *)(base + x + row), (scored_t *)(base + x + row + tops)};

@@ -244,7 +244,7 @@ static void run_op(executable_t *e, const op_t *op, int thread) {
     pool_barrier_fetching(e->run.pool, thread, &e->ahead[thread].soon);
 }
 
-#define FETCH_AHEAD ((size_t)256 << 10) /* part of a second-level cache of a megabyte or more */
+#define FETCH_AHEAD ((ptrdiff_t)256 << 10) /* part of a second-level cache of a megabyte or more */
 
 /* With few tokens, reading weights waits for memory: those of the next operation that has any are
  * prefetched while this thread waits for others. */
@@ -257,7 +257,7 @@ static void look_ahead(executable_t *e, int32_t next, int thread) {
         const operation_t *operation = &e->level->operations[program->ops[next].kind];
         if (!operation->begins) continue;
         *soon = operation->begins(&e->run, &program->ops[next], thread);
-        if (soon->end > soon->next + FETCH_AHEAD) soon->end = soon->next + FETCH_AHEAD;
+        if (soon->end - soon->next > FETCH_AHEAD) soon->end = soon->next + FETCH_AHEAD;
         return;
     }
 }

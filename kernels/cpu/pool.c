@@ -20,7 +20,7 @@
 #define CACHE_LINE 128 /* two lines, as x86 prefetches them in pairs */
 
 /* Items taken of a thread's share: 16 bits of the phase it belongs to, then 24 bits each of items taken from the back
- * and from the front. Counts of an earlier phase count as none, so nothing has to be reset. */
+ * and from the front. Counts of an earlier phase count as none, so nothing has to be reset while a thread takes part. */
 typedef struct {
     _Alignas(CACHE_LINE) _Atomic uint64_t taken;
 } share_t;
@@ -39,6 +39,7 @@ struct pool {
     int64_t unparked; /* when parked threads were last woken */
     mutex_t running;
     _Atomic process_id_t process; /* process that owns the threads; 0 before the first job */
+    _Atomic process_id_t locked_in; /* process whose lock `running` is; negated while one of its threads makes it */
     int wanted, started, threads; /* `threads` of those started do this job */
     int64_t hold, again; /* more are tried again at `again`, `hold` after they were found to be too many */
     thread_t *handles;
@@ -135,12 +136,20 @@ static void work(void *raw) {
     }
 }
 
+/* Nothing is taken yet from the shares of `first` and the threads after it, whatever they say: it is of a phase before this
+ * one, and perhaps of one whose number, in 16 bits, is this one's. */
+static void renew_shares(pool_t *pool, int first) {
+    const uint64_t phase = atomic_load(&pool->phase) & 0xffff;
+    for (int i = first; i < pool->wanted; i++)
+        atomic_store_explicit(&pool->shares[i].taken, phase << 48, memory_order_relaxed);
+}
+
 static void start(pool_t *pool) {
     mutex_init(&pool->park);
     condition_init(&pool->unpark);
     atomic_store(&pool->parked, 0);
     atomic_store(&pool->arrived, 0);
-    atomic_fetch_add(&pool->phase, 1); /* items that the parent's threads took before the fork are not done here */
+    renew_shares(pool, 0); /* items that the parent's threads took before the fork are not done here */
     pool->process = process_id();
     pool->started = 1;
     unsigned seen = atomic_load(&pool->jobs);
@@ -189,6 +198,7 @@ pool_t *pool_new(int threads) {
     pool->members = pages_alloc((size_t)threads * sizeof *pool->members);
     pool->shares = pages_alloc((size_t)threads * sizeof *pool->shares);
     mutex_init(&pool->running);
+    pool->locked_in = process_id();
     if (pool->handles && pool->members && pool->shares) return pool;
     release(pool);
     return NULL;
@@ -203,17 +213,35 @@ void pool_delete(pool_t *pool) {
     release(pool);
 }
 
-void pool_run(pool_t *pool, job_t job, void *argument, bool whole) {
-    /* A thread of the parent may have held the lock at the fork; the child starts with a new one. */
-    if (pool->process && pool->process != process_id()) mutex_init(&pool->running);
+/* Take the lock. A thread of the parent may have held it at the fork: the child has a new one, and as several of its threads
+ * may ask for it at once, the first makes it while the others wait. */
+static void lock(pool_t *pool) {
+    const process_id_t self = process_id();
+    process_id_t other = atomic_load(&pool->locked_in);
+    while (other != self)
+        if (other == -self) {
+            cpu_relax();
+            other = atomic_load(&pool->locked_in);
+        } else if (atomic_compare_exchange_strong(&pool->locked_in, &other, -self)) {
+            mutex_init(&pool->running);
+            atomic_store(&pool->locked_in, self);
+            other = self;
+        }
     mutex_lock(&pool->running);
+}
+
+void pool_run(pool_t *pool, job_t job, void *argument, bool whole) {
+    lock(pool);
     if (pool->process != process_id()) start(pool);
     pool->job = job;
     pool->argument = argument;
     const int fewer = pool->threads;
     if (pool->started > 1) {
         pool->begun = wall_time();
-        if (whole || pool->begun >= pool->again) pool->threads = pool->started;
+        if (fewer < pool->started && (whole || pool->begun >= pool->again)) {
+            renew_shares(pool, fewer);
+            pool->threads = pool->started;
+        }
     }
     if (pool->threads > 1) {
         const unsigned number = (atomic_load(&pool->jobs) >> TEAM_BITS) + 1;

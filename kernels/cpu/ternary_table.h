@@ -63,9 +63,9 @@ static table_scratch_t table_parts(const run_t *run, const table_matmul_op_t *o,
     const size_t count = (size_t)(rows * (o->x.columns / o->group));
     const size_t x = aligned_bytes((size_t)(rows * table_words(o)), sizeof(int32_t));
     const size_t totals = aligned_bytes(DIGITS * count, sizeof(int32_t));
+    const uintptr_t base = (uintptr_t)run->shared; /* 0 where only the size is asked for */
     *bytes = x + totals + aligned_bytes(count, sizeof(float));
-    return (table_scratch_t){
-        (int32_t *)run->shared, (int32_t *)(run->shared + x), (float *)(run->shared + x + totals)};
+    return (table_scratch_t){(int32_t *)base, (int32_t *)(base + x), (float *)(base + x + totals)};
 }
 
 static need_t table_matmul_need(const run_t *run, const op_t *op) {
