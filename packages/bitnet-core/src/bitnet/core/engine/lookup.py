@@ -121,7 +121,7 @@ SHY = 1.03
 REFRESH, REFRESH_REPEAT = 128, 4
 """Drafted steps after which plain ones are timed again, and for how many tokens."""
 FORGIVEN = 1 / 1024
-"""Share by which costs fall each time that they are too high, so that they are measured again some day; of all sizes."""
+"""Share by which costs fall each time that they are too high, so that they are measured again one day; of all sizes."""
 UNKNOWN_COST = 1 / 8
 """The cost of a drafted token before any was measured, in tokens of plain steps."""
 
