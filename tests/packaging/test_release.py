@@ -27,6 +27,9 @@ TAG = {
     "GITHUB_REPOSITORY": "bitnet-core/bitnet",
 }
 
+PUBLISHERS = {"2.4": (1, 13, 0), "2.5": (1, 14, 2)}
+"""Metadata-Version → a publishing action that takes it; its release notes say which twine it has."""
+
 
 def test_wheels_can_be_installed_alone_and_used(
     dist: Path, locked: Path, packages: list[str], capsys: pytest.CaptureFixture[str]
@@ -166,6 +169,19 @@ def test_only_publishing_has_an_identity(jobs: dict[str, Any]) -> None:
     assert not [step for step in steps if "run" in step]
     assert steps[-1]["uses"].startswith("pypa/gh-action-pypi-publish@")
     assert steps[-1]["with"]["attestations"] is True
+
+
+def test_the_publishing_action_takes_our_metadata(
+    root: Path, wheel: Callable[[str], Path], jobs: dict[str, Any]
+) -> None:
+    """It checks each file before it uploads any, and refuses a Metadata-Version that its twine does not know."""
+    action = jobs["publish"]["steps"][-1]["uses"]
+    text = (root / ".github/workflows/release.yml").read_text()
+    (version,) = re.findall(rf"{re.escape(action)} # v(\d+)\.(\d+)\.(\d+)$", text, re.MULTILINE)
+    with zipfile.ZipFile(wheel("bitnet-cuda")) as archive:
+        (metadata,) = [name for name in archive.namelist() if name.endswith(".dist-info/METADATA")]
+        written = archive.read(metadata).decode().partition("\n")[0].removeprefix("Metadata-Version: ")
+    assert tuple(map(int, version)) >= PUBLISHERS[written]
 
 
 def test_the_workflow_runs_what_is_tested_here(jobs: dict[str, Any]) -> None:

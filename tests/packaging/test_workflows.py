@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -91,3 +93,22 @@ def test_jobs_have_few_rights_and_an_end(workflow: Path) -> None:
     for name, job in data["jobs"].items():
         runs_tests = re.search(r"pytest|tox|\.ci/run", str(job))
         assert "uses" in job or job["timeout-minutes"] >= (60 if runs_tests else 10), name
+
+
+@pytest.mark.skipif(os.name == "nt", reason=".ci/run is for Debian.")
+def test_git_answers_in_a_clone_of_another_user(root: Path, tmp_path: Path) -> None:
+    """As in a container job, whose steps are root's and whose clone is not; else every test seems to be changed."""
+    clone, programs, said = tmp_path / "clone", tmp_path / "bin", tmp_path / "said"
+    (clone / ".ci").mkdir(parents=True)
+    shutil.copy(root / ".ci/run", clone / ".ci")
+    programs.mkdir()
+    for name, body in {"apt-get": "", "python3": "", "uv": f'git rev-parse --show-toplevel >>"{said}" 2>&1'}.items():
+        (programs / name).write_text(f"#!/bin/sh\n{body}\n")
+        (programs / name).chmod(0o755)
+    own = {"PATH": f"{programs}{os.pathsep}{os.environ['PATH']}", "HOME": str(tmp_path)}
+    subprocess.run(["git", "init", "--quiet", clone], check=True)
+    other = {"GIT_TEST_ASSUME_DIFFERENT_OWNER": "1"}  # git's own test suite says so to it
+    refused = subprocess.run(["git", "rev-parse", "HEAD"], cwd=clone, env={**os.environ, **own, **other}, check=False)
+    assert refused.returncode
+    subprocess.run(["bash", ".ci/run"], cwd=clone, env={**os.environ, **own, **other}, check=True)
+    assert set(said.read_text().split()) == {str(clone)}

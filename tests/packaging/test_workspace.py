@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 import subprocess
 import sys
 from collections.abc import Callable
+from importlib.metadata import packages_distributions
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -211,3 +213,36 @@ def test_ci_matrix_refuses_other_words(root: Path) -> None:
 
 def test_lock_is_up_to_date(uv: Callable[..., str]) -> None:
     uv("lock", "--check")
+
+
+def names(requirements: list[Any], groups: dict[str, list[Any]]) -> set[str]:
+    """The distributions that requirements, and the groups that they include, name."""
+    found = set()
+    for given in requirements:
+        found |= names(groups[given["include-group"]], groups) if isinstance(given, dict) else {Requirement(given).name}
+    return found
+
+
+def imported(file: Path) -> set[str]:
+    """Modules without which a file cannot be imported."""
+    body = ast.parse(file.read_text(encoding="utf-8")).body
+    plain = {alias.name for line in body if isinstance(line, ast.Import) for alias in line.names}
+    return {
+        name.split(".")[0] for name in plain | {str(line.module) for line in body if isinstance(line, ast.ImportFrom)}
+    }
+
+
+def test_a_packages_own_environment_has_what_its_tests_import(root: Path, package: str) -> None:
+    """Of what a dependency group brings: the group must be the environment's, as the workspace's has all of them."""
+    groups, tox, own = (
+        toml(root / "pyproject.toml")["dependency-groups"],
+        toml(root / "tox.toml"),
+        project(root, package),
+    )
+    environment = {**tox["env_run_base"], **tox["env"].get(package.removeprefix("bitnet-"), {})}
+    there = names([{"include-group": group} for group in environment["dependency_groups"]], groups)
+    there |= names([*own["dependencies"], "pytest"], groups)
+    grouped, brings = names([{"include-group": "dev"}], groups) - there, packages_distributions()
+    for file in (root / "packages" / package / "tests").rglob("*.py"):
+        missing = {name for name in imported(file) if {*brings.get(name, [])} & grouped} - {"bitnet"}
+        assert not missing, f"{file.relative_to(root)} imports {missing}; tox.toml names no group that has it"

@@ -63,7 +63,7 @@ def test_the_page_has_every_kernel() -> None:
 
 def test_the_suite_passes(toy: Any) -> None:
     said = toy.run(*SUITE, BITNET_REQUIRE_DEVICES="toy:0", BITNET_CONFORMANCE="small").stdout
-    # What no GPU backend has yet is expected to fail; what takes features that the toy does not list is skipped.
+    # What the toy refuses is expected to fail; what takes features that it does not list is skipped.
     passed = re.search(r"^(\d+) passed, \d+ skipped(?:, \d+ xfailed)? in", said, re.MULTILINE)
     assert passed, said
     assert int(passed[1]) > 100

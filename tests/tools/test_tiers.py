@@ -124,6 +124,11 @@ def test_of_what_has_not_changed_some_are_drawn(run: Run, tmp_path: Path) -> Non
     assert len(ran()) == 1000
 
 
+def test_the_share_is_the_one_that_contributors_read_of(pytestconfig: pytest.Config) -> None:
+    (share,) = [vars(m)["SHARE"] for m in pytestconfig.pluginmanager.get_plugins() if hasattr(m, "SHARE")]
+    assert f"runs one in {share} of its tests" in (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+
+
 def git(root: Path, *words: str) -> str:
     who = ["-c", "user.name=a", "-c", "user.email=a@b", "-c", "init.defaultBranch=main"]
     done = subprocess.run(["git", *who, *words], cwd=root, check=True, capture_output=True, text=True)

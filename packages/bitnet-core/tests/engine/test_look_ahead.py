@@ -57,6 +57,10 @@ class Ahead:
     def logprobs(self) -> Any:
         return self._told
 
+    def fill_slot(self, *given: Any) -> None:
+        """By name: from Python 3.12 on, a protocol's ``isinstance`` asks no ``__getattr__``."""
+        self._executable.fill_slot(*given)
+
     def _begin(self, count: int) -> None:
         step, at = self._step, self._step.layout.offsets
         tokens = self._executable.run(step, count)
