@@ -62,7 +62,7 @@ def test_commands(bitnet: Bitnet, model: Path) -> None:
     ran = bitnet("chat", "-m", model, stdin="/help\n/nope\n")
     assert (ran.status, ran.out) == (0, "")
     assert "/reset" in ran.err
-    assert "there is no /nope" in ran.err
+    assert "unknown command /nope" in ran.err
 
 
 @pytest.mark.parametrize("leave", ["/exit\r\n", " /exit \n", "/exit\r"])

@@ -155,7 +155,7 @@ def test_what_a_forger_can_do(bitnet: Bitnet, honest: Document, signed: Document
     (tmp_path / "f.json").write_text(json.dumps(forged(honest, FORGERIES[name])))
     ran = bitnet("receipt", "verify", "f.json")
     assert (ran.status, ran.err.replace("not checked: cuda", "")) == (0, ""), ran
-    assert "UNSIGNED: anybody can have written it, with any device, speed and model" in ran.out
+    assert "UNSIGNED: anyone could have written it, with any device, speed and model" in ran.out
     assert "holds" not in ran.out
     assert ran.out.count("not compared") == 3
     assert "not run again" in ran.out
@@ -190,8 +190,8 @@ def test_prompt_and_answer_are_bound(bitnet: Bitnet, honest: Document, model: Pa
         assert (ran.status, said in ran.err) == (6, True), ran
     for args, said in (
         (("--prompt", "@absent.txt"), "absent.txt cannot be read: No such file"),
-        (("--system", "x"), "--system goes with --prompt"),
-        (("--device", "cpu"), "--device is for --rerun"),
+        (("--system", "x"), "--system needs --prompt"),
+        (("--device", "cpu"), "--device needs --rerun"),
     ):
         ran = bitnet("receipt", "verify", "r.json", *args)
         assert (ran.status, said in ran.err, ran.err.count("\n")) == (2, True, 1), ran
@@ -203,7 +203,7 @@ def test_a_prompt_without_template_is_bound(bitnet: Bitnet, model: Path) -> None
     assert bitnet(*again, "Hello").status == 0
     assert bitnet(*again, "Hallo").status == 6
     ran = bitnet(*again, "Hello", "--system", "Be")
-    assert (ran.status, "a prompt without a system message" in ran.err) == (6, True)
+    assert (ran.status, "its prompt has no system message" in ran.err) == (6, True)
 
 
 @pytest.mark.parametrize(
@@ -260,11 +260,11 @@ def test_a_rerun_finds_a_changed_answer(
 
 def test_what_a_rerun_needs(bitnet: Bitnet, honest: Document, model: Path, tmp_path: Path) -> None:
     for args, status, said in (
-        (("-m", model), 2, "--rerun needs what was asked: the receipt has only its hash. Give it with --prompt."),
+        (("-m", model), 2, "--rerun needs --prompt, as the receipt has only the prompt's hash."),
         (
             ("--prompt", "Hello"),
             2,
-            "--rerun needs the model, which is not the one in this package. Name its file with -m.",
+            "--rerun needs -m FILE, as the receipt's model is not the one in this package.",
         ),
         (("--prompt", "Hello", "-m", "absent.gguf"), 4, "absent.gguf: cannot be opened"),
         (("--prompt", "Hello", "-m", model, "--device", "nope"), 2, "there is no device 'nope'"),
@@ -296,7 +296,7 @@ def test_a_receipt_from_python(model: Path, tmp_path: Path) -> None:
             (messages, loaded.chat(messages, max_tokens=5)),
         ]
         made = [(prompt, done, loaded.receipt(done, prompt=prompt)) for prompt, done in asked]
-        with pytest.raises(InvalidInputError, match="another prompt than the one given"):
+        with pytest.raises(InvalidInputError, match="does not belong to the prompt"):
             loaded.receipt(asked[0][1], prompt="Hallo")
         unbound = loaded.receipt(asked[0][1])
         assert loaded.receipt(asked[0][1])["signature"] is None

@@ -88,7 +88,7 @@ def test_who_signed(bitnet: Bitnet, signed: Document) -> None:
     own = signed["signature"]["key"][:16]
     alone = bitnet("receipt", "verify", "s.json")
     assert (alone.status, alone.err) == (0, "")
-    assert f"by the key {own}, which may be anybody's: name those you trust with --key" in alone.out
+    assert f"by the key {own}, which may be anyone's: name the keys you trust with --key" in alone.out
     made = bitnet("receipt", "keygen", "other")
     assert made.status == 0
     assert own not in made.out
@@ -168,7 +168,7 @@ def test_what_is_no_key(bitnet: Bitnet, signed: Document, model: Path, tmp_path:
         ran = bitnet("receipt", "verify", "s.json", "--key", name)
         assert (ran.status, said in ran.err, ran.err.count("\n")) == (2, True, 1), ran
     ran = bitnet("run", "-m", model, "Hi", "--receipt-key", "k")
-    assert (ran.status, "--receipt-key is for --receipt" in ran.err) == (2, True)
+    assert (ran.status, "--receipt-key needs --receipt" in ran.err) == (2, True)
 
 
 def test_without_cryptography(

@@ -315,7 +315,7 @@ def test_a_receipt_tells_of_the_variables_that_the_model_was_loaded_with(
 
 @pytest.mark.parametrize("options", [{"threads": 2}, {"strict": False}], ids=str)
 def test_an_open_device_takes_no_options(path: Path, options: Any) -> None:
-    with pytest.raises(InvalidInputError, match="yet to be opened"):
+    with pytest.raises(InvalidInputError, match="already open"):
         load_model(path, device=ReferenceDevice(), **options)
 
 

@@ -255,7 +255,7 @@ def test_a_token_that_cannot_be_is_a_device_error(make_rig: MakeRig, monkeypatch
     rig = make_rig()
     monkeypatch.setattr(rig.executable, "run", lambda step, count: np.full((count, step.rows), 260, np.int32))
     rig.engine.add(rig.engine.prepare([1], GenerationOptions()))
-    with pytest.raises(DeviceError, match="outside of the vocabulary"):
+    with pytest.raises(DeviceError, match="outside the vocabulary"):
         rig.engine.step()
 
 
@@ -275,14 +275,14 @@ def test_logits_that_are_no_numbers_are_a_device_error(
     device: Device, make_rig: MakeRig, where: str, options: dict[str, Any]
 ) -> None:
     """A damaged weight in the head makes one logit of every row NaN; in an embedding, all logits of one row."""
-    with pytest.raises(DeviceError, match=r"logits that are not numbers \(NaN\)"):
+    with pytest.raises(DeviceError, match=r"logits that are NaN"):
         make_rig(device, nan_in=where).one([5, 7], max_tokens=20, ignore_eos=True, **options)
 
 
 def test_scores_of_logits_that_are_no_numbers_are_a_device_error(device: Device, make_rig: MakeRig) -> None:
     rig = make_rig(device, nan_in="token_embd")
     rig.engine.add([rig.engine.prepare_score([5, 6, 7, 8])])
-    with pytest.raises(DeviceError, match=r"logits that are not numbers \(NaN\)"):
+    with pytest.raises(DeviceError, match=r"logits that are NaN"):
         rig.finish()
 
 

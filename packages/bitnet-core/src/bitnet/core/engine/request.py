@@ -1,4 +1,4 @@
-"""A generation in progress, as its caller sees it."""
+"""A generation in progress, as seen by its caller."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from bitnet.core.engine.ticket import Ticket
 
 
 class Request(Iterator[Chunk], AsyncIterator[Chunk]):
-    """Chunks of one generation, as they come: ``for`` or ``async for``. Closing or dropping it ends the generation.
+    """Iterates over the chunks of one generation as they are produced. Closing or dropping it ends the generation.
 
-    Both raise the error that the engine failed with, such as ``DeviceError``.
+    Use ``for`` or ``async for``. If the engine fails, both raise its error, such as ``DeviceError``.
 
     Attributes:
-        completion: The whole result, once the last chunk has been taken, or the request was closed.
+        completion: The whole result, once the last chunk has been consumed or the request was closed; None before.
     """
 
     def __init__(self, owner: object, ticket: Ticket) -> None:
-        self._owner = owner  # the model, which would be closed if nobody held it
+        self._owner = owner  # keeps the model alive, which would otherwise be closed
         self._ticket = ticket
         self.completion: Completion | None = None
 
@@ -43,19 +43,19 @@ class Request(Iterator[Chunk], AsyncIterator[Chunk]):
         self._ticket.cancel()
 
     def result(self) -> Completion:
-        """The completion, once it is there, and no more chunks. An interrupt meanwhile ends the generation."""
+        """Wait for the completion and discard further chunks. An interrupt meanwhile ends the generation."""
         self._ticket.hush()
         try:
             for _ in self:
                 pass
         finally:
             self.cancel()
-        if self.completion is None:  # an earlier call was told why
+        if self.completion is None:  # an earlier call has raised the reason
             raise self._ticket.failure()
         return self.completion
 
     def close(self) -> None:
-        """End the generation where it is; ``completion`` then holds what there is of it."""
+        """End the generation at its current token; ``completion`` then holds the result so far."""
         self.cancel()
         for _ in self:
             pass
