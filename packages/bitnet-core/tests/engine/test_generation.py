@@ -160,15 +160,21 @@ def test_min_tokens_forbids_the_end(make_rig: MakeRig) -> None:
         ({"repetition_penalty": 1e-45}, "repetition_penalty"),
         ({"presence_penalty": 1e39}, "presence_penalty"),
         ({"logit_bias": {3: 1e39}}, "logit_bias"),
-        *(({name: 1.5}, f"{name} .*no integer") for name in ("max_tokens", "min_tokens", "top_k", "seed", "logprobs")),
-        *(({name: "1"}, f"{name} .*no integer") for name in ("max_tokens", "min_tokens", "top_k", "seed", "logprobs")),
-        ({"top_k": None}, "top_k .*no integer"),
-        ({"temperature": None}, "temperature .*no number"),
-        ({"frequency_penalty": Decimal(1)}, "frequency_penalty .*no number"),
-        ({"logit_bias": {"3": 1.0}}, "logit_bias .*no integer"),
-        ({"logit_bias": {3.0: 1.0}}, "logit_bias .*no integer"),
-        ({"logit_bias": {3: "1"}}, "logit_bias .*no number"),
-        ({"stop_tokens": [5.0]}, "stop_tokens .*no integer"),
+        *(
+            ({name: 1.5}, f"{name} .*not an integer")
+            for name in ("max_tokens", "min_tokens", "top_k", "seed", "logprobs")
+        ),
+        *(
+            ({name: "1"}, f"{name} .*not an integer")
+            for name in ("max_tokens", "min_tokens", "top_k", "seed", "logprobs")
+        ),
+        ({"top_k": None}, "top_k .*not an integer"),
+        ({"temperature": None}, "temperature .*not a number"),
+        ({"frequency_penalty": Decimal(1)}, "frequency_penalty .*not a number"),
+        ({"logit_bias": {"3": 1.0}}, "logit_bias .*not an integer"),
+        ({"logit_bias": {3.0: 1.0}}, "logit_bias .*not an integer"),
+        ({"logit_bias": {3: "1"}}, "logit_bias .*not a number"),
+        ({"stop_tokens": [5.0]}, "stop_tokens .*not an integer"),
     ],
 )
 def test_options_out_of_range(make_rig: MakeRig, options: dict[str, Any], message: str) -> None:

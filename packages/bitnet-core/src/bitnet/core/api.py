@@ -91,8 +91,8 @@ def load_model(
             device with the feature ``kv-i8``.
         max_seqs: Generations that run at the same time (on each device, if there are several); further ones wait. The
             KV cache holds a full context for each if that fits in a quarter of the device's free memory.
-        step_tokens: Maximum tokens computed in one step; a longer prompt takes several steps. None: the device's preferred
-            size, else 512.
+        step_tokens: Maximum tokens computed in one step; a longer prompt takes several steps. None: the device's
+            preferred step size, else 512.
         threads: CPU threads; None: ``BITNET_THREADS``, else one for each physical core. An open device keeps the
             threads it has.
         strict: If true, a missing ``device`` is an error and ``BITNET_GPU_FAKE`` is refused. If false, the CPU takes

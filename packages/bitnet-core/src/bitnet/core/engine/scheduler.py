@@ -103,7 +103,7 @@ class Scheduler:
             self._waiting.remove(sequence)
 
     def forget(self) -> None:
-        """Give up all sequences, after a failure. Their KV cache is lost, and this scheduler is unusable."""
+        """Give up all sequences, after a failure. Their KV cache is lost, and this scheduler must not be used again."""
         for sequence in self._running:
             sequence.table, sequence.computed = None, 0
         self._running.clear()
