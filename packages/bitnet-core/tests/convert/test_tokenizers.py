@@ -272,7 +272,9 @@ def test_sentencepiece_without_legacy(source: Source, scheme: str) -> None:
         "prepend_scheme": scheme,
         "split": False,
     }
-    with pytest.raises(ModelFileError, match="legacy=False" if scheme == "first" else "as transformers 5") as caught:
+    with pytest.raises(
+        ModelFileError, match="legacy=False" if scheme == "first" else "as saved by transformers 5"
+    ) as caught:
         source.converted()
     assert caught.value.field == "pre_tokenizer"
     hint = str(caught.value.hint)

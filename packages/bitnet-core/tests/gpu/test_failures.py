@@ -100,7 +100,7 @@ def test_what_a_failed_compile_had_is_given_back() -> None:
     ("shape", "scaled", "what"),
     [
         ({"group": 32, "ffn": 256}, True, "scale for each group"),
-        ({"head_norms": True}, True, "either both q_norm and k_norm"),
+        ({"head_norms": True}, True, "heads of q and k"),
         ({"biased": True}, False, "biases"),
         ({"centered": True}, False, "LayerNorms"),
     ],

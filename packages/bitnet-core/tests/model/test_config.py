@@ -41,10 +41,10 @@ def test_official_architecture(tiny: Make) -> None:
 @pytest.mark.parametrize(
     ("key", "value", "message"),
     [
-        ("attention.key_length", 1026, "1024 are the most"),
-        ("attention.key_length", 2**31 - 2, "1024 are the most"),
-        ("attention.head_count", 2**20, "8192 is the most for 128"),
-        ("feed_forward_length", 8193, "8192 is the most for 128"),
+        ("attention.key_length", 1026, "the limit is 1024"),
+        ("attention.key_length", 2**31 - 2, "the limit is 1024"),
+        ("attention.head_count", 2**20, "the limit is 8192 for 128"),
+        ("feed_forward_length", 8193, "the limit is 8192 for 128"),
         ("embedding_length", 131_076, "131072, which is not supported"),
     ],
 )
