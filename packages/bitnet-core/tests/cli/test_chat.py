@@ -55,7 +55,7 @@ def test_bytes_that_are_no_text_do_not_end_a_conversation(bitnet: Bitnet, model:
         second = loaded.chat(said("Hello", first, "more"), max_tokens=5).text
     ran = bitnet("chat", "-m", model, "-n", "5", stdin=b"\xe9t\xe9\nHello\ncaf\xe9\nmore\n")
     assert (ran.status, ran.out) == (0, f"{first}\n{second}\n")
-    assert ran.err.count("which is no Unicode character") == 2
+    assert ran.err.count("which is not a Unicode character") == 2
 
 
 def test_commands(bitnet: Bitnet, model: Path) -> None:

@@ -317,7 +317,7 @@ def test_more_ends_than_a_file_holds(source: Source) -> None:
 
 def test_text_that_no_file_can_hold(source: Source) -> None:
     source.settings["chat_template"] = "a\ud800"
-    with pytest.raises(InvalidInputError, match=r"'tokenizer\.chat_template'.*no Unicode character"):
+    with pytest.raises(InvalidInputError, match=r"'tokenizer\.chat_template'.*not a Unicode character"):
         source.converted()
     assert not source.target.exists()
 

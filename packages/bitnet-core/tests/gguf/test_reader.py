@@ -238,11 +238,14 @@ def test_a_key_that_occurs_twice(build: Any, tmp_path: Path) -> None:
 
 def test_unknown_value_types(build: Any, tmp_path: Path) -> None:
     check(
-        build.add("key", 13, bytes(8)).write(tmp_path / "a"), "metadata 'key' type", 35, "13 is no metadata value type"
+        build.add("key", 13, bytes(8)).write(tmp_path / "a"),
+        "metadata 'key' type",
+        35,
+        "13 is not a metadata value type",
     )
     build.metadata = []
     build.add("key", ARRAY, struct.pack("<IQ", 99, 0))
-    check(build.write(tmp_path / "b"), "metadata 'key' element type", 39, "99 is no metadata value type")
+    check(build.write(tmp_path / "b"), "metadata 'key' element type", 39, "99 is not a metadata value type")
 
 
 def test_a_bool_that_is_neither(build: Any, tmp_path: Path) -> None:
@@ -311,7 +314,7 @@ def test_rows_that_are_no_whole_blocks(build: Any, tmp_path: Path) -> None:
 @pytest.mark.parametrize("number", [4, 37, 2**32 - 1])
 def test_unknown_tensor_types(build: Any, tmp_path: Path, number: int) -> None:
     build.tensor("t", (8,), number)
-    check(build.write(tmp_path / "a"), "tensor 't' type", TENSOR + 9 + 4 + 8, f"{number} is no tensor type")
+    check(build.write(tmp_path / "a"), "tensor 't' type", TENSOR + 9 + 4 + 8, f"{number} is not a tensor type")
 
 
 OFFSET = TENSOR + 9 + 4 + 8 + 4
@@ -339,7 +342,7 @@ def test_unaligned_offsets(build: Any, tmp_path: Path) -> None:
 def test_overlapping_tensors(build: Any, tmp_path: Path) -> None:
     build.tensor("a", (8,), offset=32).tensor("b", (16,), offset=0)
     build.data = bytes(64)
-    check(build.write(tmp_path / "a"), "tensor 'a' offset", OFFSET, "overlap those of tensor 'b'")
+    check(build.write(tmp_path / "a"), "tensor 'a' offset", OFFSET, "overlaps that of tensor 'b'")
 
 
 def test_truncated_anywhere(build: Any, tmp_path: Path) -> None:
@@ -368,6 +371,6 @@ def test_arrays_that_would_take_for_ever(tmp_path: Path, kind: int, count: int, 
     if kind == 8:
         assert GGUFFile(tmp_path / "x.gguf").metadata["k"] == [""] * count
     else:
-        with pytest.raises(ModelFileError, match="100000 arrays in arrays"):
+        with pytest.raises(ModelFileError, match="100000 nested arrays"):
             GGUFFile(tmp_path / "x.gguf")
     assert time.process_time() - began < 5
