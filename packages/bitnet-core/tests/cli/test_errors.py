@@ -94,8 +94,8 @@ BAD = [
     ("receipt verify .", 2, ". cannot be read: Is a directory"),
     ("receipt show absent.json", 2, "absent.json cannot be read"),
     ("receipt keygen", 2, "Missing argument 'FILE'"),
-    ("receipt verify latin1.txt", 6, "latin1.txt is no receipt"),
-    ("receipt show short.txt", 6, "short.txt is no receipt"),
+    ("receipt verify latin1.txt", 6, "latin1.txt is not a receipt"),
+    ("receipt show short.txt", 6, "short.txt is not a receipt"),
 ]  # fmt: skip
 
 

@@ -164,10 +164,10 @@ def test_what_a_forger_can_do(bitnet: Bitnet, honest: Document, signed: Document
     for key in ((), ("--key", "k.pub")):
         ran = bitnet("receipt", "verify", "f.json", *key)
         assert (ran.status, ran.out) == (6, "")
-        assert "its signature does not fit" in ran.err
+        assert "its signature does not match" in ran.err
     (tmp_path / "f.json").write_text(json.dumps({**forged(signed, FORGERIES[name]), "signature": None}))
     ran = bitnet("receipt", "verify", "f.json", "--key", "k.pub")
-    assert (ran.status, "it is unsigned, and a key is given" in ran.err) == (6, True)
+    assert (ran.status, "it is unsigned, but a key is given" in ran.err) == (6, True)
 
 
 def test_prompt_and_answer_are_bound(bitnet: Bitnet, honest: Document, model: Path, tmp_path: Path) -> None:
@@ -242,11 +242,11 @@ def test_a_rerun_finds_a_changed_answer(
     assert f"run again on {path}, token 5 of 8 is {tokens[4]}, not {fifth}" in changed.err
     assert "the same tokens have another text" in ran(_edit(answer__text_sha256="0" * 64)).err
     other_prompt = ran(_edit(request__tokens_sha256="0" * 64))
-    assert (other_prompt.status, "the prompt has other tokens" in other_prompt.err) == (6, True)
+    assert (other_prompt.status, "the prompt has different tokens" in other_prompt.err) == (6, True)
     stopped = ran(_edit(answer__finish_reason="stop"))
     assert (stopped.status, "the answer ended by length, not by stop" in stopped.err) == (6, True)
     impossible = ran(_edit(setup__context=10**6))
-    assert (impossible.status, "it cannot be run again, as context is 1000000" in impossible.err) == (6, True)
+    assert (impossible.status, "it cannot be rerun, as context is 1000000" in impossible.err) == (6, True)
 
     shape = random_model.Shape(layers=2, hidden=128, heads=4, kv_heads=2, head_dim=32, ffn=256, vocab=512, context=4096)
     random_model.make_model(tmp_path / "other.gguf", shape, seed=5)
@@ -276,7 +276,7 @@ def test_what_a_rerun_needs(bitnet: Bitnet, honest: Document, model: Path, tmp_p
     ran = bitnet(*again, BITNET_GPU_FAKE="none")
     assert (ran.status, "was made on cuda:0, and no cuda device can be used here" in ran.err) == (3, True), ran
     ran = bitnet(*again, BITNET_GPU_FAKE="cuda")
-    assert (ran.status, "cuda:0 is pretended by BITNET_GPU_FAKE" in ran.err) == (2, True), ran
+    assert (ran.status, "cuda:0 is faked by BITNET_GPU_FAKE" in ran.err) == (2, True), ran
     ran = bitnet(*again, "--device", "cpu")
     assert (ran.status, "the same 8 tokens on cpu:" in ran.out) == (0, True), ran
 
@@ -345,22 +345,22 @@ STORIES: dict[str, tuple[Edit, str]] = {
     "a hash and a newline": (_edit(model_info__sha256=lambda value: f"{value}\n"), "model_info.sha256"),
     "more tokens than may be": (_edit(request__options__max_tokens=3), "8 tokens with max_tokens 3"),
     "fewer than it ended by": (_edit(request__options__max_tokens=30), "8 tokens with max_tokens 30"),
-    "tokens that were not generated": (_edit(answer__tokens=[1]), "8 tokens were generated, and the answer has 1"),
-    "no such token": (_edit(answer__tokens=lambda t: [512, *t[1:]]), "not in the vocabulary"),
-    "no such options": (_edit(request__options__top_p=7), "its options cannot be: top_p"),
-    "an odd bias": (_edit(request__options__logit_bias=[[None, 1]]), "its options cannot be: logit_bias"),
+    "tokens that were not generated": (_edit(answer__tokens=[1]), "8 tokens were generated, but the answer has 1"),
+    "no such token": (_edit(answer__tokens=lambda t: [512, *t[1:]]), "outside the vocabulary"),
+    "no such options": (_edit(request__options__top_p=7), "its options are invalid: top_p"),
+    "an odd bias": (_edit(request__options__logit_bias=[[None, 1]]), "its options are invalid: logit_bias"),
     "a context too small": (_edit(setup__context=2), "with a context of 2"),
     "text and conversation": (_edit(request__text_sha256="0" * 64), "of a text and of a conversation"),
-    "from the future of bitnet": (_edit(schema_version="3.1.0"), "schema_version is 3.1.0, and this version"),
+    "from the future of bitnet": (_edit(schema_version="3.1.0"), "schema_version is 3.1.0, but this version"),
     "another algorithm": (
         _edit(signature={"algorithm": "none", "key": "0" * 64, "value": "0" * 128}), "signature.algorithm is 'none'",
     ),
     "a signature of zeros": (
         _edit(signature={"algorithm": "ed25519", "key": RFC_8032_KEY, "value": "0" * 128}),
-        "its signature does not fit",
+        "its signature does not match",
     ),
     "a signature by no point": (
-        _edit(signature={"algorithm": "ed25519", "key": "f" * 64, "value": "0" * 128}), "its signature does not fit",
+        _edit(signature={"algorithm": "ed25519", "key": "f" * 64, "value": "0" * 128}), "its signature does not match",
     ),
 }  # fmt: skip
 

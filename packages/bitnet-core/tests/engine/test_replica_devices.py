@@ -112,9 +112,9 @@ def test_a_replica_that_fails_is_replaced_and_receipts_name_who_answered(
 def test_lists_that_are_none() -> None:
     for request, message in (
         ("cpu:scalar,cpu:scalar", "names cpu:scalar twice"),
-        ("cpu:scalar,", "no list of devices"),
+        ("cpu:scalar,", "not a list of devices"),
         ("cpu:scalar,cuba", "there is no device 'cuba'"),
-        ("cpu:*", "one processor several times"),
+        ("cpu:*", "the same processor several times"),
         ("cuba:*", "there is no device 'cuba'"),
     ):
         with pytest.raises(InvalidInputError, match=message):
