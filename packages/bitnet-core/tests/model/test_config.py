@@ -205,5 +205,5 @@ def test_other_architectures(tiny: Make, value: object) -> None:
         del model.metadata["general.architecture"]
     else:
         model.metadata["general.architecture"] = value
-    with pytest.raises(ModelFileError, match="not supported; bitnet-b1"):
+    with pytest.raises(ModelFileError, match="not supported; supported are bitnet-b1"):
         model.open()
