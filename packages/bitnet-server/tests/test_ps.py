@@ -1,4 +1,4 @@
-"""``bitnet ps``: what it says where it cannot ask, and keys of every script."""
+"""``bitnet ps``: errors if it cannot reach a server, and keys in any script."""
 
 from __future__ import annotations
 

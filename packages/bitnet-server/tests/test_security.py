@@ -1,4 +1,4 @@
-"""Keys on every path, bodies of every kind, and what a stranger may try."""
+"""Security: keys on every path, bodies of every kind, and requests of an attacker."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``bitnet bench``: that it measures what it says, not how fast this machine is."""
+"""``bitnet bench`` measures what it claims to measure; this machine's speed does not matter."""
 
 from __future__ import annotations
 

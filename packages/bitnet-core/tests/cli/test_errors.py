@@ -1,4 +1,4 @@
-"""What every command says to bad input: one line on stderr and the documented status; nothing is half-written."""
+"""Every command answers bad input with one line on stderr and the documented status; nothing is left half-written."""
 
 from __future__ import annotations
 

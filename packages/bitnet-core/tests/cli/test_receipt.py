@@ -1,4 +1,4 @@
-"""Receipts from the command line: what is proved by what, and what a forger can do."""
+"""Receipts on the command line: what each check proves, and what a forger can do."""
 
 from __future__ import annotations
 

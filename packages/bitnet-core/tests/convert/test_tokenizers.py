@@ -1,4 +1,4 @@
-"""What a folder says of its tokenizer: each variant is a model that runs, or a clear error when it is converted."""
+"""Variants of a folder's tokenizer files: each gives a model that runs, or a clear error during conversion."""
 
 from __future__ import annotations
 

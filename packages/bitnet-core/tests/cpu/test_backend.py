@@ -1,4 +1,4 @@
-"""What the CPU backend finds and says, with its library and without; and what the compiled kernels hold."""
+"""The CPU backend's probe with and without its library, and the contents of the compiled kernels."""
 
 from __future__ import annotations
 

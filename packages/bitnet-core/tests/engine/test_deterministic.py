@@ -1,4 +1,4 @@
-"""Loading a model deterministically: who refuses, and what a receipt says."""
+"""Loading a model with ``deterministic``: which devices refuse it, and what receipts record."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Several engines behind one queue: who answers does not show in the tokens, and a lost device loses no request."""
+"""Several engines behind one queue: tokens do not depend on the replica, and a lost device loses no request."""
 
 from __future__ import annotations
 

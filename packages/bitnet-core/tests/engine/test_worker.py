@@ -1,4 +1,4 @@
-"""The thread around the engine: callers share steps, and none is left waiting."""
+"""The engine's worker thread: callers share steps, and none is left waiting."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the reader reads, held against the ``gguf`` package's writer; and every kind of broken or hostile file."""
+"""The reader against the ``gguf`` package's writer, and on every kind of broken or hostile file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What drivers of the OpenCL C family share beside the launches."""
+"""Code shared by drivers of OpenCL C kernels, apart from the launches."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Configuration from metadata: the rules for each architecture, and every value that cannot be."""
+"""Configuration from metadata: the rules for each architecture, and every invalid value."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Backends whose code ends the process, hangs or prints: installed for real, and used through the command line."""
+"""Backends that crash, hang or print: really installed, and used through the command line."""
 
 from __future__ import annotations
 

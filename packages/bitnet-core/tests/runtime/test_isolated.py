@@ -1,4 +1,4 @@
-"""A device in a process of its own: errors that come through, a process that ends, and what closing leaves."""
+"""A device in a process of its own: errors are passed on, the process may die, and closing leaves nothing behind."""
 
 from __future__ import annotations
 

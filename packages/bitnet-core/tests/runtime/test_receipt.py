@@ -1,4 +1,4 @@
-"""Receipts of real runs hold; edited ones do not, however well they are edited."""
+"""Receipts of real runs hold; edited ones do not, however carefully they are edited."""
 
 from __future__ import annotations
 

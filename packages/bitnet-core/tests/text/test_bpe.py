@@ -1,4 +1,4 @@
-"""A part of a vocabulary encodes a text as the whole does."""
+"""A partial vocabulary encodes a text like the whole one."""
 
 from __future__ import annotations
 

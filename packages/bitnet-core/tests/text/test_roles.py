@@ -1,4 +1,4 @@
-"""Control tokens of a conversation are its template's own: nobody who is quoted in it can write one."""
+"""All control tokens of a conversation come from its template: message text cannot produce any."""
 
 from __future__ import annotations
 

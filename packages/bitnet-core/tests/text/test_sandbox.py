@@ -1,4 +1,4 @@
-"""The helper processes that render templates: how they start, whom they outlive (nobody), and what disturbs them."""
+"""The helper processes that render templates: how they start, that they outlive no parent, and what disturbs them."""
 
 from __future__ import annotations
 
