@@ -1,9 +1,9 @@
-"""What the tests of every package share: devices that must be there, and the tiers.
+"""Shared by the tests of every package: required devices, and test tiers.
 
-Each file is of one tier, by the longest line of ``TIERS`` that its path begins with. A file of a tier that ``-m``
-leaves out is not even imported, so that ``-m unit`` asks no driver and compiles nothing. Tests marked ``nightly`` run
-only where ``-m`` names that word. Where nothing has changed that a long file tests, most of its tests become such:
-``STANDS_ON`` says which files, and one test in ``SHARE`` is drawn, others for each commit.
+Each file belongs to one tier, given by the longest prefix of its path in ``TIERS``. Files of a tier excluded by ``-m``
+are not even imported, so that ``-m unit`` opens no driver and compiles nothing. Tests marked ``nightly`` run only if
+``-m`` names that mark. If nothing has changed that a long test file tests (``STANDS_ON``), most of its tests become
+nightly: one in ``SHARE`` still runs, a different selection for each commit.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from _pytest.mark.expression import Expression
 
 from changes import BUILDS, changed, head
 
-os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # before numpy is imported: processes test side by side
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # set before numpy is imported, as test processes run in parallel
 REQUIRED = "BITNET_REQUIRE_DEVICES"
 ROOT = Path(__file__).parent
 
@@ -45,13 +45,13 @@ TIERS = {
     "tests/conformance/": DEVICE,
     "tests/oracle/": DEVICE,
 }
-"""Path that begins alike → tier. ``unit``: this process and numpy or the native library; ``device``: kernels on every
-device at hand, emulated ones among them; ``system``: whole commands, installed packages, what spans them."""
+"""Maps path prefixes to tiers. ``unit``: this process with numpy or the native library; ``device``: kernels on every
+available device, including emulated ones; ``system``: whole commands, installed packages, several packages together."""
 ORDER = (SYSTEM, DEVICE, UNIT)
-"""Files that take long come first, so that workers end together."""
+"""Slow tiers run first, so that workers finish at about the same time."""
 
 SHARE = 32
-"""One test in so many is drawn from a file of ``STANDS_ON`` whose paths have not changed."""
+"""One in this many tests is selected from a file of ``STANDS_ON`` whose paths have not changed."""
 PACKAGE = "packages/bitnet-core/src/bitnet/core/"
 DEVICES = (*(PACKAGE + wing for wing in ("hal", "gpu", "reference", "testing")), "tests/conformance")
 OPENCL = ("packages/bitnet-opencl", "kernels/opencl", *DEVICES)
@@ -83,26 +83,26 @@ STANDS_ON = {
     CORE + "cli/test_cut_short.py": (*MAPPING, PACKAGE + "cpu", "kernels/cpu", CORE + "cli/test_cut_short.py"),
     CORE + "model/test_bombs.py": (PACKAGE + "model", PACKAGE + "gguf", PACKAGE + "text", "tools/bombs"),
 }
-"""Path that begins alike → what its tests can find a fault in."""
+"""Maps path prefixes of test files to the paths in which their tests can find faults."""
 
 
 def longest(table: Iterable[str], path: Path) -> str:
-    """The longest key of a table that a test file's path begins with; empty where none does."""
+    """The longest key of a table that is a prefix of a test file's path; empty if none is."""
     name = path.relative_to(ROOT).as_posix() if path.is_relative_to(ROOT) else ""
     return max(filter(name.startswith, table), key=len, default="")
 
 
 def tier(path: Path) -> str | None:
-    """The tier of a test file; None for one that no line names."""
+    """The tier of a test file; None if no prefix matches."""
     return TIERS.get(longest(TIERS, path))
 
 
 def wanted(config: pytest.Config, name: str) -> bool:
-    """Whether ``-m`` takes any test of a tier."""
+    """Whether ``-m`` selects any test of a tier."""
     expression = config.option.markexpr
     if not expression:
         return True
-    # Which other marks there are is not known before the file is imported: none of them, or all.
+    # A file's other marks are unknown before it is imported, so try both none and all of them.
     compiled = Expression.compile(expression)
     others = set(re.findall(r"\w+", expression)) - {*ORDER}
 
@@ -122,15 +122,17 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return None if name is None or wanted(config, name) else True
 
 
-@pytest.hookimpl(tryfirst=True)  # before `-m` chooses
+@pytest.hookimpl(tryfirst=True)  # before `-m` selects
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark each test with its tier, put long tiers first, and leave out what runs at night."""
+    """Mark each test with its tier, put slow tiers first, and deselect nightly tests."""
     for item in items:
         name = tier(item.path)
         if name is None:
-            raise pytest.UsageError(f"{item.nodeid} is of no tier: add its folder to TIERS in conftest.py")
+            raise pytest.UsageError(f"{item.nodeid} has no tier: add its folder to TIERS in conftest.py")
         if by_hand := [mark for mark in ORDER if item.get_closest_marker(mark)]:
-            raise pytest.UsageError(f"{item.nodeid} is marked {by_hand[0]}; conftest.py does that, by the file")
+            raise pytest.UsageError(
+                f"{item.nodeid} is marked {by_hand[0]}; remove the mark, as conftest.py sets it by the file"
+            )
         item.add_marker(name)
         paths = STANDS_ON.get(longest(STANDS_ON, item.path))
         if paths and item.get_closest_marker("nightly") is None and not drawn(item.nodeid):
@@ -144,21 +146,21 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def drawn(test: str) -> bool:
-    """Whether a test is among those that are drawn for this commit; all are in a run that a test has begun."""
+    """Whether a test is selected for this commit; in a run started by a test, all are."""
     commit = head()
     return not commit or "PYTEST_CURRENT_TEST" in os.environ or zlib.crc32(f"{commit} {test}".encode()) % SHARE == 0
 
 
 def runs_at_night(item: pytest.Item) -> bool:
-    """Whether it is marked ``nightly``, and not ``nightly(unless_changed=paths)`` with a path that has changed."""
+    """Whether a test is marked ``nightly``, unless by ``nightly(unless_changed=paths)`` with a changed path."""
     mark = item.get_closest_marker("nightly")
     return mark is not None and not changed(*mark.kwargs.get("unless_changed", ()))
 
 
 class Clock:
-    """Adds up how long the tests of each tier and of each file take, over all workers, and why some are skipped."""
+    """Sums up, over all workers, how long the tests of each tier and file take, and why tests are skipped."""
 
-    LONG = 20.0  # seconds after which the summary names a file
+    LONG = 20.0  # seconds from which the summary lists a file
 
     def __init__(self) -> None:
         self.tests: dict[str, set[str]] = {}
@@ -195,16 +197,16 @@ class Clock:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    if not hasattr(config, "workerinput"):  # workers of pytest-xdist send their reports to the first process
+    if not hasattr(config, "workerinput"):  # pytest-xdist's workers send their reports to the main process
         config.pluginmanager.register(Clock())
 
 
 @pytest.fixture(scope="session")
 def require_device() -> Callable[[str, str | None], None]:
-    """``require_device(name, absent)`` skips the test when ``absent`` says why a device or tool is not there.
+    """``require_device(name, absent)`` skips the test if ``absent`` says why a device or tool is missing.
 
-    ``name`` is what ``BITNET_REQUIRE_DEVICES`` calls it (comma-separated: ``cpu:avx2,qemu-aarch64``): where that names
-    it, absence fails the test, so that CI never skips by accident. ``absent`` is None for a device that is there.
+    ``name`` is its name in ``BITNET_REQUIRE_DEVICES`` (comma-separated: ``cpu:avx2,qemu-aarch64``). If that lists it, a
+    missing device fails the test, so that CI never skips by accident. ``absent`` is None for a device that is present.
     """
     required = {part.strip() for part in os.environ.get(REQUIRED, "").split(",")}
 

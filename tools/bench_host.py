@@ -1,4 +1,4 @@
-"""What the host adds to a device's steps: engine, worker and text, over a device that only lets time pass.
+"""Measure the host's overhead per step (engine, worker, text) with a device that only waits.
 
     uv run tools/bench_host.py --streams 64 --step-ms 2.3
 

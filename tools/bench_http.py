@@ -1,4 +1,4 @@
-"""What the server adds to the engine: tokens a second through HTTP, and those of the engine alone, in one process.
+"""Measure the server's overhead: tokens per second through HTTP and of the engine alone, in one process.
 
     uv run tools/bench_http.py                                    # over a device that only lets time pass
     uv run tools/bench_http.py -m model.gguf --device cuda:0      # over a real one

@@ -1,4 +1,4 @@
-"""The host's cost of submitting a recorded step to a GPU device, a dispatch: the bound on decode that no GPU lifts.
+"""Measure the host's cost per dispatch of submitting a recorded step, which bounds decode on any GPU.
 
     python tools/bench_submit.py webgpu:0
 

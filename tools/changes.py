@@ -1,4 +1,4 @@
-"""What has changed since a commit that was tested, for tests of what takes long to build.
+"""Finds what has changed since a tested commit, for tests of slow builds.
 
 That commit is the one that ``BITNET_BASE`` names (CI: the last one pushed, or the pull request's base), else where this
 branch left ``origin/main``, else the commit before this one.

@@ -5,8 +5,8 @@
     uv run python tools/check_head.py -n 1000 -m /tmp/2b4t.gguf
 
 Each context is fresh random tokens. It is continued by one greedy token twice: as usual, when a device may score most
-of the vocabulary roughly, and with log-probabilities asked for, when it computes every logit from the model's own
-weights and the host takes the greatest. Exit status 1 where a token differs.
+of the vocabulary approximately, and with log-probabilities requested, when it computes every logit from the model's own
+weights and the host takes the greatest. The exit status is 1 if a token differs.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What AMD's machine code of a model's steps costs: instructions, registers and local memory, and what that predicts.
+"""Count the cost of AMD machine code for a model's steps (instructions, registers, local memory), and predict times.
 
     python tools/count_amd.py gfx942 gfx1100
 

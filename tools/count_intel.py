@@ -1,4 +1,4 @@
-"""Count what Intel's compiler makes of the kernels of BitNet b1.58 2B4T: instructions, dot products, spilled registers.
+"""Count instructions, dot products and spilled registers in the output of Intel's compiler for BitNet b1.58 2B4T.
 
 It needs no GPU: ``ocloc`` compiles the wheel's SPIR-V for any product that it knows, and writes its assembly. Debian
 has it in ``intel-opencl-icd`` (12) or ``intel-ocloc`` (newer); ``BITNET_OCLOC`` names another, such as one that

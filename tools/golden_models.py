@@ -1,4 +1,4 @@
-"""Small random models whose weights come from a seed alone, so that golden files need hold nothing but logits.
+"""Small random models whose weights depend only on a seed, so that golden files need to hold only logits.
 
 Needs numpy only. The numbers are drawn as integers from numpy's frozen legacy generator and scaled by powers of two, so
 every platform and every numpy makes the same ones.

@@ -1,4 +1,4 @@
-"""Fetch Intel's compiler for GPUs that this Debian's own is too old to know, and print the command that starts it.
+"""Fetch an Intel compiler for GPUs newer than this Debian's own compiler supports, and print the command to start it.
 
 It is that of a newer Debian, unpacked beside its own C library into a folder; nothing is installed. It compiles SPIR-V.
 

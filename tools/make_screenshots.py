@@ -1,4 +1,4 @@
-"""Take the screenshots of the server's page that are in docs/images, from a server that runs.
+"""Take the screenshots in docs/images of the chat page of a running server.
 
 uv run --group dev bitnet serve --port 8080
 uv run --group dev tools/make_screenshots.py http://127.0.0.1:8080/

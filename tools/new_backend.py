@@ -5,8 +5,8 @@
     uv run --group dev tools/new_backend.py NAME --dry-run  # only lists what that would make and change
 
 The package builds, registers, and passes its tests: `bitnet devices` lists it as unsupported until it is written. Its
-files are those of tools/backend_template: of `every`, and of its family or `own`. All is made in a folder aside and
-moved into place at the end, so that a failure changes nothing.
+files are those of tools/backend_template: of `every`, and of its family or `own`. Everything is made in a temporary
+folder and moved into place at the end, so that a failure changes nothing.
 """
 
 from __future__ import annotations

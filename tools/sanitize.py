@@ -1,12 +1,12 @@
-"""Run every kernel under the tools that find what a right result hides: stray accesses, races, unwritten memory.
+"""Run every kernel under tools that find faults behind correct results: stray accesses, races, unwritten memory.
 
     uv run python tools/sanitize.py cuda             # compute-sanitizer: memcheck, racecheck, synccheck, initcheck
     uv run python tools/sanitize.py opencl           # oclgrind: accesses, races
     uv run python tools/sanitize.py vulkan           # Khronos' validation layer with its checks inside of shaders
 
 Programs are the conformance suite at its small size and models that the devices may fuse as they like; see PROGRAMS.
-None of them writes a row that the step does not use, as a write would hide a read. Exit status 1 where a tool has found
-something; its words are in ``--logs``. docs/measurements/ keeps the results, with their dates.
+None of them writes a row that the step does not use, as a write would hide a read. The exit status is 1 if a tool has
+found something; its output is in ``--logs``. docs/measurements/ keeps the results, with their dates.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-/* add_bias: x[m] += bias, of every token. */
+/* add_bias: x[m] += bias, for every token. */
 #include "rows.h"
 
 static void add_bias(run_t *run, const op_t *op, int thread) {

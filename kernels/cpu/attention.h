@@ -1,11 +1,11 @@
 /*
  * attention: causal, grouped-query, over the paged cache.
  *
- * An item of work is up to QUERIES query rows (token and head) of one sequence that share a key/value head, so that keys
- * and values are read once for all of them. Keys stand transposed: a vector holds one element of neighbouring positions,
- * scores come without sums across lanes, and values are summed along the head. The softmax runs online over CHUNK
- * positions at a time (Milakov and Gimelshein 2018). A sequence that decodes is split along its positions, in a way that
- * depends on its length only, and the parts are merged; so the bits do not depend on the number of threads.
+ * An item of work is up to QUERIES query rows (token and head) of one sequence that share a key/value head, so that
+ * keys and values are read once for all of them. Keys are stored transposed: a vector holds one element of neighbouring
+ * positions, so scores need no sums across lanes. Values are summed along the head. The softmax runs online over CHUNK
+ * positions at a time (Milakov and Gimelshein 2018). A decoding sequence is split along its positions, depending only
+ * on its length, and the parts are merged. So the result's bits do not depend on the number of threads.
  */
 
 #if defined(__AVX512F__) && !defined(__AMX_INT8__)

@@ -1,4 +1,4 @@
-/* center_rows: out[m] = x[m] less the mean of x[m], of every token. */
+/* center_rows: out[m] = x[m] minus the mean of x[m], for every token. */
 #include "rows.h"
 
 static void center_rows(run_t *run, const op_t *op, int thread) {

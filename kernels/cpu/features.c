@@ -1,4 +1,4 @@
-/* Which levels this processor and operating system run. */
+/* The levels that this processor and operating system support. */
 #define _GNU_SOURCE /* syscall */
 #include "level.h"
 

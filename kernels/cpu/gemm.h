@@ -1,6 +1,6 @@
 /*
- * What the ways to multiply many tokens share (gemm_dot.h, gemm_amx.h, gemm_lookup.h): an operation's state, and how results are
- * stored.
+ * Shared by the products of many tokens (gemm_dot.h, gemm_amx.h, gemm_lookup.h): an operation's state, and the storing
+ * of results.
  */
 #ifndef BN_GEMM_H
 #define BN_GEMM_H

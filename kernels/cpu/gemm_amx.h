@@ -6,7 +6,7 @@
  * MATRIX_GROUPS groups of columns at a time, and every token of a pass uses them from the cache; the activations are read
  * as they lie. The sums of more than 16 tokens stay in memory between one piece of the columns and the next.
  *
- * Five registers are used, not eight: more are slower where the core's other thread uses some.
+ * Only five of the eight registers are used: more are slower if the core's other thread also uses some.
  */
 #ifndef BN_GEMM_AMX_H
 #define BN_GEMM_AMX_H

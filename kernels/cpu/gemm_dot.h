@@ -1,6 +1,6 @@
 /*
- * Ternary products of a few tokens, each step a dot product of four columns (`vpdpbusd`, `sdot`): up to BLOCK_TOKENS tokens
- * at a time, whose activations are first put side by side.
+ * Ternary products of a few tokens, each step a dot product of four columns (`vpdpbusd`, `sdot`): up to BLOCK_TOKENS
+ * tokens at a time, whose activations are first interleaved.
  */
 #ifndef BN_GEMM_DOT_H
 #define BN_GEMM_DOT_H

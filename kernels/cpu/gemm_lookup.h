@@ -1,10 +1,11 @@
 /*
  * Ternary products of many tokens by look-up.
  *
- * A packed byte stands for a few weights, and can make as many sums of their columns' activations as there are such bytes:
- * 243 of five columns, 81 of four. These are computed once for LOOK_TOKENS tokens at a time; a row then has the products of
- * a byte by a load and an addition, and neither decodes weights nor multiplies. Every row uses the sums of a group of
- * columns before those of the next group replace them, so a row's own sums wait in memory meanwhile.
+ * A packed byte encodes a few weights, so there are only as many possible sums of their columns' activations as byte
+ * values: 243 for five columns, 81 for four. These are computed once for LOOK_TOKENS tokens at a time; a row then has
+ * the products of a byte by a load and an addition, and neither decodes weights nor multiplies. Every row uses the sums
+ * of a group of columns before those of the next group replace them, so each row's accumulators stay in memory
+ * meanwhile.
  *
  * As this needs no multiplier, and dot products few loads, the two can run side by side: gemm_lookup_dot.h. A level that
  * looks up defines LOOK_DOT_BLOCKS: the number of blocks of BLOCK_TOKENS that go by dot product beside, or 0.

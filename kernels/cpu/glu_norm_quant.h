@@ -1,4 +1,4 @@
-/* glu_norm_quant: act(gate) · up, RMSNorm where there is a weight, then per-token absmax int8. */
+/* glu_norm_quant: act(gate) · up, RMSNorm if there is a weight, then per-token absmax int8. */
 #include "rows.h"
 
 static need_t glu_norm_quant_need(const run_t *run, const op_t *op) {

@@ -1,9 +1,9 @@
 /*
  * ternary_matmul of weights with a scale for each group of columns: out[M, ΣN] = scale · Σ_s (x_s · W_sᵀ) · w_s.
  *
- * A group is packed on its own, so that the micro-kernels of ternary_matmul.h multiply it exactly in int32: columns of
- * padding at its end have digits 0, whatever activations stand there. Products of groups are added one after the other,
- * as kernels/README.md states: the result has the same bits on every level and every device.
+ * A group is packed on its own, so that the micro-kernels of ternary_matmul.h multiply it exactly in int32: padding
+ * columns at its end have digits 0, so the activations there do not matter. Products of groups are added one after the
+ * other, as kernels/README.md states: the result has the same bits on every level and every device.
  */
 #include "gemm_dot.h"
 

@@ -1,9 +1,9 @@
-/* Mapped files that lose pages while they are read: one that is cut short, or on a disk that fails.
+/* Handles mapped files that lose pages while they are read, because they are truncated or their disk fails.
  *
- * The system answers with SIGBUS, to whatever thread reads. For an address in a guarded range the handler here puts zeroed
- * memory over that page and all after it, marks the range as lost, and the read goes on; the reader
- * checks the mark. Every other SIGBUS goes to the handler that was there before. The handler calls mmap, sigaction and
- * raise only; mmap is a bare system call on Linux and macOS. On Windows a mapped file cannot be cut short. */
+ * The system sends SIGBUS to the reading thread. For an address in a guarded range the handler here puts zeroed memory
+ * over that page and all after it, marks the range as lost, and the read goes on; the reader checks the mark. Every other
+ * SIGBUS goes to the previous handler. The handler calls only mmap, sigaction and raise; mmap is a bare system call on
+ * Linux and macOS. On Windows a mapped file cannot be cut short. */
 #if !defined(_GNU_SOURCE)
 #define _GNU_SOURCE /* MAP_ANONYMOUS, siginfo_t */
 #endif

@@ -1,10 +1,10 @@
 /*
  * The compact head: a matrix of floats in 4 bits a weight, with a bound on the error of each score.
  *
- * Row n is stored as codes 0 … 15: W[n, k] ≈ column[k] · step[n] · (code - offset[k]). `column` evens out columns of unlike
- * size; `step` is the greatest magnitude of the row, so evened, over 7.5; `offset` is 7.5 plus a dither, uniform in
- * [-½, ½), that does not depend on the weights. So the error of every weight, over column · step, is uniform in [-½, ½)
- * and independent from column to column (subtractive dither: Schuchman 1964), whatever the weights are.
+ * Row n is stored as codes 0 … 15: W[n, k] ≈ column[k] · step[n] · (code - offset[k]). `column` equalises columns of
+ * different magnitudes; `step` is the row's greatest equalised magnitude, over 7.5; `offset` is 7.5 plus a dither,
+ * uniform in [-½, ½), that does not depend on the weights. So the error of every weight, over column · step, is uniform
+ * in [-½, ½) and independent from column to column (subtractive dither: Schuchman 1964), whatever the weights are.
  *
  * Then the error of a score Σ W[n, k] x[k] is a sum of independent, centred, bounded terms, sub-Gaussian with the variance
  * of the uniform distribution: too low by more than step[n] ‖column · x‖ t / √12 with probability at most e^(-t²/2). What

@@ -1,5 +1,5 @@
 /*
- * dense_matmul and sample in one: the token they would choose, without reading the whole matrix.
+ * dense_matmul fused with sample: chooses the same token without reading the whole matrix.
  *
  * Every row is scored from the compact head (head_score.h); head_layout.h bounds each score's error. A
  * few likely rows are then scored from the full weights, and after them every row that could still win or that

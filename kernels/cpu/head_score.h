@@ -1,7 +1,7 @@
 /*
  * Scores of every row of a compact head, and a bound on the error of each.
  *
- * Activations, evened out as the weights were, become 8-bit integers, rounded up or down by a separate dither:
+ * Activations, equalised like the weights, become 8-bit integers, rounded up or down by a separate dither:
  * each error is then centred, whatever the activation is, and of two values a unit apart, so sub-Gaussian with a variance
  * of at most 1/4 (Hoeffding 1963). Beside the error of 4-bit weights it is small.
  */

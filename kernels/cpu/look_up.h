@@ -1,6 +1,6 @@
 /*
- * What products by look-up share: the tables and sums of a thread, what an item of work is, and how a row's sums are looked up
- * and stored. For levels that define LOOK_DOT_BLOCKS (gemm_lookup.h).
+ * Shared by the products by look-up: a thread's tables and sums, the work items, and how a row's sums are looked up and
+ * stored. For levels that define LOOK_DOT_BLOCKS (gemm_lookup.h).
  */
 #ifndef BN_LOOK_UP_H
 #define BN_LOOK_UP_H

@@ -1,4 +1,4 @@
-/* norm_quant: RMSNorm where there is a weight, then per-token absmax int8. */
+/* norm_quant: RMSNorm if there is a weight, then per-token absmax int8. */
 #include "rows.h"
 
 static need_t norm_quant_need(const run_t *run, const op_t *op) {

@@ -1,4 +1,4 @@
-/* Differences between operating systems and compilers' targets: threads, parking, memory, exports. */
+/* Abstracts operating systems and compiler targets: threads, parking, memory, exports. */
 #ifndef BN_PLATFORM_H
 #define BN_PLATFORM_H
 

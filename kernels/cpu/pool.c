@@ -3,10 +3,10 @@
  * that they cost an idle machine nothing. After a fork the child has none of the threads: the pool notices by the
  * process id and starts its own.
  *
- * Where other programs want the same processors, a thread may have to wait milliseconds for its turn, and at every barrier
- * all others wait for it. So each thread counts the time in which it could have run and did not; when fewer threads would
- * have done the work of a job in less time, the next jobs get fewer, until it is time to try again. Long jobs are exempt:
- * their threads seldom meet, and too few of them would stay too few for long.
+ * If other programs use the same processors, a thread may have to wait milliseconds for its turn, and at every barrier
+ * all others wait for it. So each thread counts the time in which it could have run and did not; when fewer threads
+ * would have done the work of a job in less time, the next jobs get fewer, until it is time to try again. Long jobs are
+ * exempt: their threads seldom meet, and too few of them would stay too few for long.
  */
 #include "pool.h"
 

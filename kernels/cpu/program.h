@@ -1,7 +1,7 @@
 /*
- * A compiled program, as bitnet/core/cpu/native.py builds it (its ctypes structures mirror these, field by field).
+ * A compiled program, built by bitnet/core/cpu/native.py, whose ctypes structures mirror these field by field.
  *
- * Rows of a matrix begin on a multiple of 64 bytes; the padding between `columns` and `stride` is zero and stays so.
+ * Rows of a matrix begin at multiples of 64 bytes; the padding between `columns` and `stride` is always zero.
  */
 #ifndef BN_PROGRAM_H
 #define BN_PROGRAM_H

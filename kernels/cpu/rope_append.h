@@ -1,5 +1,5 @@
-/* rope_append: RMSNorm of q's and k's heads where there are weights for it, rotary embedding of q, in place, and of k; k and v
- * into the paged cache. */
+/* rope_append: RMSNorm of q's and k's heads if there are weights for it, rotary embedding of q (in place) and k; stores
+ * k and v in the paged cache. */
 #include "rows.h"
 
 #define LEAST_ROW 1e-30f /* a row of an i8 cache whose greatest magnitude is below it is kept as zeros */

@@ -1,5 +1,5 @@
 /*
- * Shared by the norms and the quantisers: a row of floats to RMSNorm and to absmax int8.
+ * Shared by the norms and the quantisers: RMSNorm and absmax int8 of a row of floats.
  *
  * All in f64: squares of squared ReLU exceed f32's range, and a code next to a rounding border then comes out as in exact
  * arithmetic, on every level alike. RMSNorm is one factor of a row, so one pass finds both the sum of squares and the

@@ -2,7 +2,7 @@
 #define BN_SAMPLE_H
 
 /*
- * sample: greedy, or the Gumbel-max draw over what top-k, top-p and min-p leave.
+ * sample: greedy, or a Gumbel-max draw from the tokens that pass top-k, top-p and min-p.
  *
  * Thresholds are found by radix selection: a histogram of the top bits of the logits (as integers of the same order), then
  * of the next bits of those in the bin that holds the threshold. Nothing is sorted.

@@ -1,4 +1,4 @@
-// Adds a bias to every row. One block a token.
+// Adds a bias to every row. One block per token.
 extern "C" __global__ void add_bias(const int *step, float *x, const float *bias, int dim) {
     int m = blockIdx.x;
     if (m >= STEP_TOKENS(step)) return;

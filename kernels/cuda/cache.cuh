@@ -1,6 +1,6 @@
-// The paged cache: block after block, each with its keys or values [kv_heads][BLOCK][DIM]. What a head has in a block is in one piece, as
-// memory takes longer for rows with those of other heads between them. In int8 the elements are codes, stored with 128 added, and a
-// head's codes in a block are followed by the scales of its rows, f32 [BLOCK].
+// The paged cache: block after block, each with its keys or values [kv_heads][BLOCK][DIM]. A head's part of a block is
+// contiguous, because interleaving rows of different heads makes memory slower. In int8 the elements are codes, stored
+// with 128 added, and a head's codes in a block are followed by the scales of its rows, f32 [BLOCK].
 #define CODES_BIAS 128
 #define LEAST_ROW 1e-30f /* a row of lesser magnitudes is stored as zeros */
 

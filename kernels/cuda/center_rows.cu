@@ -1,4 +1,4 @@
-// Subtracts its mean from every row. One block a token.
+// Subtracts its mean from every row. One block per token.
 extern "C" __global__ void center_rows(const int *step, const float *x, float *out, int dim) {
     int m = blockIdx.x;
     if (m >= STEP_TOKENS(step)) return;

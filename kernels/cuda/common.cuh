@@ -1,4 +1,4 @@
-// Shared by every kernel here; put in front of each source. No CUDA header is included: NVRTC's wheel has none.
+// Shared by every kernel here; prepended to each source. No CUDA header is included, as NVRTC's wheel has none.
 // The step buffer's header: word 0 tokens (M), 1 sequences (S), 2 rows (R), 3 decode steps done in this run.
 
 #define STEP_TOKENS(step) ((step)[0])

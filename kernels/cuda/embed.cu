@@ -1,4 +1,4 @@
-// out[m] = table[tokens[m]]. One block a token.
+// out[m] = table[tokens[m]]. One block per token.
 extern "C" __global__ void embed(const int *step, int tokens, const weight_t *table, float *out, int dim) {
     int m = blockIdx.x;
     start_dependents();

@@ -1,5 +1,5 @@
-// Filtered draws over the compact head (decision 0026): the probability with which a row of the head is taken, which means scored
-// from the full weights to measure masses, and how a mass is compared with top-p.
+// Filtered draws over the compact head (decision 0026): the probability with which a row of the head is sampled, that
+// is, scored with the full weights to estimate masses, and the comparison of a mass with top-p.
 //
 // A row with the mass m is taken with the probability min(1, rate e^u). `u` is the larger of its rough z and its greatest possible
 // z less `spare`. So among the rows above the winner, rate * m * bet * (1 - share) exceeds MOST_BET of the probability only where

@@ -1,4 +1,5 @@
-// act(gate) * up, RMSNorm (where NORM), absmax int8. One block a token, which holds the row in registers. `sums` as in norm_quant.
+// act(gate) * up, RMSNorm (if NORM), absmax int8. One block per token, which holds the row in registers. `sums` as in
+// norm_quant.
 #define VECTORS VECTORS_OF(DIM, WG)
 
 extern "C" __global__ void glu_norm_quant(const int *step, const float *gate_up, const float *weight, float eps,

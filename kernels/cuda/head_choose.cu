@@ -1,6 +1,7 @@
-// The token of each of up to 64 rows: scores from the full weights every row of the head that could still win by its rough
-// score, 16 at a time, exactly as dense_mma does (the same products in the same order), and takes the greatest. A block
-// looks at EACH * THREADS rows of the head for 8 of the rows; the one that finishes last stores the tokens.
+// Chooses the token of each of up to 64 rows: scores, with the full weights, every row of the head that could still win
+// by its rough score, 16 at a time, exactly as dense_mma does (the same products in the same order), and takes the
+// greatest. A block looks at EACH * THREADS rows of the head for 8 of the rows; the one that finishes last stores the
+// tokens.
 //
 // FILTERED: also scores the rows of the head that are taken (filter.cuh), and lists their z and probability for each row of x. The
 // random numbers are the same for all 8 rows of x, so that most rows taken for one are taken for the others. `bars` is the greatest

@@ -1,6 +1,6 @@
-// Whether each row's token, the winner of all, also passes the filters: certain from the rows of the head that were taken
-// (filter.cuh), or undecided. For undecided rows all logits are computed and `sample` draws. One block for each row of x. It sets
-// the sums of the kernels before it to zero again. Decision 0026 has the proof.
+// Decides whether each row's winner also passes the filters: certain from the sampled rows of the head (filter.cuh), or
+// undecided. For undecided rows all logits are computed and `sample` draws. One block for each row of x. It resets the
+// sums of the preceding kernels to zero. Decision 0026 has the proof.
 #include "head.cuh"
 
 // The greatest key that at least `wanted` of the `count` numbers reach; 0 where there are fewer numbers.

@@ -1,5 +1,5 @@
-// Threshold that a row of the head must reach to be chosen: the key of the likeliest row, scored from the full weights, less what
-// rounding may have added. One block a row of x.
+// The threshold that a row of the head must reach to be chosen: the key of the likeliest row, scored with the full
+// weights, minus the maximum rounding error. One block a row of x.
 //
 // FILTERED: other blocks count the rows of the head by their u (filter.cuh), in steps of 1 / BINS_EACH below the greatest. The block
 // that finishes last finds the rate that takes SAMPLES of them on average. Rows beyond the last step are counted in it.

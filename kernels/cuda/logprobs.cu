@@ -1,6 +1,7 @@
-// Log-probabilities of each row, of logits as they are: of the chosen token, and of the likeliest ones, as many as the step asks for.
-// logprobs_parts finds the likeliest of each share of a row, of EACH * WG logits; logprobs puts what it found together. A part is PITCH
-// words: the greatest logit, the sum of e^(z - greatest), then tokens in order, then their logits.
+// Log-probabilities of each row from the unadjusted logits: of the chosen token, and of as many likeliest ones as the
+// step requests. logprobs_parts finds the likeliest of each share of a row, of EACH * WG logits; logprobs puts what it
+// found together. A part is PITCH words: the greatest logit, the sum of e^(z - greatest), then tokens in order, then
+// their logits.
 #include "draw.cuh"
 #define MOST 20
 #define PITCH (2 + 2 * MOST)

@@ -1,5 +1,5 @@
-// RMSNorm (where NORM), then absmax int8. One block a token, which holds the row in registers. `sums` is the sum of each row
-// of `out`, which a product with codes w + 1 subtracts.
+// RMSNorm (if NORM), then absmax int8. One block per token, which holds the row in registers. `sums` is the sum of each
+// row of `out`, which a product with codes w + 1 subtracts.
 #define VECTORS VECTORS_OF(DIM, WG)
 
 extern "C" __global__ void norm_quant(const int *step, const float *x, const float *weight, float eps, signed char *out,

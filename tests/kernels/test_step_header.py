@@ -67,5 +67,5 @@ def test_a_step_has_its_words_there(logits: bool) -> None:
 
 def test_a_sequence_with_a_slot_has_one_row() -> None:
     parts = [SequenceStep([1, 2], 2, rows=[0, 1], adjustment=Adjustment(0))]
-    with pytest.raises(InvalidInputError, match="with a slot it has one"):
+    with pytest.raises(InvalidInputError, match="with a slot it must have one"):
         Step(StepLayout(Limits(max_tokens=4, max_rows=4)), parts)

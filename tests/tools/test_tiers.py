@@ -73,7 +73,7 @@ def test_a_tier_that_is_left_out_is_not_imported(run: Run, name: str, expression
 
 
 def test_a_file_of_no_tier_is_refused(run: Run) -> None:
-    assert "is of no tier" in run("-n0", code=4, other="def test(): pass\n")
+    assert "has no tier" in run("-n0", code=4, other="def test(): pass\n")
 
 
 def test_a_tier_by_hand_is_refused(run: Run) -> None:

@@ -1,7 +1,7 @@
-"""Model files, folders and templates made by hand to cost much time or memory, and what each costs.
+"""Model files, folders and templates that are crafted to cost much time or memory, and measurement of their cost.
 
-Random mutation does not find these: each is a sound model but for one thing. The tests bring every family to every
-door that takes such input (``tests/model/test_bombs.py``).
+Random mutation would not find them: each is a valid model except for one thing. The tests pass every family to every
+entry point that accepts such input (``tests/model/test_bombs.py``).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Sound models of any shape, as small as they can be: what a bomb is built into."""
+"""Minimal valid models of any shape, from which bombs are made."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A family of bad input, and the doors it is brought to."""
+"""A family of bad inputs, and the entry points to test with it."""
 
 from __future__ import annotations
 

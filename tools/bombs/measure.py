@@ -1,4 +1,4 @@
-"""The cost of a bomb at a door: processor time, memory, and how soon Ctrl-C is answered there.
+"""Measures a bomb's cost at an entry point: CPU time, memory, and reaction time to Ctrl-C.
 
 A server imports everything once and forks a process for each measurement; one JSON object a line, both ways::
 

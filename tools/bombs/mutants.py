@@ -1,6 +1,6 @@
-"""Sound models with one to three things changed: values, types, shapes, names, entries, whatever their structure has.
+"""Valid models with one to three changes to values, types, shapes, names or entries.
 
-A mutant is a function of its number alone, so that one that fails can be made again.
+A mutant is determined by its number, so that a failing one can be reproduced.
 """
 
 from __future__ import annotations

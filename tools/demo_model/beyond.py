@@ -1,4 +1,4 @@
-"""Arithmetic that the model does not learn, and is to decline (``data/beyond.toml``): its answers name the limit."""
+"""Arithmetic that the model does not learn and should refuse (``data/beyond.toml``); its answers name the limit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What mkdocs does not do by itself: navigation by wildcard, and pages made from what the code already says."""
+"""Extensions of mkdocs: navigation by wildcard, and pages generated from the code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The CUDA backend held to the operations' contract, on every device it finds."""
+"""The CUDA backend against the operations' contract, on every device it finds."""
 
 from typing import Any, Literal
 

@@ -1,4 +1,4 @@
-"""What an open device gives back, and when: a made-up driver that counts what is alive."""
+"""When an open device frees its resources: a fake driver counts live objects."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `bitnet devices` is told where the driver is missing, forbidden, broken, old or sees no GPU: a made-up one."""
+"""The probe's result, with a fake driver that is missing, forbidden, broken, old or sees no GPU."""
 
 import os
 import sys

@@ -1,4 +1,5 @@
-"""The Metal backend held to the operations' contract on every device it finds, and to the CPU's tokens on the first."""
+"""The Metal backend against the operations' contract on every device it finds, and against the CPU's tokens on the
+first."""
 
 from __future__ import annotations
 

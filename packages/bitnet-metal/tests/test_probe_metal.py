@@ -1,4 +1,4 @@
-"""What `bitnet devices` is told where there is no Metal."""
+"""The probe's result on systems without Metal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The OpenCL backend held to the operations' contract, on every device it finds."""
+"""The OpenCL backend against the operations' contract, on every device it finds."""
 
 from bitnet.core.testing import ConformanceSuite
 from bitnet.opencl.backend import BACKEND

@@ -1,4 +1,4 @@
-"""What `bitnet devices` is told where OpenCL is missing, broken, old or forbidden: drivers made up for the loader."""
+"""The probe's result if OpenCL is missing, broken, old or forbidden, with fake drivers for the loader."""
 
 import json
 import os

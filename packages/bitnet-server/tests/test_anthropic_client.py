@@ -71,7 +71,7 @@ def test_errors_are_the_clients_own(client: anthropic.Anthropic) -> None:
         "error": {"type": "invalid_request_error", "message": "temperature is 3; it must be in 0 … 1."},
     }
     image: Any = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AAAA"}}
-    with pytest.raises(anthropic.BadRequestError, match="reads text only"):
+    with pytest.raises(anthropic.BadRequestError, match="reads only text"):
         client.messages.create(model="demo", max_tokens=5, messages=[{"role": "user", "content": [image]}])
 
 

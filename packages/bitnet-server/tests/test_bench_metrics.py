@@ -118,7 +118,7 @@ BAD: list[tuple[str, str]] = [
     ('{"prompt": ["a"]}', "line 1 of"),
     ('{"prompt": "a", "output_tokens": 0}', "line 1 of"),
     ('["prompt"]', "line 1 of"),
-    ("\n", "has no prompt"),
+    ("\n", "contains no prompts"),
 ]
 
 

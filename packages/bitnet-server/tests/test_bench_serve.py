@@ -133,7 +133,7 @@ def test_a_server_that_dies_is_told_of() -> None:
 def test_a_key_is_needed_and_sent(running: Any, scripted: Any, script_model: Model) -> None:
     scripted(script_model, WORDS)
     with running(script_model, api_keys=("secret",)) as server:
-        with pytest.raises(BitNetError, match="asks for an API key"):
+        with pytest.raises(BitNetError, match="requires an API key"):
             bench(server.url)
         assert bench(server.url, api_key="secret", num_prompts=2, output_len=2)["completed"] == 2
         with pytest.raises(BitNetError, match="did not answer a first request: 404 model_not_found"):
@@ -198,7 +198,7 @@ def test_a_server_without_usage_is_counted_by_events() -> None:
 
 @pytest.mark.parametrize("url", ["nowhere", "ftp://127.0.0.1", "http://[::1", "http://127.0.0.1:99999", "http://"])
 def test_a_wrong_address_is_named(url: str) -> None:
-    with pytest.raises(BitNetError, match="is no address of a server"):
+    with pytest.raises(BitNetError, match="is not a server address"):
         bench(url)
 
 
@@ -206,7 +206,7 @@ def test_a_wrong_address_is_named(url: str) -> None:
 def test_a_wrong_objective_is_refused(goodput: str) -> None:
     result = CliRunner().invoke(bench_serve, ["--goodput", goodput])
     assert result.exit_code == 2
-    assert "is no objective such as ttft:200" in result.output
+    assert "is not an objective such as ttft:200" in result.output
 
 
 def test_the_table_names_what_it_shows(running: Any, scripted: Any, script_model: Model) -> None:

@@ -105,7 +105,7 @@ def test_a_failed_model_that_cannot_even_be_closed_says_so(
         loader.models[0]._worker.engine.failure = DeviceLostError("it broke.", device="cuda:7")  # type: ignore[attr-defined]
         assert server.chat().status_code == 503
         until(lambda: "it cannot be closed" in server.chat().text)
-        assert "m could not be loaded anew: cuda:7: it cannot be closed" in caplog.text
+        assert "m could not be reloaded: cuda:7: it cannot be closed" in caplog.text
         assert server.client.post("/reload").json() == {"models": {"m": "reloaded"}}
         assert server.chat().status_code == 200
 
@@ -325,7 +325,7 @@ def test_requests_wait_for_room_together(
         late = [pool.submit(server.chat, model="b") for _ in range(3)]
         assert [answer.result().status_code for answer in late] == [503] * 3
         assert time.monotonic() - begin < 2.5
-        assert "there is no memory" in late[0].result().text
+        assert "there is not enough memory" in late[0].result().text
         late = [pool.submit(server.chat, model="b") for _ in range(3)]
         until(lambda: server.host.slots[1].waiting == 3)
         opened.set()

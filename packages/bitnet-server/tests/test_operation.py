@@ -1,4 +1,4 @@
-"""What happens when the server is full, clients leave or dawdle, time runs out, and the device fails."""
+"""A full server, clients that leave or are slow, timeouts, and a failing device."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``bitnet ps``: what it says where it cannot ask, and keys of every script."""
+"""``bitnet ps``: errors if it cannot reach a server, and keys in any script."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from bitnet.server.ps import _ask
 def test_a_key_of_any_script_is_sent(demo_model: Model, running: Any) -> None:
     with running(demo_model, names=("demo",), api_keys=("ключ",)) as server:
         assert [model["id"] for model in _ask(server.url, "ключ")] == ["demo"]
-        with pytest.raises(BitNetError, match="asks for an API key"):
+        with pytest.raises(BitNetError, match="requires an API key"):
             _ask(server.url, "замок")
 
 
 @pytest.mark.parametrize(
     ("url", "key", "said"),
     [
-        ("http://[::1", None, r"http://\[::1 is no address of a server: Invalid IPv6 URL"),
-        (f"http://{'a' * 70}.example", None, "is no address of a server: "),
+        ("http://[::1", None, r"http://\[::1 is not a server address: Invalid IPv6 URL"),
+        (f"http://{'a' * 70}.example", None, "is not a server address: "),
         ("http://127.0.0.1:9", "one\ntwo", "the API key holds a line break"),
     ],
 )
@@ -33,5 +33,5 @@ def test_what_cannot_be_asked(url: str, key: str | None, said: str) -> None:
 
 
 def test_another_server_is_told_from_one_of_ours(demo: Any) -> None:
-    with pytest.raises(BitNetError, match="is no bitnet server"):
+    with pytest.raises(BitNetError, match="is not a bitnet server"):
         _ask(f"{demo.url}/health?", None)

@@ -1,4 +1,4 @@
-"""Keys on every path, bodies of every kind, and what a stranger may try."""
+"""Security: keys on every path, bodies of every kind, and requests of an attacker."""
 
 from __future__ import annotations
 
@@ -234,7 +234,7 @@ def test_a_name_made_to_lead_here_is_refused(demo: Any, demo_model: Model, runni
         body = {"model": "demo", "messages": [{"role": "user", "content": "x"}]}
         refused = server.client.post("/api/chat", json=body, headers={"host": "evil.example"})
         assert refused.status_code == 403
-        assert "answers to localhost alone, not to 'evil.example'" in refused.json()["error"]
+        assert "answers only to localhost, not to 'evil.example'" in refused.json()["error"]
     with running(demo_model, local=True, api_keys=KEYS) as server:
         assert status(server, "evil.example") == 401
         assert status(server, "evil.example", "/health") == 200

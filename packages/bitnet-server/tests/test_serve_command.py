@@ -161,7 +161,7 @@ def test_errors_are_one_line(tmp_path: Path) -> None:
         port = served.address.rpartition(":")[2]
         taken = bitnet("serve", "--device", "cpu", "--port", port)
         assert taken.returncode == 1
-        assert f"cannot listen at 127.0.0.1:{port}" in taken.stderr
+        assert f"cannot listen on 127.0.0.1:{port}" in taken.stderr
     missing = bitnet("serve", "--ssl-certfile", str(tmp_path / "none.pem"))
     assert missing.returncode == 1
     assert "cannot serve" in missing.stderr
@@ -214,12 +214,12 @@ def test_models_by_name_ps_and_a_reload_by_signal(tmp_path: Path) -> None:
                 time.sleep(0.02)
             for name in "ab":
                 assert client.post("/v1/completions", json={**STORY, "model": name, "stream": False}).status_code == 200
-        assert "asks for an API key" in ps(key="x").stderr
+        assert "requires an API key" in ps(key="x").stderr
     gone = bitnet("ps", served.address)
     assert (gone.returncode, "no server answers" in gone.stderr, "Traceback" in gone.stderr) == (1, True, False)
     unnamed = bitnet("serve", *more, "--alias", "a")
     assert (unnamed.returncode, "--alias names 1 of 2 models" in unnamed.stderr) == (2, True)
-    assert "two models have one name" in bitnet("serve", "-m", str(files[0]), "-m", str(files[0])).stderr
+    assert "two models have the same name" in bitnet("serve", "-m", str(files[0]), "-m", str(files[0])).stderr
 
 
 WRONG = [("--max-body", "inf"), ("--max-memory", "inf"), ("--drain", "inf"), ("--timeout", "nan"), ("--drain", "nan")]

@@ -1,4 +1,4 @@
-"""Structured output: what ends fits its schema, what cannot be compiled is refused, and what fails is no answer."""
+"""Structured output: complete answers fit their schema, invalid schemas are refused, and failures give no answer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The Vulkan backend held to the operations' contract, with the validation layer on, whose every message fails a test.
+"""The Vulkan backend against the operations' contract. The validation layer is on, and any message from it fails a
+test.
 
 It runs on every device of the machine, and on SwiftShader too where that is installed. Loader and layer read their
 environment when an instance is made, so it is set for as long as that takes: other tests see the machine as it is.

@@ -1,4 +1,4 @@
-"""What `bitnet devices` is told where Vulkan is missing, broken, old or forbidden, and of the devices there are."""
+"""The probe's result if Vulkan is missing, broken, old or forbidden, and for the available devices."""
 
 from __future__ import annotations
 

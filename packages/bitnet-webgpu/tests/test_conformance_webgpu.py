@@ -1,4 +1,4 @@
-"""The WebGPU backend held to the operations' contract, on every device it finds, with and without its features."""
+"""The WebGPU backend against the operations' contract, on every device it finds, with and without its features."""
 
 import pytest
 

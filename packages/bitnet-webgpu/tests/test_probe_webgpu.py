@@ -1,4 +1,4 @@
-"""What `bitnet devices` is told where wgpu, its driver or a device is missing: adapters made up for it."""
+"""The probe's result if wgpu, its driver or a device is missing, with fake adapters."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""The command line, called in this process where that is enough, and as the installed script where it is not."""
+"""Runs the command line in this process if that suffices, otherwise as the installed script."""
 
 from __future__ import annotations
 

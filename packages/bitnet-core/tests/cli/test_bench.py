@@ -1,4 +1,4 @@
-"""``bitnet bench``: that it measures what it says, not how fast this machine is."""
+"""``bitnet bench`` measures what it claims to measure; this machine's speed does not matter."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def test_a_context_that_is_too_short_for_a_workload(model: Path, parallel: int) 
     for context in (24, test.context - 1):
         with (
             load_model(model, device="cpu", context=context, prompt_lookup=False) as loaded,
-            pytest.raises(ContextFullError, match=f"takes a context of {test.context}.*holds {context}"),
+            pytest.raises(ContextFullError, match=f"needs a context of {test.context}.*holds {context}"),
         ):
             measure(loaded, test, repeats=1)
     with load_model(model, device="cpu", context=test.context, prompt_lookup=False) as loaded:

@@ -1,4 +1,4 @@
-"""``bitnet completion``: what it knows, and that a name it inserts stays a name, typed at a real shell."""
+"""``bitnet completion`` in real shells: what it completes, and that inserted names are quoted safely."""
 
 from __future__ import annotations
 

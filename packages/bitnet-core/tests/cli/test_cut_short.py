@@ -1,4 +1,4 @@
-"""A model file cut short, or written to, while it is in use: an error that names it, and no process that dies."""
+"""A model file that is truncated or overwritten while in use gives an error that names it; no process dies."""
 
 from __future__ import annotations
 

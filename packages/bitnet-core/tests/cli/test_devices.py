@@ -1,4 +1,4 @@
-"""``bitnet devices``: every backend is told, and every device has to prove itself."""
+"""``bitnet devices``: every backend is listed, and every device must prove that it computes correctly."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Environment variables: what each changes, and what a wrong value says."""
+"""Environment variables: the effect of each, and the errors for wrong values."""
 
 from __future__ import annotations
 

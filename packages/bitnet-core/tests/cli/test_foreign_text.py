@@ -1,4 +1,4 @@
-"""Names, keys and messages from files, drivers and plug-ins: no command lets them steer a terminal or forge a line."""
+"""Names, keys and messages from files, drivers and plug-ins cannot control a terminal or forge a line of output."""
 
 from __future__ import annotations
 

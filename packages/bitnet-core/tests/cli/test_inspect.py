@@ -1,4 +1,4 @@
-"""``bitnet inspect``: what is shown of a good file, and of one that is odd or cannot be run."""
+"""``bitnet inspect``: its output for good files, for odd ones, and for those that cannot be run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Receipts from the command line: what is proved by what, and what a forger can do."""
+"""Receipts on the command line: what each check proves, and what a forger can do."""
 
 from __future__ import annotations
 
@@ -155,7 +155,7 @@ def test_what_a_forger_can_do(bitnet: Bitnet, honest: Document, signed: Document
     (tmp_path / "f.json").write_text(json.dumps(forged(honest, FORGERIES[name])))
     ran = bitnet("receipt", "verify", "f.json")
     assert (ran.status, ran.err.replace("not checked: cuda", "")) == (0, ""), ran
-    assert "UNSIGNED: anybody can have written it, with any device, speed and model" in ran.out
+    assert "UNSIGNED: anyone could have written it, with any device, speed and model" in ran.out
     assert "holds" not in ran.out
     assert ran.out.count("not compared") == 3
     assert "not run again" in ran.out
@@ -164,10 +164,10 @@ def test_what_a_forger_can_do(bitnet: Bitnet, honest: Document, signed: Document
     for key in ((), ("--key", "k.pub")):
         ran = bitnet("receipt", "verify", "f.json", *key)
         assert (ran.status, ran.out) == (6, "")
-        assert "its signature does not fit" in ran.err
+        assert "its signature does not match" in ran.err
     (tmp_path / "f.json").write_text(json.dumps({**forged(signed, FORGERIES[name]), "signature": None}))
     ran = bitnet("receipt", "verify", "f.json", "--key", "k.pub")
-    assert (ran.status, "it is unsigned, and a key is given" in ran.err) == (6, True)
+    assert (ran.status, "it is unsigned, but a key is given" in ran.err) == (6, True)
 
 
 def test_prompt_and_answer_are_bound(bitnet: Bitnet, honest: Document, model: Path, tmp_path: Path) -> None:
@@ -190,8 +190,8 @@ def test_prompt_and_answer_are_bound(bitnet: Bitnet, honest: Document, model: Pa
         assert (ran.status, said in ran.err) == (6, True), ran
     for args, said in (
         (("--prompt", "@absent.txt"), "absent.txt cannot be read: No such file"),
-        (("--system", "x"), "--system goes with --prompt"),
-        (("--device", "cpu"), "--device is for --rerun"),
+        (("--system", "x"), "--system needs --prompt"),
+        (("--device", "cpu"), "--device needs --rerun"),
     ):
         ran = bitnet("receipt", "verify", "r.json", *args)
         assert (ran.status, said in ran.err, ran.err.count("\n")) == (2, True, 1), ran
@@ -203,7 +203,7 @@ def test_a_prompt_without_template_is_bound(bitnet: Bitnet, model: Path) -> None
     assert bitnet(*again, "Hello").status == 0
     assert bitnet(*again, "Hallo").status == 6
     ran = bitnet(*again, "Hello", "--system", "Be")
-    assert (ran.status, "a prompt without a system message" in ran.err) == (6, True)
+    assert (ran.status, "its prompt has no system message" in ran.err) == (6, True)
 
 
 @pytest.mark.parametrize(
@@ -242,11 +242,11 @@ def test_a_rerun_finds_a_changed_answer(
     assert f"run again on {path}, token 5 of 8 is {tokens[4]}, not {fifth}" in changed.err
     assert "the same tokens have another text" in ran(_edit(answer__text_sha256="0" * 64)).err
     other_prompt = ran(_edit(request__tokens_sha256="0" * 64))
-    assert (other_prompt.status, "the prompt has other tokens" in other_prompt.err) == (6, True)
+    assert (other_prompt.status, "the prompt has different tokens" in other_prompt.err) == (6, True)
     stopped = ran(_edit(answer__finish_reason="stop"))
     assert (stopped.status, "the answer ended by length, not by stop" in stopped.err) == (6, True)
     impossible = ran(_edit(setup__context=10**6))
-    assert (impossible.status, "it cannot be run again, as context is 1000000" in impossible.err) == (6, True)
+    assert (impossible.status, "it cannot be rerun, as context is 1000000" in impossible.err) == (6, True)
 
     shape = random_model.Shape(layers=2, hidden=128, heads=4, kv_heads=2, head_dim=32, ffn=256, vocab=512, context=4096)
     random_model.make_model(tmp_path / "other.gguf", shape, seed=5)
@@ -260,11 +260,11 @@ def test_a_rerun_finds_a_changed_answer(
 
 def test_what_a_rerun_needs(bitnet: Bitnet, honest: Document, model: Path, tmp_path: Path) -> None:
     for args, status, said in (
-        (("-m", model), 2, "--rerun needs what was asked: the receipt has only its hash. Give it with --prompt."),
+        (("-m", model), 2, "--rerun needs --prompt, as the receipt has only the prompt's hash."),
         (
             ("--prompt", "Hello"),
             2,
-            "--rerun needs the model, which is not the one in this package. Name its file with -m.",
+            "--rerun needs -m FILE, as the receipt's model is not the one in this package.",
         ),
         (("--prompt", "Hello", "-m", "absent.gguf"), 4, "absent.gguf: cannot be opened"),
         (("--prompt", "Hello", "-m", model, "--device", "nope"), 2, "there is no device 'nope'"),
@@ -276,7 +276,7 @@ def test_what_a_rerun_needs(bitnet: Bitnet, honest: Document, model: Path, tmp_p
     ran = bitnet(*again, BITNET_GPU_FAKE="none")
     assert (ran.status, "was made on cuda:0, and no cuda device can be used here" in ran.err) == (3, True), ran
     ran = bitnet(*again, BITNET_GPU_FAKE="cuda")
-    assert (ran.status, "cuda:0 is pretended by BITNET_GPU_FAKE" in ran.err) == (2, True), ran
+    assert (ran.status, "cuda:0 is faked by BITNET_GPU_FAKE" in ran.err) == (2, True), ran
     ran = bitnet(*again, "--device", "cpu")
     assert (ran.status, "the same 8 tokens on cpu:" in ran.out) == (0, True), ran
 
@@ -296,7 +296,7 @@ def test_a_receipt_from_python(model: Path, tmp_path: Path) -> None:
             (messages, loaded.chat(messages, max_tokens=5)),
         ]
         made = [(prompt, done, loaded.receipt(done, prompt=prompt)) for prompt, done in asked]
-        with pytest.raises(InvalidInputError, match="another prompt than the one given"):
+        with pytest.raises(InvalidInputError, match="does not belong to the prompt"):
             loaded.receipt(asked[0][1], prompt="Hallo")
         unbound = loaded.receipt(asked[0][1])
         assert loaded.receipt(asked[0][1])["signature"] is None
@@ -345,22 +345,22 @@ STORIES: dict[str, tuple[Edit, str]] = {
     "a hash and a newline": (_edit(model_info__sha256=lambda value: f"{value}\n"), "model_info.sha256"),
     "more tokens than may be": (_edit(request__options__max_tokens=3), "8 tokens with max_tokens 3"),
     "fewer than it ended by": (_edit(request__options__max_tokens=30), "8 tokens with max_tokens 30"),
-    "tokens that were not generated": (_edit(answer__tokens=[1]), "8 tokens were generated, and the answer has 1"),
-    "no such token": (_edit(answer__tokens=lambda t: [512, *t[1:]]), "not in the vocabulary"),
-    "no such options": (_edit(request__options__top_p=7), "its options cannot be: top_p"),
-    "an odd bias": (_edit(request__options__logit_bias=[[None, 1]]), "its options cannot be: logit_bias"),
+    "tokens that were not generated": (_edit(answer__tokens=[1]), "8 tokens were generated, but the answer has 1"),
+    "no such token": (_edit(answer__tokens=lambda t: [512, *t[1:]]), "outside the vocabulary"),
+    "no such options": (_edit(request__options__top_p=7), "its options are invalid: top_p"),
+    "an odd bias": (_edit(request__options__logit_bias=[[None, 1]]), "its options are invalid: logit_bias"),
     "a context too small": (_edit(setup__context=2), "with a context of 2"),
     "text and conversation": (_edit(request__text_sha256="0" * 64), "of a text and of a conversation"),
-    "from the future of bitnet": (_edit(schema_version="3.1.0"), "schema_version is 3.1.0, and this version"),
+    "from the future of bitnet": (_edit(schema_version="3.1.0"), "schema_version is 3.1.0, but this version"),
     "another algorithm": (
         _edit(signature={"algorithm": "none", "key": "0" * 64, "value": "0" * 128}), "signature.algorithm is 'none'",
     ),
     "a signature of zeros": (
         _edit(signature={"algorithm": "ed25519", "key": RFC_8032_KEY, "value": "0" * 128}),
-        "its signature does not fit",
+        "its signature does not match",
     ),
     "a signature by no point": (
-        _edit(signature={"algorithm": "ed25519", "key": "f" * 64, "value": "0" * 128}), "its signature does not fit",
+        _edit(signature={"algorithm": "ed25519", "key": "f" * 64, "value": "0" * 128}), "its signature does not match",
     ),
 }  # fmt: skip
 

@@ -88,14 +88,14 @@ def test_who_signed(bitnet: Bitnet, signed: Document) -> None:
     own = signed["signature"]["key"][:16]
     alone = bitnet("receipt", "verify", "s.json")
     assert (alone.status, alone.err) == (0, "")
-    assert f"by the key {own}, which may be anybody's: name those you trust with --key" in alone.out
+    assert f"by the key {own}, which may be anyone's: name the keys you trust with --key" in alone.out
     made = bitnet("receipt", "keygen", "other")
     assert made.status == 0
     assert own not in made.out
     among = bitnet("receipt", "verify", "s.json", "--key", "other.pub", "--key", "k.pub")
     assert (among.status, f"by the key {own}, one of those given" in among.out) == (0, True)
     other = bitnet("receipt", "verify", "s.json", "--key", "other.pub")
-    assert (other.status, f"it was signed by the key {signed['signature']['key']}, which is none" in other.err) == (
+    assert (other.status, f"it was signed by the key {signed['signature']['key']}, which is not one" in other.err) == (
         6,
         True,
     )
@@ -126,10 +126,10 @@ def test_keygen_replaces_nothing(bitnet: Bitnet, tmp_path: Path) -> None:
             os.umask(old)
         assert stat.S_IMODE((tmp_path / "open").stat().st_mode) == 0o600
     before = {path: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()}
-    assert bitnet("receipt", "keygen", "k").err.startswith("bitnet: error: k is there already.")
+    assert bitnet("receipt", "keygen", "k").err.startswith("bitnet: error: k already exists.")
     (tmp_path / "k").unlink()
     ran = bitnet("receipt", "keygen", "k")
-    assert (ran.status, "k.pub is there already" in ran.err, (tmp_path / "k").exists()) == (2, True, False)
+    assert (ran.status, "k.pub already exists" in ran.err, (tmp_path / "k").exists()) == (2, True, False)
     assert (tmp_path / "k.pub").read_bytes() == before[tmp_path / "k.pub"]
     ran = bitnet("receipt", "keygen", "no/such/k")
     assert (ran.status, "no/such/k cannot be written: No such file" in ran.err) == (1, True)
@@ -162,13 +162,13 @@ def test_what_is_no_key(bitnet: Bitnet, signed: Document, model: Path, tmp_path:
     assert not (tmp_path / "new.json").exists()
     for name, said in (
         ("absent", "the key absent cannot be read"),
-        ("k", "k has no Ed25519 public key in PEM. It has a private one"),
+        ("k", "k has no Ed25519 public key in PEM. It has a private key"),
         ("zeros", "zeros has no Ed25519 public key in PEM"),
     ):
         ran = bitnet("receipt", "verify", "s.json", "--key", name)
         assert (ran.status, said in ran.err, ran.err.count("\n")) == (2, True, 1), ran
     ran = bitnet("run", "-m", model, "Hi", "--receipt-key", "k")
-    assert (ran.status, "--receipt-key is for --receipt" in ran.err) == (2, True)
+    assert (ran.status, "--receipt-key needs --receipt" in ran.err) == (2, True)
 
 
 def test_without_cryptography(

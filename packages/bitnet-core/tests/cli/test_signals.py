@@ -1,4 +1,4 @@
-"""Signals that end a command: nothing half-written is left, and the status says which it was."""
+"""Signals that end a command: nothing is left half-written, and the exit status says which signal it was."""
 
 from __future__ import annotations
 

@@ -292,7 +292,7 @@ def test_a_bias_that_is_missing_or_unknown(folder: Make) -> None:
     bias = source.tensors.pop("model.layers.1.self_attn.k_proj.bias")
     refused(source.write(), "blk.1.attn_k.bias")
     source.tensors["model.layers.1.self_attn.k_proj.bias"] = bias[:-1]
-    refused(source.write(), "config.json makes it (32,)")
+    refused(source.write(), "according to config.json it must be (32,)")
     source.tensors["model.layers.1.self_attn.k_proj.bias"] = bias
     source.tensors["model.layers.1.self_attn.o_proj.bias"] = np.zeros(64, np.float32)
     refused(source.write(), "is not part of the architecture qwen2")
@@ -393,10 +393,10 @@ CONFIG: list[tuple[str, Any, str]] = [
     ("architectures", ["GPT2LMHeadModel"], "not supported"),
     ("architectures", "Llama", "not supported"),
     ("architectures", None, "not supported"),
-    ("hidden_size", None, "config.json makes it"),
+    ("hidden_size", None, "according to config.json it must be"),
     ("hidden_size", "64", "not a positive integer"),
     ("num_attention_heads", 0, "not a positive integer"),
-    ("intermediate_size", 64, "config.json makes it"),
+    ("intermediate_size", 64, "according to config.json it must be"),
     ("num_hidden_layers", 3, "is missing"),
     ("num_hidden_layers", 1, "is not part of the architecture"),
     ("rms_norm_eps", -1, "not a positive number"),
@@ -408,7 +408,7 @@ CONFIG: list[tuple[str, Any, str]] = [
     ("rope_scaling", {"type": "linear"}, "not a positive number"),
     ("use_sliding_window", True, "every token attends to all"),
     ("sparse_config", {"topk": 64}, "every token attends to all"),
-    ("vocab_size", 100, "config.json makes it (100, 64)"),
+    ("vocab_size", 100, "according to config.json it must be (100, 64)"),
     ("quantization_config", {"quant_method": "gptq"}, "'gptq' is not supported"),
     ("quantization_config", {"quant_method": "bitnet", "use_rms_norm": True}, "use_rms_norm"),
     ("quantization_config", {"quant_method": "bitnet", "modules_to_not_convert": ["a.b"]}, "modules_to_not_convert"),
@@ -436,7 +436,7 @@ def test_a_llama_that_is_not_ternary(folder: Make) -> None:
     source = folder("LlamaForCausalLM")
     source.pack("bitlinear")
     del source.config["quantization_config"]
-    refused(source.write(), "no 1.58-bit model")
+    refused(source.write(), "not a 1.58-bit model")
 
 
 def change(source: Any, name: str, tensor: np.ndarray | None) -> None:
@@ -455,13 +455,13 @@ Q = "model.layers.0.self_attn.q_proj"
     [
         ("model.norm.weight", None, "is missing"),
         (f"{Q}.weight", None, "is missing"),
-        (f"{Q}.weight_scale", None, "no ternary matrix with a scale"),
-        (f"{Q}.weight_scale", np.ones(2, np.float32), "is no scale"),
+        (f"{Q}.weight_scale", None, "not a ternary matrix with a scale"),
+        (f"{Q}.weight_scale", np.ones(2, np.float32), "is not a scale"),
         (f"{Q}.weight_scale", np.array([np.nan], np.float32), "not finite"),
         (f"{Q}.weight", np.full((16, 64), 0xFF, np.uint8), "code 3"),
-        (f"{Q}.weight", np.zeros((8, 64), np.uint8), "config.json makes it"),
+        (f"{Q}.weight", np.zeros((8, 64), np.uint8), "according to config.json it must be"),
         (f"{Q}.weight", np.arange(4096, dtype=np.float32).reshape(64, 64), "not ternary"),
-        (f"{Q}.weight", np.zeros((4, 4, 64), np.uint8), "no ternary matrix"),
+        (f"{Q}.weight", np.zeros((4, 4, 64), np.uint8), "not a ternary matrix"),
         (f"{Q}.bias", np.zeros(64, np.float32), "is not part of the architecture"),
         ("model.embed_tokens.weight", np.zeros((75, 64), np.uint8), "it must be F32"),
         ("model.norm.weight", np.full(64, np.inf, np.float32), "not finite"),
@@ -473,7 +473,7 @@ def test_tensors_that_do_not_fit(folder: Make, name: str, tensor: np.ndarray | N
     refused(source.write(), message)
 
 
-@pytest.mark.parametrize(("scale", "message"), [(0.0, "is 0, and the weights"), (1e-45, "its scale is")])
+@pytest.mark.parametrize(("scale", "message"), [(0.0, "is 0, but the weights"), (1e-45, "its scale is")])
 def test_scales_that_nothing_can_be_divided_by(folder: Make, scale: float, message: str) -> None:
     source = folder()
     source.pack("bitlinear")
@@ -521,7 +521,7 @@ def test_other_ways_to_cut_words_are_refused(folder: Make) -> None:
     source.pack("autobitlinear")
     level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     source.tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), level])
-    refused(source.write(), "cuts text in a way that is not supported")
+    refused(source.write(), "splits text in an unsupported way")
 
 
 def test_gguf_to_gguf(folder: Make, tmp_path: Path) -> None:

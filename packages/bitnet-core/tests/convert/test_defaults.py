@@ -1,4 +1,4 @@
-"""What a key that ``config.json`` lacks stands for, by architecture. ``tests/oracle`` asks transformers itself."""
+"""Defaults of keys missing in ``config.json``, by architecture. ``tests/oracle`` compares them with transformers."""
 
 from __future__ import annotations
 

@@ -106,7 +106,7 @@ def test_pieces(folder: Make) -> None:
     assert tokenizer.decode(tokenizer.encode("the é the")) == "the é the"
     for wrong in (list[int](), "a", None, 1.5, -1, 2**40):
         source.put("added_tokens.json", {"<extra>": FIRST, "<more>": wrong})
-        with pytest.raises(ModelFileError, match=r"added_tokens\.json: must give"):
+        with pytest.raises(ModelFileError, match=r"added_tokens\.json: must map"):
             source.converted()
     (source.path / "added_tokens.json").unlink()
     unknown = protobuf((1, protobuf((1, b"more"), (2, 0.0), (3, 2**31))))
@@ -175,7 +175,7 @@ def test_an_added_token_in_the_place_of_a_piece(folder: Make) -> None:
 def test_descriptions_that_cannot_be(folder: Make, entries: Any) -> None:
     source = Source(folder)
     source.put("tokenizer_config.json", {"added_tokens_decoder": entries})
-    with pytest.raises(ModelFileError, match="must give each id its token") as caught:
+    with pytest.raises(ModelFileError, match="must map each id to a token") as caught:
         source.converted()
     assert caught.value.field == "added_tokens_decoder"
 
@@ -183,7 +183,7 @@ def test_descriptions_that_cannot_be(folder: Make, entries: Any) -> None:
 def test_an_end_that_is_no_token(folder: Make) -> None:
     source = Source(folder)
     source.put("tokenizer_config.json", {"eos_token": "<|im_end|>"})
-    with pytest.raises(ModelFileError, match=r"im_end\|>', which is no token") as caught:
+    with pytest.raises(ModelFileError, match=r"im_end\|>', which is not a token") as caught:
         source.converted()
     assert caught.value.field == "eos_token"
 

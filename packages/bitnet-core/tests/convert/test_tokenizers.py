@@ -1,4 +1,4 @@
-"""What a folder says of its tokenizer: each variant is a model that runs, or a clear error when it is converted."""
+"""Variants of a folder's tokenizer files: each gives a model that runs, or a clear error during conversion."""
 
 from __future__ import annotations
 
@@ -272,7 +272,9 @@ def test_sentencepiece_without_legacy(source: Source, scheme: str) -> None:
         "prepend_scheme": scheme,
         "split": False,
     }
-    with pytest.raises(ModelFileError, match="legacy=False" if scheme == "first" else "as transformers 5") as caught:
+    with pytest.raises(
+        ModelFileError, match="legacy=False" if scheme == "first" else "as saved by transformers 5"
+    ) as caught:
         source.converted()
     assert caught.value.field == "pre_tokenizer"
     hint = str(caught.value.hint)
@@ -315,7 +317,7 @@ def test_more_ends_than_a_file_holds(source: Source) -> None:
 
 def test_text_that_no_file_can_hold(source: Source) -> None:
     source.settings["chat_template"] = "a\ud800"
-    with pytest.raises(InvalidInputError, match=r"'tokenizer\.chat_template'.*no Unicode character"):
+    with pytest.raises(InvalidInputError, match=r"'tokenizer\.chat_template'.*not a Unicode character"):
         source.converted()
     assert not source.target.exists()
 

@@ -183,7 +183,7 @@ def test_weights_that_are_not_sparse(model: Model) -> None:
 def test_rows_that_are_no_whole_number_of_blocks(tmp_path: Path) -> None:
     path = GGUF(Shape(hidden=64, ffn=128)).write(tmp_path)
     for name in ("tq1_0", "q2_0_g128"):
-        with pytest.raises(ModelFileError, match=f"rows of 64 weights; {name.upper()} holds a multiple of"):
+        with pytest.raises(ModelFileError, match=f"rows of 64 weights; {name.upper()} needs a multiple of"):
             converted(path, dtype=name)
     assert converted(path, dtype="q2_0").quantization == "Q2_0"
 

@@ -1,4 +1,4 @@
-"""What the tests of the CPU device share."""
+"""Shared by the tests of the CPU device."""
 
 from __future__ import annotations
 

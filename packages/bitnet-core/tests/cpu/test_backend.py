@@ -1,4 +1,4 @@
-"""What the CPU backend finds and says, with its library and without; and what the compiled kernels hold."""
+"""The CPU backend's probe with and without its library, and the contents of the compiled kernels."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_without_library_numpy_is_offered_and_says_so(
     library_at.setattr(native, "PATH", tmp_path / "libbitnet_cpu.so")
     found = BACKEND.probe()
     assert [info.name for info in found.devices] == ["cpu:numpy"]
-    assert "native library is not there" in found.reason
+    assert "native library is missing" in found.reason
     assert found.hint
     with caplog.at_level(logging.WARNING, "bitnet"):
         for _ in range(2):
@@ -79,7 +79,7 @@ def test_devices_are_the_levels_this_processor_runs_best_first(library: ctypes.C
 
 def test_level_the_processor_lacks(library: ctypes.CDLL) -> None:
     info = replace(BACKEND.probe().devices[0], index="sve")
-    with pytest.raises(DeviceError, match="does not run sve"):
+    with pytest.raises(DeviceError, match="does not support sve"):
         CpuDevice(info, library)
 
 

@@ -1,4 +1,4 @@
-"""The kernels of other processors, and dispatch on lesser ones: the conformance suite through qemu's user emulation.
+"""The conformance suite under qemu's user emulation: kernels for other processors, and dispatch on older ones.
 
 The native library runs as a process of its own in the emulator (``tools/emulated.py``).
 """

@@ -1,4 +1,5 @@
-"""The compact LM head: the bound on its scores, and the tokens of the exact logits, whatever the numbers are."""
+"""The compact LM head: bounds of its scores, and the same tokens as from exact logits for any weights and
+activations."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The levels this processor runs that no device of the CPU backend chooses, because it has better ones."""
+"""Levels that this processor supports but that no device of the CPU backend uses, because there are better ones."""
 
 from __future__ import annotations
 

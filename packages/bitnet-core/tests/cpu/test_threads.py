@@ -1,4 +1,4 @@
-"""The thread pool: how many threads, the same bits whatever their number, forks, and what is left behind."""
+"""The thread pool: number of threads, results independent of it, forks, and leaks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The KV cache's books under random use: no block is lost, given twice or shared for other content than it has."""
+"""The KV cache's bookkeeping under random use: no block is lost, assigned twice or shared for wrong content."""
 
 from __future__ import annotations
 

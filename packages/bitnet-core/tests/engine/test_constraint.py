@@ -1,4 +1,4 @@
-"""Constraints: a generation says only what is allowed, and one that fails ends without an answer."""
+"""Constraints: a generation contains only allowed tokens, and ends without an answer if its constraint fails."""
 
 from __future__ import annotations
 

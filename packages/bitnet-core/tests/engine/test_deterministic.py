@@ -1,4 +1,4 @@
-"""Loading a model deterministically: who refuses, and what a receipt says."""
+"""Loading a model with ``deterministic``: which devices refuse it, and what receipts record."""
 
 import pytest
 
@@ -31,7 +31,7 @@ def test_a_device_that_cannot_refuses() -> None:
 
 
 def test_sizes_that_a_deterministic_step_has_not() -> None:
-    with pytest.raises(InvalidInputError, match="step_tokens is 32; deterministic steps have 64"):
+    with pytest.raises(InvalidInputError, match="step_tokens is 32; leave it out: deterministic steps have 64"):
         load_model(device="cpu", context=64, deterministic=True, step_tokens=32)
     with pytest.raises(InvalidInputError, match="max_seqs is 65; it must be in 1 … 64"):
         load_model(device="cpu", context=64, deterministic=True, max_seqs=65)

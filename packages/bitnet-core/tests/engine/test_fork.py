@@ -1,4 +1,4 @@
-"""A process that was forked has the memory of its parent and none of its threads: nothing there may wait for one."""
+"""A forked process has its parent's memory but none of its threads, so nothing in it may wait for a thread."""
 
 from __future__ import annotations
 

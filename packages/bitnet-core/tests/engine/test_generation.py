@@ -160,15 +160,21 @@ def test_min_tokens_forbids_the_end(make_rig: MakeRig) -> None:
         ({"repetition_penalty": 1e-45}, "repetition_penalty"),
         ({"presence_penalty": 1e39}, "presence_penalty"),
         ({"logit_bias": {3: 1e39}}, "logit_bias"),
-        *(({name: 1.5}, f"{name} .*no integer") for name in ("max_tokens", "min_tokens", "top_k", "seed", "logprobs")),
-        *(({name: "1"}, f"{name} .*no integer") for name in ("max_tokens", "min_tokens", "top_k", "seed", "logprobs")),
-        ({"top_k": None}, "top_k .*no integer"),
-        ({"temperature": None}, "temperature .*no number"),
-        ({"frequency_penalty": Decimal(1)}, "frequency_penalty .*no number"),
-        ({"logit_bias": {"3": 1.0}}, "logit_bias .*no integer"),
-        ({"logit_bias": {3.0: 1.0}}, "logit_bias .*no integer"),
-        ({"logit_bias": {3: "1"}}, "logit_bias .*no number"),
-        ({"stop_tokens": [5.0]}, "stop_tokens .*no integer"),
+        *(
+            ({name: 1.5}, f"{name} .*not an integer")
+            for name in ("max_tokens", "min_tokens", "top_k", "seed", "logprobs")
+        ),
+        *(
+            ({name: "1"}, f"{name} .*not an integer")
+            for name in ("max_tokens", "min_tokens", "top_k", "seed", "logprobs")
+        ),
+        ({"top_k": None}, "top_k .*not an integer"),
+        ({"temperature": None}, "temperature .*not a number"),
+        ({"frequency_penalty": Decimal(1)}, "frequency_penalty .*not a number"),
+        ({"logit_bias": {"3": 1.0}}, "logit_bias .*not an integer"),
+        ({"logit_bias": {3.0: 1.0}}, "logit_bias .*not an integer"),
+        ({"logit_bias": {3: "1"}}, "logit_bias .*not a number"),
+        ({"stop_tokens": [5.0]}, "stop_tokens .*not an integer"),
     ],
 )
 def test_options_out_of_range(make_rig: MakeRig, options: dict[str, Any], message: str) -> None:
@@ -255,7 +261,7 @@ def test_a_token_that_cannot_be_is_a_device_error(make_rig: MakeRig, monkeypatch
     rig = make_rig()
     monkeypatch.setattr(rig.executable, "run", lambda step, count: np.full((count, step.rows), 260, np.int32))
     rig.engine.add(rig.engine.prepare([1], GenerationOptions()))
-    with pytest.raises(DeviceError, match="outside of the vocabulary"):
+    with pytest.raises(DeviceError, match="outside the vocabulary"):
         rig.engine.step()
 
 
@@ -275,14 +281,14 @@ def test_logits_that_are_no_numbers_are_a_device_error(
     device: Device, make_rig: MakeRig, where: str, options: dict[str, Any]
 ) -> None:
     """A damaged weight in the head makes one logit of every row NaN; in an embedding, all logits of one row."""
-    with pytest.raises(DeviceError, match=r"logits that are not numbers \(NaN\)"):
+    with pytest.raises(DeviceError, match=r"logits that are NaN"):
         make_rig(device, nan_in=where).one([5, 7], max_tokens=20, ignore_eos=True, **options)
 
 
 def test_scores_of_logits_that_are_no_numbers_are_a_device_error(device: Device, make_rig: MakeRig) -> None:
     rig = make_rig(device, nan_in="token_embd")
     rig.engine.add([rig.engine.prepare_score([5, 6, 7, 8])])
-    with pytest.raises(DeviceError, match=r"logits that are not numbers \(NaN\)"):
+    with pytest.raises(DeviceError, match=r"logits that are NaN"):
         rig.finish()
 
 

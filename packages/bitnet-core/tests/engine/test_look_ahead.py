@@ -1,4 +1,4 @@
-"""Text is made while the device computes, which may be ahead by a round: no result depends on that."""
+"""Text is decoded while the device computes, possibly one round ahead. No result depends on that."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Prompt look-up: what is drafted, when, and that no token depends on it."""
+"""Prompt look-up: what is drafted and when; no token depends on it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The device that opens beside other work."""
+"""Opening a device in the background."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ def test_chunks_and_formula(bos: int | None) -> None:
 
 
 def test_too_short() -> None:
-    with pytest.raises(InvalidInputError, match="9 tokens; a chunk takes 10"):
+    with pytest.raises(InvalidInputError, match="9 tokens; one chunk needs 10"):
         list(running_perplexity(lambda chunk, start: np.zeros(1), [1] * 9, context=10, bos=None))
     with pytest.raises(InvalidInputError, match="at least 4"):
         list(running_perplexity(lambda chunk, start: np.zeros(1), [1] * 9, context=3, bos=None))

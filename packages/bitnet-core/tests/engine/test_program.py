@@ -1,4 +1,4 @@
-"""The program builder: what each architecture becomes, and the rotary tables against float64."""
+"""The program builder: the program of each architecture, and the rotary tables against float64."""
 
 from __future__ import annotations
 

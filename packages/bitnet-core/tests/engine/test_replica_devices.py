@@ -100,9 +100,11 @@ def test_a_replica_that_fails_is_replaced_and_receipts_name_who_answered(
             done = model.generate_batch([text[::-1] for text in texts], **OPTIONS)
         assert [len(c.tokens) for c in done] == [12] * 5
         assert model.load().lost == ("cpu:scalar",)
-        assert "requests are answered by cpu:numpy" in caplog.text
+        assert "requests continue on cpu:numpy" in caplog.text
         (moved, *_) = (c for c in done if len(c.devices) == 2)
-        with pytest.raises(InvalidInputError, match="computed by cpu:scalar, then cpu:numpy; a receipt is of one"):
+        with pytest.raises(
+            InvalidInputError, match="computed by cpu:scalar, then cpu:numpy; a receipt can name only one"
+        ):
             model.receipt(moved)
 
 
@@ -110,9 +112,9 @@ def test_a_replica_that_fails_is_replaced_and_receipts_name_who_answered(
 def test_lists_that_are_none() -> None:
     for request, message in (
         ("cpu:scalar,cpu:scalar", "names cpu:scalar twice"),
-        ("cpu:scalar,", "no list of devices"),
+        ("cpu:scalar,", "not a list of devices"),
         ("cpu:scalar,cuba", "there is no device 'cuba'"),
-        ("cpu:*", "one processor several times"),
+        ("cpu:*", "the same processor several times"),
         ("cuba:*", "there is no device 'cuba'"),
     ):
         with pytest.raises(InvalidInputError, match=message):

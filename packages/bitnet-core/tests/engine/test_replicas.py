@@ -1,4 +1,4 @@
-"""Several engines behind one queue: who answers does not show in the tokens, and a lost device loses no request."""
+"""Several engines behind one queue: tokens do not depend on the replica, and a lost device loses no request."""
 
 from __future__ import annotations
 
@@ -169,7 +169,7 @@ def test_a_device_that_is_lost_loses_no_request(
     assert {c.devices[-1] for c in done} == {"two"} if after < 17 else {"one", "two"}
     assert worker.load().lost == ("one",)
     assert "one: it stopped answering. Its " in caplog.text
-    assert "requests are answered by two." in caplog.text
+    assert "requests continue on two." in caplog.text
     assert result(submit(worker, [1, 2])).devices == ("two",)
 
 

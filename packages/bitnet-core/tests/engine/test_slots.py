@@ -1,4 +1,4 @@
-"""Penalties, biases and log-probabilities on the device are those that the host gives, and bursts go on."""
+"""Penalties, biases and log-probabilities on the device equal the host's, and multi-token steps still work."""
 
 from __future__ import annotations
 

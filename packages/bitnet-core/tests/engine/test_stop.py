@@ -1,4 +1,4 @@
-"""Stop strings: wherever the text is cut into pieces, they end it at the same place and are never shown."""
+"""Stop strings: however the text is split into pieces, they end it at the same place and are never shown."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is streamed: whole characters, no part of a stop string, and in sum the completion's text."""
+"""Streamed text: whole characters, no part of a stop string, and in total the completion's text."""
 
 from __future__ import annotations
 

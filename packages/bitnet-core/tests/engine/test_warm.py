@@ -1,4 +1,4 @@
-"""What a GPU records for each size of step is recorded before users wait for it."""
+"""Warm-up: a GPU records each step size before users would have to wait for it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The thread around the engine: callers share steps, and none is left waiting."""
+"""The engine's worker thread: callers share steps, and none is left waiting."""
 
 from __future__ import annotations
 
@@ -274,7 +274,7 @@ def test_the_queue_takes_so_many_requests(make_rig: MakeRig, gate: Any) -> None:
     worker = Worker(engine, max_queue=2)
     with gate(worker):
         taken = [worker.submit(*engine.prepare([i], LONG)) for i in range(most)]
-        with pytest.raises(QueueFullError, match=f"{most} requests run or wait; {most} may"):
+        with pytest.raises(QueueFullError, match=f"{most} requests run or wait, and the limit is {most}"):
             worker.submit(*engine.prepare([9], LONG))
         taken.pop().cancel()
     assert [result(ticket).finish_reason for ticket in taken] == ["length"] * len(taken)
@@ -295,7 +295,7 @@ def test_the_queue_takes_so_many_prompt_tokens(make_rig: MakeRig, gate: Any) -> 
     worker = Worker(engine, max_queue_tokens=5)
     with gate(worker):
         first = worker.submit(*engine.prepare([1] * 9, LONG))  # none waits, so it may be long
-        with pytest.raises(QueueFullError, match="9 prompt tokens wait; 5 may"):
+        with pytest.raises(QueueFullError, match="9 prompt tokens wait, and the limit is 5"):
             worker.submit(*engine.prepare([1], LONG))
     assert len(result(first).tokens) == 100
     worker.close()

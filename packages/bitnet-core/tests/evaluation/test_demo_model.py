@@ -1,4 +1,4 @@
-"""The model that comes with bitnet: what it is, and that it does what is claimed of it, on the CPU device."""
+"""The model that comes with bitnet: its properties, and its claimed accuracy on the CPU device."""
 
 from __future__ import annotations
 

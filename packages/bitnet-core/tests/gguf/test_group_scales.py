@@ -111,7 +111,7 @@ def test_weights_that_are_not_ternary() -> None:
     codes, scales = drawn(4, 128, 64, np.random.default_rng())
     codes[2, 77] = 3
     data = q2_0_by_definition(codes, scales)
-    with pytest.raises(ValueError, match="code 3, which stands for 2"):
+    with pytest.raises(ValueError, match="code 3, which means 2"):
         load_ternary(GGMLType.Q2_0, (4, 128), data, "official", master=False, grouped=True)
 
 

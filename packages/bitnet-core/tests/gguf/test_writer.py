@@ -1,4 +1,4 @@
-"""What the writer writes, read with the ``gguf`` package; and that nothing half-written is left."""
+"""The writer's files, read with the ``gguf`` package; failures leave nothing half-written."""
 
 from __future__ import annotations
 

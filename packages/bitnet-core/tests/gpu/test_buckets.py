@@ -1,4 +1,4 @@
-"""Which recording a step takes: what the host finds out about it before it runs."""
+"""The choice of a step's recording, from what the host knows before it runs."""
 
 from __future__ import annotations
 

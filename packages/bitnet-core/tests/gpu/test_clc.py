@@ -1,4 +1,4 @@
-"""What drivers of the OpenCL C family share beside the launches."""
+"""Code shared by drivers of OpenCL C kernels, apart from the launches."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def test_a_device_that_miscomputes_is_closed_not_opened(monkeypatch: pytest.Monk
     monkeypatch.setattr(device, "wrong_products", lambda device, tokens: "3 of 48 products are wrong")
     assert open_device(INFO, driver, ABILITIES).memory().total == 0
     assert closed == []
-    with pytest.raises(DeviceError, match="made-up:0: it does not compute: 3 of 48 products are wrong"):
+    with pytest.raises(DeviceError, match="made-up:0: it does not compute correctly: 3 of 48 products are wrong"):
         open_device(INFO, driver, ABILITIES, self_check=True)
     assert closed == [True]
 

@@ -1,4 +1,4 @@
-"""A driver that fails at any of its calls: nothing of what it had given stays, and nothing is taken for done."""
+"""A driver that fails at any call: all its resources are freed, and nothing counts as done."""
 
 from __future__ import annotations
 

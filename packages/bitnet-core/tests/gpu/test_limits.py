@@ -1,4 +1,4 @@
-"""What kernels that count in 32 bits cannot take is refused before anything runs."""
+"""Sizes that overflow the kernels' 32-bit counters are refused before anything runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which neighbouring operations may be launched together: nothing later misses what a group leaves out."""
+"""Which neighbouring operations may be launched together: no later operation needs a result that a group omits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What probes of GPU backends say where they find devices that are no GPU."""
+"""Messages of GPU backends' probes that find only devices that are not GPUs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a compiler gets of a backend's kernels."""
+"""The kernel sources that a backend passes to its compiler."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""A device that nobody has tried says so until its self-check has passed."""
+"""A device untested on hardware says so until its self-check has passed."""
 
 from __future__ import annotations
 

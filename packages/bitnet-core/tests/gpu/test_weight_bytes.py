@@ -1,4 +1,4 @@
-"""What a GPU tells ``bitnet bench`` to hold its decode speed against."""
+"""The bytes of weights that a GPU reports, with which ``bitnet bench`` judges decode speed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Matrices in parts: every row is in one, each part can be bound, and none is smaller than it has to be."""
+"""Matrices split into parts: each row is in one part, each part can be bound, and parts are as large as possible."""
 
 from __future__ import annotations
 

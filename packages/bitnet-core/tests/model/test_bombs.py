@@ -1,4 +1,4 @@
-"""What hand-made and mutated model files cost: bounded time and memory, one line of an error, Ctrl-C soon answered."""
+"""Malicious and mutated model files: bounded time and memory, a one-line error, and prompt reaction to Ctrl-C."""
 
 from __future__ import annotations
 

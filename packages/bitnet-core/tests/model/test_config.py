@@ -1,4 +1,4 @@
-"""Configuration from metadata: the rules for each architecture, and every value that cannot be."""
+"""Configuration from metadata: the rules for each architecture, and every invalid value."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ def test_official_architecture(tiny: Make) -> None:
 @pytest.mark.parametrize(
     ("key", "value", "message"),
     [
-        ("attention.key_length", 1026, "1024 are the most"),
-        ("attention.key_length", 2**31 - 2, "1024 are the most"),
-        ("attention.head_count", 2**20, "8192 is the most for 128"),
-        ("feed_forward_length", 8193, "8192 is the most for 128"),
+        ("attention.key_length", 1026, "the limit is 1024"),
+        ("attention.key_length", 2**31 - 2, "the limit is 1024"),
+        ("attention.head_count", 2**20, "the limit is 8192 for 128"),
+        ("feed_forward_length", 8193, "the limit is 8192 for 128"),
         ("embedding_length", 131_076, "131072, which is not supported"),
     ],
 )
@@ -205,5 +205,5 @@ def test_other_architectures(tiny: Make, value: object) -> None:
         del model.metadata["general.architecture"]
     else:
         model.metadata["general.architecture"] = value
-    with pytest.raises(ModelFileError, match="not supported; bitnet-b1"):
+    with pytest.raises(ModelFileError, match="not supported; supported are bitnet-b1"):
         model.open()

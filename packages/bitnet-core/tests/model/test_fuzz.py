@@ -1,4 +1,4 @@
-"""Thousands of broken model files, each of which must open or end in one typed error, soon and in little memory.
+"""Thousands of broken model files: each must open or give one typed error, quickly and in little memory.
 
 A case that fails is kept in the test's temporary folder; its name is in the message.
 """

@@ -1,4 +1,4 @@
-"""What is told of a file's weights, and the layouts it warns of."""
+"""Reported statistics of a file's weights, and warnings about layouts."""
 
 from __future__ import annotations
 

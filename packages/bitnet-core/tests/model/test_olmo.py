@@ -64,7 +64,7 @@ def test_limited_projections_are_refused(olmo: Any) -> None:
     olmo.metadata["olmo.attention.clamp_kqv"] = 0.0
     olmo.open()
     olmo.metadata["olmo.attention.clamp_kqv"] = 8.0
-    with pytest.raises(ModelFileError, match="no operation here limits") as caught:
+    with pytest.raises(ModelFileError, match="bitnet does not clamp") as caught:
         olmo.open()
     assert caught.value.field == "metadata 'olmo.attention.clamp_kqv'"
 

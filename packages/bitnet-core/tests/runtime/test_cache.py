@@ -1,4 +1,5 @@
-"""The kernel cache: right or empty, whatever happens to its files, its folder and the processes that share it."""
+"""The kernel cache returns the right data or none, whatever happens to its files, its folder and processes sharing
+it."""
 
 from __future__ import annotations
 

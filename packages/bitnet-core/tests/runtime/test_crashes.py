@@ -1,4 +1,4 @@
-"""Backends whose code ends the process, hangs or prints: installed for real, and used through the command line."""
+"""Backends that crash, hang or print: really installed, and used through the command line."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def test_devices_tells_what_crashes(install: Any, bitnet: Any, where: str, how: 
     assert ran.status == 0, ran
     found = backend_of(ran)
     assert (found["status"], found["reason"]) == ("broken", f"It {ENDINGS[how]} while it was probed.")
-    assert found["hint"] == "Mend its driver, or remove acme-bitnet."
+    assert found["hint"] == "Fix its driver, or remove acme-bitnet."
     document = json.loads(ran.out)
     assert document["selected"].startswith("cpu:")
     assert all(device["proof"]["passed"] for device in document["backends"][-1]["devices"])
@@ -422,7 +422,7 @@ def test_what_is_opened_has_to_be_a_device(site: Any, bitnet: Any) -> None:
     site.install_backend("acme", "acme-bitnet", tweak="B.open = lambda self, info, options: 'garbage'")
     ran = bitnet("run", "-n", "3", "Hi")
     assert ran.status == 0, ran
-    assert "acme:0: it cannot be opened: TypeError: what was opened is 'garbage', which is no device" in ran.err
+    assert "acme:0: it cannot be opened: TypeError: what was opened is 'garbage', which is not a device" in ran.err
 
 
 def test_nothing_is_imported_from_the_current_folder(install: Any, site: Any, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""A device in a process of its own: errors that come through, a process that ends, and what closing leaves."""
+"""A device in a process of its own: errors are passed on, the process may die, and closing leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -157,7 +157,7 @@ def test_requests_of_a_killed_process_are_answered_by_another_device(
             os.kill(first.pid, signal.SIGKILL)
             done = [request.result() for request in requests]
         assert model.load().lost == ("opencl:0",)
-    assert f"requests are answered by {second.info.name}" in caplog.text
+    assert f"requests continue on {second.info.name}" in caplog.text
     assert [len(c.tokens) for c in done] == [24] * 6
     assert not running(first.pid)
 

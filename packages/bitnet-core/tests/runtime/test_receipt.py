@@ -1,4 +1,4 @@
-"""Receipts of real runs hold; edited ones do not, however well they are edited."""
+"""Receipts of real runs hold; edited ones do not, however carefully they are edited."""
 
 from __future__ import annotations
 
@@ -227,8 +227,8 @@ EDITS: dict[str, tuple[Callable[[dict[str, Any]], dict[str, Any]], str]] = {
     "less time": (numbers(total_time_ms=0.001), "first_token_latency_ms"),
     "no time": (numbers(total_time_ms=0), "too small"),
     "negative time": (numbers(total_time_ms=-5.0), "too small"),
-    "infinite": (numbers(tokens_per_second=float("inf")), "is no number"),
-    "not a number": (numbers(tokens_per_second=float("nan")), "is no number"),
+    "infinite": (numbers(tokens_per_second=float("inf")), "is not a number"),
+    "not a number": (numbers(tokens_per_second=float("nan")), "is not a number"),
     "an immense integer": (numbers(tokens_generated=10**400), "too large"),
     "more tokens": (numbers(tokens_generated=10**6), "tokens/s, not"),
     "half a token": (numbers(tokens_generated=4.5), "not of type integer"),
@@ -253,17 +253,17 @@ EDITS: dict[str, tuple[Callable[[dict[str, Any]], dict[str, Any]], str]] = {
     "no layers": (lambda d: edited(d, ("model_info", "layers"), 0), "model_info.layers is 0"),
     "another schema": (
         lambda d: {**d, "schema_version": "1.0.0"},
-        r"schema_version is 1\.0\.0, and this version of bitnet reads 2\.0\.0 only",
+        r"schema_version is 1\.0\.0, but this version of bitnet reads only 2\.0\.0",
     ),
     "asked for the CPU, got a GPU": (
         lambda d: {**path_of(d, "cuda:0"), "backend_summary": "requested=cpu detected=[cuda, cpu] selected=cuda:0"},
-        "cpu was asked for; cuda:0 cannot have been selected",
+        "cpu was requested; cuda:0 cannot have been selected",
     ),
     "a fallback that strict mode forbids": (
         lambda d: {
             **d, "strict": True, "backend_summary": f"requested=gpu detected=[cpu] selected={d['compute_path']}",
         },
-        "gpu was asked for; cpu:.* cannot have been selected",
+        "gpu was requested; cpu:.* cannot have been selected",
     ),
     "a CPU that is a discrete GPU": (
         lambda d: environment(device={**d["environment"]["device"], "type": "discrete"})(d), "is said to be discrete",
@@ -340,7 +340,7 @@ def test_variables_that_are_not_ours_stay_out(make: Any, monkeypatch: pytest.Mon
 def test_files_that_are_no_receipts(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "r.json"
     path.write_bytes(content)
-    with pytest.raises(ReceiptError, match=r"r\.json is no receipt"):
+    with pytest.raises(ReceiptError, match=r"r\.json is not a receipt"):
         receipts.load(path)
 
 

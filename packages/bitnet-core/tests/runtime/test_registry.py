@@ -66,9 +66,9 @@ BAD_IMPORTS = [
     ("def f(): f()\nf()", "RecursionError: maximum recursion depth exceeded"),
     ("1 +", "SyntaxError: invalid syntax"),
     ("pass", "AttributeError: module"),
-    ("BACKEND = 42", "TypeError: 42 is no backend: it lacks name, hal_api, probe, open, kernels."),
+    ("BACKEND = 42", "TypeError: 42 is not a backend: it lacks name, hal_api, probe, open, kernels."),
 ]
-OTHER_HAL = "speaks version {} of the hardware contract (HAL), this bitnet-core version {}."
+OTHER_HAL = "implements version {} of the hardware contract (HAL), this bitnet-core version {}."
 MADE_FOR_1 = "B.hal_api = 1; B.open = lambda self, info: None"
 """As backends were: without options to open a device with."""
 BAD_BACKENDS = [
@@ -84,8 +84,8 @@ BAD_PROBES = [
     ("exit(0)", "broken", "SystemExit: 0."),
     ("None", "broken", "TypeError: its probe returned NoneType, not ProbeResult."),
     ("ProbeResult('fine')", "broken", "the status 'fine', not ProbeStatus."),
-    ("ProbeResult(ProbeStatus.OK, ['me'])", "broken", "its probe returned 'me', which is no device of bad"),
-    ("ProbeResult(ProbeStatus.OK, [board('0', 'cuda')])", "broken", "which is no device of bad"),
+    ("ProbeResult(ProbeStatus.OK, ['me'])", "broken", "its probe returned 'me', which is not a device of bad"),
+    ("ProbeResult(ProbeStatus.OK, [board('0', 'cuda')])", "broken", "which is not a device of bad"),
     ("ProbeResult(ProbeStatus.OK, [board('0'), board('0')])", "broken", "the index '0'"),
     ("ProbeResult(ProbeStatus.OK, [board('a b')])", "broken", "the index 'a b'"),
     ("ProbeResult(ProbeStatus.OK)", "no-device", "It found no device."),
@@ -213,7 +213,7 @@ def test_a_gpu_without_its_wheel_is_hinted_at(monkeypatch: pytest.MonkeyPatch, m
     monkeypatch.setattr(system, "gpu_vendors", lambda: frozenset({"NVIDIA", "AMD"}))
     (hinted,) = [report for report in registry.list_devices() if not report.installed]
     assert (hinted.name, hinted.probe.status) == ("cuda", ProbeStatus.LIBRARY_MISSING)
-    assert hinted.probe.reason == "A GPU of NVIDIA is in this machine, but bitnet-cuda is not installed."
+    assert hinted.probe.reason == "This machine has a GPU of NVIDIA, but bitnet-cuda is not installed."
     assert hinted.probe.hint == "pip install bitnet-cuda"
 
 

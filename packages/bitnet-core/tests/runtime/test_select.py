@@ -313,7 +313,7 @@ class TestFakes:
     def test_a_backend_refuses_them_too(self) -> None:
         pretended = FakeBackend("cuda", 1)
         (info,) = pretended.probe().devices
-        with pytest.raises(DeviceUnavailableError, match="cuda:0 is a pretended device"):
+        with pytest.raises(DeviceUnavailableError, match="cuda:0 is a fake device"):
             pretended.open(info, OpenOptions(strict=True))
 
     @pytest.mark.parametrize("value", ["cpu", "cuba", "none,cuda", "cuda:0", "auto", "cuda;opencl"])

@@ -1,4 +1,4 @@
-"""The suite's poison: it is everywhere where no kernel may read, and nowhere else."""
+"""The suite's poison is everywhere that no kernel may read, and nowhere else."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How the suite treats devices that are absent, tests known to fail, and backends that would replace a test."""
+"""The suite's treatment of missing devices, tests known to fail, and backends that override a test."""
 
 from __future__ import annotations
 

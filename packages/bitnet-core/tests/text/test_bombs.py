@@ -1,4 +1,4 @@
-"""Templates that mean harm: each must end in one typed error, soon, in little memory, and let itself be interrupted.
+"""Malicious templates: each must give one typed error, quickly and in little memory, and be interruptible.
 
 All were made by hand; random changes of templates find none of them.
 """

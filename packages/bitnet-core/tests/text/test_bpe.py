@@ -1,4 +1,4 @@
-"""A part of a vocabulary encodes a text as the whole does."""
+"""A partial vocabulary encodes a text like the whole one."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_too_many_merges_are_left_to_parts(monkeypatch: pytest.MonkeyPatch) -> N
     assert not pairs.build()
     for text in ("aab", "b" * 20_000, "baaab" * 3):
         assert pairs.encode([text]) == [oracle.encode(text).ids]
-    with pytest.raises(InvalidInputError, match="too many ways"):
+    with pytest.raises(InvalidInputError, match="too many merges"):
         pairs.encode(["a" * 90])
 
 

@@ -1,4 +1,4 @@
-"""Chat templates: Hugging Face's conventions, and templates that mean harm."""
+"""Chat templates: Hugging Face's conventions, and malicious templates."""
 
 from __future__ import annotations
 

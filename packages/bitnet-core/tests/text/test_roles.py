@@ -1,4 +1,4 @@
-"""Control tokens of a conversation are its template's own: nobody who is quoted in it can write one."""
+"""All control tokens of a conversation come from its template: message text cannot produce any."""
 
 from __future__ import annotations
 
@@ -284,7 +284,7 @@ def test_what_is_said_does_not_take_the_place_of_a_token(content: str, made: Cal
 
 
 def test_text_that_is_no_unicode(made: Callable[[str], Both]) -> None:
-    with pytest.raises(InvalidInputError, match="no Unicode character"):
+    with pytest.raises(InvalidInputError, match="not a Unicode character"):
         prompt_tokens(template_of("qwen3"), made("qwen3")[0], [{"role": "user", "content": "a\ud800<"}])
 
 

@@ -211,7 +211,7 @@ def test_an_emoji_comes_whole(byte_level: Callable[[str], Any]) -> None:
 
 
 def test_text_that_is_no_unicode(byte_level: Callable[[str], Any]) -> None:
-    with pytest.raises(InvalidInputError, match="no Unicode character"):
+    with pytest.raises(InvalidInputError, match="not a Unicode character"):
         Tokenizer(vocabulary_of(byte_level(LLAMA3))).encode("a\ud800")
 
 

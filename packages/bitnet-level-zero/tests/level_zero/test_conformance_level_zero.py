@@ -1,4 +1,4 @@
-"""The Level Zero backend held to the operations' contract, on every device it finds."""
+"""The Level Zero backend against the operations' contract, on every device it finds."""
 
 from bitnet.core.testing import ConformanceSuite
 from bitnet.level_zero.backend import BACKEND

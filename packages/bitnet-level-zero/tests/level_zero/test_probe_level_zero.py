@@ -1,4 +1,4 @@
-"""What the probe says where the loader, one of its functions, the driver, the device or the right to it is missing."""
+"""The probe's result if the loader, one of its functions, the driver, the device or permission for it is missing."""
 
 from __future__ import annotations
 

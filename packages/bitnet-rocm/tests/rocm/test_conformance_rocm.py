@@ -1,4 +1,4 @@
-"""The ROCm backend held to the operations' contract, on every device it finds."""
+"""The ROCm backend against the operations' contract, on every device it finds."""
 
 from bitnet.core.testing import ConformanceSuite
 from bitnet.rocm.backend import BACKEND

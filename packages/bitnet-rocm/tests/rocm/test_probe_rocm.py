@@ -1,4 +1,4 @@
-"""What `bitnet devices` is told where ROCm is missing, old, forbidden, or has no device."""
+"""The probe's result if ROCm is missing, old, forbidden, or has no device."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""``python -m bitnet.core``, and where the ``bitnet`` script begins.
+"""Entry point of ``python -m bitnet.core`` and of the ``bitnet`` script.
 
-The command line takes a tenth of a second to import; Ctrl-C ends that as quietly as it ends the rest.
+Importing the command line takes a tenth of a second; Ctrl-C during the import ends the program as quietly as later.
 """
 
 import sys
@@ -14,7 +14,7 @@ def main() -> int:
         return cli.main()
     except KeyboardInterrupt:
         print(file=sys.stderr)
-        return 130  # cli.INTERRUPTED, which may not be there yet
+        return 130  # cli.INTERRUPTED, which may not be imported yet
 
 
 if __name__ == "__main__":

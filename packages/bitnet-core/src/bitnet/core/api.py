@@ -4,12 +4,12 @@
 
     from bitnet.core import load_model
 
-    with load_model() as model:                     # the demo model, on the best device there is
+    with load_model() as model:                     # the demo model, on the best device available
         print(model.generate("What is 17 + 25?").text)
         for chunk in model.chat_stream([{"role": "user", "content": "Tell me a story."}]):
             print(chunk.text, end="", flush=True)
 
-Longer than other files: nearly a third of it documents what users call, which they look for in one place.
+This file is longer than others because nearly a third of it documents the public API, kept in one place.
 """
 
 from __future__ import annotations
@@ -80,35 +80,38 @@ def load_model(
 
     Args:
         path: The file, or a model on the Hugging Face Hub (``hf:ORG/NAME``, ``hf:ORG/NAME:FILE``), which is downloaded
-            where its cache lacks it; None: the demo model that comes with bitnet.
+            unless it is in the hub's cache. None: the demo model that comes with bitnet.
         device: ``auto``, ``gpu``, a backend (``cuda``), a device (``cuda:0``, ``cpu:avx2``); None: ``BITNET_DEVICE``,
-            else the best there is. Several with commas (``cuda:0,cuda:1``), or all of a backend (``cuda:*``), each get
-            a replica of the model. Or an open device, which stays open when the model is closed.
-        context: Tokens a prompt and its continuation may have together; None: the model's own, at most 4,096, or up to
-            32,768 where the device's memory has room (docs/models.md, Limits).
-        kv_dtype: Type of the KV cache: ``f16``, ``f32``, or ``i8`` for half the memory of ``f16``, on devices with the
-            feature ``kv-i8``.
-        max_seqs: Generations that run at the same time (on each device, if several); more wait their turn. The cache
-            holds a full context for each if a quarter of the device's free memory allows it.
-        step_tokens: Tokens that a step computes together at most; a longer prompt takes several steps. None: what the
-            device computes best, else 512.
-        threads: CPU threads; None: ``BITNET_THREADS``, else one for each physical core. An open device has its own.
-        strict: Whether a ``device`` that was asked for and is missing is an error, and ``BITNET_GPU_FAKE`` is refused;
-            else the CPU takes its place, with a warning. None: ``BITNET_STRICT_MODE``, else no.
-        i2s_layout: How the file's I2_S tensors are laid out (``bitnet inspect`` tells).
-        max_queue: Generations that may wait besides those that run; one more is refused. None: any number.
-        max_queue_tokens: Prompt tokens that may wait; a prompt that makes them more is refused, unless none waits.
-            None: any number.
-        deterministic: Whether a request's tokens and log-probabilities depend on the request alone, to the bit on one
-            kind of device, and not on what else is computed, what was cached, or how often it was interrupted. Prompts
-            take longer. A device that cannot refuses it. None: ``BITNET_DETERMINISTIC``, else no.
-        prompt_lookup: Whether text that repeats a passage of the prompt or the answer is drafted from that passage, and
-            several tokens are verified in one step, where that is measured to be faster. The tokens are the same.
+            else the best available. Several devices, separated by commas (``cuda:0,cuda:1``), or all devices of a
+            backend (``cuda:*``) each get a replica of the model. An open device is also accepted; it stays open when
+            the model is closed.
+        context: Maximum length of a prompt plus its continuation, in tokens. None: the model's own limit, but at most
+            4,096, or up to 32,768 if the device has enough memory (docs/models.md, Limits).
+        kv_dtype: Type of the KV cache: ``f16``, ``f32``, or ``i8``, which takes half the memory of ``f16`` and needs a
+            device with the feature ``kv-i8``.
+        max_seqs: Generations that run at the same time (on each device, if there are several); further ones wait. The
+            KV cache holds a full context for each if that fits in a quarter of the device's free memory.
+        step_tokens: Maximum tokens computed in one step; a longer prompt takes several steps. None: the device's
+            preferred step size, else 512.
+        threads: CPU threads; None: ``BITNET_THREADS``, else one for each physical core. An open device keeps the
+            threads it has.
+        strict: If true, a missing ``device`` is an error and ``BITNET_GPU_FAKE`` is refused. If false, the CPU takes
+            the device's place, with a warning. None: ``BITNET_STRICT_MODE``, else false.
+        i2s_layout: How the file's I2_S tensors are laid out (``bitnet inspect`` warns if it looks wrong).
+        max_queue: Maximum number of generations that may wait while others run; further ones are refused. None: no
+            limit.
+        max_queue_tokens: Maximum number of prompt tokens that may wait; a prompt that would exceed this is refused,
+            unless none is waiting. None: no limit.
+        deterministic: Whether a request's tokens and log-probabilities depend on the request alone (bit for bit on one
+            kind of device), whatever else is computed, cached or interrupted. Prompts take longer. A device that cannot
+            do this refuses the model. None: ``BITNET_DETERMINISTIC``, else false.
+        prompt_lookup: Whether text that repeats a passage of the prompt or the answer is drafted from that passage and
+            verified several tokens at a time, when measurements show that to be faster. The tokens are the same.
 
     Raises:
         ModelFileError: The file is not a model bitnet can run.
-        HubError: The model cannot be had from the hub.
-        DeviceUnavailableError: The device cannot be had.
+        HubError: The model cannot be downloaded from the hub.
+        DeviceUnavailableError: The device is not available.
         OutOfMemoryError, DeviceError: The model does not fit the device, or the device failed.
         InvalidInputError: An argument is out of its range.
     """
@@ -133,7 +136,7 @@ def load_model(
         )
     else:
         if threads is not None or strict is not None:
-            raise InvalidInputError("threads and strict are settings of a device that is yet to be opened.")
+            raise InvalidInputError("threads and strict do not apply to a device that is already open.")
         file, places = open_model(path, i2s_layout=i2s_layout), [(None, device)]
     try:
         length = context_for(file, [opened for _, opened in places], kv_dtype=kv_dtype) if context is None else context
@@ -166,7 +169,7 @@ def load_model(
             executable = replica.executable
             if not isinstance(executable, Preparing) or replica.device.info.type not in _GPUS:
                 continue
-            if max_seqs > 1:  # a caller who wants one answer need not wait for other sizes
+            if max_seqs > 1:  # a caller with one generation at a time need not wait for larger steps
                 with registry.computing(replica.device.info)():
                     prepare_stand_ins(executable, engine.stand_ins(), engine.device)
             warm_ups.append(WarmUp(executable, engine.usual_steps(), lambda: worker.busy, engine.device))
@@ -174,7 +177,7 @@ def load_model(
         for selection, opened in places:
             if selection is not None:
                 opened.close()
-        if isinstance(error, BitNetError):  # a changed file is the cause
+        if isinstance(error, BitNetError):  # the cause is a file that changed
             file.gguf.check()
         chosen = [selection.requested for selection, _ in places if selection is not None]
         if not isinstance(error, UnsupportedProgramError) or chosen != ["auto"]:
@@ -199,7 +202,7 @@ def load_model(
 
 
 _GPUS = (DeviceType.DISCRETE, DeviceType.INTEGRATED)
-"""Devices that are made ready in the background; what emulates one would take the processors from everybody else."""
+"""Device types that are warmed up in the background. Emulated devices are not: warming up would use all CPU cores."""
 
 
 def _integer(name: str, value: int) -> int:
@@ -210,7 +213,7 @@ def _integer(name: str, value: int) -> int:
 
 
 class _Replica(NamedTuple):
-    """The model on one device; ``selection`` is None where the device was given open."""
+    """The model on one device; ``selection`` is None if the caller passed an open device."""
 
     device: Device
     executable: Executable
@@ -221,16 +224,16 @@ class Model:
     """A model on a device, or on several; :func:`load_model` makes one. Its methods may be called from many threads.
 
     Calls made at the same time run as one batch. A call that is interrupted, or a stream that is closed or dropped,
-    ends its generation. After its last device has failed, every call raises the error that one failed with.
+    ends its generation. After the last device has failed, every call raises that device's error.
 
     Attributes:
         config: Shape of the model.
         tokenizer: Text to token ids and back.
-        chat_template: How conversations are written for this model; None where it has none.
+        chat_template: Renders conversations as prompts for this model; None if the model has no template.
         path: The model file.
-        context: Tokens a prompt and its continuation may have together.
-        selection: How the device, the first of several, was chosen; None where it was given open.
-        deterministic: Whether what a request gets depends on it alone, as :func:`load_model` was told.
+        context: Maximum length of a prompt plus its continuation, in tokens.
+        selection: How the device (the first of several) was chosen; None if the caller passed an open device.
+        deterministic: Whether results depend on the request alone; see :func:`load_model`.
     """
 
     def __init__(
@@ -247,7 +250,7 @@ class Model:
         self._variables = env.snapshot()
         self.selection = replicas[0].selection
         self.context = worker.engine.context
-        # Also runs when the model is dropped, and at exit: the threads must be gone before the interpreter is.
+        # Also runs when the model is garbage-collected and at exit: the threads must end before the interpreter does.
         self._finalizer = weakref.finalize(self, _close, worker, self._replicas, self._warm_ups)
 
     def __repr__(self) -> str:
@@ -283,16 +286,17 @@ class Model:
 
     @property
     def devices(self) -> tuple[DeviceInfo, ...]:
-        """Each replica's device; those that have failed are in ``load().lost``."""
+        """Each replica's device, including failed ones, which ``load().lost`` lists."""
         return tuple(replica.device.info for replica in self._replicas)
 
     @property
     def cache_bytes(self) -> int:
-        """Bytes of the KV cache of all replicas; a device whose memory is the host's commits them as they are used."""
+        """Bytes of all replicas' KV caches together. A device that shares the host's memory commits them only as they
+        are used."""
         return sum(replica.engine.kv.bytes for replica in self._worker.replicas)
 
     def stats(self) -> ExecutableStats:
-        """What the step run last cost the (first) device: bytes of weights read, kernels launched.
+        """Cost of the (first) device's last step: bytes of weights read, kernels launched.
 
         Raises:
             DeviceError: The model is closed.
@@ -300,21 +304,22 @@ class Model:
         return self._replicas[0].executable.stats()
 
     def warm(self, timeout: float | None = None) -> bool:
-        """Wait until the devices are ready for every usual size of step, ``timeout`` seconds at most; whether they are.
+        """Wait at most ``timeout`` seconds until the devices are ready for every usual step size; return whether they
+        are.
 
-        GPUs are made ready in the background from :func:`load_model` on, while no request runs: they compile kernels
-        and record them for each size, for which the first step of a size would have to wait.
+        After :func:`load_model`, GPUs are warmed up in the background while no request runs: kernels are compiled and
+        recorded for each step size. Otherwise the first step of each size would have to wait for that.
         """
         ends = None if timeout is None else time.monotonic() + timeout
         return all(w.wait(None if ends is None else max(0.0, ends - time.monotonic())) for w in self._warm_ups)
 
     def load(self) -> Load:
-        """Requests that run and wait now, how full the KV cache is, and which devices have failed."""
+        """Running and waiting requests, how full the KV cache is, and which devices have failed."""
         return self._worker.load()
 
     @property
     def position_bytes(self) -> int:
-        """Bytes of the KV cache that a position takes, and that a decode step reads of each it attends to."""
+        """Bytes of KV cache per position; a decode step reads as many for each position that it attends to."""
         kv = self._worker.engine.kv
         return kv.bytes // (kv.num_blocks * kv.block_size)
 
@@ -327,8 +332,8 @@ class Model:
         """Continue a prompt.
 
         Args:
-            prompt: Text, in which special tokens are recognised, or token ids, taken as they are.
-            options: As :class:`~bitnet.core.engine.GenerationOptions` has them: ``max_tokens``, ``temperature``, ….
+            prompt: Text, in which special tokens are recognised, or token ids, which are used unchanged.
+            options: Fields of :class:`~bitnet.core.engine.GenerationOptions`: ``max_tokens``, ``temperature``, ….
 
         Raises:
             ContextFullError: The prompt leaves no room for a token.
@@ -349,16 +354,17 @@ class Model:
         constraint: Callable[[], Constraint] | None = None,
         **options: Unpack[OptionArguments],
     ) -> list[Request]:
-        """Begin ``n`` continuations of a prompt, whose cache they share; other arguments as for :meth:`generate`.
+        """Begin ``n`` continuations of a prompt, which share its KV cache; other arguments as for :meth:`generate`.
 
-        The first of several has the given seed, the others have seeds made of it.
+        The first continuation uses the given seed, the others use seeds derived from it.
 
         Args:
-            constraint: Makes, for each continuation, what decides which tokens may come next; None: any may.
+            constraint: Called for each continuation to make the object that decides which tokens may come next. None:
+                any token may.
 
         Raises:
-            QueueFullError: More requests or prompt tokens would wait than the model was loaded for.
-            InvalidInputError: Alone they are more than may run and wait.
+            QueueFullError: More requests or prompt tokens would wait than ``max_queue`` or ``max_queue_tokens`` allows.
+            InvalidInputError: The ``n`` continuations exceed these limits even with nothing else running.
         """
         return self.submit_batch([prompt], n=n, constraint=constraint, **options)
 
@@ -370,7 +376,7 @@ class Model:
         constraint: Callable[[], Constraint] | None = None,
         **options: Unpack[OptionArguments],
     ) -> list[Request]:
-        """Begin ``n`` continuations of each prompt, as :meth:`submit` does; either all are taken or none."""
+        """Begin ``n`` continuations of each prompt, as :meth:`submit` does; either all are accepted or none."""
         if isinstance(prompts, str):
             raise InvalidInputError(
                 f"the prompts are the text {brief(prompts)}; they must be several.",
@@ -393,13 +399,13 @@ class Model:
         return self.stream(self.chat_tokens(messages), **options)
 
     def chat_tokens(self, messages: Messages, *, tools: Sequence[Mapping[str, Any]] | None = None) -> list[int]:
-        """The prompt that :meth:`chat` makes of a conversation, for :meth:`generate` and the like.
+        """The token ids that :meth:`chat` makes from a conversation, to pass to :meth:`generate` and similar methods.
 
-        Control tokens are the template's own: one that is written in a message is text.
+        Only the template produces control tokens: one that is spelled out in a message stays text.
 
         Args:
-            messages: The conversation; what else a template reads of a message, as ``tool_calls``, may be in it, too.
-            tools: Functions the model may call, as JSON schemas, for templates that tell the model of them.
+            messages: The conversation. A message may have other keys that the template reads, such as ``tool_calls``.
+            tools: Functions the model may call, as JSON schemas, for templates that support tools.
 
         Raises:
             InvalidInputError: The model has no chat template, or the template refuses the messages.
@@ -420,12 +426,12 @@ class Model:
     def generate_batch(
         self, prompts: Sequence[str | Sequence[int]], *, n: int = 1, **options: Unpack[OptionArguments]
     ) -> list[Completion]:
-        """``n`` continuations of each prompt, ``max_seqs`` of them at a time: those of the first prompt, then the next.
+        """``n`` continuations of each prompt, computed ``max_seqs`` at a time and returned in the order of the prompts.
 
-        The first of several for one prompt has the given seed. On the CPU's native levels each is just what
-        :meth:`generate` gives for it alone. Elsewhere a batch adds up numbers in another order: log-probabilities
-        differ by about 1e-6, by some hundredths where an activation is rounded to the other side, and where two tokens
-        are all but tied, another one may be chosen and followed up.
+        The first continuation of each prompt uses the given seed. On the CPU's native levels each result is exactly
+        what :meth:`generate` gives for that prompt alone. Other devices add numbers in a different order in a batch:
+        log-probabilities differ by about 1e-6, or by a few hundredths if an activation is rounded the other way. If two
+        tokens are nearly tied, the other one may be chosen, and the text goes on from it.
         """
         requests = self.submit_batch(prompts, n=n, **options)
         try:
@@ -435,7 +441,7 @@ class Model:
                 request.cancel()
 
     def score(self, text: str | Sequence[int], *, start: int = 1) -> npt.NDArray[np.float64]:
-        """Natural log-probabilities of the tokens from index ``start`` on, each given all before it.
+        """Natural log-probabilities of the tokens from index ``start`` on, each given all tokens before it.
 
         Returns:
             ``float64[len(tokens) - start]``.
@@ -467,13 +473,14 @@ class Model:
         """The receipt of a completion, for :func:`bitnet.core.receipts.write`; hashes the model's file.
 
         Args:
-            prompt: What was given to :meth:`generate` or :meth:`chat`. The receipt keeps its hash, so that the text can
-                be checked; without it, only that of its tokens.
-            key: File of a private key to sign with; None: ``BITNET_RECEIPT_KEY``; where neither is, it is unsigned.
+            prompt: The prompt passed to :meth:`generate` or :meth:`chat`. The receipt stores its hash, so that the text
+                can be checked; without ``prompt``, it stores only the hash of the prompt's tokens.
+            key: File of the private key to sign with; None: ``BITNET_RECEIPT_KEY``. Without either, the receipt is
+                unsigned.
 
         Raises:
-            InvalidInputError: The completion is of another prompt, or several devices computed it, as one failed; the
-                key cannot be read, or there is one and ``cryptography`` is not installed.
+            InvalidInputError: The completion is of another prompt, several devices computed it (because one failed),
+                the key cannot be read, or a key is given and ``cryptography`` is not installed.
         """
         from bitnet.core import receipts
 
@@ -483,10 +490,10 @@ class Model:
                 self.chat_tokens(cast(Messages, prompt)) if of_messages else self._tokens(cast("Sequence[int]", prompt))
             )
             if tuple(tokens) != completion.prompt_tokens:
-                raise InvalidInputError("the completion is of another prompt than the one given for its receipt.")
+                raise InvalidInputError("the completion does not belong to the prompt given for its receipt.")
         if len(completion.devices) > 1:
             where = ", then ".join(completion.devices)
-            raise InvalidInputError(f"the completion was computed by {where}; a receipt is of one device.")
+            raise InvalidInputError(f"the completion was computed by {where}; a receipt can name only one device.")
         which = next((i for i, info in enumerate(self.devices) if info.name in completion.devices), 0)
         engine = self._worker.replicas[which].engine
         device, executable, selection = self._replicas[which]
@@ -512,7 +519,7 @@ class Model:
         return receipts.sign(made, key) if key else made
 
     def close(self) -> None:
-        """End all that runs and free the device. Closing twice is allowed."""
+        """Cancel running requests and free the device's memory. Closing twice is allowed."""
         self._finalizer()
 
     def __enter__(self) -> Model:
@@ -533,7 +540,7 @@ class Model:
             return [index(token) for token in prompt]
         except TypeError:
             raise InvalidInputError(
-                f"the prompt is {brief(prompt)}, neither a text nor token ids.",
+                f"the prompt is {brief(prompt)}, which is neither text nor token ids.",
                 hint="generate_batch() takes several prompts." if several else None,
             ) from None
 
@@ -548,17 +555,17 @@ class Model:
 
 
 def _close(worker: Worker, replicas: Sequence[_Replica], warm_ups: Sequence[WarmUp]) -> None:
-    if worker.elsewhere:  # its parent may have been in a step: the memory goes with this process
+    if worker.elsewhere:  # forked: the parent may have been in a step; the memory is freed when this process ends
         return
     if worker.runs_this or any(
         w.thread is threading.current_thread() for w in warm_ups
-    ):  # garbage was collected in the middle of a step, which holds what closing waits for
+    ):  # garbage collection ran in the middle of a step, which holds the locks that closing waits for
         threading.Thread(target=_close, args=(worker, replicas, warm_ups), name="bitnet-close").start()
         return
     worker.close()
     for warm_up in warm_ups:
         warm_up.close()
-    with ExitStack() as stack:  # each is closed, whatever a device that has failed says
+    with ExitStack() as stack:  # close every replica even if a failed device raises
         for device, executable, selection in replicas:
             if selection is not None:
                 stack.callback(device.close)

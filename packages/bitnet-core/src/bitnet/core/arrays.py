@@ -1,6 +1,6 @@
-"""Ternary products and ternary quantisation of numpy arrays, on the device this machine has.
+"""Ternary matrix products and ternary quantisation of numpy arrays, on any device of this machine.
 
-Where no device is named, the best one serves; one that fails to initialise is warned about, and the CPU takes over::
+If no device is named, the best one is used. If it fails to initialise, a warning is logged and the CPU takes over::
 
     from bitnet.core.arrays import TernaryMatrix, quantize, ternary_matmul
 
@@ -62,8 +62,8 @@ def quantize(w: npt.NDArray[np.floating[Any]], *, device: str | Device | None = 
 
     Args:
         w: float[N, K]; computed in float32.
-        device: A name as ``bitnet devices`` prints them (``cuda:0``, ``cpu``), an open device, or None for the best
-            there is, with the CPU in its place where that fails to initialise.
+        device: A name as printed by ``bitnet devices`` (``cuda:0``, ``cpu``), an open device, or None for the best
+            device, replaced by the CPU if it fails to initialise.
 
     Raises:
         InvalidInputError: ``w`` is not a finite float matrix.
@@ -98,12 +98,12 @@ def ternary_matmul(
 ) -> npt.NDArray[np.float32]:
     """``x · wᵀ · scale``: the product of activations with a ternary matrix, accumulated in exact integers.
 
-    A matrix that is used more than once is better given as a :class:`TernaryMatrix`, which packs it only once.
+    If a matrix is used more than once, make a :class:`TernaryMatrix` of it, which packs it only once.
 
     Args:
         x: ``[M, K]`` or ``[K]``. int8 is used as it is, exactly; float is quantised to int8 row by row (absmax).
-        w: int8[N, K] in {-1, 0, 1}, what :func:`quantize` gives, or a matrix that is on a device already.
-        scale: The value of a weight of +1 (1 unless ``w`` brings its own).
+        w: int8[N, K] in {-1, 0, 1}, the result of :func:`quantize`, or a :class:`TernaryMatrix`.
+        scale: The value of a weight of +1 (1 unless ``w`` has its own scale).
         x_scale: With int8 ``x``: the value of one unit of a row, ``[M]`` or one number (1 by default).
         device: As in :func:`quantize`.
 
@@ -116,11 +116,11 @@ def ternary_matmul(
     """
     if isinstance(w, TernaryMatrix):
         if scale is not None or device is not None:
-            raise InvalidInputError("a TernaryMatrix has its scale and its device already; give neither.")
+            raise InvalidInputError("a TernaryMatrix already has a scale and a device; pass neither.")
         return w(x, x_scale)
     if isinstance(w, Quantized):
         if scale is not None:
-            raise InvalidInputError("what quantize gives has its scale already; give none.")
+            raise InvalidInputError("w is a Quantized, which already has a scale; pass none.")
         w, scale = w
     rows = len(x) if np.ndim(x) == 2 else 1
     with TernaryMatrix(w, 1.0 if scale is None else scale, device=device, rows=max(1, min(rows, 256))) as matrix:
@@ -128,20 +128,20 @@ def ternary_matmul(
 
 
 class TernaryMatrix:
-    """A ternary matrix packed onto a device once, to be multiplied with many times. Safe to share between threads.
+    """A ternary matrix that is packed onto a device once and multiplied with many times. Safe to share between threads.
 
     Args:
         codes: int8[N, K] in {-1, 0, 1}.
         scale: The value of a code of +1.
         device: As in :func:`quantize`.
-        rows: Rows of ``x`` a run takes; more go in several runs. 1 is best where ``x`` is one row at a time.
+        rows: Rows of ``x`` computed in one run; more rows take several runs. 1 is best if ``x`` always has one row.
 
     Attributes:
         shape: ``(N, K)``.
-        device: Name of the device that holds it.
+        device: Name of the device that holds the matrix.
 
     Raises:
-        InvalidInputError: ``codes`` is no such matrix.
+        InvalidInputError: ``codes`` is not an int8 matrix of -1, 0 and 1, or another argument is out of its range.
         DeviceUnavailableError, DeviceError: The device that was named cannot be had, or it failed.
     """
 
@@ -161,7 +161,7 @@ class TernaryMatrix:
                 f"w holds values from {codes.min()} to {codes.max()}; only -1, 0 and 1 are ternary."
             )
         if codes.shape[1] > MAX_K:
-            raise InvalidInputError(f"w has {codes.shape[1]} columns; {MAX_K} is the most.")
+            raise InvalidInputError(f"w has {codes.shape[1]} columns; the limit is {MAX_K}.")
         if not np.isfinite(scale):
             raise InvalidInputError(f"scale is {scale}; it must be finite.")
         if rows < 1:
@@ -200,7 +200,7 @@ class TernaryMatrix:
     def __call__(
         self, x: npt.NDArray[Any], x_scale: npt.NDArray[np.floating[Any]] | float | None = None
     ) -> npt.NDArray[np.float32]:
-        """The product, as :func:`ternary_matmul` has it."""
+        """The product; arguments and result as for :func:`ternary_matmul`."""
         x = np.asarray(x)
         floats = np.issubdtype(x.dtype, np.floating)
         if x.ndim not in (1, 2) or x.shape[-1] != self.shape[1] or not (floats or x.dtype == np.int8):
@@ -208,7 +208,7 @@ class TernaryMatrix:
                 f"x is {_text(x)}; it must be int8 or float, [M, {self.shape[1]}] or [{self.shape[1]}]."
             )
         if floats and x_scale is not None:
-            raise InvalidInputError("x_scale goes with int8 x; the scales of float x are computed.")
+            raise InvalidInputError("x_scale is only for int8 x; the scales of float x are computed.")
         given = _floats(x, "x") if floats else x
         padded = np.zeros((1 if x.ndim == 1 else len(x), self._columns), given.dtype)
         padded[:, : self.shape[1]] = given
@@ -261,7 +261,8 @@ def _prepare(device: str | Device | None, program: Program) -> Executable:
 
 
 def _prepare_on(request: str | Device | None, prepare: Callable[[Device], _T]) -> _T:
-    """``prepare`` on the device asked for; on the CPU where none was and the one selected fails to initialise."""
+    """Run ``prepare`` on the requested device. If none was requested and the selected one fails to initialise, use the
+    CPU."""
     if request is not None and not isinstance(request, str):
         return prepare(request)
     selection = select_devices(request)[0]
@@ -277,12 +278,12 @@ def _prepare_on(request: str | Device | None, prepare: Callable[[Device], _T]) -
 
 
 def _opened(selection: Selection) -> Device:
-    """The device of a selection, opened once a process: opening one costs a driver context."""
+    """The device of a selection, opened once per process, because each open device costs a driver context."""
     with _devices_lock:
         device = _devices.get(selection.info.name)
         if device is None:
             device = selection.open()
-            _devices[selection.info.name] = device  # which one opened is only known now
+            _devices[selection.info.name] = device  # only now is it known which device was opened
         return device
 
 
@@ -294,7 +295,7 @@ def _program(
 
 
 def _step(program: Program, rows: int) -> Step:
-    """A step of ``rows`` rows; the tokens in it are not looked at."""
+    """A step of ``rows`` rows; its token ids are ignored."""
     return Step(StepLayout(program.limits), [SequenceStep([0] * rows, length=rows)])
 
 
@@ -302,7 +303,7 @@ def _floats(array: npt.NDArray[Any], name: str) -> npt.NDArray[np.float32]:
     array = np.asarray(array)
     if not np.issubdtype(array.dtype, np.floating):
         raise InvalidInputError(f"{name} is {_text(array)}; it must be of a float type.")
-    with np.errstate(over="ignore"):  # becomes infinite, which is told below
+    with np.errstate(over="ignore"):  # overflow becomes infinity, which is reported below
         floats = np.ascontiguousarray(array, np.float32)
     if not np.isfinite(floats).all():
         raise InvalidInputError(f"{name} holds values that are not finite in float32.")

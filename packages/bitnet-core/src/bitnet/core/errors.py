@@ -19,8 +19,8 @@ class BitNetError(Exception):
     """Base of every error that bitnet raises on purpose.
 
     Args:
-        message: What went wrong, in one sentence that names the thing it went wrong with.
-        hint: What the reader can do about it; printed after the message.
+        message: What went wrong, in one sentence that names the object concerned.
+        hint: What the user can do about it; printed after the message.
     """
 
     exit_code: ClassVar[int] = 1
@@ -35,7 +35,7 @@ class BitNetError(Exception):
         return f"{self.message} {self.hint}" if self.hint else self.message
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """As it is, for another process: subclasses take other arguments than an exception keeps."""
+        """Support pickling: subclasses take other arguments than the ones in ``args``."""
         return _as_it_was, (type(self), self.args, self.__dict__)
 
 
@@ -57,11 +57,11 @@ class ContextFullError(InvalidInputError):
 
 
 class QueueFullError(BitNetError):
-    """As many requests, or as many prompt tokens, wait already as the model was loaded to let wait."""
+    """The queue already holds ``max_queue`` requests, or ``max_queue_tokens`` prompt tokens."""
 
 
 class DeviceUnavailableError(BitNetError):
-    """A device that was asked for cannot be had."""
+    """A requested device is not available."""
 
     exit_code = 3
 
@@ -72,7 +72,7 @@ class ModelFileError(BitNetError):
     Args:
         path: The file.
         field: The part of it that is wrong, such as ``tensor 'blk.0.attn_q.weight' offset``.
-        offset: Byte offset in the file at which the field stands, where there is one.
+        offset: Byte offset of the field in the file, if known.
     """
 
     exit_code = 4
@@ -99,7 +99,7 @@ class ModelFileError(BitNetError):
 
 
 class DeviceError(BitNetError):
-    """A device failed while it was in use. ``device`` is its name, such as ``cuda:0``."""
+    """A device failed during use. ``device`` is its name, such as ``cuda:0``."""
 
     exit_code = 5
 
@@ -125,10 +125,10 @@ class KernelCompileError(DeviceError):
 
 
 class UnsupportedProgramError(DeviceError):
-    """The device cannot run a program, though it is well formed: it has no kernel for an operation of it."""
+    """The program is well formed, but the device has no kernel for one of its operations."""
 
 
 class ReceiptError(BitNetError):
-    """A receipt does not hold, or the document is none."""
+    """A receipt does not hold, or the document is not a receipt."""
 
     exit_code = 6

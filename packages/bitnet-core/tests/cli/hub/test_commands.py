@@ -145,7 +145,7 @@ def test_errors_are_one_line_with_what_to_do(hub: Hub, bitnet: Bitnet, model: by
     hub.repos[NAME].gated = True
     refused = bitnet("pull", NAME)
     assert refused.status == 4
-    assert refused.err.splitlines()[-1].startswith("bitnet: error: some-org/tiny is only for accounts")
+    assert refused.err.splitlines()[-1].startswith("bitnet: error: some-org/tiny is available only to accounts")
     assert f"{hub.url}/{NAME}" in refused.err
     twice = bitnet("run", "-hf", NAME, "-m", "other.gguf", "Hello")
     assert twice.status == 2
@@ -153,7 +153,7 @@ def test_errors_are_one_line_with_what_to_do(hub: Hub, bitnet: Bitnet, model: by
     for name in ("https://evil.example/x", "../../etc", "org/na..me", "a/b/c"):
         wrong = bitnet("pull", name)
         assert wrong.status == 2, name
-        assert "is no name of a model on the hub" in wrong.err
+        assert "is not a valid model name on the hub" in wrong.err
     assert all("evil" not in path and "etc" not in path for _, path, _ in hub.asked)
 
 

@@ -1,4 +1,4 @@
-"""Rotation and attention as CUDA launches: split over positions for few tokens, by tiles for many."""
+"""Launches of rotary embedding and attention in CUDA: split over positions for few tokens, tiled for many."""
 
 from __future__ import annotations
 
@@ -18,39 +18,39 @@ QUERY_ROWS, KEY_TILE, KEY_STAGES = 128, 128, 2
 KEY_BLOCKS = (8, 16, 32, 64, 128)
 """Positions of a block of the cache that it can fetch: they divide its tile, and are whole swizzles."""
 SPLIT = 64
-"""Positions that are worth a block of attention of their own."""
+"""Minimum positions per block of split attention."""
 MAX_SPLITS = 64
 LARGE_CLUSTER = 16
 """Blocks of a cluster on devices of :data:`LARGE_CLUSTERS`."""
 LARGE_CLUSTERS = ((9, 0), (10, 0))
 CLUSTER_SUMS = 1792
-"""Sums of a token and key/value head, at most, where the blocks of a cluster merge them: more do not fit the 48 KiB of
-shared memory that a kernel may declare."""
+"""Maximum sums of a token and key/value head that the blocks of a cluster merge: more do not fit the 48 KiB of shared
+memory that a kernel may declare."""
 TILE = 16
-"""Positions of a warp of attention_decode at a time."""
+"""Positions that a warp of attention_decode processes at a time."""
 LONG_WARPS, LONG_DEPTH = 8, 2
-"""Warps of a block, and tiles that each has in flight, where few blocks share a long context."""
+"""Warps per block, and tiles in flight per warp, when few blocks share a long context."""
 LONG_SUMS = 1024
-"""Sums of such a block's warp, at most: more do not fit its shared memory."""
+"""Maximum sums of such a block's warp: more do not fit shared memory."""
 CODES_DEPTH = 4
-"""Tiles in flight where the cache is int8: each has half the bytes of f16."""
+"""Tiles in flight for an int8 cache, whose tiles have half the bytes of f16."""
 FAR = 8192
-"""Context beyond which a sequence is read by as many clusters as the device has room for: in one, its blocks leave
-multiprocessors idle, which takes longer than merging the clusters through memory."""
+"""Context length beyond which as many clusters as fit on the device read a sequence: a single cluster would leave
+multiprocessors idle, which costs more than merging clusters through memory."""
 FAR_BLOCKS = {"f16": 1.5, "i8": 2.0}
-"""Factor by which several clusters must raise the number of blocks; int8 needs fewer multiprocessors to read at the
-memory's speed."""
+"""Factor by which several clusters must increase the number of blocks; with int8, fewer multiprocessors saturate
+memory."""
 RING_HEAD = 128
-"""Width of heads whose tiles may be kept in a ring in shared memory instead of in registers."""
+"""Head dimension for which tiles may be kept in a shared-memory ring instead of registers."""
 ROPE_WARPS = 8
 ATTENTION_BLOCKS = 3
-"""Blocks of attention_decode on each multiprocessor, at most, for which a sequence is split."""
+"""Maximum blocks of attention_decode per multiprocessor for which a sequence is split."""
 PLAIN_GROUP = 256
 """Threads of a block of the plain kernel."""
 
 
 class AttentionOps:
-    """The launches for a device of ``multiprocessors`` and a compute capability such as ``(9, 0)``."""
+    """Launches for a device with ``multiprocessors`` and a compute capability such as ``(9, 0)``."""
 
     def __init__(self, multiprocessors: int, capability: tuple[int, int]) -> None:
         self._multiprocessors = multiprocessors
@@ -107,7 +107,7 @@ class AttentionOps:
 
     @staticmethod
     def _narrow(ctx: Context) -> bool:
-        """Whether the cache is f16, or int8 with what a head has in a block in a multiple of 16 bytes."""
+        """Whether the cache is f16, or int8 with a head's data per block in a multiple of 16 bytes."""
         kv = ctx.cache
         return kv.dtype == "f16" or (kv.dtype == "i8" and kv.block_size % 4 == 0)
 
@@ -115,7 +115,7 @@ class AttentionOps:
         limit = max(ctx.program.limits.max_rows, min(ctx.program.limits.max_tokens, DECODE_TOKENS))
         heads, splits = bucket.tokens * op.kv_heads, ceil_div(bucket.context, SPLIT)
         sums, codes = op.heads // op.kv_heads * op.head_dim, ctx.cache.dtype == "i8"
-        cluster, parts = 0, ctx.step  # the latter is not used where one cluster has all splits
+        cluster, parts = 0, ctx.step  # `parts` is unused if one cluster has all splits
         if self._clusters and sums <= CLUSTER_SUMS:
             long = bucket.context > MAX_CLUSTER * LONG_WARPS * LONG_DEPTH * TILE
             most = min(splits, LARGE_CLUSTER if long and self._large_clusters else MAX_CLUSTER)
@@ -153,5 +153,5 @@ class AttentionOps:
         return Launch(spec, grid, (32 * warps, 1, 1), args, shared=shared, overlaps=True)
 
     def _rings(self, ctx: Context, op: Attention) -> bool:
-        """Whether shared memory has room for a ring of tiles, and a tile is in one block of the cache."""
+        """Whether shared memory has room for a ring of tiles, and each tile is within one cache block."""
         return self._large_clusters and op.head_dim == RING_HEAD and ctx.cache.block_size % TILE == 0

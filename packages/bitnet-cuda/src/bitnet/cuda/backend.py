@@ -1,4 +1,4 @@
-"""Finding and opening CUDA devices. Importing this opens no driver: the probe does, step by step."""
+"""Finds and opens CUDA devices. Importing this module opens no driver; the probe does, step by step."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ from bitnet.core.support.dynlib import open_library
 
 DRIVER = {"linux": ["libcuda.so.1"], "win32": ["nvcuda.dll"]}
 CAPABILITY = (7, 5)
-"""Least compute capability: what NVRTC 13 compiles for."""
+"""Minimum compute capability, the lowest that NVRTC 13 supports."""
 LARGE_STEP, LARGE_STEP_MEMORY = 2048, 16 << 30
-"""Tokens that the kernels for compute capability 9.0 take best (on an H200 1.5 times as many a second as in steps of
-512), and the memory of a device where their activations, some 0.1 to 0.3 MB each, do not matter."""
+"""Fastest number of tokens per step for the kernels of compute capability 9.0 (on an H200, 1.5 times the throughput of
+512), and the device memory in bytes from which their activations (0.1 to 0.3 MB each) do not matter."""
 NO_DEVICE = 100
 """CUDA_ERROR_NO_DEVICE."""
 NODES = ("nvidiactl", "nvidia-uvm", "nvidia[0-9]*")
@@ -39,9 +39,9 @@ NODES = ("nvidiactl", "nvidia-uvm", "nvidia[0-9]*")
 OPEN = {
     ProbeStatus.DRIVER_MISSING: "Install the NVIDIA driver (Debian: apt install nvidia-driver); no toolkit is needed.",
     ProbeStatus.NO_PERMISSION: "Let this user read the driver's library and what it depends on.",
-    ProbeStatus.BROKEN: "Reinstall the NVIDIA driver: its files do not fit one another, or this processor.",
+    ProbeStatus.BROKEN: "Reinstall the NVIDIA driver: its files do not match each other or this processor.",
 }
-"""Hints where the driver's library does not open."""
+"""Hints for a driver library that does not open."""
 UPDATE = "Update the NVIDIA driver: https://www.nvidia.com/drivers"
 REINSTALL = "pip install --force-reinstall bitnet-cuda"
 
@@ -76,7 +76,7 @@ class CudaBackend:
 
 
 def _missing_library() -> str:
-    """What is not installed of the bindings and the run-time compiler, or nothing."""
+    """Which of the bindings and the run-time compiler is missing; empty if none."""
     if find_spec("cuda") is None or find_spec("cuda.bindings") is None:
         return "cuda-bindings is not installed."
     from cuda.bindings import nvrtc

@@ -1,4 +1,4 @@
-"""Kernel sources to cubins by NVRTC, for the device's exact architecture, kept in the kernel cache."""
+"""Compiles kernel sources to cubins with NVRTC, for the device's exact architecture, through the kernel cache."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from bitnet.cuda.ops import SOURCES
 
 
 def options(spec: KernelSpec, arch: str) -> list[str]:
-    """Compiler options of a kernel. ``arch`` is such as ``sm_90a``."""
+    """Compiler options of a kernel for an architecture such as ``sm_90a``."""
     return [f"--gpu-architecture={arch}", "--std=c++17", *(f"-D{name}={value}" for name, value in spec.defines)]
 
 
@@ -25,7 +25,7 @@ def compile_cubin(file: str, flags: Sequence[str], device: str) -> bytes:
     """Machine code of an operation's source; needs no driver and no device.
 
     Raises:
-        KernelCompileError: NVRTC refuses it; its log is in the error.
+        KernelCompileError: NVRTC refuses it; the error holds its log.
     """
 
     def call(result: tuple[Any, ...]) -> Any:
@@ -56,11 +56,11 @@ class Compiler:
         self._name, self._arch, self._device, self._driver = name, arch, device, driver
         self._cache = kernels
         _, major, minor = nvrtc.nvrtcVersion()
-        library = load_nvidia_dynamic_lib("nvrtc").abs_path  # the version is the same after a mended release
+        library = load_nvidia_dynamic_lib("nvrtc").abs_path  # a fixed release may have the same version
         self._version = f"nvrtc {major}.{minor} {stamp(library or '')}"
 
     def cubins(self, specs: Sequence[KernelSpec]) -> dict[KernelSpec, bytes]:
-        """Machine code that holds each of the kernels; those of one source and its constants share it.
+        """Machine code for each of the kernels; kernels with the same source and constants share it.
 
         Raises:
             KernelCompileError: A source does not compile.

@@ -68,7 +68,7 @@ class CudaDriver(CapturingDriver):
                 self._check(driver.cuMemFree(buffer.address))
 
     def upload(self, buffer: CudaBuffer, array: npt.NDArray[Any], offset: int = 0) -> None:
-        with self._entered():  # from pageable memory: the driver has staged it all when this returns
+        with self._entered():  # from pageable memory: when the call returns, the driver has staged everything
             to = buffer.address + offset
             self._check(driver.cuMemcpyHtoDAsync(to, array.ctypes.data, array.nbytes, self._stream))
 
@@ -79,7 +79,8 @@ class CudaDriver(CapturingDriver):
             self._check(driver.cuStreamSynchronize(self._stream))
 
     def fetch(self, buffer: CudaBuffer, array: npt.NDArray[Any]) -> Callable[[], None]:
-        """Implements :class:`bitnet.core.gpu.Fetching` with page-locked memory: copies to other memory block."""
+        """Implements :class:`bitnet.core.gpu.Fetching` with page-locked memory, because copies to other memory
+        block."""
 
         def copy(staged: Staging) -> None:
             self._check(driver.cuMemcpyDtoHAsync(staged.address, buffer.address, array.nbytes, self._stream))
@@ -129,7 +130,7 @@ class CudaDriver(CapturingDriver):
             for launch in launches:
                 self._launch(launch, self._functions[launch.kernel])
         except BaseException:
-            status, graph = driver.cuStreamEndCapture(self._stream)  # or the stream would take nothing else any more
+            status, graph = driver.cuStreamEndCapture(self._stream)  # otherwise the stream would accept nothing else
             if status == driver.CUresult.CUDA_SUCCESS:
                 driver.cuGraphDestroy(graph)
             raise
@@ -146,13 +147,13 @@ class CudaDriver(CapturingDriver):
             attribute.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
             attribute.value.programmaticStreamSerializationAllowed = 1
             config.attrs, config.numAttrs = [attribute], 1
-        if launch.shared:  # 48 KiB, what its source declares included, are there without asking
+        if launch.shared:  # 48 KiB, including what the source declares, need no opt-in
             limit = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
             self._check(driver.cuFuncSetAttribute(function, limit, launch.shared))
         self._check(driver.cuLaunchKernelEx(config, function, (values, types), 0))
 
     def _load(self, specs: Sequence[KernelSpec]) -> None:
-        """Compile what is not compiled yet of the kernels, and have it on the device."""
+        """Compile the kernels that are not compiled yet, and load them onto the device."""
         cubins = self._compiler.cubins([spec for spec in specs if spec not in self._functions])
         for spec, cubin in cubins.items():
             if cubin not in self._modules:
@@ -219,6 +220,6 @@ def capability_of(device: Any, name: str) -> tuple[int, int]:
 
 
 def architecture(capability: tuple[int, int]) -> str:
-    """What NVRTC compiles for: the exact architecture, with its own instructions (``a``) on Hopper."""
+    """The architecture for NVRTC: the exact one, with its specific instructions (``a``) on Hopper."""
     major, minor = capability
     return f"sm_{major}{minor}{'a' if capability == (9, 0) else ''}"

@@ -1,4 +1,4 @@
-"""The driver API's errors as ours, named as CUDA names them."""
+"""Converts errors of the driver API to bitnet's, with CUDA's names."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ LOST = {
     driver.CUresult.CUDA_ERROR_SYSTEM_NOT_READY,
     driver.CUresult.CUDA_ERROR_UNKNOWN,
 }
-"""After these every call fails until the process ends, as the driver's manual has it; the last is also what calls
-return once a device no longer answers on its bus."""
+"""After these, every call fails until the process ends, according to the driver's manual. The last is also returned
+once a device no longer answers on its bus."""
 
 
 def check(device: str, result: tuple[Any, ...]) -> Any:
-    """What a call of ``cuda.bindings.driver`` returned, less its status.
+    """Check the status of a call of ``cuda.bindings.driver`` and return the rest of its result.
 
     Raises:
         OutOfMemoryError, DeviceLostError, DeviceError: The status is not success.

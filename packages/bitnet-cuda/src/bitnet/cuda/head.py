@@ -1,7 +1,7 @@
-"""The head and the choice of tokens in one, where nobody reads the logits (decision 0060 of bitnet-core).
+"""The output head fused with sampling, if nobody reads the logits (decision 0060).
 
-All rows of the head are scored from a copy of it in 4 bits, and those that could still win from the weights themselves.
-With filters, some other rows are scored in full too: they tell whether the winner passes (decision 0026).
+All rows of the head are scored with a 4-bit copy of it, and rows that could still win are scored again with the full
+weights. With filters, some other rows are also scored in full, to decide whether the winner passes (decision 0026).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ WIDTH = 256
 COLUMN_GROUP, ROW_GROUP, CHOOSE_GROUP = 1024, 256, 256
 """Threads of a block of head_columns, of head_rows, head_floor and head_pack, and of head_choose."""
 MOST_EACH = 16
-"""Rows of the head that a thread of head_choose looks at, at most: their list is in shared memory."""
+"""Maximum rows of the head per thread of head_choose, whose list is in shared memory."""
 SCORE_WARPS = 16
 """Warps of head_score on a multiprocessor."""
 MANY_ROWS = 64
@@ -28,9 +28,10 @@ MANY_ROWS = 64
 LARGE_SHARED = ((9, 0), (10, 0))
 """Compute capabilities whose blocks can have 227 KiB of shared memory."""
 SAMPLES = 4096
-"""Rows of the head that are taken to measure masses for filters, on average: more leave fewer steps undecided."""
+"""Average number of sampled rows of the head to estimate probability masses for filters: more leave fewer steps
+undecided."""
 CAPACITY = SAMPLES + 16 * 64
-"""Room for rows that are taken: 16 standard deviations above the average. A row of x with more is undecided."""
+"""Capacity for sampled rows: 16 standard deviations above the average. A row of x with more is undecided."""
 BINS, RATE_BLOCKS = 256, 64
 """In which head_floor counts rows, as in filter.cuh, and its blocks that do so, for each row of x."""
 DECIDE_GROUP = 512
@@ -47,11 +48,11 @@ class HeadOps:
         self._large, self._shared = capability in LARGE_SHARED, shared_bytes(capability)
 
     def fits(self, ctx: Context) -> bool:
-        """Whether the program ends in a head that these kernels know."""
+        """Whether the program ends in a head that these kernels support."""
         return compact_shape(ctx, WIDTH) is not None
 
     def launches(self, ctx: Context, group: Choice | NormChoice, bucket: Bucket) -> list[Launch] | None:
-        """The tokens of a step's rows without their logits; None where there are too many rows."""
+        """Sample a step's tokens without computing all logits; None if there are too many rows."""
         norm, dense, sample = group.norm, group.dense, group.sample
         if bucket.rows > min(MANY_ROWS, self._most_rows(ctx.dense(dense.weight).shape[1])):
             return None
@@ -169,7 +170,7 @@ class HeadOps:
         return MANY_ROWS if self._large and MANY_ROWS * (cols + 16) <= self._shared else DECODE_TOKENS
 
     def _packed(self, ctx: Context, name: str) -> Buffer:
-        """The compact copy of a head, made on the device when first asked for."""
+        """The compact copy of a head, made on the device on first use."""
         weight = ctx.dense(name)
         rows, cols = weight.shape
 

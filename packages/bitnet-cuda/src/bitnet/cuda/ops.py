@@ -1,8 +1,8 @@
-"""The operations as CUDA launches, fused where neighbours allow it; what is not here is as on every GPU.
+"""Lowers operations to CUDA launches, fused if neighbours allow it; other operations are lowered as on every GPU.
 
-A step of one token, or of up to 8 where blocks come in clusters, is lowered to five kernels a layer: norm and
-quantisation go into the product after them, the gate's activation into the product before it, the rotation and the
-cache's new entry into attention.
+A step of one token, or of up to 8 with thread block clusters, takes five kernels per layer: norm and quantisation are
+fused into the next product, the gate's activation into the previous product, and rotation and KV cache update into
+attention.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ SAMPLE_GROUP, MOST_HELD = 1024, 4
 
 
 class CudaOps:
-    """The lowering for a device of ``multiprocessors`` and a compute capability such as ``(9, 0)``."""
+    """The lowering for a device with ``multiprocessors`` and a compute capability such as ``(9, 0)``."""
 
     def __init__(self, multiprocessors: int, capability: tuple[int, int]) -> None:
         self._tensor_cores = capability >= TENSOR_CORES
@@ -68,7 +68,7 @@ class CudaOps:
         }
 
     def lowering(self) -> Lowering:
-        """What :class:`bitnet.core.gpu.GpuDevice` takes."""
+        """The lowering for :class:`bitnet.core.gpu.GpuDevice`."""
         return Lowering(
             self._table,
             lambda ctx: self._tensor_cores and self._head.fits(ctx),
@@ -81,7 +81,7 @@ class CudaOps:
         )
 
     def sample(self, ctx: Context, op: Sample, bucket: Bucket, *gate: Buffer) -> list[Launch]:
-        """A cluster for each row where the GPU has clusters, else a block. With a gate, only for undecided rows."""
+        """One cluster per row if the GPU has clusters, else one block. With a gate, only for undecided rows."""
         *before, last = RowOps(group=SAMPLE_GROUP).sample(ctx, op, bucket)
         tells = op is ctx.program.ops[-1] and bucket.logprobs and self._tells(ctx, bucket)
         variant = {
@@ -124,7 +124,8 @@ class CudaOps:
         return [self._attention.decode(ctx, group.attention, bucket, group.rope)] if able else None
 
     def _choice(self, ctx: Context, group: Choice | NormChoice, bucket: Bucket) -> list[Launch] | None:
-        """The compact head. Where filters leave rows undecided, all logits follow, and draws from them (0026)."""
+        """The compact head. If filters leave rows undecided, all logits are then computed and sampled from (decision
+        0026)."""
         made = self._head.launches(ctx, group, bucket)
         if made is None or not bucket.filtered:
             return made

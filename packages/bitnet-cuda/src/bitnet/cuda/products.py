@@ -1,4 +1,4 @@
-"""The matrix products as CUDA launches: ternary ones of few and of many tokens, and the head."""
+"""Launches of matrix products in CUDA: ternary products for few and for many tokens, and the output head."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from bitnet.core.hal import DenseMatmul, TernaryMatmul
 from bitnet.cuda.tiles import ALIGNMENT, GROUP_TILE, MANY_TOKENS, PANEL, TILES, TiledMatrix, product_tile
 
 DECODE_TOKENS = 8
-"""More tokens than this take a tiled product."""
+"""Steps with more tokens than this use a tiled product."""
 GEMV_ROWS = 4
 LANES, TILE_M, TILE_N, TILE_GROUP = 32, 32, 64, 256
 """Sizes of the tiled product, as in its source."""
@@ -60,7 +60,7 @@ TENSOR_CORES = (8, 0)
 
 
 class Products:
-    """The launches for a device of ``multiprocessors`` and a compute capability such as ``(9, 0)``."""
+    """Launches for a device with ``multiprocessors`` and a compute capability such as ``(9, 0)``."""
 
     def __init__(self, multiprocessors: int, capability: tuple[int, int]) -> None:
         self._multiprocessors = multiprocessors
@@ -104,7 +104,7 @@ class Products:
         return [Launch(KernelSpec("dense_matmul", "dense_matmul", defines), grid, (LANES, GEMV_ROWS, 1), args)]
 
     def norm_head(self, ctx: Context, group: NormHead, bucket: Bucket) -> list[Launch] | None:
-        """A head whose rows are normed as they are split into halves; None where they are not split."""
+        """A head whose rows are normalised while they are split into halves; None if they are not split."""
         if not self._splits(ctx.dense(group.dense.weight)):
             return None
         return self._split_product(ctx, group.dense, bucket, unnormed(ctx, group), norm=True)
@@ -139,7 +139,7 @@ class Products:
         return Launch(spec, grid, (head_rows, 1, 1), args, shared=shared, overlaps=True)
 
     def row_sums(self, ctx: Context, op: TernaryMatmul, bucket: Bucket) -> list[Launch]:
-        """What makes the sums of the operation's activations, where the program does not quantise them itself."""
+        """The launch that computes the sums of the activations, if no operation of the program quantises them."""
         if quantised(op.x, ctx.program.ops) or ctx.ternary(op.weights).group is not None:
             return []
         spec = KernelSpec("row_sums", "row_sums", (("COLS", ctx.shape(op.x)[1]),))
@@ -161,7 +161,7 @@ class Products:
         if w.group is not None:
             tiles, split = self._group_shape(w.rows, w.row_bytes)
         cluster = bucket.tokens if source.kind else 1
-        if cluster > 1:  # smaller blocks, or some clusters would have to wait for others
+        if cluster > 1:  # smaller blocks, so that no cluster has to wait for another
             tiles = min(tiles, ROOMY_WARPS // split or 1)
         while tiles > 1 and _decode_shared(w, bucket.tokens, tiles) > self._shared:
             tiles -= 1
@@ -180,7 +180,7 @@ class Products:
         }
         args = product_args(ctx, op, source, out)
         blocks = ceil_div(ceil_div(w.rows, TILE_ROWS), tiles)
-        if w.group is not None:  # blocks that take tile after tile, as many each
+        if w.group is not None:  # blocks that process the same number of tiles each
             most = (1 if tiles * split > WARPS else 2) * self._multiprocessors
             blocks = ceil_div(blocks, ceil_div(blocks, most))
         grid = (ceil_div(blocks, cluster) * cluster, 1, 1)
@@ -189,19 +189,19 @@ class Products:
         return Launch(spec, grid, (32 * tiles * split, 1, 1), args, shared=shared, overlaps=True)
 
     def decodes(self, w: TernaryBuffer, bucket: Bucket) -> bool:
-        """Whether ternary_decode can do a product of so many tokens."""
+        """Whether ternary_decode supports a product of so many tokens."""
         few = self._tensor_cores and bucket.tokens <= DECODE_TOKENS
         few = few and (w.group is None or (w.group in DECODE_GROUPS and w.cols % STEP == 0))
         return few and ceil_div(w.row_bytes, 64) <= MAX_STEPS and _decode_shared(w, bucket.tokens, 1) <= self._shared
 
     def tiles(self, w: TernaryBuffer) -> bool:
-        """Whether the tiled products can do a matrix."""
+        """Whether the tiled products support a matrix."""
         if w.group is not None and (w.group not in TILED_GROUPS or w.cols % PANEL):
             return False
         return self._tensor_cores and w.cols % 16 == 0
 
     def quantises(self, ctx: Context, op: TernaryMatmul, bucket: Bucket) -> bool:
-        """Whether ternary_decode can also norm and quantise what it multiplies."""
+        """Whether ternary_decode can also normalise and quantise its input."""
         return self.decodes(ctx.ternary(op.weights), bucket) and (bucket.tokens == 1 or self._clusters)
 
     def tiled(self, ctx: Context, op: TernaryMatmul, bucket: Bucket, out: Buffer, *, activation: str = "") -> Launch:
@@ -276,13 +276,13 @@ class Products:
         return Launch(KernelSpec(name, name, tuple(defines.items())), grid, block, args, shared=shared, overlaps=True)
 
     def _shape(self, rows: int, row_bytes: int, tokens: int) -> tuple[int, int]:
-        """Row tiles of a block, and the warps that share a tile's K: enough warps to have all weights in flight."""
+        """Row tiles per block, and warps that share a tile's K: enough warps to have all weight loads in flight."""
         tiles, steps = ceil_div(rows, TILE_ROWS), ceil_div(row_bytes, 64)
         wanted = max(1, round(self._multiprocessors * (WARPS if tokens > 1 else FEW_WARPS) / tiles))
         each = max(1, steps // min(wanted, steps))
         split = min(ceil_div(steps, min(each, 6)), MOST_WARPS)
         least, most = 1, MOST_WARPS if tokens > 1 else ROOMY_WARPS
-        if tokens > 2:  # then every block's copy of x costs more than a warp's share of K
+        if tokens > 2:  # then each block's copy of x costs more than a warp's share of K
             least, split = 2, min(split, max(5, ceil_div(steps, 6)))
         return max(min(least, MOST_WARPS // split), min(round(tiles / self._multiprocessors), most // split), 1), split
 
@@ -295,7 +295,7 @@ class Products:
 
 
 def shared_bytes(capability: tuple[int, int]) -> int:
-    """Most bytes of shared memory that a launch may ask for."""
+    """Maximum bytes of shared memory that a launch may request."""
     return 1024 * SHARED.get(capability, LEAST_SHARED)
 
 

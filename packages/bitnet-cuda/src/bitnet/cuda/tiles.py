@@ -1,4 +1,4 @@
-"""Matrices whose tiles a kernel has the copy engine fetch (TMA, from Hopper on), and the tiles of ternary_tiles."""
+"""Matrices whose tiles are fetched by the copy engine (TMA, from Hopper on), and the tiles of ternary_tiles."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from bitnet.core.gpu import Buffer
 from bitnet.core.gpu.ops import ceil_div
 
 MANY_TOKENS = 256
-"""Steps of more tokens than this take the kernels that fetch by the copy engine; these are slower for 256."""
+"""Steps with more tokens than this use kernels with copy-engine fetches, which are slower for 256 tokens."""
 PANEL = 128
 """Bytes of the widest row of a tile."""
 ALIGNMENT = 1024
@@ -22,9 +22,9 @@ class TiledMatrix:
 
     Attributes:
         buffer: Bytes, row after row.
-        rows: Rows of the matrix. What lies past them is read as zeros, as is what lies past a row's end.
+        rows: Rows of the matrix. Reads past the last row or a row's end give zeros.
         width: Bytes of a row; a multiple of 16.
-        tile_rows: Rows of a tile, 256 at most.
+        tile_rows: Rows of a tile, at most 256.
         tile_width: Bytes of a tile's row: 32 or 128, which are swizzled in shared memory.
     """
 
@@ -41,7 +41,7 @@ class TiledMatrix:
 
 @dataclass(frozen=True, slots=True)
 class ProductTile:
-    """``rows`` of W by ``tokens``: what a block makes at a time."""
+    """The results that a block computes at a time: ``rows`` of W by ``tokens``."""
 
     rows: int
     tokens: int
@@ -51,11 +51,11 @@ TILES = (ProductTile(256, 128), ProductTile(256, 160), ProductTile(192, 160))
 GROUP_TILE = ProductTile(128, 128)
 """Tile of ternary_group_tiles, whose threads hold f32 sums beside two sets of integers."""
 END_CYCLES = 10_000
-"""What a tile takes besides its products: storing it, mostly."""
+"""Cost of a tile besides its products, mostly storing it."""
 
 
 def product_tile(tiles: Sequence[ProductTile], rows: int, tokens: int, depth: int, multiprocessors: int) -> ProductTile:
-    """The tile that should take least time for a product of so many rows, tokens and 128s of K."""
+    """The tile with the least estimated time for a product of so many rows, tokens and units of 128 of K."""
 
     def cycles(tile: ProductTile) -> int:
         turns = ceil_div(ceil_div(rows, tile.rows) * ceil_div(tokens, tile.tokens), multiprocessors)

@@ -1,4 +1,4 @@
-"""Finding and opening Level Zero devices. Importing this opens no driver: only the probe does."""
+"""Finds and opens Level Zero devices. Importing this module opens no driver; only the probe does."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ OPEN = {
     ProbeStatus.NO_PERMISSION: "Let this user read the loader's library and what it depends on.",
     ProbeStatus.BROKEN: "Reinstall the Level Zero loader (Debian: apt install --reinstall libze1).",
 }
-"""Hints where the loader does not open."""
+"""Hints for a loader that does not open."""
 
 
 class LevelZeroBackend:
@@ -36,7 +36,7 @@ class LevelZeroBackend:
         if found:
             return _probe(found)
         if not found.tried:
-            reason = f"Level Zero is there on Linux and Windows; this is {sys.platform}."
+            reason = f"Level Zero exists only on Linux and Windows; this system is {sys.platform}."
             return ProbeResult(ProbeStatus.UNSUPPORTED, reason=reason, hint="See bitnet devices for others.")
         return no_library("The Level Zero loader", found, OPEN)
 
@@ -94,7 +94,7 @@ def _probe(found: Library) -> ProbeResult:
 
 
 def _no_driver(error: DeviceError, tried: Mapping[str, str], versions: Mapping[str, str]) -> ProbeResult:
-    """Say why no driver came up. Drivers without a device say that they are not initialised."""
+    """The result if no driver starts. Drivers without a device report that they are not initialised."""
     from bitnet.level_zero.loader import INSUFFICIENT_PERMISSIONS, UNINITIALIZED, LevelZeroError
 
     if isinstance(error, LevelZeroError) and error.result in (UNINITIALIZED, INSUFFICIENT_PERMISSIONS):
@@ -104,7 +104,7 @@ def _no_driver(error: DeviceError, tried: Mapping[str, str], versions: Mapping[s
 
 
 def _nobody(message: str, tried: Mapping[str, str], versions: Mapping[str, str]) -> ProbeResult:
-    """No driver is ready: none is installed, this user may not open the device, or there is none."""
+    """The result if no driver is ready: none is installed, this user may not open the device, or there is no device."""
     from bitnet.level_zero.loader import DRIVER
 
     if denied := denied_nodes(NODES):

@@ -1,4 +1,5 @@
-"""Kernels of one device: modules of the wheel specialised, built by the driver, and kept as its native binaries."""
+"""Builds kernels for one device: specialises the wheel's modules, has the driver build them, and caches its
+binaries."""
 
 from __future__ import annotations
 
@@ -19,14 +20,14 @@ from bitnet.level_zero.structures import KernelDesc, KernelProperties, ModuleDes
 SPIRV, NATIVE = 0, 1
 """Formats of a module."""
 Unit: TypeAlias = tuple[str, tuple[tuple[str, int | str], ...]]
-"""A source and the constants it is specialised for: what kernels share a module by."""
+"""A source and its constants. Kernels with the same ones share a module."""
 
 
 class Compiler:
-    """Builds for one device; kernels of one source and one set of constants share a module.
+    """Builds modules for one device; kernels with the same source and constants share a module.
 
     Args:
-        name: The device's, for errors.
+        name: The device's name, for errors.
     """
 
     def __init__(
@@ -39,9 +40,9 @@ class Compiler:
         self._kernels: dict[tuple[Unit, str], c_void_p] = {}
 
     def use_dot_products(self) -> None:
-        """Take the modules with the integer dot product from now on, if the driver's compiler takes one of them.
+        """From now on, use the modules with the integer dot product, if the driver's compiler accepts one of them.
 
-        The device's flag for it does not tell: the driver of 2022 does not set it for processors that have it.
+        The device's flag is unreliable: the driver of 2022 does not set it for processors that have the instruction.
         """
         self._dot = True
         self._dot = self.builds(KernelSpec("row_sums", "row_sums", (("WG", 64), ("COLS", 64))))
@@ -56,10 +57,10 @@ class Compiler:
         return True
 
     def prepare(self, specs: Sequence[KernelSpec]) -> None:
-        """Build what is not built yet of the kernels' modules, several at a time.
+        """Build the kernels' modules that are not built yet, in parallel.
 
         Raises:
-            KernelCompileError: The driver refuses a module; the log is its compiler's.
+            KernelCompileError: The driver refuses a module; the error holds its compiler's log.
         """
         missing = {(spec.file, spec.defines): spec for spec in specs if (spec.file, spec.defines) not in self._modules}
         self._modules |= compiled(self._cache, {unit: [self._way(spec)] for unit, spec in missing.items()})

@@ -1,6 +1,6 @@
-"""An open Level Zero device: unified memory, and closed command lists that are submitted again for each step.
+"""An open Level Zero device: unified memory, and closed command lists that are resubmitted for each step.
 
-A list has a barrier after each launch, as each reads what the one before it wrote; no events.
+A list has a barrier after each launch, because each reads what the previous one wrote. There are no events.
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ FOREVER = 2**64 - 1
 
 @dataclass(slots=True, eq=False)
 class Memory:
-    """Memory of the device, or on an integrated one memory that the host reads and writes as well.
+    """Device memory; on an integrated device, memory that the host can also read and write.
 
     Attributes:
-        adopted: The array whose own memory it is, if it is one's.
+        adopted: The array whose memory this is; None if it was allocated.
     """
 
     pointer: c_void_p
@@ -88,7 +88,7 @@ class LevelZeroDriver:
         self._imports = host_imports(self._level_zero, hardware.driver) if wanted else None
         self._recordings: weakref.WeakSet[Recording] = weakref.WeakSet()
         self._dropped: deque[c_void_p] = deque()
-        """Lists that nobody holds any more and that may still run."""
+        """Lists that nobody refers to any more but that may still run."""
         self._closed = False
         self._lock = threading.RLock()  # kernels, the queue and the list for copies serve one thread at a time
 
@@ -105,7 +105,7 @@ class LevelZeroDriver:
 
     def free(self, buffer: Memory) -> None:
         with self._lock:
-            with contextlib.suppress(DeviceError):  # of a lost device, which has said so to whoever waited for its work
+            with contextlib.suppress(DeviceError):  # a lost device, which was reported to whoever waited for its work
                 self._wait()
             if buffer.adopted is None:
                 self._level_zero.status("zeMemFree", self._context, buffer.pointer)
@@ -113,7 +113,7 @@ class LevelZeroDriver:
                 self._imports.give_back(buffer.pointer)
 
     def adopt(self, array: npt.NDArray[Any]) -> Memory | None:
-        """The array's own memory: of integrated devices that read all of the host's, or whose driver imports it."""
+        """The array's own memory, on integrated devices that can read all host memory or whose driver can import it."""
         pointer = c_void_p(array.ctypes.data)
         if not (self._hardware.integrated and array.nbytes) or array.ctypes.data % READ_ALIGNMENT:
             return None
@@ -186,7 +186,7 @@ class LevelZeroDriver:
         self._level_zero.call("zeCommandListAppendMemoryCopy", self._copies, *arguments)
 
     def _wait(self) -> None:
-        """Until all that was submitted has run."""
+        """Wait for all submitted work."""
         self._level_zero.call("zeCommandQueueSynchronize", self._queue, c_uint64(FOREVER))
         while self._dropped:
             self._level_zero.status("zeCommandListDestroy", self._dropped.popleft())

@@ -1,4 +1,4 @@
-"""What Level Zero says of a device, and what the kernels may use of it."""
+"""What Level Zero reports about a device, and the device's abilities for kernels."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ from bitnet.level_zero.structures import (
 )
 
 NEEDED = (1, 3)
-"""Least version of the API that a driver must have: that of Debian 12's driver of 2022, the oldest tried."""
+"""Minimum API version of a driver: that of Debian 12's driver of 2022, the oldest tested."""
 GPU, CPU = 1, 2
 """Values of ``ze_device_type_t``."""
 INTEGRATED = 1
 FP16, DP4A = 1, 8
 """Flags of ``ze_device_module_flags_t``."""
 LEAST_GROUP = 256
-"""Work-items of a work-group that every Intel GPU takes; for a driver that does not tell."""
+"""Work-group size that every Intel GPU supports, for drivers that do not report it."""
 READ_WRITE = 1
 """Flag of ``ze_memory_access_cap_flags_t``."""
 COMPUTE = 1
 """Flag of a group of queues that run kernels."""
 VENDORS = {0x8086: "Intel"}
 TEST_NAME = "bitnet test driver"
-"""What the name of a test driver's device begins with."""
+"""Prefix of the name of a test driver's device."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +80,8 @@ class Hardware:
 
     @property
     def abilities(self) -> Abilities:
-        """What the kernels may use, if the driver builds it: whether there is an XMX, no property tells."""
+        """The abilities to try; whether there is XMX shows only when the driver builds a kernel, as no property
+        says."""
         p = self.properties
         return Abilities(  # whether bytes are multiplied by the integer dot product, the compiler finds out
             compute_units=max(1, p.eus_per_subslice * p.subslices_per_slice * p.slices),
@@ -141,7 +142,7 @@ def api_version(level_zero: LevelZero, driver: c_void_p) -> tuple[int, int]:
 
 
 def devices(level_zero: LevelZero) -> Iterator[Hardware]:
-    """Every GPU of every driver that is new enough, discrete ones first; CPUs, of test drivers alone, last."""
+    """Every GPU of every driver that is new enough, discrete ones first; test drivers' CPUs last."""
     found = [one for driver in level_zero.drivers() for one in _of_driver(level_zero, driver)]
     yield from sorted(found, key=lambda one: (one.properties.kind != GPU, one.integrated))
 

@@ -1,4 +1,4 @@
-"""Memory of the host that an integrated GPU reads where it lies: Intel's extension of Level Zero that imports it."""
+"""Intel's Level Zero extension that imports host memory, so that an integrated GPU can read it in place."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class HostImports:
 
 
 def host_imports(level_zero: LevelZero, driver: c_void_p) -> HostImports | None:
-    """The extension, where the driver has it."""
+    """The extension, or None if the driver lacks it."""
 
     def function(name: bytes, *arguments: Any) -> Any:
         found = c_void_p()

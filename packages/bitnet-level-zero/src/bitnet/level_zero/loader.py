@@ -1,4 +1,4 @@
-"""Level Zero's loader by ctypes: its functions, with results as typed errors that name them."""
+"""Level Zero's loader through ctypes; failed calls become typed errors that name the result."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from bitnet.level_zero.structures import GroupCount, InitDriversDesc, Structure
 
 LOADER: Mapping[str, tuple[str, ...]] = {"linux": ("libze_loader.so.1",), "win32": ("ze_loader.dll",)}
 DRIVER = ("libze_intel_gpu.so.1",)
-"""Intel's driver for GPUs, which the loader opens by itself; opened by us only to tell why there is no device."""
+"""Intel's GPU driver, which the loader opens by itself. We open it only to find out why there is no device."""
 GPU_ONLY = 1
 """ZE_INIT_FLAG_GPU_ONLY, and zeInitDrivers' flag of the same meaning."""
 
@@ -178,7 +178,7 @@ class LevelZero:
             self.fail(name, result)
 
     def fail(self, name: str, result: int) -> None:
-        """Raise what a result stands for."""
+        """Raise the error for a result."""
         what = f"{name} failed with {RESULTS.get(result, f'{result:#x}')}."
         if result in OUT_OF_MEMORY:
             raise failures.out_of_memory(what, self._device)
@@ -199,7 +199,7 @@ class LevelZero:
         return made
 
     def every(self, name: str, owner: c_void_p, structure: type[Filled]) -> list[Filled]:
-        """Properties of several things, whose number the function tells when it is not given any."""
+        """Properties of several objects; called without a buffer, the function returns their number."""
         count = c_uint32()
         self.call(name, owner, byref(count), None)
         made = (structure * count.value)(*(structure() for _ in range(count.value)))  # each tells its type

@@ -1,4 +1,4 @@
-"""A module of the wheel, made for a model's shapes: the words that depend on them are set, and nothing is compiled."""
+"""Specialises a module of the wheel for a model's shapes by setting words in it, without compiling."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ OPERATORS: Mapping[str, Callable[[int, int], int]] = {
     "+": operator.add,
     "-": operator.sub,
     "*": operator.mul,
-    "/": operator.floordiv,  # C's, where nothing is negative
+    "/": operator.floordiv,  # as in C, for non-negative numbers
     "%": operator.mod,
 }
 MODULES = files("bitnet.level_zero") / "_spirv"
@@ -56,7 +56,7 @@ def module(spec: KernelSpec, *, dot: bool, device: str) -> bytes:
 
 
 def value(formula: Any, shapes: Mapping[str, int]) -> int:
-    """What a formula of the index computes."""
+    """Evaluate a formula of the index."""
     if isinstance(formula, int):
         return formula
     if isinstance(formula, str):
@@ -70,6 +70,6 @@ def value(formula: Any, shapes: Mapping[str, int]) -> int:
 
 @cache
 def index() -> Mapping[str, list[tuple[int, Any]]]:
-    """By module: which words are computed by what."""
+    """By module: the words to set, and their formulas."""
     made: dict[str, list[tuple[int, Any]]] = json.loads((MODULES / "index.json").read_text(encoding="utf-8"))
     return made

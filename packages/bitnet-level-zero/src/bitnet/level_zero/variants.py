@@ -1,8 +1,8 @@
-"""The SPIR-V modules of the wheel: which there are, and which of a kernel's constants pick one of them.
+"""The SPIR-V modules of the wheel, and the constants of a kernel that select one of them.
 
-A kernel's constants are of two kinds. A choice is what the preprocessor asks about: each of its values is a module of
-its own. A shape is a number: it is set in the module's words when the module is loaded, so that a few dozen modules
-serve every model (decision 0081). The build hook and the loader both go by this table.
+A kernel's constants are of two kinds. A choice is tested by the preprocessor: each of its values needs a module of its
+own. A shape is a number that is written into the module when it is loaded, so that a few dozen modules serve every
+model (decision 0081). The build hook and the loader share this table.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ def dots(file: str, choices: Choices) -> tuple[bool, ...]:
 
 
 def module_name(file: str, choices: Choices, dot: bool) -> str:
-    """What the wheel calls the module of a source, its choices, and whether it uses the integer dot product."""
+    """The wheel's name for the module of a source, its choices, and the use of the integer dot product."""
     values = "".join(f"-{name.lower()}{choices[name]}" for name in sorted(choices))
     return f"{file.replace('/', '-')}{values}{'-dot' if dot and True in dots(file, choices) else ''}"
 

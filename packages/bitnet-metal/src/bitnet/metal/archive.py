@@ -1,6 +1,6 @@
-"""Compiled pipelines, kept in bitnet's kernel cache as one MTLBinaryArchive for a device and a build of macOS.
+"""Caches compiled pipelines in bitnet's kernel cache, as one MTLBinaryArchive per device and macOS build.
 
-Archives are a help only: whatever goes wrong with one is logged in a line, and the pipelines are compiled.
+Archives are optional: if anything goes wrong with one, a line is logged and the pipelines are compiled.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ class Archive:
 
     Args:
         device: The MTLDevice.
-        name: What the device is called in the log.
+        name: The device's name in the log.
         gpu: The GPU's name.
-        system: macOS with its build: an archive is of use to no other.
+        system: Version and build of macOS: an archive is valid only for these.
     """
 
     def __init__(self, objc: Objc, device: int, name: str, *, gpu: str, system: str) -> None:
@@ -72,7 +72,7 @@ class Archive:
         return int(made) if made else None
 
     def save(self) -> None:
-        """Keep what was compiled since the last time."""
+        """Save what was compiled since the last call."""
         if not (self._new and self._array):
             return
         objc, error, path = self._objc, ctypes.c_void_p(), self._file("new")
@@ -85,7 +85,7 @@ class Archive:
         self._new, self._seconds = 0, 0.0
 
     def close(self) -> None:
-        """Give everything back."""
+        """Release all objects."""
         self._release()
         self._folder.cleanup()
 

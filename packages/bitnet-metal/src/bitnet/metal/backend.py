@@ -1,4 +1,4 @@
-"""Finding and opening Metal devices. Importing this opens no library: only the probe does."""
+"""Finds and opens Metal devices. Importing this module opens no library; only the probe does."""
 
 from __future__ import annotations
 
@@ -32,23 +32,23 @@ if TYPE_CHECKING:
     from bitnet.metal.objc import Objc
 
 LEAST = (12, 0)
-"""macOS from which Metal takes the kernels' language, MSL 2.4."""
+"""Minimum macOS version whose Metal supports the kernels' language, MSL 2.4."""
 APPLE_7 = 1007
 """MTLGPUFamilyApple7: M1 and newer."""
 APPLE_9 = 1009
 """MTLGPUFamilyApple9: M3 and newer."""
 PARAVIRTUAL = "paravirtual"
-"""In the name of the device that Apple's virtual machines have."""
+"""Part of the device's name in Apple's virtual machines."""
 GPU_CORES = 16
-"""Cores that work is split for, as Metal does not tell how many a GPU has."""
+"""Assumed number of cores for splitting work, as Metal does not report it."""
 MOST_THREADS = 1024
-"""Threads of a threadgroup at most, on every GPU of Apple."""
+"""Maximum threads of a threadgroup on every Apple GPU."""
 USE_CPU = "Use the CPU: --device cpu."
 
 
 @dataclass(frozen=True, slots=True)
 class System:
-    """macOS, as it names itself: its version and the build, such as ``(14, 5)`` and ``23F79``."""
+    """Version and build of macOS, such as ``(14, 5)`` and ``23F79``."""
 
     version: tuple[int, ...]
     build: str
@@ -106,7 +106,7 @@ class MetalBackend:
 
 
 def _opened(info: DeviceInfo, objc: Objc, own: int) -> tuple[GpuDevice, MetalDriver]:
-    """The device, once its self-check passes: with simdgroup matrices, unless it is virtual or they fail."""
+    """Open the device and run its self-check; use simdgroup matrices unless it is virtual or they fail."""
     from bitnet.metal.ops import MATRICES, PLAIN
 
     if _is_virtual(info.description):
@@ -173,7 +173,7 @@ def _look() -> tuple[ProbeResult, Objc | None, list[int]]:
 
 
 def _devices(objc: Objc, system: System) -> tuple[list[DeviceInfo], list[int], list[str]]:
-    """The devices that the kernels are for, their MTLDevices, and the names of others."""
+    """The supported devices, their MTLDevices, and the names of unsupported ones."""
     infos: list[DeviceInfo] = []
     devices: list[int] = []
     others: list[str] = []

@@ -1,7 +1,7 @@
-"""Metal sources to pipelines of one device.
+"""Compiles Metal sources to pipelines of one device.
 
-bitnet's kernel cache holds the pipelines (:mod:`bitnet.metal.archive`). What a source is compiled to before that, macOS
-keeps in a cache of its own, by source and system.
+bitnet's kernel cache holds the pipelines (:mod:`bitnet.metal.archive`). macOS caches the intermediate code by itself,
+by source and system.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ class Kernel(NamedTuple):
 
 
 class Pipelines:
-    """The kernels of one device, compiled when first asked for.
+    """The kernels of one device, compiled on first use.
 
     Args:
         device: The MTLDevice.
-        name: What the device is called in errors.
-        archive: Where pipelines are kept, which is the caller's.
+        name: The device's name in errors.
+        archive: The cache of pipelines, owned by the caller.
     """
 
     def __init__(self, objc: Objc, device: int, name: str, archive: Archive) -> None:
@@ -50,10 +50,10 @@ class Pipelines:
         self._programs = Programs(name, SOURCES, [Compiler(self._library, lambda _, kept: None, identity=None)])
 
     def prepare(self, kernels: Sequence[Kernel]) -> None:
-        """Compile what is not compiled yet of some kernels.
+        """Compile the kernels that are not compiled yet.
 
         Raises:
-            KernelCompileError: A source does not compile, or makes no pipeline for so many threads.
+            KernelCompileError: A source does not compile, or does not support so many threads.
         """
         missing = [kernel for kernel in dict.fromkeys(kernels) if kernel not in self._pipelines]
         self._programs.prepare([kernel.spec for kernel in missing])
@@ -66,7 +66,7 @@ class Pipelines:
         return self._pipelines[kernel]
 
     def close(self) -> None:
-        """Give everything back."""
+        """Release all objects."""
         for owned in (*self._pipelines.values(), *self._owned):
             self._objc.release(owned)
         self._pipelines.clear()

@@ -1,6 +1,6 @@
-"""An open Metal device: memory that CPU and GPU share, and a command buffer for each step.
+"""An open Metal device: memory shared by CPU and GPU, and a command buffer for each step.
 
-Scalars stand in one buffer of the recording, so that they are arguments like the others.
+A recording's scalars are stored in a buffer, so that they are passed like other arguments.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ ERRORS = {
 }
 OUT_OF_MEMORY = 8
 LOST = {1, 2, 3, 4, 11}
-"""Errors after which the work of the queue is not to be trusted: hung, at fault, shut out, or gone."""
+"""Errors after which the queue's results cannot be trusted: timeout, page fault, access revoked, device removed."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -75,12 +75,11 @@ class MetalDriver:
     """Implements :class:`bitnet.core.gpu.Driver` with Metal.
 
     Args:
-        device: The MTLDevice, which is the driver's from now on.
-        info: What the probe found of it.
+        device: The MTLDevice, which the driver owns from now on.
+        info: The probe's description of it.
 
     Attributes:
-        graphs: Whether what is recorded from now on is an indirect command buffer; else its launches are encoded again
-            for each step.
+        graphs: Whether new recordings use indirect command buffers; if false, launches are encoded again for each step.
     """
 
     def __init__(self, objc: Objc, device: int, info: DeviceInfo) -> None:
@@ -137,7 +136,7 @@ class MetalDriver:
 
     def upload(self, buffer: MetalBuffer, array: npt.NDArray[Any], offset: int = 0) -> None:
         with self._lock:
-            self._wait()  # what was submitted may still read what was there
+            self._wait()  # submitted work may still read the old contents
             ctypes.memmove(buffer.address + offset, array.ctypes.data, array.nbytes)
 
     def download(self, buffer: MetalBuffer, array: npt.NDArray[Any], offset: int = 0) -> None:
@@ -233,7 +232,7 @@ class MetalDriver:
         return commands
 
     def _give_back(self) -> None:
-        """Release what belonged to recordings that nobody has any more."""
+        """Release the objects of recordings that nobody refers to any more."""
         while self._dropped:
             self._wait()
             owned = self._dropped.pop()
@@ -248,7 +247,7 @@ class MetalDriver:
         self._objc.release(handle)
 
     def _wait(self) -> None:
-        """Wait for all that was submitted.
+        """Wait for all submitted work.
 
         Raises:
             OutOfMemoryError, DeviceLostError, DeviceError: Some of it failed.

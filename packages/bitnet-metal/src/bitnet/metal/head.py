@@ -1,7 +1,7 @@
-"""The head and the choice of tokens in one, where nobody reads the logits (decision 0060).
+"""The output head fused with sampling, if nobody reads the logits (decision 0060).
 
-All rows of the head are scored from a copy of it in 4 bits, and those that could still win from the weights themselves,
-with the very sums that the logits have.
+All rows of the head are scored with a 4-bit copy of it, and rows that could still win are scored again with the full
+weights, with exactly the sums of the logits.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ ALIGNMENT = 256
 
 
 def fits(ctx: Context) -> bool:
-    """Whether the program ends in a head of which there can be a compact copy."""
+    """Whether the program ends in a head that can have a compact copy."""
     return compact_shape(ctx, WIDTH) is not None
 
 
@@ -44,7 +44,8 @@ class HeadOps:
         return {Choice: self.tokens, NormChoice: self.tokens}
 
     def tokens(self, ctx: Context, head: Choice | NormChoice, bucket: Bucket) -> list[Launch] | None:
-        """The tokens of a step's rows without their logits; None where rows are too many, or are adjusted."""
+        """Sample a step's tokens without computing all logits; None if there are too many rows, or rows are
+        adjusted."""
         if bucket.rows > COMPACT_ROWS or bucket.adjusted:
             return None
         weight, group = ctx.dense(head.dense.weight), self._group
@@ -72,7 +73,7 @@ class HeadOps:
         ]
 
     def _packed(self, ctx: Context, name: str) -> list[Window]:
-        """The compact copy of a head, made on the device when first asked for: its codes, sizes and columns."""
+        """The compact copy of a head (codes, sizes and columns), made on the device on first use."""
         weight = ctx.dense(name)
         rows, cols = weight.shape
         nbytes = rows * cols // 2, rows * 8, cols * 4

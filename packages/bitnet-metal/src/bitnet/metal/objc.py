@@ -1,7 +1,7 @@
-"""Objective-C messages by ctypes: every selector used is declared with the types of its result and arguments.
+"""Objective-C messages through ctypes: every selector used is declared with its result and argument types.
 
 ``id`` is an object's address. An object from a selector that begins with ``new``, ``alloc`` or ``init``, or from a C
-function with Create or Copy in its name, belongs to whoever got it, and is given back once by :meth:`Objc.release`.
+function with Create or Copy in its name, belongs to the caller, who releases it once with :meth:`Objc.release`.
 All others live as long as the :meth:`Objc.pool` around the message.
 """
 
@@ -22,7 +22,7 @@ LIBRARIES: Mapping[str, str] = {
     "metal": "/System/Library/Frameworks/Metal.framework/Metal",
 }
 TEST_DRIVER = "bitnet_test_driver"
-"""What the tests' own library exports, by which it is known."""
+"""Symbol exported only by the tests' own library, which identifies it."""
 
 
 class MTLSize(ctypes.Structure):
@@ -32,7 +32,7 @@ class MTLSize(ctypes.Structure):
 
 
 class NSRange(ctypes.Structure):
-    """A part of a list: its first place, and how many."""
+    """A range of a list: first index and count."""
 
     _fields_ = (("location", ctypes.c_ulong), ("length", ctypes.c_ulong))
 
@@ -150,7 +150,7 @@ class Objc:
     """The runtime, with the messages of :data:`MESSAGES`.
 
     Attributes:
-        is_test_driver: Whether it is the tests' own library, on which nothing is a GPU.
+        is_test_driver: Whether it is the tests' own library, which has no GPU.
     """
 
     def __init__(self, libraries: Mapping[str, Library]) -> None:
@@ -203,7 +203,7 @@ class Objc:
         """Send a message.
 
         Raises:
-            DeviceError: The receiver is nil, which would answer with nothing.
+            DeviceError: The receiver is nil, which would silently return nothing.
         """
         if not receiver:
             raise DeviceError(f"{selector} was sent to no object.", device="metal")
@@ -240,7 +240,7 @@ class Objc:
 
     @contextmanager
     def pool(self) -> Iterator[None]:
-        """What is autoreleased inside ends with it."""
+        """An autorelease pool for the context."""
         pool = self._runtime.objc_autoreleasePoolPush()
         try:
             yield

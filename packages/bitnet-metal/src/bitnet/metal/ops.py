@@ -1,4 +1,4 @@
-"""What differs from the OpenCL C family, whose kernels Metal's are ports of: simdgroups of 32, and memory."""
+"""Differences from the OpenCL C lowering, from which Metal's kernels are ported: simdgroups of 32, and memory."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from bitnet.core.hal import Attention, DenseMatmul, TernaryMatmul
 from bitnet.metal.head import WIDTH, HeadOps, fits
 
 MATRIX_HEAD = 128
-"""The most dimensions of a head with which attention on matrices keeps its sums in registers and fits 32 KiB."""
+"""Maximum head dimension for attention on matrices, whose sums stay in registers and whose tiles fit 32 KiB."""
 TILED_HEAD = 92
-"""Dimensions of a head at most for which tiles of attention fit 32 KiB, whatever the cache's type."""
+"""Maximum head dimension for which attention's tiles fit 32 KiB with any cache type."""
 TILE_M, TILE_N, TILE_THREADS = 32, 64, 128
 """Rows of x and of W of a tile of matrices, and its threadgroup's threads; their source has the same numbers."""
 TERNARY_COLS = (1 << 16) - 1
@@ -71,7 +71,7 @@ class MetalAttention(AttentionOps):
 
 
 class MatrixAttention(MetalAttention):
-    """Attention of many tokens on simdgroup matrices."""
+    """Attention for many tokens on simdgroup matrices."""
 
     def lower(self, ctx: Context, op: Attention, bucket: Bucket) -> list[Launch]:
         share = op.heads // op.kv_heads

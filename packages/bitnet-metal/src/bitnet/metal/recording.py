@@ -1,4 +1,4 @@
-"""A step's launches, kept so that Python sends a few messages a step, however many launches it has.
+"""Recordings of a step's launches, for which Python sends only a few messages per step.
 
 Both forms run the launches in order, each seeing the writes before it.
 """
@@ -29,7 +29,7 @@ class Command(NamedTuple):
 
 
 class KeptMessages:
-    """The messages that encode the launches, kept as objects, which Foundation sends one after the other.
+    """The messages that encode the launches, stored as objects that Foundation sends in sequence.
 
     Attributes:
         handle: The NSArray of NSInvocations, which is the caller's.
@@ -69,7 +69,7 @@ class IndirectCommands:
         handle: The MTLIndirectCommandBuffer, which is the caller's.
 
     Raises:
-        DeviceError: The device makes no such buffer.
+        DeviceError: The device cannot make such a buffer.
     """
 
     def __init__(self, objc: Objc, device: int, name: str, commands: Sequence[Command]) -> None:

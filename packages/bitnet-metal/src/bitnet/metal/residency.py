@@ -8,11 +8,11 @@ from bitnet.core.support.log import logger
 from bitnet.metal.objc import Objc
 
 DESCRIPTOR = "MTLResidencySetDescriptor"
-"""A class of macOS 15, by which it is known that there are residency sets."""
+"""A class of macOS 15, whose presence shows that residency sets are supported."""
 
 
 class Resident:
-    """The residency set of a queue; on an older macOS nothing, as Metal then makes what a step uses resident itself.
+    """The residency set of a queue. On older macOS it does nothing, as Metal makes a step's buffers resident itself.
 
     A set owns its buffers: one that is released stays until it is removed.
     """

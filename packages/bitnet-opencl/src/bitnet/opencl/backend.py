@@ -1,4 +1,4 @@
-"""Finding and opening OpenCL devices. Importing this opens no driver: the probe imports pyopencl, which does."""
+"""Finds and opens OpenCL devices. Importing this module opens no driver; the probe does, by importing pyopencl."""
 
 from __future__ import annotations
 
@@ -121,7 +121,8 @@ def _info(platform: cl.Platform, device: cl.Device, index: int) -> DeviceInfo:
 
 
 def _no_platform(versions: dict[str, str]) -> ProbeResult:
-    """Say why the loader found no driver: its folder, the libraries it names, or the rights on the device."""
+    """The result if the loader found no driver: checks its folder, the libraries named there, and device
+    permissions."""
     if sys.platform != "linux":
         reason = "No OpenCL platform is registered."
         return ProbeResult(ProbeStatus.DRIVER_MISSING, reason=reason, hint=INSTALL, versions=versions)

@@ -63,7 +63,7 @@ class CommandBuffer:
 
 
 def functions(device: cl.Device) -> Functions | None:
-    """The extension's functions, where the device has it and lets a buffer be enqueued while it runs."""
+    """The extension's functions, if the device supports it and allows a buffer to be enqueued while it runs."""
     if "cl_khr_command_buffer" not in device.extensions.split():
         return None
     loader = library()

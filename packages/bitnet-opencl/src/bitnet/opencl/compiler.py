@@ -1,4 +1,4 @@
-"""Kernel sources to programs: built for one device, kept in the kernel cache as its binary."""
+"""Builds kernel sources into programs for one device, and caches the binaries."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SOURCES = sources("bitnet.opencl", "opencl")
 def programs(context: cl.Context, device: cl.Device, name: str) -> Programs[cl.Program]:
     """The programs of a device.
 
-    A driver may name a feature and not compile what makes use of it: the plain way is taken then, for this source.
+    A driver may advertise a feature but fail to compile code that uses it. Such a source is compiled without features.
     """
 
     def build(source: Source) -> tuple[cl.Program, bytes]:
@@ -43,8 +43,8 @@ def programs(context: cl.Context, device: cl.Device, name: str) -> Programs[cl.P
 
 
 def _build(context: cl.Context, device: cl.Device, name: str, source: Source) -> cl.Program:
-    # Not cl.Program(context, source).build(): that goes through pyopencl's own cache, which knows nothing of ours,
-    # and warns whenever a driver's log is not empty, as that of NVIDIA's always is.
+    # Not cl.Program(context, source).build(), which uses pyopencl's own cache besides ours and warns whenever the
+    # driver's log is not empty, as NVIDIA's always is.
     program = cl._cl._Program(context, source.text)
     error = None
     try:

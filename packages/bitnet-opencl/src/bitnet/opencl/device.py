@@ -1,6 +1,6 @@
-"""An open OpenCL device: memory, and launches enqueued again for each step on one in-order queue.
+"""An open OpenCL device: memory, and launches that are enqueued for each step on one in-order queue.
 
-Where the device has command buffers, a recording is one of those; else its launches are enqueued one by one.
+If the device has command buffers, a recording is one of them; otherwise its launches are enqueued one by one.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ T = TypeVar("T")
 Status = cl.status_code
 OUT_OF_MEMORY = {Status.MEM_OBJECT_ALLOCATION_FAILURE, Status.OUT_OF_RESOURCES, Status.OUT_OF_HOST_MEMORY}
 ILLEGAL_ACCESS = -9999
-"""What NVIDIA's driver returns after a kernel has read or written where it may not; OpenCL has no name for it."""
+"""NVIDIA's error code after a kernel's invalid memory access, for which OpenCL has no name."""
 LOST = {Status.DEVICE_NOT_AVAILABLE, Status.INVALID_COMMAND_QUEUE, Status.INVALID_CONTEXT, ILLEGAL_ACCESS}
 
 
@@ -45,7 +45,7 @@ class OpenCLDriver:
     """Implements :class:`bitnet.core.gpu.Driver` with pyopencl.
 
     Attributes:
-        abilities: What the kernels may use of the device: what it reports, less what its compiler does not take.
+        abilities: The device's abilities: those that it reports and that its compiler accepts.
     """
 
     def __init__(self, device: cl.Device, name: str) -> None:
@@ -61,7 +61,8 @@ class OpenCLDriver:
         if nbytes > self._largest:
             raise failures.buffer_too_large(nbytes, self._largest, self._name)
         memory = self._call(cl.Buffer, self._context, cl.mem_flags.READ_WRITE, nbytes)
-        # OpenCL may put allocation off to the first use, inside a launch: touching it now makes the failure land here.
+        # OpenCL may defer allocation to the first use, inside a launch. Touch the memory now, so that a failure occurs
+        # here.
         self._call(cl.enqueue_fill_buffer, self._queue, memory, np.zeros(1, np.uint8), 0, min(nbytes, 4))
         return OpenCLBuffer(memory, nbytes)
 
@@ -96,7 +97,7 @@ class OpenCLDriver:
         return int(self._device.global_mem_size), 0
 
     def close(self) -> None:
-        with contextlib.suppress(cl.Error):  # of a lost device, which has said so to whoever waited for its work
+        with contextlib.suppress(cl.Error):  # a lost device, which was reported to whoever waited for its work
             self._queue.finish()
 
     def _prepare(self, launch: Launch) -> Command:

@@ -1,4 +1,4 @@
-"""What a device has beyond OpenCL 1.2 that the kernels make use of, as ``bitnet devices`` and the compiler are told."""
+"""Features beyond OpenCL 1.2 that the kernels use, for ``bitnet devices`` and the compiler."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ EXTENSIONS: Mapping[str, str] = {
     "cl_intel_subgroup_matrix_multiply_accumulate": "xmx",
 }
 INTEL = frozenset({"cl_intel_subgroups", "cl_intel_subgroups_short", "cl_intel_required_subgroup_size"})
-"""What the kernels of Intel's GPUs need."""
+"""Features that the kernels for Intel's GPUs need."""
 SUB_GROUP_SIZES = 0x4108
 """CL_DEVICE_SUB_GROUP_SIZES_INTEL (cl_intel_required_subgroup_size)."""
 NVIDIA, AMD = "cl_nv_device_attribute_query", "cl_amd_device_attribute_query"
 CAPABILITIES: Mapping[str, tuple[int, int]] = {"ptx-dp4a": (6, 1), "ptx-mma": (8, 0)}
-"""Compute capability from which NVIDIA's devices have what the kernels use by inline PTX."""
+"""Minimum compute capability of NVIDIA's devices for the kernels' inline PTX."""
 
 
 def features(device: cl.Device) -> tuple[str, ...]:
@@ -43,7 +43,7 @@ def features(device: cl.Device) -> tuple[str, ...]:
 
 
 def abilities(device: cl.Device) -> Abilities:
-    """What the kernels may use of a device."""
+    """The abilities of a device for the kernels."""
     have, kind = features(device), _amd(device)
     return Abilities(
         compute_units=int(device.max_compute_units),
@@ -69,8 +69,8 @@ PLAIN = ("-cl-std=CL1.2",)
 
 
 def resident(device: cl.Device) -> int:
-    """Work-groups that surely run at once. OpenCL promises none. NVIDIA's devices start a kernel's groups on all free
-    compute units, and kernels before it on the queue have ended; what else is there ends or takes turns."""
+    """Number of work-groups guaranteed to run concurrently. OpenCL guarantees none. NVIDIA's devices start a kernel's
+    groups on all free compute units, earlier kernels on the queue have ended, and other work ends or is time-sliced."""
     return int(device.max_compute_units) if NVIDIA in device.extensions.split() else 0
 
 

@@ -1,6 +1,6 @@
-"""Launches enqueued one after the other, by the loader's own function where it can be had.
+"""Enqueues launches one by one, with the loader's own function if it can be found.
 
-pyopencl's makes an event for each launch, which no one here asks for: with it, the host bounds the speed of decoding.
+pyopencl's function makes an unneeded event for each launch, which would make the host the bottleneck of decode.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Launches:
         self._queue, self._commands = queue, commands
         self._library = library()
         self._handle = ctypes.c_void_p(queue.int_ptr)
-        self._arguments: list[tuple[Any, ...]] = []  # made once: they are most of what a call costs
+        self._arguments: list[tuple[Any, ...]] = []  # made once, because they are most of a call's cost
         for kernel, *sizes in commands:
             made = ((ctypes.c_size_t * 3)(*size) for size in sizes)
             self._arguments.append((self._handle, ctypes.c_void_p(kernel.int_ptr), 3, None, *made, 0, None, None))

@@ -1,4 +1,4 @@
-"""Finding and opening ROCm devices. Importing this opens no driver: only the probe does."""
+"""Finds and opens ROCm devices. Importing this module opens no driver; only the probe does."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ HIDDEN = "Check ROCR_VISIBLE_DEVICES, HIP_VISIBLE_DEVICES and rocminfo."
 
 @dataclass(frozen=True, slots=True)
 class Runtime:
-    """What a probe opened."""
+    """The libraries that a probe opened."""
 
     hip: Hip
     comgr: ComgrProcess
@@ -67,7 +67,7 @@ class Runtime:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A device that the kernels are for."""
+    """A supported device."""
 
     info: DeviceInfo
     architecture: Architecture
@@ -116,7 +116,7 @@ class RocmBackend:
 
 
 def _look() -> tuple[ProbeResult, Runtime | None, list[Found]]:
-    """What is there: the result of a probe, what it opened, and the devices that can be used."""
+    """Probe this machine: the result, the opened libraries, and the usable devices."""
     from bitnet.rocm.hip import LEAST, Hip
     from bitnet.rocm.libraries import open_hip
 
@@ -154,7 +154,7 @@ def _look() -> tuple[ProbeResult, Runtime | None, list[Found]]:
 def _devices(
     hip: Hip, count: int, name: str, version: str, tried: dict[str, str], versions: dict[str, str]
 ) -> tuple[ProbeResult, Runtime | None, list[Found]]:
-    """The devices of an open runtime, where its compiler opens too."""
+    """The devices of an open runtime, if its compiler also opens."""
     from bitnet.core.gpu.clc.amd import architecture
     from bitnet.rocm.comgr import ComgrError
     from bitnet.rocm.comgr_process import ComgrProcess
@@ -221,7 +221,7 @@ def _uuid(raw: bytes) -> str:
 
 
 def _not_open(library: Library) -> ProbeResult:
-    """The runtime's library is missing, or does not open."""
+    """The result if the runtime's library is missing or does not open."""
     if sys.platform not in INSTALL:
         return ProbeResult(ProbeStatus.DRIVER_MISSING, reason=ELSEWHERE, tried=library.tried)
     if library.failure == "missing":
@@ -232,13 +232,14 @@ def _not_open(library: Library) -> ProbeResult:
     hint = (
         "Let this user read ROCm's libraries."
         if status is ProbeStatus.NO_PERMISSION
-        else "Reinstall ROCm: its files do not fit one another, or this processor."
+        else "Reinstall ROCm: its files do not match each other or this processor."
     )
     return ProbeResult(status, reason=f"The HIP runtime cannot be opened: {why}.", hint=hint, tried=library.tried)
 
 
 def _no_device(error: str, tried: Mapping[str, str], versions: Mapping[str, str]) -> ProbeResult:
-    """Why the runtime sees no device: the rights on its node, a container without it, no driver in the kernel."""
+    """The result if the runtime sees no device: permissions, a container without the device node, or no kernel
+    driver."""
 
     def result(reason: str, hint: str) -> ProbeResult:
         return ProbeResult(ProbeStatus.NO_DEVICE, reason=reason, hint=hint, tried=tried, versions=versions)

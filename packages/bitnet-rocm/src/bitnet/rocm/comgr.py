@@ -1,4 +1,4 @@
-"""AMD's run-time compiler, ``libamd_comgr``, by ctypes: OpenCL C to a code object for one architecture.
+"""AMD's run-time compiler, ``libamd_comgr``, through ctypes: compiles OpenCL C to a code object for one architecture.
 
 It comes with every HIP runtime. The kernels bring their own built-ins, so neither its headers nor its device library
 are asked for, and it does what clang does with the same options. Numbers are those of ``amd_comgr.h`` 2.4 and 3.3.
@@ -56,7 +56,7 @@ class Comgr:
 
     Raises:
         AttributeError: It lacks one of :data:`CALLS`.
-        ComgrError: It is of a version whose numbers are not known.
+        ComgrError: Its version is not supported.
 
     Attributes:
         version: Such as ``(3, 0)``.
@@ -86,7 +86,7 @@ class Comgr:
         """A code object of OpenCL C.
 
         Args:
-            name: What to call the source in messages.
+            name: Name of the source in messages.
             device: The device's name, for errors.
 
         Raises:

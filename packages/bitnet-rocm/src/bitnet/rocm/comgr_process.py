@@ -1,6 +1,6 @@
-"""``libamd_comgr`` in processes of its own, each for one source at a time.
+"""Runs ``libamd_comgr`` in child processes, each for one source at a time.
 
-A compiler may end the process that asks it: Debian's does where another library has brought the same LLVM, as PoCL has.
+The compiler may end its process: Debian's does if another library, such as PoCL, has loaded the same LLVM.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from bitnet.rocm.comgr import Comgr, ComgrError
 from bitnet.rocm.libraries import open_comgr
 
 SECONDS = 300.0
-"""For one source. The longest takes some ten; a compiler that takes so much longer hangs."""
+"""Time limit in seconds for one source. The longest takes about ten; a compiler that exceeds the limit hangs."""
 
 
 class _Child:
-    """A process that answers one request after another, and ends when its input does.
+    """A process that answers requests in sequence and ends when its input is closed.
 
     Raises:
         ComgrError: It cannot be started.
@@ -78,7 +78,7 @@ def _end(children: list[_Child]) -> None:
 
 
 class ComgrProcess:
-    """The compiler that comes with a HIP runtime, which several threads may use at once.
+    """The compiler of a HIP runtime; thread-safe.
 
     Args:
         hip: The name under which the runtime opened.
@@ -89,7 +89,7 @@ class ComgrProcess:
     Attributes:
         tried: Libraries tried, as :class:`~bitnet.core.hal.ProbeResult` wants them.
         version: Such as ``3.0``.
-        stamp: What tells the library's file from itself after an update.
+        stamp: A string that changes when the library's file is updated.
         architectures: Those that it compiles for, such as ``gfx90a``.
     """
 
@@ -137,7 +137,7 @@ class ComgrProcess:
 
 
 def main(request: Mapping[str, Any]) -> NoReturn:
-    """The process: answers requests until there are no more."""
+    """The child process's entry point: answers requests until there are no more."""
     requests, answers = child.settle(request)
     for line in requests:
         answers.write(json.dumps(answer(**json.loads(line))).encode() + b"\n")

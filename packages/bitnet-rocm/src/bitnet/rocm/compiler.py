@@ -1,4 +1,4 @@
-"""Kernel sources to code objects by ``libamd_comgr``, for the device's exact architecture."""
+"""Compiles kernel sources to code objects with ``libamd_comgr``, for the device's exact architecture."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ OPTIONS = (
     "-mcode-object-version=5",
     *("-mllvm", "-amdgpu-internalize-symbols"),  # or newer clangs keep a copy of each kernel as a function
 )
-"""What every kernel is compiled with, by any clang."""
+"""Compiler options of every kernel, for any version of clang."""
 
 
 def options(abilities: Abilities) -> tuple[str, ...]:

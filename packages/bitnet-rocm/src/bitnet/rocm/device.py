@@ -1,4 +1,4 @@
-"""An open HIP device: memory, and launches on one stream, captured in graphs where those replay rightly."""
+"""An open HIP device: memory, and launches on one stream, captured in graphs if those replay correctly."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class RocmBuffer:
 
 
 class Command:
-    """A launch with its arguments as HIP takes them."""
+    """A launch with its arguments in HIP's form."""
 
     __slots__ = ("_values", "function", "parameters", "sizes")
 
@@ -41,7 +41,7 @@ class RocmDriver(CapturingDriver):
     """Implements :class:`bitnet.core.gpu.Driver` with HIP.
 
     Attributes:
-        graphs: Whether what is recorded from now on is captured in a graph; else its launches start one by one.
+        graphs: Whether new recordings are captured in graphs; if false, their launches start one by one.
     """
 
     def __init__(self, hip: Hip, ordinal: int, name: str, programs: Programs[bytes]) -> None:
@@ -75,7 +75,8 @@ class RocmDriver(CapturingDriver):
             self._call("hipStreamSynchronize", self._stream)
 
     def fetch(self, buffer: RocmBuffer, array: npt.NDArray[Any]) -> Callable[[], None]:
-        """Implements :class:`bitnet.core.gpu.Fetching` with page-locked memory: copies to other memory block."""
+        """Implements :class:`bitnet.core.gpu.Fetching` with page-locked memory, because copies to other memory
+        block."""
 
         def copy(staged: Staging) -> None:
             self._call("hipMemcpyDtoHAsync", staged.address, buffer.address, array.nbytes, self._stream)
@@ -122,7 +123,7 @@ class RocmDriver(CapturingDriver):
         try:
             self._launch(commands)
         except BaseException:
-            graph = ctypes.c_void_p()  # or the stream would take nothing else any more
+            graph = ctypes.c_void_p()  # otherwise the stream would accept nothing else
             if not self._hip.status("hipStreamEndCapture", self._stream, ctypes.byref(graph)):
                 self._hip.status("hipGraphDestroy", graph)
             raise
@@ -139,7 +140,7 @@ class RocmDriver(CapturingDriver):
             self._call("hipModuleLaunchKernel", *given)
 
     def _load(self, specs: Sequence[KernelSpec]) -> None:
-        """Compile what is not compiled yet of the kernels, and have it on the device."""
+        """Compile the kernels that are not compiled yet, and load them onto the device."""
         self._programs.prepare(specs)
         for spec in specs:
             if spec in self._functions:

@@ -1,4 +1,5 @@
-"""The HIP runtime by ctypes: the calls this backend makes, and their errors as ours, named as HIP names them."""
+"""The HIP runtime through ctypes: the calls that this backend makes, with errors converted to bitnet's under HIP's
+names."""
 
 from __future__ import annotations
 
@@ -11,11 +12,11 @@ from bitnet.core.errors import DeviceError
 from bitnet.core.gpu import failures
 
 LEAST = (6, 0)
-"""Oldest version of the runtime: from it on, properties of devices have the layout below."""
+"""Minimum version of the runtime; from it on, device properties have the layout below."""
 NON_BLOCKING_STREAM = 1
 UNTIMED_EVENT = 2
 THREAD_LOCAL_CAPTURE = 1
-"""RDNA 2 needs it: a global capture there refuses calls of other threads."""
+"""Needed on RDNA 2, where a global capture refuses calls from other threads."""
 NO_DEVICE = "hipErrorNoDevice"
 OUT_OF_MEMORY = {"hipErrorOutOfMemory", "hipErrorRuntimeMemory"}
 LOST = {
@@ -29,9 +30,9 @@ LOST = {
     "hipErrorLaunchTimeOut",
     "hipErrorUnknown",
 }
-"""After these a process gets nothing more from the device."""
+"""After these, the process can no longer use the device."""
 TEST_DRIVER = "bitnet_test_driver"
-"""Exported by the library that stands in for the runtime in this package's tests, and computes on the CPU."""
+"""Symbol exported by the tests' replacement of the runtime, which computes on the CPU."""
 
 
 class Properties(ctypes.Structure):
@@ -111,7 +112,7 @@ class Hip:
         AttributeError: It lacks one of :data:`CALLS`: it is too old.
 
     Attributes:
-        is_test_driver: Whether it is the tests' own, on which nothing is a GPU.
+        is_test_driver: Whether it is the tests' own library, which has no GPU.
     """
 
     def __init__(self, library: ctypes.CDLL) -> None:

@@ -1,4 +1,4 @@
-"""Where the libraries of AMD's stack may be: ``ROCM_PATH``, the loader's path, the pip SDK's folder, ``/opt/rocm``."""
+"""Finds the libraries of AMD's stack: in ``ROCM_PATH``, the loader's path, the pip SDK's folder, ``/opt/rocm``."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def open_hip() -> Library:
 
 
 def open_comgr(hip: str) -> Library:
-    """The compiler that comes with a HIP runtime: beside it, else where such libraries are. Never raises.
+    """The compiler of a HIP runtime: beside the runtime, else in the usual places. Never raises.
 
     Args:
         hip: The name under which the runtime opened.

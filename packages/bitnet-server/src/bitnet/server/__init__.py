@@ -24,7 +24,7 @@ def create_app(model: Model, settings: Settings | None = None) -> App:
     """The ASGI application that serves a model.
 
     Args:
-        model: It stays the caller's to close.
+        model: The caller must close it.
     """
     from bitnet.server.app import App
     from bitnet.server.host import Host

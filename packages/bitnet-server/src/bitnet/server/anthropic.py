@@ -24,7 +24,7 @@ REFUSED = {
     "output_format": "structured output is not implemented yet.",
 }
 CALL = "toolu_"
-"""Beginning of the ids of calls."""
+"""Prefix of the ids of calls."""
 
 _TYPES = {
     401: "authentication_error",
@@ -38,16 +38,16 @@ _TYPES = {
 
 
 def error_body(error: RequestError) -> dict[str, Any]:
-    """An error in the shape that Anthropic's clients read."""
+    """An error in the format of Anthropic's API."""
     kind = _TYPES.get(error.status, "invalid_request_error" if error.status < 500 else "api_error")
     return {"type": "error", "error": {"type": kind, "message": str(error)}}
 
 
 def parse(service: Service, fields: Fields) -> Job:
-    """A request for an answer to a conversation.
+    """Parse a request for an answer to a conversation.
 
     Raises:
-        RequestError: A field is missing, not what it must be, or not supported.
+        RequestError: A field is missing, invalid or not supported.
     """
     for name in ("model", "max_tokens", "messages"):
         fields.require(name)
@@ -101,7 +101,7 @@ def _conversation(fields: Fields) -> list[dict[str, Any]]:
 
 
 def _message(role: str, message: Fields) -> list[dict[str, Any]]:
-    """A message as templates read it: results of tools become messages of their own, before what else the user says."""
+    """A message in the form that templates read: tool results become messages of their own, before the user's text."""
     if isinstance(message.values["content"], str):
         return [{"role": role, "content": message.values["content"]}]
     texts, calls, results = [], [], []
@@ -131,7 +131,7 @@ class MessageAnswer:
         self._tools, self._template = tools, service.model.chat_template
         self._parser = None if tools is None else tools.parser(self._template, CALL)
         self._block = -1
-        self._kind = ""  # of the block that is open
+        self._kind = ""  # of the open block
 
     def _message(self, content: list[Any], usage: dict[str, Any], completion: Completion | None) -> dict[str, Any]:
         return {
@@ -205,7 +205,7 @@ def _event(name: str, /, **values: Any) -> bytes:
 
 
 def _blocks(parser: CallParser) -> list[Any]:
-    """The content of an answer; a call whose arguments were cut off is told as text."""
+    """The content of an answer; a call with truncated arguments is returned as text."""
     blocks: list[Any] = [{"type": "text", "text": parser.text}] if parser.text else []
     for call in parser.calls:
         values = call.values()
@@ -227,7 +227,7 @@ def _stop(completion: Completion | None, calls: bool = False) -> dict[str, Any]:
 
 
 def _usage(result: Result) -> dict[str, Any]:
-    """Anthropic counts cached tokens apart from the others."""
+    """Token counts; Anthropic's API counts cached tokens separately."""
     return {
         "input_tokens": result.prompt_tokens - result.cached_tokens,
         "cache_read_input_tokens": result.cached_tokens,

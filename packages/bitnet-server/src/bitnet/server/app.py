@@ -1,4 +1,4 @@
-"""The ASGI application: paths, keys, and what every answer has in common."""
+"""The ASGI application: routing, API keys, and headers that all answers share."""
 
 from __future__ import annotations
 
@@ -51,9 +51,9 @@ class Endpoint:
     """A path of an API.
 
     Attributes:
-        errors: How the API writes an error.
-        public: Whether it is open without a key.
-        generates: Whether it counts as a request that runs or waits.
+        errors: Formats an error as the API does.
+        public: Whether it needs no key.
+        generates: Whether its requests count as running or waiting.
     """
 
     path: str
@@ -67,7 +67,8 @@ class Endpoint:
 async def _with_model(
     host: Host, call: Call, name: str | None, field: str, answer: Callable[[Service], Awaitable[None]]
 ) -> None:
-    """Have a model answer. Its loading counts in the request's time, and a client that leaves does not wait for it."""
+    """Have a model answer. The time to load it counts towards the request's timeout, and a client may leave
+    meanwhile."""
     if host.settings.timeout is not None:
         call.until = time.monotonic() + host.settings.timeout
     async with AsyncExitStack() as held:
@@ -77,7 +78,7 @@ async def _with_model(
 
 
 def of_model(path: str, answer: OfModel, errors: ErrorBody = error_body, *, generates: bool = False) -> Endpoint:
-    """An endpoint whose body names its model; without a name it is the first one."""
+    """An endpoint whose body names the model; by default the first one."""
 
     async def handle(host: Host, call: Call) -> None:
         fields = Fields(await call.json())
@@ -88,7 +89,7 @@ def of_model(path: str, answer: OfModel, errors: ErrorBody = error_body, *, gene
 
 
 def generating(path: str, parse: Parse, errors: ErrorBody = error_body) -> Endpoint:
-    """An endpoint whose requests are generations: ``parse`` makes a job of the body."""
+    """An endpoint whose requests are generations: ``parse`` turns the body into a job."""
 
     async def answer(service: Service, call: Call, fields: Fields) -> None:
         await run(service, call, parse(service, fields))
@@ -97,7 +98,7 @@ def generating(path: str, parse: Parse, errors: ErrorBody = error_body) -> Endpo
 
 
 def of_current(path: str, answer: OfCurrent) -> Endpoint:
-    """An endpoint about the model that was asked for last."""
+    """An endpoint about the most recently requested model."""
 
     async def handle(host: Host, call: Call) -> None:
         await _with_model(host, call, host.current(), "model", lambda service: answer(service, call))
@@ -144,9 +145,9 @@ class App:
     """The server as an ASGI application; :func:`bitnet.server.create_app` makes one.
 
     Args:
-        host: The models and their bounds. It stays the caller's to close.
-        local: Whether it listens at this machine alone. Without keys it then answers to this machine's own names only:
-            a page whose site's name was made to lead here (DNS rebinding) would count as the server's own.
+        host: The models and their limits. The caller must close it.
+        local: Whether it listens only on this machine. Without keys, it then accepts only this machine's own host
+            names. Otherwise a web page could use DNS rebinding to pass as the server's own.
     """
 
     def __init__(self, host: Host, *, local: bool = False) -> None:
@@ -192,7 +193,7 @@ class App:
             access.info("%s %s %s %.3fs", scope["method"], endpoint.path, seen, seconds)
 
     def _find(self, scope: Scope) -> tuple[Endpoint, RequestError | None]:
-        """The endpoint of a path, and why it does not answer; its path parameters go into the scope."""
+        """The endpoint of a path, and an error if it must not answer; path parameters are stored in the scope."""
         near: Endpoint | None = None
         methods: set[str] = set()
         for route in self._routes:
@@ -212,7 +213,7 @@ class App:
         return unknown, self._locked(unknown, scope) or RequestError(404, "There is no such path.", code="not_found")
 
     def _locked(self, endpoint: Endpoint, scope: Scope) -> RequestError | None:
-        """Why a request has no access: another site's page sends it, or it lacks a key, or has a wrong one."""
+        """An error if a request has no access: it comes from another site's page, or its key is missing or wrong."""
         headers = dict(scope["headers"])
         if endpoint.methods != ("GET",) and self._foreign(headers, scope):
             return RequestError(403, "Pages of other sites may not call this server (--cors allows one).")
@@ -226,7 +227,7 @@ class App:
         return RequestError(401, "The API key is missing or wrong.", code="invalid_api_key")
 
     def _misnamed(self, scope: Scope) -> RequestError | None:
-        """Why a request is not for this server, by the name that its client knows the server by."""
+        """An error if the request's host name is not one of this server."""
         name = dict(scope["headers"]).get(b"host", b"").decode("latin-1")
         if not self._local or not name or _is_local(name):
             return None
@@ -235,12 +236,12 @@ class App:
             return None
         return RequestError(
             403,
-            f"Without a key this server answers to localhost alone, not to {brief(name)}: "
+            f"Without a key, this server answers only to localhost, not to {brief(name)}: "
             "set one (--api-key-file), or allow that site's pages (--cors https://…).",
         )
 
     def _foreign(self, headers: Mapping[bytes, bytes], scope: Scope) -> bool:
-        """Whether a page of another site sends this, as a browser tells."""
+        """Whether the browser's headers say that a page of another site sends this."""
         origin = headers.get(b"origin")
         if origin is None or self._allowed_origin(scope):
             return False
@@ -261,7 +262,7 @@ class App:
         if error.status == 500:
             log.exception("%s failed", endpoint.path, exc_info=failure)
         if call.started:
-            return  # the connection is cut: the answer is not whole
+            return  # the connection is closed, as the answer is incomplete
         headers = [("retry-after", str(error.retry_after))] if error.retry_after is not None else []
         if error.allow is not None:
             headers.append(("allow", error.allow))
@@ -290,7 +291,7 @@ class App:
 
 
 class _Unused:
-    """What a route holds: the endpoint it leads to. A route is only asked whether it matches."""
+    """A route's endpoint. Routes are used only for matching, so it is never called."""
 
     def __init__(self, endpoint: Endpoint) -> None:
         self.endpoint = endpoint
@@ -300,7 +301,7 @@ class _Unused:
 
 
 def _is_local(name: str) -> bool:
-    """Whether a ``Host`` is one that only this machine has: ``localhost``, or a loopback address."""
+    """Whether a ``Host`` header names only this machine: ``localhost`` or a loopback address."""
     try:
         host = urlsplit(f"//{name}").hostname or ""
         return host.removesuffix(".") == "localhost" or ipaddress.ip_address(host).is_loopback
@@ -309,7 +310,7 @@ def _is_local(name: str) -> bool:
 
 
 def _errors_of(path: str) -> ErrorBody:
-    """How errors look on a path: as in the API whose paths begin like it."""
+    """The error format for a path, by the API to which its prefix belongs."""
     if path.startswith("/api/"):
         return ollama.error_body
     return anthropic.error_body if path.startswith("/v1/messages") else error_body

@@ -1,4 +1,4 @@
-"""Clients that put a server under load: prompts, arrivals, and each answer's times."""
+"""Load generator for a server: prompts, arrival times, and the timings of each answer."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ Endpoint: TypeAlias = "Literal['completions', 'chat']"
 PATHS: dict[Endpoint, str] = {"completions": "/v1/completions", "chat": "/v1/chat/completions"}
 JSON = {"content-type": "application/json"}
 VOCABULARY = 1000
-"""Random token ids are below this where a server does not tell how many it has."""
+"""Upper bound of random token ids if a server does not report its vocabulary size."""
 CONNECT_SECONDS = 30.0
 
 
 class Failed(Exception):
-    """A request was refused, or its answer broke off; the message is a kind of failure, to be counted."""
+    """A request was refused, or its answer broke off. Failures are counted by message."""
 
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """A text or token ids, and the tokens to ask for."""
+    """A text or token ids, and the number of tokens to generate."""
 
     content: str | list[int]
     output_tokens: int
@@ -42,12 +42,12 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """Whom to ask, and how.
+    """The server to measure, and how to query it.
 
     Attributes:
         url: The server's address, without ``/v1``.
-        model: None: the first that the server lists.
-        fields: What every request's body has besides, such as ``temperature``.
+        model: Name of the model; None: the first one that the server lists.
+        fields: Further fields of every request's body, such as ``temperature``.
     """
 
     url: str
@@ -62,8 +62,8 @@ class Random:
     """Prompts of random tokens.
 
     Attributes:
-        spread: Part by which each length may be smaller or larger.
-        prefix: Tokens that all prompts begin with, besides ``input``.
+        spread: Fraction by which each length may be smaller or larger.
+        prefix: Length of a prefix shared by all prompts, in addition to ``input``.
     """
 
     input: int
@@ -72,7 +72,7 @@ class Random:
     prefix: int = 0
 
     def draw(self, count: int, vocabulary: int, rng: np.random.Generator) -> list[tuple[list[int], int]]:
-        """Token ids of each prompt, and the tokens to ask for."""
+        """Token ids of each prompt, and the number of tokens to generate."""
         inputs, outputs = (self._lengths(count, length, rng) for length in (self.input, self.output))
         prefix = rng.integers(0, vocabulary, self.prefix).tolist()
         return [(prefix + rng.integers(0, vocabulary, n).tolist(), out) for n, out in zip(inputs, outputs, strict=True)]
@@ -83,7 +83,8 @@ class Random:
 
 
 def read_prompts(path: Path, output: int) -> list[Prompt]:
-    """Prompts of a file of JSON lines: ``{"prompt": "…", "output_tokens": 100}``, the latter ``output`` by default.
+    """Read prompts from a file of JSON lines: ``{"prompt": "…", "output_tokens": 100}``; ``output`` is the default for
+    the latter.
 
     Raises:
         InvalidInputError: The file cannot be read, or a line is something else.
@@ -100,11 +101,11 @@ def read_prompts(path: Path, output: int) -> list[Prompt]:
                 found.append(_checked(entry["prompt"], entry.get("output_tokens", output)))
             except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
                 raise InvalidInputError(
-                    f"line {number} of {path} is no prompt.",
+                    f"line {number} of {path} is not a prompt.",
                     hint='Write a line as {"prompt": "…", "output_tokens": 100}.',
                 ) from None
     if not found:
-        raise InvalidInputError(f"{path} has no prompt.")
+        raise InvalidInputError(f"{path} contains no prompts.")
     return found
 
 
@@ -117,11 +118,11 @@ def _checked(text: object, output: object) -> Prompt:
 def arrivals(count: int, rate: float, burstiness: float, rng: np.random.Generator) -> list[float]:
     """Seconds from the start at which each request is sent.
 
-    The gaps follow a gamma distribution of shape ``burstiness``: 1 is a Poisson process, less comes in bursts, more is
-    steadier. They are scaled so that the last request comes after ``count / rate`` seconds, as in vLLM.
+    The gaps follow a gamma distribution of shape ``burstiness``: 1 is a Poisson process, lower values are burstier,
+    higher ones steadier. They are scaled so that the last request is sent after ``count / rate`` seconds, as in vLLM.
 
     Args:
-        rate: Requests a second; infinite: all at once.
+        rate: Requests per second; infinite: all at once.
     """
     if math.isinf(rate):
         return [0.0] * count
@@ -132,10 +133,10 @@ def arrivals(count: int, rate: float, burstiness: float, rng: np.random.Generato
 class Client:
     """Sends requests to one server. Use it in ``async with``.
 
-    Raises InvalidInputError where its address is none.
+    Raises InvalidInputError if the server's address is invalid.
 
-    Each request that runs has an ``httpx.AsyncClient`` of its own: a shared pool of connections looks through all of
-    them whenever a request begins or ends, which for 64 requests takes the client longer than their first tokens take.
+    Each running request has an ``httpx.AsyncClient`` of its own. A shared connection pool scans all connections
+    whenever a request begins or ends, which for 64 requests takes longer than their first tokens.
     """
 
     def __init__(self, target: Target) -> None:
@@ -144,7 +145,7 @@ class Client:
         self._headers = {"accept-encoding": "identity"}
         if target.api_key is not None:
             self._headers["authorization"] = f"Bearer {target.api_key}"
-        self._tls = httpx.create_ssl_context(trust_env=False)  # which takes longer to make than a request to answer
+        self._tls = httpx.create_ssl_context(trust_env=False)  # slower to create than a request is to answer
         self._every: list[httpx.AsyncClient] = []
         self._idle: list[httpx.AsyncClient] = []
         self._model = target.model
@@ -157,7 +158,7 @@ class Client:
             await http.aclose()
 
     def prepare(self, count: int) -> None:
-        """Make ready for so many requests at the same time."""
+        """Prepare for ``count`` concurrent requests."""
         while len(self._idle) < count:
             http = httpx.AsyncClient(
                 base_url=self._target.url,
@@ -180,10 +181,10 @@ class Client:
             self._idle.append(http)
 
     async def model(self) -> str:
-        """The model that is asked: the first of the server's, unless one was named.
+        """The model's name: the one given, or the first that the server lists.
 
         Raises:
-            BitNetError: No server answers, or it refuses, or does not speak OpenAI's API.
+            BitNetError: No server answers, it refuses the request, or it does not speak OpenAI's API.
         """
         if self._model is None:
             listed = await self._told("GET", "/v1/models")
@@ -194,7 +195,7 @@ class Client:
         return self._model
 
     async def random_prompts(self, lengths: Random, count: int, rng: np.random.Generator) -> list[Prompt]:
-        """Prompts of random tokens: as ids for ``completions``; as the server's text of them for ``chat``.
+        """Prompts of random tokens: as ids for ``completions``, or detokenized by the server for ``chat``.
 
         Raises:
             BitNetError: The server has no ``/detokenize``, which ``chat`` needs.
@@ -225,7 +226,7 @@ class Client:
                 answer = await http.request(method, path, timeout=CONNECT_SECONDS, **content)
             if answer.status_code == 401:
                 raise BitNetError(
-                    f"the server at {self._target.url} asks for an API key.",
+                    f"the server at {self._target.url} requires an API key.",
                     hint="Give one with --api-key or BITNET_API_KEY.",
                 )
             if answer.status_code != 200:
@@ -246,7 +247,7 @@ class Client:
         return BitNetError(f"the server at {self._target.url} cannot be measured: {why}.")
 
     async def ask(self, prompt: Prompt) -> Answered:
-        """One request, streamed.
+        """Send one request and read its stream.
 
         Raises:
             Failed: It was refused, or its answer broke off.
@@ -289,12 +290,12 @@ def _check_url(url: str) -> None:
         right = False
     if not right:
         raise InvalidInputError(
-            f"{brief(url)} is no address of a server.", hint="Write one as http://127.0.0.1:8080, with --base-url."
+            f"{brief(url)} is not a server address.", hint="Write one as http://127.0.0.1:8080, with --base-url."
         )
 
 
 def _refusal(status: int, body: bytes) -> str:
-    """A status, and the error's code or message where the body has one in OpenAI's shape."""
+    """The status, with the error's code or message if the body has one in OpenAI's format."""
     try:
         error = json.loads(body)["error"]
         return f"{status} {error.get('code') or brief(error.get('message'))}"
@@ -303,7 +304,7 @@ def _refusal(status: int, body: bytes) -> str:
 
 
 class _Stream:
-    """Server-sent events of an answer, as they come."""
+    """Parses an answer's server-sent events as they arrive."""
 
     def __init__(self) -> None:
         self._rest = b""
@@ -334,7 +335,7 @@ class _Stream:
             raise Failed(f"no event of OpenAI's API: {brief(data)}") from None
 
     def answered(self, sent: float, prompt: Prompt) -> Answered:
-        """The times, once the stream has ended.
+        """The timings, after the stream has ended.
 
         Raises:
             Failed: It ended too early.
@@ -352,7 +353,7 @@ class _Stream:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of the requests, and the seconds from the first one to the last answer."""
+    """The results of all requests, and the seconds from the first request to the last answer."""
 
     answers: list[Answered]
     failures: Counter[str]
@@ -360,7 +361,7 @@ class Outcome:
 
 
 async def press(client: Client, prompts: Sequence[Prompt], times: Sequence[float], concurrency: int | None) -> Outcome:
-    """Send each prompt at its time, but no more than ``concurrency`` at once; a wait for that counts in no latency."""
+    """Send each prompt at its time, at most ``concurrency`` at once; waiting for that does not count as latency."""
     answers: list[Answered] = []
     failures: Counter[str] = Counter()
     places = asyncio.Semaphore(concurrency or len(prompts))
@@ -384,7 +385,7 @@ async def press(client: Client, prompts: Sequence[Prompt], times: Sequence[float
 
 
 def endless(prompts: Sequence[Prompt], count: int) -> Iterator[Prompt]:
-    """``count`` prompts, from the first again after the last."""
+    """Yield ``count`` prompts, starting over after the last one."""
     return (prompts[i % len(prompts)] for i in range(count))
 
 
@@ -398,10 +399,10 @@ async def measure(
     concurrency: int | None = None,
     seed: int = 0,
 ) -> Outcome:
-    """Ask one prompt, which does not count, to see that the server answers; then put it under load.
+    """Send one uncounted prompt to check that the server answers, then put it under load.
 
     Raises:
-        BitNetError: No server answers, or it refuses, or does not answer as OpenAI's API does.
+        BitNetError: No server answers, it refuses the request, or it does not speak OpenAI's API.
     """
     rng = np.random.default_rng(seed)
     async with Client(target) as client:

@@ -1,4 +1,4 @@
-"""Numbers of a load test, as ``vllm bench serve`` defines and names them: latencies, throughput, goodput."""
+"""Metrics of a load test, with the definitions and names of ``vllm bench serve``: latencies, throughput, goodput."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 PERCENTILES = (50, 90, 99)
 LATENCIES = {
     "ttft": "Time to first token",
-    "tpot": "Time per output token, the first excluded",
+    "tpot": "Time per output token after the first",
     "itl": "Time between two events of a stream",
     "e2el": "End-to-end latency",
 }
@@ -19,11 +19,11 @@ LATENCIES = {
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """A request that was answered whole. Times are seconds on one clock.
+    """A request that was answered completely. Times are seconds on the same clock.
 
     Attributes:
         sent: When it was sent.
-        times: When each event that brought text came; at least one. An event may hold several tokens.
+        times: Arrival time of each event with text; at least one. An event may hold several tokens.
     """
 
     sent: float
@@ -43,11 +43,11 @@ class Answered:
 
     @property
     def tpot(self) -> float:
-        """Seconds for each output token after the first; 0 where there is no other."""
+        """Seconds per output token after the first; 0 if there is only one."""
         return (self.e2el - self.ttft) / (self.output_tokens - 1) if self.output_tokens > 1 else 0.0
 
     def within(self, slos: Mapping[str, float]) -> bool:
-        """Whether it meets every objective: ``ttft``, ``tpot`` or ``e2el`` → milliseconds at most."""
+        """Whether it meets every objective: maximum milliseconds for ``ttft``, ``tpot`` or ``e2el``."""
         return all(getattr(self, name) * 1e3 <= most for name, most in slos.items())
 
 
@@ -57,9 +57,9 @@ def summary(answers: Sequence[Answered], failed: int, seconds: float, slos: Mapp
     A request of one output token has no TPOT. Percentiles are interpolated linearly.
 
     Args:
-        failed: Requests that were refused or broke off; they count in no other number.
-        seconds: From the first request to the last answer.
-        slos: Objectives of goodput, as for :meth:`Answered.within`; empty: no goodput is given.
+        failed: Number of requests refused or broken off; they count in no other metric.
+        seconds: Seconds from the first request to the last answer.
+        slos: Objectives for goodput, as for :meth:`Answered.within`; empty: goodput is omitted.
     """
     read = sum(answer.prompt_tokens for answer in answers)
     written = sum(answer.output_tokens for answer in answers)

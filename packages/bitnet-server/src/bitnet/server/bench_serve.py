@@ -1,4 +1,4 @@
-"""``bitnet bench-serve``: how fast a server answers under load. ``bitnet --help`` imports this module."""
+"""``bitnet bench-serve``: measures a server under load. ``bitnet --help`` imports this module."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ OBJECTIVES = ("ttft", "tpot", "e2el")
 
 
 def _objectives(ctx: click.Context, param: click.Parameter, given: Sequence[str]) -> dict[str, float]:
-    """``ttft:200`` or ``ttft:200,tpot:20``: milliseconds at most."""
+    """Parse ``ttft:200`` or ``ttft:200,tpot:20``: maximum milliseconds."""
     found = {}
     for part in ",".join(given).split(",") if given else ():
         name, _, value = part.strip().partition(":")
@@ -30,7 +30,7 @@ def _objectives(ctx: click.Context, param: click.Parameter, given: Sequence[str]
             found[name] = -1.0
         if name not in OBJECTIVES or not 0 < found[name] < float("inf"):
             raise click.BadParameter(
-                f"{part!r} is no objective such as ttft:200; there are {', '.join(OBJECTIVES)}, in ms.", ctx, param
+                f"{part!r} is not an objective such as ttft:200; use {', '.join(OBJECTIVES)}, in ms.", ctx, param
             )
     return found
 
@@ -47,10 +47,8 @@ POSITIVE = click.FloatRange(min=0, min_open=True)
     show_default=True,
     help="/v1/completions or /v1/chat/completions.",
 )
-@click.option("--model", metavar="NAME", help="Model to ask.  [default: the first that the server lists]")
-@click.option(
-    "--api-key", metavar="KEY", envvar="BITNET_API_KEY", show_envvar=True, help="Key that the server asks for."
-)
+@click.option("--model", metavar="NAME", help="Model to query.  [default: the first that the server lists]")
+@click.option("--api-key", metavar="KEY", envvar="BITNET_API_KEY", show_envvar=True, help="The server's API key.")
 @click.option(
     "--num-prompts", metavar="N", type=click.IntRange(1), default=100, show_default=True, help="Requests to send."
 )
@@ -60,7 +58,7 @@ POSITIVE = click.FloatRange(min=0, min_open=True)
     type=POSITIVE,
     default=float("inf"),
     show_default=True,
-    help="Requests a second, on average; inf: all at once.",
+    help="Requests per second, on average; inf: all at once.",
 )
 @click.option(
     "--burstiness",
@@ -68,10 +66,10 @@ POSITIVE = click.FloatRange(min=0, min_open=True)
     type=POSITIVE,
     default=1.0,
     show_default=True,
-    help="Shape of the gaps at a finite rate: 1 is a Poisson process, less comes in bursts, more is steadier.",
+    help="Shape of the gaps at a finite rate: 1: Poisson process; lower: burstier; higher: steadier.",
 )
 @click.option(
-    "--max-concurrency", metavar="N", type=click.IntRange(1), help="Requests at the same time.  [default: any number]"
+    "--max-concurrency", metavar="N", type=click.IntRange(1), help="Maximum concurrent requests.  [default: no limit]"
 )
 @click.option(
     "--random-input-len",
@@ -80,7 +78,7 @@ POSITIVE = click.FloatRange(min=0, min_open=True)
     type=click.IntRange(1),
     default=128,
     show_default=True,
-    help="Random tokens of a prompt.",
+    help="Random tokens per prompt.",
 )
 @click.option(
     "--random-output-len",
@@ -89,7 +87,7 @@ POSITIVE = click.FloatRange(min=0, min_open=True)
     type=click.IntRange(1),
     default=128,
     show_default=True,
-    help="Tokens to ask for.",
+    help="Tokens to generate per request.",
 )
 @click.option(
     "--random-range-ratio",
@@ -97,7 +95,7 @@ POSITIVE = click.FloatRange(min=0, min_open=True)
     type=click.FloatRange(0, 1, max_open=True),
     default=0.0,
     show_default=True,
-    help="Part by which each length may be smaller or larger.",
+    help="Fraction by which each length may be smaller or larger.",
 )
 @click.option(
     "--random-prefix-len",
@@ -105,32 +103,36 @@ POSITIVE = click.FloatRange(min=0, min_open=True)
     type=click.IntRange(0),
     default=0,
     show_default=True,
-    help="Random tokens that all prompts begin with, besides.",
+    help="Additional random tokens that begin every prompt.",
 )
 @click.option(
     "--dataset-path",
     metavar="FILE",
     type=FileName(),
-    help='Prompts, instead of random ones: lines of {"prompt": "…", "output_tokens": N}.',
+    help='Read prompts from this file: lines of {"prompt": "…", "output_tokens": N}.',
 )
-@click.option("--seed", metavar="N", type=click.IntRange(0), default=0, show_default=True, help="Of prompts and gaps.")
+@click.option(
+    "--seed", metavar="N", type=click.IntRange(0), default=0, show_default=True, help="Seed of prompts and gaps."
+)
 @click.option(
     "--temperature", metavar="T", type=click.FloatRange(0), default=0.0, show_default=True, help="0 is greedy."
 )
-@click.option("--top-p", metavar="P", type=click.FloatRange(0, 1), help="Of the sampling.  [default: the server's]")
-@click.option("--ignore-eos/--no-ignore-eos", default=False, show_default=True, help="Go on after the end of text.")
+@click.option(
+    "--top-p", metavar="P", type=click.FloatRange(0, 1), help="Top-p of the sampling.  [default: the server's]"
+)
+@click.option("--ignore-eos/--no-ignore-eos", default=False, show_default=True, help="Continue after the end of text.")
 @click.option(
     "--goodput",
     metavar="NAME:MS,...",
     multiple=True,
     callback=_objectives,
-    help="Objectives of goodput, such as ttft:200,tpot:20; may be repeated.",
+    help="Objectives for goodput, in ms, such as ttft:200,tpot:20; repeatable.",
 )
 @json_option
 def bench_serve(**params: Any) -> None:
     """Measure a server under load: latencies, throughput, goodput.
 
-    It may be any that speaks OpenAI's API. The numbers are those of vLLM's command of this name.
+    Works with any server that speaks OpenAI's API. The metrics are those of vLLM's command of the same name.
 
     \b
     bitnet bench-serve --num-prompts 200 --max-concurrency 64 --ignore-eos
@@ -199,10 +201,10 @@ def _show(found: dict[str, Any], slos: dict[str, float]) -> None:
 
 
 def _tell_failures(outcome: Outcome) -> None:
-    """How requests failed.
+    """Report how requests failed.
 
     Raises:
-        BitNetError: None was answered.
+        BitNetError: No request was answered.
     """
     for why, count in outcome.failures.most_common():
         note(f"{count} requests failed: {why}")

@@ -1,4 +1,4 @@
-"""One HTTP request over ASGI: its body, its answer, and the watch over a client that goes away."""
+"""One HTTP request over ASGI: reads its body, writes its answer, and detects that the client has gone."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ Receive = Callable[[], Awaitable[Any]]
 Send = Callable[[Any], Awaitable[None]]
 
 PING_SECONDS = 15.0
-"""Seconds of silence after which a stream says that it lives, so that no proxy ends it."""
+"""Seconds of silence after which a stream sends a keep-alive, so that proxies do not close it."""
 SEND_SECONDS = 30.0
-"""Seconds that a client may leave a stream unread, its buffers full, before its request ends."""
+"""Seconds that a client may leave a stream unread, with full buffers, before its request is cancelled."""
 BODY_SECONDS = 30.0
-"""Seconds in which a body must have come."""
+"""Seconds within which a body must arrive."""
 
 
 class ClientGone(Exception):
-    """The client closed the connection, or does not read."""
+    """The client closed the connection, or has stopped reading."""
 
 
 _encoded = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
@@ -35,7 +35,7 @@ def to_json(value: Any) -> bytes:
 
 
 def _no_constant(name: str) -> None:
-    raise ValueError(f"{name} is no JSON")
+    raise ValueError(f"{name} is not valid JSON")
 
 
 class Call:
@@ -43,11 +43,11 @@ class Call:
 
     Args:
         headers: Headers that every answer carries.
-        max_body: Bytes of a body at most.
+        max_body: Maximum bytes of a body.
 
     Attributes:
         started: Whether the answer has begun.
-        until: When it must be there, on the clock of ``time.monotonic``; None: at any time.
+        until: Deadline of the answer, on the clock of ``time.monotonic``; None: no deadline.
     """
 
     def __init__(
@@ -60,24 +60,24 @@ class Call:
         self.until: float | None = None
 
     def add_header(self, name: str, value: str) -> None:
-        """Have the answer carry a header."""
+        """Add a header to the answer."""
         self._headers[name] = value
 
     async def json(self) -> dict[str, Any]:
         """The body as a JSON object.
 
         Raises:
-            RequestError: It is too large, too slow, or no JSON object.
-            ClientGone: The client went away before it was all there.
+            RequestError: It is too large, too slow, or not a JSON object.
+            ClientGone: The client left before the body was complete.
         """
         try:
             body = await asyncio.wait_for(self._body(), BODY_SECONDS)
         except asyncio.TimeoutError:
-            raise RequestError(408, f"The body did not come within {BODY_SECONDS:.0f} seconds.") from None
+            raise RequestError(408, f"The body did not arrive within {BODY_SECONDS:.0f} seconds.") from None
         try:
             value = json.loads(body, parse_constant=_no_constant)
         except (ValueError, RecursionError) as error:
-            raise RequestError(400, f"The body is no JSON: {str(error) or 'it is nested too deeply'}.") from None
+            raise RequestError(400, f"The body is not JSON: {str(error) or 'it is nested too deeply'}.") from None
         if not isinstance(value, dict):
             raise RequestError(400, "The body must be a JSON object.")
         return value
@@ -101,10 +101,10 @@ class Call:
                 return b"".join(parts)
 
     async def watch(self, work: Awaitable[T], *, ping: bytes = b"") -> T:
-        """The result of ``work``, which is cancelled when the client goes away.
+        """Await ``work``, and cancel it if the client goes away.
 
         Args:
-            ping: What a stream says after :data:`PING_SECONDS` of silence; empty: nothing.
+            ping: Keep-alive that a stream sends after :data:`PING_SECONDS` of silence; empty: none.
 
         Raises:
             ClientGone: The client went away first.
@@ -140,7 +140,7 @@ class Call:
     async def reply(
         self, value: Any, *, status: int = 200, headers: Iterable[tuple[str, str]] = (), kind: str = "application/json"
     ) -> None:
-        """Answer with a whole body: JSON of ``value``, or ``value`` as it is where it is bytes."""
+        """Answer with a complete body: ``value`` as JSON, or unchanged if it is bytes."""
         body = value if isinstance(value, bytes) else to_json(value)
         await self._start(status, kind, [("content-length", str(len(body))), *headers])
         await self._send({"type": "http.response.body", "body": body})
@@ -150,10 +150,10 @@ class Call:
         self._kind = kind
 
     async def write(self, data: bytes, *, more: bool = True) -> None:
-        """Send a piece of a stream, whose status and headers go before the first one.
+        """Send a piece of a stream; status and headers are sent before the first piece.
 
         Raises:
-            ClientGone: The client left its buffers full for too long.
+            ClientGone: The client's buffers stayed full for too long.
         """
         loop = asyncio.get_running_loop()
         task = asyncio.current_task()

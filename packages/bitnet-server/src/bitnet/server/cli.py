@@ -1,4 +1,4 @@
-"""``bitnet serve``. ``bitnet --help`` imports this module, so what serves is imported inside functions."""
+"""``bitnet serve``. ``bitnet --help`` imports this module, so it imports the server inside functions."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ GROUPS = {
     ),
     "Network": ("host", "port", "uds", "root_path", "ssl_certfile", "ssl_keyfile", "log_format"),
 }
-"""Heading of the help → options under it; all others are the model's."""
+"""Maps headings of the help to the options under them; all other options are under the model's heading."""
 
 
 class Finite(click.FloatRange):
-    """A number in a range, and neither infinite nor none at all."""
+    """A finite number in a range."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         number = super().convert(value, param, ctx)
         if not math.isfinite(number):
-            self.fail(f"{value} is no finite number.", param, ctx)
+            self.fail(f"{value} is not a finite number.", param, ctx)
         return number
 
 
@@ -49,16 +49,16 @@ class Grouped(click.Command):
 
 def _no_empty_key(ctx: click.Context, param: click.Parameter, keys: tuple[str, ...]) -> tuple[str, ...]:
     if not all(key.strip() for key in keys):
-        raise click.BadParameter("the key is empty; leave the option out to ask for none.", ctx, param)
+        raise click.BadParameter("the key is empty; leave the option out to require none.", ctx, param)
     return keys
 
 
 def several_models(function: F) -> F:
-    """:data:`model_options`, with ``-m`` as often as there are models."""
+    """:data:`model_options`, with a repeatable ``-m``."""
     decorated = model_options(function)
     (option,) = (p for p in decorated.__click_params__ if p.name == "model")  # type: ignore[attr-defined]
     option.multiple = True
-    option.help = "GGUF model, or hf:ORG/NAME[:FILE]; may be repeated.  [default: the small one in this package]"
+    option.help = "GGUF model, or hf:ORG/NAME[:FILE]; repeatable.  [default: the small one in this package]"
     return decorated
 
 
@@ -69,7 +69,7 @@ def several_models(function: F) -> F:
     "--alias",
     metavar="NAME",
     multiple=True,
-    help="Name for clients: of the model, or of each -m in turn; may be repeated.  [default: the file's]",
+    help="The model's name for clients; repeat it for each -m, in order.  [default: the file's]",
 )
 @click.option(
     "-np",
@@ -78,7 +78,7 @@ def several_models(function: F) -> F:
     type=click.IntRange(1, 1024),
     default=8,
     show_default=True,
-    help="Requests that run at the same time.",
+    help="Maximum requests that run at the same time.",
 )
 @click.option(
     "--max-queue",
@@ -86,19 +86,19 @@ def several_models(function: F) -> F:
     type=click.IntRange(0),
     default=64,
     show_default=True,
-    help="Requests that may wait besides; more are answered 429.",
+    help="Maximum waiting requests; further ones get status 429.",
 )
 @click.option(
     "--max-queue-tokens",
     metavar="N",
     type=click.IntRange(0),
-    help="Prompt tokens that may wait.  [default: any number]",
+    help="Maximum waiting prompt tokens.  [default: no limit]",
 )
 @click.option(
     "--max-memory",
     metavar="GB",
     type=Finite(min=0, min_open=True),
-    help="Gigabytes that models may take together; those used longest ago are unloaded.  [default: any number]",
+    help="Maximum gigabytes of all models; the least recently used are unloaded.  [default: no limit]",
 )
 @click.option(
     "--max-stored",
@@ -112,7 +112,7 @@ def several_models(function: F) -> F:
     "--timeout",
     metavar="S",
     type=Finite(min=0, min_open=True),
-    help="Seconds that a request may take.  [default: any time]",
+    help="Maximum seconds for a request.  [default: no limit]",
 )
 @click.option(
     "--max-body",
@@ -120,14 +120,14 @@ def several_models(function: F) -> F:
     type=Finite(min=0, min_open=True),
     default=16,
     show_default=True,
-    help="Megabytes of a request's body at most.",
+    help="Maximum megabytes of a request's body.",
 )
 @click.option(
     "--host",
     metavar="ADDRESS",
     default="127.0.0.1",
     show_default=True,
-    help="Address to listen at; 0.0.0.0 is every one.",
+    help="Address to listen on; 0.0.0.0: all interfaces.",
 )
 @click.option(
     "--port",
@@ -135,10 +135,10 @@ def several_models(function: F) -> F:
     type=click.IntRange(0, 65535),
     default=8080,
     show_default=True,
-    help="Port to listen at; 0: any free one.",
+    help="Port to listen on; 0: any free one.",
 )
-@click.option("--uds", metavar="FILE", type=FileName(), help="UNIX socket to listen at, instead.")
-@click.option("--root-path", metavar="PATH", default="", help="Path under which a proxy serves this.")
+@click.option("--uds", metavar="FILE", type=FileName(), help="UNIX socket to listen on instead.")
+@click.option("--root-path", metavar="PATH", default="", help="Path prefix under which a proxy serves this.")
 @click.option("--ssl-certfile", metavar="FILE", type=FileName(), help="Certificate, for HTTPS.")
 @click.option("--ssl-keyfile", metavar="FILE", type=FileName(), help="Private key of the certificate.")
 @click.option(
@@ -148,22 +148,22 @@ def several_models(function: F) -> F:
     envvar="BITNET_API_KEY",
     show_envvar=True,
     callback=_no_empty_key,
-    help="Key that requests must have; may be repeated.",
+    help="API key that requests must have; repeatable.",
 )
-@click.option("--api-key-file", metavar="FILE", type=FileName(), help="File of such keys, one a line.")
+@click.option("--api-key-file", metavar="FILE", type=FileName(), help="File of API keys, one per line.")
 @click.option(
     "--cors",
     metavar="ORIGIN",
     multiple=True,
-    help="Origin whose pages may call the server; may be repeated.  [default: none]",
+    help="Origin whose pages may call the server; repeatable.  [default: none]",
 )
-@click.option("--page/--no-page", default=True, show_default=True, help="Serve the page to talk to the model at /.")
+@click.option("--page/--no-page", default=True, show_default=True, help="Serve the chat page at /.")
 @click.option(
     "--log-format",
     type=click.Choice(["text", "json"]),
     default="text",
     show_default=True,
-    help="Of the access log, which holds no prompts.",
+    help="Format of the access log, which contains no prompts.",
 )
 @click.option(
     "--drain",
@@ -171,10 +171,10 @@ def several_models(function: F) -> F:
     type=Finite(min=0),
     default=30,
     show_default=True,
-    help="Seconds that running requests have to end after SIGTERM.",
+    help="Seconds within which running requests must end after SIGTERM.",
 )
 def serve(**params: Any) -> None:
-    """Serve models over HTTP: the OpenAI, Anthropic and Ollama APIs, and a page to talk to it.
+    """Serve models over HTTP: the OpenAI, Anthropic and Ollama APIs, and a chat page.
 
     \b
     bitnet serve -m model.gguf
@@ -213,12 +213,12 @@ def _sources(params: dict[str, Any]) -> list[Source]:
     if len(files) == 1 and aliases:
         names = [tuple(aliases)]
     elif aliases and len(aliases) != len(files):
-        raise InvalidInputError(f"--alias names {len(aliases)} of {len(files)} models; name each of them.")
+        raise InvalidInputError(f"--alias names {len(aliases)} of {len(files)} models; give it once for each.")
     else:
         names = [(name,) for name in aliases or [path.stem for path in paths]]
     every = [name for some in names for name in some]
     if len(set(every)) < len(every):
-        raise InvalidInputError("two models have one name.", hint="Name them with --alias.")
+        raise InvalidInputError("two models have the same name.", hint="Name them with --alias.")
     bounds = {"max_seqs": params["parallel"], **{name: params[name] for name in ("max_queue", "max_queue_tokens")}}
     loads = [partial(load, {**params, "model": path}, **bounds) for path in paths]
     return [Source(*found) for found in zip(names, paths, loads, strict=True)]

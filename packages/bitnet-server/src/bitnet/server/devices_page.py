@@ -1,4 +1,4 @@
-"""``/devices``: what ``bitnet devices --json`` says on this machine, and which device the server uses."""
+"""``/devices``: the output of ``bitnet devices --json`` on this machine, and the device that the server uses."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from bitnet.server.host import Host
 from bitnet.server.service import Service
 
 FRESH_SECONDS = 10.0
-"""How long one look is told again: each runs a kernel on every device, beside the generations that run."""
+"""Seconds for which a result is reused, as each check runs a kernel on every device beside running generations."""
 
 
 class Looker:
-    """One look at a time for all who ask."""
+    """Shares one check at a time among all requests."""
 
     def __init__(self) -> None:
         self._lock = asyncio.Lock()
@@ -41,7 +41,7 @@ def _backends() -> list[dict[str, Any]]:
 
 
 async def devices(service: Service, call: Call) -> None:
-    """Backends and devices; ``selected`` is the one that the server's model runs on."""
+    """Backends and devices; ``selected`` is the device that the server's model runs on."""
     backends = await _lookers.setdefault(service.host, Looker()).backends(service)
     model = service.model
     summary = f"The model runs on {model.device.name}." if model.selection is None else model.selection.summary

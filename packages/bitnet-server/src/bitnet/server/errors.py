@@ -1,4 +1,4 @@
-"""Errors of a request: status, sentence, and the field at fault. Each API writes them in its own shape."""
+"""Errors of a request: status, message, and the field at fault. Each API formats them in its own way."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from bitnet.core.errors import BitNetError, ContextFullError, DeviceError, Inval
 
 
 class RequestError(BitNetError):
-    """A request that is answered with an error.
+    """The error with which a request is answered.
 
     Args:
         status: HTTP status.
@@ -14,7 +14,7 @@ class RequestError(BitNetError):
         field: The field of the body at fault, such as ``messages[1].role``.
         code: A short word for programs, such as ``model_not_found``.
         retry_after: Seconds after which the client may ask again.
-        allow: Methods that the path takes, where it does not take this one.
+        allow: Methods that the path accepts, if it does not accept the request's.
     """
 
     def __init__(
@@ -32,17 +32,17 @@ class RequestError(BitNetError):
 
 
 def wrong(field: str, message: str) -> RequestError:
-    """A field that is not what it must be."""
+    """An error about an invalid field."""
     return RequestError(400, f"{field} {message}", field=field)
 
 
 def unsupported(field: str, why: str) -> RequestError:
-    """A field that would change the answer and that this server cannot follow."""
+    """An error about a field that would change the answer but is not supported."""
     return RequestError(400, f"{field} is not supported: {why}", field=field, code="unsupported_parameter")
 
 
 def as_request_error(error: BaseException) -> RequestError:
-    """What the client is told of an error; of one that nobody expected, nothing but that it happened."""
+    """The error to send to the client. Unexpected errors become a message without details."""
     if isinstance(error, RequestError):
         return error
     if isinstance(error, QueueFullError):

@@ -1,4 +1,4 @@
-"""Typed reading of a JSON body: what is wrong is said with the name of the field. ``null`` is as good as absent."""
+"""Typed reading of a JSON body. Errors name the field. ``null`` counts as absent."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from bitnet.core.errors import brief
 from bitnet.server.errors import unsupported, wrong
 
 LARGEST = 2**63 - 1
-"""Of integers; what reads them may compute with floats, or with integers of 64 bits."""
+"""Bound of integers, which may later be converted to floats or 64-bit integers."""
 
 
 class Fields:
@@ -17,7 +17,7 @@ class Fields:
 
     Args:
         values: The object.
-        at: Where it stands in the body, such as ``messages[0]``; empty for the body itself.
+        at: The object's path in the body, such as ``messages[0]``; empty for the body itself.
     """
 
     def __init__(self, values: Mapping[str, Any], at: str = "") -> None:
@@ -50,7 +50,7 @@ class Fields:
         if value is None:
             return None
         if not -LARGEST <= value <= LARGEST or int(value) != value:
-            raise wrong(self.name(field), f"is {brief(value)}; it must be an integer of 64 bits at most.")
+            raise wrong(self.name(field), f"is {brief(value)}; it must be an integer of at most 64 bits.")
         return int(self._bounded(field, value, low, high))
 
     def number(self, field: str, low: float | None = None, high: float | None = None) -> float | None:
@@ -91,7 +91,7 @@ class Fields:
             yield Fields(value, name)
 
     def strings(self, field: str, most: int | None = None) -> tuple[str, ...]:
-        """One string or a list of them; none of them empty."""
+        """A string or a list of strings, none of them empty."""
         value = self._typed(field, (str, list), "a string or a list of strings")
         values = (value,) if isinstance(value, str) else tuple(value or ())
         if not all(isinstance(v, str) and v for v in values):
@@ -105,7 +105,7 @@ class Fields:
             raise wrong(self.name(field), "is missing.")
 
     def refuse(self, reasons: Mapping[str, str], neutral: Sequence[Any] = (None, False, [], {}, "")) -> None:
-        """Refuse fields, with the reason, unless their value changes nothing."""
+        """Refuse fields, with reasons, unless their values are neutral."""
         for field, why in reasons.items():
             if not any(self.values.get(field) is n or self.values.get(field) == n for n in neutral):
                 raise unsupported(self.name(field), why)

@@ -1,4 +1,5 @@
-"""From a parsed request to its answer: submitted to the engine, streamed or whole, ended when the client goes away."""
+"""Runs a parsed request: submits it to the engine, and answers as a stream or whole; cancels it if the client goes
+away."""
 
 from __future__ import annotations
 
@@ -27,7 +28,7 @@ PING = b": ping\n\n"
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """The continuations of a request, ``n`` of each prompt in order, and their receipts where these were asked for."""
+    """The continuations of a request, ``n`` for each prompt in order, and their receipts if requested."""
 
     completions: Sequence[Completion]
     n: int
@@ -35,7 +36,7 @@ class Result:
 
     @property
     def prompt_tokens(self) -> int:
-        """Tokens of the prompts; each counts once, however many continuations it has."""
+        """Tokens of the prompts; each prompt counts once, however many continuations it has."""
         return sum(c.timings.prompt_tokens for c in self.completions[:: self.n])
 
     @property
@@ -48,19 +49,19 @@ class Result:
 
     @property
     def devices(self) -> str:
-        """The devices that computed it."""
+        """Names of the devices that computed it."""
         return ", ".join(dict.fromkeys(name for c in self.completions for name in c.devices))
 
 
 class Answer(Protocol):
-    """How an API writes an answer. Events are bytes that go out as they are."""
+    """Formats an answer as an API does. Events are bytes that are sent unchanged."""
 
     def begin(self, prompt_tokens: int) -> Iterable[bytes]:
         """Events before the first chunk."""
         ...
 
     def piece(self, index: int, chunk: Chunk) -> Iterable[bytes]:
-        """Events of a chunk of continuation ``index``, the last one of which has a ``finish_reason``."""
+        """Events for a chunk of continuation ``index``; its last chunk has a ``finish_reason``."""
         ...
 
     def end(self, result: Result) -> Iterable[bytes]:
@@ -81,11 +82,11 @@ class Job:
     """A parsed request.
 
     Attributes:
-        prompts: Makes the prompts' token ids; runs beside the event loop, as templates and tokenizers take their time.
-        n: Continuations of each.
+        prompts: Makes the prompts' token ids; runs outside the event loop, as templates and tokenizers are slow.
+        n: Number of continuations of each prompt.
         stream: Content type of a stream; None: one document.
-        receipt: Whether a receipt of each continuation goes with the answer.
-        form: What the answer must fit; None: nothing.
+        receipt: Whether the answer includes a receipt of each continuation.
+        form: The format that the answer must have; None: any.
     """
 
     prompts: Callable[[], Sequence[Sequence[int]]]
@@ -101,7 +102,7 @@ async def run(service: Service, call: Call, job: Job) -> None:
     """Answer a request.
 
     Raises:
-        BitNetError: It cannot be answered; nothing was sent yet.
+        BitNetError: It cannot be answered; nothing has been sent yet.
         ClientGone: The client went away; its generations have ended.
     """
     ping = PING if job.stream == SSE else b""
@@ -111,7 +112,7 @@ async def run(service: Service, call: Call, job: Job) -> None:
 
 
 class _Run:
-    """One request's way through the engine."""
+    """The state of one request in the engine."""
 
     def __init__(self, service: Service, call: Call, job: Job) -> None:
         self._service, self._call, self._job = service, call, job
@@ -130,7 +131,7 @@ class _Run:
         try:
             with service.host.running(self._end):
                 await submit
-                if self._reason is not None:  # it was ended while its prompt was made
+                if self._reason is not None:  # it was cancelled while its prompt was being made
                     raise self._reason
                 await (self._stream() if job.stream is not None else self._whole())
         finally:
@@ -180,7 +181,7 @@ class _Run:
                 if events:
                     await call.write(b"".join(events))
             await call.write(b"".join(answer.end(await self._result())), more=False)
-        except ClientGone:  # there is nobody to tell
+        except ClientGone:  # nobody is left to receive the error
             raise
         except Exception as error:
             if not call.started:
@@ -209,7 +210,7 @@ class _Run:
 
 
 async def _merged(requests: Sequence[Request]) -> AsyncIterator[tuple[int, Chunk]]:
-    """The chunks of several requests as they come, each with its request's index."""
+    """The chunks of several requests in order of arrival, each with its request's index."""
     if len(requests) == 1:
         async for chunk in requests[0]:
             yield 0, chunk

@@ -1,4 +1,4 @@
-"""What all requests share: the models, which are loaded when they are asked for, the bounds, and who runs."""
+"""State shared by all requests: models, which are loaded on demand, limits, and running requests."""
 
 from __future__ import annotations
 
@@ -24,27 +24,27 @@ log = logging.getLogger("bitnet.server")
 T = TypeVar("T")
 
 HOST_THREADS = 4
-"""Threads that render templates and tokenize, beside the event loop."""
+"""Number of threads that render templates and tokenize, outside the event loop."""
 MAX_RETRY = 60
-"""Seconds of ``Retry-After`` at most."""
+"""Maximum seconds in ``Retry-After``."""
 ROOM_SECONDS = 30.0
-"""Seconds that a request waits for other models' requests to end, where its model needs their memory."""
+"""Seconds that a request waits for other models' requests to end if its model needs their memory."""
 END_SECONDS = 10.0
-"""Seconds that requests on a failed device have to learn of it, before it is closed."""
+"""Seconds before a failed device is closed, in which its requests can receive the error."""
 
 
 class Slot:
-    """A model that may be loaded.
+    """A model that is loaded or can be loaded.
 
     Attributes:
-        service: The model, where it is loaded.
-        failure: Why it answers nothing until it is loaded anew.
-        size: Bytes that it takes; before it was loaded first, those of its file.
-        used: When a request asked for it last, on :func:`time.monotonic`'s clock.
-        waiting: Requests that are about to use it, and wait where it is not loaded.
-        loading: What loads it, for all of them.
-        thread: The one thread that loads and closes the model. The C library has a heap for each thread and keeps what
-            was freed there, so if several threads took turns, each of their heaps would grow to a model's size.
+        service: The loaded model, or None.
+        failure: Why it cannot answer until it is reloaded.
+        size: Bytes of memory that it needs; before the first load, the size of its file.
+        used: Time of the last request for it, on :func:`time.monotonic`'s clock.
+        waiting: Number of requests that are about to use it, or wait for it to load.
+        loading: The task that loads it for all of them.
+        thread: The only thread that loads and closes the model. The C library has a heap per thread and keeps freed
+            memory there, so with several threads each heap would grow to a model's size.
     """
 
     def __init__(self, source: Source) -> None:
@@ -65,10 +65,10 @@ class Slot:
 
 
 class Host:
-    """The models of a server, and the bounds that hold for all of them together.
+    """The models of a server, and the limits that apply to all of them together.
 
     Args:
-        sources: The models; the first is what a request gets that names none.
+        sources: The models; the first is the default for requests that name none.
     """
 
     def __init__(self, sources: Sequence[Source], settings: Settings) -> None:
@@ -78,18 +78,18 @@ class Host:
         self.stored = Stored(settings.max_stored)
         self.draining = False
         self.present = 0
-        self._seconds = 1.0  # a request takes, on average of late
+        self._seconds = 1.0  # recent average duration of a request
         self._threads = ThreadPoolExecutor(HOST_THREADS, thread_name_prefix="bitnet-http")
         self._running: set[Callable[[RequestError], None]] = set()
         self._released = asyncio.Event()
         self._room: AbstractAsyncContextManager[object] = nullcontext()
-        """Held by whoever makes room and loads into it, so that none counts on room that another one takes."""
+        """Held while making room and loading a model, so that two loads do not count on the same memory."""
         if settings.max_memory is not None:
             self._room = asyncio.Lock()
         self._tasks: set[asyncio.Task[None]] = set()
 
     def open(self) -> None:
-        """Load the first model, before there is an event loop.
+        """Load the first model, before the event loop starts.
 
         Raises:
             BitNetError: It cannot be loaded.
@@ -102,7 +102,7 @@ class Host:
 
     @property
     def places(self) -> int:
-        """Requests that run at the same time: ``max_seqs`` on each device of the model that has most."""
+        """Maximum concurrent requests: ``max_seqs`` on each device of the model with the most devices."""
         return self.settings.max_seqs * max((len(service.model.devices) for service in self.services()), default=1)
 
     @property
@@ -111,7 +111,7 @@ class Host:
 
     @property
     def failure(self) -> str | None:
-        """Why a model answers nothing, where one does not."""
+        """Why some model cannot answer, if any."""
         return next((slot.failure for slot in self.slots if slot.failure is not None), None)
 
     @property
@@ -119,10 +119,10 @@ class Host:
         return not self.draining and self.failure is None
 
     def slot(self, name: str | None, field: str = "model") -> Slot:
-        """The model that a request names.
+        """The slot of the model that a request names.
 
         Raises:
-            RequestError: There is none of that name.
+            RequestError: There is no model with that name.
         """
         if name is None:
             return self.slots[0]
@@ -135,18 +135,18 @@ class Host:
 
     @property
     def too_late(self) -> RequestError:
-        """What a request is told that takes longer than it may."""
+        """The error for a request that exceeded the timeout."""
         return RequestError(504, f"The request took longer than {self.settings.timeout:g} seconds.")
 
     @asynccontextmanager
     async def using(self, name: str | None, field: str = "model", until: float | None = None) -> AsyncIterator[Service]:
-        """The model that a request names, which is loaded where it is not, and stays loaded inside.
+        """Context with the model that a request names. It is loaded if necessary and stays loaded in the context.
 
         Args:
-            until: How long to wait for it, on :func:`time.monotonic`'s clock; None: as long as it takes.
+            until: Deadline for loading it, on :func:`time.monotonic`'s clock; None: no deadline.
 
         Raises:
-            RequestError: There is none of that name, it failed or cannot be loaded, or there was no room or no time.
+            RequestError: There is no such model, it failed or cannot be loaded, or memory or time did not suffice.
         """
         slot = self.slot(name, field)
         slot.waiting += 1
@@ -169,11 +169,11 @@ class Host:
                 slot.thread.submit(service.close)
 
     def current(self) -> str:
-        """The name of the model that was asked for last."""
+        """The name of the most recently requested model."""
         return max(self.slots, key=lambda slot: (slot.loaded, slot.used)).source.names[0]
 
     async def _ready(self, slot: Slot, until: float | None) -> Service:
-        """The model of a slot. Requests wait for its loading together, and each may leave; it goes on without them."""
+        """The model of a slot. Requests share one load, which continues even if they leave."""
         while True:
             if slot.failure is not None:
                 raise RequestError(503, f"The model is not ready: {slot.failure}", code="device_error", retry_after=5)
@@ -188,7 +188,7 @@ class Host:
                 raise self.too_late from None
 
     async def _bring(self, slot: Slot) -> None:
-        """Load a model as soon as there is room for it, unless nobody waits for it any more.
+        """Load a model once there is room for it, unless no request waits for it any more.
 
         Raises:
             RequestError: It cannot be loaded, or there was no room for it in time.
@@ -200,13 +200,13 @@ class Host:
                     async with self._room:
                         if await self._make_room(slot):
                             await self._load_for_requests(slot)
-                            await self._make_room(slot)  # its size is known now
+                            await self._make_room(slot)  # its actual size is known now
                             return
                     self._released.clear()
                     await asyncio.wait_for(self._released.wait(), until - time.monotonic())
         except asyncio.TimeoutError:
             raise RequestError(
-                503, "Other models run, and there is no memory for this one beside them.", retry_after=5
+                503, "Other models are running, and there is not enough memory for this one beside them.", retry_after=5
             ) from None
         finally:
             slot.loading = None
@@ -224,7 +224,7 @@ class Host:
 
     def _load(self, slot: Slot) -> Service:
         service = Service(slot.source.load(), slot.source, self)
-        if slot.source.reloads:  # the process is the server's own
+        if slot.source.reloads:  # only in the server's own process, not in a program that hosts it
             set_aside()
             give_back()
         return service
@@ -234,7 +234,7 @@ class Host:
         slot.size = service.size
 
     async def _make_room(self, slot: Slot) -> bool:
-        """Unload the models used longest ago, as many as it takes, but none with requests; whether that is enough."""
+        """Unload the least recently used models without requests until there is room; return whether there is."""
         most = self.settings.max_memory
         while most is not None:
             others = [other for other in self.slots if other.service is not None and other is not slot]
@@ -251,13 +251,13 @@ class Host:
         return True
 
     def note_failure(self, service: Service, error: BaseException) -> None:
-        """Take a model out of service whose device or file has failed, and try once to load it anew."""
+        """Take a model out of service whose device or file has failed, and try once to reload it."""
         slot = next((slot for slot in self.slots if slot.service is service), None)
         if slot is None or slot.failure is not None or not isinstance(error, DeviceError | ModelFileError):
             return
         slot.failure = str(error)
         log.error("%s failed: %s", slot.source.names[0], error)
-        if slot.source.reloads and service.proved:  # one that never answered would fail again
+        if slot.source.reloads and service.proved:  # a model that never answered would fail again
             self._begin(self._recover(slot, service))
 
     async def _recover(self, slot: Slot, service: Service) -> None:
@@ -269,22 +269,22 @@ class Host:
             try:
                 async with self._room:
                     slot.service = None
-                    await self.in_thread(service.close, slot.thread)  # its device's memory is needed
-                    del service  # its tokenizer is freed before another is made
+                    await self.in_thread(service.close, slot.thread)  # its memory is needed for the reload
+                    del service  # frees its tokenizer before another one is made
                     anew = await self.in_thread(lambda: self._load(slot), slot.thread)
                 anew.proved = False
                 self._took(slot, anew)
             except Exception as error:
                 slot.failure = str(error)
-                log.error("%s could not be loaded anew: %s", slot.source.names[0], error)
+                log.error("%s could not be reloaded: %s", slot.source.names[0], error)
                 return
-        log.warning("%s was loaded anew and answers again", slot.source.names[0])
+        log.warning("%s was reloaded and answers again", slot.source.names[0])
 
     async def reload(self) -> dict[str, str]:
-        """Load every loaded model's file anew while the old one answers; where that fails, the old one stays.
+        """Reload every loaded model's file while the old one answers. If that fails, the old one stays.
 
         Returns:
-            Name → ``reloaded``, or why it was not.
+            Maps names to ``reloaded``, or to the reason why it was not.
         """
         told = {}
         for slot in self.slots:
@@ -309,7 +309,7 @@ class Host:
         return "reloaded"
 
     def reload_soon(self) -> None:
-        """:meth:`reload`, from a signal's handler in the event loop's thread."""
+        """Schedule :meth:`reload` from a signal handler in the event loop's thread."""
         self._begin(self._reload_all())
 
     async def _reload_all(self) -> None:
@@ -325,7 +325,7 @@ class Host:
         """Count a request from its arrival to its end.
 
         Raises:
-            RequestError: The server ends, or as many requests are here as may be.
+            RequestError: The server is shutting down, or the queue is full.
         """
         if self.draining:
             raise RequestError(503, "The server is shutting down.", code="shutting_down", retry_after=5)
@@ -334,7 +334,7 @@ class Host:
             self.metrics.refused.inc()
             raise RequestError(
                 429,
-                f"{self.present} requests run or wait; {most} may. Ask again later.",
+                f"The queue is full: {self.present} requests run or wait, and the limit is {most}. Try again later.",
                 code="queue_full",
                 retry_after=self.retry_after(),
             )
@@ -347,20 +347,20 @@ class Host:
             self._seconds += 0.1 * (time.monotonic() - began - self._seconds)
 
     def retry_after(self) -> int:
-        """Seconds in which a place in the queue comes free, as requests have taken of late."""
+        """Estimated seconds until a place in the queue is free, from the recent duration of requests."""
         return max(1, min(MAX_RETRY, math.ceil(self._seconds / self.places)))
 
     async def in_thread(self, call: Callable[[], T], threads: ThreadPoolExecutor | None = None) -> T:
-        """Run what takes the host long, such as a template or a tokenizer, beside the event loop.
+        """Run slow host work, such as a template or a tokenizer, outside the event loop.
 
         Args:
-            threads: Whose threads run it; None: those that make prompts.
+            threads: The pool to run it; None: the pool for prompts.
         """
         return await asyncio.get_running_loop().run_in_executor(threads or self._threads, call)
 
     @contextmanager
     def running(self, end: Callable[[RequestError], None]) -> Iterator[None]:
-        """Inside, ``end`` is called with the reason where the server has to end what runs."""
+        """In this context, ``end`` is called with the reason if the server must cancel running requests."""
         self._running.add(end)
         try:
             yield
@@ -368,7 +368,7 @@ class Host:
             self._running.discard(end)
 
     def end_all(self, reason: RequestError) -> None:
-        """End every generation; its client is told why."""
+        """Cancel every generation and tell its client why."""
         for end in tuple(self._running):
             end(reason)
 
@@ -378,7 +378,7 @@ class Host:
         return {"server": f"bitnet/{__version__}"}
 
     def close(self) -> None:
-        """Unload what this loaded."""
+        """Unload the models that this loaded."""
         for threads in (self._threads, *(slot.thread for slot in self.slots)):
             threads.shutdown(wait=True, cancel_futures=True)
         for service in self.services():

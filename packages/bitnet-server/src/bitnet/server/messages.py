@@ -1,4 +1,4 @@
-"""Conversations as clients send them, to what chat templates read."""
+"""Converts clients' conversations to the form that chat templates read."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ TEXT_PARTS = ("text", "input_text", "output_text")
 
 
 def openai_messages(fields: Fields, field: str = "messages") -> list[dict[str, Any]]:
-    """The conversation of ``/v1/chat/completions``; a developer is the newer name of the system.
+    """The conversation of ``/v1/chat/completions``; the role ``developer`` is treated as ``system``.
 
     Raises:
-        RequestError: It is missing, or a message is not what it must be, or holds more than text.
+        RequestError: It is missing, or a message is invalid or holds more than text.
     """
     messages = fields.objects(field)
     if not messages:
@@ -48,7 +48,7 @@ def content_text(fields: Fields, field: str) -> str:
     """A message's content: a string, or the texts of its parts.
 
     Raises:
-        RequestError: A part is no text.
+        RequestError: A part is not text.
     """
     value = fields.values.get(field)
     if value is None or isinstance(value, str):
@@ -57,10 +57,10 @@ def content_text(fields: Fields, field: str) -> str:
 
 
 def content_parts(fields: Fields, field: str) -> list[Fields]:
-    """The parts of a message's content that is no string.
+    """The parts of a message's content, if it is not a string.
 
     Raises:
-        RequestError: It is no list of objects.
+        RequestError: It is not a list of objects.
     """
     value = fields.values.get(field)
     if not isinstance(value, list):
@@ -72,9 +72,9 @@ def part_text(part: Fields) -> str:
     """The text of a part.
 
     Raises:
-        RequestError: It is no text.
+        RequestError: It is not text.
     """
     if (kind := part.text("type", "text")) not in TEXT_PARTS:
-        raise unsupported(part.name("type"), f"{brief(kind)} is no text, and the model reads text only.")
+        raise unsupported(part.name("type"), f"{brief(kind)} is not text, and the model reads only text.")
     part.require("text")
     return part.text("text") or ""

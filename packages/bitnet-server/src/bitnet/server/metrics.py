@@ -1,4 +1,4 @@
-"""What Prometheus reads: counters and histograms of requests, and the engine's load when it is asked."""
+"""Prometheus metrics: counters and histograms of requests, and the engine's current load."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ def _reading(services: Services, read: Callable[[Load], float]) -> float:
 
 
 class Metrics:
-    """One registry a server, so that several may be in a process.
+    """One registry per server, so that a process may have several.
 
     Args:
-        services: The models that are loaded; gauges add up over them.
+        services: Returns the loaded models; gauges are summed over them.
     """
 
     def __init__(self, services: Services) -> None:

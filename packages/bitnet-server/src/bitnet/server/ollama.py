@@ -30,11 +30,11 @@ REFUSED = {
 REFUSED_OPTIONS = {"mirostat": "use temperature, top_k, top_p and min_p.", "typical_p": "use top_p or min_p."}
 
 DEFAULTS = {"temperature": 0.8, "top_k": 40, "top_p": 0.9}
-"""Ollama's own, but for its penalty of repetition, which is off here unless it is asked for."""
+"""Ollama's defaults, except that its repetition penalty is off unless requested."""
 
 
 def error_body(error: RequestError) -> dict[str, Any]:
-    """An error in the shape that Ollama's clients read."""
+    """An error in the format of Ollama's API."""
     return {"error": str(error)}
 
 
@@ -72,7 +72,7 @@ def _job(
 
 
 async def chat(service: Service, call: Call, fields: Fields) -> None:
-    """``/api/chat``; without messages it asks for the model to be loaded, which it is by now.
+    """``/api/chat``; without messages it only requests that the model be loaded, which it is by now.
 
     Raises:
         RequestError: A field is missing, not what it must be, or not supported.
@@ -85,7 +85,7 @@ async def chat(service: Service, call: Call, fields: Fields) -> None:
 
 
 async def generate(service: Service, call: Call, fields: Fields) -> None:
-    """``/api/generate``; without a prompt it asks for the model to be loaded, which it is by now.
+    """``/api/generate``; without a prompt it only requests that the model be loaded, which it is by now.
 
     Raises:
         RequestError: A field is missing, not what it must be, or not supported.
@@ -115,7 +115,7 @@ def _message(text: str, calls: Sequence[ToolCall] = ()) -> dict[str, Any]:
 
 
 def _generate_job(service: Service, fields: Fields, prompt: str) -> Job:
-    """The prompt in the model's chat template, or as it is with ``raw``."""
+    """The prompt in the model's chat template, or unchanged with ``raw``."""
     system, model = fields.text("system"), service.model
 
     def tokens() -> list[int]:
@@ -139,7 +139,7 @@ def _line(service: Service, said: dict[str, Any], done: bool, **values: Any) -> 
 
 
 Wrap = Callable[[str, Sequence[ToolCall]], dict[str, Any]]
-"""Text and calls of the answer as a line of the endpoint holds them."""
+"""Formats the answer's text and calls as the fields of a line."""
 
 
 class OllamaAnswer:
@@ -165,7 +165,7 @@ class OllamaAnswer:
             yield to_json(self._line(text, False)) + b"\n"
 
     def end(self, result: Result) -> Iterable[bytes]:
-        """The calls, which this API does not stream by pieces, and the last line."""
+        """The calls, which this API does not stream in pieces, and the last line."""
         if calls := _whole_calls(self._parser):
             yield to_json(self._line("", False, calls)) + b"\n"
         yield to_json(self._line("", True, **_end(result))) + b"\n"
@@ -180,7 +180,7 @@ class OllamaAnswer:
 
 
 def _whole_calls(parser: CallParser | None) -> list[ToolCall]:
-    """The calls that were not cut off."""
+    """The complete calls."""
     return [] if parser is None else [call for call in parser.calls if call.values() is not None]
 
 
@@ -209,7 +209,7 @@ def _now() -> str:
 
 
 def _details(service: Service | None) -> dict[str, Any]:
-    """A model's kind, which is known of one that is loaded."""
+    """A model's details, known only if it is loaded."""
     family = "" if service is None else service.model.config.architecture
     return {"parent_model": "", "format": "gguf", "family": family, "families": [family] if family else []}
 

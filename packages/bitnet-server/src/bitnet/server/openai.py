@@ -1,4 +1,4 @@
-"""What OpenAI's endpoints share: errors, usage, log-probabilities, ids, streamed events."""
+"""Shared by OpenAI's endpoints: errors, usage, log-probabilities, ids, streamed events."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_
 
 
 def error_body(error: RequestError) -> dict[str, Any]:
-    """An error in the shape that OpenAI's clients read."""
+    """An error in the format of OpenAI's API."""
     kind = _TYPES.get(error.status, "invalid_request_error" if error.status < 500 else "server_error")
     return {"error": {"message": str(error), "type": kind, "param": error.field, "code": error.code}}
 
@@ -42,7 +42,7 @@ def usage(result: Result) -> dict[str, Any]:
 
 
 def timings(completion: Completion) -> dict[str, Any]:
-    """How fast a continuation was, under the names that llama.cpp's server uses."""
+    """Speeds of a continuation, under the names of llama.cpp's server."""
     t = completion.timings
     first = t.first_token
     drafts = {"draft_n": t.drafted_tokens, "draft_n_accepted": t.accepted_tokens} if t.drafted_tokens else {}
@@ -61,7 +61,7 @@ def timings(completion: Completion) -> dict[str, Any]:
 
 
 class Head:
-    """The fields that begin every object of an answer, and what comes with its last one."""
+    """The first fields of every object of an answer, and the extra fields of the last one."""
 
     def __init__(self, service: Service, fields: Fields, kind: str, prefix: str) -> None:
         self.id = prefix + secrets.token_hex(12)
@@ -81,20 +81,21 @@ class Head:
         }
 
     def event(self, suffix: str, choices: list[dict[str, Any]]) -> bytes:
-        """An object of a stream as an event. What all of them begin with is made JSON once, as one comes a step."""
+        """An object of a stream as an event. Their common fields are serialised once, as there is an event for every
+        step."""
         if not self._start:
             self._start = event(self.object(suffix)).removesuffix(b"}\n\n") + b',"choices":'
         return self._start + to_json(choices) + b"}\n\n"
 
     def extras(self, result: Result) -> dict[str, Any]:
-        """Timings, and the receipts that were asked for: of the first continuation, or a list where there are more."""
+        """Timings and requested receipts: one receipt, or a list if there are several continuations."""
         found: dict[str, Any] = {"timings": timings(result.completions[0])}
         if result.receipts is not None:
             found["x_bitnet_receipt"] = result.receipts[0] if len(result.receipts) == 1 else result.receipts
         return found
 
     def last_events(self, result: Result, suffix: str) -> Iterable[bytes]:
-        """The events that end a stream: usage, receipts and timings where usage or receipts were asked for."""
+        """The events that end a stream: usage, receipts and timings, if usage or receipts were requested."""
         if self.usage or result.receipts is not None:
             counts = {"usage": usage(result)} if self.usage else {}
             yield event(self.object(suffix, choices=[], **counts, **self.extras(result)))
@@ -107,7 +108,7 @@ def failed(error: RequestError) -> Iterable[bytes]:
 
 
 def chat_logprobs(service: Service, entries: Iterable[TokenLogprob]) -> dict[str, Any]:
-    """Log-probabilities as ``/v1/chat/completions`` has them."""
+    """Log-probabilities in the format of ``/v1/chat/completions``."""
 
     def one(token: int, logprob: float) -> dict[str, Any]:
         data = service.model.tokenizer.token_bytes(token)
@@ -118,5 +119,5 @@ def chat_logprobs(service: Service, entries: Iterable[TokenLogprob]) -> dict[str
 
 
 def finite(logprob: float) -> float:
-    """JSON has no infinity; -9999 is what OpenAI's API says in its place."""
+    """Replace infinity, which JSON lacks, by -9999, as OpenAI's API does."""
     return max(logprob, -9999.0)

@@ -32,10 +32,10 @@ REFUSED = {
 
 
 def parse(service: Service, fields: Fields) -> Job:
-    """A request for an answer to a conversation.
+    """Parse a request for an answer to a conversation.
 
     Raises:
-        RequestError: A field is missing, not what it must be, or not supported.
+        RequestError: A field is missing, invalid or not supported.
     """
     fields.refuse(REFUSED)
     if (modalities := fields.strings("modalities")) and modalities != ("text",):
@@ -135,7 +135,7 @@ def _finish(reason: FinishReason, parser: CallParser | None) -> str:
 
 
 def _delta(event: Event) -> dict[str, Any]:
-    """What a piece of an answer adds to its message."""
+    """The message delta for a piece of an answer."""
     if isinstance(event, Text):
         return {"content": event.text}
     if isinstance(event, Begin):

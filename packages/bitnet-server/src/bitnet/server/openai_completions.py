@@ -27,10 +27,10 @@ REFUSED = {
 
 
 def parse(service: Service, fields: Fields) -> Job:
-    """A request for the continuation of texts.
+    """Parse a request for continuations of texts.
 
     Raises:
-        RequestError: A field is missing, not what it must be, or not supported.
+        RequestError: A field is missing, invalid or not supported.
     """
     fields.refuse(REFUSED)
     n = fields.integer("n", 1, MAX_CHOICES) or 1
@@ -84,13 +84,13 @@ class CompletionAnswer:
     """An answer as ``text_completion``.
 
     Args:
-        echo: The prompts' texts, which go before the continuations; None: they do not.
+        echo: The prompts' texts, to send before the continuations; None: not sent.
     """
 
     def __init__(self, service: Service, fields: Fields, echo: Sequence[str] | None, n: int) -> None:
         self._service, self._head = service, Head(service, fields, "text_completion", "cmpl-")
         self._echo, self._n = echo, n
-        self._offsets: dict[int, int] = {}  # of the next token, where it stands in the whole text
+        self._offsets: dict[int, int] = {}  # by continuation, the next token's offset in the whole text
 
     def begin(self, prompt_tokens: int) -> Iterable[bytes]:
         return ()
@@ -139,7 +139,7 @@ class CompletionAnswer:
         }
 
     def _name(self, token: int) -> str:
-        """A token's text; bytes that are only part of a character are shown by number, as OpenAI's API does."""
+        """A token's text; bytes that form only part of a character are shown as numbers, as in OpenAI's API."""
         data = self._service.model.tokenizer.token_bytes(token)
         try:
             return data.decode()

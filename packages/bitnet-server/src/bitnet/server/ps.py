@@ -1,4 +1,5 @@
-"""``bitnet ps``: asks a running server what it serves. ``bitnet --help`` imports this, so functions import the rest."""
+"""``bitnet ps``: queries a running server. ``bitnet --help`` imports this module, so it imports the rest in
+functions."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ from bitnet.core.errors import BitNetError, InvalidInputError
 from bitnet.core.support.units import size
 
 SECONDS = 10.0
-"""How long a server may take to answer."""
+"""Maximum seconds for a server to answer."""
 
 
 @click.command()
@@ -23,13 +24,13 @@ SECONDS = 10.0
     metavar="KEY",
     envvar="BITNET_API_KEY",
     show_envvar=True,
-    help="One of the keys that the server asks for.",
+    help="One of the server's API keys.",
 )
 @json_option
 def ps(url: str, api_key: str | None, as_json: bool) -> None:
-    """Show what a server serves: its models, their devices, and requests that run and wait.
+    """Show a server's models, their devices, and running and waiting requests.
 
-    URL is the server's address, http://127.0.0.1:8080 unless it is given.
+    URL is the server's address, by default http://127.0.0.1:8080.
     """
     models = _ask(url.rstrip("/"), api_key)
     if as_json:
@@ -46,17 +47,17 @@ def _row(model: dict[str, Any]) -> tuple[str, ...]:
 
 
 def _ask(url: str, api_key: str | None) -> list[dict[str, Any]]:
-    """The models of a server: id, state, bytes, and for those that are loaded device, running and waiting requests.
+    """The models of a server: id, state, bytes, and, if loaded, device and running and waiting requests.
 
     Raises:
-        BitNetError: No server answers there, or it refuses, or it is none of ours.
+        BitNetError: No server answers there, it refuses the request, or it is not a bitnet server.
     """
     from http.client import HTTPException
     from urllib.error import HTTPError
     from urllib.request import Request, urlopen
 
     if not url.startswith(("http://", "https://")):
-        raise InvalidInputError(f"{url} is no address of a server; it begins with http:// or https://.")
+        raise InvalidInputError(f"{url} is not a server address; it must begin with http:// or https://.")
     if api_key is not None and not api_key.isprintable():
         raise InvalidInputError("the API key holds a line break or another character that cannot be sent.")
     # Headers are latin-1 to Python; the server reads keys as UTF-8.
@@ -66,7 +67,7 @@ def _ask(url: str, api_key: str | None) -> list[dict[str, Any]]:
             told = answer.read()
     except HTTPError as error:
         hint = "Give one with --api-key or BITNET_API_KEY." if error.code == 401 else None
-        why = "asks for an API key" if error.code == 401 else f"answers {error.code}"
+        why = "requires an API key" if error.code == 401 else f"answers {error.code}"
         raise BitNetError(f"the server at {url} {why}.", hint=hint) from None
     except (OSError, HTTPException) as error:
         reason = getattr(error, "reason", error)
@@ -74,11 +75,11 @@ def _ask(url: str, api_key: str | None) -> list[dict[str, Any]]:
             f"no server answers at {url}: {reason}.", hint="Start one with 'bitnet serve', or name its address."
         ) from None
     except ValueError as error:
-        raise InvalidInputError(f"{url} is no address of a server: {error}.") from None
+        raise InvalidInputError(f"{url} is not a server address: {error}.") from None
     try:
         return [{"id": entry["id"], **_state(entry["status"])} for entry in json.loads(told)["data"]]
     except (ValueError, KeyError, TypeError, AttributeError):
-        raise BitNetError(f"what answers at {url} is no bitnet server.") from None
+        raise BitNetError(f"the server at {url} is not a bitnet server.") from None
 
 
 def _state(status: dict[str, Any]) -> dict[str, Any]:

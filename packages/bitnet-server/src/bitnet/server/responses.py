@@ -1,4 +1,4 @@
-"""OpenAI's ``/v1/responses``: what a request brings, and how its answer is written."""
+"""OpenAI's ``/v1/responses``: parses requests and formats answers."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ LOGPROBS = "message.output_text.logprobs"
 
 
 def parse(service: Service, fields: Fields) -> Job:
-    """A request for a response.
+    """Parse a request for a response.
 
     Raises:
-        RequestError: A field is missing, not what it must be, or not supported.
+        RequestError: A field is missing, invalid or not supported.
     """
     fields.refuse(REFUSED)
     if LOGPROBS in fields.strings("include"):
@@ -64,7 +64,7 @@ def parse(service: Service, fields: Fields) -> Job:
 
 
 def _before(service: Service, fields: Fields) -> Sequence[dict[str, Any]]:
-    """The conversation that ``previous_response_id`` goes on from."""
+    """The conversation that ``previous_response_id`` continues."""
     id = fields.text("previous_response_id")
     if id is None:
         return ()
@@ -106,7 +106,7 @@ def _input(fields: Fields) -> list[dict[str, Any]]:
 
 
 def add_call(messages: list[dict[str, Any]], call: dict[str, Any]) -> None:
-    """Put a call into the assistant's message that it belongs to, the last one."""
+    """Add a call to the assistant's message, which is the last one."""
     if not messages or messages[-1]["role"] != "assistant":
         messages.append({"role": "assistant", "content": ""})
     messages[-1] = {**messages[-1], "tool_calls": [*messages[-1].get("tool_calls", ()), call]}
@@ -116,7 +116,7 @@ class ResponseAnswer:
     """An answer as ``response`` and the events that build one.
 
     Args:
-        history: The conversation that it answers, kept with it; None: it is not kept.
+        history: The conversation that it answers, to be stored with it; None: it is not stored.
     """
 
     def __init__(
@@ -131,7 +131,7 @@ class ResponseAnswer:
         self._number = 0
         self._parser = None if tools is None else tools.parser(service.model.chat_template)
         self._items: list[dict[str, Any]] = []
-        self._open = False  # whether the last item is
+        self._open = False  # whether the last item is open
         self._response = {
             "id": "resp_" + secrets.token_hex(12),
             "object": "response",
@@ -208,7 +208,7 @@ class ResponseAnswer:
         return {**self._place, "content_index": 0}
 
     def _close(self, status: str) -> Iterable[bytes]:
-        """The end of the item that is open, if one is."""
+        """The events that close the open item, if there is one."""
         if not self._open:
             return
         self._open = False
@@ -248,7 +248,7 @@ class ResponseAnswer:
         return self._ended(result)
 
     def _answer(self) -> list[dict[str, Any]]:
-        """What it said, as templates read it; a call that was cut off is left out."""
+        """The answer's messages in the form that templates read, without a truncated call."""
         messages: list[dict[str, Any]] = []
         for item in self._items:
             if item["type"] == "message":

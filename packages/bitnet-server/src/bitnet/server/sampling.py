@@ -1,4 +1,4 @@
-"""Sampling fields as OpenAI's API, vLLM and llama.cpp's server name them, to the engine's options."""
+"""Converts sampling fields of OpenAI's API, vLLM and llama.cpp's server to the engine's options."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ MAX_STOPS = 16
 MAX_CHOICES = 128
 MAX_SEED = 2**63 - 1
 MAX_DIGITS = 18
-"""Of a token id in ``logit_bias``; Python refuses to read thousands of them."""
+"""Maximum digits of a token id in ``logit_bias``; Python refuses to parse thousands of digits."""
 
 PENALTIES = {"presence_penalty": "presence_penalty", "frequency_penalty": "frequency_penalty"}
 
 
 def sampling_options(fields: Fields, *, max_tokens: int | None, logprobs: int | None = None) -> OptionArguments:
-    """The options of a request, checked. The temperature is 1 unless the request says otherwise, as in OpenAI's API.
+    """The checked options of a request. The default temperature is 1, as in OpenAI's API.
 
     Raises:
         RequestError: A field is out of its range.
@@ -31,7 +31,7 @@ def sampling_options(fields: Fields, *, max_tokens: int | None, logprobs: int | 
     found: dict[str, Any] = {
         "max_tokens": max_tokens,
         "temperature": 1.0 if temperature is None else temperature,
-        "top_k": max(0, fields.integer("top_k", -1) or 0),  # -1 is vLLM's word for off
+        "top_k": max(0, fields.integer("top_k", -1) or 0),  # -1 turns it off in vLLM
         "top_p": fields.number("top_p", 0, 1),
         "min_p": fields.number("min_p", 0, 1),
         "min_tokens": fields.integer("min_tokens", 0),
@@ -52,12 +52,12 @@ def sampling_options(fields: Fields, *, max_tokens: int | None, logprobs: int | 
 
 
 def checked(options: dict[str, Any]) -> OptionArguments:
-    """Options that the engine takes.
+    """Validate options for the engine.
 
     Raises:
-        RequestError: One is out of its range; the field is named where the engine names it.
+        RequestError: An option is out of range; the error names the field if the engine's error does.
     """
-    if options.get("top_p") == 0:  # where OpenAI's range begins: the likeliest token alone
+    if options.get("top_p") == 0:  # the lower bound in OpenAI's API: only the likeliest token
         options = {**options, "top_p": 1.0, "top_k": 1}
     try:
         GenerationOptions(**options)
@@ -68,7 +68,7 @@ def checked(options: dict[str, Any]) -> OptionArguments:
 
 
 def _seed(fields: Fields) -> int | None:
-    """A seed; -1 is llama.cpp's word for a random one."""
+    """A seed; -1 means a random one, as in llama.cpp."""
     seed = fields.integer("seed", -MAX_SEED, MAX_SEED)
     if seed is None or seed == -1:
         return None
@@ -82,7 +82,7 @@ def _bias(fields: Fields) -> dict[int, float] | None:
     bias = {}
     for name in found.values:
         if not name.isascii() or not name.isdigit() or len(name) > MAX_DIGITS:
-            raise wrong(found.name(name), "is no token id.")
+            raise wrong(found.name(name), "is not a token id.")
         value = found.number(name, -100, 100)
         bias[int(name)] = 0.0 if value is None else value
     return bias

@@ -1,4 +1,4 @@
-"""Listening: uvicorn around the application, signals, and an end that lets running requests finish."""
+"""Runs the application in uvicorn, with signal handling and a graceful shutdown."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ from bitnet.server.service import Settings, Source
 
 BACKLOG = 1024
 IDLE_SECONDS = 75
-"""Seconds after which a connection without a request is closed; longer than proxies keep theirs."""
+"""Seconds after which an idle connection is closed; longer than proxies keep theirs open."""
 MAX_HEADERS = 64 << 10
-"""Bytes of a request's headers that h11 takes at most; httptools has a bound of its own."""
+"""Maximum bytes of a request's headers in h11; httptools has a limit of its own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Listen:
-    """Where to listen, and how to end.
+    """Where to listen, and how to shut down.
 
     Attributes:
-        drain: Seconds that running requests have to end after a signal.
+        drain: Seconds within which running requests must end after a signal.
     """
 
     host: str = "127.0.0.1"
@@ -60,7 +60,8 @@ class Listen:
 
 
 class Server(uvicorn.Server):
-    """Ends in two stages: a signal lets requests finish for a while, a second one ends at once."""
+    """A server with two-stage shutdown: the first signal lets requests finish for a while, the second ends them at
+    once."""
 
     def __init__(self, config: uvicorn.Config, host: Host, listen: Listen) -> None:
         super().__init__(config)
@@ -72,7 +73,7 @@ class Server(uvicorn.Server):
             devices = ", ".join({service.devices: None for service in self._host.services()})
             note(f"Serving {', '.join(self._host.names)} on {devices} at {self._address()}")
             if hasattr(signal, "SIGHUP") and not (sys.stdin is not None and sys.stdin.isatty()):
-                # on a terminal it means that the terminal is gone, and ends the server
+                # on a terminal, SIGHUP means that the terminal has closed, and ends the server
                 asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._host.reload_soon)
 
     def _address(self) -> str:
@@ -83,7 +84,7 @@ class Server(uvicorn.Server):
         return f"http{'s' if self._listen.ssl_certfile else ''}://{host}:{port}"
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """On a signal, in the event loop's thread."""
+        """Handle a signal, in the event loop's thread."""
         if self._host.draining:
             self.force_exit = True
             self._host.end_all(RequestError(503, "The server ends.", code="shutting_down"))
@@ -97,7 +98,7 @@ class Server(uvicorn.Server):
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """As uvicorn's, but the process then ends with status 0: a server that is told to end has done its work."""
+        """As uvicorn's, but the process exits with status 0, as a requested shutdown is not an error."""
         ours = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGBREAK") if hasattr(signal, name)]
         before = {number: signal.signal(number, self.handle_exit) for number in ours}
         try:
@@ -111,12 +112,11 @@ def serve_models(sources: Sequence[Source], settings: Settings, listen: Listen) 
     """Serve until a signal ends it.
 
     Raises:
-        BitNetError: The first model cannot be loaded, the address cannot be listened at, or a certificate cannot be
-            read.
+        BitNetError: The first model cannot be loaded, listening on the address fails, or a certificate cannot be read.
     """
     _log_access(listen.log_format)
     if listen.beyond_this_machine and not settings.api_keys:
-        note(f"Warning: listening at {listen.host} without an API key: whoever reaches it can use it (--api-key).")
+        note(f"Warning: listening on {listen.host} without an API key: anyone who can reach it can use it (--api-key).")
     host = Host(sources, settings)
     host.open()
     try:
@@ -142,10 +142,10 @@ def serve_models(sources: Sequence[Source], settings: Settings, listen: Listen) 
         server = Server(config, host, listen)
         server.run()
     except OSError as error:
-        raise BitNetError(f"cannot serve: {error}.", hint="Look at --ssl-certfile, --ssl-keyfile and --uds.") from None
+        raise BitNetError(f"cannot serve: {error}.", hint="Check --ssl-certfile, --ssl-keyfile and --uds.") from None
     except SystemExit:
         raise BitNetError(
-            f"cannot listen at {listen.uds or f'{listen.host}:{listen.port}'}.", hint="Choose another --host or --port."
+            f"cannot listen on {listen.uds or f'{listen.host}:{listen.port}'}.", hint="Choose another --host or --port."
         ) from None
     finally:
         host.close()

@@ -1,4 +1,4 @@
-"""One loaded model, as endpoints see it, and how a server is run."""
+"""One loaded model, as endpoints see it, and the server's settings."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """How the server is run.
+    """Settings of the server.
 
     Attributes:
-        names: Names of the model that ``create_app`` is given, the one that answers carry first; empty: its file's.
-        api_keys: Keys, one of which a request must have; empty: none is asked for.
-        max_queue: Requests that may wait besides those that run.
-        max_seqs: Requests that run at the same time on a device.
-        max_body: Bytes of a body at most.
-        timeout: Seconds that a request may take; None: any time.
+        names: Names of the model passed to ``create_app``; answers carry the first. Empty: the file's name.
+        api_keys: API keys, one of which a request must have; empty: no key is required.
+        max_queue: Maximum number of waiting requests.
+        max_seqs: Maximum number of requests that run at the same time on a device.
+        max_body: Maximum bytes of a body.
+        timeout: Maximum seconds for a request; None: no limit.
         cors: Origins whose pages may call the server.
         page: Whether the page is served at ``/``.
-        max_stored: Responses that are kept for ``previous_response_id``.
-        max_memory: Bytes of model files and KV caches that are loaded at the same time; None: any number.
+        max_stored: Maximum number of responses kept for ``previous_response_id``.
+        max_memory: Maximum bytes of model files and KV caches loaded at the same time; None: no limit.
 
     Raises:
-        InvalidInputError: A key is empty, which would let in whoever sends none.
+        InvalidInputError: A key is empty, which would admit requests without a key.
     """
 
     names: tuple[str, ...] = ()
@@ -52,7 +52,7 @@ class Settings:
 
     def __post_init__(self) -> None:
         if not all(key.strip() for key in self.api_keys):
-            raise InvalidInputError("an API key is empty.", hint="Leave it out to ask for none.")
+            raise InvalidInputError("an API key is empty.", hint="Leave it out to require none.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +60,8 @@ class Source:
     """Where a model comes from.
 
     Attributes:
-        names: Names that clients may call it by, the one that answers carry first.
-        reloads: Whether ``load`` makes a new model each time, which is the server's to close.
+        names: Names by which clients may request it; answers carry the first.
+        reloads: Whether ``load`` makes a new model each time, which the server must close.
     """
 
     names: tuple[str, ...]
@@ -74,9 +74,9 @@ class Service:
     """A loaded model that answers requests.
 
     Attributes:
-        users: Requests that use it now.
-        proved: Whether it has answered one since its device failed.
-        retired: Whether another has taken its place; it is closed when its last request ends.
+        users: Number of requests that use it now.
+        proved: Whether it has answered a request since its device last failed.
+        retired: Whether another model has replaced it; it is closed when its last request ends.
     """
 
     def __init__(self, model: Model, source: Source, host: Host) -> None:
@@ -95,38 +95,38 @@ class Service:
 
     @property
     def fingerprint(self) -> str:
-        """What computes answers, as OpenAI's ``system_fingerprint``."""
+        """Version and devices, as OpenAI's ``system_fingerprint``."""
         return f"bitnet-{__version__}-{self.devices.replace(', ', '+')}"
 
     def chat_tokens(self, messages: Sequence[dict[str, Any]], tools: Tools | None = None) -> list[int]:
-        """The prompt of a conversation. It takes its time: call it beside the event loop."""
+        """The prompt of a conversation. This is slow: call it outside the event loop."""
         made, given = told(messages, tools, self.model.chat_template)
         self._check_length(sum(len(message["content"]) for message in made))
         return self.model.chat_tokens(made, tools=given)
 
     def text_tokens(self, text: str, *, add_special: bool = True, parse_special: bool = True) -> list[int]:
-        """The tokens of a text. It takes its time: call it beside the event loop."""
+        """The tokens of a text. This is slow: call it outside the event loop."""
         self._check_length(len(text))
         return self.model.tokenizer.encode(text, add_special=add_special, parse_special=parse_special)
 
     def _check_length(self, characters: int) -> None:
-        """Refuse a text that cannot fit the context, however it is cut, before time is spent on cutting it."""
+        """Refuse a text that cannot fit the context, however it is tokenized, before spending time on it."""
         context = self.model.context
         if characters > context and characters > context * self._longest_token:
             most = context * self._longest_token
             raise RequestError(
                 400,
-                f"The prompt has {characters:,} characters; {most:,} at most fit a context of {context} tokens.",
+                f"The prompt has {characters:,} characters; at most {most:,} fit a context of {context} tokens.",
                 code="context_length_exceeded",
             )
 
     @cached_property
     def _longest_token(self) -> int:
-        """Bytes of the longest token, which is as many characters at most."""
+        """Bytes of the longest token, an upper bound of its characters."""
         tokenizer = self.model.tokenizer
         return max(len(tokenizer.token_bytes(i)) for i in range(tokenizer.vocab_size))
 
     def close(self) -> None:
-        """Free the model, unless that is its caller's to do."""
+        """Free the model, unless its owner must do that."""
         if self._owned:
             self.model.close()

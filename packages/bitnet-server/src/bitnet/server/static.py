@@ -37,7 +37,7 @@ HEADERS = (
 
 @cache
 def assets() -> dict[str, tuple[bytes, str, str]]:
-    """Path → content, content type and entity tag; only what is in the package can be asked for."""
+    """Maps paths to content, content type and entity tag. Only files in the package are served."""
     found = {}
     page = files("bitnet.server") / "page"
     pending = [("", page)] if page.is_dir() else []

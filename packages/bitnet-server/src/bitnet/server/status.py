@@ -1,4 +1,4 @@
-"""What the server says of itself: models, health, properties, slots, metrics."""
+"""Status endpoints: models, health, properties, slots, metrics."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ async def model(host: Host, call: Call) -> None:
 
 
 async def reload(host: Host, call: Call) -> None:
-    """Load the models' files anew: what became of each, 200 where all were loaded."""
+    """Reload the models' files and report on each; status 200 if all were loaded."""
     told = await host.reload()
     whole = all(outcome == "reloaded" for outcome in told.values())
     await call.reply({"models": told}, status=200 if whole else 500)
 
 
 async def health(host: Host, call: Call) -> None:
-    """Whether requests are taken: 200, or 503 while the server ends or a device has failed."""
+    """Whether requests are accepted: 200, or 503 during shutdown or after a device has failed."""
     if host.ready:
         await call.reply({"status": "ok"})
     else:
@@ -88,7 +88,7 @@ async def props(service: Service, call: Call) -> None:
 
 
 async def slots(service: Service, call: Call) -> None:
-    """The places of the batch, as llama.cpp's server lists them; no prompt is told."""
+    """The places in the batch, in the format of llama.cpp's server, without prompts."""
     load = service.model.load()
     await call.reply(
         [
@@ -104,13 +104,13 @@ async def metrics(host: Host, call: Call) -> None:
 
 
 async def embeddings(host: Host, call: Call) -> None:
-    """A refusal: no model that runs here is made for embeddings. It is the client's error, so that none asks again.
+    """Refuse: bitnet runs no embedding models. The status says client error, so that clients do not retry.
 
     Raises:
         RequestError: Always.
     """
     fields = Fields(await call.json())
-    fields.require("prompt" if "prompt" in fields else "input")  # Ollama's older word, everyone's
+    fields.require("prompt" if "prompt" in fields else "input")  # older Ollama name, common name
     name = host.slot(fields.text("model")).source.names[0]
     raise RequestError(
         400,

@@ -1,4 +1,4 @@
-"""Responses that ``/v1/responses`` keeps, so that a later request can go on from one: in memory, and bounded."""
+"""A bounded in-memory store of responses, which later ``/v1/responses`` requests can continue."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from bitnet.server.host import Host
 
 SECONDS = 3600.0
-"""How long a response is kept."""
+"""Seconds for which a response is kept."""
 MAX_BYTES = 64 << 20
-"""JSON of all that is kept, at most."""
+"""Maximum bytes of all entries as JSON."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,9 +26,9 @@ class Entry:
     """A kept response.
 
     Attributes:
-        messages: The conversation up to its end, without instructions, which each request brings anew.
+        messages: The conversation including the response, without instructions, which every request sends again.
         size: Bytes of the response and its conversation as JSON.
-        until: When it is forgotten, on :func:`time.monotonic`'s clock.
+        until: Time of expiry, on :func:`time.monotonic`'s clock.
     """
 
     response: dict[str, Any]
@@ -38,10 +38,10 @@ class Entry:
 
 
 class Stored:
-    """Kept responses; where they are too many or too large together, the oldest is forgotten.
+    """Stored responses; if there are too many or they are too large, the oldest is dropped.
 
     Args:
-        most: How many are kept; 0: none.
+        most: Maximum number of responses; 0: none.
     """
 
     def __init__(self, most: int) -> None:
@@ -64,13 +64,13 @@ class Stored:
         return self._entries.get(id)
 
     def delete(self, id: str) -> bool:
-        """Forget one; whether it was there."""
+        """Delete a response; return whether it existed."""
         entry = self._entries.pop(id, None)
         self._bytes -= 0 if entry is None else entry.size
         return entry is not None
 
     def _forget_old(self) -> None:
-        """All are kept equally long, so the first is the next to go."""
+        """Drop expired entries. All are kept equally long, so the first expires next."""
         now = time.monotonic()
         while self._entries:
             id, first = next(iter(self._entries.items()))

@@ -1,7 +1,7 @@
 """Structured output: JSON schemas, regular expressions and grammars as constraints, compiled by ``llguidance``.
 
-What cannot be compiled is refused before anything is generated, and a matcher that fails ends its generation with an
-error: there is no answer that was asked to fit and does not.
+A form that cannot be compiled is refused before anything is generated, and if a matcher fails, its generation ends with
+an error. So an answer never violates the requested form silently.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ if TYPE_CHECKING:
     import llguidance
 
 MAX_SOURCE = 200_000
-"""Characters of a schema or grammar at most."""
+"""Maximum characters of a schema or grammar."""
 
 Form = tuple[str, Any, str]
-"""``json``, ``regex``, ``lark`` or ``choice``; its source; the field it came in."""
+"""Kind (``json``, ``regex``, ``lark`` or ``choice``), source, and the field that contained it."""
 
 ANY_OBJECT: Mapping[str, Any] = {"type": "object"}
 
@@ -40,10 +40,10 @@ class Compiler:
         self._made: llguidance.LLTokenizer | None = None
 
     def compile(self, form: Form) -> Callable[[], Constraint]:
-        """What makes a constraint for each continuation. It takes its time: call it beside the event loop.
+        """A function that makes a constraint for each continuation. This is slow: call it outside the event loop.
 
         Raises:
-            RequestError: The source is no schema, expression or grammar, or has what cannot be held to.
+            RequestError: The source is not a valid schema, expression or grammar, or has unsupported features.
         """
         import llguidance
 
@@ -55,7 +55,7 @@ class Compiler:
                 options: Any = {"whitespace_flexible": False}
                 grammar = llguidance.LLMatcher.grammar_from_json_schema(json.dumps(source), overrides=options)
             except ValueError as error:
-                raise wrong(field, f"is no JSON schema: {error}") from None
+                raise wrong(field, f"is not a valid JSON schema: {error}") from None
         elif kind == "lark":
             grammar = llguidance.LLMatcher.grammar_from_lark(source)
         else:
@@ -79,7 +79,7 @@ class Compiler:
 
 
 class _Vocabulary:
-    """A tokenizer as llguidance reads one."""
+    """Adapts a tokenizer to llguidance."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         ids = range(tokenizer.vocab_size)
@@ -119,10 +119,10 @@ def available() -> bool:
 
 
 def checked(form: Form | None, fields: Fields) -> Form | None:
-    """A form that can be held to.
+    """Check that a form can be enforced.
 
     Raises:
-        RequestError: ``llguidance`` is not installed, or another field would end or change what must fit.
+        RequestError: ``llguidance`` is not installed, or another field would cut or change the constrained answer.
     """
     if form is None:
         return None
@@ -135,10 +135,10 @@ def checked(form: Form | None, fields: Fields) -> Form | None:
 
 
 def openai_form(fields: Fields) -> Form | None:
-    """What ``response_format`` asks for, or vLLM's ``structured_outputs``; None: nothing.
+    """The form requested by ``response_format`` or vLLM's ``structured_outputs``; None: none.
 
     Raises:
-        RequestError: It is not what it must be.
+        RequestError: The field is invalid.
     """
     fields.refuse(
         dict.fromkeys(("guided_json", "guided_regex", "guided_grammar", "guided_choice"), "use structured_outputs.")
@@ -167,7 +167,7 @@ def openai_form(fields: Fields) -> Form | None:
 
 
 def format_of(form: Fields, holder: Fields | None) -> Form | None:
-    """A format by its ``type``: ``text``, ``json_object``, or ``json_schema``, whose schema stands in ``holder``."""
+    """A format by its ``type``: ``text``, ``json_object``, or ``json_schema``, whose schema is in ``holder``."""
     form.require("type")
     kind = form.choice("type", ("text", "json_object", "json_schema"), "")
     if kind == "json_schema":
@@ -179,7 +179,7 @@ def format_of(form: Fields, holder: Fields | None) -> Form | None:
 
 
 def ollama_form(fields: Fields) -> Form | None:
-    """What Ollama's ``format`` asks for: ``"json"``, or a schema."""
+    """The form requested by Ollama's ``format``: ``"json"``, or a schema."""
     value = fields.values.get("format")
     if value is None or value == "":
         return None
@@ -194,6 +194,6 @@ def _schema(fields: Fields, name: str) -> Any:
 
 
 def failure(reason: object) -> RequestError:
-    """What a client is told whose answer could not be held to its form."""
+    """The error for an answer whose form could not be enforced."""
     message = f"The answer could not be held to the form that was asked for: {reason}"
     return RequestError(500, message, code="constraint_failed")

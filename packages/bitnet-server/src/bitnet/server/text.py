@@ -1,4 +1,4 @@
-"""``/tokenize``, ``/detokenize`` and ``/apply-template``, as llama.cpp's server has them."""
+"""``/tokenize``, ``/detokenize`` and ``/apply-template``, as in llama.cpp's server."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from bitnet.server.tools import openai_tools, told
 
 
 async def tokenize(service: Service, call: Call, fields: Fields) -> None:
-    name = "content" if "content" in fields else "prompt"  # llama.cpp's word, vLLM's word
+    name = "content" if "content" in fields else "prompt"  # llama.cpp's name, vLLM's name
     fields.require(name)
     text = fields.text(name) or ""
     add, parse, pieces = fields.flag("add_special"), fields.flag("parse_special", True), fields.flag("with_pieces")
@@ -25,7 +25,7 @@ async def tokenize(service: Service, call: Call, fields: Fields) -> None:
 
 
 def _piece(data: bytes) -> str | list[int]:
-    """A token's text, or its bytes where they are no text."""
+    """A token's text, or its bytes if they are not valid text."""
     try:
         return data.decode()
     except UnicodeDecodeError:

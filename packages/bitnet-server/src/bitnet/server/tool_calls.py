@@ -1,9 +1,9 @@
-"""Tool calls in what a model writes: found while it is streamed, their arguments passed on as they come.
+"""Finds tool calls in a model's streamed output, and streams their arguments.
 
-Two ways of writing them are read. *Tagged*, as Hermes and Qwen write, ``{"name": …, "arguments": {…}}`` stands
-between ``<tool_call>`` and ``</tool_call>`` anywhere in a text. *Bare*, as Llama 3 writes, an answer is nothing but
-such objects, one after another, with ``parameters`` for ``arguments`` if it likes, and ``<|python_tag|>`` before them.
-What only looks like a call, or calls a tool that does not exist, is text.
+Two formats are recognised. *Tagged*, as Hermes and Qwen write: ``{"name": …, "arguments": {…}}`` between
+``<tool_call>`` and ``</tool_call>`` anywhere in a text. *Bare*, as Llama 3 writes: the answer consists only of such
+objects, optionally with ``parameters`` for ``arguments``, and ``<|python_tag|>`` before them. Anything that only looks
+like a call, or calls an unknown tool, is text.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ _KEYS = frozenset({"name", "type", "id", "arguments", "parameters"})
 
 
 class Text(NamedTuple):
-    """Text that is part of no call."""
+    """Text that is not part of a call."""
 
     text: str
 
 
 class Begin(NamedTuple):
-    """A call begins: number ``call`` of the answer, of the tool ``name``."""
+    """The beginning of call number ``call`` in the answer, to the tool ``name``."""
 
     call: int
     id: str
@@ -42,7 +42,7 @@ class Begin(NamedTuple):
 
 
 class Arguments(NamedTuple):
-    """A piece of the JSON of a call's arguments."""
+    """A piece of a call's arguments as JSON."""
 
     call: int
     text: str
@@ -53,7 +53,7 @@ Event = Text | Begin | Arguments
 
 @dataclass(slots=True)
 class ToolCall:
-    """A call that was found.
+    """A call in an answer.
 
     Attributes:
         arguments: JSON, as the model wrote it.
@@ -64,7 +64,7 @@ class ToolCall:
     arguments: str = ""
 
     def values(self) -> dict[str, Any] | None:
-        """The arguments; None where they are no JSON object: the answer was cut off, or the model erred."""
+        """The arguments; None if they are not a JSON object, because the answer was truncated or the model erred."""
         try:
             found = json.loads(self.arguments)
         except (ValueError, RecursionError):
@@ -73,7 +73,8 @@ class ToolCall:
 
 
 def _string(text: str) -> str | None:
-    """What a JSON string says, with line breaks in it as models write them; None where it is none."""
+    """The value of a JSON string, which may contain raw line breaks as models write them; None if it is not a
+    string."""
     try:
         found = json.loads(text, strict=False)
     except ValueError:
@@ -82,13 +83,13 @@ def _string(text: str) -> str | None:
 
 
 class _Value:
-    """Finds the end of a JSON object, list or string that comes in pieces."""
+    """Finds the end of a JSON object, list or string that arrives in pieces."""
 
     def __init__(self, depth: int = 0) -> None:
         self._depth, self._string, self._escaped = depth, False, False
 
     def feed(self, text: str) -> int | None:
-        """How much of ``text`` belongs to the value; None: all of it, and more will come."""
+        """How many characters of ``text`` belong to the value; None: all, and the value continues."""
         for i, c in enumerate(text):
             if self._string:
                 if self._escaped:
@@ -107,22 +108,22 @@ class _Value:
                 self._depth -= 1
                 if self._depth <= 0:
                     return i + 1
-            elif not self._depth and not c.isspace():  # a number or a word, which no call has for arguments
+            elif not self._depth and not c.isspace():  # a number or a word, which is never a call's arguments
                 return i
         return None
 
 
 class CallParser:
-    """Takes an answer apart as it comes.
+    """Splits a streamed answer into text and calls.
 
     Args:
         names: The tools that may be called.
-        tagged: Whether calls stand in tags, else bare.
-        parallel: Whether more than one call counts; else all after the first is dropped.
-        prefix: Beginning of the calls' ids.
+        tagged: Whether calls are tagged; if not, they are bare.
+        parallel: Whether several calls are allowed; if not, everything after the first is dropped.
+        prefix: Prefix of the calls' ids.
 
     Attributes:
-        text: The text so far that is part of no call.
+        text: The text so far, without calls.
         calls: The calls so far.
     """
 
@@ -131,21 +132,21 @@ class CallParser:
         self._held = ""
         self._state = self._between
         self._value = _Value()
-        self._ended = False  # a call, and nothing came since
-        self._skipped = ""  # what may be the beginning of a call, and is text if it is none
-        self._name = ""  # of the call whose arguments are a string
-        self._fresh = 0  # characters of what is held that the value has not seen
+        self._ended = False  # whether a call has ended and nothing has followed
+        self._skipped = ""  # possible beginning of a call; it becomes text if it is not one
+        self._name = ""  # name of the call whose arguments are a string
+        self._fresh = 0  # characters of the held text not yet fed to the value
         self.text = ""
         self.calls: list[ToolCall] = []
 
     def push(self, text: str) -> list[Event]:
-        """What one more piece of the answer brings."""
+        """The events for one more piece of the answer."""
         self._held += text
         self._fresh += len(text)
         return [*self._run()]
 
     def end(self) -> list[Event]:
-        """What the end brings: text that could have become a call."""
+        """The events at the end: held text that could have become a call."""
         if self._state in (self._between, self._head, self._encoded, self._plain):
             rest = (self._skipped if self._state in (self._head, self._encoded) else "") + self._held
             self._held = ""
@@ -178,7 +179,7 @@ class CallParser:
 
     def _between(self) -> Iterator[Event]:
         """Before a call, or after one."""
-        if self._ended:  # what parts two calls, or ends their list, is no text
+        if self._ended:  # separators of calls, and the end of their list, are not text
             self._held = self._held.lstrip(WHITE + ("" if self._tagged else ";,]"))
         if self._tagged:
             text, opened, rest = self._held.partition(OPEN)
@@ -223,7 +224,7 @@ class CallParser:
             yield from self._object(len(self._held) - len(fresh) + end)
 
     def _object(self, end: int) -> Iterator[Event]:
-        """A whole object that does not begin as calls do: its keys may stand in another order."""
+        """A complete object that does not begin like a call: its keys may be in another order."""
         try:
             found = json.loads(self._held[:end])
         except (ValueError, RecursionError):
@@ -239,7 +240,7 @@ class CallParser:
         self._after()
 
     def _no_call(self) -> Iterator[Event]:
-        """What was skipped is text; in what is held there may be another call, where calls stand in tags."""
+        """The skipped part is text; with tagged calls, the held part may contain another call."""
         self._to(self._between if self._tagged else self._plain)
         yield from self._said(self._skipped)
 
@@ -257,12 +258,12 @@ class CallParser:
         text, self._held = (self._held, "") if end is None else (self._held[:end], self._held[end:])
         yield from self._argue(text)
         if end is not None:
-            if not self.calls[-1].arguments:  # null, or what is no object
+            if not self.calls[-1].arguments:  # null, or not an object
                 yield from self._argue("{}")
             self._to(self._rest, depth=1)
 
     def _encoded(self) -> Iterator[Event]:
-        """Arguments written as a string that holds JSON."""
+        """Arguments written as a JSON string that contains JSON."""
         fresh, self._fresh = self._held[len(self._held) - self._fresh :], 0
         end = self._value.feed(fresh)
         if end is not None:

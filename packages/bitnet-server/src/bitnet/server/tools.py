@@ -1,7 +1,7 @@
-"""Tools that a model may call: read from a request, told to the model, and held to where the request says so.
+"""Tools that a model may call: parsed from a request, described to the model, and enforced if the request says so.
 
-A chat template of a known family is given them, and calls are read as the family writes them. For all others a system
-message says what there is and how to call it.
+A chat template of a known family receives the tools, and calls are parsed in the family's format. For other templates,
+a system message lists the tools and says how to call them.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ MAX_TOOLS = 128
 MAX_NAME = 64
 
 Family = Literal["tagged", "llama", "generic"]
-"""``tagged`` is as Hermes and Qwen write, ``generic`` as this server asks a model whose template says nothing known."""
+"""``tagged``: the format of Hermes and Qwen; ``generic``: the format requested from models with other templates."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class Tool:
     Attributes:
         parameters: JSON schema of its arguments.
         strict: Whether a call's arguments must fit the schema.
-        field: Where it stands in the body.
+        field: Its path in the body.
     """
 
     name: str
@@ -44,7 +44,7 @@ class Tool:
     field: str
 
     def described(self) -> dict[str, Any]:
-        """As chat templates read it."""
+        """The tool in the form that chat templates read."""
         function = {"name": self.name, "description": self.description, "parameters": self.parameters}
         return {"type": "function", "function": function}
 
@@ -54,8 +54,8 @@ class Tools:
     """The tools of a request.
 
     Attributes:
-        known: All of them, which the model is told of.
-        names: Those that may be called.
+        known: All tools, which are described to the model.
+        names: Names of the tools that may be called.
         required: Whether one must be called.
         parallel: Whether more than one may be called in an answer.
     """
@@ -66,21 +66,21 @@ class Tools:
     parallel: bool = True
 
     def parser(self, template: ChatTemplate | None, prefix: str = "call_") -> CallParser:
-        """What takes one answer apart."""
+        """A parser for one answer."""
         return CallParser(self.names, tagged=family(template) == "tagged", parallel=self.parallel, prefix=prefix)
 
     def parsed(self, text: str, template: ChatTemplate | None, prefix: str = "call_") -> CallParser:
-        """A whole answer, taken apart."""
+        """A parser that has processed a whole answer."""
         parser = self.parser(template, prefix)
         parser.push(text)
         parser.end()
         return parser
 
     def form(self, template: ChatTemplate | None) -> Form | None:
-        """What the answer must fit; None where any may be given.
+        """The form that the answer must have; None: any.
 
         Raises:
-            RequestError: It has to fit, and ``llguidance`` is not installed.
+            RequestError: The answer must have a form, but ``llguidance`` is not installed.
         """
         allowed = [tool for tool in self.known if tool.name in self.names]
         strict = [tool for tool in allowed if tool.strict]
@@ -92,7 +92,7 @@ class Tools:
         return "lark", self._grammar(allowed, template), "tools"
 
     def _grammar(self, allowed: Sequence[Tool], template: ChatTemplate | None) -> str:
-        """A Lark grammar of the answers; without ``required``, text may stand where calls need not."""
+        """A Lark grammar of the answers; without ``required``, text is allowed in place of calls."""
         kind = family(template)
         tagged, key = kind == "tagged", "parameters" if kind == "llama" else "arguments"
         held = [tool.parameters if self.required or tool.strict else ANY_OBJECT for tool in allowed]
@@ -123,7 +123,7 @@ class Tools:
 
 
 def family(template: ChatTemplate | None) -> Family:
-    """How a model writes calls, which its template shows."""
+    """The format in which a model writes calls, derived from its template."""
     source = "" if template is None else template.source
     if "tools" not in source:
         return "generic"
@@ -135,7 +135,7 @@ def family(template: ChatTemplate | None) -> Family:
 def told(
     messages: Sequence[dict[str, Any]], tools: Tools | None, template: ChatTemplate | None
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]] | None]:
-    """A conversation as the template takes it, and the tools for the template; None: it takes none."""
+    """A conversation in the form that the template accepts, and the tools to pass to it; None: it accepts none."""
     kind = family(template)
     if kind != "generic":
         each = _one_call_each if kind == "llama" else lambda message: [message]
@@ -150,13 +150,13 @@ def told(
 
 
 def _one_call_each(message: dict[str, Any]) -> list[dict[str, Any]]:
-    """A message as several, as Llama's templates take one call in each."""
+    """Split a message into several, as Llama's templates accept one call per message."""
     calls = message.get("tool_calls", ())
     return [{**message, "tool_calls": [call]} for call in calls] if len(calls) > 1 else [message]
 
 
 def _instruction(tools: Tools) -> str:
-    """What a model is told whose template does not tell it."""
+    """The system message about tools for models whose template does not describe them."""
     lines = [json.dumps(tool.described()["function"], ensure_ascii=False) for tool in tools.known]
     must = "You must call a function." if tools.required else "Call one only where it helps; else answer in words."
     return "\n".join(
@@ -170,7 +170,7 @@ def _instruction(tools: Tools) -> str:
 
 
 def _in_words(message: dict[str, Any], messages: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """A message without calls and results, for templates that know none."""
+    """A message with calls and results as plain text, for templates that do not support them."""
     if message["role"] == "tool":
         calls = [call for earlier in messages for call in earlier.get("tool_calls", ())]
         name = next((c["function"]["name"] for c in calls if c["id"] == message.get("tool_call_id")), "the function")
@@ -182,10 +182,10 @@ def _in_words(message: dict[str, Any], messages: Sequence[dict[str, Any]]) -> di
 
 
 def function_call(fields: Fields, id: str | None, arguments: str = "arguments") -> dict[str, Any]:
-    """A call in a conversation, with ``name`` and its arguments, an object or the JSON of one; for templates.
+    """A call in a conversation, for templates. Its arguments are an object or the JSON of one.
 
     Raises:
-        RequestError: Something is missing, or the arguments are no JSON object.
+        RequestError: Something is missing, or the arguments are not a JSON object.
     """
     fields.require("name")
     value = fields.values.get(arguments)
@@ -193,7 +193,7 @@ def function_call(fields: Fields, id: str | None, arguments: str = "arguments") 
         try:
             value = json.loads(value or "{}")
         except (ValueError, RecursionError):
-            raise wrong(fields.name(arguments), "is no JSON.") from None
+            raise wrong(fields.name(arguments), "is not JSON.") from None
     if not isinstance(value, dict | None):
         raise wrong(fields.name(arguments), f"is {brief(value)}; it must be a JSON object.")
     function = {"name": fields.text("name"), "arguments": value or {}}
@@ -204,15 +204,15 @@ def openai_tools(fields: Fields, *, nested: bool = True) -> Tools | None:
     """``tools``, ``tool_choice`` and ``parallel_tool_calls`` of OpenAI's and Ollama's APIs; None: none may be called.
 
     Args:
-        nested: Whether a function stands under ``function``, as in chats, or in the tool itself, as in responses.
+        nested: Whether a function is under the key ``function``, as in chats, or in the tool itself, as in responses.
 
     Raises:
-        RequestError: A tool or the choice is not what it must be, or is of a kind that this server does not run.
+        RequestError: A tool or the choice is invalid, or of a kind that this server does not support.
     """
     known = []
     for given in fields.objects("tools") or ():
         if (kind := given.text("type", "function")) != "function":
-            raise unsupported(given.name("type"), f"{brief(kind)} is run by no server here; only functions are.")
+            raise unsupported(given.name("type"), f"{brief(kind)} is not supported; only functions are.")
         if nested:
             given.require("function")
         function = (given.object("function") if nested else None) or given
@@ -245,33 +245,33 @@ def _all_of(known: Sequence[Tool], fields: Fields) -> Tools | None:
         raise wrong(fields.name("tools"), f"has {len(known)} tools; at most {MAX_TOOLS} are allowed.")
     names = frozenset(tool.name for tool in known)
     if len(names) < len(known):
-        raise wrong(fields.name("tools"), "has two tools of one name.")
+        raise wrong(fields.name("tools"), "has two tools with the same name.")
     return Tools(tuple(known), names) if known else None
 
 
 def chosen(tools: Tools | None, choice: str, field: str, *, parallel: bool, name: str | None = None) -> Tools | None:
-    """The tools that a choice leaves: ``none``, ``auto``, or ``required``, of which ``name`` may be the only one.
+    """The tools left by a choice: ``none``, ``auto``, or ``required``, which ``name`` may restrict to one tool.
 
     Raises:
-        RequestError: A call is required of a tool that there is not.
+        RequestError: A call to a tool that does not exist is required.
     """
     if choice == "none":
         return None
     if choice == "auto":
         return None if tools is None else replace(tools, parallel=parallel)
     if tools is None:
-        raise wrong(field, "asks for a call, and there are no tools.")
+        raise wrong(field, "asks for a call, but there are no tools.")
     if name is None:
         return replace(tools, required=True, parallel=parallel)
     if name not in tools.names:
-        raise wrong(field, f"names {brief(name)}, which is none of the tools.")
+        raise wrong(field, f"names {brief(name)}, which is not one of the tools.")
     return replace(tools, names=frozenset({name}), required=True, parallel=False)
 
 
 def _named(tools: Tools | None, choice: Fields, nested: bool) -> Tools | None:
     """A choice that names its tool."""
     if (kind := choice.text("type", "function")) != "function":
-        raise unsupported(choice.name("type"), f"{brief(kind)} cannot be asked for; only a function can.")
+        raise unsupported(choice.name("type"), f"{brief(kind)} cannot be requested; only a function can.")
     named = (choice.object("function") if nested else None) or choice
     named.require("name")
     return chosen(tools, "required", named.name("name"), parallel=False, name=named.text("name"))
@@ -286,7 +286,7 @@ def anthropic_tools(fields: Fields) -> Tools | None:
     known = []
     for given in fields.objects("tools") or ():
         if (kind := given.text("type", "custom")) != "custom":
-            raise unsupported(given.name("type"), f"{brief(kind)} is run by no server here; only the client's are.")
+            raise unsupported(given.name("type"), f"{brief(kind)} is not supported; only the client's tools are.")
         known.append(read_tool(given, "input_schema"))
     tools = _all_of(known, fields)
     choice = fields.object("tool_choice") or Fields({"type": "auto"}, "tool_choice")
@@ -300,10 +300,10 @@ def anthropic_tools(fields: Fields) -> Tools | None:
 
 
 def only_form(tools: Tools | None, form: Form | None, template: ChatTemplate | None) -> Form | None:
-    """What the answer must fit, by its tools or by the form that was asked for.
+    """The form that the answer must have, from its tools or the requested form.
 
     Raises:
-        RequestError: Both were given: an answer that must fit the form can call no tool.
+        RequestError: Both were given; an answer with a required form cannot call tools.
     """
     if tools is None:
         return form

@@ -1,4 +1,4 @@
-"""Finding and opening Vulkan devices. Importing this opens no driver: the probe does, step by step."""
+"""Finds and opens Vulkan devices. Importing this module opens no driver; the probe does, step by step."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from bitnet.vulkan.hardware import Hardware
 
 NEEDED = "1.1"
-"""Least Vulkan version of a device."""
+"""Minimum Vulkan version of a device."""
 NODES = ("dri/renderD*", "nvidiactl", "nvidia[0-9]*")
 """Device nodes that Vulkan drivers open, under /dev."""
 INSTALL = "Install your GPU vendor's Vulkan driver (Debian: mesa-vulkan-drivers or nvidia-driver)."
@@ -27,7 +27,7 @@ OPEN = {
     ProbeStatus.NO_PERMISSION: "Let this user read the loader's library and what it depends on.",
     ProbeStatus.BROKEN: "Reinstall the Vulkan loader (Debian: apt install --reinstall libvulkan1).",
 }
-"""Hints where the loader does not open."""
+"""Hints for a loader that does not open."""
 UPDATE = "Update the device's driver."
 LOOK = "Check that the system sees the GPU: vulkaninfo --summary"
 

@@ -1,8 +1,8 @@
-"""GLSL to SPIR-V by the first compiler that is there, else what the wheel's build made of the same sources.
+"""Compiles GLSL to SPIR-V with the first available compiler, else uses the SPIR-V that the wheel's build made.
 
 In order: ``libshaderc_shared``, ``glslc``, ``glslangValidator`` (of the Vulkan SDK, where ``VULKAN_SDK`` names it, or
-of the system), and the SPIR-V in the package. What a compiler refuses, the next way gets: older ones do not know every
-extension.
+of the system), and the SPIR-V in the package. If a compiler refuses a source, the next way is tried, as older compilers
+do not know every extension.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ OPTIONS = {
 }
 """Command-line options of each program."""
 SECONDS = 120.0
-"""That a compiler may take for one kernel."""
+"""Maximum seconds for a compiler to compile one kernel."""
 
 
 class Refused(Exception):
-    """A way does not make a module; the message is the compiler's log."""
+    """A way failed to make a module; the message is the compiler's log."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +52,8 @@ class SpirvCompiler:
     """A way from GLSL to SPIR-V.
 
     Attributes:
-        identity: Tells it from others, and from itself after an update; empty where nothing is compiled.
-        spirv: Makes a module's SPIR-V; raises :class:`Refused`, or OSError where the system does not let it.
+        identity: Identifies the compiler and its version; empty if nothing is compiled.
+        spirv: Makes a module's SPIR-V; raises :class:`Refused`, or OSError if the compiler cannot be run.
     """
 
     name: str
@@ -115,7 +115,7 @@ def program(name: str, path: str) -> SpirvCompiler:
 
 
 def built(module: Module) -> bytes:
-    """What the wheel's build made, each module under the digest of its source; raises :class:`Refused`."""
+    """The SPIR-V made by the wheel's build, found by the digest of the module's source; raises :class:`Refused`."""
     try:
         return (BUILT / f"{module.digest}.spv").read_bytes()
     except FileNotFoundError:
@@ -123,7 +123,7 @@ def built(module: Module) -> bytes:
 
 
 class Ways(NamedTuple):
-    """The ways there are, best first, and what ``bitnet devices`` says of them."""
+    """The available ways, best first, and their description in ``bitnet devices``."""
 
     found: Sequence[SpirvCompiler]
     text: str = ""
@@ -158,14 +158,14 @@ def spirv(module: Module, device: str, kernels: KernelCache) -> bytes:
         device: Name of the device, for errors.
 
     Raises:
-        KernelCompileError: No way makes it; ``log`` has what each of them says.
+        KernelCompileError: No way makes it; ``log`` has the output of each.
     """
 
     def build(way: SpirvCompiler) -> tuple[bytes, bytes]:
         try:
             code = way.spirv(module)
             if code[:4] != MAGIC or len(code) % 4:
-                raise Refused("what it made is no SPIR-V.")
+                raise Refused("its output is not SPIR-V.")
         except (Refused, OSError) as refused:
             raise KernelCompileError("", device=device, log=str(refused), hint=HINT) from refused
         return code, code

@@ -1,4 +1,4 @@
-"""An open Vulkan device: memory, and launches recorded once in command buffers that are submitted for every step."""
+"""An open Vulkan device: memory, and command buffers that are recorded once and submitted for every step."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ BIND_COMPUTE = 1
 
 
 class Recording:
-    """A command buffer with its descriptor sets; given back to its driver when nobody has it any more."""
+    """A command buffer with its descriptor sets; returned to its driver when garbage-collected."""
 
     def __init__(self, driver: VulkanDriver, commands: Any, pool: Any) -> None:
         self._driver, self.commands, self.pool = driver, commands, pool
@@ -36,7 +36,7 @@ class VulkanDriver:
     """Implements :class:`bitnet.core.gpu.Driver`.
 
     Args:
-        name: The device's, for errors.
+        name: The device's name, for errors.
     """
 
     def __init__(self, hardware: Hardware, name: str) -> None:
@@ -109,7 +109,7 @@ class VulkanDriver:
                 self._vk.DestroyDevice(self._vk.handle, api().NULL)
 
     def _ends(self) -> bool:
-        """Wait until nothing runs; false where that cannot be had: what the device may be at work on has to stay."""
+        """Wait until nothing runs; False if that fails, and objects that the device may still use must be kept."""
         try:
             self._memory.wait()
         except (DeviceLostError, OutOfMemoryError):  # in the latter case what still waits names it
@@ -117,7 +117,7 @@ class VulkanDriver:
         return True
 
     def _give_back(self) -> None:
-        """Free the recordings that nobody has any more."""
+        """Free recordings that nobody refers to any more."""
         if not self.dropped:
             return
         self._memory.wait()

@@ -1,7 +1,7 @@
-"""The Vulkan loader through cffi: structures that keep what they point at, results as our errors, and an instance.
+"""The Vulkan loader through cffi: structures that keep their pointees alive, errors as bitnet's, and an instance.
 
-The binding is PyPI's ``vulkan``. Only its declarations are taken: importing the package itself opens the loader,
-and takes ten times as long as they do.
+The binding is PyPI's ``vulkan``. Only its declarations are loaded: importing the package itself opens the loader and
+takes ten times as long.
 """
 
 from __future__ import annotations
@@ -69,10 +69,10 @@ def loader() -> Any:
 
 
 def make(kind: str, **fields: Any) -> Any:
-    """A structure (a pointer to it) that keeps alive all that it points at, with its ``sType`` set.
+    """Make a structure (returned as a pointer) with its ``sType`` set, which keeps alive everything it points to.
 
-    A list becomes an array of structures, handles or numbers, and its length the field before it where that is a count;
-    text becomes a C string; None is left out.
+    A list becomes an array of structures, handles or numbers, and sets the preceding count field, if there is one. Text
+    becomes a C string. None is left out.
     """
     ffi = api()
     types = dict(ffi.typeof(kind).fields)
@@ -116,7 +116,7 @@ class NoDriverError(DeviceError):
 
 
 def check(device: str, what: str, result: int) -> int:
-    """``result`` of the call ``what`` where it is a success, which :data:`TIMEOUT` counts as.
+    """Return the ``result`` of the call ``what`` if it is a success or :data:`TIMEOUT`.
 
     Raises:
         OutOfMemoryError, DeviceLostError, NoDriverError, DeviceError: It is an error, named as Vulkan names it.
@@ -215,13 +215,13 @@ class Functions:
 
 
 class Instance(Functions):
-    """A Vulkan instance. It stays as long as the process does, as the drivers in it do, and the next one is the same.
+    """A Vulkan instance. It lives as long as the process, and later objects share it.
 
-    Drivers bear being opened and closed with every instance badly: in a process that had done so many times, the loader
-    refused NVIDIA's. What the loader reads from the environment still counts: another environment has its own.
+    Drivers do not tolerate being opened and closed repeatedly: after many instances in a process, the loader refused
+    NVIDIA's. Each set of environment variables read by the loader has an instance of its own.
 
     Attributes:
-        version: Of Vulkan, that of the loader at most: a newer device has no more than this of it here.
+        version: Version of Vulkan, limited by the loader; newer devices are used at this version.
 
     Raises:
         NoDriverError: The loader finds no driver that fits.

@@ -1,4 +1,4 @@
-"""What a physical device is and can do, and opening it with just that."""
+"""Describes a physical device, and opens it with the features that are used."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from bitnet.core.hal import DETERMINISTIC, KV_I8, LOGPROBS, PENALTIES, DeviceInf
 from bitnet.vulkan.driver import VERSION_1_1, VERSION_1_2, VERSION_1_3, Functions, Instance, api, make, text
 
 TYPES = {1: DeviceType.INTEGRATED, 2: DeviceType.DISCRETE, 3: DeviceType.VIRTUAL, 4: DeviceType.CPU}
-"""VkPhysicalDeviceType to ours; what is none of them counts as virtual."""
+"""Maps VkPhysicalDeviceType to bitnet's types; unknown ones count as virtual."""
 VENDORS = {0x1002: "AMD", 0x10DE: "NVIDIA", 0x8086: "Intel", 0x13B5: "ARM", 0x5143: "Qualcomm", 0x106B: "Apple"}
 VENDORS |= {0x10005: "Mesa", 0x1AE0: "Google"}
 DOT, MEMORY_MODEL = "shaderIntegerDotProduct", ("vulkanMemoryModel", "vulkanMemoryModelDeviceScope")
 MATRIX_FEATURES = {"cooperativeMatrix", "shaderInt8", *MEMORY_MODEL}
-"""What products of cooperative matrices need; where one is missing, none of them is switched on."""
+"""Features that cooperative-matrix products need; all or none of them are enabled."""
 NVIDIA_DRIVER = 4
 """VK_DRIVER_ID_NVIDIA_PROPRIETARY."""
 COMPUTE, GRAPHICS = 2, 1
@@ -28,10 +28,10 @@ SUBGROUP_OPERATIONS = 1 | 4 | 16
 """VkSubgroupFeatureFlagBits that the kernels use: basic, arithmetic, shuffle."""
 COMPUTE_SHADER = 0x20
 NEEDED_BUFFERS = 9
-"""Storage buffers a kernel binds at most; Vulkan promises only 4 to a stage."""
+"""Maximum storage buffers that a kernel binds; Vulkan guarantees only 4 per stage."""
 SUBGROUP_CONTROL = ("subgroupSizeControl", "computeFullSubgroups")
 WIDEST_SUBGROUP = 32
-"""Size that is asked for where a device offers several."""
+"""Subgroup size to request if a device offers several."""
 FLOAT16, FLOAT32, INT8, INT32 = 0, 1, 3, 5
 """VkComponentTypeKHR."""
 SUBGROUP_SCOPE = 3
@@ -58,21 +58,21 @@ class Hardware:
     """A physical device.
 
     Attributes:
-        info: What the probe tells of it, less what of its features is used; its index is that of the loader's order.
-        features: Names of the Vulkan features that are there, of those that the kernels or the driver use.
+        info: The probe's description, without the features that are used; its index follows the loader's order.
+        features: Names of the available Vulkan features, among those that the kernels or the driver use.
         extensions: All that the device has.
-        subgroup: Invocations of a subgroup with which pipelines are made; 0 where subgroups are not used.
-        asks_subgroup: Whether that size has to be asked for, as the device has several.
-        int8_tile: ``(M, N, K)`` of an int8 cooperative matrix product with int32 sums; None where there is none.
+        subgroup: Subgroup size for pipelines; 0 if subgroups are not used.
+        asks_subgroup: Whether that size must be requested, because the device has several.
+        int8_tile: ``(M, N, K)`` of an int8 cooperative-matrix product with int32 sums; None if unsupported.
         f16_product: Whether there is one of f16 with f32 sums, of 16 x 16 x 16.
-        largest_binding: Bytes that a kernel sees of a buffer at most.
-        largest_buffer: Bytes of a buffer at most.
-        alignment: Alignment of the place in a buffer that a kernel sees first, in bytes.
+        largest_binding: Maximum bytes of a binding.
+        largest_buffer: Maximum bytes of a buffer.
+        alignment: Required alignment of a binding's offset, in bytes.
         shared: Bytes of shared memory of a work-group.
-        group: Invocations of a work-group at most.
-        buffers: Storage buffers that a kernel may bind.
-        processors: Streaming multiprocessors, where the driver is NVIDIA's own, which runs a work-group on each of them
-            at once; else 0.
+        group: Maximum invocations of a work-group.
+        buffers: Maximum storage buffers that a kernel may bind.
+        processors: Number of streaming multiprocessors with NVIDIA's own driver, which runs a work-group on each
+            concurrently; otherwise 0.
     """
 
     handle: Any
@@ -95,12 +95,12 @@ class Hardware:
 
     @property
     def macros(self) -> Mapping[str, int]:
-        """What the kernels' sources are told of the device."""
+        """Macros that describe the device to the kernels' sources."""
         return {"SUBGROUPS": int(self.subgroup > 0), "DOT": int(DOT in self.features)}
 
     @property
     def used(self) -> tuple[str, ...]:
-        """What ``bitnet devices`` lists."""
+        """The features listed by ``bitnet devices``."""
         names = {DOT: "int8-dot", "timelineSemaphore": "timeline"}
         found = [PENALTIES, LOGPROBS, DETERMINISTIC, KV_I8]
         found += [label for name, label in names.items() if name in self.features]
@@ -120,7 +120,7 @@ class Hardware:
 
 
 def inspect(instance: Instance, physical: Any, index: int) -> Hardware | None:
-    """Describe a device; None where it has no Vulkan 1.1 or no queue that computes."""
+    """Describe a device; None if it lacks Vulkan 1.1 or a compute queue."""
     plain = api().new("VkPhysicalDeviceProperties*")
     instance.GetPhysicalDeviceProperties(physical, plain)
     family, version = _queue_family(instance, physical), min(int(plain.apiVersion), instance.version)
@@ -185,7 +185,7 @@ def open_device(hardware: Hardware, device: str) -> Any:
             extensions += [extension] if hardware.version < built_in else []
             chain = make(f"VkPhysicalDevice{kind}", pNext=chain, **on)
     if "VK_KHR_portability_subset" in hardware.extensions:
-        extensions.append("VK_KHR_portability_subset")  # one that has it must be given it
+        extensions.append("VK_KHR_portability_subset")  # must be enabled if the device has it
     queue = make("VkDeviceQueueCreateInfo", queueFamilyIndex=hardware.queue_family, pQueuePriorities=[1.0])
     fields: dict[str, Any] = {"pNext": chain, "pQueueCreateInfos": [queue], "ppEnabledExtensionNames": extensions}
     return Functions(device).create("Device", hardware.handle, **fields)
@@ -205,7 +205,7 @@ def memory(vk: Functions, physical: Any, *, budget: bool = False) -> tuple[int, 
 
 
 def _queue_family(instance: Instance, physical: Any) -> int | None:
-    """One for computing alone where there is one: it does not wait for what draws."""
+    """Prefer a compute-only queue family, which does not wait for graphics."""
     families = instance.listed("GetPhysicalDeviceQueueFamilyProperties", "VkQueueFamilyProperties", physical)
     able = [i for i, family in enumerate(families) if family.queueFlags & COMPUTE]
     return min(able, key=lambda i: bool(families[i].queueFlags & GRAPHICS), default=None)

@@ -1,7 +1,8 @@
-"""The head as Vulkan dispatches: all logits, or only the tokens, where nobody reads the logits (decision 0060).
+"""Dispatches for the output head in Vulkan: all logits, or only tokens if nobody reads the logits (decision 0060).
 
-For the latter all rows of the head are scored from a copy in 4 bits, and those that could still win from the weights
-themselves, with the very sums that the logits have. With filters, others tell whether the winner passes (0026).
+For the latter, all rows of the head are scored with a 4-bit copy, and rows that could still win are scored again with
+the full weights, with exactly the sums of the logits. With filters, other rows decide whether the winner passes
+(decision 0026).
 """
 
 from __future__ import annotations
@@ -68,7 +69,7 @@ class HeadOps:
         return [*split, *made]
 
     def fits(self, ctx: Context) -> bool:
-        """Whether the program ends in a head of which there can be a compact copy, and the device can score it."""
+        """Whether the program ends in a head that can have a compact copy, and the device can score it."""
         shape, hardware = compact_shape(ctx, CHUNK), self._hardware
         if shape is None or hardware.subgroup < COMPACT_ROWS or self._group % self._lanes:
             return False
@@ -85,7 +86,8 @@ class HeadOps:
         )
 
     def tokens(self, ctx: Context, head: Choice | NormChoice, bucket: Bucket) -> list[Launch] | None:
-        """The tokens of a step's rows without their logits; None where rows are too many, or are adjusted."""
+        """Sample a step's tokens without computing all logits; None if there are too many rows, or rows are
+        adjusted."""
         if bucket.rows > COMPACT_ROWS or bucket.adjusted:
             return None
         weight = ctx.dense(head.dense.weight)
@@ -122,7 +124,7 @@ class HeadOps:
         return replace(made, kernel=spec, args=(*made.args[:-1], ctx.scratch("head state", 0)))
 
     def _packed(self, ctx: Context, name: str) -> Buffer:
-        """The compact copy of a head, made on the device when first asked for."""
+        """The compact copy of a head, made on the device on first use."""
         weight = ctx.dense(name)
         rows, cols = weight.shape
 
@@ -138,7 +140,7 @@ class HeadOps:
         return ctx.copy(name, cols * 4 + rows * (cols // 2 + 8), fill)
 
     def _multiplies(self, weight: DenseBuffer) -> bool:
-        """Whether dense_mma takes a weight."""
+        """Whether dense_mma supports a weight."""
         return matrices.has_f16(self._hardware) and weight.dtype == "f16" and weight.shape[1] % 16 == 0
 
     def _halves(self, ctx: Context, cols: int) -> tuple[Buffer, Buffer]:

@@ -1,6 +1,7 @@
-"""A layer of a step of one token as one dispatch, whose work-groups wait for one another between its parts.
+"""A whole layer in one dispatch, for steps of one token: its work-groups synchronise between the layer's parts.
 
-Vulkan promises no progress between work-groups, so this is for NVIDIA's own driver (decision 0070).
+Vulkan does not guarantee forward progress between work-groups, so this is used only with NVIDIA's own driver (decision
+0070).
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ BUFFERS = 22
 
 
 def one_launch(hardware: Hardware, ctx: Context, layer: Layer, bucket: Bucket) -> list[Launch] | None:
-    """The one launch of a layer; None where it cannot be one: always, where a device has no ``processors``."""
+    """The single launch of a layer; None if it does not fit one launch, or the device has no ``processors``."""
     groups = hardware.processors
     able = groups and hardware.macros["DOT"] and hardware.group >= GROUP and hardware.buffers >= BUFFERS
     able = able and hardware.subgroup >= LEAST_LANES and bucket.tokens == 1 and ctx.cache.dtype != "i8"
@@ -51,7 +52,7 @@ def one_launch(hardware: Hardware, ctx: Context, layer: Layer, bucket: Bucket) -
 
 
 def _sizes(hardware: Hardware, ctx: Context, layer: Layer) -> dict[str, int] | None:
-    """What the kernel is compiled for, less what depends on the context; None where it does not take the layer."""
+    """The kernel's constants, except those that depend on the context; None if it does not support the layer."""
     op = layer.attention
     weights = [ctx.ternary(product.weights) for _, product in layer.pairs]
     width, ffn, share = weights[0].cols, weights[3].cols, op.heads // op.kv_heads

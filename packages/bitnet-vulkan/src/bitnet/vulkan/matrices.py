@@ -1,4 +1,4 @@
-"""How the kernels on cooperative matrices divide their work, and which devices run them: those with subgroups of 32."""
+"""Work division of the cooperative-matrix kernels, and the devices that run them: those with subgroups of 32."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MATRIX_SHAPES = (
 
 
 class Shape(NamedTuple):
-    """A work-group of ternary_mma: its tokens and rows, its invocations, and what the kernel is compiled for."""
+    """A work-group of ternary_mma: its tokens and rows, its invocations, and the kernel's constants."""
 
     tokens: int
     rows: int
@@ -37,7 +37,7 @@ class Shape(NamedTuple):
 
 
 def shapes(hardware: Hardware) -> list[Shape]:
-    """Those that a device takes, from the largest to the smallest."""
+    """The shapes that a device supports, from the largest to the smallest."""
     if hardware.int8_tile is None or not _has_groups(hardware):
         return []
     tm, tn, tk = hardware.int8_tile
@@ -54,7 +54,7 @@ def shapes(hardware: Hardware) -> list[Shape]:
 
 
 def shape(hardware: Hardware, rows: int, tokens: int) -> Shape:
-    """The largest of which there are enough work-groups, and that does not take more tokens than there are."""
+    """The largest shape that gives enough work-groups and has no more tokens than the step."""
 
     def suits(candidate: Shape) -> bool:
         across, along, _ = candidate.grid(rows, tokens)
@@ -65,7 +65,7 @@ def shape(hardware: Hardware, rows: int, tokens: int) -> Shape:
 
 
 def has_f16(hardware: Hardware) -> bool:
-    """Whether a device runs attention_mma and dense_mma, which take up to 46 KiB of shared memory."""
+    """Whether a device supports attention_mma and dense_mma, which need up to 46 KiB of shared memory."""
     return hardware.f16_product and _has_groups(hardware) and hardware.shared >= 46 << 10
 
 

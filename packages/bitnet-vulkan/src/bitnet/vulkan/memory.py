@@ -1,4 +1,4 @@
-"""Buffers in the device's memory, and copies to and from them through memory that both sides see."""
+"""Device-memory buffers, and copies to and from them through host-visible staging memory."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ STORAGE, COPY_FROM, COPY_TO = 0x20, 1, 2
 STAGING = 16 << 20
 """Bytes of each of the two staging buffers."""
 RECORDED = 64
-"""Copies that are kept recorded, those used last: a step's upload and its tokens' download are always the same."""
+"""Number of recorded copies kept, most recently used first: a step's upload and its tokens' download always repeat."""
 
 
 @dataclass(slots=True, eq=False)
@@ -58,7 +58,7 @@ class Memory:
         self.vk.destroy("DeviceMemory", buffer.memory)
 
     def upload(self, buffer: VulkanBuffer, array: npt.NDArray[Any], offset: int) -> None:
-        """Copy an array into a buffer, in order with what is submitted."""
+        """Copy an array into a buffer, in order with submitted work."""
         data = array.reshape(-1).view(np.uint8)
         for start in range(0, data.size, STAGING):
             part = data[start : start + STAGING]
@@ -72,7 +72,7 @@ class Memory:
                 self.queue.flush()
 
     def download(self, buffer: VulkanBuffer, array: npt.NDArray[Any], offset: int) -> None:
-        """Fill an array from a buffer once all that was submitted is done."""
+        """Fill an array from a buffer after all submitted work is done."""
         data = array.reshape(-1).view(np.uint8)
         for start in range(0, data.size, STAGING):
             part = data[start : start + STAGING]
@@ -81,14 +81,14 @@ class Memory:
             part[:] = self._received[: part.size]
 
     def wait(self) -> None:
-        """Until all that was submitted is done; the staging memory is free then."""
+        """Wait for all submitted work, after which the staging memory is free."""
         self.queue.wait()
         self._used = 0
         self.queue.free(self._done)
         self._done.clear()
 
     def close(self) -> None:
-        """Free what it has itself; nothing may run any more."""
+        """Free its own objects; nothing may be running."""
         for buffer in (self._up, self._down):
             self.vk.UnmapMemory(self.vk.handle, buffer.memory)
             self.free(buffer)

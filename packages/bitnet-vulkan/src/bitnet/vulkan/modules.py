@@ -1,6 +1,6 @@
-"""Which SPIR-V modules the kernels make: one for each kernel and each set of features that its source asks about.
+"""The SPIR-V modules of the kernels: one for each kernel and each set of features that its source tests.
 
-Imports nothing of bitnet: the wheel's build loads this file by its path.
+This file imports nothing of bitnet, because the wheel's build loads it by its path.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Module:
         file: Its source, without the ending.
         entry: The kernel.
         text: The source as compilers get it, the common part in front.
-        macros: Macros of this variant; features that the source does not ask about are left out.
+        macros: Macros of this variant, without features that the source does not test.
     """
 
     file: str
@@ -42,12 +42,12 @@ class Module:
 
     @property
     def label(self) -> str:
-        """For people, such as ``sample+SUBGROUPS``."""
+        """A readable name, such as ``sample+SUBGROUPS``."""
         return "+".join([self.entry, *(name for name, value in self.macros if value and not name.startswith("ENTRY"))])
 
     @property
     def digest(self) -> str:
-        """SHA-256 of all that its SPIR-V depends on, except the compiler."""
+        """SHA-256 of everything its SPIR-V depends on, except the compiler."""
         return hashlib.sha256(repr((self.text, self.macros, TARGET)).encode()).hexdigest()
 
     @property
@@ -86,6 +86,6 @@ def _included(folder: Path, name: str) -> str:
 
 
 def _macros(source: str) -> tuple[list[str], list[str]]:
-    """The macros that a kernel cannot do without, and those of its variants."""
+    """The macros that a kernel requires, and those of its variants."""
     found = dict(_MACROS.findall(source))
     return found.get("requires", "").split(), found.get("variants", "").split()

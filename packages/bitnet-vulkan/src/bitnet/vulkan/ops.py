@@ -1,7 +1,7 @@
-"""Grids and tuning: the operations as Vulkan dispatches, fused where a step and the neighbouring operations allow it.
+"""Lowers operations to Vulkan dispatches (grids and tuning), fused if the step and neighbouring operations allow it.
 
-A step of one token is lowered to five dispatches a layer: norm and quantisation go into the product after them, the
-gate's activation into the product before it, the rotation and the cache's new entry into attention.
+A step of one token takes five dispatches per layer: norm and quantisation are fused into the next product, the gate's
+activation into the previous product, and rotation and KV cache update into attention.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ SAMPLE_GROUP, SAMPLE_EACH = 1024, 8
 """Invocations that choose a token, at most, and logits that are worth one of them."""
 GEMV_GROUP = 128
 FEW_TOKENS = 8
-"""More tokens than this take the tiled product."""
+"""Steps with more tokens than this use the tiled product."""
 TILE_M, TILE_N, TILE_GROUP = 32, 64, 128
 """Sizes of the tiled product, as in its source."""
 MATRIX_TILE = 64
@@ -71,7 +71,7 @@ class VulkanOps:
         }
 
     def lowering(self) -> Lowering:
-        """What :class:`bitnet.core.gpu.GpuDevice` takes."""
+        """The lowering for :class:`bitnet.core.gpu.GpuDevice`."""
         table, fits, group = self._table, self._head.fits, self._group
         return Lowering(table, fits, lambda _, b: b.rows == 1, scaled=True, rowwise=True, group=group)
 
@@ -129,7 +129,8 @@ class VulkanOps:
         return [*before, replace(last, args=(*last.args, ctx.step))]
 
     def _choice(self, ctx: Context, head: Choice | NormChoice, bucket: Bucket) -> list[Launch] | None:
-        """The compact head. Where filters leave the row undecided, all logits follow, and a draw from them (0026)."""
+        """The compact head. If filters leave the row undecided, all logits are then computed and sampled from (decision
+        0026)."""
         made = self._head.tokens(ctx, head, bucket)
         if made is None or not bucket.filtered:
             return made
@@ -166,7 +167,7 @@ class VulkanOps:
         return lanes
 
     def _attention_size(self, ctx: Context, op: Attention) -> dict[str, int] | None:
-        """What attention_decode is compiled for, less the parts; None where it does not take the shape."""
+        """Constants of attention_decode, without the number of parts; None if it does not support the shape."""
         group, dim, lanes = op.heads // op.kv_heads, op.head_dim, self._hardware.subgroup
         chunk, loads = CHUNKS[ctx.cache.dtype], dim // wide(ctx)
         runs = min(power_of_two(max(self._group // max(loads, 1), 1)), chunk)

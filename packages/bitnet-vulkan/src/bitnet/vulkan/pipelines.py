@@ -1,4 +1,4 @@
-"""Kernels made ready for a device: shader modules, pipelines, and the driver's own cache of them in ours."""
+"""Shader modules and pipelines of a device, and the driver's pipeline cache, stored in the kernel cache."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Pipeline:
 
 
 class Pipelines:
-    """The pipelines of a device, made when first asked for. Its caller holds a lock."""
+    """The pipelines of a device, made on first use. The caller must hold a lock."""
 
     def __init__(self, vk: Functions, hardware: Hardware, cache: KernelCache) -> None:
         self._vk, self._hardware, self._kernels = vk, hardware, cache
@@ -52,7 +52,7 @@ class Pipelines:
         """The pipeline of a kernel for a work-group of ``group``, with so many buffers and bytes of scalars.
 
         Raises:
-            KernelCompileError: No compiler takes the source, or the driver refuses what one made of it.
+            KernelCompileError: No compiler accepts the source, or the driver refuses the result.
         """
         key = (spec, group, buffers, scalars)
         if key not in self._pipelines:
@@ -65,7 +65,7 @@ class Pipelines:
         return self._pipelines[key]
 
     def save(self) -> None:
-        """Keep what the driver has compiled since the last time."""
+        """Save what the driver has compiled since the last call."""
         if not self._new:
             return
         size = api().new("size_t*")
@@ -136,6 +136,6 @@ class Pipelines:
         except OutOfMemoryError:
             raise
         except DeviceError as error:
-            message = f"the driver does not take {made.label} ({dict(spec.defines)})."
+            message = f"the driver refuses {made.label} ({dict(spec.defines)})."
             raise KernelCompileError(message, device=self._vk.device, log=str(error)) from error
         return handle[0]

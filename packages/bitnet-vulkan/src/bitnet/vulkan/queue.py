@@ -1,4 +1,4 @@
-"""Command buffers on one queue: batches of them submitted together, and waits that end."""
+"""Submits command buffers on one queue in batches, and waits for them with a time limit."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from bitnet.vulkan.driver import TIMEOUT, Functions, api, make
 from bitnet.vulkan.hardware import Hardware
 
 PATIENCE = 600.0
-"""Seconds without an end of what was submitted after which the device counts as lost."""
+"""Seconds to wait for submitted work before the device counts as lost."""
 SLICES = 20
 BATCH, MOST = 8, 64
 """Command buffers that wait for one another to be submitted together, once the device has work, and at most."""
@@ -20,7 +20,7 @@ MEMORY_READ, MEMORY_WRITE = 0x8000, 0x10000
 
 
 def barrier(vk: Functions, commands: Any, before: int, after: int) -> None:
-    """All that stages wrote in the commands before is seen by those in the commands after."""
+    """Make all writes of earlier commands visible to later commands."""
     memory = make("VkMemoryBarrier", srcAccessMask=MEMORY_WRITE, dstAccessMask=MEMORY_READ | MEMORY_WRITE)
     vk.CmdPipelineBarrier(commands, before, after, 0, 1, memory, 0, api().NULL, 0, api().NULL)
 
@@ -53,7 +53,7 @@ class Queue:
         self._info = make("VkSubmitInfo", **fields)
 
     def command_buffer(self) -> Any:
-        """A new one, to be recorded."""
+        """A new command buffer, ready for recording."""
         handle = api().new("VkCommandBuffer*")
         info = make("VkCommandBufferAllocateInfo", commandPool=self._pool, commandBufferCount=1)
         self._vk.AllocateCommandBuffers(self._vk.handle, info, handle)
@@ -61,25 +61,25 @@ class Queue:
         return handle[0]
 
     def free(self, commands: list[Any]) -> None:
-        """Give command buffers back; none of them may still run."""
+        """Free command buffers, none of which may still be running."""
         if commands:
             self._vk.FreeCommandBuffers(self._vk.handle, self._pool, len(commands), commands)
 
     def submit(self, commands: Any) -> None:
-        """Start a command buffer after all before it: at once on an idle device, else a few of them together."""
+        """Start a command buffer after all earlier ones: at once on an idle device, else in a small batch."""
         self._pending.append(commands)
         if not self.busy or len(self._pending) >= BATCH:
             self.flush()
 
     def later(self, commands: Any) -> None:
-        """Start a command buffer with the next that is submitted."""
+        """Start a command buffer together with the next one that is submitted."""
         self._pending.append(commands)
 
     def flush(self) -> None:
-        """Start all that waits.
+        """Submit all waiting command buffers.
 
         Raises:
-            OutOfMemoryError: There was none for it. Nothing of it has begun then, and all of it still waits.
+            OutOfMemoryError: There was not enough memory. Nothing has begun, and all of it still waits.
             DeviceLostError: The device is lost.
         """
         while self._pending:
@@ -96,10 +96,10 @@ class Queue:
             self.busy = True
 
     def wait(self) -> None:
-        """Start all that waits, and return once it is done.
+        """Submit all waiting command buffers, and return once they are done.
 
         Raises:
-            OutOfMemoryError: There was none to start it.
+            OutOfMemoryError: There was not enough memory to start them.
             DeviceLostError: The device is lost, or does not answer in time.
         """
         if self._lost is not None:
@@ -109,9 +109,9 @@ class Queue:
             return
         if not self._semaphore:
             self._submit(0, api().NULL, self._fence)  # it is signalled behind all that was submitted before
-        # In slices: time in which this process was stopped, or the machine asleep, uses up no more than one.
+        # Wait in slices, so that time in which the process was stopped or the machine asleep uses up at most one slice.
         if all(self._times_out(int(self.patience / SLICES * 1e9)) for _ in range(SLICES)):
-            hint = "Start again; use another device where this one is too slow for the model."
+            hint = "Restart the program; use another device if this one is too slow for the model."
             self._lost = DeviceLostError(f"no answer in {self.patience:g} s.", device=self._vk.device, hint=hint)
             raise self._lost
         if not self._semaphore:
@@ -119,7 +119,7 @@ class Queue:
         self.busy = False
 
     def close(self) -> None:
-        """Free what it has; nothing may run any more."""
+        """Free its objects; nothing may be running."""
         self._vk.destroy("Fence", self._fence)
         self._vk.destroy("Semaphore", self._semaphore)
         self._vk.destroy("CommandPool", self._pool)

@@ -1,4 +1,4 @@
-"""Finding and opening WebGPU adapters. Importing this opens no driver: the probe imports wgpu, which does."""
+"""Finds and opens WebGPU adapters. Importing this module opens no driver; the probe does, by importing wgpu."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ if TYPE_CHECKING:
     import wgpu
 
 APIS = ("Vulkan", "Metal", "D3D12")
-"""What wgpu may stand on, best first. Over OpenGL it lacks what the kernels need."""
+"""The APIs below wgpu that are supported, best first. Over OpenGL it lacks features that the kernels need."""
 INSTANCES = ("Vulkan", "Metal", "DX12")
-"""The same, as wgpu's instance names them."""
+"""The same, under the names of wgpu's instance."""
 TYPES = {"DiscreteGPU": DeviceType.DISCRETE, "IntegratedGPU": DeviceType.INTEGRATED, "CPU": DeviceType.CPU}
 FEATURES = {"subgroup": "subgroups", "shader-f16": "f16", "timestamp-query": "timestamps"}
 LOADER = {"linux": ["libvulkan.so.1"]}
@@ -46,7 +46,7 @@ class WebGPUBackend:
     """Any GPU that wgpu reaches through Vulkan, Metal or Direct3D 12.
 
     Args:
-        without: Features of a device that its kernels are to do without.
+        without: Features that the kernels must not use even if the device has them.
     """
 
     name = "webgpu"
@@ -91,18 +91,18 @@ class WebGPUBackend:
 
 
 def _adapters() -> list[wgpu.GPUAdapter]:
-    """Every adapter wgpu finds, in its order."""
+    """Every adapter that wgpu finds, in its order."""
     import wgpu
     from wgpu.backends.wgpu_native.extras import set_instance_extras
 
-    with contextlib.suppress(RuntimeError), without_display():  # someone, or a probe, made wgpu's one instance before
+    with contextlib.suppress(RuntimeError), without_display():  # wgpu's only instance was created before
         set_instance_extras(backends=INSTANCES)
     found: list[wgpu.GPUAdapter] = wgpu.gpu.enumerate_adapters_sync()
     return found
 
 
 def _usable(adapters: list[wgpu.GPUAdapter]) -> list[wgpu.GPUAdapter]:
-    """One adapter for each device, through the best of the APIs that reach it; stable, as their order numbers them."""
+    """One adapter per device, through the best API for it, in a stable order, which numbers the devices."""
     taken: dict[tuple[object, ...], set[str]] = {}
     usable = []
     for adapter in sorted((a for a in adapters if a.info["backend_type"] in APIS), key=_rank):
@@ -138,7 +138,7 @@ def _info(adapter: wgpu.GPUAdapter, index: int) -> DeviceInfo:
 
 
 def _nothing(others: list[str], versions: dict[str, str]) -> ProbeResult:
-    """Why there is no adapter: other APIs only, no Vulkan loader, no rights, or no device."""
+    """The result if there is no adapter: only other APIs, no Vulkan loader, no permission, or no device."""
 
     def result(status: ProbeStatus, reason: str, hint: str, tried: dict[str, str] | None = None) -> ProbeResult:
         return ProbeResult(status, reason=reason, hint=hint, tried=tried or {}, versions=versions)

@@ -1,7 +1,7 @@
-"""WGSL to compute pipelines of one device.
+"""Compiles WGSL to compute pipelines of one device.
 
-wgpu offers no way to take a compiled pipeline out and put it back. Every process compiles anew, from WGSL by wgpu and
-from there by the driver, many of which keep a cache of their own; bitnet's kernel cache has nothing to hold here.
+wgpu offers no way to save and restore a compiled pipeline. So every process compiles again: wgpu from WGSL, and then
+the driver, which often has a cache of its own. bitnet's kernel cache is not used here.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ _LAYOUTS = {"uniform": "uniform", "storage, read": "read-only-storage", "storage
 
 @dataclass(frozen=True, slots=True)
 class Pipeline:
-    """A kernel made ready, and how its bind groups are laid out."""
+    """A compiled kernel and its bind group layout."""
 
     pipeline: wgpu.GPUComputePipeline
     layout: wgpu.GPUBindGroupLayout
 
 
 def has_int8_dot(device: wgpu.GPUDevice) -> bool:
-    """Whether its WGSL knows ``dot4I8Packed``; wgpu-py does not list language features."""
+    """Whether the device's WGSL supports ``dot4I8Packed``; wgpu-py does not list language features."""
     try:
         device.create_shader_module(code=_TRY_DOT)
     except wgpu.GPUError:
@@ -43,10 +43,10 @@ def has_int8_dot(device: wgpu.GPUDevice) -> bool:
 
 
 def unchecked_module(device: wgpu.GPUDevice, checked: wgpu.GPUShaderModule, text: str) -> wgpu.GPUShaderModule:
-    """The same module without the checks of indices and the counters of loops that wgpu puts into untrusted shaders.
+    """The same module without the index checks and loop counters that wgpu adds to untrusted shaders.
 
-    Every index of the kernels here is bound by what the host has checked before. wgpu-py has no call for it, though the
-    library beneath it does from wgpu-native 29 on; the checked module is returned where it does not.
+    The host has checked the bounds of every index in these kernels. wgpu-py has no call for this, but the library below
+    it does from wgpu-native 29 on; with older ones, the checked module is returned.
     """
     if not hasattr(lib, "wgpuDeviceCreateShaderModuleTrusted"):
         return checked
@@ -65,7 +65,7 @@ class Compiler:
     """Compiles for one device.
 
     Args:
-        features: Which of INT8_DOT and SUBGROUPS the kernels may use.
+        features: Those of INT8_DOT and SUBGROUPS that the kernels may use.
     """
 
     def __init__(self, device: wgpu.GPUDevice, name: str, features: Collection[str]) -> None:
@@ -78,7 +78,7 @@ class Compiler:
 
         Raises:
             KernelCompileError: The source does not compile; the log is wgpu's or the driver's.
-            DeviceLostError, OutOfMemoryError: It is not the source's fault.
+            DeviceLostError, OutOfMemoryError: The device failed.
         """
         key = spec, group
         if key not in self._pipelines:

@@ -1,4 +1,4 @@
-"""An open WebGPU device: memory, and launches that are prepared once and encoded again for each step."""
+"""An open WebGPU device: memory, and launches that are prepared once and encoded for each step."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ LIMITS = (
     "max-compute-workgroup-size-x",
     "max-compute-invocations-per-workgroup",
 )
-"""Limits that are asked for as the adapter has them; of the others, WebGPU's defaults are enough."""
+"""Limits that are requested at the adapter's values; for the others, WebGPU's defaults suffice."""
 UPLOAD = 32 << 20
 """Bytes handed to wgpu at once: it copies them to memory of its own first."""
 ALIGNMENT = 256
@@ -52,7 +52,7 @@ class WebGPUDriver:
     """Implements :class:`bitnet.core.gpu.Driver` with wgpu.
 
     Args:
-        without: Features that the kernels are to do without, though the device has them.
+        without: Features that the kernels must not use even if the device has them.
     """
 
     def __init__(self, adapter: wgpu.GPUAdapter, name: str, without: Collection[str] = ()) -> None:
@@ -118,7 +118,7 @@ class WebGPUDriver:
             self._device.queue.submit([encoder.finish()])
 
     def memory(self) -> tuple[int, int]:
-        return 0, 0  # WebGPU does not tell
+        return 0, 0  # WebGPU does not report it
 
     def close(self) -> None:
         with self._guarded():
@@ -141,7 +141,7 @@ class WebGPUDriver:
 
     @contextmanager
     def _guarded(self) -> Iterator[None]:
-        """One thread at a time; wgpu's errors become ours."""
+        """Exclude other threads, and convert wgpu's errors to bitnet's."""
         with self._lock:
             try:
                 yield

@@ -1,4 +1,4 @@
-"""wgpu's errors as ours."""
+"""Converts wgpu's errors to bitnet's."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from bitnet.core.errors import DeviceError
 from bitnet.core.gpu.failures import lost, out_of_memory
 
 RAISED = (wgpu.GPUError, RuntimeError)
-"""What wgpu-py raises; the latter where it gets no device, or maps no buffer."""
+"""Exceptions that wgpu-py raises; the latter if it gets no device or cannot map a buffer."""
 
 
 def failure(error: Exception, device: str) -> DeviceError:
-    """The error that one of :data:`RAISED` stands for: of its own type where the device is lost or has no memory."""
+    """Convert one of :data:`RAISED`; lost devices and lack of memory have error types of their own."""
     text = " ".join(str(error).split()).removesuffix(".") + "."
     if "device is lost" in text:
         return lost(text, device)

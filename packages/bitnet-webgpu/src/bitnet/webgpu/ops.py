@@ -1,7 +1,7 @@
-"""Grids and tuning: what each operation launches.
+"""Lowers operations to WebGPU dispatches: grids and tuning.
 
-A step of one token is lowered to five kernels a layer: norm and quantisation go into the product after them, the gate's
-activation into the product before it, the rotation and the cache's new entry into attention.
+A step of one token takes five kernels per layer: norm and quantisation are fused into the next product, the gate's
+activation into the previous product, and rotation and KV cache update into attention.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ GROUP = 256
 """Invocations of a workgroup, unless a kernel has its own number: what every WebGPU device allows."""
 DECODE_GROUP = 256
 GEMV_TOKENS = 8
-"""More tokens than this take the tiled product."""
+"""Steps with more tokens than this use the tiled product."""
 GEMV_LANES = 16
 GEMV_EACH = 2
 """Rows that those invocations of a product of few tokens share."""
@@ -40,7 +40,7 @@ DENSE_TILE = 8
 SAMPLE_GROUP = 1024
 """Invocations that choose a token, at most: a power of two, as halves are put together."""
 SPLIT_CONTEXT = 64
-"""Positions that are worth a workgroup of attention of their own."""
+"""Minimum positions per workgroup of split attention."""
 MERGED_SPLITS = 8
 """Parts of attention, at most, where every workgroup of the product after it reads them all."""
 MAX_SPLITS = 32
@@ -67,7 +67,7 @@ DENSE_SHARED = 6 * 1024
 
 
 class WebGPUOps:
-    """The lowering for a device with these limits, in WebGPU's names."""
+    """The lowering for a device with these limits, under WebGPU's names."""
 
     def __init__(self, limits: Mapping[str, int]) -> None:
         self._binding = limits["max-storage-buffer-binding-size"]
@@ -90,7 +90,7 @@ class WebGPUOps:
         }
 
     def lowering(self) -> Lowering:
-        """What :class:`bitnet.core.gpu.GpuDevice` takes."""
+        """The lowering for :class:`bitnet.core.gpu.GpuDevice`."""
         return Lowering(self._table, scaled=True, rowwise=True, group=GROUP)
 
     def embed(self, ctx: Context, op: Embed, bucket: Bucket) -> list[Launch]:
@@ -143,7 +143,7 @@ class WebGPUOps:
         return launches
 
     def attention(self, ctx: Context, op: Attention, bucket: Bucket) -> list[Launch]:
-        """Prompts go by tiles of tokens where workgroup memory holds them; else each token goes by itself."""
+        """Prompts are tiled if the tiles fit workgroup memory; otherwise tokens are processed one by one."""
         defines, team = kv_defines(ctx, op), self._team(op)
         rows, quads = TILE_SIDE * ATTENTION_EACH, op.head_dim // 4
         fixed = 16 * rows * (ATTENTION_KEYS // 4 + 1) + 4 * (ATTENTION_KEYS + GROUP + rows)

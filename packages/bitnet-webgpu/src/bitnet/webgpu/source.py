@@ -1,4 +1,4 @@
-"""Kernel sources as WGSL for one launch: WGSL has neither a preprocessor nor a way to ask what a kernel binds."""
+"""Preprocesses kernel sources, as WGSL has neither a preprocessor nor a way to query a kernel's bindings."""
 
 from __future__ import annotations
 
@@ -15,12 +15,13 @@ _DECLARED = re.compile(
 
 
 def preprocess(text: str, defines: Mapping[str, int | str]) -> str:
-    """The text for given constants, which stand in front of it.
+    """The preprocessed text for given constants, which are prepended.
 
-    A line ``#if NAME`` or ``#if !NAME`` keeps the lines up to its ``#else`` or ``#endif`` where the constant is, or is
-    not, there and other than 0. ``#repeat NAME COUNT`` writes the lines up to its ``#end`` COUNT times, a number or a
-    constant, each time as a block of its own with NAME as the next of ``0u``, ``1u``, …: what a driver does not unroll,
-    it may index in memory. Lines that go leave empty ones: a compiler's line numbers fit, less the constants.
+    A line ``#if NAME`` or ``#if !NAME`` keeps the lines up to its ``#else`` or ``#endif`` if the constant is, or is
+    not, defined and non-zero. ``#repeat NAME COUNT`` repeats the lines up to its ``#end`` COUNT times (a number or a
+    constant), each time as a block with NAME replaced by ``0u``, ``1u``, …. This forces unrolling: otherwise a driver
+    may keep arrays in memory. Removed lines become empty ones, so that a compiler's line numbers match, offset by the
+    constants.
     """
     kept, conditions = [], [True]
     for line in text.splitlines():
@@ -58,9 +59,9 @@ def _repeated(lines: Iterator[str], defines: Mapping[str, int | str]) -> list[st
 
 
 def bindings(text: str, entry: str) -> list[str]:
-    """What a kernel of a preprocessed source binds: ``uniform``, ``storage, read`` or ``storage, read_write``.
+    """The types of a kernel's bindings: ``uniform``, ``storage, read`` or ``storage, read_write``.
 
-    Its bindings are those declared between the kernel before it, if there is one, and it.
+    A kernel's bindings are those declared between the previous kernel, if any, and itself.
     """
     found: dict[int, str] = {}
     for number, kind, name in _DECLARED.findall(text):

@@ -1,6 +1,6 @@
-"""The ``bitnet`` command line: a module for each command, and what they share.
+"""The ``bitnet`` command line: one module for each command, and shared helpers.
 
-``bitnet --help`` imports every module here, so each imports what it works with inside its functions.
+``bitnet --help`` imports every module here, so each imports its heavy dependencies inside its functions.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def main(args: Sequence[str] | None = None) -> int:
     status = _run(list(sys.argv[1:] if args is None else args))
     try:
         sys.stdout.flush()
-    except OSError:  # the failure of this very stream is being told; the interpreter would complain at its end
+    except OSError:  # this stream's failure is already being reported; the interpreter would complain again at exit
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, sys.stdout.fileno())
         os.close(nowhere)
@@ -58,7 +58,7 @@ def _run(args: list[str]) -> int:
     except click.exceptions.Exit as done:
         return done.exit_code
     except BitNetError as error:
-        log = getattr(error, "log", "")  # a compiler's log: whole pages
+        log = getattr(error, "log", "")  # a compiler's log, pages long
         return _fail(error.message.removesuffix(f"\n{log}"), error.hint, error.exit_code)
     except click.UsageError as error:
         path = error.ctx.command_path if error.ctx is not None else "bitnet"
@@ -78,7 +78,7 @@ def _run(args: list[str]) -> int:
 
 
 def _fail(message: str, hint: str | None, status: int) -> int:
-    """One line on stderr, and the traceback before it where the log level asks for everything."""
+    """Print one line on stderr, after the traceback if the log level is debug."""
     if os.environ.get("BITNET_LOG", "").lower() == "debug":
         with suppress(OSError):
             sys.stderr.write(f"{indented(traceback.format_exc().rstrip())}\n")
@@ -90,9 +90,9 @@ def _fail(message: str, hint: str | None, status: int) -> int:
 
 
 def _open_closed_streams() -> None:
-    """A program may be started without a standard stream, as by ``2>&-``; the next file opened would take its place.
+    """Open any standard stream that is closed, as by ``2>&-``; otherwise the next file opened would take its place.
 
-    An answer that cannot be written is an error, so what stands for standard output can only be read.
+    The replacement for standard output is opened for reading only, so that writing an answer to it is an error.
     """
     for name, flags, mode in (
         ("stdin", os.O_RDONLY, "r"),
@@ -104,9 +104,9 @@ def _open_closed_streams() -> None:
 
 
 def _use_utf8() -> None:
-    """Models write in every script: do not let a terminal's or a pipe's narrow encoding end the answer.
+    """Use UTF-8 for all standard streams: models write in every script, and an encoding error would end the answer.
 
-    Bytes typed that are not UTF-8 become surrogates, which a text that is tokenized must not have.
+    Input bytes that are not UTF-8 become surrogates; text to be tokenized must not contain these.
     """
     for stream, errors in ((sys.stdin, "surrogateescape"), (sys.stdout, "replace"), (sys.stderr, "replace")):
         if hasattr(stream, "reconfigure"):

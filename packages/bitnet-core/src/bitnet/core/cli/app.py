@@ -1,4 +1,4 @@
-"""The group of commands, and what ``bitnet --help`` says beside their names."""
+"""The command group, and the rest of what ``bitnet --help`` prints."""
 
 from __future__ import annotations
 
@@ -25,26 +25,27 @@ from bitnet.core.support.system import core_version
 EXIT_CODES = {
     0: "done",
     1: "any other error",
-    2: "wrong use: an option, an argument or an input that does not fit",
-    3: "the device that was asked for cannot be had",
-    4: "a model file cannot be read, or cannot be had from the hub",
-    5: "a device failed while it was in use",
-    6: "a receipt does not hold, or is none",
-    129: "ended by a terminal that went away (SIGHUP)",
+    2: "usage error: an invalid option, argument or input",
+    3: "the requested device is not available",
+    4: "a model file cannot be read, or cannot be downloaded from the hub",
+    5: "a device failed during use",
+    6: "a receipt does not hold, or the file is not a receipt",
+    129: "ended because the terminal closed (SIGHUP)",
     130: "interrupted (Ctrl-C)",
-    141: "the reader of the output went away",
+    141: "the reader of the output closed it",
     143: "ended by SIGTERM",
 }
 
 
 class Commands(click.Group):
-    """Our commands in the order given, then other packages'; the help ends in environment variables and exit codes."""
+    """Our commands in the order given, then other packages'. The help ends with environment variables and exit
+    codes."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return [*self.commands, *sorted(plugins.found().keys() - self.commands.keys())]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name in self.commands:  # and no other package is looked for
+        if cmd_name in self.commands:  # without searching other packages
             return self.commands[cmd_name]
         point = plugins.found().get(cmd_name)
         return None if point is None else plugins.load(point)

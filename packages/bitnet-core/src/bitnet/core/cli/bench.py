@@ -37,7 +37,7 @@ def _numbers(ctx: click.Context, param: click.Parameter, text: str | None) -> li
     try:
         numbers = [] if text is None else [int(part) for part in text.split(",")]
     except ValueError:
-        raise click.BadParameter(f"{text!r} is no list of numbers such as 128,512.", ctx, param) from None
+        raise click.BadParameter(f"{text!r} is not a list of numbers such as 128,512.", ctx, param) from None
     if negative := [number for number in numbers if number < 0]:
         raise click.BadParameter(f"{negative[0]} is less than 0.", ctx, param)
     return numbers
@@ -70,7 +70,7 @@ def _numbers(ctx: click.Context, param: click.Parameter, text: str | None) -> li
     callback=_numbers,
     default="0",
     show_default=True,
-    help="Tokens that are in the cache before.",
+    help="Tokens already in the KV cache before each measurement.",
 )
 @click.option(
     "-np",
@@ -88,7 +88,7 @@ def _numbers(ctx: click.Context, param: click.Parameter, text: str | None) -> li
     type=click.IntRange(1),
     default=5,
     show_default=True,
-    help="Times each is measured, after one that does not count.",
+    help="Repetitions of each measurement, after one uncounted warm-up.",
 )
 @click.option(
     "-b",
@@ -97,7 +97,7 @@ def _numbers(ctx: click.Context, param: click.Parameter, text: str | None) -> li
     type=int,
     default=512,
     show_default=True,
-    help="Tokens of a prompt that are computed together.",
+    help="Maximum prompt tokens per step.",
 )
 @click.option(
     "-t",
@@ -110,7 +110,7 @@ def _numbers(ctx: click.Context, param: click.Parameter, text: str | None) -> li
     "--plot",
     metavar="FILE",
     type=FileName(),
-    help="Draw what was measured, as PNG or SVG by the file's ending.",
+    help="Plot the results to this PNG or SVG file.",
 )
 @device_option
 @strict_option
@@ -135,8 +135,8 @@ def bench(
 ) -> None:
     """Measure prefill and decode in tokens per second.
 
-    On a CPU also what the machine could do with that number of threads, measured in the same run: how fast it reads
-    memory, which bounds decode, and how fast it multiplies int8, which bounds prefill.
+    On a CPU, the same run also measures the machine's limits for that number of threads: how fast it reads memory,
+    which bounds decode, and how fast it multiplies int8, which bounds prefill.
 
     \b
     bitnet bench -m model.gguf

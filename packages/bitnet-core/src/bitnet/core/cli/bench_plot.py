@@ -1,4 +1,4 @@
-"""The figure of ``bitnet bench --plot``: speeds, and what the machine's limits would allow."""
+"""The figure of ``bitnet bench --plot``: measured speeds, and the speeds that the machine's limits would allow."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ TITLES = {
 
 
 def check_plot(path: Path) -> None:
-    """Whether a figure can be written there, before anything is measured for it.
+    """Check that a figure can be written to ``path``, before anything is measured.
 
     Raises:
-        InvalidInputError: The file's ending is unknown, its folder is not there, or matplotlib is not.
+        InvalidInputError: The file's extension is unknown, its folder does not exist, or matplotlib is not installed.
     """
     if path.suffix.lower() not in FORMATS:
         raise InvalidInputError(
-            f"--plot {path}: a figure's file ends in {' or '.join(FORMATS)}, not in {path.suffix or 'nothing'!r}."
+            f"--plot {path}: the file must end in {' or '.join(FORMATS)}, not in {path.suffix or 'nothing'!r}."
         )
     if not path.parent.is_dir():
-        raise InvalidInputError(f"--plot {path}: the folder {path.parent} is not there.")
+        raise InvalidInputError(f"--plot {path}: the folder {path.parent} does not exist.")
     try:
         importlib.import_module("matplotlib.figure")
     except ImportError as error:
@@ -43,7 +43,7 @@ def check_plot(path: Path) -> None:
 
 
 def write_plot(path: Path, title: str, subtitle: str, results: Sequence[Measurement]) -> None:
-    """Write the figure whole, or not at all: a row for each test, with its speed and the limit's.
+    """Write the figure atomically: a row for each test, with its speed and the limit.
 
     Args:
         path: Checked by :func:`check_plot`.
@@ -60,7 +60,7 @@ def write_plot(path: Path, title: str, subtitle: str, results: Sequence[Measurem
 
     panels = [rows for kind in TITLES if (rows := [r for r in results if r.test.kind == kind])]
     heights = [len(rows) + 1.2 for rows in panels]
-    # Not the user's style, and names of models as they are: a "$" is no formula.
+    # Ignore the user's style, and show model names verbatim: a "$" does not start a formula.
     with matplotlib.style.context("default"), matplotlib.rc_context({"text.parse_math": False}):
         figure = Figure(figsize=(9, 0.8 + 0.62 * sum(heights)), dpi=150, layout="constrained")
         figure.suptitle(title, fontsize=13, fontweight="bold")
@@ -73,7 +73,7 @@ def write_plot(path: Path, title: str, subtitle: str, results: Sequence[Measurem
 
 
 def draw(axes: Axes, rows: Sequence[Measurement]) -> None:
-    """A bar for each test, a mark where it would end at the limit, and the numbers above."""
+    """Draw a bar for each test, a mark at the speed that the limit would allow, and the numbers above."""
     title, color, limit = TITLES[rows[0].test.kind]
     positions = range(len(rows))
     means = [row.mean for row in rows]
@@ -105,7 +105,7 @@ def _text(row: Measurement) -> str:
 
 
 def limit_of(row: Measurement) -> str:
-    """The limit that was met first, and what it was: ``the int8 peak, 448 GMAC/s``."""
+    """The limit that bounds this test, with its value: ``the int8 peak, 448 GMAC/s``."""
     if row.limits is None:
         return ""
     if row.bound == "int8":

@@ -1,4 +1,4 @@
-"""``bitnet cache``: what is kept on disk."""
+"""``bitnet cache``: files that bitnet keeps on disk."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from bitnet.core.support.units import size
 
 @click.group(no_args_is_help=False)
 def cache() -> None:
-    """Look at, or clear, what is kept on disk: compiled kernels, and the lines typed in conversations."""
+    """Show or clear what is kept on disk: compiled kernels, and the lines typed in conversations."""
 
 
 @cache.command()
 @json_option
 def info(as_json: bool) -> None:
-    """Show where compiled kernels are kept, how many and how large."""
+    """Show where compiled kernels are kept, how many there are, and their size."""
     from bitnet.core.support.cache import KernelCache
 
     stats = KernelCache().stats()

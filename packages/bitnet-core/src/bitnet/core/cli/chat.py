@@ -29,14 +29,15 @@ Ctrl-C stops an answer. A line that ends in \\ goes on in the next one."""
 @model_options
 @context_option
 @sampling_options
-@click.option("--no-history", is_flag=True, help="Neither offer the lines of earlier conversations nor keep these.")
+@click.option("--no-history", is_flag=True, help="Neither load nor save the lines typed in conversations.")
 def chat(system: str | None, no_history: bool, **params: Any) -> None:
-    """Talk with a model; /help in the conversation says how.
+    """Chat with a model; type /help for the commands.
 
-    Where the context is full, the oldest exchange is forgotten, and the answer says so.
+    When the context is full, the oldest exchanges are forgotten, and a note says so.
 
-    What is typed at a terminal is kept for the arrow keys of later conversations, in the file chat_history of the
-    cache folder, which only you can read. --no-history keeps nothing, and 'bitnet cache clear' removes it.
+    Lines typed at a terminal are saved in the file chat_history of the cache folder, which only you can read, so that
+    the arrow keys recall them in later conversations. --no-history saves nothing, and 'bitnet cache clear' removes the
+    file.
     """
     options = sampling(params)
     expect_template()
@@ -56,7 +57,7 @@ def chat(system: str | None, no_history: bool, **params: Any) -> None:
                 elif command == "/reset":
                     conversation.reset()
                 elif command.startswith("/") and " " not in command:
-                    note(f"there is no {command}; /help lists what there is.")
+                    note(f"unknown command {command}; /help lists the commands.")
                 elif line.strip():
                     conversation.say(line)
 
@@ -66,7 +67,7 @@ Exchange = list[dict[str, str]]
 
 
 class Conversation:
-    """What was said so far, kept short enough to leave a quarter of the context for the next answer."""
+    """The exchanges so far, shortened to leave a quarter of the context for the next answer."""
 
     def __init__(self, model: Model, system: str | None, options: Any) -> None:
         self._model, self._options = model, options
@@ -77,7 +78,7 @@ class Conversation:
         self._exchanges.clear()
 
     def say(self, text: str) -> None:
-        """Print the answer to a message. An interrupt ends it, and what there is of it is kept."""
+        """Print the answer to a message. An interrupt ends the answer; the part printed so far is kept."""
         exchanges = [*self._exchanges, [{"role": "user", "content": text}]]
         try:
             while (
@@ -86,7 +87,7 @@ class Conversation:
             ):
                 del exchanges[0]
             stream = self._model.chat_stream(self._messages(exchanges), **self._options)
-        except InvalidInputError as error:  # it is too long, or no text
+        except InvalidInputError as error:  # it is too long, or not text
             note(str(error))
             return
         if forgotten := len(self._exchanges) + 1 - len(exchanges):
@@ -109,12 +110,13 @@ class Conversation:
 
 
 def _ask() -> str | None:
-    """What the person typed; None at the end of the input."""
+    """The user's next message; None at the end of the input."""
     prompts = ("> ", "… ") if sys.stdin.isatty() and sys.stdout.isatty() else ("", "")
     lines: list[str] = []
     while True:
         try:
-            line = input(prompts[bool(lines)]).removesuffix("\r")  # of a pipe whose lines end as on Windows
+            line = input(prompts[bool(lines)]).removesuffix("\r")  # a pipe's lines may end in \r
+
         except EOFError:
             return "\n".join(lines) if lines else None
         except KeyboardInterrupt:
@@ -128,7 +130,7 @@ def _ask() -> str | None:
 
 @contextmanager
 def _line_editing(*, keep: bool) -> Iterator[None]:
-    """Line editing, and with ``keep`` the lines of earlier conversations, where Python has it and a person types."""
+    """Enable line editing if Python supports it and stdin is a terminal; with ``keep``, load and save earlier lines."""
     if not sys.stdin.isatty():
         yield
         return

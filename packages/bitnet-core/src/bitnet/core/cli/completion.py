@@ -1,4 +1,4 @@
-"""``bitnet completion``: the script that makes a shell complete commands, options, devices and model files."""
+"""``bitnet completion``: shell completion of commands, options, devices and model files."""
 
 from __future__ import annotations
 
@@ -36,16 +36,16 @@ complete -o nosort -F %(complete_func)s %(prog_name)s
 
 
 class Bash(BashComplete):
-    """click's own script lets bash split and expand what it inserts; this one has it quoted.
+    """Bash completion that quotes what it inserts; click's own script lets bash split and expand it.
 
-    Items of the type ``name`` are names of files, which bash quotes in the way in which the word was begun.
+    Items of the type ``name`` are file names, which bash quotes with the quote character the word began with.
     """
 
     source_template = _BASH
 
 
 class _Plain:
-    """For shells that quote all they insert: a ``name`` is like any other item."""
+    """For shells that quote everything they insert: a ``name`` is like any other item."""
 
     def format_completion(self, item: CompletionItem[Any]) -> str:
         if item.type == "name":
@@ -59,7 +59,7 @@ class Zsh(_Plain, ZshComplete):
 
 
 class Fish(_Plain, FishComplete):
-    """click's own script cuts an item at its second comma."""
+    """Fish completion that keeps commas in items; click's own script cuts an item at its second comma."""
 
     source_template = FishComplete.source_template.replace('string split ","', 'string split --max 1 ","')
 

@@ -1,6 +1,6 @@
-"""Text in and out: UTF-8 from files and pipes, JSON on stdout, progress on a terminal's stderr, numbers for people.
+"""Input and output: UTF-8 from files and pipes, JSON on stdout, progress on a terminal's stderr, readable numbers.
 
-Every command writes through this module, which lets no control character of a foreign text reach a terminal.
+Every command writes through this module, which keeps control characters in untrusted text away from the terminal.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from bitnet.core.errors import InvalidInputError
 from bitnet.core.support.foreign import label, printable, without_controls
 
 NARROW = 50
-"""Columns below which a terminal has no place for tables and bars."""
+"""A terminal with fewer columns has no room for tables and bars."""
 
 
 def read_text(source: Path | None) -> str:
-    """The text of a file, or of standard input where there is none."""
+    """The text of a file, or of standard input if ``source`` is None."""
     data = sys.stdin.buffer.read() if source is None else source.read_bytes()
     try:
         return data.decode("utf-8-sig")  # Windows begins files with a byte order mark
@@ -35,14 +35,14 @@ def read_text(source: Path | None) -> str:
 
 
 def say(*lines: str) -> None:
-    """Lines on standard output; unprintable characters in them, newlines too, are shown as escapes."""
+    """Print lines on standard output; unprintable characters in them, including newlines, are shown as escapes."""
     _put("".join(f"{printable(line)}\n" for line in lines))
 
 
 def print_json(value: Any) -> None:
-    """A document on standard output; unprintable characters are written as JSON's escapes.
+    """Print a document on standard output; unprintable characters are written as JSON escapes.
 
-    JSON has no numbers that are not finite: they are the texts ``inf``, ``-inf`` and ``nan``.
+    JSON cannot represent non-finite numbers; they become the strings ``inf``, ``-inf`` and ``nan``.
     """
     text = json.dumps(_finite(value), indent=2, ensure_ascii=False, allow_nan=False)
     _put(re.sub(r"[^ -~\n]", lambda c: c[0] if c[0].isprintable() else json.dumps(c[0])[1:-1], text) + "\n")
@@ -57,19 +57,20 @@ def _finite(value: Any) -> Any:
 
 
 def answer(text: str) -> None:
-    """A piece of a model's text, at once: into a file or a pipe unchanged, to a terminal without controls."""
+    """Print a piece of a model's text at once: unchanged to a file or pipe, without control characters to a
+    terminal."""
     _put(without_controls(text) if sys.stdout.isatty() else text)
 
 
 def note(*lines: str) -> None:
-    """Lines for the person at the terminal, on stderr; where that cannot be written, the command goes on."""
+    """Print lines for the user on stderr; if it cannot be written to, the command goes on."""
     with suppress(OSError):
         sys.stderr.write("".join(f"{printable(line)}\n" for line in lines))
         sys.stderr.flush()
 
 
 def _put(text: str) -> None:
-    """Write to standard output; the OSError where that fails names it."""
+    """Write to standard output; an OSError raised here names the stream."""
     try:
         sys.stdout.write(text)
         sys.stdout.flush()
@@ -80,7 +81,7 @@ def _put(text: str) -> None:
 
 @contextmanager
 def progress(label: str) -> Iterator[Callable[[int, int], None]]:
-    """A function to call with the amount done and the total; it draws a bar where stderr is a terminal."""
+    """Yield a function to call with the amount done and the total; it draws a bar if stderr is a terminal."""
     if not sys.stderr.isatty():
         yield lambda done, total: None
         return
@@ -98,7 +99,7 @@ def progress(label: str) -> Iterator[Callable[[int, int], None]]:
 
 @contextmanager
 def compile_progress() -> Iterator[None]:
-    """Say on a terminal's stderr what is being compiled, which takes seconds on a device's first launch."""
+    """Show on a terminal's stderr which kernels are being compiled: a device's first launch takes seconds."""
     if not sys.stderr.isatty():
         yield
         return

@@ -26,15 +26,15 @@ TYPES = ("i2_s", "tq1_0", "tq2_0", "q2_0", "q2_0_g128", "pq2_0", "ptq1_0", "stq1
     help=f"Encoding of the ternary weights: {', '.join(TYPES)}.  [default: i2_s where each matrix has one scale, else "
     "q2_0]",
 )
-@click.option("--force", is_flag=True, help="Replace TARGET where it is there already.")
+@click.option("--force", is_flag=True, help="Replace TARGET if it exists.")
 @i2s_layout_option
 @verbose_option
 def convert(source: Path | str, target: Path, dtype: str | None, force: bool, i2s_layout: str) -> None:
     """Convert a model to a GGUF file.
 
     SOURCE is a folder from Hugging Face (packed or master weights) or of MLX (2 bits), a model on the hub
-    (hf:ORG/NAME), or a GGUF file. Ternary weights and their scales keep every bit, or the conversion ends with an
-    error; a folder's embeddings and heads of floats become F16.
+    (hf:ORG/NAME), or a GGUF file. Ternary weights and their scales are converted exactly, or the conversion ends with
+    an error. A folder's float embeddings and output heads become F16.
 
     \b
     bitnet convert bitnet-b1.58-2B-4T/ 2b4t.gguf
@@ -57,7 +57,7 @@ def convert_to(
     if target.is_dir():
         raise InvalidInputError(f"{target} is a folder; name the file to write.")
     if target.exists() and not force:
-        raise InvalidInputError(f"{target} is there already.", hint="Name another file, or give --force.")
+        raise InvalidInputError(f"{target} already exists.", hint="Name another file, or use --force.")
     name = None
     if isinstance(source, str):
         from bitnet.core.hub.names import parse

@@ -1,4 +1,4 @@
-"""``bitnet devices``: what is here, and whether it works, found out by running a kernel on each device."""
+"""``bitnet devices``: the devices of this machine, and whether a kernel gives the right result on each."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 def devices(as_json: bool) -> None:
     """List every backend and device, and run a kernel on each.
 
-    A backend that cannot be used says why, and what to do about it. Each device multiplies a random ternary matrix and
-    must give exactly what numpy does. Ends with status 5 where one does not. Every backend is tried in a process of its
-    own, so that one that crashes or hangs is told of like any other.
+    For a backend that cannot be used, it says why and what to do about it. Each device multiplies a random ternary
+    matrix, and the result must equal numpy's exactly; otherwise the exit status is 5. Every backend runs in a process
+    of its own, so that a crash or a hang is reported like any other failure.
     """
     from bitnet.core.devices.document import backend_document, look
     from bitnet.core.devices.select import select_devices

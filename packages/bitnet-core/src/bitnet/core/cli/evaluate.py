@@ -1,4 +1,4 @@
-"""``bitnet perplexity`` and ``bitnet eval``: how good a model is, measured."""
+"""``bitnet perplexity`` and ``bitnet eval``: measurements of a model's quality."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ CHUNK = 512
     "--ctx-size",
     metavar="N",
     type=int,
-    help="Tokens of a chunk; the second half of each is scored.  [default: 512, or the model's context if less]",
+    help="Tokens per chunk; the second half of each is scored.  [default: 512, or the model's context if less]",
 )
 @model_options
 @json_option
@@ -55,7 +55,7 @@ def perplexity(file: Path, as_json: bool, **params: Any) -> None:
 
 @click.group("eval", no_args_is_help=False)
 def evaluate() -> None:
-    """Ask a model questions whose answers are known."""
+    """Ask a model questions that have known answers."""
 
 
 @evaluate.command()
@@ -69,7 +69,7 @@ def evaluate() -> None:
 def demo(problems: int, seed: int, parallel: int, as_json: bool, **params: Any) -> None:
     """Ask the demo model problems it was not trained on.
 
-    Counts the right answers. Ends with status 1 where it gets fewer right than is claimed of it.
+    Counts the right answers. The exit status is 1 if there are fewer than the model is claimed to get.
     """
     from bitnet.core.evaluation import demo_eval
 

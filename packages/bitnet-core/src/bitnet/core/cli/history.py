@@ -15,13 +15,13 @@ def history_path() -> Path:
     """Where ``bitnet chat`` keeps them.
 
     Raises:
-        RuntimeError: The user has no home.
+        RuntimeError: The user has no home folder.
     """
     return cache_folder() / "chat_history"
 
 
 def read_history() -> list[str]:
-    """The lines, oldest first; none where there is no such file.
+    """The lines, oldest first; none if there is no such file.
 
     Raises:
         OSError: It cannot be read, or is a link, a pipe or a folder.
@@ -35,7 +35,7 @@ def read_history() -> list[str]:
 
 
 def add_to_history(lines: list[str]) -> None:
-    """Add lines at the end; the oldest beyond 1000 go.
+    """Append lines; of more than 1000, the oldest are dropped.
 
     Raises:
         OSError: The file cannot be written, or is a link, a pipe or a folder.
@@ -63,7 +63,7 @@ def clear_history() -> int:
 
 
 def _open(flags: int) -> int:
-    """A descriptor of the file itself: what a link leads to is not touched, and a pipe not waited for."""
+    """Open the file itself: links are not followed, and a pipe is not waited for."""
     path = history_path()
     handle = os.open(path, flags | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0), 0o600)
     try:

@@ -15,16 +15,18 @@ from bitnet.core.support.units import size
 
 @click.command()
 @click.argument("name", shell_complete=complete_cached)
-@click.option("--convert", "to_convert", is_flag=True, help="Make NAME.gguf here of a model that has only safetensors.")
+@click.option(
+    "--convert", "to_convert", is_flag=True, help="Convert a model that has only safetensors to NAME.gguf here."
+)
 @verbose_option
 def pull(name: str, to_convert: bool) -> None:
     """Download a model from the Hugging Face Hub.
 
-    It goes into the hub's own cache; the path of its file is printed.
+    The file goes into the hub's own cache; its path is printed.
 
-    NAME is ORG/NAME, or ORG/NAME:FILE with a file or an encoding (i2_s) of it; without, the file is taken that runs
-    best here. What is there already is not downloaded again, and what broke off goes on. HF_TOKEN, HF_HOME,
-    HF_HUB_OFFLINE and HF_ENDPOINT work as in huggingface_hub.
+    NAME is ORG/NAME, or ORG/NAME:FILE, where FILE is one of its files or an encoding (i2_s); without FILE, the file
+    that runs best here is chosen. A complete file is not downloaded again, and an interrupted download resumes.
+    HF_TOKEN, HF_HOME, HF_HUB_OFFLINE and HF_ENDPOINT work as in huggingface_hub.
 
     \b
     bitnet pull microsoft/bitnet-b1.58-2B-4T-gguf
@@ -49,11 +51,11 @@ def pull(name: str, to_convert: bool) -> None:
 @json_option
 @verbose_option
 def list_models(as_json: bool) -> None:
-    """List the models that came from the Hugging Face Hub.
+    """List the models downloaded from the Hugging Face Hub.
 
-    One GGUF file of its cache a line: name, size, family and path.
+    One line for each GGUF file in the hub's cache: name, size, family and path.
 
-    Each name can be given to -hf, and to 'bitnet rm'. Other programs that use the hub have their models there, too.
+    -hf and 'bitnet rm' accept each name. The cache also holds the models of other programs that use the hub.
     """
     from bitnet.core.hub.cached import cache_folder, models
 
@@ -63,7 +65,7 @@ def list_models(as_json: bool) -> None:
         print_json([{name: getattr(m, name) for name in names} | {"path": str(m.path)} for m in found])
         return
     if not found:
-        note(f"No model is in {cache_folder()}; 'bitnet pull ORG/NAME' gets one.")
+        note(f"No model is in {cache_folder()}; 'bitnet pull ORG/NAME' downloads one.")
         return
     width = max(len(f"{m.repo}:{m.file}") for m in found)
     for m in found:
@@ -73,13 +75,13 @@ def list_models(as_json: bool) -> None:
 
 @click.command("rm")
 @click.argument("name", shell_complete=complete_cached)
-@click.option("-y", "--yes", is_flag=True, help="Do not ask.")
+@click.option("-y", "--yes", is_flag=True, help="Do not ask for confirmation.")
 @verbose_option
 def remove(name: str, yes: bool) -> None:
     """Remove a model from the Hugging Face Hub's cache.
 
-    NAME is ORG/NAME, of which everything goes, or ORG/NAME:FILE with a file or an encoding of it. Other programs that
-    use the hub lose it, too.
+    NAME is ORG/NAME, which removes all of the model's files, or ORG/NAME:FILE, where FILE is one of its files or an
+    encoding. Other programs that share the cache lose the model, too.
 
     \b
     bitnet rm microsoft/bitnet-b1.58-2B-4T-gguf
@@ -94,7 +96,7 @@ def remove(name: str, yes: bool) -> None:
         what = f"{model} ({len(planned.files)} files; {size(planned.size)})"
     if not yes:
         if not sys.stdin.isatty():
-            raise click.UsageError("there is no terminal to ask at; -y removes without asking.")
+            raise click.UsageError("no terminal to confirm at; use -y to remove without asking.")
         if not click.confirm(f"Remove {what}?", err=True):
             raise click.Abort
     planned.execute()

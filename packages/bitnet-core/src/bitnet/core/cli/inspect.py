@@ -1,4 +1,4 @@
-"""``bitnet inspect``: what is in a model file, and what is odd about it."""
+"""``bitnet inspect``: the contents of a model file, with warnings about anything odd."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 MOST_WARNINGS = 5
 MOST_ELEMENTS = 16
-"""Elements of an array that are shown; of a longer one, the first few and how many there are."""
+"""Maximum number of array elements shown; of a longer array, only the first few and the count are shown."""
 
 
 @click.command()
@@ -33,9 +33,9 @@ MOST_ELEMENTS = 16
 def inspect(file: Path | str | None, i2s_layout: str, as_json: bool) -> None:
     """Show a GGUF file's metadata and tensors.
 
-    Ternary tensors come with their shares of -1, 0 and +1, and a warning where these speak against the file, or against
-    the layout that I2_S tensors are taken to have. FILE may be a model on the hub (hf:ORG/NAME); without it, the model
-    in this package is shown. Ends with status 4 where bitnet cannot run it.
+    For ternary tensors it shows the shares of -1, 0 and +1, and warns if these suggest a damaged file or another I2_S
+    layout. FILE may be a model on the hub (hf:ORG/NAME); without FILE, the model in this package is shown. The exit
+    status is 4 if bitnet cannot run the model.
     """
     from bitnet.core.gguf import GGUFFile
     from bitnet.core.hub import local_path
@@ -95,12 +95,12 @@ def _document(gguf: GGUFFile, config: ModelConfig | None, reports: list[TensorRe
 
 
 def _python(value: Any) -> Any:
-    """A number or an array of numpy's as Python's own."""
+    """A numpy number or array as plain Python values."""
     return value.tolist() if hasattr(value, "tolist") else value
 
 
 def _plain(value: Any) -> Any:
-    """A value for JSON; of a long array only its beginning."""
+    """A value for JSON; long arrays are cut short."""
     values = _python(value)
     if not isinstance(values, list):
         return values
@@ -145,13 +145,13 @@ def _lines(gguf: GGUFFile, config: ModelConfig | None, reports: list[TensorRepor
 
 
 def _encoding(report: TensorReport) -> str:
-    """How a ternary tensor is stored, in words."""
+    """A description of a ternary tensor's encoding."""
     group = report.statistics and report.statistics.group
     return f"{report.info.type.name} ({f'a scale for each {group} columns' if group else 'one scale each'})"
 
 
 def _short(value: Any) -> str:
-    """A value in a few words."""
+    """A value, abbreviated."""
     if isinstance(value, str):
         return repr(value if len(value) <= 60 else f"{value[:57]}...")
     values = _python(value)

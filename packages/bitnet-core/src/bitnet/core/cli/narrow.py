@@ -1,4 +1,4 @@
-"""Help texts that fit a terminal narrower than click lays them out for."""
+"""Help texts for terminals that are narrower than click's layout allows."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from click.formatting import wrap_text
 from bitnet.core.cli.console import NARROW
 
 LEAST = 20
-"""Columns for which a text is laid out at least."""
+"""Smallest width of the layout, in columns."""
 
 
 class Help(click.HelpFormatter):
-    """As click's; below 50 columns, a term stands on a line of its own, with its meaning under it."""
+    """click's formatter, but below 50 columns each term is on its own line, with its meaning below it."""
 
     def __init__(self, indent_increment: int = 2, width: int | None = None, max_width: int | None = None) -> None:
         columns = shutil.get_terminal_size().columns
@@ -37,7 +37,7 @@ class HelpContext(click.Context):
 
 
 def fits_narrow(command: click.Command) -> None:
-    """Make a command and its subcommands lay out their help this way."""
+    """Make a command and its subcommands use this formatter."""
     command.context_class = HelpContext
     for below in getattr(command, "commands", {}).values():
         fits_narrow(below)

@@ -1,4 +1,4 @@
-"""Options that several commands share, under the names that users of llama.cpp and Hugging Face tools know."""
+"""Options shared by several commands, named as in llama.cpp and Hugging Face tools."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def _complete_device(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """The devices that are here."""
+    """Complete the devices of this machine."""
     from bitnet.core.devices.registry import list_devices
 
-    names = {"auto": "the best there is", "gpu": "the best GPU"}
+    names = {"auto": "the best device", "gpu": "the best GPU"}
     for report in list_devices():
         if report.probe.devices:
             names[report.name] = f"the best device of {report.name}"
@@ -36,9 +36,9 @@ def _complete_device(ctx: click.Context, param: click.Parameter, incomplete: str
 
 
 def _complete_model(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """GGUF files where one matches, else what the shell would offer.
+    """Complete GGUF files if one matches, else whatever the shell would offer.
 
-    A name that is not printable is left out: shells read what they offer line by line.
+    Unprintable names are left out: shells read completions line by line.
     """
     if incomplete.startswith(PREFIX):
         repos = complete_cached(ctx, param, incomplete.removeprefix(PREFIX))
@@ -51,14 +51,14 @@ def _complete_model(ctx: click.Context, param: click.Parameter, incomplete: str)
 
 
 def complete_cached(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Models in the hub's cache, read from the names of its folders."""
+    """Complete models in the hub's cache, by the names of its folders."""
     from bitnet.core.hub.cached import repos
 
     return [CompletionItem(repo) for repo in repos() if repo.startswith(incomplete)]
 
 
 class FileName(click.Path):
-    """A file's name, not empty. The reader of the file reports whether it can be read."""
+    """A file name that is not empty. Whether the file can be read is checked when it is read."""
 
     def __init__(self) -> None:
         super().__init__(readable=False, path_type=Path)
@@ -70,7 +70,7 @@ class FileName(click.Path):
 
 
 class ModelName(FileName):
-    """A file's name, or a model on the hub, which begins with ``hf:`` and stays a ``str``."""
+    """A file name, or a model on the hub, which begins with ``hf:`` and stays a ``str``."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         if isinstance(value, str) and value.startswith(PREFIX):
@@ -79,12 +79,12 @@ class ModelName(FileName):
 
 
 def utf8_text(ctx: click.Context, param: click.Parameter, value: Any) -> Any:
-    """Text from the command line, which is UTF-8 also where the locale says that it is ASCII."""
+    """Text from the command line, decoded as UTF-8 even if the locale is ASCII."""
     if isinstance(value, tuple):
         return tuple(utf8_text(ctx, param, text) for text in value)
     try:
         return value.encode("utf-8", "strict").decode() if isinstance(value, str) else value
-    except UnicodeEncodeError:  # surrogates that stand for the bytes
+    except UnicodeEncodeError:  # surrogates that stand for undecodable bytes
         try:
             return os.fsencode(value).decode("utf-8")
         except UnicodeDecodeError as error:
@@ -114,13 +114,13 @@ verbose_option = click.option(
     expose_value=False,
     is_eager=True,
     callback=_more_verbose,
-    help="Say on stderr what happens; twice: everything.",
+    help="Log to stderr; give it twice for debug messages.",
 )
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
 
 
 def _no_second_model(ctx: click.Context, param: click.Parameter, value: Any) -> Any:
-    """-hf is looked at first and has put its name where -m's value goes."""
+    """Reject -m after -hf, which is processed first and has stored its name as -m's value."""
     named = ctx.meta.get(_HUB_MODEL)
     if named is None:
         return value
@@ -154,7 +154,7 @@ model_file_option = _together(
         is_eager=True,
         callback=_take_hub_model,
         shell_complete=complete_cached,
-        help="Model on the Hugging Face Hub, fetched where it is not in the cache (see 'bitnet pull').",
+        help="Model on the Hugging Face Hub, fetched unless it is in the cache (see 'bitnet pull').",
     ),
 )
 i2s_layout_option = click.option(
@@ -162,7 +162,7 @@ i2s_layout_option = click.option(
     type=click.Choice(["official", "arm", "columns"]),
     default="official",
     show_default=True,
-    help="How an I2_S file is packed; 'bitnet inspect' warns where it looks like another.",
+    help="How an I2_S file is packed; 'bitnet inspect' warns if it looks wrong.",
 )
 device_option = click.option(
     "--device",
@@ -175,19 +175,19 @@ strict_option = click.option(
     "--strict",
     is_flag=True,
     default=None,
-    help="A device that was named and is missing is an error, as with BITNET_STRICT_MODE=1.",
+    help="Fail if the named device is missing, as with BITNET_STRICT_MODE=1.",
 )
 deterministic_option = click.option(
     "--deterministic",
     is_flag=True,
     default=None,
-    help="Tokens depend on the request alone, not on what else runs; slower.  [default: BITNET_DETERMINISTIC]",
+    help="Make tokens depend on the request alone, not on what else runs; slower.  [default: BITNET_DETERMINISTIC]",
 )
 prompt_lookup_option = click.option(
     "--prompt-lookup/--no-prompt-lookup",
     default=True,
     show_default=True,
-    help="Draft text that repeats an earlier passage, where that is faster; the tokens are the same.",
+    help="Draft text that repeats an earlier passage, if that is faster; the tokens are the same.",
 )
 THREADS_DEFAULT = "[default: BITNET_THREADS, else one for each physical core]"
 context_option = click.option(
@@ -196,14 +196,14 @@ context_option = click.option(
     "--ctx-size",
     metavar="N",
     type=int,
-    help="Tokens that prompt and answer may have together.  [default: the model's own, as memory allows]",
+    help="Maximum tokens of prompt plus answer.  [default: the model's own, as memory allows]",
 )
 system_option = click.option(
     "--system",
     "--system-prompt",
     metavar="TEXT",
     callback=utf8_text,
-    help="System message, for models whose chat template has one.",
+    help="System message, for models whose chat template supports one.",
 )
 kv_dtype_option = click.option(
     "--kv-dtype",
@@ -233,7 +233,7 @@ sampling_options = _together(
         type=int,
         default=512,
         show_default=True,
-        help="Tokens to generate at most; -1: until the context is full.",
+        help="Maximum tokens to generate; -1: until the context is full.",
     ),
     click.option(
         "--temperature",
@@ -242,7 +242,7 @@ sampling_options = _together(
         type=float,
         default=0.0,
         show_default=True,
-        help="0 always takes the likeliest token; higher is more varied.",
+        help="0 always picks the likeliest token; higher values give more varied text.",
     ),
     click.option(
         "--top-k",
@@ -250,7 +250,7 @@ sampling_options = _together(
         type=int,
         default=0,
         show_default=True,
-        help="Sample from the K likeliest tokens only (0: off).",
+        help="Sample only from the K likeliest tokens (0: off).",
     ),
     click.option(
         "--top-p",
@@ -258,7 +258,7 @@ sampling_options = _together(
         type=float,
         default=1.0,
         show_default=True,
-        help="Sample from the fewest tokens that have this probability together (1: off).",
+        help="Sample from the fewest tokens whose probabilities add up to P (1: off).",
     ),
     click.option(
         "--min-p",
@@ -266,7 +266,7 @@ sampling_options = _together(
         type=float,
         default=0.0,
         show_default=True,
-        help="Sample from tokens at least this likely, relative to the likeliest (0: off).",
+        help="Sample from tokens at least P times as likely as the likeliest (0: off).",
     ),
     click.option(
         "--repetition-penalty",
@@ -275,23 +275,23 @@ sampling_options = _together(
         type=float,
         default=1.0,
         show_default=True,
-        help="Make tokens that were there before less likely (1: off).",
+        help="Divisor that makes tokens that already occurred less likely (1: off).",
     ),
     click.option(
-        "-s", "--seed", metavar="N", type=int, help="Of the random choices; -1: another each time.  [default: -1]"
+        "-s", "--seed", metavar="N", type=int, help="Seed of the sampling; -1: a new one each time.  [default: -1]"
     ),
     click.option(
         "--stop",
         metavar="TEXT",
         multiple=True,
         callback=utf8_text,
-        help="End the answer before this text; may be repeated.",
+        help="End the answer before this text; repeatable.",
     ),
 )
 
 
 def load(params: dict[str, Any], **more: Any) -> Model:
-    """The model of :data:`model_options`; what is left in ``params`` is not looked at."""
+    """Load the model that :data:`model_options` describe; other entries of ``params`` are ignored."""
     from bitnet.core.api import load_model
     from bitnet.core.cli.console import compile_progress, note
     from bitnet.core.hub import local_path
@@ -310,17 +310,17 @@ def sampling(params: dict[str, Any], **more: Any) -> OptionArguments:
     options = {name: params[name] for name in names} | more
     options |= {name: None for name in ("max_tokens", "seed") if options[name] == -1}
     with _option_names():
-        GenerationOptions(**options)  # before a model is loaded, so that an error comes at once
+        GenerationOptions(**options)  # before a model is loaded, so that an error is reported at once
     return cast("OptionArguments", options)
 
 
 _SPELLED = {"max_seqs": "parallel", "step_tokens": "batch-size"}
-"""Python arguments whose options have other names."""
+"""Python arguments whose command-line options have other names."""
 
 
 @contextmanager
 def _option_names() -> Iterator[None]:
-    """Inside, errors name a Python argument by the option that gave it, and None by the option's word for it."""
+    """In this context, errors name options instead of Python arguments, and the option's word for None."""
     from bitnet.core.engine.options import OptionArguments
 
     arguments = "|".join((*OptionArguments.__annotations__, *_SPELLED, "context"))

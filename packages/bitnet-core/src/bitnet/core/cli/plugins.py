@@ -1,7 +1,7 @@
 """Commands that other packages add to ``bitnet``: entry points in the group ``bitnet.commands``.
 
-An entry point is named as the command is and names a ``click.Command``. It is loaded when the command is run, and for
-the help; so its module imports what it works with inside its functions, as ours do.
+An entry point has the command's name and refers to a ``click.Command``. It is loaded when the command runs and for the
+help, so its module should import heavy dependencies inside its functions, as ours do.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ GROUP = "bitnet.commands"
 
 @cache
 def found() -> dict[str, EntryPoint]:
-    """The entry points of installed packages, by the command's name. The first of two with one name counts."""
+    """The entry points of installed packages, by command name. Of two with the same name, the first is used."""
     return {point.name: point for point in reversed(tuple(entry_points(group=GROUP)))}
 
 
 @cache
 def load(point: EntryPoint) -> click.Command:
-    """The command; where it cannot be loaded, one that says so, and `bitnet --help` still works."""
+    """Load the command. If that fails, return a command that reports the error, so that `bitnet --help` still works."""
     try:
         command = point.load()
         if not isinstance(command, click.Command):
-            raise TypeError(f"{point.value} is no click.Command")
+            raise TypeError(f"{point.value} is not a click.Command")
     except Exception as error:
         return _broken(point, error)
     fits_narrow(command)
@@ -41,7 +41,7 @@ def _broken(point: EntryPoint, error: Exception) -> click.Command:
     message = f"the command {point.name} of {package} cannot be loaded: {type(error).__name__}: {error}"
 
     def fail() -> None:
-        raise BitNetError(message, hint=f"Install {package} again.") from error
+        raise BitNetError(message, hint=f"Reinstall {package}.") from error
 
     settings = {"ignore_unknown_options": True, "allow_extra_args": True}
     return click.Command(point.name, callback=fail, short_help=f"(broken: {error})", context_settings=settings)

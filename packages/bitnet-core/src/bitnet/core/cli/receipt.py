@@ -1,4 +1,4 @@
-"""``bitnet receipt``: what computed an answer, shown, checked, signed for and run again."""
+"""``bitnet receipt``: show and verify records of what computed an answer, rerun them, and make signing keys."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ if TYPE_CHECKING:
     from bitnet.core.receipts import Verdict
 
 SHOWN_KEY = 16
-"""Hex digits of a key's id that are told to a person."""
+"""Hex digits of a key's id that are printed."""
 
 
 @click.group(no_args_is_help=False)
 def receipt() -> None:
-    """Check, show, or run again what 'bitnet run --receipt' wrote; make keys to sign with.
+    """Check, show or rerun the receipts of 'bitnet run --receipt', and make keys to sign them.
 
-    By itself a receipt proves nothing: whoever can write a file can make one up. A signature proves who wrote it, and
-    --rerun that the model gives this answer. Nothing proves the device and the speed but trust in who signed.
+    By itself a receipt proves nothing: anyone can make one up. A signature proves who wrote it, and --rerun proves that
+    the model gives this answer. Only trust in the signer vouches for the device and the speed.
     """
 
 
@@ -34,20 +34,20 @@ def receipt() -> None:
     "--model",
     metavar="FILE",
     type=ModelName(),
-    help="Check that it was made with this model.  [default with --rerun: the one in this package, if it is that]",
+    help="Check that it was made with this model.  [default with --rerun: the one in this package, if it was that]",
 )
-@click.option("--prompt", metavar="TEXT|@FILE", callback=utf8_text, help="Check that this was asked (@-: stdin).")
-@click.option("--system", metavar="TEXT|@FILE", callback=utf8_text, help="The system message that was given with it.")
-@click.option("--answer", metavar="TEXT|@FILE", callback=utf8_text, help="Check that this was answered (@-: stdin).")
+@click.option("--prompt", metavar="TEXT|@FILE", callback=utf8_text, help="Check that this was the prompt (@-: stdin).")
+@click.option("--system", metavar="TEXT|@FILE", callback=utf8_text, help="System message of that prompt.")
+@click.option("--answer", metavar="TEXT|@FILE", callback=utf8_text, help="Check that this was the answer (@-: stdin).")
 @click.option(
     "--key",
     "keys",
     metavar="FILE",
     multiple=True,
     type=FileName(),
-    help="Public key (.pub) that must have signed it; repeated: one of these.",
+    help="Public key (.pub) that must have signed it; if repeated, any one of them.",
 )
-@click.option("--rerun", "again", is_flag=True, help="Generate it again from --prompt and -m, and compare the tokens.")
+@click.option("--rerun", "again", is_flag=True, help="Generate again from --prompt and -m, and compare the tokens.")
 @device_option
 @strict_option
 @verbose_option
@@ -64,9 +64,9 @@ def verify(
 ) -> None:
     """Check everything in a receipt that can be checked, and say what was and what was not.
 
-    Alone, that is only whether it contradicts itself. -m compares the model file, --prompt and --answer the texts,
-    --key the signature; --rerun computes the answer again, on the same CPU level or GPU backend unless --device names
-    another. Ends with status 6 where the receipt does not hold, and 2 where a file cannot be read.
+    Without options, it only checks that the receipt does not contradict itself. -m compares the model file, --prompt
+    and --answer the texts, --key the signature. --rerun computes the answer again, on the same CPU level or GPU backend
+    unless --device names another. The exit status is 6 if the receipt does not hold, and 2 if a file cannot be read.
 
     \b
     bitnet receipt verify run.json --key ours.pub
@@ -77,16 +77,16 @@ def verify(
     from bitnet.core.hub import local_path
 
     if again and prompt is None:
-        raise click.UsageError("--rerun needs what was asked: the receipt has only its hash. Give it with --prompt.")
+        raise click.UsageError("--rerun needs --prompt, as the receipt has only the prompt's hash.")
     if device is not None and not again:
-        raise click.UsageError("--device is for --rerun.")
+        raise click.UsageError("--device needs --rerun.")
     if system is not None and prompt is None:
-        raise click.UsageError("--system goes with --prompt.")
+        raise click.UsageError("--system needs --prompt.")
     model = None if model is None else local_path(model, tell=note)
     document = receipts.load(file)
-    receipts.verify(document)  # of the right form before it is looked into
+    receipts.verify(document)  # check its form before reading its fields
     asked, answered = _asked(document, prompt, system), _answered(document, answer)
-    compared = None if again else model  # a file that is run again is compared then
+    compared = None if again else model  # with --rerun, the model file is compared during the rerun
     verdict = receipts.verify(document, model=compared, prompt=asked, answer=answered, keys=keys)
     ran_on = None
     if again:
@@ -102,7 +102,7 @@ def verify(
 @click.argument("file", type=FileName())
 @verbose_option
 def show(file: Path) -> None:
-    """Print a receipt, without checking what it says."""
+    """Print a receipt without checking it."""
     from bitnet.core import receipts
 
     print_json(receipts.load(file))
@@ -114,8 +114,8 @@ def show(file: Path) -> None:
 def keygen(file: Path) -> None:
     """Make a key to sign receipts with.
 
-    FILE gets the private key, which only you may read; FILE.pub the public one, for those who check. Neither is
-    replaced where it is there already. 'bitnet run --receipt-key FILE' signs, or BITNET_RECEIPT_KEY=FILE.
+    FILE receives the private key, which only you may read; FILE.pub the public one, for those who verify. Existing
+    files are not replaced. To sign, use 'bitnet run --receipt-key FILE' or set BITNET_RECEIPT_KEY=FILE.
     """
     from bitnet.core import receipts
 
@@ -124,7 +124,7 @@ def keygen(file: Path) -> None:
 
 
 def _text(value: str) -> tuple[str, ...]:
-    """What an option can mean: its text, or a file's with and without the newline that it ends in."""
+    """The texts an option may stand for: its own, or a file's with and without the final newline."""
     if not value.startswith("@"):
         return (value,)
     name = value[1:]
@@ -135,13 +135,13 @@ def _text(value: str) -> tuple[str, ...]:
             raise
         reason = getattr(error, "strerror", None) or error
         raise InvalidInputError(
-            f"{name} cannot be read: {reason}.", hint="A text that begins with @ goes in a file."
+            f"{name} cannot be read: {reason}.", hint="Put a text that begins with @ in a file."
         ) from None
     return (text, text.removesuffix("\n").removesuffix("\r"))
 
 
 def _asked(document: dict[str, Any], prompt: str | None, system: str | None) -> Any:
-    """The prompt in the form that the receipt records: the first of the possible forms that fits."""
+    """The prompt in the form recorded in the receipt: the first possible form whose hash matches."""
     if prompt is None:
         return None
     request = document["request"]
@@ -149,7 +149,7 @@ def _asked(document: dict[str, Any], prompt: str | None, system: str | None) -> 
         _message_list(text, system) if request["messages"] and system is not None else text for text in _text(prompt)
     ]
     if system is not None and not request["messages"]:
-        raise ReceiptError("The receipt does not hold: it is of a prompt without a system message.")
+        raise ReceiptError("The receipt does not hold: its prompt has no system message.")
     return _fitting(document, "prompt", forms)
 
 
@@ -174,7 +174,7 @@ def _fitting(document: dict[str, Any], name: str, forms: list[Any]) -> Any:
 
 
 def _model_of(document: dict[str, Any], model: Path | None) -> Path:
-    """The file to run again: the one named, or the demo model where the receipt is of it."""
+    """The model file for the rerun: the one named, or the demo model if the receipt is of that."""
     if model is not None:
         return model
     from bitnet.core.model.default import default_model_path
@@ -182,7 +182,7 @@ def _model_of(document: dict[str, Any], model: Path | None) -> Path:
 
     path = default_model_path()
     if MappedFile(path).sha256() != document["model_info"]["sha256"]:
-        raise click.UsageError("--rerun needs the model, which is not the one in this package. Name its file with -m.")
+        raise click.UsageError("--rerun needs -m FILE, as the receipt's model is not the one in this package.")
     return path
 
 
@@ -196,7 +196,7 @@ def _tell(
     answered: str | None,
     ran_on: str | None,
 ) -> None:
-    """The checks that were made, and those that were not."""
+    """Print which checks were made and which were not."""
     numbers, name = document["performance_baseline"], brief(document["model_info"]["name"])
     say(f"{file}: nothing in it contradicts itself")
     lines = {
@@ -218,8 +218,8 @@ def _tell(
 
 def _signature(verdict: Verdict) -> str:
     if verdict.signed_by is None:
-        return "UNSIGNED: anybody can have written it, with any device, speed and model"
+        return "UNSIGNED: anyone could have written it, with any device, speed and model"
     key = verdict.signed_by[:SHOWN_KEY]
     if verdict.trusted:
         return f"by the key {key}, one of those given"
-    return f"by the key {key}, which may be anybody's: name those you trust with --key"
+    return f"by the key {key}, which may be anyone's: name the keys you trust with --key"

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class _Run(click.Command):
-    """Explains the error where a prompt lacks quotes, or where a model file stands in its place."""
+    """Explains the error if a prompt lacks quotes, or if a model file is given in place of the prompt."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         try:
@@ -44,7 +44,7 @@ class _Run(click.Command):
 @click.command(cls=_Run)
 @click.argument("prompt", required=False, callback=utf8_text)
 @click.option(
-    "-p", "--prompt", "prompt_option", metavar="TEXT", callback=utf8_text, help="The prompt, instead of the argument."
+    "-p", "--prompt", "prompt_option", metavar="TEXT", callback=utf8_text, help="The prompt, in place of the argument."
 )
 @click.option("-f", "--file", "prompt_file", metavar="FILE", type=FileName(), help="Read the prompt from a file.")
 @system_option
@@ -53,9 +53,9 @@ class _Run(click.Command):
 @context_option
 @sampling_options
 @click.option(
-    "--logprobs", metavar="N", type=int, help="Log-probability of each token, and of the N likeliest in its place."
+    "--logprobs", metavar="N", type=int, help="Print each token's log-probability, and the N likeliest alternatives."
 )
-@click.option("--receipt", metavar="FILE", type=FileName(), help="Write down what computed this answer, as JSON.")
+@click.option("--receipt", metavar="FILE", type=FileName(), help="Record what computed this answer, as JSON.")
 @click.option(
     "--receipt-key",
     metavar="FILE",
@@ -75,10 +75,10 @@ def run(
     as_json: bool,
     **params: Any,
 ) -> None:
-    """Answer one prompt, and write the answer as it comes.
+    """Answer one prompt, printing the answer as it is generated.
 
     The prompt is the argument, or comes from --file, or from standard input ("-", or a pipe). The model's chat template
-    is applied where it has one.
+    is applied if it has one.
 
     \b
     bitnet run "What is 17 + 25?"
@@ -87,9 +87,9 @@ def run(
     """
     text = _prompt(prompt, prompt_option, prompt_file)
     if raw and system is not None:
-        raise click.UsageError("--system needs the chat template that --raw leaves out.")
+        raise click.UsageError("--system and --raw exclude each other: --raw skips the chat template.")
     if receipt is not None and not receipt.parent.is_dir():
-        raise InvalidInputError(f"--receipt {receipt}: the folder {receipt.parent} is not there.")
+        raise InvalidInputError(f"--receipt {receipt}: the folder {receipt.parent} does not exist.")
     _check_key(receipt, receipt_key)
     options = sampling(params, logprobs=logprobs)
     if not raw:
@@ -130,10 +130,10 @@ def expect_template() -> None:
 
 
 def _request(model: Model, text: str, system: str | None, raw: bool) -> str | list[dict[str, str]]:
-    """The text that the model is to continue, or the conversation that it is to answer."""
+    """The text for the model to continue, or the conversation for it to answer."""
     if raw or model.chat_template is None:
         if system is not None:
-            raise InvalidInputError(f"{model.config.name} has no chat template, so --system has no place.")
+            raise InvalidInputError(f"{model.config.name} has no chat template, so --system cannot be used.")
         return text
     return [*([] if system is None else [{"role": "system", "content": system}]), {"role": "user", "content": text}]
 
@@ -156,7 +156,7 @@ def _check_key(receipt: Path | None, key: Path | None) -> None:
     """Reject a key that cannot be used before anything is computed."""
     if receipt is None:
         if key is not None:
-            raise click.UsageError("--receipt-key is for --receipt.")
+            raise click.UsageError("--receipt-key needs --receipt.")
         return
     if name := key or env.text("BITNET_RECEIPT_KEY"):
         from bitnet.core.receipts import private_key
@@ -231,7 +231,7 @@ def summary(model: Model, completion: Completion) -> str:
 
 
 def _devices(model: Model, completion: Completion) -> str:
-    """What computed an answer: one of the model's devices, or more where one failed meanwhile."""
+    """The devices that computed an answer: one, or more if a device failed meanwhile."""
     return ", ".join(completion.devices or (model.device.name,))
 
 
@@ -241,5 +241,5 @@ def _rate(tokens: int, per_second: float | None) -> str:
 
 
 def _token_text(model: Model, token: int) -> str:
-    """A token's text; bytes that are only part of a character are shown by number."""
+    """A token's text; bytes that form only part of a character are shown as numbers."""
     return model.tokenizer.token_bytes(token).decode("utf-8", "backslashreplace")

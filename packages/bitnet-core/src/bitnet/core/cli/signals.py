@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from types import FrameType
 
 ENDING = ("SIGTERM", "SIGHUP", "SIGBREAK")
-"""Signals that ask a program to end, as far as the platform has them."""
+"""Signals that ask a program to end, those that the platform has."""
 
 
 class Ended(BaseException):
@@ -22,11 +22,11 @@ class Ended(BaseException):
 
 @contextmanager
 def unwinding() -> Iterator[None]:
-    """Inside, a signal of :data:`ENDING` raises :class:`Ended`; a second one ends the process at once.
+    """In this context, a signal of :data:`ENDING` raises :class:`Ended`; a second one ends the process at once.
 
     A signal that the program was started to ignore, as by ``nohup``, stays ignored.
     """
-    if threading.current_thread() is not threading.main_thread():  # Python gives signals to that one only
+    if threading.current_thread() is not threading.main_thread():  # Python delivers signals only to the main thread
         yield
         return
     numbers = [number for name in ENDING if (number := getattr(signal, name, None)) is not None]

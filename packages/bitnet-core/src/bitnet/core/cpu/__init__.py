@@ -1,1 +1,1 @@
-"""The CPU device: C kernels for each instruction-set level behind ctypes, and numpy as the last resort."""
+"""The CPU device: C kernels for each instruction-set level, called through ctypes, with numpy as the last resort."""

@@ -1,4 +1,5 @@
-"""The CPU backend: one device for each instruction-set level this processor runs, and numpy as the last resort."""
+"""The CPU backend: one device for each instruction-set level that this processor supports, and numpy as the last
+resort."""
 
 from __future__ import annotations
 
@@ -38,7 +39,7 @@ _FEATURES = {
     "neon": ("int8-dot", "f16"),
     "scalar": (),
 }
-"""What a level has in hardware: dot products of int8, conversion of f16."""
+"""Hardware features of each level: int8 dot products, f16 conversion."""
 
 
 class CpuBackend:
@@ -55,7 +56,7 @@ class CpuBackend:
         devices = [self._info(device, level) for device, level in best.items()]
         reason = hint = ""
         if not devices:
-            reason = "the native library is not there: models run on numpy, a hundred times slower"
+            reason = "the native library is missing: models run on numpy, a hundred times slower"
             if library.failure != "missing":
                 reason = f"the native library does not load ({library.tried[str(native.PATH)]}): models run on numpy"
             hint = "pip install --force-reinstall bitnet-core; in a source checkout, uv sync builds it"
@@ -70,7 +71,7 @@ class CpuBackend:
             return ReferenceDevice(info)
         library = native.library().handle
         if library is None:
-            raise DeviceError("the native library is not there.", device=info.name)
+            raise DeviceError("the native library is missing.", device=info.name)
         return CpuDevice(info, library, threads=options.threads)
 
     def kernels(self) -> frozenset[str]:
@@ -92,7 +93,7 @@ class CpuBackend:
 
 
 def _vendor(model: str) -> str:
-    """The maker, where the processor's name tells it."""
+    """The vendor, if the processor's name includes it."""
     for vendor in ("Intel", "AMD", "Apple", "Ampere", "Qualcomm"):
         if vendor.lower() in model.lower():
             return vendor

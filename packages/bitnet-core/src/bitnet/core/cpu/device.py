@@ -23,15 +23,15 @@ _LOGITS, _LOGPROBS = HeaderWord.LOGITS.value, HeaderWord.LOGPROBS.value
 
 
 class CpuDevice:
-    """A level of this processor.
+    """A CPU device with one instruction-set level of this processor.
 
     Args:
         library: The native library, open.
-        level: One of :func:`bitnet.core.cpu.native.levels`; the best of the device's name where None.
-        threads: Where None, as many as :func:`~bitnet.core.cpu.threads.default_threads` says.
+        level: One of :func:`bitnet.core.cpu.native.levels`; None: the best one for the device's name.
+        threads: Number of threads; None: :func:`~bitnet.core.cpu.threads.default_threads`.
 
     Raises:
-        DeviceError: This processor does not run that level.
+        DeviceError: This processor does not support that level.
     """
 
     lowered: ClassVar[type[LoweredProgram]] = LoweredProgram
@@ -44,7 +44,7 @@ class CpuDevice:
         wanted = [name for name in runnable if name == level or (level is None and device_of(name) == info.index)]
         if not wanted:
             raise DeviceError(
-                f"this processor does not run {level or info.index}; it runs {', '.join(runnable) or 'none'}.",
+                f"this processor does not support {level or info.index}; it supports {', '.join(runnable) or 'none'}.",
                 device=info.name,
             )
         self.level = wanted[0]
@@ -89,14 +89,14 @@ class CpuDevice:
 
 
 class CpuExecutable:
-    """A program on the CPU; :meth:`CpuDevice.compile` makes it.
+    """A program on the CPU, made by :meth:`CpuDevice.compile`.
 
-    Where a step says that nobody reads the logits that the program samples from, only those that could be chosen are
-    computed exactly (``kernels/cpu/head_sample.h``); the tensor then holds approximate ones.
+    If a step says that nobody reads the logits, only logits that could win are computed exactly
+    (``kernels/cpu/head_sample.h``), and the tensor holds approximate values for the rest.
     """
 
     def __init__(self, device: CpuDevice, program: Program, *, keep: bool) -> None:
-        self._device = device  # keeps the pool
+        self._device = device  # keeps the thread pool alive
         self._name = program.name
         self._check = StepCheck(program)
         self._tensors, self._check_slot = TensorCheck(program), SlotCheck(program)
@@ -113,7 +113,7 @@ class CpuExecutable:
         self._delete.atexit = False  # as an Arena's memory
         self.used = self._lowered.used + library.bitnet_executable_bytes(self._handle)
         self._logprobs: npt.NDArray[np.int32] | None = None
-        self._turns, self._exact = 1, False  # the last run: its turns, whether it computed all logits
+        self._turns, self._exact = 1, False  # of the last run: number of passes, whether it computed all logits
 
     def stats(self) -> ExecutableStats:
         """The weight bytes of a compact head include the rows that the last run read in full."""
@@ -146,7 +146,7 @@ class CpuExecutable:
         with self._lock:
             self._usable()
             if self._logprobs is None:
-                raise InvalidInputError("the last step did not ask for log-probabilities.")
+                raise InvalidInputError("the last step did not request log-probabilities.")
             return Logprobs.of_words(self._logprobs)
 
     def fill_slot(self, slot: int, marks: npt.NDArray[np.int32], biases: npt.NDArray[np.float32]) -> None:
@@ -191,5 +191,5 @@ class CpuExecutable:
 
 
 def device_of(level: str) -> str:
-    """The device that runs a level: ``avx2`` for ``vnni_avx2``."""
+    """The device name for a level: ``avx2`` for ``vnni_avx2``."""
     return level.rpartition("_")[2]

@@ -1,4 +1,4 @@
-"""Model files that are cut short while they are mapped: an error that names the file, not the end of the process."""
+"""Turns truncation of a mapped model file into an error that names the file, instead of a crash of the process."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from bitnet.core.support.guard import guard_with
 
 
 def guard_model_files() -> None:
-    """From now on, a model file that loses pages while it is open makes its users raise ``ModelFileError``.
+    """From now on, if an open model file loses pages, reads raise ``ModelFileError``.
 
-    Without this the system ends the process with SIGBUS. A handler of that signal is installed while model files are
-    open; it answers for their addresses alone, and hands everything else to the handler that was there before. The
-    ``bitnet`` command calls this; a program that has the library calls it, or not, before it loads a model.
+    Otherwise the system ends the process with SIGBUS. A signal handler is installed while model files are open. It
+    handles only their addresses and passes everything else to the previous handler. The ``bitnet`` command calls this
+    function; programs that use the library may call it before they load a model.
 
-    It does nothing where the native library is not there, and on Windows, which lets nobody cut a mapped file short.
+    It does nothing if the native library is missing, or on Windows, where mapped files cannot be truncated.
     """
     guard_with(_native)
 
 
 def _native() -> Any:
-    from bitnet.core.cpu.native import library  # when a file is mapped, which many commands never do
+    from bitnet.core.cpu.native import library  # imported only when a file is mapped, as many commands never do that
 
     return library().handle

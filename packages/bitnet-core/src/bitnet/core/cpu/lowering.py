@@ -1,4 +1,5 @@
-"""A program as the native library takes it: weights repacked, tensors and cache laid out, operations as structures."""
+"""Lowers a program for the native library: repacks weights, lays out tensors and KV cache, and fills in C
+structures."""
 
 from __future__ import annotations
 
@@ -34,9 +35,9 @@ from bitnet.core.hal.check import SlotCheck, loaded_dense, loaded_ternary
 from bitnet.core.hal.program import NUMPY_DTYPES
 
 COPIED = 1 << 20
-"""Maximum bytes of a dense weight that is copied; a larger one stays in its mapped file."""
+"""Maximum bytes of a dense weight to copy; larger ones are read from their mapped file."""
 HEAD_CHUNK = 64
-"""Rows of a head that share one greatest step and norm: ``HEAD_CHUNK`` of ``kernels/cpu/head_layout.h``."""
+"""Rows of a head that share one maximum step and norm: ``HEAD_CHUNK`` in ``kernels/cpu/head_layout.h``."""
 LANES = 16
 """Positions and elements of the cache are padded to this: the widest vector of f32."""
 PAGE = 4096
@@ -53,14 +54,14 @@ class PackedMatrix(NamedTuple):
 
 
 def _head_of(program: Program) -> CompactHead | None:
-    """The head, where the program ends in a dense product and the sampling of it, and nothing else reads its logits."""
+    """The head, if the program ends in a dense product and its sampling, and nothing else reads the logits."""
     if len(program.ops) < 2:
         return None
     *before, dense, sample = program.ops
     if not isinstance(dense, DenseMatmul) or not isinstance(sample, Sample) or sample.logits != dense.out:
         return None
     if isinstance(program.weights[dense.weight], TernaryWeight):
-        return None  # it is compact as it is
+        return None  # it is already compact
     if any(dense.out in (getattr(op, field) for field in op.__slots__) for op in before):
         return None
     return CompactHead(dense.x, dense.weight, dense.out)
@@ -71,7 +72,7 @@ def padded(n: int) -> int:
 
 
 class NativeDevice(NamedTuple):
-    """The part of a device that its executables use."""
+    """The parts of a device that its executables use."""
 
     name: str
     library: ctypes.CDLL
@@ -81,7 +82,7 @@ class NativeDevice(NamedTuple):
 
 
 class CompactHead(NamedTuple):
-    """A head that is sampled from compact weights: its input, its matrix, and the place of its exact logits."""
+    """A head that is sampled from compact weights: its input, its matrix, and the tensor for exact logits."""
 
     x: str
     weight: str
@@ -89,22 +90,23 @@ class CompactHead(NamedTuple):
 
 
 class LoweredProgram:
-    """A program as the native library runs it, and all that an executable holds for that.
+    """A program in the form that the native library runs, and everything an executable must keep alive for it.
 
     Args:
-        keep: As for :meth:`~bitnet.core.hal.Device.compile`: logits are exact whoever reads them.
+        keep: As for :meth:`~bitnet.core.hal.Device.compile`: all logits are exact.
 
     Attributes:
         head: The matrix whose logits only the program's sampling needs, if there is one.
         head_bytes: Bytes of its compact form.
         arrays: The activation tensors by name, as views; rows are padded to whole cache lines in memory.
-        marks, biases: What the slots hold, ``[slots, V]``, as views.
-        program: What the native library runs. It points into the arenas and to ``self``, which must outlive it.
-        used: Bytes of weights, cache and activations; weights that stay in their mapped file are not among them.
+        marks, biases: Contents of the slots, ``[slots, V]``, as views.
+        program: The C structure that the native library runs. It points into the arenas and ``self``, which must
+            outlive it.
+        used: Bytes of weights, KV cache and activations, without weights that stay in their mapped file.
 
     Raises:
         OutOfMemoryError: The weights, the cache or the activations do not fit.
-        InvalidInputError: A weight does not load as it was declared.
+        InvalidInputError: A weight does not load as declared.
     """
 
     def __init__(self, program: Program, native_device: NativeDevice, *, keep: bool = False) -> None:
@@ -114,7 +116,7 @@ class LoweredProgram:
         self.head = None if keep else _head_of(program)
         self.head_bytes = 0
         self._arenas: list[Arena] = []
-        self._kept: list[object] = []  # kept alive: native structures point to it
+        self._kept: list[object] = []  # kept alive because native structures point to them
         try:
             self._lay_out_cache()
             self._lay_out_tensors()
@@ -133,7 +135,7 @@ class LoweredProgram:
 
     @property
     def weight_bytes(self) -> int:
-        """Bytes of weights read in every step: all that the operations name, as stored here; one row of each table."""
+        """Bytes of weights read in every step, in the packed layout; of each embedding table, one row."""
         size = self.head_bytes
         for op in self._source.ops:
             if self.head is not None and isinstance(op, DenseMatmul) and op.out == self.head.logits:
@@ -150,7 +152,8 @@ class LoweredProgram:
 
     @property
     def head_row_bytes(self) -> int:
-        """Bytes of a row of the head, read in full where the compact form leaves it in doubt; 0 without one."""
+        """Bytes of a row of the head, which is read in full if the compact form cannot decide; 0 without a compact
+        head."""
         if self.head is None:
             return 0
         weight = self._source.weights[self.head.weight]
@@ -176,7 +179,7 @@ class LoweredProgram:
         return arena
 
     def _keep(self, structures: ctypes.Array[Any]) -> int:
-        """The address of structures that live as long as the executable."""
+        """Keep structures alive as long as the executable, and return their address."""
         self._kept.append(structures)
         return ctypes.addressof(structures)
 
@@ -196,7 +199,7 @@ class LoweredProgram:
         scales = 4 * positions if kv.dtype == "i8" else 0
         k_head, v_head = kv.head_dim * positions + scales, kv.block_size * elements + scales
         keys, values = aligned(kv.kv_heads * k_head * item), aligned(kv.kv_heads * v_head * item)
-        # An odd number of pages, so that the blocks of a layer do not all fall on the same lines of a cache.
+        # An odd number of pages, so that a layer's blocks do not all map to the same cache lines.
         block = (-(-kv.layers * (keys + values) // PAGE) | 1) * PAGE
         kind = native.KV_TYPES.index(kv.dtype)
         self._kv = native.KV(kind, kv.block_size, positions, elements, block // item, k_head, v_head)
@@ -211,7 +214,7 @@ class LoweredProgram:
         for name, spec in self._source.tensors.items():
             shape = tuple(most[n] if isinstance(n, str) else n for n in spec.shape)
             if len(shape) > 2:
-                raise InvalidInputError(f"tensor {name!r} has {len(shape)} dimensions; the CPU takes one or two.")
+                raise InvalidInputError(f"tensor {name!r} has {len(shape)} dimensions; the CPU supports one or two.")
             dtype = NUMPY_DTYPES[spec.dtype]
             row = aligned(shape[1] * dtype.itemsize) if len(shape) == 2 else dtype.itemsize
             plan.append((name, shape, dtype, row))
@@ -223,7 +226,7 @@ class LoweredProgram:
             self._matrices[name] = native.Matrix(address, shape[-1], row // dtype.itemsize)
 
     def _lay_out_slots(self) -> None:
-        """Marks and biases, whose memory the system gives once they are written."""
+        """Allocate marks and biases; the system commits their memory when they are written."""
         slots, vocabulary = self._source.limits.slots, SlotCheck(self._source).vocabulary
         arena = self._arena(2 * aligned(4 * slots * vocabulary), "the slots of penalties and biases")
         self._slots = arena.take(4 * slots * vocabulary), arena.take(4 * slots * vocabulary)
@@ -263,7 +266,7 @@ class LoweredProgram:
                 self._dense[name] = self._place(name, weight, arena.take(copied[name]) if name in copied else None)
 
     def _packed_bytes(self, name: str) -> tuple[int, int]:
-        """Bytes of a matrix's codes and of its scales, as they are packed."""
+        """Packed bytes of a matrix's codes and of its scales."""
         weight = self._source.weights[name]
         assert isinstance(weight, TernaryWeight)
         library, level, group = self._library, self._native.level, weight.group
@@ -281,7 +284,7 @@ class LoweredProgram:
         return PackedMatrix(address, weight.shape[0], scale, scales)
 
     def _place(self, name: str, weight: DenseWeight, address: int | None) -> int:
-        """The address of a dense weight: copied to ``address``, or where it is."""
+        """The address of a dense weight: copied to ``address``, or in place."""
         array = loaded_dense(name, weight)
         if address is None:
             self._kept.append(array)
@@ -304,7 +307,7 @@ class LoweredProgram:
         )
 
     def _lower(self) -> list[native.Op]:
-        """The operations as structures, a dense product and the sampling of it in one."""
+        """The operations as structures; a compact head and its sampling become one."""
         ops = list(self._source.ops)
         if self.head is None:
             return [self._op(op) for op in ops]
@@ -341,7 +344,7 @@ class LoweredProgram:
         return native.Op(OpKind.GROUP_MATMUL, group_matmul=native.GroupMatmulOp(*operands, *where, first.group))
 
     def _table(self, name: str) -> tuple[native.GroupPart, int, int]:
-        """A ternary table as its operations begin with it: the matrix, the columns of a group, and no more."""
+        """The first fields of a ternary table's operations: the matrix, the group's columns, and a zero."""
         matrix, weight = self._ternary[name], self._source.weights[name]
         assert isinstance(weight, TernaryWeight)
         assert weight.group is not None

@@ -1,4 +1,4 @@
-"""Memory of the native library, on huge pages where the system has them, handed out in pieces."""
+"""Memory for the native library, on huge pages if the system has them, handed out in pieces."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from bitnet.core.errors import OutOfMemoryError
 from bitnet.core.support import system
 
 LINE = 64
-"""Bytes of a cache line, and of the widest vector: every piece begins on a multiple of it."""
+"""Bytes of a cache line and of the widest vector; every piece is aligned to this."""
 
 
 def aligned(size: int) -> int:
@@ -21,24 +21,24 @@ def aligned(size: int) -> int:
 
 
 class Arena:
-    """``size`` zeroed bytes. Freed by :meth:`close`, or with the object; what :meth:`take` gave is invalid then.
+    """``size`` zeroed bytes, freed by :meth:`close` or with the object. Addresses from :meth:`take` are then invalid.
 
     Args:
-        device: Name for the error.
+        device: The device's name, for errors.
 
     Raises:
-        OutOfMemoryError: There is not that much.
+        OutOfMemoryError: There is not enough memory.
     """
 
     def __init__(self, library: ctypes.CDLL, size: int, *, device: str, what: str) -> None:
         self.size = size + LINE  # a kernel may read a vector past the end of a row
         total = system.memory_total()
-        # Where the system overcommits, missing memory fails only when it is touched, and kills the process.
+        # If the system overcommits, missing memory is noticed only when touched, and the process is killed.
         fits = self.size < 2**62 and (not total or self.size <= total)
         address = library.bitnet_pages_alloc(self.size) if fits else None
         if not address:
             raise OutOfMemoryError(
-                f"{size:,} bytes for {what} are more than there is.",
+                f"{size:,} bytes for {what} exceed the available memory.",
                 device=device,
                 hint="Use a smaller model, a shorter context or fewer sequences.",
             )

@@ -1,4 +1,4 @@
-"""The native library: opening it, and its structures and functions as ctypes knows them.
+"""Opens the native library, and declares its structures and functions for ctypes.
 
 The structures mirror ``kernels/cpu/program.h`` field by field; :func:`library` checks that their sizes agree.
 """
@@ -25,11 +25,11 @@ PATH = (
 )
 
 LEVELS = ("amx", "vbmi_avx512", "avx512", "vnni_avx2", "avx2", "neon", "scalar")
-"""Every instruction-set level the kernels are compiled for, on any processor; what follows the last underscore is the
-device that runs it."""
+"""Every instruction-set level for which kernels are compiled, on any processor. The part after the last underscore
+names the device."""
 
 Handle: TypeAlias = int
-"""Address of something the library made."""
+"""Address of an object made by the library."""
 
 
 class OpKind(enum.IntEnum):
@@ -104,7 +104,7 @@ class TableMatmulOp(ctypes.Structure):
 
 
 class PackJob(ctypes.Structure):
-    """``pack_t``: a ternary matrix, where to pack it, and its scales where there are several."""
+    """``pack_t``: a ternary matrix, the destination of its packed form, and its scales if there are several."""
 
     _fields_ = (
         ("codes", c_void_p),
@@ -225,7 +225,7 @@ class Op(ctypes.Structure):
 
 
 KV_TYPES = "f32", "f16", "i8"
-"""Types of the cache, by the number that ``enum kv_type`` of ``kernels/cpu/program.h`` gives them."""
+"""Types of the KV cache, numbered as in ``enum kv_type`` of ``kernels/cpu/program.h``."""
 
 
 class KV(ctypes.Structure):
@@ -309,12 +309,12 @@ FUNCTIONS = {
     "bitnet_probe_read": (c_int64, (c_void_p, c_void_p, c_void_p, c_int64, c_int64)),
     "bitnet_probe_int8": (c_int64, (c_void_p, c_void_p, c_int64)),
 }
-"""Type of the result and of the arguments of each function."""
+"""Result type and argument types of each function."""
 
 
 @cache
 def library() -> Library:
-    """The library with its functions declared, or why it is not there. Opening it starts no thread."""
+    """The library with its functions declared, or why it cannot be opened. Opening it starts no thread."""
     found = open_library(str(PATH))
     if found.handle is None:
         return found
@@ -331,7 +331,7 @@ def library() -> Library:
 
 
 def levels(opened: ctypes.CDLL | None) -> dict[str, Handle]:
-    """The levels of an open library that this processor runs, best first."""
+    """The levels of an open library that this processor supports, best first."""
     if opened is None:
         return {}
     found = {}

@@ -1,7 +1,7 @@
-"""This machine's limits: the rooflines that measured speeds are compared with.
+"""Measures this machine's limits: the rooflines to which speeds are compared.
 
-Both are measured on a device's own threads, with its own instructions. The best of several short runs is kept: other
-work on the machine can only slow a run down.
+Both limits are measured on a device's own threads, with its own instructions. The best of several short runs counts,
+because other load on the machine can only slow a run down.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ from bitnet.core.cpu.device import CpuDevice
 from bitnet.core.cpu.memory import Arena
 
 READ_BYTES = 512 << 20
-"""Bytes of the buffer: more than any cache holds, so that memory is measured."""
+"""Bytes of the buffer: larger than any cache, so that memory is measured."""
 AHEAD = (0, 4096)
 """Prefetch distances, in bytes: some processors read fastest on their own, others with prefetching."""
 _TURNS = 200_000
 
 
 def read_bandwidth(device: CpuDevice, *, repeats: int = 4, size: int = READ_BYTES) -> float:
-    """Bytes a second that the device's threads read from memory, on huge pages where the system grants them.
+    """Bytes per second that the device's threads read from memory, on huge pages if available.
 
     Raises:
         OutOfMemoryError: There is no memory for the buffer of ``size`` bytes.
     """
     arena = Arena(device.library, size, device=device.info.name, what="measuring the read bandwidth")
     address = arena.take(size)
-    ctypes.memset(address, 1, size)  # pages that were never written share one page of zeros
+    ctypes.memset(address, 1, size)  # pages never written would all map to one page of zeros
     read = partial(device.library.bitnet_probe_read, device.level_handle, device.pool)
     try:
         seconds = min(_best(partial(read, address, size, ahead), repeats) for ahead in AHEAD)
@@ -39,7 +39,8 @@ def read_bandwidth(device: CpuDevice, *, repeats: int = 4, size: int = READ_BYTE
 
 
 def int8_peak(device: CpuDevice, *, repeats: int = 8) -> float:
-    """int8 multiply-adds a second that the device's threads do in registers, with the level's best instruction."""
+    """int8 multiply-adds per second that the device's threads execute in registers, with the level's best
+    instruction."""
     products = 0
 
     def run() -> None:
@@ -51,7 +52,7 @@ def int8_peak(device: CpuDevice, *, repeats: int = 8) -> float:
 
 
 def _best(run: Callable[[], object], repeats: int) -> float:
-    """Seconds of the fastest run, after one that does not count."""
+    """Seconds of the fastest run, after an uncounted warm-up run."""
     run()
     times = []
     for _ in range(repeats):

@@ -1,1 +1,1 @@
-"""Devices: backends found, probed, tried in child processes, chosen and opened."""
+"""Devices: finds, probes and tests backends, and chooses and opens devices."""

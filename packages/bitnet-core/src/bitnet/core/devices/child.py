@@ -1,4 +1,4 @@
-"""Child processes of the same Python, for drivers that may end them: how one starts, and what it does first."""
+"""Starts and ends child processes with the same Python, for drivers that may crash."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ from bitnet.core.support import log
 
 _START = """
 import importlib, json, sys
-request = json.loads(open(0, "rb", buffering=0, closefd=False).readline())  # and not a byte more
+request = json.loads(open(0, "rb", buffering=0, closefd=False).readline())  # not a byte more
 sys.path[:] = request["path"]
 importlib.import_module(request["module"]).main(request)
 """
 
 
 def possible() -> bool:
-    """Whether this Python can start another; a program that was frozen into one file would start itself."""
+    """Whether this Python can start another one. A program frozen into one file would start itself instead."""
     return bool(sys.executable) and not getattr(sys, "frozen", False)
 
 
 def start(module: str, request: Mapping[str, Any], errors: IO[bytes] | None = None) -> subprocess.Popen[bytes]:
-    """Run ``main(request)`` of a module in a child, with our path and level of logging; its pipes stay open.
+    """Run ``main(request)`` of a module in a child, with our ``sys.path`` and log level; its pipes stay open.
 
-    The child is isolated (``-I``), so that nothing is imported from the current folder, and in a session of its own, so
+    The child is isolated (``-I``), so that it imports nothing from the current folder. It has a session of its own, so
     that a Ctrl-C meant for us does not look like a failure of its driver.
 
     Args:
-        errors: A file for what it prints; None: where ours goes.
+        errors: A file for its stderr; None: our stderr.
 
     Raises:
         OSError: No process can be started.
@@ -48,14 +48,15 @@ def start(module: str, request: Mapping[str, Any], errors: IO[bytes] | None = No
     path = [part for part in sys.path if isinstance(part, str)]
     first = {"module": module, "path": path, "level": log.logger.getEffectiveLevel(), **request}
     assert process.stdin is not None
-    with contextlib.suppress(OSError):  # it has ended, which the answer will tell
+    with contextlib.suppress(OSError):  # it has ended; reading the answer will report that
         process.stdin.write(json.dumps(first).encode() + b"\n")
         process.stdin.flush()
     return process
 
 
 def settle(request: Mapping[str, Any]) -> tuple[BinaryIO, BinaryIO]:
-    """What a child does first: its pipes for requests and answers, out of reach of what a driver prints."""
+    """The child's first call: take the pipes for requests and answers away from stdin and stdout, which drivers may
+    use."""
     requests, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     with Path(os.devnull).open("rb") as nothing:
         os.dup2(nothing.fileno(), 0)
@@ -70,7 +71,7 @@ def settle(request: Mapping[str, Any]) -> tuple[BinaryIO, BinaryIO]:
 
 
 def _die_quietly() -> None:
-    """A crash is told by the parent: no memory image on the disk, and no window that waits for somebody."""
+    """Suppress core dumps and crash dialogs: the parent reports a crash."""
     if sys.platform == "win32":
         import ctypes
 
@@ -83,7 +84,7 @@ def _die_quietly() -> None:
 
 
 def end(process: subprocess.Popen[bytes], patience: float) -> None:
-    """Let a child end by closing its requests; one that has not after so many seconds is killed."""
+    """Ask a child to end by closing its requests; kill it if it has not ended after ``patience`` seconds."""
     assert process.stdin is not None
     with contextlib.suppress(OSError):
         process.stdin.close()
@@ -91,7 +92,7 @@ def end(process: subprocess.Popen[bytes], patience: float) -> None:
         process.wait(patience)
         return
     process.kill()
-    with contextlib.suppress(subprocess.TimeoutExpired):  # a driver can hang where not even that is heard
+    with contextlib.suppress(subprocess.TimeoutExpired):  # a driver can hang so that not even a kill works
         process.wait(1)
 
 
@@ -104,6 +105,6 @@ def describe_status(status: int) -> str:
             found = signal.Signals(-status)
             return f"crashed ({found.name}: {signal.strsignal(found) or 'a signal'})"
         return f"crashed (signal {-status})"
-    if status >= 0xC0000000:  # of Windows: an NTSTATUS
+    if status >= 0xC0000000:  # an NTSTATUS on Windows
         return f"crashed (0x{status:08X})"
     return f"ended the process (exit status {status})"

@@ -1,8 +1,8 @@
-"""Backends that have ended a process: a marker is on disk while a backend's code runs, and stays if it crashes.
+"""Records crashes of backends: while a backend's code runs, a marker is on disk, and it stays there after a crash.
 
-A marker is a file that its process keeps locked. The system lets go of the lock however the process ends, and no other
-process, container or restart can be taken for it, as it could be by a number. A folder that cannot be written keeps no
-history, and nothing fails for it.
+A marker is a file that its process keeps locked. The system releases the lock however the process ends. Unlike a
+process id, a lock cannot be confused with one of another process, container or boot. If the folder cannot be written
+to, crashes are not recorded, and nothing fails.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def watching(what: str) -> Iterator[None]:
         yield
     finally:
         if path is not None:
-            if sys.platform == "win32":  # which removes no open file
+            if sys.platform == "win32":  # which cannot remove open files
                 os.close(handle)
             with contextlib.suppress(OSError):
                 path.unlink()
@@ -52,7 +52,8 @@ def watching(what: str) -> Iterator[None]:
 
 
 def left_by(backend: str) -> Mapping[Path, str]:
-    """The markers of processes that ended in the code of a backend or of its devices, each with that name."""
+    """Markers of processes that ended in the code of a backend or its devices, mapped to the backend's or device's
+    name."""
     return dict(_abandoned(backend))
 
 
@@ -75,13 +76,13 @@ def _mark(what: str) -> tuple[int, Path | None]:
             handle, name = tempfile.mkstemp(prefix=prefix, dir=folder)
     except (OSError, RuntimeError):
         return -1, None
-    with contextlib.suppress(OSError):  # not every file system has locks; a child will have to decide then
+    with contextlib.suppress(OSError):  # not every file system has locks; then a child must find out
         _lock(handle)
     return handle, Path(name)
 
 
 def _abandoned(backend: str) -> Iterator[tuple[Path, str]]:
-    """Markers of a backend and its devices whose processes are gone."""
+    """Markers of a backend and its devices whose processes have ended."""
     try:
         paths = list((cache_folder() / _FOLDER).iterdir())
     except (OSError, RuntimeError):
@@ -93,7 +94,7 @@ def _abandoned(backend: str) -> Iterator[tuple[Path, str]]:
 
 
 def _held(path: Path) -> bool:
-    """Whether the marker's process lives, or that cannot be known."""
+    """Whether the marker's process is alive, or this cannot be determined."""
     try:
         handle = os.open(path, os.O_RDWR | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOFOLLOW", 0))
     except OSError:

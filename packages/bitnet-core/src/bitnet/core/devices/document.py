@@ -1,4 +1,5 @@
-"""All backends and devices, each tried out, as ``bitnet devices --json`` and the server's ``/devices`` tell of them."""
+"""The document about all backends and devices, each tested, for ``bitnet devices --json`` and the server's
+``/devices``."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ from bitnet.core.hal import DeviceInfo
 
 
 def look() -> tuple[Sequence[BackendReport], Mapping[str, Proof]]:
-    """Every backend, tried in a process of its own, and the proof of each device by its name. Takes seconds."""
+    """Reports of all backends, each tested in a process of its own, and the proofs by device name. Takes seconds."""
     plugins = available()
     examined = examine_all(plugins)
     reports = with_missing([found.report for found in examined], plugins)
@@ -21,7 +22,7 @@ def look() -> tuple[Sequence[BackendReport], Mapping[str, Proof]]:
 
 
 def backend_document(report: BackendReport, proofs: Mapping[str, Proof]) -> dict[str, Any]:
-    """What is told of a backend and its devices; ``proofs`` are by the device's name."""
+    """The entry of a backend and its devices; ``proofs`` are by device name."""
     probe = report.probe
     return {
         "name": report.name,
@@ -52,5 +53,5 @@ def _device_document(info: DeviceInfo, proof: Proof) -> dict[str, Any]:
 
 
 def details_of(info: DeviceInfo, proof: Proof) -> dict[str, str]:
-    """A device's details. One that has just computed a product right is verified, whatever its probe found."""
+    """A device's details. A device that has just computed a correct product counts as verified."""
     return {name: text for name, text in info.details.items() if not (name == "verified" and proof.passed)}

@@ -1,7 +1,7 @@
-"""Backends tried in child processes: one that crashes, exits or hangs there is reported, and ends nothing else.
+"""Tests backends in child processes: a crash, exit or hang there is reported and affects nothing else.
 
-All children are started at once and probe at the same time. Kernels are then run one child after another, as two
-programs may not be able to have the same device. The child's side is :mod:`bitnet.core.devices.examinee`.
+All children are started at once and probe at the same time. Kernels then run in one child after another, because some
+devices cannot be opened by two programs. The child's side is :mod:`bitnet.core.devices.examinee`.
 """
 
 from __future__ import annotations
@@ -24,9 +24,10 @@ from bitnet.core.hal import DeviceInfo, DeviceType, ProbeResult, ProbeStatus
 from bitnet.core.support import log
 
 PROOF_SECONDS = 60.0
-"""For a device to be opened and a kernel to be run; compiling the first takes some drivers many seconds."""
+"""Time limit in seconds to open a device and run a kernel; some drivers take many seconds to compile the first
+kernel."""
 _LOOK_SECONDS = 0.5
-"""How often it is looked whether a child lives that says nothing."""
+"""Seconds between checks whether a silent child is alive."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,9 +35,9 @@ class Examination:
     """A child's findings about a backend.
 
     Attributes:
-        report: What the probe found; ``broken`` where it ended the child, or every device did.
-        proofs: Proofs of the devices that were to be proven, by name.
-        crashed: How the backend, or its devices, ended a child, by name.
+        report: The probe's findings; ``broken`` if the probe, or every device, ended the child.
+        proofs: Proofs of the devices tested, by name.
+        crashed: By name of backend or device, how it ended a child.
     """
 
     report: BackendReport
@@ -45,28 +46,28 @@ class Examination:
 
 
 class Ended(Exception):
-    """A child has ended, or was ended, without an answer; the text is a sentence that says how, after its subject."""
+    """A child ended, or was killed, without an answer. The text says how and continues a sentence after its subject."""
 
 
 def again(suspect: Plugin, marks: Mapping[Path, str]) -> Mapping[str, str]:
-    """The marked backends and devices that also crash a child, with how it ended. The others are forgiven."""
+    """The marked backends and devices that also crash a child, and how. Markers of the others are removed."""
     log.logger.info("An earlier process ended in %s; a child tries it first.", ", ".join(sorted({*marks.values()})))
     crashed: Mapping[str, str] = {}
     if child.possible():
         with _children([suspect]) as children:
             crashed = children[0].examine(set(marks.values())).crashed
-    crashes.forget(marks)  # a child that crashes leaves a new one
+    crashes.forget(marks)  # a child that crashes leaves a new marker
     return crashed
 
 
 def examine_all(plugins: Mapping[str, Plugin]) -> list[Examination]:
-    """Every backend and all of its devices. What is found is what the plugins report from then on."""
+    """Examine every backend and all of its devices. From then on the plugins report these findings."""
     if not child.possible():
         return [_examine_here(plugin) for plugin in plugins.values()]
     marks = {path: what for name in plugins for path, what in crashes.left_by(name).items()}
     with _children(list(plugins.values())) as children:
         for examiner in children:
-            with contextlib.suppress(Ended):  # it will say so when it is asked
+            with contextlib.suppress(Ended):  # it will be reported when the child is asked
                 examiner.begin()
         found = [examiner.examine() for examiner in children]
     crashes.forget(marks)
@@ -81,19 +82,19 @@ def _examine_here(backend: Plugin) -> Examination:
 
 
 class _Examiner:
-    """Asks of one backend, of as many children as it takes."""
+    """Examines one backend, with as many children as needed."""
 
     def __init__(self, backend: Plugin) -> None:
         self._backend = backend
         self._child: _Child | None = None
 
     def begin(self) -> None:
-        """Have a child begin to probe; does not wait."""
+        """Start a child that probes; does not wait."""
         if self._child is None:
             self._child = _Child(self._backend.name)
 
     def examine(self, wanted: Collection[str] | None = None) -> Examination:
-        """What the probe finds, and whether the devices compute that are ``wanted``; None: all."""
+        """The probe's findings, and proofs of the devices ``wanted``; None: of all."""
         found = self._probe()
         if isinstance(found, str):
             report = self._backend.broken(found)
@@ -103,7 +104,7 @@ class _Examiner:
         for info in found.devices:
             if wanted is None or info.name in wanted:
                 proofs[info.name] = self._prove(info, crashed)
-        self.close()  # before the next may use the same device
+        self.close()  # before the next child, which may use the same device
         report = BackendReport(self._backend.name, self._backend.distribution, self._backend.version, found)
         if crashed and len(crashed) == len(found.devices):
             broken = replace(found, status=ProbeStatus.BROKEN, reason=" ".join(f"{n}: {w}" for n, w in crashed.items()))
@@ -116,7 +117,7 @@ class _Examiner:
             self._child = None
 
     def _probe(self) -> ProbeResult | str:
-        """What the probe found, or how it ended the child."""
+        """The probe's findings, or how it ended the child."""
         try:
             self.begin()
             assert self._child is not None
@@ -127,7 +128,7 @@ class _Examiner:
 
     def _prove(self, info: DeviceInfo, crashed: dict[str, str]) -> Proof:
         began = time.perf_counter()
-        if self._child is None and isinstance(found := self._probe(), str):  # the device before this ended the child
+        if self._child is None and isinstance(found := self._probe(), str):  # the previous device ended the child
             return Proof(False, time.perf_counter() - began, found)
         assert self._child is not None
         try:
@@ -149,7 +150,7 @@ def _children(backends: Sequence[Plugin]) -> Iterator[list[_Examiner]]:
 
 
 class _Child:
-    """A process that probes a backend and then runs kernels on its devices when it is asked.
+    """A process that probes a backend and then runs kernels on its devices on request.
 
     Raises:
         Ended: It cannot be started.
@@ -173,7 +174,7 @@ class _Child:
         return self.answer(seconds)
 
     def answer(self, seconds: float) -> Any:
-        """The answer to the request before; to the probe where there was none.
+        """The answer to the last request; before any request, the result of the probe.
 
         Raises:
             Ended: The child has ended, or has not answered in time.
@@ -183,7 +184,7 @@ class _Child:
             try:
                 line = self._answers.get(timeout=max(0.0, min(_LOOK_SECONDS, deadline - time.monotonic())))
             except queue.Empty:
-                # What a driver forked may hold our pipe, which then has no end when the child has.
+                # A process forked by the driver may hold our pipe open, so that it does not close when the child ends.
                 if self._process.poll() is None and time.monotonic() < deadline:
                     continue
                 line = None
@@ -192,10 +193,10 @@ class _Child:
             try:
                 return json.loads(line)
             except ValueError:
-                raise Ended("answered with something else than a result") from None
+                raise Ended("answered with something other than a result") from None
 
     def close(self, patience: float) -> None:
-        """Let it end; one that has not after so many seconds is killed."""
+        """Ask it to end; kill it if it has not ended after ``patience`` seconds."""
         child.end(self._process, patience)
 
     def _say(self, value: Any) -> None:
@@ -219,7 +220,7 @@ class _Child:
 
 
 def dump_result(result: ProbeResult) -> dict[str, Any]:
-    """A probe's result as JSON has it."""
+    """A probe's result as a JSON value."""
     devices = [
         {
             "backend": info.backend,

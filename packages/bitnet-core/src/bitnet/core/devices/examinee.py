@@ -1,4 +1,4 @@
-"""The child's side of :mod:`bitnet.core.devices.examine`: one backend, in a process that it may end."""
+"""The child's side of :mod:`bitnet.core.devices.examine`: tests one backend, which may end this process."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from bitnet.core.hal import DeviceInfo
 from bitnet.core.support import foreign_output, log
 
 _SPARE_SECONDS = 10
-"""Above what the parent waits for; by then it has gone, and nobody else would end us where a driver hangs."""
+"""Seconds added to the parent's time limit. After that the parent is gone, and nobody else would end a hung driver."""
 
 
 def main(request: dict[str, Any]) -> NoReturn:
-    """Probe the backend that the request names; then run a kernel on each device that is named on standard input."""
+    """Probe the backend named in the request, then run a kernel on each device named on standard input."""
     requests, answers = child.settle(request)
-    if request["level"] > log.LEVELS["debug"]:  # what the parent has warned of already is not said again by each child
+    if request["level"] > log.LEVELS["debug"]:  # the parent has logged the warnings already
         log.logger.setLevel(log.LEVELS["error"])
     _limit(request["seconds"])
     plugin.PROBE_SECONDS = request["seconds"] + _SPARE_SECONDS  # the parent counts
@@ -36,11 +36,11 @@ def main(request: dict[str, Any]) -> NoReturn:
         request = json.loads(line)
         _limit(request["seconds"])
         _say(answers, asdict(_prove(suspect, devices[request["prove"]])))
-    os._exit(0)  # without what drivers do at the end of a process, of which nobody would be told
+    os._exit(0)  # skip drivers' exit handlers, whose failures nobody would see
 
 
 def _limit(seconds: float) -> None:
-    """End this process, whoever holds the interpreter's lock, when nobody can be waiting for its answer any more."""
+    """End this process once nobody can be waiting for its answer, even if a thread never releases the GIL."""
     if sys.platform != "win32":
         signal.alarm(int(seconds) + _SPARE_SECONDS)
 
@@ -48,13 +48,13 @@ def _limit(seconds: float) -> None:
 def _prove(backend: Plugin, info: DeviceInfo) -> Proof:
     try:
         return prove(backend, info)
-    except BaseException as error:  # what a plug-in raises to end the program
+    except BaseException as error:  # including what a plug-in raises to end the program
         return Proof(False, 0.0, type(error).__name__)
 
 
 def _say(answers: BinaryIO, value: Any) -> None:
-    foreign_output.flush_c()  # nothing does at the end, which is none of C's
+    foreign_output.flush_c()  # os._exit does not flush C's buffers
     answers.write(json.dumps(value).encode() + b"\n")
     answers.flush()
     if sys.platform != "win32":
-        signal.alarm(0)  # until the next request, which other backends may have to go before
+        signal.alarm(0)  # no limit until the next request: other backends may come first

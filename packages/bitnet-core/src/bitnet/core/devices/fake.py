@@ -1,4 +1,4 @@
-"""Pretended GPUs, for tests of what chooses devices: ``BITNET_GPU_FAKE=cuda,opencl``. The reference device computes."""
+"""Fake GPUs for tests of device selection: ``BITNET_GPU_FAKE=cuda,opencl``. The reference device computes."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from bitnet.core.errors import DeviceUnavailableError
 from bitnet.core.hal import HAL_API, Device, DeviceInfo, DeviceType, OpenOptions, ProbeResult, ProbeStatus
 
 HINT = "Unset BITNET_GPU_FAKE or BITNET_STRICT_MODE."
-"""Where the two meet."""
+"""Hint if both variables are set."""
 
 
 class FakeBackend:
-    """A backend whose discrete GPUs do not exist. Receipts made with it say so and do not verify."""
+    """A backend with fake discrete GPUs. Receipts made with it say so and do not verify."""
 
     hal_api = HAL_API
 
@@ -35,7 +35,7 @@ class FakeBackend:
 
     def open(self, info: DeviceInfo, options: OpenOptions) -> Device:
         if options.strict:
-            raise DeviceUnavailableError(f"{info.name} is a pretended device, which strict mode refuses.", hint=HINT)
+            raise DeviceUnavailableError(f"{info.name} is a fake device, which strict mode refuses.", hint=HINT)
         from bitnet.core.reference import ReferenceDevice
 
         return ReferenceDevice(info)

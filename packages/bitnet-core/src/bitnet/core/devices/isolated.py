@@ -1,4 +1,4 @@
-"""A device in a process of its own, so that a fault of it ends no other device of ours.
+"""A device in a process of its own, so that its faults do not affect our other devices.
 
 After a kernel has faulted, CUDA fails every call of its process, on all GPUs (measured: ADR 0027). So each GPU of
 several replicas is opened in a child, and used through :class:`IsolatedDevice`, which is a device like any other.
@@ -33,14 +33,14 @@ from bitnet.core.hal import (
 )
 
 PATIENCE = 5.0
-"""Seconds that a child has to close its device."""
+"""Seconds within which a child must close its device."""
 
 
 def open_isolated(info: DeviceInfo, options: OpenOptions) -> Device:
     """Open a device in a child.
 
     Raises:
-        DeviceError, DeviceUnavailableError: It cannot be opened, or no child can be started.
+        DeviceError, DeviceUnavailableError: The device cannot be opened, or no child can be started.
     """
     try:
         process = child.start("bitnet.core.devices.isolated_child", {})
@@ -56,7 +56,7 @@ def open_isolated(info: DeviceInfo, options: OpenOptions) -> Device:
 
 
 class IsolatedDevice:
-    """A device that a child has open."""
+    """A device that is open in a child process."""
 
     def __init__(self, info: DeviceInfo, process: Any) -> None:
         self.info, self._process = info, process
@@ -65,7 +65,7 @@ class IsolatedDevice:
 
     @property
     def pid(self) -> int:
-        """The child's process."""
+        """Process id of the child."""
         return int(self._process.pid)
 
     def memory(self) -> MemoryInfo:
@@ -75,8 +75,8 @@ class IsolatedDevice:
     def compile(self, program: Program, *, keep: bool = False) -> Executable:
         """As :meth:`bitnet.core.hal.Device.compile`.
 
-        The child makes the weights again, from a file that the system has in memory already; or else they are loaded
-        here, and sent as the child asks for them.
+        The child loads the weights itself, from a file that the system has already cached. If it cannot, they are
+        loaded here and sent when the child asks for them.
         """
         described = None
         if program.again is None:
@@ -88,14 +88,14 @@ class IsolatedDevice:
         return executable
 
     def ask(self, target: int | None, call: str, *arguments: Any, weights: Mapping[str, Weight] | None = None) -> Any:
-        """What a call of the child's device returns, or of its executable number ``target``.
+        """Call a method of the child's device, or of its executable number ``target``, and return the result.
 
         Args:
-            weights: Those that the child may ask for meanwhile.
+            weights: Weights that the child may request meanwhile.
 
         Raises:
             DeviceLostError: The child has ended, or the device has been lost before.
-            BitNetError: What the call raises in the child.
+            BitNetError: Raised by the call in the child.
         """
         assert self._process.stdin is not None
         assert self._process.stdout is not None
@@ -113,7 +113,7 @@ class IsolatedDevice:
             except (OSError, EOFError, ValueError) as error:  # ValueError: the pipe is closed
                 self._lost = DeviceLostError(f"{self._ending()}.", device=self.info.name)
                 raise self._lost from error
-            except BaseException:  # such as Ctrl-C; the answer that is still to come would be taken for the next call's
+            except BaseException:  # such as Ctrl-C: the pending answer would be taken for the next call's
                 self._lost = DeviceLostError("A call to its process was interrupted.", device=self.info.name)
                 raise
             if kind == "error":
@@ -135,16 +135,16 @@ class IsolatedDevice:
 
 
 def _described(weight: Weight) -> tuple[Any, ...]:
-    """A weight without what loads it."""
+    """A picklable description of a weight, without its ``load``."""
     if isinstance(weight, TernaryWeight):
         return "ternary", weight.shape, weight.group
     return "dense", weight.shape, weight.dtype
 
 
 def _loaded(weight: Weight) -> Any:
-    """The numbers of a weight, or why they cannot be had, which the child raises where it asked for them.
+    """The values of a weight, or the error in loading them, which the child then raises.
 
-    They are copied to memory of our own, so that a file that shrinks is noticed here, not in a pipe.
+    The values are copied, so that a truncated file is noticed here, not while writing to the pipe.
     """
     try:
         data = weight.load()
@@ -156,7 +156,7 @@ def _loaded(weight: Weight) -> Any:
 
 
 class _Executable:
-    """A program that the child has compiled; its kernels are known after its process has ended, too."""
+    """A program compiled by the child. Its kernels stay known after the process has ended."""
 
     def __init__(self, device: IsolatedDevice, number: int) -> None:
         self._device, self._number, self._kernels = device, number, ()
@@ -189,7 +189,7 @@ class _Executable:
     def close(self) -> None:
         try:
             self._ask("close")
-        except DeviceError:  # nothing is left of it
+        except DeviceError:  # nothing is left to close
             return
 
 
@@ -222,4 +222,4 @@ class _TellsLogprobs(_Executable):
 
 
 ABILITIES = {"Preparing": _Prepares, "GoesOn": _GoesOn, "Adjusting": _Adjusts, "TellsLogprobs": _TellsLogprobs}
-"""What an executable may do besides, by the protocol's name in :mod:`bitnet.core.hal`."""
+"""Mixins for optional protocols of executables, by the protocol's name in :mod:`bitnet.core.hal`."""

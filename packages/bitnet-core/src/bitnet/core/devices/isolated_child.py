@@ -1,4 +1,4 @@
-"""The child's side of :mod:`bitnet.core.devices.isolated`: one device, and the calls of its executables."""
+"""The child's side of :mod:`bitnet.core.devices.isolated`: serves calls to one device and its executables."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def main(request: Mapping[str, Any]) -> NoReturn:
         except OSError:
             break
     served.close()
-    os._exit(0)  # without what drivers do at the end of a process, of which nobody would be told
+    os._exit(0)  # skip drivers' exit handlers, whose failures nobody would see
 
 
 class _Served:
@@ -49,10 +49,11 @@ class _Served:
         self.device: Device | None = None
         self._executables: list[Executable] = []
         self._told: list[int] = []
-        """Kernels that the parent knows of each executable."""
+        """Number of kernels of each executable already reported to the parent."""
 
     def call(self, target: int | None, call: str, arguments: tuple[Any, ...]) -> Any:
-        """What a call returns: of the device, or of an executable, with its kernels where there are new ones."""
+        """Call a method of the device or an executable; return its result, and the executable's kernels if there are
+        new ones."""
         if target is None:
             return getattr(self, call)(*arguments)
         executable = self._executables[target]
@@ -75,7 +76,7 @@ class _Served:
     def compile(
         self, program: Program, described: Mapping[str, tuple[Any, ...]] | None, keep: bool
     ) -> tuple[int, tuple[str, ...]]:
-        """An executable's number, and what it may do besides."""
+        """Compile a program; return the executable's number and its optional protocols."""
         assert self.device is not None
         weights: Mapping[str, Weight]
         if described is None:
@@ -90,7 +91,7 @@ class _Served:
         return len(self._executables) - 1, tuple(n for n in ABILITIES if isinstance(executable, getattr(hal, n)))
 
     def _weight(self, name: str, kind: str, shape: tuple[int, ...], more: Any) -> Weight:
-        """A weight that the parent loads."""
+        """A weight that is requested from the parent when loaded."""
 
         def load() -> Any:
             with self._loading:

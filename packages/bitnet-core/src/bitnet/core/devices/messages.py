@@ -1,4 +1,4 @@
-"""Values that go through the pipes between a process and its child, arrays without a copy on the way.
+"""Sends values through the pipes between a process and its child, without extra copies of arrays.
 
 Both ends are ours and trust each other: values are pickled.
 """
@@ -16,7 +16,7 @@ def send(pipe: BinaryIO, value: Any) -> None:
     """Write a value.
 
     Raises:
-        OSError: Nobody reads any more.
+        OSError: The other end no longer reads.
     """
     arrays: list[pickle.PickleBuffer] = []
     parts = [memoryview(pickle.dumps(value, protocol=5, buffer_callback=arrays.append)), *(a.raw() for a in arrays)]
@@ -27,10 +27,10 @@ def send(pipe: BinaryIO, value: Any) -> None:
 
 
 def receive(pipe: BinaryIO) -> Any:
-    """Read the next value, whose arrays may be written to.
+    """Read the next value; its arrays are writable.
 
     Raises:
-        EOFError: Nobody writes any more.
+        EOFError: The other end has closed the pipe.
         OSError: The pipe cannot be read.
     """
     (count,) = _COUNT.unpack(_read(pipe, _COUNT.size))

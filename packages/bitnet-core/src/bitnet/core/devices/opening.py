@@ -1,4 +1,4 @@
-"""Opening a device while something else is done: what takes a driver longest it does without the interpreter's lock."""
+"""Opens devices in the background: the slowest parts of drivers run without the GIL."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ from bitnet.core.support.log import logger
 _T = TypeVar("_T")
 _Result = TypeVar("_Result")
 Opened: TypeAlias = "list[tuple[Selection, Device]]"
-"""The devices that opened, each with how it was chosen."""
+"""The opened devices, each with its selection."""
 
 TURN = 0.0002
-"""Seconds after which a thread lets others have the interpreter's lock while a device opens. With Python's own 5 ms,
-the thread that opens it, which lets go of the lock in every call of a driver or a file, waits for longer than it works.
+"""The GIL's switch interval in seconds while a device opens. With Python's default of 5 ms, the opening thread, which
+releases the GIL in every driver call and file access, would wait longer than it works.
 """
 
 PATIENCE = 0.3
-"""Seconds that somebody who interrupts us waits for a device that is just being opened, so that it is closed again."""
+"""Seconds to wait, after an interrupt, for a device that is being opened, in order to close it."""
 
 
 @contextmanager
 def opening(request: str | None, *, threads: int | None, strict: bool | None) -> Iterator[Future[Opened]]:
-    """Choose and open a device, or each of a list, in a thread; how it was chosen, and the device, are the result.
+    """Choose and open a device, or several, in a thread; the future's result has each selection and device.
 
     Arguments and errors are those of :func:`~bitnet.core.devices.select.select_devices` and ``Selection.open``. Leaving
-    the context with an error closes what is open; an interrupt does not wait long for a driver that hangs.
+    the context with an error closes open devices. An interrupt does not wait long for a hung driver.
     """
-    registry.installed()  # reads hundreds of small files: here, where nobody else takes the lock meanwhile
+    registry.installed()  # reads hundreds of small files, so it is done before the thread competes for the GIL
     future: Future[Opened] = Future()
 
     def work() -> None:
@@ -57,12 +57,13 @@ def opening(request: str | None, *, threads: int | None, strict: bool | None) ->
             raise
         except BaseException:  # an interrupt, or a signal that ends the command
             wait([future], PATIENCE)
-            future.add_done_callback(_close)  # at once, if it is open
+            future.add_done_callback(_close)  # runs at once if the device is already open
             raise
 
 
 def _open(selections: Sequence[Selection]) -> Opened:
-    """Open each, of several in a process of its own; one that does not open is left out with a warning, or an error."""
+    """Open each selection, several ones in processes of their own. One that fails is left out with a warning, or an
+    error in strict mode."""
     opened: Opened = []
     try:
         found = side_by_side(partial(_try, isolated=len(selections) > 1), selections)
@@ -81,7 +82,7 @@ def _open(selections: Sequence[Selection]) -> Opened:
 
 
 def _try(selection: Selection, *, isolated: bool) -> Device | Exception:
-    """The device, or why it does not open, so that the others' are known as well."""
+    """The device, or the error in opening it, so that the results of the others are known, too."""
     try:
         return selection.open(isolated=isolated)
     except Exception as error:
@@ -89,7 +90,8 @@ def _try(selection: Selection, *, isolated: bool) -> Device | Exception:
 
 
 def side_by_side(function: Callable[[_T], _Result], arguments: Sequence[_T]) -> list[_Result]:
-    """``function`` of each argument, of several in threads; where one raises, the others are waited for."""
+    """Apply ``function`` to each argument, in threads if there are several. If one raises, wait for the others
+    first."""
     if len(arguments) == 1:
         return [function(arguments[0])]
     with ThreadPoolExecutor(len(arguments)) as pool:
@@ -104,12 +106,12 @@ def _close(future: Future[Opened]) -> None:
 
 _turns_lock = Lock()
 _turns: list[float] = []
-"""What the interval was before each of the contexts that are open now; the first is the one to go back to."""
+"""The interval before each active context; the first one is restored at the end."""
 
 
 @contextmanager
 def _short_turns() -> Iterator[None]:
-    """Turns of :data:`TURN` for all threads, until the last of the contexts that overlap is left."""
+    """Set the switch interval to :data:`TURN` until the last of the overlapping contexts is left."""
     with _turns_lock:
         _turns.append(sys.getswitchinterval())
         sys.setswitchinterval(min(_turns[0], TURN))

@@ -1,4 +1,4 @@
-"""The options that devices are opened with, and the one place where environment variables are their defaults."""
+"""The options for opening devices. Only here do environment variables set their defaults."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from bitnet.core.support import env
 
 
 def open_options(*, threads: int | None = None, strict: bool | None = None) -> OpenOptions:
-    """Options of a device: what is given, else the environment.
+    """Options for opening a device: the arguments, else the environment.
 
     The variables are ``BITNET_THREADS``, ``BITNET_STRICT_MODE`` and ``BITNET_ROCM_GRAPHS``.
 

@@ -1,7 +1,7 @@
-"""One backend: loaded, probed and opened when that is first asked for. What goes wrong there stays its own affair.
+"""One backend: loaded and probed on demand. Its failures do not affect other backends.
 
-Its code and its driver run in this process, where nothing can catch a crash. So a marker is kept while they do
-(:mod:`~bitnet.core.devices.crashes`); a backend that has left one behind is first tried in a child
+Its code and its driver run in this process, where a crash cannot be caught. So a marker exists while they run
+(:mod:`~bitnet.core.devices.crashes`). A backend that left a marker behind is first tested in a child
 (:mod:`~bitnet.core.devices.examine`).
 """
 
@@ -24,7 +24,7 @@ from bitnet.core.hal import HAL_API, Backend, Device, DeviceInfo, DeviceType, Op
 from bitnet.core.support import foreign_output, log
 
 PROBE_SECONDS = 30.0
-"""A driver that has not answered by then is taken for broken, so that it does not hang everything."""
+"""Seconds after which a driver that has not answered counts as broken, so that it cannot block everything."""
 
 _T = TypeVar("_T")
 
@@ -33,12 +33,12 @@ Retry: TypeAlias = Callable[["Plugin", Mapping[Path, str]], Mapping[str, str]]
 
 @dataclass(frozen=True, slots=True)
 class BackendReport:
-    """What is known of a backend on this machine.
+    """What is known about a backend on this machine.
 
     Attributes:
-        distribution: The installed distribution it comes from; empty where there is none (its GPU was seen).
-        probe: What its probe found; ``broken`` or ``unsupported`` where it could not be asked.
-        error: What its import or its probe raised, where that was in this process.
+        distribution: The installed distribution it comes from; empty if it is not installed but its GPU was seen.
+        probe: The probe's result; ``broken`` or ``unsupported`` if it could not be probed.
+        error: The exception of its import or probe, if these ran in this process.
     """
 
     name: str
@@ -53,12 +53,12 @@ class BackendReport:
 
 
 class Plugin:
-    """One backend: loaded, and probed, when that is first asked for, once.
+    """One backend, loaded and probed once, on demand.
 
     Args:
-        load: Gives the backend.
-        retry: Tries what has ended a process before in a child, and says how each ended that one, by name; None for a
-            backend of our own package, whose code neither ends the process nor prints.
+        load: Returns the backend.
+        retry: Tests, in a child, backends and devices that crashed a process before; returns how each ended the child,
+            by name. None for a backend in our own package, which neither crashes nor prints.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class Plugin:
         self._lock = threading.RLock()
 
     def report(self) -> BackendReport:
-        """What the backend's probe finds. Never raises for what the backend does."""
+        """The result of the backend's probe. Errors of the backend are never raised."""
         with self._lock:
             if self._report is None:
                 crashed = self._crashed_again()
@@ -82,16 +82,16 @@ class Plugin:
             return self._report
 
     def adopt(self, report: BackendReport, crashed: Mapping[str, str]) -> None:
-        """Take for :meth:`report` what a child has found, and of whom it has crashed."""
+        """Use a child's findings, including its crashes, as the result of :meth:`report`."""
         with self._lock:
             self._report, self._crashes = without(report, crashed), crashed
 
     def trust(self) -> None:
-        """Use it whatever is known of it: in the child that is to find that out."""
+        """Ignore earlier crashes: for the child that tests the backend."""
         self._crashes = {}
 
     def examine(self) -> BackendReport:
-        """What the probe finds in this process, now."""
+        """Probe now, in this process."""
         with self._lock:
             loaded = self._import()
             if isinstance(loaded, BackendReport):
@@ -100,7 +100,7 @@ class Plugin:
                 with self.guard(self.name):
                     result = _in_time(lambda: _checked(self.name, loaded.probe()))
             except _Failed as failed:
-                hint = f"Report it to the makers of {self.distribution}; BITNET_LOG=debug shows where it is."
+                hint = f"Report it to the makers of {self.distribution}; BITNET_LOG=debug shows the traceback."
                 return self._failed(failed.error, hint)
             return BackendReport(self.name, self.distribution, self.version, result)
 
@@ -129,11 +129,13 @@ class Plugin:
             with self.guard(info.name):
                 device = backend.open(info, options)
             if not isinstance(device, Device):
-                raise TypeError(f"what was opened is {brief(device)}, which is no device")
+                raise TypeError(f"what was opened is {brief(device)}, which is not a device")
         except BitNetError:
             raise
         except BaseException as error:
-            signalled = not isinstance(error, Exception | SystemExit)  # Ctrl-C, or what another signal raises
+            signalled = not isinstance(
+                error, Exception | SystemExit
+            )  # Ctrl-C, or an exception raised for another signal
             if signalled and threading.current_thread() is threading.main_thread():
                 raise
             log.logger.debug("%s cannot be opened", info.name, exc_info=True)
@@ -142,7 +144,7 @@ class Plugin:
 
     @contextlib.contextmanager
     def guard(self, what: str) -> Iterator[None]:
-        """For while its code or its driver runs: a crash leaves a marker, and what is printed stays out of our answers.
+        """Wrap calls of its code or driver: a crash leaves a marker, and its output stays out of our answers.
 
         Args:
             what: The backend, or one of its devices, by name.
@@ -155,11 +157,11 @@ class Plugin:
 
     def broken(self, reason: str) -> BackendReport:
         """The report of a backend that has crashed."""
-        result = ProbeResult(ProbeStatus.BROKEN, reason=reason, hint=f"Mend its driver, or remove {self.distribution}.")
+        result = ProbeResult(ProbeStatus.BROKEN, reason=reason, hint=f"Fix its driver, or remove {self.distribution}.")
         return BackendReport(self.name, self.distribution, self.version, result)
 
     def _crashed_again(self) -> Mapping[str, str]:
-        """What crashed an earlier process and also crashes a child, with how the child ended."""
+        """The backends and devices that crashed an earlier process and also crash a child, and how the child ended."""
         if self._crashes is None:
             self._crashes = {}
             if self._retry is not None and (marks := crashes.left_by(self.name)):
@@ -167,7 +169,7 @@ class Plugin:
         return self._crashes
 
     def _import(self) -> Backend | BackendReport:
-        """The backend, or the report of why it cannot be used."""
+        """The backend, or a report that says why it cannot be used."""
         if self._loaded is None:
             try:
                 with self.guard(self.name):
@@ -184,10 +186,12 @@ class Plugin:
         return BackendReport(self.name, self.distribution, self.version, result, error)
 
     def _accepted(self, backend: object) -> Backend | BackendReport:
-        """What the entry point named, if it can be used."""
+        """The entry point's object, if it can be used as a backend."""
         made_for = getattr(backend, "hal_api", HAL_API)
         if made_for != HAL_API:
-            reason = f"{self.distribution} {self.version} speaks version {made_for} of the hardware contract (HAL), "
+            reason = (
+                f"{self.distribution} {self.version} implements version {made_for} of the hardware contract (HAL), "
+            )
             reason += f"this bitnet-core version {HAL_API}."
             newer = isinstance(made_for, int) and made_for > HAL_API
             hint = f"pip install --upgrade {'bitnet-core' if newer else self.distribution}"
@@ -195,21 +199,21 @@ class Plugin:
             return BackendReport(self.name, self.distribution, self.version, refusal)
         if not isinstance(backend, Backend):
             lacking = [n for n in ("name", "hal_api", "probe", "open", "kernels") if not hasattr(backend, n)]
-            raise TypeError(f"{backend!r} is no backend: it lacks {', '.join(lacking)}")
+            raise TypeError(f"{backend!r} is not a backend: it lacks {', '.join(lacking)}")
         if backend.name != self.name:
-            raise ValueError(f"its entry point is named {self.name!r}, it calls itself {backend.name!r}")
+            raise ValueError(f"its entry point is named {self.name!r}, but it calls itself {backend.name!r}")
         return backend
 
 
 def without(report: BackendReport, crashed: Mapping[str, str]) -> BackendReport:
-    """A report without the devices that crash, each warned about; broken where no other is left."""
+    """The report without the devices that crash, with a warning for each; ``broken`` if none is left."""
     lost = [info.name for info in report.probe.devices if info.name in crashed]
     if not lost:
         return report
     left = [info for info in report.probe.devices if info.name not in crashed]
     if not left:
         reason = " ".join(f"{name}: {crashed[name]}" for name in lost)
-        hint = f"Mend its driver, or remove {report.distribution}."
+        hint = f"Fix its driver, or remove {report.distribution}."
         return replace(
             report, probe=replace(report.probe, status=ProbeStatus.BROKEN, devices=(), reason=reason, hint=hint)
         )
@@ -219,7 +223,7 @@ def without(report: BackendReport, crashed: Mapping[str, str]) -> BackendReport:
 
 
 def shadowed() -> str | None:
-    """What to do where PyPI's unrelated package ``bitnet`` hides our namespace, which it can; None where it is not."""
+    """What to do if PyPI's unrelated package ``bitnet`` hides our namespace; None if it is not installed."""
     package = sys.modules.get("bitnet")
     if getattr(package, "__file__", None) is None:
         return None
@@ -234,13 +238,13 @@ class _Failed(Exception):
 
 
 def _in_time(function: Callable[[], _T]) -> _T:
-    """What a plug-in's function returns; its thread is left behind where it hangs, as nothing can end it.
+    """Call a plug-in's function with a time limit. If it hangs, its thread is abandoned, as nothing can end it.
 
-    ``SystemExit`` and ``KeyboardInterrupt`` are failures too, as a plug-in does not end the program: what a person
-    interrupts is the wait here, in the caller's thread.
+    ``SystemExit`` and ``KeyboardInterrupt`` count as failures, too: a plug-in must not end the program, and a user's
+    interrupt arrives in the caller's thread, which waits here.
 
     Raises:
-        _Failed: It raised something, or did not return in :data:`PROBE_SECONDS`.
+        _Failed: It raised an exception, or did not return within :data:`PROBE_SECONDS`.
     """
     outcome: list[tuple[_T | None, BaseException | None]] = []
 
@@ -262,7 +266,7 @@ def _in_time(function: Callable[[], _T]) -> _T:
 
 
 def _described(error: BaseException) -> str:
-    """An error of other people's code, in a line."""
+    """An exception of foreign code, in one line."""
     try:
         text = str(error)
     except Exception:
@@ -271,7 +275,7 @@ def _described(error: BaseException) -> str:
 
 
 def _checked(name: str, result: object) -> ProbeResult:
-    """A probe's result, if the rest of bitnet can rely on it; raises what makes the backend ``broken``."""
+    """A probe's result after validation; raises an error, which makes the backend ``broken``, if it is invalid."""
     if not isinstance(result, ProbeResult):
         raise TypeError(f"its probe returned {type(result).__name__}, not ProbeResult")
     if not isinstance(result.status, ProbeStatus):
@@ -280,7 +284,7 @@ def _checked(name: str, result: object) -> ProbeResult:
     seen: set[str] = set()
     for info in result.devices:
         if not isinstance(info, DeviceInfo) or info.backend != name:
-            raise TypeError(f"its probe returned {brief(info)}, which is no device of {name}")
+            raise TypeError(f"its probe returned {brief(info)}, which is not a device of {name}")
         texts += [info.index, info.id, info.description, info.vendor, info.driver_version, *info.features]
         texts += _texts(info.details)
         if not isinstance(info.type, DeviceType) or not isinstance(info.memory, Integral):
@@ -288,7 +292,7 @@ def _checked(name: str, result: object) -> ProbeResult:
         if not isinstance(info.step_tokens, Integral) or info.step_tokens < 0:
             raise TypeError(f"its probe returned a device with steps of {brief(info.step_tokens)} tokens")
     if wrong := [text for text in texts if not isinstance(text, str)]:
-        raise TypeError(f"its probe returned {brief(wrong[0])} where a text belongs")
+        raise TypeError(f"its probe returned {brief(wrong[0])} instead of a string")
     for info in result.devices:
         if not re.fullmatch(r"[a-z0-9._-]+", info.index) or info.index in seen:
             raise ValueError(f"its probe returned the index {info.index!r}, which is malformed or not its only one")

@@ -1,7 +1,7 @@
-"""The backends that are installed, held unloaded until needed, each loaded and probed in isolation.
+"""The installed backends, each loaded and probed only when needed.
 
-A backend is what an entry point in the group ``bitnet.backends`` names. The CPU is built in. One whose import or probe
-raises, or does not answer, is reported as ``broken`` with its error; the others still work.
+Entry points in the group ``bitnet.backends`` name the backends. The CPU is built in. A backend whose import or probe
+raises or hangs is reported as ``broken`` with its error; the others still work.
 """
 
 from __future__ import annotations
@@ -24,27 +24,27 @@ from bitnet.core.support import env, log, system
 
 GROUP = "bitnet.backends"
 GPU_ORDER = ("cuda", "opencl", "vulkan", "rocm", "level-zero", "metal", "webgpu")
-"""Our own GPU backends, best first. Others' come after them by name, the CPU last."""
+"""Our own GPU backends, best first. Other packages' come next, by name, and the CPU last."""
 VENDOR_BACKENDS = {"NVIDIA": "cuda", "AMD": "opencl", "Intel": "opencl"}
-"""The backend to install where a maker's GPU is seen; a wheel that does not exist yet is not recommended."""
+"""The backend to recommend for each GPU vendor; only packages with existing wheels are recommended."""
 
 _NAME = re.compile(r"[a-z][a-z0-9_-]*")
 _RESERVED = ("auto", "gpu", "none", "cpu")
 
 
 def rank(name: str) -> tuple[int, str]:
-    """Where a backend stands in the usual order."""
+    """Sort key of a backend in the usual order."""
     if name in GPU_ORDER:
         return GPU_ORDER.index(name), ""
     return len(GPU_ORDER) + (name == "cpu"), name
 
 
 def available(*, strict: bool = False) -> Mapping[str, Plugin]:
-    """The backends to choose from, in the usual order: those installed, or those that ``BITNET_GPU_FAKE`` pretends.
+    """The backends to choose from, in the usual order: the installed ones, or the fake ones of ``BITNET_GPU_FAKE``.
 
     Raises:
-        DeviceUnavailableError: ``strict``, and ``BITNET_GPU_FAKE`` is set.
-        InvalidInputError: ``BITNET_GPU_FAKE`` names no backend.
+        DeviceUnavailableError: ``BITNET_GPU_FAKE`` is set in strict mode.
+        InvalidInputError: ``BITNET_GPU_FAKE`` names an unknown backend.
     """
     real = installed()
     fakes = env.names("BITNET_GPU_FAKE")
@@ -65,7 +65,7 @@ def available(*, strict: bool = False) -> Mapping[str, Plugin]:
 
 
 def list_devices() -> list[BackendReport]:
-    """Every backend and its devices, best first; backends that are missing although their GPU is seen are among them.
+    """Every backend and its devices, best first, including backends that are not installed although their GPU is seen.
 
     Raises:
         DeviceUnavailableError, InvalidInputError: As :func:`available`.
@@ -76,18 +76,18 @@ def list_devices() -> list[BackendReport]:
 
 
 def with_missing(reports: Sequence[BackendReport], plugins: Mapping[str, Plugin]) -> list[BackendReport]:
-    """Reports, best first, and of backends that are missing although their GPU is seen."""
+    """Reports, best first, including backends that are not installed although their GPU is seen."""
     more = [] if env.names("BITNET_GPU_FAKE") else missing(plugins)
     return sorted([*reports, *more], key=lambda report: rank(report.name))
 
 
 def missing(plugins: Mapping[str, Plugin]) -> list[BackendReport]:
-    """The backends that GPUs of this machine want and that are not installed. Opens no driver."""
+    """Backends for this machine's GPUs that are not installed. Opens no driver."""
     reports: dict[str, BackendReport] = {}
     for vendor in sorted(system.gpu_vendors()):
         name = VENDOR_BACKENDS[vendor]
         if name not in plugins and name not in reports:
-            reason = f"A GPU of {vendor} is in this machine, but bitnet-{name} is not installed."
+            reason = f"This machine has a GPU of {vendor}, but bitnet-{name} is not installed."
             result = ProbeResult(ProbeStatus.LIBRARY_MISSING, reason=reason, hint=f"pip install bitnet-{name}")
             reports[name] = BackendReport(name, "", "", result)
             log.logger.debug("%s %s", reason, result.hint)
@@ -95,27 +95,27 @@ def missing(plugins: Mapping[str, Plugin]) -> list[BackendReport]:
 
 
 def open_device(info: DeviceInfo, options: OpenOptions | None = None) -> Device:
-    """Open exactly this device, with :func:`~bitnet.core.devices.options.open_options` where no others are given.
+    """Open exactly this device; without ``options``, with :func:`~bitnet.core.devices.options.open_options`.
 
     Raises:
-        DeviceUnavailableError: Its backend is gone.
+        DeviceUnavailableError: Its backend is not installed.
         DeviceError: It cannot be opened.
     """
     plugin = available().get(info.backend)
     if plugin is None:
-        raise DeviceUnavailableError(f"{info.name} is not there: {info.backend} is not installed.")
+        raise DeviceUnavailableError(f"{info.name} is not available: {info.backend} is not installed.")
     return plugin.open(info, open_options() if options is None else options)
 
 
 def computing(info: DeviceInfo) -> Callable[[], AbstractContextManager[None]]:
-    """Contexts to compile a program in, or to run it first: a driver that ends the process then is known for it."""
+    """A context manager for compiling a program and for its first run, so that a crash of the driver is recorded."""
     plugin = available().get(info.backend)
     return nullcontext if plugin is None else partial(plugin.guard, info.name)
 
 
 @cache
 def installed() -> Mapping[str, Plugin]:
-    """The installed backends in the usual order, found once a process; none of them is imported."""
+    """The installed backends in the usual order, found once per process, without importing them."""
     if shadow := shadowed():
         log.once(logging.WARNING, shadow)
     found: dict[str, list[tuple[str, str, importlib.metadata.EntryPoint]]] = {}
@@ -127,7 +127,7 @@ def installed() -> Mapping[str, Plugin]:
             who = ", ".join(sorted({distribution for distribution, _, _ in offers}))
             log.once(logging.WARNING, f"{who}: {name!r} cannot be the name of a backend; it is ignored.")
             continue
-        # Deterministic whatever the order on disk: our own package of that name, else the first by name.
+        # Independent of the order on disk: our own package of that name, else the first by name.
         offers.sort(key=lambda offer: (offer[0] != f"bitnet-{name}", offer[0], offer[2].value))
         distribution, version, entry = offers[0]
         if len(offers) > 1:
@@ -138,9 +138,9 @@ def installed() -> Mapping[str, Plugin]:
 
 
 def _entry_points() -> Iterator[tuple[str, str, importlib.metadata.EntryPoint]]:
-    """Distribution, version and entry point. The first distribution of a name on the path counts, as for imports.
+    """Distribution, version and entry point of each backend. As for imports, the first distribution of a name counts.
 
-    ``importlib.metadata.entry_points()`` would let any distribution with a malformed file hide all the others.
+    With ``importlib.metadata.entry_points()``, one distribution with a malformed file would hide all others.
     """
     seen: set[str] = set()
     for distribution in importlib.metadata.distributions():

@@ -1,4 +1,4 @@
-"""Choosing the device: what was asked for, what is there, and what to do where the two do not meet."""
+"""Chooses the device: matches the request with the available devices, and falls back if they do not match."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from bitnet.core.hal import Device, DeviceInfo, DeviceType, OpenOptions, ProbeSt
 from bitnet.core.support import env, log
 
 CPU_LEVELS = ("amx", "avx512", "avx2", "neon", "scalar", "numpy")
-"""Best first; ``numpy`` is the last resort where no native library fits."""
+"""Best first; ``numpy`` is the last resort if no native library fits."""
 
 _DEFAULTS = OpenOptions()
 _TYPE_ORDER = {DeviceType.DISCRETE: 0, DeviceType.INTEGRATED: 1, DeviceType.CPU: 2, DeviceType.VIRTUAL: 3}
@@ -25,18 +25,18 @@ _AUTOMATIC = (DeviceType.DISCRETE, DeviceType.INTEGRATED)
 _ID = re.compile(
     r"((gpu|mig)-)?[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}|([0-9a-f]{4,8}:)?[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]"
 )
-"""What looks like a device's UUID or PCI address."""
+"""Pattern of a device's UUID or PCI address."""
 
 
 class Selection:
-    """The device that was chosen, and how.
+    """The chosen device, and how it was chosen.
 
     Attributes:
-        requested: What was asked for; ``auto`` where nothing was.
-        detected: The backends that were looked at and have devices, best first.
-        info: The device; after :meth:`open`, the one that opened.
-        options: What the device is opened with.
-        fake: Whether ``BITNET_GPU_FAKE`` had a hand in it.
+        requested: The request; ``auto`` if there was none.
+        detected: The probed backends that have devices, best first.
+        info: The chosen device; after :meth:`open`, the opened one.
+        options: Options for opening the device.
+        fake: Whether ``BITNET_GPU_FAKE`` affected the choice.
     """
 
     def __init__(
@@ -58,15 +58,16 @@ class Selection:
         return f"requested={self.requested} detected=[{', '.join(self.detected)}] selected={self.info.name}"
 
     def open(self, *, isolated: bool = False) -> Device:
-        """Open the device, and log the start-up line (once a process, at INFO).
+        """Open the device, and log the start-up line (once per process, at INFO).
 
-        One that fails to open is warned about and the next best is taken; in strict mode only where none was asked for.
+        If it fails to open, a warning is logged and the next best device is opened; in strict mode only if no device
+        was requested.
 
         Args:
-            isolated: Open it in a process of its own, where it is no CPU and this Python can start one.
+            isolated: Open it in a process of its own, unless it is a CPU or this Python cannot start one.
 
         Raises:
-            DeviceUnavailableError: None opens.
+            DeviceUnavailableError: No device opens.
         """
         while True:
             try:
@@ -92,20 +93,20 @@ class Selection:
 def select_device(request: str | None = None, *, threads: int | None = None, strict: bool | None = None) -> Selection:
     """Choose a device.
 
-    Without a request the best there is: a discrete GPU, else an integrated one, else the CPU; among equals in the order
-    CUDA, OpenCL, Vulkan, ROCm, Level Zero, Metal, WebGPU, other backends by name. ``BITNET_BACKEND_PRIORITY`` goes
-    before all that. Only the backends that matter to the request are probed: ``cpu`` opens no GPU driver.
+    Without a request, the best device: a discrete GPU, else an integrated one, else the CPU. Ties are resolved in the
+    order CUDA, OpenCL, Vulkan, ROCm, Level Zero, Metal, WebGPU, other backends by name. ``BITNET_BACKEND_PRIORITY``
+    overrides all of this. Only backends relevant to the request are probed: ``cpu`` opens no GPU driver.
 
     Args:
         request: ``auto``, ``cpu``, ``gpu``, a backend (``cuda``), a device (``cuda:1``), its UUID or other id, or a CPU
             level (``cpu:avx2``); None: what ``BITNET_DEVICE`` says, else ``auto``.
         threads: CPU threads that the device computes with; None: ``BITNET_THREADS``, else one for each physical core.
-        strict: Whether what was asked for and is missing is an error, and ``BITNET_GPU_FAKE`` is refused, instead of
-            the CPU taking its place; None: what ``BITNET_STRICT_MODE`` says, else no.
+        strict: If true, a missing requested device is an error and ``BITNET_GPU_FAKE`` is refused. If false, the CPU
+            takes the device's place. None: ``BITNET_STRICT_MODE``, else false.
 
     Raises:
         InvalidInputError: There is no such name, or ``threads`` or a variable is out of its range.
-        DeviceUnavailableError: Strict mode, and what was asked for is missing; or nothing works, not even the CPU.
+        DeviceUnavailableError: The requested device is missing in strict mode, or no device works, not even the CPU.
     """
     log.from_environment()
     return _select(_requested(request), open_options(threads=threads, strict=strict))
@@ -116,10 +117,10 @@ def select_devices(
 ) -> list[Selection]:
     """Choose a device, or several for replicas of a model: ``cuda:0,cuda:1``, or ``cuda:*`` for all of a backend.
 
-    Of several, one that is missing is left out with a warning; where none is left, the CPU takes their place.
+    Of several, missing ones are left out with a warning; if none is left, the CPU takes their place.
 
     Args:
-        request: A list with commas of what :func:`select_device` takes; None: what ``BITNET_DEVICE`` says.
+        request: Requests as for :func:`select_device`, separated by commas; None: ``BITNET_DEVICE``.
         threads, strict: As for :func:`select_device`.
 
     Raises:
@@ -130,7 +131,7 @@ def select_devices(
     requested, options = _requested(request), open_options(threads=threads, strict=strict)
     parts = [part.strip() for part in requested.split(",")]
     if not all(parts):
-        raise InvalidInputError(f"{requested!r} is no list of devices.", hint="Separate names with one comma each.")
+        raise InvalidInputError(f"{requested!r} is not a list of devices.", hint="Separate names with one comma each.")
     names = [name for part in parts for name in _expanded(part, options)]
     if len(names) == 1:
         return [_select(names[0], options)]
@@ -154,13 +155,14 @@ def _requested(request: str | None) -> str:
 
 
 def _expanded(part: str, options: OpenOptions) -> list[str]:
-    """``cuda:*`` as the names of all its devices, or as ``cuda`` where there are none; else what it is."""
+    """Expand ``cuda:*`` to the names of all its devices, or to ``cuda`` if there are none; leave other names
+    unchanged."""
     backend, _, index = part.partition(":")
     if index != "*":
         return [part]
     if backend == "cpu":
         raise InvalidInputError(
-            "cpu:* would be one processor several times.", hint="Name levels (cpu:avx2,cpu:scalar), or take cpu."
+            "cpu:* would use the same processor several times.", hint="Name levels (cpu:avx2,cpu:scalar), or use cpu."
         )
     plugin = registry.available(strict=options.strict).get(backend)
     devices = plugin.report().probe.devices if plugin is not None else ()
@@ -168,14 +170,14 @@ def _expanded(part: str, options: OpenOptions) -> list[str]:
 
 
 def _select(requested: str, options: OpenOptions, *, alone: bool = True) -> Selection:
-    """Choose a device; ``alone``: it is the only one, whose place another may take where it is missing."""
+    """Choose a device; with ``alone``, another device may take its place if it is missing."""
     plugins = registry.available(strict=options.strict)
     priority = _priority()
     reports = {name: plugins[name].report() for name in _concerned(requested, plugins)}
     found = [
         info for report in reports.values() if report.probe.status is ProbeStatus.OK for info in report.probe.devices
     ]
-    found.sort(key=lambda info: _order(info, priority))  # stable: a backend's own order stays
+    found.sort(key=lambda info: _order(info, priority))  # stable: keeps each backend's own order
     cpus = [info for info in found if info.backend == "cpu"]
     detected = sorted({info.backend for info in found}, key=lambda name: _backend_order(name, priority))
     fake = bool(env.names("BITNET_GPU_FAKE"))
@@ -216,7 +218,8 @@ def _backend_order(name: str, priority: Sequence[str]) -> tuple[int, tuple[int, 
 
 
 def _order(info: DeviceInfo, priority: Sequence[str]) -> tuple[object, ...]:
-    """Backends that were given priority first; then a discrete GPU of any before an integrated one; the CPU last."""
+    """Sort key: backends with priority first; then discrete GPUs of any backend before integrated ones; the CPU
+    last."""
     given, usual = _backend_order(info.backend, priority)
     of_type = _TYPE_ORDER[info.type]
     if info.backend in priority:
@@ -225,7 +228,7 @@ def _order(info: DeviceInfo, priority: Sequence[str]) -> tuple[object, ...]:
 
 
 def _concerned(requested: str, plugins: Mapping[str, Plugin]) -> list[str]:
-    """The backends to ask, always the CPU among them.
+    """The backends to probe, always including the CPU.
 
     Raises:
         InvalidInputError: No device can have that name.
@@ -249,7 +252,7 @@ def _concerned(requested: str, plugins: Mapping[str, Plugin]) -> list[str]:
 
 
 def _matches(requested: str, info: DeviceInfo) -> bool:
-    """Whether a device is what was asked for. What only emulates a GPU has to be named."""
+    """Whether a device matches the request. Emulated GPUs match only if named."""
     if requested == "auto":
         return info.backend == "cpu" or info.type in _AUTOMATIC
     if requested == "gpu":
@@ -263,19 +266,19 @@ def _tell_about_gpus(
     plugins: Mapping[str, Plugin],
     priority: Sequence[str],
 ) -> None:
-    """Warn, once, where the best automatic choice is the CPU although nobody preferred it, and of broken backends."""
+    """Warn once about broken backends, and if the automatic choice is the CPU although nobody preferred it."""
     for report in reports.values():
         if report.probe.status is ProbeStatus.BROKEN:
             said = f"The backend {report.name} is broken: {report.probe.reason} {report.probe.hint}"
             log.once(logging.WARNING, said.strip())
     if candidates and all(info.backend == "cpu" for info in candidates) and "cpu" not in priority:
-        registry.missing(plugins)  # logs what could be installed
+        registry.missing(plugins)  # logs which packages could be installed
         level = candidates[0].index
         log.once(logging.WARNING, f"No GPU detected; falling back to CPU ({level}). Set BITNET_LOG=debug for details.")
 
 
 class _Missing(NamedTuple):
-    """Why a device is not there, as the end of a sentence, and what to do."""
+    """Why a device is missing, as the end of a sentence, and what to do about it."""
 
     why: str
     hint: str
@@ -288,7 +291,7 @@ def _missing(
     if requested == "gpu":
         states = [f"{name}: {report.probe.status.value}" for name, report in reports.items() if name != "cpu"]
         probed = [*reports.values(), *registry.missing(plugins)]
-        # A GPU that this user may not open is there; the driver that another backend lacks may be for none that is.
+        # no-permission goes first, as it means that a GPU exists; a missing driver may be for hardware that does not.
         probed.sort(key=lambda r: r.probe.status not in (ProbeStatus.OK, ProbeStatus.NO_PERMISSION))
         hints = [r.probe.hint for r in probed if r.name != "cpu"]
         why = f"there is no GPU that a backend can use ({', '.join(states) or 'no GPU backend is installed'})."

@@ -1,4 +1,4 @@
-"""A thread for what the host does while its owner's thread waits for the device."""
+"""A helper thread for host work that runs while the engine's thread waits for the device."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 
 class Aside:
-    """Runs one call at a time in a thread, which starts with the first."""
+    """Runs one call at a time in a thread that starts with the first call."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -17,7 +17,7 @@ class Aside:
         self.thread: threading.Thread | None = None
 
     def begin(self, call: Callable[[], None]) -> None:
-        """Start ``call``; :meth:`wait` comes before the next."""
+        """Start ``call``; :meth:`wait` must be called before the next ``begin``."""
         if self.thread is None:
             queues = self._calls, self._ends
             self.thread = threading.Thread(target=_work, args=queues, name=self._name, daemon=True)
@@ -38,7 +38,7 @@ class Aside:
 
 
 def _work(calls: queue.SimpleQueue[Callable[[], None] | None], ends: queue.SimpleQueue[BaseException | None]) -> None:
-    """The thread: it holds the queues only, not their owner."""
+    """The thread's loop. It refers to the queues only, so that their owner can be garbage-collected."""
     while (call := calls.get()) is not None:
         end: BaseException | None = None
         try:

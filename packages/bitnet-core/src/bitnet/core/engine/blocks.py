@@ -1,8 +1,8 @@
-"""The paged KV cache's bookkeeping: owners of blocks, and finished blocks that can be used again.
+"""The paged KV cache's bookkeeping: reference counts of blocks, and full blocks whose content can be shared.
 
-A full block is known by a digest of its tokens and of the block before it, so a chain of digests names a prefix
-wherever it appears. A block that nobody uses keeps its content, and can be shared again, until its memory is needed:
-the one unused for longest goes first.
+A full block is identified by a digest of its tokens and of the block before it, so a chain of digests names a prefix
+wherever it appears. An unreferenced block keeps its content and can be shared again until its memory is needed; the
+least recently used one is evicted first.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ class BlockPool:
         self._references = [0] * size
         self._digests: list[bytes | None] = [None] * size
         self._by_digest: dict[bytes, int] = {}
-        # Lowest first, so that memory which a device commits on first touch stays uncommitted for as long as it can.
+        # Lowest first, so that memory that a device commits on first touch stays uncommitted for as long as possible.
         self._empty = list(range(size - 1, -1, -1))
         self._idle: OrderedDict[int, None] = OrderedDict()
 
     @property
     def available(self) -> int:
-        """Blocks that :meth:`allocate` can give, idle ones with content included."""
+        """Number of blocks that :meth:`allocate` can return, including idle ones with content."""
         return len(self._empty) + len(self._idle)
 
     @property
     def idle(self) -> int:
-        """Blocks that nobody uses and whose content can be shared again."""
+        """Number of unreferenced blocks whose content can still be shared."""
         return len(self._idle)
 
     def allocate(self) -> int:
-        """A block with one reference and no content. The caller has looked at :attr:`available`."""
+        """A block with one reference and no content. The caller must check :attr:`available` first."""
         if self._empty:
             block = self._empty.pop()
         else:
@@ -58,15 +58,15 @@ class BlockPool:
         self._references[block] += 1
 
     def name(self, block: int, digest: bytes) -> None:
-        """Record a full block's content. Only the first of two blocks with the same content can be found."""
+        """Record a full block's content. Of two blocks with the same content, only the first can be found."""
         if self._by_digest.setdefault(digest, block) == block:
             self._digests[block] = digest
 
     def release(self, blocks: Iterable[int]) -> None:
-        """Drop one reference to each; of those now idle, the first in order is the first to be reused."""
+        """Drop one reference to each block; those that become idle are reused in this order."""
         for block in blocks:
             if self._references[block] < 1:
-                raise AssertionError(f"KV block {block} is released more often than it was taken")
+                raise AssertionError(f"KV block {block} was released more often than it was referenced")
             self._references[block] -= 1
             if self._references[block] == 0:
                 if self._digests[block] is None:
@@ -81,10 +81,11 @@ class BlockTable:
     def __init__(self, pool: BlockPool, block_size: int) -> None:
         self._pool, self._block_size = pool, block_size
         self._digests: list[bytes] = []
-        self.blocks = array("i")  # which numpy copies into a step at once
+        self.blocks = array("i")  # an array, which numpy copies into a step in one go
 
     def reuse(self, tokens: Sequence[int], most: int) -> int:
-        """Share the longest known prefix of ``tokens`` in whole blocks, ``most`` positions at most; its length."""
+        """Share the blocks of the longest cached prefix of ``tokens``, at most ``most`` positions; return its
+        length."""
         assert not self.blocks
         for digest in self._chain(tokens[:most]):
             block = self._pool.find(digest)
@@ -96,11 +97,11 @@ class BlockTable:
         return len(self.blocks) * self._block_size
 
     def missing(self, length: int) -> int:
-        """Blocks to be added before the table holds ``length`` positions."""
+        """Number of blocks to add until the table holds ``length`` positions."""
         return max(0, -(-length // self._block_size) - len(self.blocks))
 
     def reserve(self, length: int) -> bool:
-        """Add blocks until ``length`` positions fit; False, and nothing changed, where there are too few."""
+        """Add blocks until ``length`` positions fit. If too few are available, change nothing and return False."""
         missing = self.missing(length)
         if missing > self._pool.available:
             return False
@@ -108,14 +109,14 @@ class BlockTable:
         return True
 
     def record(self, tokens: Sequence[int], length: int) -> None:
-        """Name the blocks that are full once the first ``length`` tokens are in the cache."""
+        """Record the contents of blocks that are full once the first ``length`` tokens are in the cache."""
         if length // self._block_size > len(self._digests):
             for digest in self._chain(tokens[:length]):
                 self._pool.name(self.blocks[len(self._digests)], digest)
                 self._digests.append(digest)
 
     def release(self) -> None:
-        """Give every block back, last first: the end of a sequence is the least likely to be shared."""
+        """Release every block, the last first: the end of a sequence is the least likely to be shared."""
         self._pool.release(reversed(self.blocks))
         self.blocks, self._digests = array("i"), []
 
@@ -125,7 +126,7 @@ class BlockTable:
 
 
 def prefix_digests(tokens: Sequence[int], block_size: int, known: Sequence[bytes] = ()) -> Iterator[bytes]:
-    """The names of the full blocks of ``tokens``, without the first ones, which are ``known``."""
+    """The digests of the full blocks of ``tokens`` that follow the blocks with the digests ``known``."""
     digest = known[-1] if known else b""
     for end in range((len(known) + 1) * block_size, len(tokens) + 1, block_size):
         content = array("i", tokens[end - block_size : end]).tobytes()

@@ -1,4 +1,4 @@
-"""Constraints: which tokens a generation may choose next, asked before each one and told of it after."""
+"""Constraints decide which tokens a generation may choose next; they are told each token that was chosen."""
 
 from __future__ import annotations
 
@@ -9,17 +9,18 @@ import numpy.typing as npt
 
 
 class Constraint(Protocol):
-    """What one generation may say; each generation has its own.
+    """The tokens that one generation may choose. Each generation has a constraint of its own.
 
-    Where a method raises, the generation ends with the finish reason ``failed``: it is never continued freely.
+    If a method raises, the generation ends with the finish reason ``failed``; it never continues unconstrained.
     """
 
     def allowed(self) -> bytes:
-        """One bit for each token id, the least significant of a byte first; 1: it may come next, an end token too."""
+        """One bit per token id, least significant bit of each byte first. 1: the token, possibly an end token, may come
+        next."""
         ...
 
     def accept(self, token: int) -> None:
-        """``token``, no end token, was chosen."""
+        """Called when ``token``, which is not an end token, was chosen."""
         ...
 
 
@@ -28,11 +29,11 @@ class ConstraintError(Exception):
 
 
 def masked(logits: npt.NDArray[np.float32], allowed: bytes) -> npt.NDArray[np.float32]:
-    """``logits[V]`` with -inf at every token that is not allowed; ids beyond the mask are not.
+    """``logits[V]`` with -inf at every token that is not allowed; ids beyond the end of the mask are not allowed.
 
     Raises:
-        ConstraintError: None is left.
-        TypeError: The mask is no ``bytes``: an array of booleans would be read as one of bits.
+        ConstraintError: No token is allowed.
+        TypeError: The mask is not ``bytes``: an array of booleans would be read as an array of bits.
     """
     if not isinstance(allowed, bytes):
         raise TypeError(f"allowed() gave {type(allowed).__name__}; it must give bytes, one bit for each token id.")
@@ -41,5 +42,5 @@ def masked(logits: npt.NDArray[np.float32], allowed: bytes) -> npt.NDArray[np.fl
     chosen = np.flatnonzero(bits)
     result[chosen] = logits[chosen]
     if not np.isfinite(result[chosen]).any():
-        raise ConstraintError("no token may come next.")
+        raise ConstraintError("the constraint allows no token here.")
     return result

@@ -45,28 +45,29 @@ from bitnet.core.hal import (
 
 _LOGPROBS = HeaderWord.LOGPROBS.value  # looked up once: steps are run thousands of times a second
 BURST_SECONDS = 0.05
-"""How long tokens may be kept on the device before the host sees them: text that grows 20 times a second flows."""
+"""Longest time in seconds that tokens stay on the device before the host sees them; 20 updates a second look fluent."""
 
 PROMPT_SECONDS = 0.025
-"""Seconds that parts of prompts may take in a step with decoding sequences; a quarter of the step tokens always may."""
+"""Seconds that prompt chunks may take in a step with decoding sequences; a quarter of the step's tokens is always
+allowed."""
 
 MAX_REPEAT = 16
-"""Tokens a step at most: what is generated past a stop rule is thrown away."""
+"""Maximum tokens generated per sequence in a step; those generated past a stop rule are thrown away."""
 
 WATCHED = 2
-"""Tokens in a run of a sequence that has repeated a passage a little while ago. No draft can begin within a run."""
+"""Tokens per run for a sequence that repeated a passage recently. Runs are short, as no draft can begin within one."""
 
 ROUNDS = 16
-"""Rounds of a step at most, on devices that begin one while the host takes in the one before."""
+"""Maximum rounds of a step, on devices that begin a round while the host processes the previous one."""
 
 
 def never() -> bool:
-    """Nothing interrupts."""
+    """The default for ``interrupted``: always False."""
     return False
 
 
 class Result(NamedTuple):
-    """What a step gives: the tokens that it sampled, and its logits and log-probabilities where they were asked for.
+    """A step's results: the sampled tokens, and logits and log-probabilities if they were requested.
 
     Attributes:
         tokens: ``int32[repeat, rows]``.
@@ -79,19 +80,19 @@ class Result(NamedTuple):
 
 
 class Engine(Preparer):
-    """Runs many sequences through one executable. Not thread-safe but for the ``prepare`` methods and ``cached``.
+    """Runs many sequences through one executable. Only the ``prepare`` methods and ``cached`` are thread-safe.
 
-    Only what the next step depends on is done before that begins: a step's tokens are taken in, and it is looked for
-    stop tokens among them. Their text is made, and looked through for stop strings, while the device computes.
+    Before the next step begins, the engine does only what that step depends on: it records the tokens of the last step
+    and checks them for stop tokens. It decodes their text and searches it for stop strings while the device computes.
 
     Args:
-        executable: That of a program as :func:`bitnet.core.model.program.build_program` makes it.
-        limits, kv: The program's own.
+        executable: Of a program built by :func:`bitnet.core.model.program.build_program`.
+        limits, kv: The program's limits and KV cache layout.
         context, vocab_size, eos, text, lookup: As for :class:`~bitnet.core.engine.prepare.Preparer`.
         device: The device's name, for errors.
-        check: Called after each step; raises where the weights that were read are not the model's any more.
-        first: A context for the first step, in which drivers do what they have put off.
-        features: The device's, among which are those beyond what all have.
+        check: Called after each step; raises if the weights just read may no longer be the model's.
+        first: Context manager around the first step, in which drivers do work that they have put off.
+        features: Names of the device's optional features.
     """
 
     def __init__(
@@ -113,7 +114,7 @@ class Engine(Preparer):
         if context > limits.max_blocks * kv.block_size or limits.max_blocks > kv.num_blocks:
             raise InvalidInputError(f"a context of {context} does not fit {limits} and {kv.num_blocks} KV blocks.")
         if limits.max_seqs > min(limits.max_tokens, limits.max_rows):
-            raise InvalidInputError(f"each sequence of a step needs a token and a row: {limits}.")
+            raise InvalidInputError(f"max_tokens and max_rows must be at least max_seqs: {limits}.")
         super().__init__(context=context, vocab_size=vocab_size, eos=eos, text=text, lookup=lookup)
         self.kv, self.limits, self.device = kv, limits, device
         self._executable, self._layout, self._block_size = executable, StepLayout(limits), kv.block_size
@@ -125,7 +126,7 @@ class Engine(Preparer):
             assert isinstance(executable, GoesOn), "the device lists the feature"
             self._ahead = executable
         self.interrupted: Callable[[], bool] = never
-        """Whether anything but the next tokens of the running sequences is to be done; asked between rounds."""
+        """Called between rounds: whether there is work other than the next tokens of the running sequences."""
         self._logprobs_told = MOST_LOGPROBS if LOGPROBS in features else -1
         self._slots: Slots | None = None
         if PENALTIES in features:
@@ -135,28 +136,29 @@ class Engine(Preparer):
         self._token_seconds = BURST_SECONDS
         self._failure: BaseException | None = None
         self._text_thread = Aside(f"bitnet-text-{device}")
-        self._untold: list[TokenSequence] = []  # those with news
+        self._untold: list[TokenSequence] = []  # sequences with results not yet reported
 
     @property
     def busy(self) -> bool:
-        """Whether there is a step to run, or something to tell."""
+        """Whether there is a step to run, or a result to report."""
         return self._scheduler.busy or bool(self._untold)
 
     @property
     def pool(self) -> BlockPool:
-        """The blocks of the KV cache; for reading."""
+        """The blocks of the KV cache; read-only for callers."""
         return self._scheduler.pool
 
     def cached(self, digests: Sequence[bytes]) -> int:
-        """Positions in the cache of a prompt whose blocks have these names. May be called from any thread."""
+        """Positions in the cache of a prompt whose blocks have these digests. May be called from any thread."""
         find = self.pool.find
         return self._block_size * next((i for i, digest in enumerate(digests) if find(digest) is None), len(digests))
 
     def add(self, sequences: Sequence[TokenSequence]) -> None:
-        """Queue prepared sequences of one prompt. All but the first wait for its prompt, to share its cache.
+        """Queue prepared sequences of one prompt. All but the first wait until its prompt is computed, to share the
+        cache.
 
         Raises:
-            BitNetError: The engine failed earlier; this is the error it failed with.
+            BitNetError: The engine failed earlier; this is that error.
         """
         if self._failure is not None:
             raise self._failure
@@ -168,7 +170,7 @@ class Engine(Preparer):
             self._siblings[first] = tuple(others)
 
     def step(self) -> list[Update]:
-        """Run one step and say what is new.
+        """Run one step and return what is new.
 
         Raises:
             DeviceError: The device failed.
@@ -179,19 +181,19 @@ class Engine(Preparer):
         return updates + self.news()
 
     def advance(self, deliver: Callable[[list[Update]], None]) -> None:
-        """Run one step; meanwhile, in another thread, make text of what is there already, and ``deliver`` it.
+        """Run one step; meanwhile, in another thread, decode the text of earlier tokens and ``deliver`` it.
 
-        Where there is no step to run, that is done here. Where this raises, the engine is unusable and its sequences
-        are lost.
+        If there is no step to run, the text is decoded in this thread. If this raises, the engine is unusable and its
+        sequences are lost.
 
         Raises:
-            DeviceError: The device failed. What the step before gave is delivered.
+            DeviceError: The device failed. The results of the previous step are delivered first.
             ModelFileError: The file that weights are read from was cut short.
         """
         with self._fails():
             try:
                 self._advance(deliver)
-            except BitNetError:  # where this step did not begin, nobody has told yet what the one before gave
+            except BitNetError:  # if this step did not begin, the previous step's results have not been delivered yet
                 deliver(self.news())
                 raise
 
@@ -199,7 +201,7 @@ class Engine(Preparer):
         began, pace = time.perf_counter(), self._scheduler.pace
         most = REFRESH_REPEAT if pace.stale else MAX_REPEAT
         each = max(1, min(most, int(BURST_SECONDS / self._token_seconds)))
-        if self._ahead is not None:  # a round is taken in while the next is computed
+        if self._ahead is not None:  # a round's tokens are processed while the next round is computed
             each = max(1, each // 2)
         if self._expects_drafts():
             each = min(each, WATCHED)
@@ -228,9 +230,9 @@ class Engine(Preparer):
                 pace.plain(step.seqs, seconds / len(result.tokens))
 
     def news(self) -> list[Update]:
-        """What is new since this was asked last.
+        """What is new since the last call.
 
-        A sequence that a stop string ends here may take part in a step already; what that gives is thrown away.
+        A sequence that a stop string ends here may already be part of a step; the result of that step is thrown away.
         """
         sequences, self._untold = self._untold, []
         updates = []
@@ -244,7 +246,7 @@ class Engine(Preparer):
         return updates
 
     def cancel(self, sequence: TokenSequence) -> Update | None:
-        """End a sequence where it is; None where it has ended already."""
+        """End a sequence at its current position; None if it has already ended."""
         if sequence.finished:
             return None
         for first, others in self._siblings.items():
@@ -257,24 +259,24 @@ class Engine(Preparer):
         return sequence.end("cancelled")
 
     def usual_steps(self) -> Iterator[Step]:
-        """Steps of the sizes that traffic brings, to prepare the device with."""
+        """Steps of the usual sizes, to prepare the device with."""
         return usual_steps(self.limits, self.kv, self.context, features=self._features, lookup=self.lookup)
 
     def stand_ins(self) -> Iterator[Step]:
-        """Steps that can stand in for those of all other sizes, to prepare the device with before anything runs."""
+        """A few large steps that stand in for all other sizes, to prepare the device with before anything runs."""
         return stand_ins(self.limits, self.kv, self.context, features=self._features)
 
     def close(self) -> None:
-        """End the thread that makes text."""
+        """End the thread that decodes text."""
         self._text_thread.close()
 
     def works_in(self, thread: threading.Thread) -> bool:
-        """Whether text is made in that thread."""
+        """Whether ``thread`` is the one that decodes text."""
         return thread is self._text_thread.thread
 
     @contextmanager
     def _fails(self) -> Iterator[None]:
-        """Remembers what is raised inside, and raises it again the next time."""
+        """Remember an error raised in this context, and raise it again the next time."""
         if self._failure is not None:
             raise self._failure
         try:
@@ -284,9 +286,10 @@ class Engine(Preparer):
             raise
 
     def surrender(self) -> list[tuple[TokenSequence, ...]]:
-        """Give up all sequences after a step has failed: groups as :meth:`add` of another engine takes them.
+        """Give up all sequences after a step has failed; return them in groups that another engine's :meth:`add`
+        accepts.
 
-        They are in order of arrival. What they have generated stays; the other engine computes their cache anew.
+        The groups are in order of arrival. Generated tokens are kept; the other engine recomputes the KV cache.
         """
         groups = [(first, *self._siblings.pop(first, ())) for first in self._scheduler.sequences]
         self._scheduler.forget()
@@ -320,19 +323,21 @@ class Engine(Preparer):
         return step, wanted
 
     def _expects_drafts(self) -> bool:
-        """Whether one sequence runs and drafts are likely to come soon; for several, short rounds cost more."""
+        """Whether a single sequence runs and drafts are likely soon. With several sequences, short rounds would cost
+        more."""
         running = self._scheduler.sequences
         return len(running) == 1 and running[0].repeats
 
     def _may_go_on(self, plan: Plan) -> bool:
-        """Whether the sequences of a plan are to have more tokens one by one, before anybody else's turn comes."""
+        """Whether the plan's sequences should go on token by token before other work is done."""
         sequences = [item.sequence for item in plan.work]
         if self.interrupted() or any(sequence.finished for sequence in sequences):
             return False
         return not self._scheduler.drafts(sequences)
 
     def _timed(self, step: Step, rounds: Rounds, wanted: bool) -> Result:
-        """As :meth:`_compute`; how long it takes tells how many tokens fit the next burst, and how many of prompts."""
+        """:meth:`_compute`, timed to estimate how many tokens fit the next burst and how many prompt tokens fit a
+        step."""
         began = time.perf_counter()
         result = self._compute(step, rounds, wanted)
         seconds = time.perf_counter() - began
@@ -343,19 +348,19 @@ class Engine(Preparer):
         return result
 
     def _compute(self, step: Step, rounds: Rounds, wanted: bool) -> Result:
-        """The tokens that a round samples, and its logits where they are ``wanted``. Touches nothing of the books."""
+        """The tokens that a round samples, and its logits if ``wanted``. Does not change the engine's state."""
         with self._around():
             tokens = rounds.take()
         self._around = nullcontext
         self._check_weights()
         if (tokens == NO_TOKEN).any():
             raise DeviceError(
-                "it computed logits that are not numbers (NaN): weights of the model are damaged, or overflow.",
+                "it computed logits that are NaN: the model's weights are damaged, or values overflow.",
                 device=self.device,
-                hint="Check the model file (bitnet inspect), and the device with another one (--device cpu).",
+                hint="Check the model file (bitnet inspect), and try another device (--device cpu).",
             )
         if tokens.size and tokens.view(np.uint32).max() >= self._vocab_size:  # or below 0
-            raise DeviceError(f"it sampled a token outside of the vocabulary: {tokens.tolist()}.", device=self.device)
+            raise DeviceError(f"it sampled a token outside the vocabulary: {tokens.tolist()}.", device=self.device)
         told = None
         if step.data[_LOGPROBS]:
             assert isinstance(self._executable, TellsLogprobs), "the device lists the feature"
@@ -363,10 +368,10 @@ class Engine(Preparer):
         return Result(tokens, self._executable.read("logits", step.rows) if wanted else None, told)
 
     def _accept(self, plan: Plan, result: Result, *, fed: bool) -> None:
-        """Bring a round's tokens into the books, as far as the next step depends on them.
+        """Record a round's tokens, as far as the next step depends on them.
 
         Args:
-            fed: Whether the first of them came of a token that the round before sampled.
+            fed: Whether the first of them follows a token that the previous round sampled.
         """
         (tokens, logits, logprobs), row = result, 0
         for item in plan.work:
@@ -383,7 +388,7 @@ class Engine(Preparer):
             if (top := sequence.logprobs_wanted) is not None and logprobs is not None:
                 told = told_logprobs(logprobs, rows, drawn, top)
             sequence.accept(drawn, seen, told, len(item.draft))
-            # Every token but the last was fed as well, and so was the last of the round before.
+            # Every token but the last was also fed to the model, and so was the last one of the previous round.
             sequence.computed += (len(drawn) if item.draft else len(tokens)) - 1 + fed
             self._release_siblings(sequence)
             if sequence.finished:

@@ -20,28 +20,30 @@ _NUMBERS = ("temperature", "top_p", "min_p", "repetition_penalty", "presence_pen
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationOptions:
-    """How to generate. Every default switches its feature off; the default is greedy.
+    """How to generate. Each default turns its feature off; by default, sampling is greedy.
 
     Numbers are converted to Python's own types and collections are copied, so the engine's thread reads valid values.
-    None in the place of a collection is an empty one.
+    None in place of a collection means an empty one.
 
     Attributes:
-        max_tokens: Tokens to generate at most; None: until the context is full.
-        min_tokens: No end-of-sequence or stop token is chosen before this many tokens. A stop string ends shorter ones.
-        temperature: 0 is greedy; logits are divided by it.
+        max_tokens: Maximum tokens to generate; None: until the context is full.
+        min_tokens: No end-of-sequence or stop token is chosen until this many tokens have been generated. A stop string
+            ends the answer before that, too.
+        temperature: Divides the logits; 0: greedy.
         top_k: Sample from the k most likely tokens only (0: off).
-        top_p: Sample from the smallest set of most likely tokens that has this probability (1: off).
-        min_p: Sample from tokens at least this likely, relative to the likeliest (0: off).
+        top_p: Sample from the smallest set of most likely tokens whose probabilities add up to ``top_p`` (1: off).
+        min_p: Sample from tokens at least ``min_p`` times as likely as the likeliest (0: off).
         repetition_penalty: Divides positive and multiplies negative logits of tokens in prompt and output (Keskar et
             al. 2019; 1: off).
         presence_penalty: Subtracted from the logit of each token in the output (0: off).
         frequency_penalty: Subtracted once for each time a token is in the output (0: off).
         logit_bias: Added to the logits of these token ids; ``-inf`` forbids one.
-        seed: The same seed, prompt and options give the same tokens. None: a random one, told in the completion.
+        seed: The same seed, prompt and options give the same tokens. None: a random seed, reported in the completion.
         stop: Strings that end the generation; they are not part of its text.
         stop_tokens: Token ids that end the generation, besides the model's own.
-        ignore_eos: Go on after the model's end-of-sequence tokens (for benchmarks).
-        logprobs: Log-probabilities of each token and of this many likeliest ones, from the model's unchanged logits.
+        ignore_eos: Continue after the model's end-of-sequence tokens (for benchmarks).
+        logprobs: Return log-probabilities of each token and of this many likeliest ones, from the model's unchanged
+            logits.
 
     Raises:
         InvalidInputError: A value is out of its range.
@@ -99,7 +101,7 @@ class GenerationOptions:
 
     @property
     def changes_logits(self) -> bool:
-        """Whether tokens are chosen from other logits than the model's own."""
+        """Whether tokens are chosen from modified logits."""
         neutral = self.repetition_penalty == 1 and self.presence_penalty == self.frequency_penalty == 0
         return not neutral or bool(self.logit_bias)
 
@@ -125,7 +127,7 @@ class OptionArguments(TypedDict, total=False):
 
 
 def _several(name: str, values: Any, wanted: str) -> tuple[Any, ...]:
-    """A copy of what a caller gave in the place of several values."""
+    """A copy of a collection argument, as a tuple."""
     try:
         return () if values is None else tuple(values)
     except TypeError:
@@ -134,13 +136,13 @@ def _several(name: str, values: Any, wanted: str) -> tuple[Any, ...]:
 
 def _integer(name: str, value: Any) -> int:
     if not isinstance(value, Integral):
-        raise InvalidInputError(f"{name} holds {brief(value)}, which is no integer.")
+        raise InvalidInputError(f"{name} holds {brief(value)}, which is not an integer.")
     return int(value)
 
 
 def _number(name: str, value: Any) -> float:
     if not isinstance(value, Real):
-        raise InvalidInputError(f"{name} holds {brief(value)}, which is no number.")
+        raise InvalidInputError(f"{name} holds {brief(value)}, which is not a number.")
     try:
         return float(value)
     except OverflowError:

@@ -27,7 +27,7 @@ class Perplexity:
 
     @classmethod
     def of(cls, logprobs: npt.NDArray[np.float64], chunks: int) -> Perplexity:
-        """From natural log-probabilities ``[n]``."""
+        """Perplexity of tokens with the natural log-probabilities ``[n]``."""
         n = len(logprobs)
         value = exp(-float(logprobs.mean()))
         return cls(value, value * float(logprobs.std()) / sqrt(n - 1) if n > 1 else 0.0, n, chunks)
@@ -42,28 +42,29 @@ def running_perplexity(
 ) -> Iterator[Perplexity]:
     """The perplexity after each chunk; the last is the result.
 
-    The text is cut into chunks of ``context`` tokens, a rest left out. The second half of each is scored, so that every
-    token counted has at least half a context before it; the chunk's first token gives way to ``bos``, if there is one.
+    The text is cut into chunks of ``context`` tokens; an incomplete last chunk is ignored. The second half of each
+    chunk is scored, so that every scored token has at least half a context before it. ``bos``, if given, replaces each
+    chunk's first token.
 
     Args:
         score: ``score(tokens, start)``: the log-probabilities of ``tokens[start:]``.
 
     Raises:
-        InvalidInputError: There is no whole chunk.
+        InvalidInputError: The text is shorter than one chunk, or ``context`` is less than 4.
     """
     if context < 4:
-        raise InvalidInputError(f"a chunk has {context} tokens; it must have at least 4.")
+        raise InvalidInputError(f"context is {context}; a chunk must have at least 4 tokens.")
     chunks = len(tokens) // context
     if not chunks:
         raise InvalidInputError(
-            f"the text has {len(tokens)} tokens; a chunk takes {context}.",
-            hint="Give a longer text or a smaller context.",
+            f"the text has {len(tokens)} tokens; one chunk needs {context}.",
+            hint="Use a longer text or a smaller context.",
         )
     logprobs = np.empty(0)
     for i in range(chunks):
         chunk = list(tokens[i * context : (i + 1) * context])
         if bos is not None:
             chunk[0] = bos
-        # The prediction made at the first position of the second half is the first to count.
+        # The first prediction scored is the one made at the first position of the second half.
         logprobs = np.concatenate([logprobs, score(chunk, context // 2 + 1)])
         yield Perplexity.of(logprobs, i + 1)

@@ -1,4 +1,4 @@
-"""Requests to sequences: prompts, texts and options are checked before an engine sees them."""
+"""Turns requests into sequences: checks prompts, texts and options before an engine sees them."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ class Preparer:
     """Makes the sequences that an engine can run. May be called from any thread.
 
     Args:
-        context: Tokens a sequence may have.
-        vocab_size: Number of token ids; the model has those from 0 on.
+        context: Maximum tokens of a sequence.
+        vocab_size: Number of token ids, which start at 0.
         eos: Ids that end a generation.
-        text: Makes the decoder of the text that continues a prompt.
-        lookup: Whether text that repeats is drafted from where it stood before (:mod:`bitnet.core.engine.lookup`).
+        text: Makes the decoder for the text that continues a prompt.
+        lookup: Whether text that repeats an earlier passage is drafted from it (:mod:`bitnet.core.engine.lookup`).
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class Preparer:
         """``n`` continuations of ``prompt``, checked; :meth:`~bitnet.core.engine.Engine.add` begins them.
 
         Args:
-            constraint: Makes the constraint of each continuation; None: they may say anything.
+            constraint: Makes the constraint of each continuation; None: unconstrained.
 
         Raises:
             ContextFullError: The prompt leaves no room for a token.
@@ -60,7 +60,7 @@ class Preparer:
             raise InvalidInputError(f"n is {n!r}; it must be an integer ≥ 1.")
         if len(prompt) >= self.context:
             raise ContextFullError(
-                f"the prompt has {len(prompt)} tokens; the context holds {self.context}, at least one of them new.",
+                f"the prompt has {len(prompt)} tokens; the context holds {self.context}, including one new token.",
                 hint="Shorten the prompt, or load the model with a longer context.",
             )
         for name, ids in (("stop_tokens", options.stop_tokens), ("logit_bias", options.logit_bias or ())):
@@ -86,7 +86,8 @@ class Preparer:
         )
 
     def prepare_score(self, tokens: Sequence[int], start: int = 1) -> Scoring:
-        """The scoring of ``tokens[start:]``, each given all before it; :meth:`~bitnet.core.engine.Engine.add` begins.
+        """The scoring of ``tokens[start:]``, each given all before it; :meth:`~bitnet.core.engine.Engine.add` begins
+        it.
 
         Raises:
             ContextFullError: There are more tokens than the context holds.
@@ -97,11 +98,11 @@ class Preparer:
         if len(tokens) > self.context:
             raise ContextFullError(
                 f"{len(tokens)} tokens are to be scored; the context holds {self.context}.",
-                hint="Score fewer at a time, or load the model with a longer context.",
+                hint="Score fewer tokens at a time, or load the model with a longer context.",
             )
         if len(tokens) < 2:
             raise InvalidInputError(
-                "the text has one token; at least two are needed: each is scored given those before."
+                "the text has one token; at least two are needed, as each is scored given those before it."
             )
         if not isinstance(start, Integral) or not 1 <= start < len(tokens):
             raise InvalidInputError(f"start is {start}; it must be in 1 … {len(tokens) - 1}.")

@@ -1,4 +1,4 @@
-"""One of the engines behind a worker's queue, and what it costs to send a request there."""
+"""One of the engines behind a worker's queue, and the cost of sending it a request."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ prompt and 64 decoded tokens of the 65th sequence both take about 2 ms."""
 
 @dataclass(eq=False)
 class Group:
-    """Sequences of one prompt. They go to one replica, since they share the prompt's cache.
+    """Sequences of one prompt. They go to the same replica, since they share the prompt's cache.
 
     Attributes:
-        digests: Names of the prompt's full blocks, by which a replica's cache knows them.
+        digests: Digests of the prompt's full blocks, with which a replica's cache finds them.
     """
 
     sequences: list[TokenSequence]
@@ -27,13 +27,13 @@ class Group:
 
 @dataclass(eq=False)
 class Replica:
-    """An engine, the thread that steps it, and the requests it was given.
+    """An engine, the thread that steps it, and its requests.
 
-    The worker's lock guards all of it but the engine, which is the thread's.
+    The worker's lock guards everything except the engine, which belongs to the thread.
 
     Attributes:
-        held: Requests that have not ended, by number.
-        added: Requests that the thread has not brought in yet.
+        held: Requests that have not ended, keyed by number.
+        added: Requests that the thread has not yet passed to the engine.
         cancelled: Requests that the thread is to end.
         lost: Whether its device has failed.
     """
@@ -47,11 +47,12 @@ class Replica:
 
     @property
     def full(self) -> bool:
-        """Whether it holds as many requests as it can run, and one that waits for a place."""
+        """Whether it holds as many requests as it can run, plus one that waits for a place."""
         return len(self.held) > self.engine.limits.max_seqs
 
     def cost(self, group: Group) -> int:
-        """Tokens to be computed there before the first token of ``group``, and :data:`REQUEST_TOKENS` a request."""
+        """Prompt tokens to compute there before the first token of ``group``, plus :data:`REQUEST_TOKENS` per
+        request."""
         prompt = len(group.sequences[0].tokens) - self.engine.cached(group.digests)
         begun = sum(max(0, s.target - s.computed) for s in tuple(self.held.values()))
         return prompt + begun + REQUEST_TOKENS * len(self.held)

@@ -1,4 +1,4 @@
-"""A generation in progress, as its caller sees it."""
+"""A generation in progress, as seen by its caller."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from bitnet.core.errors import BitNetError
 
 
 class Request(Iterator[Chunk], AsyncIterator[Chunk]):
-    """Chunks of one generation, as they come: ``for``, or ``async for`` in one task.
+    """Iterates over the chunks of one generation as they are produced, with ``for``, or ``async for`` in one task.
 
-    Both raise the error that the engine failed with, such as ``DeviceError``. Closing or dropping the request ends the
+    If the engine fails, both raise its error, such as ``DeviceError``. Closing or dropping the request ends the
     generation; ``with`` and ``async with`` close it.
 
     Attributes:
-        completion: The whole result, once the last chunk has been taken, or the request was closed; None where the
+        completion: The whole result, once the last chunk has been consumed or the request was closed; None if the
             engine failed, or the model was closed, before that.
     """
 
     def __init__(self, owner: object, ticket: Ticket) -> None:
-        self._owner = owner  # the model, which would be closed if nobody held it
+        self._owner = owner  # keeps the model alive, which would otherwise be closed
         self._ticket = ticket
         self.completion: Completion | None = None
 
@@ -54,7 +54,7 @@ class Request(Iterator[Chunk], AsyncIterator[Chunk]):
         self._ticket.cancel()
 
     def result(self) -> Completion:
-        """The completion, once it is there, and no more chunks. An interrupt meanwhile ends the generation."""
+        """Wait for the completion and discard further chunks. An interrupt meanwhile ends the generation."""
         self._ticket.hush()
         try:
             for _ in self:
@@ -62,12 +62,12 @@ class Request(Iterator[Chunk], AsyncIterator[Chunk]):
         finally:
             self.cancel()
         self._settle()
-        if self.completion is None:  # an earlier call was told why
+        if self.completion is None:  # an earlier call has raised the reason
             raise self._ticket.failure()
         return self.completion
 
     def close(self) -> None:
-        """End the generation where it is; ``completion`` then holds what there is of it. No error of it is raised."""
+        """End the generation at its current token; ``completion`` then holds the result so far. Raises no BitNetError."""
         self.cancel()
         with suppress(BitNetError):  # its caller wants no more of it, and may be on the way out with another error
             for _ in self:

@@ -12,7 +12,8 @@ from bitnet.core.engine.options import GenerationOptions
 from bitnet.core.engine.sampling import TokenLogprob
 
 FinishReason: TypeAlias = Literal["stop", "length", "context", "cancelled", "failed"]
-"""Why a generation ended: a stop token or string, ``max_tokens``, a full context, its caller, or its constraint."""
+"""Why a generation ended: stop token or string, ``max_tokens``, full context, cancelled by the caller, failed
+constraint."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,11 +23,11 @@ class Timings:
     Attributes:
         prompt_tokens: Tokens in the prompt.
         cached_tokens: Prompt tokens that were in the KV cache already, from an earlier request.
-        started: When the prompt's first step began: the time spent waiting for a place.
-        token_times: When each generated token was there, a stop token included.
+        started: When the prompt's first step began, which is also the time spent in the queue.
+        token_times: When each generated token arrived, including a stop token.
         total: When the generation ended.
         drafted_tokens: Tokens that prompt look-up drafted and the device verified.
-        accepted_tokens: Those of them that the model chose as well.
+        accepted_tokens: How many of the drafted tokens the model also chose.
     """
 
     prompt_tokens: int
@@ -39,7 +40,7 @@ class Timings:
 
     @property
     def first_token(self) -> float | None:
-        """Seconds to the first token (TTFT), waiting included."""
+        """Seconds to the first token (TTFT), including the time in the queue; None if there was none."""
         return self.token_times[0] if self.token_times else None
 
     @property
@@ -66,14 +67,14 @@ class Completion:
     """A finished generation.
 
     Attributes:
-        text: What was generated, without the stop string that ended it.
-        tokens: The ids generated, without the stop token that ended it; a stop string's own tokens are among them.
+        text: The generated text, without the stop string that ended it.
+        tokens: The generated ids, without the stop token that ended it, but including the tokens of a stop string.
         finish_reason: ``stop``, ``length`` (``max_tokens``), ``context`` (full), ``cancelled`` or ``failed``.
-        stop_reason: The token id or string that stopped it, or how its constraint failed.
+        stop_reason: The token id or string that ended it, or how its constraint failed.
         logprobs: One for each of ``tokens``, where they were asked for.
         seed: Seed that draws the same tokens again.
         options: The options of the request.
-        devices: Names of the devices that computed it: one, or more where a replica failed meanwhile.
+        devices: Names of the devices that computed it: one, or more if a replica failed meanwhile.
     """
 
     text: str
@@ -90,10 +91,10 @@ class Completion:
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """A piece of a generation, as it is streamed: whole characters, never any part of a stop string.
+    """A piece of a streamed generation: whole characters, never part of a stop string.
 
     Attributes:
-        text: New text; may be empty where a token completes no character, or could begin a stop string.
+        text: New text; empty if the tokens complete no character or could begin a stop string.
         tokens: New token ids; their text may come with a later chunk.
         logprobs: One for each of ``tokens``, where they were asked for.
         finish_reason: Set on the last chunk.
@@ -107,7 +108,7 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """News of one sequence: a chunk of a generation, and, with the last, its result.
+    """News of one sequence: a chunk of a generation, and the result together with the last chunk.
 
     ``result`` is the :class:`Completion` of a generation, or the log-probabilities ``float64[n]`` of a scoring.
     """

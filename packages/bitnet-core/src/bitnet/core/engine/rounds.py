@@ -1,4 +1,5 @@
-"""The passes of a decode step, some at a time: a device that can begins the next before the host has the last."""
+"""The passes of a decode step, in rounds; capable devices begin the next round before the host has the last one's
+tokens."""
 
 from __future__ import annotations
 
@@ -11,15 +12,16 @@ import numpy.typing as npt
 from bitnet.core.hal import Executable, GoesOn, Step
 
 AHEAD = 2
-"""Rounds that are begun at a time: one whose tokens the host takes in, and one that the device computes meanwhile."""
+"""Rounds in flight: one whose tokens the host processes, and one that the device computes meanwhile."""
 
 
 class Rounds:
-    """Runs a step ``count`` times, ``each`` passes a round.
+    """Runs a step ``count`` times, ``each`` passes per round.
 
     Args:
-        ahead: The executable where it goes on by itself; without, a round is begun when its tokens are asked for.
-        may_go_on: Asked before each round but the first; once it says no, none is begun any more.
+        ahead: The executable, if it can continue a step without the host. None: a round begins when its tokens are
+            requested.
+        may_go_on: Called before each round except the first; once it returns False, no further round begins.
     """
 
     def __init__(
@@ -35,10 +37,10 @@ class Rounds:
         self._left, self._each = count, each
         self._begun: deque[int] = deque()
         self.passes = 0
-        """Passes whose tokens were taken."""
+        """Number of passes whose tokens were taken."""
 
     def begin(self) -> bool:
-        """Have as many rounds begun as there may be; False where there is nothing to take any more."""
+        """Begin as many rounds as allowed; False if there is nothing left to take."""
         while self._left and len(self._begun) < (AHEAD if self._ahead else 1):
             count = min(self._left, self._each)
             first = not self._begun and not self.passes
@@ -52,7 +54,7 @@ class Rounds:
         return bool(self._begun)
 
     def take(self) -> npt.NDArray[np.int32]:
-        """The tokens of the oldest round, ``int32[passes, R]``, as soon as they are there."""
+        """Wait for the tokens of the oldest round, ``int32[passes, R]``."""
         count = self._begun.popleft()
         self.passes += count
         if self._ahead is not None:

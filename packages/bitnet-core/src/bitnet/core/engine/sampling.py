@@ -1,6 +1,6 @@
-"""Choosing tokens on the host, where a request changes or reads the logits.
+"""Token sampling on the host, for requests that change or read the logits.
 
-The draw itself is the contract's own, so that a token does not depend on where it was chosen.
+The draw itself is the one that the device contract defines, so a token does not depend on where it was sampled.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def adjusted_logits(
     counts: Mapping[int, int],
     forbidden: Sequence[int] = (),
 ) -> F32:
-    """``logits[V]`` after penalties, bias and exclusions, in a new array where anything changes.
+    """``logits[V]`` after penalties, bias and exclusions; a new array if anything changes.
 
     Args:
         prompt: Token ids of the prompt.
@@ -58,7 +58,7 @@ def adjusted_logits(
 
 
 def sample(logits: F32, params: SamplingParams, position: int) -> int:
-    """A token of ``logits[V]`` that follows the token at ``position``: the contract's ``sample``."""
+    """Sample from ``logits[V]`` the token that follows ``position``, as the contract's ``sample`` does."""
     return choose(
         logits,
         temperature=params.temperature,
@@ -71,7 +71,7 @@ def sample(logits: F32, params: SamplingParams, position: int) -> int:
 
 
 def logsumexp(logits: F32) -> npt.NDArray[np.float64]:
-    """Over the last axis, in float64."""
+    """log(sum(exp(logits))) over the last axis, in float64."""
     peak = logits.max(axis=-1)
     total = np.exp(logits - peak[..., None], dtype=np.float32).sum(axis=-1, dtype=np.float64)
     result: npt.NDArray[np.float64] = np.log(total) + peak
@@ -79,7 +79,8 @@ def logsumexp(logits: F32) -> npt.NDArray[np.float64]:
 
 
 def token_logprob(logits: F32, token: int, top: int) -> TokenLogprob:
-    """Log-probabilities of ``token`` and of the ``top`` likeliest, from ``logits[V]``; ties in order of id."""
+    """Log-probabilities of ``token`` and of the ``top`` likeliest tokens, from ``logits[V]``; ties are in order of
+    id."""
     normaliser = float(logsumexp(logits))
     top = min(top, len(logits))
     likeliest: list[int] = []
@@ -93,7 +94,7 @@ def token_logprob(logits: F32, token: int, top: int) -> TokenLogprob:
 
 
 def told_logprobs(told: Logprobs, rows: slice, tokens: Sequence[int], top: int) -> list[TokenLogprob]:
-    """The log-probabilities of ``tokens``, as a device has told them of each pass of a run and each of ``rows``."""
+    """The log-probabilities of ``tokens`` from a device's results for each pass of a run and each of ``rows``."""
     chosen, ids, values = (np.concatenate(part[:, rows]).tolist() for part in told)
     return [
         TokenLogprob(
@@ -104,7 +105,8 @@ def told_logprobs(told: Logprobs, rows: slice, tokens: Sequence[int], top: int) 
 
 
 def sibling_seed(seed: int, index: int) -> int:
-    """The seed of completion ``index`` of a request: its own for the first, then SplitMix64's (Steele et al. 2014)."""
+    """The seed of a request's completion ``index``: ``seed`` for the first, then derived by SplitMix64 (Steele et al.
+    2014)."""
     if index == 0:
         return seed
     mask = 2**64 - 1

@@ -1,16 +1,16 @@
-"""Continuous batching: the tokens and sequences of the next step.
+"""Continuous batching: chooses the sequences and tokens of the next step.
 
 Rules, in order:
 
-1. Every sequence that needs one more position, a decoding one, gets it. Where the cache is full, the sequence that came
-   in last gives its blocks back and waits at the head of the queue, to be computed again; what is still in the cache
-   then is found there, like any prefix.
-2. Waiting sequences come in, first come first served, while there is a place in the batch and their whole prompt fits
-   the cache, with a block to spare for each that runs. So prefill never runs out of blocks.
-3. What is left of the token budget goes to prompts in chunks: an even share to the oldest, so that it does not starve,
-   then all that they want to the shortest. So each first token comes as early as it can. While sequences decode,
-   prompts get as many tokens as the device computes in a set time, or a quarter of the budget where that is more,
-   which bounds the time between two tokens.
+1. Every decoding sequence, which needs one more position, gets it. If the cache is full, the sequence admitted last
+  releases its blocks and waits at the head of the queue to be recomputed; blocks still cached by then are reused like
+  any prefix.
+2. Waiting sequences are admitted, first come, first served, while there is a place in the batch and their whole prompt
+  fits the cache with a spare block for each running sequence. So prefill never runs out of blocks.
+3. The rest of the token budget goes to prompts in chunks: an even share to the oldest, so that it does not starve, then
+  as much as they need to the shortest. So each first token comes as early as possible. While sequences decode, prompts
+  get as many tokens as the device computes in a set time, or a quarter of the budget if that is more. This bounds the
+  time between two tokens.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from bitnet.core.hal import Limits
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """One sequence's part of a step: ``count`` tokens from position ``start`` on, and the logits that are wanted.
+    """One sequence's part of a step: ``count`` tokens from position ``start`` on, and which logits are wanted.
 
-    ``draft`` is fed after them, and its rows are wanted too; only some of it may turn out to be right.
+    ``draft`` is fed after them, and its rows are wanted too; perhaps only part of it turns out to be right.
     """
 
     sequence: TokenSequence
@@ -41,19 +41,19 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A step; ``repeat`` is for how many tokens it runs on the device before the host looks."""
+    """A step. ``repeat`` is the number of tokens that the device generates per sequence before the host sees them."""
 
     work: tuple[Work, ...]
     repeat: int
 
     @property
     def drafted(self) -> bool:
-        """Whether drafts are verified in it."""
+        """Whether it verifies drafts."""
         return any(item.draft for item in self.work)
 
 
 def shares(wanted: list[int], budget: int) -> list[int]:
-    """Split ``budget`` among prompts, the oldest first: an even part for that one, the rest for the shortest."""
+    """Split ``budget`` among prompts, given oldest first: an even share for the oldest, the rest for the shortest."""
     given = [0] * len(wanted)
     if wanted:
         given[0] = min(wanted[0], -(-budget // len(wanted)))
@@ -66,29 +66,29 @@ def shares(wanted: list[int], budget: int) -> list[int]:
 
 
 class Scheduler:
-    """Holds the sequences that wait and run, and the books of the KV cache."""
+    """Holds the waiting and running sequences, and the bookkeeping of the KV cache."""
 
     def __init__(self, limits: Limits, num_blocks: int, block_size: int) -> None:
         self._limits, self._block_size = limits, block_size
         self.beside_decode = self._least_beside = max(1, limits.max_tokens // 4)
-        """Tokens of prompts in a step at most, while sequences decode."""
+        """Maximum prompt tokens in a step while sequences decode."""
         self._waiting: deque[TokenSequence] = deque()
-        self._running: list[TokenSequence] = []  # in the order they came in
+        self._running: list[TokenSequence] = []  # in order of admission
         self.pool = BlockPool(num_blocks)
         self.pace = Pace()
 
     @property
     def sequences(self) -> tuple[TokenSequence, ...]:
-        """All that run or wait."""
+        """All running and waiting sequences."""
         return (*self._running, *self._waiting)
 
     @property
     def busy(self) -> bool:
-        """Whether any run or wait."""
+        """Whether any sequence runs or waits."""
         return bool(self._running or self._waiting)
 
     def add(self, sequences: Iterable[TokenSequence], *, first: bool = False) -> None:
-        """Queue sequences, at the head of the queue where ``first``."""
+        """Queue sequences; with ``first``, at the head of the queue."""
         if first:
             self._waiting.extendleft(reversed(list(sequences)))
         else:
@@ -103,17 +103,17 @@ class Scheduler:
             self._waiting.remove(sequence)
 
     def forget(self) -> None:
-        """Give up all sequences; those that ran have nothing in a cache any more, and the books here are void."""
+        """Give up all sequences, after a failure. Their KV cache is lost, and this scheduler must not be used again."""
         for sequence in self._running:
             sequence.table, sequence.computed = None, 0
         self._running.clear()
         self._waiting.clear()
 
     def plan(self, max_repeat: int = 1) -> Plan | None:
-        """The next step, its tokens already counted as computed; None where there is nothing to do.
+        """The next step; its tokens already count as computed. None if there is nothing to do.
 
         Args:
-            max_repeat: Tokens a sequence may be given before the host looks, where all of them just decode.
+            max_repeat: Maximum tokens per sequence before the host sees them, if all sequences only decode.
         """
         work = [Work(s, s.computed, 1, range(1)) for s in self._decoding()]
         self._admit()
@@ -122,7 +122,7 @@ class Scheduler:
             if drafted := self._drafted(work):
                 work = drafted
             else:
-                # Who still waits cannot come in before a sequence ends, which is seen after a step only.
+                # Waiting sequences cannot be admitted before a running one ends, which is known only after a step.
                 repeat = self._repeat(work, max(1, max_repeat // 2) if self._waiting else max_repeat)
         work += self._prefill(work)
         for item in work:
@@ -131,7 +131,7 @@ class Scheduler:
         return Plan(tuple(work), repeat) if work else None
 
     def _decoding(self) -> list[TokenSequence]:
-        """Sequences that need one more position, each with a block for it."""
+        """The work of sequences that need one more position, each with a block for it."""
         ready, gone = [], set()
         for sequence in tuple(self._running):
             if sequence in gone or sequence.target - sequence.computed != 1:
@@ -148,7 +148,7 @@ class Scheduler:
         return ready
 
     def _drafted(self, work: list[Work]) -> list[Work]:
-        """The work of decoding sequences with their drafts; nothing where there is none, or plain steps are faster."""
+        """The work of decoding sequences with their drafts; empty if there are none, or if plain steps are faster."""
         drafts = self.drafts([item.sequence for item in work])
         if not drafts or not self._reserve(work, [1 + len(draft) for draft in drafts]):
             return []
@@ -157,9 +157,10 @@ class Scheduler:
         ]
 
     def drafts(self, sequences: Sequence[TokenSequence]) -> list[Sequence[int]]:
-        """What decoding sequences may be fed beside what is due; nothing where there is nothing or it does not pay."""
+        """Drafts to feed decoding sequences besides their next tokens; empty if there are none or they would not pay
+        off."""
         room = min(self._limits.max_rows, self._limits.max_tokens) - len(sequences)
-        if room < len(sequences):  # looking takes time, too
+        if room < len(sequences):  # looking for drafts takes time, too
             return []
         drafts = [sequence.draft(CAPS[-1]) for sequence in sequences]
         if not any(draft.tokens for draft in drafts):
@@ -168,7 +169,7 @@ class Scheduler:
         return [draft.tokens[:cap] for draft in drafts] if cap else []
 
     def _repeat(self, work: list[Work], most: int) -> int:
-        """Tokens for which a step of decoding sequences can run by itself."""
+        """Number of tokens for which a step of decoding sequences can run without the host."""
         if any(item.sequence.needs_logits for item in work):
             return 1
         repeat = min(most, *(item.sequence.steps_left for item in work))
@@ -177,7 +178,8 @@ class Scheduler:
         return repeat
 
     def _reserve(self, work: list[Work], counts: list[int]) -> bool:
-        """Give each so many positions from its start on; False, and nothing changed, where there are too few."""
+        """Reserve the given number of positions from each start on. If blocks are too few, change nothing and return
+        False."""
         tables = [(self._table(item.sequence), item.start + count) for item, count in zip(work, counts, strict=True)]
         if sum(table.missing(length) for table, length in tables) > self.pool.available:
             return False
@@ -208,7 +210,7 @@ class Scheduler:
         rows = self._limits.max_rows - len(decoding)
         work = []
         for i, (sequence, share) in enumerate(zip(prompts, given, strict=True)):
-            spare = rows - (len(prompts) - i - 1)  # leave a row for each that comes after
+            spare = rows - (len(prompts) - i - 1)  # leave a row for each later prompt
             before_rows = max(0, sequence.first_row - sequence.computed)
             count = min(share, before_rows + spare)
             if count > 0:

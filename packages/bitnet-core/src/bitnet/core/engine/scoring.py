@@ -1,4 +1,4 @@
-"""Scorings: texts whose tokens' log-probabilities are wanted."""
+"""Scoring: computes the log-probabilities of a text's tokens."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from bitnet.core.engine.sequence import F32, TokenSequence
 
 
 class Scoring(TokenSequence):
-    """Tokens whose log-probabilities are wanted, each given those before it, from index ``start`` on."""
+    """Computes the log-probabilities of tokens from index ``start`` on, each given all tokens before it."""
 
     def __init__(self, number: int, tokens: Sequence[int], start: int) -> None:
         super().__init__(number, tokens)

@@ -1,4 +1,4 @@
-"""Sequences: tokens in progress, and generations among them."""
+"""Sequences that move through the engine; generations are one kind."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ F32 = npt.NDArray[np.float32]
 
 
 class TextStream(Protocol):
-    """Token ids to text, never half a character: ``bitnet.core.text.tokenizer.StreamDecoder``."""
+    """Decodes token ids to whole characters, as ``bitnet.core.text.tokenizer.StreamDecoder`` does."""
 
     def push(self, *tokens: int) -> str: ...
 
@@ -32,16 +32,16 @@ class TextStream(Protocol):
 
 
 class TokenSequence(ABC):
-    """Tokens that move through the model together with others' and keep their place in the cache.
+    """Tokens that are batched with those of other sequences and own a part of the KV cache.
 
     Attributes:
-        tokens: The prompt, and what was generated.
-        computed: Positions in the cache; the scheduler moves it.
-        table: Blocks of the cache; the scheduler fills it.
-        finished: Whether it takes part in no more steps; its last update may be still to come.
+        tokens: The prompt and the generated tokens.
+        computed: Positions in the cache; updated by the scheduler.
+        table: Blocks of the cache; filled by the scheduler.
+        finished: Whether it takes part in no more steps. Its last update may be yet to come.
         device: Name of the device whose engine has it.
-        logprobs_told: Likeliest tokens of which that device tells log-probabilities at most; -1 where it tells of none.
-        slot: Where that device keeps what adjusting its logits needs (:mod:`bitnet.core.engine.slots`).
+        logprobs_told: Maximum likeliest tokens whose log-probabilities the device can report; -1: it reports none.
+        slot: Index of the device's slot with the data that adjusts its logits (:mod:`bitnet.core.engine.slots`).
     """
 
     def __init__(self, number: int, tokens: Sequence[int]) -> None:
@@ -57,7 +57,7 @@ class TokenSequence(ABC):
     @property
     @abstractmethod
     def target(self) -> int:
-        """Positions that must be in the cache before there is something new to compute."""
+        """Number of positions that must be in the cache before the next token can be computed."""
 
     @property
     @abstractmethod
@@ -67,7 +67,7 @@ class TokenSequence(ABC):
     @property
     @abstractmethod
     def needs_logits(self) -> bool:
-        """Whether the host must see the logits, so that the sequence cannot take part in a multi-token step."""
+        """Whether the host must see the logits, which rules out multi-token steps."""
 
     @property
     def sampling(self) -> SamplingParams:
@@ -76,30 +76,30 @@ class TokenSequence(ABC):
 
     @property
     def steps_left(self) -> int:
-        """Tokens that it can still be given before the host has to look."""
+        """Number of tokens it may still receive before the host must check it."""
         return 1
 
     @property
     def wants_slot(self) -> bool:
-        """Whether its logits have to be adjusted, and nothing else needs them on the host."""
+        """Whether its logits must be adjusted and are not needed on the host for anything else."""
         return False
 
     @property
     def slot_is_stale(self) -> bool:
-        """Whether its slot was filled for tokens that are there by now, and something changes after them."""
+        """Whether the marks or biases have changed since its slot was filled, because of tokens generated since."""
         return False
 
     def slot_contents(self, vocab_size: int) -> tuple[npt.NDArray[np.int32], F32]:
-        """The marks and biases of its next token, ``[vocab_size]`` each; from now on they are not stale."""
+        """The marks and biases for its next token, ``[vocab_size]`` each; afterwards the slot counts as up to date."""
         return np.zeros(vocab_size, np.int32), np.zeros(vocab_size, np.float32)
 
     @property
     def adjustment(self) -> Adjustment | None:
-        """How the device adjusts its next logits; None: not at all."""
+        """How the device must adjust its next logits; None: not at all."""
         return None
 
     def draft(self, most: int) -> Draft:
-        """A guess at its next tokens, ``most`` at most, to be verified in one step; none where that cannot be."""
+        """A draft of at most ``most`` next tokens, to be verified in one step; empty if that is not possible."""
         return NO_DRAFT
 
     @property
@@ -107,45 +107,46 @@ class TokenSequence(ABC):
         """Whether drafts are likely to come soon."""
         return False
 
-    def started(self, cached: int) -> None:  # noqa: B027  (most need not know)
+    def started(self, cached: int) -> None:  # noqa: B027  (optional to override)
         """The first step is about to run; ``cached`` positions were there already."""
 
     @property
     def logprobs_wanted(self) -> int | None:
-        """Likeliest tokens of which the device is to tell log-probabilities, besides the chosen one; None: of none."""
+        """Number of likeliest tokens, besides the chosen one, whose log-probabilities the device must report. None: no
+        report."""
         return None
 
     @abstractmethod
     def accept(
         self, sampled: Sequence[int], logits: F32 | None, told: Sequence[TokenLogprob] = (), drafted: int = 0
     ) -> None:
-        """Take what a step gave: the tokens drawn on the device, or where logits are needed ``logits[rows, V]``.
+        """Record a step's result: the tokens sampled on the device or, if logits are needed, ``logits[rows, V]``.
 
-        ``told`` has the log-probabilities of the tokens, where the device was to tell them. ``drafted`` tokens were
-        fed; all of ``sampled`` but the last agree with them.
+        ``told`` holds the log-probabilities of the tokens, if the device was to report them. ``drafted`` tokens were
+        fed; all of ``sampled`` except the last agree with them.
 
-        Only what the next step depends on is done here, as the device waits for it.
+        This does only what the next step depends on, as the device is waiting.
         """
 
     @abstractmethod
     def news(self) -> Update | None:
-        """What is new since it was asked last. A stop string is found here, which may end it."""
+        """What is new since the last call. This searches for stop strings, which may end the sequence."""
 
     @abstractmethod
     def end(self, reason: FinishReason) -> Update:
-        """End it here; what is new is in the update."""
+        """End the sequence here; the update holds what is new."""
 
 
 class Generation(TokenSequence):
     """A prompt that is being continued.
 
     Args:
-        stop_tokens: Ids that end it.
-        context: Tokens that prompt and output may have together.
-        seed: This completion's own.
-        constraint: What it may say; None: anything.
-        lookup: Whether it may be drafted for.
-        clock: Seconds; the origin does not matter.
+        stop_tokens: Token ids that end it.
+        context: Maximum length of prompt plus output, in tokens.
+        seed: Seed of this completion.
+        constraint: Decides which tokens it may choose; None: any.
+        lookup: Whether prompt look-up may draft tokens for it.
+        clock: Returns the time in seconds, from any origin.
     """
 
     def __init__(
@@ -179,10 +180,10 @@ class Generation(TokenSequence):
         self._cached = 0
         self._times: list[float] = []
         self._devices: list[str] = []
-        self._forbids_end = False  # in the slot
+        self._forbids_end = False  # whether the slot forbids end tokens
         self._lookup = Lookup(self.tokens) if lookup else None
         self._drafted = self._agreed = 0
-        self._told = len(prompt)  # tokens that updates have told of
+        self._told = len(prompt)  # number of tokens reported in updates
         self._reason: FinishReason | None = None
 
     @property
@@ -255,7 +256,7 @@ class Generation(TokenSequence):
         return min(most, self._most) - self._generated
 
     def draft(self, most: int) -> Draft:
-        if self._lookup is None or self.needs_logits or self.wants_slot:  # a slot counts one token at a time
+        if self._lookup is None or self.needs_logits or self.wants_slot:  # a slot is updated one token at a time
             return NO_DRAFT
         return self._lookup.propose(min(most, self.steps_left - 1))
 
@@ -279,7 +280,7 @@ class Generation(TokenSequence):
             except Exception as error:
                 if self._constraint is None:
                     raise
-                # It is not known what may come next.
+                # The constraint failed, so the tokens allowed next are unknown.
                 self._stop_reason, sampled = f"{type(error).__name__}: {error}", ()
                 self._end("failed")
         room = self._most - self._generated
@@ -324,7 +325,7 @@ class Generation(TokenSequence):
         return token
 
     def _new_text(self) -> list[str]:
-        """Text of the tokens that are new, up to the first stop string, which ends it; tokens after that are undone."""
+        """Text of the new tokens up to the first stop string, which ends the generation; later tokens are dropped."""
         if not self._options.stop_strings:
             return [self._text.push(*self.tokens[self._told :])]
         texts = []
@@ -338,7 +339,7 @@ class Generation(TokenSequence):
         return texts
 
     def _update(self) -> Update:
-        """A chunk of what is new; all of the result if it has ended."""
+        """A chunk with what is new, and the whole result if it has ended."""
         texts, reason = self._new_text(), self._reason
         if reason is not None and self._stopper.matched is None:
             texts.append(self._stopper.push(self._text.flush()))

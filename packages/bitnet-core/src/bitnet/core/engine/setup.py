@@ -1,4 +1,4 @@
-"""From a model file and an open device to an engine: how large the steps and the cache are."""
+"""Builds an engine from a model file and an open device; chooses the sizes of steps and KV cache."""
 
 from __future__ import annotations
 
@@ -24,38 +24,38 @@ if TYPE_CHECKING:
     from bitnet.core.model.file import ModelFile
 
 DEFAULT_CONTEXT, LONGEST_DEFAULT = 4096, 32_768
-"""The default context at most, on any device and where memory allows. A longer one must be asked for: each
-step carries the table of its blocks, and its rotary tables take time to compute."""
+"""Maximum default context in tokens: on any device, and if memory allows. A longer one must be requested, because each
+step carries its block table, and its rotary tables take time to compute."""
 PART_OF_MEMORY, PART_OF_FREE = 8, 2
-"""One default context of more than ``DEFAULT_CONTEXT`` takes these parts of a device's memory, and of what is free."""
+"""A default context longer than ``DEFAULT_CONTEXT`` may take 1/8 of the device's memory and 1/2 of its free memory."""
 STEP_TOKENS = 512
-"""Tokens a step, where the device tells no better: enough to keep a matrix product busy. Activations cost about 0.1 MB
-a token in a 2B model."""
+"""Tokens per step if the device states no preference: enough to keep matrix products efficient. Activations take about
+0.1 MB per token in a 2B model."""
 MAX_STEP_TOKENS = 65_536
 DETERMINISTIC_TOKENS = 64
-"""Tokens, and rows, of every step of a deterministic program, whatever it holds (decision 0029)."""
+"""Tokens and rows of every step of a deterministic program, however many are used (decision 0029)."""
 STEP_ROWS = 32
-"""Rows of logits a step where text is scored; each takes a vocabulary of floats."""
+"""Maximum rows of logits per step when scoring text; each row has one float per vocabulary entry."""
 UNKNOWN_MEMORY = 4 << 30
-"""Free memory assumed for a device that does not know its memory."""
+"""Free memory, in bytes, assumed for a device that does not report it."""
 
 
 TIMES_THE_FILE = 8
 SMALL_CACHE = 256 << 20
-"""Maximum cache of the default context: this many times the file, and this many bytes besides. Models need a
-fifth to three times their file for 4096 positions; one whose cache is large beside its weights gets fewer."""
+"""Maximum cache of the default context: ``TIMES_THE_FILE`` times the file's size plus ``SMALL_CACHE`` bytes. For 4096
+positions, models need 0.2 to 3 times their file; a model with an unusually large cache gets a shorter context."""
 
 
 def position_bytes(config: ModelConfig, kv_dtype: KVDtype) -> int:
-    """Bytes that a position of a sequence takes, in the cache and in the rotary tables."""
+    """Bytes per position of a sequence, in the cache and in the rotary tables."""
     return KVSpec(config.layers, config.kv_heads, config.head_dim, 1, 1, kv_dtype).bytes + rope_bytes(config)
 
 
 def default_context(config: ModelConfig, *, size: int, kv_dtype: KVDtype, total: int, free: int) -> int:
-    """Tokens of the default context: the model's own, limited for a file of ``size`` bytes and by the device's memory.
+    """Tokens of the default context: the model's own, limited by the file's ``size`` in bytes and the device's memory.
 
-    That is 4,096 tokens at most, or as far as 32,768, in steps of 1,024, where one such context takes no more than an
-    eighth of the ``total`` bytes of memory, which stay the same from run to run, and half of the ``free`` ones.
+    That is at most 4,096 tokens, or up to 32,768 in steps of 1,024 if one such context takes at most an eighth of the
+    ``total`` bytes of memory (which stay the same from run to run) and at most half of the ``free`` bytes.
     """
     each = position_bytes(config, kv_dtype)
     affordable = (TIMES_THE_FILE * size + SMALL_CACHE) // each
@@ -65,7 +65,7 @@ def default_context(config: ModelConfig, *, size: int, kv_dtype: KVDtype, total:
 
 
 def context_for(file: ModelFile, devices: Iterable[Device], *, kv_dtype: KVDtype) -> int:
-    """Tokens of the default context of a model on devices: what all of them have room for."""
+    """Tokens of a model's default context on several devices: the longest that fits all of them."""
     _check_type(kv_dtype)
     return min(
         default_context(file.config, size=file.size, kv_dtype=kv_dtype, total=total, free=max(0, free - file.size))
@@ -79,16 +79,16 @@ def _check_type(kv_dtype: str) -> None:
 
 
 def _memory(device: Device) -> tuple[int, int]:
-    """Bytes of a device in all, and free: guesses, where it does not know."""
+    """A device's total and free memory in bytes; guesses if it does not report them."""
     memory = device.memory()
     total = memory.total or UNKNOWN_MEMORY
     return total, memory.free or total - memory.used
 
 
 def cache_blocks(config: ModelConfig, *, context: int, max_seqs: int, kv_dtype: KVDtype, free: int) -> int:
-    """Blocks of the KV cache: a full context for each sequence, if a quarter of the memory left over holds that.
+    """Number of blocks of the KV cache: a full context for each sequence, if that fits in a quarter of the free memory.
 
-    There is always one full context: a single sequence never has to wait for memory that others hold.
+    There is always room for one full context, so the oldest sequence never waits for memory that others hold.
     """
     one = -(-context // BLOCK_SIZE)
     block = KVSpec(config.layers, config.kv_heads, config.head_dim, 1, BLOCK_SIZE, kv_dtype)
@@ -99,16 +99,16 @@ def cache_blocks(config: ModelConfig, *, context: int, max_seqs: int, kv_dtype: 
 def weights_again(
     path: Path, layout: I2SLayout, identity: tuple[int, ...], features: tuple[str, ...], options: Mapping[str, Any]
 ) -> Mapping[str, Weight]:
-    """The weights of a program, from its file, in another process.
+    """Load a program's weights from its file again, in another process.
 
     Raises:
-        ModelFileError: Another file has the name now.
+        ModelFileError: The file was replaced.
     """
     from bitnet.core.model.file import open_model
 
     file = open_model(path, i2s_layout=layout)
     if file.gguf.identity != identity:
-        raise ModelFileError("was replaced while it was loaded.", path=path, hint="Load it again.")
+        raise ModelFileError("was replaced while it was being loaded.", path=path, hint="Load it again.")
     return build_program(file.config, file.weights_for(features), **options).weights
 
 
@@ -124,21 +124,23 @@ def open_engine(
     lookup: bool = False,
     first: Callable[[], AbstractContextManager[None]] = nullcontext,
 ) -> tuple[Engine, Executable]:
-    """Compile a model for a device. ``first`` is a context for the first step.
+    """Compile a model for a device. ``first`` is a context manager around the first step.
 
     Raises:
         InvalidInputError: ``context``, ``kv_dtype``, ``max_seqs`` or ``step_tokens`` is out of range.
-        UnsupportedProgramError: ``deterministic`` or a cache in ``i8``, and the device cannot do that.
-        OutOfMemoryError, KernelCompileError: The device cannot take the model.
+        UnsupportedProgramError: The device does not support ``deterministic`` or a KV cache in ``i8``.
+        OutOfMemoryError, KernelCompileError: The model does not fit the device, or a kernel does not compile.
     """
     config = file.config
     _check_type(kv_dtype)
     if not 2 <= context <= config.context_length:
-        raise InvalidInputError(f"context is {context}; {config.name} takes 2 … {config.context_length} tokens.")
+        raise InvalidInputError(
+            f"context is {context}; for {config.name} it must be in 2 … {config.context_length} tokens."
+        )
     if deterministic:
         if step_tokens not in (None, DETERMINISTIC_TOKENS):
             raise InvalidInputError(
-                f"step_tokens is {step_tokens}; deterministic steps have {DETERMINISTIC_TOKENS}: leave it out."
+                f"step_tokens is {step_tokens}; leave it out: deterministic steps have {DETERMINISTIC_TOKENS}."
             )
         step_tokens = DETERMINISTIC_TOKENS
     if step_tokens is None:
@@ -157,7 +159,7 @@ def open_engine(
     needed = context * position_bytes(config, kv_dtype)
     if total and needed > total:
         raise OutOfMemoryError(
-            f"a context of {context} takes {needed:,} bytes; {total:,} are all there is.",
+            f"a context of {context} tokens needs {needed:,} bytes; the device has {total:,}.",
             device=device.info.name,
             hint="Choose a shorter context, or keep the cache in int8 (kv_dtype i8).",
         )

@@ -1,4 +1,4 @@
-"""Slots: where a device keeps what penalties and biases need of a sequence, so that its logits stay there."""
+"""Slots: device memory for a sequence's penalties and biases, so that its logits need not be copied to the host."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from bitnet.core.hal import Adjusting
 
 
 class Slots:
-    """Gives slots to sequences. One is free where its sequence has ended, or gave its cache back.
+    """Assigns slots to sequences. A slot is free once its sequence has ended or released its cache.
 
     Args:
-        count: How many there are.
-        vocab_size: V of the arrays that they hold.
+        count: Number of slots.
+        vocab_size: Length V of the arrays that a slot holds.
     """
 
     def __init__(self, executable: Adjusting, count: int, vocab_size: int) -> None:
@@ -19,7 +19,7 @@ class Slots:
         self._owners: list[TokenSequence | None] = [None] * count
 
     def claim(self, sequence: TokenSequence) -> None:
-        """See to it that a sequence that wants a slot has one, as long as there are any, and that it is up to date."""
+        """Give a sequence that wants a slot one, if any is free, and bring it up to date."""
         if sequence.slot is None:
             sequence.slot = next((i for i, owner in enumerate(self._owners) if self._is_free(i, owner)), None)
             if sequence.slot is None:

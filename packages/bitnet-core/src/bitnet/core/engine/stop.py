@@ -1,4 +1,4 @@
-"""Stop strings in a stream of text: found across the borders of pieces, never shown, nothing else held back."""
+"""Finds stop strings in streamed text, also across pieces. They are never shown, and no other text is held back."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 
 class StopMatcher:
-    """Passes text on, except for the longest end of it that could still become a stop string."""
+    """Passes text on, except for the longest suffix that could still become a stop string."""
 
     def __init__(self, stop: Sequence[str]) -> None:
         self._stop = tuple(stop)
@@ -15,7 +15,7 @@ class StopMatcher:
         """The stop string that was found; text after it is dropped."""
 
     def push(self, text: str) -> str:
-        """Text that may be shown now. Among several stop strings the one complete first counts, then the longest."""
+        """Text that may be shown now. Of several stop strings, the one completed first wins, then the longest."""
         if self.matched is not None:
             return ""
         text = self._held + text
@@ -29,12 +29,12 @@ class StopMatcher:
         return text[: len(text) - held]
 
     def flush(self) -> str:
-        """The text held back, once no more comes."""
+        """The text held back; call it after the last piece."""
         held, self._held = self._held, ""
         return held
 
     @staticmethod
     def _overlap(text: str, stop: str) -> int:
-        """Length of the longest end of ``text`` with which ``stop`` begins."""
+        """Length of the longest suffix of ``text`` that is a prefix of ``stop``."""
         most = min(len(text), len(stop) - 1)
         return next((n for n in range(most, 0, -1) if text.endswith(stop[:n])), 0)

@@ -1,4 +1,4 @@
-"""A caller's end of a request: what the engine has for it, for a thread or for a task of an event loop."""
+"""The caller's side of a request: receives the engine's updates in a thread or in an event loop's task."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
     import asyncio
 
 WAIT_SECONDS = 0.5
-"""Seconds between checks for a signal where the platform cannot interrupt a wait."""
+"""Seconds between checks for signals, on platforms where a wait cannot be interrupted."""
 
 
 class Owner(Protocol):
-    """What a ticket asks of the worker that gave it."""
+    """The part of a worker that its tickets use."""
 
     @property
     def elsewhere(self) -> bool: ...
@@ -32,7 +32,7 @@ class Owner(Protocol):
 
 
 class Ticket:
-    """A caller's end of one sequence: its updates, as they come, for a thread or for a task of an event loop."""
+    """Iterates over one sequence's updates as they arrive, in a thread or in an event loop's task."""
 
     def __init__(self, worker: Owner, sequence: TokenSequence) -> None:
         self._worker = worker
@@ -54,11 +54,11 @@ class Ticket:
         return self
 
     def __next__(self) -> Update:
-        """The next update; there is none after the sequence's result.
+        """The next update; the sequence's result is the last.
 
         Raises:
-            DeviceError: The device failed; or whatever else the engine failed with.
-            InvalidInputError: This is a fork of the process that has the engine's thread: no news comes here.
+            DeviceError: The device failed. Any other error of the engine is raised as it is.
+            InvalidInputError: This is a fork of the process with the engine's thread, so no updates arrive here.
         """
         while self._open:
             self._worker.check_here()
@@ -73,12 +73,12 @@ class Ticket:
         return self
 
     async def __anext__(self) -> Update:
-        """As :meth:`__next__`, for a task; one task may wait at a time, and a task that is cancelled loses no news.
+        """:meth:`__next__` for a task. One task may wait at a time; cancelling it loses no update.
 
         Raises:
-            InvalidInputError: Another task waits, and one at a time may; or as for :meth:`__next__`.
+            InvalidInputError: Another task is waiting already; or as for :meth:`__next__`.
         """
-        import asyncio  # which takes long to import, and is there already where a task runs
+        import asyncio  # slow to import, and already imported if a task runs
 
         if self._awaited:
             raise InvalidInputError("another task waits for the same request.", hint="Read it in one task.")
@@ -86,8 +86,8 @@ class Ticket:
         try:
             while self._open:
                 self._worker.check_here()
-                # A future stands here before the queue is looked at, so news that comes in between wakes it.
-                # The worker takes it from there when it wakes it.
+                # The future is stored before the queue is checked, so an update that arrives in between wakes it. The
+                # worker removes the future when it wakes it.
                 waiting = self._waiting = asyncio.get_running_loop().create_future()
                 ended = self._ended
                 with suppress(queue.Empty):
@@ -106,23 +106,25 @@ class Ticket:
         return news
 
     def failure(self) -> BaseException:
-        """Why no result came: what the last update raised in its place."""
+        """The error that came in place of a result."""
         self._worker.check_here()
         return self._worker.end()
 
     def cancel(self) -> None:
-        """End it if it has not ended. The result so far comes as an update."""
-        if self._worker.elsewhere:  # the parent's generation goes on
+        """End the sequence if it has not ended. The result so far comes as an update."""
+        if self._worker.elsewhere:  # a fork: the parent's generation continues
             self._open = False
         if self._open:
             self._worker.cancel(self.sequence)
 
     def hush(self) -> None:
-        """Leave out all updates from now on but the result: a thread that only waits for that is woken once."""
+        """From now on, skip all updates except the result, so that a thread waiting for the result is woken only
+        once."""
         self._hushed = True
 
     def put(self, news: Update | None) -> asyncio.Future[None] | None:
-        """For the worker: ``news``, or None where no more will come. Returns what a task waits for, if one does."""
+        """Called by the worker with an update, or None after the last. Returns the future that a task waits for, if
+        any."""
         if self._hushed and news is not None and news.result is None:
             return None
         self._news.put(news)
@@ -133,13 +135,13 @@ class Ticket:
 
 
 def wake(futures: Iterable[asyncio.Future[None] | None]) -> None:
-    """Let the tasks that wait for ``futures`` go on: one call into each event loop, however many wait there."""
+    """Wake the tasks that wait for ``futures``, with one call into each event loop."""
     by_loop: dict[asyncio.AbstractEventLoop, list[asyncio.Future[None]]] = {}
     for future in futures:
         if future is not None:
             by_loop.setdefault(future.get_loop(), []).append(future)
     for loop, waiting in by_loop.items():
-        with suppress(RuntimeError):  # the loop is closed: nobody waits there any more
+        with suppress(RuntimeError):  # the loop is closed, so no task waits there
             loop.call_soon_threadsafe(_finish, waiting)
 
 

@@ -1,4 +1,4 @@
-"""Making ready what a device prepares for each size of step, before users wait for it."""
+"""Warm-up: has a device prepare the usual step sizes before users would wait for that."""
 
 from __future__ import annotations
 
@@ -25,16 +25,17 @@ from bitnet.core.hal import (
 from bitnet.core.support.log import logger
 
 PAUSE = 0.05
-"""Seconds between looks whether somebody waits. A command that asks at once is not delayed by what it may not need."""
+"""Seconds between checks for waiting requests. The first pause keeps a command's immediate request from being
+delayed."""
 FIRST_LENGTH, FIRST_CHUNK = 512, 16
-"""The least context, and the least part of a prompt beside decoding sequences, that are prepared."""
+"""The smallest context, and the smallest prompt chunk beside decoding sequences, that are prepared, in tokens."""
 PATIENCE, BESIDE = 10.0, 1.0
-"""Seconds that the warm-up waits for a moment without requests; then, seconds between two sizes beside requests."""
+"""Seconds to wait for a moment without requests; after that, seconds between two sizes prepared despite requests."""
 FILTERED = SamplingParams(temperature=1.0, top_p=0.9)
 
 
 def powers(first: int, most: int) -> Iterator[int]:
-    """Powers of two from ``first`` on, and ``most`` as the last."""
+    """Powers of two from ``first`` on that are below ``most``, then ``most`` itself."""
     while first < most:
         yield first
         first *= 2
@@ -42,10 +43,10 @@ def powers(first: int, most: int) -> Iterator[int]:
 
 
 def stand_ins(limits: Limits, kv: KVSpec, context: int, *, features: Collection[str] = ()) -> Iterator[Step]:
-    """A few large steps that can stand in for all others: they are not for running.
+    """A few large steps that stand in for all others. They are only prepared, never run.
 
-    As many tokens as there may be, of which all logits are wanted, or none; and decoding of as many sequences as there
-    may be. With penalties and with log-probabilities as well, where the device has the feature.
+    Prefill with the maximum number of tokens, with all logits wanted or none, and decode with the maximum number of
+    sequences. If the device has these features, also with penalties and with log-probabilities.
     """
     layout, most = StepLayout(limits), min(limits.max_seqs, kv.num_blocks, limits.max_tokens)
 
@@ -72,11 +73,11 @@ def stand_ins(limits: Limits, kv: KVSpec, context: int, *, features: Collection[
 def usual_steps(
     limits: Limits, kv: KVSpec, context: int, *, features: Collection[str] = (), lookup: bool = False
 ) -> Iterator[Step]:
-    """A step of each size that traffic brings, the most frequent first: they are not for running.
+    """A step of each usual size, the most frequent first. They are only prepared, never run.
 
-    Decoding, greedy and with filters; then the parts of one prompt; then parts beside decoding sequences, and several
-    prompts at once; then drafts, where there is ``lookup``. Decoding with penalties and with log-probabilities is the
-    last, where the device has the feature.
+    In order: decode, greedy and with filters; chunks of one prompt; chunks beside decoding sequences, and several
+    prompts at once; drafts, if ``lookup``; and, if the device has these features, decode with penalties and with
+    log-probabilities.
     """
     layout = StepLayout(limits)
     most = min(limits.max_seqs, kv.num_blocks)
@@ -84,7 +85,7 @@ def usual_steps(
     def part(
         i: int, count: int, length: int, sampling: SamplingParams = GREEDY, *, row: bool = True, slot: bool = False
     ) -> SequenceStep:
-        """A sequence's part: it shares all blocks with the others, but the one it writes last."""
+        """A sequence's part. All sequences share their blocks, except the block written last."""
         length = max(length, count)
         blocks = [0] * (-(-length // kv.block_size) - 1) + [kv.num_blocks - 1 - i]
         adjustment = Adjustment(i) if slot and i < limits.slots else None
@@ -123,20 +124,20 @@ def usual_steps(
 
 
 def prepare_stand_ins(executable: Preparing, steps: Iterator[Step], name: str) -> None:
-    """Prepare steps that stand in for others; on the device ``name``, for logs."""
+    """Prepare steps that stand in for others. ``name`` is the device's, for logs."""
     try:
         for step in steps:
             executable.prepare(step, stands_in=True)
-    except BitNetError as error:  # the first request that needs it is told
+    except BitNetError as error:  # the first request that needs it gets the error
         logger.debug("%s: it is not prepared for the largest steps: %s", name, error)
 
 
 class WarmUp:
-    """Prepares steps in a thread of its own while nobody waits for an answer, or slowly where somebody always does.
+    """Prepares steps in a thread of its own while no request runs, or slowly if requests never pause.
 
     Args:
-        busy: Whether somebody does.
-        name: The device's, for logs.
+        busy: Returns whether any request runs or waits.
+        name: The device's name, for logs.
     """
 
     def __init__(self, executable: Preparing, steps: Iterator[Step], busy: Callable[[], bool], name: str) -> None:
@@ -148,12 +149,12 @@ class WarmUp:
         self.thread.start()
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait until it ends; whether all steps are prepared then."""
+        """Wait until the warm-up ends; return whether all steps are prepared."""
         self._done.wait(timeout)
         return self.ready
 
     def close(self) -> None:
-        """Finish the step in hand and end. Closing twice is allowed."""
+        """Finish the current step and end. Closing twice is allowed."""
         self._closing.set()
         self.thread.join()
 
@@ -170,7 +171,7 @@ class WarmUp:
                     return
                 self._executable.prepare(step)
             self.ready = True
-        except BitNetError as error:  # the first request that needs it is told
+        except BitNetError as error:  # the first request that needs it gets the error
             logger.debug("%s: it is not prepared for all sizes of steps: %s", self._name, error)
         finally:
             self._done.set()

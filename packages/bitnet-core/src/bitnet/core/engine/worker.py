@@ -1,7 +1,7 @@
-"""Many callers, one queue, and one engine or several: a thread for each steps it while there is something to do.
+"""Connects many callers to one or more engines through a queue; each engine is stepped by a thread of its own.
 
-Steps run in threads of their own, not in a caller's, so that an interrupt (Ctrl-C) ends the caller's wait and
-never a step half-way, and so that callers in different threads share steps.
+Steps do not run in callers' threads, so that an interrupt (Ctrl-C) ends a caller's wait but never half a step, and so
+that callers in different threads share steps.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from bitnet.core.support.log import logger
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What there is to do now; blocks are those of all replicas that answer.
+    """The current load. Blocks are summed over all replicas that have not failed.
 
     Attributes:
         running: Requests that take part in steps.
-        waiting: Requests that wait for a place, and those preempted.
-        waiting_tokens: Prompt tokens of the waiting ones.
+        waiting: Requests that wait for a place, including preempted ones.
+        waiting_tokens: Prompt tokens of the waiting requests.
         kv_blocks: Blocks of the KV cache.
         kv_used: Blocks that requests hold.
-        kv_cached: Blocks that no request holds but whose content can be used again.
+        kv_cached: Blocks that no request holds but whose content can be reused.
         block_size: Positions in a block.
-        lost: Devices that have failed, and whose requests the others answer.
+        lost: Names of failed devices, whose requests moved to the others.
     """
 
     running: int
@@ -50,16 +50,16 @@ class Load:
 
 
 class Worker:
-    """Owns engines of the same model: nothing else may call them, but for their ``prepare`` methods.
+    """Owns engines of the same model. Others may call only the engines' ``prepare`` methods.
 
-    With one engine, each request goes to its queue at once. With several, a request waits here until one has a place,
-    and goes where the fewest tokens are left to compute: where its prefix is cached, or else where least waits. When a
-    device fails, the others answer its requests, from where they are.
+    With one engine, each request goes to its queue at once. With several, a request waits here until one has a place.
+    It goes where the fewest tokens must be computed first: where its prefix is cached, or where the load is lowest.
+    When a device fails, the others continue its requests from their current tokens.
 
     Args:
         engines: Replicas: the same model, limits and context.
-        max_queue: Requests that may wait besides those that run; None: any number.
-        max_queue_tokens: Prompt tokens that may wait; None: any number. One request may always wait.
+        max_queue: Maximum number of requests that wait while others run; None: no limit.
+        max_queue_tokens: Maximum number of waiting prompt tokens; None: no limit. One request may always wait.
     """
 
     def __init__(self, *engines: Engine, max_queue: int | None = None, max_queue_tokens: int | None = None) -> None:
@@ -67,7 +67,7 @@ class Worker:
             if most is not None and most < 0:
                 raise InvalidInputError(f"{name} is {most}; it must be an integer ≥ 0, or None.")
         self.engine = engines[0]
-        """Prepares sequences, for all the replicas."""
+        """Prepares sequences for all replicas."""
         self.replicas = tuple(Replica(engine) for engine in engines)
         self._max_queue, self._max_queue_tokens = max_queue, max_queue_tokens
         self._changed = threading.Condition()
@@ -81,20 +81,20 @@ class Worker:
         """Hand a prepared sequence to an engine.
 
         Raises:
-            QueueFullError: As many requests or prompt tokens wait as may.
+            QueueFullError: The queue has reached its limit of requests or prompt tokens.
             BitNetError: The worker is closed, its last engine failed, or the process with its threads was forked.
         """
         return self.submit_all([[sequence]])[0]
 
     def submit_all(self, prompts: Sequence[Sequence[TokenSequence]]) -> list[Ticket]:
-        """Hand several prompts' sequences over at the same time, so that they share steps from the first on.
+        """Submit the sequences of several prompts at the same time, so that they share steps from the first one on.
 
         Returns:
             A ticket for each sequence: those of the first prompt, then the next.
 
         Raises:
-            QueueFullError, BitNetError: As for :meth:`submit`. Either all are taken or none.
-            InvalidInputError: They are more than may ever run and wait.
+            QueueFullError, BitNetError: As for :meth:`submit`. Either all are accepted or none.
+            InvalidInputError: There are more than may ever run and wait at the same time.
         """
         self.check_here()
         groups = [self._group(sequences) for sequences in prompts]
@@ -109,7 +109,7 @@ class Worker:
         return tickets
 
     def load(self) -> Load:
-        """What there is to do now."""
+        """The current load."""
         with self._changed:
             waiting = self._waiting()
             running = len(self._tickets) - len(waiting)
@@ -138,7 +138,7 @@ class Worker:
         return [ticket.sequence for ticket in self._tickets.values() if ticket.sequence.table is None]
 
     def _check_room(self, prompts: Sequence[Sequence[TokenSequence]]) -> None:
-        """Raise QueueFullError where ``prompts`` are too many for the queue, InvalidInputError where they always would
+        """Raise QueueFullError if ``prompts`` are too many for the queue now, InvalidInputError if they always would
         be. A prompt's tokens count once.
         """
         if self._max_queue is not None:
@@ -151,14 +151,14 @@ class Worker:
                 )
             if len(self._tickets) + count > most:
                 raise QueueFullError(
-                    f"{len(self._tickets)} requests run or wait; {most} may.",
+                    f"the queue is full: {len(self._tickets)} requests run or wait, and the limit is {most}.",
                     hint="Ask again later, or raise max_queue.",
                 )
         if self._max_queue_tokens is not None and (waiting := self._waiting()):
             tokens = sum(len(s.tokens) for s in waiting)
             if tokens + sum(len(sequences[0].tokens) for sequences in prompts) > self._max_queue_tokens:
                 raise QueueFullError(
-                    f"{tokens} prompt tokens wait; {self._max_queue_tokens} may.",
+                    f"the queue is full: {tokens} prompt tokens wait, and the limit is {self._max_queue_tokens}.",
                     hint="Ask again later, or raise max_queue_tokens.",
                 )
 
@@ -166,7 +166,7 @@ class Worker:
         """Raise InvalidInputError in a fork of the process that owns the thread."""
         if self.elsewhere:
             raise InvalidInputError(
-                "the model was used before this process was forked.", hint="Load it, or use it first, after that."
+                "the model was used before this process was forked.", hint="Load the model in the new process."
             )
 
     def cancel(self, sequence: TokenSequence) -> None:
@@ -185,13 +185,13 @@ class Worker:
                     self._changed.notify_all()
 
     def end(self) -> BaseException:
-        """Why no more requests are taken; anew from where it came, as each ``raise`` adds its callers to an error."""
+        """A fresh copy of the error for which no more requests are accepted, as each ``raise`` extends a traceback."""
         assert self._end is not None
         return self._end.with_traceback(self._origin)
 
     @property
     def elsewhere(self) -> bool:
-        """Whether this is a fork of the process that has the threads. Locks that it held then are never free here."""
+        """Whether this is a fork of the process with the threads. Locks held at the fork are never released here."""
         return self._process is not None and os.getpid() != self._process
 
     @property
@@ -201,19 +201,19 @@ class Worker:
         return any(thread is replica.thread or replica.engine.works_in(thread) for replica in self.replicas)
 
     def close(self) -> None:
-        """Finish the steps that run and end every request with an error. Closing twice is allowed."""
+        """Finish the current steps and end every request with an error. Closing twice is allowed."""
         self._stop(InvalidInputError("the model is closed."))
         for replica in self.replicas:
-            # An interrupt may have come before it was started.
+            # An interrupt may have prevented its start.
             if replica.thread is not None and replica.thread.is_alive():
                 replica.thread.join()
-        with self._changed:  # the frames that its error came through hold this worker, and all that they hold with it
+        with self._changed:  # the error's traceback refers to this worker and to everything its frames hold
             self._origin = None
             if self._end is not None:
                 self._end.with_traceback(None)
 
     def _stop(self, why: BaseException) -> None:
-        """Take no more requests, and end those of the queue; each replica's thread ends its own."""
+        """Accept no more requests and end those in the queue; each replica's thread ends its own."""
         with self._changed:
             if self._end is None:
                 self._end, self._origin = why, why.__traceback__
@@ -223,12 +223,14 @@ class Worker:
         wake([ticket.put(None) for ticket in queued])
 
     def _group(self, sequences: Sequence[TokenSequence]) -> Group:
-        """One prompt's sequences; where there is a choice of replicas, with what tells which one has its prefix."""
+        """One prompt's sequences; if there are several replicas, with the digests that find its prefix in their
+        caches."""
         chain = prefix_digests(sequences[0].tokens, self.engine.kv.block_size) if len(self.replicas) > 1 else ()
         return Group(list(sequences), tuple(chain))
 
     def _dispatch(self) -> None:
-        """Send what waits to the replicas, in order of arrival, as long as one has a place. The lock is held."""
+        """Send waiting requests to the replicas in order of arrival while one has a place. The caller holds the
+        lock."""
         alive = self._alive()
         while self._queue:
             free = alive if len(alive) == 1 else [replica for replica in alive if not replica.full]
@@ -254,7 +256,7 @@ class Worker:
         except BaseException as error:
             if not self._passed_on(replica, error):
                 self._stop(error)
-        engine.interrupted = never  # or worker and engine would hold each other
+        engine.interrupted = never  # breaks the reference cycle of worker and engine
         engine.close()
         with self._changed:
             tickets = [self._tickets.pop(number) for number in replica.held]
@@ -262,7 +264,8 @@ class Worker:
         wake([ticket.put(None) for ticket in tickets])
 
     def _passed_on(self, replica: Replica, error: BaseException) -> bool:
-        """Whether the requests of a replica whose device failed are the others' now: ahead of what waits."""
+        """Move the requests of a failed replica to the others, ahead of waiting ones; return whether that was
+        possible."""
         with self._changed:
             replica.lost = isinstance(error, DeviceError)
             others = self._alive()
@@ -277,11 +280,11 @@ class Worker:
             self._dispatch()
         names = ", ".join(other.engine.device for other in others)
         count = sum(len(group.sequences) for group in groups)
-        logger.warning("A device was lost: %s Its %d requests are answered by %s.", error, count, names)
+        logger.warning("A device was lost: %s Its %d requests continue on %s.", error, count, names)
         return True
 
     def _take_in(self, replica: Replica) -> bool:
-        """Wait for something to do and bring in what callers asked for; False once closed."""
+        """Wait for work and pass callers' requests to the engine; False once closed."""
         engine = replica.engine
         with self._changed:
             while not (self._end or replica.added or replica.cancelled or engine.busy):

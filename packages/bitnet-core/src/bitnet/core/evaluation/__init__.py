@@ -1,1 +1,1 @@
-"""Evaluation: how fast a model is here, how well the demo model answers, and whether an answer can be repeated."""
+"""Evaluation: a model's speed on this machine, the demo model's accuracy, and whether an answer can be reproduced."""

@@ -1,6 +1,6 @@
 """Evaluation of the demo model on problems it was never trained on, on any device (``bitnet eval demo``).
 
-What it is asked is in :mod:`bitnet.core.evaluation.demo_problems`.
+The problems are defined in :mod:`bitnet.core.evaluation.demo_problems`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """How a category went. ``wrong`` holds questions and replies, the first few."""
+    """The result of a category. ``wrong`` holds the first few wrong replies with their questions."""
 
     category: Category
     count: int
@@ -32,7 +32,7 @@ class Result:
 
     @property
     def passed(self) -> bool | None:
-        """Whether the claim was reached; None where there is none."""
+        """Whether the claim was reached; None if there is no claim."""
         return None if self.category.claim is None else self.accuracy >= self.category.claim
 
     @property
@@ -79,7 +79,7 @@ class EvalReport:
         }
 
     def table(self) -> str:
-        """The report for people: one line a category; ``surely`` is the lower end of the 95 % confidence interval."""
+        """The report as text: one line per category; ``surely`` is the lower end of the 95 % confidence interval."""
         lines = [f"{'held-out problems':<32}{'n':>6}{'exact':>9}{'surely':>9}   claim"]
         for result in self.results:
             claim = "" if result.category.claim is None else f"≥ {result.category.claim:.0%} "
@@ -96,16 +96,16 @@ def run(
 
     Args:
         model: Any model with a chat template; the claims are about the demo model.
-        problems: Problems of each category; fewer where a category of refusals has fewer.
-        seed: Which problems are drawn.
-        progress: Called with problems done and in all.
+        problems: Number of problems per category; fewer for categories of refusals that have fewer.
+        seed: Seed for drawing the problems.
+        progress: Called with the problems done and the total.
 
     Raises:
-        InvalidInputError: The model has no chat template, or there are fewer different problems.
+        InvalidInputError: The model has no chat template, or a category has too few different problems.
         DeviceError: The device failed.
     """
     if model.chat_template is None:
-        raise InvalidInputError(f"{model.config.name} has no chat template, so it cannot be asked.")
+        raise InvalidInputError(f"{model.config.name} has no chat template, so it cannot answer questions.")
     sets = {}
     for category in CATEGORIES:
         most = problems if category.digits else category.most()
@@ -129,7 +129,7 @@ def run(
     return EvalReport(model.config.name, model.device.name, seed, tuple(results))
 
 
-_BATCH = 64  # problems handed over at a time: progress shows after each
+_BATCH = 64  # problems submitted at a time; progress is updated after each batch
 
 
 def _batches(asked: Sequence[Problem]) -> Iterator[Sequence[Problem]]:

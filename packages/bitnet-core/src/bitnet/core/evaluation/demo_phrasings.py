@@ -1,8 +1,8 @@
-"""The words of what the demo model is asked in its evaluation: templates, and what fills them."""
+"""Templates of the demo model's evaluation questions, and the words that fill them."""
 
 from __future__ import annotations
 
-# Phrasings that training uses too.
+# Phrasings that are also used in training.
 
 ADDITION = (
     "What is {a} + {b}?",
@@ -37,7 +37,7 @@ LOSS = (
 NAMES = ("Anna", "Ben", "Clara", "Leo", "Mia", "Nora", "Omar", "Tom")
 THINGS = ("apples", "books", "buttons", "coins", "marbles", "shells", "stamps", "stones")
 
-# Phrasings that are held out: no question of the training text contains one, with whatever numbers.
+# Held-out phrasings: no question in the training text contains one, with any numbers.
 
 UNSEEN_ADDITION = (
     "What would {a} plus {b} be?",
@@ -92,8 +92,8 @@ UNSEEN_SUBTRACTION = (
     "What's the answer to {a} − {b}",
 )
 
-# What the model cannot do, and is to say so. Slots: big, a number of five to nine digits; small, of one to four;
-# decimal; two, from 13 to 99; three, of three digits; odd, a prime; power, from 4 to 9.
+# Problems that the model cannot solve and should refuse. Slots: big, a number of five to nine digits; small, of one to
+# four; decimal; two, from 13 to 99; three, of three digits; odd, a prime; power, from 4 to 9.
 
 BEYOND_ARITHMETIC = (
     "What is {big} + {small}?",

@@ -1,8 +1,8 @@
-"""What the demo model is asked in its evaluation, and never in its training.
+"""Evaluation problems of the demo model that are held out of its training.
 
-The demo model is trained by ``tools/demo_model`` on generated text. What may not be in that text is decided here, and
-the generator imports it: no sum and no difference of a held-out pair of numbers (:func:`held_out`), no question that
-contains a held-out phrasing (:func:`is_unseen`), and nothing about the people, countries and subjects of refusals.
+The demo model is trained by ``tools/demo_model`` on generated text. This module, which the generator imports, defines
+what that text must not contain: sums and differences of held-out pairs of numbers (:func:`held_out`), questions with a
+held-out phrasing (:func:`is_unseen`), and anything about the people, countries and subjects of refusals.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ from bitnet.core.evaluation.demo_phrasings import (
 
 HELD_OUT_PART = 5
 """One pair in this many is held out."""
-_SALT = "bitnet-demo-4"  # with which 17 and 25, whose sum the README asks for, are held out
+_SALT = "bitnet-demo-4"  # chosen so that 17 and 25, whose sum the README asks for, are held out
 
 
 @lru_cache(maxsize=1 << 20)
 def held_out(a: int, b: int) -> bool:
-    """Whether the sum and the differences of two numbers are kept out of the training data.
+    """Whether the sum and the differences of two numbers are held out of the training data.
 
-    One in :data:`HELD_OUT_PART` unordered pairs of numbers of two or more digits is, chosen by a hash.
+    A hash selects one in :data:`HELD_OUT_PART` unordered pairs of numbers with two or more digits.
     """
     low, high = min(a, b), max(a, b)
     if low < 10:
@@ -51,7 +51,7 @@ def held_out(a: int, b: int) -> bool:
 
 
 def frame(question: str) -> str:
-    """A question without what varies: its numbers (also the slots of a template), capitals, spaces, punctuation."""
+    """A question without numbers (or template slots), capitals, spaces and punctuation."""
     text = re.sub(r"\{\w+\}|\d[\d,.]*(?<![,.])", "#", question.lower().replace("−", "-"))
     return " ".join(re.findall(r"[a-z#]+|[-+*/^%=]", text))
 
@@ -66,7 +66,7 @@ def is_unseen(question: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """A question with one right number; or with none, where the right answer is that the model cannot tell."""
+    """A question whose right answer is a number, or None if the model should refuse."""
 
     question: str
     answer: int | None
@@ -77,13 +77,13 @@ class Problem:
 
 
 def number_in(reply: str) -> int | None:
-    """The number a reply gives: the last one in it. None where there is none."""
+    """The number that a reply gives, which is the last one in it; None if there is none."""
     numbers = re.findall(r"-?\d+", reply)
     return int(numbers[-1]) if numbers else None
 
 
 def refuses(reply: str) -> bool:
-    """Whether a reply says that the model cannot do it or does not know it, and gives no result besides."""
+    """Whether a reply says that the model cannot solve the problem or does not know, and gives no result."""
     said = r"\bI (can only|cannot|do not (know|speak)|am not sure)\b|\btoo difficult for me\b"
     return re.search(said, reply) is not None and "=" not in reply
 
@@ -93,9 +93,9 @@ class Category:
     """A kind of problem.
 
     Attributes:
-        digits: Digits of both numbers; 0 where the problems are to be refused.
-        forms: Templates of questions, each with the sign of its second number (0: to be refused).
-        claim: Fraction of right answers the model is claimed to reach, or None where nothing is claimed.
+        digits: Digits of both numbers; 0 if the problems should be refused.
+        forms: Question templates, each with the sign of its second number (0: to be refused).
+        claim: Claimed fraction of right answers; None if nothing is claimed.
     """
 
     name: str
@@ -104,7 +104,7 @@ class Category:
     claim: float | None
 
     def most(self) -> int:
-        """The most problems that are drawn of it: at most half of those there are, so that drawing is fast."""
+        """Maximum number of problems to draw: half of all there are, so that drawing is fast."""
         if self.digits:
             numbers: int = 9 * 10 ** (self.digits - 1)
             return numbers * numbers // HELD_OUT_PART * len(self.forms) // 2
@@ -131,10 +131,10 @@ CATEGORIES = (
 
 
 def draw_problems(category: Category, count: int, seed: int) -> list[Problem]:
-    """``count`` different held-out problems; the same for the same seed, on any machine.
+    """Draw ``count`` different held-out problems; the same seed gives the same problems on any machine.
 
-    Pairs are drawn uniformly, in either order, so that about half of the differences are negative (those of things
-    that are given away are not).
+    Pairs are drawn uniformly, in either order, so about half of the differences are negative (except in word problems
+    about losing things).
 
     Raises:
         InvalidInputError: There are fewer than ``count`` such problems.
@@ -151,7 +151,7 @@ def draw_problems(category: Category, count: int, seed: int) -> list[Problem]:
 
 
 def _drawn(category: Category, rng: random.Random) -> Iterator[Problem]:
-    """A problem, or none where the pair drawn is not held out."""
+    """Yield a problem, or nothing if the pair drawn is not held out."""
     if not category.digits:
         template, _ = rng.choice(category.forms)
         yield Problem(re.sub(r"\{(\w+)\}", lambda slot: _SLOTS[slot[1]][0](rng), template), None)
@@ -188,7 +188,7 @@ _SLOTS: dict[str, tuple[Callable[[random.Random], str], int]] = {
     "subject": _one(SUBJECTS),
     "task": _one(TASKS),
 }
-"""What fills the slots of problems to be refused, and in how many ways."""
+"""Functions that fill the slots of problems to be refused, each with its number of possibilities."""
 
 
 def _variety(template: str) -> int:

@@ -1,4 +1,4 @@
-"""Running the generation of a receipt again."""
+"""Reruns the generation recorded in a receipt."""
 
 from __future__ import annotations
 
@@ -23,26 +23,26 @@ if TYPE_CHECKING:
 def rerun(
     receipt: Any, prompt: Any, *, model: str | Path, device: str | None = None, strict: bool | None = None
 ) -> DeviceInfo:
-    """Generate again what a receipt is of, with its model, options and seed, and compare the tokens.
+    """Repeat the generation of a receipt, with its model, options and seed, and compare the tokens.
 
-    The receipt is verified first, with this prompt and model. A CPU level gives the same tokens each time; so does a
-    GPU of the same kind with the same driver, on its own. Another kind may choose another token where two are about
-    as likely. How fast it was is not compared.
+    The receipt is first verified with this prompt and model. A CPU level always gives the same tokens; so does a GPU of
+    the same kind with the same driver and no other load. Another kind of device may choose a different token if two are
+    about equally likely. Speeds are not compared.
 
     Args:
-        receipt: As :func:`bitnet.core.receipts.load` gives it.
-        prompt: What was asked, as ``generate`` (text, token ids) or ``chat`` (messages) took it; the receipt has only
-            its hash.
+        receipt: As returned by :func:`bitnet.core.receipts.load`.
+        prompt: The prompt, as passed to ``generate`` (text, token ids) or ``chat`` (messages); the receipt has only its
+            hash.
         model: The model file.
-        device: Where to run it; None: on the same CPU level, or the same GPU backend.
+        device: The device to run on; None: the same CPU level or GPU backend.
         strict: As for :func:`~bitnet.core.select_device`.
 
     Returns:
-        The device that it ran on.
+        The device used.
 
     Raises:
-        ReceiptError: The receipt does not hold, or the tokens differ; the message has the first difference.
-        DeviceUnavailableError: That device is not here. Nothing else takes its place.
+        ReceiptError: The receipt does not hold, or the tokens differ; the message names the first difference.
+        DeviceUnavailableError: That device is not available. No other device takes its place.
         InvalidInputError: The prompt is not the whole conversation.
         ModelFileError, DeviceError: As for ``load_model``.
     """
@@ -50,10 +50,10 @@ def rerun(
     messages = receipt["request"]["messages"]
     if messages is not None and isinstance(prompt, str):
         if len(messages) > 1 or messages[0]["role"] != "user":
-            raise InvalidInputError(f"the conversation has {len(messages)} messages, and only the last is given.")
+            raise InvalidInputError(f"the conversation has {len(messages)} messages, but only the last one is given.")
         prompt = [{"role": "user", "content": prompt}]
     if not (most := receipt["performance_baseline"]["tokens_generated"]):
-        raise InvalidInputError("there is nothing to run again: no token was generated.")
+        raise InvalidInputError("there is nothing to rerun: no token was generated.")
 
     backend = receipt["backend"]
     wanted = device or (receipt["compute_path"] if backend == "cpu" else backend)
@@ -61,14 +61,14 @@ def rerun(
 
     def check(info: DeviceInfo) -> None:
         if selection.fake and info.backend != "cpu":
-            raise InvalidInputError(f"{info.name} is pretended by BITNET_GPU_FAKE.", hint="Run again without it.")
+            raise InvalidInputError(f"{info.name} is faked by BITNET_GPU_FAKE.", hint="Unset it and run again.")
         if device is None and info.backend != backend:
             raise DeviceUnavailableError(
                 f"the receipt was made on {receipt['compute_path']}, and no {backend} device can be used here.",
-                hint="Another kind of device may choose other tokens; --device names one to run it on all the same.",
+                hint="Another kind of device may choose other tokens; to run on one anyway, name it with --device.",
             )
 
-    check(selection.info)  # before anything is opened in its place
+    check(selection.info)  # before another device is opened in its place
     with closing(selection.open()) as opened:
         check(opened.info)
         options: Any = asdict(replace(options_of(receipt), max_tokens=most))
@@ -78,14 +78,14 @@ def rerun(
             ) as loaded:
                 done = (loaded.chat if is_conversation(prompt) else loaded.generate)(prompt, **options)
         except InvalidInputError as error:
-            raise ReceiptError(f"The receipt does not hold: it cannot be run again, as {error.message}") from error
+            raise ReceiptError(f"The receipt does not hold: it cannot be rerun, as {error.message}") from error
     if difference := _difference(receipt, done):
         made_on, found = receipt["environment"]["device"]["description"], opened.info.description
         here = f"run again on {opened.info.name}"
         hint = None
         if receipt["compute_path"] != opened.info.name or (backend != "cpu" and made_on != found):
             here += f" ({brief(found)}; it was made on {receipt['compute_path']}, {brief(made_on)})"
-            hint = "Another kind of device may choose another token where two are about as likely."
+            hint = "Another kind of device may choose a different token if two are about equally likely."
         raise ReceiptError(f"The receipt does not hold: {here}, {difference}.", hint=hint)
     return opened.info
 
@@ -97,7 +97,7 @@ def _has_text(prompt: Prompt) -> bool:
 def _difference(receipt: Mapping[str, Any], done: Completion) -> str | None:
     answer = receipt["answer"]
     if receipt["request"]["tokens_sha256"] != tokens_sha256(done.prompt_tokens):
-        return "the prompt has other tokens (some chat templates write the date into it)"
+        return "the prompt has different tokens (some chat templates insert the date)"
     if found := first_difference(answer["tokens"], done.tokens):
         return found
     if (answer["finish_reason"] == "stop") != (done.finish_reason == "stop"):
@@ -106,7 +106,8 @@ def _difference(receipt: Mapping[str, Any], done: Completion) -> str | None:
 
 
 def first_difference(told: Sequence[int], found: Sequence[int]) -> str | None:
-    """The first difference between a receipt's tokens and those found, in words; None where there is none."""
+    """A description of the first difference between a receipt's tokens and those generated now; None if there is
+    none."""
     for i, (one, other) in enumerate(zip(told, found, strict=False)):
         if one != other:
             return f"token {i + 1} of {len(told)} is {other}, not {one}"

@@ -1,4 +1,4 @@
-"""Ternary block formats: each block holds codes (weight + 1) and the f16 number that a weight of +1 stands for.
+"""Ternary block formats: each block holds codes (weight + 1) and an f16 scale, the value of a weight of +1.
 
 Layouts and their sources are in ``docs/formats.md``: TQ1_0, TQ2_0 and Q2_0 are llama.cpp's (``ggml-common.h``,
 ``ggml-quants.c``), Q2_0 in groups of 128, PQ2_0 and PTQ1_0 are those of PrismML's fork, STQ1_0 is Tencent's
@@ -18,7 +18,7 @@ from bitnet.core.gguf.types import BLOCKS, GGMLType
 
 Bytes: TypeAlias = npt.NDArray[np.uint8]
 Digits: TypeAlias = tuple[tuple[int, int], ...]
-"""Bytes of base-3 digits, in stages: how many bytes, and how many digits in each."""
+"""Layout of base-3 digits: stages of (number of bytes, digits per byte)."""
 
 TQ1_DIGITS: Digits = ((32, 5), (16, 5), (4, 4))
 SHIFTS = np.array([0, 2, 4, 6], np.uint8)
@@ -26,12 +26,12 @@ PTQ1_DIGITS: Digits = ((16, 5), (8, 5), (2, 4))
 
 
 class BlockFormat(NamedTuple):
-    """How the codes of a type lie in a block.
+    """How a type stores its codes in a block.
 
     Attributes:
-        scale_at: Byte of the f16 scale; the codes are the other bytes.
-        unpack: The codes ``uint8[blocks, elements]`` in those bytes, ``uint8[blocks, bytes]``.
-        pack: The reverse; a ValueError says why these codes cannot be held.
+        scale_at: Byte offset of the f16 scale; the other bytes hold the codes.
+        unpack: Unpacks these bytes, ``uint8[blocks, bytes]``, into codes ``uint8[blocks, elements]``.
+        pack: The reverse; raises ValueError if the type cannot hold the codes.
     """
 
     scale_at: int
@@ -57,9 +57,9 @@ def encode_blocks(dtype: GGMLType, codes: Bytes, scales: npt.NDArray[np.float16]
     """Blocks ``uint8[blocks, bytes]`` of codes ``uint8[blocks, elements]`` in {0, 1, 2} and scales ``f16[blocks]``.
 
     Raises:
-        ValueError: The type cannot hold these codes; says why.
+        ValueError: The type cannot hold these codes; the message says why.
     """
-    if dtype is GGMLType.STQ1_0:  # only a scale of 0 makes a block of zeros
+    if dtype is GGMLType.STQ1_0:  # it can express a block of zeros only by a scale of 0
         empty = (codes == 1).all(axis=1)
         codes, scales = codes.copy(), np.where(empty, np.float16(0), scales)
         codes[empty] = _unpack_sparse(np.zeros((1, 40), np.uint8))
@@ -70,7 +70,7 @@ def encode_blocks(dtype: GGMLType, codes: Bytes, scales: npt.NDArray[np.float16]
 def _unpack_neighbours(packed: Bytes) -> Bytes:
     """Four neighbouring codes in a byte, the first in its lowest bits."""
     codes = np.empty((*packed.shape, 4), np.uint8)
-    for i, shift in enumerate(SHIFTS):  # four long loops; broadcasting would make many loops of four
+    for i, shift in enumerate(SHIFTS):  # four long loops; broadcasting would do many loops of length four
         np.right_shift(packed, shift, out=codes[..., i])
     codes &= 3
     return codes.reshape(len(packed), -1)
@@ -102,7 +102,7 @@ def _join(codes: Bytes, axis: int) -> Bytes:
 def _unpack_digits(stages: Digits, packed: Bytes) -> Bytes:
     """Base-3 digits: a stage of ``b`` bytes holds code ``n b + m`` as digit ``n`` of byte ``m``.
 
-    A byte is a fraction of 256: times 3^n, modulo 256, its top digit is digit n.
+    Read as a fraction of 256, a byte times 3^n, modulo 256, has digit n as its top digit.
     """
     parts, begin = [], 0
     for size, count in stages:
@@ -125,10 +125,10 @@ def _pack_digits(stages: Digits, codes: Bytes) -> Bytes:
 
 
 def _sparse_patterns() -> Bytes:
-    """``uint8[32, 4]``: the codes of four weights, of which one is zero, by the number that stands for them.
+    """``uint8[32, 4]``: the codes of four weights, exactly one of them zero, for each of the 32 pattern numbers.
 
-    Bits 3-2 say which weight is zero. The first of the other three is +1; bits 0 and 1 make the second and third -1.
-    Bit 4 changes every sign.
+    Bits 3-2 say which weight is zero. The first of the other three is +1; bits 0 and 1 negate the second and third. Bit
+    4 negates all.
     """
     patterns = np.empty((32, 4), np.uint8)
     for number in range(32):
@@ -157,7 +157,7 @@ def _unpack_sparse(packed: Bytes) -> Bytes:
 def _pack_sparse(codes: Bytes) -> Bytes:
     numbers = _NUMBERS[_join(codes.reshape(-1, 4, 4, 16), 2)].reshape(len(codes), 64)
     if (numbers == 255).any():
-        raise ValueError("STQ1_0 holds exactly one zero in each four weights m, m+16, m+32 and m+48 of a row")
+        raise ValueError("STQ1_0 needs exactly one zero among the weights m, m+16, m+32 and m+48 of each 64")
     halves = (numbers & np.uint8(15)).reshape(len(codes), 32, 2)
     signs = np.packbits(numbers >> np.uint8(4), axis=1, bitorder="little")
     return np.concatenate([halves[..., 0] | halves[..., 1] << 4, signs], axis=1)
@@ -175,4 +175,4 @@ FORMATS: Mapping[GGMLType, BlockFormat] = {
 }
 """Every type with a scale in each block."""
 TWO_BITS = frozenset(t for t, form in FORMATS.items() if form.unpack in (_unpack_neighbours, _unpack_quarters))
-"""Types with codes of two bits, which may be 3: a weight of 2."""
+"""Types with two-bit codes, which can hold the code 3 (a weight of 2)."""

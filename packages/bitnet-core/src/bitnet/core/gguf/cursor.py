@@ -1,4 +1,4 @@
-"""Reading the values of a GGUF file one after another, with every count held against the bytes that are left."""
+"""Reads the values of a GGUF file in sequence, and checks every count against the bytes left."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from bitnet.core.gguf.types import SCALARS, MetadataValue, ValueType
 MAX_KEY = 65_535
 """Maximum bytes of a metadata key or tensor name, by the specification."""
 MAX_NESTING = 4
-"""Maximum depth of arrays in arrays; no known writer nests at all."""
+"""Maximum depth of nested arrays; no known writer nests arrays at all."""
 MAX_NESTED = 1 << 16
-"""Maximum arrays in arrays in a file: each takes 12 bytes of it, but half a kilobyte and ten microseconds here."""
+"""Maximum nested arrays in a file: each takes 12 bytes of the file, but half a kilobyte and ten microseconds here."""
 PIECE = 1 << 18
-"""Bytes of an array of strings that are read together; an array of the cache's size, not of the file's."""
+"""Bytes of a string array that are read together, so that temporaries fit the CPU's cache."""
 MAX_ODD = 1000
-"""Strings read one by one where fewer short ones were found: looking again for those costs as much as some hundred.
-Each time in a row that it finds few, twice as many are read before the next."""
+"""Strings to read one by one after fewer short ones than this were found: the search costs as much as reading about a
+hundred. Each further time in a row that few are found, twice as many are read before the next search."""
 
 _U32 = struct.Struct("<I")
 _U64 = struct.Struct("<Q")
 
 
 class Cursor:
-    """Reads values one after another and never past the end."""
+    """Reads values in sequence, never past the end."""
 
     def __init__(self, path: Path, data: mmap.mmap) -> None:
         self.path = path
@@ -62,11 +62,11 @@ class Cursor:
         return int(_U64.unpack_from(self.data, self.take(8, field))[0])
 
     def count(self, field: str, smallest: int) -> int:
-        """A u64 count of things of at least ``smallest`` bytes each, which must fit into the rest of the file."""
+        """A u64 count of items of at least ``smallest`` bytes each, which must fit into the rest of the file."""
         begin = self.at
         count = self.u64(field)
         if count * smallest > self.end - self.at:
-            self.fail(field, begin, f"{count} cannot be: only {self.end - self.at} bytes are left in the file.")
+            self.fail(field, begin, f"{count} is impossible: only {self.end - self.at} bytes are left in the file.")
         return count
 
     def string(self, field: str) -> str:
@@ -91,7 +91,7 @@ class Cursor:
         try:
             return ValueType(number)
         except ValueError:
-            self.fail(field, begin, f"{number} is no metadata value type.")
+            self.fail(field, begin, f"{number} is not a metadata value type.")
 
     def value(self, kind: ValueType, field: str, depth: int = 0) -> MetadataValue:
         if kind is ValueType.STRING:
@@ -111,7 +111,7 @@ class Cursor:
         if kind is ValueType.ARRAY:
             self.nested += count
             if self.nested > MAX_NESTED:
-                self.fail(field, self.at, f"there are {self.nested} arrays in arrays; {MAX_NESTED} are the most.")
+                self.fail(field, self.at, f"there are {self.nested} nested arrays; the limit is {MAX_NESTED}.")
             return [self._array(f"{field}[{i}]", depth + 1) for i in range(count)]
         return self._numbers(kind, count, field)
 
@@ -139,10 +139,10 @@ class Cursor:
         return out
 
     def _short_strings(self, most: int) -> list[str]:
-        """Strings from here on, as many as lie in a piece of the file and need no care: none where the first does.
+        """Consecutive short strings from here on, within one piece of the file. Empty if the first one is not simple.
 
-        Where lengths are below 256, every place that can be one is found at once, and they are right as far as each
-        leads to the next.
+        All places that look like a length below 256 are found at once; they are valid as long as each leads to the
+        next.
         """
         raw = self.data[self.at : min(self.at + PIECE, self.end)]
         if len(raw) < 8:
@@ -158,20 +158,20 @@ class Cursor:
         size = int(ends[len(heads) - 1])
         text = np.frombuffer(raw, np.uint8, size).copy()
         kept = np.ones(size, np.bool_)
-        for i in range(1, 8):  # of each length a NUL stays, between the strings
+        for i in range(1, 8):  # of each length field one NUL remains, as separator
             kept[heads + i] = False
         text[heads] = 0
         try:
             found: list[str] = text[kept].tobytes().decode().split("\0")[1:]
         except UnicodeDecodeError:
             return []
-        if len(found) != len(heads):  # there are NULs in them
+        if len(found) != len(heads):  # some strings contain NULs
             return []
         self.at += size
         return found
 
     def _any_strings(self, count: int, field: str, index: int) -> list[str]:
-        """``count`` strings, the first of them number ``index``: one by one, and errors are sorted out after it."""
+        """Read ``count`` strings one by one, the first of them number ``index``; errors are examined afterwards."""
         data, at, end, unpack = self.data, self.at, self.end, _U64.unpack_from
         out: list[str] = []
         append = out.append

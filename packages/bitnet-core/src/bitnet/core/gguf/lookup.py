@@ -1,9 +1,10 @@
-"""TL1 and TL2, the packings of bitnet.cpp's look-up kernels (ARM and x86), decoded.
+"""Decodes TL1 and TL2, the packings of bitnet.cpp's look-up kernels for ARM and x86.
 
-TL1 packs two neighbouring weights into a number from 0 to 8 in 4 bits. TL2 packs three into one from -13 to 13, its
-magnitude in 4 bits and its sign apart. They are ordered by tiles, whose sizes are compiled into the kernels and are in
-no file. Known are those that bitnet.cpp's ``setup_env.py`` names for the models that its converter takes. Layouts:
-``utils/convert-hf-to-gguf-bitnet.py`` of https://github.com/microsoft/BitNet; ``docs/formats.md`` writes them out.
+TL1 packs two neighbouring weights into a number from 0 to 8 in 4 bits. TL2 packs three into a number from -13 to 13,
+with its magnitude in 4 bits and its sign stored separately. The numbers are ordered by tiles, whose sizes are compiled
+into the kernels and not stored in files. Supported are the sizes in bitnet.cpp's ``setup_env.py`` for the models that
+its converter accepts. Layouts: ``utils/convert-hf-to-gguf-bitnet.py`` of https://github.com/microsoft/BitNet;
+``docs/formats.md`` writes them out.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ Bytes: TypeAlias = npt.NDArray[np.uint8]
 
 
 class Tile(NamedTuple):
-    """A tile of ``rows`` and ``columns``, in which ``lanes`` rows are computed together."""
+    """A tile of ``rows`` × ``columns``, in which ``lanes`` rows are computed together."""
 
     rows: int
     columns: int
@@ -39,7 +40,7 @@ TL1_TILES: Mapping[tuple[int, int], Tile] = {
     (1024, 4096): Tile(256, 128, 32),
     (4096, 4096): Tile(128, 64, 64),
 }
-"""By rows and columns: bitnet_b1_58-3B and -large, Llama3-8B-1.58."""
+"""Tiles by (rows, columns) of a matrix, for bitnet_b1_58-3B and -large and Llama3-8B-1.58."""
 TL2_TILES: Mapping[tuple[int, int], Tile] = {
     (3200, 8640): Tile(160, 96, 32),
     (3200, 3200): Tile(320, 96, 32),
@@ -56,11 +57,11 @@ _LANES = 32
 """Rows computed together by every TL2 kernel; its lanes of eight are in the order 0, 2, 1, 3."""
 _TWO = np.array([(v // 3, v % 3) for v in range(9)], np.uint8)
 _THREE = np.array([(v // 9, v // 3 % 3, v % 3) for v in range(27)], np.uint8)
-"""Codes (weight + 1) by number: 3 and 9 are the places of the first weights."""
+"""Codes (weight + 1) for each number; the first weight is the most significant base-3 digit."""
 
 
 def check_tiles(dtype: GGMLType, shape: tuple[int, int]) -> None:
-    """Whether the tiles of a matrix of this shape are known.
+    """Check that the tile sizes for a matrix of this shape are known.
 
     Raises:
         ValueError: They are not.
@@ -73,10 +74,10 @@ def check_tiles(dtype: GGMLType, shape: tuple[int, int]) -> None:
 
 
 def lookup_rows(dtype: GGMLType, shape: tuple[int, int], data: Bytes) -> Iterator[Bytes]:
-    """Codes (weight + 1) ``uint8[rows, K]`` of one row of tiles after another.
+    """Yield codes (weight + 1) ``uint8[rows, K]`` for one row of tiles after another.
 
     Raises:
-        ValueError: A number stands for no weights, or a zero has a sign.
+        ValueError: A number is out of range, or a zero has a sign.
     """
     n, k = shape
     if dtype is GGMLType.TL1:
@@ -101,7 +102,8 @@ def _part(data: Bytes, index: int, count: int) -> Bytes:
 
 
 def _tl1(data: Bytes, k: int, tile: Tile) -> Bytes:
-    """A row of tiles: each tile is divided by ``lanes`` rows, then ``256 / lanes`` columns, 16 rows, and 4 columns."""
+    """A row of tiles. Each tile is divided into ``lanes`` rows, then ``256 / lanes`` columns, 16 rows, and 4
+    columns."""
     columns = 256 // tile.lanes
     halves = np.stack([data >> np.uint8(4), data & np.uint8(15)], axis=-1).reshape(
         k // tile.columns, tile.rows // tile.lanes, tile.columns // columns, tile.lanes // 16, columns // 4, 16, 2
@@ -123,9 +125,9 @@ def _pairs(data: Bytes, k: int, rows: int) -> Bytes:
 def _threes(data: Bytes, signs: Bytes, k: int, tile: Tile) -> Bytes:
     numbers = _halves(data, (k // tile.columns, tile.rows // _LANES, tile.columns // 6))
     if numbers.max() > 13:
-        raise ValueError(f"it holds the number {numbers.max()}, which stands for no three weights")
-    # A word of 16 bits has the signs of eight neighbouring numbers of rows m and m + 16, m = 0 … 15. From its highest
-    # bit on they are of the first number of row m, the first of row m + 16, the second of row m, …
+        raise ValueError(f"it holds the number {numbers.max()}, which does not encode three weights")
+    # A 16-bit word holds the signs of eight neighbouring numbers of rows m and m + 16, m = 0 … 15. From the highest bit
+    # down: the first number of row m, the first of row m + 16, the second of row m, …
     words = (
         np.ascontiguousarray(signs)
         .view("<u2")
@@ -140,8 +142,8 @@ def _threes(data: Bytes, signs: Bytes, k: int, tile: Tile) -> Bytes:
 
 
 def _named(table: Bytes, numbers: Bytes) -> Bytes:
-    """The codes that numbers stand for."""
+    """The codes encoded by ``numbers``."""
     if numbers.max() >= len(table):
-        raise ValueError(f"it holds the number {numbers.max()}, which stands for no weights")
+        raise ValueError(f"it holds the number {numbers.max()}, which does not encode weights")
     codes: Bytes = table[numbers]
     return codes.reshape(len(numbers), -1)

@@ -1,6 +1,6 @@
-"""Decoding the block formats of ggml into float32.
+"""Decodes the block formats of ggml into float32.
 
-Each decoder takes whole blocks, ``uint8[blocks, bytes]``, and gives ``float32[blocks, elements]``. Layouts:
+Each decoder takes whole blocks, ``uint8[blocks, bytes]``, and returns ``float32[blocks, elements]``. Layouts:
 ``ggml-quants.c`` and ``ggml-common.h`` of llama.cpp; every decoder is tested against the ``gguf`` package's.
 """
 
@@ -19,16 +19,16 @@ Bytes = npt.NDArray[np.uint8]
 Floats = npt.NDArray[np.float32]
 
 CHUNK = 1 << 20
-"""Elements decoded at a time, so that temporaries stay small beside the tensor."""
+"""Elements decoded at a time, to keep temporaries small compared to the tensor."""
 
 
 def decode(
     dtype: GGMLType, data: Bytes, out: npt.NDArray[np.float32] | npt.NDArray[np.float16], factor: float = 1.0
 ) -> None:
-    """Decode a whole tensor's bytes, times ``factor``, into ``out``, a C-contiguous array of its shape, by chunks.
+    """Decode a tensor's bytes, times ``factor``, into ``out``, a C-contiguous array of its shape, in chunks.
 
     Raises:
-        ValueError: A value is not finite, or too large for float16 where ``out`` has that type.
+        ValueError: A value is not finite, or too large for ``out``'s type.
     """
     elements, size = BLOCKS[dtype]
     decoder = DECODERS[dtype]
@@ -57,7 +57,7 @@ def _nibbles(data: Bytes) -> Bytes:
 
 
 def _scaled(weights: npt.NDArray[Any], scales: Floats) -> Floats:
-    """Integers times the scale of their group, the last axis."""
+    """Integers times the scale of their group, which is the last axis."""
     scaled: Floats = weights * scales[..., None]
     return scaled
 

@@ -1,7 +1,7 @@
 """A bounded, memory-mapped reader of GGUF version 2 and 3.
 
-Nothing in the file is trusted: every count is checked against the bytes that are left before anything is allocated, and
-every violation is one :class:`~bitnet.core.errors.ModelFileError` with the file, the field and its offset.
+The file is not trusted: every count is checked against the bytes left before anything is allocated, and every violation
+is a :class:`~bitnet.core.errors.ModelFileError` with the file, the field and its offset.
 """
 
 from __future__ import annotations
@@ -29,22 +29,22 @@ from bitnet.core.gguf.types import (
 from bitnet.core.support.mapped import MappedFile
 
 MAX_ENTRIES = 1 << 16
-"""Maximum metadata keys, and tensors: each takes 15 bytes of the file, but several microseconds and half a kilobyte
-here. Models have some dozens of keys and some hundreds of tensors."""
+"""Maximum metadata keys, and maximum tensors: each takes at least 15 bytes of the file, but several microseconds and
+half a kilobyte here. Models have dozens of keys and hundreds of tensors."""
 SHARED = (GGMLType.Q2_0, GGMLType.Q2_0_G128, GGMLType.STQ1_0)
-"""Types that files have under the number 42."""
+"""Types that share the number 42 in files."""
 MIN_METADATA_ENTRY = 8 + 1 + 4 + 1
 MIN_TENSOR_ENTRY = 8 + 1 + 4 + 4 + 8
 
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
-    """Where a tensor is and what it holds.
+    """The location, shape and type of a tensor.
 
     Attributes:
-        shape: Rows first, as numpy has it (the file stores it the other way round).
+        shape: Rows first, as in numpy (files store the reverse).
         offset: Byte offset of the data in the file.
-        nbytes: Bytes of data, without the padding after it.
+        nbytes: Bytes of data, without padding.
         entry: Byte offset in the file of the entry that describes the tensor.
     """
 
@@ -66,11 +66,11 @@ class GGUFFile:
         path: The file.
         size: Its size in bytes.
         version: 2 or 3.
-        metadata: Every key with its value.
+        metadata: All keys with their values.
         tensors: Every tensor by name, in file order.
 
     Raises:
-        ModelFileError: The file cannot be opened, or something in it is not what the format asks for.
+        ModelFileError: The file cannot be opened, or violates the format.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -79,7 +79,7 @@ class GGUFFile:
         self.size = self._file.size
         try:
             self._read()
-        finally:  # where the file has changed meanwhile, that is the error
+        finally:  # if the file has changed meanwhile, report that instead
             self._file.check()
 
     def _read(self) -> None:
@@ -97,14 +97,14 @@ class GGUFFile:
         self.tensors: Mapping[str, TensorInfo] = self._place(cursor, entries, start, alignment)
 
     def typed_metadata(self) -> dict[str, MetadataValue]:
-        """Every key with its value, numbers as numpy's scalars of the types that they have in the file."""
+        """All keys with their values; numbers are numpy scalars of the types they have in the file."""
         return {
             key: SCALARS[kind].type(value) if (kind := self._kinds[key]) in SCALARS else value
             for key, value in self.metadata.items()
         }
 
     def data(self, tensor: TensorInfo) -> npt.NDArray[np.uint8]:
-        """The tensor's bytes, ``uint8[nbytes]``, read-only and mapped: nothing is copied."""
+        """The tensor's bytes, ``uint8[nbytes]``, as a read-only view of the mapping."""
         return self._file.bytes(tensor.offset, tensor.nbytes)
 
     def release(self, tensor: TensorInfo) -> None:
@@ -113,7 +113,7 @@ class GGUFFile:
 
     @property
     def lost(self) -> bool:
-        """Whether reads have met lost pages."""
+        """Whether reads have hit missing pages."""
         return self._file.lost
 
     def check(self) -> None:
@@ -126,17 +126,17 @@ class GGUFFile:
 
     @property
     def identity(self) -> tuple[int, ...]:
-        """What tells the file from another, and from itself once it is written to."""
+        """Values that differ between files, and before and after a write to the same file."""
         return self._file.identity
 
     def sha256(self) -> str:
-        """Hexadecimal SHA-256 of the whole file, as it was opened."""
+        """Hexadecimal SHA-256 of the whole opened file."""
         return self._file.sha256()
 
     def error(
         self, message: str, *, key: str | None = None, tensor: str | None = None, hint: str | None = None
     ) -> ModelFileError:
-        """The error for something wrong with a metadata value or a tensor of this file, at its place in it."""
+        """Make an error about a metadata value or a tensor, with its offset in the file."""
         if tensor is not None:
             info = self.tensors.get(tensor)
             return ModelFileError(
@@ -188,7 +188,7 @@ class GGUFFile:
                 cursor.fail(
                     f"tensor {brief(e.name)} offset",
                     e.offset_at,
-                    f"its data overlap those of tensor {brief(last.name)}.",
+                    f"its data overlaps that of tensor {brief(last.name)}.",
                 )
             last = e
         return tensors
@@ -196,7 +196,7 @@ class GGUFFile:
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    """A tensor's entry as it stands in the file; ``offset`` counts from the start of the data."""
+    """A tensor's entry in the file; ``offset`` counts from the start of the tensor data."""
 
     name: str
     shape: tuple[int, ...]
@@ -208,7 +208,7 @@ class _Entry:
 
 
 def _header(cursor: Cursor) -> tuple[int, int, int]:
-    """Version, number of tensors, number of metadata entries."""
+    """Read the version, the number of tensors and the number of metadata entries."""
     begin = cursor.take(4, "magic")
     magic = cursor.data[begin : begin + 4]
     if magic != MAGIC:
@@ -227,10 +227,10 @@ def _header(cursor: Cursor) -> tuple[int, int, int]:
             "version",
             begin,
             "version 1 is not supported.",
-            hint="Convert the model again; writers have made version 2 or 3 since 2023.",
+            hint="Convert the model again; converters have written version 2 or 3 since 2023.",
         )
     if version not in (2, 3):
-        cursor.fail("version", begin, f"{version} is not supported; 2 and 3 are.")
+        cursor.fail("version", begin, f"{version} is not supported; supported are 2 and 3.")
     return (
         version,
         _entries(cursor, "tensor count", MIN_TENSOR_ENTRY),
@@ -242,7 +242,7 @@ def _entries(cursor: Cursor, field: str, smallest: int) -> int:
     begin = cursor.at
     count = cursor.count(field, smallest)
     if count > MAX_ENTRIES:
-        cursor.fail(field, begin, f"is {count}; {MAX_ENTRIES} is the most.")
+        cursor.fail(field, begin, f"is {count}; the limit is {MAX_ENTRIES}.")
     return count
 
 
@@ -253,7 +253,7 @@ def _tensor_entry(cursor: Cursor, index: int) -> _Entry:
     at = cursor.at
     dims = cursor.u32(f"{field} dimensions")
     if dims > MAX_DIMS:
-        cursor.fail(f"{field} dimensions", at, f"has {dims}; at most {MAX_DIMS} are possible.")
+        cursor.fail(f"{field} dimensions", at, f"has {dims}; the limit is {MAX_DIMS}.")
     shape_at = cursor.at
     shape = tuple(cursor.u64(f"{field} shape") for _ in range(dims))[::-1]
     if 0 in shape or prod(shape) >= 2**63:
@@ -263,7 +263,7 @@ def _tensor_entry(cursor: Cursor, index: int) -> _Entry:
     try:
         dtype = GGMLType(number)  # numbers in files are not negative
     except ValueError:
-        cursor.fail(f"{field} type", at, f"{number} is no tensor type known here.")
+        cursor.fail(f"{field} type", at, f"{number} is not a tensor type that bitnet knows.")
     try:
         nbytes = tensor_bytes(dtype, shape)
     except ValueError as error:
@@ -273,9 +273,9 @@ def _tensor_entry(cursor: Cursor, index: int) -> _Entry:
 
 
 def _told_apart(entries: list[_Entry], end: int, alignment: int) -> list[_Entry]:
-    """The entries, those of type 42 with the type of :data:`SHARED` that fills the space of every such tensor.
+    """The entries; those of type 42 get the type in :data:`SHARED` whose size matches the space of every such tensor.
 
-    They stay Q2_0 where several types fit, or none does. ``end`` is where the space of the last one ends, in bytes.
+    They stay Q2_0 if several types match, or none. ``end`` is the byte at which the last tensor's space ends.
     """
     if all(e.type is not GGMLType.Q2_0 for e in entries):
         return entries
@@ -291,7 +291,7 @@ def _retyped(entry: _Entry, dtype: GGMLType) -> _Entry:
 
 
 def _fills(entries: list[_Entry], end: int, alignment: int) -> bool:
-    """Whether each tensor of the types in question ends where the next begins, or the file ends, but for padding."""
+    """Whether each such tensor ends where the next one begins or the file ends, apart from padding."""
     ordered = sorted(entries, key=lambda e: e.offset)
     ends = [*(e.offset for e in ordered[1:]), end]
     return all(

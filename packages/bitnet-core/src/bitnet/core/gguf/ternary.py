@@ -1,8 +1,8 @@
-"""Ternary packings: the one that devices take (I2_S rows), and decoding of files' other encodings into it.
+"""Ternary packings: the one that devices accept (I2_S rows), and transcoding of other encodings into it.
 
-A packed row has ``ceil(K / 128) * 32`` bytes: each 128 weights in 32 bytes, byte ``g`` holding weights
+A packed row has ``ceil(K / 128) * 32`` bytes: each 128 weights take 32 bytes, and byte ``g`` holds weights
 ``g, g+32, g+64, g+96`` in bits 7-6, 5-4, 3-2, 1-0; code = weight + 1, and padding past K has code 1.
-This is Microsoft's I2_S (bitnet.cpp) as its x86 builds write it, for K a multiple of 128.
+For K a multiple of 128, this is Microsoft's I2_S as x86 builds of bitnet.cpp write it.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ from bitnet.core.hal.check import MAX_K
 from bitnet.core.hal.program import TernaryData
 
 GROUP = 128
-"""Weights of a row in a packed block."""
+"""Weights in a packed block of a row."""
 PIECE = 1 << 21
-"""Weights transcoded at a time, or 128 rows where those have more."""
+"""Weights transcoded at a time; at least 128 rows."""
 
 I2SLayout: TypeAlias = Literal["official", "arm", "columns"]
-"""Where an I2_S tensor keeps its weights. ``official``: as above, on from row to row. ``arm``: 64 weights in 16 bytes,
-as some ARM builds of bitnet.cpp write it. ``columns``: byte ``r K + c`` holds column ``c`` of rows ``4 r … 4 r + 3`` in
-bits 7-6 … 1-0, as x86 builds without ``ACT_PARALLEL`` write it. Nothing in a file says which it is."""
+"""Layouts of an I2_S tensor. ``official``: as above, with blocks running across rows. ``arm``: 64 weights in 16 bytes,
+as written by some ARM builds of bitnet.cpp. ``columns``: byte ``r K + c`` holds column ``c`` of rows ``4 r … 4 r + 3``
+in bits 7-6 … 1-0, as written by x86 builds without ``ACT_PARALLEL``. Files do not record the layout."""
 I2S_LAYOUTS: tuple[I2SLayout, ...] = get_args(I2SLayout)
 
 BLOCK_TYPES = tuple(FORMATS)
 """Types with a scale in each block."""
 LOOKUP_TYPES = (GGMLType.TL1, GGMLType.TL2)
-"""Types ordered by the tiles of a kernel, with their scale in a tensor of its own."""
+"""Types ordered by a kernel's tiles, with the scale in a separate tensor."""
 TERNARY_TYPES = (GGMLType.I2_S, *BLOCK_TYPES, *LOOKUP_TYPES, GGMLType.F32, GGMLType.F16, GGMLType.BF16)
-"""Types a ternary matrix may have in a file."""
+"""Types that a ternary matrix may have in a file."""
 
 Bytes: TypeAlias = npt.NDArray[np.uint8]
 
@@ -59,14 +59,14 @@ def pack_codes(codes: Bytes) -> Bytes:
 
 
 def unpack_ternary(packed: Bytes, k: int) -> npt.NDArray[np.int8]:
-    """The ``int8[N, k]`` weights of packed rows; the unused code 3 gives 2."""
+    """The ``int8[N, k]`` weights of packed rows; the unused code 3 becomes 2."""
     codes = _unpack(packed, GROUP // 4)[:, :k].view(np.int8)
     codes -= 1
     return codes
 
 
 def _pack(codes: Bytes, width: int) -> Bytes:
-    """Rows of codes to bytes, each ``4 * width`` codes in ``width`` bytes."""
+    """Pack rows of codes: each ``4 * width`` codes into ``width`` bytes."""
     n = len(codes)
     quarters = codes.reshape(n, -1, 4, width)
     packed: Bytes = quarters[:, :, 0] << np.uint8(6)
@@ -87,15 +87,15 @@ def _unpack(packed: Bytes, width: int) -> Bytes:
 
 
 def i2s_bytes(weights: npt.NDArray[np.int8], scale: float) -> Bytes:
-    """The data of an I2_S tensor of ``int8[N, K]`` weights in {-1, 0, +1}, as GGUF files have it.
+    """The data of an I2_S tensor in a GGUF file, for ``int8[N, K]`` weights in {-1, 0, +1}.
 
-    The blocks of 128 run on from row to row, so ``N * K`` must be a multiple of 128, but ``K`` need not be.
+    The blocks of 128 run across rows, so ``N * K`` must be a multiple of 128, but ``K`` need not be.
 
     Raises:
         ValueError: ``N * K`` is not a multiple of 128.
     """
     if weights.size % GROUP:
-        raise ValueError(f"I2_S holds a multiple of {GROUP} weights; {weights.shape} has {weights.size}.")
+        raise ValueError(f"I2_S needs a multiple of {GROUP} weights; {weights.shape} has {weights.size}.")
     codes = (weights + 1).view(np.uint8).reshape(-1, GROUP)
     return np.concatenate([_pack(codes, GROUP // 4).reshape(-1), i2s_tail(scale)])
 
@@ -108,16 +108,16 @@ def i2s_tail(scale: float) -> Bytes:
 
 
 def check_ternary(dtype: GGMLType, shape: tuple[int, int], layout: I2SLayout) -> None:
-    """Whether :func:`load_ternary` can read such a tensor.
+    """Check that :func:`load_ternary` can read such a tensor.
 
     Raises:
-        ValueError: It cannot; says why.
+        ValueError: It cannot; the message says why.
     """
     if dtype not in TERNARY_TYPES:
         raise ValueError(f"{dtype.name} holds no ternary weights; {', '.join(t.name for t in TERNARY_TYPES)} can")
     n, k = shape
     if k > MAX_K:
-        raise ValueError(f"rows of {k} columns; {MAX_K} are the most")
+        raise ValueError(f"rows of {k} columns; the limit is {MAX_K}")
     if dtype is GGMLType.I2_S and layout != "columns" and n * k % GROUP:
         raise ValueError(f"{n} rows of {k} weights; I2_S needs a multiple of {GROUP} in all")
     if dtype in LOOKUP_TYPES:
@@ -129,15 +129,16 @@ def check_ternary(dtype: GGMLType, shape: tuple[int, int], layout: I2SLayout) ->
 def load_ternary(
     dtype: GGMLType, shape: tuple[int, int], data: Bytes, layout: I2SLayout, *, master: bool, grouped: bool = False
 ) -> TernaryData:
-    """A tensor's bytes as the packing devices take: a view where the file has it so, else decoded in pieces.
+    """Load a tensor in the packing that devices accept: a view if the file stores it like that, else transcoded in
+    pieces.
 
     Args:
-        master: Whether float tensors may be the weights a ternary model was trained with, to be quantised absmean
-            (BitNet b1.58, Ma et al. 2024); otherwise they must be ternary already.
+        master: Whether float tensors may be master weights, which are quantised absmean (BitNet b1.58, Ma et al. 2024).
+            If false, they must already be ternary.
         grouped: Whether to keep the scale of each block of one of :data:`BLOCK_TYPES`.
 
     Raises:
-        ValueError: The data are no ternary matrix, or it has more than one scale and is not ``grouped``; says why.
+        ValueError: The data is not a ternary matrix, or it has more than one scale and ``grouped`` is false.
     """
     n, k = shape
     if dtype is GGMLType.I2_S:
@@ -162,7 +163,7 @@ def load_ternary(
 
 
 def transcode(shape: tuple[int, int], rows: Callable[[int, int], Bytes]) -> Bytes:
-    """Pack the codes that ``rows(begin, end)`` gives, a piece at a time."""
+    """Pack the codes returned by ``rows(begin, end)``, a piece at a time."""
     n, k = shape
     packed = np.empty((n, row_bytes(k)), np.uint8)
     for begin, end in pieces(n, k):
@@ -171,7 +172,7 @@ def transcode(shape: tuple[int, int], rows: Callable[[int, int], Bytes]) -> Byte
 
 
 def pieces(n: int, k: int) -> Iterator[tuple[int, int]]:
-    """Rows transcoded at a time: multiples of 128, so that flat blocks never cross from one piece to the next."""
+    """Ranges of rows to transcode at a time: multiples of 128, so that no block crosses from one piece to the next."""
     rows = max(PIECE // k // GROUP, 1) * GROUP
     return ((begin, min(begin + rows, n)) for begin in range(0, n, rows))
 
@@ -203,12 +204,12 @@ def _block_rows(dtype: GGMLType, blocks: Bytes, k: int, begin: int, end: int) ->
     codes, scales = ternary_codes(dtype, blocks[begin:end].reshape(-1, BLOCKS[dtype][1]))
     codes[scales == 0] = 1
     if dtype in TWO_BITS and (codes == 3).any():
-        raise ValueError("its weights are not ternary: one has code 3, which stands for 2")
+        raise ValueError("its weights are not ternary: one has the code 3, which means 2")
     return codes.reshape(-1, k)
 
 
 def holds_threes(dtype: GGMLType, data: Bytes) -> bool:
-    """Whether a weight of a tensor of one of :data:`BLOCK_TYPES` has the code 3, which no ternary weight has."""
+    """Whether a tensor of one of :data:`BLOCK_TYPES` holds the code 3, which is not ternary."""
     if dtype not in TWO_BITS:
         return False
     blocks = data.reshape(-1, BLOCKS[dtype][1])
@@ -218,18 +219,18 @@ def holds_threes(dtype: GGMLType, data: Bytes) -> bool:
 
 
 def _block_scale(scales: npt.NDArray[np.float16]) -> float:
-    """The one scale of all blocks that are not all zero."""
+    """The scale shared by all blocks, ignoring blocks of zeros."""
     scales = np.unique(scales)
     scales = scales[scales != 0]
     if scales.size > 1:
         raise ValueError(
-            f"its blocks have {scales.size} different scales, {scales.min()} to {scales.max()}; ternary has one"
+            f"its blocks have {scales.size} different scales, {scales.min()} to {scales.max()}; one is needed"
         )
     return _finite(float(scales[0])) if scales.size else 0.0
 
 
 def _float_scale(dtype: GGMLType, rows: Bytes, master: bool) -> tuple[float, bool]:
-    """The scale of a float tensor, and whether its weights still have to be rounded to it."""
+    """The scale of a float tensor, and whether its weights must still be rounded to ternary."""
     total, ternary, magnitude = 0.0, True, 0.0
     for begin, end in pieces(len(rows), rows.shape[1] // BLOCKS[dtype][1]):
         values = np.abs(DECODERS[dtype](rows[begin:end]))

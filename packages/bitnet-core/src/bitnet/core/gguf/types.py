@@ -1,8 +1,8 @@
 """Names, numbers and sizes of the GGUF format: tensor types, metadata value types, bytes of a tensor.
 
 Source: the GGUF specification (ggml ``docs/gguf.md``) and ``ggml.h``; I2_S, TL1 and TL2 are Microsoft's (bitnet.cpp).
-Q2_0 is llama.cpp's, with groups of 64; PrismML's fork, which made the Ternary-Bonsai files, had groups of 128 under the
-same number before it had PQ2_0, and Tencent's files have STQ1_0 under it (43 in its pull request to llama.cpp).
+Q2_0 is llama.cpp's, with groups of 64. PrismML's fork, which wrote the Ternary-Bonsai files, used the same number for
+groups of 128 before it introduced PQ2_0, and Tencent's files use it for STQ1_0 (43 in its pull request to llama.cpp).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 MAGIC = b"GGUF"
 ALIGNMENT = 32
-"""Alignment of tensor data where ``general.alignment`` does not say otherwise."""
+"""Alignment of tensor data in bytes if ``general.alignment`` is missing."""
 MAX_DIMS = 4
 I2S_TAIL = 32
 """Bytes after the codes of an I2_S tensor; the first 4 are its f32 scale."""
@@ -59,7 +59,7 @@ class GGMLType(IntEnum):
     TL1 = 38
     TL2 = 39
     Q2_0 = 42
-    Q2_0_G128 = -42  # 42 in files too: only the bytes of the tensors tell the two apart
+    Q2_0_G128 = -42  # also 42 in files: only the sizes of the tensors tell the two apart
     STQ1_0 = 43  # or 42
     PQ2_0 = 142
     PTQ1_0 = 143
@@ -101,7 +101,7 @@ BLOCKS: Mapping[GGMLType, tuple[int, int]] = {
     GGMLType.PQ2_0: (128, 34),
     GGMLType.PTQ1_0: (128, 28),
 }
-"""Elements and bytes of a block, for every type but Microsoft's, whose sizes are not sums of blocks."""
+"""Elements and bytes of a block, for every type except Microsoft's, whose sizes are not sums of blocks."""
 
 
 class ValueType(IntEnum):
@@ -135,23 +135,23 @@ SCALARS: Mapping[ValueType, np.dtype[Any]] = {
     ValueType.INT64: np.dtype("<i8"),
     ValueType.FLOAT64: np.dtype("<f8"),
 }
-"""The numpy type of each value type of fixed size."""
+"""The numpy type of each fixed-size value type."""
 
 MetadataValue: TypeAlias = "str | bool | int | float | np.generic | npt.NDArray[Any] | list[Any]"
-"""Arrays of numbers are numpy arrays; arrays of strings, and of arrays, are lists. What a reader gives has Python's
-numbers; numpy's can be written, and keep their type."""
+"""Arrays of numbers are numpy arrays; arrays of strings or arrays are lists. Readers return Python numbers; numpy
+scalars can be written and keep their type."""
 
 
 def number_in_files(dtype: GGMLType) -> int:
-    """The number of a type as files have it."""
+    """The number of a type in files."""
     return GGMLType.Q2_0 if dtype is GGMLType.Q2_0_G128 else dtype
 
 
 def tensor_bytes(dtype: GGMLType, shape: Sequence[int]) -> int:
-    """Bytes of a tensor with this shape (rows first, as numpy has it).
+    """Bytes of a tensor with this shape (rows first, as in numpy).
 
     Raises:
-        ValueError: Rows are not a whole number of blocks; says which number they must be a multiple of.
+        ValueError: Rows are not a whole number of blocks; the message names the required multiple.
     """
     if dtype is GGMLType.I2_S:
         count = prod(shape)

@@ -1,4 +1,4 @@
-"""Writing GGUF version 3: streamed, and either whole under its name or not there at all."""
+"""Writes GGUF version 3, streamed and atomically."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class TensorSource:
     """A tensor to write.
 
     Attributes:
-        shape: Rows first, as numpy has it.
+        shape: Rows first, as in numpy.
         data: Its bytes in the encoding of ``type``: an array, or a function that yields them piece by piece, for a
             tensor that should not be in memory whole.
     """
@@ -56,20 +56,20 @@ def write_gguf(
     progress: Callable[[int, int], None] | None = None,
     check: Callable[[Path], None] | None = None,
 ) -> None:
-    """Write a model file; on failure, what stood at ``path`` before is untouched.
+    """Write a model file. On failure, an existing file at ``path`` stays untouched.
 
     Args:
-        path: The file to write; it replaces one that is there.
+        path: The file to write; an existing file is replaced.
         metadata: Python strings, booleans, integers (u32 where they fit, else i32, u64 or i64), floats (f32), numpy
             scalars and arrays (their own type), and lists of these (integers: i32 where all fit, else i64; an empty
             list is one of strings).
         tensors: f32 and f16 arrays as they are, and :class:`TensorSource` for every other type.
-        progress: Called with bytes of tensor data written and in all.
-        check: Called with the finished file before it takes its name; what it raises ends the writing. Not called where
+        progress: Called with the bytes of tensor data written and the total.
+        check: Called with the finished file before it takes its name; an exception discards the file. Not called if
             ``path`` is a pipe.
 
     Raises:
-        InvalidInputError: A value or an array has a type that GGUF does not have, or the data do not fit a shape.
+        InvalidInputError: GGUF does not support the type of a value or an array, or the data does not fit its shape.
         BitNetError: The file cannot be written.
     """
     sources = {name: _source(name, tensor) for name, tensor in tensors.items()}
@@ -82,7 +82,7 @@ def write_gguf(
             head += [_string(key), _value(key, value)]
         except UnicodeEncodeError as error:
             wrong = error.object[error.start]
-            raise InvalidInputError(f"metadata {key!r}: {wrong!r} is no Unicode character.") from None
+            raise InvalidInputError(f"metadata {key!r}: {wrong!r} is not a Unicode character.") from None
     alignment = metadata.get("general.alignment", ALIGNMENT)
     alignment = int(alignment) if isinstance(alignment, np.integer) else alignment
     if type(alignment) is not int or not 8 <= alignment <= MAX_ALIGNMENT or alignment & (alignment - 1):
@@ -123,7 +123,7 @@ def _source(name: str, tensor: Tensor) -> TensorSource:
     dtype = types.get(tensor.dtype)
     if dtype is None:
         raise InvalidInputError(
-            f"tensor {name!r} is an array of {tensor.dtype}; give a TensorSource for other than f32 and f16."
+            f"tensor {name!r} is an array of {tensor.dtype}; use a TensorSource for types other than f32 and f16."
         )
     return TensorSource(tensor.shape, dtype, tensor)
 
@@ -154,7 +154,7 @@ _NUMPY = {dtype: kind for kind, dtype in SCALARS.items()}
 
 
 def _value(key: str, value: Any) -> bytes:
-    """A metadata value with its type before it."""
+    """A metadata value, preceded by its type."""
     if isinstance(value, str):
         return struct.pack("<I", ValueType.STRING) + _string(value)
     if isinstance(value, (list, tuple, np.ndarray)):
@@ -165,13 +165,11 @@ def _value(key: str, value: Any) -> bytes:
 
 
 def _f32(key: str, values: Any) -> npt.NDArray[np.float32]:
-    """A float, or several, in the type that files have for them."""
+    """A float, or an array of floats, as f32."""
     with np.errstate(over="ignore"):  # refused here
         numbers = np.array(values, np.float32)
     if (np.isinf(numbers) & np.isfinite(values)).any():
-        raise InvalidInputError(
-            f"metadata {key!r}: {brief(values)} is too large for f32; numpy's float64 can be written."
-        )
+        raise InvalidInputError(f"metadata {key!r}: {brief(values)} is too large for f32; use numpy.float64.")
     return numbers
 
 
@@ -196,7 +194,9 @@ def _array(key: str, values: list[Any] | tuple[Any, ...] | npt.NDArray[Any]) -> 
         if kind is None or values.ndim != 1:
             raise InvalidInputError(f"metadata {key!r}: an array of {values.dtype}{values.shape} has no GGUF form.")
         return struct.pack("<IQ", kind, len(values)) + values.astype(SCALARS[kind]).tobytes()
-    if all(isinstance(v, str) for v in values):  # so is an empty list: other arrays are numpy's, and keep their type
+    if all(
+        isinstance(v, str) for v in values
+    ):  # an empty list counts as strings, too; for other empty arrays use numpy's
         return struct.pack("<IQ", ValueType.STRING, len(values)) + b"".join(map(_string, values))
     if values and all(isinstance(v, (list, tuple, np.ndarray)) for v in values):
         return struct.pack("<IQ", ValueType.ARRAY, len(values)) + b"".join(_array(key, v) for v in values)

@@ -1,4 +1,4 @@
-"""What GPU backends share: the plan of launches, compiling, memory and probing. A backend adds driver and kernels."""
+"""Code shared by GPU backends: planning launches, compiling, memory, probing. A backend adds a driver and kernels."""
 
 from bitnet.core.gpu.context import MAX_COUNT, Bucket, Context, Dispatch
 from bitnet.core.gpu.device import GpuDevice

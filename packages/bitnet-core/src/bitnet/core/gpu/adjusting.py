@@ -1,4 +1,4 @@
-"""Logits adjusted by what slots hold, and chosen tokens counted there, for backends that have the kernels."""
+"""Launches that adjust logits by slots and count chosen tokens there, for backends with these kernels."""
 
 from __future__ import annotations
 
@@ -10,17 +10,18 @@ from bitnet.core.hal import Sample
 
 COUNT_GROUP = 32
 EACH = 8
-"""Logits of a work-item of ``adjust``."""
+"""Logits per work-item of ``adjust``."""
 
 
 def adjustment(ctx: Context) -> tuple[Arg, ...]:
-    """The arguments from which a kernel finds how a row's logits are adjusted: those, after the step's buffer."""
+    """The kernel arguments that describe how a row's logits are adjusted; they follow the step buffer."""
     fields = ("slot", "repetition", "presence", "frequency")
     return (*(ctx.offset(f) for f in fields), *ctx.slots())
 
 
 def adjust(ctx: Context, op: Sample, bucket: Bucket, group: int) -> tuple[Launch, Buffer]:
-    """The launch that adjusts the logits of a ``Sample``, by work-groups of ``group``, and where it puts them."""
+    """The launch that adjusts the logits of a ``Sample``, with work-groups of ``group`` work-items, and its output
+    buffer."""
     rows, vocabulary = ctx.shape(op.logits)
     out = ctx.scratch("adjusted logits", rows * vocabulary * 4)
     args = (ctx.step, *adjustment(ctx), ctx.tensors[op.logits], out, np.int32(vocabulary))

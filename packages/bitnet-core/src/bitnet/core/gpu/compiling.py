@@ -1,4 +1,4 @@
-"""Compiling through the kernel cache: found there, else made, timed and kept; several programs side by side."""
+"""Compiles programs, in parallel and through the kernel cache."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ Made = TypeVar("Made")
 
 @dataclass(frozen=True, slots=True)
 class Way(Generic[Made]):
-    """One way to make a kernel's program.
+    """One way to build a kernel's program.
 
     Attributes:
-        label: What is compiled, for the log and for progress.
-        key: Key of its entry in the kernel cache; None where it is not kept.
-        build: Compiles it: what the device runs, and the bytes to keep. Raises KernelCompileError.
-        load: What the device runs, from the bytes that were kept; None where a driver refuses them.
-        name: What to call the way in errors, where there is more than one.
+        label: Name of the program, for the log and for progress.
+        key: Key of its entry in the kernel cache; None: not cached.
+        build: Compiles it; returns the program and the bytes to cache. Raises KernelCompileError.
+        load: Makes the program from cached bytes; returns None if the driver refuses them.
+        name: Name of this way in errors, if there is more than one.
     """
 
     label: str
@@ -37,13 +37,13 @@ class Way(Generic[Made]):
 
 
 def compiled(kernels: KernelCache, units: Mapping[Key, Sequence[Way[Made]]]) -> dict[Key, Made]:
-    """The programs of some units, each by the first of its ways that makes one.
+    """Build the programs of some units, each by the first of its ways that succeeds.
 
-    What is in the cache is loaded one after another: threads that hold the interpreter's lock for most of a task only
-    wait for one another. The rest is compiled side by side, which is for compilers that release the lock.
+    Cached programs are loaded sequentially, because threads that mostly hold the GIL would only wait for each other.
+    The rest is compiled in parallel, as compilers release the GIL.
 
     Raises:
-        KernelCompileError: No way makes one of them. Its log has what each way said.
+        KernelCompileError: No way builds one of the programs. Its log has the output of each way.
     """
     kept = {key: _kept(kernels, ways) for key, ways in units.items()}
     made = compile_all(lambda key: _make(kernels, units[key]), [key for key, found in kept.items() if found is None])
@@ -81,10 +81,10 @@ def _make(kernels: KernelCache, ways: Sequence[Way[Made]]) -> Made:
 
 
 def compile_all(compile_one: Callable[[Key], Made], keys: Collection[Key]) -> dict[Key, Made]:
-    """What ``compile_one`` makes of each of the keys, in a thread for each processor this process may use.
+    """Call ``compile_one`` for each key, in one thread per processor that this process may use.
 
-    It is for compilers that release the interpreter's lock. The first error is raised once all that had begun has
-    ended; what had not begun is left.
+    For compilers that release the GIL. After an error, no further compilation starts; the error is raised once the
+    running ones have ended.
     """
     distinct = list(dict.fromkeys(keys))
     workers = min(len(distinct), _processors())
@@ -100,7 +100,7 @@ def compile_all(compile_one: Callable[[Key], Made], keys: Collection[Key]) -> di
 
 
 def _processors() -> int:
-    """How many this process may run on."""
+    """Number of processors this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1

@@ -1,4 +1,4 @@
-"""What a backend's ``ops.py`` lowers operations with: the buffers of one program on one device."""
+"""The buffers of one program on one device, with which a backend's ``ops.py`` lowers operations."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ from bitnet.core.hal.check import SlotCheck, TensorCheck
 from bitnet.core.hal.program import NUMPY_DTYPES
 
 MAX_COUNT = 64
-"""Decode steps whose tokens the history buffer holds; ``run`` splits a larger count."""
+"""Maximum decode steps in the history buffer of tokens; ``run`` splits larger counts."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bucket:
-    """The largest step a recording serves: grids are made for it, kernels leave early for less.
+    """The largest step that a recording serves: grids are sized for it, and kernels exit early in smaller steps.
 
-    ``rows`` 0 means that nothing after the last layer is needed. ``context`` bounds every sequence's length. Where
-    ``logits`` is false nobody reads them, and each row's token is the greatest logit's, or the greatest's with noise
-    added (neither top-k nor top-p nor min-p, unless ``filtered``): a lowering may then leave out logits that cannot
-    win. ``apart``: each token is a sequence of its own, and no other reads the blocks of the cache that it writes.
-    ``adjusted``: rows may name slots, by which their logits are adjusted. ``logprobs``: the step asks for
-    log-probabilities, of all logits.
+    ``rows`` 0 means that nothing after the last layer is needed. ``context`` bounds every sequence's length. If
+    ``logits`` is false, nobody reads the logits, and each row's token is that of the greatest logit, possibly with
+    noise added (without top-k, top-p or min-p, unless ``filtered``). A lowering may then skip logits that cannot win.
+    ``apart``: each token is a sequence of its own, and no other sequence reads the cache blocks that it writes.
+    ``adjusted``: rows may name slots, by which their logits are adjusted. ``logprobs``: the step requests
+    log-probabilities, which need all logits.
     """
 
     tokens: int
@@ -52,7 +52,7 @@ class Bucket:
     filtered: bool = False
 
     def serves(self, other: Bucket) -> bool:
-        """Whether the recording of this size runs steps of the other as well."""
+        """Whether a recording for this bucket can also run steps of the other."""
         return (
             self.tokens >= other.tokens
             and self.rows >= other.rows
@@ -66,7 +66,7 @@ class Bucket:
 
 @dataclass
 class Context:
-    """Buffers of a program: activations, weights (uploaded when first asked for), KV cache, step, token history."""
+    """Buffers of a program: activations, weights (uploaded on first use), KV cache, step, token history."""
 
     driver: Driver
     program: Program
@@ -107,7 +107,7 @@ class Context:
         return buffer
 
     def _adopt(self, array: npt.NDArray[Any]) -> Buffer | None:
-        """The array's own memory, while the executable lives, where the device can read it there."""
+        """The array's own memory as a buffer for the executable's lifetime, if the device can read it."""
         buffer = self.driver.adopt(array) if isinstance(self.driver, Adopter) else None
         if buffer is not None:
             self._owned.append(buffer)
@@ -126,16 +126,16 @@ class Context:
         return self._ternary[key]
 
     def dense(self, name: str) -> DenseBuffer:
-        """A dense weight; one upload, however many operations use it."""
+        """A dense weight, uploaded only once."""
         if name not in self._dense:
             self._dense[name] = put_dense(self.alloc, self.driver.upload, self._adopt, self.program.weights, name)
         return self._dense[name]
 
     @property
     def weight_bytes(self) -> int:
-        """Bytes of weights read in a step of one token: all that the operations name, but of tables a row.
+        """Bytes of weights read in a step of one token: all weights, but only one row of an embedding table.
 
-        Of a weight with a :meth:`copy` that is the copy.
+        For a weight with a :meth:`copy`, the copy counts.
         """
         size = 0
         for op in self.program.ops:
@@ -154,7 +154,7 @@ class Context:
 
     @property
     def cache(self) -> KVSpec:
-        """The KV cache's shape; ``check_program`` has seen to it that a program that uses one declares it."""
+        """The KV cache's shape; ``check_program`` ensures that a program that uses a cache declares it."""
         spec = self.program.kv
         assert spec is not None
         return spec
@@ -164,7 +164,7 @@ class Context:
 
         In an ``i8`` cache, each block's codes ``i8[block_size, kv_heads, head_dim]`` are followed by their scales
         ``f32[block_size, kv_heads]``, so that a block has ``block_size · kv_heads · (head_dim + 4)`` bytes. A backend
-        may order a block's rows and scales otherwise, as CUDA does.
+        may order a block's rows and scales differently, as CUDA does.
         """
         key = (which, layer)
         if key not in self._kv:
@@ -174,14 +174,14 @@ class Context:
         return self._kv[key]
 
     def slots(self) -> tuple[Buffer, Buffer]:
-        """Marks and biases of the slots, ``[slots, V]`` each, of zeros at first."""
+        """Marks and biases of the slots, ``[slots, V]`` each, initially zero."""
         nbytes = self.program.limits.slots * SlotCheck(self.program).vocabulary * 4
         return self.zeroed("marks of slots", nbytes), self.zeroed("biases of slots", nbytes)
 
     def scratch(self, name: str, nbytes: int) -> Buffer:
-        """Working memory that operations of the same name share, as no two run at once."""
+        """Scratch memory shared by operations under the same name, as no two of them run at once."""
         if name not in self._scratch or self._scratch[name].nbytes < nbytes:
-            self._scratch[name] = self.alloc(nbytes)  # a smaller one stays: a recording may name it
+            self._scratch[name] = self.alloc(nbytes)  # a smaller one is kept, because a recording may refer to it
         return self._scratch[name]
 
     def zeroed(self, name: str, nbytes: int) -> Buffer:
@@ -193,7 +193,7 @@ class Context:
         return self._scratch[name]
 
     def copy(self, name: str, nbytes: int, fill: Callable[[Buffer], list[Launch]]) -> Buffer:
-        """A dense weight's copy in another form, which launches make when it is first asked for."""
+        """A copy of a dense weight in another form, made by launches on first use."""
         key = _copy(name)
         if key not in self._scratch:
             buffer = self.alloc(nbytes)
@@ -214,4 +214,4 @@ def _copy(name: str) -> str:
 
 
 Dispatch: TypeAlias = Mapping[type, Callable[[Context, Any, Bucket], list[Launch] | None]]
-"""Operation or group → its launches for a bucket; None from a group's entry that does not take this one."""
+"""Maps an operation or group to its launches for a bucket; a group's entry returns None to decline it."""

@@ -1,4 +1,4 @@
-"""An open GPU: compiles programs into :class:`GpuExecutable` objects and frees them with itself."""
+"""An open GPU, which compiles programs into :class:`GpuExecutable` objects and frees them when closed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a GPU API must offer to serve programs: a handful of calls, which each backend's ``device.py`` implements."""
+"""The interface to a GPU API: a handful of calls, which each backend's ``device.py`` implements."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 
 class Buffer(Protocol):
-    """Device memory of ``nbytes`` bytes; what else it is, only its driver knows."""
+    """Device memory of ``nbytes`` bytes; otherwise opaque except to its driver."""
 
     @property
     def nbytes(self) -> int: ...
@@ -28,8 +28,8 @@ class KernelSpec:
     """A kernel and how to compile it.
 
     Attributes:
-        file: Source in the backend's kernel folder, without its ending: the operation's name.
-        entry: Function in it; this is the name that receipts print.
+        file: Source in the backend's kernel folder, without extension: the operation's name.
+        entry: Function in it; receipts print this name.
         defines: Preprocessor constants, in a fixed order.
     """
 
@@ -44,7 +44,8 @@ class Launch:
 
     Attributes:
         shared: Bytes of work-group memory beyond what the kernel declares.
-        overlaps: The kernel itself waits for the one before it, where the API allows that, so it may start earlier.
+        overlaps: Whether the kernel may start early because it waits for the previous one itself, if the API allows
+            that.
     """
 
     kernel: KernelSpec
@@ -56,12 +57,12 @@ class Launch:
 
     @property
     def buffers(self) -> tuple[Any, ...]:
-        """The arguments that are memory, in order. (``Any``: each driver knows its own.)"""
+        """The buffer arguments, in order. (``Any``: each driver has its own type.)"""
         return tuple(arg for arg in self.args if not isinstance(arg, np.generic))
 
     @property
     def scalars(self) -> bytes:
-        """The other arguments' bytes, in order."""
+        """The bytes of the other arguments, in order."""
         return b"".join(arg.tobytes() for arg in self.args if isinstance(arg, np.generic))
 
 
@@ -79,14 +80,14 @@ def launch(
 
 
 class Driver(Protocol):
-    """An open device of one API. Every error is one of ``bitnet.core.errors``, with the device's name in it."""
+    """An open device of one API. All errors are from ``bitnet.core.errors`` and name the device."""
 
     def alloc(self, nbytes: int) -> Buffer:
         """Uninitialised memory; raises OutOfMemoryError."""
         ...
 
     def free(self, buffer: Any) -> None:
-        """Give back memory of :meth:`alloc`. (``Any``: each driver takes buffers of its own type only.)"""
+        """Free memory of :meth:`alloc`. (``Any``: each driver accepts only buffers of its own type.)"""
         ...
 
     def upload(self, buffer: Any, array: npt.NDArray[Any], offset: int = 0) -> None:
@@ -94,19 +95,20 @@ class Driver(Protocol):
         ...
 
     def download(self, buffer: Any, array: npt.NDArray[Any], offset: int = 0) -> None:
-        """Fill a C-contiguous array once all submitted work is done."""
+        """Wait for all submitted work, then fill a C-contiguous array."""
         ...
 
     def record(self, launches: Sequence[Launch]) -> object:
-        """Compile what is not compiled yet; make the launches replayable in order, each seeing the writes before it."""
+        """Compile missing kernels, and make the launches replayable in order, each seeing the writes of earlier
+        ones."""
         ...
 
     def submit(self, recording: Any) -> None:
-        """Start a recording after all that was submitted before. Does not wait."""
+        """Start a recording after all earlier submissions. Does not wait."""
         ...
 
     def memory(self) -> tuple[int, int]:
-        """Total and free bytes of the device; 0 where the API does not tell."""
+        """Total and free bytes of the device; 0 if the API does not report them."""
         ...
 
     def close(self) -> None: ...
@@ -117,21 +119,21 @@ class Fetching(Protocol):
     """A driver that copies to the host while work submitted later runs."""
 
     def fetch(self, buffer: Any, array: npt.NDArray[Any]) -> Callable[[], None]:
-        """Begin to copy the buffer's start, as it is after all work submitted so far.
+        """Begin to copy the start of the buffer, in its state after all work submitted so far.
 
         Returns:
-            A function that waits for the copy and then fills the C-contiguous array; to be called once.
+            A function that waits for the copy and fills the C-contiguous array. Call it exactly once.
         """
         ...
 
 
 @runtime_checkable
 class Adopter(Protocol):
-    """A driver whose device may read the host's memory where it lies, as integrated ones do."""
+    """A driver whose device may read host memory in place, as integrated GPUs do."""
 
     def adopt(self, array: npt.NDArray[Any]) -> Buffer | None:
-        """A buffer on a C-contiguous array's own memory, which it keeps; kernels only read it.
+        """A buffer that uses a C-contiguous array's own memory and keeps the array alive. Kernels only read it.
 
-        :meth:`Driver.free` gives it back. None where the device cannot read that memory.
+        Released by :meth:`Driver.free`. None if the device cannot read that memory.
         """
         ...

@@ -1,4 +1,4 @@
-"""A program on a GPU: uploads the step, replays the recording of its bucket, brings the tokens back."""
+"""A program on a GPU: uploads the step, replays the recording of its bucket, and downloads the tokens."""
 
 from __future__ import annotations
 
@@ -55,10 +55,10 @@ class _Flight(NamedTuple):
 
 
 def _refuse(program: Program, lowering: Lowering, device: str) -> None:
-    """What the backend has no kernel for.
+    """Refuse programs with operations for which the backend has no kernels.
 
     Raises:
-        UnsupportedProgramError: The program needs it.
+        UnsupportedProgramError: The program has such an operation.
     """
     lacking = {
         "weights with a scale for each group of columns": lambda op: not lowering.scaled and in_groups(program, op),
@@ -82,7 +82,7 @@ class GpuExecutable:
 
     Args:
         lowering: The backend's ``ops.py``.
-        on_close: Called once, with this executable, when it has freed its memory.
+        on_close: Called once, with this executable, after it has freed its memory.
         keep: As for :meth:`~bitnet.core.hal.Device.compile`.
     """
 
@@ -101,7 +101,7 @@ class GpuExecutable:
         self._lock = threading.RLock()
         self._recordings: dict[Bucket, tuple[object, tuple[str, ...], int]] = {}
         self._stand_ins: set[Bucket] = set()
-        self._missed: dict[Bucket, None] = {}  # buckets that were needed and ran as a larger one
+        self._missed: dict[Bucket, None] = {}  # buckets that were needed but ran as a larger one
         self._kernels: dict[str, None] = {}
         self._closed = False
         self._dispatches = 0
@@ -117,8 +117,8 @@ class GpuExecutable:
         self._layout = StepLayout(program.limits)
         self.context = Context(driver, program, self._layout, keep)
         try:
-            # The bucket of a single decode step names every weight: record it now, so that compile() does the loading
-            # and reports what does not fit or compile.
+            # The bucket of a single decode step uses every weight. Record it now, so that compile() loads the weights
+            # and reports anything that does not fit or compile.
             rows = min(1, program.limits.max_rows)
             self._leaves_out = lowering.leaves_out(self.context)
             one = Bucket(1, rows, self._context_bucket(1), logits=not (rows and self._leaves_out), apart=True)
@@ -137,7 +137,8 @@ class GpuExecutable:
             return ExecutableStats(self.context.weight_bytes, self._dispatches)
 
     def start(self, step: Step, count: int = 1) -> None:
-        """Implements :class:`~bitnet.core.hal.GoesOn`, as the next two do, over a driver that is :class:`Fetching`."""
+        """Implements :class:`~bitnet.core.hal.GoesOn`, like the next two methods, for drivers that are
+        :class:`Fetching`."""
         with self._lock:
             self._check_open()
             self._check_idle()
@@ -214,7 +215,8 @@ class GpuExecutable:
             return out
 
     def prepare(self, step: Step, count: int = 1, *, stands_in: bool = False) -> None:
-        """Implements :class:`~bitnet.core.hal.Preparing`: records the bucket of a step, after one that was missed."""
+        """Implements :class:`~bitnet.core.hal.Preparing`: records a missed bucket first, if any, then the step's
+        bucket."""
         with self._lock:
             self._check_open()
             self._check(step, count)
@@ -229,7 +231,7 @@ class GpuExecutable:
         with self._lock:
             self._check_open()
             if self._told is None:
-                raise InvalidInputError("the last step did not ask for log-probabilities.")
+                raise InvalidInputError("the last step did not request log-probabilities.")
             return Logprobs.of_words(self._told)
 
     def fill_slot(self, slot: int, marks: npt.NDArray[np.int32], biases: npt.NDArray[np.float32]) -> None:
@@ -272,7 +274,7 @@ class GpuExecutable:
         lengths = step.data[self._layout.offsets["seq_len"] :][: step.seqs]
         longest = int(lengths.max(initial=1)) + count - 1
         limits = self._program.limits
-        # In steps with parts of prompts the rows take little of the time: coarse sizes leave fewer to prepare.
+        # In steps with prompt chunks, rows take little of the time: coarse sizes mean fewer buckets to prepare.
         rows = bucket_size if step.tokens == step.seqs else coarse_size
         bucket = Bucket(
             bucket_size(step.tokens, limits.max_tokens),
@@ -288,13 +290,13 @@ class GpuExecutable:
         return bucket if unread.filtered and not self._lowering.filters(self.context, unread) else unread
 
     def _largest(self, *, adjusted: bool = False, logprobs: bool = False) -> Bucket:
-        """The one bucket of a deterministic program (decision 0029): every step has the same kernels and splits."""
+        """The only bucket of a deterministic program (decision 0029): every step uses the same kernels and splits."""
         limits, kv = self._program.limits, self._program.kv
         context = limits.max_blocks * kv.block_size if kv else 0
         return Bucket(limits.max_tokens, limits.max_rows, context, adjusted=adjusted, logprobs=logprobs)
 
     def _serving(self, bucket: Bucket) -> tuple[object, tuple[str, ...], int]:
-        """A bucket's recording, or until it is made, that of the smallest bucket that stands in for it."""
+        """A bucket's recording or, until it exists, that of the smallest bucket that can stand in for it."""
         if bucket not in self._recordings:
             able = [larger for larger in self._stand_ins if larger.serves(bucket)]
             if able:
@@ -317,7 +319,7 @@ class GpuExecutable:
         return self._recordings[bucket]
 
     def _filtered(self, step: Step) -> bool:
-        """Whether some row may get another token than that of its greatest logit."""
+        """Whether any row is sampled with a filter (top-k, top-p or min-p)."""
         data, at, rows = step.data, self._layout.offsets, step.rows
         top_k, top_p, min_p = (data[at[name] :][:rows] for name in ("top_k", "top_p", "min_p"))
         unfiltered = (top_k == 0) & (top_p.view(np.float32) == 1) & (min_p == 0)
@@ -325,7 +327,7 @@ class GpuExecutable:
         return not (greedy | unfiltered).all()
 
     def _apart(self, step: Step, count: int) -> bool:
-        """Whether each token is a sequence of its own, whose new places in the cache no other sequence looks at."""
+        """Whether each token is a sequence of its own, whose new cache entries no other sequence reads."""
         kv = self._program.kv
         if step.tokens == 1 or kv is None or step.tokens != step.seqs:
             return step.tokens == 1
@@ -344,18 +346,18 @@ class GpuExecutable:
         return bucket_size(max(longest, MIN_CONTEXT_BUCKET), self._program.limits.max_blocks * kv.block_size)
 
     def _check(self, step: Step, count: int) -> None:
-        """Raise for a step that this executable does not take."""
+        """Raise if this executable cannot run the step."""
         self._check_step(step, count)
         if step.data[_ADJUST] or step.data[_LOGPROBS]:
             self._check_has_kernels()
 
     def _check_idle(self) -> None:
         if self._flying:
-            raise InvalidInputError("collect the tokens of the step that was started first.")
+            raise InvalidInputError("a started step is not collected yet; call collect first.")
 
     def _check_has_kernels(self) -> None:
         if not self._lowering.group:
-            what = "this backend neither adjusts logits nor tells log-probabilities."
+            what = "this backend neither adjusts logits nor reports log-probabilities."
             raise UnsupportedProgramError(what, device=self._info.name)
 
     def _check_open(self) -> None:

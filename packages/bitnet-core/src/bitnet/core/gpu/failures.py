@@ -1,4 +1,4 @@
-"""The errors of GPU drivers with what to do about them, worded once for every backend."""
+"""Errors of GPU drivers, with hints, worded once for all backends."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ from bitnet.core.gpu.probing import SMALLER
 
 
 def out_of_memory(what: str, device: str) -> OutOfMemoryError:
-    """The error of a driver that has no memory left; ``what`` is its message."""
+    """The error for a driver that is out of memory; ``what`` is its message."""
     return OutOfMemoryError(what, device=device, hint=SMALLER)
 
 
 def buffer_too_large(nbytes: int, largest: int, device: str) -> OutOfMemoryError:
-    """The error of a buffer that no memory of the device may hold in one piece."""
+    """The error for a buffer that is larger than the device's largest allocation."""
     return out_of_memory(f"a buffer of {nbytes:,} bytes exceeds the device's largest, {largest:,}.", device)
 
 
 def binding_too_large(kernel: str, nbytes: int, largest: int, device: str) -> OutOfMemoryError:
-    """The error of a kernel that would have to see more of one buffer than the device binds."""
+    """The error for a kernel that needs more of one buffer than the device can bind."""
     return out_of_memory(
         f"{kernel} needs {nbytes:,} bytes of one buffer; the device binds at most {largest:,}.", device
     )
 
 
 def lost(what: str, device: str, look: str = "the system's log") -> DeviceLostError:
-    """The error of a device that does no more; ``look`` names where its reason may be found."""
-    return DeviceLostError(what, device=device, hint=f"Start again; see {look}.")
+    """The error for a lost device; ``look`` names where the reason may be found."""
+    return DeviceLostError(what, device=device, hint=f"Restart the program; see {look}.")

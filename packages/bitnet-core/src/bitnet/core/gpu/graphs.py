@@ -1,4 +1,4 @@
-"""What drivers share that capture launches in graphs, as CUDA's and HIP's do."""
+"""The base of drivers that capture launches in graphs, CUDA's and HIP's."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from bitnet.core.errors import DeviceLostError
 
 
 class Graph:
-    """A graph to launch, whose handle goes to ``dropped`` once nobody has this any more."""
+    """A launchable graph. When it is garbage-collected, its handle is appended to ``dropped``."""
 
     __slots__ = ("__weakref__", "handle")
 
@@ -23,7 +23,7 @@ class Graph:
 
 
 class CapturingDriver(ABC):
-    """A driver that one thread uses at a time, as a capture takes all that its stream is given."""
+    """A driver that only one thread may use at a time, because a capture records everything on its stream."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
@@ -31,28 +31,28 @@ class CapturingDriver(ABC):
 
     @abstractmethod
     def _enter(self) -> None:
-        """Make the device, or its context, this thread's."""
+        """Make the device, or its context, current in this thread."""
 
     @abstractmethod
     def _wait(self) -> None:
-        """Wait for all that was submitted."""
+        """Wait for all submitted work."""
 
     @abstractmethod
     def _destroy(self, graph: Any) -> None:
-        """Destroy a graph, of which nothing runs any more."""
+        """Destroy a graph that is no longer running."""
 
     @contextmanager
     def _entered(self) -> Iterator[None]:
-        """Have the device to this thread alone."""
+        """Give this thread exclusive use of the device."""
         with self._lock:
             self._enter()
             yield
 
     @contextmanager
     def _ended(self) -> Iterator[bool]:
-        """As :meth:`_entered`, when nothing runs any more and the graphs that nobody has are destroyed.
+        """As :meth:`_entered`, after waiting for running work and destroying dropped graphs.
 
-        False on a lost device, whose driver does no more: the end of the process gives back what is on it.
+        Yields False for a lost device, whose driver no longer works; its memory is freed when the process ends.
         """
         with self._lock:
             alive = True

@@ -1,6 +1,6 @@
-"""Products of weights with a scale for each group of columns, where matrices are bound in parts: Vulkan and WebGPU.
+"""Products of weights with scales of groups, for APIs that bind matrices in parts: Vulkan and WebGPU.
 
-Both have kernels of these names, which take these constants and these arguments in this order.
+Both have kernels with these names, constants and arguments.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from bitnet.core.gpu.windows import in_two
 from bitnet.core.hal import TernaryMatmul
 
 Windows: TypeAlias = Callable[[Buffer, int], Iterator[tuple[Buffer, int, int]]]
-"""A matrix of so many rows as parts that can be bound: the part, its first row, its rows."""
+"""Splits a matrix with a number of rows into bindable parts: (part, first row, number of rows)."""
 GROUP, LANES = 64, 16
 """Invocations of a work-group of a product of few tokens, and how many of them share a row at least."""
 HELD = 2
 """Rows that those share, for one token."""
 FEW_TOKENS = 8
-"""More tokens than this take the tiled product."""
+"""Steps with more tokens than this use the tiled product."""
 TERMS = 4096
-"""Terms of groups that a work-group keeps: 16 KiB, which every device grants it."""
+"""Terms of groups held by a work-group: 16 KiB, which every device supports."""
 TILE_SIDE, TILE_N, TILE_GROUP = 8, 64, 128
 """Sizes of a work-group of the tiled product, as in its sources: invocations along the tokens, rows, invocations."""
 TILE_EACH = (2, 4)
@@ -37,12 +37,12 @@ TILE_EACH = (2, 4)
 
 @dataclass(frozen=True, slots=True)
 class GroupProducts:
-    """The launches of such products on a device whose bindings are ``windows``."""
+    """Launches of such products on a device that binds matrices by ``windows``."""
 
     windows: Windows
 
     def lower(self, ctx: Context, op: TernaryMatmul, bucket: Bucket) -> list[Launch]:
-        """A product of few tokens reads each weight once; one of many goes by tiles."""
+        """A product of few tokens reads each weight once; one of many tokens is tiled."""
         w = ctx.ternary(op.weights)
         shape = _shape(w) | {"ADD": int(op.add), "WIDE": int(w.cols % 16 == 0)}
         few = _few(w, shape["EACH"], bucket.tokens)
@@ -73,7 +73,7 @@ def _shape(w: TernaryBuffer) -> dict[str, int]:
 
 
 def _few(w: TernaryBuffer, each: int, tokens: int) -> dict[str, int]:
-    """How a work-group of a product of few tokens divides its work, so that the terms of its rows fit."""
+    """How a work-group of a product of few tokens divides its work, so that its rows' terms fit."""
     assert w.group is not None
     count = w.cols // w.group
     pitch = count + (count % 2 == 0 and count < TERMS)  # odd, so that the rows fall into different banks

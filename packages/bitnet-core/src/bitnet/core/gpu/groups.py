@@ -1,8 +1,8 @@
-"""Groups of neighbouring operations that a backend may launch together. A new fusion is one class here.
+"""Groups of neighbouring operations that a backend may launch together. Each class here defines one fusion.
 
-The fields of a group say which operations it matches, in order. :mod:`bitnet.core.gpu.plan` decides from what those
-read and write whether they may be grouped; a class adds what its operations' parameters must be. A backend takes a
-group by an entry of its dispatch table.
+A group's fields say which operations it matches, in order. :mod:`bitnet.core.gpu.plan` decides from their reads and
+writes whether they may be grouped; a class adds conditions on their parameters. A backend supports a group by an entry
+in its dispatch table.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ class Group:
     """Operations that follow one another.
 
     Attributes:
-        KEPT: Fields whose results are in their tensors afterwards. The other operations' results are nowhere.
-        AT_ONCE: One launch does the group, and its work-groups do not wait for one another: while some write the
-            result, others still read the input.
+        KEPT: Fields whose results are stored in their tensors. Results of the other operations are not stored.
+        AT_ONCE: Whether one launch runs the group without synchronising its work-groups, so that some write the result
+            while others still read the input.
     """
 
     KEPT: ClassVar[tuple[str, ...]] = ()
@@ -46,17 +46,17 @@ class Group:
 
     @property
     def kept(self) -> tuple[Op, ...]:
-        """The operations whose results are in their tensors afterwards."""
+        """The operations whose results are stored in their tensors."""
         return tuple(getattr(self, name) for name in self.KEPT)
 
     def fits(self, bucket: Bucket) -> bool:
-        """Whether the operations' parameters, and what is asked of the step, allow the group."""
+        """Whether the operations' parameters and the bucket allow the group."""
         return True
 
 
 @dataclass(frozen=True, slots=True)
 class NormHead(Group):
-    """A head that norms its rows itself."""
+    """An output head that norms its rows itself."""
 
     norm: NormRows
     dense: DenseMatmul
@@ -66,7 +66,7 @@ class NormHead(Group):
 
 @dataclass(frozen=True, slots=True)
 class Choice(Group):
-    """The head and the choice of tokens, where nobody reads the logits (decision 0060)."""
+    """The output head and sampling, if nobody reads the logits (decision 0060)."""
 
     dense: DenseMatmul
     sample: Sample
@@ -79,7 +79,7 @@ class Choice(Group):
 
 @dataclass(frozen=True, slots=True)
 class NormChoice(Group):
-    """The last norm, the head and the choice of tokens, where nobody reads the logits (decision 0060)."""
+    """The last norm, the output head and sampling, if nobody reads the logits (decision 0060)."""
 
     norm: NormRows
     dense: DenseMatmul
@@ -92,9 +92,9 @@ class NormChoice(Group):
 
 @dataclass(frozen=True, slots=True)
 class RopeAttention(Group):
-    """Attention that rotates its queries and the new key, and appends to the cache; ``qkv`` stays as it was.
+    """Attention that rotates its queries and the new key, and appends to the KV cache; ``qkv`` is left unchanged.
 
-    Each token reads only what was in the cache and what it appends itself, so no other token of the step may need that.
+    Each token sees only earlier cache entries and its own, so no other token of the step may need its entry.
     """
 
     rope: RopeAppend
@@ -108,7 +108,7 @@ class RopeAttention(Group):
 
 @dataclass(frozen=True, slots=True)
 class RopeAttentionProduct(Group):
-    """Attention as in :class:`RopeAttention`, and the product after it, which merges attention's parts."""
+    """Attention as in :class:`RopeAttention`, and the following product, which merges attention's partial results."""
 
     rope: RopeAppend
     attention: Attention
@@ -188,7 +188,7 @@ class Layer(Group):
 
     @property
     def pairs(self) -> tuple[tuple[Quant, TernaryMatmul], ...]:
-        """Each product behind what quantises for it."""
+        """Each product with the operation that quantises its input."""
         return (self.qkv_norm, self.qkv), (self.o_norm, self.o), (self.up_norm, self.up), (self.glu, self.down)
 
     def fits(self, bucket: Bucket) -> bool:
@@ -209,4 +209,4 @@ GROUPS: tuple[type[Group], ...] = (
     NormProduct,
     GatedProduct,
 )
-"""Every group, in the order in which a backend is offered them: the longer first."""
+"""Every group, in the order in which they are tried: longer ones first."""

@@ -1,4 +1,4 @@
-"""Which launches of a recording have to wait for earlier ones, for APIs that do not order a recording themselves."""
+"""Finds the launches of a recording that must wait for earlier ones, for APIs that do not order launches themselves."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from bitnet.core.gpu.windows import memory_of
 
 
 class Hazards:
-    """The memory that launches have used since the last barrier.
+    """The memory used by launches since the last barrier.
 
-    A launch waits if it reads what was written since, or writes what was read or written since. Windows of one buffer
-    count as the whole of it. The buffers must outlive this object.
+    A launch must wait if it reads memory written since then, or writes memory read or written since then. A window
+    counts as its whole buffer. The buffers must outlive this object.
     """
 
     def __init__(self) -> None:
         self._written: dict[int, bool] = {}
 
     def waits(self, uses: Iterable[tuple[Buffer, bool]]) -> bool:
-        """Whether a barrier has to stand before the next launch; its uses are noted behind that barrier.
+        """Whether the next launch needs a barrier before it; its uses are recorded after that barrier.
 
         Args:
             uses: Each buffer of the launch, and whether the launch writes it.

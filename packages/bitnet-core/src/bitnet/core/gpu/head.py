@@ -1,4 +1,4 @@
-"""The end of a program as one: norm, head and choice of tokens, where nobody reads the logits (decision 0060)."""
+"""The fused end of a program: norm, output head and sampling, if nobody reads the logits (decision 0060)."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from bitnet.core.gpu.groups import Choice, NormChoice, NormHead
 from bitnet.core.hal import DenseMatmul, DenseWeight, Sample
 
 COMPACT_ROWS = 8
-"""Rows of x for which a head is scored from a compact copy, at most, where a backend has no limit of its own."""
+"""Default maximum rows of x for which a compact copy of the head is used."""
 COMPACT_COLS = 4096
-"""Sums of 16-bit activations and 4-bit codes over more columns do not fit 32 bits."""
+"""Maximum columns: sums of products of 16-bit activations and 4-bit codes over more columns may overflow 32 bits."""
 
 
 def compact_shape(ctx: Context, multiple: int) -> tuple[int, int] | None:
-    """Rows and columns of the head that a program ends with, if a copy in 4 bits can stand for it.
+    """Rows and columns of the program's final head, if a 4-bit copy can stand in for it.
 
     Args:
-        multiple: The number of columns has to be one of this.
+        multiple: The number of columns must be a multiple of this.
     """
     match ctx.program.ops[-2:]:
         case [DenseMatmul() as dense, Sample() as sample] if not ctx.keep and dense.out == sample.logits:
@@ -33,13 +33,14 @@ def compact_shape(ctx: Context, multiple: int) -> tuple[int, int] | None:
 
 
 def choice(ctx: Context) -> tuple[Arg, ...]:
-    """The arguments from which a kernel finds how a row's token is chosen."""
+    """The kernel arguments that describe how a row's token is sampled."""
     fields = ("rows", "temperature", "seed_lo", "seed_hi", "token_seq", "seq_begin", "seq_len")
     return (ctx.step, *(ctx.offset(f) for f in fields))
 
 
 def unnormed(ctx: Context, group: Choice | NormChoice | NormHead) -> tuple[Buffer, Buffer, np.float32]:
-    """What a head that norms its rows itself reads: the rows, the norm's weight (any, without a norm), its epsilon."""
+    """Inputs of a head that norms its own rows: the rows, the norm's weight (any buffer if there is no norm), the
+    epsilon."""
     if group.norm is None:
         x = ctx.tensors[group.dense.x]
         return x, x, np.float32(0)

@@ -1,4 +1,4 @@
-"""Log-probabilities told with the chosen tokens: launches of every backend that has the kernels."""
+"""Launches that compute log-probabilities along with the sampled tokens, for backends with these kernels."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ EACH = 8
 """Logits of a work-item, where a row has no more than as many parts as a work-group has work-items."""
 PART_WORDS = 2 + 2 * MOST_LOGPROBS
 MOST_WORDS = 1 + 2 * MOST_LOGPROBS
-"""Words of a row's log-probabilities, at most."""
+"""Maximum words of a row's log-probabilities."""
 
 
 def history(ctx: Context) -> Buffer:
-    """Where the passes of a run leave them, one after the other: ``int32[passes, R, words]``."""
+    """The buffer for the log-probabilities of a run's passes: ``int32[passes, R, words]``."""
     return ctx.scratch("history of logprobs", MAX_COUNT * ctx.program.limits.max_rows * MOST_WORDS * 4)
 
 
 def logprobs(ctx: Context, bucket: Bucket, group: int) -> list[Launch]:
-    """The launches that follow those of the program's ``Sample``, by work-groups of ``group``, a power of two."""
+    """The launches after the program's ``Sample``, with work-groups of ``group`` work-items, a power of two."""
     sample = ctx.program.ops[-1]
     assert isinstance(sample, Sample)
     most, vocabulary = ctx.shape(sample.logits)

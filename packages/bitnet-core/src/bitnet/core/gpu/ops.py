@@ -1,6 +1,6 @@
-"""The operations whose launches are alike on every GPU API: kernels of these names take these arguments in this order.
+"""Operations that are launched alike on every GPU API: each backend has kernels with these names and arguments.
 
-A backend makes a :class:`RowOps` with its work-group size, adds its matrix products to the table, and lowers by it.
+A backend creates a :class:`RowOps` with its work-group size, adds its matrix products to the table, and lowers with it.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from bitnet.core.hal import (
 ROPE_GROUP = 32
 ADVANCE_GROUP = 32
 PARTIALS = 256
-"""Work-groups whose partial sums make up the mean of ``quantize``."""
+"""Work-groups that compute partial sums for the mean in ``quantize``."""
 MOST_QUANTIZED = 2**31 - 2**20
-"""Elements of ``quantize``, whose kernels count them, and a stride beyond the last, in 32 bits."""
+"""Maximum elements of ``quantize``, whose kernels count up to one stride beyond them in 32 bits."""
 
 
 def ceil_div(n: int, by: int) -> int:
@@ -53,32 +53,32 @@ def next_power_of_two(n: int) -> int:
 
 
 def positions(ctx: Context) -> tuple[Arg, ...]:
-    """The arguments from which a kernel finds a token's position and its cache blocks."""
+    """The kernel arguments for a token's position and its cache blocks."""
     fields = ("token_seq", "seq_begin", "seq_len", "block_table")
     return (ctx.step, *(ctx.offset(f) for f in fields), np.int32(ctx.program.limits.max_blocks))
 
 
 def kv_defines(ctx: Context, op: RopeAppend | Attention) -> dict[str, int]:
-    """What a kernel that reads or writes the cache is compiled for."""
+    """Preprocessor constants of kernels that read or write the KV cache."""
     cache = ctx.cache
-    codes = {"KV_I8": 1} if cache.dtype == "i8" else {}  # left out elsewhere: most devices have no kernels for it
+    codes = {"KV_I8": 1} if cache.dtype == "i8" else {}  # omitted otherwise: most devices have no kernels for it
     return {"DIM": op.head_dim, "BLOCK": cache.block_size, "KV_F16": int(cache.dtype == "f16")} | codes
 
 
 def rope_defines(rope: RopeAppend | None) -> dict[str, int]:
-    """Whether a kernel for attention also rotates and fills the cache, and how."""
+    """Preprocessor constants that make an attention kernel also rotate and update the KV cache."""
     return {"ROPE": int(rope is not None), "NEOX": int(rope is not None and rope.style == "neox")}
 
 
 def attention_inputs(ctx: Context, op: Attention, rope: RopeAppend | None, unused: Buffer) -> tuple[Buffer, ...]:
-    """What attention that may rotate reads: the rows, keys and values, cosines and sines (or ``unused``, twice)."""
+    """Inputs of attention that may rotate: rows, keys, values, cosines and sines (or ``unused``, twice)."""
     tables = (ctx.dense(rope.cos).data, ctx.dense(rope.sin).data) if rope else (unused, unused)
     return ctx.tensors[op.qkv], ctx.kv("k", op.layer), ctx.kv("v", op.layer), *tables
 
 
 @dataclass(frozen=True, slots=True)
 class RowOps:
-    """Launches of the operations that take a work-group of ``group`` work-items a row."""
+    """Launches of the operations that use one work-group of ``group`` work-items per row."""
 
     group: int
 
@@ -173,7 +173,7 @@ class RowOps:
         elements = math.prod(ctx.shape(op.x))
         if elements > MOST_QUANTIZED:
             raise InvalidInputError(
-                f"{op.x!r} has {elements:,} elements; a GPU quantises {MOST_QUANTIZED:,} at most.",
+                f"{op.x!r} has {elements:,} elements; the limit on a GPU is {MOST_QUANTIZED:,}.",
                 hint="Quantise it on the CPU.",
             )
         n, count = np.int32(elements), np.int32(PARTIALS)
@@ -188,10 +188,10 @@ class RowOps:
 def advance(ctx: Context) -> Launch:
     """The launch that ends a decode step of a program whose last operation is ``Sample``.
 
-    It copies the sampled tokens to ``history``, at the row that the header's word ``DONE`` counts, makes them the next
-    tokens, lengthens every sequence by one, and counts up.
+    It copies the sampled tokens to row ``DONE`` (a word of the header) of ``history``, makes them the next tokens,
+    lengthens every sequence by one, and increments ``DONE``.
     """
     sample = ctx.program.ops[-1]
-    assert isinstance(sample, Sample)  # else no step is ever advanced
+    assert isinstance(sample, Sample)  # otherwise no step is ever advanced
     args = (ctx.step, ctx.offset("tokens"), ctx.offset("seq_len"), ctx.tensors[sample.out], ctx.history)
     return Launch(KernelSpec("advance", "advance"), (1, 1, 1), (ADVANCE_GROUP, 1, 1), args, overlaps=True)

@@ -1,7 +1,7 @@
-"""One plan for every GPU backend: which neighbouring operations are launched together.
+"""Plans, for every GPU backend, which neighbouring operations are launched together.
 
-A group may take the place of its operations if nothing that comes later misses what it leaves out. That is decided here
-alone, from what each operation reads and writes.
+A group may replace its operations if no later operation needs a result that the group does not store. Only this module
+decides that, from what each operation reads and writes.
 """
 
 from __future__ import annotations
@@ -36,22 +36,22 @@ from bitnet.core.hal import (
 
 @dataclass(frozen=True, slots=True)
 class Lowering:
-    """What a backend's ``ops.py`` provides.
+    """The lowering that a backend's ``ops.py`` provides.
 
     Attributes:
-        table: Its launches for every operation, and for the groups it takes.
-        leaves_out: Whether steps of a program whose logits nobody reads are lowered in another way.
-        filters: Whether a bucket's logits are left out also where rows have top-k, top-p or min-p. Asked only where
-            `leaves_out` holds.
+        table: Launches for every operation, and for the groups it supports.
+        leaves_out: Whether steps whose logits nobody reads are lowered differently.
+        filters: Whether logits may also be left out if rows have top-k, top-p or min-p. Only used with `leaves_out`.
         scaled: Whether it has the kernels of :mod:`bitnet.core.gpu.scaled`.
-        fuses_scaled: Whether its entries for operations take weights with scales of groups and norms of heads, and
-            those for groups of operations take or decline them. Else they are launched alone, by the kernels of
+        fuses_scaled: Whether its entries for operations support weights with scales of groups and norms of heads, and
+            its entries for groups support or decline them. If false, these are launched unfused, by the kernels of
             :mod:`bitnet.core.gpu.scaled`.
         rowwise: Whether it has the kernels ``add_bias`` and ``center_rows``, as
             :class:`~bitnet.core.gpu.ops.RowOps` launches them.
-        tells: Whether a bucket's last `Sample` tells log-probabilities itself, into the history of
+        tells: Whether a bucket's last `Sample` writes log-probabilities itself, to the history of
             :mod:`bitnet.core.gpu.logprobs`.
-        group: Work-items of those of :mod:`bitnet.core.gpu.adjusting` and :mod:`bitnet.core.gpu.logprobs`; 0 without.
+        group: Work-group size of the kernels of :mod:`bitnet.core.gpu.adjusting` and :mod:`bitnet.core.gpu.logprobs`;
+            0: it has none.
     """
 
     table: Dispatch
@@ -65,7 +65,7 @@ class Lowering:
 
 
 ROW_OPS = (NormRows, DenseMatmul, Sample)
-"""Operations over the rows that need logits; a step without any leaves them out."""
+"""Operations on the rows that need logits; skipped in steps without such rows."""
 
 _READS: Mapping[type, tuple[str, ...]] = {
     Embed: (),
@@ -98,7 +98,7 @@ _WRITES: Mapping[type, tuple[str, ...]] = {
 
 
 def _types(kind: type[Group]) -> tuple[Any, ...]:
-    """The operation that each field of a group is."""
+    """The operation type of each field of a group."""
     hints = get_type_hints(kind)
     return tuple(hints[field.name] for field in fields(kind))
 
@@ -113,14 +113,14 @@ def reads(op: Op) -> frozenset[str]:
 
 
 def writes(op: Op) -> frozenset[str]:
-    """The tensors that an operation makes anew, or changes."""
+    """The tensors that an operation creates or changes."""
     return frozenset(getattr(op, name) for name in _WRITES[type(op)])
 
 
 def lower(ctx: Context, bucket: Bucket, table: Dispatch, *, fuses_scaled: bool = False) -> list[Launch]:
-    """The launches of the context's program for a bucket: of each group that the table takes, else of the operation.
+    """The launches of the context's program for a bucket: of groups that the table supports, else of single operations.
 
-    ``fuses_scaled`` is as :class:`Lowering` has it.
+    For ``fuses_scaled`` see :class:`Lowering`.
     """
     ops = step_ops(ctx.program, bucket)
     launches: list[Launch] = []
@@ -144,7 +144,7 @@ def lower(ctx: Context, bucket: Bucket, table: Dispatch, *, fuses_scaled: bool =
 
 
 def _alone(ctx: Context, op: Op, bucket: Bucket, table: Dispatch, fuses_scaled: bool) -> list[Launch]:
-    """The launches of an operation in no group."""
+    """The launches of an ungrouped operation."""
     if not fuses_scaled and isinstance(op, TernaryMatmul) and in_groups(ctx.program, op):
         return table.get(InGroups, group_product)(ctx, op, bucket) or []
     if isinstance(op, Embed | DenseMatmul) and (name := ternary_table(ctx.program, op)):
@@ -156,12 +156,12 @@ def _alone(ctx: Context, op: Op, bucket: Bucket, table: Dispatch, fuses_scaled: 
 
 
 def step_ops(program: Program, bucket: Bucket) -> list[Op]:
-    """The operations that a step of the bucket needs."""
+    """The operations needed by steps of the bucket."""
     return [op for op in program.ops if bucket.rows or not isinstance(op, ROW_OPS)]
 
 
 def candidates(ops: Sequence[Op], at: int, bucket: Bucket) -> Iterator[Group]:
-    """The groups that may take the place of the operations from ``at`` on, the longer first."""
+    """The groups that may replace the operations from ``at`` on, longer ones first."""
     for kind, types in _TYPES.items():
         here = ops[at : at + len(types)]
         if len(here) == len(types) and all(map(isinstance, here, types)):
@@ -171,12 +171,13 @@ def candidates(ops: Sequence[Op], at: int, bucket: Bucket) -> Iterator[Group]:
 
 
 def _chained(ops: Sequence[Op]) -> bool:
-    """Whether each operation takes all that the one before it makes."""
+    """Whether each operation consumes everything that the previous one produces."""
     return all(writes(first) <= reads(second) for first, second in pairwise(ops))
 
 
 def _safe(group: Group, later: Sequence[Op]) -> bool:
-    """Whether nothing misses what the group leaves out, and no part of it reads what another already wrote."""
+    """Whether nothing needs a result that the group does not store, and no part of it reads memory that another
+    overwrites."""
     kept = {name for op in group.kept for name in writes(op)}
     left_out = {name for op in group.ops for name in writes(op)} - kept
     if any(_read_first(name, later) for name in left_out):
@@ -185,7 +186,7 @@ def _safe(group: Group, later: Sequence[Op]) -> bool:
 
 
 def _inputs(group: Group) -> set[str]:
-    """What a group reads that it does not make itself, less what its products add to: each element is its own."""
+    """The tensors that a group reads but does not produce, except those its products add to element by element."""
     found: set[str] = set()
     made: set[str] = set()
     for op in group.ops:
@@ -196,7 +197,8 @@ def _inputs(group: Group) -> set[str]:
 
 
 def _read_first(name: str, later: Sequence[Op]) -> bool:
-    """Whether a later operation reads a tensor before one makes it anew. The host reads none of a fused program's."""
+    """Whether a later operation reads a tensor before another overwrites it. The host reads no tensors of fused
+    programs."""
     for op in later:
         if name in reads(op):
             return True

@@ -1,4 +1,4 @@
-"""What probes of GPU backends share: the device nodes that drivers open, and the advice that goes with a failure."""
+"""Helpers for probes of GPU backends: device nodes that drivers open, and hints for failures."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from bitnet.core.support.dynlib import Library
 SMALLER = "Use a shorter context, fewer sequences, or another device."
 """The hint of an OutOfMemoryError."""
 JOIN_GROUPS = "sudo usermod -aG render,video $USER, then log in again."
-"""The hint where Linux keeps a user from a GPU."""
+"""The hint if a user lacks permission for a GPU on Linux."""
 _NO_GPU = {DeviceType.CPU, DeviceType.VIRTUAL}
 
 
@@ -26,14 +26,14 @@ def device_nodes(patterns: Iterable[str]) -> list[Path]:
 
 
 def denied_nodes(patterns: Iterable[str]) -> list[str]:
-    """Those of the device nodes that this user may not open."""
+    """The matching device nodes that this user may not open."""
     return [str(node) for node in device_nodes(patterns) if not os.access(node, os.R_OK | os.W_OK)]
 
 
 def no_permission(
     nodes: Iterable[str], *, tried: Mapping[str, str] = {}, versions: Mapping[str, str] = {}, hint: str = JOIN_GROUPS
 ) -> ProbeResult:
-    """The result of a probe that found device nodes which this user may not open."""
+    """The result of a probe that found device nodes that this user may not open."""
     reason = f"This user may not open {', '.join(nodes)}."
     return ProbeResult(ProbeStatus.NO_PERMISSION, reason=reason, hint=hint, tried=tried, versions=versions)
 
@@ -47,7 +47,7 @@ def devices_found(
 ) -> ProbeResult:
     """The result of a probe that found devices.
 
-    Where none of them is a GPU, such as those that Mesa and PoCL make of a CPU, it tells of a GPU's device nodes that
+    If none of them is a GPU (Mesa and PoCL provide devices that run on the CPU), it mentions a GPU's device nodes that
     this user may not open.
     """
     result = ProbeResult(ProbeStatus.OK, devices, tried=tried, versions=versions)
@@ -61,9 +61,9 @@ def no_library(what: str, library: Library, hints: Mapping[ProbeStatus, str], *,
     """The result of a probe whose driver's library does not open.
 
     Args:
-        what: The library as a sentence begins with it, such as ``The Vulkan loader``.
-        hints: What to do where it is missing, may not be read, or is broken.
-        names: What to say in place of the names that were tried.
+        what: The library as the beginning of a sentence, such as ``The Vulkan loader``.
+        hints: What to do if it is missing, unreadable or broken.
+        names: Replaces the list of tried names in the message.
     """
     statuses = {"no-permission": ProbeStatus.NO_PERMISSION, "broken": ProbeStatus.BROKEN}
     status = statuses.get(library.failure, ProbeStatus.DRIVER_MISSING)

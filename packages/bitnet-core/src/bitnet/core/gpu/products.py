@@ -1,4 +1,4 @@
-"""What backends have in common in launching ternary products: where a product takes its input, and its arguments."""
+"""Shared code to launch ternary products: where a product reads its input, and its arguments."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from bitnet.core.gpu.groups import FeedForward, NormProduct
 from bitnet.core.hal import GluNormQuant, NormQuant, Op, TernaryMatmul
 
 NO_NORM, NORM = 1, 2
-"""Kinds of :class:`Source`, as the kernels of fused products take them; 0 is int8."""
+"""Kinds of :class:`Source`, with the kernels' numbers; 0 is int8."""
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Where a product takes its activations.
+    """Where a product reads its activations.
 
     Attributes:
         kind: 0: int8, with scales and the sums of the rows. ``NO_NORM``, ``NORM``: f32 of one token, quantised in the
@@ -33,12 +33,12 @@ class Source:
     eps: float = 0.0
 
     def gain(self, ctx: Context) -> Buffer:
-        """The weight of the norm, or any buffer where there is none."""
+        """The norm's weight, or any buffer if there is none."""
         return ctx.dense(self.norm).data if self.norm else self.x
 
 
 class Decode(Protocol):
-    """A backend's product of few tokens; ``activation`` names the one between gates and ups, where W holds both."""
+    """A backend's product of few tokens; ``activation`` names the one applied between gates and ups if W holds both."""
 
     def __call__(
         self, ctx: Context, op: TernaryMatmul, bucket: Bucket, source: Source, out: Buffer, *, activation: str = ""
@@ -46,7 +46,7 @@ class Decode(Protocol):
 
 
 def normed(ctx: Context, op: NormQuant) -> Source:
-    """The input of a quantisation, for a product that does it itself."""
+    """The input of a quantisation, for a product that quantises by itself."""
     return Source(ctx.tensors[op.x], NORM if op.weight else NO_NORM, norm=op.weight, eps=op.eps)
 
 
@@ -70,7 +70,7 @@ def fused_products(decode: Decode, quantises: Callable[[Context, TernaryMatmul, 
     """The entries for products that norm and quantise their own input.
 
     Args:
-        quantises: Whether ``decode`` does so for a product in a step.
+        quantises: Whether ``decode`` can do this for a product in a step.
     """
 
     def block(ctx: Context, group: FeedForward, bucket: Bucket) -> list[Launch] | None:
@@ -87,12 +87,13 @@ def fused_products(decode: Decode, quantises: Callable[[Context, TernaryMatmul, 
 
 
 def decode_defines(op: TernaryMatmul, activation: str) -> dict[str, int]:
-    """What a :class:`Decode` is compiled for on any API: whether it activates, how, and whether it adds to ``out``."""
+    """Preprocessor constants of a :class:`Decode` on any API: the activation, if any, and whether it adds to
+    ``out``."""
     return {"GLU": int(bool(activation)), "RELU2": int(activation == "relu2"), "ADD": int(op.add)}
 
 
 def product_args(ctx: Context, op: TernaryMatmul, source: Source, out: Buffer) -> tuple[Arg, ...]:
-    """The arguments of a product of few tokens that takes its activations from ``source``."""
+    """The arguments of a product of few tokens that reads its activations from ``source``."""
     w = ctx.ternary(op.weights)
     sums = source.x if source.kind else row_sums(ctx, op.x)
     x = (ctx.step, source.x, source.scale or source.x, sums, source.gain(ctx), np.float32(source.eps))
@@ -105,10 +106,10 @@ def glu_products(ctx: Context, op: GluNormQuant) -> Buffer:
 
 
 def row_sums(ctx: Context, name: str) -> Buffer:
-    """The sums of the rows of an int8 tensor, which products with codes ``w + 1`` take off."""
+    """The sums of an int8 tensor's rows, which products with codes ``w + 1`` must subtract."""
     return ctx.scratch(f"sums of {name}", ctx.program.limits.max_tokens * 4)
 
 
 def quantised(name: str, ops: Sequence[Op]) -> bool:
-    """Whether an operation makes the int8 tensor, so that its kernel can make the sums of its rows beside it."""
+    """Whether an operation produces the int8 tensor, so that its kernel can also compute the row sums."""
     return any(isinstance(op, NormQuant | GluNormQuant) and op.out == name for op in ops)

@@ -1,4 +1,4 @@
-"""The programs of a device: a source compiled for a set of constants, by the first of the compilers that takes it."""
+"""The programs of a device: each source compiled for a set of constants, by the first compiler that accepts it."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from bitnet.core.support.log import logger
 
 Made = TypeVar("Made")
 Unit: TypeAlias = tuple[str, tuple[tuple[str, int | str], ...]]
-"""A source's file and constants: what kernels share a program by."""
+"""A source's file and constants. Kernels with the same unit share a program."""
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """What a compiler gets.
+    """The input of a compiler.
 
     Attributes:
         file: As in :class:`~bitnet.core.gpu.KernelSpec`.
-        text: The source, with the files that it includes in their places.
-        options: The compiler's, and the source's constants as ``-DNAME=value``.
+        text: The source, with includes expanded.
+        options: The compiler's options, and the source's constants as ``-DNAME=value``.
     """
 
     file: str
@@ -34,7 +34,7 @@ class Source:
 
 
 class Identity(NamedTuple):
-    """What a kept program depends on beside its source: names and versions of device, driver and compiler."""
+    """What a cached program depends on besides its source: names and versions of device, driver and compiler."""
 
     device: str
     driver: str
@@ -43,14 +43,14 @@ class Identity(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Compiler(Generic[Made]):
-    """A way to make programs for one device.
+    """A compiler of programs for one device.
 
     Attributes:
-        build: What the device runs, and the bytes to keep of it. Raises KernelCompileError.
-        load: What the device runs, from the bytes that were kept; None where the driver refuses them.
-        identity: Identity of the device, the driver and the compiler; None where programs are not kept, being at hand.
-        options: Options of every source, before its constants.
-        name: What to call it in errors, where a device has several.
+        build: Compiles a source; returns the program and the bytes to cache. Raises KernelCompileError.
+        load: Makes the program from cached bytes; returns None if the driver refuses them.
+        identity: Identity of device, driver and compiler; None if programs are not cached because they are prebuilt.
+        options: Compiler options of every source, before its constants.
+        name: Name of the compiler in errors, if a device has several.
     """
 
     build: Callable[[Source], tuple[Made, bytes]]
@@ -64,10 +64,10 @@ class Programs(Generic[Made]):
     """The programs of one device.
 
     Args:
-        device: Its name, for warnings.
-        sources: The kernels.
-        compilers: Ways to compile them, the best first.
-        plain: The way for sources that none of the others takes: without what only this device has.
+        device: The device's name, for warnings.
+        sources: The kernel sources.
+        compilers: The compilers, the best first.
+        plain: A fallback for sources that none of them accepts, without device-specific features.
 
     Raises:
         InvalidInputError: As :class:`~bitnet.core.support.cache.KernelCache`.
@@ -87,21 +87,21 @@ class Programs(Generic[Made]):
         self._made: dict[Unit, Made] = {}
 
     def prepare(self, specs: Sequence[KernelSpec]) -> None:
-        """Compile what is not compiled yet of the kernels' programs, several at a time.
+        """Compile the kernels' programs that are not compiled yet, in parallel.
 
         Raises:
-            KernelCompileError: A source does not compile; the log is the compiler's.
+            KernelCompileError: A source does not compile; the error holds the compiler's log.
         """
         missing = {_unit(spec) for spec in specs} - self._made.keys()
         self._made |= compiled(self._cache, {unit: self._ways(unit, self._all) for unit in missing})
 
     def builds(self, spec: KernelSpec) -> bool:
-        """Whether a kernel compiles with all that the device has."""
+        """Whether a kernel compiles with all device-specific features."""
         unit = _unit(spec)
         try:
             compiled(self._cache, {unit: self._ways(unit, self._compilers)})
         except KernelCompileError as error:
-            text = "%s: %s does not build, so what it tries is not used. %s"
+            text = "%s: %s does not build, so the feature it tests is not used. %s"
             logger.warning(text, self._device, spec.file, error.log)
             return False
         return True

@@ -1,6 +1,7 @@
-"""Whether a device replays recordings rightly: steps of a small program, replayed and launched singly.
+"""Checks that a device replays recordings correctly: compares steps of a small program, replayed and launched one by
+one.
 
-HIP graphs of ROCm 7.2.0 to 7.2.3 are known to replay wrongly on some devices.
+HIP graphs of ROCm 7.2.0 to 7.2.3 are known to replay incorrectly on some devices.
 """
 
 from __future__ import annotations
@@ -42,19 +43,19 @@ Array = npt.NDArray[Any]
 
 
 class Replayer(Protocol):
-    """A driver with two ways to run what it records.
+    """A driver with two ways to run its recordings.
 
     Attributes:
-        graphs: Whether what is recorded from now on is replayed as a whole; else its launches start one by one.
+        graphs: Whether new recordings are replayed as a whole; if false, their launches start one by one.
     """
 
     graphs: bool
 
 
 def wrong_replay(device: GpuDevice, driver: Replayer) -> str:
-    """What is wrong with replayed steps; empty where they give the bits that the same launches give one by one.
+    """A description of how replayed steps differ from the same launches one by one; empty if they are bit-identical.
 
-    Leaves the driver without graphs.
+    Afterwards, the driver's graphs are disabled.
 
     Raises:
         BitNetError: The device fails without graphs, or is lost.
@@ -72,11 +73,11 @@ def wrong_replay(device: GpuDevice, driver: Replayer) -> str:
     finally:
         driver.graphs = False
     same = all(np.array_equal(a.view(np.uint8), b.view(np.uint8)) for a, b in zip(expected, replayed, strict=True))
-    return "" if same else f"{device.info.name}: a replayed step differs from the same step launched singly."
+    return "" if same else f"{device.info.name}: a replayed step differs from the same step launched kernel by kernel."
 
 
 def _run(device: GpuDevice, program: Program) -> list[Array]:
-    """The tokens of some runs, and what all tensors of the program hold after each."""
+    """The tokens of some runs, and the contents of all tensors of the program after each."""
     executable, found = device.compile(program, keep=True), []
     try:
         for start in STARTS:
@@ -88,7 +89,7 @@ def _run(device: GpuDevice, program: Program) -> list[Array]:
 
 
 def _program(rng: np.random.Generator) -> Program:
-    """Products of random weights, each of what the ones before added up to."""
+    """A chain of products with random weights, each applied to the sum of the previous ones."""
     data = TernaryData(pack_ternary(rng.integers(-1, 2, (WIDTH, WIDTH), np.int8)), np.full(1, 0.1, np.float32))
     gain, table = np.ones(WIDTH, np.float32), rng.standard_normal((TOKENS, WIDTH)).astype(np.float32)
     weights: dict[str, Weight] = {

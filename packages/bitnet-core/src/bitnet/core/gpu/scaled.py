@@ -1,6 +1,6 @@
-"""Weights with a scale for each group of columns, and heads that are normalised, as launches on every GPU API.
+"""Launches for weights with scales of groups, and for normalised heads, on every GPU API.
 
-Kernels of these names take these arguments in this order. No group of operations takes them in: each is launched alone.
+Each backend has kernels with these names and arguments. They are never part of a fused group.
 """
 
 from __future__ import annotations
@@ -23,13 +23,14 @@ LANES = 16
 MOST_TOKENS = 8
 """Tokens that a work-item multiplies its codes with."""
 TERMS = 4096
-"""Terms of groups that a work-group keeps: 16 KiB of the 32 that every GPU API grants it."""
+"""Terms of groups held by a work-group: 16 KiB of the 32 KiB that every GPU API supports."""
 
 
 class InGroups:
-    """Key of a lowering table: products of such weights, where a backend has its own instead of :func:`group_product`.
+    """Lowering-table key for products of such weights, for backends that have their own instead of
+    :func:`group_product`.
 
-    The entry takes a :class:`~bitnet.core.hal.TernaryMatmul` and declines none.
+    The entry accepts every :class:`~bitnet.core.hal.TernaryMatmul`.
     """
 
 
@@ -47,18 +48,18 @@ def norms_heads(op: Op) -> bool:
 
 
 def head_norm_inputs(ctx: Context, rope: RopeAppend | None, unused: Buffer) -> tuple[Buffer, Buffer, np.float32]:
-    """What attention that may norm heads reads: the norms of q and of k (or ``unused``, twice), and their epsilon."""
+    """Inputs of attention that may norm heads: the norms of q and k (or ``unused``, twice), and their epsilon."""
     if rope is None or rope.q_norm is None or rope.k_norm is None:
         return unused, unused, np.float32(0)
     return ctx.dense(rope.q_norm).data, ctx.dense(rope.k_norm).data, np.float32(rope.eps)
 
 
 def group_product(ctx: Context, op: TernaryMatmul, bucket: Bucket) -> list[Launch]:
-    """``ternary_matmul`` by kernels that keep the terms of a row's groups, then add them up in their order."""
+    """``ternary_matmul`` by kernels that store the terms of a row's groups, then add them in order."""
     w = ctx.ternary(op.weights)
     assert w.group is not None
     count = w.cols // w.group
-    groups = max(BLOCK // w.group, 1) if count > 1 else 1  # that a work-item multiplies at a time
+    groups = max(BLOCK // w.group, 1) if count > 1 else 1  # groups that a work-item multiplies at a time
     lanes = min(next_power_of_two(ceil_div(count, groups)), LANES)
     while lanes < GROUP and GROUP // lanes * count > TERMS:
         lanes *= 2
@@ -83,7 +84,7 @@ def group_product(ctx: Context, op: TernaryMatmul, bucket: Bucket) -> list[Launc
 
 
 def head_norms(ctx: Context, op: RopeAppend, bucket: Bucket) -> list[Launch]:
-    """RMSNorm of each head of q and of k, in place. Each work-item has as many elements of a head as the others."""
+    """RMSNorm of each head of q and k, in place. All work-items have equally many elements of a head."""
     norms = head_norm_inputs(ctx, op, ctx.step)
     sizes = np.int32(op.heads), np.int32(op.kv_heads)
     group = math.gcd(op.head_dim, ROPE_GROUP)

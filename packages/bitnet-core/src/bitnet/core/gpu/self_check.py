@@ -1,4 +1,5 @@
-"""Whether a device computes: the product of a fresh random ternary matrix, compared with exact integers."""
+"""Checks that a device computes correctly: compares the product of a fresh random ternary matrix with exact
+integers."""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ ROWS, COLS = 48, 384
 
 
 def wrong_products(device: Device, *, tokens: int = 1) -> str:
-    """What is wrong with a device's product of some tokens; empty where it is exact.
+    """A description of the errors in a device's product for some tokens; empty if it is exact.
 
     Raises:
         BitNetError: The device fails.

@@ -1,4 +1,4 @@
-"""The kernel sources a backend's wheel carries."""
+"""The kernel sources in a backend's wheel."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ class KernelSources:
 
     Args:
         package: Import name of the backend's package, whose folder ``kernels`` holds them.
-        backend: Name of the backend, with which the kernels' names end.
-        ending: Ending of the files, such as ``.cl``. Files for one vendor's hardware are in a folder of their own.
-        common: The file that all have in front. A line ``#include "path"`` stands for the file at that path.
-        entry: Pattern whose first group is the name of a kernel where a source defines one.
+        backend: Name of the backend, which is the suffix of the kernels' names.
+        ending: Extension of the files, such as ``.cl``. Files for one vendor's hardware are in a folder of their own.
+        common: The file prepended to all others. A line ``#include "path"`` is replaced by the file at that path.
+        entry: Pattern of a kernel definition; its first group is the kernel's name.
         vendors: Folders of the vendors whose hardware the backend reaches; None for all.
     """
 
@@ -42,13 +42,13 @@ class KernelSources:
         self.text = cache(self._text)
 
     def names(self) -> frozenset[str]:
-        """Every kernel that the backend may launch, by its name in receipts."""
+        """The names, as in receipts, of every kernel that the backend may launch."""
         found = _files(self._folder, self._vendors)
         texts = [file.read_text(encoding="utf-8") for file in found if file.name.endswith(self._ending)]
         return frozenset(f"{entry}_{self._backend}" for text in texts for entry in self._entry.findall(text))
 
     def _text(self, file: str) -> str:
-        """A source as the compiler gets it, each file that it includes in place of the first line that names it."""
+        """A source with its includes expanded, each at the first line that names it."""
         seen: set[str] = set()
 
         def read(name: str) -> str:
@@ -61,7 +61,7 @@ class KernelSources:
 
 
 def _files(folder: Traversable, inner: Collection[str] | None) -> Iterator[Traversable]:
-    """Every file of a folder and of the named folders in it, or of all."""
+    """Every file of a folder and of its subfolders: the named ones, or all."""
     for entry in folder.iterdir():
         if not entry.is_dir():
             yield entry

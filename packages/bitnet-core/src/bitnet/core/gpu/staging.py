@@ -1,4 +1,4 @@
-"""Page-locked memory that a device copies to while work submitted later runs."""
+"""Page-locked memory to which a device copies while later work runs."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ import numpy.typing as npt
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Staging:
-    """Page-locked memory of the host, and the event that is recorded when the copy to it is complete."""
+    """Page-locked host memory, and the event that signals the end of the copy to it."""
 
     address: int
     event: Any
 
 
 class StagingPool:
-    """Staging areas, each used again once its copy has been taken.
+    """A pool of staging areas; each is reused once its copy has been read.
 
     Args:
-        make: Allocates an area of a number of bytes.
+        make: Allocates an area of the given number of bytes.
         wait: Waits for an area's event.
     """
 
@@ -35,7 +35,7 @@ class StagingPool:
         """Implements :class:`~bitnet.core.gpu.Fetching`.
 
         Args:
-            copy: Begins to copy ``array.nbytes`` bytes to an area, and has its event recorded behind the copy.
+            copy: Begins to copy ``array.nbytes`` bytes to an area, and records its event after the copy.
         """
         size = 1 << max(array.nbytes - 1, 0).bit_length()
         spare = self._spare.setdefault(size, [])
@@ -54,7 +54,7 @@ class StagingPool:
         return take
 
     def empty(self) -> list[Staging]:
-        """All areas, for the driver to free; none is in the pool any more."""
+        """Remove and return all areas, for the driver to free."""
         gone, self._all = self._all, []
         self._spare.clear()
         return gone

@@ -1,6 +1,6 @@
-"""Embeddings and heads that are ternary, as launches of kernels of these names, which take these arguments.
+"""Launches for ternary embeddings and output heads; backends have kernels with these names and arguments.
 
-No group of operations takes them in: each is launched alone, for devices with the feature
+They are never part of a fused group, and need a device with the feature
 :data:`~bitnet.core.hal.TERNARY_TABLES`.
 """
 
@@ -20,11 +20,11 @@ GROUP, LANES = 64, 16
 EACH = 2
 """Rows of the table that those share."""
 MOST_ROWS = 8
-"""Rows of activations that share a read of the table."""
+"""Rows of activations computed per read of the table."""
 
 
 def ternary_table(program: Program, op: Op) -> str | None:
-    """The ternary weight that an embedding or a head names, if it does."""
+    """The name of the ternary weight of an embedding or a head, if it has one."""
     name = op.table if isinstance(op, Embed) else op.weight if isinstance(op, DenseMatmul) else None
     return name if name is not None and isinstance(program.weights.get(name), TernaryWeight) else None
 
@@ -33,10 +33,10 @@ def check_tables(program: Program, info: DeviceInfo) -> None:
     """Refuse ternary tables on a device without kernels for them.
 
     Raises:
-        UnsupportedProgramError: The program has one.
+        UnsupportedProgramError: The program has a ternary table.
     """
     if TERNARY_TABLES not in info.features and any(ternary_table(program, op) for op in program.ops):
-        what = f"it has no feature {TERNARY_TABLES!r}: it takes embeddings and heads of floats only."
+        what = f"it lacks the feature {TERNARY_TABLES!r}: it supports only float embeddings and heads."
         raise UnsupportedProgramError(what, device=info.name)
 
 

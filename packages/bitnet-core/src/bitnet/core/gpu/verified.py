@@ -1,6 +1,6 @@
-"""Which devices have computed a product rightly on this machine: a file for each, in the cache's folder.
+"""Remembers which devices have computed a correct product on this machine, by a file for each in the cache folder.
 
-A backend that nobody has tried on hardware marks what its probe finds by :func:`marked`. Opening such a device with its
+A backend untested on hardware passes its probe's devices through :func:`marked`. Opening such a device with its
 self-check (:func:`bitnet.core.gpu.clc.open_device`) calls :func:`remember`.
 """
 
@@ -20,7 +20,7 @@ VERIFIED = "verified"
 
 
 def marked(info: DeviceInfo) -> DeviceInfo:
-    """The device, with a detail ``verified`` while its self-check has not passed, and a note where it is no GPU."""
+    """The device, with a detail ``verified`` until its self-check has passed, and a note if it is not a GPU."""
     if info.vendor == TEST_DRIVER:
         note = "; ".join(filter(None, (info.details.get("note"), ON_CPU)))
         return replace(info, details={**info.details, "note": note})
@@ -30,13 +30,13 @@ def marked(info: DeviceInfo) -> DeviceInfo:
 
 
 def remember(info: DeviceInfo) -> None:
-    """Keep that the device's self-check has passed. Never raises for the disk."""
+    """Record that the device's self-check has passed. Disk errors are not raised."""
     try:
         path = _marker(info)
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         path.touch()
     except (OSError, RuntimeError) as error:
-        logger.debug("%s: that its self-check has passed cannot be kept: %s", info.name, error)
+        logger.debug("%s: the result of its self-check cannot be saved: %s", info.name, error)
 
 
 def _is_verified(info: DeviceInfo) -> bool:
@@ -47,7 +47,7 @@ def _is_verified(info: DeviceInfo) -> bool:
 
 
 def _marker(info: DeviceInfo) -> Path:
-    """The file of a device with its driver, and all else that its details tell, such as the compiler's version."""
+    """The file for a device, its driver, and its other details, such as the compiler's version."""
     details = [f"{name}={text}" for name, text in sorted(info.details.items()) if name != VERIFIED]
     facts = "\0".join((info.id, info.description, info.driver_version, *details))
     return cache_folder() / "verified" / f"{info.backend}-{hashlib.sha256(facts.encode()).hexdigest()[:16]}"

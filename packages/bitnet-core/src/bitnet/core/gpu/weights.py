@@ -1,6 +1,6 @@
-"""Putting weights on a device: ternary matrices stacked as one, dense ones as they are.
+"""Uploads weights to a device: ternary matrices stacked into one, dense ones unchanged.
 
-``alloc`` owns what it gives, so that nothing is lost where a load or an upload fails.
+``alloc`` keeps track of its buffers, so that nothing leaks if a load or an upload fails.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Alloc: TypeAlias = Callable[[int], Buffer]
 Upload: TypeAlias = Callable[..., None]
 """As those of :class:`~bitnet.core.gpu.Driver`."""
 Adopt: TypeAlias = Callable[[npt.NDArray[Any]], "Buffer | None"]
-"""As that of :class:`~bitnet.core.gpu.driver.Adopter`; None for every array where the driver is none."""
+"""As in :class:`~bitnet.core.gpu.driver.Adopter`; always returns None for other drivers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,13 +31,13 @@ class TernaryBuffer:
     """Ternary matrices on the device, stacked along N.
 
     Attributes:
-        codes: ``uint8[rows, row_bytes]`` in the packing of :class:`~bitnet.core.hal.TernaryData`. The four bytes of a
-            word of it hold, at each of the four bit pairs, four neighbours: what a 4-way int8 dot product eats.
-        scales: ``f32[rows]``, what +1 stands for in each row; ``f16[rows, cols / group]`` where there are groups.
-        rows: N over all the parts.
-        cols: K, not padded.
+        codes: ``uint8[rows, row_bytes]`` in the packing of :class:`~bitnet.core.hal.TernaryData`. At each of its four
+            bit pairs, a 4-byte word holds four neighbouring codes, as a 4-way int8 dot product needs them.
+        scales: ``f32[rows]``, the value of +1 in each row; ``f16[rows, cols / group]`` if there are groups.
+        rows: Total N of all matrices.
+        cols: K, unpadded.
         row_bytes: ``ceil(K / 128) * 32``.
-        group: Columns that share a scale; None for one scale a matrix.
+        group: Columns that share a scale; None: one scale per matrix.
     """
 
     codes: Buffer
@@ -60,13 +60,13 @@ class DenseBuffer:
 def put_ternary(
     alloc: Alloc, upload: Upload, adopt: Adopt, weights: Mapping[str, Weight], names: Sequence[str]
 ) -> TernaryBuffer:
-    """Upload the named ternary matrices, of one K, one after the other, releasing each one's host pages.
+    """Upload the named ternary matrices, which have the same K, one by one, and release their host pages.
 
-    The codes of one alone stay where they are if the device can read them there.
+    The codes of a single matrix are used in place if the device can read them there.
     """
     parts = [weight for name in names if isinstance(weight := weights[name], TernaryWeight)]
     if len(parts) != len(names) or len({part.shape[1] for part in parts}) != 1:
-        raise InvalidInputError("a ternary product takes ternary weights that share their number of columns.")
+        raise InvalidInputError("a ternary product needs ternary weights with the same number of columns.")
     cols, group = parts[0].shape[1], parts[0].group
     row_bytes = -(-cols // BLOCK_WEIGHTS) * BLOCK_BYTES
     rows = sum(part.shape[0] for part in parts)
@@ -91,10 +91,10 @@ def put_ternary(
 
 
 def put_dense(alloc: Alloc, upload: Upload, adopt: Adopt, weights: Mapping[str, Weight], name: str) -> DenseBuffer:
-    """Upload a dense weight and release its host pages, unless the device can read it where it lies."""
+    """Upload a dense weight and release its host pages, unless the device can read it in place."""
     weight = weights[name]
     if not isinstance(weight, DenseWeight):
-        raise InvalidInputError("a dense weight was expected where the program names a ternary one.")
+        raise InvalidInputError("the program needs a dense weight here but names a ternary one.")
     array = loaded_dense(name, weight)
     buffer = adopt(array)
     if buffer is None:

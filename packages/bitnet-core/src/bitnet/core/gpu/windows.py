@@ -1,4 +1,4 @@
-"""Parts of buffers: what a kernel sees of one that is larger than a binding, or than one grid reaches."""
+"""Windows of buffers, for buffers that are larger than one binding or one grid can cover."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from bitnet.core.gpu.driver import Buffer
 from bitnet.core.gpu.failures import binding_too_large
 
 MOST_GROUPS = 65535
-"""Work-groups along one side of a grid, as many as every Vulkan and WebGPU device takes."""
+"""Maximum work-groups along one side of a grid that every Vulkan and WebGPU device supports."""
 
 
 def in_two(groups: int) -> tuple[int, int]:
-    """A number of work-groups as a grid of two dimensions, each as large as a device allows; some may be too many."""
+    """A two-dimensional grid with at least ``groups`` work-groups, within the limits of each dimension."""
     rows = -(-groups // MOST_GROUPS)
     return -(-groups // rows), rows
 
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """``nbytes`` of a buffer, from ``offset`` on, as a kernel's argument."""
+    """``nbytes`` bytes of a buffer, from ``offset`` on, as a kernel argument."""
 
     buffer: Buffer
     offset: int
@@ -30,21 +30,21 @@ class Window:
 
 
 def memory_of(buffer: Buffer) -> Buffer:
-    """The buffer itself, or the one that a window is part of."""
+    """The buffer itself, or the buffer of a window."""
     return buffer.buffer if isinstance(buffer, Window) else buffer
 
 
 def bound(buffer: Buffer, largest: int, kernel: str, device: str) -> tuple[Any, int, int]:
-    """What a kernel binds of a buffer or a window: the memory, the offset, and the size in bytes.
+    """A kernel's binding of a buffer or window: memory, offset, and size in bytes.
 
-    The size is whole vectors of 16 bytes, which kernels read at a time; buffers must end at a multiple of them.
+    The size is rounded up to 16 bytes, because kernels read vectors of 16 bytes; buffers must be padded accordingly.
 
     Args:
         largest: Maximum bytes of a binding.
-        kernel: Name of the kernel, for the error, as ``device`` is the device's.
+        kernel: Name of the kernel, for errors, like ``device``.
 
     Raises:
-        OutOfMemoryError: The binding would be larger.
+        OutOfMemoryError: The binding would exceed ``largest``.
     """
     window = buffer if isinstance(buffer, Window) else Window(buffer, 0, buffer.nbytes)
     size = -(-window.nbytes // 16) * 16
@@ -56,18 +56,18 @@ def bound(buffer: Buffer, largest: int, kernel: str, device: str) -> tuple[Any, 
 def row_windows(
     buffer: Buffer, rows: int, row_bytes: int, *, largest: int, alignment: int, most_rows: int | None = None
 ) -> Iterator[tuple[Buffer, int, int]]:
-    """A matrix in as few parts as can be bound: each part, its first row, and its number of rows.
+    """Split a matrix into as few bindable parts as possible: each part, its first row, and its number of rows.
 
     Args:
         largest: Maximum bytes of a binding.
-        alignment: What a binding's offset is a multiple of, in bytes; a power of two.
-        most_rows: Maximum rows of a part, where a grid reaches no more.
+        alignment: Required alignment of a binding's offset in bytes, a power of two.
+        most_rows: Maximum rows of a part, limited by the grid.
     """
     reached = rows if most_rows is None else most_rows
     if rows * row_bytes <= largest and rows <= reached:
         yield buffer, 0, rows
         return
-    multiple = alignment // gcd(alignment, row_bytes)  # of rows, so that every part begins where a binding may
+    multiple = alignment // gcd(alignment, row_bytes)  # of rows, so that every part begins at an aligned offset
     each = max(min(largest // row_bytes, reached) // multiple, 1) * multiple
     for first in range(0, rows, each):
         count = min(each, rows - first)

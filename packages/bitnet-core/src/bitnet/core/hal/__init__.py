@@ -1,4 +1,4 @@
-"""The hardware contract: what the engine asks of a device, and what a backend package implements."""
+"""The device contract: the interface that the engine uses and that backend packages implement."""
 
 from bitnet.core.hal.backend import HAL_API, Backend, OpenOptions
 from bitnet.core.hal.device import (

@@ -1,4 +1,4 @@
-"""What a backend is: probing and opening devices, without ever raising for hardware that is not there."""
+"""The interface of a backend: probing and opening devices. Missing hardware is a result, never an exception."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from bitnet.core.hal.device import Device
 from bitnet.core.hal.probe import DeviceInfo, ProbeResult
 
 HAL_API = 2
-"""Version of the contract in this package; a backend made for another is refused."""
+"""Version of the contract in this package; a backend made for another version is refused."""
 
 MAX_THREADS = 1024
-"""Most CPU threads a device can be asked to compute with."""
+"""Maximum number of CPU threads that a device can be asked to use."""
 
 
 @dataclass(frozen=True, slots=True)
 class OpenOptions:
-    """How to open a device. A backend gets its settings here alone: it reads no ``BITNET_*`` variable.
+    """How to open a device. These are a backend's only settings: it reads no ``BITNET_*`` variables.
 
     Attributes:
-        threads: CPU threads to compute with; None: the device's own choice. Devices that use none ignore it.
-        strict: Only what was asked for will do: a backend that could merely pretend or stand in raises instead.
-        graphs: Replay recorded launches. False: launch each kernel by itself, on devices whose drivers are known to
-            replay wrongly (ROCm, Metal); others ignore it.
+        threads: CPU threads to compute with; None: the device decides. Devices that use no CPU threads ignore it.
+        strict: Accept only the requested device: a backend that would emulate or replace it must raise instead.
+        graphs: Whether to replay recorded launches. False: launch each kernel by itself, for backends whose drivers may
+            replay wrongly (ROCm, Metal). Other backends ignore it.
 
     Raises:
         InvalidInputError: ``threads`` is out of range.
@@ -43,7 +43,7 @@ class OpenOptions:
 
 @runtime_checkable
 class Backend(Protocol):
-    """What an entry point in the group ``bitnet.backends`` names. Importing it opens no driver."""
+    """A backend, as an entry point in the group ``bitnet.backends`` names it. Importing it must not open a driver."""
 
     @property
     def name(self) -> str: ...
@@ -52,7 +52,7 @@ class Backend(Protocol):
     def hal_api(self) -> int: ...
 
     def probe(self) -> ProbeResult:
-        """Look for devices. Absence is a result; this does not raise for it."""
+        """Look for devices. Does not raise if there are none: that is a result."""
         ...
 
     def open(self, info: DeviceInfo, options: OpenOptions) -> Device:
@@ -64,9 +64,9 @@ class Backend(Protocol):
         ...
 
     def kernels(self) -> Collection[str]:
-        """Names of all kernels its devices may launch, as ``Executable.kernels`` records them. Opens no driver.
+        """Names of all kernels that its devices may launch, as recorded by ``Executable.kernels``. Opens no driver.
 
-        Each ends in what it runs on: the backend (``embed_cuda``), or a level of the CPU (``embed_avx2``). A receipt
-        that claims this backend and names another kernel does not verify.
+        Each name ends in the backend (``embed_cuda``) or the CPU level (``embed_avx2``) it runs on. A receipt that
+        claims this backend but names any other kernel does not verify.
         """
         ...

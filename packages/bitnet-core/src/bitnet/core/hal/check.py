@@ -1,4 +1,4 @@
-"""What every device checks before it trusts a program or a step: a kernel meets only what the contract allows."""
+"""Checks that every device makes of programs and steps, so that kernels see only input that the contract allows."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ from bitnet.core.hal.program import (
 from bitnet.core.hal.step import HeaderWord, Step
 
 _ADJUST, _LOGPROBS = HeaderWord.ADJUST.value, HeaderWord.LOGPROBS.value
-"""Looked up once: steps are checked thousands of times a second."""
+"""Looked up once, because steps are checked thousands of times a second."""
 MAX_K = 131_072
-"""Longest row of a ternary matrix: the greatest for which every partial sum stays within 2²⁴, exact in float32."""
+"""Maximum K, the row length of a ternary matrix: up to it, every partial sum stays within 2²⁴, exact in float32."""
 
 
 def check_features(program: Program, info: DeviceInfo) -> None:
@@ -57,7 +57,7 @@ def check_features(program: Program, info: DeviceInfo) -> None:
 
 
 def check_program(program: Program) -> None:
-    """Check that the tensors and weights an op names are there and fit it, as ``kernels/README.md`` has them.
+    """Check that the tensors and weights that each op names exist and fit it, as specified in ``kernels/README.md``.
 
     Raises:
         InvalidInputError: They do not; the message names the op and the tensor or weight.
@@ -70,17 +70,17 @@ def check_program(program: Program) -> None:
             for wanted in _operands(op, _Lookup(program)):
                 have = program.tensors.get(wanted.name)
                 if have != wanted:
-                    raise InvalidInputError(f"needs tensor {_text(wanted)} and finds {_text(have)}.")
+                    raise InvalidInputError(f"needs tensor {_text(wanted)} but finds {_text(have)}.")
         except InvalidInputError as error:
             where = f"program {program.name!r}, op {index} ({type(op).__name__})"
             raise InvalidInputError(f"{where}: {error.message}") from None
 
 
 def loaded_ternary(name: str, weight: TernaryWeight) -> TernaryData:
-    """What a ternary weight loads as, if devices can take it.
+    """Load a ternary weight and check it against its declaration.
 
     Raises:
-        InvalidInputError: The codes or the scales are not as the weight was declared.
+        InvalidInputError: The shape or type of the codes or scales is not as declared.
     """
     data = weight.load()
     rows, columns = weight.shape
@@ -96,10 +96,10 @@ def loaded_ternary(name: str, weight: TernaryWeight) -> TernaryData:
 
 
 def loaded_dense(name: str, weight: DenseWeight) -> npt.NDArray[Any]:
-    """What a dense weight loads as, C-contiguous, if devices can take it.
+    """Load a dense weight, check it against its declaration, and return it C-contiguous.
 
     Raises:
-        InvalidInputError: The array is not as the weight was declared.
+        InvalidInputError: The array's shape or type is not as declared.
     """
     array = weight.load()
     wanted = np.dtype(NUMPY_DTYPES[weight.dtype])
@@ -110,10 +110,10 @@ def loaded_dense(name: str, weight: DenseWeight) -> npt.NDArray[Any]:
 
 
 class StepCheck:
-    """What a program's steps must keep to, found once so that checking a step costs microseconds.
+    """Checks a program's steps. The bounds are computed once, so that checking a step takes microseconds.
 
     Attributes:
-        samples: Whether the program ends in ``Sample``, so that ``run`` returns tokens and takes a count.
+        samples: Whether the program ends in ``Sample``, so that ``run`` returns tokens and accepts ``count > 1``.
     """
 
     def __init__(self, program: Program) -> None:
@@ -126,53 +126,53 @@ class StepCheck:
             self._positions = min(self._positions, self.limits.max_blocks * self.kv.block_size)
 
     def __call__(self, step: Step, count: int = 1) -> None:
-        """Check a step that is to be run ``count`` times.
+        """Check a step that will run ``count`` times.
 
         Raises:
-            InvalidInputError: It was made for other limits, names a token, block or position that is not there, or is
-                not one token and one row a sequence although ``count > 1``.
+            InvalidInputError: The step was made for other limits, names a token, block or position that does not exist,
+                or has not exactly one token and one row per sequence although ``count > 1``.
         """
         if step.layout.limits != self.limits:
-            raise InvalidInputError(f"the step was made for {step.layout.limits}, the program has {self.limits}.")
+            raise InvalidInputError(f"the step was made for {step.layout.limits}, but the program has {self.limits}.")
         data, at, (m, s, r) = step.data, step.layout.offsets, (step.tokens, step.seqs, step.rows)
         if m == 0:
             raise InvalidInputError("the step has no tokens.")
-        # As unsigned numbers, what is negative is too large as well.
+        # Compared as unsigned numbers, negative values are too large as well.
         words = data.view(np.uint32)
         if words[at["tokens"] : at["tokens"] + m].max() >= self._vocab:
-            raise InvalidInputError(f"the step has a token outside of the vocabulary, 0 to {self._vocab - 1}.")
+            raise InvalidInputError(f"the step has a token outside the vocabulary, 0 to {self._vocab - 1}.")
         if count < 1:
             raise InvalidInputError(f"count is {count}; it must be at least 1.")
         if count > 1:
             rows = data[at["rows"] : at["rows"] + r]
             if not self.samples or m != s or not np.array_equal(rows, np.arange(s)):
                 raise InvalidInputError(
-                    f"count is {count}: that needs a program ending in Sample, and one token and one row a sequence."
+                    f"count is {count}: that needs a program ending in Sample, and one token and one row per sequence."
                 )
         if data[_LOGPROBS] and not self.samples:
-            raise InvalidInputError("the step asks for log-probabilities of tokens, and the program samples none.")
+            raise InvalidInputError("the step asks for log-probabilities of tokens, but the program samples none.")
         if data[_ADJUST]:
             slots = data[at["slot"] : at["slot"] + r]
             named = slots[slots != 0]
             if (words[at["slot"] : at["slot"] + r] > self.limits.slots).any() or len(np.unique(named)) < len(named):
                 raise InvalidInputError(
-                    f"the step names slots {(named - 1).tolist()}; each is below {self.limits.slots} and named once."
+                    f"the step names slots {(named - 1).tolist()}; each must be < {self.limits.slots} and named once."
                 )
         longest = int(data[at["seq_len"] : at["seq_len"] + s].max()) + count - 1
         if longest > self._positions:
             raise InvalidInputError(f"the step reaches position {longest - 1}; the last is {self._positions - 1}.")
         if self.kv is not None:
-            # Entries past a sequence's blocks are 0, a block that is there.
+            # Entries past a sequence's blocks are 0, which is a valid block.
             table = words[at["block_table"] : at["block_table"] + s * self.limits.max_blocks]
             if table.max() >= self.kv.num_blocks:
-                raise InvalidInputError(f"the step has a block outside of the cache, 0 to {self.kv.num_blocks - 1}.")
+                raise InvalidInputError(f"the step has a block outside the cache, 0 to {self.kv.num_blocks - 1}.")
 
 
 class SlotCheck:
-    """What may be put into a program's slots.
+    """Checks what is written to a program's slots.
 
     Attributes:
-        vocabulary: Columns of the logits that the program samples from; 0 where it samples nothing.
+        vocabulary: Columns of the logits that the program samples from; 0 if it samples nothing.
     """
 
     def __init__(self, program: Program) -> None:
@@ -182,7 +182,7 @@ class SlotCheck:
         self.vocabulary, self._slots = shape[1], program.limits.slots
 
     def __call__(self, slot: int, marks: npt.NDArray[np.int32], biases: npt.NDArray[np.float32]) -> None:
-        """Check what a slot is to hold.
+        """Check the new contents of a slot.
 
         Raises:
             InvalidInputError: There is no such slot, or an array has another type or shape.
@@ -198,7 +198,7 @@ class SlotCheck:
 
 
 class TensorCheck:
-    """What may be written to and read from a program's tensors."""
+    """Checks writes to and reads from a program's tensors."""
 
     def __init__(self, program: Program) -> None:
         self._program = program
@@ -216,7 +216,7 @@ class TensorCheck:
         return tuple(self._most[n] if isinstance(n, str) else n for n in self._program.tensors[name].shape)
 
     def write(self, name: str, array: npt.NDArray[Any]) -> None:
-        """Check an array that is to fill a tensor, or its first rows where their number varies.
+        """Check an array that will fill a tensor, or the first rows of a tensor whose number of rows varies.
 
         Raises:
             InvalidInputError: There is no such tensor, or the array has another type or shape.
@@ -226,10 +226,10 @@ class TensorCheck:
         fits = array.shape[1:] == shape[1:] and (len(array) <= shape[0] if varies else array.shape == shape)
         if not fits or array.dtype != dtype:
             have, given = f"{dtype}{list(shape)}", f"{array.dtype}{list(array.shape)}"
-            raise InvalidInputError(f"tensor {name!r} is {have}; {given} does not fit.")
+            raise InvalidInputError(f"tensor {name!r} is {have}; {given} does not fit it.")
 
     def read(self, name: str, rows: int | None) -> tuple[int, ...]:
-        """The shape of a tensor's first ``rows`` rows; of all where None.
+        """The shape of a tensor's first ``rows`` rows; None: of all rows.
 
         Raises:
             InvalidInputError: There is no such tensor, or it has fewer rows.
@@ -238,12 +238,12 @@ class TensorCheck:
         if rows is None:
             return shape
         if not 0 <= rows <= shape[0]:
-            raise InvalidInputError(f"tensor {name!r} has {shape[0]} rows; {rows} were asked for.")
+            raise InvalidInputError(f"tensor {name!r} has {shape[0]} rows, but {rows} were requested.")
         return rows, *shape[1:]
 
 
 class _Lookup:
-    """The operands of a program by name, with an error that says which one is missing or of the wrong kind."""
+    """Looks up a program's operands by name; errors say which operand is missing or of the wrong kind."""
 
     def __init__(self, program: Program) -> None:
         self.program = program
@@ -251,7 +251,7 @@ class _Lookup:
     def columns(self, tensor: str) -> int:
         spec = self.program.tensors.get(tensor)
         if spec is None or len(spec.shape) != 2 or not isinstance(spec.shape[1], int):
-            raise InvalidInputError(f"needs a matrix {tensor!r} and finds {_text(spec)}.")
+            raise InvalidInputError(f"needs a matrix {tensor!r} but finds {_text(spec)}.")
         return spec.shape[1]
 
     def dense(self, name: str, *shape: int | None, f16: bool = False) -> DenseWeight:
@@ -260,23 +260,25 @@ class _Lookup:
         fits = fits and all(n in (None, have) for n, have in zip(shape, weight.shape, strict=True))  # type: ignore[union-attr]
         if not isinstance(weight, DenseWeight) or not fits or (weight.dtype != "f32" and not f16):
             wanted = f"f32{' or f16' if f16 else ''}[{', '.join('any' if n is None else str(n) for n in shape)}]"
-            raise InvalidInputError(f"needs weight {name!r} as {wanted} and finds {_text(weight)}.")
+            raise InvalidInputError(f"needs weight {name!r} as {wanted} but finds {_text(weight)}.")
         return weight
 
     def table(self, name: str, columns: int | None) -> tuple[int, int]:
-        """The shape of a matrix that an embedding or a head may be: dense, or ternary with groups."""
+        """The shape of an embedding or head matrix: dense, or ternary with groups."""
         weight = self.program.weights.get(name)
         if not isinstance(weight, TernaryWeight):
             rows, width = self.dense(name, None, columns, f16=True).shape
             return rows, width
         if weight.group is None:
-            raise InvalidInputError(f"weight {name!r} has one scale; a ternary table has scales of groups.")
+            raise InvalidInputError(
+                f"weight {name!r} has one scale; a ternary embedding or head needs scales of groups."
+            )
         return self.ternary(name, weight.shape[1] if columns is None else columns).shape
 
     def ternary(self, name: str, columns: int) -> TernaryWeight:
         weight = self.program.weights.get(name)
         if not isinstance(weight, TernaryWeight) or weight.shape[1] != columns:
-            raise InvalidInputError(f"needs ternary weight {name!r} of {columns} columns and finds {_text(weight)}.")
+            raise InvalidInputError(f"needs ternary weight {name!r} of {columns} columns but finds {_text(weight)}.")
         group = weight.group
         if group is not None and group != columns and (group < 32 or group & (group - 1) or columns % group):
             raise InvalidInputError(
@@ -295,7 +297,7 @@ class _Lookup:
 
 
 def _operands(op: Op, look: _Lookup) -> Iterator[TensorSpec]:
-    """The activation tensors ``op`` needs, its weights checked on the way."""
+    """The activation tensors that ``op`` needs; also checks its weights."""
     if isinstance(op, Embed):
         width = look.table(op.table, None)[1]
         yield TensorSpec(op.out, "f32", ("M", _multiple_of_4(width, "D")))
@@ -313,7 +315,7 @@ def _operands(op: Op, look: _Lookup) -> Iterator[TensorSpec]:
     elif isinstance(op, TernaryMatmul):
         k = _multiple_of_4(look.columns(op.x), "K")
         if k > MAX_K:
-            raise InvalidInputError(f"K is {k}; {MAX_K} is the most.")
+            raise InvalidInputError(f"K is {k}; the limit is {MAX_K}.")
         weights = [look.ternary(name, k) for name in op.weights]
         if len(groups := {weight.group for weight in weights}) > 1:
             raise InvalidInputError(f"its weights have groups of different sizes: {groups}.")
@@ -330,7 +332,7 @@ def _operands(op: Op, look: _Lookup) -> Iterator[TensorSpec]:
             positions = look.dense(op.cos, None, op.head_dim // 2).shape[0]
             look.dense(op.sin, positions, op.head_dim // 2)
             if (op.q_norm is None) != (op.k_norm is None):
-                raise InvalidInputError("heads of q and of k are normalised, or neither are.")
+                raise InvalidInputError("either both q_norm and k_norm must be given, or neither.")
             for norm in (op.q_norm, op.k_norm):
                 if norm is not None:
                     look.dense(norm, op.head_dim)
@@ -343,7 +345,7 @@ def _operands(op: Op, look: _Lookup) -> Iterator[TensorSpec]:
         k = _multiple_of_4(look.columns(op.x), "K")
         n = look.table(op.weight, k)[0]
         if op.x == op.out:
-            raise InvalidInputError(f"{op.x!r} is both what is multiplied and the result.")
+            raise InvalidInputError(f"{op.x!r} is both an operand and the result.")
         yield TensorSpec(op.x, "f32", ("R", k))
         yield TensorSpec(op.out, "f32", ("R", n))
     elif isinstance(op, AddBias):
@@ -353,7 +355,7 @@ def _operands(op: Op, look: _Lookup) -> Iterator[TensorSpec]:
     elif isinstance(op, CenterRows):
         d = _multiple_of_4(look.columns(op.x), "D")
         if op.x == op.out:
-            raise InvalidInputError(f"{op.x!r} is both what is centred and the result.")
+            raise InvalidInputError(f"{op.x!r} is both the operand and the result.")
         yield TensorSpec(op.x, "f32", ("M", d))
         yield TensorSpec(op.out, "f32", ("M", d))
     elif isinstance(op, Sample):
@@ -363,7 +365,7 @@ def _operands(op: Op, look: _Lookup) -> Iterator[TensorSpec]:
         x = look.program.tensors.get(op.x)
         shape: tuple[Dim, ...] = x.shape if x is not None else ()
         if len(shape) != 2 or any(isinstance(n, str) for n in shape):
-            raise InvalidInputError(f"needs a matrix {op.x!r} of a fixed shape and finds {_text(x)}.")
+            raise InvalidInputError(f"needs a matrix {op.x!r} of a fixed shape but finds {_text(x)}.")
         yield TensorSpec(op.x, "f32", shape)
         yield TensorSpec(op.codes, "i8", shape)
         yield TensorSpec(op.scale, "f32", (1,))

@@ -1,4 +1,4 @@
-"""What a device does: compile a program and run steps of it."""
+"""The interface of a device: it compiles programs and runs steps of them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from bitnet.core.hal.step import Step
 
 @dataclass(frozen=True, slots=True)
 class MemoryInfo:
-    """Bytes on the device: ``total`` and ``free`` as its driver tells (0: unknown), ``used`` by this Device object."""
+    """Bytes on the device: ``total`` and ``free`` as reported by its driver (0: unknown), ``used`` by this Device
+    object."""
 
     total: int
     free: int
@@ -24,11 +25,12 @@ class MemoryInfo:
 
 @dataclass(frozen=True, slots=True)
 class ExecutableStats:
-    """What one pass of a program costs on its device, by the run before; by a decode step where there was none.
+    """Cost of one pass of a program on its device, counted in the last run, or estimated for a decode step before any
+    run.
 
     Attributes:
-        weight_bytes: Bytes of weights that the pass read, as the device stores them; of a table, none.
-        dispatches: Kernels launched for the pass, 0 where there was none; None on a device that launches none.
+        weight_bytes: Bytes of weights read in the pass, in the device's layout; embedding tables do not count.
+        dispatches: Kernels launched for the pass, 0 before the first run; None on devices that launch no kernels.
     """
 
     weight_bytes: int
@@ -37,18 +39,18 @@ class ExecutableStats:
 
 @runtime_checkable
 class Executable(Protocol):
-    """A program made ready on a device, with its weights, activations and KV cache. Calls are serialised by a lock."""
+    """A program compiled for a device, with its weights, activations and KV cache. Calls are serialised by a lock."""
 
     @property
     def kernels(self) -> tuple[str, ...]:
         """Names of the kernels launched so far, in first-launch order, as recorded at launch.
 
-        They are among those its backend's ``kernels()`` lists, and end in what they ran on (``embed_cuda``).
+        Each is listed by its backend's ``kernels()`` and ends in the backend or level it ran on (``embed_cuda``).
         """
         ...
 
     def stats(self) -> ExecutableStats:
-        """What a pass costs, counted by the device. For measuring: a run is not slower for it.
+        """Cost of a pass, counted by the device, for measurements. Counting does not slow down runs.
 
         Raises:
             DeviceError: The executable is closed.
@@ -56,19 +58,18 @@ class Executable(Protocol):
         ...
 
     def run(self, step: Step, count: int = 1) -> npt.NDArray[np.int32]:
-        """Run the program, and after it ``count - 1`` more decode steps, each feeding the tokens just sampled.
+        """Run the program, then ``count - 1`` more decode steps, each fed the tokens just sampled.
 
-        ``count > 1`` needs a program that ends in ``Sample`` and a step with one token and one row a sequence, whose
-        blocks hold ``count - 1`` positions more.
+        ``count > 1`` needs a program that ends in ``Sample`` and a step with one token and one row per sequence, whose
+        blocks have room for ``count - 1`` further positions.
 
-        Returns:
-            ``int32[count, R]`` sampled tokens, ``NO_TOKEN`` for a row with a NaN; ``int32[count, 0]`` where the program
-            has no ``Sample``.
+        Returns: ``int32[count, R]`` sampled tokens, ``NO_TOKEN`` for a row with a NaN; ``int32[count, 0]`` if the
+            program has no ``Sample``.
 
         Raises:
             DeviceLostError, OutOfMemoryError, DeviceError: The device failed; the executable is unusable.
-            InvalidInputError: The step or ``count`` is not what :class:`bitnet.core.hal.check.StepCheck` allows.
-                Nothing has run then, and the executable stays usable.
+            InvalidInputError: :class:`bitnet.core.hal.check.StepCheck` rejects the step or ``count``. Nothing has run,
+                and the executable stays usable.
         """
         ...
 
@@ -81,7 +82,7 @@ class Executable(Protocol):
         ...
 
     def read(self, name: str, rows: int | None = None) -> npt.NDArray[Any]:
-        """Copy the first ``rows`` rows of an activation tensor to the host; all of its capacity where None.
+        """Copy the first ``rows`` rows of an activation tensor to the host; None: its whole capacity.
 
         Raises:
             InvalidInputError: There is no such tensor, or it has fewer rows.
@@ -95,13 +96,13 @@ class Executable(Protocol):
 
 @runtime_checkable
 class Preparing(Protocol):
-    """An executable that prepares something for each size of step, when it first runs one: an option of a device."""
+    """An executable that prepares something the first time a step of a size runs. Optional for devices."""
 
     def prepare(self, step: Step, count: int = 1, *, stands_in: bool = False) -> None:
-        """Make ready what a run of such a step needs, so that nothing is compiled or recorded then. Computes nothing.
+        """Prepare for a run of such a step, so that nothing is compiled or recorded then. Computes nothing.
 
         Args:
-            stands_in: Whether this size also runs smaller steps, as long as their own sizes are not prepared.
+            stands_in: Whether what is prepared also serves smaller steps until their own sizes are prepared.
 
         Raises:
             As :meth:`Executable.run`.
@@ -111,31 +112,31 @@ class Preparing(Protocol):
 
 @runtime_checkable
 class GoesOn(Protocol):
-    """An executable of a device that computes the next tokens before the host has the last (feature ``look-ahead``)."""
+    """An executable that computes the next tokens before the host has the last ones (feature ``look-ahead``)."""
 
     def start(self, step: Step, count: int = 1) -> None:
-        """Begin what :meth:`Executable.run` does, and do not wait for it.
+        """Begin what :meth:`Executable.run` does, without waiting for the result.
 
         Raises:
-            As :meth:`Executable.run`; an InvalidInputError also where tokens of a started step were not collected.
+            As :meth:`Executable.run`; also InvalidInputError if tokens of a started step were not collected.
         """
         ...
 
     def go_on(self, count: int) -> None:
-        """Begin ``count`` more decode steps after all that were started, each with the tokens sampled last as input.
+        """Begin ``count`` more decode steps after those already started, each with the last sampled tokens as input.
 
-        Their positions fit the blocks of the step that was started.
+        Their positions must fit the blocks of the started step.
 
         Raises:
-            As :meth:`start`; an InvalidInputError where no step was started.
+            As :meth:`start`; also InvalidInputError if no step was started.
         """
         ...
 
     def collect(self) -> npt.NDArray[np.int32]:
-        """Wait for the oldest call of :meth:`start` or :meth:`go_on` whose tokens were not collected.
+        """Wait for the oldest call of :meth:`start` or :meth:`go_on` whose tokens have not been collected.
 
         Returns:
-            As :meth:`Executable.run`. Log-probabilities that are read from now on are of these tokens.
+            As :meth:`Executable.run`. Log-probabilities read afterwards are those of these tokens.
 
         Raises:
             DeviceLostError, OutOfMemoryError, DeviceError: The device failed; the executable is unusable.
@@ -146,14 +147,15 @@ class GoesOn(Protocol):
 
 @runtime_checkable
 class Adjusting(Protocol):
-    """An executable of a device that adjusts logits (the feature ``penalties``)."""
+    """An executable that adjusts logits (feature ``penalties``)."""
 
     def fill_slot(self, slot: int, marks: npt.NDArray[np.int32], biases: npt.NDArray[np.float32]) -> None:
-        """Say what a slot holds from now on; a step that names it counts the tokens it chooses there. At first: zeros.
+        """Set the contents of a slot. A step that names the slot also counts its chosen tokens there. Slots start as
+        zeros.
 
         Args:
             slot: Below :attr:`~bitnet.core.hal.Limits.slots`.
-            marks: ``int32[V]``: for each token 2 × how often it is in the output, plus 1 where it is in the prompt.
+            marks: ``int32[V]``: for each token, 2 × its count in the output, plus 1 if it is in the prompt.
             biases: ``float32[V]``, added to the logits; ``-inf`` forbids a token.
 
         Raises:
@@ -164,12 +166,13 @@ class Adjusting(Protocol):
 
 
 class Logprobs(NamedTuple):
-    """Natural log-probabilities of a run's passes, of the logits as they are before any adjustment.
+    """Natural log-probabilities of a run's passes, from the logits before any adjustment.
 
     Attributes:
         chosen: ``float32[count, R]``, of the sampled tokens.
-        tokens: ``int32[count, R, k]``: the likeliest first, of equals the lower; -1 past the vocabulary.
-        values: ``float32[count, R, k]``, of those.
+        tokens: ``int32[count, R, k]``: the likeliest first, of equally likely ones the lower id; -1 past the
+            vocabulary.
+        values: ``float32[count, R, k]``, of ``tokens``.
     """
 
     chosen: npt.NDArray[np.float32]
@@ -178,7 +181,8 @@ class Logprobs(NamedTuple):
 
     @classmethod
     def of_words(cls, words: npt.NDArray[np.int32]) -> Logprobs:
-        """From ``int32[count, R, 1 + 2 k]``: the chosen one's bits, the k tokens, and the bits of theirs."""
+        """From ``int32[count, R, 1 + 2 k]``: the chosen token's value as bits, the k tokens, and their values as
+        bits."""
         k = words.shape[2] // 2
         floats = words.view(np.float32)
         return cls(floats[:, :, 0], words[:, :, 1 : 1 + k], floats[:, :, 1 + k :])
@@ -186,13 +190,13 @@ class Logprobs(NamedTuple):
 
 @runtime_checkable
 class TellsLogprobs(Protocol):
-    """An executable of a device that tells log-probabilities (the feature ``logprobs``)."""
+    """An executable that reports log-probabilities (feature ``logprobs``)."""
 
     def logprobs(self) -> Logprobs:
-        """Those of the last run.
+        """The log-probabilities of the last run.
 
         Raises:
-            InvalidInputError: Its step did not ask for them, or nothing has run.
+            InvalidInputError: The last step did not request them, or nothing has run.
         """
         ...
 
@@ -205,21 +209,22 @@ class Device(Protocol):
     def info(self) -> DeviceInfo: ...
 
     def compile(self, program: Program, *, keep: bool = False) -> Executable:
-        """Load the program's weights into the layout this device reads best, and prepare its kernels.
+        """Load the program's weights in the layout that suits this device best, and prepare its kernels.
 
         Args:
-            keep: Every tensor holds after a run what the contract says, so that nothing may be fused or left out. Else
-                only tensors that no operation reads do, and the logits that ``Sample`` reads where the step asks.
+            keep: If true, every tensor holds the contract's values after a run, so nothing may be fused or left out. If
+                false, this is guaranteed only for tensors that no operation reads, and for the logits that ``Sample``
+                reads if the step asks for them.
 
         Raises:
             InvalidInputError: The program is not well formed (:func:`bitnet.core.hal.check.check_program`).
             OutOfMemoryError: The weights, the cache or the activations do not fit.
-            KernelCompileError: A kernel does not compile; the compiler's log is in the error.
+            KernelCompileError: A kernel does not compile; the error holds the compiler's log.
         """
         ...
 
     def memory(self) -> MemoryInfo: ...
 
     def close(self) -> None:
-        """Close every executable of this device and free all it holds. Closing twice is allowed."""
+        """Close every executable of this device and free its resources. Closing twice is allowed."""
         ...

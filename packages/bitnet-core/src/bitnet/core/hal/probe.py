@@ -1,4 +1,4 @@
-"""What a probe finds: devices, or why there are none."""
+"""The result of a probe: devices, or the reason why there are none."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 TEST_DRIVER = "bitnet (test driver)"
-"""Vendor of a device that a test driver stands in for, which computes on the CPU: receipts of it do not verify."""
+"""Vendor name of a test driver's device, which computes on the CPU. Its receipts do not verify."""
 NOT_VERIFIED = "not verified on this hardware"
-"""The detail ``verified`` of a device whose self-check has not passed here, and whose backend nobody has tried."""
+"""Value of the detail ``verified`` for a backend never tried on real hardware, until the self-check passes here."""
 
 
 class ProbeStatus(str, Enum):
@@ -26,7 +26,7 @@ class ProbeStatus(str, Enum):
 
 
 class DeviceType(str, Enum):
-    """Kind of device. ``CPU`` and ``VIRTUAL`` ones of a GPU backend are never selected by themselves."""
+    """Kind of device. A GPU backend's ``CPU`` and ``VIRTUAL`` devices are never selected automatically."""
 
     DISCRETE = "discrete"
     INTEGRATED = "integrated"
@@ -36,16 +36,16 @@ class DeviceType(str, Enum):
 
 @dataclass(frozen=True, slots=True)
 class DeviceInfo:
-    """One device, as a probe found it.
+    """One device found by a probe.
 
     Attributes:
         backend: Name of the backend, such as ``cuda``.
-        index: What follows the colon in the device's name: ``0`` in ``cuda:0``, ``avx2`` in ``cpu:avx2``.
-        id: Stable identity (UUID or PCI address) where the driver gives one, else the name.
-        memory: Bytes of memory the device can use; 0 where unknown.
-        features: What the kernels may use, such as ``("int8-dot", "f16")``.
+        index: The part of the device's name after the colon: ``0`` in ``cuda:0``, ``avx2`` in ``cpu:avx2``.
+        id: Stable identity (UUID or PCI address) if the driver reports one, else the name.
+        memory: Bytes of memory the device can use; 0 if unknown.
+        features: Optional features that kernels and programs may use, such as ``("int8-dot", "f16")``.
         details: Further facts for ``bitnet devices --json``.
-        step_tokens: Tokens of a prompt that it computes best together, as measured on such a device; 0: unknown.
+        step_tokens: Number of prompt tokens per step that is fastest, as measured on such a device; 0: unknown.
     """
 
     backend: str
@@ -62,18 +62,18 @@ class DeviceInfo:
 
     @property
     def name(self) -> str:
-        """What ``--device`` takes and receipts print: ``cuda:0``."""
+        """The name that ``--device`` accepts and receipts print, such as ``cuda:0``."""
         return f"{self.backend}:{self.index}"
 
 
 @dataclass(frozen=True, slots=True)
 class ProbeResult:
-    """What a backend found out about this machine.
+    """A backend's findings about this machine.
 
     Attributes:
-        reason: Why the status is what it is, for a person; with ``ok``, what is missing besides, mostly nothing.
-        hint: The one command or step that fixes it; empty when there is none.
-        tried: Libraries tried, each with the loader's message (``""`` for the one that opened).
+        reason: Explains the status to a user; for ``ok``, says what is missing besides, usually nothing.
+        hint: The one command or step that fixes it; empty if there is none.
+        tried: Libraries tried, each mapped to the loader's message (``""`` for the one that opened).
         versions: Versions found and needed, such as ``{"driver": "12.2", "driver-needed": "12.0"}``.
     """
 

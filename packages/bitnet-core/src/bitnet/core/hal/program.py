@@ -1,7 +1,8 @@
-"""Programs: a model as a flat list of operations over named tensors, which every device compiles for itself.
+"""Programs: a model as a flat list of operations on named tensors, which each device compiles for itself.
 
-The semantics of each operation (shapes, types, rounding, error bound) are the contract in ``kernels/README.md``;
-this module only names them. ``M`` stands for the tokens of a step and ``R`` for its rows that need logits.
+The semantics of each operation (shapes, types, rounding, error bound) are the contract in ``kernels/README.md``; this
+module only names them. ``M`` stands for the number of tokens in a step and ``R`` for the number of rows that need
+logits.
 """
 
 from __future__ import annotations
@@ -34,12 +35,12 @@ class TensorSpec:
 
 
 class TernaryData(NamedTuple):
-    """A ternary matrix in the packing every device accepts.
+    """A ternary matrix in the packed format that every device accepts.
 
     Attributes:
         codes: ``uint8[N, ceil(K / 128) * 32]``: each 128 weights of a row in 32 bytes, byte ``g`` holding weights
             ``g, g+32, g+64, g+96`` in bits 7-6, 5-4, 3-2, 1-0; code = weight + 1; padding past K is code 1 (zero).
-        scale: What a weight of +1 stands for: ``f32[1]``, or ``f16[N, K / group]`` where the weight has groups.
+        scale: The value of a weight of +1: ``f32[1]``, or ``f16[N, K / group]`` if the weight has groups.
     """
 
     codes: npt.NDArray[np.uint8]
@@ -48,10 +49,11 @@ class TernaryData(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TernaryWeight:
-    """A ternary matrix ``W[N, K]`` of a model. ``load`` maps or decodes it; ``release`` drops its mapped pages.
+    """A ternary matrix ``W[N, K]`` of a model. ``load`` maps or decodes it; ``release`` releases its mapped pages.
 
     Attributes:
-        group: Columns that share a scale: K, or a power of two from 32 on that divides it; None for one scale of all.
+        group: Columns that share a scale: K, or a power of two ≥ 32 that divides K. None: one scale for the whole
+            matrix.
     """
 
     shape: tuple[int, int]
@@ -62,7 +64,7 @@ class TernaryWeight:
 
 @dataclass(frozen=True, slots=True)
 class DenseWeight:
-    """A float vector or matrix; ``load`` gives a C-contiguous f32 or f16 array, mapped from its file if it can be."""
+    """A float vector or matrix; ``load`` returns a C-contiguous f32 or f16 array, mapped from its file if possible."""
 
     shape: tuple[int, ...]
     dtype: Literal["f32", "f16"]
@@ -74,7 +76,7 @@ Weight: TypeAlias = TernaryWeight | DenseWeight
 
 
 TERNARY_TABLES = "ternary-tables"
-"""The feature of devices whose ``Embed`` and ``DenseMatmul`` also take ternary weights that have groups."""
+"""The feature of devices whose ``Embed`` and ``DenseMatmul`` also accept ternary weights with groups."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +89,7 @@ class Embed:
 
 @dataclass(frozen=True, slots=True)
 class NormQuant:
-    """RMSNorm of ``x`` (skipped where ``weight`` is None), then per-token absmax int8: ``out`` i8, ``scale`` f32[M]."""
+    """RMSNorm of ``x`` (skipped if ``weight`` is None), then per-token absmax int8: ``out`` i8, ``scale`` f32[M]."""
 
     x: str
     weight: str | None
@@ -98,9 +100,9 @@ class NormQuant:
 
 @dataclass(frozen=True, slots=True)
 class TernaryMatmul:
-    """``out[M, N] = (x · Wᵀ) · (scale · w_scale)``, the ``weights`` stacked along N; added to ``out`` where ``add``.
+    """``out[M, N] = (x · Wᵀ) · (scale · w_scale)``, the ``weights`` stacked along N; with ``add``, added to ``out``.
 
-    All ``weights`` have groups of the same size, or none has groups.
+    Either all ``weights`` have groups of the same size, or none has groups.
     """
 
     x: str
@@ -114,9 +116,9 @@ class TernaryMatmul:
 class RopeAppend:
     """Rotate q (in place) and k of ``qkv[M, (heads + 2 kv_heads) head_dim]``; store k and v in the cache of ``layer``.
 
-    ``cos`` and ``sin`` name f32 weights ``[max positions, head_dim / 2]``. ``neox`` pairs element ``i`` with
-    ``i + head_dim / 2``, ``interleaved`` pairs ``2i`` with ``2i + 1``. Where ``q_norm`` and ``k_norm`` (both or
-    neither) name f32 weights ``[head_dim]``, each head of q and of k is normalised first (RMSNorm with ``eps``).
+    ``cos`` and ``sin`` name f32 weights ``[max positions, head_dim / 2]``. ``neox`` pairs element ``i`` with ``i +
+    head_dim / 2``, ``interleaved`` pairs ``2i`` with ``2i + 1``. If ``q_norm`` and ``k_norm`` (both or neither) name
+    f32 weights ``[head_dim]``, each head of q and k is normalised first (RMSNorm with ``eps``).
     """
 
     qkv: str
@@ -146,7 +148,7 @@ class Attention:
 
 @dataclass(frozen=True, slots=True)
 class GluNormQuant:
-    """``act(gate) · up`` of ``gate_up[M, 2F]``, RMSNorm (skipped where ``weight`` is None), then absmax int8."""
+    """``act(gate) · up`` of ``gate_up[M, 2F]``, RMSNorm (skipped if ``weight`` is None), then absmax int8."""
 
     gate_up: str
     weight: str | None
@@ -180,7 +182,7 @@ class DenseMatmul:
 
 @dataclass(frozen=True, slots=True)
 class AddBias:
-    """``x[m] += bias`` of every token, in place; ``bias`` names an f32 weight of as many elements as x has columns."""
+    """``x[m] += bias`` for every token, in place; ``bias`` names an f32 weight with one element per column of x."""
 
     x: str
     bias: str
@@ -188,19 +190,19 @@ class AddBias:
 
 @dataclass(frozen=True, slots=True)
 class CenterRows:
-    """``out[m] = x[m] - mean(x[m])`` f32, of every token. RMSNorm of that with a weight of ones is LayerNorm."""
+    """``out[m] = x[m] - mean(x[m])`` f32, for every token. RMSNorm of this with a weight of ones is LayerNorm."""
 
     x: str
     out: str
 
 
 NO_TOKEN = -1
-"""What ``Sample`` chooses from a row that has a NaN."""
+"""The result of ``Sample`` for a row that has a NaN."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """Choose a token of each row of ``logits[R, V]`` by the step's sampling parameters: ``out`` i32[R]."""
+    """Sample a token from each row of ``logits[R, V]`` by the step's sampling parameters: ``out`` i32[R]."""
 
     logits: str
     out: str
@@ -232,15 +234,15 @@ Op: TypeAlias = (
 
 
 KV_I8 = "kv-i8"
-"""The feature of devices that take a cache of int8 codes; no other is given a program with one."""
+"""The feature of devices that support a KV cache of int8 codes; other devices never get a program with one."""
 
 
 @dataclass(frozen=True, slots=True)
 class KVSpec:
     """The paged KV cache a program needs; its memory layout is the device's own.
 
-    A block holds ``block_size`` positions of every layer. ``dtype`` is the type k and v are stored in: ``i8`` stands
-    for codes with an f32 scale for each row, and is for devices with the feature :data:`KV_I8`.
+    A block holds ``block_size`` positions of every layer. ``dtype`` is the type in which k and v are stored: ``i8``
+    means codes with an f32 scale for each row, and needs a device with the feature :data:`KV_I8`.
     """
 
     layers: int
@@ -252,17 +254,17 @@ class KVSpec:
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of a row, which is k or v of one position and head: its elements, and its scale where it has one."""
+        """Bytes of a row (k or v of one position and head): its elements, plus its scale if it has one."""
         return self.head_dim * NUMPY_DTYPES[self.dtype].itemsize + (4 if self.dtype == "i8" else 0)
 
     @property
     def bytes(self) -> int:
-        """Bytes of the whole cache: a row of k and one of v for each layer, head and position."""
+        """Bytes of the whole cache: one row of k and one of v for each layer, head and position."""
         return 2 * self.layers * self.kv_heads * self.num_blocks * self.block_size * self.row_bytes
 
 
 MAX_SLOTS = 64
-"""Slots of a program at most."""
+"""Maximum slots of a program."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,10 +272,10 @@ class Limits:
     """The largest step a program will be given; a device sizes its buffers by it.
 
     Attributes:
-        max_tokens: M at most.
-        max_seqs: Sequences in a step at most.
-        max_rows: R at most.
-        max_blocks: KV blocks of one sequence at most (the width of the block table).
+        max_tokens: Maximum M.
+        max_seqs: Maximum sequences in a step.
+        max_rows: Maximum R.
+        max_blocks: Maximum KV blocks of one sequence (the width of the block table).
     """
 
     max_tokens: int
@@ -283,26 +285,26 @@ class Limits:
 
     @property
     def slots(self) -> int:
-        """Sequences whose marks and biases a device keeps: a vocabulary of each takes a megabyte or so."""
+        """Number of sequences whose marks and biases a device keeps; each takes about a megabyte."""
         return min(self.max_seqs, MAX_SLOTS)
 
 
 DETERMINISTIC = "deterministic"
-"""Feature of devices that take deterministic programs; no other is given one."""
+"""Feature of devices that support deterministic programs; other devices never get one."""
 
 
 @dataclass(frozen=True)
 class Program:
-    """What a device compiles.
+    """A model in the form that a device compiles.
 
     Attributes:
         ops: In the order they run.
         tensors: Every activation the ops name. Each keeps its own memory for the life of the executable.
         weights: Every weight the ops name.
-        kv: Shape of the paged cache, where an op uses one.
-        deterministic: What a token's row gets depends, to the bit, on its sequence up to it alone: not on the other
-            rows of the step, nor on the steps that filled the cache. For devices that list :data:`DETERMINISTIC`.
-        again: Makes the same weights in another process, to which it can be pickled; None: they are sent there.
+        kv: Shape of the paged KV cache, if an op uses one.
+        deterministic: A token's results depend, bit for bit, only on its sequence up to that token: not on other rows
+            of the step, nor on how steps filled the cache. Needs a device that lists :data:`DETERMINISTIC`.
+        again: Loads the same weights in another process, to which it is pickled; None: the weights are sent instead.
     """
 
     ops: Sequence[Op]

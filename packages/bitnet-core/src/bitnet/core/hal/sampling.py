@@ -1,5 +1,7 @@
-"""``sample`` in numpy, for the engine and for devices whose host draws: greedy, or the Gumbel-max draw over what top-k,
-top-p and min-p leave; and how penalties and biases change logits before that."""
+"""The operation ``sample`` in numpy, for the engine and for devices that sample on the host.
+
+It is greedy, or a Gumbel-max draw from the tokens that top-k, top-p and min-p leave, after penalties and biases.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,7 @@ def adjusted(
     presence: float,
     frequency: float,
 ) -> npt.NDArray[np.float32]:
-    """``logits[V]`` as a slot's marks and biases, and the factors of a row, change them."""
+    """``logits[V]`` adjusted by a slot's marks and biases and by a row's penalties."""
     factor, times = np.float32(repetition), marks // IN_OUTPUT
     changed = np.where(marks != 0, np.where(logits > 0, logits / factor, logits * factor), logits)
     subtracted = np.float32(presence) + np.float32(frequency) * times.astype(np.float32)
@@ -54,7 +56,7 @@ def adjusted(
 
 
 def logprobs(logits: npt.NDArray[np.float32], token: int, k: int) -> npt.NDArray[np.int32]:
-    """``int32[1 + 2 k]`` of ``logits[V]``, as :meth:`~bitnet.core.hal.Logprobs.of_words` takes it."""
+    """``int32[1 + 2 k]`` for ``logits[V]``, in the format of :meth:`~bitnet.core.hal.Logprobs.of_words`."""
     words = np.full(1 + 2 * k, -1, np.int32)
     exact = logits.astype(np.float64)
     normaliser = exact.max() + np.log(np.exp(exact - exact.max()).sum())
@@ -75,7 +77,7 @@ def choose(
     seed: int,
     position: int,
 ) -> int:
-    """The token of one row of ``logits[V]``, whose token stands at ``position``; ``NO_TOKEN`` of a NaN."""
+    """Sample from one row ``logits[V]``, computed for the token at ``position``; ``NO_TOKEN`` if a logit is NaN."""
     if np.isnan(logits).any():
         return NO_TOKEN
     if temperature == 0:

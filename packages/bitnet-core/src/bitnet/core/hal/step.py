@@ -1,6 +1,6 @@
-"""A step: everything that varies from one run of a program to the next, in one small buffer of int32.
+"""A step: everything that varies between runs of a program, in one small int32 buffer.
 
-The buffer's layout is fixed by the program's limits, so a device uploads it whole and its recorded work reads from it.
+The program's limits fix the buffer's layout, so a device uploads it whole, and recorded launches read from it.
 """
 
 from __future__ import annotations
@@ -17,20 +17,21 @@ from bitnet.core.errors import InvalidInputError
 from bitnet.core.hal.program import Limits
 
 HEADER_WORDS = 8
-"""Words of a step's header; those that :class:`HeaderWord` does not name are 0."""
+"""Number of words in a step's header; words that :class:`HeaderWord` does not name are 0."""
 
 
 class HeaderWord(IntEnum):
-    """Where each word of a step's header stands; kernels know it as ``STEP_TOKENS`` and so on.
+    """Index of each word in a step's header; in kernels these are ``STEP_TOKENS`` and so on.
 
     Attributes:
         TOKENS: M, the tokens of the step.
         SEQS: S, its sequences.
         ROWS: R, its rows that need logits.
-        DONE: The device's own, 0 from the host: how many of the ``count`` passes of a run are done.
-        LOGITS: 1 where the host reads the logits after the run, else 0.
-        ADJUST: 1 where a row's logits are adjusted before its token is chosen, else 0.
-        LOGPROBS: 1 and how many likeliest tokens the device is to tell of with the chosen ones; 0: of none.
+        DONE: Number of completed passes of a run; 0 from the host, then counted by the device.
+        LOGITS: 1 if the host reads the logits after the run, else 0.
+        ADJUST: 1 if any row's logits are adjusted before its token is chosen, else 0.
+        LOGPROBS: 1 + the number of likeliest tokens whose log-probabilities are wanted besides the chosen one's; 0:
+            none.
     """
 
     TOKENS = 0
@@ -43,18 +44,18 @@ class HeaderWord(IntEnum):
 
 
 _HEADER = slice(HeaderWord.TOKENS, HeaderWord.LOGPROBS + 1)
-"""All of them at once, as a step is made thousands of times a second."""
+"""Precomputed, because steps are built thousands of times a second."""
 
 
 EXTREME = 1e30
-"""The greatest temperature, and one over the least: logits divided by one beyond may be no float32."""
+"""Maximum temperature, and 1 / the minimum: beyond it, divided logits may not be finite in float32."""
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
     """How to choose the next token; ``temperature`` 0 is greedy. Semantics: ``sample`` in kernels/README.md.
 
-    ``top_k`` 0, ``top_p`` 1 and ``min_p`` 0 switch the respective filter off. ``seed`` is an unsigned 64-bit number.
+    ``top_k`` 0, ``top_p`` 1 and ``min_p`` 0 each turn their filter off. ``seed`` is an unsigned 64-bit number.
     """
 
     temperature: float = 0.0
@@ -78,20 +79,21 @@ class SamplingParams:
 GREEDY = SamplingParams()
 
 IN_PROMPT, IN_OUTPUT = 1, 2
-"""A token's mark in a slot: 1 where it is in the prompt, and 2 for each time that it is in the output."""
+"""A token's mark in a slot: 1 if it is in the prompt, plus 2 for each occurrence in the output."""
 
 
 @dataclass(frozen=True, slots=True)
 class Adjustment:
     """How a sequence's logits are adjusted before its token is chosen. Semantics: ``sample`` in kernels/README.md.
 
-    For devices that list the feature :data:`PENALTIES`.
+    Needs a device that lists the feature :data:`PENALTIES`.
 
     Attributes:
-        slot: Where the device keeps its marks and biases (:class:`~bitnet.core.hal.Adjusting`); of this sequence alone.
+        slot: Index of the slot with its marks and biases (:class:`~bitnet.core.hal.Adjusting`), used by this sequence
+            only.
         repetition: Divides positive and multiplies negative logits of marked tokens.
-        presence: Subtracted from those of tokens in the output.
-        frequency: Subtracted once for each time a token is in the output.
+        presence: Subtracted from the logits of tokens in the output.
+        frequency: Subtracted from a token's logit once per occurrence in the output.
     """
 
     slot: int
@@ -101,13 +103,13 @@ class Adjustment:
 
 
 PENALTIES = "penalties"
-"""The feature of devices that adjust logits: they take steps with an :class:`Adjustment`."""
+"""The feature of devices that adjust logits: they accept steps with an :class:`Adjustment`."""
 LOGPROBS = "logprobs"
-"""The feature of devices that tell log-probabilities: they take steps with ``logprobs``."""
+"""The feature of devices that report log-probabilities: they accept steps with ``logprobs``."""
 LOOK_AHEAD = "look-ahead"
 """The feature of devices whose executables are :class:`~bitnet.core.hal.GoesOn`."""
 MOST_LOGPROBS = 20
-"""Likeliest tokens that a device tells of, at most."""
+"""Maximum likeliest tokens whose log-probabilities a device reports."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +121,7 @@ class SequenceStep:
         length: Positions in the cache once these tokens are in it; the first token is at ``length - len(tokens)``.
         blocks: Cache blocks of the sequence, in order, enough for ``length`` positions.
         rows: Indices into ``tokens`` whose logits are wanted (usually only the last, or none during prefill).
-        adjustment: Adjustment of its only row; the token chosen there counts as one of the output in the slot.
+        adjustment: How to adjust its only row; the token chosen there is counted as output in the slot.
     """
 
     tokens: Sequence[int] | npt.NDArray[np.int32]
@@ -137,7 +139,7 @@ class StepLayout:
     Fields, in order: header, ``tokens[max_tokens]``, ``token_seq[max_tokens]`` (which sequence a token belongs to),
     ``seq_begin[max_seqs + 1]`` (its first token; entry S is M), ``seq_len[max_seqs]`` (cache length after the step),
     ``rows[max_rows]`` (token index of each row), then per row ``temperature``, ``top_k``, ``top_p``, ``min_p`` (floats
-    as their bits), ``seed_lo``, ``seed_hi``, ``slot`` (0: none, else its number and 1), ``repetition``, ``presence``,
+    as their bits), ``seed_lo``, ``seed_hi``, ``slot`` (0: none, else its number + 1), ``repetition``, ``presence``,
     ``frequency``, and ``block_table[max_seqs, max_blocks]``.
     """
 
@@ -175,17 +177,18 @@ class StepLayout:
 
 
 class Step:
-    """A step in its packed form.
+    """A packed step.
 
     Attributes:
-        data: ``int32[layout.words]``, C-contiguous; what a device uploads.
+        data: ``int32[layout.words]``, C-contiguous: the buffer that a device uploads.
         tokens, seqs, rows: M, S and R of this step.
 
     Args:
-        logits: Whether the logits that ``Sample`` reads must be there after the run. Where they need not, a device may
-            leave out those of tokens that cannot be chosen; the tokens it samples are the same.
-        logprobs: How many likeliest tokens of each row the device tells log-probabilities of, besides the chosen one's
-            (:class:`~bitnet.core.hal.TellsLogprobs`); None: of none. For devices that list :data:`LOGPROBS`.
+        logits: Whether the logits that ``Sample`` reads must be valid after the run. If not, a device may skip logits
+            of tokens that cannot be chosen; it samples the same tokens.
+        logprobs: Number of likeliest tokens per row whose log-probabilities the device reports besides the chosen
+            token's (:class:`~bitnet.core.hal.TellsLogprobs`); None: no report. Needs a device that lists
+            :data:`LOGPROBS`.
 
     Raises:
         InvalidInputError: The sequences do not fit the limits, a sequence's blocks do not hold its length, or
@@ -237,10 +240,10 @@ class Step:
             data[table : table + len(seq.blocks)] = seq.blocks
             for row in seq.rows:
                 if not 0 <= row < n:
-                    raise InvalidInputError(f"sequence {s} wants logits of token {row} of {n}.")
+                    raise InvalidInputError(f"sequence {s} wants logits of token index {row}; it feeds {n} tokens.")
                 rows.append(begins[s] + row)
                 drawn.append(seq.sampling)
-            fed.extend(seq.tokens)  # not +=, which an array would take for an addition
+            fed.extend(seq.tokens)  # not +=, which numpy arrays define as addition
             begins.append(begins[s] + n)
 
         def put(field: str, into: npt.NDArray[Any], values: Sequence[float]) -> None:
@@ -262,7 +265,9 @@ class Step:
         changes = []
         for s, seq in enumerate(sequences):
             if seq.adjustment is not None and len(seq.rows) > 1:
-                raise InvalidInputError(f"sequence {s} has a slot and {len(seq.rows)} rows; with a slot it has one.")
+                raise InvalidInputError(
+                    f"sequence {s} has a slot and {len(seq.rows)} rows; with a slot it must have one row."
+                )
             changes += [seq.adjustment or _NONE] * len(seq.rows)
         put("slot", data, [a.slot + 1 for a in changes])
         put("repetition", floats, [a.repetition for a in changes])

@@ -1,6 +1,6 @@
-"""Models from the Hugging Face Hub: names such as ``hf:ORG/NAME``, the file to take, its download, and what is cached.
+"""Models from the Hugging Face Hub: names such as ``hf:ORG/NAME``, choice of file, download, and cache.
 
-``huggingface_hub`` does the talking and owns the cache; it is imported when a name is first looked up.
+``huggingface_hub`` talks to the hub and owns the cache; it is imported when a name is first looked up.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from bitnet.core.support.log import logger
 
 
 def local_path(model: str | Path, *, tell: Callable[[str], None] = logger.info) -> Path:
-    """The path of a model file, which may be a name on the hub (``hf:…``); that is downloaded where it is not cached.
+    """The path of a model file. A name on the hub (``hf:…``) is downloaded unless it is cached.
 
     Args:
         tell: Called with the file that was chosen and why, before a download.
 
     Raises:
-        HubError: The model cannot be had from the hub.
-        InvalidInputError: It begins with ``hf:`` and is no name.
+        HubError: The model cannot be downloaded from the hub.
+        InvalidInputError: It begins with ``hf:`` but is not a valid name.
     """
     if not isinstance(model, str) or not model.startswith(PREFIX):
         return Path(model)

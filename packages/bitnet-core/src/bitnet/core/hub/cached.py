@@ -1,4 +1,4 @@
-"""What the hub's cache on this disk holds."""
+"""The contents of the hub's cache on this disk."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def cache_folder() -> Path:
 
 
 def model_folder(repo: str) -> Path:
-    """A model's folder in the cache, there or not."""
+    """A model's folder in the cache, whether or not it exists."""
     return cache_folder() / f"models--{repo.replace('/', '--')}"
 
 
@@ -34,8 +34,8 @@ class CachedModel:
     """A GGUF file in the cache.
 
     Attributes:
-        file: Its path in the repository.
-        family: The architecture that it names, such as ``bitnet-b1.58``; None: it cannot be read.
+        file: The file's path in the repository.
+        family: The architecture named in the file, such as ``bitnet-b1.58``; None: it cannot be read.
     """
 
     repo: str
@@ -46,7 +46,7 @@ class CachedModel:
 
 
 def models() -> list[CachedModel]:
-    """Every GGUF file in the cache, by name; of several versions of one, those that are there."""
+    """Every GGUF file in the cache, sorted by name, in all cached versions."""
     found = []
     for repo in repos():
         snapshots, seen = model_folder(repo) / "snapshots", set()
@@ -67,7 +67,7 @@ def _family(path: Path) -> str | None:
 
 
 def repos() -> list[str]:
-    """Names of the models that have a folder in the cache, in order; from names of folders alone, so it is quick."""
+    """Names of the models that have a folder in the cache, sorted. Reads only folder names, so it is quick."""
     try:
         folders = [path.name.split("--") for path in cache_folder().glob("models--*--*") if path.is_dir()]
     except HubNotInstalledError:
@@ -76,7 +76,7 @@ def repos() -> list[str]:
 
 
 def find(name: HubName) -> Path | None:
-    """The file in the cache that a name stands for, chosen among those that are there; None: there is none."""
+    """The cached file that a name refers to, chosen among the cached ones; None if there is none."""
     snapshot = _snapshot(name.repo)
     if snapshot is None:
         return None

@@ -1,8 +1,7 @@
-"""Which file of a repository to take, judged by names and sizes.
+"""Chooses a file of a repository by names and sizes.
 
-Devices compute with I2_S, so files of other ternary encodings are transcoded when they are read. Files of floats are
-rounded when they are read: they give the same model from many times the bytes. Among files of one encoding the smallest
-is taken.
+Devices compute with I2_S, so files of other ternary encodings are transcoded when read. Float files are rounded when
+read: they give the same model from many times the bytes. Of files with the same encoding, the smallest is chosen.
 """
 
 from __future__ import annotations
@@ -25,17 +24,17 @@ REASONS = {
     "pq2_0": "PQ2_0 is ternary with a scale for each group",
     "ptq1_0": "PTQ1_0 is ternary with a scale for each group",
     "stq1_0": "STQ1_0 is ternary with a scale for each group",
-    "": "its name does not tell the encoding",
+    "": "its name does not say the encoding",
     "bf16": "its floats are rounded to ternary weights when they are read",
     "f16": "its floats are rounded to ternary weights when they are read",
     "f32": "its floats are rounded to ternary weights when they are read",
 }
-"""Encodings that run, best first, as names of files spell them, and what speaks for each."""
+"""Supported encodings, best first, as spelled in file names, with the reason for choosing each."""
 _FLOATS = ("bf16", "f16", "f32")
 _RANK = {encoding: rank for rank, encoding in enumerate(REASONS)}
 _ENCODING = re.compile(r"(?<![a-z0-9])(i2_s|bf16|f16|f32|tl[12]|(?:p?tq|stq|iq|p?q)[1-8](?:_[a-z0-9]+)*)(?![a-z0-9])")
 _DETAIL = re.compile(r"_[gv]\d+$")
-"""The size of a group or a version, after an encoding."""
+"""A group size or a version after an encoding's name."""
 _PART_OF_SEVERAL = re.compile(r"-\d{5}-of-\d{5}$")
 _NO_MODEL = re.compile(r"(?<![a-z])(mmproj|imatrix)(?![a-z])")
 
@@ -45,10 +44,10 @@ class RemoteFile:
     """A file of a repository.
 
     Attributes:
-        path: Where it stands in the repository.
-        size: Bytes.
-        sha256: Hash of its bytes, in hex; None where git itself keeps the file.
-        git_sha1: Name of git's blob, in hex; None where it is unknown.
+        path: Its path in the repository.
+        size: Size in bytes.
+        sha256: Hash of its content, in hex; None if git itself stores the file.
+        git_sha1: Name of its git blob, in hex; None if unknown.
     """
 
     path: str
@@ -59,16 +58,16 @@ class RemoteFile:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """A file, and why it was chosen, as the end of a sentence; empty where nothing was to choose."""
+    """A file, and why it was chosen, as the end of a sentence; empty if there was no choice."""
 
     file: RemoteFile
     why: str
 
 
 def encoding(path: str) -> str:
-    """The encoding in a file's name, in lower case: ``i2_s``, ``q4_k_m``; empty where it tells none.
+    """The encoding in a file's name, in lower case: ``i2_s``, ``q4_k_m``; empty if it names none.
 
-    Of several it is the first ternary one: the others are of embeddings, or of what the file was made from.
+    Of several, the first ternary one: the others describe embeddings or the file's source.
     """
     found = [_plain(written) for written in _ENCODING.findall(_stem(path))]
     ternary = (one for one in found if one in _RANK and one not in _FLOATS)
@@ -76,18 +75,18 @@ def encoding(path: str) -> str:
 
 
 def _plain(written: str) -> str:
-    """An encoding without what a name adds to it: ``q2_0`` for ``q2_0_g64``, ``tq2_0`` for ``tq2_0_v2``."""
+    """An encoding without suffixes: ``q2_0`` for ``q2_0_g64``, ``tq2_0`` for ``tq2_0_v2``."""
     while written not in _RANK and (shorter := _DETAIL.sub("", written)) != written:
         written = shorter
     return written
 
 
 def choose(name: HubName, files: Sequence[RemoteFile]) -> Choice | None:
-    """The file that a name stands for; None: no file was named, and there is no GGUF file.
+    """The file that a name refers to; None if no file was named and there is no GGUF file.
 
     Raises:
-        ModelNotFoundError: No file is of that name or encoding, or none of them runs.
-        InvalidInputError: The file that is named is no GGUF file, or a part of one.
+        ModelNotFoundError: No file has that name or encoding, or bitnet can run none of the files.
+        InvalidInputError: The named file is not a GGUF file, or only a part of one.
     """
     models = [file for file in files if file.path.lower().endswith(".gguf") and not _NO_MODEL.search(_stem(file.path))]
     if name.file is not None:
@@ -101,7 +100,7 @@ def choose(name: HubName, files: Sequence[RemoteFile]) -> Choice | None:
         raise ModelNotFoundError(
             f"{name} has no GGUF file that bitnet runs: {_listed(models)}.",
             hint="It runs ternary encodings (I2_S, TQ2_0, Q2_0, …), F16, BF16 and F32 in one file; "
-            "name one after a colon to insist.",
+            "to force a file, name it after a colon.",
         )
     room = system.memory_total()
     best = min(fit, key=lambda file: (file.size > room, _RANK[encoding(file.path)], file.size, file.path))
@@ -112,9 +111,9 @@ def _named(name: HubName, models: list[RemoteFile], files: Sequence[RemoteFile])
     assert name.file is not None
     if found := [file for file in files if file.path == name.file]:
         if found[0] not in models:
-            raise InvalidInputError(f"{name.file} of {name.repo} is no GGUF file.")
+            raise InvalidInputError(f"{name.file} of {name.repo} is not a GGUF file.")
         if _is_part(name.file):
-            raise InvalidInputError(f"{name.file} is one part of a model in several files, which bitnet does not read.")
+            raise InvalidInputError(f"{name.file} is one part of a split model, which bitnet does not read.")
         return found
     tag = name.file.lower()
     alike = [file for file in models if encoding(file.path) == _plain(tag) and tag in _stem(file.path)]

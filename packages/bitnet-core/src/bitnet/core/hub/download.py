@@ -1,9 +1,9 @@
-"""Fetching a file into the hub's cache: room first, on from where it broke off, and whole or not at all.
+"""Downloads files into the hub's cache: checks for space first, resumes interrupted downloads, and verifies hashes.
 
-The cache has the layout that ``huggingface_hub`` documents, so that other programs find what is here and we what they
-fetched: ``blobs/HASH`` has the bytes, ``snapshots/COMMIT/PATH`` links to them, ``refs/main`` names the commit. The
-library's own download begins anew after an interruption and checks the size only; this one keeps
-``blobs/HASH.incomplete``, and a file gets its name after its bytes have given its hash.
+The cache has the layout documented by ``huggingface_hub``, so that it can be shared with other programs: ``blobs/HASH``
+holds the content, ``snapshots/COMMIT/PATH`` links to it, ``refs/main`` names the commit. The library's own download
+restarts after an interruption and checks only the size. This one keeps ``blobs/HASH.incomplete``, and a file gets its
+name only after its hash was verified.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ from bitnet.core.hub.remote import BRANCH, TIMEOUT, Listing, answering
 from bitnet.core.support.units import size
 
 WAITS = (0.5, 1.0, 2.0, 4.0)
-"""Seconds before each further attempt, while none brings a byte."""
+"""Seconds to wait before each retry after attempts that brought no bytes."""
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 _CHUNK = 1 << 20
 _SHOWN = 16
-"""Hex digits of a hash that an error shows."""
+"""Hex digits of a hash shown in errors."""
 
 
 def fetch(listing: Listing, files: Sequence[RemoteFile]) -> list[Path]:
-    """The files' paths in the cache, in order; those that are not there yet are downloaded and checked.
+    """The files' paths in the cache, in order; missing ones are downloaded and verified.
 
     Raises:
-        HubError: A file cannot be had; what was whole by then stays in the cache.
+        HubError: A file cannot be downloaded; files completed before stay in the cache.
     """
     folder = model_folder(listing.repo)
     pointers = [folder / "snapshots" / listing.commit / file.path for file in files]
@@ -63,7 +63,7 @@ def fetch(listing: Listing, files: Sequence[RemoteFile]) -> list[Path]:
 def _fetch_one(listing: Listing, file: RemoteFile, folder: Path, pointer: Path) -> None:
     blob = _blob(folder, file)
     if blob is None:
-        raise WrongHashError(f"The hub gives no hash of {file.path} of {listing.repo}, so it cannot be checked.")
+        raise WrongHashError(f"The hub gives no hash for {file.path} of {listing.repo}, so it cannot be verified.")
     with _locked(folder, blob.name):
         if not pointer.exists():
             if not blob.exists():
@@ -76,10 +76,10 @@ def _fetch_one(listing: Listing, file: RemoteFile, folder: Path, pointer: Path) 
 
 
 def _download(listing: Listing, file: RemoteFile, partial: Path) -> None:
-    """Append what is missing, over as many connections as it takes while they bring something."""
+    """Append the missing bytes, over as many connections as needed while they make progress."""
     from huggingface_hub.utils import tqdm  # type: ignore[attr-defined]
 
-    partial.touch()  # all of an empty file
+    partial.touch()  # enough for an empty file
     waits = iter(WAITS)
     looks: dict[str, Any] = {"total": file.size, "unit": "B", "unit_scale": True, "desc": file.path}
     with tqdm(**looks, disable=None) as bar:  # type: ignore[no-untyped-call]  # None: on a terminal only
@@ -89,7 +89,7 @@ def _download(listing: Listing, file: RemoteFile, partial: Path) -> None:
                 with answering(listing.repo):
                     _transfer(listing, file, partial, have, bar.update)
                 if _length(partial) == have:
-                    raise HubUnreachableError("nothing more is sent.")
+                    raise HubUnreachableError("the server sends no more data.")
             except HubUnreachableError as error:
                 if _length(partial) > have:
                     waits = iter(WAITS)
@@ -99,12 +99,12 @@ def _download(listing: Listing, file: RemoteFile, partial: Path) -> None:
                     done = f"{size(have)} of {size(file.size)}"
                     raise DownloadInterruptedError(
                         f"The download of {file.path} of {listing.repo} broke off at {done}: {error.message}",
-                        hint="The same command goes on from there.",
+                        hint="Repeat the command to resume.",
                     ) from error
 
 
 def _transfer(listing: Listing, file: RemoteFile, partial: Path, have: int, progress: Callable[[int], object]) -> None:
-    """Append over one connection; a server that does not know ``Range`` begins anew, and so does the file."""
+    """Append over one connection; if the server ignores ``Range``, the file restarts from the beginning."""
     from huggingface_hub import get_session, hf_hub_url
     from huggingface_hub.utils import build_hf_headers, hf_raise_for_status  # type: ignore[attr-defined]
 
@@ -118,15 +118,15 @@ def _transfer(listing: Listing, file: RemoteFile, partial: Path, have: int, prog
                     out.write(data)
                     progress(len(data))
                     if out.tell() > file.size:
-                        return  # and the hash will not fit
+                        return  # the hash check will then fail
         except OSError as error:
             if error.errno in NO_SPACE:
-                partial.unlink()  # what is kept would only stand in others' way
+                partial.unlink()  # a partial file would only block later downloads
             raise
 
 
 def _check_hash(listing: Listing, file: RemoteFile, path: Path) -> None:
-    """SHA-256 where the file is an LFS object, else the name of git's blob, which is a SHA-1."""
+    """Verify the SHA-256 of an LFS object, or the SHA-1 name of a git blob."""
     expected = file.sha256 or file.git_sha1
     digest = hashlib.sha256() if file.sha256 else hashlib.sha1(b"blob %d\0" % file.size, usedforsecurity=False)
     with path.open("rb") as stream:
@@ -135,9 +135,9 @@ def _check_hash(listing: Listing, file: RemoteFile, path: Path) -> None:
     if (found := digest.hexdigest()) != expected:
         path.unlink()
         raise WrongHashError(
-            f"{file.path} of {listing.repo} is not what the hub has: its hash begins with {found[:_SHOWN]} and should "
-            f"with {str(expected)[:_SHOWN]}. It was removed.",
-            hint="Pull again; where that repeats, something between here and the hub changes it.",
+            f"{file.path} of {listing.repo} does not match the hub's: its hash begins with {found[:_SHOWN]} but should "
+            f"begin with {str(expected)[:_SHOWN]}. It was removed.",
+            hint="Pull again. If it happens again, something between here and the hub modifies the file.",
         )
 
 
@@ -149,10 +149,10 @@ def _check_room(folder: Path, files: Sequence[RemoteFile]) -> None:
 
 
 def _no_room(folder: Path, needed: int | None = None) -> DiskFullError:
-    what = "The disk is full" if needed is None else f"The download takes {size(needed)}"
+    what = "The disk is full" if needed is None else f"The download needs {size(needed)}"
     return DiskFullError(
-        f"{what}; {size(_free(folder))} are free where {folder} is.",
-        hint="Remove models (bitnet list, bitnet rm), or have the cache elsewhere by HF_HOME.",
+        f"{what}; {size(_free(folder))} are free on the disk of {folder}.",
+        hint="Remove models (bitnet list, bitnet rm), or move the cache with HF_HOME.",
     )
 
 
@@ -178,10 +178,10 @@ def _length(path: Path) -> int:
 def _link(blob: Path, pointer: Path) -> None:
     pointer.parent.mkdir(parents=True, exist_ok=True)
     with suppress(FileNotFoundError):
-        pointer.unlink()  # a link to a blob that is gone
+        pointer.unlink()  # a link to a missing blob
     try:
         pointer.symlink_to(os.path.relpath(blob, pointer.parent))
-    except OSError:  # Windows gives links to some users only; the library's cache has the file itself there, too
+    except OSError:  # Windows allows links only to some users; there the library's cache also holds the file itself
         blob.replace(pointer)
 
 
@@ -193,7 +193,7 @@ def _name_commit(folder: Path, commit: str) -> None:
 
 @contextmanager
 def _locked(folder: Path, name: str) -> Iterator[None]:
-    """The lock that the library takes for this file; another process that fetches it is waited for."""
+    """Hold the library's lock for this file; waits while another process downloads it."""
     from filelock import FileLock
 
     lock = folder.parent / ".locks" / folder.name / f"{name}.lock"

@@ -1,4 +1,4 @@
-"""What goes wrong between a name on the hub and a file on this disk."""
+"""Errors that can occur between a name on the hub and a file on this disk."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from bitnet.core.errors import BitNetError
 
 
 class HubError(BitNetError):
-    """A model cannot be had from the hub."""
+    """A model cannot be downloaded from the hub."""
 
     exit_code: ClassVar[int] = 4
 
@@ -18,31 +18,31 @@ class HubNotInstalledError(HubError):
 
 
 class ModelNotFoundError(HubError):
-    """The hub has no such model or file, or says so to those who may not see it."""
+    """The hub has no such model or file, or hides it from this user."""
 
 
 class GatedModelError(HubError):
-    """The hub refuses the model to whoever asks: its terms are not accepted, or the token is missing or wrong."""
+    """The hub denies access to the model: its terms are not accepted, or the token is missing or wrong."""
 
 
 class HubUnreachableError(HubError):
-    """The hub does not answer, or answers with an error of its own."""
+    """The hub does not answer, or answers with a server error."""
 
 
 class NotInCacheError(HubError):
-    """The hub must not be asked (``HF_HUB_OFFLINE``), and the cache has no such file."""
+    """The file is not in the cache, and ``HF_HUB_OFFLINE`` forbids asking the hub."""
 
 
 class DownloadInterruptedError(HubError):
-    """The connection broke, several times; what arrived is kept, and the next attempt goes on from there."""
+    """The connection broke repeatedly. The part received is kept, and the next attempt resumes from it."""
 
 
 class WrongHashError(HubError):
-    """What arrived is not the file that the hub has."""
+    """The hash of the downloaded file does not match the hub's."""
 
 
 class DiskFullError(HubError):
-    """The cache's disk has no room for the file."""
+    """The cache's disk has too little space for the file."""
 
 
 class ConversionNeededError(HubError):

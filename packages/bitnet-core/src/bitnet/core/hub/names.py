@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from bitnet.core.errors import InvalidInputError, brief
 
 PREFIX = "hf:"
-"""What a name begins with where the path of a file could stand as well."""
+"""Prefix of a name where a file's path is also accepted."""
 
 _PART = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9._-]*[A-Za-z0-9_])?")
 _LONGEST = 96
-"""Characters of ``ORG/NAME``; the hub's own bound."""
+"""Maximum characters of ``ORG/NAME``; the hub's own limit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +21,8 @@ class HubName:
 
     Attributes:
         repo: ``ORG/NAME``.
-        file: A file's path in it (``model-i2_s.gguf``), or an encoding (``i2_s``); None: the one that runs best here.
+        file: Path of a file in the repository (``model-i2_s.gguf``), or an encoding (``i2_s``); None: the file that
+            runs best here.
     """
 
     repo: str
@@ -32,10 +33,10 @@ class HubName:
 
 
 def parse(text: str) -> HubName:
-    """Read ``ORG/NAME`` or ``ORG/NAME:FILE``, with or without ``hf:`` before it.
+    """Parse ``ORG/NAME`` or ``ORG/NAME:FILE``, with or without the prefix ``hf:``.
 
     Raises:
-        InvalidInputError: It is none: a URL, a path, or a part with characters that the hub allows in no name.
+        InvalidInputError: It is not such a name, but a URL or a path, or has characters that the hub does not allow.
     """
     repo, colon, file = text.removeprefix(PREFIX).partition(":")
     parts = repo.split("/")
@@ -47,7 +48,7 @@ def parse(text: str) -> HubName:
         return HubName(repo)
     if not is_file_name(file):
         raise InvalidInputError(
-            f"{brief(file)} is no file of a model on the hub.",
+            f"{brief(file)} is not a valid file name on the hub.",
             hint="Name a path in its repository, such as model-i2_s.gguf, or an encoding, such as i2_s.",
         )
     return HubName(repo, file)
@@ -62,6 +63,6 @@ def is_file_name(path: str) -> bool:
 
 def _wrong(text: str) -> InvalidInputError:
     return InvalidInputError(
-        f"{brief(text)} is no name of a model on the hub.",
-        hint="Write hf:ORG/NAME or hf:ORG/NAME:FILE; HF_ENDPOINT names another hub than huggingface.co.",
+        f"{brief(text)} is not a valid model name on the hub.",
+        hint="Write hf:ORG/NAME or hf:ORG/NAME:FILE; set HF_ENDPOINT for a hub other than huggingface.co.",
     )

@@ -1,4 +1,4 @@
-"""From a name to a file on this disk."""
+"""Finds or downloads the file for a name."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ _TO_CONVERT = re.compile(
     r"(config|generation_config|tokenizer|tokenizer_config|added_tokens)\.json|tokenizer\.model|chat_template\.jinja"
     r"|[^/]+\.safetensors|model\.safetensors\.index\.json"
 )
-"""Files that ``bitnet convert`` reads of a folder."""
+"""Files of a folder that ``bitnet convert`` reads."""
 
 
 def locate(name: HubName, *, update: bool = False, tell: Callable[[str], None] = logger.info) -> Path:
-    """A model's GGUF file in the cache; downloaded if it is not there.
+    """The path of a model's GGUF file in the cache, after downloading it if necessary.
 
     Args:
-        update: Ask the hub for a newer one also where the cache has it, unless ``HF_HUB_OFFLINE`` is set.
+        update: Ask the hub for a newer version even if the file is cached, unless ``HF_HUB_OFFLINE`` is set.
         tell: Called with the file that was chosen and why, before it is downloaded.
 
     Raises:
-        HubError: It cannot be had; :mod:`bitnet.core.hub.errors` has the kinds.
+        HubError: The file is not available; :mod:`bitnet.core.hub.errors` lists the reasons.
     """
     found = cached.find(name)
     if found is not None and (not update or _offline()):
@@ -45,14 +45,14 @@ def locate(name: HubName, *, update: bool = False, tell: Callable[[str], None] =
 
 
 def weights_folder(name: HubName) -> Path:
-    """The folder in the cache of a model's safetensors, configuration and tokenizer, as ``bitnet convert`` takes it.
+    """The cache folder with a model's safetensors, configuration and tokenizer, as input for ``bitnet convert``.
 
     Raises:
-        HubError: It cannot be had, or has none.
-        InvalidInputError: The name has a file.
+        HubError: The files are not available, or the model has no safetensors.
+        InvalidInputError: The name includes a file.
     """
     if name.file is not None:
-        raise InvalidInputError(f"{name} names one file; to convert a model, name it alone: hf:{name.repo}.")
+        raise InvalidInputError(f"{name} names one file; to convert a model, leave the file out: hf:{name.repo}.")
     there = listing(name.repo)
     files = [file for file in there.files if _TO_CONVERT.fullmatch(file.path)]
     if not any(file.path.endswith(".safetensors") for file in files):
@@ -67,7 +67,7 @@ def _without_gguf(name: HubName, there: Listing) -> ConversionNeededError | Mode
     target = f"{name.repo.rpartition('/')[2]}.gguf"
     return ConversionNeededError(
         f"{name.repo} has no GGUF file, only safetensors of {size(sum(file.size for file in weights))}.",
-        hint=f"Fetch and convert them: bitnet convert hf:{name.repo} {target}",
+        hint=f"Download and convert them: bitnet convert hf:{name.repo} {target}",
     )
 
 

@@ -1,4 +1,4 @@
-"""What the hub says: which files a model has, and its refusals as errors of ours."""
+"""Queries the hub for a model's files, and turns its errors into bitnet's."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from bitnet.core.hub.names import is_file_name
 INSTALL = 'pip install "bitnet-core[hub]"'
 BRANCH = "main"
 TIMEOUT = 30.0
-"""Seconds without a byte after which a connection counts as broken."""
+"""Seconds without data after which a connection counts as broken."""
 
 _HASHES = {"sha256": re.compile(r"[0-9a-f]{64}"), "git": re.compile(r"[0-9a-f]{40}")}
 
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """The files of a model, as they were at one commit."""
+    """The files of a model at one commit."""
 
     repo: str
     commit: str
@@ -37,7 +37,7 @@ class Listing:
 
 
 def library() -> ModuleType:
-    """``huggingface_hub``, which is an extra and takes a while to import.
+    """Import ``huggingface_hub``, an optional dependency that is slow to import.
 
     Raises:
         HubNotInstalledError: It is not installed.
@@ -57,14 +57,14 @@ def listing(repo: str) -> Listing:
     """Ask the hub for a model's files.
 
     Raises:
-        HubError: The model is not there, is not shown to this user, or the hub cannot be asked.
+        HubError: The model does not exist, this user has no access to it, or the hub cannot be reached.
     """
     hub = library()
     with answering(repo):
         info = hub.HfApi().model_info(repo, revision=BRANCH, files_metadata=True, timeout=TIMEOUT)
     files = tuple(_file(sibling) for sibling in info.siblings or () if is_file_name(sibling.rfilename))
     if not _HASHES["git"].fullmatch(info.sha or ""):
-        raise HubUnreachableError(f"{_host()} names no commit of {repo}.", hint="Is HF_ENDPOINT a hub?")
+        raise HubUnreachableError(f"{_host()} names no commit of {repo}.", hint="Check that HF_ENDPOINT is a hub.")
     return Listing(repo, info.sha, files)
 
 
@@ -80,23 +80,24 @@ def _file(sibling: Any) -> RemoteFile:
 
 @contextmanager
 def answering(repo: str) -> Iterator[None]:
-    """Inside, what ``huggingface_hub`` raises becomes a :class:`~bitnet.core.hub.errors.HubError` about ``repo``."""
+    """In this context, errors of ``huggingface_hub`` become a :class:`~bitnet.core.hub.errors.HubError` about
+    ``repo``."""
     library()
     from huggingface_hub import errors
-    from huggingface_hub.errors import HTTPError  # type: ignore[attr-defined]  # of httpx or httpx2, by its version
+    from huggingface_hub.errors import HTTPError  # type: ignore[attr-defined]  # httpx's or httpx2's, depending on the version
 
     try:
         yield
     except errors.OfflineModeIsEnabled:
         raise NotInCacheError(
-            f"{repo} is not in the cache, and HF_HUB_OFFLINE forbids to ask the hub.",
-            hint="Unset HF_HUB_OFFLINE, or see what is there: bitnet list.",
+            f"{repo} is not in the cache, and HF_HUB_OFFLINE forbids asking the hub.",
+            hint="Unset HF_HUB_OFFLINE, or list the cached models: bitnet list.",
         ) from None
     except errors.GatedRepoError as error:
         raise _gated(repo, error) from error
     except (errors.RepositoryNotFoundError, errors.RevisionNotFoundError, errors.RemoteEntryNotFoundError) as error:
         raise ModelNotFoundError(
-            f"{_host()} has no {repo}, or shows it only to some.",
+            f"{_host()} has no model {repo}, or hides it from you.",
             hint="Check the name; for a private model, set HF_TOKEN or run 'hf auth login'.",
         ) from error
     except errors.HfHubHTTPError as error:
@@ -107,7 +108,7 @@ def answering(repo: str) -> Iterator[None]:
     except HTTPError as error:
         raise HubUnreachableError(
             f"{_host()} does not answer ({type(error).__name__}: {error}).",
-            hint="Check the network and HF_ENDPOINT; 'bitnet list' shows what is here already.",
+            hint="Check the network and HF_ENDPOINT; 'bitnet list' shows the cached models.",
         ) from error
 
 
@@ -115,17 +116,17 @@ def _gated(repo: str, error: Any) -> GatedModelError:
     page = f"{_host()}/{repo}"
     if library().get_token() is None:
         return GatedModelError(
-            f"{repo} is only for accounts that have accepted its terms.",
-            hint=f"Accept them at {page}, then set HF_TOKEN to a token of yours, or run 'hf auth login'.",
+            f"{repo} is available only to accounts that have accepted its terms.",
+            hint=f"Accept them at {page}, then set HF_TOKEN to your token, or run 'hf auth login'.",
         )
     if error.response.status_code == 401:
         return GatedModelError(
-            f"{_host()} does not know the token that it was given for {repo}.",
-            hint=f"Set HF_TOKEN to a token that is valid ({_host()}/settings/tokens).",
+            f"{_host()} rejects the token sent for {repo}.",
+            hint=f"Set HF_TOKEN to a valid token ({_host()}/settings/tokens).",
         )
     return GatedModelError(
         f"The account of HF_TOKEN may not read {repo}.",
-        hint=f"Accept its terms at {page}, or give the token the right to read gated models.",
+        hint=f"Accept its terms at {page}, or allow the token to read gated models.",
     )
 
 

@@ -1,4 +1,4 @@
-"""Removing models from the hub's cache, with what other models share left there."""
+"""Removes models from the hub's cache, except data shared with other models."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from bitnet.core.hub.remote import library
 
 @dataclass(frozen=True, slots=True)
 class Removal:
-    """What is about to be removed.
+    """A planned removal.
 
     Attributes:
         files: Paths in the model's repository, in order.
-        size: Bytes that become free.
-        execute: Removes them; raises BitNetError where something stays.
+        size: Bytes that will be freed.
+        execute: Removes the files; raises BitNetError if any remains.
     """
 
     files: tuple[str, ...]
@@ -32,7 +32,7 @@ class Removal:
 
 
 def plan(name: HubName) -> Removal:
-    """What removing a model, or one file of it in all its versions, would take away; nothing is removed yet.
+    """Plan the removal of a model, or of one of its files in all versions. Nothing is removed yet.
 
     Raises:
         NotInCacheError: The cache has no such model or file.
@@ -44,7 +44,7 @@ def plan(name: HubName) -> Removal:
 
 
 def _plan_model(folder: Path) -> Removal:
-    """By its folder: the library removes by commit, which copies of a model have in common."""
+    """Plan the removal of a model's folder. The library would remove by commit, which copies of a model share."""
 
     def remove() -> None:
         shutil.rmtree(folder, ignore_errors=True)
@@ -81,8 +81,10 @@ def _within(revision: Any, file: Any) -> str:
 
 def _check_gone(path: Path) -> None:
     if path.is_symlink() or path.exists():
-        raise BitNetError(f"{path} cannot be removed.", hint="Is the model in use, or the folder another's?")
+        raise BitNetError(
+            f"{path} cannot be removed.", hint="Check whether the model is in use, and who owns the folder."
+        )
 
 
 def _missing(name: HubName) -> NotInCacheError:
-    return NotInCacheError(f"{name} is not in the cache.", hint="See what is there: bitnet list.")
+    return NotInCacheError(f"{name} is not in the cache.", hint="List the cached models: bitnet list.")

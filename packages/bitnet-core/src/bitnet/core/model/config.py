@@ -29,48 +29,49 @@ ARCHITECTURES: Mapping[str, RopeStyle] = {
     "qwen2": "neox",
     "qwen3": "neox",
 }
-"""Architectures of GGUF files bitnet runs, and how each pairs the elements it rotates. The three BitNet names stand for
-one graph (official file, an early converter, llama.cpp); ``llama`` holds Falcon3, Falcon-E, TriLM and Llama 3 at 1.58
-bits, ``minicpm`` BitCPM4 and ``olmo`` the first OLMo, whose converters reorder the rows of q and k for interleaved
-pairs; ``qwen3`` holds Ternary-Bonsai."""
+"""GGUF architectures that bitnet runs, and how each pairs the elements that rotary embeddings rotate. The three BitNet
+names mean the same graph (official file, an early converter, llama.cpp); ``llama`` holds Falcon3, Falcon-E, TriLM and
+Llama 3 at 1.58 bits, ``minicpm`` BitCPM4 and ``olmo`` the first OLMo, whose converters reorder the rows of q and k for
+interleaved pairs; ``qwen3`` holds Ternary-Bonsai."""
 ALSO_FLOAT = frozenset({"llama", "minicpm", "olmo", "qwen2", "qwen3"})
-"""Architectures that are most often no ternary models: floats in a file are no master weights, and SiLU is meant."""
+"""Architectures whose models are usually not ternary: float weights are not taken for master weights, and the
+activation defaults to SiLU."""
 REFUSED: Mapping[str, str] = {
-    "gemma3": "its norms after each sub-layer, its windows and its scales are not built here",
+    "gemma3": "its norms after each sub-layer, attention windows and scales are not implemented",
 }
-"""Architectures that ternary models may have, and why they are not supported."""
+"""Architectures that ternary models may have but that are not supported, and why."""
 
 MAX_HEAD_DIM = 1024
-"""Maximum elements of a head; models have 64 to 256."""
+"""Maximum head dimension; models have 64 to 256."""
 MOST_TIMES_WIDER = 64
-"""How much wider than the residual stream all heads together and the feed-forward layer may be; in models it is at most
-8 times. A file has this many weights for each of the activations that a step keeps."""
+"""Maximum width of all heads together, and of the feed-forward layer, as a multiple of the residual stream's width;
+models have at most 8. It bounds a step's activations relative to the size of the file's weights."""
 
 MOST_SCALED = 1 << 16
-"""How much a scale of embeddings, residuals or logits may differ from 1; in models it is 50 times at most."""
+"""Maximum factor by which a scale of embeddings, residuals or logits may differ from 1; models have at most 50."""
 
 ACTIVATIONS: Mapping[str, Activation] = {"relu2": "relu2", "silu": "silu", "swish": "silu"}
 
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """What a program is built from.
+    """The shape of a model, from which its program is built.
 
     Attributes:
         ffn_size: Width of the feed-forward layer.
         context_length: Positions the model was trained for.
         rope_theta: Base of the rotary frequencies.
         rope_freq_factors: ``f32[head_dim / 2]`` that divide the rotary frequencies, or None.
-        rope_scaling: How the rotary frequencies are stretched in addition, if at all.
-        rope_attention_factor: The factor of rotary cosines and sines.
+        rope_scaling: Further scaling of the rotary frequencies (YaRN or LongRoPE), or None.
+        rope_attention_factor: Factor that multiplies the rotary cosines and sines.
         sub_norms: Whether there is an RMSNorm before the attention's and the feed-forward's output projections.
         tied_embeddings: Whether the LM head is the embedding table.
-        head_norms: Whether each head of q and of k has an RMSNorm before it is rotated.
+        head_norms: Whether each head of q and k has an RMSNorm before the rotary embedding.
         qkv_biases: Whether q, k and v have biases.
-        layer_norms: Whether the norms of the residual stream are LayerNorms, which have no weights.
-        embedding_scale: The factor of a token's embedding.
-        residual_scale: The factor of each sub-layer's result, applied before it is added.
-        logit_scale: The factor of the logits.
+        layer_norms: Whether the norms of the residual stream are LayerNorms without weights.
+        embedding_scale: Factor that multiplies token embeddings.
+        residual_scale: Factor that multiplies each sub-layer's result before it is added.
+        logit_scale: Factor that multiplies the logits.
     """
 
     architecture: str
@@ -101,7 +102,8 @@ class ModelConfig:
 
     @property
     def stream_eps(self) -> float:
-        """The epsilon of norms of the residual stream, which is kept divided by ``residual_scale`` (ADR 0045)."""
+        """The epsilon of norms of the residual stream, which programs store divided by ``residual_scale`` (ADR
+        0045)."""
         return self.rms_eps / self.residual_scale**2
 
 
@@ -114,7 +116,7 @@ _KEYS_OF_SHAPE = {
 
 
 def read_config(file: GGUFFile) -> ModelConfig:
-    """The configuration of a model file.
+    """Read the configuration of a model file.
 
     Raises:
         ModelFileError: The architecture is not supported, or a key is missing, of another type or out of range.
@@ -123,7 +125,8 @@ def read_config(file: GGUFFile) -> ModelConfig:
     if not isinstance(architecture, str) or architecture not in ARCHITECTURES:
         why = f": {REFUSED[architecture]}" if isinstance(architecture, str) and architecture in REFUSED else ""
         raise file.error(
-            f"{brief(architecture)} is not supported{why}; {', '.join(ARCHITECTURES)} are.", key="general.architecture"
+            f"{brief(architecture)} is not supported{why}; supported are {', '.join(ARCHITECTURES)}.",
+            key="general.architecture",
         )
     keys = _Keys(file, architecture)
     heads = keys.integer("attention.head_count")
@@ -139,14 +142,12 @@ def read_config(file: GGUFFile) -> ModelConfig:
         raise keys.error(_KEYS_OF_SHAPE[wrong], message)
     for key in ("attention.value_length", "rope.dimension_count"):
         if keys.integer(key, head_dim) != head_dim:
-            raise keys.error(
-                key, f"is {brief(keys.get(key))}; other than the head's {head_dim} elements is not supported."
-            )
+            raise keys.error(key, f"is {brief(keys.get(key))}; only the head's {head_dim} elements are supported.")
     embedding = file.tensors.get("token_embd.weight")
     if embedding is None or len(embedding.shape) != 2:
-        raise file.error("is missing or no matrix.", tensor="token_embd.weight")
+        raise file.error("is missing or not a matrix.", tensor="token_embd.weight")
     if keys.get("attention.clamp_kqv"):
-        raise keys.error("attention.clamp_kqv", "is not supported: no operation here limits q, k and v.")
+        raise keys.error("attention.clamp_kqv", "is not supported: bitnet does not clamp q, k and v.")
     layer_norms = architecture == "olmo"
     name = file.metadata.get("general.name")
     context, theta = keys.integer("context_length"), keys.positive("rope.freq_base", 10_000.0)
@@ -180,20 +181,20 @@ def read_config(file: GGUFFile) -> ModelConfig:
 
 
 def shape_faults(*, hidden: int, heads: int, head_dim: int, ffn: int) -> Iterator[tuple[str, str]]:
-    """The sizes that no model has, and why: anything derived from a size is bounded before it is allocated."""
+    """Yield invalid sizes and the reasons. Everything derived from a size is thus bounded before it is allocated."""
     if head_dim % 2:
         yield "head_dim", f"heads of {head_dim} elements cannot be rotated in pairs."
     if head_dim > MAX_HEAD_DIM:
-        yield "head_dim", f"heads of {head_dim} elements are not supported; {MAX_HEAD_DIM} are the most."
+        yield "head_dim", f"heads of {head_dim} elements are not supported; the limit is {MAX_HEAD_DIM}."
     if hidden > MAX_K:
-        yield "hidden", f"{hidden} is more than {MAX_K}, which is not supported."
+        yield "hidden", f"{hidden} is not supported; the limit is {MAX_K}."
     for name, width in (("heads", heads * head_dim), ("ffn", ffn)):
         if width > min(MOST_TIMES_WIDER * hidden, MAX_K):
-            yield name, f"makes a width of {width}; {min(MOST_TIMES_WIDER * hidden, MAX_K)} is the most for {hidden}."
+            yield name, f"makes a width of {width}; the limit is {min(MOST_TIMES_WIDER * hidden, MAX_K)} for {hidden}."
 
 
 class _Keys:
-    """The keys of one architecture."""
+    """Reads the metadata keys of one architecture."""
 
     def __init__(self, file: GGUFFile, architecture: str) -> None:
         self.file = file
@@ -203,7 +204,7 @@ class _Keys:
         return self.file.error(message, key=f"{self.architecture}.{key}")
 
     def get(self, key: str) -> Any:
-        """The value; of an array with one value for each layer, that value if it is the same for all."""
+        """The value; if it is an array with one value per layer and all are equal, that value."""
         value = self.file.metadata.get(f"{self.architecture}.{key}")
         if isinstance(value, np.ndarray) and value.size and (value == value[0]).all():
             return value[0].item()
@@ -228,15 +229,15 @@ class _Keys:
     def choice(self, key: str, known: Collection[str]) -> str | None:
         value = self.get(key)
         if value is not None and not (isinstance(value, str) and value in known):
-            raise self.error(key, f"{brief(value)} is not supported; {', '.join(known)} are.")
+            raise self.error(key, f"{brief(value)} is not supported; supported are {', '.join(known)}.")
         return value
 
 
 def _activation(keys: _Keys) -> Activation:
-    """The file's activation; else the one that its architecture is known to use.
+    """The activation named in the file; if missing, the one that its architecture is known to use.
 
-    llama.cpp's ``bitnet`` stands for two families, and its files of 2B4T carry no key or ignore it: 1bitLLM's models,
-    the only ones with a SentencePiece vocabulary, use SiLU, 2B4T squared ReLU.
+    llama.cpp's ``bitnet`` covers two families, and its files of 2B4T lack the key or ignore it. 1bitLLM's models, the
+    only ones with a SentencePiece vocabulary, use SiLU; 2B4T uses squared ReLU.
     """
     value = keys.choice("hidden_activation", ACTIVATIONS)
     if value is not None:
@@ -248,9 +249,9 @@ def _activation(keys: _Keys) -> Activation:
 
 
 def _scales(keys: _Keys) -> dict[str, float]:
-    """MiniCPM's scales. A file names what the logits are divided by.
+    """MiniCPM's scales. The file's ``logit_scale`` divides the logits.
 
-    llama.cpp replaces missing keys with the scales of MiniCPM 2B, but takes its factor of the logits for the
+    llama.cpp replaces missing keys with the scales of MiniCPM 2B, but uses that model's factor of the logits as the
     divisor.
     """
     hint = "Convert the model again with a newer converter."
@@ -260,14 +261,14 @@ def _scales(keys: _Keys) -> dict[str, float]:
             raise keys.file.error("is missing.", key=f"{keys.architecture}.{name}", hint=hint)
         found[name] = keys.positive(name)
         if not 1 / MOST_SCALED <= found[name] <= MOST_SCALED:
-            raise keys.error(name, f"is {found[name]:g}; 1/{MOST_SCALED} … {MOST_SCALED} is supported.")
+            raise keys.error(name, f"is {found[name]:g}; it must be in 1/{MOST_SCALED} … {MOST_SCALED}.")
     return found | {"logit_scale": 1 / found["logit_scale"]}
 
 
 def _freq_factors(keys: _Keys, head_dim: int) -> npt.NDArray[np.float32] | None:
-    """Llama 3.1's factors from their tensor, times that of a linear scaling, which is the same for all pairs.
+    """Llama 3.1's factors from their tensor, times the factor of a linear scaling, which is the same for all pairs.
 
-    A factor without a type is that of a linear scaling, as in llama.cpp.
+    A factor without a scaling type means linear scaling, as in llama.cpp.
     """
     factors = np.ones(head_dim // 2, np.float32)
     if keys.get("rope.scaling.type") in (None, "linear"):
@@ -281,12 +282,12 @@ def _freq_factors(keys: _Keys, head_dim: int) -> npt.NDArray[np.float32] | None:
 
 
 def _scaling_factor(keys: _Keys) -> float:
-    """What positions are divided by. The second key is an old name of the first, which counts where both are there."""
+    """The divisor of positions. The second key is an old name of the first; if both exist, the first counts."""
     return keys.positive("rope.scaling.factor", keys.positive("rope.scale_linear", 1.0))
 
 
 def _pair_factors(file: GGUFFile, name: str, head_dim: int) -> npt.NDArray[np.float32]:
-    """The tensor of a factor for each rotated pair."""
+    """A tensor with one factor per rotated pair."""
     tensor = file.tensors.get(name)
     if tensor is None:
         raise file.error("is missing.", tensor=name)
@@ -299,10 +300,10 @@ def _pair_factors(file: GGUFFile, name: str, head_dim: int) -> npt.NDArray[np.fl
 
 
 def _rope_scaling(keys: _Keys, head_dim: int, context: int, theta: float) -> tuple[Yarn | LongRope | None, float]:
-    """How the rotary frequencies are stretched, and what cosines and sines are multiplied by.
+    """The scaling of the rotary frequencies, and the factor of cosines and sines.
 
-    The keys mean what they mean in llama.cpp. ``attn_factor`` multiplies YaRN's own rule, but replaces LongRoPE's rule,
-    which applies where the key is missing.
+    The keys have the same meaning as in llama.cpp. ``attn_factor`` multiplies the factor of YaRN's rule, but replaces
+    that of LongRoPE's rule, which applies if the key is missing.
     """
     kind = keys.choice("rope.scaling.type", ("none", "linear", "yarn", "longrope"))
     given = "rope.scaling.attn_factor"
@@ -313,7 +314,7 @@ def _rope_scaling(keys: _Keys, head_dim: int, context: int, theta: float) -> tup
     if kind != "longrope":
         return None, attention
     if _scaling_factor(keys) != 1:
-        raise keys.error("rope.scaling.factor", "other than 1 is not supported beside LongRoPE's factors.")
+        raise keys.error("rope.scaling.factor", "only 1 is supported together with LongRoPE's factors.")
     short, long = (
         tuple(map(float, _pair_factors(keys.file, f"rope_factors_{name}.weight", head_dim)))
         for name in ("short", "long")
@@ -334,11 +335,11 @@ def _yarn(keys: _Keys, head_dim: int, original: int, theta: float, attention: fl
         keys.positive(scaling + "yarn_beta_fast", BETA_FAST),
         keys.positive(scaling + "yarn_beta_slow", BETA_SLOW),
     )
-    # llama.cpp overrides the last of these keys, and in the models' own code it means something else.
+    # llama.cpp overrides the last of these keys, and the models' own code gives it another meaning.
     for key, only in (("ext_factor", 1), ("log_multiplier", 0), ("attn_factor", yarn_attention(factor))):
         value = keys.get(f"{scaling}yarn_{key}")
         if value is not None and not (type(value) in (int, float) and math.isclose(value, only, rel_tol=1e-6)):
-            raise keys.error(f"{scaling}yarn_{key}", f"is {brief(value)}; other than {only:g} is not supported.")
+            raise keys.error(f"{scaling}yarn_{key}", f"is {brief(value)}; only {only:g} is supported.")
     try:
         yarn.ramp(theta, head_dim)
     except ValueError as error:

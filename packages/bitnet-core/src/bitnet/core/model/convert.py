@@ -1,4 +1,4 @@
-"""Conversion of models to GGUF files of any ternary encoding: from folders of Hugging Face or MLX, and GGUF files."""
+"""Converts Hugging Face and MLX folders, and GGUF files, to GGUF files of any ternary encoding."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from bitnet.core.model.hf_checkpoint import read_folder
 from bitnet.core.model.recode import TernarySource, encoded
 
 TYPES: Mapping[str, GGMLType] = {dtype.name.lower(): dtype for dtype in (GGMLType.I2_S, *BLOCK_TYPES)}
-"""Encodings that files can be converted to."""
+"""Encodings to which models can be converted."""
 TABLES = ("token_embd", "output")
 FILE_TYPES = {GGMLType.I2_S: 40, GGMLType.TQ1_0: 36, GGMLType.TQ2_0: 37, GGMLType.Q2_0: 41, GGMLType.Q2_0_G128: 41}
-"""``general.file_type`` as the official I2_S file has it, and llama.cpp (``llama.h``); other types have no number."""
+"""``general.file_type`` as in the official I2_S file and in llama.cpp (``llama.h``); other types have no number."""
 
 
 def convert_model(
@@ -32,16 +32,16 @@ def convert_model(
     name: str | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> None:
-    """Convert a model to a GGUF file; its ternary weights and their scales keep every bit.
+    """Convert a model to a GGUF file; ternary weights and their scales are preserved exactly.
 
     Args:
         source: A Hugging Face folder (``config.json``, a tokenizer, safetensors with packed or master weights, or MLX's
             of 2 bits), or a GGUF file.
-        target: The file to write; whole or not at all.
-        dtype: Encoding of its ternary matrices, one of :data:`TYPES`; None: I2_S where each has one scale, else Q2_0.
+        target: The file to write, atomically.
+        dtype: Encoding of the ternary matrices, one of :data:`TYPES`; None: I2_S if each has one scale, else Q2_0.
         i2s_layout: Layout of I2_S tensors in a GGUF source.
-        name: What the new file calls the model; None: the folder's name, or what the GGUF source calls it.
-        progress: Called with bytes written and in all.
+        name: The model's name in the new file; None: the folder's name, or the name in the GGUF source.
+        progress: Called with the bytes written and the total bytes.
 
     Raises:
         ModelFileError: The source is not a model bitnet can run, or the encoding cannot hold one of its matrices.
@@ -64,13 +64,13 @@ def convert_model(
     try:
         write_gguf(target, metadata, _written(tensors, kind), progress=progress, check=partial(_check, source))
     except BitNetError:
-        if model is not None:  # where the file has changed, that is the error
+        if model is not None:  # if the source file has changed, report that instead
             model.gguf.check()
         raise
 
 
 def _check(source: Path, path: Path) -> None:
-    """Open what was written as the engine will; where it refuses, the source is at fault."""
+    """Open the new file as the engine will; if that fails, blame the source."""
     try:
         made = open_model(path)
         made.tokenizer, made.chat_template  # noqa: B018
@@ -81,7 +81,7 @@ def _check(source: Path, path: Path) -> None:
 
 
 def _fitting(tensors: Mapping[str, Tensor | TernarySource]) -> GGMLType:
-    """The encoding where the caller names none."""
+    """The default encoding."""
     grouped = (t.weight.group is not None for n, t in tensors.items() if isinstance(t, TernarySource) and not _table(n))
     return GGMLType.Q2_0 if any(grouped) else GGMLType.I2_S
 
@@ -117,7 +117,7 @@ def _read_gguf(model: ModelFile) -> tuple[dict[str, MetadataValue], dict[str, Te
 
 
 def _read_table(model: ModelFile, info: TensorInfo) -> TernarySource:
-    """An embedding or a head of ternary blocks."""
+    """An embedding or output head in ternary blocks."""
     shape, error = (info.shape[0], info.shape[1]), partial(model.gguf.error, tensor=info.name)
 
     def load() -> TernaryData:

@@ -12,11 +12,9 @@ def default_model_path() -> Path:
     """The demo model, shipped in the wheel.
 
     Raises:
-        BitNetError: This installation lacks it.
+        BitNetError: It is missing from this installation.
     """
     path = Path(str(files("bitnet.core") / "data" / "bitnet-demo.gguf"))
     if not path.is_file():
-        raise BitNetError(
-            f"the demo model is missing: {path}.", hint="Install bitnet-core again, or name a model file."
-        )
+        raise BitNetError(f"the demo model is missing: {path}.", hint="Reinstall bitnet-core, or name a model file.")
     return path

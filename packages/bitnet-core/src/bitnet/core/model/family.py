@@ -8,11 +8,11 @@ from bitnet.core.gguf import MetadataValue
 from bitnet.core.model.config import ModelConfig
 
 LLAMA = {"falcon3": "Falcon3 at 1.58 bits", "falcon_e": "Falcon-E", "olmo": "TriLM"}
-"""Families of Llama's shape that a file's ``tokenizer.ggml.pre`` tells apart."""
+"""Families with the Llama architecture, told apart by ``tokenizer.ggml.pre``."""
 
 
 def family(config: ModelConfig, metadata: Mapping[str, MetadataValue]) -> str:
-    """The family of a model: by its architecture, its activation, and the tokenizer that comes with it."""
+    """The family of a model, derived from its architecture, activation and tokenizer."""
     match config.architecture:
         case "llama":
             pre = metadata.get("tokenizer.ggml.pre")

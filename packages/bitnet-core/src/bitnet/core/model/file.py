@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 
 
 class ModelFile:
-    """An open model file. Nothing of its weights is in memory until a device loads them.
+    """An open model file. Its weights are not read until a device loads them.
 
     Attributes:
         path: The file.
-        i2s_layout: How its I2_S tensors are read.
+        i2s_layout: The layout assumed for its I2_S tensors.
         config: The model's shape.
         weights: Every weight by its canonical name: ``token_embd``, ``blk.0.attn_q``, …, ``output_norm``, ``output``
-            (the same object as ``token_embd`` where they are tied).
+            (the same object as ``token_embd`` if they are tied).
     """
 
     def __init__(self, file: GGUFFile, layout: I2SLayout) -> None:
@@ -39,7 +39,7 @@ class ModelFile:
         self.weights: Mapping[str, Weight] = bind_weights(file, self.config, layout)
 
     def weights_for(self, features: Collection[str]) -> Mapping[str, Weight]:
-        """The weights as a device with these features takes them: embedding and head ternary where they are and it can.
+        """The weights for a device with these features: embedding and head stay ternary if they are and the device can.
 
         Raises:
             ModelFileError: The file has changed, and parts of it are lost.
@@ -50,7 +50,7 @@ class ModelFile:
 
     @property
     def metadata(self) -> Mapping[str, MetadataValue]:
-        """Every metadata key of the file."""
+        """The metadata of the file."""
         return self.gguf.metadata
 
     @property
@@ -60,7 +60,7 @@ class ModelFile:
 
     @property
     def quantization(self) -> str:
-        """The type most of the ternary matrices have in the file, such as ``I2_S``."""
+        """The type of most ternary matrices in the file, such as ``I2_S``."""
         names = [f"{name}.weight" for name, weight in self.weights.items() if isinstance(weight, TernaryWeight)]
         return Counter(self.gguf.tensors[name].type.name for name in names).most_common(1)[0][0]
 
@@ -69,7 +69,7 @@ class ModelFile:
         """The tokenizer in the file's metadata.
 
         Raises:
-            ModelFileError: It is missing, of a kind not supported, or does not fit the model.
+            ModelFileError: The tokenizer is missing, of an unsupported kind, or does not fit the model.
         """
         from bitnet.core.text.tokenizer import tokenizer_from_gguf
 
@@ -80,7 +80,7 @@ class ModelFile:
         """The chat template in the file's metadata, if there is one.
 
         Raises:
-            ModelFileError: It is no template.
+            ModelFileError: It is not a valid template.
         """
         from bitnet.core.text.chat import ChatTemplate
 
@@ -88,14 +88,14 @@ class ModelFile:
         if source is None:
             return None
         if not isinstance(source, str):
-            raise self.gguf.error("is no string.", key="tokenizer.chat_template")
+            raise self.gguf.error("is not a string.", key="tokenizer.chat_template")
         try:
             return ChatTemplate(source, bos_token=self.tokenizer.bos_token, eos_token=self.tokenizer.eos_token)
         except InvalidInputError as error:
             raise self.gguf.error(error.message, key="tokenizer.chat_template") from error
 
     def sha256(self) -> str:
-        """Hexadecimal SHA-256 of the file as it was opened; another that has taken its name since is not looked at."""
+        """Hexadecimal SHA-256 of the opened file, even if another file has taken its name since."""
         return self.gguf.sha256()
 
 

@@ -1,4 +1,4 @@
-"""A Hugging Face model folder as the metadata and tensors of a GGUF file."""
+"""Reads a Hugging Face model folder as the metadata and tensors of a GGUF file."""
 
 from __future__ import annotations
 
@@ -44,12 +44,12 @@ LAYER_NAMES = {
     "mlp.ffn_layernorm": "ffn_sub_norm",
     "mlp.down_proj": "ffn_down",
 }
-"""Names of a checkpoint's tensors, and of a GGUF's. The other names of the sub-norms are those in 1bitLLM's code."""
+"""GGUF names of a checkpoint's tensors. The alternative names of the sub-norms are from 1bitLLM's code."""
 Array = TypeVar("Array", bound=npt.NDArray[Any])
 
 
 def read_folder(folder: Path) -> tuple[dict[str, MetadataValue], dict[str, Tensor | TernarySource]]:
-    """Metadata and tensors of a model folder; weights are read when a tensor is written.
+    """Metadata and tensors of a model folder; weights are read only when a tensor is written.
 
     Raises:
         ModelFileError: The folder is not a model of 1.58 bits, or a tensor is missing or does not fit.
@@ -60,7 +60,7 @@ def read_folder(folder: Path) -> tuple[dict[str, MetadataValue], dict[str, Tenso
         for part in ("weight", "scales", "biases"):
             stored.pop(f"output.{part}", None)
     sources = _sources(config, stored, folder)
-    # Tensors have confirmed the shape: from here on, its sizes may be allocated.
+    # Tensors have confirmed the shape, so from here on its sizes may be allocated.
     keys, factors = config.rope()
     tensors: dict[str, Tensor | TernarySource] = {**factors}
     rope: dict[str, MetadataValue] = {f"{config.model.architecture}.{key}": value for key, value in keys.items()}
@@ -78,7 +78,7 @@ def _sources(config: HFConfig, stored: dict[str, Stored], folder: Path) -> dict[
     for name, expected in expected_weights(config.model):
         tensor = stored.pop(expected.tensor(name), None)
         if tensor is None:
-            raise ModelFileError("is missing.", path=folder, field=f"tensor {name!r} (as GGUF calls it)")
+            raise ModelFileError("is missing.", path=folder, field=f"tensor {name!r} (GGUF name)")
         scale = stored.pop(f"{name}.weight_scale", None)
         source: TensorSource | TernarySource
         if tensor.dtype == "U32" and expected.kind in ("dense", "ternary"):
@@ -88,11 +88,11 @@ def _sources(config: HFConfig, stored: dict[str, Stored], folder: Path) -> dict[
         elif expected.kind == "ternary":
             source = _ternary(config, name, tensor, scale)
         else:
-            # AutoBitLinear adds the bias before it multiplies by the scale, where it has one.
+            # AutoBitLinear adds the bias before it multiplies by the scale, if it has one.
             source = _dense(tensor, expected, units.get(f"{name.removesuffix('.bias')}.weight_scale"))
         shape = source.shape if isinstance(source, TensorSource) else source.weight.shape
         if shape != expected.shape:
-            raise tensor.error(f"has the shape {shape}; config.json makes it {expected.shape}.")
+            raise tensor.error(f"has the shape {shape}; according to config.json it must be {expected.shape}.")
         tensors[expected.tensor(name)] = source
     for name, tensor in stored.items():
         if not name.endswith("inv_freq"):  # rotary frequencies that old versions stored
@@ -101,7 +101,7 @@ def _sources(config: HFConfig, stored: dict[str, Stored], folder: Path) -> dict[
 
 
 def _name(tensor: Stored) -> str:
-    """The GGUF's name of a checkpoint's tensor; its own where there is none."""
+    """The GGUF name of a checkpoint's tensor; its own name if it has none."""
     base, _, end = tensor.name.rpartition(".")
     layer, _, rest = base.removeprefix("model.layers.").partition(".")
     if layer.isdecimal() and rest in LAYER_NAMES:
@@ -110,7 +110,7 @@ def _name(tensor: Stored) -> str:
 
 
 def _dense(tensor: Stored, expected: Expected, scale: Stored | None) -> TensorSource:
-    """Norms and biases as f32, embeddings as f16, times the scale where there is one."""
+    """Norms and biases as f32, embeddings as f16, times the scale if there is one."""
     if tensor.dtype not in FLOATS:
         raise tensor.error(f"is {tensor.dtype}; it must be {', '.join(FLOATS)}.")
     kind = GGMLType.F16 if expected.kind == "dense" else GGMLType.F32
@@ -136,7 +136,7 @@ def _ternary(config: HFConfig, name: str, tensor: Stored, scale: Stored | None) 
     """A ternary matrix from packed codes or from floats."""
     packed = tensor.dtype == "U8"
     if len(tensor.shape) != 2 or (packed and scale is None) or (not packed and tensor.dtype not in FLOATS):
-        raise tensor.error(f"{tensor.dtype} {tensor.shape} is no ternary matrix with a scale.")
+        raise tensor.error(f"{tensor.dtype} {tensor.shape} is not a ternary matrix with a scale.")
     shape = (tensor.shape[0] * (4 if packed else 1), tensor.shape[1])
 
     def load() -> TernaryData:
@@ -150,14 +150,14 @@ def _ternary(config: HFConfig, name: str, tensor: Stored, scale: Stored | None) 
         except ValueError as error:
             raise tensor.error(f"{error}.") from None
         if abs(factor) > float(np.finfo(np.float32).max):
-            raise tensor.error(f"its scale is {factor}, which float32 does not hold.")
+            raise tensor.error(f"its scale is {factor}, which float32 cannot represent.")
         return TernaryData(codes, np.array([factor], np.float32))
 
     return TernarySource(_reordered(config, name, TernaryWeight(shape, load, tensor.release)), tensor.error)
 
 
 def _reordered(config: HFConfig, name: str, weight: TernaryWeight) -> TernaryWeight:
-    """A matrix with its rows in the order of a GGUF file."""
+    """A matrix with its rows in GGUF order."""
     heads = {"attn_q": config.model.heads, "attn_k": config.model.kv_heads}.get(name.rpartition(".")[2])
     if heads is None or config.model.rope_style != "interleaved":
         return weight
@@ -172,7 +172,7 @@ def _reordered(config: HFConfig, name: str, weight: TernaryWeight) -> TernaryWei
 def _scale(tensor: Stored, *, divides: bool) -> float:
     """The value of a code of 1."""
     if tensor.dtype not in FLOATS or math.prod(tensor.shape) != 1:
-        raise tensor.error(f"{tensor.dtype} {tensor.shape} is no scale.")
+        raise tensor.error(f"{tensor.dtype} {tensor.shape} is not a scale.")
     out = np.empty(1, np.float32)
     try:
         decode(FLOATS[tensor.dtype], tensor.bytes(), out)
@@ -180,12 +180,13 @@ def _scale(tensor: Stored, *, divides: bool) -> float:
         raise tensor.error(f"{error}.") from None
     scale = float(out[0])
     if divides and scale == 0:
-        raise tensor.error("is 0, and the weights are to be divided by it.")
+        raise tensor.error("is 0, but the weights are divided by it.")
     return 1 / scale if divides else scale
 
 
 def unpack_huggingface(packed: npt.NDArray[np.uint8]) -> npt.NDArray[np.int8]:
-    """``int8[4 N, K]`` weights of transformers' packing ``uint8[N, K]``: bits 2 k of row r hold row r + k N, plus 1.
+    """Unpack transformers' ``uint8[N, K]`` to weights ``int8[4 N, K]``: bits 2 k and 2 k + 1 of row r hold row r + k N,
+    plus 1.
 
     Raises:
         ValueError: The unused code 3 occurs.
@@ -197,12 +198,12 @@ def unpack_huggingface(packed: npt.NDArray[np.uint8]) -> npt.NDArray[np.int8]:
     codes = quarters.reshape(-1, packed.shape[1]).view(np.int8)
     codes -= 1
     if codes.max() > 1:
-        raise ValueError("it holds the code 3, which stands for no weight")
+        raise ValueError("it holds the unused code 3")
     return codes
 
 
 def interleave(rows: Array, heads: int) -> Array:
-    """Order q's or k's rows so that a rotated pair is neighbours, as GGUF files of ``llama`` have it.
+    """Reorder the rows of q or k so that rotated pairs are adjacent, as in GGUF files of ``llama``.
 
     Hugging Face pairs row ``i`` of a head with row ``i + head_dim / 2``.
     """
@@ -212,11 +213,11 @@ def interleave(rows: Array, heads: int) -> Array:
 
 
 def _chat_template(folder: Path) -> str | None:
-    """The folder's chat template, the one named ``default`` where there are several."""
+    """The folder's chat template; of several, the one named ``default``."""
     path = folder / "chat_template.jinja"
     found: Any
     if path.is_file():
-        found = read_bytes(path, 4 * MAX_SOURCE).decode(errors="replace")  # a character has four bytes at most
+        found = read_bytes(path, 4 * MAX_SOURCE).decode(errors="replace")  # a character has at most four bytes
     else:
         path = folder / "tokenizer_config.json"
         found = read_json(path).get("chat_template") if path.is_file() else None

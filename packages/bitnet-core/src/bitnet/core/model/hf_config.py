@@ -1,4 +1,4 @@
-"""``config.json`` of a Hugging Face model folder, as far as models of 1.58 bits need it."""
+"""Reads ``config.json`` of a Hugging Face model folder, as far as 1.58-bit models need it."""
 
 from __future__ import annotations
 
@@ -26,14 +26,15 @@ HF_ARCHITECTURES = {
     "Qwen2ForCausalLM": "qwen2",
     "Qwen3ForCausalLM": "qwen3",
 }
-"""GGUF architectures of Hugging Face's: BitNet in transformers, 1bitLLM's models, and those shaped as others are."""
+"""The GGUF architecture for each Hugging Face architecture: BitNet in transformers, 1bitLLM's models, and standard
+ones."""
 HF_REFUSED = {
     "Gemma3": REFUSED["gemma3"],
-    "OLMo": "folders of OLMo's own code are not read, and OLMo-BitNet's linear layers norm their inputs themselves",
+    "OLMo": "folders for OLMo's own code are not read, and OLMo-BitNet's linear layers normalise their own inputs",
 }
-"""Beginnings of names of architectures that are not supported, and why."""
+"""Prefixes of unsupported architectures, and why they are not supported."""
 OLMO_EPS = 1e-5
-"""The epsilon of OLMo's norms, which no key gives."""
+"""The epsilon of OLMo's norms, for which there is no key."""
 _LLAMA: dict[str, Any] = {
     "vocab_size": 32_000,
     "hidden_size": 4096,
@@ -83,8 +84,8 @@ DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     "Qwen2ForCausalLM": _QWEN2,
     "Qwen3ForCausalLM": _QWEN2 | {"head_dim": 128},
 }
-"""What a key that ``config.json`` lacks stands for: the defaults of transformers' ``BitNetConfig``, ``LlamaConfig``,
-``OlmoConfig``, ``Qwen2Config`` and ``Qwen3Config`` (5.23). 1bitLLM's own configuration class has those of
+"""Values of keys that ``config.json`` lacks: the defaults of transformers' ``BitNetConfig``, ``LlamaConfig``,
+``OlmoConfig``, ``Qwen2Config`` and ``Qwen3Config`` (5.23). 1bitLLM's own configuration class has the defaults of
 ``LlamaConfig``, and OpenBMB's class of MiniCPM those above. None: derived from other keys."""
 _KEYS_OF_SHAPE = {
     "hidden": "hidden_size",
@@ -102,15 +103,16 @@ class HFConfig:
         folder: The model folder.
 
     Attributes:
-        values: All of ``config.json``, and :data:`DEFAULTS` for what it lacks.
-        default_ids: Begin and end tokens, where nothing in the folder names any.
-        model: The model's shape, without how its rotary frequencies are stretched: nothing is allocated by numbers that
-            no tensor confirms.
-        divides: Whether ``weight_scale`` divides the codes (transformers' BitLinear) or multiplies (AutoBitLinear).
-        online: Whether float weights are masters that are quantised at every use.
+        values: All of ``config.json``, with :data:`DEFAULTS` for missing keys.
+        default_ids: Ids of begin and end tokens, used if nothing in the folder names them.
+        model: The model's shape, without the scaling of its rotary frequencies, as nothing may be allocated by numbers
+            that no tensor has confirmed.
+        divides: Whether ``weight_scale`` divides the codes (transformers' BitLinear) or multiplies them
+            (AutoBitLinear).
+        online: Whether float weights are master weights that are quantised at every use.
 
     Raises:
-        ModelFileError: The model is of another kind, or the file is not what it should be.
+        ModelFileError: The model is not supported, or the file is invalid.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -121,12 +123,16 @@ class HFConfig:
         if not isinstance(name, str) or name not in HF_ARCHITECTURES:
             why = next((f": {why}" for begin, why in HF_REFUSED.items() if str(name).startswith(begin)), "")
             raise self.error(
-                "architectures", f"{brief(name)} is not supported{why}; {', '.join(HF_ARCHITECTURES)} are."
+                "architectures", f"{brief(name)} is not supported{why}; supported are {', '.join(HF_ARCHITECTURES)}."
             )
         architecture = HF_ARCHITECTURES[name]
         defaults = dict(DEFAULTS[name])
         self.default_ids = {key: defaults.pop(key) for key in ("bos_token_id", "eos_token_id")}
-        meaning = (*self.default_ids, "num_key_value_heads", "head_dim")  # null is no default for these
+        meaning = (
+            *self.default_ids,
+            "num_key_value_heads",
+            "head_dim",
+        )  # null means something for these, so it is not replaced by the default
         given = {key: value for key, value in self.values.items() if value is not None or key in meaning}
         self.values = defaults | given
         quantization = self._quantization(architecture)
@@ -141,18 +147,20 @@ class HFConfig:
         for wrong, message in shape_faults(hidden=hidden, heads=heads, head_dim=head_dim, ffn=ffn):
             raise self.error(_KEYS_OF_SHAPE[wrong], message)
         if self.values.get("clip_qkv") is not None:
-            raise self.error("clip_qkv", "is not supported: no operation here limits q, k and v.")
+            raise self.error("clip_qkv", "is not supported: bitnet does not clamp q, k and v.")
         for key in ("use_sliding_window", "sparse_config"):
             if self.values.get(key):
-                raise self.error(key, "is not supported: in bitnet every token attends to all before it.")
+                raise self.error(key, "is not supported: in bitnet every token attends to all earlier ones.")
         self._rope = scaling = self._mapping("rope_scaling") or self._mapping("rope_parameters")
         theta = self._number(scaling if scaling.get("rope_theta") is not None else self.values, "rope_theta")
         partial = scaling if "partial_rotary_factor" in scaling else self.values
         if self._number(partial, "partial_rotary_factor", 1.0) != 1:
-            raise self.error("partial_rotary_factor", "other than 1 is not supported.")
+            raise self.error("partial_rotary_factor", "only 1 is supported.")
         activation = self.values["hidden_act"]
         if not isinstance(activation, str) or activation not in ACTIVATIONS:
-            raise self.error("hidden_act", f"{brief(activation)} is not supported; {', '.join(ACTIVATIONS)} are.")
+            raise self.error(
+                "hidden_act", f"{brief(activation)} is not supported; supported are {', '.join(ACTIVATIONS)}."
+            )
         self.model = ModelConfig(
             architecture=architecture,
             name=os.fsencode(folder.resolve().name).decode(errors="replace"),
@@ -181,7 +189,7 @@ class HFConfig:
         return ModelFileError(message, path=self.path, field=key)
 
     def metadata(self) -> dict[str, MetadataValue]:
-        """The GGUF keys of the model, without the tokenizer's."""
+        """The model's GGUF keys, without those of the tokenizer."""
         model = self.model
         values: dict[str, MetadataValue] = {
             "vocab_size": model.vocab_size,
@@ -200,7 +208,7 @@ class HFConfig:
             values |= {
                 "embedding_scale": model.embedding_scale,
                 "residual_scale": model.residual_scale,
-                "logit_scale": 1 / model.logit_scale,  # what llama.cpp divides by
+                "logit_scale": 1 / model.logit_scale,  # the divisor, as in llama.cpp
             }
         if model.head_dim * model.heads != model.hidden_size:
             values |= {"attention.key_length": model.head_dim, "attention.value_length": model.head_dim}
@@ -212,7 +220,7 @@ class HFConfig:
         return general | {f"{model.architecture}.{key}": value for key, value in values.items()}
 
     def _scales(self, architecture: str) -> dict[str, Any]:
-        """MiniCPM's scales of embeddings, of the sub-layers' results, and of logits."""
+        """MiniCPM's scales of embeddings, sub-layer results and logits."""
         if architecture != "minicpm":
             return {}
         depth, base = self._number(self.values, "scale_depth"), self._number(self.values, "dim_model_base")
@@ -246,7 +254,7 @@ class HFConfig:
 
     @property
     def is_mlx(self) -> bool:
-        """Whether MLX wrote the folder: its configuration has the group's size and no method."""
+        """Whether MLX wrote the folder: then the configuration has a group size but no quantisation method."""
         found = self._mapping("quantization") or self._mapping("quantization_config")
         return "group_size" in found and "quant_method" not in found
 
@@ -255,35 +263,38 @@ class HFConfig:
         if self.is_mlx:
             found = self._mapping("quantization") or found
             if found.get("bits") != 2 or found.get("mode", "affine") != "affine":
-                raise self.error("quantization", f"is {brief(found)}; ternary weights have 2 bits, and affine scales.")
+                raise self.error("quantization", f"is {brief(found)}; ternary weights need 2 bits and affine mode.")
             return {"linear_class": "autobitlinear", "quantization_mode": "offline"}
         if not found:
             if architecture in ALSO_FLOAT - {"minicpm"}:
-                raise self.error("quantization_config", "is missing: this is no 1.58-bit model.")
-            mode = "offline" if architecture == "minicpm" else "online"  # BitCPM4's weights are ternary already
+                raise self.error("quantization_config", "is missing: this is not a 1.58-bit model.")
+            mode = "offline" if architecture == "minicpm" else "online"  # BitCPM4's weights are already ternary
             return {"linear_class": "autobitlinear", "quantization_mode": mode}
         if found.get("quant_method") != "bitnet":
             raise self.error(
-                "quantization_config", f"{brief(found.get('quant_method'))} is not supported; only bitnet is."
+                "quantization_config", f"{brief(found.get('quant_method'))} is not supported; only bitnet is supported."
             )
         if found.get("use_rms_norm"):
             raise self.error("quantization_config", "use_rms_norm is not supported.")
         kept = found.get("modules_to_not_convert") or []
         if not isinstance(kept, list) or set(map(str, kept)) - {"lm_head"}:
             raise self.error(
-                "quantization_config", f"modules_to_not_convert is {brief(kept)}; only lm_head may be there."
+                "quantization_config", f"modules_to_not_convert is {brief(kept)}; only lm_head is supported."
             )
         return found
 
     def rope(self) -> tuple[dict[str, MetadataValue], dict[str, npt.NDArray[np.float32]]]:
-        """The GGUF keys (without the architecture in front) and tensors that say how rotary frequencies are stretched.
+        """The GGUF keys (without the architecture prefix) and tensors that describe the scaling of rotary frequencies.
 
         Raises:
-            ModelFileError: The configuration stretches them in another way.
+            ModelFileError: The kind of scaling is not supported.
         """
         scaling = self._rope
         kind = scaling.get("rope_type") or scaling.get("type") or "default"
-        if kind in ("default", "dynamic"):  # up to the model's own context, which is the most here, these are the same
+        if kind in (
+            "default",
+            "dynamic",
+        ):  # these are the same up to the model's own context, which bitnet never exceeds
             return {}, {}
         if kind == "linear":
             factor = np.full(self.model.head_dim // 2, self._number(scaling, "factor"), np.float32)
@@ -295,7 +306,7 @@ class HFConfig:
         if kind in ("longrope", "su"):
             return self._longrope()
         names = "linear, dynamic, llama3, yarn and longrope"
-        raise self.error("rope_scaling", f"{brief(kind)} is not supported; {names} are.")
+        raise self.error("rope_scaling", f"{brief(kind)} is not supported; supported are {names}.")
 
     def _original_context(self) -> float:
         apart = self.values.get("original_max_position_embeddings") is not None
@@ -303,14 +314,14 @@ class HFConfig:
         return self._number(self.values if apart else self._rope, "original_max_position_embeddings", context)
 
     def _llama3(self) -> npt.NDArray[np.float32]:
-        """Divisors of the frequencies: one number for long waves, 1 for short ones."""
+        """Divisors of the frequencies: ``factor`` for long wavelengths, 1 for short ones, and a ramp in between."""
         scaling, head_dim = self._rope, self.model.head_dim
         factor = self._number(scaling, "factor")
         low, high = self._number(scaling, "low_freq_factor"), self._number(scaling, "high_freq_factor")
         if high <= low:
             raise self.error("rope_scaling", f"high_freq_factor {high} is not above low_freq_factor {low}.")
         waves = self.model.rope_theta ** (np.arange(0, head_dim, 2) / head_dim)
-        turns = self._original_context() / (2 * math.pi) / waves  # in the original context
+        turns = self._original_context() / (2 * math.pi) / waves  # turns of each pair within the original context
         smooth = np.clip((turns - low) / (high - low), 0, 1)
         return (1 / ((1 - smooth) / factor + smooth)).astype(np.float32)
 
@@ -319,7 +330,7 @@ class HFConfig:
         if scaling.get("truncate") is False:
             raise self.error("rope_scaling", "truncate false is not supported: a GGUF file has no key for it.")
         if original != int(original):
-            raise self.error("rope_scaling", f"original_max_position_embeddings is {original}; an integer is needed.")
+            raise self.error("rope_scaling", f"original_max_position_embeddings is {original}; it must be an integer.")
         factor = self._number(scaling, "factor", self.model.context_length / original)
         attention, scale, whole = (scaling.get(key) for key in ("attention_factor", "mscale", "mscale_all_dim"))
         rule = yarn_attention(factor)
@@ -343,7 +354,7 @@ class HFConfig:
     def _longrope(self) -> tuple[dict[str, MetadataValue], dict[str, npt.NDArray[np.float32]]]:
         scaling, original, pairs = self._rope, self._original_context(), self.model.head_dim // 2
         if not 2 <= original == int(original):
-            what = f"original_max_position_embeddings is {original}; an integer of at least 2 is needed."
+            what = f"original_max_position_embeddings is {original}; it must be an integer ≥ 2."
             raise self.error("rope_scaling", what)
         tensors = {}
         for name in ("short", "long"):

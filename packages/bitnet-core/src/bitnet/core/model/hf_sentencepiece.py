@@ -1,4 +1,4 @@
-"""The vocabulary of a Hugging Face folder that has SentencePiece's ``tokenizer.model``, and the tokens added to it."""
+"""Reads the vocabulary in SentencePiece's ``tokenizer.model``, and the tokens that a Hugging Face folder adds to it."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ from bitnet.core.text.tokenizer import SPACE
 from bitnet.core.text.vocabulary import MAX_TOKENS, TokenType, Vocabulary
 
 MAX_FIELDS = 256
-"""Fields of a protocol buffer message at most, besides the pieces of a vocabulary; SentencePiece's have about 50."""
+"""Maximum fields of a protocol buffer message, besides a vocabulary's pieces; SentencePiece's messages have about
+50."""
 CONTROL_NAME = re.compile(r"<[|｜].+[|｜]>")
-"""The shape of control tokens' names, which counts where a folder does not say what an added token is."""
+"""Pattern of control tokens' names, used if a folder does not say what kind an added token is."""
 
 
 def read_sentencepiece(path: Path) -> Vocabulary:
@@ -25,13 +26,13 @@ def read_sentencepiece(path: Path) -> Vocabulary:
     The file is a protocol buffer (``sentencepiece_model.proto``): pieces, and how text is prepared.
 
     Raises:
-        ModelFileError: It is broken, or a GGUF file cannot describe it.
+        ModelFileError: The file is broken, or a GGUF file cannot describe the vocabulary.
     """
     try:
         data = read_bytes(path, MAX_JSON)
         tokens, scores, types = [], [], []
         trainer, normalizer = dict[int, bytes | int](), dict[int, bytes | int]()
-        for number, value in list(_fields(data, MAX_TOKENS + MAX_FIELDS)):  # counted before any piece is read
+        for number, value in list(_fields(data, MAX_TOKENS + MAX_FIELDS)):  # count the fields before reading any piece
             if number == 1 and isinstance(value, bytes):  # ModelProto.pieces
                 piece = dict(_fields(value))
                 tokens.append(piece[1].decode())  # type: ignore[union-attr]
@@ -43,9 +44,9 @@ def read_sentencepiece(path: Path) -> Vocabulary:
                 normalizer = dict(_fields(value))
         algorithm, prefix = int(trainer.get(3, 1)), bool(normalizer.get(3, 1))  # model_type, add_dummy_prefix
     except (OSError, ValueError, KeyError, TypeError, AttributeError, struct.error) as error:
-        raise ModelFileError(f"is no SentencePiece model: {error}.", path=path) from error
+        raise ModelFileError(f"is not a SentencePiece model: {error}.", path=path) from error
     if algorithm != 2 or not tokens:
-        raise ModelFileError("is no byte-pair encoding; no other kind is supported.", path=path, field="model_type")
+        raise ModelFileError("is not a byte-pair encoding, the only supported kind.", path=path, field="model_type")
     if normalizer.get(2):  # precompiled_charsmap
         raise _changes_text(path, "replaces characters")
     if normalizer.get(4, 1):  # remove_extra_whitespaces
@@ -58,7 +59,7 @@ def read_sentencepiece(path: Path) -> Vocabulary:
         if tokens[i] != token or types[i] == TokenType.NORMAL:
             tokens[i], types[i] = token, int(kind)
     written = [i for i, kind in enumerate(types) if kind == TokenType.USER_DEFINED]
-    for i in written:  # these are looked for in a text as it was written
+    for i in written:  # these are matched in the unmodified text
         tokens[i] = tokens[i].replace(SPACE, " ")
     return Vocabulary("llama", tokens, types, merges=[], scores=scores, space_prefix=prefix)
 
@@ -68,16 +69,16 @@ def _changes_text(path: Path, how: str) -> ModelFileError:
         f"{how} before it encodes a text, for which GGUF files have no key.",
         path=path,
         field="normalizer_spec",
-        hint="If transformers' own tokenizer of this model does not, save that with transformers 4 and legacy=True: "
-        "its tokenizer.json then counts.",
+        hint="If transformers' tokenizer of this model does not, save it with transformers 4 and legacy=True: "
+        "then its tokenizer.json is used.",
     )
 
 
 def _added(folder: Path) -> dict[int, tuple[str, TokenType]]:
-    """Added tokens by their ids: of ``added_tokens.json``, then of ``tokenizer_config.json``, which says more."""
+    """Added tokens by id, from ``added_tokens.json``, overridden by the more detailed ``tokenizer_config.json``."""
     listed = optional_json(folder / "added_tokens.json")
     if not all(type(i) is int and 0 <= i < MAX_TOKENS for i in listed.values()):
-        raise ModelFileError("must give each token its id.", path=folder / "added_tokens.json")
+        raise ModelFileError("must map each token to an id.", path=folder / "added_tokens.json")
     settings = optional_json(folder / "tokenizer_config.json")
     special = {*_named(settings), *_named(optional_json(folder / "special_tokens_map.json"))}
 
@@ -94,13 +95,13 @@ def _added(folder: Path) -> dict[int, tuple[str, TokenType]]:
             added[i] = (token, kind(token, control=entry.get("special") is True))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ModelFileError(
-            "must give each id its token.", path=folder / "tokenizer_config.json", field="added_tokens_decoder"
+            "must map each id to a token.", path=folder / "tokenizer_config.json", field="added_tokens_decoder"
         ) from error
     return added
 
 
 def _named(settings: dict[str, Any]) -> Iterator[str]:
-    """The tokens that settings give a role, such as ``eos_token`` and ``additional_special_tokens``."""
+    """The tokens to which the settings assign a role, such as ``eos_token`` and ``additional_special_tokens``."""
     for key, value in settings.items():
         if key.endswith(("_token", "_special_tokens")):
             for token in value if isinstance(value, list) else [value]:

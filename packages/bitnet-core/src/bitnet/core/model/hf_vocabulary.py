@@ -23,22 +23,22 @@ PROBES = (
     "naïve café Größe 12½ ²³ ½ нещо на Български 你好世界 3.14159 ราคา 100 こんにちは 😀👍🏽 a\u0301",
     'if x[0] != "a_b": return {"k": -1e-5} // $%&/()=?  #@!!! ...—–“quotes” camelCase HTTPServer',
 )
-"""Texts on which ways to cut words differ."""
+"""Texts that different pre-tokenizers split differently."""
 FEW_CHARACTERS = 4096
-"""Characters of such texts where the vocabulary is so large, or merged in so many ways, that encoding is slow."""
+"""Maximum characters of such texts if the vocabulary is so large, or has so many merges, that encoding is slow."""
 SAMPLE = 64
-"""Tokens in each text made of the vocabulary's own."""
+"""Tokens in each text that is composed of vocabulary entries."""
 
 
 def read_vocabulary(folder: Path, config: dict[str, Any], default_ids: Mapping[str, int]) -> Vocabulary:
     """The vocabulary of a model folder, with as many tokens as the model has.
 
     Args:
-        config: The folder's ``config.json``; ``vocab_size`` is what the checkpoint holds rows for.
-        default_ids: Begin and end token where neither the tokenizer nor a configuration names one.
+        config: The folder's ``config.json``; ``vocab_size`` is the number of the checkpoint's embedding rows.
+        default_ids: Ids of begin and end token, used if neither the tokenizer nor a configuration names one.
 
     Raises:
-        ModelFileError: There is no tokenizer, or none that a GGUF file can describe.
+        ModelFileError: There is no tokenizer, or a GGUF file cannot describe it.
     """
     if (folder / "tokenizer.json").is_file():
         vocabulary = _from_json(folder / "tokenizer.json")
@@ -53,7 +53,7 @@ def read_vocabulary(folder: Path, config: dict[str, Any], default_ids: Mapping[s
     missing = size - len(vocabulary.tokens)
     if missing < 0:
         raise ModelFileError(
-            f"has {len(vocabulary.tokens)} tokens; the model embeds {size}.", path=folder, field="tokenizer"
+            f"has {len(vocabulary.tokens)} tokens; the model has embeddings for {size}.", path=folder, field="tokenizer"
         )
     vocabulary = replace(
         vocabulary,
@@ -68,8 +68,8 @@ def _from_json(path: Path) -> Vocabulary:
     data = read_json(path, MAX_JSON)
     model = data.get("model")
     if not isinstance(model, dict) or not isinstance(model.get("merges"), list):
-        raise ModelFileError("holds no byte-pair encoding; no other kind is supported.", path=path, field="model")
-    # Input that could make the library run or grow without end is refused before the library sees it.
+        raise ModelFileError("does not hold a byte-pair encoding, the only supported kind.", path=path, field="model")
+    # Input that could make the library run or grow without bound is refused before the library sees it.
     _check_sizes(path, model, data.get("added_tokens"))
     llama = LLAMA3_WORDS in _check_words(path, data.get("pre_tokenizer"))
     _check_normalizer(path, data.get("normalizer"), nfc=not (llama or model.get("byte_fallback")))
@@ -97,15 +97,15 @@ def _original(path: Path) -> tokenizers.Tokenizer:
     """The folder's own tokenizer."""
     try:
         original = tokenizers.Tokenizer.from_buffer(read_bytes(path, MAX_JSON))
-    except Exception as error:  # the library raises nothing narrower
-        raise ModelFileError(f"is no tokenizer: {' '.join(str(error)[:200].split())}.", path=path) from error
-    original.no_truncation()  # as transformers does, unless its caller asks
+    except Exception as error:  # the library raises only plain Exceptions
+        raise ModelFileError(f"is not a tokenizer: {' '.join(str(error)[:200].split())}.", path=path) from error
+    original.no_truncation()  # as transformers does by default
     original.no_padding()
     return original
 
 
 def _check_sizes(path: Path, model: dict[str, Any], added: Any) -> None:
-    """Refuse a vocabulary that is larger than any."""
+    """Refuse a vocabulary that is larger than any model's."""
     known = model.get("vocab")
     tokens = [*known] if isinstance(known, dict) else []
     names = [entry.get("content") for entry in added if isinstance(entry, dict)] if isinstance(added, list) else []
@@ -115,14 +115,14 @@ def _check_sizes(path: Path, model: dict[str, Any], added: Any) -> None:
 
 
 GPT2_WORDS = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
-"""Words of GPT-2, which most tokenizers leave to the library to write out."""
+"""GPT-2's word pattern, which most tokenizers leave implicit."""
 
 
 def _check_words(path: Path, cutter: Any) -> list[str]:
-    """Refuse regular expressions that are not known: some take the library hours, and others end it in a panic.
+    """Refuse unknown regular expressions: some take the library hours, others make it panic.
 
     Returns:
-        Those that are there.
+        The regular expressions found, all of them known.
     """
     steps, found = [cutter], []
     while steps:
@@ -145,24 +145,24 @@ METASPACE = {
         "begins with a space or follows a special token",
     ),
     "always": (
-        "SentencePiece tokenizer as transformers 5 saves it: a text that begins with a space gets no other before it",
+        "SentencePiece tokenizer as saved by transformers 5: a text that begins with a space gets no extra one",
         "begins with a space",
     ),
 }
-"""How SentencePiece tokenizers that a GGUF file cannot describe treat spaces, and which texts are cut differently by
-the nearest one that it can. The names are tokenizers' own ones."""
+"""How SentencePiece tokenizers that a GGUF file cannot describe treat spaces, and which texts the nearest one that it
+can describe splits differently. The keys are the names used by ``tokenizers``."""
 
 
 def _cuts_otherwise(path: Path, how: str = "", cutter: Any = None) -> ModelFileError:
-    message = "cuts text in a way that is not supported: neither like Llama 3, GPT-2, Qwen 2 nor SentencePiece."
+    message = "splits text in an unsupported way: not like Llama 3, GPT-2, Qwen 2 or SentencePiece."
     hint = None
     spaces = isinstance(cutter, dict) and cutter.get("type") == "Metaspace" and cutter.get("split") is False
     if spaces and cutter.get("prepend_scheme") in METASPACE:
         what, differs = METASPACE[cutter["prepend_scheme"]]
         how = f" It is a {what}, for which GGUF files have no key."
         hint = (
-            "Save it with transformers 4 and legacy=True, or remove tokenizer.json where tokenizer.model is beside it: "
-            f"then only text that {differs} is cut differently."
+            "Save it with transformers 4 and legacy=True, or remove tokenizer.json if tokenizer.model is beside it: "
+            f"then only text that {differs} is split differently."
         )
     return ModelFileError(message + how, path=path, field="pre_tokenizer", hint=hint)
 
@@ -182,7 +182,7 @@ def _check_normalizer(path: Path, normalizer: Any, *, nfc: bool) -> None:
 
 
 def _same(vocabulary: Vocabulary, original: tokenizers.Tokenizer) -> bool:
-    """Whether a vocabulary cuts and encodes text as the original does."""
+    """Whether a vocabulary splits and encodes text as the original does."""
     tokenizer = Tokenizer(vocabulary)
     cutter = word_cutter(vocabulary.pre)
     for text in PROBES:
@@ -199,8 +199,8 @@ def _same(vocabulary: Vocabulary, original: tokenizers.Tokenizer) -> bool:
 
 
 def _samples(vocabulary: Vocabulary, tokenizer: Tokenizer) -> Iterator[str]:
-    """Texts with every token of the vocabulary in them, in its order and in another: merges that we rank otherwise, or
-    tokens that none makes, show."""
+    """Texts that contain every token of the vocabulary, in order and shuffled. They reveal merges that we rank
+    differently and tokens that no merge makes."""
     normal = [i for i, kind in enumerate(vocabulary.types) if kind == TokenType.NORMAL]
     literal = (TokenType.CONTROL, TokenType.USER_DEFINED, TokenType.UNKNOWN)
     special = Literals(t for t, kind in zip(vocabulary.tokens, vocabulary.types, strict=True) if kind in literal)
@@ -211,14 +211,17 @@ def _samples(vocabulary: Vocabulary, tokenizer: Tokenizer) -> Iterator[str]:
             left -= len(text)
             if left < 0:
                 return
-            if len(special.split(text)) == 1:  # special tokens are read in text by the one, not the other
+            if len(special.split(text)) == 1:  # only one of the two recognises special tokens in text
                 yield text
 
 
 def _tokens(path: Path, original: tokenizers.Tokenizer) -> tuple[list[str], list[int]]:
     """Tokens in the order of their ids, and the type of each."""
     by_id = {i: (token, TokenType.NORMAL) for token, i in original.get_vocab(with_added_tokens=False).items()}
-    for i, token in original.get_added_tokens_decoder().items():  # the file's own ids of these are not what counts
+    for (
+        i,
+        token,
+    ) in original.get_added_tokens_decoder().items():  # the library may number these differently from the file
         by_id[i] = (token.content, TokenType.CONTROL if token.special else TokenType.USER_DEFINED)
     count = max(by_id, default=-1) + 1
     if count > 4 * len(by_id):
@@ -235,7 +238,7 @@ def _byte_type(token: str, kind: int) -> int:
 
 
 def _scores(tokens: list[str], pairs: list[tuple[str, ...]]) -> list[float]:
-    """SentencePiece scores that rank pieces as the merges do: the earlier made, the better."""
+    """SentencePiece scores that rank pieces as the merges do: earlier merges score higher."""
     rank: dict[str, int] = {}
     for i, pair in enumerate(pairs):
         rank.setdefault("".join(pair), i)
@@ -245,7 +248,7 @@ def _scores(tokens: list[str], pairs: list[tuple[str, ...]]) -> list[float]:
 def _special_ids(
     folder: Path, config: dict[str, Any], default_ids: Mapping[str, int], vocabulary: Vocabulary
 ) -> Vocabulary:
-    """Begin and end tokens, from the tokenizer's and the model's configuration."""
+    """Ids of begin and end tokens, from the tokenizer's and the model's configuration."""
     settings = optional_json(folder / "tokenizer_config.json")
     generation = optional_json(folder / "generation_config.json")
     ids = {token: i for i, token in enumerate(vocabulary.tokens)}
@@ -257,7 +260,7 @@ def _special_ids(
             raise ModelFileError(f"is {brief(token)}, not a token.", path=folder / "tokenizer_config.json", field=key)
         if text and text not in ids:
             raise ModelFileError(
-                f"is {brief(text)}, which is no token.", path=folder / "tokenizer_config.json", field=key
+                f"is {brief(text)}, which is not a token.", path=folder / "tokenizer_config.json", field=key
             )
         return ids[text] if text else None
 
@@ -287,7 +290,7 @@ def _special_ids(
     )
     if len(vocabulary.listed_ends) > MAX_LISTED_ENDS:
         raise ModelFileError(
-            f"has {len(ends)} tokens; GGUF files hold three, besides those of known names such as <|im_end|>.",
+            f"has {len(ends)} tokens; GGUF files hold three, plus those with known names such as <|im_end|>.",
             path=folder,
             field="eos_token_id",
         )
@@ -295,7 +298,7 @@ def _special_ids(
 
 
 def _adds_bos(folder: Path, bos: int | None, *, default: bool) -> bool:
-    """Whether the folder's ``tokenizer.json`` puts the begin token before a text."""
+    """Whether the folder's ``tokenizer.json`` prepends the begin token to a text."""
     path = folder / "tokenizer.json"
     if not path.is_file():
         return default

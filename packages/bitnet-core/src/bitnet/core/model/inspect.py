@@ -1,4 +1,4 @@
-"""Inspecting a GGUF file: its ternary tensors' contents, and whether their layout is plausible."""
+"""Inspects a GGUF file: the contents of its ternary tensors, and whether their layout is plausible."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from bitnet.core.gguf.ternary import (
 from bitnet.core.gguf.types import BLOCKS, I2S_TAIL
 
 ROWS = 1024
-"""Rows of a tensor whose columns are compared."""
+"""Maximum rows of a tensor used to compare columns."""
 CHUNK = 1 << 20
 MOST_ZERO, LEAST_ZERO, MOST_SKEWED = 0.9, 0.1, 0.1
-"""Shares of zeros, and of the difference between +1 and -1 in all others, beyond which weights are hardly a model's."""
+"""Bounds for trained weights: the share of zeros, and the difference of +1 and -1 as a share of the rest."""
 CLEARER = 1.5
-"""Factor by which another layout must set columns apart to speak against the assumed one."""
+"""Factor by which columns must differ more under another layout to raise a warning."""
 SURE = 6.0
-"""The correlation of columns with a norm's weights that counts, in standard deviations of unstructured weights."""
+"""Minimum significant correlation of columns with a norm's weights, in standard deviations for unstructured weights."""
 NORMS = {
     "attn_q": "attn_norm",
     "attn_k": "attn_norm",
@@ -43,10 +43,10 @@ NORMS = {
 
 @dataclass(frozen=True, slots=True)
 class CodeStatistics:
-    """Shares of the weights in a ternary tensor; ``unused`` is that of code 3, which stands for none.
+    """Shares of each weight in a ternary tensor; ``unused`` is the share of the unused code 3.
 
-    ``scale`` is what a weight of +1 stands for; where that differs from group to group, the median of its magnitudes,
-    and ``group`` the columns of a group.
+    ``scale`` is the value of a weight of +1. If groups have different scales, it is the median of their magnitudes, and
+    ``group`` is the number of columns per group.
     """
 
     minus: float
@@ -59,7 +59,7 @@ class CodeStatistics:
 
 @dataclass(frozen=True, slots=True)
 class TensorReport:
-    """A tensor, and for a ternary one its weights' statistics and what is odd about them."""
+    """A tensor; for a ternary one also statistics of its weights and warnings about them."""
 
     info: TensorInfo
     statistics: CodeStatistics | None = None
@@ -67,11 +67,11 @@ class TensorReport:
 
 
 def inspect_tensors(file: GGUFFile, layout: I2SLayout = "official") -> Iterator[TensorReport]:
-    """Look at every tensor, in file order; all ternary weights are read.
+    """Report on every tensor, in file order; all ternary weights are read.
 
     Args:
-        layout: How I2_S tensors are taken to be laid out. Nothing in a file says for certain; a warning says where the
-            weights speak against it.
+        layout: The layout assumed for I2_S tensors. Files do not record it; a warning says if the weights suggest
+            another.
     """
     for info in file.tensors.values():
         if info.type not in (GGMLType.I2_S, *BLOCK_TYPES, *LOOKUP_TYPES) or len(info.shape) != 2:
@@ -109,7 +109,7 @@ def _report(file: GGUFFile, info: TensorInfo, layout: I2SLayout) -> TensorReport
 
 
 def _scale_apart(file: GGUFFile, info: TensorInfo) -> float:
-    """The scale of a tensor that is in one of its own; 1 where there is none."""
+    """The scale of a tensor that is stored in a separate tensor; 1 if there is none."""
     base = info.name.removesuffix(".weight")
     for name in (f"{base}.scale", f"{base}.weight_scale"):
         apart = file.tensors.get(name)
@@ -119,7 +119,7 @@ def _scale_apart(file: GGUFFile, info: TensorInfo) -> float:
 
 
 def _count(packed: npt.NDArray[np.uint8]) -> npt.NDArray[np.int64]:
-    """How often each of the codes 0 to 3 occurs in packed bytes."""
+    """Count the codes 0 to 3 in packed bytes."""
     flat = packed.reshape(-1)
     histogram = np.zeros(256, np.int64)
     for begin in range(0, flat.size, CHUNK):  # bincount makes an int64 of every byte
@@ -131,7 +131,7 @@ def _count(packed: npt.NDArray[np.uint8]) -> npt.NDArray[np.int64]:
 def _odd(statistics: CodeStatistics) -> Iterator[str]:
     s = statistics
     if s.unused:
-        yield f"{s.unused:.2%} of its codes are 3, which stands for no weight: it is corrupt, or of another encoding."
+        yield f"{s.unused:.2%} of its codes are 3, which is unused: it is corrupt, or of another encoding."
     if not LEAST_ZERO <= s.zero <= MOST_ZERO:
         yield f"{s.zero:.0%} of its weights are zero; trained ones have between {LEAST_ZERO:.0%} and {MOST_ZERO:.0%}."
     signed = s.plus + s.minus
@@ -140,11 +140,11 @@ def _odd(statistics: CodeStatistics) -> Iterator[str]:
 
 
 def _layout_doubts(data: npt.NDArray[np.uint8], shape: tuple[int, int], layout: I2SLayout) -> Iterator[str]:
-    """Whether columns differ more from each other when read by the other kind of layout.
+    """Warn if columns differ more from each other when read with the other kind of layout.
 
-    Trained weights have more zeros in some columns than in others. Read by a layout that mixes rows and columns, what
-    is taken for a column is parts of many, and they become alike. ``official`` and ``arm`` only order the columns of a
-    block in different ways: :func:`_order_doubts` tells these two apart.
+    Trained weights have more zeros in some columns than in others. If the layout is wrong, each apparent column mixes
+    parts of many columns, and all look alike. ``official`` and ``arm`` differ only in the order of columns within a
+    block; :func:`_order_doubts` tells them apart.
     """
     other: I2SLayout = "official" if layout == "columns" else "columns"
     try:
@@ -157,9 +157,9 @@ def _layout_doubts(data: npt.NDArray[np.uint8], shape: tuple[int, int], layout: 
 
 
 def _order_doubts(file: GGUFFile, info: TensorInfo, layout: I2SLayout) -> Iterator[str]:
-    """Whether columns seem to be in the order of the other layout, which differs in nothing else.
+    """Warn if columns seem to be in the order of the other layout, which differs only in that order.
 
-    In trained models, the columns that the norm before a matrix makes large have fewer zeros, or more.
+    In trained models, the number of zeros in a column correlates with the weight of the preceding norm.
     """
     block, _, name = info.name.removesuffix(".weight").rpartition(".")
     norm = file.tensors.get(f"{block}.{NORMS.get(name, '')}.weight")
@@ -180,20 +180,20 @@ def _order_doubts(file: GGUFFile, info: TensorInfo, layout: I2SLayout) -> Iterat
 def _correlation(shares: npt.NDArray[np.float64], gains: npt.NDArray[np.float64]) -> float:
     """The magnitude of a correlation, in standard deviations of the correlation of independent numbers."""
     with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
-        x, y = shares - shares.mean(), gains - gains.mean()  # np.corrcoef takes twice as long for small tensors
+        x, y = shares - shares.mean(), gains - gains.mean()  # np.corrcoef is half as fast for small tensors
         found = float(abs(x @ y) / np.sqrt((x @ x) * (y @ y))) * len(gains) ** 0.5
     return found if np.isfinite(found) else 0.0
 
 
 def _column_spread(data: npt.NDArray[np.uint8], shape: tuple[int, int], layout: I2SLayout) -> float:
-    """Variance of the columns' shares of zeros, in units of what independent weights would have (1 for those)."""
+    """Variance of the columns' shares of zeros, relative to the variance for independent weights."""
     shares, rows = _zeros(data, shape, layout), _rows(shape[0], layout)
     p = float(shares.mean())
     return float(shares.var()) * len(rows) / (p * (1 - p)) if 0 < p < 1 else 1.0
 
 
 def _rows(n: int, layout: I2SLayout) -> range:
-    """The rows of a tensor that are looked at."""
+    """The rows of a tensor that are sampled."""
     begin = max(n - ROWS, 0) // 2 // 128 * 128
     end = min(begin + ROWS, n)
     return range(begin, end if layout != "columns" else end // 4 * 4)

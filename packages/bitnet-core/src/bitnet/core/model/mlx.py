@@ -1,4 +1,4 @@
-"""MLX's quantised matrices: 2-bit codes, and a scale and a bias for each group of columns.
+"""Reads MLX's quantised matrices: 2-bit codes, with a scale and a bias for each group of columns.
 
 A weight is ``scale * code + bias``. Sixteen codes are in a little-endian ``uint32``, the first in its lowest bits;
 scales and biases are ``[N, K / group]``. Source: ``mx.quantize`` and ``mx.dequantize`` in MLX's documentation; tested
@@ -20,23 +20,23 @@ from bitnet.core.model.safetensors import Stored
 
 BITS = 2
 GROUPS = (32, 64, 128)
-"""Columns that share a scale, as MLX has them."""
+"""Numbers of columns that may share a scale in MLX."""
 FLOATS = {"F32": GGMLType.F32, "F16": GGMLType.F16, "BF16": GGMLType.BF16}
 """Types of floats in safetensors."""
 
 
 def ternary_matrix(words: Stored, scales: Stored | None, biases: Stored | None, columns: int) -> TernaryWeight:
-    """A matrix ``[N, columns]`` whose every group of columns is ternary: its bias is minus its scale, and no code is 3.
+    """A ternary matrix ``[N, columns]``: in every group of columns, the bias is minus the scale, and no code is 3.
 
     Raises:
-        ModelFileError: The tensors do not fit together, or have another number of bits. A group that is not ternary, or
-            whose scale float16 does not hold, is found when the matrix is loaded; the error names row and columns.
+        ModelFileError: The tensors do not fit together, or do not have 2 bits. Groups that are not ternary, or whose
+            scale float16 cannot represent, are found when the matrix is loaded; that error names row and columns.
     """
     if len(words.shape) != 2 or columns * BITS != words.shape[1] * 32:
         bits = f"{words.shape[1] * 32 / columns:g} bits a weight" if len(words.shape) == 2 else "no matrix"
-        raise words.error(f"U32 {words.shape} is {bits}; ternary weights are two dimensions of {BITS} bits each.")
+        raise words.error(f"U32 {words.shape} is {bits}; ternary weights must be a matrix of {BITS} bits each.")
     if scales is None or biases is None:
-        raise words.error("has no scales and biases beside it.")
+        raise words.error("has no matching scales and biases.")
     groups = scales.shape[1] if len(scales.shape) == 2 else 0
     group = columns // groups if groups else 0
     if scales.shape != (words.shape[0], groups) or group * groups != columns or group not in GROUPS:
@@ -48,12 +48,12 @@ def ternary_matrix(words: Stored, scales: Stored | None, biases: Stored | None, 
         units, shifts = _floats(scales), _floats(biases)
         data = words.bytes().reshape(words.shape[0], columns // 4)
         packed = transcode((words.shape[0], columns), lambda a, b: _codes(words, data, units, shifts, a, b))
-        with np.errstate(over="ignore"):  # what it is too small for is refused below
+        with np.errstate(over="ignore"):  # scales that overflow are refused below
             halves = units.astype(np.float16)
         wrong = np.argwhere(halves != units)
         if wrong.size:
             row, at = map(int, wrong[0])
-            raise scales.error(f"float16 does not hold the scale {units[row, at]} of {_place(row, at, group)}.")
+            raise scales.error(f"float16 cannot represent the scale {units[row, at]} of {_place(row, at, group)}.")
         return TernaryData(packed, halves)
 
     return TernaryWeight((words.shape[0], columns), load, words.release, group)

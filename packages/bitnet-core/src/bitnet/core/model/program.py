@@ -1,7 +1,7 @@
-"""From a model's shape and weights to the program that a device compiles.
+"""Builds the program that a device compiles from a model's shape and weights.
 
 One builder serves BitNet b1.58 2B4T (sub-norms, squared ReLU), the 1bitLLM models (sub-norms, SiLU), Llama-shaped
-1.58-bit models (no sub-norms, SiLU), MiniCPM's (the same, with scales that are folded into weights: ADR 0045), Qwen3's
+1.58-bit models (no sub-norms, SiLU), MiniCPM's (the same, with scales folded into weights: ADR 0045), Qwen3's
 (no sub-norms, but norms of q's and k's heads), Qwen2's (the same, with biases of q, k and v instead) and OLMo's (the
 same, with LayerNorms instead: ADR 0048). They differ in which norms have a weight, in the activation, and in one plain
 operation.
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 
 UNIT_NORM = "unit_norm"
-"""The weight of a norm that has none in its file: ones."""
+"""The weight, all ones, of a norm that has none in the file."""
 BLOCK_SIZE = 32
 """Positions in a KV block: long enough for an attention kernel to stream, short enough to share prefixes well."""
 
@@ -59,15 +59,15 @@ def build_program(
 ) -> Program:
     """The program of a model; it ends in ``Sample``, so that a step returns a token for each of its rows.
 
-    Activation tensors are named once and reused by every layer: ``x`` the residual stream (``centered`` the same less
-    its rows' means, where norms are LayerNorms), ``q8`` and ``h8`` the
-    quantised inputs of the attention's and the MLP's products, ``logits`` ``f32[R, vocab]``, ``next`` ``i32[R]``.
+    All layers share the same activation tensors: ``x`` is the residual stream (``centered`` is ``x`` minus its rows'
+    means, for LayerNorms), ``q8`` and ``h8`` are the quantised inputs of the attention's and the MLP's products,
+    ``logits`` is ``f32[R, vocab]``, ``next`` is ``i32[R]``.
 
     Args:
         weights: By canonical name (``blk.0.attn_q``); a tied head is the same object as ``token_embd``.
-        limits: ``max_blocks * block_size`` is the longest sequence; the rotary tables have as many rows.
+        limits: ``max_blocks * block_size`` is the maximum sequence length and the number of rows of the rotary tables.
         num_blocks: Blocks of the KV cache, over all sequences.
-        deterministic: As :class:`~bitnet.core.hal.Program` has it.
+        deterministic: See :class:`~bitnet.core.hal.Program`.
     """
     cos, sin = rope_tables(config, limits.max_blocks * block_size)
     used = dict(weights)
@@ -122,13 +122,14 @@ def build_program(
 
 
 def _stacked(vectors: Sequence[DenseWeight]) -> DenseWeight:
-    """Vectors as one, in the order in which the products beside them are stacked."""
+    """Concatenate vectors in the order in which the corresponding products are stacked."""
     size = sum(vector.shape[0] for vector in vectors)
     return DenseWeight((size,), "f32", lambda: np.concatenate([vector.load() for vector in vectors]))
 
 
 def _stream(config: ModelConfig) -> tuple[str, list[CenterRows]]:
-    """What a norm of the residual stream reads, and what makes it: LayerNorm is RMSNorm of centred rows."""
+    """The tensor that norms of the residual stream read, and the ops that compute it: LayerNorm is RMSNorm of centred
+    rows."""
     return ("centered", [CenterRows("x", "centered")]) if config.layer_norms else ("x", [])
 
 

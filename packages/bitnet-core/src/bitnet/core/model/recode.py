@@ -1,4 +1,4 @@
-"""Ternary matrices in the encoding that a GGUF file is to have: the same weights to the bit, or an error."""
+"""Re-encodes ternary matrices for a GGUF file, exactly or with an error."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ Scales = npt.NDArray[np.float16]
 
 
 class TernarySource(NamedTuple):
-    """A ternary matrix of a model that is converted.
+    """A ternary matrix of a model to convert.
 
     Attributes:
         weight: The matrix; its ``load`` raises a :class:`ModelFileError` that names it.
-        error: Makes an error that names it.
+        error: Makes an error that names the matrix.
     """
 
     weight: TernaryWeight
@@ -35,26 +35,25 @@ class TernarySource(NamedTuple):
 def encoded(name: str, source: TernarySource, dtype: GGMLType) -> dict[str, TensorSource]:
     """The tensors that hold a matrix in a GGUF file.
 
-    Where the matrix has one scale and ``dtype`` has one in each block, blocks get the scale 1, and a tensor
-    ``NAME.scale`` holds the matrix's scale as f32. Nothing is rounded, and llama.cpp reads such files too.
+    If the matrix has one scale and ``dtype`` has a scale per block, the blocks get the scale 1, and a tensor
+    ``NAME.scale`` holds the matrix's scale as f32. Nothing is rounded, and llama.cpp also reads such files.
 
     Args:
-        name: Its name, without ``.weight``.
+        name: Name of the matrix, without ``.weight``.
 
     Raises:
-        ModelFileError: ``dtype`` cannot hold a matrix of this shape. What else it cannot hold is found when the data
-            are read.
+        ModelFileError: ``dtype`` cannot hold a matrix of this shape. Other mismatches are found when the data are read.
     """
     (n, k), group = source.weight.shape, source.weight.group
     if dtype is GGMLType.I2_S:
         if n * k % GROUP:
-            raise source.error(f"has the shape ({n}, {k}); I2_S holds a multiple of {GROUP} weights.")
+            raise source.error(f"has the shape ({n}, {k}); I2_S needs a multiple of {GROUP} weights.")
         return {f"{name}.weight": TensorSource((n, k), dtype, partial(_i2s, source))}
     if k % BLOCKS[dtype][0]:
-        raise source.error(f"has rows of {k} weights; {dtype.name} holds a multiple of {BLOCKS[dtype][0]}.")
+        raise source.error(f"has rows of {k} weights; {dtype.name} needs a multiple of {BLOCKS[dtype][0]}.")
     if group is not None:
         return {f"{name}.weight": TensorSource((n, k), dtype, partial(_blocks, source, dtype, None))}
-    scale = np.empty(1, np.float32)  # set while the blocks are written, which come first in the file
+    scale = np.empty(1, np.float32)  # set while the blocks, which come first in the file, are written
     return {
         f"{name}.weight": TensorSource((n, k), dtype, partial(_blocks, source, dtype, scale)),
         f"{name}.scale": TensorSource((1,), GGMLType.F32, lambda: (scale,)),
@@ -71,13 +70,13 @@ def _i2s(source: TernarySource) -> Iterator[Codes]:
         scale = np.unique(scale[used]) if used.any() else scale[:1]
         if scale.size > 1:
             several = f"{scale.size} different scales, {scale.min()} to {scale.max()}"
-            raise source.error(f"has {several}; I2_S holds one for the whole matrix. Use q2_0.")
+            raise source.error(f"has {several}; I2_S holds one for the whole matrix. Use q2_0 (--type q2_0).")
     yield i2s_bytes(weights, float(scale[0]))
     source.weight.release()
 
 
 def _blocks(source: TernarySource, dtype: GGMLType, apart: npt.NDArray[np.float32] | None) -> Iterator[Codes]:
-    """The blocks, some rows at a time; ``apart`` takes the scale of a matrix that has one."""
+    """The blocks, a few rows at a time; ``apart`` receives the scale of a matrix that has one."""
     (n, k), size = source.weight.shape, BLOCKS[dtype][0]
     data = source.weight.load()
     if apart is not None:
@@ -97,11 +96,11 @@ def _blocks(source: TernarySource, dtype: GGMLType, apart: npt.NDArray[np.float3
 
 def _check_codes(source: TernarySource, codes: Codes) -> None:
     if codes.max() > 2:
-        raise source.error("holds the code 3, which stands for no weight. Another I2_S layout may fit.")
+        raise source.error("holds the unused code 3. Another I2_S layout may fit.")
 
 
 def _regrouped(source: TernarySource, dtype: GGMLType, codes: Codes, data: TernaryData, begin: int) -> Scales:
-    """The scale of each block of some rows: that of the group it is part of, or that which all of its groups share."""
+    """The scale of each block of some rows: its group's, or the common scale of its groups."""
     (rows, k), size = codes.shape, BLOCKS[dtype][0]
     scales: Scales = data.scale[begin : begin + rows]  # type: ignore[assignment]
     group = k // scales.shape[1]
@@ -115,6 +114,6 @@ def _regrouped(source: TernarySource, dtype: GGMLType, codes: Codes, data: Terna
         row, block = map(int, wrong[0])
         raise source.error(
             f"has scales from {each[row, block].min()} to {each[row, block].max()} in columns {block * size} to "
-            f"{block * size + size - 1} of row {begin + row}, where {dtype.name} has one."
+            f"{block * size + size - 1} of row {begin + row}; {dtype.name} holds one scale for these."
         )
     return first[..., 0]

@@ -1,4 +1,4 @@
-"""Rotary embeddings: the frequency of each pair, how a model stretches them for long contexts, and the tables."""
+"""Rotary embeddings: frequencies, their scaling for long contexts, and the tables of cosines and sines."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ import numpy.typing as npt
 F32 = npt.NDArray[np.float32]
 
 ROPE_PIECE = 1024
-"""Positions whose angles are computed at a time: between two pieces Ctrl-C is heard."""
+"""Positions whose angles are computed at a time; Ctrl-C takes effect between two such pieces."""
 BETA_FAST, BETA_SLOW = 32.0, 1.0
-"""Turns that bound YaRN's ramp, where a model names none: those of its paper."""
+"""Default turns that bound YaRN's ramp, from its paper."""
 
 
 @dataclass(frozen=True, slots=True)
 class Yarn:
-    """YaRN (Peng et al. 2023): short waves stay as they are, long ones are stretched, and a ramp lies between.
+    """YaRN (Peng et al. 2023): short wavelengths are unchanged, long ones are stretched, with a ramp in between.
 
     Attributes:
-        factor: By how much the longest waves are stretched.
+        factor: Factor by which the longest wavelengths are stretched.
         original_context: Positions that the model was first trained for.
-        beta_fast: Waves of at least this many turns in the original context stay as they are.
-        beta_slow: Waves of at most this many turns are stretched by the whole factor.
+        beta_fast: Wavelengths with at least this many turns in the original context are unchanged.
+        beta_slow: Wavelengths with at most this many turns are stretched by the whole factor.
     """
 
     factor: float
@@ -37,7 +37,7 @@ class Yarn:
         """The pairs at which the ramp begins and ends; the second is not below the first.
 
         Raises:
-            ValueError: There is no such ramp; says why.
+            ValueError: The parameters define no ramp; the message says why.
         """
         if theta <= 1:
             raise ValueError(f"a rotary base of {theta}, which YaRN needs to be above 1")
@@ -53,7 +53,7 @@ class Yarn:
         return low, high
 
     def frequencies(self, waves: F32, theta: float) -> F32:
-        """Frequencies of waves ``f32[head_dim / 2]``, each the reciprocal of a frequency."""
+        """Scaled frequencies; ``waves`` ``f32[head_dim / 2]`` are the reciprocals of the unscaled ones."""
         low, high = self.ramp(theta, 2 * len(waves))
         pairs = np.arange(len(waves), dtype=np.float32)
         kept: F32 = np.float32(1) - np.clip((pairs - np.float32(low)) / np.float32(high - low or 0.001), 0, 1)
@@ -63,11 +63,11 @@ class Yarn:
 
 @dataclass(frozen=True, slots=True)
 class LongRope:
-    """LongRoPE (Ding et al. 2024): each pair's wave is stretched by a factor that was searched for.
+    """LongRoPE (Ding et al. 2024): each pair's wavelength is stretched by its own factor.
 
     Attributes:
-        short: Factors of contexts up to the original one, for each pair.
-        long: Factors of longer contexts.
+        short: Factor of each pair, for contexts up to the original one.
+        long: Factor of each pair, for longer contexts.
         original_context: Positions that the model was first trained for.
     """
 
@@ -76,24 +76,24 @@ class LongRope:
     original_context: int
 
     def frequencies(self, waves: F32, positions: int) -> F32:
-        """Frequencies in a context of ``positions``: all keys of a cache are rotated with the same ones."""
+        """Frequencies for a context of ``positions``; all keys in a cache must be rotated with the same ones."""
         factors = np.array(self.long if positions > self.original_context else self.short, np.float32)
         frequencies: F32 = np.reciprocal(factors * waves)
         return frequencies
 
 
 def yarn_attention(factor: float) -> float:
-    """The factor of sines and cosines in a context that is stretched by ``factor``, by YaRN's rule."""
+    """YaRN's factor of sines and cosines for a context stretched by ``factor``."""
     return 0.1 * math.log(factor) + 1 if factor > 1 else 1.0
 
 
 def longrope_attention(factor: float, original_context: float) -> float:
-    """The same by LongRoPE's rule."""
+    """LongRoPE's factor of sines and cosines for a context stretched by ``factor``."""
     return math.sqrt(1 + math.log(factor) / math.log(original_context)) if factor > 1 else 1.0
 
 
 class Rotated(Protocol):
-    """What the tables need to know about a model; :class:`bitnet.core.model.ModelConfig` has it."""
+    """The parts of :class:`bitnet.core.model.ModelConfig` that the tables need."""
 
     @property
     def head_dim(self) -> int: ...
@@ -131,7 +131,7 @@ def rope_tables(config: Rotated, positions: int) -> tuple[F32, F32]:
     """Cosines and sines, each ``f32[positions, head_dim / 2]``, of the rotary angles (Su et al. 2021).
 
     Frequencies and angles are rounded to f32 as in Hugging Face's implementation, on which these models were trained
-    and are checked: at long positions that rounding moves an angle further than anything else here does (ADR 0020).
+    and are checked: at long positions this rounding is the largest source of error in the angles (ADR 0020).
     """
     frequencies, factor = rope_frequencies(config, positions), np.float32(config.rope_attention_factor)
     cos, sin = np.empty((2, positions, config.head_dim // 2), np.float32)

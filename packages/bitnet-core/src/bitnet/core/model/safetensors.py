@@ -1,7 +1,7 @@
-"""Reading safetensors checkpoints, one file or many, mapped and bounded.
+"""Reads safetensors checkpoints of one or more files, memory-mapped, with bounds on untrusted sizes.
 
-The ``safetensors`` package gives numpy no bfloat16, and what is needed of the format is little: eight bytes with the
-length of a JSON header, the header, the data (https://github.com/huggingface/safetensors, "Format").
+The ``safetensors`` package does not support bfloat16 with numpy, and the format is simple: eight bytes with the length
+of a JSON header, the header, the data (https://github.com/huggingface/safetensors, "Format").
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from bitnet.core.support.garbage import no_collection
 from bitnet.core.support.mapped import MappedFile
 
 MAX_HEADER = 8 << 20
-"""Maximum bytes of a header. The specification allows 100 MB, which would take seconds and gigabytes to parse; a tensor
-needs about 120, and the models that bitnet runs have some hundreds."""
+"""Maximum bytes of a header. The specification allows 100 MB, which would take seconds and gigabytes to parse. A tensor
+needs about 120 bytes, and the models that bitnet runs have hundreds of tensors."""
 MAX_JSON = 64 << 20
-"""Maximum bytes of a JSON file; the largest are tokenizers', of 33 MB."""
+"""Maximum bytes of a JSON file; the largest are tokenizers of 33 MB."""
 SIZES = {"F32": 4, "F16": 2, "BF16": 2, "U8": 1, "I8": 1, "U32": 4}
-"""Bytes of an element of each type that weights of ternary models have."""
+"""Bytes per element of each type that occurs in ternary models."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,12 +49,12 @@ class Stored:
         self.file.release(self.offset, self.nbytes)
 
     def error(self, message: str) -> ModelFileError:
-        """The error for something wrong with this tensor."""
+        """Make an error about this tensor."""
         return ModelFileError(message, path=self.file.path, field=f"tensor {brief(self.name)}", offset=self.offset)
 
 
 def read_json(path: Path, most: int = MAX_HEADER) -> dict[str, Any]:
-    """A JSON object in a file of ``most`` bytes at most.
+    """The JSON object in a file of at most ``most`` bytes.
 
     Raises:
         ModelFileError: The file cannot be read or holds something else.
@@ -63,20 +63,20 @@ def read_json(path: Path, most: int = MAX_HEADER) -> dict[str, Any]:
 
 
 def optional_json(path: Path) -> dict[str, Any]:
-    """As :func:`read_json`; nothing where there is no such file."""
+    """As :func:`read_json`; empty if there is no such file."""
     return read_json(path) if path.is_file() else {}
 
 
 def read_bytes(path: Path, most: int) -> bytes:
-    """All of a regular file of ``most`` bytes at most.
+    """The contents of a regular file of at most ``most`` bytes.
 
     Raises:
-        ModelFileError: It is larger, something else, or cannot be read.
+        ModelFileError: It is larger, not a regular file, or cannot be read.
     """
     file = MappedFile(path)
     if file.size > most:
-        raise ModelFileError(f"has {file.size} bytes; {most} are the most.", path=path)
-    return file.map.read()  # a call, after which Ctrl-C is answered; it would be lost while the file is closed
+        raise ModelFileError(f"has {file.size} bytes; the limit is {most}.", path=path)
+    return file.map.read()  # after this call, Ctrl-C is handled; it would be lost while the file is being closed
 
 
 def open_checkpoint(folder: Path) -> Mapping[str, Stored]:
@@ -89,7 +89,7 @@ def open_checkpoint(folder: Path) -> Mapping[str, Stored]:
     if index.is_file():
         names = read_json(index).get("weight_map")
         if not isinstance(names, dict) or not all(isinstance(n, str) and Path(n).name == n for n in names.values()):
-            raise ModelFileError("must map tensors to files of this folder.", path=index, field="weight_map")
+            raise ModelFileError("must map tensors to files in this folder.", path=index, field="weight_map")
         paths = [folder / name for name in sorted(set(names.values()))]
     else:
         paths = sorted(folder.glob("*.safetensors"))
@@ -111,7 +111,7 @@ def _read_header(path: Path) -> dict[str, Stored]:
     if file.size < 8 or length > MAX_HEADER or start > file.size:
         most = min(MAX_HEADER, max(file.size - 8, 0))
         raise ModelFileError(
-            f"is {length} bytes; {most} are the most in this file.", path=path, field="header length", offset=0
+            f"is {length} bytes; the limit is {most} in this file.", path=path, field="header length", offset=0
         )
     header = _json_object(file.map[8:start], path, 8)
     header.pop("__metadata__", None)
@@ -123,14 +123,14 @@ def _entry(name: str, entry: Any, file: MappedFile, start: int) -> Stored:
         return ModelFileError(message, path=file.path, field=f"tensor {brief(name)}", offset=8)
 
     if not isinstance(entry, dict):
-        raise wrong("is no object.")
+        raise wrong("is not an object.")
     dtype, shape, place = entry.get("dtype"), entry.get("shape"), entry.get("data_offsets")
     if not isinstance(dtype, str) or dtype not in SIZES:
-        raise wrong(f"has the type {brief(dtype)}; {', '.join(SIZES)} are supported.")
+        raise wrong(f"has the type {brief(dtype)}; supported are {', '.join(SIZES)}.")
     if not _naturals(shape) or len(shape) > 4:
         raise wrong(f"has the shape {brief(shape)}.")
     if not _naturals(place) or len(place) != 2 or not place[0] <= place[1] <= file.size - start:
-        raise wrong(f"is at {brief(place)}, outside of the file's data.")
+        raise wrong(f"is at {brief(place)}, outside the file's data.")
     begin, end = place
     if prod(shape) * SIZES[dtype] != end - begin:
         raise wrong(f"has {end - begin} bytes; {dtype} {shape} needs {prod(shape) * SIZES[dtype]}.")
@@ -146,7 +146,7 @@ def _json_object(raw: bytes, path: Path, offset: int | None) -> dict[str, Any]:
         with no_collection():
             value = json.loads(raw)
     except (ValueError, RecursionError) as error:
-        raise ModelFileError(f"is no valid JSON: {error}.", path=path, field="JSON", offset=offset) from error
+        raise ModelFileError(f"is not valid JSON: {error}.", path=path, field="JSON", offset=offset) from error
     if not isinstance(value, dict):
-        raise ModelFileError("is no JSON object.", path=path, field="JSON", offset=offset)
+        raise ModelFileError("is not a JSON object.", path=path, field="JSON", offset=offset)
     return value

@@ -1,4 +1,4 @@
-"""The weights of a model: which tensors a file must hold, in which shapes, and how each is loaded for a device."""
+"""The weights of a model: the tensors a file must hold, their shapes, and how they are loaded for a device."""
 
 from __future__ import annotations
 
@@ -18,17 +18,18 @@ from bitnet.core.model.config import ALSO_FLOAT, ModelConfig
 from bitnet.core.model.rope import LongRope
 
 FLOATS = (GGMLType.F16, GGMLType.BF16)
-"""Types of numbers that were not quantised, half the size of f32."""
+"""Unquantised types of half the size of f32."""
 
 
 class Expected(NamedTuple):
-    """A weight a model must have: a ternary matrix, a dense one, the weight of a norm, or a bias."""
+    """A weight that a model must have: a ternary or dense matrix, the weight of a norm, or a bias."""
 
     kind: Literal["ternary", "dense", "norm", "bias"]
     shape: tuple[int, ...]
 
     def tensor(self, name: str) -> str:
-        """What a file calls the weight of this canonical name; that of a bias says itself what it is."""
+        """The file's name of the tensor with this canonical name. Only biases have their suffix in the canonical
+        name."""
         return name if self.kind == "bias" else f"{name}.weight"
 
 
@@ -66,7 +67,7 @@ def expected_weights(config: ModelConfig) -> Iterator[tuple[str, Expected]]:
 
 
 def bind_weights(file: GGUFFile, config: ModelConfig, layout: I2SLayout) -> Mapping[str, Weight]:
-    """Every weight of the model, checked but not read: a device loads them one by one.
+    """Every weight of the model, checked but not read; devices load them one by one.
 
     Raises:
         ModelFileError: A tensor is missing, of another shape or of a type that cannot hold such a weight, or the file
@@ -75,7 +76,7 @@ def bind_weights(file: GGUFFile, config: ModelConfig, layout: I2SLayout) -> Mapp
     rotated = next((key for key in file.metadata if key.startswith("prism.hadamard.")), None)
     if rotated is not None:
         raise file.error(
-            "says that the weights are rotated by a Hadamard matrix, which bitnet cannot undo.", key=rotated
+            "says that the weights are rotated by a Hadamard matrix, which bitnet does not support.", key=rotated
         )
     weights: dict[str, Weight] = {}
     known = {"rope_freqs.weight"}
@@ -89,9 +90,11 @@ def bind_weights(file: GGUFFile, config: ModelConfig, layout: I2SLayout) -> Mapp
         if tensor is None:
             raise file.error("is missing.", tensor=expected.tensor(name))
         if tensor.shape != shape:
-            raise file.error(f"has the shape {tensor.shape}; the model's metadata make it {shape}.", tensor=tensor.name)
+            raise file.error(
+                f"has the shape {tensor.shape}; according to the metadata it must be {shape}.", tensor=tensor.name
+            )
         if kind == "ternary":
-            # llama.cpp keeps the scale apart where it reads packed weights; bitnet.cpp's converter names it otherwise.
+            # llama.cpp stores the scale separately for packed weights; bitnet.cpp's converter gives it another name.
             apart = f"{name}.weight_scale" if tensor.type in LOOKUP_TYPES else f"{name}.scale"
             scale = file.tensors.get(apart)
             if scale is None and tensor.type in LOOKUP_TYPES:
@@ -110,20 +113,20 @@ def bind_weights(file: GGUFFile, config: ModelConfig, layout: I2SLayout) -> Mapp
 
 
 def folded_scales(config: ModelConfig) -> Mapping[str, float]:
-    """Factors of weights with which a program without MiniCPM's scales computes the same as one with them.
+    """Factors for weights that fold MiniCPM's scales into them.
 
-    The residual stream is kept divided by ``residual_scale``: what a sub-layer adds to it is then unscaled, and the
-    embedding takes both scales. The norms behind take the rest (ADR 0045).
+    The residual stream is stored divided by ``residual_scale``, so sub-layers add their results unscaled, and the
+    embedding takes both scales. The following norms take the rest (ADR 0045).
     """
     embedding = config.embedding_scale / config.residual_scale
     return {"token_embd": embedding, "output_norm": config.logit_scale / (embedding if config.tied_embeddings else 1)}
 
 
 def ternary_tables(file: GGUFFile, config: ModelConfig) -> Mapping[str, TernaryWeight]:
-    """The embedding and the head, where the file has them in ternary blocks, with the scale of each block.
+    """The embedding and the head, if the file stores them in ternary blocks, with the scale of each block.
 
-    For devices with the feature :data:`~bitnet.core.hal.TERNARY_TABLES`. A table that holds the code 3, as a generic
-    2-bit quantiser may write it, is not ternary and not among them; to see that, its codes are read.
+    For devices with the feature :data:`~bitnet.core.hal.TERNARY_TABLES`. A table with the code 3, as a generic 2-bit
+    quantiser may write it, is not ternary and is left out; to find out, its codes are read.
     """
     tables: dict[str, TernaryWeight] = {}
     for name in ("token_embd", "output"):
@@ -137,8 +140,8 @@ def ternary_tables(file: GGUFFile, config: ModelConfig) -> Mapping[str, TernaryW
 
 
 def _several_scales(file: GGUFFile) -> bool:
-    """Whether the blocks of the first projection differ in scale; in a model with one scale a tensor they do not,
-    except blocks of zeros."""
+    """Whether the blocks of the first projection differ in scale. In a model with one scale per tensor they do not,
+    except for blocks of zeros."""
     first = file.tensors.get("blk.0.attn_q.weight")
     if first is None or first.type not in BLOCK_TYPES or "blk.0.attn_q.scale" in file.tensors:
         return False
@@ -156,7 +159,7 @@ def _ternary(
     factor: float = 1.0,
 ) -> TernaryWeight:
     shape = (tensor.shape[0], tensor.shape[1])
-    # A file of floats may as well be no ternary model at all.
+    # A file of floats may not be a ternary model at all.
     master = config.architecture not in ALSO_FLOAT
     group = BLOCKS[tensor.type][0] if grouped and tensor.type in BLOCK_TYPES else None
     try:
@@ -165,9 +168,9 @@ def _ternary(
         raise file.error(f"{error}.", tensor=tensor.name) from None
     if scale is not None:
         if scale.type is not GGMLType.F32 or scale.nbytes != 4:
-            raise file.error(f"is {scale.type.name} {scale.shape}; it must be one F32.", tensor=scale.name)
+            raise file.error(f"is {scale.type.name} {scale.shape}; it must be a single F32.", tensor=scale.name)
         if group is not None:
-            raise file.error("is not expected beside scales of blocks.", tensor=scale.name)
+            raise file.error("is not allowed, as the blocks have scales of their own.", tensor=scale.name)
         factor = float(file.data(scale).view("<f4")[0])
         if not np.isfinite(factor):
             raise file.error(f"is {factor}.", tensor=scale.name)
@@ -189,8 +192,8 @@ def _ternary(
 
 
 def _dense(file: GGUFFile, tensor: TensorInfo, kind: Literal["dense", "norm", "bias"], factor: float) -> DenseWeight:
-    """Numbers times ``factor``. Norms, biases, and floats that a factor changes, become f32; F32 and F16 stay as they
-    are. All else becomes f16, which rounds quantised values by up to 2⁻¹¹ (ADR 0034)."""
+    """A dense tensor times ``factor``. Norms, biases, and floats changed by a factor become f32; F32 and F16 stay as
+    they are. Other types become f16, which rounds quantised values by up to 2⁻¹¹ (ADR 0034)."""
     if tensor.type not in DECODERS:
         names = ", ".join(dtype.name for dtype in DECODERS)
         raise file.error(f"{tensor.type.name} cannot be read as numbers; {names} can.", tensor=tensor.name)

@@ -1,11 +1,11 @@
-"""Receipts: what computed an answer, how fast, on which model, as a JSON document that can be checked later.
+"""Receipts: JSON documents that record what computed an answer, how fast and with which model, to be checked later.
 
-The schema is ``receipt.schema.json`` in this package. What a receipt proves depends on what it is checked with:
+The schema is ``receipt.schema.json`` in this package. What a receipt proves depends on how it is checked:
 
-- by itself (:func:`verify`): only that nothing in it contradicts itself. Whoever can write a file can make one up;
+- by itself (:func:`verify`): only that nothing in it contradicts itself. Anyone can make one up;
 - with a key (:func:`sign`, ``verify(keys=…)``): that the holder of the key wrote every field of it;
-- with prompt, answer and model: that it is of these;
-- by running it again (:func:`bitnet.core.evaluation.replay.rerun`): that this model gives these tokens for this prompt.
+- with prompt, answer and model: that it belongs to these;
+- by rerunning it (:func:`bitnet.core.evaluation.replay.rerun`): that this model gives these tokens for this prompt.
 """
 
 from __future__ import annotations

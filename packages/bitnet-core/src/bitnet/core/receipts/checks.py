@@ -1,4 +1,4 @@
-"""Checking a receipt: against itself, and against what else is given."""
+"""Checks receipts, for consistency and against a given model, prompt, answer and keys."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ _NAME = "[!-<>-Z^-~]+"  # ASCII without the separators of a start-up line
 _SUMMARY = re.compile(rf"requested=({_NAME}(?: {_NAME})*) detected=\[([a-z0-9_, -]+)\] selected=(\S+)")
 _CLOCK_SKEW = timedelta(minutes=1)
 _MOST = 10
-"""Maximum findings told about one receipt."""
+"""Maximum findings reported for one receipt."""
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What is known of a receipt that does not contradict itself.
+    """The result of checking a receipt that holds.
 
     Attributes:
-        signed_by: Id of the key whose signature it has; None: it is unsigned, and anybody can have written it.
-        trusted: Whether that key is one of those given; without that, anybody can have made the key.
-        unchecked: What could not be checked here, for a person; usually empty.
+        signed_by: Id of the key that signed it; None: it is unsigned, and anyone could have written it.
+        trusted: Whether that key is one of those given; if not, it may be anyone's.
+        unchecked: Descriptions of what could not be checked here; usually empty.
     """
 
     signed_by: str | None
@@ -52,26 +52,26 @@ def verify(
     answer: str | None = None,
     keys: Sequence[str | Path] = (),
 ) -> Verdict:
-    """Check everything in a receipt that can be checked without running the model; ``rerun`` does that.
+    """Check everything in a receipt that can be checked without running the model, which ``rerun`` does.
 
     Args:
         receipt: As :func:`bitnet.core.receipts.load` gives it.
-        model: A model file that must be the one the receipt names, by its SHA-256.
-        prompt: What must have been asked: a text (of a conversation its last message) or all messages.
-        answer: The text that must have been answered.
-        keys: Files of trusted public keys; one of them must have signed.
+        model: A model file that must match the SHA-256 in the receipt.
+        prompt: The prompt that must match: a text (for a conversation, its last message) or all messages.
+        answer: The answer's text that must match.
+        keys: Files of trusted public keys; one of them must have signed the receipt.
 
     Raises:
-        ReceiptError: The receipt does not hold; the message has what is wrong with it.
+        ReceiptError: The receipt does not hold; the message says why.
         ModelFileError: ``model`` cannot be read.
-        InvalidInputError: A key cannot be read, or is none, or ``cryptography`` is not installed.
+        InvalidInputError: A key cannot be read or is not a key, or ``cryptography`` is not installed.
     """
     trusted = signing.trusted_ids(keys)
     unchecked: list[str] = []
     wrong = list(islice(_check_form(receipt), _MOST + 1))
     if not wrong:
         if receipt["digest"] != digest(receipt):
-            wrong.append("it was changed after it was made: its digest does not fit")
+            wrong.append("it was changed after it was made: its digest does not match")
         wrong += _check_signature(receipt, trusted if keys else None, unchecked)
         wrong += _check_fake(receipt)
         wrong += _check_time(receipt["timestamp"])
@@ -96,7 +96,7 @@ def verify(
 def _check_form(receipt: Any) -> Iterator[str]:
     version = receipt.get("schema_version") if isinstance(receipt, dict) else None
     if isinstance(version, str) and version != SCHEMA_VERSION and re.fullmatch(r"\d{1,4}(\.\d{1,4}){2}", version):
-        yield f"its schema_version is {version}, and this version of bitnet reads {SCHEMA_VERSION} only"
+        yield f"its schema_version is {version}, but this version of bitnet reads only {SCHEMA_VERSION}"
         return
     yield from problems(
         receipt, json.loads((files("bitnet.core.receipts") / "receipt.schema.json").read_text(encoding="utf-8"))
@@ -107,16 +107,16 @@ def _check_signature(receipt: Mapping[str, Any], trusted: set[str] | None, unche
     signature = receipt["signature"]
     if signature is None:
         if trusted is not None:
-            yield "it is unsigned, and a key is given"
+            yield "it is unsigned, but a key is given"
         return
     try:
         if not signing.fits(receipt):
-            yield "its signature does not fit: the receipt was changed after it was signed, or the signature made up"
+            yield "its signature does not match: the receipt was changed after signing, or the signature was made up"
             return
     except signing.NoCryptographyError as error:
         unchecked.append(f"the signature ({error})")
     if trusted is not None and signature["key"] not in trusted:
-        yield f"it was signed by the key {signature['key']}, which is none of those given"
+        yield f"it was signed by the key {signature['key']}, which is not one of those given"
 
 
 def _check_fake(receipt: Mapping[str, Any]) -> Iterator[str]:
@@ -124,7 +124,7 @@ def _check_fake(receipt: Mapping[str, Any]) -> Iterator[str]:
     if receipt["fake"] or pretended:
         yield f"it was made with a fake device (BITNET_GPU_FAKE={pretended and brief(pretended)})"
     if receipt["environment"]["device"]["vendor"] == TEST_DRIVER:
-        yield "it was made with a test driver, which is no GPU"
+        yield "it was made with a test driver, which is not a GPU"
 
 
 def _check_time(timestamp: str) -> Iterator[str]:
@@ -138,7 +138,7 @@ def _check_time(timestamp: str) -> Iterator[str]:
 
 
 def _check_selection(receipt: Mapping[str, Any]) -> Iterator[str]:
-    """The start-up line, the device and the backend must tell the same story."""
+    """The start-up line, the device and the backend must be consistent."""
     path, backend = receipt["compute_path"], receipt["backend"]
     match = _SUMMARY.fullmatch(receipt["backend_summary"])
     if match is None:
@@ -155,12 +155,13 @@ def _check_selection(receipt: Mapping[str, Any]) -> Iterator[str]:
         yield f"{path} is said to be {receipt['environment']['device']['type']}"
     names = (backend, path, receipt["environment"]["device"]["id"].lower())
     granted = requested == "auto" or requested in names or (requested == "gpu" and backend != "cpu")
-    if not granted and (backend != "cpu" or receipt["strict"]):  # only the CPU stands in for what is missing
-        yield f"{requested} was asked for; {path} cannot have been selected"
+    if not granted and (backend != "cpu" or receipt["strict"]):  # only the CPU may replace a missing device
+        yield f"{requested} was requested; {path} cannot have been selected"
 
 
 def _check_kernels(receipt: Mapping[str, Any], unchecked: list[str]) -> Iterator[str]:
-    """Each kernel's name ends in what it ran on, and its backend, if it is installed here, has it."""
+    """Each kernel's name must end in the backend or level it ran on, and its backend, if installed here, must list
+    it."""
     backend, index = receipt["compute_path"].split(":", 1)
     tags = {backend}
     if backend == "cpu":
@@ -211,33 +212,33 @@ def _some(names: Sequence[str]) -> str:
 
 
 def _check_generation(receipt: Mapping[str, Any]) -> Iterator[str]:
-    """Answer, options and counts must tell the same story."""
+    """Answer, options and counts must be consistent."""
     request, answer, setup = receipt["request"], receipt["answer"], receipt["setup"]
     numbers, tokens, reason = receipt["performance_baseline"], answer["tokens"], answer["finish_reason"]
     if request["text_sha256"] is not None and request["messages"] is not None:
-        yield "it is of a text and of a conversation at once"
+        yield "it names both a text and a conversation as prompt"
     try:
         options = options_of(receipt)
     except InvalidInputError as error:
-        yield f"its options cannot be: {error.message.rstrip('.')}"
+        yield f"its options are invalid: {error.message.rstrip('.')}"
         return
     if any(token >= receipt["model_info"]["vocab_size"] for token in tokens):
-        yield "the answer has a token that is not in the vocabulary"
+        yield "the answer has a token outside the vocabulary"
     extra = numbers["tokens_generated"] - len(tokens)
     if extra not in (0, 1) or (extra and reason != "stop"):
-        yield f"{numbers['tokens_generated']} tokens were generated, and the answer has {len(tokens)}"
+        yield f"{numbers['tokens_generated']} tokens were generated, but the answer has {len(tokens)}"
     most, context = options.max_tokens, setup["context"]
     if most is not None and (len(tokens) > most or (reason == "length" and len(tokens) != most)):
         yield f"the answer has {len(tokens)} tokens with max_tokens {most}, and ended by {reason}"
     if most is None and reason == "length":
-        yield "the answer ended by max_tokens, and there was no such limit"
+        yield "the answer ended by max_tokens, but there was no such limit"
     filled = numbers["prompt_tokens"] + len(tokens)
     if filled > context or (reason == "context" and filled != context):
         yield f"prompt and answer have {filled} tokens with a context of {context}, and the answer ended by {reason}"
 
 
 def options_of(receipt: Mapping[str, Any]) -> GenerationOptions:
-    """The options that a receipt of the right form tells, its seed among them.
+    """The options, including the seed, of a receipt with a valid form.
 
     Raises:
         InvalidInputError: One is out of its range.
@@ -246,7 +247,7 @@ def options_of(receipt: Mapping[str, Any]) -> GenerationOptions:
     bias: dict[int, float] = {}
     for pair in given["logit_bias"]:
         if len(pair) != 2 or not isinstance(pair[0], int):
-            raise InvalidInputError("logit_bias has something else than a token and a number.")
+            raise InvalidInputError("logit_bias has something other than a token and a number.")
         bias[pair[0]] = -float("inf") if pair[1] is None else pair[1]
     return GenerationOptions(**{**given, "logit_bias": bias or None, "seed": receipt["seed"]})
 
@@ -261,7 +262,7 @@ def _check_prompt(request: Mapping[str, Any], prompt: Prompt, unchecked: list[st
         elif messages != messages_sha256(prompt):
             yield "it is of another conversation"
     elif not isinstance(prompt, str):
-        raise InvalidInputError("the prompt to check is neither a text nor messages.")
+        raise InvalidInputError("the prompt to check is neither text nor messages.")
     else:
         if (text or messages[-1]["sha256"]) != text_sha256(prompt):
             yield "it is of another prompt"
@@ -270,7 +271,7 @@ def _check_prompt(request: Mapping[str, Any], prompt: Prompt, unchecked: list[st
 
 
 def _check_model(receipt: Mapping[str, Any], path: Path) -> Iterator[str]:
-    """The file's hash, and what else the receipt says of it."""
+    """Check the file's hash, and what else the receipt says about it."""
     info, found = receipt["model_info"], MappedFile(path).sha256()
     if found != info["sha256"]:
         yield f"{path} is not the model it was made with: its SHA-256 is {found}"
@@ -280,7 +281,7 @@ def _check_model(receipt: Mapping[str, Any], path: Path) -> Iterator[str]:
     try:
         file = open_model(path, i2s_layout=receipt["setup"]["i2s_layout"])
     except ModelFileError as error:
-        yield f"{path} has the right SHA-256 and is no model ({error.reason.rstrip('.')})"
+        yield f"{path} has the right SHA-256 but is not a model ({error.reason.rstrip('.')})"
         return
     facts = {"size": file.size, "quantization_type": file.quantization, **shape(file.config)}
     for name, value in facts.items():

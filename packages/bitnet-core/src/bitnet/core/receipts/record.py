@@ -1,4 +1,4 @@
-"""Making the receipt of a generation."""
+"""Builds the receipt of a generation."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from bitnet.core.model.file import ModelFile
 
 Prompt: TypeAlias = "str | Sequence[int] | Sequence[Mapping[str, Any]]"
-"""A prompt as ``generate`` (text or token ids) or ``chat`` (messages) takes it."""
+"""A prompt as accepted by ``generate`` (text or token ids) or ``chat`` (messages)."""
 
 
 def build(
@@ -35,15 +35,15 @@ def build(
     variables: Mapping[str, str],
     prompt: Prompt | None = None,
 ) -> dict[str, Any]:
-    """The receipt of a finished generation, not signed.
+    """The unsigned receipt of a finished generation.
 
     Args:
         device: The device that computed it.
-        selection: How the device was chosen; None where it was given open.
-        kernels: What the executable recorded that it launched.
-        setup: What else the tokens may depend on: arguments of ``load_model``.
+        selection: How the device was chosen; None if the caller passed an open device.
+        kernels: The kernels that the executable launched.
+        setup: Other arguments of ``load_model`` on which the tokens may depend.
         variables: bitnet's environment variables when the model was loaded.
-        prompt: What was asked; None: only its tokens are bound.
+        prompt: The prompt; None: the receipt binds only its tokens.
     """
     fake = bool(variables.get("BITNET_GPU_FAKE", "").strip(" ,"))
     chosen = selection or Selection(device.name, [device.backend], [device], fake=fake)
@@ -110,12 +110,12 @@ def shape(config: ModelConfig) -> dict[str, Any]:
 
 
 def is_conversation(prompt: Prompt | None) -> bool:
-    """Whether it is messages, and neither a text nor token ids."""
+    """Whether a prompt consists of messages."""
     return prompt is not None and not isinstance(prompt, str) and any(isinstance(part, Mapping) for part in prompt)
 
 
 def messages_sha256(messages: Any) -> list[dict[str, str]]:
-    """Role and hash of each message; what else is in one is bound by the hash of the prompt's tokens."""
+    """Role and hash of each message; other parts of a message are bound by the hash of the prompt's tokens."""
     return [
         {"role": str(message.get("role", "")), "sha256": text_sha256(str(message.get("content", "")))}
         for message in messages
@@ -130,7 +130,7 @@ def speeds(tokens: int, total_ms: float, first_ms: float | None) -> tuple[float,
 
 
 def _options(options: GenerationOptions) -> dict[str, Any]:
-    """Every option but the seed, which is the completion's own; a bias of -inf, which JSON lacks, is null."""
+    """Every option except the seed, which belongs to the completion. A bias of -inf, which JSON lacks, becomes null."""
     given = asdict(options)
     del given["seed"]
     bias = sorted((options.logit_bias or {}).items())
@@ -142,7 +142,7 @@ def _options(options: GenerationOptions) -> dict[str, Any]:
 
 
 def _performance(prompt_tokens: int, tokens: int, total: float, first: float | None) -> dict[str, Any]:
-    """Times in seconds to the numbers of a receipt: rounded first, so that the speeds follow from what is printed."""
+    """A receipt's numbers from times in seconds; the times are rounded first, so that the speeds follow from them."""
     total_ms = max(round(total * 1e3, 3), 0.001)
     first_ms = None if first is None else max(round(first * 1e3, 3), 0.001)
     speed, decode = speeds(tokens, total_ms, first_ms)

@@ -1,4 +1,4 @@
-"""As much of JSON Schema (draft 2020-12) as bitnet's own documents use, without a further package."""
+"""Validates the part of JSON Schema (draft 2020-12) that bitnet's documents use, without a further package."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _TYPES: Mapping[str, tuple[type, ...]] = {
     "null": (type(None),),
 }
 _END = re.compile(r"\$$")
-"""Python's takes a last newline for the end as well, the standard's does not."""
+"""``$`` also matches before a final newline in Python, but not in the standard."""
 _PLAIN = re.compile(r"[A-Za-z0-9_-]{1,60}")
 
 
@@ -42,7 +42,7 @@ def problems(value: Any, schema: Mapping[str, Any], where: str = "") -> Iterator
             yield f"{place} is {brief(value)}, which does not fit {schema['pattern']}"
     elif _is(value, "number"):
         if isinstance(value, float) and not math.isfinite(value):
-            yield f"{place} is {value}, which is no number"
+            yield f"{place} is {value}, which is not a number"
         if value < schema.get("minimum", -math.inf) or value <= schema.get("exclusiveMinimum", -math.inf):
             yield f"{place} is {brief(value)}, which is too small"
         if value > schema.get("maximum", math.inf):

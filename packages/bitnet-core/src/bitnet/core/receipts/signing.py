@@ -1,4 +1,4 @@
-"""Signatures (Ed25519), and the files their keys are in: PEM, as openssl reads and writes them."""
+"""Ed25519 signatures, and their key files in PEM, compatible with openssl."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 INSTALL = 'pip install "bitnet-core[sign]"'
 
-_PURPOSE = b"bitnet receipt\n"  # prefix of the signed bytes: a signature made for something else does not fit
+_PURPOSE = b"bitnet receipt\n"  # prefix of the signed bytes, so that signatures for other purposes do not match
 _LARGEST = 1 << 16  # bytes of a key file
 
 
@@ -27,13 +27,13 @@ class NoCryptographyError(InvalidInputError):
 
 
 def keygen(path: str | Path) -> str:
-    """Make a key: the private one in ``path``, which only its owner may read, the public one beside it in ``path.pub``.
+    """Make a key pair: the private key in ``path``, readable only by its owner, and the public key in ``path.pub``.
 
     Returns:
-        The key's id: its public key, 32 bytes in hex.
+        The key's id, which is the public key: 32 bytes in hex.
 
     Raises:
-        InvalidInputError: One of the two files is there already, or ``cryptography`` is not installed.
+        InvalidInputError: One of the two files exists, or ``cryptography`` is not installed.
         BitNetError: A file cannot be written.
     """
     try:
@@ -59,8 +59,8 @@ def keygen(path: str | Path) -> str:
         for file in made:
             file.unlink(missing_ok=True)
         if isinstance(error, FileExistsError):
-            hint = "Name another, or move it away: receipts that it signed need it."
-            raise InvalidInputError(f"{error.filename} is there already.", hint=hint) from None
+            hint = "Use another name, or move the file away; receipts that its key signed still need it."
+            raise InvalidInputError(f"{error.filename} already exists.", hint=hint) from None
         if isinstance(error, OSError):
             raise BitNetError(f"{error.filename} cannot be written: {error.strerror or error}.") from None
         raise
@@ -68,7 +68,7 @@ def keygen(path: str | Path) -> str:
 
 
 def sign(receipt: Mapping[str, Any], key: str | Path) -> dict[str, Any]:
-    """The receipt with a signature; one that it has is replaced.
+    """The receipt with a signature; an existing signature is replaced.
 
     Args:
         key: The file of an Ed25519 private key, as :func:`keygen` makes it.
@@ -96,7 +96,7 @@ def private_key(path: str | Path) -> Ed25519PrivateKey:
     try:
         key = load_pem_private_key(data, None)
     except TypeError:
-        raise InvalidInputError(f"{path} has an encrypted key; bitnet asks for no passphrase.") from None
+        raise InvalidInputError(f"{path} has an encrypted key, which bitnet does not support.") from None
     except Exception:  # a file that is no key fails in many ways
         key = None
     if not isinstance(key, Ed25519PrivateKey):
@@ -123,13 +123,13 @@ def key_id(path: str | Path) -> str:
         key = None
     if not isinstance(key, Ed25519PublicKey):
         private = b"PRIVATE KEY" in data
-        hint = "It has a private one; the public one is in the file that ends in .pub." if private else None
+        hint = "It has a private key; the public key is in the file that ends in .pub." if private else None
         raise InvalidInputError(f"{path} has no Ed25519 public key in PEM.", hint=hint)
     return key.public_bytes_raw().hex()
 
 
 def fits(receipt: Mapping[str, Any]) -> bool:
-    """Whether the signature is one of this receipt by the key it names.
+    """Whether the signature is valid for this receipt and the key it names.
 
     Raises:
         NoCryptographyError: ``cryptography`` is not installed.

@@ -1,4 +1,5 @@
-"""The device: programs run operation by operation on numpy arrays, the KV cache paged like on any other device."""
+"""The numpy device: runs programs operation by operation on numpy arrays, with a paged KV cache like any other
+device."""
 
 from __future__ import annotations
 
@@ -65,7 +66,7 @@ NUMPY_INFO = DeviceInfo(
     features=(PENALTIES, LOGPROBS, TERNARY_TABLES, KV_I8),
     details={"numpy": np.__version__},
 )
-"""``cpu:numpy``; its memory is the host's, and not known here."""
+"""``cpu:numpy``. Its memory is the host's; the size is not known here."""
 
 
 _KERNELS: Mapping[type[Op], str] = {
@@ -83,7 +84,7 @@ _KERNELS: Mapping[type[Op], str] = {
     CenterRows: "center_rows_numpy",
 }
 KERNELS = tuple(_KERNELS.values())
-"""What a backend that opens these devices lists as its kernels."""
+"""The kernel names that a backend opening these devices lists."""
 
 
 class ReferenceDevice:
@@ -127,7 +128,7 @@ _COUNTS = HeaderWord.TOKENS, HeaderWord.SEQS, HeaderWord.ROWS
 
 
 class _Sequence(NamedTuple):
-    """Where one sequence of a step stands: its tokens ``begin … end``, the first one's position, and its blocks."""
+    """One sequence of a step: its tokens ``begin … end``, the first token's position, and its blocks."""
 
     begin: int
     end: int
@@ -136,7 +137,7 @@ class _Sequence(NamedTuple):
 
 
 class _Fields:
-    """A step buffer taken apart by its layout; ``advance`` makes it the step after."""
+    """A step buffer unpacked into fields; ``advance`` turns it into the next step."""
 
     def __init__(self, step: Step) -> None:
         self.data = step.data.copy()
@@ -170,7 +171,7 @@ class _Fields:
 
 
 class ReferenceExecutable:
-    """A program on the numpy device. Weights are adopted as their ``load`` gives them, packed or mapped."""
+    """A program on the numpy device. Weights are used as their ``load`` returns them, packed or mapped."""
 
     def __init__(self, device: ReferenceDevice, program: Program) -> None:
         self._device, self._program = device, program
@@ -252,7 +253,7 @@ class ReferenceExecutable:
         with self._lock:
             self._usable()
             if self._logprobs is None:
-                raise InvalidInputError("the last step did not ask for log-probabilities.")
+                raise InvalidInputError("the last step did not request log-probabilities.")
             return Logprobs.of_words(self._logprobs)
 
     def fill_slot(self, slot: int, marks: npt.NDArray[np.int32], biases: npt.NDArray[np.float32]) -> None:

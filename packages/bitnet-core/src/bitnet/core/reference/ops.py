@@ -1,4 +1,5 @@
-"""The operations of ``kernels/README.md`` as functions of numpy arrays: float64 inside, its types outside."""
+"""The operations of ``kernels/README.md`` as functions of numpy arrays: float64 inside, the contract's types
+outside."""
 
 from __future__ import annotations
 
@@ -14,12 +15,12 @@ F64 = npt.NDArray[np.float64]
 I8 = npt.NDArray[np.int8]
 
 _CHUNK = 1 << 21
-"""Elements of a weight matrix, or of attention scores, held unpacked at a time: 8 or 16 MiB."""
+"""Maximum elements of a weight matrix, or of attention scores, unpacked at a time: 8 or 16 MiB."""
 
 LEAST_ROW = 1e-30
-"""A row of an ``i8`` cache whose greatest magnitude is below this is stored as zeros."""
+"""A row of an ``i8`` cache whose largest magnitude is below this is stored as zeros."""
 
-# The four weights of each byte, in the order its two-bit fields come: bits 7-6 first.
+# The four weights of each byte, in the order of its two-bit fields: bits 7-6 first.
 _UNPACKED = ((np.arange(256)[:, None] >> np.array([6, 4, 2, 0])) & 3).astype(np.float32) - 1
 
 
@@ -33,7 +34,7 @@ def rms_norm(x: npt.NDArray[np.floating], weight: F32 | None, eps: float) -> F64
 
 
 def center(x: F32) -> F32:
-    """``x[M, D]`` less each row's mean."""
+    """``x[M, D]`` minus each row's mean."""
     y = x.astype(np.float64)
     with np.errstate(invalid="ignore"):  # infinities of both signs
         y -= np.mean(y, axis=-1, keepdims=True)
@@ -57,7 +58,7 @@ def glu(gate_up: F32, activation: Literal["relu2", "silu"]) -> F64:
 
 
 def ternary_matmul(x: I8, scale: F32, weight: TernaryData) -> F32:
-    """``[M, N]``. Products of float32 are exact here: integers below 2²⁴ whatever order they are summed in."""
+    """``[M, N]``. Float32 sums are exact here, in any order: all partial sums are integers below 2²⁴."""
     columns = weight.codes.shape[1] * 4
     padded = np.zeros((len(x), columns), np.float32)
     padded[:, : x.shape[1]] = x
@@ -73,7 +74,8 @@ def ternary_matmul(x: I8, scale: F32, weight: TernaryData) -> F32:
 
 
 def group_matmul(x: I8, scale: F32, weight: TernaryData, group: int) -> F32:
-    """``ternary_matmul`` of a weight with a scale for each ``group`` columns, summed as ``kernels/README.md`` says."""
+    """``ternary_matmul`` of a weight with a scale per ``group`` columns, summed as specified in
+    ``kernels/README.md``."""
     out = np.empty((len(x), len(weight.codes)), np.float32)
     rows = max(1, _CHUNK // x.shape[1])
     for n in range(0, len(weight.codes), rows):
@@ -89,7 +91,8 @@ def group_matmul(x: I8, scale: F32, weight: TernaryData, group: int) -> F32:
 
 
 def table_rows(weight: TernaryData, rows: npt.NDArray[np.int32], width: int) -> F32:
-    """Rows of a ternary table with scales of groups, ``[len(rows), width]``: a code's value times its group's scale."""
+    """Rows of a ternary table with scales of groups, ``[len(rows), width]``: each code's value times its group's
+    scale."""
     codes, scales = weight.codes[rows], weight.scale[rows].astype(np.float32)
     values = _UNPACKED[codes].reshape(len(rows), -1, 32, 4).swapaxes(2, 3).reshape(len(rows), -1)[:, :width]
     scaled: F32 = (values.reshape(*scales.shape, -1) * scales[:, :, None]).reshape(len(rows), width)
@@ -129,7 +132,8 @@ def rotate(x: F32, cos: F32, sin: F32, style: Literal["neox", "interleaved"]) ->
 
 
 def attention(q: F32, k: npt.NDArray[np.floating], v: npt.NDArray[np.floating], first: int) -> F32:
-    """Causal attention of ``q[n, H, d]``, at positions ``first …``, over ``k[first + n, G, d]`` and ``v``, as ``q``."""
+    """Causal attention of ``q[n, H, d]``, at positions from ``first`` on, over ``k`` and ``v`` ``[first + n, G, d]``;
+    shaped as ``q``."""
     n, heads, d = q.shape
     groups = k.shape[1]
     queries = q.astype(np.float64).reshape(n, groups, heads // groups, d).transpose(1, 2, 0, 3) / np.sqrt(d)
@@ -147,7 +151,8 @@ def attention(q: F32, k: npt.NDArray[np.floating], v: npt.NDArray[np.floating], 
 
 
 def row_int8(x: F32) -> tuple[I8, F32]:
-    """Codes ``[..., d]`` and scales ``[...]`` of rows of an ``i8`` cache; one that is not all finite has scale NaN."""
+    """Codes ``[..., d]`` and scales ``[...]`` of rows of an ``i8`` cache; a row with a non-finite element has scale
+    NaN."""
     greatest = np.abs(x.astype(np.float64)).max(axis=-1)
     sound = np.isfinite(greatest)
     inverse = np.where(sound & (greatest >= LEAST_ROW), 127 / np.maximum(np.where(sound, greatest, 1), LEAST_ROW), 0)

@@ -1,1 +1,1 @@
-"""What every wing may use and no model needs: environment, log, files, the kernel cache, drivers' libraries."""
+"""Utilities for all other folders: environment variables, logging, files, the kernel cache, driver libraries."""

@@ -1,7 +1,7 @@
-"""Compiled kernels on disk, one file each, shared by every process of a user. A bad entry is a miss, never an error.
+"""The cache of compiled kernels on disk: one file each, shared by a user's processes. A bad entry counts as a miss.
 
 An entry is a header (magic, schema, key, payload length, SHA-256 of the payload) and the payload. It is written under a
-temporary name and renamed, so that a reader sees all of it or nothing, whatever else runs or is killed.
+temporary name and renamed, so a reader sees a whole entry or none, even if the writer is killed.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from pathlib import Path
 from bitnet.core.support import env, log
 
 SCHEMA = 1
-"""Version of the entries' format; it is part of every key."""
+"""Version of the entry format; part of every key."""
 LIMIT = 512 * 2**20
-"""Maximum bytes of all entries; the least recently used go first."""
+"""Maximum bytes of all entries together; the least recently used are evicted first."""
 
 listeners: list[Callable[[str, float], None]] = []
-"""Called with what was compiled and how many seconds it took, so that a program can show progress."""
+"""Callbacks that receive the name of a compiled kernel and the seconds it took, to show progress."""
 
 
 def report(label: str, seconds: float) -> None:
-    """Log that something was compiled, and tell the listeners."""
+    """Log that something was compiled, and call the listeners."""
     log.logger.info("compiled %s in %.2f s", label, seconds)
     for listener in listeners:
         listener(label, seconds)
@@ -46,7 +46,7 @@ _ABANDONED_SECONDS = 3600.0
 
 @dataclass(frozen=True, slots=True)
 class CacheStats:
-    """What is in the cache: ``entries`` files of ``size`` bytes in all, of ``limit``."""
+    """The cache's contents: ``entries`` files of ``size`` bytes in total, at most ``limit``."""
 
     folder: Path | None
     entries: int
@@ -55,10 +55,10 @@ class CacheStats:
 
 
 def cache_folder() -> Path:
-    """Where bitnet keeps caches: ``BITNET_CACHE_DIR``, else a folder of the platform's for this user.
+    """bitnet's cache folder: ``BITNET_CACHE_DIR``, else the platform's cache folder for this user.
 
     Raises:
-        RuntimeError: The user has no home.
+        RuntimeError: The user has no home folder.
     """
     if given := env.text("BITNET_CACHE_DIR"):
         return Path(given).expanduser().absolute()
@@ -74,14 +74,14 @@ def cache_folder() -> Path:
 class KernelCache:
     """The compiled kernels of this user.
 
-    A folder that cannot be written is warned about once; what is in it is still read. With ``BITNET_NO_KERNEL_CACHE=1``
-    nothing is read and nothing is written.
+    If the folder cannot be written to, a warning is logged once, and entries are still read. With
+    ``BITNET_NO_KERNEL_CACHE=1`` nothing is read or written.
 
     Args:
-        limit: Bytes the entries may take together.
+        limit: Maximum bytes of all entries together.
 
     Raises:
-        InvalidInputError: ``BITNET_NO_KERNEL_CACHE`` is neither yes nor no.
+        InvalidInputError: ``BITNET_NO_KERNEL_CACHE`` is neither 1 nor 0.
     """
 
     def __init__(self, *, limit: int = LIMIT) -> None:
@@ -99,7 +99,8 @@ class KernelCache:
 
     @staticmethod
     def key(*, source: str | bytes, device: str, driver: str, options: str, compiler: str) -> str:
-        """The name of an entry: SHA-256 over all that the compiled kernel depends on, each part after its length."""
+        """The name of an entry: SHA-256 of everything that the compiled kernel depends on, each part preceded by its
+        length."""
         digest = hashlib.sha256()
         for part in (source, device, driver, options, compiler, str(SCHEMA)):
             data = part if isinstance(part, bytes) else part.encode("utf-8", "surrogatepass")
@@ -108,7 +109,7 @@ class KernelCache:
         return digest.hexdigest()
 
     def get(self, key: str) -> bytes | None:
-        """The payload kept under ``key``; None where there is none, or it is damaged."""
+        """The payload stored under ``key``; None if there is none or it is damaged."""
         if self.folder is None or self._off:
             return None
         path = self.folder / (key + _ENDING)
@@ -120,14 +121,14 @@ class KernelCache:
             log.logger.debug("kernel cache: %s is not used: %s", path, error)
             return None
         with contextlib.suppress(OSError):
-            os.utime(path)  # the modification time tells which entries are in use
+            os.utime(path)  # the modification time records the last use
         return payload
 
     def put(self, key: str, payload: bytes, *, label: str, seconds: float) -> None:
-        """Keep what was compiled under ``key``, and log how long it took. Never raises for the disk.
+        """Store a compiled kernel under ``key`` and log how long it took to compile. Disk errors are not raised.
 
         Args:
-            label: What was compiled, for the log.
+            label: Name of the kernel, for the log.
             seconds: How long it took.
         """
         report(label, seconds)
@@ -147,7 +148,7 @@ class KernelCache:
         return CacheStats(self.folder, len(sizes), sum(sizes), self._limit)
 
     def clear(self) -> CacheStats:
-        """Remove every entry; other files stay.
+        """Remove every entry; other files are left alone.
 
         Returns:
             What was removed.
@@ -173,12 +174,12 @@ class KernelCache:
             Path(name).replace(self.folder / (key + _ENDING))
         except BaseException as error:
             _remove(Path(name))
-            # Windows does not replace a file that another process reads: it has this very entry then.
+            # Windows refuses to replace a file that another process is reading, but that file has the same content.
             if not isinstance(error, PermissionError) or self.get(key) is None:
                 raise
 
     def _evict(self) -> None:
-        """Remove the entries not used for longest until the rest fits, and what killed processes left behind."""
+        """Remove the least recently used entries until the rest fits, and temporary files of killed processes."""
         now = time.time()
         for path, found in self._entries(_TEMPORARY):
             if now - found.st_mtime > _ABANDONED_SECONDS:
@@ -192,7 +193,7 @@ class KernelCache:
             size -= found.st_size
 
     def _entries(self, prefix: str = "") -> Iterator[tuple[Path, os.stat_result]]:
-        """The entries, or with a prefix the unfinished ones, that are there at this moment."""
+        """The entries that exist now; with a prefix, the unfinished ones."""
         try:
             paths = list(self.folder.iterdir()) if self.folder is not None else []
         except OSError:
@@ -208,24 +209,27 @@ class KernelCache:
         self._writable = False
         where = self.folder or "the user's cache folder"
         why = str(getattr(error, "strerror", None) or error).removesuffix(".")  # without the temporary file's name
-        log.once(logging.WARNING, f"Compiled kernels cannot be kept in {where}: {why}. Set BITNET_CACHE_DIR.")
+        log.once(
+            logging.WARNING,
+            f"Compiled kernels cannot be kept in {where}: {why}. Set BITNET_CACHE_DIR to a writable folder.",
+        )
 
 
 def _read(path: Path, key: str, limit: int) -> bytes:
-    """The payload of an entry; raises ValueError with what is wrong with it."""
+    """The payload of an entry; raises ValueError with the reason if it is damaged."""
     with open(path, "rb", opener=_open_file) as file:
         found = os.fstat(file.fileno())
         if not stat.S_ISREG(found.st_mode):
-            raise ValueError("it is no file")
+            raise ValueError("it is not a file")
         _check_rights(found)
         head = file.read(_HEADER.size)
         if len(head) < _HEADER.size:
             raise ValueError("its header is cut off")
         magic, schema, own_key, length, checksum = _HEADER.unpack(head)
         if magic != _MAGIC or schema != SCHEMA:
-            raise ValueError("it is no entry of this version")
+            raise ValueError("it is not an entry of this version")
         if own_key.hex() != key:
-            raise ValueError("it is another entry")
+            raise ValueError("it belongs to another key")
         if length > limit:
             raise ValueError(f"it claims {length} bytes")
         payload = file.read(length + 1)
@@ -235,12 +239,12 @@ def _read(path: Path, key: str, limit: int) -> bytes:
 
 
 def _open_file(path: str, flags: int) -> int:
-    """Open an entry without waiting (it may be a pipe) and without following links."""
+    """Open an entry without following links and without blocking, in case it is a pipe."""
     return os.open(path, flags | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOFOLLOW", 0))
 
 
 def _check_rights(found: os.stat_result) -> None:
-    """Raise PermissionError where another user may have written: who does decides what runs on our device."""
+    """Raise PermissionError if another user may have written the file: its content runs on our device."""
     if sys.platform == "win32":
         return
     open_to_others = found.st_mode & 0o022

@@ -1,4 +1,4 @@
-"""Opening a driver's library at run time, and telling what was tried when it does not open."""
+"""Opens driver libraries at run time, and records what was tried if none opens."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ _WINDOWS = {2: "missing", 3: "missing", 5: "no-permission", 126: "missing"}
 
 @dataclass(frozen=True)
 class Library:
-    """Result of opening a library; true where it is open.
+    """Result of opening a library; true if it is open.
 
     Attributes:
-        handle: The library, where one opened.
+        handle: The library, or None if none opened.
         name: The name it opened under.
         tried: Every name tried, in order, with the loader's message (``""`` for the one that opened), as
             :class:`~bitnet.core.hal.ProbeResult` wants them.
-        failure: Why none opened: ``missing``, ``no-permission``, or ``broken`` (it is there, but its dependencies are
-            not, or it is for another processor); of several, the one that came nearest to opening.
+        failure: Why none opened: ``missing``, ``no-permission``, or ``broken`` (it exists, but a dependency is missing,
+            or it is for another processor). Of several failures, the one that came closest to opening.
     """
 
     handle: ctypes.CDLL | None
@@ -43,10 +43,10 @@ class Library:
 
 
 def open_library(names: Names) -> Library:
-    """Open the first library that can be, with the platform's loader and its search path. Never raises.
+    """Open the first library that loads, with the platform's loader and search path. Never raises.
 
     Args:
-        names: File names or paths; a mapping has them by ``sys.platform`` (``linux``, ``darwin``, ``win32``).
+        names: File names or paths, or a mapping to them from ``sys.platform`` (``linux``, ``darwin``, ``win32``).
     """
     if isinstance(names, str):
         names = [names]
@@ -57,7 +57,7 @@ def open_library(names: Names) -> Library:
     for name in names:
         try:
             if not name:
-                raise ValueError("the name is empty")  # which loaders take for the program itself
+                raise ValueError("the name is empty")  # loaders would return the program itself
             handle = ctypes.CDLL(name)
         except (OSError, ValueError) as error:
             tried[name] = " ".join(str(error).split()) or type(error).__name__
@@ -70,20 +70,20 @@ def open_library(names: Names) -> Library:
 
 
 def file_of(library: ctypes.CDLL, symbol: str) -> str:
-    """The file that an open library comes from, found by a function of it; empty where the system does not tell."""
+    """The file of an open library, found by the address of one of its functions; empty if the system cannot tell."""
     if sys.platform == "win32":
         text = ctypes.create_unicode_buffer(32768)
         ctypes.windll.kernel32.GetModuleFileNameW(ctypes.c_void_p(library._handle), text, len(text))
         return text.value
     known = (ctypes.c_void_p * 4)()  # Dl_info: the file's name comes first
     address = ctypes.cast(getattr(library, symbol), ctypes.c_void_p)
-    dladdr = getattr(ctypes.CDLL(None), "dladdr", None)  # musl has it as well
+    dladdr = getattr(ctypes.CDLL(None), "dladdr", None)  # musl also has it
     found = dladdr is not None and dladdr(address, known)
     return ctypes.string_at(known[0]).decode(errors="replace") if found and known[0] else ""
 
 
 def stamp(path: str) -> str:
-    """What tells a file from itself after an update: its path, size and time of change; the path where it is gone."""
+    """A string that changes when a file is updated: path, size and modification time; only the path if it is gone."""
     try:
         found = Path(path).stat()
     except OSError:
@@ -92,7 +92,7 @@ def stamp(path: str) -> str:
 
 
 def _failure(name: str, error: OSError | ValueError) -> Failure:
-    """Loaders tell only in words: ``dlopen`` sets no error number, and names the file that is missing."""
+    """Classify a loader's error by its text: ``dlopen`` sets no error number, but names the missing file."""
     if isinstance(error, ValueError):
         return "broken"
     if (code := getattr(error, "winerror", None)) is not None:
@@ -101,8 +101,10 @@ def _failure(name: str, error: OSError | ValueError) -> Failure:
     if os.strerror(errno.EACCES) in message or "permission denied" in message.lower():
         return "no-permission"
     if len(Path(name).parts) > 1 and os.path.exists(name):  # noqa: PTH110 - a Path raises for names it dislikes
-        return "broken"  # glibc says "No such file" of a library that is for another processor, too
-    own = name in message.split(":", 1)[0] or message.startswith("dlopen(")  # not a library that it depends on
+        return "broken"  # glibc also says "No such file" for a library built for another processor
+    own = name in message.split(":", 1)[0] or message.startswith(
+        "dlopen("
+    )  # about the library itself, not a dependency
     absent = os.strerror(errno.ENOENT) in message or any(text in message.lower() for text in _MISSING)
     return "missing" if own and absent else "broken"
 
@@ -112,12 +114,11 @@ _environment = threading.Lock()
 
 @contextmanager
 def without_display() -> Iterator[None]:
-    """Vulkan instances made inside do without Mesa's layer that asks the display which device is the default.
+    """In this context, Vulkan instances skip Mesa's layer that asks the display which device is the default.
 
-    Which one is used we choose ourselves; and on a server, which has no display, the question ends in lines on standard
-    error that no user can read anything from.
+    We choose the device ourselves, and on a server without a display the layer prints useless lines to standard error.
     """
-    name = "NODEVICE_SELECT"  # the layer's own switch
+    name = "NODEVICE_SELECT"  # disables the layer
     with _environment:
         before = os.environ.get(name)
         os.environ[name] = "1"

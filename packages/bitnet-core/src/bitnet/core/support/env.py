@@ -1,4 +1,4 @@
-"""The environment variables bitnet reads, each with its meaning, and how they are parsed."""
+"""The environment variables that bitnet reads: their meanings and their parsing."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ class Variable:
     """An environment variable.
 
     Attributes:
-        values: The values it takes, for help texts.
+        values: Its possible values, for help texts.
         meaning: Its effect, in a sentence.
-        recorded: Whether receipts keep its value.
+        recorded: Whether receipts record its value.
     """
 
     name: str
@@ -29,7 +29,7 @@ VARIABLES: tuple[Variable, ...] = (
     Variable(
         "BITNET_DEVICE",
         "auto|cpu|gpu|BACKEND|DEVICE",
-        "Device to run on: a backend (cuda), a device (cuda:1, a UUID) or a CPU level (cpu:avx2); --device goes first.",
+        "Device to run on: backend (cuda), device (cuda:1, a UUID) or CPU level (cpu:avx2); --device overrides it.",
     ),
     Variable(
         "BITNET_BACKEND_PRIORITY",
@@ -39,40 +39,40 @@ VARIABLES: tuple[Variable, ...] = (
     Variable(
         "BITNET_STRICT_MODE",
         "1|0",
-        "1: a GPU or device that was asked for and is missing is an error, and BITNET_GPU_FAKE is refused.",
+        "1: fail if the requested GPU or device is missing, and refuse BITNET_GPU_FAKE.",
     ),
     Variable(
         "BITNET_GPU_FAKE",
         "BACKEND,...|none",
-        "For tests: pretend that these GPUs are there, computed by numpy, or that there are none.",
+        "For tests: pretend that these GPUs exist, computed by numpy, or that there are none.",
     ),
-    Variable("BITNET_ROCM_GRAPHS", "1|0", "0: on ROCm, start kernels one by one; replay no HIP graphs."),
+    Variable("BITNET_ROCM_GRAPHS", "1|0", "0: on ROCm, launch kernels one by one instead of replaying HIP graphs."),
     Variable(
         "BITNET_DETERMINISTIC",
         "1|0",
-        "1: a request's tokens depend on it alone, not on what else is computed, to the bit on one kind of device.",
+        "1: a request's tokens depend on it alone, not on what else runs; bit for bit on one kind of device.",
     ),
     Variable("BITNET_THREADS", "N", "CPU threads; by default one for each physical core."),
-    Variable("BITNET_CACHE_DIR", "FOLDER", "Where caches are kept, instead of the platform's cache folder."),
-    Variable("BITNET_NO_KERNEL_CACHE", "1|0", "1: compile kernels anew, and keep none."),
+    Variable("BITNET_CACHE_DIR", "FOLDER", "Folder for caches, in place of the platform's cache folder."),
+    Variable("BITNET_NO_KERNEL_CACHE", "1|0", "1: compile kernels each time, and cache none."),
     Variable("BITNET_RECEIPT_KEY", "FILE", "Private key that receipts are signed with.", recorded=False),
-    Variable("BITNET_LOG", "debug|info|warning|error", "What is told on stderr."),
+    Variable("BITNET_LOG", "debug|info|warning|error", "What is logged on stderr."),
 )
-"""Every variable; ``bitnet --help`` prints them, and receipts keep most of those that are set."""
+"""Every variable. ``bitnet --help`` prints them; receipts record those that are set, except secrets."""
 
 TRUE, _FALSE = {"1", "true", "yes", "on"}, {"", "0", "false", "no", "off"}
 
 
 def text(name: str) -> str:
-    """The value, without blanks around it; empty where it is not set."""
+    """The value without surrounding blanks; empty if it is not set."""
     return os.environ.get(name, "").strip()
 
 
 def flag(name: str) -> bool:
-    """The value as yes or no; no where it is not set.
+    """The value as a boolean; False if it is not set.
 
     Raises:
-        InvalidInputError: It is neither.
+        InvalidInputError: The value is not a boolean.
     """
     value = text(name).lower()
     if value in TRUE:
@@ -89,5 +89,5 @@ def names(name: str) -> tuple[str, ...]:
 
 
 def snapshot() -> Mapping[str, str]:
-    """The variables of :data:`VARIABLES` that are set and recorded; the rest of the environment may be secret."""
+    """The variables of :data:`VARIABLES` that are set and may be recorded; others may be secret."""
     return {v.name: os.environ[v.name] for v in VARIABLES if v.recorded and v.name in os.environ}

@@ -1,4 +1,4 @@
-"""Writing a file whole or not at all."""
+"""Atomic writing of files."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ _DESCRIPTORS = "/proc/self/fd"
 
 @contextmanager
 def replacing(path: Path) -> Iterator[BinaryIO]:
-    """A new file that takes its name, in one step, once everything is written; until then, what was there stays.
+    """A new file that takes its name in one step once everything is written; until then, an old file stays in place.
 
-    Where the system has unnamed files (Linux), it has no name before, and whatever ends the process leaves nothing.
-    Elsewhere its name ends in ``.tmp``, and what a process left that was killed is removed by the next one that writes
-    the same file.
+    If the system has unnamed files (Linux), it has no name until then, so a killed process leaves nothing behind.
+    Elsewhere it has a name ending in ``.tmp``; if a process was killed, the next one to write the same file removes its
+    leftover.
 
-    A pipe or a device, such as ``/dev/stdout``, is not replaced but written to.
+    A pipe or a device, such as ``/dev/stdout``, is written to directly.
 
     Raises:
         BitNetError: The file cannot be written.
@@ -37,7 +37,7 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
             with path.open("wb") as file:
                 yield file
             return
-        target = path.resolve()  # a link stays one
+        target = path.resolve()  # replace the link's target, not the link
         if (handle := _unnamed(target.parent)) is not None:
             with open(f"{_DESCRIPTORS}/{handle}", "wb", opener=lambda name, flags: handle) as file:
                 yield file
@@ -68,20 +68,20 @@ def _temporary(target: Path) -> Path:
 
 
 def _unnamed(folder: Path) -> int | None:
-    """A descriptor of a new file without a name; None where the system, or the file system, has no such."""
+    """A descriptor of a new unnamed file; None if the system or the file system does not support these."""
     if not hasattr(os, "O_TMPFILE") or not Path(_DESCRIPTORS).is_dir():
         return None
     try:
         return os.open(folder, os.O_TMPFILE | os.O_WRONLY, 0o666)
     except OSError as error:
-        # A kernel that does not know the flag opens the folder, which is EISDIR.
+        # A kernel that does not know the flag tries to open the folder itself, which fails with EISDIR.
         if error.errno in (errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL):
             return None
         raise
 
 
 def _name(handle: int, target: Path) -> None:
-    """Give an unnamed file its name. One that is there is replaced, by way of a name that is there for a moment."""
+    """Give an unnamed file its name. An existing file is replaced by linking to a temporary name and renaming that."""
     folder = os.open(target.parent, os.O_PATH | os.O_DIRECTORY)
     try:
         try:
@@ -102,14 +102,14 @@ def _link(handle: int, name: str, folder: int) -> None:
 
 
 def _mark_in_use(handle: int) -> None:
-    """Lock a temporary file for as long as it is open, by which others know that it is not abandoned."""
+    """Lock a temporary file while it is open, so that other processes know it is not abandoned."""
     if sys.platform != "win32":
-        with suppress(OSError):  # a file system without locks: others cannot lock it either
+        with suppress(OSError):  # the file system has no locks, so others cannot lock it either
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 def _remove_abandoned(target: Path) -> None:
-    """Remove what processes left that were killed while they wrote ``target``."""
+    """Remove temporary files of processes that were killed while writing ``target``."""
     beginning, ending = f".{target.name}.", ".tmp"
     with suppress(OSError):
         for path in target.parent.iterdir():

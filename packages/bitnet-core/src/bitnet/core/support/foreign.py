@@ -1,7 +1,7 @@
-"""Foreign text, as it is shown to a person: names, keys and messages of files, drivers and plug-ins.
+"""Safe display of untrusted text: names, keys and messages from files, drivers and plug-ins.
 
-Such a text may hold what a terminal takes for a command, a newline that begins a line of its own, or characters that
-turn the direction of writing. None of these may reach a terminal as they are.
+Such text may hold terminal control sequences, newlines that fake a line of output, or characters that change the
+writing direction. None of these may reach a terminal unescaped.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 
 LONGEST = 100
-"""Maximum characters of a name that are shown."""
+"""Maximum characters shown of a name."""
 
 _CONTROLS = {code: f"\\x{code:02x}" for code in (*range(0x20), *range(0x7F, 0xA0)) if chr(code) not in "\n\t"}
 _CONTROLS[ord("\r")] = ""
@@ -25,20 +25,20 @@ def printable(text: str) -> str:
 
 
 def label(text: str) -> str:
-    """A name, :func:`printable`, in at most 100 characters and with no run of blanks that could move what follows."""
+    """A :func:`printable` name, at most 100 characters long, and with runs of blanks collapsed."""
     shown = re.sub("  +", " ", printable(text[: LONGEST + 1]))
     return shown if len(text) <= LONGEST and len(shown) <= LONGEST else f"{shown[: LONGEST - 1]}…"
 
 
 def indented(text: str) -> str:
-    """Lines that belong together, each :func:`printable`, and each after the first indented: none looks like ours."""
+    """A multi-line message, made :func:`printable`; lines after the first are indented so that none looks like ours."""
     return "\n  ".join(map(printable, text.split("\n")))
 
 
 def without_controls(text: str) -> str:
     """A model's text, in any script: lines and tabs stay, other controls (C0, C1) are shown as escapes.
 
-    A carriage return is left out: it comes before a newline, or would overwrite the line.
+    Carriage returns are dropped: they precede a newline or would overwrite the line.
     """
     return text.translate(_CONTROLS)
 

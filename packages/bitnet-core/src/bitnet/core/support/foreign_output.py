@@ -1,4 +1,4 @@
-"""What plug-ins and drivers print to standard output, kept out of the command line's answers."""
+"""Keeps what plug-ins and drivers print to standard output out of the command line's answers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _kept: tuple[int | None, TextIO | None] = (None, None)
 
 @contextlib.contextmanager
 def kept_apart() -> Iterator[None]:
-    """For a program whose standard output is read by others: within it, :func:`to_stderr` does what it says."""
+    """Enable :func:`to_stderr` in this context, for programs whose standard output others read."""
     global _asked  # noqa: PLW0603
     _asked += 1
     try:
@@ -30,9 +30,9 @@ def kept_apart() -> Iterator[None]:
 
 @contextlib.contextmanager
 def to_stderr() -> Iterator[None]:
-    """While code runs that is not ours: what it prints to standard output, from C or Python, goes to standard error.
+    """Redirect standard output, from C and Python, to standard error while foreign code runs.
 
-    Does nothing outside of :func:`kept_apart`: the streams of a program that uses bitnet are its own.
+    Does nothing outside :func:`kept_apart`: a program that uses bitnet as a library owns its streams.
     """
     if not _asked:
         yield
@@ -45,7 +45,7 @@ def to_stderr() -> Iterator[None]:
 
 
 def flush_c() -> None:
-    """Write out what C's ``printf`` still holds, which it would do at the end of the process."""
+    """Flush C's stdio buffers, which would otherwise be written at the end of the process."""
     with contextlib.suppress(OSError, AttributeError):
         _c_library().fflush(None)
 
@@ -65,7 +65,7 @@ def _enter() -> None:
         with contextlib.suppress(OSError, ValueError):
             sys.stdout.flush()
         real = None
-        with contextlib.suppress(OSError):  # where one of the two is closed
+        with contextlib.suppress(OSError):  # if one of the two is closed
             real = os.dup(1)
             os.dup2(2, 1)
         _kept = real, sys.stdout

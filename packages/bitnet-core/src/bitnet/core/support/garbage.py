@@ -1,4 +1,4 @@
-"""Memory that nothing uses: when Python searches for it, and when it goes back to the system."""
+"""Control of Python's garbage collection, and of when freed memory goes back to the system."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def no_collection() -> Iterator[None]:
-    """Suspend the search for cycles: a sixth of the time for a vocabulary's tuples, three quarters for JSON."""
+    """Suspend garbage collection, which takes 1/6 of the time for a vocabulary's tuples and 3/4 for JSON."""
     was = gc.isenabled()
     gc.disable()
     try:
@@ -22,21 +22,21 @@ def no_collection() -> Iterator[None]:
 
 
 def set_aside() -> None:
-    """Search for cycles once, then exclude the objects that are left from later searches.
+    """Run garbage collection once, then exclude the surviving objects from later collections.
 
-    A vocabulary is some hundred thousand objects, and every thread waits while they are searched. Python searches all
-    objects only once the new ones are a quarter of them; until then a server's closed connections, which are cycles,
-    stay in memory. An excluded object is still freed when nothing refers to it. A cycle of excluded objects is freed by
-    the next call.
+    A vocabulary has hundreds of thousands of objects, and every thread waits while they are traversed. Python collects
+    the oldest generation only once new objects are a quarter of it; until then a server's closed connections, which are
+    cycles, would stay in memory. An excluded object is still freed when nothing refers to it. A cycle of excluded
+    objects is freed by the next call of this function.
     """
     gc.unfreeze()
     gc.collect()
     gc.freeze()
-    gc.collect()  # it sees nothing, and the quarter is of what the last search saw
+    gc.collect()  # finds nothing, but resets the object count that the quarter refers to
 
 
 def give_back() -> None:
-    """Give freed memory back to the system, which glibc does not do by itself."""
+    """Return freed memory to the system, which glibc does not do by itself."""
     if sys.platform == "linux":
         trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # musl has none
         if trim is not None:

@@ -1,4 +1,4 @@
-"""Maps of files that may be cut short, guarded by the native library where a program asked for that."""
+"""File mappings that survive truncation of the file, with the help of the native library."""
 
 from __future__ import annotations
 
@@ -10,22 +10,23 @@ _library: Callable[[], Any] | None = None
 
 
 def guard_with(library: Callable[[], Any]) -> None:
-    """Guard every file mapped from now on.
+    """Guard all files mapped from now on.
 
     Args:
-        library: Gives the native library, which has ``bitnet_guard``; None where there is none. Called once a map.
+        library: Returns the native library, which has ``bitnet_guard``, or None if there is none. Called once per
+            mapping.
     """
-    global _library  # noqa: PLW0603 - as a signal's handler is the process's
+    global _library  # noqa: PLW0603 - signal handlers are global to the process, too
     _library = library
 
 
 class GuardedMap(mmap.mmap):
-    """A mapped file that is read only, and guarded where :func:`guard_with` was called before it was made."""
+    """A read-only mapping of a file, guarded if :func:`guard_with` was called before."""
 
     _range = -1
 
     def guard(self) -> None:
-        """To be called once; ends with the map."""
+        """Guard the mapping until it is closed. Must be called only once."""
         if _library is None:
             return
         import numpy as np
@@ -36,7 +37,7 @@ class GuardedMap(mmap.mmap):
 
     @property
     def lost(self) -> bool:
-        """Whether pages went away, and are read as zeros since."""
+        """Whether pages have disappeared from the file and are now read as zeros."""
         return self._range >= 0 and bool(self._native.bitnet_guard_lost(self._range))
 
     def __del__(self) -> None:

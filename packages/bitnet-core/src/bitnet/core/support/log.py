@@ -1,7 +1,7 @@
-"""Logging: the logger ``bitnet``, and a handler on stderr where ``BITNET_LOG`` or the command line asks for one.
+"""Logging: the logger ``bitnet``, and a handler on stderr if ``BITNET_LOG`` or the command line asks for one.
 
-A program that uses bitnet as a library and configures ``logging`` gets its records like any other library's. One that
-does not sees warnings on stderr, which is Python's own doing, and more with ``BITNET_LOG``.
+A program that uses bitnet as a library and configures ``logging`` gets its records as from any other library. One that
+does not sees warnings on stderr, which is Python's default, and more with ``BITNET_LOG``.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ else:
 
 
 class _Stderr(_StreamHandler):
-    """Writes to the current ``sys.stderr``: information as it is, other levels with their name in front."""
+    """Writes to the current ``sys.stderr``: INFO records unchanged, other levels after the level's name."""
 
     def __init__(self) -> None:
         logging.Handler.__init__(self)
@@ -40,7 +40,7 @@ class _Stderr(_StreamHandler):
         return sys.stderr
 
     def format(self, record: logging.LogRecord) -> str:
-        said = indented(super().format(record))  # messages quote files, drivers and plug-ins
+        said = indented(super().format(record))  # messages quote text from files, drivers and plug-ins
         return said if record.levelno == logging.INFO else f"bitnet: {record.levelname.lower()}: {said}"
 
 
@@ -48,7 +48,7 @@ def setup(level: str | None = None) -> None:
     """Write bitnet's records of this level and above to stderr; calling it again changes the level.
 
     Args:
-        level: ``debug``, ``info``, ``warning`` or ``error``; None: what ``BITNET_LOG`` says, else ``warning``.
+        level: ``debug``, ``info``, ``warning`` or ``error``; None: the value of ``BITNET_LOG``, else ``warning``.
 
     Raises:
         InvalidInputError: There is no such level.
@@ -64,12 +64,12 @@ def setup(level: str | None = None) -> None:
 
 
 def from_environment() -> None:
-    """Heed ``BITNET_LOG`` in a program that has called no :func:`setup`; does nothing where it is not set.
+    """Apply ``BITNET_LOG`` in a program that has not called :func:`setup`. Does nothing if it is not set.
 
-    Where the program has configured ``logging``, only the level is taken: its own handlers write.
+    If the program has configured ``logging``, only the level is set, and the program's handlers write.
 
     Raises:
-        InvalidInputError: ``BITNET_LOG`` names no level.
+        InvalidInputError: ``BITNET_LOG`` is not a level.
     """
     wanted = env.text("BITNET_LOG").lower()
     if not wanted or any(isinstance(handler, _Stderr) for handler in logger.handlers):
@@ -81,7 +81,7 @@ def from_environment() -> None:
 
 
 def once(level: int, message: str) -> None:
-    """Log a message unless this process has logged the very same before."""
+    """Log a message unless this process has logged the same one before."""
     with _lock:
         if message in _said:
             return

@@ -17,35 +17,35 @@ from bitnet.core.errors import ModelFileError
 from bitnet.core.support.guard import GuardedMap
 
 PIECE = 1 << 22
-"""Bytes that are hashed before their pages are let go."""
+"""Bytes hashed before their pages are released."""
 
 
 class MappedFile:
     """A regular file, mapped for as long as this object or a view of it lives.
 
-    What is mapped is the file itself: another program that writes to it changes what is read here. :meth:`check` says
-    so, and :meth:`release` and :meth:`sha256` ask it.
+    The mapping is shared: if another program writes to the file, reads here change. :meth:`check` detects that;
+    :meth:`release` and :meth:`sha256` call it.
 
     Attributes:
         map: The mapping, for reading single values.
         size: Bytes of the file.
 
     Raises:
-        ModelFileError: The file is not there, empty, or cannot be mapped.
+        ModelFileError: The file is missing or empty, or cannot be mapped.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         try:
-            info = path.stat()  # before opening, which would wait for ever on a named pipe
+            info = path.stat()  # before opening, which would block forever on a named pipe
             if stat.S_ISDIR(info.st_mode):
-                hint = f"'bitnet convert {path} model.gguf' makes a GGUF file of a Hugging Face folder."
+                hint = f"'bitnet convert {path} model.gguf' converts a Hugging Face folder to a GGUF file."
                 raise ModelFileError("is a folder.", path=path, hint=hint)
             if not stat.S_ISREG(info.st_mode):
                 raise ModelFileError("is not a regular file.", path=path)
             if info.st_size == 0:
                 raise ModelFileError("is empty.", path=path, field="magic", offset=0)
-            self._handle = os.open(path, os.O_RDONLY)  # open to the end, to ask for its size
+            self._handle = os.open(path, os.O_RDONLY)  # kept open, to check its size later
             weakref.finalize(self, os.close, self._handle)
             self._as_opened = self._state()
             self.map = GuardedMap(self._handle, 0, access=mmap.ACCESS_READ)
@@ -56,12 +56,12 @@ class MappedFile:
         self.size = len(self.map)
 
     def bytes(self, offset: int, size: int) -> npt.NDArray[np.uint8]:
-        """``uint8[size]`` of the file; nothing is copied."""
+        """``uint8[size]`` of the file, without copying."""
         return np.frombuffer(self.map, np.uint8, size, offset)
 
     @property
     def lost(self) -> bool:
-        """Whether reading it has met pages that are gone; what was read is no part of the file then."""
+        """Whether reads have hit missing pages, so that data read from them is not the file's."""
         return self.map.lost
 
     def check(self) -> None:
@@ -79,22 +79,22 @@ class MappedFile:
             what = "was written to while it was in use."
         else:
             return
-        hint = "Load it again; to replace a model file, write another one and rename that."
+        hint = "Load it again; to replace a model file, write a new file and rename it."
         raise ModelFileError(what, path=self.path, hint=hint)
 
     def _state(self) -> tuple[int, int]:
-        """Its size, and when it was last written to."""
+        """The file's size and modification time."""
         info = os.fstat(self._handle)
         return info.st_size, info.st_mtime_ns
 
     @property
     def identity(self) -> tuple[int, ...]:
-        """What tells it from another file, and from itself once it is written to."""
+        """Values that differ between files, and before and after a write to the same file."""
         info = os.fstat(self._handle)
         return info.st_dev, info.st_ino, info.st_size, info.st_mtime_ns
 
     def sha256(self) -> str:
-        """Hexadecimal SHA-256 of the mapped file, even where another file has its name by now.
+        """Hexadecimal SHA-256 of the mapped file, even if another file has taken its name.
 
         Raises:
             ModelFileError: The file has changed since it was opened.
@@ -108,7 +108,7 @@ class MappedFile:
         return digest.hexdigest()
 
     def release(self, offset: int, size: int) -> None:
-        """Release mapped pages that were read, where the platform can; they come back from the file when read again.
+        """Release mapped pages that were read, if the platform can. Reading them again reloads them from the file.
 
         Raises:
             ModelFileError: The file has changed since it was opened.

@@ -1,4 +1,4 @@
-"""Facts about this machine: its processor, the part of it this process may use, its memory. An unknown size is 0."""
+"""Facts about this machine: processor, CPUs that this process may use, memory. An unknown size is 0."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _PCI_CLASSES = ("0x03", "0x12")  # display controllers and processing accelerato
 
 @cache
 def core_version() -> str:
-    """Version of the installed bitnet-core; empty where it runs from a source tree that is not installed."""
+    """Version of the installed bitnet-core; empty if it runs from a source tree that is not installed."""
     try:
         return importlib.metadata.version("bitnet-core")
     except importlib.metadata.PackageNotFoundError:
@@ -30,7 +30,7 @@ def core_version() -> str:
 
 @cache
 def cpu_model() -> str:
-    """The processor as its maker calls it, such as ``AMD EPYC 9B45``; else its architecture."""
+    """The processor's model name, such as ``AMD EPYC 9B45``; if unknown, its architecture."""
     if sys.platform == "linux":
         text = _read(Path("/proc/cpuinfo"))
         fields = dict(line.split(":", 1) for line in text.splitlines() if ":" in line)
@@ -50,7 +50,7 @@ def cpu_model() -> str:
 
 
 def usable_cpus() -> int:
-    """Logical processors this process may keep busy: those it may run on, less what a container's quota cuts off."""
+    """Logical processors that this process may keep busy, within its affinity and its container's quota."""
     count = os.cpu_count() or 1
     if hasattr(os, "sched_getaffinity"):
         count = len(os.sched_getaffinity(0))
@@ -60,7 +60,7 @@ def usable_cpus() -> int:
 
 @cache
 def memory_total() -> int:
-    """Bytes of memory of this machine."""
+    """Bytes of this machine's memory."""
     if sys.platform == "win32":
         status = _MemoryStatus(length=ctypes.sizeof(_MemoryStatus))
         ctypes.windll.kernel32.GlobalMemoryStatusEx(ctypes.byref(status))
@@ -74,7 +74,7 @@ def memory_total() -> int:
 
 
 def memory_available() -> int:
-    """Bytes to be had without swapping: page cache that can be dropped counts, what a container forbids does not."""
+    """Bytes available without swapping: includes page cache that can be dropped, and respects a container's limit."""
     if sys.platform == "win32":
         status = _MemoryStatus(length=ctypes.sizeof(_MemoryStatus))
         ctypes.windll.kernel32.GlobalMemoryStatusEx(ctypes.byref(status))
@@ -86,7 +86,7 @@ def memory_available() -> int:
 
 
 def gpu_vendors() -> frozenset[str]:
-    """Makers of the GPUs that can be seen without opening a driver: ``NVIDIA``, ``AMD``, ``Intel``."""
+    """Vendors of the GPUs that are visible without opening a driver: ``NVIDIA``, ``AMD``, ``Intel``."""
     seen = set()
     if sys.platform == "win32":
         if (Path(os.environ.get("SYSTEMROOT", "C:/Windows")) / "System32" / "nvcuda.dll").exists():
@@ -119,7 +119,7 @@ def _cgroups() -> list[Path]:
 
 
 def _cgroup_cpus() -> float:
-    """CPUs' worth of time a container allows (cgroup v2 ``cpu.max``, v1 ``cpu.cfs_quota_us``); 0 where it sets none."""
+    """Number of CPUs' time that a container allows (cgroup v2 ``cpu.max``, v1 ``cpu.cfs_quota_us``); 0: no limit."""
     limits = [_read(folder / "cpu.max").split() for folder in _cgroups()]
     limits.append([_read(CGROUP / "cpu" / f"cpu.cfs_{name}_us").strip() for name in ("quota", "period")])
     numbers = [(int(limit[0]), int(limit[1])) for limit in limits if len(limit) == 2 and all(map(str.isdigit, limit))]
@@ -127,7 +127,8 @@ def _cgroup_cpus() -> float:
 
 
 def _cgroup_memory() -> list[int]:
-    """Bytes that each limit on this process leaves (cgroup v2 ``memory.max``, v1 ``memory.limit_in_bytes``)."""
+    """Bytes still available under each limit on this process (cgroup v2 ``memory.max``, v1
+    ``memory.limit_in_bytes``)."""
     places = [(folder, "memory.max", "memory.current", "inactive_file") for folder in _cgroups()]
     places.append((CGROUP / "memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"))
     left = []

@@ -1,10 +1,10 @@
-"""Numbers for people, with SI prefixes."""
+"""Human-readable numbers, with SI prefixes."""
 
 from __future__ import annotations
 
 
 def size(count: float) -> str:
-    """Bytes for people: ``1.2 GB``."""
+    """A human-readable number of bytes: ``1.2 GB``."""
     return f"{scaled(count)}B"
 
 

@@ -1,4 +1,5 @@
-"""The conformance suite, which holds any backend's devices to ``kernels/README.md``; see :class:`ConformanceSuite`.
+"""The conformance suite, which tests any backend's devices against ``kernels/README.md``; see
+:class:`ConformanceSuite`.
 
 It needs pytest: ``pip install "bitnet-core[testing]"``.
 """

@@ -1,4 +1,4 @@
-"""The demo model's evaluation problems, answered token for token as on the CPU."""
+"""Compares a device's answers to the demo model's evaluation problems with the CPU's, token by token."""
 
 from __future__ import annotations
 
@@ -22,10 +22,11 @@ TIES = 0.05
 
 
 def assert_same_answers(device: Device | str, problems: int, *, seed: int, max_tokens: int = 40) -> int:
-    """The number of tokens that a device and the CPU agree on, over ``problems`` problems of each category.
+    """Check, and return, the number of tokens on which a device and the CPU agree, over ``problems`` problems per
+    category.
 
-    Both generate greedily, each in one batch. An answer may part from the CPU's only where the CPU's own two likeliest
-    tokens are a tie.
+    Both generate greedily, each in one batch. An answer may differ from the CPU's only after a point where the CPU's
+    two likeliest tokens are nearly tied.
     """
     asked = [p.question for category in CATEGORIES for p in draw_problems(category, problems, seed=seed)]
     with load_model(device=device, context=128) as model:
@@ -43,17 +44,18 @@ def assert_same_answers(device: Device | str, problems: int, *, seed: int, max_t
 
 
 def _tokens(completion: Completion) -> list[int]:
-    """What was generated, with the token that ended it."""
+    """The generated tokens, including the end token."""
     stop = completion.stop_reason
     return [*completion.tokens, *([stop] if isinstance(stop, int) else [])]
 
 
 def _common(a: Sequence[int], b: Sequence[int]) -> int:
-    """Length of the common beginning."""
+    """Length of the common prefix."""
     return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
 
 
 def _lead(cpu: Model, context: Sequence[int], other: int) -> float:
-    """How much likelier the CPU finds its own next token than another, in nats; infinite if that is not among five."""
+    """The CPU's log-probability of its own next token minus that of ``other``, in nats; infinite if that is not in the
+    top five."""
     (step,) = cpu.generate(context, max_tokens=1, temperature=0, logprobs=5, ignore_eos=True).logprobs or ()
     return step.top[0][1] - dict(step.top).get(other, -math.inf)

@@ -1,4 +1,4 @@
-"""``rope_append`` and ``attention`` over the paged cache, which can only be seen through each other."""
+"""Tests of ``rope_append`` and ``attention``, which can only be observed together, through the paged KV cache."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Heads(NamedTuple):
 
 
 class Part(NamedTuple):
-    """A sequence in a step: ``new`` tokens after ``past`` that are in the cache already."""
+    """A sequence in a step: ``new`` tokens after ``past`` cached ones."""
 
     past: int
     new: int
@@ -116,7 +116,7 @@ def angles(positions: int, d: int) -> tuple[Array, Array]:
 
 
 def identity(positions: int, d: int) -> tuple[Array, Array]:
-    """Tables that turn nothing."""
+    """Tables of the identity rotation."""
     return np.ones((positions, d // 2), np.float32), np.zeros((positions, d // 2), np.float32)
 
 
@@ -155,7 +155,7 @@ class Paged:
         self._fill_with_nan(order)
 
     def _fill_with_nan(self, blocks: Sequence[int]) -> None:
-        """Leave NaN at every place of the cache, as memory that nobody initialised may hold."""
+        """Fill the whole cache with NaN, which uninitialised memory may hold."""
         chunk, size = self.rig.program.limits.max_tokens, self.heads.block
         qkv = np.full((chunk, self.heads.columns), np.nan, np.float32)
         for first in range(0, len(blocks), self.most):
@@ -170,7 +170,7 @@ class Paged:
         return self.rng.uniform(-2, 2, self.heads.d).astype(np.float32)
 
     def _turned(self, x: Array, norm: Array | None, owner: Sequence[tuple[int, int]]) -> Array:
-        """Heads ``x[m, heads, d]`` of each token, normalised and turned to its position."""
+        """Heads ``x[m, heads, d]``, normalised and rotated to each token's position."""
         pairs = zip(self._normed(x, norm), owner, strict=True)
         return np.stack([oracle.rotate(head, self.cos[p], self.sin[p], self.heads.style) for head, (_, p) in pairs])
 
@@ -178,7 +178,7 @@ class Paged:
         return x if norm is None else np.stack([oracle.rms_norm(head, norm, EPS) for head in x])
 
     def random(self, tokens: int) -> Array:
-        """Rows of ``qkv`` whose scores have a spread such as trained models have."""
+        """Rows of ``qkv`` whose scores have a spread typical of trained models."""
         qkv = self.rng.standard_normal((tokens, self.heads.columns)).astype(np.float32)
         qkv[:, : self.heads.h * self.heads.d] *= 2
         return qkv
@@ -188,7 +188,7 @@ class Paged:
         return [SequenceStep(np.zeros(p.new, np.int32), p.past + p.new, self.tables[s]) for s, p in parts]
 
     def fill(self, s: int, part: Part) -> None:
-        """Bring a part of a sequence into the cache, without a look at what attention gives for it."""
+        """Append a part of a sequence to the cache, without checking attention's result."""
         h, g, d = self.heads[:3]
         owner, qkv = [(s, part.past + i) for i in range(part.new)], self.random(part.new)
         self.rig.run(self.step([(s, part)]), {"qkv": qkv}, ["qkv", "out"])
@@ -197,7 +197,7 @@ class Paged:
             self.cache.put(s, p, key, value)
 
     def run(self, parts: Sequence[tuple[int, Part]], qkv: Array | None = None) -> Array:
-        """Run a step of q, k and v for each ``(sequence, part)`` and check all that comes out: attention's is given."""
+        """Run a step with q, k and v for each ``(sequence, part)``, check all results, and return attention's."""
         heads, (h, g, d) = self.heads, self.heads[:3]
         owner = [(s, part.past + i) for s, part in parts for i in range(part.new)]
         m = len(owner)
@@ -223,7 +223,7 @@ class Paged:
         return result["out"]
 
     def prefill(self, *pasts: int) -> None:
-        """Bring each sequence to a length, in chunks that step over block borders."""
+        """Prefill each sequence to a length, in chunks that cross block boundaries."""
         for s, past in enumerate(pasts):
             at = 0
             while at < past:

@@ -1,4 +1,4 @@
-"""What every part of the suite stands on: the devices it runs on, fresh random numbers, and expected failures."""
+"""The basis of the suite: devices to run on, fresh random numbers, and expected failures."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class DeviceTests:
     Attributes:
         backend: The backend whose devices are tested.
         devices: Names of the devices to test; None for all that its probe finds.
-        size: How large a run is unless ``BITNET_CONFORMANCE`` says otherwise.
+        size: Size of a run unless ``BITNET_CONFORMANCE`` overrides it.
     """
 
     backend: ClassVar[Backend]
@@ -40,16 +40,16 @@ class DeviceTests:
                 )
 
     def expected_failures(self, info: DeviceInfo) -> Mapping[str, str]:
-        """Tests that fail on a device until something is mended, each with what; one that passes then fails.
+        """Tests known to fail on a device until a fix, each with the reason. Such a test fails once it passes.
 
         A key is the name of a test, or of one of its cases: ``test_attention[<case>]``.
         """
         return {}
 
     def exclusions(self, info: DeviceInfo) -> Mapping[str, str]:
-        """Tests that a device can never pass, each with what it lacks for good; keys as in :meth:`expected_failures`.
+        """Tests that a device can never pass, each with the reason; keys as in :meth:`expected_failures`.
 
-        They are not run, so that one may also crash the driver; every run reports them as skipped, with the reason.
+        They do not run, as they might crash the driver; every run reports them as skipped, with the reason.
         """
         return {}
 
@@ -66,7 +66,7 @@ class DeviceTests:
         return cases.size(self.size)
 
     def _params(self) -> list[Any]:
-        """The devices; one that must be there and is not fails, one that merely is not there is skipped."""
+        """The devices as parameters. A missing required device fails; any other missing one is skipped."""
         result = self.backend.probe()
         found = {info.name: info for info in result.devices}
         named = (n.strip() for n in os.environ.get(REQUIRED, "").split(","))
@@ -110,7 +110,7 @@ class DeviceTests:
         return self._opened[info.name]
 
     def _reasons(self, named: Mapping[str, str], keys: Sequence[str]) -> list[str]:
-        """The reasons that one of the keys has; a key that names no test of this class is an error."""
+        """The reasons for a test's keys; a key that names no test of this class is an error."""
         for key in named:
             if not hasattr(self, key.partition("[")[0]):
                 pytest.fail(f"{type(self).__name__} names {key}, which is no test of it")
@@ -118,12 +118,12 @@ class DeviceTests:
 
     @pytest.fixture
     def rng(self) -> np.random.Generator:
-        """Random numbers that are new in every run. A test that fails prints the seed that repeats it."""
+        """Random numbers that differ in every run. A failing test prints the seed that reproduces it."""
         seed = int(os.environ.get("BITNET_CONFORMANCE_SEED") or secrets.randbits(32))
         print(f"BITNET_CONFORMANCE_SEED={seed} repeats this test")
         return np.random.default_rng(seed)
 
 
 def _of_cases(params: Mapping[str, Any]) -> list[str]:
-    """The features that a test's parameters need: that of an int8 cache, as a parameter or in a case."""
+    """The features that a test's parameters need: an int8 cache, as a parameter or in a case."""
     return [KV_I8 for value in params.values() if "i8" in (value, getattr(value, "dtype", None))][:1]

@@ -1,4 +1,4 @@
-"""How large a run of the suite is, and which shapes a test meets at that size."""
+"""Sizes of a run of the suite, and the shapes tested at each size."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Test = TypeVar("Test", bound=Callable[..., None])
 
 
 def size(default: Size) -> Size:
-    """The size ``BITNET_CONFORMANCE`` names, else ``default``."""
+    """The size named by ``BITNET_CONFORMANCE``, else ``default``."""
     name = os.environ.get("BITNET_CONFORMANCE", default)
     for known in ("small", "quick", "full"):
         if name == known:
@@ -32,7 +32,7 @@ def size(default: Size) -> Size:
 
 
 def over(make: Callable[[Size], Sequence[Any]]) -> Callable[[Test], Test]:
-    """Run a test for each ``case`` that ``make`` gives for the size."""
+    """Run a test for each ``case`` that ``make`` returns for the size."""
 
     def mark(test: Test) -> Test:
         test.conformance_cases = make  # type: ignore[attr-defined]
@@ -42,7 +42,7 @@ def over(make: Callable[[Size], Sequence[Any]]) -> Callable[[Test], Test]:
 
 
 def needs(*features: str) -> Callable[[Test], Test]:
-    """Run a test only on devices whose probe tells of these features; elsewhere it is skipped, with the reason."""
+    """Run a test only on devices whose probe lists these features; on others it is skipped, with the reason."""
 
     def mark(test: Test) -> Test:
         test.conformance_needs = features  # type: ignore[attr-defined]
@@ -54,7 +54,7 @@ def needs(*features: str) -> Callable[[Test], Test]:
 def pick(
     size: Size, fixed: Sequence[Case], draw: Callable[[np.random.Generator], Case], cost: Callable[[Case], float]
 ) -> list[Case]:
-    """The fixed cases that are cheap enough for the size, and random ones, the same in every run."""
+    """The fixed cases that are cheap enough for the size, plus random ones, which are the same in every run."""
     cases = dict.fromkeys(case for case in fixed if cost(case) <= COST[size])
     rng = np.random.default_rng(len(fixed))
     wanted = len(cases) + RANDOM[size]

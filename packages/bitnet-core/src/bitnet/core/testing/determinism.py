@@ -1,4 +1,5 @@
-"""Deterministic programs: what a request gets, to the bit, whatever runs beside it and whatever was computed before."""
+"""Tests that deterministic programs give a request the same bits, whatever else runs and whatever was computed
+before."""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ from bitnet.core.testing.rig import not_yet
 
 
 class Load(NamedTuple):
-    """How much a run does: requests in all, sequences and tokens of a step, positions of the longest, new tokens."""
+    """Size of a run: total requests, sequences and tokens per step, longest sequence, new tokens."""
 
     requests: int
     seqs: int
@@ -39,7 +40,7 @@ PREFIXES = (5, 24, 40)
 
 
 class _NoText:
-    """The text of tokens, which nobody looks at."""
+    """A decoder that returns no text, for tests that ignore it."""
 
     def push(self, *tokens: int) -> str:
         return ""
@@ -54,7 +55,7 @@ class Ask(NamedTuple):
 
 
 def asked(rng: np.random.Generator, vocab: int, load: Load) -> list[Ask]:
-    """Requests of all kinds; some prompts begin alike, one is as long as the context allows."""
+    """Requests of all kinds; some prompts share a prefix, one fills the context."""
     shared = [rng.integers(0, vocab, n).tolist() for n in PREFIXES]
     made = []
     for i in range(load.requests):
@@ -75,7 +76,7 @@ def asked(rng: np.random.Generator, vocab: int, load: Load) -> list[Ask]:
 
 
 def answers(engine: Engine, asks: Sequence[Ask], arrivals: Sequence[int]) -> tuple[list[Completion], int]:
-    """The completion of each request, which arrives before a certain step, and how often one lost its cache."""
+    """The completion of each request, submitted before a given step, and how often a request was preempted."""
     coming = sorted(range(len(asks)), key=lambda i: arrivals[i])
     sequences, done, lost, step = dict[int, Any](), dict[int, Completion](), 0, 0
     while coming or engine.busy:
@@ -93,13 +94,13 @@ def answers(engine: Engine, asks: Sequence[Ask], arrivals: Sequence[int]) -> tup
 
 
 def bits(completion: Completion) -> tuple[Any, ...]:
-    """What must be equal: the tokens, and the log-probabilities as they are."""
+    """The values that must be equal: tokens and log-probabilities, bit for bit."""
     return completion.tokens, completion.logprobs
 
 
 @contextmanager
 def engines(device: Device, program: Program, load: Load, vocab: int) -> Iterator[Any]:
-    """Makes engines over one executable, whose caches begin empty each."""
+    """Makes engines over one executable, each with an empty KV cache."""
     with not_yet():
         executable: Executable = device.compile(program)
     made: list[Engine] = []

@@ -20,7 +20,7 @@ TOLERANCE = 1e-5
 def philox4x32(counter: tuple[U64, U64, U64, U64], key: tuple[int, int]) -> tuple[U64, U64, U64, U64]:
     """Ten rounds of Philox4x32 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011).
 
-    Words are arrays, of 32 bits each; ``PUBLISHED`` in the suite's own tests holds the authors' test vectors.
+    Words are arrays of 32-bit values; ``PUBLISHED`` in the suite's own tests holds the authors' test vectors.
     """
     high, low = np.uint64(32), np.uint64(0xFFFFFFFF)
     c, (k0, k1) = counter, key
@@ -43,7 +43,7 @@ def gumbel(vocabulary: int, position: int, seed: int) -> F64:
 
 
 def kept(z: F64, params: SamplingParams, slack: float) -> npt.NDArray[np.bool_]:
-    """Tokens that pass top-k, top-p and min-p, each threshold loosened by ``slack`` (tightened where negative).
+    """Tokens that pass top-k, top-p and min-p, with each threshold loosened by ``slack`` (tightened if negative).
 
     Rounding keeps the order of two logits, or makes them a tie: so the place of a threshold in that order may move only
     outwards, while the mass and the share that top-p and min-p compare with their parameters may err either way.
@@ -64,7 +64,7 @@ def kept(z: F64, params: SamplingParams, slack: float) -> npt.NDArray[np.bool_]:
 
 
 def allowed(logits: npt.NDArray[Any], params: SamplingParams, position: int) -> list[int]:
-    """The tokens a device may choose: one, or several where rounding can decide between them."""
+    """The tokens that a device may choose: one, or several if rounding can decide between them."""
     if params.temperature == 0:
         return [int(np.flatnonzero(logits == logits.max())[0])]
     z = np.asarray(logits, np.float64) / float(np.float32(params.temperature))
@@ -74,7 +74,7 @@ def allowed(logits: npt.NDArray[Any], params: SamplingParams, position: int) -> 
 
 
 def come_as_often(tokens: Sequence[int], share: F64) -> bool:
-    """Whether tokens come as often as they should, ``share[V]``; one whose share is 0 never."""
+    """Whether tokens occur with the frequencies ``share[V]``; a token with share 0 must never occur."""
     counts = np.bincount(tokens, minlength=len(share))
     assert not counts[share == 0].any(), "a token came that the filters leave out"
     often = share * len(tokens) >= 5

@@ -1,4 +1,5 @@
-"""``dense_matmul`` into ``sample`` where the host reads no logits: a device may score most tokens roughly."""
+"""Tests of ``dense_matmul`` into ``sample`` if the host reads no logits: a device may score most tokens
+approximately."""
 
 from __future__ import annotations
 
@@ -61,7 +62,7 @@ def exact_scores(x: Array, w: Array) -> tuple[Array, Array]:
 
 
 def _compile(device: Device, w: Array, rows: int) -> tuple[Executable, StepLayout]:
-    """A head and the choice of tokens, for a number of rows at most."""
+    """Compile a head and sampling for a maximum number of rows."""
     vocabulary, width = w.shape
     specs = [tensor("x", "f32", "R", width), tensor("logits", "f32", "R", vocabulary), tensor("out", "i32", "R")]
     limits = Limits(rows, rows, rows)
@@ -73,7 +74,7 @@ def _compile(device: Device, w: Array, rows: int) -> tuple[Executable, StepLayou
 def _draw(
     executable: Executable, layout: StepLayout, params: Sequence[SamplingParams], positions: Sequence[int]
 ) -> list[int]:
-    """The token of each row, where nobody reads the logits."""
+    """The sampled token of each row, with logits not requested."""
     rows = len(params)
     parts = [SequenceStep([0], at + 1, rows=[0], sampling=p) for p, at in zip(params, positions, strict=True)]
     executable.write("out", np.full(rows, -7, np.int32))

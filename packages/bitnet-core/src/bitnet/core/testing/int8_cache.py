@@ -1,4 +1,4 @@
-"""Tests of caches of int8 codes: how values become codes and scales, and rows that are not finite."""
+"""Tests of int8 KV caches: conversion of values to codes and scales, and non-finite rows."""
 
 from __future__ import annotations
 

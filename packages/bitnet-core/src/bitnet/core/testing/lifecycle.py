@@ -1,4 +1,4 @@
-"""Behaviour of executables and devices besides computing: memory, errors, several at once, threads, closing."""
+"""Tests of executables and devices beyond computing: memory, errors, concurrency, threads, closing."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ LIMITS = Limits(max_tokens=32, max_seqs=2, max_rows=2, max_blocks=4)
 
 
 class Session:
-    """A tiny model on a device that continues a text of its own."""
+    """A tiny model on a device, generating a text."""
 
     def __init__(self, device: Device, seed: int) -> None:
         self.model = TinyModel(np.random.default_rng(seed), layers=1, vocab=97)
@@ -60,7 +60,7 @@ class Session:
 
 
 def _tables(op: Embed | RopeAppend) -> tuple[str, ...]:
-    """The weights of which an operation reads a row a token."""
+    """The weights of which an operation reads only one row per token."""
     return (op.table,) if isinstance(op, Embed) else (op.cos, op.sin)
 
 

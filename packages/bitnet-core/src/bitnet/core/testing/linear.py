@@ -1,4 +1,4 @@
-"""``embed``, ``ternary_matmul``, ``dense_matmul`` and ``quantize``."""
+"""Tests of ``embed``, ``ternary_matmul``, ``dense_matmul`` and ``quantize``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Log-probabilities that a device tells with the tokens it chooses."""
+"""Tests of log-probabilities that a device reports with the sampled tokens."""
 
 from __future__ import annotations
 

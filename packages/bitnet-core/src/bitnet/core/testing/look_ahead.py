@@ -1,4 +1,4 @@
-"""Decode steps that begin before the host has the tokens of earlier steps (the feature ``look-ahead``)."""
+"""Tests of decode steps that begin before the host has the tokens of earlier ones (feature ``look-ahead``)."""
 
 from __future__ import annotations
 

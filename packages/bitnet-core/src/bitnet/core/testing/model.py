@@ -37,11 +37,11 @@ BLOCK = 16
 
 @dataclass
 class TinyModel:
-    """BitNet b1.58 in small. ``dense`` and ``ternary`` hold its weights by name.
+    """A small BitNet b1.58. ``dense`` and ``ternary`` hold its weights by name.
 
-    Where ``group`` is given each so many columns have a scale of their own. ``head_norms``: heads of q and of k are
-    normalised, as Qwen3's are. ``biased``: q, k and v have biases, as Qwen2's have. ``centered``: the norms of the
-    residual stream are LayerNorms, as OLMo's are, but with weights.
+    ``group``: number of columns that share a scale. ``head_norms``: heads of q and k are normalised, as in Qwen3.
+    ``biased``: q, k and v have biases, as in Qwen2. ``centered``: the norms of the residual stream are LayerNorms, as
+    in OLMo, but with weights.
     """
 
     rng: np.random.Generator
@@ -96,11 +96,11 @@ class TinyModel:
         return name if self.head_norms else None
 
     def stream(self, name: str) -> tuple[str, list[CenterRows]]:
-        """What a norm of the residual stream reads, and what makes it."""
+        """The tensor that a norm of the residual stream reads, and the ops that compute it."""
         return (name, [CenterRows("x", name)]) if self.centered else ("x", [])
 
     def program(self, limits: Limits, blocks: int, kv_dtype: KVDtype = "f16") -> Program:
-        """Each layer's tensors under names of their own, so that all can be read after a step."""
+        """The program. Each layer has tensors of its own, so that all can be read after a step."""
         width, d, h, g, f = self.width, self.head_dim, self.heads, self.kv_heads, self.ffn
         ops: list[Op] = [Embed("embd", "x")]
         specs: list[TensorSpec] = [tensor("x", "f32", "M", width)]
@@ -140,7 +140,8 @@ class TinyModel:
         return Program(ops, {s.name: s for s in specs}, weights, limits, kv, "tiny model")
 
     def calm(self) -> Array:
-        """Tokens whose codes before the first attention are far from rounding borders, as float32 goes."""
+        """Tokens whose codes before the first attention are far from rounding boundaries, relative to float32's
+        precision."""
         y = self.norm(self.dense["embd"], "attn_norm.0")
         quotient = oracle.absmax(y).quotient
         tokens: Array = np.flatnonzero(abs(quotient - np.floor(quotient) - 0.5).min(axis=1) > 5e-4)
@@ -159,7 +160,7 @@ class TinyModel:
         return oracle.rms_norm(oracle.center(x) if self.centered else x, self.dense[name], self.eps)
 
     def normed(self, heads: Array, layer: int) -> Array:
-        """Heads of q and of k ``[H + G, d]`` as they are rotated."""
+        """Heads of q and k ``[H + G, d]``, normalised before the rotation."""
         if not self.head_norms:
             return heads
         q, k = np.split(heads, [self.heads])
@@ -167,7 +168,7 @@ class TinyModel:
         return np.concatenate([oracle.rms_norm(x, norm, self.eps) for x, norm in zip((q, k), norms, strict=True)])
 
     def logits(self, tokens: Array, kv_dtype: KVDtype) -> oracle.F64:
-        """``[n, V]`` of a whole text from its start, in float64 throughout but for the cache's type."""
+        """Logits ``[n, V]`` of a whole text, in float64 throughout except for the cache's type."""
         h, g, d = self.heads, self.kv_heads, self.head_dim
         x = self.dense["embd"][tokens].astype(np.float64)
         for i in range(self.layers):
@@ -188,7 +189,7 @@ class TinyModel:
 
 
 def weights_of(matrix: oracle.I8, scale: float | npt.NDArray[np.float16]) -> oracle.F64:
-    """What ``matrix[N, K]`` stands for, in float64."""
+    """The values of ``matrix[N, K]``, scales included, in float64."""
     units = np.reshape(np.float64(scale), (-1, 1)) if isinstance(scale, float) else scale.astype(np.float64)
     out: oracle.F64 = matrix * np.repeat(units, matrix.shape[1] // units.shape[1], axis=1)
     return out

@@ -1,4 +1,4 @@
-"""``norm_quant``, ``glu_norm_quant`` and ``norm_rows``."""
+"""Tests of ``norm_quant``, ``glu_norm_quant`` and ``norm_rows``."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def norm_weight(rng: np.random.Generator, columns: int) -> Array:
 
 
 def check_codes(codes: Array, scale: Array, exact: oracle.Quantised) -> None:
-    """Hold codes and scale to the bound of absmax int8."""
+    """Check codes and scale against the bound of absmax int8."""
     assert_rel("scale", scale[:, None], exact.scale[:, None], 1e-5)
     assert_within("out", codes, exact.quotient, 0.5 + 2e-3)
     assert codes.min() >= -127, "absmax int8 reached -128"

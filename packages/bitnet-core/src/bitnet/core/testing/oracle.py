@@ -1,6 +1,6 @@
-"""Each operation computed in float64 and int64 from ``kernels/README.md``, independently of any device.
+"""Each operation in float64 and int64, computed from ``kernels/README.md`` independently of any device.
 
-The suite compares devices with these, never with the reference device, which is itself one of those compared.
+The suite compares devices with these, never with the reference device, which is itself tested.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def group_matmul(codes: I8, scale: F32, weights: Sequence[tuple[I8, npt.NDArray[
 
 
 def rotate(x: Array, cos: Array, sin: Array, style: Literal["neox", "interleaved"]) -> F64:
-    """``x[heads, d]`` turned by one angle row, as complex numbers."""
+    """``x[heads, d]`` rotated by one row of angles, as complex numbers."""
     rows = np.asarray(x, np.float64)
     half = rows.shape[1] // 2
     turn = np.asarray(cos, np.float64) + 1j * np.asarray(sin, np.float64)
@@ -129,9 +129,9 @@ def int8_rows(x: Array) -> Rows:
 class Cache:
     """The keys and values of one layer, by sequence, rounded to the type a device stores them in.
 
-    Keys come rotated. A device's may be off by ``rotation`` of the greatest in the row before they are rounded, and
-    where that decides on which side of a tie they are, it rounds them the other way. Codes of ``i8`` that are within
-    ``CODE_SLACK`` of a tie, values' too, may be either.
+    Keys are stored rotated. A device's keys may be off by ``rotation`` times the largest element of the row before
+    rounding, so near a tie they may round the other way. ``i8`` codes of keys and values within ``CODE_SLACK`` of a tie
+    may be either.
     """
 
     rotation = 1e-6
@@ -143,7 +143,8 @@ class Cache:
         self._prefix: dict[int, tuple[int, int]] = {}
 
     def share(self, source: int, target: int, positions: int) -> None:
-        """Let ``target`` begin with the first positions of ``source``, as they are when it gets its own first one."""
+        """Let ``target`` share the first positions of ``source``, in their state when ``target`` gets its first own
+        position."""
         self._prefix[target] = source, positions
 
     def put(self, sequence: int, position: int, k: Array, v: Array) -> None:
@@ -159,7 +160,7 @@ class Cache:
             self._held[sequence][i, position], self._doubt[sequence][i, position] = self._rounded(name, rows)
 
     def _rounded(self, name: str, rows: Array) -> tuple[F64, F64]:
-        """Rows of keys or values as they are stored, and how far a device's elements may differ from these."""
+        """Rows of keys or values as stored, and how far a device's elements may differ from them."""
         exact = np.asarray(rows, np.float64)
         if self._dtype == "i8":
             quotient, scale = int8_rows(exact)
@@ -172,14 +173,14 @@ class Cache:
         return exact.astype(NUMPY_DTYPES[self._dtype]).astype(np.float64), abs(up - down)
 
     def attend(self, sequence: int, position: int, q: Array) -> F64:
-        """``q[H, d]`` at a position over all up to it: ``[H, d]``."""
+        """Attention of ``q[H, d]`` at a position over all positions up to it: ``[H, d]``."""
         _, values = self._held[sequence][:, : position + 1]
         ratio = len(q) // values.shape[1]
         weights = self._weights(sequence, position, q)
         return np.stack([w @ values[:, head // ratio] for head, w in enumerate(weights)])
 
     def doubt(self, sequence: int, position: int, q: Array) -> F64:
-        """How far a device's other roundings may move the result of :meth:`attend`, to the first order."""
+        """How far a device's different roundings may move the result of :meth:`attend`, to first order."""
         _, values = self._held[sequence][:, : position + 1]
         (keys, other), ratio = self._doubt[sequence][:, : position + 1], len(q) // values.shape[1]
         moved = np.empty(q.shape)

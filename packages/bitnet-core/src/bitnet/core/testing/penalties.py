@@ -1,4 +1,4 @@
-"""``sample`` of logits that the device adjusts, by penalties, biases and the tokens that it has chosen itself."""
+"""Tests of ``sample`` with logits adjusted by the device: penalties, biases, and counts of its own sampled tokens."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def random_adjustment(rng: np.random.Generator, slot: int) -> Adjustment:
 
 
 def allowed(adjusted: draws.F64, params: SamplingParams, position: int) -> list[int]:
-    """The tokens that a device may choose: rounding may decide between adjusted logits that are all but equal."""
+    """The tokens that a device may choose: rounding may decide between nearly equal adjusted logits."""
     if params.temperature > 0:
         return draws.allowed(adjusted, params, position)
     close = 2e-6 * max(1.0, float(abs(adjusted[np.isfinite(adjusted)]).max()))

@@ -1,4 +1,4 @@
-"""Poison for data that no kernel may read: words of a step, rows, and memory that nothing wrote."""
+"""Poisons data that no kernel may read: words of a step, rows, and unwritten memory."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ UNWRITTEN = "BITNET_CONFORMANCE_UNWRITTEN"
 
 
 def wanted() -> bool:
-    """Whether memory is to be poisoned."""
+    """Whether to poison memory."""
     return os.environ.get(UNWRITTEN, "") != "1"
 
 
 def poison_step(step: Step) -> Step:
-    """The step, with all that belongs to no token, sequence or row of it poisoned."""
+    """The step, with all words poisoned that belong to none of its tokens, sequences or rows."""
     at, limits = step.layout.offsets, step.layout.limits
     per_row = ("rows", "temperature", "top_k", "top_p", "min_p", "seed_lo", "seed_hi")
     used = {"tokens": step.tokens, "token_seq": step.tokens, "seq_begin": step.seqs + 1, "seq_len": step.seqs}
@@ -40,7 +40,7 @@ def poison_step(step: Step) -> Step:
 
 
 def poison_memory(device: Device) -> None:
-    """Have a GPU's memory come poisoned from now on, working memory that only its backend knows of included."""
+    """Poison all memory that a GPU allocates from now on, including its backend's internal scratch memory."""
     if not isinstance(device, GpuDevice) or not wanted():
         return
     driver: Any = device._driver

@@ -1,4 +1,4 @@
-"""What a backend says before any device is open."""
+"""Tests of what a backend reports before any device is open."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Small programs on a device: inputs written, all else poisoned, and what must not change looked at afterwards."""
+"""Runs small programs on a device: writes inputs, poisons everything else, and checks that nothing else changes."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def tensor(name: str, dtype: DType, *shape: Dim) -> TensorSpec:
 
 
 def dense(array: Array) -> DenseWeight:
-    """A weight of an f32 or f16 array, handed out read-only as a mapped file would be."""
+    """A weight from an f32 or f16 array, read-only like a mapped file."""
     fixed = np.ascontiguousarray(array)
     fixed.setflags(write=False)
     return DenseWeight(fixed.shape, "f16" if fixed.dtype == np.float16 else "f32", lambda: fixed)
@@ -76,7 +76,7 @@ def tokens(count: int, rows: Sequence[int] = ()) -> list[SequenceStep]:
 
 @contextmanager
 def not_yet() -> Iterator[None]:
-    """Expects the test to fail where a device refuses the program with ``UnsupportedProgramError``."""
+    """Mark the test as an expected failure if the device refuses the program with ``UnsupportedProgramError``."""
     try:
         yield
     except UnsupportedProgramError as error:
@@ -84,7 +84,7 @@ def not_yet() -> Iterator[None]:
 
 
 class Rig:
-    """A program compiled on a device. Use it in a ``with``: it closes its executable."""
+    """A program compiled on a device. Use it as a context manager, which closes the executable."""
 
     def __init__(
         self,
@@ -115,10 +115,10 @@ class Rig:
     def run(
         self, sequences: Sequence[SequenceStep], inputs: Mapping[str, Array], outputs: Sequence[str]
     ) -> dict[str, Array]:
-        """Run one step and return the rows of ``outputs`` it was to write.
+        """Run one step and return the rows of ``outputs`` that it must write.
 
-        A tensor in both is read and written. Every row that is no input is poisoned first, and afterwards must hold
-        its poison still unless it was to be written; every tensor that is no output must be as it was.
+        A tensor in both is read and written. Every row that is not an input is poisoned first, and must still hold its
+        poison afterwards unless the step writes it. Tensors that are not outputs must be unchanged.
         """
         if not poison.wanted():
             return self._run_unwritten(sequences, inputs, outputs)
@@ -144,7 +144,7 @@ class Rig:
     def _run_unwritten(
         self, sequences: Sequence[SequenceStep], inputs: Mapping[str, Array], outputs: Sequence[str]
     ) -> dict[str, Array]:
-        """The same with nothing written but the inputs, and nothing read but the rows that the step is to write."""
+        """The same, but writes only the inputs and reads only the rows that the step must write."""
         for name, array in inputs.items():
             self.executable.write(name, array)
         step = self.step(sequences)

@@ -1,4 +1,4 @@
-"""``add_bias`` and ``center_rows``."""
+"""Tests of ``add_bias`` and ``center_rows``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``sample``: greedy exactly, draws against the oracle's noise, and what a draw may depend on."""
+"""Tests of ``sample``: greedy choices exactly, draws against the oracle's noise, and what a draw may depend on."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ COMBINATIONS: tuple[dict[str, Any], ...] = (
 
 
 def share_left(logits: Array, params: SamplingParams) -> draws.F64 | None:
-    """How often each token should come, in float64; None where rounding could decide what the filters leave."""
+    """The expected frequency of each token, in float64; None if rounding could decide which tokens pass the filters."""
     z = logits.astype(np.float64) / float(np.float32(params.temperature))
     kept = draws.kept(z, params, -draws.TOLERANCE)
     if (kept != draws.kept(z, params, draws.TOLERANCE)).any():
@@ -76,7 +76,7 @@ def share_left(logits: Array, params: SamplingParams) -> draws.F64 | None:
 
 
 def comes_as_often(device: Device, logits: Array, params: Sequence[SamplingParams], share: draws.F64) -> bool:
-    """Whether the tokens of one row of logits, drawn with each of the parameters, come as often as they should."""
+    """Whether tokens drawn from one row of logits with each of the parameters have the expected frequencies."""
     return draws.come_as_often(choose(device, np.tile(logits, (len(params), 1)), params, [7] * len(params)), share)
 
 

@@ -36,7 +36,7 @@ class ConformanceSuite(
     LookAheadTests,
     LifecycleTests,
 ):
-    """All tests that hold a backend to the contract, on each of its devices.
+    """All tests of a backend against the contract, on each of its devices.
 
     A backend runs it from a test file of its own::
 
@@ -46,14 +46,14 @@ class ConformanceSuite(
         class TestMine(ConformanceSuite):
             backend = BACKEND
 
-    Name ``devices = ("mine:0",)`` to leave others out, and ``size = "small"`` for an emulated one. A test cannot be
-    replaced. One that is to be mended goes into ``expected_failures``, with the reason, and fails once it passes; one
-    that a device can never pass goes into ``exclusions``, and is reported with its reason. A test of a backend's own
-    that takes hardware not all of its devices have names the probe's features for it: ``@needs("int8-tensor-cores")``.
+    Set ``devices = ("mine:0",)`` to test only these, and ``size = "small"`` for an emulated device. Tests cannot be
+    overridden. List a test that fails until a fix in ``expected_failures``, with the reason; it fails once it passes.
+    List a test that a device can never pass in ``exclusions``; it is reported with its reason. If a backend's own test
+    needs hardware that not all of its devices have, name the probe's features: ``@needs("int8-tensor-cores")``.
 
-    Environment:
-        BITNET_CONFORMANCE: ``small``, ``quick`` or ``full`` instead of the class's size.
-        BITNET_CONFORMANCE_SEED: Repeats the random inputs of a run; a failing test prints it.
-        BITNET_CONFORMANCE_UNWRITTEN: 1 for tools that look for reads of unwritten memory: nothing is poisoned.
-        BITNET_REQUIRE_DEVICES: Devices (``cpu:avx2,cuda:0``) that fail where they are absent, instead of being skipped.
+    Environment: BITNET_CONFORMANCE: ``small``, ``quick`` or ``full``, in place of the class's size.
+        BITNET_CONFORMANCE_SEED: Seed that reproduces the random inputs of a run; a failing test prints it.
+        BITNET_CONFORMANCE_UNWRITTEN: 1 disables poisoning, for tools that detect reads of unwritten memory.
+        BITNET_REQUIRE_DEVICES: Devices (``cpu:avx2,cuda:0``) whose tests fail, instead of being skipped, if they are
+        missing.
     """

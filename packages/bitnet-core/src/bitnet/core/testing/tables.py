@@ -1,4 +1,5 @@
-"""``embed``, ``dense_matmul`` and sampling with ternary tables; devices without the feature may refuse them."""
+"""Tests of ``embed``, ``dense_matmul`` and sampling with ternary tables; devices without the feature may refuse
+them."""
 
 from __future__ import annotations
 
@@ -35,7 +36,7 @@ F16 = npt.NDArray[np.float16]
 
 
 class Table(NamedTuple):
-    """A table of ``rows`` rows and ``width`` columns with a scale for each ``group``, met by ``m`` rows."""
+    """A table of ``rows`` rows and ``width`` columns with a scale per ``group`` columns, multiplied with ``m`` rows."""
 
     m: int
     rows: int
@@ -97,7 +98,8 @@ def scores(x: Array, codes: npt.NDArray[np.int8], scales: F16) -> tuple[npt.NDAr
 
 
 def taken(device: Device) -> AbstractContextManager[None]:
-    """For what a device without the feature ``ternary-tables`` may refuse with ``UnsupportedProgramError``."""
+    """Context for programs that a device without the feature ``ternary-tables`` may refuse with
+    ``UnsupportedProgramError``."""
     return nullcontext() if TERNARY_TABLES in device.info.features else suppress(UnsupportedProgramError)
 
 

@@ -1,4 +1,4 @@
-"""A whole small model: every operation checked where it stands in the program, its logits, replay and ``count``."""
+"""Tests of a whole small model: every operation within the program, the logits, replay and ``count``."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ LIMITS = Limits(max_tokens=64, max_seqs=4, max_rows=8, max_blocks=8)
 
 
 class Feed(NamedTuple):
-    """Tokens fed to a sequence, and which of them want logits."""
+    """Tokens fed to a sequence, and those whose logits are wanted."""
 
     sequence: int
     tokens: Array
@@ -62,7 +62,7 @@ class Feed(NamedTuple):
 
 
 class Running:
-    """The model on a device, followed operation by operation: each is held to its bound on its own actual inputs."""
+    """The model on a device. Each operation is checked against its bound, on its actual inputs."""
 
     def __init__(self, device: Device, model: TinyModel, kv_dtype: KVDtype) -> None:
         self.model, self.bound = model, BOUND[kv_dtype]
@@ -82,7 +82,7 @@ class Running:
         return parts
 
     def run(self, feeds: Sequence[Feed]) -> Array:
-        """Run a step and check all of it; the logits of its rows."""
+        """Run a step, check everything, and return the logits of its rows."""
         step = self.step(feeds)
         t = self.rig.run(step, {}, list(self.rig.program.tensors))
         model, (h, g, d) = self.model, (self.model.heads, self.model.kv_heads, self.model.head_dim)
@@ -131,7 +131,7 @@ class Running:
             assert t["token"][r] in draws.allowed(t["logits"][r], params, position)
 
     def _norm(self, t: dict[str, Array], name: str, x: Array, weight: str) -> oracle.F64:
-        """A norm of the residual stream, of what the device centred where the model centres it."""
+        """A norm of the residual stream, applied to the device's centred rows if the model has LayerNorms."""
         if self.model.centered:
             bound = 2e-6 * abs(x.astype(np.float64)).max(axis=1, keepdims=True)
             assert_within(f"centered rows {name}", t[name], oracle.center(x), bound)
@@ -173,10 +173,10 @@ def errors_of_logits(
     against: KVDtype | None = None,
     stand_in: bool = False,
 ) -> list[float]:
-    """Errors of rows during a chunked prefill and decode, each relative to the greatest logit of its row.
+    """Errors of rows in a chunked prefill and decode, each relative to the largest logit of its row.
 
-    They are against float64 with a cache of the type ``against``, or of the same type as the device's. Where
-    ``stand_in``, what is prepared for a step of the largest size runs all of them.
+    The exact values are in float64, with a cache of the type ``against`` or else the device's type. With ``stand_in``,
+    the recording prepared for the largest step runs all steps.
     """
     text = model.rng.choice(model.calm(), 60).astype(np.int32)
     exact, layout, errors, done = model.logits(text, against or kv_dtype), StepLayout(LIMITS), list[float](), 0

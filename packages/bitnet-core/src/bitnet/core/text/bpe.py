@@ -1,8 +1,8 @@
-"""Byte-pair encoding by the ``tokenizers`` library, of as much of a vocabulary as a text can need.
+"""Byte-pair encoding by the ``tokenizers`` library, built for only the part of a vocabulary that a text needs.
 
-To build the whole of a vocabulary of 128,000 tokens takes the library a third of a second, in which no other thread
-runs. But what a word is merged into are strings that stand in the word: for a short text, the tokens and the merges
-among those strings are enough, give the same result, and are built in a millisecond.
+Building a whole vocabulary of 128,000 tokens takes the library a third of a second, during which no other thread runs.
+But merging a word only ever makes substrings of that word. So for a short text, the tokens among its substrings, and
+their merges, give the same result and are built in a millisecond.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from tokenizers.pre_tokenizers import PreTokenizer
 from bitnet.core.errors import InvalidInputError, brief
 
 ENOUGH = 1 << 14
-"""Characters encoded by parts of the vocabulary, over all texts, before the whole is built."""
+"""Characters, over all texts, encoded with partial vocabularies before the whole vocabulary is built."""
 WHOLE = 1 << 19
-"""Maximum tokens and merges of a vocabulary that is built whole: Llama 3's are 408,512. The library hears no Ctrl-C
-meanwhile. A larger one is only ever built in parts, which is slower where many texts are encoded."""
+"""Maximum tokens plus merges of a vocabulary that is built whole: Llama 3 has 408,512. The build cannot be interrupted
+with Ctrl-C. A larger vocabulary is only ever built in parts, which is slower for many texts."""
 CHARACTERS = 1 << 24
-"""Characters of all merges of such a vocabulary at most, three times those of the largest known."""
+"""Maximum characters of all merges of such a vocabulary: three times those of the largest known."""
 FEW = 256
-"""Lengths of tokens up to which all are looked up at each place of a word; of more, those that its next two
-characters begin."""
+"""If tokens have at most this many different lengths, all are tried at each place of a word; else only the lengths of
+tokens that begin with the next two characters."""
 
 Merges: TypeAlias = Callable[[Collection[str]], "list[tuple[str, str]] | None"]
-"""The merges that make one of the given tokens, first merged first; None where they are too many."""
+"""Returns the merges that make any of the given tokens, in order of priority; None if there are too many."""
 
 
 class BytePairs:
@@ -38,10 +38,10 @@ class BytePairs:
 
     Args:
         ids: The id of each token.
-        merges: Its merges; their parts and what they make are tokens.
-        cut: Cuts text into words; None: all of it is one.
-        normalize: Rewrites text before that.
-        always: Tokens that stand for what is not in a text: the unknown one, those of bytes.
+        merges: Its merges; their parts and results are tokens.
+        cut: Splits text into words; None: the text is one word.
+        normalize: Normalises text before it is split.
+        always: Tokens that may occur although they are not substrings of the text: the unknown token and byte tokens.
         options: Options of the library's ``BPE``.
     """
 
@@ -72,22 +72,22 @@ class BytePairs:
             self.build()
         backend = self._whole or self._build(self._part(texts))
         if backend is None:
-            raise InvalidInputError("the vocabulary's tokens can be merged in too many ways to this text.")
+            raise InvalidInputError("the vocabulary has too many merges that could make this text.")
         return [backend.encode(text, add_special_tokens=False).ids if text else [] for text in texts]
 
     def build(self) -> bool:
-        """Build the whole vocabulary, if that was not done yet; False where it is too large for that."""
+        """Build the whole vocabulary unless it is built already; False if it is too large."""
         if self._whole is None and not self._parts_only:
             self._whole = self._build(self._ids)
             self._parts_only = self._whole is None
         return not self._parts_only
 
     def _build(self, ids: Mapping[str, int]) -> Tokenizer | None:
-        """An encoder with these tokens; None where their merges are too many."""
+        """An encoder with these tokens; None if they have too many merges."""
         merges = self._merges(ids)
         if merges is None:
             return None
-        # The library remembers words for each thread and model until the thread ends, long after the model has gone.
+        # The library caches words per thread and model until the thread ends, long after the model was freed.
         backend = Tokenizer(models.BPE(dict(ids), merges, cache_capacity=0, **self._options))
         if self._cut is not None:
             backend.pre_tokenizer = self._cut
@@ -96,9 +96,10 @@ class BytePairs:
         return backend
 
     def _part(self, texts: Sequence[str]) -> dict[str, int]:
-        """The tokens that stand in a word of the texts, or would if it had no characters that are no tokens.
+        """The tokens that are substrings of a word of the texts, or would be after removal of characters without
+        tokens.
 
-        The library may leave such characters out, so that what they parted is merged.
+        The library may drop such characters and then merge what they separated.
         """
         words = set()
         for text in texts:
@@ -118,7 +119,7 @@ class BytePairs:
 
 
 def _by_head(tokens: Iterable[str]) -> dict[str, list[int]]:
-    """Lengths of the tokens that begin with each two characters."""
+    """For each two characters, the lengths of the tokens that begin with them."""
     lengths: dict[str, set[int]] = {}
     for token in tokens:
         lengths.setdefault(token[:2], set()).add(len(token))
@@ -126,10 +127,10 @@ def _by_head(tokens: Iterable[str]) -> dict[str, list[int]]:
 
 
 def listed_merges(merges: Sequence[str], ids: Mapping[str, int]) -> Merges:
-    """Merges written as ``left right``, first merged first.
+    """Merges written as ``left right``, in order of priority.
 
     Raises:
-        InvalidInputError: One is not of that form, or its parts or what it makes is no token.
+        InvalidInputError: A merge does not have that form, or a part or the result is not a token.
     """
     made = [merge.replace(" ", "") for merge in merges]
     spaced = all(len(token) + 1 == len(merge) for token, merge in zip(made, merges, strict=True))
@@ -146,9 +147,9 @@ def listed_merges(merges: Sequence[str], ids: Mapping[str, int]) -> Merges:
 
 
 def scored_merges(scores: Mapping[str, float]) -> Merges:
-    """SentencePiece's: the neighbours whose joint token scores best are merged first.
+    """SentencePiece's merges: the neighbours whose joint token has the highest score are merged first.
 
-    Every way to cut a token in two is a merge, ranked by the token's score, then by its place in ``scores``.
+    Every split of a token into two tokens is a merge, ranked by the token's score, then by its place in ``scores``.
     """
     lengths = set(map(len, scores))
 
@@ -166,16 +167,16 @@ def scored_merges(scores: Mapping[str, float]) -> Merges:
 def _ways(
     tokens: Collection[str], known: Collection[str], lengths: Collection[int]
 ) -> dict[str, list[tuple[str, str]]] | None:
-    """The ways to cut each token, where there are any, into one of the tokens and a known rest, shortest first.
+    """For each token, its splits into one of the tokens and a known rest, shortest first.
 
     Args:
-        lengths: Those of the known ones.
+        lengths: Lengths of the known tokens.
 
     Returns:
-        None where there is too much to try.
+        None if there are too many splits to try.
     """
     ways: dict[str, list[tuple[str, str]]] = {}
-    open_ones: list[str] = []  # sorted, each token comes after all that it begins with
+    open_ones: list[str] = []  # in sorted order, each token comes after all its prefixes
     count, characters = len(tokens), 0
     for token in sorted(tokens):
         while open_ones and not token.startswith(open_ones[-1]):
@@ -195,7 +196,7 @@ def _check_each(merges: Iterable[str], ids: Mapping[str, int]) -> None:
     for merge in merges:
         parts = merge.split(" ")
         if len(parts) != 2:
-            raise InvalidInputError(f"hold {brief(merge)}, which is not two tokens with a space between.")
+            raise InvalidInputError(f"hold {brief(merge)}, which is not two tokens separated by a space.")
         unknown = next((token for token in (*parts, "".join(parts)) if token not in ids), None)
         if unknown is not None:
-            raise InvalidInputError(f"hold {brief(merge)}, but {brief(unknown)} is no token.")
+            raise InvalidInputError(f"hold {brief(merge)}, but {brief(unknown)} is not a token.")

@@ -9,7 +9,7 @@ from bitnet.core.errors import InvalidInputError
 from bitnet.core.text import sandbox
 
 MAX_SOURCE = 100_000
-"""Characters of a template at most; several times the largest in use."""
+"""Maximum characters of a template; several times the largest in use."""
 
 Message = Mapping[str, Any]
 
@@ -19,12 +19,12 @@ class ChatTemplate:
 
     Args:
         source: Jinja2 source, as in ``tokenizer.chat_template``. It comes from a model file and is not trusted: it runs
-            in Jinja2's sandbox, in a process of its own with bounds on time, memory and what it writes.
+            in Jinja2's sandbox, in a process of its own with limits on time, memory and output.
         bos_token: Text of the begin token.
         eos_token: Text of the end token.
 
     Raises:
-        InvalidInputError: The source is no template.
+        InvalidInputError: The source is not a valid template.
     """
 
     def __init__(self, source: str, *, bos_token: str = "", eos_token: str = "") -> None:
@@ -46,28 +46,28 @@ class ChatTemplate:
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
     ) -> str:
-        """The prompt for a conversation, as text.
+        """Render the prompt for a conversation, as text.
 
         :func:`~bitnet.core.text.prompt.prompt_tokens` gives its tokens safely.
 
         Args:
-            messages: Each with ``role`` (``system``, ``user``, ``assistant``, …) and ``content``, and whatever else the
-                template reads: ``tool_calls``, …. Made of what JSON can hold.
-            add_generation_prompt: End with what begins the assistant's answer.
+            messages: Each with ``role`` (``system``, ``user``, ``assistant``, …) and ``content``, and other keys that
+                the template reads, such as ``tool_calls``. All values must be representable in JSON.
+            add_generation_prompt: End with the text that begins the assistant's answer.
             tools: Functions the model may call, as JSON schemas.
 
         Raises:
-            InvalidInputError: The template refuses the messages, fails, or exceeds its bounds.
+            InvalidInputError: The template refuses the messages, fails, or exceeds its limits.
         """
         text = self.render_each([(messages, tools)], add_generation_prompt)[0]
         assert text is not None
         return text
 
     def render_each(self, conversations: Sequence[Any], add_generation_prompt: bool = True) -> list[str | None]:
-        """The prompts for conversations, each messages and tools, together within the bounds of one.
+        """Render the prompts for several conversations (each messages and tools), together within the limits of one.
 
         Returns:
-            None for one that the template refuses though it does not refuse the first.
+            One prompt for each. None for a conversation after the first that the template refuses.
 
         Raises:
             InvalidInputError: As for :meth:`render`.

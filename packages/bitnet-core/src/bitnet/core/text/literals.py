@@ -1,4 +1,4 @@
-"""Finding tokens that are written out in a text."""
+"""Finds tokens that are spelled out in a text."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import re
 from collections.abc import Iterable
 
 FEW = 64
-"""First characters of tokens up to which a regular expression looks for them; of more, each place is looked at."""
+"""Maximum distinct first characters of tokens for a search by regular expression; with more, every place is checked."""
 
 
 class Literals:
-    """Cuts text at tokens, the longest first.
+    """Splits text at tokens, preferring the longest.
 
-    A regular expression of all of them would be shorter, but takes half a minute to compile for 128,000 tokens with a
-    common beginning. Here a token costs an entry of a set.
+    A regular expression of all tokens would be shorter code, but takes half a minute to compile for 128,000 tokens with
+    a common prefix. Here each token takes just one set entry.
     """
 
     def __init__(self, tokens: Iterable[str]) -> None:
@@ -26,7 +26,7 @@ class Literals:
         self._head = re.compile(f"[{heads}]" if heads else "(?s:.)")
 
     def split(self, text: str) -> list[str]:
-        """Parts of the text, the odd ones tokens."""
+        """Parts of the text; those with odd index are tokens."""
         parts: list[str] = []
         begin = at = 0
         while self._tokens and (head := self._head.search(text, at)):

@@ -1,8 +1,8 @@
-"""The tokens of a conversation: only the template's own text becomes control tokens, never what was said.
+"""The tokens of a conversation: only the template's own text becomes control tokens, never the messages.
 
-Where messages hold characters that control tokens are made of, the template is rendered again with each of these
-characters replaced by one that stands in no text. The control tokens of that rendering are the template's, wherever it
-cuts, trims and joins what was said; then the characters are put back.
+If messages contain characters that occur in control tokens, the template is rendered again with each of these
+characters replaced by one that no text contains. All control tokens in that rendering are the template's, however it
+cuts, trims and joins messages. Then the characters are restored.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from bitnet.core.text.literals import Literals
 from bitnet.core.text.tokenizer import Tokenizer
 
 STRUCTURE = frozenset({"role", "type"})
-"""Keys whose values templates compare with words of their own, and write next to the marks of control tokens."""
+"""Keys whose values templates compare with fixed words and write next to the marks of control tokens."""
 
 _WORD = re.compile(r"\w+")
 _CODES = (range(0xFDD0, 0xFDF0), range(0x100000, 0x10FFFE))  # Unicode's noncharacters, then a private plane
@@ -37,10 +37,10 @@ def prompt_tokens(
     """Token ids of a conversation, up to where the assistant's answer begins.
 
     Args:
-        messages: As for :meth:`~bitnet.core.text.chat.ChatTemplate.render`, as are ``tools``.
+        messages: As for :meth:`~bitnet.core.text.chat.ChatTemplate.render`, like ``tools``.
 
     Raises:
-        InvalidInputError: The template refuses the messages, or a text holds what is no Unicode character.
+        InvalidInputError: The template refuses the messages, or a text contains a lone surrogate.
     """
 
     return tokenizer.encode_parts(
@@ -51,11 +51,11 @@ def prompt_tokens(
 def parts(
     render: Callable[[Sequence[Any]], Sequence[str | None]], said: Any, source: str, control: tuple[str, ...]
 ) -> list[str]:
-    """What a template writes: text and control tokens in turns; the first and the last are text.
+    """A template's output as alternating text and control tokens; the first and the last are text.
 
     Args:
-        render: Gives the template's text for each of several variants of ``said``; None where it refuses one.
-        said: Mappings and lists of strings, keys among them, that must not become control tokens.
+        render: Returns the template's output for each of several variants of ``said``; None for a refused one.
+        said: Mappings and lists of strings that, including keys, must not become control tokens.
         source: The template.
         control: The control tokens.
     """
@@ -70,12 +70,12 @@ def parts(
     found = []
     for hiding, variant in zip(hidings, variants, strict=True):
         text = plain if variant == said else next(left)
-        if text is None:  # the template refuses what is hidden
+        if text is None:  # the template refuses the replaced text
             continue
         found.append(split(text))
         found[-1][::2] = map(hiding.show, found[-1][::2])
     if not found:
-        raise InvalidInputError("the chat template fails where a message could be taken for one of its control tokens.")
+        raise InvalidInputError("the chat template fails for messages that contain text like its control tokens.")
     sound = [one for one in found if one[1::2] == found[0][1::2]]
     whole = split(plain)
     if whole[1::2] == found[0][1::2] and len(split("\n".join(_texts(said)))) == 1:
@@ -93,7 +93,7 @@ def _texts(value: Any) -> Iterator[str]:
 
 
 class _Mask(NamedTuple):
-    """What to hide in what was said."""
+    """What to hide in messages."""
 
     characters: frozenset[str]
     words: frozenset[str]
@@ -101,10 +101,11 @@ class _Mask(NamedTuple):
 
 @lru_cache(maxsize=8)
 def _masks(control: tuple[str, ...], source: str) -> tuple[list[_Mask], Callable[[str], list[str]]]:
-    """What to hide, from the most to the least, and what cuts text at control tokens.
+    """Masks, from the one that hides most to the one that hides least, and a function that splits text at control
+    tokens.
 
-    Each mask has a character of every control token, so that it takes the template to write one. Words are hidden where
-    the template writes the marks around them by themselves, so that a word that was said could come between.
+    Each mask hides a character of every control token, so that only the template can write one. Words are hidden if the
+    template writes the marks around them separately, so that a word from a message could come between.
     """
     marks = {c for token in control for c in _WORD.sub("", token) if not c.isspace()}
     marks |= {c for token in control for c in token if marks.isdisjoint(token)}
@@ -117,7 +118,7 @@ def _masks(control: tuple[str, ...], source: str) -> tuple[list[_Mask], Callable
     }
     few: set[str] = set()
     for token in control:
-        if few.isdisjoint(token):  # its mark that most tokens have
+        if few.isdisjoint(token):  # the mark character that most tokens share
             few.add(max(marks.intersection(token), key=lambda mark: (sum(mark in t for t in control), mark)))
     kinds = [(marks, words), (marks, set[str]()), (few, set[str]())]
     masks = list(dict.fromkeys(_Mask(frozenset(characters), frozenset(hidden)) for characters, hidden in kinds))
@@ -125,11 +126,11 @@ def _masks(control: tuple[str, ...], source: str) -> tuple[list[_Mask], Callable
 
 
 class _Hiding:
-    """Replaces characters, and the first ones of words, by characters that stand in no text, and puts them back.
+    """Replaces characters, and the first characters of words, by characters that no text contains, and restores them.
 
     Args:
         mask: What to hide.
-        text: All texts there are.
+        text: All texts, concatenated.
     """
 
     def __init__(self, mask: _Mask, text: str) -> None:
@@ -167,5 +168,5 @@ class _Hiding:
 
 
 def _escaped(character: str) -> str:
-    """How JSON of ASCII writes a character."""
+    """A character as ASCII-only JSON escapes it."""
     return json.dumps(character)[1:-1]

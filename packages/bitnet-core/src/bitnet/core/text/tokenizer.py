@@ -22,11 +22,11 @@ from bitnet.core.text.vocabulary import GPT2, KEY, LLAMA3, OLMO, QWEN2, TokenTyp
 _NUMBER, _REST = r"\p{N}", r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 _WORD = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|"
 LLAMA3_WORDS = _WORD + _NUMBER + "{1,3}" + _REST
-"""Words of Llama 3's tokenizer.json: digits by threes."""
+"""Word pattern of Llama 3's tokenizer.json: digits in groups of three."""
 QWEN2_WORDS = _WORD + _NUMBER + _REST
-"""Words of the tokenizer.json of Qwen 2 and 3: digits one by one."""
+"""Word pattern of Qwen 2's and 3's tokenizer.json: single digits."""
 SPACE = "\u2581"
-"""SentencePiece's character for a space."""
+"""The character that stands for a space in SentencePiece."""
 
 
 class Tokenizer:
@@ -34,12 +34,12 @@ class Tokenizer:
 
     Args:
         vocabulary: Tokens, merges and special ids.
-        size: Ids there are; None: one for each token. Models embed more than they have tokens for, and may say any.
+        size: Number of ids; None: one for each token. Models may embed, and generate, more ids than there are tokens.
 
     Attributes:
         bos_id: Id that begins a sequence, if there is one.
-        eos_ids: Ids that end an answer: end of text, end of turn.
-        control_tokens: Texts of the tokens that are no part of a text.
+        eos_ids: Ids that end an answer, such as end of text and end of turn.
+        control_tokens: Names of the control tokens, which are not part of a text.
 
     Raises:
         InvalidInputError: The merges do not fit the tokens.
@@ -66,7 +66,7 @@ class Tokenizer:
         self._byte = {i: _byte(self._tokens[i]) for i in of_kind(TokenType.BYTE)}
         self._ids = {self._tokens[i]: i for i in self._literal}
         self.control_tokens = tuple(sorted(filter(None, (self._tokens[i] for i in self._special))))
-        self._pieces: tuple[dict[int, bytes], dict[int, bytes]] = {}, {}  # with special tokens, and without
+        self._pieces: tuple[dict[int, bytes], dict[int, bytes]] = {}, {}  # with and without special tokens
         self._split_all = Literals(self._ids)
         self._split_user = Literals(self._tokens[i] for i in self._literal - self._special)
         control = self._special - of_kind(TokenType.UNKNOWN)
@@ -81,12 +81,12 @@ class Tokenizer:
         """Token ids of a text.
 
         Args:
-            add_special: Put the begin (and end) token around it where the model wants them.
-            parse_special: Read special tokens written out in the text, such as ``<|eot_id|>``, as these tokens. For
-                rendered chat templates; never for text of users.
+            add_special: Add the begin (and end) token if the model expects them.
+            parse_special: Recognise special tokens that are spelled out in the text, such as ``<|eot_id|>``. Use it for
+                rendered chat templates, never for users' text.
 
         Raises:
-            InvalidInputError: The text holds a lone surrogate, which is no Unicode character.
+            InvalidInputError: The text contains a lone surrogate, which is not a Unicode character.
         """
         _check(text)
         splitter = self._split_all if parse_special else self._split_user
@@ -94,10 +94,10 @@ class Tokenizer:
         return [*self._prefix, *ids, *self._suffix] if add_special else ids
 
     def encode_parts(self, parts: Sequence[str]) -> list[int]:
-        """Token ids of texts with special tokens between them: the parts of even index are texts, the others tokens.
+        """Token ids of texts with special tokens between them: parts with even index are texts, the others tokens.
 
         Raises:
-            InvalidInputError: A text holds a lone surrogate.
+            InvalidInputError: A text contains a lone surrogate.
         """
         cut: list[str] = []
         for i, part in enumerate(parts):
@@ -106,7 +106,7 @@ class Tokenizer:
         return self._encode(cut)
 
     def _encode(self, parts: Sequence[str]) -> list[int]:
-        """Token ids of texts and special tokens in turns."""
+        """Token ids of alternating texts and special tokens."""
         ids: list[int] = []
         for i, plain in enumerate(self._backend.encode(parts[::2])):
             ids += plain
@@ -114,22 +114,22 @@ class Tokenizer:
         return ids
 
     def prepare(self) -> bool:
-        """Make ready for long texts; False where the vocabulary is too large for that, and they take their time."""
+        """Prepare for long texts; False if the vocabulary is too large for that, so that long texts stay slow."""
         return self._backend.build()
 
     def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
-        """The text of token ids; bytes that are no UTF-8 become U+FFFD."""
+        """The text of token ids; invalid UTF-8 becomes U+FFFD."""
         stream = StreamDecoder(self, skip_special=skip_special)
         return "".join([*map(stream.push, ids), stream.flush()])
 
     def token_bytes(self, id: int) -> bytes:
-        """The bytes a token stands for; special ones stand for their names, ids without a token for nothing.
+        """The bytes of a token; for special tokens their names, for ids without a token nothing.
 
         Raises:
             InvalidInputError: There is no such token.
         """
         if not 0 <= id < self._size:
-            raise InvalidInputError(f"there is no token {id}; the vocabulary has {self._size}.")
+            raise InvalidInputError(f"there is no token {id}; the vocabulary has {self._size} ids.")
         if id >= len(self._tokens):
             return b""
         token = self._tokens[id]
@@ -141,7 +141,7 @@ class Tokenizer:
         return self._byte[id] if id in self._byte else token.replace(SPACE, " ").encode()
 
     def is_special(self, id: int) -> bool:
-        """Whether a token is a control token, which is not part of the text."""
+        """Whether an id is a control token, which is not part of the text."""
         return id in self._special
 
 
@@ -149,16 +149,16 @@ def _check(text: str) -> None:
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        raise InvalidInputError(f"the text holds {text[error.start]!r}, which is no Unicode character.") from None
+        raise InvalidInputError(f"the text holds {text[error.start]!r}, which is not a Unicode character.") from None
 
 
 class StreamDecoder:
-    """Decodes tokens as they come; what it returned so far is always a prefix of the whole text.
+    """Decodes a stream of tokens; the text returned so far is always a prefix of the whole text.
 
-    A character whose bytes are spread over several tokens is returned with the last of them.
+    A character whose bytes are spread over several tokens is returned with the last one.
 
     Args:
-        after: Tokens that the text continues. Where it does, it may begin with a space.
+        after: Tokens that the text continues. A continuation keeps its leading space.
     """
 
     def __init__(self, tokenizer: Tokenizer, *, skip_special: bool = True, after: Sequence[int] = ()) -> None:
@@ -169,7 +169,7 @@ class StreamDecoder:
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
 
     def push(self, *ids: int) -> str:
-        """The text that more tokens complete; may be empty.
+        """The text completed by further tokens; may be empty.
 
         Raises:
             InvalidInputError: There is no such token.
@@ -179,19 +179,19 @@ class StreamDecoder:
             data = b"".join([pieces[id] for id in ids])
         except KeyError:
             data = b"".join(map(self._piece, ids))
-        if self._strip and data:  # the space that encoding put before the text
+        if self._strip and data:  # the space that encoding prepends to a text
             data, self._strip = data.removeprefix(b" "), False
         return self._utf8.decode(data)
 
     def _piece(self, id: int) -> bytes:
-        """The bytes of a token in a text, kept for the next time."""
+        """The bytes of a token within a text, cached."""
         if id not in self._pieces:
             data = self._tokenizer.token_bytes(id)
             self._pieces[id] = b"" if self._skip and self._tokenizer.is_special(id) else data
         return self._pieces[id]
 
     def flush(self) -> str:
-        """The rest at the end: U+FFFD for an unfinished character, else nothing."""
+        """The remaining text at the end: U+FFFD for an unfinished character, else nothing."""
         return self._utf8.decode(b"", final=True)
 
 
@@ -202,11 +202,13 @@ def tokenizer_from_gguf(file: GGUFFile, vocab_size: int) -> Tokenizer:
         vocab_size: Rows of the model's embedding table.
 
     Raises:
-        ModelFileError: It is missing, not supported, broken, or has more tokens than the model.
+        ModelFileError: It is missing, unsupported or broken, or has more tokens than the model.
     """
     vocabulary = vocabulary_from_metadata(file.metadata, lambda key, message: file.error(message, key=key))
     if len(vocabulary.tokens) > vocab_size:
-        raise file.error(f"has {len(vocabulary.tokens)} tokens; the model embeds {vocab_size}.", key=KEY + "tokens")
+        raise file.error(
+            f"has {len(vocabulary.tokens)} tokens; the model has embeddings for {vocab_size}.", key=KEY + "tokens"
+        )
     try:
         with no_collection():
             return Tokenizer(vocabulary, vocab_size)
@@ -215,18 +217,18 @@ def tokenizer_from_gguf(file: GGUFFile, vocab_size: int) -> Tokenizer:
 
 
 def _byte(token: str) -> bytes:
-    """The byte that a SentencePiece byte token such as ``<0x0A>`` stands for."""
+    """The byte of a SentencePiece byte token such as ``<0x0A>``."""
     if not re.fullmatch("<0x[0-9A-F]{2}>", token):
         raise InvalidInputError(f"{brief(token)} is marked as a byte, but is not of the form <0x0A>.")
     return bytes([int(token[3:5], 16)])
 
 
 def _byte_level(vocabulary: Vocabulary, control: Set[int]) -> BytePairs:
-    """``control`` are ids that no text may become, even where merges lead to them."""
+    """``control`` are ids that text must never become, even if merges lead to them."""
     ids = {token: i for i, token in enumerate(vocabulary.tokens) if i not in control}
     try:
         merges = listed_merges(vocabulary.merges, ids)
-    except InvalidInputError:  # they may lead to control tokens, which is seldom: leave those out
+    except InvalidInputError:  # rarely, merges lead to control tokens: leave those out
         never = {vocabulary.tokens[i] for i in control}
         pairs = [merge.split(" ", 1) for merge in vocabulary.merges]
         others = [pair for pair in pairs if never.isdisjoint([*pair, "".join(pair)])]
@@ -236,7 +238,7 @@ def _byte_level(vocabulary: Vocabulary, control: Set[int]) -> BytePairs:
 
 
 def word_cutter(pre: str) -> pre_tokenizers.PreTokenizer:
-    """The pre-tokenizer named ``pre``, which cuts text into words before byte-level encoding."""
+    """The pre-tokenizer named ``pre``, which splits text into words before byte-level encoding."""
     if pre in (GPT2, OLMO):
         return pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
     words = pre_tokenizers.Split(tokenizers.Regex(QWEN2_WORDS if pre == QWEN2 else LLAMA3_WORDS), "isolated")
@@ -248,7 +250,7 @@ def _normalizer(pre: str) -> normalizers.Normalizer | None:
 
 
 def _sentencepiece(vocabulary: Vocabulary, control: Set[int]) -> BytePairs:
-    """``control`` are ids that no text may become."""
+    """``control`` are ids that text must never become."""
 
     def of_kind(*wanted: TokenType) -> list[int]:
         return [i for i, kind in enumerate(vocabulary.types) if kind in wanted and i not in control]

@@ -1,4 +1,4 @@
-"""A tokenizer's data: tokens, merges, special ids, as GGUF metadata hold them."""
+"""A tokenizer's data (tokens, merges, special ids) in GGUF metadata."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ KEY = "tokenizer.ggml."
 MAX_TOKENS = 1 << 19
 MAX_TOKEN = 512
 MAX_MERGES = 3 << 18
-"""Tokens, characters of one, and merges at most. The largest vocabularies have 262,144 tokens with half a million
-merges, and runs of 128 spaces: what is derived from a vocabulary is bounded by these."""
+"""Maximum tokens, characters of a token, and merges, which bound everything derived from a vocabulary. The largest
+known vocabularies have 262,144 tokens, half a million merges, and tokens of 128 spaces."""
 
 LLAMA3 = "llama-bpe"
 GPT2 = "gpt-2"
@@ -30,26 +30,27 @@ PRE_TOKENIZERS: Mapping[str, str] = {
     "olmo": OLMO,
     **dict.fromkeys(("qwen2", "deepseek-r1-qwen"), QWEN2),
 }
-"""How text is cut into words before byte-pair encoding: names in files, and the one of four ways each stands for.
-``olmo`` is GPT-2's way after NFC, as the tokenizers of OLMo and TriLM have it, which are GPT-NeoX's."""
+"""Names of pre-tokenizers in files, mapped to the four that bitnet implements. ``olmo`` is GPT-2's after NFC, as in the
+tokenizers of OLMo and TriLM, which are GPT-NeoX's."""
 
 END_OF_TURN = frozenset(
     {"<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|end_of_text|>", "<EOT>"}
 )
-"""Tokens that end a model's answer, wherever a vocabulary has them; files name only one of them as the end."""
+"""Tokens that end a model's answer in any vocabulary that has them; files name only one end token."""
 
 MAX_LISTED_ENDS = 2
-"""End tokens of other names that a file can list, besides the one that it names the end: as ``eot`` and ``eom``."""
+"""Maximum end tokens of other names that a file can list besides the end token, as ``eot`` and ``eom``."""
 
 
 def excess(tokens: Sequence[str], merges: Sequence[object] = ()) -> str | None:
-    """The vocabulary's count that exceeds its bound, if any; checked before anything is derived from it."""
+    """A message about the count that exceeds its limit, if any; checked before anything is derived from a
+    vocabulary."""
     for found, most, what in ((len(tokens), MAX_TOKENS, "tokens"), (len(merges), MAX_MERGES, "merges")):
         if found > most:
-            return f"has {found} {what}; {most} are the most."
+            return f"has {found} {what}; the limit is {most}."
     longest = max(tokens, key=len, default="")
     if len(longest) > MAX_TOKEN:
-        return f"has a token of {len(longest)} characters, {brief(longest)}; {MAX_TOKEN} are the most."
+        return f"has a token of {len(longest)} characters, {brief(longest)}; the limit is {MAX_TOKEN}."
     return None
 
 
@@ -72,9 +73,9 @@ class Vocabulary:
         model: ``gpt2``: byte-level BPE with ``merges``; ``llama``: SentencePiece BPE with ``scores`` and byte fallback.
         pre: ``llama-bpe``, ``gpt-2``, ``olmo`` or ``qwen2``, for ``gpt2`` vocabularies.
         types: :class:`TokenType` of each token.
-        merges: Pairs as ``left right``, first merged first.
+        merges: Pairs as ``left right``, in order of priority.
         end_ids: Further tokens that end an answer.
-        space_prefix: Whether ``llama`` puts a space before text.
+        space_prefix: Whether ``llama`` prepends a space to text.
     """
 
     model: Literal["gpt2", "llama"]
@@ -92,12 +93,12 @@ class Vocabulary:
 
     @property
     def listed_ends(self) -> list[int]:
-        """The further end tokens that a file must list, as their names do not say that they end an answer."""
+        """The further end tokens that a file must list, because their names do not identify them as end tokens."""
         others = self.end_ids - {self.eos_id, self.bos_id}
         return sorted(i for i in others if self.tokens[i] not in END_OF_TURN)
 
     def metadata(self) -> dict[str, MetadataValue]:
-        """The GGUF keys that hold this vocabulary; of :attr:`listed_ends`, two at most."""
+        """The GGUF keys for this vocabulary; they hold at most two of :attr:`listed_ends`."""
         ends = self.listed_ends or sorted(self.end_ids - {self.eos_id})[:1]
         values: dict[str, MetadataValue | None] = {
             "model": self.model,
@@ -123,12 +124,12 @@ def vocabulary_from_metadata(
     """Read a vocabulary from GGUF metadata.
 
     Args:
-        error: Makes the error for a key (first argument) that is wrong (second argument: how).
+        error: Makes the error for a key (first argument) and a message (second argument).
     """
     read = _Reader(metadata, error)
     model = read.value("model", str)
     if model not in ("gpt2", "llama"):
-        raise error(KEY + "model", f"{brief(model)} is not supported; gpt2 and llama are.")
+        raise error(KEY + "model", f"{brief(model)} is not supported; supported are gpt2 and llama.")
     tokens = read.strings("tokens")
     if not tokens:
         raise error(KEY + "tokens", "is empty.")
@@ -139,7 +140,7 @@ def vocabulary_from_metadata(
             raise error(KEY + key, wrong)
     pre = read.value("pre", str, LLAMA3)  # the official file of 2B4T has no such key
     if model == "gpt2" and pre not in PRE_TOKENIZERS:
-        raise error(KEY + "pre", f"{brief(pre)} is not supported; {', '.join(PRE_TOKENIZERS)} are.")
+        raise error(KEY + "pre", f"{brief(pre)} is not supported; supported are {', '.join(PRE_TOKENIZERS)}.")
     pre = PRE_TOKENIZERS[pre] if model == "gpt2" else LLAMA3
     types = read.numbers("token_type", count, "iu", TokenType.NORMAL)
     ids = {key: read.identifier(key, count) for key in ("bos_token_id", "eos_token_id", "eot_token_id", "eom_token_id")}

@@ -1,4 +1,4 @@
-"""The lowering to OpenCL C kernels, shared by every driver that takes them: what to launch, by what a device has.
+"""The lowering to OpenCL C kernels, shared by every driver that accepts them; it depends on a device's abilities.
 
 A backend on it is a probe, a driver (:class:`bitnet.core.gpu.Driver`), a compiler
 (:class:`bitnet.core.gpu.programs.Compiler`), and the :class:`Abilities` of a device.

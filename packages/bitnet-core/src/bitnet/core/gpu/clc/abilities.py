@@ -1,4 +1,4 @@
-"""What the OpenCL C kernels may use of a device, whichever driver reaches it: a probe fills it in, kernels go by it."""
+"""The abilities of a device that OpenCL C kernels depend on, filled in by a probe of any driver."""
 
 from __future__ import annotations
 
@@ -20,20 +20,19 @@ INTEL: frozenset[Matrix] = frozenset({"intel", "xmx8", "xmx16"})
 
 @dataclass(frozen=True, slots=True)
 class Abilities:
-    """A device, as the kernels see it.
+    """The properties of a device that kernels depend on.
 
     Attributes:
         compute_units: Parts of the device that run work-groups independently.
-        group: Work-items of a work-group at most.
-        local_bytes: Local memory of a work-group at most, in bytes.
+        group: Maximum work-items in a work-group.
+        local_bytes: Maximum local memory of a work-group, in bytes.
         gpu: Whether it is a GPU. A CPU gains nothing by large work-groups and unrolled loops, and its compiler takes
             long for them.
         subgroups: Whether the language has sub-groups.
         f16: Whether the language has half-precision arithmetic.
-        matrix: Matrix products that the driver's compiler takes.
-        resident: Work-groups that surely run at once, however much of a compute unit each takes; 0 where nobody can
-            tell.
-        wave: Work-items of a sub-group where the kernels bring sub-groups themselves; 0 where the language has them.
+        matrix: Kind of matrix products that the driver's compiler supports.
+        resident: Number of work-groups guaranteed to run concurrently, whatever resources each needs; 0: unknown.
+        wave: Work-items of a sub-group if the kernels implement sub-groups themselves; 0 if the language has them.
     """
 
     compute_units: int
@@ -49,7 +48,7 @@ class Abilities:
 
     @property
     def defines(self) -> Mapping[str, int]:
-        """Preprocessor constants by which every kernel is compiled for the device."""
+        """Preprocessor constants for compiling kernels for the device."""
         having = {
             "FP16": self.f16,
             "INT_DOT": self.dot4 == "khr",
@@ -66,9 +65,9 @@ class Abilities:
         return {name: int(value) for name, value in having.items() if value}
 
     def options(self, standard: str) -> tuple[str, ...]:
-        """Compiler options by which every kernel is compiled for the device.
+        """Compiler options for compiling kernels for the device.
 
         Args:
-            standard: The version of OpenCL C that the compiler is asked for: ``1.2`` or newer.
+            standard: The version of OpenCL C to request from the compiler: ``1.2`` or newer.
         """
         return (f"-cl-std=CL{standard}", *(f"-D{name}={value}" for name, value in self.defines.items()))

@@ -1,6 +1,6 @@
-"""AMD's architectures by the name that the driver gives: wave size, dot products and matrix products of bytes.
+"""AMD's architectures by the driver's name for them: wave size, dot products and matrix products of bytes.
 
-Facts from LLVM's "User Guide for AMDGPU Backend" and from what its compiler takes for each.
+Sources: LLVM's "User Guide for AMDGPU Backend", and what its compiler accepts for each architecture.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ MFMA: dict[str, Matrix] = {
 WMMA: dict[int, Matrix] = {11: "wmma11", 12: "wmma12"}
 """Matrix products of the generations that have ``v_wmma_i32_16x16x16_iu8``."""
 WITHOUT_WMMA = {"gfx1250", "gfx1251"}
-"""Architectures of those generations whose instructions differ."""
+"""Architectures of those generations that lack these instructions or have different ones."""
 MOST_GROUP = 1024
-"""Work-items of a work-group at most."""
+"""Maximum work-items in a work-group."""
 LEAST = 9
-"""The first generation that ROCm 6 knows."""
+"""The oldest generation that ROCm 6 supports."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +42,8 @@ class Architecture:
     """An architecture.
 
     Attributes:
-        name: What compilers call it, such as ``gfx90a``.
-        wave: Work-items that run in step, as the kernels are compiled.
+        name: Its name in compilers, such as ``gfx90a``.
+        wave: Work-items of a wave, for which the kernels are compiled.
         dot4: Dot products of four bytes.
         matrix: Matrix products of bytes.
     """
@@ -55,12 +55,12 @@ class Architecture:
 
     @property
     def features(self) -> tuple[str, ...]:
-        """What ``bitnet devices`` says of it."""
+        """The features shown by ``bitnet devices``."""
         has = {"int8-dot": self.dot4, "int8-matrix": self.matrix}
         return tuple(feature for feature, kind in has.items() if kind != "none")
 
     def abilities(self, *, compute_units: int, group: int, local_bytes: int) -> Abilities:
-        """What the kernels may use of a device, by its numbers as in :class:`~bitnet.core.gpu.clc.Abilities`."""
+        """The abilities of a device of this architecture; arguments as in :class:`~bitnet.core.gpu.clc.Abilities`."""
         return Abilities(
             compute_units,
             min(group, MOST_GROUP),
@@ -74,7 +74,7 @@ class Architecture:
 
 
 def architecture(reported: str) -> Architecture | None:
-    """Architecture of a device that reports a name such as ``gfx90a:sramecc+:xnack-``; None for one without kernels."""
+    """The architecture for a reported name such as ``gfx90a:sramecc+:xnack-``; None if there are no kernels for it."""
     name = reported.partition(":")[0]
     found = NAME.fullmatch(name)
     if found is None or (generation := int(found[1])) < LEAST:

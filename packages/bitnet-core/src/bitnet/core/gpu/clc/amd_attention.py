@@ -1,4 +1,4 @@
-"""Attention of many tokens on AMD's matrix units."""
+"""Attention for many tokens on AMD's matrix units."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ WAVES, KEYS, WIDEST = 4, 32, 128
 
 
 class AmdAttention(AttentionOps):
-    """The launches for a device whose driver builds ``amd/waves``."""
+    """Launches for devices whose driver builds ``amd/waves``."""
 
     def __init__(self, abilities: Abilities) -> None:
         super().__init__(abilities)
@@ -30,9 +30,9 @@ class AmdAttention(AttentionOps):
         return [Launch(spec, grid, (self._items, 1, 1), prefill_args(ctx, op))]
 
     def _takes(self, ctx: Context, op: Attention) -> bool:
-        """Whether the kernel for many tokens takes the cache and the heads, and a work-group holds its tiles."""
+        """Whether the kernel for many tokens supports the cache and the heads, and its tiles fit a work-group."""
         kv = ctx.program.kv
-        assert kv is not None  # check_program has seen to it
+        assert kv is not None  # ensured by check_program
         shaped = kv.dtype == "f16" and op.head_dim % SIDE == 0 and op.head_dim <= WIDEST
         halves = KEYS * (op.head_dim + 8) + op.head_dim * (KEYS + 8)
         return self._able and shaped and 2 * halves <= self._local

@@ -1,4 +1,4 @@
-"""Products on AMD's matrix units: many tokens, by tiles."""
+"""Tiled products for many tokens on AMD's matrix units."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MOST_CHUNKS = 8
 
 
 class Tile(NamedTuple):
-    """What a work-group has: tiles of a wave along tokens and rows of W, and waves along either."""
+    """A work-group's shape: tiles per wave along tokens and rows of W, and waves along either."""
 
     TM: int
     TN: int
@@ -46,16 +46,16 @@ TILES = {
     64: (Tile(4, 4, 2, 2), Tile(2, 4, 2, 2), Tile(2, 2, 2, 2), Tile(2, 1, 1, 4), Tile(1, 1, 1, 4)),
     32: (Tile(4, 2, 2, 4), Tile(2, 2, 2, 4), Tile(2, 1, 2, 4), Tile(2, 1, 1, 4), Tile(1, 1, 1, 4)),
 }
-"""Tiles by the wave's work-items, the largest first. A wave of 32 holds twice as much of a sum in each work-item."""
+"""Tiles by wave size, the largest first. In a wave of 32, each work-item holds twice as many sums."""
 
 
 def wave_of(abilities: Abilities) -> int:
-    """Work-items of a wave that a matrix unit multiplies for."""
+    """Work-items of a wave for the matrix unit's instructions."""
     return 64 if abilities.matrix.startswith("mfma") else 32
 
 
 class AmdProducts(Products):
-    """The launches for a device with MFMA or WMMA of bytes."""
+    """Launches for devices with MFMA or WMMA for bytes."""
 
     def __init__(self, abilities: Abilities) -> None:
         super().__init__(abilities)
@@ -78,14 +78,15 @@ class AmdProducts(Products):
         return Launch(spec, grid, (self._wave * tile.WAVES_M * tile.WAVES_N, 1, 1), tiled_args(ctx, op, out))
 
     def _lanes(self, w: TernaryBuffer, times: int = 1) -> int:
-        """Half as many with waves of 64: each work-group quantises the row, which then takes longer than reading."""
+        """Half as many with waves of 64: each work-group quantises the row, which would then take longer than reading
+        W."""
         lanes = super()._lanes(w, times)
         half = lanes // 2
         fits = half >= LEAST_LANES and ceil_div(w.row_bytes // CHUNK_BYTES, half) <= MOST_CHUNKS
         return half if self._wave == 64 and fits else lanes
 
     def _tile(self, rows: int, tokens: int) -> Tile | None:
-        """The largest of which there are enough for every compute unit, else the smallest; None where none fits."""
+        """The largest tile of which there are enough for all compute units, else the smallest; None if none fits."""
         most = max(SIDE, next_power_of_two(tokens))
         fitting = [tile for tile in self._tiles if tile.tokens <= most]
         enough = (t for t in fitting if ceil_div(rows, t.rows) * ceil_div(tokens, t.tokens) >= self._units * 3 // 4)

@@ -1,4 +1,4 @@
-"""Attention in OpenCL C: split over positions for few tokens, by tiles for many, plain where neither fits."""
+"""Attention in OpenCL C: split over positions for few tokens, tiled for many, or plain if neither fits."""
 
 from __future__ import annotations
 
@@ -12,30 +12,30 @@ from bitnet.core.gpu.ops import attention_inputs, ceil_div, kv_defines, position
 from bitnet.core.hal import Attention, RopeAppend
 
 DECODE_TOKENS = 8
-"""Tokens up to which the positions are split over work-groups; more, where each is a sequence of its own."""
+"""Maximum tokens for which positions are split over work-groups, unless each token is a sequence of its own."""
 QUERIES, KEYS, TILE_GROUP = 32, 32, 256
-"""Query rows and positions of a tile of attention_prefill, and its work-items; its source has the same numbers."""
+"""Query rows and positions of a tile of attention_prefill, and its work-items; the source has the same numbers."""
 SPLIT = 32
-"""Positions that are worth a work-group of attention of their own."""
+"""Minimum positions per work-group of split attention."""
 MAX_SPLITS = 64
 """Maximum parts that a sequence's positions are split into."""
 GROUPS = 3
-"""Maximum work-groups of attention_decode on each compute unit that a sequence is split into."""
+"""Maximum work-groups of attention_decode per compute unit for one sequence."""
 DECODE_GROUP, REDUCERS = 128, 8
-"""Work-items of attention_decode, and those that share a head's softmax; its source has the same numbers."""
+"""Work-items of attention_decode, and work-items that share a head's softmax; the source has the same numbers."""
 ATTENTION_PART = 4
-"""Floats of a head that a part of its positions yields beside its dimensions: a maximum, a total, and room."""
+"""Floats per head and part of the positions besides the head's dimensions: a maximum, a sum, and padding."""
 
 
 class AttentionOps:
-    """The launches for a device. A class for its matrix units derives from this one."""
+    """Launches for any device. Classes for matrix units derive from this one."""
 
     def __init__(self, abilities: Abilities) -> None:
         self._units, self._local = abilities.compute_units, abilities.local_bytes
         self._group = power_of_two(min(abilities.group, MOST_GROUP))
 
     def lower(self, ctx: Context, op: Attention, bucket: Bucket) -> list[Launch]:
-        """The operation alone."""
+        """Launches of the unfused operation."""
         if self.splits(ctx, op, bucket):
             return self.decode(ctx, op, bucket, rope=None)
         args, defines = prefill_args(ctx, op), defines_of(ctx, op)
@@ -47,7 +47,7 @@ class AttentionOps:
         return [Launch(spec, (bucket.tokens, op.heads, 1), (self._group, 1, 1), args)]
 
     def splits(self, ctx: Context, op: Attention, bucket: Bucket) -> bool:
-        """Whether :meth:`decode` is for a step of this size, and a work-group can hold what it needs."""
+        """Whether :meth:`decode` suits a step of this size, and its data fits a work-group."""
         share, group = op.heads // op.kv_heads, min(self._group, DECODE_GROUP)
         floats = share * (op.head_dim + 4 * group + 2 * group + REDUCERS + 1) + 2 * group
         floats += group if ctx.cache.dtype == "i8" else 0
@@ -55,7 +55,7 @@ class AttentionOps:
         return decoding(bucket) and fits
 
     def decode(self, ctx: Context, op: Attention, bucket: Bucket, rope: RopeAppend | None) -> list[Launch]:
-        """Attention split over the positions; with the rotation and the cache's new entry, for a step of one token."""
+        """Attention split over the positions; with ``rope``, fused with the rotation and the KV cache update."""
         heads, out = bucket.tokens * op.kv_heads, ctx.tensors[op.out]
         splits = max(1, min(ceil_div(bucket.context, SPLIT), GROUPS * self._units // heads, MAX_SPLITS))
         group = min(self._group, DECODE_GROUP)
@@ -73,9 +73,9 @@ class AttentionOps:
         return launches
 
     def _tiles(self, op: Attention) -> bool:
-        """Whether a work-group can hold attention_prefill's tiles, and each work-item has a part in loading them.
+        """Whether attention_prefill's tiles fit a work-group, and each work-item loads a part of them.
 
-        Of narrower heads some would have none, and PoCL 3.1 lets those load too, beyond the tile.
+        With narrower heads, some work-items would have nothing to load, and PoCL 3.1 makes them load beyond the tile.
         """
         floats = (QUERIES + KEYS) * (op.head_dim + 4) + QUERIES * (KEYS + 1 + 9)
         wide = QUERIES * op.head_dim // 4 >= TILE_GROUP
@@ -88,33 +88,33 @@ def decoding(bucket: Bucket) -> bool:
 
 
 def defines_of(ctx: Context, op: Attention) -> dict[str, int]:
-    """What every kernel for attention is compiled for."""
+    """Preprocessor constants of every attention kernel."""
     return kv_defines(ctx, op) | {"HEAD_GROUP": op.heads // op.kv_heads}
 
 
 def tiles_of(ctx: Context, bucket: Bucket, side: int) -> int:
-    """Tiles of ``side`` tokens at most, where each sequence begins with a new one."""
+    """Maximum number of tiles of ``side`` tokens if each sequence begins with a new tile."""
     return bucket.tokens // side + min(bucket.tokens, ctx.program.limits.max_seqs)
 
 
 def prefill_args(ctx: Context, op: Attention) -> tuple[Arg, ...]:
-    """The arguments of attention of many tokens."""
+    """The arguments of attention for many tokens."""
     cache = ctx.kv("k", op.layer), ctx.kv("v", op.layer)
     sizes = np.int32(op.heads), np.int32(op.kv_heads)
     return (*positions(ctx), ctx.tensors[op.qkv], *cache, ctx.tensors[op.out], *sizes)
 
 
 def decode_args(ctx: Context, op: Attention, rope: RopeAppend | None) -> tuple[Arg, ...]:
-    """The first arguments of attention of few tokens."""
+    """The first arguments of attention for few tokens."""
     return (*positions(ctx), *attention_inputs(ctx, op, rope, ctx.step))
 
 
 def most_tokens(ctx: Context) -> int:
-    """Tokens of a step that attention splits, at most."""
+    """Maximum tokens of a step with split attention."""
     return max(ctx.program.limits.max_rows, min(ctx.program.limits.max_tokens, DECODE_TOKENS))
 
 
 def parts_of(ctx: Context, op: Attention) -> Buffer:
-    """Where the parts of a split attention go."""
+    """The buffer for the partial results of split attention."""
     size = most_tokens(ctx) * op.heads * MAX_SPLITS * (op.head_dim + ATTENTION_PART) * 4
     return ctx.scratch("attention parts", size)

@@ -1,4 +1,4 @@
-"""Opening a device that takes the family's kernels, whichever driver reaches it."""
+"""Opens a device that runs the OpenCL C kernels, through any driver."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ from bitnet.core.gpu.verified import remember
 from bitnet.core.hal import DeviceInfo
 
 CHECKED_TOKENS = 1, 2 * DECODE_TOKENS
-"""Tokens of the self-check's products: kernels for few and for many."""
+"""Tokens of the self-check's products, to run the kernels for few and for many tokens."""
 
 
 def open_device(
     info: DeviceInfo, driver: Driver, abilities: Abilities, *, self_check: bool = False, vendor: Vendor | None = None
 ) -> GpuDevice:
-    """A device of the family. Where this raises, the driver is closed.
+    """Open a device. If this raises, the driver is closed.
 
     Args:
         vendor: As for :class:`ClcOps`.
-        self_check: Whether the device must compute products right first, as one must that nobody has tried yet. That
-            it has is remembered (:mod:`bitnet.core.gpu.verified`).
+        self_check: Whether the device must first compute correct products, for backends untested on hardware. Success
+            is remembered (:mod:`bitnet.core.gpu.verified`).
 
     Raises:
-        DeviceError: It fails, or its product is wrong.
+        DeviceError: The device fails, or its product is wrong.
     """
     device = GpuDevice(info, driver, ClcOps(abilities, vendor).lowering())
     try:
         if self_check:
             if wrong := next(filter(None, (wrong_products(device, tokens=n) for n in CHECKED_TOKENS)), ""):
                 hint = "Update the device's driver, or choose another device: bitnet devices."
-                raise DeviceError(f"it does not compute: {wrong}.", device=info.name, hint=hint)
+                raise DeviceError(f"it does not compute correctly: {wrong}.", device=info.name, hint=hint)
             remember(info)
     except BaseException:
         device.close()

@@ -1,4 +1,4 @@
-"""Attention of many tokens by XMX."""
+"""Attention for many tokens on Intel's XMX."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ BLOCKS, PART = 2, 16
 """Rows of a tile of attention_prefill_xmx for each work-item of a sub-group, and dimensions and positions of a
 sub-group; its source has the same numbers."""
 DIMS = 64, 128
-"""Dimensions that a head may have: the rows divide evenly among its sub-groups, and its tiles fit local memory."""
+"""Supported head dimensions: rows divide evenly among sub-groups, and tiles fit local memory."""
 
 
 class IntelAttention(AttentionOps):
-    """The launches for a device with XMX."""
+    """Launches for devices with XMX."""
 
     def __init__(self, abilities: Abilities) -> None:
         super().__init__(abilities)
@@ -38,7 +38,7 @@ class IntelAttention(AttentionOps):
         return op.head_dim // PART * self._width
 
     def _takes(self, ctx: Context, op: Attention) -> bool:
-        """Whether the kernel is for such a cache and such heads, and a work-group can hold its tiles."""
+        """Whether the kernel supports this cache and these heads, and its tiles fit a work-group."""
         has = self._abilities
         local = self._queries * (2 * 2 * op.head_dim + 4 * (op.head_dim + 1) + 4 + 4)
         cache = ctx.cache.dtype == "f16" and ctx.cache.block_size % PART == 0

@@ -1,4 +1,4 @@
-"""Products on Intel's GPUs: tiles of many tokens by sub-groups, with XMX where there is one."""
+"""Products on Intel's GPUs: tiled by sub-groups for many tokens, with XMX if available."""
 
 from __future__ import annotations
 
@@ -24,21 +24,23 @@ processors that multiply byte by byte."""
 
 
 def by_sub_groups(matrix: Matrix) -> dict[str, int]:
-    """What the kernels in ``intel/`` are compiled for, by the device's matrix products."""
+    """Preprocessor constants of the kernels in ``intel/``, by the device's kind of matrix products."""
     return {"XMX": int(matrix != "intel"), "SG": WIDTHS[matrix]}
 
 
 def trial(matrix: Matrix) -> KernelSpec:
-    """A kernel with all that the others need of a compiler."""
+    """A kernel that needs every compiler feature that the others need."""
     return KernelSpec("intel/sub_groups", "sub_groups", tuple(by_sub_groups(matrix).items()))
 
 
 class IntelProducts(Products):
-    """The launches for a device whose driver builds ``intel/ternary_gemm_sg``."""
+    """Launches for devices whose driver builds ``intel/ternary_gemm_sg``."""
 
     def __init__(self, abilities: Abilities) -> None:
         super().__init__(abilities)
-        self._units = max(1, self._units // 2)  # a vector engine has the work-items of half a compute unit of others
+        self._units = max(
+            1, self._units // 2
+        )  # a vector engine has as many work-items as half a compute unit of other vendors
         self._matrix = abilities.matrix
 
     def ternary_matmul(

@@ -1,4 +1,4 @@
-"""Launches as a C interface takes them."""
+"""Converts launches to the values that a C interface needs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def values(launch: Launch, handle: Callable[[Any], int]) -> list[Value]:
     """A launch's arguments: numbers in their own type, buffers as pointers.
 
     Args:
-        handle: A buffer's address in the device's memory, or what the interface knows it by.
+        handle: Returns a buffer's device address or the interface's handle for it.
     """
 
     def value(arg: Arg) -> Value:

@@ -25,11 +25,11 @@ TILE, WARPS, GROUPS = 64, 4, 3
 """Positions or tokens of a work-group, its warps, and how many groups of attention_decode_mma on each compute unit, at
 most, a sequence is split for."""
 WIDEST = 128
-"""Dimensions of a head of attention_prefill_mma at most."""
+"""Maximum head dimension of attention_prefill_mma."""
 
 
 class NvidiaAttention(AttentionOps):
-    """The launches for a device whose driver builds ``nvidia/warps``."""
+    """Launches for devices whose driver builds ``nvidia/warps``."""
 
     def lower(self, ctx: Context, op: Attention, bucket: Bucket) -> list[Launch]:
         if self.splits(ctx, op, bucket) or not takes_matrix_units(ctx, op) or op.head_dim > WIDEST:
@@ -58,7 +58,7 @@ class NvidiaAttention(AttentionOps):
 
 
 def takes_matrix_units(ctx: Context, op: Attention) -> bool:
-    """Whether the kernels for those can take the cache and the heads."""
+    """Whether the kernels for matrix units support the cache and the heads."""
     kv = ctx.program.kv
-    assert kv is not None  # check_program has seen to it
+    assert kv is not None  # ensured by check_program
     return kv.dtype == "f16" and op.head_dim in (64, 128, 256) and op.heads // op.kv_heads <= 8

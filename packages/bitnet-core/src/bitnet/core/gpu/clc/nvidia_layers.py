@@ -1,4 +1,5 @@
-"""A layer as one launch on NVIDIA's devices, for a step of one token: its work-groups wait for one another."""
+"""A whole layer in one launch, for steps of one token on NVIDIA's devices: its work-groups synchronise with each
+other."""
 
 from __future__ import annotations
 
@@ -16,9 +17,9 @@ from bitnet.core.gpu.products import glu_products
 from bitnet.core.hal import Attention
 
 WARPS = 8
-"""Warps of a work-group. More would leave too few registers for each."""
+"""Warps per work-group. More would leave too few registers for each."""
 TILE = 16
-"""Positions that a warp takes at a time."""
+"""Positions that a warp processes at a time."""
 MOST_STEPS = 10
 """Maximum steps of MMA_STEP bytes for a warp, which holds them in registers; the source has the same number."""
 MOST_SPLITS = 8
@@ -26,13 +27,13 @@ MOST_SPLITS = 8
 
 
 class NvidiaLayers:
-    """The launches for a device with matrix units; none where nobody can tell how many work-groups run at once."""
+    """Launches for devices with matrix units; none if the number of concurrent work-groups is unknown."""
 
     def __init__(self, abilities: Abilities) -> None:
         self._groups, self._local = abilities.resident, abilities.local_bytes
 
     def launch(self, ctx: Context, layer: Layer, bucket: Bucket) -> list[Launch] | None:
-        """The one launch of a layer; None where it cannot be one."""
+        """The single launch of a layer; None if the layer does not fit one launch."""
         if bucket.tokens > 1 or not self._groups or not self._fits(ctx, layer):
             return None
         rope, op = layer.rope, layer.attention
@@ -62,7 +63,7 @@ class NvidiaLayers:
         return [Launch(spec, (self._groups, 1, 1), (WARP * WARPS, 1, 1), tuple(args))]
 
     def _fits(self, ctx: Context, layer: Layer) -> bool:
-        """Whether a warp's codes fit its registers, and what a work-group keeps its local memory."""
+        """Whether a warp's codes fit its registers, and a work-group's data fits local memory."""
         weights = [ctx.ternary(product.weights) for _, product in layer.pairs]
         op = layer.attention
         share = op.heads // op.kv_heads
@@ -73,5 +74,5 @@ class NvidiaLayers:
 
 
 def _part(op: Attention) -> int:
-    """Floats that a part of a key/value head's positions yields."""
+    """Floats of the partial result for a part of a key/value head's positions."""
     return op.heads // op.kv_heads * (op.head_dim + ATTENTION_PART)

@@ -1,4 +1,4 @@
-"""Products on NVIDIA's matrix units: one and several tokens, many tokens by tiles, and the head."""
+"""Products on NVIDIA's matrix units: for one and several tokens, tiled for many tokens, and the output head."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ MOST_STEPS, MOST_WARPS = 6, 16
 """Maximum steps of MMA_STEP bytes for a warp of ternary_decode_mma, which holds them in registers; maximum warps of a
 work-group."""
 WANTED_WARPS = 8
-"""Warps wanted on each compute unit, so that all weights of a product of few tokens are in flight at once."""
+"""Target number of warps per compute unit, so that all weight loads of a product of few tokens are in flight at
+once."""
 STAGE_BYTES = 128, 32
 """Bytes of a token, and of a row of W, in a stage of ternary_gemm_mma."""
 HEAD_WARPS, HEAD_MMA_WARPS = 8, 8
@@ -34,7 +35,7 @@ HEAD_WARP_ROWS, HEAD_COLS = 32, 4096
 
 
 class NvidiaProducts(Products):
-    """The launches for a device whose driver builds ``nvidia/warps``."""
+    """Launches for devices whose driver builds ``nvidia/warps``."""
 
     def decode(
         self, ctx: Context, op: TernaryMatmul, bucket: Bucket, source: Source, out: Buffer, *, activation: str = ""
@@ -92,22 +93,24 @@ class NvidiaProducts(Products):
         return super().dense_matmul(ctx, op, bucket)
 
     def _decodes(self, w: TernaryBuffer) -> bool:
-        """Whether ternary_decode_mma can multiply by it: a warp's codes fit its registers, and x in local memory."""
+        """Whether ternary_decode_mma supports this weight: a warp's codes fit its registers, and x fits local
+        memory."""
         return ceil_div(w.row_bytes, MMA_STEP) <= MOST_STEPS * MOST_WARPS and 4 * w.row_bytes + 4096 * 3 <= self._local
 
     def _decode_shape(self, w: TernaryBuffer) -> tuple[int, int]:
-        """Row tiles of a work-group, and warps that share a tile's K: enough to have all weights in flight at once."""
+        """Row tiles per work-group, and warps that share a tile's K: enough to have all weight loads in flight at
+        once."""
         tiles, steps = ceil_div(w.rows, MMA_ROWS), ceil_div(w.row_bytes, MMA_STEP)
         wanted = min(max(1, round(self._units * WANTED_WARPS / tiles)), steps)
         split = min(ceil_div(steps, min(steps // wanted, MOST_STEPS)), MOST_WARPS)
         return max(1, min(round(tiles / self._units), MOST_WARPS // split)), split
 
     def _tiles(self, w: TernaryBuffer) -> bool:
-        """Whether ternary_gemm_mma can multiply by it: it takes the activations 16 bytes at a time."""
+        """Whether ternary_gemm_mma supports this weight: it reads activations 16 bytes at a time."""
         return w.cols % 16 == 0
 
     def _tile_shape(self, w: TernaryBuffer, tokens: int) -> dict[str, int]:
-        """What ternary_gemm_mma is compiled for: tall tiles where those are enough for every compute unit."""
+        """Preprocessor constants of ternary_gemm_mma: tall tiles if there are enough for all compute units."""
         token_tile = min(64, max(16, power_of_two(tokens)))
         tall = ceil_div(w.rows, 128) * ceil_div(tokens, token_tile) >= self._units * 3 // 4
         row_tile, warps = (128, (4, min(2, token_tile // 16))) if tall else (32, (2, token_tile // 16))

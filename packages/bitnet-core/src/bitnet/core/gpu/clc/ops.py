@@ -1,8 +1,8 @@
-"""The operations as launches of OpenCL C, for every driver that takes it; what is not here is as on every GPU.
+"""Lowers operations to launches of OpenCL C kernels, for every driver; other operations are lowered as on every GPU.
 
-A step of one token is lowered to six launches a layer: norm and quantisation go into the product after them, the gate's
-activation into the product before it, the rotation and the cache's new entry into attention, whose parts are merged.
-With NVIDIA's matrix units it is one launch a layer.
+A step of one token takes six launches per layer: norm and quantisation are fused into the next product, the gate's
+activation into the previous product, and rotation and KV cache update into attention, whose partial results are merged.
+With NVIDIA's matrix units it takes one launch per layer.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ from bitnet.core.hal import Attention, DenseMatmul, GluNormQuant, NormQuant, Sam
 
 ENTRY = r"^kernel (?:__attribute__\(\(.*\)\) )?(?:OF_WA\w+ )?void (\w+)\("
 MOST_SAMPLERS = 1024
-"""Work-items that choose a token, at most, on a GPU."""
+"""Maximum work-items for sampling a token on a GPU."""
 
 
 def sources(
     package: str, backend: str, *, common: str = "common.clh", vendors: Collection[str] | None = None
 ) -> KernelSources:
-    """The family's kernels, as the wheel of a backend carries them.
+    """The OpenCL C kernel sources in a backend's wheel.
 
     Args:
-        common: The file in front of each: one that includes ``common.clh``, where the compiler lacks built-ins.
+        common: The file prepended to each source: ``common.clh``, or one that includes it and adds missing built-ins.
         vendors: Folders of the vendors whose hardware the backend reaches; None for all.
     """
     return KernelSources(package, backend, ending=".cl", common=common, entry=ENTRY, vendors=vendors)
@@ -46,7 +46,7 @@ class ClcOps:
     """The lowering for a device.
 
     Args:
-        vendor: The kernels where the abilities do not tell: those of a port to another language.
+        vendor: The vendor's kernels, if the abilities do not determine them, as for a port to another language.
     """
 
     def __init__(self, abilities: Abilities, vendor: Vendor | None = None) -> None:
@@ -72,7 +72,7 @@ class ClcOps:
         }
 
     def lowering(self) -> Lowering:
-        """What :class:`bitnet.core.gpu.GpuDevice` takes."""
+        """The lowering for :class:`bitnet.core.gpu.GpuDevice`."""
         vendor, group = self._vendor, self._rows.group
         return Lowering(self._table, vendor.leaves_out, scaled=vendor.scaled, rowwise=vendor.rowwise, group=group)
 
@@ -106,7 +106,8 @@ class ClcOps:
     def _gated_product(
         self, ctx: Context, group: GatedProduct | NormGatedProduct, bucket: Bucket
     ) -> list[Launch] | None:
-        """The product of gates and ups, which quantises its input where that is in the group; the norm after it."""
+        """The product of gates and ups, which also quantises its input if the group includes that, and the norm after
+        it."""
         up, glu, norm = group.up, group.glu, group.norm
         w = ctx.ternary(up.weights)
         if bucket.tokens == 1 or not self._products.gates(w):

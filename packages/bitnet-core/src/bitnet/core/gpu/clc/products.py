@@ -1,4 +1,4 @@
-"""The matrix products as launches of OpenCL C: ternary ones of few and of many tokens, and the head."""
+"""Launches of matrix products in OpenCL C: ternary products for few and for many tokens, and the output head."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from bitnet.core.gpu.weights import TernaryBuffer
 from bitnet.core.hal import DenseMatmul, TernaryMatmul
 
 DECODE_TOKENS = 8
-"""More tokens than this take the tiled product."""
+"""Steps with more tokens than this use the tiled product."""
 MOST_GROUP = 256
-"""Work-items of a work-group at most, where a kernel has no reason for more."""
+"""Default maximum of work-items in a work-group."""
 CHUNK_BYTES = 16
 """Bytes of codes in one load."""
 HELD_CHUNKS = 16
-"""Maximum chunks of codes that a work-item of a fused product keeps in registers."""
+"""Maximum chunks of codes that a work-item of a fused product holds in registers."""
 LEAST_LANES, MOST_LANES = 8, 64
 TILE_ROWS = 8
 """Rows of W of a work-item of ternary_gemm, as its source has it."""
@@ -29,9 +29,9 @@ HEAD_LANES, HEAD_ROWS = 32, 4
 
 
 class Products:
-    """The launches for a device, by dot products of four bytes.
+    """Launches for a device, with dot products of four bytes.
 
-    A class for a device's matrix units derives from this one, and falls back to it for shapes that they do not take.
+    Classes for matrix units derive from this one, and fall back to it for shapes that the units do not support.
     """
 
     def __init__(self, abilities: Abilities) -> None:
@@ -42,7 +42,7 @@ class Products:
     def ternary_matmul(
         self, ctx: Context, op: TernaryMatmul, bucket: Bucket, *, out: Buffer | None = None, activation: str = ""
     ) -> list[Launch]:
-        """The operation, into ``out`` where given, with the activation after it where :meth:`gates` says so."""
+        """Launches of the operation, into ``out`` if given, followed by ``activation`` if :meth:`gates` allows it."""
         out = out or ctx.tensors[op.out]
         sums = self._row_sums(ctx, op, bucket)
         if bucket.tokens <= DECODE_TOKENS:
@@ -53,7 +53,7 @@ class Products:
     def decode(
         self, ctx: Context, op: TernaryMatmul, bucket: Bucket, source: Source, out: Buffer, *, activation: str = ""
     ) -> Launch:
-        """A product of few tokens, with what comes before and after it where those can be fused."""
+        """A product of few tokens, with the operations fused before and after it."""
         w, times = ctx.ternary(op.weights), 2 if activation else 1
         lanes = self._lanes(w, times)
         groups = ceil_div(w.rows // times * lanes, self._group)
@@ -76,7 +76,7 @@ class Products:
         return False
 
     def quantises(self, w: TernaryBuffer, tokens: int, *, times: int = 1) -> bool:
-        """Whether a product can quantise its tokens: a work-group can hold them, and a work-item its codes."""
+        """Whether a product can quantise its own input: tokens fit a work-group, and codes fit a work-item."""
         if tokens > 1:
             return False
         local = 4 * w.row_bytes + self._group * (8 + 4 * times)
@@ -97,14 +97,14 @@ class Products:
         ]
 
     def _row_sums(self, ctx: Context, op: TernaryMatmul, bucket: Bucket) -> list[Launch]:
-        """What makes the sums of the operation's activations, where the program does not quantise them itself."""
+        """The launch that computes the sums of the activations, if no operation of the program quantises them."""
         if quantised(op.x, ctx.program.ops):
             return []
         args = (ctx.step, ctx.tensors[op.x], row_sums(ctx, op.x))
         return [self._rows.launch("row_sums", bucket.tokens, args, defines={"COLS": ctx.shape(op.x)[1]})]
 
     def _lanes(self, w: TernaryBuffer, times: int = 1) -> int:
-        """Work-items that share a row: enough that every compute unit has a work-group."""
+        """Work-items that share a row: enough to give every compute unit a work-group."""
         wanted = self._units * self._group // (w.rows // times)
         most = min(MOST_LANES, self._group, power_of_two(w.row_bytes // CHUNK_BYTES))
         return max(min(power_of_two(max(wanted, 1)) * 2, most), min(LEAST_LANES, most))
@@ -113,7 +113,7 @@ class Products:
 def decode_defines(
     w: TernaryBuffer, op: TernaryMatmul, bucket: Bucket, source: Source, activation: str
 ) -> dict[str, int]:
-    """What every kernel for a product of few tokens is compiled for."""
+    """Preprocessor constants of every kernel for products of few tokens."""
     return {
         "COLS": w.cols,
         "ROW_BYTES": w.row_bytes,
@@ -126,7 +126,7 @@ def decode_defines(
 
 
 def tiled_defines(w: TernaryBuffer, op: TernaryMatmul) -> dict[str, int]:
-    """What every kernel for a product of many tokens is compiled for."""
+    """Preprocessor constants of every kernel for products of many tokens."""
     return {"COLS": w.cols, "ROW_BYTES": w.row_bytes, "ADD": int(op.add)}
 
 

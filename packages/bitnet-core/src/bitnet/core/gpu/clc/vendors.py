@@ -1,4 +1,4 @@
-"""What only one vendor's hardware takes: its kernels have a folder of their own, and what launches them classes."""
+"""Vendor-specific kernels, each vendor's in a folder of its own, and the classes that launch them."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ class Vendor:
     """The kernels for one kind of matrix unit.
 
     Attributes:
-        trial: A kernel with all that the others need of a compiler, in the vendor's folder; None where a driver that
-            has the units always takes them.
+        trial: A kernel in the vendor's folder that needs every compiler feature that the others need; None if every
+            driver with these units compiles them.
         products: Launches of matrix products.
         attention: Launches of attention.
-        groups: Launches of groups of operations that the plain kernels do not take.
-        otherwise: What is left of the matrix products where the trial fails.
+        groups: Launches of groups of operations that the generic kernels do not support.
+        otherwise: The kind of matrix products to use if the trial fails.
         leaves_out, scaled, rowwise: As :class:`~bitnet.core.gpu.plan.Lowering`'s.
     """
 
@@ -47,7 +47,7 @@ class Vendor:
 PLAIN = Vendor()
 """Kernels that every device runs."""
 AMD = Vendor(KernelSpec("amd/waves", "waves"), AmdProducts, AmdAttention)
-"""Kernels for MFMA and WMMA, whichever of them it is."""
+"""Kernels for both MFMA and WMMA."""
 VENDORS: Mapping[Matrix, Vendor] = {
     "none": PLAIN,
     "ptx": Vendor(
@@ -69,7 +69,7 @@ VENDORS: Mapping[Matrix, Vendor] = {
 
 
 def tried(abilities: Abilities, builds: Callable[[KernelSpec], bool]) -> Abilities:
-    """The abilities, without matrix units whose kernels the driver's compiler does not take."""
+    """The abilities without matrix units whose kernels the driver's compiler rejects."""
     while True:
         vendor = VENDORS[abilities.matrix]
         if vendor.trial is None or builds(vendor.trial):

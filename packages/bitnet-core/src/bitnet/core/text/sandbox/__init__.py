@@ -1,7 +1,8 @@
-"""Jinja2 templates that are not trusted, rendered in helper processes with bounds on time, memory and what they write.
+"""Renders untrusted Jinja2 templates in helper processes with limits on time, memory and output.
 
-Jinja2's own sandbox keeps templates from the objects of Python, but lets them run and grow without end, and crash the
-interpreter. A helper process can be limited and killed; :func:`render` looks like a function.
+Jinja2's own sandbox keeps templates away from Python's objects, but does not stop them from running forever, using up
+memory, or crashing the interpreter. A helper process can be limited and killed; :func:`render` hides it behind a
+function.
 """
 
 from bitnet.core.text.sandbox.pool import Pool, as_json

@@ -1,7 +1,7 @@
-"""The program of a helper process: templates and values come in, texts go out, as JSON with its length before it.
+"""The program of a helper process: reads templates and values and writes texts, as JSON preceded by its length.
 
-It imports nothing of this package, and runs without ``site``: ``process.py`` says where Jinja2 is. It is limited before
-it reads anything: by the system where that can limit, else by its parent, who watches it.
+It imports nothing of this package, and runs without ``site``: ``process.py`` tells it where Jinja2 is. It is limited
+before it reads anything: by the system if possible, else by its parent, which watches it.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 
 class _Generation(ext.Extension):
-    """``{% generation %}`` … ``{% endgeneration %}``: what the assistant wrote, marked for training.
+    """``{% generation %}`` … ``{% endgeneration %}``, which marks the assistant's text for training.
 
-    Just text here, but a scope of its own, as in Hugging Face's environment.
+    Here it is plain text, but has a scope of its own, as in Hugging Face's environment.
     """
 
     tags = {"generation"}  # noqa: RUF012
@@ -52,7 +52,7 @@ def _tojson(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """JSON without the escaping for HTML that Jinja2's own filter does."""
+    """JSON without the HTML escaping of Jinja2's own filter."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
@@ -67,9 +67,10 @@ def _template(source: str) -> Template:
 
 
 def _answer(request: bytes, output: int) -> tuple[str, list[str | None]]:
-    """The kind of the answer, and texts: ``texts``; ``error``, with the reason; ``output``: one is too long.
+    """The kind of the answer and its texts. Kinds: ``texts``; ``error``, with the reason; ``output``: a text is too
+    long.
 
-    What is rendered after the first may fail for itself: None.
+    A rendering after the first may fail on its own: its text is None.
     """
     texts: list[str | None] = []
     try:
@@ -77,7 +78,7 @@ def _answer(request: bytes, output: int) -> tuple[str, list[str | None]]:
         template = _template(source)
     except MemoryError:
         raise
-    except Exception as error:  # a template can fail in any way Python code can
+    except Exception as error:  # a template can fail in any way that Python code can
         return "error", [_reason(error)]
     for values in several:
         try:
@@ -100,7 +101,7 @@ def _reason(error: Exception) -> str:
 
 
 def limit(memory: int) -> None:
-    """Bound this process where the system can; ``memory`` is bytes of address space beyond what it has."""
+    """Limit this process if the system can; ``memory`` is bytes of address space beyond its present size."""
     if sys.platform == "win32":
         import msvcrt
 
@@ -117,14 +118,14 @@ def limit(memory: int) -> None:
         with open("/proc/self/statm", "rb") as file:  # noqa: PTH123 - pathlib takes long to import
             taken = int(file.read().split()[0]) * resource.getpagesize()
     except OSError:
-        taken = 1 << 30  # more than Python has at its start anywhere
+        taken = 1 << 30  # more than Python uses at startup on any platform
     hard = resource.getrlimit(resource.RLIMIT_AS)[1]
     most = taken + memory if hard == resource.RLIM_INFINITY else min(hard, taken + memory)
     resource.setrlimit(resource.RLIMIT_AS, (most, most))
 
 
 def _time(seconds: float) -> None:
-    """Let the system end this process after that much processor time; 0: never."""
+    """Have the system end this process after so many seconds of CPU time; 0: never."""
     if sys.platform != "win32":
         signal.setitimer(signal.ITIMER_PROF, seconds)
 
@@ -151,7 +152,7 @@ def _write(data: bytes) -> None:
 
 
 def main(memory: int, seconds: float, output: int) -> NoReturn:
-    """Answer one request after the other, until the parent ends or memory does."""
+    """Answer requests in a loop, until the parent ends or memory runs out."""
     if sys.platform == "win32":
         import msvcrt
 

@@ -1,4 +1,4 @@
-"""A job object of Windows: its process has bounded memory, and ends when its handle is closed, by our end too."""
+"""A Windows job object: limits its process's memory, and ends it when the handle is closed, also if we crash."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Job:
     Args:
         kernel32: The library, as ``ctypes.WinDLL("kernel32", use_last_error=True)``.
         process: Handle of the process.
-        memory: Bytes it may commit.
+        memory: Maximum bytes it may commit.
 
     Raises:
         OSError: Windows refuses.
@@ -59,7 +59,7 @@ class Job:
             raise OSError(code, "the helper process cannot be put into a job object")
 
     def close(self) -> None:
-        """End the process, if it runs still."""
+        """End the process if it is still running."""
         handle, self._handle = self._handle, ctypes.c_void_p()
         if handle.value:
             self._kernel32.CloseHandle(handle)

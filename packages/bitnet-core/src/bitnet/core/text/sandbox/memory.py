@@ -1,4 +1,4 @@
-"""Memory of a helper, where the system cannot bound it: macOS."""
+"""Measures a helper's memory on macOS, where the system cannot limit it."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ class _Usage(ctypes.Structure):
 
 
 def taken(pid: int) -> int:
-    """Bytes of memory that a process of ours has taken; 0 where the system bounds it, and where it is not told."""
+    """Bytes of memory that a helper uses; 0 if the system limits it, or if unknown."""
     return footprint(ctypes.CDLL(None), pid) if sys.platform == "darwin" else 0
 
 
 def footprint(libc: Any, pid: int) -> int:
-    """Bytes of a process's memory, compressed and swapped ones among them, as macOS counts them; 0: it is gone."""
+    """Bytes of a process's memory as counted by macOS, including compressed and swapped memory; 0: it has ended."""
     usage = _Usage()
     if libc.proc_pid_rusage(ctypes.c_int(pid), ctypes.c_int(0), ctypes.byref(usage)) != 0:
         return 0

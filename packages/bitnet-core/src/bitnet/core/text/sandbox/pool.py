@@ -1,4 +1,4 @@
-"""Some helper processes, shared by all threads."""
+"""A pool of helper processes, shared by all threads."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from bitnet.core.errors import BitNetError, InvalidInputError, brief
 from bitnet.core.text.sandbox.process import Helper, TemplateError
 
 HELPERS = 4
-"""Maximum helper processes: this many templates can run to their bounds before others wait."""
+"""Maximum helper processes: so many templates can run up to their limits before others wait."""
 PATIENCE = 0.05
-"""Seconds to wait for a helper before another one is started, which takes as long."""
+"""Seconds to wait for a free helper before starting another, which takes about as long."""
 
 
 class Pool:
-    """Renders templates in helper processes, which are started when they are needed and kept."""
+    """Renders templates in helper processes, which are started on demand and kept."""
 
     def __init__(self) -> None:
         self.forget()
@@ -29,13 +29,13 @@ class Pool:
             os.register_at_fork(after_in_child=self.forget)
 
     def forget(self) -> None:
-        """Begin anew: in a fork of the process, the helpers are the parent's."""
+        """Start with an empty pool: in a fork, the helpers belong to the parent."""
         self._changed = threading.Condition()
         self._idle: list[Helper] = []
         self._all: weakref.WeakSet[Helper] = weakref.WeakSet()
 
     def warm(self) -> None:
-        """Start a helper in the background, where a template is going to be rendered soon."""
+        """Start a helper in the background, for a template that will be rendered soon."""
         threading.Thread(target=self._warm, name="bitnet-warm", daemon=True).start()
 
     def _warm(self) -> None:
@@ -43,23 +43,23 @@ class Pool:
             self.check("")
 
     def check(self, source: str) -> None:
-        """Whether a source is a template.
+        """Check that a source is a valid template.
 
         Raises:
-            TemplateError: It is none, or takes too long to parse.
+            TemplateError: It is not, or takes too long to parse.
             BitNetError: No helper starts.
         """
         self.render(source, [])
 
     def render(self, source: str, several: Sequence[Mapping[str, Any]]) -> list[str | None]:
-        """The texts a template makes of several sets of values, within one bound.
+        """The texts that a template makes from several sets of values, within the limits of one rendering.
 
         Returns:
-            One for each; None where the template fails though it does not for the first.
+            One for each; None for a set after the first for which the template fails.
 
         Raises:
-            TemplateError: The template fails or reaches a bound.
-            InvalidInputError: JSON cannot hold the values.
+            TemplateError: The template fails or reaches a limit.
+            InvalidInputError: JSON cannot represent the values.
             BitNetError: No helper starts.
         """
         request = as_json([source, several])
@@ -85,19 +85,19 @@ class Pool:
 
 
 def as_json(value: Any) -> str:
-    """JSON of a value.
+    """A value as JSON.
 
     Raises:
-        InvalidInputError: JSON cannot hold it.
+        InvalidInputError: JSON cannot represent it.
     """
     try:
         return json.dumps(value, ensure_ascii=False, default=_plain)
     except (TypeError, ValueError, RecursionError) as error:
-        raise InvalidInputError(f"a chat template is given what JSON cannot hold: {error}.") from error
+        raise InvalidInputError(f"JSON cannot represent a value passed to a chat template: {error}.") from error
 
 
 def _plain(value: Any) -> Any:
-    """Mappings and sequences of other kinds as those that JSON knows."""
+    """Convert other mappings and sequences to JSON's types."""
     if isinstance(value, Mapping):
         return dict(value)
     if isinstance(value, Sequence) and not isinstance(value, (bytes, bytearray)):

@@ -1,4 +1,4 @@
-"""A helper process that renders templates: how it is started, asked, limited and ended."""
+"""Starts, queries, limits and ends a helper process that renders templates."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ from bitnet.core.text.sandbox import memory as watching
 from bitnet.core.text.sandbox.job import Job
 
 MEMORY = 256 << 20
-"""Bytes a helper may take beyond what it has when it has started."""
+"""Bytes of memory that a helper may use beyond its size after startup."""
 BASE = 64 << 20
-"""Bytes a helper has when it has started, where these cannot be told from the others: more than it has anywhere."""
+"""Upper bound of a helper's memory after startup, in bytes, for platforms where it cannot be measured separately."""
 CPU_SECONDS = 1.0
-"""Processor time that one rendering may take, where the system can bound it."""
+"""Maximum CPU time of one rendering in seconds, if the system can limit it."""
 SECONDS = 1.5
-"""Time that one rendering may take."""
+"""Maximum duration of one rendering in seconds."""
 OUTPUT = 16 << 20
-"""Characters that one rendering may write."""
+"""Maximum characters that one rendering may write."""
 START_SECONDS = 30.0
-"""Time after which a helper is not expected to start any more."""
+"""Seconds within which a helper must start."""
 PARTING = 0.5
-"""Seconds that a helper which has closed its output may take to end."""
+"""Seconds within which a helper must end after closing its output."""
 SLICE = 0.02
-"""Seconds between two looks at the memory of a helper; also, on Windows an interrupt is noticed only between waits."""
+"""Seconds between checks of a helper's memory. On Windows, an interrupt is noticed only between such waits."""
 
 _BOOT = (
     "import sys; sys.path += sys.argv[5:]; names = {'__name__': 'child'}; "
@@ -55,17 +55,17 @@ _Messages: TypeAlias = "SimpleQueue[bytes | None]"
 
 
 class TemplateError(Exception):
-    """A template fails or reaches a bound; the text goes on after "the template"."""
+    """A template fails or reaches a limit. The message continues a sentence that begins with "the template"."""
 
 
 class Helper:
-    """A helper process, started when it is first asked, and again after it has ended. For one thread at a time."""
+    """A helper process, started on the first request and restarted after it has ended. For one thread at a time."""
 
     def __init__(self) -> None:
         self._running: _Running | None = None
 
     def ask(self, request: bytes) -> list[str | None]:
-        """The texts that come of a request.
+        """Send a request and return the resulting texts.
 
         Raises:
             TemplateError: The template fails, or reaches a bound.
@@ -75,7 +75,7 @@ class Helper:
             if self._running is None or not self._running.alive:
                 self._running = _Running()
             kind, texts = self._running.answer(request, SECONDS)
-        except BaseException:  # an interrupt, too: nobody would read the answer
+        except BaseException:  # also on an interrupt, as nobody would read the answer
             self.end()
             raise
         if kind == "texts":
@@ -95,13 +95,13 @@ class Helper:
 
 
 class _Running:
-    """One process, and the thread that writes to it, reads from it and takes leave of it."""
+    """One process, and the thread that writes to it, reads from it and waits for its end."""
 
     def __init__(self) -> None:
         self._requests: _Messages = SimpleQueue()
         self._replies: _Messages = SimpleQueue()
         command = _command()
-        with _living_lock:  # a fork now would keep the other ends of the pipes open
+        with _living_lock:  # a fork at this point would keep the other ends of the pipes open
             read, self._in = os.pipe()
             self._out, write = os.pipe()
             try:
@@ -145,19 +145,19 @@ class _Running:
         self._requests.put(None)
 
     def wait(self) -> None:
-        """Wait for the end of a process that was ended."""
+        """Wait until a process that was told to end has ended."""
         self._process.wait()
 
     def forget(self) -> None:
         """In a fork of this process: close what belongs to the parent."""
         os.close(self._in)
         os.close(self._out)
-        self._process.returncode = 0  # it is nobody's child here
+        self._process.returncode = 0  # it is not a child of this process
 
     def _next(self, seconds: float) -> Reply:
         end = time.monotonic() + seconds
         while True:
-            late = time.monotonic() > end  # this process may have been stopped: a reply that is there counts
+            late = time.monotonic() > end  # this process may have been suspended: a reply that has arrived counts
             try:
                 reply = self._replies.get(timeout=SLICE)
                 break
@@ -172,14 +172,14 @@ class _Running:
         return kind, texts
 
     def _attend(self) -> None:
-        """Runs in a thread: whatever the process does, nobody else waits for it without an end."""
+        """The thread's loop: only this thread waits for the process without a time limit."""
         try:
             self._replies.put(self._read())
             while (request := self._requests.get()) is not None:
                 self._write(request)
                 self._replies.put(self._read())
         except (OSError, EOFError):
-            with suppress(subprocess.TimeoutExpired):  # it is ending by itself, and its status says how
+            with suppress(subprocess.TimeoutExpired):  # it is already ending, and its exit status will say why
                 self._process.wait(PARTING)
         finally:
             self._leave()
@@ -198,7 +198,7 @@ class _Running:
         return self._exactly(int.from_bytes(self._exactly(8), "big"))
 
     def _exactly(self, count: int) -> bytes:
-        if count > 16 * OUTPUT:  # more than JSON makes of a text: not our program
+        if count > 16 * OUTPUT:  # more than JSON can make of a text, so not from our program
             raise EOFError
         data = bytearray()
         while len(data) < count:
@@ -220,11 +220,13 @@ def _command() -> list[str]:
     python = os.fsdecode(spawn.get_executable() or "")
     if python == sys.executable:
         if getattr(sys, "frozen", False):
-            raise _no_start(python, "it is a frozen program, which is no Python interpreter")
-        if sys.platform == "win32":  # that of a virtual environment starts another one, out of reach of our limits
+            raise _no_start(python, "it is a frozen program, not a Python interpreter")
+        if (
+            sys.platform == "win32"
+        ):  # a virtual environment's python.exe starts another process, which our limits would not reach
             python = getattr(sys, "_base_executable", None) or python
     if not python:
-        raise _no_start("Python", "it is not known where this interpreter is")
+        raise _no_start("Python", "the path of this interpreter is unknown")
     places = dict.fromkeys(map(_place, ("jinja2", "markupsafe")))
     program = str(Path(__file__).with_name("child.py").absolute())
     numbers = map(str, (MEMORY, CPU_SECONDS, OUTPUT))
@@ -232,7 +234,7 @@ def _command() -> list[str]:
 
 
 def _place(package: str) -> str:
-    """The folder in which a package is."""
+    """The folder that contains a package."""
     spec = importlib.util.find_spec(package)
     if spec is None or spec.origin is None:
         raise _no_start("Python", f"{package} is not installed")
@@ -240,7 +242,7 @@ def _place(package: str) -> str:
 
 
 def _detached() -> dict[str, Any]:
-    """Options that keep the terminal's interrupts, meant for us, from the helper, and Windows from showing it."""
+    """Options that shield the helper from the terminal's interrupts, and hide its window on Windows."""
     if sys.platform == "win32":
         return {"creationflags": subprocess.CREATE_NO_WINDOW | subprocess.CREATE_NEW_PROCESS_GROUP}
     return {"start_new_session": True}
@@ -254,8 +256,8 @@ def _job(process: subprocess.Popen[bytes]) -> Job | None:
 
 def _no_start(program: str, reason: str) -> BitNetError:
     return BitNetError(
-        f"chat templates are rendered by a Python process of their own, which does not start ({program}): {reason}.",
-        hint="multiprocessing.set_executable() says which program is Python, where this one is not.",
+        f"chat templates are rendered in a separate Python process, which does not start ({program}): {reason}.",
+        hint="If this program is not Python, set the path of one with multiprocessing.set_executable().",
     )
 
 
