@@ -17,7 +17,7 @@ def end(tool: str, *words: str, folder: Path) -> tuple[int, str]:
     """Exit status of a tool, and all it said."""
     if tool in ("make_golden", "make_demo_golden") and importlib.util.find_spec("torch") is None:
         pytest.skip("PyTorch is not installed.")
-    command = [sys.executable, TOOLS / f"{tool}.py", *words]
+    command = [sys.executable, str(TOOLS / f"{tool}.py"), *words]
     done = subprocess.run(command, cwd=folder, capture_output=True, encoding="utf-8", check=False, timeout=120)
     assert "Traceback" not in done.stderr, done.stderr
     assert list(folder.iterdir()) == [], words

@@ -67,7 +67,7 @@ class Request(Iterator[Chunk], AsyncIterator[Chunk]):
         return self.completion
 
     def close(self) -> None:
-        """End the generation at its current token; ``completion`` then holds the result so far. Raises no BitNetError."""
+        """End the generation at its current token; ``completion`` then holds the result so far. No error is raised."""
         self.cancel()
         with suppress(BitNetError):  # its caller wants no more of it, and may be on the way out with another error
             for _ in self:
