@@ -1,5 +1,4 @@
-"""The Metal backend against the operations' contract on every device it finds, and against the CPU's tokens on the
-first."""
+"""The Metal backend against the operations' contract on every device, and against the CPU's tokens on the first."""
 
 from __future__ import annotations
 

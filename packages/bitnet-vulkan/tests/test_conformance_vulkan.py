@@ -1,5 +1,4 @@
-"""The Vulkan backend against the operations' contract. The validation layer is on, and any message from it fails a
-test.
+"""The Vulkan backend against the operations' contract; any message of the validation layer fails a test.
 
 It runs on every device of the machine, and on SwiftShader too where that is installed. Loader and layer read their
 environment when an instance is made, so it is set for as long as that takes: other tests see the machine as it is.

@@ -350,7 +350,7 @@ STORIES: dict[str, tuple[Edit, str]] = {
     "no such options": (_edit(request__options__top_p=7), "its options are invalid: top_p"),
     "an odd bias": (_edit(request__options__logit_bias=[[None, 1]]), "its options are invalid: logit_bias"),
     "a context too small": (_edit(setup__context=2), "with a context of 2"),
-    "text and conversation": (_edit(request__text_sha256="0" * 64), "of a text and of a conversation"),
+    "text and conversation": (_edit(request__text_sha256="0" * 64), "both a text and a conversation"),
     "from the future of bitnet": (_edit(schema_version="3.1.0"), "schema_version is 3.1.0, but this version"),
     "another algorithm": (
         _edit(signature={"algorithm": "none", "key": "0" * 64, "value": "0" * 128}), "signature.algorithm is 'none'",

@@ -1,5 +1,4 @@
-"""The compact LM head: bounds of its scores, and the same tokens as from exact logits for any weights and
-activations."""
+"""The compact LM head: bounds of its scores, and the same tokens as from exact logits for any input."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""The kernel cache returns the right data or none, whatever happens to its files, its folder and processes sharing
-it."""
+"""The kernel cache returns the right data or none, whatever happens to its files, folder and users."""
 
 from __future__ import annotations
 

@@ -291,8 +291,7 @@ class Model:
 
     @property
     def cache_bytes(self) -> int:
-        """Bytes of all replicas' KV caches together. A device that shares the host's memory commits them only as they
-        are used."""
+        """Bytes of all replicas' KV caches together. A device in the host's memory commits them only as used."""
         return sum(replica.engine.kv.bytes for replica in self._worker.replicas)
 
     def stats(self) -> ExecutableStats:
@@ -304,7 +303,7 @@ class Model:
         return self._replicas[0].executable.stats()
 
     def warm(self, timeout: float | None = None) -> bool:
-        """Wait at most ``timeout`` seconds until the devices are ready for every usual step size; return whether they
+        """Wait at most ``timeout`` seconds until the devices are ready for all usual step sizes; return whether they
         are.
 
         After :func:`load_model`, GPUs are warmed up in the background while no request runs: kernels are compiled and

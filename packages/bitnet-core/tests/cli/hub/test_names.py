@@ -109,5 +109,5 @@ def test_no_file_that_runs() -> None:
         choose(parse("a/b:f16"), files("m-i2_s.gguf"))
     with pytest.raises(InvalidInputError, match="one part"):
         choose(parse("a/b:m-00001-of-00002.gguf"), files("m-00001-of-00002.gguf"))
-    with pytest.raises(InvalidInputError, match="no GGUF file"):
+    with pytest.raises(InvalidInputError, match="not a GGUF file"):
         choose(parse("a/b:README.md"), files("README.md", "m.gguf"))

@@ -1,5 +1,4 @@
-"""Builds kernels for one device: specialises the wheel's modules, has the driver build them, and caches its
-binaries."""
+"""Builds kernels for one device: specialises the wheel's modules, has the driver build them, caches its binaries."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""The HIP runtime through ctypes: the calls that this backend makes, with errors converted to bitnet's under HIP's
-names."""
+"""The HIP runtime through ctypes: the calls in use, with errors converted to bitnet's under HIP's names."""
 
 from __future__ import annotations
 

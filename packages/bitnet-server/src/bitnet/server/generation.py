@@ -1,5 +1,4 @@
-"""Runs a parsed request: submits it to the engine, and answers as a stream or whole; cancels it if the client goes
-away."""
+"""Runs a parsed request: submits it, answers as a stream or whole, and cancels it if the client goes away."""
 
 from __future__ import annotations
 

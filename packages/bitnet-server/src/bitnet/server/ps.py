@@ -1,5 +1,4 @@
-"""``bitnet ps``: queries a running server. ``bitnet --help`` imports this module, so it imports the rest in
-functions."""
+"""``bitnet ps``: queries a running server. ``bitnet --help`` imports this, so functions import the rest."""
 
 from __future__ import annotations
 

@@ -38,8 +38,7 @@ EXIT_CODES = {
 
 
 class Commands(click.Group):
-    """Our commands in the order given, then other packages'. The help ends with environment variables and exit
-    codes."""
+    """Our commands, in order, then other packages'. The help ends with environment variables and exit codes."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return [*self.commands, *sorted(plugins.found().keys() - self.commands.keys())]

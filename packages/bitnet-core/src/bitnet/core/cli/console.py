@@ -57,8 +57,7 @@ def _finite(value: Any) -> Any:
 
 
 def answer(text: str) -> None:
-    """Print a piece of a model's text at once: unchanged to a file or pipe, without control characters to a
-    terminal."""
+    """Print a piece of a model's text at once: unchanged to files and pipes, without controls to a terminal."""
     _put(without_controls(text) if sys.stdout.isatty() else text)
 
 

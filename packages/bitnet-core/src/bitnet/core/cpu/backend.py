@@ -1,5 +1,4 @@
-"""The CPU backend: one device for each instruction-set level that this processor supports, and numpy as the last
-resort."""
+"""The CPU backend: one device for each instruction-set level of this processor, and numpy as the last resort."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Lowers a program for the native library: repacks weights, lays out tensors and KV cache, and fills in C
-structures."""
+"""Lowers a program for the native library: repacks weights, lays out tensors and KV cache, fills in C structures."""
 
 from __future__ import annotations
 

@@ -39,8 +39,7 @@ def read_bandwidth(device: CpuDevice, *, repeats: int = 4, size: int = READ_BYTE
 
 
 def int8_peak(device: CpuDevice, *, repeats: int = 8) -> float:
-    """int8 multiply-adds per second that the device's threads execute in registers, with the level's best
-    instruction."""
+    """int8 multiply-adds per second of the device's threads, in registers, with the level's best instruction."""
     products = 0
 
     def run() -> None:

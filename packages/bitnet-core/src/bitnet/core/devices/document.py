@@ -1,5 +1,4 @@
-"""The document about all backends and devices, each tested, for ``bitnet devices --json`` and the server's
-``/devices``."""
+"""The document about all tested backends and devices, for ``bitnet devices --json`` and the server's ``/devices``."""
 
 from __future__ import annotations
 

@@ -62,8 +62,8 @@ def opening(request: str | None, *, threads: int | None, strict: bool | None) ->
 
 
 def _open(selections: Sequence[Selection]) -> Opened:
-    """Open each selection, several ones in processes of their own. One that fails is left out with a warning, or an
-    error in strict mode."""
+    """Open each selection, several ones in processes of their own. A failing one is left out with a warning, or an
+    error."""
     opened: Opened = []
     try:
         found = side_by_side(partial(_try, isolated=len(selections) > 1), selections)
@@ -90,8 +90,7 @@ def _try(selection: Selection, *, isolated: bool) -> Device | Exception:
 
 
 def side_by_side(function: Callable[[_T], _Result], arguments: Sequence[_T]) -> list[_Result]:
-    """Apply ``function`` to each argument, in threads if there are several. If one raises, wait for the others
-    first."""
+    """Apply ``function`` to each argument, in threads if several. If one raises, wait for the others first."""
     if len(arguments) == 1:
         return [function(arguments[0])]
     with ThreadPoolExecutor(len(arguments)) as pool:

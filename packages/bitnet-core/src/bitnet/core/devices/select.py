@@ -155,8 +155,7 @@ def _requested(request: str | None) -> str:
 
 
 def _expanded(part: str, options: OpenOptions) -> list[str]:
-    """Expand ``cuda:*`` to the names of all its devices, or to ``cuda`` if there are none; leave other names
-    unchanged."""
+    """Expand ``cuda:*`` to the names of all its devices, or to ``cuda`` if there are none; keep other names."""
     backend, _, index = part.partition(":")
     if index != "*":
         return [part]
@@ -218,8 +217,7 @@ def _backend_order(name: str, priority: Sequence[str]) -> tuple[int, tuple[int, 
 
 
 def _order(info: DeviceInfo, priority: Sequence[str]) -> tuple[object, ...]:
-    """Sort key: backends with priority first; then discrete GPUs of any backend before integrated ones; the CPU
-    last."""
+    """Sort key: backends with priority first; then discrete GPUs before integrated ones; the CPU last."""
     given, usual = _backend_order(info.backend, priority)
     of_type = _TYPE_ORDER[info.type]
     if info.backend in priority:

@@ -84,8 +84,7 @@ class BlockTable:
         self.blocks = array("i")  # an array, which numpy copies into a step in one go
 
     def reuse(self, tokens: Sequence[int], most: int) -> int:
-        """Share the blocks of the longest cached prefix of ``tokens``, at most ``most`` positions; return its
-        length."""
+        """Share the blocks of the longest cached prefix of ``tokens``, up to ``most`` positions; return its length."""
         assert not self.blocks
         for digest in self._chain(tokens[:most]):
             block = self._pool.find(digest)

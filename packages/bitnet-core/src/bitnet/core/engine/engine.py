@@ -154,8 +154,7 @@ class Engine(Preparer):
         return self._block_size * next((i for i, digest in enumerate(digests) if find(digest) is None), len(digests))
 
     def add(self, sequences: Sequence[TokenSequence]) -> None:
-        """Queue prepared sequences of one prompt. All but the first wait until its prompt is computed, to share the
-        cache.
+        """Queue prepared sequences of one prompt. All but the first wait for its prompt, to share the KV cache.
 
         Raises:
             BitNetError: The engine failed earlier; this is that error.
@@ -323,8 +322,7 @@ class Engine(Preparer):
         return step, wanted
 
     def _expects_drafts(self) -> bool:
-        """Whether a single sequence runs and drafts are likely soon. With several sequences, short rounds would cost
-        more."""
+        """Whether a single sequence runs and drafts are likely soon. With several, short rounds would cost more."""
         running = self._scheduler.sequences
         return len(running) == 1 and running[0].repeats
 
@@ -336,8 +334,7 @@ class Engine(Preparer):
         return not self._scheduler.drafts(sequences)
 
     def _timed(self, step: Step, rounds: Rounds, wanted: bool) -> Result:
-        """:meth:`_compute`, timed to estimate how many tokens fit the next burst and how many prompt tokens fit a
-        step."""
+        """:meth:`_compute`, timed to estimate the tokens of the next burst and the prompt tokens of a step."""
         began = time.perf_counter()
         result = self._compute(step, rounds, wanted)
         seconds = time.perf_counter() - began

@@ -53,7 +53,7 @@ def running_perplexity(
         InvalidInputError: The text is shorter than one chunk, or ``context`` is less than 4.
     """
     if context < 4:
-        raise InvalidInputError(f"context is {context}; a chunk must have at least 4 tokens.")
+        raise InvalidInputError(f"a chunk has {context} tokens; it must have at least 4.")
     chunks = len(tokens) // context
     if not chunks:
         raise InvalidInputError(

@@ -1,5 +1,4 @@
-"""The passes of a decode step, in rounds; capable devices begin the next round before the host has the last one's
-tokens."""
+"""The passes of a decode step, in rounds; some devices begin a round before the host has the last one's tokens."""
 
 from __future__ import annotations
 

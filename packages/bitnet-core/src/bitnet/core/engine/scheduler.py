@@ -157,8 +157,7 @@ class Scheduler:
         ]
 
     def drafts(self, sequences: Sequence[TokenSequence]) -> list[Sequence[int]]:
-        """Drafts to feed decoding sequences besides their next tokens; empty if there are none or they would not pay
-        off."""
+        """Drafts to feed decoding sequences besides their next tokens; empty if there are none worth feeding."""
         room = min(self._limits.max_rows, self._limits.max_tokens) - len(sequences)
         if room < len(sequences):  # looking for drafts takes time, too
             return []

@@ -229,8 +229,7 @@ class Worker:
         return Group(list(sequences), tuple(chain))
 
     def _dispatch(self) -> None:
-        """Send waiting requests to the replicas in order of arrival while one has a place. The caller holds the
-        lock."""
+        """Send waiting requests to replicas, in order of arrival, while one has a place. The caller holds the lock."""
         alive = self._alive()
         while self._queue:
             free = alive if len(alive) == 1 else [replica for replica in alive if not replica.full]
@@ -264,8 +263,7 @@ class Worker:
         wake([ticket.put(None) for ticket in tickets])
 
     def _passed_on(self, replica: Replica, error: BaseException) -> bool:
-        """Move the requests of a failed replica to the others, ahead of waiting ones; return whether that was
-        possible."""
+        """Move a failed replica's requests to the others, ahead of waiting ones; return whether that was possible."""
         with self._changed:
             replica.lost = isinstance(error, DeviceError)
             others = self._alive()

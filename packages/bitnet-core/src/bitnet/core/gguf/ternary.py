@@ -129,8 +129,7 @@ def check_ternary(dtype: GGMLType, shape: tuple[int, int], layout: I2SLayout) ->
 def load_ternary(
     dtype: GGMLType, shape: tuple[int, int], data: Bytes, layout: I2SLayout, *, master: bool, grouped: bool = False
 ) -> TernaryData:
-    """Load a tensor in the packing that devices accept: a view if the file stores it like that, else transcoded in
-    pieces.
+    """Load a tensor in the packing for devices: a view if the file stores it like that, else transcoded in pieces.
 
     Args:
         master: Whether float tensors may be master weights, which are quantised absmean (BitNet b1.58, Ma et al. 2024).

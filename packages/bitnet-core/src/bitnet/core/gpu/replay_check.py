@@ -1,5 +1,4 @@
-"""Checks that a device replays recordings correctly: compares steps of a small program, replayed and launched one by
-one.
+"""Checks that a device replays recordings correctly: compares steps replayed and launched one by one.
 
 HIP graphs of ROCm 7.2.0 to 7.2.3 are known to replay incorrectly on some devices.
 """

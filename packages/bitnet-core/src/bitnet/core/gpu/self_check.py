@@ -1,5 +1,4 @@
-"""Checks that a device computes correctly: compares the product of a fresh random ternary matrix with exact
-integers."""
+"""Checks that a device computes correctly: compares a product with a random ternary matrix with exact integers."""
 
 from __future__ import annotations
 

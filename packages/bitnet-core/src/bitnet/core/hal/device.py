@@ -15,7 +15,7 @@ from bitnet.core.hal.step import Step
 
 @dataclass(frozen=True, slots=True)
 class MemoryInfo:
-    """Bytes on the device: ``total`` and ``free`` as reported by its driver (0: unknown), ``used`` by this Device
+    """Bytes on the device: ``total`` and ``free`` as its driver reports (0: unknown), ``used`` by this Device
     object."""
 
     total: int
@@ -25,8 +25,7 @@ class MemoryInfo:
 
 @dataclass(frozen=True, slots=True)
 class ExecutableStats:
-    """Cost of one pass of a program on its device, counted in the last run, or estimated for a decode step before any
-    run.
+    """Cost of one pass of a program, counted in the last run, or estimated for a decode step before any run.
 
     Attributes:
         weight_bytes: Bytes of weights read in the pass, in the device's layout; embedding tables do not count.

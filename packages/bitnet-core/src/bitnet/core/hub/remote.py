@@ -97,7 +97,7 @@ def answering(repo: str) -> Iterator[None]:
         raise _gated(repo, error) from error
     except (errors.RepositoryNotFoundError, errors.RevisionNotFoundError, errors.RemoteEntryNotFoundError) as error:
         raise ModelNotFoundError(
-            f"{_host()} has no model {repo}, or hides it from you.",
+            f"{_host()} has no {repo}, or hides it from you.",
             hint="Check the name; for a private model, set HF_TOKEN or run 'hf auth login'.",
         ) from error
     except errors.HfHubHTTPError as error:

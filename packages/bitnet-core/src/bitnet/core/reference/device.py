@@ -1,5 +1,4 @@
-"""The numpy device: runs programs operation by operation on numpy arrays, with a paged KV cache like any other
-device."""
+"""The numpy device: runs programs operation by operation on numpy arrays, with a paged KV cache like others."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""The operations of ``kernels/README.md`` as functions of numpy arrays: float64 inside, the contract's types
-outside."""
+"""The operations of ``kernels/README.md`` on numpy arrays: float64 inside, the contract's types outside."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""The conformance suite, which tests any backend's devices against ``kernels/README.md``; see
-:class:`ConformanceSuite`.
+"""The conformance suite, which tests devices against ``kernels/README.md``; see :class:`ConformanceSuite`.
 
 It needs pytest: ``pip install "bitnet-core[testing]"``.
 """

@@ -1,5 +1,4 @@
-"""Tests that deterministic programs give a request the same bits, whatever else runs and whatever was computed
-before."""
+"""Tests that deterministic programs give a request the same bits, whatever else runs or was computed before."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Tests of ``dense_matmul`` into ``sample`` if the host reads no logits: a device may score most tokens
-approximately."""
+"""Tests of ``dense_matmul`` into ``sample`` without logits for the host: devices may score tokens approximately."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Tests of ``embed``, ``dense_matmul`` and sampling with ternary tables; devices without the feature may refuse
-them."""
+"""Tests of ``embed``, ``dense_matmul`` and sampling with ternary tables, which a device may refuse."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""A whole layer in one launch, for steps of one token on NVIDIA's devices: its work-groups synchronise with each
-other."""
+"""A whole layer in one launch, for steps of one token on NVIDIA's devices; its work-groups synchronise."""
 
 from __future__ import annotations
 
