@@ -48,6 +48,7 @@ from bitnet.core.hal import (
     TernaryWeight,
     Weight,
 )
+from tell import run_tool
 
 LAYERS, WIDTH, HEADS, KV_HEADS, HEAD_DIM, FFN, VOCAB, POSITIONS = 30, 2560, 20, 5, 128, 6912, 128_256, 4096
 BLOCK, CHUNK, RUNS, SECONDS = 32, 2048, 5, 0.5
@@ -168,4 +169,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_tool(main)

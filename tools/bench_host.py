@@ -27,6 +27,7 @@ from bitnet.core.hal import ExecutableStats, KVSpec, Limits, Step
 from bitnet.core.model import open_model
 from bitnet.core.model.default import default_model_path
 from bitnet.core.text.tokenizer import StreamDecoder
+from tell import positive, run_tool
 
 PROMPT, BLOCK, CONTEXT = 32, 32, 4096
 
@@ -98,12 +99,12 @@ def serve(worker: Worker, streams: int, options: GenerationOptions) -> tuple[flo
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--streams", type=int, default=64)
-    parser.add_argument("--places", type=int, help="streams that run at a time; the others wait  [default: all]")
+    parser.add_argument("--streams", type=positive, default=64)
+    parser.add_argument("--places", type=positive, help="streams that run at a time; the others wait  [default: all]")
     parser.add_argument("--step-ms", type=float, default=2.3)
-    parser.add_argument("--tokens", type=int, default=256)
+    parser.add_argument("--tokens", type=positive, default=256)
     parser.add_argument("--stop", action="append", default=[], help="a stop string; may be repeated")
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=positive, default=3)
     parser.add_argument("--profile", action="store_true")
     given = parser.parse_args()
     options = GenerationOptions(max_tokens=given.tokens, ignore_eos=True, stop=given.stop)
@@ -128,4 +129,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_tool(main)

@@ -32,6 +32,7 @@ from bench_host import Waiting, engine_over
 from bitnet.core import Model, load_model
 from bitnet.core.engine.worker import Worker
 from bitnet.server import Settings, create_app
+from tell import positive, run_tool
 
 SAMPLING: dict[str, dict[str, float]] = {"greedy": {}, "top_p": {"temperature": 0.8, "top_p": 0.95}}
 
@@ -133,13 +134,13 @@ def main() -> None:
     parser.add_argument("-m", "--model", type=Path, help="a real model")
     parser.add_argument("--device", help="where it runs")
     parser.add_argument("--step-ms", type=float, default=2.3, help="a pass of the device that only lets time pass")
-    parser.add_argument("--streams", type=int, nargs="+", default=[1, 64])
+    parser.add_argument("--streams", type=positive, nargs="+", default=[1, 64])
     parser.add_argument("--sampling", choices=SAMPLING, nargs="+", default=list(SAMPLING))
-    parser.add_argument("--prompt", type=int, default=32)
-    parser.add_argument("--tokens", type=int, default=512)
+    parser.add_argument("--prompt", type=positive, default=32)
+    parser.add_argument("--tokens", type=positive, default=512)
     parser.add_argument("--rate", type=float, help="requests a second, at random times; all at once if left out")
     parser.add_argument("--endpoint", default="completions")
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=positive, default=3)
     parser.add_argument("--idle", type=int, default=0, help="connections that send nothing meanwhile")
     parser.add_argument("--profile", action="store_true")
     given = parser.parse_args()
@@ -178,4 +179,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_tool(main)

@@ -6,6 +6,7 @@ driver within 1 s. Nothing is asserted, since a busy machine proves nothing.
 
 from __future__ import annotations
 
+import argparse
 import shutil
 import statistics
 import subprocess
@@ -33,6 +34,7 @@ def devices_time() -> float:
 
 
 def main() -> None:
+    argparse.ArgumentParser(description=__doc__).parse_args()
     for name, aim, measure in (("import bitnet.core", 120, import_time), ("bitnet devices", 1000, devices_time)):
         measure()  # fills the file caches and does not count
         times = [measure() * 1e3 for _ in range(RUNS)]

@@ -31,6 +31,7 @@ from bench_device import BLOCK, POSITIONS, VOCAB, build
 from bitnet.core import load_model, select_device
 from bitnet.core.engine import Completion, Engine, GenerationOptions
 from bitnet.core.hal import DenseMatmul, DenseWeight, Device, Limits, Program, TernaryData, TernaryWeight
+from tell import positive, run_tool
 
 QUOTED, OWN = 40, 10
 """Tokens of a quoted passage, and of the new text before it."""
@@ -216,8 +217,8 @@ def story(device: str, pairs: int) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("device", help="such as cuda:0")
-    parser.add_argument("--answer", type=int, default=250, help="tokens of an answer (250)")
-    parser.add_argument("--pairs", type=int, default=5, help="pairs of runs (5)")
+    parser.add_argument("--answer", type=positive, default=250, help="tokens of an answer (250)")
+    parser.add_argument("--pairs", type=positive, default=5, help="pairs of runs (5)")
     parser.add_argument("--only", choices=["constructed", "story"], help="the model to ask; both if left out")
     given = parser.parse_args()
     selection = select_device(given.device)
@@ -233,4 +234,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_tool(main)

@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from bitnet.core import Model, load_model
+from tell import positive, run_tool
 
 DRAWN = {"temperature": 0.8, "top_p": 0.95}
 KINDS: dict[str, dict[str, Any]] = {
@@ -85,11 +86,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model")
     parser.add_argument("device")
-    parser.add_argument("--streams", type=int, nargs="+", default=[1, 64])
-    parser.add_argument("--places", type=int, help="answers at the same time on each device; default: all")
+    parser.add_argument("--streams", type=positive, nargs="+", default=[1, 64])
+    parser.add_argument("--places", type=positive, help="answers at the same time on each device; default: all")
     parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS))
-    parser.add_argument("--tokens", type=int, default=512)
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--tokens", type=positive, default=512)
+    parser.add_argument("--rounds", type=positive, default=3)
     parser.add_argument("--prompts", type=int, default=64, help="prompts of 512 tokens at once; 0: none")
     parser.add_argument("--deterministic", action="store_true")
     parser.add_argument("--at-once", action="store_true")
@@ -138,4 +139,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_tool(main)

@@ -18,6 +18,7 @@ from bitnet.core.gpu import GpuDevice
 from bitnet.core.gpu.context import Bucket
 from bitnet.core.hal import Limits, SequenceStep, Step, StepLayout
 from bitnet.core.testing.model import BLOCK, TinyModel
+from tell import run_tool
 
 LAYERS, RUNS = 30, 50
 LIMITS = Limits(max_tokens=1, max_blocks=4)
@@ -46,4 +47,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_tool(main)

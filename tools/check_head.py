@@ -12,20 +12,20 @@ weights and the host takes the greatest. Exit status 1 where a token differs.
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 
 import numpy as np
 
 from bitnet.core import load_model
+from tell import positive, run_tool
 
 
 def main() -> int:
     """Exit status: 0 where all tokens are the same."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("-m", "--model", type=Path, metavar="FILE", help="default: the demo model")
-    parser.add_argument("-n", type=int, default=1000, metavar="N", help="contexts")
-    parser.add_argument("--length", type=int, default=6, metavar="N", help="tokens of a context at most")
+    parser.add_argument("-n", type=positive, default=1000, metavar="N", help="contexts")
+    parser.add_argument("--length", type=positive, default=6, metavar="N", help="tokens of a context at most")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--seed", type=int)
     given = parser.parse_args()
@@ -49,4 +49,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_tool(main)

@@ -77,6 +77,9 @@ def devices(data: dict[str, Any]) -> str:
 PRINT = {"tests": tests, "wheels": wheels, "smoke": smoke, "apt": apt, "devices": devices}
 
 if __name__ == "__main__":
+    if sys.argv[1:] in (["-h"], ["--help"]):
+        print(__doc__)
+        raise SystemExit
     if len(sys.argv) != 2 or sys.argv[1] not in PRINT:
         raise SystemExit(__doc__)
     print(PRINT[sys.argv[1]](load()))

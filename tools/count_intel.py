@@ -9,10 +9,10 @@ has it in ``intel-opencl-icd`` (12) or ``intel-ocloc`` (newer); ``BITNET_OCLOC``
 
 from __future__ import annotations
 
+import argparse
 import os
 import re
 import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -28,6 +28,7 @@ from bitnet.core.gpu.scaled import group_product
 from bitnet.core.gpu.weights import TernaryBuffer
 from bitnet.core.hal import TernaryMatmul
 from bitnet.level_zero.specialise import module
+from tell import run_tool
 
 ATTENTION = "intel/attention_prefill_xmx"
 OCLOC = os.environ.get("BITNET_OCLOC", "ocloc")
@@ -231,8 +232,13 @@ def _loop(text: str) -> str:
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("products", nargs="*", default=["tgllp", "dg2-g10"], help=f"of {', '.join(UNITS)}")
+    products = parser.parse_args().products
+    if unknown := [name for name in products if name not in UNITS]:
+        parser.error(f"{unknown[0]} is none of {', '.join(UNITS)}")
     print(COLUMNS, "|" + " --- |" * COLUMNS.count(" |"), sep="\n")
-    for product in sys.argv[1:] or ["tgllp", "dg2-g10"]:
+    for product in products:
         for name, spec in specs(product):
             try:
                 c = count(spec, product)
@@ -244,4 +250,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_tool(main)

@@ -7,8 +7,8 @@ It is that of a newer Debian, unpacked beside its own C library into a folder; n
 
 from __future__ import annotations
 
+import argparse
 import subprocess
-import sys
 from pathlib import Path
 
 SUITE = "forky"  # Debian 13 has none
@@ -59,9 +59,9 @@ def fetch(folder: Path) -> None:
 
 
 def main() -> None:
-    if len(sys.argv) != 2:
-        raise SystemExit(__doc__)
-    folder = Path(sys.argv[1]).absolute()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", metavar="FOLDER", type=Path, help="where it is, or is put")
+    folder = parser.parse_args().folder.absolute()
     command = folder / "ocloc"
     if not command.exists():
         fetch(folder)

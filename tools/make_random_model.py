@@ -23,6 +23,7 @@ from bitnet.core.gguf import GGMLType, MetadataValue, TensorSource, write_gguf
 from bitnet.core.gguf.ternary import i2s_tail
 from bitnet.core.text.tokenizer import byte_characters
 from bitnet.core.text.vocabulary import TokenType
+from tell import positive, run_tool
 
 CHUNK = 1 << 22
 LETTERS = "\u0120etaoinshrdlcumwfgypbvk,"
@@ -233,7 +234,7 @@ def main() -> None:
     parser.add_argument("path", type=Path, help="file to write")
     parser.add_argument("--preset", choices=PRESETS, default="small", help="shape to begin with (default: small)")
     for name in ("layers", "hidden", "heads", "kv_heads", "head_dim", "ffn", "vocab", "context"):
-        parser.add_argument(f"--{name.replace('_', '-')}", type=int, metavar="N")
+        parser.add_argument(f"--{name.replace('_', '-')}", type=positive, metavar="N")
     parser.add_argument("--rope-theta", type=float, metavar="X")
     parser.add_argument("--group", type=int, choices=Q2_0, help="columns of a scale (default: the preset's)")
     parser.add_argument("--untied", action="store_true", help="give the LM head a matrix of its own")
@@ -248,4 +249,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_tool(main)

@@ -11,7 +11,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from playwright.sync_api import Browser, Page, expect, sync_playwright
+from playwright.sync_api import Browser, Error, Page, expect, sync_playwright
 
 IMAGES = Path(__file__).parent.parent / "docs" / "images"
 DESKTOP: dict[str, Any] = {"viewport": {"width": 1200, "height": 760}}
@@ -81,16 +81,23 @@ def take(browser: Browser, url: str, name: str) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("url", help="address of a server that runs, with its last slash")
-    parser.add_argument("names", nargs="*", default=list(SHOTS), help="screenshots to take; all of them without")
+    parser.add_argument(
+        "names", nargs="*", default=list(SHOTS), metavar="NAME", help="screenshots to take; all of them without"
+    )
     options = parser.parse_args()
+    if unknown := [name for name in options.names if name not in SHOTS]:
+        parser.error(f"there is no screenshot {unknown[0]}; there are {', '.join(SHOTS)}")
     browser_path = shutil.which("chromium") or shutil.which("google-chrome")
     if browser_path is None:
         parser.error("there is no Chromium (Debian: apt install chromium)")
     IMAGES.mkdir(exist_ok=True)
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=browser_path, args=["--no-sandbox"])
-        for name in options.names:
-            take(browser, options.url, name)
+        try:
+            for name in options.names:
+                take(browser, options.url, name)
+        except Error as error:
+            raise SystemExit(f"make_screenshots: error: {error.message}") from None
         browser.close()
 
 

@@ -18,6 +18,7 @@ from bitnet.core.testing.linear import uneven
 from bitnet.core.testing.model import TinyModel
 from bitnet.core.testing.rig import Rig, dense, tensor, tokens
 from bitnet.core.testing.whole_model import errors_of_logits, models
+from tell import positive, run_tool
 
 SHAPES = ((16, 5000, 4), (16, 5000, 64), (33, 2000, 100), (8, 5000, 640), (64, 700, 2560), (4, 1000, 8192))
 """Rows of x, rows of the weights, K."""
@@ -59,10 +60,14 @@ def model_errors(devices: list[Device], seeds: range) -> None:
                 )
 
 
-if __name__ == "__main__":
+def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=int, default=25, help="models of each kind")
+    parser.add_argument("--seeds", type=positive, default=25, help="models of each kind")
     arguments = parser.parse_args()
     opened = [registry.open_device(info) for info in BACKEND.probe().devices]
     dense_errors(opened, np.random.default_rng())
     model_errors(opened, range(arguments.seeds))
+
+
+if __name__ == "__main__":
+    run_tool(main)

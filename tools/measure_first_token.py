@@ -17,6 +17,8 @@ import sys
 import time
 from pathlib import Path
 
+from tell import positive
+
 MAIN = "import sys; from bitnet.core.cli import main; sys.exit(main())"
 
 
@@ -40,7 +42,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", type=Path)
     parser.add_argument("--device", default="auto")
-    parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--rounds", type=positive, default=10)
     arguments = parser.parse_args()
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     times = [measure(arguments.model, arguments.device) for _ in range(2 + arguments.rounds)][2:]

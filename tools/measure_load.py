@@ -17,6 +17,8 @@ import sys
 import time
 from pathlib import Path
 
+from tell import positive, run_tool
+
 
 def measure(path: Path, device: str | None, tokens: int) -> dict[str, float]:
     """Load and generate in this process."""
@@ -42,15 +44,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", type=Path)
     parser.add_argument("--device")
-    parser.add_argument("--tokens", type=int, default=32, help="to generate before memory is read")
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--tokens", type=positive, default=32, help="to generate before memory is read")
+    parser.add_argument("--rounds", type=positive, default=3)
     parser.add_argument("--one", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.one:
         print(json.dumps(measure(arguments.model, arguments.device, arguments.tokens)))
         return
     for number in range(arguments.rounds):
-        done = subprocess.run([sys.executable, *sys.argv, "--one"], stdout=subprocess.PIPE, check=True)
+        done = subprocess.run([sys.executable, *sys.argv, "--one"], stdout=subprocess.PIPE, check=False)
+        if done.returncode:
+            raise SystemExit(done.returncode)  # it has said why
         m = json.loads(done.stdout)
         print(
             f"{'cold?' if number == 0 else 'warm '} import {m['import_s']:.2f} s, load {m['load_s']:.2f} s; "
@@ -60,4 +64,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_tool(main)

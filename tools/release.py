@@ -127,6 +127,8 @@ def complete(dist: Path) -> None:
     Raises:
         SystemExit: With the files' names.
     """
+    if not dist.is_dir():
+        raise SystemExit(f"{dist} is no folder")
     left = sorted(path.name for path in dist.iterdir())
     for name, package in ci_matrix.load()["packages"].items():
         wheels = [file for file in left if file.startswith(f"{stem(name)}-") and file.endswith(".whl")]
@@ -180,6 +182,8 @@ def smoke(dist: Path, packages: Sequence[str], *options: str | Path) -> None:
 
 def main(args: list[str]) -> None:
     match args:
+        case ["-h" | "--help"]:
+            print(__doc__)
         case ["ready"]:
             ready()
         case ["wheel", package, target, dist]:

@@ -30,6 +30,7 @@ import numpy as np
 from bitnet.core.hal import GREEDY, Device, Limits, OpenOptions, SamplingParams, SequenceStep, Step, StepLayout
 from bitnet.core.testing.model import BLOCK, TinyModel
 from bitnet.core.testing.poison import UNWRITTEN
+from tell import positive, run_tool
 
 REPOSITORY = Path(__file__).parents[1]
 MODELS: dict[str, dict[str, int]] = {
@@ -204,14 +205,18 @@ def main() -> int:
     parser.add_argument("--device", help="default: the backend's first")
     parser.add_argument("--model", choices=MODELS, help="only run this model, under no tool")
     parser.add_argument("--only", default="", metavar="TEXT", help="programs and tools whose names have this in them")
-    parser.add_argument("--jobs", type=int, default=1, metavar="N", help="processes at a time")
+    parser.add_argument("--jobs", type=positive, default=1, metavar="N", help="processes at a time")
     parser.add_argument("--logs", type=Path, metavar="FOLDER", help="default: a temporary one")
     given = parser.parse_args()
     device = given.device or f"{given.backend}:0"
+    if device.partition(":")[0] != given.backend:
+        parser.error(f"--device {device} is none of {given.backend}")
     if given.model:
         backend = importlib.import_module(f"bitnet.{given.backend}.backend").BACKEND
-        found = next(info for info in backend.probe().devices if info.name == device)
-        opened = backend.open(found, OpenOptions())
+        found = [info for info in backend.probe().devices if info.name == device]
+        if not found:
+            parser.error(f"there is no device {device}")
+        opened = backend.open(found[0], OpenOptions())
         run_model(opened, given.model)
         opened.close()
         return 0
@@ -219,6 +224,8 @@ def main() -> int:
     folder.mkdir(parents=True, exist_ok=True)
     pairs = [(t, p) for p in commands(given.backend) for t in tools(given.backend, folder)]
     pairs = [(t, p) for t, p in pairs if given.only in f"{t.name}: {p.name}"]
+    if not pairs:
+        parser.error(f"no program or tool has {given.only!r} in its name")
     print(f"Logs: {folder}\n\n| tool | program | result |\n| --- | --- | --- |", flush=True)
     with ThreadPoolExecutor(given.jobs) as pool:
         results = list(pool.map(lambda pair: watch(pair[0], pair[1], device, folder), pairs))
@@ -226,4 +233,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_tool(main)
