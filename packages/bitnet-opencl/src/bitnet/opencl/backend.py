@@ -121,8 +121,7 @@ def _info(platform: cl.Platform, device: cl.Device, index: int) -> DeviceInfo:
 
 
 def _no_platform(versions: dict[str, str]) -> ProbeResult:
-    """The result if the loader found no driver: checks its folder, the libraries named there, and device
-    permissions."""
+    """The result if the loader found no driver: why, by its folder, the libraries named there, and permissions."""
     if sys.platform != "linux":
         reason = "No OpenCL platform is registered."
         return ProbeResult(ProbeStatus.DRIVER_MISSING, reason=reason, hint=INSTALL, versions=versions)

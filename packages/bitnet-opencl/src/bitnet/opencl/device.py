@@ -61,8 +61,7 @@ class OpenCLDriver:
         if nbytes > self._largest:
             raise failures.buffer_too_large(nbytes, self._largest, self._name)
         memory = self._call(cl.Buffer, self._context, cl.mem_flags.READ_WRITE, nbytes)
-        # OpenCL may defer allocation to the first use, inside a launch. Touch the memory now, so that a failure occurs
-        # here.
+        # OpenCL may defer allocation to the first use, inside a launch: touch the memory now, so that it fails here.
         self._call(cl.enqueue_fill_buffer, self._queue, memory, np.zeros(1, np.uint8), 0, min(nbytes, 4))
         return OpenCLBuffer(memory, nbytes)
 

@@ -1,8 +1,7 @@
 """Dispatches for the output head in Vulkan: all logits, or only tokens if nobody reads the logits (decision 0060).
 
 For the latter, all rows of the head are scored with a 4-bit copy, and rows that could still win are scored again with
-the full weights, with exactly the sums of the logits. With filters, other rows decide whether the winner passes
-(decision 0026).
+the full weights, with exactly the sums of the logits. With filters, other rows decide if the winner passes (0026).
 """
 
 from __future__ import annotations
@@ -86,8 +85,7 @@ class HeadOps:
         )
 
     def tokens(self, ctx: Context, head: Choice | NormChoice, bucket: Bucket) -> list[Launch] | None:
-        """Sample a step's tokens without computing all logits; None if there are too many rows, or rows are
-        adjusted."""
+        """Sample a step's tokens without all logits; None if there are too many rows, or rows are adjusted."""
         if bucket.rows > COMPACT_ROWS or bucket.adjusted:
             return None
         weight = ctx.dense(head.dense.weight)

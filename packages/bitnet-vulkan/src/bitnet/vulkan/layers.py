@@ -1,7 +1,6 @@
 """A whole layer in one dispatch, for steps of one token: its work-groups synchronise between the layer's parts.
 
-Vulkan does not guarantee forward progress between work-groups, so this is used only with NVIDIA's own driver (decision
-0070).
+Vulkan guarantees no forward progress between work-groups, so only NVIDIA's own driver gets this (decision 0070).
 """
 
 from __future__ import annotations

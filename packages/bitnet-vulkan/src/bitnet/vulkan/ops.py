@@ -129,8 +129,7 @@ class VulkanOps:
         return [*before, replace(last, args=(*last.args, ctx.step))]
 
     def _choice(self, ctx: Context, head: Choice | NormChoice, bucket: Bucket) -> list[Launch] | None:
-        """The compact head. If filters leave the row undecided, all logits are then computed and sampled from (decision
-        0026)."""
+        """The compact head. If filters leave the row undecided, all logits follow, and a draw from them (0026)."""
         made = self._head.tokens(ctx, head, bucket)
         if made is None or not bucket.filtered:
             return made
