@@ -136,8 +136,8 @@ static void work(void *raw) {
     }
 }
 
-/* Nothing is taken yet from the shares of `first` and the threads after it, whatever they say: it is of a phase before this
- * one, and perhaps of one whose number, in 16 bits, is this one's. */
+/* Mark the shares of thread `first` and of later threads as untouched. They hold the number of an earlier phase, which may
+ * look like the current one's, as it has 16 bits. */
 static void renew_shares(pool_t *pool, int first) {
     const uint64_t phase = atomic_load(&pool->phase) & 0xffff;
     for (int i = first; i < pool->wanted; i++)

@@ -22,8 +22,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bitnet.core import api
-from bitnet.core.api import Model, load_model
+from bitnet.core import loading
+from bitnet.core.api import Model
 from bitnet.core.devices import opening
 from bitnet.core.devices.select import select_device
 from bitnet.core.engine import GenerationOptions
@@ -40,6 +40,7 @@ from bitnet.core.errors import (
 from bitnet.core.gguf import TensorSource, write_gguf
 from bitnet.core.hal import KVDtype, MemoryInfo
 from bitnet.core.hal.check import StepCheck
+from bitnet.core.loading import load_model
 from bitnet.core.model import open_model
 from bitnet.core.reference import NUMPY_INFO, ReferenceDevice
 from bitnet.core.text.vocabulary import Vocabulary
@@ -231,8 +232,8 @@ def test_context_and_other_bad_input(path: Path, model: Model, tmp_path: Path) -
         ({"context": 257}, "context is 257"),
         ({"context": 1}, "context is 1"),
         ({"max_seqs": 0}, "max_seqs is 0"),
-        *(({name: "8"}, f"{name} is '8'; it must be an integer") for name in WHOLE),
-        ({"max_seqs": 2.5}, r"max_seqs is 2\.5; it must be an integer"),
+        *(({name: "8"}, f"{name} holds '8', which is not an integer") for name in WHOLE),
+        ({"max_seqs": 2.5}, r"max_seqs holds 2\.5, which is not an integer"),
         ({"device": ["cpu"]}, r"device is \['cpu'\]; it must be a name or an open device"),
         ({"kv_dtype": "q4"}, "kv_dtype is 'q4'"),
     ]
@@ -431,7 +432,7 @@ def test_a_device_that_opened_for_nothing_is_closed(
     elif wrong == "file":
         data = data[:100]
     else:
-        monkeypatch.setattr(api, "open_model", interrupt)
+        monkeypatch.setattr(loading, "open_model", interrupt)
     file = tmp_path / "wrong.gguf"
     file.write_bytes(data)
     interval = sys.getswitchinterval()
@@ -557,7 +558,7 @@ def test_a_context_beyond_all_memory_is_refused_before_it_is_made(path: Path, tm
 
 INTERRUPTED = """
 import json, signal, sys, threading
-from bitnet.core.api import load_model
+from bitnet.core.loading import load_model
 from bitnet.core.gguf import TensorSource, write_gguf
 from bitnet.core.hal.check import StepCheck
 from bitnet.core.model import open_model

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bitnet.core import api, load_model
+from bitnet.core import load_model, loading
 from bitnet.core.cli.run import _document, summary
 from bitnet.core.devices.select import select_devices
 from bitnet.core.errors import DeviceLostError, DeviceUnavailableError, InvalidInputError
@@ -76,7 +76,7 @@ def test_a_replica_that_fails_is_replaced_and_receipts_name_who_answered(
         opened.append(path)
         return open_model(path, **options)
 
-    monkeypatch.setattr(api, "open_model", counted)
+    monkeypatch.setattr(loading, "open_model", counted)
     texts = prompts(5)
     with load_model(device=PAIR, context=128, threads=1, max_seqs=2) as model:
         assert opened == [default_model_path()]  # one mapping, for both

@@ -148,7 +148,7 @@ def test_the_cpu_stands_in_for_a_gpu_that_nobody_asked_for(
         return original(file, device, **options)
 
     original = setup.open_engine
-    monkeypatch.setattr("bitnet.core.api.open_engine", refuse)
+    monkeypatch.setattr("bitnet.core.loading.open_engine", refuse)
     path = bonsai.write()
     with caplog.at_level(logging.WARNING), load_model(path) as model:
         assert model.device.backend == "cpu"

@@ -16,7 +16,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from bitnet.core.api import Model, load_model
+    from bitnet.core.api import Model
     from bitnet.core.arrays import Quantized, TernaryMatrix, quantize, ternary_matmul
     from bitnet.core.cpu.guard import guard_model_files
     from bitnet.core.devices.plugin import BackendReport
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
         ReceiptError,
     )
     from bitnet.core.hub.errors import HubError
+    from bitnet.core.loading import load_model
 
     __version__: str
 
@@ -72,7 +73,7 @@ __all__ = [
 ]
 
 _HOMES = {
-    "api": ("Model", "load_model"),
+    "api": ("Model",),
     "arrays": ("Quantized", "TernaryMatrix", "quantize", "ternary_matmul"),
     "engine": ("Chunk", "Completion", "Load", "Request"),
     "cpu.guard": ("guard_model_files",),
@@ -80,6 +81,7 @@ _HOMES = {
     "devices.registry": ("list_devices",),
     "devices.select": ("Selection", "select_device"),
     "hub.errors": ("HubError",),
+    "loading": ("load_model",),
 }
 _MODULE_OF = {name: module for module, names in _HOMES.items() for name in names}
 

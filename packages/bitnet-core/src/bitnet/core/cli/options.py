@@ -292,9 +292,9 @@ sampling_options = _together(
 
 def load(params: dict[str, Any], **more: Any) -> Model:
     """Load the model that :data:`model_options` describe; other entries of ``params`` are ignored."""
-    from bitnet.core.api import load_model
     from bitnet.core.cli.console import compile_progress, note
     from bitnet.core.hub import local_path
+    from bitnet.core.loading import load_model
 
     names = ("device", "strict", "context", "threads", "kv_dtype", "i2s_layout", "deterministic", "prompt_lookup")
     path = None if params["model"] is None else local_path(params["model"], tell=note)

@@ -68,17 +68,17 @@ class GenerationOptions:
     def __post_init__(self) -> None:
         for name in _INTEGERS + _INTEGERS_OR_NONE:
             if (value := getattr(self, name)) is not None or name in _INTEGERS:
-                object.__setattr__(self, name, _integer(name, value))
+                object.__setattr__(self, name, integer(name, value))
         for name in _NUMBERS:
             object.__setattr__(self, name, _number(name, getattr(self, name)))
         if not isinstance(self.stop, str):
             object.__setattr__(self, "stop", _several("stop", self.stop, "a string or strings"))
         stop_tokens = _several("stop_tokens", self.stop_tokens, "token ids")
-        object.__setattr__(self, "stop_tokens", tuple(_integer("stop_tokens", token) for token in stop_tokens))
+        object.__setattr__(self, "stop_tokens", tuple(integer("stop_tokens", token) for token in stop_tokens))
         if self.logit_bias is not None:
             if not isinstance(self.logit_bias, Mapping):
                 raise InvalidInputError(f"logit_bias is {brief(self.logit_bias)}; it must map token ids to numbers.")
-            bias = {_integer("logit_bias", token): _number("logit_bias", b) for token, b in self.logit_bias.items()}
+            bias = {integer("logit_bias", token): _number("logit_bias", b) for token, b in self.logit_bias.items()}
             object.__setattr__(self, "logit_bias", bias)
         SamplingParams(self.temperature, self.top_k, self.top_p, self.min_p, self.seed or 0)
         biases = (self.logit_bias or {}).values()
@@ -134,7 +134,8 @@ def _several(name: str, values: Any, wanted: str) -> tuple[Any, ...]:
         raise InvalidInputError(f"{name} is {brief(values)}; it must be {wanted}.") from None
 
 
-def _integer(name: str, value: Any) -> int:
+def integer(name: str, value: Any) -> int:
+    """An integer argument as Python's own type. Raises InvalidInputError for anything else."""
     if not isinstance(value, Integral):
         raise InvalidInputError(f"{name} holds {brief(value)}, which is not an integer.")
     return int(value)

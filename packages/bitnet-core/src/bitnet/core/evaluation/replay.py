@@ -8,9 +8,9 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bitnet.core.api import load_model
 from bitnet.core.devices.select import select_device
 from bitnet.core.errors import DeviceUnavailableError, InvalidInputError, ReceiptError, brief
+from bitnet.core.loading import load_model
 from bitnet.core.receipts.checks import options_of, verify
 from bitnet.core.receipts.document import text_sha256, tokens_sha256
 from bitnet.core.receipts.record import Prompt, is_conversation

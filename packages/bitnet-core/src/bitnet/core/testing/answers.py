@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from bitnet.core.api import Model, load_model
+from bitnet.core.api import Model
 from bitnet.core.engine.results import Completion
 from bitnet.core.evaluation.demo_problems import CATEGORIES, draw_problems
 from bitnet.core.hal import Device
+from bitnet.core.loading import load_model
 
 TIE = 0.5
 """Greatest lead, in nats, of the CPU's token over another device's where the two part.

@@ -1,0 +1,173 @@
+"""Loads a model: opens its file and its devices side by side, and makes an engine for each device."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from bitnet.core import hub
+from bitnet.core.api import Model, Replica
+from bitnet.core.devices import registry
+from bitnet.core.devices.opening import opening, side_by_side
+from bitnet.core.engine import Engine
+from bitnet.core.engine.options import integer
+from bitnet.core.engine.setup import context_for, open_engine
+from bitnet.core.engine.warm import WarmUp, prepare_stand_ins
+from bitnet.core.engine.worker import Worker
+from bitnet.core.errors import BitNetError, InvalidInputError, UnsupportedProgramError, brief
+from bitnet.core.hal import Device, DeviceType, Executable, Preparing
+from bitnet.core.model.default import default_model_path
+from bitnet.core.model.file import open_model
+from bitnet.core.support import env
+from bitnet.core.support.log import logger
+from bitnet.core.support.mapped import MappedFile
+
+if TYPE_CHECKING:
+    from bitnet.core.devices.select import Selection
+    from bitnet.core.gguf.ternary import I2SLayout
+    from bitnet.core.hal import KVDtype
+
+
+def load_model(
+    path: str | Path | None = None,
+    *,
+    device: str | Device | None = None,
+    context: int | None = None,
+    kv_dtype: KVDtype = "f16",
+    max_seqs: int = 8,
+    step_tokens: int | None = None,
+    threads: int | None = None,
+    strict: bool | None = None,
+    i2s_layout: I2SLayout = "official",
+    max_queue: int | None = None,
+    max_queue_tokens: int | None = None,
+    deterministic: bool | None = None,
+    prompt_lookup: bool = True,
+) -> Model:
+    """Load a GGUF model onto a device.
+
+    Args:
+        path: The file, or a model on the Hugging Face Hub (``hf:ORG/NAME``, ``hf:ORG/NAME:FILE``), which is downloaded
+            unless it is in the hub's cache. None: the demo model that comes with bitnet.
+        device: ``auto``, ``gpu``, a backend (``cuda``), a device (``cuda:0``, ``cpu:avx2``); None: ``BITNET_DEVICE``,
+            else the best available. Several devices, separated by commas (``cuda:0,cuda:1``), or all devices of a
+            backend (``cuda:*``) each get a replica of the model. An open device is also accepted; it stays open when
+            the model is closed.
+        context: Maximum length of a prompt plus its continuation, in tokens. None: the model's own limit, but at most
+            4,096, or up to 32,768 if the device has enough memory (docs/models.md, Limits).
+        kv_dtype: Type of the KV cache: ``f16``, ``f32``, or ``i8``, which takes half the memory of ``f16`` and needs a
+            device with the feature ``kv-i8``.
+        max_seqs: Generations that run at the same time (on each device, if there are several); further ones wait. The
+            KV cache holds a full context for each if that fits in a quarter of the device's free memory.
+        step_tokens: Maximum tokens computed in one step; a longer prompt takes several steps. None: the device's
+            preferred step size, else 512.
+        threads: CPU threads; None: ``BITNET_THREADS``, else one for each physical core. An open device keeps the
+            threads it has.
+        strict: If true, a missing ``device`` is an error and ``BITNET_GPU_FAKE`` is refused. If false, the CPU takes
+            the device's place, with a warning. None: ``BITNET_STRICT_MODE``, else false.
+        i2s_layout: How the file's I2_S tensors are laid out (``bitnet inspect`` warns if it looks wrong).
+        max_queue: Maximum number of generations that may wait while others run; further ones are refused. None: no
+            limit.
+        max_queue_tokens: Maximum number of prompt tokens that may wait; a prompt that would exceed this is refused,
+            unless none is waiting. None: no limit.
+        deterministic: Whether a request's tokens and log-probabilities depend on the request alone (bit for bit on one
+            kind of device), whatever else is computed, cached or interrupted. Prompts take longer. A device that cannot
+            do this refuses the model. None: ``BITNET_DETERMINISTIC``, else false.
+        prompt_lookup: Whether text that repeats a passage of the prompt or the answer is drafted from that passage and
+            verified several tokens at a time, when measurements show that to be faster. The tokens are the same.
+
+    Raises:
+        ModelFileError: The file is not a model bitnet can run.
+        HubError: The model cannot be downloaded from the hub.
+        DeviceUnavailableError: The device is not available.
+        OutOfMemoryError, DeviceError: The model does not fit the device, or the device failed.
+        InvalidInputError: An argument is out of its range.
+    """
+    deterministic = env.flag("BITNET_DETERMINISTIC") if deterministic is None else deterministic
+    max_seqs = integer("max_seqs", max_seqs)
+    context = None if context is None else integer("context", context)
+    step_tokens = None if step_tokens is None else integer("step_tokens", step_tokens)
+    max_queue = None if max_queue is None else integer("max_queue", max_queue)
+    max_queue_tokens = None if max_queue_tokens is None else integer("max_queue_tokens", max_queue_tokens)
+    path = Path(default_model_path() if path is None else hub.local_path(path))
+    places: list[tuple[Selection | None, Device]]
+    if device is None or isinstance(device, str):
+        MappedFile(path)  # report a missing file before a driver starts
+        with opening(device, threads=threads, strict=strict) as future:
+            file = open_model(path, i2s_layout=i2s_layout)
+            file.tokenizer  # noqa: B018
+            places = [*future.result()]
+    elif not hasattr(device, "compile"):
+        raise InvalidInputError(
+            f"device is {brief(device)}; it must be a name or an open device.",
+            hint="Write several names with commas: 'cuda:0,cuda:1'.",
+        )
+    else:
+        if threads is not None or strict is not None:
+            raise InvalidInputError("threads and strict do not apply to a device that is already open.")
+        file, places = open_model(path, i2s_layout=i2s_layout), [(None, device)]
+    try:
+        length = context_for(file, [opened for _, opened in places], kv_dtype=kv_dtype) if context is None else context
+
+        def load(opened: Device) -> tuple[Engine, Executable]:
+            computing = registry.computing(opened.info)
+            with computing():
+                return open_engine(
+                    file,
+                    opened,
+                    context=length,
+                    kv_dtype=kv_dtype,
+                    max_seqs=max_seqs,
+                    step_tokens=step_tokens,
+                    deterministic=deterministic,
+                    lookup=prompt_lookup,
+                    first=computing,
+                )
+
+        loaded = side_by_side(load, [opened for _, opened in places])
+        engines = [engine for engine, _ in loaded]
+        replicas = [
+            Replica(opened, executable, selection)
+            for (selection, opened), (_, executable) in zip(places, loaded, strict=True)
+        ]
+        worker = Worker(*engines, max_queue=max_queue, max_queue_tokens=max_queue_tokens)
+        file.gguf.check()
+        warm_ups = []
+        for replica, engine in zip(replicas, engines, strict=True):
+            executable = replica.executable
+            if not isinstance(executable, Preparing) or replica.device.info.type not in _GPUS:
+                continue
+            if max_seqs > 1:  # a caller with one generation at a time need not wait for larger steps
+                with registry.computing(replica.device.info)():
+                    prepare_stand_ins(executable, engine.stand_ins(), engine.device)
+            warm_ups.append(WarmUp(executable, engine.usual_steps(), lambda: worker.busy, engine.device))
+    except BaseException as error:
+        for selection, opened in places:
+            if selection is not None:
+                opened.close()
+        if isinstance(error, BitNetError):  # the cause is a file that changed
+            file.gguf.check()
+        chosen = [selection.requested for selection, _ in places if selection is not None]
+        if not isinstance(error, UnsupportedProgramError) or chosen != ["auto"]:
+            raise
+        logger.warning("%s The CPU runs it.", error.message)
+        return load_model(
+            path,
+            device="cpu",
+            context=context,
+            kv_dtype=kv_dtype,
+            max_seqs=max_seqs,
+            step_tokens=step_tokens,
+            threads=threads,
+            strict=strict,
+            i2s_layout=i2s_layout,
+            max_queue=max_queue,
+            max_queue_tokens=max_queue_tokens,
+            deterministic=deterministic,
+            prompt_lookup=prompt_lookup,
+        )
+    return Model(file, worker, replicas, warm_ups, deterministic=deterministic)
+
+
+_GPUS = (DeviceType.DISCRETE, DeviceType.INTEGRATED)
+"""Device types that are warmed up in the background. Emulated devices are not: warming up would use all CPU cores."""
