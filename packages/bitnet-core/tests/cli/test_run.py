@@ -183,7 +183,9 @@ def test_an_answer_that_cannot_be_written_is_an_error(script_path: str, model: P
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no full device here")
 def test_what_is_for_the_person_may_be_lost(script_path: str, model: Path) -> None:
     line = shlex.join([script_path, "run", "Hello", "-n", "1", "-m", str(model), "--device", "cpu:numpy"])
-    ran = subprocess.run(["sh", "-c", f"{line} 2>/dev/full"], capture_output=True, timeout=60, check=False)
+    buffered = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    shell = ["sh", "-c", f"{line} 2>/dev/full"]
+    ran = subprocess.run(shell, capture_output=True, timeout=60, check=False, env=buffered)
     assert (ran.returncode, ran.stdout != b"") == (0, True)
 
 

@@ -10,6 +10,7 @@ import sys
 import traceback
 from collections.abc import Sequence
 from contextlib import suppress
+from typing import TextIO
 
 import click
 from click.shell_completion import shell_complete
@@ -37,13 +38,23 @@ def main(args: Sequence[str] | None = None) -> int:
     _use_utf8()
     guard_model_files()
     status = _run(list(sys.argv[1:] if args is None else args))
-    try:
-        sys.stdout.flush()
-    except OSError:  # this stream's failure is already being reported; the interpreter would complain again at exit
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, sys.stdout.fileno())
-        os.close(nowhere)
+    for stream in (sys.stdout, sys.stderr):
+        _drop_unwritable(stream)
     return status
+
+
+def _drop_unwritable(stream: TextIO) -> None:
+    """Discard the rest of a stream that cannot be written to.
+
+    A failure of standard output has been reported, and what is for the user may be lost. At exit, the interpreter would
+    try to write the rest again, and end with status 120.
+    """
+    try:
+        stream.flush()
+    except OSError:
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, stream.fileno())
+        os.close(nowhere)
 
 
 def _run(args: list[str]) -> int:
