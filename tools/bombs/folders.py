@@ -70,7 +70,7 @@ def _all() -> Iterator[tuple[str, Callable[[Path], Path], str | None]]:
     yield "a token of a megabyte", _vocabulary(lambda: ["x" * MB]), "characters"
     yield "runs of a letter", _vocabulary(lambda: ["a" * n for n in range(2, 500)], byte_fallback=True), "too many ways"
     yield "a million merges", _tokenizer_model(merges=[["a", "b"]] * MB), "merges"
-    yield "a merge of no tokens", _tokenizer_model(merges=[["a" * MB, "b"]]), "is no tokenizer"
+    yield "a merge of no tokens", _tokenizer_model(merges=[["a" * MB, "b"]]), "is not a tokenizer"
     yield (
         "a tokenizer of another kind",
         _tokenizer_model(type="Unigram", vocab=[["a", 0.0]] * 200_000),

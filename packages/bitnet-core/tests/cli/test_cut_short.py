@@ -129,7 +129,7 @@ def test_every_other_bus_error_is_left_alone(large: Path, how: str) -> None:
 
 WHILE = """
 import os, sys
-from bitnet.core import ModelFileError, api, guard_model_files
+from bitnet.core import ModelFileError, guard_model_files, loading
 from bitnet.core.model.convert import convert_model
 from bitnet.core.model.inspect import inspect_tensors
 from bitnet.core.gguf import GGUFFile
@@ -139,9 +139,9 @@ path, what, left = sys.argv[1], sys.argv[2], int(sys.argv[3])
 cut = lambda *_: os.truncate(path, left)
 try:
     if what == "load":
-        opened = api.open_engine
-        api.open_engine = lambda *args, **more: (cut(), opened(*args, **more))[1]
-        api.load_model(path, device="cpu")
+        opened = loading.open_engine
+        loading.open_engine = lambda *args, **more: (cut(), opened(*args, **more))[1]
+        loading.load_model(path, device="cpu")
     elif what == "convert":
         convert_model(path, "out.gguf", progress=cut)
     elif what == "inspect":
