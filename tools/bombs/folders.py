@@ -33,11 +33,11 @@ def families() -> Iterator[Family]:
 
 def _all() -> Iterator[tuple[str, Callable[[Path], Path], str | None]]:
     yield "sound", _config(), None
-    yield "vocab_size of 2^31", _config(vocab_size=GREATEST), "makes it"
+    yield "vocab_size of 2^31", _config(vocab_size=GREATEST), "it must be"
     linear = {"rope_type": "linear", "factor": 2.0}
     yield "head_dim of 2^31, linear scaling", _config(head_dim=GREATEST - 1, rope_scaling=linear), "head_dim"
     yield "head_dim of 2^29, llama3 scaling", _config(head_dim=2**29, rope_scaling=LLAMA3_SCALING), "head_dim"
-    yield "head_dim of 1024, linear scaling", _config(head_dim=1024, rope_parameters=linear), "makes it"
+    yield "head_dim of 1024, linear scaling", _config(head_dim=1024, rope_parameters=linear), "it must be"
     yield "2^31 layers", _config(num_hidden_layers=GREATEST), "is missing"
     yield "2^31 heads", _config(num_attention_heads=2**30), "head"
     yield "hidden_size of 2^31", _config(hidden_size=GREATEST - 3), "head_dim"
@@ -68,7 +68,7 @@ def _all() -> Iterator[tuple[str, Callable[[Path], Path], str | None]]:
     yield "an added token of a megabyte", _one_added("x" * MB), "characters"
     yield "an added token with id 2^31", _one_added("x", GREATEST), None
     yield "a token of a megabyte", _vocabulary(lambda: ["x" * MB]), "characters"
-    yield "runs of a letter", _vocabulary(lambda: ["a" * n for n in range(2, 500)], byte_fallback=True), "too many ways"
+    yield "runs of a letter", _vocabulary(lambda: ["a" * n for n in range(2, 500)], byte_fallback=True), "too many merges"
     yield "a million merges", _tokenizer_model(merges=[["a", "b"]] * MB), "merges"
     yield "a merge of no tokens", _tokenizer_model(merges=[["a" * MB, "b"]]), "is not a tokenizer"
     yield (
@@ -86,7 +86,7 @@ def _all() -> Iterator[tuple[str, Callable[[Path], Path], str | None]]:
     yield "MLX: sound", _mlx(lambda bomb: None), None
     yield "MLX: groups of 2^31", _mlx(lambda bomb: bomb.config.update(quantization=_groups(2**31))), None
     yield "MLX: a million scales", _mlx(_many_scales), "one scale for each"
-    yield "MLX: a wide embedding", _mlx(_wide_embedding), "makes it"
+    yield "MLX: a wide embedding", _mlx(_wide_embedding), "it must be"
     yield "MLX: biases that all differ", _mlx(_many_biases), "not ternary"
 
 

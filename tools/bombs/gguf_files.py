@@ -38,7 +38,7 @@ def families() -> Iterator[Family]:
     yield Family("a million metadata keys", _many_keys, "metadata")
     yield Family("a million tensors", _many_tensors, "tensor")
     yield Family("tensors of the same place", _overlapping, "overlap")
-    yield Family("arrays in arrays", _nested_arrays, "arrays in arrays")
+    yield Family("arrays in arrays", _nested_arrays, "nested arrays")
     yield Family("a long array of bytes", _metadata("x.bytes", lambda: np.zeros(16 * MB, np.uint8)), None)
     yield Family(
         "a long array for a number", _metadata("bitnet-b1.58.block_count", lambda: np.ones(MB, np.int32)), None

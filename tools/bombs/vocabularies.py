@@ -41,7 +41,7 @@ def _all() -> Iterator[Family]:
     yield Family("llama: prefixes without a rest", _tokens(_prefixes, "llama"), None)
     yield Family("llama: scores that are not numbers", _tokens(lambda: _words(50_000), "llama", scores="nan"), None)
     yield Family("merges: a million", _merges(lambda: ["a b"] * 1_000_000), "merges")
-    yield Family("merges: one of 8 MB", _merges(lambda: ["a" * 8_000_000 + " b"]), "no token")
+    yield Family("merges: one of 8 MB", _merges(lambda: ["a" * 8_000_000 + " b"]), "is not a token")
     yield Family("merges: 8 MB of spaces", _merges(lambda: [" " * 8_000_000]), "not two tokens")
     yield Family("merges: of long tokens", _long_merges, None)
 
