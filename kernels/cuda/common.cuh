@@ -162,15 +162,27 @@ __device__ __forceinline__ float warp_max(float v) {
 #endif
 }
 
-// Adds up each thread's part of a row's sum and stores it with the row's scale.
+// What products need of a row of int8 besides its scale: the sum of its elements or, where BOUND, the greatest sum of the
+// magnitudes of a group of 128, of which each lane of a warp has four.
+#if BOUND
+__device__ __forceinline__ int add_to_row(int word, int most) { return max(most, (int)__reduce_add_sync(FULL, __dp4a(__vabs4(word), 0x01010101u, 0u))); }
+__device__ __forceinline__ int row_of_warp(int most) { return most; }
+__device__ __forceinline__ int row_of_parts(int a, int b) { return max(a, b); }
+#else
+__device__ __forceinline__ int add_to_row(int word, int sum) { return dot_ones(word, sum); }
+__device__ __forceinline__ int row_of_warp(int sum) { return warp_sum(sum); }
+__device__ __forceinline__ int row_of_parts(int a, int b) { return a + b; }
+#endif
+
+// Puts each thread's part of that together, and stores it with the row's scale.
 template <int COUNT>
 __device__ __forceinline__ void finish_row(int sum, float s, int *sums, float *scale) {
     __shared__ int parts[COUNT];
-    sum = warp_sum(sum);
+    sum = row_of_warp(sum);
     if (threadIdx.x % WARP == 0) parts[threadIdx.x / WARP] = sum;
     __syncthreads();
     if (threadIdx.x == 0) {
-        for (int w = 1; w < COUNT; w++) sum += parts[w];
+        for (int w = 1; w < COUNT; w++) sum = row_of_parts(sum, parts[w]);
         *sums = sum;
         *scale = s;
     }

@@ -23,7 +23,7 @@ extern "C" __global__ void glu_norm_quant(const int *step, const float *gate_up,
     int sum = 0;
     float s = norm_quant_row<WG / WARP, NORM>(v, gain, DIM, eps, [&](int k, int word) {
         if (k < DIM / 4) ((int *)(out + (size_t)m * DIM))[k] = word;
-        sum = dot_ones(word, sum);
+        sum = add_to_row(word, sum);
     });
     finish_row<WG / WARP>(sum, s, sums + m, scale + m);
 }

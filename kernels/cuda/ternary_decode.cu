@@ -11,7 +11,8 @@
 // GLU: rows 0..rows/2-1 of W are gates, the others their ups: a tile is 8 of each and out = act(gate) * up.
 // GROUP: columns of K that share a scale of a row (64, 128 or 256); 0: one scale for all. A warp's step of 256 columns is two blocks
 // of 128, whose products a token's two columns of the mma keep apart: in each, the other block's activations are zeros. The terms of
-// all groups lie in shared memory, where one thread a row and token adds them in their order.
+// all groups lie in shared memory, where one thread a row and token adds them in their order. A code's two bits 0, 1, 2 become two's
+// complement, all sixteen of a word at once; a bit pair at the top of its byte then counts 64-fold, which the terms undo exactly.
 #define CHUNKS (ROW_BYTES / 16)
 #define ITERS ((CHUNKS + 4 * KSPLIT - 1) / (4 * KSPLIT))
 #define WARPS (TILES * KSPLIT)
@@ -37,8 +38,13 @@
 #define IN_CLUSTER
 #endif
 
+#if GROUP
+#define CODES "s8"
+#else
+#define CODES "u8"
+#endif
 __device__ __forceinline__ void mma(int (&c)[4], unsigned a0, unsigned a1, unsigned a2, unsigned a3, unsigned b0, unsigned b1) {
-    asm("mma.sync.aligned.m16n8k32.row.col.s32.u8.s8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+    asm("mma.sync.aligned.m16n8k32.row.col.s32." CODES ".s8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
         : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
         : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }
@@ -56,16 +62,21 @@ typedef unsigned Scales;
 typedef unsigned short Scales;
 #endif
 
-__device__ __forceinline__ uint4 codes_at(uint4 words, int shift) {
-    const unsigned mask = 0x03030303u;
-    return make_uint4(words.x >> shift & mask, words.y >> shift & mask, words.z >> shift & mask, words.w >> shift & mask);
+__device__ __forceinline__ unsigned as_signed(unsigned codes) { return ~codes & (~(codes << 1) | 0x55555555u); }
+__device__ __forceinline__ uint4 as_signed(uint4 w) { return make_uint4(as_signed(w.x), as_signed(w.y), as_signed(w.z), as_signed(w.w)); }
+
+// One bit pair of every byte, at the top: 64 times the weight.
+__device__ __forceinline__ uint4 pairs_at(uint4 w, int shift) {
+    const unsigned mask = 0xC0C0C0C0u;
+    return make_uint4(w.x << shift & mask, w.y << shift & mask, w.z << shift & mask, w.w << shift & mask);
 }
 
 // The products of one thread's 16 bytes of two rows with the activations of the same places.
 __device__ __forceinline__ void multiply(int (&sums)[PASSES][SETS][4], uint4 low, uint4 high, const signed char *const (&x)[PASSES], int at) {
+    low = as_signed(low), high = as_signed(high);
 #pragma unroll
     for (int plane = 0; plane < 4; plane++) {
-        uint4 a = codes_at(low, 6 - 2 * plane), b = codes_at(high, 6 - 2 * plane);
+        uint4 a = pairs_at(low, 2 * plane), b = pairs_at(high, 2 * plane);
 #pragma unroll
         for (int pass = 0; pass < PASSES; pass++) {
             uint4 v = *(const uint4 *)(x[pass] + at + 64 * plane);
@@ -106,7 +117,6 @@ ternary_decode(const int *step, const void *input, const float *scale, const int
     extern __shared__ __align__(16) signed char x_shared[];  // [TOKENS][STRIDE], and the terms of groups
 #if GROUP
     __shared__ uint4 zeros[16];
-    __shared__ int group_sums[TOKENS * COUNT];  // of the activations
     float *terms = (float *)(x_shared + TOKENS * STRIDE);  // [2][TILES * 16][TOKENS][PITCH]
     if (threadIdx.x < 16) zeros[threadIdx.x] = make_uint4(0, 0, 0, 0);
 #else
@@ -236,19 +246,6 @@ ternary_decode(const int *step, const void *input, const float *scale, const int
 #endif
 
 #if GROUP
-    for (int i = threadIdx.x; i < TOKENS * COUNT; i += THREADS) {
-        int at = i % COUNT / PER * 256 + (SETS == 2 ? i % 2 * 128 : 0) + (PER > 1 ? i % PER / SETS * 32 : 0), sum = 0;
-#pragma unroll
-        for (int plane = 0; plane < 4 / SETS; plane++) {
-#pragma unroll
-            for (int j = 0; j < (PER > 1 ? 2 : 4); j++) {
-                uint4 v = *(const uint4 *)(x_shared + i / COUNT * STRIDE + at + 64 * plane + 16 * j);
-                sum = dot_ones((int)v.x, dot_ones((int)v.y, dot_ones((int)v.z, dot_ones((int)v.w, sum))));
-            }
-        }
-        group_sums[i] = sum;
-    }
-    __syncthreads();
     const signed char *x[PASSES];
     int stride = quarter / 2 == group % 2 ? KSPLIT * 256 : 0;
 #pragma unroll
@@ -281,9 +278,8 @@ ternary_decode(const int *step, const void *input, const float *scale, const int
                     int(&sum)[4] = sums[pass][g % SETS];
                     int half = g / SETS, value_low = sum[half], value_high = sum[2 + half];
                     if (PER == 1) value_low += sum[1], value_high += sum[3];
-                    int total = group_sums[(quarter + 4 * pass) * COUNT + (part + i * KSPLIT) * PER + g];
-                    to[g] = __fmul_rn((float)(value_low - total), to_float(((const f16 *)&scales_low_now[i])[g]));
-                    to[8 * TOKENS * PITCH + g] = __fmul_rn((float)(value_high - total), to_float(((const f16 *)&scales_high_now[i])[g]));
+                    to[g] = __fmul_rn((float)value_low, to_float(((const f16 *)&scales_low_now[i])[g]) * (1.0f / 64));
+                    to[8 * TOKENS * PITCH + g] = __fmul_rn((float)value_high, to_float(((const f16 *)&scales_high_now[i])[g]) * (1.0f / 64));
                 }
             }
         }
@@ -301,7 +297,7 @@ ternary_decode(const int *step, const void *input, const float *scale, const int
 #endif
             const float *from_low = terms_now + ((t * 16 + r) * TOKENS + m) * PITCH, *from_high = from_low + 8 * TOKENS * PITCH;
             float value_low = 0.0f, value_high = 0.0f;
-#pragma unroll 8
+#pragma unroll 32
             for (int g = 0; g < COUNT; g++) value_low = __fadd_rn(value_low, from_low[g]), value_high = __fadd_rn(value_high, from_high[g]);
 #if CLUSTER > 1
             float x_scale = __int_as_float(((const int2 *)(x_shared + m * STRIDE + X_BYTES))->y);

@@ -8,6 +8,9 @@
 // A code's two bits 0, 1, 2 become two's complement, all sixteen of a word at once. A bit pair at the top of its byte is then 64
 // times the weight, so the sums count 64-fold, which the factors of groups undo exactly.
 //
+// A scale has 11 bits, and f32 24: the product of a scale and a sum of at most 2^13 is exact. Sums of groups of 64 are never greater,
+// and those of 128 seldom. Where BOUND, `bounds` tells: the greatest sum of magnitudes in a group, for each token.
+//
 // Every group is multiplied the same way, over the ends of tiles too: the last tile is followed by EXTRA stages that are read or
 // multiplied in vain. Where the groups of a row are odd in number, one of zeros follows. GLU: as in ternary_tiles.
 #define COUNT (COLS / GROUP)
@@ -38,17 +41,22 @@ __device__ __forceinline__ void finish(int (&acc)[NT][4]) {
     for (int n = 0; n < NT; n++) asm volatile("" : ACC(n));
 }
 
-// total += the sums of a group, scaled. Those of 64 columns have 13 bits and a scale has 11, so a product is exact, and a fused sum
-// rounds as the contract's does.
-__device__ __forceinline__ void add_group(float (&total)[NT][4], const int (&acc)[NT][4], float low, float high) {
+// total += the sums of a group, scaled. FUSED: products are exact, so that one rounding gives the contract's bits.
+template <bool FUSED>
+__device__ __forceinline__ void add_scaled(float (&total)[NT][4], const int (&acc)[NT][4], float low, float high) {
 #pragma unroll
     for (int n = 0; n < NT; n++) {
 #pragma unroll
         for (int j = 0; j < 4; j++) {
             float sum = (float)acc[n][j], unit = j < 2 ? low : high;
-            total[n][j] = GROUP == 64 ? __fmaf_rn(sum, unit, total[n][j]) : __fadd_rn(total[n][j], __fmul_rn(sum, unit));
+            total[n][j] = FUSED ? __fmaf_rn(sum, unit, total[n][j]) : __fadd_rn(total[n][j], __fmul_rn(sum, unit));
         }
     }
+}
+
+__device__ __forceinline__ void add_group(float (&total)[NT][4], const int (&acc)[NT][4], float low, float high, bool exact) {
+    if (GROUP == 64 || exact) add_scaled<true>(total, acc, low, high);
+    else add_scaled<false>(total, acc, low, high);
 }
 
 // Products of the bit pairs FROM to TO - 1 of a stage begin.
@@ -95,7 +103,7 @@ __device__ __forceinline__ void carry(float *shared, float *global, int rows, in
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
 ternary_group_tiles(const int *step, const __grid_constant__ TensorMap x, const __grid_constant__ TensorMap codes, const float *scale,
-                    const void *w_scale, float *out, int rows) {
+                    const int *bounds, const void *w_scale, float *out, int rows) {
     extern __shared__ unsigned char unaligned[];  // the ring, 1024 bytes to align it, and results [2][BN][PITCH]
     __shared__ Barrier full[STAGES], empty[STAGES], ready[2], made[2];
     __shared__ float scales[2][BN];
@@ -201,6 +209,15 @@ ternary_group_tiles(const int *step, const __grid_constant__ TensorMap x, const 
         halves_low = at[scales_low / 2], halves_high = at[scales_high / 2];
 #endif
     };
+    int sums[BN / WARP];  // the bounds of a lane's tokens
+    auto load_bounds = [&](int tile) {
+#pragma unroll
+        for (int i = 0; i < BN / WARP; i++) {
+            int m = tile / row_tiles * BN + i * WARP + lane;
+            sums[i] = m < tokens ? bounds[m] : 0;
+        }
+    };
+    if (BOUND) wait_for_before(), load_bounds(blockIdx.x);
     int acc[2][NT][4];
     find_scales(blockIdx.x);
     load_scales(0);
@@ -209,6 +226,9 @@ ternary_group_tiles(const int *step, const __grid_constant__ TensorMap x, const 
     if (GROUP != 64) read();
     for (int tile = blockIdx.x, turn = 0; tile < tiles; tile += gridDim.x, turn ^= 1) {
         float total[NT][4] = {};
+        bool exact = BOUND;
+        for (int i = 0; BOUND && i < BN / WARP; i++) exact &= sums[i] <= 8192;
+        exact = __all_sync(FULL, exact);
 #pragma unroll 1
         for (int g = 0; g < STEPS * 128 / GROUP; g += 2) {
             // After products begin there is a wait, though for what may be there already: ptxas moves no sums past it, which would
@@ -217,16 +237,17 @@ ternary_group_tiles(const int *step, const __grid_constant__ TensorMap x, const 
             begin<4 - HALF, 4>(acc[1], words, x_at);
             if (GROUP != 64) release();
             read();
-            add_group(total, acc[0], factor<0>(halves_low), factor<0>(halves_high));
+            add_group(total, acc[0], factor<0>(halves_low), factor<0>(halves_high), exact);
             finish(acc[1]);
             begin<0, HALF>(acc[0], words, x_at);
             release();
             if (GROUP != 64) read();
             else barrier_wait(full + (stage ? stage : STAGES) - 1, stage ? parity : parity ^ 1);
-            add_group(total, acc[1], factor<1>(halves_low), factor<1>(halves_high));
+            add_group(total, acc[1], factor<1>(halves_low), factor<1>(halves_high), exact);
             if (g + 2 < COUNT) load_scales(g + 2);
         }
         if (tile + gridDim.x < tiles) find_scales(tile + gridDim.x), load_scales(0);
+        if (BOUND && tile + gridDim.x < tiles) load_bounds(tile + gridDim.x);
         const float *scales_here = scales[which] + quarter * 2;
         float *to = (float *)(ring + STAGES * STAGE) + (which * BN + quarter * 2) * PITCH + warp % 4 * (PART / 4) + group;
         barrier_wait(ready + which, turn);

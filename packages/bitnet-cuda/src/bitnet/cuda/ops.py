@@ -115,7 +115,7 @@ class CudaOps:
         weight = ctx.dense(op.weight).data if op.weight else gate_up
         outs = ctx.tensors[op.out], ctx.tensors[op.scale], row_sums(ctx, op.out)
         defines = {"DIM": ctx.shape(op.gate_up)[1] // 2, "NORM": int(op.weight is not None)}
-        defines["RELU2"] = int(op.activation == "relu2")
+        defines |= {"RELU2": int(op.activation == "relu2"), "BOUND": int(self._products.bounded(ctx, op.out))}
         args = (ctx.step, gate_up, weight, np.float32(op.eps), *outs)
         return [replace(self._rows.launch("glu_norm_quant", bucket.tokens, args, defines=defines), overlaps=True)]
 
@@ -159,7 +159,8 @@ class CudaOps:
             ctx.tensors[op.scale],
             row_sums(ctx, op.out),
         )
-        defines = {"DIM": width, "NORM": int(op.weight is not None)}
+        bound = int(self._products.bounded(ctx, op.out))
+        defines = {"DIM": width, "NORM": int(op.weight is not None), "BOUND": bound}
         return replace(self._rows.launch("norm_quant", bucket.tokens, args, defines=defines), overlaps=True)
 
 

@@ -47,6 +47,8 @@ STEP = 256
 """Columns of K that a warp of ternary_decode takes at a time."""
 DECODE_GROUPS, TILED_GROUPS = (64, 128, 256), (64, 128)
 """Columns that may share a scale, in ternary_decode and in the tiled products."""
+BOUNDED_GROUP = 128
+"""Columns of a scale whose sums ternary_group_tiles adds faster where activations are known to be small."""
 WGMMA = (9, 0)
 """The one compute capability that has wgmma."""
 CLUSTERS = (9, 0)
@@ -138,11 +140,19 @@ class Products:
         shared = 4 * cols if one else 2 * tiles * 16 * HEAD_PITCH[tiles > 1]
         return Launch(spec, grid, (head_rows, 1, 1), args, shared=shared, overlaps=True)
 
+    def bounded(self, ctx: Context, name: str) -> bool:
+        """Whether products need the greatest sum of magnitudes in a group of this int8 tensor, not its row sums."""
+        products = [op for op in ctx.program.ops if isinstance(op, TernaryMatmul) and op.x == name]
+        groups = {ctx.ternary(op.weights).group for op in products}
+        return self._wgmma and groups == {BOUNDED_GROUP}
+
     def row_sums(self, ctx: Context, op: TernaryMatmul, bucket: Bucket) -> list[Launch]:
         """The launch that computes the sums of the activations, if no operation of the program quantises them."""
-        if quantised(op.x, ctx.program.ops) or ctx.ternary(op.weights).group is not None:
+        bounded = self.bounded(ctx, op.x)
+        if quantised(op.x, ctx.program.ops) or (ctx.ternary(op.weights).group is not None and not bounded):
             return []
-        spec = KernelSpec("row_sums", "row_sums", (("COLS", ctx.shape(op.x)[1]),))
+        defines = (("COLS", ctx.shape(op.x)[1]), ("BOUND", int(bounded)))
+        spec = KernelSpec("row_sums", "row_sums", defines)
         args = (ctx.step, ctx.tensors[op.x], row_sums(ctx, op.x))
         return [Launch(spec, (bucket.tokens, 1, 1), (32, 1, 1), args, overlaps=True)]
 
@@ -266,12 +276,12 @@ class Products:
         }
         x = TiledMatrix(ctx.tensors[op.x], ctx.shape(op.x)[0], w.cols, tile.tokens, PANEL)
         codes = TiledMatrix(w.codes, w.rows, w.row_bytes, tile.rows // 2 if glu else tile.rows, W_PITCH)
-        sums = (row_sums(ctx, op.x),) if w.group is None else ()
-        args = (ctx.step, x, codes, ctx.tensors[op.scale], *sums, w.scales, out, np.int32(w.rows))
+        args = (ctx.step, x, codes, ctx.tensors[op.scale], row_sums(ctx, op.x), w.scales, out, np.int32(w.rows))
         tiles = ceil_div(w.rows, tile.rows) * ceil_div(bucket.tokens, tile.tokens)
         grid, block = (min(tiles, self._multiprocessors), 1, 1), (2 * tile.rows, 1, 1)
         if w.group is not None:
-            defines["GROUP"], block = w.group, (2 * tile.rows + 128, 1, 1)
+            defines |= {"GROUP": w.group, "BOUND": int(self.bounded(ctx, op.x))}
+            block = (2 * tile.rows + 128, 1, 1)
         shared = ALIGNMENT + stages * stage + results
         return Launch(KernelSpec(name, name, tuple(defines.items())), grid, block, args, shared=shared, overlaps=True)
 

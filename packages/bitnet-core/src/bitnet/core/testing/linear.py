@@ -146,15 +146,22 @@ def uneven(rng: np.random.Generator, *shape: int) -> Array:
 def check_groups(device: Device, rng: np.random.Generator, case: Grouped) -> None:
     """The bits of a product whose scales differ from group to group by up to a hundred times, of both signs, some zero.
 
+    The first tokens have small sums. Each of the last ones has the greatest sums that some row of weights can give.
+
     Raises:
         UnsupportedProgramError: The device refuses such weights.
     """
-    codes = rng.integers(-128, 128, (case.m, case.k), dtype=np.int8)
     scale: oracle.F32 = rng.uniform(1e-4, 2, (case.m,)).astype(np.float32)
     weights = []
     for n in case.n:
         units = 10 ** rng.uniform(-2, 0, (n, case.k // case.group)) * rng.choice([-1, 0, 1, 1, 1], (n, 1))
         weights.append((random_ternary(rng, n, case.k), units.astype(np.float16)))
+    codes = rng.integers(-128, 128, (case.m, case.k), dtype=np.int8)
+    loud = int(rng.integers(case.m))
+    codes[: rng.integers(loud + 1)] //= 8
+    rows = np.concatenate([w for w, _ in weights])
+    followed = rows[rng.integers(len(rows), size=case.m - loud)]
+    codes[loud:] = np.where(followed == 0, codes[loud:], np.where(followed > 0, 127, -128))
     addend = uneven(rng, case.m, sum(case.n)) if case.add else None
     product = oracle.group_matmul(codes, scale, weights)
     _check_product(device, codes, scale, weights, product, addend, spare=2)
