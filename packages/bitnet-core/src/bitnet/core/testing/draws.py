@@ -73,15 +73,21 @@ def allowed(logits: npt.NDArray[Any], params: SamplingParams, position: int) -> 
     return [int(v) for v in np.flatnonzero((scores >= least) & kept(z, params, TOLERANCE))]
 
 
+FEWEST = 5.001
+"""Expected draws of a class of tokens: the 5 of Pearson's test, and room for rounding."""
+
+
 def come_as_often(tokens: Sequence[int], share: F64) -> bool:
     """Whether tokens occur with the frequencies ``share[V]``; a token with share 0 must never occur."""
     counts = np.bincount(tokens, minlength=len(share))
     assert not counts[share == 0].any(), "a token came that the filters leave out"
-    often = share * len(tokens) >= 5
-    wanted, found = share[often], counts[often]
-    if (1 - wanted.sum()) * len(tokens) >= 5:  # the others count as one
-        wanted, found = np.append(wanted, 1 - wanted.sum()), np.append(found, len(tokens) - found.sum())
-    return chi_square_is_plausible(found, wanted / wanted.sum())
+    order = np.argsort(-share)
+    often = np.count_nonzero(share * len(tokens) >= FEWEST)
+    starts = np.arange(often + 1)  # of classes: each token that occurs often, and all others together
+    if share[order[often:]].sum() * len(tokens) < FEWEST:
+        starts = starts[:-1]  # or together with the rarest of the frequent ones
+    wanted = np.add.reduceat(share[order], starts)
+    return chi_square_is_plausible(np.add.reduceat(counts[order], starts), wanted / wanted.sum())
 
 
 def chi_square_is_plausible(counts: npt.NDArray[np.int64], probabilities: F64) -> bool:
