@@ -68,7 +68,8 @@ def _all() -> Iterator[tuple[str, Callable[[Path], Path], str | None]]:
     yield "an added token of a megabyte", _one_added("x" * MB), "characters"
     yield "an added token with id 2^31", _one_added("x", GREATEST), None
     yield "a token of a megabyte", _vocabulary(lambda: ["x" * MB]), "characters"
-    yield "runs of a letter", _vocabulary(lambda: ["a" * n for n in range(2, 500)], byte_fallback=True), "too many merges"
+    runs = _vocabulary(lambda: ["a" * n for n in range(2, 500)], byte_fallback=True)
+    yield "runs of a letter", runs, "too many merges"
     yield "a million merges", _tokenizer_model(merges=[["a", "b"]] * MB), "merges"
     yield "a merge of no tokens", _tokenizer_model(merges=[["a" * MB, "b"]]), "is not a tokenizer"
     yield (
