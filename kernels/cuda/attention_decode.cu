@@ -122,6 +122,10 @@ attention_decode(const int *step, int token_seq, int seq_begin, int seq_len, int
     float cosine = cosines[(size_t)(length - 1) * PAIRS + pair], sine = sines[(size_t)(length - 1) * PAIRS + pair];
     bool has_new = stored < end;
 #endif
+    int a = ROPE && !NEOX ? threadIdx.x % PAIRS * 2 : threadIdx.x % PAIRS, b = ROPE && !NEOX ? a + 1 : a + PAIRS;
+#if HEAD_NORMS
+    float2 q_gain = make_float2(q_norm[a], q_norm[b]), k_gain = make_float2(k_norm[a], k_norm[b]);
+#endif
     wait_for_before();
     start_dependents();
 #if !ROPE
@@ -131,7 +135,6 @@ attention_decode(const int *step, int token_seq, int seq_begin, int seq_len, int
     // Each thread prepares two dimensions of some heads, for all warps: q as the sum of two halves; the new k, rotated, and v.
     __shared__ __align__(16) f16 q_shared[2][GROUP][Q_PITCH];
     const float *row = qkv + (size_t)m * (HEADS + 2 * KV_HEADS) * DIM;
-    int a = ROPE && !NEOX ? threadIdx.x % PAIRS * 2 : threadIdx.x % PAIRS, b = ROPE && !NEOX ? a + 1 : a + PAIRS;
 #if ROPE
     __shared__ __align__(16) kv_t new_rows[2][DIM];  // of k and of v
 #if KV_I8
@@ -140,6 +143,16 @@ attention_decode(const int *step, int token_seq, int seq_begin, int seq_len, int
     auto &exact_rows = new_rows;
 #endif
     int heads = GROUP + 2 * has_new;
+#else
+    int heads = GROUP;
+#endif
+    float2 of[(GROUP + 2 * ROPE + THREADS / PAIRS - 1) / (THREADS / PAIRS)];
+#pragma unroll
+    for (int i = 0; i < sizeof(of) / sizeof(of[0]); i++) {
+        int h = min((int)threadIdx.x / PAIRS + i * (THREADS / PAIRS), heads - 1);
+        int from = h < GROUP ? kv_head * GROUP + h : HEADS + (h - GROUP) * KV_HEADS + kv_head;
+        of[i] = make_float2(row[from * DIM + a], row[from * DIM + b]);
+    }
 #if HEAD_NORMS
     __shared__ float roots[GROUP + 1];
     for (int h = warp; h < GROUP + has_new; h += WARPS) {
@@ -152,20 +165,16 @@ attention_decode(const int *step, int token_seq, int seq_begin, int seq_len, int
     }
     __syncthreads();
 #endif
-#else
-    int heads = GROUP;
-#endif
 #pragma unroll
-    for (int i = 0; i < (GROUP + 2 * ROPE + THREADS / PAIRS - 1) / (THREADS / PAIRS); i++) {
+    for (int i = 0; i < sizeof(of) / sizeof(of[0]); i++) {
         int h = threadIdx.x / PAIRS + i * (THREADS / PAIRS);
         if (h >= heads) break;
-        int from = h < GROUP ? kv_head * GROUP + h : HEADS + (h - GROUP) * KV_HEADS + kv_head;
-        float x = row[from * DIM + a], y = row[from * DIM + b];
+        float x = of[i].x, y = of[i].y;
 #if ROPE
         if (h <= GROUP) {
 #if HEAD_NORMS
-            const float *norm = h < GROUP ? q_norm : k_norm;
-            x = x * norm[a] / roots[h], y = y * norm[b] / roots[h];
+            float2 gain = h < GROUP ? q_gain : k_gain;
+            x = x * gain.x / roots[h], y = y * gain.y / roots[h];
 #endif
             float old = x;
             x = old * cosine - y * sine;

@@ -1,5 +1,6 @@
 """The CUDA backend against the operations' contract, on every device it finds."""
 
+from contextlib import closing
 from typing import Any, Literal
 
 import numpy as np
@@ -11,6 +12,7 @@ from bitnet.core.hal import (
     Device,
     GluNormQuant,
     Limits,
+    NormQuant,
     Op,
     Program,
     Step,
@@ -23,7 +25,7 @@ from bitnet.core.testing.attention import Heads, Paged, Part
 from bitnet.core.testing.cases import needs
 from bitnet.core.testing.linear import Grouped, check_groups
 from bitnet.core.testing.norms import check_codes
-from bitnet.core.testing.rig import dense, random_ternary, tensor, ternary, tokens
+from bitnet.core.testing.rig import assert_within, dense, random_ternary, tensor, ternary, tokens
 from bitnet.cuda.attention import FAR
 from bitnet.cuda.backend import BACKEND
 
@@ -66,8 +68,53 @@ class TestConformance(ConformanceSuite):
         check_groups(device, rng, shape)
 
     @pytest.mark.parametrize(
+        "shape",
+        [
+            Grouped(1, (5,), 512, 128),
+            Grouped(1, (2001, 70), 2560, 128, add=True),
+            Grouped(1, (25003,), 1024, 128),
+            Grouped(1, (8000, 9001), 4608, 128, add=True),
+            Grouped(1, (2200,), 16384, 128),
+            Grouped(1, (37,), 40960, 128),
+        ],
+    )
+    def test_groups_of_one_token(self, device: Device, rng: np.random.Generator, shape: Grouped) -> None:
+        """One tile and several for a block, all of them on their way at once or not, ragged rows, too long a row."""
+        check_groups(device, rng, shape)
+
+    @pytest.mark.parametrize("norm", [False, True], ids=["quantise", "norm"])
+    @pytest.mark.parametrize(("rows", "columns"), [(130, 2560), (19456, 2560), (300, 12288)])
+    def test_groups_of_one_token_with_its_norm(
+        self, device: Device, rng: np.random.Generator, rows: int, columns: int, norm: bool
+    ) -> None:
+        """Whole numbers up to 127 are their own codes, so that only the scale is rounded."""
+        x = rng.integers(-127, 128, (1, columns)).astype(np.float32)
+        x[0, rng.integers(columns)] = 127
+        units = rng.uniform(0.01, 0.1, (rows, columns // 128)).astype(np.float16)
+        w = random_ternary(rng, rows, columns), units
+        specs = [tensor("x", "f32", "M", columns), tensor("a", "i8", "M", columns), tensor("s", "f32", "M")]
+        specs.append(tensor("out", "f32", "M", rows))
+        weights: dict[str, Weight] = {"w": ternary(*w), "gain": dense(np.full(columns, 1, np.float32))}
+        ops: list[Op] = [
+            NormQuant("x", "gain" if norm else None, 1e-5, "a", "s"),
+            TernaryMatmul("a", "s", ("w",), "out"),
+        ]
+        limits = Limits(4)
+        with closing(device.compile(Program(ops, {s.name: s for s in specs}, weights, limits))) as executable:
+            executable.write("x", x)
+            executable.write("out", np.full((4, rows), np.nan, np.float32))
+            executable.run(Step(StepLayout(limits), tokens(1)))
+            out = executable.read("out")
+        scale = np.array([1 / np.sqrt(np.mean(x.astype(np.float64) ** 2) + 1e-5) if norm else 1], np.float32)
+        expected = oracle.group_matmul(x.astype(np.int8), scale, [w])
+        assert_within("out", out[:1], expected.astype(np.float64), 4e-6 * abs(expected) + 1e-12)
+        assert np.isnan(out[1:]).all(), "rows past the step's token were written"
+
+    @pytest.mark.parametrize(
         ("m", "width", "group"),
         [
+            (1, 132, 128),
+            (1, 13004, 128),
             (700, 6912, None),
             (513, 300, None),
             (100, 2560, None),
@@ -89,7 +136,7 @@ class TestConformance(ConformanceSuite):
         activation: Literal["relu2", "silu"],
     ) -> None:
         """Gates and ups multiplied in the product that makes them, as in no program that keeps its tensors."""
-        k = 640 if group else 656
+        k = 1024 if m == 1 else 640 if group else 656
         codes, scale = rng.integers(-127, 128, (m, k), dtype=np.int8), rng.uniform(1e-3, 0.1, m).astype(np.float32)
 
         def unit() -> float | npt.NDArray[np.float16]:

@@ -32,14 +32,14 @@ LONG_WARPS, LONG_DEPTH = 8, 2
 """Warps per block, and tiles in flight per warp, when few blocks share a long context."""
 LONG_SUMS = 1024
 """Maximum sums of such a block's warp: more do not fit shared memory."""
-CODES_DEPTH = 4
-"""Tiles in flight for an int8 cache, whose tiles have half the bytes of f16."""
+CODES_DEPTH, SHARED_CODES_DEPTH = 4, 2
+"""Tiles in flight for an int8 cache, whose tiles have half the bytes of f16; and where blocks read it on nearly all
+multiprocessors."""
 FAR = 8192
 """Context length beyond which as many clusters as fit on the device read a sequence: a single cluster would leave
 multiprocessors idle, which costs more than merging clusters through memory."""
-FAR_BLOCKS = {"f16": 1.5, "i8": 2.0}
-"""Factor by which several clusters must increase the number of blocks; with int8, fewer multiprocessors saturate
-memory."""
+FAR_BLOCKS = 1.5
+"""Factor by which several clusters must increase the number of blocks."""
 RING_HEAD = 128
 """Head dimension for which tiles may be kept in a shared-memory ring instead of registers."""
 ROPE_WARPS = 8
@@ -117,11 +117,11 @@ class AttentionOps:
         sums, codes = op.heads // op.kv_heads * op.head_dim, ctx.cache.dtype == "i8"
         cluster, parts = 0, ctx.step  # `parts` is unused if one cluster has all splits
         if self._clusters and sums <= CLUSTER_SUMS:
-            long = bucket.context > MAX_CLUSTER * LONG_WARPS * LONG_DEPTH * TILE
-            most = min(splits, LARGE_CLUSTER if long and self._large_clusters else MAX_CLUSTER)
+            large = self._large_clusters and bucket.context > MAX_CLUSTER * LONG_WARPS * LONG_DEPTH * TILE
+            most = min(splits, LARGE_CLUSTER if large else MAX_CLUSTER)
             splits = cluster = largest(most, lambda n: heads * n <= ATTENTION_BLOCKS * self._multiprocessors)
             several = self._multiprocessors // (heads * MAX_CLUSTER)
-            if bucket.context > FAR and several * MAX_CLUSTER >= splits * FAR_BLOCKS[ctx.cache.dtype]:
+            if bucket.context > FAR and several * MAX_CLUSTER >= splits * FAR_BLOCKS:
                 splits, cluster = several * MAX_CLUSTER, MAX_CLUSTER
                 parts = ctx.scratch("attention shares", limit * op.heads * several * op.head_dim * 16)
         else:
@@ -129,10 +129,13 @@ class AttentionOps:
             parts = ctx.scratch("attention parts", limit * op.heads * MAX_SPLITS * (op.head_dim + 2) * 4)
         merges = splits > max(cluster, 1)
         arrivals = ctx.zeroed("attention arrivals", limit * op.kv_heads * MAX_CLUSTER * 4) if merges else ctx.step
-        few = bucket.context > SPLIT * splits and heads * splits <= self._multiprocessors
-        few = few and sums <= LONG_SUMS
-        warps, depth = (LONG_WARPS, CODES_DEPTH if codes else LONG_DEPTH) if few else (4, 1)
-        ring = few and splits >= LARGE_CLUSTER and (codes or merges) and self._rings(ctx, op)
+        long, rings = bucket.context > SPLIT * splits, self._rings(ctx, op)
+        if long and heads * splits <= self._multiprocessors and sums <= LONG_SUMS:
+            warps, depth = LONG_WARPS, LONG_DEPTH if not codes else SHARED_CODES_DEPTH if merges else CODES_DEPTH
+            ring = splits >= LARGE_CLUSTER and (codes or merges) and rings
+        else:
+            ring = codes and bucket.context > FAR and rings
+            warps, depth = 4, SHARED_CODES_DEPTH if ring else 1
         shared = warps * depth * TILE * 2 * ctx.cache.row_bytes if ring else 0
         defines = kv_defines(ctx, op) | {
             "HEADS": op.heads,

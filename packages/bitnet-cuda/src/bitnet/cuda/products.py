@@ -13,6 +13,7 @@ from bitnet.core.gpu.ops import ceil_div, power_of_two
 from bitnet.core.gpu.products import Source, product_args, quantised, row_sums
 from bitnet.core.gpu.scaled import group_product
 from bitnet.core.hal import DenseMatmul, TernaryMatmul
+from bitnet.cuda.bits import bits_product, bits_shape
 from bitnet.cuda.tiles import ALIGNMENT, GROUP_TILE, MANY_TOKENS, PANEL, TILES, TiledMatrix, product_tile
 
 DECODE_TOKENS = 8
@@ -170,6 +171,8 @@ class Products:
         tiles, split = self._shape(w.rows, w.row_bytes, bucket.tokens)
         if w.group is not None:
             tiles, split = self._group_shape(w.rows, w.row_bytes)
+        if self._wgmma and bucket.tokens == 1 and (shape := bits_shape(w, self._multiprocessors, self._shared)):
+            return bits_product(ctx, op, source, out, activation, shape)
         cluster = bucket.tokens if source.kind else 1
         if cluster > 1:  # smaller blocks, so that no cluster has to wait for another
             tiles = min(tiles, ROOMY_WARPS // split or 1)

@@ -1,0 +1,83 @@
+"""Launches of ternary_bits: products of one token by counts of bits."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from bitnet.core.gpu import Buffer, Context, KernelSpec, Launch, TernaryBuffer
+from bitnet.core.gpu.ops import ceil_div
+from bitnet.core.gpu.products import Source, product_args
+from bitnet.core.hal import TernaryMatmul
+from bitnet.cuda.tiles import ALIGNMENT, PANEL, TiledMatrix
+
+ROWS, STEP, GROUP = 16, 512, 128
+"""Sizes of the kernel, as in its source: rows of a tile, columns that a warp takes at a time, columns of a scale."""
+STEP_BYTES = ROWS * (STEP // 4 + STEP // GROUP * 2)
+"""Bytes of a step of a tile in shared memory: codes and scales."""
+GROUP_WORDS = 73
+"""Words of shared memory for the activations of a group: their bits, with room between groups, and their sum."""
+FEW, FEW_WARPS = 2, 8
+"""Most tiles per multiprocessor for which each tile has a block of its own, and most warps of such a block."""
+TILES, WARPS, DEPTH, BLOCKS = 2, 4, 2, 2
+"""Otherwise: tiles that a block processes at a time, most warps per tile, tiles per warp whose weights are in shared
+memory or on their way there, and blocks per multiprocessor."""
+SHARED, RESERVED = 228 * 1024, 2048
+"""Bytes of shared memory of a multiprocessor; those that a block takes besides what its launch asks for, at most."""
+
+
+class BitsShape(NamedTuple):
+    """A launch of ternary_bits.
+
+    Attributes:
+        tiles: Tiles that a block processes at a time.
+        split: Warps that share a tile's columns.
+        depth: Tiles per warp whose weights are in shared memory or on their way there.
+        blocks: Number of blocks.
+        shared: Bytes of shared memory that a block asks for.
+    """
+
+    tiles: int
+    split: int
+    depth: int
+    blocks: int
+    shared: int
+
+
+def bits_shape(w: TernaryBuffer, multiprocessors: int, most: int) -> BitsShape | None:
+    """The launch for a matrix, or None if the kernel does not support it with ``most`` bytes of shared memory."""
+    if w.group != GROUP or w.cols % STEP:
+        return None
+    count, steps, groups = ceil_div(w.rows, ROWS), w.cols // STEP, w.cols // GROUP
+    few = count <= FEW * multiprocessors
+    tiles, warps, at_once = (1, FEW_WARPS, FEW) if few else (TILES, WARPS, BLOCKS)
+    depth = 1 if count <= tiles * at_once * multiprocessors else DEPTH
+    each = ceil_div(steps, warps)
+    split = ceil_div(steps, each)
+    terms = 2 * tiles * ROWS * (groups | 1)
+    shared = ALIGNMENT + depth * tiles * split * each * STEP_BYTES + 4 * (groups * GROUP_WORDS + terms)
+    at_once = max(1, min(at_once, SHARED // (shared + RESERVED)))
+    blocks = ceil_div(count, tiles)
+    blocks = ceil_div(blocks, ceil_div(blocks, at_once * multiprocessors))  # which process the same number of tiles
+    return BitsShape(tiles, split, depth, blocks, shared) if shared <= most else None
+
+
+def bits_product(
+    ctx: Context, op: TernaryMatmul, source: Source, out: Buffer, activation: str, shape: BitsShape
+) -> Launch:
+    """A product of one token, with the operations before and after it that ``source`` and ``activation`` name."""
+    w = ctx.ternary(op.weights)
+    defines = {
+        "COLS": w.cols,
+        "TILES": shape.tiles,
+        "KSPLIT": shape.split,
+        "DEPTH": shape.depth,
+        "INPUT": source.kind,
+        "GLU": int(bool(activation)),
+        "RELU2": int(activation == "relu2"),
+        "ADD": int(op.add),
+    }
+    codes = TiledMatrix(w.codes, w.rows, w.row_bytes, ROWS // 2 if activation else ROWS, PANEL)
+    args = product_args(ctx, op, source, out)
+    spec = KernelSpec("ternary_bits", "ternary_bits", tuple(defines.items()))
+    grid, block = (shape.blocks, 1, 1), (32 * shape.tiles * shape.split, 1, 1)
+    return Launch(spec, grid, block, (*args[:6], codes, *args[7:]), shape.shared, overlaps=True)
