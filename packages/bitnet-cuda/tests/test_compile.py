@@ -78,8 +78,8 @@ def launches(program: Program, capability: tuple[int, int], *, keep: bool = Fals
             yield from lower(
                 context, Bucket(tokens, rows, 192, logits=logits, apart=not plain), lowering.table, fuses_scaled=True
             )
-    for far in (4096, 16384):
-        yield from lower(context, Bucket(1, 1, far, apart=True), lowering.table, fuses_scaled=True)
+    for far, tokens in ((4096, 1), (16384, 1), (16384, 8)):
+        yield from lower(context, Bucket(tokens, tokens, far, apart=True), lowering.table, fuses_scaled=True)
     for rows in (1, 64):
         for logits in (True, not lowering.leaves_out(context)):
             adjusted = Bucket(rows, rows, 192, logits, apart=True, adjusted=True)
