@@ -10,6 +10,9 @@
     threadgroup float query[DIM], weight[WG];
     threadgroup float2 scratch[SIMDGROUPS];
     threadgroup ulong cached[WG];
+#if KV_I8
+    threadgroup float units[WG];  // of values
+#endif
     Place place = PLACED;
     int m = int(group.x), head = int(group.y), lane = place.item;
     if (m >= STEP_TOKENS(step)) return;
@@ -30,6 +33,11 @@
             cached[lane] = at;
             score = 0.0f;
             for (int i = 0; i < DIM; i++) score += query[i] * float(keys[at + ulong(i)]);
+#if KV_I8
+            ulong scale = scale_place(table, p, kv_heads, kv_head);
+            score *= scale_at(keys, scale);
+            units[lane] = scale_at(values, scale);
+#endif
         }
         float before = largest;
         largest = fmax(largest, group_max(score, scratch, place));
@@ -41,7 +49,11 @@
             int i = lane + d * WG;
             if (i >= DIM) break;
             float sum = sums[d] * correction;
+#if KV_I8
+            for (int t = 0; t < count; t++) sum += weight[t] * units[t] * float(values[cached[t] + ulong(i)]);
+#else
             for (int t = 0; t < count; t++) sum += weight[t] * float(values[cached[t] + ulong(i)]);
+#endif
             sums[d] = sum;
         }
     }

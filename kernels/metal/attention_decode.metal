@@ -6,21 +6,10 @@
 // One split writes `out` itself; several write their parts there: DIM sums, a maximum and a total for each token and head.
 //
 // ROPE: each token is a sequence of its own; rotates its q and k here, and stores k and v in the cache (rope_append's work).
+#include "cache_rows.metal"
 #define VECTORS (DIM / 4)
 #define EACH ((VECTORS + 31) / 32) /* vectors of a thread */
 #define LOWEST -1e30f /* below any score, and finite: the difference of two is no NaN */
-
-#if ROPE
-// Element i of a rotated head.
-inline float rotated(device const float *head, device const float *cosines, device const float *sines, int position, int i) {
-    int pair = NEOX ? i % (DIM / 2) : i / 2;
-    bool second = NEOX ? i >= DIM / 2 : i % 2 == 1;
-    ulong angle = ulong(position) * (DIM / 2) + ulong(pair);
-    float c = cosines[angle], s = sines[angle];
-    float a = head[NEOX ? pair : 2 * pair], b = head[NEOX ? pair + DIM / 2 : 2 * pair + 1];
-    return second ? b * c + a * s : a * c - b * s;
-}
-#endif
 
 [[kernel, max_total_threads_per_threadgroup(WG)]] void attention_decode(
     device const int *step [[buffer(0)]], constant int &token_seq [[buffer(1)]], constant int &seq_begin [[buffer(2)]],
@@ -50,9 +39,30 @@ inline float rotated(device const float *head, device const float *cosines, devi
 #if ROPE
     if (begin < end && end == length) {
         ulong at = cache_place(table, length - 1, kv_heads, kv_head);
+        device const float *row_k = row + (heads + kv_head) * DIM, *row_v = row_k + kv_heads * DIM;
+#if KV_I8
+        float top_k = 0.0f, top_v = 0.0f;
         for (int i = place.item; i < DIM; i += WG) {
-            keys[at + ulong(i)] = KV(rotated(row + (heads + kv_head) * DIM, cosines, sines, length - 1, i));
-            values[at + ulong(i)] = KV(row[(heads + kv_heads + kv_head) * DIM + i]);
+            top_k = fmax(top_k, kv_magnitude(rotated(row_k, cosines, sines, length - 1, i)));
+            top_v = fmax(top_v, kv_magnitude(row_v[i]));
+        }
+        top_k = group_max(top_k, found[0], place);
+        top_v = group_max(top_v, found[0], place);
+        if (place.item == 0) {
+            ulong scale = scale_place(table, length - 1, kv_heads, kv_head);
+            *(device float *)(keys + scale) = kv_scale(top_k);
+            *(device float *)(values + scale) = kv_scale(top_v);
+        }
+#endif
+        for (int i = place.item; i < DIM; i += WG) {
+            float key = rotated(row_k, cosines, sines, length - 1, i), value = row_v[i];
+#if KV_I8
+            keys[at + ulong(i)] = kv_code(key, top_k);
+            values[at + ulong(i)] = kv_code(value, top_v);
+#else
+            keys[at + ulong(i)] = KV(key);
+            values[at + ulong(i)] = KV(value);
+#endif
         }
     }
     threadgroup_barrier(mem_flags::mem_threadgroup | mem_flags::mem_device);
@@ -69,6 +79,12 @@ inline float rotated(device const float *head, device const float *cosines, devi
     }
     for (int p = begin + place.simdgroup; p < end; p += SIMDGROUPS) {
         ulong at = cache_place(table, p, kv_heads, kv_head);
+#if KV_I8
+        ulong scale = scale_place(table, p, kv_heads, kv_head);
+        float key_unit = scale_at(keys, scale), value_unit = scale_at(values, scale);
+#else
+        const float key_unit = 1.0f, value_unit = 1.0f;
+#endif
         float4 key[EACH], value[EACH];
         for (int e = 0; e < EACH; e++) {
             int v = place.lane + 32 * e;
@@ -78,11 +94,11 @@ inline float rotated(device const float *head, device const float *cosines, devi
         for (int g = 0; g < HEAD_GROUP; g++) {
             float part = 0.0f;
             for (int e = 0; e < EACH; e++) part += dot(key[e], query[g][min(place.lane + 32 * e, VECTORS - 1)]);
-            float score = simd_sum(part), top = fmax(largest[g], score);
+            float score = simd_sum(part) * key_unit, top = fmax(largest[g], score);
             float correction = precise::exp(largest[g] - top), w = precise::exp(score - top);
             largest[g] = top;
             total[g] = total[g] * correction + w;
-            for (int e = 0; e < EACH; e++) sums[g][e] = sums[g][e] * correction + w * value[e];
+            for (int e = 0; e < EACH; e++) sums[g][e] = sums[g][e] * correction + w * value_unit * value[e];
         }
     }
 

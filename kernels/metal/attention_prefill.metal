@@ -21,6 +21,9 @@
     threadgroup float4 query[QUERIES * PITCH];
     threadgroup KV4 cached[KEYS * PITCH];
     threadgroup float score[QUERIES][KEYS + 1], team_part[QUERIES][TEAM], scale[QUERIES];
+#if KV_I8
+    threadgroup float units[KEYS];  // of keys, then of values
+#endif
     int item = int(index), kv_head = int(group.x), m0 = int(group.y) * TOKENS, tokens = STEP_TOKENS(step);
     if (m0 >= tokens) return;
     int most = min(m0 + TOKENS, tokens), columns = (heads + 2 * kv_heads) * VECTORS;
@@ -48,6 +51,9 @@
                 ulong at = cache_place(table, min(start + i / VECTORS, length - 1), kv_heads, kv_head);
                 cached[i / VECTORS * PITCH + i % VECTORS] = *(device const KV4 *)(keys + at + ulong(i % VECTORS * 4));
             }
+#if KV_I8
+            if (item < KEYS) units[item] = scale_at(keys, scale_place(table, min(start + item, length - 1), kv_heads, kv_head));
+#endif
             GROUP_BARRIER;
             float dots[2][2] = {{0.0f, 0.0f}, {0.0f, 0.0f}};
             for (int k = 0; k < VECTORS; k++) {
@@ -61,6 +67,9 @@
             for (int i = 0; i < 2; i++) {
                 for (int j = 0; j < 2; j++) {
                     int m = m0 + (sy + SIDE * i) / HEAD_GROUP, p = start + sx + SIDE * j;
+#if KV_I8
+                    dots[i][j] *= units[sx + SIDE * j];
+#endif
                     score[sy + SIDE * i][sx + SIDE * j] = m >= first && m < last && p <= offset + m ? dots[i][j] : -INFINITY;
                 }
             }
@@ -69,6 +78,9 @@
                 ulong at = cache_place(table, min(start + i / VECTORS, length - 1), kv_heads, kv_head);
                 cached[i / VECTORS * PITCH + i % VECTORS] = *(device const KV4 *)(values + at + ulong(i % VECTORS * 4));
             }
+#if KV_I8
+            if (item < KEYS) units[item] = scale_at(values, scale_place(table, min(start + item, length - 1), kv_heads, kv_head));
+#endif
             float top = LOWEST;
             for (int i = 0; i < KEYS / TEAM; i++) top = fmax(top, score[row][team + TEAM * i]);
             team_part[row][team] = top;
@@ -80,8 +92,11 @@
             total *= correction;
             for (int i = 0; i < KEYS / TEAM; i++) {
                 float w = precise::exp(score[row][team + TEAM * i] - top);
-                score[row][team + TEAM * i] = w;
                 total += w;
+#if KV_I8
+                w *= units[team + TEAM * i];
+#endif
+                score[row][team + TEAM * i] = w;
             }
             if (team == 0) scale[row] = correction;
             GROUP_BARRIER;

@@ -41,7 +41,13 @@ struct Place {
 #define WEIGHT float
 #define WEIGHT4 float4
 #endif
-#if KV_F16
+#ifndef KV_I8
+#define KV_I8 0
+#endif
+#if KV_I8
+#define KV char
+#define KV4 char4
+#elif KV_F16
 #define KV half
 #define KV4 half4
 #else
@@ -55,11 +61,22 @@ inline int token_position(device const int *step, int token_seq, int seq_begin, 
     return step[seq_len + s] - step[seq_begin + s + 1] + m;
 }
 
-// Place in the cache, in elements, of position p of the sequence with this block table.
+// The cache is [blocks, BLOCK, kv_heads, DIM]. A block of int8 codes is followed by its rows' scales, [BLOCK, kv_heads] floats.
 #ifdef BLOCK
+#define CACHE_ROW (DIM + KV_I8 * 4) /* elements of a row, with its scale */
+
+// Place in the cache, in elements, of position p of the sequence with this block table.
 inline ulong cache_place(device const int *table, int p, int kv_heads, int kv_head) {
-    return ((ulong(table[p / BLOCK]) * BLOCK + ulong(p % BLOCK)) * ulong(kv_heads) + ulong(kv_head)) * DIM;
+    return ulong(kv_heads) * (ulong(table[p / BLOCK]) * (BLOCK * CACHE_ROW) + ulong(p % BLOCK) * DIM) + ulong(kv_head) * DIM;
 }
+
+#if KV_I8
+// Place of that row's scale, in bytes.
+inline ulong scale_place(device const int *table, int p, int kv_heads, int kv_head) {
+    return ulong(kv_heads) * (ulong(table[p / BLOCK]) * (BLOCK * CACHE_ROW) + BLOCK * DIM + ulong(p % BLOCK) * 4) + ulong(kv_head) * 4;
+}
+inline float scale_at(device const KV *cache, ulong place) { return *(device const float *)(cache + place); }
+#endif
 #endif
 
 // A sum and a maximum over the threadgroup, the same in every thread. Earlier writes to threadgroup memory are visible to all

@@ -1,5 +1,6 @@
 // Rotates q in place, stores rotated k, and v, in the cache. One threadgroup per token and head (q heads, k heads, v heads).
-// Cache: [blocks, BLOCK, kv_heads, DIM].
+#include "cache_rows.metal"
+
 [[kernel, max_total_threads_per_threadgroup(WG)]] void rope_append(
     device const int *step [[buffer(0)]], constant int &token_seq [[buffer(1)]], constant int &seq_begin [[buffer(2)]],
     constant int &seq_len [[buffer(3)]], constant int &block_table [[buffer(4)]], constant int &max_blocks [[buffer(5)]],
@@ -12,10 +13,30 @@
     device float *row = qkv + (ulong(m) * ulong(heads + 2 * kv_heads) + ulong(head)) * DIM;
     int kv_head = head < heads + kv_heads ? head - heads : head - heads - kv_heads;
     ulong at = head < heads ? 0 : cache_place(step + block_table + step[token_seq + m] * max_blocks, position, kv_heads, kv_head);
+#if KV_I8
+    if (head >= heads) {
+        threadgroup float2 scratch[SIMDGROUPS];
+        Place place = PLACED;
+        bool key = head < heads + kv_heads;
+        device KV *cache = key ? keys : values;
+        float greatest = 0.0f;
+        for (int i = place.item; i < DIM; i += WG)
+            greatest = fmax(greatest, kv_magnitude(key ? rotated(row, cosines, sines, position, i) : row[i]));
+        greatest = group_max(greatest, scratch, place);
+        for (int i = place.item; i < DIM; i += WG)
+            cache[at + ulong(i)] = kv_code(key ? rotated(row, cosines, sines, position, i) : row[i], greatest);
+        if (place.item == 0) {
+            ulong scale = scale_place(step + block_table + step[token_seq + m] * max_blocks, position, kv_heads, kv_head);
+            *(device float *)(cache + scale) = kv_scale(greatest);
+        }
+        return;
+    }
+#else
     if (head >= heads + kv_heads) {
         for (int i = int(index); i < DIM; i += WG) values[at + ulong(i)] = KV(row[i]);
         return;
     }
+#endif
     for (int i = int(index); i < DIM / 2; i += WG) {
         int first = NEOX ? i : 2 * i, second = NEOX ? i + DIM / 2 : 2 * i + 1;
         ulong angle = ulong(position) * (DIM / 2) + ulong(i);
@@ -24,9 +45,12 @@
         if (head < heads) {
             row[first] = rotated_a;
             row[second] = rotated_b;
-        } else {
+        }
+#if !KV_I8
+        else {
             keys[at + ulong(first)] = KV(rotated_a);
             keys[at + ulong(second)] = KV(rotated_b);
         }
+#endif
     }
 }

@@ -106,6 +106,16 @@ def test_quantize(rng: np.random.Generator) -> None:
     assert codes[1999] == -1
 
 
+Kind = Literal["f32", "f16", "i8"]
+
+
+def poisoned_cache(kv: Kind, blocks: int, kv_heads: int, dim: int) -> Array:
+    """Blocks of NaN; of int8, bytes, whose scales are NaN."""
+    if kv != "i8":
+        return np.full((blocks, BLOCK, kv_heads, dim), np.nan, np.float16 if kv == "f16" else np.float32)
+    return np.full((blocks, BLOCK * kv_heads * (dim + 4)), -1, np.int8)
+
+
 class Attention:
     """A step with its cache, queries, and what attention of them is."""
 
@@ -117,18 +127,17 @@ class Attention:
         heads: int,
         kv_heads: int,
         dim: int,
-        f16: int,
+        kv: Kind,
         neox: int | None = None,
     ) -> None:
-        self.heads, self.kv_heads, self.dim, self.f16 = heads, kv_heads, dim, f16
+        self.heads, self.kv_heads, self.dim, self.kv = heads, kv_heads, dim, kv
         blocks = sum(-(-length // BLOCK) for _, length in sequences) + 3
         self.step = step = Steps(rng, sequences, blocks=blocks)
-        dtype = np.float16 if f16 else np.float32
-        self.k, self.v = (np.full((blocks, BLOCK, kv_heads, dim), np.nan, dtype) for _ in range(2))
+        self.k, self.v = (poisoned_cache(kv, blocks, kv_heads, dim) for _ in range(2))
         self.qkv = rng.standard_normal((step.tokens + 1, heads + 2 * kv_heads, dim)).astype(np.float32)
         self.qkv[-1] = np.nan
         self.cos, self.sin = (f(rng.random((300, dim // 2)) * 7).astype(np.float32) for f in (np.cos, np.sin))
-        cache = oracle.Cache("f16" if f16 else "f32", 300)
+        cache = oracle.Cache(kv, 300)
         style = None if neox is None else STYLES[neox]
         self.rotated: list[Array] = []
         own = {where: m for m, where in enumerate(step.where)}
@@ -137,7 +146,7 @@ class Attention:
                 m = own.get((s, p))
                 if m is None or style is None:
                     k, v = rng.standard_normal((2, kv_heads, dim)).astype(np.float32)
-                    self.k[step.place(s, p)], self.v[step.place(s, p)] = k, v
+                    self._store(step.place(s, p), k, v)
                 else:
                     k = oracle.rotate(self.qkv[m, heads : heads + kv_heads], self.cos[p], self.sin[p], style)
                     v = self.qkv[m, heads + kv_heads :]
@@ -151,25 +160,55 @@ class Attention:
             self.exact[m], self.slack[m] = cache.attend(s, p, q), cache.doubt(s, p, q)
         self.out = poisoned((step.tokens + 1, heads, dim))
 
+    def _store(self, place: tuple[int, int], *rows: Array) -> None:
+        for cache, row in zip((self.k, self.v), rows, strict=True):
+            if self.kv == "i8":
+                codes, scales = self._codes(cache, place)
+                quotient, scale = oracle.int8_rows(row)
+                codes[:], scales[:] = np.rint(quotient), scale
+            else:
+                cache[place] = row
+
+    def _codes(self, cache: Array, place: tuple[int, int]) -> tuple[Array, Array]:
+        """Codes ``[kv_heads, dim]`` and scales ``[kv_heads]`` of a position."""
+        codes, scales = np.split(cache[place[0]], [BLOCK * self.kv_heads * self.dim])
+        shape = (BLOCK, self.kv_heads)
+        return codes.reshape(*shape, self.dim)[place[1]], scales.view(np.float32).reshape(shape)[place[1]]
+
+    def stored(self, sequence: int, position: int) -> list[Array]:
+        """The key and the value of a position, ``[kv_heads, dim]``."""
+        place = self.step.place(sequence, position)
+        if self.kv != "i8":
+            return [cache[place].astype(np.float64) for cache in (self.k, self.v)]
+        read = (self._codes(cache, place) for cache in (self.k, self.v))
+        return [codes * scales[:, None].astype(np.float64) for codes, scales in read]
+
     @property
     def defines(self) -> dict[str, int]:
-        return {"DIM": self.dim, "BLOCK": BLOCK, "KV_F16": self.f16, "HEAD_GROUP": self.heads // self.kv_heads}
+        kind = {"KV_F16": int(self.kv == "f16"), "KV_I8": int(self.kv == "i8")}
+        return {"DIM": self.dim, "BLOCK": BLOCK, **kind, "HEAD_GROUP": self.heads // self.kv_heads}
 
     def check(self) -> None:
         made, exact = self.out[:-1], self.exact
         greatest = abs(exact).max(axis=-1, keepdims=True)
-        bound = (2e-3 if self.f16 else 1e-5) * greatest + self.slack
+        bound = (2e-3 if self.kv == "f16" else 1e-5) * greatest + self.slack
         assert not np.isnan(made).any()
         assert (abs(made - exact) <= bound).all()
         assert np.isnan(self.out[-1]).all()
 
 
-SHAPES = [(4, 2, 32, 1), (3, 3, 20, 0), (5, 1, 128, 1)]
+SHAPES: list[tuple[int, int, int, Kind]] = [
+    (4, 2, 32, "f16"),
+    (3, 3, 20, "f32"),
+    (5, 1, 128, "f16"),
+    (4, 2, 36, "i8"),
+    (5, 1, 128, "i8"),
+]
 
 
-@pytest.mark.parametrize(("heads", "kv_heads", "dim", "f16"), SHAPES)
-def test_attention(rng: np.random.Generator, heads: int, kv_heads: int, dim: int, f16: int) -> None:
-    a = Attention(rng, [(3, 9), (1, 270), (2, 2)], heads=heads, kv_heads=kv_heads, dim=dim, f16=f16)
+@pytest.mark.parametrize(("heads", "kv_heads", "dim", "kv"), SHAPES)
+def test_attention(rng: np.random.Generator, heads: int, kv_heads: int, dim: int, kv: Kind) -> None:
+    a = Attention(rng, [(3, 9), (1, 270), (2, 2)], heads=heads, kv_heads=kv_heads, dim=dim, kv=kv)
     arguments = (a.step.words, *a.step.positions, a.qkv, a.k, a.v, a.out, heads, kv_heads)
     run("attention", {"WG": WG, **a.defines}, (7, heads), WG, *arguments)
     a.check()
@@ -177,12 +216,12 @@ def test_attention(rng: np.random.Generator, heads: int, kv_heads: int, dim: int
 
 @pytest.mark.parametrize("splits", [1, 3])
 @pytest.mark.parametrize("neox", [None, 0, 1])
-@pytest.mark.parametrize(("heads", "kv_heads", "dim", "f16"), SHAPES)
+@pytest.mark.parametrize(("heads", "kv_heads", "dim", "kv"), SHAPES)
 def test_attention_decode(
-    rng: np.random.Generator, heads: int, kv_heads: int, dim: int, f16: int, neox: int | None, splits: int
+    rng: np.random.Generator, heads: int, kv_heads: int, dim: int, kv: Kind, neox: int | None, splits: int
 ) -> None:
     sequences = [(1, 37), (1, 1), (1, 70)] if neox is not None else [(2, 37), (1, 1), (3, 70)]
-    a = Attention(rng, sequences, heads=heads, kv_heads=kv_heads, dim=dim, f16=f16, neox=neox)
+    a = Attention(rng, sequences, heads=heads, kv_heads=kv_heads, dim=dim, kv=kv, neox=neox)
     defines = {"WG": WG, **a.defines, "ROPE": int(neox is not None), "NEOX": int(neox or 0)}
     tables = (a.cos, a.sin) if neox is not None else (a.step.words, a.step.words)
     parts = a.out if splits == 1 else poisoned((a.step.tokens, heads, splits, dim + 2))
@@ -195,31 +234,39 @@ def test_attention_decode(
     a.check()
 
 
-@pytest.mark.parametrize(("heads", "kv_heads", "dim", "f16"), [(4, 2, 32, 1), (5, 1, 128, 1), (2, 2, 36, 0)])
-def test_attention_prefill(rng: np.random.Generator, heads: int, kv_heads: int, dim: int, f16: int) -> None:
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "dim", "kv"),
+    [(4, 2, 32, "f16"), (5, 1, 128, "f16"), (2, 2, 36, "f32"), (2, 2, 36, "i8"), (5, 1, 128, "i8")],
+)
+def test_attention_prefill(rng: np.random.Generator, heads: int, kv_heads: int, dim: int, kv: Kind) -> None:
     """Without matrices, and with them where heads are a whole number of them."""
-    a = Attention(rng, [(19, 40), (1, 33), (15, 15)], heads=heads, kv_heads=kv_heads, dim=dim, f16=f16)
+    a = Attention(rng, [(19, 40), (1, 33), (15, 15)], heads=heads, kv_heads=kv_heads, dim=dim, kv=kv)
     tiles = -(-(a.step.tokens + 40) // (32 // (heads // kv_heads)))
     arguments = (a.step.words, *a.step.positions, a.qkv, a.k, a.v, a.out, heads, kv_heads)
     run("attention_prefill", a.defines, (kv_heads, tiles), 256, *arguments)
     a.check()
-    if dim % 8 == 0:
+    if dim % 8 == 0 and kv != "i8":
         a.out[:] = np.nan
         run("attention_matrix", a.defines, (kv_heads, tiles), 128, *arguments)
         a.check()
 
 
-@pytest.mark.parametrize(("neox", "f16"), [(0, 0), (1, 1)])
-def test_rope_append(rng: np.random.Generator, neox: int, f16: int) -> None:
-    a = Attention(rng, [(3, 9), (2, 2)], heads=3, kv_heads=1, dim=20, f16=f16, neox=neox)
+@pytest.mark.parametrize(("neox", "kv"), [(0, "f32"), (1, "f16"), (0, "i8"), (1, "i8")])
+def test_rope_append(rng: np.random.Generator, neox: int, kv: Kind) -> None:
+    a = Attention(rng, [(3, 9), (2, 2)], heads=3, kv_heads=1, dim=20, kv=kv, neox=neox)
     before = a.qkv.copy()
-    defines = {"WG": 32, "DIM": 20, "BLOCK": BLOCK, "KV_F16": f16, "NEOX": neox}
+    defines = {"WG": 32, **a.defines, "NEOX": neox}
     run("rope_append", defines, (6, 5), 32, a.step.words, *a.step.positions, a.qkv, a.k, a.v, a.cos, a.sin, 3, 1)
     for m, (s, p) in enumerate(a.step.where):
         near(a.qkv[m, :3], a.rotated[m], 1e-6)
         key = oracle.rotate(before[m, 3:4], a.cos[p], a.sin[p], STYLES[neox])
-        near(a.k[a.step.place(s, p)].astype(np.float64), key, 1e-3 if f16 else 1e-6)
-        assert (a.v[a.step.place(s, p)] == before[m, 4:].astype(a.v.dtype)).all()
+        k, v = a.stored(s, p)
+        if kv == "i8":
+            near(k, key, 0.501 / 127)
+            near(v, before[m, 4:], 0.501 / 127)
+        else:
+            near(k, key, 1e-3 if kv == "f16" else 1e-6)
+            assert (v == before[m, 4:].astype(a.v.dtype)).all()
 
 
 class Product:

@@ -12,6 +12,7 @@ from bitnet.core.errors import DeviceError, DeviceLostError, DeviceUnavailableEr
 from bitnet.core.hal import (
     DETERMINISTIC,
     HAL_API,
+    KV_I8,
     LOGPROBS,
     PENALTIES,
     TERNARY_TABLES,
@@ -205,7 +206,7 @@ def _info(objc: Objc, device: int, name: str, index: str, system: System) -> Dev
         type=DeviceType.VIRTUAL if virtual else DeviceType.INTEGRATED,
         memory=int(objc.send(device, "recommendedMaxWorkingSetSize")),
         driver_version=f"macOS {_text(system.version)} ({system.build})",
-        features=("f16", PENALTIES, LOGPROBS, TERNARY_TABLES, DETERMINISTIC),
+        features=("f16", PENALTIES, LOGPROBS, TERNARY_TABLES, DETERMINISTIC, KV_I8),
     )
     return marked(info)
 

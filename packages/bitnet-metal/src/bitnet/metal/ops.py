@@ -75,7 +75,8 @@ class MatrixAttention(MetalAttention):
 
     def lower(self, ctx: Context, op: Attention, bucket: Bucket) -> list[Launch]:
         share = op.heads // op.kv_heads
-        if self.splits(ctx, op, bucket) or op.head_dim > MATRIX_HEAD or op.head_dim % 8 or share > QUERIES:
+        fits = ctx.cache.dtype != "i8" and op.head_dim <= MATRIX_HEAD and op.head_dim % 8 == 0 and share <= QUERIES
+        if not fits or self.splits(ctx, op, bucket):
             return super().lower(ctx, op, bucket)
         spec = KernelSpec("attention_matrix", "attention_matrix", tuple(defines_of(ctx, op).items()))
         grid = (op.kv_heads, ceil_div(bucket.tokens, QUERIES // share), 1)
