@@ -32,6 +32,7 @@ from bitnet.core.testing.answers import assert_same_answers
 from bitnet.core.testing.linear import Grouped, check_groups
 from bitnet.core.testing.model import BLOCK, TinyModel
 from bitnet.core.testing.rig import Rig, dense, random_ternary, tensor, ternary, tokens
+from bitnet.core.testing.tables import Table, check_embed, check_head
 from bitnet.vulkan import compiler
 from bitnet.vulkan.backend import BACKEND
 from bitnet.vulkan.device import VulkanDriver
@@ -284,13 +285,15 @@ def test_more_rows_than_a_grid_has_groups(info: DeviceInfo, monkeypatch: Patch, 
 @pytest.mark.parametrize("what", ["no-dot-product", "small-bindings", "small-groups"])
 @pytest.mark.parametrize("count", [2, 9])
 def test_groups_of_columns_without(info: DeviceInfo, monkeypatch: Patch, what: str, count: int) -> None:
-    """The bits of products with a scale for each group: of weights bound in parts too, and grids of two dimensions."""
+    """Weights, and tables, with a scale for each group: bound in parts too, and grids of two dimensions."""
     monkeypatch.setattr(windows, "MOST_GROUPS", 3)
     seed = int(np.random.SeedSequence().generate_state(1)[0])
     print(f"seed {seed}")
     rng = np.random.default_rng(seed)
     with Opened(info, WITHOUT[what]) as poor:
         check_groups(poor.device, rng, Grouped(count, (1301,), 320, 64))
+        check_embed(poor.device, rng, Table(count, 1301, 512, 128))
+        check_head(poor.device, rng, Table(count, 1301, 512, 128))
 
 
 def test_filtered_draws_seldom_need_all_logits(opened: Opened) -> None:

@@ -34,6 +34,7 @@ from bitnet.core.testing.rig import (
     tokens,
 )
 from bitnet.core.testing.sampling import choose
+from bitnet.core.testing.tables import Table, check_embed, check_head
 from bitnet.webgpu.backend import BACKEND
 
 wgpu = pytest.importorskip("wgpu")
@@ -177,6 +178,8 @@ def test_weights_larger_than_a_binding(info: DeviceInfo, rng: np.random.Generato
             product = rig.run(tokens(m), {"x": codes, "s": scale}, ["out"])["out"]
         assert_same_bits("ternary_matmul", product, oracle.ternary_matmul(codes, scale, [weight]))
         check_groups(poor, rng, Grouped(m, (1301,), 320, 64))
+        check_embed(poor, rng, Table(m, 1301, 512, 128))
+        check_head(poor, rng, Table(m, 1301, 512, 128))
 
 
 @pytest.mark.parametrize("most", [256, 384, 896])

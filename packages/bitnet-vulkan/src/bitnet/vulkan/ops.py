@@ -12,11 +12,10 @@ from functools import partial
 import numpy as np
 
 from bitnet.core.gpu import Arg, Bucket, Buffer, Context, Dispatch, Launch, Lowering, launch
-from bitnet.core.gpu.group_products import GroupProducts
+from bitnet.core.gpu.group_products import in_parts
 from bitnet.core.gpu.groups import Choice, Layer, NormChoice, RopeAttention
 from bitnet.core.gpu.ops import RowOps, attention_inputs, ceil_div, kv_defines, positions, power_of_two, rope_defines
 from bitnet.core.gpu.products import Source, decode_defines, fused_products
-from bitnet.core.gpu.scaled import InGroups
 from bitnet.core.gpu.weights import TernaryBuffer
 from bitnet.core.gpu.windows import MOST_GROUPS
 from bitnet.core.hal import Attention, DenseMatmul, Embed, RopeAppend, Sample, TernaryMatmul
@@ -59,7 +58,7 @@ class VulkanOps:
             **self._rows.table(),
             Embed: self.embed,
             TernaryMatmul: self.ternary_matmul,
-            InGroups: GroupProducts(hardware.windows).lower,
+            **in_parts(hardware.windows),
             DenseMatmul: self._head.dense_matmul,
             Attention: self.attention,
             Sample: self.sample,

@@ -17,6 +17,7 @@ from bitnet.core.hal import (
     KV_I8,
     LOGPROBS,
     PENALTIES,
+    TERNARY_TABLES,
     Device,
     DeviceInfo,
     DeviceType,
@@ -132,7 +133,7 @@ def _info(adapter: wgpu.GPUAdapter, index: int) -> DeviceInfo:
         vendor=info["vendor"] or f"{info['vendor_id']:04x}",
         type=TYPES.get(info["adapter_type"], DeviceType.VIRTUAL),
         driver_version=info["description"],
-        features=(*found, PENALTIES, LOGPROBS, DETERMINISTIC, KV_I8),
+        features=(*found, PENALTIES, LOGPROBS, TERNARY_TABLES, DETERMINISTIC, KV_I8),
         details={"api": info["backend_type"], **{name: str(limits[name]) for name in shown}},
     )
 

@@ -12,11 +12,10 @@ from dataclasses import replace
 import numpy as np
 
 from bitnet.core.gpu import Arg, Bucket, Buffer, Context, Dispatch, Launch, Lowering, launch
-from bitnet.core.gpu.group_products import GroupProducts
+from bitnet.core.gpu.group_products import in_parts
 from bitnet.core.gpu.groups import NormHead, RopeAttention, RopeAttentionProduct
 from bitnet.core.gpu.ops import RowOps, attention_inputs, ceil_div, kv_defines, positions, power_of_two, rope_defines
 from bitnet.core.gpu.products import NORM, Source, decode_defines, fused_products, normed
-from bitnet.core.gpu.scaled import InGroups
 from bitnet.core.gpu.windows import MOST_GROUPS, in_two, row_windows
 from bitnet.core.hal import Attention, DenseMatmul, Embed, NormRows, RopeAppend, Sample, TernaryMatmul
 from bitnet.webgpu.device import ALIGNMENT
@@ -79,7 +78,7 @@ class WebGPUOps:
             **rows.table(),
             Embed: self.embed,
             TernaryMatmul: self.ternary_matmul,
-            InGroups: GroupProducts(self._windows).lower,
+            **in_parts(self._windows),
             DenseMatmul: self.dense_matmul,
             Attention: self.attention,
             Sample: RowOps(group=group).sample,

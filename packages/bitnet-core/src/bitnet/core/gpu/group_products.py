@@ -1,26 +1,23 @@
 """Products of weights with scales of groups, for APIs that bind matrices in parts: Vulkan and WebGPU.
 
-Both have kernels with these names, constants and arguments.
+Both have kernels with these names, constants and arguments; :func:`in_parts` adds those of ternary tables.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TypeAlias
 
 import numpy as np
 
-from bitnet.core.gpu.context import Bucket, Context
-from bitnet.core.gpu.driver import Arg, Buffer, Launch, launch
+from bitnet.core.gpu.context import Bucket, Context, Dispatch
+from bitnet.core.gpu.driver import Arg, Launch, launch
 from bitnet.core.gpu.ops import ceil_div, next_power_of_two, power_of_two
-from bitnet.core.gpu.scaled import BLOCK
+from bitnet.core.gpu.scaled import BLOCK, InGroups
+from bitnet.core.gpu.tables import OfTables, WindowedTables
 from bitnet.core.gpu.weights import TernaryBuffer
-from bitnet.core.gpu.windows import in_two
+from bitnet.core.gpu.windows import Windows, in_two
 from bitnet.core.hal import TernaryMatmul
 
-Windows: TypeAlias = Callable[[Buffer, int], Iterator[tuple[Buffer, int, int]]]
-"""Splits a matrix with a number of rows into bindable parts: (part, first row, number of rows)."""
 GROUP, LANES = 64, 16
 """Invocations of a work-group of a product of few tokens, and how many of them share a row at least."""
 HELD = 2
@@ -62,6 +59,11 @@ class GroupProducts:
                 tile = {"EACH_M": each, "X_LOADS": loads}
                 made.append(launch("ternary_groups_tiled", grid, TILE_GROUP, args, shape | tile))
         return made
+
+
+def in_parts(windows: Windows) -> Dispatch:
+    """The entries of a lowering's table for weights with scales of groups: products, embeddings and heads."""
+    return {InGroups: GroupProducts(windows).lower, OfTables: WindowedTables(windows).lower}
 
 
 def _shape(w: TernaryBuffer) -> dict[str, int]:

@@ -15,7 +15,7 @@ from bitnet.core.gpu.context import Bucket, Context, Dispatch
 from bitnet.core.gpu.driver import Launch
 from bitnet.core.gpu.groups import GROUPS, Group
 from bitnet.core.gpu.scaled import InGroups, group_product, head_norms, in_groups, norms_heads
-from bitnet.core.gpu.tables import table_launches, ternary_table
+from bitnet.core.gpu.tables import OfTables, table_launches, ternary_table
 from bitnet.core.hal import (
     AddBias,
     Attention,
@@ -147,8 +147,8 @@ def _alone(ctx: Context, op: Op, bucket: Bucket, table: Dispatch, fuses_scaled: 
     """The launches of an ungrouped operation."""
     if not fuses_scaled and isinstance(op, TernaryMatmul) and in_groups(ctx.program, op):
         return table.get(InGroups, group_product)(ctx, op, bucket) or []
-    if isinstance(op, Embed | DenseMatmul) and (name := ternary_table(ctx.program, op)):
-        return table_launches(ctx, op, name, bucket)
+    if ternary_table(ctx.program, op):
+        return table.get(OfTables, table_launches)(ctx, op, bucket) or []
     made = table[type(op)](ctx, op, bucket) or []
     if not fuses_scaled and isinstance(op, RopeAppend) and norms_heads(op):
         return [*head_norms(ctx, op, bucket), *made]

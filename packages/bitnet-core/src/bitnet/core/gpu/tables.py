@@ -6,19 +6,24 @@ They are never part of a fused group, and need a device with the feature
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 
 from bitnet.core.errors import UnsupportedProgramError
 from bitnet.core.gpu.context import Bucket, Context
-from bitnet.core.gpu.driver import KernelSpec, Launch
+from bitnet.core.gpu.driver import Arg, Buffer, Launch, launch
 from bitnet.core.gpu.ops import ceil_div
 from bitnet.core.gpu.weights import TernaryBuffer
+from bitnet.core.gpu.windows import Windows, in_two
 from bitnet.core.hal import TERNARY_TABLES, DenseMatmul, DeviceInfo, Embed, Op, Program, TernaryWeight
 
 GROUP, LANES = 64, 16
 """Work-items of a work-group, and how many of them share rows of the table."""
 EACH = 2
 """Rows of the table that those share."""
+HEAD_ROWS = GROUP // LANES * EACH
+"""Rows of the table of a work-group."""
 MOST_ROWS = 8
 """Rows of activations computed per read of the table."""
 
@@ -40,21 +45,65 @@ def check_tables(program: Program, info: DeviceInfo) -> None:
         raise UnsupportedProgramError(what, device=info.name)
 
 
-def table_launches(ctx: Context, op: Embed | DenseMatmul, name: str, bucket: Bucket) -> list[Launch]:
+class OfTables:
+    """Lowering-table key for operations on such tables, for backends that have their own launches instead of
+    :func:`table_launches`.
+
+    The entry accepts every :class:`~bitnet.core.hal.Embed` and :class:`~bitnet.core.hal.DenseMatmul`.
+    """
+
+
+def table_launches(ctx: Context, op: Embed | DenseMatmul, bucket: Bucket) -> list[Launch]:
     """``embed`` or ``dense_matmul`` of a ternary table."""
-    w = ctx.ternary((name,))
+    w = _table_of(ctx, op)
     if isinstance(op, Embed):
         args = (ctx.step, ctx.offset("tokens"), w.codes, w.scales, ctx.tensors[op.out])
-        spec = KernelSpec("table_embed", "table_embed", _shape(w))
-        return [Launch(spec, (bucket.tokens, 1, 1), (GROUP, 1, 1), args)]
-    rows = min(bucket.rows, MOST_ROWS)
-    defines = (*_shape(w), ("WG", GROUP), ("LANES", LANES), ("EACH", EACH), ("TOKENS", rows))
+        return [launch("table_embed", (bucket.tokens, 1, 1), GROUP, args, _shape(w))]
     head = (ctx.step, ctx.tensors[op.x], w.codes, w.scales, ctx.tensors[op.out], np.int32(w.rows))
-    grid = (ceil_div(w.rows, GROUP // LANES * EACH), ceil_div(bucket.rows, rows), 1)
-    return [Launch(KernelSpec("table_matmul", "table_matmul", defines), grid, (GROUP, 1, 1), head)]
+    defines = {**_shape(w), "WG": GROUP, **_head_shape(bucket)}
+    grid = (ceil_div(w.rows, HEAD_ROWS), ceil_div(bucket.rows, defines["TOKENS"]), 1)
+    return [launch("table_matmul", grid, GROUP, head, defines)]
 
 
-def _shape(w: TernaryBuffer) -> tuple[tuple[str, int], ...]:
+@dataclass(frozen=True, slots=True)
+class WindowedTables:
+    """Launches for APIs that bind matrices in parts: Vulkan and WebGPU. Both have kernels with these arguments."""
+
+    windows: Windows
+
+    def lower(self, ctx: Context, op: Embed | DenseMatmul, bucket: Bucket) -> list[Launch]:
+        """``embed`` or ``dense_matmul`` of a ternary table: a launch for each part."""
+        w = _table_of(ctx, op)
+        return [self._launch(ctx, op, bucket, w, *window) for window in self.windows(w.codes, w.rows)]
+
+    @staticmethod
+    def _launch(
+        ctx: Context, op: Embed | DenseMatmul, bucket: Bucket, w: TernaryBuffer, codes: Buffer, first: int, rows: int
+    ) -> Launch:
+        args: tuple[Arg, ...]
+        if isinstance(op, Embed):
+            sizes = (np.uint32(n) for n in (ctx.offset("tokens"), first, rows))
+            args = (ctx.step, codes, w.scales, ctx.tensors[op.out], *sizes)
+            return launch("table_embed", (bucket.tokens, 1, 1), GROUP, args, _shape(w))
+        sizes, defines = (np.uint32(n) for n in (rows, first, w.rows)), _shape(w) | _head_shape(bucket)
+        args = (ctx.step, ctx.tensors[op.x], codes, w.scales, ctx.tensors[op.out], *sizes)
+        grid = (*in_two(ceil_div(rows, HEAD_ROWS)), ceil_div(bucket.rows, defines["TOKENS"]))
+        return launch("table_matmul", grid, GROUP, args, defines)
+
+
+def _table_of(ctx: Context, op: Embed | DenseMatmul) -> TernaryBuffer:
+    """The ternary table of an operation that has one."""
+    name = ternary_table(ctx.program, op)
+    assert name is not None
+    return ctx.ternary((name,))
+
+
+def _shape(w: TernaryBuffer) -> dict[str, int]:
     """What both kernels are compiled for: the row and its groups."""
     assert w.group is not None
-    return ("COLS", w.cols), ("ROW_BYTES", w.row_bytes), ("GROUP", w.group)
+    return {"COLS": w.cols, "ROW_BYTES": w.row_bytes, "GROUP": w.group}
+
+
+def _head_shape(bucket: Bucket) -> dict[str, int]:
+    """How a work-group of ``table_matmul`` divides its work."""
+    return {"LANES": LANES, "EACH": EACH, "TOKENS": min(bucket.rows, MOST_ROWS)}

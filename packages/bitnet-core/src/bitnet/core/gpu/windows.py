@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from math import gcd
-from typing import Any
+from typing import Any, TypeAlias
 
 from bitnet.core.gpu.driver import Buffer
 from bitnet.core.gpu.failures import binding_too_large
 
+Windows: TypeAlias = Callable[[Buffer, int], Iterator[tuple[Buffer, int, int]]]
+"""Splits a matrix with a number of rows into bindable parts: (part, first row, number of rows)."""
 MOST_GROUPS = 65535
 """Maximum work-groups along one side of a grid that every Vulkan and WebGPU device supports."""
 

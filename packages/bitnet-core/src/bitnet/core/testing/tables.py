@@ -102,26 +102,42 @@ def taken(device: Device) -> AbstractContextManager[None]:
     return nullcontext() if TERNARY_TABLES in device.info.features else suppress(UnsupportedProgramError)
 
 
+def check_embed(device: Device, rng: np.random.Generator, case: Table) -> None:
+    """The exact rows of a table.
+
+    Raises:
+        UnsupportedProgramError: The device refuses such tables. So does :func:`check_head`.
+    """
+    codes, scales = random_table(rng, case)
+    ids = rng.integers(0, case.rows, case.m).astype(np.int32)
+    ids[-1] = case.rows - 1
+    specs, weights = [tensor("out", "f32", "M", case.width)], {"t": ternary(codes, scales)}
+    with Rig(device, [Embed("t", "out")], specs, weights, limits=Limits(case.m + case.spare)) as rig:
+        out = rig.run([SequenceStep(ids, case.m)], {}, ["out"])["out"]
+    assert_within("out", out, values(codes, scales)[ids], 0.0)
+
+
+def check_head(device: Device, rng: np.random.Generator, case: Table) -> None:
+    """Products with a table, within the contract's bound of float64."""
+    codes, scales = random_table(rng, case)
+    x = activations(rng, case.m, case.width)
+    specs = [tensor("x", "f32", "R", case.width), tensor("out", "f32", "R", case.rows)]
+    limits, weights = Limits(case.m + case.spare, max_rows=case.m + case.spare), {"w": ternary(codes, scales)}
+    with Rig(device, [DenseMatmul("x", "w", "out")], specs, weights, limits=limits) as rig:
+        out = rig.run(tokens(case.m, range(case.m)), {"x": x}, ["out"])["out"]
+    assert_within("out", out, *scores(x, codes, scales))
+
+
 class TableTests(DeviceTests):
     @over(table_shapes)
     def test_embed_of_a_ternary_table(self, device: Device, rng: np.random.Generator, case: Table) -> None:
-        codes, scales = random_table(rng, case)
-        ids = rng.integers(0, case.rows, case.m).astype(np.int32)
-        ids[-1] = case.rows - 1
-        specs, weights = [tensor("out", "f32", "M", case.width)], {"t": ternary(codes, scales)}
-        with taken(device), Rig(device, [Embed("t", "out")], specs, weights, limits=Limits(case.m + case.spare)) as rig:
-            out = rig.run([SequenceStep(ids, case.m)], {}, ["out"])["out"]
-            assert_within("out", out, values(codes, scales)[ids], 0.0)
+        with taken(device):
+            check_embed(device, rng, case)
 
     @over(table_shapes)
     def test_dense_matmul_of_a_ternary_table(self, device: Device, rng: np.random.Generator, case: Table) -> None:
-        codes, scales = random_table(rng, case)
-        x = activations(rng, case.m, case.width)
-        specs = [tensor("x", "f32", "R", case.width), tensor("out", "f32", "R", case.rows)]
-        limits, weights = Limits(case.m + case.spare, max_rows=case.m + case.spare), {"w": ternary(codes, scales)}
-        with taken(device), Rig(device, [DenseMatmul("x", "w", "out")], specs, weights, limits=limits) as rig:
-            out = rig.run(tokens(case.m, range(case.m)), {"x": x}, ["out"])["out"]
-            assert_within("out", out, *scores(x, codes, scales))
+        with taken(device):
+            check_head(device, rng, case)
 
     @pytest.mark.parametrize("kind", ["random", "copies", "nan", "infinite"])
     @pytest.mark.parametrize("rows", [1, 7])
