@@ -95,7 +95,6 @@ INCLUDE = re.compile(r'^#include "([\w./]+)"\n', re.MULTILINE)
 UNROLLED = re.compile(r"#pragma unroll\s*\n(\s*for \([^;]*;)([^;]*);")
 """A loop that is to be unrolled. This compiler drops the pragma; a call in the loop's condition marks it instead."""
 GROUP = re.compile(r"(reqd_work_group_size\()([^,]*)(?=,)")
-TERNARY = re.compile(r"\(([^()?]*)\?([^():]*):([^()]*)\)")
 OPERATORS = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.FloorDiv: "/", ast.Mod: "%"}
 
 # Instructions of SPIR-V (section 3 of its specification), and those of their words that matter here.
@@ -127,8 +126,6 @@ def clang(what: str, *options: str, text: str) -> str:
 
 def formula(text: str) -> Formula:
     """An integer expression of C as data."""
-    while TERNARY.search(text):
-        text = TERNARY.sub(r"(\2 if \1 else \3)", text)
 
     def walk(node: ast.expr) -> Formula:
         if isinstance(node, ast.Constant) and isinstance(node.value, int):
@@ -141,7 +138,24 @@ def formula(text: str) -> Formula:
             return ["?", walk(node.test), walk(node.body), walk(node.orelse)]
         raise SystemExit(f"an array's length is {text!r}, which formula() does not know")
 
-    return walk(ast.parse(text.replace("/", "//").strip(), mode="eval").body)
+    return walk(ast.parse(pythonic(text.replace("/", "//")).strip(), mode="eval").body)
+
+
+def pythonic(text: str) -> str:
+    """An expression of C with its conditionals as Python has them: ``(b) if (a) else (c)`` for ``a ? b : c``."""
+    depth, questions, first, opened, made = 0, 0, 0, 0, ""
+    for i, c in enumerate(text):
+        depth += (c == "(") - (c == ")")
+        if c == "(" and depth == 1:
+            made, opened = made + text[opened:i], i + 1
+        elif c == ")" and depth == 0:
+            made, opened = f"{made}({pythonic(text[opened:i])})", i + 1
+        elif c == "?" and depth == 0:
+            first, questions = first or i, questions + 1
+        elif c == ":" and depth == 0 and (questions := questions - 1) == 0:
+            test, yes, no = (pythonic(part) for part in (text[:first], text[first + 1 : i], text[i + 1 :]))
+            return f"({yes}) if ({test}) else ({no})"
+    return made + text[opened:]
 
 
 def held_open(text: str, shapes: tuple[str, ...], *, mark: bool = True) -> tuple[str, list[Formula]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from array import array
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import ModuleType
 
 import pytest
@@ -73,12 +73,18 @@ def test_lengths_and_groups_are_those_the_compiler_makes(hook: ModuleType, file:
     assert not any(word >= hook.FIRST and word < hook.FIRST + 100 for group in sizes(made) for word in group)
 
 
-def test_formulas(hook: ModuleType) -> None:
-    """As C computes them."""
-    text = "(((DIM / 4) + 32 - 1) / 32) * (DIM % 16 ? 1 : 4)"
+@pytest.mark.parametrize(
+    ("text", "exact"),
+    [
+        ("(((DIM / 4) + 32 - 1) / 32) * (DIM % 16 ? 1 : 4)", lambda d: ((d // 4 + 31) // 32) * (1 if d % 16 else 4)),
+        ("(256 / (DIM % 32 ? DIM % 16 ? 1 : 4 : 8))", lambda d: 256 // ((4 if d % 16 == 0 else 1) if d % 32 else 8)),
+        ("DIM % 16 ? 1 : DIM % 32 ? (4) : (DIM ? 8 : 9)", lambda d: 1 if d % 16 else 4 if d % 32 else 8),
+    ],
+)
+def test_formulas(hook: ModuleType, text: str, exact: Callable[[int], int]) -> None:
+    """As C computes them, conditionals within conditionals too."""
     for dim in (64, 80, 100):
-        expected = ((dim // 4 + 31) // 32) * (1 if dim % 16 else 4)
-        assert value(hook.formula(text), {"DIM": dim}) == expected
+        assert value(hook.formula(text), {"DIM": dim}) == exact(dim)
 
 
 @pytest.mark.parametrize(
