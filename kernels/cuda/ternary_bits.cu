@@ -11,7 +11,7 @@
 // and scales of a warp's first DEPTH tiles are on their way to shared memory before the kernel waits for its predecessor, and those
 // of later ones as places become free. The terms of all groups lie in shared memory, too, where one thread a row adds them in their order.
 //
-// INPUT 0: x is int8 with a scale. 1: x is f32: absmax int8 here, in each block. 2: the same after RMSNorm.
+// The arguments are those of ternary_decode. INPUT 0: x is int8 with a scale. 1: x is f32: absmax int8 here, in each block. 2: the same after RMSNorm.
 // GLU: rows 0..rows/2-1 of W are gates, the others their ups: a tile is 8 of each and out = act(gate) * up.
 #include "hopper.cuh"
 #define STEPS (COLS / 512)

@@ -126,7 +126,7 @@ class TestConformance(ConformanceSuite):
         ],
     )
     @pytest.mark.parametrize("activation", ["relu2", "silu"])
-    def test_gates_of_many_tokens(
+    def test_gates_of_one_token_and_of_many(
         self,
         device: Device,
         rng: np.random.Generator,

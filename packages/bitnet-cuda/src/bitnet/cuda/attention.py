@@ -32,9 +32,9 @@ LONG_WARPS, LONG_DEPTH = 8, 2
 """Warps per block, and tiles in flight per warp, when few blocks share a long context."""
 LONG_SUMS = 1024
 """Maximum sums of such a block's warp: more do not fit shared memory."""
-CODES_DEPTH, SHARED_CODES_DEPTH = 4, 2
-"""Tiles in flight for an int8 cache, whose tiles have half the bytes of f16; and where blocks read it on nearly all
-multiprocessors."""
+CODES_DEPTH, SPREAD_CODES_DEPTH = 4, 2
+"""Tiles in flight per warp for an int8 cache, whose tiles have half the bytes of f16; the second where blocks on nearly
+all multiprocessors read it."""
 FAR = 8192
 """Context length beyond which as many clusters as fit on the device read a sequence: a single cluster would leave
 multiprocessors idle, which costs more than merging clusters through memory."""
@@ -131,11 +131,13 @@ class AttentionOps:
         arrivals = ctx.zeroed("attention arrivals", limit * op.kv_heads * MAX_CLUSTER * 4) if merges else ctx.step
         long, rings = bucket.context > SPLIT * splits, self._rings(ctx, op)
         if long and heads * splits <= self._multiprocessors and sums <= LONG_SUMS:
-            warps, depth = LONG_WARPS, LONG_DEPTH if not codes else SHARED_CODES_DEPTH if merges else CODES_DEPTH
+            warps, depth = LONG_WARPS, LONG_DEPTH
+            if codes:
+                depth = SPREAD_CODES_DEPTH if merges else CODES_DEPTH
             ring = splits >= LARGE_CLUSTER and (codes or merges) and rings
         else:
             ring = codes and bucket.context > FAR and rings
-            warps, depth = 4, SHARED_CODES_DEPTH if ring else 1
+            warps, depth = 4, SPREAD_CODES_DEPTH if ring else 1
         shared = warps * depth * TILE * 2 * ctx.cache.row_bytes if ring else 0
         defines = kv_defines(ctx, op) | {
             "HEADS": op.heads,

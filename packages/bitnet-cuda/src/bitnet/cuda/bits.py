@@ -16,11 +16,13 @@ STEP_BYTES = ROWS * (STEP // 4 + STEP // GROUP * 2)
 """Bytes of a step of a tile in shared memory: codes and scales."""
 GROUP_WORDS = 73
 """Words of shared memory for the activations of a group: their bits, with room between groups, and their sum."""
-FEW, FEW_WARPS = 2, 8
-"""Most tiles per multiprocessor for which each tile has a block of its own, and most warps of such a block."""
-TILES, WARPS, DEPTH, BLOCKS = 2, 4, 2, 2
-"""Otherwise: tiles that a block processes at a time, most warps per tile, tiles per warp whose weights are in shared
-memory or on their way there, and blocks per multiprocessor."""
+BLOCKS = 2
+"""Maximum blocks per multiprocessor. If there are no more tiles than blocks, each tile has a block of its own."""
+FEW_WARPS = 8
+"""Maximum warps of such a block."""
+TILES, WARPS, DEPTH = 2, 4, 2
+"""Otherwise: tiles that a block processes at a time, maximum warps per tile, and tiles per warp whose weights are in
+shared memory or on their way there."""
 SHARED, RESERVED = 228 * 1024, 2048
 """Bytes of shared memory of a multiprocessor; those that a block takes besides what its launch asks for, at most."""
 
@@ -48,14 +50,13 @@ def bits_shape(w: TernaryBuffer, multiprocessors: int, most: int) -> BitsShape |
     if w.group != GROUP or w.cols % STEP:
         return None
     count, steps, groups = ceil_div(w.rows, ROWS), w.cols // STEP, w.cols // GROUP
-    few = count <= FEW * multiprocessors
-    tiles, warps, at_once = (1, FEW_WARPS, FEW) if few else (TILES, WARPS, BLOCKS)
-    depth = 1 if count <= tiles * at_once * multiprocessors else DEPTH
+    tiles, warps = (1, FEW_WARPS) if count <= BLOCKS * multiprocessors else (TILES, WARPS)
+    depth = 1 if count <= tiles * BLOCKS * multiprocessors else DEPTH
     each = ceil_div(steps, warps)
     split = ceil_div(steps, each)
     terms = 2 * tiles * ROWS * (groups | 1)
     shared = ALIGNMENT + depth * tiles * split * each * STEP_BYTES + 4 * (groups * GROUP_WORDS + terms)
-    at_once = max(1, min(at_once, SHARED // (shared + RESERVED)))
+    at_once = max(1, min(BLOCKS, SHARED // (shared + RESERVED)))
     blocks = ceil_div(count, tiles)
     blocks = ceil_div(blocks, ceil_div(blocks, at_once * multiprocessors))  # which process the same number of tiles
     return BitsShape(tiles, split, depth, blocks, shared) if shared <= most else None
