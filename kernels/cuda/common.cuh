@@ -140,7 +140,7 @@ __device__ __forceinline__ float act(float g) {
     return r * r;
 #else
     float r;
-    asm("rcp.approx.f32 %0, %1;" : "=f"(r) : "f"(1.0f + expf(-g)));  // within 1 ulp, and 0 of infinity
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(1.0f + expf(-g)));  // within 1 ulp, and 0 from 2^126 on
     return g * r;
 #endif
 }

@@ -15,9 +15,10 @@ __device__ __forceinline__ void barrier_init(Barrier *b, int count) {
 // After the first inits, before a __syncthreads().
 __device__ __forceinline__ void barriers_ready() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
 
-__device__ __forceinline__ void barrier_arrive(Barrier *b) {
-    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_at(b)) : "memory");
+__device__ __forceinline__ void barrier_arrive(unsigned b) {
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(b) : "memory");
 }
+__device__ __forceinline__ void barrier_arrive(Barrier *b) { barrier_arrive(shared_at(b)); }
 
 // Arrives, and has the barrier's phase wait for `bytes` bytes of copies, too.
 __device__ __forceinline__ void barrier_expect(Barrier *b, unsigned bytes) {
@@ -25,10 +26,20 @@ __device__ __forceinline__ void barrier_expect(Barrier *b, unsigned bytes) {
 }
 
 // Waits until the phase of this parity has ended.
-__device__ __forceinline__ void barrier_wait(Barrier *b, int parity) {
+__device__ __forceinline__ void barrier_wait(unsigned b, int parity) {
     asm volatile("{\n\t.reg .pred done;\n"
                  "again:\n\tmbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n\t@!done bra again;\n\t}"
-                 ::"r"(shared_at(b)), "r"(parity) : "memory");
+                 ::"r"(b), "r"(parity) : "memory");
+}
+__device__ __forceinline__ void barrier_wait(Barrier *b, int parity) { barrier_wait(shared_at(b), parity); }
+
+// Whether it has ended.
+__device__ __forceinline__ bool barrier_ended(unsigned b, int parity) {
+    unsigned ended;
+    asm volatile("{\n\t.reg .pred done;\n"
+                 "mbarrier.test_wait.parity.shared::cta.b64 done, [%1], %2;\n\tselp.u32 %0, 1, 0, done;\n\t}"
+                 : "=r"(ended) : "r"(b), "r"(parity) : "memory");
+    return ended;
 }
 
 // Copies the tile at column x and row y; zeros past the matrix.
@@ -39,9 +50,10 @@ __device__ __forceinline__ void copy_tile(void *to, const TensorMap *map, int x,
 
 // Descriptor of an operand in shared memory in the 128-byte swizzle. `lead`: bytes between panels of 128 bytes along the
 // dimension that is contiguous, where it is not K. Eight rows of 128 bytes follow the eight before.
-__device__ __forceinline__ unsigned long long operand(const void *at, int lead = 16) {
-    return (unsigned long long)(shared_at(at) >> 4 & 0x3FFF) | (unsigned long long)(lead >> 4) << 16 | 64ull << 32 | 1ull << 62;
+__device__ __forceinline__ unsigned long long operand(unsigned at, int lead = 16) {
+    return (unsigned long long)(at >> 4) | (unsigned long long)(lead >> 4) << 16 | 64ull << 32 | 1ull << 62;
 }
+__device__ __forceinline__ unsigned long long operand(const void *at, int lead = 16) { return operand(shared_at(at), lead); }
 
 __device__ __forceinline__ void products_begin() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 __device__ __forceinline__ void products_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }

@@ -6,25 +6,28 @@
 // between shared and global memory while the next tile is multiplied.
 //
 // A code's two bits 0, 1, 2 become two's complement, all sixteen of a word at once. A bit pair at the top of its byte is then 64
-// times the weight, so the sums count 64-fold, which the factors of groups undo exactly.
+// times the weight, so the sums count 64-fold, which the tokens' factors undo exactly.
 //
 // A scale has 11 bits, and f32 24: the product of a scale and a sum of at most 2^13 is exact. Sums of groups of 64 are never greater,
 // and those of 128 seldom. Where BOUND, `bounds` tells: the greatest sum of magnitudes in a group, for each token.
 //
-// Every group is multiplied the same way, over the ends of tiles too: the last tile is followed by EXTRA stages that are read or
+// A stage of the ring has two groups. Instructions take time that products do not hide, so there are few of them besides the sums: a
+// stage's barriers are waited for and released once, its addresses are kept in registers, and whether the next one has arrived is asked ahead.
+// Every group is multiplied the same way, over the ends of tiles too: the last tile is followed by a stage that is read and half
 // multiplied in vain. Where the groups of a row are odd in number, one of zeros follows. GLU: as in ternary_tiles.
 #define COUNT (COLS / GROUP)
 #define CONSUMERS (BM / 16) /* warps that multiply */
 #define THREADS (BM * 2 + 128)
-#define PAIR (GROUP / 64) /* stages of two groups */
-#define STEPS ((BLOCKS + PAIR - 1) / PAIR * PAIR) /* stages of a tile */
-#define EXTRA (GROUP / 64)
-#define HALF (GROUP == 64 ? 2 : 4) /* bit pairs of a stage that are of one group */
+#define SLICES (GROUP / 64) /* of 128 columns in a stage, which has two groups */
+#define STEPS ((BLOCKS + SLICES - 1) / SLICES) /* stages of a tile */
+#define CODES (SLICES * BN * 128) /* bytes of a stage's activations, which its codes follow */
+#define FILLED (SLICES * STAGE) /* bytes of both, which the stage's two barriers follow */
+#define PLACE (FILLED + 1024) /* bytes of a stage in the ring */
+#define HALF (GROUP == 64 ? 2 : 4) /* bit pairs of a slice that are of one group */
 #define PART (GLU ? 32 : 64) /* columns of out that a warpgroup makes */
 #define PITCH (PART + 4) /* of their rows in shared memory: four of eight rows fall into different banks */
 #define PRODUCER_REGISTERS 40
 #define CONSUMER_REGISTERS 232
-
 
 // acc = a (64 rows of W by 32 of K, in registers) times the tokens that `x` describes; plus acc, where there are any yet.
 template <int ADDED>
@@ -32,6 +35,12 @@ __device__ __forceinline__ void multiply(int (&acc)[NT][4], const unsigned *a, u
     asm volatile("wgmma.mma_async.sync.aligned.m64n128k32.s32.s8.s8 {" NAMES64 "}, {%64,%65,%66,%67}, %68, %69;"
                  : ACC4(0), ACC4(4), ACC4(8), ACC4(12)
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(x), "n"(ADDED));
+}
+
+__device__ __forceinline__ unsigned load_shared(unsigned at) {
+    unsigned v;
+    asm volatile("ld.shared.u32 %0, [%1];" : "=r"(v) : "r"(at) : "memory");
+    return v;
 }
 
 // Waits for them. Only here may ptxas see that the sums are there: with other products under way it would serialise all.
@@ -59,13 +68,14 @@ __device__ __forceinline__ void add_group(float (&total)[NT][4], const int (&acc
     else add_scaled<false>(total, acc, low, high);
 }
 
-// Products of the bit pairs FROM to TO - 1 of a stage begin.
+// Products of the bit pairs FROM to TO - 1 of a slice begin.
 template <int FROM, int TO>
 __device__ __forceinline__ void begin(int (&acc)[NT][4], const unsigned (&words)[4], unsigned long long x) {
     unsigned a[TO - FROM][4];
 #pragma unroll
     for (int i = 0; i < 4; i++) {
-        unsigned word = ~words[i] & (~(words[i] << 1) | 0x55555555u);
+        unsigned word;
+        asm("lop3.b32 %0, %1, %2, 0xAAAAAAAA, 0x07;" : "=r"(word) : "r"(words[i]), "r"(words[i] << 1));  // ~a & ~(b & c)
 #pragma unroll
         for (int plane = FROM; plane < TO; plane++) a[plane - FROM][i] = word << 2 * plane & 0xC0C0C0C0u;
     }
@@ -76,9 +86,9 @@ __device__ __forceinline__ void begin(int (&acc)[NT][4], const unsigned (&words)
     products_commit();
 }
 
-// The first or second half of a word, as a factor of sums that count 64-fold.
+// The first or second half of a word.
 template <int SECOND>
-__device__ __forceinline__ float factor(unsigned halves) { return to_float(f16{(unsigned short)(halves >> 16 * SECOND)}) * (1.0f / 64); }
+__device__ __forceinline__ float factor(unsigned halves) { return to_float(f16{(unsigned short)(halves >> 16 * SECOND)}); }
 
 // Carries `rows` rows of `width` floats at most to shared memory, without waiting, or from there.
 template <bool IN>
@@ -105,15 +115,17 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
 ternary_group_tiles(const int *step, const __grid_constant__ TensorMap x, const __grid_constant__ TensorMap codes, const float *scale,
                     const int *bounds, const void *w_scale, float *out, int rows) {
     extern __shared__ unsigned char unaligned[];  // the ring, 1024 bytes to align it, and results [2][BN][PITCH]
-    __shared__ Barrier full[STAGES], empty[STAGES], ready[2], made[2];
+    __shared__ Barrier ready[2], made[2];
     __shared__ float scales[2][BN];
     unsigned char *ring = unaligned + (1024 - shared_at(unaligned) % 1024) % 1024;
+    auto full = [&](int stage) { return (Barrier *)(ring + stage * PLACE + FILLED); };
+    auto empty = [&](int stage) { return full(stage) + 1; };
     int warp = __shfl_sync(FULL, threadIdx.x / WARP, 0), lane = threadIdx.x % WARP, group = lane / 4, quarter = lane % 4;
     int tokens = STEP_TOKENS(step), row_tiles = (rows + BM - 1) / BM, tiles = row_tiles * ((tokens + BN - 1) / BN);
     if (blockIdx.x >= tiles) return;
 
     if (threadIdx.x == 0) {
-        for (int s = 0; s < STAGES; s++) barrier_init(full + s, 1), barrier_init(empty + s, CONSUMERS);
+        for (int s = 0; s < STAGES; s++) barrier_init(full(s), 1), barrier_init(empty(s), CONSUMERS);
         for (int i = 0; i < 2; i++) barrier_init(ready + i, 1), barrier_init(made + i, 4);
         barriers_ready();
     }
@@ -124,18 +136,25 @@ ternary_group_tiles(const int *step, const __grid_constant__ TensorMap x, const 
         registers_less<PRODUCER_REGISTERS>();
         if (threadIdx.x == CONSUMERS * WARP) {
             auto fetch_codes = [&](int stage, int tile, int k) {
-                unsigned char *to = ring + stage * STAGE + BN * 128;
-                int n0 = tile % row_tiles * BM, at = k * 32;
-                barrier_expect(full + stage, STAGE);
+                int n0 = tile % row_tiles * BM;
+                barrier_expect(full(stage), FILLED);
+#pragma unroll
+                for (int i = 0; i < SLICES; i++) {
+                    unsigned char *to = ring + stage * PLACE + CODES + i * BM * 32;
+                    int at = (k * SLICES + i) * 32;
 #if GLU
-                copy_tile(to, &codes, at, n0 / 2, full + stage);
-                copy_tile(to + BM * 16, &codes, at, (rows + n0) / 2, full + stage);
+                    copy_tile(to, &codes, at, n0 / 2, full(stage));
+                    copy_tile(to + BM * 16, &codes, at, (rows + n0) / 2, full(stage));
 #else
-                copy_tile(to, &codes, at, n0, full + stage);
+                    copy_tile(to, &codes, at, n0, full(stage));
 #endif
+                }
             };
             auto fetch_x = [&](int stage, int tile, int k) {
-                copy_tile(ring + stage * STAGE, &x, k * 128, tile / row_tiles * BN, full + stage);
+#pragma unroll
+                for (int i = 0; i < SLICES; i++) {
+                    copy_tile(ring + stage * PLACE + i * BN * 128, &x, (k * SLICES + i) * 128, tile / row_tiles * BN, full(stage));
+                }
             };
             const int ahead = STAGES < STEPS ? STAGES : STEPS;
 #pragma unroll 1
@@ -145,10 +164,10 @@ ternary_group_tiles(const int *step, const __grid_constant__ TensorMap x, const 
             for (int k = 0; k < ahead; k++) fetch_x(k, blockIdx.x, k);
             int stage = ahead % STAGES, parity = ahead / STAGES ^ 1, k = ahead;
             for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
-                int end = STEPS + (tile + (int)gridDim.x >= tiles ? EXTRA : 0);
+                int end = STEPS + (tile + (int)gridDim.x >= tiles);
 #pragma unroll 1
                 for (; k < end; k++) {
-                    barrier_wait(empty + stage, parity);
+                    barrier_wait(empty(stage), parity);
                     fetch_codes(stage, tile, k), fetch_x(stage, tile, k);
                     if (++stage == STAGES) stage = 0, parity ^= 1;
                 }
@@ -156,7 +175,7 @@ ternary_group_tiles(const int *step, const __grid_constant__ TensorMap x, const 
             }
         } else if (warp == CONSUMERS + 1 || warp == CONSUMERS + 2) {
             int which = warp - CONSUMERS - 1, width = GLU ? rows / 2 : rows, parity = 0;
-            float *results = (float *)(ring + STAGES * STAGE) + which * BN * PITCH;
+            float *results = (float *)(ring + STAGES * PLACE) + which * BN * PITCH;
             wait_for_before();
             for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x, parity ^= 1) {
                 int n0 = tile % row_tiles * (2 * PART) + which * PART, m0 = tile / row_tiles * BN, there = min(tokens - m0, BN);
@@ -177,27 +196,43 @@ ternary_group_tiles(const int *step, const __grid_constant__ TensorMap x, const 
     }
     registers_more<CONSUMER_REGISTERS>();
 
-    int stage = 0, parity = 0, done = 0, which = warp / 4;
-    int row = warp * 16 + group, swap = group / 4 * 16;  // the swizzle of rows of 32 bytes
-    int low = (GLU ? warp * 8 + group : row) * 32 + quarter * 4, high = low + (GLU ? BM * 16 : 256);
+    int parity = 0, which = warp / 4, row = warp * 16 + group;
+    // Addresses in shared memory: of the stage that is read next, its codes, the oldest stage in use, and the ring's last. The
+    // compiler would find them anew each time.
+    unsigned next = shared_at(ring), oldest = next, last = next + (STAGES - 1) * PLACE, never = rows < 0;
+    unsigned code = next + CODES + (GLU ? warp * 8 + group : row) * 32 + quarter * 4 + group / 4 * 16;  // rows of 32 bytes are swizzled
+    asm volatile("" : "+r"(next), "+r"(oldest), "+r"(last), "+r"(code), "+r"(never));
+    bool there = false;  // the next stage, as far as is known
     unsigned words[4], halves_low, halves_high;
     unsigned long long x_at;
-    auto read = [&] {  // the next stage: a thread's codes, and where the activations are
-        const unsigned char *code = ring + stage * STAGE + BN * 128;
-        x_at = operand(ring + stage * STAGE);
-        barrier_wait(full + stage, parity);
-        words[0] = *(const unsigned *)(code + low + swap), words[1] = *(const unsigned *)(code + high + swap);
-        words[2] = *(const unsigned *)(code + low + (16 ^ swap)), words[3] = *(const unsigned *)(code + high + (16 ^ swap));
-        if (++stage == STAGES) stage = 0, parity ^= 1;
+    auto load_words = [&](int slice) {
+        unsigned at = code + slice * (BM * 32), far = GLU ? BM * 16 : 256;
+        words[0] = load_shared(at), words[1] = load_shared(at + far);
+        words[2] = load_shared(at ^ 16), words[3] = load_shared((at ^ 16) + far);
+    };
+    auto read = [&] {  // a thread's codes of the next stage's first group, and where the activations are
+        x_at = operand(next);
+        if (!there) barrier_wait(next + FILLED, parity);
+        load_words(0);
+        bool wraps = next == last;
+        there = barrier_ended((wraps ? next - (STAGES - 1) * PLACE : next + PLACE) + FILLED, parity ^ wraps);
+    };
+    auto read_on = [&] {  // those of the second group
+        if (never) barrier_wait(next + FILLED, parity);
+        if (GROUP != 64) load_words(1), x_at += BN * 128 / 16;
+        bool wraps = next == last;
+        int step = wraps ? -(STAGES - 1) * PLACE : PLACE;
+        next += step, code += step, parity ^= wraps;
     };
     auto release = [&] {  // the oldest
-        if (lane == 0) barrier_arrive(empty + done);
-        if (++done == STAGES) done = 0;
+        if (lane == 0) barrier_arrive(oldest + FILLED + 8);
+        oldest = oldest == last ? oldest - (STAGES - 1) * PLACE : oldest + PLACE;
     };
-    int scales_low, scales_high;  // where a thread's rows begin
+    unsigned scales_low, scales_high;  // of a thread's rows: the next ones' index, in words of two where rows have whole words
     auto find_scales = [&](int tile) {
         int n0 = tile % row_tiles * BM, n_low = GLU ? n0 / 2 + warp * 8 + group : n0 + row, n_high = n_low + (GLU ? rows / 2 : 8);
-        scales_low = min(n_low, rows - 1) * COUNT, scales_high = min(n_high, rows - 1) * COUNT;
+        const unsigned pitch = COUNT % 2 ? COUNT : COUNT / 2;
+        scales_low = min(n_low, rows - 1) * pitch, scales_high = min(n_high, rows - 1) * pitch;
     };
     auto load_scales = [&](int g) {  // of two groups
 #if COUNT % 2
@@ -205,8 +240,7 @@ ternary_group_tiles(const int *step, const __grid_constant__ TensorMap x, const 
         halves_low = at[scales_low], halves_high = at[scales_high];
         if (g + 1 < COUNT) halves_low |= at[scales_low + 1] << 16, halves_high |= at[scales_high + 1] << 16;
 #else
-        const unsigned *at = (const unsigned *)w_scale + g / 2;
-        halves_low = at[scales_low / 2], halves_high = at[scales_high / 2];
+        halves_low = ((const unsigned *)w_scale)[scales_low++], halves_high = ((const unsigned *)w_scale)[scales_high++];
 #endif
     };
     int sums[BN / WARP];  // the bounds of a lane's tokens
@@ -223,48 +257,59 @@ ternary_group_tiles(const int *step, const __grid_constant__ TensorMap x, const 
     load_scales(0);
     read();
     begin<0, HALF>(acc[0], words, x_at);
-    if (GROUP != 64) read();
+    read_on();
     for (int tile = blockIdx.x, turn = 0; tile < tiles; tile += gridDim.x, turn ^= 1) {
         float total[NT][4] = {};
         bool exact = BOUND;
         for (int i = 0; BOUND && i < BN / WARP; i++) exact &= sums[i] <= 8192;
         exact = __all_sync(FULL, exact);
 #pragma unroll 1
-        for (int g = 0; g < STEPS * 128 / GROUP; g += 2) {
-            // After products begin there is a wait, though for what may be there already: ptxas moves no sums past it, which would
-            // delay the products.
+        for (int g = 0; g < 2 * STEPS; g += 2) {
+            // After products begin there is a branch, though one is never taken: ptxas moves no sums past it, which would delay the products.
             finish(acc[0]);
             begin<4 - HALF, 4>(acc[1], words, x_at);
-            if (GROUP != 64) release();
             read();
             add_group(total, acc[0], factor<0>(halves_low), factor<0>(halves_high), exact);
             finish(acc[1]);
             begin<0, HALF>(acc[0], words, x_at);
             release();
-            if (GROUP != 64) read();
-            else barrier_wait(full + (stage ? stage : STAGES) - 1, stage ? parity : parity ^ 1);
+            read_on();
             add_group(total, acc[1], factor<1>(halves_low), factor<1>(halves_high), exact);
             if (g + 2 < COUNT) load_scales(g + 2);
         }
         if (tile + gridDim.x < tiles) find_scales(tile + gridDim.x), load_scales(0);
         if (BOUND && tile + gridDim.x < tiles) load_bounds(tile + gridDim.x);
         const float *scales_here = scales[which] + quarter * 2;
-        float *to = (float *)(ring + STAGES * STAGE) + (which * BN + quarter * 2) * PITCH + warp % 4 * (PART / 4) + group;
+        float *to = (float *)(ring + STAGES * PLACE) + (which * BN + quarter * 2) * PITCH + warp % 4 * (PART / 4) + group;
         barrier_wait(ready + which, turn);
+        constexpr int BATCH = GLU ? 8 : 4;  // whose loads come first, as the compiler moves none over stores
 #pragma unroll
-        for (int n = 0; n < NT; n++) {
-            float2 s = *(const float2 *)(scales_here + n * 8);
+        for (int n0 = 0; n0 < NT; n0 += BATCH) {
+            float factors[BATCH][2], old[BATCH][4];
 #pragma unroll
-            for (int i = 0; i < 2; i++) {
-                float *at = to + (n * 8 + i) * PITCH;
-                float v_low = __fmul_rn(total[n][i], i ? s.y : s.x), v_high = __fmul_rn(total[n][2 + i], i ? s.y : s.x);
+            for (int n = 0; n < BATCH; n++) {
+                float2 s = *(const float2 *)(scales_here + (n0 + n) * 8);
+                factors[n][0] = s.x * (1.0f / 64), factors[n][1] = s.y * (1.0f / 64);  // as sums count 64-fold
+#pragma unroll
+                for (int i = 0; i < 2; i++) {
+                    const float *at = to + ((n0 + n) * 8 + i) * PITCH;
+                    if (ADD) old[n][i] = at[0], old[n][2 + i] = at[8];
+                }
+            }
+#pragma unroll
+            for (int n = 0; n < BATCH; n++) {
+#pragma unroll
+                for (int i = 0; i < 2; i++) {
+                    float *at = to + ((n0 + n) * 8 + i) * PITCH;
+                    float v_low = __fmul_rn(total[n0 + n][i], factors[n][i]), v_high = __fmul_rn(total[n0 + n][2 + i], factors[n][i]);
 #if GLU
-                *at = act(v_low) * v_high;
+                    *at = act(v_low) * v_high;
 #elif ADD  // the contract rounds this sum separately
-                at[0] = __fadd_rn(at[0], v_low), at[8] = __fadd_rn(at[8], v_high);
+                    at[0] = __fadd_rn(old[n][i], v_low), at[8] = __fadd_rn(old[n][2 + i], v_high);
 #else
-                at[0] = v_low, at[8] = v_high;
+                    at[0] = v_low, at[8] = v_high;
 #endif
+                }
             }
         }
         __syncwarp();

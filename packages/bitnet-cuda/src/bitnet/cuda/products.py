@@ -266,6 +266,8 @@ class Products:
         else:
             results = 2 * tile.tokens * (tile.rows // (4 if glu else 2) + 4) * 4
         stage = tile.tokens * PANEL + tile.rows * W_PITCH
+        if w.group is not None:
+            stage = w.group // 64 * stage + ALIGNMENT  # two groups, and their barriers
         stages = min(TILES_STAGES, (TILES_SHARED - ALIGNMENT - results) // stage)
         defines = {
             "COLS": w.cols,
