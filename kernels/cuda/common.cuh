@@ -199,9 +199,6 @@ __device__ __forceinline__ float inverse_rms(const float4 *row, int dim, float e
 // Vectors of a row of `dim` floats that each of `threads` holds: vector i of thread t is the row's t + i * threads.
 #define VECTORS_OF(dim, threads) (((dim) / 4 + (threads) - 1) / (threads))
 
-// Codes 0, 1, 2 of a word's bytes as -1, 0, 1.
-__device__ __forceinline__ unsigned signed_codes(unsigned codes) { return (codes | 0x80808080u) - 0x01010101u ^ 0x80808080u; }
-
 // A quotient within half a unit in the last place, in fewer instructions than a division.
 __device__ __forceinline__ float reciprocal(float x) {
     float r;

@@ -1,11 +1,10 @@
 // ternary_matmul of one token and weights with a scale for each 128 columns, by products of bits on the tensor cores, fused with the
 // operations before and after it where possible.
 //
-// A code c of 0, 1 or 2 is a weight plus one, and its bits are its own: c = low + 2 high. The activations' int8 are eight bits, too, with
-// weights of 1, 2, 4, … and -128. So a sum of c x is a sum of counts of bits that are set in both, and mma.m16n8k256 counts
+// A code is two's complement, so that a weight is low - 2 high, of its code's two bits. The activations' int8 are eight bits, too, with
+// weights of 1, 2, 4, … and -128. So a sum of products is a sum of counts of bits that are set in both, and mma.m16n8k256 counts
 // those of 16 rows and all eight bits of an activation at once, without taking codes apart: codes are one operand as they lie in
-// memory, and the other has the activations' bits where codes have their low bits, or one place higher. The activations' own sum, of
-// codes that are one too great, is subtracted.
+// memory, and the other has the activations' bits where codes have their low bits, or one place higher.
 //
 // A warp's step is 512 columns (four groups) of a tile of 16 rows; KSPLIT warps share a tile's K. A block takes tile after tile. The codes
 // and scales of a warp's first DEPTH tiles are on their way to shared memory before the kernel waits for its predecessor, and those
@@ -50,8 +49,7 @@ ternary_bits(const int *step, const void *input, const float *scale, const int *
     unsigned char *ring = unaligned + (1024 - shared_at(unaligned) % 1024) % 1024;     // [WARPS][DEPTH][ITERS][CODES]
     unsigned char *scale_ring = ring + WARPS * DEPTH * ITERS * CODES;                  // [WARPS][DEPTH][ITERS][SCALES]
     unsigned *bits = (unsigned *)(scale_ring + WARPS * DEPTH * ITERS * SCALES);        // [GROUPS][GROUP_WORDS]: [8 bits][8 words]
-    int *group_sums = (int *)bits + GROUPS * GROUP_WORDS;                              // of the activations
-    float *terms = (float *)(group_sums + GROUPS);                                     // [2][TILES * 16][PITCH]
+    float *terms = (float *)(bits + GROUPS * GROUP_WORDS);                             // [2][TILES * 16][PITCH]
     __shared__ Barrier full[WARPS * DEPTH];
     __builtin_assume(threadIdx.x < THREADS);
     int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, group = lane / 4, quarter = lane % 4;
@@ -119,7 +117,7 @@ ternary_bits(const int *step, const void *input, const float *scale, const int *
 #endif
 #pragma unroll
     for (int i = 0; i < EACH; i++) {
-        int unit = threadIdx.x + i * THREADS, sum = 0;
+        int unit = threadIdx.x + i * THREADS;
         if (EACH * THREADS != UNITS && unit >= UNITS) break;  // whole warps
         // Words 0 to 3 of a group are in turn with words 4 to 7, as a thread needs one of each.
         unsigned *to = bits + unit / 8 * GROUP_WORDS + unit % 4 * 2 + unit / 4 % 2;
@@ -134,22 +132,15 @@ ternary_bits(const int *step, const void *input, const float *scale, const int *
             }
             to[bit * 8] = word;
         }
-#pragma unroll
-        for (int p = 0; p < 4; p++) sum = dot_ones(words[i][p], sum);
-#pragma unroll
-        for (int other = 1; other < 8; other *= 2) sum += __shfl_xor_sync(FULL, sum, other);
-        if (unit % 8 == 0) group_sums[unit / 8] = sum;
     }
     __syncthreads();
 
     uint2 x[ITERS][4];  // this thread's share of each group's bits
-    int minus[ITERS][2];
 #pragma unroll
     for (int i = 0; i < ITERS; i++) {
         int g = 4 * (WHOLE ? begin + i : min(begin + i, STEPS - 1));
 #pragma unroll
         for (int j = 0; j < 4; j++) x[i][j] = *(const uint2 *)(bits + (g + j) * GROUP_WORDS + group * 8 + quarter * 2);
-        minus[i][0] = group_sums[g + quarter % 2], minus[i][1] = group_sums[g + 2 + quarter % 2];
     }
     int even = 1 << 2 * quarter, odd = quarter == 3 ? -128 : 2 << 2 * quarter;  // what this thread's two bits count
     for (int round = 0;; round++) {
@@ -184,14 +175,14 @@ ternary_bits(const int *step, const void *input, const float *scale, const int *
                 count(ones, a, b.x, b.y);
                 count(twos, a, b.x << 1, b.y << 1);
                 both[g] = (ones[0] + (ones[2] << 16)) * even + (ones[1] + (ones[3] << 16)) * odd;
-                both[g] += (twos[0] + (twos[2] << 16)) * (2 * even) + (twos[1] + (twos[3] << 16)) * (2 * odd);
+                both[g] -= (twos[0] + (twos[2] << 16)) * (2 * even) + (twos[1] + (twos[3] << 16)) * (2 * odd);
             }
             // Each of four threads gets the sum of one group and row: of group quarter % 2, and of the high row where quarter is 2 or 3.
-            // A sum has 16 bits: from 128 times 2 times -128 to 128 times 2 times 127.
+            // A sum has 16 bits: it is between -128 and 128 times 128.
             int sum = quarter % 2 ? both[1] : both[0];
             sum += __shfl_xor_sync(FULL, quarter % 2 ? both[0] : both[1], 1);
             sum += __shfl_xor_sync(FULL, sum, 2);
-            int total = (quarter / 2 ? sum + 0x8000 >> 16 : (int)(short)sum) - minus[i / 2][i % 2];
+            int total = (quarter / 2 ? sum + 0x8000 >> 16 : (int)(short)sum);
             float unit = to_float(f16{*(const unsigned short *)(scale_at + i / 2 * SCALES + i % 2 * 4)});
             results[i] = __fmul_rn((float)total, unit);
         }

@@ -62,10 +62,7 @@ typedef unsigned Scales;
 typedef unsigned short Scales;
 #endif
 
-__device__ __forceinline__ unsigned as_signed(unsigned codes) { return ~codes & (~(codes << 1) | 0x55555555u); }
-__device__ __forceinline__ uint4 as_signed(uint4 w) { return make_uint4(as_signed(w.x), as_signed(w.y), as_signed(w.z), as_signed(w.w)); }
-
-// One bit pair of every byte, at the top: 64 times the weight.
+// One bit pair of every byte, at the top: 64 times the weight, as codes with groups are two's complement.
 __device__ __forceinline__ uint4 pairs_at(uint4 w, int shift) {
     const unsigned mask = 0xC0C0C0C0u;
     return make_uint4(w.x << shift & mask, w.y << shift & mask, w.z << shift & mask, w.w << shift & mask);
@@ -73,7 +70,6 @@ __device__ __forceinline__ uint4 pairs_at(uint4 w, int shift) {
 
 // The products of one thread's 16 bytes of two rows with the activations of the same places.
 __device__ __forceinline__ void multiply(int (&sums)[PASSES][SETS][4], uint4 low, uint4 high, const signed char *const (&x)[PASSES], int at) {
-    low = as_signed(low), high = as_signed(high);
 #pragma unroll
     for (int plane = 0; plane < 4; plane++) {
         uint4 a = pairs_at(low, 2 * plane), b = pairs_at(high, 2 * plane);

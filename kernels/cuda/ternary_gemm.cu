@@ -5,8 +5,8 @@
 // other (four neighbours of K each), so a step of K = 32 is one bit pair of all eight words, and the activations at the same
 // places are 8 neighbouring bytes. The codes are 0, 1, 2 for -1, 0, 1: `sums`, of each token's activations, is subtracted.
 // GLU: as in ternary_decode, every 16 rows are 8 gates and their 8 ups.
-// GROUP: columns of K that share a scale of a row (64 or 128); 0: one scale for all. The codes then become -1, 0, 1 before they
-// are multiplied, and the products of each group are added, times its scale, to f32 sums.
+// GROUP: columns of K that share a scale of a row (64 or 128); 0: one scale for all. Codes are then two's complement, and the
+// products of each group are added, times its scale, to f32 sums.
 #define ROWS_WARPS (BM / 32)
 #define TOKEN_WARPS (8 / ROWS_WARPS)
 #define NT (BN / TOKEN_WARPS / 8)
@@ -17,10 +17,12 @@
 #define BLOCKS ((ROW_BYTES) / 32)
 #if GROUP
 #define A_TYPE "s8"
+#define PAIRS(word, plane) ((word) << 2 * (plane) & 0xC0C0C0C0u) /* 64 times the weights */
 #define SETS (GROUP == 64 ? 2 : 1) /* groups of a tile */
 #define COUNT (COLS / GROUP)
 #else
 #define A_TYPE "u8"
+#define PAIRS(word, plane) ((word) >> (6 - 2 * (plane)) & 0x03030303u)
 #define SETS 1
 #endif
 #define STAGE (BN * X_PITCH + BM * W_PITCH)
@@ -102,14 +104,8 @@ ternary_mma(const int *step, const signed char *x, const float *scale, const int
             unsigned a[2][4];
 #pragma unroll
             for (int t = 0; t < 2; t++) {
-                a[t][0] = words[t][0].x >> (6 - 2 * plane) & 0x03030303u;
-                a[t][1] = words[t][1].x >> (6 - 2 * plane) & 0x03030303u;
-                a[t][2] = words[t][0].y >> (6 - 2 * plane) & 0x03030303u;
-                a[t][3] = words[t][1].y >> (6 - 2 * plane) & 0x03030303u;
-#if GROUP
-#pragma unroll
-                for (int i = 0; i < 4; i++) a[t][i] = signed_codes(a[t][i]);
-#endif
+                a[t][0] = PAIRS(words[t][0].x, plane), a[t][1] = PAIRS(words[t][1].x, plane);
+                a[t][2] = PAIRS(words[t][0].y, plane), a[t][3] = PAIRS(words[t][1].y, plane);
             }
 #pragma unroll
             for (int n = 0; n < NT; n++) {
@@ -144,7 +140,8 @@ ternary_mma(const int *step, const signed char *x, const float *scale, const int
                 int m = m0 + token0 + n * 8 + quarter * 2 + i;
                 if (m >= tokens) continue;
 #if GROUP
-                float low = __fmul_rn(total[t][n][i], scale[m]), high = __fmul_rn(total[t][n][2 + i], scale[m]);
+                float factor = scale[m] * (1.0f / 64);
+                float low = __fmul_rn(total[t][n][i], factor), high = __fmul_rn(total[t][n][2 + i], factor);
 #else
                 float low = dequantize(acc[t][n][i] - sums[m], scale[m], scale_low);
                 float high = dequantize(acc[t][n][2 + i] - sums[m], scale[m], scale_high);

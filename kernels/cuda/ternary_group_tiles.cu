@@ -5,8 +5,8 @@
 // warpgroup has one thread that has the copy engine fill the ring, and a warp for each of the others that carries its results
 // between shared and global memory while the next tile is multiplied.
 //
-// A code's two bits 0, 1, 2 become two's complement, all sixteen of a word at once. A bit pair at the top of its byte is then 64
-// times the weight, so the sums count 64-fold, which the tokens' factors undo exactly.
+// Codes are two's complement. A bit pair at the top of its byte is 64 times the weight, so the sums count 64-fold, which the
+// tokens' factors undo exactly.
 //
 // A scale has 11 bits, and f32 24: the product of a scale and a sum of at most 2^13 is exact. Sums of groups of 64 are never greater,
 // and those of 128 seldom. Where BOUND, `bounds` tells: the greatest sum of magnitudes in a group, for each token.
@@ -74,10 +74,8 @@ __device__ __forceinline__ void begin(int (&acc)[NT][4], const unsigned (&words)
     unsigned a[TO - FROM][4];
 #pragma unroll
     for (int i = 0; i < 4; i++) {
-        unsigned word;
-        asm("lop3.b32 %0, %1, %2, 0xAAAAAAAA, 0x07;" : "=r"(word) : "r"(words[i]), "r"(words[i] << 1));  // ~a & ~(b & c)
 #pragma unroll
-        for (int plane = FROM; plane < TO; plane++) a[plane - FROM][i] = word << 2 * plane & 0xC0C0C0C0u;
+        for (int plane = FROM; plane < TO; plane++) a[plane - FROM][i] = words[i] << 2 * plane & 0xC0C0C0C0u;
     }
     products_begin();
     multiply<0>(acc, a[0], x + 2 * FROM);

@@ -3,7 +3,8 @@
 //
 // LANES threads share HELD rows of W. Each takes a unit of columns at a time (one block of 128, or a group of more), and keeps the
 // terms of its EACH groups in shared memory, where one thread a row and token adds them up. At each bit pair a chunk of 16 bytes holds
-// 16 neighbours of K: pair 3 (the top) of the two chunks of a block weights k..k+31, pair 2 those 32 further, and so on.
+// 16 neighbours of K: pair 3 (the top) of the two chunks of a block weights k..k+31, pair 2 those 32 further, and so on. Codes are
+// two's complement: a pair at the top of its byte is 64 times the weight.
 #define COUNT (COLS / GROUP) /* groups of a row */
 #define BLOCKS (GROUP < 128 ? 1 : (GROUP + 127) / 128) /* blocks of a unit */
 #define UNITS ((COUNT + EACH - 1) / EACH)
@@ -12,20 +13,16 @@
 
 __device__ __forceinline__ int dot4(unsigned codes, unsigned x, int sum) {
     int out;
-    asm("dp4a.u32.s32 %0, %1, %2, %3;" : "=r"(out) : "r"(codes), "r"(x), "r"(sum));
+    asm("dp4a.s32.s32 %0, %1, %2, %3;" : "=r"(out) : "r"(codes), "r"(x), "r"(sum));
     return out;
 }
 
-// The products of 16 codes, at a bit pair of `c`, and 16 activations.
+// 64 times the products of 16 codes, `shift` bits below the top of their bytes, and 16 activations.
 __device__ __forceinline__ int dot16(uint4 c, int shift, uint4 x, int sum) {
-    sum = dot4(c.x >> shift & 0x03030303u, x.x, sum);
-    sum = dot4(c.y >> shift & 0x03030303u, x.y, sum);
-    sum = dot4(c.z >> shift & 0x03030303u, x.z, sum);
-    return dot4(c.w >> shift & 0x03030303u, x.w, sum);
-}
-
-__device__ __forceinline__ int sum16(uint4 x, int sum) {
-    return dot_ones((int)x.x, dot_ones((int)x.y, dot_ones((int)x.z, dot_ones((int)x.w, sum))));
+    sum = dot4(c.x << shift & 0xC0C0C0C0u, x.x, sum);
+    sum = dot4(c.y << shift & 0xC0C0C0C0u, x.y, sum);
+    sum = dot4(c.z << shift & 0xC0C0C0C0u, x.z, sum);
+    return dot4(c.w << shift & 0xC0C0C0C0u, x.w, sum);
 }
 
 // Activations k to k + 15 of a row, k a multiple of 16; zero beyond COLS, which is a multiple of 4.
@@ -46,7 +43,7 @@ ternary_groups(const int *step, const signed char *x, const float *scale, const 
     for (int i = 0; i < (UNITS + LANES - 1) / LANES; i++) {
         int unit = lane + i * LANES;
         if (unit >= UNITS) break;
-        int found[HELD][TOKENS][EACH] = {}, total[TOKENS][EACH] = {};
+        int found[HELD][TOKENS][EACH] = {};
         for (int b = 0; b < BLOCKS; b++) {
             int block = unit * BLOCKS + b;
             uint4 low[HELD], high[HELD];
@@ -57,12 +54,11 @@ ternary_groups(const int *step, const signed char *x, const float *scale, const 
             }
 #pragma unroll
             for (int pair = 0; pair < 4; pair++) {
-                int j = pair * EACH / 4, k = block * 128 + pair * 32, shift = 6 - 2 * pair;
+                int j = pair * EACH / 4, k = block * 128 + pair * 32, shift = 2 * pair;
 #pragma unroll
                 for (int t = 0; t < TOKENS; t++) {
                     const signed char *row = x + (size_t)min(token + t, tokens - 1) * COLS;
                     uint4 v = load_x(row, k), w = load_x(row, k + 16);
-                    total[t][j] = sum16(w, sum16(v, total[t][j]));
 #pragma unroll
                     for (int r = 0; r < HELD; r++)
                         found[r][t][j] = dot16(high[r], shift, w, dot16(low[r], shift, v, found[r][t][j]));
@@ -78,7 +74,7 @@ ternary_groups(const int *step, const signed char *x, const float *scale, const 
                 float w = to_float(w_scale[(size_t)min(first + slot + r, rows - 1) * COUNT + s]);
 #pragma unroll
                 for (int t = 0; t < TOKENS; t++)
-                    terms[((slot + r) * TOKENS + t) * PITCH + s] = __fmul_rn((float)(found[r][t][j] - total[t][j]), w);
+                    terms[((slot + r) * TOKENS + t) * PITCH + s] = __fmul_rn((float)(found[r][t][j] / 64), w);
             }
     }
     __syncthreads();

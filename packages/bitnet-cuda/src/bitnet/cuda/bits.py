@@ -9,13 +9,14 @@ from bitnet.core.gpu.ops import ceil_div
 from bitnet.core.gpu.products import Source, product_args
 from bitnet.core.hal import TernaryMatmul
 from bitnet.cuda.tiles import ALIGNMENT, PANEL, TiledMatrix
+from bitnet.cuda.weights import ternary
 
 ROWS, STEP, GROUP = 16, 512, 128
 """Sizes of the kernel, as in its source: rows of a tile, columns that a warp takes at a time, columns of a scale."""
 STEP_BYTES = ROWS * (STEP // 4 + STEP // GROUP * 2)
 """Bytes of a step of a tile in shared memory: codes and scales."""
-GROUP_WORDS = 73
-"""Words of shared memory for the activations of a group: their bits, with room between groups, and their sum."""
+GROUP_WORDS = 72
+"""Words of shared memory for the bits of a group's activations, with room between groups."""
 BLOCKS = 2
 """Maximum blocks per multiprocessor. If there are no more tiles than blocks, each tile has a block of its own."""
 FEW_WARPS = 8
@@ -66,7 +67,7 @@ def bits_product(
     ctx: Context, op: TernaryMatmul, source: Source, out: Buffer, activation: str, shape: BitsShape
 ) -> Launch:
     """A product of one token, with the operations before and after it that ``source`` and ``activation`` name."""
-    w = ctx.ternary(op.weights)
+    w = ternary(ctx, op.weights)
     defines = {
         "COLS": w.cols,
         "TILES": shape.tiles,

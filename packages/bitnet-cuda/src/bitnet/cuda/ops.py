@@ -29,6 +29,7 @@ from bitnet.core.hal import (
 from bitnet.cuda.attention import AttentionOps
 from bitnet.cuda.head import HeadOps
 from bitnet.cuda.products import CLUSTERS, DECODE_TOKENS, MAX_CLUSTER, TENSOR_CORES, Products
+from bitnet.cuda.weights import ternary
 
 ENTRY = r"^extern \"C\" __global__ void (?:IN_CLUSTER )?(?:__launch_bounds__\([^\n]*\)\s*)?(\w+)\("
 SOURCES = KernelSources("bitnet.cuda", "cuda", ending=".cu", common="common.cuh", entry=ENTRY)
@@ -135,7 +136,7 @@ class CudaOps:
 
     def _gated_product(self, ctx: Context, group: GatedProduct, bucket: Bucket) -> list[Launch] | None:
         up, glu = group.up, group.glu
-        w = ctx.ternary(up.weights)
+        w = ternary(ctx, up.weights)
         decodes = self._products.decodes(w, bucket)
         if bucket.tokens == 1 or not (decodes or self._products.tiles(w)):
             return None

@@ -15,6 +15,7 @@ from bitnet.core.gpu.scaled import group_product
 from bitnet.core.hal import DenseMatmul, TernaryMatmul
 from bitnet.cuda.bits import bits_product, bits_shape
 from bitnet.cuda.tiles import ALIGNMENT, GROUP_TILE, MANY_TOKENS, PANEL, TILES, TiledMatrix, product_tile
+from bitnet.cuda.weights import ternary
 
 DECODE_TOKENS = 8
 """Steps with more tokens than this use a tiled product."""
@@ -74,12 +75,12 @@ class Products:
 
     def ternary_matmul(self, ctx: Context, op: TernaryMatmul, bucket: Bucket) -> list[Launch]:
         x, scale, out = ctx.tensors[op.x], ctx.tensors[op.scale], ctx.tensors[op.out]
-        w = ctx.ternary(op.weights)
+        w = ternary(ctx, op.weights)
         if self.decodes(w, bucket):
             return [*self.row_sums(ctx, op, bucket), self.decode(ctx, op, bucket, Source(x, scale=scale), out)]
         if self.tiles(w):
             return [*self.row_sums(ctx, op, bucket), self.tiled(ctx, op, bucket, out)]
-        if w.group is not None:
+        if w.group is not None:  # of ternary, so that the codes have signs
             return group_product(ctx, op, bucket)
         args = (ctx.step, x, scale, w.codes, w.scales, out, np.int32(w.rows))
         shape = (("COLS", w.cols), ("ROW_BYTES", w.row_bytes), ("ADD", int(op.add)))
@@ -144,13 +145,13 @@ class Products:
     def bounded(self, ctx: Context, name: str) -> bool:
         """Whether products need the greatest sum of magnitudes in a group of this int8 tensor, not its row sums."""
         products = [op for op in ctx.program.ops if isinstance(op, TernaryMatmul) and op.x == name]
-        groups = {ctx.ternary(op.weights).group for op in products}
+        groups = {ternary(ctx, op.weights).group for op in products}
         return self._wgmma and groups == {BOUNDED_GROUP}
 
     def row_sums(self, ctx: Context, op: TernaryMatmul, bucket: Bucket) -> list[Launch]:
         """The launch that computes the sums of the activations, if no operation of the program quantises them."""
         bounded = self.bounded(ctx, op.x)
-        if quantised(op.x, ctx.program.ops) or (ctx.ternary(op.weights).group is not None and not bounded):
+        if quantised(op.x, ctx.program.ops) or (ternary(ctx, op.weights).group is not None and not bounded):
             return []
         defines = (("COLS", ctx.shape(op.x)[1]), ("BOUND", int(bounded)))
         spec = KernelSpec("row_sums", "row_sums", defines)
@@ -167,7 +168,7 @@ class Products:
         *,
         activation: str = "",
     ) -> Launch:
-        w = ctx.ternary(op.weights)
+        w = ternary(ctx, op.weights)
         tiles, split = self._shape(w.rows, w.row_bytes, bucket.tokens)
         if w.group is not None:
             tiles, split = self._group_shape(w.rows, w.row_bytes)
@@ -215,10 +216,10 @@ class Products:
 
     def quantises(self, ctx: Context, op: TernaryMatmul, bucket: Bucket) -> bool:
         """Whether ternary_decode can also normalise and quantise its input."""
-        return self.decodes(ctx.ternary(op.weights), bucket) and (bucket.tokens == 1 or self._clusters)
+        return self.decodes(ternary(ctx, op.weights), bucket) and (bucket.tokens == 1 or self._clusters)
 
     def tiled(self, ctx: Context, op: TernaryMatmul, bucket: Bucket, out: Buffer, *, activation: str = "") -> Launch:
-        w = ctx.ternary(op.weights)
+        w = ternary(ctx, op.weights)
         if self._wgmma and bucket.tokens > MANY_TOKENS and w.row_bytes >= TILES_DEPTH * W_PITCH:
             return self._large(ctx, op, bucket, out, activation)
         token_tile = TOKEN_TILES[bucket.tokens > TOKEN_TILES[0] and w.group is None]
@@ -258,7 +259,7 @@ class Products:
 
     def _large(self, ctx: Context, op: TernaryMatmul, bucket: Bucket, out: Buffer, activation: str) -> Launch:
         """By ternary_tiles, or by ternary_group_tiles, which also keeps a tile's results in shared memory."""
-        w, glu = ctx.ternary(op.weights), bool(activation)
+        w, glu = ternary(ctx, op.weights), bool(activation)
         tile, results, name = GROUP_TILE, 0, "ternary_group_tiles"
         if w.group is None:
             name = "ternary_tiles"

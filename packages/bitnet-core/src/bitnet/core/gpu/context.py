@@ -81,6 +81,7 @@ class Context:
     _dense: dict[str, DenseBuffer] = field(default_factory=dict)
     _scratch: dict[str, Buffer] = field(default_factory=dict)
     _kv: dict[tuple[str, int], Buffer] = field(default_factory=dict)
+    _done: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         limits = self.program.limits
@@ -197,9 +198,15 @@ class Context:
         key = _copy(name)
         if key not in self._scratch:
             buffer = self.alloc(nbytes)
-            self.driver.submit(self.driver.record(fill(buffer)))
+            self.once(key, lambda: fill(buffer))
             self._scratch[key] = buffer
         return self._scratch[key]
+
+    def once(self, name: str, launches: Callable[[], list[Launch]]) -> None:
+        """Run launches that prepare memory, the first time that a name is given."""
+        if name not in self._done:
+            self.driver.submit(self.driver.record(launches()))
+            self._done.add(name)
 
     def close(self) -> None:
         """Free every buffer."""
