@@ -161,16 +161,23 @@ ternary_bits(const int *step, const void *input, const float *scale, const int *
             return *(const unsigned *)(ring + (codes_at ^ piece * 16) + (step * CODES + row * 128));
         };
         float results[ITERS * 2];
+        unsigned words_of[2][2][4];  // of the two groups that are multiplied, and of those after
+        auto load = [&](int i) {
+#pragma unroll
+            for (int j = 0; j < 8; j++) words_of[i % 2][j / 4][j % 4] = word_at(i / 2, i % 2 * 4 + j / 2, j % 2 * 8);
+        };
+        load(0);
         const unsigned char *scale_at = scale_ring + place * (ITERS * SCALES) + (group + quarter / 2 * 8) * 8 + quarter % 2 * 2;
         float *terms_now = terms + round % 2 * (TILES * 16 * PITCH);
         float *to = terms_now + (warp / KSPLIT * 16 + group + quarter / 2 * 8) * PITCH + quarter % 2;
 #pragma unroll
         for (int i = 0; i < ITERS * 2; i++) {  // two groups
+            if (i + 1 < ITERS * 2) load(i + 1);
             int both[2];  // of each group: this thread's bits, of row low and 65,536 times those of row high
 #pragma unroll
             for (int g = 0; g < 2; g++) {
-                int ones[4] = {}, twos[4] = {}, piece = i % 2 * 4 + g * 2;
-                unsigned a[4] = {word_at(i / 2, piece, 0), word_at(i / 2, piece, 8), word_at(i / 2, piece + 1, 0), word_at(i / 2, piece + 1, 8)};
+                int ones[4] = {}, twos[4] = {};
+                const unsigned(&a)[4] = words_of[i % 2][g];
                 uint2 b = x[i / 2][i % 2 * 2 + g];
                 count(ones, a, b.x, b.y);
                 count(twos, a, b.x << 1, b.y << 1);
