@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 
 from bitnet.core.gguf import unpack_ternary
-from bitnet.core.gguf.blocks import FORMATS, TWO_BITS, encode_blocks, ternary_codes
+from bitnet.core.gguf.blocks import FORMATS, TWO_BITS, encode_blocks, packed_codes, ternary_codes
 from bitnet.core.gguf.quants import decode
-from bitnet.core.gguf.ternary import holds_threes, load_ternary
+from bitnet.core.gguf.ternary import holds_threes, load_ternary, pack_codes
 from bitnet.core.gguf.types import BLOCKS, GGMLType
 
 SAMPLES = np.load(Path(__file__).with_name("ternary_blocks.npz"))
@@ -87,3 +87,38 @@ def test_weights_that_stq1_0_cannot_hold() -> None:
     codes[7, 65::16][:4] = 1
     with pytest.raises(ValueError, match="exactly one zero"):
         encode_blocks(GGMLType.STQ1_0, codes, scales)
+
+
+@pytest.mark.parametrize("dtype", FORMATS, ids=lambda dtype: dtype.name)
+def test_packing_with_and_without_unpacking_is_the_same(dtype: GGMLType) -> None:
+    rng = np.random.default_rng()
+    codes, scales = drawn(dtype, 6, rng)
+    blocks = encode_blocks(dtype, codes, scales)
+    packed = packed_codes(dtype, blocks)
+    assert (packed is None) == (FORMATS[dtype].repack is None)
+    if packed is None:
+        return
+    assert np.array_equal(packed.reshape(-1), pack_codes(codes.reshape(1, -1)).reshape(-1))
+    zero = blocks.copy()
+    zero[2, FORMATS[dtype].scale_at : FORMATS[dtype].scale_at + 2] = 0
+    assert packed_codes(dtype, zero) is None
+    codes[4, 5] = 3
+    assert packed_codes(dtype, encode_blocks(dtype, codes, scales)) is None
+
+
+@pytest.mark.parametrize("dtype", FORMATS, ids=lambda dtype: dtype.name)
+def test_halves_are_rounded_floats(dtype: GGMLType) -> None:
+    """In every bit: of negative scales, too, of zero, of the least half, and of a weight of 2."""
+    rng = np.random.default_rng()
+    codes, scales = drawn(dtype, 6, rng)
+    if dtype is not GGMLType.STQ1_0:
+        scales[:3] = 0, -0.0, 2**-24
+    shape = codes.shape
+    for last in (None, 3) if dtype in TWO_BITS else (None,):
+        if last is not None:
+            codes[5, 1] = last
+        blocks = encode_blocks(dtype, codes, scales).reshape(-1)
+        halves, floats = np.full(shape, np.nan, np.float16), np.full(shape, np.nan, np.float32)
+        decode(dtype, blocks, halves)
+        decode(dtype, blocks, floats)
+        assert np.array_equal(halves.view(np.uint16), floats.astype(np.float16).view(np.uint16))

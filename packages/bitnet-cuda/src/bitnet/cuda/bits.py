@@ -16,8 +16,8 @@ ROWS, STEP, GROUP = 16, 512, 128
 STEP_BYTES = ROWS * (STEP // 4 + STEP // GROUP * 2)
 """Bytes of a step of a tile in shared memory: codes and scales."""
 GROUP_WORDS = 73
-"""Words of shared memory for the bits of a group's activations. With 72, which are used, a layer took 25.5 µs instead of 24.3
-on an H200, and with 80, 24.6; why is not known."""
+"""Words of shared memory for the bits of a group's activations. The kernel uses 72, but with 72 a layer took 25.5 µs
+instead of 24.3 on an H200, and with 80, 24.6; why is not known."""
 BLOCKS = 2
 """Maximum blocks per multiprocessor. If there are no more tiles than blocks, each tile has a block of its own."""
 FEW_WARPS = 8

@@ -32,11 +32,13 @@ class BlockFormat(NamedTuple):
         scale_at: Byte offset of the f16 scale; the other bytes hold the codes.
         unpack: Unpacks these bytes, ``uint8[blocks, bytes]``, into codes ``uint8[blocks, elements]``.
         pack: The reverse; raises ValueError if the type cannot hold the codes.
+        repack: Packs 128 codes in 32 of these bytes, ``uint8[n, 32]``, as devices accept them, without unpacking them.
     """
 
     scale_at: int
     unpack: Callable[[Bytes], Bytes]
     pack: Callable[[Bytes], Bytes]
+    repack: Callable[[Bytes], Bytes] | None = None
 
 
 def ternary_codes(dtype: GGMLType, blocks: Bytes) -> tuple[Bytes, npt.NDArray[np.float16]]:
@@ -44,6 +46,37 @@ def ternary_codes(dtype: GGMLType, blocks: Bytes) -> tuple[Bytes, npt.NDArray[np
     at = FORMATS[dtype].scale_at
     packed = blocks[:, 2:] if at == 0 else blocks[:, :at]
     return FORMATS[dtype].unpack(packed), block_scales(dtype, blocks)
+
+
+def packed_codes(dtype: GGMLType, blocks: Bytes) -> Bytes | None:
+    """The codes of whole blocks as devices accept them, 128 in 32 bytes: ``uint8[n, 32]``.
+
+    None if they must be unpacked: the type needs it, a block's scale is zero, or a code is 3.
+    """
+    at, _, _, repack = FORMATS[dtype]
+    if repack is None or not block_scales(dtype, blocks).all():
+        return None
+    packed = np.ascontiguousarray(blocks[:, 2:] if at == 0 else blocks[:, :at]).reshape(-1, 32)
+    return None if has_threes(packed) else repack(packed)
+
+
+def ternary_halves(dtype: GGMLType, blocks: Bytes) -> npt.NDArray[np.uint16] | None:
+    """The weights of whole blocks, ``[blocks, elements]``, as the bits of f16.
+
+    None if a code is 3 or a scale is not finite.
+    """
+    codes, scales = ternary_codes(dtype, blocks)
+    if (codes == 3).any() or not np.isfinite(scales).all():
+        return None
+    bits = scales.view("<u2")[:, None]
+    halves: npt.NDArray[np.uint16] = np.multiply(codes != 1, bits & np.uint16(0x7FFF), dtype=np.uint16)
+    halves |= bits & np.uint16(0x8000) ^ np.left_shift(codes == 0, 15, dtype=np.uint16)
+    return halves
+
+
+def has_threes(packed: Bytes) -> bool:
+    """Whether one of four two-bit codes in a byte is 3."""
+    return bool((packed & packed >> np.uint8(1) & np.uint8(0x55)).any())
 
 
 def block_scales(dtype: GGMLType, data: Bytes) -> npt.NDArray[np.float16]:
@@ -76,6 +109,29 @@ def _unpack_neighbours(packed: Bytes) -> Bytes:
     return codes.reshape(len(packed), -1)
 
 
+def _exchange(a: npt.NDArray[np.uint64], b: npt.NDArray[np.uint64], shift: int, mask: int) -> None:
+    """Exchange the bits of ``mask`` in ``b`` with those of ``a`` that are ``shift`` higher."""
+    both = a >> np.uint64(shift)
+    both ^= b
+    both &= np.uint64(mask)
+    np.bitwise_xor(b, both, out=b)
+    both <<= np.uint64(shift)
+    np.bitwise_xor(a, both, out=a)
+
+
+def _repack_neighbours(packed: Bytes) -> Bytes:
+    """Each byte of a quarter has codes of four bytes of the result: their codes are transposed, 4 by 4."""
+    first, second, third, fourth = np.ascontiguousarray(packed.reshape(-1, 4, 8).view("<u8")[..., 0].T)
+    for low, high in ((fourth, second), (third, first)):
+        _exchange(low, high, 4, 0x0F0F0F0F0F0F0F0F)
+    for low, high in ((fourth, third), (second, first)):
+        _exchange(low, high, 2, 0x3333333333333333)
+    out = np.empty((len(packed), 8, 4), np.uint8)
+    for i, words in enumerate((fourth, third, second, first)):
+        out[..., i] = words.view(np.uint8).reshape(-1, 8)
+    return out.reshape(-1, 32)
+
+
 def _pack_neighbours(codes: Bytes) -> Bytes:
     return _join(codes.reshape(len(codes), -1, 4), 2)
 
@@ -84,6 +140,13 @@ def _unpack_quarters(packed: Bytes) -> Bytes:
     """128 codes in 32 bytes: byte ``m`` holds codes ``m, m+32, m+64, m+96``, the first in its lowest bits."""
     codes: Bytes = packed.reshape(-1, 2, 1, 32) >> SHIFTS.reshape(-1, 1) & np.uint8(3)
     return codes.reshape(len(packed), -1)
+
+
+def _repack_quarters(packed: Bytes) -> Bytes:
+    """The four codes of each byte, the last first."""
+    pairs = packed >> np.uint8(4) | packed << np.uint8(4)
+    reversed_pairs: Bytes = pairs >> np.uint8(2) & np.uint8(0x33) | (pairs & np.uint8(0x33)) << np.uint8(2)
+    return reversed_pairs
 
 
 def _pack_quarters(codes: Bytes) -> Bytes:
@@ -163,10 +226,10 @@ def _pack_sparse(codes: Bytes) -> Bytes:
     return np.concatenate([halves[..., 0] | halves[..., 1] << 4, signs], axis=1)
 
 
-_NEIGHBOURS = BlockFormat(0, _unpack_neighbours, _pack_neighbours)
+_NEIGHBOURS = BlockFormat(0, _unpack_neighbours, _pack_neighbours, _repack_neighbours)
 FORMATS: Mapping[GGMLType, BlockFormat] = {
     GGMLType.TQ1_0: BlockFormat(52, partial(_unpack_digits, TQ1_DIGITS), partial(_pack_digits, TQ1_DIGITS)),
-    GGMLType.TQ2_0: BlockFormat(64, _unpack_quarters, _pack_quarters),
+    GGMLType.TQ2_0: BlockFormat(64, _unpack_quarters, _pack_quarters, _repack_quarters),
     GGMLType.Q2_0: _NEIGHBOURS,
     GGMLType.Q2_0_G128: _NEIGHBOURS,
     GGMLType.PQ2_0: _NEIGHBOURS,

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from bitnet.core.gguf.blocks import FORMATS, ternary_codes
+from bitnet.core.gguf.blocks import FORMATS, ternary_codes, ternary_halves
 from bitnet.core.gguf.types import BLOCKS, GGMLType
 
 Bytes = npt.NDArray[np.uint8]
@@ -36,7 +36,12 @@ def decode(
     limit = np.finfo(out.dtype).max
     step = CHUNK // elements
     blocks = data.reshape(-1, size)
+    halves = out.dtype == np.float16 and factor == 1 and dtype in FORMATS  # which need no arithmetic
     for begin in range(0, len(blocks), step):
+        bits = ternary_halves(dtype, blocks[begin : begin + step]) if halves else None
+        if bits is not None:
+            flat.view(np.uint16)[begin * elements : begin * elements + bits.size] = bits.reshape(-1)
+            continue
         chunk = decoder(blocks[begin : begin + step]).reshape(-1)
         if factor != 1:
             chunk = chunk * np.float32(factor)

@@ -13,7 +13,7 @@ from typing import Literal, TypeAlias, get_args
 import numpy as np
 import numpy.typing as npt
 
-from bitnet.core.gguf.blocks import FORMATS, TWO_BITS, block_scales, ternary_codes
+from bitnet.core.gguf.blocks import FORMATS, TWO_BITS, block_scales, has_threes, packed_codes, ternary_codes
 from bitnet.core.gguf.lookup import check_tiles, lookup_rows
 from bitnet.core.gguf.quants import DECODERS
 from bitnet.core.gguf.types import BLOCKS, I2S_TAIL, GGMLType
@@ -144,7 +144,7 @@ def load_ternary(
         scale = np.array([i2s_scale(data)], np.float32)
         if layout == "official" and k % GROUP == 0:
             return TernaryData(data[:-I2S_TAIL].reshape(n, k // 4), scale)
-        return TernaryData(transcode(shape, lambda a, b: i2s_codes(data, k, a, b, layout)), scale)
+        return TernaryData(transcode(shape, lambda a, b: pack_codes(i2s_codes(data, k, a, b, layout))), scale)
     if dtype in LOOKUP_TYPES:
         packed = np.concatenate([pack_codes(codes) for codes in lookup_rows(dtype, shape, data)])
         return TernaryData(packed, np.ones(1, np.float32))
@@ -155,18 +155,18 @@ def load_ternary(
         scales = raw.reshape(n, -1) if grouped else np.array([_block_scale(raw)], np.float32)
         if not np.isfinite(scales).all():
             raise ValueError("a scale is not finite")
-        return TernaryData(transcode(shape, lambda a, b: _block_rows(dtype, blocks, k, a, b)), scales)
+        return TernaryData(transcode(shape, lambda a, b: _packed_rows(dtype, blocks, k, a, b)), scales)
     unit, rounded = _float_scale(dtype, blocks, master)
-    codes = transcode(shape, lambda a, b: _float_rows(dtype, blocks[a:b], unit, rounded))
+    codes = transcode(shape, lambda a, b: pack_codes(_float_rows(dtype, blocks[a:b], unit, rounded)))
     return TernaryData(codes, np.array([unit], np.float32))
 
 
 def transcode(shape: tuple[int, int], rows: Callable[[int, int], Bytes]) -> Bytes:
-    """Pack the codes returned by ``rows(begin, end)``, a piece at a time."""
+    """All packed rows, of those that ``rows(begin, end)`` returns, a piece at a time."""
     n, k = shape
     packed = np.empty((n, row_bytes(k)), np.uint8)
     for begin, end in pieces(n, k):
-        packed[begin:end] = pack_codes(rows(begin, end))
+        packed[begin:end] = rows(begin, end)
     return packed
 
 
@@ -199,6 +199,12 @@ def i2s_codes(data: Bytes, k: int, begin: int, end: int, layout: I2SLayout) -> B
     return _unpack(piece.reshape(1, -1), 32 if layout == "official" else 16).reshape(-1, k)
 
 
+def _packed_rows(dtype: GGMLType, blocks: Bytes, k: int, begin: int, end: int) -> Bytes:
+    piece = blocks[begin:end].reshape(-1, BLOCKS[dtype][1])
+    packed = packed_codes(dtype, piece) if k % GROUP == 0 else None
+    return pack_codes(_block_rows(dtype, blocks, k, begin, end)) if packed is None else packed.reshape(end - begin, -1)
+
+
 def _block_rows(dtype: GGMLType, blocks: Bytes, k: int, begin: int, end: int) -> Bytes:
     codes, scales = ternary_codes(dtype, blocks[begin:end].reshape(-1, BLOCKS[dtype][1]))
     codes[scales == 0] = 1
@@ -214,7 +220,7 @@ def holds_threes(dtype: GGMLType, data: Bytes) -> bool:
     blocks = data.reshape(-1, BLOCKS[dtype][1])
     packed = blocks[:, 2:] if FORMATS[dtype].scale_at == 0 else blocks[:, :-2]
     pieces = (packed[at : at + PIECE // 64] for at in range(0, len(packed), PIECE // 64))
-    return any(bool((piece & piece >> np.uint8(1) & np.uint8(0x55)).any()) for piece in pieces)
+    return any(has_threes(piece) for piece in pieces)
 
 
 def _block_scale(scales: npt.NDArray[np.float16]) -> float:

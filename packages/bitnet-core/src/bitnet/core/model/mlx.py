@@ -14,7 +14,7 @@ from bitnet.core.errors import ModelFileError
 from bitnet.core.gguf import GGMLType
 from bitnet.core.gguf.blocks import FORMATS
 from bitnet.core.gguf.quants import decode
-from bitnet.core.gguf.ternary import transcode
+from bitnet.core.gguf.ternary import pack_codes, transcode
 from bitnet.core.hal import TernaryData, TernaryWeight
 from bitnet.core.model.safetensors import Stored
 
@@ -47,7 +47,7 @@ def ternary_matrix(words: Stored, scales: Stored | None, biases: Stored | None, 
     def load() -> TernaryData:
         units, shifts = _floats(scales), _floats(biases)
         data = words.bytes().reshape(words.shape[0], columns // 4)
-        packed = transcode((words.shape[0], columns), lambda a, b: _codes(words, data, units, shifts, a, b))
+        packed = transcode((words.shape[0], columns), lambda a, b: pack_codes(_codes(words, data, units, shifts, a, b)))
         with np.errstate(over="ignore"):  # scales that overflow are refused below
             halves = units.astype(np.float16)
         wrong = np.argwhere(halves != units)
