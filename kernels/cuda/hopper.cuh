@@ -6,7 +6,9 @@ struct alignas(64) TensorMap {
     unsigned long long words[16];
 };
 
+// Addresses in shared memory. Those that are numbers already stay in registers.
 __device__ __forceinline__ unsigned shared_at(const void *p) { return (unsigned)__cvta_generic_to_shared(p); }
+__device__ __forceinline__ unsigned shared_at(unsigned at) { return at; }
 
 __device__ __forceinline__ void barrier_init(Barrier *b, int count) {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_at(b)), "r"(count) : "memory");
@@ -15,10 +17,10 @@ __device__ __forceinline__ void barrier_init(Barrier *b, int count) {
 // After the first inits, before a __syncthreads().
 __device__ __forceinline__ void barriers_ready() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
 
-__device__ __forceinline__ void barrier_arrive(unsigned b) {
-    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(b) : "memory");
+template <class At>
+__device__ __forceinline__ void barrier_arrive(At b) {
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_at(b)) : "memory");
 }
-__device__ __forceinline__ void barrier_arrive(Barrier *b) { barrier_arrive(shared_at(b)); }
 
 // Arrives, and has the barrier's phase wait for `bytes` bytes of copies, too.
 __device__ __forceinline__ void barrier_expect(Barrier *b, unsigned bytes) {
@@ -26,12 +28,12 @@ __device__ __forceinline__ void barrier_expect(Barrier *b, unsigned bytes) {
 }
 
 // Waits until the phase of this parity has ended.
-__device__ __forceinline__ void barrier_wait(unsigned b, int parity) {
+template <class At>
+__device__ __forceinline__ void barrier_wait(At b, int parity) {
     asm volatile("{\n\t.reg .pred done;\n"
                  "again:\n\tmbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n\t@!done bra again;\n\t}"
-                 ::"r"(b), "r"(parity) : "memory");
+                 ::"r"(shared_at(b)), "r"(parity) : "memory");
 }
-__device__ __forceinline__ void barrier_wait(Barrier *b, int parity) { barrier_wait(shared_at(b), parity); }
 
 // Whether it has ended.
 __device__ __forceinline__ bool barrier_ended(unsigned b, int parity) {
@@ -50,10 +52,13 @@ __device__ __forceinline__ void copy_tile(void *to, const TensorMap *map, int x,
 
 // Descriptor of an operand in shared memory in the 128-byte swizzle. `lead`: bytes between panels of 128 bytes along the
 // dimension that is contiguous, where it is not K. Eight rows of 128 bytes follow the eight before.
-__device__ __forceinline__ unsigned long long operand(unsigned at, int lead = 16) {
-    return (unsigned long long)(at >> 4) | (unsigned long long)(lead >> 4) << 16 | 64ull << 32 | 1ull << 62;
+__device__ __forceinline__ unsigned long long operand_of(unsigned start, int lead) {
+    return (unsigned long long)start | (unsigned long long)(lead >> 4) << 16 | 64ull << 32 | 1ull << 62;
 }
-__device__ __forceinline__ unsigned long long operand(const void *at, int lead = 16) { return operand(shared_at(at), lead); }
+__device__ __forceinline__ unsigned long long operand(unsigned at, int lead = 16) { return operand_of(at >> 4, lead); }
+__device__ __forceinline__ unsigned long long operand(const void *at, int lead = 16) {
+    return operand_of(shared_at(at) >> 4 & 0x3FFF, lead);
+}
 
 __device__ __forceinline__ void products_begin() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 __device__ __forceinline__ void products_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
