@@ -15,7 +15,7 @@ from bitnet.core.gpu.adjusting import count_chosen
 from bitnet.core.gpu.logprobs import logprobs
 from bitnet.core.gpu.ops import advance
 from bitnet.core.gpu.plan import lower
-from bitnet.core.hal import Limits, Program, StepLayout
+from bitnet.core.hal import Limits, Program, StepLayout, TernaryMatmul
 from bitnet.core.support import cache
 from bitnet.core.testing.model import TinyModel
 from bitnet.cuda import compiler
@@ -197,3 +197,18 @@ def test_only_what_is_not_in_the_cache_is_compiled(tmp_path: Path, monkeypatch: 
     assert compiled == []
     assert cubins(advance, driver="2").keys() == {advance}
     assert compiled == ["advance"]
+
+
+@pytest.mark.parametrize("group", [None, 128])
+def test_codes_of_groups_get_their_sign_once(group: int | None) -> None:
+    """In place: a second time would spoil them."""
+    model = TinyModel(np.random.default_rng(), layers=2, group=group)
+    program = model.program(LIMITS, 64)
+    lowering, device = CudaOps(132, (9, 0)).lowering(), NoDevice()
+    context = Context(device, program, StepLayout(program.limits))  # type: ignore[arg-type]
+    for tokens in (1, 8, 64, 1024, 1):
+        list(lower(context, Bucket(tokens, min(tokens, 64), 192), lowering.table, fuses_scaled=True))
+    signed = [launch.args[0] for launch in device.launched if launch.kernel.file == "sign_codes"]
+    products = {op.weights for op in program.ops if isinstance(op, TernaryMatmul)}
+    codes = [context.ternary(names).codes for names in products] if group else []
+    assert sorted(map(id, signed)) == sorted(map(id, codes))
