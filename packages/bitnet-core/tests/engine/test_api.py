@@ -236,11 +236,16 @@ def test_context_and_other_bad_input(path: Path, model: Model, tmp_path: Path) -
         ({"max_seqs": 2.5}, r"max_seqs holds 2\.5, which is not an integer"),
         ({"device": ["cpu"]}, r"device is \['cpu'\]; it must be a name or an open device"),
         ({"kv_dtype": "q4"}, "kv_dtype is 'q4'"),
+        *(({name: "yes"}, f"{name} is 'yes'; it must be True or False") for name in ("deterministic", "prompt_lookup")),
+        ({"device": "cpu", "strict": 1}, "strict is 1; it must be True or False"),
+        ({"path": ""}, "path is ''; it must be the path of a GGUF file"),
+        ({"path": 7}, "path is 7; it must be the path of a GGUF file"),
     ]
     for arguments, message in wrong:
         with pytest.raises(InvalidInputError, match=message):
-            load_model(path, **{"device": ReferenceDevice(), **arguments})
-    load_model(path, device=ReferenceDevice(), max_seqs=np.int64(2), context=np.int64(64)).close()
+            load_model(**{"path": path, "device": ReferenceDevice(), **arguments})
+    numbers: dict[str, Any] = {"max_seqs": np.int64(2), "context": np.int64(64), "prompt_lookup": np.True_}
+    load_model(path, device=ReferenceDevice(), **numbers).close()
     (tmp_path / "x.gguf").write_bytes(b"GGUF")
     with pytest.raises(ModelFileError):
         load_model(tmp_path / "x.gguf", device=ReferenceDevice())

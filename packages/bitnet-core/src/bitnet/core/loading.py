@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,7 +11,7 @@ from bitnet.core.api import Model, Replica
 from bitnet.core.devices import registry
 from bitnet.core.devices.opening import opening, side_by_side
 from bitnet.core.engine import Engine
-from bitnet.core.engine.options import integer
+from bitnet.core.engine.options import integer, truth
 from bitnet.core.engine.setup import context_for, open_engine
 from bitnet.core.engine.warm import WarmUp, prepare_stand_ins
 from bitnet.core.engine.worker import Worker
@@ -83,7 +84,13 @@ def load_model(
         OutOfMemoryError, DeviceError: The model does not fit the device, or the device failed.
         InvalidInputError: An argument is out of its range.
     """
-    deterministic = env.flag("BITNET_DETERMINISTIC") if deterministic is None else deterministic
+    if not (path is None or isinstance(path, PathLike) or (isinstance(path, str) and path)):
+        raise InvalidInputError(f"path is {brief(path)}; it must be the path of a GGUF file or a model on the hub.")
+    if deterministic is None:
+        deterministic = env.flag("BITNET_DETERMINISTIC")
+    deterministic = truth("deterministic", deterministic)
+    prompt_lookup = truth("prompt_lookup", prompt_lookup)
+    strict = None if strict is None else truth("strict", strict)
     max_seqs = integer("max_seqs", max_seqs)
     context = None if context is None else integer("context", context)
     step_tokens = None if step_tokens is None else integer("step_tokens", step_tokens)

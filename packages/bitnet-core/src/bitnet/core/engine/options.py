@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from numbers import Integral, Real
 from typing import Any, TypedDict
 
+import numpy as np
+
 from bitnet.core.errors import InvalidInputError, brief
 from bitnet.core.hal import SamplingParams
 from bitnet.core.hal.step import EXTREME
@@ -139,6 +141,13 @@ def integer(name: str, value: Any) -> int:
     if not isinstance(value, Integral):
         raise InvalidInputError(f"{name} holds {brief(value)}, which is not an integer.")
     return int(value)
+
+
+def truth(name: str, value: Any) -> bool:
+    """A yes or no as Python's own type. Raises InvalidInputError for anything else."""
+    if not isinstance(value, bool | np.bool_):
+        raise InvalidInputError(f"{name} is {brief(value)}; it must be True or False.")
+    return bool(value)
 
 
 def _number(name: str, value: Any) -> float:
