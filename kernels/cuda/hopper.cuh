@@ -6,7 +6,8 @@ struct alignas(64) TensorMap {
     unsigned long long words[16];
 };
 
-// Addresses in shared memory. Those that are numbers already stay in registers.
+// The address in shared memory of a pointer, or of a number that is such an address already. Kernels that must save instructions
+// keep numbers, so that the compiler does not convert pointers again and again.
 __device__ __forceinline__ unsigned shared_at(const void *p) { return (unsigned)__cvta_generic_to_shared(p); }
 __device__ __forceinline__ unsigned shared_at(unsigned at) { return at; }
 
@@ -35,7 +36,7 @@ __device__ __forceinline__ void barrier_wait(At b, int parity) {
                  ::"r"(shared_at(b)), "r"(parity) : "memory");
 }
 
-// Whether it has ended.
+// Whether that phase has ended.
 __device__ __forceinline__ bool barrier_ended(unsigned b, int parity) {
     unsigned ended;
     asm volatile("{\n\t.reg .pred done;\n"

@@ -1,4 +1,5 @@
-// Codes 0, 1 and 2 become the two's complement of their weights -1, 0 and 1, in place. Once for all weights with scales of groups.
+// Codes 0, 1 and 2 become the two's complement of their weights -1, 0 and 1, in place. Runs once for each matrix that has scales of
+// groups, before its first product.
 __device__ __forceinline__ unsigned as_signed(unsigned codes) { return ~codes & (~(codes << 1) | 0x55555555u); }
 
 extern "C" __global__ void __launch_bounds__(256) sign_codes(uint4 *codes, int count) {

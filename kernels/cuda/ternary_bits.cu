@@ -1,7 +1,7 @@
 // ternary_matmul of one token and weights with a scale for each 128 columns, by products of bits on the tensor cores, fused with the
 // operations before and after it where possible.
 //
-// A code is two's complement, so that a weight is low - 2 high, of its code's two bits. The activations' int8 are eight bits, too, with
+// A code is two's complement: its weight is low - 2 high, where low and high are its bits. An activation's int8 has eight bits, with
 // weights of 1, 2, 4, … and -128. So a sum of products is a sum of counts of bits that are set in both, and mma.m16n8k256 counts
 // those of 16 rows and all eight bits of an activation at once, without taking codes apart: codes are one operand as they lie in
 // memory, and the other has the activations' bits where codes have their low bits, or one place higher.
@@ -185,11 +185,11 @@ ternary_bits(const int *step, const void *input, const float *scale, const int *
                 both[g] -= (twos[0] + (twos[2] << 16)) * (2 * even) + (twos[1] + (twos[3] << 16)) * (2 * odd);
             }
             // Each of four threads gets the sum of one group and row: of group quarter % 2, and of the high row where quarter is 2 or 3.
-            // A sum has 16 bits: it is between -128 and 128 times 128.
+            // A sum fits into 16 bits: its magnitude is at most 128 times 128.
             int sum = quarter % 2 ? both[1] : both[0];
             sum += __shfl_xor_sync(FULL, quarter % 2 ? both[0] : both[1], 1);
             sum += __shfl_xor_sync(FULL, sum, 2);
-            int total = (quarter / 2 ? sum + 0x8000 >> 16 : (int)(short)sum);
+            int total = quarter / 2 ? sum + 0x8000 >> 16 : (int)(short)sum;
             float unit = to_float(f16{*(const unsigned short *)(scale_at + i / 2 * SCALES + i % 2 * 4)});
             results[i] = __fmul_rn((float)total, unit);
         }

@@ -62,7 +62,7 @@ typedef unsigned Scales;
 typedef unsigned short Scales;
 #endif
 
-// One bit pair of every byte, at the top: 64 times the weight, as codes with groups are two's complement.
+// One bit pair of every byte, moved to the byte's top. Codes of weights with groups are two's complement, so this is 64 times the weight.
 __device__ __forceinline__ uint4 pairs_at(uint4 w, int shift) {
     const unsigned mask = 0xC0C0C0C0u;
     return make_uint4(w.x << shift & mask, w.y << shift & mask, w.z << shift & mask, w.w << shift & mask);

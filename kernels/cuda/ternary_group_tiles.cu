@@ -11,8 +11,8 @@
 // A scale has 11 bits, and f32 24: the product of a scale and a sum of at most 2^13 is exact. Sums of groups of 64 are never greater,
 // and those of 128 seldom. Where BOUND, `bounds` tells: the greatest sum of magnitudes in a group, for each token.
 //
-// A stage of the ring has two groups. Instructions take time that products do not hide, so there are few of them besides the sums: a
-// stage's barriers are waited for and released once, its addresses are kept in registers, and whether the next one has arrived is asked ahead.
+// A stage of the ring has two groups. Products do not hide the time of instructions, so there are few besides the sums: a warp waits for
+// a stage once and releases it once, keeps its addresses in registers, and asks a stage ahead whether the next one has arrived.
 // Every group is multiplied the same way, over the ends of tiles too: the last tile is followed by a stage that is read and half
 // multiplied in vain. Where the groups of a row are odd in number, one of zeros follows. GLU: as in ternary_tiles.
 #define COUNT (COLS / GROUP)
@@ -200,7 +200,7 @@ ternary_group_tiles(const int *step, const __grid_constant__ TensorMap x, const 
     unsigned next = shared_at(ring), oldest = next, last = next + (STAGES - 1) * PLACE, never = rows < 0;
     unsigned code = next + CODES + (GLU ? warp * 8 + group : row) * 32 + quarter * 4 + group / 4 * 16;  // rows of 32 bytes are swizzled
     asm volatile("" : "+r"(next), "+r"(oldest), "+r"(last), "+r"(code), "+r"(never));
-    bool there = false;  // the next stage, as far as is known
+    bool there = false;  // whether the next stage is known to have arrived
     unsigned words[4], halves_low, halves_high;
     unsigned long long x_at;
     auto load_words = [&](int slice) {
@@ -208,14 +208,14 @@ ternary_group_tiles(const int *step, const __grid_constant__ TensorMap x, const 
         words[0] = load_shared(at), words[1] = load_shared(at + far);
         words[2] = load_shared(at ^ 16), words[3] = load_shared((at ^ 16) + far);
     };
-    auto read = [&] {  // a thread's codes of the next stage's first group, and where the activations are
+    auto read = [&] {  // the first group of the next stage: a thread's codes, and where the activations are
         x_at = operand(next);
         if (!there) barrier_wait(next + FILLED, parity);
         load_words(0);
         bool wraps = next == last;
         there = barrier_ended((wraps ? next - (STAGES - 1) * PLACE : next + PLACE) + FILLED, parity ^ wraps);
     };
-    auto read_on = [&] {  // those of the second group
+    auto read_on = [&] {  // its second group
         if (never) barrier_wait(next + FILLED, parity);
         if (GROUP != 64) load_words(1), x_at += BN * 128 / 16;
         bool wraps = next == last;
@@ -226,7 +226,7 @@ ternary_group_tiles(const int *step, const __grid_constant__ TensorMap x, const 
         if (lane == 0) barrier_arrive(oldest + FILLED + 8);
         oldest = oldest == last ? oldest - (STAGES - 1) * PLACE : oldest + PLACE;
     };
-    unsigned scales_low, scales_high;  // of a thread's rows: the next ones' index, in words of two where rows have whole words
+    unsigned scales_low, scales_high;  // index of the next scales of a thread's rows: in words of two scales, unless COUNT is odd
     auto find_scales = [&](int tile) {
         int n0 = tile % row_tiles * BM, n_low = GLU ? n0 / 2 + warp * 8 + group : n0 + row, n_high = n_low + (GLU ? rows / 2 : 8);
         const unsigned pitch = COUNT % 2 ? COUNT : COUNT / 2;
@@ -263,7 +263,7 @@ ternary_group_tiles(const int *step, const __grid_constant__ TensorMap x, const 
         exact = __all_sync(FULL, exact);
 #pragma unroll 1
         for (int g = 0; g < 2 * STEPS; g += 2) {
-            // After products begin there is a branch, though one is never taken: ptxas moves no sums past it, which would delay the products.
+            // read and read_on have a branch, though read_on's is never taken: ptxas moves no sums past it to where they would delay products.
             finish(acc[0]);
             begin<4 - HALF, 4>(acc[1], words, x_at);
             read();

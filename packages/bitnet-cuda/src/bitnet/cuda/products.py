@@ -80,7 +80,7 @@ class Products:
             return [*self.row_sums(ctx, op, bucket), self.decode(ctx, op, bucket, Source(x, scale=scale), out)]
         if self.tiles(w):
             return [*self.row_sums(ctx, op, bucket), self.tiled(ctx, op, bucket, out)]
-        if w.group is not None:  # of ternary, so that the codes have signs
+        if w.group is not None:  # the core's launch, on codes that `ternary` gave their signs
             return group_product(ctx, op, bucket)
         args = (ctx.step, x, scale, w.codes, w.scales, out, np.int32(w.rows))
         shape = (("COLS", w.cols), ("ROW_BYTES", w.row_bytes), ("ADD", int(op.add)))
@@ -260,14 +260,14 @@ class Products:
     def _large(self, ctx: Context, op: TernaryMatmul, bucket: Bucket, out: Buffer, activation: str) -> Launch:
         """By ternary_tiles, or by ternary_group_tiles, which also keeps a tile's results in shared memory."""
         w, glu = ternary(ctx, op.weights), bool(activation)
-        tile, results, name = GROUP_TILE, 0, "ternary_group_tiles"
+        tile = GROUP_TILE
         if w.group is None:
-            name = "ternary_tiles"
             tile = product_tile(TILES, w.rows, bucket.tokens, w.row_bytes // W_PITCH, self._multiprocessors)
-        else:
-            results = 2 * tile.tokens * (tile.rows // (4 if glu else 2) + 4) * 4
+        name, results, threads = "ternary_tiles", 0, 2 * tile.rows
         stage = tile.tokens * PANEL + tile.rows * W_PITCH
         if w.group is not None:
+            name, threads = "ternary_group_tiles", threads + 128
+            results = 2 * tile.tokens * (tile.rows // (4 if glu else 2) + 4) * 4
             stage = w.group // 64 * stage + ALIGNMENT  # two groups, and their barriers
         stages = min(TILES_STAGES, (TILES_SHARED - ALIGNMENT - results) // stage)
         defines = {
@@ -284,10 +284,9 @@ class Products:
         codes = TiledMatrix(w.codes, w.rows, w.row_bytes, tile.rows // 2 if glu else tile.rows, W_PITCH)
         args = (ctx.step, x, codes, ctx.tensors[op.scale], row_sums(ctx, op.x), w.scales, out, np.int32(w.rows))
         tiles = ceil_div(w.rows, tile.rows) * ceil_div(bucket.tokens, tile.tokens)
-        grid, block = (min(tiles, self._multiprocessors), 1, 1), (2 * tile.rows, 1, 1)
+        grid, block = (min(tiles, self._multiprocessors), 1, 1), (threads, 1, 1)
         if w.group is not None:
             defines |= {"GROUP": w.group, "BOUND": int(self.bounded(ctx, op.x))}
-            block = (2 * tile.rows + 128, 1, 1)
         shared = ALIGNMENT + stages * stage + results
         return Launch(KernelSpec(name, name, tuple(defines.items())), grid, block, args, shared=shared, overlaps=True)
 

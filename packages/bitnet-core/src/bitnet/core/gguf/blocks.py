@@ -32,7 +32,8 @@ class BlockFormat(NamedTuple):
         scale_at: Byte offset of the f16 scale; the other bytes hold the codes.
         unpack: Unpacks these bytes, ``uint8[blocks, bytes]``, into codes ``uint8[blocks, elements]``.
         pack: The reverse; raises ValueError if the type cannot hold the codes.
-        repack: Packs 128 codes in 32 of these bytes, ``uint8[n, 32]``, as devices accept them, without unpacking them.
+        repack: Turns these bytes, 128 codes in each row of ``uint8[n, 32]``, into the packing that devices accept.
+            None: the codes must be unpacked first.
     """
 
     scale_at: int
@@ -43,9 +44,13 @@ class BlockFormat(NamedTuple):
 
 def ternary_codes(dtype: GGMLType, blocks: Bytes) -> tuple[Bytes, npt.NDArray[np.float16]]:
     """Codes ``uint8[blocks, elements]`` and scales ``f16[blocks]`` of whole blocks, ``uint8[blocks, bytes]``."""
+    return FORMATS[dtype].unpack(code_bytes(dtype, blocks)), block_scales(dtype, blocks)
+
+
+def code_bytes(dtype: GGMLType, blocks: Bytes) -> Bytes:
+    """The bytes of whole blocks that hold their codes, without the scale's."""
     at = FORMATS[dtype].scale_at
-    packed = blocks[:, 2:] if at == 0 else blocks[:, :at]
-    return FORMATS[dtype].unpack(packed), block_scales(dtype, blocks)
+    return blocks[:, 2:] if at == 0 else blocks[:, :at]
 
 
 def packed_codes(dtype: GGMLType, blocks: Bytes) -> Bytes | None:
@@ -53,10 +58,10 @@ def packed_codes(dtype: GGMLType, blocks: Bytes) -> Bytes | None:
 
     None if they must be unpacked: the type needs it, a block's scale is zero, or a code is 3.
     """
-    at, _, _, repack = FORMATS[dtype]
+    repack = FORMATS[dtype].repack
     if repack is None or not block_scales(dtype, blocks).all():
         return None
-    packed = np.ascontiguousarray(blocks[:, 2:] if at == 0 else blocks[:, :at]).reshape(-1, 32)
+    packed = np.ascontiguousarray(code_bytes(dtype, blocks)).reshape(-1, 32)
     return None if has_threes(packed) else repack(packed)
 
 
@@ -75,7 +80,7 @@ def ternary_halves(dtype: GGMLType, blocks: Bytes) -> npt.NDArray[np.uint16] | N
 
 
 def has_threes(packed: Bytes) -> bool:
-    """Whether one of four two-bit codes in a byte is 3."""
+    """Whether one of the two-bit codes, four to a byte, is 3."""
     return bool((packed & packed >> np.uint8(1) & np.uint8(0x55)).any())
 
 

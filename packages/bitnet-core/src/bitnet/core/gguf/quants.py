@@ -36,7 +36,7 @@ def decode(
     limit = np.finfo(out.dtype).max
     step = CHUNK // elements
     blocks = data.reshape(-1, size)
-    halves = out.dtype == np.float16 and factor == 1 and dtype in FORMATS  # which need no arithmetic
+    halves = out.dtype == np.float16 and factor == 1 and dtype in FORMATS  # scales with a sign: no arithmetic in f32
     for begin in range(0, len(blocks), step):
         bits = ternary_halves(dtype, blocks[begin : begin + step]) if halves else None
         if bits is not None:

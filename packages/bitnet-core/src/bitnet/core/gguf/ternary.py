@@ -13,7 +13,15 @@ from typing import Literal, TypeAlias, get_args
 import numpy as np
 import numpy.typing as npt
 
-from bitnet.core.gguf.blocks import FORMATS, TWO_BITS, block_scales, has_threes, packed_codes, ternary_codes
+from bitnet.core.gguf.blocks import (
+    FORMATS,
+    TWO_BITS,
+    block_scales,
+    code_bytes,
+    has_threes,
+    packed_codes,
+    ternary_codes,
+)
 from bitnet.core.gguf.lookup import check_tiles, lookup_rows
 from bitnet.core.gguf.quants import DECODERS
 from bitnet.core.gguf.types import BLOCKS, I2S_TAIL, GGMLType
@@ -162,7 +170,7 @@ def load_ternary(
 
 
 def transcode(shape: tuple[int, int], rows: Callable[[int, int], Bytes]) -> Bytes:
-    """All packed rows, of those that ``rows(begin, end)`` returns, a piece at a time."""
+    """All rows of a matrix, which ``rows(begin, end)`` packs a piece at a time."""
     n, k = shape
     packed = np.empty((n, row_bytes(k)), np.uint8)
     for begin, end in pieces(n, k):
@@ -218,7 +226,7 @@ def holds_threes(dtype: GGMLType, data: Bytes) -> bool:
     if dtype not in TWO_BITS:
         return False
     blocks = data.reshape(-1, BLOCKS[dtype][1])
-    packed = blocks[:, 2:] if FORMATS[dtype].scale_at == 0 else blocks[:, :-2]
+    packed = code_bytes(dtype, blocks)
     pieces = (packed[at : at + PIECE // 64] for at in range(0, len(packed), PIECE // 64))
     return any(has_threes(piece) for piece in pieces)
 
