@@ -15,9 +15,11 @@ from bitnet.core.gpu.adjusting import count_chosen
 from bitnet.core.gpu.logprobs import logprobs
 from bitnet.core.gpu.ops import advance
 from bitnet.core.gpu.plan import lower
-from bitnet.core.hal import Limits, Program, StepLayout, TernaryMatmul
+from bitnet.core.hal import DenseMatmul, Embed, Limits, NormRows, Op, Program, Sample, StepLayout, TernaryMatmul
 from bitnet.core.support import cache
 from bitnet.core.testing.model import TinyModel
+from bitnet.core.testing.rig import dense, tensor, ternary
+from bitnet.core.testing.tables import Table, random_table
 from bitnet.cuda import compiler
 from bitnet.cuda.device import architecture
 from bitnet.cuda.ops import SOURCES, CudaOps
@@ -105,7 +107,18 @@ def programs() -> Sequence[tuple[Program, bool]]:
     plain = wide.program(LIMITS, 64)
     others = [(model.program(LIMITS, 64), False) for model in scaled]
     others += [(model.program(LIMITS, 64, "i8"), False) for model in (wide, scaled[0], scaled[2])]
+    others += [(with_table(np.random.default_rng(8), *shape), False) for shape in ((512, 64), (1024, 128), (64, 32))]
     return (plain, False), (plain, True), (odd.program(LIMITS, 64, "f32"), False), *others
+
+
+def with_table(rng: np.random.Generator, width: int, group: int) -> Program:
+    """An embedding and a head that are one ternary table of 1,000 rows."""
+    specs = [tensor("x", "f32", "M", width), tensor("r", "f32", "R", width)]
+    specs += [tensor("logits", "f32", "R", 1000), tensor("out", "i32", "R")]
+    norm, table = dense(np.ones(width, np.float32)), ternary(*random_table(rng, Table(1, 1000, width, group)))
+    ops: list[Op] = [Embed("t", "x"), NormRows("x", "norm", 1e-5, "r"), DenseMatmul("r", "t", "logits")]
+    ops.append(Sample("logits", "out"))
+    return Program(ops, {s.name: s for s in specs}, {"t": table, "norm": norm}, LIMITS, name="table")
 
 
 @pytest.mark.parametrize("capability", GENERATIONS, ids=architecture)

@@ -26,12 +26,27 @@ from bitnet.core.testing.cases import needs
 from bitnet.core.testing.linear import Grouped, check_groups
 from bitnet.core.testing.norms import check_codes
 from bitnet.core.testing.rig import assert_within, dense, random_ternary, tensor, ternary, tokens
+from bitnet.core.testing.tables import Table, check_head
 from bitnet.cuda.attention import FAR
 from bitnet.cuda.backend import BACKEND
 
 
 class TestConformance(ConformanceSuite):
     backend = BACKEND
+
+    @pytest.mark.parametrize(
+        "shape",
+        [
+            Table(1, 1, 512, 128),
+            Table(3, 70_001, 512, 64),
+            Table(8, 1000, 2560, 128),
+            Table(9, 33, 1024, 64, spare=3),
+            Table(64, 3000, 1536, 128),
+        ],
+    )
+    def test_head_on_tensor_cores(self, device: Device, rng: np.random.Generator, shape: Table) -> None:
+        """One tile, several for a warp, and the last ones of fewer rows; one block's rows of x, and more."""
+        check_head(device, rng, shape)
 
     @pytest.mark.parametrize(
         ("m", "n", "k"),

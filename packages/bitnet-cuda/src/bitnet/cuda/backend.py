@@ -17,6 +17,7 @@ from bitnet.core.hal import (
     LOGPROBS,
     LOOK_AHEAD,
     PENALTIES,
+    TERNARY_TABLES,
     Device,
     DeviceInfo,
     DeviceType,
@@ -152,7 +153,7 @@ def _info(index: int, driver_version: str) -> tuple[DeviceInfo, tuple[int, int]]
     integrated = get(driver.cuDeviceGetAttribute(attribute.CU_DEVICE_ATTRIBUTE_INTEGRATED, device))
     multiprocessors = get(driver.cuDeviceGetAttribute(attribute.CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, device))
     memory = int(get(driver.cuDeviceTotalMem(device)))
-    features = ["int8-dot", "f16", DETERMINISTIC, KV_I8, LOGPROBS, LOOK_AHEAD, PENALTIES]
+    features = ["int8-dot", "f16", DETERMINISTIC, KV_I8, LOGPROBS, LOOK_AHEAD, PENALTIES, TERNARY_TABLES]
     features += ["int8-tensor-cores"] if capability >= (8, 0) else []
     features += ["dependent-launch"] if capability >= (9, 0) else []
     info = DeviceInfo(

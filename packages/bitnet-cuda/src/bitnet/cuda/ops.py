@@ -16,6 +16,7 @@ from bitnet.core.gpu.groups import Choice, GatedProduct, NormChoice, NormHead, R
 from bitnet.core.gpu.logprobs import history
 from bitnet.core.gpu.ops import RowOps, ceil_div
 from bitnet.core.gpu.products import Source, fused_products, glu_products, row_sums
+from bitnet.core.gpu.tables import OfTables
 from bitnet.core.hal import (
     Attention,
     DenseMatmul,
@@ -29,11 +30,12 @@ from bitnet.core.hal import (
 from bitnet.cuda.attention import AttentionOps
 from bitnet.cuda.head import HeadOps
 from bitnet.cuda.products import CLUSTERS, DECODE_TOKENS, MAX_CLUSTER, TENSOR_CORES, Products
+from bitnet.cuda.tables import TableOps
 from bitnet.cuda.weights import ternary
 
 ENTRY = r"^extern \"C\" __global__ void (?:IN_CLUSTER )?(?:__launch_bounds__\([^\n]*\)\s*)?(\w+)\("
 SOURCES = KernelSources("bitnet.cuda", "cuda", ending=".cu", common="common.cuh", entry=ENTRY)
-SAMPLE_GROUP, MOST_HELD = 1024, 4
+SAMPLE_GROUP, MOST_HELD = 1024, 5
 """Threads of a block of sample, and vectors of four logits that one can keep in registers."""
 
 
@@ -65,6 +67,7 @@ class CudaOps:
             Attention: self._attention.attention,
             NormRows: lambda *given: _overlapping(self._rows.norm_rows(*given)),
             Sample: self.sample,
+            OfTables: TableOps(multiprocessors, capability).lower,
             **(groups if self._tensor_cores else {}),
         }
 

@@ -1,0 +1,151 @@
+// dense_matmul of a ternary table with a scale for each GROUP of columns (64 or 128), on the tensor cores.
+//
+// A bit pair of two bytes of a word becomes two halves by a mask, which also makes it the end of a number from 1,024 on, and one sum that
+// takes the rest away again. split_units has prepared x: as the sum of two halves, in the order of columns that this gives.
+//
+// A warp takes tile after tile of 32 rows; the codes of its next 512 columns are on their way. TOKENS rows of x, two columns of the
+// product each, are in shared memory as a whole, so that no warp waits for another.
+#include "dense.cuh"
+#include "table_mma.cuh"
+#define CHUNK 512
+#define BLOCKS (CHUNK / 128)
+#define CHUNKS (COLS / CHUNK)
+#define SETS (128 / UNIT) /* units of 128 columns */
+#define NT ((TOKENS + 3) / 4)
+#define PITCH (COLS / 8 + 4) /* of a half row of x, in 16 bytes: an odd number of 64 bytes, so that neighbours fall into different banks */
+#if GROUP == 64
+typedef uint4 Scales; /* of a row and CHUNK columns */
+#else
+typedef uint2 Scales;
+#endif
+
+__device__ __forceinline__ uint2 fetch_codes(const uint2 *p) {
+    uint2 v;
+    asm volatile("ld.global.nc.L1::no_allocate.L2::128B.v2.u32 {%0,%1}, [%2];" : "=r"(v.x), "=r"(v.y) : "l"(p));
+    return v;
+}
+
+// A bit pair of two bytes of a word as two halves: their weights.
+__device__ __forceinline__ unsigned weights_at(unsigned word, int pair, unsigned bias) {
+    unsigned biased = word & 0x00030003u << 2 * pair | bias, out;  // 1024 + (1 + weight) * 4^pair
+    unsigned unit = (15 - 2 * pair << 10) * 0x10001u, rest = pair == 0 ? 0xE401E401u : pair == 1 ? 0xDC04DC04u : pair == 2 ? 0xD410D410u : 0xCC40CC40u;
+    asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(out) : "r"(biased), "r"(unit), "r"(rest));  // 4^-pair, and -(1024 * 4^-pair + 1)
+    return out;
+}
+
+extern "C" __global__ void __launch_bounds__(WARPS * WARP)
+table_mma(const int *step, const uint4 *split, const float *units, const uint2 *codes, const f16 *w_scale, float *out, int rows) {
+    extern __shared__ uint4 x[];                        // [2 * TOKENS][PITCH]
+    float *params = (float *)(x + 2 * TOKENS * PITCH);  // [TOKENS][UNITS]
+    int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, group = lane / 4, quarter = lane % 4;
+    int tile = blockIdx.x * WARPS + warp, stride = gridDim.x * WARPS, tiles = (rows + 31) / 32, first = blockIdx.y * TOKENS;
+    const uint2 *from[4];  // the codes that are fetched next, of rows group + 8 h of a tile, and their scales
+    const Scales *scales_from[4];
+    uint2 code[BLOCKS][4];
+    Scales scales[4];
+    auto begin = [&](int tile) {
+#pragma unroll
+        for (int h = 0; h < 4; h++) {
+            size_t row = min(tile * 32 + h * 8 + group, rows - 1);
+            from[h] = codes + row * (COLS / 32) + quarter, scales_from[h] = (const Scales *)(w_scale + row * (COLS / GROUP));
+        }
+    };
+    auto fetch = [&](int block) {
+#pragma unroll
+        for (int h = 0; h < 4; h++) code[block][h] = fetch_codes(from[h] + block * 4);
+    };
+    begin(min(tile, tiles - 1));
+#pragma unroll
+    for (int b = 0; b < BLOCKS; b++) fetch(b);
+#pragma unroll
+    for (int h = 0; h < 4; h++) scales[h] = *scales_from[h];
+    start_dependents();
+    wait_for_before();
+    int count = min(STEP_ROWS(step) - first, TOKENS);
+    if (count <= 0) return;
+    for (int i = threadIdx.x; i < 2 * TOKENS * (COLS / 8); i += WARPS * WARP) {
+        int n = i / (COLS / 8), at = i % (COLS / 8);
+        copy_async(x + n * PITCH + at, split + (size_t)(first * 2 + min(n, 2 * count - 1)) * (COLS / 8) + at, true);
+    }
+    for (int i = threadIdx.x; i < TOKENS * UNITS; i += WARPS * WARP) params[i] = units[(size_t)(first + min(i / UNITS, count - 1)) * UNITS + i % UNITS];
+    asm volatile("cp.async.wait_all;");
+    __syncthreads();
+
+    unsigned bias = 0x64006400u | (unsigned)rows >> 31;  // 1,024 twice; not known to the compiler, as an instruction has one constant, and the mask is it
+    const uint4 *mine[NT];
+    const float *mine_params[NT];
+#pragma unroll
+    for (int t = 0; t < NT; t++) {
+        mine[t] = x + min(t * 8 + group, 2 * TOKENS - 1) * PITCH + quarter;
+        mine_params[t] = params + min(t * 4 + quarter, TOKENS - 1) * UNITS;
+    }
+    for (; tile < tiles; tile += stride) {
+        float sums[NT][2][2] = {};  // of token quarter + 4 t, rows group and group + 8 of each half of the tile
+#pragma unroll 1
+        for (int c = 0; c < CHUNKS; c++) {
+            Scales now[4];
+            if (c + 1 < CHUNKS) {
+#pragma unroll
+                for (int h = 0; h < 4; h++) from[h] += CHUNK / 32, scales_from[h]++;
+            } else {
+                begin(min(tile + stride, tiles - 1));
+            }
+            bool more = c + 1 < CHUNKS || tile + stride < tiles;
+#pragma unroll
+            for (int h = 0; h < 4; h++) {
+                now[h] = scales[h];
+                if (more) scales[h] = *scales_from[h];
+            }
+#pragma unroll
+            for (int b = 0; b < BLOCKS; b++) {
+                uint2 words[4];
+#pragma unroll
+                for (int h = 0; h < 4; h++) words[h] = code[b][h];
+                if (more) fetch(b);
+                float parts[NT][SETS][2][4] = {};
+                float undo[NT][SETS];
+#pragma unroll
+                for (int t = 0; t < NT * SETS; t++) {
+                    undo[t / SETS][t % SETS] = mine_params[t / SETS][(c * BLOCKS + b) * SETS + t % SETS];
+                }
+#pragma unroll
+                for (int load = 0; load < 4; load++) {
+                    uint4 v[NT];
+#pragma unroll
+                    for (int t = 0; t < NT; t++) v[t] = mine[t][((c * BLOCKS + b) * 4 + load) * 4];
+#pragma unroll
+                    for (int i = 0; i < 4; i++) {
+                        const int pair = load % 2 * 2 + i % 2, half = i / 2;
+                        unsigned low = load / 2 ? words[2 * half].y : words[2 * half].x, high = load / 2 ? words[2 * half + 1].y : words[2 * half + 1].x;
+                        uint2 a = make_uint2(weights_at(low, pair, bias), weights_at(low >> 8, pair, bias));
+                        uint2 b = make_uint2(weights_at(high, pair, bias), weights_at(high >> 8, pair, bias));
+#pragma unroll
+                        for (int t = 0; t < NT; t++) {
+                            f16_mma(parts[t][SETS - 1 - pair * SETS / 4][half], a, b, i % 2 ? make_uint2(v[t].z, v[t].w) : make_uint2(v[t].x, v[t].y));
+                        }
+                    }
+                }
+#pragma unroll
+                for (int s = 0; s < SETS; s++) {
+#pragma unroll
+                    for (int h = 0; h < 4; h++) {
+                        float scale = to_float(((const f16 *)&now[h])[b * SETS + s]);
+#pragma unroll
+                        for (int t = 0; t < NT; t++) {
+                            const float(&of)[4] = parts[t][s][h / 2];
+                            sums[t][h / 2][h % 2] += (of[h % 2 * 2] + of[h % 2 * 2 + 1]) * scale * undo[t][s];
+                        }
+                    }
+                }
+            }
+        }
+#pragma unroll
+        for (int t = 0; t < NT; t++) {
+#pragma unroll
+            for (int h = 0; h < 4; h++) {
+                int row = tile * 32 + h * 8 + group, token = t * 4 + quarter;
+                if (row < rows && token < count) out[(size_t)(first + token) * rows + row] = sums[t][h / 2][h % 2];
+            }
+        }
+    }
+}
