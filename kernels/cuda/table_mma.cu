@@ -3,8 +3,8 @@
 // A bit pair of two bytes of a word becomes two halves by a mask, which also makes it the end of a number from 1,024 on, and one sum that
 // takes the rest away again. split_units has prepared x: as the sum of two halves, in the order of columns that this gives.
 //
-// A warp takes tile after tile of 32 rows; the codes of its next 512 columns are on their way. TOKENS rows of x, two columns of the
-// product each, are in shared memory as a whole, so that no warp waits for another.
+// A warp takes tile after tile of 32 rows; the codes of its next 512 columns are on their way. TOKENS rows of x are two columns of the
+// product each. They are in shared memory as a whole, so that no warp waits for another, or, where STAGED, 512 columns at a time.
 #include "dense.cuh"
 #include "table_mma.cuh"
 #define CHUNK 512
@@ -12,7 +12,9 @@
 #define CHUNKS (COLS / CHUNK)
 #define SETS (128 / UNIT) /* units of 128 columns */
 #define NT ((TOKENS + 3) / 4)
-#define PITCH (COLS / 8 + 4) /* of a half row of x, in 16 bytes: an odd number of 64 bytes, so that neighbours fall into different banks */
+#define X_COLS (STAGED ? CHUNK : COLS) /* of x in shared memory, and on their way there */
+#define PITCH (X_COLS / 8 + 4) /* of a half row of x, in 16 bytes: an odd number of 64 bytes, so that neighbours fall into different banks */
+#define STAGE (2 * TOKENS * PITCH)
 #if GROUP == 64
 typedef uint4 Scales; /* of a row and CHUNK columns */
 #else
@@ -35,10 +37,10 @@ __device__ __forceinline__ unsigned weights_at(unsigned word, int pair, unsigned
 
 extern "C" __global__ void __launch_bounds__(WARPS * WARP)
 table_mma(const int *step, const uint4 *split, const float *units, const uint2 *codes, const f16 *w_scale, float *out, int rows) {
-    extern __shared__ uint4 x[];                        // [2 * TOKENS][PITCH]
-    float *params = (float *)(x + 2 * TOKENS * PITCH);  // [TOKENS][UNITS]
+    extern __shared__ uint4 x[];                          // [1 + STAGED][2 * TOKENS][PITCH]
+    float *params = (float *)(x + (1 + STAGED) * STAGE);  // [TOKENS][UNITS]
     int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, group = lane / 4, quarter = lane % 4;
-    int tile = blockIdx.x * WARPS + warp, stride = gridDim.x * WARPS, tiles = (rows + 31) / 32, first = blockIdx.y * TOKENS;
+    int tile = blockIdx.x * WARPS + warp, stride = gridDim.x * WARPS, tiles = (rows + 31) / 32, first = blockIdx.y * TOKENS, turn = 0;
     const uint2 *from[4];  // the codes that are fetched next, of rows group + 8 h of a tile, and their scales
     const Scales *scales_from[4];
     uint2 code[BLOCKS][4];
@@ -63,27 +65,39 @@ table_mma(const int *step, const uint4 *split, const float *units, const uint2 *
     wait_for_before();
     int count = min(STEP_ROWS(step) - first, TOKENS);
     if (count <= 0) return;
-    for (int i = threadIdx.x; i < 2 * TOKENS * (COLS / 8); i += WARPS * WARP) {
-        int n = i / (COLS / 8), at = i % (COLS / 8);
-        copy_async(x + n * PITCH + at, split + (size_t)(first * 2 + min(n, 2 * count - 1)) * (COLS / 8) + at, true);
-    }
+    auto fetch_x = [&](int turn) {  // of those that have X_COLS of x each
+        uint4 *to = x + turn % 2 * STAGE;
+        const uint4 *from = split + (size_t)first * 2 * (COLS / 8) + turn % (COLS / X_COLS) * (X_COLS / 8);
+        for (int i = threadIdx.x; i < 2 * TOKENS * (X_COLS / 8); i += WARPS * WARP) {
+            int n = i / (X_COLS / 8), at = i % (X_COLS / 8);
+            copy_async(to + n * PITCH + at, from + (size_t)min(n, 2 * count - 1) * (COLS / 8) + at, true);
+        }
+    };
+    fetch_x(0);
     for (int i = threadIdx.x; i < TOKENS * UNITS; i += WARPS * WARP) params[i] = units[(size_t)(first + min(i / UNITS, count - 1)) * UNITS + i % UNITS];
+#if !STAGED
     asm volatile("cp.async.wait_all;");
     __syncthreads();
+#endif
 
     unsigned bias = 0x64006400u | (unsigned)rows >> 31;  // 1,024 twice; not known to the compiler, as an instruction has one constant, and the mask is it
-    const uint4 *mine[NT];
-    const float *mine_params[NT];
+    int row_of_x[NT], row_of_params[NT];
 #pragma unroll
     for (int t = 0; t < NT; t++) {
-        mine[t] = x + min(t * 8 + group, 2 * TOKENS - 1) * PITCH + quarter;
-        mine_params[t] = params + min(t * 4 + quarter, TOKENS - 1) * UNITS;
+        row_of_x[t] = min(t * 8 + group, 2 * TOKENS - 1) * PITCH + quarter;
+        row_of_params[t] = min(t * 4 + quarter, TOKENS - 1) * UNITS;
     }
-    for (; tile < tiles; tile += stride) {
+    for (int begun = blockIdx.x * WARPS; begun < tiles; begun += stride, tile += stride) {
         float sums[NT][2][2] = {};  // of token quarter + 4 t, rows group and group + 8 of each half of the tile
 #pragma unroll 1
         for (int c = 0; c < CHUNKS; c++) {
             Scales now[4];
+#if STAGED
+            asm volatile("cp.async.wait_all;");
+            __syncthreads();
+            fetch_x(turn + 1);
+#endif
+            const uint4 *of_x = x + (STAGED ? turn++ % 2 * STAGE : c * (CHUNK / 8));
             if (c + 1 < CHUNKS) {
 #pragma unroll
                 for (int h = 0; h < 4; h++) from[h] += CHUNK / 32, scales_from[h]++;
@@ -103,25 +117,25 @@ table_mma(const int *step, const uint4 *split, const float *units, const uint2 *
                 for (int h = 0; h < 4; h++) words[h] = code[b][h];
                 if (more) fetch(b);
                 float parts[NT][SETS][2][4] = {};
-                float undo[NT][SETS];
-#pragma unroll
-                for (int t = 0; t < NT * SETS; t++) {
-                    undo[t / SETS][t % SETS] = mine_params[t / SETS][(c * BLOCKS + b) * SETS + t % SETS];
-                }
 #pragma unroll
                 for (int load = 0; load < 4; load++) {
-                    uint4 v[NT];
-#pragma unroll
-                    for (int t = 0; t < NT; t++) v[t] = mine[t][((c * BLOCKS + b) * 4 + load) * 4];
+                    uint2 weights[4][2];  // of one word of each of two rows: two bit pairs of two halves of the tile
 #pragma unroll
                     for (int i = 0; i < 4; i++) {
-                        const int pair = load % 2 * 2 + i % 2, half = i / 2;
-                        unsigned low = load / 2 ? words[2 * half].y : words[2 * half].x, high = load / 2 ? words[2 * half + 1].y : words[2 * half + 1].x;
-                        uint2 a = make_uint2(weights_at(low, pair, bias), weights_at(low >> 8, pair, bias));
-                        uint2 b = make_uint2(weights_at(high, pair, bias), weights_at(high >> 8, pair, bias));
+                        const int pair = load % 2 * 2 + i % 2;
 #pragma unroll
-                        for (int t = 0; t < NT; t++) {
-                            f16_mma(parts[t][SETS - 1 - pair * SETS / 4][half], a, b, i % 2 ? make_uint2(v[t].z, v[t].w) : make_uint2(v[t].x, v[t].y));
+                        for (int r = 0; r < 2; r++) {
+                            unsigned word = load / 2 ? words[i / 2 * 2 + r].y : words[i / 2 * 2 + r].x;
+                            weights[i][r] = make_uint2(weights_at(word, pair, bias), weights_at(word >> 8, pair, bias));
+                        }
+                    }
+#pragma unroll
+                    for (int t = 0; t < NT; t++) {
+                        uint4 v = of_x[row_of_x[t] + (b * 4 + load) * 4];
+#pragma unroll
+                        for (int i = 0; i < 4; i++) {
+                            const int set = SETS - 1 - (load % 2 * 2 + i % 2) * SETS / 4;
+                            f16_mma(parts[t][set][i / 2], weights[i][0], weights[i][1], i % 2 ? make_uint2(v.z, v.w) : make_uint2(v.x, v.y));
                         }
                     }
                 }
@@ -133,7 +147,8 @@ table_mma(const int *step, const uint4 *split, const float *units, const uint2 *
 #pragma unroll
                         for (int t = 0; t < NT; t++) {
                             const float(&of)[4] = parts[t][s][h / 2];
-                            sums[t][h / 2][h % 2] += (of[h % 2 * 2] + of[h % 2 * 2 + 1]) * scale * undo[t][s];
+                            float undo = params[row_of_params[t] + (c * BLOCKS + b) * SETS + s];
+                            sums[t][h / 2][h % 2] += (of[h % 2 * 2] + of[h % 2 * 2 + 1]) * scale * undo;
                         }
                     }
                 }
