@@ -10,8 +10,8 @@
 // the cache, one position after the other: 128 bytes in the 128-byte swizzle, one panel for every 64 dimensions.
 // Tiles of tokens are in the grid's last dimension, so that tiles in use come before unused ones.
 //
-// With an int8 cache, all threads of the third warpgroup fetch, and store the codes as halves, exactly. The scales of keys go into
-// the scores, those of values into the weights.
+// With an int8 cache, one thread of the third warpgroup has blocks of the cache copied as they are, half of SLOTS ahead; all of its threads
+// store the codes as halves, exactly. The scales of keys go into the scores, those of values into the weights.
 #define ROWS 128
 #define GROUP (HEADS / KV_HEADS)
 #define TOKENS (ROWS / GROUP) /* of a block */
@@ -26,6 +26,9 @@
 #define PRODUCER_REGISTERS 56
 #define CONSUMER_REGISTERS 224
 #define UNITS (2 * STAGES) /* tiles whose scales are kept: a key's place is free before its scale has been used */
+#define SLOTS 4 /* for codes of tiles, of keys and of values by turns */
+#define BLOCK_BYTES (BLOCK * (DIM + 4)) /* of a head in a block of the cache: codes and scales */
+#define SLOT (TILE / BLOCK * BLOCK_BYTES)
 #else
 #define PRODUCERS 1
 #define PRODUCER_REGISTERS 24
@@ -68,9 +71,13 @@ attention_wgmma(const int *step, int token_seq, int seq_begin, int seq_len, int 
 #else
                 const __grid_constant__ TensorMap keys, const __grid_constant__ TensorMap values, float *out) {
 #endif
-    extern __shared__ unsigned char unaligned[];  // [STAGES][keys, values][SIDE], and 1024 bytes to align it
+    extern __shared__ unsigned char unaligned[];  // [STAGES][keys, values][SIDE], 1024 bytes to align it, and [SLOTS][SLOT] of codes
     __shared__ Barrier full[2 * STAGES], empty[2 * STAGES];
     unsigned char *places = unaligned + (1024 - shared_at(unaligned) % 1024) % 1024;
+#if KV_I8
+    __shared__ Barrier copied[SLOTS], converted[SLOTS];
+    unsigned char *slots = places + 2 * STAGES * SIDE;
+#endif
     int warp = __shfl_sync(FULL, threadIdx.x / WARP, 0), lane = threadIdx.x % WARP, group = lane / 4, quarter = lane % 4;
     int kv_head = blockIdx.x;
     start_dependents();
@@ -82,6 +89,9 @@ attention_wgmma(const int *step, int token_seq, int seq_begin, int seq_len, int 
 
     if (threadIdx.x == 0) {
         for (int i = 0; i < 2 * STAGES; i++) barrier_init(full + i, PRODUCERS), barrier_init(empty + i, CONSUMERS);
+#if KV_I8
+        for (int i = 0; i < SLOTS; i++) barrier_init(copied + i, 1), barrier_init(converted + i, PRODUCERS);
+#endif
         barriers_ready();
     }
     __syncthreads();
@@ -90,47 +100,54 @@ attention_wgmma(const int *step, int token_seq, int seq_begin, int seq_len, int 
         registers_less<PRODUCER_REGISTERS>();
         const int *table = step + block_table + seq * max_blocks;
 #if KV_I8
-        const int lanes = DIM / 16, rows = WARP / lanes, half = TILE / PRODUCERS / rows / 2;  // of a row; at once; turns of a batch
+        const int lanes = DIM / 16, rows = WARP / lanes;  // of a row; at once
         int part = warp - CONSUMERS, column = lane % lanes;
-        wait_for_before();
-        for (int t = 0; t < 2 * count; t++) {  // keys, values, keys, …
-            int start = t / 2 * TILE + part * (TILE / PRODUCERS), at = t % (2 * STAGES);
+        bool copies = part == 0 && lane == 0;
+        auto copy = [&](int t) {
+            if (t >= 2 * count) return;
+            int start = t / 2 * TILE, blocks = (min(TILE, length - start) + BLOCK - 1) / BLOCK, at = t % SLOTS;
             const kv_t *cache = t % 2 ? values : keys;
+            if (t >= SLOTS) barrier_wait(converted + at, t / SLOTS & 1 ^ 1);
+            barrier_expect(copied + at, blocks * BLOCK_BYTES);
+            for (int b = 0; b < blocks; b++) {
+                size_t from = row_of(table[start / BLOCK + b], 0, kv_head, KV_HEADS);
+                copy_bytes(slots + at * SLOT + b * BLOCK_BYTES, cache + from, BLOCK_BYTES, copied + at);
+            }
+        };
+        auto place = [&](int t, int row) { return slots + t % SLOTS * SLOT + row / BLOCK * BLOCK_BYTES; };  // of a row's block
+        auto scale_at = [&](int t, int row) { return *(const float *)(place(t, row) + BLOCK * DIM + row % BLOCK * 4); };
+        wait_for_before();
+        for (int t = 0; t < SLOTS / 2 && copies; t++) copy(t);
+        for (int t = 0; t < 2 * count; t++) {  // keys, values, keys, …
+            int first = part * (TILE / PRODUCERS), at = t % (2 * STAGES);
+            if (copies) copy(t + SLOTS / 2);
+            __syncwarp();
             if (t >= 2 * STAGES) barrier_wait(empty + at, t / (2 * STAGES) & 1 ^ 1);
+            barrier_wait(copied + t % SLOTS, t / SLOTS & 1);
             if (t % 2 == 0) {
-                for (int i = lane; i < TILE / PRODUCERS; i += WARP) {
-                    int p = start + i, block = p < length ? table[p / BLOCK] : 0;
-                    float key = p < length ? *scale_of(keys, block, p % BLOCK, kv_head, KV_HEADS) : 0.0f;
-                    float unit = exponent(p < length ? *scale_of(values, block, p % BLOCK, kv_head, KV_HEADS) : 0.0f);
+                barrier_wait(copied + (t + 1) % SLOTS, (t + 1) / SLOTS & 1);
+                for (int row = first + lane; row < first + TILE / PRODUCERS; row += WARP) {
+                    bool there = t / 2 * TILE + row < length;
+                    float unit = exponent(there ? scale_at(t + 1, row) : 0.0f);
                     auto &to = units[t / 2 % UNITS];
-                    int row = part * (TILE / PRODUCERS) + i;
-                    to[0][row] = key * (1.0f / Q_UNIT), to[1][row] = unit, to[2][row] = power(-unit);
+                    to[0][row] = there ? scale_at(t, row) * (1.0f / Q_UNIT) : 0.0f, to[1][row] = unit, to[2][row] = power(-unit);
                 }
             }
-#pragma unroll 1
-            for (int batch = 0; batch < 2; batch++) {
-                uint4 codes[half];
+#pragma unroll 4
+            for (int i = 0; i < TILE / PRODUCERS / rows; i++) {
+                int row = first + i * rows + lane / lanes;
+                uint4 codes = *(const uint4 *)(place(t, row) + row % BLOCK * DIM + column * 16);
+                unsigned char *to = places + at * SIDE + column / 4 * PANEL + row * 128;
+                uint4 halves[2] = {code_halves(codes.x, codes.y), code_halves(codes.z, codes.w)};
 #pragma unroll
-                for (int i = 0; i < half; i++) {
-                    int p = start + (batch * half + i) * rows + lane / lanes;
-                    size_t from = p < length ? row_of(table[p / BLOCK], p % BLOCK, kv_head, KV_HEADS) + column * 16 : 0;
-                    codes[i] = p < length ? *(const uint4 *)(cache + from) : make_uint4(0, 0, 0, 0);
-                }
-#pragma unroll
-                for (int i = 0; i < half; i++) {
-                    int row = part * (TILE / PRODUCERS) + (batch * half + i) * rows + lane / lanes;
-                    unsigned char *to = places + at * SIDE + column / 4 * PANEL + row * 128;
-                    uint4 halves[2] = {code_halves(codes[i].x, codes[i].y), code_halves(codes[i].z, codes[i].w)};
-#pragma unroll
-                    for (int j = 0; j < 2; j++) {  // lanes that would write to the same banks begin with the other half
-                        int second = j ^ column / 4;
-                        *(uint4 *)(to + ((column % 4 * 2 + second) ^ row % 8) * 16) = second ? halves[1] : halves[0];
-                    }
+                for (int j = 0; j < 2; j++) {  // lanes that would write to the same banks begin with the other half
+                    int second = j ^ column / 4;
+                    *(uint4 *)(to + ((column % 4 * 2 + second) ^ row % 8) * 16) = second ? halves[1] : halves[0];
                 }
             }
             asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
             __syncwarp();
-            if (lane == 0) barrier_arrive(full + at);
+            if (lane == 0) barrier_arrive(full + at), barrier_arrive(converted + t % SLOTS);
         }
 #else
         if (threadIdx.x == CONSUMERS * WARP) {

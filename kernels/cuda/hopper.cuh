@@ -51,6 +51,12 @@ __device__ __forceinline__ void copy_tile(void *to, const TensorMap *map, int x,
                  ::"r"(shared_at(to)), "l"(map), "r"(x), "r"(y), "r"(shared_at(b)) : "memory");
 }
 
+// Copies bytes that lie one after the other: multiples of 16, from such an address.
+__device__ __forceinline__ void copy_bytes(void *to, const void *from, unsigned bytes, Barrier *b) {
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
+                 ::"r"(shared_at(to)), "l"(from), "r"(bytes), "r"(shared_at(b)) : "memory");
+}
+
 // Descriptor of an operand in shared memory in the 128-byte swizzle. `lead`: bytes between panels of 128 bytes along the
 // dimension that is contiguous, where it is not K. Eight rows of 128 bytes follow the eight before.
 __device__ __forceinline__ unsigned long long operand_of(unsigned start, int lead) {

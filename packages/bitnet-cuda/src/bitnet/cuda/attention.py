@@ -15,6 +15,8 @@ QUERY_TILE = 64
 """Tokens of a block of attention_prefill."""
 QUERY_ROWS, KEY_TILE, KEY_STAGES = 128, 128, 2
 """Sizes of attention_wgmma, as in its source: tokens times query heads of a block, positions of a tile, stages."""
+CODE_SLOTS = 4
+"""Tiles of keys or values whose int8 codes are in shared memory, too, or on their way there."""
 KEY_BLOCKS = (8, 16, 32, 64, 128)
 """Positions of a block of the cache that it can fetch: they divide its tile, and are whole swizzles."""
 SPLIT = 64
@@ -97,6 +99,7 @@ class AttentionOps:
         tiles = bucket.tokens // tokens + min(bucket.tokens, ctx.program.limits.max_seqs)
         args = (*positions(ctx), ctx.tensors[op.qkv], *cache, ctx.tensors[op.out])
         shared = ALIGNMENT + 2 * KEY_STAGES * KEY_TILE * op.head_dim * 2
+        shared += 0 if defines["KV_F16"] else CODE_SLOTS * KEY_TILE * kv.row_bytes
         spec = KernelSpec("attention_wgmma", "attention_wgmma", tuple(defines.items()))
         return Launch(spec, (op.kv_heads, tiles, 1), (3 * QUERY_ROWS, 1, 1), args, shared=shared, overlaps=True)
 
