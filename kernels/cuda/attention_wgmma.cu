@@ -10,8 +10,8 @@
 // the cache, one position after the other: 128 bytes in the 128-byte swizzle, one panel for every 64 dimensions.
 // Tiles of tokens are in the grid's last dimension, so that tiles in use come before unused ones.
 //
-// With an int8 cache, one thread of the third warpgroup has blocks of the cache copied as they are, half of SLOTS ahead; all of its threads
-// store the codes as halves, exactly. The scales of keys go into the scores, those of values into the weights.
+// With an int8 cache, the third warpgroup has blocks of the cache copied as they are, two tiles ahead, and stores their codes as halves,
+// exactly: two of its warps those of keys, two those of values. The scales of keys go into the scores, those of values into the weights.
 #define ROWS 128
 #define GROUP (HEADS / KV_HEADS)
 #define TOKENS (ROWS / GROUP) /* of a block */
@@ -22,11 +22,11 @@
 #define SIDE (TILE * DIM * 2) /* bytes of a tile's keys, and of its values */
 #define CONSUMERS (ROWS / 16) /* warps */
 #if KV_I8
-#define PRODUCERS 4 /* warps, of which each fills its part of a place */
+#define PRODUCERS 2 /* warps for keys, and as many for values, of which each fills its part of a place */
 #define PRODUCER_REGISTERS 56
 #define CONSUMER_REGISTERS 224
 #define UNITS (2 * STAGES) /* tiles whose scales are kept: a key's place is free before its scale has been used */
-#define SLOTS 4 /* for codes of tiles, of keys and of values by turns */
+#define SLOTS 4 /* for codes of tiles of keys and of values, by turns */
 #define BLOCK_BYTES (BLOCK * (DIM + 4)) /* of a head in a block of the cache: codes and scales */
 #define SLOT (TILE / BLOCK * BLOCK_BYTES)
 #else
@@ -67,7 +67,9 @@ extern "C" __global__ void __launch_bounds__(3 * ROWS, 1)
 attention_wgmma(const int *step, int token_seq, int seq_begin, int seq_len, int block_table, int max_blocks, const float *qkv,
 #if KV_I8
                 const kv_t *keys, const kv_t *values, float *out) {
-    __shared__ __align__(8) float units[UNITS][3][TILE];  // as in attention_prefill
+    // Of each position: the scale of its key, the logarithm of that of its value, and what undoes the latter in a weight (cache.cuh).
+    __shared__ __align__(16) float2 units[UNITS][TILE];
+    __shared__ __align__(8) float undos[UNITS][TILE];
 #else
                 const __grid_constant__ TensorMap keys, const __grid_constant__ TensorMap values, float *out) {
 #endif
@@ -90,7 +92,7 @@ attention_wgmma(const int *step, int token_seq, int seq_begin, int seq_len, int 
     if (threadIdx.x == 0) {
         for (int i = 0; i < 2 * STAGES; i++) barrier_init(full + i, PRODUCERS), barrier_init(empty + i, CONSUMERS);
 #if KV_I8
-        for (int i = 0; i < SLOTS; i++) barrier_init(copied + i, 1), barrier_init(converted + i, PRODUCERS);
+        for (int i = 0; i < SLOTS; i++) barrier_init(copied + i, 1), barrier_init(converted + i, i % 2 ? 2 * PRODUCERS : PRODUCERS);
 #endif
         barriers_ready();
     }
@@ -101,53 +103,53 @@ attention_wgmma(const int *step, int token_seq, int seq_begin, int seq_len, int 
         const int *table = step + block_table + seq * max_blocks;
 #if KV_I8
         const int lanes = DIM / 16, rows = WARP / lanes;  // of a row; at once
-        int part = warp - CONSUMERS, column = lane % lanes;
-        bool copies = part == 0 && lane == 0;
-        auto copy = [&](int t) {
+        int side = (warp - CONSUMERS) / PRODUCERS, part = (warp - CONSUMERS) % PRODUCERS, column = lane % lanes;
+        // Lanes of the second panel take the neighbouring row, so that eight lanes read all banks and write to all.
+        int own = lane / lanes ^ column / 4, piece = column % 4 * 2 ^ own;
+        auto copy = [&](int t) {  // by a warp
             if (t >= 2 * count) return;
             int start = t / 2 * TILE, blocks = (min(TILE, length - start) + BLOCK - 1) / BLOCK, at = t % SLOTS;
-            const kv_t *cache = t % 2 ? values : keys;
             if (t >= SLOTS) barrier_wait(converted + at, t / SLOTS & 1 ^ 1);
-            barrier_expect(copied + at, blocks * BLOCK_BYTES);
-            for (int b = 0; b < blocks; b++) {
-                size_t from = row_of(table[start / BLOCK + b], 0, kv_head, KV_HEADS);
-                copy_bytes(slots + at * SLOT + b * BLOCK_BYTES, cache + from, BLOCK_BYTES, copied + at);
+            if (lane == 0) barrier_expect(copied + at, blocks * BLOCK_BYTES);
+            __syncwarp();
+            if (lane < blocks) {
+                size_t from = row_of(table[start / BLOCK + lane], 0, kv_head, KV_HEADS);
+                copy_bytes(slots + at * SLOT + lane * BLOCK_BYTES, (t % 2 ? values : keys) + from, BLOCK_BYTES, copied + at);
             }
         };
         auto place = [&](int t, int row) { return slots + t % SLOTS * SLOT + row / BLOCK * BLOCK_BYTES; };  // of a row's block
         auto scale_at = [&](int t, int row) { return *(const float *)(place(t, row) + BLOCK * DIM + row % BLOCK * 4); };
         wait_for_before();
-        for (int t = 0; t < SLOTS / 2 && copies; t++) copy(t);
-        for (int t = 0; t < 2 * count; t++) {  // keys, values, keys, …
+        if (part == 0) copy(side), copy(side + 2);
+        for (int t = side; t < 2 * count; t += 2) {  // keys or values of a tile
             int first = part * (TILE / PRODUCERS), at = t % (2 * STAGES);
-            if (copies) copy(t + SLOTS / 2);
-            __syncwarp();
             if (t >= 2 * STAGES) barrier_wait(empty + at, t / (2 * STAGES) & 1 ^ 1);
             barrier_wait(copied + t % SLOTS, t / SLOTS & 1);
-            if (t % 2 == 0) {
-                barrier_wait(copied + (t + 1) % SLOTS, (t + 1) / SLOTS & 1);
+            if (side == 0) {  // the scales of values, too, which come with their codes
+                barrier_wait(copied + (t + 1) % SLOTS, t / SLOTS & 1);
                 for (int row = first + lane; row < first + TILE / PRODUCERS; row += WARP) {
                     bool there = t / 2 * TILE + row < length;
-                    float unit = exponent(there ? scale_at(t + 1, row) : 0.0f);
-                    auto &to = units[t / 2 % UNITS];
-                    to[0][row] = there ? scale_at(t, row) * (1.0f / Q_UNIT) : 0.0f, to[1][row] = unit, to[2][row] = power(-unit);
+                    float key = there ? scale_at(t, row) : 0.0f, value = there ? scale_at(t + 1, row) : 0.0f, unit = exponent(value);
+                    units[t / 2 % UNITS][row] = make_float2(key * (1.0f / Q_UNIT), unit);
+                    // A token that does not see a position has a weight of 0 there, which NaN would not leave so.
+                    undos[t / 2 % UNITS][row] = value == value ? power(-unit) : 0.0f;
                 }
             }
-#pragma unroll 4
-            for (int i = 0; i < TILE / PRODUCERS / rows; i++) {
-                int row = first + i * rows + lane / lanes;
-                uint4 codes = *(const uint4 *)(place(t, row) + row % BLOCK * DIM + column * 16);
-                unsigned char *to = places + at * SIDE + column / 4 * PANEL + row * 128;
-                uint4 halves[2] = {code_halves(codes.x, codes.y), code_halves(codes.z, codes.w)};
+            // Row first + i * rows + own: all that depends on i is known to the compiler, as `first` is a multiple of 32, and `rows` divides 8.
+            const unsigned char *from = place(t, first) + (first % BLOCK + own) * DIM + column * 16;
+            unsigned char *to = places + at * SIDE + column / 4 * PANEL + (first + own) * 128;
 #pragma unroll
-                for (int j = 0; j < 2; j++) {  // lanes that would write to the same banks begin with the other half
-                    int second = j ^ column / 4;
-                    *(uint4 *)(to + ((column % 4 * 2 + second) ^ row % 8) * 16) = second ? halves[1] : halves[0];
-                }
+            for (int i = 0; i < TILE / PRODUCERS / rows; i++) {
+                const int row = i * rows, swizzle = row % 8;
+                uint4 codes = *(const uint4 *)(from + (BLOCK < TILE / PRODUCERS ? row / BLOCK * BLOCK_BYTES + row % BLOCK * DIM : row * DIM));
+                *(uint4 *)(to + row * 128 + (piece ^ swizzle) * 16) = code_halves(codes.x, codes.y);
+                *(uint4 *)(to + row * 128 + (piece ^ swizzle ^ 1) * 16) = code_halves(codes.z, codes.w);
             }
             asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
             __syncwarp();
             if (lane == 0) barrier_arrive(full + at), barrier_arrive(converted + t % SLOTS);
+            if (lane == 0 && side == 0) barrier_arrive(converted + (t + 1) % SLOTS);
+            if (part == t / 2 % 2) copy(t + SLOTS);
         }
 #else
         if (threadIdx.x == CONSUMERS * WARP) {
@@ -215,12 +217,11 @@ attention_wgmma(const int *step, int token_seq, int seq_begin, int seq_len, int 
         auto weigh = [&](int t) {  // scores to weights, and the factor for the sums so far
             int start = t * TILE;
 #if KV_I8
-            const auto &unit = units[t % UNITS];
 #pragma unroll
             for (int n = 0; n < TILE / 8; n++) {
-                float2 scale = *(const float2 *)&unit[0][n * 8 + quarter * 2], added = *(const float2 *)&unit[1][n * 8 + quarter * 2];
-                score[n][0] = score[n][0] * scale.x + added.x, score[n][1] = score[n][1] * scale.y + added.y;
-                score[n][2] = score[n][2] * scale.x + added.x, score[n][3] = score[n][3] * scale.y + added.y;
+                float4 unit = *(const float4 *)&units[t % UNITS][n * 8 + quarter * 2];
+                score[n][0] = score[n][0] * unit.x + unit.y, score[n][1] = score[n][1] * unit.z + unit.w;
+                score[n][2] = score[n][2] * unit.x + unit.y, score[n][3] = score[n][3] * unit.z + unit.w;
             }
 #endif
             if (start + TILE - 1 > position0) {
@@ -246,10 +247,8 @@ attention_wgmma(const int *step, int token_seq, int seq_begin, int seq_len, int 
                 for (int n = 0; n < TILE / 8; n++) {
                     score[n][2 * h] = power(score[n][2 * h] - top), score[n][2 * h + 1] = power(score[n][2 * h + 1] - top);
 #if KV_I8
-                    // A place that the token does not see may hold NaN.
-                    float2 undo = *(const float2 *)&unit[2][n * 8 + quarter * 2];
-                    total[h] += score[n][2 * h] == 0.0f ? 0.0f : score[n][2 * h] * undo.x;
-                    total[h] += score[n][2 * h + 1] == 0.0f ? 0.0f : score[n][2 * h + 1] * undo.y;
+                    float2 undo = *(const float2 *)&undos[t % UNITS][n * 8 + quarter * 2];
+                    total[h] += score[n][2 * h] * undo.x + score[n][2 * h + 1] * undo.y;
 #else
                     total[h] += score[n][2 * h] + score[n][2 * h + 1];
 #endif
