@@ -16,6 +16,8 @@ import pytest
 
 from bitnet.core.engine import GenerationOptions
 from bitnet.core.engine import engine as engine_module
+from bitnet.core.engine.lookup import Pace
+from bitnet.core.engine.sequence import Generation
 from bitnet.core.engine.worker import Worker
 from bitnet.core.errors import DeviceLostError
 from bitnet.core.hal import LOOK_AHEAD, NO_TOKEN, Executable, Program, Step
@@ -252,3 +254,25 @@ def test_a_newcomer_waits_for_two_rounds_at_most(make_rig: MakeRig, monkeypatch:
     assert len(alone) <= 2, f"rounds begun after the newcomer had come: {begun[at:]}"
     assert sum(len(update.chunk.tokens) for update in first if update.chunk) == 110
     worker.close()
+
+
+@pytest.mark.parametrize(("repeats", "run"), [(False, 4), (True, 1)])
+def test_runs_are_short_where_a_draft_may_begin(
+    make_rig: MakeRig, monkeypatch: pytest.MonkeyPatch, repeats: bool, run: int
+) -> None:
+    """But as long as the host needs, and begun one after the other without a pause."""
+    monkeypatch.setattr(Generation, "repeats", property(lambda _: repeats))
+    monkeypatch.setattr(Pace, "token", property(lambda _: engine_module.HIDDEN_SECONDS[True]))
+    monkeypatch.setattr(Pace, "choose", lambda *_: 0)
+    rig, counts = make_rig(AheadDevice(), lookup=True), []
+    go_on = rig.engine._executable.go_on
+
+    def noted(count: int) -> None:
+        counts.append(count)
+        go_on(count)
+
+    monkeypatch.setattr(rig.engine._executable, "go_on", noted)
+    prompt, options = list(range(97, 107)), {"max_tokens": 60, "ignore_eos": True}
+    assert rig.one(prompt, **options).tokens == make_rig().one(prompt, **options).tokens
+    assert max(counts) == run
+    assert sum(counts) > 30, "most tokens come from rounds that were begun ahead"

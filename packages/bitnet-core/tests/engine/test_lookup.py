@@ -185,7 +185,7 @@ class Random:
     """Chooses to draft at random, as no measurement would."""
 
     def __init__(self, rng: np.random.Generator, caps: Sequence[int] = (0, *CAPS)) -> None:
-        self._rng, self._caps, self.stale = rng, caps, False
+        self._rng, self._caps, self.stale, self.token = rng, caps, False, 0.0
         self.steps = 0
 
     def choose(self, drafts: Sequence[Draft], room: int) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -56,6 +57,10 @@ MAX_REPEAT = 16
 
 WATCHED = 2
 """Tokens per run for a sequence that repeated a passage recently. Runs are short, as no draft can begin within one."""
+
+HIDDEN_SECONDS = (0.0016, 0.0004)
+"""Minimum seconds of a run where the device goes on by itself, so that the host takes in the tokens of one run during
+the next: for a sequence that may have drafts, and for one that repeated a passage recently."""
 
 ROUNDS = 16
 """Maximum rounds of a step, on devices that begin a round while the host processes the previous one."""
@@ -202,15 +207,14 @@ class Engine(Preparer):
         each = max(1, min(most, int(BURST_SECONDS / self._token_seconds)))
         if self._ahead is not None:  # a round's tokens are processed while the next round is computed
             each = max(1, each // 2)
-        if self._expects_drafts():
-            each = min(each, WATCHED)
-        plan = self._scheduler.plan(each if self._ahead is None or pace.stale else each * ROUNDS)
+        watched = min(each, self._watched())
+        plan = self._scheduler.plan(watched if self._ahead is None or pace.stale else each * ROUNDS)
         if plan is None:
             deliver(self.news())
             return
         step, wanted = self._prepared(plan)
         rounds = Rounds(
-            self._executable, self._ahead, step, plan.repeat, min(each, plan.repeat), lambda: self._may_go_on(plan)
+            self._executable, self._ahead, step, plan.repeat, min(watched, plan.repeat), lambda: self._may_go_on(plan)
         )
         while rounds.begin():
             if self._untold:
@@ -321,10 +325,18 @@ class Engine(Preparer):
         )
         return step, wanted
 
-    def _expects_drafts(self) -> bool:
-        """Whether a single sequence runs and drafts are likely soon. With several, short rounds would cost more."""
+    def _watched(self) -> int:
+        """Maximum tokens of a run of a sequence that may have drafts, as none can begin within a run.
+
+        Where several sequences run, short runs would cost more than they give.
+        """
         running = self._scheduler.sequences
-        return len(running) == 1 and running[0].repeats
+        if len(running) != 1 or not running[0].looks_up:
+            return MAX_REPEAT
+        repeats, token = running[0].repeats, self._scheduler.pace.token
+        if self._ahead is None:
+            return WATCHED if repeats else MAX_REPEAT
+        return math.ceil(HIDDEN_SECONDS[repeats] / token) if token else MAX_REPEAT
 
     def _may_go_on(self, plan: Plan) -> bool:
         """Whether the plan's sequences should go on token by token before other work is done."""

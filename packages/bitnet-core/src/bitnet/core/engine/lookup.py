@@ -142,6 +142,11 @@ class Pace:
         self._timed = [0] * 32  # steps of each size that have been timed
 
     @property
+    def token(self) -> float:
+        """Seconds of a plain step; 0 before one was timed."""
+        return self._plain
+
+    @property
     def stale(self) -> bool:
         """Whether plain steps have to be timed again."""
         return self._since >= REFRESH

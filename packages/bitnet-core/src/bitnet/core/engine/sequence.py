@@ -103,6 +103,11 @@ class TokenSequence(ABC):
         return NO_DRAFT
 
     @property
+    def looks_up(self) -> bool:
+        """Whether it may have drafts."""
+        return False
+
+    @property
     def repeats(self) -> bool:
         """Whether drafts are likely to come soon."""
         return False
@@ -255,8 +260,12 @@ class Generation(TokenSequence):
         most = self._options.min_tokens if self._must_go_on else self._most
         return min(most, self._most) - self._generated
 
+    @property
+    def looks_up(self) -> bool:
+        return self._lookup is not None and not self.needs_logits and not self.wants_slot
+
     def draft(self, most: int) -> Draft:
-        if self._lookup is None or self.needs_logits or self.wants_slot:  # a slot is updated one token at a time
+        if self._lookup is None or not self.looks_up:  # a slot is updated one token at a time
             return NO_DRAFT
         return self._lookup.propose(min(most, self.steps_left - 1))
 
