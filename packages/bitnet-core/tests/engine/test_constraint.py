@@ -58,6 +58,18 @@ def test_only_allowed_tokens_are_said_beside_free_ones(model: Any) -> None:
     assert beside.result().tokens == free
 
 
+def test_every_way_to_generate_takes_one(model: Any) -> None:
+    given: dict[str, Any] = {"constraint": lambda: Cycle([[7], [9]], model.config.vocab_size), "max_tokens": 3}
+    talk = [{"role": "user", "content": "Hello"}]
+    done = [
+        model.generate("x", **given),
+        model.stream("x", **given).result(),
+        *model.generate_batch(["x", "y"], **given),
+    ]
+    done += [model.chat(talk, **given), model.chat_stream(talk, **given).result()]
+    assert [completion.tokens for completion in done] == [(7, 9, 7)] * 6
+
+
 @pytest.mark.parametrize("method", ["allowed", "accept"])
 def test_one_that_fails_ends_its_generation_alone(model: Any, method: str) -> None:
     class Failing(Cycle):

@@ -154,6 +154,11 @@ def test_min_tokens_forbids_the_end(make_rig: MakeRig) -> None:
         ({"logprobs": -1}, "logprobs"),
         ({"logit_bias": {3: float("inf")}}, "logit_bias"),
         ({"logit_bias": {260: 1.0}}, "logit_bias has token 260"),
+        ({"logit_bias": dict.fromkeys(range(260), -float("inf"))}, "logit_bias forbids every token\\."),
+        (
+            {"logit_bias": dict.fromkeys(range(259), -float("inf")), "min_tokens": 1, "stop_tokens": [259]},
+            "that min_tokens allows",
+        ),
         ({"stop_tokens": [-1]}, "stop_tokens has token -1"),
         ({"temperature": 1e-38}, "temperature is 1e-38"),
         ({"temperature": 10**400}, "too large"),

@@ -50,6 +50,9 @@ if TYPE_CHECKING:
 Messages = Sequence[Mapping[str, Any]]
 """A conversation: ``{"role": "user", "content": "…"}``, oldest first."""
 
+MakesConstraint = Callable[[], Constraint]
+"""Makes the constraint of one continuation."""
+
 
 class Replica(NamedTuple):
     """The model on one device; ``selection`` is None if the caller passed an open device."""
@@ -167,11 +170,19 @@ class Model:
         """Names of the kernels launched so far, as the devices recorded them."""
         return tuple(dict.fromkeys(name for replica in self._replicas for name in replica.executable.kernels))
 
-    def generate(self, prompt: str | Sequence[int], **options: Unpack[OptionArguments]) -> Completion:
+    def generate(
+        self,
+        prompt: str | Sequence[int],
+        *,
+        constraint: MakesConstraint | None = None,
+        **options: Unpack[OptionArguments],
+    ) -> Completion:
         """Continue a prompt.
 
         Args:
             prompt: Text, in which special tokens are recognised, or token ids, which are used unchanged.
+            constraint: Called for each continuation to make the object that decides which tokens may come next. None:
+                any token may.
             options: Fields of :class:`~bitnet.core.engine.GenerationOptions`: ``max_tokens``, ``temperature``, ….
 
         Raises:
@@ -179,27 +190,29 @@ class Model:
             InvalidInputError: The prompt is empty, or an option is out of its range.
             DeviceError: The device failed.
         """
-        return self.stream(prompt, **options).result()
+        return self.stream(prompt, constraint=constraint, **options).result()
 
-    def stream(self, prompt: str | Sequence[int], **options: Unpack[OptionArguments]) -> Request:
+    def stream(
+        self,
+        prompt: str | Sequence[int],
+        *,
+        constraint: MakesConstraint | None = None,
+        **options: Unpack[OptionArguments],
+    ) -> Request:
         """Continue a prompt, chunk by chunk; arguments and errors as for :meth:`generate`."""
-        return self.submit(prompt, **options)[0]
+        return self.submit(prompt, constraint=constraint, **options)[0]
 
     def submit(
         self,
         prompt: str | Sequence[int],
         *,
         n: int = 1,
-        constraint: Callable[[], Constraint] | None = None,
+        constraint: MakesConstraint | None = None,
         **options: Unpack[OptionArguments],
     ) -> list[Request]:
         """Begin ``n`` continuations of a prompt, which share its KV cache; other arguments as for :meth:`generate`.
 
         The first continuation uses the given seed, the others use seeds derived from it.
-
-        Args:
-            constraint: Called for each continuation to make the object that decides which tokens may come next. None:
-                any token may.
 
         Raises:
             QueueFullError: More requests or prompt tokens would wait than ``max_queue`` or ``max_queue_tokens`` allows.
@@ -212,7 +225,7 @@ class Model:
         prompts: Sequence[str | Sequence[int]],
         *,
         n: int = 1,
-        constraint: Callable[[], Constraint] | None = None,
+        constraint: MakesConstraint | None = None,
         **options: Unpack[OptionArguments],
     ) -> list[Request]:
         """Begin ``n`` continuations of each prompt, as :meth:`submit` does; either all are accepted or none."""
@@ -225,17 +238,21 @@ class Model:
         tickets = self._worker.submit_all([prepare(self._tokens(p), given, n, constraint) for p in prompts])
         return [Request(self, ticket) for ticket in tickets]
 
-    def chat(self, messages: Messages, **options: Unpack[OptionArguments]) -> Completion:
+    def chat(
+        self, messages: Messages, *, constraint: MakesConstraint | None = None, **options: Unpack[OptionArguments]
+    ) -> Completion:
         """The model's answer to a conversation; arguments and errors as for :meth:`generate`.
 
         Raises:
             InvalidInputError: The model has no chat template, or the template refuses the messages.
         """
-        return self.generate(self.chat_tokens(messages), **options)
+        return self.generate(self.chat_tokens(messages), constraint=constraint, **options)
 
-    def chat_stream(self, messages: Messages, **options: Unpack[OptionArguments]) -> Request:
+    def chat_stream(
+        self, messages: Messages, *, constraint: MakesConstraint | None = None, **options: Unpack[OptionArguments]
+    ) -> Request:
         """The model's answer to a conversation, chunk by chunk; errors as for :meth:`chat`."""
-        return self.stream(self.chat_tokens(messages), **options)
+        return self.stream(self.chat_tokens(messages), constraint=constraint, **options)
 
     def chat_tokens(self, messages: Messages, *, tools: Sequence[Mapping[str, Any]] | None = None) -> list[int]:
         """The token ids that :meth:`chat` makes from a conversation, to pass to :meth:`generate` and similar methods.
@@ -263,7 +280,12 @@ class Model:
         return prompt_tokens(self.chat_template, self.tokenizer, messages, tools=tools)
 
     def generate_batch(
-        self, prompts: Sequence[str | Sequence[int]], *, n: int = 1, **options: Unpack[OptionArguments]
+        self,
+        prompts: Sequence[str | Sequence[int]],
+        *,
+        n: int = 1,
+        constraint: MakesConstraint | None = None,
+        **options: Unpack[OptionArguments],
     ) -> list[Completion]:
         """``n`` continuations of each prompt, computed ``max_seqs`` at a time and returned in the order of the prompts.
 
@@ -272,7 +294,7 @@ class Model:
         log-probabilities differ by about 1e-6, or by a few hundredths if an activation is rounded the other way. If two
         tokens are nearly tied, the other one may be chosen, and the text goes on from it.
         """
-        requests = self.submit_batch(prompts, n=n, **options)
+        requests = self.submit_batch(prompts, n=n, constraint=constraint, **options)
         try:
             return [request.result() for request in requests]
         finally:

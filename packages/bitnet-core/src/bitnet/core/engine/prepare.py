@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import secrets
 from collections.abc import Callable, Sequence
 from numbers import Integral
@@ -70,6 +71,12 @@ class Preparer:
         if seed is None:
             seed = 0 if options.temperature == 0 else secrets.randbits(63)
         stop = frozenset(options.stop_tokens) | (frozenset() if options.ignore_eos else self._eos)
+        forbidden = {token for token, bias in (options.logit_bias or {}).items() if bias == -math.inf}
+        if len(forbidden | stop if options.min_tokens else forbidden) >= self._vocab_size:
+            raise InvalidInputError(
+                "logit_bias forbids every token" + (" that min_tokens allows." if options.min_tokens else "."),
+                hint="Leave out of it, or give another bias to, those that may be chosen.",
+            )
         return tuple(
             Generation(
                 next(self._numbers),
