@@ -1,7 +1,7 @@
 // dense_matmul of a ternary table with a scale for each GROUP of columns (64 or 128), on the tensor cores.
 //
-// A bit pair of two bytes of a word becomes two halves by a mask, which also makes it the end of a number from 1,024 on, and one sum that
-// takes the rest away again. split_units has prepared x: as the sum of two halves, in the order of columns that this gives.
+// A mask makes a bit pair of two bytes of a word the last digits of two halves from 1,024 on, and one fused multiplication and addition makes
+// weights of these. split_units has prepared x: as the sum of two halves, in the order of columns that this gives.
 //
 // A warp takes tile after tile of 32 rows; the codes of its next 512 columns are on their way. TOKENS rows of x are two columns of the
 // product each. They are in shared memory as a whole, so that no warp waits for another, or, where STAGED, 512 columns at a time.
@@ -27,11 +27,12 @@ __device__ __forceinline__ uint2 fetch_codes(const uint2 *p) {
     return v;
 }
 
-// A bit pair of two bytes of a word as two halves: their weights.
+// The weights of a bit pair of two bytes of a word, as halves. `bias` is 1,024 twice.
 __device__ __forceinline__ unsigned weights_at(unsigned word, int pair, unsigned bias) {
-    unsigned biased = word & 0x00030003u << 2 * pair | bias, out;  // 1024 + (1 + weight) * 4^pair
-    unsigned unit = (15 - 2 * pair << 10) * 0x10001u, rest = pair == 0 ? 0xE401E401u : pair == 1 ? 0xDC04DC04u : pair == 2 ? 0xD410D410u : 0xCC40CC40u;
-    asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(out) : "r"(biased), "r"(unit), "r"(rest));  // 4^-pair, and -(1024 * 4^-pair + 1)
+    const unsigned factors[] = {0x3C003C00, 0x34003400, 0x2C002C00, 0x24002400};  // 4^-pair, twice
+    const unsigned rests[] = {0xE401E401, 0xDC04DC04, 0xD410D410, 0xCC40CC40};    // -(1024 * 4^-pair + 1), twice
+    unsigned biased = word & 0x00030003u << 2 * pair | bias, out;                 // 1024 + (weight + 1) * 4^pair
+    asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(out) : "r"(biased), "r"(factors[pair]), "r"(rests[pair]));
     return out;
 }
 
@@ -74,13 +75,15 @@ table_mma(const int *step, const uint4 *split, const float *units, const uint2 *
         }
     };
     fetch_x(0);
-    for (int i = threadIdx.x; i < TOKENS * UNITS; i += WARPS * WARP) params[i] = units[(size_t)(first + min(i / UNITS, count - 1)) * UNITS + i % UNITS];
+    for (int i = threadIdx.x; i < TOKENS * UNITS; i += WARPS * WARP) {
+        params[i] = units[(size_t)(first + min(i / UNITS, count - 1)) * UNITS + i % UNITS];
+    }
 #if !STAGED
     asm volatile("cp.async.wait_all;");
     __syncthreads();
 #endif
 
-    unsigned bias = 0x64006400u | (unsigned)rows >> 31;  // 1,024 twice; not known to the compiler, as an instruction has one constant, and the mask is it
+    unsigned bias = 0x64006400u | (unsigned)rows >> 31;  // kept from the compiler: an instruction has one constant, which the mask is
     int row_of_x[NT], row_of_params[NT];
 #pragma unroll
     for (int t = 0; t < NT; t++) {
