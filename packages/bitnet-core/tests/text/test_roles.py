@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import gc
 import json
 import time
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -289,17 +289,21 @@ def test_text_that_is_no_unicode(made: Callable[[str], Both]) -> None:
         prompt_tokens(template_of("qwen3"), made("qwen3")[0], [{"role": "user", "content": "a\ud800<"}])
 
 
+def between(first: str, last: str, variants: list[list[str]]) -> list[str]:
+    return [f"{first}{said}{last}" for (said,) in variants]
+
+
 def test_very_many_control_tokens() -> None:
-    """60,000 of them took a regular expression more than 4 s to compile, and again for each prompt that hid words."""
-    control = tuple(f"<|reserved_{i}|>" for i in range(60_000))
-    source = "".join(f"{token}{{{{ m }}}}" for token in control[:20]) + "<| reserved |>" * 5000
-    said = f"a {control[7]} b"
-    gc.freeze()  # or collections would look at what all tests before have left
-    try:
-        began = time.process_time()
-        found = parts(lambda variants: [f"{control[3]}{s}{control[4]}" for (s,) in variants], [said], source, control)
-        took = time.process_time() - began
-    finally:
-        gc.unfreeze()
-    assert took < 2
-    assert found == ["", control[3], said, control[4], ""]
+    """60,000 of them took a regular expression more than 4 s to compile, and again for each prompt that hid words.
+
+    The least of three counts: other processes can make one of them slow.
+    """
+    took = []
+    for name in "abc":  # new ones each time, as those of a model are compiled once
+        control = tuple(f"<|{name}_{i}|>" for i in range(60_000))
+        source = "".join(f"{token}{{{{ m }}}}" for token in control[:20]) + "<| a |>" * 5000
+        said, began = f"a {control[7]} b", time.process_time()
+        found = parts(partial(between, control[3], control[4]), [said], source, control)
+        took.append(time.process_time() - began)
+        assert found == ["", control[3], said, control[4], ""]
+    assert min(took) < 2
