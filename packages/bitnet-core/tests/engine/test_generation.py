@@ -157,7 +157,7 @@ def test_min_tokens_forbids_the_end(make_rig: MakeRig) -> None:
         ({"logit_bias": dict.fromkeys(range(260), -float("inf"))}, "logit_bias forbids every token\\."),
         (
             {"logit_bias": dict.fromkeys(range(259), -float("inf")), "min_tokens": 1, "stop_tokens": [259]},
-            "that min_tokens allows",
+            "logit_bias and min_tokens forbid every token\\.",
         ),
         ({"stop_tokens": [-1]}, "stop_tokens has token -1"),
         ({"temperature": 1e-38}, "temperature is 1e-38"),

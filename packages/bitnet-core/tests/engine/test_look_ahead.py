@@ -260,9 +260,9 @@ def test_a_newcomer_waits_for_two_rounds_at_most(make_rig: MakeRig, monkeypatch:
 def test_runs_are_short_where_a_draft_may_begin(
     make_rig: MakeRig, monkeypatch: pytest.MonkeyPatch, repeats: bool, run: int
 ) -> None:
-    """But as long as the host needs, and begun one after the other without a pause."""
+    """They last as long as the host needs for one, and are begun before the one before has ended."""
     monkeypatch.setattr(Generation, "repeats", property(lambda _: repeats))
-    monkeypatch.setattr(Pace, "token", property(lambda _: engine_module.HIDDEN_SECONDS[True]))
+    monkeypatch.setattr(Pace, "token", property(lambda _: engine_module.WATCHED_RUN_SECONDS))
     monkeypatch.setattr(Pace, "choose", lambda *_: 0)
     rig, counts = make_rig(AheadDevice(), lookup=True), []
     go_on = rig.engine._executable.go_on

@@ -17,7 +17,7 @@ from __future__ import annotations
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from operator import index
 from pathlib import Path
@@ -28,7 +28,7 @@ import numpy as np
 import numpy.typing as npt
 
 from bitnet.core.engine import Completion, GenerationOptions
-from bitnet.core.engine.constraint import Constraint
+from bitnet.core.engine.constraint import MakesConstraint
 from bitnet.core.engine.perplexity import Perplexity, running_perplexity
 from bitnet.core.engine.request import Request
 from bitnet.core.engine.warm import WarmUp
@@ -49,9 +49,6 @@ if TYPE_CHECKING:
 
 Messages = Sequence[Mapping[str, Any]]
 """A conversation: ``{"role": "user", "content": "…"}``, oldest first."""
-
-MakesConstraint = Callable[[], Constraint]
-"""Makes the constraint of one continuation."""
 
 
 class Replica(NamedTuple):

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from bitnet.core.gpu import Bucket, Context, KernelSpec, Launch
+from bitnet.core.gpu import Bucket, Context, KernelSpec, Launch, TernaryBuffer
 from bitnet.core.gpu.ops import ceil_div
 from bitnet.core.gpu.tables import table_launches, ternary_table
 from bitnet.core.hal import DenseMatmul, Embed
@@ -16,10 +16,11 @@ CHUNK = 512
 TILE_ROWS = 32
 """Rows of the table that a warp of table_mma takes at a time."""
 LEAST_WARPS, MOST_WARPS, STAGED_WARPS = 8, 12, 8
-"""Warps of a block of table_mma, of which a multiprocessor has one: with more, threads have too few registers. The last
-where rows of x are in shared memory a CHUNK at a time."""
+"""Minimum and maximum warps of a block of table_mma that has all of x in shared memory, and warps of one that has a
+CHUNK of x at a time (a staged block). A multiprocessor has one block. With more warps, threads have too few registers.
+"""
 STAGED_TOKENS = {64: 16, 128: 32}
-"""Maximum rows of x of such a block, by the columns that may share a scale: more take too many registers."""
+"""Maximum rows of x of a staged block, by columns that share a scale. More rows need too many registers."""
 
 
 class TableOps:
@@ -34,38 +35,44 @@ class TableOps:
         name = ternary_table(ctx.program, op)
         assert name is not None
         w = ctx.ternary((name,))
-        group = w.group
-        if isinstance(op, Embed) or not self._tensor_cores or group not in STAGED_TOKENS or w.cols % CHUNK:
-            return table_launches(ctx, op, bucket)
-        tokens = min(bucket.rows, STAGED_TOKENS[group])
+        able = self._tensor_cores and w.group in STAGED_TOKENS and w.cols % CHUNK == 0
+        return (
+            self._head(ctx, op, bucket, w) if able and isinstance(op, DenseMatmul) else table_launches(ctx, op, bucket)
+        )
+
+    def _head(self, ctx: Context, op: DenseMatmul, bucket: Bucket, w: TernaryBuffer) -> list[Launch]:
+        """The rows of x as halves, and their product with the table."""
+        assert w.group is not None
+        tokens = min(bucket.rows, STAGED_TOKENS[w.group])
         staged = tokens > DECODE_TOKENS or _x_bytes(w.cols, tokens, staged=False) > self._shared
         while staged and _x_bytes(w.cols, tokens, staged) > self._shared:
             tokens //= 2
-        most = ctx.program.limits.max_rows
-        halves, units = ctx.scratch("table halves", most * w.cols * 4), ctx.scratch("table units", most * w.cols // 16)
-        shape = (("COLS", w.cols), ("GROUP", group))
-        tiles = ceil_div(w.rows, TILE_ROWS)
+        tiles, most = ceil_div(w.rows, TILE_ROWS), ctx.program.limits.max_rows
         warps = STAGED_WARPS if staged else _warps(tiles, self._multiprocessors)
-        grid = (min(ceil_div(tiles, warps), self._multiprocessors), ceil_div(bucket.rows, tokens), 1)
+        halves = ctx.scratch("table halves", most * w.cols * 4)
+        units = ctx.scratch("table units", most * w.cols // min(STAGED_TOKENS) * 4)
+        shape = (("COLS", w.cols), ("GROUP", w.group))
         defines = (*shape, ("TOKENS", tokens), ("STAGED", int(staged)), ("WARPS", warps))
-        product, split = KernelSpec("table_mma", "table_mma", defines), KernelSpec("split_units", "split_units", shape)
+        split, product = KernelSpec("split_units", "split_units", shape), KernelSpec("table_mma", "table_mma", defines)
+        x = (ctx.step, ctx.tensors[op.x], halves, units)
         args = (ctx.step, halves, units, w.codes, w.scales, ctx.tensors[op.out], np.int32(w.rows))
-        given, shared = (ctx.step, ctx.tensors[op.x], halves, units), _x_bytes(w.cols, tokens, staged)
+        grid = (min(ceil_div(tiles, warps), self._multiprocessors), ceil_div(bucket.rows, tokens), 1)
+        shared = _x_bytes(w.cols, tokens, staged)
         return [
-            Launch(split, (bucket.rows, 1, 1), (SPLIT_GROUP, 1, 1), given, overlaps=True),
+            Launch(split, (bucket.rows, 1, 1), (SPLIT_GROUP, 1, 1), x, overlaps=True),
             Launch(product, grid, (32 * warps, 1, 1), args, shared=shared, overlaps=True),
         ]
 
 
 def _x_bytes(cols: int, tokens: int, staged: bool) -> int:
-    """Bytes of shared memory of a block of table_mma: halves of x, all or two stages of them, and for each unit a
-    float."""
+    """Bytes of shared memory of a block of table_mma: the halves of x, or two stages of them, and a float for each
+    unit."""
     halves = 2 * (4 * CHUNK + 128) if staged else 4 * cols + 128
     return tokens * (halves + cols // min(STAGED_TOKENS) * 4)
 
 
 def _warps(tiles: int, multiprocessors: int) -> int:
-    """Warps per block, so that the last of the rounds in which blocks process tiles has as many as possible."""
+    """Warps per block that leave the fewest warps idle in the last round of tiles."""
     few = max(1, min(MOST_WARPS, ceil_div(tiles, multiprocessors)))
 
     def idle(warps: int) -> int:

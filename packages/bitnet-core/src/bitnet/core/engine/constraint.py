@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
 import numpy as np
@@ -22,6 +23,10 @@ class Constraint(Protocol):
     def accept(self, token: int) -> None:
         """Called when ``token``, which is not an end token, was chosen."""
         ...
+
+
+MakesConstraint = Callable[[], Constraint]
+"""Makes the constraint of one continuation."""
 
 
 class ConstraintError(Exception):

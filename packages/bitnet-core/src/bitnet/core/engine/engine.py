@@ -56,11 +56,12 @@ MAX_REPEAT = 16
 """Maximum tokens generated per sequence in a step; those generated past a stop rule are thrown away."""
 
 WATCHED = 2
-"""Tokens per run for a sequence that repeated a passage recently. Runs are short, as no draft can begin within one."""
+"""Tokens per run of a sequence that repeated a passage recently, on devices that do not go on by themselves. Runs are
+short, as no draft can begin within one."""
 
-HIDDEN_SECONDS = (0.0016, 0.0004)
-"""Minimum seconds of a run where the device goes on by itself, so that the host takes in the tokens of one run during
-the next: for a sequence that may have drafts, and for one that repeated a passage recently."""
+RUN_SECONDS, WATCHED_RUN_SECONDS = 0.0016, 0.0004
+"""Minimum duration of a run of a sequence that may have drafts, and of one that repeated a passage recently, on devices
+that go on by themselves. During the shorter one, the host can just take in the tokens of the run before."""
 
 ROUNDS = 16
 """Maximum rounds of a step, on devices that begin a round while the host processes the previous one."""
@@ -336,7 +337,7 @@ class Engine(Preparer):
         repeats, token = running[0].repeats, self._scheduler.pace.token
         if self._ahead is None:
             return WATCHED if repeats else MAX_REPEAT
-        return math.ceil(HIDDEN_SECONDS[repeats] / token) if token else MAX_REPEAT
+        return math.ceil((WATCHED_RUN_SECONDS if repeats else RUN_SECONDS) / token) if token else MAX_REPEAT
 
     def _may_go_on(self, plan: Plan) -> bool:
         """Whether the plan's sequences should go on token by token before other work is done."""

@@ -8,7 +8,7 @@ import secrets
 from collections.abc import Callable, Sequence
 from numbers import Integral
 
-from bitnet.core.engine.constraint import Constraint
+from bitnet.core.engine.constraint import MakesConstraint
 from bitnet.core.engine.options import GenerationOptions
 from bitnet.core.engine.sampling import sibling_seed
 from bitnet.core.engine.scoring import Scoring
@@ -45,7 +45,7 @@ class Preparer:
         prompt: Sequence[int],
         options: GenerationOptions,
         n: int = 1,
-        constraint: Callable[[], Constraint] | None = None,
+        constraint: MakesConstraint | None = None,
     ) -> tuple[Generation, ...]:
         """``n`` continuations of ``prompt``, checked; :meth:`~bitnet.core.engine.Engine.add` begins them.
 
@@ -73,10 +73,8 @@ class Preparer:
         stop = frozenset(options.stop_tokens) | (frozenset() if options.ignore_eos else self._eos)
         forbidden = {token for token, bias in (options.logit_bias or {}).items() if bias == -math.inf}
         if len(forbidden | stop if options.min_tokens else forbidden) >= self._vocab_size:
-            raise InvalidInputError(
-                "logit_bias forbids every token" + (" that min_tokens allows." if options.min_tokens else "."),
-                hint="Leave out of it, or give another bias to, those that may be chosen.",
-            )
+            by = "logit_bias and min_tokens forbid" if options.min_tokens else "logit_bias forbids"
+            raise InvalidInputError(f"{by} every token.", hint="Allow at least one.")
         return tuple(
             Generation(
                 next(self._numbers),

@@ -262,10 +262,11 @@ class Generation(TokenSequence):
 
     @property
     def looks_up(self) -> bool:
+        # A slot is updated one token at a time.
         return self._lookup is not None and not self.needs_logits and not self.wants_slot
 
     def draft(self, most: int) -> Draft:
-        if self._lookup is None or not self.looks_up:  # a slot is updated one token at a time
+        if self._lookup is None or not self.looks_up:
             return NO_DRAFT
         return self._lookup.propose(min(most, self.steps_left - 1))
 
