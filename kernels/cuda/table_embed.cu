@@ -1,6 +1,7 @@
 // embed from a ternary table with a scale for each GROUP of columns: out[m] = (code - 1) * w_scale of row tokens[m]. One block a token.
 // A word of codes has, at each bit pair, four neighbouring columns; the top pair has the first of 128, the next those 32 further, and so on.
 #include "table.cuh"
+
 extern "C" __global__ void table_embed(const int *step, int tokens, const unsigned *codes, const f16 *w_scale, float *out) {
     int m = blockIdx.x;
     start_dependents();

@@ -35,10 +35,9 @@ class TableOps:
         name = ternary_table(ctx.program, op)
         assert name is not None
         w = ctx.ternary((name,))
-        able = self._tensor_cores and w.group in STAGED_TOKENS and w.cols % CHUNK == 0
-        return (
-            self._head(ctx, op, bucket, w) if able and isinstance(op, DenseMatmul) else table_launches(ctx, op, bucket)
-        )
+        if isinstance(op, DenseMatmul) and self._tensor_cores and w.group in STAGED_TOKENS and w.cols % CHUNK == 0:
+            return self._head(ctx, op, bucket, w)
+        return table_launches(ctx, op, bucket)
 
     def _head(self, ctx: Context, op: DenseMatmul, bucket: Bucket, w: TernaryBuffer) -> list[Launch]:
         """The rows of x as halves, and their product with the table."""
