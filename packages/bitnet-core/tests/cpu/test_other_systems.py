@@ -11,6 +11,7 @@ import platform
 import shutil
 import sys
 import tempfile
+import time
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ from bitnet.core.hal import Limits, OpenOptions, SamplingParams, SequenceStep
 from bitnet.core.testing import ConformanceSuite
 from bitnet.core.testing.model import TinyModel
 from bitnet.core.testing.rig import Rig
-from emulated import BestByDay, EmulatedBackend
+from emulated import BestByDay, EmulatedBackend, EmulatedLibrary
 
 LIMITS = Limits(max_tokens=80, max_seqs=4, max_rows=4, max_blocks=60)
 
@@ -48,6 +49,17 @@ class Wine(OtherSystem):
 
     def environment(self) -> dict[str, str]:
         return {"WINEPREFIX": str(prefix()), "WINEDEBUG": "-all"}
+
+    def library(self) -> EmulatedLibrary:
+        """Started again if it ends at once: all servers of a user share a folder, which the last one removes as it
+        ends, perhaps while one of another process starts."""
+        library = super().library()
+        try:
+            list(native.levels(library))  # type: ignore[arg-type]
+        except AssertionError:
+            time.sleep(1)
+            library = super().library()
+        return library
 
 
 class Musl(OtherSystem):
