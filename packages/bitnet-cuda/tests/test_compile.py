@@ -74,7 +74,7 @@ def launches(program: Program, capability: tuple[int, int], *, keep: bool = Fals
     lowering = CudaOps(132, capability).lowering()
     device = NoDevice()
     context = Context(device, program, StepLayout(program.limits), keep)  # type: ignore[arg-type]
-    for tokens, rows in ((1, 1), (8, 8), (64, 64), (512, 0), (1024, 0)):
+    for tokens, rows in ((1, 1), (8, 8), (16, 16), (64, 64), (512, 0), (1024, 0)):
         for plain in (False, True):
             logits = plain or not lowering.leaves_out(context)
             yield from lower(
@@ -165,7 +165,7 @@ def test_a_block_has_the_shared_memory_it_takes(
     program = model.program(LIMITS, 64)
     lowering = CudaOps(132, capability).lowering()
     context = Context(NoDevice(), program, StepLayout(program.limits))  # type: ignore[arg-type]
-    buckets = (Bucket(tokens, tokens, 4096, apart=tokens != 8) for tokens in (1, 4, 8))
+    buckets = (Bucket(tokens, tokens, 4096, apart=tokens != 8) for tokens in (1, 4, 8, 64))
     made = {
         launch.kernel: launch
         for bucket in buckets

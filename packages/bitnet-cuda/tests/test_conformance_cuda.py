@@ -97,6 +97,35 @@ class TestConformance(ConformanceSuite):
         """One tile and several for a block, all of them on their way at once or not, ragged rows, too long a row."""
         check_groups(device, rng, shape)
 
+    @pytest.mark.parametrize(
+        ("m", "n", "k"),
+        [(9, 3, 16), (13, 2561, 2560), (16, 4000, 272), (24, 14000, 656), (33, 300, 6912), (64, 9001, 144)],
+    )
+    @pytest.mark.parametrize("add", [False, True], ids=["replace", "add"])
+    def test_ternary_matmul_of_few_tokens(
+        self, device: Device, rng: np.random.Generator, m: int, n: int, k: int, add: bool
+    ) -> None:
+        """A tile for four warps, two or one, one tile and several for a warp, ragged rows and columns."""
+        self._ternary(device, rng, rng.integers(-127, 128, (m, k), dtype=np.int8), [n], add=add, spare=m % 7)
+
+    @pytest.mark.parametrize(
+        "shape",
+        [
+            Grouped(5, (5,), 256, 128),
+            Grouped(8, (2001, 70), 2560, 64, add=True),
+            Grouped(9, (4000,), 1280, 128),
+            Grouped(16, (3000, 1000), 4096, 128, add=True),
+            Grouped(21, (17000,), 768, 64),
+            Grouped(40, (10001,), 512, 128, add=True),
+            Grouped(64, (300,), 12288, 128),
+            Grouped(64, (4100,), 4352, 64),
+            Grouped(12, (37,), 40960, 128),
+        ],
+    )
+    def test_groups_of_few_tokens(self, device: Device, rng: np.random.Generator, shape: Grouped) -> None:
+        """As the test before, with one and several sets of tokens; too long a row."""
+        check_groups(device, rng, shape)
+
     @pytest.mark.parametrize("norm", [False, True], ids=["quantise", "norm"])
     @pytest.mark.parametrize(("rows", "columns"), [(130, 2560), (19456, 2560), (300, 12288)])
     def test_groups_of_one_token_with_its_norm(
@@ -130,6 +159,12 @@ class TestConformance(ConformanceSuite):
         [
             (1, 132, 128),
             (1, 13004, 128),
+            (5, 132, 64),
+            (8, 2604, 128),
+            (16, 13004, 128),
+            (37, 13004, 64),
+            (12, 132, None),
+            (20, 9004, None),
             (700, 6912, None),
             (513, 300, None),
             (100, 2560, None),
@@ -141,7 +176,7 @@ class TestConformance(ConformanceSuite):
         ],
     )
     @pytest.mark.parametrize("activation", ["relu2", "silu"])
-    def test_gates_of_one_token_and_of_many(
+    def test_gates_of_any_number_of_tokens(
         self,
         device: Device,
         rng: np.random.Generator,
@@ -151,7 +186,7 @@ class TestConformance(ConformanceSuite):
         activation: Literal["relu2", "silu"],
     ) -> None:
         """Gates and ups multiplied in the product that makes them, as in no program that keeps its tensors."""
-        k = 1024 if m == 1 else 640 if group else 656
+        k = 1024 if m == 1 or (group and m <= 64) else 640 if group else 656
         codes, scale = rng.integers(-127, 128, (m, k), dtype=np.int8), rng.uniform(1e-3, 0.1, m).astype(np.float32)
 
         def unit() -> float | npt.NDArray[np.float16]:

@@ -16,6 +16,7 @@ from bitnet.core.gpu.groups import Choice, GatedProduct, NormChoice, NormHead, R
 from bitnet.core.gpu.logprobs import history
 from bitnet.core.gpu.ops import RowOps, ceil_div
 from bitnet.core.gpu.products import Source, fused_products, glu_products, row_sums
+from bitnet.core.gpu.scaled import norms_heads
 from bitnet.core.gpu.tables import OfTables
 from bitnet.core.hal import (
     Attention,
@@ -29,7 +30,7 @@ from bitnet.core.hal import (
 )
 from bitnet.cuda.attention import AttentionOps
 from bitnet.cuda.head import HeadOps
-from bitnet.cuda.products import CLUSTERS, DECODE_TOKENS, MAX_CLUSTER, TENSOR_CORES, Products
+from bitnet.cuda.products import CLUSTERS, DECODE_TOKENS, FEW_TOKENS, MAX_CLUSTER, TENSOR_CORES, Products
 from bitnet.cuda.tables import TableOps
 from bitnet.cuda.weights import ternary
 
@@ -124,7 +125,8 @@ class CudaOps:
         return [replace(self._rows.launch("glu_norm_quant", bucket.tokens, args, defines=defines), overlaps=True)]
 
     def _rope_attention(self, ctx: Context, group: RopeAttention, bucket: Bucket) -> list[Launch] | None:
-        able = bucket.tokens <= DECODE_TOKENS and self._attention.splits(ctx, group.attention, bucket)
+        most = DECODE_TOKENS if norms_heads(group.rope) else FEW_TOKENS[-1]
+        able = bucket.tokens <= most and self._attention.splits(ctx, group.attention, bucket)
         return [self._attention.decode(ctx, group.attention, bucket, group.rope)] if able else None
 
     def _choice(self, ctx: Context, group: Choice | NormChoice, bucket: Bucket) -> list[Launch] | None:

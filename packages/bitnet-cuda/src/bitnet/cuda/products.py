@@ -14,11 +14,15 @@ from bitnet.core.gpu.products import Source, product_args, quantised, row_sums
 from bitnet.core.gpu.scaled import group_product
 from bitnet.core.hal import DenseMatmul, TernaryMatmul
 from bitnet.cuda.bits import bits_product, bits_shape
+from bitnet.cuda.few import FewShape, few_product, few_shape
 from bitnet.cuda.tiles import ALIGNMENT, GROUP_TILE, MANY_TOKENS, PANEL, TILES, TiledMatrix, product_tile
 from bitnet.cuda.weights import ternary
 
 DECODE_TOKENS = 8
-"""Steps with more tokens than this use a tiled product."""
+"""Maximum tokens of ternary_decode."""
+FEW_TOKENS, FEW_GROUP_TOKENS = range(9, 65), range(5, 65)
+"""Steps whose products ternary_few computes, of weights with one scale, and of weights with a scale for each group.
+Those with more tokens use a tiled product."""
 GEMV_ROWS = 4
 LANES, TILE_M, TILE_N, TILE_GROUP = 32, 32, 64, 256
 """Sizes of the tiled product, as in its source."""
@@ -204,9 +208,15 @@ class Products:
 
     def decodes(self, w: TernaryBuffer, bucket: Bucket) -> bool:
         """Whether ternary_decode supports a product of so many tokens."""
-        few = self._tensor_cores and bucket.tokens <= DECODE_TOKENS
+        few = self._tensor_cores and bucket.tokens <= DECODE_TOKENS and not self._few(w, bucket.tokens)
         few = few and (w.group is None or (w.group in DECODE_GROUPS and w.cols % STEP == 0))
         return few and ceil_div(w.row_bytes, 64) <= MAX_STEPS and _decode_shared(w, bucket.tokens, 1) <= self._shared
+
+    def _few(self, w: TernaryBuffer, tokens: int, *, glu: bool = False) -> FewShape | None:
+        """The launch of ternary_few, or None if it does not compute a product of so many tokens."""
+        if not self._tensor_cores or tokens not in (FEW_TOKENS if w.group is None else FEW_GROUP_TOKENS):
+            return None
+        return few_shape(w, tokens, self._multiprocessors, self._shared, glu=glu)
 
     def tiles(self, w: TernaryBuffer) -> bool:
         """Whether the tiled products support a matrix."""
@@ -220,6 +230,8 @@ class Products:
 
     def tiled(self, ctx: Context, op: TernaryMatmul, bucket: Bucket, out: Buffer, *, activation: str = "") -> Launch:
         w = ternary(ctx, op.weights)
+        if few := self._few(w, bucket.tokens, glu=bool(activation)):
+            return few_product(ctx, op, bucket.tokens, out, activation, few)
         if self._wgmma and bucket.tokens > MANY_TOKENS and w.row_bytes >= TILES_DEPTH * W_PITCH:
             return self._large(ctx, op, bucket, out, activation)
         token_tile = TOKEN_TILES[bucket.tokens > TOKEN_TILES[0] and w.group is None]

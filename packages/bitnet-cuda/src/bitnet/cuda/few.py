@@ -1,0 +1,103 @@
+"""Launches of ternary_few: products of few tokens that come quantised."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from bitnet.core.gpu import Buffer, Context, KernelSpec, Launch, TernaryBuffer
+from bitnet.core.gpu.ops import ceil_div
+from bitnet.core.gpu.products import row_sums
+from bitnet.core.hal import TernaryMatmul
+from bitnet.cuda.weights import ternary
+
+ROWS, STEP = 16, 256
+"""Sizes of the kernel, as in its source: rows of a tile, and columns that a warp takes at a time."""
+GROUPS = (64, 128)
+"""Columns that may share a scale."""
+TOKENS = (16, 8)
+"""Tokens of a block. More need too many registers."""
+X_BYTES = 72 * 1024
+"""Maximum bytes of activations of a block that has more than the fewest tokens."""
+WARPS, SPLIT_WARPS = 12, {8: 16, 16: 12}
+"""Warps of a block whose tiles have a warp each, and of one whose tiles are split, by its tokens. Where there are fewer
+tiles, the other warps help to fetch activations."""
+SPLITS = {4: 4, 8: 2}
+"""Warps that share a tile, by the maximum tiles of a block for which they do."""
+DEPTHS = (4, 3, 2)
+"""Steps of a warp whose codes are in shared memory or on their way there. More delay the activations."""
+
+
+class FewShape(NamedTuple):
+    """A launch of ternary_few.
+
+    Attributes:
+        tokens: Tokens of a block.
+        warps: Warps of a block.
+        split: Warps that share a tile.
+        depth: Steps of a warp in shared memory.
+        blocks: Number of blocks for the same tokens.
+        shared: Bytes of shared memory that a block asks for.
+    """
+
+    tokens: int
+    warps: int
+    split: int
+    depth: int
+    blocks: int
+    shared: int
+
+
+def few_shape(w: TernaryBuffer, tokens: int, multiprocessors: int, most: int, *, glu: bool = False) -> FewShape | None:
+    """The launch for a matrix, or None if the kernel does not support it with ``most`` bytes of shared memory.
+
+    Whether it does is the same with ``glu``, where its results are gates and ups.
+    """
+    if w.cols % 16 or (w.group is not None and (w.group not in GROUPS or w.cols % STEP)):
+        return None
+    tiles, steps = ceil_div(w.rows, ROWS), ceil_div(4 * w.row_bytes, STEP)
+    for each in TOKENS:
+        if each > min(TOKENS) and (tokens <= min(TOKENS) or each * w.cols > X_BYTES):
+            continue
+        blocks = min(tiles, max(1, multiprocessors // ceil_div(tokens, each)))
+        wanted = next((split for most_tiles, split in SPLITS.items() if ceil_div(tiles, blocks) <= most_tiles), 1)
+        while (w.group is not None and steps % wanted) or (glu and wanted > each // 4):  # a warp has a gate with its up
+            wanted //= 2
+        for split in dict.fromkeys((wanted, 1)):
+            warps = WARPS if split == 1 else SPLIT_WARPS[each]
+            for depth in DEPTHS:
+                shared = _shared(w, each, warps, split, depth)
+                if shared <= most:
+                    return FewShape(each, warps, split, depth, blocks, shared)
+    return None
+
+
+def _shared(w: TernaryBuffer, tokens: int, warps: int, split: int, depth: int) -> int:
+    """Bytes of shared memory of a block: activations, codes and scales, and results that warps pass on."""
+    steps = ceil_div(ceil_div(4 * w.row_bytes, STEP), split) * split
+    stage = ROWS * (STEP // 4 + (0 if w.group is None else STEP // w.group * 2))
+    passed = tokens // 2 * 128 * (1 if w.group is None else 2 * STEP // w.group)
+    return tokens * (steps * STEP + 32) + warps * (depth * stage + (passed if split > 1 else 0))
+
+
+def few_product(ctx: Context, op: TernaryMatmul, tokens: int, out: Buffer, activation: str, shape: FewShape) -> Launch:
+    """A product, with the activation after it that ``activation`` names."""
+    w = ternary(ctx, op.weights)
+    defines = {
+        "COLS": w.cols,
+        "ROW_BYTES": w.row_bytes,
+        "GROUP": w.group or 0,
+        "TOKENS": shape.tokens,
+        "WARPS": shape.warps,
+        "KSPLIT": shape.split,
+        "DEPTH": shape.depth,
+        "GLU": int(bool(activation)),
+        "RELU2": int(activation == "relu2"),
+        "ADD": int(op.add),
+    }
+    x = ctx.tensors[op.x], ctx.tensors[op.scale], row_sums(ctx, op.x)
+    args = (ctx.step, *x, w.codes, w.scales, out, np.int32(w.rows))
+    spec = KernelSpec("ternary_few", "ternary_few", tuple(defines.items()))
+    grid = (shape.blocks, ceil_div(tokens, shape.tokens), 1)
+    return Launch(spec, grid, (32 * shape.warps, 1, 1), args, shape.shared, overlaps=True)
