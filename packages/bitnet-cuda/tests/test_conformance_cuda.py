@@ -69,7 +69,8 @@ class TestConformance(ConformanceSuite):
     @pytest.mark.parametrize(
         "shape",
         [
-            Grouped(300, (130,), 512, 128),
+            Grouped(65, (130,), 512, 128),
+            Grouped(200, (2049,), 384, 128, add=True),
             Grouped(300, (131, 2), 640, 64, add=True),
             Grouped(700, (2561,), 640, 128),
             Grouped(513, (4000, 72), 1024, 64),
@@ -233,11 +234,13 @@ class TestConformance(ConformanceSuite):
         ],
     )
     def test_attention_of_many_tokens(self, device: Device, rng: np.random.Generator, heads: Heads) -> None:
-        """Several tiles of tokens and of positions, a later chunk, and short sequences beside it."""
+        """Several tiles of tokens and of positions, a later chunk, and short sequences beside it; then a few tokens
+        of two sequences."""
         paged = Paged(device, rng, heads, length=780, seqs=3, chunk=700)
         with paged.rig:
             paged.run([(0, Part(0, 620))])
             paged.run([(0, Part(620, 150)), (1, Part(0, 529)), (2, Part(0, 1))])
+            paged.run([(0, Part(770, 9)), (1, Part(529, 7))])
 
     @needs(KV_I8)
     @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from bitnet.core.gpu import Arg, Bucket, Context, KernelSpec, Launch
 from bitnet.core.gpu.ops import attention_inputs, ceil_div, kv_defines, positions, rope_defines
 from bitnet.core.gpu.scaled import head_norm_inputs, norms_heads
 from bitnet.core.hal import Attention, RopeAppend
-from bitnet.cuda.products import CLUSTERS, DECODE_TOKENS, MAX_CLUSTER, TENSOR_CORES, WGMMA, largest
+from bitnet.cuda.products import CLUSTERS, MAX_CLUSTER, TENSOR_CORES, WGMMA, largest
 from bitnet.cuda.tiles import ALIGNMENT, MANY_TOKENS, PANEL, TiledMatrix
 
 QUERY_TILE = 64
@@ -22,6 +22,9 @@ KEY_BLOCKS = (8, 16, 32, 64, 128)
 SPLIT = 64
 """Minimum positions per block of split attention."""
 MAX_SPLITS = 64
+SPLIT_TOKENS = 16
+"""Maximum tokens whose sequences are split. More of one sequence are better processed as a tile, which reads its cache
+once."""
 LARGE_CLUSTER = 16
 """Blocks of a cluster on devices of :data:`LARGE_CLUSTERS`."""
 LARGE_CLUSTERS = ((9, 0), (10, 0))
@@ -105,7 +108,7 @@ class AttentionOps:
 
     def splits(self, ctx: Context, op: Attention, bucket: Bucket) -> bool:
         fits = self._tensor_cores and op.head_dim in (64, 128, 256) and op.heads // op.kv_heads <= 8
-        decoding = bucket.tokens <= DECODE_TOKENS or bucket.tokens == bucket.rows
+        decoding = bucket.tokens <= SPLIT_TOKENS or bucket.tokens == bucket.rows
         return fits and self._narrow(ctx) and decoding
 
     @staticmethod
@@ -115,7 +118,7 @@ class AttentionOps:
         return kv.dtype == "f16" or (kv.dtype == "i8" and kv.block_size % 4 == 0)
 
     def decode(self, ctx: Context, op: Attention, bucket: Bucket, rope: RopeAppend | None) -> Launch:
-        limit = max(ctx.program.limits.max_rows, min(ctx.program.limits.max_tokens, DECODE_TOKENS))
+        limit = max(ctx.program.limits.max_rows, min(ctx.program.limits.max_tokens, SPLIT_TOKENS))
         heads, splits = bucket.tokens * op.kv_heads, ceil_div(bucket.context, SPLIT)
         sums, codes = op.heads // op.kv_heads * op.head_dim, ctx.cache.dtype == "i8"
         cluster, parts = 0, ctx.step  # `parts` is unused if one cluster has all splits

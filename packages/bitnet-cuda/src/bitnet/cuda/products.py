@@ -232,7 +232,8 @@ class Products:
         w = ternary(ctx, op.weights)
         if few := self._few(w, bucket.tokens, glu=bool(activation)):
             return few_product(ctx, op, bucket.tokens, out, activation, few)
-        if self._wgmma and bucket.tokens > MANY_TOKENS and w.row_bytes >= TILES_DEPTH * W_PITCH:
+        many = MANY_TOKENS if w.group is None else FEW_GROUP_TOKENS[-1]
+        if self._wgmma and bucket.tokens > many and w.row_bytes >= TILES_DEPTH * W_PITCH:
             return self._large(ctx, op, bucket, out, activation)
         token_tile = TOKEN_TILES[bucket.tokens > TOKEN_TILES[0] and w.group is None]
         token_tiles = ceil_div(bucket.tokens, token_tile)
