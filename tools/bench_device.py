@@ -1,11 +1,12 @@
 """Decode and prefill speed of a device, without engine and tokenizer, on a model of 2B4T's shape with random weights.
 
     python tools/bench_device.py cuda:0
-    python tools/bench_device.py cuda:0 --context 32768 --kv-dtype i8
+    python tools/bench_device.py cuda:0 --context 32768 --kv-dtype i8 --sequences 1 2 4
 
 Prints tokens a second and microseconds a step, the best of all runs within half a second and the median of their steps,
 host loop included: the upload of a step, and the download of the tokens of all steps of a run. With ``--context`` only
-that context is measured: decode of one sequence, and the last 2048 tokens of a prompt of that length.
+that context is measured: decode of one sequence or of ``--sequences``, and the last 2048 tokens of a prompt of that
+length.
 """
 
 from __future__ import annotations
@@ -124,14 +125,20 @@ def main() -> None:
     parser.add_argument("device", help="such as cuda:0")
     parser.add_argument("--kv-dtype", choices=get_args(KVDtype), default="f16", help="type of the KV cache")
     parser.add_argument("--context", type=int, metavar="POSITIONS", help="measure this context, at least 2048, only")
+    parser.add_argument(
+        "--sequences", type=int, nargs="+", default=[1], help="with --context: numbers of sequences that decode"
+    )
     args = parser.parse_args()
     if args.context is not None and args.context < CHUNK:
         parser.error(f"--context is {args.context}: the least is {CHUNK}.")
+    if not all(1 <= count <= 64 for count in args.sequences):
+        parser.error(f"--sequences is {' '.join(map(str, args.sequences))}: between 1 and 64 are possible.")
     selection = select_device(args.device)
     rng = np.random.default_rng(1)
     longest = -(-(args.context or POSITIONS) // BLOCK)
     limits, each = Limits(512, 64, 64, longest), 17
-    program = build(rng, limits, (0 if args.context else 64 * each) + longest, args.kv_dtype)
+    blocks = longest * max(args.sequences) if args.context else longest + 64 * each
+    program = build(rng, limits, blocks, args.kv_dtype)
     print(f"{selection.info.name}: {selection.info.description}, driver {selection.info.driver_version}")
     print(f"KV cache: {args.kv_dtype}, {program.kv.bytes if program.kv else 0:,} bytes")
     device = selection.open()
@@ -144,15 +151,19 @@ def main() -> None:
         if args.context:
             limits = replace(limits, max_tokens=CHUNK)
             executable, layout = device.compile(replace(program, limits=limits)), StepLayout(limits)
-            for start in range(0, args.context - CHUNK, CHUNK):  # so that the whole cache holds numbers
-                executable.run(Step(layout, [sequence(start + CHUNK, CHUNK)], logits=False))
+            firsts = [i * longest for i in range(max(args.sequences))]
+            for first in firsts:
+                for end in (*range(CHUNK, args.context, CHUNK), args.context):  # so that the whole cache holds numbers
+                    executable.run(Step(layout, [sequence(end, CHUNK, first)], logits=False))
             measure(f"prefill {CHUNK} at {args.context}", executable, layout, [sequence(args.context, CHUNK)], 1)
-            measure(f"decode, batch 1, at {args.context}", executable, layout, [sequence(args.context - 36)], 32)
+            for count in args.sequences:
+                seqs = [sequence(args.context - 36, first=first) for first in firsts[:count]]
+                measure(f"decode, batch {count}, at {args.context}", executable, layout, seqs, 32)
             return
         executable, layout = device.compile(program), StepLayout(limits)
         measure("decode, batch 1, context 512", executable, layout, [sequence(480)], 32)
         measure("decode, batch 1, context 4096", executable, layout, [sequence(4060)], 32)
-        for batch in (8, 64):
+        for batch in (8, 16, 64):
             seqs = [sequence(480, first=i * each) for i in range(batch)]
             measure(f"decode, batch {batch}, context 512", executable, layout, seqs, 16)
         for batch in (1, 8, 64):
