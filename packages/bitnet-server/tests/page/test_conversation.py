@@ -148,6 +148,39 @@ def test_conversations_are_kept_renamed_and_deleted(page: Page, talk: Any) -> No
     assert [one["title"] for one in stored(page)] == ["What is the capital of Italy?"]
 
 
+def test_what_is_written_and_not_sent_is_kept(page: Page, talk: Any) -> None:
+    """Each conversation's own words, over a reload and other views, until they are sent or the conversation deleted."""
+    message = page.get_by_label("Message", exact=True)
+    links = page.get_by_role("link", name="New conversation", exact=True)
+    message.fill("first words\nof two lines")
+    page.reload()
+    expect(message).to_have_value("first words\nof two lines")
+    talk.ask(page, "What is the capital of France?")
+    talk.answered(page)
+    expect(message).to_have_value("")
+    message.fill("words for France")
+    links.first.click()
+    expect(message).to_have_value("")
+    message.fill("words for another")
+    page.get_by_role("navigation", name="Conversations").get_by_role("link").first.click()
+    expect(message).to_have_value("words for France")
+    page.reload()
+    expect(message).to_have_value("words for France")
+    page.get_by_role("button", name="Delete the conversation").click()
+    page.get_by_role("dialog").get_by_role("button", name="Delete").click()
+    expect(message).to_have_value("words for another")
+
+    page.get_by_role("button", name="Rename the conversation").click()
+    page.get_by_label("Name of the conversation").fill("Named")
+    page.keyboard.press("Enter")
+    page.reload()
+    expect(page.locator("h1")).to_have_text("Named")
+    expect(message).to_have_value("words for another")
+    links.first.click()
+    expect(message).to_have_value("")
+    assert page.evaluate("Object.keys(sessionStorage).length") == 1
+
+
 def test_settings_are_what_the_server_is_asked_with(page: Page, talk: Any) -> None:
     page.get_by_role("link", name="Settings").click()
     page.get_by_label("System prompt of new conversations").fill("Be brief.")

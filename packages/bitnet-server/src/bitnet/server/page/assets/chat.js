@@ -2,6 +2,7 @@
 
 import { generate } from "./answer.js";
 import { announce, autosize, button, confirm, field, h, relabel } from "./dom.js";
+import * as drafts from "./drafts.js";
 import { markdown } from "./markdown.js";
 import { AnswerBody, answerMessage, problem, userMessage } from "./message.js";
 import { modelPicker } from "./models.js";
@@ -40,7 +41,8 @@ class Chat {
   }
 
   composer() {
-    this.input = h("textarea", { id: "prompt", rows: 1, "aria-label": "Message", placeholder: "Write a message", enterkeyhint: "send" });
+    this.input = h("textarea", { id: "prompt", rows: 1, "aria-label": "Message", placeholder: "Write a message", enterkeyhint: "send", value: drafts.load(this.conversation) });
+    this.input.addEventListener("input", () => drafts.save(this.conversation, this.input.value));
     this.fit = autosize(this.input);
     this.send = button("send", "Send", null, { class: "primary round" });
     this.send.type = "submit";
@@ -106,10 +108,11 @@ class Chat {
 
   async ask(text) {
     if (!text || this.controller) return;
+    const { conversation } = this;
     this.input.value = "";
+    drafts.save(conversation, "");
     this.fit();
     this.input.focus();
-    const { conversation } = this;
     if (!conversation.named && !conversation.messages.length) this.entitle(text.split("\n")[0].slice(0, 60));
     if (conversation.messages.at(-1)?.role === "user") conversation.messages.pop(); // never answered: the new words replace it
     conversation.messages.push({ role: "user", content: text });
@@ -202,7 +205,9 @@ class Chat {
       form.replaceWith(this.heading);
       this.heading.focus();
       if (!keep || !input.value.trim()) return;
+      drafts.save(this.conversation, ""); // a name makes it a conversation of its own
       this.conversation.named = true;
+      drafts.save(this.conversation, this.input.value);
       this.entitle(input.value.trim());
       this.save();
     };
@@ -222,6 +227,7 @@ class Chat {
   async remove() {
     if (!(await confirm("Delete this conversation?", "It is kept in this browser alone and cannot be brought back.", "Delete"))) return;
     this.stop();
+    drafts.save(this.conversation, "");
     await store.remove(this.conversation.id);
     this.onDelete(this.conversation.id);
   }

@@ -2,6 +2,7 @@
 
 import { apiKey, setApiKey } from "./api.js";
 import { announce, button, confirm, field, h } from "./dom.js";
+import * as drafts from "./drafts.js";
 import * as store from "./store.js";
 
 const NAME = "bitnet.settings";
@@ -88,6 +89,7 @@ export function show(main, { title, onCleared, onKey }) {
   const forget = button("trash", "Delete all conversations", async () => {
     if (!(await confirm("Delete all conversations?", "They are kept in this browser alone and cannot be brought back.", "Delete all"))) return;
     await store.clear();
+    drafts.clear();
     onCleared();
     announce("All conversations are deleted");
   }, { text: true, class: "danger" });
