@@ -88,10 +88,19 @@ __device__ __forceinline__ uint4 stream(const uint4 *p) {
     return v;
 }
 
+// The address in shared memory of a pointer.
+__device__ __forceinline__ unsigned shared_at(const void *p) { return (unsigned)__cvta_generic_to_shared(p); }
+
 // Copies sixteen bytes to shared memory asynchronously; zeros where there is nothing to read. From Ampere on.
 __device__ __forceinline__ void copy_async(void *to, const void *from, bool there) {
-    unsigned at = (unsigned)__cvta_generic_to_shared(to);
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(at), "l"(from), "r"(there ? 16 : 0));
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_at(to)), "l"(from), "r"(there ? 16 : 0));
+}
+
+// Makes a group of the copies since the last one; waits until all groups but the last PENDING are there.
+__device__ __forceinline__ void copies_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+template <int PENDING>
+__device__ __forceinline__ void copies_wait() {
+    asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
 }
 
 // Eight halves of sixteen bytes.

@@ -6,9 +6,8 @@ struct alignas(64) TensorMap {
     unsigned long long words[16];
 };
 
-// The address in shared memory of a pointer, or of a number that is such an address already. Kernels that must save instructions
-// keep numbers, so that the compiler does not convert pointers again and again.
-__device__ __forceinline__ unsigned shared_at(const void *p) { return (unsigned)__cvta_generic_to_shared(p); }
+// Of a number that is an address in shared memory already. Kernels that must save instructions keep numbers, so that the compiler
+// does not convert pointers again and again.
 __device__ __forceinline__ unsigned shared_at(unsigned at) { return at; }
 
 __device__ __forceinline__ void barrier_init(Barrier *b, int count) {

@@ -36,11 +36,6 @@ __device__ __forceinline__ void count(int (&c)[4], const unsigned (&a)[4], unsig
 __device__ __forceinline__ void copy_scales(void *to, const void *from) {
     asm volatile("cp.async.ca.shared.global [%0], [%1], 8;" ::"r"((unsigned)__cvta_generic_to_shared(to)), "l"(from));
 }
-__device__ __forceinline__ void copies_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-template <int PENDING>
-__device__ __forceinline__ void copies_wait() {
-    asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
-}
 
 extern "C" __global__ void __launch_bounds__(THREADS)
 ternary_bits(const int *step, const void *input, const float *scale, const int *input_sums, const float *norm, float eps,
