@@ -8,7 +8,7 @@
 // neighbours of K each), so a product of K = 32 is one bit pair of all eight words.
 // KSPLIT warps share a tile: each takes every KSPLIT-th step, and finishes a share of the results.
 // GLU: as in ternary_decode, every 16 rows are 8 gates and their 8 ups.
-// GROUP: columns of K that share a scale of a row (64 or 128); 0: one scale for all. Codes are then two's complement, and the products
+// GROUP: columns of K that share a scale of a row (64, 128 or 256); 0: one scale for all. Codes are then two's complement, and the products
 // of each group are added, times its scale, to f32 sums, in their order.
 #define NT (TOKENS / 8)
 #define THREADS (WARPS * WARP)
@@ -23,19 +23,18 @@
 #define SHARE (RESULTS / KSPLIT)
 #if GROUP
 #define A_TYPE "s8"
-#define SETS (128 / GROUP)     /* groups of a block of 128 columns */
-#define SCALES (16 * SETS * 4) /* bytes of a step's scales */
-#define SUMS (2 * SETS)        /* of a step: of each group */
+#define SUMS (256 / GROUP) /* of a step: of each group */
+#define COUNT (COLS / GROUP)
 #if GROUP == 64
-typedef uint2 Units; /* of a row and 256 columns */
+typedef uint2 Units; /* the scales of a row and step */
 #else
-typedef unsigned Units;
+typedef unsigned Units; /* with that of a neighbouring step, where there is one a step */
 #endif
+#define SCALES (16 * (int)sizeof(Units)) /* bytes of a step's scales */
 #else
 #define A_TYPE "u8"
-#define SETS 1
-#define SCALES 0
 #define SUMS 4 /* of each bit pair, over all steps */
+#define SCALES 0
 #endif
 #define STAGE (CODES + SCALES)
 #define PASSED (GROUP ? 2 * SUMS : 1) /* sets of results that a warp has in shared memory for the others: of groups, of two steps in turn */
@@ -67,9 +66,16 @@ struct Operands {
 __device__ __forceinline__ void copy_codes(unsigned to, const void *from, bool there) {
     asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(there ? 16 : 0));
 }
-__device__ __forceinline__ void copy_scales(unsigned to, const void *from) {
-    asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(to), "l"(from), "n"(4 * SETS));
+#if GROUP
+__device__ __forceinline__ void copy_scales(unsigned to, const unsigned char *from) {
+#if GROUP == 256
+    int odd = (size_t)from & 2;  // the copy begins at a multiple of four bytes, and ends with the scale
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(from - odd), "r"(2 + odd));
+#else
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(to), "l"(from), "n"(sizeof(Units)));
+#endif
 }
+#endif
 
 // The warps that share a tile meet.
 __device__ __forceinline__ void meet(int slot) { asm volatile("bar.sync %0, %1;" ::"r"(slot + 1), "n"(KSPLIT * WARP) : "memory"); }
@@ -97,12 +103,12 @@ ternary_few(const int *step, const signed char *x, const float *scale, const int
         low_from = codes + (size_t)row_of(ahead, group) * ROW_BYTES + part * 64 + quarter * 16;
         high_from = codes + (size_t)row_of(ahead, group + 8) * ROW_BYTES + part * 64 + quarter * 16;
 #if GROUP
-        scales_from = (const unsigned char *)w_scale + (size_t)row_of(ahead, lane % 16) * (COLS / GROUP * 2) + part * (4 * SETS);
+        scales_from = (const unsigned char *)w_scale + (size_t)row_of(ahead, lane % 16) * (COUNT * 2) + part * (SUMS * 2);
 #endif
     };
     // Rows exchange their halves by their number, so that those of a warp fall into all banks.
     unsigned code_to = shared_at(ring) + group * 64 + ((quarter / 2 ^ group / 2 % 2) * 2 + quarter % 2) * 16, next = 0;
-    [[maybe_unused]] unsigned scale_to = shared_at(ring) + CODES + lane * (4 * SETS);
+    [[maybe_unused]] unsigned scale_to = shared_at(ring) + CODES + lane * (SCALES / 16);
     auto fetch = [&] {
         if (ahead < all) {
             bool there = EVEN || (at * KSPLIT + part) * 64 + quarter * 16 < ROW_BYTES;
@@ -111,7 +117,7 @@ ternary_few(const int *step, const signed char *x, const float *scale, const int
             low_from += KSPLIT * 64, high_from += KSPLIT * 64;
 #if GROUP
             if (lane < 16) copy_scales(scale_to + next, scales_from);
-            scales_from += KSPLIT * 4 * SETS;
+            scales_from += KSPLIT * SUMS * 2;
 #endif
             next = next + STAGE == DEPTH * STAGE ? 0 : next + STAGE;
             if (++at == MINE) at = 0, ahead += stride, begin();
@@ -154,6 +160,9 @@ ternary_few(const int *step, const signed char *x, const float *scale, const int
     const signed char *x_at = x_shared + group * X_PITCH + quarter * 8 + part * 256;
     unsigned code_at = group * 64 + (group / 2 % 2) * 32 + quarter * 8;
     int now = 0;
+#if GROUP == 256
+    unsigned first_scale[2];  // numbers of this warp's first scales of rows low and high
+#endif
     auto load = [&](Operands &o, int s) {
         copies_wait<DEPTH - 2>();
         __syncwarp();
@@ -167,7 +176,11 @@ ternary_few(const int *step, const signed char *x, const float *scale, const int
             o.x[b][plane][n] = *(const uint2 *)(x_at + s * (KSPLIT * 256) + n * 8 * X_PITCH + b * 128 + plane * 32);
         }
 #if GROUP
-        o.units[0] = *(const Units *)(stage + CODES + group * (4 * SETS)), o.units[1] = *(const Units *)(stage + CODES + (group + 8) * (4 * SETS));
+        o.units[0] = *(const Units *)(stage + CODES + group * (SCALES / 16));
+        o.units[1] = *(const Units *)(stage + CODES + (group + 8) * (SCALES / 16));
+#if GROUP == 256
+        o.units[0] >>= (first_scale[0] + s * KSPLIT) % 2 * 16, o.units[1] >>= (first_scale[1] + s * KSPLIT) % 2 * 16;
+#endif
 #endif
     };
     for (; tile < all; tile += stride) {
@@ -183,6 +196,9 @@ ternary_few(const int *step, const signed char *x, const float *scale, const int
 #endif
 #if GROUP
         float total[SHARE] = {};
+#if GROUP == 256
+        first_scale[0] = row[0] * COUNT + part, first_scale[1] = row[1] * COUNT + part;
+#endif
 #else
         float unit[2] = {((const float *)w_scale)[row[0]], ((const float *)w_scale)[row[1]]};
         int kept[SUMS][NT][4] = {};
@@ -202,7 +218,7 @@ ternary_few(const int *step, const signed char *x, const float *scale, const int
             for (int plane = 0; plane < 4; plane++) {
 #pragma unroll
                 for (int b = 0; b < 2; b++) {
-                    const int sum = GROUP ? b * SETS + plane * SETS / 4 : plane;
+                    const int sum = GROUP ? (b * 128 + plane * 32) / (GROUP + !GROUP) : plane;
                     uint2 low = o.words[b][0], high = o.words[b][1];
                     unsigned a[4] = {pairs_at(low.x, plane), pairs_at(high.x, plane), pairs_at(low.y, plane), pairs_at(high.y, plane)};
 #pragma unroll

@@ -5,7 +5,7 @@
 // other (four neighbours of K each), so a step of K = 32 is one bit pair of all eight words, and the activations at the same
 // places are 8 neighbouring bytes. The codes are 0, 1, 2 for -1, 0, 1: `sums`, of each token's activations, is subtracted.
 // GLU: as in ternary_decode, every 16 rows are 8 gates and their 8 ups.
-// GROUP: columns of K that share a scale of a row (64 or 128); 0: one scale for all. Codes are then two's complement, and the
+// GROUP: columns of K that share a scale of a row (64, 128 or 256); 0: one scale for all. Codes are then two's complement, and the
 // products of each group are added, times its scale, to f32 sums.
 #define ROWS_WARPS (BM / 32)
 #define TOKEN_WARPS (8 / ROWS_WARPS)
@@ -18,9 +18,11 @@
 #if GROUP
 #define A_TYPE "s8"
 #define PAIRS(word, plane) ((word) << 2 * (plane) & 0xC0C0C0C0u) /* 64 times the weights */
-#define SETS (GROUP == 64 ? 2 : 1) /* groups of a tile */
+#define SETS (GROUP == 64 ? 2 : 1)  /* groups of a tile, or the one of */
+#define TILES (GROUP == 256 ? 2 : 1) /* so many tiles */
 #define COUNT (COLS / GROUP)
 #else
+#define TILES 1
 #define A_TYPE "u8"
 #define PAIRS(word, plane) ((word) >> (6 - 2 * (plane)) & 0x03030303u)
 #define SETS 1
@@ -68,7 +70,8 @@ ternary_mma(const int *step, const signed char *x, const float *scale, const int
 
 #if GROUP
     float total[2][NT][4] = {};
-#else
+#endif
+#if !GROUP || TILES > 1
     int acc[2][NT][4] = {};
 #endif
     for (int block = 0; block < BLOCKS; block++) {
@@ -81,9 +84,11 @@ ternary_mma(const int *step, const signed char *x, const float *scale, const int
 #pragma unroll
         for (int i = 0; i < SETS * 4; i++) {
             int r = row0 + i / 2 % 2 * 16 + i % 2 * 8 + group;
-            size_t at = (size_t)(weight_there(r) ? weight_row(r) : 0) * COUNT + block * SETS + i / 4;
+            size_t at = (size_t)(weight_there(r) ? weight_row(r) : 0) * COUNT + block / TILES * SETS + i / 4;
             scale_of[i / 4][i / 2 % 2][i % 2] = to_float(((const f16 *)w_scale)[at]);
         }
+#endif
+#if GROUP && TILES == 1
         int acc[2][NT][4];
 #endif
         uint2 words[2][2];
@@ -96,7 +101,7 @@ ternary_mma(const int *step, const signed char *x, const float *scale, const int
 #pragma unroll
         for (int plane = 0; plane < 4; plane++) {
 #if GROUP
-            if (plane % (4 / SETS) == 0) {
+            if (plane % (4 / SETS) == 0 && block % TILES == 0) {
 #pragma unroll
                 for (int i = 0; i < 2 * NT * 4; i++) acc[i / 4 / NT][i / 4 % NT][i % 4] = 0;
             }
@@ -114,7 +119,7 @@ ternary_mma(const int *step, const signed char *x, const float *scale, const int
                 mma(acc[1][n], a[1], b.x, b.y);
             }
 #if GROUP
-            if ((plane + 1) % (4 / SETS)) continue;
+            if ((plane + 1) % (4 / SETS) || (block + 1) % TILES) continue;
 #pragma unroll
             for (int i = 0; i < 2 * NT * 4; i++) {
                 int t = i / 4 / NT, n = i / 4 % NT, j = i % 4;

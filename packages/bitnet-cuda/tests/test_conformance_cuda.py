@@ -77,6 +77,7 @@ class TestConformance(ConformanceSuite):
             Grouped(1100, (4198,), 640, 128, add=True),
             Grouped(257, (260,), 4224, 128, add=True),
             Grouped(400, (70,), 1024, 256),
+            Grouped(100, (3001,), 2560, 256, add=True),
         ],
     )
     def test_groups_of_many_tokens(self, device: Device, rng: np.random.Generator, shape: Grouped) -> None:
@@ -121,6 +122,8 @@ class TestConformance(ConformanceSuite):
             Grouped(64, (300,), 12288, 128),
             Grouped(64, (4100,), 4352, 64),
             Grouped(12, (37,), 40960, 128),
+            Grouped(13, (2001,), 1280, 256),
+            Grouped(64, (9001,), 2304, 256, add=True),
         ],
     )
     def test_groups_of_few_tokens(self, device: Device, rng: np.random.Generator, shape: Grouped) -> None:
@@ -164,6 +167,8 @@ class TestConformance(ConformanceSuite):
             (8, 2604, 128),
             (16, 13004, 128),
             (37, 13004, 64),
+            (9, 2604, 256),
+            (100, 132, 256),
             (12, 132, None),
             (20, 9004, None),
             (700, 6912, None),
@@ -187,7 +192,7 @@ class TestConformance(ConformanceSuite):
         activation: Literal["relu2", "silu"],
     ) -> None:
         """Gates and ups multiplied in the product that makes them, as in no program that keeps its tensors."""
-        k = 1024 if m == 1 or (group and m <= 64) else 640 if group else 656
+        k = 1024 if m == 1 or group == 256 or (group and m <= 64) else 640 if group else 656
         codes, scale = rng.integers(-127, 128, (m, k), dtype=np.int8), rng.uniform(1e-3, 0.1, m).astype(np.float32)
 
         def unit() -> float | npt.NDArray[np.float16]:

@@ -14,7 +14,7 @@ from bitnet.cuda.weights import ternary
 
 ROWS, STEP = 16, 256
 """Sizes of the kernel, as in its source: rows of a tile, and columns that a warp takes at a time."""
-GROUPS = (64, 128)
+GROUPS = (64, 128, 256)
 """Columns that may share a scale."""
 TOKENS = (16, 8)
 """Tokens of a block. More need too many registers."""
@@ -76,7 +76,7 @@ def few_shape(w: TernaryBuffer, tokens: int, multiprocessors: int, most: int, *,
 def _shared(w: TernaryBuffer, tokens: int, warps: int, split: int, depth: int) -> int:
     """Bytes of shared memory of a block: activations, codes and scales, and results that warps pass on."""
     steps = ceil_div(ceil_div(4 * w.row_bytes, STEP), split) * split
-    stage = ROWS * (STEP // 4 + (0 if w.group is None else STEP // w.group * 2))
+    stage = ROWS * (STEP // 4 + (0 if w.group is None else max(4, STEP // w.group * 2)))
     passed = tokens // 2 * 128 * (1 if w.group is None else 2 * STEP // w.group)
     return tokens * (steps * STEP + 32) + warps * (depth * stage + (passed if split > 1 else 0))
 

@@ -51,8 +51,8 @@ so few that the next kernel's blocks, which fetch theirs, find room beside them.
 TILE_ROWS = 16
 STEP = 256
 """Columns of K that a warp of ternary_decode takes at a time."""
-DECODE_GROUPS, TILED_GROUPS = (64, 128, 256), (64, 128)
-"""Columns that may share a scale, in ternary_decode and in the tiled products."""
+MMA_GROUPS, WGMMA_GROUPS = (64, 128, 256), (64, 128)
+"""Columns that may share a scale, in ternary_decode and ternary_mma, and in ternary_group_tiles."""
 BOUNDED_GROUP = 128
 """Columns of a scale whose sums ternary_group_tiles adds faster where activations are known to be small."""
 WGMMA = (9, 0)
@@ -209,7 +209,7 @@ class Products:
     def decodes(self, w: TernaryBuffer, bucket: Bucket) -> bool:
         """Whether ternary_decode supports a product of so many tokens."""
         few = self._tensor_cores and bucket.tokens <= DECODE_TOKENS and not self._few(w, bucket.tokens)
-        few = few and (w.group is None or (w.group in DECODE_GROUPS and w.cols % STEP == 0))
+        few = few and (w.group is None or (w.group in MMA_GROUPS and w.cols % STEP == 0))
         return few and ceil_div(w.row_bytes, 64) <= MAX_STEPS and _decode_shared(w, bucket.tokens, 1) <= self._shared
 
     def _few(self, w: TernaryBuffer, tokens: int, *, glu: bool = False) -> FewShape | None:
@@ -220,7 +220,7 @@ class Products:
 
     def tiles(self, w: TernaryBuffer) -> bool:
         """Whether the tiled products support a matrix."""
-        if w.group is not None and (w.group not in TILED_GROUPS or w.cols % PANEL):
+        if w.group is not None and (w.group not in MMA_GROUPS or w.cols % PANEL):
             return False
         return self._tensor_cores and w.cols % 16 == 0
 
@@ -233,7 +233,8 @@ class Products:
         if few := self._few(w, bucket.tokens, glu=bool(activation)):
             return few_product(ctx, op, bucket.tokens, out, activation, few)
         many = MANY_TOKENS if w.group is None else FEW_GROUP_TOKENS[-1]
-        if self._wgmma and bucket.tokens > many and w.row_bytes >= TILES_DEPTH * W_PITCH:
+        large = self._wgmma and (w.group is None or w.group in WGMMA_GROUPS)
+        if large and bucket.tokens > many and w.row_bytes >= TILES_DEPTH * W_PITCH:
             return self._large(ctx, op, bucket, out, activation)
         token_tile = TOKEN_TILES[bucket.tokens > TOKEN_TILES[0] and w.group is None]
         token_tiles = ceil_div(bucket.tokens, token_tile)
