@@ -126,18 +126,21 @@ def main() -> None:
     parser.add_argument("--kv-dtype", choices=get_args(KVDtype), default="f16", help="type of the KV cache")
     parser.add_argument("--context", type=int, metavar="POSITIONS", help="measure this context, at least 2048, only")
     parser.add_argument(
-        "--sequences", type=int, nargs="+", default=[1], help="with --context: numbers of sequences that decode"
+        "--sequences", type=int, nargs="+", metavar="N", help="with --context: numbers of sequences that decode (1)"
     )
     args = parser.parse_args()
     if args.context is not None and args.context < CHUNK:
         parser.error(f"--context is {args.context}: the least is {CHUNK}.")
-    if not all(1 <= count <= 64 for count in args.sequences):
-        parser.error(f"--sequences is {' '.join(map(str, args.sequences))}: between 1 and 64 are possible.")
+    if args.sequences and not args.context:
+        parser.error("--sequences needs --context.")
+    counts = args.sequences or [1]
+    if not all(1 <= count <= 64 for count in counts):
+        parser.error(f"--sequences is {' '.join(map(str, counts))}: between 1 and 64 are possible.")
     selection = select_device(args.device)
     rng = np.random.default_rng(1)
     longest = -(-(args.context or POSITIONS) // BLOCK)
     limits, each = Limits(512, 64, 64, longest), 17
-    blocks = longest * max(args.sequences) if args.context else longest + 64 * each
+    blocks = longest * max(counts) if args.context else longest + 64 * each
     program = build(rng, limits, blocks, args.kv_dtype)
     print(f"{selection.info.name}: {selection.info.description}, driver {selection.info.driver_version}")
     print(f"KV cache: {args.kv_dtype}, {program.kv.bytes if program.kv else 0:,} bytes")
@@ -151,12 +154,12 @@ def main() -> None:
         if args.context:
             limits = replace(limits, max_tokens=CHUNK)
             executable, layout = device.compile(replace(program, limits=limits)), StepLayout(limits)
-            firsts = [i * longest for i in range(max(args.sequences))]
+            firsts = [i * longest for i in range(max(counts))]
             for first in firsts:
                 for end in (*range(CHUNK, args.context, CHUNK), args.context):  # so that the whole cache holds numbers
                     executable.run(Step(layout, [sequence(end, CHUNK, first)], logits=False))
             measure(f"prefill {CHUNK} at {args.context}", executable, layout, [sequence(args.context, CHUNK)], 1)
-            for count in args.sequences:
+            for count in counts:
                 seqs = [sequence(args.context - 36, first=first) for first in firsts[:count]]
                 measure(f"decode, batch {count}, at {args.context}", executable, layout, seqs, 32)
             return

@@ -6,7 +6,7 @@ struct alignas(64) TensorMap {
     unsigned long long words[16];
 };
 
-// Of a number that is an address in shared memory already. Kernels that must save instructions keep numbers, so that the compiler
+// An address in shared memory as a number stays what it is. Kernels that must save instructions keep numbers, so that the compiler
 // does not convert pointers again and again.
 __device__ __forceinline__ unsigned shared_at(unsigned at) { return at; }
 

@@ -1,4 +1,4 @@
-// ternary_matmul for more tokens than ternary_decode has and fewer than fill the tiles of ternary_gemm and ternary_wgmma, on the tensor cores.
+// ternary_matmul for some 5 to 64 tokens, on the tensor cores: more than ternary_decode takes, and too few to fill the tiles of other kernels.
 //
 // A warp multiplies a tile of 16 rows of W with TOKENS tokens by mma.m16n8k32, over all of K in its order, and then takes another tile.
 // Codes come through a ring in shared memory that each warp has for itself, 256 columns at a time, and are on their way before
@@ -23,7 +23,8 @@
 #define SHARE (RESULTS / KSPLIT)
 #if GROUP
 #define A_TYPE "s8"
-#define SUMS (256 / GROUP) /* of a step: of each group */
+#define SUMS (256 / GROUP) /* of a step: one for each group */
+#define SUM_OF(block, plane) (((block) * 128 + (plane) * 32) / GROUP)
 #define COUNT (COLS / GROUP)
 #if GROUP == 64
 typedef uint2 Units; /* the scales of a row and step */
@@ -33,7 +34,8 @@ typedef unsigned Units; /* with that of a neighbouring step, where there is one 
 #define SCALES (16 * (int)sizeof(Units)) /* bytes of a step's scales */
 #else
 #define A_TYPE "u8"
-#define SUMS 4 /* of each bit pair, over all steps */
+#define SUMS 4 /* of all steps: one for each bit pair */
+#define SUM_OF(block, plane) (plane)
 #define SCALES 0
 #endif
 #define STAGE (CODES + SCALES)
@@ -218,7 +220,7 @@ ternary_few(const int *step, const signed char *x, const float *scale, const int
             for (int plane = 0; plane < 4; plane++) {
 #pragma unroll
                 for (int b = 0; b < 2; b++) {
-                    const int sum = GROUP ? (b * 128 + plane * 32) / (GROUP + !GROUP) : plane;
+                    const int sum = SUM_OF(b, plane);
                     uint2 low = o.words[b][0], high = o.words[b][1];
                     unsigned a[4] = {pairs_at(low.x, plane), pairs_at(high.x, plane), pairs_at(low.y, plane), pairs_at(high.y, plane)};
 #pragma unroll
@@ -281,12 +283,12 @@ ternary_few(const int *step, const signed char *x, const float *scale, const int
 #endif
         };
 #pragma unroll
-        for (int i = 0; i < SHARE; i++) {
+        for (int i = 0; i < SHARE; i += 1 + GLU) {  // a gate with its up
             int m = token_of(i), half = (part * SHARE + i) % 2;
             if (m >= tokens || !(half ? there[1] : there[0])) continue;
             float *to = out + (size_t)(m0 + m) * (GLU ? rows / 2 : rows) + (half ? row[1] : row[0]);
 #if GLU
-            *to = act(value(i, 0)) * value(i + 1 < SHARE ? i + 1 : i, 1);
+            *to = act(value(i, 0)) * value(i + 1, 1);
 #elif ADD  // the contract rounds this sum separately
             *to = __fadd_rn(old[i], value(i, half));
 #else

@@ -51,38 +51,27 @@ class TestConformance(ConformanceSuite):
     @pytest.mark.parametrize(
         ("m", "n", "k"),
         [
+            (9, 3, 16),
+            (13, 2561, 2560),
+            (16, 4000, 272),
+            (24, 14000, 656),
+            (33, 300, 6912),
+            (64, 9001, 144),
+            (130, 300, 2064),
+            (512, 2560, 1280),
+            (700, 2561, 400),
+            (1500, 9000, 144),
             (2048, 2560, 272),
             (2048, 3840, 1040),
-            (1500, 9000, 144),
-            (700, 2561, 400),
-            (512, 2560, 1280),
-            (130, 300, 2064),
         ],
     )
     @pytest.mark.parametrize("add", [False, True], ids=["replace", "add"])
-    def test_ternary_matmul_of_many_tokens(
+    def test_ternary_matmul_of_few_and_of_many_tokens(
         self, device: Device, rng: np.random.Generator, m: int, n: int, k: int, add: bool
     ) -> None:
-        """Each kind of tile, whole and at the edges, several of them for a block, and a short K."""
+        """Few: a tile for four warps, two or one, and several for a warp. Many: each kind of tile, several for a block.
+        Ragged rows and columns, and a short K."""
         self._ternary(device, rng, rng.integers(-127, 128, (m, k), dtype=np.int8), [n], add=add, spare=m % 7)
-
-    @pytest.mark.parametrize(
-        "shape",
-        [
-            Grouped(65, (130,), 512, 128),
-            Grouped(200, (2049,), 384, 128, add=True),
-            Grouped(300, (131, 2), 640, 64, add=True),
-            Grouped(700, (2561,), 640, 128),
-            Grouped(513, (4000, 72), 1024, 64),
-            Grouped(1100, (4198,), 640, 128, add=True),
-            Grouped(257, (260,), 4224, 128, add=True),
-            Grouped(400, (70,), 1024, 256),
-            Grouped(100, (3001,), 2560, 256, add=True),
-        ],
-    )
-    def test_groups_of_many_tokens(self, device: Device, rng: np.random.Generator, shape: Grouped) -> None:
-        """Whole tiles and edges, several for a block, rows of no multiple of 16 bytes, odd numbers of groups."""
-        check_groups(device, rng, shape)
 
     @pytest.mark.parametrize(
         "shape",
@@ -93,26 +82,6 @@ class TestConformance(ConformanceSuite):
             Grouped(1, (8000, 9001), 4608, 128, add=True),
             Grouped(1, (2200,), 16384, 128),
             Grouped(1, (37,), 40960, 128),
-        ],
-    )
-    def test_groups_of_one_token(self, device: Device, rng: np.random.Generator, shape: Grouped) -> None:
-        """One tile and several for a block, all of them on their way at once or not, ragged rows, too long a row."""
-        check_groups(device, rng, shape)
-
-    @pytest.mark.parametrize(
-        ("m", "n", "k"),
-        [(9, 3, 16), (13, 2561, 2560), (16, 4000, 272), (24, 14000, 656), (33, 300, 6912), (64, 9001, 144)],
-    )
-    @pytest.mark.parametrize("add", [False, True], ids=["replace", "add"])
-    def test_ternary_matmul_of_few_tokens(
-        self, device: Device, rng: np.random.Generator, m: int, n: int, k: int, add: bool
-    ) -> None:
-        """A tile for four warps, two or one, one tile and several for a warp, ragged rows and columns."""
-        self._ternary(device, rng, rng.integers(-127, 128, (m, k), dtype=np.int8), [n], add=add, spare=m % 7)
-
-    @pytest.mark.parametrize(
-        "shape",
-        [
             Grouped(5, (5,), 256, 128),
             Grouped(8, (2001, 70), 2560, 64, add=True),
             Grouped(9, (4000,), 1280, 128),
@@ -124,10 +93,21 @@ class TestConformance(ConformanceSuite):
             Grouped(12, (37,), 40960, 128),
             Grouped(13, (2001,), 1280, 256),
             Grouped(64, (9001,), 2304, 256, add=True),
+            Grouped(65, (130,), 512, 128),
+            Grouped(300, (130,), 512, 128),
+            Grouped(200, (2049,), 384, 128, add=True),
+            Grouped(300, (131, 2), 640, 64, add=True),
+            Grouped(700, (2561,), 640, 128),
+            Grouped(513, (4000, 72), 1024, 64),
+            Grouped(1100, (4198,), 640, 128, add=True),
+            Grouped(257, (260,), 4224, 128, add=True),
+            Grouped(400, (70,), 1024, 256),
+            Grouped(100, (3001,), 2560, 256, add=True),
         ],
     )
-    def test_groups_of_few_tokens(self, device: Device, rng: np.random.Generator, shape: Grouped) -> None:
-        """As the test before, with one and several sets of tokens; too long a row."""
+    def test_groups(self, device: Device, rng: np.random.Generator, shape: Grouped) -> None:
+        """One token, few and many: one tile and several for a warp or block, all of them on their way at once or not,
+        ragged rows, odd numbers of groups, too long a row."""
         check_groups(device, rng, shape)
 
     @pytest.mark.parametrize("norm", [False, True], ids=["quantise", "norm"])
@@ -192,7 +172,7 @@ class TestConformance(ConformanceSuite):
         activation: Literal["relu2", "silu"],
     ) -> None:
         """Gates and ups multiplied in the product that makes them, as in no program that keeps its tensors."""
-        k = 1024 if m == 1 or group == 256 or (group and m <= 64) else 640 if group else 656
+        k = 656 if group is None else 640 if m > 64 and group < 256 else 1024
         codes, scale = rng.integers(-127, 128, (m, k), dtype=np.int8), rng.uniform(1e-3, 0.1, m).astype(np.float32)
 
         def unit() -> float | npt.NDArray[np.float16]:

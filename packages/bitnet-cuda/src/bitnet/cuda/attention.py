@@ -23,8 +23,8 @@ SPLIT = 64
 """Minimum positions per block of split attention."""
 MAX_SPLITS = 64
 SPLIT_TOKENS = 16
-"""Maximum tokens whose sequences are split. More of one sequence are better processed as a tile, which reads its cache
-once."""
+"""Maximum tokens of a step for which the positions of each sequence are split over blocks. Longer steps use tiles of
+tokens, which read a sequence's cache once for all of them."""
 LARGE_CLUSTER = 16
 """Blocks of a cluster on devices of :data:`LARGE_CLUSTERS`."""
 LARGE_CLUSTERS = ((9, 0), (10, 0))

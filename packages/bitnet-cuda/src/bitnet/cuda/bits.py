@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from bitnet.core.gpu import Buffer, Context, KernelSpec, Launch, TernaryBuffer
 from bitnet.core.gpu.ops import ceil_div
-from bitnet.core.gpu.products import Source, product_args
+from bitnet.core.gpu.products import Source, product_args, product_defines
 from bitnet.core.hal import TernaryMatmul
 from bitnet.cuda.tiles import ALIGNMENT, PANEL, TiledMatrix
 from bitnet.cuda.weights import ternary
@@ -75,9 +75,7 @@ def bits_product(
         "KSPLIT": shape.split,
         "DEPTH": shape.depth,
         "INPUT": source.kind,
-        "GLU": int(bool(activation)),
-        "RELU2": int(activation == "relu2"),
-        "ADD": int(op.add),
+        **product_defines(op, activation),
     }
     codes = TiledMatrix(w.codes, w.rows, w.row_bytes, ROWS // 2 if activation else ROWS, PANEL)
     args = product_args(ctx, op, source, out)

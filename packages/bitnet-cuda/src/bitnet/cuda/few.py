@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import numpy as np
-
 from bitnet.core.gpu import Buffer, Context, KernelSpec, Launch, TernaryBuffer
 from bitnet.core.gpu.ops import ceil_div
-from bitnet.core.gpu.products import row_sums
+from bitnet.core.gpu.products import product_defines, tiled_args
 from bitnet.core.hal import TernaryMatmul
 from bitnet.cuda.weights import ternary
 
@@ -52,7 +50,8 @@ class FewShape(NamedTuple):
 def few_shape(w: TernaryBuffer, tokens: int, multiprocessors: int, most: int, *, glu: bool = False) -> FewShape | None:
     """The launch for a matrix, or None if the kernel does not support it with ``most`` bytes of shared memory.
 
-    Whether it does is the same with ``glu``, where its results are gates and ups.
+    Args:
+        glu: The results are gates and ups. Every matrix that is supported without is supported with it, too.
     """
     if w.cols % 16 or (w.group is not None and (w.group not in GROUPS or w.cols % STEP)):
         return None
@@ -92,12 +91,8 @@ def few_product(ctx: Context, op: TernaryMatmul, tokens: int, out: Buffer, activ
         "WARPS": shape.warps,
         "KSPLIT": shape.split,
         "DEPTH": shape.depth,
-        "GLU": int(bool(activation)),
-        "RELU2": int(activation == "relu2"),
-        "ADD": int(op.add),
+        **product_defines(op, activation),
     }
-    x = ctx.tensors[op.x], ctx.tensors[op.scale], row_sums(ctx, op.x)
-    args = (ctx.step, *x, w.codes, w.scales, out, np.int32(w.rows))
     spec = KernelSpec("ternary_few", "ternary_few", tuple(defines.items()))
-    grid = (shape.blocks, ceil_div(tokens, shape.tokens), 1)
-    return Launch(spec, grid, (32 * shape.warps, 1, 1), args, shape.shared, overlaps=True)
+    grid, block = (shape.blocks, ceil_div(tokens, shape.tokens), 1), (32 * shape.warps, 1, 1)
+    return Launch(spec, grid, block, tiled_args(ctx, op, out), shape.shared, overlaps=True)

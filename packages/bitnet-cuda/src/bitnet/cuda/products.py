@@ -10,7 +10,7 @@ from bitnet.core.gpu import Arg, Bucket, Buffer, Context, DenseBuffer, KernelSpe
 from bitnet.core.gpu.groups import NormHead
 from bitnet.core.gpu.head import unnormed
 from bitnet.core.gpu.ops import ceil_div, power_of_two
-from bitnet.core.gpu.products import Source, product_args, quantised, row_sums
+from bitnet.core.gpu.products import Source, product_args, product_defines, quantised, row_sums, tiled_args
 from bitnet.core.gpu.scaled import group_product
 from bitnet.core.hal import DenseMatmul, TernaryMatmul
 from bitnet.cuda.bits import bits_product, bits_shape
@@ -192,9 +192,7 @@ class Products:
             "KSPLIT": split,
             "INPUT": source.kind,
             "CLUSTER": cluster,
-            "GLU": int(bool(activation)),
-            "RELU2": int(activation == "relu2"),
-            "ADD": int(op.add),
+            **product_defines(op, activation),
         }
         args = product_args(ctx, op, source, out)
         blocks = ceil_div(ceil_div(w.rows, TILE_ROWS), tiles)
@@ -243,12 +241,9 @@ class Products:
             "ROW_BYTES": w.row_bytes,
             "GROUP": w.group or 0,
             "BN": token_tile,
-            "GLU": int(bool(activation)),
-            "RELU2": int(activation == "relu2"),
-            "ADD": int(op.add),
+            **product_defines(op, activation),
         }
-        x = ctx.tensors[op.x], ctx.tensors[op.scale], row_sums(ctx, op.x)
-        args = (ctx.step, *x, w.codes, w.scales, out, np.int32(w.rows))
+        args = tiled_args(ctx, op, out)
         if self._wgmma and w.group is None:
             row_tile = 256 if ceil_div(w.rows, 256) * token_tiles >= self._multiprocessors else 128
             row_tiles = ceil_div(w.rows, row_tile)
@@ -287,9 +282,7 @@ class Products:
         defines = {
             "COLS": w.cols,
             "ROW_BYTES": w.row_bytes,
-            "GLU": int(glu),
-            "RELU2": int(activation == "relu2"),
-            "ADD": int(op.add),
+            **product_defines(op, activation),
             "BM": tile.rows,
             "BN": tile.tokens,
             "STAGES": stages,

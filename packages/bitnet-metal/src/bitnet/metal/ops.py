@@ -7,11 +7,12 @@ from dataclasses import replace
 import numpy as np
 
 from bitnet.core.gpu.clc.attention import QUERIES, TILE_GROUP, AttentionOps, defines_of, prefill_args
-from bitnet.core.gpu.clc.products import DECODE_TOKENS, Products, tiled_args, tiled_defines
+from bitnet.core.gpu.clc.products import DECODE_TOKENS, Products, tiled_defines
 from bitnet.core.gpu.clc.vendors import Vendor
 from bitnet.core.gpu.context import Bucket, Context
 from bitnet.core.gpu.driver import Arg, Buffer, KernelSpec, Launch
 from bitnet.core.gpu.ops import ceil_div
+from bitnet.core.gpu.products import tiled_args
 from bitnet.core.gpu.weights import TernaryBuffer
 from bitnet.core.hal import Attention, DenseMatmul, TernaryMatmul
 from bitnet.metal.head import WIDTH, HeadOps, fits

@@ -15,7 +15,7 @@ from bitnet.core.gpu import Arg, Bucket, Buffer, Context, Dispatch, Launch, Lowe
 from bitnet.core.gpu.group_products import in_parts
 from bitnet.core.gpu.groups import Choice, Layer, NormChoice, RopeAttention
 from bitnet.core.gpu.ops import RowOps, attention_inputs, ceil_div, kv_defines, positions, power_of_two, rope_defines
-from bitnet.core.gpu.products import Source, decode_defines, fused_products
+from bitnet.core.gpu.products import Source, fused_products, product_defines
 from bitnet.core.gpu.weights import TernaryBuffer
 from bitnet.core.gpu.windows import MOST_GROUPS
 from bitnet.core.hal import Attention, DenseMatmul, Embed, RopeAppend, Sample, TernaryMatmul
@@ -148,7 +148,7 @@ class VulkanOps:
     ) -> Launch:
         w = ctx.ternary(op.weights)
         chunks = w.row_bytes // 16
-        defines = {"COLS": w.cols, "LANES": self._lanes(w), "INPUT": source.kind, **decode_defines(op, activation)}
+        defines = {"COLS": w.cols, "LANES": self._lanes(w), "INPUT": source.kind, **product_defines(op, activation)}
         defines |= {"CHUNKS": chunks, "PITCH": pitch(chunks)}
         args: tuple[Arg, ...] = (source.x, source.scale or source.x, source.gain(ctx), w.codes, w.scales, out)
         args = (*args, np.float32(source.eps), np.int32(w.rows))

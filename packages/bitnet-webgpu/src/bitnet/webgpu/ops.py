@@ -15,7 +15,7 @@ from bitnet.core.gpu import Arg, Bucket, Buffer, Context, Dispatch, Launch, Lowe
 from bitnet.core.gpu.group_products import in_parts
 from bitnet.core.gpu.groups import NormHead, RopeAttention, RopeAttentionProduct
 from bitnet.core.gpu.ops import RowOps, attention_inputs, ceil_div, kv_defines, positions, power_of_two, rope_defines
-from bitnet.core.gpu.products import NORM, Source, decode_defines, fused_products, normed
+from bitnet.core.gpu.products import NORM, Source, fused_products, normed, product_defines
 from bitnet.core.gpu.windows import MOST_GROUPS, in_two, row_windows
 from bitnet.core.hal import Attention, DenseMatmul, Embed, NormRows, RopeAppend, Sample, TernaryMatmul
 from bitnet.webgpu.device import ALIGNMENT
@@ -214,7 +214,7 @@ class WebGPUOps:
             "COLS": w.cols,
             "LANES": lanes,
             "NORM": int(source.kind == NORM),
-            **decode_defines(op, activation),
+            **product_defines(op, activation),
             "HELD": ceil_div(w.cols // 4, DECODE_GROUP),
             "EARLY": min(ceil_div(w.row_bytes // 16, lanes), 8),
         }

@@ -86,9 +86,8 @@ def fused_products(decode: Decode, quantises: Callable[[Context, TernaryMatmul, 
     return {FeedForward: block, NormProduct: product}
 
 
-def decode_defines(op: TernaryMatmul, activation: str) -> dict[str, int]:
-    """Preprocessor constants of a :class:`Decode` on any API: the activation, if any, and whether it adds to
-    ``out``."""
+def product_defines(op: TernaryMatmul, activation: str) -> dict[str, int]:
+    """Preprocessor constants of a product on any API: the activation, if any, and whether it adds to ``out``."""
     return {"GLU": int(bool(activation)), "RELU2": int(activation == "relu2"), "ADD": int(op.add)}
 
 
@@ -98,6 +97,13 @@ def product_args(ctx: Context, op: TernaryMatmul, source: Source, out: Buffer) -
     sums = source.x if source.kind else row_sums(ctx, op.x)
     x = (ctx.step, source.x, source.scale or source.x, sums, source.gain(ctx), np.float32(source.eps))
     return (*x, w.codes, w.scales, out, np.int32(w.rows))
+
+
+def tiled_args(ctx: Context, op: TernaryMatmul, out: Buffer) -> tuple[Arg, ...]:
+    """The arguments of a product whose activations are int8."""
+    w = ctx.ternary(op.weights)
+    x = ctx.tensors[op.x], ctx.tensors[op.scale], row_sums(ctx, op.x)
+    return (ctx.step, *x, w.codes, w.scales, out, np.int32(w.rows))
 
 
 def glu_products(ctx: Context, op: GluNormQuant) -> Buffer:

@@ -8,9 +8,9 @@ import numpy as np
 
 from bitnet.core.gpu.clc.abilities import Abilities
 from bitnet.core.gpu.context import Bucket, Context
-from bitnet.core.gpu.driver import Arg, Buffer, KernelSpec, Launch
+from bitnet.core.gpu.driver import Buffer, KernelSpec, Launch
 from bitnet.core.gpu.ops import RowOps, ceil_div, power_of_two
-from bitnet.core.gpu.products import Source, product_args, quantised, row_sums
+from bitnet.core.gpu.products import Source, product_args, product_defines, quantised, row_sums, tiled_args
 from bitnet.core.gpu.weights import TernaryBuffer
 from bitnet.core.hal import DenseMatmul, TernaryMatmul
 
@@ -119,19 +119,10 @@ def decode_defines(
         "ROW_BYTES": w.row_bytes,
         "TOKENS": bucket.tokens,
         "INPUT": source.kind,
-        "GLU": int(bool(activation)),
-        "RELU2": int(activation == "relu2"),
-        "ADD": int(op.add),
+        **product_defines(op, activation),
     }
 
 
 def tiled_defines(w: TernaryBuffer, op: TernaryMatmul) -> dict[str, int]:
     """Preprocessor constants of every kernel for products of many tokens."""
     return {"COLS": w.cols, "ROW_BYTES": w.row_bytes, "ADD": int(op.add)}
-
-
-def tiled_args(ctx: Context, op: TernaryMatmul, out: Buffer) -> tuple[Arg, ...]:
-    """The arguments of a product of many tokens."""
-    w = ctx.ternary(op.weights)
-    x = ctx.tensors[op.x], ctx.tensors[op.scale], row_sums(ctx, op.x)
-    return (ctx.step, *x, w.codes, w.scales, out, np.int32(w.rows))
