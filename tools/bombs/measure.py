@@ -3,6 +3,9 @@
 A server imports everything once and forks a process for each measurement; one JSON object a line, both ways::
 
     {"door": "run", "path": "bomb.gguf", "interrupt": null} -> {"status": 4, "seconds": 0.1, "bytes": 9e7, "text": …}
+
+Processors differ, and one that other work slows down differs from itself. So a yardstick, the same work each time, is
+timed beside each case, and a case's seconds are those of a processor on which the yardstick takes :data:`YARDSTICK`.
 """
 
 from __future__ import annotations
@@ -19,12 +22,16 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import NamedTuple
 
+import numpy as np
+
 from bombs.family import Door
 
 MEMORY = 1 << 30
 SECONDS = 2.0
 ANSWER = 0.5
 """Bounds on a case: bytes of resident memory, seconds of processor time, and seconds of it after Ctrl-C."""
+YARDSTICK = 0.030
+"""Seconds that the yardstick takes on the processor whose seconds are counted."""
 KILLED_AT = 5.0
 """Seconds of processor time, and gigabytes of memory in tenths above the bound, at which a case is ended."""
 WAIT = 60
@@ -36,7 +43,8 @@ class Cost(NamedTuple):
 
     Attributes:
         status: Its exit status, negative for a signal.
-        seconds: Processor time, of all its threads; after Ctrl-C where that was sent.
+        seconds: Processor time, of all its threads; after Ctrl-C where that was sent. In seconds of the processor on
+            which the yardstick takes :data:`YARDSTICK`.
         bytes: Most resident memory.
         text: The end of what it printed.
     """
@@ -89,6 +97,7 @@ def _serve() -> None:
 
 
 def _measure(door: Door, path: str, interrupt: float | None) -> Cost:
+    before = _yardstick()
     with tempfile.TemporaryFile() as output, tempfile.TemporaryDirectory() as folder:
         child = os.fork()
         if child == 0:
@@ -102,15 +111,27 @@ def _measure(door: Door, path: str, interrupt: float | None) -> Cost:
             late = seconds - (sent or 0) > KILLED_AT or time.monotonic() - begun > WAIT
             if late or size > MEMORY * 1.2:
                 os.kill(child, signal.SIGKILL)
-            elif interrupt is not None and sent is None and seconds >= interrupt:
+            elif interrupt is not None and sent is None and seconds * YARDSTICK / before >= interrupt:
                 os.kill(child, signal.SIGINT)
                 sent = seconds
             time.sleep(0.002)
         output.seek(0, os.SEEK_END)
         output.seek(max(0, output.tell() - 2000))
         text = output.read().decode(errors="replace")
-    seconds = usage.ru_utime + usage.ru_stime - (sent or 0)
+    speed = YARDSTICK / ((before + _yardstick()) / 2)
+    seconds = (usage.ru_utime + usage.ru_stime - (sent or 0)) * speed
     return Cost(os.waitstatus_to_exitcode(status), seconds, usage.ru_maxrss * 1024, text)
+
+
+def _yardstick() -> float:
+    """Seconds of processor time for a fixed piece of work: objects of Python, and small arrays."""
+    begun = time.process_time()
+    words = {str(number): number for number in range(40_000)}
+    sum(words[word] for word in sorted(words))
+    numbers = np.arange(64.0)
+    for _ in range(4000):
+        np.add.reduce(numbers - numbers[0])
+    return time.process_time() - begun
 
 
 def _used(process: int) -> tuple[float, int]:

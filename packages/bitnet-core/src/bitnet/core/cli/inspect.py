@@ -40,7 +40,7 @@ def inspect(file: Path | str | None, i2s_layout: str, as_json: bool) -> None:
     from bitnet.core.gguf import GGUFFile
     from bitnet.core.hub import local_path
     from bitnet.core.model.default import default_model_path
-    from bitnet.core.model.file import open_model
+    from bitnet.core.model.file import ModelFile
     from bitnet.core.model.inspect import inspect_tensors
 
     gguf = GGUFFile(default_model_path() if file is None else local_path(file, tell=note))
@@ -51,7 +51,7 @@ def inspect(file: Path | str | None, i2s_layout: str, as_json: bool) -> None:
             update(len(reports), len(gguf.tensors))
     config, unfit = None, None
     try:
-        model = open_model(gguf.path, i2s_layout=i2s_layout)  # type: ignore[arg-type]
+        model = ModelFile(gguf, i2s_layout)  # type: ignore[arg-type]
         config = model.config
         _ = model.tokenizer, model.chat_template
     except BitNetError as error:

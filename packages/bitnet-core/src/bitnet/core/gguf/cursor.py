@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 import numpy as np
 import numpy.typing as npt
 
-from bitnet.core.errors import ModelFileError
+from bitnet.core.errors import ModelFileError, brief
 from bitnet.core.gguf.types import SCALARS, MetadataValue, ValueType
 
 MAX_KEY = 65_535
@@ -30,16 +30,24 @@ _U64 = struct.Struct("<Q")
 
 
 class Cursor:
-    """Reads values in sequence, never past the end."""
+    """Reads values in sequence, never past the end.
+
+    Attributes:
+        at: Offset of the next value.
+        tensor: The tensor whose fields are read. Errors name it; its name is not formatted before there is one.
+    """
 
     def __init__(self, path: Path, data: mmap.mmap) -> None:
         self.path = path
         self.data = data
         self.end = len(data)
         self.at = 0
+        self.tensor: str | None = None
         self.nested = 0
 
     def fail(self, field: str, offset: int, message: str, *, hint: str | None = None) -> NoReturn:
+        if self.tensor is not None:
+            field = f"tensor {brief(self.tensor)} {field}".rstrip()
         raise ModelFileError(message, path=self.path, field=field, offset=offset, hint=hint)
 
     def take(self, size: int, field: str) -> int:
@@ -60,6 +68,10 @@ class Cursor:
 
     def u64(self, field: str) -> int:
         return int(_U64.unpack_from(self.data, self.take(8, field))[0])
+
+    def unpack(self, layout: struct.Struct, field: str) -> tuple[int, ...]:
+        """Several numbers at once."""
+        return layout.unpack_from(self.data, self.take(layout.size, field))
 
     def count(self, field: str, smallest: int) -> int:
         """A u64 count of items of at least ``smallest`` bytes each, which must fit into the rest of the file."""

@@ -6,10 +6,12 @@ is a :class:`~bitnet.core.errors.ModelFileError` with the file, the field and it
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import prod
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -35,6 +37,8 @@ SHARED = (GGMLType.Q2_0, GGMLType.Q2_0_G128, GGMLType.STQ1_0)
 """Types that share the number 42 in files."""
 MIN_METADATA_ENTRY = 8 + 1 + 4 + 1
 MIN_TENSOR_ENTRY = 8 + 1 + 4 + 4 + 8
+SHAPES = [struct.Struct(f"<{dims}Q") for dims in range(MAX_DIMS + 1)]
+"""The layout of a shape of so many dimensions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,16 +171,14 @@ class GGUFFile:
     def _place(self, cursor: Cursor, entries: list[_Entry], start: int, alignment: int) -> Mapping[str, TensorInfo]:
         tensors: dict[str, TensorInfo] = {}
         for e in entries:
-            field = f"tensor {brief(e.name)}"
+            cursor.tensor = e.name
             if e.name in tensors:
-                cursor.fail(field, e.begin, "this name occurs twice.")
+                cursor.fail("", e.begin, "this name occurs twice.")
             if e.offset % alignment:
-                cursor.fail(
-                    f"{field} offset", e.offset_at, f"{e.offset} is not a multiple of the alignment {alignment}."
-                )
+                cursor.fail("offset", e.offset_at, f"{e.offset} is not a multiple of the alignment {alignment}.")
             if start + e.offset + e.nbytes > self.size:
                 cursor.fail(
-                    f"{field} offset",
+                    "offset",
                     e.offset_at,
                     f"its {e.nbytes} bytes at {start + e.offset} end past the end of the file ({self.size} bytes).",
                     hint="The file is truncated or corrupt: download or convert it again.",
@@ -185,17 +187,13 @@ class GGUFFile:
         last: _Entry | None = None
         for e in sorted(entries, key=lambda e: e.offset):
             if last is not None and e.offset < last.offset + last.nbytes:
-                cursor.fail(
-                    f"tensor {brief(e.name)} offset",
-                    e.offset_at,
-                    f"its data overlaps that of tensor {brief(last.name)}.",
-                )
+                cursor.tensor = e.name
+                cursor.fail("offset", e.offset_at, f"its data overlaps that of tensor {brief(last.name)}.")
             last = e
         return tensors
 
 
-@dataclass(frozen=True, slots=True)
-class _Entry:
+class _Entry(NamedTuple):
     """A tensor's entry in the file; ``offset`` counts from the start of the tensor data."""
 
     name: str
@@ -248,28 +246,28 @@ def _entries(cursor: Cursor, field: str, smallest: int) -> int:
 
 def _tensor_entry(cursor: Cursor, index: int) -> _Entry:
     begin = cursor.at
-    name = cursor.name(f"tensor {index} name")
-    field = f"tensor {brief(name)}"
+    cursor.tensor = None
+    name = cursor.tensor = cursor.name(f"tensor {index} name")
     at = cursor.at
-    dims = cursor.u32(f"{field} dimensions")
+    dims = cursor.u32("dimensions")
     if dims > MAX_DIMS:
-        cursor.fail(f"{field} dimensions", at, f"has {dims}; the limit is {MAX_DIMS}.")
+        cursor.fail("dimensions", at, f"has {dims}; the limit is {MAX_DIMS}.")
     shape_at = cursor.at
-    shape = tuple(cursor.u64(f"{field} shape") for _ in range(dims))[::-1]
+    shape = cursor.unpack(SHAPES[dims], "shape")[::-1]
     if 0 in shape or prod(shape) >= 2**63:
-        cursor.fail(f"{field} shape", shape_at, f"{shape} has no elements or too many.")
+        cursor.fail("shape", shape_at, f"{shape} has no elements or too many.")
     at = cursor.at
-    number = cursor.u32(f"{field} type")
+    number = cursor.u32("type")
     try:
         dtype = GGMLType(number)  # numbers in files are not negative
     except ValueError:
-        cursor.fail(f"{field} type", at, f"{number} is not a tensor type that bitnet knows.")
+        cursor.fail("type", at, f"{number} is not a tensor type that bitnet knows.")
     try:
         nbytes = tensor_bytes(dtype, shape)
     except ValueError as error:
-        cursor.fail(f"{field} shape", shape_at, f"{error}.")
+        cursor.fail("shape", shape_at, f"{error}.")
     at = cursor.at
-    return _Entry(name, shape, dtype, cursor.u64(f"{field} offset"), nbytes, begin, at)
+    return _Entry(name, shape, dtype, cursor.u64("offset"), nbytes, begin, at)
 
 
 def _told_apart(entries: list[_Entry], end: int, alignment: int) -> list[_Entry]:
@@ -285,7 +283,7 @@ def _told_apart(entries: list[_Entry], end: int, alignment: int) -> list[_Entry]
 
 def _retyped(entry: _Entry, dtype: GGMLType) -> _Entry:
     try:
-        return replace(entry, type=dtype, nbytes=tensor_bytes(dtype, entry.shape))
+        return entry._replace(type=dtype, nbytes=tensor_bytes(dtype, entry.shape))
     except ValueError:  # rows are not a whole number of its blocks
         return entry
 

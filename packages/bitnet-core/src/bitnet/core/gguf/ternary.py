@@ -30,6 +30,8 @@ from bitnet.core.hal.program import TernaryData
 
 GROUP = 128
 """Weights in a packed block of a row."""
+SHIFTS = np.array([6, 4, 2, 0], np.uint8)[:, None]
+"""Bits to the right of each of the four codes in a byte."""
 PIECE = 1 << 21
 """Weights transcoded at a time; at least 128 rows."""
 
@@ -61,8 +63,11 @@ def pack_ternary(weights: npt.NDArray[np.int8]) -> Bytes:
 
 def pack_codes(codes: Bytes) -> Bytes:
     """Pack ``uint8[N, K]`` codes (weight + 1)."""
-    if k := codes.shape[1] % GROUP:
-        codes = np.pad(codes, ((0, 0), (0, GROUP - k)), constant_values=1)
+    n, k = codes.shape
+    if k % GROUP:
+        padded = np.ones((n, row_bytes(k) * 4), np.uint8)
+        padded[:, :k] = codes
+        codes = padded
     return _pack(codes, GROUP // 4)
 
 
@@ -88,8 +93,7 @@ def _unpack(packed: Bytes, width: int) -> Bytes:
     """The reverse of :func:`_pack`."""
     n = len(packed)
     groups = packed.reshape(n, -1, 1, width)
-    shifts = np.array([6, 4, 2, 0], np.uint8).reshape(1, 1, 4, 1)
-    codes: Bytes = groups >> shifts
+    codes: Bytes = groups >> SHIFTS
     codes &= 3
     return codes.reshape(n, -1)
 

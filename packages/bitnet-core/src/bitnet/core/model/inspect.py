@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from math import isfinite
 
 import numpy as np
 import numpy.typing as npt
@@ -105,8 +106,9 @@ def _report(file: GGUFFile, info: TensorInfo, layout: I2SLayout) -> TensorReport
     statistics = CodeStatistics(minus, zero, plus, unused, scale, BLOCKS[info.type][0] if several else None)
     warnings = [*_odd(statistics)]
     if info.type is GGMLType.I2_S:
-        warnings += _layout_doubts(data, shape, layout)
-        warnings += _order_doubts(file, info, layout)
+        zeros = _zeros(data, shape, layout)
+        warnings += _layout_doubts(data, shape, layout, zeros)
+        warnings += _order_doubts(file, info, layout, zeros)
     return TensorReport(info, statistics, tuple(warnings))
 
 
@@ -141,7 +143,9 @@ def _odd(statistics: CodeStatistics) -> Iterator[str]:
         yield f"{s.plus:.0%} of its weights are +1 and {s.minus:.0%} are -1; trained ones are nearly balanced."
 
 
-def _layout_doubts(data: npt.NDArray[np.uint8], shape: tuple[int, int], layout: I2SLayout) -> Iterator[str]:
+def _layout_doubts(
+    data: npt.NDArray[np.uint8], shape: tuple[int, int], layout: I2SLayout, zeros: npt.NDArray[np.float64]
+) -> Iterator[str]:
     """Warn if columns differ more from each other when read with the other kind of layout.
 
     Trained weights have more zeros in some columns than in others. If the layout is wrong, each apparent column mixes
@@ -153,12 +157,13 @@ def _layout_doubts(data: npt.NDArray[np.uint8], shape: tuple[int, int], layout: 
         check_ternary(GGMLType.I2_S, shape, other)
     except ValueError:
         return
-    taken, rival = (_column_spread(data, shape, way) for way in (layout, other))
+    taken = _column_spread(zeros, len(_rows(shape[0], layout)))
+    rival = _column_spread(_zeros(data, shape, other), len(_rows(shape[0], other)))
     if rival > CLEARER * taken:
         yield f"its columns differ {rival / taken:.1f} times as much when read with the I2_S layout '{other}'."
 
 
-def _order_doubts(file: GGUFFile, info: TensorInfo, layout: I2SLayout) -> Iterator[str]:
+def _order_doubts(file: GGUFFile, info: TensorInfo, layout: I2SLayout, zeros: npt.NDArray[np.float64]) -> Iterator[str]:
     """Warn if columns seem to be in the order of the other layout, which differs only in that order.
 
     In trained models, the number of zeros in a column correlates with the weight of the preceding norm.
@@ -171,7 +176,7 @@ def _order_doubts(file: GGUFFile, info: TensorInfo, layout: I2SLayout) -> Iterat
     other: I2SLayout = "arm" if layout == "official" else "official"
     with np.errstate(invalid="ignore"):  # a NaN that signals
         gains = np.abs(file.data(norm).view("<f4").astype(np.float64))
-    taken, rival = (_correlation(_zeros(file.data(info), shape, way), gains) for way in (layout, other))
+    taken, rival = _correlations(np.stack([zeros, _zeros(file.data(info), shape, other)]), gains)
     if rival > max(SURE, CLEARER * taken):
         yield (
             f"the zeros of its columns correlate {f'{rival / taken:.1f} times as much ' if taken else ''}with "
@@ -179,20 +184,20 @@ def _order_doubts(file: GGUFFile, info: TensorInfo, layout: I2SLayout) -> Iterat
         )
 
 
-def _correlation(shares: npt.NDArray[np.float64], gains: npt.NDArray[np.float64]) -> float:
-    """The magnitude of a correlation, in standard deviations of the correlation of independent numbers."""
+def _correlations(rows: npt.NDArray[np.float64], gains: npt.NDArray[np.float64]) -> list[float]:
+    """The magnitude of each row's correlation, in standard deviations of the correlation of independent numbers."""
     with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
         # np.corrcoef and mean() are slower for small tensors.
-        x, y = shares - np.add.reduce(shares) / len(shares), gains - np.add.reduce(gains) / len(gains)
-        found = float(abs(x @ y) / np.sqrt((x @ x) * (y @ y))) * len(gains) ** 0.5
-    return found if np.isfinite(found) else 0.0
+        x = rows - np.add.reduce(rows, axis=1, keepdims=True) / len(gains)
+        y = gains - np.add.reduce(gains) / len(gains)
+        found = abs(x @ y) / np.sqrt(np.einsum("ij,ij->i", x, x) * (y @ y)) * len(gains) ** 0.5
+    return [value if isfinite(value) else 0.0 for value in found.tolist()]
 
 
-def _column_spread(data: npt.NDArray[np.uint8], shape: tuple[int, int], layout: I2SLayout) -> float:
-    """Variance of the columns' shares of zeros, relative to the variance for independent weights."""
-    shares, rows = _zeros(data, shape, layout), _rows(shape[0], layout)
-    p = float(shares.mean())
-    return float(shares.var()) * len(rows) / (p * (1 - p)) if 0 < p < 1 else 1.0
+def _column_spread(shares: npt.NDArray[np.float64], rows: int) -> float:
+    """Variance of the columns' shares of zeros, relative to the variance for independent weights in so many rows."""
+    p = float(np.add.reduce(shares)) / len(shares)
+    return float(shares.var()) * rows / (p * (1 - p)) if 0 < p < 1 else 1.0
 
 
 def _rows(n: int, layout: I2SLayout) -> range:

@@ -70,12 +70,12 @@ class MappedFile:
         Raises:
             ModelFileError: It was cut short or written to.
         """
-        size, _ = self._state()
+        size, _ = state = self._state()
         if self.lost or size < self.size:
             what = f"was cut short while it was in use: {size} of {self.size} bytes are left."
             if size >= self.size:
                 what = "could not be read to its end while it was in use: it was cut short, or its disk failed."
-        elif self._state() != self._as_opened:
+        elif state != self._as_opened:
             what = "was written to while it was in use."
         else:
             return
