@@ -1,6 +1,6 @@
 /*
- * Shared by the products of many tokens (gemm_dot.h, gemm_amx.h, gemm_lookup.h): an operation's state, and the storing
- * of results.
+ * Shared by the products of many tokens (gemm_dot.h, gemm_amx.h, gemm_lookup.h): an operation's state, its items of work,
+ * and the storing of results.
  */
 #ifndef BN_GEMM_H
 #define BN_GEMM_H
@@ -11,16 +11,59 @@
 /* What an operation's items share: the activations side by side, where they are, and their sums. */
 typedef struct {
     const ternary_matmul_op_t *o;
-    int32_t *x, *totals;
+    int32_t *x, *totals; /* for each token, and each group of columns with scales of its own */
     bool matrix; /* by matrix_pass, which takes the activations as they lie */
     matrix_registers_t registers;
 } gemm_t;
+
+/* GROUP_COLUMNS at a time in a row of packed weights, or of activations side by side. Columns that share a scale are packed
+ * on their own. */
+INLINE int64_t row_groups(const ternary_matmul_op_t *o) {
+    return o->group ? o->x.columns / o->group * groups_of(o->group) : groups_of(o->x.columns);
+}
+
+/* Where an item of work lies: its part, the part's first column of the output, and the item's number in the part. */
+typedef struct {
+    const ternary_part_t *part;
+    int64_t column, number;
+} place_t;
+
+/* Items of all parts, `spans` for each panel. */
+INLINE int64_t items_in(const ternary_matmul_op_t *o, int64_t spans) {
+    int64_t items = 0;
+    for (int i = 0; i < o->part_count; i++) items += panels_of(o->parts[i].rows) * spans;
+    return items;
+}
+
+INLINE place_t place_of(const ternary_matmul_op_t *o, int64_t spans, int64_t item) {
+    place_t place = {o->parts, 0, item};
+    for (; place.number >= panels_of(place.part->rows) * spans; place.part++) {
+        place.number -= panels_of(place.part->rows) * spans;
+        place.column += place.part->rows;
+    }
+    return place;
+}
+
+INLINE int64_t panel_rows(const ternary_part_t *part, int64_t panel) {
+    const int64_t left = part->rows - panel * PANEL_ROWS;
+    return left < PANEL_ROWS ? left : PANEL_ROWS;
+}
 
 /* Rows of acc to out, for one token: codes are weight + 1, so what `total` more there is is taken off. */
 INLINE void finish(const int32_t *acc, int32_t total, float scale, float *out, int64_t rows, int add) {
     for (int64_t i = 0; i < rows; i += VL) {
         const int n = rows - i < VL ? (int)(rows - i) : VL;
         vf a = __builtin_convertvector(*(const vi_mem *)(acc + i) - total, vf) * scale;
+        if (add) a = v_load_part(out + i, n) + a;
+        v_store_part(out + i, a, n);
+    }
+}
+
+/* The same for sums that have their groups' scales already. */
+INLINE void finish_scaled(const float *sums, float scale, float *out, int64_t rows, int add) {
+    for (int64_t i = 0; i < rows; i += VL) {
+        const int n = rows - i < VL ? (int)(rows - i) : VL;
+        vf a = v_load_part(sums + i, n) * scale;
         if (add) a = v_load_part(out + i, n) + a;
         v_store_part(out + i, a, n);
     }

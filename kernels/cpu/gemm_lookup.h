@@ -5,7 +5,7 @@
  * values: 243 for five columns, 81 for four. These are computed once for LOOK_TOKENS tokens at a time; a row then has
  * the products of a byte by a load and an addition, and neither decodes weights nor multiplies. Every row uses the sums
  * of a group of columns before those of the next group replace them, so each row's accumulators stay in memory
- * meanwhile.
+ * meanwhile. Sums of columns that share a scale stay in 16 bits, and are then multiplied by it and added as floats.
  *
  * As this needs no multiplier, and dot products few loads, the two can run side by side: gemm_lookup_dot.h. A level that
  * looks up defines LOOK_DOT_BLOCKS: the number of blocks of BLOCK_TOKENS that go by dot product beside, or 0.
@@ -87,28 +87,60 @@ INLINE void look_widen(look_scratch_t *own, int64_t rows, bool first) {
     }
 }
 
+/* Add the narrow sums of columns that share a scale, number `s` of `count`, times their rows' scales. */
+INLINE void look_scale(const look_item_t *item, look_scratch_t *own, int64_t s, int64_t count) {
+    for (int64_t row = 0; row < item->panels * PANEL_ROWS; row += VL) {
+        const vf scale = v_load_half(item->scales + (row / PANEL_ROWS * count + s) * PANEL_ROWS + row % PANEL_ROWS);
+        for (int i = 0; i < VL; i++) {
+            look_scaled_t *sum = own->scaled + row + i;
+            const look_scaled_t product = __builtin_convertvector(own->narrow[row + i], look_scaled_t) * scale[i];
+            *sum = (s ? *sum : (look_scaled_t)(0)) + product;
+            own->narrow[row + i] = (look_t)(0);
+        }
+    }
+}
+
+/* Rows of a tile from `row` on, for all tokens of the tables, to the output. */
+INLINE void look_store(const look_item_t *item, const look_scratch_t *own, int64_t row) {
+    const ternary_matmul_op_t *o = item->gemm->o;
+    for (int m = 0; m < LOOK_TOKENS; m++) {
+        int32_t acc[TILE_ROWS];
+        for (int r = 0; r < TILE_ROWS; r++) memcpy(acc + r, (const int32_t *)&own->wide[row + r] + m, sizeof *acc);
+        if (!item->scales) {
+            look_finish(item, row, item->token + m, acc, 0);
+            continue;
+        }
+        float sums[TILE_ROWS];
+        memcpy(sums, acc, sizeof sums);
+        const int64_t token = item->token + m;
+        finish_scaled(
+            sums, o->scale[token], (float *)o->out.data + token * o->out.stride + item->column + row, TILE_ROWS, o->add);
+    }
+}
+
 static void look_multiply(const look_item_t *item, look_scratch_t *own) {
     const look_bytes_t bytes = look_bytes();
-    const int64_t rows = item->panels * PANEL_ROWS;
+    const int64_t rows = item->panels * PANEL_ROWS, group = item->gemm->o->group;
+    const int64_t together = group ? groups_of(group) : LOOK_GROUPS;
     memset(own->narrow, 0, (size_t)rows * sizeof *own->narrow);
     beside_t beside = {0};
     for (int64_t g = 0; g < item->groups; g++) {
         const int32_t *x = item->x + g * PLANES * BLOCK_TOKENS;
         for (int j = 0; j < 4; j++) look_fill(&bytes, x, item->block, j, own->table[j]);
         look_up_rows(item, item->w + g * PANEL_ROWS * 4, own, &beside);
-        if ((g + 1) % LOOK_GROUPS == 0 || g + 1 == item->groups) look_widen(own, rows, g < LOOK_GROUPS);
+        if ((g + 1) % together && g + 1 < item->groups) continue;
+        if (group)
+            look_scale(item, own, g / together, item->groups / together);
+        else
+            look_widen(own, rows, g < together);
     }
-    for (int64_t row = 0; row < rows; row += TILE_ROWS)
-        for (int m = 0; m < LOOK_TOKENS; m++) {
-            int32_t acc[TILE_ROWS];
-            for (int r = 0; r < TILE_ROWS; r++) memcpy(acc + r, (const int32_t *)&own->wide[row + r] + m, sizeof *acc);
-            look_finish(item, row, item->token + m, acc, 0);
-        }
+    for (int64_t row = 0; row < rows; row += TILE_ROWS) look_store(item, own, row);
 }
 
 /* Spans of tokens that are multiplied by look-up; the tokens after them are not. */
-INLINE int64_t look_spans(const run_t *run, int64_t tokens) {
-    return LOOK_DOT_BLOCKS && !run->multipliers_are_few ? 0 : tokens / LOOK_SPAN;
+INLINE int64_t look_spans(const run_t *run, const ternary_matmul_op_t *o, int64_t tokens) {
+    const bool apart = o->group && (LOOK_DOT_BLOCKS || o->group * 128 > INT16_MAX); /* sums with a scale stay in 16 bits */
+    return apart || (LOOK_DOT_BLOCKS && !run->multipliers_are_few) ? 0 : tokens / LOOK_SPAN;
 }
 
 /* Panels of a part that are multiplied by look-up, an even number; the panels after them are not. */
@@ -131,7 +163,7 @@ INLINE int64_t look_items(const run_t *run, const ternary_matmul_op_t *o, int64_
 }
 
 INLINE size_t look_need(const run_t *run, const ternary_matmul_op_t *o) {
-    return look_items(run, o, look_spans(run, run->program.limits.max_tokens)) ? sizeof(look_scratch_t) : 0;
+    return look_items(run, o, look_spans(run, o, run->program.limits.max_tokens)) ? sizeof(look_scratch_t) : 0;
 }
 
 static void look_item(const run_t *run, const gemm_t *gemm, int64_t spans, int64_t number, int thread) {
@@ -144,16 +176,17 @@ static void look_item(const run_t *run, const gemm_t *gemm, int64_t spans, int64
     }
     const int64_t pairs = look_panels(part) / 2, chunk = number / spans, token = number % spans * LOOK_SPAN;
     const int64_t begin = pairs * chunk / chunks * 2, end = pairs * (chunk + 1) / chunks * 2;
-    const int64_t k = o->x.columns, groups = groups_of(k);
+    const int64_t groups = row_groups(o);
     const look_item_t item = {
         .gemm = gemm,
         .part = part,
         .w = panel_at(part->codes, begin, groups),
-        .x = gemm->x + token * padded_columns(k) / 4,
+        .scales = o->group ? part->scales + begin * (o->x.columns / o->group) * PANEL_ROWS : NULL,
+        .x = gemm->x + token * groups * PLANES,
         .groups = groups,
         .panels = end - begin,
         .panel_bytes = groups * PANEL_ROWS * 4,
-        .block = BLOCK_TOKENS * padded_columns(k) / 4,
+        .block = BLOCK_TOKENS * groups * PLANES,
         .token = token,
         .column = column + begin * PANEL_ROWS,
     };
@@ -163,7 +196,9 @@ static void look_item(const run_t *run, const gemm_t *gemm, int64_t spans, int64
 #else
 
 INLINE size_t look_need(const run_t *run, const ternary_matmul_op_t *o) { return (void)run, (void)o, 0; }
-INLINE int64_t look_spans(const run_t *run, int64_t tokens) { return (void)run, (void)tokens, 0; }
+INLINE int64_t look_spans(const run_t *run, const ternary_matmul_op_t *o, int64_t tokens) {
+    return (void)run, (void)o, (void)tokens, 0;
+}
 INLINE int64_t look_panels(const ternary_part_t *part) { return (void)part, 0; }
 INLINE int64_t look_items(const run_t *run, const ternary_matmul_op_t *o, int64_t spans) {
     return (void)run, (void)o, (void)spans, 0;
@@ -174,4 +209,26 @@ INLINE void look_item(const run_t *run, const gemm_t *gemm, int64_t spans, int64
 #define LOOK_SPAN 0
 
 #endif
+
+/* One panel by the tokens `begin` to `end`. */
+typedef void multiply_item_t(gemm_t *gemm, place_t at, int64_t panel, int64_t begin, int64_t end);
+
+/* Take items until none is left: those by look-up first, then panels by up to ITEM_TOKENS of the other tokens. */
+INLINE void multiply_items(const run_t *run, gemm_t *gemm, int thread, multiply_item_t *multiply) {
+    const ternary_matmul_op_t *o = gemm->o;
+    const int64_t tokens = run->step.tokens, looks = look_spans(run, o, tokens), look_total = look_items(run, o, looks);
+    const int64_t spans = (tokens + ITEM_TOKENS - 1) / ITEM_TOKENS, items = items_in(o, spans);
+    for (int64_t item; (item = pool_take(run->pool, thread, look_total + items)) >= 0;) {
+        if (item < look_total) {
+            look_item(run, gemm, looks, item, thread);
+            continue;
+        }
+        const place_t at = place_of(o, spans, item - look_total);
+        const int64_t panel = at.number / spans, looked = panel < look_panels(at.part) ? looks * LOOK_SPAN : 0;
+        const int64_t first = at.number % spans * ITEM_TOKENS, begin = first < looked ? looked : first;
+        const int64_t end = first + ITEM_TOKENS < tokens ? first + ITEM_TOKENS : tokens;
+        if (begin < end) multiply(gemm, at, panel, begin, end);
+    }
+}
+
 #endif

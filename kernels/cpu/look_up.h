@@ -19,12 +19,16 @@
 
 typedef int16_t look_t __attribute__((ext_vector_type(LOOK_TOKENS)));
 typedef int32_t look_wide_t __attribute__((ext_vector_type(LOOK_TOKENS), aligned(64)));
+typedef float look_scaled_t __attribute__((ext_vector_type(LOOK_TOKENS), aligned(64)));
 
 /* A thread's scratch. */
 typedef struct {
     look_t table[4][LOOK_TABLE]; /* of each byte of a lane, by the byte: Σ weights · activations of its columns */
     look_t narrow[LOOK_MOST]; /* by row: sums of up to LOOK_GROUPS groups of columns, */
-    look_wide_t wide[LOOK_MOST]; /* and of all those before */
+    union { /* and of all those before, without scales or with them */
+        look_wide_t wide[LOOK_MOST];
+        look_scaled_t scaled[LOOK_MOST];
+    };
 } look_scratch_t;
 
 /* Whole panels of a part, LOOK_MOST rows at most, by LOOK_SPAN tokens. */
@@ -32,6 +36,7 @@ typedef struct {
     const gemm_t *gemm;
     const ternary_part_t *part;
     const uint8_t *w;
+    const half_t *scales; /* of the first panel, or NULL */
     const int32_t *x; /* activations as `interleave` puts them */
     int64_t groups, panels, panel_bytes, block; /* from one block's activations to the next one's */
     int64_t token, column; /* the first, of the output */

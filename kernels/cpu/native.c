@@ -166,7 +166,7 @@ BN_API executable_t *bitnet_executable_new(const level_t *level, pool_t *pool, i
     size_t shared = 0, scratch = 0;
     for (int32_t i = 0; i < program->op_count; i++) {
         const operation_t *operation = &level->operations[program->ops[i].kind];
-        if (program->ops[i].kind == OP_TERNARY_MATMUL) {
+        if (program->ops[i].kind == OP_TERNARY_MATMUL || program->ops[i].kind == OP_GROUP_MATMUL) {
             const ternary_matmul_op_t *o = &program->ops[i].ternary_matmul;
             e->products += (double)o->x.columns * o->out.columns;
         }

@@ -51,44 +51,31 @@ typedef struct {
 /* One of the matrices stacked along N, repacked by the level's `pack`. */
 typedef struct {
     const uint8_t *codes;
+    const uint16_t *scales; /* of groups of columns: [panels][groups][PANEL_ROWS], the bits of IEEE halves; or NULL */
     int32_t rows;
-    float scale;
+    float scale; /* of all columns, where there are no others */
 } ternary_part_t;
 
+/* ternary_matmul and group_matmul. */
 typedef struct {
     matrix_t x;
     const float *scale;
     const ternary_part_t *parts;
     int32_t part_count, add;
     matrix_t out;
+    int32_t group, pad; /* columns that share a scale, which divide those of x; 0: all */
 } ternary_matmul_op_t;
-
-/* As ternary_part_t, with scales of groups of columns: [panels][groups][PANEL_ROWS]. */
-typedef struct {
-    const uint8_t *codes;
-    const uint16_t *scales; /* the bits of IEEE halves */
-    int32_t rows, pad;
-} group_part_t;
-
-typedef struct {
-    matrix_t x;
-    const float *scale;
-    const group_part_t *parts;
-    int32_t part_count, add;
-    matrix_t out;
-    int32_t group, pad; /* columns of a group, which divide those of x */
-} group_matmul_op_t;
 
 /* embed and dense_matmul of a ternary table, in groups of `group` columns. */
 typedef struct {
-    group_part_t table;
+    ternary_part_t table;
     int32_t group, pad;
     matrix_t out;
 } table_embed_op_t;
 
 typedef struct {
     matrix_t x;
-    group_part_t table;
+    ternary_part_t table;
     int32_t group, pad;
     matrix_t out;
 } table_matmul_op_t;
@@ -186,7 +173,6 @@ typedef struct op {
         sample_op_t sample;
         quantize_op_t quantize;
         head_sample_op_t head_sample;
-        group_matmul_op_t group_matmul;
         table_embed_op_t table_embed;
         table_matmul_op_t table_matmul;
         add_bias_op_t add_bias;

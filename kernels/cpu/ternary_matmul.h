@@ -20,33 +20,6 @@ INLINE int32_t sum_of_codes(const int8_t *x, int64_t k) {
     return sum;
 }
 
-/* Where an item of work lies: its part, the part's first column of the output, and the item's number in the part. */
-typedef struct {
-    const ternary_part_t *part;
-    int64_t column, number;
-} place_t;
-
-/* Items of all parts, `spans` for each panel. */
-static int64_t items_in(const ternary_matmul_op_t *o, int64_t spans) {
-    int64_t items = 0;
-    for (int i = 0; i < o->part_count; i++) items += panels_of(o->parts[i].rows) * spans;
-    return items;
-}
-
-static place_t place_of(const ternary_matmul_op_t *o, int64_t spans, int64_t item) {
-    place_t place = {o->parts, 0, item};
-    for (; place.number >= panels_of(place.part->rows) * spans; place.part++) {
-        place.number -= panels_of(place.part->rows) * spans;
-        place.column += place.part->rows;
-    }
-    return place;
-}
-
-INLINE int64_t panel_rows(const ternary_part_t *part, int64_t panel) {
-    const int64_t left = part->rows - panel * PANEL_ROWS;
-    return left < PANEL_ROWS ? left : PANEL_ROWS;
-}
-
 static void ternary_gemv(run_t *run, const ternary_matmul_op_t *o, int thread) {
     const int8_t *x = o->x.data;
     const int64_t k = o->x.columns, groups = groups_of(k), items = items_in(o, 1);
@@ -71,7 +44,7 @@ INLINE int gemm_pass(gemm_t *gemm, const uint8_t *w, int tiles, int64_t first, i
 }
 
 /* One panel by the tokens `begin` to `end`. */
-static void gemm_item(gemm_t *gemm, place_t at, int64_t panel, int64_t begin, int64_t end) {
+INLINE void gemm_item(gemm_t *gemm, place_t at, int64_t panel, int64_t begin, int64_t end) {
     const ternary_matmul_op_t *o = gemm->o;
     const uint8_t *w = panel_at(at.part->codes, panel, groups_of(o->x.columns));
     int32_t acc[PASS_TOKENS * PANEL_ROWS];
@@ -97,19 +70,7 @@ static void ternary_gemm(run_t *run, const ternary_matmul_op_t *o, int thread) {
             gemm.totals[m] = sum_of_codes((const int8_t *)o->x.data + m * o->x.stride, k);
     }
     pool_barrier(run->pool, thread);
-    const int64_t looks = look_spans(run, tokens), look_total = look_items(run, o, looks);
-    const int64_t spans = (tokens + ITEM_TOKENS - 1) / ITEM_TOKENS, items = items_in(o, spans);
-    for (int64_t item; (item = pool_take(run->pool, thread, look_total + items)) >= 0;) {
-        if (item < look_total) {
-            look_item(run, &gemm, looks, item, thread);
-            continue;
-        }
-        const place_t at = place_of(o, spans, item - look_total);
-        const int64_t panel = at.number / spans, looked = panel < look_panels(at.part) ? looks * LOOK_SPAN : 0;
-        const int64_t first = at.number % spans * ITEM_TOKENS, begin = first < looked ? looked : first;
-        const int64_t end = first + ITEM_TOKENS < tokens ? first + ITEM_TOKENS : tokens;
-        if (begin < end) gemm_item(&gemm, at, panel, begin, end);
-    }
+    multiply_items(run, &gemm, thread, gemm_item);
     matrix_end(&gemm.registers);
 }
 

@@ -18,7 +18,7 @@ typedef struct {
     int tiles;
 } table_panel_t;
 
-INLINE table_panel_t table_panel(const group_part_t *table, int64_t panel, int64_t columns, int64_t group) {
+INLINE table_panel_t table_panel(const ternary_part_t *table, int64_t panel, int64_t columns, int64_t group) {
     const int64_t count = columns / group;
     return (table_panel_t){
         panel_at(table->codes, panel, count * groups_of(group)), table->scales + panel * count * PANEL_ROWS,
@@ -69,7 +69,7 @@ static table_scratch_t table_parts(const run_t *run, const table_matmul_op_t *o,
 }
 
 static need_t table_matmul_need(const run_t *run, const op_t *op) {
-    need_t need = {.scratch = sums_bytes()};
+    need_t need = {0};
     table_parts(run, &op->table_matmul, run->program.limits.max_rows, &need.shared);
     return need;
 }
@@ -147,12 +147,12 @@ INLINE void table_add(
 }
 
 /* A panel by `rows` rows of activations from `first` on. */
-static void table_block(
-    const table_matmul_op_t *o, int64_t panel, const table_scratch_t *s, int64_t first, int rows, float *sums) {
+static void table_block(const table_matmul_op_t *o, int64_t panel, const table_scratch_t *s, int64_t first, int rows) {
     const int64_t group = o->group, count = o->x.columns / group, groups = groups_of(group);
     const int64_t left = o->table.rows - panel * PANEL_ROWS, n = left < PANEL_ROWS ? left : PANEL_ROWS;
     table_panel_t at = table_panel(&o->table, panel, o->x.columns, group);
     const int32_t *x = s->x + first * table_words(o);
+    float sums[TABLE_ROWS * PANEL_ROWS];
     memset(sums, 0, (size_t)rows * PANEL_ROWS * sizeof *sums);
     for (int64_t g = 0; g < count; g++) {
         int32_t acc[BLOCK_TOKENS * PANEL_ROWS];
@@ -194,8 +194,7 @@ static void table_matmul(run_t *run, const op_t *op, int thread) {
             s.totals + r * DIGITS * count, s.units + r * count);
     }
     pool_barrier(run->pool, thread);
-    float *sums = (float *)(run->scratch + (size_t)thread * run->scratch_bytes);
     for (int64_t panel; (panel = pool_take(run->pool, thread, panels_of(o->table.rows))) >= 0;)
         for (int64_t first = 0; first < all; first += TABLE_ROWS)
-            table_block(o, panel, &s, first, all - first < TABLE_ROWS ? (int)(all - first) : TABLE_ROWS, sums);
+            table_block(o, panel, &s, first, all - first < TABLE_ROWS ? (int)(all - first) : TABLE_ROWS);
 }

@@ -44,12 +44,12 @@ PAGE = 4096
 
 
 class PackedMatrix(NamedTuple):
-    """A repacked ternary matrix: its address, rows and scale, or the address of its scales."""
+    """A repacked ternary matrix, as ``TernaryPart``: addresses of codes and of scales, if it has several; rows; scale."""
 
     codes: int
+    scales: int | None
     rows: int
     scale: float
-    scales: int | None = None
 
 
 def _head_of(program: Program) -> CompactHead | None:
@@ -280,7 +280,7 @@ class LoweredProgram:
         scale = 0.0 if scales else float(data.scale[0])
         del data, codes, given  # before their pages are released
         weight.release()
-        return PackedMatrix(address, weight.shape[0], scale, scales)
+        return PackedMatrix(address, scales, weight.shape[0], scale)
 
     def _place(self, name: str, weight: DenseWeight, address: int | None) -> int:
         """The address of a dense weight: copied to ``address``, or in place."""
@@ -332,22 +332,17 @@ class LoweredProgram:
         matrices, first = [self._ternary[name] for name in op.weights], self._source.weights[op.weights[0]]
         operands = self._matrices[op.x], self._matrices[op.scale].data
         assert isinstance(first, TernaryWeight)
-        if first.group is None:
-            plain = (native.TernaryPart * len(matrices))(
-                *(native.TernaryPart(m.codes, m.rows, m.scale) for m in matrices)
-            )
-            product = native.TernaryMatmulOp(*operands, self._keep(plain), len(plain), op.add, self._matrices[op.out])
-            return native.Op(OpKind.TERNARY_MATMUL, ternary_matmul=product)
-        parts = (native.GroupPart * len(matrices))(*(native.GroupPart(m.codes, m.scales, m.rows) for m in matrices))
+        parts = (native.TernaryPart * len(matrices))(*(native.TernaryPart(*matrix) for matrix in matrices))
         where = self._keep(parts), len(parts), op.add, self._matrices[op.out]
-        return native.Op(OpKind.GROUP_MATMUL, group_matmul=native.GroupMatmulOp(*operands, *where, first.group))
+        kind = OpKind.TERNARY_MATMUL if first.group is None else OpKind.GROUP_MATMUL
+        return native.Op(kind, ternary_matmul=native.TernaryMatmulOp(*operands, *where, first.group or 0))
 
-    def _table(self, name: str) -> tuple[native.GroupPart, int, int]:
+    def _table(self, name: str) -> tuple[native.TernaryPart, int, int]:
         """The first fields of a ternary table's operations: the matrix, the group's columns, and a zero."""
         matrix, weight = self._ternary[name], self._source.weights[name]
         assert isinstance(weight, TernaryWeight)
         assert weight.group is not None
-        return native.GroupPart(matrix.codes, matrix.scales, matrix.rows), weight.group, 0
+        return native.TernaryPart(*matrix), weight.group, 0
 
     def _half(self, weight: str) -> bool:
         dense = self._source.weights[weight]

@@ -73,7 +73,7 @@ class NormQuantOp(ctypes.Structure):
 
 
 class TernaryPart(ctypes.Structure):
-    _fields_ = (("codes", c_void_p), ("rows", c_int32), ("scale", c_float))
+    _fields_ = (("codes", c_void_p), ("scales", c_void_p), ("rows", c_int32), ("scale", c_float))
 
 
 class TernaryMatmulOp(ctypes.Structure):
@@ -84,19 +84,13 @@ class TernaryMatmulOp(ctypes.Structure):
         ("part_count", c_int32),
         ("add", c_int32),
         ("out", Matrix),
+        ("group", c_int32),
+        ("pad", c_int32),
     )
 
 
-class GroupPart(ctypes.Structure):
-    _fields_ = (("codes", c_void_p), ("scales", c_void_p), ("rows", c_int32), ("pad", c_int32))
-
-
-class GroupMatmulOp(ctypes.Structure):
-    _fields_ = (*TernaryMatmulOp._fields_, ("group", c_int32), ("pad", c_int32))
-
-
 class TableEmbedOp(ctypes.Structure):
-    _fields_ = (("table", GroupPart), ("group", c_int32), ("pad", c_int32), ("out", Matrix))
+    _fields_ = (("table", TernaryPart), ("group", c_int32), ("pad", c_int32), ("out", Matrix))
 
 
 class TableMatmulOp(ctypes.Structure):
@@ -211,7 +205,6 @@ class AnyOp(ctypes.Union):
         ("sample", SampleOp),
         ("quantize", QuantizeOp),
         ("head_sample", HeadSampleOp),
-        ("group_matmul", GroupMatmulOp),
         ("table_embed", TableEmbedOp),
         ("table_matmul", TableMatmulOp),
         ("add_bias", AddBiasOp),
