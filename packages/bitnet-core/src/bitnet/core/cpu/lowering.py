@@ -44,7 +44,7 @@ PAGE = 4096
 
 
 class PackedMatrix(NamedTuple):
-    """A repacked ternary matrix, as ``TernaryPart``: address of the codes, of the scales if several, rows, and scale."""
+    """A repacked ternary matrix, as ``TernaryPart``: address of the codes, of the scales if several, rows, scale."""
 
     codes: int
     scales: int | None
