@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Collection, Sequence
 from dataclasses import replace
@@ -19,7 +18,7 @@ from bitnet.core.support.cache import KernelCache
 
 @pytest.fixture(autouse=True)
 def processors(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compiling, "_processors", lambda: 3)
+    monkeypatch.setattr(compiling, "usable_cpus", lambda: 3)
 
 
 def test_each_key_once_and_side_by_side() -> None:
@@ -59,13 +58,6 @@ def test_the_first_error_ends_it() -> None:
     settled = len(started)
     wait.wait(0.5)
     assert len(started) == settled  # what had begun has ended, and nothing begins any more
-
-
-@pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="this system does not limit a process to processors")
-def test_a_thread_for_each_processor_it_may_use(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.undo()
-    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {5, 7})
-    assert compiling._processors() == 2
 
 
 class Compiler:

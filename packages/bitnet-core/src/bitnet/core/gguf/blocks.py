@@ -80,14 +80,18 @@ def ternary_halves(dtype: GGMLType, blocks: Bytes) -> npt.NDArray[np.uint16] | N
 
 
 def has_threes(packed: Bytes) -> bool:
-    """Whether one of the two-bit codes, four to a byte, is 3."""
-    return bool((packed & packed >> np.uint8(1) & np.uint8(0x55)).any())
+    """Whether one of the two-bit codes, four to a byte, is 3; the bytes are a multiple of 8."""
+    words = np.ascontiguousarray(packed).view("<u8")
+    high = words >> np.uint64(1)
+    high &= words
+    high &= np.uint64(0x5555555555555555)
+    return bool(high.any())
 
 
 def block_scales(dtype: GGMLType, data: Bytes) -> npt.NDArray[np.float16]:
     """The ``f16[blocks]`` scales of a tensor's bytes."""
-    at = FORMATS[dtype].scale_at
-    scales: npt.NDArray[np.float16] = data.reshape(-1, BLOCKS[dtype][1])[:, at : at + 2].copy().view("<f2")[:, 0]
+    at, size = FORMATS[dtype].scale_at, BLOCKS[dtype][1]
+    scales: npt.NDArray[np.float16] = data.reshape(-1).view("<f2")[at // 2 :: size // 2].copy()
     return scales
 
 

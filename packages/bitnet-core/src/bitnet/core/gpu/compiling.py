@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -12,6 +11,7 @@ from typing import Generic, TypeVar
 from bitnet.core.errors import KernelCompileError
 from bitnet.core.support.cache import KernelCache
 from bitnet.core.support.log import logger
+from bitnet.core.support.system import usable_cpus
 
 Key = TypeVar("Key", bound=Hashable)
 Made = TypeVar("Made")
@@ -87,7 +87,7 @@ def compile_all(compile_one: Callable[[Key], Made], keys: Collection[Key]) -> di
     running ones have ended.
     """
     distinct = list(dict.fromkeys(keys))
-    workers = min(len(distinct), _processors())
+    workers = min(len(distinct), usable_cpus())
     if workers <= 1:
         return {key: compile_one(key) for key in distinct}
     with ThreadPoolExecutor(workers, "compile") as pool:
@@ -97,10 +97,3 @@ def compile_all(compile_one: Callable[[Key], Made], keys: Collection[Key]) -> di
         except BaseException:
             pool.shutdown(cancel_futures=True)
             raise
-
-
-def _processors() -> int:
-    """Number of processors this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
