@@ -5,7 +5,7 @@
  * values: 243 for five columns, 81 for four. These are computed once for LOOK_TOKENS tokens at a time; a row then has
  * the products of a byte by a load and an addition, and neither decodes weights nor multiplies. Every row uses the sums
  * of a group of columns before those of the next group replace them, so each row's accumulators stay in memory
- * meanwhile. Sums of columns that share a scale stay in 16 bits, and are then multiplied by it and added as floats.
+ * meanwhile. Sums of columns that share a scale are multiplied by it, and then added as floats.
  *
  * As this needs no multiplier, and dot products few loads, the two can run side by side: gemm_lookup_dot.h. A level that
  * looks up defines LOOK_DOT_BLOCKS: the number of blocks of BLOCK_TOKENS that go by dot product beside, or 0.
@@ -87,14 +87,15 @@ INLINE void look_widen(look_scratch_t *own, int64_t rows, bool first) {
     }
 }
 
-/* Add the narrow sums of columns that share a scale, number `s` of `count`, times their rows' scales. */
-INLINE void look_scale(const look_item_t *item, look_scratch_t *own, int64_t s, int64_t count) {
+/* Add the sums of columns that share a scale, number `s` of `count`, times their rows' scales. */
+INLINE void look_scale(const look_item_t *item, look_scratch_t *own, int64_t s, int64_t count, const bool wide) {
     for (int64_t row = 0; row < item->panels * PANEL_ROWS; row += VL) {
         const vf scale = v_load_half(item->scales + (row / PANEL_ROWS * count + s) * PANEL_ROWS + row % PANEL_ROWS);
         for (int i = 0; i < VL; i++) {
             look_scaled_t *sum = own->scaled + row + i;
-            const look_scaled_t product = __builtin_convertvector(own->narrow[row + i], look_scaled_t) * scale[i];
-            *sum = (s ? *sum : (look_scaled_t)(0)) + product;
+            look_wide_t all = __builtin_convertvector(own->narrow[row + i], look_wide_t);
+            if (wide) all += own->wide[row + i];
+            *sum = (s ? *sum : (look_scaled_t)(0)) + __builtin_convertvector(all, look_scaled_t) * scale[i];
             own->narrow[row + i] = (look_t)(0);
         }
     }
@@ -102,16 +103,19 @@ INLINE void look_scale(const look_item_t *item, look_scratch_t *own, int64_t s, 
 
 /* Rows of a tile from `row` on, for all tokens of the tables, to the output. */
 INLINE void look_store(const look_item_t *item, const look_scratch_t *own, int64_t row) {
-    const ternary_matmul_op_t *o = item->gemm->o;
     for (int m = 0; m < LOOK_TOKENS; m++) {
         int32_t acc[TILE_ROWS];
         for (int r = 0; r < TILE_ROWS; r++) memcpy(acc + r, (const int32_t *)&own->wide[row + r] + m, sizeof *acc);
-        if (!item->scales) {
-            look_finish(item, row, item->token + m, acc, 0);
-            continue;
-        }
+        look_finish(item, row, item->token + m, acc, 0);
+    }
+}
+
+/* The same for sums with scales. */
+INLINE void look_store_scaled(const look_item_t *item, const look_scratch_t *own, int64_t row) {
+    const ternary_matmul_op_t *o = item->gemm->o;
+    for (int m = 0; m < LOOK_TOKENS; m++) {
         float sums[TILE_ROWS];
-        memcpy(sums, acc, sizeof sums);
+        for (int r = 0; r < TILE_ROWS; r++) memcpy(sums + r, (const float *)&own->scaled[row + r] + m, sizeof *sums);
         const int64_t token = item->token + m;
         finish_scaled(
             sums, o->scale[token], (float *)o->out.data + token * o->out.stride + item->column + row, TILE_ROWS, o->add);
@@ -121,26 +125,29 @@ INLINE void look_store(const look_item_t *item, const look_scratch_t *own, int64
 static void look_multiply(const look_item_t *item, look_scratch_t *own) {
     const look_bytes_t bytes = look_bytes();
     const int64_t rows = item->panels * PANEL_ROWS, group = item->gemm->o->group;
-    const int64_t together = group ? groups_of(group) : LOOK_GROUPS;
+    const int64_t together = group ? groups_of(group) : item->groups; /* groups with the same scales */
     memset(own->narrow, 0, (size_t)rows * sizeof *own->narrow);
     beside_t beside = {0};
     for (int64_t g = 0; g < item->groups; g++) {
         const int32_t *x = item->x + g * PLANES * BLOCK_TOKENS;
         for (int j = 0; j < 4; j++) look_fill(&bytes, x, item->block, j, own->table[j]);
         look_up_rows(item, item->w + g * PANEL_ROWS * 4, own, &beside);
-        if ((g + 1) % together && g + 1 < item->groups) continue;
-        if (group)
-            look_scale(item, own, g / together, item->groups / together);
-        else
-            look_widen(own, rows, g < together);
+        const int64_t done = g % together + 1;
+        if (group && done == together)
+            look_scale(item, own, g / together, item->groups / together, together > LOOK_GROUPS);
+        else if (done == together || done % LOOK_GROUPS == 0)
+            look_widen(own, rows, done <= LOOK_GROUPS);
     }
-    for (int64_t row = 0; row < rows; row += TILE_ROWS) look_store(item, own, row);
+    for (int64_t row = 0; row < rows; row += TILE_ROWS)
+        if (group)
+            look_store_scaled(item, own, row);
+        else
+            look_store(item, own, row);
 }
 
 /* Spans of tokens that are multiplied by look-up; the tokens after them are not. */
 INLINE int64_t look_spans(const run_t *run, const ternary_matmul_op_t *o, int64_t tokens) {
-    const bool apart = o->group && (LOOK_DOT_BLOCKS || o->group * 128 > INT16_MAX); /* sums with a scale stay in 16 bits */
-    return apart || (LOOK_DOT_BLOCKS && !run->multipliers_are_few) ? 0 : tokens / LOOK_SPAN;
+    return LOOK_DOT_BLOCKS && (o->group || !run->multipliers_are_few) ? 0 : tokens / LOOK_SPAN;
 }
 
 /* Panels of a part that are multiplied by look-up, an even number; the panels after them are not. */

@@ -25,10 +25,8 @@ typedef float look_scaled_t __attribute__((ext_vector_type(LOOK_TOKENS), aligned
 typedef struct {
     look_t table[4][LOOK_TABLE]; /* of each byte of a lane, by the byte: Σ weights · activations of its columns */
     look_t narrow[LOOK_MOST]; /* by row: sums of up to LOOK_GROUPS groups of columns, */
-    union { /* and of all those before, without scales or with them */
-        look_wide_t wide[LOOK_MOST];
-        look_scaled_t scaled[LOOK_MOST];
-    };
+    look_wide_t wide[LOOK_MOST]; /* of those before that have the same scale, */
+    look_scaled_t scaled[LOOK_MOST]; /* and of those before with other scales, multiplied by them */
 } look_scratch_t;
 
 /* Whole panels of a part, LOOK_MOST rows at most, by LOOK_SPAN tokens. */

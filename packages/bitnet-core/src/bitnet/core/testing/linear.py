@@ -100,6 +100,7 @@ def grouped_shapes(size: Size) -> list[Grouped]:
         Grouped(35, (577,), 1024, 32, add=True),
         Grouped(70, (1210, 40, 600), 384, 128),
         Grouped(33, (640,), 512, 256),
+        Grouped(32, (600,), 1152, 384, add=True),
         Grouped(2, (40,), 8192, 4096),
         Grouped(1, (40,), 3204, 3204),
         Grouped(1, (5,), 40960, 32),
