@@ -11,13 +11,13 @@
 /* What an operation's items share: the activations side by side, where they are, and their sums. */
 typedef struct {
     const ternary_matmul_op_t *o;
-    int32_t *x, *totals; /* for each token, and each group of columns with scales of its own */
+    int32_t *x, *totals; /* totals: of a token, or of each of its groups of columns that share scales */
     bool matrix; /* by matrix_pass, which takes the activations as they lie */
     matrix_registers_t registers;
 } gemm_t;
 
-/* GROUP_COLUMNS at a time in a row of packed weights, or of activations side by side. Columns that share a scale are packed
- * on their own. */
+/* Groups of GROUP_COLUMNS in a row of packed weights, or of activations side by side. Columns that share a scale are padded
+ * to whole groups. */
 INLINE int64_t row_groups(const ternary_matmul_op_t *o) {
     return o->group ? o->x.columns / o->group * groups_of(o->group) : groups_of(o->x.columns);
 }
@@ -49,13 +49,17 @@ INLINE int64_t panel_rows(const ternary_part_t *part, int64_t panel) {
     return left < PANEL_ROWS ? left : PANEL_ROWS;
 }
 
+/* n <= VL results to out. */
+INLINE void put(vf a, float *out, int n, int add) {
+    if (add) a = v_load_part(out, n) + a;
+    v_store_part(out, a, n);
+}
+
 /* Rows of acc to out, for one token: codes are weight + 1, so what `total` more there is is taken off. */
 INLINE void finish(const int32_t *acc, int32_t total, float scale, float *out, int64_t rows, int add) {
     for (int64_t i = 0; i < rows; i += VL) {
         const int n = rows - i < VL ? (int)(rows - i) : VL;
-        vf a = __builtin_convertvector(*(const vi_mem *)(acc + i) - total, vf) * scale;
-        if (add) a = v_load_part(out + i, n) + a;
-        v_store_part(out + i, a, n);
+        put(__builtin_convertvector(*(const vi_mem *)(acc + i) - total, vf) * scale, out + i, n, add);
     }
 }
 
@@ -63,9 +67,7 @@ INLINE void finish(const int32_t *acc, int32_t total, float scale, float *out, i
 INLINE void finish_scaled(const float *sums, float scale, float *out, int64_t rows, int add) {
     for (int64_t i = 0; i < rows; i += VL) {
         const int n = rows - i < VL ? (int)(rows - i) : VL;
-        vf a = v_load_part(sums + i, n) * scale;
-        if (add) a = v_load_part(out + i, n) + a;
-        v_store_part(out + i, a, n);
+        put(v_load_part(sums + i, n) * scale, out + i, n, add);
     }
 }
 

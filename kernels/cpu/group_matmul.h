@@ -5,7 +5,7 @@
  * columns at its end have digits 0, so the activations there do not matter. Products of groups are added one after the
  * other, as kernels/README.md states: the result has the same bits on every level and every device.
  */
-#include "gemm_lookup.h"
+#include "gemm_items.h"
 
 INLINE int64_t span_columns(int64_t group) { return groups_of(group) * GROUP_COLUMNS; }
 

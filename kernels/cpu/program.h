@@ -53,7 +53,7 @@ typedef struct {
     const uint8_t *codes;
     const uint16_t *scales; /* of groups of columns: [panels][groups][PANEL_ROWS], the bits of IEEE halves; or NULL */
     int32_t rows;
-    float scale; /* of all columns, where there are no others */
+    float scale; /* of all columns, where `scales` is NULL */
 } ternary_part_t;
 
 /* ternary_matmul and group_matmul. */

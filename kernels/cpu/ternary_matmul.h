@@ -5,7 +5,7 @@
  * PASS_TOKENS, and a panel stays in the cache for all of them. Threads take panels, each from a stretch of its own.
  * For many tokens, some levels take some or all by look-up instead (gemm_lookup.h), in items that come before the panels.
  */
-#include "gemm_lookup.h"
+#include "gemm_items.h"
 
 static need_t ternary_matmul_need(const run_t *run, const op_t *op) {
     const size_t m = (size_t)run->program.limits.max_tokens;

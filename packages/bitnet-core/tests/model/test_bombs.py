@@ -31,7 +31,7 @@ def meter() -> Iterator[Meter]:
 
 
 def least(measure: Callable[[], Cost], bound: float) -> Cost:
-    """The cost of a case that takes too long only now and then, as others on this machine can only slow it down."""
+    """The least cost of up to three tries, which end with one within the bound: other work only slows a case down."""
     costs = [measure()]
     while costs[-1].seconds >= bound and len(costs) < 3:
         costs.append(measure())

@@ -52,7 +52,7 @@ TILE_ROWS = 16
 STEP = 256
 """Columns of K that a warp of ternary_decode takes at a time."""
 MMA_GROUPS, WGMMA_GROUPS = (64, 128, 256), (64, 128)
-"""Columns that may share a scale, in ternary_decode and ternary_mma, and in ternary_group_tiles."""
+"""Columns that may share a scale: in ternary_decode and ternary_gemm, and in ternary_group_tiles."""
 BOUNDED_GROUP = 128
 """Columns of a scale whose sums ternary_group_tiles adds faster where activations are known to be small."""
 WGMMA = (9, 0)

@@ -34,7 +34,7 @@ class Cursor:
 
     Attributes:
         at: Offset of the next value.
-        tensor: The tensor whose fields are read. Errors name it; its name is not formatted before there is one.
+        tensor: The tensor whose fields are read, if any. Errors name it.
     """
 
     def __init__(self, path: Path, data: mmap.mmap) -> None:

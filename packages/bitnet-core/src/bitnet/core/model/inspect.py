@@ -150,7 +150,7 @@ def _layout_doubts(
 
     Trained weights have more zeros in some columns than in others. If the layout is wrong, each apparent column mixes
     parts of many columns, and all look alike. ``official`` and ``arm`` differ only in the order of columns within a
-    block; :func:`_order_doubts` tells them apart.
+    block; :func:`_order_doubts` tells them apart. ``zeros`` are the columns' shares of zeros when read with ``layout``.
     """
     other: I2SLayout = "official" if layout == "columns" else "columns"
     try:
