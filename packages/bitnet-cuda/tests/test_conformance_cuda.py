@@ -250,3 +250,29 @@ class TestConformance(ConformanceSuite):
                 paged.fill(0, Part(at, min(512, past - at)))
             for i in range(4):
                 paged.run([(0, Part(past + i, 1))])
+
+    @needs(KV_I8)
+    @pytest.mark.parametrize(
+        ("heads", "past", "seqs"),
+        [
+            (Heads(16, 8, 128), FAR + 300, 1),
+            (Heads(16, 8, 128, dtype="i8"), FAR + 300, 1),
+            (Heads(16, 8, 128, dtype="i8"), 2400, 1),
+            (Heads(10, 5, 128), FAR + 20, 2),
+            (Heads(10, 5, 128, dtype="i8"), FAR + 20, 2),
+            (Heads(4, 4, 128), FAR + 20, 4),
+            (Heads(4, 4, 128, dtype="i8"), FAR + 20, 4),
+        ],
+        ids=str,
+    )
+    def test_many_heads_of_far_contexts(
+        self, device: Device, rng: np.random.Generator, heads: Heads, past: int, seqs: int
+    ) -> None:
+        """More heads, of one sequence or several, than a large cluster each could be resident for."""
+        paged = Paged(device, rng, heads, length=past + 3, seqs=seqs, chunk=512)
+        with paged.rig:
+            for s in range(seqs):
+                for at in range(0, past - s, 512):
+                    paged.fill(s, Part(at, min(512, past - s - at)))
+            for i in range(2):
+                paged.run([(s, Part(past - s + i, 1)) for s in range(seqs)])

@@ -28,6 +28,9 @@ tokens, which read a sequence's cache once for all of them."""
 LARGE_CLUSTER = 16
 """Blocks of a cluster on devices of :data:`LARGE_CLUSTERS`."""
 LARGE_CLUSTERS = ((9, 0), (10, 0))
+CLUSTERED = 10 / 11
+"""Share of the multiprocessors that clusters of more than two blocks can occupy at once: a cluster is within one of the
+device's processing clusters, whose sizes differ."""
 CLUSTER_SUMS = 1792
 """Maximum sums of a token and key/value head that the blocks of a cluster merge: more do not fit the 48 KiB of shared
 memory that a kernel may declare."""
@@ -40,11 +43,15 @@ LONG_SUMS = 1024
 CODES_DEPTH, SPREAD_CODES_DEPTH = 4, 2
 """Tiles in flight per warp for an int8 cache, whose tiles have half the bytes of f16; the second where blocks on nearly
 all multiprocessors read it."""
+LARGE_FROM = MAX_CLUSTER * LONG_WARPS * LONG_DEPTH * TILE
+"""Context length beyond which a sequence gets large clusters, and int8 a ring."""
 FAR = 8192
-"""Context length beyond which as many clusters as fit on the device read a sequence: a single cluster would leave
-multiprocessors idle, which costs more than merging clusters through memory."""
-FAR_BLOCKS = 1.5
-"""Factor by which several clusters must increase the number of blocks."""
+"""Context length beyond which several clusters read a head's positions: a single cluster would leave multiprocessors
+idle, which costs more than merging clusters through memory."""
+FAR_HEADS = 16
+"""Maximum heads of the cache, of all sequences, for which several clusters read one."""
+FAR_SHARE = 0.7
+"""Minimum share of the multiprocessors that such clusters must occupy."""
 RING_HEAD = 128
 """Head dimension for which tiles may be kept in a shared-memory ring instead of registers."""
 ROPE_WARPS = 8
@@ -123,12 +130,9 @@ class AttentionOps:
         sums, codes = op.heads // op.kv_heads * op.head_dim, ctx.cache.dtype == "i8"
         cluster, parts = 0, ctx.step  # `parts` is unused if one cluster has all splits
         if self._clusters and sums <= CLUSTER_SUMS:
-            large = self._large_clusters and bucket.context > MAX_CLUSTER * LONG_WARPS * LONG_DEPTH * TILE
-            most = min(splits, LARGE_CLUSTER if large else MAX_CLUSTER)
-            splits = cluster = largest(most, lambda n: heads * n <= ATTENTION_BLOCKS * self._multiprocessors)
-            several = self._multiprocessors // (heads * MAX_CLUSTER)
-            if bucket.context > FAR and several * MAX_CLUSTER >= splits * FAR_BLOCKS:
-                splits, cluster = several * MAX_CLUSTER, MAX_CLUSTER
+            several, cluster = self._clusters_for(heads, splits, bucket.context)
+            splits = several * cluster
+            if several > 1:
                 parts = ctx.scratch("attention shares", limit * op.heads * several * op.head_dim * 16)
         else:
             splits = min(splits, MAX_SPLITS)
@@ -140,7 +144,7 @@ class AttentionOps:
             warps, depth = LONG_WARPS, LONG_DEPTH
             if codes:
                 depth = SPREAD_CODES_DEPTH if merges else CODES_DEPTH
-            ring = splits >= LARGE_CLUSTER and (codes or merges) and rings
+            ring = rings and (bucket.context > LARGE_FROM if codes else merges and cluster > 2)
         else:
             ring = codes and bucket.context > FAR and rings
             warps, depth = 4, SPREAD_CODES_DEPTH if ring else 1
@@ -162,6 +166,29 @@ class AttentionOps:
         spec = KernelSpec("attention_decode", "attention_decode", tuple(defines.items()))
         grid = op.kv_heads, bucket.tokens, splits
         return Launch(spec, grid, (32 * warps, 1, 1), args, shared=shared, overlaps=True)
+
+    def _clusters_for(self, heads: int, splits: int, context: int) -> tuple[int, int]:
+        """Clusters that read a head's positions, and blocks of each, for ``heads`` of all sequences together.
+
+        Where few heads have long contexts, no more clusters than the device can run at once: others would wait until
+        the first have ended, and twice as long for it.
+        """
+
+        def at_once(cluster: int) -> int:
+            return int(self._multiprocessors * (CLUSTERED if cluster > 2 else 1)) // cluster
+
+        if context > FAR and heads <= FAR_HEADS:
+            for cluster in (MAX_CLUSTER, 4, 2):
+                several = at_once(cluster) // heads
+                if heads * several * cluster >= FAR_SHARE * self._multiprocessors:
+                    return several, cluster
+        most = min(splits, MAX_CLUSTER)
+        if self._large_clusters and context > LARGE_FROM:
+            for cluster in (LARGE_CLUSTER, MAX_CLUSTER):
+                if heads <= at_once(cluster):
+                    return 1, cluster
+            most = min(splits, LARGE_CLUSTER)
+        return 1, largest(most, lambda n: heads * n <= ATTENTION_BLOCKS * self._multiprocessors)
 
     def _rings(self, ctx: Context, op: Attention) -> bool:
         """Whether shared memory has room for a ring of tiles, and each tile is within one cache block."""
