@@ -85,7 +85,8 @@ def has_layer() -> bool:
     return LAYER in [text(layer.layerName) for layer in layers]
 
 
-SOFTWARE = SoftwareVulkan(Path(tempfile.mkdtemp(prefix="bitnet-vulkan-")))
+FOLDER = tempfile.TemporaryDirectory(prefix="bitnet-vulkan-")  # removed when the interpreter exits
+SOFTWARE = SoftwareVulkan(Path(FOLDER.name))
 
 
 @pytest.fixture(autouse=True)
