@@ -182,6 +182,25 @@ def test_a_block_has_the_shared_memory_it_takes(
             assert 0 < declared(cubin, spec.entry) <= limit - launch.shared, spec
 
 
+@pytest.mark.parametrize("context", [4096, 32768])
+@pytest.mark.parametrize("kv_heads", [1, 2, 3, 4, 5, 6, 8, 10])
+def test_the_clusters_of_a_long_context_run_at_once(kv_heads: int, context: int) -> None:
+    """One and two sequences, on 132 multiprocessors: as many clusters as were seen to fit on an H200."""
+    fit = {2: 66, 4: 30, 8: 15, 16: 7}
+    sizes = {"heads": 2 * kv_heads, "kv_heads": kv_heads, "head_dim": 128}
+    program = TinyModel(np.random.default_rng(), layers=1, **sizes).program(LIMITS, 64)  # type: ignore[arg-type]
+    lowering = CudaOps(132, (9, 0)).lowering()
+    for tokens in (1, 2):
+        if kv_heads * tokens > 15:
+            continue
+        made = Context(NoDevice(), program, StepLayout(program.limits))  # type: ignore[arg-type]
+        launches = lower(made, Bucket(tokens, tokens, context, apart=True), lowering.table, fuses_scaled=True)
+        (attention,) = (launch for launch in launches if launch.kernel.file == "attention_decode")
+        blocks, cluster = int(np.prod(attention.grid)), int(dict(attention.kernel.defines)["CLUSTER"])
+        assert blocks // cluster <= fit[cluster], (tokens, attention.grid)
+        assert context == 4096 or blocks >= 80, "multiprocessors are idle"
+
+
 def test_what_does_not_compile_says_why() -> None:
     with pytest.raises(KernelCompileError) as raised:
         compiler.compile_cubin("row_sums", compiler.options(KernelSpec("row_sums", "row_sums"), "sm_90a"), "cuda:0")
