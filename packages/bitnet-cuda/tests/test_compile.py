@@ -183,16 +183,16 @@ def test_a_block_has_the_shared_memory_it_takes(
 
 
 @pytest.mark.parametrize("context", [4096, 32768])
-@pytest.mark.parametrize("kv_heads", [1, 2, 3, 4, 5, 6, 8, 10])
+@pytest.mark.parametrize("kv_heads", [1, 2, 3, 4, 5, 6, 8, 10, 16])
 def test_the_clusters_of_a_long_context_run_at_once(kv_heads: int, context: int) -> None:
-    """One and two sequences, on 132 multiprocessors: as many clusters as were seen to fit on an H200."""
-    fit = {2: 66, 4: 30, 8: 15, 16: 7}
+    """One and two sequences, on 132 multiprocessors: no more clusters than were seen to run at once on an H200."""
+    fit = {2: 64, 4: 30, 8: 15, 16: 6}
     sizes = {"heads": 2 * kv_heads, "kv_heads": kv_heads, "head_dim": 128}
     program = TinyModel(np.random.default_rng(), layers=1, **sizes).program(LIMITS, 64)  # type: ignore[arg-type]
     lowering = CudaOps(132, (9, 0)).lowering()
     for tokens in (1, 2):
-        if kv_heads * tokens > 15:
-            continue
+        if kv_heads * tokens > (15 if context == 4096 else 16):
+            continue  # several blocks share a multiprocessor
         made = Context(NoDevice(), program, StepLayout(program.limits))  # type: ignore[arg-type]
         launches = lower(made, Bucket(tokens, tokens, context, apart=True), lowering.table, fuses_scaled=True)
         (attention,) = (launch for launch in launches if launch.kernel.file == "attention_decode")

@@ -30,7 +30,8 @@ LARGE_CLUSTER = 16
 LARGE_CLUSTERS = ((9, 0), (10, 0))
 CLUSTERED = 10 / 11
 """Share of the multiprocessors that clusters of more than two blocks can occupy at once. A cluster is within one of the
-device's processing clusters, whose sizes differ. Measured on an H200: 15 clusters of 8 fit on 132, 16 do not."""
+device's processing clusters, whose sizes differ. On an H200 with 132 multiprocessors, 15 clusters of 8 fit and 16 do
+not."""
 CLUSTER_SUMS = 1792
 """Maximum sums of a token and key/value head that the blocks of a cluster merge: more do not fit the 48 KiB of shared
 memory that a kernel may declare."""
@@ -44,12 +45,12 @@ CODES_DEPTH, SPREAD_CODES_DEPTH = 4, 2
 """Tiles in flight per warp for an int8 cache, whose tiles have half the bytes of f16; the second where blocks on nearly
 all multiprocessors read it."""
 LARGE_FROM = MAX_CLUSTER * LONG_WARPS * LONG_DEPTH * TILE
-"""Context length beyond which a sequence gets large clusters, and int8 a ring."""
+"""Context length beyond which clusters may be large, and tiles of int8 are in a ring."""
 FAR = 8192
 """Context length beyond which several clusters read a head's positions: a single cluster would leave multiprocessors
 idle, which costs more than merging clusters through memory."""
 FAR_HEADS = 16
-"""Maximum heads of the cache, of all sequences, for which several clusters read one."""
+"""Maximum key/value heads, of all sequences together, for which several clusters read the positions of each."""
 FAR_SHARE = 0.7
 """Minimum share of the multiprocessors that such clusters must occupy."""
 RING_HEAD = 128
@@ -144,6 +145,7 @@ class AttentionOps:
             warps, depth = LONG_WARPS, LONG_DEPTH
             if codes:
                 depth = SPREAD_CODES_DEPTH if merges else CODES_DEPTH
+            # f16 is faster in registers where one cluster reads a head, or several of two blocks.
             ring = rings and (bucket.context > LARGE_FROM if codes else merges and cluster > 2)
         else:
             ring = codes and bucket.context > FAR and rings
@@ -168,10 +170,10 @@ class AttentionOps:
         return Launch(spec, grid, (32 * warps, 1, 1), args, shared=shared, overlaps=True)
 
     def _clusters_for(self, heads: int, splits: int, context: int) -> tuple[int, int]:
-        """Clusters that read a head's positions, and blocks of each, for ``heads`` of all sequences together.
+        """Number of clusters per key/value head, and of blocks per cluster, for ``heads`` of all sequences together.
 
-        Where few heads have long contexts, there are no more clusters than the device runs at once. Any more would wait
-        until the first have ended, which doubles the time of attention.
+        Few heads with long contexts get no more clusters than the device runs at once. Any more would wait until the
+        first have ended, which doubles the time of attention.
         """
 
         def at_once(cluster: int) -> int:
