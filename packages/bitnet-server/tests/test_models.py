@@ -144,8 +144,10 @@ def test_reload_drops_no_request_and_a_corrupt_file_changes_nothing(file: Path, 
     loader = Loader(file, prepare)
     good = file.read_bytes()
     with running(None, sources=[loader.source("m")]) as server, ThreadPoolExecutor(4) as pool:
+        engines[0].seconds = 0.5  # on a busy machine, the first answers would else have ended before the last begins
         long = [pool.submit(server.chat, str(i), stream=i % 2 == 0) for i in range(4)]
         until(lambda: loader.models[0].load().running == 4)
+        engines[0].seconds = 0.01
         anew = file.with_name("anew")
         anew.write_bytes(good[: len(good) // 2])
         anew.replace(file)
