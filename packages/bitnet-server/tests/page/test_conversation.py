@@ -181,6 +181,18 @@ def test_what_is_written_and_not_sent_is_kept(page: Page, talk: Any) -> None:
     assert page.evaluate("Object.keys(sessionStorage).length") == 1
 
 
+def test_a_reload_right_after_a_name_shows_that_conversation(page: Page) -> None:
+    """The reload is asked for in the very turn of the event loop in which the name is given."""
+    for name in ("first", "second", "third"):
+        page.get_by_role("link", name="New conversation", exact=True).first.click()
+        page.get_by_role("button", name="Rename the conversation").click()
+        page.get_by_label("Name of the conversation").fill(name)
+        with page.expect_event("load"):
+            page.evaluate("document.querySelector('form.rename').requestSubmit(); location.reload();")
+        page.wait_for_selector("h1")
+        expect(page.locator("h1")).to_have_text(name)
+
+
 def test_settings_are_what_the_server_is_asked_with(page: Page, talk: Any) -> None:
     page.get_by_role("link", name="Settings").click()
     page.get_by_label("System prompt of new conversations").fill("Be brief.")

@@ -12,8 +12,8 @@ import * as store from "./store.js";
 const NEAR = 80; // pixels from the end that still count as reading the end
 
 class Chat {
-  constructor(main, conversation, { title, onSaved, onDelete }) {
-    Object.assign(this, { main, conversation, onSaved, onDelete });
+  constructor(main, conversation, { title, onSaving, onSaved, onDelete }) {
+    Object.assign(this, { main, conversation, onSaving, onSaved, onDelete });
     this.controller = null;
     this.error = null;
     this.picker = modelPicker();
@@ -102,6 +102,7 @@ class Chat {
 
   async save() {
     this.conversation.updated = Date.now();
+    this.onSaving(this.conversation);
     await store.save(this.conversation);
     this.onSaved(this.conversation);
   }

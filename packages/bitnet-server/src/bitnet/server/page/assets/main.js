@@ -36,10 +36,12 @@ async function conversation(id) {
   current = found ?? store.fresh(preferences.settings.system);
   leave = chat.show(main, current, {
     title,
+    onSaving: (saving) => {
+      // Before the save ends: a reload until then would show a new conversation.
+      if (saving === current) history.replaceState(null, "", `#/chat/${saving.id}`);
+    },
     onSaved: (saved) => {
-      if (saved !== current) return;
-      history.replaceState(null, "", `#/chat/${saved.id}`);
-      sidebar.here(saved.id);
+      if (saved === current) sidebar.here(saved.id);
     },
     onDelete: () => {
       announce("The conversation is deleted");

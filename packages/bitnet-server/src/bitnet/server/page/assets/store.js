@@ -26,9 +26,25 @@ function open() {
   return opened;
 }
 
-async function objects(mode) {
+/** What ``ask`` reads of the store; null where there is none. */
+async function read(ask) {
   const database = await open();
-  return database && database.transaction(STORE, mode).objectStore(STORE);
+  return database && promised(ask(database.transaction(STORE).objectStore(STORE)));
+}
+
+/** Whether ``change`` was made to the store; false where there is none. */
+async function write(change) {
+  const database = await open();
+  if (!database) return false;
+  const transaction = database.transaction(STORE, "readwrite");
+  const kept = new Promise((resolve, reject) => {
+    transaction.oncomplete = resolve;
+    transaction.onabort = () => reject(transaction.error);
+  });
+  change(transaction.objectStore(STORE));
+  transaction.commit(); // at once: a browser drops an open transaction of a page that is left
+  await kept;
+  return true;
 }
 
 /** Whether conversations outlast the page. */
@@ -36,32 +52,24 @@ export const lasting = async () => (await open()) !== null;
 
 /** All conversations, the latest first. */
 export async function all() {
-  const store = await objects("readonly");
-  const found = store ? await promised(store.getAll()) : [...memory.values()].map((one) => structuredClone(one));
+  const found = (await read((store) => store.getAll())) ?? [...memory.values()].map((one) => structuredClone(one));
   return found.sort((a, b) => b.updated - a.updated);
 }
 
 export async function load(id) {
-  const store = await objects("readonly");
-  return (store ? await promised(store.get(id)) : structuredClone(memory.get(id))) ?? null;
+  return (await read((store) => store.get(id))) ?? structuredClone(memory.get(id)) ?? null;
 }
 
 export async function save(conversation) {
-  const store = await objects("readwrite");
-  if (store) await promised(store.put(conversation));
-  else memory.set(conversation.id, structuredClone(conversation));
+  if (!(await write((store) => store.put(conversation)))) memory.set(conversation.id, structuredClone(conversation));
 }
 
 export async function remove(id) {
-  const store = await objects("readwrite");
-  if (store) await promised(store.delete(id));
-  else memory.delete(id);
+  if (!(await write((store) => store.delete(id)))) memory.delete(id);
 }
 
 export async function clear() {
-  const store = await objects("readwrite");
-  if (store) await promised(store.clear());
-  else memory.clear();
+  if (!(await write((store) => store.clear()))) memory.clear();
 }
 
 /** A conversation that is not saved yet. */
