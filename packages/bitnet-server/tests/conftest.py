@@ -22,6 +22,7 @@ from bitnet.core.engine.rounds import Rounds
 from bitnet.core.engine.scheduler import Plan
 from bitnet.core.hal import Step
 from bitnet.server.app import App
+from bitnet.server.connection import Connection
 from bitnet.server.host import Host
 from bitnet.server.serve import IDLE_SECONDS
 from bitnet.server.service import Service, Settings, Source
@@ -137,7 +138,7 @@ def _running(
     listener = socket.create_server(("127.0.0.1", 0))
     app = App(host, local=local)
     config = uvicorn.Config(
-        app, log_config=None, access_log=False, server_header=False, timeout_keep_alive=IDLE_SECONDS
+        app, http=Connection, log_config=None, access_log=False, server_header=False, timeout_keep_alive=IDLE_SECONDS
     )
     server = uvicorn.Server(config)
     thread = threading.Thread(target=lambda: asyncio.run(server.serve(sockets=[listener])))

@@ -21,6 +21,7 @@ import uvicorn
 from bitnet.core.cli.console import note
 from bitnet.core.errors import BitNetError
 from bitnet.server.app import App, access
+from bitnet.server.connection import Connection
 from bitnet.server.errors import RequestError
 from bitnet.server.host import Host
 from bitnet.server.service import Settings, Source
@@ -28,8 +29,6 @@ from bitnet.server.service import Settings, Source
 BACKLOG = 1024
 IDLE_SECONDS = 75
 """Seconds after which an idle connection is closed; longer than proxies keep theirs open."""
-MAX_HEADERS = 64 << 10
-"""Maximum bytes of a request's headers in h11; httptools has a limit of its own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,11 +131,11 @@ def serve_models(sources: Sequence[Source], settings: Settings, listen: Listen) 
             log_level="warning",
             access_log=False,
             server_header=False,
+            http=Connection,
             ws="none",
             backlog=BACKLOG,
             timeout_keep_alive=IDLE_SECONDS,
             timeout_graceful_shutdown=int(listen.drain) + 5,
-            h11_max_incomplete_event_size=MAX_HEADERS,
         )
         config.load()
         server = Server(config, host, listen)
