@@ -209,6 +209,20 @@ def test_a_wrong_objective_is_refused(goodput: str) -> None:
     assert "is not an objective such as ttft:200" in result.output
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        *(["--request-rate", "nan"], ["--burstiness", "nan"], ["--burstiness", "inf"], ["--temperature", "nan"]),
+        *(["--temperature", "inf"], ["--top-p", "nan"], ["--random-range-ratio", "nan"]),
+    ],
+    ids=" ".join,
+)
+def test_what_is_not_a_number_is_refused(words: list[str]) -> None:
+    result = CliRunner().invoke(bench_serve, words)
+    assert result.exit_code == 2
+    assert f"Invalid value for '{words[0]}'" in result.output
+
+
 def test_the_table_names_what_it_shows(running: Any, scripted: Any, script_model: Model) -> None:
     scripted(script_model, WORDS)
     with running(script_model) as server:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import hashlib
 import json
 import logging
@@ -116,6 +117,25 @@ def test_bad_bodies_are_the_clients_fault(demo: Any, body: bytes) -> None:
         assert answer.status_code == 400, (path, answer.text)
         assert answer.json()["error"], path
         assert "Traceback" not in answer.text
+
+
+def test_compressed_bodies_are_refused(demo: Any) -> None:
+    body = gzip.compress(b'{"content": "x"}')
+    answer = demo.client.post("/tokenize", content=body, headers={"content-encoding": "gzip"})
+    assert (answer.status_code, "must not be compressed" in answer.json()["error"]["message"]) == (415, True)
+    plain = demo.client.post("/tokenize", content=b'{"content": "x"}', headers={"content-encoding": "identity"})
+    assert plain.status_code == 200
+
+
+def test_a_missing_model_is_named_as_its_api_names_it(demo: Any) -> None:
+    for path in ("/api/show", "/api/chat", "/api/generate"):
+        assert demo.client.post(path, json={}).json() == {"error": "model is missing."}, path
+
+
+def test_a_number_with_too_many_digits_gets_no_advice_for_programs(demo: Any) -> None:
+    answer = demo.client.post("/tokenize", content=b'{"content": %s}' % (b"1" * 5000))
+    assert answer.status_code == 400
+    assert answer.json()["error"]["message"].endswith("value has 5000 digits.")
 
 
 def test_mutated_bodies_never_fail_the_server(demo: Any) -> None:

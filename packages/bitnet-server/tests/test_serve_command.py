@@ -140,6 +140,9 @@ def test_unix_socket(tmp_path: Path) -> None:
         transport = httpx.HTTPTransport(uds=str(path))
         with httpx.Client(transport=transport, base_url="http://local") as client:
             assert client.get("/health").json() == {"status": "ok"}
+        served.process.send_signal(signal.SIGTERM)
+        assert served.process.wait(20) == 0
+    assert not path.exists()
 
 
 def test_behind_a_root_path_and_at_this_machines_names_alone() -> None:
@@ -161,10 +164,19 @@ def test_errors_are_one_line(tmp_path: Path) -> None:
         port = served.address.rpartition(":")[2]
         taken = bitnet("serve", "--device", "cpu", "--port", port)
         assert taken.returncode == 1
-        assert f"cannot listen on 127.0.0.1:{port}" in taken.stderr
-    missing = bitnet("serve", "--ssl-certfile", str(tmp_path / "none.pem"))
-    assert missing.returncode == 1
-    assert "cannot serve" in missing.stderr
+        assert f"cannot listen on 127.0.0.1:{port}: Address already in use." in taken.stderr
+        assert "Errno" not in taken.stderr
+    none = tmp_path / "none.pem"
+    missing = bitnet("serve", "--ssl-certfile", str(none))
+    assert missing.returncode == 2
+    assert f"--ssl-certfile {none} cannot be read: No such file or directory." in missing.stderr
+    folder = bitnet("serve", "--uds", str(tmp_path / "none" / "socket"))
+    assert (folder.returncode, "its folder does not exist" in folder.stderr) == (2, True)
+    later = bitnet("serve", "-m", str(default_model_path()), "-m", str(none))
+    assert (later.returncode, f"{none}: cannot be opened" in later.stderr) == (4, True), later.stderr
+    keys = bitnet("serve", "--api-key-file", str(none)).stderr
+    assert str(none) in keys
+    assert "No such file or directory." in keys
     empty = tmp_path / "keys"
     empty.write_text("\n")
     assert bitnet("serve", "--api-key-file", str(empty)).returncode == 2
@@ -223,9 +235,10 @@ def test_models_by_name_ps_and_a_reload_by_signal(tmp_path: Path) -> None:
 
 
 WRONG = [("--max-body", "inf"), ("--max-memory", "inf"), ("--drain", "inf"), ("--timeout", "nan"), ("--drain", "nan")]
+EMPTY = [("--host", ""), ("--alias", ""), ("--api-key", " ")]
 
 
-@pytest.mark.parametrize("words", [*WRONG, ("--ssl-keyfile", "key.pem")], ids=" ".join)
+@pytest.mark.parametrize("words", [*WRONG, *EMPTY, ("--ssl-keyfile", "key.pem")], ids=" ".join)
 def test_what_cannot_be_meant_is_said_before_a_model_is_loaded(
     words: tuple[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -16,6 +16,7 @@ from typing import Any, Literal, TypeAlias
 import httpx
 import numpy as np
 
+from bitnet.core.cli.console import read_text
 from bitnet.core.errors import BitNetError, InvalidInputError, brief
 from bitnet.server.bench_metrics import Answered
 
@@ -89,12 +90,8 @@ def read_prompts(path: Path, output: int) -> list[Prompt]:
     Raises:
         InvalidInputError: The file cannot be read, or a line is something else.
     """
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise InvalidInputError(f"{path} cannot be read: {error}.") from None
     found = []
-    for number, line in enumerate(lines, 1):
+    for number, line in enumerate(read_text(path).splitlines(), 1):
         if line.strip():
             try:
                 entry = json.loads(line)

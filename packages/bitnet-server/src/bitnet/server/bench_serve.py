@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,6 +13,7 @@ import click
 from bitnet.core.cli.console import note, print_json, say
 from bitnet.core.cli.options import FileName, json_option
 from bitnet.core.errors import BitNetError
+from bitnet.server.cli import Finite
 
 if TYPE_CHECKING:
     from bitnet.server.bench_client import Outcome
@@ -35,7 +37,16 @@ def _objectives(ctx: click.Context, param: click.Parameter, given: Sequence[str]
     return found
 
 
-POSITIVE = click.FloatRange(min=0, min_open=True)
+POSITIVE = Finite(min=0, min_open=True)
+
+
+class Rate(click.FloatRange):
+    """A number of requests a second; inf is all at once."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if math.isnan(rate := super().convert(value, param, ctx)):
+            self.fail(f"{value} is not a number.", param, ctx)
+        return rate
 
 
 @click.command("bench-serve")
@@ -55,7 +66,7 @@ POSITIVE = click.FloatRange(min=0, min_open=True)
 @click.option(
     "--request-rate",
     metavar="R",
-    type=POSITIVE,
+    type=Rate(min=0, min_open=True),
     default=float("inf"),
     show_default=True,
     help="Requests per second, on average; inf: all at once.",
@@ -92,7 +103,7 @@ POSITIVE = click.FloatRange(min=0, min_open=True)
 @click.option(
     "--random-range-ratio",
     metavar="R",
-    type=click.FloatRange(0, 1, max_open=True),
+    type=Finite(0, 1, max_open=True),
     default=0.0,
     show_default=True,
     help="Fraction by which each length may be smaller or larger.",
@@ -114,12 +125,8 @@ POSITIVE = click.FloatRange(min=0, min_open=True)
 @click.option(
     "--seed", metavar="N", type=click.IntRange(0), default=0, show_default=True, help="Seed of prompts and gaps."
 )
-@click.option(
-    "--temperature", metavar="T", type=click.FloatRange(0), default=0.0, show_default=True, help="0 is greedy."
-)
-@click.option(
-    "--top-p", metavar="P", type=click.FloatRange(0, 1), help="Top-p of the sampling.  [default: the server's]"
-)
+@click.option("--temperature", metavar="T", type=Finite(0), default=0.0, show_default=True, help="0 is greedy.")
+@click.option("--top-p", metavar="P", type=Finite(0, 1), help="Top-p of the sampling.  [default: the server's]")
 @click.option("--ignore-eos/--no-ignore-eos", default=False, show_default=True, help="Continue after the end of text.")
 @click.option(
     "--goodput",

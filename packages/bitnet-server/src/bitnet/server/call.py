@@ -67,9 +67,12 @@ class Call:
         """The body as a JSON object.
 
         Raises:
-            RequestError: It is too large, too slow, or not a JSON object.
+            RequestError: It is too large, too slow, compressed, or not a JSON object.
             ClientGone: The client left before the body was complete.
         """
+        coding = dict(self.scope["headers"]).get(b"content-encoding", b"identity").decode("latin-1")
+        if coding.lower() != "identity":
+            raise RequestError(415, f"The body must not be compressed; its Content-Encoding is {coding}.")
         try:
             body = await asyncio.wait_for(self._body(), BODY_SECONDS)
         except asyncio.TimeoutError:
@@ -77,7 +80,8 @@ class Call:
         try:
             value = json.loads(body, parse_constant=_no_constant)
         except (ValueError, RecursionError) as error:
-            raise RequestError(400, f"The body is not JSON: {str(error) or 'it is nested too deeply'}.") from None
+            why = str(error).partition("; use sys.")[0]  # Python's advice, after a number with too many digits
+            raise RequestError(400, f"The body is not JSON: {why or 'it is nested too deeply'}.") from None
         if not isinstance(value, dict):
             raise RequestError(400, "The body must be a JSON object.")
         return value

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from bitnet.core.cli.console import read_text
 from bitnet.core.cli.options import F, FileName, context_option, load, model_options
 from bitnet.core.errors import InvalidInputError
 
@@ -47,10 +48,11 @@ class Grouped(click.Command):
                 formatter.write_dl([record for record in records if record is not None])
 
 
-def _no_empty_key(ctx: click.Context, param: click.Parameter, keys: tuple[str, ...]) -> tuple[str, ...]:
-    if not all(key.strip() for key in keys):
-        raise click.BadParameter("the key is empty; leave the option out to require none.", ctx, param)
-    return keys
+def _not_empty(ctx: click.Context, param: click.Option, given: Any) -> Any:
+    if not all(one.strip() for one in (given if param.multiple else (given,))):
+        what = str(param.metavar).lower()
+        raise click.BadParameter(f"the {what} is empty; leave the option out for the default.", ctx, param)
+    return given
 
 
 def several_models(function: F) -> F:
@@ -69,7 +71,8 @@ def several_models(function: F) -> F:
     "--alias",
     metavar="NAME",
     multiple=True,
-    help="The model's name for clients; repeat it for each -m, in order.  [default: the file's]",
+    callback=_not_empty,
+    help="Name for clients; one for each -m, in order. One model may have several.  [default: the file's]",
 )
 @click.option(
     "-np",
@@ -127,6 +130,7 @@ def several_models(function: F) -> F:
     metavar="ADDRESS",
     default="127.0.0.1",
     show_default=True,
+    callback=_not_empty,
     help="Address to listen on; 0.0.0.0: all interfaces.",
 )
 @click.option(
@@ -147,7 +151,7 @@ def several_models(function: F) -> F:
     multiple=True,
     envvar="BITNET_API_KEY",
     show_envvar=True,
-    callback=_no_empty_key,
+    callback=_not_empty,
     help="API key that requests must have; repeatable.",
 )
 @click.option("--api-key-file", metavar="FILE", type=FileName(), help="File of API keys, one per line.")
@@ -183,6 +187,11 @@ def serve(**params: Any) -> None:
     """
     if params["ssl_keyfile"] is not None and params["ssl_certfile"] is None:
         raise click.UsageError("--ssl-keyfile needs --ssl-certfile, the certificate that the key belongs to.")
+    for name in ("ssl_certfile", "ssl_keyfile"):
+        if params[name] is not None:
+            _check_readable(f"--{name.replace('_', '-')}", params[name])
+    if params["uds"] is not None and not params["uds"].absolute().parent.is_dir():
+        raise InvalidInputError(f"--uds {params['uds']}: its folder does not exist.")
 
     from bitnet.server.serve import Listen, serve_models
     from bitnet.server.service import Settings
@@ -204,6 +213,7 @@ def serve(**params: Any) -> None:
 
 def _sources(params: dict[str, Any]) -> list[Source]:
     """The models and their names."""
+    from bitnet.core.gguf import GGUFFile
     from bitnet.core.hub import local_path
     from bitnet.core.model.default import default_model_path
     from bitnet.server.service import Source
@@ -219,18 +229,25 @@ def _sources(params: dict[str, Any]) -> list[Source]:
     every = [name for some in names for name in some]
     if len(set(every)) < len(every):
         raise InvalidInputError("two models have the same name.", hint="Name them with --alias.")
+    for path in paths[1:]:  # loaded when they are asked for, but their files are read now
+        GGUFFile(path)
     bounds = {"max_seqs": params["parallel"], **{name: params[name] for name in ("max_queue", "max_queue_tokens")}}
     loads = [partial(load, {**params, "model": path}, **bounds) for path in paths]
     return [Source(*found) for found in zip(names, paths, loads, strict=True)]
 
 
+def _check_readable(option: str, file: Path) -> None:
+    """Errors of TLS name no file."""
+    try:
+        file.open("rb").close()
+    except OSError as error:
+        raise InvalidInputError(f"{option} {file} cannot be read: {error.strerror}.") from None
+
+
 def _keys_of(file: Path | None) -> list[str]:
     if file is None:
         return []
-    try:
-        keys = [line.strip() for line in file.read_text(encoding="utf-8").splitlines()]
-    except (OSError, UnicodeDecodeError) as error:
-        raise InvalidInputError(f"--api-key-file {file} cannot be read: {error}.") from None
+    keys = [line.strip() for line in read_text(file).splitlines()]
     if not any(keys):
         raise InvalidInputError(f"--api-key-file {file} has no key.", hint="Write one key on each line.")
     return [key for key in keys if key]

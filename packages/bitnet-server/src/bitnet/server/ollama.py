@@ -238,7 +238,7 @@ async def ps(host: Host, call: Call) -> None:
 
 
 async def show(service: Service, call: Call, fields: Fields) -> None:
-    fields.require("model" if "model" in fields else "name")
+    fields.require("name" if "name" in fields and "model" not in fields else "model")
     config, template = service.model.config, service.model.chat_template
     family = config.architecture
     await call.reply(

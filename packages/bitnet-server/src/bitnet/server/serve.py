@@ -6,6 +6,7 @@ import asyncio
 import ipaddress
 import json
 import logging
+import os
 import signal
 import socket
 import sys
@@ -66,6 +67,11 @@ class Server(uvicorn.Server):
         super().__init__(config)
         self._host, self._listen = host, listen
 
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        if self._listen.uds is not None:  # before requests end: another server may listen there meanwhile
+            self._listen.uds.unlink(missing_ok=True)
+        await super().shutdown(sockets)
+
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets=sockets)
         if self.started:
@@ -114,6 +120,7 @@ def serve_models(sources: Sequence[Source], settings: Settings, listen: Listen) 
         BitNetError: The first model cannot be loaded, listening on the address fails, or a certificate cannot be read.
     """
     _log_access(listen.log_format)
+    logging.getLogger("uvicorn.error").addFilter(lambda record: not isinstance(record.msg, OSError))  # raised below
     if listen.beyond_this_machine and not settings.api_keys:
         note(f"Warning: listening on {listen.host} without an API key: anyone who can reach it can use it (--api-key).")
     host = Host(sources, settings)
@@ -141,13 +148,20 @@ def serve_models(sources: Sequence[Source], settings: Settings, listen: Listen) 
         server = Server(config, host, listen)
         server.run()
     except OSError as error:
-        raise BitNetError(f"cannot serve: {error}.", hint="Check --ssl-certfile, --ssl-keyfile and --uds.") from None
-    except SystemExit:
-        raise BitNetError(
-            f"cannot listen on {listen.uds or f'{listen.host}:{listen.port}'}.", hint="Choose another --host or --port."
-        ) from None
+        raise BitNetError(f"cannot serve: {error}.", hint="Check --ssl-certfile and --ssl-keyfile.") from None
+    except SystemExit as end:  # how uvicorn ends where it cannot listen
+        where, option = (listen.uds, "--uds") if listen.uds else (f"{listen.host}:{listen.port}", "--host or --port")
+        raise BitNetError(f"cannot listen on {where}: {_reason(end)}.", hint=f"Choose another {option}.") from None
     finally:
         host.close()
+
+
+def _reason(end: SystemExit) -> str:
+    """Why uvicorn could not listen: the error that it handled when it ended."""
+    error = end.__context__
+    if not isinstance(error, OSError) or error.errno is None:
+        return str(error)
+    return os.strerror(error.errno) if error.errno > 0 else str(error.strerror)  # below 0: an address without a host
 
 
 class _JsonLines(logging.Formatter):
