@@ -186,4 +186,15 @@ def test_without_cryptography(
         assert (ran.status, 'Install it: pip install "bitnet-core[sign]"' in ran.err) == (2, True), ran
     ran = bitnet("receipt", "verify", "s.json")
     assert (ran.status, ran.err.startswith("not checked: the signature (")) == (0, True)
+    assert f"NOT CHECKED: the file claims the key {signed['signature']['key'][:16]}" in ran.out
+    assert "by the key" not in ran.out
     assert bitnet("receipt", "verify", "r.json").status == 0
+
+
+def test_a_made_up_signer_without_cryptography(signed: Document, monkeypatch: pytest.MonkeyPatch) -> None:
+    signed["signature"] = signed["signature"] | {"key": "ab" * 32, "value": "cd" * 64}
+    signed["digest"] = receipts.digest(signed)
+    monkeypatch.setitem(sys.modules, "cryptography.exceptions", None)
+    verdict = receipts.verify(signed)
+    assert (verdict.signed_by, verdict.trusted) == (None, False)
+    assert "the signature (" in verdict.unchecked[0]

@@ -202,7 +202,7 @@ def _tell(
     lines = {
         "says": f"{numbers['tokens_generated']} tokens at {numbers['tokens_per_second']:.1f}/s "
         f"on {document['compute_path']} with {name}",
-        "signature": _signature(verdict),
+        "signature": _signature(document, verdict),
         "model": "not compared (-m FILE)" if model is None else f"{model} is the file that it names, by SHA-256",
         "prompt": "not compared (--prompt)" if asked is None else "the one given, by SHA-256",
         "answer": "not compared (--answer)" if answered is None else "the one given, by SHA-256",
@@ -216,10 +216,12 @@ def _tell(
         note(f"not checked: {unchecked}")
 
 
-def _signature(verdict: Verdict) -> str:
-    if verdict.signed_by is None:
+def _signature(document: dict[str, Any], verdict: Verdict) -> str:
+    if document["signature"] is None:
         return "UNSIGNED: anyone could have written it, with any device, speed and model"
-    key = verdict.signed_by[:SHOWN_KEY]
+    key = document["signature"]["key"][:SHOWN_KEY]
+    if verdict.signed_by is None:
+        return f"NOT CHECKED: the file claims the key {key}, but anyone could have written it"
     if verdict.trusted:
         return f"by the key {key}, one of those given"
     return f"by the key {key}, which may be anyone's: name the keys you trust with --key"

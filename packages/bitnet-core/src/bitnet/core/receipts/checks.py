@@ -34,7 +34,8 @@ class Verdict:
     """The result of checking a receipt that holds.
 
     Attributes:
-        signed_by: Id of the key that signed it; None: it is unsigned, and anyone could have written it.
+        signed_by: Id of the key that signed it; None: it is unsigned, or ``cryptography`` is not installed to check the
+            signature. Either way anyone could have written it.
         trusted: Whether that key is one of those given; if not, it may be anyone's.
         unchecked: Descriptions of what could not be checked here; usually empty.
     """
@@ -68,11 +69,13 @@ def verify(
     """
     trusted = signing.trusted_ids(keys)
     unchecked: list[str] = []
+    signed_by = None
     wrong = list(islice(_check_form(receipt), _MOST + 1))
     if not wrong:
         if receipt["digest"] != digest(receipt):
             wrong.append("it was changed after it was made: its digest does not match")
-        wrong += _check_signature(receipt, trusted if keys else None, unchecked)
+        signed_by, faults = _check_signature(receipt, trusted if keys else None, unchecked)
+        wrong += faults
         wrong += _check_fake(receipt)
         wrong += _check_time(receipt["timestamp"])
         wrong += _check_selection(receipt)
@@ -88,8 +91,6 @@ def verify(
     if wrong:
         more = ["and more"] if len(wrong) > _MOST else []
         raise ReceiptError(f"The receipt does not hold: {'; '.join([*wrong[:_MOST], *more])}.")
-    signature = receipt["signature"]
-    signed_by = signature["key"] if signature else None
     return Verdict(signed_by, signed_by in trusted, tuple(unchecked))
 
 
@@ -103,20 +104,23 @@ def _check_form(receipt: Any) -> Iterator[str]:
     )
 
 
-def _check_signature(receipt: Mapping[str, Any], trusted: set[str] | None, unchecked: list[str]) -> Iterator[str]:
-    signature = receipt["signature"]
-    if signature is None:
-        if trusted is not None:
-            yield "it is unsigned, but a key is given"
-        return
+def _check_signature(
+    receipt: Mapping[str, Any], trusted: set[str] | None, unchecked: list[str]
+) -> tuple[str | None, list[str]]:
+    """The key that signed it, and what is wrong with the signature."""
+    if receipt["signature"] is None:
+        return None, [] if trusted is None else ["it is unsigned, but a key is given"]
+    key: str = receipt["signature"]["key"]
     try:
         if not signing.fits(receipt):
-            yield "its signature does not match: the receipt was changed after signing, or the signature was made up"
-            return
-    except signing.NoCryptographyError as error:
+            changed = "the receipt was changed after signing, or the signature was made up"
+            return None, [f"its signature does not match: {changed}"]
+    except signing.NoCryptographyError as error:  # no key is given: reading one would have failed
         unchecked.append(f"the signature ({error})")
-    if trusted is not None and signature["key"] not in trusted:
-        yield f"it was signed by the key {signature['key']}, which is not one of those given"
+        return None, []
+    if trusted is not None and key not in trusted:
+        return key, [f"it was signed by the key {key}, which is not one of those given"]
+    return key, []
 
 
 def _check_fake(receipt: Mapping[str, Any]) -> Iterator[str]:
