@@ -6,6 +6,7 @@ import logging
 import os
 import pickle
 import signal
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -48,6 +49,26 @@ def running(pid: int) -> bool:
     except OSError:
         return False
     return True
+
+
+@pytest.mark.parametrize("written", [b"", b'{"module": "bitnet'])
+def test_a_child_without_a_request_ends_silently(written: bytes) -> None:
+    """Its parent was interrupted before it had written one."""
+    command = [sys.executable, "-I", "-c", child._START]
+    ran = subprocess.run(command, input=written, capture_output=True, timeout=60, check=False)
+    assert (ran.returncode, ran.stdout, ran.stderr) == (0, b"", b"")
+
+
+def test_a_probe_that_nobody_waits_for_ends_silently(tmp_path: Path) -> None:
+    request = {"backend": "cpu", "seconds": 60}
+    with (tmp_path / "errors").open("w+b") as errors_of_child:
+        process = child.start("bitnet.core.devices.examinee", request, errors_of_child)
+        assert process.stdout
+        process.stdout.close()
+        status = process.wait(60)
+        child.end(process, 1)
+        errors_of_child.seek(0)
+        assert (status, errors_of_child.read()) == (0, b"")
 
 
 def test_every_error_goes_through_a_pipe() -> None:

@@ -15,7 +15,10 @@ from bitnet.core.support import log
 
 _START = """
 import importlib, json, sys
-request = json.loads(open(0, "rb", buffering=0, closefd=False).readline())  # not a byte more
+line = open(0, "rb", buffering=0, closefd=False).readline()  # not a byte more
+if not line.endswith(b"\\n"):
+    sys.exit()  # the parent has ended
+request = json.loads(line)
 sys.path[:] = request["path"]
 importlib.import_module(request["module"]).main(request)
 """

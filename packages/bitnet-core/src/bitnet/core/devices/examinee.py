@@ -54,7 +54,10 @@ def _prove(backend: Plugin, info: DeviceInfo) -> Proof:
 
 def _say(answers: BinaryIO, value: Any) -> None:
     foreign_output.flush_c()  # os._exit does not flush C's buffers
-    answers.write(json.dumps(value).encode() + b"\n")
-    answers.flush()
+    try:
+        answers.write(json.dumps(value).encode() + b"\n")
+        answers.flush()
+    except OSError:  # the parent has ended
+        os._exit(0)
     if sys.platform != "win32":
         signal.alarm(0)  # no limit until the next request: other backends may come first
