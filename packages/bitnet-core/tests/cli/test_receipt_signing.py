@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import io
 import json
 import os
 import shutil
@@ -15,7 +17,7 @@ from typing import Any
 import pytest
 
 from bitnet.core import receipts
-from bitnet.core.errors import ReceiptError
+from bitnet.core.errors import BitNetError, ReceiptError
 
 Bitnet = Callable[..., Any]
 Document = dict[str, Any]
@@ -133,6 +135,17 @@ def test_keygen_replaces_nothing(bitnet: Bitnet, tmp_path: Path) -> None:
     assert (tmp_path / "k.pub").read_bytes() == before[tmp_path / "k.pub"]
     ran = bitnet("receipt", "keygen", "no/such/k")
     assert (ran.status, "no/such/k cannot be written: No such file" in ran.err) == (1, True)
+
+
+def test_keygen_names_the_file_that_a_full_disk_refuses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Full(io.FileIO):
+        def write(self, data: Any) -> int:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fdopen", Full)
+    with pytest.raises(BitNetError, match=r"new cannot be written: No space left on device\."):
+        receipts.keygen(tmp_path / "new")
+    assert list(tmp_path.glob("new*")) == []
 
 
 def test_what_is_no_key(bitnet: Bitnet, signed: Document, model: Path, tmp_path: Path) -> None:

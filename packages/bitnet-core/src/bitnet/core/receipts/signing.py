@@ -62,7 +62,8 @@ def keygen(path: str | Path) -> str:
             hint = "Use another name, or move the file away; receipts that its key signed still need it."
             raise InvalidInputError(f"{error.filename} already exists.", hint=hint) from None
         if isinstance(error, OSError):
-            raise BitNetError(f"{error.filename} cannot be written: {error.strerror or error}.") from None
+            where = error.filename or made[-1]  # an error of writing or closing names no file
+            raise BitNetError(f"{where} cannot be written: {error.strerror or error}.") from None
         raise
     return key.public_key().public_bytes_raw().hex()
 
