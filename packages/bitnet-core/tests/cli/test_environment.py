@@ -64,6 +64,7 @@ def test_log(run: Bitnet) -> None:
 def test_device(run: Bitnet) -> None:
     assert device(run(BITNET_DEVICE="cpu:scalar")) == "cpu:scalar"
     assert device(run("--device", "cpu:numpy", BITNET_DEVICE="cpu:scalar")) == "cpu:numpy"
+    assert device(run("--device", "", BITNET_DEVICE="cpu:scalar")) == "cpu:scalar"
     wrong = run(BITNET_DEVICE="toaster")
     assert wrong.status == 2
     assert wrong.err.startswith("bitnet: error: there is no device 'toaster'. There are auto, cpu, gpu, ")

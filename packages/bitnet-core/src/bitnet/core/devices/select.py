@@ -99,7 +99,7 @@ def select_device(request: str | None = None, *, threads: int | None = None, str
 
     Args:
         request: ``auto``, ``cpu``, ``gpu``, a backend (``cuda``), a device (``cuda:1``), its UUID or other id, or a CPU
-            level (``cpu:avx2``); None: what ``BITNET_DEVICE`` says, else ``auto``.
+            level (``cpu:avx2``); None or empty: what ``BITNET_DEVICE`` says, else ``auto``.
         threads: CPU threads that the device computes with; None: ``BITNET_THREADS``, else one for each physical core.
         strict: If true, a missing requested device is an error and ``BITNET_GPU_FAKE`` is refused. If false, the CPU
             takes the device's place. None: ``BITNET_STRICT_MODE``, else false.
@@ -120,7 +120,7 @@ def select_devices(
     Of several, missing ones are left out with a warning; if none is left, the CPU takes their place.
 
     Args:
-        request: Requests as for :func:`select_device`, separated by commas; None: ``BITNET_DEVICE``.
+        request: Requests as for :func:`select_device`, separated by commas; None or empty: ``BITNET_DEVICE``.
         threads, strict: As for :func:`select_device`.
 
     Raises:
@@ -151,7 +151,8 @@ def select_devices(
 
 
 def _requested(request: str | None) -> str:
-    return (env.text("BITNET_DEVICE") if request is None else request).strip().lower() or "auto"
+    """The request in lower case. An empty one counts as none, as an empty variable does."""
+    return ((request or "").strip() or env.text("BITNET_DEVICE")).lower() or "auto"
 
 
 def _expanded(part: str, options: OpenOptions) -> list[str]:
