@@ -59,6 +59,7 @@ BAD = [
     ("run -m truncated.gguf Hi", 4, "truncated.gguf: "),
     ("run -m . Hi", 4, ".: is a folder. 'bitnet convert . model.gguf' converts"),
     ("run -m absent.gguf Hi --receipt no/such/run.json", 2, "no/such/run.json: the folder no/such does not exist"),
+    ("run -m absent.gguf Hi --receipt .", 2, "--receipt . is a folder; name the file to write"),
     ("chat -m plain.gguf", 2, "plain has no chat template. Use 'bitnet run --raw'."),
     ("run -m plain.gguf Hi --system Be", 2, "plain has no chat template, so --system cannot be used"),
     ("eval demo -m plain.gguf -n 1", 2, "plain has no chat template"),

@@ -90,6 +90,8 @@ def run(
         raise click.UsageError("--system and --raw exclude each other: --raw skips the chat template.")
     if receipt is not None and not receipt.parent.is_dir():
         raise InvalidInputError(f"--receipt {receipt}: the folder {receipt.parent} does not exist.")
+    if receipt is not None and receipt.is_dir():
+        raise InvalidInputError(f"--receipt {receipt} is a folder; name the file to write.")
     _check_key(receipt, receipt_key)
     options = sampling(params, logprobs=logprobs)
     if not raw:
