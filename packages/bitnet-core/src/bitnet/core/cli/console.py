@@ -24,14 +24,24 @@ NARROW = 50
 """A terminal with fewer columns has no room for tables and bars."""
 
 
-def read_text(source: Path | None) -> str:
-    """The text of a file, or of standard input if ``source`` is None."""
-    data = sys.stdin.buffer.read() if source is None else source.read_bytes()
+def read_text(source: Path | None, *, hint: str = "Check the path.") -> str:
+    """The text of a file, or of standard input if ``source`` is None.
+
+    Args:
+        hint: What to do if the file cannot be read.
+
+    Raises:
+        InvalidInputError: It cannot be read, or is not UTF-8.
+    """
+    where = "standard input" if source is None else source
     try:
+        data = sys.stdin.buffer.read() if source is None else source.read_bytes()
         return data.decode("utf-8-sig")  # Windows begins files with a byte order mark
     except UnicodeDecodeError as error:
-        where = "standard input" if source is None else source
         raise InvalidInputError(f"{where} is not UTF-8 (at byte {error.start}).") from None
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise InvalidInputError(f"{where} cannot be read: {reason}.", hint=None if source is None else hint) from None
 
 
 def say(*lines: str) -> None:

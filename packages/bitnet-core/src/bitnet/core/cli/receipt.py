@@ -9,7 +9,7 @@ import click
 
 from bitnet.core.cli.console import compile_progress, note, print_json, read_text, say
 from bitnet.core.cli.options import FileName, ModelName, device_option, strict_option, utf8_text, verbose_option
-from bitnet.core.errors import InvalidInputError, ReceiptError, brief
+from bitnet.core.errors import ReceiptError, brief
 
 if TYPE_CHECKING:
     from bitnet.core.receipts import Verdict
@@ -66,7 +66,8 @@ def verify(
 
     Without options, it only checks that the receipt does not contradict itself. -m compares the model file, --prompt
     and --answer the texts, --key the signature. --rerun computes the answer again, on the same CPU level or GPU backend
-    unless --device names another. The exit status is 6 if the receipt does not hold, and 2 if a file cannot be read.
+    unless --device names another. The exit status is 6 if the receipt does not hold, 4 if the model cannot be read, and
+    2 if another file cannot.
 
     \b
     bitnet receipt verify run.json --key ours.pub
@@ -128,15 +129,7 @@ def _text(value: str) -> tuple[str, ...]:
     if not value.startswith("@"):
         return (value,)
     name = value[1:]
-    try:
-        text = read_text(None if name == "-" else Path(name))
-    except (OSError, ValueError) as error:
-        if isinstance(error, InvalidInputError):
-            raise
-        reason = getattr(error, "strerror", None) or error
-        raise InvalidInputError(
-            f"{name} cannot be read: {reason}.", hint="Put a text that begins with @ in a file."
-        ) from None
+    text = read_text(None if name == "-" else Path(name), hint="Put a text that begins with @ in a file.")
     return (text, text.removesuffix("\n").removesuffix("\r"))
 
 
