@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from contextlib import closing
 from dataclasses import asdict
 from functools import partial
@@ -31,15 +32,22 @@ if TYPE_CHECKING:
     from bitnet.core.api import Model
     from bitnet.core.evaluation.bench import Measurement
 
+_CONTEXT = "the context for --n-prompt, --n-gen and --n-depth"
 
-def _numbers(ctx: click.Context, param: click.Parameter, text: str | None) -> list[int]:
-    """``512`` or ``128,512``."""
+
+def _numbers(
+    ctx: click.Context, param: click.Parameter, text: str | None, *, least: int = 0, most: float = math.inf
+) -> list[int]:
+    """``512`` or ``128,512``, each in ``least … most``."""
     try:
         numbers = [] if text is None else [int(part) for part in text.split(",")]
     except ValueError:
         raise click.BadParameter(f"{text!r} is not a list of numbers such as 128,512.", ctx, param) from None
-    if negative := [number for number in numbers if number < 0]:
-        raise click.BadParameter(f"{negative[0]} is less than 0.", ctx, param)
+    for number in numbers:
+        if number < least:
+            raise click.BadParameter(f"{number} is less than {least}.", ctx, param)
+        if number > most:
+            raise click.BadParameter(f"{number} is more than {most}.", ctx, param)
     return numbers
 
 
@@ -76,7 +84,7 @@ def _numbers(ctx: click.Context, param: click.Parameter, text: str | None) -> li
     "-np",
     "--parallel",
     metavar="N,...",
-    callback=_numbers,
+    callback=partial(_numbers, least=1),
     default="1",
     show_default=True,
     help="Sequences decoded at the same time.",
@@ -103,7 +111,7 @@ def _numbers(ctx: click.Context, param: click.Parameter, text: str | None) -> li
     "-t",
     "--threads",
     metavar="N,...",
-    callback=_numbers,
+    callback=partial(_numbers, least=1, most=1024),
     help=f"CPU threads.  {THREADS_DEFAULT}",
 )
 @click.option(
@@ -160,7 +168,8 @@ def bench(
     for count in threads or (None,):
         with closing(select_device(device, threads=count, strict=strict).open()) as opened:
             sizes = {"context": context, "max_seqs": most, "step_tokens": batch_size}
-            with load({"model": model, **params}, device=opened, prompt_lookup=False, **sizes) as loaded:
+            named = {"model": model, **params}
+            with load(named, context_name=_CONTEXT, device=opened, prompt_lookup=False, **sizes) as loaded:
                 if not as_json:
                     say(*_header(loaded, opened.threads if isinstance(opened, CpuDevice) else None))
                 for test in tests:

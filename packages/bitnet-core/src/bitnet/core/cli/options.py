@@ -290,15 +290,19 @@ sampling_options = _together(
 )
 
 
-def load(params: dict[str, Any], **more: Any) -> Model:
-    """Load the model that :data:`model_options` describe; other entries of ``params`` are ignored."""
+def load(params: dict[str, Any], *, context_name: str = "--context", **more: Any) -> Model:
+    """Load the model that :data:`model_options` describe; other entries of ``params`` are ignored.
+
+    Args:
+        context_name: What errors call the context of a command without ``--context``.
+    """
     from bitnet.core.cli.console import compile_progress, note
     from bitnet.core.hub import local_path
     from bitnet.core.loading import load_model
 
     names = ("device", "strict", "context", "threads", "kv_dtype", "i2s_layout", "deterministic", "prompt_lookup")
     path = None if params["model"] is None else local_path(params["model"], tell=note)
-    with compile_progress(), _option_names():
+    with compile_progress(), _option_names(context=context_name):
         return load_model(path, **{name: params[name] for name in names if name in params} | more)
 
 
@@ -314,12 +318,12 @@ def sampling(params: dict[str, Any], **more: Any) -> OptionArguments:
     return cast("OptionArguments", options)
 
 
-_SPELLED = {"max_seqs": "parallel", "step_tokens": "batch-size"}
+_SPELLED = {"max_seqs": "--parallel", "step_tokens": "--batch-size"}
 """Python arguments whose command-line options have other names."""
 
 
 @contextmanager
-def _option_names() -> Iterator[None]:
+def _option_names(context: str = "--context") -> Iterator[None]:
     """In this context, errors name options instead of Python arguments, and the option's word for None."""
     from bitnet.core.engine.options import OptionArguments
 
@@ -330,6 +334,6 @@ def _option_names() -> Iterator[None]:
         if not (found := re.match(rf"({arguments}) (?:is|holds) ", error.message)):
             raise
         name = found[1]
-        option = f"--{_SPELLED.get(name) or name.replace('_', '-')}"
+        option = {**_SPELLED, "context": context}.get(name) or f"--{name.replace('_', '-')}"
         rest = error.message[len(name) :].replace(", or None", ", or -1").replace(" (step_tokens)", "")
         raise InvalidInputError(option + rest, hint=error.hint) from None
