@@ -45,7 +45,7 @@ BAD = [
     ("run -m MODEL Hi --logprobs -1", 2, "--logprobs is -1"),
     ("run -m MODEL Hi -c 1", 2, "--context is 1; for random-2x128 it must be in 2 … 4096 tokens"),
     ("run -m MODEL Hi -c 100000", 2, "--context is 100000"),
-    ("run -m MODEL Hi -c 8", 2, "the prompt has 16 tokens; the context holds 8"),
+    ("run -m MODEL Hi -c 8", 2, "Shorten the prompt, or load the model with a longer context (--context)."),
     ("run -m absent.gguf Hi -n 0", 2, "--max-tokens is 0"),  # before a model is loaded
     ("chat -m absent.gguf --temp -1", 2, "--temperature is -1.0"),
     ("run -m MODEL Hi -t 0", 2, "0 is not in the range 1<=x<=1024"),

@@ -208,8 +208,13 @@ def test_score_and_perplexity_agree(model: Model) -> None:
 
 def test_context_and_other_bad_input(path: Path, model: Model, tmp_path: Path) -> None:
     assert model.context == 256
-    with pytest.raises(ContextFullError, match="256"):
+    with pytest.raises(ContextFullError, match=r"256.*Shorten the prompt\.$"):  # the model's own maximum
         model.generate([1] * 256)
+    with (
+        load_model(path, device=ReferenceDevice(), context=64) as shorter,
+        pytest.raises(ContextFullError, match=r"holds 64.* at a time, or load the model with a longer context"),
+    ):
+        shorter.score([1] * 65)
     for prompt in ([1.5], ["a", "b"], None, b"text that was not decoded"):
         with pytest.raises(InvalidInputError, match=r"the prompt is .* neither") as told:
             model.generate(prompt)  # type: ignore[arg-type]

@@ -94,7 +94,7 @@ class Engine(Preparer):
     Args:
         executable: Of a program built by :func:`bitnet.core.model.program.build_program`.
         limits, kv: The program's limits and KV cache layout.
-        context, vocab_size, eos, text, lookup: As for :class:`~bitnet.core.engine.prepare.Preparer`.
+        context, vocab_size, eos, text, lookup, longest: As for :class:`~bitnet.core.engine.prepare.Preparer`.
         device: The device's name, for errors.
         check: Called after each step; raises if the weights just read may no longer be the model's.
         first: Context manager around the first step, in which drivers do work that they have put off.
@@ -116,12 +116,13 @@ class Engine(Preparer):
         first: Callable[[], AbstractContextManager[None]] = nullcontext,
         features: Collection[str] = (),
         lookup: bool = False,
+        longest: int | None = None,
     ) -> None:
         if context > limits.max_blocks * kv.block_size or limits.max_blocks > kv.num_blocks:
             raise InvalidInputError(f"a context of {context} does not fit {limits} and {kv.num_blocks} KV blocks.")
         if limits.max_seqs > min(limits.max_tokens, limits.max_rows):
             raise InvalidInputError(f"max_tokens and max_rows must be at least max_seqs: {limits}.")
-        super().__init__(context=context, vocab_size=vocab_size, eos=eos, text=text, lookup=lookup)
+        super().__init__(context=context, vocab_size=vocab_size, eos=eos, text=text, lookup=lookup, longest=longest)
         self.kv, self.limits, self.device = kv, limits, device
         self._executable, self._layout, self._block_size = executable, StepLayout(limits), kv.block_size
         self._check_weights, self._around = check, first

@@ -25,6 +25,7 @@ class Preparer:
         eos: Ids that end a generation.
         text: Makes the decoder for the text that continues a prompt.
         lookup: Whether text that repeats an earlier passage is drafted from it (:mod:`bitnet.core.engine.lookup`).
+        longest: Maximum context of the model; None: ``context``.
     """
 
     def __init__(
@@ -35,10 +36,14 @@ class Preparer:
         eos: frozenset[int],
         text: Callable[[Sequence[int]], TextStream],
         lookup: bool,
+        longest: int | None = None,
     ) -> None:
         self.context, self.lookup = context, lookup
         self._vocab_size, self._eos, self._text = vocab_size, eos, text
         self._numbers = itertools.count()
+        more = longest is not None and context < longest
+        self._or_longer = ", or load the model with a longer context (--context)." if more else "."
+        """How advice to a prompt that is too long goes on."""
 
     def prepare(
         self,
@@ -62,7 +67,7 @@ class Preparer:
         if len(prompt) >= self.context:
             raise ContextFullError(
                 f"the prompt has {len(prompt)} tokens; the context holds {self.context}, including one new token.",
-                hint="Shorten the prompt, or load the model with a longer context.",
+                hint=f"Shorten the prompt{self._or_longer}",
             )
         for name, ids in (("stop_tokens", options.stop_tokens), ("logit_bias", options.logit_bias or ())):
             if ids:
@@ -103,7 +108,7 @@ class Preparer:
         if len(tokens) > self.context:
             raise ContextFullError(
                 f"{len(tokens)} tokens are to be scored; the context holds {self.context}.",
-                hint="Score fewer tokens at a time, or load the model with a longer context.",
+                hint=f"Score fewer tokens at a time{self._or_longer}",
             )
         if len(tokens) < 2:
             raise InvalidInputError(

@@ -186,5 +186,6 @@ def open_engine(
         first=first,
         features=device.info.features,
         lookup=lookup,
+        longest=config.context_length,
     )
     return engine, executable
