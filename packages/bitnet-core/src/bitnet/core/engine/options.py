@@ -82,7 +82,9 @@ class GenerationOptions:
                 raise InvalidInputError(f"logit_bias is {brief(self.logit_bias)}; it must map token ids to numbers.")
             bias = {integer("logit_bias", token): _number("logit_bias", b) for token, b in self.logit_bias.items()}
             object.__setattr__(self, "logit_bias", bias)
-        SamplingParams(self.temperature, self.top_k, self.top_p, self.min_p, self.seed or 0)
+        for text in self.stop_strings:
+            if not isinstance(text, str) or not text:
+                raise InvalidInputError(f"stop holds {brief(text)}; it must be a string or strings, none empty.")
         biases = (self.logit_bias or {}).values()
         for name, good, wanted in (
             ("max_tokens", self.max_tokens is None or self.max_tokens >= 1, "an integer ≥ 1, or None"),
@@ -91,11 +93,12 @@ class GenerationOptions:
             ("presence_penalty", abs(self.presence_penalty) <= EXTREME, "in -1e30 … 1e30 (0: off)"),
             ("frequency_penalty", abs(self.frequency_penalty) <= EXTREME, "in -1e30 … 1e30 (0: off)"),
             ("logit_bias", all(abs(b) <= EXTREME or b == -float("inf") for b in biases), "-inf, or in -1e30 … 1e30"),
-            ("stop", all(isinstance(s, str) and s for s in self.stop_strings), "a string or strings, none empty"),
+            ("seed", self.seed is None or 0 <= self.seed < 2**64, "an unsigned 64-bit integer, or None"),
             ("logprobs", self.logprobs is None or 0 <= self.logprobs <= MAX_LOGPROBS, f"in 0 … {MAX_LOGPROBS}"),
         ):
             if not good:
                 raise InvalidInputError(f"{name} is {getattr(self, name)!r}; it must be {wanted}.")
+        SamplingParams(self.temperature, self.top_k, self.top_p, self.min_p, self.seed or 0)
 
     @property
     def stop_strings(self) -> tuple[str, ...]:
