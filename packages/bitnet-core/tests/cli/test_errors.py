@@ -96,6 +96,7 @@ BAD = [
     ("bench -m absent.gguf -np 0", 2, "'-np' / '--parallel': 0 is less than 1."),
     ("bench -m MODEL -p 0 -np 600", 2, "--parallel is 600; it must be in 1 … 512."),
     ("cache", 2, "Missing command"),
+    ("completion", 2, "Choose from: bash, zsh, fish."),
     ("completion tcsh", 2, "'tcsh' is not one of 'bash', 'zsh', 'fish'"),
     ("receipt verify absent.json", 2, "absent.json cannot be read: No such file or directory"),
     ("receipt verify .", 2, ". cannot be read: Is a directory"),

@@ -96,7 +96,7 @@ def _fail(message: str, hint: str | None, status: int) -> int:
     text = message if message.endswith((".", "!", "?")) else f"{message}."
     if hint:
         text += f" {hint}"
-    note(f"bitnet: error: {' '.join(text.splitlines())}")
+    note(f"bitnet: error: {' '.join(line.strip() for line in text.splitlines())}")
     return status
 
 
