@@ -117,7 +117,8 @@ X: Any = np.ones((2, 8), np.int8)
         (lambda: ternary_matmul(X, W * 2), "values from 2 to 2"),
         (lambda: ternary_matmul(X, W.astype(np.float32)), r"w is float32\[3, 8\]"),
         (lambda: ternary_matmul(X, W[:, :0]), r"w is int8\[3, 0\]"),
-        (lambda: ternary_matmul(X, W, float("inf")), "scale is inf"),
+        (lambda: ternary_matmul(X, W, float("inf")), "scale is inf; it must be a finite number"),
+        (lambda: ternary_matmul(X, W, "x"), "scale is 'x'; it must be a finite number"),  # type: ignore[arg-type]
         (lambda: ternary_matmul(X, W, x_scale=np.ones(3)), r"x_scale has shape \[3\]; it must be \[2\]"),
         (lambda: ternary_matmul(X.astype(float), W, x_scale=1.0), "x_scale is only for int8"),
         (lambda: ternary_matmul(X, Quantized(W, 1.0), 2.0), "already has a scale"),

@@ -224,6 +224,8 @@ def test_context_and_other_bad_input(path: Path, model: Model, tmp_path: Path) -
     for count in (0, 1.5, "2"):
         with pytest.raises(InvalidInputError, match=r"n is .*; it must be an integer ≥ 1"):
             model.generate_batch(["a"], n=count)  # type: ignore[arg-type]
+    with pytest.raises(InvalidInputError, match="constraint is 5; it must be a function"):
+        model.generate("a", constraint=5)  # type: ignore[arg-type]
     with pytest.raises(InvalidInputError, match=r"start is 1\.5"):
         model.score("a b c d", start=1.5)  # type: ignore[arg-type]
     with pytest.raises(InvalidInputError, match="one token; at least two are needed"):
@@ -257,7 +259,7 @@ def test_context_and_other_bad_input(path: Path, model: Model, tmp_path: Path) -
 
 
 @pytest.mark.parametrize(
-    "messages", ["hello", {"role": "user", "content": "hello"}, [("user", "hello")], ["hello"]], ids=repr
+    "messages", ["hello", {"role": "user", "content": "hello"}, [("user", "hello")], ["hello"], None], ids=repr
 )
 def test_what_is_no_conversation_is_refused(model: Model, messages: Any) -> None:
     """A template that is given a text reads a message of its every letter."""

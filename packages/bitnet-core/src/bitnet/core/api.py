@@ -265,7 +265,8 @@ class Model:
         """
         from bitnet.core.text.prompt import prompt_tokens
 
-        if isinstance(messages, str | Mapping) or not all(isinstance(message, Mapping) for message in messages):
+        several = isinstance(messages, Sequence) and not isinstance(messages, str)
+        if not several or not all(isinstance(message, Mapping) for message in messages):
             raise InvalidInputError(
                 f"the messages are {brief(messages)}; they must be a list of mappings.",
                 hint='Write [{"role": "user", "content": "…"}].',

@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from bitnet.core.devices.select import Selection, select_devices
-from bitnet.core.errors import DeviceError, DeviceLostError, DeviceUnavailableError, InvalidInputError
+from bitnet.core.errors import DeviceError, DeviceLostError, DeviceUnavailableError, InvalidInputError, brief
 from bitnet.core.gguf import pack_ternary
 from bitnet.core.hal import (
     Device,
@@ -162,8 +162,8 @@ class TernaryMatrix:
             )
         if codes.shape[1] > MAX_K:
             raise InvalidInputError(f"w has {codes.shape[1]} columns; the limit is {MAX_K}.")
-        if not np.isfinite(scale):
-            raise InvalidInputError(f"scale is {scale}; it must be finite.")
+        if np.asarray(scale).dtype.kind not in "biuf" or np.ndim(scale) or not np.isfinite(scale):
+            raise InvalidInputError(f"scale is {brief(scale)}; it must be a finite number.")
         if rows < 1:
             raise InvalidInputError(f"rows is {rows}; it must be at least 1.")
         self.shape: tuple[int, int] = codes.shape

@@ -13,7 +13,7 @@ from bitnet.core.engine.options import GenerationOptions
 from bitnet.core.engine.sampling import sibling_seed
 from bitnet.core.engine.scoring import Scoring
 from bitnet.core.engine.sequence import Generation, TextStream
-from bitnet.core.errors import ContextFullError, InvalidInputError
+from bitnet.core.errors import ContextFullError, InvalidInputError, brief
 
 
 class Preparer:
@@ -59,11 +59,14 @@ class Preparer:
 
         Raises:
             ContextFullError: The prompt leaves no room for a token.
-            InvalidInputError: The prompt is empty, or a token id is not in the vocabulary.
+            InvalidInputError: The prompt is empty, a token id is not in the vocabulary, or ``constraint`` is no
+                function.
         """
         self._check_tokens("the prompt", prompt)
         if not isinstance(n, Integral) or n < 1:
             raise InvalidInputError(f"n is {n!r}; it must be an integer ≥ 1.")
+        if constraint is not None and not callable(constraint):
+            raise InvalidInputError(f"constraint is {brief(constraint)}; it must be a function that makes one.")
         if len(prompt) >= self.context:
             raise ContextFullError(
                 f"the prompt has {len(prompt)} tokens; the context holds {self.context}, including one new token.",
