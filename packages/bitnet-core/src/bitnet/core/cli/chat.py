@@ -79,6 +79,11 @@ class Conversation:
 
     def say(self, text: str) -> None:
         """Print the answer to a message. An interrupt ends the answer; the part printed so far is kept."""
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:  # surrogates that stand for undecodable bytes
+            note(f"the message is not UTF-8 (at byte {len(text[: error.start].encode())}).")
+            return
         exchanges = [*self._exchanges, [{"role": "user", "content": text}]]
         try:
             while (
@@ -87,7 +92,7 @@ class Conversation:
             ):
                 del exchanges[0]
             stream = self._model.chat_stream(self._messages(exchanges), **self._options)
-        except InvalidInputError as error:  # it is too long, or not text
+        except InvalidInputError as error:  # it is too long
             note(str(error))
             return
         if forgotten := len(self._exchanges) + 1 - len(exchanges):
