@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -77,6 +78,24 @@ def test_a_signal_that_nothing_can_be_done_about(model: Path, tmp_path: Path) ->
 def test_nohup_is_heeded(model: Path, tmp_path: Path) -> None:
     assert end(signal.SIGHUP, "unnamed", "convert", model, "new.gguf", ignored=True) == 128 + signal.SIGTERM
     assert list(tmp_path.iterdir()) == []
+
+
+def test_ctrl_c_ends_a_conversation_from_a_pipe(script_path: str, model: Path) -> None:
+    command = [script_path, "chat", "-m", str(model), "--device", "cpu:numpy"]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe) as running:
+        try:
+            assert running.stdin
+            assert running.stderr
+            running.stdin.write(b"/nope\n")
+            running.stdin.flush()
+            assert b"unknown command /nope" in running.stderr.readline()
+            time.sleep(0.2)  # CPython misses an interrupt just before it waits for the next line
+            running.send_signal(signal.SIGINT)
+            assert running.wait(30) == 130
+            assert running.stderr.read() == b"\n"
+        finally:
+            running.kill()
 
 
 @pytest.mark.parametrize("command", ["run", "chat"])

@@ -115,7 +115,7 @@ class Conversation:
 
 
 def _ask() -> str | None:
-    """The user's next message; None at the end of the input."""
+    """The user's next message; None at the end of the input. Ctrl-C at a terminal discards a half-typed one."""
     prompts = ("> ", "… ") if sys.stdin.isatty() and sys.stdout.isatty() else ("", "")
     lines: list[str] = []
     while True:
@@ -125,6 +125,8 @@ def _ask() -> str | None:
         except EOFError:
             return "\n".join(lines) if lines else None
         except KeyboardInterrupt:
+            if not sys.stdin.isatty():
+                raise
             note("", "Ctrl-D or /exit leaves.")
             lines.clear()
             continue
