@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import select
@@ -92,6 +93,13 @@ class TestHistory:
         assert history.clear_history() == 1000
         assert not path.exists()
         assert history.clear_history() == 0
+
+    def test_a_read_only_folder_without_one_is_clear(self, bitnet: Bitnet, monkeypatch: pytest.MonkeyPatch) -> None:
+        def refuse(path: Path, missing_ok: bool = False) -> None:
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
+
+        monkeypatch.setattr(Path, "unlink", refuse)
+        assert bitnet("cache", "clear").status == 0
 
     @pytest.mark.skipif(os.name == "nt", reason="links and pipes need rights there, or are not")
     @pytest.mark.parametrize("kind", ["link", "dangling", "pipe", "folder"])

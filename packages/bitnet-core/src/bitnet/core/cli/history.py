@@ -58,7 +58,8 @@ def clear_history() -> int:
         count = len(read_history())
     except OSError:
         count = 0
-    history_path().unlink(missing_ok=True)
+    if os.path.lexists(history_path()):  # a read-only file system refuses to remove even what is not there
+        history_path().unlink(missing_ok=True)
     return count
 
 
