@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from bitnet.core.errors import InvalidInputError
+from bitnet.core.hub import remote
 from bitnet.core.hub.download import fetch
 from bitnet.core.hub.errors import (
     ConversionNeededError,
@@ -163,6 +165,22 @@ def test_a_hub_that_does_not_answer(hub: Hub, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:1")
     with pytest.raises(HubUnreachableError, match="does not answer"):
         locate(parse(NAME))
+
+
+def test_an_empty_endpoint_is_none_and_a_bad_one_is_named(
+    hub: Hub, data: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from huggingface_hub import constants
+
+    for bad in ("bogus", "ftp://a.example", "https://"):
+        monkeypatch.setattr(constants, "ENDPOINT", bad)
+        with pytest.raises(InvalidInputError, match=f"HF_ENDPOINT is '{bad}'; it must be an address such as https://"):
+            locate(parse(NAME))
+    monkeypatch.setattr(constants, "ENDPOINT", "")
+    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", "/{repo_id}/resolve/{revision}/{filename}")
+    assert remote.DEFAULT_HOST == constants._HF_DEFAULT_ENDPOINT
+    monkeypatch.setattr(remote, "DEFAULT_HOST", hub.url)
+    assert locate(parse(NAME)).read_bytes() == data
 
 
 def test_offline_only_the_cache_counts(hub: Hub, data: bytes, offline: Callable[[], None]) -> None:

@@ -28,7 +28,7 @@ from bitnet.core.hub.errors import (
     HubUnreachableError,
     WrongHashError,
 )
-from bitnet.core.hub.remote import BRANCH, TIMEOUT, Listing, answering
+from bitnet.core.hub.remote import BRANCH, TIMEOUT, Listing, answering, host
 from bitnet.core.support.units import size
 
 WAITS = (0.5, 1.0, 2.0, 4.0)
@@ -108,7 +108,7 @@ def _transfer(listing: Listing, file: RemoteFile, partial: Path, have: int, prog
     from huggingface_hub import get_session, hf_hub_url
     from huggingface_hub.utils import build_hf_headers, hf_raise_for_status  # type: ignore[attr-defined]
 
-    url = hf_hub_url(listing.repo, file.path, revision=listing.commit)
+    url = hf_hub_url(listing.repo, file.path, revision=listing.commit, endpoint=host())
     headers = build_hf_headers() | {"Accept-Encoding": "identity"} | ({"Range": f"bytes={have}-"} if have else {})
     with get_session().stream("GET", url, headers=headers, timeout=TIMEOUT) as response:
         hf_raise_for_status(response)

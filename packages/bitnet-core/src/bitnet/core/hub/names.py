@@ -62,7 +62,8 @@ def is_file_name(path: str) -> bool:
 
 
 def _wrong(text: str) -> InvalidInputError:
+    form = f"{PREFIX if text.startswith(PREFIX) else ''}ORG/NAME"
     return InvalidInputError(
         f"{brief(text)} is not a valid model name on the hub.",
-        hint="Write hf:ORG/NAME or hf:ORG/NAME:FILE; set HF_ENDPOINT for a hub other than huggingface.co.",
+        hint=f"Write {form} or {form}:FILE; set HF_ENDPOINT for a hub other than huggingface.co.",
     )

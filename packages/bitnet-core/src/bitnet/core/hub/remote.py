@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
+from bitnet.core.errors import InvalidInputError, brief
 from bitnet.core.hub.choice import RemoteFile
 from bitnet.core.hub.errors import (
     GatedModelError,
@@ -20,6 +21,7 @@ from bitnet.core.hub.errors import (
 from bitnet.core.hub.names import is_file_name
 
 INSTALL = 'pip install "bitnet-core[hub]"'
+DEFAULT_HOST = "https://huggingface.co"
 BRANCH = "main"
 TIMEOUT = 30.0
 """Seconds without data after which a connection counts as broken."""
@@ -58,13 +60,14 @@ def listing(repo: str) -> Listing:
 
     Raises:
         HubError: The model does not exist, this user has no access to it, or the hub cannot be reached.
+        InvalidInputError: ``HF_ENDPOINT`` is not an address.
     """
     hub = library()
     with answering(repo):
-        info = hub.HfApi().model_info(repo, revision=BRANCH, files_metadata=True, timeout=TIMEOUT)
+        info = hub.HfApi(endpoint=host()).model_info(repo, revision=BRANCH, files_metadata=True, timeout=TIMEOUT)
     files = tuple(_file(sibling) for sibling in info.siblings or () if is_file_name(sibling.rfilename))
     if not _HASHES["git"].fullmatch(info.sha or ""):
-        raise HubUnreachableError(f"{_host()} names no commit of {repo}.", hint="Check that HF_ENDPOINT is a hub.")
+        raise HubUnreachableError(f"{host()} names no commit of {repo}.", hint="Check that HF_ENDPOINT is a hub.")
     return Listing(repo, info.sha, files)
 
 
@@ -97,23 +100,23 @@ def answering(repo: str) -> Iterator[None]:
         raise _gated(repo, error) from error
     except (errors.RepositoryNotFoundError, errors.RevisionNotFoundError, errors.RemoteEntryNotFoundError) as error:
         raise ModelNotFoundError(
-            f"{_host()} has no {repo}, or hides it from you.",
+            f"{host()} has no {repo}, or hides it from you.",
             hint="Check the name; for a private model, set HF_TOKEN or run 'hf auth login'.",
         ) from error
     except errors.HfHubHTTPError as error:
         status = error.response.status_code
         if status in (401, 403):
             raise _gated(repo, error) from error
-        raise HubUnreachableError(f"{_host()} answers with status {status}.", hint="Try again later.") from error
+        raise HubUnreachableError(f"{host()} answers with status {status}.", hint="Try again later.") from error
     except HTTPError as error:
         raise HubUnreachableError(
-            f"{_host()} does not answer ({type(error).__name__}: {error}).",
+            f"{host()} does not answer ({type(error).__name__}: {error}).",
             hint="Check the network and HF_ENDPOINT; 'bitnet list' shows the cached models.",
         ) from error
 
 
 def _gated(repo: str, error: Any) -> GatedModelError:
-    page = f"{_host()}/{repo}"
+    page = f"{host()}/{repo}"
     if library().get_token() is None:
         return GatedModelError(
             f"{repo} is available only to accounts that have accepted its terms.",
@@ -121,8 +124,8 @@ def _gated(repo: str, error: Any) -> GatedModelError:
         )
     if error.response.status_code == 401:
         return GatedModelError(
-            f"{_host()} rejects the token sent for {repo}.",
-            hint=f"Set HF_TOKEN to a valid token ({_host()}/settings/tokens).",
+            f"{host()} rejects the token sent for {repo}.",
+            hint=f"Set HF_TOKEN to a valid token ({host()}/settings/tokens).",
         )
     return GatedModelError(
         f"The account of HF_TOKEN may not read {repo}.",
@@ -130,7 +133,18 @@ def _gated(repo: str, error: Any) -> GatedModelError:
     )
 
 
-def _host() -> str:
+def host() -> str:
+    """The hub's address: ``HF_ENDPOINT``, or the usual one if it is not set or empty.
+
+    Raises:
+        InvalidInputError: ``HF_ENDPOINT`` is not an address.
+    """
     from huggingface_hub import constants
 
-    return str(constants.ENDPOINT)
+    found = str(constants.ENDPOINT) or DEFAULT_HOST
+    if not re.match("https?://[^/]", found):
+        raise InvalidInputError(
+            f"HF_ENDPOINT is {brief(found)}; it must be an address such as {DEFAULT_HOST}.",
+            hint="Correct or unset the variable.",
+        )
+    return found
