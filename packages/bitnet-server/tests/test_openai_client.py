@@ -154,6 +154,9 @@ def test_errors_are_the_clients_own(client: openai.OpenAI) -> None:
     with pytest.raises(openai.BadRequestError) as wrong:
         client.chat.completions.create(model="demo", messages=QUESTION, top_p=2)
     assert wrong.value.param == "top_p"
+    with pytest.raises(openai.BadRequestError, match="must be a list of token ids") as wrong:
+        client.completions.create(model="demo", prompt="x", extra_body={"stop_token_ids": [-5]})
+    assert wrong.value.param == "stop_token_ids"
     with pytest.raises(openai.BadRequestError, match="context"):
         client.completions.create(model="demo", prompt="word " * 5000)
     with pytest.raises(openai.BadRequestError, match="not made for embeddings") as refused:

@@ -92,6 +92,6 @@ def _tokens(fields: Fields, name: str) -> list[int] | None:
     value = fields.values.get(name)
     if value is None:
         return None
-    if not isinstance(value, list) or not all(isinstance(v, int) and not isinstance(v, bool) for v in value):
+    if not isinstance(value, list) or not all(isinstance(v, int) and not isinstance(v, bool) and v >= 0 for v in value):
         raise wrong(fields.name(name), f"is {brief(value)}; it must be a list of token ids.")
     return value
