@@ -19,6 +19,7 @@ from playwright.sync_api import Browser, ConsoleMessage, Page, Request, Route, e
 
 BROWSER = shutil.which("chromium") or shutil.which("google-chrome") or shutil.which("chromium-browser")
 START_SECONDS = 60.0
+expect.set_options(timeout=20_000)
 
 
 @pytest.fixture(scope="session")

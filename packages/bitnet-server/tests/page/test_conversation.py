@@ -183,6 +183,7 @@ def test_what_is_written_and_not_sent_is_kept(page: Page, talk: Any) -> None:
 
 def test_a_reload_right_after_a_name_shows_that_conversation(page: Page) -> None:
     """The reload is asked for in the very turn of the event loop in which the name is given."""
+    expect(page.locator(".conversations > li")).not_to_have_count(0)  # the list is read: the database is open
     for name in ("first", "second", "third"):
         page.get_by_role("link", name="New conversation", exact=True).first.click()
         page.get_by_role("button", name="Rename the conversation").click()
@@ -191,6 +192,74 @@ def test_a_reload_right_after_a_name_shows_that_conversation(page: Page) -> None
             page.evaluate("document.querySelector('form.rename').requestSubmit(); location.reload();")
         page.wait_for_selector("h1")
         expect(page.locator("h1")).to_have_text(name)
+
+
+COMPLETIONS = "**/v1/chat/completions"
+
+
+def test_a_conversation_deleted_while_it_is_answered_stays_deleted(page: Page, talk: Any) -> None:
+    page.route(COMPLETIONS, lambda route: None)  # no answer ever comes
+    talk.ask(page, STORY)
+    expect(page.get_by_role("button", name="Stop")).to_be_visible()
+    expect(page.get_by_role("navigation", name="Conversations").get_by_role("link")).to_have_count(1)
+    page.get_by_role("button", name="Delete the conversation").click()
+    page.get_by_role("dialog").get_by_role("button", name="Delete").click()
+    expect(page.locator("h1")).to_have_text("New conversation")
+    expect(page.get_by_role("button", name="Send")).to_be_visible()
+    assert stored(page) == []
+
+
+def test_an_answer_is_kept_until_there_is_a_new_one(open_page: Callable[..., Page], talk: Any) -> None:
+    page = open_page(expected=("429",))
+    page.route(COMPLETIONS, lambda route: talk.reply(route, "The old answer"))
+    talk.ask(page, STORY)
+    talk.answered(page)
+    page.unroute(COMPLETIONS)
+    page.route(COMPLETIONS, lambda route: route.fulfill(status=429, body="{}"))
+    page.get_by_role("button", name="Answer again").click()
+    expect(page.locator(".problem")).to_be_visible()
+    assert [message["content"] for message in stored(page)[0]["messages"]] == [STORY, "The old answer"]
+    page.unroute(COMPLETIONS)
+    page.route(COMPLETIONS, lambda route: talk.reply(route, "The new answer"))
+    page.get_by_role("button", name="Try again").click()
+    expect(page.locator(".message.assistant .prose")).to_have_text("The new answer")
+    talk.answered(page)
+    assert [message["content"] for message in stored(page)[0]["messages"]] == [STORY, "The new answer"]
+
+
+def test_a_browser_that_keeps_nothing_gets_answers(page: Page, talk: Any) -> None:
+    page.evaluate(
+        "() => { IDBObjectStore.prototype.put = () => { throw new DOMException('', 'QuotaExceededError'); }; }"
+    )
+    talk.ask(page, "What is the capital of France?")
+    assert talk.answered(page) == "The capital of France is Paris."
+
+
+def test_a_view_that_loads_late_does_not_replace_a_later_one(page: Page, talk: Any) -> None:
+    talk.ask(page, "What is the capital of France?")
+    talk.answered(page)
+    page.get_by_role("link", name="Settings").click()
+    expect(page.locator("h1")).to_have_text("Settings")
+    page.evaluate(
+        """() => {
+            const get = IDBObjectStore.prototype.get;
+            IDBObjectStore.prototype.get = function (key) {
+                const late = {};
+                const real = get.call(this, key);
+                real.onsuccess = () => setTimeout(() => {
+                    late.result = real.result;
+                    late.onsuccess();
+                    document.body.dataset.loaded = "yes";
+                }, 500);
+                return late;
+            };
+        }"""
+    )
+    page.get_by_role("navigation", name="Conversations").get_by_role("link").first.click()
+    page.get_by_role("link", name="Devices").click()
+    expect(page.locator("h1")).to_have_text("Devices")
+    expect(page.locator("body")).to_have_attribute("data-loaded", "yes")
+    expect(page.locator("h1")).to_have_text("Devices")
 
 
 def test_settings_are_what_the_server_is_asked_with(page: Page, talk: Any) -> None:

@@ -29,7 +29,7 @@ class Chat {
     this.system = h("textarea", { rows: 3, value: this.conversation.system });
     this.system.addEventListener("change", () => {
       this.conversation.system = this.system.value;
-      if (this.conversation.messages.length) this.save();
+      if (this.conversation.named || this.conversation.messages.length) this.save();
     });
     return h("header", { class: "bar" },
       this.heading,
@@ -84,7 +84,7 @@ class Chat {
     if (this.error) {
       const { partial } = this.error;
       const shown = partial?.text && [h("h2", { class: "who" }, partial.stats.model), markdown(partial.text)];
-      items.push(h("li", { class: "message assistant" }, shown, problem(this.error, () => this.answer())));
+      items.push(h("li", { class: "message assistant" }, shown, problem(this.error, () => this.again())));
     } else if (messages.at(-1)?.role === "user" && !this.controller) {
       items.push(h("li", { class: "message assistant" }, button("again", "Answer", () => this.answer(), { text: true })));
     }
@@ -101,9 +101,15 @@ class Chat {
   }
 
   async save() {
+    if (this.removed) return;
     this.conversation.updated = Date.now();
     this.onSaving(this.conversation);
-    await store.save(this.conversation);
+    try {
+      await store.save(this.conversation);
+    } catch {
+      announce("The browser could not keep this conversation"); // it goes on, and lasts as long as the page
+      return;
+    }
     this.onSaved(this.conversation);
   }
 
@@ -127,10 +133,15 @@ class Chat {
     await this.answer();
   }
 
+  /** Asks again after an error: for the answer that is missing, or in place of the one that is there. */
+  again() {
+    return this.conversation.messages.at(-1).role === "user" ? this.answer() : this.regenerate();
+  }
+
   async regenerate() {
-    this.conversation.messages.pop();
+    const replaced = this.conversation.messages.pop();
     this.input.focus();
-    await this.answer();
+    await this.answer(replaced);
   }
 
   stop() {
@@ -142,8 +153,8 @@ class Chat {
     this.scroller.setAttribute("aria-busy", String(on));
   }
 
-  /** Asks for an answer to the conversation as it stands. */
-  async answer() {
+  /** Asks for an answer to the conversation as it stands; the one that it replaces comes back if there is no new one. */
+  async answer(replaced = null) {
     const controller = new AbortController();
     this.stop();
     this.controller = controller;
@@ -161,7 +172,8 @@ class Chat {
     let outcome;
     let failed = null;
     try {
-      await this.save();
+      if (!replaced) await this.save(); // else the old answer is kept until there is a new one
+      await this.picker.ready();
       outcome = await generate({
         model: this.picker.value, messages, settings, signal: controller.signal,
         onText: (text) => {
@@ -184,9 +196,11 @@ class Chat {
     } else if (!failed && outcome.stats.finish !== "stopped") {
       failed = Object.assign(new Error("The model ended without a word."), { title: "The answer is empty" });
     }
+    if (replaced && conversation.messages.at(-1).role === "user") conversation.messages.push(replaced);
     this.error = failed;
     this.busy(false);
     await this.save();
+    if (this.controller) return; // the next answer has begun while this one was saved
     this.render();
     this.toEnd();
     if (!failed) announce(outcome.stats.finish === "stopped" ? "Stopped" : "The answer is complete");
@@ -227,6 +241,7 @@ class Chat {
 
   async remove() {
     if (!(await confirm("Delete this conversation?", "It is kept in this browser alone and cannot be brought back.", "Delete"))) return;
+    this.removed = true; // what was begun does not bring it back
     this.stop();
     drafts.save(this.conversation, "");
     await store.remove(this.conversation.id);

@@ -19,6 +19,7 @@ async function run(one, messages, signal) {
   one.place.replaceChildren(body.element);
   one.place.setAttribute("aria-busy", "true");
   try {
+    await one.picker.ready();
     const { text, stats } = await generate({ model: one.picker.value, messages, settings, signal, onText: (all) => body.show(all) });
     body.finish(text);
     one.place.append(factsList(stats));

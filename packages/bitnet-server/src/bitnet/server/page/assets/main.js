@@ -19,6 +19,7 @@ const notice = document.getElementById("notice");
 const sidebar = new Sidebar(document.getElementById("sidebar"), document.getElementById("menu"), [main, document.getElementById("top"), notice]);
 
 let leave = null;
+let turn = 0; // counts the views that were asked for
 let current = null; // the conversation that is shown
 
 /** A view's heading, which gets the focus when the view is entered. */
@@ -28,7 +29,10 @@ function title(text) {
 }
 
 async function conversation(id) {
+  const mine = turn;
+  let address = location.hash;
   const found = id ? await store.load(id) : null;
+  if (mine !== turn) return; // another view has been asked for meanwhile
   if (id && !found) {
     location.replace("#/");
     return;
@@ -38,7 +42,9 @@ async function conversation(id) {
     title,
     onSaving: (saving) => {
       // Before the save ends: a reload until then would show a new conversation.
-      if (saving === current) history.replaceState(null, "", `#/chat/${saving.id}`);
+      if (saving !== current || location.hash !== address) return; // a link was followed; its event is yet to come
+      address = `#/chat/${saving.id}`;
+      history.replaceState(null, "", address);
     },
     onSaved: (saved) => {
       if (saved === current) sidebar.here(saved.id);
@@ -52,6 +58,7 @@ async function conversation(id) {
 }
 
 async function route(first = false) {
+  const mine = ++turn;
   leave?.();
   leave = null;
   current = null;
@@ -62,19 +69,23 @@ async function route(first = false) {
     sidebar.here(view);
   } else {
     await conversation(view === "chat" ? id : "");
-    if (begun !== location.hash) return;
+    if (mine !== turn || begun !== location.hash) return;
   }
   if (!first && document.activeElement?.tagName !== "TEXTAREA") main.querySelector("h1")?.focus();
 }
 
+let checks = 0;
+
 async function health() {
   if (document.hidden) return;
   let text = "";
+  const mine = ++checks;
   try {
     await getJSON("health");
   } catch (error) {
     if (error.status === 0 || error.status === 503) text = `${error.title}. Trying again …`;
   }
+  if (mine !== checks) return; // a later check knows better
   if (notice.textContent !== text) {
     notice.textContent = text;
     if (!text) refresh();

@@ -9,7 +9,10 @@ let asked = null;
 
 /** Asks for the models again, when the key or the server has changed. */
 export function refresh() {
-  asked = models().then((list) => (found = list)).catch(() => found);
+  asked = models().then((list) => (found = list)).catch(() => {
+    asked = null; // the next that wants them asks again
+    return found;
+  });
   return asked;
 }
 
@@ -30,6 +33,7 @@ export function modelPicker({ label = "Model", nth = null } = {}) {
   if (nth === null) select.addEventListener("change", () => change({ model: select.value }));
   const wanted = () => select.value || (nth === null ? settings.model : (found[nth]?.id ?? found[0]?.id));
   fill(select, wanted());
-  known().then(() => fill(select, wanted()));
+  select.ready = () => known().then(() => fill(select, wanted()));
+  select.ready();
   return select;
 }

@@ -20,6 +20,8 @@ function read() {
 
 export const settings = read();
 
+addEventListener("storage", (event) => event.key === NAME && Object.assign(settings, read())); // of another tab
+
 export function change(values) {
   Object.assign(settings, values);
   try {

@@ -18,7 +18,9 @@ function open() {
     try {
       const request = indexedDB.open(NAME, 1);
       request.onupgradeneeded = () => request.result.createObjectStore(STORE, { keyPath: "id" });
-      return await promised(request);
+      const database = await promised(request);
+      database.onclose = () => (opened = undefined); // the browser closed it: site data were deleted
+      return database;
     } catch {
       return null;
     }
