@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from click.testing import CliRunner
 
@@ -48,12 +51,17 @@ def test_known_delays_are_found(running: Any, scripted: Any, script_model: Model
     assert found["total_output_tokens"] == 8 * 9
     if endpoint == "completions":
         assert found["total_input_tokens"] == 8 * 20
-    # Two waves of four; a token is a step. Nothing comes before its step, and most come soon after it.
+    # Two waves of four; a token is a step. Nothing comes before its step.
     assert found["duration"] >= 2 * 9 * STEP
-    assert STEP * 1e3 <= found["p50_ttft_ms"] < 4 * STEP * 1e3
-    assert 0.9 * STEP * 1e3 < found["median_itl_ms"] < 1.6 * STEP * 1e3
-    assert 0.9 * STEP * 1e3 < found["median_tpot_ms"] < 1.6 * STEP * 1e3
-    assert 9 * STEP * 1e3 <= found["median_e2el_ms"] < 16 * STEP * 1e3
+    assert found["p50_ttft_ms"] >= STEP * 1e3
+    assert found["median_itl_ms"] > 0.9 * STEP * 1e3
+    assert found["median_tpot_ms"] > 0.9 * STEP * 1e3
+    assert found["median_e2el_ms"] >= 9 * STEP * 1e3
+    # How late they come depends on the machine, but not how they add up: a place answers two requests, one by one.
+    assert 2 * found["mean_e2el_ms"] <= found["duration"] * 1e3
+    assert found["mean_ttft_ms"] + 8 * found["mean_tpot_ms"] == pytest.approx(found["mean_e2el_ms"])
+    assert found["mean_itl_ms"] == pytest.approx(found["mean_tpot_ms"])
+    assert 9 * found["median_itl_ms"] < 1.2 * found["median_e2el_ms"]
     assert found["output_throughput"] == pytest.approx(8 * 9 / found["duration"])
     assert len(engine.prompts) == 9  # the first request does not count
     assert len(set(engine.prompts)) == 9
@@ -63,12 +71,12 @@ def test_prompts_of_a_file_and_goodput(running: Any, scripted: Any, script_model
     engine = scripted(script_model, WORDS)
     engine.seconds = STEP
     path = tmp_path / "prompts.jsonl"
-    path.write_text('{"prompt": "red", "output_tokens": 2}\n{"prompt": "blue", "output_tokens": 8}\n')
+    path.write_text('{"prompt": "red", "output_tokens": 2}\n{"prompt": "blue", "output_tokens": 40}\n')
     with running(script_model) as server:
-        goodput = f"e2el:{5 * STEP * 1e3},ttft:10000"
+        goodput = f"e2el:{20 * STEP * 1e3},ttft:10000"
         found = bench(server.url, dataset_path=path, num_prompts=4, max_concurrency=1, goodput=goodput)
     assert [prompt.rpartition(">")[2] for prompt in engine.prompts] == ["red", "red", "blue", "red", "blue"]
-    assert found["total_output_tokens"] == 2 * (2 + 8)
+    assert found["total_output_tokens"] == 2 * (2 + 40)
     assert found["request_goodput"] == pytest.approx(2 / found["duration"])
 
 
@@ -77,7 +85,7 @@ def test_requests_come_at_their_rate(running: Any, scripted: Any, script_model: 
     with running(script_model) as server:
         found = bench(server.url, num_prompts=20, request_rate=20, input_len=4, output_len=2)
     assert found["failed"] == 0
-    assert 1.0 <= found["duration"] < 2.0
+    assert 1.0 <= found["duration"] < 10
 
 
 def test_refused_requests_are_counted(running: Any, scripted: Any, script_model: Model) -> None:
@@ -108,15 +116,26 @@ def test_a_device_that_fails_is_counted(running: Any, scripted: Any, script_mode
     assert sum(found["errors"].values()) == found["failed"] == 8
 
 
+def kill_amid(process: subprocess.Popen[str], url: str) -> None:
+    """Kill a server once it has answered the first request, which does not count, and two more."""
+    ended = r'^bitnet_http_responses_total\{path="/v1/completions",status="200"\} (\S+)'
+    while process.poll() is None:
+        found = re.search(ended, httpx.get(url + "/metrics").text, re.MULTILINE)
+        if found is not None and float(found[1]) >= 3:
+            process.kill()
+            return
+        time.sleep(0.01)
+
+
 def test_a_server_that_dies_is_told_of() -> None:
     command = [sys.executable, "-m", "bitnet.core", "serve", "--device=cpu", "--threads=1", "--port=0"]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
         try:
             url = next(word for line in process.stderr for word in line.split() if word.startswith("http://"))
-            dying = threading.Timer(2.0, process.kill)
+            dying = threading.Thread(target=kill_amid, args=(process, url))
             dying.start()
-            found = bench(url, num_prompts=100, request_rate=20, input_len=4, output_len=30)
+            found = bench(url, num_prompts=400, max_concurrency=4, input_len=4, output_len=30)
             dying.join()
             with pytest.raises(BitNetError, match=r"no server answers at http.*bitnet serve"):
                 bench(url)
@@ -124,7 +143,7 @@ def test_a_server_that_dies_is_told_of() -> None:
             process.kill()
     assert found["completed"] > 0
     assert found["failed"] > 0
-    assert found["completed"] + found["failed"] == 100
+    assert found["completed"] + found["failed"] == 400
     kinds = {why.split(":")[0] for why in found["errors"]}
     assert "no connection" in kinds
     assert kinds <= {"no connection", "connection lost", "the stream ended early"}

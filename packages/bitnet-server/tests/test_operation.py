@@ -38,6 +38,12 @@ def post(server: Any, path: str, body: Any) -> socket.socket:
     return connection
 
 
+def hold(engine: Any, opened: threading.Event) -> None:
+    """Hold an engine's steps up."""
+    advance = engine.advance
+    engine.advance = lambda deliver: (opened.wait(60), advance(deliver))[1]
+
+
 def said(events: list[str]) -> str:
     """The text of a stream's events."""
     bodies = [json.loads(e.removeprefix("data: ")) for e in events if e.startswith("data: {")]
@@ -74,8 +80,7 @@ def test_a_client_that_leaves_ends_its_generation(
 def test_the_queue_is_bounded_and_says_when_to_come_back(script_model: Model, running: Any, scripted: Any) -> None:
     engine = scripted(script_model, lambda prompt: "".join(c for c in prompt if c.isdigit()))
     opened = threading.Event()
-    advance = engine.advance
-    engine.advance = lambda deliver: (opened.wait(60), advance(deliver))[1]
+    hold(engine, opened)
     with running(script_model, max_queue=2) as server, ThreadPoolExecutor(6) as pool:
         taken = [pool.submit(server.chat, f"number {i}") for i in range(6)]  # 4 run, 2 wait
         until(lambda: server.host.present == 6)
@@ -106,9 +111,14 @@ def test_an_answer_names_the_device_that_computed_it(running: Any, require_devic
         require_device("cpu:scalar", "the native library is not there")
     pair = "cpu:scalar, cpu:numpy"
     with load_model(device=pair, context=128, threads=1, max_seqs=1) as model, running(model) as server:
+        opened = threading.Event()
+        for replica in model._worker.replicas:
+            hold(replica.engine, opened)
         with ThreadPoolExecutor(4) as pool:
             body = {"prompt": "Once", "max_tokens": 20, "ignore_eos": True}
             asked = [pool.submit(server.client.post, "/v1/completions", json=body) for _ in range(4)]
+            until(lambda: model.load().running + model.load().waiting == 4)
+            opened.set()
             assert {answer.result().headers["x-bitnet-device"] for answer in asked} == {*pair.split(", ")}
         stream = server.client.post("/v1/completions", json={**body, "stream": True})
         assert stream.headers["x-bitnet-device"] == pair
@@ -116,12 +126,13 @@ def test_an_answer_names_the_device_that_computed_it(running: Any, require_devic
 
 
 def test_time_limit(script_model: Model, running: Any, scripted: Any) -> None:
-    scripted(script_model, LONG).seconds = 0.02
-    with running(script_model, timeout=0.3) as server:
-        assert server.chat().status_code == 504
+    scripted(script_model, LONG).seconds = 0.05  # as long as bursts may take: a step gives one token
+    with running(script_model, timeout=2) as server, ThreadPoolExecutor(1) as pool:
+        whole = pool.submit(server.chat)
         lines = server.chat(stream=True).text.split("\n\n")
         assert said(lines[:-3]).startswith("word word")
-        assert "longer than 0.3 seconds" in json.loads(lines[-3].removeprefix("data: "))["error"]["message"]
+        assert "longer than 2 seconds" in json.loads(lines[-3].removeprefix("data: "))["error"]["message"]
+        assert whole.result().status_code == 504
         until(lambda: script_model.load().running == 0)
 
 

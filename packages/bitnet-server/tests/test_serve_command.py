@@ -209,11 +209,12 @@ def test_models_by_name_ps_and_a_reload_by_signal(tmp_path: Path) -> None:
             ("b", "unloaded", ["-", "-"]),
         ]
         with served.client(headers={"authorization": "Bearer k"}) as client:
-            with client.stream("POST", "/v1/completions", json={**STORY, "model": "b"}) as answer:
+            # Eight stories at once take far longer than the start of another process.
+            with client.stream("POST", "/v1/completions", json={**STORY, "model": "b", "n": 8}) as answer:
                 events = answer.iter_lines()
                 next(events)
                 found = json.loads(ps("--json").stdout)
-                assert [(m["id"], m["state"], m["running"]) for m in found] == [("a", "loaded", 0), ("b", "loaded", 1)]
+                assert [(m["id"], m["state"], m["running"]) for m in found] == [("a", "loaded", 0), ("b", "loaded", 8)]
                 assert found[0]["device"].startswith("cpu")
                 files[0].with_name("bad").write_bytes(b"no model")
                 files[0].with_name("bad").replace(files[0])

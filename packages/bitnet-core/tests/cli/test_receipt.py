@@ -429,9 +429,12 @@ def test_files_made_to_hang_or_fill_memory(bitnet: Bitnet, honest: Document) -> 
         Path(f"{name}.json").write_text(content)
         assert content != text, name
     for name in ("huge", *bombs):
-        began = time.perf_counter()
-        ran = bitnet("receipt", "verify", f"{name}.json")
-        assert time.perf_counter() - began < 5, name  # some take a second: the machine may be busy
+        seconds: list[float] = []
+        while not seconds or (seconds[-1] >= 5 and len(seconds) < 3):  # other work only slows a case down
+            began = time.perf_counter()
+            ran = bitnet("receipt", "verify", f"{name}.json")
+            seconds.append(time.perf_counter() - began)
+        assert min(seconds) < 5, name  # some take a second
         assert (ran.status, ran.out, ran.err.count("\n")) == (6, "", 1), (name, ran.err[:500])
         assert len(ran.err) < 3000
         assert "recursion" not in ran.err
