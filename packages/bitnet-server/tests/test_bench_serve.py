@@ -82,10 +82,13 @@ def test_prompts_of_a_file_and_goodput(running: Any, scripted: Any, script_model
 
 def test_requests_come_at_their_rate(running: Any, scripted: Any, script_model: Model) -> None:
     scripted(script_model, WORDS)
+    durations: list[float] = []
     with running(script_model) as server:
-        found = bench(server.url, num_prompts=20, request_rate=20, input_len=4, output_len=2)
-    assert found["failed"] == 0
-    assert 1.0 <= found["duration"] < 10
+        while not durations or (durations[-1] >= 2.0 and len(durations) < 3):  # other work only slows a try down
+            found = bench(server.url, num_prompts=20, request_rate=20, input_len=4, output_len=2)
+            assert found["failed"] == 0
+            durations.append(found["duration"])
+    assert 1.0 <= min(durations) < 2.0
 
 
 def test_refused_requests_are_counted(running: Any, scripted: Any, script_model: Model) -> None:

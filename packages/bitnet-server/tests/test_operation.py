@@ -39,7 +39,7 @@ def post(server: Any, path: str, body: Any) -> socket.socket:
 
 
 def hold(engine: Any, opened: threading.Event) -> None:
-    """Hold an engine's steps up."""
+    """Hold up an engine's steps until ``opened`` is set."""
     advance = engine.advance
     engine.advance = lambda deliver: (opened.wait(60), advance(deliver))[1]
 

@@ -46,6 +46,7 @@ BAD = [
     ("run -m MODEL Hi --logprobs -1", 2, "--logprobs is -1"),
     ("run -m MODEL Hi -c 1", 2, "--context is 1; for random-2x128 it must be in 2 … 4096 tokens"),
     ("run -m MODEL Hi -c 100000", 2, "--context is 100000"),
+    ("run -m MODEL Hi -c 8", 2, "the prompt has 16 tokens; the context holds 8, including one new token."),
     ("run -m MODEL Hi -c 8", 2, "Shorten the prompt, or load the model with a longer context (--context)."),
     ("run -m absent.gguf Hi -n 0", 2, "--max-tokens is 0"),  # before a model is loaded
     ("chat -m absent.gguf --temp -1", 2, "--temperature is -1.0"),
@@ -90,7 +91,8 @@ BAD = [
     ("bench -m MODEL -p 8,x", 2, "'8,x'"),
     ("bench -m MODEL --plot speed.jpeg", 2, "speed.jpeg: the file must end in .png or .svg, not in '.jpeg'"),
     ("bench -m MODEL --plot missing/speed.png", 2, "the folder missing does not exist"),
-    ("bench -m MODEL -p 5000 -n 8", 2, "the context for --n-prompt, --n-gen and --n-depth is 5002; for random-2x128"),
+    ("bench -m MODEL -p 5000 -n 8", 2, "the context for --n-prompt, --n-gen and --n-depth is 5002; "),
+    ("bench -m MODEL -p 5000 -n 8", 2, "for random-2x128 it must be in 2 … 4096 tokens"),
     ("bench -m absent.gguf -t 2,0", 2, "'-t' / '--threads': 0 is less than 1."),
     ("bench -m absent.gguf -t 1025", 2, "'-t' / '--threads': 1025 is more than 1024."),
     ("bench -m absent.gguf -np 0", 2, "'-np' / '--parallel': 0 is less than 1."),

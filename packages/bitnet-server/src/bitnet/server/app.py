@@ -82,7 +82,7 @@ def of_model(path: str, answer: OfModel, errors: ErrorBody = error_body, *, gene
 
     async def handle(host: Host, call: Call) -> None:
         fields = Fields(await call.json())
-        field = "name" if path == "/api/show" and "name" in fields and "model" not in fields else "model"
+        field = ollama.model_field(fields) if path == "/api/show" else "model"
         await _with_model(host, call, fields.text(field), field, lambda service: answer(service, call, fields))
 
     return Endpoint(path, handle, ("POST",), errors, generates=generates)

@@ -229,7 +229,7 @@ def _sources(params: dict[str, Any]) -> list[Source]:
     every = [name for some in names for name in some]
     if len(set(every)) < len(every):
         raise InvalidInputError("two models have the same name.", hint="Name them with --alias.")
-    for path in paths[1:]:  # loaded when they are asked for, but their files are read now
+    for path in paths[1:]:  # these models are loaded on demand, but a broken file is an error now
         GGUFFile(path)
     bounds = {"max_seqs": params["parallel"], **{name: params[name] for name in ("max_queue", "max_queue_tokens")}}
     loads = [partial(load, {**params, "model": path}, **bounds) for path in paths]
@@ -237,7 +237,7 @@ def _sources(params: dict[str, Any]) -> list[Source]:
 
 
 def _check_readable(option: str, file: Path) -> None:
-    """Errors of TLS name no file."""
+    """Raise an error that names the option and the file, as those of TLS do not."""
     try:
         file.open("rb").close()
     except OSError as error:

@@ -237,8 +237,13 @@ async def ps(host: Host, call: Call) -> None:
     await call.reply({"models": [_entry(slot, slot.source.names[0]) | {"size": slot.size} for slot in loaded]})
 
 
+def model_field(fields: Fields) -> str:
+    """The field of ``/api/show`` that names the model: ``model``, or ``name`` of older clients."""
+    return "name" if "name" in fields and "model" not in fields else "model"
+
+
 async def show(service: Service, call: Call, fields: Fields) -> None:
-    fields.require("name" if "name" in fields and "model" not in fields else "model")
+    fields.require(model_field(fields))
     config, template = service.model.config, service.model.chat_template
     family = config.architecture
     await call.reply(

@@ -120,7 +120,9 @@ def serve_models(sources: Sequence[Source], settings: Settings, listen: Listen) 
         BitNetError: The first model cannot be loaded, listening on the address fails, or a certificate cannot be read.
     """
     _log_access(listen.log_format)
-    logging.getLogger("uvicorn.error").addFilter(lambda record: not isinstance(record.msg, OSError))  # raised below
+    logging.getLogger("uvicorn.error").addFilter(
+        lambda record: not isinstance(record.msg, OSError)
+    )  # told by the BitNetError
     if listen.beyond_this_machine and not settings.api_keys:
         note(f"Warning: listening on {listen.host} without an API key: anyone who can reach it can use it (--api-key).")
     host = Host(sources, settings)
@@ -161,7 +163,8 @@ def _reason(end: SystemExit) -> str:
     error = end.__context__
     if not isinstance(error, OSError) or error.errno is None:
         return str(error)
-    return os.strerror(error.errno) if error.errno > 0 else str(error.strerror)  # below 0: an address without a host
+    # Numbers below 0 are those of looking up a host's name, which strerror() does not know.
+    return os.strerror(error.errno) if error.errno > 0 else str(error.strerror)
 
 
 class _JsonLines(logging.Formatter):
