@@ -102,9 +102,11 @@ def test_git_answers_in_a_clone_of_another_user(root: Path, tmp_path: Path) -> N
     (clone / ".ci").mkdir(parents=True)
     shutil.copy(root / ".ci/run", clone / ".ci")
     programs.mkdir()
-    for name, body in {"apt-get": "", "python3": "", "uv": f'git rev-parse --show-toplevel >>"{said}" 2>&1'}.items():
-        (programs / name).write_text(f"#!/bin/sh\n{body}\n")
-        (programs / name).chmod(0o755)
+    asks = f'git rev-parse --show-toplevel >>"{said}" 2>&1'
+    for place, body in {programs / "apt-get": "", programs / "python3": "", clone / ".uv/bin/uv": asks}.items():
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_text(f"#!/bin/sh\n{body}\n")
+        place.chmod(0o755)
     own = {"PATH": f"{programs}{os.pathsep}{os.environ['PATH']}", "HOME": str(tmp_path)}
     subprocess.run(["git", "init", "--quiet", clone], check=True)
     other = {"GIT_TEST_ASSUME_DIFFERENT_OWNER": "1"}  # git's own test suite says so to it

@@ -159,6 +159,25 @@ def test_every_place_brings_the_tests_group(root: Path) -> None:
     assert [path.name for path in automatic if bare.search(path.read_text(encoding="utf-8"))] == []
 
 
+def test_the_readmes_first_block_is_what_ci_runs(root: Path) -> None:
+    """CI runs it before anything else has installed uv."""
+    readme, ci = ((root / name).read_text(encoding="utf-8") for name in ("README.md", ".ci/run"))
+    block = readme.split("```sh\n", 1)[1].split("```", 1)[0].splitlines()
+    pip, first = (line.partition("    #")[0] for line in block if not line.startswith(("git clone", "cd ")))
+    assert pip in ci.replace(" --quiet", "")
+    assert ci.index(first) < ci.index("PATH=$PWD/.uv/bin:$PATH") < ci.index("uv run --group dev")
+
+
+def test_a_clone_builds_once(root: Path, package: str) -> None:
+    """uv builds anew when a folder among its cache keys appears, as it would if the first build made it."""
+    keys = toml(root / "packages" / package / "pyproject.toml")["tool"]["uv"]["cache-keys"]
+    for folder in (key["dir"] for key in keys if "dir" in key):
+        there = subprocess.run(
+            ["git", "ls-files", f"packages/{package}/{folder}"], cwd=root, capture_output=True, text=True, check=True
+        )
+        assert there.stdout, f"git keeps no file in {folder}"
+
+
 def test_the_compiler_is_pinned_once(root: Path) -> None:
     build = toml(root / "packages/bitnet-core/pyproject.toml")["build-system"]["requires"]
     groups = toml(root / "pyproject.toml")["dependency-groups"].values()
