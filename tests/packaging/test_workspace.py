@@ -193,6 +193,17 @@ def test_the_cores_own_tests_have_the_compiler(root: Path) -> None:
     assert "native" in toml(root / "tox.toml")["env"]["core"]["dependency_groups"]
 
 
+def test_hatch_and_tox_install_the_same_groups(root: Path, package: str) -> None:
+    """`hatch run test` in a package's folder, and the package's environment of tox."""
+    tox = toml(root / "tox.toml")
+    name = package.removeprefix("bitnet-")
+    groups = tox["env"].get(name, {}).get("dependency_groups", tox["env_run_base"]["dependency_groups"])
+    environment = toml(root / "packages" / package / "pyproject.toml")["tool"]["hatch"]["envs"]["default"]
+    (install,) = environment["pre-install-commands"]
+    assert set(re.findall(r"--group ../../pyproject.toml:([\w-]+)", install)) == set(groups)
+    assert environment["scripts"]["test"] == "pytest {args:tests}"
+
+
 def test_links_and_classifiers(root: Path, package: str) -> None:
     """The same links everywhere, and the Pythons that CI runs."""
     data = project(root, package)
