@@ -9,7 +9,8 @@ import select
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -83,8 +84,8 @@ class TestHistory:
     def test_it_is_kept_for_its_user_alone(self, path: Path) -> None:
         assert history.read_history() == []
         history.add_to_history([f"line {i}" for i in range(999)])
-        history.add_to_history(["ä", "\udcff", "last"])
-        assert history.read_history()[-4:] == ["line 998", "ä", "?", "last"]
+        history.add_to_history(["two\nlines", "\udcff", "last"])
+        assert history.read_history()[-4:] == ["line 998", "two\nlines", "?", "last"]
         assert len(history.read_history()) == 1000
         if os.name == "posix":
             path.chmod(0o644)
@@ -146,45 +147,120 @@ def test_a_full_context_forgets_the_oldest(bitnet: Bitnet, model: Path) -> None:
     assert ran.err.count("the context holds 160") == 1
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no pseudo-terminals in Python")
-@pytest.mark.parametrize("kept", [True, False])
-def test_at_a_terminal(script_path: str, model: Path, tmp_path: Path, kept: bool) -> None:
-    """Ctrl-C stops the answer and not the program, or clears a half-typed line; Ctrl-D leaves; lines are remembered."""
-    import pty
+class Terminal:
+    """``bitnet chat`` at a pseudo-terminal.
 
-    pid, terminal = pty.fork()
-    if pid == 0:
-        os.environ["TERM"] = "dumb"
-        options = ("-n", "-1", "--device", "cpu:numpy", *(() if kept else ("--no-history",)))
-        os.execv(script_path, [script_path, "chat", "-m", str(model), *options])
-    seen = b""
+    Args:
+        run: What starts it, with its arguments.
+        term: The value of ``TERM``.
+        errors: A file that takes what it writes to stderr; None: the terminal does.
+    """
 
-    def until(pattern: bytes) -> None:
-        nonlocal seen
-        while not re.search(pattern, seen):
-            ready, _, _ = select.select([terminal], [], [], 60)
-            assert ready, seen
-            seen += os.read(terminal, 4096)
-        seen = b""
+    def __init__(self, run: list[str], term: str = "dumb", errors: Path | None = None) -> None:
+        import pty
 
-    try:
-        until(rb"/help for help.\r\n.*> ")
-        os.write(terminal, b"half a line")
-        until(rb"half a line")
+        self.pid, self.end = pty.fork()
+        if self.pid == 0:
+            os.environ["TERM"] = term
+            if errors is not None:
+                os.dup2(os.open(errors, os.O_WRONLY | os.O_CREAT), 2)
+            os.execv(run[0], run)
+        self.seen = b""
+
+    def until(self, pattern: bytes) -> bytes:
+        """Wait until the output since the last call matches; returns that output."""
+        while not re.search(pattern, self.seen):
+            ready, _, _ = select.select([self.end], [], [], 60)
+            assert ready, self.seen
+            self.seen += os.read(self.end, 4096)
+        seen, self.seen = self.seen, b""
+        return seen
+
+    def type(self, keys: bytes) -> None:
         time.sleep(0.2)  # CPython misses an interrupt just before it waits for the next key
-        os.write(terminal, b"\x03")
-        until(rb"Ctrl-D or /exit leaves\.\r\n.*> ")
-        os.write(terminal, b"Hello\r")
-        until(rb"Hello\r\n[^\r\n]")
-        os.write(terminal, b"\x03")
-        until(rb"interrupted\]\r\n.*> ")
-        os.write(terminal, b"\x04")
-        _, status = os.waitpid(pid, 0)
-    except BaseException:
-        os.kill(pid, signal.SIGKILL)
-        raise
-    finally:
-        os.close(terminal)
-    assert os.waitstatus_to_exitcode(status) == 0
+        os.write(self.end, keys)
+
+    def leave(self) -> bytes:
+        """Type Ctrl-D, and return what is written until the program ends."""
+        self.type(b"\x04")
+        with suppress(OSError):  # Linux' answer once nobody has the terminal open
+            while more := os.read(self.end, 4096):
+                self.seen += more
+        _, status = os.waitpid(self.pid, 0)
+        self.pid = 0
+        assert os.waitstatus_to_exitcode(status) == 0
+        return self.seen
+
+
+Chat = Callable[..., Terminal]
+
+
+@pytest.fixture
+def chat(script_path: str, model: Path) -> Iterator[Chat]:
+    if sys.platform == "win32":
+        pytest.skip("Windows has no pseudo-terminals in Python")
+    opened = []
+
+    def start(*options: str, **how: Any) -> Terminal:
+        command = [script_path, "chat", "-m", str(model), "--device", "cpu:numpy", *options]
+        opened.append(Terminal(command, **how))
+        return opened[-1]
+
+    yield start
+    for one in opened:
+        if one.pid:
+            os.kill(one.pid, signal.SIGKILL)
+            os.waitpid(one.pid, 0)
+        os.close(one.end)
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_at_a_terminal(chat: Chat, tmp_path: Path, kept: bool) -> None:
+    """Ctrl-C stops the answer and not the program, or clears a half-typed line; Ctrl-D leaves; lines are remembered."""
+    terminal = chat("-n", "-1", *(() if kept else ("--no-history",)))
+    terminal.until(rb"/help for help.\r\n.*> ")
+    terminal.type(b"half a line")
+    terminal.until(rb"half a line")
+    terminal.type(b"\x03")
+    terminal.until(rb"Ctrl-D or /exit leaves\.\r\n.*> ")
+    terminal.type(b"Hello\r")
+    terminal.until(rb"Hello\r\n[^\r\n]")
+    terminal.type(b"\x03")
+    terminal.until(rb"interrupted\]\r\n.*> ")
+    assert terminal.leave().endswith(b"\r\n")
     assert history.read_history() == (["Hello"] if kept else [])
     assert kept or not (tmp_path / "cache").exists()
+
+
+def test_each_prompt_begins_a_line_where_stderr_is_redirected(chat: Chat, tmp_path: Path) -> None:
+    terminal = chat(errors=tmp_path / "errors")
+    terminal.until(rb"> ")
+    for _ in range(3):
+        terminal.type(b"\x03")
+        assert b"\r\n> " in terminal.until(rb"> ")
+    assert terminal.leave().endswith(b"\r\n")
+    assert (tmp_path / "errors").read_text().count("Ctrl-D or /exit leaves.") == 3
+
+
+@pytest.mark.parametrize("term", ["xterm-256color", "dumb"])
+def test_pasted_lines_are_one_message(chat: Chat, bitnet: Bitnet, model: Path, term: str) -> None:
+    """Where the terminal marks what is pasted, and where it does not."""
+    lines = ["Tell me", "", "/a story", "of two"]
+    typed = "\\\n".join(lines)
+    counted = bitnet("chat", "-m", model, "-n", "1", stdin=f"{typed}\nHello\n").err
+    prompts = re.findall(r"prompt (\d+) tokens", counted)
+    assert len(prompts) == 2
+    terminal = chat("-n", "1", term=term)
+    before = terminal.until(rb"> ")
+    assert (b"\x1b[?2004h" in before) is (term != "dumb")
+    pasted = "\r".join(lines).encode()
+    terminal.type(b"\x1b[200~" + pasted + b"\x1b[201~" if term != "dumb" else pasted)
+    terminal.type(b"\r")
+    first = terminal.until(rb"max-tokens\]\r\n.*> ")
+    terminal.type(b"Hello\r")
+    second = terminal.until(rb"max-tokens\]\r\n.*> ")
+    said = re.findall(rb"prompt (\d+) tokens", first + second)
+    assert [int(number) for number in said] == [int(number) for number in prompts]
+    terminal.leave()
+    if term != "dumb":
+        assert history.read_history() == ["\n".join(lines), "Hello"]

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from bitnet.core.cli.console import answer, note, say
 from bitnet.core.cli.options import context_option, load, model_options, sampling, sampling_options, system_option
+from bitnet.core.cli.prompt import prompt
 from bitnet.core.cli.run import expect_template, summary
 from bitnet.core.errors import InvalidInputError
 
@@ -21,7 +20,7 @@ HELP = """\
 /help     this text
 /reset    begin a new conversation
 /exit     leave, as Ctrl-D does
-Ctrl-C stops an answer. A line that ends in \\ goes on in the next one."""
+Ctrl-C stops an answer. A line that ends in \\ goes on in the next one; pasted lines are one message."""
 
 
 @click.command()
@@ -45,10 +44,10 @@ def chat(system: str | None, no_history: bool, **params: Any) -> None:
         if model.chat_template is None:
             raise InvalidInputError(f"{model.config.name} has no chat template.", hint="Use 'bitnet run --raw'.")
         conversation = Conversation(model, system, options)
-        with _line_editing(keep=not no_history):
+        with prompt(keep=not no_history) as messages:
             if sys.stdin.isatty():
                 note(f"{model.config.name} on {model.device.name}; /help for help.")
-            while (line := _ask()) is not None:
+            while (line := messages.ask()) is not None:
                 command = line.strip()
                 if command == "/exit":
                     break
@@ -56,7 +55,7 @@ def chat(system: str | None, no_history: bool, **params: Any) -> None:
                     note(*HELP.splitlines())
                 elif command == "/reset":
                     conversation.reset()
-                elif command.startswith("/") and " " not in command:
+                elif command.startswith("/") and len(command.split()) == 1:
                     note(f"unknown command {command}; /help lists the commands.")
                 elif line.strip():
                     conversation.say(line)
@@ -112,51 +111,3 @@ class Conversation:
 
     def _messages(self, exchanges: list[Exchange]) -> list[dict[str, str]]:
         return [*self._system, *(message for exchange in exchanges for message in exchange)]
-
-
-def _ask() -> str | None:
-    """The user's next message; None at the end of the input. Ctrl-C at a terminal discards a half-typed one."""
-    prompts = ("> ", "… ") if sys.stdin.isatty() and sys.stdout.isatty() else ("", "")
-    lines: list[str] = []
-    while True:
-        try:
-            line = input(prompts[bool(lines)]).removesuffix("\r")  # a pipe's lines may end in \r
-
-        except EOFError:
-            return "\n".join(lines) if lines else None
-        except KeyboardInterrupt:
-            if not sys.stdin.isatty():
-                raise
-            note("", "Ctrl-D or /exit leaves.")
-            lines.clear()
-            continue
-        lines.append(line.removesuffix("\\"))
-        if not line.endswith("\\"):
-            return "\n".join(lines)
-
-
-@contextmanager
-def _line_editing(*, keep: bool) -> Iterator[None]:
-    """Enable line editing if Python supports it and stdin is a terminal; with ``keep``, load and save earlier lines."""
-    if not sys.stdin.isatty():
-        yield
-        return
-    try:
-        import readline
-    except ImportError:  # Windows, whose console edits lines itself
-        yield
-        return
-    from bitnet.core.cli.history import add_to_history, read_history
-
-    if keep:
-        with suppress(OSError, RuntimeError):
-            for line in read_history():
-                readline.add_history(line)
-    before = readline.get_current_history_length()
-    try:
-        yield
-    finally:
-        if keep:
-            typed = (readline.get_history_item(i + 1) for i in range(before, readline.get_current_history_length()))
-            with suppress(OSError, RuntimeError):
-                add_to_history([line for line in typed if line])

@@ -1,4 +1,7 @@
-"""The lines typed in earlier conversations: a file in the cache folder, for its user alone."""
+"""The lines typed in earlier conversations: a file in the cache folder, for its user alone.
+
+Pasted text of several lines is one line of the file, with carriage returns in place of its line feeds.
+"""
 
 from __future__ import annotations
 
@@ -30,8 +33,8 @@ def read_history() -> list[str]:
         handle = _open(os.O_RDONLY)
     except FileNotFoundError:
         return []
-    with os.fdopen(handle, encoding="utf-8", errors="replace") as file:
-        return file.read().split("\n")[:-1]
+    with os.fdopen(handle, encoding="utf-8", errors="replace", newline="\n") as file:
+        return [line.replace("\r", "\n") for line in file.read().split("\n")[:-1]]
 
 
 def add_to_history(lines: list[str]) -> None:
@@ -44,8 +47,8 @@ def add_to_history(lines: list[str]) -> None:
         return
     kept = [*read_history(), *lines][-MOST_LINES:]
     history_path().parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    with os.fdopen(_open(os.O_WRONLY | os.O_CREAT), "w", encoding="utf-8", errors="replace") as file:
-        file.write("".join(f"{line}\n" for line in kept))
+    with os.fdopen(_open(os.O_WRONLY | os.O_CREAT), "w", encoding="utf-8", errors="replace", newline="\n") as file:
+        file.write("".join(line.replace("\n", "\r") + "\n" for line in kept))
 
 
 def clear_history() -> int:
