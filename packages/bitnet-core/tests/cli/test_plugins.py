@@ -68,3 +68,33 @@ def test_our_own_commands_come_first_and_load_no_other(plugin: dict[str, str]) -
     assert done.returncode == 0, done.stderr
     assert "Answer one prompt" in done.stdout
     assert "loaded" not in done.stdout
+
+
+BROKEN = {
+    "entry points that are not UTF-8": {"entry_points.txt": b"[bitnet.commands]\nf\xfc = m:f\n"},
+    "another program's entry points that are not UTF-8": {"entry_points.txt": b"[console_scripts]\nf\xfc = m:f\n"},
+    "entry points in UTF-16": {"entry_points.txt": "[bitnet.commands]\nf = m:f\n".encode("utf-16")},
+    "entry points without a section": {"entry_points.txt": b"bitnet.commands = f\n"},
+    "an entry point without an equals sign": {"entry_points.txt": b"[bitnet.commands]\njust a line\n"},
+    "metadata that is not UTF-8": {"METADATA": b"Name: br\xfcken\n"},
+    "no metadata": {"METADATA": None},
+    "no name": {"METADATA": b"Metadata-Version: 2.1\nVersion: 1.0\n"},
+}
+
+
+@pytest.mark.parametrize("files", BROKEN.values(), ids=BROKEN)
+def test_a_broken_distribution_hides_no_other(
+    plugin: dict[str, str], tmp_path: Path, files: dict[str, bytes | None]
+) -> None:
+    info = tmp_path / "a_broken_one-1.0.dist-info"  # found before the good one
+    info.mkdir()
+    good: dict[str, bytes | None] = {
+        "METADATA": b"Metadata-Version: 2.1\nName: broken\nVersion: 1.0\n",
+        "entry_points.txt": b"[bitnet.commands]\nf = m:f\n",
+    }
+    for name, content in (good | files).items():
+        if content is not None:
+            (info / name).write_bytes(content)
+    done = bitnet(plugin, "greet")
+    assert (done.returncode, done.stdout) == (0, "loaded\nhello \n"), done.stderr
+    assert "Traceback" not in done.stderr

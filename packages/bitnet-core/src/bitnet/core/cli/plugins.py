@@ -7,12 +7,13 @@ help, so its module should import heavy dependencies inside its functions, as ou
 from __future__ import annotations
 
 from functools import cache
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import EntryPoint
 
 import click
 
 from bitnet.core.cli.narrow import fits_narrow
 from bitnet.core.errors import BitNetError
+from bitnet.core.support.entry_points import entry_points
 
 GROUP = "bitnet.commands"
 
@@ -20,7 +21,7 @@ GROUP = "bitnet.commands"
 @cache
 def found() -> dict[str, EntryPoint]:
     """The entry points of installed packages, by command name. Of two with the same name, the first is used."""
-    return {point.name: point for point in reversed(tuple(entry_points(group=GROUP)))}
+    return {point.name: point for _, _, point in reversed(tuple(entry_points(GROUP)))}
 
 
 @cache

@@ -7,12 +7,12 @@ raises or hangs is reported as ``broken`` with its error; the others still work.
 from __future__ import annotations
 
 import importlib
-import importlib.metadata
 import logging
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache, partial
+from importlib.metadata import EntryPoint
 from pathlib import Path
 
 from bitnet.core.devices.fake import HINT, FakeBackend
@@ -21,6 +21,7 @@ from bitnet.core.devices.plugin import BackendReport, Plugin, shadowed
 from bitnet.core.errors import DeviceUnavailableError, InvalidInputError
 from bitnet.core.hal import Device, DeviceInfo, OpenOptions, ProbeResult, ProbeStatus
 from bitnet.core.support import env, log, system
+from bitnet.core.support.entry_points import entry_points
 
 GROUP = "bitnet.backends"
 GPU_ORDER = ("cuda", "opencl", "vulkan", "rocm", "level-zero", "metal", "webgpu")
@@ -118,8 +119,8 @@ def installed() -> Mapping[str, Plugin]:
     """The installed backends in the usual order, found once per process, without importing them."""
     if shadow := shadowed():
         log.once(logging.WARNING, shadow)
-    found: dict[str, list[tuple[str, str, importlib.metadata.EntryPoint]]] = {}
-    for distribution, version, entry in _entry_points():
+    found: dict[str, list[tuple[str, str, EntryPoint]]] = {}
+    for distribution, version, entry in entry_points(GROUP):
         found.setdefault(entry.name, []).append((distribution, version, entry))
     plugins = {"cpu": Plugin("cpu", "bitnet-core", system.core_version(), _load_cpu)}
     for name, offers in found.items():
@@ -135,30 +136,6 @@ def installed() -> Mapping[str, Plugin]:
             log.once(logging.WARNING, f"{who} all offer the backend {name}; that of {distribution} is used.")
         plugins[name] = Plugin(name, distribution, version, entry.load, _retry)
     return dict(sorted(plugins.items(), key=lambda item: rank(item[0])))
-
-
-def _entry_points() -> Iterator[tuple[str, str, importlib.metadata.EntryPoint]]:
-    """Distribution, version and entry point of each backend. As for imports, the first distribution of a name counts.
-
-    With ``importlib.metadata.entry_points()``, one distribution with a malformed file would hide all others.
-    """
-    seen: set[str] = set()
-    for distribution in importlib.metadata.distributions():
-        try:
-            if GROUP not in (distribution.read_text("entry_points.txt") or ""):
-                continue
-            name = re.sub(r"[-_.]+", "-", distribution.metadata["Name"]).lower()
-            if name in seen:
-                continue
-            seen.add(name)
-            entries = [entry for entry in distribution.entry_points if entry.group == GROUP]
-            version = distribution.version
-        except Exception as error:
-            where = getattr(distribution, "_path", distribution)
-            log.once(logging.WARNING, f"{where}: its entry points cannot be read ({error!r}); it is ignored.")
-            continue
-        for entry in entries:
-            yield name, version, entry
 
 
 def _retry(suspect: Plugin, marks: Mapping[Path, str]) -> Mapping[str, str]:
