@@ -137,15 +137,48 @@ def test_keygen_replaces_nothing(bitnet: Bitnet, tmp_path: Path) -> None:
     assert (ran.status, "no/such/k cannot be written: No such file" in ran.err) == (1, True)
 
 
-def test_keygen_names_the_file_that_a_full_disk_refuses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("full", ["new", "new.pub"])
+def test_keygen_names_the_file_that_a_full_disk_refuses(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, full: str
+) -> None:
+    """And leaves neither file behind, not even a private key that was complete."""
+    opened = []
+
     class Full(io.FileIO):
         def write(self, data: Any) -> int:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            opened.append(self)
+            if len(opened) == ["new", "new.pub"].index(full) + 1:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            return super().write(data)
 
     monkeypatch.setattr(os, "fdopen", Full)
-    with pytest.raises(BitNetError, match=r"new cannot be written: No space left on device\."):
+    with pytest.raises(BitNetError, match=rf"/{full} cannot be written: No space left on device\.$"):
         receipts.keygen(tmp_path / "new")
     assert list(tmp_path.glob("new*")) == []
+
+
+LIMITED = """
+import resource, signal, sys
+from bitnet.core.cli import main
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (50, 50))
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no limit of a process's files")
+def test_a_real_limit_of_the_file_size(tmp_path: Path) -> None:
+    """The system itself refuses the write, after the file was opened."""
+    commands = {
+        "k": ("receipt", "keygen", "k"),
+        "r.json": ("run", "--device", "cpu", "Hi", "-n", "2", "--receipt", "r.json"),
+    }
+    for name, command in commands.items():
+        before = sorted(tmp_path.iterdir())
+        done = subprocess.run([sys.executable, "-c", LIMITED, *command], capture_output=True, text=True, check=False)
+        assert done.returncode == 1, done.stderr
+        assert f"bitnet: error: {name} cannot be written: File too large." in done.stderr
+        assert [path for path in sorted(tmp_path.iterdir()) if path not in before and path.is_file()] == []
 
 
 def test_what_is_no_key(bitnet: Bitnet, signed: Document, model: Path, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from bitnet.core.errors import InvalidInputError, ReceiptError, brief
-from bitnet.core.support.files import replacing
+from bitnet.core.support.files import read_bytes, replacing
 
 SCHEMA_VERSION = "2.0.0"
 
@@ -66,8 +66,7 @@ def load(path: str | Path) -> Any:
         ReceiptError: It is not JSON.
     """
     try:
-        with Path(path).open("rb") as source:
-            data = source.read(LARGEST + 1)
+        data = read_bytes(Path(path), LARGEST)
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
         raise InvalidInputError(f"{path} cannot be read: {reason}.", hint="Check the path.") from None

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from bitnet.core.errors import BitNetError, InvalidInputError
 from bitnet.core.receipts.document import canonical
+from bitnet.core.support.files import read_bytes
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -156,8 +157,7 @@ def trusted_ids(keys: Sequence[str | Path]) -> set[str]:
 
 def _read(path: str | Path) -> bytes:
     try:
-        with Path(path).open("rb") as file:
-            return file.read(_LARGEST)
+        return read_bytes(Path(path), _LARGEST)
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
         raise InvalidInputError(f"the key {path} cannot be read: {reason}.", hint="Check the path.") from None

@@ -1,11 +1,14 @@
-"""Atomic writing of files."""
+"""Atomic writing of files, and reading and writing of pipes without waiting for ever."""
 
 from __future__ import annotations
 
 import errno
 import os
 import secrets
+import select
+import stat
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -16,7 +19,56 @@ from bitnet.core.errors import BitNetError
 if sys.platform != "win32":
     import fcntl
 
+WAIT = 5.0
+"""Seconds to wait for another process to open the other end of a named pipe."""
 _DESCRIPTORS = "/proc/self/fd"
+_NOW = getattr(os, "O_NONBLOCK", 0)
+"""Flag with which opening a named pipe does not wait for its other end; Windows has no such pipes."""
+
+
+def read_bytes(path: Path, most: int) -> bytes:
+    """The contents of a file, or ``most`` + 1 bytes if it has more. A pipe is read to its end.
+
+    Raises:
+        OSError: It cannot be read, or is a named pipe that no process has opened for writing within :data:`WAIT`.
+        ValueError: The path has a null character.
+    """
+    handle = os.open(path, os.O_RDONLY | _NOW | getattr(os, "O_BINARY", 0))
+    try:
+        begin = b""
+        if _is_pipe(handle) and not select.select([handle], [], [], WAIT)[0]:
+            with suppress(BlockingIOError):  # a writer that is silent; it may take its time
+                begin = os.read(handle, 1)
+                if not begin:
+                    raise OSError(errno.ETIMEDOUT, "it is a named pipe that no process writes to")
+        if _NOW:
+            os.set_blocking(handle, True)
+        with open(handle, "rb", closefd=False) as file:
+            return begin + file.read(most + 1 - len(begin))
+    finally:
+        os.close(handle)
+
+
+def _open_to_write(path: str, flags: int) -> int:
+    """As ``os.open``, but a named pipe that no process has opened for reading within :data:`WAIT` is an error."""
+    end = time.monotonic() + WAIT
+    while True:
+        try:
+            handle = os.open(path, flags | _NOW)
+            break
+        except OSError as error:
+            if error.errno != errno.ENXIO or not Path(path).is_fifo():
+                raise
+            if time.monotonic() > end:
+                raise OSError(errno.ETIMEDOUT, "it is a named pipe that no process reads") from None
+        time.sleep(0.05)
+    if _NOW:
+        os.set_blocking(handle, True)
+    return handle
+
+
+def _is_pipe(handle: int) -> bool:
+    return bool(_NOW) and stat.S_ISFIFO(os.fstat(handle).st_mode)
 
 
 @contextmanager
@@ -34,7 +86,7 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
     """
     try:
         if path.exists() and not path.is_file() and not path.is_dir():
-            with path.open("wb") as file:
+            with open(path, "wb", opener=_open_to_write) as file:
                 yield file
             return
         target = path.resolve()  # replace the link's target, not the link
