@@ -43,6 +43,7 @@ class Hub:
         stall: Bytes after which a transfer waits for ``go_on``.
         ranges: Whether ``Range`` is understood.
         flip: Position of a byte that arrives changed.
+        answers: Status, body and headers in place of a page, by its path.
         asked: Method, path and ``Range`` of each request so far.
     """
 
@@ -54,6 +55,7 @@ class Hub:
     go_on: threading.Event = field(default_factory=threading.Event)
     ranges: bool = True
     flip: int | None = None
+    answers: dict[str, tuple[int, bytes, dict[str, str]]] = field(default_factory=dict)
     asked: list[tuple[str, str, str | None]] = field(default_factory=list)
 
     def transfers(self) -> list[str | None]:
@@ -82,7 +84,9 @@ class Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         path = unquote(urlsplit(self.path).path)
         self.hub.asked.append((self.command, path, self.headers.get("Range")))
-        if self.headers.get("Authorization") == "Bearer hf_revoked":
+        if path in self.hub.answers:
+            self._end(*self.hub.answers[path])
+        elif self.headers.get("Authorization") == "Bearer hf_revoked":
             self._end(401, b"", {"X-Error-Message": "Invalid credentials in Authorization header"})
         elif found := re.fullmatch(r"/api/models/([^/]+/[^/]+)(/revision/main)?", path):
             self._listing(found[1])

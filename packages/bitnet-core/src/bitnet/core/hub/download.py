@@ -28,7 +28,8 @@ from bitnet.core.hub.errors import (
     HubUnreachableError,
     WrongHashError,
 )
-from bitnet.core.hub.remote import BRANCH, TIMEOUT, Listing, answering, host
+from bitnet.core.hub.remote import BRANCH, Listing, answering, host
+from bitnet.core.hub.transport import body, opened
 from bitnet.core.support.units import size
 
 WAITS = (0.5, 1.0, 2.0, 4.0)
@@ -105,16 +106,13 @@ def _download(listing: Listing, file: RemoteFile, partial: Path) -> None:
 
 def _transfer(listing: Listing, file: RemoteFile, partial: Path, have: int, progress: Callable[[int], object]) -> None:
     """Append over one connection; if the server ignores ``Range``, the file restarts from the beginning."""
-    from huggingface_hub import get_session, hf_hub_url
-    from huggingface_hub.utils import build_hf_headers, hf_raise_for_status  # type: ignore[attr-defined]
+    from huggingface_hub import hf_hub_url
 
     url = hf_hub_url(listing.repo, file.path, revision=listing.commit, endpoint=host())
-    headers = build_hf_headers() | {"Accept-Encoding": "identity"} | ({"Range": f"bytes={have}-"} if have else {})
-    with get_session().stream("GET", url, headers=headers, timeout=TIMEOUT) as response:
-        hf_raise_for_status(response)
+    with opened(url, {"Range": f"bytes={have}-"} if have else None) as response:
         try:
             with partial.open("ab" if response.status_code == PARTIAL_CONTENT else "wb") as out:
-                for data in response.iter_bytes():
+                for data in body(response):
                     out.write(data)
                     progress(len(data))
                     if out.tell() > file.size:

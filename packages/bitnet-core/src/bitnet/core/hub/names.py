@@ -13,6 +13,8 @@ PREFIX = "hf:"
 _PART = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9._-]*[A-Za-z0-9_])?")
 _LONGEST = 96
 """Maximum characters of ``ORG/NAME``; the hub's own limit."""
+_LONGEST_PART, _LONGEST_PATH = 255, 1024
+"""Maximum bytes of a file's name, and of its path; file systems have such limits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +60,10 @@ def is_file_name(path: str) -> bool:
     """Whether a path stays inside its repository on every system, and a terminal can show it."""
     if not path or not path.isprintable() or any(c in path for c in '\\:*?"<>|'):
         return False
-    return not any(part in ("", ".", "..") or part.endswith((".", " ")) for part in path.split("/"))
+    parts = path.split("/")
+    if len(path.encode()) > _LONGEST_PATH or max(len(part.encode()) for part in parts) > _LONGEST_PART:
+        return False
+    return not any(part in ("", ".", "..") or part.endswith((".", " ")) for part in parts)
 
 
 def _wrong(text: str) -> InvalidInputError:

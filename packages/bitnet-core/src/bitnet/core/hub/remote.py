@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,12 +20,16 @@ from bitnet.core.hub.errors import (
     NotInCacheError,
 )
 from bitnet.core.hub.names import is_file_name
+from bitnet.core.hub.transport import document
+from bitnet.core.support.garbage import no_collection
 
 INSTALL = 'pip install "bitnet-core[hub]"'
 DEFAULT_HOST = "https://huggingface.co"
 BRANCH = "main"
-TIMEOUT = 30.0
-"""Seconds without data after which a connection counts as broken."""
+MOST_LISTING = 8 << 20
+"""Maximum bytes of a listing; a file takes about 300."""
+MOST_BYTES = 1 << 60
+"""Bound of a file's size in a listing."""
 
 _HASHES = {"sha256": re.compile(r"[0-9a-f]{64}"), "git": re.compile(r"[0-9a-f]{40}")}
 
@@ -59,26 +64,48 @@ def listing(repo: str) -> Listing:
     """Ask the hub for a model's files.
 
     Raises:
-        HubError: The model does not exist, this user has no access to it, or the hub cannot be reached.
+        HubError: The model does not exist, this user has no access to it, or the hub cannot be reached or sends
+            something else than a listing.
         InvalidInputError: ``HF_ENDPOINT`` is not an address.
     """
-    hub = library()
+    library()
     with answering(repo):
-        info = hub.HfApi(endpoint=host()).model_info(repo, revision=BRANCH, files_metadata=True, timeout=TIMEOUT)
-    files = tuple(_file(sibling) for sibling in info.siblings or () if is_file_name(sibling.rfilename))
-    if not _HASHES["git"].fullmatch(info.sha or ""):
-        raise HubUnreachableError(f"{host()} names no commit of {repo}.", hint="Check that HF_ENDPOINT is a hub.")
-    return Listing(repo, info.sha, files)
+        raw = document(f"{host()}/api/models/{repo}/revision/{BRANCH}?blobs=true", MOST_LISTING)
+    try:
+        with no_collection():
+            found = json.loads(raw)
+    except (ValueError, RecursionError) as error:
+        raise _malformed(repo, f"is not JSON ({error})") from None
+    commit = found.get("sha") if isinstance(found, dict) else None
+    if not (isinstance(commit, str) and _HASHES["git"].fullmatch(commit)):
+        raise _malformed(repo, "names no commit")
+    siblings = found.get("siblings")
+    if not isinstance(siblings, list):
+        raise _malformed(repo, "has no list of files")
+    files = (_file(repo, sibling) for sibling in siblings)
+    return Listing(repo, commit, tuple(file for file in files if is_file_name(file.path)))
 
 
-def _file(sibling: Any) -> RemoteFile:
-    sha256 = sibling.lfs.sha256 if sibling.lfs is not None else ""
-    return RemoteFile(
-        path=sibling.rfilename,
-        size=(sibling.lfs.size if sibling.lfs is not None else sibling.size) or 0,
-        sha256=sha256 if _HASHES["sha256"].fullmatch(sha256) else None,
-        git_sha1=sibling.blob_id if _HASHES["git"].fullmatch(sibling.blob_id or "") else None,
-    )
+def _file(repo: str, sibling: Any) -> RemoteFile:
+    """A file of the listing; what git itself stores has no entry ``lfs``."""
+    path = sibling.get("rfilename") if isinstance(sibling, dict) else None
+    if not isinstance(path, str):
+        raise _malformed(repo, f"has a file without a name: {brief(sibling)}")
+    lfs = sibling.get("lfs")
+    stored = sibling if lfs is None else lfs
+    length = (stored.get("size") or 0) if isinstance(stored, dict) else None
+    if type(length) is not int or not 0 <= length < MOST_BYTES:
+        raise _malformed(repo, f"has no valid size of {brief(path)}")
+    sha256 = None if lfs is None else _hash("sha256", lfs.get("sha256"))
+    return RemoteFile(path, length, sha256, _hash("git", sibling.get("blobId")))
+
+
+def _hash(kind: str, value: Any) -> str | None:
+    return value if isinstance(value, str) and _HASHES[kind].fullmatch(value) else None
+
+
+def _malformed(repo: str, how: str) -> HubUnreachableError:
+    return HubUnreachableError(f"{host()}: the listing of {repo} {how}.", hint="Check that HF_ENDPOINT is a hub.")
 
 
 @contextmanager
