@@ -12,9 +12,10 @@ from bitnet.server.errors import RequestError, unsupported, wrong
 from bitnet.server.fields import Fields
 from bitnet.server.generation import SSE, Job, Result
 from bitnet.server.messages import content_parts, content_text, part_text
+from bitnet.server.partial_json import complete_part
 from bitnet.server.sampling import MAX_STOPS, checked
 from bitnet.server.service import Service
-from bitnet.server.tool_calls import Arguments, Begin, CallParser, Event, Text
+from bitnet.server.tool_calls import Arguments, Begin, Event, Text, ToolCall
 from bitnet.server.tools import Tools, anthropic_tools, function_call, only_form
 
 REFUSED = {
@@ -128,10 +129,9 @@ class MessageAnswer:
 
     def __init__(self, service: Service, tools: Tools | None) -> None:
         self._service, self._id = service, "msg_" + secrets.token_hex(12)
-        self._tools, self._template = tools, service.model.chat_template
-        self._parser = None if tools is None else tools.parser(self._template, CALL)
-        self._block = -1
-        self._kind = ""  # of the open block
+        self._parser = None if tools is None else tools.parser(service.model.chat_template, CALL)
+        self._content: list[dict[str, Any]] = []
+        self._open = False  # whether the last block is open
 
     def _message(self, content: list[Any], usage: dict[str, Any], completion: Completion | None) -> dict[str, Any]:
         return {
@@ -140,27 +140,30 @@ class MessageAnswer:
             "role": "assistant",
             "model": self._service.names[0],
             "content": content,
-            **_stop(completion, any(block["type"] == "tool_use" for block in content)),
+            **self._stop(completion),
             "usage": usage,
         }
 
     def begin(self, prompt_tokens: int) -> Iterable[bytes]:
         usage = {"input_tokens": prompt_tokens, "output_tokens": 0}
         yield _event("message_start", message=self._message([], usage, None))
-        if self._tools is None:
-            yield self._open({"type": "text", "text": ""})
+        if self._parser is None:
+            yield from self._begin({"type": "text", "text": ""})
 
-    def _open(self, block: dict[str, Any]) -> bytes:
-        self._block += 1
-        self._kind = block["type"]
-        return _event("content_block_start", index=self._block, content_block=block)
+    def _begin(self, block: dict[str, Any]) -> Iterable[bytes]:
+        yield from self._end_block()
+        self._content.append(block)
+        self._open = True
+        yield _event("content_block_start", index=len(self._content) - 1, content_block=block)
 
-    def _close(self) -> bytes:
-        self._kind = ""
-        return _event("content_block_stop", index=self._block)
+    def _end_block(self) -> Iterable[bytes]:
+        """The event that closes the open block, if there is one."""
+        if self._open:
+            self._open = False
+            yield _event("content_block_stop", index=len(self._content) - 1)
 
     def _delta(self, kind: str, **value: str) -> bytes:
-        return _event("content_block_delta", index=self._block, delta={"type": kind, **value})
+        return _event("content_block_delta", index=len(self._content) - 1, delta={"type": kind, **value})
 
     def piece(self, index: int, chunk: Chunk) -> Iterable[bytes]:
         parser = self._parser
@@ -171,59 +174,52 @@ class MessageAnswer:
         for event in events:
             if isinstance(event, Arguments):
                 yield self._delta("input_json_delta", partial_json=event.text)
-                continue
-            begin = isinstance(event, Begin)
-            if self._kind and (begin or self._kind != "text"):
-                yield self._close()
-            if isinstance(event, Begin):
-                yield self._open({"type": "tool_use", "id": event.id, "name": event.name, "input": {}})
+            elif isinstance(event, Begin):
+                yield from self._begin({"type": "tool_use", "id": event.id, "name": event.name, "input": {}})
             else:
-                if not self._kind:
-                    yield self._open({"type": "text", "text": ""})
+                if not self._open or self._content[-1]["type"] != "text":
+                    yield from self._begin({"type": "text", "text": ""})
+                self._content[-1]["text"] += event.text
                 yield self._delta("text_delta", text=event.text)
 
     def end(self, result: Result) -> Iterable[bytes]:
-        if self._kind:
-            yield self._close()
-        stop = _stop(result.completions[0], self._parser is not None and bool(self._parser.calls))
-        yield _event("message_delta", delta=stop, usage=_usage(result), **_receipt(result))
+        yield from self._end_block()
+        yield _event("message_delta", delta=self._stop(result.completions[0]), usage=_usage(result), **_receipt(result))
         yield _event("message_stop")
 
     def failed(self, error: RequestError) -> Iterable[bytes]:
         yield _event("error", error=error_body(error)["error"])
 
     def whole(self, result: Result) -> Any:
+        """What a client makes of the stream, including a call that was cut off."""
         (completion,) = result.completions
-        content: list[Any] = [{"type": "text", "text": completion.text}]
-        if self._tools is not None:
-            content = _blocks(self._tools.parsed(completion.text, self._template, CALL))
+        for _ in (*self.begin(0), *self.piece(0, Chunk(completion.text, (), None, completion.finish_reason))):
+            pass
+        calls = iter(() if self._parser is None else self._parser.calls)
+        content = [
+            block | {"input": _input(next(calls))} if block["type"] == "tool_use" else block for block in self._content
+        ]
         return self._message(content, _usage(result), completion) | _receipt(result)
+
+    def _stop(self, completion: Completion | None) -> dict[str, Any]:
+        """Why the answer ended, if it has."""
+        if completion is None:
+            return {"stop_reason": None, "stop_sequence": None}
+        if isinstance(completion.stop_reason, str):
+            return {"stop_reason": "stop_sequence", "stop_sequence": completion.stop_reason}
+        reasons = {"length": "max_tokens", "context": "model_context_window_exceeded"}
+        ended = "tool_use" if self._parser is not None and self._parser.calls else "end_turn"
+        return {"stop_reason": reasons.get(completion.finish_reason, ended), "stop_sequence": None}
 
 
 def _event(name: str, /, **values: Any) -> bytes:
     return b"event: " + name.encode() + b"\ndata: " + to_json({"type": name, **values}) + b"\n\n"
 
 
-def _blocks(parser: CallParser) -> list[Any]:
-    """The content of an answer; a call with truncated arguments is returned as text."""
-    blocks: list[Any] = [{"type": "text", "text": parser.text}] if parser.text else []
-    for call in parser.calls:
-        values = call.values()
-        if values is None:
-            blocks.append({"type": "text", "text": f"{call.name}({call.arguments}"})
-        else:
-            blocks.append({"type": "tool_use", "id": call.id, "name": call.name, "input": values})
-    return blocks
-
-
-def _stop(completion: Completion | None, calls: bool = False) -> dict[str, Any]:
-    if completion is None:
-        return {"stop_reason": None, "stop_sequence": None}
-    if isinstance(completion.stop_reason, str):
-        return {"stop_reason": "stop_sequence", "stop_sequence": completion.stop_reason}
-    reasons = {"length": "max_tokens", "context": "model_context_window_exceeded"}
-    ended = "tool_use" if calls else "end_turn"
-    return {"stop_reason": reasons.get(completion.finish_reason, ended), "stop_sequence": None}
+def _input(call: ToolCall) -> dict[str, Any]:
+    """A call's arguments, or those that are complete where it was cut off."""
+    values = call.values()
+    return complete_part(call.arguments) if values is None else values
 
 
 def _usage(result: Result) -> dict[str, Any]:

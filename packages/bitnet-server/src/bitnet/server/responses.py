@@ -19,7 +19,7 @@ from bitnet.server.service import Service
 from bitnet.server.structured import checked as checked_form
 from bitnet.server.structured import format_of
 from bitnet.server.tool_calls import Arguments, Begin, Event, Text, ToolCall
-from bitnet.server.tools import Tools, function_call, only_form, openai_tools
+from bitnet.server.tools import Tools, function_call, made_call, only_form, openai_tools
 
 REFUSED = {
     "conversation": "conversations are not stored; send the whole conversation as input.",
@@ -248,14 +248,15 @@ class ResponseAnswer:
         return self._ended(result)
 
     def _answer(self) -> list[dict[str, Any]]:
-        """The answer's messages in the form that templates read, without a truncated call."""
+        """The answer's messages, as conversations hold them."""
         messages: list[dict[str, Any]] = []
         for item in self._items:
             if item["type"] == "message":
                 messages.append({"role": "assistant", "content": item["content"][0]["text"]})
-            elif (values := ToolCall(item["call_id"], item["name"], item["arguments"]).values()) is not None:
-                function = {"name": item["name"], "arguments": values}
-                add_call(messages, {"id": item["call_id"], "type": "function", "function": function})
+            else:
+                call = ToolCall(item["call_id"], item["name"], item["arguments"])
+                values = call.values()
+                add_call(messages, made_call(call.id, call.name, call.arguments if values is None else values))
         return messages
 
     def _ended(self, result: Result) -> dict[str, Any]:

@@ -64,7 +64,7 @@ class ToolCall:
     arguments: str = ""
 
     def values(self) -> dict[str, Any] | None:
-        """The arguments; None if they are not a JSON object, because the answer was truncated or the model erred."""
+        """The arguments; None if they are not a JSON object, because the answer was cut off or the model erred."""
         try:
             found = json.loads(self.arguments)
         except (ValueError, RecursionError):
@@ -121,14 +121,25 @@ class CallParser:
         tagged: Whether calls are tagged; if not, they are bare.
         parallel: Whether several calls are allowed; if not, everything after the first is dropped.
         prefix: Prefix of the calls' ids.
+        required: Whether the answer has been held to calls, so that whatever is not one yet at its end is a call that
+            was cut off.
 
     Attributes:
         text: The text so far, without calls.
         calls: The calls so far.
     """
 
-    def __init__(self, names: Collection[str], *, tagged: bool, parallel: bool = True, prefix: str = "call_") -> None:
+    def __init__(
+        self,
+        names: Collection[str],
+        *,
+        tagged: bool,
+        parallel: bool = True,
+        prefix: str = "call_",
+        required: bool = False,
+    ) -> None:
         self._names, self._tagged, self._parallel, self._prefix = names, tagged, parallel, prefix
+        self._required = required
         self._held = ""
         self._state = self._between
         self._value = _Value()
@@ -146,8 +157,10 @@ class CallParser:
         return [*self._run()]
 
     def end(self) -> list[Event]:
-        """The events at the end: held text that could have become a call."""
-        if self._state in (self._between, self._head, self._encoded, self._plain):
+        """The events at the end: held text that could have become a call, unless it was to become one."""
+        if self._required:
+            self._held = ""
+        elif self._state in (self._between, self._head, self._encoded, self._plain):
             rest = (self._skipped if self._state in (self._head, self._encoded) else "") + self._held
             self._held = ""
             return [*self._said(rest)]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -67,7 +68,8 @@ class Tools:
 
     def parser(self, template: ChatTemplate | None, prefix: str = "call_") -> CallParser:
         """A parser for one answer."""
-        return CallParser(self.names, tagged=family(template) == "tagged", parallel=self.parallel, prefix=prefix)
+        tagged, parallel = family(template) == "tagged", self.parallel
+        return CallParser(self.names, tagged=tagged, parallel=parallel, prefix=prefix, required=self.required)
 
     def parsed(self, text: str, template: ChatTemplate | None, prefix: str = "call_") -> CallParser:
         """A parser that has processed a whole answer."""
@@ -138,15 +140,38 @@ def told(
     """A conversation in the form that the template accepts, and the tools to pass to it; None: it accepts none."""
     kind = family(template)
     if kind != "generic":
-        each = _one_call_each if kind == "llama" else lambda message: [message]
-        return [m for message in messages for m in each(message)], (
-            [tool.described() for tool in tools.known] if tools else None
-        )
+        made = [sound for message in messages for sound in _sound_calls(message)]
+        if kind == "llama":
+            made = [one for message in made for one in _one_call_each(message)]
+        return made, [tool.described() for tool in tools.known] if tools else None
     made = [_in_words(message, messages) for message in messages]
     if tools is None:
         return made, None
     system = [made.pop(0)["content"]] if made[0]["role"] == "system" else []
     return [{"role": "system", "content": "\n\n".join([*system, _instruction(tools)])}, *made], None
+
+
+def _sound_calls(message: dict[str, Any]) -> list[dict[str, Any]]:
+    """A message with its broken calls as text, as templates take only arguments that are objects. Sound calls follow in
+    a message of their own, as some templates write either a text or calls."""
+    calls = message.get("tool_calls", ())
+    broken = [call for call in calls if isinstance(call["function"]["arguments"], str)]
+    if not broken:
+        return [message]
+    text = {"role": message["role"], "content": _joined(message["content"], broken)}
+    sound = [call for call in calls if call not in broken]
+    return [text, {**message, "content": "", "tool_calls": sound}] if sound else [text]
+
+
+def _joined(content: str, calls: Sequence[dict[str, Any]]) -> str:
+    """A text with calls after it, as JSON; the JSON of a broken call breaks off where its arguments do."""
+    return "\n".join(filter(None, [content, *(_written(call["function"]) for call in calls)]))
+
+
+def _written(function: dict[str, Any]) -> str:
+    if isinstance(function["arguments"], dict):
+        return json.dumps(function, ensure_ascii=False)
+    return f'{{"name": {json.dumps(function["name"], ensure_ascii=False)}, "arguments": {function["arguments"]}'
 
 
 def _one_call_each(message: dict[str, Any]) -> list[dict[str, Any]]:
@@ -176,28 +201,31 @@ def _in_words(message: dict[str, Any], messages: Sequence[dict[str, Any]]) -> di
         name = next((c["function"]["name"] for c in calls if c["id"] == message.get("tool_call_id")), "the function")
         return {"role": "user", "content": f"Result of {message.get('name', name)}: {message['content']}"}
     if "tool_calls" in message:
-        lines = [json.dumps(call["function"], ensure_ascii=False) for call in message["tool_calls"]]
-        return {"role": message["role"], "content": "\n".join(filter(None, [message["content"], *lines]))}
+        return {"role": message["role"], "content": _joined(message["content"], message["tool_calls"])}
     return message
 
 
 def function_call(fields: Fields, id: str | None, arguments: str = "arguments") -> dict[str, Any]:
-    """A call in a conversation, for templates. Its arguments are an object or the JSON of one.
+    """A call in a conversation. Its arguments are an object, or text if they are not one: a call that was cut off, or
+    that the model wrote wrongly, is part of the conversation, too.
 
     Raises:
-        RequestError: Something is missing, or the arguments are not a JSON object.
+        RequestError: The name is missing.
     """
     fields.require("name")
     value = fields.values.get(arguments)
     if isinstance(value, str):
-        try:
+        with suppress(ValueError, RecursionError):
             value = json.loads(value or "{}")
-        except (ValueError, RecursionError):
-            raise wrong(fields.name(arguments), "is not JSON.") from None
-    if not isinstance(value, dict | None):
-        raise wrong(fields.name(arguments), f"is {brief(value)}; it must be a JSON object.")
-    function = {"name": fields.text("name"), "arguments": value or {}}
-    return {"id": id or "", "type": "function", "function": function}
+    if value is not None and not isinstance(value, dict):
+        given = fields.values[arguments]
+        value = given if isinstance(given, str) else json.dumps(given, ensure_ascii=False)
+    return made_call(id or "", fields.text("name") or "", value or {})
+
+
+def made_call(id: str, name: str, arguments: dict[str, Any] | str) -> dict[str, Any]:
+    """A call as conversations hold it. Arguments that are text are no JSON object; see :func:`told`."""
+    return {"id": id, "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
 def openai_tools(fields: Fields, *, nested: bool = True) -> Tools | None:

@@ -1,0 +1,84 @@
+"""Tool calls in streamed text, and arguments that break off."""
+
+from __future__ import annotations
+
+import json
+import random
+from typing import Any
+
+from jiter import from_json
+
+from bitnet.server.partial_json import complete_part
+from bitnet.server.tool_calls import CallParser, Text
+
+
+def test_text_around_calls_and_what_only_looks_like_one() -> None:
+    call = '{"name": "add", "arguments": {"a": "}\\"{", "b": [1]}}'
+    cases: list[tuple[str, bool, str, list[tuple[str, str]]]] = [
+        (f"Let me see.\n<tool_call>{call}</tool_call>\n", True, "Let me see.\n", [("add", '{"a": "}\\"{", "b": [1]}')]),
+        (f"{call}\n{call}", False, "", [("add", '{"a": "}\\"{", "b": [1]}')] * 2),
+        (f"<|python_tag|>{call}", False, "", [("add", '{"a": "}\\"{", "b": [1]}')]),
+        ('[{"arguments": {"a": 1}, "name": "add"}, {"name":"get","arguments":null}]', False, "",
+         [("add", '{"a": 1}'), ("get", "{}")]),
+        ('{"type":"function","name":"get","parameters":"{\\"x\\":1}","more":[{}]}', False, "", [("get", '{"x":1}')]),
+        ('[{"other": 1}] text', False, '[{"other": 1}] text', []),
+        ('{"name": "nope", "arguments": {}} x', False, '{"name": "nope", "arguments": {}} x', []),
+        (f"hello {call}", False, f"hello {call}", []),
+        ("a <tool_call> b < c <tool", True, "a <tool_call> b < c <tool", []),
+        ("<tool_call>{}</tool_call>", True, "<tool_call>{}</tool_call>", []),
+        ('<tool_call>{"name": "add", "arguments": {"a": 1', True, "", [("add", '{"a": 1')]),
+        ("  \n", False, "  \n", []),
+        (r'{"name": "get\_x", "arguments": {}}', False, r'{"name": "get\_x", "arguments": {}}', []),
+        (r'{"a\_b": 1} x', False, r'{"a\_b": 1} x', []),
+        ('{"arguments": {}, "name": ["add"]}', False, '{"arguments": {}, "name": ["add"]}', []),
+        (r"""{"name":"add","arguments":"{\'a\': 1}"} x""", False,
+         r"""{"name":"add","arguments":"{\'a\': 1}"} x""", []),
+        (r'<tool_call>{"name":"add","arguments":"\_"}</tool_call>, ' f"<tool_call>{call}</tool_call>", True,
+         r'<tool_call>{"name":"add","arguments":"\_"}</tool_call>, ', [("add", '{"a": "}\\"{", "b": [1]}')]),
+        ('{"name":"get","arguments":"{', False, '{"name":"get","arguments":"{', []),
+        ('<tool_call>{"name":"get","arguments":"{}"}</tool_call>', True, "", [("get", "{}")]),
+    ]  # fmt: skip
+    seed = random.randrange(2**32)
+    print(f"seed {seed}")
+    chance = random.Random(seed)
+    for written, tags, text, calls in cases:
+        for most in [1, 2, 3, 5, 8, 100] * 5:
+            parser = CallParser({"add", "get"}, tagged=tags)
+            events, at = [], 0
+            while at < len(written):
+                size = chance.randint(1, most)
+                events += parser.push(written[at : at + size])
+                at += size
+            events += parser.end()
+            assert "".join(e.text for e in events if isinstance(e, Text)) == parser.text == text
+            assert [(c.name, c.arguments) for c in parser.calls] == calls, written
+
+
+def random_value(chance: random.Random, depth: int = 0) -> Any:
+    kind = chance.randrange(8 if depth < 3 else 5)
+    if kind < 5:
+        text = "".join(chance.choices('a"\\{}[]:,é\n ', k=chance.randrange(6)))
+        return [None, True, chance.randrange(-200, 200), chance.random() * 1e-9, text][kind]
+    if kind == 5:
+        return [random_value(chance, depth + 1) for _ in range(chance.randrange(4))]
+    return {f"k{i}": random_value(chance, depth + 1) for i in range(chance.randrange(4))}
+
+
+def test_the_complete_part_of_an_object_is_what_clients_read() -> None:
+    """``jiter`` is what the official clients read unfinished arguments with."""
+    seed = random.randrange(2**32)
+    print(f"seed {seed}")
+    chance = random.Random(seed)
+    for _ in range(300):
+        made = {f"k{i}": random_value(chance) for i in range(chance.randrange(1, 4))}
+        written = json.dumps(made, ensure_ascii=chance.random() < 0.5, indent=chance.choice([None, 1]))
+        assert complete_part(written) == made
+        for _ in range(20):
+            cut = written[: chance.randrange(1, len(written))]
+            try:
+                expected: Any = from_json(cut.encode(), partial_mode=True)
+            except ValueError:
+                expected = {}
+            assert complete_part(cut) == expected, cut
+    for wrong in ("", "[1", "7", "x", '{"a" 1', "{]", "{" * 5000, '{"a": ' * 5000):
+        assert complete_part(wrong) == {}
