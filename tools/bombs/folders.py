@@ -33,7 +33,7 @@ def families() -> Iterator[Family]:
 
 def _all() -> Iterator[tuple[str, Callable[[Path], Path], str | None]]:
     yield "sound", _config(), None
-    yield "vocab_size of 2^31", _config(vocab_size=GREATEST), "it must be"
+    yield "vocab_size of 2^31", _config(vocab_size=GREATEST), "the limit is"
     linear = {"rope_type": "linear", "factor": 2.0}
     yield "head_dim of 2^31, linear scaling", _config(head_dim=GREATEST - 1, rope_scaling=linear), "head_dim"
     yield "head_dim of 2^29, llama3 scaling", _config(head_dim=2**29, rope_scaling=LLAMA3_SCALING), "head_dim"

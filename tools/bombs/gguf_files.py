@@ -55,6 +55,8 @@ def families() -> Iterator[Family]:
     yield Family("a matrix of one row", _extra((1, 32 * MB), GGMLType.TQ1_0), "not part of")
     yield Family("a float matrix of long rows", _extra((16, 131_072), GGMLType.F32), "not part of")
     yield Family("an embedding of narrow rows", _narrow_vocabulary, None)
+    yield Family("an embedding of 2^36 rows in a sparse file", _sparse_embedding(2**36), "rows; the limit")
+    yield Family("an embedding of 2^20 rows in a sparse file", _sparse_embedding(2**20), "rows; the limit")
     for dtype in (GGMLType.TQ2_0, GGMLType.STQ1_0, GGMLType.PTQ1_0, GGMLType.PQ2_0):
         yield Family(
             f"{dtype.name}: scales that all differ",
@@ -150,6 +152,25 @@ def _extra(shape: tuple[int, int], dtype: GGMLType) -> Callable[[Path], Path]:
         model = GGUF()
         model.tensors["extra.weight"] = TensorSource(shape, dtype, np.zeros(tensor_bytes(dtype, shape), np.uint8))
         return model.write(folder)
+
+    return make
+
+
+def _sparse_embedding(rows: int) -> Callable[[Path], Path]:
+    """A file of a few kilobytes on the disk, whose embedding is a hole of terabytes."""
+
+    def make(folder: Path) -> Path:
+        bomb = GGUF()
+        name, row = "token_embd.weight", 2 * bomb.shape.hidden
+        bomb.tensors[name] = bomb.tensors.pop(name)  # the last one
+        path = bomb.write(folder)
+        head = struct.pack(f"<Q{len(name)}sIQ", len(name), name.encode(), 2, bomb.shape.hidden)
+        at = path.read_bytes().index(head) + len(head)
+        with path.open("r+b") as file:
+            file.seek(at)
+            file.write(struct.pack("<Q", rows))
+            file.truncate(path.stat().st_size + (rows - bomb.shape.vocab) * row)
+        return path
 
     return make
 

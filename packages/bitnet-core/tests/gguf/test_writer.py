@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -134,3 +135,24 @@ def test_nothing_is_left_of_a_write_that_fails(tmp_path: Path) -> None:
 def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(BitNetError, match="cannot be written"):
         write_gguf(tmp_path / "absent" / "a", {}, {})
+
+
+def test_a_file_that_its_disk_has_no_room_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error comes before the first byte is made, and an old file stays."""
+    path = tmp_path / "m.gguf"
+    path.write_bytes(b"old")
+    asked = []
+
+    def data() -> Iterator[bytes]:
+        asked.append(1)
+        yield b""
+
+    source = TensorSource((1 << 20, 1 << 12), GGMLType.F16, data)
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: usage._replace(free=8 << 30))
+    with pytest.raises(BitNetError, match=r"m\.gguf needs 8\.59 GB; 8\.59 GB are free on its disk"):
+        write_gguf(path, {}, {"t": source})
+    assert (asked, path.read_bytes(), sorted(tmp_path.iterdir())) == ([], b"old", [path])
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: usage._replace(free=(8 << 30) + 100))
+    with pytest.raises(InvalidInputError, match="gave 0 bytes"):
+        write_gguf(path, {}, {"t": source})

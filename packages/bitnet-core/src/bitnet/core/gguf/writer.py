@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from bitnet.core.errors import InvalidInputError, brief
+from bitnet.core.errors import BitNetError, InvalidInputError, brief
 from bitnet.core.gguf.types import (
     ALIGNMENT,
     MAGIC,
@@ -23,7 +23,8 @@ from bitnet.core.gguf.types import (
     number_in_files,
     tensor_bytes,
 )
-from bitnet.core.support.files import replacing
+from bitnet.core.support.files import free_space, replacing
+from bitnet.core.support.units import size
 
 MAX_ALIGNMENT = 1 << 20
 
@@ -96,6 +97,7 @@ def write_gguf(
         offset += sizes[name] + -sizes[name] % alignment
     total, done = sum(sizes.values()), 0
     end = sum(map(len, head))
+    _check_room(Path(path).resolve(), end + offset)
     with replacing(Path(path)) as file:
         file.write(b"".join(head))
         for name, source in sources.items():
@@ -114,6 +116,14 @@ def write_gguf(
         if check is not None and file.seekable():
             file.flush()
             check(Path(file.name))
+
+
+def _check_room(path: Path, needed: int) -> None:
+    """Refuse a file that its disk has no room for, before hours are spent on it."""
+    if path.exists() and not path.is_file():
+        return  # a pipe
+    if needed > (free := free_space(path.parent)):
+        raise BitNetError(f"{path} needs {size(needed)}; {size(free)} are free on its disk.")
 
 
 def _source(name: str, tensor: Tensor) -> TensorSource:

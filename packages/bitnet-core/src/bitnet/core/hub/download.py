@@ -11,7 +11,6 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
-import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -30,6 +29,7 @@ from bitnet.core.hub.errors import (
 )
 from bitnet.core.hub.remote import BRANCH, Listing, answering, host
 from bitnet.core.hub.transport import body, opened
+from bitnet.core.support.files import free_space
 from bitnet.core.support.units import size
 
 WAITS = (0.5, 1.0, 2.0, 4.0)
@@ -142,22 +142,16 @@ def _check_hash(listing: Listing, file: RemoteFile, path: Path) -> None:
 def _check_room(folder: Path, files: Sequence[RemoteFile]) -> None:
     blobs = {blob: file.size for file in files if (blob := _blob(folder, file)) is not None and not blob.exists()}
     needed = sum(max(0, total - _length(_partial(blob))) for blob, total in blobs.items())
-    if needed > _free(folder):
+    if needed > free_space(folder):
         raise _no_room(folder, needed)
 
 
 def _no_room(folder: Path, needed: int | None = None) -> DiskFullError:
     what = "The disk is full" if needed is None else f"The download needs {size(needed)}"
     return DiskFullError(
-        f"{what}; {size(_free(folder))} are free on the disk of {folder}.",
+        f"{what}; {size(free_space(folder))} are free on the disk of {folder}.",
         hint="Remove models (bitnet list, bitnet rm), or move the cache with HF_HOME.",
     )
-
-
-def _free(folder: Path) -> int:
-    while not folder.exists():
-        folder = folder.parent
-    return shutil.disk_usage(folder).free
 
 
 def _blob(folder: Path, file: RemoteFile) -> Path | None:

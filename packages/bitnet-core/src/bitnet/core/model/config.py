@@ -15,6 +15,7 @@ from bitnet.core.gguf import GGUFFile
 from bitnet.core.gguf.quants import DECODERS
 from bitnet.core.hal.check import MAX_K
 from bitnet.core.model.rope import BETA_FAST, BETA_SLOW, LongRope, Yarn, longrope_attention, yarn_attention
+from bitnet.core.text.vocabulary import MAX_TOKENS
 
 Activation = Literal["relu2", "silu"]
 RopeStyle = Literal["neox", "interleaved"]
@@ -146,6 +147,8 @@ def read_config(file: GGUFFile) -> ModelConfig:
     embedding = file.tensors.get("token_embd.weight")
     if embedding is None or len(embedding.shape) != 2:
         raise file.error("is missing or not a matrix.", tensor="token_embd.weight")
+    if embedding.shape[0] > MAX_TOKENS:
+        raise file.error(f"has {embedding.shape[0]} rows; the limit is {MAX_TOKENS}.", tensor="token_embd.weight")
     if keys.get("attention.clamp_kqv"):
         raise keys.error("attention.clamp_kqv", "is not supported: bitnet does not clamp q, k and v.")
     layer_norms = architecture == "olmo"

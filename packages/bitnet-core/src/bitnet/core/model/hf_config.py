@@ -16,6 +16,7 @@ from bitnet.core.gguf import MetadataValue
 from bitnet.core.model.config import ACTIVATIONS, ALSO_FLOAT, ARCHITECTURES, REFUSED, ModelConfig, shape_faults
 from bitnet.core.model.rope import longrope_attention, yarn_attention
 from bitnet.core.model.safetensors import read_json
+from bitnet.core.text.vocabulary import MAX_TOKENS
 
 HF_ARCHITECTURES = {
     "BitNetForCausalLM": "bitnet-b1.58",
@@ -146,6 +147,9 @@ class HFConfig:
         ffn = self._integer("intermediate_size")
         for wrong, message in shape_faults(hidden=hidden, heads=heads, head_dim=head_dim, ffn=ffn):
             raise self.error(_KEYS_OF_SHAPE[wrong], message)
+        vocab = self._integer("vocab_size")
+        if vocab > MAX_TOKENS:
+            raise self.error("vocab_size", f"is {vocab}; the limit is {MAX_TOKENS}.")
         if self.values.get("clip_qkv") is not None:
             raise self.error("clip_qkv", "is not supported: bitnet does not clamp q, k and v.")
         for key in ("use_sliding_window", "sparse_config"):
@@ -164,7 +168,7 @@ class HFConfig:
         self.model = ModelConfig(
             architecture=architecture,
             name=os.fsencode(folder.resolve().name).decode(errors="replace"),
-            vocab_size=self._integer("vocab_size"),
+            vocab_size=vocab,
             hidden_size=hidden,
             layers=self._integer("num_hidden_layers"),
             heads=heads,

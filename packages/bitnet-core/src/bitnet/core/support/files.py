@@ -6,6 +6,7 @@ import errno
 import os
 import secrets
 import select
+import shutil
 import stat
 import sys
 import time
@@ -108,6 +109,13 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
             temporary.unlink(missing_ok=True)
     except OSError as error:
         raise BitNetError(f"{path} cannot be written: {error.strerror or error}.") from error
+
+
+def free_space(path: Path) -> int:
+    """Bytes free on the disk of a file or a folder, which need not exist yet."""
+    while not path.is_dir():
+        path = path.parent
+    return shutil.disk_usage(path).free
 
 
 def _settle(file: BinaryIO) -> None:
