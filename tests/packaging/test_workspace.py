@@ -18,6 +18,8 @@ from packaging.markers import Marker
 from packaging.requirements import Requirement
 from packaging.version import Version
 
+from bitnet.core.hal import HAL_API
+
 if sys.version_info >= (3, 11):
     import tomllib
 else:
@@ -121,6 +123,20 @@ def test_a_backend_needs_the_core_and_its_driver_binding_only(root: Path, backen
         assert "bitnet-core" in needs
         assert not needs & (set(backends) - {package})
         assert list(data["entry-points"]) == ["bitnet.backends"]
+
+
+def test_every_backend_writes_the_contracts_version_out(root: Path, backends: list[str]) -> None:
+    """A backend that took the number from the installed core would match whichever core that is."""
+    files = [
+        *(path for name in backends for path in root.glob(f"packages/{name}/src/bitnet/*/backend.py")),
+        root / "tests/downstream/sample/src/bitnet_sample/backend.py",
+        root / "tools/backend_template/every/package/src/bitnet/MODULE/backend.py.template",
+    ]
+    assert len(files) == len(backends) + 2
+    for path in files:
+        text = path.read_text(encoding="utf-8")
+        assert re.findall(r"\bhal_api\b.*?= *(\w+)", text) == [str(HAL_API)], path
+        assert "HAL_API" not in text, path
 
 
 def test_workspace_knows_every_package(root: Path, packages: list[str]) -> None:

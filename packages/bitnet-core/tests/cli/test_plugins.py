@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -61,6 +62,18 @@ def test_a_broken_one_is_an_error_with_its_package(plugin: dict[str, str]) -> No
     assert done.returncode == 1
     assert done.stderr.startswith("bitnet: error: the command lost of plugin cannot be loaded: ModuleNotFoundError")
     assert "Traceback" not in done.stderr
+
+
+def test_one_for_another_core_says_so_before_its_code_runs(plugin: dict[str, str]) -> None:
+    info = Path(plugin["PYTHONPATH"], "plugin-1.0.dist-info")
+    with (info / "METADATA").open("a") as file:
+        file.write("Requires-Dist: bitnet-core>=0.0.1,<0.0.2\n")
+    done = bitnet(plugin, "greet")
+    assert (done.returncode, done.stdout) == (1, "")
+    needs = f"plugin 1.0 needs bitnet-core <0.0.2,>=0.0.1, but {version('bitnet-core')} is installed"
+    said = " ".join(done.stderr.split())
+    assert said.startswith(f"bitnet: error: the command greet of plugin cannot be loaded: {needs}")
+    assert said.endswith("pip install --upgrade bitnet-core plugin")
 
 
 def test_our_own_commands_come_first_and_load_no_other(plugin: dict[str, str]) -> None:

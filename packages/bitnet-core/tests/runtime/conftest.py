@@ -84,16 +84,17 @@ class Site:
         entry_points: Mapping[str, str] = {},
         *,
         entry_points_txt: str | None = None,
-        group: str = "bitnet.backends",
+        requires: Sequence[str] = (),
     ) -> None:
         """Build a wheel and install it, which for pure Python is to unpack it."""
         self.made += 1
         stem = f"{name.replace('-', '_')}-{version}"
         lines = "".join(f"{key} = {value}\n" for key, value in entry_points.items())
         members = {path: textwrap.dedent(text) for path, text in modules.items()}
-        members[f"{stem}.dist-info/METADATA"] = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
+        needs = "".join(f"Requires-Dist: {line}\n" for line in requires)
+        members[f"{stem}.dist-info/METADATA"] = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n{needs}"
         members[f"{stem}.dist-info/WHEEL"] = "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
-        members[f"{stem}.dist-info/entry_points.txt"] = entry_points_txt or f"[{group}]\n{lines}"
+        members[f"{stem}.dist-info/entry_points.txt"] = entry_points_txt or f"[bitnet.backends]\n{lines}"
         record = [
             f"{path},sha256={base64.urlsafe_b64encode(hashlib.sha256(text.encode()).digest()).rstrip(b'=').decode()},{len(text)}"
             for path, text in members.items()
@@ -107,12 +108,19 @@ class Site:
             archive.extractall(self.folder)
 
     def install_backend(
-        self, name: str, distribution: str, version: str = "1.0", *, tweak: str = "", source: str = GOOD_BACKEND
+        self,
+        name: str,
+        distribution: str,
+        version: str = "1.0",
+        *,
+        tweak: str = "",
+        source: str = GOOD_BACKEND,
+        requires: Sequence[str] = (),
     ) -> None:
         """Install a distribution with one backend, in a module of its own; ``tweak`` is run after its source."""
         module = f"plugin_{distribution.replace('-', '_')}"
         text = f"NAME = {name!r}\n{textwrap.dedent(source)}\n{tweak}\n"
-        self.install(distribution, version, {f"{module}.py": text}, {name: f"{module}:BACKEND"})
+        self.install(distribution, version, {f"{module}.py": text}, {name: f"{module}:BACKEND"}, requires=requires)
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 import re
 import threading
@@ -116,6 +117,45 @@ def test_bad_backends_are_reported_and_the_others_work(python: Any, site: Any) -
         assert (error != "None") == (status == "broken")
     assert reports["zeta"][2] == "ok"
     assert reports["cpu"][2] == "ok"
+
+
+FITTING = (
+    (),
+    ("bitnet-core",),
+    ("numpy<1", "bitnet-core-extras<0.0.1", "bitnet-server<0.0.1"),
+    ("bitnet-core[hub]>=0.0.1",),
+    ("bitnet-core<0.0.1; extra == 'old'",),
+    ("bitnet-core<0.0.1; python_version < '3'",),
+    ("bitnet-core (is malformed",),
+)
+UNFIT = (
+    ("bitnet-core>=0.0.1,<0.0.2",),
+    ("numpy>=1", "Bitnet_Core[hub]>=0.0.1,<0.0.2 ; python_version > '3'"),
+    ("bitnet.core>=0.0.1,<0.0.2; extra == ''", "bitnet-core"),
+)
+
+
+def test_a_backend_for_another_core_is_refused_before_its_code_runs(python: Any, site: Any) -> None:
+    """By its requirements, which installers can be told to ignore: its import might fail, or do anything else."""
+    for i, requires in enumerate(FITTING):
+        site.install_backend(f"fits{i}", f"fits{i}-dist", requires=requires)
+    for i, requires in enumerate(UNFIT):
+        site.install_backend(f"old{i}", f"old{i}-dist", "0.0.1", source='print("ran")\n', requires=requires)
+    site.install_backend("gone", "gone-dist", "3", source="from bitnet.core.hal import LAST_YEARS_NAME")
+    site.install_backend("moved", "moved-dist", "4", source="import bitnet.core.last_years_module")
+    reports, said = listed(python, site)
+    assert "ran" not in said
+    version = importlib.metadata.version("bitnet-core")
+    for i in range(len(FITTING)):
+        assert reports[f"fits{i}"][2] == "ok", reports[f"fits{i}"]
+    for i in range(len(UNFIT)):
+        reason = f"old{i}-dist 0.0.1 needs bitnet-core <0.0.2,>=0.0.1, but {version} is installed."
+        assert reports[f"old{i}"][2:5] == ["unsupported", reason, f"pip install --upgrade bitnet-core old{i}-dist"]
+    for name, version, missing in ("gone", "3", "LAST_YEARS_NAME"), ("moved", "4", "last_years_module"):
+        status, reason, hint = reports[name][2:5]
+        assert (status, hint) == ("unsupported", f"pip install --upgrade bitnet-core {name}-dist")
+        assert reason.startswith(f"{name}-dist {version} was made for another bitnet-core: ")
+        assert missing in reason
 
 
 def test_the_error_is_kept_and_shown_when_asked_for(python: Any, site: Any) -> None:

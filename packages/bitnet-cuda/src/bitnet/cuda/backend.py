@@ -12,7 +12,6 @@ from uuid import UUID
 from bitnet.core.gpu.probing import denied_nodes, no_library, no_permission
 from bitnet.core.hal import (
     DETERMINISTIC,
-    HAL_API,
     KV_I8,
     LOGPROBS,
     LOOK_AHEAD,
@@ -51,7 +50,7 @@ class CudaBackend:
     """NVIDIA GPUs of compute capability 7.5 and newer."""
 
     name = "cuda"
-    hal_api = HAL_API
+    hal_api = 2
 
     def probe(self) -> ProbeResult:
         if missing := _missing_library():

@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping
 
 from bitnet.core.errors import DeviceError, DeviceUnavailableError
 from bitnet.core.gpu.probing import denied_nodes, device_nodes, no_library, no_permission
-from bitnet.core.hal import HAL_API, Device, DeviceInfo, OpenOptions, ProbeResult, ProbeStatus
+from bitnet.core.hal import Device, DeviceInfo, OpenOptions, ProbeResult, ProbeStatus
 from bitnet.core.support.dynlib import Library, open_library
 
 NODES = ("dri/renderD*",)
@@ -27,7 +27,7 @@ class LevelZeroBackend:
     """Intel GPUs by Intel's own driver."""
 
     name = "level-zero"
-    hal_api = HAL_API
+    hal_api = 2
 
     def probe(self) -> ProbeResult:
         from bitnet.level_zero.loader import loader

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 from bitnet.core.errors import DeviceError, DeviceLostError, DeviceUnavailableError, OutOfMemoryError
 from bitnet.core.hal import (
     DETERMINISTIC,
-    HAL_API,
     KV_I8,
     LOGPROBS,
     PENALTIES,
@@ -59,7 +58,7 @@ class MetalBackend:
     """GPUs of Apple silicon with macOS 12 or newer."""
 
     name = "metal"
-    hal_api = HAL_API
+    hal_api = 2
 
     def probe(self) -> ProbeResult:
         result, objc, devices = _look()

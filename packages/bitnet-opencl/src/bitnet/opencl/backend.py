@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from bitnet.core.errors import DeviceUnavailableError
 from bitnet.core.gpu.probing import denied_nodes, devices_found, no_permission
-from bitnet.core.hal import HAL_API, Device, DeviceInfo, DeviceType, OpenOptions, ProbeResult, ProbeStatus
+from bitnet.core.hal import Device, DeviceInfo, DeviceType, OpenOptions, ProbeResult, ProbeStatus
 from bitnet.core.support.dynlib import open_library
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ class OpenCLBackend:
     """OpenCL 1.2 and newer, any vendor."""
 
     name = "opencl"
-    hal_api = HAL_API
+    hal_api = 2
 
     def probe(self) -> ProbeResult:
         if find_spec("pyopencl") is None:

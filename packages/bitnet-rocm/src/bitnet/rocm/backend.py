@@ -12,7 +12,6 @@ from bitnet.core.errors import DeviceError, DeviceUnavailableError
 from bitnet.core.gpu.probing import denied_nodes, no_permission
 from bitnet.core.hal import (
     DETERMINISTIC,
-    HAL_API,
     KV_I8,
     LOGPROBS,
     LOOK_AHEAD,
@@ -78,7 +77,7 @@ class RocmBackend:
     """AMD GPUs with ROCm 6 or newer, of architecture gfx9 or newer."""
 
     name = "rocm"
-    hal_api = HAL_API
+    hal_api = 2
 
     def probe(self) -> ProbeResult:
         result, _, _ = _look()

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from bitnet.core.errors import DeviceError, DeviceUnavailableError
 from bitnet.core.gpu.probing import denied_nodes, devices_found, no_library, no_permission
-from bitnet.core.hal import HAL_API, Device, DeviceInfo, OpenOptions, ProbeResult, ProbeStatus
+from bitnet.core.hal import Device, DeviceInfo, OpenOptions, ProbeResult, ProbeStatus
 from bitnet.core.support.dynlib import open_library
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ class VulkanBackend:
     """Vulkan 1.1 and newer, any vendor."""
 
     name = "vulkan"
-    hal_api = HAL_API
+    hal_api = 2
 
     def probe(self) -> ProbeResult:
         from bitnet.vulkan.driver import LOADER, binding

@@ -13,7 +13,6 @@ from bitnet.core.errors import DeviceUnavailableError
 from bitnet.core.gpu.probing import denied_nodes, device_nodes, devices_found, no_permission
 from bitnet.core.hal import (
     DETERMINISTIC,
-    HAL_API,
     KV_I8,
     LOGPROBS,
     PENALTIES,
@@ -51,7 +50,7 @@ class WebGPUBackend:
     """
 
     name = "webgpu"
-    hal_api = HAL_API
+    hal_api = 2
 
     def __init__(self, without: Collection[str] = ()) -> None:
         self._without = without

@@ -11,7 +11,6 @@ import numpy.typing as npt
 
 from bitnet.core.errors import DeviceError
 from bitnet.core.hal import (
-    HAL_API,
     Backend,
     Device,
     DeviceInfo,
@@ -43,7 +42,7 @@ _NAMES = {name: name.replace("_numpy", "_sample") for name in KERNELS}
 
 class SampleBackend:
     name = "sample"
-    hal_api = HAL_API
+    hal_api = 2
 
     def probe(self) -> ProbeResult:
         return ProbeResult(ProbeStatus.OK, devices=[_BOARD], versions={"driver": "3.1"})

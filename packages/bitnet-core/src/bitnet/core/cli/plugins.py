@@ -14,6 +14,8 @@ import click
 from bitnet.core.cli.narrow import fits_narrow
 from bitnet.core.errors import BitNetError
 from bitnet.core.support.entry_points import entry_points
+from bitnet.core.support.requirement import unmet
+from bitnet.core.support.system import core_version
 
 GROUP = "bitnet.commands"
 
@@ -27,22 +29,28 @@ def found() -> dict[str, EntryPoint]:
 @cache
 def load(point: EntryPoint) -> click.Command:
     """Load the command. If that fails, return a command that reports the error, so that `bitnet --help` still works."""
+    if point.dist is not None and (versions := unmet(point.dist.requires)):
+        needs = (
+            f"{point.dist.name} {point.dist.version} needs bitnet-core {versions}, but {core_version()} is installed"
+        )
+        return _broken(point, needs, f"pip install --upgrade bitnet-core {point.dist.name}", needs)
     try:
         command = point.load()
         if not isinstance(command, click.Command):
             raise TypeError(f"{point.value} is not a click.Command")
     except Exception as error:
-        return _broken(point, error)
+        package = point.dist.name if point.dist is not None else point.value
+        return _broken(point, f"{type(error).__name__}: {error}", f"Reinstall {package}.", str(error), error)
     fits_narrow(command)
     return command
 
 
-def _broken(point: EntryPoint, error: Exception) -> click.Command:
+def _broken(point: EntryPoint, why: str, hint: str, short: str, cause: Exception | None = None) -> click.Command:
+    """A command that reports why another cannot be loaded; ``short`` says it in the list of commands."""
     package = point.dist.name if point.dist is not None else point.value
-    message = f"the command {point.name} of {package} cannot be loaded: {type(error).__name__}: {error}"
 
     def fail() -> None:
-        raise BitNetError(message, hint=f"Reinstall {package}.") from error
+        raise BitNetError(f"the command {point.name} of {package} cannot be loaded: {why}", hint=hint) from cause
 
     settings = {"ignore_unknown_options": True, "allow_extra_args": True}
-    return click.Command(point.name, callback=fail, short_help=f"(broken: {error})", context_settings=settings)
+    return click.Command(point.name, callback=fail, short_help=f"(broken: {short})", context_settings=settings)

@@ -12,7 +12,7 @@ import logging
 import re
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from numbers import Integral
 from pathlib import Path
@@ -21,7 +21,7 @@ from typing import TypeAlias, TypeVar
 from bitnet.core.devices import crashes
 from bitnet.core.errors import BitNetError, DeviceError, DeviceUnavailableError, brief
 from bitnet.core.hal import HAL_API, Backend, Device, DeviceInfo, DeviceType, OpenOptions, ProbeResult, ProbeStatus
-from bitnet.core.support import foreign_output, log
+from bitnet.core.support import foreign_output, log, requirement, system
 
 PROBE_SECONDS = 30.0
 """Seconds after which a driver that has not answered counts as broken, so that it cannot block everything."""
@@ -57,15 +57,23 @@ class Plugin:
 
     Args:
         load: Returns the backend.
+        requires: The distribution's requirements, as in its metadata. One that excludes this bitnet-core refuses the
+            backend before its code is imported.
         retry: Tests, in a child, backends and devices that crashed a process before; returns how each ended the child,
             by name. None for a backend in our own package, which neither crashes nor prints.
     """
 
     def __init__(
-        self, name: str, distribution: str, version: str, load: Callable[[], object], retry: Retry | None = None
+        self,
+        name: str,
+        distribution: str,
+        version: str,
+        load: Callable[[], object],
+        retry: Retry | None = None,
+        requires: Sequence[str] = (),
     ) -> None:
         self.name, self.distribution, self.version = name, distribution, version
-        self._load, self._retry = load, retry
+        self._load, self._retry, self._requires = load, retry, requires
         self._loaded: Backend | BackendReport | None = None
         self._report: BackendReport | None = None
         self._crashes: Mapping[str, str] | None = None if retry else {}
@@ -170,16 +178,35 @@ class Plugin:
 
     def _import(self) -> Backend | BackendReport:
         """The backend, or a report that says why it cannot be used."""
+        if self._loaded is None and (versions := requirement.unmet(self._requires)):
+            self._loaded = self._refused(
+                f"needs bitnet-core {versions}, but {system.core_version()} is installed.", self._both()
+            )
         if self._loaded is None:
             try:
                 with self.guard(self.name):
                     self._loaded = _in_time(lambda: self._accepted(self._load()))
             except _Failed as failed:
-                hint = f"pip install --force-reinstall {self.distribution}"
-                self._loaded = self._failed(
-                    failed.error, (isinstance(failed.error, ImportError) and shadowed()) or hint
-                )
+                self._loaded = self._not_imported(failed.error)
         return self._loaded
+
+    def _not_imported(self, error: BaseException) -> BackendReport:
+        """The report of a backend whose import raised an error."""
+        if isinstance(error, ImportError):
+            if shadow := shadowed():
+                return self._failed(error, shadow)
+            if f"{error.name}.".startswith("bitnet.core."):
+                return self._refused(f"was made for another bitnet-core: {_described(error)}.", self._both(), error)
+        return self._failed(error, f"pip install --force-reinstall {self.distribution}")
+
+    def _both(self) -> str:
+        """The command that installs versions of the core and of the backend that fit."""
+        return f"pip install --upgrade bitnet-core {self.distribution}"
+
+    def _refused(self, why: str, hint: str, error: BaseException | None = None) -> BackendReport:
+        """The report of a backend that does not fit this bitnet-core."""
+        refusal = ProbeResult(ProbeStatus.UNSUPPORTED, reason=f"{self.distribution} {self.version} {why}", hint=hint)
+        return BackendReport(self.name, self.distribution, self.version, refusal, error)
 
     def _failed(self, error: BaseException, hint: str) -> BackendReport:
         result = ProbeResult(ProbeStatus.BROKEN, reason=_described(error).removesuffix(".") + ".", hint=hint)
@@ -189,14 +216,11 @@ class Plugin:
         """The entry point's object, if it can be used as a backend."""
         made_for = getattr(backend, "hal_api", HAL_API)
         if made_for != HAL_API:
-            reason = (
-                f"{self.distribution} {self.version} implements version {made_for} of the hardware contract (HAL), "
-            )
-            reason += f"this bitnet-core version {HAL_API}."
             newer = isinstance(made_for, int) and made_for > HAL_API
-            hint = f"pip install --upgrade {'bitnet-core' if newer else self.distribution}"
-            refusal = ProbeResult(ProbeStatus.UNSUPPORTED, reason=reason, hint=hint)
-            return BackendReport(self.name, self.distribution, self.version, refusal)
+            return self._refused(
+                f"implements version {made_for} of the hardware contract (HAL), this bitnet-core version {HAL_API}.",
+                f"pip install --upgrade {'bitnet-core' if newer else self.distribution}",
+            )
         if not isinstance(backend, Backend):
             lacking = [n for n in ("name", "hal_api", "probe", "open", "kernels") if not hasattr(backend, n)]
             raise TypeError(f"{backend!r} is not a backend: it lacks {', '.join(lacking)}")

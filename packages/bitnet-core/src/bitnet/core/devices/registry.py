@@ -134,7 +134,8 @@ def installed() -> Mapping[str, Plugin]:
         if len(offers) > 1:
             who = " and ".join(f"{distribution} {version}" for distribution, version, _ in offers)
             log.once(logging.WARNING, f"{who} all offer the backend {name}; that of {distribution} is used.")
-        plugins[name] = Plugin(name, distribution, version, entry.load, _retry)
+        requires = entry.dist.requires if entry.dist is not None else None
+        plugins[name] = Plugin(name, distribution, version, entry.load, _retry, requires or ())
     return dict(sorted(plugins.items(), key=lambda item: rank(item[0])))
 
 

@@ -49,7 +49,9 @@ class Backend(Protocol):
     def name(self) -> str: ...
 
     @property
-    def hal_api(self) -> int: ...
+    def hal_api(self) -> int:
+        """The version of the contract that it was written for: a literal, not the installed core's :data:`HAL_API`."""
+        ...
 
     def probe(self) -> ProbeResult:
         """Look for devices. Does not raise if there are none: that is a result."""
