@@ -4,6 +4,7 @@
     release.py wheel PACKAGE TARGET DIST   one wheel, with the build requirements of uv.lock, by hash
     release.py sdists DIST                 the sdist of every package
     release.py rebuild DIST OUT PACKAGE…   the wheels that these packages' sdists make
+    release.py sbom FOLDER                 a CycloneDX bill of materials for each package, by the lock file
     release.py complete DIST               DIST holds every file of the release, and no other
     release.py smoke DIST PACKAGE…         install these packages from DIST alone, then run them
 
@@ -121,6 +122,18 @@ def ready(environment: Mapping[str, str] = os.environ) -> None:
             raise SystemExit(f"the links of {package} are to {named}, and this is {source}: set [project.urls]")
 
 
+def sbom(folder: Path) -> None:
+    """Write what each package needs, extras included, with versions and hashes of ``uv.lock``: one file a package."""
+    folder.mkdir(parents=True, exist_ok=True)
+    export = ["export", "--frozen", "--no-default-groups", "--all-extras", "--format", "cyclonedx1.5"]
+    for package in ci_matrix.load()["packages"]:
+        bill = json.loads(uv(*export, "--preview-features", "sbom-export", "--package", package))
+        # uv knows no version of a package whose version is dynamic.
+        bill["metadata"]["component"] |= {"version": version(), "purl": f"pkg:pypi/{package}@{version()}"}
+        name = f"{package}-{version()}.cdx.json"
+        (folder / name).write_text(json.dumps(bill, indent=2), encoding="utf-8")
+
+
 def complete(dist: Path) -> None:
     """Refuse a release that lacks a file of `ci_matrix.toml`, or has another.
 
@@ -192,6 +205,8 @@ def main(args: list[str]) -> None:
             sdists(Path(dist))
         case ["rebuild", dist, out, *packages] if packages:
             rebuild(Path(dist), Path(out), packages)
+        case ["sbom", folder]:
+            sbom(Path(folder))
         case ["complete", dist]:
             complete(Path(dist))
         case ["smoke", dist, *packages] if packages:

@@ -96,6 +96,11 @@ def test_its_kernels_are_cached_as_the_variables_say(run: Run, tmp_path: Path) -
     assert (entries(), entries(**elsewhere)) == (1, 0)
 
 
+def test_its_command_is_listed_and_runs(run: Run) -> None:
+    assert "Answer a question in capital letters." in run(BITNET, "--help").stdout
+    assert run(BITNET, "shout", "Tell me a story about a cat.").stdout.isupper()
+
+
 CODE = """
 import bitnet_sample, numpy as np
 assert bitnet_sample.best_device() == "sample:0"

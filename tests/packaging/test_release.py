@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import json
 import re
 import shutil
 import zipfile
@@ -149,7 +150,8 @@ def needs(jobs: dict[str, Any], name: str) -> set[str]:
 
 def test_a_red_commit_is_not_published(root: Path, jobs: dict[str, Any]) -> None:
     """Publishing waits for every job, CI's among them; a condition with a status function would not."""
-    assert needs(jobs, "publish") == jobs.keys() - {"publish"}
+    assert needs(jobs, "publish") == jobs.keys() - {"publish", "page"}
+    assert needs(jobs, "page") == jobs.keys() - {"page"}  # and so is skipped where nothing is published
     assert jobs["publish"]["if"] == "github.ref_type == 'tag'"
     assert [name for name, job in jobs.items() if "if" in job or "continue-on-error" in job] == ["publish"]
     for name in ("ci", "nightly"):
@@ -164,11 +166,29 @@ def test_a_red_commit_is_not_published(root: Path, jobs: dict[str, Any]) -> None
 def test_only_publishing_has_an_identity(jobs: dict[str, Any]) -> None:
     rights = {name: job["permissions"] for name, job in jobs.items()}
     assert rights.pop("publish") == {"id-token": "write"}
+    assert rights.pop("page") == {"contents": "write"}
+    assert not [step for step in jobs["page"]["steps"] if "checkout" in step.get("uses", "")]
     assert all(given == {"contents": "read"} for given in rights.values())
     steps = jobs["publish"]["steps"]
     assert not [step for step in steps if "run" in step]
     assert steps[-1]["uses"].startswith("pypa/gh-action-pypi-publish@")
     assert steps[-1]["with"]["attestations"] is True
+
+
+def test_bills_of_materials_name_what_the_lock_has(root: Path, packages: list[str], tmp_path: Path) -> None:
+    release.sbom(tmp_path)
+    locked = {entry["name"]: entry.get("version") for entry in ci_matrix.toml(root / "uv.lock")["package"]}
+    assert {file.name for file in tmp_path.iterdir()} == {f"{package}-{VERSION}.cdx.json" for package in packages}
+    for package in packages:
+        bill = json.loads((tmp_path / f"{package}-{VERSION}.cdx.json").read_text(encoding="utf-8"))
+        assert (bill["bomFormat"], bill["metadata"]["component"]["purl"]) == (
+            "CycloneDX",
+            f"pkg:pypi/{package}@{VERSION}",
+        )
+        parts = {part["name"]: part.get("version") for part in bill["components"]}
+        project = ci_matrix.toml(root / "packages" / package / "pyproject.toml")["project"]
+        assert {Requirement(line).name for line in project["dependencies"]} <= parts.keys()
+        assert all(locked[name] == version for name, version in parts.items() if version)
 
 
 def test_the_publishing_action_takes_our_metadata(
@@ -188,10 +208,10 @@ def test_the_workflow_runs_what_is_tested_here(jobs: dict[str, Any]) -> None:
     steps = [step for job in jobs.values() for step in job.get("steps", [])]
     lines = [line for step in steps for line in step.get("run", "").splitlines()]
     assert lines
-    for line in lines:
+    for line in (line for line in lines if not line.startswith("gh release create ")):
         assert re.search(r"(python3|uv run --no-project) tools/(release|ci_matrix)\.py ", line), line
     text = " ".join(lines)
-    for word in ("ready", "wheel", "sdists", "rebuild", "complete", "smoke"):
+    for word in ("ready", "wheel", "sdists", "rebuild", "complete", "smoke", "sbom"):
         assert f"release.py {word}" in text
 
 

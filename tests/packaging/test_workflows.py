@@ -26,7 +26,13 @@ def schema(name: str, path: Path) -> subprocess.CompletedProcess[str]:
 
 
 def test_every_workflow_is_tested(root: Path) -> None:
-    assert {path.stem for path in (root / ".github/workflows").iterdir()} == {"ci", "docs", "nightly", "release"}
+    assert {path.stem for path in (root / ".github/workflows").iterdir()} == {
+        "ci",
+        "docs",
+        "every-night",
+        "nightly",
+        "release",
+    }
 
 
 def test_workflows_follow_the_schema(workflow: Path) -> None:
