@@ -18,6 +18,7 @@ from packaging.markers import Marker
 from packaging.requirements import Requirement
 from packaging.version import Version
 
+from bitnet.core.cli import plugins
 from bitnet.core.hal import HAL_API
 
 if sys.version_info >= (3, 11):
@@ -47,6 +48,14 @@ def project(root: Path, package: str) -> dict[str, Any]:
 
 def test_namespace_has_no_init(root: Path) -> None:
     assert not list(root.glob("packages/*/src/bitnet/__init__.py"))
+
+
+def test_commands_of_our_packages_are_known_where_they_are_absent(root: Path, packages: list[str]) -> None:
+    found: dict[str, str] = {}
+    for package in packages:
+        entry_points = project(root, package).get("entry-points", {})
+        found |= dict.fromkeys(entry_points.get("bitnet.commands", {}), package)
+    assert found == plugins.OURS
 
 
 SIZES = {"bitnet-opencl": 600}

@@ -7,8 +7,11 @@ import subprocess
 import sys
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import pytest
+
+from bitnet.core.cli import plugins
 
 GOOD = """
 import click
@@ -38,18 +41,18 @@ def plugin(tmp_path: Path) -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": str(tmp_path)}
 
 
-def bitnet(environment: dict[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:
+def run(environment: dict[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "bitnet.core", *arguments]
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
 
 
 def test_a_command_of_another_package_runs(plugin: dict[str, str]) -> None:
-    done = bitnet(plugin, "greet", "--times", "2")
+    done = run(plugin, "greet", "--times", "2")
     assert (done.returncode, done.stdout) == (0, "loaded\nhello hello \n"), done.stderr
 
 
 def test_the_help_lists_it_and_says_which_are_broken(plugin: dict[str, str]) -> None:
-    done = bitnet(plugin, "--help")
+    done = run(plugin, "--help")
     assert done.returncode == 0, done.stderr
     lines = [" ".join(line.split()) for line in done.stdout.splitlines()]
     assert "greet Greet whoever asks." in lines
@@ -58,7 +61,7 @@ def test_the_help_lists_it_and_says_which_are_broken(plugin: dict[str, str]) -> 
 
 
 def test_a_broken_one_is_an_error_with_its_package(plugin: dict[str, str]) -> None:
-    done = bitnet(plugin, "lost", "--whatever", "1")
+    done = run(plugin, "lost", "--whatever", "1")
     assert done.returncode == 1
     assert done.stderr.startswith("bitnet: error: the command lost of plugin cannot be loaded: ModuleNotFoundError")
     assert "Traceback" not in done.stderr
@@ -68,7 +71,7 @@ def test_one_for_another_core_says_so_before_its_code_runs(plugin: dict[str, str
     info = Path(plugin["PYTHONPATH"], "plugin-1.0.dist-info")
     with (info / "METADATA").open("a") as file:
         file.write("Requires-Dist: bitnet-core>=0.0.1,<0.0.2\n")
-    done = bitnet(plugin, "greet")
+    done = run(plugin, "greet")
     assert (done.returncode, done.stdout) == (1, "")
     needs = f"plugin 1.0 needs bitnet-core <0.0.2,>=0.0.1, but {version('bitnet-core')} is installed"
     said = " ".join(done.stderr.split())
@@ -77,7 +80,7 @@ def test_one_for_another_core_says_so_before_its_code_runs(plugin: dict[str, str
 
 
 def test_our_own_commands_come_first_and_load_no_other(plugin: dict[str, str]) -> None:
-    done = bitnet(plugin, "run", "--help")
+    done = run(plugin, "run", "--help")
     assert done.returncode == 0, done.stderr
     assert "Answer one prompt" in done.stdout
     assert "loaded" not in done.stdout
@@ -108,6 +111,20 @@ def test_a_broken_distribution_hides_no_other(
     for name, content in (good | files).items():
         if content is not None:
             (info / name).write_bytes(content)
-    done = bitnet(plugin, "greet")
+    done = run(plugin, "greet")
     assert (done.returncode, done.stdout) == (0, "loaded\nhello \n"), done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("name", plugins.OURS)
+@pytest.mark.parametrize("arguments", [(), ("-m", "model.gguf", "--port", "80"), ("--help",)])
+def test_a_command_whose_package_is_absent_names_it(
+    name: str, arguments: tuple[str, ...], bitnet: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(plugins, "found", dict)
+    done = bitnet(name, *arguments)
+    assert (done.status, done.out) == (2, "")
+    assert done.err == (
+        f"bitnet: error: the command {name} is in bitnet-server, which is not installed. pip install bitnet-server\n"
+    )
+    assert f" {name} " not in bitnet("--help").out

@@ -23,7 +23,7 @@ from bitnet.core.devices.plugin import Plugin
 from bitnet.core.errors import DeviceError
 from bitnet.core.hal import HAL_API, Device, DeviceInfo, DeviceType, OpenOptions, ProbeResult, ProbeStatus
 from bitnet.core.reference import ReferenceDevice
-from bitnet.core.support import log, system
+from bitnet.core.support import gpus, log
 
 GOOD_BACKEND = """
 from bitnet.core.hal import HAL_API, DeviceInfo, DeviceType, ProbeResult, ProbeStatus
@@ -203,7 +203,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, MadeUp]]
             for name in sorted(named, key=registry.rank)
         }
         monkeypatch.setattr(registry, "installed", cache(lambda: plugins))
-        monkeypatch.setattr(system, "gpu_vendors", frozenset)
+        monkeypatch.setattr(gpus, "seen", tuple)
         return named
 
     return have

@@ -282,29 +282,6 @@ class TestSystem:
         allowed = len(os.sched_getaffinity(0))
         assert system.usable_cpus() == (max(1, min(allowed, round(cpus))) if cpus else allowed)
 
-    @pytest.mark.parametrize(
-        ("devices", "vendors"),
-        [
-            ([("0x030200", "0x10de")], {"NVIDIA"}),
-            ([("0x030000", "0x1002"), ("0x038000", "0x8086"), ("0x020000", "0x10de")], {"AMD", "Intel"}),
-            ([("0x120000", "0x1002")], {"AMD"}),
-            ([("0x030000", "0x1af4"), ("", "")], set()),
-            ([], set()),
-        ],
-    )
-    def test_gpus_are_seen_without_a_driver(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, devices: list[tuple[str, str]], vendors: set[str]
-    ) -> None:
-        for i, (kind, vendor) in enumerate(devices):
-            (tmp_path / str(i)).mkdir()
-            (tmp_path / str(i) / "class").write_text(f"{kind}\n")
-            (tmp_path / str(i) / "vendor").write_text(f"{vendor}\n")
-        monkeypatch.setattr(system, "PCI", tmp_path)
-        monkeypatch.setattr(system, "NVIDIA_PATHS", (str(tmp_path / "nvidiactl"),))
-        assert system.gpu_vendors() == vendors
-        (tmp_path / "nvidiactl").touch()
-        assert system.gpu_vendors() == vendors | {"NVIDIA"}
-
 
 class TestImport:
     def test_every_name_is_there_and_typed_as_it_is(self) -> None:

@@ -15,7 +15,7 @@ import bitnet.core
 from bitnet.core.devices import plugin, registry
 from bitnet.core.errors import DeviceError, DeviceUnavailableError
 from bitnet.core.hal import HAL_API, ProbeResult, ProbeStatus
-from bitnet.core.support import system
+from bitnet.core.support import gpus
 
 LIST = """
 import json
@@ -250,11 +250,13 @@ def test_a_backend_is_probed_once(machine: Any, backend: Any, make_device: Any) 
 
 def test_a_gpu_without_its_wheel_is_hinted_at(monkeypatch: pytest.MonkeyPatch, machine: Any, backend: Any) -> None:
     machine(backend("opencl", result=ProbeResult(ProbeStatus.NO_DEVICE)))
-    monkeypatch.setattr(system, "gpu_vendors", lambda: frozenset({"NVIDIA", "AMD"}))
-    (hinted,) = [report for report in registry.list_devices() if not report.installed]
-    assert (hinted.name, hinted.probe.status) == ("cuda", ProbeStatus.LIBRARY_MISSING)
-    assert hinted.probe.reason == "This machine has a GPU of NVIDIA, but bitnet-cuda is not installed."
-    assert hinted.probe.hint == "pip install bitnet-cuda"
+    monkeypatch.setattr(gpus, "seen", lambda: (gpus.Gpu("NVIDIA", "H200"), gpus.Gpu("AMD")))
+    hinted = {report.name: report.probe for report in registry.list_devices() if not report.installed}
+    assert list(hinted) == ["cuda", "vulkan", "rocm"]
+    assert {probe.status for probe in hinted.values()} == {ProbeStatus.LIBRARY_MISSING}
+    assert hinted["cuda"].reason == "This machine has an NVIDIA GPU (H200), but bitnet-cuda is not installed."
+    assert hinted["rocm"].reason == "This machine has an AMD GPU, but bitnet-rocm is not installed."
+    assert hinted["rocm"].hint == "pip install bitnet-rocm"
 
 
 def test_what_open_raises_is_typed(

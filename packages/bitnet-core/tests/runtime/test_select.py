@@ -171,15 +171,17 @@ def test_no_gpu_is_told_once_and_is_fine_in_strict_mode(
     machine()
     for strict in ("0", "1"):
         monkeypatch.setenv("BITNET_STRICT_MODE", strict)
-        assert select_device().summary == "requested=auto detected=[cpu] selected=cpu:avx2"
+        selection = select_device()
+        assert selection.summary == "requested=auto detected=[cpu] selected=cpu:avx2"
+        selection.open().close()
     assert said(logging.WARNING) == [NO_GPU]
 
 
 def test_a_cpu_that_is_preferred_is_no_fallback(machine: Any, said: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     machine()
     monkeypatch.setenv("BITNET_BACKEND_PRIORITY", "cpu")
-    assert select_device().info.name == "cpu:avx2"
-    assert select_device("cpu").info.name == "cpu:avx2"
+    for request in ("auto", "cpu"):
+        assert select_device(request).open().info.name == "cpu:avx2"
     assert said(logging.WARNING) == []
 
 
@@ -189,7 +191,7 @@ def test_a_broken_backend_is_told_about_although_others_serve(
     broken = ProbeResult(ProbeStatus.BROKEN, reason="OSError: no libx.", hint="pip install it")
     machine(backend("cuda", result=broken), backend("vulkan", [make_device("vulkan:0")]))
     for _ in range(2):
-        assert select_device().info.name == "vulkan:0"
+        assert select_device().open().info.name == "vulkan:0"
     assert said(logging.WARNING) == ["The backend cuda is broken: OSError: no libx. pip install it"]
 
 
@@ -297,6 +299,7 @@ class TestFakes:
         selection = select_device()
         assert selection.summary == "requested=auto detected=[cpu] selected=cpu:avx2"
         assert selection.fake
+        selection.open().close()
         assert said(logging.WARNING) == [NO_GPU]
         assert select_device("cuda").info.name == "cpu:avx2"
         assert "cuda was asked for, but BITNET_GPU_FAKE hides it. Falling back" in said(logging.WARNING)[-1]
@@ -383,7 +386,7 @@ class TestProcesses:
 
     def test_no_gpu_is_told_on_stderr_without_any_setting_up(self, python: Any) -> None:
         ran = python(
-            "from bitnet.core import select_device\nfor _ in range(3): select_device()", BITNET_GPU_FAKE="none"
+            "from bitnet.core import select_device\nfor _ in range(3): select_device().open()", BITNET_GPU_FAKE="none"
         )
         level = python("from bitnet.core import select_device; print(select_device('cpu').info.index)").out.strip()
         assert ran.err == f"No GPU detected; falling back to CPU ({level}). Set BITNET_LOG=debug for details.\n"

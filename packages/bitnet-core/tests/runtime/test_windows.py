@@ -19,7 +19,7 @@ import pytest
 from bitnet.core import cli
 from bitnet.core.cli import console
 from bitnet.core.errors import BitNetError
-from bitnet.core.support import system
+from bitnet.core.support import gpus, system
 from bitnet.core.support.cache import KernelCache
 from bitnet.core.support.files import replacing
 
@@ -184,14 +184,33 @@ def test_the_processors_name(windows: pytest.MonkeyPatch) -> None:
         system.cpu_model.cache_clear()
 
 
-def test_nvidias_driver_is_seen(windows: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_gpus_are_seen(windows: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The adapters that the system lists, each once for every output, and NVIDIA's driver where no output is."""
+    listed = [
+        ("Microsoft Basic Display Adapter", r"PCI\VEN_1234&DEV_1111&SUBSYS_11001AF4"),
+        ("Intel(R) Iris(R) Xe Graphics", r"PCI\VEN_8086&DEV_9A49&SUBSYS_00000000"),
+        ("Intel(R) Iris(R) Xe Graphics", r"PCI\VEN_8086&DEV_9A49&SUBSYS_00000000"),
+        ("Remote Display", "{2F1E8C2B-4A0E-4C5E-9B1D-0C8B5B6A0E7D}"),
+    ]
+
+    def enumerate_(name: None, number: int, adapter: Any, flags: int) -> int:
+        if number == len(listed):
+            return 0
+        found = adapter._obj
+        assert found.size == ctypes.sizeof(found) == 8 + (32 + 3 * 128) * ctypes.sizeof(ctypes.c_wchar)
+        found.description, found.id = listed[number]
+        return 1
+
+    user32 = SimpleNamespace(EnumDisplayDevicesW=enumerate_)
+    windows.setattr(ctypes, "windll", SimpleNamespace(user32=user32), raising=False)
     windows.setenv("SYSTEMROOT", str(tmp_path))
-    windows.setattr(system, "PCI", tmp_path / "none")
-    windows.setattr(system, "NVIDIA_PATHS", ())
-    assert system.gpu_vendors() == frozenset()
+    iris = gpus.Gpu("Intel", "Intel(R) Iris(R) Xe Graphics")
+    assert gpus.seen() == (iris,)
     (tmp_path / "System32").mkdir()
     (tmp_path / "System32" / "nvcuda.dll").touch()
-    assert system.gpu_vendors() == {"NVIDIA"}
+    assert gpus.seen() == (iris, gpus.Gpu("NVIDIA"))
+    listed.append(("NVIDIA GeForce RTX 4090", r"PCI\VEN_10DE&DEV_2684"))
+    assert gpus.seen() == (iris, gpus.Gpu("NVIDIA", "GeForce RTX 4090"))
 
 
 WITHOUT_POSIX = """

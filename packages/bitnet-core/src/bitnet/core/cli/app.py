@@ -47,7 +47,7 @@ class Commands(click.Group):
         if cmd_name in self.commands:  # without searching other packages
             return self.commands[cmd_name]
         point = plugins.found().get(cmd_name)
-        return None if point is None else plugins.load(point)
+        return plugins.absent(cmd_name) if point is None else plugins.load(point)
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Environment"):

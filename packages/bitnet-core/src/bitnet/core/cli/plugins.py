@@ -12,12 +12,14 @@ from importlib.metadata import EntryPoint
 import click
 
 from bitnet.core.cli.narrow import fits_narrow
-from bitnet.core.errors import BitNetError
+from bitnet.core.errors import BitNetError, InvalidInputError
 from bitnet.core.support.entry_points import entry_points
 from bitnet.core.support.requirement import unmet
 from bitnet.core.support.system import core_version
 
 GROUP = "bitnet.commands"
+OURS = {"bench-serve": "bitnet-server", "ps": "bitnet-server", "serve": "bitnet-server"}
+"""The commands of our own other packages, and the package of each."""
 
 
 @cache
@@ -45,12 +47,28 @@ def load(point: EntryPoint) -> click.Command:
     return command
 
 
+def absent(name: str) -> click.Command | None:
+    """A command that reports which package has to be installed; None if none of ours has a command of this name."""
+    package = OURS.get(name)
+    if package is None:
+        return None
+    message = f"the command {name} is in {package}, which is not installed."
+    return _failing(name, InvalidInputError(message, hint=f"pip install {package}"))
+
+
 def _broken(point: EntryPoint, why: str, hint: str, short: str, cause: Exception | None = None) -> click.Command:
     """A command that reports why another cannot be loaded; ``short`` says it in the list of commands."""
     package = point.dist.name if point.dist is not None else point.value
+    error = BitNetError(f"the command {point.name} of {package} cannot be loaded: {why}", hint=hint)
+    error.__cause__ = cause
+    return _failing(point.name, error, f"(broken: {short})")
+
+
+def _failing(name: str, error: BitNetError, short_help: str | None = None) -> click.Command:
+    """A command that raises the error, whatever its arguments are."""
 
     def fail() -> None:
-        raise BitNetError(f"the command {point.name} of {package} cannot be loaded: {why}", hint=hint) from cause
+        raise error
 
     settings = {"ignore_unknown_options": True, "allow_extra_args": True}
-    return click.Command(point.name, callback=fail, short_help=f"(broken: {short})", context_settings=settings)
+    return click.Command(name, callback=fail, short_help=short_help, add_help_option=False, context_settings=settings)

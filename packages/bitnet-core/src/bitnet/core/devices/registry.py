@@ -20,14 +20,19 @@ from bitnet.core.devices.options import open_options
 from bitnet.core.devices.plugin import BackendReport, Plugin, shadowed
 from bitnet.core.errors import DeviceUnavailableError, InvalidInputError
 from bitnet.core.hal import Device, DeviceInfo, OpenOptions, ProbeResult, ProbeStatus
-from bitnet.core.support import env, log, system
+from bitnet.core.support import env, gpus, log, system
 from bitnet.core.support.entry_points import entry_points
 
 GROUP = "bitnet.backends"
 GPU_ORDER = ("cuda", "opencl", "vulkan", "rocm", "level-zero", "metal", "webgpu")
 """Our own GPU backends, best first. Other packages' come next, by name, and the CPU last."""
-VENDOR_BACKENDS = {"NVIDIA": "cuda", "AMD": "opencl", "Intel": "opencl"}
-"""The backend to recommend for each GPU vendor; only packages with existing wheels are recommended."""
+SERVING = {
+    "NVIDIA": ("cuda",),
+    "AMD": ("opencl", "vulkan", "rocm"),
+    "Intel": ("opencl", "vulkan", "level-zero"),
+    "Apple": ("metal",),
+}
+"""The backends that serve each vendor's GPUs; the first one is recommended."""
 
 _NAME = re.compile(r"[a-z][a-z0-9_-]*")
 _RESERVED = ("auto", "gpu", "none", "cpu")
@@ -85,13 +90,13 @@ def with_missing(reports: Sequence[BackendReport], plugins: Mapping[str, Plugin]
 def missing(plugins: Mapping[str, Plugin]) -> list[BackendReport]:
     """Backends for this machine's GPUs that are not installed. Opens no driver."""
     reports: dict[str, BackendReport] = {}
-    for vendor in sorted(system.gpu_vendors()):
-        name = VENDOR_BACKENDS[vendor]
-        if name not in plugins and name not in reports:
-            reason = f"This machine has a GPU of {vendor}, but bitnet-{name} is not installed."
-            result = ProbeResult(ProbeStatus.LIBRARY_MISSING, reason=reason, hint=f"pip install bitnet-{name}")
-            reports[name] = BackendReport(name, "", "", result)
-            log.logger.debug("%s %s", reason, result.hint)
+    for gpu in gpus.seen():
+        for name in SERVING[gpu.vendor]:
+            if name not in plugins and name not in reports:
+                reason = f"This machine has {gpu}, but bitnet-{name} is not installed."
+                result = ProbeResult(ProbeStatus.LIBRARY_MISSING, reason=reason, hint=f"pip install bitnet-{name}")
+                reports[name] = BackendReport(name, "", "", result)
+                log.logger.debug("%s %s", reason, result.hint)
     return list(reports.values())
 
 

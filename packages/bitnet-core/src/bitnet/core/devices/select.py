@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from bitnet.core.devices import child, registry
+from bitnet.core.devices.advice import why_the_cpu
 from bitnet.core.devices.isolated import open_isolated
 from bitnet.core.devices.options import open_options
 from bitnet.core.devices.plugin import BackendReport, Plugin
@@ -47,9 +48,11 @@ class Selection:
         options: OpenOptions = _DEFAULTS,
         *,
         fake: bool = False,
+        warnings: Sequence[str] = (),
     ) -> None:
         self.requested, self.detected, self.options, self.fake = requested, tuple(detected), options, fake
         self._candidates = list(candidates)
+        self._warnings = tuple(warnings)
         self.info = self._candidates[0]
 
     @property
@@ -58,7 +61,7 @@ class Selection:
         return f"requested={self.requested} detected=[{', '.join(self.detected)}] selected={self.info.name}"
 
     def open(self, *, isolated: bool = False) -> Device:
-        """Open the device, and log the start-up line (once per process, at INFO).
+        """Open the device. Once per process, the start-up line is logged (at INFO), and why it is no GPU (a warning).
 
         If it fails to open, a warning is logged and the next best device is opened; in strict mode only if no device
         was requested.
@@ -69,6 +72,8 @@ class Selection:
         Raises:
             DeviceUnavailableError: No device opens.
         """
+        for warning in self._warnings:
+            log.once(logging.WARNING, warning)
         while True:
             try:
                 if isolated and self.info.backend != "cpu" and not self.fake and child.possible():
@@ -183,8 +188,9 @@ def _select(requested: str, options: OpenOptions, *, alone: bool = True) -> Sele
     fake = bool(env.names("BITNET_GPU_FAKE"))
 
     candidates = [info for info in found if _matches(requested, info)]
+    warnings: list[str] = []
     if requested == "auto":
-        _tell_about_gpus(candidates, reports, plugins, priority)
+        warnings = _warnings(candidates, reports, priority)
     else:
         if not candidates:
             missing = _missing(requested, found, plugins, reports)
@@ -200,7 +206,7 @@ def _select(requested: str, options: OpenOptions, *, alone: bool = True) -> Sele
     if not candidates:
         cpu = reports["cpu"].probe
         raise DeviceUnavailableError(f"no device works, not even the CPU: {cpu.reason}", hint=cpu.hint or None)
-    return Selection(requested, detected, candidates, options, fake=fake)
+    return Selection(requested, detected, candidates, options, fake=fake, warnings=warnings)
 
 
 def _priority() -> tuple[str, ...]:
@@ -259,21 +265,15 @@ def _matches(requested: str, info: DeviceInfo) -> bool:
     return requested in (info.backend, info.name, info.id.lower())
 
 
-def _tell_about_gpus(
-    candidates: Sequence[DeviceInfo],
-    reports: Mapping[str, BackendReport],
-    plugins: Mapping[str, Plugin],
-    priority: Sequence[str],
-) -> None:
-    """Warn once about broken backends, and if the automatic choice is the CPU although nobody preferred it."""
-    for report in reports.values():
-        if report.probe.status is ProbeStatus.BROKEN:
-            said = f"The backend {report.name} is broken: {report.probe.reason} {report.probe.hint}"
-            log.once(logging.WARNING, said.strip())
+def _warnings(
+    candidates: Sequence[DeviceInfo], reports: Mapping[str, BackendReport], priority: Sequence[str]
+) -> list[str]:
+    """What to say about broken backends, and about an automatic choice of the CPU that nobody preferred."""
+    broken = [report for report in reports.values() if report.probe.status is ProbeStatus.BROKEN]
+    said = [f"The backend {one.name} is broken: {one.probe.reason} {one.probe.hint}".strip() for one in broken]
     if candidates and all(info.backend == "cpu" for info in candidates) and "cpu" not in priority:
-        registry.missing(plugins)  # logs which packages could be installed
-        level = candidates[0].index
-        log.once(logging.WARNING, f"No GPU detected; falling back to CPU ({level}). Set BITNET_LOG=debug for details.")
+        said.append(why_the_cpu(candidates[0].index, reports))
+    return said
 
 
 class _Missing(NamedTuple):

@@ -13,10 +13,6 @@ from pathlib import Path
 
 CGROUP = Path("/sys/fs/cgroup")
 MEMINFO = Path("/proc/meminfo")
-PCI = Path("/sys/bus/pci/devices")
-NVIDIA_PATHS = ("/dev/nvidiactl", "/usr/lib/wsl/lib/libcuda.so.1")  # in containers and WSL, which may hide PCI
-_PCI_VENDORS = {"0x10de": "NVIDIA", "0x1002": "AMD", "0x8086": "Intel"}
-_PCI_CLASSES = ("0x03", "0x12")  # display controllers and processing accelerators
 
 
 @cache
@@ -83,20 +79,6 @@ def memory_available() -> int:
     kilobytes = fields.get("MemAvailable", "0").split()[0]
     available = int(kilobytes) * 1024 if kilobytes.isdigit() else 0
     return min([available, *_cgroup_memory()]) if available else 0
-
-
-def gpu_vendors() -> frozenset[str]:
-    """Vendors of the GPUs that are visible without opening a driver: ``NVIDIA``, ``AMD``, ``Intel``."""
-    seen = set()
-    if sys.platform == "win32":
-        if (Path(os.environ.get("SYSTEMROOT", "C:/Windows")) / "System32" / "nvcuda.dll").exists():
-            seen.add("NVIDIA")
-    for device in PCI.glob("*"):
-        if _read(device / "class").startswith(_PCI_CLASSES):
-            seen.add(_PCI_VENDORS.get(_read(device / "vendor").strip(), ""))
-    if any(Path(path).exists() for path in NVIDIA_PATHS):
-        seen.add("NVIDIA")
-    return frozenset(seen - {""})
 
 
 class _MemoryStatus(ctypes.Structure):
