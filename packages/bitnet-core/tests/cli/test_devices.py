@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import getpass
 import itertools
 import json
+import platform
+import re
 import textwrap
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,6 +15,7 @@ from typing import Any
 import pytest
 
 from bitnet.core.devices import registry
+from bitnet.core.support.system import core_version
 
 Bitnet = Callable[..., Any]
 
@@ -145,6 +149,27 @@ def test_an_absent_device_says_why_and_what_to_do(bitnet: Bitnet, with_backend: 
         "versions": {"driver": "3.1", "driver-needed": "4.0"},
         "tried": {"libacme.so.2": "no such file", "libacme.so.1": ""},
     }  # fmt: skip
+
+
+def test_a_report_has_what_helps_and_nothing_private(bitnet: Bitnet, with_backend: Any) -> None:
+    with_backend("""
+        import getpass, pathlib, platform
+        private = [platform.node(), getpass.getuser(), str(pathlib.Path.home() / "lib"), "/srv/my secret/x.so"]
+        PROBE = ProbeResult(
+            ProbeStatus.BROKEN, (), "GPU-01234567-89ab-cdef-0123-456789abcdef of " + " ".join(private),
+            "https://example.com/help says more", {"/home/jane/drivers/libacme.so": "no such file"}, {"driver": "3.1"},
+        )
+    """)
+    plain, report = bitnet("devices").out, bitnet("devices", "--report").out
+    private = ("/home/jane", "/srv/my", str(Path.home()), "GPU-0123", "456789abcdef")
+    assert [name for name in private if name not in plain] == []
+    assert [name for name in private if name in report] == []
+    assert not re.search(rf"\b({re.escape(getpass.getuser())}|{re.escape(platform.node())})\b", report)
+    assert [name for name in ("libacme.so", "https://example.com/help", "(driver 3.1)") if name not in report] == []
+    for label in ("system: ", "processor: ", "GPUs by vendor", "Python: ", "packages: "):
+        assert f"\n{label}" in f"\n{report}"
+    assert f"bitnet-core {core_version()}" in report
+    assert bitnet("devices", "--json", "--report").status == 2
 
 
 def test_the_proof_is_of_fresh_random_numbers(bitnet: Bitnet, with_backend: Any, tmp_path: Path) -> None:

@@ -23,13 +23,18 @@ if TYPE_CHECKING:
 @click.command()
 @verbose_option
 @json_option
-def devices(as_json: bool) -> None:
+@click.option("--report", is_flag=True, help="Print what a report of a fault or a result needs, and nothing private.")
+def devices(as_json: bool, report: bool) -> None:
     """List every backend and device, and run a kernel on each.
 
     For a backend that cannot be used, it says why and what to do about it. Each device multiplies a random ternary
     matrix, and the result must equal numpy's exactly; otherwise the exit status is 5. Every backend runs in a process
     of its own, so that a crash or a hang is reported like any other failure.
     """
+    if as_json and report:
+        raise click.UsageError("--report is text to be read, and --json is for programs: give one of them.")
+
+    from bitnet.core.cli.device_report import machine_lines, private_left_out
     from bitnet.core.devices.document import backend_document, look
     from bitnet.core.devices.select import select_devices
 
@@ -49,9 +54,10 @@ def devices(as_json: bool) -> None:
             }
         )
     else:
-        say(*(line for report in reports for line in _backend_lines(report, proofs)))
+        lines = [line for found in reports for line in _backend_lines(found, proofs)]
         if selections:
-            say("", *(selection.summary for selection in selections))
+            lines += ["", *(selection.summary for selection in selections)]
+        say(*(private_left_out([*machine_lines(), "", *lines]) if report else lines))
     if unavailable is not None:
         raise unavailable
     if not all(proof.passed for proof in proofs.values()):
