@@ -11,6 +11,8 @@ import pytest
 from bitnet.core import Model
 from bitnet.server import stored
 
+KEY = b"key"
+
 
 def test_a_conversation_goes_on(script_model: Model, running: Any, scripted: Any) -> None:
     engine: Any = scripted(script_model, lambda prompt: f"answer {len(engine.prompts)}")
@@ -68,18 +70,49 @@ def test_count_size_and_age_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr("bitnet.server.stored.time.monotonic", lambda: clock[0])
     kept = stored.Stored(3)
     for i in range(5):
-        kept.put({"id": f"r{i}"}, [])
-    assert [i for i in range(5) if kept.get(f"r{i}")] == [2, 3, 4]
+        kept.put(KEY, {"id": f"r{i}"}, [])
+    assert [i for i in range(5) if kept.get(KEY, f"r{i}")] == [2, 3, 4]
     clock[0] += stored.SECONDS / 2
-    kept.put({"id": "young"}, [])
+    kept.put(KEY, {"id": "young"}, [])
     clock[0] += stored.SECONDS / 2
-    assert kept.get("r4") is None
-    assert (len(kept), kept.get("young") is not None) == (1, True)
+    assert kept.get(KEY, "r4") is None
+    assert (len(kept), kept.get(KEY, "young") is not None) == (1, True)
     monkeypatch.setattr(stored, "MAX_BYTES", 940)
-    kept.put({"id": "large", "text": "x" * 900}, [])
-    assert (kept.get("young"), kept.get("large") is not None) == (None, True)
-    kept.put({"id": "too large", "text": "x" * 2000}, [])
+    kept.put(KEY, {"id": "large", "text": "x" * 900}, [])
+    assert (kept.get(KEY, "young"), kept.get(KEY, "large") is not None) == (None, True)
+    kept.put(KEY, {"id": "too large", "text": "x" * 2000}, [])
     assert len(kept) == 0
     none = stored.Stored(0)
-    none.put({"id": "x"}, [])
-    assert none.get("x") is None
+    none.put(KEY, {"id": "x"}, [])
+    assert none.get(KEY, "x") is None
+
+
+def test_a_response_belongs_to_the_key_that_made_it(demo_model: Model, running: Any) -> None:
+    keys = ("one", "two")
+    with running(demo_model, names=("m",), api_keys=keys) as server:
+        one, two = (openai.OpenAI(base_url=f"{server.url}/v1", api_key=key, max_retries=0) for key in keys)
+        made = one.responses.create(model="m", input="x", max_output_tokens=1)
+        absent = "There is no response"
+        with pytest.raises(openai.NotFoundError, match=absent):
+            two.responses.retrieve(made.id)
+        with pytest.raises(openai.NotFoundError, match=absent):
+            two.responses.delete(made.id)
+        with pytest.raises(openai.BadRequestError, match=absent):
+            two.responses.create(model="m", input="x", previous_response_id=made.id)
+        again = {"x-api-key": "one"}  # the same key, sent in the other way
+        assert server.client.get(f"/v1/responses/{made.id}", headers=again).json()["id"] == made.id
+        assert one.responses.create(model="m", input="x", max_output_tokens=1, previous_response_id=made.id)
+        one.responses.delete(made.id)
+
+
+def test_metadata_is_bounded(demo: Any) -> None:
+    def status(metadata: Any) -> int:
+        return int(
+            demo.client.post(
+                "/v1/responses", json={"input": "x", "max_output_tokens": 1, "metadata": metadata}
+            ).status_code
+        )
+
+    assert status({"a": "x" * 512}) == 200
+    wrong: list[Any] = [{"a": "x" * 600}, {str(i): "" for i in range(17)}, {"a": 1}, []]
+    assert [status(metadata) for metadata in wrong] == [400] * 4

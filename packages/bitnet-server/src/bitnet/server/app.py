@@ -8,7 +8,7 @@ import ipaddress
 import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, nullcontext
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
@@ -53,7 +53,6 @@ class Endpoint:
     Attributes:
         errors: Formats an error as the API does.
         public: Whether it needs no key.
-        generates: Whether its requests count as running or waiting.
     """
 
     path: str
@@ -61,7 +60,6 @@ class Endpoint:
     methods: tuple[str, ...] = ("GET",)
     errors: ErrorBody = error_body
     public: bool = False
-    generates: bool = False
 
 
 async def _with_model(
@@ -69,8 +67,6 @@ async def _with_model(
 ) -> None:
     """Have a model answer. The time to load it counts towards the request's timeout, and a client may leave
     meanwhile."""
-    if host.settings.timeout is not None:
-        call.until = time.monotonic() + host.settings.timeout
     async with AsyncExitStack() as held:
         service = await call.watch(held.enter_async_context(host.using(name, field, call.until)))
         call.add_header("x-bitnet-device", service.devices)
@@ -78,21 +74,28 @@ async def _with_model(
 
 
 def of_model(path: str, answer: OfModel, errors: ErrorBody = error_body, *, generates: bool = False) -> Endpoint:
-    """An endpoint whose body names the model; by default the first one."""
+    """An endpoint whose body names the model; by default the first one.
+
+    Args:
+        generates: Whether its requests count as running or waiting.
+    """
 
     async def handle(host: Host, call: Call) -> None:
+        if generates:
+            host.check_room()
         fields = Fields(await call.json())
         field = ollama.model_field(fields) if path == "/api/show" else "model"
-        await _with_model(host, call, fields.text(field), field, lambda service: answer(service, call, fields))
+        with host.admitted() if generates else nullcontext():
+            await _with_model(host, call, fields.text(field), field, lambda service: answer(service, call, fields))
 
-    return Endpoint(path, handle, ("POST",), errors, generates=generates)
+    return Endpoint(path, handle, ("POST",), errors)
 
 
 def generating(path: str, parse: Parse, errors: ErrorBody = error_body) -> Endpoint:
     """An endpoint whose requests are generations: ``parse`` turns the body into a job."""
 
     async def answer(service: Service, call: Call, fields: Fields) -> None:
-        await run(service, call, parse(service, fields))
+        await run(service, call, await call.read(lambda: parse(service, fields)))
 
     return of_model(path, answer, errors, generates=True)
 
@@ -122,7 +125,7 @@ ENDPOINTS = (
     Endpoint("/v1/embeddings", status.embeddings, ("POST",)),
     generating("/v1/chat/completions", openai_chat.parse),
     generating("/v1/completions", openai_completions.parse),
-    generating("/v1/responses", responses.parse),
+    of_model("/v1/responses", responses.create, generates=True),
     Endpoint("/v1/responses/{id}", stored.retrieve),
     Endpoint("/v1/responses/{id}", stored.delete, ("DELETE",)),
     generating("/v1/messages", anthropic.parse, anthropic.error_body),
@@ -175,19 +178,26 @@ class App:
 
         endpoint, error = self._find(scope)
         error = self._misnamed(scope) or error
-        call = Call(scope, receive, counted, headers=self._headers(scope), max_body=self.host.settings.max_body)
+        call = Call(
+            *(scope, receive, counted),
+            headers=self._headers(scope),
+            bodies=self.host.bodies,
+            owner=self._owner(scope),
+            timeout=self.host.settings.timeout,
+        )
         try:
             if scope["method"] == "OPTIONS" and self._allowed_origin(scope):
                 await call.reply(b"", status=204)
             elif error is not None:
                 raise error
             else:
-                await self._answer(endpoint, call)
+                await endpoint.handle(self.host, call)
         except ClientGone:
             seen = 499
         except Exception as failure:
             await self._fail(endpoint, call, failure)
         finally:
+            call.release()
             self.host.metrics.responses.labels(endpoint.path, str(seen)).inc()
             seconds = time.monotonic() - began
             access.info("%s %s %s %.3fs", scope["method"], endpoint.path, seen, seconds)
@@ -214,17 +224,19 @@ class App:
 
     def _locked(self, endpoint: Endpoint, scope: Scope) -> RequestError | None:
         """An error if a request has no access: it comes from another site's page, or its key is missing or wrong."""
-        headers = dict(scope["headers"])
-        if endpoint.methods != ("GET",) and self._foreign(headers, scope):
+        if endpoint.methods != ("GET",) and self._foreign(dict(scope["headers"]), scope):
             return RequestError(403, "Pages of other sites may not call this server (--cors allows one).")
-        if endpoint.public or not self._keys:
+        if endpoint.public or not self._keys or self._owner(scope):
             return None
+        return RequestError(401, "The API key is missing or wrong.", code="invalid_api_key")
+
+    def _owner(self, scope: Scope) -> bytes:
+        """The digest of the request's key; empty if that is not one of the server's."""
+        headers = dict(scope["headers"])
         given = headers.get(b"authorization", b"")
         key = given[7:].strip() if given[:7].lower() == b"bearer " else headers.get(b"x-api-key", b"")
         digest = hashlib.sha256(key).digest()
-        if key and sum(hmac.compare_digest(digest, known) for known in self._keys):
-            return None
-        return RequestError(401, "The API key is missing or wrong.", code="invalid_api_key")
+        return digest if key and sum(hmac.compare_digest(digest, known) for known in self._keys) else b""
 
     def _misnamed(self, scope: Scope) -> RequestError | None:
         """An error if the request's host name is not one of this server."""
@@ -249,13 +261,6 @@ class App:
         if site is not None:
             return site not in (b"same-origin", b"none")
         return origin.partition(b"://")[2] != headers.get(b"host")
-
-    async def _answer(self, endpoint: Endpoint, call: Call) -> None:
-        if endpoint.generates:
-            with self.host.admitted():
-                await endpoint.handle(self.host, call)
-        else:
-            await endpoint.handle(self.host, call)
 
     async def _fail(self, endpoint: Endpoint, call: Call, failure: Exception) -> None:
         error = as_request_error(failure)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import suppress
 from typing import Any, TypeVar
 
-from bitnet.server.errors import RequestError
+from bitnet.server.bodies import Bodies, Body
+from bitnet.server.errors import RequestError, too_late
 
 T = TypeVar("T")
 Scope = dict[str, Any]
@@ -34,30 +36,39 @@ def to_json(value: Any) -> bytes:
     return _encoded(value).encode("utf-8", "replace")
 
 
-def _no_constant(name: str) -> None:
-    raise ValueError(f"{name} is not valid JSON")
-
-
 class Call:
     """A request and its answer.
 
     Args:
         headers: Headers that every answer carries.
-        max_body: Maximum bytes of a body.
+        bodies: The budget of all bodies.
+        owner: Digest of the API key that the request has; empty: none of the server's.
+        timeout: Maximum seconds from now to the end of the answer; None: no limit.
 
     Attributes:
+        owner: As in the arguments.
         started: Whether the answer has begun.
         until: Deadline of the answer, on the clock of ``time.monotonic``; None: no deadline.
     """
 
     def __init__(
-        self, scope: Scope, receive: Receive, send: Send, *, headers: Mapping[str, str], max_body: int
+        self,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+        *,
+        headers: Mapping[str, str],
+        bodies: Bodies,
+        owner: bytes = b"",
+        timeout: float | None = None,
     ) -> None:
         self.scope, self._receive, self._send = scope, receive, send
-        self._headers, self._max_body = dict(headers), max_body
+        self._headers, self._body = dict(headers), Body(bodies)
         self._sent = 0.0
+        self.owner = owner
         self.started = False
-        self.until: float | None = None
+        self._timeout = timeout
+        self.until = None if timeout is None else time.monotonic() + timeout
 
     def add_header(self, name: str, value: str) -> None:
         """Add a header to the answer."""
@@ -73,36 +84,49 @@ class Call:
         coding = dict(self.scope["headers"]).get(b"content-encoding", b"identity").decode("latin-1")
         if coding.lower() != "identity":
             raise RequestError(415, f"The body must not be compressed; its Content-Encoding is {coding}.")
+        left = self._seconds_left()
+        seconds = BODY_SECONDS if left is None else min(BODY_SECONDS, left)
         try:
-            body = await asyncio.wait_for(self._body(), BODY_SECONDS)
+            await asyncio.wait_for(self._take_body(), seconds)
         except asyncio.TimeoutError:
-            raise RequestError(408, f"The body did not arrive within {BODY_SECONDS:.0f} seconds.") from None
-        try:
-            value = json.loads(body, parse_constant=_no_constant)
-        except (ValueError, RecursionError) as error:
-            why = str(error).partition("; use sys.")[0]  # Python's advice, after a number with too many digits
-            raise RequestError(400, f"The body is not JSON: {why or 'it is nested too deeply'}.") from None
+            raise RequestError(408, f"The body did not arrive within {seconds:.3g} seconds.") from None
+        value = await self.read(self._body.value)
         if not isinstance(value, dict):
             raise RequestError(400, "The body must be a JSON object.")
         return value
 
-    async def _body(self) -> bytes:
-        too_large = RequestError(413, f"The body is larger than the {self._max_body:,} bytes that are allowed.")
+    async def _take_body(self) -> None:
         length = dict(self.scope["headers"]).get(b"content-length", b"0")
-        if length.isdigit() and int(length[:20]) > self._max_body:
-            raise too_large
-        parts: list[bytes] = []
-        size = 0
+        if length.isdigit():
+            self._body.check_size(int(length[:20]))
         while True:
             message = await self._receive()
             if message["type"] == "http.disconnect":
                 raise ClientGone
-            parts.append(message.get("body", b""))
-            size += len(parts[-1])
-            if size > self._max_body:
-                raise too_large
+            await self._body.add(message.get("body", b""))
             if not message.get("more_body", False):
-                return b"".join(parts)
+                return
+
+    async def read(self, work: Callable[[], T]) -> T:
+        """What ``work`` returns, which reads the fields of the body: if that is large, outside the event loop.
+
+        Raises:
+            RequestError: It took too long.
+        """
+        if not self._body.large:
+            return work()
+        try:
+            return await asyncio.wait_for(self._body.bodies.in_thread(work), self._seconds_left())
+        except asyncio.TimeoutError:
+            assert self._timeout is not None
+            raise too_late(self._timeout) from None
+
+    def _seconds_left(self) -> float | None:
+        return None if self.until is None else max(0.0, self.until - time.monotonic())
+
+    def release(self) -> None:
+        """Give back the memory of the body, when the request has ended."""
+        self._body.release()
 
     async def watch(self, work: Awaitable[T], *, ping: bytes = b"") -> T:
         """Await ``work``, and cancel it if the client goes away.

@@ -41,6 +41,11 @@ def unsupported(field: str, why: str) -> RequestError:
     return RequestError(400, f"{field} is not supported: {why}", field=field, code="unsupported_parameter")
 
 
+def too_late(seconds: float) -> RequestError:
+    """The error for a request that took longer than it may."""
+    return RequestError(504, f"The request took longer than {seconds:g} seconds.")
+
+
 def as_request_error(error: BaseException) -> RequestError:
     """The error to send to the client. Unexpected errors become a message without details."""
     if isinstance(error, RequestError):

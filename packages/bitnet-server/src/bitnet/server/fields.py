@@ -1,8 +1,12 @@
-"""Typed reading of a JSON body. Errors name the field. ``null`` counts as absent."""
+"""Typed reading of a JSON body. Errors name the field. ``null`` counts as absent.
+
+Every list and every object with names of the client's choice is read here, and its length is checked before anything is
+done for each element.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from bitnet.core.errors import brief
@@ -10,6 +14,8 @@ from bitnet.server.errors import unsupported, wrong
 
 LARGEST = 2**63 - 1
 """Bound of integers, which may later be converted to floats or 64-bit integers."""
+MAX_LENGTH = 16_384
+"""Maximum elements of a list, or members of an object, unless a field has another bound."""
 
 
 class Fields:
@@ -74,14 +80,20 @@ class Fields:
         assert value is not None
         return value
 
-    def object(self, field: str) -> Fields | None:
+    def object(self, field: str, most: int = MAX_LENGTH) -> Fields | None:
         value: Mapping[str, Any] | None = self._typed(field, dict, "an object")
-        return None if value is None else Fields(value, self.name(field))
+        if value is None:
+            return None
+        self._short(field, value, most, "members")
+        return Fields(value, self.name(field))
 
-    def objects(self, field: str) -> list[Fields] | None:
+    def objects(self, field: str, most: int = MAX_LENGTH) -> list[Fields] | None:
         """A list of objects."""
         value: list[Any] | None = self._typed(field, list, "a list of objects")
-        return None if value is None else list(self._each(field, value))
+        if value is None:
+            return None
+        self._short(field, value, most)
+        return list(self._each(field, value))
 
     def _each(self, field: str, values: Sequence[Any]) -> Iterator[Fields]:
         for i, value in enumerate(values):
@@ -90,15 +102,27 @@ class Fields:
                 raise wrong(name, f"is {brief(value)}; it must be an object.")
             yield Fields(value, name)
 
-    def strings(self, field: str, most: int | None = None) -> tuple[str, ...]:
+    def strings(self, field: str, most: int = MAX_LENGTH) -> tuple[str, ...]:
         """A string or a list of strings, none of them empty."""
         value = self._typed(field, (str, list), "a string or a list of strings")
-        values = (value,) if isinstance(value, str) else tuple(value or ())
+        values = [value] if isinstance(value, str) else value or []
+        self._short(field, values, most, "strings")
         if not all(isinstance(v, str) and v for v in values):
             raise wrong(self.name(field), f"is {brief(value)}; it must be a string or strings, none of them empty.")
-        if most is not None and len(values) > most:
-            raise wrong(self.name(field), f"has {len(values)} strings; at most {most} are allowed.")
-        return values
+        return tuple(values)
+
+    def tokens(self, field: str, most: int = MAX_LENGTH) -> list[int] | None:
+        """A list of token ids, which may not be in the vocabulary."""
+        value: list[int] | None = self._typed(field, list, "a list of token ids")
+        if value is not None:
+            self._short(field, value, most, "tokens")
+            if not are_tokens(value):
+                raise wrong(self.name(field), f"is {brief(value)}; it must be a list of token ids.")
+        return value
+
+    def _short(self, field: str, values: Collection[Any], most: int, what: str = "elements") -> None:
+        if len(values) > most:
+            raise wrong(self.name(field), f"has {len(values):,} {what}; at most {most:,} are allowed.")
 
     def require(self, field: str) -> None:
         if field not in self:
@@ -109,3 +133,8 @@ class Fields:
         for field, why in reasons.items():
             if not any(self.values.get(field) is n or self.values.get(field) == n for n in neutral):
                 raise unsupported(self.name(field), why)
+
+
+def are_tokens(values: Sequence[Any]) -> bool:
+    """Whether all are integers that may be token ids."""
+    return all(isinstance(v, int) and not isinstance(v, bool) and v >= 0 for v in values)

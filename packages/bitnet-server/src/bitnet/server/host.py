@@ -14,7 +14,8 @@ from typing import TypeVar
 from bitnet.core import __version__
 from bitnet.core.errors import BitNetError, DeviceError, ModelFileError, brief
 from bitnet.core.support.garbage import give_back, set_aside
-from bitnet.server.errors import RequestError
+from bitnet.server.bodies import Bodies
+from bitnet.server.errors import RequestError, too_late
 from bitnet.server.metrics import Metrics
 from bitnet.server.service import Service, Settings, Source
 from bitnet.server.stored import Stored
@@ -76,6 +77,7 @@ class Host:
         self.slots = [Slot(source) for source in sources]
         self.metrics = Metrics(self.services)
         self.stored = Stored(settings.max_stored)
+        self.bodies = Bodies(settings.max_body)
         self.draining = False
         self.present = 0
         self._seconds = 1.0  # recent average duration of a request
@@ -136,7 +138,8 @@ class Host:
     @property
     def too_late(self) -> RequestError:
         """The error for a request that exceeded the timeout."""
-        return RequestError(504, f"The request took longer than {self.settings.timeout:g} seconds.")
+        assert self.settings.timeout is not None
+        return too_late(self.settings.timeout)
 
     @asynccontextmanager
     async def using(self, name: str | None, field: str = "model", until: float | None = None) -> AsyncIterator[Service]:
@@ -320,9 +323,8 @@ class Host:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    @contextmanager
-    def admitted(self) -> Iterator[None]:
-        """Count a request from its arrival to its end.
+    def check_room(self) -> None:
+        """Refuse a request that could not be admitted now, before its body is read.
 
         Raises:
             RequestError: The server is shutting down, or the queue is full.
@@ -338,6 +340,15 @@ class Host:
                 code="queue_full",
                 retry_after=self.retry_after(),
             )
+
+    @contextmanager
+    def admitted(self) -> Iterator[None]:
+        """Count a request from when its body has arrived to its end: bodies that do not end must not fill the queue.
+
+        Raises:
+            RequestError: As :meth:`check_room`.
+        """
+        self.check_room()
         self.present += 1
         began = time.monotonic()
         try:
@@ -379,6 +390,7 @@ class Host:
 
     def close(self) -> None:
         """Unload the models that this loaded."""
+        self.bodies.close()
         for threads in (self._threads, *(slot.thread for slot in self.slots)):
             threads.shutdown(wait=True, cancel_futures=True)
         for service in self.services():

@@ -78,8 +78,8 @@ async def chat(service: Service, call: Call, fields: Fields) -> None:
         RequestError: A field is missing, not what it must be, or not supported.
     """
     _check(fields)
-    if fields.objects("messages"):
-        await run(service, call, _chat_job(service, fields))
+    if "messages" in fields and fields.values["messages"] != []:
+        await run(service, call, await call.read(lambda: _chat_job(service, fields)))
     else:
         await call.reply(_line(service, _message(""), True, done_reason="load"))
 
@@ -92,7 +92,7 @@ async def generate(service: Service, call: Call, fields: Fields) -> None:
     """
     _check(fields)
     if prompt := fields.text("prompt"):
-        await run(service, call, _generate_job(service, fields, prompt))
+        await run(service, call, await call.read(lambda: _generate_job(service, fields, prompt)))
     else:
         await call.reply(_line(service, {"response": ""}, True, done_reason="load"))
 

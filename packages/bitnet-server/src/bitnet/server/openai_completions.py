@@ -7,9 +7,9 @@ from typing import Any
 
 from bitnet.core import Chunk
 from bitnet.core.engine import TokenLogprob
-from bitnet.core.errors import brief
+from bitnet.core.errors import ContextFullError, brief
 from bitnet.server.errors import RequestError, unsupported, wrong
-from bitnet.server.fields import Fields
+from bitnet.server.fields import Fields, are_tokens
 from bitnet.server.generation import SSE, Job, Result
 from bitnet.server.openai import FINISH, Head, failed, finite, usage
 from bitnet.server.sampling import MAX_CHOICES, sampling_options
@@ -59,9 +59,9 @@ def _prompts(fields: Fields) -> list[str | list[int]]:
     value = fields.values["prompt"]
     several = value if isinstance(value, list) and value and not isinstance(value[0], int) else [value]
     if len(several) > MAX_PROMPTS:
-        raise wrong("prompt", f"has {len(several)} prompts; at most {MAX_PROMPTS} are allowed.")
+        raise wrong("prompt", f"has {len(several):,} prompts; at most {MAX_PROMPTS} are allowed.")
     for prompt in several:
-        ids = isinstance(prompt, list) and all(isinstance(t, int) and not isinstance(t, bool) for t in prompt)
+        ids = isinstance(prompt, list) and are_tokens(prompt)
         if not (isinstance(prompt, str) or ids) or not prompt:
             raise wrong("prompt", f"is {brief(value)}; it must be a text, token ids, or a list of them, none empty.")
     return several
@@ -74,7 +74,9 @@ def _tokens(service: Service, prompt: str | list[int]) -> list[int]:
 def _text(service: Service, prompt: str | list[int]) -> str:
     if isinstance(prompt, str):
         return prompt
-    vocabulary = service.model.tokenizer.vocab_size
+    vocabulary, context = service.model.tokenizer.vocab_size, service.model.context
+    if len(prompt) > context:
+        raise ContextFullError(f"the prompt has {len(prompt):,} tokens; the context holds {context}.")
     if any(not 0 <= token < vocabulary for token in prompt):
         raise wrong("prompt", f"has a token that is not in the vocabulary, 0 … {vocabulary - 1}.")
     return service.model.tokenizer.decode(prompt, skip_special=False)

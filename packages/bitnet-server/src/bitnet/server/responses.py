@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from bitnet.core import Chunk
 from bitnet.core.errors import brief
-from bitnet.server.call import to_json
+from bitnet.server.call import Call, to_json
 from bitnet.server.errors import RequestError, unsupported, wrong
 from bitnet.server.fields import Fields
-from bitnet.server.generation import SSE, Job, Result
+from bitnet.server.generation import SSE, Job, Result, run
 from bitnet.server.messages import ROLES, content_text
 from bitnet.server.sampling import checked
 from bitnet.server.service import Service
@@ -27,11 +27,25 @@ REFUSED = {
     "prompt": "prompts are not stored.",
     "top_logprobs": "/v1/chat/completions has log-probabilities.",
 }
+MAX_METADATA, MAX_METADATA_TEXT = 16, 64 + 512
+"""Maximum members of ``metadata``, and characters of a name and its value together."""
 LOGPROBS = "message.output_text.logprobs"
 
 
-def parse(service: Service, fields: Fields) -> Job:
+async def create(service: Service, call: Call, fields: Fields) -> None:
+    """Answer a request for a response.
+
+    Raises:
+        RequestError: A field is missing, invalid or not supported.
+    """
+    await run(service, call, await call.read(lambda: parse(service, fields, call.owner)))
+
+
+def parse(service: Service, fields: Fields, owner: bytes = b"") -> Job:
     """Parse a request for a response.
+
+    Args:
+        owner: The key to which it will belong.
 
     Raises:
         RequestError: A field is missing, invalid or not supported.
@@ -43,7 +57,7 @@ def parse(service: Service, fields: Fields) -> Job:
     form = None if text is None else text.object("format")
     instructions = fields.text("instructions")
     system: list[dict[str, Any]] = [{"role": "system", "content": instructions}] if instructions else []
-    history = [*_before(service, fields), *_input(fields)]
+    history = [*_before(service, fields, owner), *_input(fields)]
     keep = fields.flag("store", True) and service.host.settings.max_stored > 0
     tools = openai_tools(fields, nested=False)
     temperature, top_p = fields.number("temperature", 0, 2), fields.number("top_p", 0, 1)
@@ -56,19 +70,28 @@ def parse(service: Service, fields: Fields) -> Job:
     return Job(
         prompts=lambda: [service.chat_tokens([*system, *history], tools)],
         options=checked(options),
-        answer=ResponseAnswer(service, fields, options, tools, history if keep else None),
+        answer=ResponseAnswer(service, fields, options, tools, (owner, history) if keep else None),
         stream=SSE if fields.flag("stream") else None,
         form=only_form(tools, asked, service.model.chat_template),
         receipt=fields.flag("x_bitnet_receipt"),
     )
 
 
-def _before(service: Service, fields: Fields) -> Sequence[dict[str, Any]]:
+def _metadata(fields: Fields) -> Mapping[str, Any]:
+    """What a client keeps with a response, within the bounds of OpenAI's API."""
+    found = fields.object("metadata", MAX_METADATA) or Fields({})
+    for name in found.values:
+        if len(name) + len(found.text(name) or "") > MAX_METADATA_TEXT:
+            raise wrong(found.name(brief(name)), f"is longer than {MAX_METADATA_TEXT} characters.")
+    return found.values
+
+
+def _before(service: Service, fields: Fields, owner: bytes) -> Sequence[dict[str, Any]]:
     """The conversation that ``previous_response_id`` continues."""
     id = fields.text("previous_response_id")
     if id is None:
         return ()
-    if (entry := service.host.stored.get(id)) is None:
+    if (entry := service.host.stored.get(owner, id)) is None:
         raise RequestError(
             400,
             f"There is no response {brief(id)}; it was not stored, or it was forgotten. Send the whole conversation.",
@@ -116,7 +139,7 @@ class ResponseAnswer:
     """An answer as ``response`` and the events that build one.
 
     Args:
-        history: The conversation that it answers, to be stored with it; None: it is not stored.
+        keep: The key and the conversation to store with it; None: it is not stored.
     """
 
     def __init__(
@@ -125,9 +148,9 @@ class ResponseAnswer:
         fields: Fields,
         options: dict[str, Any],
         tools: Tools | None,
-        history: list[dict[str, Any]] | None,
+        keep: tuple[bytes, list[dict[str, Any]]] | None,
     ) -> None:
-        self._stored, self._history = service.host.stored, history
+        self._stored, self._keep = service.host.stored, keep
         self._number = 0
         self._parser = None if tools is None else tools.parser(service.model.chat_template)
         self._items: list[dict[str, Any]] = []
@@ -141,10 +164,10 @@ class ResponseAnswer:
             "incomplete_details": None,
             "instructions": fields.text("instructions"),
             "max_output_tokens": options["max_tokens"],
-            "metadata": fields.values.get("metadata") or {},
+            "metadata": _metadata(fields),
             "parallel_tool_calls": fields.flag("parallel_tool_calls", True),
             "previous_response_id": fields.text("previous_response_id"),
-            "store": history is not None,
+            "store": keep is not None,
             "temperature": options["temperature"],
             "text": {"format": (fields.values.get("text") or {}).get("format") or {"type": "text"}},
             "tool_choice": fields.values.get("tool_choice") or "auto",
@@ -229,8 +252,9 @@ class ResponseAnswer:
         status = _status(result)
         yield from self._close(status)
         response = self._ended(result)
-        if self._history is not None:
-            self._stored.put(response, [*self._history, *self._answer()])
+        if self._keep is not None:
+            owner, history = self._keep
+            self._stored.put(owner, response, [*history, *self._answer()])
         yield self._event(f"response.{status}", response=response)
 
     def failed(self, error: RequestError) -> Iterable[bytes]:

@@ -43,7 +43,7 @@ def sampling_options(fields: Fields, *, max_tokens: int | None, logprobs: int | 
         "logit_bias": _bias(fields),
         "seed": _seed(fields),
         "stop": fields.strings("stop", MAX_STOPS) or None,
-        "stop_tokens": _tokens(fields, "stop_token_ids"),
+        "stop_tokens": fields.tokens("stop_token_ids"),
         "ignore_eos": fields.flag("ignore_eos") or None,
         "logprobs": logprobs,
     }
@@ -82,16 +82,7 @@ def _bias(fields: Fields) -> dict[int, float] | None:
     bias = {}
     for name in found.values:
         if not name.isascii() or not name.isdigit() or len(name) > MAX_DIGITS:
-            raise wrong(found.name(name), "is not a token id.")
+            raise wrong(found.name(brief(name)), "is not a token id.")
         value = found.number(name, -100, 100)
         bias[int(name)] = 0.0 if value is None else value
     return bias
-
-
-def _tokens(fields: Fields, name: str) -> list[int] | None:
-    value = fields.values.get(name)
-    if value is None:
-        return None
-    if not isinstance(value, list) or not all(isinstance(v, int) and not isinstance(v, bool) and v >= 0 for v in value):
-        raise wrong(fields.name(name), f"is {brief(value)}; it must be a list of token ids.")
-    return value

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -101,7 +101,7 @@ class Service:
     def chat_tokens(self, messages: Sequence[dict[str, Any]], tools: Tools | None = None) -> list[int]:
         """The prompt of a conversation. This is slow: call it outside the event loop."""
         made, given = told(messages, tools, self.model.chat_template)
-        self._check_length(sum(len(message["content"]) for message in made))
+        self._check_length(_characters([[(message["content"], message.get("tool_calls")) for message in made], given]))
         return self.model.chat_tokens(made, tools=given)
 
     def text_tokens(self, text: str, *, add_special: bool = True, parse_special: bool = True) -> list[int]:
@@ -130,3 +130,12 @@ class Service:
         """Free the model, unless its owner must do that."""
         if self._owned:
             self.model.close()
+
+
+def _characters(value: Any) -> int:
+    """Characters of all texts in a value."""
+    if isinstance(value, str):
+        return len(value)
+    if isinstance(value, dict):
+        value = value.values()
+    return sum(map(_characters, value)) if isinstance(value, Iterable) else 0

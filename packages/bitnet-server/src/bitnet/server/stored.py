@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -26,11 +27,13 @@ class Entry:
     """A kept response.
 
     Attributes:
+        owner: The key that made it, as :attr:`Call.owner <bitnet.server.call.Call.owner>` has it.
         messages: The conversation including the response, without instructions, which every request sends again.
         size: Bytes of the response and its conversation as JSON.
         until: Time of expiry, on :func:`time.monotonic`'s clock.
     """
 
+    owner: bytes
     response: dict[str, Any]
     messages: Sequence[dict[str, Any]]
     size: int
@@ -38,7 +41,9 @@ class Entry:
 
 
 class Stored:
-    """Stored responses; if there are too many or they are too large, the oldest is dropped.
+    """Stored responses, each of which belongs to the key that made it; to other keys it does not exist.
+
+    If there are too many or they are too large, the oldest is dropped. It may be used from any thread.
 
     Args:
         most: Maximum number of responses; 0: none.
@@ -48,26 +53,33 @@ class Stored:
         self._most = most
         self._entries: OrderedDict[str, Entry] = OrderedDict()
         self._bytes = 0
+        self._lock = threading.Lock()
 
     def __len__(self) -> int:
-        self._forget_old()
-        return len(self._entries)
+        with self._lock:
+            self._forget_old()
+            return len(self._entries)
 
-    def put(self, response: dict[str, Any], messages: Sequence[dict[str, Any]]) -> None:
+    def put(self, owner: bytes, response: dict[str, Any], messages: Sequence[dict[str, Any]]) -> None:
         size = len(to_json([response, messages]))
-        self._entries[response["id"]] = Entry(response, messages, size, time.monotonic() + SECONDS)
-        self._bytes += size
-        self._forget_old()
+        with self._lock:
+            self._entries[response["id"]] = Entry(owner, response, messages, size, time.monotonic() + SECONDS)
+            self._bytes += size
+            self._forget_old()
 
-    def get(self, id: str) -> Entry | None:
-        self._forget_old()
-        return self._entries.get(id)
+    def get(self, owner: bytes, id: str) -> Entry | None:
+        with self._lock:
+            self._forget_old()
+            entry = self._entries.get(id)
+        return None if entry is None or entry.owner != owner else entry
 
-    def delete(self, id: str) -> bool:
-        """Delete a response; return whether it existed."""
+    def delete(self, id: str) -> None:
+        with self._lock:
+            self._delete(id)
+
+    def _delete(self, id: str) -> None:
         entry = self._entries.pop(id, None)
         self._bytes -= 0 if entry is None else entry.size
-        return entry is not None
 
     def _forget_old(self) -> None:
         """Drop expired entries. All are kept equally long, so the first expires next."""
@@ -76,7 +88,7 @@ class Stored:
             id, first = next(iter(self._entries.items()))
             if first.until > now and len(self._entries) <= self._most and self._bytes <= MAX_BYTES:
                 return
-            self.delete(id)
+            self._delete(id)
 
 
 async def retrieve(host: Host, call: Call) -> None:
@@ -91,7 +103,7 @@ async def delete(host: Host, call: Call) -> None:
 
 def _found(host: Host, call: Call) -> Entry:
     id = call.scope["path_params"]["id"]
-    entry = host.stored.get(id)
+    entry = host.stored.get(call.owner, id)
     if entry is None:
         raise RequestError(404, f"There is no response {brief(id)}; it may have been forgotten.", field="id")
     return entry

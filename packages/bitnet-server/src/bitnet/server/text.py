@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from bitnet.core.errors import InvalidInputError, brief
+from bitnet.core.errors import InvalidInputError
+from bitnet.server.bounded_json import MAX_ITEMS
 from bitnet.server.call import Call
 from bitnet.server.errors import wrong
 from bitnet.server.fields import Fields
@@ -34,9 +35,7 @@ def _piece(data: bytes) -> str | list[int]:
 
 async def detokenize(service: Service, call: Call, fields: Fields) -> None:
     fields.require("tokens")
-    tokens = fields.values["tokens"]
-    if not isinstance(tokens, list) or not all(isinstance(t, int) and not isinstance(t, bool) for t in tokens):
-        raise wrong("tokens", f"is {brief(tokens)}; it must be a list of token ids.")
+    tokens = fields.tokens("tokens", MAX_ITEMS) or []
     try:
         text = await service.host.in_thread(lambda: service.model.tokenizer.decode(tokens, skip_special=False))
     except InvalidInputError as error:
@@ -48,5 +47,5 @@ async def apply_template(service: Service, call: Call, fields: Fields) -> None:
     template = service.model.chat_template
     if template is None:
         raise InvalidInputError(f"{service.names[0]} has no chat template.")
-    messages, tools = told(openai_messages(fields), openai_tools(fields), template)
+    messages, tools = await call.read(lambda: told(openai_messages(fields), openai_tools(fields), template))
     await call.reply({"prompt": await service.host.in_thread(lambda: template.render(messages, tools=tools))})

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from bitnet.core.errors import brief
+from bitnet.server.bounded_json import parse_text
 from bitnet.server.errors import unsupported, wrong
 from bitnet.server.fields import Fields
 from bitnet.server.structured import ANY_OBJECT, Form, available
@@ -144,7 +145,8 @@ def told(
         if kind == "llama":
             made = [one for message in made for one in _one_call_each(message)]
         return made, [tool.described() for tool in tools.known] if tools else None
-    made = [_in_words(message, messages) for message in messages]
+    called = {call["id"]: call["function"]["name"] for message in messages for call in message.get("tool_calls", ())}
+    made = [_in_words(message, called) for message in messages]
     if tools is None:
         return made, None
     system = [made.pop(0)["content"]] if made[0]["role"] == "system" else []
@@ -159,7 +161,7 @@ def _sound_calls(message: dict[str, Any]) -> list[dict[str, Any]]:
     if not broken:
         return [message]
     text = {"role": message["role"], "content": _joined(message["content"], broken)}
-    sound = [call for call in calls if call not in broken]
+    sound = [call for call in calls if not isinstance(call["function"]["arguments"], str)]
     return [text, {**message, "content": "", "tool_calls": sound}] if sound else [text]
 
 
@@ -194,11 +196,14 @@ def _instruction(tools: Tools) -> str:
     )
 
 
-def _in_words(message: dict[str, Any], messages: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """A message with calls and results as plain text, for templates that do not support them."""
+def _in_words(message: dict[str, Any], called: Mapping[str, str]) -> dict[str, Any]:
+    """A message with calls and results as plain text, for templates that do not support them.
+
+    Args:
+        called: Maps the ids of calls to the names of their functions.
+    """
     if message["role"] == "tool":
-        calls = [call for earlier in messages for call in earlier.get("tool_calls", ())]
-        name = next((c["function"]["name"] for c in calls if c["id"] == message.get("tool_call_id")), "the function")
+        name = called.get(message.get("tool_call_id", ""), "the function")
         return {"role": "user", "content": f"Result of {message.get('name', name)}: {message['content']}"}
     if "tool_calls" in message:
         return {"role": message["role"], "content": _joined(message["content"], message["tool_calls"])}
@@ -215,8 +220,8 @@ def function_call(fields: Fields, id: str | None, arguments: str = "arguments") 
     fields.require("name")
     value = fields.values.get(arguments)
     if isinstance(value, str):
-        with suppress(ValueError, RecursionError):
-            value = json.loads(value or "{}")
+        with suppress(ValueError):
+            value = parse_text(value or "{}")
     if value is not None and not isinstance(value, dict):
         given = fields.values[arguments]
         value = given if isinstance(given, str) else json.dumps(given, ensure_ascii=False)
@@ -238,7 +243,7 @@ def openai_tools(fields: Fields, *, nested: bool = True) -> Tools | None:
         RequestError: A tool or the choice is invalid, or of a kind that this server does not support.
     """
     known = []
-    for given in fields.objects("tools") or ():
+    for given in fields.objects("tools", MAX_TOOLS) or ():
         if (kind := given.text("type", "function")) != "function":
             raise unsupported(given.name("type"), f"{brief(kind)} is not supported; only functions are.")
         if nested:
@@ -269,8 +274,6 @@ def read_tool(function: Fields, parameters: str) -> Tool:
 
 
 def _all_of(known: Sequence[Tool], fields: Fields) -> Tools | None:
-    if len(known) > MAX_TOOLS:
-        raise wrong(fields.name("tools"), f"has {len(known)} tools; at most {MAX_TOOLS} are allowed.")
     names = frozenset(tool.name for tool in known)
     if len(names) < len(known):
         raise wrong(fields.name("tools"), "has two tools with the same name.")
@@ -312,7 +315,7 @@ def anthropic_tools(fields: Fields) -> Tools | None:
         RequestError: As for :func:`openai_tools`.
     """
     known = []
-    for given in fields.objects("tools") or ():
+    for given in fields.objects("tools", MAX_TOOLS) or ():
         if (kind := given.text("type", "custom")) != "custom":
             raise unsupported(given.name("type"), f"{brief(kind)} is not supported; only the client's tools are.")
         known.append(read_tool(given, "input_schema"))
