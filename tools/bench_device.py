@@ -48,6 +48,7 @@ from bitnet.core.hal import (
     TernaryMatmul,
     TernaryWeight,
     Weight,
+    run,
 )
 from tell import run_tool
 
@@ -109,11 +110,11 @@ def measure(name: str, executable: Executable, layout: StepLayout, seqs: Sequenc
     """Print how fast runs of ``count`` steps are: at least ``RUNS`` of them, for ``SECONDS``."""
     step = Step(layout, seqs, logits=False)
     tokens = step.tokens * count
-    executable.run(step, count)
+    run(executable, step, count)
     times: list[float] = []
     while len(times) < RUNS or sum(times) < SECONDS:
         start = time.perf_counter()
-        executable.run(step, count)
+        run(executable, step, count)
         times.append(time.perf_counter() - start)
     best, usual = min(times), statistics.median(times)
     figures = f"{best / count * 1e6:8.0f} µs/step, median {usual / count * 1e6:8.0f}"
@@ -157,7 +158,7 @@ def main() -> None:
             firsts = [i * longest for i in range(max(counts))]
             for first in firsts:
                 for end in (*range(CHUNK, args.context, CHUNK), args.context):  # so that the whole cache holds numbers
-                    executable.run(Step(layout, [sequence(end, CHUNK, first)], logits=False))
+                    run(executable, Step(layout, [sequence(end, CHUNK, first)], logits=False))
             measure(f"prefill {CHUNK} at {args.context}", executable, layout, [sequence(args.context, CHUNK)], 1)
             for count in counts:
                 seqs = [sequence(args.context - 36, first=first) for first in firsts[:count]]

@@ -23,7 +23,7 @@ import numpy.typing as npt
 
 from bitnet.core.engine import Engine, GenerationOptions
 from bitnet.core.engine.worker import Worker
-from bitnet.core.hal import ExecutableStats, KVSpec, Limits, Step
+from bitnet.core.hal import KVSpec, Limits, Step
 from bitnet.core.model import open_model
 from bitnet.core.model.default import default_model_path
 from bitnet.core.text.tokenizer import StreamDecoder
@@ -33,20 +33,20 @@ PROMPT, BLOCK, CONTEXT = 32, 32, 4096
 
 
 class Waiting:
-    """Implements :class:`bitnet.core.hal.Executable`: a pass takes ``seconds``, and samples tokens at random."""
-
-    kernels = ()
+    """A device's executable as far as the engine uses it: a pass takes ``seconds``, and samples tokens at random."""
 
     def __init__(self, seconds: float, vocabulary: int) -> None:
         self._seconds, self._vocabulary = seconds, vocabulary
+        self._started: tuple[Step, int] | None = None
         self._rng = np.random.default_rng(0)
         self.busy, self.runs, self.passes = 0.0, 0, 0
 
-    def stats(self) -> ExecutableStats:
-        return ExecutableStats(0)
+    def start(self, step: Step, count: int = 1) -> None:
+        self._started = step, count
 
-    def run(self, step: Step, count: int = 1) -> npt.NDArray[np.int32]:
-        begun = time.perf_counter()
+    def collect(self) -> npt.NDArray[np.int32]:
+        assert self._started is not None
+        (step, count), begun = self._started, time.perf_counter()
         tokens = self._rng.integers(0, self._vocabulary, (count, step.rows), np.int32)
         end = begun + count * self._seconds
         while (left := end - time.perf_counter()) > 0:
@@ -56,17 +56,11 @@ class Waiting:
         self.passes += count
         return tokens
 
-    def write(self, name: str, array: npt.NDArray[Any]) -> None:
-        """Nothing is kept: it only takes time."""
-
     def read(self, name: str, rows: int | None = None) -> npt.NDArray[Any]:
         return self._rng.standard_normal((rows or 1, self._vocabulary), np.float32)
 
-    def close(self) -> None:
-        pass
 
-
-def engine_over(executable: Waiting, places: int) -> Engine:
+def engine_over(executable: Any, places: int) -> Engine:
     """An engine with the demo model's tokenizer."""
     tokenizer = open_model(default_model_path()).tokenizer
     limits = Limits(max_tokens=512, max_seqs=places, max_rows=max(places, 32), max_blocks=CONTEXT // BLOCK)

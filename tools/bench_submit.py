@@ -16,7 +16,7 @@ import numpy as np
 from bitnet.core import select_device
 from bitnet.core.gpu import GpuDevice
 from bitnet.core.gpu.context import Bucket
-from bitnet.core.hal import Limits, SequenceStep, Step, StepLayout
+from bitnet.core.hal import Limits, SequenceStep, Step, StepLayout, run
 from bitnet.core.testing.model import BLOCK, TinyModel
 from tell import run_tool
 
@@ -36,7 +36,7 @@ def main() -> None:
     step = Step(StepLayout(LIMITS), [SequenceStep([1], 1, [0], [0])], block_size=BLOCK)
     best = float("inf")
     for _ in range(RUNS):
-        executable.run(step)
+        run(executable, step)
         recording, _, dispatches = executable._recording(Bucket(1, 1, LIMITS.max_blocks * BLOCK))
         start = time.perf_counter()
         device._driver.submit(recording)

@@ -27,7 +27,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from bitnet.core.hal import GREEDY, Device, Limits, OpenOptions, SamplingParams, SequenceStep, Step, StepLayout
+from bitnet.core.hal import GREEDY, Device, Limits, OpenOptions, SamplingParams, SequenceStep, Step, StepLayout, run
 from bitnet.core.testing.model import BLOCK, TinyModel
 from bitnet.core.testing.poison import UNWRITTEN
 from tell import positive, run_tool
@@ -64,18 +64,18 @@ def run_model(device: Device, name: str) -> None:
         blocks = range(s * LIMITS.max_blocks, (s + 1) * LIMITS.max_blocks)
         return SequenceStep(rng.integers(0, model.vocab, count, np.int32), length, blocks, rows, sampling)
 
-    def run(parts: Sequence[SequenceStep], count: int = 1, *, logits: bool = False) -> None:
-        executable.run(Step(layout, parts, block_size=BLOCK, logits=logits), count)
+    def feed(parts: Sequence[SequenceStep], count: int = 1, *, logits: bool = False) -> None:
+        run(executable, Step(layout, parts, block_size=BLOCK, logits=logits), count)
 
     for counts in PROMPTS:
-        run([part(s, n, n, [n - 1], GREEDY) for s, n in enumerate(counts)])
-    run([part(0, 20, 320, [], GREEDY), part(1, 2, 3, [0, 1], SAMPLING["top-p"])])
+        feed([part(s, n, n, [n - 1], GREEDY) for s, n in enumerate(counts)])
+    feed([part(0, 20, 320, [], GREEDY), part(1, 2, 3, [0, 1], SAMPLING["top-p"])])
     for s in range(0, LIMITS.max_seqs, 16):
-        run([part(s + i, 20, 20, [], GREEDY) for i in range(16)])
+        feed([part(s + i, 20, 20, [], GREEDY) for i in range(16)])
     for batch in BATCHES:
         for sampling in SAMPLING.values():
             for count, logits in ((1, True), (1, False), (3, False)):
-                run([part(s, 1, 21, [0], sampling) for s in range(batch)], count, logits=logits)
+                feed([part(s, 1, 21, [0], sampling) for s in range(batch)], count, logits=logits)
     executable.close()
 
 

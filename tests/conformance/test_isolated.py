@@ -7,7 +7,7 @@ from bitnet.core.cpu.backend import BACKEND
 from bitnet.core.devices.isolated import open_isolated
 from bitnet.core.hal import Backend, Device, DeviceInfo, OpenOptions
 from bitnet.core.testing import ConformanceSuite
-from bitnet.core.testing.look_ahead import LookAheadTests
+from bitnet.core.testing.starting import LookAheadTests
 
 
 class Isolated:

@@ -12,7 +12,7 @@ from tempfile import TemporaryDirectory
 import numpy as np
 import pytest
 
-from bitnet.core.hal import Device, Executable, Limits, SequenceStep, Step, StepLayout, Weight
+from bitnet.core.hal import Device, Executable, Limits, SequenceStep, Step, StepLayout, Weight, run
 from bitnet.core.model.config import ModelConfig
 from bitnet.core.model.file import open_model
 from bitnet.core.model.program import BLOCK_SIZE, build_program
@@ -91,7 +91,7 @@ class Player:
             places += [(i, row) for row in known]
             rows = [row - begin for row in known]
             sequences.append(SequenceStep(text.tokens[begin:end].astype(np.int32), end, self.tables[i], rows))
-        self.executable.run(Step(StepLayout(self.limits), sequences))
+        run(self.executable, Step(StepLayout(self.limits), sequences))
         logits = self.executable.read("logits", len(places))
         out: dict[int, dict[int, Array]] = {i: {} for i in parts}
         for (i, row), values in zip(places, logits, strict=True):
@@ -133,10 +133,10 @@ class Player:
         """What the device itself answers to a prompt, its own tokens fed back without the host."""
         text = self.texts[i]
         step = SequenceStep(text.tokens[: text.prompt].astype(np.int32), text.prompt, self.tables[i], [text.prompt - 1])
-        first = self.executable.run(Step(StepLayout(self.limits), [step]))[0, 0]
+        first = run(self.executable, Step(StepLayout(self.limits), [step]))[0, 0]
         step = SequenceStep([int(first)], text.prompt + 1, self.tables[i], [0])
         count = len(text.tokens) - text.prompt - 1
-        return [int(first), *self.executable.run(Step(StepLayout(self.limits), [step]), count)[:, 0].tolist()]
+        return [int(first), *run(self.executable, Step(StepLayout(self.limits), [step]), count)[:, 0].tolist()]
 
 
 def check(

@@ -19,6 +19,7 @@ from bitnet.core.hal import (
     StepLayout,
     TernaryMatmul,
     Weight,
+    run,
 )
 from bitnet.core.testing import ConformanceSuite, oracle
 from bitnet.core.testing.attention import Heads, Paged, Part
@@ -131,7 +132,7 @@ class TestConformance(ConformanceSuite):
         with closing(device.compile(Program(ops, {s.name: s for s in specs}, weights, limits))) as executable:
             executable.write("x", x)
             executable.write("out", np.full((4, rows), np.nan, np.float32))
-            executable.run(Step(StepLayout(limits), tokens(1)))
+            run(executable, Step(StepLayout(limits), tokens(1)))
             out = executable.read("out")
         scale = np.array([1 / np.sqrt(np.mean(x.astype(np.float64) ** 2) + 1e-5) if norm else 1], np.float32)
         expected = oracle.group_matmul(x.astype(np.int8), scale, [w])
@@ -197,7 +198,7 @@ class TestConformance(ConformanceSuite):
             executable.write("x", codes)
             executable.write("xs", scale)
             executable.write("h", np.full((m + 3, width), -128, np.int8))
-            executable.run(Step(StepLayout(limits), tokens(m)))
+            run(executable, Step(StepLayout(limits), tokens(m)))
             h, hs = executable.read("h"), executable.read("hs", m)
         finally:
             executable.close()

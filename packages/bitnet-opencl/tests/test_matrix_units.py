@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from bitnet.core.gpu.clc import nvidia_layers
-from bitnet.core.hal import DenseMatmul, Device, Limits, SequenceStep, Step, StepLayout
+from bitnet.core.hal import DenseMatmul, Device, Limits, SequenceStep, Step, StepLayout, run
 from bitnet.core.testing import needs, oracle
 from bitnet.core.testing.attention import BOUND, Heads, Paged
 from bitnet.core.testing.base import DeviceTests
@@ -41,7 +41,7 @@ class TestMatrixUnits(DeviceTests):
                 executable.write("qkv", qkv)
                 executable.write("out", np.full((64, h * d), np.nan, np.float32))
                 step = SequenceStep(np.zeros(count, np.int32), at + count, paged.tables[0])
-                executable.run(paged.rig.step([step]))
+                run(executable, paged.rig.step([step]))
                 out = executable.read("out", count)
                 q, k, v = np.split(qkv.reshape(count, h + 2 * g, d), [h, h + g], axis=1)
                 for i in range(count):
@@ -80,7 +80,7 @@ class TestMatrixUnits(DeviceTests):
         )
         try:
             step = SequenceStep(np.array([5], np.int32), 1, list(range(8)), [0])
-            executable.run(Step(StepLayout(LIMITS), [step], block_size=BLOCK))
+            run(executable, Step(StepLayout(LIMITS), [step], block_size=BLOCK))
             assert "layer_mma_opencl" in executable.kernels
             assert executable.stats().dispatches == 3 + 5
         finally:

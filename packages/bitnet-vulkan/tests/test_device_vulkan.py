@@ -26,6 +26,7 @@ from bitnet.core.hal import (
     Step,
     StepLayout,
     TernaryMatmul,
+    run,
 )
 from bitnet.core.support import cache
 from bitnet.core.testing.answers import assert_same_answers
@@ -89,9 +90,9 @@ def text(device: GpuDevice, made: Program, count: int = 8) -> list[int]:
         return Step(StepLayout(LIMITS), [SequenceStep(ids, length, [2, 5], [len(ids) - 1])], block_size=BLOCK)
 
     try:
-        said = executable.run(step([5, 6, 7, 8, 9], 5))[0].tolist()
-        said += executable.run(step(said, 6))[0].tolist()
-        said += executable.run(step(said[-1:], 7), count)[:, 0].tolist()
+        said = run(executable, step([5, 6, 7, 8, 9], 5))[0].tolist()
+        said += run(executable, step(said, 6))[0].tolist()
+        said += run(executable, step(said[-1:], 7), count)[:, 0].tolist()
         return list(map(int, said))
     finally:
         executable.close()
@@ -109,7 +110,7 @@ def test_a_device_that_is_lost(info: DeviceInfo, monkeypatch: Patch, call: str) 
     monkeypatch.setattr(device.driver._vk, call, failing(device.driver, call, -4), raising=False)
     for _ in range(2):
         with pytest.raises(DeviceLostError, match=rf"{info.name}: vk{call} failed with VK_ERROR_DEVICE_LOST"):
-            executable.run(Step(StepLayout(LIMITS), [SequenceStep([5], 1, [0], [0])], block_size=BLOCK))
+            run(executable, Step(StepLayout(LIMITS), [SequenceStep([5], 1, [0], [0])], block_size=BLOCK))
     begin = time.monotonic()
     executable.close()
     device.device.close()
@@ -128,7 +129,7 @@ def test_a_device_that_never_answers(info: DeviceInfo, monkeypatch: Patch, timel
     call = "WaitSemaphores" if timeline else "WaitForFences"
     monkeypatch.setattr(device.driver._vk, call, failing(device.driver, call, 2), raising=False)
     with pytest.raises(DeviceLostError, match=r"no answer in 0\.05 s"):
-        executable.run(Step(StepLayout(LIMITS), [SequenceStep([5], 1, [0], [0])], block_size=BLOCK))
+        run(executable, Step(StepLayout(LIMITS), [SequenceStep([5], 1, [0], [0])], block_size=BLOCK))
     executable.close()
     device.device.close()
 
@@ -184,14 +185,14 @@ def test_no_memory_to_submit_with(info: DeviceInfo, monkeypatch: Patch, without:
     calls = 0
     step = Step(StepLayout(LIMITS), [SequenceStep([5], 1, [0], [0])], block_size=BLOCK)
     with pytest.raises(OutOfMemoryError, match="VK_ERROR_OUT_OF_DEVICE_MEMORY"):
-        executable.run(step)
-    after = executable.run(step).tolist()
+        run(executable, step)
+    after = run(executable, step).tolist()
     calls = -1000  # from here on there never is any
     with pytest.raises(OutOfMemoryError, match="VK_ERROR_OUT_OF_DEVICE_MEMORY"):
-        executable.run(step)
+        run(executable, step)
     poor.device.close()
     with Opened(info, WITHOUT[without]) as whole:
-        assert whole.device.compile(program()).run(step).tolist() == after
+        assert run(whole.device.compile(program()), step).tolist() == after
 
 
 def test_a_shader_that_does_not_compile(opened: Opened, monkeypatch: Patch, tmp_path: Path) -> None:
@@ -309,9 +310,11 @@ def test_filtered_draws_seldom_need_all_logits(opened: Opened) -> None:
         executable.write("x", (rng.standard_normal((1, width)) * 4).astype(np.float32))
         params = SamplingParams(0.8, top_p=0.95, seed=int(rng.integers(1 << 40)))
         steps = [SequenceStep([0], turn + 1, rows=[0], sampling=params)]
-        said = [executable.run(Step(StepLayout(limits), steps, logits=logits))[0, 0].item() for logits in (False, True)]
+        said = [
+            run(executable, Step(StepLayout(limits), steps, logits=logits))[0, 0].item() for logits in (False, True)
+        ]
         assert said[0] == said[1]
-        executable.run(Step(StepLayout(limits), steps, logits=False))
+        run(executable, Step(StepLayout(limits), steps, logits=False))
         words = np.zeros(state.nbytes // 4, np.uint32)
         opened.driver.download(state, words)
         undecided += int(words[UNDECIDED])
@@ -346,7 +349,7 @@ def test_five_dispatches_a_layer(info: DeviceInfo) -> None:
     """Where one cannot do it; besides, every step has embedding, last norm, head, sample and advance."""
     with Opened(info, lambda hardware: replace(hardware, processors=0)) as opened:
         executable = opened.device.compile(program())
-        executable.run(Step(StepLayout(LIMITS), [SequenceStep([5], 1, [0], [0])], block_size=BLOCK))
+        run(executable, Step(StepLayout(LIMITS), [SequenceStep([5], 1, [0], [0])], block_size=BLOCK))
         assert executable.stats().dispatches == 5 * 2 + 5
         executable.close()
 

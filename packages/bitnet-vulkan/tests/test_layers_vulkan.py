@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from bitnet.core.gpu import GpuDevice
-from bitnet.core.hal import Limits, SequenceStep, Step, StepLayout
+from bitnet.core.hal import Limits, SequenceStep, Step, StepLayout, run
 from bitnet.core.testing.model import BLOCK, TinyModel
 from bitnet.core.testing.whole_model import END_TO_END, errors_of_logits
 from bitnet.vulkan.backend import BACKEND
@@ -86,7 +86,7 @@ def test_over_many_positions(
         for at in (*range(0, 160, 32), *range(160, 170)):
             ids = text[at : at + 32] if at < 160 else text[at : at + 1]
             step = SequenceStep(ids.astype(np.int32), at + len(ids), blocks, [len(ids) - 1])
-            executable.run(Step(StepLayout(LIMITS), [step], block_size=BLOCK))
+            run(executable, Step(StepLayout(LIMITS), [step], block_size=BLOCK))
             logits.append(executable.read("logits", 1)[0])
         assert ("decode_layer_vulkan" in executable.kernels) == (dispatches == 3)
         assert executable.stats().dispatches == dispatches + 5

@@ -28,6 +28,7 @@ from bitnet.core.hal import (
     Step,
     StepLayout,
     TernaryMatmul,
+    run,
 )
 from bitnet.core.testing.attention import Heads, Paged, Part
 from bitnet.core.testing.linear import uneven
@@ -320,7 +321,7 @@ def test_tokens_without_logits(hardware: Any, monkeypatch: pytest.MonkeyPatch, r
             steps = [SequenceStep([0], at + 1, rows=[0], sampling=sampling) for at in range(rows)]
             executable.write("x", x)
             said = [
-                executable.run(Step(StepLayout(limits), steps, logits=logits))[0].tolist() for logits in (False, True)
+                run(executable, Step(StepLayout(limits), steps, logits=logits))[0].tolist() for logits in (False, True)
             ]
             assert said[0] == said[1]
         assert {"head_choose_vulkan", "dense_mma_vulkan"} <= {*executable.kernels}

@@ -19,6 +19,7 @@ from bitnet.core.hal import (
     ProbeStatus,
     SequenceStep,
     TernaryMatmul,
+    run,
 )
 from bitnet.core.testing import oracle
 from bitnet.core.testing.answers import assert_same_answers
@@ -63,10 +64,10 @@ def small(device: GpuDevice) -> Rig:
 def test_a_lost_device_raises_and_does_not_hang(device: GpuDevice) -> None:
     rig = small(device)
     step = rig.step(tokens(1))
-    rig.executable.run(step)
+    run(rig.executable, step)
     device._driver._device.destroy()  # type: ignore[attr-defined]  # what a driver's reset does to it
     for call in (
-        lambda: rig.executable.run(step),
+        lambda: run(rig.executable, step),
         lambda: rig.executable.read("out"),
         lambda: rig.executable.write("out", np.zeros((1, 8), np.float32)),
         lambda: small(device),

@@ -6,12 +6,9 @@ from collections.abc import Collection
 
 from bitnet.core.errors import DeviceUnavailableError
 from bitnet.core.hal import (
-    DETERMINISTIC,
     HAL_API,
-    KV_I8,
-    LOGPROBS,
-    PENALTIES,
-    TERNARY_TABLES,
+    KERNEL_FEATURES,
+    PREPARES,
     Device,
     DeviceInfo,
     DeviceType,
@@ -43,7 +40,8 @@ def find_devices() -> list[DeviceInfo]:
             driver_version=api.text(device, api.DRIVER_VERSION),
             features=(
                 *(name for extension, name in FEATURES.items() if extension in extensions),
-                *(PENALTIES, LOGPROBS, TERNARY_TABLES, DETERMINISTIC, KV_I8),
+                *KERNEL_FEATURES,
+                PREPARES,
             ),
         )
         found.append(info)

@@ -97,13 +97,13 @@ def test_rows_of_the_head_that_are_read_in_full_count(model: Path, require_devic
 
 def test_speed_is_tokens_over_time(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A device whose steps all take 20 ms longer cannot be measured as any faster than that."""
-    run = CpuExecutable.run
+    collect = CpuExecutable.collect
 
-    def slow(executable: CpuExecutable, *args: Any) -> Any:
+    def slow(executable: CpuExecutable) -> Any:
         time.sleep(0.02)
-        return run(executable, *args)
+        return collect(executable)
 
-    monkeypatch.setattr(CpuExecutable, "run", slow)
+    monkeypatch.setattr(CpuExecutable, "collect", slow)
     monkeypatch.setattr("bitnet.core.engine.engine.MAX_REPEAT", 1)
     with load_model(model, device="cpu:scalar", step_tokens=16, prompt_lookup=False) as loaded:
         for test, most in (

@@ -38,6 +38,7 @@ from bitnet.core.hal import (
     Step,
     StepLayout,
     TernaryMatmul,
+    run,
 )
 from bitnet.core.testing import ConformanceSuite
 from bitnet.core.testing.cases import Size
@@ -185,7 +186,7 @@ def test_tokens_of_a_compact_head(level: str, rows: int, vocabulary: int, width:
     executable = device.compile(program)
     executable.write("x", x)
     executable.write("logits", np.full((rows, vocabulary), np.nan, np.float32))
-    out = executable.run(Step(StepLayout(limits), parts, logits=False))[0]
+    out = run(executable, Step(StepLayout(limits), parts, logits=False))[0]
     wide = weight.astype(np.float64)
     scores, exact = executable.read("logits", rows), x.astype(np.float64) @ wide.T
     device.close()

@@ -25,6 +25,7 @@ from bitnet.core.hal import (
     SequenceStep,
     Step,
     StepLayout,
+    run,
 )
 from bitnet.core.testing.rig import dense, tensor
 
@@ -60,7 +61,7 @@ class HeadAlone:
     def run(self, x: Array, params: SamplingParams, *, logits: bool) -> list[int]:
         parts = [SequenceStep([0], 7 + i, rows=[0], sampling=params) for i in range(len(x))]
         self.executable.write("x", x)
-        tokens: list[int] = self.executable.run(Step(self.layout, parts, logits=logits))[0].tolist()
+        tokens: list[int] = run(self.executable, Step(self.layout, parts, logits=logits))[0].tolist()
         return tokens
 
     def logits(self, rows: int) -> Array:

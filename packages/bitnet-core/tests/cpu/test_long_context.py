@@ -10,7 +10,7 @@ import pytest
 from bitnet.core.cpu import native
 from bitnet.core.cpu.backend import BACKEND
 from bitnet.core.cpu.device import CpuDevice
-from bitnet.core.hal import Attention, KVSpec, Limits, Op, RopeAppend, SequenceStep
+from bitnet.core.hal import Attention, KVSpec, Limits, Op, RopeAppend, SequenceStep, run
 from bitnet.core.testing.attention import BOUND, identity
 from bitnet.core.testing.rig import Rig, assert_rel, dense, tensor
 
@@ -41,13 +41,13 @@ def test_sums_of_a_long_context_keep_their_digits(library: ctypes.CDLL, count: i
         device = CpuDevice(BACKEND.probe().devices[0], library, level=level, threads=2)
         with Rig(device, ops, specs, tables, limits=limits, kv=kv) as rig:
 
-            def run(tokens: int, length: int, table: list[int], rig: Rig = rig) -> None:
-                rig.executable.run(rig.step([SequenceStep(np.zeros(tokens, np.int32), length, table)]))
+            def feed(tokens: int, length: int, table: list[int], rig: Rig = rig) -> None:
+                run(rig.executable, rig.step([SequenceStep(np.zeros(tokens, np.int32), length, table)]))
 
             for block in blocks:  # each as if it were a sequence of its own
                 rig.executable.write("qkv", qkv[block * BLOCK : (block + 1) * BLOCK])
-                run(BLOCK, BLOCK, [block])
+                feed(BLOCK, BLOCK, [block])
             rig.executable.write("qkv", last)
-            run(count, POSITIONS, blocks)
+            feed(count, POSITIONS, blocks)
             assert_rel(level, rig.executable.read("out", count), exact, BOUND["f32"] / 4)
         device.close()

@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 
 from bitnet.core.cpu import native
-from bitnet.core.hal import Limits, OpenOptions, SamplingParams, SequenceStep
+from bitnet.core.hal import Limits, OpenOptions, SamplingParams, SequenceStep, run
 from bitnet.core.testing import ConformanceSuite
 from bitnet.core.testing.model import TinyModel
 from bitnet.core.testing.rig import Rig
@@ -130,8 +130,8 @@ def outputs(system: OtherSystem, seed: int, count: int) -> list[Any]:
     with Rig(device, program.ops, program.tensors.values(), program.weights, limits=LIMITS, kv=program.kv) as rig:
         for begin in range(0, 300, 75):
             part = SequenceStep(ids[begin : begin + 75], begin + 75, list(range(19)), [74], draw)
-            out.append(rig.executable.run(rig.step([part])))
-        out.append(rig.executable.run(rig.step([SequenceStep(ids[300:301], 301, list(range(19)), [0], draw)])))
+            out.append(run(rig.executable, rig.step([part])))
+        out.append(run(rig.executable, rig.step([SequenceStep(ids[300:301], 301, list(range(19)), [0], draw)])))
         out.extend(rig.executable.read(name) for name in program.tensors)
     device.close()
     return out

@@ -30,6 +30,7 @@ from bitnet.core.hal import (
     TernaryData,
     TernaryMatmul,
     TernaryWeight,
+    run,
 )
 from bitnet.core.support import system
 from bitnet.core.testing.model import TinyModel
@@ -50,18 +51,18 @@ def outputs(library: ctypes.CDLL, seed: int, count: int) -> list[Any]:
     out: list[Any] = []
     with Rig(device, program.ops, program.tensors.values(), program.weights, limits=LIMITS, kv=program.kv) as rig:
 
-        def run(*sequences: SequenceStep) -> None:
-            out.append(rig.executable.run(rig.step(sequences)))
+        def feed(*sequences: SequenceStep) -> None:
+            out.append(run(rig.executable, rig.step(sequences)))
             out.extend(rig.executable.read(name) for name in program.tensors)
 
         for begin in range(0, 900, 75):
-            rig.executable.run(rig.step([SequenceStep(ids[begin : begin + 75], begin + 75, blocks)]))
-        run(
+            run(rig.executable, rig.step([SequenceStep(ids[begin : begin + 75], begin + 75, blocks)]))
+        feed(
             SequenceStep(ids[900:920], 920, blocks, [19], draw),
             SequenceStep(ids[:3], 3, [60], [2]),
             SequenceStep(ids[:30], 30, [61, 62], [0, 29], draw),
         )
-        run(SequenceStep(ids[920:921], 921, blocks, [0], draw))
+        feed(SequenceStep(ids[920:921], 921, blocks, [0], draw))
     device.close()
     return out
 
@@ -127,12 +128,12 @@ def test_a_forked_child_computes_with_threads_of_its_own(library: ctypes.CDLL) -
     program = model.program(LIMITS, 4)
     with Rig(device, program.ops, program.tensors.values(), program.weights, limits=LIMITS, kv=program.kv) as rig:
         step = rig.step([SequenceStep(list(range(9)), 9, [0], [8])])
-        expected = rig.executable.run(step).tolist()
+        expected = run(rig.executable, step).tolist()
         child = os.fork()
         if child == 0:
-            os._exit(0 if all(rig.executable.run(step).tolist() == expected for _ in range(3)) else 1)
+            os._exit(0 if all(run(rig.executable, step).tolist() == expected for _ in range(3)) else 1)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-        assert rig.executable.run(step).tolist() == expected
+        assert run(rig.executable, step).tolist() == expected
     device.close()
 
 
@@ -148,7 +149,7 @@ def test_a_child_forked_while_the_parent_computes_leaves_out_no_work(library: ct
         large = busy.step([SequenceStep(list(range(64)), 64, list(range(4)), [63])])
 
         def result() -> list[bytes]:
-            tokens = idle.executable.run(small)
+            tokens = run(idle.executable, small)
             return [tokens.tobytes(), *(idle.executable.read(name).tobytes() for name in program.tensors)]
 
         expected = result()
@@ -156,7 +157,7 @@ def test_a_child_forked_while_the_parent_computes_leaves_out_no_work(library: ct
 
         def work() -> None:
             while not done.is_set():
-                busy.executable.run(large)
+                run(busy.executable, large)
 
         worker = threading.Thread(target=work)
         worker.start()
@@ -181,7 +182,7 @@ def test_executables_of_one_device_take_turns(library: ctypes.CDLL) -> None:
     def work(index: int) -> None:
         with Rig(device, program.ops, program.tensors.values(), program.weights, limits=LIMITS, kv=program.kv) as rig:
             step = rig.step([SequenceStep(list(range(9)), 9, [0], [8])])
-            results[index] = [rig.executable.run(step).tolist() for _ in range(20)]
+            results[index] = [run(rig.executable, step).tolist() for _ in range(20)]
 
     workers = [threading.Thread(target=work, args=(i,)) for i in range(4)]
     for worker in workers:
@@ -217,7 +218,7 @@ def test_threads_that_get_no_processor_are_done_without(library: ctypes.CDLL) ->
                 for count, rig in rigs.items():
                     step = rig.step([SequenceStep([1], 1, list(range(60)), [0])])
                     begin = time.perf_counter()
-                    rig.executable.run(step, count=32)
+                    run(rig.executable, step, count=32)
                     times[count].append(time.perf_counter() - begin)
             assert products[3]() == 3 * products[1]()
     finally:
@@ -297,7 +298,7 @@ def test_threads_that_cannot_start_are_done_without(library: ctypes.CDLL) -> Non
             with Rig(
                 device, program.ops, program.tensors.values(), program.weights, limits=LIMITS, kv=program.kv
             ) as rig:
-                tokens = rig.executable.run(rig.step([SequenceStep(list(range(9)), 9, [0], [8])])).tolist()
+                tokens = run(rig.executable, rig.step([SequenceStep(list(range(9)), 9, [0], [8])])).tolist()
         finally:
             resource.setrlimit(resource.RLIMIT_AS, old)
         device.close()

@@ -13,7 +13,7 @@ import pytest
 from bitnet.core.engine import GenerationOptions
 from bitnet.core.engine import engine as engine_module
 from bitnet.core.errors import ContextFullError, DeviceError, DeviceLostError, InvalidInputError
-from bitnet.core.hal import Device, Limits, SequenceStep, Step, StepLayout
+from bitnet.core.hal import Device, Limits, SequenceStep, Step, StepLayout, run
 
 MakeRig = Callable[..., Any]
 SAMPLED = {"temperature": 1.0, "top_k": 50, "top_p": 0.95, "min_p": 0.01}
@@ -46,13 +46,13 @@ def test_chunks_and_repeats_do_not_matter(make_rig: MakeRig, monkeypatch: pytest
     monkeypatch.setattr(engine_module, "BURST_SECONDS", 1e9)
     rig = make_rig(limits=Limits(7, 4, 8, 32))
     counts = []
-    run = rig.executable.run
+    start = rig.executable.start
 
-    def counted(step: Step, count: int) -> Any:
+    def counted(step: Step, count: int) -> None:
         counts.append(count)
-        return run(step, count)
+        start(step, count)
 
-    monkeypatch.setattr(rig.executable, "run", counted)
+    monkeypatch.setattr(rig.executable, "start", counted)
     assert rig.one(text, max_tokens=20, seed=3, **SAMPLED).tokens == whole.tokens
     assert max(counts) == engine_module.MAX_REPEAT
     assert rig.free_blocks == 64
@@ -252,7 +252,7 @@ def test_a_lost_device_ends_everything(make_rig: MakeRig, monkeypatch: pytest.Mo
     def lose(*_: Any) -> None:
         raise DeviceLostError("it stopped answering.", device="cpu:numpy")
 
-    monkeypatch.setattr(rig.executable, "run", lose)
+    monkeypatch.setattr(rig.executable, "start", lose)
     with pytest.raises(DeviceLostError):
         rig.engine.step()
     monkeypatch.undo()
@@ -264,7 +264,7 @@ def test_a_lost_device_ends_everything(make_rig: MakeRig, monkeypatch: pytest.Mo
 
 def test_a_token_that_cannot_be_is_a_device_error(make_rig: MakeRig, monkeypatch: pytest.MonkeyPatch) -> None:
     rig = make_rig()
-    monkeypatch.setattr(rig.executable, "run", lambda step, count: np.full((count, step.rows), 260, np.int32))
+    monkeypatch.setattr(rig.executable, "collect", lambda: np.full((1, 1), 260, np.int32))
     rig.engine.add(rig.engine.prepare([1], GenerationOptions()))
     with pytest.raises(DeviceError, match="outside the vocabulary"):
         rig.engine.step()
@@ -302,7 +302,7 @@ def test_scores_match_the_logits_of_one_step(device: Device, make_rig: MakeRig) 
     limits = Limits(60, 1, 60, 15)
     whole = make_rig(device, limits=limits)
     step = Step(StepLayout(limits), [SequenceStep(text, 60, range(15), range(60))], block_size=4)
-    whole.executable.run(step)
+    run(whole.executable, step)
     logits = whole.executable.read("logits").astype(np.float64)
     exact = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
     expected = exact[np.arange(59), text[1:]]

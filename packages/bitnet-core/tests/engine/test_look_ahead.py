@@ -20,7 +20,7 @@ from bitnet.core.engine.lookup import Pace
 from bitnet.core.engine.sequence import Generation
 from bitnet.core.engine.worker import Worker
 from bitnet.core.errors import DeviceLostError
-from bitnet.core.hal import LOOK_AHEAD, NO_TOKEN, Executable, Program, Step
+from bitnet.core.hal import LOOK_AHEAD, NO_TOKEN, Executable, Program, Step, run
 from bitnet.core.reference import NUMPY_INFO, ReferenceDevice
 
 MakeRig = Callable[..., Any]
@@ -37,10 +37,6 @@ class Ahead:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._executable, name)
-
-    def run(self, step: Step, count: int = 1) -> Any:
-        assert not self._flying, "a run while rounds are under way"
-        return self._executable.run(step, count)
 
     def start(self, step: Step, count: int = 1) -> None:
         assert not self._flying, "a start while rounds are under way"
@@ -59,13 +55,9 @@ class Ahead:
     def logprobs(self) -> Any:
         return self._told
 
-    def fill_slot(self, *given: Any) -> None:
-        """By name: from Python 3.12 on, a protocol's ``isinstance`` asks no ``__getattr__``."""
-        self._executable.fill_slot(*given)
-
     def _begin(self, count: int) -> None:
         step, at = self._step, self._step.layout.offsets
-        tokens = self._executable.run(step, count)
+        tokens = run(self._executable, step, count)
         self._flying.append((tokens, self._executable.logprobs() if step.data[6] else None))
         self.most = max(self.most, len(self._flying))
         step.data[at["tokens"] :][: step.rows] = np.where(tokens[-1] == NO_TOKEN, 0, tokens[-1])
@@ -166,15 +158,15 @@ def test_what_has_ended_is_told_though_the_next_step_cannot_begin(make_rig: Make
 def test_the_text_of_a_step_comes_while_the_next_one_runs(worker: Worker) -> None:
     """The device does not finish a step before its caller has read the step before."""
     executable: Any = worker.engine._executable
-    run, read, steps = executable.run, queue.SimpleQueue[int](), []
+    collect, read, steps = executable.collect, queue.SimpleQueue[int](), list[Any]()
 
-    def slow(*arguments: Any) -> Any:
-        steps.append(arguments)
+    def slow() -> Any:
+        steps.append(collect())
         if len(steps) > 1:
             read.get(timeout=60)
-        return run(*arguments)
+        return steps[-1]
 
-    executable.run = slow
+    executable.collect = slow
     ticket = worker.submit(*worker.engine.prepare([1, 2], GenerationOptions(max_tokens=30, ignore_eos=True)))
     updates = []
     for update in ticket:
@@ -185,16 +177,16 @@ def test_the_text_of_a_step_comes_while_the_next_one_runs(worker: Worker) -> Non
 
 def test_a_step_that_fails_takes_nothing_of_the_one_before(worker: Worker) -> None:
     executable: Any = worker.engine._executable
-    run = executable.run
+    collect = executable.collect
     given: list[Any] = []
 
-    def failing(*arguments: Any) -> Any:
+    def failing() -> Any:
         if len(given) == 3:
             raise DeviceLostError("it stopped answering.", device="cpu:numpy")
-        given.append(run(*arguments))
+        given.append(collect())
         return given[-1]
 
-    executable.run = failing
+    executable.collect = failing
     ticket = worker.submit(*worker.engine.prepare([1, 2], GenerationOptions(max_tokens=90, ignore_eos=True)))
     told: list[int] = []
     with pytest.raises(DeviceLostError):

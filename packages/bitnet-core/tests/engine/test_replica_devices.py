@@ -88,14 +88,14 @@ def test_a_replica_that_fails_is_replaced_and_receipts_name_who_answered(
             assert receipt["compute_path"] == name
             assert receipt["backend_summary"].endswith(f"selected={name}")
             assert receipt["kernels"] == list((scalar if name == "cpu:scalar" else numpy).kernels)
-        run, steps = scalar.run, iter(range(99))
+        collect, steps = scalar.collect, iter(range(99))
 
-        def failing(*arguments: Any) -> Any:
+        def failing() -> Any:
             if next(steps) == 1:
                 raise DeviceLostError("it stopped answering.", device="cpu:scalar")
-            return run(*arguments)
+            return collect()
 
-        monkeypatch.setattr(scalar, "run", failing)
+        monkeypatch.setattr(scalar, "collect", failing)
         with caplog.at_level(logging.WARNING, "bitnet"):
             done = model.generate_batch([text[::-1] for text in texts], **OPTIONS)
         assert [len(c.tokens) for c in done] == [12] * 5

@@ -56,14 +56,14 @@ def held(worker: Worker) -> Iterator[None]:
 def lose(worker: Worker, which: int, after: int, error: BaseException | None = None) -> None:
     """Let the device of a replica fail in its step number ``after``."""
     executable: Any = worker.replicas[which].engine._executable
-    run, steps = executable.run, iter(range(10**9))
+    collect, steps = executable.collect, iter(range(10**9))
 
-    def failing(*arguments: Any) -> Any:
+    def failing() -> Any:
         if next(steps) >= after:
             raise error or DeviceLostError("it stopped answering.", device=worker.replicas[which].engine.device)
-        return run(*arguments)
+        return collect()
 
-    executable.run = failing
+    executable.collect = failing
 
 
 def submit(worker: Worker, prompt: Sequence[int], options: GenerationOptions = LONG) -> Ticket:
@@ -224,11 +224,11 @@ def test_one_that_is_cancelled_as_its_device_fails_ends(make_worker: Callable[..
     worker = make_worker(2)
     executable: Any = worker.replicas[0].engine._executable
 
-    def failing(*arguments: Any) -> Any:
+    def failing() -> Any:
         tickets[0].cancel()
         raise DeviceLostError("it stopped answering.", device="one")
 
-    executable.run = failing
+    executable.collect = failing
     with held(worker):
         tickets = worker.submit_all([worker.engine.prepare([i], LONG) for i in range(3)])
     assert [result(ticket).finish_reason for ticket in tickets] == ["cancelled", "length", "length"]

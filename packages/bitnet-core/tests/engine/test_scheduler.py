@@ -165,14 +165,14 @@ def test_prompts_beside_decoding_take_a_set_time(
 ) -> None:
     """At 0.5 ms a token, 25 ms are 50 tokens of a prompt. A quarter of the budget of 64 is the least, 64 the most."""
     rig = make_rig(limits=Limits(64, 4, 8, 128), num_blocks=256)
-    run, steps, now = rig.executable.run, list[tuple[int, int]](), [0.0]
+    start, steps, now = rig.executable.start, list[tuple[int, int]](), [0.0]
 
-    def timed(step: Step, count: int = 1) -> Any:
+    def timed(step: Step, count: int = 1) -> None:
         steps.append((step.seqs, step.tokens))
         now[0] += 0.0005 * step.tokens * count
-        return run(step, count)
+        start(step, count)
 
-    monkeypatch.setattr(rig.executable, "run", timed)
+    monkeypatch.setattr(rig.executable, "start", timed)
     monkeypatch.setattr(engine_module, "time", SimpleNamespace(perf_counter=lambda: now[0]))
     monkeypatch.setattr(engine_module, "PROMPT_SECONDS", seconds)
     rig.run([list(range(250)), [1, 2, 3]], max_tokens=30, ignore_eos=True)

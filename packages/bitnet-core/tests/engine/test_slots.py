@@ -111,16 +111,16 @@ def test_bursts_go_on(make_rig: MakeRig, monkeypatch: pytest.MonkeyPatch) -> Non
     """A step with slots runs for many tokens, up to where end tokens are allowed; no logits are read."""
     rig = make_rig(limits=Limits(max_tokens=32, max_seqs=4, max_rows=8, max_blocks=32))
     counts: list[int] = []
-    run = rig.executable.run
+    start = rig.executable.start
 
-    def counted(step: Step, count: int = 1) -> Any:
+    def counted(step: Step, count: int = 1) -> None:
         counts.append(count)
-        return run(step, count)
+        start(step, count)
 
-    rig.executable.run = counted
+    rig.executable.start = counted
     rig.executable.read = lambda *given: pytest.fail("logits are read")
     rig.engine._token_seconds = 0.001
-    monkeypatch.setattr(rig.engine, "_timed", rig.engine._compute)
+    monkeypatch.setattr(rig.engine, "_timed", lambda step, rounds, wanted, _: rig.engine._compute(step, rounds, wanted))
     options = {"max_tokens": 60, "repetition_penalty": 1.2, "min_tokens": 21, "ignore_eos": True, "stop_tokens": [3]}
     options["logprobs"] = 5
     prompts = [list(range(5, 14)), list(range(40, 60))]

@@ -16,9 +16,9 @@ from bitnet.core.engine import Engine, GenerationOptions, warm
 from bitnet.core.engine.warm import WarmUp, prepare_stand_ins, usual_steps
 from bitnet.core.errors import OutOfMemoryError
 from bitnet.core.gpu import Buffer, GpuDevice, Launch, Lowering
-from bitnet.core.hal import LOGPROBS, PENALTIES, DeviceInfo, DeviceType, KVSpec, Limits, Op, Preparing, Step
+from bitnet.core.hal import LOGPROBS, PENALTIES, PREPARES, DeviceInfo, DeviceType, KVSpec, Limits, Op, Step
 
-INFO = DeviceInfo("none", "0", "none", "none", "none", DeviceType.DISCRETE)
+INFO = DeviceInfo("none", "0", "none", "none", "none", DeviceType.DISCRETE, features=(PREPARES,))
 LIMITS = Limits(max_tokens=512, max_seqs=64, max_rows=64, max_blocks=128)
 
 
@@ -94,7 +94,6 @@ def traffic(engine: Engine, rng: np.random.Generator, requests: int, *, together
 def prepare(engine: Engine, driver: Counting) -> int:
     """Prepare all usual steps and the stand-ins; the number of recordings made."""
     executable: Any = engine._executable
-    assert isinstance(executable, Preparing)
     prepare_stand_ins(executable, engine.stand_ins(), "none:0")
     for step in usual_steps(engine.limits, engine.kv, engine.context):
         executable.prepare(step)
@@ -133,7 +132,7 @@ def test_64_prompts_at_once_record_nothing(make_engine: Callable[[], tuple[Engin
 
 
 def test_penalties_and_logprobs_record_nothing(make_rig: Callable[..., Any]) -> None:
-    driver, able = Counting(), replace(INFO, features=(PENALTIES, LOGPROBS))
+    driver, able = Counting(), replace(INFO, features=(PENALTIES, LOGPROBS, PREPARES))
     device = GpuDevice(able, driver, replace(LOWERING, group=256))
     rig = make_rig(device, limits=LIMITS, num_blocks=4096, block_size=32, context_length=4096)
     prepare_stand_ins(rig.executable, rig.engine.stand_ins(), "none:0")
@@ -153,7 +152,7 @@ def test_penalties_and_logprobs_record_nothing(make_rig: Callable[..., Any]) -> 
 @pytest.mark.parametrize("together", [True, False])
 def test_what_stands_in_for_all_other_sizes(make_rig: Callable[..., Any], together: bool) -> None:
     """Traffic that comes before any usual size is prepared records nothing; what it missed is prepared afterwards."""
-    driver, able = Counting(), replace(INFO, features=(PENALTIES, LOGPROBS))
+    driver, able = Counting(), replace(INFO, features=(PENALTIES, LOGPROBS, PREPARES))
     device = GpuDevice(able, driver, replace(LOWERING, group=256))
     engine = make_rig(device, limits=LIMITS, num_blocks=4096, block_size=32, context_length=4096).engine
     executable: Any = engine._executable
@@ -183,7 +182,7 @@ class Slow:
         self.prepared = threading.Semaphore(0)
         self.error: Exception | None = None
 
-    def prepare(self, step: Step, count: int = 1, *, stands_in: bool = False) -> None:
+    def prepare(self, step: Step, count: int = 1, stands_in: bool = False) -> None:
         if self.error is not None:
             raise self.error
         self.prepared.release()
@@ -194,7 +193,8 @@ def steps() -> Any:
 
 
 def test_nothing_is_prepared_while_somebody_waits() -> None:
-    slow, busy = Slow(), threading.Event()
+    slow: Any = Slow()
+    busy = threading.Event()
     busy.set()
     warm_up = WarmUp(slow, steps(), busy.is_set, "none:0")
     assert not slow.prepared.acquire(timeout=0.2)
@@ -209,7 +209,8 @@ def test_who_never_waits_long_is_not_waited_for(monkeypatch: pytest.MonkeyPatch)
     """While requests never stop, sizes are prepared beside them, one at a time."""
     monkeypatch.setattr(warm, "PATIENCE", 0.3)
     monkeypatch.setattr(warm, "BESIDE", 0.01)
-    slow, begun = Slow(), time.monotonic()
+    slow: Any = Slow()
+    begun = time.monotonic()
     warm_up = WarmUp(slow, steps(), lambda: True, "none:0")
     assert slow.prepared.acquire(timeout=60)
     assert time.monotonic() - begun >= 0.3
@@ -218,7 +219,7 @@ def test_who_never_waits_long_is_not_waited_for(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_closing_ends_it() -> None:
-    slow = Slow()
+    slow: Any = Slow()
     warm_up = WarmUp(slow, steps(), lambda: True, "none:0")
     warm_up.close()
     assert not warm_up.thread.is_alive()
@@ -227,7 +228,7 @@ def test_closing_ends_it() -> None:
 
 
 def test_a_device_that_refuses_is_left_alone() -> None:
-    slow = Slow()
+    slow: Any = Slow()
     slow.error = OutOfMemoryError("full.", device="none:0")
     warm_up = WarmUp(slow, steps(), lambda: False, "none:0")
     assert not warm_up.wait(60)

@@ -81,22 +81,22 @@ def test_cancel_from_another_thread(worker: Worker) -> None:
 
 
 def test_every_waiting_caller_gets_the_devices_error(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
-    run = worker.engine._executable.run
+    collect = worker.engine._executable.collect
     steps = 0
 
-    def lose(*arguments: Any) -> Any:
+    def lose() -> Any:
         nonlocal steps
         steps += 1
         if steps > 5:
             raise DeviceLostError("it stopped answering.", device="cpu:numpy")
-        return run(*arguments)
+        return collect()
 
     def call(i: int) -> BaseException:
         with pytest.raises(DeviceLostError) as caught:
             complete(worker, [i])
         return caught.value
 
-    monkeypatch.setattr(worker.engine._executable, "run", lose)
+    monkeypatch.setattr(worker.engine._executable, "collect", lose)
     with ThreadPoolExecutor(6) as pool:  # two more than run at a time
         errors = list(pool.map(call, range(6)))
     assert all(error is errors[0] for error in errors)
@@ -111,10 +111,10 @@ def test_every_waiting_caller_gets_the_devices_error(worker: Worker, monkeypatch
 
 
 def test_an_error_that_was_told_is_told_again(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
-    def lose(*arguments: Any) -> Any:
+    def lose() -> Any:
         raise DeviceLostError("it stopped answering.", device="cpu:numpy")
 
-    monkeypatch.setattr(worker.engine._executable, "run", lose)
+    monkeypatch.setattr(worker.engine._executable, "collect", lose)
     request = Request(None, worker.submit(*worker.engine.prepare([1, 2], LONG)))
     with pytest.raises(DeviceLostError, match="stopped answering"):
         list(request)

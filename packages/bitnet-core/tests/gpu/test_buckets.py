@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from bitnet.core.gpu import Bucket, Buffer, Context, GpuExecutable, Launch, Lowering
-from bitnet.core.hal import DeviceInfo, DeviceType, Limits, Op, SamplingParams, SequenceStep, Step
+from bitnet.core.hal import DeviceInfo, DeviceType, Limits, Op, SamplingParams, SequenceStep, Step, run
 from bitnet.core.testing.model import BLOCK, TinyModel
 
 LIMITS = Limits(16, 4, 4, 6)
@@ -59,7 +59,7 @@ def bucket_of(
     lowering = Lowering(table, lambda _: able, filters=lambda _, bucket: bucket.rows <= filters)
     executable = GpuExecutable(NoDevice(), info, program, lowering, lambda _: None)
     first = len(buckets)
-    executable.run(Step(executable.context.layout, sequences, block_size=BLOCK, logits=logits), count)
+    run(executable, Step(executable.context.layout, sequences, block_size=BLOCK, logits=logits), count)
     return buckets[first] if len(buckets) > first else buckets[0]
 
 

@@ -120,7 +120,11 @@ def wrong(spoil: Callable[[Any], Any]) -> Any:
     def compile_(program: Any) -> Any:
         inner = ReferenceDevice(INFO).compile(program)
         return SimpleNamespace(
-            write=inner.write, run=inner.run, close=inner.close, read=lambda name: spoil(inner.read(name))
+            write=inner.write,
+            start=inner.start,
+            collect=inner.collect,
+            close=inner.close,
+            read=lambda name: spoil(inner.read(name)),
         )
 
     return SimpleNamespace(info=INFO, compile=compile_)

@@ -85,12 +85,12 @@ class Device(ReferenceDevice):
     def compile(self, program, *, keep=False):
         {calls["compile"]}
         executable = super().compile(program)
-        run = executable.run
-        def run_badly(*args):
-            executable.run = run  # the first time only
+        collect = executable.collect
+        def collect_badly():
+            executable.collect = collect  # the first time only
             {calls["run"]}
-            return run(*args)
-        executable.run = run_badly
+            return collect()
+        executable.collect = collect_badly
         return executable
 class Bad(B):
     def probe(self):

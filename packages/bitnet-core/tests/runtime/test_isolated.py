@@ -21,7 +21,7 @@ from bitnet.core.cpu.backend import BACKEND
 from bitnet.core.devices import child
 from bitnet.core.devices.isolated import IsolatedDevice, open_isolated
 from bitnet.core.errors import BitNetError, DeviceError, DeviceLostError, InvalidInputError, ModelFileError
-from bitnet.core.hal import Limits, OpenOptions, Program, SequenceStep, Step, StepLayout
+from bitnet.core.hal import Limits, OpenOptions, Program, SequenceStep, Step, StepLayout, run
 from bitnet.core.testing.model import TinyModel
 
 LIMITS = Limits(4, 2, 2, 4)
@@ -91,7 +91,7 @@ def test_it_computes_what_the_device_computes(device: IsolatedDevice) -> None:
         with_child, alone = device.compile(one), here.compile(one)
         assert with_child.kernels == ()
         for _ in range(2):
-            np.testing.assert_array_equal(with_child.run(step()), alone.run(step()))
+            np.testing.assert_array_equal(run(with_child, step()), run(alone, step()))
             np.testing.assert_array_equal(with_child.read("logits", 1), alone.read("logits", 1))
         assert with_child.kernels == alone.kernels
         assert with_child.stats() == alone.stats()
@@ -104,14 +104,14 @@ def test_it_computes_what_the_device_computes(device: IsolatedDevice) -> None:
 def test_wrong_input_is_the_callers_error_and_nothing_ends(device: IsolatedDevice) -> None:
     executable = device.compile(program())
     with pytest.raises(InvalidInputError, match="count"):
-        executable.run(step(), 0)
+        run(executable, step(), 0)
     with pytest.raises(InvalidInputError, match="nowhere"):
         executable.read("nowhere")
-    assert executable.run(step()).shape == (1, 1)
+    assert run(executable, step()).shape == (1, 1)
     executable.close()
     executable.close()
     with pytest.raises(DeviceError, match="closed"):
-        executable.run(step())
+        run(executable, step())
 
 
 def test_a_weight_that_cannot_be_loaded_is_told_as_it_is(device: IsolatedDevice) -> None:
@@ -125,18 +125,18 @@ def test_a_weight_that_cannot_be_loaded_is_told_as_it_is(device: IsolatedDevice)
     weights[name] = replace(weights[name], load=fail)
     with pytest.raises(ModelFileError, match=r"model.gguf: was cut short"):
         device.compile(replace(one, weights=weights))
-    assert device.compile(one).run(step()).shape == (1, 1), "the device can be used after that"
+    assert run(device.compile(one), step()).shape == (1, 1), "the device can be used after that"
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="signals")
 def test_a_process_that_ends_is_a_lost_device(device: IsolatedDevice) -> None:
     executable = device.compile(program())
-    executable.run(step())
+    run(executable, step())
     names = executable.kernels
     os.kill(device.pid, signal.SIGKILL)
     for _ in range(2):
         with pytest.raises(DeviceLostError, match=r"cpu:numpy: its process crashed \(SIGKILL"):
-            executable.run(step())
+            run(executable, step())
     assert executable.kernels == names, "receipts of what it has computed name them"
     executable.close()
 

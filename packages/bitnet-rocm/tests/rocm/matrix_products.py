@@ -28,6 +28,7 @@ from bitnet.core.hal import (
     TernaryMatmul,
     TernaryWeight,
     Weight,
+    run,
 )
 from bitnet.rocm.backend import BACKEND
 
@@ -66,7 +67,7 @@ def wrong(device: GpuDevice, rng: np.random.Generator, rows: int, cols: int, tok
         executable.write("x", x)
         executable.write("scale", scale)
         executable.write("out", start)
-        executable.run(Step(StepLayout(program.limits), [SequenceStep([0] * tokens, length=tokens)]))
+        run(executable, Step(StepLayout(program.limits), [SequenceStep([0] * tokens, length=tokens)]))
         found = executable.read("out")
     finally:
         executable.close()

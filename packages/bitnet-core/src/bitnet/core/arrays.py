@@ -40,6 +40,7 @@ from bitnet.core.hal import (
     TernaryMatmul,
     TernaryWeight,
     Weight,
+    run,
 )
 from bitnet.core.hal.check import MAX_K
 from bitnet.core.support import log
@@ -82,7 +83,7 @@ def quantize(w: npt.NDArray[np.floating[Any]], *, device: str | Device | None = 
     executable = _prepare(device, program)
     try:
         executable.write("x", w)
-        executable.run(_step(program, 1))
+        run(executable, _step(program, 1))
         return Quantized(executable.read("codes"), float(executable.read("scale")[0]))
     finally:
         executable.close()
@@ -229,11 +230,11 @@ class TernaryMatrix:
         rows = len(x)
         if x.dtype != np.int8:
             self._quantizer.write("floats", x)
-            self._quantizer.run(_step(self._quantizer_program, rows))
+            run(self._quantizer, _step(self._quantizer_program, rows))
             x, scales = self._quantizer.read("x", rows), self._quantizer.read("x_scale", rows)
         self._executable.write("x", x)
         self._executable.write("x_scale", scales)
-        self._executable.run(_step(self._program, rows))
+        run(self._executable, _step(self._program, rows))
         product: npt.NDArray[np.float32] = self._executable.read("out", rows)
         return product
 

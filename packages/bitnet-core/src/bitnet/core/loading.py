@@ -16,7 +16,7 @@ from bitnet.core.engine.setup import context_for, open_engine
 from bitnet.core.engine.warm import WarmUp, prepare_stand_ins
 from bitnet.core.engine.worker import Worker
 from bitnet.core.errors import BitNetError, InvalidInputError, UnsupportedProgramError, brief
-from bitnet.core.hal import Device, DeviceType, Executable, Preparing
+from bitnet.core.hal import PREPARES, Device, DeviceType, Executable
 from bitnet.core.model.default import default_model_path
 from bitnet.core.model.file import open_model
 from bitnet.core.support import env
@@ -141,11 +141,11 @@ def load_model(
         file.gguf.check()
         warm_ups = []
         for replica, engine in zip(replicas, engines, strict=True):
-            executable = replica.executable
-            if not isinstance(executable, Preparing) or replica.device.info.type not in _GPUS:
+            executable, info = replica.executable, replica.device.info
+            if PREPARES not in info.features or info.type not in _GPUS:
                 continue
             if max_seqs > 1:  # a caller with one generation at a time need not wait for larger steps
-                with registry.computing(replica.device.info)():
+                with registry.computing(info)():
                     prepare_stand_ins(executable, engine.stand_ins(), engine.device)
             warm_ups.append(WarmUp(executable, engine.usual_steps(), lambda: worker.busy, engine.device))
     except BaseException as error:

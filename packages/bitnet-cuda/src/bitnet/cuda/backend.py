@@ -11,12 +11,9 @@ from uuid import UUID
 
 from bitnet.core.gpu.probing import denied_nodes, no_library, no_permission
 from bitnet.core.hal import (
-    DETERMINISTIC,
-    KV_I8,
-    LOGPROBS,
+    KERNEL_FEATURES,
     LOOK_AHEAD,
-    PENALTIES,
-    TERNARY_TABLES,
+    PREPARES,
     Device,
     DeviceInfo,
     DeviceType,
@@ -50,7 +47,7 @@ class CudaBackend:
     """NVIDIA GPUs of compute capability 7.5 and newer."""
 
     name = "cuda"
-    hal_api = 2
+    hal_api = 3
 
     def probe(self) -> ProbeResult:
         if missing := _missing_library():
@@ -152,7 +149,7 @@ def _info(index: int, driver_version: str) -> tuple[DeviceInfo, tuple[int, int]]
     integrated = get(driver.cuDeviceGetAttribute(attribute.CU_DEVICE_ATTRIBUTE_INTEGRATED, device))
     multiprocessors = get(driver.cuDeviceGetAttribute(attribute.CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, device))
     memory = int(get(driver.cuDeviceTotalMem(device)))
-    features = ["int8-dot", "f16", DETERMINISTIC, KV_I8, LOGPROBS, LOOK_AHEAD, PENALTIES, TERNARY_TABLES]
+    features = ["int8-dot", "f16", *KERNEL_FEATURES, PREPARES, LOOK_AHEAD]
     features += ["int8-tensor-cores"] if capability >= (8, 0) else []
     features += ["dependent-launch"] if capability >= (9, 0) else []
     info = DeviceInfo(

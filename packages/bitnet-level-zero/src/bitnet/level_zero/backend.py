@@ -27,7 +27,7 @@ class LevelZeroBackend:
     """Intel GPUs by Intel's own driver."""
 
     name = "level-zero"
-    hal_api = 2
+    hal_api = 3
 
     def probe(self) -> ProbeResult:
         from bitnet.level_zero.loader import loader

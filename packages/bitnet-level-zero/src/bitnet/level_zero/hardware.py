@@ -10,7 +10,7 @@ from typing import cast
 
 from bitnet.core.gpu.clc import Abilities
 from bitnet.core.gpu.clc.abilities import XMX
-from bitnet.core.hal import DETERMINISTIC, KV_I8, LOGPROBS, PENALTIES, TERNARY_TABLES, DeviceInfo, DeviceType
+from bitnet.core.hal import KERNEL_FEATURES, PREPARES, DeviceInfo, DeviceType
 from bitnet.core.hal.probe import TEST_DRIVER
 from bitnet.level_zero.loader import LevelZero
 from bitnet.level_zero.structures import (
@@ -101,13 +101,8 @@ class Hardware:
             "int8-dot": self.modules.flags & DP4A,
             "subgroups": bool(self.sub_groups),
             "shared-memory": self.integrated,
-            PENALTIES: True,
-            LOGPROBS: True,
-            DETERMINISTIC: True,
-            TERNARY_TABLES: True,
-            KV_I8: True,
         }
-        return tuple(name for name, has in listed.items() if has)
+        return (*(name for name, has in listed.items() if has), *KERNEL_FEATURES, PREPARES)
 
     def info(self, index: int) -> DeviceInfo:
         """As the probe reports it."""

@@ -10,11 +10,8 @@ from typing import TYPE_CHECKING
 
 from bitnet.core.errors import DeviceError, DeviceLostError, DeviceUnavailableError, OutOfMemoryError
 from bitnet.core.hal import (
-    DETERMINISTIC,
-    KV_I8,
-    LOGPROBS,
-    PENALTIES,
-    TERNARY_TABLES,
+    KERNEL_FEATURES,
+    PREPARES,
     Device,
     DeviceInfo,
     DeviceType,
@@ -58,7 +55,7 @@ class MetalBackend:
     """GPUs of Apple silicon with macOS 12 or newer."""
 
     name = "metal"
-    hal_api = 2
+    hal_api = 3
 
     def probe(self) -> ProbeResult:
         result, objc, devices = _look()
@@ -205,7 +202,7 @@ def _info(objc: Objc, device: int, name: str, index: str, system: System) -> Dev
         type=DeviceType.VIRTUAL if virtual else DeviceType.INTEGRATED,
         memory=int(objc.send(device, "recommendedMaxWorkingSetSize")),
         driver_version=f"macOS {_text(system.version)} ({system.build})",
-        features=("f16", PENALTIES, LOGPROBS, TERNARY_TABLES, DETERMINISTIC, KV_I8),
+        features=("f16", *KERNEL_FEATURES, PREPARES),
     )
     return marked(info)
 

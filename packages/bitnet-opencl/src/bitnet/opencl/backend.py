@@ -32,7 +32,7 @@ class OpenCLBackend:
     """OpenCL 1.2 and newer, any vendor."""
 
     name = "opencl"
-    hal_api = 2
+    hal_api = 3
 
     def probe(self) -> ProbeResult:
         if find_spec("pyopencl") is None:

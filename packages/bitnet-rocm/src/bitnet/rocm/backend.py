@@ -11,12 +11,9 @@ from typing import TYPE_CHECKING
 from bitnet.core.errors import DeviceError, DeviceUnavailableError
 from bitnet.core.gpu.probing import denied_nodes, no_permission
 from bitnet.core.hal import (
-    DETERMINISTIC,
-    KV_I8,
-    LOGPROBS,
+    KERNEL_FEATURES,
     LOOK_AHEAD,
-    PENALTIES,
-    TERNARY_TABLES,
+    PREPARES,
     Device,
     DeviceInfo,
     DeviceType,
@@ -34,8 +31,6 @@ if TYPE_CHECKING:
     from bitnet.rocm.comgr_process import ComgrProcess
     from bitnet.rocm.hip import Hip, Properties
 
-FEATURES = (DETERMINISTIC, KV_I8, LOGPROBS, LOOK_AHEAD, PENALTIES, TERNARY_TABLES)
-"""Features that the kernels and the driver have on every device."""
 NODES = ("kfd", "dri/renderD*")
 """Device nodes that the runtime opens, under /dev."""
 KFD = Path("/dev/kfd")
@@ -77,7 +72,7 @@ class RocmBackend:
     """AMD GPUs with ROCm 6 or newer, of architecture gfx9 or newer."""
 
     name = "rocm"
-    hal_api = 2
+    hal_api = 3
 
     def probe(self) -> ProbeResult:
         result, _, _ = _look()
@@ -207,7 +202,7 @@ def _found(hip: Hip, index: int, properties: Properties, kind: Architecture, ver
         type=DeviceType.VIRTUAL if hip.is_test_driver else kind_of,
         memory=properties.total_memory,
         driver_version=version,
-        features=(*kind.features, "f16", f"wave{kind.wave}", *FEATURES),
+        features=(*kind.features, "f16", f"wave{kind.wave}", *KERNEL_FEATURES, PREPARES, LOOK_AHEAD),
         details=details,
     )
     return Found(marked(info), kind, abilities)

@@ -36,7 +36,7 @@ class VulkanBackend:
     """Vulkan 1.1 and newer, any vendor."""
 
     name = "vulkan"
-    hal_api = 2
+    hal_api = 3
 
     def probe(self) -> ProbeResult:
         from bitnet.vulkan.driver import LOADER, binding

@@ -12,11 +12,8 @@ from typing import TYPE_CHECKING
 from bitnet.core.errors import DeviceUnavailableError
 from bitnet.core.gpu.probing import denied_nodes, device_nodes, devices_found, no_permission
 from bitnet.core.hal import (
-    DETERMINISTIC,
-    KV_I8,
-    LOGPROBS,
-    PENALTIES,
-    TERNARY_TABLES,
+    KERNEL_FEATURES,
+    PREPARES,
     Device,
     DeviceInfo,
     DeviceType,
@@ -50,7 +47,7 @@ class WebGPUBackend:
     """
 
     name = "webgpu"
-    hal_api = 2
+    hal_api = 3
 
     def __init__(self, without: Collection[str] = ()) -> None:
         self._without = without
@@ -132,7 +129,7 @@ def _info(adapter: wgpu.GPUAdapter, index: int) -> DeviceInfo:
         vendor=info["vendor"] or f"{info['vendor_id']:04x}",
         type=TYPES.get(info["adapter_type"], DeviceType.VIRTUAL),
         driver_version=info["description"],
-        features=(*found, PENALTIES, LOGPROBS, TERNARY_TABLES, DETERMINISTIC, KV_I8),
+        features=(*found, *KERNEL_FEATURES, PREPARES),
         details={"api": info["backend_type"], **{name: str(limits[name]) for name in shown}},
     )
 

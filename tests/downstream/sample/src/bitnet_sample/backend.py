@@ -6,12 +6,13 @@ import time
 from collections.abc import Collection
 from typing import Any
 
-import numpy as np
 import numpy.typing as npt
 
 from bitnet.core.errors import DeviceError
 from bitnet.core.hal import (
     Backend,
+    Begun,
+    CheckedExecutable,
     Device,
     DeviceInfo,
     DeviceType,
@@ -19,6 +20,7 @@ from bitnet.core.hal import (
     ExecutableStats,
     MemoryInfo,
     OpenOptions,
+    Passes,
     ProbeResult,
     ProbeStatus,
     Program,
@@ -42,7 +44,7 @@ _NAMES = {name: name.replace("_numpy", "_sample") for name in KERNELS}
 
 class SampleBackend:
     name = "sample"
-    hal_api = 2
+    hal_api = 3
 
     def probe(self) -> ProbeResult:
         return ProbeResult(ProbeStatus.OK, devices=[_BOARD], versions={"driver": "3.1"})
@@ -64,7 +66,7 @@ class SampleDevice:
         self._numpy = ReferenceDevice(info)
 
     def compile(self, program: Program, *, keep: bool = False) -> Executable:
-        return SampleExecutable(self._numpy.compile(program, keep=keep), _compiled(self.info))
+        return SampleExecutable(self.info, program, self._numpy.compile(program, keep=keep), _compiled(self.info))
 
     def memory(self) -> MemoryInfo:
         return self._numpy.memory()
@@ -73,8 +75,11 @@ class SampleDevice:
         self._numpy.close()
 
 
-class SampleExecutable:
-    def __init__(self, numpy: Executable, binary: bytes) -> None:
+class SampleExecutable(CheckedExecutable):
+    """Starts each step on the other device, and collects there. Its device lists no features, so it needs no more."""
+
+    def __init__(self, info: DeviceInfo, program: Program, numpy: Executable, binary: bytes) -> None:
+        super().__init__(info, program)
         self._numpy = numpy
         self._names = dict(line.split("=") for line in binary.decode().splitlines())
 
@@ -82,19 +87,20 @@ class SampleExecutable:
     def kernels(self) -> tuple[str, ...]:
         return tuple(self._names[name] for name in self._numpy.kernels)
 
-    def stats(self) -> ExecutableStats:
+    def on_stats(self) -> ExecutableStats:
         return self._numpy.stats()
 
-    def run(self, step: Step, count: int = 1) -> npt.NDArray[np.int32]:
-        return self._numpy.run(step, count)
+    def on_begin(self, step: Step, count: int, done: int) -> Begun:
+        self._numpy.start(step, count)
+        return lambda: Passes(self._numpy.collect(), None)
 
-    def write(self, name: str, array: npt.NDArray[Any]) -> None:
+    def on_write(self, name: str, array: npt.NDArray[Any]) -> None:
         self._numpy.write(name, array)
 
-    def read(self, name: str, rows: int | None = None) -> npt.NDArray[Any]:
-        return self._numpy.read(name, rows)
+    def on_read(self, name: str, shape: tuple[int, ...]) -> npt.NDArray[Any]:
+        return self._numpy.read(name, shape[0])
 
-    def close(self) -> None:
+    def on_close(self) -> None:
         self._numpy.close()
 
 

@@ -13,12 +13,8 @@ from bitnet.core.cpu.native import OpKind
 from bitnet.core.cpu.threads import default_threads
 from bitnet.core.errors import DeviceError
 from bitnet.core.hal import (
-    DETERMINISTIC,
     HAL_API,
-    KV_I8,
-    LOGPROBS,
-    PENALTIES,
-    TERNARY_TABLES,
+    KERNEL_FEATURES,
     Device,
     DeviceInfo,
     DeviceType,
@@ -86,7 +82,7 @@ class CpuBackend:
             vendor=_vendor(system.cpu_model()),
             type=DeviceType.CPU,
             memory=system.memory_total(),
-            features=(*_FEATURES[level], PENALTIES, LOGPROBS, TERNARY_TABLES, DETERMINISTIC, KV_I8),
+            features=(*_FEATURES[level], *KERNEL_FEATURES),
             details={"level": level, "cores": str(default_threads()), "architecture": platform.machine()},
         )
 

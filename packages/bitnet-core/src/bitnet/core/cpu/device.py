@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import threading
 import weakref
+from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
@@ -13,13 +14,22 @@ import numpy.typing as npt
 from bitnet.core.cpu import native
 from bitnet.core.cpu.lowering import LoweredProgram, NativeDevice
 from bitnet.core.cpu.threads import default_threads
-from bitnet.core.errors import DeviceError, InvalidInputError, OutOfMemoryError
-from bitnet.core.hal import DeviceInfo, ExecutableStats, HeaderWord, Logprobs, MemoryInfo, Program, Step
-from bitnet.core.hal.check import SlotCheck, StepCheck, TensorCheck, check_program
+from bitnet.core.errors import DeviceError, OutOfMemoryError
+from bitnet.core.hal import (
+    Begun,
+    CheckedExecutable,
+    DeviceInfo,
+    ExecutableStats,
+    HeaderWord,
+    MemoryInfo,
+    Passes,
+    Program,
+    Step,
+)
 from bitnet.core.support import system
 
-# Looked up once: steps are run thousands of times a second
-_LOGITS, _LOGPROBS = HeaderWord.LOGITS.value, HeaderWord.LOGPROBS.value
+_LOGITS = HeaderWord.LOGITS.value
+"""Looked up once, because steps are run thousands of times a second."""
 
 
 class CpuDevice:
@@ -65,7 +75,6 @@ class CpuDevice:
         return self._info
 
     def compile(self, program: Program, *, keep: bool = False) -> CpuExecutable:
-        check_program(program)
         with self._compiling:
             if self._closed:
                 raise DeviceError("the device is closed.", device=self.info.name)
@@ -88,19 +97,16 @@ class CpuDevice:
         self._delete_pool()
 
 
-class CpuExecutable:
-    """A program on the CPU, made by :meth:`CpuDevice.compile`.
+class CpuExecutable(CheckedExecutable):
+    """A program on the CPU, made by :meth:`CpuDevice.compile`. Steps are computed when their tokens are collected.
 
     If a step says that nobody reads the logits, only logits that could win are computed exactly
     (``kernels/cpu/head_sample.h``), and the tensor holds approximate values for the rest.
     """
 
     def __init__(self, device: CpuDevice, program: Program, *, keep: bool) -> None:
+        super().__init__(device.info, program)
         self._device = device  # keeps the thread pool alive
-        self._name = program.name
-        self._check = StepCheck(program)
-        self._tensors, self._check_slot = TensorCheck(program), SlotCheck(program)
-        self._lock = threading.Lock()
         self._kernels: tuple[str, ...] = ()
         self._library = library = device.library
         parts = NativeDevice(device.info.name, library, device.level_handle, device.pool, device.threads)
@@ -112,70 +118,45 @@ class CpuExecutable:
         self._delete = weakref.finalize(self, library.bitnet_executable_delete, self._handle)
         self._delete.atexit = False  # as an Arena's memory
         self.used = self._lowered.used + library.bitnet_executable_bytes(self._handle)
-        self._logprobs: npt.NDArray[np.int32] | None = None
         self._turns, self._exact = 1, False  # of the last run: number of passes, whether it computed all logits
-
-    def stats(self) -> ExecutableStats:
-        """The weight bytes of a compact head include the rows that the last run read in full."""
-        with self._lock:
-            self._usable()
-            scored: int = self._library.bitnet_executable_scored(self._handle)
-            fixed = self._lowered.weight_bytes - (self._lowered.head_bytes if self._exact else 0)
-            return ExecutableStats(fixed + round(scored * self._lowered.head_row_bytes / self._turns))
 
     @property
     def kernels(self) -> tuple[str, ...]:
-        with self._lock:
+        with self.lock:
             self._record_kernels()
             return self._kernels
 
-    def run(self, step: Step, count: int = 1) -> npt.NDArray[np.int32]:
-        with self._lock:
-            self._usable()
-            self._check(step, count)
-            tokens = np.zeros((count, step.rows if self._check.samples else 0), np.int32)
-            told = 2 * int(step.data[_LOGPROBS]) - 1
-            self._logprobs = None if told < 0 else np.zeros((count, step.rows, told), np.int32)
-            where = None if self._logprobs is None else self._logprobs.ctypes.data
-            self._library.bitnet_executable_run(self._handle, step.data.ctypes.data, count, tokens.ctypes.data, where)
-            self._turns, self._exact = count, bool(step.data[_LOGITS]) or told >= 0
-            return tokens
+    def on_stats(self) -> ExecutableStats:
+        """The weight bytes of a compact head include the rows that the last run read in full."""
+        scored: int = self._library.bitnet_executable_scored(self._handle)
+        fixed = self._lowered.weight_bytes - (self._lowered.head_bytes if self._exact else 0)
+        return ExecutableStats(fixed + round(scored * self._lowered.head_row_bytes / self._turns))
 
-    def logprobs(self) -> Logprobs:
-        """Implements :class:`~bitnet.core.hal.TellsLogprobs`."""
-        with self._lock:
-            self._usable()
-            if self._logprobs is None:
-                raise InvalidInputError("the last step did not request log-probabilities.")
-            return Logprobs.of_words(self._logprobs)
+    def on_begin(self, step: Step, count: int, done: int) -> Begun:
+        return partial(self._compute, step, count)
 
-    def fill_slot(self, slot: int, marks: npt.NDArray[np.int32], biases: npt.NDArray[np.float32]) -> None:
-        """Implements :class:`~bitnet.core.hal.Adjusting`."""
-        with self._lock:
-            self._usable()
-            self._check_slot(slot, marks, biases)
-            self._lowered.marks[slot : slot + 1], self._lowered.biases[slot : slot + 1] = marks[None], biases[None]
+    def _compute(self, step: Step, count: int) -> Passes:
+        passes = Passes.room(step, count, samples=self.check_step.samples)
+        told = None if passes.logprobs is None else passes.logprobs.ctypes.data
+        data, tokens = step.data.ctypes.data, passes.tokens.ctypes.data
+        self._library.bitnet_executable_run(self._handle, data, count, tokens, told)
+        self._turns, self._exact = count, bool(step.data[_LOGITS]) or told is not None
+        return passes
 
-    def write(self, name: str, array: npt.NDArray[Any]) -> None:
-        with self._lock:
-            self._usable()
-            self._tensors.write(name, array)
-            self._lowered.arrays[name][: len(array)] = array
+    def on_fill_slot(self, slot: int, marks: npt.NDArray[np.int32], biases: npt.NDArray[np.float32]) -> None:
+        self._lowered.marks[slot : slot + 1], self._lowered.biases[slot : slot + 1] = marks[None], biases[None]
 
-    def read(self, name: str, rows: int | None = None) -> npt.NDArray[Any]:
-        with self._lock:
-            self._usable()
-            self._tensors.read(name, rows)
-            return np.array(self._lowered.arrays[name][:rows], order="C")
+    def on_write(self, name: str, array: npt.NDArray[Any]) -> None:
+        self._lowered.arrays[name][: len(array)] = array
 
-    def close(self) -> None:
-        with self._lock:
-            if not self._delete.alive:
-                return
-            self._record_kernels()
-            self._delete()
-            self._lowered.close()
-            self.used = 0
+    def on_read(self, name: str, shape: tuple[int, ...]) -> npt.NDArray[Any]:
+        return np.array(self._lowered.arrays[name][: shape[0]], order="C")
+
+    def on_close(self) -> None:
+        self._record_kernels()
+        self._delete()
+        self._lowered.close()
+        self.used = 0
 
     def _record_kernels(self) -> None:
         if not self._delete.alive:
@@ -184,10 +165,6 @@ class CpuExecutable:
         while name := library.bitnet_executable_kernel(self._handle, len(names)):
             names.append(name.decode())
         self._kernels = tuple(names)
-
-    def _usable(self) -> None:
-        if not self._delete.alive:
-            raise DeviceError(f"the executable of {self._name!r} is closed.", device=self._device.info.name)
 
 
 def device_of(level: str) -> str:

@@ -20,7 +20,6 @@ from bitnet.core.errors import BitNetError, DeviceError, DeviceLostError
 from bitnet.core.hal import (
     Device,
     DeviceInfo,
-    Executable,
     ExecutableStats,
     Logprobs,
     MemoryInfo,
@@ -72,7 +71,7 @@ class IsolatedDevice:
         found: MemoryInfo = self.ask(None, "memory")
         return found
 
-    def compile(self, program: Program, *, keep: bool = False) -> Executable:
+    def compile(self, program: Program, *, keep: bool = False) -> IsolatedExecutable:
         """As :meth:`bitnet.core.hal.Device.compile`.
 
         The child loads the weights itself, from a file that the system has already cached. If it cannot, they are
@@ -82,10 +81,7 @@ class IsolatedDevice:
         if program.again is None:
             described = {name: _described(weight) for name, weight in program.weights.items()}
         bare = replace(program, weights={}, tensors=dict(program.tensors), ops=list(program.ops))
-        number, abilities = self.ask(None, "compile", bare, described, keep, weights=program.weights)
-        kind = type("IsolatedExecutable", (*map(ABILITIES.__getitem__, abilities), _Executable), {})
-        executable: Executable = kind(self, number)
-        return executable
+        return IsolatedExecutable(self, self.ask(None, "compile", bare, described, keep, weights=program.weights))
 
     def ask(self, target: int | None, call: str, *arguments: Any, weights: Mapping[str, Weight] | None = None) -> Any:
         """Call a method of the child's device, or of its executable number ``target``, and return the result.
@@ -155,7 +151,7 @@ def _loaded(weight: Weight) -> Any:
     return copied
 
 
-class _Executable:
+class IsolatedExecutable:
     """A program compiled by the child. Its kernels stay known after the process has ended."""
 
     def __init__(self, device: IsolatedDevice, number: int) -> None:
@@ -175,9 +171,25 @@ class _Executable:
         found: ExecutableStats = self._ask("stats")
         return found
 
-    def run(self, step: Step, count: int = 1) -> npt.NDArray[np.int32]:
-        tokens: npt.NDArray[np.int32] = self._ask("run", step, count)
+    def start(self, step: Step, count: int = 1) -> None:
+        self._ask("start", step, count)
+
+    def go_on(self, count: int) -> None:
+        self._ask("go_on", count)
+
+    def collect(self) -> npt.NDArray[np.int32]:
+        tokens: npt.NDArray[np.int32] = self._ask("collect")
         return tokens
+
+    def logprobs(self) -> Logprobs:
+        found: Logprobs = self._ask("logprobs")
+        return found
+
+    def prepare(self, step: Step, count: int = 1, stands_in: bool = False) -> None:
+        self._ask("prepare", step, count, stands_in)
+
+    def fill_slot(self, slot: int, marks: npt.NDArray[np.int32], biases: npt.NDArray[np.float32]) -> None:
+        self._ask("fill_slot", slot, marks, biases)
 
     def write(self, name: str, array: npt.NDArray[Any]) -> None:
         self._ask("write", name, array)
@@ -191,35 +203,3 @@ class _Executable:
             self._ask("close")
         except DeviceError:  # nothing is left to close
             return
-
-
-class _Prepares(_Executable):
-    def prepare(self, step: Step, count: int = 1, *, stands_in: bool = False) -> None:
-        self._ask("prepare", step, count, stands_in)
-
-
-class _GoesOn(_Executable):
-    def start(self, step: Step, count: int = 1) -> None:
-        self._ask("start", step, count)
-
-    def go_on(self, count: int) -> None:
-        self._ask("go_on", count)
-
-    def collect(self) -> npt.NDArray[np.int32]:
-        tokens: npt.NDArray[np.int32] = self._ask("collect")
-        return tokens
-
-
-class _Adjusts(_Executable):
-    def fill_slot(self, slot: int, marks: npt.NDArray[np.int32], biases: npt.NDArray[np.float32]) -> None:
-        self._ask("fill_slot", slot, marks, biases)
-
-
-class _TellsLogprobs(_Executable):
-    def logprobs(self) -> Logprobs:
-        found: Logprobs = self._ask("logprobs")
-        return found
-
-
-ABILITIES = {"Preparing": _Prepares, "GoesOn": _GoesOn, "Adjusting": _Adjusts, "TellsLogprobs": _TellsLogprobs}
-"""Mixins for optional protocols of executables, by the protocol's name in :mod:`bitnet.core.hal`."""

@@ -8,11 +8,19 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, BinaryIO, NoReturn
 
-from bitnet.core import hal
 from bitnet.core.devices import child, messages, registry
-from bitnet.core.devices.isolated import ABILITIES
 from bitnet.core.errors import BitNetError, DeviceError
-from bitnet.core.hal import DenseWeight, Device, DeviceInfo, Executable, OpenOptions, Program, TernaryWeight, Weight
+from bitnet.core.hal import (
+    DenseWeight,
+    Device,
+    DeviceInfo,
+    Executable,
+    MemoryInfo,
+    OpenOptions,
+    Program,
+    TernaryWeight,
+    Weight,
+)
 from bitnet.core.support import foreign_output
 
 
@@ -57,11 +65,7 @@ class _Served:
         if target is None:
             return getattr(self, call)(*arguments)
         executable = self._executables[target]
-        if call == "prepare":
-            step, count, stands_in = arguments
-            value = executable.prepare(step, count, stands_in=stands_in)  # type: ignore[attr-defined]
-        else:
-            value = executable.stats() if call == "stats" else getattr(executable, call)(*arguments)
+        value = getattr(executable, call)(*arguments)
         kernels = executable.kernels if call != "close" else ()
         news, self._told[target] = len(kernels) > self._told[target], max(len(kernels), self._told[target])
         return value, kernels if news else None
@@ -69,14 +73,12 @@ class _Served:
     def open(self, info: DeviceInfo, options: OpenOptions) -> None:
         self.device = registry.open_device(info, options)
 
-    def memory(self) -> hal.MemoryInfo:
+    def memory(self) -> MemoryInfo:
         assert self.device is not None
         return self.device.memory()
 
-    def compile(
-        self, program: Program, described: Mapping[str, tuple[Any, ...]] | None, keep: bool
-    ) -> tuple[int, tuple[str, ...]]:
-        """Compile a program; return the executable's number and its optional protocols."""
+    def compile(self, program: Program, described: Mapping[str, tuple[Any, ...]] | None, keep: bool) -> int:
+        """Compile a program; return the executable's number."""
         assert self.device is not None
         weights: Mapping[str, Weight]
         if described is None:
@@ -88,7 +90,7 @@ class _Served:
             executable = self.device.compile(replace(program, weights=weights), keep=keep)
         self._executables.append(executable)
         self._told.append(0)
-        return len(self._executables) - 1, tuple(n for n in ABILITIES if isinstance(executable, getattr(hal, n)))
+        return len(self._executables) - 1
 
     def _weight(self, name: str, kind: str, shape: tuple[int, ...], more: Any) -> Weight:
         """A weight that is requested from the parent when loaded."""

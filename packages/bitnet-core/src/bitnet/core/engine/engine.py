@@ -31,9 +31,7 @@ from bitnet.core.hal import (
     MOST_LOGPROBS,
     NO_TOKEN,
     PENALTIES,
-    Adjusting,
     Executable,
-    GoesOn,
     HeaderWord,
     KVSpec,
     Limits,
@@ -41,7 +39,6 @@ from bitnet.core.hal import (
     SequenceStep,
     Step,
     StepLayout,
-    TellsLogprobs,
 )
 
 _LOGPROBS = HeaderWord.LOGPROBS.value  # looked up once: steps are run thousands of times a second
@@ -128,17 +125,11 @@ class Engine(Preparer):
         self._check_weights, self._around = check, first
         self._scheduler = Scheduler(limits, kv.num_blocks, kv.block_size)
         self._features = features
-        self._ahead: GoesOn | None = None
-        if LOOK_AHEAD in features:
-            assert isinstance(executable, GoesOn), "the device lists the feature"
-            self._ahead = executable
+        self._looks_ahead = LOOK_AHEAD in features
         self.interrupted: Callable[[], bool] = never
         """Called between rounds: whether there is work other than the next tokens of the running sequences."""
         self._logprobs_told = MOST_LOGPROBS if LOGPROBS in features else -1
-        self._slots: Slots | None = None
-        if PENALTIES in features:
-            assert isinstance(executable, Adjusting), "the device lists the feature"
-            self._slots = Slots(executable, limits.slots, vocab_size)
+        self._slots = Slots(executable, limits.slots, vocab_size) if PENALTIES in features else None
         self._siblings: dict[TokenSequence, tuple[TokenSequence, ...]] = {}
         self._token_seconds = BURST_SECONDS
         self._failure: BaseException | None = None
@@ -207,28 +198,29 @@ class Engine(Preparer):
         began, pace = time.perf_counter(), self._scheduler.pace
         most = REFRESH_REPEAT if pace.stale else MAX_REPEAT
         each = max(1, min(most, int(BURST_SECONDS / self._token_seconds)))
-        if self._ahead is not None:  # a round's tokens are processed while the next round is computed
+        if self._looks_ahead:  # a round's tokens are processed while the next round is computed
             each = max(1, each // 2)
         watched = min(each, self._watched())
-        plan = self._scheduler.plan(watched if self._ahead is None or pace.stale else each * ROUNDS)
+        plan = self._scheduler.plan(each * ROUNDS if self._looks_ahead and not pace.stale else watched)
         if plan is None:
             deliver(self.news())
             return
         step, wanted = self._prepared(plan)
-        rounds = Rounds(
-            self._executable, self._ahead, step, plan.repeat, min(watched, plan.repeat), lambda: self._may_go_on(plan)
-        )
-        while rounds.begin():
+        each = min(watched, plan.repeat)
+        rounds = Rounds(self._executable, step, plan.repeat, each, lambda: self._may_go_on(plan))
+        handed = time.perf_counter()
+        while self._begin(rounds):
             if self._untold:
                 self._text_thread.begin(lambda: deliver(self.news()))
                 try:
-                    result = self._timed(step, rounds, wanted)
+                    result = self._timed(step, rounds, wanted, handed)
                 finally:
                     self._text_thread.wait()
             else:
-                result = self._timed(step, rounds, wanted)
+                result = self._timed(step, rounds, wanted, handed)
             self._accept(plan, result, fed=rounds.passes > len(result.tokens))
-            began, seconds = time.perf_counter(), time.perf_counter() - began
+            handed = time.perf_counter()
+            began, seconds = handed, handed - began
             if plan.drafted:
                 pace.drafted(step.tokens - step.seqs, seconds)
             elif step.tokens == step.seqs:
@@ -336,7 +328,7 @@ class Engine(Preparer):
         if len(running) != 1 or not running[0].looks_up:
             return MAX_REPEAT
         repeats, token = running[0].repeats, self._scheduler.pace.token
-        if self._ahead is None:
+        if not self._looks_ahead:
             return WATCHED if repeats else MAX_REPEAT
         return math.ceil((WATCHED_RUN_SECONDS if repeats else RUN_SECONDS) / token) if token else MAX_REPEAT
 
@@ -347,11 +339,18 @@ class Engine(Preparer):
             return False
         return not self._scheduler.drafts(sequences)
 
-    def _timed(self, step: Step, rounds: Rounds, wanted: bool) -> Result:
-        """:meth:`_compute`, timed to estimate the tokens of the next burst and the prompt tokens of a step."""
-        began = time.perf_counter()
+    def _begin(self, rounds: Rounds) -> bool:
+        with self._around():
+            return rounds.begin()
+
+    def _timed(self, step: Step, rounds: Rounds, wanted: bool, handed: float) -> Result:
+        """:meth:`_compute`, timed to estimate the tokens of the next burst and the prompt tokens of a step.
+
+        Args:
+            handed: When the device got the work that the host had for it.
+        """
         result = self._compute(step, rounds, wanted)
-        seconds = time.perf_counter() - began
+        seconds = time.perf_counter() - handed
         if step.tokens == step.seqs:
             self._token_seconds = seconds / len(result.tokens)
         elif step.tokens >= self.limits.max_tokens // 4:
@@ -372,10 +371,7 @@ class Engine(Preparer):
             )
         if tokens.size and tokens.view(np.uint32).max() >= self._vocab_size:  # or below 0
             raise DeviceError(f"it sampled a token outside the vocabulary: {tokens.tolist()}.", device=self.device)
-        told = None
-        if step.data[_LOGPROBS]:
-            assert isinstance(self._executable, TellsLogprobs), "the device lists the feature"
-            told = self._executable.logprobs()
+        told = self._executable.logprobs() if step.data[_LOGPROBS] else None
         return Result(tokens, self._executable.read("logits", step.rows) if wanted else None, told)
 
     def _accept(self, plan: Plan, result: Result, *, fed: bool) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import numpy as np
 import numpy.typing as npt
 
-from bitnet.core.hal import Executable, GoesOn, Step
+from bitnet.core.hal import Executable, Step
 
 AHEAD = 2
 """Rounds in flight: one whose tokens the host processes, and one that the device computes meanwhile."""
@@ -18,21 +18,14 @@ class Rounds:
     """Runs a step ``count`` times, ``each`` passes per round.
 
     Args:
-        ahead: The executable, if it can continue a step without the host. None: a round begins when its tokens are
-            requested.
+        each: ``count`` on a device without :data:`~bitnet.core.hal.LOOK_AHEAD`, which runs one round only.
         may_go_on: Called before each round except the first; once it returns False, no further round begins.
     """
 
     def __init__(
-        self,
-        executable: Executable,
-        ahead: GoesOn | None,
-        step: Step,
-        count: int,
-        each: int,
-        may_go_on: Callable[[], bool],
+        self, executable: Executable, step: Step, count: int, each: int, may_go_on: Callable[[], bool]
     ) -> None:
-        self._executable, self._ahead, self._step, self._may_go_on = executable, ahead, step, may_go_on
+        self._executable, self._step, self._may_go_on = executable, step, may_go_on
         self._left, self._each = count, each
         self._begun: deque[int] = deque()
         self.passes = 0
@@ -40,22 +33,21 @@ class Rounds:
 
     def begin(self) -> bool:
         """Begin as many rounds as allowed; False if there is nothing left to take."""
-        while self._left and len(self._begun) < (AHEAD if self._ahead else 1):
+        while self._left and len(self._begun) < AHEAD:
             count = min(self._left, self._each)
-            first = not self._begun and not self.passes
-            if not first and not (self._begun and self._may_go_on()):
+            if not self._begun and not self.passes:
+                self._executable.start(self._step, count)
+            elif self._begun and self._may_go_on():
+                self._executable.go_on(count)
+            else:
                 self._left = 0
                 break
-            if self._ahead is not None:
-                self._ahead.start(self._step, count) if first else self._ahead.go_on(count)
             self._left -= count
             self._begun.append(count)
         return bool(self._begun)
 
     def take(self) -> npt.NDArray[np.int32]:
         """Wait for the tokens of the oldest round, ``int32[passes, R]``."""
-        count = self._begun.popleft()
-        self.passes += count
-        if self._ahead is not None:
-            return self._ahead.collect()
-        return self._executable.run(self._step, count)
+        tokens = self._executable.collect()
+        self.passes += self._begun.popleft()
+        return tokens

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bitnet.core.engine.sequence import TokenSequence
-from bitnet.core.hal import Adjusting
+from bitnet.core.hal import Executable
 
 
 class Slots:
@@ -14,7 +14,7 @@ class Slots:
         vocab_size: Length V of the arrays that a slot holds.
     """
 
-    def __init__(self, executable: Adjusting, count: int, vocab_size: int) -> None:
+    def __init__(self, executable: Executable, count: int, vocab_size: int) -> None:
         self._executable, self._vocab_size = executable, vocab_size
         self._owners: list[TokenSequence | None] = [None] * count
 

@@ -14,9 +14,9 @@ from bitnet.core.hal import (
     LOGPROBS,
     PENALTIES,
     Adjustment,
+    Executable,
     KVSpec,
     Limits,
-    Preparing,
     SamplingParams,
     SequenceStep,
     Step,
@@ -123,7 +123,7 @@ def usual_steps(
             yield step([part(i, 1, length) for i in range(seqs)], logprobs=0)
 
 
-def prepare_stand_ins(executable: Preparing, steps: Iterator[Step], name: str) -> None:
+def prepare_stand_ins(executable: Executable, steps: Iterator[Step], name: str) -> None:
     """Prepare steps that stand in for others. ``name`` is the device's, for logs."""
     try:
         for step in steps:
@@ -140,7 +140,7 @@ class WarmUp:
         name: The device's name, for logs.
     """
 
-    def __init__(self, executable: Preparing, steps: Iterator[Step], busy: Callable[[], bool], name: str) -> None:
+    def __init__(self, executable: Executable, steps: Iterator[Step], busy: Callable[[], bool], name: str) -> None:
         self._executable, self._steps, self._busy, self._name = executable, steps, busy, name
         self._closing, self._done = threading.Event(), threading.Event()
         self.ready = False

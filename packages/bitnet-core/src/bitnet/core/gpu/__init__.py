@@ -1,6 +1,6 @@
 """Code shared by GPU backends: planning launches, compiling, memory, probing. A backend adds a driver and kernels."""
 
-from bitnet.core.gpu.context import MAX_COUNT, Bucket, Context, Dispatch
+from bitnet.core.gpu.context import Bucket, Context, Dispatch
 from bitnet.core.gpu.device import GpuDevice
 from bitnet.core.gpu.driver import Arg, Buffer, Driver, Fetching, KernelSpec, Launch, Scalar, Size3, launch
 from bitnet.core.gpu.executable import GpuExecutable
@@ -9,7 +9,6 @@ from bitnet.core.gpu.sources import KernelSources
 from bitnet.core.gpu.weights import DenseBuffer, TernaryBuffer
 
 __all__ = [
-    "MAX_COUNT",
     "Arg",
     "Bucket",
     "Buffer",

@@ -12,6 +12,7 @@ import numpy.typing as npt
 from bitnet.core.gpu.driver import Adopter, Buffer, Driver, Launch
 from bitnet.core.gpu.weights import DenseBuffer, TernaryBuffer, put_dense, put_ternary
 from bitnet.core.hal import (
+    MAX_COUNT,
     AddBias,
     DenseMatmul,
     GluNormQuant,
@@ -25,9 +26,6 @@ from bitnet.core.hal import (
 )
 from bitnet.core.hal.check import SlotCheck, TensorCheck
 from bitnet.core.hal.program import NUMPY_DTYPES
-
-MAX_COUNT = 64
-"""Maximum decode steps in the history buffer of tokens; ``run`` splits larger counts."""
 
 
 @dataclass(frozen=True, slots=True)

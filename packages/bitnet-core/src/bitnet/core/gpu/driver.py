@@ -116,7 +116,8 @@ class Driver(Protocol):
 
 @runtime_checkable
 class Fetching(Protocol):
-    """A driver that copies to the host while work submitted later runs."""
+    """A driver that copies to the host while work submitted later runs: one of a device with
+    :data:`~bitnet.core.hal.LOOK_AHEAD`."""
 
     def fetch(self, buffer: Any, array: npt.NDArray[Any]) -> Callable[[], None]:
         """Begin to copy the start of the buffer, in its state after all work submitted so far.

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from bitnet.core.gpu.context import MAX_COUNT, Bucket, Context
+from bitnet.core.gpu.context import Bucket, Context
 from bitnet.core.gpu.driver import Arg, Buffer, KernelSpec, Launch
-from bitnet.core.hal import MOST_LOGPROBS, Sample
+from bitnet.core.hal import MAX_COUNT, MOST_LOGPROBS, Sample
 
 EACH = 8
 """Logits of a work-item, where a row has no more than as many parts as a work-group has work-items."""

@@ -15,7 +15,7 @@ from bitnet.core.gpu.context import Bucket, Context, Dispatch
 from bitnet.core.gpu.driver import Launch
 from bitnet.core.gpu.groups import GROUPS, Group
 from bitnet.core.gpu.scaled import InGroups, group_product, head_norms, in_groups, norms_heads
-from bitnet.core.gpu.tables import OfTables, table_launches, ternary_table
+from bitnet.core.gpu.tables import OfTables, table_launches
 from bitnet.core.hal import (
     AddBias,
     Attention,
@@ -32,6 +32,7 @@ from bitnet.core.hal import (
     Sample,
     TernaryMatmul,
 )
+from bitnet.core.hal.check import ternary_table
 
 
 @dataclass(frozen=True, slots=True)

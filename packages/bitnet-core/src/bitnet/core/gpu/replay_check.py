@@ -31,6 +31,7 @@ from bitnet.core.hal import (
     TernaryMatmul,
     TernaryWeight,
     Weight,
+    run,
 )
 
 WIDTH, TOKENS, LAYERS = 256, 64, 8
@@ -81,7 +82,7 @@ def _run(device: GpuDevice, program: Program) -> list[Array]:
     try:
         for start in STARTS:
             step = Step(StepLayout(program.limits), [SequenceStep([start], length=1, rows=(0,))])
-            found += [executable.run(step, STEPS), *(executable.read(name) for name in program.tensors)]
+            found += [run(executable, step, STEPS), *(executable.read(name) for name in program.tensors)]
         return found
     finally:
         executable.close()

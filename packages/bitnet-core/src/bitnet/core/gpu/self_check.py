@@ -16,6 +16,7 @@ from bitnet.core.hal import (
     TernaryData,
     TernaryMatmul,
     TernaryWeight,
+    run,
 )
 
 ROWS, COLS = 48, 384
@@ -45,7 +46,7 @@ def wrong_products(device: Device, *, tokens: int = 1) -> str:
         executable.write("x", x)
         executable.write("scale", np.ones(tokens, np.float32))
         executable.write("out", np.full(exact.shape, np.nan, np.float32))
-        executable.run(Step(StepLayout(program.limits), [SequenceStep([0] * tokens, length=tokens)]))
+        run(executable, Step(StepLayout(program.limits), [SequenceStep([0] * tokens, length=tokens)]))
         wrong = np.count_nonzero(executable.read("out") != exact)
     finally:
         executable.close()

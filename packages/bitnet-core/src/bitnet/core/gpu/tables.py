@@ -10,13 +10,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from bitnet.core.errors import UnsupportedProgramError
 from bitnet.core.gpu.context import Bucket, Context
 from bitnet.core.gpu.driver import Arg, Buffer, Launch, launch
 from bitnet.core.gpu.ops import ceil_div
 from bitnet.core.gpu.weights import TernaryBuffer
 from bitnet.core.gpu.windows import Windows, in_two
-from bitnet.core.hal import TERNARY_TABLES, DenseMatmul, DeviceInfo, Embed, Op, Program, TernaryWeight
+from bitnet.core.hal import DenseMatmul, Embed
+from bitnet.core.hal.check import ternary_table
 
 GROUP, LANES = 64, 16
 """Work-items of a work-group, and how many of them share rows of the table."""
@@ -26,23 +26,6 @@ HEAD_ROWS = GROUP // LANES * EACH
 """Rows of the table of a work-group."""
 MOST_ROWS = 8
 """Rows of activations computed per read of the table."""
-
-
-def ternary_table(program: Program, op: Op) -> str | None:
-    """The name of the ternary weight of an embedding or a head, if it has one."""
-    name = op.table if isinstance(op, Embed) else op.weight if isinstance(op, DenseMatmul) else None
-    return name if name is not None and isinstance(program.weights.get(name), TernaryWeight) else None
-
-
-def check_tables(program: Program, info: DeviceInfo) -> None:
-    """Refuse ternary tables on a device without kernels for them.
-
-    Raises:
-        UnsupportedProgramError: The program has a ternary table.
-    """
-    if TERNARY_TABLES not in info.features and any(ternary_table(program, op) for op in program.ops):
-        what = f"it lacks the feature {TERNARY_TABLES!r}: it supports only float embeddings and heads."
-        raise UnsupportedProgramError(what, device=info.name)
 
 
 class OfTables:

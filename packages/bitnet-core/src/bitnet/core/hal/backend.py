@@ -10,7 +10,7 @@ from bitnet.core.errors import InvalidInputError
 from bitnet.core.hal.device import Device
 from bitnet.core.hal.probe import DeviceInfo, ProbeResult
 
-HAL_API = 2
+HAL_API = 3
 """Version of the contract in this package; a backend made for another version is refused."""
 
 MAX_THREADS = 1024

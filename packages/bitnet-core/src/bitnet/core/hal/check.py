@@ -9,10 +9,9 @@ import numpy as np
 import numpy.typing as npt
 
 from bitnet.core.errors import InvalidInputError, UnsupportedProgramError
+from bitnet.core.hal.features import DETERMINISTIC, KV_I8, TERNARY_TABLES
 from bitnet.core.hal.probe import DeviceInfo
 from bitnet.core.hal.program import (
-    DETERMINISTIC,
-    KV_I8,
     NUMPY_DTYPES,
     AddBias,
     Attention,
@@ -33,7 +32,7 @@ from bitnet.core.hal.program import (
     TernaryMatmul,
     TernaryWeight,
 )
-from bitnet.core.hal.step import HeaderWord, Step
+from bitnet.core.hal.step import MAX_COUNT, HeaderWord, Step
 
 _ADJUST, _LOGPROBS = HeaderWord.ADJUST.value, HeaderWord.LOGPROBS.value
 """Looked up once, because steps are checked thousands of times a second."""
@@ -42,11 +41,12 @@ MAX_K = 131_072
 
 
 def check_features(program: Program, info: DeviceInfo) -> None:
-    """Refuse a program that needs a feature the device does not list: determinism, or a KV cache in int8.
+    """Refuse a program that needs a feature the device does not list.
 
     Raises:
-        UnsupportedProgramError: The program is deterministic and the device does not list :data:`DETERMINISTIC`, or its
-            cache is ``i8`` and the device does not list :data:`KV_I8`.
+        UnsupportedProgramError: The program is deterministic, its cache is ``i8``, or its embedding or head is ternary,
+            and the device does not list :data:`~bitnet.core.hal.DETERMINISTIC`, :data:`~bitnet.core.hal.KV_I8` or
+            :data:`~bitnet.core.hal.TERNARY_TABLES`.
     """
     if program.deterministic and DETERMINISTIC not in info.features:
         hint = "Leave deterministic out (BITNET_DETERMINISTIC=0), or use a device that 'bitnet devices' lists with it."
@@ -54,6 +54,15 @@ def check_features(program: Program, info: DeviceInfo) -> None:
     if program.kv is not None and program.kv.dtype == "i8" and KV_I8 not in info.features:
         hint = f"Use kv_dtype f16 (--kv-dtype f16), or a device that 'bitnet devices --json' lists with {KV_I8!r}."
         raise UnsupportedProgramError("it keeps no KV cache in int8.", device=info.name, hint=hint)
+    if TERNARY_TABLES not in info.features and any(ternary_table(program, op) for op in program.ops):
+        what = f"it lacks the feature {TERNARY_TABLES!r}: it supports only float embeddings and heads."
+        raise UnsupportedProgramError(what, device=info.name)
+
+
+def ternary_table(program: Program, op: Op) -> str | None:
+    """The name of the ternary weight of an embedding or a head, if it has one."""
+    name = op.table if isinstance(op, Embed) else op.weight if isinstance(op, DenseMatmul) else None
+    return name if name is not None and isinstance(program.weights.get(name), TernaryWeight) else None
 
 
 def check_program(program: Program) -> None:
@@ -113,7 +122,7 @@ class StepCheck:
     """Checks a program's steps. The bounds are computed once, so that checking a step takes microseconds.
 
     Attributes:
-        samples: Whether the program ends in ``Sample``, so that ``run`` returns tokens and accepts ``count > 1``.
+        samples: Whether the program ends in ``Sample``, so that steps give tokens and ``count`` may exceed 1.
     """
 
     def __init__(self, program: Program) -> None:
@@ -125,12 +134,13 @@ class StepCheck:
         if self.kv is not None:
             self._positions = min(self._positions, self.limits.max_blocks * self.kv.block_size)
 
-    def __call__(self, step: Step, count: int = 1) -> None:
-        """Check a step that will run ``count`` times.
+    def __call__(self, step: Step, count: int = 1, done: int = 0) -> None:
+        """Check a step that will run ``count`` times, after it has run ``done`` times.
 
         Raises:
-            InvalidInputError: The step was made for other limits, names a token, block or position that does not exist,
-                or has not exactly one token and one row per sequence although ``count > 1``.
+            InvalidInputError: ``count`` is not in 1 … :data:`~bitnet.core.hal.MAX_COUNT`, or the step was made for
+                other limits, names a token, block or position that does not exist, or has not exactly one token and one
+                row per sequence although it runs more than once.
         """
         if step.layout.limits != self.limits:
             raise InvalidInputError(f"the step was made for {step.layout.limits}, but the program has {self.limits}.")
@@ -141,13 +151,14 @@ class StepCheck:
         words = data.view(np.uint32)
         if words[at["tokens"] : at["tokens"] + m].max() >= self._vocab:
             raise InvalidInputError(f"the step has a token outside the vocabulary, 0 to {self._vocab - 1}.")
-        if count < 1:
-            raise InvalidInputError(f"count is {count}; it must be at least 1.")
-        if count > 1:
+        if not 1 <= count <= MAX_COUNT:
+            raise InvalidInputError(f"count is {count}; it must be in 1 … {MAX_COUNT}.")
+        passes = done + count
+        if passes > 1:
             rows = data[at["rows"] : at["rows"] + r]
             if not self.samples or m != s or not np.array_equal(rows, np.arange(s)):
                 raise InvalidInputError(
-                    f"count is {count}: that needs a program ending in Sample, and one token and one row per sequence."
+                    f"{passes} passes need a program ending in Sample, and one token and one row per sequence."
                 )
         if data[_LOGPROBS] and not self.samples:
             raise InvalidInputError("the step asks for log-probabilities of tokens, but the program samples none.")
@@ -158,7 +169,7 @@ class StepCheck:
                 raise InvalidInputError(
                     f"the step names slots {(named - 1).tolist()}; each must be < {self.limits.slots} and named once."
                 )
-        longest = int(data[at["seq_len"] : at["seq_len"] + s].max()) + count - 1
+        longest = int(data[at["seq_len"] : at["seq_len"] + s].max()) + passes - 1
         if longest > self._positions:
             raise InvalidInputError(f"the step reaches position {longest - 1}; the last is {self._positions - 1}.")
         if self.kv is not None:

@@ -36,134 +36,6 @@ class ExecutableStats:
     dispatches: int | None = None
 
 
-@runtime_checkable
-class Executable(Protocol):
-    """A program compiled for a device, with its weights, activations and KV cache. Calls are serialised by a lock."""
-
-    @property
-    def kernels(self) -> tuple[str, ...]:
-        """Names of the kernels launched so far, in first-launch order, as recorded at launch.
-
-        Each is listed by its backend's ``kernels()`` and ends in the backend or level it ran on (``embed_cuda``).
-        """
-        ...
-
-    def stats(self) -> ExecutableStats:
-        """Cost of a pass, counted by the device, for measurements. Counting does not slow down runs.
-
-        Raises:
-            DeviceError: The executable is closed.
-        """
-        ...
-
-    def run(self, step: Step, count: int = 1) -> npt.NDArray[np.int32]:
-        """Run the program, then ``count - 1`` more decode steps, each fed the tokens just sampled.
-
-        ``count > 1`` needs a program that ends in ``Sample`` and a step with one token and one row per sequence, whose
-        blocks have room for ``count - 1`` further positions.
-
-        Returns: ``int32[count, R]`` sampled tokens, ``NO_TOKEN`` for a row with a NaN; ``int32[count, 0]`` if the
-            program has no ``Sample``.
-
-        Raises:
-            DeviceLostError, OutOfMemoryError, DeviceError: The device failed; the executable is unusable.
-            InvalidInputError: :class:`bitnet.core.hal.check.StepCheck` rejects the step or ``count``. Nothing has run,
-                and the executable stays usable.
-        """
-        ...
-
-    def write(self, name: str, array: npt.NDArray[Any]) -> None:
-        """Fill the first ``len(array)`` rows of an activation tensor (all of one with a fixed shape).
-
-        Raises:
-            InvalidInputError: There is no such tensor, or the array's type or shape does not fit it.
-        """
-        ...
-
-    def read(self, name: str, rows: int | None = None) -> npt.NDArray[Any]:
-        """Copy the first ``rows`` rows of an activation tensor to the host; None: its whole capacity.
-
-        Raises:
-            InvalidInputError: There is no such tensor, or it has fewer rows.
-        """
-        ...
-
-    def close(self) -> None:
-        """Free its memory. Further calls raise DeviceError; closing twice is allowed."""
-        ...
-
-
-@runtime_checkable
-class Preparing(Protocol):
-    """An executable that prepares something the first time a step of a size runs. Optional for devices."""
-
-    def prepare(self, step: Step, count: int = 1, *, stands_in: bool = False) -> None:
-        """Prepare for a run of such a step, so that nothing is compiled or recorded then. Computes nothing.
-
-        Args:
-            stands_in: Whether what is prepared also serves smaller steps until their own sizes are prepared.
-
-        Raises:
-            As :meth:`Executable.run`.
-        """
-        ...
-
-
-@runtime_checkable
-class GoesOn(Protocol):
-    """An executable that computes the next tokens before the host has the last ones (feature ``look-ahead``)."""
-
-    def start(self, step: Step, count: int = 1) -> None:
-        """Begin what :meth:`Executable.run` does, without waiting for the result.
-
-        Raises:
-            As :meth:`Executable.run`; also InvalidInputError if tokens of a started step were not collected.
-        """
-        ...
-
-    def go_on(self, count: int) -> None:
-        """Begin ``count`` more decode steps after those already started, each with the last sampled tokens as input.
-
-        Their positions must fit the blocks of the started step.
-
-        Raises:
-            As :meth:`start`; also InvalidInputError if no step was started.
-        """
-        ...
-
-    def collect(self) -> npt.NDArray[np.int32]:
-        """Wait for the oldest call of :meth:`start` or :meth:`go_on` whose tokens have not been collected.
-
-        Returns:
-            As :meth:`Executable.run`. Log-probabilities read afterwards are those of these tokens.
-
-        Raises:
-            DeviceLostError, OutOfMemoryError, DeviceError: The device failed; the executable is unusable.
-            InvalidInputError: There is nothing to collect.
-        """
-        ...
-
-
-@runtime_checkable
-class Adjusting(Protocol):
-    """An executable that adjusts logits (feature ``penalties``)."""
-
-    def fill_slot(self, slot: int, marks: npt.NDArray[np.int32], biases: npt.NDArray[np.float32]) -> None:
-        """Set the contents of a slot. A step that names the slot also counts its chosen tokens there. Slots start as
-        zeros.
-
-        Args:
-            slot: Below :attr:`~bitnet.core.hal.Limits.slots`.
-            marks: ``int32[V]``: for each token, 2 × its count in the output, plus 1 if it is in the prompt.
-            biases: ``float32[V]``, added to the logits; ``-inf`` forbids a token.
-
-        Raises:
-            InvalidInputError: There is no such slot, the program has no ``Sample``, or an array is not as above.
-            OutOfMemoryError, DeviceError: The device failed; the executable is unusable.
-        """
-        ...
-
-
 class Logprobs(NamedTuple):
     """Natural log-probabilities of a run's passes, from the logits before any adjustment.
 
@@ -188,16 +60,138 @@ class Logprobs(NamedTuple):
 
 
 @runtime_checkable
-class TellsLogprobs(Protocol):
-    """An executable that reports log-probabilities (feature ``logprobs``)."""
+class Executable(Protocol):
+    """A program compiled for a device, with its weights, activations and KV cache. Calls are serialised by a lock.
 
-    def logprobs(self) -> Logprobs:
-        """The log-probabilities of the last run.
+    A step is run by :meth:`start` and :meth:`collect`; :func:`run` does both. Between them, only :meth:`go_on`,
+    :meth:`prepare`, :meth:`logprobs`, :meth:`stats`, :attr:`kernels` and :meth:`close` may be called. The last four
+    methods of this class belong to features that the device may lack (:mod:`bitnet.core.hal.features`);
+    :class:`~bitnet.core.hal.CheckedExecutable` refuses them then, and checks all other calls.
+    """
 
-        Raises:
-            InvalidInputError: The last step did not request them, or nothing has run.
+    @property
+    def kernels(self) -> tuple[str, ...]:
+        """Names of the kernels launched so far, in first-launch order, as recorded at launch.
+
+        Each is listed by its backend's ``kernels()`` and ends in the backend or level it ran on (``embed_cuda``).
         """
         ...
+
+    def stats(self) -> ExecutableStats:
+        """Cost of a pass, counted by the device, for measurements. Counting does not slow down runs.
+
+        Raises:
+            DeviceError: The executable is closed.
+        """
+        ...
+
+    def start(self, step: Step, count: int = 1) -> None:
+        """Begin to run the program, then ``count - 1`` more decode steps, each fed the tokens just sampled.
+
+        Does not wait for the device. A device that is the host itself computes in :meth:`collect`. The step must not
+        change before its tokens are collected.
+
+        Args:
+            count: 1 to :data:`~bitnet.core.hal.MAX_COUNT`. More than 1 needs a program that ends in ``Sample`` and a
+                step with one token and one row per sequence, whose blocks have room for ``count - 1`` further
+                positions.
+
+        Raises:
+            DeviceLostError, OutOfMemoryError, DeviceError: The device failed; the executable is unusable.
+            UnsupportedProgramError: The step needs a feature that the device does not list.
+            InvalidInputError: :class:`bitnet.core.hal.check.StepCheck` rejects the step or ``count``, or tokens of a
+                started step were not collected. Nothing has begun, and the executable stays usable.
+        """
+        ...
+
+    def collect(self) -> npt.NDArray[np.int32]:
+        """Wait for the oldest call of :meth:`start` or :meth:`go_on` whose tokens were not collected.
+
+        Returns: ``int32[count, R]`` sampled tokens, ``NO_TOKEN`` for a row with a NaN; ``int32[count, 0]`` if the
+            program has no ``Sample``. Log-probabilities read afterwards are those of these tokens.
+
+        Raises:
+            DeviceLostError, OutOfMemoryError, DeviceError: The device failed; the executable is unusable.
+            InvalidInputError: There is nothing to collect.
+        """
+        ...
+
+    def write(self, name: str, array: npt.NDArray[Any]) -> None:
+        """Fill the first ``len(array)`` rows of an activation tensor (all of one with a fixed shape).
+
+        Raises:
+            InvalidInputError: There is no such tensor, the array's type or shape does not fit it, or tokens of a
+                started step were not collected.
+        """
+        ...
+
+    def read(self, name: str, rows: int | None = None) -> npt.NDArray[Any]:
+        """Copy the first ``rows`` rows of an activation tensor to the host; None: its whole capacity.
+
+        Raises:
+            InvalidInputError: There is no such tensor, it has fewer rows, or tokens of a started step were not
+                collected.
+        """
+        ...
+
+    def close(self) -> None:
+        """Free its memory. Further calls raise DeviceError; closing twice is allowed."""
+        ...
+
+    def go_on(self, count: int) -> None:
+        """Begin ``count`` more decode steps after those already started, each fed the tokens just sampled.
+
+        Needs :data:`~bitnet.core.hal.LOOK_AHEAD`. The positions must fit the blocks of the started step.
+
+        Raises:
+            As :meth:`start`; also InvalidInputError if all started steps were collected.
+        """
+        ...
+
+    def prepare(self, step: Step, count: int = 1, stands_in: bool = False) -> None:
+        """Prepare for a run of such a step, so that nothing is compiled or recorded then. Computes nothing.
+
+        Saves time on devices with :data:`~bitnet.core.hal.PREPARES`; does nothing on others.
+
+        Args:
+            stands_in: Whether what is prepared also serves smaller steps until their own sizes are prepared.
+
+        Raises:
+            As :meth:`start`.
+        """
+        ...
+
+    def fill_slot(self, slot: int, marks: npt.NDArray[np.int32], biases: npt.NDArray[np.float32]) -> None:
+        """Set the contents of a slot. A step that names the slot also counts its chosen tokens there. Slots start as
+        zeros.
+
+        Needs :data:`~bitnet.core.hal.PENALTIES`.
+
+        Args:
+            slot: Below :attr:`~bitnet.core.hal.Limits.slots`.
+            marks: ``int32[V]``: for each token, 2 × its count in the output, plus 1 if it is in the prompt.
+            biases: ``float32[V]``, added to the logits; ``-inf`` forbids a token.
+
+        Raises:
+            InvalidInputError: There is no such slot, the program has no ``Sample``, an array is not as above, or tokens
+                of a started step were not collected.
+            OutOfMemoryError, DeviceError: The device failed; the executable is unusable.
+        """
+        ...
+
+    def logprobs(self) -> Logprobs:
+        """The log-probabilities of the tokens collected last. Needs :data:`~bitnet.core.hal.LOGPROBS`.
+
+        Raises:
+            InvalidInputError: Their step did not request them, or nothing was collected.
+        """
+        ...
+
+
+def run(executable: Executable, step: Step, count: int = 1) -> npt.NDArray[np.int32]:
+    """Start a step and wait for its tokens; as :meth:`Executable.start` and :meth:`Executable.collect`."""
+    executable.start(step, count)
+    return executable.collect()
 
 
 @runtime_checkable

@@ -75,10 +75,6 @@ class DenseWeight:
 Weight: TypeAlias = TernaryWeight | DenseWeight
 
 
-TERNARY_TABLES = "ternary-tables"
-"""The feature of devices whose ``Embed`` and ``DenseMatmul`` also accept ternary weights with groups."""
-
-
 @dataclass(frozen=True, slots=True)
 class Embed:
     """``out[m] = table[tokens[m]]`` as f32. The table is dense, or ternary with groups (:data:`TERNARY_TABLES`)."""
@@ -233,10 +229,6 @@ Op: TypeAlias = (
 )
 
 
-KV_I8 = "kv-i8"
-"""The feature of devices that support a KV cache of int8 codes; other devices never get a program with one."""
-
-
 @dataclass(frozen=True, slots=True)
 class KVSpec:
     """The paged KV cache a program needs; its memory layout is the device's own.
@@ -287,10 +279,6 @@ class Limits:
     def slots(self) -> int:
         """Number of sequences whose marks and biases a device keeps; each takes about a megabyte."""
         return min(self.max_seqs, MAX_SLOTS)
-
-
-DETERMINISTIC = "deterministic"
-"""Feature of devices that support deterministic programs; other devices never get one."""
 
 
 @dataclass(frozen=True)

@@ -86,11 +86,11 @@ IN_PROMPT, IN_OUTPUT = 1, 2
 class Adjustment:
     """How a sequence's logits are adjusted before its token is chosen. Semantics: ``sample`` in kernels/README.md.
 
-    Needs a device that lists the feature :data:`PENALTIES`.
+    Needs :data:`~bitnet.core.hal.PENALTIES`.
 
     Attributes:
-        slot: Index of the slot with its marks and biases (:class:`~bitnet.core.hal.Adjusting`), used by this sequence
-            only.
+        slot: Index of the slot with its marks and biases (:meth:`~bitnet.core.hal.Executable.fill_slot`), used by this
+            sequence only.
         repetition: Divides positive and multiplies negative logits of marked tokens.
         presence: Subtracted from the logits of tokens in the output.
         frequency: Subtracted from a token's logit once per occurrence in the output.
@@ -102,12 +102,8 @@ class Adjustment:
     frequency: float = 0.0
 
 
-PENALTIES = "penalties"
-"""The feature of devices that adjust logits: they accept steps with an :class:`Adjustment`."""
-LOGPROBS = "logprobs"
-"""The feature of devices that report log-probabilities: they accept steps with ``logprobs``."""
-LOOK_AHEAD = "look-ahead"
-"""The feature of devices whose executables are :class:`~bitnet.core.hal.GoesOn`."""
+MAX_COUNT = 64
+"""Maximum passes that one call of :meth:`~bitnet.core.hal.Executable.start` or its ``go_on`` begins."""
 MOST_LOGPROBS = 20
 """Maximum likeliest tokens whose log-probabilities a device reports."""
 
@@ -187,8 +183,8 @@ class Step:
         logits: Whether the logits that ``Sample`` reads must be valid after the run. If not, a device may skip logits
             of tokens that cannot be chosen; it samples the same tokens.
         logprobs: Number of likeliest tokens per row whose log-probabilities the device reports besides the chosen
-            token's (:class:`~bitnet.core.hal.TellsLogprobs`); None: no report. Needs a device that lists
-            :data:`LOGPROBS`.
+            token's (:meth:`~bitnet.core.hal.Executable.logprobs`); None: no report. Needs
+            :data:`~bitnet.core.hal.LOGPROBS`.
 
     Raises:
         InvalidInputError: The sequences do not fit the limits, a sequence's blocks do not hold its length, or

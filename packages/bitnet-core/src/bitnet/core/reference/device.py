@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from bitnet.core.errors import DeviceError, InvalidInputError, OutOfMemoryError
+from bitnet.core.errors import DeviceError, OutOfMemoryError
 from bitnet.core.hal import (
     IN_OUTPUT,
     KV_I8,
@@ -19,7 +20,9 @@ from bitnet.core.hal import (
     TERNARY_TABLES,
     AddBias,
     Attention,
+    Begun,
     CenterRows,
+    CheckedExecutable,
     DenseMatmul,
     DenseWeight,
     DeviceInfo,
@@ -28,11 +31,11 @@ from bitnet.core.hal import (
     ExecutableStats,
     GluNormQuant,
     HeaderWord,
-    Logprobs,
     MemoryInfo,
     NormQuant,
     NormRows,
     Op,
+    Passes,
     Program,
     Quantize,
     RopeAppend,
@@ -42,15 +45,7 @@ from bitnet.core.hal import (
     TernaryMatmul,
     TernaryWeight,
 )
-from bitnet.core.hal.check import (
-    SlotCheck,
-    StepCheck,
-    TensorCheck,
-    check_features,
-    check_program,
-    loaded_dense,
-    loaded_ternary,
-)
+from bitnet.core.hal.check import loaded_dense, loaded_ternary
 from bitnet.core.hal.program import NUMPY_DTYPES
 from bitnet.core.hal.sampling import adjusted, choose, logprobs
 from bitnet.core.reference import ops
@@ -102,8 +97,6 @@ class ReferenceDevice:
     def compile(self, program: Program, *, keep: bool = False) -> ReferenceExecutable:
         if self._closed:
             raise DeviceError("the device is closed.", device=self._info.name)
-        check_program(program)
-        check_features(program, self._info)
         executable = ReferenceExecutable(self, program)
         with self._lock:
             self._open.append(executable)
@@ -169,19 +162,15 @@ class _Fields:
         self.field("seq_len", self.seqs)[:] += 1
 
 
-class ReferenceExecutable:
+class ReferenceExecutable(CheckedExecutable):
     """A program on the numpy device. Weights are used as their ``load`` returns them, packed or mapped."""
 
     def __init__(self, device: ReferenceDevice, program: Program) -> None:
-        self._device, self._program = device, program
-        self._check = StepCheck(program)
-        self._shapes, self._check_slot = TensorCheck(program), SlotCheck(program)
-        v, slots = self._check_slot.vocabulary, range(program.limits.slots)
+        super().__init__(device.info, program)
+        self._device = device
+        v, slots = self.check_slot.vocabulary, range(program.limits.slots)
         self._slots = [(np.zeros(v, np.int32), np.zeros(v, np.float32)) for _ in slots]
-        self._lock = threading.Lock()
         self._kernels: dict[str, None] = {}
-        self._closed = False
-        self._logprobs: npt.NDArray[np.int32] | None = None
         try:
             self._load(program)
         except MemoryError as error:
@@ -192,7 +181,7 @@ class ReferenceExecutable:
             ) from error
 
     def _load(self, program: Program) -> None:
-        shapes = self._shapes
+        shapes = self.check_tensor
         self._tensors = {n: np.zeros(shapes.shape(n), NUMPY_DTYPES[s.dtype]) for n, s in program.tensors.items()}
         self._dense: dict[str, npt.NDArray[Any]] = {}
         self._ternary: dict[str, TernaryData] = {}
@@ -221,70 +210,39 @@ class ReferenceExecutable:
     def kernels(self) -> tuple[str, ...]:
         return tuple(self._kernels)
 
-    def stats(self) -> ExecutableStats:
-        with self._lock:
-            self._usable()
-            return ExecutableStats(self._weight_bytes)
+    def on_stats(self) -> ExecutableStats:
+        return ExecutableStats(self._weight_bytes)
 
-    def run(self, step: Step, count: int = 1) -> npt.NDArray[np.int32]:
-        with self._lock:
-            self._usable()
-            self._check(step, count)
-            fields = _Fields(step)
-            tokens = np.zeros((count, fields.rows if self._check.samples else 0), np.int32)
-            told = 2 * int(fields.data[HeaderWord.LOGPROBS]) - 1
-            words = None if told < 0 else np.zeros((count, fields.rows, told), np.int32)
-            for i in range(count):
-                for op in self._program.ops:
-                    self._run_op(op, fields)
-                    if isinstance(op, Sample):
-                        tokens[i] = self._tensors[op.out][: fields.rows]
-                        for r in range(fields.rows if words is not None else 0):
-                            assert words is not None
-                            words[i, r] = logprobs(self._tensors[op.logits][r], tokens[i, r], told // 2)
-                if i + 1 < count:
-                    fields.advance(tokens[i])
-            self._logprobs = words
-            return tokens
+    def on_begin(self, step: Step, count: int, done: int) -> Begun:
+        return partial(self._compute, step, count)
 
-    def logprobs(self) -> Logprobs:
-        """Implements :class:`~bitnet.core.hal.TellsLogprobs`."""
-        with self._lock:
-            self._usable()
-            if self._logprobs is None:
-                raise InvalidInputError("the last step did not request log-probabilities.")
-            return Logprobs.of_words(self._logprobs)
+    def _compute(self, step: Step, count: int) -> Passes:
+        fields, passes = _Fields(step), Passes.room(step, count, samples=self.check_step.samples)
+        tokens, words = passes
+        for i in range(count):
+            for op in self.program.ops:
+                self._run_op(op, fields)
+                if isinstance(op, Sample):
+                    tokens[i] = self._tensors[op.out][: fields.rows]
+                    for r in range(fields.rows if words is not None else 0):
+                        assert words is not None
+                        words[i, r] = logprobs(self._tensors[op.logits][r], tokens[i, r], words.shape[2] // 2)
+            if i + 1 < count:
+                fields.advance(tokens[i])
+        return passes
 
-    def fill_slot(self, slot: int, marks: npt.NDArray[np.int32], biases: npt.NDArray[np.float32]) -> None:
-        """Implements :class:`~bitnet.core.hal.Adjusting`."""
-        with self._lock:
-            self._usable()
-            self._check_slot(slot, marks, biases)
-            self._slots[slot] = marks.copy(), biases.copy()
+    def on_fill_slot(self, slot: int, marks: npt.NDArray[np.int32], biases: npt.NDArray[np.float32]) -> None:
+        self._slots[slot] = (marks.copy(), biases.copy())
 
-    def write(self, name: str, array: npt.NDArray[Any]) -> None:
-        with self._lock:
-            self._usable()
-            self._shapes.write(name, array)
-            self._tensors[name][: len(array)] = array
+    def on_write(self, name: str, array: npt.NDArray[Any]) -> None:
+        self._tensors[name][: len(array)] = array
 
-    def read(self, name: str, rows: int | None = None) -> npt.NDArray[Any]:
-        with self._lock:
-            self._usable()
-            self._shapes.read(name, rows)
-            return np.array(self._tensors[name][:rows])
+    def on_read(self, name: str, shape: tuple[int, ...]) -> npt.NDArray[Any]:
+        return np.array(self._tensors[name][: shape[0]])
 
-    def close(self) -> None:
-        with self._lock:
-            if self._closed:
-                return
-            self._closed = True
-            del self._tensors, self._dense, self._ternary, self._cache, self._scales
+    def on_close(self) -> None:
+        del self._tensors, self._dense, self._ternary, self._cache, self._scales
         self._device._forget(self)
-
-    def _usable(self) -> None:
-        if self._closed:
-            raise DeviceError(f"the executable of {self._program.name!r} is closed.", device=self._device.info.name)
 
     def _run_op(self, op: Op, step: _Fields) -> None:
         t, w, m, r = self._tensors, self._dense, step.tokens, step.rows
@@ -323,7 +281,7 @@ class ReferenceExecutable:
         self._kernels[_KERNELS[type(op)]] = None
 
     def _product(self, x: ops.I8, scale: ops.F32, name: str) -> ops.F32:
-        weight = self._program.weights[name]
+        weight = self.program.weights[name]
         assert isinstance(weight, TernaryWeight)
         if weight.group is None:
             return ops.ternary_matmul(x, scale, self._ternary[name])

@@ -21,6 +21,7 @@ from bitnet.core.hal import (
     SequenceStep,
     Step,
     StepLayout,
+    run,
 )
 from bitnet.core.testing import oracle
 from bitnet.core.testing.base import DeviceTests
@@ -164,7 +165,7 @@ class Paged:
                 count = min(chunk, len(table) * size - at)
                 self.rig.executable.write("qkv", qkv[:count])
                 step = self.rig.step([SequenceStep(np.zeros(count, np.int32), at + count, table)])
-                self.rig.executable.run(step)
+                run(self.rig.executable, step)
 
     def _norm(self) -> Array:
         return self.rng.uniform(-2, 2, self.heads.d).astype(np.float32)
@@ -365,7 +366,7 @@ class AttentionTests(DeviceTests):
         cache, executable = oracle.Cache(heads.dtype, most), device.compile(program)
         try:
             for p, token in enumerate(rng.permutation(most).tolist()):
-                executable.run(Step(StepLayout(limits), [SequenceStep([token], p + 1, [0])], block_size=heads.block))
+                run(executable, Step(StepLayout(limits), [SequenceStep([token], p + 1, [0])], block_size=heads.block))
                 q, k, v = np.split(table[token].reshape(-1, d), [h, h + g])
                 cache.put(0, p, oracle.rotate(k, cos[p], sin[p], heads.style), v)
                 turned = oracle.rotate(q, cos[p], sin[p], heads.style)

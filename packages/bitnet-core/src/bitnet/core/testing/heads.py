@@ -22,6 +22,7 @@ from bitnet.core.hal import (
     SequenceStep,
     Step,
     StepLayout,
+    run,
 )
 from bitnet.core.testing import draws, sampling
 from bitnet.core.testing.base import DeviceTests
@@ -77,7 +78,7 @@ def _draw(
     rows = len(params)
     parts = [SequenceStep([0], at + 1, rows=[0], sampling=p) for p, at in zip(params, positions, strict=True)]
     executable.write("out", np.full(rows, -7, np.int32))
-    return [int(token) for token in executable.run(poison_step(Step(layout, parts, logits=False)))[0]]
+    return [int(token) for token in run(executable, poison_step(Step(layout, parts, logits=False)))[0]]
 
 
 def _near(rng: np.random.Generator, logits: Array, position: int) -> SamplingParams:
@@ -127,8 +128,8 @@ class HeadTests(DeviceTests):
                 parts = [SequenceStep([0], int(at) + 1, rows=[0], sampling=params) for at in rng.integers(0, 99, rows)]
                 executable.write("x", x)
                 executable.write("out", np.full(rows, -1, np.int32))
-                roughly = executable.run(poison_step(Step(layout, parts, logits=False)))[0]
-                exactly = executable.run(poison_step(Step(layout, parts, logits=True)))[0]
+                roughly = run(executable, poison_step(Step(layout, parts, logits=False)))[0]
+                exactly = run(executable, poison_step(Step(layout, parts, logits=True)))[0]
                 assert roughly.tolist() == exactly.tolist(), f"{params} chose another token where no logits are read"
                 if params is GREEDY:
                     logits, magnitudes = exact_scores(x, w)
@@ -152,7 +153,7 @@ class HeadTests(DeviceTests):
                 x = rng.standard_normal((rows, width)) * spread / (0.02 * width**0.5)
                 x = x.astype(np.float32)
                 executable.write("x", x)
-                executable.run(Step(layout, [SequenceStep([0], 1, rows=[0])] * rows, logits=True))
+                run(executable, Step(layout, [SequenceStep([0], 1, rows=[0])] * rows, logits=True))
                 logits = executable.read("logits", rows)
                 for _ in range({"small": 2, "quick": 4, "full": 12}[self.run_size]):
                     at = [int(p) for p in rng.integers(0, 5000, rows)]
@@ -203,7 +204,7 @@ class HeadTests(DeviceTests):
         with Rig(device, ops, specs, {"head": dense(w)}, limits=Limits(rows, rows, rows)) as rig:
             rig.executable.write("x", x)
             rig.executable.write("logits", np.full((rows, vocabulary), np.nan, np.float32))
-            rig.executable.run(Step(rig.layout, [SequenceStep([0], 3, rows=[0])] * rows, logits=False))
+            run(rig.executable, Step(rig.layout, [SequenceStep([0], 3, rows=[0])] * rows, logits=False))
             assert_products("logits", rig.executable.read("logits", rows), x, w)
 
     @pytest.mark.parametrize("rows", [1, 3, 16])
@@ -231,7 +232,7 @@ class HeadTests(DeviceTests):
                 parts = [SequenceStep([0], 3, rows=[0], sampling=params)] * rows
                 for logits in (False, True):
                     executable.write("x", x)
-                    out = executable.run(Step(StepLayout(limits), parts, logits=logits))[0]
+                    out = run(executable, Step(StepLayout(limits), parts, logits=logits))[0]
                     assert ((out == NO_TOKEN) == odd).all(), f"{params}, logits {logits}: {out.tolist()}"
         finally:
             executable.close()

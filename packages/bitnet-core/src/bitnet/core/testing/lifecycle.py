@@ -11,6 +11,7 @@ import pytest
 
 from bitnet.core.errors import DeviceError, InvalidInputError, OutOfMemoryError
 from bitnet.core.hal import (
+    MAX_COUNT,
     Attention,
     DenseMatmul,
     DenseWeight,
@@ -30,6 +31,7 @@ from bitnet.core.hal import (
     StepLayout,
     TernaryMatmul,
     TernaryWeight,
+    run,
 )
 from bitnet.core.testing.base import DeviceTests
 from bitnet.core.testing.model import BLOCK, TinyModel
@@ -50,12 +52,12 @@ class Session:
         return Step(StepLayout(LIMITS), [SequenceStep(ids, length, blocks, [len(ids) - 1])], block_size=BLOCK)
 
     def prefill(self, blocks: list[int]) -> int:
-        return int(self.executable.run(self.step([5, 6, 7, 8, 9], 5, blocks))[0, 0])
+        return int(run(self.executable, self.step([5, 6, 7, 8, 9], 5, blocks))[0, 0])
 
     def text(self, blocks: list[int], count: int = 12) -> list[int]:
         out = [self.prefill(blocks)]
         for i in range(count):
-            out += self.executable.run(self.step(out[-1:], 6 + i, blocks))[0].tolist()
+            out += run(self.executable, self.step(out[-1:], 6 + i, blocks))[0].tolist()
         return out
 
 
@@ -144,7 +146,7 @@ class LifecycleTests(DeviceTests):
         texts = [[first.prefill([3, 5])], [second.prefill([3, 5])]]
         for i in range(12):
             for session, text in zip((first, second), texts, strict=True):
-                text.extend(session.executable.run(session.step(text[-1:], 6 + i, [3, 5]))[0].tolist())
+                text.extend(run(session.executable, session.step(text[-1:], 6 + i, [3, 5]))[0].tolist())
         assert texts == alone
         first.executable.close()
         assert second.text([3, 5]) == alone[1]
@@ -170,26 +172,27 @@ class LifecycleTests(DeviceTests):
 
     def test_bad_steps_are_refused_and_harm_nothing(self, device: Device) -> None:
         session = Session(device, 0)
-        run, good = session.executable.run, session.step([1], 6, [0])
+        executable, good = session.executable, session.step([1], 6, [0])
         token = session.prefill([0])
-        after = run(good).tolist()
+        after = run(executable, good).tolist()
         other = Step(StepLayout(Limits(16, 2, 2, 4)), [SequenceStep([1], 1, [0], [0])], block_size=BLOCK)
         bad: list[tuple[str, Callable[[], object]]] = [
-            ("other limits", lambda: run(other)),
-            ("token past the vocabulary", lambda: run(session.step([97], 6, [0]))),
-            ("negative token", lambda: run(session.step([-1], 6, [0]))),
-            ("block past the cache", lambda: run(session.step([1], 6, [8]))),
-            ("negative block", lambda: run(session.step([1], 6, [-1]))),
-            ("no tokens", lambda: run(Step(StepLayout(LIMITS), []))),
-            ("count 0", lambda: run(good, 0)),
-            ("count of a prefill", lambda: run(session.step([1, 2], 6, [0]), 2)),
-            ("count past the block table", lambda: run(session.step([1], 63, [0, 1, 2, 3]), 3)),
-            ("count past 32 bits", lambda: run(good, 2**31 - 1)),
+            ("other limits", lambda: run(executable, other)),
+            ("token past the vocabulary", lambda: run(executable, session.step([97], 6, [0]))),
+            ("negative token", lambda: run(executable, session.step([-1], 6, [0]))),
+            ("block past the cache", lambda: run(executable, session.step([1], 6, [8]))),
+            ("negative block", lambda: run(executable, session.step([1], 6, [-1]))),
+            ("no tokens", lambda: run(executable, Step(StepLayout(LIMITS), []))),
+            ("count 0", lambda: run(executable, good, 0)),
+            ("count of a prefill", lambda: run(executable, session.step([1, 2], 6, [0]), 2)),
+            ("count past the block table", lambda: run(executable, session.step([1], 63, [0, 1, 2, 3]), 3)),
+            ("count past the most", lambda: run(executable, good, MAX_COUNT + 1)),
+            ("count past 32 bits", lambda: run(executable, good, 2**31 - 1)),
         ]
         for name, call in bad:
             with pytest.raises(InvalidInputError):
                 pytest.fail(f"{name} gave {call()}")
-        assert run(good).tolist() == after
+        assert run(executable, good).tolist() == after
         assert session.prefill([0]) == token
         session.executable.close()
 
@@ -222,9 +225,9 @@ class LifecycleTests(DeviceTests):
         specs = [tensor("out", "f32", "M", 8)]
         table = dense(rng.standard_normal((5, 8)).astype(np.float32))
         with Rig(device, [Embed("t", "out")], specs, {"t": table}, limits=Limits(2)) as rig:
-            assert rig.executable.run(rig.step(tokens(1, [0]))).shape == (1, 0)
+            assert run(rig.executable, rig.step(tokens(1, [0]))).shape == (1, 0)
             with pytest.raises(InvalidInputError):
-                rig.executable.run(rig.step(tokens(1, [0])), 2)
+                run(rig.executable, rig.step(tokens(1, [0])), 2)
 
     def test_malformed_programs_are_refused(self, device: Device, rng: np.random.Generator) -> None:
         def compiled(k: int, width: int, name: str) -> Executable:

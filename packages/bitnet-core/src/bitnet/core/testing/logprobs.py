@@ -18,7 +18,6 @@ from bitnet.core.hal import (
     DenseMatmul,
     Device,
     Embed,
-    Executable,
     Limits,
     NormRows,
     Op,
@@ -28,23 +27,18 @@ from bitnet.core.hal import (
     SequenceStep,
     Step,
     StepLayout,
-    TellsLogprobs,
+    run,
 )
 from bitnet.core.hal import Logprobs as Told
 from bitnet.core.testing.base import DeviceTests
 from bitnet.core.testing.cases import needs, over
-from bitnet.core.testing.penalties import chooser, fill
+from bitnet.core.testing.penalties import chooser
 from bitnet.core.testing.poison import poison_step
 from bitnet.core.testing.rig import Array, dense, tensor
 from bitnet.core.testing.sampling import filters, vocabularies
 
 BOUND = 2e-5
 """Greatest error of a log-probability, times its magnitude where that is above 1."""
-
-
-def told_by(executable: Executable) -> Told:
-    assert isinstance(executable, TellsLogprobs), f"a device with the feature {LOGPROBS} tells them"
-    return executable.logprobs()
 
 
 def check(told: Told, turn: int, row: int, logits: Array, token: int, k: int) -> None:
@@ -86,7 +80,7 @@ class LogprobTests(DeviceTests):
             for k in (0, 1, 5, MOST_LOGPROBS):
                 steps = [SequenceStep([0], int(rng.integers(1, 99)), (), [0], filters(rng)) for _ in range(rows)]
                 step = poison_step(Step(rig.layout, steps, logprobs=k))
-                tokens, told = rig.executable.run(step), told_by(rig.executable)
+                tokens, told = run(rig.executable, step), rig.executable.logprobs()
                 assert told.tokens.shape == told.values.shape == (1, rows, k)
                 for r in range(rows):
                     check(told, 0, r, logits[r], int(tokens[0, r]), k)
@@ -112,8 +106,8 @@ class LogprobTests(DeviceTests):
         first = rng.integers(0, vocabulary, rows).tolist()
         with closing(device.compile(program)) as executable:
             steps = [SequenceStep([t], 1, (), [0], p) for t, p in zip(first, params, strict=True)]
-            tokens = executable.run(Step(StepLayout(limits), steps, logits=False, logprobs=4), count)
-            told = told_by(executable)
+            tokens = run(executable, Step(StepLayout(limits), steps, logits=False, logprobs=4), count)
+            told = executable.logprobs()
         assert told.chosen.shape == (count, rows)
         fed = np.array(first)
         for turn in range(count):
@@ -134,12 +128,12 @@ class LogprobTests(DeviceTests):
         biases = np.where(np.arange(41) == 7, 100, 0).astype(np.float32)
         with chooser(device, 41, Limits(2, 2, 2)) as rig:
             rig.executable.write("logits", logits)
-            fill(rig.executable, 1, np.zeros(41, np.int32), biases)
+            rig.executable.fill_slot(1, np.zeros(41, np.int32), biases)
             steps = [SequenceStep([0], 1, (), [0], GREEDY, adjustment) for adjustment in (Adjustment(1), None)]
-            tokens = rig.executable.run(Step(rig.layout, steps, logprobs=3))[0].tolist()
+            tokens = run(rig.executable, Step(rig.layout, steps, logprobs=3))[0].tolist()
             assert tokens == [7, int(logits[1].argmax())]
             for r in range(2):
-                check(told_by(rig.executable), 0, r, logits[r], tokens[r], 3)
+                check(rig.executable.logprobs(), 0, r, logits[r], tokens[r], 3)
 
     @needs(LOGPROBS)
     def test_logprobs_beside_a_row_with_a_nan(self, device: Device) -> None:
@@ -148,21 +142,21 @@ class LogprobTests(DeviceTests):
         with chooser(device, 4, Limits(2, 2, 2)) as rig:
             rig.executable.write("logits", logits)
             steps = [SequenceStep([0], 1, (), [0])] * 2
-            assert rig.executable.run(Step(rig.layout, steps, logprobs=2), 3).tolist() == [[NO_TOKEN, 1]] * 3
+            assert run(rig.executable, Step(rig.layout, steps, logprobs=2), 3).tolist() == [[NO_TOKEN, 1]] * 3
             for turn in range(3):
-                check(told_by(rig.executable), turn, 1, logits[1], 1, 2)
+                check(rig.executable.logprobs(), turn, 1, logits[1], 1, 2)
 
     @needs(LOGPROBS)
     def test_logprobs_that_were_not_asked_for(self, device: Device) -> None:
         with chooser(device, 4, Limits(2, 2, 2)) as rig:
             with pytest.raises(InvalidInputError):
-                told_by(rig.executable)
+                rig.executable.logprobs()
             rig.executable.write("logits", np.zeros((2, 4), np.float32))
             steps = [SequenceStep([0], 1, (), [0])] * 2
             for asked in (2, None):
-                rig.executable.run(Step(rig.layout, steps, logprobs=asked))
+                run(rig.executable, Step(rig.layout, steps, logprobs=asked))
             with pytest.raises(InvalidInputError):
-                told_by(rig.executable)
+                rig.executable.logprobs()
         for asked in (-1, MOST_LOGPROBS + 1):
             with pytest.raises(InvalidInputError, match="logprobs is"):
                 Step(rig.layout, steps, logprobs=asked)

@@ -16,11 +16,9 @@ from bitnet.core.hal import (
     IN_PROMPT,
     NO_TOKEN,
     PENALTIES,
-    Adjusting,
     Adjustment,
     DenseMatmul,
     Device,
-    Executable,
     Limits,
     Op,
     Program,
@@ -29,6 +27,7 @@ from bitnet.core.hal import (
     SequenceStep,
     Step,
     StepLayout,
+    run,
 )
 from bitnet.core.testing import draws
 from bitnet.core.testing.base import DeviceTests
@@ -80,11 +79,6 @@ def allowed(adjusted: draws.F64, params: SamplingParams, position: int) -> list[
     return [int(v) for v in np.flatnonzero(adjusted >= adjusted.max() - close)]
 
 
-def fill(executable: Executable, slot: int, marks: Array, biases: Array) -> None:
-    assert isinstance(executable, Adjusting), f"a device with the feature {PENALTIES} fills slots"
-    executable.fill_slot(slot, marks, biases)
-
-
 def chooser(device: Device, vocabulary: int, limits: Limits) -> Rig:
     """A program that only samples."""
     specs = [tensor("logits", "f32", "R", vocabulary), tensor("out", "i32", "R")]
@@ -117,7 +111,7 @@ class PenaltyTests(DeviceTests):
                     if slot is not None:
                         adjustment = random_adjustment(rng, slot)
                         marks, biases = random_marks(rng, case), random_biases(rng, case)
-                        fill(rig.executable, slot, marks, biases)
+                        rig.executable.fill_slot(slot, marks, biases)
                         changed = exactly_adjusted(logits[r], marks, biases, adjustment)
                     exact.append(changed)
                     steps.append(SequenceStep([0], positions[r] + 1, (), [0], params[r], adjustment))
@@ -139,10 +133,10 @@ class PenaltyTests(DeviceTests):
             rig.executable.write("logits", logits)
             for r, slot in enumerate(slots):
                 if slot is not None:
-                    fill(rig.executable, slot, marks[r], biases[r])
+                    rig.executable.fill_slot(slot, marks[r], biases[r])
             for count in (9, 70, 1):
                 steps = [SequenceStep([1], 5, (), [0], GREEDY, adjustment) for adjustment in adjustments]
-                out = rig.executable.run(rig.step(steps), count)
+                out = run(rig.executable, rig.step(steps), count)
                 for turn in range(count):
                     for r, adjustment in enumerate(adjustments):
                         row = logits[r].astype(np.float64)
@@ -165,13 +159,13 @@ class PenaltyTests(DeviceTests):
 
         with chooser(device, 4, limits) as rig:
             rig.executable.write("logits", logits)
-            assert rig.executable.run(rig.step(step(0)), 4)[:, 0].tolist() == [0, 1, 0, 2]
-            assert rig.executable.run(rig.step(step(1, 0)), 2).tolist() == [[0, 1], [1, 0]]
-            fill(rig.executable, 0, *zeros)
-            assert rig.executable.run(rig.step(step(1, 0)), 1).tolist() == [[0, 0]]
+            assert run(rig.executable, rig.step(step(0)), 4)[:, 0].tolist() == [0, 1, 0, 2]
+            assert run(rig.executable, rig.step(step(1, 0)), 2).tolist() == [[0, 1], [1, 0]]
+            rig.executable.fill_slot(0, *zeros)
+            assert run(rig.executable, rig.step(step(1, 0)), 1).tolist() == [[0, 0]]
             plain = [SequenceStep([0], 1, (), [0])] * 2
-            assert rig.executable.run(rig.step(plain), 2).tolist() == [[0, 0]] * 2
-            assert rig.executable.run(rig.step(step(0)), 1).tolist() == [[1]]
+            assert run(rig.executable, rig.step(plain), 2).tolist() == [[0, 0]] * 2
+            assert run(rig.executable, rig.step(step(0)), 1).tolist() == [[1]]
 
     @needs(PENALTIES)
     def test_a_row_with_a_nan_counts_nothing(self, device: Device) -> None:
@@ -179,9 +173,9 @@ class PenaltyTests(DeviceTests):
         with chooser(device, 4, Limits(2, 2, 2)) as rig:
             rig.executable.write("logits", logits)
             steps = [SequenceStep([0], 1, (), [0], GREEDY, Adjustment(slot, 1.5, 0.6)) for slot in (1, 0)]
-            assert rig.executable.run(rig.step(steps), 3).tolist() == [[NO_TOKEN, 1], [NO_TOKEN, 2], [NO_TOKEN, 0]]
+            assert run(rig.executable, rig.step(steps), 3).tolist() == [[NO_TOKEN, 1], [NO_TOKEN, 2], [NO_TOKEN, 0]]
             rig.executable.write("logits", logits[1:])
-            assert rig.executable.run(rig.step(steps[:1]), 1).tolist() == [[1]]
+            assert run(rig.executable, rig.step(steps[:1]), 1).tolist() == [[1]]
 
     @needs(PENALTIES)
     def test_distribution_of_adjusted_logits(self, device: Device, rng: np.random.Generator) -> None:
@@ -210,9 +204,9 @@ class PenaltyTests(DeviceTests):
                         seeds = rng.integers(0, 2**64, 50, dtype=np.uint64)
                         params = [SamplingParams(temperature, seed=int(s), **setting) for s in seeds]
                         for slot in range(50):
-                            fill(rig.executable, slot, marks, biases)
+                            rig.executable.fill_slot(slot, marks, biases)
                         steps = [SequenceStep([0], 8, (), [0], p, a) for p, a in zip(params, slots, strict=True)]
-                        out += rig.executable.run(rig.step(steps))[0].tolist()
+                        out += run(rig.executable, rig.step(steps))[0].tolist()
                     plausible = plausible or draws.come_as_often(out, share)
                     if plausible:
                         break
@@ -245,10 +239,10 @@ class PenaltyTests(DeviceTests):
                 out = {}
                 for logits_read in (False, True):
                     for r, (marks, biases) in enumerate(contents):
-                        fill(executable, r, marks, biases)
+                        executable.fill_slot(r, marks, biases)
                     executable.write("out", np.full(rows, -1, np.int32))
                     step = Step(StepLayout(limits), parts, logits=logits_read)
-                    out[logits_read] = executable.run(poison_step(step), 2).tolist()
+                    out[logits_read] = run(executable, poison_step(step), 2).tolist()
                 assert out[False] == out[True], f"{params} chose another token where no logits are read"
                 for r, part in enumerate(parts):
                     if part.adjustment is not None and params is GREEDY:
@@ -261,19 +255,20 @@ class PenaltyTests(DeviceTests):
         """Before anything runs; the executable stays usable."""
         limits, sound = Limits(3, 3, 3), (np.zeros(5, np.int32), np.zeros(5, np.float32))
         with chooser(device, 5, limits) as rig:
-            for slot, marks, biases in (
+            wrong: list[tuple[int, Any, Any]] = [
                 (3, *sound),
                 (-1, *sound),
                 (0, sound[0][:4], sound[1]),
                 (0, sound[0].astype(np.int64), sound[1]),
                 (0, sound[0], sound[1].astype(np.float64)),
-            ):
+            ]
+            for slot, marks, biases in wrong:
                 with pytest.raises(InvalidInputError):
-                    fill(rig.executable, slot, marks, biases)
+                    rig.executable.fill_slot(slot, marks, biases)
             for slots in ((3,), (1, 1), (-2,)):
                 steps = [SequenceStep([0], 1, (), [0], GREEDY, Adjustment(slot)) for slot in slots]
                 with pytest.raises(InvalidInputError, match="slots"):
-                    rig.executable.run(Step(rig.layout, steps))
+                    run(rig.executable, Step(rig.layout, steps))
             rig.executable.write("logits", np.arange(5, dtype=np.float32)[None])
             step = [SequenceStep([0], 1, (), [0], GREEDY, Adjustment(2, 2.0, frequency=3.0))]
-            assert rig.executable.run(rig.step(step), 2).tolist() == [[4], [3]]
+            assert run(rig.executable, rig.step(step), 2).tolist() == [[4], [3]]

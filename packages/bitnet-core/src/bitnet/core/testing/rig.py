@@ -26,6 +26,7 @@ from bitnet.core.hal import (
     TernaryData,
     TernaryWeight,
     Weight,
+    run,
 )
 from bitnet.core.hal.program import NUMPY_DTYPES, Dim, DType
 from bitnet.core.testing import poison
@@ -129,7 +130,7 @@ class Rig:
         for name, array in before.items():
             self.executable.write(name, array)
         step = self.step(sequences)
-        self.executable.run(step)
+        run(self.executable, step)
         result = {}
         for name, spec in self.program.tensors.items():
             after = self.executable.read(name)
@@ -148,7 +149,7 @@ class Rig:
         for name, array in inputs.items():
             self.executable.write(name, array)
         step = self.step(sequences)
-        self.executable.run(step)
+        run(self.executable, step)
         rows = {"M": step.tokens, "R": step.rows}
         shapes = {name: self.program.tensors[name].shape for name in outputs}
         return {n: self.executable.read(n, rows[s[0]] if isinstance(s[0], str) else None) for n, s in shapes.items()}

@@ -9,12 +9,12 @@ from bitnet.core.testing.int8_cache import Int8CacheTests
 from bitnet.core.testing.lifecycle import LifecycleTests
 from bitnet.core.testing.linear import LinearTests
 from bitnet.core.testing.logprobs import LogprobTests
-from bitnet.core.testing.look_ahead import LookAheadTests
 from bitnet.core.testing.norms import NormTests
 from bitnet.core.testing.penalties import PenaltyTests
 from bitnet.core.testing.probing import ProbeTests
 from bitnet.core.testing.rowwise import RowwiseTests
 from bitnet.core.testing.sampling import SampleTests
+from bitnet.core.testing.starting import LookAheadTests, StartTests
 from bitnet.core.testing.tables import TableTests
 from bitnet.core.testing.whole_model import WholeModelTests
 
@@ -33,6 +33,7 @@ class ConformanceSuite(
     LogprobTests,
     WholeModelTests,
     DeterminismTests,
+    StartTests,
     LookAheadTests,
     LifecycleTests,
 ):

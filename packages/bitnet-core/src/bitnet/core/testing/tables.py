@@ -24,6 +24,7 @@ from bitnet.core.hal import (
     SequenceStep,
     Step,
     StepLayout,
+    run,
 )
 from bitnet.core.testing.base import DeviceTests
 from bitnet.core.testing.cases import Size, log_uniform, over, pick
@@ -168,7 +169,7 @@ class TableTests(DeviceTests):
                 parts = [SequenceStep([0], int(at) + 1, rows=[0], sampling=params) for at in rng.integers(0, 99, rows)]
                 executable.write("x", x)
                 roughly, exactly = (
-                    executable.run(poison_step(Step(StepLayout(limits), parts, logits=logits)))[0]
+                    run(executable, poison_step(Step(StepLayout(limits), parts, logits=logits)))[0]
                     for logits in (False, True)
                 )
                 assert roughly.tolist() == exactly.tolist(), f"{params} chose another token where no logits are read"

@@ -1,0 +1,26 @@
+"""Features: what a device can do that not every device must. They are announced in ``DeviceInfo.features`` only.
+
+Nobody asks a device for anything of a feature that it does not list. A device refuses it nevertheless, with
+UnsupportedProgramError.
+"""
+
+from __future__ import annotations
+
+DETERMINISTIC = "deterministic"
+"""Programs with :attr:`~bitnet.core.hal.Program.deterministic`."""
+KV_I8 = "kv-i8"
+"""Programs with a KV cache of int8 codes (:class:`~bitnet.core.hal.KVSpec`)."""
+LOGPROBS = "logprobs"
+"""Steps with ``logprobs``, and :meth:`Executable.logprobs <bitnet.core.hal.Executable.logprobs>`."""
+LOOK_AHEAD = "look-ahead"
+""":meth:`Executable.go_on <bitnet.core.hal.Executable.go_on>`."""
+PENALTIES = "penalties"
+"""Steps with an :class:`~bitnet.core.hal.Adjustment`, and
+:meth:`Executable.fill_slot <bitnet.core.hal.Executable.fill_slot>`."""
+PREPARES = "prepares"
+""":meth:`Executable.prepare <bitnet.core.hal.Executable.prepare>` saves time: the first step of a size takes longer
+than later ones."""
+TERNARY_TABLES = "ternary-tables"
+"""Programs whose ``Embed`` or ``DenseMatmul`` names a ternary weight with groups."""
+KERNEL_FEATURES = (DETERMINISTIC, KV_I8, LOGPROBS, PENALTIES, TERNARY_TABLES)
+"""The features of a device that has every kernel of ``kernels/README.md``."""
