@@ -272,14 +272,51 @@ def test_a_method_that_a_path_does_not_take(demo: Any) -> None:
         assert (answer.status_code, answer.headers["allow"]) == (405, allow)
 
 
-def test_errors_have_their_apis_shape_behind_a_root_path(demo: Any) -> None:
-    async def ask() -> httpx.Response:
-        transport = httpx.ASGITransport(demo.app, root_path="/llm")
-        async with httpx.AsyncClient(transport=transport, base_url="http://llm.example") as client:
-            return await client.post("/llm/api/nothing")
+def behind(demo: Any, root: str, path: str) -> httpx.Response:
+    """The answer of the application where another server hosts it at a root path."""
 
-    answer = asyncio.run(ask())
+    async def ask() -> httpx.Response:
+        transport = httpx.ASGITransport(demo.app, root_path=root)
+        async with httpx.AsyncClient(transport=transport, base_url="http://llm.example") as client:
+            return await client.get(path)
+
+    return asyncio.run(ask())
+
+
+def test_errors_have_their_apis_shape_behind_a_root_path(demo: Any) -> None:
+    answer = behind(demo, "/llm", "/llm/api/nothing")
     assert (answer.status_code, answer.json()) == (404, {"error": "There is no such path."})
+
+
+@pytest.mark.parametrize("root", ["", "/llm", "/a/b"])
+@pytest.mark.parametrize(
+    "path", ["/v1/models", "/v1/models/", "/v1//models//", "/v1/models/demo", "/v1/models/demo/", "/"]
+)
+def test_a_root_path_may_be_stripped_or_not(demo: Any, root: str, path: str) -> None:
+    for given in (root + path, root + root + path, path):
+        assert behind(demo, root, given).status_code == 200, given
+
+
+def test_the_root_path_without_its_slash_leads_to_the_page(demo: Any) -> None:
+    answer = behind(demo, "/a/llm", "/a/llm")
+    assert (answer.status_code, answer.headers["location"]) == (308, "llm/")
+    assert behind(demo, "/a/llm", "/a/llmx/v1/models").status_code == 404
+
+
+def test_an_unknown_path_names_the_nearest(demo: Any) -> None:
+    known = [e.path for e in ENDPOINTS if "{" not in e.path and len(e.path) > 1]
+    chance = random.Random()
+    for path in known:
+        at = chance.randrange(1, len(path))
+        for wrong in ("/prefix" + path, path[:at] + "_" + path[at:], path + "x"):
+            told = demo.client.get(wrong)
+            assert told.status_code == 404
+            assert f"no such path; {path} is the nearest." in told.text, wrong
+    assert "/v1/chat/completions is" in demo.client.post("/chat/completions").text
+    assert "/v1/chat/completions is" in demo.client.post("/v1/v1/chat/completions/").text
+    begin = time.monotonic()
+    assert demo.client.get("/" + "x" * 60_000).json()["error"]["message"] == "There is no such path."
+    assert time.monotonic() - begin < 1
 
 
 def test_no_prompt_is_logged(demo: Any, caplog: pytest.LogCaptureFixture) -> None:

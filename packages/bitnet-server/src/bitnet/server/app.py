@@ -22,6 +22,7 @@ from bitnet.server import (
     ollama,
     openai_chat,
     openai_completions,
+    paths,
     responses,
     static,
     status,
@@ -206,8 +207,12 @@ class App:
         """The endpoint of a path, and an error if it must not answer; path parameters are stored in the scope."""
         near: Endpoint | None = None
         methods: set[str] = set()
+        path = paths.route(scope)
+        if not path and scope["method"] in ("GET", "HEAD"):
+            return Endpoint("/", static.slash, public=True), None
+        plain = {**scope, "path": path, "root_path": ""}
         for route in self._routes:
-            match, found = route.matches(scope)
+            match, found = route.matches(plain)
             if match is Match.NONE:
                 continue
             near = found["endpoint"].endpoint
@@ -218,9 +223,10 @@ class App:
         if near is not None:
             allow = ", ".join(sorted(methods))
             return near, RequestError(405, f"{near.path} takes {allow}, not {scope['method']}.", allow=allow)
-        path = scope["path"].removeprefix(scope.get("root_path", ""))
         unknown = Endpoint("unknown", status.live, errors=_errors_of(path))
-        return unknown, self._locked(unknown, scope) or RequestError(404, "There is no such path.", code="not_found")
+        meant = paths.nearest(path, [e.path for e in ENDPOINTS if "{" not in e.path])
+        message = "There is no such path." if meant is None else f"There is no such path; {meant} is the nearest."
+        return unknown, self._locked(unknown, scope) or RequestError(404, message, code="not_found")
 
     def _locked(self, endpoint: Endpoint, scope: Scope) -> RequestError | None:
         """An error if a request has no access: it comes from another site's page, or its key is missing or wrong."""

@@ -55,6 +55,13 @@ def _not_empty(ctx: click.Context, param: click.Option, given: Any) -> Any:
     return given
 
 
+def _root_path(ctx: click.Context, param: click.Option, given: str) -> str:
+    """The path with a slash before it and none after it."""
+    if not given.isascii() or not given.isprintable() or " " in given:
+        raise click.BadParameter("the path must be of ASCII characters without spaces.", ctx, param)
+    return f"/{given.strip('/')}".rstrip("/")
+
+
 def several_models(function: F) -> F:
     """:data:`model_options`, with a repeatable ``-m``."""
     decorated = model_options(function)
@@ -142,7 +149,13 @@ def several_models(function: F) -> F:
     help="Port to listen on; 0: any free one.",
 )
 @click.option("--uds", metavar="FILE", type=FileName(), help="UNIX socket to listen on instead.")
-@click.option("--root-path", metavar="PATH", default="", help="Path prefix under which a proxy serves this.")
+@click.option(
+    "--root-path",
+    metavar="PATH",
+    default="",
+    callback=_root_path,
+    help="Path prefix under which a proxy serves this, whether it strips the prefix or not.",
+)
 @click.option("--ssl-certfile", metavar="FILE", type=FileName(), help="Certificate, for HTTPS.")
 @click.option("--ssl-keyfile", metavar="FILE", type=FileName(), help="Private key of the certificate.")
 @click.option(

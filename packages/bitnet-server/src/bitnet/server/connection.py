@@ -1,4 +1,8 @@
-"""HTTP connections whose requests have headers of bounded size that arrive in bounded time."""
+"""HTTP connections whose requests have headers of bounded size that arrive in bounded time.
+
+Offers to change to another protocol are passed over, as HTTP allows: Java's client makes one for HTTP/2 with each first
+request, and so does ``curl --http2``. Streams to HTTP/1.0 clients end with their connection, as these know no chunks.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +11,8 @@ import json
 from http import HTTPStatus
 from typing import Any
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+import httptools
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from bitnet.server.errors import RequestError
 from bitnet.server.openai import error_body
@@ -20,6 +25,9 @@ MAX_HEADERS = 64 << 10
 TOO_LARGE = RequestError(431, f"The request's headers are larger than the {MAX_HEADERS:,} bytes that are allowed.")
 TOO_SLOW = RequestError(408, f"The request's headers did not arrive within {HEADER_SECONDS:.0f} seconds.")
 NOT_HTTP = RequestError(400, "This is not a valid HTTP request.")
+NO_PROXY = RequestError(405, "This server is no proxy.")
+OFFERS = (b"upgrade", b"http2-settings")
+"""Headers of an offer, which are named in ``Connection``, too."""
 
 
 class Connection(HttpToolsProtocol):
@@ -27,6 +35,7 @@ class Connection(HttpToolsProtocol):
 
     _timer: asyncio.TimerHandle | None = None
     _begun = False  # whether a part of a request's headers has come
+    _offered = False  # whether the headers that have just come offer another protocol
     _received = 0  # bytes since the request began or the last piece of its body came
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -39,11 +48,33 @@ class Connection(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         self._received += len(data)
-        super().data_received(data)
+        self._feed(data)
         if self._received > MAX_HEADERS:
             self._refuse(TOO_LARGE)
         elif self._timer is None and self.timeout_keep_alive_task is None and self._idle:
             self._expect_headers()  # blank lines before a request, which end uvicorn's own time limit
+
+    def _feed(self, data: bytes) -> None:
+        self._unset_keepalive_if_required()
+        try:
+            while data:
+                data = self._parsed(data)
+        except httptools.HttpParserError:
+            self._refuse(TOO_LARGE if self._received > MAX_HEADERS else NOT_HTTP)
+
+    def _parsed(self, data: bytes) -> bytes:
+        """Parse data; return what must be parsed anew, after headers with an offer: the parser ends there."""
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade as offer:
+            method, version = self.parser.get_method(), self.parser.get_http_version().encode()
+            if method == b"CONNECT":
+                self._refuse(NO_PROXY)
+                return b""
+            lines = [b"%s %s HTTP/%s" % (method, self.url, version), *_without_offer(self.headers), b"", b""]
+            self.parser = httptools.HttpRequestParser(self)
+            return b"\r\n".join(lines) + data[offer.args[0] :]
+        return b""
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
@@ -55,20 +86,23 @@ class Connection(HttpToolsProtocol):
         self._begun = False
         self._received = len(self.url) + sum(len(name) + len(value) for name, value in self.headers)
         if self._received > MAX_HEADERS:
-            raise TOO_LARGE  # the parser ends, and send_400_response() is called
+            raise TOO_LARGE  # which the parser turns into an error of its own
+        self._offered = self.parser.should_upgrade()
+        if self._offered:
+            return
         self._received = 0
         super().on_headers_complete()
+        if self.scope["http_version"] == "1.0":
+            _send_unchunked(self.cycle)
 
     def on_body(self, body: bytes) -> None:
         self._received = 0
         super().on_body(body)
 
     def on_message_complete(self) -> None:
-        self._received = 0
-        super().on_message_complete()
-
-    def send_400_response(self, msg: str) -> None:
-        self._refuse(TOO_LARGE if self._received > MAX_HEADERS else NOT_HTTP)
+        if not self._offered:
+            self._received = 0
+            super().on_message_complete()
 
     @property
     def _idle(self) -> bool:
@@ -97,6 +131,34 @@ class Connection(HttpToolsProtocol):
         if self._idle:
             self.transport.write(_answer(error))
         self.transport.close()
+
+
+def _without_offer(headers: list[tuple[bytes, bytes]]) -> list[bytes]:
+    """The lines of a request's headers without those that offer another protocol."""
+    return [
+        b"%s: %s" % (name, _without_options(value) if name == b"connection" else value)
+        for name, value in headers
+        if name not in OFFERS
+    ]
+
+
+def _without_options(connection: bytes) -> bytes:
+    options = [option.strip() for option in connection.split(b",")]
+    return b", ".join(option for option in options if option.lower() not in OFFERS)
+
+
+def _send_unchunked(cycle: RequestResponseCycle) -> None:
+    """Have an answer without a length end with its connection instead of being sent in chunks."""
+    send, cycle.chunked_encoding = cycle.send, False
+
+    async def unchunked(message: Any) -> None:
+        lengths = [int(value) for name, value in message.get("headers", ()) if name == b"content-length"]
+        cycle.expected_content_length += sum(lengths)
+        if message["type"] == "http.response.body" and not cycle.expected_content_length:
+            cycle.expected_content_length = len(message.get("body", b""))
+        await send(message)
+
+    cycle.send = unchunked  # type: ignore[method-assign]
 
 
 def _answer(error: RequestError) -> bytes:

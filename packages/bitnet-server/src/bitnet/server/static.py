@@ -64,3 +64,8 @@ async def page(host: Host, call: Call) -> None:
         await call.reply(b"", status=304, kind=kind, headers=headers)
     else:
         await call.reply(content, kind=kind, headers=headers)
+
+
+async def slash(host: Host, call: Call) -> None:
+    """Send a browser from the root path to the same with a slash, from where the page's addresses lead on."""
+    await call.reply(b"", status=308, headers=[("location", call.scope["path"].rpartition("/")[2] + "/")])
