@@ -16,6 +16,8 @@ from bitnet.core.text.tokenizer import byte_characters
 
 BYTE_TOKENS = list(byte_characters().values())
 SPECIAL = ["<|bos|>", "<|eos|>"]
+LFS_POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:" + b"0" * 64 + b"\nsize 1187801280\n"
+"""What a clone without Git LFS holds in place of a large file."""
 
 
 @dataclass

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from bombs.base import BYTE_TOKENS, Folder, safetensors
+from bombs.base import BYTE_TOKENS, LFS_POINTER, Folder, safetensors
 from bombs.family import FOLDER_DOORS, Family
 
 MB = 1 << 20
@@ -84,6 +84,8 @@ def _all() -> Iterator[tuple[str, Callable[[Path], Path], str | None]]:
     yield "SentencePiece: runs of a letter", _sentencepiece(_sentencepiece_runs), None
     yield "chat_template.jinja of 40 MB", _file("chat_template.jinja", lambda: b"x" * (40 * MB)), "bytes"
     yield "a configuration that is a pipe", _pipe, "config.json"
+    for name in ("config.json", "tokenizer.json", "model.safetensors", "chat_template.jinja", "tokenizer_config.json"):
+        yield f"{name} that is a Git LFS pointer", _file(name, lambda: LFS_POINTER), "Git LFS"
     yield "MLX: sound", _mlx(lambda bomb: None), None
     yield "MLX: groups of 2^31", _mlx(lambda bomb: bomb.config.update(quantization=_groups(2**31))), None
     yield "MLX: a million scales", _mlx(_many_scales), "one scale for each"

@@ -12,7 +12,7 @@ import numpy as np
 from bitnet.core.gguf import GGMLType, TensorSource
 from bitnet.core.gguf.blocks import FORMATS
 from bitnet.core.gguf.types import BLOCKS, tensor_bytes
-from bombs.base import GGUF, Shape
+from bombs.base import GGUF, LFS_POINTER, Shape
 from bombs.family import Family
 
 MB = 1 << 20
@@ -55,6 +55,7 @@ def families() -> Iterator[Family]:
     yield Family("a matrix of one row", _extra((1, 32 * MB), GGMLType.TQ1_0), "not part of")
     yield Family("a float matrix of long rows", _extra((16, 131_072), GGMLType.F32), "not part of")
     yield Family("an embedding of narrow rows", _narrow_vocabulary, None)
+    yield Family("a Git LFS pointer", _pointer, "Git LFS")
     yield Family("an embedding of 2^36 rows in a sparse file", _sparse_embedding(2**36), "rows; the limit")
     yield Family("an embedding of 2^20 rows in a sparse file", _sparse_embedding(2**20), "rows; the limit")
     for dtype in (GGMLType.TQ2_0, GGMLType.STQ1_0, GGMLType.PTQ1_0, GGMLType.PQ2_0):
@@ -154,6 +155,12 @@ def _extra(shape: tuple[int, int], dtype: GGMLType) -> Callable[[Path], Path]:
         return model.write(folder)
 
     return make
+
+
+def _pointer(folder: Path) -> Path:
+    path = folder / "bomb.gguf"
+    path.write_bytes(LFS_POINTER)
+    return path
 
 
 def _sparse_embedding(rows: int) -> Callable[[Path], Path]:

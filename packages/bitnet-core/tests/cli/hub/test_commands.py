@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import time
@@ -194,3 +195,24 @@ def test_what_a_signal_ends_goes_on(hub: Hub, bitnet: Bitnet, script_path: str, 
 def test_help_does_not_import_the_library() -> None:
     code = "import sys; from bitnet.core.cli import main; main(['--help']); sys.exit('huggingface_hub' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False, capture_output=True).returncode == 0
+
+
+def test_a_split_model(hub: Hub, bitnet: Bitnet, make_repo: Callable[..., Repo], cache: Path) -> None:
+    """All parts are fetched, listed as one, and removed together; one that is missing is fetched again."""
+    parts = {f"m-i2_s-0000{i}-of-00003.gguf": os.urandom(1000 + i) for i in (1, 2, 3)}
+    first, second, _ = parts
+    hub.repos[NAME] = make_repo(parts | {"m-f16.gguf": b"GGUF"})
+    pulled = bitnet("pull", NAME)
+    assert pulled.status == 0, pulled.err
+    assert f"{first} and 2 more parts, 3.01 kB" in pulled.err
+    path = Path(pulled.out.strip())
+    assert path.name == first
+    assert {name: path.with_name(name).read_bytes() for name in parts} == parts
+    (listed,) = json.loads(bitnet("list", "--json").out)
+    assert (listed["file"], listed["size"]) == (first, 3006)
+    path.with_name(second).resolve().unlink()
+    path.with_name(second).unlink()
+    assert bitnet("pull", NAME).status == 0
+    assert path.with_name(second).read_bytes() == parts[second]
+    assert bitnet("rm", "-y", f"{NAME}:{second}").status == 0
+    assert not list(cache.rglob("*.gguf"))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from bitnet.core.errors import InvalidInputError
@@ -114,7 +116,33 @@ def test_no_file_that_runs() -> None:
         choose(parse("a/b"), files("m-Q4_K_M.gguf", "m-q8_0.gguf"))
     with pytest.raises(ModelNotFoundError, match="no encoding 'f16'"):
         choose(parse("a/b:f16"), files("m-i2_s.gguf"))
-    with pytest.raises(InvalidInputError, match="one part"):
-        choose(parse("a/b:m-00001-of-00002.gguf"), files("m-00001-of-00002.gguf"))
     with pytest.raises(InvalidInputError, match="not a GGUF file"):
         choose(parse("a/b:README.md"), files("README.md", "m.gguf"))
+
+
+def test_a_split_model_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first part stands for it, whichever part is named; its size is that of all."""
+    parts = [f"m-i2_s-0000{i}-of-00003.gguf" for i in (1, 2, 3)]
+    for name in ("a/b", "a/b:i2_s", *(f"a/b:{part}" for part in parts)):
+        found = choose(parse(name), files(*reversed(parts), "m-f16.gguf"))
+        assert found is not None
+        assert [found.file.path, *(part.path for part in found.file.others)] == parts
+    monkeypatch.setattr(system, "memory_total", lambda: 2500)
+    assert chosen("a/b", *parts, "m-f16.gguf") == "m-f16.gguf"
+
+
+@pytest.mark.parametrize("absent", [1, 2, 3])
+def test_a_split_model_that_lacks_a_part(absent: int) -> None:
+    parts = [f"m-i2_s-0000{i}-of-00003.gguf" for i in (1, 2, 3) if i != absent]
+    for name in ("a/b", f"a/b:{parts[0]}", f"a/b:{parts[1]}"):
+        with pytest.raises(ModelNotFoundError, match=f"lacks m-i2_s-0000{absent}-of-00003.gguf"):
+            choose(parse(name), files(*parts, "mmproj-f16.gguf"))
+    assert chosen("a/b", *parts, "m-f16.gguf") == "m-f16.gguf"
+
+
+def test_a_listing_of_many_parts_costs_little() -> None:
+    parts = [f"m-{i:05d}-of-99999.gguf" for i in range(1, 30_000)]
+    begin = time.process_time()
+    with pytest.raises(ModelNotFoundError, match="lacks m-30000-of-99999"):
+        choose(parse("a/b"), files(*parts))
+    assert time.process_time() - begin < 5

@@ -227,6 +227,7 @@ def serve(**params: Any) -> None:
 def _sources(params: dict[str, Any]) -> list[Source]:
     """The models and their names."""
     from bitnet.core.gguf import GGUFFile
+    from bitnet.core.gguf.split import whole_name
     from bitnet.core.hub import local_path
     from bitnet.core.model.default import default_model_path
     from bitnet.server.service import Source
@@ -238,7 +239,7 @@ def _sources(params: dict[str, Any]) -> list[Source]:
     elif aliases and len(aliases) != len(files):
         raise InvalidInputError(f"--alias names {len(aliases)} of {len(files)} models; give it once for each.")
     else:
-        names = [(name,) for name in aliases or [path.stem for path in paths]]
+        names = [(name,) for name in aliases or [whole_name(path.stem) for path in paths]]
     every = [name for some in names for name in some]
     if len(set(every)) < len(every):
         raise InvalidInputError("two models have the same name.", hint="Name them with --alias.")

@@ -1,297 +1,144 @@
-"""A bounded, memory-mapped reader of GGUF version 2 and 3.
-
-The file is not trusted: every count is checked against the bytes left before anything is allocated, and every violation
-is a :class:`~bitnet.core.errors.ModelFileError` with the file, the field and its offset.
-"""
+"""A GGUF model: one file, or the parts of a split model."""
 
 from __future__ import annotations
 
-import struct
-from collections.abc import Mapping
-from dataclasses import dataclass
-from math import prod
+import hashlib
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from bitnet.core.errors import ModelFileError, brief
-from bitnet.core.gguf.cursor import Cursor
-from bitnet.core.gguf.types import (
-    ALIGNMENT,
-    MAGIC,
-    MAX_DIMS,
-    SCALARS,
-    GGMLType,
-    MetadataValue,
-    ValueType,
-    tensor_bytes,
-)
-from bitnet.core.support.mapped import MappedFile
+from bitnet.core.errors import ModelFileError
+from bitnet.core.gguf.part import MAX_ENTRIES, Part, TensorInfo
+from bitnet.core.gguf.split import part_name
+from bitnet.core.gguf.types import SCALARS, MetadataValue
 
-MAX_ENTRIES = 1 << 16
-"""Maximum metadata keys, and maximum tensors: each takes at least 15 bytes of the file, but several microseconds and
-half a kilobyte here. Models have dozens of keys and hundreds of tensors."""
-SHARED = (GGMLType.Q2_0, GGMLType.Q2_0_G128, GGMLType.STQ1_0)
-"""Types that share the number 42 in files."""
-MIN_METADATA_ENTRY = 8 + 1 + 4 + 1
-MIN_TENSOR_ENTRY = 8 + 1 + 4 + 4 + 8
-SHAPES = [struct.Struct(f"<{dims}Q") for dims in range(MAX_DIMS + 1)]
-"""The layout of a shape of so many dimensions."""
-
-
-@dataclass(frozen=True, slots=True)
-class TensorInfo:
-    """The location, shape and type of a tensor.
-
-    Attributes:
-        shape: Rows first, as in numpy (files store the reverse).
-        offset: Byte offset of the data in the file.
-        nbytes: Bytes of data, without padding.
-        entry: Byte offset in the file of the entry that describes the tensor.
-    """
-
-    name: str
-    shape: tuple[int, ...]
-    type: GGMLType
-    offset: int
-    nbytes: int
-    entry: int
+NUMBER, COUNT, TENSORS = "split.no", "split.count", "split.tensors.count"
+"""Keys of a split model: the number of a part, from 0 on, of all parts, and of all tensors."""
 
 
 class GGUFFile:
-    """A GGUF file, mapped read-only for as long as this object or a view of its data lives.
+    """A GGUF file, or all parts of a split model, mapped read-only for as long as this object or a view of its data
+    lives.
 
     Args:
-        path: The file.
+        path: The file, or the first part: the others are beside it.
 
     Attributes:
-        path: The file.
-        size: Its size in bytes.
+        path: The file, or the first part.
+        size: Bytes of all parts.
         version: 2 or 3.
-        metadata: All keys with their values.
-        tensors: Every tensor by name, in file order.
+        metadata: All keys of the first part with their values; those of other parts only describe the split.
+        tensors: Every tensor by name, in the order of the parts.
 
     Raises:
-        ModelFileError: The file cannot be opened, or violates the format.
+        ModelFileError: A file cannot be opened, violates the format, or is not the part that it should be.
     """
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
-        self._file = MappedFile(self.path)
-        self.size = self._file.size
-        try:
-            self._read()
-        finally:  # if the file has changed meanwhile, report that instead
-            self._file.check()
-
-    def _read(self) -> None:
-        cursor = Cursor(self.path, self._file.map)
-        self.version, tensor_count, metadata_count = _header(cursor)
-        self._key_offsets: dict[str, int] = {}
-        self._kinds: dict[str, ValueType] = {}
-        self.metadata: dict[str, MetadataValue] = {}
-        for i in range(metadata_count):
-            self._read_metadata(cursor, i)
-        alignment = self._alignment()
-        entries = [_tensor_entry(cursor, i) for i in range(tensor_count)]
-        start = -(-cursor.at // alignment) * alignment
-        entries = _told_apart(entries, self.size - start, alignment)
-        self.tensors: Mapping[str, TensorInfo] = self._place(cursor, entries, start, alignment)
+        first = Part(self.path)
+        self.version, self.metadata = first.version, first.metadata
+        self._parts = [first, *_others(first)]
+        self.size = sum(part.file.size for part in self._parts)
+        self.tensors: dict[str, TensorInfo] = {}
+        for part in self._parts:
+            for name, tensor in part.tensors.items():
+                if name in self.tensors:
+                    raise part.error("is in an earlier part, too.", tensor=name)
+                self.tensors[name] = tensor
+            if len(self.tensors) > MAX_ENTRIES:
+                raise part.error(f"has tensors beyond the limit of {MAX_ENTRIES}.")
+        expected = first.metadata.get(TENSORS)
+        if len(self._parts) > 1 and expected is not None and expected != len(self.tensors):
+            raise first.error(f"is {expected}, but the parts have {len(self.tensors)} tensors.", key=TENSORS)
 
     def typed_metadata(self) -> dict[str, MetadataValue]:
-        """All keys with their values; numbers are numpy scalars of the types they have in the file."""
+        """The model's keys with their values, without those of a split; numbers are numpy scalars of the types they
+        have in the file."""
+        kinds = self._parts[0].kinds
         return {
-            key: SCALARS[kind].type(value) if (kind := self._kinds[key]) in SCALARS else value
+            key: SCALARS[kinds[key]].type(value) if kinds[key] in SCALARS else value
             for key, value in self.metadata.items()
+            if key not in (NUMBER, COUNT, TENSORS)
         }
 
     def data(self, tensor: TensorInfo) -> npt.NDArray[np.uint8]:
         """The tensor's bytes, ``uint8[nbytes]``, as a read-only view of the mapping."""
-        return self._file.bytes(tensor.offset, tensor.nbytes)
+        return self._parts[tensor.part].file.bytes(tensor.offset, tensor.nbytes)
 
     def release(self, tensor: TensorInfo) -> None:
         """Release the tensor's mapped pages."""
-        self._file.release(tensor.offset, tensor.nbytes)
+        self._parts[tensor.part].file.release(tensor.offset, tensor.nbytes)
 
     @property
     def lost(self) -> bool:
         """Whether reads have hit missing pages."""
-        return self._file.lost
+        return any(part.file.lost for part in self._parts)
 
     def check(self) -> None:
-        """Check that the file has not changed since it was opened.
+        """Check that no file has changed since it was opened.
 
         Raises:
-            ModelFileError: It was cut short or written to.
+            ModelFileError: One was cut short or written to.
         """
-        self._file.check()
+        for part in self._parts:
+            part.file.check()
 
     @property
     def identity(self) -> tuple[int, ...]:
         """Values that differ between files, and before and after a write to the same file."""
-        return self._file.identity
+        return tuple(value for part in self._parts for value in part.file.identity)
 
     def sha256(self) -> str:
-        """Hexadecimal SHA-256 of the whole opened file."""
-        return self._file.sha256()
+        """Hexadecimal SHA-256 of the whole opened file; for a split model, of its parts one after another."""
+        digest = hashlib.sha256()
+        for part in self._parts:
+            part.file.hash_into(digest)
+        return digest.hexdigest()
 
     def error(
         self, message: str, *, key: str | None = None, tensor: str | None = None, hint: str | None = None
     ) -> ModelFileError:
-        """Make an error about a metadata value or a tensor, with its offset in the file."""
-        if tensor is not None:
-            info = self.tensors.get(tensor)
-            return ModelFileError(
-                message, path=self.path, field=f"tensor {brief(tensor)}", offset=info.entry if info else None, hint=hint
+        """Make an error about a metadata value or a tensor, with its file and offset."""
+        info = self.tensors.get(tensor) if tensor is not None else None
+        part = self._parts[0 if info is None else info.part]
+        return part.error(message, key=key, tensor=tensor, hint=hint)
+
+
+def _others(first: Part) -> list[Part]:
+    """The parts after the first one, if the model is split."""
+    count = first.metadata.get(COUNT, 0)
+    if type(count) is not int or not 0 <= count < 100_000:
+        raise first.error(f"is {count!r}; it must be a number of files.", key=COUNT)
+    if count < 2:
+        return []
+    name, number = part_name(first.path.name), first.metadata.get(NUMBER, 0)
+    if number != 0:
+        hint = "" if name is None else f"Name the first one, {name.at(1)}; the others are found beside it."
+        raise first.error(f"says that this is part {_ordinal(number)} of {count}.", key=NUMBER, hint=hint or None)
+    if name is None or name.number != 1 or name.parts != count:
+        raise first.error(
+            f"says that this is the first of {count} parts, so the file's name must end in -00001-of-{count:05d}.gguf.",
+            key=COUNT,
+            hint="Give all parts the names that they had: they are found by these.",
+        )
+    parts = []
+    for i in range(1, count):
+        path = first.path.with_name(name.at(i + 1))
+        if not path.exists():
+            raise first.error(
+                f"is the first of {count} parts, but {path.name} is not beside it.",
+                hint="Put all parts into one folder; 'bitnet pull' downloads all of them.",
             )
-        field = None if key is None else f"metadata {brief(key)}"
-        return ModelFileError(
-            message, path=self.path, field=field, offset=self._key_offsets.get(key) if key else None, hint=hint
-        )
-
-    def _read_metadata(self, cursor: Cursor, index: int) -> None:
-        begin = cursor.at
-        key = cursor.name(f"metadata key {index}")
-        field = f"metadata {brief(key)}"
-        if key in self.metadata:
-            cursor.fail(field, begin, "this key occurs twice.")
-        kind = cursor.value_type(f"{field} type")
-        self._key_offsets[key], self._kinds[key] = cursor.at, kind
-        self.metadata[key] = cursor.value(kind, field)
-
-    def _alignment(self) -> int:
-        key = "general.alignment"
-        value = self.metadata.get(key, ALIGNMENT)
-        if type(value) is not int or value < 8 or value & (value - 1):
-            raise self.error(f"is {brief(value)}; it must be a power of two and at least 8.", key=key)
-        return value
-
-    def _place(self, cursor: Cursor, entries: list[_Entry], start: int, alignment: int) -> Mapping[str, TensorInfo]:
-        tensors: dict[str, TensorInfo] = {}
-        for e in entries:
-            cursor.tensor = e.name
-            if e.name in tensors:
-                cursor.fail("", e.begin, "this name occurs twice.")
-            if e.offset % alignment:
-                cursor.fail("offset", e.offset_at, f"{e.offset} is not a multiple of the alignment {alignment}.")
-            if start + e.offset + e.nbytes > self.size:
-                cursor.fail(
-                    "offset",
-                    e.offset_at,
-                    f"its {e.nbytes} bytes at {start + e.offset} end past the end of the file ({self.size} bytes).",
-                    hint="The file is truncated or corrupt: download or convert it again.",
-                )
-            tensors[e.name] = TensorInfo(e.name, e.shape, e.type, start + e.offset, e.nbytes, e.begin)
-        last: _Entry | None = None
-        for e in sorted(entries, key=lambda e: e.offset):
-            if last is not None and e.offset < last.offset + last.nbytes:
-                cursor.tensor = e.name
-                cursor.fail("offset", e.offset_at, f"its data overlaps that of tensor {brief(last.name)}.")
-            last = e
-        return tensors
+        part = Part(path, i)
+        found = part.metadata.get(NUMBER), part.metadata.get(COUNT)
+        if found != (i, count):
+            raise part.error(f"says part {_ordinal(found[0])} of {found[1]}; by its name it is {i + 1} of {count}.")
+        parts.append(part)
+    return parts
 
 
-class _Entry(NamedTuple):
-    """A tensor's entry in the file; ``offset`` counts from the start of the tensor data."""
-
-    name: str
-    shape: tuple[int, ...]
-    type: GGMLType
-    offset: int
-    nbytes: int
-    begin: int
-    offset_at: int
-
-
-def _header(cursor: Cursor) -> tuple[int, int, int]:
-    """Read the version, the number of tensors and the number of metadata entries."""
-    begin = cursor.take(4, "magic")
-    magic = cursor.data[begin : begin + 4]
-    if magic != MAGIC:
-        cursor.fail("magic", begin, f"is {magic!r}, not {MAGIC!r}: this is not a GGUF file.")
-    begin = cursor.at
-    version = cursor.u32("version")
-    if version and version & 0xFFFF == 0:
-        cursor.fail(
-            "version",
-            begin,
-            "the file is big-endian, which is not supported.",
-            hint="Convert the model again on a little-endian machine.",
-        )
-    if version == 1:
-        cursor.fail(
-            "version",
-            begin,
-            "version 1 is not supported.",
-            hint="Convert the model again; converters have written version 2 or 3 since 2023.",
-        )
-    if version not in (2, 3):
-        cursor.fail("version", begin, f"{version} is not supported; supported are 2 and 3.")
-    return (
-        version,
-        _entries(cursor, "tensor count", MIN_TENSOR_ENTRY),
-        _entries(cursor, "metadata count", MIN_METADATA_ENTRY),
-    )
-
-
-def _entries(cursor: Cursor, field: str, smallest: int) -> int:
-    begin = cursor.at
-    count = cursor.count(field, smallest)
-    if count > MAX_ENTRIES:
-        cursor.fail(field, begin, f"is {count}; the limit is {MAX_ENTRIES}.")
-    return count
-
-
-def _tensor_entry(cursor: Cursor, index: int) -> _Entry:
-    begin = cursor.at
-    cursor.tensor = None
-    name = cursor.tensor = cursor.name(f"tensor {index} name")
-    at = cursor.at
-    dims = cursor.u32("dimensions")
-    if dims > MAX_DIMS:
-        cursor.fail("dimensions", at, f"has {dims}; the limit is {MAX_DIMS}.")
-    shape_at = cursor.at
-    shape = cursor.unpack(SHAPES[dims], "shape")[::-1]
-    if 0 in shape or prod(shape) >= 2**63:
-        cursor.fail("shape", shape_at, f"{shape} has no elements or too many.")
-    at = cursor.at
-    number = cursor.u32("type")
-    try:
-        dtype = GGMLType(number)  # numbers in files are not negative
-    except ValueError:
-        cursor.fail("type", at, f"{number} is not a tensor type that bitnet knows.")
-    try:
-        nbytes = tensor_bytes(dtype, shape)
-    except ValueError as error:
-        cursor.fail("shape", shape_at, f"{error}.")
-    at = cursor.at
-    return _Entry(name, shape, dtype, cursor.u64("offset"), nbytes, begin, at)
-
-
-def _told_apart(entries: list[_Entry], end: int, alignment: int) -> list[_Entry]:
-    """The entries; those of type 42 get the type in :data:`SHARED` whose size matches the space of every such tensor.
-
-    They stay Q2_0 if several types match, or none. ``end`` is the byte at which the last tensor's space ends.
-    """
-    if all(e.type is not GGMLType.Q2_0 for e in entries):
-        return entries
-    ways = ([_retyped(e, dtype) if e.type is GGMLType.Q2_0 else e for e in entries] for dtype in SHARED)
-    return next((way for way in ways if _fills(way, end, alignment)), entries)
-
-
-def _retyped(entry: _Entry, dtype: GGMLType) -> _Entry:
-    try:
-        return entry._replace(type=dtype, nbytes=tensor_bytes(dtype, entry.shape))
-    except ValueError:  # rows are not a whole number of its blocks
-        return entry
-
-
-def _fills(entries: list[_Entry], end: int, alignment: int) -> bool:
-    """Whether each such tensor ends where the next one begins or the file ends, apart from padding."""
-    ordered = sorted(entries, key=lambda e: e.offset)
-    ends = [*(e.offset for e in ordered[1:]), end]
-    return all(
-        0 <= limit - e.offset - e.nbytes < alignment for e, limit in zip(ordered, ends, strict=True) if e.type in SHARED
-    )
+def _ordinal(number: object) -> object:
+    """The number of a part, from 1 on."""
+    return number + 1 if isinstance(number, int) else number

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from bitnet.core.errors import BitNetError
 from bitnet.core.gguf import GGUFFile
+from bitnet.core.gguf.split import part_name
 from bitnet.core.hub.choice import RemoteFile, choose
 from bitnet.core.hub.errors import HubNotInstalledError, ModelNotFoundError
 from bitnet.core.hub.names import HubName
@@ -31,10 +32,10 @@ def model_folder(repo: str) -> Path:
 
 @dataclass(frozen=True, slots=True)
 class CachedModel:
-    """A GGUF file in the cache.
+    """A GGUF file in the cache, or all parts of a split model.
 
     Attributes:
-        file: The file's path in the repository.
+        file: The path of the file, or of the first part, in the repository.
         family: The architecture named in the file, such as ``bitnet-b1.58``; None: it cannot be read.
     """
 
@@ -51,11 +52,21 @@ def models() -> list[CachedModel]:
     for repo in repos():
         snapshots, seen = model_folder(repo) / "snapshots", set()
         for path in sorted(snapshots.glob("*/**/*.gguf")):
-            if path.is_file() and (blob := path.resolve()) not in seen:
+            parts = _parts(path)
+            if parts and parts[0].is_file() and (blob := path.resolve()) not in seen:
                 seen.add(blob)
                 file = path.relative_to(snapshots).as_posix().partition("/")[2]
-                found.append(CachedModel(repo, file, path.stat().st_size, path, _family(path)))
+                size = sum(part.stat().st_size for part in parts if part.is_file())
+                found.append(CachedModel(repo, file, size, path, _family(path)))
     return found
+
+
+def _parts(path: Path) -> list[Path]:
+    """The file, or all parts of a split model; empty if it is not the first part."""
+    name = part_name(path.name)
+    if name is None:
+        return [path]
+    return [path.with_name(name.at(i + 1)) for i in range(name.parts)] if name.number == 1 else []
 
 
 def _family(path: Path) -> str | None:

@@ -7,10 +7,11 @@ read: they give the same model from many times the bytes. Of files with the same
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from bitnet.core.errors import InvalidInputError
+from bitnet.core.gguf.split import PartName, part_name
 from bitnet.core.hub.errors import ModelNotFoundError
 from bitnet.core.hub.names import HubName
 from bitnet.core.support import system
@@ -35,7 +36,6 @@ _RANK = {encoding: rank for rank, encoding in enumerate(REASONS)}
 _ENCODING = re.compile(r"(?<![a-z0-9])(i2_s|bf16|f16|f32|tl[12]|(?:p?tq|stq|iq|p?q)[1-8](?:_[a-z0-9]+)*)(?![a-z0-9])")
 _DETAIL = re.compile(r"_[gv]\d+$")
 """A group size or a version after an encoding's name."""
-_PART_OF_SEVERAL = re.compile(r"-\d{5}-of-\d{5}$")
 _NO_MODEL = re.compile(r"(?<![a-z])(mmproj|imatrix)(?![a-z])")
 
 
@@ -48,12 +48,19 @@ class RemoteFile:
         size: Size in bytes.
         sha256: Hash of its content, in hex; None if git itself stores the file.
         git_sha1: Name of its git blob, in hex; None if unknown.
+        others: The other parts, if it is the first part of a split model.
     """
 
     path: str
     size: int
     sha256: str | None = None
     git_sha1: str | None = None
+    others: tuple[RemoteFile, ...] = ()
+
+    @property
+    def total(self) -> int:
+        """Bytes of all parts."""
+        return self.size + sum(part.size for part in self.others)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,57 +89,84 @@ def _plain(written: str) -> str:
 
 
 def choose(name: HubName, files: Sequence[RemoteFile]) -> Choice | None:
-    """The file that a name refers to; None if no file was named and there is no GGUF file.
+    """The file that a name refers to, with all its parts; None if no file was named and there is no GGUF file.
 
     Raises:
-        ModelNotFoundError: No file has that name or encoding, or bitnet can run none of the files.
-        InvalidInputError: The named file is not a GGUF file, or only a part of one.
+        ModelNotFoundError: No file has that name or encoding, parts of it are missing, or bitnet can run none of the
+            files.
+        InvalidInputError: The named file is not a GGUF file.
     """
     models = [file for file in files if file.path.lower().endswith(".gguf") and not _NO_MODEL.search(_stem(file.path))]
+    models, missing = _joined(models)
     if name.file is not None:
-        models = _named(name, models, files)
-    elif not models:
+        models = _named(name, models, missing, files)
+    elif not models and not missing:
         return None
-    fit = [file for file in models if encoding(file.path) in _RANK and not _is_part(file.path)]
+    fit = [file for file in models if encoding(file.path) in _RANK]
     if name.file is not None and len(models) == 1:
         return Choice(models[0], "")
     if not fit:
+        if missing:
+            raise _incomplete(name, *next(iter(missing.items())))
         raise ModelNotFoundError(
             f"{name} has no GGUF file that bitnet runs: {_listed(models)}.",
-            hint="It runs ternary encodings (I2_S, TQ2_0, Q2_0, …), F16, BF16 and F32 in one file; "
+            hint="It runs ternary encodings (I2_S, TQ2_0, Q2_0, …), F16, BF16 and F32; "
             "to force a file, name it after a colon.",
         )
     room = system.memory_total()
-    best = min(fit, key=lambda file: (file.size > room, _RANK[encoding(file.path)], file.size, file.path))
+    best = min(fit, key=lambda file: (file.total > room, _RANK[encoding(file.path)], file.total, file.path))
     return Choice(best, _why(best, fit, room) if len(fit) > 1 else "")
 
 
-def _named(name: HubName, models: list[RemoteFile], files: Sequence[RemoteFile]) -> list[RemoteFile]:
+def _joined(models: Sequence[RemoteFile]) -> tuple[list[RemoteFile], dict[str, str]]:
+    """The models, each split one as its first part with the others; and the first missing part of each incomplete one,
+    by the names of the parts that are there."""
+    whole: list[RemoteFile] = []
+    split: dict[tuple[str, int, str], dict[int, RemoteFile]] = {}
+    for file in models:
+        part = part_name(file.path)
+        if part is None:
+            whole.append(file)
+        else:
+            split.setdefault((part.begin, part.parts, part.end), {})[part.number] = file
+    missing: dict[str, str] = {}
+    for (begin, count, end), parts in split.items():
+        absent = next((number for number in range(1, count + 1) if number not in parts), None)
+        if absent is None:
+            whole.append(replace(parts[1], others=tuple(parts[number] for number in range(2, count + 1))))
+        else:
+            path = PartName(begin, absent, count, end).at(absent)
+            missing |= {part.path: path for part in parts.values()}
+    return whole, missing
+
+
+def _named(
+    name: HubName, models: list[RemoteFile], missing: Mapping[str, str], files: Sequence[RemoteFile]
+) -> list[RemoteFile]:
     assert name.file is not None
-    if found := [file for file in files if file.path == name.file]:
-        if found[0] not in models:
-            raise InvalidInputError(f"{name.file} of {name.repo} is not a GGUF file.")
-        if _is_part(name.file):
-            raise InvalidInputError(f"{name.file} is one part of a split model, which bitnet does not read.")
+    if name.file in missing:
+        raise _incomplete(name, name.file, missing[name.file])
+    if found := [model for model in models if name.file in (model.path, *(part.path for part in model.others))]:
         return found
+    if any(file.path == name.file for file in files):
+        raise InvalidInputError(f"{name.file} of {name.repo} is not a GGUF file.")
     tag = name.file.lower()
-    alike = [file for file in models if encoding(file.path) == _plain(tag) and tag in _stem(file.path)]
-    if found := [file for file in alike if not _is_part(file.path)]:
-        return found
+    if alike := [file for file in models if encoding(file.path) == _plain(tag) and tag in _stem(file.path)]:
+        return alike
     known = f"it has {_listed(models)}" if models else "it has no GGUF file"
     raise ModelNotFoundError(f"{name.repo} has no file and no encoding {name.file!r}; {known}.")
+
+
+def _incomplete(name: HubName, path: str, missing: str) -> ModelNotFoundError:
+    return ModelNotFoundError(f"{name.repo} has {path}, a part of a split model, but lacks {missing}.")
 
 
 def _why(best: RemoteFile, fit: list[RemoteFile], room: int) -> str:
     chosen = encoding(best.path)
     alike = [file for file in fit if encoding(file.path) == chosen]
     why = REASONS[chosen] + (", and it is the smallest of these" if len(alike) > 1 else "")
-    larger = [file for file in fit if file.size > room >= best.size]
+    larger = [file for file in fit if file.total > room >= best.total]
     return f"{why}; {_listed(larger)} would not fit in memory" if larger else why
-
-
-def _is_part(path: str) -> bool:
-    return bool(_PART_OF_SEVERAL.search(_stem(path)))
 
 
 def _stem(path: str) -> str:

@@ -24,7 +24,7 @@ _TO_CONVERT = re.compile(
 
 
 def locate(name: HubName, *, update: bool = False, tell: Callable[[str], None] = logger.info) -> Path:
-    """The path of a model's GGUF file in the cache, after downloading it if necessary.
+    """The path of a model's GGUF file (the first part of a split one) in the cache, after downloading it if needed.
 
     Args:
         update: Ask the hub for a newer version even if the file is cached, unless ``HF_HUB_OFFLINE`` is set.
@@ -40,8 +40,10 @@ def locate(name: HubName, *, update: bool = False, tell: Callable[[str], None] =
     choice = choose(name, there.files)
     if choice is None:
         raise _without_gguf(name, there)
-    tell(f"{name.repo}: {choice.file.path}, {size(choice.file.size)}{': ' if choice.why else ''}{choice.why}")
-    return fetch(there, [choice.file])[0]
+    file = choice.file
+    parts = f" and {len(file.others)} more parts" if file.others else ""
+    tell(f"{name.repo}: {file.path}{parts}, {size(file.total)}{': ' if choice.why else ''}{choice.why}")
+    return fetch(there, [file, *file.others])[0]
 
 
 def weights_folder(name: HubName) -> Path:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from bitnet.core.errors import BitNetError
+from bitnet.core.gguf.split import part_name
 from bitnet.core.hub.cached import model_folder
 from bitnet.core.hub.choice import encoding
 from bitnet.core.hub.errors import NotInCacheError
@@ -32,7 +33,7 @@ class Removal:
 
 
 def plan(name: HubName) -> Removal:
-    """Plan the removal of a model, or of one of its files in all versions. Nothing is removed yet.
+    """Plan the removal of a model, or of one of its files, with all its parts, in all versions. Nothing is removed yet.
 
     Raises:
         NotInCacheError: The cache has no such model or file.
@@ -61,7 +62,9 @@ def _plan_file(name: HubName, folder: Path) -> Removal:
     scan = library().scan_cache_dir(folder.parent)
     revisions = [revision for repo in scan.repos if repo.repo_path == folder for revision in repo.revisions]
     files = [(_within(rev, file), file) for rev in revisions for file in rev.files]
-    chosen = [(path, file) for path, file in files if path == name.file]
+    named = part_name(str(name.file))
+    parts = [str(name.file)] if named is None else [named.at(i + 1) for i in range(named.parts)]
+    chosen = [(path, file) for path, file in files if path in parts]
     chosen = chosen or [(path, file) for path, file in files if encoding(path) == str(name.file).lower()]
     if not chosen:
         raise _missing(name)

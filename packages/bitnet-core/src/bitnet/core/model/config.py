@@ -13,6 +13,7 @@ import numpy.typing as npt
 from bitnet.core.errors import brief
 from bitnet.core.gguf import GGUFFile
 from bitnet.core.gguf.quants import DECODERS
+from bitnet.core.gguf.split import whole_name
 from bitnet.core.hal.check import MAX_K
 from bitnet.core.model.rope import BETA_FAST, BETA_SLOW, LongRope, Yarn, longrope_attention, yarn_attention
 from bitnet.core.text.vocabulary import MAX_TOKENS
@@ -158,7 +159,7 @@ def read_config(file: GGUFFile) -> ModelConfig:
     scales: Mapping[str, Any] = _scales(keys) if architecture == "minicpm" else {}
     return ModelConfig(
         architecture=architecture,
-        name=name if isinstance(name, str) and name else file.path.stem,
+        name=name if isinstance(name, str) and name else whole_name(file.path.stem),
         vocab_size=embedding.shape[0],
         hidden_size=hidden,
         layers=keys.integer("block_count"),

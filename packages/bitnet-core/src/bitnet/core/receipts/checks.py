@@ -15,6 +15,7 @@ from typing import Any
 from bitnet.core.devices import registry
 from bitnet.core.engine.options import GenerationOptions
 from bitnet.core.errors import InvalidInputError, ModelFileError, ReceiptError, brief
+from bitnet.core.gguf import GGUFFile
 from bitnet.core.hal.probe import TEST_DRIVER
 from bitnet.core.receipts import signing
 from bitnet.core.receipts.document import SCHEMA_VERSION, digest, text_sha256
@@ -274,9 +275,17 @@ def _check_prompt(request: Mapping[str, Any], prompt: Prompt, unchecked: list[st
             unchecked.append("the messages before the prompt")
 
 
+def _sha256(path: Path) -> str:
+    """The SHA-256 of a model, with all its parts; or of a file that is no model, to compare it as well."""
+    try:
+        return GGUFFile(path).sha256()
+    except ModelFileError:
+        return MappedFile(path).sha256()
+
+
 def _check_model(receipt: Mapping[str, Any], path: Path) -> Iterator[str]:
     """Check the file's hash, and what else the receipt says about it."""
-    info, found = receipt["model_info"], MappedFile(path).sha256()
+    info, found = receipt["model_info"], _sha256(path)
     if found != info["sha256"]:
         yield f"{path} is not the model it was made with: its SHA-256 is {found}"
         return

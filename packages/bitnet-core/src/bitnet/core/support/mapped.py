@@ -19,6 +19,9 @@ from bitnet.core.support.guard import GuardedMap
 PIECE = 1 << 22
 """Bytes hashed before their pages are released."""
 
+LFS_POINTER = b"version https://git-lfs.github.com/spec/"
+"""How the small text begins that git keeps in place of a large file."""
+
 
 class MappedFile:
     """A regular file, mapped for as long as this object or a view of it lives.
@@ -54,6 +57,12 @@ class MappedFile:
             raise ModelFileError(f"cannot be opened: {reason}.", path=path, hint="Check the path.") from error
         self.map.guard()
         self.size = len(self.map)
+        if self.map[: len(LFS_POINTER)] == LFS_POINTER:
+            raise ModelFileError(
+                "is a Git LFS pointer: a note of where the file is, not the file.",
+                path=path,
+                hint="Run 'git lfs install' and 'git lfs pull' in its folder, or download the file itself.",
+            )
 
     def bytes(self, offset: int, size: int) -> npt.NDArray[np.uint8]:
         """``uint8[size]`` of the file, without copying."""
@@ -94,18 +103,22 @@ class MappedFile:
         return info.st_dev, info.st_ino, info.st_size, info.st_mtime_ns
 
     def sha256(self) -> str:
-        """Hexadecimal SHA-256 of the mapped file, even if another file has taken its name.
+        """Hexadecimal SHA-256 of the mapped file; errors as for :meth:`hash_into`."""
+        digest = hashlib.sha256()
+        self.hash_into(digest)
+        return digest.hexdigest()
+
+    def hash_into(self, digest: hashlib._Hash) -> None:
+        """Update a digest with the mapped file, even if another file has taken its name.
 
         Raises:
             ModelFileError: The file has changed since it was opened.
         """
-        digest = hashlib.sha256()
         for begin in range(0, self.size, PIECE):
             size = min(PIECE, self.size - begin)
             digest.update(self.bytes(begin, size).data)
             self.release(begin, size)
         self.check()
-        return digest.hexdigest()
 
     def release(self, offset: int, size: int) -> None:
         """Release mapped pages that were read, if the platform can. Reading them again reloads them from the file.

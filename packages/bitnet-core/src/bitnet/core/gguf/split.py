@@ -1,0 +1,41 @@
+"""Names of the parts of a split model: ``NAME-00001-of-00003.gguf``, as ``llama-gguf-split`` writes them."""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+_PART = re.compile(r"(?P<begin>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})(?P<end>\.gguf)?", re.IGNORECASE | re.DOTALL)
+
+
+class PartName(NamedTuple):
+    """A part's name, taken apart.
+
+    Attributes:
+        begin: What precedes the numbers; all parts have it in common.
+        number: 1 for the first part.
+        end: The ending ``.gguf`` as it is written, or nothing.
+    """
+
+    begin: str
+    number: int
+    parts: int
+    end: str
+
+    def at(self, number: int) -> str:
+        """The name of another part."""
+        return f"{self.begin}-{number:05d}-of-{self.parts:05d}{self.end}"
+
+
+def part_name(name: str) -> PartName | None:
+    """The name of a part, with or without folder and ending, taken apart; None if it is not a part's name."""
+    found = _PART.fullmatch(name)
+    if found is None or not 1 <= int(found["number"]) <= int(found["count"]):
+        return None
+    return PartName(found["begin"], int(found["number"]), int(found["count"]), found["end"] or "")
+
+
+def whole_name(name: str) -> str:
+    """A model's name without the numbers of a part."""
+    found = part_name(name)
+    return name if found is None else found.begin + found.end
