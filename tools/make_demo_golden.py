@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from bitnet.core.evaluation.demo_problems import CATEGORIES, draw_problems
 from bitnet.core.gguf import unpack_ternary
 from bitnet.core.hal import TernaryData
 from bitnet.core.model.default import default_model_path
 from bitnet.core.model.file import ModelFile, open_model
+from demo_model.problems import CATEGORIES, draw_problems
 from golden_models import FOLDER, Array, GoldenModel
 from make_golden import hugging_face
 

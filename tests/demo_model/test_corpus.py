@@ -10,11 +10,11 @@ from random import Random
 
 import pytest
 
-from bitnet.core.evaluation.demo_phrasings import COUNTRIES, PEOPLE, SUBJECTS, TASKS
-from bitnet.core.evaluation.demo_problems import frame, held_out, is_unseen, refuses
 from demo_model import arithmetic, beyond, corpus, dialogues, facts, logic, smalltalk, stories, unknown, words
 from demo_model.corpus import Message
+from demo_model.held_out import COUNTRIES, PEOPLE, SUBJECTS, TASKS
 from demo_model.plots import PLOTS, Plot
+from demo_model.problems import frame, held_out, is_unseen, refuses
 from demo_model.template import fill, plural, with_article
 
 DOCUMENTS = 16_000

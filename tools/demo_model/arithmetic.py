@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from random import Random
 
-from bitnet.core.evaluation.demo_phrasings import ADDITION, GAIN, LOSS, NAMES, SUBTRACTION
-from bitnet.core.evaluation.demo_phrasings import THINGS as EVAL_THINGS
-from bitnet.core.evaluation.demo_problems import held_out
 from demo_model import phrasings
+from demo_model.held_out import ADDITION, GAIN, LOSS, NAMES, SUBTRACTION
+from demo_model.held_out import THINGS as EVAL_THINGS
 from demo_model.lexicon import THINGS, any_name
+from demo_model.problems import held_out
 from demo_model.template import fill, read_data
 
 Exchange = tuple[str, str]

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from random import Random
 
-from bitnet.core.evaluation.demo_phrasings import ADDITION, GAIN, LOSS, NAMES, SUBTRACTION
 from demo_model import phrasings
 from demo_model.arithmetic import Exchange, a_number, in_words, product_of, quotient_of
+from demo_model.held_out import ADDITION, GAIN, LOSS, NAMES, SUBTRACTION
 from demo_model.lexicon import THINGS
 from demo_model.template import fill, read_data
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from random import Random
 
-from bitnet.core.evaluation.demo_problems import held_out
 from demo_model import arithmetic, beyond, dialogues, facts, logic, smalltalk, stories, unknown, words
 from demo_model.arithmetic import Exchange
 from demo_model.lexicon import ANIMALS, COLOURS, FOODS, TRAITS, any_name, creature
+from demo_model.problems import held_out
 from demo_model.template import fill, read_data, with_article
 
 Message = tuple[str, str]

@@ -9,7 +9,7 @@ from __future__ import annotations
 from itertools import accumulate
 from random import Random
 
-from bitnet.core.evaluation.demo_problems import is_unseen
+from demo_model.problems import is_unseen
 from demo_model.template import capitalised, fill, read_data
 
 _DATA = read_data("phrasings")

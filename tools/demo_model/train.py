@@ -17,10 +17,10 @@ import numpy as np
 import tokenizers
 import torch
 
-from bitnet.core.evaluation.demo_problems import CATEGORIES, draw_problems
 from demo_model import tokens
 from demo_model.corpus import documents
 from demo_model.model import DemoModel
+from demo_model.problems import CATEGORIES, draw_problems
 from demo_model.shape import Shape
 
 SHARD = 64

@@ -16,7 +16,7 @@ class TestConformance(ConformanceSuite):
 
 
 def test_the_demo_model_answers_as_on_the_cpu(require_device: Callable[[str, str | None], None]) -> None:
-    """A sample of 100 problems of the evaluation, all tokens of the answers."""
+    """A sample of 100 questions, all tokens of the answers."""
     result = BACKEND.probe()
     require_device("metal:0", None if result.devices else f"metal is {result.status.value}: {result.reason}")
     assert assert_same_answers("metal:0", 10, seed=randrange(1 << 30)) > 1000

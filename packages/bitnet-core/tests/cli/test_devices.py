@@ -166,7 +166,7 @@ def test_a_report_has_what_helps_and_nothing_private(bitnet: Bitnet, with_backen
     assert [name for name in private if name in report] == []
     assert not re.search(rf"\b({re.escape(getpass.getuser())}|{re.escape(platform.node())})\b", report)
     assert [name for name in ("libacme.so", "https://example.com/help", "(driver 3.1)") if name not in report] == []
-    for label in ("system: ", "processor: ", "GPUs by vendor", "Python: ", "packages: "):
+    for label in ("system: ", "processor: ", "GPUs seen without a driver: ", "Python: ", "packages: "):
         assert f"\n{label}" in f"\n{report}"
     assert f"bitnet-core {core_version()}" in report
     assert bitnet("devices", "--json", "--report").status == 2

@@ -64,9 +64,11 @@ BAD = [
     ("run -m absent.gguf Hi --receipt .", 2, "--receipt . is a folder; name the file to write"),
     ("chat -m plain.gguf", 2, "plain has no chat template. Use 'bitnet run --raw'."),
     ("run -m plain.gguf Hi --system Be", 2, "plain has no chat template, so --system cannot be used"),
-    ("eval demo -m plain.gguf -n 1", 2, "plain has no chat template"),
-    ("eval demo -m MODEL -n 0", 2, "0 problems were asked for"),
-    ("eval demo -m MODEL --parallel 0", 2, "--parallel is 0; it must be in 1 … 512."),
+    ("eval asked.jsonl -m plain.gguf -n 1", 2, "plain has no chat template"),
+    ("eval asked.jsonl -m MODEL -n 0", 2, "--questions is 0; it must be at least 1."),
+    ("eval short.txt -m MODEL", 2, "line 1 is no question"),
+    ("eval missing.jsonl -m MODEL", 2, "missing.jsonl"),
+    ("eval asked.jsonl -m MODEL --parallel 0", 2, "--parallel is 0; it must be in 1 … 512."),
     ("run --model= Hi", 2, "'-m' / '--model': the name of the file is empty"),
     ("run -m MODEL --file=", 2, "'-f' / '--file': the name of the file is empty"),
     ("run -m MODEL Hi --receipt=", 2, "'--receipt': the name of the file is empty"),
@@ -120,6 +122,7 @@ def folder(tmp_path: Path, model: Path, random_model: Any) -> Path:
     shape = random_model.Shape(layers=1, hidden=128, heads=4, kv_heads=2, head_dim=32, ffn=256, vocab=512, context=256)
     metadata = random_model.metadata(shape) | {"general.name": "plain"}
     del metadata["tokenizer.chat_template"]
+    (tmp_path / "asked.jsonl").write_text('{"question": "What is 1 + 1?", "number": 2}')
     random_model.write_gguf(tmp_path / "plain.gguf", metadata, dict(random_model.tensors(shape, 0)))
     return tmp_path
 
@@ -161,7 +164,7 @@ def test_without_a_command_there_is_help(bitnet: Bitnet) -> None:
 
 
 def test_every_command_has_help(bitnet: Bitnet) -> None:
-    groups = {"eval": "demo", "cache": "info", "receipt": "verify"}
+    groups = {"cache": "info", "receipt": "verify"}
     for name in app.cli.commands:
         for args in ((name,), (name, groups[name])) if name in groups else ((name,),):
             ran = bitnet(*args, "--help")

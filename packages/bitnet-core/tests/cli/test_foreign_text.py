@@ -84,7 +84,12 @@ def test_of_model_files(bitnet: Bitnet, nasty: Path, random_model: Any, tmp_path
     check(bitnet("run", "-m", nasty, NASTY.replace("\x00", "")), 2)  # the template refuses, in the prompt's words
     check(bitnet("chat", "-m", nasty, stdin="FORGED \x1b[2J\x9b\n"), 0)
     check(bitnet("chat", "-m", nasty, stdin="/FORGED\x1b[2J\x9b\n"), 0)
-    check(bitnet("eval", "demo", "-m", with_changes(nasty, random_model, "x", metadata=named), "-n", "1"), 1)
+    asked = tmp_path / "asked.jsonl"
+    lines = [{"category": NASTY, "question": "1 + 1", "number": 2}, {"category": NASTY, "claim": 1}]
+    asked.write_text("\n".join(map(json.dumps, lines)))
+    check(bitnet("eval", asked, "-m", with_changes(nasty, random_model, "x", metadata=named)), 1)
+    asked.write_text(json.dumps({**lines[0], NASTY: 1}))
+    check(bitnet("eval", asked, "-m", nasty), 2)
     no_template = {**named, "tokenizer.chat_template": 1}
     check(bitnet("run", "-m", with_changes(nasty, random_model, "FORGED", metadata=no_template), "Hi"), 4)
     check(bitnet("bench", "-m", nasty, "-p", "4", "-n", "0", "-r", "1"), 0)

@@ -61,11 +61,16 @@ def test_convert_writes_nothing_else_into_a_pipe(bitnet: Bitnet, model: Path, tm
     assert read == [(tmp_path / "copy.gguf").read_bytes()]
 
 
-def test_eval_ends_with_1_where_the_claims_are_missed(bitnet: Bitnet, model: Path) -> None:
-    ran = bitnet("eval", "demo", "-m", model, "-n", "2", "--json")
+def test_eval_ends_with_1_where_a_claim_is_missed(bitnet: Bitnet, model: Path, tmp_path: Path) -> None:
+    lines = [{"question": f"What is {n} + 1?", "number": n + 10**9} for n in range(3)]
+    (tmp_path / "asked.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    ran = bitnet("eval", "asked.jsonl", "-m", model, "-n", "2", "--json")
     report = json.loads(ran.out)
-    assert (ran.status, report["passed"]) == (1, False)
-    assert "MISSED" in bitnet("eval", "demo", "-m", model, "-n", "1").out
+    assert (ran.status, report["passed"], report["categories"][0]["questions"]) == (0, True, 2)
+    (tmp_path / "asked.jsonl").write_text("\n".join(map(json.dumps, [*lines, {"claim": 0.5}])))
+    missed = bitnet("eval", "asked.jsonl", "-m", model)
+    assert missed.status == 1
+    assert "MISSED" in missed.out
 
 
 def test_cache(bitnet: Bitnet, tmp_path: Path) -> None:

@@ -12,10 +12,11 @@ import numpy as np
 import pytest
 
 from bitnet.core import Model, load_model
-from bitnet.core.evaluation.demo_problems import CATEGORIES, Category, draw_problems, number_in, refuses
+from bitnet.core.evaluation.questions import number_in
 from bitnet.core.gguf import GGMLType
 from bitnet.core.hal import TernaryWeight
 from bitnet.core.model import default_model_path, open_model
+from demo_model.problems import CATEGORIES, Category, draw_problems, refuses
 
 MEGABYTE = 1_000_000
 PROBLEMS = 150

@@ -113,7 +113,7 @@ def test_groups_of_columns_without_the_integer_dot_product(on_driver: Run) -> No
 
 @pytest.mark.nightly(unless_changed=FAMILY)
 def test_the_demo_model_answers_as_on_the_cpu(on_driver: Run) -> None:
-    """A sample of 100 problems of the evaluation, all tokens of the answers."""
+    """A sample of 100 questions, all tokens of the answers."""
     code = (
         "from bitnet.core.testing.answers import assert_same_answers;"
         f"print(assert_same_answers('level-zero:0', 10, seed={randrange(1 << 30)}))"

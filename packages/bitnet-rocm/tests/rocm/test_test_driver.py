@@ -76,7 +76,7 @@ def test_attention_on_matrix_units(run: Run, name: str) -> None:
 
 @pytest.mark.nightly(unless_changed=FAMILY)
 def test_the_demo_model_answers_as_on_the_cpu(run: Run) -> None:
-    """A sample of 100 problems of the evaluation, all tokens of the answers."""
+    """A sample of 100 questions, all tokens of the answers."""
     assert int(run("-c", ANSWERS.format(device="rocm:0", seed=randrange(1 << 30))).stdout) > 1000
 
 

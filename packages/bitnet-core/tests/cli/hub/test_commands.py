@@ -77,12 +77,13 @@ def test_load_model_takes_a_name(hub: Hub, model: bytes) -> None:
         assert loaded.path.read_bytes() == model
 
 
-@pytest.mark.parametrize("words", ["run Hello", "chat", "bench", "perplexity -f text.txt", "eval demo"])
+@pytest.mark.parametrize("words", ["run Hello", "chat", "bench", "perplexity -f text.txt", "eval asked.jsonl"])
 @pytest.mark.parametrize("option", ["-hf ", "-m hf:"])
 def test_every_command_with_a_model_takes_a_name(
     hub: Hub, bitnet: Bitnet, on_the_cpu: None, tmp_path: Path, words: str, option: str
 ) -> None:
     (tmp_path / "text.txt").write_text("Hello")
+    (tmp_path / "asked.jsonl").write_text('{"question": "Hello", "lacks": "?"}')
     told = bitnet(*f"{words} {option}{NAME}".split())
     assert told.status == 4, told.err
     assert f"has no {NAME}" in told.err

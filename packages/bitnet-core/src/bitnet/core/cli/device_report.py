@@ -9,7 +9,8 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
-from bitnet.core.support.system import cpu_model, gpu_vendors, memory_total, usable_cpus
+from bitnet.core.support import gpus
+from bitnet.core.support.system import cpu_model, memory_total, usable_cpus
 from bitnet.core.support.units import size
 
 DRIVERS = ("numpy", "tokenizers", "cuda-bindings", "pyopencl", "vulkan", "wgpu")
@@ -22,11 +23,10 @@ def machine_lines() -> list[str]:
     """The machine, Python and the versions of what is installed."""
     libc = " ".join(platform.libc_ver()).strip()
     system = f"{platform.system()} {platform.release()} {platform.machine()}{f', {libc}' if libc else ''}"
-    gpus = ", ".join(sorted(gpu_vendors())) or "none seen"
     return [
         f"system: {system}",
         f"processor: {cpu_model()}, {usable_cpus()} usable, {size(memory_total())}",
-        f"GPUs by vendor, without a driver: {gpus}",
+        f"GPUs seen without a driver: {', '.join(map(str, gpus.seen())) or 'none'}",
         f"Python: {platform.python_implementation()} {platform.python_version()}",
         f"packages: {', '.join(_versions())}",
     ]

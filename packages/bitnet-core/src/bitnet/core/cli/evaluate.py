@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import click
 
 from bitnet.core.cli.console import print_json, progress, read_text, say
 from bitnet.core.cli.options import FileName, json_option, load, model_options
+from bitnet.core.errors import InvalidInputError
 from bitnet.core.support.foreign import label
 
 CHUNK = 512
@@ -53,31 +55,35 @@ def perplexity(file: Path, as_json: bool, **params: Any) -> None:
             say(f"perplexity {result.value:.4f} ± {result.error:.4f} ({result.tokens} tokens scored)")
 
 
-@click.group("eval", no_args_is_help=False)
-def evaluate() -> None:
-    """Ask a model questions that have known answers."""
-
-
-@evaluate.command()
-@click.option(
-    "-n", "--problems", metavar="N", type=int, default=500, show_default=True, help="Problems of each category."
-)
-@click.option("-s", "--seed", metavar="N", type=int, default=0, show_default=True, help="Which problems are drawn.")
-@click.option("--parallel", metavar="N", type=int, default=16, show_default=True, help="Problems asked at a time.")
+@click.command("eval")
+@click.argument("file", type=FileName())
+@click.option("-n", "--questions", metavar="N", type=int, help="Questions of each category, the first ones; else all.")
+@click.option("--parallel", metavar="N", type=int, default=16, show_default=True, help="Questions asked at a time.")
 @model_options
 @json_option
-def demo(problems: int, seed: int, parallel: int, as_json: bool, **params: Any) -> None:
-    """Ask the demo model problems it was not trained on.
+def evaluate(file: Path, questions: int | None, parallel: int, as_json: bool, **params: Any) -> None:
+    """Ask a model the questions of a JSONL file, and count the right replies.
 
-    Counts the right answers. The exit status is 1 if there are fewer than the model is claimed to get.
+    \b
+    bitnet eval questions.jsonl -m model.gguf
+
+    A line is an object with "question" and what a right reply is like: "number" (its last number), "equals" (all of
+    it), "contains" or "lacks" (one text or several). "category" counts questions together. A line with "category" and
+    "claim", from 0 to 1, names the share that is expected. The exit status is 1 if a claim is missed.
     """
-    from bitnet.core.evaluation import demo_eval
+    from bitnet.core.evaluation.questions import read_questions, run
 
-    with load(params, max_seqs=parallel) as model, progress("problems") as update:
-        report = demo_eval.run(model, problems=problems, seed=seed, progress=update)
+    if questions is not None and questions < 1:
+        raise InvalidInputError(f"--questions is {questions}; it must be at least 1.")
+    asked, claims = read_questions(read_text(None if str(file) == "-" else file))
+    if questions is not None:
+        seen: Counter[str] = Counter()
+        asked = [q for q in asked if (seen.update([q.category]), seen[q.category] <= questions)[1]]
+    with load(params, max_seqs=parallel) as model, progress("questions") as update:
+        report = run(model, asked, claims, progress=update)
     if as_json:
         print_json(report.to_json())
     else:
-        say(f"{label(report.model)} on {report.device}, seed {report.seed}", *report.table().splitlines())
+        say(f"{label(report.model)} on {report.device}", *report.table().splitlines())
     if not report.passed:
         raise click.exceptions.Exit(1)

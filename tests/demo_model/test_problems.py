@@ -1,25 +1,21 @@
-"""The problems of ``bitnet eval demo``: the same everywhere, held out, with right answers, and counted honestly."""
+"""The demo model's evaluation problems: the same everywhere, held out, with right answers."""
 
 from __future__ import annotations
 
-import math
 import re
-from collections.abc import Sequence
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
+import make_demo_eval
 from bitnet.core.errors import InvalidInputError
-from bitnet.core.evaluation import demo_eval
-from bitnet.core.evaluation.demo_phrasings import UNSEEN_SUBTRACTION
-from bitnet.core.evaluation.demo_problems import (
+from bitnet.core.evaluation.questions import read_questions
+from demo_model.held_out import UNSEEN_SUBTRACTION
+from demo_model.problems import (
     CATEGORIES,
     Category,
     draw_problems,
     frame,
     held_out,
-    number_in,
     refuses,
 )
 
@@ -122,91 +118,19 @@ def test_too_many_or_no_problems_are_refused(count: int) -> None:
         draw_problems(CATEGORIES[0], count, seed=0)
 
 
-@pytest.mark.parametrize(
-    ("reply", "number"),
-    [
-        ("17 + 25 = 42.", 42),
-        ("12 - 30 = -18.", -18),
-        ("-18", -18),
-        ("It is 7, because 7 x 7 = 49.", 49),
-        ("forty-two", None),
-        ("", None),
-    ],
-)
-def test_a_replys_number_is_its_last(reply: str, number: int | None) -> None:
-    assert number_in(reply) == number
-
-
-class Answers:
-    """Stands for a model: it answers each question with what a function says."""
-
-    chat_template = SimpleNamespace()
-    config = SimpleNamespace(name="oracle")
-    device = SimpleNamespace(name="cpu:none")
-
-    def __init__(self, answer: Any) -> None:
-        self.answer = answer
-        self.asked: list[str] = []
-
-    def chat_tokens(self, messages: Sequence[dict[str, str]]) -> list[int]:
-        return [ord(c) for c in messages[0]["content"]]
-
-    def generate_batch(self, prompts: Sequence[Sequence[int]], *, max_tokens: int, temperature: float) -> list[Any]:
-        assert temperature == 0
-        questions = ["".join(map(chr, prompt)) for prompt in prompts]
-        self.asked += questions
-        return [SimpleNamespace(text=self.answer(question)) for question in questions]
-
-
-def test_right_answers_count_and_wrong_ones_are_shown() -> None:
-    def wrong_on_threes(question: str) -> str:
-        """Off by one wherever a number has three digits; it refuses what is no sum of two whole numbers."""
-        if question in refused:
-            return "I cannot do that."
-        first, _, answer = solved(question)
-        return f"It is {answer + (first in range(100, 1000))}."
-
-    refused = {p.question for category in REFUSALS[:1] for p in draw_problems(category, 70, seed=4)}
-    unknown = {p.question for category in REFUSALS[1:] for p in draw_problems(category, 70, seed=4)}
-    model: Any = Answers(lambda question: "Yes." if question in unknown else wrong_on_threes(question))
-    seen: list[tuple[int, int]] = []
-    report = demo_eval.run(model, problems=70, seed=4, progress=lambda done, total: seen.append((done, total)))
-    assert [(r.category.name, r.exact, r.passed) for r in report.results] == [
-        ("addition, 2 digits", 70, True),
-        ("subtraction, 2 digits", 70, True),
-        ("addition, 3 digits", 0, False),
-        ("subtraction, 3 digits", 0, False),
-        ("word problems, 2 digits", 70, None),
-        ("sums and differences, 4 digits", 70, None),
-        ("unseen phrasings, 2 digits", 70, True),
-        ("unseen phrasings, 3 digits", 0, False),
-        ("refusals, arithmetic beyond it", 70, True),
-        ("refusals, unknown facts", 0, False),
+def test_the_committed_file_is_what_the_tool_writes() -> None:
+    assert make_demo_eval.FILE.read_text(encoding="utf-8").splitlines() == [
+        *make_demo_eval.lines(make_demo_eval.PROBLEMS, make_demo_eval.SEED)
     ]
-    assert not report.passed
-    assert len(model.asked) == len(set(model.asked)) == 10 * 70
-    assert seen[-1] == (700, 700)
-    assert seen == sorted(seen)
-    question, reply = report.results[2].wrong[0]
-    assert number_in(reply) == solved(question)[2] + 1
-    document = report.to_json()
-    assert document["passed"] is False
-    assert [c["accuracy"] for c in document["categories"]] == [1, 1, 0, 0, 1, 1, 1, 0, 1, 0]
-    assert "MISSED" in report.table()
-    assert "addition, 2 digits                  70  100.00%" in report.table()
 
 
-@pytest.mark.parametrize(("count", "exact"), [(100, 90), (500, 500), (20, 0), (2000, 1990)])
-def test_the_lower_bound_is_wilsons(count: int, exact: int) -> None:
-    """The accuracy of which the observed one is 1.96 standard deviations off (what the interval inverts)."""
-    result = demo_eval.Result(CATEGORIES[0], count, exact, ())
-    deviation = math.sqrt(result.lower * (1 - result.lower) / count) if exact else 0
-    assert result.accuracy - result.lower == pytest.approx(1.96 * deviation, abs=1e-9)
-    assert 0 <= result.lower <= result.accuracy
-
-
-def test_a_model_without_a_chat_template_cannot_be_asked() -> None:
-    model: Any = Answers(str)
-    model.chat_template = None
-    with pytest.raises(InvalidInputError, match="no chat template"):
-        demo_eval.run(model, problems=1)
+def test_the_file_judges_replies_as_the_problems_do() -> None:
+    questions, claims = read_questions("\n".join(make_demo_eval.lines(40, 5)))
+    assert claims == {category.name: category.claim for category in CATEGORIES if category.claim is not None}
+    problems = {p.question: p for category in CATEGORIES for p in draw_problems(category, 40, 5)}
+    assert len(questions) == len(problems) == 40 * len(CATEGORIES)
+    replies = ("I do not know that.", "1 + 1 = 2.", "I can only guess: 5 + 5 = 10.", "Paris.")
+    for question in questions:
+        problem = problems[question.messages[0]["content"]]
+        for reply in (*replies, f"It is {problem.answer}."):
+            assert question.solved_by(reply) == problem.solved_by(reply), (problem, reply)

@@ -1,8 +1,9 @@
 """Evaluation problems of the demo model that are held out of its training.
 
-The demo model is trained by ``tools/demo_model`` on generated text. This module, which the generator imports, defines
-what that text must not contain: sums and differences of held-out pairs of numbers (:func:`held_out`), questions with a
-held-out phrasing (:func:`is_unseen`), and anything about the people, countries and subjects of refusals.
+This module, which the generator imports, defines what the training text must not contain: sums and differences of
+held-out pairs of numbers (:func:`held_out`), questions with a held-out phrasing (:func:`is_unseen`), and anything about
+the people, countries and subjects of refusals. ``tools/make_demo_eval.py`` writes the problems to a file that
+``bitnet eval`` reads.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from bitnet.core.errors import InvalidInputError
-from bitnet.core.evaluation.demo_phrasings import (
+from bitnet.core.evaluation.questions import number_in
+from demo_model.held_out import (
     ADDITION,
     BEYOND_ARITHMETIC,
     BEYOND_FACTS,
@@ -76,16 +78,13 @@ class Problem:
         return refuses(reply) if self.answer is None else number_in(reply) == self.answer
 
 
-def number_in(reply: str) -> int | None:
-    """The number that a reply gives, which is the last one in it; None if there is none."""
-    numbers = re.findall(r"-?\d+", reply)
-    return int(numbers[-1]) if numbers else None
+REFUSALS = ("I can only", "I cannot", "I do not know", "I do not speak", "I am not sure", "too difficult for me")
+"""What a reply says that refuses."""
 
 
 def refuses(reply: str) -> bool:
     """Whether a reply says that the model cannot solve the problem or does not know, and gives no result."""
-    said = r"\bI (can only|cannot|do not (know|speak)|am not sure)\b|\btoo difficult for me\b"
-    return re.search(said, reply) is not None and "=" not in reply
+    return any(text.lower() in reply.lower() for text in REFUSALS) and "=" not in reply
 
 
 @dataclass(frozen=True, slots=True)
