@@ -101,6 +101,16 @@ def test_every_decision_is_listed() -> None:
         assert f"- [{title}]({file.name})" in index
 
 
+def test_every_decision_says_where_it_stands() -> None:
+    """Accepted on a day, or superseded by a page that is there."""
+    for file in (ROOT / "docs/adr").glob("[0-9]*.md"):
+        status = file.read_text(encoding="utf-8").splitlines()[2]
+        newer = re.match(r"\*\*Status\.\*\* Superseded by \[\d{4}\]\(([\w-]+\.md)\)\.", status)
+        assert (newer and (file.parent / newer[1]).is_file()) or re.match(
+            r"\*\*Status\.\*\* Accepted, 20\d\d-\d\d-\d\d\.", status
+        ), file.name
+
+
 def test_every_measurement_says_when_where_and_how() -> None:
     for file in (ROOT / "docs/measurements").glob("*.md"):
         text = file.read_text(encoding="utf-8")
