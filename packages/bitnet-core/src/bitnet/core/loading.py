@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from bitnet.core import hub
 from bitnet.core.api import Model, Replica
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from bitnet.core.devices.select import Selection
     from bitnet.core.gguf.ternary import I2SLayout
     from bitnet.core.hal import KVDtype
+    from bitnet.core.model.file import ModelFile
 
 
 def load_model(
@@ -86,94 +88,131 @@ def load_model(
     """
     if not (path is None or isinstance(path, PathLike) or (isinstance(path, str) and path)):
         raise InvalidInputError(f"path is {brief(path)}; it must be the path of a GGUF file or a model on the hub.")
-    if deterministic is None:
-        deterministic = env.flag("BITNET_DETERMINISTIC")
-    deterministic = truth("deterministic", deterministic)
-    prompt_lookup = truth("prompt_lookup", prompt_lookup)
-    strict = None if strict is None else truth("strict", strict)
-    max_seqs = integer("max_seqs", max_seqs)
-    context = None if context is None else integer("context", context)
-    step_tokens = None if step_tokens is None else integer("step_tokens", step_tokens)
-    max_queue = None if max_queue is None else integer("max_queue", max_queue)
-    max_queue_tokens = None if max_queue_tokens is None else integer("max_queue_tokens", max_queue_tokens)
-    path = Path(default_model_path() if path is None else hub.local_path(path))
-    places: list[tuple[Selection | None, Device]]
+    options = LoadOptions(
+        device=device,
+        context=context,
+        kv_dtype=kv_dtype,
+        max_seqs=max_seqs,
+        step_tokens=step_tokens,
+        threads=threads,
+        strict=strict,
+        i2s_layout=i2s_layout,
+        max_queue=max_queue,
+        max_queue_tokens=max_queue_tokens,
+        deterministic=env.flag("BITNET_DETERMINISTIC") if deterministic is None else deterministic,
+        prompt_lookup=prompt_lookup,
+    ).checked()
+    local = Path(default_model_path() if path is None else hub.local_path(path))
+    while True:
+        file, places = _open(local, options)
+        try:
+            return _make(file, places, options)
+        except BaseException as error:
+            for selection, opened in places:
+                if selection is not None:
+                    opened.close()
+            if isinstance(error, BitNetError):  # the cause is a file that changed
+                file.gguf.check()
+            chosen = [selection.requested for selection, _ in places if selection is not None]
+            if not isinstance(error, UnsupportedProgramError) or chosen != ["auto"]:
+                raise
+            logger.warning("%s The CPU runs it.", error.message)
+        options = replace(options, device="cpu")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadOptions:
+    """The arguments of :func:`load_model`, which explains them, but for the path."""
+
+    device: str | Device | None
+    context: int | None
+    kv_dtype: KVDtype
+    max_seqs: int
+    step_tokens: int | None
+    threads: int | None
+    strict: bool | None
+    i2s_layout: I2SLayout
+    max_queue: int | None
+    max_queue_tokens: int | None
+    deterministic: bool
+    prompt_lookup: bool
+
+    def checked(self) -> LoadOptions:
+        """The same, with whole numbers and truth values of numpy's made Python's.
+
+        Raises:
+            InvalidInputError: An option is of a wrong kind.
+        """
+        numbers = ("context", "max_seqs", "step_tokens", "max_queue", "max_queue_tokens")
+        truths = ("strict", "deterministic", "prompt_lookup")
+        given = {name: value for name in (*numbers, *truths) if (value := getattr(self, name)) is not None}
+        checks = {**dict.fromkeys(numbers, integer), **dict.fromkeys(truths, truth)}
+        right: dict[str, Any] = {name: checks[name](name, value) for name, value in given.items()}
+        return replace(self, **right)
+
+
+Places = list[tuple["Selection | None", Device]]
+"""Open devices, each with how it was selected; None: the caller's own device, which stays open."""
+
+
+def _open(path: Path, options: LoadOptions) -> tuple[ModelFile, Places]:
+    """Open the file and the devices, side by side."""
+    device = options.device
     if device is None or isinstance(device, str):
         MappedFile(path)  # report a missing file before a driver starts
-        with opening(device, threads=threads, strict=strict) as future:
-            file = open_model(path, i2s_layout=i2s_layout)
+        with opening(device, threads=options.threads, strict=options.strict) as future:
+            file = open_model(path, i2s_layout=options.i2s_layout)
             file.tokenizer  # noqa: B018
-            places = [*future.result()]
-    elif not hasattr(device, "compile"):
+            return file, [*future.result()]
+    if not hasattr(device, "compile"):
         raise InvalidInputError(
             f"device is {brief(device)}; it must be a name or an open device.",
             hint="Write several names with commas: 'cuda:0,cuda:1'.",
         )
-    else:
-        if threads is not None or strict is not None:
-            raise InvalidInputError("threads and strict do not apply to a device that is already open.")
-        file, places = open_model(path, i2s_layout=i2s_layout), [(None, device)]
-    try:
-        length = context_for(file, [opened for _, opened in places], kv_dtype=kv_dtype) if context is None else context
+    if options.threads is not None or options.strict is not None:
+        raise InvalidInputError("threads and strict do not apply to a device that is already open.")
+    return open_model(path, i2s_layout=options.i2s_layout), [(None, device)]
 
-        def load(opened: Device) -> tuple[Engine, Executable]:
-            computing = registry.computing(opened.info)
-            with computing():
-                return open_engine(
-                    file,
-                    opened,
-                    context=length,
-                    kv_dtype=kv_dtype,
-                    max_seqs=max_seqs,
-                    step_tokens=step_tokens,
-                    deterministic=deterministic,
-                    lookup=prompt_lookup,
-                    first=computing,
-                )
 
-        loaded = side_by_side(load, [opened for _, opened in places])
-        engines = [engine for engine, _ in loaded]
-        replicas = [
-            Replica(opened, executable, selection)
-            for (selection, opened), (_, executable) in zip(places, loaded, strict=True)
-        ]
-        worker = Worker(*engines, max_queue=max_queue, max_queue_tokens=max_queue_tokens)
-        file.gguf.check()
-        warm_ups = []
-        for replica, engine in zip(replicas, engines, strict=True):
-            executable, info = replica.executable, replica.device.info
-            if PREPARES not in info.features or info.type not in _GPUS:
-                continue
-            if max_seqs > 1:  # a caller with one generation at a time need not wait for larger steps
-                with registry.computing(info)():
-                    prepare_stand_ins(executable, engine.stand_ins(), engine.device)
-            warm_ups.append(WarmUp(executable, engine.usual_steps(), lambda: worker.busy, engine.device))
-    except BaseException as error:
-        for selection, opened in places:
-            if selection is not None:
-                opened.close()
-        if isinstance(error, BitNetError):  # the cause is a file that changed
-            file.gguf.check()
-        chosen = [selection.requested for selection, _ in places if selection is not None]
-        if not isinstance(error, UnsupportedProgramError) or chosen != ["auto"]:
-            raise
-        logger.warning("%s The CPU runs it.", error.message)
-        return load_model(
-            path,
-            device="cpu",
-            context=context,
-            kv_dtype=kv_dtype,
-            max_seqs=max_seqs,
-            step_tokens=step_tokens,
-            threads=threads,
-            strict=strict,
-            i2s_layout=i2s_layout,
-            max_queue=max_queue,
-            max_queue_tokens=max_queue_tokens,
-            deterministic=deterministic,
-            prompt_lookup=prompt_lookup,
-        )
-    return Model(file, worker, replicas, warm_ups, deterministic=deterministic)
+def _make(file: ModelFile, places: Places, options: LoadOptions) -> Model:
+    """Load the weights onto the devices, and start what runs them."""
+    context = options.context
+    if context is None:
+        context = context_for(file, [opened for _, opened in places], kv_dtype=options.kv_dtype)
+
+    def load(opened: Device) -> tuple[Engine, Executable]:
+        computing = registry.computing(opened.info)
+        with computing():
+            return open_engine(
+                file,
+                opened,
+                context=context,
+                kv_dtype=options.kv_dtype,
+                max_seqs=options.max_seqs,
+                step_tokens=options.step_tokens,
+                deterministic=options.deterministic,
+                lookup=options.prompt_lookup,
+                first=computing,
+            )
+
+    loaded = side_by_side(load, [opened for _, opened in places])
+    engines = [engine for engine, _ in loaded]
+    replicas = [
+        Replica(opened, executable, selection)
+        for (selection, opened), (_, executable) in zip(places, loaded, strict=True)
+    ]
+    worker = Worker(*engines, max_queue=options.max_queue, max_queue_tokens=options.max_queue_tokens)
+    file.gguf.check()
+    warm_ups = []
+    for replica, engine in zip(replicas, engines, strict=True):
+        executable, info = replica.executable, replica.device.info
+        if PREPARES not in info.features or info.type not in _GPUS:
+            continue
+        if options.max_seqs > 1:  # a caller with one generation at a time need not wait for larger steps
+            with registry.computing(info)():
+                prepare_stand_ins(executable, engine.stand_ins(), engine.device)
+        warm_ups.append(WarmUp(executable, engine.usual_steps(), lambda: worker.busy, engine.device))
+    return Model(file, worker, replicas, warm_ups, deterministic=options.deterministic)
 
 
 _GPUS = (DeviceType.DISCRETE, DeviceType.INTEGRATED)
