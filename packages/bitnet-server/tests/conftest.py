@@ -31,6 +31,17 @@ MAX_SEQS = 4
 Script = Callable[[str], str]
 
 
+class _Idle:
+    """An executable that computes nothing."""
+
+    def start(self, step: Step, count: int) -> None: ...
+
+    def go_on(self, count: int) -> None: ...
+
+
+IDLE: Any = _Idle()
+
+
 class ScriptedEngine(Engine):
     """An engine that says what a test has it say; the device computes nothing.
 
@@ -51,6 +62,10 @@ class ScriptedEngine(Engine):
     def _prepared(self, plan: Plan) -> tuple[Step, bool]:
         self._plan = plan
         return super()._prepared(plan)
+
+    def _begin(self, rounds: Rounds) -> bool:
+        rounds._executable = IDLE
+        return rounds.begin()
 
     def _compute(self, step: Step, rounds: Rounds, wanted: bool) -> Result:
         plan, repeat = self._plan, rounds._begun.popleft()
