@@ -100,6 +100,33 @@ def test_a_platform_without_devices(monkeypatch: pytest.MonkeyPatch, denied: boo
     assert result.hint
 
 
+@linux
+@pytest.mark.parametrize("variable", ["POCL_CACHE_DIR", "XDG_CACHE_HOME", "HOME"])
+def test_pocl_without_its_cache(tmp_path: Path, variable: str) -> None:
+    """A file in the folder's place keeps root out, too; where the folder can be made, PoCL has its device."""
+    if not any("Portable" in platform.name for platform in cl.get_platforms()):
+        pytest.skip("PoCL is not installed (Debian: pocl-opencl-icd)")
+    place = tmp_path / "cache"
+    value, folder = {
+        "POCL_CACHE_DIR": (place / "own", place / "own"),
+        "XDG_CACHE_HOME": (place, place / "pocl/kcache"),
+        "HOME": (place, place / ".cache/pocl/kcache"),
+    }[variable]
+    code = "from bitnet.opencl.backend import BACKEND; r = BACKEND.probe(); print(r.status.value, r.reason, r.hint)"
+    cleared = dict.fromkeys(("POCL_CACHE_DIR", "XDG_CACHE_HOME"), "") | {variable: str(value)}
+    environment = {name: value for name, value in (os.environ | cleared).items() if value}
+
+    def probed() -> str:
+        done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+        return done.stdout
+
+    place.touch()
+    said = f"no-device PoCL cannot write to its cache, {folder}, and offers no device without it. Let this user"
+    assert probed().startswith(said)
+    place.unlink()
+    assert probed().startswith("ok ")
+
+
 def test_types_and_numbers_of_devices(monkeypatch: pytest.MonkeyPatch) -> None:
     """Only usable devices are listed, each under the number its driver's order gives it."""
     devices = [

@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import subprocess
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -145,6 +146,32 @@ def test_debug_shows_where(bitnet: Bitnet) -> None:
     assert ran.status == 4
     assert "Traceback (most recent call last)" in ran.err
     assert ran.err.splitlines()[-1].startswith("bitnet: error: absent.gguf")
+
+
+@pytest.mark.parametrize("fails", ["_start_new_thread", "_start_joinable_thread"])  # before Python 3.13, and since
+def test_no_room_for_a_thread_is_no_bug(bitnet: Bitnet, monkeypatch: pytest.MonkeyPatch, fails: str) -> None:
+    def refuse(*args: Any, **kwargs: Any) -> None:
+        raise RuntimeError("can't start new thread")
+
+    if not hasattr(threading, fails):
+        pytest.skip(f"this Python's threading has no {fails}")
+    monkeypatch.setattr(threading, fails, refuse)
+    ran = bitnet("run", "Hi", "--device", "cpu")
+    assert (ran.status, ran.out) == (1, "")
+    assert ran.err == (
+        "bitnet: error: the system has no room for another thread. Raise the limit of processes (ulimit -u; of a "
+        "container, --pids-limit), or free memory.\n"
+    )
+
+
+def test_no_memory_is_no_bug(bitnet: Bitnet, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*args: Any, **kwargs: Any) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr("bitnet.core.cli.run.load", refuse)
+    ran = bitnet("run", "Hi")
+    assert ran.status == 1
+    assert ran.err.startswith("bitnet: error: there is not enough memory. Use a smaller model")
 
 
 def test_a_bug_is_one_line_too(bitnet: Bitnet, monkeypatch: pytest.MonkeyPatch) -> None:

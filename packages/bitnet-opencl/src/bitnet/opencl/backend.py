@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bitnet.core.errors import DeviceUnavailableError
-from bitnet.core.gpu.probing import denied_nodes, devices_found, no_permission
+from bitnet.core.gpu.probing import denied_nodes, devices_found, no_permission, pocl_fault
 from bitnet.core.hal import Device, DeviceInfo, DeviceType, OpenOptions, ProbeResult, ProbeStatus
 from bitnet.core.support.dynlib import open_library
 
@@ -64,7 +64,7 @@ class OpenCLBackend:
         if denied := denied_nodes(NODES):
             return no_permission(denied, versions=versions)
         reason = f"{', '.join(p.name.strip() for p in platforms)}: no usable device."
-        return ProbeResult(ProbeStatus.NO_DEVICE, reason=reason, hint=LOOK, versions=versions)
+        return pocl_fault(versions) or ProbeResult(ProbeStatus.NO_DEVICE, reason=reason, hint=LOOK, versions=versions)
 
     def open(self, info: DeviceInfo, options: OpenOptions) -> Device:
         import pyopencl as cl

@@ -29,6 +29,8 @@ __all__ = ["main"]
 
 INTERRUPTED = 130
 OUTPUT_CLOSED = 141
+NO_THREAD = "can't start new thread"
+"""How Python's RuntimeError says it."""
 
 
 @foreign_output.kept_apart()
@@ -84,7 +86,12 @@ def _run(args: list[str]) -> int:
     except OSError as error:
         where = "" if error.filename is None else f"{error.filename}: "
         return _fail(f"{where}{error.strerror or error}", None, 1)
+    except MemoryError:
+        return _fail("there is not enough memory.", "Use a smaller model or a shorter context (-c).", 1)
     except Exception as error:
+        if isinstance(error, RuntimeError) and NO_THREAD in str(error):
+            hint = "Raise the limit of processes (ulimit -u; of a container, --pids-limit), or free memory."
+            return _fail("the system has no room for another thread.", hint, 1)
         return _fail(f"{type(error).__name__}: {error}", "This is a bug; BITNET_LOG=debug shows where it is.", 1)
 
 

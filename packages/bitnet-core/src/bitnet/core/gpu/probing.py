@@ -57,6 +57,22 @@ def devices_found(
     return result
 
 
+def pocl_fault(versions: Mapping[str, str]) -> ProbeResult | None:
+    """The result of a probe in which PoCL offered no device, as it cannot write its cache; None for another cause.
+
+    Args:
+        versions: The platforms found, by name.
+    """
+    given, home = os.environ.get("POCL_CACHE_DIR"), os.environ.get("HOME")
+    above = os.environ.get("XDG_CACHE_HOME") or (f"{home}/.cache" if home else "/tmp")
+    folder = Path(given or f"{above}/pocl/kcache")  # PoCL makes it where it can
+    if "Portable Computing Language" not in versions or (folder.is_dir() and os.access(folder, os.W_OK | os.X_OK)):
+        return None
+    reason = f"PoCL cannot write to its cache, {folder}, and offers no device without it."
+    hint = "Let this user write there, or set POCL_CACHE_DIR to another folder."
+    return ProbeResult(ProbeStatus.NO_DEVICE, reason=reason, hint=hint, versions=versions)
+
+
 def no_library(what: str, library: Library, hints: Mapping[ProbeStatus, str], *, names: str = "") -> ProbeResult:
     """The result of a probe whose driver's library does not open.
 
