@@ -233,6 +233,42 @@ def test_pages_of_other_sites_may_not_call(demo: Any, demo_model: Model, running
         assert shown["x-bitnet-device"]
 
 
+FROM = {
+    "a program": ({}, True),
+    "the address bar": ({"sec-fetch-site": "none"}, True),
+    "the page": ({"sec-fetch-site": "same-origin"}, True),
+    "the page, of an older browser": ({"origin": "{url}"}, True),
+    "an image of another site": ({"sec-fetch-site": "cross-site"}, False),
+    "an image of another port": ({"sec-fetch-site": "same-site"}, False),
+    "a script of another site": ({"sec-fetch-site": "cross-site", "origin": "https://evil.example"}, False),
+    "a script of another site, of an older browser": ({"origin": "https://evil.example"}, False),
+    "a frame without an origin": ({"origin": "null"}, False),
+}
+
+
+@pytest.mark.parametrize("sender", FROM)
+def test_pages_of_other_sites_start_no_work(
+    demo_model: Model, running: Any, monkeypatch: pytest.MonkeyPatch, sender: str
+) -> None:
+    """A GET that starts drivers or loads a model is refused before it does."""
+    looks: list[int] = []
+
+    def look() -> tuple[list[Any], dict[str, Any]]:
+        looks.append(1)
+        return [], {}
+
+    monkeypatch.setattr(devices_page, "look", look)
+    made, allowed = FROM[sender]
+    with running(demo_model) as server:
+        headers = {name: value.format(url=server.url) for name, value in made.items()}
+        for path in ("/props", "/slots", "/devices"):
+            assert server.client.get(path, headers=headers).status_code == (200 if allowed else 403), path
+        assert server.client.get("/v1/models", headers=headers).status_code == 200
+    assert len(looks) == allowed
+    with running(demo_model, cors=("*",)) as server:
+        assert server.client.get("/props", headers=headers).status_code == 200
+
+
 NAMED = {
     "localhost": 200, "LOCALHOST:8080": 200, "localhost.": 200,
     "127.0.0.1:8080": 200, "127.9.9.9": 200, "[::1]:8080": 200,

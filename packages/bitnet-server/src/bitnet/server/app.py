@@ -54,6 +54,8 @@ class Endpoint:
     Attributes:
         errors: Formats an error as the API does.
         public: Whether it needs no key.
+        works: Whether its GET does work, such as loading a model or starting drivers, so that pages of other sites may
+            not even send it.
     """
 
     path: str
@@ -61,6 +63,7 @@ class Endpoint:
     methods: tuple[str, ...] = ("GET",)
     errors: ErrorBody = error_body
     public: bool = False
+    works: bool = False
 
 
 async def _with_model(
@@ -107,7 +110,7 @@ def of_current(path: str, answer: OfCurrent) -> Endpoint:
     async def handle(host: Host, call: Call) -> None:
         await _with_model(host, call, host.current(), "model", lambda service: answer(service, call))
 
-    return Endpoint(path, handle)
+    return Endpoint(path, handle, works=True)
 
 
 ENDPOINTS = (
@@ -230,7 +233,8 @@ class App:
 
     def _locked(self, endpoint: Endpoint, scope: Scope) -> RequestError | None:
         """An error if a request has no access: it comes from another site's page, or its key is missing or wrong."""
-        if endpoint.methods != ("GET",) and self._foreign(dict(scope["headers"]), scope):
+        guarded = endpoint.works or endpoint.methods != ("GET",)
+        if guarded and self._foreign(dict(scope["headers"]), scope):
             return RequestError(403, "Pages of other sites may not call this server (--cors allows one).")
         if endpoint.public or not self._keys or self._owner(scope):
             return None
@@ -259,14 +263,17 @@ class App:
         )
 
     def _foreign(self, headers: Mapping[bytes, bytes], scope: Scope) -> bool:
-        """Whether the browser's headers say that a page of another site sends this."""
-        origin = headers.get(b"origin")
-        if origin is None or self._allowed_origin(scope):
+        """Whether the browser's headers say that a page of another site sends this.
+
+        A GET without CORS, as for an image, has no ``Origin``; programs that are no browser send neither header.
+        """
+        if self._allowed_origin(scope) or "*" in self.host.settings.cors:
             return False
         site = headers.get(b"sec-fetch-site")
         if site is not None:
             return site not in (b"same-origin", b"none")
-        return origin.partition(b"://")[2] != headers.get(b"host")
+        origin = headers.get(b"origin")
+        return origin is not None and origin.partition(b"://")[2] != headers.get(b"host")
 
     async def _fail(self, endpoint: Endpoint, call: Call, failure: Exception) -> None:
         error = as_request_error(failure)
