@@ -44,6 +44,29 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
             process.terminate()
 
 
+@pytest.fixture
+def mortal(tmp_path: Path) -> Iterator[Callable[[], tuple[str, subprocess.Popen[bytes]]]]:
+    """Starts a slow server that the test may kill, each time at the same address."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    started: list[subprocess.Popen[bytes]] = []
+
+    def start() -> tuple[str, subprocess.Popen[bytes]]:
+        log = tmp_path / f"log-{len(started)}.txt"
+        command = [sys.executable, "-m", "bitnet.core", "serve", "--port", str(port), "--device", "cpu:numpy"]
+        with log.open("wb") as output:
+            started.append(subprocess.Popen(command, stdout=output, stderr=output))
+        url = f"http://127.0.0.1:{port}/"
+        wait_until_it_answers(url, started[-1], log)
+        return url, started[-1]
+
+    yield start
+    for process in started:
+        process.kill()
+        process.wait()
+
+
 def wait_until_it_answers(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
     end = time.monotonic() + START_SECONDS
     while time.monotonic() < end and process.poll() is None:

@@ -368,8 +368,9 @@ def test_an_answer_that_breaks_off_is_not_taken_for_whole(page: Page, ending: st
     talk.ask(page, "Hello")
     expect(page.get_by_role("alert")).to_contain_text("The device was lost." if ending else "broke off")
     expect(page.locator(".message.assistant .prose")).to_have_text("Half of it")
+    expect(page.get_by_text("This answer was cut off.")).to_be_visible()
     (kept,) = stored(page)
-    assert [m["role"] for m in kept["messages"]] == ["user"]
+    assert [(m["role"], m.get("cut")) for m in kept["messages"]] == [("user", None), ("assistant", True)]
 
 
 def test_a_lost_server_is_noticed_and_found_again(open_page: Callable[..., Page]) -> None:

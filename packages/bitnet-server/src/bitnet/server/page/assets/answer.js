@@ -1,6 +1,6 @@
 // One answer: asked for, streamed and timed.
 
-import { chat } from "./api.js";
+import { stream } from "./api.js";
 
 /**
  * Streams an answer. `onText(text)` is called with all text so far, `stats` filled in as it becomes known:
@@ -8,13 +8,16 @@ import { chat } from "./api.js";
  * (tokens a second after the first: as the server measured it, else as they came here), `cached` (prompt tokens that
  * were reused), `device`, `finish` and `receipt`.
  * Resolves to `{text, stats}`; an abort ends it with `finish: "stopped"`; other errors carry the `partial` result.
+ * With `begun`, the beginning of an answer, it is continued: `prompt` has the token ids of the conversation and of it.
  */
-export async function generate({ model, messages, settings, signal, onText }) {
-  const body = { model, messages, ...sampling(settings) };
+export async function generate({ model, messages, prompt, context, begun = "", settings, signal, onText }) {
+  const body = { model, ...sampling(settings) };
+  if (begun) Object.assign(body, { prompt, max_tokens: body.max_tokens ?? Math.max(1, context - prompt.length) });
+  else body.messages = messages;
   if (settings.receipts) body.x_bitnet_receipt = true;
   const begin = performance.now();
-  const stats = { model, device: "", finish: "" };
-  let text = "";
+  const stats = { model, device: "", finish: "", context, prompt: prompt?.length };
+  let text = begun;
   let first = null;
   let last = begin;
   let pieces = 0;
@@ -28,7 +31,7 @@ export async function generate({ model, messages, settings, signal, onText }) {
     return { text, stats };
   };
   try {
-    for await (const { chunk, headers } of chat(body, signal)) {
+    for await (const { chunk, headers } of stream(begun ? "v1/completions" : "v1/chat/completions", body, signal)) {
       stats.device = headers.get("x-bitnet-device") ?? "";
       stats.model = chunk.model ?? stats.model;
       if (chunk.x_bitnet_receipt) stats.receipt = chunk.x_bitnet_receipt;
@@ -39,12 +42,13 @@ export async function generate({ model, messages, settings, signal, onText }) {
         stats.cached = chunk.usage.prompt_tokens_details?.cached_tokens;
       }
       const choice = chunk.choices?.[0];
-      if (choice?.delta?.content) {
+      const piece = choice?.delta?.content ?? choice?.text;
+      if (piece) {
         last = performance.now();
         first ??= last;
         pieces += 1;
-        text += choice.delta.content;
-        onText(text);
+        text += piece;
+        onText(text, stats);
       }
       if (choice?.finish_reason) stats.finish = choice.finish_reason;
     }

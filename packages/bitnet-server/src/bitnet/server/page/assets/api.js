@@ -82,6 +82,7 @@ async function request(path, { body, signal } = {}) {
 }
 
 export const getJSON = async (path, options) => (await request(path, options)).json();
+export const postJSON = async (path, body, signal) => (await request(path, { body, signal })).json();
 export const getText = async (path, options) => (await request(path, options)).text();
 
 /** The data of each server-sent event, as text; comments (pings) are passed over. */
@@ -109,9 +110,9 @@ async function* events(stream) {
   }
 }
 
-/** The chunks of one streamed chat completion. Ends with [DONE], or with an ApiError; never silently in between. */
-export async function* chat(body, signal) {
-  const response = await request("v1/chat/completions", {
+/** The chunks of one streamed completion. Ends with [DONE], or with an ApiError; never silently in between. */
+export async function* stream(path, body, signal) {
+  const response = await request(path, {
     body: { ...body, stream: true, stream_options: { include_usage: true } },
     signal,
   });

@@ -1,6 +1,6 @@
 // A small line chart in SVG: a few series over the last minutes.
 
-import { h, s } from "./dom.js";
+import { h, refill, s } from "./dom.js";
 
 const WIDTH = 320;
 const HEIGHT = 96;
@@ -48,7 +48,7 @@ export class Chart {
     const highest = (list) => list.reduce((most, value) => Math.max(most, value ?? 0), 0);
     const busiest = new Set([...this.series.values()].sort((a, b) => highest(b) - highest(a)).slice(0, SERIES));
     const shown = [...this.series].filter(([, list]) => busiest.has(list));
-    const most = shown.length ? Math.max(...shown.map(([, list]) => highest(list))) || 1 : 1;
+    const most = highest(shown.map(([, list]) => highest(list))) || 1;
     const lines = shown.flatMap(([, list], index) => {
       const offset = MOST - list.length;
       const place = (value, at) => `${(((offset + at) / (MOST - 1)) * WIDTH).toFixed(1)},${(HEIGHT - 2 - (value / most) * (HEIGHT - 8)).toFixed(1)}`;
@@ -57,12 +57,12 @@ export class Chart {
       return runs.filter((run) => run.length).map((run) =>
         s("polyline", { class: `line series-${index}${run.length > 1 ? "" : " dot"}`, points: (run.length > 1 ? run : [run[0], run[0]]).join(" ") }));
     });
-    this.plot.replaceChildren(...[0.25, 0.5, 0.75].map((y) => s("line", { class: "rule", x1: 0, x2: WIDTH, y1: HEIGHT * y, y2: HEIGHT * y })), ...lines);
+    refill(this.plot, [[0.25, 0.5, 0.75].map((y) => s("line", { class: "rule", x1: 0, x2: WIDTH, y1: HEIGHT * y, y2: HEIGHT * y })), lines]);
     const last = (list) => list.findLast((value) => value !== null) ?? null;
     const said = shown.map(([name, list]) => `${name ? `${name}: ` : ""}${told(last(list), this.unit)}`);
     this.plot.setAttribute("aria-label", `${this.title}, last ${said.join("; ") || "no value yet"}`);
     this.top.textContent = told(most, this.unit);
-    this.legend.replaceChildren(...shown.map(([name, list], index) =>
+    refill(this.legend, shown.map(([name, list], index) =>
       h("li", {}, h("span", { class: `swatch series-${index}`, "aria-hidden": "true" }), `${name} `, h("strong", {}, told(last(list), this.unit)))));
   }
 }

@@ -1,15 +1,18 @@
 // The conversation view.
 
 import { generate } from "./answer.js";
-import { announce, autosize, button, confirm, field, h, relabel } from "./dom.js";
+import { fit, said } from "./context.js";
+import { announce, autosize, button, confirm, field, h, refill, relabel } from "./dom.js";
 import * as drafts from "./drafts.js";
 import { markdown } from "./markdown.js";
+import { Gauge } from "./gauge.js";
 import { AnswerBody, answerMessage, problem, userMessage } from "./message.js";
 import { modelPicker } from "./models.js";
 import { settings } from "./settings.js";
 import * as store from "./store.js";
 
 const NEAR = 80; // pixels from the end that still count as reading the end
+const KEEP_EVERY = 1000; // milliseconds after which what has come of an answer is kept again
 
 class Chat {
   constructor(main, conversation, { title, onSaving, onSaved, onDelete }) {
@@ -17,6 +20,7 @@ class Chat {
     this.controller = null;
     this.error = null;
     this.picker = modelPicker();
+    this.gauge = new Gauge();
     this.list = h("ol", { class: "messages", "aria-label": "Messages" });
     this.scroller = h("div", { class: "scroller", tabindex: "0", role: "region", "aria-label": "Conversation" }, this.list);
     this.heading = title(conversation.title);
@@ -63,7 +67,8 @@ class Chat {
     this.main.onkeydown = (event) => {
       if (event.key === "Escape" && this.controller) this.stop();
     };
-    return h("div", { class: "dock" }, form, h("p", { class: "hint keys" }, "Enter sends, Shift + Enter makes a new line, Escape stops."));
+    return h("div", { class: "dock" }, form, h("div", { class: "under" },
+      h("p", { class: "hint keys" }, "Enter sends, Shift + Enter makes a new line, Escape stops."), this.gauge.element));
   }
 
   welcome() {
@@ -75,20 +80,23 @@ class Chat {
   }
 
   render() {
-    const { messages } = this.conversation;
+    const { messages, from } = this.conversation;
     const items = messages.map((message, index) => {
-      if (message.role === "user") return userMessage(message, (text) => this.edit(index, text));
+      const forgotten = from > 0 && index === from && h("li", { class: "forgotten" }, "The context is full: the model no longer sees what is above.");
+      if (message.role === "user") return [forgotten, userMessage(message, (text) => this.edit(index, text))];
       const last = index === messages.length - 1;
-      return answerMessage(message, markdown(message.content), last ? () => this.regenerate() : null);
+      const ways = last ? { onRegenerate: () => this.regenerate(), onContinue: () => this.resume() } : {};
+      return answerMessage(message, markdown(message.content), ways);
     });
+    this.gauge.show(messages.findLast(({ role }) => role === "assistant")?.stats);
     if (this.error) {
       const { partial } = this.error;
-      const shown = partial?.text && [h("h2", { class: "who" }, partial.stats.model), markdown(partial.text)];
+      const shown = partial && !partial.kept && partial.text && [h("h2", { class: "who" }, partial.stats.model), markdown(partial.text)];
       items.push(h("li", { class: "message assistant" }, shown, problem(this.error, () => this.again())));
     } else if (messages.at(-1)?.role === "user" && !this.controller) {
       items.push(h("li", { class: "message assistant" }, button("again", "Answer", () => this.answer(), { text: true })));
     }
-    this.list.replaceChildren(...(items.length ? items : [this.welcome()]));
+    refill(this.list, items.length ? items : [this.welcome()]);
   }
 
   nearEnd() {
@@ -141,7 +149,14 @@ class Chat {
   async regenerate() {
     const replaced = this.conversation.messages.pop();
     this.input.focus();
-    await this.answer(replaced);
+    await this.answer({ replaced });
+  }
+
+  /** Goes on with an answer that was stopped or cut off. */
+  async resume() {
+    const replaced = this.conversation.messages.pop();
+    this.input.focus();
+    await this.answer({ replaced, begun: replaced.content });
   }
 
   stop() {
@@ -153,57 +168,102 @@ class Chat {
     this.scroller.setAttribute("aria-busy", String(on));
   }
 
-  /** Asks for an answer to the conversation as it stands; the one that it replaces comes back if there is no new one. */
-  async answer(replaced = null) {
+  /**
+   * Asks for an answer to the conversation as it stands. `replaced` is the answer that makes room for it: it comes back
+   * if there is no new one. With `begun`, its beginning, the answer is continued.
+   */
+  async answer({ replaced = null, begun = "" } = {}) {
     const controller = new AbortController();
+    const { signal } = controller;
     this.stop();
     this.controller = controller;
+    this.unkept = null;
     this.error = null;
     this.render();
     const body = new AnswerBody();
+    if (begun) body.show(begun);
     const waiting = h("p", { class: "waiting" }, h("span", { class: "dots", "aria-hidden": "true" }, h("i"), h("i"), h("i")), h("span", { class: "visually-hidden" }, "Waiting for the answer"));
-    this.list.append(h("li", { class: "message assistant" }, h("h2", { class: "who" }, this.picker.value), waiting, body.element));
+    this.list.append(h("li", { class: "message assistant" }, h("h2", { class: "who" }, this.picker.value), body.element, waiting));
     this.busy(true);
     this.toEnd(true);
     announce("The model is answering");
     const { conversation } = this;
-    const messages = conversation.messages.map(({ role, content }) => ({ role, content }));
-    if (conversation.system.trim()) messages.unshift({ role: "system", content: conversation.system });
+    // A whole answer is kept until there is a new one; of any other, as much as has come.
+    const keeps = !replaced || replaced.cut || begun;
     let outcome;
     let failed = null;
     try {
-      if (!replaced) await this.save(); // else the old answer is kept until there is a new one
+      if (!replaced) await this.save();
       await this.picker.ready();
+      const sent = await this.sent(begun, signal);
       outcome = await generate({
-        model: this.picker.value, messages, settings, signal: controller.signal,
-        onText: (text) => {
+        ...sent, begun, model: this.picker.value, settings, signal,
+        onText: (text, stats) => {
           waiting.remove();
           this.follow = this.nearEnd();
           body.show(text);
+          if (keeps) this.keep({ role: "assistant", content: text, stats, cut: true });
           requestAnimationFrame(() => this.toEnd());
         },
       });
     } catch (error) {
-      failed = error;
-      outcome = error.partial;
+      failed = error.name === "AbortError" ? null : error;
+      outcome = error.partial ?? { text: begun, stats: { finish: "stopped" } };
     }
     if (this.controller !== controller) return; // edited meanwhile: another answer has begun
     this.controller = null;
+    this.unkept = null;
     this.follow = this.nearEnd();
-    if (outcome?.text) {
-      body.finish(outcome.text);
-      if (!failed) conversation.messages.push({ role: "assistant", content: outcome.text, stats: outcome.stats });
-    } else if (!failed && outcome.stats.finish !== "stopped") {
+    const { text, stats } = outcome;
+    if (text !== begun) {
+      body.finish(text);
+      outcome.kept = !failed || keeps;
+      if (outcome.kept) conversation.messages.push({ role: "assistant", content: text, stats, cut: Boolean(failed) });
+    } else if (!failed && stats.finish !== "stopped" && !begun) {
       failed = Object.assign(new Error("The model ended without a word."), { title: "The answer is empty" });
     }
-    if (replaced && conversation.messages.at(-1).role === "user") conversation.messages.push(replaced);
+    if (replaced && conversation.messages.at(-1)?.role !== "assistant") {
+      if (begun && !failed && stats.finish === "stop") Object.assign(replaced, { cut: false, stats: { ...replaced.stats, finish: "stop" } }); // nothing was missing
+      conversation.messages.push(replaced);
+    }
     this.error = failed;
     this.busy(false);
     await this.save();
     if (this.controller) return; // the next answer has begun while this one was saved
     this.render();
     this.toEnd();
-    if (!failed) announce(outcome.stats.finish === "stopped" ? "Stopped" : "The answer is complete");
+    if (!failed) announce(stats.finish === "stopped" ? "Stopped" : "The answer is complete");
+  }
+
+  /** What of the conversation is sent. Where the server cannot count its tokens, all of it is. */
+  async sent(begun, signal) {
+    const { conversation } = this;
+    const before = conversation.from ?? 0;
+    conversation.from = 0;
+    let found = {};
+    try {
+      found = await fit(conversation, { model: this.picker.value, begun, most: Number(settings.max_tokens), signal });
+    } catch (error) {
+      if (begun || error.name === "AbortError") throw error;
+    }
+    conversation.from = found.from ?? 0;
+    if (conversation.from > before) announce("The context is full: the model no longer sees the oldest messages");
+    return { ...found, messages: said(conversation, conversation.from) };
+  }
+
+  /** Keeps what has come of an answer, at most once in KEEP_EVERY milliseconds: the server or the page may end at any time. */
+  keep(message) {
+    this.unkept = message;
+    this.keeping ??= setTimeout(() => this.keepNow(), KEEP_EVERY);
+  }
+
+  keepNow() {
+    clearTimeout(this.keeping);
+    this.keeping = undefined;
+    if (!this.unkept || this.removed) return;
+    const { conversation } = this;
+    store.save({ ...conversation, messages: [...conversation.messages, this.unkept] }).catch(() => {}); // as `save` does, it goes on
+    this.unkept = null;
   }
 
   entitle(text) {
@@ -253,7 +313,10 @@ class Chat {
 export function show(main, conversation, options) {
   const chat = new Chat(main, conversation, options);
   if (matchMedia("(pointer: fine)").matches) chat.input.focus();
+  const hidden = () => chat.keepNow();
+  addEventListener("pagehide", hidden);
   return () => {
+    removeEventListener("pagehide", hidden);
     main.onkeydown = null;
     chat.stop();
   };

@@ -9,8 +9,21 @@ function build(element, props, children) {
     else if (name === "value" || name === "checked") element[name] = value;
     else element.setAttribute(name, value === true ? "" : value);
   }
-  element.append(...children.flat(Infinity).filter((child) => child !== null && child !== undefined && child !== false));
+  return fill(element, children);
+}
+
+/** Puts children (nodes, text, or lists of them) at the end of an element: one by one, as an argument list has a limit. */
+export function fill(element, children) {
+  for (const child of children) {
+    if (Array.isArray(child)) fill(element, child);
+    else if (child !== null && child !== undefined && child !== false) element.append(child);
+  }
   return element;
+}
+
+/** Puts children in place of those that an element has. */
+export function refill(element, children) {
+  element.replaceChildren(fill(document.createDocumentFragment(), children));
 }
 
 /** An HTML element: attributes, listeners (`onclick`), and children (nodes or text). */

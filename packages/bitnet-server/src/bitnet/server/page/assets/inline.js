@@ -129,7 +129,7 @@ class Inline {
     const inner = this.close(depth);
     const url = safeUrl(found[1].replace(/^<|>$/g, ""));
     if (size === 2) inner.unshift("Image: "); // a picture would be fetched from elsewhere: its address is linked instead
-    if (url === null) this.out.push(...inner, ` (${found[1]})`);
+    if (url === null) this.out = this.out.concat(inner, ` (${found[1]})`);
     else this.out.push(anchor(url, inner.map((node) => (node.tagName === "A" ? node.textContent : node))));
   }
 

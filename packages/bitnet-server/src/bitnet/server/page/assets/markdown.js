@@ -1,7 +1,7 @@
 // Markdown as models write it: headings, lists, quotes, tables, fenced code. A text is cut into blocks, each with its
 // source, so that while an answer grows only its last blocks are built again.
 
-import { copyButton, h } from "./dom.js";
+import { copyButton, fill, h } from "./dom.js";
 import { highlight } from "./highlight.js";
 import { inline } from "./inline.js";
 
@@ -179,7 +179,7 @@ export class Growing {
     let same = 0;
     while (same < blocks.length && blocks[same].raw === this.raws[same]) same += 1;
     while (this.element.childElementCount > same) this.element.lastElementChild.remove();
-    this.element.append(...blocks.slice(same).map(node));
+    fill(this.element, blocks.slice(same).map(node));
     this.raws = blocks.map((block) => block.raw);
     for (; this.told < blocks.length - (done ? 0 : 1); this.told += 1) this.onBlock(blocks[this.told].text ?? this.element.children[this.told].textContent);
   }

@@ -100,14 +100,17 @@ export function userMessage(message, onEdit) {
   return element;
 }
 
-/** A finished answer; `onRegenerate` is null for all but the last. */
-export function answerMessage(message, body, onRegenerate) {
+/** An answer; the last one can be made anew (`onRegenerate`), and continued (`onContinue`) unless the model ended it. */
+export function answerMessage(message, body, { onRegenerate, onContinue } = {}) {
   const { stats = {} } = message;
+  const ended = !message.cut && stats.finish !== "stopped" && stats.finish !== "length";
   return h("li", { class: "message assistant" },
     h("h2", { class: "who" }, stats.model || "Answer"),
     body,
+    message.cut && h("p", { class: "cut" }, icon("warning"), "This answer was cut off."),
     h("div", { class: "below" }, factsList(stats),
       h("div", { class: "tools" },
+        onContinue && !ended && button("continue", "Continue the answer", onContinue, { text: true }),
         copyButton("Copy the answer", () => message.content),
         onRegenerate && button("again", "Answer again", onRegenerate, { class: "quiet" }),
         stats.receipt && button("receipt", "Show the receipt", () => showReceipt(stats.receipt), { class: "quiet" }))));

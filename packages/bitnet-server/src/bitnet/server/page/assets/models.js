@@ -1,7 +1,7 @@
 // The list of models to choose from. One request serves every list on the page.
 
 import { models } from "./api.js";
-import { h } from "./dom.js";
+import { h, refill } from "./dom.js";
 import { change, settings } from "./settings.js";
 
 let found = [];
@@ -22,7 +22,7 @@ export const known = () => asked ?? refresh();
 function fill(select, wanted) {
   const ids = found.map((model) => model.id);
   const value = ids.includes(wanted) ? wanted : (ids[0] ?? "");
-  select.replaceChildren(...found.map((model) => h("option", { value: model.id }, model.id)));
+  refill(select, found.map((model) => h("option", { value: model.id }, model.id)));
   select.value = value;
   select.disabled = ids.length === 0;
 }

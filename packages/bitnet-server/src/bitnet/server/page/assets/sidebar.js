@@ -1,6 +1,6 @@
 // The menu: views, conversations, and on a phone a drawer over the page.
 
-import { button, h, icon } from "./dom.js";
+import { button, h, icon, refill } from "./dom.js";
 import * as store from "./store.js";
 
 const VIEWS = [["compare", "Compare", "compare"], ["devices", "Devices", "chip"], ["metrics", "Metrics", "chart"], ["settings", "Settings", "settings"]];
@@ -44,7 +44,7 @@ export class Sidebar {
   async here(place) {
     this.place = place;
     const conversations = await store.all();
-    this.list.replaceChildren(...conversations.map(({ id, title }) => h("li", {}, h("a", { href: `#/chat/${id}`, title, "aria-current": id === place ? "page" : null }, title))));
+    refill(this.list, conversations.map(({ id, title }) => h("li", {}, h("a", { href: `#/chat/${id}`, title, "aria-current": id === place ? "page" : null }, title))));
     if (!conversations.length) this.list.append(h("li", { class: "hint" }, "None yet"));
     for (const link of this.views.querySelectorAll("a")) {
       if (link.dataset.view === place) link.setAttribute("aria-current", "page");

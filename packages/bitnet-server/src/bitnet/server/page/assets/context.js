@@ -1,0 +1,49 @@
+// How much of a conversation a model sees. Where all of it does not fit, the oldest exchanges are left out.
+
+import { postJSON } from "./api.js";
+
+const SHARE = 3 / 4; // of the context: the rest is room for the answer
+
+/** What the model is told: the system prompt, and the messages from index `from` on. */
+export function said({ system, messages }, from = 0) {
+  const told = messages.slice(from).map(({ role, content }) => ({ role, content }));
+  return system.trim() ? [{ role: "system", content: system }, ...told] : told;
+}
+
+/** The token ids of a prompt that asks for an answer which begins with `begun`. */
+async function tokens(model, messages, begun, signal) {
+  const { prompt } = await postJSON("apply-template", { model, messages }, signal);
+  return (await postJSON("tokenize", { model, content: prompt + begun }, signal)).tokens;
+}
+
+/**
+ * What of a conversation is sent so that there is room for an answer: `from`, the index of the first message, the
+ * prompt's token ids in `prompt`, and the model's `context` in tokens. The last message is always sent.
+ */
+export async function fit(conversation, { model, begun = "", most = 0, signal }) {
+  const { max_model_len: context } = await postJSON("tokenize", { model, content: "" }, signal);
+  const room = Math.min(context * SHARE, most < context ? context - most : context);
+  const asked = conversation.messages.flatMap(({ role }, index) => (role === "user" ? [index] : []));
+  const from = (place) => (place ? asked[place] : 0);
+  const counted = new Map();
+  const fits = async (place) => {
+    try {
+      counted.set(place, await tokens(model, said(conversation, from(place)), begun, signal));
+    } catch (error) {
+      if (error.tooLong) return false; // for the server to count
+      throw error;
+    }
+    return counted.get(place).length <= room;
+  };
+  let low = 0; // bisected: the first place that fits lies from `low` to `high`
+  let high = asked.length - 1;
+  if (await fits(0)) high = 0;
+  else low = Math.min(1, high);
+  while (low < high) {
+    const middle = (low + high) >> 1;
+    if (await fits(middle)) high = middle;
+    else low = middle + 1;
+  }
+  const prompt = counted.get(high) ?? (await tokens(model, said(conversation, from(high)), begun, signal));
+  return { from: from(high), prompt, context };
+}
