@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from bitnet.core.model.hf_config import DEFAULTS, OLMO_EPS, HFConfig
+from bitnet.core.model.architectures import HF_CLASSES, olmo
+from bitnet.core.model.hf_config import HFConfig
 
 transformers = pytest.importorskip("transformers", reason="transformers is not installed; tox -e oracle has it")
 
@@ -45,8 +46,10 @@ def theirs(architecture: str, values: dict[str, Any]) -> Any:
 def test_the_table(architecture: str) -> None:
     config = theirs(architecture, {}).to_dict()
     config |= config.pop("rope_parameters")
-    config.setdefault("rms_norm_eps", DEFAULTS[architecture]["rms_norm_eps"])  # OLMo's has none, and none is read
-    expected = DEFAULTS[architecture]
+    config.setdefault(
+        "rms_norm_eps", HF_CLASSES[architecture].defaults["rms_norm_eps"]
+    )  # OLMo's has none, and none is read
+    expected = HF_CLASSES[architecture].defaults
     derived = {"head_dim", "num_key_value_heads"}
     assert {key: config[key] for key in expected if key not in derived} == {
         key: value for key, value in expected.items() if key not in derived
@@ -80,7 +83,7 @@ def test_any_keys(architecture: str, tmp_path: Path) -> None:
             "head_dim": getattr(oracle, "head_dim", None) or oracle.hidden_size // oracle.num_attention_heads,
             "ffn_size": oracle.intermediate_size,
             "context_length": oracle.max_position_embeddings,
-            "rms_eps": OLMO_EPS if architecture == "OlmoForCausalLM" else oracle.rms_norm_eps,
+            "rms_eps": olmo.FAMILY.eps if architecture == "OlmoForCausalLM" else oracle.rms_norm_eps,
             "rope_theta": rope["rope_theta"],
             "activation": oracle.hidden_act,
             "tied_embeddings": oracle.tie_word_embeddings,

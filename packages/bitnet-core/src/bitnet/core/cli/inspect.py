@@ -70,13 +70,12 @@ def inspect(file: Path | str | None, i2s_layout: str, as_json: bool) -> None:
 
 
 def _document(gguf: GGUFFile, config: ModelConfig | None, reports: list[TensorReport]) -> dict[str, Any]:
-    from bitnet.core.model.family import family
 
     return {
         "path": str(gguf.path),
         "size": gguf.size,
         "version": gguf.version,
-        "family": config and family(config, gguf.metadata),
+        "family": config and _title(config, gguf),
         "model": config and {k: v for k, v in asdict(config).items() if k != "rope_freq_factors"},
         "metadata": {key: _plain(value) for key, value in gguf.metadata.items()},
         "tensors": [
@@ -110,7 +109,6 @@ def _plain(value: Any) -> Any:
 
 
 def _lines(gguf: GGUFFile, config: ModelConfig | None, reports: list[TensorReport]) -> list[str]:
-    from bitnet.core.model.family import family
 
     lines = [f"{gguf.path}: {size(gguf.size)}, GGUF version {gguf.version}"]
     if config is not None:
@@ -121,7 +119,7 @@ def _lines(gguf: GGUFFile, config: ModelConfig | None, reports: list[TensorRepor
         traits += ["biases of q, k and v"] if config.qkv_biases else []
         traits += ["tied embeddings"] if config.tied_embeddings else []
         lines.append(
-            f"{label(config.name)} ({config.architecture}, {family(config, gguf.metadata)}): "
+            f"{label(config.name)} ({config.architecture}, {_title(config, gguf)}): "
             f"{config.layers} layers, {config.hidden_size} wide, "
             f"{config.heads} heads of {config.head_dim} over {config.kv_heads} KV heads, FFN {config.ffn_size}, "
             f"vocabulary {config.vocab_size}, context {config.context_length}, {', '.join(traits)}"
@@ -159,3 +157,9 @@ def _short(value: Any) -> str:
         return f"{value}"
     shown = ", ".join(map(_short, values[:3]))
     return f"[{shown}{f', … {len(values)} in all' if len(values) > 3 else ''}]"
+
+
+def _title(config: ModelConfig, gguf: GGUFFile) -> str:
+    """The published models that a file belongs to."""
+    pre = gguf.metadata.get("tokenizer.ggml.pre")
+    return config.family.title(config.activation, pre if isinstance(pre, str) else "")

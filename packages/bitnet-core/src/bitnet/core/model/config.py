@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -15,33 +15,16 @@ from bitnet.core.gguf import GGUFFile
 from bitnet.core.gguf.quants import DECODERS
 from bitnet.core.gguf.split import whole_name
 from bitnet.core.hal.check import MAX_K
+from bitnet.core.model.architectures import (
+    ACTIVATIONS,
+    BY_GGUF_NAME,
+    Activation,
+    Architecture,
+    RopeStyle,
+    why_refused,
+)
 from bitnet.core.model.rope import BETA_FAST, BETA_SLOW, LongRope, Yarn, longrope_attention, yarn_attention
 from bitnet.core.text.vocabulary import MAX_TOKENS
-
-Activation = Literal["relu2", "silu"]
-RopeStyle = Literal["neox", "interleaved"]
-
-ARCHITECTURES: Mapping[str, RopeStyle] = {
-    "bitnet-b1.58": "neox",
-    "bitnet-25": "neox",
-    "bitnet": "neox",
-    "llama": "interleaved",
-    "minicpm": "interleaved",
-    "olmo": "interleaved",
-    "qwen2": "neox",
-    "qwen3": "neox",
-}
-"""GGUF architectures that bitnet runs, and how each pairs the elements that rotary embeddings rotate. The three BitNet
-names mean the same graph (official file, an early converter, llama.cpp); ``llama`` holds Falcon3, Falcon-E, TriLM and
-Llama 3 at 1.58 bits, ``minicpm`` BitCPM4 and ``olmo`` the first OLMo, whose converters reorder the rows of q and k for
-interleaved pairs; ``qwen3`` holds Ternary-Bonsai."""
-ALSO_FLOAT = frozenset({"llama", "minicpm", "olmo", "qwen2", "qwen3"})
-"""Architectures whose models are usually not ternary: float weights are not taken for master weights, and the
-activation defaults to SiLU."""
-REFUSED: Mapping[str, str] = {
-    "gemma3": "its norms after each sub-layer, attention windows and scales are not implemented",
-}
-"""Architectures that ternary models may have but that are not supported, and why."""
 
 MAX_HEAD_DIM = 1024
 """Maximum head dimension; models have 64 to 256."""
@@ -51,8 +34,6 @@ models have at most 8. It bounds a step's activations relative to the size of th
 
 MOST_SCALED = 1 << 16
 """Maximum factor by which a scale of embeddings, residuals or logits may differ from 1; models have at most 50."""
-
-ACTIVATIONS: Mapping[str, Activation] = {"relu2": "relu2", "silu": "silu", "swish": "silu"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +84,11 @@ class ModelConfig:
     logit_scale: float = 1.0
 
     @property
+    def family(self) -> Architecture:
+        """The record of the architecture."""
+        return BY_GGUF_NAME[self.architecture]
+
+    @property
     def stream_eps(self) -> float:
         """The epsilon of norms of the residual stream, which programs store divided by ``residual_scale`` (ADR
         0045)."""
@@ -124,12 +110,13 @@ def read_config(file: GGUFFile) -> ModelConfig:
         ModelFileError: The architecture is not supported, or a key is missing, of another type or out of range.
     """
     architecture = file.metadata.get("general.architecture")
-    if not isinstance(architecture, str) or architecture not in ARCHITECTURES:
-        why = f": {REFUSED[architecture]}" if isinstance(architecture, str) and architecture in REFUSED else ""
+    if not isinstance(architecture, str) or architecture not in BY_GGUF_NAME:
+        why = why_refused(architecture) if isinstance(architecture, str) else ""
         raise file.error(
-            f"{brief(architecture)} is not supported{why}; supported are {', '.join(ARCHITECTURES)}.",
+            f"{brief(architecture)} is not supported{why}; supported are {', '.join(BY_GGUF_NAME)}.",
             key="general.architecture",
         )
+    family = BY_GGUF_NAME[architecture]
     keys = _Keys(file, architecture)
     heads = keys.integer("attention.head_count")
     kv_heads = keys.integer("attention.head_count_kv", heads)
@@ -152,11 +139,10 @@ def read_config(file: GGUFFile) -> ModelConfig:
         raise file.error(f"has {embedding.shape[0]} rows; the limit is {MAX_TOKENS}.", tensor="token_embd.weight")
     if keys.get("attention.clamp_kqv"):
         raise keys.error("attention.clamp_kqv", "is not supported: bitnet does not clamp q, k and v.")
-    layer_norms = architecture == "olmo"
     name = file.metadata.get("general.name")
     context, theta = keys.integer("context_length"), keys.positive("rope.freq_base", 10_000.0)
     scaling, attention = _rope_scaling(keys, head_dim, context, theta)
-    scales: Mapping[str, Any] = _scales(keys) if architecture == "minicpm" else {}
+    scales: Mapping[str, Any] = _scales(keys) if family.stream_scales else {}
     return ModelConfig(
         architecture=architecture,
         name=name if isinstance(name, str) and name else whole_name(file.path.stem),
@@ -168,16 +154,16 @@ def read_config(file: GGUFFile) -> ModelConfig:
         head_dim=head_dim,
         ffn_size=ffn,
         context_length=context,
-        rms_eps=keys.positive(f"attention.layer_norm_{'' if layer_norms else 'rms_'}epsilon"),
+        rms_eps=keys.positive(f"attention.layer_norm_{'' if family.layer_norms else 'rms_'}epsilon"),
         rope_theta=theta,
-        rope_style=ARCHITECTURES[architecture],
+        rope_style=family.rope_style,
         rope_freq_factors=_freq_factors(keys, head_dim),
-        activation=_activation(keys),
+        activation=_activation(keys, family),
         sub_norms="blk.0.attn_sub_norm.weight" in file.tensors,
         tied_embeddings="output.weight" not in file.tensors,
         head_norms="blk.0.attn_q_norm.weight" in file.tensors,
-        qkv_biases=architecture == "qwen2",
-        layer_norms=layer_norms,
+        qkv_biases=family.qkv_biases,
+        layer_norms=family.layer_norms,
         rope_scaling=scaling,
         rope_attention_factor=attention,
         **scales,
@@ -237,19 +223,10 @@ class _Keys:
         return value
 
 
-def _activation(keys: _Keys) -> Activation:
-    """The activation named in the file; if missing, the one that its architecture is known to use.
-
-    llama.cpp's ``bitnet`` covers two families, and its files of 2B4T lack the key or ignore it. 1bitLLM's models, the
-    only ones with a SentencePiece vocabulary, use SiLU; 2B4T uses squared ReLU.
-    """
+def _activation(keys: _Keys, family: Architecture) -> Activation:
+    """The activation named in the file; if missing, the one that its family is known to use."""
     value = keys.choice("hidden_activation", ACTIVATIONS)
-    if value is not None:
-        return ACTIVATIONS[value]
-    tokenizer = keys.file.metadata.get("tokenizer.ggml.model")
-    sentencepiece = isinstance(tokenizer, str) and tokenizer == "llama"
-    silu = keys.architecture in ALSO_FLOAT or (keys.architecture == "bitnet" and sentencepiece)
-    return "silu" if silu else "relu2"
+    return family.activation(keys.file.metadata) if value is None else ACTIVATIONS[value]
 
 
 def _scales(keys: _Keys) -> dict[str, float]:

@@ -13,81 +13,12 @@ import numpy.typing as npt
 
 from bitnet.core.errors import ModelFileError, brief
 from bitnet.core.gguf import MetadataValue
-from bitnet.core.model.config import ACTIVATIONS, ALSO_FLOAT, ARCHITECTURES, REFUSED, ModelConfig, shape_faults
+from bitnet.core.model.architectures import ACTIVATIONS, BY_GGUF_NAME, HF_CLASSES, Architecture, why_refused
+from bitnet.core.model.config import ModelConfig, shape_faults
 from bitnet.core.model.rope import longrope_attention, yarn_attention
 from bitnet.core.model.safetensors import read_json
 from bitnet.core.text.vocabulary import MAX_TOKENS
 
-HF_ARCHITECTURES = {
-    "BitNetForCausalLM": "bitnet-b1.58",
-    "BitnetForCausalLM": "bitnet",
-    "LlamaForCausalLM": "llama",
-    "MiniCPMForCausalLM": "minicpm",
-    "OlmoForCausalLM": "olmo",
-    "Qwen2ForCausalLM": "qwen2",
-    "Qwen3ForCausalLM": "qwen3",
-}
-"""The GGUF architecture for each Hugging Face architecture: BitNet in transformers, 1bitLLM's models, and standard
-ones."""
-HF_REFUSED = {
-    "Gemma3": REFUSED["gemma3"],
-    "OLMo": "folders for OLMo's own code are not read, and OLMo-BitNet's linear layers normalise their own inputs",
-}
-"""Prefixes of unsupported architectures, and why they are not supported."""
-OLMO_EPS = 1e-5
-"""The epsilon of OLMo's norms, for which there is no key."""
-_LLAMA: dict[str, Any] = {
-    "vocab_size": 32_000,
-    "hidden_size": 4096,
-    "intermediate_size": 11_008,
-    "num_hidden_layers": 32,
-    "num_attention_heads": 32,
-    "num_key_value_heads": None,
-    "head_dim": None,
-    "hidden_act": "silu",
-    "max_position_embeddings": 2048,
-    "rms_norm_eps": 1e-6,
-    "rope_theta": 10_000.0,
-    "tie_word_embeddings": False,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-}
-_QWEN2 = _LLAMA | {
-    "vocab_size": 151_936,
-    "intermediate_size": 22_016,
-    "num_key_value_heads": 32,
-    "max_position_embeddings": 32_768,
-    "bos_token_id": None,
-    "eos_token_id": None,
-}
-DEFAULTS: Mapping[str, Mapping[str, Any]] = {
-    "BitNetForCausalLM": {
-        "vocab_size": 128_256,
-        "hidden_size": 2560,
-        "intermediate_size": 6912,
-        "num_hidden_layers": 30,
-        "num_attention_heads": 20,
-        "num_key_value_heads": 5,
-        "head_dim": None,
-        "hidden_act": "relu2",
-        "max_position_embeddings": 2048,
-        "rms_norm_eps": 1e-5,
-        "rope_theta": 500_000.0,
-        "tie_word_embeddings": False,
-        "bos_token_id": 128_000,
-        "eos_token_id": 128_001,
-    },
-    "LlamaForCausalLM": _LLAMA,
-    "BitnetForCausalLM": _LLAMA,
-    "MiniCPMForCausalLM": _LLAMA
-    | {"tie_word_embeddings": True, "scale_emb": 1.0, "scale_depth": 1.0, "dim_model_base": 1.0},
-    "OlmoForCausalLM": _LLAMA | {"vocab_size": 50_304, "bos_token_id": None, "eos_token_id": 50_279},
-    "Qwen2ForCausalLM": _QWEN2,
-    "Qwen3ForCausalLM": _QWEN2 | {"head_dim": 128},
-}
-"""Values of keys that ``config.json`` lacks: the defaults of transformers' ``BitNetConfig``, ``LlamaConfig``,
-``OlmoConfig``, ``Qwen2Config`` and ``Qwen3Config`` (5.23). 1bitLLM's own configuration class has the defaults of
-``LlamaConfig``, and OpenBMB's class of MiniCPM those above. None: derived from other keys."""
 _KEYS_OF_SHAPE = {
     "hidden": "hidden_size",
     "heads": "num_attention_heads",
@@ -104,7 +35,7 @@ class HFConfig:
         folder: The model folder.
 
     Attributes:
-        values: All of ``config.json``, with :data:`DEFAULTS` for missing keys.
+        values: All of ``config.json``, with the class's defaults for missing keys.
         default_ids: Ids of begin and end tokens, used if nothing in the folder names them.
         model: The model's shape, without the scaling of its rotary frequencies, as nothing may be allocated by numbers
             that no tensor has confirmed.
@@ -121,13 +52,14 @@ class HFConfig:
         self.values = read_json(self.path)
         names = self.values.get("architectures")
         name = names[0] if isinstance(names, list) and names else None
-        if not isinstance(name, str) or name not in HF_ARCHITECTURES:
-            why = next((f": {why}" for begin, why in HF_REFUSED.items() if str(name).startswith(begin)), "")
+        if not isinstance(name, str) or name not in HF_CLASSES:
             raise self.error(
-                "architectures", f"{brief(name)} is not supported{why}; supported are {', '.join(HF_ARCHITECTURES)}."
+                "architectures",
+                f"{brief(name)} is not supported{why_refused(str(name))}; supported are {', '.join(HF_CLASSES)}.",
             )
-        architecture = HF_ARCHITECTURES[name]
-        defaults = dict(DEFAULTS[name])
+        architecture = HF_CLASSES[name].architecture
+        family = BY_GGUF_NAME[architecture]
+        defaults = dict(HF_CLASSES[name].defaults)
         self.default_ids = {key: defaults.pop(key) for key in ("bos_token_id", "eos_token_id")}
         meaning = (
             *self.default_ids,
@@ -136,7 +68,7 @@ class HFConfig:
         )  # null means something for these, so it is not replaced by the default
         given = {key: value for key, value in self.values.items() if value is not None or key in meaning}
         self.values = defaults | given
-        quantization = self._quantization(architecture)
+        quantization = self._quantization(family)
         self.divides = quantization.get("linear_class", "bitlinear") == "bitlinear"
         self.online = quantization.get("quantization_mode", "offline") == "online"
         heads, hidden = self._integer("num_attention_heads"), self._integer("hidden_size")
@@ -176,17 +108,17 @@ class HFConfig:
             head_dim=head_dim,
             ffn_size=ffn,
             context_length=self._integer("max_position_embeddings"),
-            rms_eps=OLMO_EPS if architecture == "olmo" else self._number(self.values, "rms_norm_eps"),
+            rms_eps=self._number(self.values, "rms_norm_eps") if family.eps is None else family.eps,
             rope_theta=theta,
-            rope_style=ARCHITECTURES[architecture],
+            rope_style=family.rope_style,
             rope_freq_factors=None,
             activation=ACTIVATIONS[activation],
-            sub_norms=architecture.startswith("bitnet"),
+            sub_norms=family.sub_norms,
             tied_embeddings=self.values["tie_word_embeddings"] is True,
-            head_norms=architecture == "qwen3",
-            qkv_biases=architecture == "qwen2",
-            layer_norms=architecture == "olmo",
-            **self._scales(architecture),
+            head_norms=family.head_norms,
+            qkv_biases=family.qkv_biases,
+            layer_norms=family.layer_norms,
+            **(self._scales() if family.stream_scales else {}),
         )
 
     def error(self, key: str, message: str) -> ModelFileError:
@@ -208,7 +140,7 @@ class HFConfig:
             f"attention.layer_norm_{'' if model.layer_norms else 'rms_'}epsilon": model.rms_eps,
             "hidden_activation": model.activation,
         }
-        if model.architecture == "minicpm":
+        if model.family.stream_scales:
             values |= {
                 "embedding_scale": model.embedding_scale,
                 "residual_scale": model.residual_scale,
@@ -223,10 +155,8 @@ class HFConfig:
         }
         return general | {f"{model.architecture}.{key}": value for key, value in values.items()}
 
-    def _scales(self, architecture: str) -> dict[str, Any]:
+    def _scales(self) -> dict[str, Any]:
         """MiniCPM's scales of embeddings, sub-layer results and logits."""
-        if architecture != "minicpm":
-            return {}
         depth, base = self._number(self.values, "scale_depth"), self._number(self.values, "dim_model_base")
         return {
             "embedding_scale": self._number(self.values, "scale_emb"),
@@ -262,7 +192,7 @@ class HFConfig:
         found = self._mapping("quantization") or self._mapping("quantization_config")
         return "group_size" in found and "quant_method" not in found
 
-    def _quantization(self, architecture: str) -> Mapping[str, Any]:
+    def _quantization(self, family: Architecture) -> Mapping[str, Any]:
         found = self._mapping("quantization_config")
         if self.is_mlx:
             found = self._mapping("quantization") or found
@@ -270,9 +200,9 @@ class HFConfig:
                 raise self.error("quantization", f"is {brief(found)}; ternary weights need 2 bits and affine mode.")
             return {"linear_class": "autobitlinear", "quantization_mode": "offline"}
         if not found:
-            if architecture in ALSO_FLOAT - {"minicpm"}:
+            if family.floats == "not ternary":
                 raise self.error("quantization_config", "is missing: this is not a 1.58-bit model.")
-            mode = "offline" if architecture == "minicpm" else "online"  # BitCPM4's weights are already ternary
+            mode = "online" if family.floats == "master" else "offline"
             return {"linear_class": "autobitlinear", "quantization_mode": mode}
         if found.get("quant_method") != "bitnet":
             raise self.error(

@@ -14,7 +14,7 @@ from bitnet.core.gguf.quants import DECODERS, decode
 from bitnet.core.gguf.ternary import BLOCK_TYPES, LOOKUP_TYPES, I2SLayout, check_ternary, holds_threes, load_ternary
 from bitnet.core.gguf.types import BLOCKS
 from bitnet.core.hal import DenseWeight, TernaryData, TernaryWeight, Weight
-from bitnet.core.model.config import ALSO_FLOAT, ModelConfig
+from bitnet.core.model.config import ModelConfig
 from bitnet.core.model.rope import LongRope
 
 FLOATS = (GGMLType.F16, GGMLType.BF16)
@@ -159,8 +159,7 @@ def _ternary(
     factor: float = 1.0,
 ) -> TernaryWeight:
     shape = (tensor.shape[0], tensor.shape[1])
-    # A file of floats may not be a ternary model at all.
-    master = config.architecture not in ALSO_FLOAT
+    master = config.family.master_weights  # elsewhere a file of floats may not be a ternary model at all
     group = BLOCKS[tensor.type][0] if grouped and tensor.type in BLOCK_TYPES else None
     try:
         check_ternary(tensor.type, shape, layout)

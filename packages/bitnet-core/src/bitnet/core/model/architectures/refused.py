@@ -1,0 +1,16 @@
+"""Families that ternary models may have and that are not supported."""
+
+from __future__ import annotations
+
+_GEMMA3 = "its norms after each sub-layer, attention windows and scales are not implemented"
+_REASONS = {
+    "gemma3": _GEMMA3,
+    "Gemma3": _GEMMA3,
+    "OLMo": "folders for OLMo's own code are not read, and OLMo-BitNet's linear layers normalise their own inputs",
+}
+"""Why, by the beginning of a GGUF architecture's or a Hugging Face class's name."""
+
+
+def why_refused(name: str) -> str:
+    """How the error about an unsupported name goes on: ``: `` and the reason, or nothing."""
+    return next((f": {why}" for begin, why in _REASONS.items() if name.startswith(begin)), "")
