@@ -95,6 +95,14 @@ def test_axe_finds_nothing_in_a_conversation(
     page.get_by_role("button", name="Answer again").click()
     page.wait_for_selector(".problem")
     assert violations(page) == []
+    cut = talk.sse(talk.says("Half")).replace("data: [DONE]\n\n", "")
+    page.route("**/v1/chat/completions", lambda route: route.fulfill(content_type="text/event-stream", body=cut))
+    talk.ask(page, "word " * 800)
+    if options:
+        page.get_by_role("button", name="Send").click()
+    page.wait_for_selector(".cut")
+    expect(page.locator(".forgotten")).to_have_count(1)
+    assert violations(page) == []
 
 
 @CHANGED
