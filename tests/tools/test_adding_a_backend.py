@@ -55,7 +55,7 @@ def test_the_page_has_every_kernel() -> None:
         # ways of OpenCL C to do what the toy has one kernel for, or none
         "attention_decode", "attention_prefill", "row_sums", "ternary_decode", "ternary_gemm",
         # for models of a family that the toy refuses
-        "ternary_groups", "head_norms", "add_bias", "center_rows",
+        "ternary_groups", "head_norms",
         # for features that the toy does not list
         "adjust", "logprobs", "table_embed", "table_matmul",
     } | {"common", "ternary_matmul"}  # fmt: skip

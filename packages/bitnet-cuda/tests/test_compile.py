@@ -77,21 +77,19 @@ def launches(program: Program, capability: tuple[int, int], *, keep: bool = Fals
     for tokens, rows in ((1, 1), (8, 8), (16, 16), (64, 64), (512, 0), (1024, 0)):
         for plain in (False, True):
             logits = plain or not lowering.leaves_out(context)
-            yield from lower(
-                context, Bucket(tokens, rows, 192, logits=logits, apart=not plain), lowering.table, fuses_scaled=True
-            )
+            yield from lower(context, Bucket(tokens, rows, 192, logits=logits, apart=not plain), lowering.table)
     for far, tokens in ((4096, 1), (16384, 1), (16384, 8)):
-        yield from lower(context, Bucket(tokens, tokens, far, apart=True), lowering.table, fuses_scaled=True)
+        yield from lower(context, Bucket(tokens, tokens, far, apart=True), lowering.table)
     for rows in (1, 64):
         for logits in (True, not lowering.leaves_out(context)):
             adjusted = Bucket(rows, rows, 192, logits, apart=True, adjusted=True)
-            yield from lower(context, adjusted, lowering.table, fuses_scaled=True)
+            yield from lower(context, adjusted, lowering.table)
     for rows, penalties in ((1, False), (8, False), (8, True)):
         filtered = Bucket(rows, rows, 192, not lowering.leaves_out(context), adjusted=penalties, filtered=True)
-        yield from lower(context, filtered, lowering.table, fuses_scaled=True)
+        yield from lower(context, filtered, lowering.table)
     yield from device.launched
     yield count_chosen(context)
-    yield from logprobs(context, Bucket(1, 1, 192, logprobs=True), lowering.group)
+    yield from logprobs(context, Bucket(1, 1, 192, logprobs=True), 256)
     yield advance(context)
 
 
@@ -166,11 +164,7 @@ def test_a_block_has_the_shared_memory_it_takes(
     lowering = CudaOps(132, capability).lowering()
     context = Context(NoDevice(), program, StepLayout(program.limits))  # type: ignore[arg-type]
     buckets = (Bucket(tokens, tokens, 4096, apart=tokens != 8) for tokens in (1, 4, 8, 64))
-    made = {
-        launch.kernel: launch
-        for bucket in buckets
-        for launch in lower(context, bucket, lowering.table, fuses_scaled=True)
-    }
+    made = {launch.kernel: launch for bucket in buckets for launch in lower(context, bucket, lowering.table)}
     some = {spec: launch for spec, launch in made.items() if spec.file in ("attention_decode", "ternary_decode")}
     assert len(some) > 1
     limit = 1024 * SHARED_LIMIT.get(capability, 163) + (RESERVED if capability >= (9, 0) else 0)
@@ -194,7 +188,7 @@ def test_the_clusters_of_a_long_context_run_at_once(kv_heads: int, context: int)
         if kv_heads * tokens > (15 if context == 4096 else 16):
             continue  # several blocks share a multiprocessor
         made = Context(NoDevice(), program, StepLayout(program.limits))  # type: ignore[arg-type]
-        launches = lower(made, Bucket(tokens, tokens, context, apart=True), lowering.table, fuses_scaled=True)
+        launches = lower(made, Bucket(tokens, tokens, context, apart=True), lowering.table)
         (attention,) = (launch for launch in launches if launch.kernel.file == "attention_decode")
         blocks, cluster = int(np.prod(attention.grid)), int(dict(attention.kernel.defines)["CLUSTER"])
         assert blocks // cluster <= fit[cluster], (tokens, attention.grid)
@@ -239,7 +233,7 @@ def test_codes_of_groups_get_their_sign_once(group: int | None) -> None:
     lowering, device = CudaOps(132, (9, 0)).lowering(), NoDevice()
     context = Context(device, program, StepLayout(program.limits))  # type: ignore[arg-type]
     for tokens in (1, 8, 64, 1024, 1):
-        list(lower(context, Bucket(tokens, min(tokens, 64), 192), lowering.table, fuses_scaled=True))
+        list(lower(context, Bucket(tokens, min(tokens, 64), 192), lowering.table))
     signed = [launch.args[0] for launch in device.launched if launch.kernel.file == "sign_codes"]
     products = {op.weights for op in program.ops if isinstance(op, TernaryMatmul)}
     codes = [context.ternary(names).codes for names in products] if group else []

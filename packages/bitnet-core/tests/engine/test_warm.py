@@ -16,7 +16,19 @@ from bitnet.core.engine import Engine, GenerationOptions, warm
 from bitnet.core.engine.warm import WarmUp, prepare_stand_ins, usual_steps
 from bitnet.core.errors import OutOfMemoryError
 from bitnet.core.gpu import Buffer, GpuDevice, Launch, Lowering
-from bitnet.core.hal import LOGPROBS, PENALTIES, PREPARES, DeviceInfo, DeviceType, KVSpec, Limits, Op, Step
+from bitnet.core.hal import (
+    LOGPROBS,
+    PENALTIES,
+    PREPARES,
+    Adjustment,
+    DeviceInfo,
+    DeviceType,
+    KVSpec,
+    Limits,
+    Logprobs,
+    Op,
+    Step,
+)
 
 INFO = DeviceInfo("none", "0", "none", "none", "none", DeviceType.DISCRETE, features=(PREPARES,))
 LIMITS = Limits(max_tokens=512, max_seqs=64, max_rows=64, max_blocks=128)
@@ -56,7 +68,7 @@ class Counting:
     def close(self) -> None: ...
 
 
-LOWERING = Lowering(dict.fromkeys(get_args(Op), lambda ctx, op, bucket: []), lambda _: True)
+LOWERING = Lowering(dict.fromkeys((*get_args(Op), Adjustment, Logprobs), lambda ctx, op, bucket: []), lambda _: True)
 
 
 @pytest.fixture
@@ -133,7 +145,7 @@ def test_64_prompts_at_once_record_nothing(make_engine: Callable[[], tuple[Engin
 
 def test_penalties_and_logprobs_record_nothing(make_rig: Callable[..., Any]) -> None:
     driver, able = Counting(), replace(INFO, features=(PENALTIES, LOGPROBS, PREPARES))
-    device = GpuDevice(able, driver, replace(LOWERING, group=256))
+    device = GpuDevice(able, driver, LOWERING)
     rig = make_rig(device, limits=LIMITS, num_blocks=4096, block_size=32, context_length=4096)
     prepare_stand_ins(rig.executable, rig.engine.stand_ins(), "none:0")
     for step in rig.engine.usual_steps():
@@ -153,7 +165,7 @@ def test_penalties_and_logprobs_record_nothing(make_rig: Callable[..., Any]) -> 
 def test_what_stands_in_for_all_other_sizes(make_rig: Callable[..., Any], together: bool) -> None:
     """Traffic that comes before any usual size is prepared records nothing; what it missed is prepared afterwards."""
     driver, able = Counting(), replace(INFO, features=(PENALTIES, LOGPROBS, PREPARES))
-    device = GpuDevice(able, driver, replace(LOWERING, group=256))
+    device = GpuDevice(able, driver, LOWERING)
     engine = make_rig(device, limits=LIMITS, num_blocks=4096, block_size=32, context_length=4096).engine
     executable: Any = engine._executable
     prepare_stand_ins(executable, engine.stand_ins(), "none:0")

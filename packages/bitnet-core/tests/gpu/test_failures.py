@@ -11,7 +11,21 @@ import pytest
 
 from bitnet.core.errors import OutOfMemoryError, UnsupportedProgramError
 from bitnet.core.gpu import Bucket, Buffer, Context, GpuDevice, KernelSpec, Launch, Lowering
-from bitnet.core.hal import DeviceInfo, DeviceType, Limits, Op, Program, StepLayout, TernaryMatmul, TernaryWeight
+from bitnet.core.gpu.lowering import GroupScaledMatmul, NormedRope, variants
+from bitnet.core.gpu.ops import RowOps
+from bitnet.core.hal import (
+    AddBias,
+    Attention,
+    CenterRows,
+    DeviceInfo,
+    DeviceType,
+    Limits,
+    Op,
+    Program,
+    StepLayout,
+    TernaryMatmul,
+    TernaryWeight,
+)
 from bitnet.core.testing.model import TinyModel
 
 INFO = DeviceInfo("none", "0", "none", "none", "none", DeviceType.DISCRETE)
@@ -76,7 +90,8 @@ def entry(ctx: Context, op: Op, bucket: Bucket) -> list[Launch]:
     return [launch()] * len(buffers)
 
 
-LOWERING = Lowering(dict.fromkeys(get_args(Op), entry))
+EVERY = (*get_args(Op), *variants(RowOps(1)))
+LOWERING = Lowering(dict.fromkeys(EVERY, entry))
 
 
 def test_what_a_failed_compile_had_is_given_back() -> None:
@@ -97,22 +112,22 @@ def test_what_a_failed_compile_had_is_given_back() -> None:
 
 
 @pytest.mark.parametrize(
-    ("shape", "scaled", "what"),
+    ("shape", "lacking"),
     [
-        ({"group": 32, "ffn": 256}, True, "scale for each group"),
-        ({"head_norms": True}, True, "heads of q and k"),
-        ({"biased": True}, False, "biases"),
-        ({"centered": True}, False, "LayerNorms"),
+        ({"group": 32, "ffn": 256}, GroupScaledMatmul),
+        ({"head_norms": True}, NormedRope),
+        ({"biased": True}, AddBias),
+        ({"centered": True}, CenterRows),
+        ({}, Attention),
     ],
 )
-def test_what_a_backend_has_no_kernels_for_is_refused(shape: dict[str, Any], scaled: bool, what: str) -> None:
+def test_what_a_backend_has_no_kernels_for_is_refused(shape: dict[str, Any], lacking: type) -> None:
     program = TinyModel(np.random.default_rng(), layers=1, **shape).program(Limits(4, 1, 1, 4), 8)
-    every, lacking = (replace(LOWERING, scaled=a, rowwise=b) for a, b in ((True, True), (not scaled, scaled)))
-    driver = Failing(-1)
-    with pytest.raises(UnsupportedProgramError, match=f"none:0: .*{what}"):
-        GpuDevice(INFO, driver, lacking).compile(program)
+    driver, table = Failing(-1), {kind: entry for kind in EVERY if kind is not lacking}
+    with pytest.raises(UnsupportedProgramError, match=f"none:0: .*no kernels for {lacking.__name__}"):
+        GpuDevice(INFO, driver, Lowering(table)).compile(program)
     assert driver.calls == 0
-    GpuDevice(INFO, driver, every).compile(program).close()
+    GpuDevice(INFO, driver, LOWERING).compile(program).close()
 
 
 def test_what_a_failed_load_had_is_given_back() -> None:

@@ -16,14 +16,12 @@ import numpy as np
 import pytest
 
 from bitnet.core.gpu import Bucket, Context, KernelSpec, Launch
-from bitnet.core.gpu.adjusting import count_chosen
 from bitnet.core.gpu.clc import ClcOps
 from bitnet.core.gpu.clc.amd import architecture
 from bitnet.core.gpu.compiling import compile_all
-from bitnet.core.gpu.logprobs import logprobs
 from bitnet.core.gpu.ops import advance
 from bitnet.core.gpu.plan import lower
-from bitnet.core.hal import Limits, Program, StepLayout
+from bitnet.core.hal import Adjustment, Limits, Logprobs, Program, StepLayout
 from bitnet.core.testing.model import TinyModel
 from bitnet.rocm.compiler import SOURCES
 
@@ -92,9 +90,9 @@ def launches(
             yield launch, tokens
     for launch in lower(context, Bucket(1, 1, 1024, adjusted=True), table):
         yield launch, 1
-    for launch in logprobs(context, Bucket(1, 1, 1024, logprobs=True), lowering.group):
-        yield launch, 1
-    yield count_chosen(context), 1
+    for kind_of_launch in (Logprobs, Adjustment):
+        for launch in table[kind_of_launch](context, context.program.ops[-1], Bucket(1, 1, 1024, logprobs=True)) or []:
+            yield launch, 1
     yield advance(context), 1
 
 

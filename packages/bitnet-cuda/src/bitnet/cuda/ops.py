@@ -13,15 +13,16 @@ import numpy as np
 
 from bitnet.core.gpu import Bucket, Buffer, Context, Dispatch, KernelSources, Launch, Lowering
 from bitnet.core.gpu.groups import Choice, GatedProduct, NormChoice, NormHead, RopeAttention
-from bitnet.core.gpu.logprobs import history
+from bitnet.core.gpu.logprobs import history, logprobs
+from bitnet.core.gpu.lowering import GroupScaledMatmul, NormedRope, TernaryTable, variants
 from bitnet.core.gpu.ops import RowOps, ceil_div
 from bitnet.core.gpu.products import Source, fused_products, glu_products, row_sums
 from bitnet.core.gpu.scaled import norms_heads
-from bitnet.core.gpu.tables import OfTables
 from bitnet.core.hal import (
     Attention,
     DenseMatmul,
     GluNormQuant,
+    Logprobs,
     NormQuant,
     NormRows,
     RopeAppend,
@@ -60,15 +61,19 @@ class CudaOps:
         }
         self._table: Dispatch = {
             **self._rows.table(),
+            **variants(self._rows),
             NormQuant: self.norm_quant,
             GluNormQuant: self.glu_norm_quant,
             TernaryMatmul: self._products.ternary_matmul,
+            GroupScaledMatmul: self._products.ternary_matmul,
             DenseMatmul: self._products.dense_matmul,
             RopeAppend: self._attention.rope_append,
+            NormedRope: self._attention.rope_append,
             Attention: self._attention.attention,
             NormRows: lambda *given: _overlapping(self._rows.norm_rows(*given)),
             Sample: self.sample,
-            OfTables: TableOps(multiprocessors, capability).lower,
+            Logprobs: self._logprobs,
+            TernaryTable: TableOps(multiprocessors, capability).lower,
             **(groups if self._tensor_cores else {}),
         }
 
@@ -77,12 +82,7 @@ class CudaOps:
         return Lowering(
             self._table,
             lambda ctx: self._tensor_cores and self._head.fits(ctx),
-            scaled=True,
-            fuses_scaled=True,
-            rowwise=True,
-            group=self._rows.group,
-            filters=lambda _, bucket: bucket.rows <= DECODE_TOKENS,
-            tells=self._tells,
+            lambda _, bucket: bucket.rows <= DECODE_TOKENS,
         )
 
     def sample(self, ctx: Context, op: Sample, bucket: Bucket, *gate: Buffer) -> list[Launch]:
@@ -111,6 +111,9 @@ class CudaOps:
         last = ctx.program.ops[-1]
         able = self._sample_cluster > 1 and not (bucket.adjusted or ctx.program.deterministic)
         return able and isinstance(last, Sample) and self._held(ctx, last) > 0
+
+    def _logprobs(self, ctx: Context, op: Sample, bucket: Bucket) -> list[Launch]:
+        return [] if self._tells(ctx, bucket) else logprobs(ctx, bucket, self._rows.group)
 
     def norm_quant(self, ctx: Context, op: NormQuant, bucket: Bucket) -> list[Launch]:
         return [self._norm_quant(ctx, op, ctx.tensors[op.x], ctx.shape(op.x)[1], bucket)]

@@ -14,6 +14,7 @@ import numpy as np
 from bitnet.core.gpu import Arg, Bucket, Buffer, Context, Dispatch, Launch, Lowering, launch
 from bitnet.core.gpu.group_products import in_parts
 from bitnet.core.gpu.groups import Choice, Layer, NormChoice, RopeAttention
+from bitnet.core.gpu.lowering import variants
 from bitnet.core.gpu.ops import RowOps, attention_inputs, ceil_div, kv_defines, positions, power_of_two, rope_defines
 from bitnet.core.gpu.products import Source, fused_products, product_defines
 from bitnet.core.gpu.weights import TernaryBuffer
@@ -56,6 +57,7 @@ class VulkanOps:
         self._head = HeadOps(hardware, self._group)
         self._table: Dispatch = {
             **self._rows.table(),
+            **variants(self._rows),
             Embed: self.embed,
             TernaryMatmul: self.ternary_matmul,
             **in_parts(hardware.windows),
@@ -71,8 +73,7 @@ class VulkanOps:
 
     def lowering(self) -> Lowering:
         """The lowering for :class:`bitnet.core.gpu.GpuDevice`."""
-        table, fits, group = self._table, self._head.fits, self._group
-        return Lowering(table, fits, lambda _, b: b.rows == 1, scaled=True, rowwise=True, group=group)
+        return Lowering(self._table, self._head.fits, lambda _, bucket: bucket.rows == 1)
 
     def embed(self, ctx: Context, op: Embed, bucket: Bucket) -> list[Launch]:
         table = ctx.dense(op.table)

@@ -14,6 +14,7 @@ import numpy as np
 from bitnet.core.gpu import Arg, Bucket, Buffer, Context, Dispatch, Launch, Lowering, launch
 from bitnet.core.gpu.group_products import in_parts
 from bitnet.core.gpu.groups import NormHead, RopeAttention, RopeAttentionProduct
+from bitnet.core.gpu.lowering import variants
 from bitnet.core.gpu.ops import RowOps, attention_inputs, ceil_div, kv_defines, positions, power_of_two, rope_defines
 from bitnet.core.gpu.products import NORM, Source, fused_products, normed, product_defines
 from bitnet.core.gpu.windows import MOST_GROUPS, in_two, row_windows
@@ -76,6 +77,7 @@ class WebGPUOps:
         rows = RowOps(group=GROUP)
         self._table: Dispatch = {
             **rows.table(),
+            **variants(rows),
             Embed: self.embed,
             TernaryMatmul: self.ternary_matmul,
             **in_parts(self._windows),
@@ -90,7 +92,7 @@ class WebGPUOps:
 
     def lowering(self) -> Lowering:
         """The lowering for :class:`bitnet.core.gpu.GpuDevice`."""
-        return Lowering(self._table, scaled=True, rowwise=True, group=GROUP)
+        return Lowering(self._table)
 
     def embed(self, ctx: Context, op: Embed, bucket: Bucket) -> list[Launch]:
         table = ctx.dense(op.table)

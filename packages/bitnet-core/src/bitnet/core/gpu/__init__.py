@@ -4,7 +4,7 @@ from bitnet.core.gpu.context import Bucket, Context, Dispatch
 from bitnet.core.gpu.device import GpuDevice
 from bitnet.core.gpu.driver import Arg, Buffer, Driver, Fetching, KernelSpec, Launch, Scalar, Size3, launch
 from bitnet.core.gpu.executable import GpuExecutable
-from bitnet.core.gpu.plan import Lowering
+from bitnet.core.gpu.lowering import Lowering
 from bitnet.core.gpu.sources import KernelSources
 from bitnet.core.gpu.weights import DenseBuffer, TernaryBuffer
 

@@ -12,21 +12,20 @@ import numpy as np
 import numpy.typing as npt
 
 from bitnet.core.errors import UnsupportedProgramError
-from bitnet.core.gpu.adjusting import count_chosen
 from bitnet.core.gpu.context import Bucket, Context
 from bitnet.core.gpu.driver import Buffer, Driver, Fetching
-from bitnet.core.gpu.logprobs import history, logprobs
+from bitnet.core.gpu.logprobs import history
+from bitnet.core.gpu.lowering import Lowering, key
 from bitnet.core.gpu.ops import advance
-from bitnet.core.gpu.plan import Lowering, lower
-from bitnet.core.gpu.scaled import in_groups, norms_heads
+from bitnet.core.gpu.plan import lower
 from bitnet.core.hal import (
-    AddBias,
+    Adjustment,
     Begun,
-    CenterRows,
     CheckedExecutable,
     DeviceInfo,
     ExecutableStats,
     HeaderWord,
+    Logprobs,
     Passes,
     Program,
     Step,
@@ -43,24 +42,6 @@ _LOGITS, _ADJUST, _LOGPROBS = HeaderWord.LOGITS.value, HeaderWord.ADJUST.value, 
 def coarse_size(n: int, most: int) -> int:
     """The power of eight that holds ``n``, capped at ``most``."""
     return min(1 << (max(n - 1, 0).bit_length() + 2) // 3 * 3, most)
-
-
-def _refuse(program: Program, lowering: Lowering, device: str) -> None:
-    """Refuse programs with operations for which the backend has no kernels.
-
-    Raises:
-        UnsupportedProgramError: The program has such an operation.
-    """
-    lacking = {
-        "weights with a scale for each group of columns": lambda op: not lowering.scaled and in_groups(program, op),
-        "heads of q and k that are normalised": lambda op: not lowering.scaled and norms_heads(op),
-        "biases": lambda op: not lowering.rowwise and isinstance(op, AddBias),
-        "LayerNorms": lambda op: not lowering.rowwise and isinstance(op, CenterRows),
-    }
-    for what, lacks in lacking.items():
-        if any(map(lacks, program.ops)):
-            hint = "Use --device cpu, or another backend."
-            raise UnsupportedProgramError(f"{what} do not run on this backend yet.", device=device, hint=hint)
 
 
 def bucket_size(n: int, most: int) -> int:
@@ -94,7 +75,10 @@ class GpuExecutable(CheckedExecutable):
         self._missed: dict[Bucket, None] = {}  # buckets that were needed but ran as a larger one
         self._kernels: dict[str, None] = {}
         self._dispatches = 0
-        _refuse(program, lowering, info.name)
+        for op in program.ops:
+            if not lowering.supports(program, op):
+                what = f"this backend has no kernels for {key(program, op).__name__}."
+                raise UnsupportedProgramError(what, device=info.name, hint="Use --device cpu, or another backend.")
         self._layout = StepLayout(program.limits)
         self.context = Context(driver, program, self._layout, keep)
         try:
@@ -208,12 +192,11 @@ class GpuExecutable(CheckedExecutable):
 
     def _recording(self, bucket: Bucket) -> tuple[object, tuple[str, ...], int]:
         if bucket not in self._recordings:
-            launches = lower(self.context, bucket, self._lowering.table, fuses_scaled=self._lowering.fuses_scaled)
+            table, last = self._lowering.table, self.program.ops[-1]
+            launches = lower(self.context, bucket, table)
             if bucket.rows and self.check_step.samples:
-                if bucket.logprobs and not self._lowering.tells(self.context, bucket):
-                    launches += logprobs(self.context, bucket, self._lowering.group)
-                if bucket.adjusted:
-                    launches.append(count_chosen(self.context))
+                for kind, wanted in ((Logprobs, bucket.logprobs), (Adjustment, bucket.adjusted)):
+                    launches += (wanted and table[kind](self.context, last, bucket)) or []
                 launches.append(advance(self.context))
             names = tuple(dict.fromkeys(f"{launch.kernel.entry}_{self.info.backend}" for launch in launches))
             self._recordings[bucket] = (self._driver.record(launches), names, len(launches))

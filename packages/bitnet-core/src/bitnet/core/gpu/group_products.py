@@ -11,9 +11,10 @@ import numpy as np
 
 from bitnet.core.gpu.context import Bucket, Context, Dispatch
 from bitnet.core.gpu.driver import Arg, Launch, launch
+from bitnet.core.gpu.lowering import GroupScaledMatmul, TernaryTable
 from bitnet.core.gpu.ops import ceil_div, next_power_of_two, power_of_two
-from bitnet.core.gpu.scaled import BLOCK, InGroups
-from bitnet.core.gpu.tables import OfTables, WindowedTables
+from bitnet.core.gpu.scaled import BLOCK
+from bitnet.core.gpu.tables import WindowedTables
 from bitnet.core.gpu.weights import TernaryBuffer
 from bitnet.core.gpu.windows import Windows, in_two
 from bitnet.core.hal import TernaryMatmul
@@ -63,7 +64,7 @@ class GroupProducts:
 
 def in_parts(windows: Windows) -> Dispatch:
     """The entries of a lowering's table for weights with scales of groups: products, embeddings and heads."""
-    return {InGroups: GroupProducts(windows).lower, OfTables: WindowedTables(windows).lower}
+    return {GroupScaledMatmul: GroupProducts(windows).lower, TernaryTable: WindowedTables(windows).lower}
 
 
 def _shape(w: TernaryBuffer) -> dict[str, int]:

@@ -6,16 +6,15 @@ decides that, from what each operation reads and writes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields
 from itertools import pairwise
 from typing import Any, get_type_hints
 
 from bitnet.core.gpu.context import Bucket, Context, Dispatch
 from bitnet.core.gpu.driver import Launch
 from bitnet.core.gpu.groups import GROUPS, Group
-from bitnet.core.gpu.scaled import InGroups, group_product, head_norms, in_groups, norms_heads
-from bitnet.core.gpu.tables import OfTables, table_launches
+from bitnet.core.gpu.lowering import key
 from bitnet.core.hal import (
     AddBias,
     Attention,
@@ -32,38 +31,6 @@ from bitnet.core.hal import (
     Sample,
     TernaryMatmul,
 )
-from bitnet.core.hal.check import ternary_table
-
-
-@dataclass(frozen=True, slots=True)
-class Lowering:
-    """The lowering that a backend's ``ops.py`` provides.
-
-    Attributes:
-        table: Launches for every operation, and for the groups it supports.
-        leaves_out: Whether steps whose logits nobody reads are lowered differently.
-        filters: Whether logits may also be left out if rows have top-k, top-p or min-p. Only used with `leaves_out`.
-        scaled: Whether it has the kernels of :mod:`bitnet.core.gpu.scaled`.
-        fuses_scaled: Whether its entries for operations support weights with scales of groups and norms of heads, and
-            its entries for groups support or decline them. If false, these are launched unfused, by the kernels of
-            :mod:`bitnet.core.gpu.scaled`.
-        rowwise: Whether it has the kernels ``add_bias`` and ``center_rows``, as
-            :class:`~bitnet.core.gpu.ops.RowOps` launches them.
-        tells: Whether a bucket's last `Sample` writes log-probabilities itself, to the history of
-            :mod:`bitnet.core.gpu.logprobs`.
-        group: Work-group size of the kernels of :mod:`bitnet.core.gpu.adjusting` and :mod:`bitnet.core.gpu.logprobs`;
-            0: it has none.
-    """
-
-    table: Dispatch
-    leaves_out: Callable[[Context], bool] = lambda _: False
-    filters: Callable[[Context, Bucket], bool] = lambda _, bucket: False
-    tells: Callable[[Context, Bucket], bool] = lambda _, bucket: False
-    scaled: bool = False
-    fuses_scaled: bool = False
-    rowwise: bool = False
-    group: int = 0
-
 
 ROW_OPS = (NormRows, DenseMatmul, Sample)
 """Operations on the rows that need logits; skipped in steps without such rows."""
@@ -118,19 +85,15 @@ def writes(op: Op) -> frozenset[str]:
     return frozenset(getattr(op, name) for name in _WRITES[type(op)])
 
 
-def lower(ctx: Context, bucket: Bucket, table: Dispatch, *, fuses_scaled: bool = False) -> list[Launch]:
-    """The launches of the context's program for a bucket: of groups that the table supports, else of single operations.
-
-    For ``fuses_scaled`` see :class:`Lowering`.
-    """
-    ops = step_ops(ctx.program, bucket)
+def lower(ctx: Context, bucket: Bucket, table: Dispatch) -> list[Launch]:
+    """The launches of the context's program for a bucket: those of groups in the table, else of single operations."""
+    program = ctx.program
+    ops = step_ops(program, bucket)
     launches: list[Launch] = []
     at = 0
     while at < len(ops):
         for group in () if ctx.keep else candidates(ops, at, bucket):
-            if not fuses_scaled and any(in_groups(ctx.program, op) or norms_heads(op) for op in group.ops):
-                continue
-            if any(ternary_table(ctx.program, op) for op in group.ops):
+            if any(table.get(key(program, op)) != table.get(type(op)) for op in group.ops):
                 continue
             entry = table.get(type(group))
             made = entry(ctx, group, bucket) if entry else None
@@ -139,21 +102,9 @@ def lower(ctx: Context, bucket: Bucket, table: Dispatch, *, fuses_scaled: bool =
                 at += len(group.ops)
                 break
         else:
-            launches += _alone(ctx, ops[at], bucket, table, fuses_scaled)
+            launches += table[key(program, ops[at])](ctx, ops[at], bucket) or []
             at += 1
     return launches
-
-
-def _alone(ctx: Context, op: Op, bucket: Bucket, table: Dispatch, fuses_scaled: bool) -> list[Launch]:
-    """The launches of an ungrouped operation."""
-    if not fuses_scaled and isinstance(op, TernaryMatmul) and in_groups(ctx.program, op):
-        return table.get(InGroups, group_product)(ctx, op, bucket) or []
-    if ternary_table(ctx.program, op):
-        return table.get(OfTables, table_launches)(ctx, op, bucket) or []
-    made = table[type(op)](ctx, op, bucket) or []
-    if not fuses_scaled and isinstance(op, RopeAppend) and norms_heads(op):
-        return [*head_norms(ctx, op, bucket), *made]
-    return made
 
 
 def step_ops(program: Program, bucket: Bucket) -> list[Op]:

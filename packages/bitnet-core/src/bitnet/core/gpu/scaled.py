@@ -26,14 +26,6 @@ TERMS = 4096
 """Terms of groups held by a work-group: 16 KiB of the 32 KiB that every GPU API supports."""
 
 
-class InGroups:
-    """Lowering-table key for products of such weights, for backends that have their own instead of
-    :func:`group_product`.
-
-    The entry accepts every :class:`~bitnet.core.hal.TernaryMatmul`.
-    """
-
-
 def in_groups(program: Program, op: Op) -> bool:
     """Whether an operation is a product of weights with a scale for each group of columns."""
     if not isinstance(op, TernaryMatmul):

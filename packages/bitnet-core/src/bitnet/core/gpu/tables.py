@@ -28,14 +28,6 @@ MOST_ROWS = 8
 """Rows of activations computed per read of the table."""
 
 
-class OfTables:
-    """Lowering-table key for operations on such tables, for backends that have their own launches instead of
-    :func:`table_launches`.
-
-    The entry accepts every :class:`~bitnet.core.hal.Embed` and :class:`~bitnet.core.hal.DenseMatmul`.
-    """
-
-
 def table_launches(ctx: Context, op: Embed | DenseMatmul, bucket: Bucket) -> list[Launch]:
     """``embed`` or ``dense_matmul`` of a ternary table."""
     w = _table_of(ctx, op)

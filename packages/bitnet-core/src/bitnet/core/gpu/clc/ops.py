@@ -19,8 +19,8 @@ from bitnet.core.gpu.clc.vendors import VENDORS, Vendor
 from bitnet.core.gpu.context import Bucket, Context, Dispatch
 from bitnet.core.gpu.driver import Launch
 from bitnet.core.gpu.groups import FeedForward, GatedProduct, NormGatedProduct, NormProduct, RopeAttention
+from bitnet.core.gpu.lowering import Lowering, variants
 from bitnet.core.gpu.ops import RowOps, power_of_two
-from bitnet.core.gpu.plan import Lowering
 from bitnet.core.gpu.products import feed_forward, glu_products, normed, row_sums
 from bitnet.core.gpu.sources import KernelSources
 from bitnet.core.hal import Attention, DenseMatmul, GluNormQuant, NormQuant, Sample, TernaryMatmul
@@ -53,10 +53,11 @@ class ClcOps:
         vendor = vendor or VENDORS[abilities.matrix]
         self._rows = RowOps(group=power_of_two(min(abilities.group, MOST_GROUP)))
         self._products, self._attention = vendor.products(abilities), vendor.attention(abilities)
-        self._vendor = vendor
+        self._leaves_out = vendor.leaves_out
         samples = RowOps(group=power_of_two(min(abilities.group, MOST_SAMPLERS))) if abilities.gpu else self._rows
         self._table: Dispatch = {
             **self._rows.table(),
+            **variants(self._rows),
             NormQuant: self.norm_quant,
             GluNormQuant: self.glu_norm_quant,
             TernaryMatmul: self._products.ternary_matmul,
@@ -73,8 +74,7 @@ class ClcOps:
 
     def lowering(self) -> Lowering:
         """The lowering for :class:`bitnet.core.gpu.GpuDevice`."""
-        vendor, group = self._vendor, self._rows.group
-        return Lowering(self._table, vendor.leaves_out, scaled=vendor.scaled, rowwise=vendor.rowwise, group=group)
+        return Lowering(self._table, self._leaves_out)
 
     def norm_quant(self, ctx: Context, op: NormQuant, bucket: Bucket) -> list[Launch]:
         (launch,) = self._rows.norm_quant(ctx, op, bucket)

@@ -31,7 +31,7 @@ class Vendor:
         attention: Launches of attention.
         groups: Launches of groups of operations that the generic kernels do not support.
         otherwise: The kind of matrix products to use if the trial fails.
-        leaves_out, scaled, rowwise: As :class:`~bitnet.core.gpu.plan.Lowering`'s.
+        leaves_out: As :class:`~bitnet.core.gpu.Lowering`'s.
     """
 
     trial: KernelSpec | None = None
@@ -40,8 +40,6 @@ class Vendor:
     groups: Callable[[Abilities], Dispatch] = lambda _: {}
     otherwise: Matrix = "none"
     leaves_out: Callable[[Context], bool] = lambda _: False
-    scaled: bool = True
-    rowwise: bool = True
 
 
 PLAIN = Vendor()
