@@ -22,7 +22,7 @@ from bitnet.core.testing.model import TinyModel
 from bitnet.vulkan import driver
 from bitnet.vulkan.backend import VulkanBackend
 from bitnet.vulkan.device import VulkanDriver
-from bitnet.vulkan.driver import Functions, binding, text
+from bitnet.vulkan.driver import Functions, NoDriverError, binding, text
 
 SWIFTSHADER = Path("/usr/lib/chromium/vk_swiftshader_icd.json")
 """Where Debian's chromium-common puts it, out of the loader's search path; VK_ADD_DRIVER_FILES can name another."""
@@ -80,7 +80,7 @@ def has_layer() -> bool:
         return False
     try:
         layers = Functions("vulkan").listed("EnumerateInstanceLayerProperties", "VkLayerProperties")
-    except OSError:  # no Vulkan loader
+    except NoDriverError:  # no Vulkan loader
         return False
     return LAYER in [text(layer.layerName) for layer in layers]
 

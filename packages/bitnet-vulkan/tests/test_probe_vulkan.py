@@ -118,6 +118,15 @@ def test_one_instance_serves_the_process(real_loader: None, monkeypatch: Patch, 
     assert driver.Instance().handle != first
 
 
+def test_without_a_loader_there_is_no_instance(monkeypatch: Patch) -> None:
+    """Rather than functions of this program itself, which ``dlopen`` opens where it is given no name."""
+    missing = {name: ["libvulkan_that_is_nowhere.so.1"] for name in ("linux", "darwin", "win32")}
+    monkeypatch.setattr(driver, "LOADER", missing)
+    driver.loader.cache_clear()
+    with pytest.raises(driver.NoDriverError, match=r"The Vulkan loader does not open \(libvulkan_that_is_nowhere"):
+        driver.Instance()
+
+
 def test_no_binding(monkeypatch: Patch) -> None:
     monkeypatch.setattr(driver, "binding", lambda: None)
     assert refused(ProbeStatus.LIBRARY_MISSING).hint == "pip install vulkan"

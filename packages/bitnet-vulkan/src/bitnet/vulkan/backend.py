@@ -44,8 +44,7 @@ class VulkanBackend:
         if binding() is None:
             reason = "The Python package vulkan is not installed."
             return ProbeResult(ProbeStatus.LIBRARY_MISSING, reason=reason, hint="pip install vulkan")
-        found = open_library(LOADER)
-        if not found:
+        if not (found := open_library(LOADER)):
             return no_library("The Vulkan loader", found, OPEN)
         return _probe_loader(dict(found.tried))
 

@@ -64,8 +64,10 @@ def api() -> Any:
 
 @cache
 def loader() -> Any:
-    """The loader's functions and Vulkan's enumerations; :data:`LOADER` must open."""
-    return api().dlopen(open_library(LOADER).name)
+    """The loader's functions and Vulkan's enumerations; a :class:`NoDriverError` if it does not open."""
+    if not (found := open_library(LOADER)):  # without a name, `dlopen` would open this program itself
+        raise NoDriverError(f"The Vulkan loader does not open ({'; '.join(found.tried.values())}).", device="vulkan")
+    return api().dlopen(found.name)
 
 
 def make(kind: str, **fields: Any) -> Any:
