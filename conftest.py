@@ -1,24 +1,34 @@
-"""Shared by the tests of every package: required devices, and test tiers.
+"""Shared by the tests of every package: required devices, test tiers, and the choice of tests.
 
 Each file belongs to one tier, given by the longest prefix of its path in ``TIERS``. Files of a tier excluded by ``-m``
 are not even imported, so that ``-m unit`` opens no driver and compiles nothing. Tests marked ``nightly`` run only if
-``-m`` names that mark. If nothing has changed that a long test file tests (``STANDS_ON``), most of its tests become
-nightly: one in ``SHARE`` still runs, a different selection for each commit.
+``-m`` names that mark.
+
+A long test file (one with a prefix in ``LONG``) runs whole if anything that it stands on has changed since CI last
+passed (:mod:`changes`): a source file that its tests import or start (:mod:`closure`), or a path declared in ``LONG``.
+It also runs whole if it tests a backend whose device is present. Otherwise most of its tests become nightly: one in
+``SHARE`` still runs, a different selection for each commit. The end of a run says how many were left out.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import re
+import signal
+import subprocess
+import sys
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 from _pytest.mark.expression import Expression
 
-from changes import BUILDS, changed, head
+from changes import BUILDS, base, changed, differing, head
+from closure import Closure
 
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # set before numpy is imported, as test processes run in parallel
 REQUIRED = "BITNET_REQUIRE_DEVICES"
@@ -51,39 +61,46 @@ ORDER = (SYSTEM, DEVICE, UNIT)
 """Slow tiers run first, so that workers finish at about the same time."""
 
 SHARE = 32
-"""One in this many tests is selected from a file of ``STANDS_ON`` whose paths have not changed."""
-PACKAGE = "packages/bitnet-core/src/bitnet/core/"
-DEVICES = (*(PACKAGE + wing for wing in ("hal", "gpu", "reference", "testing")), "tests/conformance")
-OPENCL = ("packages/bitnet-opencl", "kernels/opencl", *DEVICES)
-PROBING = (PACKAGE + "devices", PACKAGE + "support", CORE + "runtime")
-MAPPING = (PACKAGE + "gguf", PACKAGE + "model", PACKAGE + "support")
-STANDS_ON = {
-    "packages/bitnet-cuda/": ("packages/bitnet-cuda", "kernels/cuda", *DEVICES),
+"""One in this many tests is selected from a file of ``LONG`` that stands on nothing that has changed."""
+ALL = "nightly or not nightly"
+"""What ``-m`` selects every test with."""
+OPENCL = ("packages/bitnet-opencl", "kernels/opencl")
+LONG: Mapping[str, tuple[str, ...]] = {
+    "packages/bitnet-cuda/": ("packages/bitnet-cuda", "kernels/cuda"),
     "packages/bitnet-opencl/": OPENCL,
     "packages/bitnet-rocm/": ("packages/bitnet-rocm", *OPENCL),
     "packages/bitnet-level-zero/": ("packages/bitnet-level-zero", *OPENCL),
-    "packages/bitnet-metal/": ("packages/bitnet-metal", "kernels/metal", *DEVICES),
-    "packages/bitnet-vulkan/": ("packages/bitnet-vulkan", "kernels/vulkan", *DEVICES),
-    "packages/bitnet-webgpu/": ("packages/bitnet-webgpu", "kernels/webgpu", *DEVICES),
-    "packages/bitnet-server/": ("packages/bitnet-server", PACKAGE + "engine", PACKAGE + "api.py"),
+    "packages/bitnet-metal/": ("packages/bitnet-metal", "kernels/metal"),
+    "packages/bitnet-vulkan/": ("packages/bitnet-vulkan", "kernels/vulkan"),
+    "packages/bitnet-webgpu/": ("packages/bitnet-webgpu", "kernels/webgpu"),
+    "packages/bitnet-server/": ("packages/bitnet-server/src", "packages/bitnet-server/pyproject.toml"),
     "packages/bitnet-server/tests/test_deployment.py": ("docs/serve-deploy.md", "packages/bitnet-server"),
-    "tests/conformance/": (PACKAGE + "cpu", "kernels/cpu", *DEVICES),
-    "tests/conformance/test_isolated.py": (PACKAGE + "devices", *DEVICES),
-    "tests/downstream/": (PACKAGE + "devices", PACKAGE + "support", *DEVICES, "tests/downstream"),
-    "tests/demo_model/": ("tools/demo_model", "tests/demo_model", PACKAGE + "evaluation", PACKAGE + "gguf"),
-    "tests/oracle/test_golden.py": (PACKAGE + "cpu", PACKAGE + "model", "kernels/cpu", "tests/oracle", *DEVICES),
+    "tests/conformance/": ("kernels/cpu",),
+    "tests/downstream/": ("tests/downstream",),
+    "tests/demo_model/": ("tools/demo_model",),
+    "tests/oracle/test_golden.py": ("kernels/cpu", "tests/oracle"),
     "tests/packaging/test_distributions.py": (*BUILDS, "kernels"),
-    "tests/packaging/test_install.py": (*BUILDS, "kernels", PACKAGE, "packages/bitnet-vulkan"),
-    "tests/tools/": ("tools", "tests/tools", *DEVICES),
-    CORE + "cpu/": (PACKAGE + "cpu", "kernels/cpu", CORE + "cpu", *DEVICES),
-    CORE + "testing/": (PACKAGE + "testing", PACKAGE + "reference", CORE + "testing"),
-    CORE + "runtime/test_crashes.py": PROBING,
-    CORE + "runtime/test_isolated.py": (*PROBING, PACKAGE + "hal", PACKAGE + "engine", PACKAGE + "api.py"),
-    CORE + "runtime/test_registry.py": PROBING,
-    CORE + "cli/test_cut_short.py": (*MAPPING, PACKAGE + "cpu", "kernels/cpu", CORE + "cli/test_cut_short.py"),
-    CORE + "model/test_bombs.py": (PACKAGE + "model", PACKAGE + "gguf", PACKAGE + "text", "tools/bombs"),
+    "tests/packaging/test_install.py": (*BUILDS, "kernels", "packages/bitnet-vulkan"),
+    "tests/packaging/test_old_wheels.py": BUILDS,
+    "tests/tools/": ("tools", "tests/tools", "kernels/opencl"),
+    CORE + "cpu/": ("kernels/cpu", CORE + "cpu"),
+    CORE + "testing/": (),
+    CORE + "runtime/test_crashes.py": (),
+    CORE + "runtime/test_isolated.py": (),
+    CORE + "runtime/test_registry.py": (),
+    CORE + "cli/test_cut_short.py": ("kernels/cpu",),
+    CORE + "model/test_bombs.py": ("tools/bombs",),
 }
-"""Maps path prefixes of test files to the paths in which their tests can find faults."""
+"""Maps path prefixes of long test files to what they stand on and no source imports: kernels, the page, build files."""
+PRESENT = """
+import json
+from bitnet.core import list_devices
+from bitnet.core.hal import DeviceType
+gpus = {DeviceType.DISCRETE, DeviceType.INTEGRATED}
+print(json.dumps([r.name for r in list_devices() if any(device.type in gpus for device in r.probe.devices)]))
+"""
+EVERYWHERE = ("uv.lock",)
+"""What every long test file stands on."""
 
 
 def longest(table: Iterable[str], path: Path) -> str:
@@ -122,9 +139,61 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return None if name is None or wanted(config, name) else True
 
 
+def affected() -> set[str] | None:
+    """The long test files that stand on something that has changed; None where it is unknown what has."""
+    names = differing()
+    if names is None:
+        return None
+    closure = Closure(gone=[path for name in names if name.endswith(".py") and not (path := ROOT / name).exists()])
+    sources = {ROOT / name for name in names if name.endswith(".py")}
+    found: set[str] = set()
+    for test in closure.tests():
+        key = longest(LONG, test)
+        if key and (changed(*LONG[key], *EVERYWHERE) or not sources.isdisjoint(closure.stands_on(test))):
+            found.add(test.relative_to(ROOT).as_posix())
+    return found
+
+
+def present() -> list[str]:
+    """The GPU backends that find hardware here, as a process that may crash sees it."""
+    command = [sys.executable, "-c", PRESENT]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+        return [str(name) for name in json.loads(done.stdout)]
+    except (OSError, ValueError, subprocess.TimeoutExpired):
+        return []
+
+
+def choice(config: pytest.Config) -> dict[str, Any]:
+    """What decides which tests of long files run. The main process finds it out for all."""
+    if hasattr(config, "workerinput"):
+        return dict(config.workerinput["choice"])
+    if not hasattr(config, "bitnet_choice"):
+        all_at_once = within_a_test() or not head()
+        files = None if all_at_once else affected()
+        here = [] if files is None or not wanted(config, DEVICE) else present()
+        config.bitnet_choice = {  # type: ignore[attr-defined]
+            "affected": None if files is None else sorted(files),
+            "present": [f"packages/bitnet-{name}/" for name in here],
+            "ignored": config.bitnet_ignored,  # type: ignore[attr-defined]
+        }
+    return dict(config.bitnet_choice)  # type: ignore[attr-defined]
+
+
+def within_a_test() -> bool:
+    """Whether a test started this run: it wants all of its tests."""
+    return "PYTEST_CURRENT_TEST" in os.environ
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    node.workerinput["choice"] = choice(node.config)
+
+
 @pytest.hookimpl(tryfirst=True)  # before `-m` selects
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Mark each test with its tier, put slow tiers first, and deselect nightly tests."""
+    chosen = choice(config)
     for item in items:
         name = tier(item.path)
         if name is None:
@@ -134,27 +203,52 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
                 f"{item.nodeid} is marked {by_hand[0]}; remove the mark, as conftest.py sets it by the file"
             )
         item.add_marker(name)
-        paths = STANDS_ON.get(longest(STANDS_ON, item.path))
-        if paths and item.get_closest_marker("nightly") is None and not drawn(item.nodeid):
-            item.add_marker(pytest.mark.nightly(unless_changed=(*paths, "uv.lock")))
+        if longest(LONG, item.path) and item.get_closest_marker("nightly") is None and not drawn(item.nodeid):
+            file = item.path.relative_to(ROOT).as_posix()
+            whole = chosen["affected"] is None or file in chosen["affected"]
+            item.add_marker(pytest.mark.nightly(by_day=whole or file.startswith(tuple(chosen["present"]))))
     items.sort(key=lambda item: ORDER.index(str(tier(item.path))))
     if "nightly" not in config.option.markexpr:
         late = [item for item in items if runs_at_night(item)]
         items[:] = [item for item in items if not runs_at_night(item)]
+        sampled = sum("by_day" in mark.kwargs for item in late if (mark := item.get_closest_marker("nightly")))
+        left_out = {"sampled": sampled, "nightly": len(late) - sampled}
+        config.bitnet_left_out = left_out  # type: ignore[attr-defined]
+        if hasattr(config, "workeroutput"):
+            config.workeroutput["left_out"] = left_out
         if late:
             config.hook.pytest_deselected(items=late)
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """Every process that runs tests has collected all of them and left out the same."""
+    if left_out := getattr(node, "workeroutput", {}).get("left_out"):
+        node.config.bitnet_left_out = left_out
+
+
 def drawn(test: str) -> bool:
-    """Whether a test is selected for this commit; in a run started by a test, all are."""
+    """Whether a test of a long file is selected for this commit whatever has changed."""
     commit = head()
-    return not commit or "PYTEST_CURRENT_TEST" in os.environ or zlib.crc32(f"{commit} {test}".encode()) % SHARE == 0
+    return not commit or within_a_test() or zlib.crc32(f"{commit} {test}".encode()) % SHARE == 0
 
 
 def runs_at_night(item: pytest.Item) -> bool:
     """Whether a test is marked ``nightly``, unless by ``nightly(unless_changed=paths)`` with a changed path."""
     mark = item.get_closest_marker("nightly")
-    return mark is not None and not changed(*mark.kwargs.get("unless_changed", ()))
+    return mark is not None and not mark.kwargs.get("by_day", changed(*mark.kwargs.get("unless_changed", ())))
+
+
+def ignored_signals() -> list[int]:
+    """The signals that whoever started this process had it ignore, as ``nohup`` does, apart from Python's own."""
+    own = {getattr(signal, name, None) for name in ("SIGPIPE", "SIGXFSZ")}
+    return [number for number in signal.valid_signals() - own if signal.getsignal(number) is signal.SIG_IGN]
+
+
+def handle(numbers: Iterable[int]) -> None:
+    """Do nothing at these signals. A program inherits that a signal is ignored, but not that a handler does nothing."""
+    for number in numbers:
+        signal.signal(number, lambda *_: None)
 
 
 class Clock:
@@ -194,10 +288,27 @@ class Clock:
         for file, spent in sorted(self.files.items(), key=lambda item: -item[1]):
             if spent > self.LONG:
                 terminalreporter.write_line(f"{spent:5.0f} s {file}")
+        for line in told(getattr(terminalreporter.config, "bitnet_left_out", {})):
+            terminalreporter.write_line(line)
+
+
+def told(left_out: Mapping[str, int]) -> list[str]:
+    """What was left out of a run, and how to run it."""
+    if not sum(left_out.values()):
+        return []
+    since = f"changed since {base()[:12]}, when CI last passed" if base() else "changed"
+    return [
+        f"left out {sum(left_out.values())}: {left_out['sampled']} of long files that stand on nothing {since} "
+        f"(others for each commit), {left_out['nightly']} nightly; `-m '{ALL}'` runs all"
+    ]
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    if not hasattr(config, "workerinput"):  # pytest-xdist's workers send their reports to the main process
+    if hasattr(config, "workerinput"):
+        handle(choice(config)["ignored"])
+    else:  # pytest-xdist's workers send their reports to the main process
+        config.bitnet_ignored = ignored_signals()  # type: ignore[attr-defined]
+        handle(config.bitnet_ignored)  # type: ignore[attr-defined]
         config.pluginmanager.register(Clock())
 
 
