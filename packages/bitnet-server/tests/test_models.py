@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import os
 import shutil
 import socket
 import threading
@@ -167,6 +168,69 @@ def test_reload_drops_no_request_and_a_corrupt_file_changes_nothing(file: Path, 
         assert not any("model 1" in t.text or "error" in t.text for t in texts)
         until(lambda: _is_closed(loader.models[0]))
         assert not _is_closed(loader.models[1])
+
+
+@pytest.mark.parametrize("way", ["written", "touched", "cut"])
+def test_a_file_that_changes_while_it_is_served(
+    file: Path, running: Any, scripted: Any, caplog: pytest.LogCaptureFixture, way: str
+) -> None:
+    """What was begun ends with an error that does not name the folder; the file is loaded when it is whole again."""
+    engines: list[Any] = []
+
+    def prepare(model: Model) -> None:
+        engines.append(scripted(model, f"model {len(engines)} " * 60))
+
+    loader = Loader(file, prepare)
+    data = file.read_bytes()
+    with running(None, sources=[loader.source("m")]) as server, ThreadPoolExecutor(2) as pool:
+        assert server.chat().text.count("model 0") == 60
+        engines[0].seconds = 0.05
+        whole, streamed = pool.submit(server.chat, "a"), pool.submit(server.chat, "b", stream=True)
+        until(lambda: loader.models[0].load().running == 2)
+        loader.gate.clear()
+        if way == "touched":
+            os.utime(file)
+        else:
+            with file.open("r+b") as out:
+                out.write(data[:1000])
+                out.truncate(len(data) // 2 if way == "cut" else len(data))
+        assert server.client.get("/health/ready").status_code == 503
+        during = server.chat()
+        assert (during.status_code, during.headers["retry-after"]) == (503, "5")
+        assert whole.result().status_code == 503
+        assert whole.result().json()["error"]["code"] == "model_file_error"
+        assert "[DONE]" not in streamed.result().text or "model_file_error" in streamed.result().text
+        told = "was cut short while" if way == "cut" else "was written to while"
+        for answer in (during, whole.result(), streamed.result()):
+            assert f"The model's file {told} it was in use" in answer.text
+            assert str(file.parent) not in answer.text
+        assert str(file) in caplog.text
+        loader.gate.set()
+        if way == "cut":
+            file.write_bytes(data)
+        until(lambda: bool(server.client.get("/health/ready").status_code == 200))
+        assert server.chat().text.count("model 1") == 60
+        assert len(loader.models) == 2
+
+
+def test_no_answer_names_a_folder_of_this_machine(file: Path, running: Any) -> None:
+    loader = Loader(file)
+    with running(None, sources=[loader.source("m")]) as server:
+        data = file.read_bytes()
+        for bad in (b"", b"no model", data[: len(data) // 2], None):
+            anew = file.with_name("anew")
+            if bad is None:
+                file.unlink()
+            else:
+                anew.write_bytes(bad)
+                anew.replace(file)
+            refused = server.client.post("/reload")
+            assert refused.status_code == 500
+            assert "The model's file " in refused.json()["models"]["m"]
+            assert str(file.parent) not in refused.text
+        assert server.chat(max_tokens=1).status_code == 200
+        receipt = server.chat(max_tokens=1, x_bitnet_receipt=True)
+        assert str(file.parent) not in receipt.text
 
 
 def test_a_model_that_was_closed_is_freed_at_once(

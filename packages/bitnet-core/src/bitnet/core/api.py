@@ -119,6 +119,15 @@ class Model:
     def path(self) -> Path:
         return self._file.path
 
+    def check_file(self) -> None:
+        """Check that the model's file is as it was when the model was loaded; this takes microseconds. If it is not,
+        answers since then may be wrong, as weights can be read from the file while they are used.
+
+        Raises:
+            ModelFileError: It was cut short or written to.
+        """
+        self._file.gguf.check()
+
     @property
     def device(self) -> DeviceInfo:
         """The device, or the first of several."""
@@ -328,6 +337,7 @@ class Model:
         *,
         prompt: str | Sequence[int] | Messages | None = None,
         key: str | Path | None = None,
+        file_name: str | None = None,
     ) -> dict[str, Any]:
         """The receipt of a completion, for :func:`bitnet.core.receipts.write`; hashes the model's file.
 
@@ -336,6 +346,7 @@ class Model:
                 can be checked; without ``prompt``, it stores only the hash of the prompt's tokens.
             key: File of the private key to sign with; None: ``BITNET_RECEIPT_KEY``. Without either, the receipt is
                 unsigned.
+            file_name: What the receipt calls the model's file; None: its path.
 
         Raises:
             InvalidInputError: The completion is of another prompt, several devices computed it (because one failed),
@@ -358,6 +369,7 @@ class Model:
         device, executable, selection = self._replicas[which]
         made = receipts.build(
             file=self._file,
+            file_name=file_name,
             device=device.info,
             selection=selection,
             kernels=executable.kernels,

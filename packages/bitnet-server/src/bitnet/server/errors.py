@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-from bitnet.core.errors import BitNetError, ContextFullError, DeviceError, InvalidInputError, QueueFullError
+from bitnet.core.errors import (
+    BitNetError,
+    ContextFullError,
+    DeviceError,
+    InvalidInputError,
+    ModelFileError,
+    QueueFullError,
+)
 
 
 class RequestError(BitNetError):
@@ -47,7 +54,8 @@ def too_late(seconds: float) -> RequestError:
 
 
 def as_request_error(error: BaseException) -> RequestError:
-    """The error to send to the client. Unexpected errors become a message without details."""
+    """The error to send to the client. Unexpected errors become a message without details, and those about model files
+    do not say where these are."""
     if isinstance(error, RequestError):
         return error
     if isinstance(error, QueueFullError):
@@ -58,6 +66,8 @@ def as_request_error(error: BaseException) -> RequestError:
         return RequestError(400, str(error))
     if isinstance(error, DeviceError):
         return RequestError(503, str(error), code="device_error", retry_after=5)
+    if isinstance(error, ModelFileError):
+        return RequestError(503, f"The model's file {error.reason}", code="model_file_error", retry_after=5)
     if isinstance(error, BitNetError):
         return RequestError(500, str(error))
     return RequestError(500, "The server failed; its log says why.", code="internal_error")

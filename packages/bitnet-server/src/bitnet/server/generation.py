@@ -159,7 +159,7 @@ class _Run:
 
     async def _whole(self) -> None:
         async for _ in _merged(self._requests):
-            pass
+            self._service.model.check_file()
         result = await self._result()
         self._call.add_header("x-bitnet-device", result.devices)
         await self._call.reply(self._job.answer.whole(result))
@@ -169,6 +169,7 @@ class _Run:
         begun = False
         try:
             async for index, chunk in _merged(self._requests):
+                self._service.model.check_file()
                 events = [] if begun else [*answer.begin(self._prompt_tokens)]
                 begun = True
                 if chunk.finish_reason == "cancelled" and self._reason is not None:
@@ -202,8 +203,8 @@ class _Run:
                 raise structured.failure(completion.stop_reason)
         receipts = None
         if self._job.receipt:  # the first one hashes the model's file
-            make = self._service.model.receipt
-            receipts = await self._service.host.in_thread(lambda: [make(completion) for completion in done])
+            make, name = self._service.model.receipt, self._service.model.path.name
+            receipts = await self._service.host.in_thread(lambda: [make(one, file_name=name) for one in done])
         self._service.proved = True
         return Result(done, self._job.n, receipts)
 

@@ -15,9 +15,10 @@ from bitnet.core import __version__
 from bitnet.core.errors import BitNetError, DeviceError, ModelFileError, brief
 from bitnet.core.support.garbage import give_back, set_aside
 from bitnet.server.bodies import Bodies
-from bitnet.server.errors import RequestError, too_late
+from bitnet.server.errors import RequestError, as_request_error, too_late
 from bitnet.server.metrics import Metrics
 from bitnet.server.service import Service, Settings, Source
+from bitnet.server.slot import Slot
 from bitnet.server.stored import Stored
 
 log = logging.getLogger("bitnet.server")
@@ -32,37 +33,8 @@ ROOM_SECONDS = 30.0
 """Seconds that a request waits for other models' requests to end if its model needs their memory."""
 END_SECONDS = 10.0
 """Seconds before a failed device is closed, in which its requests can receive the error."""
-
-
-class Slot:
-    """A model that is loaded or can be loaded.
-
-    Attributes:
-        service: The loaded model, or None.
-        failure: Why it cannot answer until it is reloaded.
-        size: Bytes of memory that it needs; before the first load, the size of its file.
-        used: Time of the last request for it, on :func:`time.monotonic`'s clock.
-        waiting: Number of requests that are about to use it, or wait for it to load.
-        loading: The task that loads it for all of them.
-        thread: The only thread that loads and closes the model. The C library has a heap per thread and keeps freed
-            memory there, so with several threads each heap would grow to a model's size.
-    """
-
-    def __init__(self, source: Source) -> None:
-        self.source = source
-        self.service: Service | None = None
-        self.failure: str | None = None
-        self.size = source.path.stat().st_size if source.path.exists() else 0
-        self.used = 0.0
-        self.waiting = 0
-        self.loading: asyncio.Task[None] | None = None
-        self.created = int(time.time())
-        self.lock = asyncio.Lock()
-        self.thread = ThreadPoolExecutor(1, thread_name_prefix="bitnet-load")
-
-    @property
-    def loaded(self) -> bool:
-        return self.service is not None
+SETTLE_SECONDS = 1.0
+"""Seconds for which a file must not have changed before it is loaded again."""
 
 
 class Host:
@@ -115,6 +87,14 @@ class Host:
     def failure(self) -> str | None:
         """Why some model cannot answer, if any."""
         return next((slot.failure for slot in self.slots if slot.failure is not None), None)
+
+    def look_at_files(self) -> None:
+        """Take models out of service whose files have changed since they were loaded."""
+        for service in self.services():
+            try:
+                service.model.check_file()
+            except ModelFileError as error:
+                self.note_failure(service, error)
 
     @property
     def ready(self) -> bool:
@@ -178,6 +158,7 @@ class Host:
     async def _ready(self, slot: Slot, until: float | None) -> Service:
         """The model of a slot. Requests share one load, which continues even if they leave."""
         while True:
+            self.look_at_files()
             if slot.failure is not None:
                 raise RequestError(503, f"The model is not ready: {slot.failure}", code="device_error", retry_after=5)
             if slot.service is not None:
@@ -258,9 +239,10 @@ class Host:
         slot = next((slot for slot in self.slots if slot.service is service), None)
         if slot is None or slot.failure is not None or not isinstance(error, DeviceError | ModelFileError):
             return
-        slot.failure = str(error)
+        slot.failure = str(as_request_error(error))
         log.error("%s failed: %s", slot.source.names[0], error)
-        if slot.source.reloads and service.proved:  # a model that never answered would fail again
+        proved = service.proved or isinstance(error, ModelFileError)
+        if slot.source.reloads and proved:  # a model that never answered would fail again
             self._begin(self._recover(slot, service))
 
     async def _recover(self, slot: Slot, service: Service) -> None:
@@ -270,18 +252,31 @@ class Host:
                 await asyncio.sleep(0.02)
             service.retired = True
             try:
-                async with self._room:
-                    slot.service = None
-                    await self.in_thread(service.close, slot.thread)  # its memory is needed for the reload
-                    del service  # frees its tokenizer before another one is made
-                    anew = await self.in_thread(lambda: self._load(slot), slot.thread)
+                slot.service = None
+                await self.in_thread(service.close, slot.thread)  # its memory is needed for the reload
+                del service  # frees its tokenizer before another one is made
+                anew = await self._load_settled(slot)
                 anew.proved = False
                 self._took(slot, anew)
             except Exception as error:
-                slot.failure = str(error)
+                slot.failure = str(as_request_error(error))
                 log.error("%s could not be reloaded: %s", slot.source.names[0], error)
                 return
         log.warning("%s was reloaded and answers again", slot.source.names[0])
+
+    async def _load_settled(self, slot: Slot) -> Service:
+        """Load a model once nobody writes to its file any more."""
+        while True:
+            written = slot.written()
+            if written is not None and 0 <= time.time() - written[0] < SETTLE_SECONDS:
+                await asyncio.sleep(SETTLE_SECONDS / 4)
+                continue
+            try:
+                async with self._room:
+                    return await self.in_thread(lambda: self._load(slot), slot.thread)
+            except ModelFileError:
+                if slot.written() == written:
+                    raise
 
     async def reload(self) -> dict[str, str]:
         """Reload every loaded model's file while the old one answers. If that fails, the old one stays.
@@ -303,7 +298,7 @@ class Host:
                     self._took(slot, await self.in_thread(lambda: self._load(slot), slot.thread))
             except (BitNetError, OSError) as error:
                 log.error("%s was not reloaded: %s", slot.source.names[0], error)
-                return str(error)
+                return str(as_request_error(error))
             if old is not None:
                 old.retired = True
                 if not old.users:

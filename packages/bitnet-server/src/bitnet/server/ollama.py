@@ -12,10 +12,11 @@ from bitnet.server.call import Call, to_json
 from bitnet.server.errors import RequestError
 from bitnet.server.fields import Fields
 from bitnet.server.generation import NDJSON, Job, Result, run
-from bitnet.server.host import Host, Slot
+from bitnet.server.host import Host
 from bitnet.server.messages import openai_messages
 from bitnet.server.sampling import MAX_SEED, MAX_STOPS, checked
 from bitnet.server.service import Service
+from bitnet.server.slot import Slot
 from bitnet.server.structured import ollama_form
 from bitnet.server.tool_calls import CallParser, Text, ToolCall
 from bitnet.server.tools import Tools, only_form, openai_tools

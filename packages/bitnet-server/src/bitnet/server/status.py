@@ -8,8 +8,9 @@ from bitnet.core import __version__
 from bitnet.server.call import Call
 from bitnet.server.errors import RequestError
 from bitnet.server.fields import Fields
-from bitnet.server.host import Host, Slot
+from bitnet.server.host import Host
 from bitnet.server.service import Service
+from bitnet.server.slot import Slot
 
 
 def model_entry(slot: Slot, name: str) -> dict[str, Any]:
@@ -45,11 +46,12 @@ async def reload(host: Host, call: Call) -> None:
 
 
 async def health(host: Host, call: Call) -> None:
-    """Whether requests are accepted: 200, or 503 during shutdown or after a device has failed."""
+    """Whether requests are accepted: 200, or 503 during shutdown or after a device or file has failed."""
+    host.look_at_files()
     if host.ready:
         await call.reply({"status": "ok"})
     else:
-        why = "shutting down" if host.draining else "the device failed"
+        why = "shutting down" if host.draining else "a device or a model's file failed"
         await call.reply({"status": why}, status=503)
 
 

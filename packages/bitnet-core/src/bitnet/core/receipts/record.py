@@ -34,6 +34,7 @@ def build(
     setup: Mapping[str, Any],
     variables: Mapping[str, str],
     prompt: Prompt | None = None,
+    file_name: str | None = None,
 ) -> dict[str, Any]:
     """The unsigned receipt of a finished generation.
 
@@ -44,6 +45,7 @@ def build(
         setup: Other arguments of ``load_model`` on which the tokens may depend.
         variables: bitnet's environment variables when the model was loaded.
         prompt: The prompt; None: the receipt binds only its tokens.
+        file_name: What the receipt calls the file; None: its path.
     """
     fake = bool(variables.get("BITNET_GPU_FAKE", "").strip(" ,"))
     chosen = selection or Selection(device.name, [device.backend], [device], fake=fake)
@@ -76,7 +78,7 @@ def build(
             "variables": dict(variables),
         },
         "model_info": {
-            "path": str(file.path),
+            "path": file_name or str(file.path),
             "sha256": file.sha256(),
             "size": file.size,
             "quantization_type": file.quantization,
