@@ -9,7 +9,7 @@ from difflib import get_close_matches
 from bitnet.server.call import Scope
 
 LIKE = 0.75
-"""How alike a path must be to be named, as :mod:`difflib` counts: a missing prefix or a wrong letter is, not more."""
+"""How alike a path must be to be named, as ``difflib`` counts: a missing prefix or a wrong letter is, not more."""
 LONGEST = 100
 """Maximum characters of a path that is compared; comparing takes time that grows with their square."""
 
