@@ -168,7 +168,7 @@ CPU = DeviceInfo("vulkan", "0", "id", "llvmpipe", "Mesa", DeviceType.CPU)
         (
             Gpu("AMD"),
             {"vulkan": ProbeResult(ProbeStatus.BROKEN, reason="OSError: no libx.", hint="Reinstall it.")},
-            "an AMD GPU, but vulkan is broken.",
+            "an AMD GPU, but vulkan cannot use it: OSError: no libx. Reinstall it.",
         ),
         (Gpu("Apple"), {}, "an Apple GPU, but bitnet-metal is not installed: pip install bitnet-metal."),
         (
@@ -200,9 +200,23 @@ def test_why_a_gpu_is_not_used(
     assert said(logging.WARNING) == []
     for selection in chosen:
         selection.open().close()
-    *broken, last = said(logging.WARNING)
-    assert last == f"This machine has {told} Falling back to CPU (avx2)."
-    assert broken == (["The backend vulkan is broken: OSError: no libx. Reinstall it."] if "broken" in told else [])
+    assert said(logging.WARNING) == [f"This machine has {told} Falling back to CPU (avx2)."]
+    select_device("gpu")
+    asked = f"gpu was asked for, but no backend can use one. This machine has {told} Falling back to CPU (avx2)."
+    assert said(logging.WARNING)[1:] == [asked]
+
+
+def test_a_container_without_the_gpu_that_is_asked_for(
+    machine: Any, backend: Any, said: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Installing a driver there, as the backend's probe proposes, would not help."""
+    machine(backend("cuda", result=MISSING), backend("rocm", result=MISSING))
+    monkeypatch.setattr(gpus, "seen", lambda: (Gpu("NVIDIA", "H100", withheld=True), Gpu("AMD")))
+    select_device("cuda:0")
+    select_device("rocm")
+    cuda, rocm = said(logging.WARNING)
+    assert cuda.endswith("This container has no access to an NVIDIA GPU (H100): start it with --gpus all.")
+    assert rocm.endswith("Install it.")
 
 
 def test_a_gpu_is_not_told_of_where_none_is_wanted(

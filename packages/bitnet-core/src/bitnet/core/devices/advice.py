@@ -19,12 +19,22 @@ _GIVE = {
 
 
 def why_the_cpu(level: str, reports: Mapping[str, BackendReport]) -> str:
-    """For each GPU that is seen, why it is not used; ``level`` is the CPU's that is used instead."""
+    """The warning if nobody asked for a device and the CPU was chosen; ``level`` is the CPU's."""
+    if unused := unused_gpus(reports):
+        return f"{unused} Falling back to CPU ({level})."
+    return f"No GPU detected; falling back to CPU ({level}). Set BITNET_LOG=debug for details."
+
+
+def unused_gpus(reports: Mapping[str, BackendReport]) -> str:
+    """For each GPU that is seen, a sentence that says why no backend uses it; empty if none is seen."""
     seen = () if env.names("BITNET_GPU_FAKE") else gpus.seen()
-    if not seen:
-        return f"No GPU detected; falling back to CPU ({level}). Set BITNET_LOG=debug for details."
-    sentences = [f"This machine has {gpu}, but {_why_not(gpu, reports)}" for gpu in seen]
-    return " ".join([*sentences, f"Falling back to CPU ({level})."])
+    return " ".join(f"This machine has {gpu}, but {_why_not(gpu, reports)}" for gpu in seen)
+
+
+def withheld(backend: str) -> str:
+    """What to do if this container was not given the GPU that a backend serves; empty if that is not the case."""
+    lost = [gpu for gpu in gpus.seen() if gpu.withheld and backend in SERVING[gpu.vendor]]
+    return f"This container has no access to {lost[0]}: {_GIVE[lost[0].vendor]}." if lost else ""
 
 
 def _why_not(gpu: Gpu, reports: Mapping[str, BackendReport]) -> str:
@@ -41,8 +51,6 @@ def _why_not(gpu: Gpu, reports: Mapping[str, BackendReport]) -> str:
 
 def _failure(report: BackendReport) -> str:
     probe = report.probe
-    if probe.status is ProbeStatus.BROKEN:
-        return f"{report.name} is broken."  # why, an earlier warning says
     if probe.status is ProbeStatus.OK:
         offered = ", ".join(f"{info.name} ({info.description})" for info in probe.devices)
         return " ".join(filter(None, (f"{report.name} offers only {offered}.", probe.reason, probe.hint)))

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from bitnet.core.devices import child, registry
-from bitnet.core.devices.advice import why_the_cpu
+from bitnet.core.devices.advice import unused_gpus, why_the_cpu, withheld
 from bitnet.core.devices.isolated import open_isolated
 from bitnet.core.devices.options import open_options
 from bitnet.core.devices.plugin import BackendReport, Plugin
@@ -269,11 +269,11 @@ def _warnings(
     candidates: Sequence[DeviceInfo], reports: Mapping[str, BackendReport], priority: Sequence[str]
 ) -> list[str]:
     """What to say about broken backends, and about an automatic choice of the CPU that nobody preferred."""
-    broken = [report for report in reports.values() if report.probe.status is ProbeStatus.BROKEN]
+    on_cpu = candidates and all(info.backend == "cpu" for info in candidates) and "cpu" not in priority
+    why = why_the_cpu(candidates[0].index, reports) if on_cpu else ""
+    broken = [one for one in reports.values() if one.probe.status is ProbeStatus.BROKEN and one.probe.reason not in why]
     said = [f"The backend {one.name} is broken: {one.probe.reason} {one.probe.hint}".strip() for one in broken]
-    if candidates and all(info.backend == "cpu" for info in candidates) and "cpu" not in priority:
-        said.append(why_the_cpu(candidates[0].index, reports))
-    return said
+    return [*said, why] if why else said
 
 
 class _Missing(NamedTuple):
@@ -287,6 +287,8 @@ def _missing(
     requested: str, found: Sequence[DeviceInfo], plugins: Mapping[str, Plugin], reports: Mapping[str, BackendReport]
 ) -> _Missing:
     backend = requested.partition(":")[0]
+    if requested == "gpu" and (unused := unused_gpus(reports)):
+        return _Missing(f"no backend can use one. {unused}", "")
     if requested == "gpu":
         states = [f"{name}: {report.probe.status.value}" for name, report in reports.items() if name != "cpu"]
         probed = [*reports.values(), *registry.missing(plugins)]
@@ -301,6 +303,7 @@ def _missing(
         return _Missing(f"bitnet-{backend} is not installed.", f"pip install bitnet-{backend}")
     report = reports.get(backend)
     if report is not None and report.probe.status is not ProbeStatus.OK:
-        return _Missing(f"{backend} is {report.probe.status.value}: {report.probe.reason}", report.probe.hint)
+        hint = withheld(backend) or report.probe.hint
+        return _Missing(f"{backend} is {report.probe.status.value}: {report.probe.reason}", hint)
     there = ", ".join(info.name for info in found if report is None or info.backend == backend)
     return _Missing(f"there are only {there or 'no devices'}.", "See bitnet devices.")
