@@ -77,7 +77,8 @@ Weight: TypeAlias = TernaryWeight | DenseWeight
 
 @dataclass(frozen=True, slots=True)
 class Embed:
-    """``out[m] = table[tokens[m]]`` as f32. The table is dense, or ternary with groups (:data:`TERNARY_TABLES`)."""
+    """``out[m] = table[tokens[m]]`` as f32. The table is dense, or ternary with groups
+    (:data:`~bitnet.core.hal.TERNARY_TABLES`)."""
 
     table: str
     out: str
@@ -168,7 +169,7 @@ class NormRows:
 class DenseMatmul:
     """``out[R, N] = x[R, K] · weightᵀ`` with f32 accumulation.
 
-    The weight is dense, or ternary with groups (:data:`TERNARY_TABLES`).
+    The weight is dense, or ternary with groups (:data:`~bitnet.core.hal.TERNARY_TABLES`).
     """
 
     x: str
@@ -234,7 +235,7 @@ class KVSpec:
     """The paged KV cache a program needs; its memory layout is the device's own.
 
     A block holds ``block_size`` positions of every layer. ``dtype`` is the type in which k and v are stored: ``i8``
-    means codes with an f32 scale for each row, and needs a device with the feature :data:`KV_I8`.
+    means codes with an f32 scale for each row, and needs a device with the feature :data:`~bitnet.core.hal.KV_I8`.
     """
 
     layers: int
@@ -291,7 +292,8 @@ class Program:
         weights: Every weight the ops name.
         kv: Shape of the paged KV cache, if an op uses one.
         deterministic: A token's results depend, bit for bit, only on its sequence up to that token: not on other rows
-            of the step, nor on how steps filled the cache. Needs a device that lists :data:`DETERMINISTIC`.
+            of the step, nor on how steps filled the cache. Needs a device that lists
+            :data:`~bitnet.core.hal.DETERMINISTIC`.
         again: Loads the same weights in another process, to which it is pickled; None: the weights are sent instead.
     """
 
