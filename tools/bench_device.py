@@ -50,7 +50,7 @@ from bitnet.core.hal import (
     Weight,
     run,
 )
-from tell import run_tool
+from running import run_tool
 
 LAYERS, WIDTH, HEADS, KV_HEADS, HEAD_DIM, FFN, VOCAB, POSITIONS = 30, 2560, 20, 5, 128, 6912, 128_256, 4096
 BLOCK, CHUNK, RUNS, SECONDS = 32, 2048, 5, 0.5

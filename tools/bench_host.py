@@ -27,7 +27,7 @@ from bitnet.core.hal import KVSpec, Limits, Step
 from bitnet.core.model import open_model
 from bitnet.core.model.default import default_model_path
 from bitnet.core.text.tokenizer import StreamDecoder
-from tell import positive, run_tool
+from running import positive, run_tool
 
 PROMPT, BLOCK, CONTEXT = 32, 32, 4096
 

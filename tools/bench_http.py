@@ -32,7 +32,7 @@ from bench_host import Waiting, engine_over
 from bitnet.core import Model, load_model
 from bitnet.core.engine.worker import Worker
 from bitnet.server import Settings, create_app
-from tell import positive, run_tool
+from running import positive, run_tool
 
 SAMPLING: dict[str, dict[str, float]] = {"greedy": {}, "top_p": {"temperature": 0.8, "top_p": 0.95}}
 

@@ -31,7 +31,7 @@ from bench_device import BLOCK, POSITIONS, VOCAB, build
 from bitnet.core import load_model, select_device
 from bitnet.core.engine import Completion, Engine, GenerationOptions
 from bitnet.core.hal import DenseMatmul, DenseWeight, Device, Limits, Program, TernaryData, TernaryWeight
-from tell import positive, run_tool
+from running import positive, run_tool
 
 QUOTED, OWN = 40, 10
 """Tokens of a quoted passage, and of the new text before it."""

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from bitnet.core import Model, load_model
-from tell import positive, run_tool
+from running import positive, run_tool
 
 DRAWN = {"temperature": 0.8, "top_p": 0.95}
 KINDS: dict[str, dict[str, Any]] = {

@@ -18,7 +18,7 @@ from bitnet.core.gpu import GpuDevice
 from bitnet.core.gpu.context import Bucket
 from bitnet.core.hal import Limits, SequenceStep, Step, StepLayout, run
 from bitnet.core.testing.model import BLOCK, TinyModel
-from tell import run_tool
+from running import run_tool
 
 LAYERS, RUNS = 30, 50
 LIMITS = Limits(max_tokens=1, max_blocks=4)

@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from bitnet.core import load_model
-from tell import positive, run_tool
+from running import positive, run_tool
 
 
 def main() -> int:

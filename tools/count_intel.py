@@ -28,7 +28,7 @@ from bitnet.core.gpu.scaled import group_product
 from bitnet.core.gpu.weights import TernaryBuffer
 from bitnet.core.hal import TernaryMatmul
 from bitnet.level_zero.specialise import module
-from tell import run_tool
+from running import run_tool
 
 ATTENTION = "intel/attention_prefill_xmx"
 OCLOC = os.environ.get("BITNET_OCLOC", "ocloc")

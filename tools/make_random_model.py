@@ -23,7 +23,7 @@ from bitnet.core.gguf import GGMLType, MetadataValue, TensorSource, write_gguf
 from bitnet.core.gguf.ternary import i2s_tail
 from bitnet.core.text.tokenizer import byte_characters
 from bitnet.core.text.vocabulary import TokenType
-from tell import positive, run_tool
+from running import positive, run_tool
 
 CHUNK = 1 << 22
 LETTERS = "\u0120etaoinshrdlcumwfgypbvk,"

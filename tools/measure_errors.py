@@ -18,7 +18,7 @@ from bitnet.core.testing.linear import uneven
 from bitnet.core.testing.model import TinyModel
 from bitnet.core.testing.rig import Rig, dense, tensor, tokens
 from bitnet.core.testing.whole_model import errors_of_logits, models
-from tell import positive, run_tool
+from running import positive, run_tool
 
 SHAPES = ((16, 5000, 4), (16, 5000, 64), (33, 2000, 100), (8, 5000, 640), (64, 700, 2560), (4, 1000, 8192))
 """Rows of x, rows of the weights, K."""

@@ -17,7 +17,7 @@ import sys
 import time
 from pathlib import Path
 
-from tell import positive
+from running import positive
 
 MAIN = "import sys; from bitnet.core.cli import main; sys.exit(main())"
 

@@ -17,7 +17,7 @@ import sys
 import time
 from pathlib import Path
 
-from tell import positive, run_tool
+from running import positive, run_tool
 
 
 def measure(path: Path, device: str | None, tokens: int) -> dict[str, float]:

@@ -30,7 +30,7 @@ import numpy as np
 from bitnet.core.hal import GREEDY, Device, Limits, OpenOptions, SamplingParams, SequenceStep, Step, StepLayout, run
 from bitnet.core.testing.model import BLOCK, TinyModel
 from bitnet.core.testing.poison import UNWRITTEN
-from tell import positive, run_tool
+from running import positive, run_tool
 
 REPOSITORY = Path(__file__).parents[1]
 MODELS: dict[str, dict[str, int]] = {

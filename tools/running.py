@@ -1,4 +1,4 @@
-"""How the tools end where their user can mend what is wrong: with a message, and without a traceback."""
+"""Runs a tool: an error that its user can mend ends it with a message, without a traceback."""
 
 from __future__ import annotations
 
