@@ -307,7 +307,7 @@ def test_each_can_be_interrupted(count: int) -> None:
 MEASURED = """
 import json, resource, sys
 from bitnet.core.text.chat import ChatTemplate
-from bitnet.core.text.sandbox.process import end_all
+from bitnet.core.support.helper.process import end_all
 unit = 1 if sys.platform == "darwin" else 1024
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 for source in json.load(sys.stdin):

@@ -15,9 +15,10 @@ from typing import Any
 import pytest
 
 from bitnet.core.errors import BitNetError, InvalidInputError
+from bitnet.core.support.helper import job, memory
 from bitnet.core.text import sandbox
 from bitnet.core.text.chat import ChatTemplate
-from bitnet.core.text.sandbox import job, memory, process
+from bitnet.core.text.sandbox import renderer
 
 posix = pytest.mark.skipif(sys.platform == "win32", reason="forks and signals are POSIX's")
 linux = pytest.mark.skipif(sys.platform != "linux", reason="processes are looked at in /proc")
@@ -111,7 +112,7 @@ if {busy}:
 def test_an_interrupt_while_a_helper_starts_leaves_nothing(where: str) -> None:
     program = f"""
 import subprocess
-from bitnet.core.text.sandbox import process
+from bitnet.core.support.helper import process
 
 def left():
     return threading.active_count(), len(process._living), len(os.listdir("/dev/fd"))
@@ -260,7 +261,7 @@ def test_where_no_python_is(executable: str, frozen: bool, reason: str, monkeypa
     monkeypatch.setattr(spawn, "get_executable", lambda: executable)
     monkeypatch.setattr(sys, "frozen", frozen, raising=False)
     with pytest.raises(BitNetError, match=rf"does not start \(.*\): .*({reason})") as caught:
-        process.Helper().ask(b"")
+        renderer.Renderer().ask(b"")
     assert "multiprocessing.set_executable()" in str(caught.value)
 
 
@@ -329,7 +330,7 @@ def test_the_memory_that_macos_tells() -> None:
 
 def test_a_helper_that_is_watched_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the system bounds no memory, its parent does."""
-    helper = process.Helper()
+    helper = renderer.Renderer()
     assert helper.ask(b'["a", [{}]]') == ["a"]
     monkeypatch.setattr(memory, "taken", lambda pid: 1 << 40)
     with pytest.raises(sandbox.TemplateError, match="takes more than 256 MiB of memory"):

@@ -6,7 +6,7 @@ function.
 """
 
 from bitnet.core.text.sandbox.pool import Pool, as_json
-from bitnet.core.text.sandbox.process import CPU_SECONDS, MEMORY, OUTPUT, SECONDS, TemplateError
+from bitnet.core.text.sandbox.renderer import CPU_SECONDS, MEMORY, OUTPUT, SECONDS, TemplateError
 
 __all__ = ["CPU_SECONDS", "MEMORY", "OUTPUT", "SECONDS", "Pool", "TemplateError", "as_json", "check", "render", "warm"]
 

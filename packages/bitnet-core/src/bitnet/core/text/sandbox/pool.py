@@ -12,7 +12,7 @@ from contextlib import suppress
 from typing import Any
 
 from bitnet.core.errors import BitNetError, InvalidInputError, brief
-from bitnet.core.text.sandbox.process import Helper, TemplateError
+from bitnet.core.text.sandbox.renderer import Renderer, TemplateError
 
 HELPERS = 4
 """Maximum helper processes: so many templates can run up to their limits before others wait."""
@@ -31,8 +31,8 @@ class Pool:
     def forget(self) -> None:
         """Start with an empty pool: in a fork, the helpers belong to the parent."""
         self._changed = threading.Condition()
-        self._idle: list[Helper] = []
-        self._all: weakref.WeakSet[Helper] = weakref.WeakSet()
+        self._idle: list[Renderer] = []
+        self._all: weakref.WeakSet[Renderer] = weakref.WeakSet()
 
     def warm(self) -> None:
         """Start a helper in the background, for a template that will be rendered soon."""
@@ -71,13 +71,13 @@ class Pool:
                 self._idle.append(helper)
                 self._changed.notify()
 
-    def _take(self) -> Helper:
+    def _take(self) -> Renderer:
         begin = time.monotonic()
         with self._changed:
             while not self._idle:
                 patient = self._all and time.monotonic() - begin < PATIENCE
                 if not patient and len(self._all) < HELPERS:
-                    helper = Helper()
+                    helper = Renderer()
                     self._all.add(helper)
                     return helper
                 self._changed.wait(PATIENCE)

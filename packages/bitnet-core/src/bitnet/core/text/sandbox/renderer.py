@@ -1,0 +1,62 @@
+"""One helper process that renders templates, and the limits of a rendering."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from bitnet.core.support.helper import Helper, HelperEnded, Limits, Program
+
+MEMORY = 256 << 20
+"""Bytes of memory that a helper may use beyond its size after startup."""
+CPU_SECONDS = 1.0
+"""Maximum CPU time of one rendering in seconds, if the system can limit it."""
+SECONDS = 1.5
+"""Maximum duration of one rendering in seconds."""
+OUTPUT = 16 << 20
+"""Maximum characters that one rendering may write."""
+
+_PROGRAM = Program(
+    path=Path(__file__).with_name("program.py"),
+    packages=("jinja2", "markupsafe"),
+    purpose="chat templates are rendered",
+    memory=MEMORY,
+    base=64 << 20,
+    output=16 * OUTPUT,  # more than JSON can make of a text
+)
+_REFUSED = {
+    "memory": f"takes more than {MEMORY >> 20} MiB of memory",
+    "output": f"writes more than {OUTPUT:,} characters",
+    "time": f"takes longer than {SECONDS:g} s",
+    "processor": f"takes more than {CPU_SECONDS:g} s of processor time",
+}
+
+
+class TemplateError(Exception):
+    """A template fails or reaches a limit. The message continues a sentence that begins with "the template"."""
+
+
+class Renderer:
+    """A helper process that renders templates. For one thread at a time."""
+
+    def __init__(self) -> None:
+        self._helper = Helper(_PROGRAM)
+
+    def ask(self, request: bytes) -> list[str | None]:
+        """Send a request and return the resulting texts.
+
+        Raises:
+            TemplateError: The template fails, or reaches a limit.
+            BitNetError: The helper does not start.
+        """
+        try:
+            kind, texts = json.loads(self._helper.ask(request, Limits(SECONDS, CPU_SECONDS)))
+        except HelperEnded as ended:
+            refused = _REFUSED.get(ended.kind) or f"fails: it crashes its interpreter ({ended.how})"
+            raise TemplateError(refused) from None
+        if kind == "texts":
+            found: list[str | None] = texts
+            return found
+        if kind == "output":
+            self._helper.end()  # to free its memory
+        raise TemplateError(_REFUSED.get(kind) or f"fails: {texts[0]}")
