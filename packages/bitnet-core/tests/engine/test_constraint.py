@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import threading
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -20,7 +22,7 @@ class Cycle:
         self._sets, self._vocabulary = sets, vocabulary
         self.accepted: list[int] = []
 
-    def allowed(self) -> bytes:
+    def allowed(self) -> bytes | None:
         bits = np.zeros(self._vocabulary, np.uint8)
         bits[list(self._sets[len(self.accepted) % len(self._sets)])] = 1
         return np.packbits(bits, bitorder="little").tobytes()
@@ -109,3 +111,64 @@ def test_a_mask_that_is_no_bytes_fails(model: Any) -> None:
     done = model.submit("a", max_tokens=4, constraint=lambda: Booleans([], 0))[0].result()
     assert (done.finish_reason, done.tokens) == ("failed", ())
     assert done.stop_reason == "TypeError: allowed() gave ndarray; it must give bytes, one bit for each token id."
+
+
+class Late(Cycle):
+    """Does not know yet what it allows for the first few times that it is asked."""
+
+    def __init__(self, sets: Sequence[Sequence[int]], vocabulary: int, asks: int) -> None:
+        super().__init__(sets, vocabulary)
+        self._asks = self._left = asks
+        self.open = threading.Event()
+
+    def allowed(self) -> bytes | None:
+        if self._left or not self.open.is_set():
+            self._left = max(0, self._left - 1)
+            return None
+        self._left = self._asks
+        return super().allowed()
+
+
+def test_one_that_is_late_holds_nobody_up_and_says_the_same(model: Any) -> None:
+    sets = [random.sample(range(3, 3000), 5) for _ in range(4)]
+    options = {"max_tokens": 12, "ignore_eos": True, "temperature": 1.0, "seed": 5}
+    size = model.config.vocab_size
+    expected = model.generate("Once upon a time", constraint=lambda: Cycle(sets, size), **options).tokens
+    made: list[Late] = []
+
+    def late() -> Late:
+        made.append(Late(sets, size, 3))
+        return made[-1]
+
+    held = model.submit("Once upon a time", n=2, constraint=late, **options)
+    beside = model.submit("Once upon a time", max_tokens=40, ignore_eos=True)[0]
+    assert len(beside.result().tokens) == 40  # while both are held
+    assert not any(constraint.accepted for constraint in made)
+    for constraint in made:
+        constraint.open.set()
+    assert held[0].result().tokens == expected
+    assert len(held[1].result().tokens) == 12
+
+
+def test_one_that_is_held_can_be_cancelled(model: Any) -> None:
+    (request,) = model.submit("Once upon a time", constraint=lambda: Late([[5]], model.config.vocab_size, 1))
+    time.sleep(0.2)
+    request.cancel()
+    assert request.result().finish_reason == "cancelled"
+    assert model.generate("Once upon a time", max_tokens=2).finish_reason == "length"
+
+
+def test_one_that_fails_while_it_is_held_gives_no_answer(model: Any) -> None:
+    class Fails(Late):
+        def allowed(self) -> bytes | None:
+            if self.open.is_set():
+                raise ValueError("its process has ended")
+            return None
+
+    made = Fails([[5]], model.config.vocab_size, 1)
+    (request,) = model.submit("Once upon a time", constraint=lambda: made)
+    time.sleep(0.1)
+    made.open.set()
+    done = request.result()
+    assert (done.finish_reason, done.tokens) == ("failed", ())
+    assert "its process has ended" in str(done.stop_reason)

@@ -15,9 +15,9 @@ class Constraint(Protocol):
     If a method raises, the generation ends with the finish reason ``failed``; it never continues unconstrained.
     """
 
-    def allowed(self) -> bytes:
+    def allowed(self) -> bytes | None:
         """One bit per token id, least significant bit of each byte first. 1: the token, possibly an end token, may come
-        next."""
+        next. None: it is not known yet; this generation waits and asks again, while others go on."""
         ...
 
     def accept(self, token: int) -> None:

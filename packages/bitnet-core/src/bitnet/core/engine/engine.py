@@ -64,6 +64,10 @@ ROUNDS = 16
 """Maximum rounds of a step, on devices that begin a round while the host processes the previous one."""
 
 
+HELD_SECONDS = 0.0005
+"""Seconds between attempts to choose tokens, while all sequences are held."""
+
+
 def never() -> bool:
     """The default for ``interrupted``: always False."""
     return False
@@ -195,6 +199,7 @@ class Engine(Preparer):
                 raise
 
     def _advance(self, deliver: Callable[[list[Update]], None]) -> None:
+        self._resume()
         began, pace = time.perf_counter(), self._scheduler.pace
         most = REFRESH_REPEAT if pace.stale else MAX_REPEAT
         each = max(1, min(most, int(BURST_SECONDS / self._token_seconds)))
@@ -203,6 +208,8 @@ class Engine(Preparer):
         watched = min(each, self._watched())
         plan = self._scheduler.plan(each * ROUNDS if self._looks_ahead and not pace.stale else watched)
         if plan is None:
+            if not self._untold:  # all are held
+                time.sleep(HELD_SECONDS)
             deliver(self.news())
             return
         step, wanted = self._prepared(plan)
@@ -398,9 +405,20 @@ class Engine(Preparer):
             # Every token but the last was also fed to the model, and so was the last one of the previous round.
             sequence.computed += (len(drawn) if item.draft else len(tokens)) - 1 + fed
             self._release_siblings(sequence)
-            if sequence.finished:
-                self._scheduler.remove(sequence)
+            self._accepted(sequence)
+
+    def _accepted(self, sequence: TokenSequence) -> None:
+        """Note that a sequence has accepted a result, unless it is held."""
+        if sequence.finished:
+            self._scheduler.remove(sequence)
+        if not sequence.held:
             self._untold.append(sequence)
+
+    def _resume(self) -> None:
+        """Have the sequences that are held choose their tokens, if they can."""
+        for sequence in [s for s in self._scheduler.sequences if s.held]:
+            sequence.resume()
+            self._accepted(sequence)
 
     def _release_siblings(self, first: TokenSequence) -> None:
         self._scheduler.add(self._siblings.pop(first, ()), first=True)

@@ -201,7 +201,7 @@ class Scheduler:
 
     def _prefill(self, decoding: list[Work]) -> list[Work]:
         planned = {id(item.sequence) for item in decoding}
-        prompts = [s for s in self._running if id(s) not in planned]
+        prompts = [s for s in self._running if id(s) not in planned and not s.held]
         budget = self._limits.max_tokens - len(decoding)
         if decoding:
             budget = min(budget, max(self.beside_decode, self._least_beside))

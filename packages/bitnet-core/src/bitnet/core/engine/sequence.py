@@ -42,6 +42,7 @@ class TokenSequence(ABC):
         device: Name of the device whose engine has it.
         logprobs_told: Maximum likeliest tokens whose log-probabilities the device can report; -1: it reports none.
         slot: Index of the device's slot with the data that adjusts its logits (:mod:`bitnet.core.engine.slots`).
+        held: Whether it has logits, but not yet the tokens that it may choose.
     """
 
     def __init__(self, number: int, tokens: Sequence[int]) -> None:
@@ -53,6 +54,7 @@ class TokenSequence(ABC):
         self.finished = False
         self.slot: int | None = None
         self.logprobs_told = -1
+        self.held = False
 
     @property
     @abstractmethod
@@ -133,6 +135,9 @@ class TokenSequence(ABC):
         This does only what the next step depends on, as the device is waiting.
         """
 
+    def resume(self) -> None:  # noqa: B027  (optional to override)
+        """If it is held, try again to choose its token."""
+
     @abstractmethod
     def news(self) -> Update | None:
         """What is new since the last call. This searches for stop strings, which may end the sequence."""
@@ -190,6 +195,7 @@ class Generation(TokenSequence):
         self._drafted = self._agreed = 0
         self._told = len(prompt)  # number of tokens reported in updates
         self._reason: FinishReason | None = None
+        self._logits: F32 | None = None  # those held
 
     @property
     def _generated(self) -> int:
@@ -284,9 +290,14 @@ class Generation(TokenSequence):
         self, sampled: Sequence[int], logits: F32 | None, told: Sequence[TokenLogprob] = (), drafted: int = 0
     ) -> None:
         now = self._clock() - self._submitted
+        self.held = False
         if logits is not None:
             try:
-                sampled = [self._choose(logits[0])]
+                chosen = self._choose(logits[0])
+                if chosen is None:
+                    self.held, self._logits = True, logits if logits is self._logits else logits.copy()
+                    return
+                sampled, self._logits = [chosen], None
             except Exception as error:
                 if self._constraint is None:
                     raise
@@ -314,6 +325,10 @@ class Generation(TokenSequence):
             self._drafted += drafted
             self._agreed += len(sampled) - 1
 
+    def resume(self) -> None:
+        if self.held:
+            self.accept((), self._logits)
+
     def news(self) -> Update:
         return self._update()
 
@@ -324,12 +339,16 @@ class Generation(TokenSequence):
     def _end(self, reason: FinishReason) -> None:
         self.finished, self._reason = True, reason
 
-    def _choose(self, logits: F32) -> int:
+    def _choose(self, logits: F32) -> int | None:
+        """The next token; None: the tokens that may be chosen are not known yet."""
         forbidden = tuple(self._stop_tokens) if self._must_go_on else ()
         logits = adjusted_logits(logits, self._options, prompt=self._prompt, counts=self._counts, forbidden=forbidden)
         if self._constraint is None:
             return sample(logits, self._params, len(self.tokens) - 1)
-        token = sample(masked(logits, self._constraint.allowed()), self._params, len(self.tokens) - 1)
+        allowed = self._constraint.allowed()
+        if allowed is None:
+            return None
+        token = sample(masked(logits, allowed), self._params, len(self.tokens) - 1)
         if token not in self._stop_tokens:
             self._constraint.accept(token)
         return token
