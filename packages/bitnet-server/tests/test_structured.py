@@ -16,6 +16,7 @@ from pydantic import BaseModel
 
 from bitnet.core import Model
 from bitnet.server import structured
+from bitnet.server.forms.matchers import Matcher
 
 HERE = "packages/bitnet-server/src/bitnet/server/structured.py"
 
@@ -182,14 +183,14 @@ def test_what_cannot_be_held_to_is_refused(demo: Any, fields: dict[str, Any]) ->
 
 
 def test_a_matcher_that_fails_gives_no_answer(demo: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    real, calls = structured._Matching.accept, iter(range(1000))
+    real, calls = Matcher.accept, iter(range(1000))
 
     def fail(self: Any, token: int) -> None:
         if next(calls) >= 3:
             raise ValueError("out of fuel")
         real(self, token)
 
-    monkeypatch.setattr(structured._Matching, "accept", fail)
+    monkeypatch.setattr(Matcher, "accept", fail)
     answer = demo.chat("x", response_format={"type": "json_object"})
     assert answer.status_code == 500
     assert answer.json()["error"]["code"] == "constraint_failed"

@@ -277,7 +277,9 @@ class App:
 
     async def _fail(self, endpoint: Endpoint, call: Call, failure: Exception) -> None:
         error = as_request_error(failure)
-        if error.status == 500:
+        if error is failure and error.status == 500:
+            log.error("%s failed: %s", endpoint.path, error)
+        elif error.status == 500:
             log.exception("%s failed", endpoint.path, exc_info=failure)
         if call.started:
             return  # the connection is closed, as the answer is incomplete

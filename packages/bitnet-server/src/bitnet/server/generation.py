@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from bitnet.core import Chunk, Completion, Request
 from bitnet.server import structured
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from bitnet.core.engine.options import OptionArguments
 
 log = logging.getLogger("bitnet.server")
+T = TypeVar("T")
 
 SSE = "text/event-stream; charset=utf-8"
 NDJSON = "application/x-ndjson"
@@ -117,47 +118,78 @@ class _Run:
         self._service, self._call, self._job = service, call, job
         self._reason: RequestError | None = None
         self._requests: list[Request] = []
+        self._constraint: structured.Constraints | None = None
+        self._awaited: asyncio.Future[Any] | None = None  # work that has not been submitted yet
         self._over = False
         self._prompt_tokens = 0
 
     async def __call__(self) -> None:
         job, service = self._job, self._service
-        submit = service.host.in_thread(self._submit)
         late = None
         if (until := self._call.until) is not None:
             seconds = max(0.0, until - time.monotonic())
             late = asyncio.get_running_loop().call_later(seconds, self._end, service.host.too_late)
         try:
             with service.host.running(self._end):
-                await submit
-                if self._reason is not None:  # it was cancelled while its prompt was being made
-                    raise self._reason
                 await (self._stream() if job.stream is not None else self._whole())
         finally:
             if late is not None:
                 late.cancel()
             self._over = True
-            self._cancel()
+            self._release()
+
+    async def _submitted(self) -> None:
+        """Compile the form, make the prompt and submit it."""
+        host, job = self._service.host, self._job
+        if job.form is not None:
+            compiling = self._service.compiler.compile(job.form, host.in_thread)
+            self._constraint = await self._in_time(compiling)
+        await self._in_time(host.in_thread(self._submit))
+        if self._reason is not None:  # it was cancelled while its prompt was being made
+            raise self._reason
 
     def _submit(self) -> None:
+        if self._over:
+            return
         job = self._job
         prompts = job.prompts()
         self._prompt_tokens = sum(map(len, prompts))
-        constraint = None if job.form is None else self._service.compiler.compile(job.form)
         submit = self._service.model.submit_batch
-        self._requests = submit(prompts, n=job.n, constraint=constraint, **job.options)
+        self._requests = submit(prompts, n=job.n, constraint=self._constraint, **job.options)
         if self._over:  # the client went away meanwhile
-            self._cancel()
+            self._release()
+
+    async def _in_time(self, work: Awaitable[T]) -> T:
+        """Await work, unless the request's deadline passes or the server ends it. The work itself may go on."""
+        if self._reason is not None:
+            raise self._reason
+        self._awaited = task = asyncio.ensure_future(work)
+        try:
+            return await task
+        except asyncio.CancelledError:
+            if self._reason is None:
+                raise
+            raise self._reason from None
+        finally:
+            self._awaited = None
 
     def _end(self, reason: RequestError) -> None:
         self._reason = reason
         self._cancel()
+        if self._awaited is not None:
+            self._awaited.cancel()
 
     def _cancel(self) -> None:
         for request in self._requests:
             request.cancel()
 
+    def _release(self) -> None:
+        self._cancel()
+        if self._constraint is not None:
+            self._constraint.close()
+
     async def _whole(self) -> None:
+        await self._submitted()
         async for _ in _merged(self._requests):
             self._service.model.check_file()
         result = await self._result()
@@ -168,6 +200,7 @@ class _Run:
         answer, call = self._job.answer, self._call
         begun = False
         try:
+            await self._submitted()
             async for index, chunk in _merged(self._requests):
                 self._service.model.check_file()
                 events = [] if begun else [*answer.begin(self._prompt_tokens)]
@@ -188,7 +221,9 @@ class _Run:
                 raise
             self._service.host.note_failure(self._service, error)
             told = as_request_error(error)
-            if told.status == 500:
+            if told is error and told.status == 500:
+                log.error("a stream failed: %s", told)
+            elif told.status == 500:
                 log.exception("a stream failed", exc_info=error)
             await call.write(b"".join(answer.failed(told)), more=False)
 
@@ -204,7 +239,8 @@ class _Run:
         receipts = None
         if self._job.receipt:  # the first one hashes the model's file
             make, name = self._service.model.receipt, self._service.model.path.name
-            receipts = await self._service.host.in_thread(lambda: [make(one, file_name=name) for one in done])
+            made = self._service.host.in_thread(lambda: [make(one, file_name=name) for one in done])
+            receipts = await self._in_time(made)
         self._service.proved = True
         return Result(done, self._job.n, receipts)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -27,6 +28,8 @@ T = TypeVar("T")
 
 HOST_THREADS = 4
 """Number of threads that render templates and tokenize, outside the event loop."""
+STUCK_SECONDS = 5.0
+"""Seconds of one call after which its thread counts as stuck."""
 MAX_RETRY = 60
 """Maximum seconds in ``Retry-After``."""
 ROOM_SECONDS = 30.0
@@ -35,6 +38,33 @@ END_SECONDS = 10.0
 """Seconds before a failed device is closed, in which its requests can receive the error."""
 SETTLE_SECONDS = 1.0
 """Seconds for which a file must not have changed before it is loaded again."""
+
+
+class HostThreads(ThreadPoolExecutor):
+    """The threads that render templates and tokenize.
+
+    Attributes:
+        began: When each of the running calls began, on :func:`time.monotonic`'s clock.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(HOST_THREADS, thread_name_prefix="bitnet-http")
+        self.began: dict[int, float] = {}
+
+    def timed(self, call: Callable[[], T]) -> T:
+        """Run a call in one of the threads."""
+        me = threading.get_ident()
+        self.began[me] = time.monotonic()
+        try:
+            return call()
+        finally:
+            del self.began[me]
+
+    @property
+    def stuck(self) -> bool:
+        """Whether each thread has been in the same call for longer than :data:`STUCK_SECONDS`."""
+        began = tuple(self.began.values())
+        return len(began) == HOST_THREADS and time.monotonic() - max(began) > STUCK_SECONDS
 
 
 class Host:
@@ -53,7 +83,7 @@ class Host:
         self.draining = False
         self.present = 0
         self._seconds = 1.0  # recent average duration of a request
-        self._threads = ThreadPoolExecutor(HOST_THREADS, thread_name_prefix="bitnet-http")
+        self._threads = HostThreads()
         self._running: set[Callable[[RequestError], None]] = set()
         self._released = asyncio.Event()
         self._room: AbstractAsyncContextManager[object] = nullcontext()
@@ -98,7 +128,12 @@ class Host:
 
     @property
     def ready(self) -> bool:
-        return not self.draining and self.failure is None
+        return not self.draining and self.failure is None and not self.stuck
+
+    @property
+    def stuck(self) -> bool:
+        """Whether all threads for prompts are held up."""
+        return self._threads.stuck
 
     def slot(self, name: str | None, field: str = "model") -> Slot:
         """The slot of the model that a request names.
@@ -362,7 +397,9 @@ class Host:
         Args:
             threads: The pool to run it; None: the pool for prompts.
         """
-        return await asyncio.get_running_loop().run_in_executor(threads or self._threads, call)
+        if threads is None:
+            return await asyncio.get_running_loop().run_in_executor(self._threads, self._threads.timed, call)
+        return await asyncio.get_running_loop().run_in_executor(threads, call)
 
     @contextmanager
     def running(self, end: Callable[[RequestError], None]) -> Iterator[None]:

@@ -127,7 +127,8 @@ class Service:
         return max(len(tokenizer.token_bytes(i)) for i in range(tokenizer.vocab_size))
 
     def close(self) -> None:
-        """Free the model, unless its owner must do that."""
+        """End what compiles forms, and free the model, unless its owner must do that."""
+        self.compiler.close()
         if self._owned:
             self.model.close()
 

@@ -46,12 +46,15 @@ async def reload(host: Host, call: Call) -> None:
 
 
 async def health(host: Host, call: Call) -> None:
-    """Whether requests are accepted: 200, or 503 during shutdown or after a device or file has failed."""
+    """Whether requests are accepted: 200, or 503 during shutdown, after a device or file has failed, or while the
+    threads for prompts are all stuck."""
     host.look_at_files()
     if host.ready:
         await call.reply({"status": "ok"})
+    elif host.draining:
+        await call.reply({"status": "shutting down"}, status=503)
     else:
-        why = "shutting down" if host.draining else "a device or a model's file failed"
+        why = "all threads are stuck" if host.failure is None else "a device or a model's file failed"
         await call.reply({"status": why}, status=503)
 
 

@@ -1,4 +1,4 @@
-"""Structured output: JSON schemas, regular expressions and grammars as constraints, compiled by ``llguidance``.
+"""Structured output: JSON schemas, regular expressions and grammars as constraints, enforced by ``llguidance``.
 
 A form that cannot be compiled is refused before anything is generated, and if a matcher fails, its generation ends with
 an error. So an answer never violates the requested form silently.
@@ -6,27 +6,24 @@ an error. So an answer never violates the requested form silently.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
-import threading
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
 
-from bitnet.core.engine import Constraint
 from bitnet.core.errors import brief
 from bitnet.core.text.tokenizer import Tokenizer
-from bitnet.server.call import to_json
 from bitnet.server.errors import RequestError, unsupported, wrong
 from bitnet.server.fields import Fields
+from bitnet.server.forms.matchers import FormError, Matcher, Matchers, Source
+from bitnet.server.forms.schema import SchemaError, bounded, prepared
 
-if TYPE_CHECKING:
-    import llguidance
-
-MAX_SOURCE = 200_000
-"""Maximum characters of a schema or grammar."""
-
+MAX_CHOICES = 25_000
 Form = tuple[str, Any, str]
-"""Kind (``json``, ``regex``, ``lark`` or ``choice``), source, and the field that contained it."""
+"""Kind (``json``, ``regex``, ``lark``, ``choice`` or ``tools``), source, and the field that contained it. The source of
+``tools`` is a function that makes a Lark grammar."""
+InThread = Callable[[Callable[[], Source]], Awaitable[Source]]
 
 ANY_OBJECT: Mapping[str, Any] = {"type": "object"}
 
@@ -35,80 +32,66 @@ class Compiler:
     """Makes constraints for one tokenizer."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
-        self._tokenizer = tokenizer
-        self._lock = threading.Lock()
-        self._made: llguidance.LLTokenizer | None = None
+        self._matchers = Matchers(tokenizer)
 
-    def compile(self, form: Form) -> Callable[[], Constraint]:
-        """A function that makes a constraint for each continuation. This is slow: call it outside the event loop.
+    async def compile(self, form: Form, in_thread: InThread) -> Constraints:
+        """A function that makes a constraint for each continuation.
+
+        Args:
+            in_thread: Runs host work outside the event loop.
 
         Raises:
-            RequestError: The source is not a valid schema, expression or grammar, or has unsupported features.
+            RequestError: The source is not a valid schema, expression or grammar, has unsupported features, or exceeds
+                a limit.
         """
-        import llguidance
+        field = form[2]
+        source = await in_thread(lambda: _source(form))
+        try:  # other requests may wait for the same form
+            await asyncio.shield(asyncio.wrap_future(self._matchers.compile(source)))
+        except FormError as error:
+            raise wrong(field, f"cannot be compiled: {error}") from None
+        return Constraints(self._matchers, source)
 
-        kind, source, field = form
-        if len(source if isinstance(source, str) else to_json(source)) > MAX_SOURCE:
-            raise wrong(field, f"has more than {MAX_SOURCE:,} characters.")
+    def close(self) -> None:
+        """End the helper processes."""
+        self._matchers.close()
+
+
+class Constraints:
+    """Makes the constraints of a request, each for one continuation."""
+
+    def __init__(self, matchers: Matchers, source: Source) -> None:
+        self._matchers, self._source = matchers, source
+        self._made: list[Matcher] = []
+
+    def __call__(self) -> Matcher:
+        self._made.append(Matcher(self._matchers, self._source))
+        return self._made[-1]
+
+    def close(self) -> None:
+        """Free them; their generations have ended."""
+        for matcher in self._made:
+            matcher.close()
+
+
+def _source(form: Form) -> Source:
+    """What is compiled.
+
+    Raises:
+        RequestError: The form exceeds a limit, or is a schema that cannot be prepared.
+    """
+    kind, given, field = form
+    try:
+        if kind == "tools":
+            return Source("lark", given())
+        bounded(given)
         if kind == "json":
-            try:
-                options: Any = {"whitespace_flexible": False}
-                grammar = llguidance.LLMatcher.grammar_from_json_schema(json.dumps(source), overrides=options)
-            except ValueError as error:
-                raise wrong(field, f"is not a valid JSON schema: {error}") from None
-        elif kind == "lark":
-            grammar = llguidance.LLMatcher.grammar_from_lark(source)
-        else:
-            grammar = llguidance.LLMatcher.grammar_from_regex(
-                "|".join(map(re.escape, source)) if kind == "choice" else source
-            )
-        limits = llguidance.LLParserLimits(verbose_errors=False)
-        matcher = llguidance.LLMatcher(self._llguidance(), grammar, log_level=0, limits=limits)
-        if matcher.is_error():
-            raise wrong(field, f"cannot be compiled: {' '.join(matcher.get_error().split())[:300]}")
-        return lambda: _Matching(matcher.deep_copy())
-
-    def _llguidance(self) -> llguidance.LLTokenizer:
-        import llguidance
-
-        with self._lock:
-            if self._made is None:
-                wrapper = llguidance.TokenizerWrapper(_Vocabulary(self._tokenizer))
-                self._made = llguidance.LLTokenizer(wrapper, eos_token=sorted(self._tokenizer.eos_ids))
-            return self._made
-
-
-class _Vocabulary:
-    """Adapts a tokenizer to llguidance."""
-
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        ids = range(tokenizer.vocab_size)
-        self._tokenizer = tokenizer
-        self.eos_token_id = min(tokenizer.eos_ids)
-        self.bos_token_id = tokenizer.bos_id
-        self.tokens = [tokenizer.token_bytes(i) for i in ids]
-        self.special_token_ids = [i for i in ids if tokenizer.is_special(i)]
-
-    def __call__(self, text: str) -> list[int]:
-        return self._tokenizer.encode(text, add_special=False)
-
-
-class _Matching:
-    def __init__(self, matcher: llguidance.LLMatcher) -> None:
-        self._matcher = matcher
-
-    def allowed(self) -> bytes:
-        mask = self._matcher.compute_bitmask()
-        self._check()
-        return mask
-
-    def accept(self, token: int) -> None:
-        self._matcher.consume_token(token)
-        self._check()
-
-    def _check(self) -> None:
-        if self._matcher.is_error():
-            raise ValueError(self._matcher.get_error())
+            return Source("json", json.dumps(prepared(given)))
+    except SchemaError as error:
+        raise wrong(field, str(error)) from None
+    if kind == "choice":
+        return Source("regex", "|".join(map(re.escape, given)))
+    return Source("lark" if kind == "lark" else "regex", given)
 
 
 def available() -> bool:
@@ -159,7 +142,7 @@ def openai_form(fields: Fields) -> Form | None:
     if name == "json":
         return checked(("json", _schema(outputs, "json"), outputs.name(name)), fields)
     if name == "choice":
-        choices = outputs.strings(name)
+        choices = outputs.strings(name, MAX_CHOICES)
         if not choices:
             raise wrong(outputs.name(name), "is empty.")
         return checked(("choice", choices, outputs.name(name)), fields)

@@ -16,6 +16,7 @@ from bitnet.core.errors import brief
 from bitnet.server.bounded_json import parse_text
 from bitnet.server.errors import unsupported, wrong
 from bitnet.server.fields import Fields
+from bitnet.server.forms.schema import SchemaError, bounded, prepared
 from bitnet.server.structured import ANY_OBJECT, Form, available
 from bitnet.server.tool_calls import CLOSE, OPEN, PYTHON_TAG, CallParser
 
@@ -92,7 +93,7 @@ class Tools:
         if not available():
             field = "tool_choice" if self.required else f"{strict[0].field}.strict"
             raise unsupported(field, 'the server lacks llguidance (pip install "bitnet-server[structured]").')
-        return "lark", self._grammar(allowed, template), "tools"
+        return "tools", lambda: self._grammar(allowed, template), "tools"
 
     def _grammar(self, allowed: Sequence[Tool], template: ChatTemplate | None) -> str:
         """A Lark grammar of the answers; without ``required``, text is allowed in place of calls."""
@@ -121,8 +122,17 @@ class Tools:
                 begin, opening = opening + begin, ""
             rules.append(f"call_{i}: {opening} {json.dumps(begin)} arguments_{i} {json.dumps(ending)}")
             compact = {"x-guidance": {"whitespace_flexible": False}}
-            rules.append(f"arguments_{i}: %json {json.dumps({**schema, **compact})}")
+            rules.append(f"arguments_{i}: %json {json.dumps({**_prepared(tool, schema), **compact})}")
         return "\n".join(rules)
+
+
+def _prepared(tool: Tool, schema: Mapping[str, Any]) -> dict[str, Any]:
+    try:
+        bounded(schema)
+        found: dict[str, Any] = prepared(schema)
+    except SchemaError as error:
+        raise wrong(tool.field, str(error)) from None
+    return found
 
 
 def family(template: ChatTemplate | None) -> Family:

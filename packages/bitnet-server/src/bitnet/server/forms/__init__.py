@@ -1,0 +1,1 @@
+"""Forms of structured output: prepared here, compiled and matched in helper processes."""

@@ -1,0 +1,253 @@
+"""Forms in helper processes: what is slow or ends there affects its own request only, and within its deadline."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from bitnet.core import Model
+from bitnet.core.support.helper import Limits
+from bitnet.server import host, structured
+from bitnet.server.forms import matchers
+from bitnet.server.forms.matchers import FormError, Matcher, Matchers, Source
+
+posix = pytest.mark.skipif(sys.platform == "win32", reason="processes are ended by signals")
+DIGITS = Source("regex", r"\d{40}")
+ENDLESS = Source("regex", "a?" * 60_000)
+
+
+@pytest.fixture
+def pool(demo_model: Model) -> Iterator[Matchers]:
+    found = Matchers(demo_model.tokenizer)
+    yield found
+    found.close()
+
+
+def mask(matcher: Matcher) -> bytes:
+    end = time.monotonic() + 20
+    while (found := matcher.allowed()) is None:
+        assert time.monotonic() < end
+        time.sleep(0.001)
+    return found
+
+
+def ids(found: bytes) -> list[int]:
+    return [i for i in range(8 * len(found)) if found[i >> 3] >> (i & 7) & 1]
+
+
+def pids(pool: Matchers) -> set[int]:
+    running = [worker._helper._running for worker in pool._workers]
+    return {found._process.pid for found in running if found is not None}
+
+
+def test_a_form_is_compiled_once_and_its_error_is_kept(pool: Matchers, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled: list[str] = []
+    real = matchers._Worker.compile
+
+    def noted(self: Any, source: Source) -> bytes:
+        compiled.append(source.text)
+        return real(self, source)
+
+    monkeypatch.setattr(matchers._Worker, "compile", noted)
+    wrong = Source("regex", "(")
+    futures = [pool.compile(source) for source in (DIGITS, wrong) * 8]
+    for future in futures[::2]:
+        future.result()
+    for future in futures[1::2]:
+        with pytest.raises(FormError, match="invalid regex"):
+            future.result()
+    assert sorted(compiled) == ["(", DIGITS.text]
+
+
+def test_a_form_that_takes_too_long_is_ended_and_remembered(pool: Matchers) -> None:
+    with pytest.raises(FormError, match=r"takes (more than 2 s of processor time|longer than 4 s|more than .* memory)"):
+        pool.compile(ENDLESS).result()
+    began = time.monotonic()
+    with pytest.raises(FormError, match="takes"):
+        pool.compile(ENDLESS).result()
+    assert time.monotonic() - began < 0.5
+
+
+def test_a_form_that_takes_too_much_memory_is_ended(pool: Matchers, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(matchers, "COMPILE", Limits(60, 60))
+    with pytest.raises(FormError, match="takes more than 96 MiB of memory"):
+        pool.compile(ENDLESS).result()
+
+
+@posix
+def test_matchers_outlive_their_process(pool: Matchers) -> None:
+    """Whatever ended it was not theirs: they are opened again, with the tokens so far."""
+    pool.compile(DIGITS).result()
+    found = [Matcher(pool, DIGITS) for _ in range(6)]
+    for round_ in range(6):
+        for matcher in found:
+            matcher.accept(ids(mask(matcher))[round_])
+        if round_ % 2:
+            for pid in pids(pool):
+                os.kill(pid, signal.SIGKILL)
+    decoded = [pool._tokenizer.decode(matcher._tokens) for matcher in found]
+    assert decoded == decoded[:1] * 6
+    assert decoded[0].isdecimal()
+    again = Matcher(pool, DIGITS)
+    for token in found[0]._tokens:
+        mask(again)
+        again.accept(token)
+    assert mask(again) == mask(found[0])
+
+
+def test_a_slow_mask_ends_its_own_matcher_only(pool: Matchers, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(matchers, "HELPERS", 1)
+    slow = Source("json", json.dumps({"const": "long " * 12_000}))
+    for source in (slow, DIGITS):
+        pool.compile(source).result()
+    monkeypatch.setattr(matchers, "MASK", Limits(seconds=0.001, cpu_seconds=0.001))
+    victim = Matcher(pool, slow)
+    first = ids(mask(victim))[0]
+    other = Matcher(pool, DIGITS)
+    before = mask(other)
+    victim.accept(first)
+    with pytest.raises(FormError, match=r"takes (longer|more) than"):
+        mask(victim)
+    monkeypatch.setattr(matchers, "MASK", Limits(seconds=5, cpu_seconds=5))
+    other.accept(ids(before)[0])
+    assert pool._tokenizer.decode([ids(mask(other))[0]]).isdecimal()
+
+
+def test_matchers_are_closed(demo: Any) -> None:
+    pool = demo.service.compiler._matchers
+    for stream in (False, True):
+        demo.chat("x", structured_outputs={"regex": r"\d{4}"}, stream=stream)
+    demo.chat("x", structured_outputs={"regex": r"\d{4}"}, n=3, temperature=1)
+    end = time.monotonic() + 5
+    while any(worker.sessions for worker in pool._workers) and time.monotonic() < end:
+        time.sleep(0.01)
+    assert [worker.sessions for worker in pool._workers] == [0] * len(pool._workers)
+
+
+def endless(number: int) -> dict[str, Any]:
+    return {"structured_outputs": {"regex": "a?" * (60_000 + number)}}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_submitting_is_under_the_deadline(
+    script_model: Model, running: Any, scripted: Any, stream: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where forms wait for others, and where a prompt takes long."""
+    scripted(script_model, "yes")
+    with running(script_model, timeout=2.0) as server, ThreadPoolExecutor(8) as threads:
+        server.chat("x", structured_outputs={"choice": ["yes"]})
+        began = time.monotonic()
+        asked = [threads.submit(server.chat, "x", stream=stream, **endless(i)) for i in range(6)]
+        known = server.chat("x", structured_outputs={"choice": ["yes"]})
+        assert known.status_code == 200, known.text
+        for answer in asked:
+            assert answer.result().status_code == 504, answer.result().text
+        assert time.monotonic() - began < 3
+        go_on = threading.Event()
+        real = type(server.service).chat_tokens
+
+        def waits(*arguments: Any, **options: Any) -> Any:
+            go_on.wait(20)
+            return real(*arguments, **options)
+
+        monkeypatch.setattr(type(server.service), "chat_tokens", waits)
+        began = time.monotonic()
+        assert server.chat("x", stream=stream).status_code == 504
+        assert time.monotonic() - began < 3
+        go_on.set()
+
+
+def test_health_tells_of_threads_that_are_stuck(
+    script_model: Model, running: Any, scripted: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scripted(script_model, "yes")
+    monkeypatch.setattr(host, "STUCK_SECONDS", 0.2)
+    go_on = threading.Event()
+    with running(script_model, timeout=0.5) as server, ThreadPoolExecutor(8) as threads:
+        real = type(server.service).chat_tokens
+
+        def waits(*arguments: Any, **options: Any) -> Any:
+            go_on.wait(20)
+            return real(*arguments, **options)
+
+        monkeypatch.setattr(type(server.service), "chat_tokens", waits)
+        for answer in [threads.submit(server.chat, "x") for _ in range(host.HOST_THREADS - 1)]:
+            assert answer.result().status_code == 504
+        time.sleep(0.3)
+        assert server.client.get("/health").status_code == 200  # one is free
+        assert server.chat("x").status_code == 504
+        time.sleep(0.3)
+        answer = server.client.get("/health/ready")
+        assert (answer.status_code, answer.json()) == (503, {"status": "all threads are stuck"})
+        assert server.client.get("/health/live").status_code == 200
+        go_on.set()
+        end = time.monotonic() + 5
+        while server.client.get("/health").status_code != 200:
+            assert time.monotonic() < end
+            time.sleep(0.01)
+
+
+@pytest.mark.parametrize(
+    ("outputs", "message"),
+    [
+        ({"regex": "a\ud800"}, "structured_outputs.regex has a lone surrogate, which is no character, at position 1."),
+        ({"grammar": 'start: "\udfff"'}, "structured_outputs.grammar has a lone surrogate"),
+        ({"choice": ["a", "b\ud800"]}, "structured_outputs.choice has a lone surrogate, .* at [1] at position 1"),
+        ({"json": {"$ref": "#"}}, "structured_outputs.json has a $ref to '#' that leads only back to itself."),
+        ({"json": {"const": "a\ud800"}}, "structured_outputs.json has a lone surrogate, .* at const at position 1"),
+        ({"regex": "a" * 200_001}, "structured_outputs.regex has more than 200,000 characters."),
+        ({"choice": ["a"] * 30_000}, "structured_outputs.choice has 30,000 strings; at most 25,000 are allowed"),
+    ],
+    ids=range(7),
+)
+def test_what_is_wrong_is_said_with_its_place(demo: Any, outputs: dict[str, Any], message: str) -> None:
+    body = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 4, "structured_outputs": outputs}
+    answer = demo.client.post("/v1/chat/completions", content=json.dumps(body))
+    assert answer.status_code == 400, answer.text
+    told = answer.json()["error"]["message"]
+    first, _, last = message.partition(".*")
+    assert told.startswith(first), told
+    assert last in told
+
+
+def nested(count: int, around: Callable[[Any], Any]) -> Any:
+    found: Any = {"type": "string"}
+    for _ in range(count):
+        found = around(found)
+    return found
+
+
+def test_forms_that_people_use_stay_far_from_the_limits(demo: Any) -> None:
+    schemas = [
+        nested(30, lambda inner: {"type": "object", "properties": {"a": inner}, "required": ["a"]}),
+        {"enum": [f"value number {i}" for i in range(5_000)]},
+        {"type": "object", "properties": {f"p{i}": {"type": "integer"} for i in range(300)}},
+        {"type": "string", "maxLength": 100_000},
+        {"type": "array", "items": {"type": "integer"}, "minItems": 1_000},
+    ]
+    for schema in schemas:
+        answer = demo.chat("x", max_tokens=8, structured_outputs={"json": schema})
+        assert answer.status_code == 200, answer.text
+
+
+def test_a_helper_that_does_not_start_is_told(demo: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from multiprocessing import spawn
+
+    compiler = structured.Compiler(demo.model.tokenizer)
+    monkeypatch.setattr(demo.service, "compiler", compiler)
+    monkeypatch.setattr(spawn, "get_executable", lambda: "/nowhere/python")
+    answer = demo.chat("x", structured_outputs={"regex": "a"})
+    assert answer.status_code == 500
+    assert "compiled in a separate Python process, which does not start" in answer.text
+    monkeypatch.undo()
+    compiler.close()
+    assert demo.chat("x", structured_outputs={"regex": "a"}).status_code == 200
