@@ -282,6 +282,38 @@ class TestSystem:
         allowed = len(os.sched_getaffinity(0))
         assert system.usable_cpus() == (max(1, min(allowed, round(cpus))) if cpus else allowed)
 
+    @pytest.mark.skipif(sys.platform != "linux", reason="cgroups are Linux's")
+    @pytest.mark.parametrize("unified", [True, False], ids=["v2", "v1"])
+    @pytest.mark.parametrize("shown", ["/a/b", "/"], ids=["own", "root"])
+    def test_limits_of_a_group_and_of_those_around_it(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unified: bool, shown: str
+    ) -> None:
+        """The least counts, wherever it is. A container whose root is the group itself sees the host's path of it."""
+        own = tmp_path / "own"
+        own.write_text("0::/a/b\n" if unified else "7:cpu,cpuacct:/a/b\n5:memory:/a/b\n1:name=systemd:/other\n")
+        monkeypatch.setattr(system, "OWN_CGROUPS", own)
+        monkeypatch.setattr(system, "CGROUP", tmp_path / "cgroup")
+        monkeypatch.setattr(system, "MEMINFO", tmp_path / "meminfo")
+        (tmp_path / "meminfo").write_text("MemAvailable: 9000 kB\n")
+
+        def write(folder: str, cpus: float, memory: int) -> None:
+            texts = {"cpu/cpu.cfs_quota_us": f"{cpus * 1e5:.0f}", "cpu/cpu.cfs_period_us": "100000"}
+            texts |= {"memory/memory.limit_in_bytes": str(memory), "memory/memory.usage_in_bytes": "100"}
+            if unified:
+                texts = {"cpu.max": f"{cpus * 1e5:.0f} 100000", "memory.max": str(memory), "memory.current": "100"}
+            for name, text in texts.items():
+                controller, _, file = name.rpartition("/")
+                path = tmp_path / "cgroup" / controller / folder.lstrip("/") / file
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_text(text + "\n")
+
+        write(shown, 1.5, 3000)
+        assert (system._cgroup_cpus(), system.memory_available()) == (1.5, 2900)
+        write("/a", 0.5, 2000)
+        assert (system._cgroup_cpus(), system.memory_available()) == (0.5, 1900)
+        write("/other", 0.1, 1000)  # of other processes
+        assert (system._cgroup_cpus(), system.memory_available()) == (0.5, 1900)
+
 
 class TestImport:
     def test_every_name_is_there_and_typed_as_it_is(self) -> None:

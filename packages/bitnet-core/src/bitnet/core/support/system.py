@@ -12,6 +12,7 @@ from functools import cache
 from pathlib import Path
 
 CGROUP = Path("/sys/fs/cgroup")
+OWN_CGROUPS = Path("/proc/self/cgroup")
 MEMINFO = Path("/proc/meminfo")
 
 
@@ -93,17 +94,33 @@ class _MemoryStatus(ctypes.Structure):
     )
 
 
-def _cgroups() -> list[Path]:
-    """The folders of this process's cgroup (v2) and of those around it."""
-    lines = [line.split(":", 2) for line in _read(Path("/proc/self/cgroup")).splitlines()]
-    own = next((path.lstrip("/") for number, _, path in lines if number == "0"), "")
-    return [CGROUP / own, *(CGROUP / own).parents]
+def _cgroups(controller: str = "") -> list[Path]:
+    """The folders of this process's cgroup and of those around it, the innermost first.
+
+    Args:
+        controller: A controller of cgroup v1, such as ``memory``; empty: cgroup v2.
+    """
+    root = CGROUP / controller
+    lines = [line.split(":", 2) for line in _read(OWN_CGROUPS).splitlines() if line.count(":") >= 2]
+    own = next(
+        (
+            path.lstrip("/")
+            for number, controllers, path in lines
+            if (controller in controllers.split(",") if controller else number == "0")
+        ),
+        "",
+    )
+    # A container sees its own cgroup as the root, though its path is that on the host: then only the root is there.
+    folder = root / own
+    return [folder, *(parent for parent in folder.parents if parent.is_relative_to(root))]
 
 
 def _cgroup_cpus() -> float:
     """Number of CPUs' time that a container allows (cgroup v2 ``cpu.max``, v1 ``cpu.cfs_quota_us``); 0: no limit."""
     limits = [_read(folder / "cpu.max").split() for folder in _cgroups()]
-    limits.append([_read(CGROUP / "cpu" / f"cpu.cfs_{name}_us").strip() for name in ("quota", "period")])
+    limits += [
+        [_read(folder / f"cpu.cfs_{name}_us").strip() for name in ("quota", "period")] for folder in _cgroups("cpu")
+    ]
     numbers = [(int(limit[0]), int(limit[1])) for limit in limits if len(limit) == 2 and all(map(str.isdigit, limit))]
     return min((quota / period for quota, period in numbers if period), default=0.0)
 
@@ -112,7 +129,10 @@ def _cgroup_memory() -> list[int]:
     """Bytes still available under each limit on this process (cgroup v2 ``memory.max``, v1
     ``memory.limit_in_bytes``)."""
     places = [(folder, "memory.max", "memory.current", "inactive_file") for folder in _cgroups()]
-    places.append((CGROUP / "memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"))
+    places += [
+        (folder, "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+        for folder in _cgroups("memory")
+    ]
     left = []
     for folder, limit, usage, cached in places:
         most, used = (_read(folder / name).strip() for name in (limit, usage))
