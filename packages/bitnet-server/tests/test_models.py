@@ -20,7 +20,7 @@ import openai
 import pytest
 
 from bitnet.core import Model, load_model
-from bitnet.core.errors import DeviceLostError
+from bitnet.core.errors import BitNetError, DeviceLostError
 from bitnet.core.model.default import default_model_path
 from bitnet.server import host
 from bitnet.server.service import Source
@@ -277,6 +277,31 @@ def test_a_search_for_cycles_skips_a_loaded_model(file: Path, running: Any, scri
             assert server.client.post("/reload").json() == {"models": {"m": "reloaded"}}
 
 
+def size_of(file: Path) -> int:
+    """Bytes of a loaded model: its file and its KV cache."""
+    with load_model(file, device="cpu", threads=1, max_seqs=4) as model:
+        return file.stat().st_size + model.cache_bytes
+
+
+def test_a_model_that_takes_too_much_memory_alone_is_not_loaded(file: Path, running: Any) -> None:
+    loader, size = Loader(file), size_of(file)
+    for most in (file.stat().st_size - 1, size - 1):
+        with (
+            pytest.raises(BitNetError, match=r"m takes .* more than --max-memory allows"),
+            running(None, sources=[loader.source("m")], max_memory=most),
+        ):
+            pass
+    assert all(_is_closed(model) for model in loader.models)
+    large = file.with_name("large.gguf")
+    large.write_bytes(file.read_bytes() + bytes(64))
+    sources = [loader.source("m"), Loader(large).source("large")]
+    with running(None, sources=sources, max_memory=size + 63) as server:
+        refused = server.chat(model="large")
+        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "model_load_failed")
+        assert len(server.host.services()) <= 1
+        assert server.chat(max_tokens=1).status_code == 200
+
+
 def _is_closed(model: Model) -> bool:
     return not model._finalizer.alive
 
@@ -290,11 +315,8 @@ def test_models_take_turns_within_the_memory(file: Path, running: Any, scripted:
         return Loader(path, lambda model: engines.update({name: scripted(model, f"I am {name}. " * 30)}))
 
     loaders = {name: loader(name, path) for name, path in zip("abc", files, strict=True)}
-    one = load_model(file, device="cpu", threads=1, max_seqs=4)
-    size = file.stat().st_size + one.cache_bytes
-    one.close()
     sources = [found.source(name) for name, found in loaders.items()]
-    with running(None, sources=sources, max_memory=int(size * 2.5)) as server:
+    with running(None, sources=sources, max_memory=int(size_of(file) * 2.5)) as server:
         client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
 
         def loaded() -> str:
@@ -343,7 +365,7 @@ def test_models_that_are_asked_for_together_keep_within_the_memory(file: Path, r
         copied = Path(shutil.copy(file, file.with_name(f"{name}.gguf")))
         loaders[name] = Loader(copied, prepare)
     sources = [found.source(name) for name, found in loaders.items()]
-    with running(None, sources=sources, max_memory=int(file.stat().st_size * 1.5)) as server:
+    with running(None, sources=sources, max_memory=size_of(file) + file.stat().st_size // 2) as server:
         with ThreadPoolExecutor(12) as pool:
             loaders["b"].gate.clear()  # so that the requests meet
             asked = [pool.submit(server.chat, model=name) for name in "bcbcabcabcba"]
@@ -382,7 +404,7 @@ def test_requests_wait_for_room_together(
     loader = Loader(file, lambda model: engines.append(scripted(model, "fine")))
     other = Path(shutil.copy(file, file.with_name("other.gguf")))
     sources = [loader.source("a"), Loader(other, lambda model: scripted(model, "fine")).source("b")]
-    with running(None, sources=sources, max_memory=file.stat().st_size) as server, ThreadPoolExecutor(4) as pool:
+    with running(None, sources=sources, max_memory=size_of(file)) as server, ThreadPoolExecutor(4) as pool:
         opened = threading.Event()
         engines[0].advance = partial(held, opened, engines[0].advance)
         busy = pool.submit(server.chat, model="a")

@@ -236,7 +236,7 @@ def test_models_by_name_ps_and_a_reload_by_signal(tmp_path: Path) -> None:
 
 
 WRONG = [("--max-body", "inf"), ("--max-memory", "inf"), ("--drain", "inf"), ("--timeout", "nan"), ("--drain", "nan")]
-EMPTY = [("--host", ""), ("--alias", ""), ("--api-key", " ")]
+EMPTY = [("--root-path", "/ü"), ("--host", ""), ("--alias", ""), ("--api-key", " ")]
 
 
 @pytest.mark.parametrize("words", [*WRONG, *EMPTY, ("--ssl-keyfile", "key.pem")], ids=" ".join)
@@ -248,6 +248,28 @@ def test_what_cannot_be_meant_is_said_before_a_model_is_loaded(
     assert done.exit_code == 2, done.output
     assert "Error: " in done.output
     assert words[0] in done.output
+
+
+@pytest.mark.parametrize(
+    ("words", "names"),
+    [
+        (["-hf", "org/one"], [("org/one", "model-i2_s")]),
+        (["-hf", "org/one:i2_s"], [("org/one:i2_s", "org/one", "model-i2_s")]),
+        (["-m", "hf:org/one", "-m", "hf:org/two"], [("org/one",), ("org/two",)]),
+        (["-m", "hf:org/one:i2_s", "-m", "hf:org/one:tq2_0"], [("org/one:i2_s",), ("org/one:tq2_0",)]),
+        (["-hf", "org/one", "--alias", "mine"], [("mine",)]),
+    ],
+)
+def test_a_model_from_the_hub_goes_by_its_repositorys_name(
+    words: list[str], names: list[tuple[str, ...]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    file = shutil.copy(default_model_path(), tmp_path / "model-i2_s.gguf")
+    monkeypatch.setattr("bitnet.core.hub.local_path", lambda *_, **__: Path(file))
+    served: list[Any] = []
+    monkeypatch.setattr("bitnet.server.serve.serve_models", lambda sources, *_: served.extend(sources))
+    done = CliRunner().invoke(serve_command, words)
+    assert done.exit_code == 0, done.output
+    assert [source.names for source in served] == names
 
 
 def test_help_groups_options_and_imports_no_server() -> None:

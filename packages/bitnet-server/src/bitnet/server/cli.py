@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -239,7 +241,7 @@ def _sources(params: dict[str, Any]) -> list[Source]:
     elif aliases and len(aliases) != len(files):
         raise InvalidInputError(f"--alias names {len(aliases)} of {len(files)} models; give it once for each.")
     else:
-        names = [(name,) for name in aliases or [whole_name(path.stem) for path in paths]]
+        names = [(name,) for name in aliases] or _names(files, [whole_name(path.stem) for path in paths])
     every = [name for some in names for name in some]
     if len(set(every)) < len(every):
         raise InvalidInputError("two models have the same name.", hint="Name them with --alias.")
@@ -248,6 +250,20 @@ def _sources(params: dict[str, Any]) -> list[Source]:
     bounds = {"max_seqs": params["parallel"], **{name: params[name] for name in ("max_queue", "max_queue_tokens")}}
     loads = [partial(load, {**params, "model": path}, **bounds) for path in paths]
     return [Source(*found) for found in zip(names, paths, loads, strict=True)]
+
+
+def _names(files: Sequence[Any], stems: Sequence[str]) -> list[tuple[str, ...]]:
+    """Names of models. One from the hub has the name by which it was asked for, its repository's and its file's, and
+    another one its file's; all but the first only where no other model has them."""
+    from bitnet.core.hub.names import PREFIX, parse
+
+    asked = [parse(file) if isinstance(file, str) and file.startswith(PREFIX) else None for file in files]
+    several = [
+        [stem] if name is None else [*dict.fromkeys((str(name), name.repo, stem))]
+        for name, stem in zip(asked, stems, strict=True)
+    ]
+    count = Counter(name for names in several for name in names)
+    return [(names[0], *(name for name in names[1:] if count[name] == 1)) for names in several]
 
 
 def _check_readable(option: str, file: Path) -> None:

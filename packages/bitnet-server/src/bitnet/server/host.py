@@ -96,8 +96,10 @@ class Host:
         """Load the first model, before the event loop starts.
 
         Raises:
-            BitNetError: It cannot be loaded.
+            BitNetError: It cannot be loaded, or some model's file alone takes more memory than is allowed.
         """
+        for slot in self.slots:
+            self.settings.check_memory(slot.source.names[0], slot.size)
         self._took(self.slots[0], self._load(self.slots[0]))
 
     def services(self) -> list[Service]:
@@ -243,6 +245,11 @@ class Host:
 
     def _load(self, slot: Slot) -> Service:
         service = Service(slot.source.load(), slot.source, self)
+        try:
+            self.settings.check_memory(service.names[0], service.size)
+        except BitNetError:
+            service.close()
+            raise
         if slot.source.reloads:  # only in the server's own process, not in a program that hosts it
             set_aside()
             give_back()

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bitnet.core import Model, __version__
-from bitnet.core.errors import InvalidInputError
+from bitnet.core.errors import BitNetError, InvalidInputError
+from bitnet.core.support.units import size
 from bitnet.server.errors import RequestError
 from bitnet.server.structured import Compiler
 from bitnet.server.tools import Tools, told
@@ -53,6 +54,22 @@ class Settings:
     def __post_init__(self) -> None:
         if not all(key.strip() for key in self.api_keys):
             raise InvalidInputError("an API key is empty.", hint="Leave it out to require none.")
+
+    def check_memory(self, name: str, needed: int) -> None:
+        """Check that a model does not take more memory alone than all may together.
+
+        Args:
+            needed: Bytes of its file and KV cache.
+
+        Raises:
+            BitNetError: It does.
+        """
+        if self.max_memory is not None and needed > self.max_memory:
+            most = size(self.max_memory)
+            raise BitNetError(
+                f"{name} takes {size(needed)} with its KV cache, more than --max-memory allows: {most}.",
+                hint="Raise that, or lower --context or --parallel.",
+            )
 
 
 @dataclass(frozen=True, slots=True)
