@@ -70,6 +70,7 @@ class GpuExecutable(CheckedExecutable):
     ) -> None:
         super().__init__(info, program)
         self._driver, self._lowering, self._on_close = driver, lowering, on_close
+        self._fetch = driver.fetch if isinstance(driver, Fetching) else self._fetch_later
         self._recordings: dict[Bucket, tuple[object, tuple[str, ...], int]] = {}
         self._stand_ins: set[Bucket] = set()
         self._missed: dict[Bucket, None] = {}  # buckets that were needed but ran as a larger one
@@ -121,9 +122,8 @@ class GpuExecutable(CheckedExecutable):
 
         return wait
 
-    def _fetch(self, buffer: Buffer, array: npt.NDArray[Any]) -> Callable[[], None]:
-        if isinstance(self._driver, Fetching):
-            return self._driver.fetch(buffer, array)
+    def _fetch_later(self, buffer: Buffer, array: npt.NDArray[Any]) -> Callable[[], None]:
+        """As :meth:`Fetching.fetch`, for drivers that cannot copy beside later work: it downloads when waited for."""
         return partial(self._driver.download, buffer, array)
 
     def on_prepare(self, step: Step, count: int, stands_in: bool) -> None:
