@@ -242,7 +242,7 @@ def runs_at_night(item: pytest.Item) -> bool:
 def ignored_signals() -> list[int]:
     """The signals that whoever started this process had it ignore, as ``nohup`` does, apart from Python's own."""
     own = {getattr(signal, name, None) for name in ("SIGPIPE", "SIGXFSZ")}
-    return [number for number in signal.valid_signals() - own if signal.getsignal(number) is signal.SIG_IGN]
+    return [int(number) for number in signal.valid_signals() - own if signal.getsignal(number) is signal.SIG_IGN]
 
 
 def handle(numbers: Iterable[int]) -> None:
