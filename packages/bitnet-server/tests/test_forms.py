@@ -166,6 +166,26 @@ def test_submitting_is_under_the_deadline(
         go_on.set()
 
 
+@pytest.mark.parametrize("path", ["/tokenize", "/apply-template", "/v1/messages/count_tokens"])
+def test_what_generates_nothing_is_under_the_deadline(
+    script_model: Model, running: Any, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    go_on = threading.Event()
+    with running(script_model, timeout=0.5) as server:
+        for owner, name in (
+            (type(server.service), "chat_tokens"),
+            (type(server.service), "text_tokens"),
+            (type(script_model.chat_template), "render"),
+        ):
+            monkeypatch.setattr(owner, name, lambda *_, **__: go_on.wait(20))
+        messages = [{"role": "user", "content": "x"}]
+        began = time.monotonic()
+        answer = server.client.post(path, json={"model": None, "content": "x", "messages": messages, "max_tokens": 1})
+        assert answer.status_code == 504, answer.text
+        assert time.monotonic() - began < 1.5
+        go_on.set()
+
+
 def test_health_tells_of_threads_that_are_stuck(
     script_model: Model, running: Any, scripted: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import hmac
 import ipaddress
@@ -67,14 +68,26 @@ class Endpoint:
 
 
 async def _with_model(
-    host: Host, call: Call, name: str | None, field: str, answer: Callable[[Service], Awaitable[None]]
+    host: Host,
+    call: Call,
+    name: str | None,
+    field: str,
+    answer: Callable[[Service], Awaitable[None]],
+    *,
+    generates: bool = False,
 ) -> None:
     """Have a model answer. The time to load it counts towards the request's timeout, and a client may leave
-    meanwhile."""
+    meanwhile. What generates ends at its deadline by itself."""
     async with AsyncExitStack() as held:
         service = await call.watch(held.enter_async_context(host.using(name, field, call.until)))
         call.add_header("x-bitnet-device", service.devices)
-        await answer(service)
+        if generates or call.until is None:
+            await answer(service)
+            return
+        try:
+            await asyncio.wait_for(answer(service), call.until - time.monotonic())
+        except asyncio.TimeoutError:
+            raise host.too_late from None
 
 
 def of_model(path: str, answer: OfModel, errors: ErrorBody = error_body, *, generates: bool = False) -> Endpoint:
@@ -90,7 +103,10 @@ def of_model(path: str, answer: OfModel, errors: ErrorBody = error_body, *, gene
         fields = Fields(await call.json())
         field = ollama.model_field(fields) if path == "/api/show" else "model"
         with host.admitted() if generates else nullcontext():
-            await _with_model(host, call, fields.text(field), field, lambda service: answer(service, call, fields))
+            name = fields.text(field)
+            await _with_model(
+                host, call, name, field, lambda service: answer(service, call, fields), generates=generates
+            )
 
     return Endpoint(path, handle, ("POST",), errors)
 
