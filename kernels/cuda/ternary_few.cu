@@ -70,12 +70,8 @@ __device__ __forceinline__ void copy_codes(unsigned to, const void *from, bool t
 }
 #if GROUP
 __device__ __forceinline__ void copy_scales(unsigned to, const unsigned char *from) {
-#if GROUP == 256
-    int odd = (size_t)from & 2;  // the copy begins at a multiple of four bytes, and ends with the scale
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(from - odd), "r"(2 + odd));
-#else
+    if (GROUP == 256) from -= (size_t)from & 2;  // to the word that has the scale; the last word is whole, as TernaryBuffer says
     asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(to), "l"(from), "n"(sizeof(Units)));
-#endif
 }
 #endif
 

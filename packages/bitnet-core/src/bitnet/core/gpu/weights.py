@@ -33,7 +33,8 @@ class TernaryBuffer:
     Attributes:
         codes: ``uint8[rows, row_bytes]`` in the packing of :class:`~bitnet.core.hal.TernaryData`. At each of its four
             bit pairs, a 4-byte word holds four neighbouring codes, as a 4-way int8 dot product needs them.
-        scales: ``f32[rows]``, the value of +1 in each row; ``f16[rows, cols / group]`` if there are groups.
+        scales: ``f32[rows]``, the value of +1 in each row; ``f16[rows, cols / group]`` if there are groups, and a zero
+            where these are odd in number, so that kernels may read the last one in a word of 4 bytes.
         rows: Total N of all matrices.
         cols: K, unpadded.
         row_bytes: ``ceil(K / 128) * 32``.
@@ -72,6 +73,7 @@ def put_ternary(
     rows = sum(part.shape[0] for part in parts)
     codes: Buffer | None = None
     scales = np.empty(rows, np.float32) if group is None else np.empty((rows, cols // group), np.float16)
+    padded = np.zeros(-(-scales.nbytes // 4) * 4, np.uint8)
     at = 0
     for name, part in zip(names, parts, strict=True):
         data = loaded_ternary(name, part)
@@ -85,8 +87,9 @@ def put_ternary(
             part.release()
         at += part.shape[0]
     assert codes is not None
-    scale_buffer = alloc(scales.nbytes)
-    upload(scale_buffer, scales)
+    padded[: scales.nbytes] = scales.reshape(-1).view(np.uint8)
+    scale_buffer = alloc(padded.nbytes)
+    upload(scale_buffer, padded)
     return TernaryBuffer(codes, scale_buffer, rows, cols, row_bytes, group)
 
 
