@@ -22,6 +22,7 @@
 #define SIDE (TILE * DIM * 2) /* bytes of a tile's keys, and of its values */
 #define CONSUMERS (ROWS / 16) /* warps */
 #if KV_I8
+#define FILLERS ARRIVALS(PRODUCERS) /* arrivals at the barrier of a place that is filled */
 #define PRODUCERS 2 /* warps for keys, and as many for values, of which each fills its part of a place */
 #define PRODUCER_REGISTERS 56
 #define CONSUMER_REGISTERS 224
@@ -30,7 +31,7 @@
 #define BLOCK_BYTES (BLOCK * (DIM + 4)) /* of a head in a block of the cache: codes and scales */
 #define SLOT (TILE / BLOCK * BLOCK_BYTES)
 #else
-#define PRODUCERS 1
+#define FILLERS 1
 #define PRODUCER_REGISTERS 24
 #define CONSUMER_REGISTERS 240
 #endif
@@ -90,9 +91,9 @@ attention_wgmma(const int *step, int token_seq, int seq_begin, int seq_len, int 
     int count = (length + TILE - 1) / TILE;
 
     if (threadIdx.x == 0) {
-        for (int i = 0; i < 2 * STAGES; i++) barrier_init(full + i, PRODUCERS), barrier_init(empty + i, CONSUMERS);
+        for (int i = 0; i < 2 * STAGES; i++) barrier_init(full + i, FILLERS), barrier_init(empty + i, ARRIVALS(CONSUMERS));
 #if KV_I8
-        for (int i = 0; i < SLOTS; i++) barrier_init(copied + i, 1), barrier_init(converted + i, i % 2 ? 2 * PRODUCERS : PRODUCERS);
+        for (int i = 0; i < SLOTS; i++) barrier_init(copied + i, 1), barrier_init(converted + i, ARRIVALS(i % 2 ? 2 * PRODUCERS : PRODUCERS));
 #endif
         barriers_ready();
     }
@@ -146,9 +147,8 @@ attention_wgmma(const int *step, int token_seq, int seq_begin, int seq_len, int 
                 *(uint4 *)(to + row * 128 + (piece ^ swizzle ^ 1) * 16) = code_halves(codes.z, codes.w);
             }
             asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-            __syncwarp();
-            if (lane == 0) barrier_arrive(full + at), barrier_arrive(converted + t % SLOTS);
-            if (lane == 0 && side == 0) barrier_arrive(converted + (t + 1) % SLOTS);
+            warp_arrive(full + at, lane), warp_arrive(converted + t % SLOTS, lane);
+            if (side == 0) warp_arrive(converted + (t + 1) % SLOTS, lane);
             if (part == t / 2 % 2) copy(t + SLOTS);
         }
 #else
@@ -211,9 +211,7 @@ attention_wgmma(const int *step, int token_seq, int seq_begin, int seq_len, int 
             for (int k = 0; k < TILE / 16; k++) multiply<1, 1>(sums, weight[k], value + k * (16 * 128 / 16));
             products_commit();
         };
-        auto release = [&](int t, int side) {
-            if (lane == 0) barrier_arrive(empty + t % STAGES * 2 + side);
-        };
+        auto release = [&](int t, int side) { warp_arrive(empty + t % STAGES * 2 + side, lane); };
         auto weigh = [&](int t) {  // scores to weights, and the factor for the sums so far
             int start = t * TILE;
 #if KV_I8

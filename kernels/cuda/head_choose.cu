@@ -85,8 +85,9 @@ head_choose(const int *step, CHOICE_FIELDS, const unsigned char *head, const flo
         int r = first + threadIdx.x;
         choice[threadIdx.x] = head_choice(step, CHOICE_AT, r, rows), p[threadIdx.x] = params[r], floor[threadIdx.x] = floors[r];
 #if FILTERED
-        log_rate[threadIdx.x] = log_rates[r];
-        if (!(fabsf(log_rates[r]) < INFINITY_F)) choice[threadIdx.x].filter.on = false;
+        bool &on = choice[threadIdx.x].filter.on;
+        log_rate[threadIdx.x] = on ? log_rates[r] : 0.0f;  // head_floor finds no rate for a row without filters
+        on = on && fabsf(log_rate[threadIdx.x]) < INFINITY_F;
         if (threadIdx.x == 0) {
             seed_lo = step[seeds_lo + first], seed_hi = step[seeds_hi + first];
             position = token_position(step, token_seq, seq_begin, seq_len, step[rows_at + first]) + 1;

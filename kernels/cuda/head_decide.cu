@@ -30,7 +30,7 @@ head_decide(const int *step, CHOICE_FIELDS, const float *scores, const Candidate
     const Filter &f = choice.filter;
     int token = winner(best[r]), count = counts[r];
     unsigned bar = bars[r];  // 0: there is no such row
-    float log_rate = log_rates[r];
+    float log_rate = f.on ? log_rates[r] : 0.0f;  // head_floor finds none for a row without filters
     __syncthreads();
     if (threadIdx.x == 0) peaks[r] = bars[r] = 0, counts[r] = 0;
     if (threadIdx.x < BINS) bins[r * BINS + threadIdx.x] = 0;

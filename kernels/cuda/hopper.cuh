@@ -22,6 +22,19 @@ __device__ __forceinline__ void barrier_arrive(At b) {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_at(b)) : "memory");
 }
 
+// A warp arrives: one lane for all. bar.warp.sync (__syncwarp) orders what the other lanes have read and written before the arrival,
+// which releases it to whoever waits. compute-sanitizer's racecheck takes an arrival for the arriving lane's own accesses only, and
+// reports those of the others (tools/sanitizer_patterns.cu shows it). For it, EVERY_LANE_ARRIVES has each lane arrive.
+#ifndef EVERY_LANE_ARRIVES
+#define EVERY_LANE_ARRIVES 0
+#endif
+#define ARRIVALS(warps) (EVERY_LANE_ARRIVES ? (warps) * WARP : (warps)) /* at a barrier that so many warps arrive at */
+template <class At>
+__device__ __forceinline__ void warp_arrive(At b, int lane) {
+    __syncwarp();
+    if (EVERY_LANE_ARRIVES || lane == 0) barrier_arrive(b);
+}
+
 // Arrives, and has the barrier's phase wait for `bytes` bytes of copies, too.
 __device__ __forceinline__ void barrier_expect(Barrier *b, unsigned bytes) {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_at(b)), "r"(bytes) : "memory");

@@ -77,6 +77,7 @@ ternary_bits(const int *step, const void *input, const float *scale, const int *
         for (int i = 0; i < DEPTH; i++) barrier_init(full + warp * DEPTH + i, 1);
         barriers_ready();
     }
+    __syncwarp();  // racecheck takes uniform instructions for those of all lanes
     int first = blockIdx.x * TILES, stride = gridDim.x * TILES;
 #pragma unroll
     for (int i = 0; i < DEPTH; i++) {

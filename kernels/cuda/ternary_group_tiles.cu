@@ -123,8 +123,8 @@ ternary_group_tiles(const int *step, const __grid_constant__ TensorMap x, const 
     if (blockIdx.x >= tiles) return;
 
     if (threadIdx.x == 0) {
-        for (int s = 0; s < STAGES; s++) barrier_init(full(s), 1), barrier_init(empty(s), CONSUMERS);
-        for (int i = 0; i < 2; i++) barrier_init(ready + i, 1), barrier_init(made + i, 4);
+        for (int s = 0; s < STAGES; s++) barrier_init(full(s), 1), barrier_init(empty(s), ARRIVALS(CONSUMERS));
+        for (int i = 0; i < 2; i++) barrier_init(ready + i, ARRIVALS(1)), barrier_init(made + i, ARRIVALS(4));
         barriers_ready();
     }
     __syncthreads();
@@ -183,8 +183,7 @@ ternary_group_tiles(const int *step, const __grid_constant__ TensorMap x, const 
                 carry<true>(results, to, there, width - n0, width, lane);
                 asm volatile("cp.async.wait_all;" ::: "memory");
 #endif
-                __syncwarp();
-                if (lane == 0) barrier_arrive(ready + which);
+                warp_arrive(ready + which, lane);
                 barrier_wait(made + which, parity);
                 carry<false>(results, to, there, width - n0, width, lane);
                 __syncwarp();
@@ -222,8 +221,8 @@ ternary_group_tiles(const int *step, const __grid_constant__ TensorMap x, const 
         int step = wraps ? -(STAGES - 1) * PLACE : PLACE;
         next += step, code += step, parity ^= wraps;
     };
-    auto release = [&] {  // the oldest
-        if (lane == 0) barrier_arrive(oldest + FILLED + 8);
+    auto release = [&] {  // the oldest, once all lanes have read it
+        warp_arrive(oldest + FILLED + 8, lane);
         oldest = oldest == last ? oldest - (STAGES - 1) * PLACE : oldest + PLACE;
     };
     unsigned scales_low, scales_high;  // index of the next scales of a thread's rows: in words of two scales, unless COUNT is odd
@@ -310,8 +309,7 @@ ternary_group_tiles(const int *step, const __grid_constant__ TensorMap x, const 
                 }
             }
         }
-        __syncwarp();
-        if (lane == 0) barrier_arrive(made + which);
+        warp_arrive(made + which, lane);
     }
     finish(acc[0]);  // before the block ends
 }

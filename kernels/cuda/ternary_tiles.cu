@@ -38,7 +38,7 @@ ternary_tiles(const int *step, const __grid_constant__ TensorMap x, const __grid
     if (blockIdx.x >= tiles) return;
 
     if (threadIdx.x == 0) {
-        for (int s = 0; s < STAGES; s++) barrier_init(full + s, 1), barrier_init(empty + s, THREADS / WARP);
+        for (int s = 0; s < STAGES; s++) barrier_init(full + s, 1), barrier_init(empty + s, ARRIVALS(THREADS / WARP));
         barriers_ready();
     }
     __syncthreads();
@@ -85,8 +85,8 @@ ternary_tiles(const int *step, const __grid_constant__ TensorMap x, const __grid
             barrier_wait(full + stage, parity);
             unsigned words[4] = {*(const unsigned *)(code + low + swap), *(const unsigned *)(code + high + swap),
                                  *(const unsigned *)(code + low + (16 ^ swap)), *(const unsigned *)(code + high + (16 ^ swap))};
-            products_wait<0>();  // of the stage before
-            if (lane == 0 && k > 0) barrier_arrive(empty + (stage ? stage : STAGES) - 1);
+            products_wait<0>();  // of the stage before, which all lanes have read
+            if (k > 0) warp_arrive(empty + (stage ? stage : STAGES) - 1, lane);
             unsigned a[4][4];
 #pragma unroll
             for (int plane = 0; plane < 4; plane++) {
@@ -105,7 +105,7 @@ ternary_tiles(const int *step, const __grid_constant__ TensorMap x, const __grid
         products_wait<0>();
 #pragma unroll
         for (int n = 0; n < NT; n++) asm volatile("" : ACC(n));
-        if (lane == 0) barrier_arrive(empty + (stage ? stage : STAGES) - 1);
+        warp_arrive(empty + (stage ? stage : STAGES) - 1, lane);
 
         int n0 = tile % row_tiles * BM, m0 = tile / row_tiles * BN, last = tokens - 1 - m0, width = GLU ? rows / 2 : rows;
         asm volatile("" : "+r"(width));  // or products with it would be computed before all tiles, and kept
