@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import mmap
+import subprocess
+import sys
+from math import gcd
+
 import numpy as np
 import pytest
 
 from bitnet.core.gpu import GpuDevice
 from bitnet.core.hal import Limits, SamplingParams, SequenceStep, Step, StepLayout
 from bitnet.core.testing import poison
+from bitnet.core.testing.guard import guarded
 
 
 def test_a_step_is_poisoned_past_its_tokens_sequences_and_rows() -> None:
@@ -51,9 +57,37 @@ def test_a_gpu_gives_poisoned_memory(monkeypatch: pytest.MonkeyPatch, unwritten:
     """But where a tool looks for reads of what nothing wrote: poison would be a write."""
     monkeypatch.setenv(poison.UNWRITTEN, str(int(unwritten)))
     driver = Memory()
-    poison.poison_memory(GpuDevice(None, driver, None))  # type: ignore[arg-type]
+    poison.poison_memory(GpuDevice(None, driver, None), lambda driver, memory: None)  # type: ignore[arg-type]
     given = driver.alloc(10)
     assert len(given) == 10
     assert given.any() != unwritten
     if not unwritten:
         assert np.isnan(given[:8].view(np.float32)).all()
+
+
+@pytest.mark.parametrize("nbytes", [1, 10, 20_010, mmap.PAGESIZE, 3 * mmap.PAGESIZE + 64])
+def test_guarded_memory_is_aligned_as_its_size_is(nbytes: int) -> None:
+    memory = guarded(nbytes)
+    assert memory.nbytes == nbytes
+    memory[:] = 7
+    assert memory.ctypes.data % gcd(nbytes, 64) == 0
+
+
+def test_a_read_past_the_end_of_guarded_memory_ends_the_process() -> None:
+    read = "import ctypes; from bitnet.core.testing.guard import guarded; m = guarded(10); at = m.ctypes.data; "
+    read += "print(ctypes.string_at(at, 10) == bytes(10), flush=True); print(ctypes.string_at(at, 11))"
+    done = subprocess.run([sys.executable, "-c", read], capture_output=True, text=True, check=False)
+    assert done.stdout == "True\n"
+    assert done.returncode not in (0, 1), done.stderr
+
+
+def test_buffers_are_in_the_memory_that_a_backend_takes() -> None:
+    driver, given = Memory(), []
+
+    def hosted(driver: Memory, memory: np.ndarray[tuple[int, ...], np.dtype[np.uint8]]) -> object:
+        given.append(memory)
+        return memory
+
+    poison.poison_memory(GpuDevice(None, driver, None), hosted)  # type: ignore[arg-type]
+    assert driver.alloc(10) is given[0]
+    assert np.isnan(given[0][:8].view(np.float32)).all()

@@ -1,20 +1,26 @@
-"""Poisons data that no kernel may read: words of a step, rows, and unwritten memory."""
+"""Poisons data that no kernel may read: words of a step, rows, unwritten memory, and what lies behind a buffer."""
 
 from __future__ import annotations
 
 import os
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 
 from bitnet.core.gpu import GpuDevice
 from bitnet.core.hal import Device, HeaderWord, Step
+from bitnet.core.testing.guard import guarded
 
 WORD = np.int32(0x7FFF7FFF)
 """Not a number as f32 and as two f16, as a token or a block beyond every table, as a count of tokens without an end."""
 
 _ADJUSTED = "slot", "repetition", "presence", "frequency"
 """Fields that mean nothing in a step that adjusts no logits."""
+
+MOST_GUARDED = 1 << 30
+"""Bytes of a buffer from which on the driver's own memory is taken, so that a test of too little memory is one."""
 
 UNWRITTEN = "BITNET_CONFORMANCE_UNWRITTEN"
 """Set to 1 where a tool looks for reads of memory that nothing wrote: poison would be a write."""
@@ -39,15 +45,24 @@ def poison_step(step: Step) -> Step:
     return step
 
 
-def poison_memory(device: Device) -> None:
-    """Poison all memory that a GPU allocates from now on, including its backend's internal scratch memory."""
+Hosted: TypeAlias = Callable[[Any, npt.NDArray[np.uint8]], Any]
+"""Makes a buffer of a driver in host memory, which it keeps alive; or gives None where kernels cannot use that."""
+
+
+def poison_memory(device: Device, hosted: Hosted) -> None:
+    """Poison all memory that a GPU allocates from now on, including its backend's internal scratch memory.
+
+    Where the device computes in host memory, an inaccessible page follows each buffer.
+    """
     if not isinstance(device, GpuDevice) or not wanted():
         return
     driver: Any = device._driver
     alloc = driver.alloc
 
     def poisoned(nbytes: int) -> Any:
-        buffer = alloc(nbytes)
+        buffer = hosted(driver, guarded(nbytes)) if nbytes <= MOST_GUARDED else None
+        if buffer is None:
+            buffer = alloc(nbytes)
         driver.upload(buffer, np.full(-(-nbytes // 4), WORD).view(np.uint8)[:nbytes])
         return buffer
 

@@ -50,7 +50,8 @@ class ConformanceSuite(
     Set ``devices = ("mine:0",)`` to test only these, and ``size = "small"`` for an emulated device. Tests cannot be
     overridden. List a test that fails until a fix in ``expected_failures``, with the reason; it fails once it passes.
     List a test that a device can never pass in ``exclusions``; it is reported with its reason. If a backend's own test
-    needs hardware that not all of its devices have, name the probe's features: ``@needs("int8-tensor-cores")``.
+    needs hardware that not all of its devices have, name the probe's features: ``@needs("int8-tensor-cores")``. Define
+    ``hosted`` for devices that compute in host memory, and reads past the end of a buffer are found, too.
 
     Environment: BITNET_CONFORMANCE: ``small``, ``quick`` or ``full``, in place of the class's size.
         BITNET_CONFORMANCE_SEED: Seed that reproduces the random inputs of a run; a failing test prints it.
