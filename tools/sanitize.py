@@ -1,132 +1,89 @@
 """Run every kernel under tools that find faults behind correct results: stray accesses, races, unwritten memory.
 
-    uv run python tools/sanitize.py cuda             # compute-sanitizer: memcheck, racecheck, synccheck, initcheck
+    uv run python tools/sanitize.py cuda             # compute-sanitizer: memcheck, initcheck, synccheck, racecheck
     uv run python tools/sanitize.py opencl           # oclgrind: accesses, races
     uv run python tools/sanitize.py vulkan           # Khronos' validation layer with its checks inside of shaders
 
-Programs are the conformance suite at its small size and models that the devices may fuse as they like; see PROGRAMS.
-None of them writes a row that the step does not use, as a write would hide a read. The exit status is 1 if a tool has
-found something; its output is in ``--logs``. docs/measurements/ keeps the results, with their dates.
+Programs are all tests of the conformance suite at its small size, and models that the device may fuse as it likes.
+Each tool runs all of them, in processes of a few programs; racecheck and oclgrind, which take hundreds of times as
+long, run a selection in which every kernel runs in each of its forms (kernel_forms.py). None of them writes a row that
+the step does not use, as a write would hide a read. The exit status is 1 if a tool has found something, or has not run
+to its end; its output is in ``--logs``. docs/measurements/ keeps the results, with their dates.
 """
 
 from __future__ import annotations
 
 import argparse
 import importlib
+import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
 
-import numpy as np
-
-from bitnet.core.hal import GREEDY, Device, Limits, OpenOptions, SamplingParams, SequenceStep, Step, StepLayout, run
-from bitnet.core.testing.model import BLOCK, TinyModel
+import kernel_forms
+from bitnet.core.hal import OpenOptions
 from bitnet.core.testing.poison import UNWRITTEN
 from running import positive, run_tool
+from watched_model import MODELS, run_model
 
 REPOSITORY = Path(__file__).parents[1]
-MODELS: dict[str, dict[str, int]] = {
-    "narrow": {"layers": 2, "vocab": 301},
-    "512-wide": {"layers": 2, "heads": 8, "kv_heads": 4, "head_dim": 64, "ffn": 1376, "vocab": 2048},
-    "2B4T-wide": {"layers": 1, "heads": 20, "kv_heads": 5, "head_dim": 128, "ffn": 6912, "vocab": 1500},
-}
-"""Shapes that differ in the kernels they get: by plain code, by tensor cores, and as a real model's layer."""
-
-SAMPLING = {
-    "greedy": GREEDY,
-    "drawn": SamplingParams(0.8, seed=5),
-    "top-p": SamplingParams(0.9, top_k=40, top_p=0.9, seed=6),
-}
+HERE = str(Path(__file__).relative_to(REPOSITORY))
+MODEL = "model, "
+"""What a program begins with that is a model's name, and no test's."""
+BARRIERS = "64"
+"""Barriers of a block that compute-sanitizer has room for: by itself it counts too few, and each takes much memory."""
 NO_INT64 = "0x7e67e607"
 """The layer's notice that it cannot check buffer device addresses where shaders lack int64; no kernel uses any."""
-LIMITS = Limits(max_tokens=320, max_seqs=64, max_rows=64, max_blocks=24)
-PROMPTS = ((3,), (40, 1, 9), (300,), (17, 100, 64, 5))
-"""Tokens of each sequence of a prefill step."""
-BATCHES = (1, 2, 3, 5, 8, 13, 33, 64)
-"""Sequences of a decode step: 3, 5, 13 and 33 are fewer than the rows of the recording that serves them."""
-
-
-def run_model(device: Device, name: str) -> None:
-    """Prefills, one in two chunks, and decode steps of every batch, alone and several at once."""
-    rng = np.random.default_rng(7)
-    model, layout = TinyModel(rng, positions=LIMITS.max_blocks * BLOCK, **MODELS[name]), StepLayout(LIMITS)  # type: ignore[arg-type]
-    executable = device.compile(model.program(LIMITS, LIMITS.max_seqs * LIMITS.max_blocks))
-
-    def part(s: int, count: int, length: int, rows: Sequence[int], sampling: SamplingParams) -> SequenceStep:
-        blocks = range(s * LIMITS.max_blocks, (s + 1) * LIMITS.max_blocks)
-        return SequenceStep(rng.integers(0, model.vocab, count, np.int32), length, blocks, rows, sampling)
-
-    def feed(parts: Sequence[SequenceStep], count: int = 1, *, logits: bool = False) -> None:
-        run(executable, Step(layout, parts, block_size=BLOCK, logits=logits), count)
-
-    for counts in PROMPTS:
-        feed([part(s, n, n, [n - 1], GREEDY) for s, n in enumerate(counts)])
-    feed([part(0, 20, 320, [], GREEDY), part(1, 2, 3, [0, 1], SAMPLING["top-p"])])
-    for s in range(0, LIMITS.max_seqs, 16):
-        feed([part(s + i, 20, 20, [], GREEDY) for i in range(16)])
-    for batch in BATCHES:
-        for sampling in SAMPLING.values():
-            for count, logits in ((1, True), (1, False), (3, False)):
-                feed([part(s, 1, 21, [0], sampling) for s in range(batch)], count, logits=logits)
-    executable.close()
-
-
-class Command(NamedTuple):
-    """Arguments of a Python that runs kernels; ``{device}`` stands for the device's name."""
-
-    name: str
-    arguments: Sequence[str]
-
-
-def suite(backend: str, name: str, tests: str) -> Command:
-    """A part of the conformance suite."""
-    file = f"packages/bitnet-{backend}/tests/test_conformance_{backend}.py"
-    return Command(
-        name, ["-m", "pytest", "-n0", "-q", "-p", "no:cacheprovider", file, "-k", f"TestConformance and ({tests})"]
-    )
-
-
-def commands(backend: str) -> list[Command]:
-    """The programs to run on a backend's device; oclgrind takes a thousand times as long, and gets fewer."""
-    here = str(Path(__file__).relative_to(REPOSITORY))
-    models = {
-        name: Command(f"model, {name}", [here, backend, "--model", name, "--device", "{device}"]) for name in MODELS
-    }
-    if backend == "opencl":
-        few = "test_embed or test_norm_quant_rounds or test_glu_norm_quant_beyond or test_quantize_of_zeros"
-        few += " or test_greedy or test_ternary_matmul_of_stacked or (test_huge_scores and f16)"
-        return [suite(backend, "operations", few)]
-    return [
-        suite(backend, "products", "matmul or head or quantize"),
-        suite(backend, "rows", "embed or norm or glu or greedy or draw or filters"),
-        suite(backend, "attention", "attention or heads or mixed or scores or rope or cache"),
-        suite(backend, "whole", "test_model or test_layer or test_count or test_a_step"),
-        *models.values(),
-    ]
 
 
 @dataclass(frozen=True)
 class Tool:
-    """A way to run a program under watch.
+    """A way to run programs under watch.
 
     Attributes:
         command: What stands before Python; ``{log}`` is the log's file.
+        found: The findings that a log and the process's output tell of, and how often each.
+        each: Tests of a process.
+        selected: It is slow, and runs only a selection.
+        every_lane: Kernels are compiled as every_lane.py has them.
         environment: Environment of the process.
-        found: How many findings a log and the process's output tell of.
     """
 
     name: str
     command: Sequence[str]
-    environment: dict[str, str]
-    found: Callable[[str], int]
+    found: Callable[[str], Counter[str]]
+    each: int
+    selected: bool = False
+    every_lane: bool = False
+    environment: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Part:
+    """A process: a tool, and the programs that it runs."""
+
+    tool: Tool
+    number: int
+    programs: Sequence[str]
+
+
+@dataclass(frozen=True)
+class Result:
+    """What became of a part: its findings; and how it failed, if it did."""
+
+    part: Part
+    found: Counter[str]
+    failed: str
+    seconds: float
 
 
 def errors_in_summary(text: str) -> int:
@@ -134,30 +91,50 @@ def errors_in_summary(text: str) -> int:
     return sum(int(n) for n in re.findall(r"(?:ERROR|RACECHECK) SUMMARY: (\d+) (?:error|hazard)s?\b(?! were)", text))
 
 
-def tools(backend: str, folder: Path) -> list[Tool]:
+def of_compute_sanitizer(text: str) -> Counter[str]:
+    """Findings by kind and kernel."""
+    found: Counter[str] = Counter()
+    kind = ""
+    for line in text.splitlines():
+        if told := re.match(r"=+ (Invalid \w+ \w+|Uninitialized \w+ \w+ \w+|\w*: Race|Barrier error|.*overflow)", line):
+            kind = told[1]
+        if kind and (place := re.search(r"\bat (\w+)\(?[^+]*\+0x[0-9a-f]+", line)):
+            found[f"{kind} in {place[1]}"] += 1
+            kind = ""
+    told_of = errors_in_summary(text)
+    return found if found or not told_of else Counter({"untold": told_of})
+
+
+def of_oclgrind(text: str) -> Counter[str]:
+    """Findings by kind and kernel."""
+    kinds = re.findall(r"(?m)^(\w.*) (?:at|of size).*address.*\n(?:.*\n)?\s*Kernel: (\w+)", text)
+    return Counter(f"{kind} in {kernel}" for kind, kernel in kinds)
+
+
+def of_validation(text: str) -> Counter[str]:
+    """Findings by the layer's names of them."""
+    return Counter(re.findall(r"Validation (?:Error|Warning): \[ ?([\w-]+)", text))
+
+
+def tools(backend: str, sanitizer: str, folder: Path) -> list[Tool]:
+    """A backend's tools, with the files that they need in ``folder``."""
     if backend == "cuda":
-        return [
-            Tool(
-                name,
-                ["compute-sanitizer", "--tool", name, "--print-limit", "40", "--log-file", "{log}"],
-                {},
-                errors_in_summary,
-            )
-            for name in ("memcheck", "racecheck", "synccheck", "initcheck")
+        command = (sanitizer, "--print-limit", "40", "--log-file", "{log}", "--num-cuda-barriers", BARRIERS, "--tool")
+        whole = [
+            Tool("memcheck", (*command, "memcheck", "--report-api-errors", "no"), of_compute_sanitizer, 40),
+            *(Tool(name, (*command, name), of_compute_sanitizer, 40) for name in ("initcheck", "synccheck")),
         ]
+        races = Tool("racecheck", (*command, "racecheck"), of_compute_sanitizer, 2, selected=True, every_lane=True)
+        return [*whole, races]
     if backend == "opencl":
         vendors = folder / "vendors"
         vendors.mkdir(exist_ok=True)
         (vendors / "oclgrind.icd").write_text("/usr/lib/oclgrind/liboclgrind-rt-icd.so\n")
-        checks: dict[str, dict[str, str]] = {"accesses": {}, "races": {"OCLGRIND_DATA_RACES": "1"}}
         own = {"OCL_ICD_VENDORS": str(vendors), "OCLGRIND_LOG": "{log}", "OCLGRIND_CHECK_API": "1"}
+        checks: dict[str, dict[str, str]] = {"accesses": {}, "races": {"OCLGRIND_DATA_RACES": "1"}}
+        alone = ("taskset", "-c", "0")
         return [
-            Tool(
-                f"oclgrind, {name}",
-                ["taskset", "-c", "0"],
-                own | check,
-                lambda text: len(re.findall(r"(?m)^\w.*address", text)),
-            )
+            Tool(f"oclgrind, {name}", alone, of_oclgrind, 1, selected=True, environment=own | check)
             for name, check in checks.items()
         ]
     settings = folder / "vk_layer_settings.txt"
@@ -169,67 +146,176 @@ def tools(backend: str, folder: Path) -> list[Tool]:
     layer = {"VK_INSTANCE_LAYERS": "VK_LAYER_KHRONOS_validation", "VK_LAYER_SETTINGS_PATH": str(folder)}
     layer["VK_LAYER_MESSAGE_ID_FILTER"] = NO_INT64
     layer["VK_LAYER_ENABLES"] = "VK_VALIDATION_FEATURE_ENABLE_GPU_ASSISTED_EXT"
-    return [
-        Tool("GPU-assisted validation", [], layer, lambda text: len(re.findall(r"Validation (?:Error|Warning)", text)))
-    ]
+    return [Tool("GPU-assisted validation", (), of_validation, 20, environment=layer)]
 
 
-def watch(tool: Tool, what: Command, device: str, folder: Path) -> str:
-    """Print and return what the tool has found: ``clean``, a number of findings, or that the program has failed."""
-    log = folder / f"{tool.name}-{what.name}.log".replace(" ", "-").replace(",", "")
+PYTEST = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "nightly or not nightly")
+"""Those tests too that a push leaves out."""
+
+
+def environment(device: str) -> dict[str, str]:
+    """The environment of a process that runs programs."""
+    own = {"BITNET_REQUIRE_DEVICES": device, "BITNET_CONFORMANCE": "small", UNWRITTEN: "1"}
+    path = os.pathsep.join(filter(None, (str(REPOSITORY / "tools"), os.environ.get("PYTHONPATH"))))
+    return {**os.environ, **own, "PYTHONPATH": path}
+
+
+def run(arguments: Sequence[str], own: dict[str, str], out: Path, limit: float | None = None) -> int | None:
+    """Run a command, its output going to a file; its exit status, or None if it was stopped at the limit."""
+    with out.open("a") as file:
+        process = subprocess.Popen(
+            arguments, cwd=REPOSITORY, env=own, stdout=file, stderr=subprocess.STDOUT, start_new_session=True
+        )
+        try:
+            return process.wait(limit)
+        except BaseException as error:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            if not isinstance(error, subprocess.TimeoutExpired):
+                raise
+    return None
+
+
+def model_command(backend: str, device: str, name: str, *, every_lane: bool = False) -> list[str]:
+    """Arguments of a Python that runs a model."""
+    return [HERE, backend, "--device", device, "--model", name, *["--every-lane"] * every_lane]
+
+
+def plan(backend: str, device: str, jobs: int, folder: Path) -> list[kernel_forms.Ran]:
+    """Every program, run once under no tool, unless the folder has a plan already; says which fail."""
+    file = folder / "forms.jsonl"
+    if not file.exists():
+        own, made = environment(device) | {kernel_forms.FILE: f"{file}.part"}, Path(f"{file}.part")
+        made.unlink(missing_ok=True)
+        parallel = ["-n", str(jobs), "--maxprocesses", str(jobs), "--dist", "load"]
+        suite = f"packages/bitnet-{backend}/tests/test_conformance_{backend}.py"
+        which = ("-k", f"TestConformance and {device}")
+        out = folder / "plan-suite.out"
+        if run([sys.executable, *PYTEST, "-p", "kernel_forms", *parallel, *which, suite], own, out):
+            print(f"without a tool, tests fail: {out}", file=sys.stderr, flush=True)
+
+        def model(name: str) -> None:
+            out = folder / f"plan-{name}.out".replace(" ", "-")
+            if run([sys.executable, *model_command(backend, device, name)], own, out):
+                print(f"without a tool, the model {name} fails: {out}", file=sys.stderr, flush=True)
+
+        with ThreadPoolExecutor(jobs) as pool:
+            list(pool.map(model, MODELS))
+        made.replace(file)
+    return [kernel_forms.Ran(*line) for line in map(json.loads, file.read_text().splitlines())]
+
+
+def parts_of(tool: Tool, ran: Sequence[kernel_forms.Ran], only: str) -> list[Part]:
+    """The processes of a tool: models by themselves; tests several at a time, the longest first, or as selected."""
+    longest = [r.program for r in sorted(ran, key=lambda r: -r.seconds)]
+    programs = kernel_forms.cover(ran) if tool.selected else longest
+    programs = [name for name in programs if only in name]
+    models = [name for name in programs if name.startswith(MODEL)]
+    tests = [name for name in programs if not name.startswith(MODEL)]
+    count = -(-len(tests) // tool.each)
+    shards = [tests[i::count] for i in range(count)] + [[name] for name in models]
+    return [Part(tool, i, shard) for i, shard in enumerate(shards)]
+
+
+def watch(part: Part, backend: str, device: str, folder: Path, ends: float) -> Result:
+    """Run a part; ``ends`` is the monotonic time at which it is stopped."""
+    tool, (first, *_) = part.tool, part.programs
+    log = folder / f"{tool.name}-{part.number}.log".replace(" ", "-").replace(",", "")
     command = [word.format(log=log) for word in tool.command]
-    arguments = [word.format(device=device) for word in what.arguments]
-    required = {"BITNET_REQUIRE_DEVICES": device, "BITNET_CONFORMANCE": "small", UNWRITTEN: "1"}
-    own = {name: value.format(log=log) for name, value in tool.environment.items()}
-    began = time.monotonic()
-    done = subprocess.run(
-        [*command, sys.executable, *arguments],
-        cwd=REPOSITORY,
-        env={**os.environ, **required, **own},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    said = done.stdout + done.stderr
-    log.with_suffix(".out").write_text(said)
-    found = tool.found(log.read_text(errors="replace") if log.exists() else said)
-    result = f"{found} findings" if found else f"FAILED with {done.returncode}" if done.returncode else "clean"
-    print(f"| {tool.name} | {what.name} | {result}, {time.monotonic() - began:.0f} s |", flush=True)
+    own = environment(device) | {name: value.format(log=log) for name, value in tool.environment.items()}
+    if first.startswith(MODEL):
+        arguments = model_command(backend, device, first.removeprefix(MODEL), every_lane=tool.every_lane)
+    else:
+        arguments = [*PYTEST, *["-p", "every_lane"] * tool.every_lane, "-n0", "-v", *part.programs]
+    began, out = time.monotonic(), log.with_suffix(".out")
+    out.write_text("\n".join((*part.programs, "")))
+    limit = None if ends == float("inf") else max(ends - began, 0.1)
+    status = run([*command, sys.executable, *arguments], own, out, limit)
+    failed = "was stopped" if status is None else f"ended with {status}" if status else ""
+    text = (log if log.exists() else out).read_text(errors="replace")
+    result = Result(part, tool.found(text), failed, time.monotonic() - began)
+    if result.found or failed:
+        told = ", ".join([f"{n} × {what}" for what, n in result.found.most_common(6)] + [failed] * bool(failed))
+        print(f"{log.name}: {told}", file=sys.stderr, flush=True)
     return result
 
 
+def table(results: Sequence[Result], ran: Sequence[kernel_forms.Ran]) -> None:
+    """Print a line for each tool: programs that ran to their end, kernels in them, findings."""
+    forms = {r.program: r.forms for r in ran}
+    print("| tool | programs | kernels, in forms | findings | processor time |\n| --- | --- | --- | --- | --- |")
+    for tool in dict.fromkeys(result.part.tool.name for result in results):
+        own = [r for r in results if r.part.tool.name == tool]
+        ended = [name for r in own if not r.failed for name in r.part.programs]
+        seen = {form for name in ended for form in forms[name]}
+        kernels, all_kernels = (
+            {form.split()[0] for form in some} for some in (seen, {f for fs in forms.values() for f in fs})
+        )
+        found: Counter[str] = sum((r.found for r in own), Counter())
+        wanted = sum(len(r.part.programs) for r in own)
+        findings = "; ".join(f"{n} × {what}" for what, n in found.most_common()) or "none"
+        what = f"{len(ended)} of {wanted} | {len(kernels)} of {len(all_kernels)}, {len(seen)}"
+        print(f"| {tool} | {what} | {findings} | {sum(r.seconds for r in own):.0f} s |")
+        if missing := sorted(all_kernels - kernels):
+            print(f"\n{tool} did not run to the end of: {', '.join(missing)}\n")
+
+
 def main() -> int:
-    """Exit status: 0 where every tool is content with every program."""
+    """Exit status: 0 where every tool has run to its end and is content with every program."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("backend", choices=("cuda", "opencl", "vulkan"))
     parser.add_argument("--device", help="default: the backend's first")
     parser.add_argument("--model", choices=MODELS, help="only run this model, under no tool")
-    parser.add_argument("--only", default="", metavar="TEXT", help="programs and tools whose names have this in them")
+    parser.add_argument("--only", default="", metavar="TEXT", help="tools whose names have this in them")
+    parser.add_argument("--programs", default="", metavar="TEXT", help="programs whose names have this in them")
     parser.add_argument("--jobs", type=positive, default=1, metavar="N", help="processes at a time")
+    parser.add_argument("--every-lane", action="store_true", help="with --model: as every_lane.py compiles kernels")
+    parser.add_argument("--limit", type=positive, metavar="SECONDS", help="stop what runs then, and say so")
     parser.add_argument("--logs", type=Path, metavar="FOLDER", help="default: a temporary one")
+    parser.add_argument("--sanitizer", default="compute-sanitizer", metavar="FILE", help="default: that on the PATH")
     given = parser.parse_args()
     device = given.device or f"{given.backend}:0"
     if device.partition(":")[0] != given.backend:
         parser.error(f"--device {device} is none of {given.backend}")
     if given.model:
-        backend = importlib.import_module(f"bitnet.{given.backend}.backend").BACKEND
-        found = [info for info in backend.probe().devices if info.name == device]
-        if not found:
-            parser.error(f"there is no device {device}")
-        opened = backend.open(found[0], OpenOptions())
-        run_model(opened, given.model)
-        opened.close()
-        return 0
+        return watched(given.backend, device, given.model, every_lane=given.every_lane)
+    began = time.monotonic()
     folder = (given.logs or Path(tempfile.mkdtemp(prefix="bitnet-sanitize-"))).resolve()
     folder.mkdir(parents=True, exist_ok=True)
-    pairs = [(t, p) for p in commands(given.backend) for t in tools(given.backend, folder)]
-    pairs = [(t, p) for t, p in pairs if given.only in f"{t.name}: {p.name}"]
-    if not pairs:
-        parser.error(f"no program or tool has {given.only!r} in its name")
-    print(f"Logs: {folder}\n\n| tool | program | result |\n| --- | --- | --- |", flush=True)
+    wanted = [tool for tool in tools(given.backend, given.sanitizer, folder) if given.only in tool.name]
+    if not wanted:
+        parser.error(f"no tool has {given.only!r} in its name")
+    ran = plan(given.backend, device, given.jobs, folder)
+    parts = [part for tool in wanted for part in parts_of(tool, ran, given.programs)]
+    # The first parts of a slow tool have most kernels, and begin first.
+    parts.sort(key=lambda part: 1 if not part.tool.selected else 0 if part.number < given.jobs else 2)
+    if not parts:
+        parser.error(f"no program has {given.programs!r} in its name")
+    print(f"Logs: {folder}; {len(ran)} programs; planned in {time.monotonic() - began:.0f} s\n", flush=True)
+    ends = began + given.limit if given.limit else float("inf")
     with ThreadPoolExecutor(given.jobs) as pool:
-        results = list(pool.map(lambda pair: watch(pair[0], pair[1], device, folder), pairs))
-    return 0 if all(result == "clean" for result in results) else 1
+        results = list(pool.map(lambda part: watch(part, given.backend, device, folder, ends), parts))
+    table(results, ran)
+    return 0 if not any(result.failed or result.found for result in results) else 1
+
+
+def watched(backend: str, device: str, model: str, *, every_lane: bool) -> int:
+    """Run a model, under the tool that this process runs under."""
+    if every_lane:
+        importlib.import_module("every_lane").install()
+    opener = importlib.import_module(f"bitnet.{backend}.backend").BACKEND
+    found = [info for info in opener.probe().devices if info.name == device]
+    if not found:
+        raise OSError(f"there is no device {device}")
+    began = time.monotonic()
+    if kernel_forms.FILE in os.environ:
+        kernel_forms.SEEN.install()
+    opened = opener.open(found[0], OpenOptions())
+    run_model(opened, model)
+    opened.close()
+    if kernel_forms.FILE in os.environ:
+        kernel_forms.SEEN.take(MODEL + model, began)
+    return 0
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ native.PATH = Path(sys.argv[1])
 from bitnet.core.cpu.backend import BACKEND
 from bitnet.core.cpu.device import CpuDevice
 from bitnet.core.testing.tables import TableTests
-from sanitize import run_model
+from watched_model import run_model
 
 library = native.library().handle
 for level in native.levels(library):

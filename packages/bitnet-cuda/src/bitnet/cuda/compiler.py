@@ -22,7 +22,12 @@ def options(spec: KernelSpec, arch: str) -> list[str]:
 
 
 def compile_cubin(file: str, flags: Sequence[str], device: str) -> bytes:
-    """Machine code of an operation's source; needs no driver and no device.
+    """Machine code of an operation's source. For errors see :func:`compile_source`."""
+    return compile_source(SOURCES.text(file), f"{file}.cu", flags, device)
+
+
+def compile_source(source: str, name: str, flags: Sequence[str], device: str) -> bytes:
+    """Machine code of a source whose includes are expanded; needs no driver and no device.
 
     Raises:
         KernelCompileError: NVRTC refuses it; the error holds its log.
@@ -31,17 +36,17 @@ def compile_cubin(file: str, flags: Sequence[str], device: str) -> bytes:
     def call(result: tuple[Any, ...]) -> Any:
         status, *values = result
         if status != nvrtc.nvrtcResult.NVRTC_SUCCESS:
-            raise DeviceError(f"NVRTC failed with {status.name} on {file}.cu.", device=device)
+            raise DeviceError(f"NVRTC failed with {status.name} on {name}.", device=device)
         return values[0] if values else None
 
-    program = call(nvrtc.nvrtcCreateProgram(SOURCES.text(file).encode(), f"{file}.cu".encode(), 0, None, None))
+    program = call(nvrtc.nvrtcCreateProgram(source.encode(), name.encode(), 0, None, None))
     try:
         (status,) = nvrtc.nvrtcCompileProgram(program, len(flags), [f.encode() for f in flags])
         if status != nvrtc.nvrtcResult.NVRTC_SUCCESS:
             log = bytearray(call(nvrtc.nvrtcGetProgramLogSize(program)))
             call(nvrtc.nvrtcGetProgramLog(program, log))
             text = bytes(log).rstrip(b"\0").decode(errors="replace")
-            raise KernelCompileError(f"{file}.cu does not compile.", device=device, log=text)
+            raise KernelCompileError(f"{name} does not compile.", device=device, log=text)
         cubin = bytearray(call(nvrtc.nvrtcGetCUBINSize(program)))
         call(nvrtc.nvrtcGetCUBIN(program, cubin))
         return bytes(cubin)

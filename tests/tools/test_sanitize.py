@@ -1,0 +1,67 @@
+"""What sanitize.py reads in logs, and which programs it selects."""
+
+from __future__ import annotations
+
+import pytest
+
+from bitnet.core.gpu import KernelSpec
+from kernel_forms import Ran, cover, form
+from sanitize import of_compute_sanitizer, of_oclgrind
+
+MEMCHECK = """========= COMPUTE-SANITIZER
+========= Invalid __global__ read of size 4 bytes
+=========     at ternary_few+0x1a80
+=========     by thread (0,0,0) in block (125,0,0)
+=========     Access to 0x7f2ce2ac3c28 is out of bounds
+=========
+========= ERROR SUMMARY: 1 error
+"""
+RACECHECK = """========= COMPUTE-SANITIZER
+========= Error: Race reported between Read access at ternary_group_tiles+0x60f0
+=========     and Write access at ternary_group_tiles+0x4b00 [136 hazards]
+=========
+========= RACECHECK SUMMARY: 1 hazard displayed (1 error, 0 warnings)
+"""
+OVERFLOW = """========= COMPUTE-SANITIZER
+========= Target application returned an error
+========= ERROR SUMMARY: 1 error
+"""
+CLEAN = "========= COMPUTE-SANITIZER\n========= ERROR SUMMARY: 0 errors\n"
+OCLGRIND = """
+Invalid read of size 4 at global memory address 0x1000000000190
+\tKernel: embed
+\tEntity: Global(100,0,0) Local(0,0,0) Group(25,0,0)
+"""
+
+
+@pytest.mark.parametrize(
+    ("log", "found"),
+    [
+        (MEMCHECK, {"Invalid __global__ read in ternary_few": 1}),
+        (RACECHECK, {"Error: Race in ternary_group_tiles": 1}),
+        (OVERFLOW, {"untold": 1}),
+        (CLEAN, {}),
+    ],
+)
+def test_findings_of_compute_sanitizer(log: str, found: dict[str, int]) -> None:
+    assert of_compute_sanitizer(log) == found
+
+
+def test_findings_of_oclgrind() -> None:
+    assert list(of_oclgrind(OCLGRIND).values()) == [1]
+    assert "embed" in next(iter(of_oclgrind(OCLGRIND)))
+
+
+def test_a_selection_runs_every_form_and_prefers_what_is_quick() -> None:
+    programs = [Ran("slow", 90, ["a", "b", "c"]), Ran("quick", 1, ["a", "b"]), Ran("other", 2, ["c"])]
+    assert cover(programs) == ["quick", "other"]
+    assert cover([]) == []
+
+
+def test_forms_tell_parts_of_kernels_apart_and_not_sizes() -> None:
+    def of(**defines: int) -> str:
+        return form(KernelSpec("file", "kernel", tuple(defines.items())))
+
+    assert of(COLS=512, ADD=1) == of(ADD=1, COLS=2560)
+    assert of(COLS=512, ADD=1) != of(COLS=512, ADD=0)
+    assert of(GROUP=64) != of(GROUP=128)
