@@ -1,9 +1,9 @@
 """Checks that a fault anywhere in a package fails a test that a push selects.
 
 For each of some modules drawn at random, a random function is made to raise, and pytest runs the test files that stand
-on the module, nearest first, until a test fails. pytest chooses among their tests as for a push of that change. A test
-counts only if it passes again without the fault. Run it in a clone of its own with no uncommitted changes: it edits
-sources, and restores them.
+on the module until a test fails: first those that name the function, then the nearest. pytest chooses among their tests
+as for a push of that change. A test counts only if it then passes without the fault and fails with it again. Run it in a
+clone of its own with no uncommitted changes: it edits sources, and restores them.
 
     mutants.py [--count 60] [--seed 1] [--files 25] [--seconds 300] [PACKAGE...]     # bitnet-core bitnet-server
 """
@@ -27,6 +27,7 @@ from changes import RECORD, git
 from closure import ROOT, Closure
 
 FAULT = 'raise AssertionError("a mutant")'
+EVERY = ("-m", "nightly or not nightly")
 
 
 def statements(node: ast.FunctionDef | ast.AsyncFunctionDef) -> list[ast.stmt]:
@@ -35,7 +36,7 @@ def statements(node: ast.FunctionDef | ast.AsyncFunctionDef) -> list[ast.stmt]:
 
 
 def mutate(path: Path, rng: random.Random) -> str:
-    """Make a random function of a module raise, or the module if it has none; returns what raises."""
+    """Make a random function of a module raise, or the module if it has none; returns the name of what raises."""
     text = path.read_text(encoding="utf-8")
     lines = text.splitlines(keepends=True)
     nodes = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
@@ -43,18 +44,26 @@ def mutate(path: Path, rng: random.Random) -> str:
         function = rng.choice(functions)
         first = statements(function)[0]
         start = min([first.lineno, *(decorator.lineno for decorator in getattr(first, "decorator_list", []))])
-        lines.insert(start - 1, f"{' ' * first.col_offset}{FAULT}\n")
-        name = f"{function.name} (line {function.lineno})"
+        before = lines[start - 1][: first.col_offset]
+        if before.strip():  # on the line of `def`
+            lines[start - 1] = f"{before}{FAULT}\n"
+        else:
+            lines.insert(start - 1, f"{before}{FAULT}\n")
+        name = function.name
     else:
         lines.append(f"\n{FAULT}\n")
-        name = "the module"
+        name = path.stem
     ast.parse("".join(lines))
     path.write_text("".join(lines), encoding="utf-8")
     return name
 
 
-def nearest(closure: Closure, path: Path) -> list[tuple[int, Path]]:
-    """The test files that stand on a file, and how many imports away it is; nearest first, then smallest."""
+def nearest(closure: Closure, path: Path, name: str) -> list[tuple[int, Path]]:
+    """The test files that stand on a file, and how many imports away it is.
+
+    Those that name the function come first, then the nearest, then those that stand on the least.
+    """
+    word = re.compile(rf"\b{name.strip('_')}\b")
     found = []
     for test in closure.tests():
         if path in closure.stands_on(test):
@@ -63,8 +72,9 @@ def nearest(closure: Closure, path: Path) -> list[tuple[int, Path]]:
             while path not in seen and files:
                 seen |= (files := {other for file in files for other in closure.imported(file)} - seen)
                 steps += 1
-            found.append((steps, len(closure.stands_on(test)), test))
-    return [(steps, test) for steps, _, test in sorted(found)]
+            silent = not word.search(test.read_text(encoding="utf-8"))
+            found.append((silent, steps, len(closure.stands_on(test)), test))
+    return [(steps, test) for _, steps, _, test in sorted(found)]
 
 
 def run_tests(*options: str, seconds: float) -> tuple[int, str]:
@@ -82,17 +92,17 @@ def run_tests(*options: str, seconds: float) -> tuple[int, str]:
     return process.returncode, output
 
 
-def killer(path: Path, closure: Closure, files: int, seconds: float) -> str:
+def killer(path: Path, function: str, closure: Closure, files: int, seconds: float) -> str:
     """The test that fails because of a fault in a file, and the distance of its file; empty if none does."""
-    for steps, test in nearest(closure, path)[:files]:
+    for steps, test in nearest(closure, path, function)[:files]:
         name = test.relative_to(ROOT).as_posix()
         status, output = run_tests("-x", name, seconds=seconds)
         if status in (1, 2, 3, 4):  # a test failed, or the file cannot even be imported
             failed = re.search(r"^(?:FAILED|ERROR) (\S+::\S.*?)(?: - |$)", output, re.MULTILINE)
             again = failed[1] if failed and status == 1 else name
             with restored(path):
-                passes, _ = run_tests("-x", again, "-m", "nightly or not nightly", seconds=2 * seconds)
-            if passes == 0:
+                passes, _ = run_tests("-x", again, *EVERY, seconds=2 * seconds)
+            if passes == 0 and run_tests("-x", again, *EVERY, seconds=2 * seconds)[0]:
                 return f"{again} ({steps} imports away)"
     return ""
 
@@ -126,7 +136,7 @@ def main() -> int:
         started = time.monotonic()
         name = mutate(path, rng)
         try:
-            found = killer(path, closure, given.files, given.seconds)
+            found = killer(path, name, closure, given.files, given.seconds)
         finally:
             git("checkout", "--", str(path))
         survived += not found
