@@ -19,6 +19,7 @@ from bitnet.core.gguf.types import BLOCKS
 from bitnet.core.hal import TernaryWeight
 from bitnet.core.model import ModelFile, open_model
 from bitnet.core.model.convert import TYPES, convert_model
+from bitnet.core.model.recode import divided
 from bombs.base import GGUF, Shape
 
 SHAPE = Shape(hidden=256, ffn=512, heads=2, head_dim=128)
@@ -112,7 +113,7 @@ def test_metadata_keep_their_types(model: Model) -> None:
 
 @pytest.mark.parametrize("target", TYPES)
 def test_one_scale(model: Model, target: str) -> None:
-    """An f32 scale that f16 cannot hold is kept beside blocks of scale 1."""
+    """The blocks hold an f32 scale as nearly as f16 can, and a factor beside them makes it exact."""
     scales = {}
     for name, codes in list(model.codes.items()):
         if name != "token_embd":
@@ -127,9 +128,43 @@ def test_one_scale(model: Model, target: str) -> None:
             weight = file.weights[name]
             assert isinstance(weight, TernaryWeight)
             loaded = weight.load()
+            if target != "i2_s" and file is not back:
+                info = file.gguf.tensors[f"{name}.weight"]
+                out = np.empty(info.shape, np.float32)
+                decode(info.type, file.gguf.data(info), out)
+                np.testing.assert_allclose(
+                    abs(out).max(), scale, rtol=2**-10
+                )  # as a reader of the blocks alone sees it
             np.testing.assert_array_equal(unpack_ternary(loaded.codes, weight.shape[1]) + 1, model.codes[name])
             assert loaded.scale == [np.float32(scale)]
     assert not any(name.endswith(".scale") for name in back.gguf.tensors)
+
+
+def test_a_scale_is_divided_exactly() -> None:
+    """Whatever float32 it is: the product of the two is that float32 again, rounded once."""
+    bits = np.random.default_rng().integers(0, 2**32, 20_000, dtype=np.uint32)
+    edges = [
+        0.0,
+        -0.0,
+        1.0,
+        2.0**-14,
+        2.0**-15,
+        65504.0,
+        65505.0,
+        1e30,
+        2.0**-126,
+        1e-45,
+        np.nextafter(np.float32(2), 0),
+    ]
+    near = np.float32(2) ** np.random.default_rng().uniform(-16, 16, 20_000).astype(np.float32)
+    scales = np.concatenate([bits.view(np.float32), np.array(edges, np.float32), near, -near])
+    for scale in scales[np.isfinite(scales)]:
+        half, factor = divided(scale)
+        assert np.float32(half) * factor == scale
+        assert half.dtype == np.float16
+        assert factor.dtype == np.float32
+        if 2**-14 <= abs(scale) <= 65504:
+            assert 0.999 < factor <= 1
 
 
 def test_the_encoding_for_those_who_name_none(model: Model) -> None:

@@ -35,8 +35,9 @@ class TernarySource(NamedTuple):
 def encoded(name: str, source: TernarySource, dtype: GGMLType) -> dict[str, TensorSource]:
     """The tensors that hold a matrix in a GGUF file.
 
-    If the matrix has one scale and ``dtype`` has a scale per block, the blocks get the scale 1, and a tensor
-    ``NAME.scale`` holds the matrix's scale as f32. Nothing is rounded, and llama.cpp also reads such files.
+    If the matrix has one scale and ``dtype`` has a scale per block, the scale is divided as :func:`divided` says: the
+    blocks hold it but for a factor close to 1, which a tensor ``NAME.scale`` holds as f32. Nothing is rounded, and
+    programs that do not read that tensor are off by less than a thousandth.
 
     Args:
         name: Name of the matrix, without ``.weight``.
@@ -53,11 +54,26 @@ def encoded(name: str, source: TernarySource, dtype: GGMLType) -> dict[str, Tens
         raise source.error(f"has rows of {k} weights; {dtype.name} needs a multiple of {BLOCKS[dtype][0]}.")
     if group is not None:
         return {f"{name}.weight": TensorSource((n, k), dtype, partial(_blocks, source, dtype, None))}
-    scale = np.empty(1, np.float32)  # set while the blocks, which come first in the file, are written
+    rest = np.empty(1, np.float32)  # set while the blocks, which come first in the file, are written
     return {
-        f"{name}.weight": TensorSource((n, k), dtype, partial(_blocks, source, dtype, scale)),
-        f"{name}.scale": TensorSource((1,), GGMLType.F32, lambda: (scale,)),
+        f"{name}.weight": TensorSource((n, k), dtype, partial(_blocks, source, dtype, rest)),
+        f"{name}.scale": TensorSource((1,), GGMLType.F32, lambda: (rest,)),
     }
+
+
+def divided(scale: np.float32) -> tuple[np.float16, np.float32]:
+    """A float16 and a factor whose product, rounded to float32, is ``scale`` exactly.
+
+    The float16 is the scale rounded away from zero, so the factor is from 0.999 to 1. A scale that float16 cannot hold
+    to its full precision (zero, above 65,504 or below 2⁻¹⁴) becomes the factor, beside 1.
+    """
+    with np.errstate(over="ignore"):
+        half = np.float16(scale)
+        if abs(half) < abs(scale):
+            half = np.nextafter(half, np.copysign(np.float16(np.inf), half))
+    if not np.finfo(np.float16).tiny <= abs(half) < np.inf:
+        return np.float16(1), scale
+    return half, scale / np.float32(half)
 
 
 def _i2s(source: TernarySource) -> Iterator[Codes]:
@@ -75,17 +91,18 @@ def _i2s(source: TernarySource) -> Iterator[Codes]:
     source.weight.release()
 
 
-def _blocks(source: TernarySource, dtype: GGMLType, apart: npt.NDArray[np.float32] | None) -> Iterator[Codes]:
-    """The blocks, a few rows at a time; ``apart`` receives the scale of a matrix that has one."""
+def _blocks(source: TernarySource, dtype: GGMLType, rest: npt.NDArray[np.float32] | None) -> Iterator[Codes]:
+    """The blocks, a few rows at a time; ``rest`` receives the factor beside the blocks of a matrix with one scale."""
     (n, k), size = source.weight.shape, BLOCKS[dtype][0]
     data = source.weight.load()
-    if apart is not None:
-        apart[:] = data.scale
+    common = np.float16(1)
+    if rest is not None:
+        common, rest[:] = divided(np.float32(data.scale[0]))
     for begin, end in pieces(n, k):
         codes = unpack_ternary(data.codes[begin:end], k).view(np.uint8) + np.uint8(1)
         _check_codes(source, codes)
-        scales: Scales = np.ones((end - begin, k // size), np.float16)
-        if apart is None:
+        scales: Scales = np.full((end - begin, k // size), common)
+        if rest is None:
             scales = _regrouped(source, dtype, codes, data, begin)
         try:
             yield encode_blocks(dtype, codes.reshape(-1, size), scales.reshape(-1))
