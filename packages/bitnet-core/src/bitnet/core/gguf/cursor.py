@@ -35,6 +35,7 @@ class Cursor:
     Attributes:
         at: Offset of the next value.
         tensor: The tensor whose fields are read, if any. Errors name it.
+        errors: What becomes of bytes that are not UTF-8: ``strict`` or ``replace``, as for ``bytes.decode``.
     """
 
     def __init__(self, path: Path, data: mmap.mmap) -> None:
@@ -44,6 +45,7 @@ class Cursor:
         self.at = 0
         self.tensor: str | None = None
         self.nested = 0
+        self.errors = "strict"
 
     def fail(self, field: str, offset: int, message: str, *, hint: str | None = None) -> NoReturn:
         if self.tensor is not None:
@@ -86,7 +88,7 @@ class Cursor:
         size = self.count(f"{field} length", 1)
         raw = self.data[self.take(size, field) : self.at]
         try:
-            return raw.decode()
+            return raw.decode(errors=self.errors)
         except UnicodeDecodeError as error:
             self.fail(field, begin + 8 + error.start, "is not valid UTF-8.")
 
@@ -193,7 +195,7 @@ class Cursor:
                 at = begin + unpack(data, at)[0]
                 if at > end:
                     break
-                append(data[begin:at].decode())
+                append(data[begin:at].decode(errors=self.errors))
         except (struct.error, UnicodeDecodeError):
             pass
         if len(out) < count:

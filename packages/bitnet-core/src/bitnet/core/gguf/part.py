@@ -29,6 +29,10 @@ from bitnet.core.support.mapped import MappedFile
 MAX_ENTRIES = 1 << 16
 """Maximum metadata keys, and maximum tensors: each takes at least 15 bytes of the file, but several microseconds and
 half a kilobyte here. Models have dozens of keys and hundreds of tensors."""
+PROSE = ("general.name", "general.author", "general.organization", "general.description", "general.license",
+         "general.tags", "general.base_model.", "general.dataset", "general.source.", "general.quantized_by",
+         "general.basename", "general.finetune", "general.version", "general.url", "general.doi")  # fmt: skip
+"""Beginnings of keys whose text only people read: bytes in it that are not UTF-8 are replaced."""
 SHARED = (GGMLType.Q2_0, GGMLType.Q2_0_G128, GGMLType.STQ1_0)
 """Types that share the number 42 in files."""
 MIN_METADATA_ENTRY = 8 + 1 + 4 + 1
@@ -120,7 +124,9 @@ class Part:
             cursor.fail(field, begin, "this key occurs twice.")
         kind = cursor.value_type(f"{field} type")
         self._key_offsets[key], self.kinds[key] = cursor.at, kind
+        cursor.errors = "replace" if key.startswith(PROSE) else "strict"
         self.metadata[key] = cursor.value(kind, field)
+        cursor.errors = "strict"
 
     def _alignment(self) -> int:
         key = "general.alignment"

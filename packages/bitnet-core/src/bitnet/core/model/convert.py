@@ -15,6 +15,9 @@ from bitnet.core.hal import TernaryData, TernaryWeight
 from bitnet.core.model.file import ModelFile, open_model
 from bitnet.core.model.hf_checkpoint import read_folder
 from bitnet.core.model.recode import TernarySource, encoded
+from bitnet.core.model.rope import BETA_FAST, BETA_SLOW
+from bitnet.core.support.log import logger
+from bitnet.core.text.vocabulary import LLAMA3
 
 TYPES: Mapping[str, GGMLType] = {dtype.name.lower(): dtype for dtype in (GGMLType.I2_S, *BLOCK_TYPES)}
 """Encodings to which models can be converted."""
@@ -59,6 +62,7 @@ def convert_model(
         metadata["general.name"] = name
     kind = TYPES[dtype] if dtype is not None else _fitting(tensors)
     metadata.pop("general.file_type", None)
+    _warn_of_llama_cpp(metadata)
     if kind in FILE_TYPES:
         metadata["general.file_type"] = FILE_TYPES[kind]
     try:
@@ -67,6 +71,14 @@ def convert_model(
         if model is not None:  # if the source file has changed, report that instead
             model.gguf.check()
         raise
+
+
+def _warn_of_llama_cpp(metadata: Mapping[str, MetadataValue]) -> None:
+    """Warn of keys that llama.cpp does not read for these architectures, so that it computes another model."""
+    for key, default in (("yarn_beta_fast", BETA_FAST), ("yarn_beta_slow", BETA_SLOW)):
+        value = metadata.get(f"{metadata.get('general.architecture')}.rope.scaling.{key}", default)
+        if value != default:
+            logger.warning("llama.cpp ignores %s (%g) and takes %g: its answers will differ.", key, value, default)
 
 
 def _check(source: Path, path: Path) -> None:
@@ -104,6 +116,8 @@ def _written(tensors: Mapping[str, Tensor | TernarySource], kind: GGMLType) -> d
 
 def _read_gguf(model: ModelFile) -> tuple[dict[str, MetadataValue], dict[str, Tensor | TernarySource]]:
     metadata = model.gguf.typed_metadata() | {f"{model.config.architecture}.hidden_activation": model.config.activation}
+    if metadata.get("tokenizer.ggml.pre") == "falcon_e":
+        metadata["tokenizer.ggml.pre"] = LLAMA3  # the same, by a name that llama.cpp knows
     tensors: dict[str, Tensor | TernarySource] = {}
     for name, info in model.gguf.tensors.items():
         weight = model.weights.get(name.removesuffix(".weight"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Collection, Mapping
 from functools import cached_property
@@ -14,6 +15,8 @@ from bitnet.core.gguf.ternary import I2S_LAYOUTS, I2SLayout
 from bitnet.core.hal import TERNARY_TABLES, TernaryWeight, Weight
 from bitnet.core.model.config import ModelConfig, read_config
 from bitnet.core.model.weights import bind_weights, ternary_tables
+from bitnet.core.support import log
+from bitnet.core.support.foreign import label
 
 if TYPE_CHECKING:
     from bitnet.core.text.chat import ChatTemplate
@@ -89,6 +92,15 @@ class ModelFile:
             return None
         if not isinstance(source, str):
             raise self.gguf.error("is not a string.", key="tokenizer.chat_template")
+        if not source.strip():
+            return None
+        if plain := self.tokenizer.plain_markup(source):
+            some = ", ".join(map(label, plain[:3]))
+            log.once(
+                logging.WARNING,
+                f"{self.path}: the chat template writes {some}, but token_type marks them neither as control nor as "
+                "user-defined tokens: the model sees their letters, and may answer nonsense.",
+            )
         try:
             return ChatTemplate(source, bos_token=self.tokenizer.bos_token, eos_token=self.tokenizer.eos_token)
         except InvalidInputError as error:

@@ -223,7 +223,7 @@ def _chat_template(folder: Path) -> str | None:
         found = read_json(path).get("chat_template") if path.is_file() else None
     if isinstance(found, list):
         found = next((t.get("template") for t in found if isinstance(t, dict) and t.get("name") == "default"), None)
-    if not isinstance(found, str):
+    if not isinstance(found, str) or not found.strip():
         return None
     try:
         ChatTemplate(found)

@@ -87,7 +87,10 @@ class HFConfig:
         for key in ("use_sliding_window", "sparse_config"):
             if self.values.get(key):
                 raise self.error(key, "is not supported: in bitnet every token attends to all earlier ones.")
-        self._rope = scaling = self._mapping("rope_scaling") or self._mapping("rope_parameters")
+        kinds = self.values.get("layer_types") or []
+        if not isinstance(kinds, list) or any(kind != "full_attention" for kind in kinds):
+            raise self.error("layer_types", f"is {brief(kinds)}; only full_attention is supported.")
+        self._rope = scaling = self._scaling()
         theta = self._number(scaling if scaling.get("rope_theta") is not None else self.values, "rope_theta")
         partial = scaling if "partial_rotary_factor" in scaling else self.values
         if self._number(partial, "partial_rotary_factor", 1.0) != 1:
@@ -163,6 +166,17 @@ class HFConfig:
             "residual_scale": depth / math.sqrt(self._integer("num_hidden_layers")),
             "logit_scale": base / self._integer("hidden_size"),
         }
+
+    def _scaling(self) -> dict[str, Any]:
+        """The parameters of rotary embeddings. transformers 5 may list them by the types of layers."""
+        key = "rope_scaling" if self._mapping("rope_scaling") else "rope_parameters"
+        found = self._mapping(key)
+        kinds = [value for value in found.values() if isinstance(value, dict)]
+        if not kinds:
+            return found
+        if len(kinds) < len(found) or any(kind != kinds[0] for kind in kinds):
+            raise self.error(key, f"differs between layers ({', '.join(map(brief, found))}), which is not supported.")
+        return kinds[0]
 
     def _mapping(self, key: str) -> dict[str, Any]:
         value = self.values.get(key) or {}

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import re
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from bitnet.core.errors import ModelFileError
 from bitnet.core.model.safetensors import MAX_JSON, optional_json, read_bytes
+from bitnet.core.support.foreign import label
+from bitnet.core.support.log import logger
 from bitnet.core.text.tokenizer import SPACE
 from bitnet.core.text.vocabulary import MAX_TOKENS, TokenType, Vocabulary
 
@@ -86,6 +88,7 @@ def _added(folder: Path) -> dict[int, tuple[str, TokenType]]:
         return TokenType.CONTROL if control or token in special else TokenType.USER_DEFINED
 
     added = {i: (token, kind(token, control=bool(CONTROL_NAME.fullmatch(token)))) for token, i in listed.items()}
+    greedy: list[str] = []
     described = settings.get("added_tokens_decoder") or {}
     try:
         for key, entry in described.items():
@@ -93,11 +96,26 @@ def _added(folder: Path) -> dict[int, tuple[str, TokenType]]:
             if not (0 <= i < MAX_TOKENS and isinstance(token, str)):
                 raise ValueError(key)
             added[i] = (token, kind(token, control=entry.get("special") is True))
+            if any(entry.get(flag) is True for flag in ("lstrip", "rstrip", "single_word")):
+                greedy.append(token)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ModelFileError(
             "must map each id to a token.", path=folder / "tokenizer_config.json", field="added_tokens_decoder"
         ) from error
+    warn_of_greedy(folder, greedy)
     return added
+
+
+def warn_of_greedy(path: Path, tokens: Sequence[str]) -> None:
+    """Warn of added tokens that take the blanks beside them, or are found only between blanks."""
+    if tokens:
+        some = ", ".join(map(label, tokens[:3])) + (f" and {len(tokens) - 3} more" if len(tokens) > 3 else "")
+        logger.warning(
+            "%s: GGUF files have no key for lstrip, rstrip and single_word of added tokens. Blanks beside %s will be "
+            "tokens of their own, unlike in transformers.",
+            path,
+            some,
+        )
 
 
 def _named(settings: dict[str, Any]) -> Iterator[str]:

@@ -11,7 +11,7 @@ from typing import Any
 import tokenizers
 
 from bitnet.core.errors import InvalidInputError, ModelFileError, brief
-from bitnet.core.model.hf_sentencepiece import read_sentencepiece
+from bitnet.core.model.hf_sentencepiece import read_sentencepiece, warn_of_greedy
 from bitnet.core.model.safetensors import MAX_JSON, optional_json, read_bytes, read_json
 from bitnet.core.text.literals import Literals
 from bitnet.core.text.tokenizer import LLAMA3_WORDS, QWEN2_WORDS, SPACE, Tokenizer, word_cutter
@@ -217,12 +217,16 @@ def _samples(vocabulary: Vocabulary, tokenizer: Tokenizer) -> Iterator[str]:
 
 def _tokens(path: Path, original: tokenizers.Tokenizer) -> tuple[list[str], list[int]]:
     """Tokens in the order of their ids, and the type of each."""
+    greedy: list[str] = []
     by_id = {i: (token, TokenType.NORMAL) for token, i in original.get_vocab(with_added_tokens=False).items()}
     for (
         i,
         token,
     ) in original.get_added_tokens_decoder().items():  # the library may number these differently from the file
+        if token.lstrip or token.rstrip or token.single_word:
+            greedy.append(token.content)
         by_id[i] = (token.content, TokenType.CONTROL if token.special else TokenType.USER_DEFINED)
+    warn_of_greedy(path, greedy)
     count = max(by_id, default=-1) + 1
     if count > 4 * len(by_id):
         raise ModelFileError(f"has {len(by_id)} tokens with ids up to {count - 1}.", path=path, field="model.vocab")

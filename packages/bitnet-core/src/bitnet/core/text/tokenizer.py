@@ -17,7 +17,17 @@ from bitnet.core.gguf import GGUFFile
 from bitnet.core.support.garbage import no_collection
 from bitnet.core.text.bpe import BytePairs, listed_merges, scored_merges
 from bitnet.core.text.literals import Literals
-from bitnet.core.text.vocabulary import GPT2, KEY, LLAMA3, OLMO, QWEN2, TokenType, Vocabulary, vocabulary_from_metadata
+from bitnet.core.text.vocabulary import (
+    DEFAULT,
+    GPT2,
+    KEY,
+    LLAMA3,
+    OLMO,
+    QWEN2,
+    TokenType,
+    Vocabulary,
+    vocabulary_from_metadata,
+)
 
 _NUMBER, _REST = r"\p{N}", r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 _WORD = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|"
@@ -25,8 +35,18 @@ LLAMA3_WORDS = _WORD + _NUMBER + "{1,3}" + _REST
 """Word pattern of Llama 3's tokenizer.json: digits in groups of three."""
 QWEN2_WORDS = _WORD + _NUMBER + _REST
 """Word pattern of Qwen 2's and 3's tokenizer.json: single digits."""
+DEFAULT_WORDS = (
+    r"[\p{P}\$\+<=>\^~\|]+",
+    r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)",
+    r"\p{N}+",
+    r"[0-9][0-9][0-9]",
+)
+"""Patterns of llama.cpp's pre-tokenizer ``default``; each splits the pieces that the ones before it have left."""
 SPACE = "\u2581"
 """The character that stands for a space in SentencePiece."""
+
+_MARKUP = re.compile(r"<[^<>\s]{1,100}>|\[/?[A-Z][A-Z_]*\]")
+"""How control tokens look in chat templates."""
 
 
 class Tokenizer:
@@ -140,6 +160,12 @@ class Tokenizer:
             return b"".join(table[c] if c in table else c.encode() for c in token)
         return self._byte[id] if id in self._byte else token.replace(SPACE, " ").encode()
 
+    def plain_markup(self, template: str) -> list[str]:
+        """Names of tokens that a chat template writes between brackets, but that text is not recognised as."""
+        written = {*_MARKUP.findall(template)} - {*self._ids}
+        names = [(i, token) for i, token in enumerate(self._tokens) if token in written] if written else []
+        return [token for i, token in names if self.encode(token, add_special=False, parse_special=True) != [i]]
+
     def is_special(self, id: int) -> bool:
         """Whether an id is a control token, which is not part of the text."""
         return id in self._special
@@ -241,8 +267,9 @@ def word_cutter(pre: str) -> pre_tokenizers.PreTokenizer:
     """The pre-tokenizer named ``pre``, which splits text into words before byte-level encoding."""
     if pre in (GPT2, OLMO):
         return pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
-    words = pre_tokenizers.Split(tokenizers.Regex(QWEN2_WORDS if pre == QWEN2 else LLAMA3_WORDS), "isolated")
-    return pre_tokenizers.Sequence([words, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+    patterns = {QWEN2: (QWEN2_WORDS,), DEFAULT: DEFAULT_WORDS}.get(pre, (LLAMA3_WORDS,))
+    words = [pre_tokenizers.Split(tokenizers.Regex(pattern), "isolated") for pattern in patterns]
+    return pre_tokenizers.Sequence([*words, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
 
 
 def _normalizer(pre: str) -> normalizers.Normalizer | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
@@ -11,6 +12,7 @@ import numpy as np
 
 from bitnet.core.errors import brief
 from bitnet.core.gguf import MetadataValue
+from bitnet.core.support import log
 
 KEY = "tokenizer.ggml."
 
@@ -23,20 +25,26 @@ known vocabularies have 262,144 tokens, half a million merges, and tokens of 128
 LLAMA3 = "llama-bpe"
 GPT2 = "gpt-2"
 OLMO = "olmo"
+DEFAULT = "default"
 QWEN2 = "qwen2"
 PRE_TOKENIZERS: Mapping[str, str] = {
     **dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "falcon3", "falcon-h1", "falcon_e"), LLAMA3),
-    **dict.fromkeys(("gpt-2", "default"), GPT2),
+    "gpt-2": GPT2,
+    "default": DEFAULT,
     "olmo": OLMO,
     **dict.fromkeys(("qwen2", "deepseek-r1-qwen"), QWEN2),
 }
-"""Names of pre-tokenizers in files, mapped to the four that bitnet implements. ``olmo`` is GPT-2's after NFC, as in the
-tokenizers of OLMo and TriLM, which are GPT-NeoX's."""
+"""Names of pre-tokenizers in files, mapped to the five that bitnet implements. ``olmo`` is GPT-2's after NFC, as in the
+tokenizers of OLMo and TriLM, which are GPT-NeoX's. ``default`` is llama.cpp's own, of no model. ``falcon_e`` is
+in files of Microsoft's fork of llama.cpp alone; conversion replaces it."""
 
 END_OF_TURN = frozenset(
     {"<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|end_of_text|>", "<EOT>"}
 )
 """Tokens that end a model's answer in any vocabulary that has them; files name only one end token."""
+
+NO_TOKEN = (-1, 2**32 - 1)
+"""What files hold in place of the id of a token that there is not."""
 
 MAX_LISTED_ENDS = 2
 """Maximum end tokens of other names that a file can list besides the end token, as ``eot`` and ``eom``."""
@@ -71,7 +79,7 @@ class Vocabulary:
 
     Attributes:
         model: ``gpt2``: byte-level BPE with ``merges``; ``llama``: SentencePiece BPE with ``scores`` and byte fallback.
-        pre: ``llama-bpe``, ``gpt-2``, ``olmo`` or ``qwen2``, for ``gpt2`` vocabularies.
+        pre: ``llama-bpe``, ``gpt-2``, ``default``, ``olmo`` or ``qwen2``, for ``gpt2`` vocabularies.
         types: :class:`TokenType` of each token.
         merges: Pairs as ``left right``, in order of priority.
         end_ids: Further tokens that end an answer.
@@ -192,9 +200,14 @@ class _Reader:
         return value.tolist()  # type: ignore[no-any-return]
 
     def identifier(self, key: str, count: int) -> int | None:
+        """A token's id; None if there is none. An id of no token counts as none, as in llama.cpp."""
         value = self.metadata.get(KEY + key)
         if value is None:
             return None
-        if type(value) is not int or not 0 <= value < count:
+        if type(value) is not int:
             raise self.error(KEY + key, f"is {brief(value)}; it must be the id of one of the {count} tokens.")
-        return value
+        if 0 <= value < count:
+            return value
+        if value not in NO_TOKEN:
+            log.once(logging.WARNING, f"{KEY}{key} is {value}, but there are {count} tokens: it is ignored.")
+        return None
