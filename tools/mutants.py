@@ -2,8 +2,8 @@
 
 For each of some modules drawn at random, a random function is made to raise, and pytest runs the test files that stand
 on the module until a test fails: first those that name the function, then the nearest. pytest chooses among their tests
-as for a push of that change. A test counts only if it then passes without the fault and fails with it again. Run it in a
-clone of its own with no uncommitted changes: it edits sources, and restores them.
+as for a push of that change. A test counts only if it then passes without the fault and fails with it again. Run it in
+a clone of its own with no uncommitted changes: it edits sources, and restores them.
 
     mutants.py [--count 60] [--seed 1] [--files 25] [--seconds 300] [PACKAGE...]     # bitnet-core bitnet-server
 """
