@@ -58,6 +58,38 @@ def test_chunks_and_repeats_do_not_matter(make_rig: MakeRig, monkeypatch: pytest
     assert rig.free_blocks == 64
 
 
+@pytest.mark.parametrize("options", [{}, {**SAMPLED, "seed": 5, "logprobs": 1, "repetition_penalty": 1.3}])
+def test_log_probabilities_of_the_prompt(device: Device, make_rig: MakeRig, options: dict[str, Any]) -> None:
+    """The oracle for a token is a generation from those before it. Steps are small, so that the rows come in parts."""
+    rng = np.random.default_rng()
+    text = rng.integers(0, 256, int(rng.integers(2, 30))).tolist()
+    rig = make_rig(device, limits=Limits(7, 4, 5, 32))
+    plain = rig.one(text, max_tokens=12, **options)
+    found = rig.one(text, max_tokens=12, prompt_logprobs=3, **options)
+    assert (found.tokens, found.finish_reason, found.text) == (plain.tokens, plain.finish_reason, plain.text)
+    assert (plain.prompt_logprobs, found.timings.cached_tokens) == (None, 0)
+    assert found.prompt_logprobs is not None
+    assert [entry.token for entry in found.prompt_logprobs] == text[1:]
+    other = make_rig(device)
+    for i, entry in enumerate(found.prompt_logprobs, 1):
+        (alone,) = other.one(text[:i], max_tokens=1, logprobs=260, ignore_eos=True).logprobs
+        every = dict(alone.top)
+        assert entry.logprob == pytest.approx(every[text[i]], abs=1e-4)
+        assert [p for _, p in entry.top] == pytest.approx([p for _, p in alone.top[:3]], abs=1e-4)
+    none = rig.one(text, max_tokens=0, prompt_logprobs=0)
+    assert (none.tokens, none.text, none.finish_reason) == ((), "", "length")
+    assert [e.logprob for e in none.prompt_logprobs] == pytest.approx(
+        [e.logprob for e in found.prompt_logprobs], abs=1e-4
+    )
+    single = rig.one(text[:1], max_tokens=0, prompt_logprobs=2)
+    assert (single.tokens, single.prompt_logprobs) == ((), ())
+    assert rig.free_blocks == 64
+    with pytest.raises(InvalidInputError, match="max_tokens is 0"):
+        GenerationOptions(max_tokens=0)
+    with pytest.raises(InvalidInputError, match="prompt_logprobs is -1"):
+        GenerationOptions(prompt_logprobs=-1)
+
+
 def test_tokens_past_a_stop_rule_are_thrown_away(make_rig: MakeRig, monkeypatch: pytest.MonkeyPatch) -> None:
     (text,) = prompts(3, (9,))
     plain = make_rig().one(text, max_tokens=40, seed=1, **SAMPLED)

@@ -16,7 +16,7 @@ from bitnet.core.hal.step import EXTREME
 MAX_LOGPROBS = 1000
 
 _INTEGERS = ("min_tokens", "top_k")
-_INTEGERS_OR_NONE = ("max_tokens", "seed", "logprobs")
+_INTEGERS_OR_NONE = ("max_tokens", "seed", "logprobs", "prompt_logprobs")
 _NUMBERS = ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
 
 
@@ -28,7 +28,8 @@ class GenerationOptions:
     None in place of a collection means an empty one.
 
     Attributes:
-        max_tokens: Maximum tokens to generate; None: until the context is full.
+        max_tokens: Maximum tokens to generate; None: until the context is full; 0, together with ``prompt_logprobs``:
+            none.
         min_tokens: No end-of-sequence or stop token is chosen until this many tokens have been generated. A stop string
             ends the answer before that, too.
         temperature: Divides the logits; 0: greedy.
@@ -46,6 +47,8 @@ class GenerationOptions:
         ignore_eos: Continue after the model's end-of-sequence tokens (for benchmarks).
         logprobs: Return log-probabilities of each token and of this many likeliest ones, from the model's unchanged
             logits.
+        prompt_logprobs: Return the same for each token of the prompt but the first. The whole prompt is then computed,
+            even if a part is in the KV cache.
 
     Raises:
         InvalidInputError: A value is out of its range.
@@ -66,6 +69,7 @@ class GenerationOptions:
     stop_tokens: Collection[int] = ()
     ignore_eos: bool = False
     logprobs: int | None = None
+    prompt_logprobs: int | None = None
 
     def __post_init__(self) -> None:
         for name in _INTEGERS + _INTEGERS_OR_NONE:
@@ -86,15 +90,19 @@ class GenerationOptions:
             if not isinstance(text, str) or not text:
                 raise InvalidInputError(f"stop holds {brief(text)}; it must be a string or strings, none empty.")
         biases = (self.logit_bias or {}).values()
+        least = 1 if self.prompt_logprobs is None else 0
         for name, good, wanted in (
-            ("max_tokens", self.max_tokens is None or self.max_tokens >= 1, "an integer ≥ 1, or None"),
+            ("max_tokens", self.max_tokens is None or self.max_tokens >= least, f"an integer ≥ {least}, or None"),
             ("min_tokens", self.min_tokens >= 0, "an integer ≥ 0"),
             ("repetition_penalty", 1 / EXTREME <= self.repetition_penalty <= EXTREME, "in 1e-30 … 1e30 (1: off)"),
             ("presence_penalty", abs(self.presence_penalty) <= EXTREME, "in -1e30 … 1e30 (0: off)"),
             ("frequency_penalty", abs(self.frequency_penalty) <= EXTREME, "in -1e30 … 1e30 (0: off)"),
             ("logit_bias", all(abs(b) <= EXTREME or b == -float("inf") for b in biases), "-inf, or in -1e30 … 1e30"),
             ("seed", self.seed is None or 0 <= self.seed < 2**64, "an unsigned 64-bit integer, or None"),
-            ("logprobs", self.logprobs is None or 0 <= self.logprobs <= MAX_LOGPROBS, f"in 0 … {MAX_LOGPROBS}"),
+            *(
+                (name, count is None or 0 <= count <= MAX_LOGPROBS, f"in 0 … {MAX_LOGPROBS}")
+                for name, count in (("logprobs", self.logprobs), ("prompt_logprobs", self.prompt_logprobs))
+            ),
         ):
             if not good:
                 raise InvalidInputError(f"{name} is {getattr(self, name)!r}; it must be {wanted}.")
@@ -129,6 +137,7 @@ class OptionArguments(TypedDict, total=False):
     stop_tokens: Collection[int]
     ignore_eos: bool
     logprobs: int | None
+    prompt_logprobs: int | None
 
 
 def _several(name: str, values: Any, wanted: str) -> tuple[Any, ...]:

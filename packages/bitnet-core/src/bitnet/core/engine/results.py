@@ -75,6 +75,7 @@ class Completion:
         seed: Seed that draws the same tokens again.
         options: The options of the request.
         devices: Names of the devices that computed it: one, or more if a replica failed meanwhile.
+        prompt_logprobs: One for each of ``prompt_tokens`` but the first, where they were asked for.
     """
 
     text: str
@@ -87,6 +88,7 @@ class Completion:
     timings: Timings
     options: GenerationOptions
     devices: tuple[str, ...] = ()
+    prompt_logprobs: tuple[TokenLogprob, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,12 +100,14 @@ class Chunk:
         tokens: New token ids; their text may come with a later chunk.
         logprobs: One for each of ``tokens``, where they were asked for.
         finish_reason: Set on the last chunk.
+        prompt_logprobs: Set on the first chunk, where they were asked for.
     """
 
     text: str
     tokens: tuple[int, ...]
     logprobs: tuple[TokenLogprob, ...] | None
     finish_reason: FinishReason | None
+    prompt_logprobs: tuple[TokenLogprob, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ from bitnet.core.engine.blocks import BlockTable
 from bitnet.core.engine.constraint import Constraint, masked
 from bitnet.core.engine.lookup import NO_DRAFT, Draft, Lookup
 from bitnet.core.engine.options import GenerationOptions
+from bitnet.core.engine.prompt_logprobs import PromptLogprobs
 from bitnet.core.engine.results import Chunk, Completion, FinishReason, Timings, Update
 from bitnet.core.engine.sampling import TokenLogprob, adjusted_logits, sample, token_logprob
 from bitnet.core.engine.stop import StopMatcher
@@ -184,6 +185,8 @@ class Generation(TokenSequence):
         self._stop_reason: int | str | None = None
         self._counts: Counter[int] = Counter()
         self._logprobs: list[TokenLogprob] = []
+        asked = options.prompt_logprobs
+        self._of_prompt = None if asked is None else PromptLogprobs(prompt, asked)
         self._pieces: list[str] = []
         self._clock, self._submitted = clock, clock()
         self._started: float | None = None
@@ -206,8 +209,13 @@ class Generation(TokenSequence):
         return len(self.tokens)
 
     @property
+    def _prompt_left(self) -> int:
+        """Tokens of the prompt whose log-probabilities are still to come."""
+        return 0 if self._of_prompt is None else self._of_prompt.left
+
+    @property
     def first_row(self) -> int:
-        return len(self.tokens) - 1
+        return len(self.tokens) - 1 - self._prompt_left
 
     @property
     def _must_go_on(self) -> bool:
@@ -220,7 +228,8 @@ class Generation(TokenSequence):
     @property
     def _read_on_host(self) -> bool:
         asked = self._options.logprobs
-        return self._constraint is not None or (asked is not None and asked > self.logprobs_told)
+        told = asked is None or asked <= self.logprobs_told
+        return self._constraint is not None or not told or self._prompt_left > 0
 
     @property
     def logprobs_wanted(self) -> int | None:
@@ -264,7 +273,7 @@ class Generation(TokenSequence):
     @property
     def steps_left(self) -> int:
         most = self._options.min_tokens if self._must_go_on else self._most
-        return min(most, self._most) - self._generated
+        return max(1, min(most, self._most) - self._generated)  # a step is needed, even if nothing is to be generated
 
     @property
     def looks_up(self) -> bool:
@@ -291,7 +300,12 @@ class Generation(TokenSequence):
     ) -> None:
         now = self._clock() - self._submitted
         self.held = False
-        if logits is not None:
+        if self._of_prompt is not None and self._of_prompt.left and logits is not None:
+            logits = self._of_prompt.take(logits)
+            if not len(logits):
+                return
+        room = self._most - self._generated
+        if logits is not None and room:
             try:
                 chosen = self._choose(logits[0])
                 if chosen is None:
@@ -304,7 +318,6 @@ class Generation(TokenSequence):
                 # The constraint failed, so the tokens allowed next are unknown.
                 self._stop_reason, sampled = f"{type(error).__name__}: {error}", ()
                 self._end("failed")
-        room = self._most - self._generated
         new = list(sampled[:room])
         if not self._stop_tokens.isdisjoint(new):
             stop = next(i for i, token in enumerate(new) if token in self._stop_tokens)
@@ -312,7 +325,7 @@ class Generation(TokenSequence):
             self._stop_reason = new[stop]
             del new[stop:]
             self._end("stop")
-        elif len(new) == room and new:
+        elif len(new) == room:
             self._end(self._at_most)
         if logits is not None and self._options.logprobs is not None:
             self._logprobs += [token_logprob(logits[0], token, self._options.logprobs) for token in new]
@@ -329,8 +342,8 @@ class Generation(TokenSequence):
         if self.held:
             self.accept((), self._logits)
 
-    def news(self) -> Update:
-        return self._update()
+    def news(self) -> Update | None:
+        return None if self._prompt_left else self._update()
 
     def end(self, reason: FinishReason) -> Update:
         self._end(reason)
@@ -379,11 +392,13 @@ class Generation(TokenSequence):
         self._pieces.append(text)
         before, self._told = self._told - len(self._prompt), len(self.tokens)
         asked = self._options.logprobs is not None
+        of_prompt = None if self._of_prompt is None else tuple(self._of_prompt.entries)
         chunk = Chunk(
             text,
             tuple(self.tokens[len(self._prompt) + before :]),
             tuple(self._logprobs[before:]) if asked else None,
             reason,
+            of_prompt if len(self._pieces) == 1 else None,
         )
         if reason is None:
             return Update(self.number, chunk)
@@ -408,5 +423,6 @@ class Generation(TokenSequence):
             timings=timings,
             options=self._options,
             devices=tuple(self._devices),
+            prompt_logprobs=of_prompt,
         )
         return Update(self.number, chunk, completion)

@@ -132,9 +132,12 @@ def speeds(tokens: int, total_ms: float, first_ms: float | None) -> tuple[float,
 
 
 def _options(options: GenerationOptions) -> dict[str, Any]:
-    """Every option except the seed, which belongs to the completion. A bias of -inf, which JSON lacks, becomes null."""
+    """Every option that decides the answer, except the seed, which belongs to the completion.
+
+    A bias of -inf, which JSON lacks, becomes null.
+    """
     given = asdict(options)
-    del given["seed"]
+    del given["seed"], given["prompt_logprobs"]
     bias = sorted((options.logit_bias or {}).items())
     return given | {
         "stop": list(options.stop_strings),
