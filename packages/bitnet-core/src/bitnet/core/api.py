@@ -260,7 +260,14 @@ class Model:
         """The model's answer to a conversation, chunk by chunk; errors as for :meth:`chat`."""
         return self.stream(self.chat_tokens(messages), constraint=constraint, **options)
 
-    def chat_tokens(self, messages: Messages, *, tools: Sequence[Mapping[str, Any]] | None = None) -> list[int]:
+    def chat_tokens(
+        self,
+        messages: Messages,
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        variables: Mapping[str, Any] | None = None,
+        continued: bool = False,
+    ) -> list[int]:
         """The token ids that :meth:`chat` makes from a conversation, to pass to :meth:`generate` and similar methods.
 
         Only the template produces control tokens: one that is spelled out in a message stays text.
@@ -268,6 +275,8 @@ class Model:
         Args:
             messages: The conversation. A message may have other keys that the template reads, such as ``tool_calls``.
             tools: Functions the model may call, as JSON schemas, for templates that support tools.
+            variables: What the template may read besides, such as ``enable_thinking``.
+            continued: End with the text of the last message, for the model to continue it.
 
         Raises:
             InvalidInputError: The model has no chat template, or the template refuses the messages.
@@ -284,7 +293,9 @@ class Model:
             raise InvalidInputError(
                 f"{self.config.name} has no chat template.", hint="Write the prompt yourself and call generate()."
             )
-        return prompt_tokens(self.chat_template, self.tokenizer, messages, tools=tools)
+        return prompt_tokens(
+            self.chat_template, self.tokenizer, messages, tools=tools, variables=variables, continued=continued
+        )
 
     def generate_batch(
         self,

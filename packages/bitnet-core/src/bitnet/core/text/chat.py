@@ -11,6 +11,9 @@ from bitnet.core.text import sandbox
 MAX_SOURCE = 100_000
 """Maximum characters of a template; several times the largest in use."""
 
+RESERVED = frozenset({"messages", "tools", "documents", "add_generation_prompt", "bos_token", "eos_token"})
+"""Variables of a template that are always set; others may be given."""
+
 Message = Mapping[str, Any]
 
 
@@ -45,6 +48,7 @@ class ChatTemplate:
         add_generation_prompt: bool = True,
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
+        variables: Mapping[str, Any] | None = None,
     ) -> str:
         """Render the prompt for a conversation, as text.
 
@@ -55,16 +59,17 @@ class ChatTemplate:
                 the template reads, such as ``tool_calls``. All values must be representable in JSON.
             add_generation_prompt: End with the text that begins the assistant's answer.
             tools: Functions the model may call, as JSON schemas.
+            variables: What the template may read besides, such as ``enable_thinking``.
 
         Raises:
             InvalidInputError: The template refuses the messages, fails, or exceeds its limits.
         """
-        text = self.render_each([(messages, tools)], add_generation_prompt)[0]
+        text = self.render_each([(messages, tools, variables or {})], add_generation_prompt)[0]
         assert text is not None
         return text
 
     def render_each(self, conversations: Sequence[Any], add_generation_prompt: bool = True) -> list[str | None]:
-        """Render the prompts for several conversations (each messages and tools), together within the limits of one.
+        """Render the prompts for several conversations (each messages, tools and variables), within the limits of one.
 
         Returns:
             One prompt for each. None for a conversation after the first that the template refuses.
@@ -73,7 +78,9 @@ class ChatTemplate:
             InvalidInputError: As for :meth:`render`.
         """
         common = {"documents": None, "add_generation_prompt": add_generation_prompt, **self._tokens}
-        several = [{"messages": messages, "tools": tools, **common} for messages, tools in conversations]
+        several = [
+            {**variables, "messages": said, "tools": tools, **common} for said, tools, variables in conversations
+        ]
         try:
             return sandbox.render(self.source, several)
         except sandbox.TemplateError as error:

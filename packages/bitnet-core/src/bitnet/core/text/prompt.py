@@ -33,19 +33,33 @@ def prompt_tokens(
     messages: Sequence[Message],
     *,
     tools: Sequence[Mapping[str, Any]] | None = None,
+    variables: Mapping[str, Any] | None = None,
+    continued: bool = False,
 ) -> list[int]:
     """Token ids of a conversation, up to where the assistant's answer begins.
 
     Args:
-        messages: As for :meth:`~bitnet.core.text.chat.ChatTemplate.render`, like ``tools``.
+        messages: As for :meth:`~bitnet.core.text.chat.ChatTemplate.render`, like ``tools`` and ``variables``.
+        continued: End with the text of the last message, for the model to continue it.
 
     Raises:
         InvalidInputError: The template refuses the messages, or a text contains a lone surrogate.
     """
-
-    return tokenizer.encode_parts(
-        parts(template.render_each, [messages, tools], template.source, tokenizer.control_tokens)
-    )
+    control, extra = tokenizer.control_tokens, variables or {}
+    if not continued:
+        return tokenizer.encode_parts(parts(template.render_each, [messages, tools, extra], template.source, control))
+    *before, last = messages
+    written = sandbox.as_json([messages, tools, extra, template.source])
+    end = next(c for c in map(chr, range(0x10FFFD, 0x100000, -1)) if c not in written and _escaped(c) not in written)
+    said = [[*before, {**last, "content": last["content"] + end}], tools, extra]
+    made = parts(lambda each: template.render_each(each, False), said, template.source, control)
+    at = next((i for i in range(len(made) - 1, -1, -2) if end in made[i]), None)
+    if at is None:
+        raise InvalidInputError(
+            "the chat template does not write the last message as it is, so it cannot be continued.",
+            hint="End the conversation with the user's message.",
+        )
+    return tokenizer.encode_parts([*made[:at], made[at].rpartition(end)[0]])
 
 
 def parts(
