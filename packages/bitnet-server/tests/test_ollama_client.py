@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import hashlib
+import math
+import time
 from typing import Any
 
 import ollama
 import pytest
 
-from bitnet.core import Model, __version__
+from bitnet.core import Model, __version__, load_model
+from bitnet.core.gguf import GGUFFile
+from bitnet.server.model_facts import parameter_size
+from bitnet.server.service import Source
 
 QUESTION: Any = {"role": "user", "content": "What is 17 + 25?"}
 GREEDY = {"temperature": 0}
@@ -78,3 +84,102 @@ def test_scripted_lines(script_model: Model, running: Any, scripted: Any) -> Non
     with running(script_model) as server:
         lines = list(ollama.Client(host=server.url).chat(model="bitnet-demo", messages=[QUESTION], stream=True))
     assert "".join(line.message.content or "" for line in lines) == "first line\nsecond “line”\n"
+
+
+def test_facts_about_models(client: ollama.Client, demo: Any) -> None:
+    path = demo.model.path
+    (listed,) = client.list().models
+    assert listed.digest == hashlib.sha256(path.read_bytes()).hexdigest()
+    assert listed.details is not None
+    parameters = sum(math.prod(tensor.shape) for tensor in GGUFFile(path).tensors.values())
+    assert listed.details.parameter_size == f"{parameters / 1e6:.2f}M"
+    assert listed.details.quantization_level == demo.model._file.quantization
+    (running,) = client.ps().models
+    assert (running.digest, running.details) == (listed.digest, listed.details)
+    assert running.size_vram == 0  # it is on the CPU
+    assert running.size is not None
+    assert running.size >= path.stat().st_size
+    assert running.expires_at is not None
+    assert running.expires_at.year > 2100
+    assert demo.client.get("/api/ps").json()["models"][0]["context_length"] == demo.model.context
+    shown = client.show("demo")
+    assert shown.modelinfo is not None
+    assert shown.modelinfo["general.parameter_count"] == parameters
+    assert shown.details == listed.details
+    assert [parameter_size(n) for n in (12, 4_200, 4_250_000, 2_412_820_480)] == ["12", "4K", "4.25M", "2.4B"]
+
+
+def test_a_model_is_unloaded_and_loaded_again(running: Any, demo_model: Model) -> None:
+    loads = []
+
+    def load() -> Model:
+        loads.append(load_model(demo_model.path, device="cpu", threads=1, max_seqs=2))
+        return loads[-1]
+
+    source = Source(("m",), demo_model.path, load)
+    with running(None, sources=[source]) as server:
+        client = ollama.Client(host=server.url)
+        for ask in (lambda **more: client.generate("m", **more), lambda **more: client.chat("m", **more)):
+            before = len(loads)
+            assert ask(keep_alive=0).done_reason == "unload"
+            assert client.ps().models == []
+            assert [model.model for model in client.list().models] == ["m"]
+            loaded = ask(keep_alive="5m")
+            assert (loaded.done_reason, len(loads)) == ("load", before + 1)
+            assert [model.model for model in client.ps().models] == ["m"]
+        client.generate("m", keep_alive="0s")
+        told = client.chat("m", messages=[QUESTION], options=GREEDY)
+        assert told.message.content == "17 + 25 = 42."
+        assert told.load_duration is not None
+        assert told.total_duration is not None
+        assert 10**6 < told.load_duration < told.total_duration
+        last = client.chat("m", messages=[QUESTION], options=GREEDY, keep_alive=0)
+        assert last.message.content == "17 + 25 = 42."
+        assert client.ps().models == []
+        assert last.load_duration is not None
+        assert last.load_duration < told.load_duration
+        others: list[Any] = ["soon", True, {}, ""]
+        for wrong in others:
+            answer = server.client.post("/api/generate", json={"model": "m", "keep_alive": wrong})
+            assert answer.status_code == 400, wrong
+            assert "keep_alive" in answer.json()["error"]
+    deadline = time.monotonic() + 20
+    while any(model._finalizer.alive for model in loads):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def test_a_model_of_another_program_stays(demo: Any) -> None:
+    answer = demo.client.post("/api/generate", json={"model": "demo", "keep_alive": 0})
+    assert (answer.status_code, "belongs to the program" in answer.json()["error"]) == (400, True)
+    body = {"model": "demo", "prompt": "x", "keep_alive": 0, "stream": False, "options": {"num_predict": 1}}
+    assert demo.client.post("/api/generate", json=body).status_code == 200
+
+
+def test_the_context_of_an_answer_goes_on(client: ollama.Client, demo: Any) -> None:
+    first = client.generate("demo", "What is 17 + 25?", options=GREEDY)
+    question, answer = QUESTION, {"role": "assistant", "content": "17 + 25 = 42."}
+    assert first.context is not None
+    conversation = [question, answer, {"role": "user", "content": "And 3 + 4?"}]
+    whole = demo.model.chat_tokens(conversation)
+    assert list(first.context) == whole[: len(first.context)]
+    second = client.generate("demo", "And 3 + 4?", context=first.context, options=GREEDY)
+    assert second.prompt_eval_count == len(whole)
+    assert second.response == demo.model.generate(whole).text
+    streamed = [*client.generate("demo", "What is 17 + 25?", options=GREEDY, stream=True)]
+    assert [line.context for line in streamed[:-1]] == [None] * (len(streamed) - 1)
+    assert streamed[-1].context == first.context
+    assert client.generate("demo", "x", raw=True, options={"num_predict": 1}).context is None
+
+
+def test_log_probabilities_and_top_k(client: ollama.Client, demo: Any) -> None:
+    expected = demo.model.chat([QUESTION], logprobs=2)
+    whole = client.chat("demo", [QUESTION], options=GREEDY, logprobs=True, top_logprobs=2)
+    lines = [*client.chat("demo", [QUESTION], options=GREEDY, logprobs=True, top_logprobs=2, stream=True)]
+    for found in (whole.logprobs or (), [entry for line in lines for entry in line.logprobs or ()]):
+        assert [e.logprob for e in found] == pytest.approx([e.logprob for e in expected.logprobs], abs=1e-6)
+        assert [len(e.top_logprobs or ()) for e in found] == [2] * len(expected.tokens)
+    off = {"top_k": -1, "top_p": 1.0, "temperature": 1.0, "seed": 7, "num_predict": 30}
+    story = [{"role": "user", "content": "Tell me a story."}]
+    told = client.chat("demo", story, options=off).message.content
+    assert told == demo.model.chat(story, temperature=1.0, seed=7, max_tokens=30).text

@@ -8,22 +8,20 @@ from typing import Any
 
 from bitnet.core import Chunk, Completion
 from bitnet.server.call import Call, to_json
+from bitnet.server.chat_prompt import PLAIN, ChatPrompt, check_continued
 from bitnet.server.errors import RequestError, unsupported, wrong
 from bitnet.server.fields import Fields
 from bitnet.server.generation import SSE, Job, Result
+from bitnet.server.known_fields import MESSAGES
 from bitnet.server.messages import content_parts, content_text, part_text
 from bitnet.server.partial_json import complete_part
 from bitnet.server.sampling import MAX_STOPS, checked
 from bitnet.server.service import Service
+from bitnet.server.structured import Form, format_of
+from bitnet.server.structured import checked as checked_form
 from bitnet.server.tool_calls import Arguments, Begin, Event, Text, ToolCall
 from bitnet.server.tools import Tools, anthropic_tools, function_call, only_form
 
-REFUSED = {
-    "mcp_servers": "this server reaches no others.",
-    "container": "this server runs no code.",
-    "output_config": "structured output is not implemented yet.",
-    "output_format": "structured output is not implemented yet.",
-}
 CALL = "toolu_"
 """Prefix of the ids of calls."""
 
@@ -52,7 +50,7 @@ def parse(service: Service, fields: Fields) -> Job:
     """
     for name in ("model", "max_tokens", "messages"):
         fields.require(name)
-    messages = _conversation(fields)
+    messages, how = _conversation(fields)
     tools, template = anthropic_tools(fields), service.model.chat_template
     options = {
         "max_tokens": fields.integer("max_tokens", 1),
@@ -63,23 +61,24 @@ def parse(service: Service, fields: Fields) -> Job:
     }
     options = {name: value for name, value in options.items() if value is not None}
     return Job(
-        prompts=lambda: [service.chat_tokens(messages, tools)],
+        prompts=lambda: [service.chat_tokens(messages, tools, how)],
         options=checked({"temperature": 1.0, **options}),
         answer=MessageAnswer(service, tools),
         stream=SSE if fields.flag("stream") else None,
-        form=only_form(tools, None, template),
+        form=only_form(tools, _form(fields), template),
         receipt=fields.flag("x_bitnet_receipt"),
     )
 
 
 async def count_tokens(service: Service, call: Call, fields: Fields) -> None:
-    messages, tools = await call.read(lambda: (_conversation(fields), anthropic_tools(fields)))
-    tokens = await service.host.in_thread(lambda: service.chat_tokens(messages, tools))
+    (messages, how), tools = await call.read(lambda: (_conversation(fields), anthropic_tools(fields)))
+    tokens = await service.host.in_thread(lambda: service.chat_tokens(messages, tools, how))
     await call.reply({"input_tokens": len(tokens)})
 
 
-def _conversation(fields: Fields) -> list[dict[str, Any]]:
-    fields.refuse(REFUSED)
+def _conversation(fields: Fields) -> tuple[list[dict[str, Any]], ChatPrompt]:
+    """The conversation; an answer that has been begun for the model is its last message, and is continued."""
+    MESSAGES.check(fields)
     thinking = fields.object("thinking")
     if thinking is not None and thinking.text("type") != "disabled":
         raise unsupported("thinking", "the model does not think aloud apart from its answer.")
@@ -93,12 +92,17 @@ def _conversation(fields: Fields) -> list[dict[str, Any]]:
         message.require("content")
         role = message.choice("role", ("user", "assistant"), "")
         messages += _message(role, message)
-    if messages[-1]["role"] == "assistant":
-        raise unsupported(
-            f"messages[{len(given) - 1}]",
-            "an answer cannot be begun for the model; the last message must be the user's",
-        )
-    return messages
+    if messages[-1]["role"] != "assistant":
+        return messages, PLAIN
+    check_continued(messages, given[-1].name("role"))
+    return messages, ChatPrompt(continued=True)
+
+
+def _form(fields: Fields) -> Form | None:
+    """The form requested by ``output_config.format``, or by ``output_format`` of older clients."""
+    config = fields.object("output_config") or Fields({}, "output_config")
+    form = config.object("format") or fields.object("output_format")
+    return None if form is None else checked_form(format_of(form, form), Fields({}))
 
 
 def _message(role: str, message: Fields) -> list[dict[str, Any]]:

@@ -21,6 +21,7 @@ from bitnet.server import (
     anthropic,
     devices_page,
     ollama,
+    ollama_models,
     openai_chat,
     openai_completions,
     paths,
@@ -79,7 +80,9 @@ async def _with_model(
     """Have a model answer. The time to load it counts towards the request's timeout, and a client may leave
     meanwhile. What generates ends at its deadline by itself."""
     async with AsyncExitStack() as held:
+        began = time.monotonic()
         service = await call.watch(held.enter_async_context(host.using(name, field, call.until)))
+        call.load_seconds = time.monotonic() - began
         call.add_header("x-bitnet-device", service.devices)
         if generates or call.until is None:
             await answer(service)
@@ -101,7 +104,7 @@ def of_model(path: str, answer: OfModel, errors: ErrorBody = error_body, *, gene
         if generates:
             host.check_room()
         fields = Fields(await call.json())
-        field = ollama.model_field(fields) if path == "/api/show" else "model"
+        field = ollama_models.model_field(fields) if path == "/api/show" else "model"
         with host.admitted() if generates else nullcontext():
             name = fields.text(field)
             await _with_model(
@@ -155,12 +158,12 @@ ENDPOINTS = (
     of_model("/apply-template", text.apply_template),
     of_model("/api/chat", ollama.chat, ollama.error_body, generates=True),
     of_model("/api/generate", ollama.generate, ollama.error_body, generates=True),
-    Endpoint("/api/tags", ollama.tags, errors=ollama.error_body),
-    Endpoint("/api/ps", ollama.ps, errors=ollama.error_body),
-    of_model("/api/show", ollama.show, ollama.error_body),
+    Endpoint("/api/tags", ollama_models.tags, errors=ollama.error_body),
+    Endpoint("/api/ps", ollama_models.ps, errors=ollama.error_body),
+    of_model("/api/show", ollama_models.show, ollama.error_body),
     Endpoint("/api/embed", status.embeddings, ("POST",), ollama.error_body),
     Endpoint("/api/embeddings", status.embeddings, ("POST",), ollama.error_body),
-    Endpoint("/api/version", ollama.version, errors=ollama.error_body),
+    Endpoint("/api/version", ollama_models.version, errors=ollama.error_body),
 )
 
 

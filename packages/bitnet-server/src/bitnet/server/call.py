@@ -48,6 +48,7 @@ class Call:
     Attributes:
         owner: As in the arguments.
         started: Whether the answer has begun.
+        load_seconds: How long the request waited for its model to be loaded.
         until: Deadline of the answer, on the clock of ``time.monotonic``; None: no deadline.
     """
 
@@ -66,6 +67,7 @@ class Call:
         self._headers, self._body = dict(headers), Body(bodies)
         self._sent = 0.0
         self.owner = owner
+        self.load_seconds = 0.0
         self.started = False
         self._timeout = timeout
         self.until = None if timeout is None else time.monotonic() + timeout

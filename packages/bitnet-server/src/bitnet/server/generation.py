@@ -6,14 +6,16 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from bitnet.core import Chunk, Completion, Request
+from bitnet.core.engine.constraint import MakesConstraint
 from bitnet.server import structured
 from bitnet.server.call import Call, ClientGone
 from bitnet.server.errors import RequestError, as_request_error
 from bitnet.server.service import Service
+from bitnet.server.token_rules import TokenRules
 
 if TYPE_CHECKING:
     from bitnet.core.engine.options import OptionArguments
@@ -23,6 +25,7 @@ T = TypeVar("T")
 
 SSE = "text/event-stream; charset=utf-8"
 NDJSON = "application/x-ndjson"
+Part = TypeVar("Part", Chunk, Completion)
 PING = b": ping\n\n"
 
 
@@ -87,6 +90,8 @@ class Job:
         stream: Content type of a stream; None: one document.
         receipt: Whether the answer includes a receipt of each continuation.
         form: The format that the answer must have; None: any.
+        rules: Which tokens it may hold; None: any.
+        include_stop: Whether the stop string that ends an answer is part of its text.
     """
 
     prompts: Callable[[], Sequence[Sequence[int]]]
@@ -96,6 +101,8 @@ class Job:
     stream: str | None = None
     receipt: bool = False
     form: structured.Form | None = None
+    rules: TokenRules | None = None
+    include_stop: bool = False
 
 
 async def run(service: Service, call: Call, job: Job) -> None:
@@ -154,8 +161,11 @@ class _Run:
         job = self._job
         prompts = job.prompts()
         self._prompt_tokens = sum(map(len, prompts))
+        constraint: MakesConstraint | None = self._constraint
+        if job.rules is not None:
+            constraint = job.rules.over(self._service.model.tokenizer, constraint)
         submit = self._service.model.submit_batch
-        self._requests = submit(prompts, n=job.n, constraint=self._constraint, **job.options)
+        self._requests = submit(prompts, n=job.n, constraint=constraint, **job.options)
         if self._over:  # the client went away meanwhile
             self._release()
 
@@ -210,7 +220,7 @@ class _Run:
                 if chunk.finish_reason == "failed":
                     completion = self._requests[index].completion
                     raise structured.failure(completion.stop_reason if completion else "")
-                events += answer.piece(index, chunk)
+                events += answer.piece(index, self._with_stop(chunk, self._requests[index].completion))
                 if events:
                     await call.write(b"".join(events))
             await call.write(b"".join(answer.end(await self._result())), more=False)
@@ -242,7 +252,13 @@ class _Run:
             made = self._service.host.in_thread(lambda: [make(one, file_name=name) for one in done])
             receipts = await self._in_time(made)
         self._service.proved = True
-        return Result(done, self._job.n, receipts)
+        return Result([self._with_stop(completion, completion) for completion in done], self._job.n, receipts)
+
+    def _with_stop(self, part: Part, completion: Completion | None) -> Part:
+        """The last chunk, or the whole of a completion, with the stop string that ended it, if that was asked for."""
+        if not self._job.include_stop or completion is None or not isinstance(completion.stop_reason, str):
+            return part
+        return replace(part, text=part.text + completion.stop_reason) if part.finish_reason == "stop" else part
 
 
 async def _merged(requests: Sequence[Request]) -> AsyncIterator[tuple[int, Chunk]]:

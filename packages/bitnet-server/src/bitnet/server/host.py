@@ -276,6 +276,19 @@ class Host:
             await self.in_thread(service.close, oldest.thread)
         return True
 
+    def unload(self, service: Service) -> None:
+        """Unload a model when its last request has ended; a request for it loads it again.
+
+        Raises:
+            RequestError: The program that runs this server holds the model.
+        """
+        if not service.reloads:
+            raise RequestError(400, f"{service.names[0]} cannot be unloaded; it belongs to the program that serves it.")
+        slot = next((slot for slot in self.slots if slot.service is service), None)
+        if slot is not None:
+            log.info("unloading %s", slot.source.path)
+            slot.service, service.retired = None, True
+
     def note_failure(self, service: Service, error: BaseException) -> None:
         """Take a model out of service whose device or file has failed, and try once to reload it."""
         slot = next((slot for slot in self.slots if slot.service is service), None)

@@ -1,34 +1,30 @@
-"""Ollama's ``/api/chat``, ``/api/generate``, ``/api/tags``, ``/api/ps``, ``/api/show`` and ``/api/version``."""
+"""Ollama's ``/api/chat`` and ``/api/generate``."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime, timezone
 from typing import Any
 
-from bitnet.core import Chunk, Completion, __version__
-from bitnet.core.errors import InvalidInputError
+from bitnet.core import Chunk, Completion
+from bitnet.core.engine import TokenLogprob
+from bitnet.core.errors import InvalidInputError, brief
 from bitnet.server.call import Call, to_json
-from bitnet.server.errors import RequestError
+from bitnet.server.errors import RequestError, wrong
 from bitnet.server.fields import Fields
 from bitnet.server.generation import NDJSON, Job, Result, run
-from bitnet.server.host import Host
+from bitnet.server.known_fields import OLLAMA_CHAT, OLLAMA_GENERATE, OLLAMA_OPTIONS
 from bitnet.server.messages import openai_messages
+from bitnet.server.openai import chat_logprobs
 from bitnet.server.sampling import MAX_SEED, MAX_STOPS, checked
 from bitnet.server.service import Service
-from bitnet.server.slot import Slot
 from bitnet.server.structured import ollama_form
 from bitnet.server.tool_calls import CallParser, Text, ToolCall
 from bitnet.server.tools import Tools, only_form, openai_tools
 
-REFUSED = {
-    "images": "the model reads text only.",
-    "suffix": "the model continues a text; it does not fill gaps.",
-    "template": "the model's own chat template is used; with raw, none.",
-    "context": "send the conversation to /api/chat.",
-    "think": "the model does not think aloud apart from its answer.",
-}
-REFUSED_OPTIONS = {"mirostat": "use temperature, top_k, top_p and min_p.", "typical_p": "use top_p or min_p."}
+MAX_CONTEXT, MAX_TOP_LOGPROBS = 1_000_000, 20
+_DURATION = re.compile(r"[+-]?(\d+(\.\d*)?(ns|us|µs|ms|s|m|h)?)+")
 
 DEFAULTS = {"temperature": 0.8, "top_k": 40, "top_p": 0.9}
 """Ollama's defaults, except that its repetition penalty is off unless requested."""
@@ -41,12 +37,12 @@ def error_body(error: RequestError) -> dict[str, Any]:
 
 def _options(fields: Fields) -> dict[str, Any]:
     given = fields.object("options") or Fields({}, "options")
-    given.refuse(REFUSED_OPTIONS, neutral=(None, 0, 1, 1.0))
+    OLLAMA_OPTIONS.check(given)
     most = given.integer("num_predict", -2)
-    seed = given.integer("seed", -MAX_SEED, MAX_SEED)
+    seed, top_k = given.integer("seed", -MAX_SEED, MAX_SEED), given.integer("top_k", -1)
     found: dict[str, Any] = {
         "temperature": given.number("temperature", 0, 100),
-        "top_k": given.integer("top_k", 0),
+        "top_k": None if top_k is None else max(0, top_k),
         "top_p": given.number("top_p", 0, 1),
         "min_p": given.number("min_p", 0, 1),
         "repetition_penalty": given.number("repeat_penalty", 1e-3, 1e3),
@@ -56,16 +52,18 @@ def _options(fields: Fields) -> dict[str, Any]:
         "seed": seed % 2**63 if seed is not None else None,
     }
     chosen = DEFAULTS | {name: value for name, value in found.items() if value is not None}
-    return {"max_tokens": most if most is not None and most > 0 else None, **chosen}
+    top = fields.integer("top_logprobs", 0, MAX_TOP_LOGPROBS) or 0
+    logprobs = top if fields.flag("logprobs") else None
+    return {"max_tokens": most if most is not None and most > 0 else None, "logprobs": logprobs, **chosen}
 
 
 def _job(
-    service: Service, fields: Fields, tokens: Callable[[], list[int]], wrap: Wrap, tools: Tools | None = None
+    service: Service, fields: Fields, tokens: Callable[[], list[int]], answer: OllamaAnswer, tools: Tools | None = None
 ) -> Job:
     return Job(
         prompts=lambda: [tokens()],
         options=checked(_options(fields)),
-        answer=OllamaAnswer(service, wrap, tools),
+        answer=answer,
         stream=NDJSON if fields.flag("stream", True) else None,
         form=only_form(tools, ollama_form(fields), service.model.chat_template),
         receipt=fields.flag("x_bitnet_receipt"),
@@ -73,36 +71,60 @@ def _job(
 
 
 async def chat(service: Service, call: Call, fields: Fields) -> None:
-    """``/api/chat``; without messages it only requests that the model be loaded, which it is by now.
+    """``/api/chat``; without messages it only requests that the model be loaded or unloaded.
 
     Raises:
         RequestError: A field is missing, not what it must be, or not supported.
     """
-    _check(fields)
-    if "messages" in fields and fields.values["messages"] != []:
-        await run(service, call, await call.read(lambda: _chat_job(service, fields)))
-    else:
-        await call.reply(_line(service, _message(""), True, done_reason="load"))
+    fields.require("model")
+    OLLAMA_CHAT.check(fields)
+    asked = "messages" in fields and fields.values["messages"] != []
+    await _answer(service, call, fields, (lambda: _chat_job(service, call, fields)) if asked else None, _message(""))
 
 
 async def generate(service: Service, call: Call, fields: Fields) -> None:
-    """``/api/generate``; without a prompt it only requests that the model be loaded, which it is by now.
+    """``/api/generate``; without a prompt it only requests that the model be loaded or unloaded.
 
     Raises:
         RequestError: A field is missing, not what it must be, or not supported.
     """
-    _check(fields)
-    if prompt := fields.text("prompt"):
-        await run(service, call, await call.read(lambda: _generate_job(service, fields, prompt)))
-    else:
-        await call.reply(_line(service, {"response": ""}, True, done_reason="load"))
+    fields.require("model")
+    OLLAMA_GENERATE.check(fields)
+    job = (lambda: _generate_job(service, call, fields, prompt)) if (prompt := fields.text("prompt")) else None
+    await _answer(service, call, fields, job, {"response": ""})
 
 
-def _chat_job(service: Service, fields: Fields) -> Job:
+async def _answer(
+    service: Service, call: Call, fields: Fields, job: Callable[[], Job] | None, nothing: dict[str, Any]
+) -> None:
+    """Answer a job, if there is one; the model has been loaded. Unload it if ``keep_alive`` is 0."""
+    unloads = _unloads(fields)
+    if job is not None:
+        await run(service, call, await call.read(job))
+        if unloads and service.reloads:
+            service.host.unload(service)
+        return
+    if unloads:
+        service.host.unload(service)
+    await call.reply(_line(service, nothing, True, done_reason="unload" if unloads else "load"))
+
+
+def _unloads(fields: Fields) -> bool:
+    """Whether ``keep_alive`` asks for the model to be unloaded: 0, as a number or a duration."""
+    value = fields.values.get("keep_alive")
+    if isinstance(value, str) and _DURATION.fullmatch(value):
+        return not any(digit in value for digit in "123456789")
+    if value is None or (isinstance(value, int | float) and not isinstance(value, bool)):
+        return value == 0
+    raise wrong("keep_alive", f"is {brief(value)}; it must be a number of seconds, or a duration such as 5m.")
+
+
+def _chat_job(service: Service, call: Call, fields: Fields) -> Job:
     for message in fields.objects("messages") or ():
-        message.refuse({"images": REFUSED["images"]})
+        message.refuse({"images": OLLAMA_GENERATE.refused["images"].why})
     messages, tools = openai_messages(fields), openai_tools(fields)
-    return _job(service, fields, lambda: service.chat_tokens(messages, tools), _message, tools)
+    answer = OllamaAnswer(service, _message, tools, load=call.load_seconds)
+    return _job(service, fields, lambda: service.chat_tokens(messages, tools), answer, tools)
 
 
 def _message(text: str, calls: Sequence[ToolCall] = ()) -> dict[str, Any]:
@@ -115,24 +137,26 @@ def _message(text: str, calls: Sequence[ToolCall] = ()) -> dict[str, Any]:
     return {"message": message}
 
 
-def _generate_job(service: Service, fields: Fields, prompt: str) -> Job:
-    """The prompt in the model's chat template, or unchanged with ``raw``."""
-    system, model = fields.text("system"), service.model
+def _generate_job(service: Service, call: Call, fields: Fields, prompt: str) -> Job:
+    """The prompt in the model's chat template, after an earlier answer's ``context``; or unchanged, with ``raw``."""
+    system, model, before = fields.text("system"), service.model, fields.tokens("context", MAX_CONTEXT) or []
+    raw = fields.flag("raw")
 
     def tokens() -> list[int]:
-        if fields.flag("raw") or model.chat_template is None:
+        if raw or model.chat_template is None:
             if system:
                 raise InvalidInputError("system needs a chat template; raw, or a model without one, has none.")
-            return service.text_tokens(prompt)
-        before = [{"role": "system", "content": system}] if system else []
-        return service.chat_tokens([*before, {"role": "user", "content": prompt}])
+            made = service.text_tokens(prompt)
+        else:
+            first = [{"role": "system", "content": system}] if system else []
+            made = service.chat_tokens([*first, {"role": "user", "content": prompt}])
+        begins = before and made[:1] == [model.tokenizer.bos_id]
+        return [*before, *made[1 if begins else 0 :]]
 
-    return _job(service, fields, tokens, lambda text, calls: {"response": text})
-
-
-def _check(fields: Fields) -> None:
-    fields.require("model")
-    fields.refuse(REFUSED)
+    answer = OllamaAnswer(
+        service, lambda text, calls: {"response": text}, None, load=call.load_seconds, context=not raw
+    )
+    return _job(service, fields, tokens, answer)
 
 
 def _line(service: Service, said: dict[str, Any], done: bool, **values: Any) -> dict[str, Any]:
@@ -144,10 +168,18 @@ Wrap = Callable[[str, Sequence[ToolCall]], dict[str, Any]]
 
 
 class OllamaAnswer:
-    """An answer as lines of JSON, the last of which has ``done`` and the times."""
+    """An answer as lines of JSON, the last of which has ``done`` and the times.
 
-    def __init__(self, service: Service, wrap: Wrap, tools: Tools | None) -> None:
+    Args:
+        load: Seconds that the request waited for its model to be loaded.
+        context: Whether the last line has the tokens of prompt and answer, which a later request may send back.
+    """
+
+    def __init__(
+        self, service: Service, wrap: Wrap, tools: Tools | None, *, load: float, context: bool = False
+    ) -> None:
         self._service, self._wrap = service, wrap
+        self._load, self._context = load, context
         self._tools, self._template = tools, service.model.chat_template
         self._parser = None if tools is None else tools.parser(self._template)
 
@@ -162,22 +194,53 @@ class OllamaAnswer:
         if parser is not None:
             events = parser.push(text) + (parser.end() if chunk.finish_reason is not None else [])
             text = "".join(event.text for event in events if isinstance(event, Text))
-        if text:
-            yield to_json(self._line(text, False)) + b"\n"
+        if text or chunk.logprobs:
+            yield to_json(self._line(text, False, **self._logprobs(chunk.logprobs))) + b"\n"
 
     def end(self, result: Result) -> Iterable[bytes]:
         """The calls, which this API does not stream in pieces, and the last line."""
         if calls := _whole_calls(self._parser):
             yield to_json(self._line("", False, calls)) + b"\n"
-        yield to_json(self._line("", True, **_end(result))) + b"\n"
+        yield to_json(self._line("", True, **self._end(result))) + b"\n"
 
     def failed(self, error: RequestError) -> Iterable[bytes]:
         yield to_json(error_body(error)) + b"\n"
 
     def whole(self, result: Result) -> Any:
-        text = result.completions[0].text
-        parser = None if self._tools is None else self._tools.parsed(text, self._template)
-        return self._line(text if parser is None else parser.text, True, _whole_calls(parser), **_end(result))
+        (completion,) = result.completions
+        parser = None if self._tools is None else self._tools.parsed(completion.text, self._template)
+        text = completion.text if parser is None else parser.text
+        ends = {**self._logprobs(completion.logprobs), **self._end(result)}
+        return self._line(text, True, _whole_calls(parser), **ends)
+
+    def _logprobs(self, entries: Sequence[TokenLogprob] | None) -> dict[str, Any]:
+        return {} if entries is None else {"logprobs": chat_logprobs(self._service, entries)["content"]}
+
+    def _end(self, result: Result) -> dict[str, Any]:
+        completion: Completion = result.completions[0]
+        timings = completion.timings
+        first = timings.total if timings.first_token is None else timings.first_token
+        seconds = {
+            "total_duration": self._load + timings.total,
+            "load_duration": self._load,
+            "prompt_eval_duration": first - timings.started,
+            "eval_duration": timings.total - first,
+        }
+        found: dict[str, Any] = {} if result.receipts is None else {"x_bitnet_receipt": result.receipts[0]}
+        if self._context:
+            stop = completion.stop_reason
+            found["context"] = [
+                *completion.prompt_tokens,
+                *completion.tokens,
+                *([stop] if isinstance(stop, int) else []),
+            ]
+        return {
+            "done_reason": "length" if completion.finish_reason in ("length", "context") else "stop",
+            "prompt_eval_count": timings.prompt_tokens,
+            "eval_count": len(completion.tokens),
+            **{name: int(value * 1e9) for name, value in seconds.items()},
+            **found,
+        }
 
 
 def _whole_calls(parser: CallParser | None) -> list[ToolCall]:
@@ -185,84 +248,5 @@ def _whole_calls(parser: CallParser | None) -> list[ToolCall]:
     return [] if parser is None else [call for call in parser.calls if call.values() is not None]
 
 
-def _end(result: Result) -> dict[str, Any]:
-    completion: Completion = result.completions[0]
-    timings = completion.timings
-    first = timings.total if timings.first_token is None else timings.first_token
-    seconds = {
-        "total_duration": timings.total,
-        "load_duration": 0.0,
-        "prompt_eval_duration": first - timings.started,
-        "eval_duration": timings.total - first,
-    }
-    receipt = {} if result.receipts is None else {"x_bitnet_receipt": result.receipts[0]}
-    return {
-        "done_reason": "length" if completion.finish_reason in ("length", "context") else "stop",
-        "prompt_eval_count": timings.prompt_tokens,
-        "eval_count": len(completion.tokens),
-        **{name: int(value * 1e9) for name, value in seconds.items()},
-        **receipt,
-    }
-
-
 def _now() -> str:
     return datetime.now(timezone.utc).isoformat().replace("+00:00", "Z")
-
-
-def _details(service: Service | None) -> dict[str, Any]:
-    """A model's details, known only if it is loaded."""
-    family = "" if service is None else service.model.config.architecture
-    return {"parent_model": "", "format": "gguf", "family": family, "families": [family] if family else []}
-
-
-def _entry(slot: Slot, name: str) -> dict[str, Any]:
-    path = slot.source.path
-    stat = path.stat() if path.exists() else None
-    modified = datetime.fromtimestamp(0 if stat is None else stat.st_mtime, timezone.utc).isoformat()
-    return {
-        "name": name,
-        "model": name,
-        "modified_at": modified.replace("+00:00", "Z"),
-        "size": 0 if stat is None else stat.st_size,
-        "details": _details(slot.service),
-    }
-
-
-async def tags(host: Host, call: Call) -> None:
-    await call.reply({"models": [_entry(slot, name) for slot in host.slots for name in slot.source.names]})
-
-
-async def ps(host: Host, call: Call) -> None:
-    """The models that are loaded."""
-    loaded = [slot for slot in host.slots if slot.loaded]
-    await call.reply({"models": [_entry(slot, slot.source.names[0]) | {"size": slot.size} for slot in loaded]})
-
-
-def model_field(fields: Fields) -> str:
-    """The field of ``/api/show`` that names the model: ``model``, or ``name`` of older clients."""
-    return "name" if "name" in fields and "model" not in fields else "model"
-
-
-async def show(service: Service, call: Call, fields: Fields) -> None:
-    fields.require(model_field(fields))
-    config, template = service.model.config, service.model.chat_template
-    family = config.architecture
-    await call.reply(
-        {
-            "template": "" if template is None else template.source,
-            "details": _details(service),
-            "capabilities": ["completion", "tools"] if template is not None else ["completion"],
-            "model_info": {
-                "general.architecture": family,
-                f"{family}.context_length": config.context_length,
-                f"{family}.embedding_length": config.hidden_size,
-                f"{family}.block_count": config.layers,
-                f"{family}.attention.head_count": config.heads,
-                f"{family}.attention.head_count_kv": config.kv_heads,
-            },
-        }
-    )
-
-
-async def version(host: Host, call: Call) -> None:
-    await call.reply({"version": __version__})

@@ -10,7 +10,7 @@ from typing import Any
 from bitnet.core import Completion
 from bitnet.core.engine import TokenLogprob
 from bitnet.server.call import to_json
-from bitnet.server.errors import RequestError
+from bitnet.server.errors import RequestError, wrong
 from bitnet.server.fields import Fields
 from bitnet.server.generation import Result
 from bitnet.server.service import Service
@@ -60,6 +60,18 @@ def timings(completion: Completion) -> dict[str, Any]:
     }
 
 
+def stream_options(fields: Fields) -> Fields | None:
+    """The options of a stream.
+
+    Raises:
+        RequestError: There are some, but no stream was asked for.
+    """
+    found = fields.object("stream_options")
+    if found is not None and not fields.flag("stream"):
+        raise wrong("stream_options", "is allowed only where stream is true.")
+    return found
+
+
 class Head:
     """The first fields of every object of an answer, and the extra fields of the last one."""
 
@@ -68,7 +80,7 @@ class Head:
         self._kind, self._created = kind, int(time.time())
         self._start = b""
         self._names = {"model": service.names[0], "system_fingerprint": service.fingerprint}
-        stream = fields.object("stream_options")
+        stream = stream_options(fields)
         self.usage = stream is not None and stream.flag("include_usage")
 
     def object(self, suffix: str = "", **values: Any) -> dict[str, Any]:

@@ -7,28 +7,21 @@ from typing import Any
 
 from bitnet.core import Chunk, Completion
 from bitnet.core.engine.results import FinishReason
+from bitnet.server.chat_prompt import ChatPrompt
 from bitnet.server.errors import RequestError, unsupported, wrong
 from bitnet.server.fields import Fields
 from bitnet.server.generation import SSE, Job, Result
+from bitnet.server.known_fields import CHAT
 from bitnet.server.messages import openai_messages
 from bitnet.server.openai import FINISH, Head, chat_logprobs, failed, usage
-from bitnet.server.sampling import MAX_CHOICES, sampling_options
+from bitnet.server.sampling import MAX_CHOICES, sampling_options, token_limit
 from bitnet.server.service import Service
 from bitnet.server.structured import openai_form
+from bitnet.server.token_rules import TokenRules
 from bitnet.server.tool_calls import Begin, CallParser, Event, Text
 from bitnet.server.tools import Tools, only_form, openai_tools
 
 MAX_TOP_LOGPROBS = 20
-
-REFUSED = {
-    "audio": "the model writes text only.",
-    "functions": "it is the old name of tools; use tools.",
-    "function_call": "it is the old name of tool_choice; use tool_choice.",
-    "web_search_options": "this server reaches no web.",
-    "prediction": "predicted output is not implemented.",
-    "best_of": "use n.",
-    "use_beam_search": "beam search is not implemented.",
-}
 
 
 def parse(service: Service, fields: Fields) -> Job:
@@ -37,26 +30,29 @@ def parse(service: Service, fields: Fields) -> Job:
     Raises:
         RequestError: A field is missing, invalid or not supported.
     """
-    fields.refuse(REFUSED)
+    CHAT.check(fields)
     if (modalities := fields.strings("modalities")) and modalities != ("text",):
         raise unsupported("modalities", "the model writes text only.")
     messages = openai_messages(fields)
-    most = "max_completion_tokens" if "max_completion_tokens" in fields else "max_tokens"
+    how, most = (
+        ChatPrompt.read(fields, messages),
+        token_limit(fields, "max_completion_tokens", "max_tokens", "n_predict"),
+    )
     wants_logprobs, top = fields.flag("logprobs"), fields.integer("top_logprobs", 0, MAX_TOP_LOGPROBS)
     if top and not wants_logprobs:
         raise wrong("top_logprobs", "needs logprobs to be true.")
-    options = sampling_options(
-        fields, max_tokens=fields.integer(most, 1), logprobs=(top or 0) if wants_logprobs else None
-    )
+    options = sampling_options(fields, max_tokens=most, logprobs=(top or 0) if wants_logprobs else None)
     tools, template = openai_tools(fields), service.model.chat_template
     return Job(
-        prompts=lambda: [service.chat_tokens(messages, tools)],
+        prompts=lambda: [service.chat_tokens(messages, tools, how)],
         options=options,
         answer=ChatAnswer(service, fields, tools),
         n=fields.integer("n", 1, MAX_CHOICES) or 1,
         stream=SSE if fields.flag("stream") else None,
         form=only_form(tools, openai_form(fields), template),
         receipt=fields.flag("x_bitnet_receipt"),
+        rules=TokenRules.read(fields),
+        include_stop=fields.flag("include_stop_str_in_output"),
     )
 
 

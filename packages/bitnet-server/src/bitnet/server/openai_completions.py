@@ -11,19 +11,15 @@ from bitnet.core.errors import ContextFullError, brief
 from bitnet.server.errors import RequestError, unsupported, wrong
 from bitnet.server.fields import Fields, are_tokens
 from bitnet.server.generation import SSE, Job, Result
+from bitnet.server.known_fields import COMPLETIONS
 from bitnet.server.openai import FINISH, Head, failed, finite, usage
-from bitnet.server.sampling import MAX_CHOICES, sampling_options
+from bitnet.server.sampling import MAX_CHOICES, sampling_options, token_limit
 from bitnet.server.service import Service
 from bitnet.server.structured import openai_form
+from bitnet.server.token_rules import TokenRules
 
 MAX_LOGPROBS = 20
 MAX_PROMPTS = 256
-
-REFUSED = {
-    "suffix": "the model continues a text; it does not fill gaps.",
-    "use_beam_search": "beam search is not implemented.",
-    "prompt_logprobs": "use the Python API's Model.score.",
-}
 
 
 def parse(service: Service, fields: Fields) -> Job:
@@ -32,24 +28,34 @@ def parse(service: Service, fields: Fields) -> Job:
     Raises:
         RequestError: A field is missing, invalid or not supported.
     """
-    fields.refuse(REFUSED)
+    COMPLETIONS.check(fields)
     n = fields.integer("n", 1, MAX_CHOICES) or 1
     if fields.integer("best_of") not in (None, n):
         raise unsupported("best_of", "only n continuations are made.")
     logprobs, echo = fields.integer("logprobs", 0, MAX_LOGPROBS), fields.flag("echo")
-    if echo and logprobs is not None:
-        raise unsupported("logprobs", "log-probabilities of an echoed prompt are not computed.")
-    prompts = _prompts(fields)
-    most = fields.integer("max_tokens", 1)
+    prompts, special = _prompts(fields), fields.flag("add_special_tokens", True)
+    most, receipt = token_limit(fields, "max_tokens", "n_predict", default=16, least=0), fields.flag("x_bitnet_receipt")
+    if receipt and most == 0:
+        raise wrong("x_bitnet_receipt", "needs an answer; max_tokens is 0.")
+    of_prompt = logprobs if echo else None
+    if most == 0 and of_prompt is None:
+        of_prompt = 0
     answer = CompletionAnswer(service, fields, [_text(service, p) for p in prompts] if echo else None, n)
+
+    def tokens() -> Sequence[Sequence[int]]:
+        answer.prompts = [_tokens(service, p, special) for p in prompts]
+        return answer.prompts
+
     return Job(
-        prompts=lambda: [_tokens(service, p) for p in prompts],
-        options=sampling_options(fields, max_tokens=16 if most is None else most, logprobs=logprobs),
+        prompts=tokens,
+        options=sampling_options(fields, max_tokens=most, logprobs=logprobs, prompt_logprobs=of_prompt),
         answer=answer,
         n=n,
         stream=SSE if fields.flag("stream") else None,
         form=openai_form(fields),
-        receipt=fields.flag("x_bitnet_receipt"),
+        receipt=receipt,
+        rules=TokenRules.read(fields),
+        include_stop=fields.flag("include_stop_str_in_output"),
     )
 
 
@@ -67,8 +73,8 @@ def _prompts(fields: Fields) -> list[str | list[int]]:
     return several
 
 
-def _tokens(service: Service, prompt: str | list[int]) -> list[int]:
-    return service.text_tokens(prompt) if isinstance(prompt, str) else prompt
+def _tokens(service: Service, prompt: str | list[int], special: bool) -> list[int]:
+    return service.text_tokens(prompt, add_special=special) if isinstance(prompt, str) else prompt
 
 
 def _text(service: Service, prompt: str | list[int]) -> str:
@@ -87,26 +93,29 @@ class CompletionAnswer:
 
     Args:
         echo: The prompts' texts, to send before the continuations; None: not sent.
+
+    Attributes:
+        prompts: The prompts' tokens, once they have been made.
     """
 
     def __init__(self, service: Service, fields: Fields, echo: Sequence[str] | None, n: int) -> None:
         self._service, self._head = service, Head(service, fields, "text_completion", "cmpl-")
         self._echo, self._n = echo, n
+        self.prompts: Sequence[Sequence[int]] = ()
         self._offsets: dict[int, int] = {}  # by continuation, the next token's offset in the whole text
 
     def begin(self, prompt_tokens: int) -> Iterable[bytes]:
         return ()
 
-    def _before(self, index: int) -> str:
-        return "" if self._echo is None else self._echo[index // self._n]
-
     def piece(self, index: int, chunk: Chunk) -> Iterable[bytes]:
-        text = chunk.text if index in self._offsets else self._before(index) + chunk.text
-        offset = self._offsets.get(index, 0)
-        self._offsets[index] = offset + sum(len(self._name(entry.token)) for entry in chunk.logprobs or ())
+        text, prompt = chunk.text, None
+        if index not in self._offsets:
+            self._offsets[index] = 0
+            text, prompt = self._before(index) + text, chunk.prompt_logprobs
+        logprobs = self._logprobs(index, chunk.logprobs, prompt)
         if text or chunk.logprobs or chunk.finish_reason is not None:
             reason = None if chunk.finish_reason is None else FINISH[chunk.finish_reason]
-            yield self._head.event("", [self._choice(index, text, chunk.logprobs, reason, offset)])
+            yield self._head.event("", [_choice(index, text, logprobs, reason)])
 
     def end(self, result: Result) -> Iterable[bytes]:
         return self._head.last_events(result, "")
@@ -115,30 +124,43 @@ class CompletionAnswer:
         return failed(error)
 
     def whole(self, result: Result) -> Any:
-        choices = [
-            self._choice(i, self._before(i) + c.text, c.logprobs, FINISH[c.finish_reason], 0)
-            for i, c in enumerate(result.completions)
-        ]
+        choices = []
+        for i, c in enumerate(result.completions):
+            logprobs = self._logprobs(i, c.logprobs, c.prompt_logprobs)
+            choices.append(_choice(i, self._before(i) + c.text, logprobs, FINISH[c.finish_reason]))
         return self._head.object(choices=choices, usage=usage(result), **self._head.extras(result))
 
-    def _choice(
-        self, index: int, text: str, logprobs: Sequence[TokenLogprob] | None, reason: str | None, offset: int
-    ) -> dict[str, Any]:
-        found = None if logprobs is None else self._logprobs(logprobs, offset)
-        return {"index": index, "text": text, "logprobs": found, "finish_reason": reason}
+    def _before(self, index: int) -> str:
+        return "" if self._echo is None else self._echo[index // self._n]
 
-    def _logprobs(self, entries: Sequence[TokenLogprob], offset: int) -> dict[str, Any]:
-        names = [self._name(e.token) for e in entries]
+    def _logprobs(
+        self, index: int, entries: Sequence[TokenLogprob] | None, prompt: Sequence[TokenLogprob] | None
+    ) -> dict[str, Any] | None:
+        """The entries of new tokens, after those of the prompt if it is echoed. Nothing precedes its first token."""
+        if entries is None:
+            return None
+        every = [*(prompt or ()), *entries] if self._echo is not None else entries
+        rows: list[tuple[int, float | None, Any]] = [(e.token, finite(e.logprob), self._top(e)) for e in every]
+        offset, unwritten = self._offsets.get(index, 0), False
+        if prompt is not None and self._echo is not None:
+            rows.insert(0, (self.prompts[index // self._n][0], None, None))
+            unwritten = not self._before(index).startswith(self._name(rows[0][0]))  # the begin token of a text
+        names = [self._name(token) for token, *_ in rows]
         offsets = []
-        for name in names:
+        for i, name in enumerate(names):
             offsets.append(offset)
-            offset += len(name)
+            offset += 0 if unwritten and i == 0 else len(name)
+        self._offsets[index] = offset
         return {
             "tokens": names,
-            "token_logprobs": [finite(e.logprob) for e in entries],
-            "top_logprobs": [{self._name(t): finite(p) for t, p in e.top} for e in entries],
+            "token_logprobs": [logprob for _, logprob, _ in rows],
+            "top_logprobs": [top for *_, top in rows],
             "text_offset": offsets,
         }
+
+    def _top(self, entry: TokenLogprob) -> dict[str, float]:
+        """The likeliest tokens, and the chosen one."""
+        return {self._name(token): finite(p) for token, p in (*entry.top, (entry.token, entry.logprob))}
 
     def _name(self, token: int) -> str:
         """A token's text; bytes that form only part of a character are shown as numbers, as in OpenAI's API."""
@@ -147,3 +169,7 @@ class CompletionAnswer:
             return data.decode()
         except UnicodeDecodeError:
             return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
+
+
+def _choice(index: int, text: str, logprobs: dict[str, Any] | None, reason: str | None) -> dict[str, Any]:
+    return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": reason}

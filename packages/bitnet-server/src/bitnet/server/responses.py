@@ -13,20 +13,16 @@ from bitnet.server.call import Call, to_json
 from bitnet.server.errors import RequestError, unsupported, wrong
 from bitnet.server.fields import Fields
 from bitnet.server.generation import SSE, Job, Result, run
+from bitnet.server.known_fields import CHAT, RESPONSES
 from bitnet.server.messages import ROLES, content_text
-from bitnet.server.sampling import checked
+from bitnet.server.openai import stream_options
+from bitnet.server.sampling import checked, token_limit
 from bitnet.server.service import Service
 from bitnet.server.structured import checked as checked_form
 from bitnet.server.structured import format_of
 from bitnet.server.tool_calls import Arguments, Begin, Event, Text, ToolCall
 from bitnet.server.tools import Tools, function_call, made_call, only_form, openai_tools
 
-REFUSED = {
-    "conversation": "conversations are not stored; send the whole conversation as input.",
-    "background": "a response is computed while its client waits.",
-    "prompt": "prompts are not stored.",
-    "top_logprobs": "/v1/chat/completions has log-probabilities.",
-}
 MAX_METADATA, MAX_METADATA_TEXT = 16, 64 + 512
 """Maximum members of ``metadata``, and characters of a name and its value together."""
 LOGPROBS = "message.output_text.logprobs"
@@ -50,10 +46,13 @@ def parse(service: Service, fields: Fields, owner: bytes = b"") -> Job:
     Raises:
         RequestError: A field is missing, invalid or not supported.
     """
-    fields.refuse(REFUSED)
+    RESPONSES.check(fields)
+    stream_options(fields)
     if LOGPROBS in fields.strings("include"):
-        raise unsupported("include", REFUSED["top_logprobs"])
+        raise unsupported("include", RESPONSES.refused["top_logprobs"].why)
     text = fields.object("text")
+    if text is not None:
+        text.refuse({"verbosity": CHAT.refused["verbosity"].why}, (None, "medium"))
     form = None if text is None else text.object("format")
     instructions = fields.text("instructions")
     system: list[dict[str, Any]] = [{"role": "system", "content": instructions}] if instructions else []
@@ -62,7 +61,7 @@ def parse(service: Service, fields: Fields, owner: bytes = b"") -> Job:
     tools = openai_tools(fields, nested=False)
     temperature, top_p = fields.number("temperature", 0, 2), fields.number("top_p", 0, 1)
     options = {
-        "max_tokens": fields.integer("max_output_tokens", 1),
+        "max_tokens": token_limit(fields, "max_output_tokens"),
         "temperature": 1.0 if temperature is None else temperature,
         "top_p": 1.0 if top_p is None else top_p,
     }

@@ -21,7 +21,9 @@ MAX_DIGITS = 18
 PENALTIES = {"presence_penalty": "presence_penalty", "frequency_penalty": "frequency_penalty"}
 
 
-def sampling_options(fields: Fields, *, max_tokens: int | None, logprobs: int | None = None) -> OptionArguments:
+def sampling_options(
+    fields: Fields, *, max_tokens: int | None, logprobs: int | None = None, prompt_logprobs: int | None = None
+) -> OptionArguments:
     """The checked options of a request. The default temperature is 1, as in OpenAI's API.
 
     Raises:
@@ -46,9 +48,28 @@ def sampling_options(fields: Fields, *, max_tokens: int | None, logprobs: int | 
         "stop_tokens": fields.tokens("stop_token_ids"),
         "ignore_eos": fields.flag("ignore_eos") or None,
         "logprobs": logprobs,
+        "prompt_logprobs": prompt_logprobs,
     }
     options = {name: value for name, value in found.items() if value is not None or name == "max_tokens"}
     return checked(options)
+
+
+def token_limit(fields: Fields, *names: str, default: int | None = None, least: int = 1) -> int | None:
+    """The maximum number of tokens, from the first of several fields that is given; -1 means no limit, as to llama.cpp.
+
+    Returns:
+        None: no limit.
+
+    Raises:
+        RequestError: It is neither -1 nor at least ``least``.
+    """
+    name = next((name for name in names if name in fields), None)
+    if name is None:
+        return default
+    most = fields.integer(name, -1)
+    if most == -1:
+        return None
+    return fields.integer(name, least)
 
 
 def checked(options: dict[str, Any]) -> OptionArguments:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from bitnet.core import Model, __version__
 from bitnet.core.errors import BitNetError, InvalidInputError
 from bitnet.core.support.units import size
+from bitnet.server.chat_prompt import PLAIN, ChatPrompt
 from bitnet.server.errors import RequestError
 from bitnet.server.structured import Compiler
 from bitnet.server.tools import Tools, told
@@ -92,13 +93,14 @@ class Service:
 
     Attributes:
         users: Number of requests that use it now.
+        reloads: Whether the server loaded it, and may unload it.
         proved: Whether it has answered a request since its device last failed.
         retired: Whether another model has replaced it; it is closed when its last request ends.
     """
 
     def __init__(self, model: Model, source: Source, host: Host) -> None:
         self.model, self.names, self.host = model, source.names, host
-        self._owned = source.reloads
+        self.reloads = source.reloads
         self.created = int(time.time())
         self.compiler = Compiler(model.tokenizer)
         self.users = 0
@@ -115,11 +117,13 @@ class Service:
         """Version and devices, as OpenAI's ``system_fingerprint``."""
         return f"bitnet-{__version__}-{self.devices.replace(', ', '+')}"
 
-    def chat_tokens(self, messages: Sequence[dict[str, Any]], tools: Tools | None = None) -> list[int]:
+    def chat_tokens(
+        self, messages: Sequence[dict[str, Any]], tools: Tools | None = None, how: ChatPrompt = PLAIN
+    ) -> list[int]:
         """The prompt of a conversation. This is slow: call it outside the event loop."""
         made, given = told(messages, tools, self.model.chat_template)
         self._check_length(_characters([[(message["content"], message.get("tool_calls")) for message in made], given]))
-        return self.model.chat_tokens(made, tools=given)
+        return self.model.chat_tokens(made, tools=given, variables=how.variables, continued=how.continued)
 
     def text_tokens(self, text: str, *, add_special: bool = True, parse_special: bool = True) -> list[int]:
         """The tokens of a text. This is slow: call it outside the event loop."""
@@ -146,7 +150,7 @@ class Service:
     def close(self) -> None:
         """End what compiles forms, and free the model, unless its owner must do that."""
         self.compiler.close()
-        if self._owned:
+        if self.reloads:
             self.model.close()
 
 

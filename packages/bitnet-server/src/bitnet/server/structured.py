@@ -123,17 +123,17 @@ def openai_form(fields: Fields) -> Form | None:
     Raises:
         RequestError: The field is invalid.
     """
-    fields.refuse(
-        dict.fromkeys(("guided_json", "guided_regex", "guided_grammar", "guided_choice"), "use structured_outputs.")
-        | {"grammar": "GBNF is not supported; use structured_outputs with a Lark grammar."}
-    )
     outputs = fields.object("structured_outputs")
     form = fields.object("response_format")
-    found = None if form is None else format_of(form, form.object("json_schema"))
+    found = None if form is None else format_of(form, form.object("json_schema") or form)
+    if "json_schema" in fields:  # llama.cpp's own
+        if found is not None:
+            raise wrong("json_schema", "and response_format cannot both be given.")
+        found = "json", _schema(fields, "json_schema"), "json_schema"
     if outputs is None:
         return checked(found, fields)
     if found is not None:
-        raise wrong("structured_outputs", "and response_format cannot both be given.")
+        raise wrong("structured_outputs", f"and {found[2].partition('.')[0]} cannot both be given.")
     kinds = {"json": "json", "regex": "regex", "grammar": "lark", "choice": "choice"}
     given = [name for name in outputs.values if name in outputs]
     if len(given) != 1 or given[0] not in kinds:
@@ -149,15 +149,18 @@ def openai_form(fields: Fields) -> Form | None:
     return checked((kinds[name], outputs.text(name), outputs.name(name)), fields)
 
 
-def format_of(form: Fields, holder: Fields | None) -> Form | None:
-    """A format by its ``type``: ``text``, ``json_object``, or ``json_schema``, whose schema is in ``holder``."""
+def format_of(form: Fields, holder: Fields) -> Form | None:
+    """A format by its ``type``: ``text``, ``json_object``, or ``json_schema``, whose schema is in ``holder``.
+
+    ``json_object`` may have a schema, too, as llama.cpp's users write it.
+    """
     form.require("type")
     kind = form.choice("type", ("text", "json_object", "json_schema"), "")
     if kind == "json_schema":
-        if holder is None:
-            raise wrong(form.name("json_schema"), "is missing.")
         holder.require("schema")
         return "json", _schema(holder, "schema"), holder.name("schema")
+    if kind == "json_object" and "schema" in form:
+        return "json", _schema(form, "schema"), form.name("schema")
     return ("json", ANY_OBJECT, form.name("type")) if kind == "json_object" else None
 
 

@@ -7,6 +7,7 @@ from typing import Any
 from bitnet.core.errors import InvalidInputError
 from bitnet.server.bounded_json import MAX_ITEMS
 from bitnet.server.call import Call
+from bitnet.server.chat_prompt import ChatPrompt
 from bitnet.server.errors import wrong
 from bitnet.server.fields import Fields
 from bitnet.server.messages import openai_messages
@@ -47,5 +48,11 @@ async def apply_template(service: Service, call: Call, fields: Fields) -> None:
     template = service.model.chat_template
     if template is None:
         raise InvalidInputError(f"{service.names[0]} has no chat template.")
-    messages, tools = await call.read(lambda: told(openai_messages(fields), openai_tools(fields), template))
-    await call.reply({"prompt": await service.host.in_thread(lambda: template.render(messages, tools=tools))})
+
+    def asked() -> tuple[list[dict[str, Any]], list[dict[str, Any]] | None, ChatPrompt]:
+        given = openai_messages(fields)
+        return *told(given, openai_tools(fields), template), ChatPrompt.read(fields, given)
+
+    messages, tools, how = await call.read(asked)
+    rendered = service.host.in_thread(lambda: template.render(messages, tools=tools, variables=how.variables))
+    await call.reply({"prompt": await rendered})

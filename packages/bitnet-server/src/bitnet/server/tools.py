@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 MAX_TOOLS = 128
 MAX_NAME = 64
+CHOICES = ("none", "auto", "required", "any")
+"""Words of ``tool_choice``; ``any`` is another name of ``required``."""
 
 Family = Literal["tagged", "llama", "generic"]
 """``tagged``: the format of Hermes and Qwen; ``generic``: the format requested from models with other templates."""
@@ -261,11 +263,10 @@ def openai_tools(fields: Fields, *, nested: bool = True) -> Tools | None:
         function = (given.object("function") if nested else None) or given
         known.append(read_tool(function, "parameters"))
     tools = _all_of(known, fields)
-    choice = fields.values.get("tool_choice")
-    if isinstance(choice, dict):
-        return _named(tools, Fields(choice, "tool_choice"), nested)
-    word = fields.choice("tool_choice", ("none", "auto", "required"), "auto")
-    return chosen(tools, word, "tool_choice", parallel=fields.flag("parallel_tool_calls", True))
+    parallel = fields.flag("parallel_tool_calls", True)
+    if isinstance(fields.values.get("tool_choice"), dict):
+        return _described(tools, fields.object("tool_choice") or fields, nested, parallel)
+    return chosen(tools, fields.choice("tool_choice", CHOICES, "auto"), "tool_choice", parallel=parallel)
 
 
 def read_tool(function: Fields, parameters: str) -> Tool:
@@ -290,32 +291,54 @@ def _all_of(known: Sequence[Tool], fields: Fields) -> Tools | None:
     return Tools(tuple(known), names) if known else None
 
 
-def chosen(tools: Tools | None, choice: str, field: str, *, parallel: bool, name: str | None = None) -> Tools | None:
-    """The tools left by a choice: ``none``, ``auto``, or ``required``, which ``name`` may restrict to one tool.
+def chosen(
+    tools: Tools | None, choice: str, field: str, *, parallel: bool, names: Sequence[str] | None = None
+) -> Tools | None:
+    """The tools left by a choice, one of :data:`CHOICES`.
+
+    Args:
+        field: What asks for it, for errors.
+        names: The only tools that may be called; None: all.
 
     Raises:
         RequestError: A call to a tool that does not exist is required.
     """
     if choice == "none":
         return None
-    if choice == "auto":
-        return None if tools is None else replace(tools, parallel=parallel)
     if tools is None:
+        if choice == "auto" and not names:
+            return None
         raise wrong(field, "asks for a call, but there are no tools.")
-    if name is None:
-        return replace(tools, required=True, parallel=parallel)
-    if name not in tools.names:
-        raise wrong(field, f"names {brief(name)}, which is not one of the tools.")
-    return replace(tools, names=frozenset({name}), required=True, parallel=False)
+    if names is not None:
+        if (other := next((name for name in names if name not in tools.names), None)) is not None:
+            raise wrong(field, f"names {brief(other)}, which is not one of the tools.")
+        tools = replace(tools, names=frozenset(names))
+    return replace(tools, required=choice != "auto", parallel=parallel)
 
 
-def _named(tools: Tools | None, choice: Fields, nested: bool) -> Tools | None:
-    """A choice that names its tool."""
-    if (kind := choice.text("type", "function")) != "function":
+def _described(tools: Tools | None, choice: Fields, nested: bool, parallel: bool) -> Tools | None:
+    """A choice that is an object: a function, several with ``allowed_tools``, or a word as its type."""
+    kind = choice.text("type", "function") or ""
+    if kind in CHOICES:
+        return chosen(tools, kind, choice.name("type"), parallel=parallel)
+    if kind == "allowed_tools":
+        allowed = (choice.object(kind) if nested else None) or choice
+        allowed.require("tools")
+        mode = allowed.choice("mode", ("auto", "required"), "auto")
+        given = [_name(tool, nested) for tool in allowed.objects("tools", MAX_TOOLS) or ()]
+        if not given:
+            raise wrong(allowed.name("tools"), "is empty; to forbid calls, set tool_choice to none.")
+        return chosen(tools, mode, allowed.name("tools"), parallel=parallel, names=given)
+    if kind != "function":
         raise unsupported(choice.name("type"), f"{brief(kind)} cannot be requested; only a function can.")
+    return chosen(tools, "required", choice.name(kind), parallel=False, names=[_name(choice, nested)])
+
+
+def _name(choice: Fields, nested: bool) -> str:
+    """The name of a chosen function."""
     named = (choice.object("function") if nested else None) or choice
     named.require("name")
-    return chosen(tools, "required", named.name("name"), parallel=False, name=named.text("name"))
+    return named.text("name") or ""
 
 
 def anthropic_tools(fields: Fields) -> Tools | None:
@@ -336,7 +359,7 @@ def anthropic_tools(fields: Fields) -> Tools | None:
     parallel = not choice.flag("disable_parallel_tool_use")
     if kind == "tool":
         choice.require("name")
-        return chosen(tools, "required", choice.name("name"), parallel=False, name=choice.text("name"))
+        return chosen(tools, "required", choice.name("name"), parallel=False, names=[choice.text("name") or ""])
     return chosen(tools, "required" if kind == "any" else kind, choice.name("type"), parallel=parallel)
 
 
