@@ -11,10 +11,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from bitnet.core.gpu import Arg, Bucket, Buffer, Context, Dispatch, Launch, Lowering, launch
+from bitnet.core.gpu import Arg, Bucket, Buffer, Context, Dispatch, Launch, Lowering, launch, variants
 from bitnet.core.gpu.group_products import in_parts
 from bitnet.core.gpu.groups import NormHead, RopeAttention, RopeAttentionProduct
-from bitnet.core.gpu.lowering import variants
 from bitnet.core.gpu.ops import RowOps, attention_inputs, ceil_div, kv_defines, positions, power_of_two, rope_defines
 from bitnet.core.gpu.products import NORM, Source, fused_products, normed, product_defines
 from bitnet.core.gpu.windows import MOST_GROUPS, in_two, row_windows

@@ -4,7 +4,7 @@ from bitnet.core.gpu.context import Bucket, Context, Dispatch
 from bitnet.core.gpu.device import GpuDevice
 from bitnet.core.gpu.driver import Arg, Buffer, Driver, Fetching, KernelSpec, Launch, Scalar, Size3, launch
 from bitnet.core.gpu.executable import GpuExecutable
-from bitnet.core.gpu.lowering import Lowering
+from bitnet.core.gpu.lowering import Lowering, variants
 from bitnet.core.gpu.sources import KernelSources
 from bitnet.core.gpu.weights import DenseBuffer, TernaryBuffer
 
@@ -27,4 +27,5 @@ __all__ = [
     "Size3",
     "TernaryBuffer",
     "launch",
+    "variants",
 ]

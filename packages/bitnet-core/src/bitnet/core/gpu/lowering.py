@@ -7,12 +7,11 @@ from dataclasses import dataclass
 
 from bitnet.core.gpu.adjusting import count_chosen
 from bitnet.core.gpu.context import Bucket, Context, Dispatch
-from bitnet.core.gpu.driver import Launch
 from bitnet.core.gpu.logprobs import logprobs
 from bitnet.core.gpu.ops import RowOps
 from bitnet.core.gpu.scaled import group_product, head_norms, in_groups, norms_heads
 from bitnet.core.gpu.tables import table_launches
-from bitnet.core.hal import Adjustment, Logprobs, Op, Program, RopeAppend, Sample
+from bitnet.core.hal import Adjustment, Logprobs, Op, Program
 from bitnet.core.hal.check import ternary_table
 
 
@@ -62,20 +61,10 @@ class Lowering:
 def variants(rows: RowOps) -> Dispatch:
     """Table entries for all keys that are no operation's type. A backend needs their kernels, as they are named here
     on every GPU."""
-
-    def normed_rope(ctx: Context, op: RopeAppend, bucket: Bucket) -> list[Launch]:
-        return [*head_norms(ctx, op, bucket), *rows.rope_append(ctx, op, bucket)]
-
-    def tell(ctx: Context, op: Sample, bucket: Bucket) -> list[Launch]:
-        return logprobs(ctx, bucket, rows.group)
-
-    def count(ctx: Context, op: Sample, bucket: Bucket) -> list[Launch]:
-        return [count_chosen(ctx)]
-
     return {
         GroupScaledMatmul: group_product,
-        NormedRope: normed_rope,
+        NormedRope: lambda ctx, op, bucket: [*head_norms(ctx, op, bucket), *rows.rope_append(ctx, op, bucket)],
         TernaryTable: table_launches,
-        Logprobs: tell,
-        Adjustment: count,
+        Logprobs: lambda ctx, op, bucket: logprobs(ctx, bucket, rows.group),
+        Adjustment: lambda ctx, op, bucket: [count_chosen(ctx)],
     }
