@@ -5,7 +5,7 @@ on the module until a test fails: first those that name the function, then the n
 as for a push of that change. A test counts only if it then passes without the fault and fails with it again. Run it in
 a clone of its own with no uncommitted changes: it edits sources, and restores them.
 
-    mutants.py [--count 60] [--seed 1] [--files 25] [--seconds 300] [PACKAGE...]     # bitnet-core bitnet-server
+    mutants.py [--count 60] [--seed 1] [--files 25] [--seconds 300] [bitnet-core bitnet-server]
 """
 
 from __future__ import annotations

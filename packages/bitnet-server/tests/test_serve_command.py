@@ -170,6 +170,9 @@ def test_errors_are_one_line(tmp_path: Path) -> None:
     missing = bitnet("serve", "--ssl-certfile", str(none))
     assert missing.returncode == 2
     assert f"--ssl-certfile {none} cannot be read: No such file or directory." in missing.stderr
+    os.mkfifo(tmp_path / "pipe.pem")
+    for odd in (tmp_path / "pipe.pem", tmp_path):
+        assert f"--ssl-certfile {odd} is not a file." in bitnet("serve", "--ssl-certfile", str(odd)).stderr
     folder = bitnet("serve", "--uds", str(tmp_path / "none" / "socket"))
     assert (folder.returncode, "its folder does not exist" in folder.stderr) == (2, True)
     later = bitnet("serve", "-m", str(default_model_path()), "-m", str(none))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import stat
 from collections import Counter
 from collections.abc import Sequence
 from functools import partial
@@ -269,6 +270,8 @@ def _names(files: Sequence[Any], stems: Sequence[str]) -> list[tuple[str, ...]]:
 def _check_readable(option: str, file: Path) -> None:
     """Raise an error that names the option and the file, as those of TLS do not."""
     try:
+        if not stat.S_ISREG(file.stat().st_mode):  # OpenSSL opens it twice, and would wait for a pipe's other end
+            raise InvalidInputError(f"{option} {file} is not a file.")
         file.open("rb").close()
     except OSError as error:
         raise InvalidInputError(f"{option} {file} cannot be read: {error.strerror}.") from None
