@@ -1,11 +1,14 @@
-// The device's memory, which is OpenCL's shared virtual memory, poisoned when it is allocated; and the host's, page-locked.
+// The device's memory, which is OpenCL's shared virtual memory, poisoned when it is allocated, with an inaccessible page behind it, so that
+// a kernel that reads past the end ends the process; and the host's, page-locked.
 #include "hip.h"
 
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
 typedef struct Stream Stream;
-typedef struct Block { struct Block *next; void *address; size_t size; } Block;
+typedef struct Block { struct Block *next; void *address; size_t size; void *room; } Block;  // room: what OpenCL allocated
 
 static Block *blocks, *pinned;  // of the device; of the host
 
@@ -25,12 +28,22 @@ static int inside(const Block *block, const void *address, size_t size) {
 
 int on_device(const void *address, size_t size) { return inside(blocks, address, size); }
 
+static char *page_behind(const Block *block) { return (char *)block->address + block->size; }
+
+// Room for a block that ends where a page begins, and for that page.
+static void allocate(Block *block) {
+    size_t page = (size_t)sysconf(_SC_PAGESIZE), whole = (block->size + page - 1) / page * page;
+    block->room = clSVMAlloc(opencl_context, CL_MEM_READ_WRITE | CL_MEM_SVM_FINE_GRAIN_BUFFER, whole + 2 * page, 0);
+    if (!block->room) return;
+    block->address = (char *)(((size_t)block->room + page - 1) / page * page + whole - block->size);
+    if (mprotect(page_behind(block), page, PROT_NONE)) abort();
+}
+
 EXPORT int hipMalloc(void **address, size_t size) {
     BEGIN_OUTSIDE("hipMalloc")
     Block *block = malloc(sizeof *block);
-    *block = (Block){blocks, NULL, size};
-    if (used() + size <= device_memory())
-        block->address = clSVMAlloc(opencl_context, CL_MEM_READ_WRITE | CL_MEM_SVM_FINE_GRAIN_BUFFER, size, 0);
+    *block = (Block){blocks, NULL, size, NULL};
+    if (used() + size <= device_memory()) allocate(block);
     if (!block->address) {
         free(block);
         status = OUT_OF_MEMORY;
@@ -49,6 +62,10 @@ static int forget(Block **at, const void *address) {
         if ((*at)->address != address) continue;
         Block *gone = *at;
         *at = gone->next;
+        if (gone->room) {
+            if (mprotect(page_behind(gone), (size_t)sysconf(_SC_PAGESIZE), PROT_READ | PROT_WRITE)) abort();
+            clSVMFree(opencl_context, gone->room);
+        }
         free(gone);
         return OK;
     }
@@ -58,7 +75,6 @@ static int forget(Block **at, const void *address) {
 EXPORT int hipFree(void *address) {
     BEGIN_OUTSIDE("hipFree")
     status = forget(&blocks, address);
-    if (!status) clSVMFree(opencl_context, address);
     END
 }
 
