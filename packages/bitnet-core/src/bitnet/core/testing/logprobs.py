@@ -11,6 +11,7 @@ from bitnet.core.errors import InvalidInputError
 from bitnet.core.hal import (
     GREEDY,
     LOGPROBS,
+    MAX_COUNT,
     MOST_LOGPROBS,
     NO_TOKEN,
     PENALTIES,
@@ -87,8 +88,8 @@ class LogprobTests(DeviceTests):
 
     @needs(LOGPROBS)
     def test_logprobs_of_every_pass(self, device: Device, rng: np.random.Generator) -> None:
-        """A run of more passes than a device's history has places for, each fed what the one before chose."""
-        vocabulary, rows, count, width = 53, 3, 70, 16
+        """A run of the most passes, each fed what the one before chose."""
+        vocabulary, rows, count, width = 53, 3, MAX_COUNT, 16
         table = rng.standard_normal((vocabulary, width)).astype(np.float32)
         head = rng.standard_normal((vocabulary, width)).astype(np.float16)
         specs = [tensor("x", "f32", "M", width), tensor("last", "f32", "R", width)]

@@ -14,6 +14,7 @@ from bitnet.core.hal import (
     GREEDY,
     IN_OUTPUT,
     IN_PROMPT,
+    MAX_COUNT,
     NO_TOKEN,
     PENALTIES,
     Adjustment,
@@ -134,7 +135,7 @@ class PenaltyTests(DeviceTests):
             for r, slot in enumerate(slots):
                 if slot is not None:
                     rig.executable.fill_slot(slot, marks[r], biases[r])
-            for count in (9, 70, 1):
+            for count in (9, MAX_COUNT, 1):
                 steps = [SequenceStep([1], 5, (), [0], GREEDY, adjustment) for adjustment in adjustments]
                 out = run(rig.executable, rig.step(steps), count)
                 for turn in range(count):
