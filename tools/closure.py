@@ -11,9 +11,9 @@ What no source says (kernels, the page's files, documents) is declared in ``conf
 
 from __future__ import annotations
 
+import argparse
 import ast
 import re
-import sys
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -231,15 +231,18 @@ class Closure:
         return sorted(path for pattern in TESTS for path in self.root.glob(pattern))
 
 
-def main(words: list[str]) -> None:
-    closure, path = Closure(), Path(words[-1]).resolve()
-    reverse = words[0] == "--of"
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("file", type=Path, help="a test file, whose sources are listed")
+    parser.add_argument("--of", action="store_true", help="list the tests that stand on this file instead")
+    given = parser.parse_args()
+    closure, path = Closure(), given.file.resolve()
     found = (
-        [test for test in closure.tests() if path in closure.stands_on(test)] if reverse else closure.stands_on(path)
+        [test for test in closure.tests() if path in closure.stands_on(test)] if given.of else closure.stands_on(path)
     )
     for file in sorted(found):
         print(file.relative_to(ROOT).as_posix())
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main()

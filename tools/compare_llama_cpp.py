@@ -14,6 +14,7 @@ on PYTHONPATH.
 
 from __future__ import annotations
 
+import argparse
 import ctypes
 from collections.abc import Iterator
 from dataclasses import replace
@@ -128,6 +129,7 @@ def cell(source: Path, encoding: str, tokens: Array) -> str:
 
 
 def main() -> None:
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     import llama_cpp as llama
 
     silent = llama.llama_log_callback(lambda level, text, data: None)

@@ -8,6 +8,7 @@ docs/measurements/cpu.md and packages/bitnet-cuda/README.md say how each was mea
 
 from __future__ import annotations
 
+import argparse
 import json
 import statistics
 from html import escape
@@ -81,6 +82,7 @@ def draw(rows: list[Row]) -> str:
 
 
 def main() -> None:
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     CHART.write_text(draw(json.loads(DATA.read_text(encoding="utf-8"))), encoding="utf-8")
 
 
