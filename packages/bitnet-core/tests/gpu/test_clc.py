@@ -121,6 +121,7 @@ def wrong(spoil: Callable[[Any], Any]) -> Any:
         inner = ReferenceDevice(INFO).compile(program)
         return SimpleNamespace(
             write=inner.write,
+            lock=inner.lock,
             start=inner.start,
             collect=inner.collect,
             close=inner.close,

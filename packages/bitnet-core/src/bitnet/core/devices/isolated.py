@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
 
@@ -156,6 +157,7 @@ class IsolatedExecutable:
 
     def __init__(self, device: IsolatedDevice, number: int) -> None:
         self._device, self._number, self._kernels = device, number, ()
+        self.lock: AbstractContextManager[Any] = threading.RLock()
 
     def _ask(self, call: str, *arguments: Any) -> Any:
         value, kernels = self._device.ask(self._number, call, *arguments)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
@@ -68,6 +69,11 @@ class Executable(Protocol):
     methods of this class belong to features that the device may lack (:mod:`bitnet.core.hal.features`);
     :class:`~bitnet.core.hal.CheckedExecutable` refuses them then, and checks all other calls.
     """
+
+    @property
+    def lock(self) -> AbstractContextManager[Any]:
+        """Re-entrant; a thread that holds it is the only one that starts and collects."""
+        ...
 
     @property
     def kernels(self) -> tuple[str, ...]:
@@ -189,9 +195,13 @@ class Executable(Protocol):
 
 
 def run(executable: Executable, step: Step, count: int = 1) -> npt.NDArray[np.int32]:
-    """Start a step and wait for its tokens; as :meth:`Executable.start` and :meth:`Executable.collect`."""
-    executable.start(step, count)
-    return executable.collect()
+    """Start a step and wait for its tokens; as :meth:`Executable.start` and :meth:`Executable.collect`.
+
+    Threads that share an executable may call it at the same time: they take turns.
+    """
+    with executable.lock:
+        executable.start(step, count)
+        return executable.collect()
 
 
 @runtime_checkable

@@ -6,6 +6,7 @@ import threading
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -63,7 +64,7 @@ class CheckedExecutable(ABC):
         self.info, self.program = info, program
         self.check_step, self.check_slot = StepCheck(program), SlotCheck(program)
         self.check_tensor = TensorCheck(program)
-        self.lock = threading.RLock()
+        self.lock: AbstractContextManager[Any] = threading.RLock()
         self.closed = False
         self._begun: deque[Begun] = deque()
         self._last: tuple[Step, int] | None = None  # the started step, and its number of passes
