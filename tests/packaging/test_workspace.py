@@ -152,7 +152,8 @@ def test_workspace_knows_every_package(root: Path, packages: list[str]) -> None:
     workspace = toml(root / "pyproject.toml")
     assert set(workspace["tool"]["uv"]["sources"]) == set(packages)
     typed = {path.removeprefix("$MYPY_CONFIG_FILE_DIR/") for path in workspace["tool"]["mypy"]["mypy_path"]}
-    helpers = {f"packages/bitnet-metal/tests/{name}" for name in ("shim", "objc_on_cpu")}
+    tests = ("metal/tests/shim", "metal/tests/objc_on_cpu", "server/tests/clients/scripts")
+    helpers = {f"packages/bitnet-{folder}" for folder in tests}
     assert typed == {"tools", *helpers, *(f"packages/{name}{part}" for name in packages for part in ("", "/src"))}
     assert set(toml(root / "tox.toml")["env_list"]) > {name.removeprefix("bitnet-") for name in packages}
 

@@ -4,14 +4,35 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+from langchain_core.messages import AIMessage, AIMessageChunk, HumanMessage, ToolMessage
 from langchain_openai import ChatOpenAI
-from pydantic import SecretStr
+from pydantic import BaseModel, Field, SecretStr
 
 from bitnet.core import Model
 
 
-def chat(server: Any, model: str) -> ChatOpenAI:
-    return ChatOpenAI(model=model, base_url=f"{server.url}/v1", api_key=SecretStr("none"), temperature=0, max_retries=0)
+class Person(BaseModel):
+    """Somebody in the text."""
+
+    name: str
+    age: int = Field(ge=0, le=130, description="in years")
+    tags: list[str] = []
+
+
+ADA = Person(name="Ada", age=36, tags=["x", "y"])
+WITHOUT_END = ADA.model_dump_json()[:-1] + "".join(f',"key{i}":{i}' for i in range(1000))
+
+
+def weather(city: str) -> str:
+    """The weather of a city."""
+    return f"27 degrees in {city}"
+
+
+def chat(server: Any, model: str, **more: Any) -> ChatOpenAI:
+    return ChatOpenAI(
+        model=model, base_url=f"{server.url}/v1", api_key=SecretStr("none"), temperature=0, max_retries=0, **more
+    )
 
 
 def test_invoke_and_stream(demo: Any) -> None:
@@ -31,3 +52,36 @@ def test_batch_of_scripted_answers(script_model: Model, running: Any, scripted: 
     with running(script_model) as server:
         answers = chat(server, "bitnet-demo").batch([f"number {i}" for i in range(10, 18)])
     assert [answer.content for answer in answers] == [f"saw {i}" for i in range(10, 18)]
+
+
+@pytest.mark.parametrize("responses", [False, True], ids=["chat", "responses"])
+def test_tools_and_objects(script_model: Model, running: Any, scripted: Any, responses: bool) -> None:
+    def said(prompt: str) -> str:
+        if "27 degrees" in prompt:
+            return "It is warm."
+        for name, arguments in (("weather", '{"city":"Zürich"}'), ("Person", WITHOUT_END)):
+            if f'"name": "{name}"' in prompt:
+                return f'{{"name": "{name}", "arguments": {arguments}}}'
+        return ADA.model_dump_json()
+
+    scripted(script_model, said)
+    with running(script_model) as server:
+        llm = chat(server, "bitnet-demo", use_responses_api=responses)
+        for method in ("json_schema", "function_calling"):
+            reads = llm.with_structured_output(Person, method=method)
+            assert reads.invoke("Who?") == ADA, method
+            *_, last = reads.stream("Who?")
+            assert last == ADA, method
+        tooled = llm.bind_tools([weather])
+        asked = HumanMessage("How is it in Zürich?")
+        streamed: Any = AIMessageChunk(content="")
+        for chunk in tooled.stream([asked]):
+            streamed += chunk
+        for answer in (tooled.invoke([asked]), streamed):
+            assert isinstance(answer, (AIMessage, AIMessageChunk))
+            (call,) = answer.tool_calls
+            assert (call["name"], call["args"]) == ("weather", {"city": "Zürich"})
+            told = ToolMessage(weather(**call["args"]), tool_call_id=call["id"])
+            assert tooled.invoke([asked, answer, told]).text == "It is warm."
+        forced = llm.bind_tools([weather], tool_choice="any").invoke("Do it.")
+        assert [call["name"] for call in forced.tool_calls] == ["weather"]

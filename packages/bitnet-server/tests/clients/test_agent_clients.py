@@ -1,0 +1,58 @@
+"""Clients that ask for objects and call functions: instructor, LlamaIndex, pydantic-ai and openai-agents.
+
+Schemas are those that pydantic writes by default. The scripted model says what a model would, and is held to the schema
+where a client asks for that.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from bitnet.core import Model
+
+pytestmark = pytest.mark.nightly(unless_changed=("packages/bitnet-server",))  # uv installs them
+ADA = {"name": "Ada", "age": 36, "tags": ["x", "y"]}
+SAID = '{"name":"Ada","age":36,"tags":["x","y"]}'
+WITHOUT_END = SAID[:-1] + "".join(
+    f',"key{i}":{i}' for i in range(1000)
+)  # pydantic's schemas do not forbid further keys
+# What clients call the function whose arguments are the object.
+FUNCTION = re.compile(r'"name": "(weather|final_result|\w*Person)"')
+
+
+def answer(prompt: str) -> str:
+    """What a model would say that was told about tools, or about none."""
+    if "27 degrees" in prompt:
+        return "It is warm."
+    if function := FUNCTION.search(prompt):
+        own = {"weather": '{"city":"Zürich"}', "IterablePerson": f'{{"tasks":[{SAID}]}}'}
+        arguments = own.get(function[1], WITHOUT_END)
+        return f'{{"name": "{function[1]}", "arguments": {arguments}}}'
+    return "Good day to you." if "Hello." in prompt else SAID
+
+
+@pytest.fixture
+def server(script_model: Model, running: Any, scripted: Any) -> Iterator[Any]:
+    scripted(script_model, answer)
+    with running(script_model, names=("m",)) as found:
+        yield found
+
+
+@pytest.mark.parametrize("client", ["llama_index", "openai_agents", "pydantic_ai"])
+def test_flows(server: Any, python_client: Callable[[str, str], Any], client: str) -> None:
+    out = python_client(f"{client}_flows.py", server.url)
+    for api, found in out.items():
+        assert found["text"] == "Good day to you.", api
+        assert found["told"] == "It is warm.", api
+        assert "".join(found["pieces"]) in ("It is warm.", "Good day to you."), api
+        assert sum(bool(piece) for piece in found["pieces"]) > 1, api
+        assert found["objects"] == [ADA] * len(found["objects"]), api
+
+
+def test_instructor(server: Any, python_client: Callable[[str, str], Any]) -> None:
+    out = python_client("instructor_flows.py", server.url)
+    assert out == {"TOOLS": [ADA] * 3, "JSON": [ADA] * 2, "JSON_SCHEMA": [ADA] * 2}
