@@ -4,10 +4,12 @@ Each file belongs to one tier, given by the longest prefix of its path in ``TIER
 are not even imported, so that ``-m unit`` opens no driver and compiles nothing. Tests marked ``nightly`` run only if
 ``-m`` names that mark.
 
-A long test file (one with a prefix in ``LONG``) runs whole if anything that it stands on has changed since CI last
-passed (:mod:`changes`): a source file that its tests import or start (:mod:`closure`), or a path declared in ``LONG``.
-It also runs whole if it tests a backend whose device is present. Otherwise most of its tests become nightly: one in
-``SHARE`` still runs, a different selection for each commit. The end of a run says how many were left out.
+A long test file (one with a prefix in ``LONG``) runs if anything that it stands on has changed since CI last passed
+(:mod:`changes`): a source file that its tests import or start (:mod:`closure`), or a path declared in ``LONG``. It also
+runs if it tests a backend whose device is present. Otherwise most of its tests become nightly: one in ``SHARE`` still
+runs, a different selection for each commit. A suite, a file of more than ``MANY`` tests, runs whole only if a kernel
+of its backend has changed, or the device is present; for other changes, one test in ``PART`` runs, as each of them
+meets much of the code that is shared. The end of a run says how many were left out.
 """
 
 from __future__ import annotations
@@ -62,6 +64,8 @@ ORDER = (SYSTEM, DEVICE, UNIT)
 
 SHARE = 32
 """One in this many tests is selected from a file of ``LONG`` that stands on nothing that has changed."""
+MANY, PART = 200, 8
+"""A file of more than this many tests is a suite; what its tests share needs one in this many of them."""
 ALL = "nightly or not nightly"
 """What ``-m`` selects every test with."""
 OPENCL = ("packages/bitnet-opencl", "kernels/opencl")
@@ -139,18 +143,20 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return None if name is None or wanted(config, name) else True
 
 
-def affected() -> set[str] | None:
-    """The long test files that stand on something that has changed; None where it is unknown what has."""
+def affected() -> dict[str, bool] | None:
+    """The long test files that stand on something that has changed, each with whether a kernel has; None where it is
+    unknown what has changed."""
     names = differing()
     if names is None:
         return None
     closure = Closure(gone=[path for name in names if name.endswith(".py") and not (path := ROOT / name).exists()])
     sources = {ROOT / name for name in names if name.endswith(".py")}
-    found: set[str] = set()
+    found: dict[str, bool] = {}
     for test in closure.tests():
         key = longest(LONG, test)
         if key and (changed(*LONG[key], *EVERYWHERE) or not sources.isdisjoint(closure.stands_on(test))):
-            found.add(test.relative_to(ROOT).as_posix())
+            kernels = [path for path in LONG[key] if path.startswith("kernels")]
+            found[test.relative_to(ROOT).as_posix()] = changed(*kernels)
     return found
 
 
@@ -173,7 +179,7 @@ def choice(config: pytest.Config) -> dict[str, Any]:
         files = None if all_at_once else affected()
         here = [] if files is None or not wanted(config, DEVICE) else present()
         config.bitnet_choice = {  # type: ignore[attr-defined]
-            "affected": None if files is None else sorted(files),
+            "affected": files,
             "present": [f"packages/bitnet-{name}/" for name in here],
             "ignored": config.bitnet_ignored,  # type: ignore[attr-defined]
         }
@@ -194,6 +200,7 @@ def pytest_configure_node(node: Any) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Mark each test with its tier, put slow tiers first, and deselect nightly tests."""
     chosen = choice(config)
+    counts = Counter(item.path for item in items)
     for item in items:
         name = tier(item.path)
         if name is None:
@@ -203,10 +210,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
                 f"{item.nodeid} is marked {by_hand[0]}; remove the mark, as conftest.py sets it by the file"
             )
         item.add_marker(name)
-        if longest(LONG, item.path) and item.get_closest_marker("nightly") is None and not drawn(item.nodeid):
-            file = item.path.relative_to(ROOT).as_posix()
-            whole = chosen["affected"] is None or file in chosen["affected"]
-            item.add_marker(pytest.mark.nightly(by_day=whole or file.startswith(tuple(chosen["present"]))))
+        if longest(LONG, item.path) and item.get_closest_marker("nightly") is None:
+            file, suite = item.path.relative_to(ROOT).as_posix(), counts[item.path] > MANY
+            whole = chosen["affected"] is None or file.startswith(tuple(chosen["present"]))
+            share = 1 if whole else SHARE
+            if not whole and file in chosen["affected"]:
+                share = PART if suite and not chosen["affected"][file] else 1
+            if not drawn(item.nodeid, share):
+                item.add_marker(pytest.mark.nightly(by_day=False))
     items.sort(key=lambda item: ORDER.index(str(tier(item.path))))
     if "nightly" not in config.option.markexpr:
         late = [item for item in items if runs_at_night(item)]
@@ -227,10 +238,10 @@ def pytest_testnodedown(node: Any) -> None:
         node.config.bitnet_left_out = left_out
 
 
-def drawn(test: str) -> bool:
-    """Whether a test of a long file is selected for this commit whatever has changed."""
+def drawn(test: str, share: int) -> bool:
+    """Whether a test of a long file is among those, one in ``share``, that are selected for this commit."""
     commit = head()
-    return not commit or within_a_test() or zlib.crc32(f"{commit} {test}".encode()) % SHARE == 0
+    return not commit or within_a_test() or zlib.crc32(f"{commit} {test}".encode()) % share == 0
 
 
 def runs_at_night(item: pytest.Item) -> bool:
@@ -298,7 +309,7 @@ def told(left_out: Mapping[str, int]) -> list[str]:
         return []
     since = f"changed since {base()[:12]}, when CI last passed" if base() else "changed"
     return [
-        f"left out {sum(left_out.values())}: {left_out['sampled']} of long files that stand on nothing {since} "
+        f"left out {sum(left_out.values())}: {left_out['sampled']} of long files by what has {since} "
         f"(others for each commit), {left_out['nightly']} nightly; `-m '{ALL}'` runs all"
     ]
 

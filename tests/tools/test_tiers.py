@@ -169,19 +169,20 @@ def test_of_what_has_not_changed_some_are_drawn(ran: Callable[..., set[str]], tm
     assert len(ran()) == 320
 
 
-def test_all_are_run_until_ci_has_passed_with_what_is_imported(ran: Callable[..., set[str]], tmp_path: Path) -> None:
-    """However many commits ago it has changed, and where it is unknown when CI last passed."""
+def test_more_are_run_until_ci_has_passed_with_what_is_imported(ran: Callable[..., set[str]], tmp_path: Path) -> None:
+    """However many commits ago it has changed, and all where it is unknown when CI last passed. 40 of 320 are expected
+    of a suite for a change of what it imports, and 10 for none."""
     commit(tmp_path, f"{SOURCE}far.py", "new = 1")
     commit(tmp_path, "c/later.c", "4")
-    assert len(ran()) == 320
+    assert 22 < len(ran()) < 70
     head = git(tmp_path, "rev-parse", "HEAD")
     (tmp_path / RECORD).write_text(head)
-    assert len(ran()) < 320
+    assert len(ran()) < 22
     (tmp_path / RECORD).write_text("0" * 40)
     assert len(ran()) == 320
     (tmp_path / RECORD).write_text(head)
     (tmp_path / f"{SOURCE}far.py").unlink()  # though who imports it has not changed
-    assert len(ran()) == 320
+    assert 22 < len(ran()) < 70
 
 
 def test_a_device_that_is_present_gets_all_of_its_tests(ran: Callable[..., set[str]]) -> None:
