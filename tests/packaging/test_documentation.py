@@ -119,6 +119,15 @@ def test_every_measurement_says_when_where_and_how() -> None:
         )
 
 
+def test_lines_can_be_read_in_a_terminal() -> None:
+    """At most 160 columns, apart from tables and code."""
+    wide = []
+    for file in tracked("*.md"):
+        text = re.sub(r"^( *)```.*?^\1```", "", file.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
+        wide += [f"{file.name}: {line[:60]}" for line in text.splitlines() if len(line) > 160 and "|" not in line[:5]]
+    assert not wide
+
+
 # Links
 
 
