@@ -148,6 +148,7 @@ class Closure:
                 inside = path.name == "__init__.py"
                 self.files[".".join(parts[:-1] if inside else parts)] = path
                 self._packages[path] = ".".join(parts[:-1])
+        self._roots = {name.partition(".")[0] for name in self.files}  # `bitnet` is a namespace and has no file
         self._sources: dict[Path, Source] = {}
         self._imported: dict[Path, frozenset[Path]] = {}
 
@@ -192,7 +193,7 @@ class Closure:
         """The files that run when a file imports a name from a module."""
         parts = module.split(".")
         beside = importer.with_name(f"{parts[0]}.py")
-        if parts[0] not in self.files and beside.is_file():
+        if parts[0] not in self._roots and beside.is_file():
             return {beside}
         packages = (".".join(parts[:i]) for i in range(1, len(parts) + 1))
         found = {self.files[package] for package in packages if package in self.files}
