@@ -32,7 +32,7 @@ def _all() -> Iterator[Family]:
         yield Family(
             f"{model}: user-defined tokens of all lengths", _tokens(lambda: _runs(500), model, USER_DEFINED), None
         )
-        yield Family(f"{model}: a million tokens", _tokens(lambda: _words(1_000_000), model), "tokens")
+        yield Family(f"{model}: a million tokens", _tokens(lambda: _words(1_000_000), model), "the limit is 524288")
         yield Family(f"{model}: 300,000 tokens", _tokens(lambda: _words(300_000), model), None)
         yield Family(f"{model}: one token 150,000 times", _tokens(lambda: ["same"] * 150_000, model), None)
         yield Family(f"{model}: ends 150,000 times", _tokens(lambda: ["<|eot_id|>"] * 150_000, model), None)
