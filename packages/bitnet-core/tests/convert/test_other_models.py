@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -179,3 +180,16 @@ def test_a_name_of_a_pre_tokenizer_that_llama_cpp_does_not_know(tmp_path: Path) 
     models = [open_model(path).tokenizer.encode(text) for path in (tmp_path / "bomb.gguf", tmp_path / "out.gguf")]
     assert models[0] == models[1]
     assert np.all(np.array(models[0]) < 300)
+
+
+@pytest.mark.parametrize("value", [np.arange(3, dtype=np.int32), np.full(2, 7, np.float32), ["a", "b"], "x", True, 7])
+@pytest.mark.parametrize("key", ["tokenizer.ggml.pre", "split.no", "split.count", "rope.scaling.yarn_beta_fast"])
+def test_a_value_of_any_kind_is_an_error_or_none(tmp_path: Path, key: str, value: Any) -> None:
+    """An array compares with a value by element, which is no truth value."""
+    bomb = GGUF()
+    if key.startswith("rope."):
+        key = f"{bomb.metadata['general.architecture']}.{key}"
+    bomb.metadata |= {"split.count": 2 if key == "split.no" else 0, key: value}
+    path = bomb.write(tmp_path)
+    with suppress(ModelFileError):
+        convert_model(path, tmp_path / "out.gguf")

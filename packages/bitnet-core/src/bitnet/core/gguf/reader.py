@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from bitnet.core.errors import ModelFileError
+from bitnet.core.errors import ModelFileError, brief
 from bitnet.core.gguf.part import MAX_ENTRIES, Part, TensorInfo
 from bitnet.core.gguf.split import part_name
 from bitnet.core.gguf.types import SCALARS, MetadataValue
@@ -110,11 +110,11 @@ def _others(first: Part) -> list[Part]:
     """The parts after the first one, if the model is split."""
     count = first.metadata.get(COUNT, 0)
     if type(count) is not int or not 0 <= count < 100_000:
-        raise first.error(f"is {count!r}; it must be a number of files.", key=COUNT)
+        raise first.error(f"is {brief(count)}; it must be a number of files.", key=COUNT)
     if count < 2:
         return []
     name, number = part_name(first.path.name), first.metadata.get(NUMBER, 0)
-    if number != 0:
+    if type(number) is not int or number != 0:
         hint = "" if name is None else f"Name the first one, {name.at(1)}; the others are found beside it."
         raise first.error(f"says that this is part {_ordinal(number)} of {count}.", key=NUMBER, hint=hint or None)
     if name is None or name.number != 1 or name.parts != count:
@@ -133,12 +133,14 @@ def _others(first: Part) -> list[Part]:
             )
         part = Part(path, i)
         found = part.metadata.get(NUMBER), part.metadata.get(COUNT)
-        if found != (i, count):
-            raise part.error(f"says part {_ordinal(found[0])} of {found[1]}; by its name it is {i + 1} of {count}.")
+        if any(type(value) is not int for value in found) or found != (i, count):
+            raise part.error(
+                f"says part {_ordinal(found[0])} of {brief(found[1])}; by its name it is {i + 1} of {count}."
+            )
         parts.append(part)
     return parts
 
 
-def _ordinal(number: object) -> object:
+def _ordinal(number: object) -> str:
     """The number of a part, from 1 on."""
-    return number + 1 if isinstance(number, int) else number
+    return brief(number + 1 if isinstance(number, int) else number)

@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 
+import numpy as np
+
 from bitnet.core.errors import BitNetError, InvalidInputError, ModelFileError
 from bitnet.core.gguf import GGMLType, MetadataValue, TensorInfo, write_gguf
 from bitnet.core.gguf.ternary import BLOCK_TYPES, I2SLayout, holds_threes, load_ternary
@@ -76,9 +78,9 @@ def convert_model(
 def _warn_of_llama_cpp(metadata: Mapping[str, MetadataValue]) -> None:
     """Warn of keys that llama.cpp does not read for these architectures, so that it computes another model."""
     for key, default in (("yarn_beta_fast", BETA_FAST), ("yarn_beta_slow", BETA_SLOW)):
-        value = metadata.get(f"{metadata.get('general.architecture')}.rope.scaling.{key}", default)
-        if value != default:
-            logger.warning("llama.cpp ignores %s (%g) and takes %g: its answers will differ.", key, value, default)
+        found = np.asarray(metadata.get(f"{metadata['general.architecture']}.rope.scaling.{key}", default)).ravel()
+        if found.dtype.kind in "iuf" and len(other := found[found != default]):  # it may have one value a layer
+            logger.warning("llama.cpp ignores %s (%g) and takes %g: its answers will differ.", key, other[0], default)
 
 
 def _check(source: Path, path: Path) -> None:
@@ -116,7 +118,8 @@ def _written(tensors: Mapping[str, Tensor | TernarySource], kind: GGMLType) -> d
 
 def _read_gguf(model: ModelFile) -> tuple[dict[str, MetadataValue], dict[str, Tensor | TernarySource]]:
     metadata = model.gguf.typed_metadata() | {f"{model.config.architecture}.hidden_activation": model.config.activation}
-    if metadata.get("tokenizer.ggml.pre") == "falcon_e":
+    pre = metadata.get("tokenizer.ggml.pre")
+    if isinstance(pre, str) and pre == "falcon_e":
         metadata["tokenizer.ggml.pre"] = LLAMA3  # the same, by a name that llama.cpp knows
     tensors: dict[str, Tensor | TernarySource] = {}
     for name, info in model.gguf.tensors.items():
