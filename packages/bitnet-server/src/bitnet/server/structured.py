@@ -19,7 +19,6 @@ from bitnet.server.fields import Fields
 from bitnet.server.forms.matchers import FormError, Matcher, Matchers, Source
 from bitnet.server.forms.schema import SchemaError, bounded, prepared
 
-MAX_CHOICES = 25_000
 Form = tuple[str, Any, str]
 """Kind (``json``, ``regex``, ``lark``, ``choice`` or ``tools``), source, and the field that contained it. The source of
 ``tools`` is a function that makes a Lark grammar."""
@@ -142,7 +141,7 @@ def openai_form(fields: Fields) -> Form | None:
     if name == "json":
         return checked(("json", _schema(outputs, "json"), outputs.name(name)), fields)
     if name == "choice":
-        choices = outputs.strings(name, MAX_CHOICES)
+        choices = outputs.strings(name)
         if not choices:
             raise wrong(outputs.name(name), "is empty.")
         return checked(("choice", choices, outputs.name(name)), fields)
