@@ -7,20 +7,20 @@ are not even imported, so that ``-m unit`` opens no driver and compiles nothing.
 A long test file (one with a prefix in ``LONG``) runs if anything that it stands on has changed since CI last passed
 (:mod:`changes`): a source file that its tests import or start (:mod:`closure`), or a path declared in ``LONG``. It also
 runs if it tests a backend whose device is present. Otherwise most of its tests become nightly: one in ``SHARE`` still
-runs, a different selection for each commit. A suite, a file of more than ``MANY`` tests, runs whole only if a kernel
-of its backend has changed, or the device is present; for other changes, one test in ``PART`` runs, as each of them
-meets much of the code that is shared. The end of a run says how many were left out.
+runs, a different selection for each commit. Files that stand on a change have ``BUDGET`` seconds of work together; if
+they would take longer, the longest ones run a share of their tests (:mod:`shares`). The end of a run says how many
+were left out.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
 import signal
 import subprocess
 import sys
-import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -31,6 +31,7 @@ from _pytest.mark.expression import Expression
 
 from changes import BUILDS, base, changed, differing, head
 from closure import Closure
+from shares import record, seconds, shares
 
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # set before numpy is imported, as test processes run in parallel
 REQUIRED = "BITNET_REQUIRE_DEVICES"
@@ -64,8 +65,10 @@ ORDER = (SYSTEM, DEVICE, UNIT)
 
 SHARE = 32
 """One in this many tests is selected from a file of ``LONG`` that stands on nothing that has changed."""
-MANY, PART = 200, 8
-"""A file of more than this many tests is a suite; what its tests share needs one in this many of them."""
+BUDGET = 1200.0
+"""Seconds of work that the tests of long files take together, about, in all processes: 10 minutes of two."""
+RECORD_SECONDS = "BITNET_RECORD_SECONDS"
+"""Variable with which a run that passes records how long the tests of each file took."""
 ALL = "nightly or not nightly"
 """What ``-m`` selects every test with."""
 OPENCL = ("packages/bitnet-opencl", "kernels/opencl")
@@ -144,8 +147,8 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 
 def affected() -> dict[str, bool] | None:
-    """The long test files that stand on something that has changed, each with whether a kernel has; None where it is
-    unknown what has changed."""
+    """The long test files that stand on something that has changed, each with whether it is near: its own file, one
+    that it imports, or a declared path has changed. None where it is unknown what has changed."""
     names = differing()
     if names is None:
         return None
@@ -153,10 +156,11 @@ def affected() -> dict[str, bool] | None:
     sources = {ROOT / name for name in names if name.endswith(".py")}
     found: dict[str, bool] = {}
     for test in closure.tests():
-        key = longest(LONG, test)
-        if key and (changed(*LONG[key], *EVERYWHERE) or not sources.isdisjoint(closure.stands_on(test))):
-            kernels = [path for path in LONG[key] if path.startswith("kernels")]
-            found[test.relative_to(ROOT).as_posix()] = changed(*kernels)
+        if key := longest(LONG, test):
+            own = closure.own(test)
+            near = changed(*LONG[key]) or not sources.isdisjoint(own.union(*map(closure.imported, own)))
+            if near or changed(*EVERYWHERE) or not sources.isdisjoint(closure.stands_on(test)):
+                found[test.relative_to(ROOT).as_posix()] = near
     return found
 
 
@@ -200,7 +204,7 @@ def pytest_configure_node(node: Any) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Mark each test with its tier, put slow tiers first, and deselect nightly tests."""
     chosen = choice(config)
-    counts = Counter(item.path for item in items)
+    share = shares_of(items, chosen)
     for item in items:
         name = tier(item.path)
         if name is None:
@@ -210,14 +214,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
                 f"{item.nodeid} is marked {by_hand[0]}; remove the mark, as conftest.py sets it by the file"
             )
         item.add_marker(name)
-        if longest(LONG, item.path) and item.get_closest_marker("nightly") is None:
-            file, suite = item.path.relative_to(ROOT).as_posix(), counts[item.path] > MANY
-            whole = chosen["affected"] is None or file.startswith(tuple(chosen["present"]))
-            share = 1 if whole else SHARE
-            if not whole and file in chosen["affected"]:
-                share = PART if suite and not chosen["affected"][file] else 1
-            if not drawn(item.nodeid, share):
-                item.add_marker(pytest.mark.nightly(by_day=False))
+        if by_choice(item) and not drawn(item.nodeid, share[name_of(item)]):
+            item.add_marker(pytest.mark.nightly(by_day=False))
     items.sort(key=lambda item: ORDER.index(str(tier(item.path))))
     if "nightly" not in config.option.markexpr:
         late = [item for item in items if runs_at_night(item)]
@@ -231,6 +229,29 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             config.hook.pytest_deselected(items=late)
 
 
+def name_of(item: pytest.Item) -> str:
+    """A test's file, relative to the root and with slashes."""
+    return item.path.relative_to(ROOT).as_posix()
+
+
+def by_choice(item: pytest.Item) -> bool:
+    """Whether a test is one of a long file that would run by day."""
+    return bool(longest(LONG, item.path)) and item.get_closest_marker("nightly") is None
+
+
+def shares_of(items: Iterable[pytest.Item], chosen: Mapping[str, Any]) -> dict[str, float]:
+    """The share of each long file's tests that is selected."""
+    tests = Counter(name_of(item) for item in items if by_choice(item))
+    found = dict.fromkeys(tests, 1.0)
+    if chosen["affected"] is not None:
+        here, near = tuple(chosen["present"]), chosen["affected"]
+        others = {file: count for file, count in tests.items() if not file.startswith(here)}
+        found |= dict.fromkeys(others, 1 / SHARE)
+        within = {file: count for file, count in others.items() if file in near}
+        found |= shares(within, seconds(ROOT), {file for file in within if near[file]}, BUDGET)
+    return found
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: Any) -> None:
     """Every process that runs tests has collected all of them and left out the same."""
@@ -238,10 +259,15 @@ def pytest_testnodedown(node: Any) -> None:
         node.config.bitnet_left_out = left_out
 
 
-def drawn(test: str, share: int) -> bool:
-    """Whether a test of a long file is among those, one in ``share``, that are selected for this commit."""
+def drawn(test: str, share: float) -> bool:
+    """Whether a test of a long file is in the share that is selected for this commit."""
     commit = head()
-    return not commit or within_a_test() or zlib.crc32(f"{commit} {test}".encode()) % share == 0
+    return not commit or within_a_test() or fraction(f"{commit} {test}") < share
+
+
+def fraction(text: str) -> float:
+    """A number from 0 to 1 that looks random and depends on the text alone. CRC-32 puts similar texts side by side."""
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=6).digest(), "big") / 2**48
 
 
 def runs_at_night(item: pytest.Item) -> bool:
@@ -299,11 +325,16 @@ class Clock:
         for file, spent in sorted(self.files.items(), key=lambda item: -item[1]):
             if spent > self.LONG:
                 terminalreporter.write_line(f"{spent:5.0f} s {file}")
-        for line in told(getattr(terminalreporter.config, "bitnet_left_out", {})):
+        for line in what_was_left_out(getattr(terminalreporter.config, "bitnet_left_out", {})):
             terminalreporter.write_line(line)
 
+    def pytest_sessionfinish(self, exitstatus: int) -> None:
+        if os.environ.get(RECORD_SECONDS) and exitstatus == 0 and not within_a_test():
+            count = Counter(test.partition("::")[0] for tests in self.tests.values() for test in tests)
+            record(ROOT, {file: self.files[file] / count[file] for file in count})
 
-def told(left_out: Mapping[str, int]) -> list[str]:
+
+def what_was_left_out(left_out: Mapping[str, int]) -> list[str]:
     """What was left out of a run, and how to run it."""
     if not sum(left_out.values()):
         return []

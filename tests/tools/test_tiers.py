@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -13,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+import shares
 from changes import RECORD, base, changed, differing
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -40,12 +42,16 @@ def run(tmp_path: Path) -> Run:
     ``run(*options, file=source)`` adds files first; ``env`` and ``before`` are the child's variables and first call.
     """
     shutil.copy(ROOT / "conftest.py", tmp_path)
-    shutil.copytree(ROOT / "tools", tmp_path / "tools", ignore=lambda _, names: {*names} - {"changes.py", "closure.py"})
+    shutil.copytree(
+        ROOT / "tools", tmp_path / "tools", ignore=lambda _, names: {*names} - {"changes.py", "closure.py", "shares.py"}
+    )
     markers = "".join(f"\n  {name}: x" for name in (*TIERS, "nightly"))
     (tmp_path / "pytest.ini").write_text(
         f"[pytest]\naddopts = --strict-markers\npythonpath = tools\nmarkers ={markers}\n"
     )
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("PYTEST_", "BITNET_"))}
+    kept["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # some plugins take seconds to import
+    kept["BITNET_GPU_FAKE"] = "opencl"  # opens no driver to find out which devices are present
 
     def run(
         *options: str,
@@ -61,7 +67,7 @@ def run(tmp_path: Path) -> Run:
             (folder / f"test_{name}.py").write_text(files.pop(name, "def test(): pass\n"))
         for name, source in files.items():
             (tmp_path / f"test_{name}.py").write_text(source)
-        command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *options]
+        command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-p", "xdist", *options]
         done = subprocess.run(
             command, cwd=tmp_path, env={**kept, **env}, capture_output=True, text=True, check=False, preexec_fn=before
         )
@@ -170,10 +176,12 @@ def test_of_what_has_not_changed_some_are_drawn(ran: Callable[..., set[str]], tm
 
 
 def test_more_are_run_until_ci_has_passed_with_what_is_imported(ran: Callable[..., set[str]], tmp_path: Path) -> None:
-    """However many commits ago it has changed, and all where it is unknown when CI last passed. 40 of 320 are expected
-    of a suite for a change of what it imports, and 10 for none."""
+    """However many commits ago it has changed, as far as the budget goes, and all where it is unknown when CI last
+    passed. 40 of 320 are expected of tests that take 30 s each, and 10 where nothing has changed."""
     commit(tmp_path, f"{SOURCE}far.py", "new = 1")
     commit(tmp_path, "c/later.c", "4")
+    assert len(ran()) == 320
+    (tmp_path / shares.RECORD).write_text('{"packages/bitnet-cuda/tests/test_device.py": 30}')
     assert 22 < len(ran()) < 70
     head = git(tmp_path, "rev-parse", "HEAD")
     (tmp_path / RECORD).write_text(head)
@@ -211,7 +219,7 @@ def test_self():
 
 
 @pytest.mark.parametrize("processes", ["-n0", "-n2"])
-def test_what_was_left_out_is_told(run: Run, passed: Callable[[], None], processes: str) -> None:
+def test_a_run_says_what_was_left_out(run: Run, passed: Callable[[], None], processes: str) -> None:
     night = "import pytest\n@pytest.mark.nightly\ndef test_late(): pass\n"
     passed()
     said = run(processes, system=night)
@@ -224,6 +232,17 @@ def test_what_was_left_out_is_told(run: Run, passed: Callable[[], None], process
 def test_the_share_is_the_one_that_contributors_read_of(pytestconfig: pytest.Config) -> None:
     (share,) = [vars(m)["SHARE"] for m in pytestconfig.pluginmanager.get_plugins() if hasattr(m, "SHARE")]
     assert f"runs one in {share} of its tests" in (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+
+
+def test_a_run_that_passes_records_how_long_tests_took(run: Run, tmp_path: Path) -> None:
+    (tmp_path / ".ci").mkdir()
+    slow = "import time, pytest\n@pytest.mark.parametrize('n', [0, 0.4])\ndef test(n): time.sleep(n)\n"
+    run("-n2", env={"BITNET_RECORD_SECONDS": "1"}, system=slow)
+    recorded = json.loads((tmp_path / shares.RECORD).read_text())
+    assert len(recorded) == 3
+    assert 0.2 <= recorded["tests/test_system.py"] < 0.4
+    run("-n0", code=1, env={"BITNET_RECORD_SECONDS": "1"}, system="def test(): assert 0")
+    assert json.loads((tmp_path / shares.RECORD).read_text()) == recorded, "a run that fails may have ended early"
 
 
 def git(root: Path, *words: str) -> str:
